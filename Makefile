@@ -1,0 +1,57 @@
+# Every target sets up what it needs in .venv and skips what is already there.
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+KERNEL_TESTS := tests/test_attention.py tests/test_fa1.py tests/test_fa2.py tests/test_budget.py \
+	tests/test_interpreter.py tests/test_compile.py
+
+.PHONY: help generate chat test test-gpu test-triton lint bench clean
+
+help: ## say what there is
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "Python 3.11 or later is needed; name one: make PYTHON=python3.12 ..."; exit 1; }
+	@echo "Setting up $(VENV) with torch and triton: a minute or more, once."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) -e .
+	@touch $@
+
+$(VENV)/.ready-test: $(VENV)/.ready
+	@echo "Adding what the tests need."
+	@$(PIP) -e ".[test]"
+	@touch $@
+
+generate: $(VENV)/.ready ## a small language model answers a question through our attention kernels
+	@echo "Asking the shipped model a question: python -m transformer.generate"
+	@$(BIN)/python -m transformer.generate
+
+chat: $(VENV)/.ready ## talk to it
+	@$(BIN)/python -m transformer.generate --chat
+
+test: $(VENV)/.ready-test ## everything that needs no GPU: kernels interpreted and compiled, the transformer
+	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal
+
+test-gpu: $(VENV)/.ready-test ## the same equivalence cases and more on an NVIDIA GPU
+	$(BIN)/python -m pytest -q -m gpu
+
+test-triton: $(VENV)/.ready-test ## kernel tests with another Triton: make test-triton TRITON=3.9.0
+	@test -n "$(TRITON)" || { echo "say which: make test-triton TRITON=3.6.0"; exit 1; }
+	@test -d .triton-$(TRITON) || $(BIN)/python -m pip install --quiet --no-deps \
+		--disable-pip-version-check --target .triton-$(TRITON) triton==$(TRITON)
+	CUDA_VISIBLE_DEVICES= PYTHONPATH=.triton-$(TRITON):. $(BIN)/python -m pytest -q -n auto \
+		--maxprocesses 8 --dist worksteal $(KERNEL_TESTS)
+
+lint: $(VENV)/.ready-test ## format, lint and type checks
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.ready ## time every version on this machine's GPU
+	$(BIN)/python -m flash_versions.bench
+
+clean: ## remove what the other targets made
+	rm -rf $(VENV) .triton-* .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,20 @@
+"""FlashAttention 1 to 4 as real Triton kernels, one idea per step.
+
+    from flash_versions import attention
+    o = attention(q, k, v, causal=True)                      # (batch, length, heads, head_dim)
+    o, lse = attention(q, k, v, version="fa1", return_lse=True)
+
+Without a GPU, importing the package turns Triton's CPU interpreter on; that only works before
+triton is imported.
+"""
+
+from flash_versions import interpreter
+
+interpreter.enable_without_gpu()  # before anything imports triton
+
+from flash_versions.api import BASELINES, VERSIONS, attention  # noqa: E402
+from flash_versions.reference import attention_reference  # noqa: E402
+from flash_versions.version import Version  # noqa: E402
+
+__version__ = "0.1.0"
+__all__ = ["BASELINES", "VERSIONS", "Version", "attention", "attention_reference"]

@@ -1,0 +1,62 @@
+"""`python -m flash_versions`: what is here, what of it runs natively on this machine, what to do
+next.
+"""
+
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+from flash_versions import VERSIONS, interpreter
+from flash_versions.version import Request
+
+
+def installed(package: str) -> str:
+    """A package's version, or that it is missing."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def where_it_runs(name: str) -> str:
+    """Whether a version runs natively, interpreted or not at all on this machine, and why."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    x = torch.empty(1, 1, 1, 64, dtype=torch.bfloat16, device=device)
+    if reason := VERSIONS[name].unsupported(Request(x, x, x)):
+        return f"no: {reason}"
+    return "interpreted" if interpreter.enabled() else "natively"
+
+
+def report() -> list[tuple[str, str]]:
+    """The rows of the table: (what, state)."""
+    rows = [("Python", platform.python_version())]
+    rows += [(name, installed(name)) for name in ("torch", "triton", "numpy")]
+    if torch.cuda.is_available():
+        major, minor = torch.cuda.get_device_capability()
+        rows.append(("GPU", f"{torch.cuda.get_device_name()} (compute capability {major}.{minor})"))
+    else:
+        rows.append(("GPU", "none"))
+    rows.append(("interpreter", "on" if interpreter.enabled() else "off"))
+    rows += [(f"{v.name}  {v.title}", where_it_runs(v.name)) for v in VERSIONS.values()]
+    return rows
+
+
+def main() -> int:
+    """Print the table; returns the exit code."""
+    rows = report()
+    width = max(len(what) for what, _ in rows)
+    for what, state in rows:
+        sys.stdout.write(f"{what:<{width}}  {state}\n")
+    sys.stdout.write(
+        "\nNext:\n"
+        "  python -m transformer.generate             a small model answers through these kernels\n"
+        "  python -m flash_versions.diff fa1 fa2      what changes from one version to the next\n"
+        "  make test                                  every version against the fp64 oracle\n"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""The reduction of split-KV: partial attentions over ranges of keys into one.
+
+Each split s left an accumulator acc_s = sum_j 2^(x_j - m_s) v_j over its own keys, with its maximum
+m_s and its sum l_s = sum_j 2^(x_j - m_s), scores x in log2 units. With the global maximum m = max_s
+m_s,
+
+    acc = sum_s 2^(m_s - m) acc_s          l = sum_s 2^(m_s - m) l_s          o = acc / l
+
+It is the online softmax step once more, with splits in the place of blocks. A split without a
+visible key has m_s = -inf and weighs nothing.
+
+Cost: each split writes and reads head_dim + 2 floats per query row, against 2 * head_dim numbers
+per key read by the attention itself; so splits pay where keys outnumber queries by far.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from flash_versions.memory import (
+    Rows,
+    View,
+    load_row_values,
+    load_rows,
+    rows_of,
+    store_row_values,
+    store_rows,
+)
+from flash_versions.tile import LN2
+from flash_versions.version import padded_head_dim
+
+
+class Partials(NamedTuple):
+    """What the splits leave: fp32 views whose batch index is split * batches + batch."""
+
+    acc: View  # (splits * batches, M, heads, head_dim), unnormalised
+    row_max: View  # (splits * batches, heads, M), log2 units
+    row_sum: View  # (splits * batches, heads, M)
+
+    @classmethod
+    def allocate(cls, num_splits: int, q: torch.Tensor) -> "Partials":
+        """A workspace for num_splits partial results of q (batch, M, heads, head_dim)."""
+        batch, q_length, heads, head_dim = q.shape
+        slots = num_splits * batch
+        acc = q.new_empty((slots, q_length, heads, head_dim), dtype=torch.float32)
+        statistics = q.new_empty((2, slots, heads, q_length), dtype=torch.float32)
+        return cls(View.of(acc), View.of_rows(statistics[0]), View.of_rows(statistics[1]))
+
+
+@triton.jit
+def finalise(acc, row_max, row_sum):
+    """Normalise an accumulator: (o, lse in natural units); a row that saw no key: 0 and -inf."""
+    row_sum = tl.where(row_sum == 0.0, 1.0, row_sum)
+    return acc * (1.0 / row_sum)[:, None], (row_max + tl.log2(row_sum)) * LN2
+
+
+@triton.jit
+def slots_of(view, head, q_pos, slots):
+    """One query row in every slot of a workspace: slot i is row i."""
+    start = head.to(tl.int64) * view.head_stride + q_pos.to(tl.int64) * view.row_stride
+    return Rows(view.ptr + start, view.batch_stride, slots)
+
+
+@triton.jit
+def combine_kernel(
+    partials,
+    o,
+    lse_out,
+    num_splits,
+    batches,
+    heads,
+    q_length,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    BLOCK_SPLITS: tl.constexpr,
+):
+    """One program per query row; the splits are the rows of its tile."""
+    program = tl.program_id(0)
+    q_pos = program % q_length
+    head = (program // q_length) % heads
+    batch = program // q_length // heads
+    slots = num_splits * batches
+    partial_max = slots_of(partials.row_max, head, q_pos, slots)
+    partial_sum = slots_of(partials.row_sum, head, q_pos, slots)
+    partial_acc = slots_of(partials.acc, head, q_pos, slots)
+
+    split = tl.arange(0, BLOCK_SPLITS)
+    maxima = tl.full([BLOCK_SPLITS], float("-inf"), tl.float32)
+    for first in range(0, num_splits, BLOCK_SPLITS):
+        slot = (first + split) * batches + batch
+        maxima = tl.maximum(maxima, load_row_values(partial_max, slot, float("-inf")))
+    global_max = tl.max(maxima, 0)
+    pivot = tl.where(global_max == float("-inf"), 0.0, global_max)
+
+    acc = tl.zeros([BLOCK_SPLITS, PADDED_DIM], tl.float32)
+    sums = tl.zeros([BLOCK_SPLITS], tl.float32)
+    for first in range(0, num_splits, BLOCK_SPLITS):
+        slot = (first + split) * batches + batch
+        weight = tl.exp2(load_row_values(partial_max, slot, float("-inf")) - pivot)
+        sums += weight * load_row_values(partial_sum, slot, 0.0)
+        partial = load_rows(partial_acc, slot, HEAD_DIM, PADDED_DIM, MASKED=True)
+        acc += weight[:, None] * partial
+
+    # One row from here on: a tile of height 1, so that the ordinary functions finish it.
+    row = q_pos + tl.arange(0, 1)
+    row_max = tl.full([1], 0.0, tl.float32) + global_max
+    row_sum = tl.full([1], 0.0, tl.float32) + tl.sum(sums, 0)
+    out, lse = finalise(tl.sum(acc, 0)[None, :], row_max, row_sum)
+    store_rows(rows_of(o, batch, head, q_length), row, out, HEAD_DIM, PADDED_DIM)
+    store_row_values(rows_of(lse_out, batch, head, q_length), row, lse)
+
+
+def combine(partials: Partials, num_splits: int, o: torch.Tensor, lse: torch.Tensor) -> None:
+    """Reduce the partial results into o (batch, M, heads, head_dim) and lse (batch, heads, M)."""
+    batch, q_length, heads, head_dim = o.shape
+    padded_dim = padded_head_dim(head_dim)
+    combine_kernel[(q_length * heads * batch,)](
+        partials,
+        View.of(o),
+        View.of_rows(lse),
+        num_splits,
+        batch,
+        heads,
+        q_length,
+        HEAD_DIM=head_dim,
+        PADDED_DIM=padded_dim,
+        BLOCK_SPLITS=min(4096 // padded_dim, triton.next_power_of_2(num_splits)),
+        num_warps=4,
+    )

@@ -1,0 +1,69 @@
+"""Set-up for all tests: threads, the interpreter, NaN poisoning, a closing word on what ran."""
+
+import os
+
+# Before NumPy loads: the interpreter's small matrix products are slowest on many threads.
+for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# First of all imports, so that without a GPU the interpreter is on before anything imports triton.
+import flash_versions  # noqa: E402, F401, I001
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+
+def pytest_collection_modifyitems(config, items):
+    """Kernel tests belong to the GPU where there is one; what needs one is skipped elsewhere."""
+    if torch.cuda.is_available():
+        for item in items:
+            if "device" in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.gpu)
+        return
+    skip = pytest.mark.skip(reason="needs an NVIDIA GPU")
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(skip)
+
+
+@pytest.fixture
+def device() -> str:
+    """Where the kernels run: a GPU if there is one, else the CPU, interpreted."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory(monkeypatch):
+    """Fresh floating-point memory holds NaN, so that an element nobody wrote is seen."""
+
+    def poison(allocate):
+        def allocate_poisoned(*args, **kwargs):
+            x = allocate(*args, **kwargs)
+            if x.is_floating_point() and not x.is_meta and type(x) is torch.Tensor:
+                x.fill_(float("nan"))
+            return x
+
+        return allocate_poisoned
+
+    monkeypatch.setattr(torch, "empty", poison(torch.empty))
+    monkeypatch.setattr(torch, "empty_like", poison(torch.empty_like))
+    monkeypatch.setattr(torch.Tensor, "new_empty", poison(torch.Tensor.new_empty))
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    """The same random inputs in every run."""
+    torch.manual_seed(0)
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Say what was exercised: a suite of skips is green and proves nothing."""
+    passed = terminalreporter.stats.get("passed", [])
+    kernels = [r for r in passed if "test_attention" in r.nodeid or "test_fa" in r.nodeid]
+    if torch.cuda.is_available():
+        where = f"on {torch.cuda.get_device_name()}"
+    else:
+        where = "in Triton's interpreter, no GPU found; on one, also run: make test-gpu"
+    terminalreporter.write_line(f"attention kernels: {len(kernels)} tests ran {where}")

@@ -1,0 +1,1 @@
+"""A small transformer around the attention kernels: load, generate, chat, train."""
