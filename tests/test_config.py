@@ -1,0 +1,169 @@
+"""What a config.json may say, and the rotary embedding that it describes, against transformers."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from transformer.model import Config
+from transformer.rope import Rope, rotary_table, rotate
+
+HF = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+
+QWEN3 = Config(
+    vocab_size=97,
+    hidden_size=48,
+    intermediate_size=80,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    max_positions=64,
+    tied_embeddings=True,
+    qk_norm=True,
+)
+
+LLAMA3 = {
+    "type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+ROPES = {
+    "default": {"theta": 1e6},
+    "linear": {"type": "linear", "factor": 4.0},
+    "llama3": LLAMA3,
+    "yarn": YARN,
+    "yarn, no truncation": {**YARN, "truncate": False},
+    "yarn, attention factor": {**YARN, "attention_factor": 1.25},
+    "yarn, mscale": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.8},
+    "yarn, betas": {**YARN, "beta_fast": 20.0, "beta_slow": 2.0},
+    "yarn, ramp of no width": {**YARN, "original_max_position_embeddings": 6},
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("parameters", ROPES.values(), ids=ROPES)
+def test_rotary_embedding_has_the_bits_of_transformers(parameters, dtype):
+    llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+    rope, positions, head_dim = Rope(**parameters), 512, 64
+    data = {f"rope_{n}" if n in ("theta", "type") else n: v for n, v in parameters.items()}
+    theirs = llama.LlamaConfig(
+        head_dim=head_dim,
+        max_position_embeddings=positions,
+        rope_parameters={"rope_theta": rope.theta, "rope_type": rope.type, **data},
+    )
+    q = torch.randn(1, positions, 3, head_dim, generator=torch.Generator().manual_seed(0)).to(dtype)
+    cos, sin = llama.LlamaRotaryEmbedding(theirs)(q, torch.arange(positions)[None])
+    expected, _ = llama.apply_rotary_pos_emb(q, q, cos, sin, unsqueeze_dim=2)
+    table = rotary_table(rope, head_dim, positions, q.device, dtype)
+    assert torch.equal(rotate(q, *table.unbind(1)), expected)
+
+
+@pytest.mark.parametrize(
+    "older, newer",
+    [
+        ({}, {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+        ({"rope_theta": 5e5}, {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}),
+        (
+            {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}},
+            {"rope_parameters": {"rope_type": "linear", "rope_theta": 5e5, "factor": 2.0}},
+        ),
+        (
+            {"rope_theta": 5e5, "rope_scaling": {"type": "yarn", "rope_type": "yarn", "factor": 2}},
+            {"rope_parameters": {"rope_type": "yarn", "rope_theta": 5e5, "factor": 2.0}},
+        ),
+        ({"head_dim": None}, {"head_dim": 12}),
+        ({"num_key_value_heads": None}, {"num_key_value_heads": 4}),
+        ({"use_sliding_window": False, "sliding_window": 8}, {"sliding_window": None}),
+        (
+            {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2},
+            {"layer_types": ["full_attention"] * 2},
+        ),
+    ],
+    ids=["theta absent", "theta", "type", "both types", "head_dim", "heads", "window", "no layer"],
+)
+def test_keys_of_transformers_4_and_5_mean_the_same(older, newer):
+    assert Config.from_hf({**HF, **older}) == Config.from_hf({**HF, **newer})
+
+
+def test_qwen2_has_its_own_idea_of_biases():
+    qwen2 = {**HF, "architectures": ["Qwen2ForCausalLM"]}
+    config = Config.from_hf({**qwen2, "attention_bias": True, "mlp_bias": True})
+    assert config == Config.from_hf(qwen2)
+    assert (config.qkv_bias, config.output_bias, config.mlp_bias) == (True, False, False)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        QWEN3,
+        replace(QWEN3, qk_norm=False, rope=Rope(**LLAMA3)),
+        replace(QWEN3, qk_norm=False, qkv_bias=True, rope=Rope(**YARN, truncate=False)),
+        replace(QWEN3, qk_norm=False, qkv_bias=True, output_bias=True, mlp_bias=True),
+        replace(QWEN3, qkv_bias=True, output_bias=True, rope=Rope(theta=3e6)),
+    ],
+    ids=["qwen3", "llama3", "qwen2 yarn", "llama biases", "qwen3 biases"],
+)
+def test_config_survives_the_hugging_face_form(config):
+    assert Config.from_hf(config.to_hf()) == config
+
+
+def test_config_without_an_architecture_is_refused():
+    with pytest.raises(ValueError, match="no architecture of LlamaForCausalLM"):
+        replace(QWEN3, mlp_bias=True).to_hf()
+
+
+ROPE_4 = "rope_scaling"
+
+
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        ({"architectures": ["MistralForCausalLM"]}, "MistralForCausalLM is not supported; known"),
+        ({"architectures": None}, "architecture none is not supported"),
+        ({"hidden_act": "gelu"}, "activation 'gelu' is not supported"),
+        ({"num_hidden_layers": None}, "must be integers: num_hidden_layers"),
+        ({"vocab_size": "97"}, "must be integers: vocab_size"),
+        ({"num_key_value_heads": 3}, r"query heads \(4\) must be a multiple of key heads \(3\)"),
+        ({"hidden_size": 50}, r"hidden_size \(50\) must be a multiple of num_attention_heads"),
+        ({"head_dim": 15}, "head_dim must be even"),
+        ({"head_dim": 0}, "head_dim must be a positive integer, not 0"),
+        ({"rms_norm_eps": math.nan}, "norm_eps must be a positive number"),
+        ({"quantization_config": {"bits": 4}}, "quantized weights"),
+        (
+            {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+            "sliding_attention are not supported",
+        ),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "linear_attention are not"),
+        ({ROPE_4: {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic' is not supported"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "known are default, linear, llama3, yarn"),
+        ({ROPE_4: {"type": "linear"}}, "'linear' needs the parameter factor"),
+        ({ROPE_4: {"type": "linear", "factor": -2}}, "factor must be a positive number, not -2"),
+        ({ROPE_4: {"type": "llama3", "factor": 2.0}}, "needs the parameter low_freq_factor"),
+        ({ROPE_4: {**LLAMA3, "high_freq_factor": 1.0}}, "must exceed low_freq_factor"),
+        ({ROPE_4: {**YARN, "mrope_section": [1]}}, "'mrope_section' is not supported"),
+        ({"rope_parameters": {"full_attention": {}}}, "'full_attention' is not supported"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
+        ({"rope_theta": "1e6"}, "theta must be a positive number"),
+        ({ROPE_4: {**YARN, "attention_factor": -1.0}}, "attention_factor must be a positive"),
+        ({ROPE_4: {**YARN, "beta_fast": 0}}, "beta_fast must be a positive number, not 0"),
+        ({ROPE_4: "linear"}, "must be an object, not 'linear'"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_what_the_model_cannot_do_is_refused_by_name(change, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        Config.from_hf({**HF, **change})

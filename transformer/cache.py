@@ -1,0 +1,163 @@
+"""A key-value cache that owns its position.
+
+Every row of the batch is filled from slot 0 on, without gaps: a token's slot is its position, and a
+row of 7 tokens beside a row of 3 needs no mask, only two lengths. A forward reserves a `Span` once
+and every layer appends to that span, so lengths cannot advance twice, or in one layer only.
+
+A batch of unequal prompts is padded on the left. Of 5 tokens of which 2 are pads, the 3 real ones
+take the next slots; the pads are turned round behind them, where nothing sees them and the next
+token overwrites them:
+
+    tokens    pad  pad   a    b    c
+    slots      3    4    0    1    2         length 3 afterwards
+
+While all rows are equally long, the host knows every length: slots are slices, and the attention
+needs no lengths. Once rows may differ, the lengths are known to the device only and the host keeps
+an upper bound. Either way decoding never waits for the device.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from transformer.model import Config
+
+
+class KVCache:
+    """Keys and values of every layer, preallocated; filled by `Transformer.forward`.
+
+    Args:
+        config: the model's.
+        batch: rows.
+        capacity: tokens that each row can hold, at most the model's context.
+        device: the model's.
+        dtype: the model's.
+
+    Attributes:
+        lengths: (batch,) int32 on the device, the tokens stored in each row.
+        longest: no row is longer (known to the host).
+        uniform: every row is exactly `longest` long.
+
+    Raises:
+        ValueError: more capacity than the model has positions.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        batch: int,
+        capacity: int,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ):
+        if not 0 < capacity <= config.max_positions:
+            raise ValueError(
+                f"a cache must hold 1 to {config.max_positions} tokens, the model's context,"
+                f" not {capacity}"
+            )
+        self.capacity = capacity
+        self.lengths = torch.zeros(batch, dtype=torch.int32, device=device)
+        self.longest = 0
+        self.uniform = True
+        # Zeros: a value that is masked has weight 0, and 0 * NaN from fresh memory would be NaN.
+        self.keys_values = torch.zeros(
+            (config.num_layers, 2, batch, capacity, config.num_kv_heads, config.head_dim),
+            device=device,
+            dtype=dtype,
+        )
+
+    def reserve(self, count: int, padding: torch.Tensor | None = None) -> Span:
+        """Advance every row by its share of `count` tokens and say where those tokens go.
+
+        Args:
+            count: tokens of this forward, pads included.
+            padding: (batch,) int64, how many of them are pads on the left; None: no pads.
+
+        Raises:
+            ValueError: the longest row might exceed the capacity. The cache is then unchanged.
+        """
+        stop = self.longest + count
+        if stop > self.capacity:
+            raise ValueError(
+                f"the cache holds {self.capacity} tokens and {self.longest} are stored:"
+                f" {count} more, {stop} in all, do not fit"
+            )
+        self.uniform = self.uniform and padding is None
+        if self.uniform:
+            span = Span(self.keys_values, slice(None), slice(self.longest, stop), stop, None)
+            self.lengths += count
+        else:
+            order = torch.arange(count, device=self.lengths.device)
+            pads = torch.zeros_like(self.lengths) if padding is None else padding
+            slots = self.lengths[:, None] + (order - pads[:, None]) % count
+            rows = torch.arange(len(self.lengths), device=self.lengths.device)[:, None]
+            span = Span(self.keys_values, rows, slots, stop, self.lengths)
+            self.lengths += count - pads
+        self.longest = stop
+        return span
+
+    def truncate(self, length: int) -> None:
+        """Forget what every row holds past its first `length` tokens; 0 empties the cache.
+
+        Raises:
+            ValueError: a negative length.
+        """
+        if length < 0:
+            raise ValueError(f"a cache cannot be truncated to {length} tokens")
+        self.lengths.clamp_(max=length)
+        self.longest = min(self.longest, length)
+        self.uniform = self.uniform or length == 0
+
+    def repeat(self, samples: int) -> KVCache:
+        """A copy with each row `samples` times in succession: a prompt is read only once."""
+        repeated = copy.copy(self)
+        repeated.lengths = self.lengths.repeat_interleave(samples)
+        repeated.keys_values = self.keys_values.repeat_interleave(samples, dim=2)
+        return repeated
+
+
+@dataclass(frozen=True)
+class Span:
+    """Where the tokens of one forward go, in every layer alike. Made by `KVCache.reserve`.
+
+    Attributes:
+        keys_values: (layers, 2, batch, capacity, kv_heads, head_dim), the cache's memory.
+        rows: indexes the batch: everything, or (batch, 1).
+        positions: indexes the slots, which are the positions: a slice, or int64 (batch, tokens).
+        stop: no row is longer with this span filled.
+        kv_lengths: (batch,) lengths with this span filled; None if all are `stop`.
+    """
+
+    keys_values: torch.Tensor
+    rows: slice | torch.Tensor
+    positions: slice | torch.Tensor
+    stop: int
+    kv_lengths: torch.Tensor | None
+
+    def append(
+        self, layer: int, k: torch.Tensor, v: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store k and v (batch, tokens, kv_heads, head_dim) behind those of the same layer.
+
+        Returns:
+            All keys and values of the layer, (batch, stop, kv_heads, head_dim): views of the cache.
+
+        Raises:
+            ValueError: another dtype than the cache's, or tensors that want a gradient.
+        """
+        if k.dtype != self.keys_values.dtype:
+            raise ValueError(
+                f"the cache is {self.keys_values.dtype} but the model computes {k.dtype}:"
+                f" create it with dtype={k.dtype}"
+            )
+        if k.requires_grad:
+            raise ValueError("a cache passes no gradients on: run the model in torch.no_grad()")
+        keys, values = self.keys_values[layer]
+        keys[self.rows, self.positions] = k
+        values[self.rows, self.positions] = v
+        return keys[:, : self.stop], values[:, : self.stop]

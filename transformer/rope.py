@@ -1,0 +1,204 @@
+"""Rotary position embedding: queries and keys turn with their position, pair by pair.
+
+The angle between a query and a key then depends on their distance only (arXiv:2104.09864). A model
+trained on short texts has never seen its slow pairs turn far; the scaling types slow them down for
+longer contexts: all pairs alike (linear), or only those that turn rarely, with a ramp in between
+(Llama 3, arXiv:2407.21783; YaRN, arXiv:2309.00071).
+
+Formulas and their order of rounding are those of Hugging Face's transformers.
+"""
+
+import functools
+import math
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+
+# Type of rotary embedding -> the parameters that it cannot do without.
+ROPE_TYPES: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": (
+        "factor",
+        "original_max_position_embeddings",
+        "low_freq_factor",
+        "high_freq_factor",
+    ),
+    "yarn": ("factor", "original_max_position_embeddings"),
+}
+
+
+@dataclass(frozen=True)
+class Rope:
+    """How fast each pair of a head's dimensions turns. Parameters have Hugging Face's names.
+
+    Attributes:
+        theta: the slowest pair turns about theta times slower than the fastest.
+        type: a key of ROPE_TYPES.
+        factor: slow pairs turn this many times slower than without scaling.
+        original_max_position_embeddings: the context of the first training; llama3 and yarn.
+        low_freq_factor: pairs that turn less often in that context are slowed down fully; llama3.
+        high_freq_factor: pairs that turn more often are left alone; llama3.
+        beta_fast: pairs that turn more often are left alone; yarn.
+        beta_slow: pairs that turn less often are slowed down fully; yarn.
+        attention_factor: multiplies queries and keys; None lets `magnitude` compute it; yarn.
+        mscale: see `magnitude`; yarn.
+        mscale_all_dim: see `magnitude`; yarn.
+        truncate: whether yarn's ramp begins and ends at whole pairs.
+
+    Raises:
+        ValueError: an unknown type, or a parameter out of range.
+    """
+
+    theta: float = 10000.0
+    type: str = "default"
+    factor: float = 1.0
+    original_max_position_embeddings: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+    truncate: bool = True
+
+    def __post_init__(self):
+        if self.type not in ROPE_TYPES:
+            raise ValueError(
+                f"rope type {self.type!r} is not supported; known are {', '.join(ROPE_TYPES)}"
+            )
+        needed = ("theta", "beta_fast", "beta_slow", *ROPE_TYPES[self.type])
+        for name, value in asdict(self).items():
+            if name in ("type", "truncate") or (name not in needed and not value):
+                continue
+            if not isinstance(value, int | float) or not 0 < value < math.inf:
+                raise ValueError(f"rope parameter {name} must be a positive number, not {value!r}")
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise ValueError(
+                f"rope parameter high_freq_factor ({self.high_freq_factor}) must exceed"
+                f" low_freq_factor ({self.low_freq_factor})"
+            )
+
+    @classmethod
+    def from_hf(cls, data: dict[str, Any]) -> "Rope":
+        """Read a config.json: transformers 5's `rope_parameters`, or 4's `rope_scaling`.
+
+        Raises:
+            ValueError: a parameter that is missing, or that would change the result and is unknown.
+        """
+        given = data.get("rope_scaling") or data.get("rope_parameters") or {}
+        if not isinstance(given, dict):
+            raise ValueError(f"rope parameters must be an object, not {given!r}")
+        given = {name: value for name, value in given.items() if value is not None}
+        theta = given.pop("rope_theta", None) or data.get("rope_theta") or cls.theta
+        name_before_rope_type = given.pop("type", "default")
+        rope_type = given.pop("rope_type", name_before_rope_type)
+        turned = given.pop("partial_rotary_factor", None) or data.get("partial_rotary_factor") or 1
+        if turned != 1:
+            raise ValueError(f"partial_rotary_factor {turned} is not supported, only whole heads")
+        required = ROPE_TYPES.get(rope_type, ())
+        if "original_max_position_embeddings" in required:
+            given.setdefault("original_max_position_embeddings", data["max_position_embeddings"])
+        known = {field.name for field in fields(cls)} & given.keys()
+        rope = cls(theta, rope_type, **{name: given[name] for name in known})
+        if missing := [name for name in required if name not in given]:
+            raise ValueError(f"rope type {rope_type!r} needs the parameter {missing[0]}")
+        if unknown := sorted(given.keys() - known):
+            raise ValueError(f"rope parameter {unknown[0]!r} is not supported")
+        return rope
+
+    def to_hf(self) -> dict[str, Any]:
+        """The keys of config.json as transformers 4 writes them; transformers 5 reads them too."""
+        defaults = asdict(Rope())
+        scaling = {
+            name: value
+            for name, value in asdict(self).items()
+            if name in ROPE_TYPES[self.type] or value != defaults[name]
+        }
+        scaling.pop("theta", None)
+        rope_type = scaling.pop("type", "default")
+        return {
+            "rope_theta": self.theta,
+            "rope_scaling": {"rope_type": rope_type, **scaling} if scaling else None,
+        }
+
+    def frequencies(self, head_dim: int) -> torch.Tensor:
+        """Radians per position of each pair: (head_dim / 2,) fp32."""
+        frequency = 1.0 / self.theta ** (torch.arange(0, head_dim, 2).float() / head_dim)
+        match self.type:
+            case "linear":
+                return frequency / self.factor
+            case "llama3":
+                kept = self._kept_by_llama3(frequency)
+            case "yarn":
+                kept = self._kept_by_yarn(head_dim)
+            case _:
+                return frequency
+        return (1 - kept) * frequency / self.factor + kept * frequency
+
+    def magnitude(self) -> float:
+        """What cosine and sine are multiplied by: YaRN's softmax temperature, elsewhere 1."""
+        if self.type != "yarn":
+            return 1.0
+        if self.attention_factor is not None:
+            return self.attention_factor
+
+        def stretch(strength: float) -> float:
+            return 0.1 * strength * math.log(max(self.factor, 1.0)) + 1.0
+
+        if self.mscale and self.mscale_all_dim:
+            return stretch(self.mscale) / stretch(self.mscale_all_dim)
+        return stretch(1.0)
+
+    def _kept_by_llama3(self, frequency: torch.Tensor) -> torch.Tensor:
+        """Share of each pair's frequency to keep, by its turns in the original context."""
+        turns = self.original_max_position_embeddings / (2 * math.pi / frequency)
+        kept = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        return kept.clamp(0, 1)
+
+    def _kept_by_yarn(self, head_dim: int) -> torch.Tensor:
+        """The same, linear in the pair's index instead of in its turns."""
+
+        def pair_that_turns(turns: float) -> float:
+            wavelength = self.original_max_position_embeddings / (turns * 2 * math.pi)
+            return head_dim * math.log(wavelength) / (2 * math.log(self.theta))
+
+        first, last = pair_that_turns(self.beta_fast), pair_that_turns(self.beta_slow)
+        if self.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, head_dim - 1)
+        width = last - first or 0.001  # a ramp without width is a step
+        return 1 - ((torch.arange(head_dim // 2) - first) / width).clamp(0, 1)
+
+
+@functools.cache
+def rotary_table(
+    rope: Rope, head_dim: int, positions: int, device: torch.device, dtype: torch.dtype
+) -> torch.Tensor:
+    """Cosine and sine of positions 0, 1, ...: (positions, 2, 1, head_dim), computed once.
+
+    Both halves of a head share their angles. The sine of the first half is negated here, so that
+    `rotate` need not. Angles are fp32, whatever the dtype.
+    """
+    with torch.inference_mode(False), torch.no_grad():  # a later training step may need it too
+        frequencies = rope.frequencies(head_dim).to(device)
+        angles = torch.arange(positions, device=device)[:, None].float() * frequencies
+        cos, sin = angles.cos() * rope.magnitude(), angles.sin() * rope.magnitude()
+        table = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), dim=1)
+        return table.to(dtype)[:, :, None]
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Turn each pair (x[i], x[i + head_dim / 2]) by its angle.
+
+    This half-split pairing is Hugging Face's; Meta's own checkpoints pair neighbours instead.
+
+    Args:
+        x: (batch, length, heads, head_dim).
+        cos: (length, 1, head_dim) or (batch, length, 1, head_dim), from `rotary_table`.
+        sin: the same, with the first half negated.
+    """
+    halves_swapped = x.roll(x.shape[-1] // 2, dims=-1)
+    return (x * cos + halves_swapped * sin).type_as(x)  # autocast mixes bf16 x with an fp32 table
