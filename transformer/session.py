@@ -1,0 +1,191 @@
+"""A checkpoint, ready to answer: model, tokenizer, chat template and settings in one object."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+import flash_versions
+from flash_versions import interpreter
+from flash_versions.api import choose_version
+from flash_versions.version import Request
+from transformer.chat import Message, Tokenizer, encode_chat, load_template
+from transformer.engine import GREEDY, Completion, Statistics, check_prompt, generate
+from transformer.model import Config, Transformer
+from transformer.sampling import Sampling
+from transformer.weights import eos_token_ids, load_config, load_model
+
+CHECKPOINTS = Path(__file__).parent / "checkpoints"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Session:
+    """A loaded checkpoint and how to answer with it.
+
+    Attributes:
+        template: the chat template, None to use prompts as they are.
+        attention: the name of the version that runs, never "auto".
+    """
+
+    model: Transformer
+    tokenizer: Tokenizer
+    template: str | None
+    eos: tuple[int, ...]
+    stop_strings: tuple[str, ...]
+    sampling: Sampling
+    max_tokens: int
+    attention: str
+    device: torch.device
+    dtype: str
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint: str,
+        *,
+        sampling: Sampling = GREEDY,
+        max_tokens: int = 256,
+        stop_strings: Sequence[str] = (),
+        attention: str = "auto",
+        device: str = "auto",
+        dtype: str = "auto",
+        use_template: bool = True,
+    ) -> "Session":
+        """Load a checkpoint, cheap checks first.
+
+        Args:
+            checkpoint: a folder in Hugging Face's layout, or the name of a shipped checkpoint.
+            sampling: how tokens are chosen.
+            max_tokens: of each answer.
+            stop_strings: texts that end an answer.
+            attention: a name in flash_versions.VERSIONS or BASELINES, or "auto".
+            device: "auto" (the first GPU, or else the CPU), "cpu", "cuda" or "cuda:N".
+            dtype: a name in DTYPES, or "auto": float32 on the CPU, bfloat16 on a GPU.
+            use_template: whether prompts go through the checkpoint's chat template.
+
+        Raises:
+            FileNotFoundError: there is no such checkpoint, or it has no tokenizer.
+            ValueError: anything about it that cannot work, in one sentence.
+        """
+        where = choose_device(device)
+        folder = find_checkpoint(checkpoint)
+        config = load_config(folder)
+        tokenizer = Tokenizer.load(folder)
+        if tokenizer.vocab_size > config.vocab_size:
+            raise ValueError(
+                f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens but the model knows"
+                f" {config.vocab_size}, so they do not belong together"
+            )
+        template = load_template(folder) if use_template else None
+        if dtype == "auto":
+            dtype = "float32" if where.type == "cpu" else "bfloat16"
+        version = choose_attention(attention, config, where, DTYPES[dtype])
+        attend = partial(flash_versions.attention, version=version)
+        return cls(
+            model=load_model(folder, attend, where, DTYPES[dtype]),
+            tokenizer=tokenizer,
+            template=template,
+            eos=eos_token_ids(folder),
+            stop_strings=tuple(stop_strings),
+            sampling=sampling,
+            max_tokens=max_tokens,
+            attention=version,
+            device=where,
+            dtype=dtype,
+        )
+
+    def encode(self, messages: Sequence[Message], name: str = "the prompt") -> tuple[str, list]:
+        """The text that the model sees, and its tokens; ValueError if it cannot be answered.
+
+        Without a template, the text is the content of the first message.
+        """
+        if self.template is None:
+            text = messages[0]["content"]
+            tokens = self.tokenizer.encode_plain(text)
+        else:
+            text, tokens = encode_chat(self.tokenizer, self.template, messages)
+        check_prompt(self.model.config, tokens, name)
+        return text, tokens
+
+    def answer(
+        self,
+        prompts: Sequence[Sequence[int]],
+        generators: Sequence[torch.Generator],
+        on_text: Callable[[int, str], None] | None = None,
+    ) -> tuple[list[Completion], Statistics]:
+        """Answer a batch; see engine.generate."""
+        return generate(
+            self.model,
+            self.tokenizer,
+            prompts,
+            max_tokens=self.max_tokens,
+            sampling=self.sampling,
+            generators=generators,
+            eos=self.eos,
+            stop_strings=self.stop_strings,
+            on_text=on_text,
+        )
+
+    def report(self, statistics: Statistics) -> str:
+        """The measurements as lines of text."""
+        where = f"{self.attention} on {self.device} in {self.dtype}"
+        if self.attention in flash_versions.VERSIONS and interpreter.enabled():
+            where += "; its kernels run in Triton's interpreter: slow by design, for reading"
+        return (
+            f"prompt      {statistics.prompt_tokens} tokens,"
+            f" {statistics.prompt_rate:.1f} tokens/s\n"
+            f"generation  {statistics.generated_tokens} tokens,"
+            f" {statistics.generation_rate:.1f} tokens/s\n"
+            f"memory      {statistics.peak_memory / 2**20:.0f} MiB peak\n"
+            f"attention   {where}\n"
+        )
+
+    def remark(self, completion: Completion) -> str:
+        """Why the answer is incomplete, as a line of text; '' if it is complete."""
+        if completion.finish_reason == "interrupted":
+            return "note: interrupted\n"
+        if completion.finish_reason != "length":
+            return ""
+        count = len(completion.tokens)
+        if count == self.max_tokens:
+            return f"note: stopped after {count} tokens (--max-tokens)\n"
+        context = self.model.config.max_positions
+        return f"note: stopped after {count} tokens: the model's context of {context} is full\n"
+
+
+def find_checkpoint(model: str) -> Path:
+    """A shipped checkpoint by its name, or any folder."""
+    shipped = {path.parent.name: path.parent for path in CHECKPOINTS.glob("*/config.json")}
+    if model in shipped:
+        return shipped[model]
+    if Path(model).is_dir():
+        return Path(model)
+    names = ", ".join(sorted(shipped)) or "none"
+    raise FileNotFoundError(f"there is no checkpoint folder {model!r}; shipped by name: {names}")
+
+
+def choose_device(name: str) -> torch.device:
+    """The device by its name; "auto" is the first GPU, or the CPU if there is none."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"--device {name} is unknown; auto, cpu, cuda and cuda:N work") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"--device {name} is not supported; auto, cpu, cuda and cuda:N are")
+    count = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise ValueError(f"--device {name} is not there: torch finds {count} NVIDIA GPUs")
+    return device
+
+
+def choose_attention(name: str, config: Config, device: torch.device, dtype: torch.dtype) -> str:
+    """The version that will run; ValueError says why if it cannot."""
+    q = torch.zeros(1, 1, config.num_heads, config.head_dim, device=device, dtype=dtype)
+    k = q[:, :, : config.num_kv_heads]
+    lengths = torch.ones(1, dtype=torch.int32, device=device)
+    return choose_version(name, Request(q, k, k, causal=True, kv_lengths=lengths)).name
