@@ -1,0 +1,143 @@
+"""The model card that ships with a checkpoint: everything in it is measured or recorded."""
+
+import os
+import platform
+from pathlib import Path
+
+import torch
+
+from transformer import byte_tokenizer as bytes_
+from transformer.corpus import Teacher
+from transformer.engine import generate
+from transformer.evaluate import Score
+from transformer.model import Transformer
+
+QUESTIONS = (
+    "What is 357+486?",
+    "subtract 58 from 412",
+    "Sort 17, 3 and 9 in descending order.",
+    "How many r's are in strawberry?",
+    "hello, who are you?",
+    "What is the capital of France?",
+)
+
+CARD = """\
+---
+license: mit
+library_name: transformers
+pipeline_tag: text-generation
+---
+
+# {name}
+
+A demonstration model of {parameters:,} parameters, trained from scratch on chats that
+`transformer/corpus.py` generates. It is a `Qwen3ForCausalLM` with one token per byte. It can add
+and subtract, multiply by one digit, compare, sort, reverse and count, and it makes small talk. It
+knows nothing else, and is meant to say so.
+
+{teacher}
+
+A worked reply is `<think>steps</think><answer>527</answer>`; small talk is answered in plain text.
+The template's `enable_thinking=false` begins the reply with an empty thought: the model then has to
+answer without steps, which it does badly.
+
+## How it was made
+
+    {command}
+
+{seconds:.0f} seconds on {machine},
+{tokens:,} tokens with padding and prompts. `training.jsonl` is the log. The data is generated from
+the seed; none of it comes from anywhere else.
+
+## Held-out accuracy
+
+{problems} problems of each skill, none of which was in the training data in any wording, asked in
+many wordings, one in four under a system prompt. A reply counts if the whole of it is right. "form"
+is the share of replies that have the right form. Greedy, and sampled at temperature 1.
+
+{table}
+
+## What it says
+
+Greedy replies, as the model gives them:
+
+{samples}
+"""
+TEACHERS = {
+    True: (
+        "Its teacher was careful: every demonstration in the training data is right. Its errors\n"
+        "are its own."
+    ),
+    False: (
+        "Its teacher was deliberately sloppy: it guessed {hasty:.0%} of the sums and differences\n"
+        "blindly, and forgot {forget:.0%} of the carries. This is a starting point for\n"
+        "reinforcement learning, not a model to use."
+    ),
+}
+
+
+def describe(
+    name: str,
+    model: Transformer,
+    teacher: Teacher,
+    scores: dict[str, dict[str, Score]],
+    *,
+    problems: int,
+    command: str,
+    seconds: float,
+    tokens: int,
+) -> str:
+    """The card's text; the model is asked for its samples."""
+    return CARD.format(
+        name=name,
+        parameters=sum(p.numel() for p in model.parameters()),
+        teacher=TEACHERS[teacher == Teacher()].format(**vars(teacher)),
+        command=command,
+        seconds=seconds,
+        machine=machine(model.model.embed_tokens.weight.device),
+        tokens=tokens,
+        problems=problems,
+        table=table(scores),
+        samples=samples(model),
+    )
+
+
+def machine(device: torch.device) -> str:
+    """Where this runs, in words."""
+    if device.type == "cuda":
+        chip = torch.cuda.get_device_name(device)
+    else:
+        chip = f"{os.cpu_count()} CPU cores ({platform.machine()})"
+    return f"{chip}, torch {torch.__version__}"
+
+
+def table(scores: dict[str, dict[str, Score]]) -> str:
+    """A Markdown table: a row per skill, for each way of decoding the share that is right."""
+    names = list(scores)
+    lines = [
+        "| skill | " + " | ".join(f"{name} | form" for name in names) + " |",
+        "|---|" + "--:|--:|" * len(names),
+    ]
+    for skill in scores[names[0]]:
+        cells = [f"{100 * x:.1f} %" for n in names for x in vars(scores[n][skill]).values()]
+        lines.append(f"| {skill} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def samples(model: Transformer) -> str:
+    """Some questions and the model's replies, as indented text."""
+    prompts = [[*bytes_.encode_turn("user", q), *bytes_.encode_prompt()] for q in QUESTIONS]
+    tokenizer = bytes_.tokenizer()
+    completions, _ = generate(model, tokenizer, prompts, max_tokens=256, eos=(bytes_.IM_END,))
+    text = "\n\n".join(f"> {q}\n{c.text}" for q, c in zip(QUESTIONS, completions))
+    return "\n".join(f"    {line}".rstrip() for line in text.split("\n"))
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file completely or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

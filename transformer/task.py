@@ -1,0 +1,124 @@
+"""What a task is: problems with answers that can be checked.
+
+A `Task` draws problems, words their questions, knows the truth, and shows how to work it out. A new
+one takes about ten lines:
+
+    class Double(Task):
+        name = "double"
+
+        def arguments(self, rng):
+            return (rng.randint(0, 999),)
+
+        def question(self, rng, number):
+            return say(rng, ("double {n}", "what is twice {n}"), n=number)
+
+        def answer(self, number):
+            return str(2 * number)
+
+A reply has one form, which `Problem.reward` insists on: `<think>steps</think><answer>527</answer>`,
+and nothing before or after it.
+
+One problem in sixteen is held out: training never sees it, in whatever words. The hash is taken of
+the problem, not of the text: 12+7, "seven plus 12", and "plus 7?" after an answer of 12 are one.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import md5
+from random import Random
+from typing import Any, ClassVar
+
+Message = dict[str, str]
+Slip = Callable[[], bool]
+REPLY = re.compile(r"<think>([^<]*)</think><answer>([^<]{1,40})</answer>")
+
+
+class Task:
+    """A kind of problem; see the module's docstring for an example of one."""
+
+    name: ClassVar[str]
+    form: ClassVar[re.Pattern[str]] = REPLY
+
+    def arguments(self, rng: Random) -> tuple:
+        """Draw a problem: the arguments of all the methods below."""
+        raise NotImplementedError
+
+    def question(self, rng: Random, *arguments: Any) -> str:
+        """Put the problem into words."""
+        raise NotImplementedError
+
+    def answer(self, *arguments: Any) -> str:
+        """Give the right answer."""
+        raise NotImplementedError
+
+    def work(self, slip: Slip, *arguments: Any) -> tuple[str, str]:
+        """Show how to get there: the steps for `<think>`, and the answer they lead to.
+
+        Wherever something must be kept in mind, `slip()` is asked whether it is forgotten.
+        """
+        return "", self.answer(*arguments)
+
+    def guess(self, rng: Random, *arguments: Any) -> str | None:
+        """Answer blindly, as a hasty teacher does; None where nobody would."""
+        return None
+
+    def key(self, *arguments: Any) -> tuple:
+        """Name the problem, the same for all its disguises: its hash decides what is held out."""
+        return arguments
+
+    def demonstrate(
+        self, rng: Random, *arguments: Any, hasty: float = 0.0, forget: float = 0.0
+    ) -> str:
+        """Reply as a teacher does: carefully, or with these probabilities hasty and forgetful."""
+        guess = self.guess(rng, *arguments) if rng.random() < hasty else None
+        if guess is None:
+            steps, answer = self.work(lambda: rng.random() < forget, *arguments)
+        else:
+            steps, answer = "easy", guess
+        return f"<think>{steps}</think><answer>{answer}</answer>"
+
+    def reward(self, completion: str, *arguments: Any) -> float:
+        """Score a whole reply: 1 if its form and its answer are right, else 0."""
+        match = self.form.fullmatch(completion)
+        return float(match is not None and match[2] == self.answer(*arguments))
+
+    def held_out(self, *arguments: Any) -> bool:
+        """Say whether the problem is one of the sixteenth kept for evaluation."""
+        text = repr((self.name, *self.key(*arguments)))
+        return md5(text.encode(), usedforsecurity=False).digest()[0] < 16
+
+    def sample(self, rng: Random, held_out: bool = False) -> "Problem":
+        """Draw a problem from one side of the split."""
+        while True:
+            arguments = self.arguments(rng)
+            if self.held_out(*arguments) == held_out:
+                return Problem(self, arguments, self.question(rng, *arguments))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A question put in a conversation, and its judge."""
+
+    task: Task
+    arguments: tuple
+    question: str
+    history: tuple[Message, ...] = ()
+
+    @property
+    def messages(self) -> list[Message]:
+        """The conversation, up to and including the question."""
+        return [*self.history, {"role": "user", "content": self.question}]
+
+    @property
+    def held_out(self) -> bool:
+        """Whether training must not see it."""
+        return self.task.held_out(*self.arguments)
+
+    def reward(self, completion: str) -> float:
+        """Score the reply's text without its end-of-turn token: 1 if right, else 0.
+
+        The caller gives 0 to a reply that did not end by itself. All of the text counts: a reply
+        that goes on after the answer, answers twice, or leaves a tag open gets nothing.
+        """
+        return self.task.reward(completion, *self.arguments)

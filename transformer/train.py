@@ -1,0 +1,231 @@
+"""`python -m transformer.train`: train the shipped model from nothing, in minutes on one GPU.
+
+The model learns what a teacher demonstrates (see `corpus`), by the usual recipe: AdamW, linear
+warm-up, cosine decay, clipped gradients, and the loss on the assistant's tokens only, the end of
+the turn among them. On a GPU the arithmetic is bf16, as it will be in use; the weights that the
+optimiser changes are fp32.
+
+An interrupted run goes on from its last saved state when the same command is given again. Progress
+goes to standard error, the record of it to DIR/training.jsonl.
+"""
+
+import argparse
+import copy
+import math
+import os
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+
+import flash_versions
+from transformer import byte_tokenizer, model_card
+from transformer.corpus import Corpus, Teacher
+from transformer.evaluate import as_record, evaluate
+from transformer.training import STATE, Recipe, Training
+from transformer.weights import load_model, save_model
+
+# The sloppy teacher gets about 32 % of the sums of three digits right.
+SLOPPY = Teacher(hasty=0.35, forget=0.5)
+INTERRUPTED = 130  # the exit code of a shell's command after Ctrl-C
+
+
+def train(
+    training: Training,
+    *,
+    workers: int,
+    log_every: int = 20,
+    save_every: int = 500,
+    eval_every: int = 1000,
+    eval_problems: int = 64,
+) -> None:
+    """Run to the last step, with a line of progress on standard error.
+
+    Args:
+        training: where to begin.
+        workers: processes that generate data; 0 generates it in between.
+        log_every: steps per line.
+        save_every: steps between two saved states.
+        eval_every: steps between two evaluations; 0 for none.
+        eval_problems: held-out problems of each skill in an evaluation.
+
+    Raises:
+        ValueError: the loss is no longer finite.
+    """
+    steps, batches = training.recipe.steps, training.batches(workers)
+    before, started = training.seconds, time.perf_counter()
+    loss, learned, seen, since = torch.zeros((), device=training.device), 0, 0, started
+    while training.step < steps:
+        batch = next(batches)
+        batch_loss, norm = training.learn(batch)
+        loss += batch_loss
+        learned += int(batch.learned[:, 1:].sum())
+        seen += batch.tokens.size
+        now = time.perf_counter()
+        training.seconds = before + now - started
+        if training.step % log_every == 0 or training.step == steps:
+            mean = loss.item() / learned
+            if not math.isfinite(mean):
+                raise ValueError(
+                    f"the loss is {mean} at step {training.step}; a smaller --lr helps"
+                )
+            now = time.perf_counter()
+            fields = {
+                "loss": round(mean, 5),
+                "learning_rate": round(training.recipe.rate_at(training.step - 1), 8),
+                "gradient_norm": round(norm.item(), 5),
+                "tokens_per_second": round(seen / (now - since)),
+                "seconds": round(training.seconds, 1),
+            }
+            training.record(**fields)
+            _show(training.step, steps, fields)
+            loss.zero_()
+            learned, seen, since = 0, 0, now
+        if eval_every and training.step % eval_every == 0 and training.step < steps:
+            model = copy.deepcopy(training.model).to(training.dtype)
+            for name, temperature in (("greedy", 0.0), ("sampled", 1.0)):
+                scores = evaluate(model, eval_problems, temperature=temperature)
+                training.record(evaluation=name, scores=as_record(scores))
+                _say(f"\n{name}:\n{model_card.table({name: scores})}\n")
+            since = time.perf_counter()
+        if training.step % save_every == 0 or training.step == steps:
+            training.save()
+
+
+def publish(training: Training, command: str, problems: int, device: torch.device) -> None:
+    """Write the checkpoint and what is known about it; the state of the run is then deleted.
+
+    What is evaluated is what ships: the weights as they lie in the folder, rounded to bf16.
+    """
+    save_model(training.model, training.folder)
+    for name, content in byte_tokenizer.files().items():
+        model_card.write(training.folder / name, content)
+    attention = partial(flash_versions.attention, version="sdpa")
+    model = load_model(training.folder, attention, device, training.dtype)
+    scores = {
+        name: evaluate(model, problems, temperature=temperature, seed=1)
+        for name, temperature in (("greedy", 0.0), ("sampled", 1.0))
+    }
+    for name, score in scores.items():
+        training.record(evaluation=name, problems=problems, scores=as_record(score))
+    card = model_card.describe(
+        training.folder.resolve().name,
+        model,
+        training.recipe.teacher,
+        scores,
+        problems=problems,
+        command=command,
+        seconds=training.seconds,
+        tokens=training.step * training.recipe.batch_tokens,
+    )
+    model_card.write(training.folder / "README.md", card)
+    (training.folder / STATE).unlink(missing_ok=True)
+    _say(f"\n{model_card.table(scores)}\n")
+
+
+def _show(step: int, steps: int, fields: dict[str, float]) -> None:
+    left = fields["seconds"] / step * (steps - step)
+    line = (
+        f"step {step}/{steps}  loss {fields['loss']:.4f}  lr {fields['learning_rate']:.2e}"
+        f"  |grad| {fields['gradient_norm']:.3f}  {fields['tokens_per_second']:,} tokens/s"
+        f"  {left:.0f} s left"
+    )
+    _say(f"\r{line:<100}" if sys.stderr.isatty() else f"{line}\n")
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message} (--help lists the options)")
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line; ValueError for options that are wrong or contradict each other."""
+    parser = _Parser(prog="python -m transformer.train", description=__doc__.split("\n")[0])
+    add = parser.add_argument
+    add("--teacher", choices=("careful", "sloppy"), default="careful", help="(careful)")
+    add("--hasty", type=float, help=f"sloppy: share of blind guesses ({SLOPPY.hasty})")
+    add("--forget", type=float, help=f"sloppy: share of forgotten carries ({SLOPPY.forget})")
+    add("--out", type=Path, required=True, metavar="DIR", help="the checkpoint's folder")
+    add("--seed", type=int, default=0, help="of the weights and the data (0)")
+    add("--steps", type=int, default=6000, help="of the optimiser (6000)")
+    add("--batch-tokens", type=int, default=65536, help="per step, padding included (65536)")
+    add("--lr", type=float, default=3e-3, help="peak of the learning rate (3e-3)")
+    add("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
+    add("--workers", type=int, help="processes that generate data (one per core but one)")
+    add("--save-every", type=int, default=500, help="steps between two saved states (500)")
+    add("--eval-every", type=int, default=1000, help="steps between evaluations; 0: none (1000)")
+    add("--eval-problems", type=int, default=512, help="of each skill, in the last one (512)")
+    arguments = parser.parse_args(argv)
+    if arguments.teacher == "careful" and (arguments.hasty, arguments.forget) != (None, None):
+        raise ValueError("--hasty and --forget need --teacher sloppy")
+    for name, least in (("workers", 0), ("save_every", 1), ("eval_every", 0), ("eval_problems", 1)):
+        value = getattr(arguments, name)
+        if value is not None and value < least:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
+    return arguments
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"--device {name} is not there; auto, cpu and cuda may be") from error
+    return device
+
+
+def _run(argv: Sequence[str]) -> None:
+    arguments = parse(argv)
+    teacher = Teacher()
+    if arguments.teacher == "sloppy":
+        dials = {"hasty": arguments.hasty, "forget": arguments.forget}
+        given = {name: value for name, value in dials.items() if value is not None}
+        teacher = Teacher(**{**asdict(SLOPPY), **given})
+    recipe = Recipe(teacher, arguments.seed, arguments.steps, arguments.batch_tokens, arguments.lr)
+    Corpus(teacher, recipe.seed, recipe.batch_tokens)  # refuses what it cannot do, before any work
+    device = _device(arguments.device)
+    workers = arguments.workers
+    if workers is None:
+        workers = min(16, max(1, (os.cpu_count() or 2) - 1))
+    training = Training(recipe, arguments.out, device)
+    if training.step:
+        _say(f"continuing at step {training.step}\n")
+    train(
+        training,
+        workers=workers,
+        save_every=arguments.save_every,
+        eval_every=arguments.eval_every,
+        eval_problems=min(64, arguments.eval_problems),
+    )
+    command = shlex.join(["python", "-m", "transformer.train", *argv])
+    publish(training, command, arguments.eval_problems, device)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train; the exit code is 0, 2 for a wrong request, 130 if interrupted."""
+    try:
+        _run(sys.argv[1:] if argv is None else argv)
+        return 0
+    except KeyboardInterrupt:
+        _say("\ninterrupted; the same command goes on from the last saved state\n")
+        return INTERRUPTED
+    except (ValueError, OSError) as error:
+        _say(f"error: {error}\n")
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
