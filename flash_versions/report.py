@@ -60,7 +60,9 @@ def prefill(document: Document, wanted: Callable[[dict[str, Any]], bool] = lambd
         mask = "causal" if row["causal"] else "full"
         cells = [f"D={row['D']} {mask}, S={row['N']}"]
         for name in ("fa1", "fa2"):
-            cells.append(f"{versions[name]['tflops']:.0f} ({versions[name]['tflops'] / base:.2f} x)")
+            cells.append(
+                f"{versions[name]['tflops']:.0f} ({versions[name]['tflops'] / base:.2f} x)"
+            )
         cells += [f"{base:.0f}", f"{versions['cudnn']['tflops']:.0f}"]
         body.append(cells)
     header = ["TFLOP/s (ratio to torch FA2)", "fa1", "fa2", "torch FA2", "cuDNN"]

@@ -572,19 +572,64 @@ def test_sampled_text_does_not_depend_on_the_batch_size(command, questions):
     assert len(set(texts)) == len(texts)
 
 
-def test_an_interrupted_file_says_what_is_missing(command, questions, tmp_path, monkeypatch):
+def killed_in_batch(monkeypatch, number, kill):
+    """Let the given batch end by `kill`; the batches before it are answered."""
     answer = session.Session.answer
+    batches: list[int] = []
 
-    def interrupted(self, prompts, generators, on_text=None):
+    def answer_or_die(self, prompts, generators, on_text=None):
+        batches.append(len(prompts))
         completions, statistics = answer(self, prompts, generators, on_text)
-        return [replace(c, finish_reason="interrupted") for c in completions], statistics
+        return (
+            (kill(completions), statistics) if len(batches) == number else (completions, statistics)
+        )
 
-    monkeypatch.setattr(session.Session, "answer", interrupted)
+    monkeypatch.setattr(session.Session, "answer", answer_or_die)
+    return batches
+
+
+def interrupt(completions):
+    return [replace(c, finish_reason="interrupted") for c in completions]
+
+
+def die(completions):
+    raise SystemExit  # like a kill, nothing catches it
+
+
+@pytest.mark.parametrize("kill", [interrupt, die])
+def test_an_interrupted_file_is_continued(kill, command, questions, tmp_path, monkeypatch):
     output = tmp_path / "answers.jsonl"
-    code, _, err = command("--input", questions, "--batch-size", 2, "--output", output)
-    assert code == 130
-    assert "interrupted; 2 of 5 lines are written" in err
-    assert len(output.read_text().splitlines()) == 2
+    given = ("--input", questions, "--batch-size", 2, "--temp", 1, "--output", output)
+    assert command(*given)[0] == 0
+    expected = output.read_text()
+    output.unlink()
+    with monkeypatch.context() as patch:
+        killed_in_batch(patch, 2, kill)
+        if kill is die:
+            with pytest.raises(SystemExit):
+                command(*given)
+        else:
+            code, _, err = command(*given)
+            assert code == 130 and "2 of 5 answers are kept in" in err
+    assert not output.exists()
+    partial = tmp_path / ".answers.jsonl.partial"
+    partial.write_text(partial.read_text() + '{"prompt": "cut o')
+    batches = killed_in_batch(monkeypatch, 0, kill)
+    code, _, err = command(*given)
+    assert code == 0 and "continuing after 2 of 5 answers" in err
+    assert batches == [2, 1]
+    assert output.read_text() == expected
+    assert not partial.exists()
+
+
+def test_answers_of_different_runs_are_not_mixed(command, questions, tmp_path, monkeypatch):
+    output = tmp_path / "answers.jsonl"
+    given = ("--input", questions, "--batch-size", 2, "--output", output)
+    with monkeypatch.context() as patch:
+        killed_in_batch(patch, 2, interrupt)
+        assert command(*given)[0] == 130
+    code, _, err = command(*given, "--temp", 0.5)
+    assert code == 2 and "unfinished run with other prompts or options" in err
 
 
 @pytest.mark.parametrize(
@@ -618,14 +663,20 @@ def test_a_file_that_is_no_text_is_refused(command, tmp_path):
     assert (code, out) == (2, "") and "latin.jsonl is not UTF-8 text" in err
 
 
-def test_a_failed_write_leaves_nothing_behind(command, questions, tmp_path, monkeypatch):
+def test_a_failed_write_loses_nothing(command, questions, tmp_path, monkeypatch):
     def fail(*_):
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(os, "replace", fail)
-    code, _, err = command("--input", questions, "--output", tmp_path / "answers.jsonl")
+    output = tmp_path / "answers.jsonl"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", fail)
+        code, _, err = command("--input", questions, "--output", output)
     assert (code, err) == (2, "error: the disk is full\n")
-    assert [path.name for path in tmp_path.iterdir()] == ["questions.jsonl"]
+    assert not output.exists()
+    code, _, err = command("--input", questions, "--output", output)
+    assert (code, err) == (0, "continuing after 5 of 5 answers\n")
+    assert len(output.read_text().splitlines()) == 5
+    assert {path.name for path in tmp_path.iterdir()} == {"questions.jsonl", "answers.jsonl"}
 
 
 # A conversation

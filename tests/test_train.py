@@ -154,7 +154,7 @@ def arguments(folder, *more):
 
 def test_what_a_run_leaves(tmp_path, quick, capsys):
     folder = tmp_path / "sloppy one"
-    given = arguments(folder, "--teacher", "sloppy", "--forget", "0.5")
+    given = arguments(folder, "--teacher", "sloppy", "--hasty", "0.3", "--forget", "0.5")
     assert train.main(given) == 0
     assert sorted(path.name for path in folder.iterdir()) == [
         *("README.md", "chat_template.jinja", "config.json", "generation_config.json"),
@@ -201,7 +201,7 @@ def test_transformers_loads_what_a_run_leaves(tmp_path, quick):
         (["--teacher", "sloppy", "--hasty", "2"], "hasty is a probability, not 2.0"),
         (["--workers", "-1"], "--workers must be at least 0, got -1"),
         (["--eval-problems", "0"], "--eval-problems must be at least 1, got 0"),
-        (["--device", "abacus"], "--device abacus is not there"),
+        (["--device", "abacus"], "--device abacus is unknown"),
         (["--colour", "red"], "unrecognized arguments: --colour red"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -1,6 +1,6 @@
 """How well a model does on problems that its training never saw, skill by skill."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
 from random import Random
 
@@ -57,29 +57,35 @@ SKILLS = {
 
 
 def evaluate(
-    model: Transformer, count: int, *, temperature: float = 0.0, seed: int = 0
+    model: Transformer,
+    count: int,
+    *,
+    temperature: float = 0.0,
+    seed: int = 0,
+    skills: Collection[str] = tuple(SKILLS),
 ) -> dict[str, Score]:
-    """Ask `count` held-out problems of every skill, one in four under a system prompt.
+    """Ask `count` held-out problems of each skill, one in four under a system prompt.
 
     Args:
         model: one with the byte tokenizer, on any device, in any dtype.
         count: problems for each skill.
         temperature: 0 is greedy.
         seed: decides the problems, which do not depend on the temperature, and the draws.
+        skills: names in SKILLS.
     """
     cases = []
-    for name, skill in SKILLS.items():
+    for name in skills:
         rng = Random(f"evaluate {seed} {name}")
         for _ in range(count):
-            problem = skill.draw(rng)
+            problem = SKILLS[name].draw(rng)
             if system := phrases.system_prompt(rng):
                 history = ({"role": "system", "content": system}, *problem.history)
                 problem = replace(problem, history=history)
-            begun = "" if skill.thinking else EMPTY_THOUGHT
+            begun = "" if SKILLS[name].thinking else EMPTY_THOUGHT
             cases.append((name, problem, begun, _prompt(problem, begun)))
     cases.sort(key=lambda case: len(case[3]))  # prompts of one batch are padded to the longest
     sampling = Sampling(temperature=temperature)
-    right, form = dict.fromkeys(SKILLS, 0.0), dict.fromkeys(SKILLS, 0.0)
+    right, form = dict.fromkeys(skills, 0.0), dict.fromkeys(skills, 0.0)
     for start in range(0, len(cases), MAX_ROWS):
         batch = cases[start : start + MAX_ROWS]
         completions, _ = generate(
@@ -96,7 +102,7 @@ def evaluate(
                 text = begun + completion.text
                 right[name] += problem.reward(text) / count
                 form[name] += (problem.task.form.fullmatch(text) is not None) / count
-    return {name: Score(right[name], form[name]) for name in SKILLS}
+    return {name: Score(right[name], form[name]) for name in skills}
 
 
 def _prompt(problem: Problem, begun: str) -> list[int]:

@@ -11,12 +11,14 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 import flash_versions
+from transformer.answers import AnswerFile
 from transformer.chat import Message
+from transformer.command import INTERRUPTED, Parser
 from transformer.engine import Completion, Statistics
 from transformer.sampling import Sampling, row_generators
 from transformer.session import DTYPES, Session
@@ -24,7 +26,6 @@ from transformer.session import DTYPES, Session
 DESCRIPTION = "Ask a model a question, a file of questions, or chat with it."
 DEFAULT_QUESTION = "What is 357+486?"
 ATTENTIONS = ("auto", *flash_versions.BASELINES, *flash_versions.VERSIONS)
-INTERRUPTED = 130
 CHAT_HELP = """\
 /help   show this list
 /clear  forget the conversation
@@ -62,14 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 2
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message} (--help lists the options)")
-
-
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line; ValueError for options that are wrong or contradict each other."""
-    parser = _Parser(prog="python -m transformer.generate", description=DESCRIPTION)
+    parser = Parser(prog="python -m transformer.generate", description=DESCRIPTION)
     add = parser.add_argument
     add("--model", default="chat", help="checkpoint folder, or the name of a shipped one (chat)")
     add("-p", "--prompt", help=f"the question; - reads standard input ({DEFAULT_QUESTION})")
@@ -153,6 +149,8 @@ def answer_question(session: Session, arguments: argparse.Namespace) -> int:
     text, tokens = session.encode(conversation(prompt, arguments.system_prompt))
     if arguments.show_prompt:
         sys.stderr.write(f"{text}\n{tokens}\n")
+    if arguments.prompt is None and not arguments.json:
+        sys.stderr.write(f"> {prompt}\n")
     streaming = not (arguments.no_stream or arguments.json)
     [completion], statistics = session.answer(
         [tokens], row_generators(arguments.seed, 1), stream if streaming else None
@@ -186,27 +184,40 @@ def answer_file(session: Session, arguments: argparse.Namespace) -> int:
     if not lines:
         raise ValueError(f"{arguments.input} has no prompts")
 
-    answered: list[str] = []
+    file = None
+    if arguments.output:
+        run = (arguments.model, session.settings(), arguments.seed, prompts)
+        file = AnswerFile(arguments.output, run)
+    first = len(file.lines) if file else 0
+    if first:
+        sys.stderr.write(f"continuing after {first} of {len(lines)} answers\n")
+
     total: Statistics | None = None
-    for start in range(0, len(prompts), arguments.batch_size):
+    interrupted = False
+    for start in range(first, len(prompts), arguments.batch_size):
         batch = prompts[start : start + arguments.batch_size]
         generators = row_generators(arguments.seed, len(batch), first=start)
         completions, statistics = session.answer(batch, generators)
         total = statistics if total is None else total + statistics
-        for line, completion in zip(lines[start:], completions):
-            answered.append(json.dumps({**line, **describe(completion)}, ensure_ascii=False) + "\n")
-        if not arguments.output:
-            sys.stdout.writelines(answered[start:])
-            sys.stdout.flush()
+        answered = [
+            json.dumps({**line, **describe(completion)}, ensure_ascii=False) + "\n"
+            for line, completion in zip(lines[start:], completions)
+        ]
         interrupted = any(c.finish_reason == "interrupted" for c in completions)
+        if file is None:
+            sys.stdout.writelines(answered)
+            sys.stdout.flush()
+        elif not interrupted:
+            file.add(answered)
         if interrupted:
             break
-    if arguments.output:
-        write_atomically(arguments.output, "".join(answered))
-    if interrupted:
-        sys.stderr.write(f"note: interrupted; {len(answered)} of {len(lines)} lines are written\n")
-    assert total is not None
-    sys.stderr.write(session.report(total))
+    if file and interrupted:
+        kept = f"{len(file.lines)} of {len(lines)} answers are kept in {file.partial}"
+        sys.stderr.write(f"note: interrupted; {kept}; the same command continues\n")
+    elif file:
+        file.finish()
+    if total is not None:
+        sys.stderr.write(session.report(total))
     return INTERRUPTED if interrupted else 0
 
 
@@ -323,16 +334,6 @@ def measurements(session: Session, statistics: Statistics) -> dict[str, Any]:
         "device": str(session.device),
         "dtype": session.dtype,
     }
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file that is either complete or not there."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

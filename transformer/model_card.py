@@ -2,7 +2,6 @@
 
 import os
 import platform
-from pathlib import Path
 
 import torch
 
@@ -131,13 +130,3 @@ def samples(model: Transformer) -> str:
     completions, _ = generate(model, tokenizer, prompts, max_tokens=256, eos=(bytes_.IM_END,))
     text = "\n\n".join(f"> {q}\n{c.text}" for q, c in zip(QUESTIONS, completions))
     return "\n".join(f"    {line}".rstrip() for line in text.split("\n"))
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file completely or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -12,6 +12,7 @@ from flash_versions import interpreter
 from flash_versions.api import choose_version
 from flash_versions.version import Request
 from transformer.chat import Message, Tokenizer, encode_chat, load_template
+from transformer.command import choose_device
 from transformer.engine import GREEDY, Completion, Statistics, check_prompt, generate
 from transformer.model import Config, Transformer
 from transformer.sampling import Sampling
@@ -129,6 +130,11 @@ class Session:
             on_text=on_text,
         )
 
+    def settings(self) -> tuple:
+        """All that an answer depends on, beside the weights, the prompt and the seed."""
+        settings = (self.template, self.eos, self.stop_strings, self.sampling, self.max_tokens)
+        return (*settings, self.attention, self.device.type, self.dtype)
+
     def report(self, statistics: Statistics) -> str:
         """The measurements as lines of text."""
         where = f"{self.attention} on {self.device} in {self.dtype}"
@@ -165,22 +171,6 @@ def find_checkpoint(model: str) -> Path:
         return Path(model)
     names = ", ".join(sorted(shipped)) or "none"
     raise FileNotFoundError(f"there is no checkpoint folder {model!r}; shipped by name: {names}")
-
-
-def choose_device(name: str) -> torch.device:
-    """The device by its name; "auto" is the first GPU, or the CPU if there is none."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ValueError(f"--device {name} is unknown; auto, cpu, cuda and cuda:N work") from error
-    if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"--device {name} is not supported; auto, cpu, cuda and cuda:N are")
-    count = torch.cuda.device_count()
-    if device.type == "cuda" and (device.index or 0) >= count:
-        raise ValueError(f"--device {name} is not there: torch finds {count} NVIDIA GPUs")
-    return device
 
 
 def choose_attention(name: str, config: Config, device: torch.device, dtype: torch.dtype) -> str:

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader
 import flash_versions
 from transformer import byte_tokenizer
 from transformer.corpus import Batch, Corpus, Teacher
+from transformer.files import replacing
 from transformer.model import Config, Transformer
 
 MODEL = Config(
@@ -158,12 +159,8 @@ class Training:
             "seconds": self.seconds,
             "log_size": self.log_size,
         }
-        temporary = self.folder / f".{STATE}.{os.getpid()}"
-        try:
-            torch.save(state, temporary)
-            os.replace(temporary, self.folder / STATE)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with replacing(self.folder / STATE) as file:
+            torch.save(state, file)
 
     def _resume(self) -> None:
         path = self.folder / STATE

@@ -6,9 +6,7 @@ where they need no conversion: loading takes no second copy.
 """
 
 import json
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from transformer.files import replacing
 from transformer.model import Config, Transformer
 
 WEIGHTS = "model.safetensors"
@@ -96,7 +95,7 @@ def save_model(model: Transformer, folder: str | Path, dtype: torch.dtype = torc
         name: tensor.to("cpu", dtype).contiguous() for name, tensor in model.state_dict().items()
     }
     folder.mkdir(parents=True, exist_ok=True)
-    with _replacing(folder / "config.json") as json_file, _replacing(folder / WEIGHTS) as file:
+    with replacing(folder / "config.json") as json_file, replacing(folder / WEIGHTS) as file:
         json_file.write_text(json.dumps(config, indent=2) + "\n")
         save_file(weights, file, metadata={"format": "pt"})
 
@@ -205,14 +204,3 @@ def _count(kind: str, names: set[str], shown: int = 3) -> str:
     """Such as "2 missing (a, b)"."""
     more = ", ..." if len(names) > shown else ""
     return f"{len(names)} {kind} ({', '.join(sorted(names)[:shown])}{more})"
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A temporary file beside `path` that takes its place if all goes well, and vanishes if not."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

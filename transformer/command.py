@@ -1,0 +1,32 @@
+"""What the commands of this package share: how they fail, and how they name a device."""
+
+import argparse
+from typing import NoReturn
+
+import torch
+
+INTERRUPTED = 130  # the exit code of a command after Ctrl-C
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises ValueError for a wrong command line, so that all errors are reported alike."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong."""
+        raise ValueError(f"{message} (--help lists the options)")
+
+
+def choose_device(name: str) -> torch.device:
+    """The device by its name; "auto" is the first GPU, or the CPU if there is none."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"--device {name} is unknown; auto, cpu, cuda and cuda:N work") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"--device {name} is not supported; auto, cpu, cuda and cuda:N are")
+    count = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise ValueError(f"--device {name} is not there: torch finds {count} NVIDIA GPUs")
+    return device
