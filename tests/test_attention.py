@@ -130,14 +130,14 @@ def test_expanded_keys_with_stride_zero(version, device):
 @by_version
 @pytest.mark.parametrize("far", ["batch", "row", "head"])
 def test_offsets_past_32_bits(version, far, device):
-    """Two batches, rows or heads more than 2^31 elements apart in a mostly untouched buffer."""
-    q, k, v = Case("", 2, 2, batch=2).inputs(torch.float16, device)
-    apart = 2**31 + 64
-    strides = {"batch": (apart, 128, 64), "row": (256, apart, 64), "head": (256, 128, apart)}[far]
+    """Index and stride both fit 32 bits, their product does not; the buffer is mostly untouched."""
+    q, k, v = Case("", 3, 3, heads=3, kv_heads=3, batch=3).inputs(torch.float16, device)
+    apart = 2**30 + 64
+    strides = {"batch": (apart, 256, 64), "row": (256, apart, 64), "head": (1024, 256, apart)}[far]
     if device == "cuda":
-        buffer = torch.zeros(apart + 1024, dtype=torch.float16, device=device)
+        buffer = torch.zeros(2 * apart + 4096, dtype=torch.float16, device=device)
     else:
-        buffer = torch.from_numpy(np.zeros(apart + 1024, dtype=np.float16))  # lazily mapped
+        buffer = torch.from_numpy(np.zeros(2 * apart + 4096, dtype=np.float16))  # lazily mapped
     far_k = buffer.as_strided(k.shape, (*strides, 1))
     far_k.copy_(k)
     o, lse = attention(q, far_k, v, version=version, return_lse=True)

@@ -36,8 +36,8 @@ from flash_versions.tile import kv_block_range, last_visible_key, mask_scores
 from flash_versions.version import LaunchConfig, default_config, padded_head_dim
 
 MEASURED = {
-    64: LaunchConfig(128, 64, num_warps=4, num_stages=3),
-    128: LaunchConfig(64, 64, num_warps=4, num_stages=2),
+    64: LaunchConfig(128, 64, num_warps=4, num_stages=2),
+    128: LaunchConfig(64, 64, num_warps=4, num_stages=3),
     256: LaunchConfig(128, 32, num_warps=8, num_stages=2),
 }
 

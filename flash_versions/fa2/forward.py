@@ -12,6 +12,7 @@ What changes.
   one exp2.
 * Two loops: blocks that every query of the tile sees in full need no mask; only the last ones pay
   for it.
+* Causal tiles start with the last queries, which see the most keys: what ends last began first.
 * The query heads that share a key head become rows of one tile, so that K and V are read once per
   key head.
 * Split-KV: a second grid axis over ranges of KV blocks. Each program writes its accumulator,
