@@ -1,9 +1,14 @@
 """The specification of attention, and plain PyTorch baselines."""
 
+from contextlib import nullcontext
+
 import torch
 from einops import repeat
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flash_versions.version import Request, Version
+
+WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def visible_keys(
@@ -93,15 +98,19 @@ def attention_sdpa(
     mask = None
     if not aligned:
         mask = visible_keys(q_length, kv_length, causal, kv_lengths, q.device)
-    o = torch.nn.functional.scaled_dot_product_attention(
-        q.transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
-        attn_mask=mask,
-        is_causal=aligned and causal and q_length == kv_length,
-        scale=scale,
-        enable_gqa=q.shape[2] != k.shape[2],
-    )
+    # cuDNN builds a plan for each key length, which takes far longer than attention itself: not for
+    # a decoding loop, where every step has another one.
+    decoding = q.is_cuda and q_length != kv_length
+    with sdpa_kernel(WITHOUT_CUDNN) if decoding else nullcontext():
+        o = torch.nn.functional.scaled_dot_product_attention(
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            attn_mask=mask,
+            is_causal=aligned and causal and q_length == kv_length,
+            scale=scale,
+            enable_gqa=q.shape[2] != k.shape[2],
+        )
     if mask is not None:
         o = o.masked_fill(~mask.any(-1, keepdim=True), 0.0)
     return o.transpose(1, 2), None

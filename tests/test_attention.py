@@ -164,6 +164,17 @@ def test_keys_past_the_length_are_never_read(version, device):
 
 
 @by_version
+def test_padding_of_the_head_dim_is_never_read(version, device):
+    """24 dims are padded to 32 inside; in memory, what follows them belongs to somebody else."""
+    q, k, v = Case("", 70, 140, head_dim=24).inputs(torch.float32, device)
+    wide = [torch.full((*x.shape[:3], 32), float("nan"), device=device) for x in (q, k, v)]
+    for x, y in zip((q, k, v), wide):
+        y[..., :24] = x
+    o = attention(*(x[..., :24] for x in wide), version=version)
+    assert torch.equal(o, attention(q, k, v, version=version))
+
+
+@by_version
 def test_batch_rows_are_independent(version, device):
     q, k, v = Case("", 30, 60, batch=3, heads=4).inputs(torch.bfloat16, device)
     order = [2, 0, 1]
