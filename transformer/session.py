@@ -138,8 +138,12 @@ class Session:
     def report(self, statistics: Statistics) -> str:
         """The measurements as lines of text."""
         where = f"{self.attention} on {self.device} in {self.dtype}"
-        if self.attention in flash_versions.VERSIONS and interpreter.enabled():
-            where += "; its kernels run in Triton's interpreter: slow by design, for reading"
+        if self.attention in flash_versions.VERSIONS:
+            where += (
+                "; its kernels run in Triton's interpreter: slow by design, for reading"
+                if interpreter.enabled()
+                else "; the first run on a machine also compiles its kernels"
+            )
         return (
             f"prompt      {statistics.prompt_tokens} tokens,"
             f" {statistics.prompt_rate:.1f} tokens/s\n"
