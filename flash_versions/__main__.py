@@ -50,7 +50,7 @@ def main() -> int:
     for what, state in rows:
         sys.stdout.write(f"{what:<{width}}  {state}\n")
     sys.stdout.write(
-        "\nNext:\n"
+        "\nNext, in this environment:\n"
         "  python -m transformer.generate             a small model answers through these kernels\n"
         "  python -m flash_versions.diff fa1 fa2      what changes from one version to the next\n"
         "  make test                                  every version against the fp64 oracle\n"

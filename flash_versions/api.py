@@ -1,9 +1,10 @@
 """`attention`: check the arguments, choose a version, run it."""
 
-import math
 from contextlib import nullcontext
+from numbers import Integral, Real
 from typing import Literal, overload
 
+import numpy as np
 import torch
 
 from flash_versions import fa1, fa2
@@ -42,6 +43,21 @@ def attention(
     num_splits: int | None = ...,
     return_lse: Literal[True],
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+@overload
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = ...,
+    scale: float | None = ...,
+    kv_lengths: torch.Tensor | None = ...,
+    version: str = ...,
+    num_splits: int | None = ...,
+    return_lse: bool = ...,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
 
 
 def attention(
@@ -84,32 +100,31 @@ def attention(
     Raises:
         ValueError: an argument is malformed, or the version does not support what was asked for.
     """
-    _check(q, k, v, scale, kv_lengths, num_splits)
+    _check_tensors(q, k, v, kv_lengths)
     request = Request(
-        q,
-        k,
-        v,
-        causal=causal,
-        scale=q.shape[-1] ** -0.5 if scale is None else float(scale),
-        kv_lengths=kv_lengths,
-        num_splits=num_splits,
-        return_lse=return_lse,
+        q.resolve_neg(),
+        k.resolve_neg(),
+        v.resolve_neg(),
+        causal=_checked_flag("causal", causal),
+        scale=q.shape[-1] ** -0.5 if scale is None else _checked_scale(scale),
+        kv_lengths=None if kv_lengths is None else kv_lengths.contiguous(),
+        num_splits=None if num_splits is None else _checked_count("num_splits", num_splits),
+        return_lse=_checked_flag("return_lse", return_lse),
     )
     chosen = choose_version(version, request)
-    if q.numel() == 0:  # no query: nothing to launch
-        empty = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if q.numel() == 0 and chosen.name in VERSIONS:  # no query: nothing to launch
         batch, length, heads, _ = q.shape
-        no_lse = empty.new_empty((batch, heads, length), dtype=torch.float32)
-        return (empty, no_lse) if return_lse else empty
+        no_lse = q.new_empty((batch, heads, length), dtype=torch.float32)
+        return (q.new_empty(q.shape), no_lse) if return_lse else q.new_empty(q.shape)
     with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
         o, lse = chosen.forward(
-            q,
-            k,
-            v,
+            request.q,
+            request.k,
+            request.v,
             causal=request.causal,
             scale=request.scale,
-            kv_lengths=kv_lengths,
-            num_splits=num_splits,
+            kv_lengths=request.kv_lengths,
+            num_splits=request.num_splits,
         )
     if not return_lse:
         return o
@@ -126,7 +141,7 @@ def choose_version(name: str, request: Request) -> Version:
             if version.unsupported(request) is None:
                 return version
         version = next(reversed(VERSIONS.values()))
-    elif name in VERSIONS or name in BASELINES:
+    elif isinstance(name, str) and (name in VERSIONS or name in BASELINES):
         version = {**VERSIONS, **BASELINES}[name]
     else:
         known = ", ".join(["auto", *VERSIONS, *BASELINES])
@@ -136,17 +151,37 @@ def choose_version(name: str, request: Request) -> Version:
     return version
 
 
-def _check(
+def _checked_flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{name}={value!r} must be True or False.")
+    return bool(value)
+
+
+def _checked_scale(value: object) -> float:
+    # The kernels compute in fp32: what is 0 or infinite there is refused here.
+    if not isinstance(value, Real) or not 2.0**-100 <= float(value) <= 2.0**100:
+        raise ValueError(f"scale={value!r} must be a positive finite number, 2^-100 to 2^100.")
+    return float(value)
+
+
+def _checked_count(name: str, value: object) -> int:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name}={value!r} must be an integer of at least 1, or None.")
+    return int(value)
+
+
+def _check_tensors(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    scale: float | None,
     kv_lengths: torch.Tensor | None,
-    num_splits: int | None,
 ) -> None:
     """Refuse what no version can serve, in a sentence that names the tensor, what was given and
     what would work.
     """
+    for name, x in (("q", q), ("k", k), ("v", v), ("kv_lengths", kv_lengths)):
+        if not isinstance(x, torch.Tensor) and not (name == "kv_lengths" and x is None):
+            raise ValueError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor.")
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dim() != 4:
             raise ValueError(
@@ -175,8 +210,6 @@ def _check(
         raise ValueError(f"q has shape {tuple(q.shape)}; heads and head_dim must be at least 1.")
     if kv_heads == 0 or heads % kv_heads != 0:
         raise ValueError(f"q has {heads} heads, which must be a multiple of k's {kv_heads}.")
-    if scale is not None and not (math.isfinite(scale) and scale > 0):
-        raise ValueError(f"scale={scale} must be a positive finite number.")
     if kv_lengths is not None:
         if kv_lengths.shape != (batch,) or kv_lengths.dtype not in (torch.int32, torch.int64):
             raise ValueError(
@@ -187,5 +220,3 @@ def _check(
             raise ValueError(
                 f"kv_lengths is on {kv_lengths.device}, q is on {q.device}; use one device."
             )
-    if num_splits is not None and num_splits < 1:
-        raise ValueError(f"num_splits={num_splits} must be at least 1, or None.")

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 import triton
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from triton.errors import TritonError
 
 from flash_versions import VERSIONS, attention
 from flash_versions.budget import assess
@@ -151,7 +152,7 @@ def measure(suite: str, shape: Shape, rounds: int) -> list[dict[str, Any]]:
         try:
             check(call(), shape, q, k, v)
             replays[name] = captured(call)
-        except (RuntimeError, ValueError, ArithmeticError) as error:
+        except (RuntimeError, ValueError, ArithmeticError, TritonError) as error:
             rows[name]["reason"] = str(error).splitlines()[0]
     for name, times in timed(replays, rounds).items():
         p20, p50, p80 = (statistics.quantiles(times, n=10)[i] for i in (1, 4, 7))

@@ -28,7 +28,7 @@ pre {{ font: 14px/1.4 monospace; }} .add {{ background: #dfd; }} .del {{ backgro
 
 
 def version_names() -> list[str]:
-    """The versions on disk, in order; found without importing them, so that no GPU is asked for."""
+    """The versions on disk, in order."""
     return sorted(p.parent.name for p in PACKAGE.glob("fa*/forward.py"))
 
 

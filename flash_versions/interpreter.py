@@ -24,17 +24,22 @@ import torch
 
 NOTICE = (
     "flash_versions: no GPU found, so the Triton kernels run in Triton's CPU interpreter: "
-    "exact, for reading and testing, not for speed.\n"
+    "faithful, for reading and testing, not for speed.\n"
 )
 
 
 def enabled() -> bool:
-    """Whether this process interprets Triton kernels, which CPU tensors need."""
-    if "triton" not in sys.modules:
-        return os.environ.get("TRITON_INTERPRET") == "1"
-    import triton
+    """Whether this process interprets Triton kernels, which CPU tensors need.
 
-    return bool(triton.knobs.runtime.interpret)
+    Triton and this package each decide at their import, so the kernels are asked, not the
+    environment: it may have changed in between.
+    """
+    from triton.language import cdiv
+    from triton.runtime.interpreter import InterpretedFunction
+
+    from flash_versions.tile import kv_block_range
+
+    return all(isinstance(f, InterpretedFunction) for f in (cdiv, kv_block_range))
 
 
 def enable_without_gpu() -> None:
@@ -55,7 +60,9 @@ def enable_without_gpu() -> None:
     if chosen is None and "triton" not in sys.modules and not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"
         sys.stderr.write(NOTICE)
-    if enabled():
+    import triton
+
+    if triton.knobs.runtime.interpret:
         make_faithful()
 
 

@@ -94,3 +94,11 @@ def load_row_values(rows, index, other):
     return tl.load(
         rows.ptr + index.to(tl.int64) * rows.stride, mask=index < rows.length, other=other
     )
+
+
+@triton.jit
+def visible_length(kv_lengths, batch, kv_length):
+    """How many keys a batch row has: kv_lengths[batch], clamped to 0 .. kv_length; None: all."""
+    if kv_lengths is not None:
+        kv_length = tl.minimum(tl.maximum(tl.load(kv_lengths + batch), 0), kv_length).to(tl.int32)
+    return kv_length

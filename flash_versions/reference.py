@@ -57,7 +57,7 @@ def attention_reference(
         causal: whether a query sees only keys up to its own position.
         scale: factor on the scores; None means head_dim ** -0.5.
         kv_lengths: (batch,) integers, or None.
-        num_splits: accepted, and without effect: the result does not depend on it.
+        num_splits: None or 1; keys are split from 'fa2' on.
 
     Returns:
         o: like q. lse: natural log, (batch, heads, M), fp32 or fp64.
@@ -116,12 +116,16 @@ def attention_sdpa(
     return o.transpose(1, 2), None
 
 
+def _no_splits(request: Request) -> str | None:
+    if request.num_splits not in (None, 1):
+        return f"num_splits={request.num_splits} is not possible; keys are split from 'fa2' on."
+    return None
+
+
 def _no_lse(request: Request) -> str | None:
     if request.return_lse:
-        return (
-            "torch's SDPA does not return the LSE; use version='reference' or one of the kernels."
-        )
-    return None
+        return "it does not return the LSE; use version='reference' or one of the kernels."
+    return _no_splits(request)
 
 
 REFERENCE = Version(
@@ -131,7 +135,7 @@ REFERENCE = Version(
     idea="the specification: scores, softmax, weighted sum, all in memory",
     source="Vaswani et al. 2017, arXiv:1706.03762",
     forward=attention_reference,
-    limits=lambda request: None,
+    limits=_no_splits,
 )
 SDPA = Version(
     name="sdpa",

@@ -19,6 +19,7 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results" / "h200.json"
 DOCUMENTS = [ROOT / "README.md", ROOT / "docs" / "progression.md"]
 BLOCK = re.compile(r"(<!-- results: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+OTHERS = ("torch fa2", "cudnn")
 SHAPE = ("B", "H", "Hkv", "M", "N", "D", "causal")
 
 Document = dict[str, Any]
@@ -56,14 +57,14 @@ def prefill(document: Document, wanted: Callable[[dict[str, Any]], bool] = lambd
         row = versions["fa2"]
         if not wanted(row):
             continue
-        base = versions["torch fa2"]["tflops"]
+        rates = {name: row.get("tflops") for name, row in versions.items()}
+        base = rates["torch fa2"]
         mask = "causal" if row["causal"] else "full"
         cells = [f"D={row['D']} {mask}, S={row['N']}"]
         for name in ("fa1", "fa2"):
-            cells.append(
-                f"{versions[name]['tflops']:.0f} ({versions[name]['tflops'] / base:.2f} x)"
-            )
-        cells += [f"{base:.0f}", f"{versions['cudnn']['tflops']:.0f}"]
+            rate = rates[name]
+            cells.append(f"{rate:.0f} ({rate / base:.2f} x)" if rate and base else "-")
+        cells += ["-" if rates[name] is None else f"{rates[name]:.0f}" for name in OTHERS]
         body.append(cells)
     header = ["TFLOP/s (ratio to torch FA2)", "fa1", "fa2", "torch FA2", "cuDNN"]
     return f"{markdown(header, body)}\n\n{provenance(document)}\n"

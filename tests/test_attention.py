@@ -91,12 +91,37 @@ def test_equivalence(version, dtype, case, device):
     assert_within_budget(o, lse, q, k, v, **options)
 
 
+@by_dtype
 @by_version
-def test_huge_scores_do_not_overflow(version, device):
-    q, k, v = Case("", 40, 70, causal=True).inputs(torch.float32, device)
-    o, lse = attention(q * 1e4, k, v, version=version, causal=True, return_lse=True)
+def test_huge_scores_do_not_overflow(version, dtype, device):
+    """In fp16 plain PyTorch overflows on these; the kernels' scores are fp32."""
+    q, k, v = Case("", 40, 70, causal=True).inputs(dtype, device)
+    q, k = q * 300, k * 300
+    o, lse = attention(q, k, v, version=version, causal=True, return_lse=True)
     assert o.isfinite().all() and lse.isfinite().all()
-    assert_within_budget(o, lse, q * 1e4, k, v, causal=True)
+    assert_within_budget(o, lse, q, k, v, causal=True)
+
+
+LENGTHS = {
+    "every other": lambda device: torch.tensor([70, 9, 30, 9], device=device)[::2],
+    "one for all": lambda device: torch.tensor([30], device=device).expand(2),
+    "64-bit, past 32 bits": lambda device: torch.tensor([2**32, -(2**33) + 5], device=device),
+    "32-bit, at the limits": lambda device: torch.tensor(
+        [2**31 - 1, -(2**31)], dtype=torch.int32, device=device
+    ),
+}
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@by_version
+def test_lengths_of_any_layout_and_size(version, causal, lengths, device):
+    q, k, v = Case("", 40, 70, batch=2).inputs(torch.float32, device)
+    given = LENGTHS[lengths](device)
+    options = {"causal": causal, "kv_lengths": given}
+    o, lse = attention(q, k, v, version=version, return_lse=True, **options)
+    clamped = given.clamp(0, 70)
+    assert_within_budget(o, lse, q, k, v, causal=causal, kv_lengths=clamped)
 
 
 LAYOUTS = {
@@ -221,7 +246,18 @@ REFUSED = {
     "scale negative": (arguments(scale=-1.0), "scale=-1.0 must be a positive"),
     "lengths: shape": (arguments(kv_lengths=torch.tensor([1, 2])), r"kv_lengths .* shape \(1,\)"),
     "lengths: dtype": (arguments(kv_lengths=torch.tensor([1.0])), "kv_lengths .*int32 or int64"),
-    "no splits": (arguments(num_splits=0), "num_splits=0 must be at least 1"),
+    "no splits": (arguments(num_splits=0), "num_splits=0 must be an integer of at least 1"),
+    "splits: a flag": (arguments(num_splits=True), "num_splits=True must be an integer"),
+    "splits: a fraction": (arguments(num_splits=2.0), "num_splits=2.0 must be an integer"),
+    "causal: a text": (arguments(causal="False"), "causal='False' must be True or False"),
+    "q: a list": (arguments(q=[1.0]), "q is a list; it must be a torch.Tensor"),
+    "lengths: a list": (arguments(kv_lengths=[3]), "kv_lengths is a list"),
+    "lengths: device": (arguments(kv_lengths=ones(1, dtype=torch.int32, device="meta")), "on meta"),
+    "no key heads": (arguments(**dict.fromkeys("kv", ones(1, 4, 0, 64))), "multiple of k's 0"),
+    "scale: vanishes in fp32": (arguments(scale=1e-46), "scale=1e-46 must be a positive"),
+    "scale: overflows in fp32": (arguments(scale=1e300), "scale=1e[+]300 must be a positive"),
+    "scale: a text": (arguments(scale="1"), "scale='1' must be a positive"),
+    "splits in sdpa": (arguments(version="sdpa", num_splits=2), "'sdpa': num_splits=2"),
     "unknown version": (arguments(version="fa9"), "version='fa9' is unknown; there are auto, fa1"),
     "splits in fa1": (arguments(version="fa1", num_splits=2), "'fa1': num_splits=2.*'fa2'"),
     "lse of sdpa": (arguments(version="sdpa", return_lse=True), "'sdpa'.*does not return the LSE"),

@@ -35,10 +35,9 @@ def top_left_diagonal(q, k, v):
 
 
 def last_block_dropped(q, k, v):
-    lengths = torch.full((2,), 96)
-    visible = attention(q, k, v, causal=True, return_lse=True)
-    without = attention(q, k, v, kv_lengths=lengths, return_lse=True)
-    return (torch.cat((visible[0][:, :50], without[0][:, 50:]), 1), visible[1])
+    o, lse = attention(q, k, v, causal=True, return_lse=True)
+    last = attention(q[:, -1:], k[:, :96], v[:, :96])
+    return torch.cat((o[:, :-1], last), 1), lse
 
 
 def one_nan(q, k, v):
@@ -104,6 +103,14 @@ def test_wrong_kernels_are_rejected(step, queries, inputs, monkeypatch):
     monkeypatch.setattr(fa2, "softmax_step", step)
     wrong = assess(*fa2.forward(q, k, v, **run), q, k, v, causal=True)
     assert not all(accuracy.ok for accuracy in wrong.values())
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros_like, lambda o: torch.full_like(o, torch.nan)])
+def test_an_overflowing_baseline_excuses_nothing(wrong):
+    q, k, v = (300 * torch.randn(1, 20, 1, 64).half() for _ in range(3))
+    assert not attention_reference(q, k, v)[0].isfinite().all()
+    assert not assess(wrong(q), None, q, k, v)["o"].ok
+    assert assess(attention(q, k, v), None, q, k, v)["o"].ok
 
 
 def test_plain_pytorch_is_within_its_own_budget(inputs):

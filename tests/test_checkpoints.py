@@ -23,7 +23,7 @@ def sdpa_model(name):
 
 
 def test_chat_meets_its_bar_on_held_out_problems():
-    scores = evaluate(sdpa_model("chat"), 32, temperature=0.0, seed=7)
+    scores = evaluate(sdpa_model("chat"), 64, temperature=0.0, seed=7)
     assert set(scores) == set(SKILLS)
     assert scores[THREE_DIGITS].right >= 0.95
     short = {name: s.right for name, s in scores.items() if s.right < 0.9}

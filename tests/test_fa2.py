@@ -32,9 +32,8 @@ def test_any_number_of_splits(num_splits, causal, device):
     [
         {"M": 1, "heads": 8, "kv_heads": 2},
         {"M": 1, "heads": 3, "kv_heads": 1, "head_dim": 80},
-        {"M": 40, "N": 33},
+        {"M": 40, "N": 130},
         {"M": 20, "N": 300, "head_dim": 256, "batch": 1},
-        {"M": 2, "N": 0},
     ],
     ids=str,
 )
@@ -53,6 +52,17 @@ def test_splits_with_lengths_of_their_own(device):
     )
     for name, accuracy in assess(o, lse, q, k, v, causal=True, kv_lengths=lengths).items():
         assert accuracy.ok, f"{name}: {accuracy}"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="counts calls in the interpreter")
+@pytest.mark.parametrize(("causal", "masked"), [(False, 0), (True, 8)], ids=["full", "causal"])
+def test_only_blocks_that_are_cut_pay_for_the_mask(causal, masked, monkeypatch):
+    """256 queries in tiles of 64, blocks of 32 keys: the diagonal cuts two blocks of each tile."""
+    calls, mask_scores = [], fa2.mask_scores
+    monkeypatch.setattr(fa2, "mask_scores", lambda *a, **k: calls.append(1) or mask_scores(*a, **k))
+    q, k, v = inputs("cpu", M=256, N=256, heads=1, kv_heads=1, batch=1, head_dim=16)
+    fa2.forward(q, k, v, causal=causal, scale=0.1, config=LaunchConfig(64, 32, 4, 2))
+    assert len(calls) == masked
 
 
 def test_more_splits_than_blocks_is_one_program_per_block(device):

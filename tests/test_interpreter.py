@@ -86,8 +86,27 @@ def test_triton_imported_first_is_refused_in_words():
     assert "ValueError: version 'fa2': CPU tensors need Triton's interpreter" in done.stderr
 
 
-def test_the_environment_is_respected():
-    assert interpreter.NOTICE not in run("import flash_versions", TRITON_INTERPRET="1").stderr
+@pytest.mark.parametrize("word", ["1", "true", "on"])
+def test_whatever_turns_it_on_makes_bf16_right(word):
+    check = (
+        "import flash_versions, torch; from flash_versions.budget import assess;"
+        "q = torch.randn(1, 20, 2, 64).bfloat16();"
+        "print(assess(flash_versions.attention(q, q, q), None, q, q, q)['o'].ok)"
+    )
+    done = run(check, TRITON_INTERPRET=word)
+    assert done.stdout == "True\n", done.stderr
+    assert interpreter.NOTICE not in done.stderr
+
+
+@pytest.mark.parametrize("when", ["triton", "triton, flash_versions"])
+def test_turned_on_too_late_is_refused_in_words(when):
+    late = f"import {when}, os; os.environ['TRITON_INTERPRET'] = '1'; import flash_versions; {CALL}"
+    done = run(late)
+    assert done.returncode == 1
+    assert "CPU tensors need Triton's interpreter, which is off" in done.stderr
+
+
+def test_the_environment_can_keep_it_off():
     done = run(f"import flash_versions; {CALL}", TRITON_INTERPRET="0")
     assert "CPU tensors need Triton's interpreter" in done.stderr
 

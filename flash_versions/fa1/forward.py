@@ -22,19 +22,28 @@ Schedule: one program per query block, head and batch; an inner loop over KV blo
                                 store O_i, m_i, l_i, LSE_i
 
 Source: Dao et al. 2022, "FlashAttention: Fast and Memory-Efficient Exact Attention with
-IO-Awareness", Algorithm 1 and Algorithm 2 (causal). The paper's outer loop runs over KV blocks and
-re-reads O each time; here the query block is outside, so that every row of O is written once. The
-update is the paper's: o stays normalised after each block.
+IO-Awareness", Algorithm 1, and Algorithm 2 for the mask. The paper's outer loop runs over KV blocks
+and re-reads O each time; here the query block is outside, so that every row of O is written once.
+The update is the paper's: o stays normalised after each block.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from flash_versions.memory import View, load_rows, rows_of, store_row_values, store_rows
+from flash_versions.memory import (
+    View,
+    load_rows,
+    rows_of,
+    store_row_values,
+    store_rows,
+    visible_length,
+)
 from flash_versions.tile import kv_block_range, last_visible_key, mask_scores
 from flash_versions.version import LaunchConfig, default_config, padded_head_dim
 
+# Change from call to call, a growing cache's with every token: no kernel of its own for each.
+COUNTS = ["q_length", "kv_length", "heads", "q_blocks"]
 MEASURED = {
     64: LaunchConfig(128, 64, num_warps=4, num_stages=2),
     128: LaunchConfig(64, 64, num_warps=4, num_stages=3),
@@ -107,15 +116,15 @@ def attend(
     return o, row_max, row_sum
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def forward_kernel(
     q,
     k,
     v,
     o,
+    lse_out,
     row_max_out,
     row_sum_out,
-    lse_out,
     kv_lengths,
     q_length,
     kv_length,
@@ -129,95 +138,36 @@ def forward_kernel(
     BLOCK_Q: tl.constexpr,
     BLOCK_KV: tl.constexpr,
 ):
-    """One program per (query block, head, batch); those of a head are neighbours and share K, V."""
+    """One program per (query tile, head, batch); those of a head are neighbours and share K, V."""
     program = tl.program_id(0)
-    q_start = (program % q_blocks) * BLOCK_Q
+    tile = program % q_blocks
     head = (program // q_blocks) % heads
     batch = program // q_blocks // heads
     kv_head = head // GROUP
-    q_pos = q_start + tl.arange(0, BLOCK_Q)
-    if kv_lengths is not None:
-        kv_length = tl.minimum(tl.load(kv_lengths + batch).to(tl.int32), kv_length)
+    q_pos = tile * BLOCK_Q + tl.arange(0, BLOCK_Q)
+    kv_length = visible_length(kv_lengths, batch, kv_length)
 
     last_key = last_visible_key(q_pos, q_length, kv_length, CAUSAL)
-    q_last = tl.minimum(q_start + BLOCK_Q, q_length) - 1
+    q_first = tile * BLOCK_Q
+    q_last = tl.minimum(tile * BLOCK_Q + BLOCK_Q - 1, q_length - 1)
     _, n_all = kv_block_range(
-        last_visible_key(q_start, q_length, kv_length, CAUSAL),
+        last_visible_key(q_first, q_length, kv_length, CAUSAL),
         last_visible_key(q_last, q_length, kv_length, CAUSAL),
         BLOCK_KV,
     )
-    q_tile = load_rows(rows_of(q, batch, head, q_length), q_pos, HEAD_DIM, PADDED_DIM, MASKED=True)
+    q_rows = rows_of(q, batch, head, q_length)
+    q_tile = load_rows(q_rows, q_pos, HEAD_DIM, PADDED_DIM, MASKED=True)
     k_rows = rows_of(k, batch, kv_head, kv_length)
     v_rows = rows_of(v, batch, kv_head, kv_length)
-    tile, row_max, row_sum = attend(
-        q_tile, k_rows, v_rows, last_key, n_all, scale, HEAD_DIM, PADDED_DIM, BLOCK_Q, BLOCK_KV
-    )
-    store_rows(rows_of(o, batch, head, q_length), q_pos, tile, HEAD_DIM, PADDED_DIM)
+    out, row_max, row_sum = attend(
+        q_tile, k_rows, v_rows, last_key, n_all, scale,
+        HEAD_DIM, PADDED_DIM, BLOCK_Q, BLOCK_KV
+    )  # fmt: skip
+    lse = row_max + tl.log(tl.where(row_sum == 0.0, 1.0, row_sum))
+    store_rows(rows_of(o, batch, head, q_length), q_pos, out, HEAD_DIM, PADDED_DIM)
+    store_row_values(rows_of(lse_out, batch, head, q_length), q_pos, lse)
     store_row_values(rows_of(row_max_out, batch, head, q_length), q_pos, row_max)
     store_row_values(rows_of(row_sum_out, batch, head, q_length), q_pos, row_sum)
-    lse = row_max + tl.log(tl.where(row_sum == 0.0, 1.0, row_sum))
-    store_row_values(rows_of(lse_out, batch, head, q_length), q_pos, lse)
-
-
-def forward_with_statistics(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    causal: bool,
-    scale: float,
-    kv_lengths: torch.Tensor | None = None,
-    config: LaunchConfig | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Forward pass with what the paper saves for its backward: (o, row_max, row_sum, lse).
-
-    Args:
-        q: (batch, M, heads, head_dim), any strides but the last dimension's, which is 1; so k and
-            v.
-        k: (batch, N, kv_heads, head_dim); query heads h*g .. h*g+g-1 use key head h, g = heads /
-            kv_heads.
-        v: like k.
-        causal: query i sees keys j <= i + N - M.
-        scale: positive factor on the scores.
-        kv_lengths: (batch,) integers; row b sees only its first kv_lengths[b] keys. None means all
-            N.
-        config: tile sizes; None chooses by shape and device.
-
-    Returns:
-        o like q, contiguous; row_max m (natural units), row_sum l and lse = m + log l, each fp32
-        (batch, heads, M).
-    """
-    batch, q_length, heads, head_dim = q.shape
-    kv_length, kv_heads = k.shape[1:3]
-    config = config or default_config(q_length, q, MEASURED)
-    o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    statistics = torch.empty((3, batch, heads, q_length), dtype=torch.float32, device=q.device)
-    row_max, row_sum, lse = statistics
-    q_blocks = triton.cdiv(q_length, config.block_q)
-    forward_kernel[(q_blocks * heads * batch,)](
-        View.of(q),
-        View.of(k),
-        View.of(v),
-        View.of(o),
-        View.of_rows(row_max),
-        View.of_rows(row_sum),
-        View.of_rows(lse),
-        kv_lengths,
-        q_length,
-        kv_length,
-        heads,
-        q_blocks,
-        scale,
-        GROUP=heads // kv_heads,
-        CAUSAL=causal,
-        HEAD_DIM=head_dim,
-        PADDED_DIM=padded_head_dim(head_dim),
-        BLOCK_Q=config.block_q,
-        BLOCK_KV=config.block_kv,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-    )
-    return o, row_max, row_sum, lse
 
 
 def forward(
@@ -230,12 +180,60 @@ def forward(
     kv_lengths: torch.Tensor | None = None,
     num_splits: int | None = None,
     config: LaunchConfig | None = None,
+    statistics: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention and its LSE: (o, lse); arguments as in `forward_with_statistics`; num_splits is
-    FA2's.
+    """Attention and its LSE.
+
+    Args:
+        q: (batch, M, heads, head_dim), any strides but the last dimension's, which is 1; so k and
+            v.
+        k: (batch, N, kv_heads, head_dim); query heads h*g .. h*g+g-1 use key head h, g = heads /
+            kv_heads.
+        v: like k.
+        causal: query i sees keys j <= i + N - M.
+        scale: positive factor on the scores.
+        kv_lengths: (batch,) integers; row b sees only its first kv_lengths[b] keys. None means all
+            N.
+        num_splits: None or 1; keys are split from FA2 on.
+        config: tile sizes; None chooses by shape and device.
+        statistics: fp32 (2, batch, heads, M), receives what the paper saves for its backward: the
+            row maximum m (natural units) and the row sum l. None keeps them from the caller.
+
+    Returns:
+        o like q, contiguous; lse = m + log l, natural log, fp32 (batch, heads, M).
     """
-    del num_splits  # refused by this version's limits unless it is None or 1
-    o, _, _, lse = forward_with_statistics(
-        q, k, v, causal=causal, scale=scale, kv_lengths=kv_lengths, config=config
+    batch, q_length, heads, head_dim = q.shape
+    kv_length, kv_heads = k.shape[1:3]
+    group = heads // kv_heads
+    config = config or default_config(q_length, q, MEASURED)
+    q_blocks = triton.cdiv(q_length, config.block_q)
+    programs = q_blocks * heads * batch
+
+    o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    lse = torch.empty((batch, heads, q_length), dtype=torch.float32, device=q.device)
+    if statistics is None:
+        statistics = torch.empty((2, *lse.shape), dtype=torch.float32, device=q.device)
+    forward_kernel[(programs,)](
+        View.of(q),
+        View.of(k),
+        View.of(v),
+        View.of(o),
+        View.of_rows(lse),
+        View.of_rows(statistics[0]),
+        View.of_rows(statistics[1]),
+        kv_lengths,
+        q_length,
+        kv_length,
+        heads,
+        q_blocks,
+        scale,
+        GROUP=group,
+        CAUSAL=causal,
+        HEAD_DIM=head_dim,
+        PADDED_DIM=padded_head_dim(head_dim),
+        BLOCK_Q=config.block_q,
+        BLOCK_KV=config.block_kv,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
     )
     return o, lse

@@ -31,6 +31,9 @@ from flash_versions.memory import (
 from flash_versions.tile import LN2
 from flash_versions.version import padded_head_dim
 
+# Change from call to call, a growing cache's with every token: no kernel of its own for each.
+COUNTS = ["num_splits", "batches", "heads", "q_length"]
+
 
 class Partials(NamedTuple):
     """What the splits leave: fp32 views whose batch index is split * batches + batch."""
@@ -63,7 +66,7 @@ def slots_of(view, head, q_pos, slots):
     return Rows(view.ptr + start, view.batch_stride, slots)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def combine_kernel(
     partials,
     o,
@@ -126,6 +129,6 @@ def combine(partials: Partials, num_splits: int, o: torch.Tensor, lse: torch.Ten
         q_length,
         HEAD_DIM=head_dim,
         PADDED_DIM=padded_dim,
-        BLOCK_SPLITS=min(4096 // padded_dim, triton.next_power_of_2(num_splits)),
+        BLOCK_SPLITS=max(16, 4096 // padded_dim),
         num_warps=4,
     )

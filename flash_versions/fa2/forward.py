@@ -2,8 +2,8 @@
 
 What FA1 wasted. It rescales o twice per KV block, masks every block although few are cut by the
 diagonal, and multiplies each exponent by log2(e) because the hardware computes 2^x: work for the
-ordinary FP units, which are 16 times slower than the tensor cores. And with one query and a long
-cache there is one program per head: most of the GPU idles while a few programs walk the keys.
+ordinary FP units, which on an A100 are 16 times slower than the tensor cores. And with one query
+and a long cache there is one program per head: most of the GPU idles while a few walk the keys.
 
 What changes.
 * Normalise once, at the end: the loop carries an unnormalised accumulator, and one rescale of it
@@ -24,10 +24,11 @@ What changes.
                                 for j in this split's masked blocks:    fold K_j, V_j with the mask
                                 store O, LSE (one split) or acc, m, l (several)
 
-Source: Dao 2023, "FlashAttention-2: Faster Attention with Better Parallelism and Work
-Partitioning", Algorithm 1, for the deferred normalisation, the loops and the grid over query
-blocks. Splitting the keys is not in that paper: it is Flash-Decoding (Dao, Haziza, Massa, Sizov
-2023), which FlashAttention 2.2 took in.
+Sources. The deferred normalisation, the loops and the grid over query blocks: Dao 2023,
+"FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning", Algorithm 1. Not
+in that paper: splitting the keys is Flash-Decoding (Dao, Haziza, Massa, Sizov 2023), which
+FlashAttention 2.2 took in; log2 units, the order of causal tiles and packing the query heads of a
+key head are from the code of FlashAttention and its successors.
 """
 
 import torch
@@ -35,7 +36,14 @@ import triton
 import triton.language as tl
 
 from flash_versions.fa2.combine import Partials, combine, finalise
-from flash_versions.memory import View, load_rows, rows_of, store_row_values, store_rows
+from flash_versions.memory import (
+    View,
+    load_rows,
+    rows_of,
+    store_row_values,
+    store_rows,
+    visible_length,
+)
 from flash_versions.tile import LOG2E, kv_block_range, last_visible_key, mask_scores
 from flash_versions.version import (
     LaunchConfig,
@@ -44,6 +52,9 @@ from flash_versions.version import (
     padded_head_dim,
 )
 
+# Change from call to call, a growing cache's with every token: no kernel of its own for each.
+COUNTS = ["q_length", "kv_length", "batches", "kv_heads", "q_blocks", "num_splits"]
+MAX_SPLITS = 65_535  # the second axis of a CUDA grid
 MEASURED = {
     64: LaunchConfig(128, 64, num_warps=8, num_stages=3),
     128: LaunchConfig(128, 128, num_warps=8, num_stages=3),
@@ -124,7 +135,7 @@ def attend(
     return acc, row_max, row_sum
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def forward_kernel(
     q,
     k,
@@ -158,8 +169,7 @@ def forward_kernel(
     row = tile * BLOCK_Q + tl.arange(0, BLOCK_Q)
     q_pos = row // GROUP
     head = kv_head * GROUP + row % GROUP
-    if kv_lengths is not None:
-        kv_length = tl.minimum(tl.load(kv_lengths + batch).to(tl.int32), kv_length)
+    kv_length = visible_length(kv_lengths, batch, kv_length)
 
     last_key = last_visible_key(q_pos, q_length, kv_length, CAUSAL)
     q_first = tile * BLOCK_Q // GROUP
@@ -201,7 +211,7 @@ def choose_num_splits(programs: int, n_blocks: int, multiprocessors: int) -> int
             reduction costs more.
         multiprocessors: of the device; 1 on the CPU, where splitting gains nothing.
     """
-    if programs >= 0.8 * multiprocessors:
+    if programs == 0 or programs >= 0.8 * multiprocessors:
         return 1
     return max(1, min(2 * multiprocessors // programs, n_blocks // 4))
 
@@ -229,8 +239,8 @@ def forward(
         scale: positive factor on the scores.
         kv_lengths: (batch,) integers; row b sees only its first kv_lengths[b] keys. None means all
             N.
-        num_splits: ranges into which the keys are split, at most one per KV block; None chooses by
-            occupancy.
+        num_splits: ranges into which the keys are split, at most one per KV block and MAX_SPLITS;
+            None chooses by occupancy.
         config: tile sizes; None chooses by shape and device.
 
     Returns:
@@ -245,7 +255,7 @@ def forward(
     programs = q_blocks * kv_heads * batch
     if num_splits is None:
         num_splits = choose_num_splits(programs, n_blocks, num_multiprocessors(q.device))
-    num_splits = min(num_splits, n_blocks)
+    num_splits = min(num_splits, n_blocks, MAX_SPLITS)
 
     o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty((batch, heads, q_length), dtype=torch.float32, device=q.device)
