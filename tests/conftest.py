@@ -12,6 +12,8 @@ import flash_versions  # noqa: E402, F401, I001
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
+pytest_plugins = ["tiny_model"]
+
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 

@@ -511,11 +511,51 @@ def test_load_template(tmp_path, config, jinja, expected):
         ('{"chat_template": [{"name": "rag", "template": ""}]}', "named 'default', only rag"),
         ('{"chat_template": 3}', "must be a string or a list"),
         ('{"chat_template": [3]}', "must be a string or a list"),
+        ('{"chat_template": []}', "must be a string or a list"),
+        ('{"chat_template": [{"name": 3, "template": ""}]}', "must be a string or a list"),
+        ('{"chat_template": [{"name": [], "template": ""}]}', "must be a string or a list"),
+        ('{"chat_template": [{"name": "default", "template": 3}]}', "must be a string or a list"),
         ("{", "is not valid JSON"),
         ("[]", "must hold a JSON object"),
+        ('{"a": ' + "[" * 200_000 + "]" * 200_000 + "}", "not valid JSON: it is nested too deeply"),
     ],
 )
 def test_a_broken_template_file_is_one_sentence(tmp_path, text, reason):
     (tmp_path / "tokenizer_config.json").write_text(text)
-    with pytest.raises(ValueError, match=reason):
+    with pytest.raises(ValueError, match=rf"tokenizer_config\.json.*{reason}"):
         load_template(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "tokenizer_config.json"])
+def test_a_template_file_that_is_no_text_is_named(tmp_path, name):
+    (tmp_path / name).write_bytes(b"\xff")
+    with pytest.raises(ValueError, match=f"{name} is not UTF-8 text"):
+        load_template(tmp_path)
+    (tmp_path / name).unlink()
+    (tmp_path / name).mkdir()
+    with pytest.raises(ValueError, match=f"{name} is a folder"):
+        load_template(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "config, reason",
+    [
+        ({"bos_token": 3}, "bos_token must be a string, got 3"),
+        ({"eos_token": {"content": ["</s>"]}}, "eos_token must be a string"),
+        ({"pad_token": "<nowhere>"}, "pad_token is '<nowhere>', which tokenizer.json lacks"),
+    ],
+)
+def test_special_tokens_must_be_the_tokenizers(tmp_path, config, reason):
+    byte_backend().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=rf"tokenizer_config\.json: {reason}"):
+        Tokenizer.load(tmp_path)
+
+
+def test_messages_that_are_nested_too_deeply_are_refused():
+    deep: list = []
+    for _ in range(100_000):
+        deep = [deep]
+    messages = [{"role": "user", "content": "hi", "unused": deep}]
+    with pytest.raises(TemplateError, match="nested too deeply"):
+        encode_chat(BYTES, "{{ messages[0].content }}", messages)

@@ -1,11 +1,14 @@
 """What a config.json may say, and the rotary embedding that it describes, against transformers."""
 
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+import transformer
 from transformer.model import Config
 from transformer.rope import Rope, rotary_table, rotate
 
@@ -135,12 +138,35 @@ ROPE_4 = "rope_scaling"
         ({"architectures": ["MistralForCausalLM"]}, "MistralForCausalLM is not supported; known"),
         ({"architectures": None}, "architecture none is not supported"),
         ({"hidden_act": "gelu"}, "activation 'gelu' is not supported"),
-        ({"num_hidden_layers": None}, "must be integers: num_hidden_layers"),
-        ({"vocab_size": "97"}, "must be integers: vocab_size"),
+        (
+            {"num_hidden_layers": None},
+            "num_hidden_layers must be a positive integer up to 1024, not None",
+        ),
+        ({"vocab_size": "97"}, "vocab_size must be a positive integer up to 1048576, not '97'"),
+        ({"max_position_embeddings": 10**12}, "up to 2147483647, not 1000000000000"),
+        ({"num_attention_heads": 0}, "num_attention_heads must be a positive integer .* not 0"),
+        ({"num_key_value_heads": "2"}, "num_key_value_heads must be a positive integer .* not '2'"),
+        ({"num_hidden_layers": True}, "num_hidden_layers must be a positive integer .* not True"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures must be a list, not 'LlamaForCaus"),
+        ({"architectures": {"a": 1}}, "architectures must be a list, not {'a': 1}"),
+        ({"architectures": 3}, "architectures must be a list, not 3"),
+        ({"architectures": [["x"]]}, r"architecture \['x'\] is not supported; known"),
+        (
+            {"tie_word_embeddings": "false"},
+            "tie_word_embeddings must be true or false, not 'false'",
+        ),
+        ({"attention_bias": 1}, "attention_bias must be true or false, not 1"),
+        ({"layer_types": 5}, "layer_types must be a list, not 5"),
+        ({"layer_types": [["x"]]}, r"layers of type \['x'\] are not supported, only full_att"),
+        ({"layer_types": ["full_attention", 3]}, "layers of type 3 are not supported"),
+        (
+            {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": "a"},
+            "max_window_layers must be an integer, not 'a'",
+        ),
         ({"num_key_value_heads": 3}, r"query heads \(4\) must be a multiple of key heads \(3\)"),
         ({"hidden_size": 50}, r"hidden_size \(50\) must be a multiple of num_attention_heads"),
         ({"head_dim": 15}, "head_dim must be even"),
-        ({"head_dim": 0}, "head_dim must be a positive integer, not 0"),
+        ({"head_dim": 0}, "head_dim must be a positive integer up to 1048576, not 0"),
         ({"rms_norm_eps": math.nan}, "norm_eps must be a positive number"),
         ({"quantization_config": {"bits": 4}}, "quantized weights"),
         (
@@ -157,13 +183,60 @@ ROPE_4 = "rope_scaling"
         ({ROPE_4: {**YARN, "mrope_section": [1]}}, "'mrope_section' is not supported"),
         ({"rope_parameters": {"full_attention": {}}}, "'full_attention' is not supported"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
-        ({"rope_theta": "1e6"}, "theta must be a positive number"),
+        ({"rope_theta": "1e6"}, "rope_theta must be a positive number, not '1e6'"),
+        ({"rope_theta": 0}, "rope_theta must be a positive number, not 0"),
+        ({"rope_theta": 1, ROPE_4: YARN}, "rope_theta must be at least 2 for yarn, not 1"),
+        ({ROPE_4: {"rope_type": ["a"]}}, r"rope_type must be a text, not \['a'\]"),
+        ({ROPE_4: {"theta": 5e5}}, "rope parameter 'theta' is not supported"),
+        ({ROPE_4: {**YARN, "truncate": 0}}, "truncate must be true or false, not 0"),
+        ({ROPE_4: {**YARN, "factor": 10**400}}, "factor must be a positive number, not 1000"),
         ({ROPE_4: {**YARN, "attention_factor": -1.0}}, "attention_factor must be a positive"),
         ({ROPE_4: {**YARN, "beta_fast": 0}}, "beta_fast must be a positive number, not 0"),
-        ({ROPE_4: "linear"}, "must be an object, not 'linear'"),
+        ({ROPE_4: "linear"}, "rope_scaling must be an object, not 'linear'"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
 def test_what_the_model_cannot_do_is_refused_by_name(change, sentence):
     with pytest.raises(ValueError, match=sentence):
         Config.from_hf({**HF, **change})
+
+
+SHIPPED = json.loads(
+    Path(transformer.__file__).with_name("checkpoints").joinpath("chat/config.json").read_text()
+)
+EXTREMES = [None, 0, -1, "x", [], {}, [[1]], {"a": [1]}, 10**12, 10**400, True, 1.5, 1e-320]
+ROPE_KEYS = [*ROPES["yarn, mscale"], *LLAMA3, "rope_type", "rope_theta", "theta", "truncate"]
+MORE_KEYS = ["layer_types", "sliding_window", "max_window_layers", "rope_parameters", "hidden_act"]
+
+
+@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3"])
+def test_any_value_of_any_key_gives_a_config_or_a_value_error(family):
+    """Nothing else is raised, and a config that was accepted has a table of rotations."""
+    sound = {**SHIPPED, "architectures": [f"{family}ForCausalLM"], "use_sliding_window": True}
+    changes = [{key: value} for key in [*sound, *MORE_KEYS] for value in EXTREMES]
+    changes += [
+        {ROPE_4: {**scaling, key: value}}
+        for scaling in (YARN, LLAMA3, {})
+        for key in ROPE_KEYS
+        for value in EXTREMES
+    ]
+    outcomes = set()
+    for change in changes:
+        try:
+            rope = Config.from_hf({**sound, **change}).rope
+        except ValueError as error:
+            assert "\n" not in str(error)
+            outcomes.add("refused")
+        else:
+            rotary_table(rope, 64, 4, torch.device("cpu"), torch.float32)
+            outcomes.add("accepted")
+    assert outcomes == {"refused", "accepted"}
+
+
+@pytest.mark.parametrize("parameters", ROPES.values(), ids=ROPES)
+def test_a_longer_rotary_table_begins_with_the_bits_of_a_shorter_one(parameters):
+    rope, device = Rope(**parameters), torch.device("cpu")
+    whole = rotary_table(rope, 64, 1000, device, torch.float32)
+    for length in (1, 2, 3, 64, 777):
+        shorter = rotary_table(rope, 64, length, device, torch.float32)
+        assert torch.equal(shorter, whole[:length]), length

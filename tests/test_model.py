@@ -9,8 +9,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import flash_versions
+from transformer import model as model_module
 from transformer.cache import KVCache
 from transformer.model import Config, RMSNorm, Transformer
+from transformer.rope import rotary_table
 
 CONFIG = Config(
     vocab_size=97,
@@ -156,6 +158,38 @@ def test_chunks_equal_the_whole(chunks):
     logits = [model(chunk, cache) for chunk in tokens.split(chunks, dim=1)]
     assert_same(torch.cat(logits, dim=1), model(tokens))
     assert cache.lengths.tolist() == [12] * 3
+
+
+@pytest.fixture
+def table_lengths(monkeypatch):
+    """The lengths of the rotary tables that are asked for from here on."""
+    lengths = []
+
+    def recorded(rope, head_dim, positions, *where):
+        lengths.append(positions)
+        return rotary_table(rope, head_dim, positions, *where)
+
+    monkeypatch.setattr(model_module, "rotary_table", recorded)
+    return lengths
+
+
+def test_a_context_costs_nothing_until_it_is_used(table_lengths):
+    model = make_model(replace(CONFIG, max_positions=2**31 - 1))
+    small = make_model(replace(CONFIG, max_positions=20))
+    for length in (1, 2, 3, 9, 20):
+        tokens = make_tokens(2, length)
+        assert torch.equal(model(tokens), small(tokens))
+    assert table_lengths == [1, 1, 2, 2, 4, 4, 16, 16, 32, 20]
+
+
+@pytest.mark.parametrize("padding", [None, torch.tensor([0, 2])], ids=["uniform", "ragged"])
+def test_decoding_keeps_one_rotary_table(table_lengths, padding):
+    model = make_model(replace(CONFIG, max_positions=2**31 - 1))
+    cache = make_cache(model, 2, capacity=20)
+    model(make_tokens(2, 3), cache, padding)
+    for position in range(3, 20):
+        model(make_tokens(2, 1, seed=position), cache)
+    assert set(table_lengths) == {32}
 
 
 LENGTHS = [[7, 3, 1], [4, 9], [5, 5], [6, 2, 6, 1]]

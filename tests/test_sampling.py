@@ -78,7 +78,7 @@ def test_greedy_equals_transformers_with_a_penalty(penalty):
     # The filters that follow the temperature must not matter when nothing is drawn.
     sampling = Sampling(temperature=0, top_k=3, top_p=0.5, min_p=0.5, repetition_penalty=penalty)
     expected = hf_processors(sampling)(prompt, logits.clone()).argmax(-1)
-    assert torch.equal(sample(logits, sampling, seen, []), expected)
+    assert torch.equal(sample(logits, sampling, seen, [])[0], expected)
 
 
 def test_ties_with_the_kth_largest_stay():
@@ -116,7 +116,7 @@ def draw_counts(logits, sampling, rows=200, steps=100):
     batch = logits.expand(rows, -1)
     counts = torch.zeros(logits.shape[-1], dtype=torch.float64)
     for _ in range(steps):
-        counts += sample(batch, sampling, None, generators).bincount(minlength=len(counts))
+        counts += sample(batch, sampling, None, generators)[0].bincount(minlength=len(counts))
     return counts
 
 
@@ -124,10 +124,11 @@ def test_a_row_does_not_depend_on_its_batch_mates():
     logits = torch.randn(5, 100, generator=torch.Generator().manual_seed(4))
     sampling = Sampling(temperature=0.9, top_p=0.95)
     together = row_generators(7, 5)
-    batch = torch.stack([sample(logits, sampling, None, together) for _ in range(20)])
+    batch = torch.stack([sample(logits, sampling, None, together)[0] for _ in range(20)])
     for row in range(5):
         alone = row_generators(7, 1, first=row)
-        single = [sample(logits[row : row + 1], sampling, None, alone).item() for _ in range(20)]
+        row_logits = logits[row : row + 1]
+        single = [sample(row_logits, sampling, None, alone)[0].item() for _ in range(20)]
         assert batch[:, row].tolist() == single
 
 
@@ -155,6 +156,8 @@ def test_extreme_random_numbers_never_reach_a_dropped_token(monkeypatch, uniform
         ("temperature", math.nan),
         ("temperature", -0.1),
         ("temperature", math.inf),
+        ("temperature", 1e-38),
+        ("temperature", 9e-5),
         ("top_k", -1),
         ("top_k", 2.5),
         ("top_k", True),
@@ -166,6 +169,9 @@ def test_extreme_random_numbers_never_reach_a_dropped_token(monkeypatch, uniform
         ("min_p", math.nan),
         ("repetition_penalty", 0.0),
         ("repetition_penalty", math.nan),
+        ("repetition_penalty", 1e-38),
+        ("repetition_penalty", 9e-4),
+        ("repetition_penalty", 1001),
         ("repetition_penalty", math.inf),
     ],
 )

@@ -1,6 +1,7 @@
 """Training: one step against transformers and torch, resuming to the bit, what a run leaves."""
 
 import contextlib
+import io
 import json
 import math
 import os
@@ -122,6 +123,45 @@ def test_an_unfinished_run_with_another_recipe_is_not_taken_up(tmp_path):
         run(tmp_path, seed=4)
 
 
+def _truncate(content):
+    return content[: len(content) // 2]
+
+
+def _without_step(content):
+    state = torch.load(io.BytesIO(content), weights_only=True)
+    del state["step"]
+    return _saved(state)
+
+
+def _saved(value):
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _truncate,
+        _without_step,
+        lambda content: b"",
+        lambda content: b"not a state",
+        lambda content: _saved([1, 2]),
+        lambda content: _saved({"recipe": {}}),
+        lambda content: _saved(Teacher()),
+    ],
+    ids=["truncated", "no step", "empty", "text", "list", "no recipe", "object"],
+)
+def test_a_damaged_state_is_refused_in_one_sentence(tmp_path, damage):
+    run(tmp_path, stop_before=5)
+    path = tmp_path / training.STATE
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ValueError, match="training_state.pt is damaged; delete it to start again$"):
+        Training(recipe(), tmp_path, CPU)
+    path.unlink()
+    assert Training(recipe(), tmp_path, CPU).step == 0
+
+
 def test_learning_rate():
     schedule = recipe(steps=1000, learning_rate=1.0)
     rates = [schedule.rate_at(step) for step in range(1000)]
@@ -222,6 +262,34 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, quick, monkeypatch, capsys):
     monkeypatch.setattr(Training, "learn", interrupted)
     assert train.main(arguments(tmp_path)) == 130
     assert "the same command goes on" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error, sentence",
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), "a smaller --batch-tokens needs less"),
+        (MemoryError(), "a smaller --batch-tokens needs less"),
+        (OSError(28, "No space left on device", "DIR/state"), "DIR/state: No space left on device"),
+    ],
+    ids=["GPU memory", "memory", "disk"],
+)
+def test_a_machine_that_is_too_small_gets_one_sentence(
+    tmp_path, quick, monkeypatch, capsys, error, sentence
+):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(Training, "learn", fail)
+    assert train.main(arguments(tmp_path)) == 2
+    assert sentence in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_evaluations_on_the_way_are_recorded(tmp_path, quick, capsys):
+    assert train.main(arguments(tmp_path, "--eval-every", "1")) == 0
+    log = [json.loads(line) for line in (tmp_path / "training.jsonl").read_text().splitlines()]
+    evaluations = [(line["step"], line["evaluation"]) for line in log if "evaluation" in line]
+    assert evaluations == [(1, "greedy"), (1, "sampled"), (2, "greedy"), (2, "sampled")]
+    assert capsys.readouterr().err.count("| skill | greedy | form | sampled | form |") == 2
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

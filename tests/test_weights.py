@@ -281,6 +281,14 @@ def _write(name, content):
     return lambda folder: (folder / name).write_bytes(content)
 
 
+def _folder(name):
+    def replace_by_folder(folder):
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).mkdir()
+
+    return replace_by_folder
+
+
 def _truncate(folder):
     content = (folder / "two.safetensors").read_bytes()
     (folder / "two.safetensors").write_bytes(content[:-100])
@@ -308,9 +316,20 @@ NORM = "model.norm.weight"
 
 DAMAGES = {
     "no folder": (shutil.rmtree, "is not a folder"),
-    "no config": (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
+    "no config": (
+        lambda folder: (folder / "config.json").unlink(),
+        "there is no file .*config.json",
+    ),
     "config no json": (_write("config.json", b"{'a': 1}"), "config.json is not valid JSON"),
-    "config no text": (_write("config.json", b"\xff\xfe"), "config.json is not valid JSON"),
+    "config no text": (_write("config.json", b"\xff\xfe"), "config.json is not UTF-8 text"),
+    "config too deep": (_write("config.json", b'{"a":' + b"[" * 10**5), "nested too deeply"),
+    "config a folder": (_folder("config.json"), "config.json is a folder"),
+    "weights a folder": (_folder("model.safetensors"), "model.safetensors is a folder"),
+    "shard a folder": (_folder("two.safetensors"), "two.safetensors is a folder"),
+    "shard without name": (
+        _edit_json(weights.INDEX, weight_map={"model.norm.weight": ""}),
+        "is a folder; it should be a safetensors file",
+    ),
     "config a list": (_write("config.json", b"[]"), "config.json must hold a JSON object"),
     "architecture": (
         _edit_json("config.json", architectures=["GPT2LMHeadModel"]),
@@ -391,9 +410,22 @@ ADDED = {TOKENIZER: {"added_tokens": [{"id": 1, "content": "<s>"}, {"id": 9, "co
 @pytest.mark.parametrize(
     "files, expected",
     [
-        ({GENERATION: {"eos_token_id": [3, 7]}, CONFIG_JSON: {"eos_token_id": 5}}, (3, 7)),
-        ({GENERATION: {"eos_token_id": 0}, CONFIG_JSON: {"eos_token_id": 5}}, (0,)),
+        ({GENERATION: {"eos_token_id": [3, 7]}, CONFIG_JSON: {"eos_token_id": 5}}, (3, 7, 5)),
+        ({GENERATION: {"eos_token_id": 0}, CONFIG_JSON: {"eos_token_id": [5, 0]}}, (0, 5)),
         ({GENERATION: {}, CONFIG_JSON: {"eos_token_id": 5}}, (5,)),
+        (
+            {
+                GENERATION: {"eos_token_id": [7, 9]},
+                CONFIG_JSON: {"eos_token_id": 1},
+                TOKENIZER_CONFIG: {"eos_token": "<e>"},
+                **ADDED,
+            },
+            (7, 9, 1),
+        ),
+        (
+            {CONFIG_JSON: {"eos_token_id": 5}, TOKENIZER_CONFIG: {"eos_token": "<e>"}, **ADDED},
+            (5, 9),
+        ),
         (
             {CONFIG_JSON: {"eos_token_id": None}, TOKENIZER_CONFIG: {"eos_token": "<e>"}, **ADDED},
             (9,),
@@ -402,7 +434,17 @@ ADDED = {TOKENIZER: {"added_tokens": [{"id": 1, "content": "<s>"}, {"id": 9, "co
         ({TOKENIZER_CONFIG: {}, **ADDED}, ()),
         ({}, ()),
     ],
-    ids=["several", "zero", "config", "tokenizer", "tokenizer object", "none named", "no files"],
+    ids=[
+        "several",
+        "zero",
+        "config",
+        "all",
+        "two",
+        "tokenizer",
+        "tokenizer object",
+        "none named",
+        "no files",
+    ],
 )
 def test_eos_token_ids(tmp_path, files, expected):
     for name, data in files.items():
@@ -410,7 +452,18 @@ def test_eos_token_ids(tmp_path, files, expected):
     assert eos_token_ids(tmp_path) == expected
 
 
-def test_eos_token_ids_must_be_integers(tmp_path):
-    (tmp_path / "config.json").write_text('{"eos_token_id": "</s>"}')
-    with pytest.raises(CheckpointError, match="eos_token_id must be integers"):
+@pytest.mark.parametrize("given", ["</s>", True, [2, False], 1.5, {"id": 2}], ids=str)
+def test_eos_token_ids_must_be_integers(tmp_path, given):
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": given}))
+    with pytest.raises(CheckpointError, match="eos_token_id must be an integer or a list of int"):
+        eos_token_ids(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "added", [5, [5], [{"id": 9}], {"<e>": 9}, [{"content": "<e>", "id": "9"}]], ids=str
+)
+def test_damaged_added_tokens_are_refused(tmp_path, added):
+    (tmp_path / TOKENIZER_CONFIG).write_text('{"eos_token": "<e>"}')
+    (tmp_path / TOKENIZER).write_text(json.dumps({"added_tokens": added}))
+    with pytest.raises(CheckpointError, match="tokenizer.json: .* must be"):
         eos_token_ids(tmp_path)

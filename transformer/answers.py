@@ -32,8 +32,9 @@ class AnswerFile:
                 f"{self.partial} holds the answers of an unfinished run with other prompts or"
                 " options; repeat its command, delete it, or use another --output"
             )
-        # A line that a kill cut off has no end and is answered again.
-        self.lines = [line for line in kept.splitlines(keepends=True)[1:] if line.endswith("\n")]
+        # A line that a kill cut off has no end and is answered again. Not splitlines: JSON may hold
+        # other characters that it takes for the end of a line.
+        self.lines = [f"{line}\n" for line in kept.split("\n")[1:-1]]
         self.partial.write_text(header + "".join(self.lines), encoding="utf-8")
 
     def add(self, lines: Sequence[str]) -> None:

@@ -114,7 +114,11 @@ class KVCache:
         self.uniform = self.uniform or length == 0
 
     def repeat(self, samples: int) -> KVCache:
-        """A copy with each row `samples` times in succession: a prompt is read only once."""
+        """A copy with each row `samples` times in succession.
+
+        It is for sampling a group of answers to each prompt, as GRPO does (arXiv:2402.03300): the
+        prompt is read once, and every answer continues a copy of it.
+        """
         repeated = copy.copy(self)
         repeated.lengths = self.lengths.repeat_interleave(samples)
         repeated.keys_values = self.keys_values.repeat_interleave(samples, dim=2)
@@ -138,6 +142,11 @@ class Span:
     positions: slice | torch.Tensor
     stop: int
     kv_lengths: torch.Tensor | None
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that each row of the cache can hold."""
+        return self.keys_values.shape[3]
 
     def append(
         self, layer: int, k: torch.Tensor, v: torch.Tensor

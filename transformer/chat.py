@@ -31,6 +31,8 @@ from jinja2.nodes import Scope
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from transformer.files import read_json, read_text
+
 Message = Mapping[str, Any]
 
 SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
@@ -77,14 +79,20 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
             raise ValueError(f"{path} is not a tokenizer: {error}") from error
-        config = _read_json(Path(folder) / "tokenizer_config.json")
+        config_path = Path(folder) / "tokenizer_config.json"
+        config = read_json(config_path, missing_ok=True)
         special_tokens = {}
         for role in SPECIAL_ROLES:
             token = config.get(role)
             if isinstance(token, dict):  # an AddedToken, written out with its flags
                 token = token.get("content")
-            if token is not None:
-                special_tokens[role] = token
+            if token is None:
+                continue
+            if not isinstance(token, str):
+                raise ValueError(f"{config_path}: {role} must be a string, got {token!r:.80}")
+            if backend.token_to_id(token) is None:
+                raise ValueError(f"{config_path}: {role} is {token!r}, which {path.name} lacks")
+            special_tokens[role] = token
         return cls(backend, special_tokens)
 
     def encode(self, text: str) -> list[int]:
@@ -157,21 +165,24 @@ def load_template(folder: str | Path) -> str | None:
     or a list of named templates; of these the one named "default" is taken.
     """
     path = Path(folder) / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
-    template = _read_json(Path(folder) / "tokenizer_config.json").get("chat_template")
+    if path.exists():
+        return read_text(path)
+    path = Path(folder) / "tokenizer_config.json"
+    template = read_json(path, missing_ok=True).get("chat_template")
     if template is None or isinstance(template, str):
         return template
     try:
         named = {entry["name"]: entry["template"] for entry in template}
-    except (TypeError, KeyError) as error:
+    except (TypeError, KeyError):
+        named = {}
+    if not named or not all(isinstance(text, str) for text in (*named, *named.values())):
         raise TemplateError(
-            f"chat_template in {folder}/tokenizer_config.json must be a string or a list of"
-            f" named templates, got {type(template).__name__}"
-        ) from error
+            f"chat_template in {path} must be a string or a list of named templates,"
+            f" got {template!r:.80}"
+        )
     if "default" not in named:
         raise TemplateError(
-            f"{folder} has no chat template named 'default', only {', '.join(sorted(named))}"
+            f"{path} has no chat template named 'default', only {', '.join(sorted(named))}"
         )
     return named["default"]
 
@@ -228,9 +239,13 @@ def encode_chat(
     }
     now = datetime.now()  # both renderings must agree on the time
     text = _render(template, messages, now, {**variables, "tools": tools})
-    marked_messages, marked_tools = _map_strings(
-        (list(messages), tools), lambda string: _mark_spellings(string, tokenizer.control_tokens)
-    )
+    try:
+        marked_messages, marked_tools = _map_strings(
+            (list(messages), tools),
+            lambda string: _mark_spellings(string, tokenizer.control_tokens),
+        )
+    except RecursionError as error:
+        raise TemplateError("a message or tool is nested too deeply") from error
     if (marked_messages, marked_tools) == (list(messages), tools):
         return text, tokenizer.encode(text)
     marked = _render(template, marked_messages, now, {**variables, "tools": marked_tools})
@@ -348,16 +363,3 @@ def _encodable(text: str) -> str:
             f"the text is not valid UTF-8: character {error.start} is a lone surrogate"
         ) from error
     return text
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file, {} if there is no file."""
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} must hold a JSON object, got {type(content).__name__}")
-    return content

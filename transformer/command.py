@@ -8,6 +8,20 @@ import torch
 INTERRUPTED = 130  # the exit code of a command after Ctrl-C
 
 
+def out_of_memory(error: Exception) -> bool:
+    """Whether a GPU's or the machine's memory is full; torch has an exception for GPUs only."""
+    if isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error):
+        return True
+    return isinstance(error, MemoryError | torch.OutOfMemoryError)
+
+
+def describe_error(error: Exception) -> str:
+    """One sentence about an error; what the system refused begins with the file's name."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
 class Parser(argparse.ArgumentParser):
     """Raises ValueError for a wrong command line, so that all errors are reported alike."""
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformer.cache import KVCache
 from transformer.chat import IncrementalDecoder, Tokenizer
 from transformer.model import Config, Transformer
-from transformer.sampling import Sampling, draw, process_logits
+from transformer.sampling import Sampling, sample
 
 GREEDY = Sampling(temperature=0)
 
@@ -299,18 +299,20 @@ def _choose(
 
     Both cross to the host in one tensor, with a flag that tells whether the logits are finite.
     """
-    processed = process_logits(logits, sampling, seen)
-    tokens = (processed.argmax(-1) if sampling.greedy else draw(processed, generators))[:, None]
+    chosen, processed = sample(logits, sampling, seen, generators)
+    tokens = chosen[:, None]
     scores = torch.zeros_like(tokens, dtype=torch.float64)
     if logprobs:
         scores = processed.double().log_softmax(-1).gather(1, tokens)
-    finite = logits.isfinite().all(-1, keepdim=True)
+    # The largest processed logit is NaN if any is; dropped tokens are -inf and do not count.
+    finite = logits.isfinite().all(-1, keepdim=True) & processed.amax(-1, keepdim=True).isfinite()
     arrived = torch.cat([tokens.double(), scores, finite.double()], dim=1).tolist()
     for index, (_, _, is_finite) in enumerate(arrived):
         if not is_finite:
             raise ValueError(
-                f"the model's logits for row {index} are not finite: the weights are broken or"
-                f" {str(logits.dtype).removeprefix('torch.')} overflows, which float32 may not"
+                f"the model's logits for row {index} are not finite: the weights are broken,"
+                f" {str(logits.dtype).removeprefix('torch.')} overflows, which float32 may not, or"
+                " the temperature or the repetition penalty is too extreme"
             )
     return tokens, arrived
 

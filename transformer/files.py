@@ -1,9 +1,11 @@
-"""Writing files so that they are either complete or not there."""
+"""Files: JSON that is read with one sentence about what is wrong, writing at once or not at all."""
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 @contextmanager
@@ -21,3 +23,40 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file in UTF-8, replacing what was there at once."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def parse_json(text: str, name: str) -> Any:
+    """A JSON value; a ValueError calls the text by its name."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{name} is not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise ValueError(f"{name} is not valid JSON: it is nested too deeply") from error
+
+
+def read_json(path: Path, missing_ok: bool = False) -> dict[str, Any]:
+    """A JSON object from a file; {} for a missing one if that is fine.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is not a file, not UTF-8, not JSON or not an object.
+    """
+    if not path.exists():
+        if missing_ok:
+            return {}
+        raise FileNotFoundError(f"there is no file {path}")
+    content = parse_json(read_text(path), str(path))
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold a JSON object, got {type(content).__name__}")
+    return content
+
+
+def read_text(path: Path) -> str:
+    """The text of a file in UTF-8; ValueError if it is not a file or not UTF-8."""
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; it should be a file")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: {error}") from error

@@ -2,10 +2,12 @@
 
 Without an argument the model that ships with the package answers a default question. The answer
 goes to standard output while it is being written; measurements and notes go to standard error.
-Exit codes: 0, 2 after a one-sentence error, 130 after Ctrl-C.
+Exit codes: 0, 1 if whoever read the output closed it, 2 after a one-sentence error, 130 after
+Ctrl-C.
 """
 
 import argparse
+import io
 import json
 import os
 import sys
@@ -18,14 +20,26 @@ import torch
 import flash_versions
 from transformer.answers import AnswerFile
 from transformer.chat import Message
-from transformer.command import INTERRUPTED, Parser
+from transformer.command import INTERRUPTED, Parser, describe_error, out_of_memory
 from transformer.engine import Completion, Statistics
+from transformer.files import parse_json, read_text
 from transformer.sampling import Sampling, row_generators
 from transformer.session import DTYPES, Session
 
 DESCRIPTION = "Ask a model a question, a file of questions, or chat with it."
 DEFAULT_QUESTION = "What is 357+486?"
 ATTENTIONS = ("auto", *flash_versions.BASELINES, *flash_versions.VERSIONS)
+DIM, NOT_DIM = "\x1b[2m", "\x1b[22m"  # a terminal's codes
+EXCLUSIVE = (
+    ("chat", "prompt"),
+    ("chat", "input"),
+    ("chat", "json"),
+    ("chat", "ignore_chat_template"),
+    ("prompt", "input"),
+    ("input", "json"),
+    ("input", "no_stream"),
+    ("system_prompt", "ignore_chat_template"),
+)
 CHAT_HELP = """\
 /help   show this list
 /clear  forget the conversation
@@ -38,7 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     try:
         arguments = parse(argv)
+        check_streams(arguments)
         session = load_session(arguments)
+        sys.stderr.writelines(f"note: {note}\n" for note in session.notes)
         if arguments.chat:
             return chat(session, arguments)
         if arguments.input:
@@ -50,16 +66,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader has gone (`| head`); without this, Python's exit would complain once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except torch.OutOfMemoryError:
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"error: {describe_error(error)}\n")
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
         sys.stderr.write(
-            "error: the GPU's memory is full; a smaller --max-tokens or --batch-size, or --dtype"
+            "error: the memory is full; a smaller --max-tokens or --batch-size, or --dtype"
             " bfloat16, needs less\n"
         )
-    except OSError as error:
-        known = error.filename is not None and error.strerror
-        sys.stderr.write(f"error: {f'{error.filename}: {error.strerror}' if known else error}\n")
-    except ValueError as error:
-        sys.stderr.write(f"error: {error}\n")
     return 2
 
 
@@ -90,24 +105,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--ignore-chat-template", action="store_true", help="use the prompt as it is")
     add("--show-prompt", action="store_true", help="show what the model sees, on standard error")
     arguments = parser.parse_args(argv)
-    given = [
-        option
-        for option in ("chat", "prompt", "input", "json", "system_prompt", "ignore_chat_template")
-        if getattr(arguments, option)
-    ]
-    for pair in (
-        ("chat", "prompt"),
-        ("chat", "input"),
-        ("chat", "json"),
-        ("chat", "ignore_chat_template"),
-        ("prompt", "input"),
-        ("system_prompt", "ignore_chat_template"),
-    ):
-        if set(pair) <= set(given):
+    for pair in EXCLUSIVE:
+        if all(getattr(arguments, name) not in (None, False) for name in pair):
             first, second = (f"--{name.replace('_', '-')}" for name in pair)
             raise ValueError(f"{first} and {second} exclude each other")
     if arguments.output and not arguments.input:
         raise ValueError("--output needs --input; redirect standard output otherwise")
+    if arguments.output and arguments.output.resolve() == arguments.input.resolve():
+        raise ValueError(f"--output {arguments.output} is --input; it would be overwritten")
     for name in ("max_tokens", "batch_size"):
         if getattr(arguments, name) < 1:
             option = name.replace("_", "-")
@@ -115,6 +120,17 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if "" in arguments.stop:
         raise ValueError("--stop must not be empty")
     return arguments
+
+
+def check_streams(arguments: argparse.Namespace) -> None:
+    """Refuse closed standard streams, and let bytes that are no UTF-8 reach the check of a text."""
+    if sys.stdout is None and not arguments.output:
+        raise ValueError("standard output is closed; answers need a place to go")
+    if arguments.chat or arguments.prompt == "-":
+        if sys.stdin is None:
+            raise ValueError("standard input is closed; questions were to come from it")
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(errors="surrogateescape")
 
 
 def load_session(arguments: argparse.Namespace) -> Session:
@@ -136,7 +152,7 @@ def load_session(arguments: argparse.Namespace) -> Session:
         dtype=arguments.dtype,
         use_template=not arguments.ignore_chat_template,
     )
-    if session.template is None and (arguments.chat or arguments.system_prompt):
+    if session.template is None and (arguments.chat or arguments.system_prompt is not None):
         raise ValueError(f"{arguments.model} has no chat template, so it takes plain prompts only")
     return session
 
@@ -145,15 +161,15 @@ def answer_question(session: Session, arguments: argparse.Namespace) -> int:
     """Answer one prompt, while it is being written if nothing speaks against it."""
     prompt = DEFAULT_QUESTION if arguments.prompt is None else arguments.prompt
     if prompt == "-":
-        prompt = sys.stdin.read().rstrip("\n")
+        prompt = checked_input(sys.stdin.read().rstrip("\n"))
     text, tokens = session.encode(conversation(prompt, arguments.system_prompt))
     if arguments.show_prompt:
         sys.stderr.write(f"{text}\n{tokens}\n")
     if arguments.prompt is None and not arguments.json:
         sys.stderr.write(f"> {prompt}\n")
     streaming = not (arguments.no_stream or arguments.json)
-    [completion], statistics = session.answer(
-        [tokens], row_generators(arguments.seed, 1), stream if streaming else None
+    completion, statistics = answer(
+        session, tokens, row_generators(arguments.seed, 1), streaming=streaming
     )
     if arguments.json:
         result = {"prompt": prompt, **describe(completion), **measurements(session, statistics)}
@@ -186,7 +202,7 @@ def answer_file(session: Session, arguments: argparse.Namespace) -> int:
 
     file = None
     if arguments.output:
-        run = (arguments.model, session.settings(), arguments.seed, prompts)
+        run = (session.settings(), arguments.seed, lines, prompts)
         file = AnswerFile(arguments.output, run)
     first = len(file.lines) if file else 0
     if first:
@@ -248,16 +264,16 @@ def chat(session: Session, arguments: argparse.Namespace) -> int:
             unknown = "" if line == "/help" else f"there is no command {line}\n"
             sys.stderr.write(unknown + CHAT_HELP)
         elif line:
-            messages = [*history, {"role": "user", "content": line}]
             try:
+                messages = [*history, {"role": "user", "content": checked_input(line)}]
                 text, tokens = session.encode(messages, "the conversation")
             except ValueError as error:
                 sys.stderr.write(f"error: {error}; /clear starts a new one\n")
                 continue
             if arguments.show_prompt:
                 sys.stderr.write(f"{text}\n{tokens}\n")
-            on_text = None if arguments.no_stream else stream
-            [completion], statistics = session.answer([tokens], generators, on_text)
+            streaming = not arguments.no_stream
+            completion, statistics = answer(session, tokens, generators, streaming=streaming)
             sys.stdout.write((completion.text if arguments.no_stream else "") + "\n")
             sys.stdout.flush()
             sys.stderr.write(session.remark(completion))
@@ -265,10 +281,32 @@ def chat(session: Session, arguments: argparse.Namespace) -> int:
             history = [*messages, {"role": "assistant", "content": completion.text}]
 
 
+def answer(
+    session: Session, tokens: list[int], generators: list[torch.Generator], *, streaming: bool
+) -> tuple[Completion, Statistics]:
+    """Answer one prompt; a terminal is not left dim, wherever and however the answer ends."""
+    try:
+        [completion], statistics = session.answer(
+            [tokens], generators, stream if streaming else None
+        )
+    finally:
+        if streaming and sys.stdout.isatty():
+            sys.stdout.write(NOT_DIM)
+            sys.stdout.flush()
+    return completion, statistics
+
+
+def checked_input(text: str) -> str:
+    """The text itself; ValueError if lone surrogates stand in it for bytes that are no UTF-8."""
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError("standard input is not UTF-8 text")
+    return text
+
+
 def stream(row: int, text: str) -> None:
     """Print a piece of an answer at once; on a terminal, what the model thinks is dimmed."""
     if sys.stdout.isatty():
-        text = text.replace("<think>", "\x1b[2m<think>").replace("</think>", "</think>\x1b[22m")
+        text = text.replace("<think>", f"{DIM}<think>").replace("</think>", f"</think>{NOT_DIM}")
     sys.stdout.write(text)
     sys.stdout.flush()
 
@@ -281,20 +319,19 @@ def conversation(prompt: str | None, system_prompt: str | None) -> list[Message]
 
 def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The objects of a JSONL file, each with the name of its line for messages; no blank lines."""
-    try:
-        content = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: {error}") from error
-    for number, text in enumerate(content.split("\n"), start=1):
+    for number, text in enumerate(read_text(path).split("\n"), start=1):
         if not text.strip():
             continue
         name = f"{path}, line {number}"
-        try:
-            line = json.loads(text)
-        except ValueError as error:
-            raise ValueError(f"{name} is not valid JSON: {error}") from error
+        line = parse_json(text, name)
         if not isinstance(line, dict) or ("prompt" in line) == ("messages" in line):
             raise ValueError(f'{name} must be an object with "prompt" or "messages"')
+        try:  # what cannot be written with the answer is better refused before it is computed
+            json.dumps(line, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{name}: the text is not valid UTF-8: {error}") from error
+        except RecursionError as error:
+            raise ValueError(f"{name} is nested too deeply") from error
         yield name, line
 
 

@@ -19,6 +19,7 @@ embedding (arXiv:2104.09864), grouped queries (arXiv:2305.13245), SwiGLU (arXiv:
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +32,7 @@ from torch import nn
 
 import flash_versions
 from transformer.cache import KVCache, Span
-from transformer.rope import Rope, rotary_table, rotate
+from transformer.rope import Rope, is_positive, read_key, rotary_table, rotate
 
 INIT_STD = 0.02
 
@@ -54,6 +55,10 @@ HF_KEYS = {
     "num_heads": "num_attention_heads",
     "max_positions": "max_position_embeddings",
 }
+
+# Field of Config -> the largest size that is no mistake; positions are counted in int32.
+LARGEST = {"num_layers": 1024, "max_positions": 2**31 - 1}
+LARGEST_ELSEWHERE = 2**20
 
 
 @dataclass(frozen=True)
@@ -82,9 +87,7 @@ class Config:
 
     def __post_init__(self):
         for name in (*HF_KEYS, "num_kv_heads", "head_dim"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a positive integer, not {value!r}")
+            _check_size(name, getattr(self, name), name)
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"query heads ({self.num_heads}) must be a multiple of key heads"
@@ -92,7 +95,7 @@ class Config:
             )
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even for the rotary embedding, not {self.head_dim}")
-        if not _is_positive(self.norm_eps):
+        if not is_positive(self.norm_eps):
             raise ValueError(f"norm_eps must be a positive number, not {self.norm_eps!r}")
 
     @classmethod
@@ -102,8 +105,9 @@ class Config:
         Raises:
             ValueError: a missing key, or one that asks for what this model does not do.
         """
-        architecture = _supported_architecture(data)
-        sizes = {name: data[key] for name, key in HF_KEYS.items()}
+        architecture = _architecture(data)
+        sizes = {name: _check_size(key, data.get(key), name) for name, key in HF_KEYS.items()}
+        _refuse_unsupported(data, sizes["num_layers"])
         head_dim = data.get("head_dim")
         if head_dim is None:
             if sizes["hidden_size"] % sizes["num_heads"]:
@@ -113,18 +117,21 @@ class Config:
                 )
             head_dim = sizes["hidden_size"] // sizes["num_heads"]
         kv_heads = data.get("num_key_value_heads")
-        attention_bias = bool(data.get("attention_bias", False))
+        if kv_heads is None:
+            kv_heads = sizes["num_heads"]
+        attention_bias = read_key(data, "attention_bias", bool, False)
+        mlp_bias = read_key(data, "mlp_bias", bool, False)
         qwen2 = architecture == "Qwen2ForCausalLM"
         return cls(
             **sizes,
-            num_kv_heads=sizes["num_heads"] if kv_heads is None else kv_heads,
+            num_kv_heads=_check_size("num_key_value_heads", kv_heads, "num_kv_heads"),
             head_dim=head_dim,
             norm_eps=data.get("rms_norm_eps", cls.norm_eps),
             rope=Rope.from_hf(data),
-            tied_embeddings=bool(data.get("tie_word_embeddings", False)),
+            tied_embeddings=read_key(data, "tie_word_embeddings", bool, False),
             qkv_bias=qwen2 or attention_bias,
             output_bias=not qwen2 and attention_bias,
-            mlp_bias=architecture == "LlamaForCausalLM" and bool(data.get("mlp_bias", False)),
+            mlp_bias=architecture == "LlamaForCausalLM" and mlp_bias,
             qk_norm=architecture == "Qwen3ForCausalLM",
         )
 
@@ -152,34 +159,43 @@ class Config:
         raise ValueError(f"no architecture of {', '.join(ARCHITECTURES)} has the parts of {self}")
 
 
-def _is_positive(value: Any) -> bool:
-    return isinstance(value, int | float) and 0 < value < math.inf
+def _check_size(name: str, value: Any, field: str) -> int:
+    largest = LARGEST.get(field, LARGEST_ELSEWHERE)
+    if type(value) is not int or not 0 < value <= largest:
+        given = reprlib.repr(value)
+        raise ValueError(f"{name} must be a positive integer up to {largest}, not {given}")
+    return value
 
 
-def _supported_architecture(data: dict[str, Any]) -> str:
-    """The architecture of a config.json, refused if it asks for what this model does not do."""
-    architecture = (data.get("architectures") or ["none"])[0]
-    if architecture not in ARCHITECTURES:
+def _architecture(data: dict[str, Any]) -> str:
+    """The architecture of a config.json, refused if this model is another."""
+    architecture = (read_key(data, "architectures", list, []) or ["none"])[0]
+    if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         raise ValueError(
             f"architecture {architecture} is not supported; known are {', '.join(ARCHITECTURES)}"
         )
-    if missing := [key for key in HF_KEYS.values() if not isinstance(data.get(key), int)]:
-        raise ValueError(f"these keys must be integers: {', '.join(missing)}")
+    return architecture
+
+
+def _refuse_unsupported(data: dict[str, Any], num_layers: int) -> None:
+    """Refuse a config.json that asks for what this model does not do."""
     if (activation := data.get("hidden_act", "silu")) not in ("silu", "swish"):
         raise ValueError(f"activation {activation!r} is not supported; known are silu, swish")
     if data.get("quantization_config") is not None:
         raise ValueError("quantized weights are not supported; use the unquantized checkpoint")
-    windows = data.get("use_sliding_window") and data.get("sliding_window") is not None
-    from_layer = data.get("max_window_layers", 0)
-    layer_types = data.get("layer_types") or [
+    windows = (
+        read_key(data, "use_sliding_window", bool, False)
+        and read_key(data, "sliding_window", int, None) is not None
+    )
+    from_layer = read_key(data, "max_window_layers", int, 0)
+    layer_types = read_key(data, "layer_types", list, []) or [
         "sliding_attention" if windows and layer >= from_layer else "full_attention"
-        for layer in range(data["num_hidden_layers"])
+        for layer in range(num_layers)
     ]
-    if others := sorted(set(layer_types) - {"full_attention"}):
+    if others := sorted({str(kind) for kind in layer_types} - {"full_attention"}):
         raise ValueError(
             f"layers of type {', '.join(others)} are not supported, only full_attention"
         )
-    return architecture
 
 
 class RMSNorm(nn.Module):
@@ -286,7 +302,9 @@ class Decoder(nn.Module):
         x = self.embed_tokens(tokens)
         positions = slice(tokens.shape[1]) if span is None else span.positions
         c = self.config
-        table = rotary_table(c.rope, c.head_dim, c.max_positions, x.device, x.dtype)
+        reach = tokens.shape[1] if span is None else span.capacity  # one table for a whole answer
+        length = min(1 << (reach - 1).bit_length(), c.max_positions)  # few lengths, few tables
+        table = rotary_table(c.rope, c.head_dim, length, x.device, x.dtype)
         rotation = table[positions].unbind(-3)
         for block in self.layers:
             x = block(x, rotation, attend, span)

@@ -10,10 +10,14 @@ Formulas and their order of rounding are those of Hugging Face's transformers.
 
 import functools
 import math
+import reprlib
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
+
+# Type of a value in a config.json -> how a message calls it.
+KINDS = {bool: "true or false", int: "an integer", str: "a text", list: "a list", dict: "an object"}
 
 # Type of rotary embedding -> the parameters that it cannot do without.
 ROPE_TYPES: dict[str, tuple[str, ...]] = {
@@ -27,6 +31,28 @@ ROPE_TYPES: dict[str, tuple[str, ...]] = {
     ),
     "yarn": ("factor", "original_max_position_embeddings"),
 }
+
+
+def read_key(data: dict[str, Any], key: str, kind: type, default: Any) -> Any:
+    """The value of a key of a config.json; the default where it is missing or null.
+
+    Raises:
+        ValueError: a value of another kind (see KINDS).
+    """
+    value = data.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise ValueError(f"{key} must be {KINDS[kind]}, not {reprlib.repr(value)}")
+    return value
+
+
+def is_positive(value: Any) -> bool:
+    """Whether this is a positive number that fp32 can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    limits = torch.finfo(torch.float32)
+    return limits.tiny <= value <= limits.max
 
 
 @dataclass(frozen=True)
@@ -65,16 +91,21 @@ class Rope:
     truncate: bool = True
 
     def __post_init__(self):
-        if self.type not in ROPE_TYPES:
+        if not isinstance(self.type, str) or self.type not in ROPE_TYPES:
             raise ValueError(
                 f"rope type {self.type!r} is not supported; known are {', '.join(ROPE_TYPES)}"
             )
+        if not isinstance(self.truncate, bool):
+            raise ValueError(f"rope parameter truncate must be true or false, not {self.truncate}")
         needed = ("theta", "beta_fast", "beta_slow", *ROPE_TYPES[self.type])
         for name, value in asdict(self).items():
-            if name in ("type", "truncate") or (name not in needed and not value):
+            if name in ("type", "truncate") or (name not in needed and value in (None, 0)):
                 continue
-            if not isinstance(value, int | float) or not 0 < value < math.inf:
-                raise ValueError(f"rope parameter {name} must be a positive number, not {value!r}")
+            if not is_positive(value):
+                key = "rope_theta" if name == "theta" else name
+                raise ValueError(f"rope parameter {key} must be a positive number, not {value!r}")
+        if self.type == "yarn" and self.theta < 2:  # the ramp's ends are logarithms to this base
+            raise ValueError(f"rope_theta must be at least 2 for yarn, not {self.theta}")
         if self.high_freq_factor <= self.low_freq_factor:
             raise ValueError(
                 f"rope parameter high_freq_factor ({self.high_freq_factor}) must exceed"
@@ -88,21 +119,23 @@ class Rope:
         Raises:
             ValueError: a parameter that is missing, or that would change the result and is unknown.
         """
-        given = data.get("rope_scaling") or data.get("rope_parameters") or {}
-        if not isinstance(given, dict):
-            raise ValueError(f"rope parameters must be an object, not {given!r}")
+        given = read_key(data, "rope_scaling", dict, {}) or read_key(
+            data, "rope_parameters", dict, {}
+        )
         given = {name: value for name, value in given.items() if value is not None}
-        theta = given.pop("rope_theta", None) or data.get("rope_theta") or cls.theta
-        name_before_rope_type = given.pop("type", "default")
-        rope_type = given.pop("rope_type", name_before_rope_type)
-        turned = given.pop("partial_rotary_factor", None) or data.get("partial_rotary_factor") or 1
-        if turned != 1:
+        theta = given.pop("rope_theta", data.get("rope_theta"))
+        older_name = read_key(given, "type", str, "default")
+        rope_type = read_key(given, "rope_type", str, older_name)
+        given = {name: given[name] for name in given.keys() - {"type", "rope_type"}}
+        turned = given.pop("partial_rotary_factor", data.get("partial_rotary_factor"))
+        if turned not in (None, 1):
             raise ValueError(f"partial_rotary_factor {turned} is not supported, only whole heads")
         required = ROPE_TYPES.get(rope_type, ())
         if "original_max_position_embeddings" in required:
             given.setdefault("original_max_position_embeddings", data["max_position_embeddings"])
-        known = {field.name for field in fields(cls)} & given.keys()
-        rope = cls(theta, rope_type, **{name: given[name] for name in known})
+        known = {field.name for field in fields(cls)[2:]} & given.keys()  # but theta and type
+        parameters = {name: given[name] for name in known}
+        rope = cls(cls.theta if theta is None else theta, rope_type, **parameters)
         if missing := [name for name in required if name not in given]:
             raise ValueError(f"rope type {rope_type!r} needs the parameter {missing[0]}")
         if unknown := sorted(given.keys() - known):
@@ -173,13 +206,14 @@ class Rope:
         return 1 - ((torch.arange(head_dim // 2) - first) / width).clamp(0, 1)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=8)
 def rotary_table(
     rope: Rope, head_dim: int, positions: int, device: torch.device, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Cosine and sine of positions 0, 1, ...: (positions, 2, 1, head_dim), computed once.
+    """Cosine and sine of positions 0, 1, ...: (positions, 2, 1, head_dim); recent ones are kept.
 
-    Both halves of a head share their angles. The sine of the first half is negated here, so that
+    A longer table begins with the bits of a shorter one, so the length is the caller's choice. Both
+    halves of a head share their angles. The sine of the first half is negated here, so that
     `rotate` need not. Angles are fp32, whatever the dtype.
     """
     with torch.inference_mode(False), torch.no_grad():  # a later training step may need it too

@@ -16,6 +16,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+# Far beyond these, ordinary logits overflow float32. So low a temperature is all but greedy.
+MIN_TEMPERATURE = 1e-4
+MAX_PENALTY = 1000
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -42,17 +46,19 @@ class Sampling:
         if isinstance(self.top_k, bool) or not isinstance(self.top_k, int) or self.top_k < 0:
             raise ValueError(f"top_k must be a whole number >= 0 (0 keeps all), got {self.top_k}")
         # Written so that NaN, for which every comparison is false, is refused.
-        if not 0 <= self.temperature < math.inf:
+        if self.temperature != 0 and not MIN_TEMPERATURE <= self.temperature < math.inf:
             raise ValueError(
-                f"temperature must be a finite number >= 0 (0 is greedy), got {self.temperature}"
+                f"temperature must be a finite number, 0 (greedy) or at least {MIN_TEMPERATURE},"
+                f" got {self.temperature}"
             )
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}")
         if not 0 <= self.min_p <= 1:
             raise ValueError(f"min_p must be between 0 and 1, got {self.min_p}")
-        if not 0 < self.repetition_penalty < math.inf:
+        if not 1 / MAX_PENALTY <= self.repetition_penalty <= MAX_PENALTY:
             raise ValueError(
-                f"repetition_penalty must be a finite number > 0, got {self.repetition_penalty}"
+                f"repetition_penalty must be between {1 / MAX_PENALTY} and {MAX_PENALTY},"
+                f" got {self.repetition_penalty}"
             )
 
     @property
@@ -160,10 +166,13 @@ def sample(
     sampling: Sampling,
     seen: Tensor | None,
     generators: Sequence[torch.Generator],
-) -> Tensor:
-    """Choose the next token of every row: (B, V) logits -> (B,) int64 tokens.
+) -> tuple[Tensor, Tensor]:
+    """Choose the next token of every row.
 
     See process_logits for `seen` and draw for `generators`; greedy draws nothing.
+
+    Returns:
+        The tokens, (B,) int64, and the processed logits that they were chosen by, (B, V) float32.
     """
     logits = process_logits(logits, sampling, seen)
-    return logits.argmax(-1) if sampling.greedy else draw(logits, generators)
+    return logits.argmax(-1) if sampling.greedy else draw(logits, generators), logits

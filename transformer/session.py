@@ -19,6 +19,7 @@ from transformer.sampling import Sampling
 from transformer.weights import eos_token_ids, load_config, load_model
 
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
+INTERPRETED_PARAMETERS = 10_000_000  # models with more are tedious to run in the interpreter
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -27,10 +28,13 @@ class Session:
     """A loaded checkpoint and how to answer with it.
 
     Attributes:
+        folder: where the checkpoint lies.
+        notes: what the user may not expect, each a sentence.
         template: the chat template, None to use prompts as they are.
         attention: the name of the version that runs, never "auto".
     """
 
+    folder: Path
     model: Transformer
     tokenizer: Tokenizer
     template: str | None
@@ -41,6 +45,7 @@ class Session:
     attention: str
     device: torch.device
     dtype: str
+    notes: tuple[str, ...]
 
     @classmethod
     def load(
@@ -83,19 +88,41 @@ class Session:
         template = load_template(folder) if use_template else None
         if dtype == "auto":
             dtype = "float32" if where.type == "cpu" else "bfloat16"
-        version = choose_attention(attention, config, where, DTYPES[dtype])
+        eos = eos_token_ids(folder)
+        for token in eos:
+            if isinstance(token, bool) or not 0 <= token < tokenizer.vocab_size:
+                raise ValueError(
+                    f"{folder}: the end-of-sequence token {token} is not one of the tokenizer's,"
+                    f" 0 to {tokenizer.vocab_size - 1}"
+                )
+        version, notes = choose_attention(attention, config, where, DTYPES[dtype])
         attend = partial(flash_versions.attention, version=version)
+        model = load_model(folder, attend, where, DTYPES[dtype])
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        if (
+            version in flash_versions.VERSIONS
+            and interpreter.enabled()
+            and parameters > INTERPRETED_PARAMETERS
+        ):
+            notes.append(
+                f"{version} runs in Triton's interpreter, which is slow for a model of"
+                f" {parameters / 1e6:.0f} million parameters; --attention sdpa is faster here"
+            )
+        if use_template and template is None:
+            notes.append("no chat template: the prompt is used as it is")
         return cls(
-            model=load_model(folder, attend, where, DTYPES[dtype]),
+            folder=folder.resolve(),
+            model=model,
             tokenizer=tokenizer,
             template=template,
-            eos=eos_token_ids(folder),
+            eos=eos,
             stop_strings=tuple(stop_strings),
             sampling=sampling,
             max_tokens=max_tokens,
             attention=version,
             device=where,
             dtype=dtype,
+            notes=tuple(notes),
         )
 
     def encode(self, messages: Sequence[Message], name: str = "the prompt") -> tuple[str, list]:
@@ -131,9 +158,14 @@ class Session:
         )
 
     def settings(self) -> tuple:
-        """All that an answer depends on, beside the weights, the prompt and the seed."""
+        """All that an answer depends on, beside the prompt and the seed.
+
+        Weights are told apart by their place and the time at which they were written.
+        """
+        files = sorted(self.folder.glob("*.safetensors"))
+        weights = (str(self.folder), [(file.name, file.stat().st_mtime_ns) for file in files])
         settings = (self.template, self.eos, self.stop_strings, self.sampling, self.max_tokens)
-        return (*settings, self.attention, self.device.type, self.dtype)
+        return (weights, *settings, self.attention, self.device.type, self.dtype)
 
     def report(self, statistics: Statistics) -> str:
         """The measurements as lines of text."""
@@ -154,9 +186,11 @@ class Session:
         )
 
     def remark(self, completion: Completion) -> str:
-        """Why the answer is incomplete, as a line of text; '' if it is complete."""
+        """Why the answer is empty or incomplete, as a line of text; '' if it is neither."""
         if completion.finish_reason == "interrupted":
             return "note: interrupted\n"
+        if completion.finish_reason == "stop" and not completion.text:
+            return "note: the answer is empty\n"
         if completion.finish_reason != "length":
             return ""
         count = len(completion.tokens)
@@ -177,9 +211,21 @@ def find_checkpoint(model: str) -> Path:
     raise FileNotFoundError(f"there is no checkpoint folder {model!r}; shipped by name: {names}")
 
 
-def choose_attention(name: str, config: Config, device: torch.device, dtype: torch.dtype) -> str:
-    """The version that will run; ValueError says why if it cannot."""
+def choose_attention(
+    name: str, config: Config, device: torch.device, dtype: torch.dtype
+) -> tuple[str, list[str]]:
+    """The version that will run, and notes on the choice; ValueError says why it cannot run.
+
+    Where no kernel runs (on the CPU of a machine with a GPU, on a GPU that is too old), "auto" is
+    torch's own attention.
+    """
     q = torch.zeros(1, 1, config.num_heads, config.head_dim, device=device, dtype=dtype)
     k = q[:, :, : config.num_kv_heads]
     lengths = torch.ones(1, dtype=torch.int32, device=device)
-    return choose_version(name, Request(q, k, k, causal=True, kv_lengths=lengths)).name
+    request = Request(q, k, k, causal=True, kv_lengths=lengths)
+    try:
+        return choose_version(name, request).name, []
+    except ValueError as error:
+        if name != "auto":
+            raise
+        return choose_version("sdpa", request).name, [f"attention is sdpa, torch's own: {error}"]

@@ -25,10 +25,17 @@ import torch
 
 import flash_versions
 from transformer import byte_tokenizer, model_card
-from transformer.command import INTERRUPTED, Parser, choose_device
+from transformer.command import (
+    INTERRUPTED,
+    Parser,
+    choose_device,
+    describe_error,
+    out_of_memory,
+)
 from transformer.corpus import Corpus, Teacher
-from transformer.evaluate import as_record, evaluate
+from transformer.evaluate import Score, as_record, evaluate
 from transformer.files import write_text
+from transformer.model import Transformer
 from transformer.training import STATE, Recipe, Training
 from transformer.weights import load_model, save_model
 
@@ -89,13 +96,22 @@ def train(
             learned, seen, since = 0, 0, now
         if eval_every and training.step % eval_every == 0 and training.step < steps:
             model = copy.deepcopy(training.model).to(training.dtype)
-            for name, temperature in (("greedy", 0.0), ("sampled", 1.0)):
-                scores = evaluate(model, eval_problems, temperature=temperature)
-                training.record(evaluation=name, scores=as_record(scores))
-                _say(f"\n{name}:\n{model_card.table({name: scores})}\n")
+            score(training, model, eval_problems, seed=0)
             since = time.perf_counter()
         if training.step % save_every == 0 or training.step == steps:
             training.save()
+
+
+def score(
+    training: Training, model: Transformer, problems: int, seed: int
+) -> dict[str, dict[str, Score]]:
+    """Scores of greedy and of sampled replies by skill; they are also recorded and shown."""
+    scores = {}
+    for name, temperature in (("greedy", 0.0), ("sampled", 1.0)):
+        scores[name] = evaluate(model, problems, temperature=temperature, seed=seed)
+        training.record(evaluation=name, problems=problems, scores=as_record(scores[name]))
+    _say(f"\n{model_card.table(scores)}\n")
+    return scores
 
 
 def publish(training: Training, command: str, problems: int, device: torch.device) -> None:
@@ -108,12 +124,7 @@ def publish(training: Training, command: str, problems: int, device: torch.devic
         write_text(training.folder / name, content)
     attention = partial(flash_versions.attention, version="sdpa")
     model = load_model(training.folder, attention, device, training.dtype)
-    scores = {
-        name: evaluate(model, problems, temperature=temperature, seed=1)
-        for name, temperature in (("greedy", 0.0), ("sampled", 1.0))
-    }
-    for name, score in scores.items():
-        training.record(evaluation=name, problems=problems, scores=as_record(score))
+    scores = score(training, model, problems, seed=1)
     card = model_card.describe(
         training.folder.resolve().name,
         model,
@@ -126,7 +137,6 @@ def publish(training: Training, command: str, problems: int, device: torch.devic
     )
     write_text(training.folder / "README.md", card)
     (training.folder / STATE).unlink(missing_ok=True)
-    _say(f"\n{model_card.table(scores)}\n")
 
 
 def _show(step: int, steps: int, fields: dict[str, float]) -> None:
@@ -207,8 +217,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say("\ninterrupted; the same command goes on from the last saved state\n")
         return INTERRUPTED
     except (ValueError, OSError) as error:
-        _say(f"error: {error}\n")
-        return 2
+        _say(f"error: {describe_error(error)}\n")
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        _say("error: the memory is full; a smaller --batch-tokens needs less\n")
+    return 2
 
 
 if __name__ == "__main__":

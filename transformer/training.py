@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 
 import flash_versions
 from transformer import byte_tokenizer
+from transformer.command import out_of_memory
 from transformer.corpus import Batch, Corpus, Teacher
 from transformer.files import replacing
 from transformer.model import Config, Transformer
@@ -79,7 +80,8 @@ class Training:
         device: where to train.
 
     Raises:
-        ValueError: the folder holds a finished run, or an unfinished one with another recipe.
+        ValueError: the folder holds a finished run, an unfinished one with another recipe, or a
+            damaged one.
     """
 
     def __init__(self, recipe: Recipe, folder: Path, device: torch.device):
@@ -170,19 +172,32 @@ class Training:
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / LOG).unlink(missing_ok=True)
             return
-        state = torch.load(path, map_location=self.device, weights_only=True)
-        theirs, ours = state["recipe"], asdict(self.recipe)
+        ours = asdict(self.recipe)
+        try:
+            state = torch.load(path, map_location=self.device, weights_only=True)
+            theirs = {name: state["recipe"][name] for name in ours}
+            if theirs == ours:
+                self._restore(state)
+        except OSError:
+            raise
+        except Exception as error:  # what a damaged file raises depends on where it is damaged
+            if out_of_memory(error):
+                raise
+            raise ValueError(f"{path} is damaged; delete it to start again") from error
         if others := [name for name in ours if theirs[name] != ours[name]]:
             raise ValueError(
                 f"{self.folder} holds an unfinished run with another {others[0]}"
                 f" ({theirs[others[0]]}, now {ours[others[0]]}); repeat its command or use"
                 " another --out"
             )
+        os.truncate(self.folder / LOG, self.log_size)
+
+    def _restore(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.step, self.position = state["step"], tuple(state["position"])
-        self.seconds, self.log_size = state["seconds"], state["log_size"]
-        os.truncate(self.folder / LOG, self.log_size)
+        chunk, batch = state["position"]
+        self.step, self.position = int(state["step"]), (int(chunk), int(batch))
+        self.seconds, self.log_size = float(state["seconds"]), int(state["log_size"])
 
 
 def _unchanged(batches: list[Batch]) -> list[Batch]:

@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from transformer.files import replacing
+from transformer.files import read_json, replacing
 from transformer.model import Config, Transformer
 
 WEIGHTS = "model.safetensors"
@@ -101,47 +101,59 @@ def save_model(model: Transformer, folder: str | Path, dtype: torch.dtype = torc
 
 
 def eos_token_ids(folder: str | Path) -> tuple[int, ...]:
-    """Tokens that end an answer, from the first file that names any; () if none does.
+    """Every token that ends an answer, by any of a checkpoint's files; () if none names any.
 
-    generation_config.json knows best (a chat model may have several), then config.json, then the
-    eos_token of tokenizer_config.json, whose id is in tokenizer.json.
+    The ids of generation_config.json come first, then those of config.json, then that of the
+    eos_token of tokenizer_config.json, which is found among the added tokens of tokenizer.json.
 
     Raises:
         CheckpointError: one of these files is damaged.
     """
     folder = Path(folder)
+    found: list[int] = []
     for name in ("generation_config.json", "config.json"):
         ids = _read_json(folder / name, missing_ok=True).get("eos_token_id")
-        if ids is not None:
-            ids = tuple(ids) if isinstance(ids, list) else (ids,)
-            if not all(isinstance(token, int) for token in ids):
-                raise CheckpointError(f"{folder / name}: eos_token_id must be integers, not {ids}")
-            return ids
+        ids = ids if isinstance(ids, list) else [] if ids is None else [ids]
+        if not all(type(token) is int for token in ids):  # a bool is an int to isinstance
+            raise CheckpointError(
+                f"{folder / name}: eos_token_id must be an integer or a list of integers, not {ids}"
+            )
+        found += ids
     text = _read_json(folder / "tokenizer_config.json", missing_ok=True).get("eos_token")
     text = text.get("content") if isinstance(text, dict) else text
-    added = _read_json(folder / "tokenizer.json", missing_ok=True).get("added_tokens", [])
-    return tuple(token["id"] for token in added if token["content"] == text)
+    if text is not None:
+        found += _added_token_ids(folder / "tokenizer.json", text)
+    return tuple(dict.fromkeys(found))
+
+
+def _added_token_ids(path: Path, text: str) -> list[int]:
+    """Ids of the added tokens of a tokenizer.json with this text: one, or none."""
+    added = _read_json(path, missing_ok=True).get("added_tokens", [])
+    try:
+        ids = [token["id"] for token in added if token["content"] == text]
+    except (TypeError, KeyError) as error:
+        raise CheckpointError(
+            f"{path}: added_tokens must be a list of objects with id and content"
+        ) from error
+    if not all(type(token) is int for token in ids):
+        raise CheckpointError(f"{path}: the id of {text!r} must be an integer, not {ids[0]!r}")
+    return ids
 
 
 def _read_json(path: Path, missing_ok: bool = False) -> dict[str, Any]:
-    """The object in a JSON file; an empty one for a missing file that may be missing."""
-    if missing_ok and not path.exists():
-        return {}
+    """The object in a JSON file, see `read_json`; what is wrong with it is a CheckpointError."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path} is missing") from error
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise CheckpointError(f"{path} must hold a JSON object")
-    return data
+        return read_json(path, missing_ok)
+    except (FileNotFoundError, ValueError) as error:
+        raise CheckpointError(str(error)) from error
 
 
 def _open_all(folder: Path) -> list[safe_open]:
     """Open the checkpoint's safetensors files; this reads and checks their headers."""
     opened = []
     for path in _weight_files(folder):
+        if path.is_dir():
+            raise CheckpointError(f"{path} is a folder; it should be a safetensors file")
         try:
             opened.append(safe_open(path, framework="pt"))
         except FileNotFoundError as error:
