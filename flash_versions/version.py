@@ -132,14 +132,10 @@ def shared_memory_limit(device: torch.device) -> int:
 
 @cache
 def num_multiprocessors(device: torch.device) -> int:
-    """How many programs of a kernel a device works on at the same time, if each fills a
-    multiprocessor.
-    """
-    return (
-        1
-        if device.type != "cuda"
-        else torch.cuda.get_device_properties(device).multi_processor_count
-    )
+    """Multiprocessors of a GPU; 1 on the CPU, where the interpreter runs program after program."""
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def padded_head_dim(head_dim: int) -> int:
