@@ -10,8 +10,8 @@ does it first thing. `make_faithful` then repairs three faults of the interprete
 * fp8: casts lose the mantissa carry, truncate subnormals and wrap instead of saturating;
 * Triton 3.6 beside NumPy 2.4 or later: loops with a run-time bound raise a TypeError.
 
-It replaces private functions of `triton.runtime.interpreter`, so `verify` belongs in the test
-suite.
+It replaces private functions of `triton.runtime.interpreter`, so tests/test_interpreter.py holds
+dots, casts and arithmetic against torch, with every supported Triton.
 """
 
 import importlib.util

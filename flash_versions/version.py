@@ -1,6 +1,4 @@
-"""The contract that every version fulfils, and the registry that tests, benchmarks and the API
-iterate over.
-"""
+"""The contract that every version fulfils, what no kernel can do, and the choice of tile sizes."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
