@@ -4,10 +4,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-KERNEL_TESTS := tests/test_attention.py tests/test_fa1.py tests/test_fa2.py tests/test_budget.py \
-	tests/test_interpreter.py tests/test_compile.py
+KERNEL_TESTS := $(addprefix tests/test_,attention.py packed.py fa1.py fa2.py ops.py kv_cache.py \
+	property.py budget.py interpreter.py compile.py)
 
-.PHONY: help generate chat test test-gpu test-triton lint bench clean
+.PHONY: help generate chat test test-gpu test-triton fuzz lint bench clean
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -44,6 +44,9 @@ test-triton: $(VENV)/.ready-test ## kernel tests with another Triton: make test-
 		--disable-pip-version-check --target .triton-$(TRITON) triton==$(TRITON)
 	CUDA_VISIBLE_DEVICES= PYTHONPATH=.triton-$(TRITON):. $(BIN)/python -m pytest -q -n auto \
 		--maxprocesses 8 --dist worksteal $(KERNEL_TESTS)
+
+fuzz: $(VENV)/.ready-test ## 600 random calls of each version, forward and backward, against the fp64 oracle
+	CUDA_VISIBLE_DEVICES= HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -q -n 2 tests/test_property.py
 
 lint: $(VENV)/.ready-test ## format, lint and type checks
 	$(BIN)/ruff format --check .

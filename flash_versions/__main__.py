@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 from flash_versions import VERSIONS, interpreter
-from flash_versions.version import Request
+from flash_versions.request import Request
 
 
 def installed(package: str) -> str:

@@ -1,18 +1,37 @@
 """`attention`: check the arguments, choose a version, run it."""
 
-from contextlib import nullcontext
-from numbers import Integral, Real
-from typing import Literal, overload
+from typing import Literal, TypedDict, Unpack, overload
 
-import numpy as np
 import torch
 
-from flash_versions import fa1, fa2
+from flash_versions import fa1, fa2, ops
 from flash_versions.reference import REFERENCE, SDPA
-from flash_versions.version import Request, Version
+from flash_versions.request import Request, Window, make_request
+from flash_versions.version import Version
 
 VERSIONS: dict[str, Version] = {module.VERSION.name: module.VERSION for module in (fa1, fa2)}
 BASELINES: dict[str, Version] = {version.name: version for version in (REFERENCE, SDPA)}
+ops.VERSIONS.update(VERSIONS)
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments of `attention`, for type checkers."""
+
+    causal: bool
+    scale: float | None
+    window: Window | None
+    softcap: float | None
+    alibi_slopes: torch.Tensor | None
+    sink: torch.Tensor | None
+    dropout_p: float
+    cu_seqlens_q: torch.Tensor | None
+    cu_seqlens_k: torch.Tensor | None
+    kv_lengths: torch.Tensor | None
+    kv_starts: torch.Tensor | None
+    block_table: torch.Tensor | None
+    version: str
+    num_splits: int | None
+    check: bool
 
 
 @overload
@@ -21,12 +40,8 @@ def attention(
     k: torch.Tensor,
     v: torch.Tensor,
     *,
-    causal: bool = ...,
-    scale: float | None = ...,
-    kv_lengths: torch.Tensor | None = ...,
-    version: str = ...,
-    num_splits: int | None = ...,
     return_lse: Literal[False] = ...,
+    **options: Unpack[Options],
 ) -> torch.Tensor: ...
 
 
@@ -36,12 +51,8 @@ def attention(
     k: torch.Tensor,
     v: torch.Tensor,
     *,
-    causal: bool = ...,
-    scale: float | None = ...,
-    kv_lengths: torch.Tensor | None = ...,
-    version: str = ...,
-    num_splits: int | None = ...,
     return_lse: Literal[True],
+    **options: Unpack[Options],
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
@@ -51,12 +62,8 @@ def attention(
     k: torch.Tensor,
     v: torch.Tensor,
     *,
-    causal: bool = ...,
-    scale: float | None = ...,
-    kv_lengths: torch.Tensor | None = ...,
-    version: str = ...,
-    num_splits: int | None = ...,
-    return_lse: bool = ...,
+    return_lse: bool,
+    **options: Unpack[Options],
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
 
 
@@ -67,65 +74,100 @@ def attention(
     *,
     causal: bool = False,
     scale: float | None = None,
+    window: Window | None = None,
+    softcap: float | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    sink: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k: torch.Tensor | None = None,
     kv_lengths: torch.Tensor | None = None,
+    kv_starts: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
     version: str = "auto",
     num_splits: int | None = None,
     return_lse: bool = False,
+    check: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Softmax attention; `reference.attention_reference` is the specification.
+
+    Differentiable once in q, k, v and sink, through o and through the LSE. Under torch.autocast, q,
+    k and v are cast to its dtype. Works under torch.compile, torch.export and checkpointing.
 
     Args:
         q: (batch, M, heads, head_dim), float32, float16 or bfloat16. Any strides, but the last
             dimension's must be 1.
         k: (batch, N, kv_heads, head_dim). heads is a multiple of kv_heads: query heads h*g ..
             h*g+g-1 use key head h.
-        v: like k.
+        v: (batch, N, kv_heads, head_dim_v).
         causal: query i sees keys j <= i + N - M: the last query sees the last key (bottom-right
             aligned).
         scale: positive factor on the scores; None means head_dim ** -0.5.
-        kv_lengths: (batch,) int32 or int64 on q's device: row b sees only its first kv_lengths[b]
-            keys, and causal aligns to kv_lengths[b] in the place of N. Values are not read on the
-            host: they are clamped to 0 .. N.
+        window: (left, right), inclusive: query i sees keys i + N - M - left .. i + N - M + right;
+            None on a side means no bound. With causal, right is 0.
+        softcap: scores s become softcap * tanh(s / softcap).
+        alibi_slopes: (heads,) or (batch, heads): score (i, j) loses slope * |i + N - M - j|. No
+            gradient.
+        sink: (heads,), a logit in the denominator of every softmax, and in the LSE, that belongs
+            to no key.
+        dropout_p: probability with which an element of the softmax is dropped; those that are kept
+            count 1 / (1 - dropout_p) times. Drawn from torch's generator.
+        cu_seqlens_q: (batch + 1,) integers: sequences are packed, b has the rows cu_seqlens_q[b] ..
+            cu_seqlens_q[b+1] - 1 of q (total, heads, head_dim). Rows of no sequence are left
+            unwritten.
+        cu_seqlens_k: the same for k and v (total, kv_heads, dim); None, with packed k: as the
+            queries'. With block_table, its differences give lengths only.
+        kv_lengths: (batch,) integers: sequence b has only its first kv_lengths[b] keys, and causal,
+            window and ALiBi align to kv_lengths[b] in the place of N. Clamped to 0 .. N.
+        kv_starts: (batch,) integers, for inference: the keys of sequence b start in row
+            kv_starts[b] (left padding), which is position 0.
+        block_table: (batch, max_pages) integers, for inference: k and v are (pages, page_size,
+            kv_heads, dim), and key j of sequence b is row j % page_size of page block_table[b, j //
+            page_size].
         version: a name in VERSIONS or BASELINES, or "auto": the newest version that takes these
             inputs.
         num_splits: FA2's split-KV: ranges into which the keys are split; None lets the version
             choose.
-        return_lse: also return the log-sum-exp of the scaled scores.
+        return_lse: also return the log-sum-exp of the scores.
+        check: read the values of cu_seqlens, kv_lengths, kv_starts and block_table on the host and
+            refuse what is out of range; otherwise they stay on the device, unread.
 
     Returns:
-        o: (batch, M, heads, head_dim) in q's dtype; 0 for a query that sees no key. With
-        return_lse, (o, lse): lse is fp32, natural log, (batch, heads, M); -inf for a query that
-        sees no key.
+        o: (batch, M, heads, head_dim_v) in q's dtype; 0 for a query that sees no key. Packed:
+        (total, heads, head_dim_v). With return_lse, (o, lse): lse is fp32, natural log, (batch,
+        heads, M), packed (heads, total); for a query that sees no key -inf, or the sink.
 
     Raises:
         ValueError: an argument is malformed, or the version does not support what was asked for.
     """
-    _check_tensors(q, k, v, kv_lengths)
-    request = Request(
-        q.resolve_neg(),
-        k.resolve_neg(),
-        v.resolve_neg(),
-        causal=_checked_flag("causal", causal),
-        scale=q.shape[-1] ** -0.5 if scale is None else _checked_scale(scale),
-        kv_lengths=None if kv_lengths is None else kv_lengths.contiguous(),
-        num_splits=None if num_splits is None else _checked_count("num_splits", num_splits),
-        return_lse=_checked_flag("return_lse", return_lse),
+    request = make_request(
+        q,
+        k,
+        v,
+        causal=causal,
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        sink=sink,
+        dropout_p=dropout_p,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        kv_lengths=kv_lengths,
+        kv_starts=kv_starts,
+        block_table=block_table,
+        num_splits=num_splits,
+        return_lse=return_lse,
+        check=check,
     )
     chosen = choose_version(version, request)
-    if q.numel() == 0 and chosen.name in VERSIONS:  # no query: nothing to launch
-        batch, length, heads, _ = q.shape
-        no_lse = q.new_empty((batch, heads, length), dtype=torch.float32)
-        return (q.new_empty(q.shape), no_lse) if return_lse else q.new_empty(q.shape)
-    with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
-        o, lse = chosen.forward(
-            request.q,
-            request.k,
-            request.v,
-            causal=request.causal,
-            scale=request.scale,
-            kv_lengths=request.kv_lengths,
-            num_splits=request.num_splits,
-        )
+    lse: torch.Tensor | None
+    if chosen.name in VERSIONS:
+        o, lse = ops.run(chosen, request)
+    else:
+        o, lse, _ = chosen.forward(request)
+    if cu_seqlens_q is not None:
+        o, lse = o.squeeze(0), lse if lse is None else lse.squeeze(0)
     if not return_lse:
         return o
     assert lse is not None
@@ -149,74 +191,3 @@ def choose_version(name: str, request: Request) -> Version:
     if reason := version.unsupported(request):
         raise ValueError(reason)
     return version
-
-
-def _checked_flag(name: str, value: object) -> bool:
-    if not isinstance(value, bool | np.bool_):
-        raise ValueError(f"{name}={value!r} must be True or False.")
-    return bool(value)
-
-
-def _checked_scale(value: object) -> float:
-    # The kernels compute in fp32: what is 0 or infinite there is refused here.
-    if not isinstance(value, Real) or not 2.0**-100 <= float(value) <= 2.0**100:
-        raise ValueError(f"scale={value!r} must be a positive finite number, 2^-100 to 2^100.")
-    return float(value)
-
-
-def _checked_count(name: str, value: object) -> int:
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name}={value!r} must be an integer of at least 1, or None.")
-    return int(value)
-
-
-def _check_tensors(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    kv_lengths: torch.Tensor | None,
-) -> None:
-    """Refuse what no version can serve, in a sentence that names the tensor, what was given and
-    what would work.
-    """
-    for name, x in (("q", q), ("k", k), ("v", v), ("kv_lengths", kv_lengths)):
-        if not isinstance(x, torch.Tensor) and not (name == "kv_lengths" and x is None):
-            raise ValueError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor.")
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.dim() != 4:
-            raise ValueError(
-                f"{name} has shape {tuple(x.shape)}; it must be (batch, length, heads, head_dim)."
-            )
-        if not x.is_floating_point() or x.dtype != q.dtype:
-            raise ValueError(f"{name} has dtype {x.dtype}, q has {q.dtype}; use one float dtype.")
-        if x.device != q.device:
-            raise ValueError(f"{name} is on {x.device}, q is on {q.device}; use one device.")
-        if x.shape[3] > 1 and x.stride(3) != 1:
-            raise ValueError(
-                f"{name} has stride {x.stride(3)} in its last dimension, which must be contiguous "
-                f"(stride 1); call {name}.contiguous()."
-            )
-    batch, _, heads, head_dim = q.shape
-    kv_heads = k.shape[2]
-    if k.shape != v.shape:
-        raise ValueError(
-            f"k has shape {tuple(k.shape)} and v {tuple(v.shape)}; they must be the same."
-        )
-    if k.shape[0] != batch or k.shape[3] != head_dim:
-        raise ValueError(
-            f"q has shape {tuple(q.shape)}, k {tuple(k.shape)}; batch and head_dim must be equal."
-        )
-    if head_dim == 0 or heads == 0:
-        raise ValueError(f"q has shape {tuple(q.shape)}; heads and head_dim must be at least 1.")
-    if kv_heads == 0 or heads % kv_heads != 0:
-        raise ValueError(f"q has {heads} heads, which must be a multiple of k's {kv_heads}.")
-    if kv_lengths is not None:
-        if kv_lengths.shape != (batch,) or kv_lengths.dtype not in (torch.int32, torch.int64):
-            raise ValueError(
-                f"kv_lengths has shape {tuple(kv_lengths.shape)} and dtype {kv_lengths.dtype}; it "
-                f"must be int32 or int64 of shape ({batch},), one length per batch row."
-            )
-        if kv_lengths.device != q.device:
-            raise ValueError(
-                f"kv_lengths is on {kv_lengths.device}, q is on {q.device}; use one device."
-            )

@@ -17,6 +17,7 @@ dots, casts and arithmetic against torch, with every supported Triton.
 import importlib.util
 import os
 import sys
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ NOTICE = (
 )
 
 
+@cache
 def enabled() -> bool:
     """Whether this process interprets Triton kernels, which CPU tensors need.
 
@@ -37,9 +39,9 @@ def enabled() -> bool:
     from triton.language import cdiv
     from triton.runtime.interpreter import InterpretedFunction
 
-    from flash_versions.tile import kv_block_range
+    from flash_versions.tile import block_range
 
-    return all(isinstance(f, InterpretedFunction) for f in (cdiv, kv_block_range))
+    return all(isinstance(f, InterpretedFunction) for f in (cdiv, block_range))
 
 
 def enable_without_gpu() -> None:

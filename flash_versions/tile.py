@@ -1,44 +1,74 @@
-"""Algebra on register tiles, shared by every version: which keys a query sees, and which KV blocks
-that touches.
+"""Algebra on register tiles, shared by every version: which keys a query sees, which KV blocks that
+touches, and what happens to a score on its way to the softmax.
 
 These functions take tiles and position vectors and touch no memory, so they compile unchanged from
-Triton and from Gluon kernels.
+Triton and from Gluon kernels. Whatever is None is a compile-time None: it leaves no instruction.
 """
 
 import math
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
-LOG2E = math.log2(math.e)
+LOG2E = tl.constexpr(math.log2(math.e))
 LN2 = tl.constexpr(math.log(2.0))
 
 
-@triton.jit
-def last_visible_key(q_pos, q_length, kv_length, CAUSAL: tl.constexpr):
-    """Position of the last key that a query sees; negative if it sees none.
+class Window(NamedTuple):
+    """Query i of m sees keys i + n - m - left .. i + n - m + right of n; None is no bound.
 
-    Causal is bottom-right aligned: the last query sees the last key, whatever the two lengths are.
+    Causal is (None, 0): bottom-right aligned, so the last query sees the last key.
     """
-    end = q_pos * 0 + kv_length - 1
-    return tl.minimum(q_pos + (kv_length - q_length), end) if CAUSAL else end
+
+    left: Any
+    right: Any
 
 
 @triton.jit
-def kv_block_range(first_query_sees, last_query_sees, BLOCK_KV: tl.constexpr):
-    """The KV blocks of a query tile, from the last visible key of its first and of its last query:
-    (n_full, n_all).
+def first_visible(pos, offset, before):
+    """First position that `pos` sees, at least 0: offset aligns the two axes, `before` positions
+    count back.
 
-    Blocks [0, n_full) are visible to all its queries in full and need no mask; blocks [n_full,
-    n_all) are cut by the diagonal or by the end of the keys; blocks from n_all on are visible to
-    none.
+    A query sees keys with (offset, before) = (n - m, left). The relation is symmetric: a key is
+    seen by queries with (m - n, right).
     """
-    n_full = tl.maximum(first_query_sees + 1, 0) // BLOCK_KV
-    n_all = tl.cdiv(tl.maximum(last_query_sees + 1, 0), BLOCK_KV)
-    return n_full, n_all
+    return tl.maximum(pos + (offset - before), 0) if before is not None else pos * 0
 
 
 @triton.jit
-def mask_scores(s, k_pos, last_key):
-    """Scores (queries, keys) with -inf at every key past the last one that the query sees."""
-    return tl.where(k_pos[None, :] <= last_key[:, None], s, float("-inf"))
+def last_visible(pos, offset, after, length):
+    """Last position that `pos` sees, at most length - 1; less than the first if it sees none.
+
+    A query sees keys with (n - m, right, n), a key is seen by queries with (m - n, left, m).
+    """
+    end = pos * 0 + (length - 1)
+    return tl.minimum(pos + (offset + after), end) if after is not None else end
+
+
+@triton.jit
+def block_range(first_low, last_low, first_high, last_high, BLOCK: tl.constexpr):
+    """The blocks that a tile of positions touches: (begin, full_begin, full_end, end).
+
+    The tile's first position sees first_low .. last_low, its last one first_high .. last_high.
+    Blocks [full_begin, full_end) are visible to all of the tile in full and need no mask; the rest
+    of [begin, end) is cut by an edge of the window or by the end.
+    """
+    begin = first_low // BLOCK
+    end = tl.maximum(tl.cdiv(last_high + 1, BLOCK), begin)
+    full_begin = tl.minimum(tl.maximum(tl.cdiv(first_high, BLOCK), begin), end)
+    full_end = tl.minimum(tl.maximum(tl.maximum(last_low + 1, 0) // BLOCK, full_begin), end)
+    return begin, full_begin, full_end, end
+
+
+@triton.jit
+def mask_scores(s, k_pos, first_key, last_key, window):
+    """Scores with -inf at the keys outside first_key .. last_key of each query.
+
+    The vectors broadcast against s: k_pos[None, :] with last_key[:, None] for (queries, keys), the
+    other way round for (keys, queries). Without a left bound first_key is not looked at.
+    """
+    visible = k_pos <= last_key
+    if window.left is not None:
+        visible = visible & (k_pos >= first_key)
+    return tl.where(visible, s, float("-inf"))

@@ -7,30 +7,12 @@ from functools import cache
 import torch
 
 from flash_versions import interpreter
+from flash_versions.memory import padded_head_dim
+from flash_versions.request import Request
 
 # Shared memory in bytes that a program may use: on an H200; in the interpreter, without limit.
 H200_SHARED_MEMORY = 232_448
 UNLIMITED = 1 << 40
-
-
-@dataclass(frozen=True)
-class Request:
-    """What one call asks for. Tensors are (batch, length, heads, head_dim); see `api.attention`."""
-
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    causal: bool = False
-    scale: float = 1.0
-    kv_lengths: torch.Tensor | None = None
-    num_splits: int | None = None
-    return_lse: bool = False
-
-    @property
-    def needs_grad(self) -> bool:
-        """Whether autograd would have to run through this call."""
-        tensors = (self.q, self.k, self.v)
-        return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
 @dataclass(frozen=True)
@@ -64,14 +46,25 @@ class LaunchConfig:
         return (self.block_q + 2 * self.num_stages * self.block_kv) * head_dim * itemsize
 
 
+Forward = Callable[[Request], tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]]
+Backward = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]]
+
+
 @dataclass(frozen=True)
 class Version:
     """One step of the progression, or a baseline to hold against it.
 
-    `forward(q, k, v, *, causal, scale, kv_lengths, num_splits)` returns `(o, lse)`: o like q, lse
-    fp32 natural log of shape (batch, heads, length), or None from a baseline that cannot give it.
-    `limits(request)` returns the sentence that says why this version cannot serve a request, or
-    None.
+    Attributes:
+        forward: `forward(request)` returns (o, lse, statistics): o (batch, M, heads, head_dim_v),
+            lse fp32 natural log (batch, heads, M), statistics fp32 (num_statistics, batch, heads,
+            M): what the backward needs beside the LSE, or None. Packed: batch is 1, M the total. A
+            baseline may give None for the LSE, too.
+        limits: `limits(request)` returns the sentence that says why this version cannot serve a
+            request, or None.
+        backward: `backward(request, o, lse, statistics, do, dlse)` returns (dq, dk, dv, dsink),
+            dsink None without a sink; dlse may be None. None for a baseline, which autograd
+            differentiates.
+        num_statistics: first dimension of statistics.
     """
 
     name: str
@@ -79,8 +72,10 @@ class Version:
     wasted: str
     idea: str
     source: str
-    forward: Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
+    forward: Forward
     limits: Callable[[Request], str | None]
+    backward: Backward | None = None
+    num_statistics: int = 0
 
     def unsupported(self, request: Request) -> str | None:
         """Why this version cannot serve the request, as a sentence, or None: the one source of that
@@ -95,28 +90,41 @@ def kernel_limits(request: Request) -> str | None:
     q = request.q
     if q.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"q has dtype {q.dtype}; float32, float16 and bfloat16 work."
-    if q.shape[-1] > 256:
-        return f"q has head_dim {q.shape[-1]}; head dims up to 256 work."
-    if request.needs_grad:
-        return (
-            "there is no backward pass yet and an input requires grad; call it under "
-            "torch.no_grad(), or train with version='sdpa'."
-        )
-    if q.device.type == "cpu" and not interpreter.enabled():
+    for name, x in (("q", q), ("v", request.v)):
+        if x.shape[-1] > 256:
+            return f"{name} has head_dim {x.shape[-1]}; head dims up to 256 work."
+    for name in ("kv_starts", "block_table"):
+        if getattr(request, name) is not None and request.needs_grad:
+            return (
+                f"{name} is for inference and an input requires grad; call it under "
+                f"torch.no_grad(), or pass the keys without {name}."
+            )
+    return device_limits(q.device)
+
+
+@torch.compiler.assume_constant_result
+def device_limits(device: torch.device) -> str | None:
+    """Why the kernels cannot run on a device, as a sentence, or None."""
+    if device.type not in ("cpu", "cuda"):
+        return f"q is on {device}; NVIDIA GPUs and, interpreted, the CPU work."
+    if interpreter.enabled():
+        return None  # on a GPU the interpreter copies to the host and back: slow, and right
+    if device.type == "cpu":
         return (
             "CPU tensors need Triton's interpreter, which is off; set TRITON_INTERPRET=1 before "
             "Python starts (or, without a GPU, import flash_versions before triton), or use "
             "version='sdpa'."
         )
-    if q.device.type not in ("cpu", "cuda"):
-        return f"q is on {q.device}; NVIDIA GPUs and, interpreted, the CPU work."
-    if q.device.type == "cuda":
-        if interpreter.enabled():
-            return None  # the interpreter copies to the host and back: slow, and right
-        major, minor = torch.cuda.get_device_capability(q.device)
-        if major < 8:
-            return f"the GPU has compute capability {major}.{minor}; 8.0 (Ampere) or later works."
+    if (capability := compute_capability(device)) < (8, 0):
+        major, minor = capability
+        return f"the GPU has compute capability {major}.{minor}; 8.0 (Ampere) or later works."
     return None
+
+
+@cache
+def compute_capability(device: torch.device) -> tuple[int, int]:
+    """A GPU's compute capability, (9, 0) for Hopper."""
+    return torch.cuda.get_device_capability(device)
 
 
 @cache
@@ -136,36 +144,53 @@ def num_multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def padded_head_dim(head_dim: int) -> int:
-    """The tile width for a head dimension: a power of two, and at least the 16 that a tensor core
-    multiplies.
-    """
-    return max(16, 1 << (head_dim - 1).bit_length())
-
-
 def default_config(
-    rows: int, x: torch.Tensor, measured: Mapping[int, LaunchConfig]
+    rows: int, request: Request, measured: Mapping[int, LaunchConfig]
 ) -> LaunchConfig:
-    """Tile sizes for `rows` query rows in the dtype, head_dim and device of x.
+    """Tile sizes for `rows` query rows in the dtype, head dims and device of a request.
 
     Args:
         rows: query rows that one program could work on.
-        x: the queries.
-        measured: the fastest configuration on an H200 by padded head_dim, for 16-bit types; used
-            where a program has as much shared memory as there and no dimension is padding.
-            Elsewhere: what spills nothing.
+        request: what is to be computed.
+        measured: the fastest configuration on an H200 by head_dim, for 16-bit types; used where a
+            program has as much shared memory as there and no dimension is padding. Elsewhere: what
+            spills nothing.
     """
-    head_dim = padded_head_dim(x.shape[-1])
-    limit = shared_memory_limit(x.device)
+    q, v = request.q, request.v
+    head_dim = padded_head_dim(max(q.shape[3], v.shape[3]))
+    limit = shared_memory_limit(q.device)
     block_q = min(128, max(16, 1 << (rows - 1).bit_length()))
-    if x.dtype == torch.float32:  # exact products run on the ordinary FP units and need registers
+    if q.dtype == torch.float32:  # exact products run on the ordinary FP units and need registers
         config = LaunchConfig(min(block_q, 64 if head_dim <= 64 else 32), 32, 8, 2)
     elif block_q < 64:
         config = LaunchConfig(block_q, 64, num_warps=4, num_stages=3)
-    elif H200_SHARED_MEMORY <= limit < UNLIMITED and x.shape[-1] in measured:
-        config = measured[x.shape[-1]]
+    elif H200_SHARED_MEMORY <= limit < UNLIMITED and q.shape[3] == v.shape[3] in measured:
+        config = measured[head_dim]
     elif head_dim > 128:
         config = LaunchConfig(64, 64, num_warps=8, num_stages=2)
     else:
         config = LaunchConfig(block_q, 64, num_warps=8 if block_q == 128 else 4, num_stages=2)
-    return config.fitted(head_dim, x.element_size(), limit)
+    return config.fitted(head_dim, q.element_size(), limit)
+
+
+def backward_config(request: Request, measured: Mapping[int, LaunchConfig]) -> LaunchConfig:
+    """Tile sizes of FA2's backward kernels; arguments as in `default_config`.
+
+    Elsewhere than on an H200: two tiles stay and two stream past, `num_stages` deep, in the shared
+    memory that there is.
+    """
+    q, v = request.q, request.v
+    head_dim = padded_head_dim(max(q.shape[3], v.shape[3]))
+    limit = shared_memory_limit(q.device)
+    if limit == UNLIMITED:
+        return LaunchConfig(64, 64, num_warps=4, num_stages=1)
+    if q.dtype == torch.float32:
+        block = 32 if head_dim <= 128 else 16
+        return LaunchConfig(block, block, num_warps=8, num_stages=1)
+    # What happens to the scores takes registers, too.
+    plain = request.softcap is None and request.alibi_slopes is None and request.dropout_p == 0
+    hopper = compute_capability(q.device) == (9, 0)
+    if plain and hopper and q.shape[3] == v.shape[3] in measured:
+        return measured[head_dim]
+    block = 64 if head_dim <= 128 else 32
+    return LaunchConfig(block, block, 8, num_stages=2 if limit > 150_000 else 1)

@@ -1,4 +1,4 @@
-"""Compile a version's kernels for a GPU that is not here, through its real host code; print JSON.
+"""Compile the kernels for a GPU that is not here, through their real host code; print JSON.
 
     TRITON_INTERPRET=0 python tests/compile_kernels.py 90
 
@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -21,19 +22,59 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.runtime import JITFunction
 
-from flash_versions import VERSIONS, version
+from flash_versions import VERSIONS, interpreter, kv_cache, version
+from flash_versions.launch import Launcher
+from flash_versions.request import Request, make_request
 
 KIB = 1024
 SHARED_MEMORY = {80: 163 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 227 * KIB, 120: 99 * KIB}
 
-# What a call looks like: queries, keys, heads, kv_heads, head_dim, dtype, causal, splits.
+
+@dataclass(frozen=True)
+class Shape:
+    """What a call looks like."""
+
+    queries: int = 512
+    keys: int = 512
+    heads: int = 4
+    kv_heads: int = 4
+    head_dim: int = 64
+    dtype: torch.dtype = torch.bfloat16
+    backward: bool = True
+    options: dict = field(default_factory=dict)
+
+    def request(self) -> Request:
+        """A request of uninitialised tensors of this shape."""
+        q = torch.empty(1, self.queries, self.heads, self.head_dim, dtype=self.dtype)
+        k = torch.empty(1, self.keys, self.kv_heads, self.head_dim, dtype=self.dtype)
+        if "cu_seqlens_q" in self.options:
+            q, k = q[0], k[0]
+        return make_request(q, k, k, **self.options)
+
+
+CAUSAL = {"causal": True, "num_splits": 1}
+INT32 = torch.zeros(2, dtype=torch.int32)
 SHAPES = {
-    "prefill-64": (512, 512, 4, 4, 64, torch.bfloat16, True, 1),
-    "prefill-128": (512, 512, 4, 4, 128, torch.bfloat16, True, 1),
-    "prefill-256": (512, 512, 4, 4, 256, torch.bfloat16, True, 1),
-    "prefill-80": (512, 512, 4, 4, 80, torch.float16, True, 1),
-    "prefill-128-fp32": (512, 512, 4, 4, 128, torch.float32, True, 1),
-    "decode-128": (1, 4096, 32, 8, 128, torch.bfloat16, False, 4),
+    "prefill-64": Shape(options=CAUSAL),
+    "prefill-128": Shape(head_dim=128, options=CAUSAL),
+    "prefill-256": Shape(head_dim=256, options=CAUSAL),
+    "prefill-80": Shape(head_dim=80, dtype=torch.float16, options=CAUSAL),
+    "prefill-128-fp32": Shape(head_dim=128, dtype=torch.float32, options=CAUSAL),
+    "decode-128": Shape(1, 4096, 32, 8, 128, backward=False, options={"num_splits": 4}),
+    "packed": Shape(kv_heads=2, head_dim=128, options={"causal": True, "cu_seqlens_q": INT32}),
+    "scores": Shape(
+        options={
+            "window": (100, 20),
+            "softcap": 30.0,
+            "alibi_slopes": torch.empty(4),
+            "sink": torch.empty(4),
+            "dropout_p": 0.1,
+        }
+    ),
+    "pages": Shape(
+        backward=False,
+        options={"num_splits": 1, "kv_lengths": INT32[:1], "block_table": INT32[None]},
+    ),
 }
 
 
@@ -90,54 +131,78 @@ def resources(cubin: bytes) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
+def intercept(package: str, compiled: dict) -> None:
+    """Put a CompileOnly in the place of every kernel of a package's modules."""
+    for path in sorted((Path(version.__file__).parent / package).glob("*.py")):
+        name = ".".join(["flash_versions", *Path(package).parts, path.stem])
+        for launcher in vars(importlib.import_module(name)).values():
+            if isinstance(launcher, Launcher):
+                kernel = launcher.kernel
+                kernel = kernel.kernel if isinstance(kernel, CompileOnly) else kernel
+                launcher.kernel = CompileOnly(kernel, compiled)
+                launcher.compiled.clear()
+
+
 def compile_version(name: str, shape: str, capability: int) -> list[dict]:
-    """Compile what one call of a version would launch; a row for each kernel."""
-    queries, keys, heads, kv_heads, head_dim, dtype, causal, splits = SHAPES[shape]
+    """Compile what one call of a version would launch, forward and backward; a row for each
+    kernel.
+    """
+    request, chosen = SHAPES[shape].request(), VERSIONS[name]
+    if chosen.unsupported(request):
+        return []
     compiled: dict = {}
-    for path in sorted((Path(version.__file__).parent / name).glob("*.py")):
-        module = importlib.import_module(f"flash_versions.{name}.{path.stem}")
-        for attribute, value in list(vars(module).items()):
-            if isinstance(value, JITFunction) and attribute.endswith("_kernel"):
-                setattr(module, attribute, CompileOnly(value, compiled))
-            elif isinstance(value, CompileOnly):
-                value.compiled = compiled
-    q = torch.empty(1, queries, heads, head_dim, dtype=dtype)
-    k = torch.empty(1, keys, kv_heads, head_dim, dtype=dtype)
-    options = {"causal": causal, "scale": 0.1, "num_splits": splits}
-    VERSIONS[name].forward(q, k, k, **options)
-    rows = []
-    for kernel, result in compiled.items():
-        ptx = result.asm["ptx"]
-        registers, stack = resources(result.asm["cubin"])
-        rows.append(
-            {
-                "version": name,
-                "shape": shape,
-                "kernel": kernel,
-                "capability": capability,
-                "shared": result.metadata.shared,
-                "registers": registers,
-                "stack": stack,
-                "wgmma": ptx.count("wgmma.mma_async"),
-                "mma.sync": ptx.count("mma.sync"),
-                "tcgen05": ptx.count("tcgen05.mma"),
-                "cp.async": len(re.findall(r"cp\.async\.c[ag]", ptx)),
-                "ex2": ptx.count("ex2.approx"),
-            }
-        )
-    return rows
+    intercept(name, compiled)
+    intercept("", compiled)  # what they share
+    results = chosen.forward(request)
+    if SHAPES[shape].backward:
+        chosen.backward(request, *results, torch.empty_like(results[0]), results[1])
+    return [row(name, shape, capability, kernel, found) for kernel, found in compiled.items()]
+
+
+def compile_append(capability: int) -> list[dict]:
+    """Compile the kernel that appends to a KV cache, with everything that it can do."""
+    compiled: dict = {}
+    intercept("", compiled)
+    cache = torch.empty(4, 16, 2, 128, dtype=torch.bfloat16)
+    new = torch.empty(1, 3, 2, 128, dtype=torch.bfloat16)
+    tables = torch.empty(2, 64, 64)
+    kv_cache.append_op._init_fn(cache, cache, new, new, INT32[:1], INT32[None], *tables, True)
+    return [row("", "append", capability, kernel, found) for kernel, found in compiled.items()]
+
+
+def row(name: str, shape: str, capability: int, kernel: str, found) -> dict:
+    """What the compiler made of a kernel."""
+    ptx = found.asm["ptx"]
+    registers, stack = resources(found.asm["cubin"])
+    return {
+        "version": name,
+        "shape": shape,
+        "kernel": kernel,
+        "capability": capability,
+        "shared": found.metadata.shared,
+        "registers": registers,
+        "stack": stack,
+        "wgmma": ptx.count("wgmma.mma_async"),
+        "mma.sync": ptx.count("mma.sync"),
+        "tcgen05": ptx.count("tcgen05.mma"),
+        "cp.async": len(re.findall(r"cp\.async\.c[ag]", ptx)),
+        "ex2": ptx.count("ex2.approx"),
+    }
 
 
 def main() -> None:
     capability = int(sys.argv[1])
     triton.runtime.driver.set_active(FakeDriver(capability))
+    interpreter.enabled = lambda: True  # so that tensors on the CPU are let through
+    version.compute_capability = lambda device: divmod(capability, 10)
     version.shared_memory_limit = lambda device: SHARED_MEMORY[capability]
     rows = [
         row
         for name in VERSIONS
         for shape in SHAPES
+        if capability in (80, 90) or shape.startswith("prefill")
         for row in compile_version(name, shape, capability)
-    ]
+    ] + compile_append(capability)
     print(json.dumps(rows))
 
 

@@ -1,14 +1,16 @@
-"""Every version against the fp64 oracle, within the error budget: the equivalence suite."""
+"""Every version against the fp64 oracle, forward and backward, within the error budget: the
+equivalence suite.
+"""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 import torch
 
-from flash_versions import VERSIONS, attention, attention_reference
-from flash_versions.budget import assess
-from flash_versions.version import Request
+from flash_versions import BASELINES, VERSIONS, attention
+from flash_versions.budget import assess, assess_request
+from flash_versions.request import make_request
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -23,20 +25,31 @@ class Case:
     heads: int = 2
     kv_heads: int = 2
     head_dim: int = 64
+    head_dim_v: int | None = None
     causal: bool = False
     batch: int = 1
-    scale: float | None = None
     kv_lengths: tuple[int, ...] | None = None
+    alibi: tuple[int, ...] = ()
+    sink: bool = False
+    options: dict = field(default_factory=dict)
 
     def inputs(self, dtype, device):
         """q, k, v with a non-zero mean in v, so that an output of zeros is far from right."""
         q = torch.randn(self.batch, self.M, self.heads, self.head_dim, device=device)
-        k, v = torch.randn(2, self.batch, self.N, self.kv_heads, self.head_dim, device=device)
-        return tuple(x.to(dtype) for x in (q, k, v + 0.5))
+        k = torch.randn(self.batch, self.N, self.kv_heads, self.head_dim, device=device)
+        dim_v = self.head_dim_v or self.head_dim
+        v = torch.randn(self.batch, self.N, self.kv_heads, dim_v, device=device) + 0.5
+        return tuple(x.to(dtype) for x in (q, k, v))
 
-    def options(self, device):
-        lengths = self.kv_lengths and torch.tensor(self.kv_lengths, device=device)
-        return {"causal": self.causal, "scale": self.scale, "kv_lengths": lengths}
+    def all_options(self, device):
+        found = dict(self.options, causal=self.causal)
+        if self.kv_lengths:
+            found["kv_lengths"] = torch.tensor(self.kv_lengths, device=device)
+        if self.alibi:
+            found["alibi_slopes"] = torch.rand(self.alibi, device=device)
+        if self.sink:
+            found["sink"] = torch.randn(self.heads, device=device, requires_grad=True)
+        return found
 
 
 CASES = [
@@ -62,12 +75,32 @@ CASES = [
     Case("head dim 192", 40, 70, head_dim=192),
     Case("head dim 256", 40, 70, head_dim=256, causal=True, heads=1, kv_heads=1),
     Case("batch of 3", 20, 70, batch=3, causal=True),
-    Case("large scale: nearly one-hot", 70, 70, causal=True, scale=3.0),
-    Case("tiny scale: nearly uniform", 70, 70, scale=1e-4),
+    Case("large scale: nearly one-hot", 70, 70, causal=True, options={"scale": 3.0}),
+    Case("tiny scale: nearly uniform", 70, 70, options={"scale": 1e-4}),
     Case("lengths per row", 20, 150, batch=4, kv_lengths=(150, 64, 1, 0)),
     Case("lengths per row, causal", 20, 150, batch=4, causal=True, kv_lengths=(150, 64, 10, 0)),
     Case("lengths per row, one query", 1, 150, batch=3, heads=4, kv_lengths=(150, 65, 1)),
     Case("lengths past the end and below 0", 5, 20, batch=2, kv_lengths=(99, -3)),
+    Case("values wider than keys", 70, 90, head_dim=32, head_dim_v=64, causal=True),
+    Case("values narrower than keys", 40, 70, head_dim=192, head_dim_v=128, kv_heads=1),
+    Case("window to the left", 150, 150, causal=True, options={"window": (40, None)}),
+    Case("window to both sides", 100, 170, options={"window": (30, 70)}),
+    Case("window to the right only", 100, 170, options={"window": (None, 20)}),
+    Case("window of one key", 70, 100, options={"window": (0, 0)}),
+    Case("window, more queries than keys", 170, 40, options={"window": (10, 5)}),
+    Case("window wider than all", 40, 70, options={"window": (1000, 1000)}),
+    Case("window of grouped heads", 150, 200, heads=6, causal=True, options={"window": (50, None)}),
+    Case("window, lengths per row", 20, 150, batch=3, kv_lengths=(150, 30, 0),
+         options={"window": (20, 3)}),
+    Case("softcap", 70, 100, causal=True, options={"softcap": 1.5}),
+    Case("softcap far above the scores", 40, 70, options={"softcap": 50.0}),
+    Case("ALiBi", 70, 100, heads=4, causal=True, alibi=(4,)),
+    Case("ALiBi per batch row, both sides", 40, 70, batch=2, alibi=(2, 2)),
+    Case("sink", 70, 100, causal=True, sink=True),
+    Case("sink, rows without a key", 100, 40, causal=True, heads=4, sink=True),
+    Case("dropout", 70, 100, causal=True, heads=4, batch=2, options={"dropout_p": 0.3}),
+    Case("everything at once", 100, 130, heads=4, batch=2, causal=True, kv_lengths=(130, 70),
+         alibi=(4,), sink=True, options={"window": (60, None), "softcap": 3.0, "dropout_p": 0.1}),
 ]  # fmt: skip
 by_name = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 by_version = pytest.mark.parametrize("version", VERSIONS)
@@ -79,16 +112,43 @@ def assert_within_budget(o, lse, q, k, v, **options):
         assert accuracy.ok, f"{name}: {accuracy}"
 
 
+def check(version, q, k, v, dlse=True, **options):
+    """One call, forward and backward, against its budget; skips what the version does not offer."""
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    torch.manual_seed(1)  # the same dropout in both
+    request = make_request(*leaves, **options)
+    if reason := VERSIONS[version].unsupported(request):
+        pytest.skip(reason)
+    torch.manual_seed(1)
+    o, lse = attention(*leaves, version=version, return_lse=True, **options)
+    assert o.shape == (*q.shape[:-1], v.shape[-1]) and o.dtype == q.dtype
+    assert lse.dtype == torch.float32 and not lse.isnan().any()
+    do = torch.randn(o.shape, device=o.device).to(o.dtype)
+    dlse = torch.randn_like(lse) if dlse else None
+    results = {"o": o.detach(), "lse": lse.detach()}
+    names = ["dq", "dk", "dv"]
+    if options.get("sink") is not None:
+        leaves.append(options["sink"])
+        names.append("dsink")
+    outputs = [(o, do)] if dlse is None else [(o, do), (lse, dlse)]
+    tensors, upstream = zip(*outputs)
+    results |= dict(zip(names, torch.autograd.grad(tensors, leaves, upstream)))
+    for name, accuracy in assess_request(results, request, do, dlse).items():
+        assert accuracy.ok, f"{name}: {accuracy}"
+
+
 @by_name
 @by_dtype
 @by_version
 def test_equivalence(version, dtype, case, device):
     q, k, v = case.inputs(dtype, device)
-    options = case.options(device)
-    o, lse = attention(q, k, v, version=version, return_lse=True, **options)
-    assert o.shape == q.shape and o.dtype == dtype
-    assert lse.shape == (case.batch, case.heads, case.M) and lse.dtype == torch.float32
-    assert_within_budget(o, lse, q, k, v, **options)
+    check(version, q, k, v, **case.all_options(device))
+
+
+@by_version
+def test_gradient_of_o_alone(version, device):
+    q, k, v = Case("", 50, 70, heads=4, batch=2).inputs(torch.bfloat16, device)
+    check(version, q, k, v, dlse=False, causal=True)
 
 
 @by_dtype
@@ -138,8 +198,30 @@ LAYOUTS = {
 def test_any_strides(version, layout, device):
     q, k, v = Case("", 50, 70, heads=4, kv_heads=2, batch=2).inputs(torch.float32, device)
     q, k, v = (LAYOUTS[layout](x) for x in (q, k, v))
-    o, lse = attention(q, k, v, version=version, causal=True, return_lse=True)
-    assert_within_budget(o, lse, q, k, v, causal=True)
+    check(version, q, k, v, causal=True)
+
+
+GRADIENT_LAYOUTS = {
+    "transposed": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+    "expanded over the batch": lambda x: x[:1].expand(x.shape),
+    "expanded over heads and rows": lambda x: x[:, :1, :1].expand(x.shape),
+    "one number for all": lambda x: x[:1, :1, :1, :1].expand(x.shape),
+    "every other dim": lambda x: x.repeat_interleave(2, 3)[..., ::2],
+}
+
+
+@pytest.mark.parametrize("layout", GRADIENT_LAYOUTS)
+@by_version
+def test_gradients_of_any_strides(version, layout, device):
+    leaves = [
+        x.requires_grad_() for x in Case("", 40, 50, batch=2, heads=4).inputs(torch.float32, device)
+    ]
+    o = attention(*leaves, version=version)
+    do = GRADIENT_LAYOUTS[layout](torch.randn_like(o))
+    gradients = torch.autograd.grad(o, leaves, do)
+    results = dict(zip(("dq", "dk", "dv"), gradients))
+    for name, accuracy in assess_request(results, make_request(*leaves), do).items():
+        assert accuracy.ok, f"{name}: {accuracy}"
 
 
 @by_version
@@ -148,8 +230,7 @@ def test_expanded_keys_with_stride_zero(version, device):
     q = q.expand(3, -1, -1, -1)
     k, v = (x.expand(3, -1, 4, -1) for x in (k, v))
     assert k.stride(0) == 0 and k.stride(2) == 0
-    o, lse = attention(q, k, v, version=version, return_lse=True)
-    assert_within_budget(o, lse, q, k, v)
+    check(version, q, k, v)
 
 
 @by_version
@@ -189,6 +270,19 @@ def test_keys_past_the_length_are_never_read(version, device):
 
 
 @by_version
+def test_keys_past_the_length_have_zero_gradient(version, device):
+    leaves = Case("", 5, 100, batch=3).inputs(torch.float32, device)
+    leaves = [x.requires_grad_() for x in leaves]
+    lengths = torch.tensor([70, 3, 0], device=device)
+    o = attention(*leaves, version=version, kv_lengths=lengths)
+    dq, dk, dv = torch.autograd.grad(o.square().sum(), leaves)
+    for row, length in enumerate(lengths.tolist()):
+        assert not dk[row, length:].any() and not dv[row, length:].any()
+        assert dv[row, :length].all()
+    assert not dq[2].any()
+
+
+@by_version
 def test_padding_of_the_head_dim_is_never_read(version, device):
     """24 dims are padded to 32 inside; in memory, what follows them belongs to somebody else."""
     q, k, v = Case("", 70, 140, head_dim=24).inputs(torch.float32, device)
@@ -211,8 +305,15 @@ def test_batch_rows_are_independent(version, device):
 @by_version
 def test_same_inputs_same_bits(version, device):
     q, k, v = Case("", 100, 100, heads=4).inputs(torch.bfloat16, device)
-    results = [attention(q, k, v, version=version, causal=True) for _ in range(3)]
-    assert all(torch.equal(o, results[0]) for o in results)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+
+    def run():
+        o = attention(*leaves, version=version, causal=True)
+        return o, *torch.autograd.grad(o.square().sum(), leaves)
+
+    first = run()
+    for _ in range(3 if device == "cpu" else 100):
+        assert all(torch.equal(x, y) for x, y in zip(run(), first))
 
 
 def test_auto_takes_the_newest_version_that_can(device):
@@ -221,91 +322,11 @@ def test_auto_takes_the_newest_version_that_can(device):
     assert torch.equal(attention(q, k, v), attention(q, k, v, version=newest))
 
 
-# ---- refusals: every one a sentence that names the tensor, what was given and what would work ----
-
-
-def arguments(**changes):
-    q, k, v = Case("", 4, 4).inputs(torch.float32, "cpu")
-    return {"q": q, "k": k, "v": v} | changes
-
-
-ones = torch.ones
-REFUSED = {
-    "q is 3-D": (arguments(q=ones(4, 2, 64)), r"q has shape \(4, 2, 64\).*\(batch, length"),
-    "v unlike k": (arguments(v=ones(1, 5, 2, 64)), r"k has shape .* v \(1, 5, 2, 64\)"),
-    "other batch": (arguments(q=ones(2, 4, 2, 64)), r"q has shape \(2,.*batch and head_dim"),
-    "other head_dim": (arguments(q=ones(1, 4, 2, 32)), "batch and head_dim must be equal"),
-    "heads do not divide": (arguments(q=ones(1, 4, 3, 64)), "3 heads.*multiple of k's 2"),
-    "mixed dtypes": (arguments(k=ones(1, 4, 2, 64).half()), "k has dtype torch.float16"),
-    "integers": (arguments(**dict.fromkeys("qkv", ones(1, 4, 2, 64).int())), "q has dtype"),
-    "other device": (arguments(k=ones(1, 4, 2, 64, device="meta")), "k is on meta, q is on cpu"),
-    "last stride": (arguments(q=ones(1, 4, 64, 2).mT), "q has stride 2 in its last dimension"),
-    "no head_dim": (arguments(**dict.fromkeys("qkv", ones(1, 4, 2, 0))), "at least 1"),
-    "scale 0": (arguments(scale=0.0), r"scale=0.0 must be a positive"),
-    "scale NaN": (arguments(scale=float("nan")), "scale=nan must be a positive"),
-    "scale negative": (arguments(scale=-1.0), "scale=-1.0 must be a positive"),
-    "lengths: shape": (arguments(kv_lengths=torch.tensor([1, 2])), r"kv_lengths .* shape \(1,\)"),
-    "lengths: dtype": (arguments(kv_lengths=torch.tensor([1.0])), "kv_lengths .*int32 or int64"),
-    "no splits": (arguments(num_splits=0), "num_splits=0 must be an integer of at least 1"),
-    "splits: a flag": (arguments(num_splits=True), "num_splits=True must be an integer"),
-    "splits: a fraction": (arguments(num_splits=2.0), "num_splits=2.0 must be an integer"),
-    "causal: a text": (arguments(causal="False"), "causal='False' must be True or False"),
-    "q: a list": (arguments(q=[1.0]), "q is a list; it must be a torch.Tensor"),
-    "lengths: a list": (arguments(kv_lengths=[3]), "kv_lengths is a list"),
-    "lengths: device": (arguments(kv_lengths=ones(1, dtype=torch.int32, device="meta")), "on meta"),
-    "no key heads": (arguments(**dict.fromkeys("kv", ones(1, 4, 0, 64))), "multiple of k's 0"),
-    "scale: vanishes in fp32": (arguments(scale=1e-46), "scale=1e-46 must be a positive"),
-    "scale: overflows in fp32": (arguments(scale=1e300), "scale=1e[+]300 must be a positive"),
-    "scale: a text": (arguments(scale="1"), "scale='1' must be a positive"),
-    "splits in sdpa": (arguments(version="sdpa", num_splits=2), "'sdpa': num_splits=2"),
-    "unknown version": (arguments(version="fa9"), "version='fa9' is unknown; there are auto, fa1"),
-    "splits in fa1": (arguments(version="fa1", num_splits=2), "'fa1': num_splits=2.*'fa2'"),
-    "lse of sdpa": (arguments(version="sdpa", return_lse=True), "'sdpa'.*does not return the LSE"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_refusals_say_what_would_work(name):
-    given, sentence = REFUSED[name]
-    with pytest.raises(ValueError, match=sentence):
-        attention(**given)
-
-
-@by_version
-def test_version_limits(version, device):
-    def request(dtype=torch.float32, head_dim=64, **changes):
-        x = torch.ones(1, 2, 2, head_dim, dtype=dtype, device=device)
-        return Request(x, x, x, **changes)
-
-    limits = VERSIONS[version].unsupported
-    assert limits(request()) is None
-    assert "torch.float64" in limits(request(torch.float64))
-    assert "head_dim 257" in limits(request(head_dim=257))
-    leaf = torch.ones(1, 2, 2, 64, device=device, requires_grad=True)
-    assert "no backward" in limits(Request(leaf, leaf, leaf))
-    with torch.no_grad():
-        assert limits(Request(leaf, leaf, leaf)) is None
-
-
-def test_oracle_agrees_with_torch_and_is_differentiable():
-    """The specification itself: torch's SDPA in fp64 with an explicit mask, and gradcheck."""
-    q, k, v = (x.double() for x in Case("", 7, 9, heads=4).inputs(torch.float32, "cpu"))
-    mask = torch.ones(7, 9, dtype=torch.bool).tril(2)
-    expected = torch.nn.functional.scaled_dot_product_attention(
-        *(x.transpose(1, 2) for x in (q, k, v)), attn_mask=mask, enable_gqa=True
-    ).transpose(1, 2)
-    o, lse = attention_reference(q, k, v, causal=True)
-    torch.testing.assert_close(o, expected, rtol=1e-12, atol=1e-12)
-    scores = torch.einsum("bmhd,bnhd->bhmn", q, k.repeat_interleave(2, 2)) / 8
-    torch.testing.assert_close(lse, scores.masked_fill(~mask, -torch.inf).logsumexp(-1))
-    leaves = [x[..., :3].clone().requires_grad_() for x in (q[:, :4], k[:, :2], v[:, :2])]
-    # 4 queries on 2 keys: the first two see nothing; their gradient is zero, not NaN.
-    torch.autograd.gradcheck(lambda *x: attention_reference(*x, causal=True)[0], leaves)
-
-
 @pytest.mark.parametrize("case", [c for c in CASES if c.batch], ids=lambda case: case.name)
 def test_sdpa_baseline_means_the_same(case):
     q, k, v = case.inputs(torch.float32, "cpu")
-    options = case.options("cpu")
+    options = case.all_options("cpu")
+    if reason := BASELINES["sdpa"].unsupported(make_request(q, k, v, **options)):
+        pytest.skip(reason)
     o = attention(q, k, v, version="sdpa", **options)
     assert_within_budget(o, None, q, k, v, **options)

@@ -19,6 +19,7 @@ from flash_versions import VERSIONS
 HERE = Path(__file__).parent
 KIB = 1024
 SHARED_MEMORY = {80: 163 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 227 * KIB, 120: 99 * KIB}
+MULTIPLY = {"forward_kernel", "backward_kernel", "dkdv_kernel", "dq_kernel"}
 TENSOR_CORE = {80: "mma.sync", 89: "mma.sync", 90: "wgmma", 100: "tcgen05", 120: "mma.sync"}
 
 
@@ -39,29 +40,51 @@ def triton_version() -> tuple[int, ...]:
 @pytest.mark.parametrize("capability", SHARED_MEMORY, ids=lambda c: f"sm_{c}")
 def test_compiles_fits_and_uses_the_tensor_cores(capability):
     rows = compiled(capability)
-    assert {row["version"] for row in rows} == set(VERSIONS)
+    assert {row["version"] for row in rows} == {*VERSIONS, ""}
     for row in rows:
         assert row["shared"] <= SHARED_MEMORY[capability], row
-        if row["kernel"] != "forward_kernel":
+        if row["kernel"] not in MULTIPLY:
             continue
         if row["shape"].endswith("fp32"):  # exact products, so no tensor core
             assert not row["wgmma"] and not row["mma.sync"] and not row["tcgen05"], row
-        elif row["shape"].startswith("prefill"):
+        elif row["shape"].startswith("prefill") and row["kernel"] == "forward_kernel":
             assert row[TENSOR_CORE[capability]] > 0, row
+        elif row["shape"].startswith("prefill"):  # tiles too small for wgmma are for mma.sync
+            assert row[TENSOR_CORE[capability]] + row["mma.sync"] > 0, row
 
 
 def test_nothing_spills_on_hopper():
-    """Not a byte with the Triton that was measured (3.6) and the next; a few registers later."""
-    allowed = 0 if triton_version() < (3, 8) else 32
-    rows = [row for row in compiled(90) if "fp32" not in row["shape"]]
-    assert not [row for row in rows if row["stack"] > allowed]
+    """Of the forward not a byte with the Triton that was measured (3.6) and the next, and a few
+    registers later or with packed sequences. FA2's backward keeps two accumulators: there, tiles
+    that spill a few registers outside the products were measured to be the fastest.
+    """
+    for row in compiled(90):
+        if "fp32" in row["shape"]:
+            continue
+        allowed = 0 if triton_version() < (3, 8) else 64
+        if row["shape"] in ("packed", "scores"):
+            allowed = 64
+        if row["kernel"] in ("dkdv_kernel", "dq_kernel", "backward_kernel"):
+            allowed = 400
+        assert row["stack"] <= allowed, row
 
 
 def test_loads_are_pipelined():
-    """K and V tiles come by asynchronous copies while the previous block is computed."""
-    assert all(row["cp.async"] for row in compiled(90) if row["kernel"] == "forward_kernel")
+    """Tiles come by asynchronous copies while the previous block is computed."""
+    for row in compiled(90):
+        if row["kernel"] in ("forward_kernel", "dkdv_kernel"):
+            assert row["cp.async"], row
 
 
 def test_split_launches_the_reduction():
     kernels = {row["kernel"] for row in compiled(90) if row["shape"] == "decode-128"}
     assert kernels == {"forward_kernel", "combine_kernel"}
+
+
+def test_fa2_needs_three_kernels_for_the_gradients_and_fa1_one():
+    def kernels(version):
+        rows = [r for r in compiled(90) if r["version"] == version and r["shape"] == "prefill-64"]
+        return {row["kernel"] for row in rows} - {"forward_kernel"}
+
+    assert kernels("fa1") == {"backward_kernel"}
+    assert kernels("fa2") == {"delta_kernel", "dkdv_kernel", "dq_kernel"}

@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from flash_versions import attention
-from flash_versions.budget import assess
+from flash_versions.budget import assess, assess_request
+from flash_versions.fa2 import backward as fa2_backward
 from flash_versions.fa2 import forward as fa2
+from flash_versions.request import make_request
 from flash_versions.version import LaunchConfig
 
 CONFIG = LaunchConfig(block_q=16, block_kv=32, num_warps=4, num_stages=2)  # 5 blocks in 150 keys
@@ -17,12 +19,30 @@ def inputs(device, M=7, N=150, heads=4, kv_heads=2, dtype=torch.float32, batch=2
     return tuple(x.to(dtype) for x in (q, k, v))
 
 
+def forward(*tensors, config=CONFIG, **options):
+    o, lse, _ = fa2.forward(make_request(*tensors, **options), config)
+    return o, lse
+
+
 @pytest.mark.parametrize("num_splits", [1, 2, 3, 4, 5, 6, 1000])
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-def test_any_number_of_splits(num_splits, causal, device):
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"causal": True}, {"window": (40, 30)}, {"causal": True, "window": (70, None)}],
+    ids=["full", "causal", "window", "causal window"],
+)
+def test_any_number_of_splits(num_splits, options, device):
     q, k, v = inputs(device)
-    o, lse = fa2.forward(q, k, v, causal=causal, scale=0.125, num_splits=num_splits, config=CONFIG)
-    for name, accuracy in assess(o, lse, q, k, v, causal=causal).items():
+    o, lse = forward(q, k, v, num_splits=num_splits, **options)
+    for name, accuracy in assess(o, lse, q, k, v, **options).items():
+        assert accuracy.ok, f"{name}: {accuracy}"
+
+
+@pytest.mark.parametrize("num_splits", [1, 3])
+def test_a_sink_counts_once(num_splits, device):
+    q, k, v = inputs(device)
+    sink = torch.tensor([3.0, -5.0, 0.0, float("-inf")], device=device)
+    o, lse = forward(q, k, v, num_splits=num_splits, sink=sink)
+    for name, accuracy in assess(o, lse, q, k, v, sink=sink).items():
         assert accuracy.ok, f"{name}: {accuracy}"
 
 
@@ -47,30 +67,62 @@ def test_split_shapes(shape, dtype, device):
 def test_splits_with_lengths_of_their_own(device):
     q, k, v = inputs(device, M=1, batch=4)
     lengths = torch.tensor([150, 33, 1, 0], device=device)
-    o, lse = fa2.forward(
-        q, k, v, causal=True, scale=0.125, kv_lengths=lengths, num_splits=5, config=CONFIG
-    )
+    o, lse = forward(q, k, v, causal=True, kv_lengths=lengths, num_splits=5)
     for name, accuracy in assess(o, lse, q, k, v, causal=True, kv_lengths=lengths).items():
         assert accuracy.ok, f"{name}: {accuracy}"
 
 
+CUT = {  # of 256 queries in tiles of 64, blocks of 32 keys; the number of pairs that an edge cuts
+    "full": ({}, 0),
+    "causal": ({"causal": True}, 8),
+    "window": ({"causal": True, "window": (127, None)}, 12),
+}
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="counts calls in the interpreter")
-@pytest.mark.parametrize(("causal", "masked"), [(False, 0), (True, 8)], ids=["full", "causal"])
-def test_only_blocks_that_are_cut_pay_for_the_mask(causal, masked, monkeypatch):
-    """256 queries in tiles of 64, blocks of 32 keys: the diagonal cuts two blocks of each tile."""
+@pytest.mark.parametrize("name", CUT)
+def test_only_blocks_that_are_cut_pay_for_the_mask(name, monkeypatch):
+    options, expected = CUT[name]
     calls, mask_scores = [], fa2.mask_scores
-    monkeypatch.setattr(fa2, "mask_scores", lambda *a, **k: calls.append(1) or mask_scores(*a, **k))
+    for module in (fa2, fa2_backward):
+        monkeypatch.setattr(
+            module, "mask_scores", lambda *a, **k: calls.append(1) or mask_scores(*a, **k)
+        )
     q, k, v = inputs("cpu", M=256, N=256, heads=1, kv_heads=1, batch=1, head_dim=16)
-    fa2.forward(q, k, v, causal=causal, scale=0.1, config=LaunchConfig(64, 32, 4, 2))
-    assert len(calls) == masked
+    request, config = make_request(q, k, v, **options), LaunchConfig(64, 32, 4, 2)
+    results = fa2.forward(request, config)
+    assert len(calls) == expected
+    calls.clear()
+    fa2_backward.backward(request, *results, q, None, LaunchConfig(32, 64, 4, 2), config)
+    assert len(calls) == 2 * expected  # once for dK and dV, in tiles of 64 keys, once for dQ
 
 
 def test_more_splits_than_blocks_is_one_program_per_block(device):
     q, k, v = inputs(device)
-    run = {"causal": False, "scale": 0.125, "config": CONFIG}
-    one_each = fa2.forward(q, k, v, num_splits=5, **run)
-    more = fa2.forward(q, k, v, num_splits=64, **run)
+    one_each = forward(q, k, v, num_splits=5)
+    more = forward(q, k, v, num_splits=64)
     assert torch.equal(one_each[0], more[0]) and torch.equal(one_each[1], more[1])
+
+
+BACKWARD_TILES = {
+    "tall": (LaunchConfig(64, 16, 4, 2), LaunchConfig(16, 64, 4, 2)),
+    "wide": (LaunchConfig(16, 64, 4, 2), LaunchConfig(64, 16, 4, 2)),
+}
+
+
+@pytest.mark.parametrize("tiles", BACKWARD_TILES)
+@pytest.mark.parametrize("heads", [2, 6])
+def test_backward_of_any_tile(heads, tiles, device):
+    q, k, v = inputs(device, M=50, N=70, heads=heads, batch=1)
+    do = torch.randn_like(q)
+    request = make_request(q, k, v, causal=True, window=(30, None))
+    gradients = fa2_backward.backward(
+        request, *fa2.forward(request), do, None, *BACKWARD_TILES[tiles]
+    )
+    for name, accuracy in assess_request(
+        dict(zip(("dq", "dk", "dv"), gradients)), request, do
+    ).items():
+        assert accuracy.ok, f"{name}: {accuracy}"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 import flash_versions
 from flash_versions import interpreter
 from flash_versions.api import choose_version
-from flash_versions.version import Request
+from flash_versions.request import Request
 from transformer.chat import Message, Tokenizer, encode_chat, load_template
 from transformer.command import choose_device
 from transformer.engine import GREEDY, Completion, Statistics, check_prompt, generate
@@ -222,7 +222,7 @@ def choose_attention(
     q = torch.zeros(1, 1, config.num_heads, config.head_dim, device=device, dtype=dtype)
     k = q[:, :, : config.num_kv_heads]
     lengths = torch.ones(1, dtype=torch.int32, device=device)
-    request = Request(q, k, k, causal=True, kv_lengths=lengths)
+    request = Request(q, k, k, window_right=0, kv_lengths=lengths)
     try:
         return choose_version(name, request).name, []
     except ValueError as error:

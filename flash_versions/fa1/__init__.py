@@ -1,13 +1,23 @@
 """FlashAttention 1: tiling and online softmax; the score matrix never leaves the chip."""
 
-from flash_versions.fa1 import forward
-from flash_versions.version import Request, Version, kernel_limits
+from flash_versions.fa1 import backward, forward
+from flash_versions.request import Request
+from flash_versions.version import Version, kernel_limits
+
+FROM_FA2_ON = (
+    "softcap", "alibi_slopes", "sink", "cu_seqlens_q", "cu_seqlens_k", "kv_starts", "block_table"
+)  # fmt: skip
 
 
 def limits(request: Request) -> str | None:
-    """What FA1 cannot serve: beyond the limits of all kernels, there are no KV splits."""
+    """What FA1 cannot serve: beyond the limits of all kernels, what its lesson needs not."""
     if request.num_splits not in (None, 1):
         return f"num_splits={request.num_splits} is not possible; keys are split from 'fa2' on."
+    for name in FROM_FA2_ON:
+        if getattr(request, name) is not None:
+            return f"{name} is not possible; use version='fa2' or later."
+    if request.dropout_p > 0:
+        return f"dropout_p={request.dropout_p} is not possible; use version='fa2' or later."
     return kernel_limits(request)
 
 
@@ -19,4 +29,6 @@ VERSION = Version(
     source="Dao et al. 2022, arXiv:2205.14135",
     forward=forward.forward,
     limits=limits,
+    backward=backward.backward,
+    num_statistics=2,
 )

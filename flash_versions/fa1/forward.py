@@ -31,16 +31,20 @@ import torch
 import triton
 import triton.language as tl
 
+from flash_versions.launch import Launcher, layout
 from flash_versions.memory import (
+    Rows,
+    Sequences,
     View,
+    cdiv,
+    key_rows,
     load_rows,
-    rows_of,
     store_row_values,
     store_rows,
-    visible_length,
 )
-from flash_versions.tile import kv_block_range, last_visible_key, mask_scores
-from flash_versions.version import LaunchConfig, default_config, padded_head_dim
+from flash_versions.request import Request
+from flash_versions.tile import Window, block_range, first_visible, last_visible, mask_scores
+from flash_versions.version import LaunchConfig, default_config
 
 # Change from call to call, a growing cache's with every token: no kernel of its own for each.
 COUNTS = ["q_length", "kv_length", "heads", "q_blocks"]
@@ -71,21 +75,22 @@ def fold_block(
     row_max,
     row_sum,
     q_tile,
+    first_key,
+    last_key,
     k,
     v,
-    last_key,
+    keys,
+    window,
     scale,
-    HEAD_DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
     BLOCK_KV: tl.constexpr,
 ):
     """Fold KV block j into the state (o, row_max, row_sum); o stays normalised."""
     k_pos = j * BLOCK_KV + tl.arange(0, BLOCK_KV)
-    k_tile = load_rows(k, k_pos, HEAD_DIM, PADDED_DIM, MASKED=True)
+    k_tile = load_rows(k, keys, k_pos, MASKED=True)
     s = tl.dot(q_tile, k_tile.T, input_precision="ieee") * scale
-    s = mask_scores(s, k_pos, last_key)
+    s = mask_scores(s, k_pos[None, :], first_key[:, None], last_key[:, None], window)
     p, new_max, new_sum, alpha = softmax_step(s, row_max, row_sum)
-    v_tile = load_rows(v, k_pos, HEAD_DIM, PADDED_DIM, MASKED=True)
+    v_tile = load_rows(v, keys, k_pos, MASKED=True)
     pv = tl.dot(p.to(v_tile.dtype), v_tile, input_precision="ieee")
     norm = 1.0 / tl.where(new_sum == 0.0, 1.0, new_sum)
     o = (o * (alpha * row_sum)[:, None] + pv) * norm[:, None]
@@ -95,23 +100,27 @@ def fold_block(
 @triton.jit
 def attend(
     q_tile,
+    first_key,
+    last_key,
     k,
     v,
-    last_key,
-    n_all,
+    keys,
+    window,
     scale,
-    HEAD_DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
+    begin,
+    end,
     BLOCK_Q: tl.constexpr,
     BLOCK_KV: tl.constexpr,
 ):
-    """Attention of a query tile over KV blocks [0, n_all): (o, row_max, row_sum), natural units."""
-    o = tl.zeros([BLOCK_Q, PADDED_DIM], tl.float32)
+    """Attention of a query tile over KV blocks [begin, end): (o, row_max, row_sum), natural
+    units.
+    """
+    o = tl.zeros([BLOCK_Q, v.PADDED], tl.float32)
     row_max = tl.full([BLOCK_Q], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_Q], tl.float32)
-    for j in range(n_all):
+    for j in range(begin, end):
         o, row_max, row_sum = fold_block(
-            j, o, row_max, row_sum, q_tile, k, v, last_key, scale, HEAD_DIM, PADDED_DIM, BLOCK_KV
+            j, o, row_max, row_sum, q_tile, first_key, last_key, k, v, keys, window, scale, BLOCK_KV
         )
     return o, row_max, row_sum
 
@@ -125,16 +134,14 @@ def forward_kernel(
     lse_out,
     row_max_out,
     row_sum_out,
-    kv_lengths,
+    sequences,
+    window,
     q_length,
     kv_length,
     heads,
     q_blocks,
     scale,
     GROUP: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_KV: tl.constexpr,
 ):
@@ -143,97 +150,79 @@ def forward_kernel(
     tile = program % q_blocks
     head = (program // q_blocks) % heads
     batch = program // q_blocks // heads
-    kv_head = head // GROUP
-    q_pos = tile * BLOCK_Q + tl.arange(0, BLOCK_Q)
-    kv_length = visible_length(kv_lengths, batch, kv_length)
+    rows = Rows(batch, head, batch * 0, q_length)
+    keys = key_rows(sequences, batch, head // GROUP, kv_length)
 
-    last_key = last_visible_key(q_pos, q_length, kv_length, CAUSAL)
     q_first = tile * BLOCK_Q
-    q_last = tl.minimum(tile * BLOCK_Q + BLOCK_Q - 1, q_length - 1)
-    _, n_all = kv_block_range(
-        last_visible_key(q_first, q_length, kv_length, CAUSAL),
-        last_visible_key(q_last, q_length, kv_length, CAUSAL),
+    q_last = tl.minimum(q_first + BLOCK_Q - 1, q_length - 1)
+    q_pos = q_first + tl.arange(0, BLOCK_Q)
+    offset = keys.length - q_length  # causal is bottom-right: the last query sees the last key
+    begin, _, _, end = block_range(
+        first_visible(q_first, offset, window.left),
+        last_visible(q_first, offset, window.right, keys.length),
+        first_visible(q_last, offset, window.left),
+        last_visible(q_last, offset, window.right, keys.length),
         BLOCK_KV,
     )
-    q_rows = rows_of(q, batch, head, q_length)
-    q_tile = load_rows(q_rows, q_pos, HEAD_DIM, PADDED_DIM, MASKED=True)
-    k_rows = rows_of(k, batch, kv_head, kv_length)
-    v_rows = rows_of(v, batch, kv_head, kv_length)
     out, row_max, row_sum = attend(
-        q_tile, k_rows, v_rows, last_key, n_all, scale,
-        HEAD_DIM, PADDED_DIM, BLOCK_Q, BLOCK_KV
+        load_rows(q, rows, q_pos, MASKED=True),
+        first_visible(q_pos, offset, window.left),
+        last_visible(q_pos, offset, window.right, keys.length),
+        k, v, keys, window, scale, begin, end, BLOCK_Q, BLOCK_KV
     )  # fmt: skip
     lse = row_max + tl.log(tl.where(row_sum == 0.0, 1.0, row_sum))
-    store_rows(rows_of(o, batch, head, q_length), q_pos, out, HEAD_DIM, PADDED_DIM)
-    store_row_values(rows_of(lse_out, batch, head, q_length), q_pos, lse)
-    store_row_values(rows_of(row_max_out, batch, head, q_length), q_pos, row_max)
-    store_row_values(rows_of(row_sum_out, batch, head, q_length), q_pos, row_sum)
+    store_rows(o, rows, q_pos, out)
+    store_row_values(lse_out, rows, q_pos, lse)
+    store_row_values(row_max_out, rows, q_pos, row_max)
+    store_row_values(row_sum_out, rows, q_pos, row_sum)
+
+
+launch_forward = Launcher(forward_kernel)
 
 
 def forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    causal: bool,
-    scale: float,
-    kv_lengths: torch.Tensor | None = None,
-    num_splits: int | None = None,
-    config: LaunchConfig | None = None,
-    statistics: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention and its LSE.
+    request: Request, config: LaunchConfig | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Attention, its LSE, and what the paper saves for its backward.
 
     Args:
-        q: (batch, M, heads, head_dim), any strides but the last dimension's, which is 1; so k and
-            v.
-        k: (batch, N, kv_heads, head_dim); query heads h*g .. h*g+g-1 use key head h, g = heads /
-            kv_heads.
-        v: like k.
-        causal: query i sees keys j <= i + N - M.
-        scale: positive factor on the scores.
-        kv_lengths: (batch,) integers; row b sees only its first kv_lengths[b] keys. None means all
-            N.
-        num_splits: None or 1; keys are split from FA2 on.
+        request: see `Request`; scale, window and kv_lengths are what this version offers.
         config: tile sizes; None chooses by shape and device.
-        statistics: fp32 (2, batch, heads, M), receives what the paper saves for its backward: the
-            row maximum m (natural units) and the row sum l. None keeps them from the caller.
 
     Returns:
-        o like q, contiguous; lse = m + log l, natural log, fp32 (batch, heads, M).
+        o (batch, M, heads, head_dim_v), contiguous, in q's dtype; lse = m + log l, natural log,
+        fp32 (batch, heads, M); statistics fp32 (2, batch, heads, M): the row maximum m (natural
+        units) and the row sum l.
     """
-    batch, q_length, heads, head_dim = q.shape
-    kv_length, kv_heads = k.shape[1:3]
-    group = heads // kv_heads
-    config = config or default_config(q_length, q, MEASURED)
-    q_blocks = triton.cdiv(q_length, config.block_q)
-    programs = q_blocks * heads * batch
+    q, k, v = request.q, request.k, request.v
+    batch, q_length, heads, _ = q.shape
+    config = config or default_config(q_length, request, MEASURED)
+    q_blocks = cdiv(q_length, config.block_q)
 
-    o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    o = torch.empty((*q.shape[:3], v.shape[3]), dtype=q.dtype, device=q.device)
     lse = torch.empty((batch, heads, q_length), dtype=torch.float32, device=q.device)
-    if statistics is None:
-        statistics = torch.empty((2, *lse.shape), dtype=torch.float32, device=q.device)
-    forward_kernel[(programs,)](
-        View.of(q),
-        View.of(k),
-        View.of(v),
-        View.of(o),
-        View.of_rows(lse),
-        View.of_rows(statistics[0]),
-        View.of_rows(statistics[1]),
-        kv_lengths,
-        q_length,
-        kv_length,
-        heads,
-        q_blocks,
-        scale,
-        GROUP=group,
-        CAUSAL=causal,
-        HEAD_DIM=head_dim,
-        PADDED_DIM=padded_head_dim(head_dim),
-        BLOCK_Q=config.block_q,
-        BLOCK_KV=config.block_kv,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
+    statistics = torch.empty((2, *lse.shape), dtype=torch.float32, device=q.device)
+    launch_forward(
+        layout(request),
+        (q_blocks * heads * batch,),
+        (
+            View.of(q),
+            View.of(k),
+            View.of(v),
+            View.of(o),
+            View.of_rows(lse),
+            View.of_rows(statistics[0]),
+            View.of_rows(statistics[1]),
+            Sequences.of(request),
+            Window(request.window_left, request.window_right),
+            q_length,
+            k.shape[1],
+            heads,
+            q_blocks,
+            request.scale,
+        ),
+        {"GROUP": request.group, "BLOCK_Q": config.block_q, "BLOCK_KV": config.block_kv},
+        config.num_warps,
+        config.num_stages,
     )
-    return o, lse
+    return o, lse, statistics

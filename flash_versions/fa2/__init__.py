@@ -1,6 +1,6 @@
 """FlashAttention 2: deferred normalisation, an unmasked loop, and split-KV with a reduction."""
 
-from flash_versions.fa2 import forward
+from flash_versions.fa2 import backward, forward
 from flash_versions.version import Version, kernel_limits
 
 VERSION = Version(
@@ -11,4 +11,5 @@ VERSION = Version(
     source="Dao 2023, arXiv:2307.08691; split-KV: Flash-Decoding, Dao et al. 2023",
     forward=forward.forward,
     limits=kernel_limits,
+    backward=backward.backward,
 )

@@ -19,17 +19,16 @@ import torch
 import triton
 import triton.language as tl
 
+from flash_versions.launch import Launcher
 from flash_versions.memory import (
     Rows,
     View,
     load_row_values,
     load_rows,
-    rows_of,
     store_row_values,
     store_rows,
 )
 from flash_versions.tile import LN2
-from flash_versions.version import padded_head_dim
 
 # Change from call to call, a growing cache's with every token: no kernel of its own for each.
 COUNTS = ["num_splits", "batches", "heads", "q_length"]
@@ -38,17 +37,17 @@ COUNTS = ["num_splits", "batches", "heads", "q_length"]
 class Partials(NamedTuple):
     """What the splits leave: fp32 views whose batch index is split * batches + batch."""
 
-    acc: View  # (splits * batches, M, heads, head_dim), unnormalised
+    acc: View  # (splits * batches, M, heads, head_dim_v), unnormalised
     row_max: View  # (splits * batches, heads, M), log2 units
     row_sum: View  # (splits * batches, heads, M)
 
     @classmethod
-    def allocate(cls, num_splits: int, q: torch.Tensor) -> "Partials":
-        """A workspace for num_splits partial results of q (batch, M, heads, head_dim)."""
-        batch, q_length, heads, head_dim = q.shape
+    def allocate(cls, num_splits: int, o: torch.Tensor) -> "Partials":
+        """A workspace for num_splits partial results of o (batch, M, heads, head_dim_v)."""
+        batch, q_length, heads, head_dim = o.shape
         slots = num_splits * batch
-        acc = q.new_empty((slots, q_length, heads, head_dim), dtype=torch.float32)
-        statistics = q.new_empty((2, slots, heads, q_length), dtype=torch.float32)
+        acc = o.new_empty((slots, q_length, heads, head_dim), dtype=torch.float32)
+        statistics = o.new_empty((2, slots, heads, q_length), dtype=torch.float32)
         return cls(View.of(acc), View.of_rows(statistics[0]), View.of_rows(statistics[1]))
 
 
@@ -60,10 +59,12 @@ def finalise(acc, row_max, row_sum):
 
 
 @triton.jit
-def slots_of(view, head, q_pos, slots):
-    """One query row in every slot of a workspace: slot i is row i."""
-    start = head.to(tl.int64) * view.head_stride + q_pos.to(tl.int64) * view.row_stride
-    return Rows(view.ptr + start, view.batch_stride, slots)
+def slots_of(split, num_splits, batches, batch, head, q_pos):
+    """One query row in the slots of the splits: (Rows of length 1 each, the index to read there: 0,
+    or 1 for a split that does not exist, which is past the length).
+    """
+    slots = Rows(split * batches + batch, head, q_pos, q_pos * 0 + 1)
+    return slots, (split >= num_splits).to(tl.int32)
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -75,8 +76,6 @@ def combine_kernel(
     batches,
     heads,
     q_length,
-    HEAD_DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
 ):
     """One program per query row; the splits are the rows of its tile."""
@@ -84,51 +83,49 @@ def combine_kernel(
     q_pos = program % q_length
     head = (program // q_length) % heads
     batch = program // q_length // heads
-    slots = num_splits * batches
-    partial_max = slots_of(partials.row_max, head, q_pos, slots)
-    partial_sum = slots_of(partials.row_sum, head, q_pos, slots)
-    partial_acc = slots_of(partials.acc, head, q_pos, slots)
 
     split = tl.arange(0, BLOCK_SPLITS)
     maxima = tl.full([BLOCK_SPLITS], float("-inf"), tl.float32)
     for first in range(0, num_splits, BLOCK_SPLITS):
-        slot = (first + split) * batches + batch
-        maxima = tl.maximum(maxima, load_row_values(partial_max, slot, float("-inf")))
+        slots, past_end = slots_of(first + split, num_splits, batches, batch, head, q_pos)
+        partial_max = load_row_values(partials.row_max, slots, past_end, float("-inf"))
+        maxima = tl.maximum(maxima, partial_max)
     global_max = tl.max(maxima, 0)
     pivot = tl.where(global_max == float("-inf"), 0.0, global_max)
 
-    acc = tl.zeros([BLOCK_SPLITS, PADDED_DIM], tl.float32)
+    acc = tl.zeros([BLOCK_SPLITS, o.PADDED], tl.float32)
     sums = tl.zeros([BLOCK_SPLITS], tl.float32)
     for first in range(0, num_splits, BLOCK_SPLITS):
-        slot = (first + split) * batches + batch
-        weight = tl.exp2(load_row_values(partial_max, slot, float("-inf")) - pivot)
-        sums += weight * load_row_values(partial_sum, slot, 0.0)
-        partial = load_rows(partial_acc, slot, HEAD_DIM, PADDED_DIM, MASKED=True)
-        acc += weight[:, None] * partial
+        slots, past_end = slots_of(first + split, num_splits, batches, batch, head, q_pos)
+        partial_max = load_row_values(partials.row_max, slots, past_end, float("-inf"))
+        weight = tl.exp2(partial_max - pivot)
+        sums += weight * load_row_values(partials.row_sum, slots, past_end, 0.0)
+        acc += weight[:, None] * load_rows(partials.acc, slots, past_end, MASKED=True)
 
     # One row from here on: a tile of height 1, so that the ordinary functions finish it.
     row = q_pos + tl.arange(0, 1)
     row_max = tl.full([1], 0.0, tl.float32) + global_max
     row_sum = tl.full([1], 0.0, tl.float32) + tl.sum(sums, 0)
     out, lse = finalise(tl.sum(acc, 0)[None, :], row_max, row_sum)
-    store_rows(rows_of(o, batch, head, q_length), row, out, HEAD_DIM, PADDED_DIM)
-    store_row_values(rows_of(lse_out, batch, head, q_length), row, lse)
+    rows = Rows(batch, head, batch * 0, q_length)
+    store_rows(o, rows, row, out)
+    store_row_values(lse_out, rows, row, lse)
 
 
-def combine(partials: Partials, num_splits: int, o: torch.Tensor, lse: torch.Tensor) -> None:
-    """Reduce the partial results into o (batch, M, heads, head_dim) and lse (batch, heads, M)."""
-    batch, q_length, heads, head_dim = o.shape
-    padded_dim = padded_head_dim(head_dim)
-    combine_kernel[(q_length * heads * batch,)](
-        partials,
-        View.of(o),
-        View.of_rows(lse),
-        num_splits,
-        batch,
-        heads,
-        q_length,
-        HEAD_DIM=head_dim,
-        PADDED_DIM=padded_dim,
-        BLOCK_SPLITS=max(16, 4096 // padded_dim),
-        num_warps=4,
+launch_combine = Launcher(combine_kernel)
+
+
+def combine(
+    partials: Partials, key: tuple, num_splits: int, o: torch.Tensor, lse: torch.Tensor
+) -> None:
+    """Reduce the partial results into o (batch, M, heads, head_dim_v) and lse (batch, heads, M);
+    key is that of the forward (see `Launcher`).
+    """
+    batch, q_length, heads, _ = o.shape
+    out = View.of(o)
+    launch_combine(
+        key,
+        (q_length * heads * batch,),
+        (partials, out, View.of_rows(lse), num_splits, batch, heads, q_length),
+        {"BLOCK_SPLITS": max(16, 4096 // out.PADDED.value)},
     )

@@ -10,8 +10,8 @@ What changes.
   by alpha = 2^(m - m_new) per block remains.
 * Stay in the log2 domain: log2(e) goes into the scale, so p = 2^(s * scale_log2 - m) is one FMA and
   one exp2.
-* Two loops: blocks that every query of the tile sees in full need no mask; only the last ones pay
-  for it.
+* Two loops, and a third with a sliding window: blocks that every query of the tile sees in full
+  need no mask; only those at the edges pay for it.
 * Causal tiles start with the last queries, which see the most keys: what ends last began first.
 * The query heads that share a key head become rows of one tile, so that K and V are read once per
   key head.
@@ -20,8 +20,12 @@ What changes.
   many splits as KV blocks is one program per block of S, and the inner loop is gone.
 
     program (tile, split):      load Q tile
-                                for j in this split's unmasked blocks:  fold K_j, V_j
-                                for j in this split's masked blocks:    fold K_j, V_j with the mask
+                                for j in this split's blocks that the window cuts on the left:
+                                    fold K_j, V_j with the mask
+                                for j in this split's blocks that are visible in full:
+                                    fold K_j, V_j
+                                for j in this split's blocks that are cut on the right:
+                                    fold K_j, V_j with the mask
                                 store O, LSE (one split) or acc, m, l (several)
 
 Sources. The deferred normalisation, the loops and the grid over query blocks: Dao 2023,
@@ -31,35 +35,58 @@ FlashAttention 2.2 took in; log2 units, the order of causal tiles and packing th
 key head are from the code of FlashAttention and its successors.
 """
 
+from typing import Any, NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 
 from flash_versions.fa2.combine import Partials, combine, finalise
+from flash_versions.launch import Launcher, layout
 from flash_versions.memory import (
+    Rows,
+    Sequences,
+    Tiles,
     View,
+    cdiv,
+    find_tile,
     load_rows,
-    rows_of,
+    rows_in_pages,
     store_row_values,
     store_rows,
-    visible_length,
 )
-from flash_versions.tile import LOG2E, kv_block_range, last_visible_key, mask_scores
-from flash_versions.version import (
-    LaunchConfig,
-    default_config,
-    num_multiprocessors,
-    padded_head_dim,
+from flash_versions.request import Request
+from flash_versions.scores import (
+    ScoreMods,
+    add_alibi,
+    cap_scores,
+    drop,
+    load_slopes,
+    sink_state,
 )
+from flash_versions.tile import Window, block_range, first_visible, last_visible, mask_scores
+from flash_versions.version import LaunchConfig, default_config, num_multiprocessors
 
 # Change from call to call, a growing cache's with every token: no kernel of its own for each.
-COUNTS = ["q_length", "kv_length", "batches", "kv_heads", "q_blocks", "num_splits"]
+COUNTS = ["q_length", "kv_length", "slots", "kv_heads", "tiles", "num_splits"]
 MAX_SPLITS = 65_535  # the second axis of a CUDA grid
 MEASURED = {
     64: LaunchConfig(128, 64, num_warps=8, num_stages=3),
     128: LaunchConfig(128, 128, num_warps=8, num_stages=3),
     256: LaunchConfig(128, 64, num_warps=8, num_stages=2),
 }
+
+
+class Queries(NamedTuple):
+    """The rows of a query tile: one element per row, but for the offset."""
+
+    head: Any
+    pos: Any
+    offset: Any  # of the keys' axis: a query's own place among them is pos + offset
+    first_key: Any
+    last_key: Any
+    slope: Any
+    sequence_head: Any
 
 
 @triton.jit
@@ -82,57 +109,125 @@ def fold_block(
     row_max,
     row_sum,
     q_tile,
+    queries,
     k,
     v,
-    last_key,
-    scale_log2,
-    HEAD_DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
+    sequences,
+    keys,
+    window,
+    mods,
     BLOCK_KV: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     """Fold KV block j into the state: (acc, row_max, row_sum)."""
     k_pos = j * BLOCK_KV + tl.arange(0, BLOCK_KV)
-    k_tile = load_rows(k, k_pos, HEAD_DIM, PADDED_DIM, MASKED)
-    s = tl.dot(q_tile, k_tile.T, input_precision="ieee")
+    keys = rows_in_pages(sequences, keys, k_pos)
+    k_tile = load_rows(k, keys, k_pos, MASKED)
+    s = cap_scores(tl.dot(q_tile, k_tile.T, input_precision="ieee"), mods)
+    distance = (queries.pos + queries.offset)[:, None] - k_pos[None, :]
+    s = add_alibi(s, queries.slope[:, None], distance, mods)
     if MASKED:
-        s = mask_scores(s, k_pos, last_key)
-    p, row_max, row_sum, alpha = softmax_step(s, row_max, row_sum, scale_log2)
-    v_tile = load_rows(v, k_pos, HEAD_DIM, PADDED_DIM, MASKED)
+        s = mask_scores(
+            s, k_pos[None, :], queries.first_key[:, None], queries.last_key[:, None], window
+        )
+    p, row_max, row_sum, alpha = softmax_step(s, row_max, row_sum, mods.scale_log2)
+    p = drop(p, mods, queries.sequence_head[:, None], queries.pos[:, None], k_pos[None, :])
+    v_tile = load_rows(v, keys, k_pos, MASKED)
     acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision="ieee")
     return acc, row_max, row_sum
 
 
 @triton.jit
 def attend(
+    acc,
+    row_max,
+    row_sum,
     q_tile,
+    queries,
     k,
     v,
-    last_key,
-    n_full,
+    sequences,
+    keys,
+    window,
+    mods,
     begin,
+    full_begin,
+    full_end,
     end,
-    scale_log2,
-    HEAD_DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
+    BLOCK_KV: tl.constexpr,
+):
+    """Fold KV blocks [begin, end) into the state of a query tile: (acc, row_max, row_sum).
+
+    Blocks outside [full_begin, full_end) are masked.
+    """
+    if window.left is not None:
+        for j in range(begin, full_begin):
+            acc, row_max, row_sum = fold_block(
+                j, acc, row_max, row_sum, q_tile, queries, k, v, sequences, keys, window, mods,
+                BLOCK_KV, MASKED=True
+            )  # fmt: skip
+    for j in range(full_begin, full_end):
+        acc, row_max, row_sum = fold_block(
+            j, acc, row_max, row_sum, q_tile, queries, k, v, sequences, keys, window, mods,
+            BLOCK_KV, MASKED=False
+        )  # fmt: skip
+    for j in range(full_end, end):
+        acc, row_max, row_sum = fold_block(
+            j, acc, row_max, row_sum, q_tile, queries, k, v, sequences, keys, window, mods,
+            BLOCK_KV, MASKED=True
+        )  # fmt: skip
+    return acc, row_max, row_sum
+
+
+@triton.jit
+def place_queries(
+    tile,
+    sequence,
+    kv_heads,
+    rows,
+    keys,
+    window,
+    mods,
+    GROUP: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+):
+    """The rows of a tile: row r is query r // GROUP in head r % GROUP of the group."""
+    row = tile * BLOCK_Q + tl.arange(0, BLOCK_Q)
+    pos = row // GROUP
+    head = keys.head * GROUP + row % GROUP
+    offset = keys.length - rows.length
+    return Queries(
+        head,
+        pos,
+        offset,
+        first_visible(pos, offset, window.left),
+        last_visible(pos, offset, window.right, keys.length),
+        load_slopes(mods, sequence, head),
+        sequence * kv_heads * GROUP + head,
+    )
+
+
+@triton.jit
+def blocks_of_queries(
+    tile,
+    q_length,
+    kv_length,
+    window,
+    GROUP: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_KV: tl.constexpr,
 ):
-    """Unnormalised attention of a query tile over blocks [begin, end): (acc, row_max, row_sum)."""
-    acc = tl.zeros([BLOCK_Q, PADDED_DIM], tl.float32)
-    row_max = tl.full([BLOCK_Q], float("-inf"), tl.float32)
-    row_sum = tl.zeros([BLOCK_Q], tl.float32)
-    for j in range(begin, tl.minimum(n_full, end)):
-        acc, row_max, row_sum = fold_block(
-            j, acc, row_max, row_sum, q_tile, k, v, last_key, scale_log2,
-            HEAD_DIM, PADDED_DIM, BLOCK_KV, MASKED=False
-        )  # fmt: skip
-    for j in range(tl.maximum(n_full, begin), end):
-        acc, row_max, row_sum = fold_block(
-            j, acc, row_max, row_sum, q_tile, k, v, last_key, scale_log2,
-            HEAD_DIM, PADDED_DIM, BLOCK_KV, MASKED=True
-        )  # fmt: skip
-    return acc, row_max, row_sum
+    """The KV blocks that a query tile sees, as `tile.block_range` gives them."""
+    low = tile * BLOCK_Q // GROUP
+    high = tl.minimum((tile * BLOCK_Q + BLOCK_Q - 1) // GROUP, q_length - 1)
+    offset = kv_length - q_length
+    return block_range(
+        first_visible(low, offset, window.left),
+        last_visible(low, offset, window.right, kv_length),
+        first_visible(high, offset, window.left),
+        last_visible(high, offset, window.right, kv_length),
+        BLOCK_KV,
+    )
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -143,63 +238,64 @@ def forward_kernel(
     o,
     lse_out,
     partials,
-    kv_lengths,
+    plan,
+    sequences,
+    window,
+    mods,
     q_length,
     kv_length,
-    batches,
+    slots,
     kv_heads,
-    q_blocks,
+    tiles,
     num_splits,
-    scale_log2,
     GROUP: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
+    SPLIT: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_KV: tl.constexpr,
 ):
-    """One program per (query tile, key head, batch) and split; row r is query r // GROUP."""
-    program = tl.program_id(0)
-    split = tl.program_id(1)
-    tile = program % q_blocks
-    if CAUSAL:
-        tile = q_blocks - 1 - tile  # the last queries see the most keys: start with them
-    kv_head = (program // q_blocks) % kv_heads
-    batch = program // q_blocks // kv_heads
-    row = tile * BLOCK_Q + tl.arange(0, BLOCK_Q)
-    q_pos = row // GROUP
-    head = kv_head * GROUP + row % GROUP
-    kv_length = visible_length(kv_lengths, batch, kv_length)
-
-    last_key = last_visible_key(q_pos, q_length, kv_length, CAUSAL)
-    q_first = tile * BLOCK_Q // GROUP
-    q_last = tl.minimum((tile * BLOCK_Q + BLOCK_Q - 1) // GROUP, q_length - 1)
-    n_full, n_all = kv_block_range(
-        last_visible_key(q_first, q_length, kv_length, CAUSAL),
-        last_visible_key(q_last, q_length, kv_length, CAUSAL),
-        BLOCK_KV,
+    """One program per (query tile, key head, sequence) and split."""
+    LAST_FIRST: tl.constexpr = window.right is not None  # the last queries see the most keys
+    tile, sequence, rows, keys = find_tile(
+        tl.program_id(0), plan, sequences, q_length, kv_length, kv_heads, tiles, LAST_FIRST
     )
-    blocks_per_split = tl.cdiv(n_all, num_splits)
-    begin = split * blocks_per_split
-    end = tl.minimum(begin + blocks_per_split, n_all)
-    q_rows = rows_of(q, batch, head, q_length)
-    q_tile = load_rows(q_rows, q_pos, HEAD_DIM, PADDED_DIM, MASKED=True)
-    k_rows = rows_of(k, batch, kv_head, kv_length)
-    v_rows = rows_of(v, batch, kv_head, kv_length)
+    split = tl.program_id(1)
+    if plan is not None:
+        if sequence < 0:
+            return
+    queries = place_queries(tile, sequence, kv_heads, rows, keys, window, mods, GROUP, BLOCK_Q)
+    rows = Rows(rows.batch, queries.head, rows.first, rows.length)
+    begin, full_begin, full_end, end = blocks_of_queries(
+        tile, rows.length, keys.length, window, GROUP, BLOCK_Q, BLOCK_KV
+    )
+    blocks_per_split = tl.cdiv(end - begin, num_splits)
+    begin = begin + split * blocks_per_split
+    end = tl.minimum(begin + blocks_per_split, end)
+    full_begin = tl.minimum(tl.maximum(full_begin, begin), end)
+    full_end = tl.maximum(tl.minimum(full_end, end), full_begin)
+
+    q_tile = load_rows(q, rows, queries.pos, MASKED=True)
+    acc = tl.zeros([BLOCK_Q, v.PADDED], tl.float32)
+    row_max = tl.full([BLOCK_Q], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BLOCK_Q], tl.float32)
+    row_max, row_sum = sink_state(row_max, row_sum, mods, rows.head, split == 0)
     acc, row_max, row_sum = attend(
-        q_tile, k_rows, v_rows, last_key, n_full, begin, end, scale_log2,
-        HEAD_DIM, PADDED_DIM, BLOCK_Q, BLOCK_KV
+        acc, row_max, row_sum, q_tile, queries, k, v, sequences, keys, window, mods,
+        begin, full_begin, full_end, end, BLOCK_KV
     )  # fmt: skip
-    if partials is None:
-        out, lse = finalise(acc, row_max, row_sum)
-        store_rows(rows_of(o, batch, head, q_length), q_pos, out, HEAD_DIM, PADDED_DIM)
-        store_row_values(rows_of(lse_out, batch, head, q_length), q_pos, lse)
+    if mods.dropout_rescale is not None:
+        acc *= mods.dropout_rescale
+    if SPLIT:
+        slot = Rows(split * slots + rows.batch, rows.head, rows.first, rows.length)
+        store_rows(partials.acc, slot, queries.pos, acc)
+        store_row_values(partials.row_max, slot, queries.pos, row_max)
+        store_row_values(partials.row_sum, slot, queries.pos, row_sum)
     else:
-        slot = split * batches + batch
-        acc_out = rows_of(partials.acc, slot, head, q_length)
-        store_rows(acc_out, q_pos, acc, HEAD_DIM, PADDED_DIM)
-        store_row_values(rows_of(partials.row_max, slot, head, q_length), q_pos, row_max)
-        store_row_values(rows_of(partials.row_sum, slot, head, q_length), q_pos, row_sum)
+        out, lse = finalise(acc, row_max, row_sum)
+        store_rows(o, rows, queries.pos, out)
+        store_row_values(lse_out, rows, queries.pos, lse)
+
+
+launch_forward = Launcher(forward_kernel)
 
 
 def choose_num_splits(programs: int, n_blocks: int, multiprocessors: int) -> int:
@@ -217,73 +313,64 @@ def choose_num_splits(programs: int, n_blocks: int, multiprocessors: int) -> int
 
 
 def forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    causal: bool,
-    scale: float,
-    kv_lengths: torch.Tensor | None = None,
-    num_splits: int | None = None,
-    config: LaunchConfig | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention and its LSE.
+    request: Request, config: LaunchConfig | None = None
+) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """Attention and its LSE, of everything that a request can ask for.
 
     Args:
-        q: (batch, M, heads, head_dim), any strides but the last dimension's, which is 1; so k and
-            v.
-        k: (batch, N, kv_heads, head_dim); query heads h*g .. h*g+g-1 use key head h, g = heads /
-            kv_heads.
-        v: like k.
-        causal: query i sees keys j <= i + N - M.
-        scale: positive factor on the scores.
-        kv_lengths: (batch,) integers; row b sees only its first kv_lengths[b] keys. None means all
-            N.
-        num_splits: ranges into which the keys are split, at most one per KV block and MAX_SPLITS;
-            None chooses by occupancy.
+        request: see `Request`. num_splits: at most one split per KV block and MAX_SPLITS; None
+            chooses by occupancy.
         config: tile sizes; None chooses by shape and device.
 
     Returns:
-        o like q, contiguous; lse natural log, fp32 (batch, heads, M).
+        o (batch, M, heads, head_dim_v), contiguous, in q's dtype; lse natural log, fp32 (batch,
+        heads, M); no further statistics.
     """
-    batch, q_length, heads, head_dim = q.shape
-    kv_length, kv_heads = k.shape[1:3]
-    group = heads // kv_heads
-    config = config or default_config(q_length * group, q, MEASURED)
-    q_blocks = triton.cdiv(q_length * group, config.block_q)
-    n_blocks = max(1, triton.cdiv(kv_length, config.block_kv))
-    programs = q_blocks * kv_heads * batch
+    q, k, v, group = request.q, request.k, request.v, request.group
+    batch, q_length, heads, _ = q.shape
+    config = config or default_config(q_length * group, request, MEASURED)
+    tiles = Tiles.of_queries(request, config.block_q)
+    programs = tiles.number * (heads // group) * batch  # packed: a batch of one
+    n_blocks = max(1, cdiv(request.max_kv_length, config.block_kv))
+    num_splits = request.num_splits
     if num_splits is None:
         num_splits = choose_num_splits(programs, n_blocks, num_multiprocessors(q.device))
     num_splits = min(num_splits, n_blocks, MAX_SPLITS)
 
-    o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    o = torch.empty((*q.shape[:3], v.shape[3]), dtype=q.dtype, device=q.device)
     lse = torch.empty((batch, heads, q_length), dtype=torch.float32, device=q.device)
-    partials = Partials.allocate(num_splits, q) if num_splits > 1 else None
-    forward_kernel[(programs, num_splits)](
-        View.of(q),
-        View.of(k),
-        View.of(v),
-        View.of(o),
-        View.of_rows(lse),
-        partials,
-        kv_lengths,
-        q_length,
-        kv_length,
-        batch,
-        kv_heads,
-        q_blocks,
-        num_splits,
-        scale * LOG2E,
-        GROUP=group,
-        CAUSAL=causal,
-        HEAD_DIM=head_dim,
-        PADDED_DIM=padded_head_dim(head_dim),
-        BLOCK_Q=config.block_q,
-        BLOCK_KV=config.block_kv,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
+    partials = Partials.allocate(num_splits, o) if num_splits > 1 else None
+    key = (*layout(request), num_splits)
+    launch_forward(
+        key,
+        (programs, num_splits),
+        (
+            View.of(q),
+            View.of(k),
+            View.of(v),
+            View.of(o),
+            View.of_rows(lse),
+            partials,
+            tiles.plan,
+            Sequences.of(request),
+            Window(request.window_left, request.window_right),
+            ScoreMods.of(request),
+            q_length,
+            request.max_kv_length,
+            batch,
+            heads // group,
+            tiles.number,
+            num_splits,
+        ),
+        {
+            "GROUP": group,
+            "SPLIT": partials is not None,
+            "BLOCK_Q": config.block_q,
+            "BLOCK_KV": config.block_kv,
+        },
+        config.num_warps,
+        config.num_stages,
     )
     if partials is not None:
-        combine(partials, num_splits, o, lse)
-    return o, lse
+        combine(partials, key, num_splits, o, lse)
+    return o, lse, None

@@ -1,0 +1,211 @@
+"""The kernels as operators of torch, `flash_versions::forward` and `::backward`: one opaque call
+with known shapes for autograd, torch.compile, torch.export and checkpointing.
+
+Both take a version's name and the fields of a `Request`. They are custom operators and not
+functions torch can trace into, because the kernels may also run in Triton's interpreter.
+
+A custom operator costs tens of microseconds on the host, as much as launching the kernels. So a
+call on plain tensors, with nobody watching, runs the same code without it: `run` chooses.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from flash_versions.request import Request
+from flash_versions.version import Version
+
+Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+VERSIONS: dict[str, Version] = {}  # filled by api.py; the operators look versions up by name
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+NAMES = Request._fields
+REQUEST = (
+    "Tensor q, Tensor k, Tensor v, float scale, SymInt? window_left, SymInt? window_right, "
+    "float? softcap, Tensor? alibi_slopes, Tensor? sink, float dropout_p, Tensor? dropout_seed, "
+    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? kv_lengths, Tensor? kv_starts, "
+    "Tensor? block_table, SymInt? num_splits, bool return_lse"
+)
+
+
+def run(version: Version, request: Request) -> tuple[torch.Tensor, torch.Tensor]:
+    """(o, lse) of a request; differentiable."""
+    if is_watched(request):
+        o, lse, _ = torch.ops.flash_versions.forward(version.name, *request)
+        return o, lse
+    if request.needs_grad:
+        return Attention.apply(version, request, request.q, request.k, request.v, request.sink)
+    o, lse, _ = run_forward(version, request)
+    return o, lse
+
+
+def is_watched(request: Request) -> bool:
+    """Whether somebody needs to see an operator: torch.compile or torch.export, a dispatch mode
+    (fake tensors, tracing), a tensor subclass, a transform such as vmap.
+    """
+    return (
+        torch.compiler.is_compiling()
+        or _get_current_dispatch_mode() is not None
+        or torch._C._functorch.maybe_get_level(request.q) >= 0
+        or any(type(x) not in PLAIN for x in (request.q, request.k, request.v))
+    )
+
+
+def run_forward(version: Version, request: Request) -> Results:
+    """(o, lse, statistics), which is None if the version has none."""
+    if request.q.numel() == 0:
+        return empty_results(version, request)  # no query: nothing to launch
+    with on_device(request.q):
+        o, lse, statistics = version.forward(request)
+    assert lse is not None  # only a baseline has none
+    return o, lse, statistics
+
+
+def run_backward(
+    version: Version,
+    request: Request,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    statistics: torch.Tensor | None,
+    do: torch.Tensor | None,
+    dlse: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """(dq, dk, dv, dsink); do or dlse is None if nothing depends on o or on the LSE."""
+    if o.numel() == 0 or request.k.numel() == 0 or (do is None and dlse is None):
+        dq, dk, dv = (torch.zeros_like(x) for x in (request.q, request.k, request.v))
+        dsink = None if request.sink is None else torch.zeros_like(request.sink)
+        if dsink is not None and dlse is not None:
+            dsink += dlse.sum((0, 2))  # no key: the sink alone is the LSE
+        return dq, dk, dv, dsink
+    if do is None:
+        do = torch.zeros_like(o)
+    elif do.stride(3) != 1 and do.shape[3] > 1:
+        do = do.contiguous()  # such as the gradient of a sum: one number for all
+    assert version.backward is not None
+    with on_device(o):
+        return version.backward(request, o, lse, statistics, do, dlse)
+
+
+def on_device(x: torch.Tensor) -> AbstractContextManager:
+    """Triton launches on the current GPU: make it the tensor's."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+
+
+def refuse_double_backward(ctx: Any, *gradients: Any) -> tuple:
+    """There is no second derivative."""
+    raise RuntimeError(
+        "attention has no second derivative: its backward was itself asked for a gradient; use "
+        "version='reference' where create_graph=True is needed."
+    )
+
+
+class Attention(torch.autograd.Function):
+    """The forward and the backward of a version, for autograd without an operator."""
+
+    @staticmethod
+    def forward(ctx: Any, version, request, q, k, v, sink):  # noqa: D102
+        o, lse, statistics = run_forward(version, request)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(q, k, v, sink, o, lse, statistics)
+        ctx.version, ctx.request = version, request._replace(q=None, k=None, v=None, sink=None)
+        return o, lse
+
+    @staticmethod
+    def backward(ctx: Any, do, dlse):  # noqa: D102
+        q, k, v, sink, o, lse, statistics = ctx.saved_tensors
+        request = ctx.request._replace(q=q, k=k, v=v, sink=sink)
+        gradients = run_backward(ctx.version, request, o, lse, statistics, do, dlse)
+        if torch.is_grad_enabled():  # create_graph=True
+            gradients = FirstDerivative.apply(q, k, v, do, dlse, *gradients)
+        return None, None, *gradients
+
+
+class FirstDerivative(torch.autograd.Function):
+    """Gradients that cannot be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, q, k, v, do, dlse, *gradients):  # noqa: D102
+        return tuple(x if x is None else x.clone() for x in gradients)
+
+    backward = staticmethod(refuse_double_backward)
+
+
+@torch.library.custom_op(
+    "flash_versions::forward",
+    mutates_args=(),
+    schema=f"(str version, {REQUEST}) -> (Tensor, Tensor, Tensor)",
+)
+def forward(version: str, *arguments: Any) -> tuple[torch.Tensor, ...]:
+    """(o, lse, statistics) of the request with these fields; see `Version`."""
+    request = Request(*arguments)
+    o, lse, statistics = run_forward(VERSIONS[version], request)
+    return o, lse, o.new_empty(0) if statistics is None else statistics
+
+
+@torch.library.custom_op(
+    "flash_versions::backward",
+    mutates_args=(),
+    schema=(
+        f"(str version, {REQUEST}, Tensor o, Tensor lse, Tensor statistics, Tensor? do, "
+        "Tensor? dlse) -> (Tensor, Tensor, Tensor, Tensor)"
+    ),
+)
+def backward(version: str, *arguments: Any) -> tuple[torch.Tensor, ...]:
+    """(dq, dk, dv, dsink) of the request with these fields; dsink is empty without a sink."""
+    request = Request(*arguments[: len(NAMES)])
+    *gradients, dsink = run_backward(VERSIONS[version], request, *arguments[len(NAMES) :])
+    return *gradients, gradients[0].new_empty(0) if dsink is None else dsink
+
+
+@forward.register_fake
+def fake_forward(version: str, *arguments: Any) -> tuple[torch.Tensor, ...]:
+    """Results of the right shapes, types and strides."""
+    o, lse, statistics = empty_results(VERSIONS[version], Request(*arguments))
+    return o, lse, o.new_empty(0) if statistics is None else statistics
+
+
+@backward.register_fake
+def fake_backward(version: str, *arguments: Any) -> tuple[torch.Tensor, ...]:
+    """Gradients of the right shapes, types and strides."""
+    request = Request(*arguments[: len(NAMES)])
+    like = [x.new_empty(x.shape) for x in (request.q, request.k, request.v)]
+    sink = request.sink
+    return *like, request.q.new_empty(0) if sink is None else sink.new_empty(sink.shape)
+
+
+def empty_results(version: Version, request: Request) -> Results:
+    """(o, lse, statistics) without their contents; statistics is None if the version has none."""
+    q, n = request.q, version.num_statistics
+    batch, q_length, heads, _ = q.shape
+    o = q.new_empty((batch, q_length, heads, request.v.shape[3]))
+    lse = q.new_empty((batch, heads, q_length), dtype=torch.float32)
+    return o, lse, lse.new_empty((n, *lse.shape)) if n else None
+
+
+def save_for_backward(ctx: Any, inputs: tuple, output: tuple) -> None:
+    """Keep a request and its results."""
+    ctx.set_materialize_grads(False)
+    version, *arguments = inputs
+    tensors = [x if isinstance(x, torch.Tensor) else None for x in arguments]
+    ctx.save_for_backward(*tensors, *output)
+    ctx.version = version
+    ctx.others = [None if isinstance(x, torch.Tensor) else x for x in arguments]
+
+
+def backward_of_forward(ctx: Any, do: Any, dlse: Any, _: Any) -> tuple:
+    """The gradient of every input of the forward operator."""
+    saved = ctx.saved_tensors
+    tensors, results = saved[: len(NAMES)], saved[len(NAMES) :]
+    arguments = [other if x is None else x for x, other in zip(tensors, ctx.others)]
+    dq, dk, dv, dsink = torch.ops.flash_versions.backward(
+        ctx.version, *arguments, *results, do, dlse
+    )
+    gradients = dict.fromkeys(NAMES) | {"q": dq, "k": dk, "v": dv}
+    if arguments[NAMES.index("sink")] is not None:
+        gradients["sink"] = dsink
+    return None, *gradients.values()
+
+
+forward.register_autograd(backward_of_forward, setup_context=save_for_backward)
+backward.register_autograd(refuse_double_backward, setup_context=lambda ctx, inputs, output: None)
