@@ -3,6 +3,10 @@
     from flash_versions import attention
     o = attention(q, k, v, causal=True)                      # (batch, length, heads, head_dim)
     o, lse = attention(q, k, v, version="fa1", return_lse=True)
+    o.sum().backward()
+
+FlashAttention's own functions are in `flash_versions.flash_attn`, doors into transformers and into
+torch's scaled_dot_product_attention in `flash_versions.integrations`.
 
 Without a GPU, importing the package turns Triton's CPU interpreter on; that only works before
 triton is imported.
@@ -13,8 +17,18 @@ from flash_versions import interpreter
 interpreter.enable_without_gpu()  # before anything imports triton
 
 from flash_versions.api import BASELINES, VERSIONS, attention  # noqa: E402
+from flash_versions.budget import compare  # noqa: E402
+from flash_versions.merge import merge_attention_states  # noqa: E402
 from flash_versions.reference import attention_reference  # noqa: E402
 from flash_versions.version import Version  # noqa: E402
 
 __version__ = "0.1.0"
-__all__ = ["BASELINES", "VERSIONS", "Version", "attention", "attention_reference"]
+__all__ = [
+    "BASELINES",
+    "VERSIONS",
+    "Version",
+    "attention",
+    "attention_reference",
+    "compare",
+    "merge_attention_states",
+]
