@@ -63,7 +63,18 @@ def seeded():
 def pytest_terminal_summary(terminalreporter, config):
     """Say what was exercised: a suite of skips is green and proves nothing."""
     passed = terminalreporter.stats.get("passed", [])
-    rooms = ("attention", "packed", "fa1", "fa2", "kv_cache", "flash_attn", "property", "gpu")
+    rooms = (
+        "attention",
+        "packed",
+        "fa1",
+        "fa2",
+        "kv_cache",
+        "flash_attn",
+        "property",
+        "gpu",
+        "integrations_hf",
+        "integrations_sdpa",
+    )
     files = tuple(f"test_{room}.py" for room in rooms)
     kernels = [r for r in passed if r.nodeid.split("::")[0].endswith(files)]
     if torch.cuda.is_available():
