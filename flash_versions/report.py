@@ -17,8 +17,11 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results" / "h200.json"
-DOCUMENTS = [ROOT / "README.md", ROOT / "docs" / "progression.md"]
-BLOCK = re.compile(r"(<!-- results: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+DOCUMENTS = [
+    ROOT / "README.md",
+    *(ROOT / "docs" / name for name in ("design.md", "progression.md")),
+]
+BLOCK = re.compile(r"(<!-- results: ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 OTHERS = ("torch fa2", "cudnn")
 SHAPE = ("B", "H", "Hkv", "M", "N", "D", "causal")
 
@@ -50,29 +53,62 @@ def provenance(document: Document) -> str:
     )
 
 
-def prefill(document: Document, wanted: Callable[[dict[str, Any]], bool] = lambda row: True) -> str:
+def rates(
+    document: Document, suite: str, wanted: Callable[[dict[str, Any]], bool] = lambda row: True
+) -> str:
     """TFLOP/s of every version, and its ratio to torch's FlashAttention-2 in the same rounds."""
     body = []
-    for versions in shapes(document, "table").values():
+    for versions in shapes(document, suite).values():
         row = versions["fa2"]
         if not wanted(row):
             continue
-        rates = {name: row.get("tflops") for name, row in versions.items()}
-        base = rates["torch fa2"]
+        found = {name: row.get("tflops") for name, row in versions.items()}
+        base = found["torch fa2"]
         mask = "causal" if row["causal"] else "full"
         cells = [f"D={row['D']} {mask}, S={row['N']}"]
         for name in ("fa1", "fa2"):
-            rate = rates[name]
+            rate = found[name]
             cells.append(f"{rate:.0f} ({rate / base:.2f} x)" if rate and base else "-")
-        cells += ["-" if rates[name] is None else f"{rates[name]:.0f}" for name in OTHERS]
+        cells += ["-" if found[name] is None else f"{found[name]:.0f}" for name in OTHERS]
         body.append(cells)
     header = ["TFLOP/s (ratio to torch FA2)", "fa1", "fa2", "torch FA2", "cuDNN"]
     return f"{markdown(header, body)}\n\n{provenance(document)}\n"
 
 
-def headline(document: Document) -> str:
-    """The shape of the project's bar: (B, H, S, D) = (2, 16, 8192, 128)."""
-    return prefill(document, lambda row: (row["N"], row["D"]) == (8192, 128))
+def is_headline(row: dict[str, Any]) -> bool:
+    """Whether a row has the shape of the project's bar: (B, H, S, D) = (2, 16, 8192, 128)."""
+    return (row["N"], row["D"]) == (8192, 128)
+
+
+def packed(document: Document) -> str:
+    """FA2 on packed sequences of 64 lengths, against a rectangle with as many rows."""
+    body = []
+    for suite in ("packed", "packed backward"):
+        for versions in shapes(document, suite).values():
+            row = versions["fa2"]
+            dense, ragged = row["tflops"], versions["fa2 packed"]["tflops"]
+            mask = "causal" if row["causal"] else "full"
+            way = "backward" if "backward" in suite else "forward"
+            body.append(
+                [f"{way}, {mask}", f"{dense:.0f}", f"{ragged:.0f}", f"{ragged / dense:.2f}"]
+            )
+    header = ["TFLOP/s", "64 x 1024 tokens", "packed", "ratio"]
+    note = "64 sequences of 130 to 1900 tokens, 65536 in all; 16 heads, D=128."
+    return f"{markdown(header, body)}\n\n{note} {provenance(document)}\n"
+
+
+def launch(document: Document) -> str:
+    """Microseconds of host time for each path."""
+    found: dict[str, dict[str, float | None]] = {}
+    for row in document["rows"]:
+        if row["suite"] == "launch":
+            found.setdefault(row["call"], {})[row["version"]] = row.get("host_us")
+    body = [
+        [call, *("-" if value is None else f"{value:.0f}" for value in times.values())]
+        for call, times in found.items()
+    ]
+    versions = list(next(iter(found.values())))
+    return f"{markdown(['microseconds on the host', *versions], body)}\n"
 
 
 def decode(document: Document) -> str:
@@ -91,9 +127,13 @@ def decode(document: Document) -> str:
 
 
 TABLES: dict[str, Callable[[Document], str]] = {
-    "headline": headline,
-    "prefill": prefill,
+    "headline": lambda document: rates(document, "table", is_headline),
+    "headline backward": lambda document: rates(document, "backward", is_headline),
+    "prefill": lambda document: rates(document, "table"),
+    "backward": lambda document: rates(document, "backward"),
     "decode": decode,
+    "packed": packed,
+    "launch": launch,
 }
 
 

@@ -1,6 +1,7 @@
 """Documents say what was measured, and the benchmark measures what it says."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -21,14 +22,20 @@ def test_documents_say_what_was_measured(path):
 def test_results_are_complete_and_consistent():
     assert RESULTS["schema"] == bench.SCHEMA
     assert {"gpu", "driver", "torch", "triton"} <= set(RESULTS["machine"])
+    assert {row["suite"] for row in RESULTS["rows"]} == set(bench.SUITES)
     for row in RESULTS["rows"]:
+        if row["suite"] == "launch":
+            assert "reason" in row or row["host_us"] > 0
+            continue
         shape = bench.Shape(**{key: row[key] for key in bench.Shape.__dataclass_fields__})
         assert shape in bench.SUITES[row["suite"]]
         if "reason" in row:
             continue
         assert 0 < row["ms_p20"] <= row["ms_p50"] <= row["ms_p80"]
-        if row["suite"] == "table":
-            assert row["tflops"] == pytest.approx(shape.flops / row["ms_p50"] / 1e9)
+        if row["suite"] != "decode":
+            packed = bench.ragged_lengths(shape) if row["version"] == "fa2 packed" else None
+            flops = shape.flops(packed) * (2.5 if row["pass"] == "backward" else 1)
+            assert row["tflops"] == pytest.approx(flops / row["ms_p50"] / 1e9)
         else:
             assert row["tb_per_s"] == pytest.approx(shape.kv_bytes / row["ms_p50"] / 1e9)
 
@@ -60,9 +67,27 @@ def test_measured_bandwidth_of_decoding():
     assert split > 2 * rate("decode", "fa2 unsplit", "tb_per_s", N=131072)
 
 
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_measured_speed_of_the_backward(causal):
+    """The bar: torch's FlashAttention-2 backward at (2, 16, 8192, 128)."""
+    shape = {"B": 2, "N": 8192, "D": 128, "causal": causal}
+    fa2 = rate("backward", "fa2", "tflops", **shape)
+    assert fa2 >= rate("backward", "torch fa2", "tflops", **shape)
+    assert fa2 > rate("backward", "fa1", "tflops", **shape)
+
+
+@pytest.mark.parametrize("suite", ["packed", "packed backward"])
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_measured_speed_of_packed_sequences(causal, suite):
+    """The bar: 0.9 x the rate of a rectangle with as many rows."""
+    packed = rate(suite, "fa2 packed", "tflops", causal=causal)
+    assert packed >= 0.9 * rate(suite, "fa2", "tflops", causal=causal)
+
+
 def test_shapes_count_what_they_should():
     shape = bench.Shape(B=2, H=16, Hkv=4, M=8192, N=8192, D=128, causal=True)
-    assert shape.flops == 2 * 2 * 2 * 16 * 8192 * 8192 * 128 / 2
+    assert shape.flops() == 2 * 2 * 2 * 16 * 8192 * 8192 * 128 / 2
+    assert shape.flops([8192, 8192]) == shape.flops()
     assert shape.kv_bytes == 2 * 2 * 8192 * 4 * 128 * 2
 
 
@@ -85,15 +110,18 @@ def test_benchmark_measures_and_writes(tmp_path, monkeypatch):
 
 
 @pytest.mark.gpu
-def test_benchmark_refuses_to_time_a_wrong_kernel(monkeypatch):
+@pytest.mark.parametrize("suite", ["table", "backward"])
+def test_benchmark_refuses_to_time_a_wrong_kernel(suite, monkeypatch):
     shape = bench.Shape(B=1, H=4, Hkv=2, M=256, N=256, D=64, causal=True)
     right = bench.competitors
 
     def wrong(*arguments):
-        for name, call in right(*arguments):
-            yield name, (lambda call=call: call() * 1.05) if name == "fa1" else call
+        for one in right(*arguments):
+            if one.name == "fa1":
+                one = replace(one, function=lambda *x, f=one.function: f(*x) * 1.05)
+            yield one
 
     monkeypatch.setattr(bench, "competitors", wrong)
-    rows = {row["version"]: row for row in bench.measure("table", shape, rounds=10)}
+    rows = {row["version"]: row for row in bench.measure(suite, shape, rounds=10)}
     assert "wrong output" in rows["fa1"]["reason"] and "ms_p50" not in rows["fa1"]
     assert "ms_p50" in rows["fa2"]
