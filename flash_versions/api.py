@@ -92,7 +92,9 @@ def attention(
     """Softmax attention; `reference.attention_reference` is the specification.
 
     Differentiable once in q, k, v and sink, through o and through the LSE. Under torch.autocast, q,
-    k and v are cast to its dtype. Works under torch.compile, torch.export and checkpointing.
+    k and v are cast to its dtype. Works under torch.compile, torch.export and checkpointing; not
+    under torch.func's derivatives and forward-mode differentiation, for which there is
+    version="reference".
 
     Args:
         q: (batch, M, heads, head_dim), float32, float16 or bfloat16. Any strides, but the last
@@ -113,8 +115,7 @@ def attention(
         dropout_p: probability with which an element of the softmax is dropped; those that are kept
             count 1 / (1 - dropout_p) times. Drawn from torch's generator.
         cu_seqlens_q: (batch + 1,) integers: sequences are packed, b has the rows cu_seqlens_q[b] ..
-            cu_seqlens_q[b+1] - 1 of q (total, heads, head_dim). Rows of no sequence are left
-            unwritten.
+            cu_seqlens_q[b+1] - 1 of q (total, heads, head_dim). Rows of no sequence see no key.
         cu_seqlens_k: the same for k and v (total, kv_heads, dim); None, with packed k: as the
             queries'. With block_table, its differences give lengths only.
         kv_lengths: (batch,) integers: sequence b has only its first kv_lengths[b] keys, and causal,
@@ -123,7 +124,7 @@ def attention(
             kv_starts[b] (left padding), which is position 0.
         block_table: (batch, max_pages) integers, for inference: k and v are (pages, page_size,
             kv_heads, dim), and key j of sequence b is row j % page_size of page block_table[b, j //
-            page_size].
+            page_size]. Entries up to its length must be pages that exist, seen or not.
         version: a name in VERSIONS or BASELINES, or "auto": the newest version that takes these
             inputs.
         num_splits: FA2's split-KV: ranges into which the keys are split; None lets the version

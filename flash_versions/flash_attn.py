@@ -19,6 +19,7 @@ What differs from FlashAttention 2:
 Source: flash_attn/flash_attn_interface.py of Dao-AILab/flash-attention.
 """
 
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -373,6 +374,9 @@ def flash_attn_with_kvcache(
     """
     tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v, "s_aux": s_aux}
     for name, x in tensors.items():
+        optional = name in ("k", "v", "s_aux")
+        if not isinstance(x, torch.Tensor) and not (optional and x is None):
+            raise ValueError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor.")
         if x is not None and x.requires_grad and torch.is_grad_enabled():
             raise ValueError(
                 f"{name} requires grad, and a step on a cache has no backward; call it under "
@@ -386,6 +390,8 @@ def flash_attn_with_kvcache(
             raise ValueError("cache_seqlens is None; appending k needs the lengths before it.")
         cache_seqlens = capacity
     if not isinstance(cache_seqlens, torch.Tensor):
+        if not isinstance(cache_seqlens, Integral):
+            raise ValueError(f"cache_seqlens={cache_seqlens!r} must be an integer or a tensor.")
         if not 0 <= cache_seqlens <= capacity - new:
             raise ValueError(
                 f"cache_seqlens={cache_seqlens} and {new} new tokens; the cache has {capacity} "
@@ -461,6 +467,10 @@ def _bounds(window_size: WindowSize) -> WindowSize:
             f"window_size={window_size!r} must be a pair (left, right), with -1 for no bound."
         )
     left, right = (None if side == -1 else side for side in window_size)
+    if any(side is not None and side < 0 for side in (left, right)):
+        raise ValueError(
+            f"window_size={window_size!r} must hold whole numbers, or -1 for no bound."
+        )
     return left, right
 
 

@@ -12,9 +12,13 @@ import torch
 
 from flash_versions.request import Request
 
+MAX_KEYS = 4096
+
 
 class Launcher:
-    """A kernel, with its compiled forms by key."""
+    """A kernel, with its compiled forms by key: the last few thousand keys, as every new length of
+    the queries is another.
+    """
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
@@ -33,7 +37,8 @@ class Launcher:
 
         Args:
             key: everything about the arguments that the compiled code may depend on; hashable.
-                `layout` gives it for a request. Parameters in do_not_specialize need not be in it.
+                `layout` gives it for a request. Parameters in do_not_specialize, which stay below
+                2^31, need not be in it.
             grid: one to three dimensions.
             arguments: the run-time parameters, in order.
             constants: the tl.constexpr parameters that follow them, in order.
@@ -49,6 +54,8 @@ class Launcher:
             *arguments, **constants, num_warps=num_warps, num_stages=num_stages
         )
         if compiled is not None:  # an interpreted kernel has no compiled form
+            if len(self.compiled) >= MAX_KEYS:
+                self.compiled.clear()
             self.compiled[key] = compiled
 
 

@@ -140,6 +140,14 @@ def key_rows(sequences, sequence, head, kv_length):
     return Rows(batch, head, first, end - first)
 
 
+def new_results(
+    shape: tuple[int, ...], like: torch.Tensor, cu_seqlens: torch.Tensor | None
+) -> torch.Tensor:
+    """Memory for results; of packed sequences 0, for rows may belong to none of them."""
+    allocate = torch.empty if cu_seqlens is None else torch.zeros
+    return allocate(shape, dtype=like.dtype, device=like.device)
+
+
 class Tiles(NamedTuple):
     """The tiles of a request's queries or keys.
 
@@ -179,7 +187,11 @@ class Tiles(NamedTuple):
         count = length * group // block + request.batch
         plan = torch.empty((count, 8), dtype=torch.int32, device=cu_seqlens.device)
         launch_plan(
-            (plan.device, *map(placement, Sequences.of(request)[:5])),
+            (
+                plan.device,
+                request.k.shape[1] if request.block_table is not None else None,
+                *map(placement, (cu_seqlens, *Sequences.of(request)[:5])),
+            ),
             (cdiv(count, PLANNED),),
             (
                 plan,

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from flash_versions.request import Request
@@ -21,6 +22,10 @@ Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 VERSIONS: dict[str, Version] = {}  # filled by api.py; the operators look versions up by name
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 NAMES = Request._fields
+TENSORS = (
+    "q", "k", "v", "alibi_slopes", "sink", "dropout_seed", "cu_seqlens_q", "cu_seqlens_k",
+    "kv_lengths"
+)  # fmt: skip
 REQUEST = (
     "Tensor q, Tensor k, Tensor v, float scale, SymInt? window_left, SymInt? window_right, "
     "float? softcap, Tensor? alibi_slopes, Tensor? sink, float dropout_p, Tensor? dropout_seed, "
@@ -31,6 +36,11 @@ REQUEST = (
 
 def run(version: Version, request: Request) -> tuple[torch.Tensor, torch.Tensor]:
     """(o, lse) of a request; differentiable."""
+    if forward_ad._current_level >= 0:
+        raise RuntimeError(
+            "attention has no forward-mode derivative; use version='reference' for torch.func.jvp "
+            "and torch.autograd.forward_ad."
+        )
     if is_watched(request):
         o, lse, _ = torch.ops.flash_versions.forward(version.name, *request)
         return o, lse
@@ -44,22 +54,28 @@ def is_watched(request: Request) -> bool:
     """Whether somebody needs to see an operator: torch.compile or torch.export, a dispatch mode
     (fake tensors, tracing), a tensor subclass, a transform such as vmap.
     """
-    return (
+    if (
         torch.compiler.is_compiling()
+        or torch.jit.is_tracing()
         or _get_current_dispatch_mode() is not None
-        or torch._C._functorch.maybe_get_level(request.q) >= 0
-        or any(type(x) not in PLAIN for x in (request.q, request.k, request.v))
-    )
+    ):
+        return True
+    tensors = [x for x in request if isinstance(x, torch.Tensor)]
+    level = torch._C._functorch.maybe_get_level
+    return any(type(x) not in PLAIN or level(x) >= 0 for x in tensors)
 
 
 def run_forward(version: Version, request: Request) -> Results:
     """(o, lse, statistics), which is None if the version has none."""
-    if request.q.numel() == 0:
-        return empty_results(version, request)  # no query: nothing to launch
+    if max(request.q.shape[1], request.max_kv_length) >= 2**31:
+        raise ValueError("q or k is longer than 2^31 - 1 rows, what the kernels count to.")
+    if request.q.numel() == 0 or request.batch == 0:  # nothing to launch
+        o, lse, statistics = empty_results(version, request)
+        return o.zero_(), lse.fill_(float("-inf")), statistics
     with on_device(request.q):
-        o, lse, statistics = version.forward(request)
-    assert lse is not None  # only a baseline has none
-    return o, lse, statistics
+        results = version.forward(request)
+    assert results[1] is not None  # only a baseline has no LSE
+    return results  # type: ignore[return-value]
 
 
 def run_backward(
@@ -72,16 +88,20 @@ def run_backward(
     dlse: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """(dq, dk, dv, dsink); do or dlse is None if nothing depends on o or on the LSE."""
-    if o.numel() == 0 or request.k.numel() == 0 or (do is None and dlse is None):
-        dq, dk, dv = (torch.zeros_like(x) for x in (request.q, request.k, request.v))
+    no_gradient = do is None and dlse is None
+    if o.numel() == 0 or request.k.numel() == 0 or request.batch == 0 or no_gradient:
+        dq, dk, dv = (x.new_zeros(x.shape) for x in (request.q, request.k, request.v))
         dsink = None if request.sink is None else torch.zeros_like(request.sink)
-        if dsink is not None and dlse is not None:
+        if dsink is not None and dlse is not None and request.batch > 0:
             dsink += dlse.sum((0, 2))  # no key: the sink alone is the LSE
         return dq, dk, dv, dsink
     if do is None:
-        do = torch.zeros_like(o)
+        do = o.new_zeros(o.shape)
     elif do.stride(3) != 1 and do.shape[3] > 1:
         do = do.contiguous()  # such as the gradient of a sum: one number for all
+    do = do.resolve_neg()
+    if dlse is not None:
+        dlse = dlse.resolve_neg()
     assert version.backward is not None
     with on_device(o):
         return version.backward(request, o, lse, statistics, do, dlse)
@@ -107,14 +127,17 @@ class Attention(torch.autograd.Function):
     def forward(ctx: Any, version, request, q, k, v, sink):  # noqa: D102
         o, lse, statistics = run_forward(version, request)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(q, k, v, sink, o, lse, statistics)
-        ctx.version, ctx.request = version, request._replace(q=None, k=None, v=None, sink=None)
+        request = request._replace(q=q, k=k, v=v, sink=sink)
+        tensors = (getattr(request, name) for name in TENSORS)
+        ctx.save_for_backward(*tensors, o, lse, statistics)
+        ctx.version, ctx.request = version, request._replace(**dict.fromkeys(TENSORS))
         return o, lse
 
     @staticmethod
     def backward(ctx: Any, do, dlse):  # noqa: D102
-        q, k, v, sink, o, lse, statistics = ctx.saved_tensors
-        request = ctx.request._replace(q=q, k=k, v=v, sink=sink)
+        *tensors, o, lse, statistics = ctx.saved_tensors
+        request = ctx.request._replace(**dict(zip(TENSORS, tensors)))
+        q, k, v = request.q, request.k, request.v
         gradients = run_backward(ctx.version, request, o, lse, statistics, do, dlse)
         if torch.is_grad_enabled():  # create_graph=True
             gradients = FirstDerivative.apply(q, k, v, do, dlse, *gradients)

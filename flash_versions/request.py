@@ -110,7 +110,7 @@ def make_request(
         window_left=left,
         window_right=right,
         softcap=None if softcap is None else _checked_positive("softcap", softcap),
-        alibi_slopes=alibi_slopes,
+        alibi_slopes=_contiguous(alibi_slopes),
         sink=_contiguous(sink),
         dropout_p=_checked_probability(dropout_p),
         dropout_seed=_draw_seed(q.device) if dropout_p else None,
@@ -124,6 +124,10 @@ def make_request(
     )
     _check_lengths(request)
     _check_score_tensors(request)
+    if request.softcap is not None and not 2.0**-100 <= request.scale / request.softcap <= 2.0**100:
+        raise ValueError(
+            f"scale={request.scale!r} and softcap={request.softcap!r} are too far apart for fp32."
+        )
     if _checked_flag("check", check):
         check_values(request)
     return request
@@ -143,7 +147,7 @@ def in_autocast_dtype(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 def _contiguous(x: torch.Tensor | None) -> torch.Tensor | None:
     # What is neither is refused below, by name.
-    return x.contiguous() if x is not None and isinstance(x, torch.Tensor) else x
+    return x.resolve_neg().contiguous() if isinstance(x, torch.Tensor) else x
 
 
 def _checked_flag(name: str, value: object) -> bool:
@@ -154,7 +158,11 @@ def _checked_flag(name: str, value: object) -> bool:
 
 def _checked_positive(name: str, value: object) -> float:
     # The kernels compute in fp32: what is 0 or infinite there is refused here.
-    if not isinstance(value, Real) or not 2.0**-100 <= float(value) <= 2.0**100:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, Real)
+        or not 2.0**-100 <= float(value) <= 2.0**100
+    ):
         raise ValueError(f"{name}={value!r} must be a positive finite number, 2^-100 to 2^100.")
     return float(value)
 
@@ -183,6 +191,7 @@ def _checked_window(window: object) -> Window:
             raise ValueError(
                 f"window={window!r} must hold whole numbers from 0 to 2^30, or None for unlimited."
             )
+    left, right = (int(side) if isinstance(side, np.integer) else side for side in (left, right))
     return left, right
 
 
@@ -229,12 +238,15 @@ def _check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
 
 def _check_lengths(request: Request) -> None:
     """Shapes and types of what says where the sequences lie, and which of them go together."""
-    q, k, batch = request.q, request.k, request.batch
+    q, k = request.q, request.k
+    check_integers("cu_seqlens_q", request.cu_seqlens_q, (None,), q.device)
+    if request.cu_seqlens_q is not None and request.cu_seqlens_q.shape[0] == 0:
+        raise ValueError("cu_seqlens_q is empty; it must hold at least the 0 that it starts with.")
+    batch = request.batch
     paged = request.block_table is not None
     if request.cu_seqlens_k is not None and request.cu_seqlens_q is None and not paged:
         raise ValueError("cu_seqlens_k was given for a q that is not packed; give cu_seqlens_q.")
     for name, shape in (
-        ("cu_seqlens_q", (None,)),
         ("cu_seqlens_k", (batch + 1,)),
         ("kv_lengths", (batch,)),
         ("kv_starts", (batch,)),
@@ -242,8 +254,6 @@ def _check_lengths(request: Request) -> None:
     ):
         if (x := getattr(request, name)) is not None:
             check_integers(name, x, shape, q.device)
-    if request.cu_seqlens_q is not None and request.cu_seqlens_q.shape[0] == 0:
-        raise ValueError("cu_seqlens_q is empty; it must hold at least the 0 that it starts with.")
     if request.cu_seqlens_k is not None and request.kv_lengths is not None:
         raise ValueError("cu_seqlens_k and kv_lengths were both given; one of them gives lengths.")
     if paged:

@@ -52,7 +52,7 @@ class ScoreMods(NamedTuple):
 def load_slopes(mods, sequence, head):
     """ALiBi slopes of the heads, in the units of the scores; 0 without ALiBi."""
     if mods.slopes is not None:
-        offset = sequence * mods.slopes_batch_stride + head * mods.slopes_head_stride
+        offset = sequence.to(tl.int64) * mods.slopes_batch_stride + head * mods.slopes_head_stride
         return tl.load(mods.slopes + offset).to(tl.float32) * (LOG2E / mods.scale_log2)
     else:
         return head * 0.0

@@ -166,3 +166,65 @@ def test_only_the_lse_has_a_gradient(version):
     lse.sum().backward()
     assert q.grad.abs().max() > 0 and k.grad.abs().max() > 0
     assert not v.grad.any()
+
+
+@by_version
+def test_a_masked_gradient_of_the_lse_may_be_nan(version):
+    """d(lse^2) of a row without a key is 0 * -inf behind the usual mask."""
+    given = inputs(M=5, N=3)
+    _, lse = attention(*given, causal=True, version=version, return_lse=True)
+    torch.where(lse.isfinite(), lse * lse, 0.0).sum().backward()
+    assert all(x.grad.isfinite().all() for x in given)
+
+
+@by_version
+def test_lengths_changed_before_the_backward_are_noticed(version):
+    given = inputs()
+    lengths = torch.tensor([30, 10])
+    o = attention(*given, version=version, kv_lengths=lengths)
+    lengths.fill_(5)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        o.sum().backward()
+
+
+@by_version
+def test_forward_mode_is_refused_in_words(version):
+    q, k, v = inputs(requires_grad=False)
+    with pytest.raises(RuntimeError, match="no forward-mode derivative.*'reference'"):
+        torch.func.jvp(lambda q: attention(q, k, v, version=version), (q,), (q,))
+
+
+@by_version
+def test_opcheck_without_keys(version):
+    q, k, v = inputs(N=0)
+    q = q.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
+    torch.library.opcheck(
+        torch.ops.flash_versions.forward.default, (version, *make_request(q, k, v))
+    )
+
+
+@by_version
+def test_gradients_with_the_negative_bit(version):
+    given = inputs()
+    o = attention(*given, version=version)
+    do = torch.randn_like(o)
+    expected = torch.autograd.grad(o, given, -do, retain_graph=True)
+    found = torch.autograd.grad(o, given, torch._neg_view(do))
+    assert all(torch.equal(x, y) for x, y in zip(found, expected))
+
+
+def test_offloaded_tensors_come_back_as_they_are():
+    """saved_tensors_hooks may return what was saved at another address, with other strides."""
+
+    def offload(x):
+        flat = torch.zeros(x.numel() + 1, dtype=x.dtype)
+        flat[1:] = x.flatten()
+        return flat, x.shape
+
+    given = inputs()
+    expected = torch.autograd.grad(attention(*given, version="fa2").square().sum(), given)
+    with torch.autograd.graph.saved_tensors_hooks(
+        offload, lambda saved: saved[0][1:].view(saved[1])
+    ):
+        loss = attention(*given, version="fa2").square().sum()
+    assert all(torch.equal(x, y) for x, y in zip(torch.autograd.grad(loss, given), expected))

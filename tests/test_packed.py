@@ -4,8 +4,9 @@ import pytest
 import torch
 from test_attention import by_dtype, check
 
-from flash_versions import VERSIONS, attention
-from flash_versions.budget import assess
+from flash_versions import VERSIONS, attention, memory
+from flash_versions.budget import assess, assess_request
+from flash_versions.request import make_request
 
 by_version = pytest.mark.parametrize("version", VERSIONS)
 
@@ -92,6 +93,61 @@ def test_packed_is_each_sequence_alone(version, device):
         alone = (x[None, a:b] for x in (q, k, v))
         found = assess(o[None, a:b], lse[None, :, a:b], *alone, causal=True)
         assert all(accuracy.ok for accuracy in found.values())
+
+
+@pytest.mark.parametrize("num_splits", [1, 2])
+@by_version
+def test_rows_of_no_sequence_see_no_key(version, num_splits, device):
+    """As in a batch of a fixed size that is not full: they are 0, and so are their gradients."""
+    q, k, v = packed_inputs([30, 50], [30, 120], device)
+    given = {
+        "cu_seqlens_q": bounds([10, 0, 20], device) + 5,
+        "cu_seqlens_k": bounds([10, 3, 90], device),
+        "sink": torch.randn(4, device=device, requires_grad=True),
+    }
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    try:
+        o, lse = attention(
+            *leaves, version=version, num_splits=num_splits, return_lse=True, **given
+        )
+    except ValueError as refused:
+        pytest.skip(str(refused))
+    outside = [*range(5), *range(35, 80)]
+    assert not o[outside].any() and (lse[:, outside] == -torch.inf).all()
+    upstream = torch.randn_like(o), torch.randn_like(lse)
+    gradients = torch.autograd.grad((o, lse), [*leaves, given["sink"]], upstream)
+    assert not gradients[0][outside].any()
+    assert not gradients[1][103:].any() and not gradients[2][103:].any()
+    results = dict(zip(("dq", "dk", "dv", "dsink"), gradients))
+    for name, accuracy in assess_request(
+        results, make_request(*leaves, **given), *upstream
+    ).items():
+        assert accuracy.ok, f"{name}: {accuracy}"
+
+
+def test_no_sequence_but_rows(device):
+    q, k, v = packed_inputs([20], [20], device)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    o, lse = attention(
+        *leaves, cu_seqlens_q=bounds([], device), cu_seqlens_k=bounds([], device),
+        version="fa2", return_lse=True
+    )  # fmt: skip
+    assert not o.any() and (lse == -torch.inf).all()
+    assert not any(g.any() for g in torch.autograd.grad(o.sum(), leaves))
+
+
+def test_plans_of_queries_and_keys_are_launched_apart(device, monkeypatch):
+    """int32 and int64 bounds, aligned and not, need different code: never the same key."""
+    keys = []
+    monkeypatch.setattr(memory, "launch_plan", lambda key, *_: keys.append(key))
+    q, k, v = packed_inputs([20], [20], device)
+    one = bounds([20], device)
+    misaligned = torch.cat((one[:1], one))[1:]
+    for other in (one.long(), misaligned):
+        request = make_request(q, k, v, cu_seqlens_q=one, cu_seqlens_k=other)
+        memory.Tiles.of_queries(request, 64)
+        memory.Tiles.of_keys(request, 64)
+    assert len(set(keys)) == 4
 
 
 def test_packed_and_split(device):

@@ -1,5 +1,6 @@
 """What a call may not ask for, and what it is told: the tensor, what was given, what would work."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -81,6 +82,11 @@ REFUSED = {
         arguments(version="fa2", kv_starts=ONE, q=ones(1, 4, 2, 64).requires_grad_()),
         "'fa2': kv_starts is for inference.*no_grad"),
     "dropout in sdpa": (arguments(version="sdpa", dropout_p=0.5), "'sdpa': dropout_p"),
+    "bounds: a list": (packed(cu_seqlens_q=[0, 4]), "cu_seqlens_q is a list"),
+    "bounds: 0-dim": (packed(cu_seqlens_q=torch.tensor(4)), r"cu_seqlens_q has shape \(\)"),
+    "scale: a flag": (arguments(scale=True), "scale=True must be a positive"),
+    "scale far above the softcap": (
+        arguments(scale=2.0**99, softcap=2.0**-99), "too far apart for fp32"),
     "check: a number": (arguments(check=1), "check=1 must be True or False"),
 }  # fmt: skip
 
@@ -136,3 +142,10 @@ def test_check_lets_right_values_pass():
     assert torch.equal(
         attention(**paged, check=True), attention(**arguments(**{k: paged[k] for k in "qkv"}))
     )
+
+
+def test_numpy_numbers_are_numbers():
+
+    given = arguments()
+    o = attention(**given, window=(np.int64(1), np.int32(0)), num_splits=np.int64(1))
+    assert torch.equal(o, attention(**given, window=(1, 0), num_splits=1))

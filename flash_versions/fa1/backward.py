@@ -126,6 +126,7 @@ def fold_queries(
     delta = tl.sum(do_tile.to(tl.float32) * o_tile.to(tl.float32), 1)
     if HAS_DLSE:
         delta -= load_row_values(queries.dlse, rows, q_pos, 0.0)
+    delta = tl.where(row_sum == 0.0, 0.0, delta)  # no key: P is 0, and dLSE may well be NaN
 
     s = tl.dot(q_tile, k_tile.T, input_precision="ieee") * scale
     first_key = first_visible(q_pos, offset, window.left)
@@ -239,7 +240,7 @@ def backward(
     views = tuple(View.of(x) for x in (k, v, dk, dv))
     given = (Sequences.of(request), Window(request.window_left, request.window_right))
     launch_backward(
-        (*layout(request), kv_length, placement(do), placement(dlse)),
+        (*layout(request), kv_length, *map(placement, (do, o, dlse, lse, statistics))),
         (kv_heads * batch,),
         (queries, *views, *given, q_length, kv_length, kv_heads, request.scale),
         {

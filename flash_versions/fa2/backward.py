@@ -49,6 +49,7 @@ from flash_versions.memory import (
     find_tile,
     load_row_values,
     load_rows,
+    new_results,
     store_row_values,
     store_rows,
 )
@@ -179,8 +180,21 @@ def fold_keys(
 
 
 @triton.jit(do_not_specialize=["q_length", "heads"])
-def delta_kernel(do, o, dlse, delta, q_length, heads, HAS_DLSE: tl.constexpr, BLOCK: tl.constexpr):
-    """One program per block of rows, head and batch: delta = rowsum(dO * O) - dLSE, in fp32."""
+def delta_kernel(
+    do,
+    o,
+    lse,
+    dlse,
+    delta,
+    q_length,
+    heads,
+    HAS_DLSE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program per block of rows, head and batch: delta = rowsum(dO * O) - dLSE, in fp32.
+
+    0 for a query that sees no key: its P is 0, and its dLSE may well be NaN.
+    """
     program = tl.program_id(0)
     blocks = tl.cdiv(q_length, BLOCK)
     head = (program // blocks) % heads
@@ -191,6 +205,8 @@ def delta_kernel(do, o, dlse, delta, q_length, heads, HAS_DLSE: tl.constexpr, BL
     row_delta = tl.sum(o_tile * do_tile, 1)
     if HAS_DLSE:
         row_delta -= load_row_values(dlse, rows, pos, 0.0)
+    sees_nothing = load_row_values(lse, rows, pos, 0.0) == float("-inf")
+    row_delta = tl.where(sees_nothing, 0.0, row_delta)
     store_row_values(delta, rows, pos, row_delta)
 
 
@@ -362,14 +378,15 @@ def backward(
     q, k, v, group = request.q, request.k, request.v, request.group
     batch, q_length, heads, _ = q.shape
     kv_length, kv_heads = k.shape[1:3]
-    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-    delta = torch.empty_like(lse)
+    dq = new_results(q.shape, q, request.cu_seqlens_q)
+    dk, dv = (new_results(x.shape, x, request.cu_seqlens_k) for x in (k, v))
+    delta = torch.empty(lse.shape, dtype=torch.float32, device=lse.device)
     views = tuple(View.of(x) for x in (q, k, v, do))
     row_views = View.of_rows(lse), View.of_rows(delta)
     window = Window(request.window_left, request.window_right)
     given = (Sequences.of(request), window, ScoreMods.of(request), request.scale)
     lengths = (q_length, kv_length, kv_heads)
-    key = (*layout(request), kv_length, placement(do), dlse is not None and placement(dlse))
+    key = (*layout(request), kv_length, *map(placement, (do, o, lse, dlse)))
 
     block = 64
     launch_delta(
@@ -378,6 +395,7 @@ def backward(
         (
             views[3],
             View.of(o),
+            row_views[0],
             View.of_rows(lse if dlse is None else dlse),
             row_views[1],
             q_length,
@@ -415,5 +433,5 @@ def sink_gradient(
     if sink is None:
         return None
     p = torch.exp(sink[:, None].float() - lse)
-    p = torch.where(sink[:, None] == float("-inf"), 0.0, p)
+    p = torch.where(lse == float("-inf"), 0.0, p)  # no sink, or a row of no sequence
     return -(p * delta).sum((0, 2)).to(sink.dtype)

@@ -42,12 +42,18 @@ class Partials(NamedTuple):
     row_sum: View  # (splits * batches, heads, M)
 
     @classmethod
-    def allocate(cls, num_splits: int, o: torch.Tensor) -> "Partials":
-        """A workspace for num_splits partial results of o (batch, M, heads, head_dim_v)."""
+    def allocate(cls, num_splits: int, o: torch.Tensor, packed: bool) -> "Partials":
+        """A workspace for num_splits partial results of o (batch, M, heads, head_dim_v). If packed,
+        rows may belong to no sequence: they have seen no key.
+        """
         batch, q_length, heads, head_dim = o.shape
         slots = num_splits * batch
         acc = o.new_empty((slots, q_length, heads, head_dim), dtype=torch.float32)
         statistics = o.new_empty((2, slots, heads, q_length), dtype=torch.float32)
+        if packed:
+            acc.zero_()
+            statistics[0].fill_(float("-inf"))
+            statistics[1].zero_()
         return cls(View.of(acc), View.of_rows(statistics[0]), View.of_rows(statistics[1]))
 
 

@@ -51,6 +51,7 @@ from flash_versions.memory import (
     cdiv,
     find_tile,
     load_rows,
+    new_results,
     rows_in_pages,
     store_row_values,
     store_rows,
@@ -332,14 +333,21 @@ def forward(
     tiles = Tiles.of_queries(request, config.block_q)
     programs = tiles.number * (heads // group) * batch  # packed: a batch of one
     n_blocks = max(1, cdiv(request.max_kv_length, config.block_kv))
+    if request.window_left is not None and request.window_right is not None:
+        seen = request.window_left + request.window_right + q_length
+        n_blocks = min(n_blocks, cdiv(max(seen, 0), config.block_kv) + 1)
     num_splits = request.num_splits
     if num_splits is None:
         num_splits = choose_num_splits(programs, n_blocks, num_multiprocessors(q.device))
     num_splits = min(num_splits, n_blocks, MAX_SPLITS)
 
-    o = torch.empty((*q.shape[:3], v.shape[3]), dtype=q.dtype, device=q.device)
+    o = new_results((*q.shape[:3], v.shape[3]), q, request.cu_seqlens_q)
     lse = torch.empty((batch, heads, q_length), dtype=torch.float32, device=q.device)
-    partials = Partials.allocate(num_splits, o) if num_splits > 1 else None
+    if request.cu_seqlens_q is not None:
+        lse.fill_(float("-inf"))
+    partials = None
+    if num_splits > 1:
+        partials = Partials.allocate(num_splits, o, request.cu_seqlens_q is not None)
     key = (*layout(request), num_splits)
     launch_forward(
         key,
