@@ -232,8 +232,9 @@ def plan_kernel(
     for first in range(0, batch, PLANNED):
         b = first + tl.arange(0, PLANNED)
         start = tl.load(cu_seqlens + b, mask=b < batch, other=0).to(tl.int64)
-        begins = tl.where(b < batch, (start * GROUP // BLOCK).to(tl.int32) + b, count)
-        begun += tl.sum((begins[None, :] <= tile[:, None]).to(tl.int32), 1)
+        begins = (start * GROUP // BLOCK).to(tl.int32) + b
+        at_or_before = (begins[None, :] <= tile[:, None]) & (b < batch)[None, :]
+        begun += tl.sum(at_or_before.to(tl.int32), 1)
     sequence = tl.maximum(begun - 1, 0)
     start = tl.load(cu_seqlens + sequence).to(tl.int64)
     length = tl.load(cu_seqlens + sequence + 1).to(tl.int64) - start

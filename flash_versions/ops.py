@@ -73,9 +73,31 @@ def run_forward(version: Version, request: Request) -> Results:
         o, lse, statistics = empty_results(version, request)
         return o.zero_(), lse.fill_(float("-inf")), statistics
     with on_device(request.q):
-        results = version.forward(request)
-    assert results[1] is not None  # only a baseline has no LSE
-    return results  # type: ignore[return-value]
+        o, found_lse, statistics = version.forward(in_vectors(request))
+    assert found_lse is not None  # only a baseline has none
+    return narrowed(o, request.v), found_lse, statistics
+
+
+def in_vectors(request: Request) -> Request:
+    """The request with rows of whole 16-byte vectors and no less than a tile's 16 elements, padded
+    by zeros, which change no product.
+
+    With values of fewer than 16 dims, Triton 3.6 compiles a product that reads past its shared
+    memory on Hopper.
+    """
+    q, k, v = (widened(x) for x in (request.q, request.k, request.v))
+    return request._replace(q=q, k=k, v=v)
+
+
+def widened(x: torch.Tensor) -> torch.Tensor:
+    """x with its last dimension padded as `in_vectors` says; x itself if it needs no padding."""
+    missing = max(16 - x.shape[3], -x.shape[3] % (16 // x.element_size()))
+    return torch.nn.functional.pad(x, (0, missing)) if missing else x
+
+
+def narrowed(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """x without what `widened` added to `like`."""
+    return x if x.shape[3] == like.shape[3] else x[..., : like.shape[3]].contiguous()
 
 
 def run_backward(
@@ -104,7 +126,12 @@ def run_backward(
         dlse = dlse.resolve_neg()
     assert version.backward is not None
     with on_device(o):
-        return version.backward(request, o, lse, statistics, do, dlse)
+        *gradients, dsink = version.backward(
+            in_vectors(request), widened(o), lse, statistics, widened(do), dlse
+        )
+    inputs = request.q, request.k, request.v
+    dq, dk, dv = (narrowed(x, like) for x, like in zip(gradients, inputs))
+    return dq, dk, dv, dsink
 
 
 def on_device(x: torch.Tensor) -> AbstractContextManager:

@@ -44,7 +44,8 @@ def poisoned_memory(monkeypatch):
         def allocate_poisoned(*args, **kwargs):
             x = allocate(*args, **kwargs)
             if x.is_floating_point() and not x.is_meta and type(x) is torch.Tensor:
-                x.fill_(float("nan"))
+                with torch.no_grad():
+                    x.fill_(float("nan"))
             return x
 
         return allocate_poisoned

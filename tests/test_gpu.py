@@ -98,6 +98,18 @@ def test_memory_grows_with_the_length_not_its_square(version, options):
     assert peak(8192) < 20 * 8192 * 4 * 64 * 2  # a score matrix would be 1024 times one tensor
 
 
+@pytest.mark.parametrize("lengths", [None, (31, 7)], ids=["alike", "lengths"])
+@pytest.mark.parametrize("dim_v", [2, 4, 7, 16])
+def test_values_narrower_than_a_tile(dim_v, lengths):
+    q = torch.randn(2, 64, 4, 24, device="cuda", dtype=torch.bfloat16)
+    k = torch.randn(2, 31, 2, 24, device="cuda", dtype=torch.bfloat16)
+    v = torch.randn(2, 31, 2, dim_v, device="cuda", dtype=torch.bfloat16)
+    options = {"causal": True, "kv_lengths": lengths and torch.tensor(lengths, device="cuda")}
+    o, do, gradients = forward_and_backward(q, k, v, version="fa2", **options)
+    assert_within_budget(o, q, k, v, **options)
+    assert_gradients_within_budget(gradients, do, q, k, v, **options)
+
+
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_packed_long_and_ragged(causal):
     lengths = [1, 5000, 0, 333, 64, 2048, 17]
