@@ -4,12 +4,12 @@ from typing import Literal, TypedDict, Unpack, overload
 
 import torch
 
-from flash_versions import fa1, fa2, ops
+from flash_versions import fa1, fa2, fa3, ops
 from flash_versions.reference import REFERENCE, SDPA
 from flash_versions.request import Request, Window, make_request
 from flash_versions.version import Version
 
-VERSIONS: dict[str, Version] = {module.VERSION.name: module.VERSION for module in (fa1, fa2)}
+VERSIONS: dict[str, Version] = {module.VERSION.name: module.VERSION for module in (fa1, fa2, fa3)}
 BASELINES: dict[str, Version] = {version.name: version for version in (REFERENCE, SDPA)}
 ops.VERSIONS.update(VERSIONS)
 

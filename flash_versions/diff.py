@@ -2,16 +2,24 @@
 
 A version's files bear the same names, its functions the same names in the same order, so what
 differs between two of them is the idea. Docstrings are left out: they tell the same story in words.
+Where one version defines what the other imports from a page that all versions share, the shared
+definition stands in the place of the import.
 """
 
 import argparse
 import ast
 import difflib
 import html
+import re
 import sys
+from collections.abc import Container
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent
+BLOT = "\0"  # in the place of a line of a docstring
+Definition = ast.FunctionDef | ast.ClassDef
+DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
+DEFINED = re.compile(r"(?:def|class) (\w+)")
 COLOURS = {"+": "\033[32m", "-": "\033[31m", "@": "\033[36m"}
 PAGE = """<!doctype html>
 <meta charset="utf-8">
@@ -32,25 +40,58 @@ def version_names() -> list[str]:
     return sorted(p.parent.name for p in PACKAGE.glob("fa*/forward.py"))
 
 
-def code_lines(path: Path) -> list[str]:
-    """The lines of a source file without its docstrings; none if there is no such file."""
-    if not path.exists():
-        return []
-    source = path.read_text()
-    lines = source.splitlines()
-    for node in ast.walk(ast.parse(source)):
+def parse(path: Path) -> tuple[ast.Module, list[str]]:
+    """A source file and its lines, those of docstrings blotted out; empty if there is none."""
+    source = path.read_text() if path.exists() else ""
+    lines, tree = source.splitlines(), ast.parse(source)
+    for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
             node
         ):
             first = node.body[0]
             assert first.end_lineno is not None
             for number in range(first.lineno - 1, first.end_lineno):
-                lines[number] = "\0"
-    return "\n".join(line for line in lines if line != "\0").strip("\n").splitlines()
+                lines[number] = BLOT
+    return tree, lines
+
+
+def code_lines(path: Path, shown: Container[str] = ()) -> list[str]:
+    """The lines of a source file without its docstrings; none if there is no such file. Definitions
+    imported from shared pages whose names are in `shown` come before the file's own.
+    """
+    tree, lines = parse(path)
+    own = [node for node in tree.body if isinstance(node, DEFINITIONS)]
+    first = first_line(own[0]) if own else len(lines)
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and (page := shared_page(node.module)):
+            found = definitions(page)
+            for name in [alias.name for alias in node.names if alias.name in shown]:
+                if name in found:
+                    lines[first:first] = [*found[name], "", ""]
+    return "\n".join(line for line in lines if line != BLOT).strip("\n").splitlines()
+
+
+def shared_page(module: str | None) -> Path | None:
+    """The file of a module of this package that belongs to no version."""
+    package, _, name = (module or "").partition(".")
+    path = PACKAGE / f"{name}.py"
+    return path if package == PACKAGE.name and path.exists() else None
+
+
+def definitions(path: Path) -> dict[str, list[str]]:
+    """The lines of a file's functions and classes by name, docstrings blotted out."""
+    tree, lines = parse(path)
+    nodes = [node for node in tree.body if isinstance(node, DEFINITIONS)]
+    return {node.name: lines[first_line(node) : node.end_lineno] for node in nodes}
+
+
+def first_line(node: Definition) -> int:
+    """The index of a definition's first line, decorators included."""
+    return min([node.lineno, *(d.lineno for d in node.decorator_list)]) - 1
 
 
 def lesson(old: str, new: str, context: int = 3) -> list[str]:
-    """Unified diff of all files of two versions, line by line.
+    """Unified diff of all files of a version, line by line; what it does not have it imports.
 
     Args:
         old: name of a version, such as "fa1".
@@ -65,18 +106,32 @@ def lesson(old: str, new: str, context: int = 3) -> list[str]:
             raise ValueError(
                 f"there is no version {name!r}; there are {', '.join(version_names())}"
             )
-    names = {p.name for v in (old, new) for p in (PACKAGE / v).glob("*.py")} - {"__init__.py"}
+    names = {p.name for p in (PACKAGE / new).glob("*.py")} - {"__init__.py"}
     found: list[str] = []
     for name in sorted(names, key=lambda name: (name != "forward.py", name)):
-        found += difflib.unified_diff(
-            code_lines(PACKAGE / old / name),
-            code_lines(PACKAGE / new / name),
+        before, after = PACKAGE / old / name, PACKAGE / new / name
+        marked = difflib.unified_diff(
+            by_definition(code_lines(before, shown=definitions(after))),
+            by_definition(code_lines(after, shown=definitions(before))),
             f"{old}/{name}",
             f"{new}/{name}",
             lineterm="",
             n=context,
         )
+        found += [re.sub(f"^(.).*{BLOT}", r"\1", line) for line in marked]
     return found
+
+
+def by_definition(lines: list[str]) -> list[str]:
+    """Lines marked with the definition that they belong to: a line of one function is not the same
+    as an equal line of another.
+    """
+    marked, owner = [], ""
+    for number, line in enumerate(lines):
+        if line.startswith(("@", "def ", "class ")):
+            owner = next(m[1] for later in lines[number:] if (m := DEFINED.match(later)))
+        marked.append(f"{owner}{BLOT}{line}")
+    return marked
 
 
 def as_html(old: str, new: str, lines: list[str]) -> str:

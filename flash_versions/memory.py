@@ -160,12 +160,12 @@ class Tiles(NamedTuple):
     plan: torch.Tensor | None
 
     @classmethod
-    def of_queries(cls, request: Request, block: int) -> "Tiles":
-        """Tiles of `block` rows, request.group rows to a query. Where later queries see more keys,
-        the last tile of each sequence comes first.
+    def of_queries(cls, request: Request, block: int, group: int) -> "Tiles":
+        """Tiles of `block` rows, `group` rows to a query. Where later queries see more keys, the
+        last tile of each sequence comes first.
         """
         cu_seqlens, last_first = request.cu_seqlens_q, request.window_right is not None
-        return cls._of(request, request.q.shape[1], request.group, block, cu_seqlens, last_first)
+        return cls._of(request, request.q.shape[1], group, block, cu_seqlens, last_first)
 
     @classmethod
     def of_keys(cls, request: Request, block: int) -> "Tiles":

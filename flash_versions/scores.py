@@ -1,5 +1,5 @@
-"""What happens to a score on its way to the softmax: softcap, ALiBi, an attention sink, dropout.
-Shared by every version that offers it.
+"""What happens to a score on its way to the softmax: softcap, ALiBi, an attention sink, dropout;
+and what it has to know of its query. Shared by every version that offers it.
 
 Whatever a call does not use is None at compile time: no instruction is left of it.
 """
@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from flash_versions.request import Request
-from flash_versions.tile import LOG2E
+from flash_versions.tile import LOG2E, first_visible, last_visible
 
 
 class ScoreMods(NamedTuple):
@@ -56,6 +56,46 @@ def load_slopes(mods, sequence, head):
         return tl.load(mods.slopes + offset).to(tl.float32) * (LOG2E / mods.scale_log2)
     else:
         return head * 0.0
+
+
+class Queries(NamedTuple):
+    """The rows of a query tile: one element per row, but for the offset."""
+
+    head: Any
+    pos: Any
+    offset: Any  # of the keys' axis: a query's own place among them is pos + offset
+    first_key: Any
+    last_key: Any
+    slope: Any
+    sequence_head: Any
+
+
+@triton.jit
+def place_queries(
+    tile,
+    sequence,
+    kv_heads,
+    rows,
+    keys,
+    window,
+    mods,
+    GROUP: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+):
+    """The rows of a tile: row r is query r // GROUP in head r % GROUP of the group."""
+    row = tile * BLOCK_Q + tl.arange(0, BLOCK_Q)
+    pos = row // GROUP
+    head = keys.head * GROUP + row % GROUP
+    offset = keys.length - rows.length
+    return Queries(
+        head,
+        pos,
+        offset,
+        first_visible(pos, offset, window.left),
+        last_visible(pos, offset, window.right, keys.length),
+        load_slopes(mods, sequence, head),
+        sequence * kv_heads * GROUP + head,
+    )
 
 
 @triton.jit

@@ -1,5 +1,5 @@
-"""Algebra on register tiles, shared by every version: which keys a query sees, which KV blocks that
-touches, and what happens to a score on its way to the softmax.
+"""Algebra on register tiles, shared by the versions: which keys a query sees, which KV blocks that
+touches, a step of the online softmax and its end.
 
 These functions take tiles and position vectors and touch no memory, so they compile unchanged from
 Triton and from Gluon kernels. Whatever is None is a compile-time None: it leaves no instruction.
@@ -62,6 +62,29 @@ def block_range(first_low, last_low, first_high, last_high, BLOCK: tl.constexpr)
 
 
 @triton.jit
+def blocks_of_queries(
+    tile,
+    q_length,
+    kv_length,
+    window,
+    GROUP: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_KV: tl.constexpr,
+):
+    """The KV blocks that a query tile sees, as `block_range` gives them; GROUP rows to a query."""
+    low = tile * BLOCK_Q // GROUP
+    high = tl.minimum((tile * BLOCK_Q + BLOCK_Q - 1) // GROUP, q_length - 1)
+    offset = kv_length - q_length
+    return block_range(
+        first_visible(low, offset, window.left),
+        last_visible(low, offset, window.right, kv_length),
+        first_visible(high, offset, window.left),
+        last_visible(high, offset, window.right, kv_length),
+        BLOCK_KV,
+    )
+
+
+@triton.jit
 def mask_scores(s, k_pos, first_key, last_key, window):
     """Scores with -inf at the keys outside first_key .. last_key of each query.
 
@@ -72,3 +95,23 @@ def mask_scores(s, k_pos, first_key, last_key, window):
     if window.left is not None:
         visible = visible & (k_pos >= first_key)
     return tl.where(visible, s, float("-inf"))
+
+
+@triton.jit
+def softmax_step(s, row_max, row_sum, scale_log2):
+    """One step of the online softmax on scores (queries, keys): (p, row_max, row_sum, alpha).
+
+    s is unscaled, row_max scaled and in log2 units. The caller owes acc * alpha + p @ v.
+    """
+    new_max = tl.maximum(row_max, tl.max(s, 1) * scale_log2)
+    pivot = tl.where(new_max == float("-inf"), 0.0, new_max)  # no visible key yet: avoid inf - inf
+    p = tl.exp2(s * scale_log2 - pivot[:, None])
+    alpha = tl.exp2(row_max - pivot)
+    return p, new_max, alpha * row_sum + tl.sum(p, 1), alpha
+
+
+@triton.jit
+def finalise(acc, row_max, row_sum):
+    """Normalise an accumulator: (o, lse in natural units); a row that saw no key: 0 and -inf."""
+    row_sum = tl.where(row_sum == 0.0, 1.0, row_sum)
+    return acc * (1.0 / row_sum)[:, None], (row_max + tl.log2(row_sum)) * LN2

@@ -1,7 +1,7 @@
 """The contract that every version fulfils, what no kernel can do, and the choice of tile sizes."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import torch
@@ -65,6 +65,7 @@ class Version:
             dsink None without a sink; dlse may be None. None for a baseline, which autograd
             differentiates.
         num_statistics: first dimension of statistics.
+        variants: the forward with one thing changed, by name: what the ablation measures.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Version:
     limits: Callable[[Request], str | None]
     backward: Backward | None = None
     num_statistics: int = 0
+    variants: Mapping[str, Forward] = field(default_factory=dict)
 
     def unsupported(self, request: Request) -> str | None:
         """Why this version cannot serve the request, as a sentence, or None: the one source of that
@@ -123,8 +125,8 @@ def device_limits(device: torch.device) -> str | None:
 
 @cache
 def compute_capability(device: torch.device) -> tuple[int, int]:
-    """A GPU's compute capability, (9, 0) for Hopper."""
-    return torch.cuda.get_device_capability(device)
+    """A GPU's compute capability, (9, 0) for Hopper; (0, 0) of another device."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
 
 
 @cache

@@ -29,6 +29,17 @@ def test_lesson_shows_what_changed_and_nothing_else(capsys):
     assert replaced == ["softmax_step", "probabilities", "backward_kernel", "choose_config"]
 
 
+def test_lesson_shows_shared_definitions_in_the_place_of_imports(capsys):
+    """FA3 loads rows in its own way, FA2 in that of a shared page; the backward is FA2's."""
+    assert diff.main(["fa2", "fa3"]) == 0
+    out = capsys.readouterr().out
+    assert "-def load_rows(view, rows, index, MASKED: tl.constexpr):\n" in out
+    assert "+def load_rows(desc, rows, index):\n" in out
+    assert "backward" not in out and "softmax_step(" not in re.findall(
+        r"^[+-].*", out, re.MULTILINE
+    )
+
+
 def test_lesson_as_html(tmp_path):
     page = tmp_path / "lesson.html"
     assert diff.main(["fa1", "fa2", "--html", str(page)]) == 0
@@ -37,7 +48,7 @@ def test_lesson_as_html(tmp_path):
 
 def test_unknown_version(capsys):
     assert diff.main(["fa1", "fa7"]) == 2
-    assert capsys.readouterr().err == "error: there is no version 'fa7'; there are fa1, fa2\n"
+    assert capsys.readouterr().err == "error: there is no version 'fa7'; there are fa1, fa2, fa3\n"
 
 
 def test_versions_on_disk_are_the_registered_ones():

@@ -18,15 +18,27 @@ from flash_versions import VERSIONS
 
 HERE = Path(__file__).parent
 KIB = 1024
-SHARED_MEMORY = {80: 163 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 227 * KIB, 120: 99 * KIB}
+SHARED_MEMORY = {
+    "sm_80": 163 * KIB,
+    "sm_89": 99 * KIB,
+    "sm_90": 227 * KIB,
+    "sm_100": 227 * KIB,
+    "sm_120": 99 * KIB,
+}
 MULTIPLY = {"forward_kernel", "backward_kernel", "dkdv_kernel", "dq_kernel"}
-TENSOR_CORE = {80: "mma.sync", 89: "mma.sync", 90: "wgmma", 100: "tcgen05", 120: "mma.sync"}
+TENSOR_CORE = {
+    "sm_80": "mma_sync",
+    "sm_89": "mma_sync",
+    "sm_90": "wgmma",
+    "sm_100": "tcgen05",
+    "sm_120": "mma_sync",
+}
 
 
 @cache
-def compiled(capability: int) -> list[dict]:
+def compiled(arch: str) -> list[dict]:
     """What the compiler made of every version and shape for one architecture."""
-    command = [sys.executable, str(HERE / "compile_kernels.py"), str(capability)]
+    command = [sys.executable, str(HERE / "compile_kernels.py"), arch]
     environment = os.environ | {"TRITON_INTERPRET": "0"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -37,20 +49,21 @@ def triton_version() -> tuple[int, ...]:
     return tuple(int(part) for part in triton.__version__.split(".")[:2])
 
 
-@pytest.mark.parametrize("capability", SHARED_MEMORY, ids=lambda c: f"sm_{c}")
-def test_compiles_fits_and_uses_the_tensor_cores(capability):
-    rows = compiled(capability)
+@pytest.mark.parametrize("arch", SHARED_MEMORY)
+def test_compiles_fits_and_uses_the_tensor_cores(arch):
+    rows = compiled(arch)
     assert {row["version"] for row in rows} == {*VERSIONS, ""}
     for row in rows:
-        assert row["shared"] <= SHARED_MEMORY[capability], row
+        assert row["arch"] == arch
+        assert row["shared"] <= SHARED_MEMORY[arch], row
         if row["kernel"] not in MULTIPLY:
             continue
         if row["shape"].endswith("fp32"):  # exact products, so no tensor core
-            assert not row["wgmma"] and not row["mma.sync"] and not row["tcgen05"], row
+            assert not row["wgmma"] and not row["mma_sync"] and not row["tcgen05"], row
         elif row["shape"].startswith("prefill") and row["kernel"] == "forward_kernel":
-            assert row[TENSOR_CORE[capability]] > 0, row
+            assert row[TENSOR_CORE[arch]] > 0, row
         elif row["shape"].startswith("prefill"):  # tiles too small for wgmma are for mma.sync
-            assert row[TENSOR_CORE[capability]] + row["mma.sync"] > 0, row
+            assert row[TENSOR_CORE[arch]] + row["mma_sync"] > 0, row
 
 
 def test_nothing_spills_on_hopper():
@@ -58,7 +71,7 @@ def test_nothing_spills_on_hopper():
     registers later or with packed sequences. FA2's backward keeps two accumulators: there, tiles
     that spill a few registers outside the products were measured to be the fastest.
     """
-    for row in compiled(90):
+    for row in compiled("sm_90"):
         if "fp32" in row["shape"]:
             continue
         allowed = 0 if triton_version() < (3, 8) else 64
@@ -70,20 +83,81 @@ def test_nothing_spills_on_hopper():
 
 
 def test_loads_are_pipelined():
-    """Tiles come by asynchronous copies while the previous block is computed."""
-    for row in compiled(90):
+    """Tiles come by asynchronous copies, of threads or of TMA, while the previous block is
+    computed.
+    """
+    for row in compiled("sm_90"):
         if row["kernel"] in ("forward_kernel", "dkdv_kernel") and "fp32" not in row["shape"]:
-            assert row["cp.async"], row
+            assert row["cp_async"] or row["tma_loads"], row
+        if row["module"].startswith(("flash_versions.fa1", "flash_versions.fa2")):
+            assert not row["tma_loads"], row
+
+
+def hopper_kernels():
+    """Every form of the explicit kernel that is compiled, by (shape, variant)."""
+    return {
+        (row["shape"], row["variant"]): row
+        for row in compiled("sm_90")
+        if row["module"] == "flash_versions.fa3.forward_hopper"
+    }
+
+
+def events(loop) -> list[str]:
+    """The events of a loop's body, beginning with the products of Q and K."""
+    names = [name for name, _ in loop["events"]]
+    first = names.index("HGMMA smem")
+    return names[first:] + names[:first]
+
+
+def test_the_hopper_kernel_serves_what_it_should():
+    shapes = {shape for shape, variant in hopper_kernels() if variant is None}
+    assert shapes >= {"prefill-64", "prefill-128", "prefill-256", "prefill-80", "window-256"}
+    assert not shapes & {"prefill-128-fp32", "decode-128", "packed", "scores", "pages"}
+
+
+def test_the_hopper_kernel_is_asynchronous():
+    """Its loads and its store are TMA's, its products WGMMA's, in flight together; no loop touches
+    a spilled register with the Tritons that were measured.
+    """
+    for key, row in hopper_kernels().items():
+        assert not row["serialised"], key
+        assert row["tma_loads"] and row["tma_stores"] and not row["cp_async"], key
+        assert row["loops"], key
+        for loop in row["loops"]:
+            assert loop["local_memory"] == 0 or triton_version() >= (3, 8), key
+            found = events(loop)
+            overlaps = key[1] not in ("no overlap", "neither")
+            assert (found[0], "HGMMA regs" in found) == ("HGMMA smem", True), key
+            # With overlap, P V is issued before S is waited for.
+            waits = [i for i, name in enumerate(found) if name.startswith("wait")]
+            assert (found.index("HGMMA regs") < waits[0]) == overlaps, key
+
+
+def test_the_late_wait_keeps_the_exponentials_between_the_waits():
+    """And without it, ptxas moves the second wait in front of them: the faster order."""
+
+    def between(row):
+        for loop in row["loops"]:
+            found = [name for name, _ in loop["events"]]
+            yield "MUFU.EX2" in found[found.index("wait 1") : found.index("wait 0")]
+
+    kernels = hopper_kernels()
+    for shape in ("prefill-64", "prefill-128", "prefill-256"):
+        assert all(between(kernels[shape, "late wait"])), shape
+    assert not any(between(kernels["full-128", None]))
 
 
 def test_split_launches_the_reduction():
-    kernels = {row["kernel"] for row in compiled(90) if row["shape"] == "decode-128"}
+    rows = [row for row in compiled("sm_90") if row["shape"] == "decode-128"]
+    kernels = {row["kernel"] for row in rows if row["version"] == "fa2"}
     assert kernels == {"forward_kernel", "combine_kernel"}
 
 
 def test_fa2_needs_three_kernels_for_the_gradients_and_fa1_one():
     def kernels(version):
-        rows = [r for r in compiled(90) if r["version"] == version and r["shape"] == "prefill-64"]
+        rows = [
+            r for r in compiled("sm_90") if r["version"] == version and r["shape"] == "prefill-64"
+        ]
         return {row["kernel"] for row in rows} - {"forward_kernel"}
 
     assert kernels("fa1") == {"backward_kernel"}

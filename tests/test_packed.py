@@ -145,7 +145,7 @@ def test_plans_of_queries_and_keys_are_launched_apart(device, monkeypatch):
     misaligned = torch.cat((one[:1], one))[1:]
     for other in (one.long(), misaligned):
         request = make_request(q, k, v, cu_seqlens_q=one, cu_seqlens_k=other)
-        memory.Tiles.of_queries(request, 64)
+        memory.Tiles.of_queries(request, 64, 1)
         memory.Tiles.of_keys(request, 64)
     assert len(set(keys)) == 4
 

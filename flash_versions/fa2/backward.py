@@ -38,7 +38,6 @@ import torch
 import triton
 import triton.language as tl
 
-from flash_versions.fa2.forward import blocks_of_queries, place_queries
 from flash_versions.launch import Launcher, layout, placement
 from flash_versions.memory import (
     Rows,
@@ -59,12 +58,14 @@ from flash_versions.scores import (
     add_alibi,
     cap_scores,
     drop,
+    place_queries,
     uncap_gradient,
 )
 from flash_versions.tile import (
     LOG2E,
     Window,
     block_range,
+    blocks_of_queries,
     first_visible,
     last_visible,
     mask_scores,
@@ -414,7 +415,7 @@ def backward(
         config.num_stages,
     )
     config = q_config or backward_config(request, MEASURED_Q)
-    tiles = Tiles.of_queries(request, config.block_q)
+    tiles = Tiles.of_queries(request, config.block_q, group)
     launch_dq(
         key,
         (tiles.number * kv_heads * batch,),

@@ -28,7 +28,7 @@ from flash_versions.memory import (
     store_row_values,
     store_rows,
 )
-from flash_versions.tile import LN2
+from flash_versions.tile import finalise
 
 # Change from call to call, a growing cache's with every token: no kernel of its own for each.
 COUNTS = ["num_splits", "batches", "heads", "q_length"]
@@ -55,13 +55,6 @@ class Partials(NamedTuple):
             statistics[0].fill_(float("-inf"))
             statistics[1].zero_()
         return cls(View.of(acc), View.of_rows(statistics[0]), View.of_rows(statistics[1]))
-
-
-@triton.jit
-def finalise(acc, row_max, row_sum):
-    """Normalise an accumulator: (o, lse in natural units); a row that saw no key: 0 and -inf."""
-    row_sum = tl.where(row_sum == 0.0, 1.0, row_sum)
-    return acc * (1.0 / row_sum)[:, None], (row_max + tl.log2(row_sum)) * LN2
 
 
 @triton.jit

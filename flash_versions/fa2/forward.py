@@ -35,13 +35,11 @@ FlashAttention 2.2 took in; log2 units, the order of causal tiles and packing th
 key head are from the code of FlashAttention and its successors.
 """
 
-from typing import Any, NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 
-from flash_versions.fa2.combine import Partials, combine, finalise
+from flash_versions.fa2.combine import Partials, combine
 from flash_versions.launch import Launcher, layout
 from flash_versions.memory import (
     Rows,
@@ -62,10 +60,10 @@ from flash_versions.scores import (
     add_alibi,
     cap_scores,
     drop,
-    load_slopes,
+    place_queries,
     sink_state,
 )
-from flash_versions.tile import Window, block_range, first_visible, last_visible, mask_scores
+from flash_versions.tile import Window, blocks_of_queries, finalise, mask_scores, softmax_step
 from flash_versions.version import LaunchConfig, default_config, num_multiprocessors
 
 # Change from call to call, a growing cache's with every token: no kernel of its own for each.
@@ -76,31 +74,6 @@ MEASURED = {
     128: LaunchConfig(128, 128, num_warps=8, num_stages=3),
     256: LaunchConfig(128, 64, num_warps=8, num_stages=2),
 }
-
-
-class Queries(NamedTuple):
-    """The rows of a query tile: one element per row, but for the offset."""
-
-    head: Any
-    pos: Any
-    offset: Any  # of the keys' axis: a query's own place among them is pos + offset
-    first_key: Any
-    last_key: Any
-    slope: Any
-    sequence_head: Any
-
-
-@triton.jit
-def softmax_step(s, row_max, row_sum, scale_log2):
-    """One step of the online softmax on scores (queries, keys): (p, row_max, row_sum, alpha).
-
-    s is unscaled, row_max scaled and in log2 units. The caller owes acc * alpha + p @ v.
-    """
-    new_max = tl.maximum(row_max, tl.max(s, 1) * scale_log2)
-    pivot = tl.where(new_max == float("-inf"), 0.0, new_max)  # no visible key yet: avoid inf - inf
-    p = tl.exp2(s * scale_log2 - pivot[:, None])
-    alpha = tl.exp2(row_max - pivot)
-    return p, new_max, alpha * row_sum + tl.sum(p, 1), alpha
 
 
 @triton.jit
@@ -181,54 +154,61 @@ def attend(
 
 
 @triton.jit
-def place_queries(
+def forward_tile(
     tile,
+    split,
     sequence,
-    kv_heads,
     rows,
     keys,
+    q,
+    k,
+    v,
+    o,
+    lse_out,
+    partials,
+    sequences,
     window,
     mods,
+    slots,
+    kv_heads,
+    num_splits,
     GROUP: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-):
-    """The rows of a tile: row r is query r // GROUP in head r % GROUP of the group."""
-    row = tile * BLOCK_Q + tl.arange(0, BLOCK_Q)
-    pos = row // GROUP
-    head = keys.head * GROUP + row % GROUP
-    offset = keys.length - rows.length
-    return Queries(
-        head,
-        pos,
-        offset,
-        first_visible(pos, offset, window.left),
-        last_visible(pos, offset, window.right, keys.length),
-        load_slopes(mods, sequence, head),
-        sequence * kv_heads * GROUP + head,
-    )
-
-
-@triton.jit
-def blocks_of_queries(
-    tile,
-    q_length,
-    kv_length,
-    window,
-    GROUP: tl.constexpr,
+    SPLIT: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_KV: tl.constexpr,
 ):
-    """The KV blocks that a query tile sees, as `tile.block_range` gives them."""
-    low = tile * BLOCK_Q // GROUP
-    high = tl.minimum((tile * BLOCK_Q + BLOCK_Q - 1) // GROUP, q_length - 1)
-    offset = kv_length - q_length
-    return block_range(
-        first_visible(low, offset, window.left),
-        last_visible(low, offset, window.right, kv_length),
-        first_visible(high, offset, window.left),
-        last_visible(high, offset, window.right, kv_length),
-        BLOCK_KV,
+    """Compute and store one split of a tile, whose rows and keys are those of a key head."""
+    queries = place_queries(tile, sequence, kv_heads, rows, keys, window, mods, GROUP, BLOCK_Q)
+    rows = Rows(rows.batch, queries.head, rows.first, rows.length)
+    begin, full_begin, full_end, end = blocks_of_queries(
+        tile, rows.length, keys.length, window, GROUP, BLOCK_Q, BLOCK_KV
     )
+    blocks_per_split = tl.cdiv(end - begin, num_splits)
+    begin = begin + split * blocks_per_split
+    end = tl.minimum(begin + blocks_per_split, end)
+    full_begin = tl.minimum(tl.maximum(full_begin, begin), end)
+    full_end = tl.maximum(tl.minimum(full_end, end), full_begin)
+
+    q_tile = load_rows(q, rows, queries.pos, MASKED=True)
+    acc = tl.zeros([BLOCK_Q, v.PADDED], tl.float32)
+    row_max = tl.full([BLOCK_Q], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BLOCK_Q], tl.float32)
+    row_max, row_sum = sink_state(row_max, row_sum, mods, rows.head, split == 0)
+    acc, row_max, row_sum = attend(
+        acc, row_max, row_sum, q_tile, queries, k, v, sequences, keys, window, mods,
+        begin, full_begin, full_end, end, BLOCK_KV
+    )  # fmt: skip
+    if mods.dropout_rescale is not None:
+        acc *= mods.dropout_rescale
+    if SPLIT:
+        slot = Rows(split * slots + rows.batch, rows.head, rows.first, rows.length)
+        store_rows(partials.acc, slot, queries.pos, acc)
+        store_row_values(partials.row_max, slot, queries.pos, row_max)
+        store_row_values(partials.row_sum, slot, queries.pos, row_sum)
+    else:
+        out, lse = finalise(acc, row_max, row_sum)
+        store_rows(o, rows, queries.pos, out)
+        store_row_values(lse_out, rows, queries.pos, lse)
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -263,37 +243,10 @@ def forward_kernel(
     if plan is not None:
         if sequence < 0:
             return
-    queries = place_queries(tile, sequence, kv_heads, rows, keys, window, mods, GROUP, BLOCK_Q)
-    rows = Rows(rows.batch, queries.head, rows.first, rows.length)
-    begin, full_begin, full_end, end = blocks_of_queries(
-        tile, rows.length, keys.length, window, GROUP, BLOCK_Q, BLOCK_KV
-    )
-    blocks_per_split = tl.cdiv(end - begin, num_splits)
-    begin = begin + split * blocks_per_split
-    end = tl.minimum(begin + blocks_per_split, end)
-    full_begin = tl.minimum(tl.maximum(full_begin, begin), end)
-    full_end = tl.maximum(tl.minimum(full_end, end), full_begin)
-
-    q_tile = load_rows(q, rows, queries.pos, MASKED=True)
-    acc = tl.zeros([BLOCK_Q, v.PADDED], tl.float32)
-    row_max = tl.full([BLOCK_Q], float("-inf"), tl.float32)
-    row_sum = tl.zeros([BLOCK_Q], tl.float32)
-    row_max, row_sum = sink_state(row_max, row_sum, mods, rows.head, split == 0)
-    acc, row_max, row_sum = attend(
-        acc, row_max, row_sum, q_tile, queries, k, v, sequences, keys, window, mods,
-        begin, full_begin, full_end, end, BLOCK_KV
+    forward_tile(
+        tile, split, sequence, rows, keys, q, k, v, o, lse_out, partials, sequences, window, mods,
+        slots, kv_heads, num_splits, GROUP, SPLIT, BLOCK_Q, BLOCK_KV
     )  # fmt: skip
-    if mods.dropout_rescale is not None:
-        acc *= mods.dropout_rescale
-    if SPLIT:
-        slot = Rows(split * slots + rows.batch, rows.head, rows.first, rows.length)
-        store_rows(partials.acc, slot, queries.pos, acc)
-        store_row_values(partials.row_max, slot, queries.pos, row_max)
-        store_row_values(partials.row_sum, slot, queries.pos, row_sum)
-    else:
-        out, lse = finalise(acc, row_max, row_sum)
-        store_rows(o, rows, queries.pos, out)
-        store_row_values(lse_out, rows, queries.pos, lse)
 
 
 launch_forward = Launcher(forward_kernel)
@@ -313,6 +266,18 @@ def choose_num_splits(programs: int, n_blocks: int, multiprocessors: int) -> int
     return max(1, min(2 * multiprocessors // programs, n_blocks // 4))
 
 
+def splits_of(request: Request, programs: int, block_kv: int) -> int:
+    """How many KV splits a request gets, if so many programs do the work of one split."""
+    n_blocks = max(1, cdiv(request.max_kv_length, block_kv))
+    if request.window_left is not None and request.window_right is not None:
+        seen = request.window_left + request.window_right + request.q.shape[1]
+        n_blocks = min(n_blocks, cdiv(max(seen, 0), block_kv) + 1)
+    num_splits = request.num_splits
+    if num_splits is None:
+        num_splits = choose_num_splits(programs, n_blocks, num_multiprocessors(request.q.device))
+    return min(num_splits, n_blocks, MAX_SPLITS)
+
+
 def forward(
     request: Request, config: LaunchConfig | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
@@ -330,16 +295,9 @@ def forward(
     q, k, v, group = request.q, request.k, request.v, request.group
     batch, q_length, heads, _ = q.shape
     config = config or default_config(q_length * group, request, MEASURED)
-    tiles = Tiles.of_queries(request, config.block_q)
+    tiles = Tiles.of_queries(request, config.block_q, group)
     programs = tiles.number * (heads // group) * batch  # packed: a batch of one
-    n_blocks = max(1, cdiv(request.max_kv_length, config.block_kv))
-    if request.window_left is not None and request.window_right is not None:
-        seen = request.window_left + request.window_right + q_length
-        n_blocks = min(n_blocks, cdiv(max(seen, 0), config.block_kv) + 1)
-    num_splits = request.num_splits
-    if num_splits is None:
-        num_splits = choose_num_splits(programs, n_blocks, num_multiprocessors(q.device))
-    num_splits = min(num_splits, n_blocks, MAX_SPLITS)
+    num_splits = splits_of(request, programs, config.block_kv)
 
     o = new_results((*q.shape[:3], v.shape[3]), q, request.cu_seqlens_q)
     lse = torch.empty((batch, heads, q_length), dtype=torch.float32, device=q.device)

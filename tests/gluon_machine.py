@@ -1,0 +1,222 @@
+"""Partitions that take turns, and barriers: who runs when in gluon_emulator.py.
+
+Each is a thread, but only one runs at a time, and at each barrier it is decided who goes on:
+nothing is timed, the same seed gives the same order, and a dead-lock is seen at once.
+"""
+
+import random
+import re
+import sys
+import threading
+import traceback
+from typing import NamedTuple
+
+
+class Order(NamedTuple):
+    """Seed of what is drawn, and the probabilities that a product or a load is late.
+
+    What is late happens only when nobody can go on without it, or when it is waited for.
+    """
+
+    seed: int
+    late_products: float
+    late_loads: float
+
+
+ORDERS = {
+    "late products": Order(0, 1.0, 0.0),
+    "late loads": Order(1, 0.0, 1.0),
+    "any order": Order(2, 0.5, 0.5),
+}
+HARNESS = (__file__, __file__.replace("machine", "emulator"), threading.__file__)
+RESIDENT = 3  # programs of a grid that run at once
+order = ORDERS["any order"]  # of the next launch
+here = threading.local()  # .partition: who runs in this thread
+
+
+class Deadlock(RuntimeError):
+    """Nobody can go on; says who waits where."""
+
+
+class Stopped(BaseException):
+    """Another partition failed."""
+
+
+def always():
+    return True
+
+
+class Machine:
+    """The partitions of the programs that are resident, and the loads in flight."""
+
+    def __init__(self):
+        self.order = order
+        self.random = random.Random(order.seed)
+        self.partitions, self.loads, self.threads = [], [], []
+        self.error = None
+
+    def draw(self, probability):
+        return self.random.random() < probability
+
+    def start(self, partitions):
+        self.partitions += partitions
+        self.threads += [x.thread for x in partitions]
+        for x in partitions:
+            x.thread.start()
+
+    def run(self, partitions):
+        """Run partitions, and those that they start, to their end."""
+        self.start(partitions)
+        self.next()
+        for thread in self.threads:  # grows meanwhile
+            thread.join()
+        if self.error:
+            raise self.error
+        assert not self.loads, "programs end with loads in flight"
+
+    def next(self):
+        """Choose who goes on, and let it."""
+        while self.partitions:
+            able = [x for x in (*self.partitions, *self.loads) if x.ready()]
+            if not able:
+                waiting = "".join(f"\n  {x.name} in {x.where()}" for x in self.partitions)
+                self.fail(Deadlock(f"dead-lock, everybody waits:{waiting}"))
+                break
+            chosen = self.random.choice([x for x in able if not x.late] or able)
+            if chosen not in self.loads:
+                chosen.turn.release()
+                break
+            self.loads.remove(chosen)
+            chosen.land()
+
+    def fail(self, error):
+        """Stop everybody."""
+        self.error = self.error or error
+        for x in list(self.partitions):
+            x.turn.release()
+
+
+class Program:
+    """What the partitions of a program share."""
+
+    def __init__(self, machine, number, programs):
+        self.machine, self.id, self.programs = machine, number, programs
+        self.named_barriers = {}  # id -> [threads that have arrived, times that it was complete]
+
+
+class Partition:
+    """Warps that run a function: a program's kernel, or what that gives to `warp_specialize`."""
+
+    def __init__(self, program, name, function, arguments):
+        self.program, self.name = program, f"program {program.id}, {name}"
+        self.function, self.arguments = function, arguments
+        self.thread = threading.Thread(target=self.run, name=self.name, daemon=True)
+        self.turn = threading.Semaphore(0)
+        self.ready, self.late = always, False
+        self.products, self.stores, self.fenced = [], [], True
+
+    def run(self):
+        here.partition, machine = self, self.program.machine
+        self.turn.acquire()
+        try:
+            if not machine.error:
+                self.function(*self.arguments)
+                assert not self.products, "a partition ends with products in flight"
+                assert not self.stores, "a partition ends with stores in flight"
+        except Stopped:
+            pass
+        except BaseException as error:
+            error.add_note(f"in {self.name}")
+            machine.fail(error)
+        machine.partitions.remove(self)
+        if not machine.error:
+            machine.next()
+
+    def pause(self, ready=always, late=False):
+        """Let others run, until ready()."""
+        self.ready, self.late = ready, late
+        self.program.machine.next()
+        self.turn.acquire()
+        if self.program.machine.error:
+            raise Stopped
+
+    def where(self):
+        """The lines of the kernel that this partition has come to."""
+        stack = traceback.extract_stack(sys._current_frames()[self.thread.ident])
+        kernel = [x for x in stack if x.filename not in HARNESS and not x.name.startswith("<")]
+        return " > ".join(f"{x.name}:{x.lineno}" for x in kernel) + f": {kernel[-1].line}"
+
+
+def run_grid(kernel, programs, arguments):
+    """Run a kernel's programs, a few at once."""
+    for first in range(0, programs, RESIDENT):
+        machine = Machine()
+        numbers = range(first, min(first + RESIDENT, programs))
+        resident = [Program(machine, i, programs) for i in numbers]
+        machine.run([Partition(x, "kernel", kernel, arguments) for x in resident])
+
+
+def warp_specialize(parts, num_warps, num_registers):
+    """Run each (function, arguments) in a partition of its own, to the end of all."""
+    assert len(num_warps) == len(num_registers) == len(parts) - 1, "the first has the kernel's"
+    program, machine = here.partition.program, here.partition.program.machine
+    children = [
+        Partition(program, f"{function.__name__} {i}", function, arguments)
+        for i, (function, arguments) in enumerate(parts)
+    ]
+    machine.start(children)
+    here.partition.pause(lambda: not any(x in machine.partitions for x in children))
+
+
+class Barrier:
+    """An mbarrier: its phase flips when `count` have arrived and all expected bytes have landed."""
+
+    count = pending = missing_bytes = phase = 0
+
+    def arrive(self, count, missing_bytes=0):
+        self.pending -= count
+        self.missing_bytes += missing_bytes
+        assert self.pending >= 0, "more arrivals at a barrier than it counts"
+        if self.pending == self.missing_bytes == 0:
+            self.phase ^= 1
+            self.pending = self.count
+
+
+class Barriers(list):
+    def index(self, i):
+        assert 0 <= i < len(self), f"barrier {i} of {len(self)}"
+        return self[int(i)]
+
+
+class MBarrierLayout:
+    """Tells barriers from tiles where shared memory is allocated."""
+
+
+class mbarrier:
+    MBarrierLayout = MBarrierLayout
+
+    def init(barrier, count):
+        barrier.count = barrier.pending = count
+
+    def expect(barrier, bytes):
+        barrier.arrive(1, bytes)
+
+    def arrive(barrier, count):
+        here.partition.pause()
+        barrier.arrive(count)
+
+    def wait(barrier, phase, pred=True):
+        if pred:
+            phase = int(phase)
+            here.partition.pause(lambda: barrier.phase != phase)
+
+
+def inline_asm_elementwise(asm, constraints, args, dtype, is_pure, pack):
+    """`bar.sync` and `bar.arrive` of the four warps of a partition."""
+    action, number, threads = re.match(r"bar\.(sync|arrive) (\d+), (\d+);", asm).groups()
+    barrier = here.partition.program.named_barriers.setdefault(number, [0, 0])
+    barrier[0] += 128
+    complete = barrier[1] + 1
+    if barrier[0] == int(threads):
+        barrier[:] = 0, complete
+    here.partition.pause(lambda: action == "arrive" or barrier[1] >= complete)
