@@ -4,10 +4,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-KERNEL_TESTS := $(addprefix tests/test_,attention.py packed.py fa1.py fa2.py ops.py kv_cache.py \
-	property.py budget.py interpreter.py compile.py)
+KERNEL_TESTS := $(addprefix tests/test_,attention.py packed.py fa1.py fa2.py fa3.py hopper_emulated.py ops.py \
+	kv_cache.py property.py budget.py interpreter.py compile.py inspect.py)
 
-.PHONY: help generate chat test test-gpu test-triton fuzz lint bench clean
+.PHONY: help generate chat test test-gpu test-triton fuzz lint bench plot clean
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -53,8 +53,12 @@ lint: $(VENV)/.ready-test ## format, lint and type checks
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-bench: $(VENV)/.ready ## time every version on this machine's GPU
-	$(BIN)/python -m flash_versions.bench
+bench: $(VENV)/.ready ## time every version on this machine's GPU: make bench ARGS="--suite quick"
+	$(BIN)/python -m flash_versions.bench $(ARGS)
+
+plot: $(VENV)/.ready ## redraw figures and tables of the documents from docs/results; needs no GPU
+	$(BIN)/python -m flash_versions.report
+	$(BIN)/python -m flash_versions.plot
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) .triton-* .pytest_cache .mypy_cache .ruff_cache

@@ -1,316 +1,53 @@
-"""Measure the versions against each other and against torch's kernels: `python -m
+"""Measure the versions against each other and against other libraries: `python -m
 flash_versions.bench`.
 
-All competitors of a row run in one process on the same inputs, in turns, so that clocks and
-temperature are the same for all: the ratio between them is the result, the TFLOP/s are its unit.
-A kernel is timed only if its output is within its error budget. Each call is a CUDA graph, replayed
-between two events after the L2 cache was overwritten; the time is the median over the rounds.
-
-The results are JSON; nothing here draws. Source of the shapes and of the FLOP count: the benchmarks
-of Dao-AILab/flash-attention (16k tokens, hidden size 2048, 4 B H M N D, halved if causal; 2.5 times
-that for a backward pass, five products in the place of two).
+`measure.py` says how something is measured, `suites.py` what; this module runs suites, keeps what
+is measured in a JSON document after every shape, and goes on where it was stopped. A document is
+continued if commit, sources, machine and protocol are the same. Nothing here draws.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict
 from datetime import UTC, datetime
-from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
 import triton
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from triton.errors import TritonError
 
-from flash_versions import VERSIONS, attention
-from flash_versions.budget import Accuracy, assess, assess_request
-from flash_versions.request import make_request
+from flash_versions import VERSIONS
+from flash_versions.measure import (
+    ENOUGH_MS,
+    L2_FLUSH_BYTES,
+    ROUNDS,
+    DeviceLostError,
+    copy_bandwidth,
+    host_times,
+    measure,
+)
+from flash_versions.peers import PEERS, flash_attn_4_version
+from flash_versions.precompile import precompile
+from flash_versions.suites import ABOUT, SUITES, Shape, competitors
+from flash_versions.telemetry import Telemetry
+from flash_versions.watch import Loss, Marker, watched, write
 
 SCHEMA = 1
-ROUNDS = 30
-L2_FLUSH_BYTES = 256 * 2**20
-BACKWARD_FLOPS = 2.5  # times a forward's: five products in the place of two
-CHECKED_QUERIES = 128  # the oracle needs the score matrix: check the last rows, which see most keys
+IDENTITY = ("schema", "commit", "source", "machine", "protocol")
+DEFAULT_SUITES = [name for name in SUITES if name != "quick"]
+TIMEOUT = 90.0
+PACKAGE = Path(__file__).parent
 
-Tensors = tuple[torch.Tensor, ...]
-Function = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-Launch = Callable[[], object]
-
-
-@dataclass(frozen=True)
-class Shape:
-    """One call of attention: batch B, H query and Hkv key heads, M queries, N keys, head_dim D."""
-
-    B: int
-    H: int
-    Hkv: int
-    M: int
-    N: int
-    D: int
-    causal: bool
-    dtype: str = "bfloat16"
-
-    def inputs(self) -> tuple[torch.Tensor, ...]:
-        """Random normal q, k, v and gradient of o on the GPU."""
-        make = partial(torch.randn, device="cuda", dtype=getattr(torch, self.dtype))
-        q, do = (make(self.B, self.M, self.H, self.D) for _ in range(2))
-        k, v = (make(self.B, self.N, self.Hkv, self.D) for _ in range(2))
-        return q, k, v, do
-
-    def flops(self, lengths: Sequence[int] | None = None) -> float:
-        """Multiplications and additions of the two matrix products of a forward; `lengths` of
-        packed sequences in the place of the shape's rows.
-        """
-        pairs = self.B * self.M * self.N if lengths is None else sum(n * n for n in lengths)
-        return 4 * self.H * pairs * self.D * (0.5 if self.causal else 1.0)
-
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes of K and V: what decoding has to read."""
-        return 2 * self.B * self.N * self.Hkv * self.D * getattr(torch, self.dtype).itemsize
-
-
-TABLE = [
-    Shape(16384 // S, 2048 // D, 2048 // D, S, S, D, causal)
-    for D in (128, 64)
-    for causal in (False, True)
-    for S in (1024, 2048, 4096, 8192, 16384)
-] + [Shape(2, 8, 8, 8192, 8192, 256, causal) for causal in (False, True)]
-DECODE = [Shape(1, 32, 8, 1, N, 128, False) for N in (8192, 32768, 131072)]
-PACKED = [Shape(64, 16, 16, 1024, 1024, 128, causal) for causal in (False, True)]
-SUITES = {
-    "table": TABLE,
-    "backward": TABLE,
-    "decode": DECODE,
-    "packed": PACKED,
-    "packed backward": PACKED,
-    "launch": [],
-}
-
-
-TORCH = {"torch fa2": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
-
-
-def torch_backend(backend: SDPBackend, q, k, v, causal: bool) -> torch.Tensor:
-    """torch's SDPA with one backend only."""
-    with sdpa_kernel(backend):
-        o = torch.nn.functional.scaled_dot_product_attention(
-            q.transpose(1, 2),
-            k.transpose(1, 2),
-            v.transpose(1, 2),
-            is_causal=causal,
-            enable_gqa=q.shape[2] != k.shape[2],
-        )
-    return o.transpose(1, 2)
-
-
-@dataclass(frozen=True)
-class Competitor:
-    """Something to measure: a function of q, k, v that returns o."""
-
-    name: str
-    function: Function
-    lengths: tuple[int, ...] | None = None  # of packed sequences; None: rows of the shape
-
-    def forward(self, q, k, v, do) -> Callable[[], Tensors]:
-        """A call that returns (o,)."""
-        return lambda: (self.function(q, k, v),)
-
-    def backward(self, q, k, v, do) -> Callable[[], Tensors]:
-        """A call that returns dq, dk, dv, with its forward behind it."""
-        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-        o = self.function(*leaves)
-        return partial(torch.autograd.grad, o, leaves, do, retain_graph=True)
-
-
-def competitors(suite: str, shape: Shape) -> Iterator[Competitor]:
-    """Everything that is measured on one shape."""
-    causal = shape.causal
-    is_packed = suite.startswith("packed")
-    for name in ["fa2"] if is_packed else VERSIONS:
-        yield Competitor(name, partial(attention, causal=causal, version=name))
-    if is_packed:
-        lengths = ragged_lengths(shape)
-        bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device="cuda")
-        yield Competitor("fa2 packed", partial(packed, bounds, causal), lengths)
-    if suite == "decode":
-        yield Competitor("fa2 unsplit", partial(attention, version="fa2", num_splits=1))
-    for name, backend in TORCH.items():
-        yield Competitor(name, partial(torch_backend, backend, causal=causal))
-
-
-def ragged_lengths(shape: Shape) -> tuple[int, ...]:
-    """As many sequences as the shape has rows, with the same total: lengths from an eighth of the
-    mean to nearly twice it.
-    """
-    generator = torch.Generator().manual_seed(0)
-    share = 0.125 + 1.75 * torch.rand(shape.B, generator=generator)
-    ends = (share.cumsum(0) / share.sum() * shape.B * shape.N).round().long()
-    return tuple(ends.diff(prepend=torch.tensor([0])).tolist())
-
-
-def packed(bounds: torch.Tensor, causal: bool, q, k, v) -> torch.Tensor:
-    """FA2 on the rows of q, k, v one after another, cut into other sequences."""
-    rows = (x.flatten(0, 1) for x in (q, k, v))
-    return attention(*rows, causal=causal, cu_seqlens_q=bounds, version="fa2").view(q.shape)
-
-
-def check(results: Tensors, length: int, causal: bool, q, k, v, do) -> None:
-    """Refuse to time a wrong kernel: of the first sequence, the last queries of a forward, or the
-    first key head of a backward, against the budget.
-    """
-    if not all(x.isfinite().all() for x in results):
-        raise ArithmeticError("wrong output: not finite")
-
-    def first(x, heads=None):
-        return x.flatten(0, 1)[None, :length, :heads]
-
-    found: dict[str, Accuracy]
-    if len(results) == 1:
-        last = slice(max(0, min(length, q.shape[1]) - CHECKED_QUERIES), None)
-        if q.shape[1] == 1:  # decoding: one query on all keys
-            last, length = slice(None), k.shape[1]
-        o, q = first(results[0])[:, last], first(q)[:, last]
-        found = assess(o, None, q, first(k), first(v), causal=causal)
-    else:
-        group = q.shape[2] // k.shape[2]
-        request = make_request(first(q, group), first(k, 1), first(v, 1), causal=causal)
-        names = {"dq": group, "dk": 1, "dv": 1}
-        gradients = {name: first(x, names[name]) for name, x in zip(names, results)}
-        found = assess_request(gradients, request, first(do, group))
-    for name, accuracy in found.items():
-        if not accuracy.ok:
-            raise ArithmeticError(f"wrong output: {name}: {accuracy}")
-
-
-def captured(prepare: Callable[[], Callable[[], Tensors]]) -> tuple[Launch, Tensors]:
-    """The replay of a call as a CUDA graph, which costs the host next to nothing, and its results.
-
-    The call is prepared on the stream of the capture, as autograd runs a backward on the stream of
-    its forward.
-    """
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        call = prepare()
-        results = call()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            call()
-    torch.cuda.current_stream().wait_stream(stream)
-
-    def replay(keep_alive: object = call) -> None:  # with the tensors that the graph reads
-        graph.replay()
-
-    return replay, results
-
-
-def timed(calls: dict[str, Launch], rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of each round of each call; the calls take turns and find a cold L2 cache."""
-    flush = torch.empty(L2_FLUSH_BYTES, dtype=torch.int8, device="cuda")
-    events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {n: [] for n in calls}
-    for _ in range(rounds + 3):
-        for name, call in calls.items():
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            flush.zero_()
-            start.record()
-            call()
-            end.record()
-            events[name].append((start, end))
-    torch.cuda.synchronize()
-    return {n: [start.elapsed_time(end) for start, end in pairs[3:]] for n, pairs in events.items()}
-
-
-def measure(suite: str, shape: Shape, rounds: int) -> list[dict[str, Any]]:
-    """Rows of one shape, one for each competitor; one that cannot run has a `reason`, no time."""
-    torch.manual_seed(0)
-    inputs = shape.inputs()
-    replays: dict[str, Launch] = {}
-    rows: dict[str, dict[str, Any]] = {}
-    flops = {}
-    is_backward = suite.endswith("backward")
-    for one in competitors(suite, shape):
-        way = "backward" if is_backward else "forward"
-        rows[one.name] = {"suite": suite, "version": one.name, "pass": way, **asdict(shape)}
-        flops[one.name] = shape.flops(one.lengths) * (BACKWARD_FLOPS if is_backward else 1)
-        prepare = partial(one.backward if is_backward else one.forward, *inputs)
-        try:
-            replays[one.name], results = captured(prepare)
-            length = one.lengths[0] if one.lengths else shape.M
-            check(results, length, shape.causal, *inputs)
-        except (RuntimeError, ValueError, ArithmeticError, TritonError) as error:
-            replays.pop(one.name, None)
-            rows[one.name]["reason"] = str(error).splitlines()[0]
-    for name, times in timed(replays, rounds).items():
-        p20, p50, p80 = (statistics.quantiles(times, n=10)[i] for i in (1, 4, 7))
-        rows[name] |= {"ms_p20": p20, "ms_p50": p50, "ms_p80": p80}
-        if suite == "decode":
-            rows[name]["tb_per_s"] = shape.kv_bytes / p50 / 1e9
-        else:
-            rows[name] |= {"flops": flops[name], "tflops": flops[name] / p50 / 1e9}
-    return list(rows.values())
-
-
-def host_times(rounds: int) -> list[dict[str, Any]]:
-    """Microseconds that the host spends on one call, the GPU far behind or done: a row for each
-    path through the package, on inputs too small to matter.
-    """
-    make = partial(torch.randn, device="cuda", dtype=torch.bfloat16)
-    q, k, v = (make(2, 64, 8, 64) for _ in range(3))
-    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-    bounds = torch.tensor([0, 50, 128], dtype=torch.int32, device="cuda")
-    lengths = torch.tensor([64, 30], dtype=torch.int32, device="cuda")
-    rows = []
-    for version in VERSIONS:
-        run = partial(attention, causal=True, version=version)
-        o = run(*leaves)
-        calls: dict[str, Callable[[], object]] = {
-            "forward": partial(run, q, k, v),
-            "forward, to be differentiated": partial(run, *leaves),
-            "backward": partial(torch.autograd.grad, o, leaves, q, retain_graph=True),
-            "decode, split": partial(run, q[:, :1], k, v, kv_lengths=lengths, num_splits=2),
-            "packed": partial(run, *(x.flatten(0, 1) for x in (q, k, v)), cu_seqlens_q=bounds),
-        }
-        for name, call in calls.items():
-            row: dict[str, Any] = {"suite": "launch", "version": version, "call": name}
-            try:
-                row["host_us"] = statistics.median(host_time(call) for _ in range(rounds))
-            except ValueError as error:
-                row["reason"] = str(error)
-            rows.append(row)
-    return rows
-
-
-def host_time(call: Callable[[], object], repeats: int = 50) -> float:
-    """Mean microseconds of a call on the host."""
-    call()
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(repeats):
-        call()
-    elapsed = time.perf_counter() - start
-    torch.cuda.synchronize()
-    return elapsed / repeats * 1e6
-
-
-def copy_bandwidth(rounds: int) -> float:
-    """TB/s of a large device-to-device copy, bytes read plus bytes written: decoding's ceiling."""
-    source = torch.randn(2**29, device="cuda").bfloat16()
-    target = torch.empty_like(source)
-    # Not as a graph: there a copy becomes a memory transfer node, which is slower than the kernel.
-    times = timed({"copy": lambda: target.copy_(source)}, rounds)["copy"]
-    return 2 * source.nbytes / statistics.median(times) / 1e9
+Document = dict[str, Any]
+Rows = list[dict[str, Any]]
+Group = tuple[str, Shape | None]  # a suite and one of its shapes; None: the suite has none
 
 
 def machine() -> dict[str, str]:
@@ -329,6 +66,7 @@ def machine() -> dict[str, str]:
         "cudnn": str(torch.backends.cudnn.version()),
         "torch": torch.__version__,
         "triton": triton.__version__,
+        "flash-attn-4": flash_attn_4_version(),
         "python": platform.python_version(),
     }
 
@@ -336,55 +74,268 @@ def machine() -> dict[str, str]:
 def commit() -> str:
     """The commit that is measured: from git, or from GIT_COMMIT where there is no repository."""
     git = ["git", "describe", "--always", "--dirty"]
-    found = subprocess.run(git, capture_output=True, text=True, cwd=Path(__file__).parent)
-    return os.environ.get("GIT_COMMIT") or found.stdout.strip() or "unknown"
+    try:
+        found = subprocess.run(git, capture_output=True, text=True, cwd=PACKAGE).stdout.strip()
+    except OSError:
+        found = ""
+    return os.environ.get("GIT_COMMIT") or found or "unknown"
 
 
-def run(suites: list[str], rounds: int) -> dict[str, Any]:
-    """Measure the suites; progress goes to stderr. Returns the document that `main` writes."""
-    rows = []
-    if "launch" in suites:
-        rows += host_times(rounds)
-    for suite in suites:
-        for shape in SUITES[suite]:
-            found = measure(suite, shape, rounds)
-            rows += found
-            line = "  ".join(f"{r['version']} {r.get('ms_p50', float('nan')):.3f}" for r in found)
-            sys.stderr.write(f"{suite} {shape}: ms {line}\n")
+def source() -> str:
+    """A digest of the package's code: two states of one dirty tree have the same commit."""
+    digest = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        digest.update(f"{path.relative_to(PACKAGE)}\n".encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def new_document(rounds: int) -> Document:
+    """A document without rows."""
     return {
         "schema": SCHEMA,
         "date": datetime.now(UTC).date().isoformat(),
         "commit": commit(),
+        "source": source(),
         "machine": machine(),
         "protocol": {
             "method": "interleaved CUDA graph replays between events, median",
             "rounds": rounds,
+            "enough_ms": ENOUGH_MS,
             "l2_flush_bytes": L2_FLUSH_BYTES,
         },
-        "copy_tb_per_s": copy_bandwidth(rounds),
-        "rows": rows,
+        "rows": [],
     }
+
+
+def continued(path: Path, document: Document) -> Document:
+    """The document at `path` if it is of the same measurement; else `document`, and what is at
+    `path` is set aside.
+    """
+    if not path.exists():
+        return document
+    try:
+        found = json.loads(path.read_text())
+        differing = [key for key in IDENTITY if found.get(key) != document[key]]
+    except (ValueError, AttributeError):
+        differing = ["form"]
+    if not differing:
+        return found
+    set_aside(path, f"it has another {' and '.join(differing)}")
+    return document
+
+
+def set_aside(path: Path, why: str) -> None:
+    """Keep an earlier document under another name."""
+    if path.exists():
+        kept = path.with_name(f"{path.stem}.previous.json")
+        path.replace(kept)
+        say(f"{path} starts anew ({why}); what was there is now {kept}")
+
+
+def save(document: Document, path: Path) -> None:
+    """Write the document, rows in the order of the suites."""
+    order = {tuple(place(group).values()): i for i, group in enumerate(groups(SUITES))}
+    document["rows"].sort(key=lambda row: order[tuple(place_of(row).values())])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(path, json.dumps(document, indent=1) + "\n")
+
+
+def groups(suites: Iterable[str]) -> list[Group]:
+    """What is measured one after another: every shape of every suite."""
+    nothing: list[Shape | None] = [None]
+    return [(suite, shape) for suite in suites for shape in SUITES[suite] or nothing]
+
+
+def place(group: Group) -> dict[str, Any]:
+    """The fields that the rows of a group have in common."""
+    suite, shape = group
+    return {"suite": suite} if shape is None else {"suite": suite, **asdict(shape)}
+
+
+def place_of(row: dict[str, Any]) -> dict[str, Any]:
+    """The place of a row."""
+    return {key: row[key] for key in ("suite", *Shape.__dataclass_fields__) if key in row}
+
+
+def rows_at(document: Document, group: Group) -> Rows:
+    """The rows of a group."""
+    return [row for row in document["rows"] if place_of(row) == place(group)]
+
+
+def expected(group: Group) -> list[str]:
+    """Names that a complete group has rows of; an ablation without variants has none."""
+    suite, shape = group
+    if shape is None:
+        return list(VERSIONS)
+    names = [one.name for one in competitors(suite, shape)]
+    return [] if set(names) <= set(PEERS) else names
+
+
+def run(path: Path, suites: list[str], rounds: int, marker: Marker) -> None:
+    """Measure what `path` does not have yet of the suites, and write it there after every shape."""
+    marker("start")
+    document = continued(path, new_document(rounds))
+    save(document, path)
+    todo = []
+    for group in groups(suites):
+        if set(expected(group)) - {row["version"] for row in rows_at(document, group)}:
+            todo.append(group)
+    say(f"{len(groups(suites)) - len(todo)} of {len(groups(suites))} are there already")
+    if "copy_tb_per_s" not in document:
+        document["copy_tb_per_s"] = copy_bandwidth(rounds)
+    began = time.monotonic()
+    with Telemetry() as telemetry:
+        for number, group in enumerate(todo, 1):
+            suite, shape = group
+            marker.place = place(group)
+            there = rows_at(document, group)
+            started = time.monotonic()
+            if shape is None:
+                missing = [name for name in VERSIONS if name not in {r["version"] for r in there}]
+                rows = there + host_times(rounds, missing, marker)
+            else:
+                lost = {row["version"]: row["reason"] for row in there if "reason" in row}
+                rows = measure(suite, shape, rounds, marker, lost, telemetry)
+            document["rows"] = [row for row in document["rows"] if row not in there] + rows
+            save(document, path)
+            now = time.monotonic()
+            left = (now - began) / number * (len(todo) - number)
+            say(
+                f"[{number}/{len(todo)}] {suite} {shape or ''}: {summary(rows)}  "
+                f"({now - started:.1f} s; {now - began:.0f} s in all, about {left:.0f} s left)"
+            )
+    marker.clear()
+
+
+def summary(rows: Rows) -> str:
+    """One line on a group: rates where there are any."""
+    found = []
+    for row in rows:
+        for unit, form in (
+            ("tflops", "{:.0f}"),
+            ("tb_per_s", "{:.2f} TB/s"),
+            ("host_us", "{:.0f}"),
+        ):
+            if unit in row:
+                found.append(f"{row['version']} {form.format(row[unit])}")
+        if "reason" in row:
+            found.append(f"{row['version']} - ({row['reason'][:60]})")
+    return ", ".join(found)
+
+
+def record(path: Path, loss: Loss) -> None:
+    """Write a competitor's loss into the document, so that it is not tried again."""
+    document = json.loads(path.read_text())
+    row = {"suite": loss.place["suite"], "version": loss.version, **loss.place}
+    document["rows"].append({**row, "reason": loss.reason})
+    save(document, path)
+
+
+def supervise(command: list[str], path: Path, marker: Marker, timeout: float) -> int:
+    """Run the measuring process again until all is measured or lost; returns the exit code."""
+    while True:
+        end = watched(command, marker, timeout)
+        if isinstance(end, int):
+            return end
+        if not end.version or not end.place or not path.exists():
+            say(
+                f"error: the measuring process failed at {end.version or 'its start'}: {end.reason}"
+            )
+            return 1
+        say(f"{end.version} is left out of this shape: {end.reason}")
+        record(path, end)
+
+
+def catalogue() -> str:
+    """What there is to measure, and against what."""
+    lines = ["suites (--suite NAME ..., default: all but quick)"]
+    for name, shapes in SUITES.items():
+        number = f"{len(shapes)} shapes" if shapes else ""
+        lines.append(f"  {name:16} {number:10} {ABOUT[name]}")
+    lines.append("versions")
+    for name, version in VERSIONS.items():
+        variants = ", ".join(version.variants) or "none"
+        lines.append(f"  {name:16} {version.title}; variants: {variants}")
+    lines.append("peers")
+    for name, peer in PEERS.items():
+        lines.append(f"  {name:16} {peer.label}{'' if peer.installed() else ': not installed'}")
+    return "\n".join(lines) + "\n"
+
+
+def say(line: str) -> None:
+    """Progress, on stderr."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(
+        prog="python -m flash_versions.bench",
+        description="time every version on this GPU, against every other library that is installed",
+        epilog=catalogue(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = made.add_argument
+    add("--suite", nargs="+", action="extend", choices=SUITES, metavar="NAME", help="what to time")
+    add("--out", type=Path, default=Path("results.json"), help="continued if it is of this state")
+    add("--fresh", action="store_true", help="start anew; an earlier document is set aside")
+    add("--rounds", type=int, default=ROUNDS, help=f"timings of each, {ROUNDS} unless told")
+    add(
+        "--timeout",
+        type=float,
+        default=TIMEOUT,
+        help="seconds after which a competitor that hangs is left out; 0: measure in this process",
+    )
+    add("--precompile", type=int, default=0, metavar="N", help="compile in N processes before")
+    add("--list", action="store_true", help="say what there is to measure, and stop")
+    add("--worker", action="store_true", help=argparse.SUPPRESS)
+    return made
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure and write; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m flash_versions.bench", description="time every version on this GPU"
-    )
-    parser.add_argument("--suite", nargs="+", choices=SUITES, default=list(SUITES))
-    parser.add_argument("--out", type=Path, default=Path("results.json"))
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    options = parser.parse_args(arguments)
+    made = parser()
+    options = made.parse_args(arguments)
+    suites = list(dict.fromkeys(options.suite or DEFAULT_SUITES))
+    if options.list:
+        sys.stdout.write(catalogue())
+        return 0
+    if options.rounds < 2:
+        made.error(f"--rounds {options.rounds}: a median needs 2 or more")
     if not torch.cuda.is_available():
-        sys.stderr.write("error: no GPU found; the seconds of interpreted kernels mean nothing\n")
+        say("error: no GPU found; the seconds of interpreted kernels mean nothing")
         return 2
-    document = run(options.suite, options.rounds)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    partial_file = options.out.with_suffix(".tmp")
-    partial_file.write_text(json.dumps(document, indent=1) + "\n")
-    partial_file.replace(options.out)
-    sys.stderr.write(f"wrote {options.out}\n")
-    return 0
+    marker = Marker(options.out.with_name(f"{options.out.name}.running"))
+    try:
+        if options.worker:
+            run(options.out, suites, options.rounds, marker)
+            return 0
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        if options.fresh:
+            set_aside(options.out, "--fresh")
+        if options.precompile:
+            say(precompile(options.precompile, suites))
+        if options.timeout == 0:
+            run(options.out, suites, options.rounds, marker)
+            code = 0
+        else:
+            worker = ["--worker", "--suite", *suites, "--out", str(options.out)]
+            worker += ["--rounds", str(options.rounds)]
+            command = [sys.executable, "-m", "flash_versions.bench", *worker]
+            code = supervise(command, options.out, marker, options.timeout)
+            marker.clear()
+    except KeyboardInterrupt:
+        marker.clear()
+        if not options.worker:  # its parent says so
+            say(f"stopped; the same command goes on from what {options.out} has")
+        return 130
+    except DeviceLostError as error:
+        say(f"error: {error}")
+        return 3
+    if code == 0:
+        say(f"wrote {options.out}")
+    return code
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
 """Documents say what was measured, and the benchmark measures what it says."""
 
 import json
-from dataclasses import replace
 
 import pytest
-import torch
+from synthetic_results import SPEED, VARIANTS, document
 
-from flash_versions import bench, report
+from flash_versions import bench, peers, report, suites
 
 RESULTS = json.loads(report.RESULTS.read_text())
+SYNTHETIC = document()
 
 
 @pytest.mark.parametrize("path", report.DOCUMENTS, ids=lambda path: path.name)
@@ -22,18 +22,19 @@ def test_documents_say_what_was_measured(path):
 def test_results_are_complete_and_consistent():
     assert RESULTS["schema"] == bench.SCHEMA
     assert {"gpu", "driver", "torch", "triton"} <= set(RESULTS["machine"])
-    assert {row["suite"] for row in RESULTS["rows"]} == set(bench.SUITES)
+    measured = {row["suite"] for row in RESULTS["rows"]}
+    assert {"table", "backward", "decode", "packed", "launch"} <= measured <= set(bench.SUITES)
     for row in RESULTS["rows"]:
         if row["suite"] == "launch":
             assert "reason" in row or row["host_us"] > 0
             continue
-        shape = bench.Shape(**{key: row[key] for key in bench.Shape.__dataclass_fields__})
+        shape = suites.Shape(**{key: row[key] for key in suites.Shape.__dataclass_fields__})
         assert shape in bench.SUITES[row["suite"]]
         if "reason" in row:
             continue
         assert 0 < row["ms_p20"] <= row["ms_p50"] <= row["ms_p80"]
         if row["suite"] != "decode":
-            packed = bench.ragged_lengths(shape) if row["version"] == "fa2 packed" else None
+            packed = suites.ragged_lengths(shape) if row["version"].endswith(" packed") else None
             flops = shape.flops(packed) * (2.5 if row["pass"] == "backward" else 1)
             assert row["tflops"] == pytest.approx(flops / row["ms_p50"] / 1e9)
         else:
@@ -85,43 +86,111 @@ def test_measured_speed_of_packed_sequences(causal, suite):
 
 
 def test_shapes_count_what_they_should():
-    shape = bench.Shape(B=2, H=16, Hkv=4, M=8192, N=8192, D=128, causal=True)
+    shape = suites.Shape(B=2, H=16, Hkv=4, M=8192, N=8192, D=128, causal=True)
     assert shape.flops() == 2 * 2 * 2 * 16 * 8192 * 8192 * 128 / 2
     assert shape.flops([8192, 8192]) == shape.flops()
     assert shape.kv_bytes == 2 * 2 * 8192 * 4 * 128 * 2
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="refuses only without a GPU")
-def test_benchmark_without_a_gpu_says_so(tmp_path, capsys):
-    assert bench.main(["--out", str(tmp_path / "results.json")]) == 2
-    assert capsys.readouterr().err.startswith("error: no GPU found")
-    assert not list(tmp_path.iterdir())
+def cells(table, first):
+    """{header: cell} of the row of a table that begins with `first`."""
+    lines = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("|")]
+    [row] = [line for line in lines if line[0] == first]
+    return dict(zip(lines[0], row))
 
 
-@pytest.mark.gpu
-def test_benchmark_measures_and_writes(tmp_path, monkeypatch):
-    small = bench.Shape(B=1, H=4, Hkv=2, M=256, N=256, D=64, causal=True)
-    monkeypatch.setitem(bench.SUITES, "table", [small])
-    path = tmp_path / "new" / "results.json"
-    assert bench.main(["--suite", "table", "--rounds", "10", "--out", str(path)]) == 0
-    rows = json.loads(path.read_text())["rows"]
-    assert {"fa1", "fa2", "torch fa2", "cudnn"} == {row["version"] for row in rows}
-    assert all(row["tflops"] > 0 for row in rows)
+def without(source, wanted):
+    """A document without the rows that `wanted` refuses."""
+    return source | {"rows": [row for row in source["rows"] if wanted(row)]}
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("suite", ["table", "backward"])
-def test_benchmark_refuses_to_time_a_wrong_kernel(suite, monkeypatch):
-    shape = bench.Shape(B=1, H=4, Hkv=2, M=256, N=256, D=64, causal=True)
-    right = bench.competitors
+@pytest.mark.parametrize("name", report.TABLES)
+def test_columns_are_what_was_measured(name):
+    table = report.TABLES[name](SYNTHETIC)
+    header = table.splitlines()[0]
+    for version in ("fa3",) if name in ("ablation",) else ("fa1", "fa2", "fa3"):
+        assert name == "packed" or f" {version} " in header
+    body = [line for line in table.splitlines() if line.startswith("|")]
+    assert len({line.count("|") for line in body}) == 1
 
-    def wrong(*arguments):
-        for one in right(*arguments):
-            if one.name == "fa1":
-                one = replace(one, function=lambda *x, f=one.function: f(*x) * 1.05)
-            yield one
 
-    monkeypatch.setattr(bench, "competitors", wrong)
-    rows = {row["version"]: row for row in bench.measure(suite, shape, rounds=10)}
-    assert "wrong output" in rows["fa1"]["reason"] and "ms_p50" not in rows["fa1"]
-    assert "ms_p50" in rows["fa2"]
+@pytest.mark.parametrize("name", report.TABLES)
+def test_a_table_that_was_not_measured_says_so(name):
+    assert report.TABLES[name](SYNTHETIC | {"rows": []}).startswith("Not measured yet: `python -m ")
+
+
+def test_rates_and_ratios():
+    row = cells(report.rates(SYNTHETIC, "table"), "D=128 full, S=16384")
+    rates = {
+        r["version"]: r["tflops"]
+        for r in SYNTHETIC["rows"]
+        if (r["suite"], r.get("D"), r.get("N"), r.get("causal")) == ("table", 128, 16384, False)
+    }
+    assert row["fa3"] == f"{rates['fa3']:.0f} ({rates['fa3'] / rates['torch fa2']:.2f} x)"
+    assert row["cuDNN"] == f"{rates['cudnn']:.0f}"
+    assert row["flash-attn-4"] == f"{rates['flash-attn-4']:.0f}"
+    seeds = cells(report.TABLES["seeds"](SYNTHETIC), "B=4, H=16, D=64 causal, S=512")
+    assert seeds["fa3"].endswith(f"({SPEED['fa3'] / SPEED['cudnn']:.2f} x)")
+
+
+def test_missing_competitors_and_shapes_are_dashes():
+    source = without(SYNTHETIC, lambda row: row["version"] != "flash-attn-4")
+    assert "flash-attn-4" not in report.rates(source, "table").splitlines()[0]
+
+    def half(row):
+        return row["version"] not in ("fa3", "torch fa2") or row.get("N") != 4096
+
+    table = report.rates(without(SYNTHETIC, half), "table")
+    row = cells(table, "D=64 causal, S=4096")
+    assert (row["fa3"], row["torch FA2"]) == ("-", "-")
+    assert "x" not in row["fa2"] and "x" in cells(table, "D=64 causal, S=2048")["fa2"]
+
+
+def test_summary_is_the_geometric_mean_of_ratios():
+    rows = [dict(row) for row in SYNTHETIC["rows"]]
+    for row in rows:  # the ratio is 2 and 8 x what it was, and of one length nothing is left
+        if (row["suite"], row["version"], row.get("D")) != ("table", "fa3", 128):
+            continue
+        row["tflops"] *= 2 if row["causal"] else 8
+        if row["N"] == 512:
+            del row["tflops"]
+    table = report.summary(SYNTHETIC | {"rows": rows})
+    ratio = 4 * SPEED["fa3"] / SPEED["cudnn"]
+    assert cells(table, "D=128, S >= 2048, to cuDNN")["fa3"] == f"{ratio:.2f}"
+    assert cells(table, "D=128, S < 2048, to cuDNN")["fa3"] == f"{ratio:.2f} (2 of 4)"
+    ratio = SPEED["fa2"] / SPEED["flash-attn-4"]
+    assert cells(table, "D=64, S < 2048, to flash-attn-4")["fa2"] == f"{ratio:.2f}"
+    lacking = without(SYNTHETIC, lambda row: row["version"] != "flash-attn-4")
+    assert "to flash-attn-4" not in report.summary(lacking)
+
+
+def test_ablation_names_variants_and_their_ratios():
+    table = report.ablation(SYNTHETIC)
+    row = cells(table, "D=256 causal, S=8192")
+    assert list(row) == ["TFLOP/s, then ratios to it", "fa3", *VARIANTS, "cuDNN"]
+    for variant, ratio in VARIANTS.items():
+        assert row[variant] == f"{ratio:.2f}"
+    assert row["cuDNN"] == f"{SPEED['cudnn'] / SPEED['fa3']:.2f}"
+    lost = without(SYNTHETIC, lambda r: (r["version"], r.get("N")) != ("fa3 one stage", 8192))
+    assert cells(report.ablation(lost), "D=256 causal, S=8192")["one stage"] == "-"
+
+
+def test_peers_in_the_caption_only_where_they_ran():
+    assert "flash-attn-4 4.0, " in report.provenance(SYNTHETIC)
+    assert "flash-attn-4" not in report.provenance(RESULTS)
+    assert set(peers.PEERS) <= set(SPEED)
+
+
+def test_command_rewrites_the_blocks_only(tmp_path, monkeypatch):
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- results: seeds -->\nold\n<!-- end -->\nafter\n")
+    results = tmp_path / "results.json"
+    results.write_text(json.dumps(SYNTHETIC))
+    monkeypatch.setattr(report, "ROOT", tmp_path)
+    monkeypatch.setattr(report, "RESULTS", results)
+    monkeypatch.setattr(report, "DOCUMENTS", [page])
+    assert report.main() == 0
+    table = report.TABLES["seeds"](SYNTHETIC)
+    expected = f"before\n<!-- results: seeds -->\n{table}<!-- end -->\nafter\n"
+    assert page.read_text() == expected
+    assert not list(tmp_path.glob("*.tmp"))
