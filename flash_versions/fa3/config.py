@@ -59,7 +59,7 @@ def default_config(request: Request) -> HopperConfig:
     if max(head_dim, head_dim_v) > 64:
         return HopperConfig(scheduler=scheduler)
     if prefers_two_consumers(request):
-        return HopperConfig(2, stages=3, ping_pong=False, scheduler=scheduler)
+        return HopperConfig(2, stages=3, ping_pong=not causal, scheduler=scheduler)
     return HopperConfig(3, stages=3, scheduler=scheduler)
 
 
