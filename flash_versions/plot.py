@@ -20,7 +20,6 @@ from matplotlib.figure import Figure
 
 from flash_versions.peers import PEERS
 from flash_versions.report import (
-    RESULTS,
     ROOT,
     Document,
     any_row,
@@ -28,6 +27,7 @@ from flash_versions.report import (
     mask,
     names,
     rate_of,
+    read_results,
     shapes,
 )
 from flash_versions.watch import write
@@ -149,14 +149,19 @@ def ablation_data(document: Document) -> dict[str, dict[str, dict[str, float]]] 
     return {version: panels for version, panels in means.items() if panels} or None
 
 
+def gpu_of(document: Document, suite: str) -> str:
+    """The GPU that a suite was measured on."""
+    return document["suites"][suite]["machine"]["gpu"]
+
+
 def roofline_data(document: Document) -> Panels | None:
     """{head dim: {competitor: [(FLOP per byte, TFLOP/s)]}}: prefill without a mask, and decoding,
     which reads all of K and V for one query.
     """
-    if "H200" not in document["machine"]["gpu"]:
-        return None
     panels: Panels = {}
     for suite in ("decode", "table"):
+        if suite in document["suites"] and "H200" not in gpu_of(document, suite):
+            continue
         for group in shapes(document, suite).values():
             row = any_row(group)
             if row["causal"]:
@@ -365,16 +370,16 @@ def svg(name: str, data: Any) -> str:
 
 def main() -> int:
     """Redraw all figures; one whose data were not measured is removed. Returns the exit code."""
-    document = json.loads(RESULTS.read_text())
+    document = read_results()
     FIGURES.mkdir(parents=True, exist_ok=True)
     for name, plot in PLOTS.items():
         path, data = FIGURES / f"{name}.svg", plot.data(document)
         if data is None:
             path.unlink(missing_ok=True)
-            sys.stderr.write(f"{name}: {RESULTS.name} has nothing to draw it from\n")
+            sys.stderr.write(f"{name}: nothing was measured to draw it from\n")
         else:
             write(path, svg(name, data))
-            sys.stderr.write(f"{path.relative_to(ROOT)}: drawn from {RESULTS.name}\n")
+            sys.stderr.write(f"{path.relative_to(ROOT)}: drawn\n")
     return 0
 
 

@@ -13,7 +13,7 @@ import json
 import re
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from flash_versions.peers import PEERS
 from flash_versions.watch import write
 
 ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "docs" / "results" / "h200.json"
+RESULTS = ROOT / "docs" / "results"
 DOCUMENTS = [
     ROOT / "README.md",
     *(ROOT / "docs" / name for name in ("design.md", "measuring.md", "progression.md")),
@@ -31,7 +31,34 @@ SHAPE = ("B", "H", "Hkv", "M", "N", "D", "causal")
 LONG = 2048  # lengths from here on are what the means are over; below them launches weigh, too
 
 Row = dict[str, Any]
-Document = dict[str, Any]
+Document = dict[
+    str, Any
+]  # {"rows": all rows, "suites": {suite: when, where and how it was measured}}
+
+
+def merged(measured: Iterable[dict[str, Any]]) -> Document:
+    """What `bench` has written at several times as one document.
+
+    Raises:
+        ValueError: a suite is in two of them, and there is no telling which one counts.
+    """
+    rows: list[Row] = []
+    about: dict[str, dict[str, Any]] = {}
+    for document in measured:
+        for suite in dict.fromkeys(row["suite"] for row in document["rows"]):
+            if suite in about:
+                raise ValueError(
+                    f"suite {suite!r} is in two files of results, of commits "
+                    f"{about[suite]['commit']} and {document['commit']}; remove its rows from one."
+                )
+            about[suite] = {key: value for key, value in document.items() if key != "rows"}
+        rows += document["rows"]
+    return {"rows": rows, "suites": about}
+
+
+def read_results() -> Document:
+    """Everything in docs/results."""
+    return merged(json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json")))
 
 
 def shapes(document: Document, suite: str) -> dict[tuple, dict[str, Row]]:
@@ -75,14 +102,15 @@ def markdown(header: list[str], body: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def provenance(document: Document) -> str:
-    """One sentence on where, when and how the numbers were measured."""
-    machine, protocol = document["machine"], document["protocol"]
+def provenance(document: Document, suite: str) -> str:
+    """One sentence on where, when and how the numbers of a suite were measured."""
+    about = document["suites"][suite]
+    machine, protocol = about["machine"], about["protocol"]
     others = machine.get("flash-attn-4", "not installed")
     also = "" if others == "not installed" else f"flash-attn-4 {others}, "
     return (
         f"{machine['gpu']}, torch {machine['torch']}, triton {machine['triton']}, cuDNN "
-        f"{machine['cudnn']}, {also}{document['date']}, commit {document['commit']}; bf16, median "
+        f"{machine['cudnn']}, {also}{about['date']}, commit {about['commit']}; bf16, median "
         f"of {protocol['rounds']} rounds in which the competitors take turns, cold L2."
     )
 
@@ -111,7 +139,7 @@ def rates(
             cells.append(f"{rate:.0f}{ratio}" if rate else "-")
         body.append(cells)
     header = [f"TFLOP/s (ratio to {label(base)})", *map(label, everyone)]
-    return f"{markdown(header, body)}\n\n{provenance(document)}\n"
+    return f"{markdown(header, body)}\n\n{provenance(document, suite)}\n"
 
 
 def rate_of(group: dict[str, Row], name: str) -> float | None:
@@ -158,7 +186,7 @@ def summary(document: Document) -> str:
     if not body:
         return not_measured("table")
     header = ["ratio of rates, geometric mean over full and causal", *versions]
-    return f"{markdown(header, body)}\n\n{provenance(document)}\n"
+    return f"{markdown(header, body)}\n\n{provenance(document, 'table')}\n"
 
 
 def ablation(document: Document) -> str:
@@ -186,7 +214,7 @@ def ablation(document: Document) -> str:
         tables.append(markdown(header, body))
     if not tables:
         return not_measured("ablation")
-    return "\n\n".join([*tables, provenance(document)]) + "\n"
+    return "\n\n".join([*tables, provenance(document, "ablation")]) + "\n"
 
 
 def packed(document: Document) -> str:
@@ -204,7 +232,7 @@ def packed(document: Document) -> str:
         return not_measured("packed")
     header = ["TFLOP/s", "64 x 1024 tokens", "packed", "ratio"]
     note = "64 sequences of 130 to 1900 tokens, 65536 in all; 16 heads, D=128."
-    return f"{markdown(header, body)}\n\n{note} {provenance(document)}\n"
+    return f"{markdown(header, body)}\n\n{note} {provenance(document, 'packed')}\n"
 
 
 def launch(document: Document) -> str:
@@ -228,7 +256,7 @@ def decode(document: Document) -> str:
     groups = shapes(document, "decode")
     if not groups:
         return not_measured("decode")
-    copy = document["copy_tb_per_s"]
+    copy = document["suites"]["decode"]["copy_tb_per_s"]
     everyone = names(document, "decode")
     unsplit = [name for name in everyone if name.endswith(" unsplit")]
     for name in unsplit:  # before what it is held against
@@ -244,7 +272,7 @@ def decode(document: Document) -> str:
     columns = [label(name).replace(" unsplit", ", 1 split") for name in everyone]
     note = f"One query, 32 query and 8 key heads, D=128; a device copy moves {copy:.2f} TB/s."
     table = markdown(["TB/s (share of a copy)", *columns], body)
-    return f"{table}\n\n{note} {provenance(document)}\n"
+    return f"{table}\n\n{note} {provenance(document, 'decode')}\n"
 
 
 TABLES: dict[str, Callable[[Document], str]] = {
@@ -268,12 +296,12 @@ def filled(text: str, document: Document) -> str:
 
 def main() -> int:
     """Rewrite the marked blocks of all documents; returns the exit code."""
-    document = json.loads(RESULTS.read_text())
+    document = read_results()
     for path in DOCUMENTS:
         text = path.read_text()
         if (new := filled(text, document)) != text:
             write(path, new)
-        sys.stderr.write(f"{path.relative_to(ROOT)}: up to date with {RESULTS.name}\n")
+        sys.stderr.write(f"{path.relative_to(ROOT)}: up to date with docs/{RESULTS.name}\n")
     return 0
 
 

@@ -68,14 +68,15 @@ def test_compiles_fits_and_uses_the_tensor_cores(arch):
 
 def test_nothing_spills_on_hopper():
     """Of the forward not a byte with the Triton that was measured (3.6) and the next, and a few
-    registers later or with packed sequences. FA2's backward keeps two accumulators: there, tiles
-    that spill a few registers outside the products were measured to be the fastest.
+    registers later, with packed sequences or a window at head_dim 256. FA2's backward keeps two
+    accumulators: there, tiles that spill a few registers outside the products were measured to be
+    the fastest.
     """
     for row in compiled("sm_90"):
         if "fp32" in row["shape"]:
             continue
         allowed = 0 if triton_version() < (3, 8) else 64
-        if row["shape"] in ("packed", "scores"):
+        if row["shape"] in ("packed", "scores", "window-256"):
             allowed = 64
         if row["kernel"] in ("dkdv_kernel", "dq_kernel", "backward_kernel"):
             allowed = 400

@@ -10,8 +10,8 @@ from synthetic_results import SPEED, VARIANTS, document
 
 from flash_versions import plot, report
 
-RESULTS = json.loads(report.RESULTS.read_text())
-SYNTHETIC = document()
+RESULTS = report.read_results()
+SYNTHETIC = report.merged([document()])
 SOURCES = {"committed": RESULTS, "synthetic": SYNTHETIC}
 
 
@@ -119,8 +119,11 @@ def test_roofs_of_the_h200():
 
 
 def test_roofs_are_of_this_gpu_only():
-    other = RESULTS | {"machine": RESULTS["machine"] | {"gpu": "NVIDIA A100"}}
-    assert plot.roofline_data(other) is None
+    suites = {
+        suite: about | {"machine": about["machine"] | {"gpu": "NVIDIA A100"}}
+        for suite, about in RESULTS["suites"].items()
+    }
+    assert plot.roofline_data(RESULTS | {"suites": suites}) is None
 
 
 def test_what_failed_is_left_out_and_the_rest_is_drawn():
@@ -177,13 +180,14 @@ def test_names_do_not_touch_and_stay_inside(heights):
 def test_command_draws_and_removes(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(plot, "ROOT", tmp_path)
     monkeypatch.setattr(plot, "FIGURES", tmp_path / "figures")
-    results = tmp_path / "results.json"
-    monkeypatch.setattr(plot, "RESULTS", results)
-    results.write_text(json.dumps(SYNTHETIC))
+    monkeypatch.setattr(report, "RESULTS", tmp_path / "results")
+    report.RESULTS.mkdir()
+    results = report.RESULTS / "h200.json"
+    results.write_text(json.dumps(document()))
     assert plot.main() == 0
     assert {path.name for path in plot.FIGURES.iterdir()} == {f"{name}.svg" for name in plot.PLOTS}
     rows = [row for row in SYNTHETIC["rows"] if row["suite"] == "backward"]
-    results.write_text(json.dumps(SYNTHETIC | {"rows": rows}))
+    results.write_text(json.dumps(document() | {"rows": rows}))
     assert plot.main() == 0
     assert [path.name for path in plot.FIGURES.iterdir()] == ["backward.svg"]
-    assert "ablation: results.json has nothing to draw it from" in capsys.readouterr().err
+    assert "ablation: nothing was measured to draw it from" in capsys.readouterr().err

@@ -7,8 +7,8 @@ from synthetic_results import SPEED, VARIANTS, document
 
 from flash_versions import bench, peers, report, suites
 
-RESULTS = json.loads(report.RESULTS.read_text())
-SYNTHETIC = document()
+RESULTS = report.read_results()
+SYNTHETIC = report.merged([document()])
 
 
 @pytest.mark.parametrize("path", report.DOCUMENTS, ids=lambda path: path.name)
@@ -20,10 +20,11 @@ def test_documents_say_what_was_measured(path):
 
 
 def test_results_are_complete_and_consistent():
-    assert RESULTS["schema"] == bench.SCHEMA
-    assert {"gpu", "driver", "torch", "triton"} <= set(RESULTS["machine"])
-    measured = {row["suite"] for row in RESULTS["rows"]}
-    assert {"table", "backward", "decode", "packed", "launch"} <= measured <= set(bench.SUITES)
+    for about in RESULTS["suites"].values():
+        assert about["schema"] == bench.SCHEMA
+        assert {"gpu", "driver", "torch", "triton"} <= set(about["machine"])
+    wanted = {"table", "seeds", "ablation", "backward", "decode", "packed", "launch"}
+    assert wanted <= set(RESULTS["suites"]) <= set(bench.SUITES)
     for row in RESULTS["rows"]:
         if row["suite"] == "launch":
             assert "reason" in row or row["host_us"] > 0
@@ -64,7 +65,7 @@ def test_measured_speed_of_fa2(causal):
 def test_measured_bandwidth_of_decoding():
     """The bar: 85 % of a device copy with a long cache, and splitting is what gets there."""
     split = rate("decode", "fa2", "tb_per_s", N=131072)
-    assert split >= 0.85 * RESULTS["copy_tb_per_s"]
+    assert split >= 0.85 * RESULTS["suites"]["decode"]["copy_tb_per_s"]
     assert split > 2 * rate("decode", "fa2 unsplit", "tb_per_s", N=131072)
 
 
@@ -176,16 +177,50 @@ def test_ablation_names_variants_and_their_ratios():
 
 
 def test_peers_in_the_caption_only_where_they_ran():
-    assert "flash-attn-4 4.0, " in report.provenance(SYNTHETIC)
-    assert "flash-attn-4" not in report.provenance(RESULTS)
+    assert "flash-attn-4 4.0, " in report.provenance(SYNTHETIC, "table")
+    machine = SYNTHETIC["suites"]["table"]["machine"] | {"flash-attn-4": "not installed"}
+    alone = SYNTHETIC["suites"]["table"] | {"machine": machine}
+    assert "flash-attn-4" not in report.provenance({"suites": {"table": alone}}, "table")
     assert set(peers.PEERS) <= set(SPEED)
+
+
+def test_a_suite_measured_twice_is_refused():
+    other = document() | {"commit": "abc"}
+    with pytest.raises(ValueError, match="suite 'table' is in two files of results, of commits"):
+        report.merged([document(), other])
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize(
+    "D, over_cudnn, over_fa4", [(128, 1.05, 0.98), (64, 1.05, 0.95), (256, 0.97, 0.9)]
+)
+def test_measured_speed_of_fa3(D, over_cudnn, over_fa4, causal):
+    """The bars, in the geometric mean of all lengths from 2k on, here for each mask by itself but
+    for the one that is met over both.
+    """
+    groups = [
+        group
+        for group in report.shapes(RESULTS, "table").values()
+        if report.any_row(group)["D"] == D and report.any_row(group)["N"] >= report.LONG
+    ]
+    long = [group for group in groups if report.any_row(group)["causal"] == causal]
+    assert float(report.mean_ratio(long, "fa3", "cudnn")) >= over_cudnn
+    assert float(report.mean_ratio(groups, "fa3", "flash-attn-4")) >= over_fa4
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("shape", [{"B": 2, "N": 8192}, {"B": 4, "N": 512}], ids=str)
+def test_measured_speed_of_fa3_on_small_grids(shape, causal):
+    fa3, cudnn = (rate("seeds", n, "tflops", causal=causal, **shape) for n in ("fa3", "cudnn"))
+    assert fa3 >= cudnn
 
 
 def test_command_rewrites_the_blocks_only(tmp_path, monkeypatch):
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- results: seeds -->\nold\n<!-- end -->\nafter\n")
-    results = tmp_path / "results.json"
-    results.write_text(json.dumps(SYNTHETIC))
+    results = tmp_path / "results"
+    results.mkdir()
+    (results / "h200.json").write_text(json.dumps(document()))
     monkeypatch.setattr(report, "ROOT", tmp_path)
     monkeypatch.setattr(report, "RESULTS", results)
     monkeypatch.setattr(report, "DOCUMENTS", [page])

@@ -1,5 +1,7 @@
 """FlashAttention 3: asynchronous copies and products, in a grid that stays on the GPU."""
 
+from functools import partial
+
 import torch
 
 from flash_versions.fa2 import backward
@@ -26,10 +28,14 @@ VERSION = Version(
     name="fa3",
     title="FlashAttention 3",
     wasted="tensor cores that wait for loads and for the softmax",
-    idea="asynchronous copies and matrix products, a grid that stays, heavy tiles first",
+    idea="asynchronous copies and products: some warps only load, others compute in turns",
     source="Shah et al. 2024, arXiv:2407.08608",
     forward=serve,
     limits=kernel_limits,
     backward=backward.backward,
-    variants={"portable": forward.forward, **forward_hopper.VARIANTS},
+    variants={
+        "portable": forward.forward,
+        "portable, persistent": partial(forward.forward, persistent=True),
+        **forward_hopper.VARIANTS,
+    },
 )

@@ -1,9 +1,9 @@
-"""FlashAttention 3, forward, portable: let the hardware fetch boxes, and never leave the GPU.
+"""FlashAttention 3, forward, portable: let the hardware fetch boxes, heaviest tiles first.
 
 What FA2 wasted. Every thread computes addresses, masks and copies for its share of each tile of K
-and V: registers and issue slots that the softmax wants, too. And every tile is a program of its
-own: it starts, loads its Q with nothing to compute meanwhile, and ends; where the tiles of a causal
-mask differ in work, the last programs run on an almost empty GPU.
+and V: registers and issue slots that the softmax wants, too. And the tiles of a causal mask differ
+in work: those of one head after the other leave heavy ones for the end, when the GPU is almost
+empty.
 
 What changes.
 * Tensor descriptors in the place of pointers: a descriptor says once where a (batch, head, row,
@@ -12,14 +12,17 @@ What changes.
   mask, no register.
 * The loop over KV blocks is pipelined `num_stages` deep: boxes of the next blocks are on their way
   while the tensor cores, which on Hopper read K and V from shared memory, work on this one.
-* A persistent grid: as many programs as the GPU holds at once, each of which walks over tiles.
 * Heavy tiles first, over several heads: under a causal mask the last tiles of all heads of a
   section come before the others, so that what is left for the end is light. A section is as many
   heads as have keys and values in the L2 cache.
+* A persistent grid, on request: as many programs as the GPU holds at once, each of which walks over
+  tiles. The explicit kernel gains by it, since its producer is at the next tile while this one is
+  finished. Here nothing overlaps, and the hardware deals tiles to programs better than a fixed walk
+  does: with a causal mask it costs a tenth (docs/log.md), so every tile has its own program.
 * A box holds rows of one head, so a tile does, too: query heads are no longer packed. Their keys
   come from the L2 cache; decoding, where packing pays, stays with FA2, and so do splits.
 
-    program p of n:     for number in p, p + n, p + 2n, ...:
+    program p of n:     for number in p, p + n, p + 2n, ...:        n tiles: one each
                             tile = the number-th heaviest
                             load Q box
                             for j in the blocks that it sees:       in flight: boxes j + 1, j + 2
@@ -82,8 +85,8 @@ RESIDENT_WARPS = 8  # of this kernel on a multiprocessor: with up to 255 registe
 L2_BYTES = 32 * 2**20  # of keys and values that stay in the L2 cache while their tiles are computed
 MAX_SECTION = 64  # heads; of more, the first tiles would read all keys from memory at once
 MEASURED = {
-    64: LaunchConfig(128, 128, num_warps=8, num_stages=3),
-    128: LaunchConfig(128, 128, num_warps=8, num_stages=3),
+    64: LaunchConfig(64, 64, num_warps=4, num_stages=3),
+    128: LaunchConfig(64, 64, num_warps=4, num_stages=3),
     256: LaunchConfig(128, 64, num_warps=8, num_stages=2),
 }
 
@@ -330,13 +333,15 @@ def heads_of_section(request: Request) -> int:
 
 
 def forward(
-    request: Request, config: LaunchConfig | None = None
+    request: Request, config: LaunchConfig | None = None, persistent: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
     """Attention and its LSE, of a request that `unsupported` does not leave to FA2.
 
     Args:
         request: see `Request`. Few rows are served, too, only not as fast; num_splits is not read.
         config: tile sizes; None chooses by shape and device.
+        persistent: as many programs as the GPU holds at once walk over the tiles; otherwise each
+            tile has its own.
 
     Returns:
         o (batch, M, heads, head_dim_v), contiguous, in q's dtype; lse natural log, fp32 (batch,
@@ -347,7 +352,10 @@ def forward(
     config = config or choose_config(request)
     tiles = Tiles.of_queries(request, config.block_q, 1)
     total = tiles.number * heads * batch  # packed: a batch of one
-    resident = num_multiprocessors(q.device) * max(1, RESIDENT_WARPS // config.num_warps)
+    programs = total
+    if persistent:
+        resident = num_multiprocessors(q.device) * max(1, RESIDENT_WARPS // config.num_warps)
+        programs = min(resident, total)
 
     o = new_results((*q.shape[:3], v.shape[3]), q, request.cu_seqlens_q)
     lse = torch.empty((batch, heads, q_length), dtype=torch.float32, device=q.device)
@@ -355,7 +363,7 @@ def forward(
         lse.fill_(float("-inf"))
     launch_forward(
         layout(request),
-        (min(resident, total),),
+        (programs,),
         (
             describe(q, config.block_q),
             describe(k, config.block_kv),
