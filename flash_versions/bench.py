@@ -188,6 +188,7 @@ def run(path: Path, suites: list[str], rounds: int, marker: Marker) -> None:
         for number, group in enumerate(todo, 1):
             suite, shape = group
             marker.place = place(group)
+            marker(None)  # nobody's fault yet
             there = rows_at(document, group)
             started = time.monotonic()
             if shape is None:
@@ -227,7 +228,12 @@ def record(path: Path, loss: Loss) -> None:
     """Write a competitor's loss into the document, so that it is not tried again."""
     document = json.loads(path.read_text())
     row = {"suite": loss.place["suite"], "version": loss.version, **loss.place}
-    document["rows"].append({**row, "reason": loss.reason})
+    others = [
+        other
+        for other in document["rows"]
+        if place_of(other) != place_of(row) or other["version"] != loss.version
+    ]
+    document["rows"] = [*others, {**row, "reason": loss.reason}]
     save(document, path)
 
 

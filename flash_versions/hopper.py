@@ -1,4 +1,4 @@
-"""The Gluon world of FA3 and FA4: rings of tiles that TMA fills, turns at the tensor cores, and
+"""The Gluon world of FA3: rings of tiles that TMA fills, turns at the tensor cores, and
 schedulers that hand out tiles. The only file that knows the differences between Triton versions.
 
 A kernel here is several programs in one: partitions of a block's warps, each with code and
@@ -253,10 +253,12 @@ class Counters:
     """Pairs of counters for dynamic schedulers, 0 before and after each launch.
 
     Launches of one stream come one after the other and share a pair. A launch that is captured in a
-    graph gets a pair for itself: the graph may be replayed in any stream.
+    graph gets a pair for itself, as the graph may be replayed in any stream; after PAIRS of them, a
+    pair that the graph itself clears at every replay, which takes two microseconds.
     """
 
     PAIRS = 4096
+    APART = 8  # int32 from one pair to the next: pairs share no sector of memory
 
     def __init__(self) -> None:
         self.free: dict[torch.device, list[torch.Tensor]] = {}
@@ -268,13 +270,12 @@ class Counters:
             return torch.zeros(2, dtype=torch.int32)
         if torch.cuda.is_current_stream_capturing():
             free = self.free.get(device)
-            # The graph clears a pair of its own at each replay: right, and 2 microseconds slower.
             return free.pop() if free else torch.zeros(2, dtype=torch.int32, device=device)
         key = (device, torch.cuda.current_stream(device).cuda_stream)
         if key not in self.of_stream:
             if not self.free.get(device):
-                pairs = torch.zeros((self.PAIRS, 2), dtype=torch.int32, device=device)
+                pairs = torch.zeros((self.PAIRS, self.APART), dtype=torch.int32, device=device)
                 torch.cuda.current_stream(device).synchronize()  # other streams may use them
-                self.free[device] = list(pairs)
+                self.free[device] = list(pairs[:, :2])
             self.of_stream[key] = self.free[device].pop()
         return self.of_stream[key]

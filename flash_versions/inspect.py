@@ -32,6 +32,7 @@ from flash_versions.compiled import (
 )
 from flash_versions.request import Request, make_request
 from flash_versions.sass import Event
+from flash_versions.watch import write
 
 __all__ = ["Compiled", "compile_call", "compiling", "main"]
 
@@ -230,12 +231,10 @@ def selected(kernels: list[Compiled], name: str | None) -> list[Compiled]:
     return chosen
 
 
-def write(path: Path, text: str) -> None:
+def write_out(path: Path, text: str) -> None:
     """Write a file, or leave the one that is there as it was."""
-    partial_file = path.with_name(path.name + ".tmp")
     try:
-        partial_file.write_text(text)
-        partial_file.replace(path)
+        write(path, text)
     except OSError as error:
         raise OSError(f"{path} cannot be written: {error.strerror}.") from None
     sys.stderr.write(f"wrote {path}\n")
@@ -275,7 +274,7 @@ def main(arguments: list[str] | None = None) -> int:
             sys.stdout.write(text)
             sys.stdout.flush()
         else:
-            write(options.out, text)
+            write_out(options.out, text)
     except BrokenPipeError:  # the reader has seen enough
         sys.stderr.close()
         return 1

@@ -178,7 +178,9 @@ def measure(
             ensure_usable(one.name, row["reason"], mark)
     began = time.monotonic()
     for name, times in timed(replays, rounds, mark).items():
-        p20, p50, p80 = (statistics.quantiles(times, n=10)[i] for i in (1, 4, 7))
+        p20, p50, p80 = (
+            statistics.quantiles(times, n=10, method="inclusive")[i] for i in (1, 4, 7)
+        )
         rows[name] |= {"ms_p20": p20, "ms_p50": p50, "ms_p80": p80, "rounds": len(times)}
         if suite == "decode":
             rows[name]["tb_per_s"] = shape.kv_bytes / p50 / 1e9

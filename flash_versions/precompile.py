@@ -39,7 +39,7 @@ def precompile(processes: int, suites: list[str]) -> str:
         for child in children:
             child.kill()
             child.wait()
-    failed = sum(child.returncode != 0 for child in children) - late
+    failed = max(sum(child.returncode != 0 for child in children) - late, 0)
     return (
         f"compiled in advance in {time.monotonic() - began:.0f} s; of {processes} processes "
         f"{failed} failed and {late} were ended after {SECONDS:.0f} s"

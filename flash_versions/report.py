@@ -31,9 +31,8 @@ SHAPE = ("B", "H", "Hkv", "M", "N", "D", "causal")
 LONG = 2048  # lengths from here on are what the means are over; below them launches weigh, too
 
 Row = dict[str, Any]
-Document = dict[
-    str, Any
-]  # {"rows": all rows, "suites": {suite: when, where and how it was measured}}
+# {"rows": all rows, "suites": {suite: when, where and how it was measured}}
+Document = dict[str, Any]
 
 
 def merged(measured: Iterable[dict[str, Any]]) -> Document:

@@ -26,6 +26,7 @@ class Shape:
     heads: int = 4
     kv_heads: int = 4
     head_dim: int = 64
+    head_dim_v: int | None = None
     dtype: torch.dtype = torch.bfloat16
     backward: bool = True
     options: dict = field(default_factory=dict)
@@ -34,9 +35,10 @@ class Shape:
         """A request of uninitialised tensors of this shape."""
         q = torch.empty(1, self.queries, self.heads, self.head_dim, dtype=self.dtype)
         k = torch.empty(1, self.keys, self.kv_heads, self.head_dim, dtype=self.dtype)
+        v = torch.empty(*k.shape[:3], self.head_dim_v or self.head_dim, dtype=self.dtype)
         if "cu_seqlens_q" in self.options:
-            q, k = q[0], k[0]
-        return make_request(q, k, k, **({"num_splits": 1} | self.options))
+            q, k, v = q[0], k[0], v[0]
+        return make_request(q, k, v, **({"num_splits": 1} | self.options))
 
 
 CAUSAL = {"causal": True}
@@ -52,6 +54,8 @@ SHAPES = {
     "ragged-128": Shape(500, 700, head_dim=128, backward=False, options=CAUSAL),
     "long-64": Shape(8192, 8192, backward=False, options=CAUSAL),
     "window-256": Shape(head_dim=256, backward=False, options={"window": (100, 20)}),
+    "192-by-128": Shape(head_dim=192, head_dim_v=128, backward=False, options=CAUSAL),
+    "64-by-256": Shape(head_dim_v=256, backward=False),
     "softcap-128": Shape(head_dim=128, backward=False, options={"softcap": 30.0}),
     "decode-128": Shape(1, 4096, 32, 8, 128, backward=False, options={"num_splits": 4}),
     "packed": Shape(kv_heads=2, head_dim=128, options={"causal": True, "cu_seqlens_q": INT32}),
@@ -126,7 +130,7 @@ def main() -> None:
         row
         for name in VERSIONS
         for shape in SHAPES
-        if arch in ("sm_80", "sm_90") or shape.startswith("prefill")
+        if arch == "sm_90" or shape.startswith("prefill")
         for row in compile_version(name, shape, arch)
     ]
     if arch == "sm_90":

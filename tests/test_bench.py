@@ -105,6 +105,38 @@ def test_suites_add_up_in_their_own_order(laboratory):
     assert list(dict.fromkeys(row["suite"] for row in rows)) == ["table", "seeds", "launch"]
 
 
+def test_what_fails_before_the_first_mark_of_a_shape_is_not_blamed_on_the_last(
+    laboratory, monkeypatch
+):
+    measure = bench.measure
+
+    def fail_at_32(suite, shape, *rest):
+        if shape.N == 32:
+            raise MemoryError("no room for the inputs")
+        return measure(suite, shape, *rest)
+
+    monkeypatch.setattr(bench, "measure", fail_at_32)
+    with pytest.raises(MemoryError):
+        laboratory.run("table")
+    loss = laboratory.marker.read()
+    assert loss.version is None and loss.place["N"] == 32
+    rows = json.loads(laboratory.path.read_text())["rows"]
+    assert [(row["version"], row["N"], row["tflops"]) for row in rows] == [
+        ("a", 16, 16),
+        ("b", 16, 16),
+    ]
+
+
+def test_a_loss_takes_the_place_of_the_row_that_there_was(laboratory):
+    document = laboratory.run("table")
+    row = document["rows"][0]
+    bench.record(laboratory.path, watch.Loss(bench.place_of(row), row["version"], "hung"))
+    rows = json.loads(laboratory.path.read_text())["rows"]
+    assert len(rows) == len(document["rows"])
+    [found] = [r for r in rows if r["version"] == "a" and r["N"] == row["N"]]
+    assert found["reason"] == "hung"
+
+
 def test_a_new_competitor_measures_a_shape_again(laboratory):
     laboratory.run("table")
     laboratory.names.append("c")

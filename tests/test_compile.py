@@ -45,6 +45,9 @@ def compiled(arch: str) -> list[dict]:
     return json.loads(done.stdout)
 
 
+pytestmark = pytest.mark.xdist_group("compile")  # one worker, so that each is compiled once
+
+
 def triton_version() -> tuple[int, ...]:
     return tuple(int(part) for part in triton.__version__.split(".")[:2])
 
@@ -76,8 +79,10 @@ def test_nothing_spills_on_hopper():
         if "fp32" in row["shape"]:
             continue
         allowed = 0 if triton_version() < (3, 8) else 64
-        if row["shape"] in ("packed", "scores", "window-256"):
+        if row["shape"] in ("packed", "scores", "window-256", "64-by-256", "192-by-128"):
             allowed = 64
+        if row["shape"] == "long-64" and triton_version() >= (3, 8):
+            allowed = 128
         if row["kernel"] in ("dkdv_kernel", "dq_kernel", "backward_kernel"):
             allowed = 400
         assert row["stack"] <= allowed, row

@@ -11,6 +11,8 @@ from flash_versions import VERSIONS, attention, fa3
 from flash_versions.budget import assess_request
 from flash_versions.fa2 import forward as packing
 from flash_versions.fa3 import forward as portable
+from flash_versions.fa3 import forward_hopper
+from flash_versions.fa3.config import HopperConfig
 from flash_versions.fa3.forward import heavy_first
 from flash_versions.ops import in_vectors
 from flash_versions.request import make_request
@@ -109,6 +111,32 @@ def test_neighbours_in_a_packing_do_not_leak(poisoned, device):
     assert lse[0][:, others].isfinite().all()
 
 
+# ---- the switches of the kernel for Hopper ----
+
+
+@pytest.mark.parametrize(
+    ("switches", "sentence"),
+    [
+        ({"consumers": 4}, "consumers=4 is not possible; 2 and 3 are"),
+        ({"block_kv": 96}, "block_kv=96 is not possible; 64 and 128 are"),
+        ({"stages": 0}, "stages=0 and q_stages=2 must be at least 1"),
+        ({"stages": 1, "late_wait": True}, "use stages=2"),
+        ({"scheduler": "fair"}, "scheduler='fair' is unknown; there are grid, static, dynamic"),
+    ],
+    ids=str,
+)
+def test_a_configuration_that_would_hang_is_refused(switches, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        HopperConfig(**switches)
+
+
+def test_o_does_not_leave_through_a_q_of_another_width(device):
+    q, k, v = inputs(device, head_dim=128, dtype=torch.bfloat16)
+    request = make_request(q, k, v[..., :64])
+    with pytest.raises(ValueError, match="head_dim 128 and 64 of v differ"):
+        forward_hopper.forward(request, HopperConfig(epilogue_buffer=False))
+
+
 # ---- the walk ----
 
 
@@ -171,10 +199,10 @@ def test_every_tile_is_computed_once(packed, multiprocessors, device, monkeypatc
 
 @pytest.mark.parametrize("warps", [4, 8])
 def test_any_number_of_programs_gives_the_same_bits(warps, device, monkeypatch):
-    request = make_request(*inputs(device, heads=6), causal=True)
+    request = make_request(*inputs(device, M=40, N=60, heads=6), causal=True)
     config = LaunchConfig(16, 32, warps, num_stages=2)
     results = [portable.forward(request, config)[0]]
-    for multiprocessors in (1, 2, 7, 1000):
+    for multiprocessors in (1, 7):
         monkeypatch.setattr(portable, "num_multiprocessors", lambda device, n=multiprocessors: n)
         results.append(portable.forward(request, config, persistent=True)[0])
     assert all(torch.equal(o, results[0]) for o in results)
@@ -208,7 +236,8 @@ def odd_rows(x):
 LEFT_TO_FA2 = {
     "one query": (lambda x: x, {"M": 1}, {}, "^the sequences have fewer than 64 query rows"),
     "63 queries": (lambda x: x, {"M": 63}, {}, r"query rows \(63\): FA2 packs the query heads"),
-    "splits": (lambda x: x, {}, {"num_splits": 2}, "^the keys are to be split in 2, which FA2"),
+    "splits": (lambda x: x, {"M": 64, "batch": 1, "heads": 1, "kv_heads": 1},
+               {"num_splits": 2}, "^the keys are to be split in 2, which FA2"),
     "no keys": (lambda x: x, {"N": 0}, {}, "^k is empty"),
     "misaligned": (misaligned, {}, {}, "^q does not begin at a multiple of 16 bytes"),
     "odd rows": (odd_rows, {}, {}, r"^q has strides \(9240, 132, 33, 1\); a descriptor steps by"),

@@ -11,7 +11,7 @@ from test_fa3 import DESCRIBED
 from flash_versions import attention, hopper
 from flash_versions.budget import assess_request
 from flash_versions.fa3 import forward_hopper
-from flash_versions.fa3.config import HopperConfig, default_config
+from flash_versions.fa3.config import HopperConfig
 from flash_versions.ops import in_vectors
 from flash_versions.request import make_request
 
@@ -185,15 +185,41 @@ def test_counters_are_zero_between_launches_and_apart():
     assert counters.pair(device) is mine and mine.tolist() == [0, 0]
     with torch.cuda.stream(torch.cuda.Stream()):
         assert counters.pair(device).data_ptr() != mine.data_ptr()
-    q, k, v = qkv(700, 700, 8, 64, batch=4)
-    forward_hopper.forward(make_request(q, k, v), replace(SMALL, scheduler="dynamic"))
-    assert forward_hopper.counters.pair(q.device).tolist() == [0, 0]
+    run = partial(
+        forward_hopper.forward,
+        make_request(*qkv(700, 700, 8, 64, batch=4)),
+        replace(SMALL, scheduler="dynamic"),
+    )
+    expected, pair = run()[0], forward_hopper.counters.pair(device)
+    assert pair.tolist() == [0, 0]
+    pair.fill_(10**6)  # this is the pair that is read: no tile is left to claim
+    assert not torch.equal(run()[0], expected)
+    pair.zero_()
 
 
-@pytest.mark.parametrize("S, D, causal", [(512, 64, False), (512, 64, True), (8192, 64, True)])
-def test_the_default_configuration_is_valid(S, D, causal):
-    config = default_config(make_request(*qkv(S, S, 8, D), causal=causal))
-    assert config.consumers in (2, 3) and config.stages >= 2
+def test_captured_launches_beyond_the_pairs_in_store(monkeypatch):
+    device = torch.device("cuda", torch.cuda.current_device())
+    run = partial(
+        forward_hopper.forward,
+        make_request(*qkv(700, 700, 8, 64, batch=4)),
+        replace(SMALL, scheduler="dynamic"),
+    )
+    expected = run()[0]
+    monkeypatch.setitem(forward_hopper.counters.free, device, [])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o = run()[0]
+    for _ in range(3):
+        o.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(o, expected)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_on_a_gpu_that_is_not_the_current_one():
+    q, k, v = (x.to("cuda:1") for x in qkv(700, 700, 8, 64, batch=2))
+    o = attention(q, k, v, causal=True, version="fa3")
+    assert_within_budget(o, None, q, k, v, causal=True)
 
 
 def test_attention_uses_it_and_trains_through_it(monkeypatch):

@@ -9,6 +9,7 @@ from flash_versions.version import num_multiprocessors
 
 # Rows that a consumer of three gets done while one of two does a row, at head_dim 64 (docs/log.md).
 THREE_TO_TWO = 1.16
+SCHEDULERS = ("grid", "static", "dynamic")
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class HopperConfig:
             then waits for it.
         overlap: issue S of the next block before the softmax of this one.
         ping_pong: consumers take turns at the tensor cores.
-        late_wait: wait for P V behind the softmax, as written.
+        late_wait: keep the wait for P V behind the softmax, from where ptxas would move it to the
+            front; without overlap there is nothing to move.
         scheduler: "grid", "static" or "dynamic", see `hopper.Scheduler`.
     """
 
@@ -37,6 +39,24 @@ class HopperConfig:
     ping_pong: bool = True
     late_wait: bool = False
     scheduler: str = "static"
+
+    def __post_init__(self) -> None:
+        if self.consumers not in (2, 3):
+            raise ValueError(f"consumers={self.consumers} is not possible; 2 and 3 are.")
+        if self.block_kv not in (64, 128):
+            raise ValueError(f"block_kv={self.block_kv} is not possible; 64 and 128 are.")
+        if self.stages < 1 or self.q_stages < 1:
+            raise ValueError(
+                f"stages={self.stages} and q_stages={self.q_stages} must be at least 1."
+            )
+        if self.late_wait and self.overlap and self.stages == 1:
+            raise ValueError(
+                "late_wait with stages=1 would wait for a K that waits for this V; use stages=2."
+            )
+        if self.scheduler not in SCHEDULERS:
+            raise ValueError(
+                f"scheduler={self.scheduler!r} is unknown; there are {', '.join(SCHEDULERS)}."
+            )
 
     @property
     def block_q(self) -> int:
@@ -53,6 +73,7 @@ def default_config(request: Request) -> HopperConfig:
         return HopperConfig(
             block_kv=64,
             q_stages=1,
+            # O goes through Q's buffer where there is no room, and there only if it is as wide.
             epilogue_buffer=min(head_dim, head_dim_v) <= 128,
             scheduler=scheduler,
         )

@@ -14,7 +14,8 @@ What changes.
   its products there.
 * P stays in registers: the accumulator of S is, converted to 16 bits, the left operand of P V.
 * Persistent programs. One per multiprocessor walks from tile to tile: Q has two buffers, O one of
-  its own, so that the producer is already at the next tile while this one is finished and stored.
+  its own, so that the producer is already at the next tile while this one is finished and stored
+  (at head_dim 256 there is no room for these: O leaves through the only buffer of Q).
 
 One program with two consumers; a column is a stretch of time, [..] what the tensor cores do:
 
@@ -25,15 +26,18 @@ One program with two consumers; a column is a stretch of time, [..] what the ten
     consumer 1           [S0] softmax    [S1 P0V0] softmax   [S2 P1V1] softmax   [P2V2] / l, store O
 
     who waits       for whom                                        at
-    producer        both consumers have read a K, V or Q slot       k.empty v.empty q.empty
+    producer        both consumers have read a slot of K or V       k.empty v.empty
+    producer        a consumer has read its slot of Q               q.empty
+    producer        both have taken the tile of two rounds ago      scheduler.empty
     consumer        the producer's copy has landed                  k.full v.full q.full
     consumer        the other consumer has issued its products      a named barrier, its turn
     consumer        its own products                                warpgroup_mma_wait
     consumer        its own O of the tile before has left           tma.store_wait
     consumer        the tile that the producer claimed              scheduler.full
 
-Cost. Per block of 128 keys and 64 rows at head_dim 128: 1024 cycles of the tensor cores, and per
-warp 66 exponentials of 8 cycles each in the special function unit: two consumers keep both busy.
+Cost. Per block of 128 keys and 64 rows at head_dim 128: 1024 cycles of the tensor cores, and 66
+exponentials of 8 cycles each for every warp, half as long, which hide behind the products of the
+other consumer. At head_dim 64 the products are half, and the exponentials take as long as they.
 
 The last wait of the loop stands behind the softmax in this text, and ptxas moves it to the front:
 P V is then complete before the exponentials begin, and rescaling acc and rounding P run in their
@@ -61,9 +65,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from flash_versions import hopper
-from flash_versions.descriptor import undescribable
+from flash_versions.fa3 import forward as portable
 from flash_versions.fa3.config import HopperConfig, default_config
-from flash_versions.fa3.forward import heads_of_section
 from flash_versions.fa3.problem import Problem
 from flash_versions.hopper import (
     WARPGROUP_ROWS,
@@ -79,7 +82,7 @@ from flash_versions.hopper import (
     take_turn,
 )
 from flash_versions.launch import Launcher, layout
-from flash_versions.memory import cdiv
+from flash_versions.memory import cdiv, padded_head_dim
 from flash_versions.request import Request
 from flash_versions.tile import LOG2E, finalise, softmax_step
 from flash_versions.version import Forward, num_multiprocessors
@@ -383,7 +386,9 @@ counters = Counters()
 
 
 def unsupported(request: Request) -> str | None:
-    """Why a request is left to the portable kernel, as a sentence, or None."""
+    """Why a request that descriptors can address (`forward.unsupported`) is left to the portable
+    kernel, as a sentence, or None.
+    """
     q = request.q
     if not hopper.available(q.device):
         return f"{q.device} is no Hopper GPU (compute capability 9.0), or kernels are interpreted."
@@ -394,9 +399,6 @@ def unsupported(request: Request) -> str | None:
             return f"{name} is left to the portable kernel."
     if request.dropout_p > 0:
         return "dropout_p is left to the portable kernel."
-    for name, x in (("q", q), ("k", request.k), ("v", request.v)):
-        if reason := undescribable(name, x):
-            return reason
     return None
 
 
@@ -406,8 +408,12 @@ def forward(
     """Attention and its LSE on a Hopper GPU.
 
     Args:
-        request: see `Request`; one that is not `unsupported`.
+        request: see `Request`; one that is not `unsupported`, on the current GPU, with rows padded
+            as `ops.in_vectors` does.
         config: the schedule; None chooses by shape.
+
+    Raises:
+        ValueError: the configuration does not fit the request.
 
     Returns:
         o (batch, M, heads, head_dim_v), contiguous, in q's dtype; lse natural log, fp32 (batch,
@@ -420,7 +426,12 @@ def forward(
     kv_length, head_dim_v = v.shape[1], v.shape[3]
     o = q.new_empty((batch, q_length, heads, head_dim_v))
     lse = q.new_empty((batch, heads, q_length), dtype=torch.float32)
-    width, width_v = tile_width(head_dim), tile_width(head_dim_v)
+    width, width_v = (max(64, padded_head_dim(dim)) for dim in (head_dim, head_dim_v))
+    if width != width_v and not config.epilogue_buffer:
+        raise ValueError(
+            f"head_dim {head_dim} and {head_dim_v} of v differ, and O fits Q's buffer only if they "
+            f"do not; use epilogue_buffer=True."
+        )
     programs = cdiv(q_length, config.block_q) * heads * batch
     if config.scheduler != "grid":
         programs = min(programs, num_multiprocessors(q.device))
@@ -443,7 +454,7 @@ def forward(
             kv_length,
             heads,
             batch,
-            heads_of_section(request),
+            portable.heads_of_section(request),
             left or 0,
             right or 0,
             (softcap or request.scale) * LOG2E.value,
@@ -473,14 +484,9 @@ def forward(
     return o, lse, None
 
 
-def tile_width(head_dim: int) -> int:
-    """The width of a tile: a power of two, and at least the 64 of a swizzled row."""
-    return max(64, 1 << (head_dim - 1).bit_length())
-
-
 def varied(request: Request, **switches: Any) -> tuple[torch.Tensor, torch.Tensor, None]:
     """`forward` with some switches of its configuration turned."""
-    if reason := unsupported(request):
+    if reason := portable.unsupported(request) or unsupported(request):
         raise ValueError(reason)
     return forward(request, replace(default_config(request), **switches))
 

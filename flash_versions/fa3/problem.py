@@ -1,4 +1,4 @@
-"""What FA3's and FA4's kernels for Hopper compute, and in which tiles."""
+"""What FA3's kernel for Hopper computes, and in which tiles."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
