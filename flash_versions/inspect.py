@@ -59,7 +59,8 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
         description="what the compiler makes of a version's kernels; needs no GPU",
     )
     parser.add_argument("version", help="such as fa2")
-    parser.add_argument("--arch", default="sm_90", help=", ".join(ARCHES))
+    known = ", ".join(f"{name} ({arch.example})" for name, arch in ARCHES.items())
+    parser.add_argument("--arch", default="sm_90", help=known)
     parser.add_argument("--show", choices=SHOWN, default="summary")
     parser.add_argument("--variant", metavar="NAME", help="the forward with one thing changed")
     parser.add_argument("--backward", action="store_true", help="the backward's kernels, too")
