@@ -10,7 +10,7 @@ from test_fa3 import DESCRIBED
 
 from flash_versions import attention, hopper
 from flash_versions.budget import assess_request
-from flash_versions.fa3 import forward_hopper
+from flash_versions.fa3 import ablation, forward_hopper
 from flash_versions.fa3.config import HopperConfig
 from flash_versions.ops import in_vectors
 from flash_versions.request import make_request
@@ -74,11 +74,11 @@ def test_every_switch(config, causal):
 
 
 @pytest.mark.parametrize("D", [128, 192, 256])
-@pytest.mark.parametrize("variant", forward_hopper.VARIANTS)
+@pytest.mark.parametrize("variant", ablation.SWITCHES)
 def test_every_variant_of_the_ablation(variant, D):
     q, k, v = qkv(700, 900, 12, D, kv_heads=4, batch=3)
     request = make_request(q, k, v, causal=True)
-    o, lse, _ = forward_hopper.VARIANTS[variant](request)
+    o, lse, _ = ablation.VARIANTS[variant](request)
     assert_within_budget(o, lse, q, k, v, causal=True)
 
 

@@ -14,10 +14,11 @@ from gluon_machine import ORDERS, Deadlock
 from test_attention import CASES, assert_within_budget
 
 from flash_versions.budget import assess
+from flash_versions.fa3.ablation import SWITCHES
 from flash_versions.ops import in_vectors, narrowed
 from flash_versions.request import make_request
 
-MODULES = "tile scores fa2.forward hopper fa3.config fa3.problem fa3.forward_hopper"
+MODULES = "tile scores hopper fa3.config fa3.problem fa3.forward_hopper"
 *_, hopper, config, _, forward_hopper = gluon_emulator.load(
     *(f"flash_versions.{name}" for name in MODULES.split())
 )
@@ -115,10 +116,12 @@ def test_causal_tiles_that_end_with_a_block(M, N, block_kv):
     check(replace(SMALL, block_kv=block_kv), *qkv(M, N, 1, 64), window=(None, 128))
 
 
-@pytest.mark.parametrize("variant", forward_hopper.VARIANTS)
+@pytest.mark.parametrize("variant", SWITCHES)
 def test_every_variant_of_the_ablation(variant):
     q, k, v = qkv(200, 330, 2, 128, batch=2)
-    o, lse, _ = forward_hopper.VARIANTS[variant](make_request(q, k, v, causal=True))
+    request = make_request(q, k, v, causal=True)
+    schedule = replace(config.default_config(request), **SWITCHES[variant])
+    o, lse, _ = forward_hopper.forward(request, schedule)
     assert_within_budget(o, lse, q, k, v, causal=True)
 
 

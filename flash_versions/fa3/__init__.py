@@ -1,12 +1,10 @@
 """FlashAttention 3: asynchronous copies and products, in a grid that stays on the GPU."""
 
-from functools import partial
-
 import torch
 
 from flash_versions.fa2 import backward
 from flash_versions.fa2 import forward as packing
-from flash_versions.fa3 import forward, forward_hopper
+from flash_versions.fa3 import ablation, forward, forward_hopper
 from flash_versions.request import Request
 from flash_versions.version import Version, kernel_limits
 
@@ -33,9 +31,5 @@ VERSION = Version(
     forward=serve,
     limits=kernel_limits,
     backward=backward.backward,
-    variants={
-        "portable": forward.forward,
-        "portable, persistent": partial(forward.forward, persistent=True),
-        **forward_hopper.VARIANTS,
-    },
+    variants=ablation.VARIANTS,
 )

@@ -49,11 +49,6 @@ Low-precision", arXiv:2407.08608, Algorithm 2 and sections 3.1 and 3.2. Its code
 causal tiles by weight, in sections of heads whose keys fit in the L2 cache.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
-from functools import partial
-from typing import Any
-
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -65,8 +60,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from flash_versions import hopper
-from flash_versions.fa3 import forward as portable
 from flash_versions.fa3.config import HopperConfig, default_config
+from flash_versions.fa3.forward import heads_of_section
 from flash_versions.fa3.problem import Problem
 from flash_versions.hopper import (
     WARPGROUP_ROWS,
@@ -85,7 +80,7 @@ from flash_versions.launch import Launcher, layout
 from flash_versions.memory import cdiv, padded_head_dim
 from flash_versions.request import Request
 from flash_versions.tile import LOG2E, finalise, softmax_step
-from flash_versions.version import Forward, num_multiprocessors
+from flash_versions.version import num_multiprocessors
 
 # Change from call to call: no kernel of its own for each.
 COUNTS = [
@@ -454,7 +449,7 @@ def forward(
             kv_length,
             heads,
             batch,
-            portable.heads_of_section(request),
+            heads_of_section(request),
             left or 0,
             right or 0,
             (softcap or request.scale) * LOG2E.value,
@@ -482,22 +477,3 @@ def forward(
         num_warps=4,
     )
     return o, lse, None
-
-
-def varied(request: Request, **switches: Any) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """`forward` with some switches of its configuration turned."""
-    if reason := portable.unsupported(request) or unsupported(request):
-        raise ValueError(reason)
-    return forward(request, replace(default_config(request), **switches))
-
-
-VARIANTS: Mapping[str, Forward] = {
-    "no overlap": partial(varied, overlap=False),
-    "no ping-pong": partial(varied, ping_pong=False),
-    "neither": partial(varied, overlap=False, ping_pong=False),
-    "late wait": partial(varied, late_wait=True),
-    "one Q buffer": partial(varied, q_stages=1),
-    "grid": partial(varied, scheduler="grid"),
-    "static": partial(varied, scheduler="static"),
-    "dynamic": partial(varied, scheduler="dynamic"),
-}

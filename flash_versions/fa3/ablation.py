@@ -1,0 +1,43 @@
+"""What each idea of FA3 is worth: its forward with one thing changed, for the benchmark."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from flash_versions.fa3 import forward, forward_hopper
+from flash_versions.fa3.config import default_config
+from flash_versions.request import Request
+from flash_versions.version import Forward
+
+# Of the kernel for Hopper, see `HopperConfig`.
+SWITCHES: Mapping[str, dict[str, Any]] = {
+    "no overlap": {"overlap": False},
+    "no ping-pong": {"ping_pong": False},
+    "neither": {"overlap": False, "ping_pong": False},
+    "late wait": {"late_wait": True},
+    "one Q buffer": {"q_stages": 1},
+    "grid": {"scheduler": "grid"},
+    "static": {"scheduler": "static"},
+    "dynamic": {"scheduler": "dynamic"},
+}
+
+
+def varied(request: Request, **switches: Any) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """The forward of the kernel for Hopper with some switches of its configuration turned.
+
+    Raises:
+        ValueError: this kernel does not serve the request.
+    """
+    if reason := forward.unsupported(request) or forward_hopper.unsupported(request):
+        raise ValueError(reason)
+    return forward_hopper.forward(request, replace(default_config(request), **switches))
+
+
+VARIANTS: Mapping[str, Forward] = {
+    "portable": forward.forward,
+    "portable, persistent": partial(forward.forward, persistent=True),
+    **{name: partial(varied, **switches) for name, switches in SWITCHES.items()},
+}
