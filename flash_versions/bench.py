@@ -33,7 +33,7 @@ from flash_versions.measure import (
     host_times,
     measure,
 )
-from flash_versions.peers import PEERS, flash_attn_4_version
+from flash_versions.peers import LIBRARIES, PEERS, installed_version
 from flash_versions.precompile import precompile
 from flash_versions.suites import ABOUT, SUITES, Shape, competitors
 from flash_versions.telemetry import Telemetry
@@ -66,7 +66,7 @@ def machine() -> dict[str, str]:
         "cudnn": str(torch.backends.cudnn.version()),
         "torch": torch.__version__,
         "triton": triton.__version__,
-        "flash-attn-4": flash_attn_4_version(),
+        **{name: installed_version(*where) for name, where in LIBRARIES.items()},
         "python": platform.python_version(),
     }
 
@@ -260,7 +260,7 @@ def catalogue() -> str:
         lines.append(f"  {name:16} {number:10} {ABOUT[name]}")
     lines.append("versions")
     for name, version in VERSIONS.items():
-        variants = ", ".join(version.variants) or "none"
+        variants = ", ".join(dict.fromkeys([*version.variants, *version.fp8_variants])) or "none"
         lines.append(f"  {name:16} {version.title}; variants: {variants}")
     lines.append("peers")
     for name, peer in PEERS.items():

@@ -16,9 +16,8 @@ from typing import Any
 import torch
 
 from flash_versions import VERSIONS, attention
-from flash_versions.budget import Accuracy, assess, assess_request
-from flash_versions.request import make_request
-from flash_versions.suites import BACKWARD_FLOPS, Shape, Tensors, competitors
+from flash_versions.checks import check, check_fp8
+from flash_versions.suites import BACKWARD_FLOPS, Competitor, Shape, Tensors, competitors
 from flash_versions.telemetry import Telemetry
 
 ROUNDS = 30
@@ -26,7 +25,6 @@ WARM_UP = 3  # rounds that are not counted
 # A competitor that has run this long has run often enough, after as many rounds as this.
 ENOUGH_MS, FEWEST_ROUNDS = 500.0, 3
 L2_FLUSH_BYTES = 256 * 2**20
-CHECKED_QUERIES = 128  # the oracle needs the score matrix: check the last rows, which see most keys
 
 Launch = Callable[[], object]
 Mark = Callable[..., None]
@@ -38,34 +36,6 @@ class DeviceLostError(RuntimeError):
 
 def unmarked(version: str, reason: str | None = None) -> None:
     """The `mark` of a measurement that nobody watches."""
-
-
-def check(results: Tensors, length: int, causal: bool, q, k, v, do) -> None:
-    """Refuse to time a wrong kernel: of the first sequence, the last queries of a forward, or the
-    first key head of a backward, against the budget.
-    """
-    if not all(x.isfinite().all() for x in results):
-        raise ArithmeticError("wrong output: not finite")
-
-    def first(x, heads=None):
-        return x.flatten(0, 1)[None, :length, :heads]
-
-    found: dict[str, Accuracy]
-    if len(results) == 1 and q.shape[1] == 1:  # decoding: one query on all keys
-        found = assess(results[0][:1], None, q[:1], k[:1], v[:1], causal=causal)
-    elif len(results) == 1:
-        last = slice(max(0, min(length, q.shape[1]) - CHECKED_QUERIES), None)
-        o, q = first(results[0])[:, last], first(q)[:, last]
-        found = assess(o, None, q, first(k), first(v), causal=causal)
-    else:
-        group = q.shape[2] // k.shape[2]
-        request = make_request(first(q, group), first(k, 1), first(v, 1), causal=causal)
-        names = {"dq": group, "dk": 1, "dv": 1}
-        gradients = {name: first(x, names[name]) for name, x in zip(names, results)}
-        found = assess_request(gradients, request, first(do, group))
-    for name, accuracy in found.items():
-        if not accuracy.ok:
-            raise ArithmeticError(f"wrong output: {name}: {accuracy}")
 
 
 def captured(prepare: Callable[[], Callable[[], Tensors]]) -> tuple[Launch, Tensors, float]:
@@ -169,8 +139,9 @@ def measure(
             replays[one.name], results, peak = captured(prepare)
             if not is_backward:
                 row["peak_mib"] = peak
-            length = one.lengths[0] if one.lengths else shape.M
-            check(results, length, shape.causal, *inputs)
+            verify(one, shape, results, inputs)
+            if suite == "quantize":
+                row["bytes"] = nbytes(inputs[:3]) + nbytes(results)
             del results
         except Exception as error:  # whatever another library raises, the others are measured
             replays.pop(one.name, None)
@@ -182,12 +153,31 @@ def measure(
             statistics.quantiles(times, n=10, method="inclusive")[i] for i in (1, 4, 7)
         )
         rows[name] |= {"ms_p20": p20, "ms_p50": p50, "ms_p80": p80, "rounds": len(times)}
-        if suite == "decode":
-            rows[name]["tb_per_s"] = shape.kv_bytes / p50 / 1e9
+        if suite in ("decode", "quantize"):
+            moved = rows[name].get("bytes", shape.kv_bytes)
+            rows[name]["tb_per_s"] = moved / p50 / 1e9
         else:
             rows[name] |= {"flops": flops[name], "tflops": flops[name] / p50 / 1e9}
     state = telemetry.since(began) if telemetry else {}
     return [row | state for row in rows.values()]
+
+
+def verify(one: Competitor, shape: Shape, results: Tensors, inputs: Tensors) -> None:
+    """Raise an ArithmeticError if a competitor's results are wrong."""
+    q, k, v, _ = inputs
+    if one.verify is not None:
+        one.verify(results, q, k, v)
+    elif one.precision == "fp8":
+        check_fp8(results[0], shape.causal, shape.D**-0.5, one.given(q, k, v))
+    else:
+        length = one.lengths[0] if one.lengths else shape.M
+        check(results, length, shape.causal, *inputs)
+
+
+def nbytes(tensors: Tensors) -> int:
+    """Bytes of memory behind tensors; what several of them show, or show repeatedly, once."""
+    storages = {x.untyped_storage().data_ptr(): x.untyped_storage() for x in tensors}
+    return sum(storage.nbytes() for storage in storages.values())
 
 
 def reason(error: Exception) -> str:

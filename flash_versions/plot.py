@@ -9,7 +9,6 @@ outdated figure whatever version of matplotlib drew it.
 import hashlib
 import io
 import json
-import statistics
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -19,17 +18,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from flash_versions.peers import PEERS
-from flash_versions.report import (
+from flash_versions.results import (
     ROOT,
     Document,
+    ablation_ratios,
     any_row,
     label,
-    mask,
     names,
     rate_of,
     read_results,
     shapes,
 )
+from flash_versions.timeline import draw_timeline, timeline_data
 from flash_versions.watch import write
 
 FIGURES = ROOT / "docs" / "figures"
@@ -50,7 +50,10 @@ PEER_STYLES = {
     "cudnn": ("#009E73", "P"),
     "flash-attn-4": ("#B8860B", "X"),
     "plain": ("#999999", "."),
+    "cudnn fp8": ("#117733", "*"),
 }
+# In FP8 a version keeps its colour; line and marker tell the scales apart.
+FP8_STYLES = {"fp8 head": ("-", "<"), "fp8 block": (":", ">")}
 STYLE: dict[Any, Any] = {
     "figure.facecolor": "white",
     "font.family": "sans-serif",
@@ -124,31 +127,6 @@ def memory_data(document: Document) -> Panels | None:
     return {name: lines for name, lines in panels.items() if name.endswith("full")} or None
 
 
-def ablation_data(document: Document) -> dict[str, dict[str, dict[str, float]]] | None:
-    """{version: {panel: {variant: ratio}}}: geometric means over the lengths of the ratio of a
-    variant's rate to the version's own.
-    """
-    ratios: dict[str, dict[str, dict[str, list[float]]]] = {}
-    for group in shapes(document, "ablation").values():
-        row = any_row(group)
-        for version in {r["of"]: None for r in group.values() if "of" in r}:
-            own = rate_of(group, version)
-            panel = ratios.setdefault(version, {}).setdefault(f"D={row['D']} {mask(row)}", {})
-            for name, other in group.items():
-                changed = other.get("of") == version and other["variant"]
-                if own and (changed or name == "cudnn") and (rate := rate_of(group, name)):
-                    panel.setdefault(changed or label(name), []).append(rate / own)
-    means = {
-        version: {
-            panel: {what: statistics.geometric_mean(x) for what, x in found.items()}
-            for panel, found in panels.items()
-            if found
-        }
-        for version, panels in ratios.items()
-    }
-    return {version: panels for version, panels in means.items() if panels} or None
-
-
 def gpu_of(document: Document, suite: str) -> str:
     """The GPU that a suite was measured on."""
     return document["suites"][suite]["machine"]["gpu"]
@@ -181,8 +159,11 @@ def style_of(name: str, versions: list[str]) -> dict[str, Any]:
     if name in PEERS:
         colour, marker = PEER_STYLES[name]
         return {"color": colour, "marker": marker, "linestyle": "--", "linewidth": 1.1}
-    colour, marker = VERSION_STYLES[versions.index(name) % len(VERSION_STYLES)]
-    return {"color": colour, "marker": marker, "linestyle": "-"}
+    base, fp8, scales = name.partition(" fp8")
+    bases = list(dict.fromkeys(version.partition(" fp8")[0] for version in versions))
+    colour, marker = VERSION_STYLES[bases.index(base) % len(VERSION_STYLES)]
+    line, marker = FP8_STYLES.get(f"fp8{scales}", ("-", marker)) if fp8 else ("-", marker)
+    return {"color": colour, "marker": marker, "linestyle": line}
 
 
 def grid(panels: int, columns: int) -> tuple[Figure, list[Axes]]:
@@ -272,7 +253,8 @@ def draw_ablation(found: dict[str, dict[str, dict[str, float]]]) -> Figure:
     figure, axes = grid(len(panels), 3)
     for ax, ((version, panel), bars) in zip(axes, panels.items()):
         names_, percents = list(bars), [100 * (ratio - 1) for ratio in bars.values()]
-        colours = ["#009E73" if name == label("cudnn") else "#0072B2" for name in names_]
+        others = {*map(label, PEERS), *found}
+        colours = ["#009E73" if name in others else "#0072B2" for name in names_]
         drawn = ax.barh(names_, percents, color=colours, height=0.6)
         ax.bar_label(drawn, [f"{x:+.1f} %" for x in percents], padding=3, fontsize=8)
         ax.axvline(0, color="black", linewidth=0.8)
@@ -348,7 +330,15 @@ PLOTS = {
         memory_data,
         lambda data: draw_lines(data, "Memory of a forward beside q, k and v", "MiB", log=True),
     ),
-    "ablation": Plot(ablation_data, draw_ablation),
+    "ablation": Plot(ablation_ratios, draw_ablation),
+    "fp8": Plot(
+        lambda document: lines_over_length(document, "fp8", rate_of),
+        lambda data: draw_lines(data, "Forward in FP8, the kernel alone, and in bf16", "TFLOP/s"),
+    ),
+    "ablation-fp8": Plot(
+        lambda document: ablation_ratios(document, "ablation fp8", "cudnn fp8"), draw_ablation
+    ),
+    "timeline": Plot(lambda document: timeline_data(document.get("trace")), draw_timeline),
     "roofline": Plot(roofline_data, draw_roofline),
 }
 

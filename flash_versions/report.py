@@ -9,85 +9,35 @@ measured; a test holds the documents against the JSON. Columns are the versions 
 JSON has; a table of which nothing was measured says so.
 """
 
-import json
 import re
 import statistics
 import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Any
 
 from flash_versions.peers import PEERS
+from flash_versions.results import (
+    RESULTS,
+    ROOT,
+    Document,
+    Row,
+    ablated,
+    any_row,
+    label,
+    mask,
+    names,
+    rate_of,
+    read_results,
+    shapes,
+)
 from flash_versions.watch import write
 
-ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "docs" / "results"
-DOCUMENTS = [
-    ROOT / "README.md",
-    *(ROOT / "docs" / name for name in ("design.md", "measuring.md", "progression.md")),
-]
 BLOCK = re.compile(r"(<!-- results: ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-SHAPE = ("B", "H", "Hkv", "M", "N", "D", "causal")
+DOCUMENTS = [
+    path
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+    if path.exists() and BLOCK.search(path.read_text())
+]
 LONG = 2048  # lengths from here on are what the means are over; below them launches weigh, too
-
-Row = dict[str, Any]
-# {"rows": all rows, "suites": {suite: when, where and how it was measured}}
-Document = dict[str, Any]
-
-
-def merged(measured: Iterable[dict[str, Any]]) -> Document:
-    """What `bench` has written at several times as one document.
-
-    Raises:
-        ValueError: a suite is in two of them, and there is no telling which one counts.
-    """
-    rows: list[Row] = []
-    about: dict[str, dict[str, Any]] = {}
-    for document in measured:
-        for suite in dict.fromkeys(row["suite"] for row in document["rows"]):
-            if suite in about:
-                raise ValueError(
-                    f"suite {suite!r} is in two files of results, of commits "
-                    f"{about[suite]['commit']} and {document['commit']}; remove its rows from one."
-                )
-            about[suite] = {key: value for key, value in document.items() if key != "rows"}
-        rows += document["rows"]
-    return {"rows": rows, "suites": about}
-
-
-def read_results() -> Document:
-    """Everything in docs/results."""
-    return merged(json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json")))
-
-
-def shapes(document: Document, suite: str) -> dict[tuple, dict[str, Row]]:
-    """Rows of a suite as {shape: {name: row}}, in the order of measurement."""
-    found: dict[tuple, dict[str, Row]] = {}
-    for row in document["rows"]:
-        if row["suite"] == suite:
-            found.setdefault(tuple(row[key] for key in SHAPE), {})[row["version"]] = row
-    return found
-
-
-def names(document: Document, suite: str) -> list[str]:
-    """Who took part in a suite: the versions in the order of measurement, then the peers."""
-    found = dict.fromkeys(row["version"] for row in document["rows"] if row["suite"] == suite)
-    return [n for n in found if n not in PEERS] + [n for n in PEERS if n in found]
-
-
-def label(name: str) -> str:
-    """What a column is called."""
-    return PEERS[name].label if name in PEERS else name
-
-
-def mask(row: Row) -> str:
-    """Causal or full."""
-    return "causal" if row["causal"] else "full"
-
-
-def any_row(group: dict[str, Row]) -> Row:
-    """A row, for what all of a shape have in common."""
-    return next(iter(group.values()))
 
 
 def not_measured(suite: str) -> str:
@@ -103,15 +53,25 @@ def markdown(header: list[str], body: list[list[str]]) -> str:
 
 def provenance(document: Document, suite: str) -> str:
     """One sentence on where, when and how the numbers of a suite were measured."""
-    about = document["suites"][suite]
-    machine, protocol = about["machine"], about["protocol"]
-    others = machine.get("flash-attn-4", "not installed")
-    also = "" if others == "not installed" else f"flash-attn-4 {others}, "
+    protocol = document["suites"][suite]["protocol"]
+    rows = [row for row in document["rows"] if row["suite"] == suite]
+    precisions = " and ".join(dict.fromkeys(row.get("precision", "bf16") for row in rows))
+    libraries = ("flash-attn-4", "cudnn-frontend") if "fp8" in precisions else ("flash-attn-4",)
     return (
-        f"{machine['gpu']}, torch {machine['torch']}, triton {machine['triton']}, cuDNN "
-        f"{machine['cudnn']}, {also}{about['date']}, commit {about['commit']}; bf16, median "
-        f"of {protocol['rounds']} rounds in which the competitors take turns, cold L2."
+        f"{where_and_when(document, suite, libraries)}; {precisions}, median of "
+        f"{protocol['rounds']} rounds in which the competitors take turns, cold L2."
     )
+
+
+def where_and_when(document: Document, suite: str, libraries: Iterable[str] = ()) -> str:
+    """GPU, versions, date and commit of a suite; of other libraries those that were installed."""
+    about = document["suites"][suite]
+    machine = about["machine"]
+    parts = [machine["gpu"]]
+    for name in ("torch", "triton", "cudnn", *libraries):
+        if (which := machine.get(name, "not installed")) != "not installed":
+            parts.append(f"{'cuDNN' if name == 'cudnn' else name} {which}")
+    return ", ".join([*parts, about["date"], f"commit {about['commit']}"])
 
 
 def rates(
@@ -139,11 +99,6 @@ def rates(
         body.append(cells)
     header = [f"TFLOP/s (ratio to {label(base)})", *map(label, everyone)]
     return f"{markdown(header, body)}\n\n{provenance(document, suite)}\n"
-
-
-def rate_of(group: dict[str, Row], name: str) -> float | None:
-    """TFLOP/s of one competitor on one shape; None if it was not measured there."""
-    return group[name].get("tflops") if name in group else None
 
 
 def is_headline(row: Row) -> bool:
@@ -188,32 +143,102 @@ def summary(document: Document) -> str:
     return f"{markdown(header, body)}\n\n{provenance(document, 'table')}\n"
 
 
-def ablation(document: Document) -> str:
-    """A table for each version that has variants: its rate, and the variants' and cuDNN's ratio to
-    it.
+def ablation(document: Document, suite: str = "ablation", peer: str = "cudnn") -> str:
+    """A table for each version that has variants: its rate, and the ratio to it of its variants, of
+    the versions before it and of a peer.
     """
-    groups = shapes(document, "ablation").values()
+    groups = shapes(document, suite).values()
+    bases = dict.fromkeys(row["of"] for g in groups for row in g.values() if "of" in row)
     tables = []
-    for version in dict.fromkeys(row["of"] for g in groups for row in g.values() if "of" in row):
-        members = {
-            row["version"]: row["variant"]
-            for group in groups
-            for row in group.values()
-            if row.get("of") == version and row["variant"]
-        }
+    for version, members in ablated(groups).items():
+        if not members:
+            continue
+        earlier = list(bases)[: list(bases).index(version)]
         body = []
         for group in groups:
             row, rate = any_row(group), rate_of(group, version)
             cells = [f"D={row['D']} {mask(row)}, S={row['N']}", f"{rate:.0f}" if rate else "-"]
-            for name in (*members, "cudnn"):
+            for name in (*members, *earlier, peer):
                 other = rate_of(group, name)
                 cells.append(f"{other / rate:.2f}" if rate and other else "-")
             body.append(cells)
-        header = ["TFLOP/s, then ratios to it", version, *members.values(), "cuDNN"]
+        header = ["TFLOP/s, then ratios to it", version, *members.values(), *earlier, label(peer)]
         tables.append(markdown(header, body))
     if not tables:
-        return not_measured("ablation")
-    return "\n\n".join([*tables, provenance(document, "ablation")]) + "\n"
+        return not_measured(suite)
+    return "\n\n".join([*tables, provenance(document, suite)]) + "\n"
+
+
+def fp8(document: Document) -> str:
+    """TFLOP/s of the FP8 kernels alone, and their ratio to the same version in bf16 and to cuDNN's
+    FP8 kernel.
+    """
+    groups = list(shapes(document, "fp8").values())
+    if not groups:
+        return not_measured("fp8")
+    everyone = names(document, "fp8")
+    body = []
+    for group in groups:
+        row = any_row(group)
+        cells = [f"D={row['D']} {mask(row)}, S={row['N']}"]
+        for name in everyone:
+            rate = rate_of(group, name)
+            ratios = ""
+            if rate and group[name].get("variant"):
+                others = (rate_of(group, other) for other in (group[name]["of"], "cudnn fp8"))
+                ratios = ", ".join(f"{rate / other:.2f} x" if other else "-" for other in others)
+            cells.append("-" if not rate else f"{rate:.0f} ({ratios})" if ratios else f"{rate:.0f}")
+        body.append(cells)
+    header = ["TFLOP/s (ratio to its own bf16, to cuDNN FP8)", *map(label, everyone)]
+    return f"{markdown(header, body)}\n\n{provenance(document, 'fp8')}\n"
+
+
+def quantization(document: Document) -> str:
+    """Bandwidth of quantising q, k and v, as a share of a copy's in the same rounds."""
+    groups = shapes(document, "quantize").values()
+    if not groups:
+        return not_measured("quantize")
+    ways = [name for name in names(document, "quantize") if name != "copy"]
+    body = []
+    for group in groups:
+        row = any_row(group)
+        rates = {name: group[name].get("tb_per_s") for name in group}
+        copy = rates.get("copy")
+        cells = [
+            f"({row['B']}, {row['H']}, {row['N']}, {row['D']})",
+            f"{copy:.2f}" if copy else "-",
+        ]
+        for name in ways:
+            rate = rates.get(name)
+            share = f" ({rate / copy:.0%})" if rate and copy else ""
+            cells.append(f"{rate:.2f}{share}" if rate else "-")
+        body.append(cells)
+    header = ["TB/s (share of a copy) at (B, H, S, D)", "copy", *ways]
+    note = (
+        "Bytes are those of q, k and v and of what is written, each once; scales of heads and "
+        "tensors need a second pass over the inputs."
+    )
+    return f"{markdown(header, body)}\n\n{note} {provenance(document, 'quantize')}\n"
+
+
+def fp8_accuracy(document: Document) -> str:
+    """Errors of attention in FP8 against exact attention of what was quantised."""
+    rows = [row for row in document["rows"] if row["suite"] == "accuracy"]
+    if not rows:
+        return "Not measured yet: `python -m flash_versions.accuracy`.\n"
+    schemes = dict.fromkeys(row["scheme"] for row in rows)
+    found = {(row["distribution"], row["D"], row["scheme"]): row for row in rows}
+    measures = {"rmse": "relative RMSE", "mean": "mean error", "row": "mean error of a row"}
+    body = []
+    for distribution, head_dim in dict.fromkeys((row["distribution"], row["D"]) for row in rows):
+        for key, measure in measures.items():
+            cells = [f"{distribution}, D={head_dim}: {measure}"]
+            for scheme in schemes:
+                row = found.get((distribution, head_dim, scheme), {})
+                cells.append(f"{row[key]:.2g}" if row.get(key) is not None else "-")
+            body.append(cells)
+    header = ["error, relative to exact attention", *schemes]
+    return f"{markdown(header, body)}\n\n{where_and_when(document, 'accuracy')}.\n"
 
 
 def packed(document: Document) -> str:
@@ -282,6 +307,10 @@ TABLES: dict[str, Callable[[Document], str]] = {
     "seeds": lambda document: rates(document, "seeds", base="cudnn"),
     "summary": summary,
     "ablation": ablation,
+    "ablation fp8": lambda document: ablation(document, "ablation fp8", "cudnn fp8"),
+    "fp8": fp8,
+    "quantize": quantization,
+    "fp8 accuracy": fp8_accuracy,
     "decode": decode,
     "packed": packed,
     "launch": launch,

@@ -13,16 +13,27 @@ from typing import Any
 
 import torch
 
-from flash_versions import VERSIONS, attention
+from flash_versions import VERSIONS, Fp8, attention
+from flash_versions.checks import is_copied, is_quantized
 from flash_versions.peers import PEERS
+from flash_versions.quantize import Quantized, quantize
 from flash_versions.request import Request, make_request
-from flash_versions.version import Forward, Version
+from flash_versions.version import Forward, ForwardQuantized, Version
 
 BACKWARD_FLOPS = 2.5  # times a forward's: five products in the place of two
 TOKENS, HIDDEN = 16384, 2048
+# Scales of the quantised inputs by what a competitor is called: FlashAttention-3's, and this
+# package's.
+FP8_INPUTS = {"fp8 head": Fp8("head"), "fp8 block": Fp8("block")}
+QUANTIZERS = {
+    "block": Fp8("block"),
+    "block hadamard": Fp8("block", hadamard=True),
+    "head": Fp8("head"),
+    "tensor": Fp8("tensor"),
+}
 
 Tensors = tuple[torch.Tensor, ...]
-Function = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+Function = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -86,6 +97,12 @@ SUITES = {
         for causal in (False, True)
     ],
     "ablation": table((2048, 4096, 16384), (128, 64)) + table((8192,), (256,)),
+    "fp8": table((2048, 4096, 8192, 16384), (128, 64, 256)),
+    "ablation fp8": table((2048, 4096, 16384), (128, 64)) + table((8192,), (256,)),
+    "quantize": [
+        Shape(2, heads, heads, 8192, 8192, head_dim, False)
+        for heads, head_dim in ((16, 128), (32, 64))
+    ],
     "backward": table((1024, 2048, 4096, 8192, 16384), (128, 64)) + table((8192,), (256,)),
     "decode": [Shape(1, 32, 8, 1, N, 128, False) for N in (8192, 32768, 131072)],
     "packed": [Shape(64, 16, 16, 1024, 1024, 128, causal) for causal in (False, True)],
@@ -102,6 +119,9 @@ ABOUT = {
     "table": "forward, 16k tokens, hidden size 2048, lengths from 512 to 16k",
     "seeds": "forward, two shapes with few heads",
     "ablation": "forward, a version against itself with one thing changed",
+    "fp8": "forward of FP8 inputs, the kernel alone, next to bf16",
+    "ablation fp8": "forward of FP8 inputs, a version against itself with one thing changed",
+    "quantize": "q, k and v to FP8, as a share of a copy's bandwidth",
     "backward": "gradients, the shapes of the table from 1k on",
     "decode": "one query, grouped heads, a long cache",
     "packed": "forward, 64 sequences of different lengths in one tensor",
@@ -121,6 +141,11 @@ class Competitor:
         lengths: of packed sequences; None: rows of the shape.
         of: in an ablation, the version, and `variant` what is changed in it, "" for nothing.
         compiles: whether its first call compiles something that a later process finds on disk.
+        precision: "bf16", or "fp8".
+        prepare: makes of q, k, v what the function takes, before anything is timed: tensors in
+            FP8. None: the function takes q, k, v.
+        verify: `verify(results, q, k, v)` raises an ArithmeticError if the results are wrong; None:
+            they are held against the error budget of attention.
     """
 
     name: str
@@ -129,10 +154,23 @@ class Competitor:
     of: str | None = None
     variant: str = ""
     compiles: bool = True
+    precision: str = "bf16"
+    prepare: Callable[..., tuple] | None = None
+    verify: Callable[..., None] | None = None
+
+    def given(self, q, k, v) -> tuple:
+        """What the function takes."""
+        return (q, k, v) if self.prepare is None else self.prepare(q, k, v)
 
     def forward(self, q, k, v, do) -> Callable[[], Tensors]:
-        """A call that returns (o,)."""
-        return lambda: (self.function(q, k, v),)
+        """A call that returns (o,), or all that the function returns."""
+        given = self.given(q, k, v)
+
+        def call() -> Tensors:
+            results = self.function(*given)
+            return results if isinstance(results, tuple) else (results,)
+
+        return call
 
     def backward(self, q, k, v, do) -> Callable[[], Tensors]:
         """A call that returns dq, dk, dv, with its forward behind it."""
@@ -143,17 +181,28 @@ class Competitor:
     def row(self, suite: str, shape: Shape) -> dict[str, Any]:
         """What a row of results says before anything is measured."""
         way = "backward" if suite.endswith("backward") else "forward"
-        row = {"suite": suite, "version": self.name, "pass": way, **asdict(shape)}
+        way = suite if suite == "quantize" else way
+        row = {"suite": suite, "version": self.name, "pass": way, "precision": self.precision}
+        row |= asdict(shape)
         return row if self.of is None else {**row, "of": self.of, "variant": self.variant}
 
 
 def competitors(suite: str, shape: Shape) -> Iterator[Competitor]:
     """Everything that is measured on one shape, in the order of the tables' columns."""
     causal = shape.causal
-    peers = list(PEERS)
+    peers = [name for name, peer in PEERS.items() if peer.precision == "bf16"]
     if suite == "ablation":
         peers = ["cudnn"]
         yield from ablated(causal)
+    elif suite == "ablation fp8":
+        peers = ["cudnn fp8"]
+        yield from ablated_fp8(causal)
+    elif suite == "fp8":
+        peers = ["cudnn", "cudnn fp8"]
+        yield from in_both_precisions(causal)
+    elif suite == "quantize":
+        peers = []
+        yield from quantizers()
     elif suite.startswith("packed"):
         peers = ["torch fa2", "cudnn"]
         yield from with_packed(shape)
@@ -167,7 +216,14 @@ def competitors(suite: str, shape: Shape) -> Iterator[Competitor]:
     for name in peers:
         if (peer := PEERS[name]).installed():
             function = partial(peer.function, causal=causal)
-            yield Competitor(name, function, compiles=peer.compiles)
+            prepare = in_e4m3 if peer.precision == "fp8" else None
+            yield Competitor(
+                name,
+                function,
+                compiles=peer.compiles,
+                precision=peer.precision,
+                prepare=prepare,
+            )
 
 
 def ablated(causal: bool) -> Iterator[Competitor]:
@@ -178,6 +234,76 @@ def ablated(causal: bool) -> Iterator[Competitor]:
         for variant, changed in version.variants.items():
             function = partial(forward, changed, causal)
             yield Competitor(f"{name} {variant}", function, of=name, variant=variant)
+
+
+def ablated_fp8(causal: bool) -> Iterator[Competitor]:
+    """Versions that compute in FP8, each followed by its variants, on inputs scaled by heads: block
+    scales add the same to all of them.
+    """
+    for name, version in VERSIONS.items():
+        if version.forward_quantized is None:
+            continue
+        for variant, function in {"": version.forward_quantized, **version.fp8_variants}.items():
+            yield fp8_competitor(
+                f"{name} {variant}".rstrip(), function, causal, Fp8("head"), name, variant
+            )
+
+
+def in_both_precisions(causal: bool) -> Iterator[Competitor]:
+    """Versions that compute in FP8: in bf16, and on inputs that are quantised already."""
+    for name, version in VERSIONS.items():
+        if version.forward_quantized is not None:
+            yield Competitor(name, partial(attention, causal=causal, version=name), of=name)
+            for scales, how in FP8_INPUTS.items():
+                yield fp8_competitor(
+                    f"{name} {scales}", version.forward_quantized, causal, how, name, scales
+                )
+
+
+def fp8_competitor(
+    name: str, function: ForwardQuantized, causal: bool, how: Fp8, of: str, variant: str
+) -> Competitor:
+    """An FP8 kernel alone: what quantises its inputs is not timed."""
+    return Competitor(
+        name,
+        lambda request, quantized: function(request, quantized)[0],
+        of=of,
+        variant=variant,
+        precision="fp8",
+        prepare=partial(quantized_request, how, causal),
+    )
+
+
+def quantized_request(how: Fp8, causal: bool, q, k, v) -> tuple[Request, Quantized]:
+    """What the FP8 kernels take."""
+    return make_request(q, k, v, causal=causal, precision=how), quantize(q, k, v, how)
+
+
+def in_e4m3(q, k, v) -> Tensors:
+    """q, k, v rounded to e4m3, the scale 1: what cuDNN takes."""
+    return tuple(x.to(torch.float8_e4m3fn) for x in (q, k, v))
+
+
+def quantizers() -> Iterator[Competitor]:
+    """Every way to quantise, and a copy of as many bytes as q, k and v have: from one tensor to
+    another, in one launch.
+    """
+    for name, how in QUANTIZERS.items():
+        yield Competitor(
+            name, partial(quantize, how=how), precision="fp8", verify=partial(is_quantized, how)
+        )
+    yield Competitor("copy", copy, prepare=for_copy, verify=is_copied, compiles=False)
+
+
+def for_copy(q, k, v) -> Tensors:
+    """What is copied, and where to."""
+    source = torch.cat([x.flatten() for x in (q, k, v)])
+    return source, torch.empty_like(source)
+
+
+def copy(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """A device copy."""
+    return target.copy_(source)
 
 
 def with_packed(shape: Shape) -> Iterator[Competitor]:

@@ -1,5 +1,6 @@
 """A document as `flash_versions.bench` writes it, of invented numbers: every suite, every peer."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from flash_versions.suites import BACKWARD_FLOPS, SUITES, Competitor, Shape
@@ -7,7 +8,12 @@ from flash_versions.suites import BACKWARD_FLOPS, SUITES, Competitor, Shape
 SPEED = {"fa1": 300.0, "fa2": 450.0, "fa3": 620.0, "fa4": 660.0}
 SPEED |= {"torch fa2": 340.0, "cudnn": 600.0, "flash-attn-4": 650.0, "plain": 60.0}
 VARIANTS = {"one stage": 0.6, "without overlap": 0.9, "plain grid": 1.02}
+FP8_SPEED = {"cudnn fp8": 880.0}
+FP8_VARIANTS = {"fp8 head": 1.4, "fp8 block": 1.35}  # in FP8, times the speed in bf16
+QUANTIZE_SPEED = {"block": 3.4, "block hadamard": 3.0, "head": 2.0, "tensor": 1.9, "copy": 4.2}
+SCHEMES = {"bf16": 0.002, "tensor": 0.2, "head": 0.18, "block": 0.15, "block+hadamard": 0.08}
 MACHINE = {"gpu": "NVIDIA H200", "torch": "2", "triton": "3", "cudnn": "9", "flash-attn-4": "4.0"}
+MACHINE |= {"cudnn-frontend": "1.18"}
 
 
 def everyone(suite: str) -> list[Competitor]:
@@ -16,9 +22,20 @@ def everyone(suite: str) -> list[Competitor]:
     def one(name: str, **of: Any) -> Competitor:
         return Competitor(name, lambda q, k, v: q, **of)
 
-    if suite == "ablation":
-        variants = [one(f"fa3 {name}", of="fa3", variant=name) for name in VARIANTS]
-        return [one("fa3", of="fa3"), *variants, one("cudnn")]
+    def version(name: str, variants: Iterable[str], **of: Any) -> list[Competitor]:
+        changed = [one(f"{name} {what}", of=name, variant=what, **of) for what in variants]
+        return [one(name, of=name, **of), *changed]
+
+    if suite.startswith("ablation"):
+        fp8 = {"precision": "fp8"} if suite.endswith("fp8") else {}
+        fa3, fa4 = (version(name, VARIANTS, **fp8) for name in ("fa3", "fa4"))
+        return [*fa3, *fa4, one("cudnn fp8", **fp8) if fp8 else one("cudnn")]
+    if suite == "fp8":
+        fa3, fa4 = (version(name, FP8_VARIANTS) for name in ("fa3", "fa4"))
+        peers = one("cudnn"), one("cudnn fp8", precision="fp8")
+        return [*fa3, *fa4, *peers]
+    if suite == "quantize":
+        return [one(name, precision="fp8") for name in QUANTIZE_SPEED]
     if suite.startswith("packed"):
         return [one("fa2"), one("fa2 packed"), one("fa3"), one("fa3 packed"), one("cudnn")]
     if suite == "decode":
@@ -28,8 +45,9 @@ def everyone(suite: str) -> list[Competitor]:
 
 def tflops(one: Competitor, shape: Shape) -> float:
     """An invented rate: rises with the length, less with a mask."""
-    speed = SPEED[one.of or one.name.split(" packed")[0].split(" unsplit")[0]]
-    speed *= VARIANTS.get(one.variant, 1.0) * (0.9 if one.name.endswith("packed") else 1.0)
+    speed = (SPEED | FP8_SPEED)[one.of or one.name.split(" packed")[0].split(" unsplit")[0]]
+    speed *= (VARIANTS | FP8_VARIANTS).get(one.variant, 1.0)
+    speed *= 0.9 if one.name.endswith("packed") else 1.0
     return speed * shape.N / (shape.N + 600) * (0.85 if shape.causal else 1.0) * shape.D / 128
 
 
@@ -38,6 +56,12 @@ def rows_of(suite: str, shape: Shape) -> list[dict[str, Any]]:
     rows = []
     for one in everyone(suite):
         row = one.row(suite, shape)
+        if suite == "quantize":
+            moved = 3 * 3 * shape.B * shape.H * shape.M * shape.D
+            ms = moved / QUANTIZE_SPEED[one.name] / 1e9
+            row |= {"ms_p20": ms, "ms_p50": ms, "ms_p80": ms, "rounds": 30}
+            rows.append(row | {"bytes": moved, "tb_per_s": moved / ms / 1e9})
+            continue
         flops = shape.flops() * (BACKWARD_FLOPS if row["pass"] == "backward" else 1)
         ms = flops / tflops(one, shape) / 1e9
         row |= {"ms_p20": ms * 0.99, "ms_p50": ms, "ms_p80": ms * 1.01, "rounds": 30}
@@ -74,3 +98,54 @@ def document() -> dict[str, Any]:
         "copy_tb_per_s": 4.2,
         "rows": rows,
     }
+
+
+def accuracy() -> dict[str, Any]:
+    """Errors of FP8 as `flash_versions.accuracy` writes them."""
+    rows = [
+        {
+            "distribution": distribution,
+            "D": head_dim,
+            "scheme": scheme,
+            "rmse": error * factor,
+            "mean": error * factor / 2,
+            "row": error * factor / 4,
+        }
+        for distribution, factor in (("gaussian", 1), ("outliers", 3))
+        for head_dim in (64, 128)
+        for scheme, error in SCHEMES.items()
+    ]
+    about = {"schema": 1, "date": "2026-01-01", "commit": "abc", "machine": MACHINE}
+    return about | {"rows": rows}
+
+
+def trace(tiles: int = 4, steps: int = 6, clock: float | None = 1000.0) -> dict[str, Any]:
+    """The roles of a program with so many tiles: a loader that is ahead, two consumers in turns,
+    and what stores; 100 cycles for each step.
+    """
+    roles: dict[str, list[list[Any]]] = {}
+    for tile in range(tiles):
+        for step in range(steps):
+            at = 5000 + (tile * steps + step) * 100
+            for role, shift in (("loader", 0), ("consumer 0", 40), ("consumer 1", 90)):
+                states = ("await room", "copy") if role == "loader" else ("multiply", "softmax")
+                half, end = at + shift + 50, at + shift + 100
+                roles.setdefault(role, []).append([states[0], at + shift, half])
+                roles[role].append([states[1], half, end])
+        end = 5000 + (tile + 1) * steps * 100
+        roles.setdefault("storer", []).append(["await o", end - 200, end])
+        roles["storer"].append(["store", end, end + 80])
+    return {
+        "schema": 1,
+        "commit": "abc",
+        "source": "def",
+        "machine": MACHINE,
+        "what": {"version": "fa4", "D": 128, "S": 1024},
+        "clock_mhz": clock,
+        "programs": [{"program": 7, "roles": roles}],
+    }
+
+
+def all_results() -> list[dict[str, Any]]:
+    """Every kind of document that docs/results may hold."""
+    return [document(), accuracy(), trace()]

@@ -1,16 +1,13 @@
 """Who competes, and how they are timed: everything that needs a GPU is faked, but for the end."""
 
 import statistics
-import sys
 import types
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
 
 from flash_versions import VERSIONS, measure, peers, precompile, suites, telemetry
-from flash_versions.budget import assess
 from flash_versions.request import make_request
 from flash_versions.suites import Competitor, Shape
 
@@ -38,10 +35,58 @@ def test_every_version_and_installed_peer_competes(suite):
     for shape in suites.SUITES[suite]:
         names = [one.name for one in suites.competitors(suite, shape)]
         assert len(set(names)) == len(names)
-        assert "cudnn" in names
+        assert "cudnn" in names or suite in ("ablation fp8", "quantize")
         if suite in ("table", "seeds", "backward", "decode", "quick"):
             assert set(VERSIONS) <= set(names)
-            assert {name for name, peer in peers.PEERS.items() if peer.installed()} <= set(names)
+            assert {
+                name
+                for name, peer in peers.PEERS.items()
+                if peer.installed() and peer.precision == "bf16"
+            } <= set(names)
+            assert "cudnn fp8" not in names
+
+
+def test_fp8_competes_where_the_suite_asks_for_it(monkeypatch):
+    monkeypatch.setitem(
+        peers.PEERS, "cudnn fp8", replace(peers.PEERS["cudnn fp8"], installed=lambda: True)
+    )
+    found = {one.name: one for one in suites.competitors("fp8", SMALL)}
+    names = list(found)
+    able = [name for name, version in VERSIONS.items() if version.forward_quantized is not None]
+    assert able and names[-2:] == ["cudnn", "cudnn fp8"]
+    assert names[:-2] == [f"{v}{x}" for v in able for x in ("", " fp8 head", " fp8 block")]
+    row = found[f"{able[0]} fp8 head"].row("fp8", SMALL)
+    assert (row["of"], row["variant"], row["precision"]) == (able[0], "fp8 head", "fp8")
+    assert found[able[0]].row("fp8", SMALL)["precision"] == "bf16"
+    ablated = {one.name: one for one in suites.competitors("ablation fp8", SMALL)}
+    variants = [f"{v} {x}" for v in able for x in VERSIONS[v].fp8_variants]
+    assert {*able, *variants, "cudnn fp8"} == set(ablated)
+    assert {one.precision for one in ablated.values()} == {"fp8"}
+    quantizers = list(suites.competitors("quantize", suites.SUITES["quantize"][0]))
+    assert [one.name for one in quantizers] == [*suites.QUANTIZERS, "copy"]
+    assert quantizers[0].row("quantize", SMALL)["pass"] == "quantize"
+
+
+def test_fp8_inputs_are_quantised_before_the_clock_starts(monkeypatch):
+    calls = []
+    how = suites.FP8_INPUTS["fp8 head"]
+    one = suites.fp8_competitor("x", lambda *of: (of, None, None), True, how, "fa3", "fp8 head")
+    real = suites.quantize
+    monkeypatch.setattr(suites, "quantize", lambda *of: calls.append(of) or real(*of))
+    q, k, v = (torch.randn(1, 40, 2, 16, device=suites.device()).bfloat16() for _ in range(3))
+    call = one.forward(q, k, v, None)
+    assert len(calls) == 1
+    for _ in range(2):
+        request, quantized = call()
+        assert request.precision == str(how) and request.window_right == 0
+        assert quantized.q.dtype == torch.float8_e4m3fn
+    assert len(calls) == 1
+
+
+def test_bytes_are_counted_once():
+    x = torch.zeros(4, 8)
+    assert measure.nbytes((x, x.T, x[:, :3], x[0].expand(50, 8))) == x.nbytes
+    assert measure.nbytes((x, torch.zeros(2, dtype=torch.float8_e4m3fn))) == x.nbytes + 2
 
 
 def test_suites_are_what_they_say():
@@ -78,42 +123,6 @@ def test_ablation_runs_the_variants(monkeypatch):
     assert torch.equal(plain, same) and torch.equal(twice, 2 * plain)
     expected = VERSIONS["fa2"].forward(make_request(q, k, v, causal=True))[0]
     assert torch.equal(plain, expected)
-
-
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("m, n, heads, dim", [(7, 7, 2, 16), (3, 9, 4, 16), (64, 2048, 2, 128)])
-def test_plain_attention_is_right(causal, m, n, heads, dim, monkeypatch):
-    monkeypatch.setattr(peers, "free_memory", lambda device: 2**30)
-    make = partial(torch.randn, dtype=torch.bfloat16)
-    q, k, v = (make(2, x, h, dim) for x, h in ((m, heads), (n, 2), (n, 2)))
-    o = peers.plain(q, k, v, causal)
-    for accuracy in assess(o, None, q, k, v, causal=causal).values():
-        assert accuracy.ok
-
-
-def test_plain_attention_refuses_what_does_not_fit(monkeypatch):
-    monkeypatch.setattr(peers, "free_memory", lambda device: 3 * 2 * 8 * 8 * 4 - 1)
-    q = torch.randn(1, 8, 2, 16)
-    with pytest.raises(MemoryError, match=r"3 score matrices take .* GiB are free"):
-        peers.plain(q, q, q, False)
-    monkeypatch.setattr(peers, "free_memory", lambda device: 3 * 2 * 8 * 8 * 4)
-    assert peers.plain(q, q, q, False).shape == q.shape
-    with pytest.raises(MemoryError, match="5 score matrices"):
-        peers.plain(q.requires_grad_(), q, q, False)
-
-
-@pytest.mark.parametrize("returned", ["o", "o and lse"])
-def test_flash_attn_4_returns_o(returned, monkeypatch):
-    def function(q, k, v, causal):
-        assert causal
-        return q + 1 if returned == "o" else (q + 1, None)
-
-    cute = types.ModuleType("flash_attn.cute")
-    cute.flash_attn_func = function
-    monkeypatch.setitem(sys.modules, "flash_attn", types.ModuleType("flash_attn"))
-    monkeypatch.setitem(sys.modules, "flash_attn.cute", cute)
-    q = torch.zeros(1, 2, 1, 16)
-    assert torch.equal(peers.flash_attn_4(q, q, q, True), q + 1)
 
 
 def test_compilation_is_shared_out_by_kernel(monkeypatch):
@@ -256,7 +265,10 @@ def test_rows_of_a_shape(faked):
 
 
 @no_gpu
-@pytest.mark.parametrize("suite", ["table", "backward", "decode", "packed", "packed backward"])
+@pytest.mark.parametrize(
+    "suite",
+    ["table", "backward", "decode", "packed", "packed backward", "fp8", "ablation fp8", "quantize"],
+)
 def test_real_competitors_pass_the_check(suite, monkeypatch):
     """The kernels themselves, interpreted and checked; only the clock is invented."""
     shape = Shape(B=2, H=4, Hkv=2, M=40, N=40, D=16, causal=True)
@@ -276,10 +288,22 @@ def test_real_competitors_pass_the_check(suite, monkeypatch):
         measure, "timed", lambda calls, rounds, mark: {n: [1.0, 1.0] for n in calls}
     )
     rows = {row["version"]: row for row in measure.measure(suite, shape, rounds=2)}
-    expected = {"packed": ["fa2", "fa2 packed"], "decode": [*VERSIONS, "fa2 unsplit", "plain"]}
+    expected = {
+        "packed": ["fa2", "fa2 packed"],
+        "decode": [*VERSIONS, "fa2 unsplit", "plain"],
+        "fp8": ["fa3", "fa3 fp8 head", "fa3 fp8 block"],
+        "ablation": ["fa3", "fa3 portable"],
+        "quantize": [*suites.QUANTIZERS, "copy"],
+    }
     for name in expected.get(suite.split()[0], [*VERSIONS, "plain"]):
         assert "reason" not in rows[name] and rows[name]["ms_p50"] == 1.0, rows[name]
-    assert "ms_p50" not in rows["cudnn"] and rows["cudnn"]["reason"]
+    if suite == "quantize":
+        read = 2 * 40 * 16 * (4 + 2 + 2) * 2
+        assert rows["copy"]["bytes"] == 2 * read
+        assert read * 3 / 2 < rows["head"]["bytes"] < rows["block"]["bytes"] < 2 * read
+        assert rows["copy"]["tb_per_s"] == rows["copy"]["bytes"] / 1e9
+    elif suite != "ablation fp8":
+        assert "ms_p50" not in rows["cudnn"] and rows["cudnn"]["reason"]
 
 
 def test_a_lost_gpu_ends_the_process_and_names_the_culprit(faked, monkeypatch):

@@ -6,12 +6,12 @@ import xml.etree.ElementTree as ET
 
 import matplotlib as mpl
 import pytest
-from synthetic_results import SPEED, VARIANTS, document
+from synthetic_results import FP8_SPEED, FP8_VARIANTS, SPEED, VARIANTS, all_results, document, trace
 
-from flash_versions import plot, report
+from flash_versions import plot, results, timeline
 
-RESULTS = report.read_results()
-SYNTHETIC = report.merged([document()])
+RESULTS = results.read_results()
+SYNTHETIC = results.merged(all_results())
 SOURCES = {"committed": RESULTS, "synthetic": SYNTHETIC}
 
 
@@ -82,14 +82,38 @@ def test_memory_is_linear_but_for_plain_pytorch():
             assert len(points) == len(found)
 
 
-def test_ablation_bars_are_ratios():
-    panels = drawn("ablation", SYNTHETIC)
-    assert "fa3, D=128 causal" in panels and len(panels) == 6
-    for ax in panels.values():
+@pytest.mark.parametrize("name", ["ablation", "ablation-fp8"])
+def test_ablation_bars_are_ratios(name):
+    panels = drawn(name, SYNTHETIC)
+    peer, speed = ("cuDNN", 600.0) if name == "ablation" else ("cuDNN FP8", 880.0)
+    assert "fa3, D=128 causal" in panels and len(panels) == 2 * 6
+    for title, ax in panels.items():
+        version = title.split(",")[0]
+        earlier = ["fa3"] if version == "fa4" else []
         bars = [patch.get_width() for patch in ax.patches]
-        assert [label.get_text() for label in ax.get_yticklabels()] == [*VARIANTS, "cuDNN"]
-        ratios = [*VARIANTS.values(), SPEED["cudnn"] / SPEED["fa3"]]
+        assert [label.get_text() for label in ax.get_yticklabels()] == [*VARIANTS, *earlier, peer]
+        ratios = [*VARIANTS.values(), *(SPEED[v] / SPEED["fa4"] for v in earlier)]
+        ratios.append(speed / SPEED[version])
         assert bars == pytest.approx([100 * (ratio - 1) for ratio in ratios])
+
+
+def test_fp8_lines_keep_the_colour_of_their_version():
+    panels = drawn("fp8", SYNTHETIC)
+    assert len(panels) == 6
+    for ax in panels.values():
+        lines = {line.get_gid(): line for line in ax.lines}
+        assert set(lines) == {
+            *(f"{v} {x}".rstrip() for v in ("fa3", "fa4") for x in ("", *FP8_VARIANTS)),
+            "cudnn",
+            "cudnn fp8",
+        }
+        for version, other in (("fa3", "fa4"), ("fa4", "fa3")):
+            styles = set()
+            for x in ("", *FP8_VARIANTS):
+                line = lines[f"{version} {x}".rstrip()]
+                assert line.get_color() == lines[version].get_color() != lines[other].get_color()
+                styles.add((line.get_linestyle(), line.get_marker()))
+            assert len(styles) == 3
 
 
 def test_roofline_places_points_by_their_intensity():
@@ -128,9 +152,9 @@ def test_roofs_are_of_this_gpu_only():
 
 def test_what_failed_is_left_out_and_the_rest_is_drawn():
     rows = [
-        {k: v for k, v in row.items() if k in ("suite", "version", "pass", *report.SHAPE)}
+        {k: v for k, v in row.items() if k in ("suite", "version", "pass", *results.SHAPE)}
         | {"reason": "wrong output"}
-        if row["version"] in ("fa3", "torch fa2")
+        if row.get("version") in ("fa3", "torch fa2")
         else row
         for row in SYNTHETIC["rows"]
     ]
@@ -138,7 +162,7 @@ def test_what_failed_is_left_out_and_the_rest_is_drawn():
     for ax in drawn("forward", source).values():
         assert set(lines_of(ax)) == set(SPEED) - {"fa3", "torch fa2"}
     assert plot.PLOTS["speedup"].data(source) is None
-    assert plot.PLOTS["ablation"].data(source) is None
+    assert list(plot.PLOTS["ablation"].data(source)) == ["fa4"]
 
 
 @pytest.mark.parametrize("name", plot.PLOTS)
@@ -160,8 +184,9 @@ def test_digest_changes_with_the_data():
 
 
 def test_everyone_is_told_apart():
-    versions = [name for name in SPEED if name not in plot.PEERS]
-    styles = [plot.style_of(name, versions) for name in SPEED]
+    everyone = SPEED | FP8_SPEED
+    versions = [name for name in everyone if name not in plot.PEERS]
+    styles = [plot.style_of(name, versions) for name in everyone]
     assert len({style["color"] for style in styles}) == len(styles)
     assert len({style["marker"] for style in styles}) == len(styles)
     assert set(plot.PEER_STYLES) == set(plot.PEERS)
@@ -177,17 +202,104 @@ def test_names_do_not_touch_and_stay_inside(heights):
     assert plot.spread([0.1, 0.5, 0.9], 0.06) == pytest.approx([0.1, 0.5, 0.9])
 
 
+# The timeline.
+
+
+def test_timeline_shows_a_few_tiles_and_where_the_first_ends():
+    """4 tiles of 6 steps of 100 cycles at 1000 MHz, which begin at cycle 5000."""
+    panels = drawn("timeline", SYNTHETIC)
+    assert list(panels) == ["a few tiles", "where the first tile ends"]
+    whole, close = panels.values()
+    assert whole.get_xlim() == pytest.approx((0, 1.88))  # to the end of the third store
+    low, high = close.get_xlim()
+    assert low < 0.68 < high and high - low == pytest.approx(0.188)
+    assert "microseconds" in whole.get_xlabel()
+    for ax in panels.values():
+        roles = [label.get_text() for label in ax.get_yticklabels()]
+        assert roles == ["loader", "consumer 0", "consumer 1", "storer"]
+
+
+def bars_of(ax, state):
+    """(left, right, row) of the bars of a state."""
+    found = []
+    for collection in ax.collections:
+        if collection.get_gid() == state:
+            for path in collection.get_paths():
+                (left, low), (right, high) = path.get_extents().get_points()
+                found.append((left, right, round((low + high) / 2)))
+    return sorted(found)
+
+
+def test_timeline_bars_are_the_intervals_of_the_trace():
+    whole = drawn("timeline", SYNTHETIC)["a few tiles"]
+    stores = bars_of(whole, "store")
+    expected = [(0.6 * tile, 0.6 * tile + 0.08, 3) for tile in (1, 2, 3)]
+    assert [x for bar in stores for x in bar] == pytest.approx([x for b in expected for x in b])
+    products = bars_of(whole, "multiply")
+    assert {row for _, _, row in products} == {1, 2}
+    first = next(bar for bar in products if bar[2] == 2)
+    assert first[:2] == pytest.approx((0.09, 0.14))
+
+
+def test_timeline_without_a_clock_or_a_role_that_stores():
+    found = trace(clock=None)
+    del found["programs"][0]["roles"]["storer"]
+    data = timeline.timeline_data(found)
+    assert data["unit"] == "cycles"
+    assert data["panels"]["a few tiles"]["window"] == (0, 2490)
+    assert timeline.timeline_data(None) is None
+    assert timeline.timeline_data(found | {"programs": []}) is None
+
+
+def test_timeline_of_many_steps_keeps_each_states_share():
+    """Twice as many intervals as there are parts: what is drawn is coarser, no role changes."""
+    found = trace(tiles=3, steps=2 * timeline.BINS)
+    found["programs"][0]["roles"]["loader"] = [
+        [state, at + shift, at + shift + length]
+        for at in range(5000, 5000 + 600 * timeline.BINS, 600)
+        for state, shift, length in (("await room", 0, 200), ("copy", 200, 400))
+    ]
+    panel = timeline.timeline_data(found)["panels"]["a few tiles"]
+    loader = panel["roles"]["loader"]
+    assert len(loader) <= timeline.BINS
+    for (_, _, end), (_, start, _) in zip(loader, loader[1:]):
+        assert start >= end - 1e-3
+    window = panel["window"][1] - panel["window"][0]
+    copying = sum(end - start for state, start, end in loader if state == "copy")
+    assert copying / window > 0.6
+    text = plot.svg("timeline", timeline.timeline_data(found))
+    assert len(text) < 250_000
+
+
+def test_intervals_of_one_state_that_touch_are_one():
+    found = [["copy", 5, 9], ["copy", 0, 5], ["await", 9, 10], ["copy", 10, 11], ["copy", 12, 13]]
+    expected = [("copy", 0, 9), ("await", 9, 10), ("copy", 10, 11), ("copy", 12, 13)]
+    assert timeline.merged(found) == expected
+
+
+def test_states_are_told_apart_and_waiting_is_grey():
+    states = [f"state {i}" for i in range(10)] + ["await k", "idle"]
+    colours = timeline.colours_of(states)
+    assert len({colours[state] for state in states[:10]}) == 10
+    assert colours["await k"] == colours["idle"] == timeline.WAIT_COLOUR
+
+
+# The command.
+
+
 def test_command_draws_and_removes(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(plot, "ROOT", tmp_path)
     monkeypatch.setattr(plot, "FIGURES", tmp_path / "figures")
-    monkeypatch.setattr(report, "RESULTS", tmp_path / "results")
-    report.RESULTS.mkdir()
-    results = report.RESULTS / "h200.json"
-    results.write_text(json.dumps(document()))
+    monkeypatch.setattr(results, "RESULTS", tmp_path / "results")
+    results.RESULTS.mkdir()
+    path = results.RESULTS / "h200.json"
+    path.write_text(json.dumps(document()))
+    (results.RESULTS / "h200-trace.json").write_text(json.dumps(trace()))
     assert plot.main() == 0
     assert {path.name for path in plot.FIGURES.iterdir()} == {f"{name}.svg" for name in plot.PLOTS}
     rows = [row for row in SYNTHETIC["rows"] if row["suite"] == "backward"]
-    results.write_text(json.dumps(document() | {"rows": rows}))
+    path.write_text(json.dumps(document() | {"rows": rows}))
+    (results.RESULTS / "h200-trace.json").unlink()
     assert plot.main() == 0
     assert [path.name for path in plot.FIGURES.iterdir()] == ["backward.svg"]
     assert "ablation: nothing was measured to draw it from" in capsys.readouterr().err
