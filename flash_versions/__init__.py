@@ -19,12 +19,14 @@ interpreter.enable_without_gpu()  # before anything imports triton
 from flash_versions.api import BASELINES, VERSIONS, attention  # noqa: E402
 from flash_versions.budget import compare  # noqa: E402
 from flash_versions.merge import merge_attention_states  # noqa: E402
+from flash_versions.quantize import Fp8  # noqa: E402
 from flash_versions.reference import attention_reference  # noqa: E402
 from flash_versions.version import Version  # noqa: E402
 
 __version__ = "0.1.0"
 __all__ = [
     "BASELINES",
+    "Fp8",
     "VERSIONS",
     "Version",
     "attention",

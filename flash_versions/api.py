@@ -5,11 +5,14 @@ from typing import Literal, TypedDict, Unpack, overload
 import torch
 
 from flash_versions import fa1, fa2, fa3, ops
+from flash_versions.quantize import Fp8
 from flash_versions.reference import REFERENCE, SDPA
 from flash_versions.request import Request, Window, make_request
 from flash_versions.version import Version
 
-VERSIONS: dict[str, Version] = {module.VERSION.name: module.VERSION for module in (fa1, fa2, fa3)}
+VERSIONS: dict[str, Version] = {
+    module.VERSION.name: module.VERSION for module in (fa1, fa2, fa3)
+}
 BASELINES: dict[str, Version] = {version.name: version for version in (REFERENCE, SDPA)}
 ops.VERSIONS.update(VERSIONS)
 
@@ -31,6 +34,10 @@ class Options(TypedDict, total=False):
     block_table: torch.Tensor | None
     version: str
     num_splits: int | None
+    precision: str | Fp8 | None
+    q_descale: torch.Tensor | None
+    k_descale: torch.Tensor | None
+    v_descale: torch.Tensor | None
     check: bool
 
 
@@ -87,6 +94,10 @@ def attention(
     version: str = "auto",
     num_splits: int | None = None,
     return_lse: bool = False,
+    precision: str | Fp8 | None = None,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
     check: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Softmax attention; `reference.attention_reference` is the specification.
@@ -97,8 +108,8 @@ def attention(
     version="reference".
 
     Args:
-        q: (batch, M, heads, head_dim), float32, float16 or bfloat16. Any strides, but the last
-            dimension's must be 1.
+        q: (batch, M, heads, head_dim), float32, float16 or bfloat16; or, quantised already,
+            float8_e4m3fn or float8_e5m2. Any strides, but the last dimension's must be 1.
         k: (batch, N, kv_heads, head_dim). heads is a multiple of kv_heads: query heads h*g ..
             h*g+g-1 use key head h.
         v: (batch, N, kv_heads, head_dim_v).
@@ -130,13 +141,23 @@ def attention(
         num_splits: FA2's split-KV: ranges into which the keys are split; None lets the version
             choose.
         return_lse: also return the log-sum-exp of the scores.
-        check: read the values of cu_seqlens, kv_lengths, kv_starts and block_table on the host and
-            refuse what is out of range; otherwise they stay on the device, unread.
+        precision: "fp8" or an `Fp8`: quantise float16 or bfloat16 inputs to 8 bits first,
+            which halves the time of the products and costs accuracy. For inference. None: as the
+            dtype says; 8-bit inputs are multiplied as they are.
+        q_descale: the scale of an 8-bit q, float32 and positive: q * q_descale is what it stands
+            for. (1,) for all of it, (batch, kv_heads) for the query heads of each key head, or
+            (batch, heads, ceil(M / 64)) for every 64 queries. None is 1.
+        k_descale: the scale of an 8-bit k: (1,), (batch, kv_heads), or (batch, kv_heads, ceil(N /
+            128)) for every 128 keys.
+        v_descale: the same of v.
+        check: read the values of cu_seqlens, kv_lengths, kv_starts, block_table and the scales on
+            the host and refuse what is out of range; otherwise they stay on the device, unread.
 
     Returns:
-        o: (batch, M, heads, head_dim_v) in q's dtype; 0 for a query that sees no key. Packed:
-        (total, heads, head_dim_v). With return_lse, (o, lse): lse is fp32, natural log, (batch,
-        heads, M), packed (heads, total); for a query that sees no key -inf, or the sink.
+        o: (batch, M, heads, head_dim_v) in q's dtype, for an 8-bit q in bfloat16; 0 for a query
+        that sees no key. Packed: (total, heads, head_dim_v). With return_lse, (o, lse): lse is
+        fp32, natural log, (batch, heads, M), packed (heads, total); for a query that sees no key
+        -inf, or the sink.
 
     Raises:
         ValueError: an argument is malformed, or the version does not support what was asked for.
@@ -159,6 +180,10 @@ def attention(
         block_table=block_table,
         num_splits=num_splits,
         return_lse=return_lse,
+        precision=precision,
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
         check=check,
     )
     chosen = choose_version(version, request)

@@ -22,9 +22,23 @@ up; and r = u sqrt(head_dim), to which the roundings of such a sum add up if the
   that dP = dO V is, 2 r |dO o|, and its o had two roundings of its own, which over the head dim are
   independent: two half ulps of |dO o|, as a root of squares.
 
+In FP8 the oracle is of the dequantised inputs, what the kernels are given; plain PyTorch has them
+in fp32 and rounds P, scaled to 2^8 at the largest of its row, to V's 8 bits. To the terms above,
+which are those of fp32 inputs, come three; ulp is that of 8 bits.
+
+* o: the roundings of a kernel's P are others than those of plain PyTorch's, as the running maximum
+  that it is scaled by is another. Half an ulp of each p |v|, as a root of squares over the keys.
+  Below its smallest normal number P loses up to half the spacing there, and all that it is: the sum
+  over these keys, and as a kernel keeps acc in units of the head's largest scale of V, P of a block
+  is smaller by its share of that scale.
+* o, lse: the tensor cores add 8-bit products, 32 at a time, with 13 bits behind the leading one of
+  the largest: 2^-13 of the scores at the size of t, which moves o as one u does, and 2^-13 of the
+  accumulator for each 32 keys, at the size of o. Only on a GPU.
+
 Sources: the rule of the FlashAttention test suite (Dao-AILab/flash-attention, tests/), with an fp64
 oracle in the place of fp32 and the rounding term derived instead of chosen. The square root: Higham
-and Mary 2019, "A New Approach to Probabilistic Rounding Error Analysis".
+and Mary 2019, "A New Approach to Probabilistic Rounding Error Analysis". The 13 bits: DeepSeek-V3
+Technical Report 2024, arXiv:2412.19437, section 3.3.2.
 """
 
 import math
@@ -35,10 +49,20 @@ from typing import Any
 
 import torch
 
-from flash_versions.reference import forward
+from flash_versions.quantize import BLOCK_KEYS, Quantized, prepare
+from flash_versions.reference import (
+    dequantized,
+    forward,
+    forward_fp8,
+    forward_weighed,
+    fp8_unit,
+    weighted_sum,
+)
 from flash_versions.request import Request, make_request
 
 HALF_ULP = 2.0**-24  # one fp32 rounding, relative
+FP8_SUM = 2.0**-13  # what a tensor core loses of a sum of 8-bit products, relative
+FP8_SUMMANDS = 32  # of such a sum
 DIMS = {"o": 4, "lse": 3, "do": 4, "dlse": 3, "dq": 4, "dk": 4, "dv": 4, "dsink": 1}
 Tensors = dict[str, torch.Tensor]
 
@@ -151,13 +175,23 @@ def assess_request(
     if do is None and gradients:
         raise ValueError(f"{gradients[0]} was given without do, the gradient of o that it is from.")
     do, dlse = (x if x is None else _four_dims(n, x) for n, x in (("do", do), ("dlse", dlse)))
+    quantized = None
     exact = in_dtype(request, torch.float64)
+    if request.precision is not None:
+        if gradients:
+            raise ValueError(f"{gradients[0]} was given, and attention in FP8 has no gradients.")
+        quantized = prepare(request)
+        exact = in_dtype(dequantized(request, quantized), torch.float64)
     oracle = plain_pytorch(exact, do, dlse)
-    baseline = plain_pytorch(request, do, dlse)
-    if not all(x.isfinite().all() for name, x in baseline.items() if name != "lse"):
-        # 16-bit scores overflowed; the kernels' are fp32.
-        baseline = plain_pytorch(in_dtype(request, torch.float32), do, dlse)
     terms = fp32_rounding(exact, oracle, do, dlse, torch.finfo(request.q.dtype).eps)
+    if quantized is not None:
+        baseline = dict(zip(("o", "lse"), forward_fp8(request, quantized)))
+        terms = fp8_rounding(quantized, exact, oracle, terms)
+    else:
+        baseline = plain_pytorch(request, do, dlse)
+        if not all(x.isfinite().all() for name, x in baseline.items() if name != "lse"):
+            # 16-bit scores overflowed; the kernels' are fp32.
+            baseline = plain_pytorch(in_dtype(request, torch.float32), do, dlse)
     found = {}
     for name, given in results.items():
         result, right = _four_dims(name, given), oracle[name]
@@ -199,13 +233,10 @@ def fp32_rounding(
     q, k, v, o = exact.q, exact.k, exact.v, oracle["o"]
     kept = 1 / (1 - exact.dropout_p)
     of_keys = exact._replace(v=k.abs(), dropout_p=0.0)
-    moments = forward(of_keys._replace(v=torch.cat((v, v * v), -1)))[0]
-    mean, square = moments.split(v.shape[3], -1)
-    deviation = (square - mean * mean).clamp(min=0).sqrt()
-    scores = exact.scale * q.norm(dim=-1) * finite_max(k.norm(dim=-1))
+    scores = size_of_scores(exact)
     lse = oracle["lse"].abs().nan_to_num(posinf=0.0)
     of_scores, of_lse = HALF_ULP * finite_max(scores), 4 * HALF_ULP * finite_max(lse)
-    moved = torch.maximum(scores, lse.mT)[..., None] * deviation
+    moved = torch.maximum(scores, lse.mT)[..., None] * deviation_of_values(exact)
     terms = {
         "o": HALF_ULP * kept * (finite_max(v) + finite_max(moved)),
         "lse": of_scores + of_lse,
@@ -228,6 +259,54 @@ def fp32_rounding(
         terms["dsink"] = finite_max(plain_pytorch(exact, zero, error.mT)["dsink"])
     of_p = math.sqrt(q.shape[3]) * of_scores + of_lse
     return terms | {n: x + of_p * finite_max(oracle[n]) for n, x in terms.items() if n[0] == "d"}
+
+
+def size_of_scores(exact: Request) -> torch.Tensor:
+    """The size of the products that a score sums up, t: (batch, M, heads)."""
+    return exact.scale * exact.q.norm(dim=-1) * finite_max(exact.k.norm(dim=-1))
+
+
+def deviation_of_values(exact: Request) -> torch.Tensor:
+    """The deviation of v under the softmax of each query, of the shape of o."""
+    v = torch.cat((exact.v, exact.v * exact.v), -1)
+    mean, square = forward(exact._replace(v=v, dropout_p=0.0))[0].chunk(2, -1)
+    return (square - mean * mean).clamp(min=0).sqrt()
+
+
+def fp8_rounding(
+    quantized: Quantized, exact: Request, oracle: Tensors, terms: dict[str, float]
+) -> dict[str, float]:
+    """The rounding terms of a request in FP8, from those of fp32; see the top of this file.
+
+    exact is the request of the dequantised inputs in fp64, and oracle its results.
+    """
+    n = exact.k.shape[1]
+    kind = torch.finfo(quantized.v.dtype)
+    share = (quantized.v_scale / quantized.v_reference[..., None]).clamp(max=1).double()
+    share = share.expand(-1, -1, -(-n // BLOCK_KEYS)).repeat_interleave(BLOCK_KEYS, 2)
+    share = share[..., :n].mT[..., None]
+
+    def lost(p: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """What P loses, weighted with |v|; v is (|v| / share, share)."""
+        unit = fp8_unit(p)
+        p = p[..., : v.shape[1]] / unit * v[..., -1].mT[:, :, None]
+        # `eps` of the smallest normal number is the spacing below it.
+        small = torch.where(p < kind.tiny, p.clamp(max=kind.eps * kind.tiny / 2), 0.0)
+        return weighted_sum(small * unit, v)
+
+    def squares(p: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return weighted_sum(p * p, v * v)
+
+    rounded = kind.eps / 2 * forward_weighed(exact, squares)[0].sqrt()
+    with_share = exact._replace(v=torch.cat((exact.v.abs() / share, share), -1))
+    errors = rounded + forward_weighed(with_share, lost)[0][..., :-1]
+    found = {"o": terms["o"] + finite_max(errors), "lse": terms["lse"]}
+    if exact.q.is_cuda:
+        scores, sums = size_of_scores(exact), -(-n // FP8_SUMMANDS)
+        moved = finite_max(scores[..., None] * deviation_of_values(exact))
+        found["o"] += FP8_SUM * (moved + sums * finite_max(oracle["o"]))
+        found["lse"] += FP8_SUM * finite_max(scores)
+    return found
 
 
 def inputs_of(request: Request) -> dict[str, Any]:

@@ -26,6 +26,7 @@ import torch
 
 from flash_versions.api import attention
 from flash_versions.kv_cache import append_to_cache, as_block_table, capacity_of, rotate
+from flash_versions.precision import is_fp8
 from flash_versions.request import check_integers
 
 WindowSize = tuple[int | None, int | None]
@@ -452,6 +453,11 @@ def _attend(
     **options: Any,
 ) -> Output:
     """`attention` in FlashAttention's terms: out, or (out, lse, None)."""
+    if is_fp8(q):
+        raise ValueError(
+            f"q has dtype {q.dtype}, for which FlashAttention 2 has no scales; use "
+            f"attention(q, k, v, q_descale=..., k_descale=..., v_descale=...)."
+        )
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     window = _bounds(window_size)
     result = attention(

@@ -25,7 +25,12 @@ from flash_versions.version import compute_capability
 
 WARPGROUP_ROWS = gl.constexpr(64)  # rows that the four warps of a warpgroup multiply
 FIRST_FREE_BARRIER = 8  # named barriers: Triton uses the ones below, there are 16
-GLUON_DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
+GLUON_DTYPES = {
+    torch.float16: gl.float16,
+    torch.bfloat16: gl.bfloat16,
+    torch.float8_e4m3fn: gl.float8e4nv,
+    torch.float8_e5m2: gl.float8e5,
+}
 
 # Triton 3.7 renamed these.
 load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
@@ -73,9 +78,9 @@ def box_layout(rows: int, dims: int, dtype: torch.dtype) -> gl.NVMMASharedLayout
 
 
 @gluon.constexpr_function
-def accumulator_layout(columns):
-    """The registers in which a warpgroup multiplies 64 rows by 16-bit tiles of `columns`."""
-    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
+def accumulator_layout(columns, fp8=False):
+    """The registers in which a warpgroup multiplies 64 rows by tiles of `columns`."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 32 if fp8 else 16])
 
 
 @aggregate

@@ -75,6 +75,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     call.add_argument("--kv-heads", type=count, help="key heads, if not as many")
     call.add_argument("--head-dim", type=count, default=128, help="(128)")
     call.add_argument("--dtype", choices=DTYPES, default="bfloat16")
+    call.add_argument("--precision", metavar="FP8", help="such as fp8, or fp8:head: quantised first")
     mask = call.add_mutually_exclusive_group()
     mask.add_argument("--causal", action="store_true")
     mask.add_argument("--full", action="store_true", help="without a mask (the default)")
@@ -117,6 +118,7 @@ def request_of(options: argparse.Namespace) -> Request:
         window=options.window and tuple(options.window),
         softcap=options.softcap,
         num_splits=options.num_splits,
+        precision=options.precision,
     )
 
 
@@ -131,7 +133,7 @@ def described(options: argparse.Namespace) -> str:
         options.dtype,
         "causal" if options.causal else "full",
     ]
-    for name in ("window", "softcap", "num_splits"):
+    for name in ("precision", "window", "softcap", "num_splits"):
         if (value := getattr(options, name)) is not None:
             words.append(f"{name} {value}")
     return ", ".join(words)

@@ -74,6 +74,7 @@ def layout(request: Request) -> tuple:
         request.window_right,
         request.softcap is None,
         request.dropout_p,
+        request.precision,
         *map(
             placement,
             (

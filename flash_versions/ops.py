@@ -30,7 +30,8 @@ REQUEST = (
     "Tensor q, Tensor k, Tensor v, float scale, SymInt? window_left, SymInt? window_right, "
     "float? softcap, Tensor? alibi_slopes, Tensor? sink, float dropout_p, Tensor? dropout_seed, "
     "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? kv_lengths, Tensor? kv_starts, "
-    "Tensor? block_table, SymInt? num_splits, bool return_lse"
+    "Tensor? block_table, SymInt? num_splits, bool return_lse, str? precision, "
+    "Tensor? q_descale, Tensor? k_descale, Tensor? v_descale"
 )
 
 
@@ -73,7 +74,9 @@ def run_forward(version: Version, request: Request) -> Results:
         o, lse, statistics = empty_results(version, request)
         return o.zero_(), lse.fill_(float("-inf")), statistics
     with on_device(request.q):
-        o, found_lse, statistics = version.forward(in_vectors(request))
+        # FP8 is laid out anew anyway.
+        aligned = in_vectors(request) if request.precision is None else request
+        o, found_lse, statistics = version.forward(aligned)
     assert found_lse is not None  # only a baseline has none
     return narrowed(o, request.v), found_lse, statistics
 
@@ -228,7 +231,7 @@ def empty_results(version: Version, request: Request) -> Results:
     """(o, lse, statistics) without their contents; statistics is None if the version has none."""
     q, n = request.q, version.num_statistics
     batch, q_length, heads, _ = q.shape
-    o = q.new_empty((batch, q_length, heads, request.v.shape[3]))
+    o = q.new_empty((batch, q_length, heads, request.v.shape[3]), dtype=request.out_dtype)
     lse = q.new_empty((batch, heads, q_length), dtype=torch.float32)
     return o, lse, lse.new_empty((n, *lse.shape)) if n else None
 

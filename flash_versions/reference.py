@@ -1,5 +1,6 @@
 """The specification of attention, and plain PyTorch baselines."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -8,12 +9,16 @@ import torch
 from einops import repeat
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from flash_versions.quantize import Quantized, dequantize, prepare
 from flash_versions.request import Request, make_request
-from flash_versions.version import Version
+from flash_versions.version import Version, fp8_limits
 
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 SEQUENCES = ("cu_seqlens_q", "cu_seqlens_k", "kv_lengths", "kv_starts", "block_table")
 LOW_32_BITS = 2**32 - 1
+FP8_PEAK = 2.0**8  # what the largest P of a row is scaled to before it is rounded to 8 bits
+# From p (batch, heads, m, n), where a sink may be one column more, and v (batch, n, heads, dim): o.
+Weigh = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def attention_reference(
@@ -46,8 +51,8 @@ def attention_reference(
     bits of the seed) and the counter (i, j, b * heads + h, 0) is below round(dropout_p * 2^32).
 
     All arithmetic is in the dtype of the inputs: fp64 inputs make an oracle, bf16 inputs the plain
-    PyTorch whose error the kernels may not exceed twofold. Differentiable in q, k, v and sink.
-    O(m n) memory.
+    PyTorch whose error the kernels may not exceed twofold. In FP8 it is fp32 on the dequantised
+    inputs, with 8-bit p. Differentiable in q, k, v and sink, but for FP8. O(m n) memory.
 
     Args:
         q: (batch, M, heads, head_dim) in any float dtype, or packed (total_q, heads, head_dim).
@@ -68,9 +73,49 @@ def attention_reference(
 
 def forward(request: Request) -> tuple[torch.Tensor, torch.Tensor, None]:
     """`attention_reference` of a Request: (o, lse, None)."""
+    if request.precision is None:
+        return *forward_weighed(request, weighted_sum), None
+    o, lse = forward_fp8(request, prepare(request))
+    return o, lse, None
+
+
+def forward_fp8(request: Request, quantized: Quantized) -> tuple[torch.Tensor, torch.Tensor]:
+    """(o, lse) of a request in FP8, whose inputs were quantised to this."""
+    dtype = quantized.v.dtype
+
+    def weigh(p: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        unit = fp8_unit(p)
+        return weighted_sum((p / unit).to(dtype).to(p.dtype) * unit, v)
+
+    o, lse = forward_weighed(dequantized(request, quantized), weigh)
+    return o.to(request.out_dtype), lse
+
+
+def dequantized(request: Request, quantized: Quantized) -> Request:
+    """What a request in FP8 asks for once its inputs are quantised: one of fp32 inputs."""
+    q, k, v = (x.contiguous() for x in dequantize(quantized))
+    exact = request._replace(precision=None, q_descale=None, k_descale=None, v_descale=None)
+    return exact._replace(q=q, k=k, v=v)
+
+
+def fp8_unit(p: torch.Tensor) -> torch.Tensor:
+    """What p (batch, heads, m, n) is divided by before it is rounded to 8 bits: (batch, heads, m,
+    1).
+    """
+    peak = torch.nn.functional.pad(p, (0, 1)).amax(-1, keepdim=True)  # 0 where there is no key
+    return peak.clamp(min=torch.finfo(p.dtype).tiny) / FP8_PEAK
+
+
+def weighted_sum(p: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """The o of attention."""
+    return torch.einsum("bhmn,bnhd->bmhd", p[..., : v.shape[1]], v)
+
+
+def forward_weighed(request: Request, weigh: Weigh) -> tuple[torch.Tensor, torch.Tensor]:
+    """(o, lse) of a request, with another function of p and v in the place of their product."""
     q, k, v = request.q, request.k, request.v
     if all(getattr(request, name) is None for name in SEQUENCES):
-        return *attend(q, k, v, request), None
+        return attend(q, k, v, request, weigh)
     nothing = sum(x[:0].sum() for x in (q, k, v))  # 0, so that no sequence at all has gradients
     o = q.new_zeros((*q.shape[:3], v.shape[3])) + nothing
     lse = torch.full_like(q[..., 0].mT, float("-inf"), dtype=at_least_fp32(q.dtype)) + nothing
@@ -79,13 +124,18 @@ def forward(request: Request) -> tuple[torch.Tensor, torch.Tensor, None]:
         if request.cu_seqlens_q is not None:
             row, queries = 0, slice(*request.cu_seqlens_q[b : b + 2].tolist())
         keys, values = (keys_of(request, x, b, slots)[None] for x in (k, v))
-        found = attend(q[row, queries][None], keys, values, request, first=b)
+        found = attend(q[row, queries][None], keys, values, request, weigh, first=b)
         o[row, queries], lse[row, :, queries] = found[0][0], found[1][0]
-    return o, lse, None
+    return o, lse
 
 
 def attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, request: Request, first: int = 0
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    request: Request,
+    weigh: Weigh,
+    first: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(o, lse) of whole sequences of one length each: q (batch, m, heads, head_dim), k and v
     (batch, n, kv_heads, dim); they are the request's sequences `first`, `first` + 1, ...
@@ -117,11 +167,11 @@ def attend(
         empty = empty & (sink == float("-inf"))
     s = s.masked_fill(empty, 0.0)
     lse = torch.logsumexp(s.to(at_least_fp32(s.dtype)), dim=-1)
-    p = torch.softmax(s, dim=-1).masked_fill(empty, 0.0)[..., :n]
+    p = torch.softmax(s, dim=-1).masked_fill(empty, 0.0)
     if request.dropout_p > 0:
         keep = dropout_keep(request, first, batch, m, n)
-        p = p.masked_fill(~keep, 0.0) / (1 - request.dropout_p)
-    return torch.einsum("bhmn,bnhd->bmhd", p, v), lse.masked_fill(empty[..., 0], float("-inf"))
+        p = p[..., :n].masked_fill(~keep, 0.0) / (1 - request.dropout_p)
+    return weigh(p, v), lse.masked_fill(empty[..., 0], float("-inf"))
 
 
 def at_least_fp32(dtype: torch.dtype) -> torch.dtype:
@@ -233,6 +283,12 @@ def visible_keys(request: Request) -> torch.Tensor:
     return visible
 
 
+def _limits(request: Request) -> str | None:
+    if request.precision is not None and (reason := fp8_limits(request)):
+        return reason
+    return _no_splits(request)
+
+
 def _no_splits(request: Request) -> str | None:
     if request.num_splits not in (None, 1):
         return f"num_splits={request.num_splits} is not possible; keys are split from 'fa2' on."
@@ -240,6 +296,8 @@ def _no_splits(request: Request) -> str | None:
 
 
 def _no_more_than_sdpa(request: Request) -> str | None:
+    if request.precision is not None:
+        return f"precision={request.precision!r} is not possible; use version='fa3' or 'reference'."
     if request.return_lse:
         return "it does not return the LSE; use version='reference' or one of the kernels."
     if request.dropout_p > 0:
@@ -258,7 +316,7 @@ REFERENCE = Version(
     idea="the specification: scores, softmax, weighted sum, all in memory",
     source="Vaswani et al. 2017, arXiv:1706.03762",
     forward=forward,
-    limits=_no_splits,
+    limits=_limits,
 )
 SDPA = Version(
     name="sdpa",

@@ -1,10 +1,15 @@
 """One call of attention in one form, and the checks that come before it."""
 
 from numbers import Integral, Real
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Union
 
 import numpy as np
 import torch
+
+from flash_versions.precision import checked_precision, is_fp8
+
+if TYPE_CHECKING:
+    from flash_versions.quantize import Fp8
 
 INTEGERS = (torch.int32, torch.int64)
 Window = tuple[int | None, int | None]
@@ -16,6 +21,8 @@ class Request(NamedTuple):
     q, k and v are always 4-D. Packed sequences are (1, total, heads, head_dim) with cu_seqlens_q
     (queries) and cu_seqlens_k (keys); with a block_table, k and v are (pages, page_size, kv_heads,
     head_dim) and cu_seqlens_k only gives lengths. Causal is window_right = 0; None is no bound.
+    precision is the text of an `Fp8`, or None: as the dtype says. 8-bit tensors always have one;
+    times their descales they are what they stand for.
     """
 
     q: torch.Tensor
@@ -36,6 +43,10 @@ class Request(NamedTuple):
     block_table: torch.Tensor | None = None
     num_splits: int | None = None
     return_lse: bool = False
+    precision: str | None = None
+    q_descale: torch.Tensor | None = None
+    k_descale: torch.Tensor | None = None
+    v_descale: torch.Tensor | None = None
 
     @property
     def batch(self) -> int:
@@ -53,6 +64,11 @@ class Request(NamedTuple):
         if self.block_table is not None:
             return self.block_table.shape[1] * self.k.shape[1]
         return self.k.shape[1]
+
+    @property
+    def out_dtype(self) -> torch.dtype:
+        """The dtype of o: that of q, bf16 for 8-bit inputs."""
+        return torch.bfloat16 if is_fp8(self.q) else self.q.dtype
 
     @property
     def needs_grad(self) -> bool:
@@ -80,6 +96,10 @@ def make_request(
     block_table: torch.Tensor | None = None,
     num_splits: int | None = None,
     return_lse: bool = False,
+    precision: Union[str, "Fp8", None] = None,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
     check: bool = False,
 ) -> Request:
     """The request for a call of `attention`, whose docstring explains the arguments.
@@ -99,6 +119,7 @@ def make_request(
     k = _four_dims("k", k, packed=keys_packed)
     v = _four_dims("v", v, packed=keys_packed)
     _check_qkv(q, k, v)
+    descales = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
     left, right = _checked_window(window)
     if _checked_flag("causal", causal):
         right = 0 if right is None else min(right, 0)
@@ -121,6 +142,8 @@ def make_request(
         block_table=_contiguous(block_table),
         num_splits=None if num_splits is None else _checked_count("num_splits", num_splits),
         return_lse=_checked_flag("return_lse", return_lse),
+        precision=checked_precision(precision, q, k, descales),
+        **descales,
     )
     _check_lengths(request)
     _check_score_tensors(request)
@@ -316,12 +339,13 @@ def _check_score_tensors(request: Request) -> None:
 
 
 def check_values(request: Request) -> None:
-    """Read the lengths and the block table on the host (a synchronisation) and refuse what would
-    read or write out of bounds, or leave rows unwritten.
+    """Read the lengths, the block table and the scales on the host (a synchronisation) and refuse
+    what would read or write out of bounds, leave rows unwritten, or is no scale.
 
     Raises:
         ValueError: a value is out of range; the sentence names it.
     """
+    _check_descales(request)
     _check_cu_seqlens("cu_seqlens_q", request.cu_seqlens_q, request.q.shape[1])
     paged = request.block_table is not None
     _check_cu_seqlens("cu_seqlens_k", request.cu_seqlens_k, None if paged else request.k.shape[1])
@@ -344,6 +368,13 @@ def check_values(request: Request) -> None:
             used = row[: -(-length // page_size)]
             if wrong := [page for page in used if not 0 <= page < pages]:
                 raise ValueError(f"block_table[{b}] has page {wrong[0]}; there are {pages} pages.")
+
+
+def _check_descales(request: Request) -> None:
+    for name in ("q_descale", "k_descale", "v_descale"):
+        x = getattr(request, name)
+        if x is not None and not ((x > 0) & x.isfinite()).all():
+            raise ValueError(f"{name} holds {x.min().item()}; scales must be positive and finite.")
 
 
 def _check_cu_seqlens(name: str, x: torch.Tensor | None, total: int | None) -> None:

@@ -3,12 +3,16 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import TYPE_CHECKING
 
 import torch
 
 from flash_versions import interpreter
 from flash_versions.memory import padded_head_dim
 from flash_versions.request import Request
+
+if TYPE_CHECKING:
+    from flash_versions.quantize import Quantized
 
 # Shared memory in bytes that a program may use: on an H200; in the interpreter, without limit.
 H200_SHARED_MEMORY = 232_448
@@ -47,6 +51,7 @@ class LaunchConfig:
 
 
 Forward = Callable[[Request], tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]]
+ForwardQuantized = Callable[[Request, "Quantized"], tuple[torch.Tensor, torch.Tensor, None]]
 Backward = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]]
 
 
@@ -66,6 +71,10 @@ class Version:
             differentiates.
         num_statistics: first dimension of statistics.
         variants: the forward with one thing changed, by name: what the ablation measures.
+        forward_quantized: `forward_quantized(request, quantized)`, the forward of FP8 tensors that
+            are quantised already, (o, lse, None); the request's q, k and v are not read, only their
+            shapes. None for a version without FP8.
+        fp8_variants: forward_quantized with one thing changed, by name.
     """
 
     name: str
@@ -78,6 +87,8 @@ class Version:
     backward: Backward | None = None
     num_statistics: int = 0
     variants: Mapping[str, Forward] = field(default_factory=dict)
+    forward_quantized: ForwardQuantized | None = None
+    fp8_variants: Mapping[str, ForwardQuantized] = field(default_factory=dict)
 
     def unsupported(self, request: Request) -> str | None:
         """Why this version cannot serve the request, as a sentence, or None: the one source of that
@@ -90,11 +101,12 @@ class Version:
 def kernel_limits(request: Request) -> str | None:
     """The limits that all Triton kernels of this package share."""
     q = request.q
+    if request.precision is not None:
+        return f"precision={request.precision!r} is not possible; it comes with version 'fa3'."
     if q.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"q has dtype {q.dtype}; float32, float16 and bfloat16 work."
-    for name, x in (("q", q), ("v", request.v)):
-        if x.shape[-1] > 256:
-            return f"{name} has head_dim {x.shape[-1]}; head dims up to 256 work."
+    if reason := head_dim_limits(request):
+        return reason
     for name in ("kv_starts", "block_table"):
         if getattr(request, name) is not None and request.needs_grad:
             return (
@@ -102,6 +114,41 @@ def kernel_limits(request: Request) -> str | None:
                 f"torch.no_grad(), or pass the keys without {name}."
             )
     return device_limits(q.device)
+
+
+def fp8_limits(request: Request) -> str | None:
+    """The limits of attention in FP8, whatever computes it."""
+    precision = f"precision={request.precision!r}"
+    if request.needs_grad:
+        return (
+            f"{precision} is forward only and an input requires grad; call it under "
+            f"torch.no_grad(), or leave precision out."
+        )
+    for name in ("cu_seqlens_q", "cu_seqlens_k", "kv_starts", "block_table"):
+        if getattr(request, name) is not None:
+            return (
+                f"{name} is not possible with {precision}; give sequences of one length, or "
+                f"kv_lengths, or leave precision out."
+            )
+    if request.dropout_p > 0:
+        return f"dropout_p={request.dropout_p} is not possible with {precision}; leave one out."
+    if request.num_splits not in (None, 1):
+        return f"num_splits={request.num_splits} is not possible with {precision}; leave one out."
+    head_dim = request.q.shape[-1]
+    if "hadamard" in (request.precision or "") and head_dim not in (16, 32, 64, 128, 256):
+        return (
+            f"q has head_dim {head_dim}; {precision} rotates powers of two from 16 to 256: leave "
+            f"hadamard out."
+        )
+    return head_dim_limits(request)
+
+
+def head_dim_limits(request: Request) -> str | None:
+    """Why the head dims of a request are too wide, as a sentence, or None."""
+    for name, x in (("q", request.q), ("v", request.v)):
+        if x.shape[-1] > 256:
+            return f"{name} has head_dim {x.shape[-1]}; head dims up to 256 work."
+    return None
 
 
 @torch.compiler.assume_constant_result

@@ -10,6 +10,7 @@ read their tiles when they are waited for, find whoever releases a tile too earl
 leave late. Shared memory begins as NaN.
 
 Not modelled: layouts, registers, speed. A missing fence is noticed only before a TMA store.
+Inline PTX is read by gluon_ptx.py.
 """
 
 import contextlib
@@ -18,18 +19,18 @@ import importlib
 import math
 import operator
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import NamedTuple
 from unittest.mock import patch
 
+import gluon_ptx
 import torch
 from gluon_machine import (
     Barrier,
     Barriers,
+    Load,
     MBarrierLayout,
-    always,
     here,
-    inline_asm_elementwise,
     mbarrier,
     run_grid,
     warp_specialize,
@@ -63,8 +64,14 @@ class Tensor:
     def __init__(self, data):
         self.data, self.shape, self.dtype = data, list(data.shape), data.dtype
 
-    def to(self, dtype):
-        return Tensor(self.data.to(dtype))
+    def to(self, dtype, bitcast=False):
+        return Tensor(self.data.view(dtype) if bitcast else self.data.to(dtype))
+
+    def reshape(self, shape):
+        return Tensor(self.data.reshape(shape))
+
+    def permute(self, axes):
+        return Tensor(self.data.permute(axes))
 
     def __getitem__(self, index):
         return Tensor(self.data[index])
@@ -88,7 +95,7 @@ def truncated(a, b):
 
 
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
-for _name in ("add", "sub", "mul", "truediv", "and", "or", "xor", *_COMPARISONS):
+for _name in ("add", "sub", "mul", "truediv", "lshift", "and", "or", "xor", *_COMPARISONS):
     _function = getattr(operator, f"__{_name}__")
     setattr(Tensor, f"__{_name}__", lambda a, b, f=_function: Tensor(f(a.data, raw(b))))
     setattr(Tensor, f"__r{_name}__", lambda a, b, f=_function: Tensor(f(raw(b), a.data)))
@@ -103,6 +110,11 @@ class Pointer(NamedTuple):
 
     def __add__(self, offset):
         return Pointer(self.data, self.offset + tensor_of(offset).long())
+
+
+def load_scalar(pointer):
+    assert 0 <= pointer.offset < pointer.data.numel(), "a load past the ends of a tensor"
+    return Tensor(pointer.data[pointer.offset].clone())
 
 
 def store(pointer, value, mask=True):
@@ -139,7 +151,7 @@ class Shared:
     def store(self, value):
         assert (value.shape, value.dtype) == (self.shape, self.dtype), "a tile of another kind"
         self.data.copy_(value.data)
-        here.partition.fenced = False
+        here.partition.program.unfenced[self.data.data_ptr()] = here.partition
 
     def load(self, layout):
         return Tensor(self.data.clone())
@@ -174,7 +186,8 @@ class TensorDescriptor:
     def __init__(self, base, shape, strides, block_shape, layout):
         vectors = [stride * base.element_size() % 16 for stride in strides[:-1]]
         assert not any(vectors) and strides[-1] == 1 and min(shape) > 0, "TMA cannot address this"
-        self.data, self.dtype, self.layout = base.as_strided(shape, strides), base.dtype, layout
+        self.data, self.base = base.as_strided(shape, strides), base
+        self.dtype, self.layout = base.dtype, layout
         self.block_type = Box(block_shape, math.prod(block_shape) * base.element_size())
 
     def box(self, coordinates):
@@ -186,22 +199,6 @@ class TensorDescriptor:
         return part, tuple(map(slice, part.shape))
 
 
-class Load:
-    """A copy into shared memory that is on its way."""
-
-    ready = staticmethod(always)
-
-    def __init__(self, descriptor, coordinates, barrier, tile, late):
-        assert tile.shape == descriptor.block_type.shape, "a tile of another shape than the box"
-        self.part, self.place = descriptor.box(coordinates)
-        self.bytes, self.barrier = descriptor.block_type.nbytes, barrier
-        self.tile, self.late = tile, late
-
-    def land(self):
-        self.tile.data.zero_()[self.place] = self.part
-        self.barrier.arrive(0, -self.bytes)
-
-
 class tma:
     def async_load(descriptor, coordinates, barrier, tile):
         machine = here.partition.program.machine
@@ -210,7 +207,8 @@ class tma:
         here.partition.pause()
 
     def async_store(descriptor, coordinates, tile):
-        assert here.partition.fenced, "a TMA store of a tile without fence_async_shared"
+        unfenced = here.partition.program.unfenced
+        assert tile.data.data_ptr() not in unfenced, "a TMA store without fence_async_shared"
         assert tile.shape == descriptor.block_type.shape, "a tile of another shape than the box"
         part, place = descriptor.box(coordinates)
         here.partition.stores.append(lambda: part.copy_(tile.data[place]))
@@ -223,7 +221,8 @@ class tma:
 
 
 def fence_async_shared():
-    here.partition.fenced = True
+    program = here.partition.program
+    program.unfenced = {k: x for k, x in program.unfenced.items() if x is not here.partition}
 
 
 # ------------------------------------------------------------------------------- WGMMA
@@ -241,6 +240,8 @@ class Product:
 
 def warpgroup_mma(a, b, acc, use_acc=True, is_async=False):
     assert a.shape[0] == 64 and a.dtype == b.dtype, f"no product of {a.shape} {a.dtype}, {b.dtype}"
+    k_major = b.data.stride(0) == 1
+    assert k_major or b.dtype.itemsize == 2, "8 bits need what is summed over to be contiguous"
     product = Product(a, b, acc, use_acc)
     machine = here.partition.program.machine
     if not machine.draw(machine.order.late_products):
@@ -261,6 +262,13 @@ def warpgroup_mma_wait(num_outstanding, deps):
     assert all(x.done for x in deps), "a product is read while it is in flight"
     results = tuple(x.result for x in deps)
     return results[0] if len(results) == 1 else results
+
+
+# ------------------------------------------------------------------------------- inline PTX
+def inline_asm_elementwise(asm, constraints, args, dtype, is_pure, pack):
+    if "%clock64" in asm:
+        return Tensor(torch.tensor(here.partition.program.machine.tick()))
+    return Tensor(gluon_ptx.elementwise(asm, constraints, [x.data for x in args], dtype, pack))
 
 
 # ------------------------------------------------------------------------------- Triton's modules
@@ -304,17 +312,31 @@ def module(name, *values, **named):
     return made
 
 
+def static_assert(condition, message=""):
+    assert condition, message
+
+
 ARITHMETIC = {
-    "maximum": computed(torch.maximum),
+    "maximum": lambda a, b, propagate_nan=None: computed(torch.maximum)(a, b),
     "minimum": computed(torch.minimum),
     "where": computed(torch.where),
     "to_tensor": computed(lambda x: x),
     "cdiv": lambda a, b: (a + (b - 1)) // b,
     "max": lambda x, axis: Tensor(x.data.amax(axis)),
     "sum": lambda x, axis: Tensor(x.data.sum(axis)),
+    "reshape": Tensor.reshape,
+    "permute": Tensor.permute,
+    "join": lambda a, b: Tensor(torch.stack((a.data, b.data), -1)),
+    "split": lambda x: tuple(map(Tensor, x.data.unbind(-1))),
+    "broadcast": lambda a, b: tuple(map(Tensor, torch.broadcast_tensors(a.data, b.data))),
+    "static_range": range,
+    "static_assert": static_assert,
+    "float8e4nv": torch.float8_e4m3fn,
+    "float8e5": torch.float8_e5m2,
+    **{name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "int32", "int64")},
     **{name: computed(getattr(torch, name)) for name in ("abs", "exp", "exp2", "log2")},
 }
-tl = module("triton.language", constexpr, **ARITHMETIC)
+tl = module("triton.language", constexpr, PropagateNan=SimpleNamespace(ALL=None), **ARITHMETIC)
 gl = module(
     "triton.experimental.gluon.language",
     constexpr,
@@ -324,12 +346,11 @@ gl = module(
     allocate_shared_memory,
     inline_asm_elementwise,
     **ARITHMETIC,
-    **{name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "int32", "int64")},
     **dict.fromkeys(("NVMMASharedLayout", "NVMMADistributedLayout", "DotOperandLayout"), Layout),
     **dict.fromkeys(("SliceLayout", "BlockedLayout", "SwizzledSharedLayout"), Layout),
     tensor=Tensor,
     shared_memory_descriptor=Shared,
-    static_range=range,
+    load=load_scalar,
     num_warps=lambda: 4,
     program_id=lambda axis: Tensor(torch.tensor(here.partition.program.id, dtype=torch.int32)),
     num_programs=lambda axis: here.partition.program.programs,

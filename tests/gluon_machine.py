@@ -5,7 +5,6 @@ nothing is timed, the same seed gives the same order, and a dead-lock is seen at
 """
 
 import random
-import re
 import sys
 import threading
 import traceback
@@ -28,7 +27,10 @@ ORDERS = {
     "late loads": Order(1, 0.0, 1.0),
     "any order": Order(2, 0.5, 0.5),
 }
-HARNESS = (__file__, __file__.replace("machine", "emulator"), threading.__file__)
+HARNESS = (
+    *(__file__.replace("machine", x) for x in ("machine", "emulator", "ptx")),
+    threading.__file__,
+)
 RESIDENT = 3  # programs of a grid that run at once
 order = ORDERS["any order"]  # of the next launch
 here = threading.local()  # .partition: who runs in this thread
@@ -53,7 +55,12 @@ class Machine:
         self.order = order
         self.random = random.Random(order.seed)
         self.partitions, self.loads, self.threads = [], [], []
-        self.error = None
+        self.error, self.cycle = None, 0
+
+    def tick(self):
+        """The next cycle: no two events are of one."""
+        self.cycle += 1
+        return self.cycle
 
     def draw(self, probability):
         return self.random.random() < probability
@@ -102,6 +109,7 @@ class Program:
     def __init__(self, machine, number, programs):
         self.machine, self.id, self.programs = machine, number, programs
         self.named_barriers = {}  # id -> [threads that have arrived, times that it was complete]
+        self.unfenced = {}  # address of a tile -> the partition that wrote it from registers
 
 
 class Partition:
@@ -113,7 +121,7 @@ class Partition:
         self.thread = threading.Thread(target=self.run, name=self.name, daemon=True)
         self.turn = threading.Semaphore(0)
         self.ready, self.late = always, False
-        self.products, self.stores, self.fenced = [], [], True
+        self.products, self.stores = [], []
 
     def run(self):
         here.partition, machine = self, self.program.machine
@@ -188,6 +196,22 @@ class Barriers(list):
         return self[int(i)]
 
 
+class Load:
+    """A copy into shared memory that is on its way."""
+
+    ready = staticmethod(always)
+
+    def __init__(self, descriptor, coordinates, barrier, tile, late):
+        assert tile.shape == descriptor.block_type.shape, "a tile of another shape than the box"
+        self.part, self.place = descriptor.box(coordinates)
+        self.bytes, self.barrier = descriptor.block_type.nbytes, barrier
+        self.tile, self.late = tile, late
+
+    def land(self):
+        self.tile.data.zero_()[self.place] = self.part
+        self.barrier.arrive(0, -self.bytes)
+
+
 class MBarrierLayout:
     """Tells barriers from tiles where shared memory is allocated."""
 
@@ -211,9 +235,8 @@ class mbarrier:
             here.partition.pause(lambda: barrier.phase != phase)
 
 
-def inline_asm_elementwise(asm, constraints, args, dtype, is_pure, pack):
+def named_barrier(action, number, threads):
     """`bar.sync` and `bar.arrive` of the four warps of a partition."""
-    action, number, threads = re.match(r"bar\.(sync|arrive) (\d+), (\d+);", asm).groups()
     barrier = here.partition.program.named_barriers.setdefault(number, [0, 0])
     barrier[0] += 128
     complete = barrier[1] + 1

@@ -1,5 +1,6 @@
 """The yardstick itself: wrong kernels must not pass it, in any dtype."""
 
+import math
 import random
 
 import pytest
@@ -16,6 +17,7 @@ from flash_versions.budget import (
     plain_pytorch,
 )
 from flash_versions.fa2 import forward as fa2
+from flash_versions.quantize import dequantize, prepare
 from flash_versions.reference import dropout_keep
 from flash_versions.request import make_request
 from flash_versions.version import LaunchConfig
@@ -133,6 +135,58 @@ def test_an_overflowing_baseline_excuses_nothing(wrong):
 def test_plain_pytorch_is_within_its_own_budget(inputs):
     o, lse = attention_reference(*inputs, causal=True)
     assert all_ok(assess(o, lse, *inputs, causal=True))
+
+
+def fp8_attention(q, k, v, missing="", **options):
+    """Attention in FP8 in plain PyTorch, with P rounded to 8 bits in units of 2^8, two blocks of
+    keys and one of their steps missing: (o, lse).
+    """
+    request = make_request(q, k, v, precision="fp8", **options)
+    q, k, v = dequantize(prepare(request))
+    if missing == "k scale of a block":
+        k[:, :128] /= prepare(request).k_scale[:, None, :, :1]
+    if missing == "v scale":
+        v /= prepare(request).v_reference[:, None, :, None]
+    if missing == "order of the keys":
+        v = v[:, torch.arange(v.shape[1]) ^ 2]
+    k, v = (x.repeat_interleave(request.group, 2) for x in (k, v))
+    s = torch.einsum("bmhd,bnhd->bhmn", q, k) * request.scale
+    p = 2.0**8 * (s - s.amax(-1, keepdim=True)).exp()
+    total = p.sum(-1)
+    o = torch.einsum("bhmn,bnhd->bmhd", p.to(torch.float8_e4m3fn).float(), v) / total.mT[..., None]
+    offset = 0.0 if missing == "offset of the LSE" else 8 * math.log(2)
+    return o.bfloat16(), s.amax(-1) + total.log() - offset
+
+
+@pytest.mark.parametrize(
+    ("missing", "wrong"),
+    [("", ""), ("k scale of a block", "o lse"), ("order of the keys", "o"), ("v scale", "o"),
+     ("offset of the LSE", "lse")],
+)  # fmt: skip
+def test_fp8_is_held_against_the_dequantised_inputs(missing, wrong):
+    q, k, v = torch.randn(3, 1, 144, 2, 64).bfloat16()
+    found = assess(*fp8_attention(q, k, v, missing), q, k, v, precision="fp8")
+    assert {name: accuracy.ok for name, accuracy in found.items()} == {
+        "o": "o" not in wrong.split(), "lse": "lse" not in wrong.split()
+    }  # fmt: skip
+    assert not assess(attention(q, k, -v), None, q, k, v, precision="fp8")["o"].ok
+
+
+def test_fp8_is_worse_than_its_inputs_dtype():
+    """A result in FP8 is over the budget of 16 bits, and one in 16 bits is over that of FP8, whose
+    inputs are others.
+    """
+    q, k, v = torch.randn(3, 1, 144, 2, 64).bfloat16()
+    o, lse = fp8_attention(q, k, v)
+    assert not assess(o, lse, q, k, v)["o"].ok
+    assert not assess(*attention(q, k, v, return_lse=True), q, k, v, precision="fp8")["lse"].ok
+
+
+def test_gradients_in_fp8_are_refused():
+    x = torch.randn(1, 4, 1, 16).bfloat16()
+    request = make_request(x, x, x, precision="fp8")
+    with pytest.raises(ValueError, match="dq was given, and attention in FP8 has no gradients"):
+        assess_request({"dq": x}, request, x)
 
 
 # ---- gradients: the arithmetic of a flash backward in plain PyTorch, right and wrong ----

@@ -56,6 +56,30 @@ def test_other_dtypes_run(command, dtype):
     assert code == 0 and out and f"in {dtype}" in err
 
 
+def test_the_shipped_model_begins_the_same_answer_in_fp8(command):
+    arguments = ["-m", 3, "--json", "--dtype", "bfloat16"]
+    _, exact, _ = command(*arguments, model="chat")
+    arguments += ["--precision", "fp8", "--device", "auto"]
+    code, out, _ = command(*arguments, attention="auto", model="chat")
+    found = json.loads(out)
+    assert (code, found["precision"], found["dtype"]) == (0, "fp8", "bfloat16")
+    assert found["attention"] in flash_versions.VERSIONS
+    assert found["text"] == json.loads(exact)["text"]
+
+
+def test_a_batch_in_fp8_answers_as_its_rows_alone(command, tmp_path):
+    """Lengths differ, and no row is quantised with another one's keys."""
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": x}) + "\n" for x in ("hi", "a longer question")))
+    outputs = []
+    for size in (1, 2):
+        options = ["--input", file, "--batch-size", size, "-m", 2, "--precision", "fp8"]
+        code, out, err = command(*options, "--device", "auto", attention="auto")
+        assert code == 0 and "in bfloat16 and fp8" in err
+        outputs.append(out)
+    assert outputs[0] == outputs[1]
+
+
 def test_a_prompt_from_standard_input(command, model, tokenizer, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("Grüße 🌍\n"))
     code, out, _ = command("-p", "-")

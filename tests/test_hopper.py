@@ -10,7 +10,7 @@ from test_fa3 import DESCRIBED
 
 from flash_versions import attention, hopper
 from flash_versions.budget import assess_request
-from flash_versions.fa3 import ablation, forward_hopper
+from flash_versions.fa3 import ablation, forward_hopper, host
 from flash_versions.fa3.config import HopperConfig
 from flash_versions.ops import in_vectors
 from flash_versions.request import make_request
@@ -190,7 +190,7 @@ def test_counters_are_zero_between_launches_and_apart():
         make_request(*qkv(700, 700, 8, 64, batch=4)),
         replace(SMALL, scheduler="dynamic"),
     )
-    expected, pair = run()[0], forward_hopper.counters.pair(device)
+    expected, pair = run()[0], host.counters.pair(device)
     assert pair.tolist() == [0, 0]
     pair.fill_(10**6)  # this is the pair that is read: no tile is left to claim
     assert not torch.equal(run()[0], expected)
@@ -205,7 +205,7 @@ def test_captured_launches_beyond_the_pairs_in_store(monkeypatch):
         replace(SMALL, scheduler="dynamic"),
     )
     expected = run()[0]
-    monkeypatch.setitem(forward_hopper.counters.free, device, [])
+    monkeypatch.setitem(host.counters.free, device, [])
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         o = run()[0]

@@ -334,6 +334,31 @@ SDPA_REFUSES = {
 }
 
 
+def test_fp8_rounds_the_inputs_and_p_and_nothing_else():
+    """In single numbers: one query, two keys whose scores differ by ln 3, values 1 and 0. P is 1
+    and 1/3, times 2^8 256 and 85.33, which e4m3 rounds to 88.
+    """
+    eights = torch.float8_e4m3fn
+    q = torch.zeros(1, 1, 1, 16).to(eights)
+    k, v = torch.zeros(2, 1, 2, 1, 16)
+    sink = torch.tensor([-(3.0**0.5)])
+    slopes = torch.tensor([3.0]).log()
+    v[:, 1] = 1.0
+    options = {"alibi_slopes": slopes, "v_descale": torch.tensor(0.5)}
+    o, lse = attention_reference(q, k.to(eights), v.to(eights), **options)
+    assert o.dtype == torch.bfloat16
+    torch.testing.assert_close(lse, torch.full((1, 1, 1), math.log(4 / 3)))
+    exact = 0.5 * 256 / (256 * 4 / 3)
+    torch.testing.assert_close(o, torch.full_like(o, exact), atol=2**-9, rtol=0)
+    o, _ = attention_reference(q, k.to(eights), (1 - v).to(eights), **options)
+    rounded = 0.5 * 88 / (256 * 4 / 3)
+    torch.testing.assert_close(o, torch.full_like(o, rounded), atol=2**-11, rtol=0)
+    assert abs(rounded - 0.5 / 4) > 2**-9
+    _, lse = attention_reference(q, k.to(eights), v.to(eights), sink=sink, **options)
+    expected = math.log(4 / 3 + math.exp(sink))
+    torch.testing.assert_close(lse, torch.full((1, 1, 1), expected))
+
+
 @pytest.mark.parametrize("name", SDPA_REFUSES)
 def test_sdpa_names_what_it_cannot_do(name):
     sentence = SDPA.unsupported(make_request(*inputs(), **SDPA_REFUSES[name]))

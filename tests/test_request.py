@@ -18,6 +18,15 @@ def arguments(**changes):
     return {"q": q, "k": k, "v": v} | changes
 
 
+def eight_bits(**changes):
+    x = torch.randn(1, 4, 2, 64).to(torch.float8_e4m3fn)
+    return {"q": x, "k": x, "v": x} | changes
+
+
+def half(**changes):
+    return arguments(**dict.fromkeys("qkv", torch.randn(1, 4, 2, 64).half())) | changes
+
+
 def packed(**changes):
     q, k, v = torch.randn(3, 4, 2, 64)
     return {"q": q, "k": k, "v": v} | changes
@@ -88,6 +97,38 @@ REFUSED = {
     "scale far above the softcap": (
         arguments(scale=2.0**99, softcap=2.0**-99), "too far apart for fp32"),
     "check: a number": (arguments(check=1), "check=1 must be True or False"),
+    "precision: unknown": (half(precision="fp4"), "precision='fp4' is unknown; write 'fp8'"),
+    "precision: a number": (half(precision=8), "precision=8 must be 'fp8', an Fp8, or None"),
+    "precision of float32": (
+        arguments(precision="fp8"), "'fp8' was given for a q of dtype torch.float32; float16 and"),
+    "precision of 8 bits": (
+        eight_bits(precision="fp8:head:hadamard"), "q has dtype torch.float8_e4m3fn, so it is "),
+    "another 8 bits": (
+        eight_bits(v=ones(1, 4, 2, 64).to(torch.float8_e5m2)), "v has dtype torch.float8_e5m2"),
+    "scale of 16 bits": (half(k_descale=ones(1)), "k_descale was given and q has dtype torch.fl"),
+    "scale: shape": (
+        eight_bits(q_descale=ones(2, 2)), r"q_descale has shape \(2, 2\).*\(1, 2\).*\(1, 2, 1\)"),
+    "scale: dtype": (eight_bits(v_descale=ones(1).half()), "v_descale .* torch.float16; it must b"),
+    "scale: a number": (eight_bits(v_descale=0.1), "v_descale is a float; it must be a torch.Te"),
+    "scale: device": (eight_bits(k_descale=ones(1, device="meta")), "k_descale is on meta"),
+    "FP8 in fa1": (half(version="fa1", precision="fp8"), "'fa1': precision=.* version 'fa3'"),
+    "FP8 in fa2": (eight_bits(version="fa2"), "'fa2': precision='fp8:tensor:e4m3' is not.*'fa3'"),
+    "FP8 in sdpa": (half(version="sdpa", precision="fp8"), "'sdpa': precision=.* version='fa3'"),
+    "gradient in FP8": (
+        half(precision="fp8", q=ones(1, 4, 2, 64).half().requires_grad_()), "only and .*no_grad"),
+    "gradient in FP8, reference": (
+        half(version="reference", precision="fp8", sink=ones(2).requires_grad_()), "forward only"),
+    "starts in FP8": (half(precision="fp8", kv_starts=ONE), "kv_starts is not possible with"),
+    "pages in FP8": (
+        half(precision="fp8", block_table=PAGES, kv_lengths=ONE), "block_table is not possible"),
+    "packed in FP8": (
+        eight_bits(cu_seqlens_q=BOUNDS) | {n: x[0] for n, x in eight_bits().items()},
+        "cu_seqlens_q is not possible with precision='fp8:tensor:e4m3'"),
+    "dropout in FP8": (half(precision="fp8", dropout_p=0.1), "dropout_p=0.1 is not possible with"),
+    "splits in FP8": (half(precision="fp8", num_splits=2), "num_splits=2 is not possible with"),
+    "rotation of 80 dims": (
+        half(precision="fp8:hadamard", **dict.fromkeys("qk", ones(1, 4, 2, 80).half())),
+        "head_dim 80; .*powers of two from 16 to 256"),
 }  # fmt: skip
 
 
@@ -124,6 +165,7 @@ WRONG_VALUES = {
     "start": (arguments(kv_starts=torch.tensor([5])), r"kv_starts\[0\]=5 .* 0 to 4"),
     "page": (arguments(block_table=PAGES + 1, kv_lengths=ONE), r"block_table\[0\] has page 1"),
     "room in the pages": (arguments(block_table=PAGES, kv_lengths=ONE * 9), "0 has 9 keys"),
+    "scale 0": (eight_bits(k_descale=torch.zeros(1)), "k_descale holds 0.0; .*positive and finite"),
 }  # fmt: skip
 
 

@@ -99,6 +99,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--attention", choices=ATTENTIONS, default="auto", help="version of attention (auto)")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
     add("--dtype", choices=("auto", *DTYPES), default="auto", help="of weights and cache (auto)")
+    add("--precision", help="of attention, such as fp8 or fp8:block:hadamard (that of --dtype)")
     add("--chat", action="store_true", help="a conversation; /help lists its commands")
     add("--json", action="store_true", help="print the answer and the measurements as JSON")
     add("--no-stream", action="store_true", help="print the answer when it is complete")
@@ -150,6 +151,7 @@ def load_session(arguments: argparse.Namespace) -> Session:
         attention=arguments.attention,
         device=arguments.device,
         dtype=arguments.dtype,
+        precision=arguments.precision,
         use_template=not arguments.ignore_chat_template,
     )
     if session.template is None and (arguments.chat or arguments.system_prompt is not None):
@@ -370,6 +372,7 @@ def measurements(session: Session, statistics: Statistics) -> dict[str, Any]:
         "attention": session.attention,
         "device": str(session.device),
         "dtype": session.dtype,
+        "precision": session.precision,
     }
 
 

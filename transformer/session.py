@@ -10,7 +10,7 @@ import torch
 import flash_versions
 from flash_versions import interpreter
 from flash_versions.api import choose_version
-from flash_versions.request import Request
+from flash_versions.request import make_request
 from transformer.chat import Message, Tokenizer, encode_chat, load_template
 from transformer.command import choose_device
 from transformer.engine import GREEDY, Completion, Statistics, check_prompt, generate
@@ -32,6 +32,7 @@ class Session:
         notes: what the user may not expect, each a sentence.
         template: the chat template, None to use prompts as they are.
         attention: the name of the version that runs, never "auto".
+        precision: that of attention, None: as the dtype says.
     """
 
     folder: Path
@@ -45,6 +46,7 @@ class Session:
     attention: str
     device: torch.device
     dtype: str
+    precision: str | None
     notes: tuple[str, ...]
 
     @classmethod
@@ -58,6 +60,7 @@ class Session:
         attention: str = "auto",
         device: str = "auto",
         dtype: str = "auto",
+        precision: str | None = None,
         use_template: bool = True,
     ) -> "Session":
         """Load a checkpoint, cheap checks first.
@@ -69,7 +72,10 @@ class Session:
             stop_strings: texts that end an answer.
             attention: a name in flash_versions.VERSIONS or BASELINES, or "auto".
             device: "auto" (the first GPU, or else the CPU), "cpu", "cuda" or "cuda:N".
-            dtype: a name in DTYPES, or "auto": float32 on the CPU, bfloat16 on a GPU.
+            dtype: a name in DTYPES, or "auto": float32 on the CPU without a precision, else
+                bfloat16.
+            precision: that of attention, as `flash_versions.attention` takes it: "fp8" quantises
+                queries, keys and values of a 16-bit dtype, the whole cache in every step.
             use_template: whether prompts go through the checkpoint's chat template.
 
         Raises:
@@ -87,7 +93,7 @@ class Session:
             )
         template = load_template(folder) if use_template else None
         if dtype == "auto":
-            dtype = "float32" if where.type == "cpu" else "bfloat16"
+            dtype = "float32" if where.type == "cpu" and precision is None else "bfloat16"
         eos = eos_token_ids(folder)
         for token in eos:
             if isinstance(token, bool) or not 0 <= token < tokenizer.vocab_size:
@@ -95,8 +101,8 @@ class Session:
                     f"{folder}: the end-of-sequence token {token} is not one of the tokenizer's,"
                     f" 0 to {tokenizer.vocab_size - 1}"
                 )
-        version, notes = choose_attention(attention, config, where, DTYPES[dtype])
-        attend = partial(flash_versions.attention, version=version)
+        version, notes = choose_attention(attention, config, where, DTYPES[dtype], precision)
+        attend = partial(flash_versions.attention, version=version, precision=precision)
         model = load_model(folder, attend, where, DTYPES[dtype])
         parameters = sum(parameter.numel() for parameter in model.parameters())
         if (
@@ -122,6 +128,7 @@ class Session:
             attention=version,
             device=where,
             dtype=dtype,
+            precision=precision,
             notes=tuple(notes),
         )
 
@@ -165,11 +172,13 @@ class Session:
         files = sorted(self.folder.glob("*.safetensors"))
         weights = (str(self.folder), [(file.name, file.stat().st_mtime_ns) for file in files])
         settings = (self.template, self.eos, self.stop_strings, self.sampling, self.max_tokens)
-        return (weights, *settings, self.attention, self.device.type, self.dtype)
+        engine = (self.attention, self.device.type, self.dtype, self.precision)
+        return (weights, *settings, *engine)
 
     def report(self, statistics: Statistics) -> str:
         """The measurements as lines of text."""
-        where = f"{self.attention} on {self.device} in {self.dtype}"
+        precision = "" if self.precision is None else f" and {self.precision}"
+        where = f"{self.attention} on {self.device} in {self.dtype}{precision}"
         if self.attention in flash_versions.VERSIONS:
             where += (
                 "; its kernels run in Triton's interpreter: slow by design, for reading"
@@ -212,7 +221,11 @@ def find_checkpoint(model: str) -> Path:
 
 
 def choose_attention(
-    name: str, config: Config, device: torch.device, dtype: torch.dtype
+    name: str,
+    config: Config,
+    device: torch.device,
+    dtype: torch.dtype,
+    precision: str | None = None,
 ) -> tuple[str, list[str]]:
     """The version that will run, and notes on the choice; ValueError says why it cannot run.
 
@@ -222,10 +235,10 @@ def choose_attention(
     q = torch.zeros(1, 1, config.num_heads, config.head_dim, device=device, dtype=dtype)
     k = q[:, :, : config.num_kv_heads]
     lengths = torch.ones(1, dtype=torch.int32, device=device)
-    request = Request(q, k, k, window_right=0, kv_lengths=lengths)
+    request = make_request(q, k, k, causal=True, kv_lengths=lengths, precision=precision)
     try:
         return choose_version(name, request).name, []
     except ValueError as error:
-        if name != "auto":
+        if name != "auto" or precision is not None:
             raise
         return choose_version("sdpa", request).name, [f"attention is sdpa, torch's own: {error}"]

@@ -2,11 +2,19 @@
 
 import torch
 
+from flash_versions.descriptor import undescribable
 from flash_versions.fa2 import backward
 from flash_versions.fa2 import forward as packing
-from flash_versions.fa3 import ablation, forward, forward_hopper
+from flash_versions.fa3 import (
+    ablation,
+    forward,
+    forward_fp8,
+    forward_fp8_hopper,
+    forward_hopper,
+)
+from flash_versions.quantize import Quantized, prepare
 from flash_versions.request import Request
-from flash_versions.version import Version, kernel_limits
+from flash_versions.version import ForwardQuantized, Version, kernel_limits
 
 
 def serve(request: Request) -> tuple[torch.Tensor, torch.Tensor, None]:
@@ -15,11 +23,45 @@ def serve(request: Request) -> tuple[torch.Tensor, torch.Tensor, None]:
     FA2's for what boxes do not reach and for decoding, which waits for memory, not for what FA3
     makes faster; on Hopper the explicit one, for all that it takes; else the portable one.
     """
+    if request.precision is not None:
+        return serve_fp8(request, forward_quantized)
     if forward.unsupported(request) is not None:
         return packing.forward(request)
     if forward_hopper.unsupported(request) is None:
         return forward_hopper.forward(request)
     return forward.forward(request)
+
+
+def serve_fp8(
+    request: Request, kernel: ForwardQuantized
+) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """The forward in FP8, of tensors of either kind, by a kernel for quantised ones."""
+    if request.k.shape[1] == 0:  # nothing to quantise
+        exact = request._replace(precision=None, q_descale=None, k_descale=None, v_descale=None)
+        q, k, v = (x.to(request.out_dtype) for x in (request.q, request.k, request.v))
+        return packing.forward(exact._replace(q=q, k=k, v=v))
+    quantized = prepare(request)
+    q, k = (
+        x if undescribable(name, x) is None else x.clone(memory_format=torch.contiguous_format)
+        for name, x in (("q", quantized.q), ("k", quantized.k))
+    )
+    return kernel(request, quantized._replace(q=q, k=k))
+
+
+def forward_quantized(
+    request: Request, quantized: Quantized
+) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """The forward of quantised tensors, by the first kernel that is made for a request."""
+    if forward_fp8_hopper.unsupported(request) is None:
+        return forward_fp8_hopper.forward(request, quantized)
+    return forward_fp8.forward(request, quantized)
+
+
+def limits(request: Request) -> str | None:
+    """What FA3 cannot serve."""
+    if request.precision is not None:
+        return forward_fp8.limits(request)
+    return kernel_limits(request)
 
 
 VERSION = Version(
@@ -29,7 +71,9 @@ VERSION = Version(
     idea="asynchronous copies and products: some warps only load, others compute in turns",
     source="Shah et al. 2024, arXiv:2407.08608",
     forward=serve,
-    limits=kernel_limits,
+    limits=limits,
     backward=backward.backward,
     variants=ablation.VARIANTS,
+    forward_quantized=forward_quantized,
+    fp8_variants=ablation.FP8_VARIANTS,
 )

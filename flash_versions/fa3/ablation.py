@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from flash_versions.fa3 import forward, forward_hopper
-from flash_versions.fa3.config import default_config
+from flash_versions.fa3 import forward, forward_fp8, forward_fp8_hopper, forward_hopper
+from flash_versions.fa3.config import default_config, fp8_config
+from flash_versions.quantize import Quantized
 from flash_versions.request import Request
-from flash_versions.version import Forward
+from flash_versions.version import Forward, ForwardQuantized
 
 # Of the kernel for Hopper, see `HopperConfig`.
 SWITCHES: Mapping[str, dict[str, Any]] = {
@@ -36,8 +37,24 @@ def varied(request: Request, **switches: Any) -> tuple[torch.Tensor, torch.Tenso
     return forward_hopper.forward(request, replace(default_config(request), **switches))
 
 
+def varied_fp8(
+    request: Request, quantized: Quantized, **switches: Any
+) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """The same in FP8."""
+    if reason := forward_fp8_hopper.unsupported(request):
+        raise ValueError(reason)
+    config = replace(fp8_config(request), **switches)
+    return forward_fp8_hopper.forward(request, quantized, config)
+
+
 VARIANTS: Mapping[str, Forward] = {
     "portable": forward.forward,
     "portable, persistent": partial(forward.forward, persistent=True),
     **{name: partial(varied, **switches) for name, switches in SWITCHES.items()},
+}
+FP8_VARIANTS: Mapping[str, ForwardQuantized] = {
+    "portable": forward_fp8.forward,
+    "no overlap": partial(varied_fp8, overlap=False),
+    "ping-pong": partial(varied_fp8, ping_pong=True),
+    "late wait": partial(varied_fp8, late_wait=True),
 }

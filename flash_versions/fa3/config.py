@@ -84,6 +84,16 @@ def default_config(request: Request) -> HopperConfig:
     return HopperConfig(3, stages=3, scheduler=scheduler)
 
 
+def fp8_config(request: Request) -> HopperConfig:
+    """The fastest configuration in FP8 that was found on an H200 (docs/log.md)."""
+    scheduler = "static" if request.window_right is None else "dynamic"
+    head_dim = max(request.q.shape[3], request.v.shape[3])
+    if head_dim > 128:
+        return HopperConfig(q_stages=1, scheduler=scheduler)
+    consumers = 2 if head_dim > 64 else 3
+    return HopperConfig(consumers, stages=3, ping_pong=False, scheduler=scheduler)
+
+
 def prefers_two_consumers(request: Request) -> bool:
     """Whether tiles of 128 queries beat those of 192 at head_dim 64.
 

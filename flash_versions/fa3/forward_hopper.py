@@ -55,21 +55,28 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     tma,
-    warpgroup_mma,
     warpgroup_mma_wait,
 )
 
 from flash_versions import hopper
 from flash_versions.fa3.config import HopperConfig, default_config
-from flash_versions.fa3.forward import heads_of_section
+from flash_versions.fa3.host import (
+    COUNTS,
+    constants,
+    describe_inputs,
+    new_results,
+    num_programs,
+    run_time,
+)
+from flash_versions.fa3.operands import is_fp8, multiply_pv, multiply_qk, rounded
 from flash_versions.fa3.problem import Problem
+from flash_versions.fa3.scales import Scales, shifted_softmax_step
 from flash_versions.hopper import (
     WARPGROUP_ROWS,
-    Counters,
     Ring,
+    TensorDescriptor,
     accumulator_layout,
     aggregate,
-    describe,
     make_ring,
     make_scheduler,
     pass_turn,
@@ -77,16 +84,10 @@ from flash_versions.hopper import (
     take_turn,
 )
 from flash_versions.launch import Launcher, layout
-from flash_versions.memory import cdiv, padded_head_dim
+from flash_versions.ops import narrowed
 from flash_versions.request import Request
-from flash_versions.tile import LOG2E, finalise, softmax_step
-from flash_versions.version import num_multiprocessors
+from flash_versions.tile import finalise, softmax_step
 
-# Change from call to call: no kernel of its own for each.
-COUNTS = [
-    "q_length", "kv_length", "heads", "batch", "section",
-    "window_left", "window_right", "scale_log2", "cap_scale",
-]  # fmt: skip
 PORTABLE_ONLY = (
     "alibi_slopes", "sink", "cu_seqlens_q", "cu_seqlens_k", "kv_lengths", "kv_starts", "block_table"
 )  # fmt: skip
@@ -138,25 +139,13 @@ def produce(problem, schedule, buffers, scheduler, q, k, v):
                 for c in gl.static_range(schedule.CONSUMERS):
                     q_place = buffers.q_place(schedule, round, c)
                     buffers.q.fill(q_place, q, [sequence, head, query + c * WARPGROUP_ROWS, 0])
-            buffers.v.fill(place, v, [sequence, kv_head, first_key, 0])
+            if is_fp8(v.dtype):  # transposed
+                buffers.v.fill(place, v, [sequence, kv_head, 0, first_key])
+            else:
+                buffers.v.fill(place, v, [sequence, kv_head, first_key, 0])
             place = place.next()
         round += 1
     scheduler.retire()
-
-
-@gluon.jit
-def multiply_qk(q_tile, k_tile):
-    """Issue S = Q K^T: a token to wait for."""
-    BLOCK_KV: gl.constexpr = k_tile.shape[0]
-    zero = gl.zeros([WARPGROUP_ROWS, BLOCK_KV], gl.float32, accumulator_layout(BLOCK_KV))
-    return warpgroup_mma(q_tile, k_tile.permute((1, 0)), zero, use_acc=False, is_async=True)
-
-
-@gluon.jit
-def as_operand(p, v_tile):
-    """P as the left operand of P V: the same registers, two numbers in each."""
-    operand: gl.constexpr = gl.DotOperandLayout(0, accumulator_layout(v_tile.shape[1]), 2)
-    return gl.convert_layout(p.to(v_tile.dtype), operand, assert_trivial=True)
 
 
 @gluon.jit
@@ -168,15 +157,28 @@ def per_row(x, acc):
 @gluon.jit
 def first_state(buffers, BLOCK_KV: gl.constexpr):
     """(acc, row_max, row_sum) of rows that have seen no key."""
-    DIMS: gl.constexpr = buffers.v.tiles.shape[4]
-    rows: gl.constexpr = gl.SliceLayout(1, accumulator_layout(BLOCK_KV))
-    acc = gl.zeros([WARPGROUP_ROWS, DIMS], gl.float32, accumulator_layout(DIMS))
+    DIMS: gl.constexpr = buffers.o.shape[4]
+    FP8: gl.constexpr = is_fp8(buffers.v.tiles.dtype)
+    rows: gl.constexpr = gl.SliceLayout(1, accumulator_layout(BLOCK_KV, FP8))
+    acc = gl.zeros([WARPGROUP_ROWS, DIMS], gl.float32, accumulator_layout(DIMS, FP8))
     row_max = gl.full([WARPGROUP_ROWS], float("-inf"), gl.float32, rows)
     return acc, row_max, gl.zeros([WARPGROUP_ROWS], gl.float32, rows)
 
 
 @gluon.jit
-def attend(problem, schedule, buffers, q_tile, place, query, begin, end, CONSUMER: gl.constexpr):
+def fold_scores(s, row_max, row_sum, problem, scales, block):
+    """A step of the online softmax: (p, row_max, row_sum, alpha)."""
+    if scales.FP8:
+        scale_log2, shift, weight = scales.of_block(problem, block)
+        return shifted_softmax_step(s, row_max, row_sum, scale_log2, shift, weight)
+    else:
+        return softmax_step(s, row_max, row_sum, scales.score)
+
+
+@gluon.jit
+def attend(
+    problem, schedule, scales, buffers, q_tile, place, query, begin, end, CONSUMER: gl.constexpr
+):
     """Fold KV blocks end - 1 .. begin into the state of a consumer's rows, with S of one block in
     flight together with P V of the block before: (acc, row_max, row_sum, next place in the rings).
     """
@@ -188,8 +190,8 @@ def attend(problem, schedule, buffers, q_tile, place, query, begin, end, CONSUME
     s = problem.capped(s)
     if problem.LEFT or problem.RIGHT or problem.EDGE:
         s = problem.masked(s, query, end - 1)
-    p, row_max, row_sum, alpha = softmax_step(s, row_max, row_sum, problem.scale_log2)
-    p = as_operand(p, buffers.v.tile(place))
+    p, row_max, row_sum, alpha = fold_scores(s, row_max, row_sum, problem, scales, end - 1)
+    p = rounded(p, buffers.v.tile(place), acc)
     if schedule.LATE_WAIT:
         buffers.k.wait(place.next(), end - 1 > begin)
     for block in range(end - 2, begin - 1, -1):
@@ -201,7 +203,7 @@ def attend(problem, schedule, buffers, q_tile, place, query, begin, end, CONSUME
             take_turn(CONSUMER)
         s_token = multiply_qk(q_tile, buffers.k.tile(place))
         buffers.v.wait(before)
-        acc_token = warpgroup_mma(p, buffers.v.tile(before), acc, is_async=True)
+        acc_token = multiply_pv(p, buffers.v.tile(before), acc)
         if schedule.PING_PONG:
             pass_turn(CONSUMER, schedule.CONSUMERS)
         s = warpgroup_mma_wait(1, deps=[s_token])
@@ -210,15 +212,15 @@ def attend(problem, schedule, buffers, q_tile, place, query, begin, end, CONSUME
         if problem.CUT:
             if (block >= full_end) | (block < full_begin):
                 s = problem.masked(s, query, block)
-        p, row_max, row_sum, alpha = softmax_step(s, row_max, row_sum, problem.scale_log2)
+        p, row_max, row_sum, alpha = fold_scores(s, row_max, row_sum, problem, scales, block)
         if schedule.LATE_WAIT:
             buffers.k.wait(place.next(), block > begin)
         acc = warpgroup_mma_wait(0, deps=[acc_token])
         buffers.v.release(before)
-        p = as_operand(p, buffers.v.tile(place))
+        p = rounded(p, buffers.v.tile(place), acc)
         acc = acc * per_row(alpha, acc)[:, None]
     buffers.v.wait(place)
-    acc_token = warpgroup_mma(p, buffers.v.tile(place), acc, is_async=True)
+    acc_token = multiply_pv(p, buffers.v.tile(place), acc)
     acc = warpgroup_mma_wait(0, deps=[acc_token])
     buffers.v.release(place)
     return acc, row_max, row_sum, place.next()
@@ -226,7 +228,7 @@ def attend(problem, schedule, buffers, q_tile, place, query, begin, end, CONSUME
 
 @gluon.jit
 def attend_in_order(
-    problem, schedule, buffers, q_tile, place, query, begin, end, CONSUMER: gl.constexpr
+    problem, schedule, scales, buffers, q_tile, place, query, begin, end, CONSUMER: gl.constexpr
 ):
     """`attend` without the overlap: each product is waited for before the next step."""
     _, full_begin, full_end, _ = problem.blocks(query, WARPGROUP_ROWS)
@@ -244,11 +246,11 @@ def attend_in_order(
         if problem.LEFT or problem.RIGHT or problem.EDGE:
             if (block >= full_end) | (block < full_begin):
                 s = problem.masked(s, query, block)
-        p, row_max, row_sum, alpha = softmax_step(s, row_max, row_sum, problem.scale_log2)
+        p, row_max, row_sum, alpha = fold_scores(s, row_max, row_sum, problem, scales, block)
         acc = acc * per_row(alpha, acc)[:, None]
         v_tile = buffers.v.tile(place)
         buffers.v.wait(place)
-        acc_token = warpgroup_mma(as_operand(p, v_tile), v_tile, acc, is_async=True)
+        acc_token = multiply_pv(rounded(p, v_tile, acc), v_tile, acc)
         acc = warpgroup_mma_wait(0, deps=[acc_token])
         buffers.v.release(place)
         place = place.next()
@@ -256,7 +258,7 @@ def attend_in_order(
 
 
 @gluon.jit
-def consume(problem, schedule, buffers, scheduler, o, lse_out, CONSUMER: gl.constexpr):
+def consume(problem, schedule, scales, buffers, scheduler, o, lse_out, CONSUMER: gl.constexpr):
     """A consumer: 64 rows of each tile."""
     tile = gl.program_id(0)
     round = 0
@@ -268,20 +270,25 @@ def consume(problem, schedule, buffers, scheduler, o, lse_out, CONSUMER: gl.cons
         query, head, sequence = problem.locate(tile)
         begin, _, _, end = problem.blocks(query, problem.BLOCK_Q)
         query += CONSUMER * WARPGROUP_ROWS
+        tile_scales = scales.of_tile(problem, query, head, sequence)
         q_place = buffers.q_place(schedule, round, CONSUMER)
         buffers.q.wait(q_place)
         q_tile = buffers.q.tile(q_place)
         if schedule.OVERLAP:
             acc, row_max, row_sum, place = attend(
-                problem, schedule, buffers, q_tile, place, query, begin, end, CONSUMER
+                problem, schedule, tile_scales, buffers, q_tile, place, query, begin, end, CONSUMER
             )
         else:
             acc, row_max, row_sum, place = attend_in_order(
-                problem, schedule, buffers, q_tile, place, query, begin, end, CONSUMER
+                problem, schedule, tile_scales, buffers, q_tile, place, query, begin, end, CONSUMER
             )
         if schedule.EPILOGUE_BUFFER:
             buffers.q.release(q_place)
+        if scales.FP8:
+            row_max -= scales.SHIFT  # which row_sum counts
         out, lse = finalise(acc, per_row(row_max, acc), per_row(row_sum, acc))
+        if scales.FP8:
+            out *= tile_scales.value
         rows = query + gl.arange(0, WARPGROUP_ROWS, layout=gl.SliceLayout(1, acc.type.layout))
         first = (sequence * problem.heads + head).to(gl.int64) * problem.q_length
         gl.store(lse_out + first + rows, lse, mask=rows < problem.q_length)
@@ -309,6 +316,10 @@ def forward_kernel(
     o,
     lse_out,
     counters,
+    q_scale,
+    k_scale,
+    v_scale,
+    v_reference,
     q_length,
     kv_length,
     heads,
@@ -324,6 +335,9 @@ def forward_kernel(
     EDGE: gl.constexpr,
     CUT: gl.constexpr,
     CAP: gl.constexpr,
+    FP8: gl.constexpr,
+    PER_BLOCK: gl.constexpr,
+    SHIFT: gl.constexpr,
     CONSUMERS: gl.constexpr,
     STAGES: gl.constexpr,
     Q_STAGES: gl.constexpr,
@@ -342,6 +356,7 @@ def forward_kernel(
         gl.to_tensor(scale_log2), gl.to_tensor(cap_scale),
         GROUP, LEFT, RIGHT, EDGE, CUT, CAP, CONSUMERS * WARPGROUP_ROWS, k.block_type.shape[2]
     )  # fmt: skip
+    scales = Scales(q_scale, k_scale, v_scale, v_reference, FP8, PER_BLOCK, SHIFT)
     schedule = Schedule(CONSUMERS, Q_STAGES, EPILOGUE_BUFFER, OVERLAP, PING_PONG, LATE_WAIT)
     q_ring = make_ring(q, CONSUMERS * Q_STAGES, 1)
     k_ring = make_ring(k, STAGES, CONSUMERS)
@@ -356,8 +371,8 @@ def forward_kernel(
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (consume, (problem, schedule, buffers, scheduler, o, lse_out, 0)),
-                (consume, (problem, schedule, buffers, scheduler, o, lse_out, 1)),
+                (consume, (problem, schedule, scales, buffers, scheduler, o, lse_out, 0)),
+                (consume, (problem, schedule, scales, buffers, scheduler, o, lse_out, 1)),
                 (produce, (problem, schedule, buffers, scheduler, q, k, v)),
             ],
             [4, 1],
@@ -366,9 +381,9 @@ def forward_kernel(
     else:
         gl.warp_specialize(
             [
-                (consume, (problem, schedule, buffers, scheduler, o, lse_out, 0)),
-                (consume, (problem, schedule, buffers, scheduler, o, lse_out, 1)),
-                (consume, (problem, schedule, buffers, scheduler, o, lse_out, 2)),
+                (consume, (problem, schedule, scales, buffers, scheduler, o, lse_out, 0)),
+                (consume, (problem, schedule, scales, buffers, scheduler, o, lse_out, 1)),
+                (consume, (problem, schedule, scales, buffers, scheduler, o, lse_out, 2)),
                 (produce, (problem, schedule, buffers, scheduler, q, k, v)),
             ],
             [4, 4, 1],
@@ -377,7 +392,6 @@ def forward_kernel(
 
 
 launch_forward = Launcher(forward_kernel)
-counters = Counters()
 
 
 def unsupported(request: Request) -> str | None:
@@ -387,7 +401,7 @@ def unsupported(request: Request) -> str | None:
     q = request.q
     if not hopper.available(q.device):
         return f"{q.device} is no Hopper GPU (compute capability 9.0), or kernels are interpreted."
-    if q.dtype not in hopper.GLUON_DTYPES:
+    if q.dtype not in (torch.float16, torch.bfloat16):
         return f"q has dtype {q.dtype}; float16 and bfloat16 are what WGMMA multiplies here."
     for name in PORTABLE_ONLY:
         if getattr(request, name) is not None:
@@ -414,54 +428,29 @@ def forward(
         o (batch, M, heads, head_dim_v), contiguous, in q's dtype; lse natural log, fp32 (batch,
         heads, M); no further statistics.
     """
-    q, k, v = request.q, request.k, request.v
     config = config or default_config(request)
-    left, right, softcap = request.window_left, request.window_right, request.softcap
-    batch, q_length, heads, head_dim = q.shape
-    kv_length, head_dim_v = v.shape[1], v.shape[3]
-    o = q.new_empty((batch, q_length, heads, head_dim_v))
-    lse = q.new_empty((batch, heads, q_length), dtype=torch.float32)
-    width, width_v = (max(64, padded_head_dim(dim)) for dim in (head_dim, head_dim_v))
-    if width != width_v and not config.epilogue_buffer:
-        raise ValueError(
-            f"head_dim {head_dim} and {head_dim_v} of v differ, and O fits Q's buffer only if they "
-            f"do not; use epilogue_buffer=True."
-        )
-    programs = cdiv(q_length, config.block_q) * heads * batch
-    if config.scheduler != "grid":
-        programs = min(programs, num_multiprocessors(q.device))
-    # Tiles as high as a block is wide, and ends that are aligned: only the last block is cut.
-    aligned = (
-        config.block_q == config.block_kv
-        and (kv_length - q_length + (right or 0)) % config.block_kv == 0
-    )
+    return launch(request, config, describe_inputs(request, config))
+
+
+def launch(
+    request: Request,
+    config: HopperConfig,
+    boxes: tuple[TensorDescriptor, TensorDescriptor, TensorDescriptor],
+    scales: tuple[torch.Tensor, ...] | None = None,
+    per_block: bool = False,
+    shift: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """Launch the kernel on Q, K and V as boxes; in FP8, on the tensors of `Scales`, too."""
+    o, lse = new_results(request)
     launch_forward(
-        (*layout(request), config.block_kv),
-        (programs,),
-        (
-            describe(q, WARPGROUP_ROWS.value, width),
-            describe(k, config.block_kv, width),
-            describe(v, config.block_kv, width_v),
-            describe(o, WARPGROUP_ROWS.value, width_v),
-            lse,
-            counters.pair(q.device) if config.scheduler == "dynamic" else lse,
-            q_length,
-            kv_length,
-            heads,
-            batch,
-            heads_of_section(request),
-            left or 0,
-            right or 0,
-            (softcap or request.scale) * LOG2E.value,
-            0.0 if softcap is None else request.scale / softcap,
-        ),
+        (*layout(request), config.block_kv, boxes[0].base.dtype),
+        (num_programs(request, config),),
+        run_time(request, config, boxes, o, lse, scales),
         {
-            "GROUP": request.group,
-            "LEFT": left is not None,
-            "RIGHT": right is not None,
-            "EDGE": kv_length % config.block_kv != 0,
-            "CUT": left is not None or (right is not None and not aligned),
-            "CAP": softcap is not None,
+            **constants(request, config),
+            "FP8": scales is not None,
+            "PER_BLOCK": per_block,
+            "SHIFT": shift,
             "CONSUMERS": config.consumers,
             "STAGES": config.stages,
             "Q_STAGES": config.q_stages,
@@ -476,4 +465,4 @@ def forward(
         },
         num_warps=4,
     )
-    return o, lse, None
+    return narrowed(o, request.v), lse, None
