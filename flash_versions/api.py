@@ -4,14 +4,14 @@ from typing import Literal, TypedDict, Unpack, overload
 
 import torch
 
-from flash_versions import fa1, fa2, fa3, ops
+from flash_versions import fa1, fa2, fa3, fa4, ops
 from flash_versions.quantize import Fp8
 from flash_versions.reference import REFERENCE, SDPA
 from flash_versions.request import Request, Window, make_request
 from flash_versions.version import Version
 
 VERSIONS: dict[str, Version] = {
-    module.VERSION.name: module.VERSION for module in (fa1, fa2, fa3)
+    module.VERSION.name: module.VERSION for module in (fa1, fa2, fa3, fa4)
 }
 BASELINES: dict[str, Version] = {version.name: version for version in (REFERENCE, SDPA)}
 ops.VERSIONS.update(VERSIONS)

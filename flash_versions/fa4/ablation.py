@@ -1,0 +1,59 @@
+"""What each idea of FA4 is worth: its forward with one thing changed, for the benchmark."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from flash_versions.fa3.forward import unsupported as undescribable
+from flash_versions.fa3.forward_fp8_hopper import unsupported as fp8_unsupported
+from flash_versions.fa3.forward_hopper import unsupported
+from flash_versions.fa4 import forward, forward_hopper
+from flash_versions.fa4.config import default_config, fp8_config
+from flash_versions.quantize import Quantized
+from flash_versions.request import Request
+from flash_versions.version import Forward, ForwardQuantized
+
+# Of the kernel for Hopper, see `RolesConfig`.
+SWITCHES: Mapping[str, dict[str, Any]] = {
+    "always rescale": {"threshold": 0.0, "eighths": 0},
+    "rescale if grown": {"threshold": 8.0, "eighths": 0},
+    "1/8 polynomial": {"threshold": 0.0, "eighths": 1},
+    "2/8 polynomial": {"threshold": 0.0, "eighths": 2},
+    "4/8 polynomial": {"threshold": 0.0, "eighths": 4},
+    "both, 1/8": {"threshold": 8.0, "eighths": 1},
+    "both, 2/8": {"threshold": 8.0, "eighths": 2},
+}
+FP8_THRESHOLD = 4.0  # of the variants that have one: P of 8 bits has no room for 8
+
+
+def varied(request: Request, **switches: Any) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """The forward of the kernel for Hopper with some switches of its configuration turned.
+
+    Raises:
+        ValueError: this kernel does not serve the request.
+    """
+    if reason := undescribable(request) or unsupported(request):
+        raise ValueError(reason)
+    return forward_hopper.forward(request, replace(default_config(request), **switches))
+
+
+def varied_fp8(
+    request: Request, quantized: Quantized, threshold: float, eighths: int
+) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """The same in FP8."""
+    if reason := fp8_unsupported(request):
+        raise ValueError(reason)
+    config = replace(fp8_config(request), threshold=min(threshold, FP8_THRESHOLD), eighths=eighths)
+    return forward_hopper.forward_quantized(request, quantized, config)
+
+
+VARIANTS: Mapping[str, Forward] = {
+    "portable": forward.forward,
+    **{name: partial(varied, **switches) for name, switches in SWITCHES.items()},
+}
+FP8_VARIANTS: Mapping[str, ForwardQuantized] = {
+    name: partial(varied_fp8, **switches) for name, switches in SWITCHES.items()
+}

@@ -1,0 +1,83 @@
+"""The roles of FA4's kernel for Hopper as one table: who is in which state, and what comes next.
+
+`forward_hopper.py` follows it: where a role enters a state, its code says `trace.enter(...,
+STATE)`. An instrumented launch (`trace.py`) writes down when, and `check` holds what was written
+against the table.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from triton.experimental.gluon import language as gl
+
+
+class Transition(NamedTuple):
+    """A step that a role may take."""
+
+    role: str
+    state: str
+    then: str
+    when: str
+
+
+START, DONE = "start", "done"
+TABLE = (
+    Transition("loader", START, "claim", "always"),
+    Transition("loader", "claim", "load", "there is a tile"),
+    Transition("loader", "load", "load", "the tile sees another block of keys"),
+    Transition("loader", "load", "claim", "its K, Q and V have been asked for"),
+    Transition("loader", "claim", DONE, "no tile is left"),
+    Transition("consumer", START, "await", "always"),
+    Transition("consumer", "await", "score", "Q and the first K are there"),
+    Transition("consumer", "score", "softmax", "S is there"),
+    Transition("consumer", "softmax", "correct", "P is computed"),
+    Transition("consumer", "correct", "score", "another block: K and this block's V are there"),
+    Transition("consumer", "correct", "drain", "it was the last block"),
+    Transition("consumer", "drain", "hand over", "O is complete, and normalised"),
+    Transition("consumer", "hand over", "await", "O is in its buffer, where it was taken from"),
+    Transition("consumer", "await", DONE, "no tile is left"),
+    Transition("storer", START, "idle", "always"),
+    Transition("storer", "idle", "store", "a consumer has handed over"),
+    Transition("storer", "store", "idle", "the copy has read the buffer"),
+    Transition("storer", "idle", DONE, "no tile is left"),
+)
+MEANING = {
+    ("loader", "claim"): "take the next tile from the scheduler",
+    ("loader", "load"): "wait for empty slots, ask for a block of K and V, with the first for Q",
+    ("consumer", "await"): "wait for Q and K",
+    ("consumer", "score"): "S of this block and P V of the last one are at the tensor cores",
+    ("consumer", "softmax"): "raise references, exponentials, row sums",
+    ("consumer", "correct"): "wait for P V, rescale acc where a reference was raised, round P",
+    ("consumer", "drain"): "the last P V, and the division by the row sum",
+    ("consumer", "hand over"): "wait for the buffer, put O there",
+    ("storer", "idle"): "wait for an O",
+    ("storer", "store"): "copy it to memory",
+}
+ROLES = ("loader", "storer", "consumer")
+STATES = tuple(MEANING)  # of all roles, numbered
+
+
+def number(role: str, state: str) -> gl.constexpr:
+    """A state's number, a constant for the kernel."""
+    return gl.constexpr(STATES.index((role, state)))
+
+
+CLAIM, LOAD = number("loader", "claim"), number("loader", "load")
+AWAIT, SCORE = number("consumer", "await"), number("consumer", "score")
+SOFTMAX, CORRECT = number("consumer", "softmax"), number("consumer", "correct")
+DRAIN, HAND_OVER = number("consumer", "drain"), number("consumer", "hand over")
+IDLE, STORE = number("storer", "idle"), number("storer", "store")
+
+
+def check(role: str, states: Iterable[str]) -> None:
+    """Hold the states that a role went through against the table.
+
+    Raises:
+        ValueError: the table has no such step.
+    """
+    allowed = {(step.state, step.then) for step in TABLE if step.role == role}
+    state = START
+    for then in (*states, DONE):
+        if (state, then) not in allowed:
+            raise ValueError(f"{role}: the table has no step from {state!r} to {then!r}.")
+        state = then
