@@ -51,6 +51,8 @@ def checked_precision(
                 f"bfloat16 are quantised, or leave precision out."
             )
         return str(how)
+    if isinstance(precision, str):
+        Fp8.parse(precision)  # or it is unknown
     implied = str(Fp8(_checked_descales(q, k, descales), dtype=q.dtype))
     if precision not in (None, "fp8", implied) and str(precision) != implied:
         raise ValueError(
@@ -81,6 +83,8 @@ def _checked_descales(
                 f"{name} has shape {tuple(x.shape)} and dtype {x.dtype}; it must be float32 of "
                 f"shape (1,), {(batch, kv_heads)} for the key heads or {blocks} for blocks."
             )
+        if x.requires_grad and torch.is_grad_enabled():
+            raise ValueError(f"{name} requires grad, and has no gradient; call .detach() on it.")
         if x.device != q.device:
             raise ValueError(f"{name} is on {x.device}, q is on {q.device}; use one device.")
         finest = max(finest, x.dim() - 1)

@@ -4,7 +4,7 @@ An e4m3 number has three bits after the leading one and reaches from 2^-9 to 448
 divided by a scale first: value = fp8 * scale, scale = largest magnitude / 448. How many values
 share a scale is a choice (`Fp8.scales`): all of a tensor, those of a head, those of a block of 64
 queries or 128 keys. e4m3 is a floating-point format: what is 100 times smaller than the largest
-value is rounded no worse than that one, and only what is 2^15 times smaller is lost. So the
+value is rounded no worse than that one; only below a 2^15-th of it do bits begin to go. So the
 granularity of the scales matters less than one would think; docs/fp8.md has the figures.
 
 What helps is to spread outliers over the head before they are rounded: incoherent processing
@@ -28,6 +28,7 @@ import torch
 
 from flash_versions.launch import placement
 from flash_versions.memory import View, cdiv
+from flash_versions.ops import on_device
 from flash_versions.quantize_kernels import TILE, launch_quantize, launch_transpose
 from flash_versions.request import Request
 from flash_versions.version import compute_capability
@@ -35,6 +36,7 @@ from flash_versions.version import compute_capability
 BLOCK_ROWS = 64  # queries that share a scale
 BLOCK_KEYS = 128  # keys that share a scale
 KEY_GROUP = 16  # keys that V has in another order
+P_OFFSET = 8.0  # log2 of what the kernels multiply P by: its 2^8 is below e4m3's 448
 SCALES = ("tensor", "head", "block")
 DTYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -144,7 +146,8 @@ def quantize(
             not looked at, and written as 0. Clamped to 0 .. N.
 
     Raises:
-        ValueError: the rotation does not exist for this head_dim, or the GPU has no FP8.
+        ValueError: the rotation does not exist for this head_dim, the GPU has no FP8, or a last
+            stride is not 1.
     """
     head_dim = q.shape[3]
     if how.hadamard and (head_dim & (head_dim - 1) or not 16 <= head_dim <= 256):
@@ -154,6 +157,10 @@ def quantize(
     if q.is_cuda and (capability := compute_capability(q.device)) < (8, 9):
         major, minor = capability
         raise ValueError(f"compute capability {major}.{minor} has no FP8; 8.9 (Ada) or later has.")
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.stride(3) != 1 and x.shape[3] > 1:
+            raise ValueError(f"{name} has strides {x.stride()}; the last one must be 1.")
+    kv_lengths = None if kv_lengths is None else kv_lengths.contiguous()
     batch, m, heads, _ = q.shape
     n, kv_heads = k.shape[1:3]
     wide = cdiv(head_dim, 16) * 16
@@ -187,7 +194,9 @@ def transpose_values(v8: torch.Tensor, kv_lengths: torch.Tensor | None = None) -
     out = _new_values(v8, v8.dtype)
     tiles = cdiv(n, TILE.value)
     x, y = v8.view(torch.int8), out.view(torch.int8)
-    if batch * tiles:
+    if batch * tiles == 0:
+        return out
+    with on_device(v8):
         launch_transpose(
             (v8.device, v8.shape, *map(placement, (x, kv_lengths))),
             (batch * kv_heads * tiles,),
@@ -268,35 +277,36 @@ def _launch(
     if outputs is not None:
         written = (View.of(outputs[0]), View.of(outputs[1]), _view_of_values(outputs[2]))
     largest = None if reference is None else reference.view(torch.int32)
-    launch_quantize(
-        (q.device, q.shape, k.shape, v.shape, how.dtype, largest is None)
-        + tuple(map(placement, (*inputs, *scales, kv_lengths))),
-        (programs,),
-        (
-            views,
-            written,
-            tuple(View.of_rows(x) for x in scales),
-            largest,
-            kv_lengths,
-            m,
-            n,
-            heads,
-            kv_heads,
-            q_tiles,
-            kv_tiles,
-            batch,
-        ),
-        {
-            "GROUP": 1 if measure else heads // kv_heads,
-            "BLOCK_ROWS": BLOCK_ROWS,
-            "BLOCK_KEYS": BLOCK_KEYS,
-            "HADAMARD": how.hadamard,
-            "MEASURE": measure,
-            "WRITE": write,
-            "LIMIT": torch.finfo(how.dtype).max,
-        },
-        num_warps=max(_num_warps(view, how.hadamard) for view in views),
-    )
+    with on_device(q):
+        launch_quantize(
+            (q.device, q.shape, k.shape, v.shape, how.dtype, largest is None)
+            + tuple(map(placement, (*inputs, *scales, kv_lengths))),
+            (programs,),
+            (
+                views,
+                written,
+                tuple(View.of_rows(x) for x in scales),
+                largest,
+                kv_lengths,
+                m,
+                n,
+                heads,
+                kv_heads,
+                q_tiles,
+                kv_tiles,
+                batch,
+            ),
+            {
+                "GROUP": 1 if measure else heads // kv_heads,
+                "BLOCK_ROWS": BLOCK_ROWS,
+                "BLOCK_KEYS": BLOCK_KEYS,
+                "HADAMARD": how.hadamard,
+                "MEASURE": measure,
+                "WRITE": write,
+                "LIMIT": torch.finfo(how.dtype).max,
+            },
+            num_warps=max(_num_warps(view, how.hadamard) for view in views),
+        )
 
 
 def _num_warps(view: View, hadamard: bool) -> int:

@@ -9,14 +9,14 @@ import torch
 from einops import repeat
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from flash_versions.quantize import Quantized, dequantize, prepare
+from flash_versions.quantize import P_OFFSET, Quantized, dequantize, prepare
 from flash_versions.request import Request, make_request
 from flash_versions.version import Version, fp8_limits
 
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 SEQUENCES = ("cu_seqlens_q", "cu_seqlens_k", "kv_lengths", "kv_starts", "block_table")
 LOW_32_BITS = 2**32 - 1
-FP8_PEAK = 2.0**8  # what the largest P of a row is scaled to before it is rounded to 8 bits
+FP8_PEAK = 2.0**P_OFFSET  # what the largest P of a row is scaled to before it is rounded to 8 bits
 # From p (batch, heads, m, n), where a sink may be one column more, and v (batch, n, heads, dim): o.
 Weigh = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

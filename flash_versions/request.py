@@ -373,8 +373,10 @@ def check_values(request: Request) -> None:
 def _check_descales(request: Request) -> None:
     for name in ("q_descale", "k_descale", "v_descale"):
         x = getattr(request, name)
-        if x is not None and not ((x > 0) & x.isfinite()).all():
-            raise ValueError(f"{name} holds {x.min().item()}; scales must be positive and finite.")
+        if x is None:
+            continue
+        for wrong in x[~((x > 0) & x.isfinite())].tolist():
+            raise ValueError(f"{name} holds {wrong}; scales must be positive and finite.")
 
 
 def _check_cu_seqlens(name: str, x: torch.Tensor | None, total: int | None) -> None:

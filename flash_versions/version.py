@@ -72,8 +72,8 @@ class Version:
         num_statistics: first dimension of statistics.
         variants: the forward with one thing changed, by name: what the ablation measures.
         forward_quantized: `forward_quantized(request, quantized)`, the forward of FP8 tensors that
-            are quantised already, (o, lse, None); the request's q, k and v are not read, only their
-            shapes. None for a version without FP8.
+            are quantised already, (o, lse, None); of the request's q, k and v only shapes and dtype
+            are read. None for a version without FP8.
         fp8_variants: forward_quantized with one thing changed, by name.
     """
 

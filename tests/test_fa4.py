@@ -343,3 +343,11 @@ def test_fp8_is_for_the_hopper_kernel_and_elsewhere_for_fa3(on_hopper, device, m
     request = make_request(*inputs(device))._replace(precision="fp8:block:e4m3")
     VERSION.forward(request)
     assert [asked for asked, _ in given] == [request]
+
+
+def test_counting_rescales_of_a_call(device):
+    q, k, v = inputs(device, M=64, N=256, head_dim=64)
+    k = torch.zeros_like(k)
+    blocks, rescales = portable.count_rescales(make_request(q, k, v))
+    assert blocks > 0 and rescales == 0
+    assert portable.count_rescales(make_request(q, k, v), threshold=0.0) == (blocks, blocks)

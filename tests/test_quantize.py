@@ -352,6 +352,21 @@ def test_gpus_without_fp8_are_refused(monkeypatch):
         quantize(q, q, q)
 
 
+def test_a_last_stride_is_refused_and_lengths_may_have_any():
+    q = torch.randn(2, 20, 32, 2).transpose(2, 3)
+    with pytest.raises(
+        ValueError, match=r"q has strides \(1280, 64, 1, 2\); the last one must be 1"
+    ):
+        quantize(q, q, q)
+    q = q.contiguous()
+    lengths = torch.tensor([[20, 3], [5, 3]])
+    found = quantize(q, q, q, kv_lengths=lengths[:, 0]).v
+    assert torch.equal(
+        found.view(torch.int8),
+        quantize(q, q, q, kv_lengths=lengths[:, 0].clone()).v.view(torch.int8),
+    )
+
+
 COMPILE = """
 import json, re, sys, torch, flash_versions
 from flash_versions.compiled import compiling

@@ -47,7 +47,7 @@ from flash_versions.memory import (
     store_row_values,
     store_rows,
 )
-from flash_versions.quantize import BLOCK_KEYS, BLOCK_ROWS, KEY_GROUP, Quantized
+from flash_versions.quantize import BLOCK_KEYS, BLOCK_ROWS, KEY_GROUP, P_OFFSET, Quantized
 from flash_versions.request import Request
 from flash_versions.scores import ScoreMods, add_alibi, cap_scores, place_queries, sink_state
 from flash_versions.tile import Window, blocks_of_queries, finalise, mask_scores
@@ -60,11 +60,12 @@ from flash_versions.version import (
     shared_memory_limit,
 )
 
-OFFSET = tl.constexpr(8.0)  # log2 of what P is multiplied by: its 2^8 is below e4m3's 448
+OFFSET = tl.constexpr(P_OFFSET)
 ROWS_PER_SCALE = tl.constexpr(BLOCK_ROWS)
 KEYS_PER_SCALE = tl.constexpr(BLOCK_KEYS)
 PERMUTED = tl.constexpr(KEY_GROUP)
 SMALLEST = tl.constexpr(2.0**-64)  # share of the largest scale: P rounds to 0 long before
+TINY = tl.constexpr(2.0**-126)
 MIN_WIDTH = 32  # of 8-bit numbers, a tensor core sums up no fewer
 
 
@@ -122,7 +123,7 @@ def fold_block(
     """Fold KV block j into the state: (acc, row_max, row_sum)."""
     k_pos = j * BLOCK_KV + tl.arange(0, BLOCK_KV)
     scale = q_scale * load_scale(k_scale, keys, j * BLOCK_KV // KEYS_PER_SCALE)
-    scale_log2 = scale * mods.scale_log2
+    scale_log2 = tl.maximum(scale * mods.scale_log2, TINY)  # 0 would make a masked score NaN
     s = tl.dot(q_tile, load_rows(k, keys, j * BLOCK_KV).T)
     if mods.cap_scale is not None or mods.slopes is not None:
         s = cap_scores(s * scale[:, None], mods)
@@ -133,7 +134,9 @@ def fold_block(
         s = mask_scores(
             s, k_pos[None, :], queries.first_key[:, None], queries.last_key[:, None], window
         )
-    share = load_scale(v_scale, keys, j * BLOCK_KV // KEYS_PER_SCALE) / reference
+    share = load_scale(v_scale, keys, j * BLOCK_KV // KEYS_PER_SCALE) / tl.where(
+        reference > 0.0, reference, 1.0
+    )
     share = tl.minimum(tl.maximum(share, SMALLEST), 1.0)  # a block of zeros has any scale
     p, row_max, row_sum, alpha = softmax_step(
         s, row_max, row_sum, scale_log2, OFFSET + tl.log2(share), 1.0 / share

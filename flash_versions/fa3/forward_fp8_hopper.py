@@ -24,7 +24,7 @@ from flash_versions.fa3.config import HopperConfig, fp8_config
 from flash_versions.fa3.host import box_width
 from flash_versions.hopper import WARPGROUP_ROWS, TensorDescriptor, available, describe
 from flash_versions.memory import cdiv
-from flash_versions.quantize import BLOCK_KEYS, BLOCK_ROWS, Quantized
+from flash_versions.quantize import BLOCK_KEYS, BLOCK_ROWS, P_OFFSET, Quantized
 from flash_versions.request import Request
 
 
@@ -44,7 +44,7 @@ def forward(
     """Attention and its LSE on a Hopper GPU, of FP8 tensors.
 
     Args:
-        request: what is asked for; of its q, k and v only the shapes are read.
+        request: what is asked for; of its q, k and v only shapes and dtype are read.
         quantized: Q, K and V, see `Quantized`.
         config: the schedule; None chooses by shape.
 
@@ -58,7 +58,7 @@ def forward(
     config = config or fp8_config(request)
     boxes = describe_inputs(request, quantized, config)
     per_block, scales = scales_of(request, quantized)
-    return forward_hopper.launch(request, config, boxes, scales, per_block, shift=8.0)
+    return forward_hopper.launch(request, config, boxes, scales, per_block, P_OFFSET)
 
 
 def describe_inputs(

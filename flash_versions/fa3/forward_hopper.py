@@ -83,7 +83,7 @@ from flash_versions.hopper import (
     store_tile,
     take_turn,
 )
-from flash_versions.launch import Launcher, layout
+from flash_versions.launch import Launcher, layout, placement
 from flash_versions.ops import narrowed
 from flash_versions.request import Request
 from flash_versions.tile import finalise, softmax_step
@@ -443,7 +443,12 @@ def launch(
     """Launch the kernel on Q, K and V as boxes; in FP8, on the tensors of `Scales`, too."""
     o, lse = new_results(request)
     launch_forward(
-        (*layout(request), config.block_kv, boxes[0].base.dtype),
+        (
+            *layout(request),
+            config.block_kv,
+            boxes[0].base.dtype,
+            *map(placement, scales or ()),
+        ),
         (num_programs(request, config),),
         run_time(request, config, boxes, o, lse, scales),
         {

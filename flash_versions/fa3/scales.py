@@ -7,6 +7,7 @@ from flash_versions.hopper import WARPGROUP_ROWS, aggregate
 from flash_versions.quantize import BLOCK_KEYS
 
 KEYS_OF_SCALE = gl.constexpr(BLOCK_KEYS)
+TINY = gl.constexpr(2.0**-126)  # of the scale of scores: with 0, a masked score would be NaN
 SMALLEST = gl.constexpr(2.0**-64)  # share of the largest scale: P rounds to 0 long before
 
 
@@ -51,9 +52,10 @@ class Scales:
             )  # fmt: skip
         else:
             scale = gl.load(self.q + key_head) * gl.load(self.k + key_head)
+            score = gl.maximum(problem.scale_log2 * scale, TINY)
             value = gl.load(self.v_reference + key_head)
             return TileScales(
-                problem.scale_log2 * scale, value, value,
+                score, value, value,
                 self.k, self.v, self.FP8, self.PER_BLOCK, self.SHIFT
             )  # fmt: skip
 
@@ -85,7 +87,8 @@ class TileScales:
             # Out of bounds: a block of zeros, which has any scale.
             share = gl.minimum(gl.maximum(gl.load(self.v + place) * self.per_value, SMALLEST), 1.0)
             shift = log2_approx(share)
-            return self.score * gl.load(self.k + place), self.SHIFT + shift, gl.exp2(-shift)
+            score = gl.maximum(self.score * gl.load(self.k + place), TINY)
+            return score, self.SHIFT + shift, gl.exp2(-shift)
         else:
             return self.score, self.SHIFT, 1.0
 

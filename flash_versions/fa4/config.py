@@ -5,9 +5,8 @@ from typing import Any
 
 from flash_versions.fa3 import config as fa3
 from flash_versions.fa3.config import HopperConfig
+from flash_versions.quantize import P_OFFSET
 from flash_versions.request import Request
-
-P_OFFSET = 8.0  # log2 of the largest P in FP8
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ from flash_versions.fa3.host import (
 from flash_versions.fa3.operands import is_fp8, multiply_pv, multiply_qk, rounded
 from flash_versions.fa3.problem import Problem
 from flash_versions.fa3.scales import Scales
-from flash_versions.fa4.config import P_OFFSET, RolesConfig, default_config, fp8_config
+from flash_versions.fa4.config import RolesConfig, default_config, fp8_config
 from flash_versions.fa4.exp2 import DEGREES, mixed_exp2
 from flash_versions.fa4.roles import (
     AWAIT,
@@ -83,9 +83,9 @@ from flash_versions.hopper import (
     store_tile,
     take_turn,
 )
-from flash_versions.launch import Launcher, layout
+from flash_versions.launch import Launcher, layout, placement
 from flash_versions.ops import narrowed
-from flash_versions.quantize import Quantized
+from flash_versions.quantize import P_OFFSET, Quantized
 from flash_versions.request import Request
 from flash_versions.tile import finalise
 
@@ -482,7 +482,7 @@ def launch(
     o, lse = new_results(request)
     dtype = boxes[0].base.dtype
     launch_forward(
-        (*layout(request), config.block_kv, dtype),
+        (*layout(request), config.block_kv, dtype, *map(placement, scales or ())),
         (num_programs(request, config),),
         (*run_time(request, config, boxes, o, lse, scales), lse if stamps is None else stamps),
         {

@@ -49,7 +49,8 @@ class Trace:
             place = gl.program_id(0) * (FIXED_ROLES + self.CONSUMERS) + role
             place = (place * self.ROUNDS + round) * self.BLOCKS + block
             inside = (round < self.ROUNDS) & (block < self.BLOCKS)
-            gl.store(self.stamps + place * NUM_STATES + STATE, clock(), mask=inside)
+            place = gl.to_tensor(place).to(gl.int64) * NUM_STATES + STATE
+            gl.store(self.stamps + place, clock(), mask=inside)
 
 
 def new_stamps(request: Request, config: RolesConfig) -> torch.Tensor:
