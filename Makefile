@@ -4,8 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-KERNEL_TESTS := $(addprefix tests/test_,attention.py packed.py fa1.py fa2.py fa3.py hopper_emulated.py ops.py \
-	kv_cache.py property.py budget.py interpreter.py compile.py inspect.py)
+KERNEL_TESTS := $(addprefix tests/test_,attention.py packed.py fa1.py fa2.py fa3.py fa4.py fp8.py quantize.py \
+	exp2.py kv_cache.py interpreter.py compile.py fa4_compile.py inspect.py)
 
 .PHONY: help generate chat test test-gpu test-triton fuzz lint bench plot clean
 
@@ -43,7 +43,7 @@ test-triton: $(VENV)/.ready-test ## kernel tests with another Triton: make test-
 	@test -d .triton-$(TRITON) || $(BIN)/python -m pip install --quiet --no-deps \
 		--disable-pip-version-check --target .triton-$(TRITON) triton==$(TRITON)
 	CUDA_VISIBLE_DEVICES= PYTHONPATH=.triton-$(TRITON):. $(BIN)/python -m pytest -q -n auto \
-		--maxprocesses 8 --dist loadgroup $(KERNEL_TESTS) \
+		--maxprocesses 8 --dist loadgroup $(KERNEL_TESTS) -m "not wide" \
 		-k "not (sm_80 or sm_89 or sm_100 or sm_120)"
 
 fuzz: $(VENV)/.ready-test ## 600 random calls of each version, forward and backward, against the fp64 oracle

@@ -24,6 +24,7 @@ from triton.compiler import make_backend
 from flash_versions import interpreter, version
 from flash_versions.api import VERSIONS
 from flash_versions.launch import Launcher
+from flash_versions.quantize import prepare
 from flash_versions.request import Request
 from flash_versions.sass import HotLoop, disassemble, find_hot_loops, parse, resources
 from flash_versions.version import Forward, Version
@@ -330,16 +331,19 @@ def compile_call(
         chosen: a version, or its name in VERSIONS.
         request: the call; its tensors are on the CPU, their values do not matter.
         arch: a name in ARCHES.
-        variant: a name in the version's variants, in the place of its own forward.
+        variant: a name in the version's variants, in FP8 its fp8_variants, in the place of its own
+            forward.
         backward: then also what the backward launches.
 
     Raises:
-        ValueError: there is no such version, variant or architecture, or the version cannot serve
-            the request.
+        ValueError: there is no such version, variant or architecture, the version cannot serve the
+            request, or there is no such backward.
         RuntimeError: this process interprets kernels.
     """
     chosen = find_version(chosen)
-    forward = find_forward(chosen, variant)
+    forward = find_forward(chosen, variant, request.precision)
+    if backward and request.precision is not None:
+        raise ValueError(f"precision={request.precision!r} is forward only; leave backward out.")
     with compiling(arch) as found:
         if reason := chosen.unsupported(request):
             raise ValueError(reason)
@@ -360,11 +364,19 @@ def find_version(chosen: str | Version) -> Version:
     return VERSIONS[chosen]
 
 
-def find_forward(chosen: Version, variant: str | None) -> Forward:
-    """A version's forward, or one of its variants; ValueError if there is none of that name."""
+def find_forward(chosen: Version, variant: str | None, precision: str | None = None) -> Forward:
+    """A version's forward, or one of its variants for calls of that precision; ValueError if there
+    is none of that name.
+    """
     if variant is None:
         return chosen.forward
-    if variant not in chosen.variants:
-        known = ", ".join(chosen.variants) or "none"
-        raise ValueError(f"variant={variant!r} of {chosen.name!r} is unknown; there are: {known}.")
-    return chosen.variants[variant]
+    known = chosen.variants if precision is None else chosen.fp8_variants
+    if variant not in known:
+        raise ValueError(
+            f"variant={variant!r} of {chosen.name!r} is unknown; there are: "
+            f"{', '.join(known) or 'none'}."
+        )
+    if precision is None:
+        return chosen.variants[variant]
+    kernel = chosen.fp8_variants[variant]
+    return lambda request: kernel(request, prepare(request))

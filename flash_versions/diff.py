@@ -3,7 +3,8 @@
 A version's files bear the same names, its functions the same names in the same order, so what
 differs between two of them is the idea. Docstrings are left out: they tell the same story in words.
 Where one version defines what the other imports from a page that all versions share, the shared
-definition stands in the place of the import.
+definition stands in the place of the import. What the later version imports from the earlier one is
+unchanged, so both leave it out, with all that only it needs.
 """
 
 import argparse
@@ -12,13 +13,14 @@ import difflib
 import html
 import re
 import sys
-from collections.abc import Container
+from collections.abc import Container, Set
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent
 BLOT = "\0"  # in the place of a line of a docstring
 Definition = ast.FunctionDef | ast.ClassDef
 DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
+ASSIGNED = (ast.Assign, ast.AnnAssign)
 DEFINED = re.compile(r"(?:def|class) (\w+)")
 COLOURS = {"+": "\033[32m", "-": "\033[31m", "@": "\033[36m"}
 PAGE = """<!doctype html>
@@ -55,11 +57,15 @@ def parse(path: Path) -> tuple[ast.Module, list[str]]:
     return tree, lines
 
 
-def code_lines(path: Path, shown: Container[str] = ()) -> list[str]:
+def code_lines(path: Path, shown: Container[str] = (), hidden: Container[str] = ()) -> list[str]:
     """The lines of a source file without its docstrings; none if there is no such file. Definitions
-    imported from shared pages whose names are in `shown` come before the file's own.
+    imported from shared pages whose names are in `shown` come before the file's own; of these, what
+    bears a name in `hidden` is left out.
     """
     tree, lines = parse(path)
+    for node in tree.body:
+        if set(names_of(node)) and all(name in hidden for name in names_of(node)):
+            blot(lines, node)
     own = [node for node in tree.body if isinstance(node, DEFINITIONS)]
     first = first_line(own[0]) if own else len(lines)
     for node in tree.body:
@@ -76,6 +82,69 @@ def shared_page(module: str | None) -> Path | None:
     package, _, name = (module or "").partition(".")
     path = PACKAGE / f"{name}.py"
     return path if package == PACKAGE.name and path.exists() else None
+
+
+def names_of(node: ast.stmt) -> list[str]:
+    """The names that a statement of a module defines: a function, a class, constants."""
+    if isinstance(node, DEFINITIONS):
+        return [node.name]
+    if isinstance(node, ASSIGNED):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        return [n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)]
+    return []
+
+
+def blot(lines: list[str], node: ast.stmt) -> None:
+    """Blot out a statement with the comment above it and the empty lines below it."""
+    first = first_line(node) if isinstance(node, DEFINITIONS) else node.lineno - 1
+    while first > 0 and lines[first - 1].startswith("#"):
+        first -= 1
+    assert node.end_lineno is not None
+    end = node.end_lineno
+    while end < len(lines) and not lines[end]:
+        end += 1
+    lines[first:end] = [BLOT] * (end - first)
+
+
+def unchanged(old: str, new: str, name: str) -> Set[str]:
+    """What a file of the old version defines and the new one goes on using: what the new version's
+    files import from it, and what that needs. What the file of the same name defines anew is
+    changed, unless that uses the old one, too.
+    """
+    page = f"{PACKAGE.name}.{old}"
+    stem = name.removesuffix(".py")
+    imported: set[str] = set()
+    for path in (PACKAGE / new).glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module == f"{page}.{stem}":
+                imported |= {alias.name for alias in node.names}
+    counterpart, _ = parse(PACKAGE / new / name)
+    anew = {defined for node in counterpart.body for defined in names_of(node)}
+    modules = {
+        alias.asname or alias.name
+        for node in counterpart.body
+        if isinstance(node, ast.ImportFrom) and node.module == page
+        for alias in node.names
+        if alias.name == stem
+    }
+    used = {
+        node.attr
+        for node in ast.walk(counterpart)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id in modules
+    }
+    tree, _ = parse(PACKAGE / old / name)
+    nodes = {defined: node for node in tree.body for defined in names_of(node)}
+    found: set[str] = set()
+    pending = [*(imported - anew), *used]
+    while pending:
+        defined = pending.pop()
+        if defined in nodes and defined not in found:
+            found.add(defined)
+            needed = {n.id for n in ast.walk(nodes[defined]) if isinstance(n, ast.Name)}
+            pending += needed - anew
+    return found
 
 
 def definitions(path: Path) -> dict[str, list[str]]:
@@ -111,8 +180,8 @@ def lesson(old: str, new: str, context: int = 3) -> list[str]:
     for name in sorted(names, key=lambda name: (name != "forward.py", name)):
         before, after = PACKAGE / old / name, PACKAGE / new / name
         marked = difflib.unified_diff(
-            by_definition(code_lines(before, shown=definitions(after))),
-            by_definition(code_lines(after, shown=definitions(before))),
+            by_definition(code_lines(before, definitions(after), unchanged(old, new, name))),
+            by_definition(code_lines(after, definitions(before))),
             f"{old}/{name}",
             f"{new}/{name}",
             lineterm="",

@@ -75,7 +75,9 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     call.add_argument("--kv-heads", type=count, help="key heads, if not as many")
     call.add_argument("--head-dim", type=count, default=128, help="(128)")
     call.add_argument("--dtype", choices=DTYPES, default="bfloat16")
-    call.add_argument("--precision", metavar="FP8", help="such as fp8, or fp8:head: quantised first")
+    call.add_argument(
+        "--precision", metavar="FP8", help="such as fp8, or fp8:head: quantised first"
+    )
     mask = call.add_mutually_exclusive_group()
     mask.add_argument("--causal", action="store_true")
     mask.add_argument("--full", action="store_true", help="without a mask (the default)")
@@ -259,7 +261,7 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parse_arguments(arguments)
     try:
-        find_forward(find_version(options.version), options.variant)
+        find_forward(find_version(options.version), options.variant, options.precision)
         if options.arch not in ARCHES:
             raise ValueError(f"arch={options.arch!r} is unknown; there are {', '.join(ARCHES)}.")
         request = request_of(options)

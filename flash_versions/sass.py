@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import triton
 
-MATRIX_PRODUCTS = ("HGMMA", "QGMMA", "HMMA", "UTCHMMA", "UTCQMMA")
+MATRIX_PRODUCTS = ("HGMMA", "QGMMA", "HMMA", "QMMA", "UTCHMMA", "UTCQMMA")
 LOCAL_MEMORY = ("LDL", "STL")  # where spilled registers go
 JUMPS = ("BRA", "BRX", "JMP")
 ENDS = ("EXIT", "RET", "BRX", "JMP")  # nothing follows, if unconditional; nor after BRA
@@ -148,7 +148,8 @@ def loops(following: list[list[int]]) -> dict[int, set[int]]:
     bodies: dict[int, set[int]] = {}
     for tail in order:
         for head in following[tail]:
-            if dominates(head, tail, dominator):
+            # Only what comes later in postorder can dominate.
+            if rank[head] >= rank[tail] and dominates(head, tail, dominator):
                 body = bodies.setdefault(head, {head})
                 pending = [tail]
                 while pending:

@@ -13,7 +13,9 @@ from unittest import mock
 import torch
 
 from flash_versions import VERSIONS, interpreter, kv_cache
+from flash_versions.fa3 import forward_fp8
 from flash_versions.inspect import Compiled, compile_call, compiling
+from flash_versions.quantize import Quantized, prepare
 from flash_versions.request import Request, make_request
 
 
@@ -75,6 +77,28 @@ SHAPES = {
 }
 
 
+FP8_SHAPES = {
+    "fp8-128": Shape(head_dim=128, options=CAUSAL),
+    "fp8-256": Shape(head_dim=256, options={"window": (100, 20)}),
+    "fp8-scores": Shape(
+        kv_heads=2,
+        options={"softcap": 30.0, "alibi_slopes": torch.empty(4), "kv_lengths": INT32[:1]},
+    ),
+    "fp8-decode": Shape(1, 4096, 32, 8, 80),
+}
+# For the kernel for Hopper, by what shares a scale.
+FP8_HOPPER_SHAPES = {
+    ("head", "fp8-full-64"): Shape(),
+    ("head", "fp8-causal-128"): Shape(head_dim=128, options=CAUSAL),
+    ("head", "fp8-full-256"): Shape(head_dim=256),
+    ("block", "fp8-full-64"): Shape(),
+    ("block", "fp8-full-128"): Shape(head_dim=128),
+    ("block", "fp8-causal-256"): Shape(head_dim=256, options=CAUSAL),
+}
+QUANTISED = {"fp8:block": 128, "fp8:head": 128, "fp8:block:hadamard": 256}  # -> head_dim
+LOOP_OPCODES = ("HGMMA", "QGMMA", "MUFU", "SHFL", "PRMT", "STS", "LDS", "LDL", "STL")
+
+
 def compile_version(name: str, shape: str, arch: str, variant: str | None = None) -> list[dict]:
     """Rows of what one call of a version launches, forward and, of itself, backward."""
     request = SHAPES[shape].request()
@@ -97,14 +121,65 @@ def compile_append(arch: str) -> list[dict]:
     return [row("", "append", kernel) for kernel in found]
 
 
+def quantized(request: Request, scales: str) -> Quantized:
+    """What a request's tensors are quantised to; uninitialised."""
+    batch, queries, heads, _ = request.q.shape
+    keys, kv_heads = request.k.shape[1:3]
+    of_queries, of_keys = (batch, kv_heads, 1), (batch, kv_heads, 1)
+    if scales == "block":
+        of_queries, of_keys = (batch, heads, -(-queries // 64)), (batch, kv_heads, -(-keys // 128))
+    q, k, v = (x.to(torch.float8_e4m3fn) for x in (request.q, request.k, request.v))
+    k_scale = torch.empty(of_keys)
+    return Quantized(
+        q,
+        k,
+        v.permute(0, 2, 3, 1).contiguous(),
+        torch.empty(of_queries),
+        k_scale,
+        torch.empty(of_keys),
+        k_scale[..., 0].contiguous(),
+    )
+
+
+def compile_fp8(shape: str, about: Shape, arch: str, scales: str, portable: bool) -> list[dict]:
+    """A row of FA3's FP8 kernel, the portable one or the one that the call is served by."""
+    request = make_request(*about.request()[:3], precision=f"fp8:{scales}", **about.options)
+    forward = forward_fp8.forward if portable else VERSIONS["fa3"].forward_quantized
+    with compiling(arch) as found:
+        if VERSIONS["fa3"].unsupported(request):
+            return []
+        forward(request, quantized(request, scales))
+    return [row("fa3", shape, kernel) | {"variant": scales} for kernel in found]
+
+
+def compile_quantize(precision: str, head_dim: int, arch: str) -> list[dict]:
+    """Rows of what quantises the tensors of a call."""
+    request = make_request(*Shape(head_dim=head_dim).request()[:3], precision=precision)
+    with compiling(arch) as found:
+        prepare(request)
+    return [row("", precision, kernel) for kernel in found]
+
+
 def asynchrony(kernel: Compiled) -> dict:
     """What ptxas says about the order of the products, and the order in the hot loops."""
     return {
         "serialised": kernel.serialised,
         "loops": [
-            {"local_memory": loop.local_memory, "events": [[e.name, e.times] for e in loop.events]}
+            {
+                "local_memory": loop.local_memory,
+                "events": [[e.name, e.times] for e in loop.events],
+                "opcodes": {name: loop.opcodes[name] for name in LOOP_OPCODES},
+            }
             for loop in kernel.hot_loops
         ],
+    }
+
+
+def threads(kernel: Compiled) -> dict:
+    """What ptxas spills, and how often each hot loop moves data between threads by shuffles."""
+    return {
+        "spills": kernel.assembly.spill_stores,
+        "shuffles": [loop.opcodes["SHFL"] for loop in kernel.hot_loops],
     }
 
 
@@ -120,8 +195,18 @@ def row(version: str, shape: str, kernel: Compiled) -> dict:
         "registers": kernel.registers,
         "stack": kernel.stack,
         **(asynchrony(kernel) if kernel.module.endswith("hopper") else {}),
+        **(threads(kernel) if kernel.module.endswith(("forward_fp8", "quantize_kernels")) else {}),
         **kernel.counts,
     }
+
+
+def wanted(shape: str, arch: str) -> bool:
+    """Whether a shape shows something that no other does."""
+    if arch == "sm_90":
+        return True
+    if shape == "prefill-128-fp32":
+        return arch == "sm_89"  # as little shared memory as any
+    return shape in ("prefill-64", "prefill-128", "prefill-256")
 
 
 def main() -> None:
@@ -130,7 +215,7 @@ def main() -> None:
         row
         for name in VERSIONS
         for shape in SHAPES
-        if arch == "sm_90" or shape.startswith("prefill")
+        if wanted(shape, arch)
         for row in compile_version(name, shape, arch)
     ]
     if arch == "sm_90":
@@ -141,6 +226,13 @@ def main() -> None:
             if shape == "prefill-128" or variant == "late wait"
             for row in compile_version("fa3", shape, arch, variant)
         ]
+        for (scales, shape), about in FP8_HOPPER_SHAPES.items():
+            rows += compile_fp8(shape, about, arch, scales, portable=False)
+        for precision, head_dim in QUANTISED.items():
+            rows += compile_quantize(precision, head_dim, arch)
+    for shape, about in FP8_SHAPES.items():
+        if arch == "sm_90" or shape in ("fp8-128", "fp8-256"):
+            rows += compile_fp8(shape, about, arch, "block", portable=True)
     rows += compile_append(arch)
     print(json.dumps(rows))
 

@@ -17,6 +17,13 @@ pytest_plugins = ["tiny_model"]
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
+def pytest_configure(config):
+    """Markers that tell what may be left out where time is short."""
+    config.addinivalue_line(
+        "markers", "wide: repeats for another dtype or size what a case that is not wide shows"
+    )
+
+
 def pytest_collection_modifyitems(config, items):
     """Kernel tests belong to the GPU where there is one; what needs one is skipped elsewhere."""
     if torch.cuda.is_available():
@@ -70,8 +77,15 @@ def pytest_terminal_summary(terminalreporter, config):
         "fa1",
         "fa2",
         "fa3",
+        "fa4",
+        "fp8",
+        "quantize",
+        "exp2",
         "hopper",
+        "hopper_fa4",
         "hopper_emulated",
+        "fp8_emulated",
+        "fa4_emulated",
         "kv_cache",
         "flash_attn",
         "property",

@@ -45,14 +45,18 @@ def compiled(arch: str) -> list[dict]:
     return json.loads(done.stdout)
 
 
-pytestmark = pytest.mark.xdist_group("compile")  # one worker, so that each is compiled once
-
-
 def triton_version() -> tuple[int, ...]:
     return tuple(int(part) for part in triton.__version__.split(".")[:2])
 
 
-@pytest.mark.parametrize("arch", SHARED_MEMORY)
+# One worker for an architecture, so that each is compiled once.
+ARCHES = [
+    pytest.param(arch, marks=pytest.mark.xdist_group(f"compile {arch}")) for arch in SHARED_MEMORY
+]
+on_hopper = pytest.mark.xdist_group("compile sm_90")
+
+
+@pytest.mark.parametrize("arch", ARCHES)
 def test_compiles_fits_and_uses_the_tensor_cores(arch):
     rows = compiled(arch)
     assert {row["version"] for row in rows} == {*VERSIONS, ""}
@@ -69,6 +73,7 @@ def test_compiles_fits_and_uses_the_tensor_cores(arch):
             assert row[TENSOR_CORE[arch]] + row["mma_sync"] > 0, row
 
 
+@on_hopper
 def test_nothing_spills_on_hopper():
     """Of the forward not a byte with the Triton that was measured (3.6) and the next, and a few
     registers later, with packed sequences or a window at head_dim 256. FA2's backward keeps two
@@ -88,6 +93,22 @@ def test_nothing_spills_on_hopper():
         assert row["stack"] <= allowed, row
 
 
+@pytest.mark.parametrize("arch", ARCHES)
+def test_the_portable_fp8_kernel(arch):
+    """Without spills, on tensor cores that have FP8. On Hopper the loops shuffle for the maximum
+    and the sum of two rows per thread, twice each, and not to bring P into the order of V's keys.
+    """
+    rows = [row for row in compiled(arch) if row["module"] == "flash_versions.fa3.forward_fp8"]
+    assert len(rows) == {"sm_80": 0, "sm_90": 4}.get(arch, 2)
+    for row in rows:
+        assert row["spills"] == 0, row
+        few_rows = row["shape"] == "fp8-decode"  # too few for wgmma, so mma.sync
+        assert row["mma_sync" if few_rows else TENSOR_CORE[arch]] > 0, row
+        if arch == "sm_90" and not few_rows:
+            assert row["shuffles"] and max(row["shuffles"]) <= 8, row
+
+
+@on_hopper
 def test_loads_are_pipelined():
     """Tiles come by asynchronous copies, of threads or of TMA, while the previous block is
     computed.
@@ -99,33 +120,38 @@ def test_loads_are_pipelined():
             assert not row["tma_loads"], row
 
 
-def hopper_kernels():
-    """Every form of the explicit kernel that is compiled, by (shape, variant)."""
+def hopper_kernels(version="fa3"):
+    """Every form of a version's explicit kernel that is compiled, by (shape, variant)."""
     return {
         (row["shape"], row["variant"]): row
         for row in compiled("sm_90")
-        if row["module"] == "flash_versions.fa3.forward_hopper"
+        if row["module"] == f"flash_versions.{version}.forward_hopper"
     }
 
 
 def events(loop) -> list[str]:
     """The events of a loop's body, beginning with the products of Q and K."""
     names = [name for name, _ in loop["events"]]
-    first = names.index("HGMMA smem")
+    first = next(i for i, name in enumerate(names) if name in ("HGMMA smem", "QGMMA smem"))
     return names[first:] + names[:first]
 
 
-def test_the_hopper_kernel_serves_what_it_should():
-    shapes = {shape for shape, variant in hopper_kernels() if variant is None}
+@on_hopper
+@pytest.mark.parametrize("version", ["fa3", "fa4"])
+def test_the_hopper_kernel_serves_what_it_should(version):
+    shapes = {shape for shape, variant in hopper_kernels(version) if variant is None}
     assert shapes >= {"prefill-64", "prefill-128", "prefill-256", "prefill-80", "window-256"}
     assert not shapes & {"prefill-128-fp32", "decode-128", "packed", "scores", "pages"}
 
 
-def test_the_hopper_kernel_is_asynchronous():
+@on_hopper
+@pytest.mark.parametrize("version", ["fa3", "fa4"])
+def test_the_hopper_kernel_is_asynchronous(version):
     """Its loads and its store are TMA's, its products WGMMA's, in flight together; no loop touches
     a spilled register with the Tritons that were measured.
     """
-    for key, row in hopper_kernels().items():
+    for key, row in hopper_kernels(version).items():
+        product = "QGMMA" if key[0].startswith("fp8") else "HGMMA"
         assert not row["serialised"], key
         assert row["tma_loads"] and row["tma_stores"] and not row["cp_async"], key
         assert row["loops"], key
@@ -133,12 +159,40 @@ def test_the_hopper_kernel_is_asynchronous():
             assert loop["local_memory"] == 0 or triton_version() >= (3, 8), key
             found = events(loop)
             overlaps = key[1] not in ("no overlap", "neither")
-            assert (found[0], "HGMMA regs" in found) == ("HGMMA smem", True), key
+            assert (found[0], f"{product} regs" in found) == (f"{product} smem", True), key
             # With overlap, P V is issued before S is waited for.
             waits = [i for i, name in enumerate(found) if name.startswith("wait")]
-            assert (found.index("HGMMA regs") < waits[0]) == overlaps, key
+            assert (found.index(f"{product} regs") < waits[0]) == overlaps, key
 
 
+@on_hopper
+def test_bytes_halve_the_products_and_add_nothing():
+    """A product of 64 rows takes 32 numbers at a time, not 16. Nothing moves P between threads:
+    there are the 8 shuffles of a softmax of two rows, no byte is permuted, none goes through shared
+    memory. Scales of blocks cost one logarithm and one exponential for a block.
+    """
+    kernels = {key: row for key, row in hopper_kernels().items() if key[1] in ("head", "block")}
+    assert len(kernels) == 6
+    for (shape, scales), row in kernels.items():
+        head_dim = int(shape.rsplit("-", 1)[1])
+        for loop in row["loops"]:
+            opcodes = loop["opcodes"]
+            assert (opcodes["QGMMA"], opcodes["HGMMA"]) == (head_dim // 32 + 128 // 32, 0), shape
+            assert opcodes["MUFU"] == 128 * 64 // 128 + 2 + 2 * (scales == "block"), shape
+            assert opcodes["SHFL"] == 8, shape
+            assert opcodes["PRMT"] == opcodes["STS"] == opcodes["LDS"] == 0, shape
+
+
+@on_hopper
+def test_what_quantises_spills_nothing():
+    """Scales of blocks in one launch; those of heads need the largest number first."""
+    rows = [row for row in compiled("sm_90") if row["module"].endswith("quantize_kernels")]
+    launches = [row["shape"] for row in rows]
+    assert launches == ["fp8:block", "fp8:head", "fp8:head", "fp8:block:hadamard"]
+    assert all(row["spills"] == 0 for row in rows)
+
+
+@on_hopper
 def test_the_late_wait_keeps_the_exponentials_between_the_waits():
     """And without it, ptxas moves the second wait in front of them: the faster order."""
 
@@ -153,12 +207,14 @@ def test_the_late_wait_keeps_the_exponentials_between_the_waits():
     assert not any(between(kernels["full-128", None]))
 
 
+@on_hopper
 def test_split_launches_the_reduction():
     rows = [row for row in compiled("sm_90") if row["shape"] == "decode-128"]
     kernels = {row["kernel"] for row in rows if row["version"] == "fa2"}
     assert kernels == {"forward_kernel", "combine_kernel"}
 
 
+@on_hopper
 def test_fa2_needs_three_kernels_for_the_gradients_and_fa1_one():
     def kernels(version):
         rows = [

@@ -24,7 +24,9 @@ def forward(*tensors, config=CONFIG, **options):
     return o, lse
 
 
-@pytest.mark.parametrize("num_splits", [1, 2, 3, 4, 5, 6, 1000])
+@pytest.mark.parametrize(
+    "num_splits", [1, 2, *(pytest.param(n, marks=pytest.mark.wide) for n in (3, 4, 5, 6)), 1000]
+)
 @pytest.mark.parametrize(
     "options",
     [{}, {"causal": True}, {"window": (40, 30)}, {"causal": True, "window": (70, None)}],

@@ -266,6 +266,18 @@ def test_summary(capfd):
     assert out.index("HGMMA smem x") < out.index("wait 0 |") < out.index("HGMMA regs x")
 
 
+def test_precision_compiles_what_quantises_too(capfd):
+    """Scales of heads take two launches. On sm_120 the products are those of 8-bit mma.sync."""
+    command = ["fa4", "--precision", "fp8:head", "--arch", "sm_120", "--json", *SMALL]
+    assert inspect.main(command) == 0
+    document = json.loads(capfd.readouterr().out)
+    assert document["call"].endswith("bfloat16, full, precision fp8:head")
+    kernels = document["kernels"]
+    assert [k["kernel"] for k in kernels] == ["quantize_kernel"] * 2 + ["forward_kernel"]
+    assert all(loop["opcodes"]["QMMA"] for loop in kernels[-1]["hot_loops"])
+    assert kernels[-1]["hot_loops"] and not kernels[0]["hot_loops"]
+
+
 def test_code_to_a_file(tmp_path, capfd):
     file = tmp_path / "kernel.ptx"
     command = ["fa1", "--arch", "sm_80", "--show", "ptx", "--out", str(file), *SMALL]
@@ -294,6 +306,9 @@ def test_chosen_kernel_as_json(capfd):
         (["fa9"], "version='fa9' is unknown; there are fa1, fa2"),
         (["fa2", "--arch", "sm_75"], "arch='sm_75' is unknown; there are sm_80, sm_86"),
         (["fa2", "--variant", "x"], "variant='x' of 'fa2' is unknown; there are: "),
+        (["fa4", "--precision", "fp8", "--variant", "x"], "variant='x' of 'fa4' is unknown; there"),
+        (["fa4", "--precision", "fp9"], "precision='fp9' is unknown; write 'fp8'"),
+        (["fa4", "--precision", "fp8", "--backward"], "precision='fp8:block:e4m3' is forward only"),
         (["fa2", "--kv-heads", "3"], "q has 16 heads, which must be a multiple of k's 3."),
         (["fa1", "--num-splits", "2", *SMALL], "version 'fa1': num_splits=2 is not possible"),
     ],

@@ -202,7 +202,10 @@ def in_pages(x, page_size, device):
 
 
 @pytest.mark.parametrize("num_splits", [1, 3])
-@pytest.mark.parametrize("page_size", [1, 16, 50, 256])
+@pytest.mark.parametrize(
+    "page_size",
+    [pytest.param(1, marks=pytest.mark.wide), 16, 50, pytest.param(256, marks=pytest.mark.wide)],
+)
 @pytest.mark.parametrize("M", [1, 20])
 def test_pages_are_the_dense_cache(M, page_size, num_splits, device):
     q = torch.randn(3, M, 4, 32, device=device)
