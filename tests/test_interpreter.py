@@ -1,6 +1,7 @@
 """The interpreter's repairs: numbers first, then when and how it is turned on."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -83,7 +84,7 @@ def test_import_turns_it_on_and_says_so_once():
 def test_triton_imported_first_is_refused_in_words():
     done = run(f"import triton, flash_versions; {CALL}")
     assert done.returncode == 1
-    assert "ValueError: version 'fa3': CPU tensors need Triton's interpreter" in done.stderr
+    assert re.search(r"ValueError: version 'fa\d': CPU tensors need Triton's inter", done.stderr)
 
 
 @pytest.mark.parametrize("word", ["1", "true", "on"])
