@@ -101,8 +101,14 @@ def test_views_that_a_descriptor_can_address():
 
 
 def launches(config, repeats, q, k, v, **options):
+    """`differing` of a call."""
+    return differing(
+        partial(forward_hopper.forward, make_request(q, k, v, **options), config), repeats
+    )
+
+
+def differing(run, repeats):
     """How many of these launches, captured in one graph, differ from the first by a bit."""
-    run = partial(forward_hopper.forward, make_request(q, k, v, **options), config)
     first = run()[:2]
     different = torch.zeros((), dtype=torch.int64, device="cuda")
     torch.cuda.synchronize()

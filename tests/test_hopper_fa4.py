@@ -6,7 +6,7 @@ import pytest
 import torch
 from test_attention import assert_within_budget
 from test_fa3 import DESCRIBED
-from test_hopper import DTYPES, qkv
+from test_hopper import DTYPES, differing, qkv
 
 from flash_versions import attention, hopper
 from flash_versions.budget import assess_request
@@ -147,21 +147,6 @@ def test_e5m2_and_tensors_that_are_quantised_already():
         check_fp8(None, *eight, causal=True, **options)
         o = attention(*eight, causal=True, **options)
         assert o.dtype == torch.bfloat16 and o.isfinite().all()
-
-
-def differing(run, repeats):
-    """How many of these launches, captured in one graph, differ from the first by a bit."""
-    first = run()[:2]
-    different = torch.zeros((), dtype=torch.int64, device="cuda")
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(100):
-            for x, y in zip(run()[:2], first):
-                different += (x != y).any()
-    for _ in range(repeats // 100):
-        graph.replay()
-    return int(different)
 
 
 @by_length

@@ -25,7 +25,7 @@ What changes.
     consumer       the other consumer has issued its products  a named barrier, its turn
     consumer       the storer has copied its last O            o_empty
     storer         a consumer's O is in its buffer             o_full
-    all            the tile that the loader has claimed        scheduler.full
+    both           the tile that the loader has claimed        scheduler.full
 
 Everything that is imported from FA3 is unchanged: rings, schedulers, products, P in registers,
 scales of FP8.
