@@ -51,7 +51,8 @@ def expected_scales(x, size, how, group=1):
         largest = largest.unflatten(1, (-1, group)).flatten(2).amax(-1, keepdim=True)
     elif how.scales == "tensor":
         largest = largest.amax().expand(x.shape[0], x.shape[2] // group, 1)
-    return largest / torch.finfo(how.dtype).max
+    # By a tensor: on a GPU, torch divides by a number by multiplying with its reciprocal.
+    return largest / torch.full_like(largest, torch.finfo(how.dtype).max)
 
 
 def expected_bits(x, scale, size, dtype):
