@@ -74,13 +74,15 @@ def watched(command: list[str], marker: Marker, timeout: float) -> Loss | int:
         Its exit code if it ended in order (with 0, or before it marked anything); else the loss.
     """
     marker.clear()
-    began = time.monotonic()
+    unmarked_since = time.monotonic()
     child = subprocess.Popen(command)
     try:
         while (code := child.poll()) is None:
             age = marker.age()
-            if age is None and time.monotonic() - began > START_SECONDS + timeout:
-                return Loss({}, None, "the measuring process did not start.")
+            if age is not None:
+                unmarked_since = time.monotonic()
+            elif time.monotonic() - unmarked_since > START_SECONDS + timeout:
+                return Loss({}, None, "the measuring process did not start, or did not end.")
             if age is not None and age > timeout:
                 at = marker.read() or Loss({}, None, "")
                 return Loss(at.place, at.version, f"did not end within {timeout:g} s")

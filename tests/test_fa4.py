@@ -61,10 +61,10 @@ def assert_right(request, o, lse):
         assert accuracy.ok, f"{name}: {accuracy}"
 
 
-def counted(request, config=SMALL, **options):
+def counted(request, config=SMALL, threshold=portable.THRESHOLD):
     """(blocks, rescales) of a call, whose result is right."""
     counts = torch.zeros(2, dtype=torch.int32, device=request.q.device)
-    o, lse, _ = portable.forward(request, config, counts=counts, **options)
+    o, lse, _ = portable.forward(request, config, threshold, counts=counts)
     assert_right(request, o, lse)
     return tuple(counts.tolist())
 
@@ -288,18 +288,18 @@ def test_a_real_model_hardly_ever_rescales(device):
 # ---- settings ----
 
 
-def test_the_share_that_is_chosen(device, monkeypatch):
+def test_the_rule_that_is_chosen(device, monkeypatch):
     config = LaunchConfig(64, 64, num_warps=4, num_stages=2)
     for dtype, eighths in ((torch.float32, 0), (torch.float16, 2), (torch.bfloat16, 2)):
         request = make_request(*inputs(device, dtype=dtype))
         monkeypatch.setattr(portable, "compute_capability", lambda device: (10, 0))
-        assert portable.choose_eighths(request, config) == eighths
-        assert portable.choose_eighths(request, LaunchConfig(64, 16, 4, 2)) == 0
+        assert portable.choose_rule(request, config) == (8.0, eighths)
+        assert portable.choose_rule(request, LaunchConfig(64, 16, 4, 2)) == (8.0, 0)
         wide = make_request(*inputs(device, head_dim=256, dtype=dtype))
-        assert portable.choose_eighths(wide, config) == 0
-        for capability in ((9, 0), (12, 0)):
+        assert portable.choose_rule(wide, config) == (8.0, 0)
+        for capability in ((8, 0), (9, 0), (12, 0)):
             monkeypatch.setattr(portable, "compute_capability", lambda device, x=capability: x)
-            assert portable.choose_eighths(request, config) == 0
+            assert portable.choose_rule(request, config) == (0.0, 0)
     assert set(HALF) < set(DEGREES)
 
 

@@ -42,8 +42,8 @@ CALLS = {
 FORWARDS: dict[str, Forward] = {
     "served": VERSION.forward,
     "portable": forward.forward,
-    "portable, 2/8 polynomial": partial(forward.forward, eighths=2),
-    "portable, no polynomial": partial(forward.forward, eighths=0),
+    "portable, 2/8 polynomial": partial(forward.forward, threshold=8.0, eighths=2),
+    "portable, no polynomial": partial(forward.forward, threshold=8.0, eighths=0),
 }
 # (head_dim, dtype, threshold, eighths, traced) of the explicit kernel.
 HOPPER_CALLS = [
@@ -52,7 +52,8 @@ HOPPER_CALLS = [
     (128, "bf16", 8.0, 2, False),
     (256, "bf16", 8.0, 2, False),
     (128, "fp8", 0.0, 0, False),
-    (128, "fp8", 4.0, 2, False),
+    (128, "fp8", 2.0, 1, False),
+    (256, "fp8", 2.0, 0, False),
     (128, "bf16", 8.0, 0, True),
 ]
 SHARED_OUT = {"sm_90": "portable, 2/8 polynomial", "sm_100": "served"}

@@ -11,7 +11,7 @@ from flash_versions.fa3.forward import unsupported as undescribable
 from flash_versions.fa3.forward_fp8_hopper import unsupported as fp8_unsupported
 from flash_versions.fa3.forward_hopper import unsupported
 from flash_versions.fa4 import forward, forward_hopper
-from flash_versions.fa4.config import default_config, fp8_config
+from flash_versions.fa4.config import FP8_THRESHOLD, default_config, fp8_config
 from flash_versions.quantize import Quantized
 from flash_versions.request import Request
 from flash_versions.version import Forward, ForwardQuantized
@@ -26,7 +26,6 @@ SWITCHES: Mapping[str, dict[str, Any]] = {
     "both, 1/8": {"threshold": 8.0, "eighths": 1},
     "both, 2/8": {"threshold": 8.0, "eighths": 2},
 }
-FP8_THRESHOLD = 4.0  # of the variants that have one: P of 8 bits has no room for 8
 
 
 def varied(request: Request, **switches: Any) -> tuple[torch.Tensor, torch.Tensor, None]:
@@ -43,7 +42,7 @@ def varied(request: Request, **switches: Any) -> tuple[torch.Tensor, torch.Tenso
 def varied_fp8(
     request: Request, quantized: Quantized, threshold: float, eighths: int
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """The same in FP8."""
+    """The same in FP8, with at most the threshold that P of 8 bits has room for."""
     if reason := fp8_unsupported(request):
         raise ValueError(reason)
     config = replace(fp8_config(request), threshold=min(threshold, FP8_THRESHOLD), eighths=eighths)

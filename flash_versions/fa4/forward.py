@@ -28,9 +28,10 @@ What changes.
 Everything else is FA3's: boxes, the order of tiles, the walk.
 
 Cost. The decision: one minimum over the rows of a tile and one branch for each block. The warps of
-a portable program have to agree on it, through shared memory, which may cost as much as it saves;
-in the explicit kernel a warpgroup decides for itself. A polynomial is 8 instructions in the place
-of one that keeps the exponential unit busy for 8 cycles of a warp.
+a portable program have to agree on it, through shared memory, and the branch stands between two
+products that overlap without it: on Hopper that costs far more than it saves, and both tricks are
+off there (`choose_rule`). In the explicit kernel each warp decides for itself. A polynomial is 8
+instructions in the place of one that keeps the exponential unit busy for 8 cycles of a warp.
 
 Source. Zadouri, Hoehnerbach, Shah, Liu, Thakkar, Dao 2026, "FlashAttention-4: Algorithm and Kernel
 Pipelining Co-Design for Asymmetric Hardware Scaling", arXiv:2603.05451. It was written for
@@ -79,7 +80,7 @@ from flash_versions.version import LaunchConfig, compute_capability
 
 THRESHOLD = 8.0  # log2: how far a block may exceed a row's reference
 EIGHTHS = 2  # of the exponentials that are polynomials
-NO_SHARE = (8, 9, 12)  # compute capabilities where it does not pay, see `choose_eighths`
+AS_FA3 = (8, 9, 12)  # compute capabilities where neither pays, see `choose_rule`
 SHARED_OUT = 32  # columns that `mixed_exp2` shares out at a time
 
 
@@ -292,18 +293,23 @@ def constants_of(
     return tl.constexpr(threshold), tl.constexpr(eighths), tl.constexpr(DEGREES.get(dtype))
 
 
-def choose_eighths(request: Request, config: LaunchConfig) -> int:
-    """The share of polynomials for a request, in eighths.
+def choose_rule(request: Request, config: LaunchConfig) -> tuple[float, int]:
+    """THRESHOLD and EIGHTHS of a request's `Rule`: both tricks, or FA3's softmax where they do not
+    pay.
 
-    None in fp32, where their error would show; beyond head_dim 128, where products take four times
-    as long as exponentials; where a block is too narrow to be shared out; on Hopper, where they
-    were measured to cost more than they free (docs/log.md); and where products are mma.sync's, for
-    which Triton changes the layout of P once it was taken apart: moving it costs more.
+    On Hopper they were measured to cost more than they free: a branch between two products keeps
+    them from overlapping (docs/log.md). Where products are mma.sync's, Triton changes the layout of
+    P once it was taken apart, and the warps agree through shared memory: they stay off there, too.
+
+    No polynomial in fp32, where its error would show; beyond head_dim 128, where products take four
+    times as long as exponentials; and where a block is too narrow to be shared out.
     """
+    if compute_capability(request.q.device)[0] in AS_FA3:
+        return 0.0, 0
     wide = max(request.q.shape[3], request.v.shape[3]) > 128
     if wide or request.q.dtype == torch.float32 or config.block_kv % SHARED_OUT:
-        return 0
-    return 0 if compute_capability(request.q.device)[0] in NO_SHARE else EIGHTHS
+        return THRESHOLD, 0
+    return THRESHOLD, EIGHTHS
 
 
 def check_rule(request: Request, config: LaunchConfig, threshold: float, eighths: int) -> None:
@@ -327,7 +333,7 @@ def check_rule(request: Request, config: LaunchConfig, threshold: float, eighths
 def forward(
     request: Request,
     config: LaunchConfig | None = None,
-    threshold: float = THRESHOLD,
+    threshold: float | None = None,
     eighths: int | None = None,
     counts: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
@@ -337,8 +343,8 @@ def forward(
         request: see `Request`. Few rows are served, too, only not as fast; num_splits is not read.
         config: tile sizes; None chooses by shape and device.
         threshold: how far, in log2 units, scores may exceed a row's reference before it is raised,
-            up to 8; 0 rescales in every block, as FA3 does.
-        eighths: of the exponentials that are polynomials, 0 to 8; None: see `choose_eighths`.
+            up to 8; 0 rescales in every block, as FA3 does; None: see `choose_rule`.
+        eighths: of the exponentials that are polynomials, 0 to 8; None: see `choose_rule`.
         counts: two int32 to which the kernel adds the blocks that it folds and those in which it
             rescales; see `count_rescales`.
 
@@ -352,8 +358,9 @@ def forward(
     q, k, v = request.q, request.k, request.v
     batch, q_length, heads, _ = q.shape
     config = config or choose_config(request)
-    if eighths is None:
-        eighths = choose_eighths(request, config)
+    chosen_threshold, chosen_eighths = choose_rule(request, config)
+    threshold = chosen_threshold if threshold is None else threshold
+    eighths = chosen_eighths if eighths is None else eighths
     check_rule(request, config, threshold, eighths)
     tiles = Tiles.of_queries(request, config.block_q, 1)
     total = tiles.number * heads * batch  # packed: a batch of one
