@@ -8,7 +8,7 @@ from flash_versions.fa3.config import HopperConfig
 from flash_versions.quantize import P_OFFSET
 from flash_versions.request import Request
 
-FP8_THRESHOLD = 2.0  # P starts at 2^6: more range for it to grow into is less for what is small
+FP8_THRESHOLD = 4.0  # P starts at 2^4: range for it to grow is taken from what is small
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,6 @@ def fp8_config(request: Request) -> RolesConfig:
     # At 128, exponentials take as long as products: the one place where the polynomial pays.
     return with_roles(
         fa3.fp8_config(request),
-        threshold=FP8_THRESHOLD if head_dim > 64 else 0.0,
+        threshold=FP8_THRESHOLD if head_dim > 128 else 0.0,
         eighths=1 if 64 < head_dim <= 128 else 0,
     )
