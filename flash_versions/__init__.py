@@ -18,6 +18,7 @@ interpreter.enable_without_gpu()  # before anything imports triton
 
 from flash_versions.api import BASELINES, VERSIONS, attention  # noqa: E402
 from flash_versions.budget import compare  # noqa: E402
+from flash_versions.context_parallel import context_parallel_attention  # noqa: E402
 from flash_versions.merge import merge_attention_states  # noqa: E402
 from flash_versions.quantize import Fp8  # noqa: E402
 from flash_versions.reference import attention_reference  # noqa: E402
@@ -32,5 +33,6 @@ __all__ = [
     "attention",
     "attention_reference",
     "compare",
+    "context_parallel_attention",
     "merge_attention_states",
 ]
