@@ -1,6 +1,7 @@
 """Documents say what was measured, and the benchmark measures what it says."""
 
 import json
+from statistics import geometric_mean
 
 import pytest
 from synthetic_results import (
@@ -16,6 +17,7 @@ from synthetic_results import (
 )
 
 from flash_versions import bench, peers, report, results, suites
+from flash_versions.fa4 import ablation as fa4_ablation
 
 RESULTS = results.read_results()
 SYNTHETIC = results.merged(all_results())
@@ -38,8 +40,7 @@ def test_results_are_complete_and_consistent():
     for about in RESULTS["suites"].values():
         assert about["schema"] == bench.SCHEMA
         assert {"gpu", "driver", "torch", "triton"} <= set(about["machine"])
-    wanted = {"table", "seeds", "ablation", "backward", "decode", "packed", "launch"}
-    assert wanted <= set(RESULTS["suites"]) <= {*bench.SUITES, "accuracy"}
+    assert set(RESULTS["suites"]) == {*bench.SUITES, "accuracy"} - {"quick"}
     for row in RESULTS["rows"]:
         if row["suite"] == "launch":
             assert "reason" in row or row["host_us"] > 0
@@ -297,26 +298,60 @@ def test_measured_speed_of_fa3_on_small_grids(shape, causal):
     assert fa3 >= cudnn
 
 
-def needs(suite):
-    """For bars on what may not be measured yet; the documents say so, too."""
-    return pytest.mark.skipif(suite not in RESULTS["suites"], reason=f"{suite} is not measured yet")
+FP8_LENGTHS = (4096, 8192, 16384)
 
 
-@needs("fp8")
+def fp8_ratio(name, peer, head_dim, causal, length):
+    shape = {"D": head_dim, "N": length, "causal": causal}
+    return rate("fp8", name, "tflops", **shape) / rate("fp8", peer, "tflops", **shape)
+
+
+@pytest.mark.parametrize("name", ["fa3 fp8 head", "fa4 fp8 head"])
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("length", [4096, 8192, 16384])
-def test_measured_speed_of_fp8(length, causal):
-    """The bars: at D=128 cuDNN's FP8 kernel less 3 %, and 1.45 x the same version in bf16; at D=64
-    cuDNN's and 5 %.
+def test_measured_speed_of_fp8(name, causal):
+    """The bars: at D=64 cuDNN's FP8 kernel and 5 %, at D=256 and 20 %, at every length."""
+    for length in FP8_LENGTHS:
+        assert fp8_ratio(name, "cudnn fp8", 64, causal, length) >= 1.05
+        assert fp8_ratio(name, "cudnn fp8", 256, causal, length) >= 1.2
+        # Twice the rate of the tensor cores is this much: exponentials do not get faster.
+        assert fp8_ratio(name, name.split()[0], 128, causal, length) >= 1.15
+
+
+def test_measured_speed_of_fp8_at_128():
+    """The bar: cuDNN's FP8 kernel less 3 %, over the lengths, full and causal."""
+    ratios = [
+        fp8_ratio("fa4 fp8 head", "cudnn fp8", 128, causal, length)
+        for causal in (False, True)
+        for length in FP8_LENGTHS
+    ]
+    assert geometric_mean(ratios) >= 0.97
+    assert min(ratios) >= 0.95
+
+
+def test_the_default_of_fa4_is_the_fastest_setting():
+    """Within 2 % over the lengths: in FP8 at D=128 a threshold would be worth that much more, and
+    costs accuracy.
     """
-    for head_dim, over_cudnn, over_bf16 in ((128, 0.97, 1.45), (64, 1.05, 1.0)):
-        shape = {"D": head_dim, "N": length, "causal": causal}
-        fp8 = rate("fp8", "fa3 fp8 head", "tflops", **shape)
-        assert fp8 >= over_cudnn * rate("fp8", "cudnn fp8", "tflops", **shape)
-        assert fp8 >= over_bf16 * rate("fp8", "fa3", "tflops", **shape)
+    for suite, D in (("ablation fp8", 128), ("ablation fp8", 256), ("ablation", 256)):
+        panels = results.ablation_ratios(RESULTS, suite)["fa4"]
+        for mask in ("full", "causal"):
+            tricks = panels[f"D={D} {mask}"]
+            assert all(tricks[name] <= 1.02 for name in fa4_ablation.SWITCHES if name in tricks)
 
 
-@needs("quantize")
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_hadamard_halves_the_error_on_outliers(head_dim):
+    """The bar: with a rotation, scales of blocks have at most half the error of one per tensor at
+    D=128, and less at D=64.
+    """
+    error = {
+        row["scheme"]: row["rmse"]
+        for row in RESULTS["rows"]
+        if row["suite"] == "accuracy" and row["D"] == head_dim and row["distribution"] == "outliers"
+    }
+    assert error["tensor"] / error["block+hadamard"] >= (2.0 if head_dim == 128 else 1.7)
+
+
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_measured_bandwidth_of_quantising(head_dim):
     """The bar: one pass, at 70 % of a copy."""
