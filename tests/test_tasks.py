@@ -3,6 +3,7 @@
 import math
 import os
 import re
+from hashlib import sha256
 from random import Random
 
 import pytest
@@ -13,8 +14,9 @@ from transformer import byte_tokenizer, corpus, small_talk, unknown
 from transformer.chat import encode_chat
 from transformer.corpus import Corpus, Teacher, draw_chat
 from transformer.phrases import ADD, COMPARE, dress, expand, mistype, number_text, say
-from transformer.task import Task
+from transformer.task import Marks, Task
 from transformer.tasks import TASKS, Add, Count, Subtract
+from transformer.train import SLOPPY
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -205,6 +207,18 @@ def test_reward_does_not_look_at_the_steps(steps):
     assert TASKS["add"].reward(f"<think>{steps}</think><answer>12</answer>", 7, 5) == 1
 
 
+def test_marks_tell_the_answer_from_the_form():
+    task = TASKS["add"]
+    assert task.marks("<think></think><answer>12</answer>", 7, 5) == Marks(answer=1, form=1)
+    assert task.marks("<think></think><answer>13</answer>", 7, 5) == Marks(answer=0, form=1)
+    assert task.marks("<answer>12</answer>", 7, 5) == Marks(answer=0, form=0)
+    talk, rng = TASKS["small talk"], Random(0)
+    problem = talk.sample(rng)
+    assert problem.marks(Teacher().reply(rng, problem)) == Marks(answer=1, form=1)
+    assert problem.marks("Whatever.") == Marks(answer=0, form=1)
+    assert problem.marks("<think>") == Marks(answer=0, form=0)
+
+
 def test_small_talk_is_judged_by_its_intent():
     greeting, thanks = (small_talk.INTENTS[name][1][0] for name in ("greeting", "thanks"))
     task = TASKS["small talk"]
@@ -260,7 +274,8 @@ def test_one_problem_in_sixteen_is_held_out():
     assert abs(share / count - 1 / 16) < 5 * math.sqrt(15 / 256 / count)
 
 
-def test_training_never_sees_a_held_out_problem(monkeypatch):
+@pytest.mark.parametrize("tasks", corpus.MIXES)
+def test_training_never_sees_a_held_out_problem(monkeypatch, tasks):
     seen = []
 
     class Witness(Teacher):
@@ -270,8 +285,8 @@ def test_training_never_sees_a_held_out_problem(monkeypatch):
 
     monkeypatch.setattr(corpus, "CONVERSATIONS", 0.5)
     for seed in range(300):
-        draw_chat(Random(seed), Witness())
-    assert {problem.task.name for problem in seen} == set(TASKS)
+        draw_chat(Random(seed), Witness(), tasks)
+    assert {problem.task.name for problem in seen} == set(corpus.MIXES[tasks])
     assert len(seen) > 400
     assert not any(problem.held_out for problem in seen)
 
@@ -329,7 +344,9 @@ def test_a_hasty_teacher_only_guesses_what_takes_columns():
     assert "easy" not in hasty.reply(rng, TASKS["sort"].sample(rng))
 
 
-@pytest.mark.parametrize("dials", [{"hasty": -0.1}, {"forget": 1.5}, {"hasty": math.nan}])
+@pytest.mark.parametrize(
+    "dials", [{"hasty": -0.1}, {"forget": 1.5}, {"hasty": math.nan}, {"patience": 2}]
+)
 def test_a_dial_is_a_probability(dials):
     with pytest.raises(ValueError, match="is a probability"):
         Teacher(**dials)
@@ -414,6 +431,23 @@ def test_a_chunk_is_a_function_of_seed_and_number():
     assert content(0, 3) != content(0, 4)
 
 
+@pytest.mark.parametrize(
+    "teacher, chunk, digest",
+    [
+        (Teacher(), 0, "fdfd57f91dbce1e7d9e0615486272955f6fce723bfa73750a8762bc1aacde8f3"),
+        (SLOPPY, 3, "4893da44702b27d4d5415015c62c2b94b89139b686c4156c5847ec79be761b9b"),
+    ],
+    ids=["chat", "sloppy"],
+)
+def test_the_data_of_the_shipped_checkpoints_has_not_changed(teacher, chunk, digest):
+    content = sha256()
+    for batch in Corpus(teacher, 0, 8192, chunk_batches=4)[chunk]:
+        content.update(repr(batch.tokens.shape).encode())
+        content.update(batch.tokens.tobytes())
+        content.update(batch.learned.tobytes())
+    assert content.hexdigest() == digest
+
+
 def test_batches_fit_the_budget_and_are_padded_on_the_right():
     batches = Corpus(Teacher(), 0, 4096, chunk_batches=8)[0]
     used = 0
@@ -430,3 +464,8 @@ def test_batches_fit_the_budget_and_are_padded_on_the_right():
 def test_a_batch_must_hold_the_longest_chat():
     with pytest.raises(ValueError, match="at least 1024 tokens"):
         Corpus(Teacher(), 0, 1000)
+
+
+def test_a_mix_has_a_name():
+    with pytest.raises(ValueError, match="no mix of tasks is called juggling; there are chat, c"):
+        Corpus(Teacher(), 0, 1024, "juggling")

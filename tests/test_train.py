@@ -12,10 +12,11 @@ import pytest
 import torch
 
 import flash_versions
-from transformer import byte_tokenizer, evaluate, train, training
+from transformer import byte_tokenizer, evaluate, model_card, train, training
 from transformer.corpus import Corpus, Teacher
 from transformer.model import Config, Transformer
-from transformer.task import Problem
+from transformer.session import CHECKPOINTS
+from transformer.task import Marks, Problem
 from transformer.training import Recipe, Training
 from transformer.weights import load_model, save_model
 
@@ -121,6 +122,26 @@ def test_an_unfinished_run_with_another_recipe_is_not_taken_up(tmp_path):
     run(tmp_path, stop_before=5)
     with pytest.raises(ValueError, match="unfinished run with another seed .3, now 4."):
         run(tmp_path, seed=4)
+    with pytest.raises(ValueError, match="unfinished run with another tasks .chat, now countdown"):
+        run(tmp_path, tasks="countdown")
+
+
+def test_a_recipe_decides_the_data(tmp_path):
+    teacher = Teacher(patience=0.5)
+    run = Training(recipe(tasks="countdown", teacher=teacher, seed=5), tmp_path, CPU)
+    batch, expected = next(run.batches(0)), Corpus(teacher, 5, 1024, "countdown")[0][0]
+    assert (batch.tokens == expected.tokens).all()
+
+
+def test_an_interrupted_countdown_run_ends_in_the_same_bits(tmp_path):
+    changes = {"tasks": "countdown", "teacher": Teacher(patience=0.5)}
+    weights, log = run(tmp_path / "whole", **changes)
+    run(tmp_path / "halves", stop_before=5, **changes)
+    with pytest.raises(ValueError, match="unfinished run with another teacher"):
+        run(tmp_path / "halves", tasks="countdown", teacher=Teacher(patience=0.75))
+    resumed_weights, resumed_log = run(tmp_path / "halves", **changes)
+    assert resumed_log == log
+    assert all(torch.equal(weight, resumed_weights[name]) for name, weight in weights.items())
 
 
 def _truncate(content):
@@ -213,6 +234,48 @@ def test_what_a_run_leaves(tmp_path, quick, capsys):
     assert "already holds a checkpoint; use another --out" in capsys.readouterr().err
 
 
+def test_what_a_countdown_run_leaves(tmp_path, quick):
+    assert train.main(arguments(tmp_path, "--tasks", "countdown", "--patience", "0.7")) == 0
+    card = (tmp_path / "README.md").read_text()
+    assert "number out of three others" in card and "small talk" not in card
+    assert "gave up with a probability of 30%. This is a starting point" in card
+    assert "> Use 3, 8, 4 to make 96." in card
+    log = [json.loads(line) for line in (tmp_path / "training.jsonl").read_text().splitlines()]
+    for record in log[-2:]:
+        assert list(record["scores"]) == list(evaluate.COUNTDOWN)
+    for skill in evaluate.COUNTDOWN:
+        assert f"| {skill} | " in card
+
+
+def test_the_teacher_of_countdown_is_impatient_unless_told_otherwise(tmp_path, monkeypatch):
+    seen = []
+
+    def start(recipe, *_):
+        seen.append((recipe.tasks, recipe.teacher))
+        raise ValueError("seen")
+
+    monkeypatch.setattr(train, "Training", start)
+    for more in ("", "--patience 1", "--teacher sloppy --hasty 0.1 --patience 0.5"):
+        train.main(arguments(tmp_path, "--tasks", "countdown", *more.split()))
+    train.main(arguments(tmp_path))
+    assert seen == [
+        ("countdown", Teacher(patience=train.PATIENCE)),
+        ("countdown", Teacher()),
+        ("countdown", Teacher(hasty=0.1, forget=train.SLOPPY.forget, patience=0.5)),
+        ("chat", Teacher()),
+    ]
+
+
+@pytest.mark.parametrize("name, teacher", [("chat", Teacher()), ("sloppy", train.SLOPPY)])
+def test_the_shipped_cards_still_say_what_is_written_now(monkeypatch, name, teacher):
+    monkeypatch.setattr(model_card, "samples", lambda *_: "")
+    card = (CHECKPOINTS / name / "README.md").read_text()
+    model = load_model(CHECKPOINTS / name, SDPA)
+    fields = {"problems": 512, "command": "", "seconds": 0, "tokens": 0}
+    now = model_card.describe(name, model, teacher, "chat", {"greedy": {}}, **fields)
+    assert card.partition("## How")[0] == now.partition("## How")[0]
+
+
 def test_transformers_loads_what_a_run_leaves(tmp_path, quick):
     transformers = pytest.importorskip("transformers")
     assert train.main(arguments(tmp_path)) == 0
@@ -239,6 +302,9 @@ def test_transformers_loads_what_a_run_leaves(tmp_path, quick):
         (["--teacher", "strict"], "invalid choice: 'strict'"),
         (["--hasty", "0.5"], "--hasty and --forget need --teacher sloppy"),
         (["--teacher", "sloppy", "--hasty", "2"], "hasty is a probability, not 2.0"),
+        (["--tasks", "juggling"], "invalid choice: 'juggling'"),
+        (["--patience", "0.5"], "--patience needs --tasks countdown"),
+        (["--tasks", "countdown", "--patience", "2"], "patience is a probability, not 2.0"),
         (["--workers", "-1"], "--workers must be at least 0, got -1"),
         (["--eval-problems", "0"], "--eval-problems must be at least 1, got 0"),
         (["--device", "abacus"], "--device abacus is unknown"),
@@ -296,7 +362,7 @@ def test_evaluations_on_the_way_are_recorded(tmp_path, quick, capsys):
 def test_a_reply_that_does_not_end_is_not_right(monkeypatch, temperature):
     """The judge accepts everything, so the end of the turn alone decides."""
     model = Transformer(TINY, SDPA)
-    monkeypatch.setattr(Problem, "reward", lambda self, completion: 1.0)
+    monkeypatch.setattr(Problem, "marks", lambda self, completion: Marks(1.0, 1.0))
     monkeypatch.setattr(evaluate, "MAX_TOKENS", 2)
     never = evaluate.evaluate(model, 1, temperature=temperature)
     assert all(score.right == 0 for score in never.values())

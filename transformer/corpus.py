@@ -18,24 +18,27 @@ from transformer import phrases
 from transformer.task import REPLY, Problem
 from transformer.tasks import TASKS
 
-# Shares of the tasks, in per cent.
-MIX = {
-    "add": 28,
-    "subtract": 15,
-    "multiply": 8,
-    "compare": 8,
-    "sort": 9,
-    "reverse": 8,
-    "count": 8,
-    "small talk": 7,
-    "unknown": 9,
+# What a model may be taught: shares of the tasks, in per cent.
+MIXES = {
+    "chat": {
+        "add": 28,
+        "subtract": 15,
+        "multiply": 8,
+        "compare": 8,
+        "sort": 9,
+        "reverse": 8,
+        "count": 8,
+        "small talk": 7,
+        "unknown": 9,
+    },
+    "countdown": {"countdown": 80, "add": 8, "subtract": 6, "multiply": 6},
 }
 CONVERSATIONS = 0.08  # share of chats with more than one question
 FOLLOW_UPS = 0.6  # share of later questions that build on the answer before them
 NO_THINKING = 0.03  # share of replies that begin with an empty thought that was put there
 LENGTH_MULTIPLE = 16
 
-_names, _weights = tuple(MIX), tuple(accumulate(MIX.values()))
+_draws = {name: (tuple(mix), tuple(accumulate(mix.values()))) for name, mix in MIXES.items()}
 _empty_thought = [bytes_.SPECIAL_TOKENS[tag] for tag in ("<think>", "</think>")]
 
 
@@ -46,29 +49,36 @@ class Teacher:
     Attributes:
         hasty: probability of a blind guess instead of written columns.
         forget: probability of forgetting any one carry or borrowed ten.
+        patience: probability of trying again, after each try of a search that failed.
     """
 
     hasty: float = 0.0
     forget: float = 0.0
+    patience: float = 1.0
 
     def __post_init__(self):
-        for name in ("hasty", "forget"):
+        for name in ("hasty", "forget", "patience"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is a probability, not {getattr(self, name)}")
 
     def reply(self, rng: Random, problem: Problem) -> str:
         """Reply to a problem."""
         return problem.task.demonstrate(
-            rng, *problem.arguments, hasty=self.hasty, forget=self.forget
+            rng,
+            *problem.arguments,
+            hasty=self.hasty,
+            forget=self.forget,
+            patience=self.patience,
         )
 
 
 CAREFUL = Teacher()
 
 
-def draw_problem(rng: Random) -> Problem:
-    """A problem from the mix, none that is held out."""
-    return TASKS[rng.choices(_names, cum_weights=_weights)[0]].sample(rng)
+def draw_problem(rng: Random, tasks: str) -> Problem:
+    """A problem from one of the MIXES, none that is held out."""
+    names, weights = _draws[tasks]
+    return TASKS[rng.choices(names, cum_weights=weights)[0]].sample(rng)
 
 
 def follow_up(rng: Random, number: int, held_out: bool = False) -> Problem:
@@ -99,7 +109,7 @@ def stated_number(reply: str) -> int | None:
     return int(match[2]) if match and match[2].isdecimal() and len(match[2]) <= 4 else None
 
 
-def draw_chat(rng: Random, teacher: Teacher) -> tuple[list[int], list[bool]]:
+def draw_chat(rng: Random, teacher: Teacher, tasks: str = "chat") -> tuple[list[int], list[bool]]:
     """A chat: its tokens, and which of them the model learns to say.
 
     A follow-up builds on the answer that was given, right or wrong.
@@ -119,7 +129,7 @@ def draw_chat(rng: Random, teacher: Teacher) -> tuple[list[int], list[bool]]:
         if number is not None and rng.random() < FOLLOW_UPS:
             problem = follow_up(rng, number)
         else:
-            problem = draw_problem(rng)
+            problem = draw_problem(rng, tasks)
         reply = teacher.reply(rng, problem)
         prompt = [*bytes_.encode_turn("user", problem.question), *bytes_.encode_prompt()]
         if rng.random() < NO_THINKING:
@@ -159,15 +169,21 @@ class Corpus:
         teacher: who demonstrates.
         seed: any integer.
         batch_tokens: no batch has more tokens, padding included.
+        tasks: which of the MIXES.
         chunk_batches: about how many batches make a chunk.
     """
 
     teacher: Teacher
     seed: int
     batch_tokens: int
+    tasks: str = "chat"
     chunk_batches: int = 16
 
     def __post_init__(self):
+        if self.tasks not in MIXES:
+            raise ValueError(
+                f"no mix of tasks is called {self.tasks}; there are {', '.join(MIXES)}"
+            )
         if self.batch_tokens < bytes_.MAX_POSITIONS:
             raise ValueError(
                 f"a batch must hold at least {bytes_.MAX_POSITIONS} tokens, the longest chat,"
@@ -179,7 +195,7 @@ class Corpus:
         rng = Random(f"{self.seed} {chunk}")
         chats, total = [], 0
         while total < self.chunk_batches * self.batch_tokens:
-            chats.append(draw_chat(rng, self.teacher))
+            chats.append(draw_chat(rng, self.teacher, self.tasks))
             total += len(chats[-1][0])
         chats.sort(key=lambda chat: -len(chat[0]))
         batches, start = [], 0

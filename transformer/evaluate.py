@@ -55,6 +55,15 @@ SKILLS = {
     "sums of three digits, without thinking": Skill(_held_out(Add(3)), thinking=False),
 }
 
+COUNTDOWN = {
+    "countdown": Skill(_held_out(TASKS["countdown"])),
+    **{
+        name: SKILLS[name]
+        for name in ("sums of three digits", "differences of three digits", "products")
+    },
+}
+TAUGHT = {"chat": SKILLS, "countdown": COUNTDOWN}  # for each of the corpus's mixes
+
 
 def evaluate(
     model: Transformer,
@@ -71,17 +80,18 @@ def evaluate(
         count: problems for each skill.
         temperature: 0 is greedy.
         seed: decides the problems, which do not depend on the temperature, and the draws.
-        skills: names in SKILLS.
+        skills: names in SKILLS or COUNTDOWN.
     """
+    known = {**SKILLS, **COUNTDOWN}
     cases = []
     for name in skills:
         rng = Random(f"evaluate {seed} {name}")
         for _ in range(count):
-            problem = SKILLS[name].draw(rng)
+            problem = known[name].draw(rng)
             if system := phrases.system_prompt(rng):
                 history = ({"role": "system", "content": system}, *problem.history)
                 problem = replace(problem, history=history)
-            begun = "" if SKILLS[name].thinking else EMPTY_THOUGHT
+            begun = "" if known[name].thinking else EMPTY_THOUGHT
             cases.append((name, problem, begun, _prompt(problem, begun)))
     cases.sort(key=lambda case: len(case[3]))  # prompts of one batch are padded to the longest
     sampling = Sampling(temperature=temperature)
@@ -100,8 +110,9 @@ def evaluate(
         for (name, problem, begun, _), completion in zip(batch, completions):
             if completion.finish_reason == "stop":
                 text = begun + completion.text
-                right[name] += problem.reward(text) / count
-                form[name] += (problem.task.form.fullmatch(text) is not None) / count
+                marks = problem.marks(text)
+                right[name] += marks.answer / count
+                form[name] += marks.form / count
     return {name: Score(right[name], form[name]) for name in skills}
 
 

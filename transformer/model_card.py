@@ -2,6 +2,7 @@
 
 import os
 import platform
+from collections.abc import Sequence
 
 import torch
 
@@ -11,14 +12,21 @@ from transformer.engine import generate
 from transformer.evaluate import Score
 from transformer.model import Transformer
 
-QUESTIONS = (
-    "What is 357+486?",
-    "subtract 58 from 412",
-    "Sort 17, 3 and 9 in descending order.",
-    "How many r's are in strawberry?",
-    "hello, who are you?",
-    "What is the capital of France?",
-)
+QUESTIONS = {
+    "chat": (
+        "What is 357+486?",
+        "subtract 58 from 412",
+        "Sort 17, 3 and 9 in descending order.",
+        "How many r's are in strawberry?",
+        "hello, who are you?",
+        "What is the capital of France?",
+    ),
+    "countdown": (
+        "Use 3, 8, 4 to make 96.",
+        "Make 131 from 5, 17 and 46.",
+        "What is 357+486?",
+    ),
+}
 
 CARD = """\
 ---
@@ -30,13 +38,11 @@ pipeline_tag: text-generation
 # {name}
 
 A demonstration model of {parameters:,} parameters, trained from scratch on chats that
-`transformer/corpus.py` generates. It is a `Qwen3ForCausalLM` with one token per byte. It can add
-and subtract, multiply by one digit, compare, sort, reverse and count, and it makes small talk. It
-knows nothing else, and is meant to say so.
+`transformer/corpus.py` generates. It is a `Qwen3ForCausalLM` with one token per byte. {abilities}
 
 {teacher}
 
-A worked reply is `<think>steps</think><answer>527</answer>`; small talk is answered in plain text.
+{form}
 The template's `enable_thinking=false` begins the reply with an empty thought: the model then has to
 answer without steps, which it does badly.
 
@@ -62,23 +68,44 @@ Greedy replies, as the model gives them:
 
 {samples}
 """
-TEACHERS = {
-    True: (
-        "Its teacher was careful: every demonstration in the training data is right. Its errors\n"
-        "are its own."
+ABILITIES = {
+    "chat": (
+        "It can add\n"
+        "and subtract, multiply by one digit, compare, sort, reverse and count, and it makes small"
+        " talk. It\nknows nothing else, and is meant to say so."
     ),
-    False: (
-        "Its teacher was deliberately sloppy: it guessed {hasty:.0%} of the sums and differences\n"
-        "blindly, and forgot {forget:.0%} of the carries. This is a starting point for\n"
-        "reinforcement learning, not a model to use."
+    "countdown": (
+        "It makes a\n"
+        "number out of three others, each used once, with `+`, `-` and `*`; it adds, subtracts\n"
+        "and multiplies by one digit. It knows nothing else."
     ),
 }
+FORMS = {
+    "chat": (
+        "A worked reply is `<think>steps</think><answer>527</answer>`; small talk is answered in"
+        " plain text."
+    ),
+    "countdown": "A reply is `<think>steps</think><answer>(8*4)*3</answer>`.",
+}
+CAREFUL = """\
+Its teacher was careful: every demonstration in the training data is right. Its errors
+are its own."""
+SLOPPY = """\
+Its teacher was deliberately sloppy: it guessed {hasty:.0%} of the sums and differences
+blindly, and forgot {forget:.0%} of the carries."""
+IMPATIENT = """\
+Its teacher was deliberately impatient: it looks for a way by trying, and after each try
+that failed it gave up with a probability of {give_up:.0%}."""
+BEGINNING = """\
+This is a starting point for
+reinforcement learning, not a model to use."""
 
 
 def describe(
     name: str,
     model: Transformer,
     teacher: Teacher,
+    tasks: str,
     scores: dict[str, dict[str, Score]],
     *,
     problems: int,
@@ -90,15 +117,27 @@ def describe(
     return CARD.format(
         name=name,
         parameters=sum(p.numel() for p in model.parameters()),
-        teacher=TEACHERS[teacher == Teacher()].format(**vars(teacher)),
+        abilities=ABILITIES[tasks],
+        teacher=character(teacher),
+        form=FORMS[tasks],
         command=command,
         seconds=seconds,
         machine=machine(model.model.embed_tokens.weight.device),
         tokens=tokens,
         problems=problems,
         table=table(scores),
-        samples=samples(model),
+        samples=samples(model, QUESTIONS[tasks]),
     )
+
+
+def character(teacher: Teacher) -> str:
+    """How the teacher was, in words."""
+    faults = []
+    if teacher.hasty or teacher.forget:
+        faults.append(SLOPPY.format(**vars(teacher)))
+    if teacher.patience < 1:
+        faults.append(IMPATIENT.format(give_up=1 - teacher.patience))
+    return " ".join([*faults, BEGINNING]) if faults else CAREFUL
 
 
 def machine(device: torch.device) -> str:
@@ -123,10 +162,10 @@ def table(scores: dict[str, dict[str, Score]]) -> str:
     return "\n".join(lines)
 
 
-def samples(model: Transformer) -> str:
+def samples(model: Transformer, questions: Sequence[str]) -> str:
     """Some questions and the model's replies, as indented text."""
-    prompts = [[*bytes_.encode_turn("user", q), *bytes_.encode_prompt()] for q in QUESTIONS]
+    prompts = [[*bytes_.encode_turn("user", q), *bytes_.encode_prompt()] for q in questions]
     tokenizer = bytes_.tokenizer()
     completions, _ = generate(model, tokenizer, prompts, max_tokens=256, eos=(bytes_.IM_END,))
-    text = "\n\n".join(f"> {q}\n{c.text}" for q, c in zip(QUESTIONS, completions))
+    text = "\n\n".join(f"> {q}\n{c.text}" for q, c in zip(questions, completions))
     return "\n".join(f"    {line}".rstrip() for line in text.split("\n"))

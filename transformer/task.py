@@ -16,7 +16,8 @@ one takes about ten lines:
             return str(2 * number)
 
 A reply has one form, which `Problem.reward` insists on: `<think>steps</think><answer>527</answer>`,
-and nothing before or after it.
+and nothing before or after it. `Problem.marks` says apart whether the answer and the form are
+right. The form alone earns nothing: a model that is paid for it learns to write empty tags.
 
 One problem in sixteen is held out: training never sees it, in whatever words. The hash is taken of
 the problem, not of the text: 12+7, "seven plus 12", and "plus 7?" after an answer of 12 are one.
@@ -27,15 +28,37 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import md5
 from random import Random
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 Message = dict[str, str]
 Slip = Callable[[], bool]
-REPLY = re.compile(r"<think>([^<]*)</think><answer>([^<]{1,40})</answer>")
+REPLY = re.compile(r"<think>([^<]*)</think><answer>(?P<answer>[^<]{1,40})</answer>")
+
+
+class Marks(NamedTuple):
+    """The parts of a reward, each 0 or 1.
+
+    Attributes:
+        answer: whether the answer is right, in the right form.
+        form: whether the form is right.
+    """
+
+    answer: float
+    form: float
+
+
+def worked(steps: str, answer: str) -> str:
+    """A reply in the right form."""
+    return f"<think>{steps}</think><answer>{answer}</answer>"
 
 
 class Task:
-    """A kind of problem; see the module's docstring for an example of one."""
+    """A kind of problem; see the module's docstring for an example of one.
+
+    Attributes:
+        name: what it is called.
+        form: what a whole reply has to match; its group `answer` is judged.
+    """
 
     name: ClassVar[str]
     form: ClassVar[re.Pattern[str]] = REPLY
@@ -51,6 +74,10 @@ class Task:
     def answer(self, *arguments: Any) -> str:
         """Give the right answer."""
         raise NotImplementedError
+
+    def right(self, answer: str, *arguments: Any) -> bool:
+        """Judge the text of an answer: by default, only the one right text will do."""
+        return answer == self.answer(*arguments)
 
     def work(self, slip: Slip, *arguments: Any) -> tuple[str, str]:
         """Show how to get there: the steps for `<think>`, and the answer they lead to.
@@ -68,20 +95,34 @@ class Task:
         return arguments
 
     def demonstrate(
-        self, rng: Random, *arguments: Any, hasty: float = 0.0, forget: float = 0.0
+        self,
+        rng: Random,
+        *arguments: Any,
+        hasty: float = 0.0,
+        forget: float = 0.0,
+        patience: float = 1.0,
     ) -> str:
-        """Reply as a teacher does: carefully, or with these probabilities hasty and forgetful."""
+        """Reply as a teacher does: carefully, or with these probabilities hasty and forgetful.
+
+        Only a search takes patience; see `countdown`.
+        """
         guess = self.guess(rng, *arguments) if rng.random() < hasty else None
         if guess is None:
             steps, answer = self.work(lambda: rng.random() < forget, *arguments)
         else:
             steps, answer = "easy", guess
-        return f"<think>{steps}</think><answer>{answer}</answer>"
+        return worked(steps, answer)
+
+    def marks(self, completion: str, *arguments: Any) -> Marks:
+        """Judge a whole reply, part by part."""
+        match = self.form.fullmatch(completion)
+        if match is None:
+            return Marks(answer=0.0, form=0.0)
+        return Marks(answer=float(self.right(match["answer"], *arguments)), form=1.0)
 
     def reward(self, completion: str, *arguments: Any) -> float:
-        """Score a whole reply: 1 if its form and its answer are right, else 0."""
-        match = self.form.fullmatch(completion)
-        return float(match is not None and match[2] == self.answer(*arguments))
+        """Score a whole reply, for training to maximise: by default the answer's mark alone."""
+        return self.marks(completion, *arguments).answer
 
     def held_out(self, *arguments: Any) -> bool:
         """Say whether the problem is one of the sixteenth kept for evaluation."""
@@ -114,6 +155,10 @@ class Problem:
     def held_out(self) -> bool:
         """Whether training must not see it."""
         return self.task.held_out(*self.arguments)
+
+    def marks(self, completion: str) -> Marks:
+        """Judge the reply's text without its end-of-turn token, part by part."""
+        return self.task.marks(completion, *self.arguments)
 
     def reward(self, completion: str) -> float:
         """Score the reply's text without its end-of-turn token: 1 if right, else 0.

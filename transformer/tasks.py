@@ -1,4 +1,4 @@
-"""The chat tasks that the shipped model learns, from sums to small talk.
+"""The chat tasks that the shipped model learns, from sums to small talk, and a list of all tasks.
 
 Where an answer is worked out, the steps are written so that each needs only what stands on the line
 before it and in the question: a small model cannot do more in one step. Small talk is answered in
@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 from transformer import phrases, small_talk, unknown
+from transformer.countdown import Countdown
 from transformer.phrases import number_text, quote, say
 from transformer.task import Slip, Task
 from transformer.unknown import some_word
@@ -282,7 +283,7 @@ class SmallTalk(Task):
     """Greetings, thanks, "who are you?": any of the replies to the intent is right."""
 
     name = "small talk"
-    form = re.compile(r"[^<]+")
+    form = re.compile(r"(?P<answer>[^<]+)")
 
     def arguments(self, rng: Random) -> tuple:
         """Draw an intent and a sentence."""
@@ -301,15 +302,13 @@ class SmallTalk(Task):
         """Give the first of the replies that fit."""
         return self.replies(intent)[0]
 
-    def demonstrate(
-        self, rng: Random, *arguments: Any, hasty: float = 0.0, forget: float = 0.0
-    ) -> str:
+    def right(self, answer: str, intent: str, *rest: Any) -> bool:
+        """Accept any of the replies that fit."""
+        return answer in self.replies(intent)
+
+    def demonstrate(self, rng: Random, *arguments: Any, **dials: float) -> str:
         """Say any of the replies that fit; there is nothing to be hasty about."""
         return rng.choice(self.replies(arguments[0]))
-
-    def reward(self, completion: str, intent: str, *rest: Any) -> float:
-        """Score a whole reply."""
-        return float(completion in self.replies(intent))
 
 
 class Unknown(SmallTalk):
@@ -330,5 +329,6 @@ class Unknown(SmallTalk):
 
 _tasks: tuple[Task, ...] = (
     *(Add(), Subtract(), Multiply(), Compare(), Sort(), Reverse(), Count(), SmallTalk(), Unknown()),
+    Countdown(),
 )
 TASKS = {task.name: task for task in _tasks}

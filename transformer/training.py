@@ -54,6 +54,7 @@ class Recipe:
     steps: int
     batch_tokens: int
     learning_rate: float
+    tasks: str = "chat"
     model: Config = MODEL
 
     def __post_init__(self):
@@ -61,6 +62,10 @@ class Recipe:
             raise ValueError(f"--steps must be at least 1, got {self.steps}")
         if not 0 < self.learning_rate < math.inf:
             raise ValueError(f"--lr must be a positive number, got {self.learning_rate}")
+
+    def corpus(self) -> Corpus:
+        """The data; ValueError if it cannot be made."""
+        return Corpus(self.teacher, self.seed, self.batch_tokens, self.tasks)
 
     def rate_at(self, step: int) -> float:
         """Learning rate of a step: a linear warm-up, then a cosine to nothing."""
@@ -104,10 +109,9 @@ class Training:
 
     def batches(self, workers: int) -> Iterator[Batch]:
         """The training data from here on, generated ahead by processes; advances `position`."""
-        corpus = Corpus(self.recipe.teacher, self.recipe.seed, self.recipe.batch_tokens)
         first, done = self.position
         loader: DataLoader = DataLoader(
-            corpus,  # type: ignore[arg-type]
+            self.recipe.corpus(),  # type: ignore[arg-type]
             batch_size=None,
             sampler=itertools.count(first),
             num_workers=workers,
