@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from transformer.model import Config
+    from transformer.config import Config
 
 
 class KVCache:

@@ -8,6 +8,7 @@ of its own, and a row that has finished is still computed (the batch keeps its s
 counted, shown or stored past the longest row that is still running.
 """
 
+import math
 import resource
 import time
 from collections.abc import Callable, Sequence
@@ -153,6 +154,8 @@ def generate(
     stop_strings: Sequence[str] = (),
     on_text: Callable[[int, str], None] | None = None,
     logprobs: bool = False,
+    samples: int = 1,
+    banned: Sequence[int] = (),
 ) -> tuple[list[Completion], Statistics]:
     """Answer a batch of prompts.
 
@@ -162,19 +165,21 @@ def generate(
         prompts: token ids; lengths may differ.
         max_tokens: of each answer; a row also ends when it fills the model's context.
         sampling: how tokens are chosen; see row_generators for reproducible draws.
-        generators: one per row; greedy needs none.
+        generators: one per answer; greedy needs none.
         eos: tokens that end an answer.
         stop_strings: texts that end an answer and are not part of it.
         on_text: called with (row, text) as soon as a piece of text is certain.
         logprobs: also return the log-probability of every token.
+        samples: answers to each prompt, which is read once for all of them.
+        banned: tokens that are never chosen: their probability is 0.
 
     Returns:
-        One completion per prompt, in order, and the measurements. A KeyboardInterrupt ends the
-        generation but not the function: rows that were not finished say "interrupted".
+        `samples` completions of each prompt, in order, and the measurements. A KeyboardInterrupt
+        ends the generation but not the function: rows that were not finished say "interrupted".
 
     Raises:
         ValueError: no prompt, an empty one, one that leaves no room in the context or holds a token
-            that the model does not know; max_tokens below 1; logits that are not finite.
+            that the model does not know; max_tokens or samples below 1; logits that are not finite.
     """
     if not prompts:
         raise ValueError("there is no prompt to answer")
@@ -182,14 +187,20 @@ def generate(
         check_prompt(model.config, prompt, f"prompt {index}")
     if max_tokens < 1:
         raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
+    if samples < 1:
+        raise ValueError(f"samples must be at least 1, got {samples}")
     if "" in stop_strings:
         raise ValueError("a stop string must not be empty")
     context = model.config.max_positions
-    rows = [_Row(p, min(max_tokens, context - len(p)), tokenizer) for p in prompts]
+    rows = [
+        _Row(p, min(max_tokens, context - len(p)), tokenizer)
+        for p in prompts
+        for _ in range(samples)
+    ]
     device = model.model.embed_tokens.weight.device
     cache = KVCache(
         model.config,
-        len(rows),
+        len(prompts),
         max(row.prompt_tokens + row.limit for row in rows),
         device,
         model.model.embed_tokens.weight.dtype,
@@ -197,6 +208,8 @@ def generate(
     seen = None
     if sampling.repetition_penalty != 1:
         seen = _tokens_of(prompts, model.config.vocab_size).to(device)
+        seen = seen.repeat_interleave(samples, dim=0)
+    banned_tokens = torch.tensor(banned, dtype=torch.int64, device=device) if banned else None
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
@@ -207,7 +220,11 @@ def generate(
             tokens, padding = (x if x is None else x.to(device) for x in pad_left(prompts))
             while True:
                 logits = model(tokens, cache, padding, last_only=True)[:, -1]
-                tokens, arrived = _choose(logits, sampling, seen, generators, logprobs)
+                if samples > 1 and first_arrived is None:  # the prompts have been read
+                    cache, logits = cache.repeat(samples), logits.repeat_interleave(samples, dim=0)
+                tokens, arrived = _choose(
+                    logits, sampling, seen, generators, logprobs, banned_tokens
+                )
                 first_arrived = first_arrived or time.perf_counter()
                 running = [row for row in rows if not row.finish_reason]
                 for index, row in enumerate(rows):
@@ -294,12 +311,14 @@ def _choose(
     seen: Tensor | None,
     generators: Sequence[torch.Generator],
     logprobs: bool,
+    banned: Tensor | None,
 ) -> tuple[Tensor, list[list[float]]]:
     """The next tokens, (B, 1) on the device, and (token, log-probability) of each row on the host.
 
     Both cross to the host in one tensor, with a flag that tells whether the logits are finite.
     """
-    chosen, processed = sample(logits, sampling, seen, generators)
+    allowed = logits if banned is None else logits.index_fill(-1, banned, -math.inf)
+    chosen, processed = sample(allowed, sampling, seen, generators)
     tokens = chosen[:, None]
     scores = torch.zeros_like(tokens, dtype=torch.float64)
     if logprobs:
