@@ -1,0 +1,582 @@
+"""The GRPO loss against its papers' formulas, token by token in Python's floats; its properties.
+
+Places that the mask leaves out hold NaN or -inf in every input, so that nothing may depend on them.
+"""
+
+import itertools
+import math
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from transformer import grpo_loss as module
+from transformer.grpo_loss import (
+    Loss,
+    Totals,
+    group_advantages,
+    grpo_loss,
+    length_mask,
+    token_logprobs,
+)
+from transformer.sampling import Sampling, process_logits
+
+TOTALS = Totals(rows=9, tokens=41, limit=11)  # not the sizes of any micro-batch below
+CLIPS = [(0.2, 0.28), (0.2, 0.2), (3e-4, 4e-4), (1.0, math.inf)]
+KL = [(0.0, False), (0.04, False), (0.04, True)]
+LOSSES = [
+    Loss(ratio, kind, *clip, *kl, cap)
+    for ratio, kind, clip, kl, cap in itertools.product(
+        ("token", "sequence"), ("grpo", "dapo", "dr_grpo"), CLIPS, KL, (None, 1.5, 0.9)
+    )
+]
+deterministic = settings(deadline=None, max_examples=60, derandomize=True)
+
+
+@dataclass
+class Rows:
+    """Random completions, as a rollout gives them after a few steps of learning."""
+
+    logprobs: torch.Tensor
+    old: torch.Tensor
+    reference: torch.Tensor
+    sampler: torch.Tensor
+    advantages: torch.Tensor
+    mask: torch.Tensor
+
+    def part(self, rows, width=None) -> "Rows":
+        return Rows(*(x[rows] if x.ndim == 1 else x[rows, :width] for x in vars(self).values()))
+
+    def loss(self, loss: Loss, totals: Totals = TOTALS):
+        """Value, gradient and metrics."""
+        logprobs = self.logprobs.clone().requires_grad_()
+        value, metrics = grpo_loss(
+            logprobs,
+            self.old,
+            self.advantages,
+            self.mask,
+            loss,
+            totals,
+            reference=self.reference,
+            sampler=self.sampler,
+        )
+        (gradient,) = torch.autograd.grad(value, logprobs)
+        return value.detach(), gradient, metrics
+
+
+def random_rows(lengths, seed=0, dtype=torch.float64) -> Rows:
+    g = torch.Generator().manual_seed(seed)
+    rows, width = len(lengths), max(max(lengths), 1)
+
+    def noise(scale):
+        return scale * torch.randn(rows, width, generator=g, dtype=torch.float64)
+
+    mask = length_mask(torch.tensor(lengths), width)
+    old = -noise(1.5).abs()
+    advantages = torch.randn(rows, generator=g, dtype=torch.float64).abs()
+    advantages[1::2] *= -1
+    advantages[-1] = 0
+    inputs = [old + noise(0.4), old, old + noise(0.3), old + noise(0.3)]
+    holes = [-math.inf, math.nan, math.nan, -math.inf]
+    inputs = [x.masked_fill(~mask, hole).to(dtype) for x, hole in zip(inputs, holes)]
+    return Rows(*inputs, advantages.to(dtype), mask)
+
+
+def from_the_papers(x: Rows, loss: Loss, totals: Totals):
+    """Value, gradient, and numbers of clipped tokens, low and high.
+
+    The surrogate is written case by case: where A > 0 it grows with r up to the upper bound, where
+    A < 0 it falls with r from the lower bound on (GRPO, equation 3; DAPO, equation 8).
+    """
+    value, clipped = 0.0, [0, 0]
+    gradient = [[0.0] * x.mask.shape[1] for _ in x.mask]
+    low, high = 1 - loss.clip_low, 1 + loss.clip_high
+    columns = (x.logprobs, x.old, x.reference, x.sampler, x.mask)
+    for b, (logprobs, old, reference, sampler, mask) in enumerate(
+        zip(*(c.tolist() for c in columns))
+    ):
+        counted = [t for t, counts in enumerate(mask) if counts]
+        advantage = float(x.advantages[b])
+        for t in counted:
+            weight = {
+                "grpo": 1 / totals.rows / len(counted),
+                "dapo": 1 / totals.tokens,
+                "dr_grpo": 1 / totals.rows / totals.limit,
+            }[loss.reduce]
+            # The ratio, and the tokens whose log-probabilities it is the mean of.
+            of = [t] if loss.ratio == "token" else counted
+            r = math.exp(sum(logprobs[u] - old[u] for u in of) / len(of))
+            importance = 1.0
+            if loss.importance_cap is not None:
+                importance = min(math.exp(old[t] - sampler[t]), loss.importance_cap)
+            if advantage > 0 and r > high:
+                surrogate, slope = high * advantage, 0.0
+                clipped[1] += 1
+            elif advantage < 0 and r < low:
+                surrogate, slope = low * advantage, 0.0
+                clipped[0] += 1
+            else:
+                surrogate, slope = r * advantage, r * advantage
+            odds = math.exp(reference[t] - logprobs[t])
+            k3 = odds - math.log(odds) - 1
+            kl, kl_slope = (k3 * r, k3 * r) if loss.unbiased_kl else (k3, 0.0)
+            value += weight * (loss.beta * kl - importance * surrogate)
+            gradient[b][t] += weight * loss.beta * (1 - odds) * (r if loss.unbiased_kl else 1)
+            for u in of:  # what reaches a log-probability through r
+                gradient[b][u] += weight * (loss.beta * kl_slope - importance * slope) / len(of)
+    return value, torch.tensor(gradient, dtype=torch.float64), clipped
+
+
+def distance(actual: torch.Tensor, expected) -> float:
+    """Largest difference, relative to the largest expected value or 1."""
+    expected = torch.as_tensor(expected, dtype=torch.float64)
+    largest = max(1.0, float(expected.abs().max()))
+    return float((actual.double() - expected).abs().max()) / largest
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+def test_value_and_gradient_are_the_papers(dtype, tolerance):
+    x = random_rows([7, 5, 1, 0, 3, 6, 2, 5, 4], dtype=dtype)
+    total = [0, 0]
+    for loss in LOSSES:
+        value, gradient, metrics = x.loss(loss)
+        expected_value, expected_gradient, clipped = from_the_papers(x, loss, TOTALS)
+        assert value.dtype == gradient.dtype == dtype
+        assert distance(value, expected_value) <= tolerance, loss
+        assert distance(gradient, expected_gradient) <= tolerance, loss
+        assert [metrics.sums["clipped_low"], metrics.sums["clipped_high"]] == clipped, loss
+        total = [a + b for a, b in zip(total, clipped)]
+    assert min(total) > 300, f"the bounds hardly bit: {total}"
+
+
+lengths = st.lists(st.integers(0, 5), min_size=1, max_size=7)
+
+
+@given(lengths, st.sampled_from(LOSSES), st.integers(1, 4), st.integers(0, 99))
+@deterministic
+def test_any_split_gives_the_same_loss_gradient_and_metrics(lengths, loss, parts, seed):
+    x = random_rows(lengths, seed)
+    value, gradient, metrics = x.loss(loss)
+    assignment = torch.randint(
+        parts, (len(lengths),), generator=torch.Generator().manual_seed(seed)
+    )
+    sum_of_values, joined, seen = 0.0, torch.zeros_like(gradient), []
+    for part in assignment.unique():
+        rows = (assignment == part).nonzero()[:, 0]
+        width = max(1, max(lengths[row] for row in rows))  # a micro-batch is padded to its longest
+        part_value, part_gradient, part_metrics = x.part(rows, width).loss(loss)
+        sum_of_values += part_value
+        joined[rows, :width] = part_gradient
+        seen.append(part_metrics)
+    assert distance(sum_of_values, value) <= 1e-13
+    assert distance(joined, gradient) <= 1e-13
+    assert reduce(add, seen).means() == pytest.approx(metrics.means(), rel=1e-12)
+
+
+@given(lengths, st.sampled_from([x for x in LOSSES if not x.beta]), st.integers(0, 99))
+@deterministic
+def test_rows_without_an_advantage_may_be_left_out(lengths, loss, seed):
+    x = random_rows([*lengths, 3, 2], seed)
+    x.advantages[: len(lengths) : 2] = 0
+    kept = x.advantages.nonzero()[:, 0]
+    value, gradient, _ = x.loss(loss)
+    kept_value, kept_gradient, _ = x.part(kept).loss(loss)
+    assert distance(kept_value, value) <= 1e-13
+    assert distance(kept_gradient, gradient[kept]) == 0
+    assert not gradient[x.advantages == 0].any()
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        Loss(r, k, beta=0.1, importance_cap=2.0)
+        for r in ("token", "sequence")
+        for k in ("grpo", "dapo", "dr_grpo")
+    ],
+)
+def test_empty_rows_add_nothing(loss):
+    value, gradient, metrics = random_rows([0, 0, 0]).loss(loss, Totals(rows=3, tokens=0, limit=5))
+    assert value == 0
+    assert torch.equal(gradient, torch.zeros_like(gradient))
+    means = metrics.means()
+    assert set(means.values()) == {0.0}
+    assert {"ratio", "clipped_low", "clipped_high", "kl", "gap", "ratio_max"} < set(means)
+
+
+@given(st.lists(st.integers(0, 1), min_size=1, max_size=6), st.sampled_from(LOSSES))
+@deterministic
+def test_with_one_token_the_sequence_ratio_is_the_tokens(lengths, loss):
+    x = random_rows(lengths)
+    by_token = x.loss(replace(loss, ratio="token"))
+    by_sequence = x.loss(replace(loss, ratio="sequence"))
+    assert torch.equal(by_token[0], by_sequence[0])
+    assert torch.equal(by_token[1], by_sequence[1])
+
+
+@pytest.mark.parametrize("ratio", ["token", "sequence"])
+def test_on_policy_the_value_is_minus_the_mean_advantage_and_the_gradient_is_not_zero(ratio):
+    lengths = [4, 2, 5, 1]
+    mask = length_mask(torch.tensor(lengths), 5)
+    logprobs = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
+    for rewards in ([0.0, 1.0, 1.0, 0.0], [3.0, -1.0, 0.5, 2.0]):
+        advantages = group_advantages(torch.tensor([rewards], dtype=torch.float64))[0]
+        totals = Totals(4, sum(lengths), 5)
+        value, metrics = grpo_loss(
+            logprobs, logprobs, advantages, mask, Loss(ratio, "grpo"), totals
+        )
+        (gradient,) = torch.autograd.grad(value, logprobs)
+        assert abs(value + advantages.mean()) < 1e-15
+        assert abs(value) < 1e-15
+        # That of REINFORCE: every token of a row is pushed alike.
+        expected = -(advantages / 4 / torch.tensor(lengths))[:, None] * mask
+        assert distance(gradient, expected) < 1e-15
+        assert metrics.means() == {
+            "ratio": 1, "clipped_low": 0, "clipped_high": 0, "ratio_max": 1
+        }  # fmt: skip
+
+
+def test_the_metrics_are_means_and_maxima_over_the_counted_tokens():
+    x = random_rows([5, 0, 3, 1])
+    _, _, metrics = x.loss(Loss(beta=0.1))
+    m = x.mask
+    ratio = (x.logprobs - x.old)[m].exp()
+    odds = (x.reference - x.logprobs)[m]
+    gap = (x.old - x.sampler)[m].abs()
+    means = metrics.means()
+    assert metrics.sums["tokens"] == 9
+    for name, expected in {
+        "ratio": ratio.mean(),
+        "ratio_max": ratio.max(),
+        "kl": (odds.exp() - odds - 1).mean(),
+        "gap": gap.mean(),
+        "gap_max": gap.max(),
+    }.items():
+        assert means[name] == pytest.approx(float(expected), rel=1e-12), name
+
+
+def kl_of_one_token(logprob, reference, old=None, unbiased=False) -> torch.Tensor:
+    zero, mask = torch.zeros(1), torch.ones(1, 1, dtype=torch.bool)
+    logprob, reference = logprob.reshape(1, 1), reference.reshape(1, 1)
+    value, metrics = grpo_loss(
+        logprob,
+        logprob if old is None else old.reshape(1, 1),
+        zero,
+        mask,
+        Loss(beta=1.0, unbiased_kl=unbiased),
+        Totals(1, 1, 1),
+        reference=reference,
+    )
+    assert value == metrics.sums["kl"]
+    return value
+
+
+@given(st.floats(-30, 0, width=32), st.floats(-1, 1, width=32), st.sampled_from([1, 1e-3, 1e-6]))
+@settings(deadline=None, max_examples=200, derandomize=True)
+def test_k3_is_never_negative_and_zero_where_the_policies_agree(logprob, change, scale):
+    logprob = torch.tensor(logprob)
+    reference = logprob + scale * change
+    kl = kl_of_one_token(logprob, reference)
+    assert kl >= 0
+    assert kl == 0 or reference != logprob
+
+
+def test_the_mean_of_k3_over_the_policy_is_the_kl_divergence():
+    policy, reference = torch.randn(2, 6, dtype=torch.float64).log_softmax(-1)
+    mean = sum(p.exp() * kl_of_one_token(p, q) for p, q in zip(policy, reference))
+    expected = torch.nn.functional.kl_div(reference, policy, log_target=True, reduction="sum")
+    assert distance(mean, expected) < 1e-14
+
+
+def test_unbiased_kl_has_the_divergences_value_and_gradient_whoever_drew_the_tokens():
+    logits, reference, old = torch.randn(3, 6, dtype=torch.float64)
+    logits, reference, old = logits.requires_grad_(), reference.log_softmax(-1), old.log_softmax(-1)
+    policy = logits.log_softmax(-1)
+    divergence = torch.nn.functional.kl_div(reference, policy, log_target=True, reduction="sum")
+    (expected,) = torch.autograd.grad(divergence, logits, retain_graph=True)
+    for drawn_from in (policy.detach(), old):
+        terms = zip(policy, reference, drawn_from)
+        mean = sum(d.exp() * kl_of_one_token(p, q, d, unbiased=True) for p, q, d in terms)
+        (gradient,) = torch.autograd.grad(mean, logits, retain_graph=True)
+        assert distance(mean.detach(), divergence.detach()) < 1e-14
+        assert distance(gradient, expected) < 1e-14
+
+
+def test_only_the_policys_logprobs_get_a_gradient():
+    x = random_rows([3, 3])
+    inputs = [t.clone().requires_grad_() for t in (x.logprobs, x.old, x.reference, x.sampler)]
+    logprobs, old, reference, sampler = inputs
+    loss = Loss(beta=0.1, importance_cap=2.0)
+    value, _ = grpo_loss(
+        logprobs, old, x.advantages, x.mask, loss, TOTALS, reference=reference, sampler=sampler
+    )
+    value.backward()
+    assert logprobs.grad.abs().sum() > 0
+    assert old.grad is reference.grad is sampler.grad is None
+
+
+# ---- advantages ----
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-14), (torch.float32, 1e-6)])
+@pytest.mark.parametrize("shape", [(5, 8), (1, 2), (3, 3)])
+def test_advantages_are_numpys(shape, dtype, tolerance):
+    rewards = torch.randn(shape, dtype=dtype) * 2 + 5
+    r = rewards.double().numpy()
+    centred = r - r.mean(1, keepdims=True)
+    for scale, spread in {
+        "group": r.std(1, ddof=1, keepdims=True) + 1e-4,
+        "batch": r.std(ddof=1) + 1e-4,
+        "none": np.ones(1),
+    }.items():
+        advantages = group_advantages(rewards, scale)
+        assert advantages.dtype == dtype
+        assert distance(advantages, centred / spread) <= tolerance, scale
+    assert torch.equal(group_advantages(rewards), group_advantages(rewards, "group"))
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+@pytest.mark.parametrize("size", [2, 3, 7, 11])
+def test_equal_rewards_give_exactly_zero(size, scale):
+    for reward in (0.0, 0.1, 1 / 3, 1e8, -0.7):
+        rewards = torch.full((3, size), reward)
+        rewards[1, 0] += 1e9
+        advantages = group_advantages(rewards, scale)
+        assert not advantages[[0, 2]].any()
+        assert advantages[1].any()
+
+
+def test_advantages_of_whole_numbers_and_half_precision_are_fp32():
+    rewards = [[0, 1, 1, 0], [1, 0, 0, 0]]
+    expected = group_advantages(torch.tensor(rewards, dtype=torch.float32))
+    for dtype in (torch.int64, torch.bool, torch.bfloat16):
+        assert torch.equal(group_advantages(torch.tensor(rewards, dtype=dtype)), expected)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_reward_that_is_not_finite_is_refused_by_its_place(bad):
+    rewards = torch.zeros(3, 4)
+    rewards[1, 2] = bad
+    with pytest.raises(ValueError, match=f"got {bad} for completion 2 of group 1$"):
+        group_advantages(rewards)
+
+
+# ---- masks and log-probabilities ----
+
+
+def test_the_mask_holds_the_end_of_turn_and_sampled_pads_but_no_padding():
+    end = pad = 9  # as in many models, one token is both
+    completions = torch.tensor([[4, 5, end, pad, pad], [4, pad, 6, 7, end], [1, 2, 3, 4, 5]])
+    mask = length_mask(torch.tensor([3, 5, 5]), 5)
+    assert mask.tolist() == [[True] * 3 + [False] * 2, [True] * 5, [True] * 5]
+    assert not torch.equal(mask, completions != pad)
+    logits = torch.randn(3, 5, 10, requires_grad=True)
+    logprobs, _ = token_logprobs(logits, completions)
+    advantages = torch.tensor([1.0, -1.0, 0.5])
+    value, _ = grpo_loss(logprobs, logprobs, advantages, mask, Loss(), Totals(3, 13, 5))
+    value.backward()
+    learned = logits.grad.abs().sum(-1) > 0
+    assert torch.equal(learned, mask)
+    assert logits.grad[0, 2, end] < 0, "stopping earned an advantage: it must become more likely"
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 1.5])
+def test_logprobs_are_those_that_the_sampler_drew_from(temperature):
+    logits = 3 * torch.randn(4, 6, 50)
+    tokens = torch.randint(50, (4, 6))
+    logprobs, entropy = token_logprobs(logits, tokens, temperature)
+    drawn_from = process_logits(logits.flatten(0, 1), Sampling(temperature), None)
+    exact = drawn_from.double().log_softmax(-1)
+    assert distance(logprobs.flatten(), exact.gather(1, tokens.reshape(-1, 1))[:, 0]) < 1e-6
+    assert (
+        distance(entropy.flatten(), torch.distributions.Categorical(logits=exact).entropy()) < 1e-6
+    )
+
+
+def test_logprobs_have_the_right_gradient():
+    tokens = torch.randint(7, (2, 3))
+    logits = torch.randn(2, 3, 7, dtype=torch.float64, requires_grad=True)
+    torch.autograd.gradcheck(lambda x: token_logprobs(x, tokens, 0.7)[0], (logits,))
+    logprobs, entropy = token_logprobs(logits, tokens)
+    assert logprobs.dtype == torch.float64
+    assert logprobs.requires_grad and not entropy.requires_grad
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_logits_lose_nothing_more(dtype, temperature):
+    tokens = torch.randint(40, (3, 5))
+    logits = (4 * torch.randn(3, 5, 40)).to(dtype).requires_grad_()
+    in_fp32 = logits.detach().float().requires_grad_()
+    weights = torch.randn(3, 5)
+    results = []
+    for x in (logits, in_fp32):
+        logprobs, entropy = token_logprobs(x, tokens, temperature)
+        (logprobs * weights).sum().backward()
+        results.append((logprobs, entropy))
+    assert all(x.dtype == torch.float32 for x in results[0])
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+    assert torch.equal(logits.grad, in_fp32.grad.to(dtype))
+
+
+def test_tokens_that_cannot_be_sampled_leave_no_nan():
+    logits = torch.randn(2, 3, 8)
+    logits[..., 5:] = -math.inf
+    logits.requires_grad_()
+    tokens = torch.randint(5, (2, 3))
+    tokens[0, 2] = 6  # a pad, outside the mask
+    logprobs, entropy = token_logprobs(logits, tokens)
+    assert logprobs[0, 2] == -math.inf
+    assert (
+        distance(
+            entropy, torch.distributions.Categorical(logits=logits.detach()[..., :5]).entropy()
+        )
+        < 1e-6
+    )
+    mask = length_mask(torch.tensor([2, 3]), 3)
+    value, _ = grpo_loss(
+        logprobs, logprobs, torch.tensor([1.0, -1.0]), mask, Loss(), Totals(2, 5, 3)
+    )
+    value.backward()
+    assert logits.grad.isfinite().all()
+    assert not logits.grad[0, 2].any() and not logits.grad[..., 5:].any()
+
+
+class Allocations(TorchDispatchMode):
+    """Numbers of elements of the tensors that are made, views left out."""
+
+    def __init__(self):
+        super().__init__()
+        self.known, self.sizes = set(), []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        given = [x for x in args if isinstance(x, torch.Tensor)]
+        self.known |= {x.untyped_storage().data_ptr() for x in given}
+        result = function(*args, **(kwargs or {}))
+        for x in result if isinstance(result, tuple) else (result,):
+            if isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() not in self.known:
+                self.sizes.append(x.numel())
+        return result
+
+
+@pytest.mark.parametrize("chunk", [1, 200, 400])
+def test_next_to_the_logits_only_their_gradient_is_as_large(monkeypatch, chunk):
+    tokens = torch.randint(60, (3, 9))
+    logits = torch.randn(3, 9, 60, requires_grad=True)
+    whole = token_logprobs(logits, tokens, 0.8)
+    (gradient,) = torch.autograd.grad(whole[0].sum(), logits)
+
+    monkeypatch.setattr(module, "CHUNK", chunk)
+    saved = []
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x)
+    with hooks, Allocations() as forward:
+        pieces = token_logprobs(logits, tokens, 0.8)
+    with Allocations() as backward:
+        (gradient_by_pieces,) = torch.autograd.grad(pieces[0].sum(), logits)
+    assert all(torch.equal(a, b) for a, b in zip(pieces, whole))
+    assert torch.equal(gradient_by_pieces, gradient)
+    assert [x.data_ptr() for x in saved] == [logits.data_ptr(), tokens.data_ptr()]
+    piece = max(chunk, 3 * 60)
+    assert max(forward.sizes) <= piece
+    assert [size for size in backward.sizes if size > piece] == [logits.numel()]
+
+
+def test_no_position_at_all():
+    logprobs, entropy = token_logprobs(torch.randn(2, 0, 5), torch.zeros(2, 0, dtype=torch.int64))
+    assert logprobs.shape == entropy.shape == (2, 0)
+
+
+# ---- refusals ----
+
+
+@pytest.mark.parametrize(
+    "field, value, sentence",
+    [
+        ("ratio", "tokens", "ratio must be one of token, sequence, got 'tokens'"),
+        ("reduce", "bnpo", "reduce must be one of grpo, dapo, dr_grpo, got 'bnpo'"),
+        ("clip_low", 0.0, "clip_low must be above 0 and at most 1, got 0.0"),
+        ("clip_low", 1.1, "clip_low must be above 0 and at most 1, got 1.1"),
+        ("clip_low", math.nan, "clip_low must be above 0 and at most 1, got nan"),
+        ("clip_high", 0.0, "clip_high must be above 0, got 0.0"),
+        ("clip_high", math.nan, "clip_high must be above 0, got nan"),
+        ("beta", -0.1, r"beta must be a finite number >= 0 \(0: no KL\), got -0.1"),
+        ("beta", math.inf, r"beta must be a finite number >= 0 \(0: no KL\), got inf"),
+        ("beta", math.nan, r"beta must be a finite number >= 0 \(0: no KL\), got nan"),
+        ("importance_cap", 0.0, "importance_cap must be .* or None for no correction, got 0.0"),
+        ("importance_cap", math.nan, "importance_cap must be .* or None .*, got nan"),
+    ],
+)
+def test_bad_settings_are_refused_in_one_sentence(field, value, sentence):
+    with pytest.raises(ValueError, match=f"^{sentence}$"):
+        Loss(**{field: value})
+
+
+@pytest.mark.parametrize("sizes", [(0, 3, 4), (2, -1, 4), (2, 3, 0)])
+def test_totals_of_no_batch_are_refused(sizes):
+    with pytest.raises(ValueError, match="^a batch has at least 1 row, 0 tokens and a limit of 1"):
+        Totals(*sizes)
+
+
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        ({"logprobs": torch.zeros(6)}, r"logprobs must have shape \(B, T\), got \(6,\)"),
+        (
+            {"old": torch.zeros(2, 1)},
+            r"old must have the shape of logprobs, \(2, 3\), got \(2, 1\)",
+        ),
+        ({"reference": torch.zeros(3)}, "reference must have the shape of logprobs, .*"),
+        ({"sampler": torch.zeros(1, 3)}, "sampler must have the shape of logprobs, .*"),
+        ({"mask": torch.ones(2, 4)}, "mask must have the shape of logprobs, .*"),
+        ({"mask": torch.ones(2, 3)}, "the mask must be bool, got float32"),
+        (
+            {"advantages": torch.zeros(2, 1)},
+            r"advantages must have shape \(2,\), one for each row of logprobs, got \(2, 1\)",
+        ),
+        (
+            {"loss": Loss(beta=0.1)},
+            "beta = 0.1 needs the reference's log-probabilities, got None",
+        ),
+        (
+            {"loss": Loss(importance_cap=2.0)},
+            "importance_cap = 2.0 needs the sampler's log-probabilities, got None",
+        ),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused_in_one_sentence(change, sentence):
+    inputs = {
+        "logprobs": torch.zeros(2, 3),
+        "old": torch.zeros(2, 3),
+        "advantages": torch.zeros(2),
+        "mask": torch.ones(2, 3, dtype=torch.bool),
+        "loss": Loss(),
+        "totals": TOTALS,
+    }
+    grpo_loss(**inputs)
+    with pytest.raises(ValueError, match=f"^{sentence}$"):
+        grpo_loss(**inputs | change)
+
+
+@pytest.mark.parametrize("shape", [(4,), (0, 4), (4, 1)])
+def test_rewards_without_groups_are_refused(shape):
+    with pytest.raises(ValueError, match=r"^rewards must have shape \(groups, G\) with at least"):
+        group_advantages(torch.zeros(shape))
+
+
+def test_an_unknown_scale_is_refused():
+    with pytest.raises(ValueError, match="^scale must be one of group, batch, none, got 'std'$"):
+        group_advantages(torch.zeros(2, 2), "std")
+
+
+def test_logits_and_tokens_that_do_not_fit_are_refused():
+    tokens = torch.zeros(2, 3, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"got \(2, 4, 5\) and \(2, 3\)$"):
+        token_logprobs(torch.zeros(2, 4, 5), tokens)
+    for temperature in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match=f"^temperature must be .*, got {temperature}$"):
+            token_logprobs(torch.zeros(2, 3, 5), tokens, temperature)
