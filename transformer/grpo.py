@@ -1,0 +1,312 @@
+"""`python -m transformer.grpo`: reinforcement learning with rewards that can be checked.
+
+    python -m transformer.grpo --recipe sums        learns three-digit sums, in a minute on a laptop
+    python -m transformer.grpo plot runs/sums ...   draws and compares runs
+
+The model that learns was taught by a sloppy teacher. It is asked problems, answers each several
+times, and a verifier says which answers are right: those become more likely than the others of
+their group. See `grpo_loss` for the formulas, `rollout` for the sampling, `trainer` for a step.
+
+An interrupted run goes on from its last saved state when the same command is given again. Progress
+goes to standard error, the record of it to RUN/metrics.jsonl.
+"""
+
+import argparse
+import os
+import shutil
+import sys
+import time
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import torch
+from tqdm import tqdm
+
+from transformer import curves
+from transformer.command import INTERRUPTED, Parser, choose_device, describe_error, out_of_memory
+from transformer.grpo_run import BEST, FINAL, METRICS, SAMPLES, Run
+from transformer.recipes import RECIPES, Settings, flag
+from transformer.trainer import Trainer, checkpoint_files, describe, resolved
+from transformer.weights import save_model
+
+COLLAPSE = 0.20  # of held-out accuracy
+SHOWN = 3  # completions of an evaluation that are kept
+MANY = 0.5  # a share that deserves a word
+
+
+def train(
+    trainer: Trainer,
+    run: Run,
+    *,
+    save_every: int = 10,
+    say: Callable[[str], None] = lambda line: None,
+    watch: Callable[[int, dict[str, float]], None] = lambda step, measured: None,
+) -> None:
+    """Run to the last step, from where the run's folder says.
+
+    Args:
+        trainer: at its beginning.
+        run: where everything is written.
+        save_every: steps between two saved states.
+        say: is told in words what a reader of the metrics might miss.
+        watch: is given the metrics of each step and evaluation.
+
+    Raises:
+        ValueError: a reward that cannot be used, or a policy that fell apart.
+    """
+    settings = trainer.settings
+    state = run.load(trainer.device)
+    best, seconds = 0.0, 0.0
+    if state is not None:
+        trainer.restore(state)
+        best, seconds = float(state["best"]), float(state["seconds"])
+        say(f"continuing at step {trainer.step}")
+    else:
+        best = evaluate(trainer, run, best, seconds, watch)
+    started = time.perf_counter() - seconds
+    quiet = 0
+    while trainer.step < settings.steps:
+        groups = trainer.roll_out()
+        learning = time.perf_counter()
+        measured = trainer.learn(groups.rollouts) | describe(groups.rollouts, settings.group)
+        now = time.perf_counter()
+        seconds = now - started
+        tokens = sum(len(rollout.completion.tokens) for rollout in groups.rollouts)
+        measured |= {
+            "drawn": groups.drawn,
+            "rollout_seconds": groups.seconds,
+            "learn_seconds": now - learning,
+            "tokens_per_second": tokens / (groups.seconds + now - learning),
+            "seconds": seconds,
+        }
+        run.log(METRICS, {"step": trainer.step, **rounded(measured)})
+        watch(trainer.step, measured)
+        quiet = remark(measured, quiet, say)
+        last = trainer.step == settings.steps
+        if last or (settings.eval_every and trainer.step % settings.eval_every == 0):
+            accuracy = evaluate(trainer, run, best, seconds, watch)
+            started += time.perf_counter() - now  # evaluations are not counted
+            if settings.stop_on_collapse and accuracy < best - COLLAPSE:
+                raise ValueError(
+                    f"held-out accuracy fell from {best:.0%} to {accuracy:.0%}: the policy is"
+                    f" collapsing, which a smaller {flag('lr')} than {settings.lr:g} prevents; the"
+                    f" best checkpoint is in {run.folder / BEST}"
+                )
+            best = max(best, accuracy)
+        if last or trainer.step % save_every == 0:
+            run.save({**trainer.state(), "best": best, "seconds": seconds})
+    publish(trainer, run, FINAL)
+    run.finish()
+
+
+def evaluate(
+    trainer: Trainer,
+    run: Run,
+    best: float,
+    seconds: float,
+    watch: Callable[[int, dict[str, float]], None],
+) -> float:
+    """Measure on held-out problems, keep the checkpoint if it is the best so far, redraw the curve;
+    returns the accuracy of sampled answers.
+    """
+    if not trainer.settings.eval_every:
+        return 0.0
+    scores, greedy = trainer.evaluate()
+    run.log(METRICS, {"evaluation": trainer.step, "seconds": round(seconds, 2), **scores})
+    for rollout in greedy[:SHOWN]:
+        run.log(
+            SAMPLES,
+            {
+                "step": trainer.step,
+                "question": rollout.problem.question,
+                "completion": rollout.completion.text,
+                "reward": rollout.reward,
+                "finish_reason": rollout.completion.finish_reason,
+            },
+        )
+    watch(trainer.step, scores)
+    if scores["sampled"] >= best:
+        publish(trainer, run, BEST)
+    curves.draw([run.folder], run.folder / "curve.png")
+    return scores["sampled"]
+
+
+def publish(trainer: Trainer, run: Run, name: str) -> None:
+    """Write a checkpoint into the run's folder; a half-written one never has its name."""
+    folder, temporary = run.folder / name, run.folder / f".{name}.{os.getpid()}"
+    try:
+        save_model(trainer.policy.model, temporary)
+        for path in checkpoint_files(trainer.folder):
+            shutil.copy(path, temporary)
+        shutil.rmtree(folder, ignore_errors=True)
+        temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def rounded(measured: dict[str, float]) -> dict[str, float]:
+    """Numbers for a file: six significant digits."""
+    return {name: float(f"{value:.6g}") for name, value in measured.items()}
+
+
+def remark(measured: dict[str, float], quiet: int, say: Callable[[str], None]) -> int:
+    """Say what needs a word, at most every ten steps; returns the steps for which to be quiet."""
+    if quiet:
+        return quiet - 1
+    if measured.get("truncated", 0.0) > MANY:
+        say(
+            f"{measured['truncated']:.0%} of the completions hit the limit and earn nothing: a"
+            f" larger {flag('max_tokens')} may help"
+        )
+        return 10
+    if measured["learned"] == 0:
+        say(
+            "all groups have equal rewards, so there was nothing to learn from: the problems are"
+            f" too {'easy' if measured.get('reward', 0.0) > 0.5 else 'hard'}"
+        )
+        return 10
+    return 0
+
+
+class Display:
+    """The live line, and TensorBoard if it is asked for."""
+
+    KEYS = {"reward": ".2f", "length": ".0f", "entropy": ".3f", "skipped": ".0%", "kl": ".3f"}
+
+    def __init__(self, steps: int, at: int, board: Path | None) -> None:
+        self._bar = tqdm(total=steps, initial=at, desc="step", unit="step", dynamic_ncols=True)
+        self._held_out = ""
+        self._writer: Any = None
+        if board is not None:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError as error:
+                raise ValueError(
+                    "--tensorboard needs the package tensorboard: pip install tensorboard"
+                ) from error
+            self._writer = SummaryWriter(str(board))
+
+    def watch(self, step: int, measured: dict[str, float]) -> None:
+        """Show the metrics of a step or of an evaluation."""
+        if self._writer is not None:
+            for name, value in measured.items():
+                self._writer.add_scalar(name, value, step)
+        if "greedy" in measured:
+            self._held_out = f"{measured['sampled']:.0%}"
+            self.say(
+                f"step {step:>4}  held-out: "
+                + "  ".join(f"{name} {measured[name]:.1%}" for name in measured if name != "length")
+            )
+            return
+        shown = {k: f"{measured[k]:{form}}" for k, form in self.KEYS.items() if k in measured}
+        clipped = measured.get("clipped_low", 0.0) + measured.get("clipped_high", 0.0)
+        rate = f"{measured['tokens_per_second']:,.0f}"
+        self._bar.set_postfix(
+            {**shown, "clipped": f"{clipped:.1%}", "tokens/s": rate, "held-out": self._held_out},
+            refresh=False,
+        )
+        self._bar.update(step - self._bar.n)
+
+    def say(self, line: str) -> None:
+        """A line above the live one."""
+        self._bar.write(line, file=sys.stderr)
+
+    def close(self) -> None:
+        """End the line."""
+        self._bar.close()
+        if self._writer is not None:
+            self._writer.close()
+
+
+def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Settings]:
+    """Read the command line; ValueError for options that are wrong."""
+    parser = Parser(
+        prog="python -m transformer.grpo",
+        description=__doc__.split("\n")[0],
+        epilog="python -m transformer.grpo plot RUN ... draws and compares runs",
+    )
+    add = parser.add_argument
+    add("--recipe", choices=tuple(RECIPES), help="settings that were found to work")
+    add("--out", type=Path, metavar="RUN", help="the run's folder (runs/RECIPE)")
+    add("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
+    add("--save-every", type=int, default=10, help="steps between two saved states (10)")
+    add("--tensorboard", action="store_true", help="also write RUN/tensorboard")
+    for one in fields(Settings):
+        add(flag(one.name), default=argparse.SUPPRESS, **option(one))
+    arguments = parser.parse_args(argv)
+    if arguments.save_every < 1:
+        raise ValueError(f"--save-every must be at least 1, got {arguments.save_every}")
+    given = {
+        one.name: value
+        for one in fields(Settings)
+        if (value := getattr(arguments, one.name, MISSING)) is not MISSING
+    }
+    return arguments, Settings(**{**RECIPES.get(arguments.recipe, {}), **given})
+
+
+def option(one: Field) -> dict[str, Any]:
+    """How argparse reads a setting."""
+    help = f"{one.metadata['help']} ({one.default})"
+    if one.type is bool:
+        return {"action": argparse.BooleanOptionalAction, "help": help}
+    if get_origin(one.type) is Literal:
+        return {"choices": get_args(one.type), "help": help}
+    if isinstance(one.type, types.UnionType):  # with None, the default
+        return {"type": get_args(one.type)[0], "help": help}
+    kind: Any = one.type
+    return {"type": kind, "help": help}
+
+
+def _run(argv: Sequence[str]) -> None:
+    if argv[:1] == ["plot"]:
+        curves.main(argv[1:])
+        return
+    arguments, settings = parse(argv)
+    device = choose_device(arguments.device)
+    settings = resolved(settings, device)
+    run = Run(arguments.out or Path("runs") / (arguments.recipe or settings.task), settings)
+    if run.finished:
+        _say(f"{run.folder} is finished: {run.folder / 'curve.png'}\n")
+        return
+    trainer = Trainer(settings, device)
+    display = Display(
+        settings.steps, 0, run.folder / "tensorboard" if arguments.tensorboard else None
+    )
+    try:
+        train(trainer, run, save_every=arguments.save_every, say=display.say, watch=display.watch)
+    finally:
+        display.close()
+    _say(
+        f"the curve: {run.folder / 'curve.png'}\n"
+        f"ask it: python -m transformer.generate --model {run.folder / FINAL}\n"
+    )
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train; the exit code is 0, 2 for a wrong request, 130 if interrupted."""
+    try:
+        _run(sys.argv[1:] if argv is None else argv)
+        return 0
+    except KeyboardInterrupt:
+        _say("\ninterrupted; the same command goes on from the last saved state\n")
+        return INTERRUPTED
+    except (ValueError, OSError) as error:
+        _say(f"error: {describe_error(error)}\n")
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        _say(f"error: the memory is full; a smaller {flag('micro_batch')} needs less\n")
+    return 2
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(min(torch.get_num_threads(), 8))
+    sys.exit(main())
