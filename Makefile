@@ -6,8 +6,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 KERNEL_TESTS := $(addprefix tests/test_,attention.py packed.py fa1.py fa2.py fa3.py fa4.py fp8.py quantize.py \
 	exp2.py kv_cache.py interpreter.py compile.py fa4_compile.py inspect.py)
+WORKERS := -q -n auto --maxprocesses 8 --dist loadgroup
 
-.PHONY: help generate chat test test-gpu test-triton fuzz lint bench plot clean
+.PHONY: help generate chat test test-wide test-gpu test-triton test-trl fuzz lint bench plot clean
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -25,6 +26,11 @@ $(VENV)/.ready-test: $(VENV)/.ready
 	@$(PIP) -e ".[test]"
 	@touch $@
 
+$(VENV)/.ready-trl: $(VENV)/.ready-test
+	@echo "Adding TRL, which the GRPO loss is compared with."
+	@$(PIP) -e ".[test,trl]"
+	@touch $@
+
 generate: $(VENV)/.ready ## a small language model answers a question through our attention kernels
 	@echo "Asking the shipped model a question: python -m transformer.generate"
 	@$(BIN)/python -m transformer.generate
@@ -33,7 +39,10 @@ chat: $(VENV)/.ready ## talk to it
 	@$(BIN)/python -m transformer.generate --chat
 
 test: $(VENV)/.ready-test ## everything that needs no GPU: kernels interpreted and compiled, the transformer
-	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist loadgroup
+	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest $(WORKERS) -m "not wide"
+
+test-wide: $(VENV)/.ready-test ## what repeats for more dtypes and sizes what `make test` shows
+	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest $(WORKERS) -m wide
 
 test-gpu: $(VENV)/.ready-test ## the same equivalence cases and more on an NVIDIA GPU
 	$(BIN)/python -m pytest -q -m gpu
@@ -42,9 +51,12 @@ test-triton: $(VENV)/.ready-test ## kernel tests with another Triton: make test-
 	@test -n "$(TRITON)" || { echo "say which: make test-triton TRITON=3.6.0"; exit 1; }
 	@test -d .triton-$(TRITON) || $(BIN)/python -m pip install --quiet --no-deps \
 		--disable-pip-version-check --target .triton-$(TRITON) triton==$(TRITON)
-	CUDA_VISIBLE_DEVICES= PYTHONPATH=.triton-$(TRITON):. $(BIN)/python -m pytest -q -n auto \
-		--maxprocesses 8 --dist loadgroup $(KERNEL_TESTS) -m "not wide" \
+	CUDA_VISIBLE_DEVICES= PYTHONPATH=.triton-$(TRITON):. $(BIN)/python -m pytest $(WORKERS) \
+		$(KERNEL_TESTS) -m "not wide" \
 		-k "not (sm_80 or sm_89 or sm_100 or sm_120)"
+
+test-trl: $(VENV)/.ready-trl ## the GRPO loss, log-probabilities and advantages against TRL's
+	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -q tests/test_grpo_trl.py
 
 fuzz: $(VENV)/.ready-test ## 600 random calls of each version, forward and backward, against the fp64 oracle
 	CUDA_VISIBLE_DEVICES= HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -q -n 2 tests/test_property.py

@@ -1,16 +1,20 @@
 """Compile what calls of every shape launch on one architecture; print a JSON row for each kernel.
 
-    TRITON_INTERPRET=0 python tests/compile_kernels.py sm_90
+    TRITON_INTERPRET=0 python tests/compile_kernels.py sm_90 fa3
 
-A process of its own, because compiling and interpreting cannot share one.
+A process of its own for each of PARTS, because compiling and interpreting cannot share one.
 """
 
+import contextlib
+import io
 import json
 import sys
 from dataclasses import dataclass, field
 from unittest import mock
 
 import torch
+import triton
+from triton.backends.nvidia.compiler import CUDABackend
 
 from flash_versions import VERSIONS, interpreter, kv_cache
 from flash_versions.fa3 import forward_fp8
@@ -96,18 +100,45 @@ FP8_HOPPER_SHAPES = {
     ("block", "fp8-causal-256"): Shape(head_dim=256, options=CAUSAL),
 }
 QUANTISED = {"fp8:block": 128, "fp8:head": 128, "fp8:block:hadamard": 256}  # -> head_dim
+# What is compiled together, by architecture; "wide" is what repeats for another size what the other
+# parts show.
+PARTS = {
+    "sm_80": ("all", "wide"),
+    "sm_89": ("all", "wide"),
+    "sm_90": ("fa1 fa2", "fa3", "fa4 fp8", "wide"),
+    "sm_100": ("all", "wide"),
+    "sm_120": ("all", "wide"),
+}
 # Of FA4, which has FA3's boxes, masks and tiles; test_fa4_compile.py has more of its own.
-REPEATED = {"fa4": ("full-64", "full-128", "ragged-128", "192-by-128", "softcap-128", "pages")}
+REPEATED = {
+    "fa3": ("decode-128",),  # FA2's
+    "fa4": (
+        "decode-128", "full-64", "full-128", "ragged-128", "192-by-128", "softcap-128", "pages",
+    ),
+}  # fmt: skip
+# On Hopper; elsewhere, head_dim 64 needs less of everything than 128 and 256.
+WIDE = {
+    "fa1": (
+        "full-64", "full-128", "ragged-128", "192-by-128", "64-by-256", "prefill-80",
+        "prefill-128-fp32", "window-256",
+    ),
+    "fa2": ("full-64", "full-128", "ragged-128", "64-by-256", "softcap-128", "prefill-80"),
+    "fa3": ("full-64", "ragged-128", "64-by-256", "prefill-128-fp32"),
+    "fa4": ("64-by-256", "prefill-128-fp32"),
+}  # fmt: skip
+VARIANTS = ("no overlap", "late wait", "portable, persistent")  # of FA3, at head_dim 128
 LOOP_OPCODES = ("HGMMA", "QGMMA", "MUFU", "SHFL", "PRMT", "STS", "LDS", "LDL", "STL")
 
 
 def compile_version(name: str, shape: str, arch: str, variant: str | None = None) -> list[dict]:
-    """Rows of what one call of a version launches, forward and, of itself, backward."""
+    """Rows of what one call of a version launches: forward and, if it is its own, backward."""
     request = SHAPES[shape].request()
     with compiling(arch):
         if VERSIONS[name].unsupported(request):
             return []
-    backward = SHAPES[shape].backward and variant is None
+    before = list(VERSIONS)[: list(VERSIONS).index(name)]
+    repeated = any(VERSIONS[x].backward is VERSIONS[name].backward for x in before)
+    backward = SHAPES[shape].backward and variant is None and not repeated
     kernels = compile_call(name, request, arch, variant=variant, backward=backward)
     return [row(name, shape, kernel) | {"variant": variant} for kernel in kernels]
 
@@ -211,31 +242,80 @@ def wanted(version: str, shape: str, arch: str) -> bool:
     return shape in ("prefill-64", "prefill-128", "prefill-256")
 
 
-def main() -> None:
-    arch = sys.argv[1]
-    rows = [
-        row
-        for name in VERSIONS
-        for shape in SHAPES
-        if wanted(name, shape, arch)
-        for row in compile_version(name, shape, arch)
-    ]
+def wide(version: str, shape: str, arch: str) -> bool:
+    """Whether it repeats for another size what others show."""
+    return shape in (WIDE[version] if arch == "sm_90" else ("prefill-64",))
+
+
+def compile_versions(arch: str, part: str) -> list[dict]:
+    """Rows of a part's calls in the inputs' own types."""
+    rows = []
+    for version in VERSIONS if part in ("all", "wide") else part.split():
+        for shape in SHAPES:
+            if version in VERSIONS and wanted(version, shape, arch):
+                if wide(version, shape, arch) == (part == "wide"):
+                    rows += compile_version(version, shape, arch)
+    return rows
+
+
+def compile_ablation(part: str) -> list[dict]:
+    """Rows of the forms of FA3's kernel for Hopper."""
+    rows = []
+    for variant in VERSIONS["fa3"].variants:
+        for shape in ("prefill-64", "prefill-128", "prefill-256"):
+            if shape == "prefill-128" or variant == "late wait":
+                if (shape == "prefill-128" and variant in VARIANTS) == (part == "fa3"):
+                    rows += compile_version("fa3", shape, "sm_90", variant)
+    return rows
+
+
+def compile_all_fp8(arch: str, part: str) -> list[dict]:
+    """Rows of a part's calls in FP8, and of what quantises on Hopper."""
+    rows = []
     if arch == "sm_90":
-        rows += [
-            row
-            for variant in VERSIONS["fa3"].variants
-            for shape in ("prefill-64", "prefill-128", "prefill-256")
-            if shape == "prefill-128" or variant == "late wait"
-            for row in compile_version("fa3", shape, arch, variant)
-        ]
         for (scales, shape), about in FP8_HOPPER_SHAPES.items():
-            rows += compile_fp8(shape, about, arch, scales, portable=False)
+            if (scales == "block" and shape != "fp8-full-128") == (part == "wide"):
+                rows += compile_fp8(shape, about, arch, scales, portable=False)
+    if arch == "sm_90" and part == "wide":
         for precision, head_dim in QUANTISED.items():
             rows += compile_quantize(precision, head_dim, arch)
-    for shape, about in FP8_SHAPES.items():
-        if arch == "sm_90" or shape in ("fp8-128", "fp8-256"):
-            rows += compile_fp8(shape, about, arch, "block", portable=True)
-    rows += compile_append(arch)
+    if part != "wide":
+        for shape, about in FP8_SHAPES.items():
+            if arch == "sm_90" or shape in ("fp8-128", "fp8-256"):
+                rows += compile_fp8(shape, about, arch, "block", portable=True)
+    return rows
+
+
+def assemble_once() -> None:
+    """Hear what ptxas says as Triton compiles: `Compiled.assembly` would have it assemble again."""
+    assemble, heard = CUDABackend.make_cubin, {}
+
+    def make_cubin(self, ptx, metadata, options, capability):
+        if (ptx, capability) not in heard:
+            log = io.StringIO()
+            with triton.knobs.nvidia.scope(), contextlib.redirect_stdout(log):
+                triton.knobs.nvidia.dump_ptxas_log = True
+                cubin = assemble(self, ptx, metadata, options, capability)
+            heard[ptx, capability] = cubin, log.getvalue()
+        cubin, log = heard[ptx, capability]
+        if triton.knobs.nvidia.dump_ptxas_log:
+            print(log)
+        return cubin
+
+    CUDABackend.make_cubin = make_cubin
+
+
+def main() -> None:
+    arch, part = sys.argv[1:]
+    assert part in PARTS[arch]
+    assemble_once()
+    rows = compile_versions(arch, part)
+    if arch == "sm_90" and part in ("fa3", "wide"):
+        rows += compile_ablation(part)
+    if part in ("all", "fa4 fp8", "wide"):
+        rows += compile_all_fp8(arch, part)
+    if part in ("all", "fa1 fa2"):
+        rows += compile_append(arch)
     print(json.dumps(rows))
 
 

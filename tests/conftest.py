@@ -11,16 +11,22 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import flash_versions  # noqa: E402, F401, I001
 import pytest  # noqa: E402
 import torch  # noqa: E402
+import triton  # noqa: E402
 
-pytest_plugins = ["tiny_model"]
+pytest_plugins = ["tiny_model", "tiny_grpo"]
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+if triton.knobs.runtime.interpret:
+    from quick_interpreter import make_quick
+
+    make_quick()
 
 
 def pytest_configure(config):
     """Markers that tell what may be left out where time is short."""
     config.addinivalue_line(
-        "markers", "wide: repeats for another dtype or size what a case that is not wide shows"
+        "markers",
+        "wide: repeats for another dtype or size what a case that is not wide shows",
     )
 
 

@@ -1,7 +1,7 @@
 """Every kernel compiles for every architecture, fits it, and holds what the lesson says.
 
 Needs no GPU. It runs tests/compile_kernels.py in a process without the interpreter, one for each
-architecture.
+part of an architecture.
 """
 
 import json
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import triton
+from compile_kernels import PARTS
 
 from flash_versions import VERSIONS
 
@@ -36,9 +37,9 @@ TENSOR_CORE = {
 
 
 @cache
-def compiled(arch: str) -> list[dict]:
-    """What the compiler made of every version and shape for one architecture."""
-    command = [sys.executable, str(HERE / "compile_kernels.py"), arch]
+def compiled(arch: str, part: str) -> list[dict]:
+    """What the compiler made of a part of the versions and shapes for one architecture."""
+    command = [sys.executable, str(HERE / "compile_kernels.py"), arch, part]
     environment = os.environ | {"TRITON_INTERPRET": "0"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -49,17 +50,33 @@ def triton_version() -> tuple[int, ...]:
     return tuple(int(part) for part in triton.__version__.split(".")[:2])
 
 
-# One worker for an architecture, so that each is compiled once.
-ARCHES = [
-    pytest.param(arch, marks=pytest.mark.xdist_group(f"compile {arch}")) for arch in SHARED_MEMORY
-]
-on_hopper = pytest.mark.xdist_group("compile sm_90")
+def of_part(arch: str, part: str):
+    """A test's parameters; one worker for a part, so that each is compiled once."""
+    group = pytest.mark.xdist_group(f"compile {arch} {part}")
+    marks = [group, pytest.mark.wide] if part == "wide" else [group]
+    return pytest.param(arch, part, marks=marks, id=f"{arch}-{part}")
 
 
-@pytest.mark.parametrize("arch", ARCHES)
-def test_compiles_fits_and_uses_the_tensor_cores(arch):
-    rows = compiled(arch)
-    assert {row["version"] for row in rows} == {*VERSIONS, ""}
+by_part = pytest.mark.parametrize(
+    ("arch", "part"), [of_part(arch, part) for arch in PARTS for part in PARTS[arch]]
+)
+by_part_of_hopper = pytest.mark.parametrize(
+    ("arch", "part"), [of_part("sm_90", part) for part in PARTS["sm_90"]]
+)
+by_kernel_of_hopper = pytest.mark.parametrize(
+    ("arch", "part"), [of_part("sm_90", part) for part in ("fa3", "fa4 fp8", "wide")]
+)
+with_fp8 = pytest.mark.xdist_group("compile sm_90 fa4 fp8")
+with_fa3 = pytest.mark.xdist_group("compile sm_90 fa3")
+with_fa2 = pytest.mark.xdist_group("compile sm_90 fa1 fa2")
+
+
+@by_part
+def test_compiles_fits_and_uses_the_tensor_cores(arch, part):
+    rows = compiled(arch, part)
+    versions = {*VERSIONS} if part in ("all", "wide") else {*VERSIONS} & {*part.split()}
+    versions |= {""} if part in ("all", "fa1 fa2") else set()  # what appends to a cache
+    assert {row["version"] for row in rows} >= versions
     for row in rows:
         assert row["arch"] == arch
         assert row["shared"] <= SHARED_MEMORY[arch], row
@@ -73,14 +90,14 @@ def test_compiles_fits_and_uses_the_tensor_cores(arch):
             assert row[TENSOR_CORE[arch]] + row["mma_sync"] > 0, row
 
 
-@on_hopper
-def test_nothing_spills_on_hopper():
+@by_part_of_hopper
+def test_nothing_spills_on_hopper(arch, part):
     """Of the forward not a byte with the Triton that was measured (3.6) and the next, and a few
     registers later, with packed sequences or a window at head_dim 256. FA2's backward keeps two
     accumulators: there, tiles that spill a few registers outside the products were measured to be
     the fastest.
     """
-    for row in compiled("sm_90"):
+    for row in compiled(arch, part):
         if "fp32" in row["shape"]:
             continue
         allowed = 0 if triton_version() < (3, 8) else 64
@@ -93,12 +110,15 @@ def test_nothing_spills_on_hopper():
         assert row["stack"] <= allowed, row
 
 
-@pytest.mark.parametrize("arch", ARCHES)
-def test_the_portable_fp8_kernel(arch):
+@pytest.mark.parametrize(
+    ("arch", "part"),
+    [of_part(arch, "fa4 fp8" if arch == "sm_90" else "all") for arch in PARTS],
+)
+def test_the_portable_fp8_kernel(arch, part):
     """Without spills, on tensor cores that have FP8. On Hopper the loops shuffle for the maximum
     and the sum of two rows per thread, twice each, and not to bring P into the order of V's keys.
     """
-    rows = [row for row in compiled(arch) if row["module"] == "flash_versions.fa3.forward_fp8"]
+    rows = [row for row in compiled(arch, part) if row["module"].endswith("fa3.forward_fp8")]
     assert len(rows) == {"sm_80": 0, "sm_90": 4}.get(arch, 2)
     for row in rows:
         assert row["spills"] == 0, row
@@ -108,24 +128,24 @@ def test_the_portable_fp8_kernel(arch):
             assert row["shuffles"] and max(row["shuffles"]) <= 8, row
 
 
-@on_hopper
-def test_loads_are_pipelined():
+@by_part_of_hopper
+def test_loads_are_pipelined(arch, part):
     """Tiles come by asynchronous copies, of threads or of TMA, while the previous block is
     computed.
     """
-    for row in compiled("sm_90"):
+    for row in compiled(arch, part):
         if row["kernel"] in ("forward_kernel", "dkdv_kernel") and "fp32" not in row["shape"]:
             assert row["cp_async"] or row["tma_loads"], row
         if row["module"].startswith(("flash_versions.fa1", "flash_versions.fa2")):
             assert not row["tma_loads"], row
 
 
-def hopper_kernels(version="fa3"):
-    """Every form of a version's explicit kernel that is compiled, by (shape, variant)."""
+def hopper_kernels(part: str) -> dict[tuple, dict]:
+    """Every form of the explicit kernels in a part, by (version, shape, variant)."""
     return {
-        (row["shape"], row["variant"]): row
-        for row in compiled("sm_90")
-        if row["module"] == f"flash_versions.{version}.forward_hopper"
+        (row["version"], row["shape"], row["variant"]): row
+        for row in compiled("sm_90", part)
+        if row["module"].endswith(".forward_hopper")
     }
 
 
@@ -136,44 +156,51 @@ def events(loop) -> list[str]:
     return names[first:] + names[:first]
 
 
-@on_hopper
-@pytest.mark.parametrize("version", ["fa3", "fa4"])
-def test_the_hopper_kernel_serves_what_it_should(version):
-    shapes = {shape for shape, variant in hopper_kernels(version) if variant is None}
+@pytest.mark.parametrize(
+    ("version", "part"),
+    [
+        pytest.param("fa3", "fa3", marks=with_fa3, id="fa3"),
+        pytest.param("fa4", "fa4 fp8", marks=with_fp8, id="fa4"),
+    ],
+)
+def test_the_hopper_kernel_serves_what_it_should(version, part):
+    found = {key: row for key, row in hopper_kernels(part).items() if key[0] == version}
+    assert {row["module"] for row in found.values()} == {f"flash_versions.{version}.forward_hopper"}
+    shapes = {shape for _, shape, variant in found if variant is None}
     assert shapes >= {"prefill-64", "prefill-128", "prefill-256", "prefill-80", "window-256"}
     assert not shapes & {"prefill-128-fp32", "decode-128", "packed", "scores", "pages"}
 
 
-@on_hopper
-@pytest.mark.parametrize("version", ["fa3", "fa4"])
-def test_the_hopper_kernel_is_asynchronous(version):
+@by_kernel_of_hopper
+def test_the_hopper_kernel_is_asynchronous(arch, part):
     """Its loads and its store are TMA's, its products WGMMA's, in flight together; no loop touches
     a spilled register with the Tritons that were measured.
     """
-    for key, row in hopper_kernels(version).items():
-        product = "QGMMA" if key[0].startswith("fp8") else "HGMMA"
+    for key, row in hopper_kernels(part).items():
+        _, shape, variant = key
+        product = "QGMMA" if shape.startswith("fp8") else "HGMMA"
         assert not row["serialised"], key
         assert row["tma_loads"] and row["tma_stores"] and not row["cp_async"], key
         assert row["loops"], key
         for loop in row["loops"]:
             assert loop["local_memory"] == 0 or triton_version() >= (3, 8), key
             found = events(loop)
-            overlaps = key[1] not in ("no overlap", "neither")
+            overlaps = variant not in ("no overlap", "neither")
             assert (found[0], f"{product} regs" in found) == (f"{product} smem", True), key
             # With overlap, P V is issued before S is waited for.
             waits = [i for i, name in enumerate(found) if name.startswith("wait")]
             assert (found.index(f"{product} regs") < waits[0]) == overlaps, key
 
 
-@on_hopper
-def test_bytes_halve_the_products_and_add_nothing():
+@pytest.mark.parametrize(("arch", "part"), [of_part("sm_90", "fa4 fp8"), of_part("sm_90", "wide")])
+def test_bytes_halve_the_products_and_add_nothing(arch, part):
     """A product of 64 rows takes 32 numbers at a time, not 16. Nothing moves P between threads:
     there are the 8 shuffles of a softmax of two rows, no byte is permuted, none goes through shared
     memory. Scales of blocks cost one logarithm and one exponential for a block.
     """
-    kernels = {key: row for key, row in hopper_kernels().items() if key[1] in ("head", "block")}
-    assert len(kernels) == 6
-    for (shape, scales), row in kernels.items():
+    kernels = {k: row for k, row in hopper_kernels(part).items() if k[2] in ("head", "block")}
+    assert len(kernels) == (2 if part == "wide" else 4)
+    for (_, shape, scales), row in kernels.items():
         head_dim = int(shape.rsplit("-", 1)[1])
         for loop in row["loops"]:
             opcodes = loop["opcodes"]
@@ -183,44 +210,48 @@ def test_bytes_halve_the_products_and_add_nothing():
             assert opcodes["PRMT"] == opcodes["STS"] == opcodes["LDS"] == 0, shape
 
 
-@on_hopper
-def test_what_quantises_spills_nothing():
+@pytest.mark.parametrize(("arch", "part"), [of_part("sm_90", "wide")])
+def test_what_quantises_spills_nothing(arch, part):
     """Scales of blocks in one launch; those of heads need the largest number first."""
-    rows = [row for row in compiled("sm_90") if row["module"].endswith("quantize_kernels")]
+    rows = [row for row in compiled(arch, part) if row["module"].endswith("quantize_kernels")]
     launches = [row["shape"] for row in rows]
     assert launches == ["fp8:block", "fp8:head", "fp8:head", "fp8:block:hadamard"]
     assert all(row["spills"] == 0 for row in rows)
 
 
-@on_hopper
+def between_the_waits(row):
+    """Whether the exponentials are there, loop by loop."""
+    for loop in row["loops"]:
+        found = [name for name, _ in loop["events"]]
+        yield "MUFU.EX2" in found[found.index("wait 1") : found.index("wait 0")]
+
+
+@with_fa3
 def test_the_late_wait_keeps_the_exponentials_between_the_waits():
     """And without it, ptxas moves the second wait in front of them: the faster order."""
-
-    def between(row):
-        for loop in row["loops"]:
-            found = [name for name, _ in loop["events"]]
-            yield "MUFU.EX2" in found[found.index("wait 1") : found.index("wait 0")]
-
-    kernels = hopper_kernels()
-    for shape in ("prefill-64", "prefill-128", "prefill-256"):
-        assert all(between(kernels[shape, "late wait"])), shape
-    assert not any(between(kernels["full-128", None]))
+    kernels = hopper_kernels("fa3")
+    assert all(between_the_waits(kernels["fa3", "prefill-128", "late wait"]))
+    assert not any(between_the_waits(kernels["fa3", "full-128", None]))
 
 
-@on_hopper
+@pytest.mark.parametrize(("arch", "part"), [of_part("sm_90", "wide")])
+def test_the_late_wait_of_other_head_dims(arch, part):
+    for shape in ("prefill-64", "prefill-256"):
+        assert all(between_the_waits(hopper_kernels(part)["fa3", shape, "late wait"])), shape
+
+
+@with_fa2
 def test_split_launches_the_reduction():
-    rows = [row for row in compiled("sm_90") if row["shape"] == "decode-128"]
+    rows = [row for row in compiled("sm_90", "fa1 fa2") if row["shape"] == "decode-128"]
     kernels = {row["kernel"] for row in rows if row["version"] == "fa2"}
     assert kernels == {"forward_kernel", "combine_kernel"}
 
 
-@on_hopper
+@with_fa2
 def test_fa2_needs_three_kernels_for_the_gradients_and_fa1_one():
     def kernels(version):
-        rows = [
-            r for r in compiled("sm_90") if r["version"] == version and r["shape"] == "prefill-64"
-        ]
-        return {row["kernel"] for row in rows} - {"forward_kernel"}
+        rows = [row for row in compiled("sm_90", "fa1 fa2") if row["shape"] == "prefill-64"]
+        return {row["kernel"] for row in rows if row["version"] == version} - {"forward_kernel"}
 
     assert kernels("fa1") == {"backward_kernel"}
     assert kernels("fa2") == {"delta_kernel", "dkdv_kernel", "dq_kernel"}

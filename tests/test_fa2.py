@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from rotation import rotated
 
 from flash_versions import attention
 from flash_versions.budget import assess, assess_request
@@ -48,17 +49,16 @@ def test_a_sink_counts_once(num_splits, device):
         assert accuracy.ok, f"{name}: {accuracy}"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(
-    "shape",
-    [
-        {"M": 1, "heads": 8, "kv_heads": 2},
-        {"M": 1, "heads": 3, "kv_heads": 1, "head_dim": 80},
-        {"M": 40, "N": 130},
-        {"M": 20, "N": 300, "head_dim": 256, "batch": 1},
-    ],
-    ids=str,
-)
+SPLIT_SHAPES = [
+    {"M": 1, "heads": 8, "kv_heads": 2},
+    {"M": 1, "heads": 3, "kv_heads": 1, "head_dim": 80},
+    {"M": 40, "N": 130},
+    {"M": 20, "N": 300, "head_dim": 256, "batch": 1},
+]
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize(("shape", "dtype"), rotated(SPLIT_SHAPES, DTYPES))
 def test_split_shapes(shape, dtype, device):
     q, k, v = inputs(device, dtype=dtype, **shape)
     o, lse = attention(q, k, v, causal=True, num_splits=3, version="fa2", return_lse=True)

@@ -4,7 +4,8 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from test_attention import CASES, DTYPES, LAYOUTS
+from rotation import rotated
+from test_attention import CASES, DTYPES, EVERY_DTYPE, LAYOUTS
 from test_packed import bounds, packed_inputs
 
 from flash_versions import VERSIONS, attention, fa3
@@ -39,9 +40,8 @@ def assert_right(request, o, lse):
 DESCRIBED = [case for case in CASES if case.batch and case.M and case.N]
 
 
-@pytest.mark.parametrize("case", DESCRIBED, ids=lambda case: case.name)
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
-def test_equivalence_of_the_kernel_itself(dtype, case, device):
+@pytest.mark.parametrize(("case", "dtype"), rotated(DESCRIBED, DTYPES, EVERY_DTYPE))
+def test_equivalence_of_the_kernel_itself(case, dtype, device):
     request = in_vectors(make_request(*case.inputs(dtype, device), **case.all_options(device)))
     with torch.no_grad():
         o, lse, _ = portable.forward(request)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import product
 
 import gluon_emulator
 import gluon_machine
@@ -10,6 +11,7 @@ import torch
 from gluon_machine import ORDERS
 from planted_bugs import WRONG, Bug, assert_found, outcomes, plant
 from quantized import prepare
+from rotation import rotated
 from test_attention import CASES
 
 from flash_versions import budget, reference
@@ -46,7 +48,6 @@ CONFIGS = {
     "rescale sooner": replace(SMALL, threshold=4.0),
     "all by the polynomial": replace(SMALL, eighths=8),
 }
-by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 by_order = pytest.mark.parametrize("order", ORDERS, indirect=True)
 
 
@@ -90,8 +91,13 @@ def assess(schedule, request):
 
 
 def check(schedule, q, k, v, **options):
-    for name, accuracy in assess(schedule, make_request(q, k, v, **options)).items():
-        assert accuracy.ok, f"{name}: {accuracy}"
+    request = make_request(q, k, v, **options)
+    allowed = {}
+    if request.precision is not None and (schedule or config.fp8_config(request)).eighths:
+        allowed["lse"] = remez(2).error  # P is rounded to 8 bits anyway, but not in the row sum
+    for name, accuracy in assess(schedule, request).items():
+        within = accuracy.error <= accuracy.budget + allowed.get(name, 0.0)
+        assert accuracy.ok or within, f"{name}: {accuracy}"
 
 
 def growing(M, N, block, queries=slice(None)):
@@ -105,8 +111,7 @@ def growing(M, N, block, queries=slice(None)):
     return q.bfloat16(), k.bfloat16(), v.bfloat16()
 
 
-@by_dtype
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(("case", "dtype"), rotated(CASES, DTYPES))
 def test_every_case_that_it_takes(case, dtype):
     inputs, options = case.inputs(dtype, "cpu"), case.all_options("cpu")
     if not all(x.numel() for x in inputs):
@@ -119,11 +124,14 @@ def test_every_case_that_it_takes(case, dtype):
         check(schedule, *inputs, **options)
 
 
-@by_dtype
-@pytest.mark.parametrize("D, D_v", [
+HEAD_DIMS = [
     (64, 64), (80, 80), (128, 128), (256, 256), (192, 128), (64, 128), (64, 256), (256, 64),
-])  # fmt: skip
-def test_head_dims(D, D_v, dtype):
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dims", "dtype"), rotated(HEAD_DIMS, DTYPES))
+def test_head_dims(dims, dtype):
+    D, D_v = dims
     inputs = qkv(170, 300, 2, D, kv_heads=1, dtype=dtype, D_v=D_v)
     check(None, *inputs)
     schedule = replace(config.default_config(make_request(*inputs)), threshold=8.0)
@@ -153,10 +161,12 @@ def test_windows_and_softcap(options, M, N):
     check(None, *qkv(M, N, 2, 64, kv_heads=1), **options)
 
 
-@by_dtype
-@pytest.mark.parametrize("eighths", [0, 1, 2, 4, 8])
-@pytest.mark.parametrize("threshold", [0.0, 4.0, 8.0])
-def test_threshold_and_share_of_the_polynomial(threshold, eighths, dtype):
+RULES = list(product([0.0, 4.0, 8.0], [0, 1, 2, 4, 8]))  # threshold, eighths
+
+
+@pytest.mark.parametrize(("rule", "dtype"), rotated(RULES, DTYPES))
+def test_threshold_and_share_of_the_polynomial(rule, dtype):
+    threshold, eighths = rule
     q, k, v = qkv(150, 330, 2, 64, kv_heads=1, dtype=dtype)
     check(replace(SMALL, threshold=threshold, eighths=eighths), 3 * q, k, v, causal=True)
 

@@ -9,6 +9,7 @@ import torch
 from gluon_machine import ORDERS
 from planted_bugs import WRONG, Bug, assert_found, outcomes, plant
 from quantized import prepare
+from rotation import rotated
 from test_attention import CASES
 
 from flash_versions import budget, quantize, reference
@@ -40,7 +41,6 @@ CONFIGS = {
     "grid": replace(SMALL, scheduler="grid"),
     "dynamic": replace(SMALL, consumers=3, stages=3, scheduler="dynamic"),
 }
-by_order = pytest.mark.parametrize("order", ORDERS, indirect=True)
 
 
 @pytest.fixture(autouse=True)
@@ -97,21 +97,24 @@ def test_every_case_that_it_takes(case):
     assert o.dtype == torch.float16
 
 
-@pytest.mark.parametrize("scales", ["tensor", "head", "block"])
-@pytest.mark.parametrize("D, D_v", [
+HEAD_DIMS = [
     (64, 64), (80, 80), (128, 128), (256, 256), (192, 128), (64, 128), (64, 256), (256, 64),
     (64, 20),
-])  # fmt: skip
-def test_head_dims(D, D_v, scales):
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dims", "scales"), rotated(HEAD_DIMS, ["tensor", "head", "block"]))
+def test_head_dims(dims, scales):
+    D, D_v = dims
     inputs = qkv(170, 301, 2, D, kv_heads=1, D_v=D_v)
     check(None, *inputs, Fp8(scales))
     check(None, *inputs, Fp8(scales), causal=True)
 
 
-@by_order
-@pytest.mark.parametrize("schedule", CONFIGS.values(), ids=CONFIGS)
-def test_every_switch(schedule, order):
+@pytest.mark.parametrize(("name", "order"), rotated(CONFIGS, ORDERS), indirect=["order"])
+def test_every_switch(name, order):
     """More tiles than programs, ragged at both ends; rows without keys, a window."""
+    schedule = CONFIGS[name]
     check(schedule, *qkv(200, 330, 3, 64, kv_heads=1))
     check(schedule, *qkv(300, 200, 1, 64, batch=2), causal=True, window=(100, None))
 
@@ -156,11 +159,13 @@ def test_a_block_of_zeros(name, where):
 BLOCKS = {"q": (2, 4, 2), "k": (2, 2, 3), "v": (2, 2, 3)}  # of the tensors below
 
 
-@pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=["e4m3", "e5m2"])
-@pytest.mark.parametrize("shapes", [
+FORMS = [
     {}, dict.fromkeys("qkv", ()), dict.fromkeys("qkv", (2, 2)), BLOCKS, {"q": BLOCKS["q"]},
     {"k": BLOCKS["k"], "v": (2, 2)}, {"v": BLOCKS["v"]},
-], ids=str)  # fmt: skip
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("shapes", "dtype"), rotated(FORMS, [E4M3, E5M2]))
 def test_quantised_inputs_with_scales_of_any_form(shapes, dtype):
     inputs = [x.to(dtype) for x in qkv(100, 300, 4, 64, kv_heads=2, batch=2)]
     scales = {f"{name}_descale": 2 ** (4 * torch.rand(s) - 2) for name, s in shapes.items()}

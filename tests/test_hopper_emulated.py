@@ -8,6 +8,7 @@ import pytest
 import torch
 from gluon_machine import ORDERS
 from planted_bugs import WRONG, Bug, assert_found, outcomes, plant
+from rotation import rotated
 from test_attention import CASES, assert_within_budget
 
 from flash_versions.budget import assess
@@ -41,7 +42,6 @@ CONFIGS = {
     "dynamic": replace(SMALL, scheduler="dynamic"),
     "dynamic, three consumers": replace(SMALL, consumers=3, stages=3, scheduler="dynamic"),
 }
-by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 by_order = pytest.mark.parametrize("order", ORDERS, indirect=True)
 
 
@@ -77,8 +77,7 @@ def check(schedule, q, k, v, **options):
     assert_within_budget(*attend(schedule, q, k, v, **options), q, k, v, **options)
 
 
-@by_dtype
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(("case", "dtype"), rotated(CASES, DTYPES))
 def test_every_case_that_it_takes(case, dtype):
     inputs, options = case.inputs(dtype, "cpu"), case.all_options("cpu")
     if not all(x.numel() for x in inputs):
@@ -88,11 +87,14 @@ def test_every_case_that_it_takes(case, dtype):
     check(None, *inputs, **options)
 
 
-@by_dtype
-@pytest.mark.parametrize("D, D_v", [
+HEAD_DIMS = [
     (64, 64), (80, 80), (128, 128), (256, 256), (192, 128), (64, 128), (64, 256), (256, 64),
-])  # fmt: skip
-def test_head_dims(D, D_v, dtype):
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dims", "dtype"), rotated(HEAD_DIMS, DTYPES))
+def test_head_dims(dims, dtype):
+    D, D_v = dims
     inputs = qkv(170, 300, 4, D, kv_heads=2, dtype=dtype, D_v=D_v)
     check(None, *inputs)
     check(None, *inputs, causal=True)

@@ -7,6 +7,7 @@ at the size of what is summed.
 import pytest
 import torch
 import torch.nn.functional as F
+from rotation import rotated
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention as held_since_import
 
@@ -63,8 +64,7 @@ def results_of(tensors, run=None, **options):
     return o, *torch.autograd.grad(o, tensors, do)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "version"), rotated(CASES, VERSIONS))
 def test_same_as_torch(name, version, device, served):
     q_shape, k_shape, options = CASES[name]
     tensors = inputs(q_shape, k_shape, device)

@@ -66,6 +66,46 @@ def test_bf16_arithmetic_rounds_after_each_operation():
     assert torch.equal(out, x * y + x)
 
 
+@triton.jit
+def plus_one(x):
+    return x + 1
+
+
+@triton.jit
+def counting_kernel(out, first, UNSIGNED: tl.constexpr):
+    i = tl.zeros([4], tl.int32) + first
+    if UNSIGNED:
+        i = i.to(tl.uint32)
+    tl.store(out + tl.arange(0, 4), plus_one(plus_one(i)).to(tl.int64))
+
+
+def test_integers_that_overflow_are_an_error_and_unsigned_ones_wrap_around():
+    """Triton's own check drops what it finds; that of quick_interpreter.py does not."""
+    largest = 2**31 - 1
+    out = torch.zeros(4, dtype=torch.int64)
+    counting_kernel[(1,)](out, largest - 2, False)
+    assert out.tolist() == [largest] * 4
+    with pytest.raises(Exception, match="int32 overflow detected for operation add"):
+        counting_kernel[(1,)](out, largest - 1, False)
+    counting_kernel[(1,)](out, -2, True)
+    assert out.tolist() == [0] * 4
+
+
+def test_a_launch_leaves_triton_as_it_was():
+    """What the interpreter replaces for a launch, it puts back, after an error, too."""
+
+    def state():
+        return {(owner, name): vars(owner)[name] for owner in (tl, tl.math) for name in vars(owner)}
+
+    out = torch.zeros(4, dtype=torch.int64)
+    before = state()
+    counting_kernel[(1,)](out, 0, False)
+    with pytest.raises(Exception, match="overflow"):
+        counting_kernel[(1,)](out, 2**31 - 1, False)
+    assert state() == before
+    assert tl.core.is_builtin(tl.load) and tl.core.is_builtin(tl.math.exp2)
+
+
 def run(code: str, **environment: str) -> subprocess.CompletedProcess:
     clean = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     command = [sys.executable, "-c", code]
@@ -87,7 +127,9 @@ def test_triton_imported_first_is_refused_in_words():
     assert re.search(r"ValueError: version 'fa\d': CPU tensors need Triton's inter", done.stderr)
 
 
-@pytest.mark.parametrize("word", ["1", "true", "on"])
+@pytest.mark.parametrize(
+    "word", ["1", *(pytest.param(w, marks=pytest.mark.wide) for w in ("true", "on"))]
+)
 def test_whatever_turns_it_on_makes_bf16_right(word):
     check = (
         "import flash_versions, torch; from flash_versions.budget import assess;"

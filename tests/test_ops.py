@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from test_attention import repeats_a_backward
 from torch._dynamo.testing import CompileCounter
 from torch.utils.checkpoint import checkpoint
 
@@ -51,8 +52,19 @@ def test_opcheck_of_the_backward(version):
     )
 
 
-@pytest.mark.parametrize("options", [{}, {"window": (8, 0)}], ids=["causal", "window"])
-@by_version
+@pytest.mark.parametrize(
+    ("version", "options"),
+    [
+        pytest.param(
+            version,
+            options,
+            id=f"{version}-{'window' if options else 'causal'}",
+            marks=pytest.mark.wide if options and repeats_a_backward(version) else (),
+        )
+        for version in VERSIONS
+        for options in ({}, {"window": (8, 0)})
+    ],
+)
 def test_compile_takes_every_length_without_recompiling(version, options):
     def layer(q, k, v):
         return attention(q * 2, k, v, causal=True, version=version, **options) + 1
