@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,14 @@ def draw(folders: Sequence[Path], path: Path) -> None:
     Raises:
         FileNotFoundError: a folder holds no run.
     """
-    runs = {folder.name or str(folder): read_metrics(folder) for folder in folders}
+    names = [folder.name for folder in folders]
+    alike = len({*names}) < len(names) or "" in names
+    runs = {str(x) if alike else x.name: read_metrics(x) for x in folders}
     figure = Figure(figsize=(12, 6.4), layout="constrained")
     axes = figure.subplots(2, 3).flat
     _held_out(axes[0], runs)
     for axis, (metric, title) in zip(axes[1:], PANELS):
-        for colour, lines in zip(COLOURS, runs.values()):
+        for colour, lines in zip(cycle(COLOURS), runs.values()):
             points = [
                 (line["step"], line[metric]) for line in lines if metric in line and "step" in line
             ]
@@ -56,18 +59,19 @@ def draw(folders: Sequence[Path], path: Path) -> None:
 def _held_out(axis: Axes, runs: dict[str, list[dict[str, Any]]]) -> None:
     """Accuracy on held-out problems: greedy, sampled, and best of k."""
     styles = {"greedy": "--", "sampled": "-", "pass@": ":"}
-    for colour, (name, lines) in zip(COLOURS, runs.items()):
+    for colour, (name, lines) in zip(cycle(COLOURS), runs.items()):
         for metric, style in styles.items():
             points = [
-                (line["evaluation"], value)
+                (line["evaluation"], value, key)
                 for line in lines
                 if "evaluation" in line
                 for key, value in line.items()
                 if key.startswith(metric)
             ]
             if points:
-                label = f"{name}, {metric}" if len(runs) > 1 else metric
-                axis.plot(*zip(*points), style, color=colour, label=label, marker="o", markersize=3)
+                steps, values, keys = zip(*points)
+                label = f"{name}, {keys[0]}" if len(runs) > 1 else keys[0]
+                axis.plot(steps, values, style, color=colour, label=label, marker="o", markersize=3)
     axis.set_title("right answers to held-out problems", fontsize=10)
     axis.set_ylim(-0.02, 1.02)
     if axis.lines:

@@ -2,6 +2,7 @@
 
     python -m transformer.grpo --recipe sums        learns three-digit sums, in a minute on a laptop
     python -m transformer.grpo plot runs/sums ...   draws and compares runs
+    torchrun --nproc-per-node 4 -m transformer.grpo --recipe sums       the same, on four GPUs
 
 The model that learns was taught by a sloppy teacher. It is asked problems, answers each several
 times, and a verifier says which answers are right: those become more likely than the others of
@@ -26,10 +27,12 @@ import torch
 from tqdm import tqdm
 
 from transformer import curves
-from transformer.command import INTERRUPTED, Parser, choose_device, describe_error, out_of_memory
+from transformer.command import INTERRUPTED, Parser, describe_error, out_of_memory
+from transformer.groups import describe
 from transformer.grpo_run import BEST, FINAL, METRICS, SAMPLES, Run
+from transformer.parallel import ElsewhereError, World, alike, connected, own_device
 from transformer.recipes import RECIPES, Settings, flag
-from transformer.trainer import Trainer, checkpoint_files, describe, resolved
+from transformer.trainer import Trainer, checkpoint_files, resolved
 from transformer.weights import save_model
 
 COLLAPSE = 0.20  # of held-out accuracy
@@ -58,7 +61,8 @@ def train(
         ValueError: a reward that cannot be used, or a policy that fell apart.
     """
     settings = trainer.settings
-    state = run.load(trainer.device)
+    with trainer.world.together():
+        state = run.load(trainer.device)
     best, seconds = 0.0, 0.0
     if state is not None:
         trainer.restore(state)
@@ -71,10 +75,11 @@ def train(
     while trainer.step < settings.steps:
         groups = trainer.roll_out()
         learning = time.perf_counter()
-        measured = trainer.learn(groups.rollouts) | describe(groups.rollouts, settings.group)
+        measured = trainer.learn(groups.rollouts)
+        measured |= describe(groups.rollouts, settings.group, trainer.world)
         now = time.perf_counter()
         seconds = now - started
-        tokens = sum(len(rollout.completion.tokens) for rollout in groups.rollouts)
+        tokens = trainer.world.total(sum(len(r.completion.tokens) for r in groups.rollouts))
         measured |= {
             "drawn": groups.drawn,
             "rollout_seconds": groups.seconds,
@@ -89,17 +94,25 @@ def train(
         if last or (settings.eval_every and trainer.step % settings.eval_every == 0):
             accuracy = evaluate(trainer, run, best, seconds, watch)
             started += time.perf_counter() - now  # evaluations are not counted
-            if settings.stop_on_collapse and accuracy < best - COLLAPSE:
-                raise ValueError(
-                    f"held-out accuracy fell from {best:.0%} to {accuracy:.0%}: the policy is"
-                    f" collapsing, which a smaller {flag('lr')} than {settings.lr:g} prevents; the"
-                    f" best checkpoint is in {run.folder / BEST}"
-                )
+            with trainer.world.together():
+                refuse_collapse(accuracy, best, run)
             best = max(best, accuracy)
         if last or trainer.step % save_every == 0:
             run.save({**trainer.state(), "best": best, "seconds": seconds})
+    if not settings.eval_every and trainer.world.main:  # else the last evaluation drew it
+        curves.draw([run.folder], run.folder / "curve.png")
     publish(trainer, run, FINAL)
     run.finish()
+
+
+def refuse_collapse(accuracy: float, best: float, run: Run) -> None:
+    """Raise a ValueError if the held-out accuracy fell too far."""
+    if run.settings.stop_on_collapse and accuracy < best - COLLAPSE:
+        raise ValueError(
+            f"held-out accuracy fell from {best:.0%} to {accuracy:.0%}: the policy is collapsing,"
+            f" which a smaller {flag('lr')} than {run.settings.lr:g} prevents; the best checkpoint"
+            f" is in {run.folder / BEST}"
+        )
 
 
 def evaluate(
@@ -130,15 +143,19 @@ def evaluate(
     watch(trainer.step, scores)
     if scores["sampled"] >= best:
         publish(trainer, run, BEST)
-    curves.draw([run.folder], run.folder / "curve.png")
+    if trainer.world.main:
+        curves.draw([run.folder], run.folder / "curve.png")
     return scores["sampled"]
 
 
 def publish(trainer: Trainer, run: Run, name: str) -> None:
     """Write a checkpoint into the run's folder; a half-written one never has its name."""
+    model = trainer.sampler()
+    if not trainer.world.main:
+        return
     folder, temporary = run.folder / name, run.folder / f".{name}.{os.getpid()}"
     try:
-        save_model(trainer.policy.model, temporary)
+        save_model(model, temporary)
         for path in checkpoint_files(trainer.folder):
             shutil.copy(path, temporary)
         shutil.rmtree(folder, ignore_errors=True)
@@ -177,7 +194,6 @@ class Display:
     KEYS = {"reward": ".2f", "length": ".0f", "entropy": ".3f", "skipped": ".0%", "kl": ".3f"}
 
     def __init__(self, steps: int, at: int, board: Path | None) -> None:
-        self._bar = tqdm(total=steps, initial=at, desc="step", unit="step", dynamic_ncols=True)
         self._held_out = ""
         self._writer: Any = None
         if board is not None:
@@ -188,6 +204,7 @@ class Display:
                     "--tensorboard needs the package tensorboard: pip install tensorboard"
                 ) from error
             self._writer = SummaryWriter(str(board))
+        self._bar = tqdm(total=steps, initial=at, desc="step", unit="step", dynamic_ncols=True)
 
     def watch(self, step: int, measured: dict[str, float]) -> None:
         """Show the metrics of a step or of an evaluation."""
@@ -264,22 +281,34 @@ def _run(argv: Sequence[str]) -> None:
     if argv[:1] == ["plot"]:
         curves.main(argv[1:])
         return
-    arguments, settings = parse(argv)
-    device = choose_device(arguments.device)
-    settings = resolved(settings, device)
-    run = Run(arguments.out or Path("runs") / (arguments.recipe or settings.task), settings)
+    with alike():
+        arguments, settings = parse(argv)
+        device = own_device(arguments.device)
+    with connected(device) as world:
+        _run_in(world, arguments, settings)
+
+
+def _run_in(world: World, arguments: argparse.Namespace, settings: Settings) -> None:
+    with world.together():
+        settings = resolved(settings, world.device, world)
+        folder = arguments.out or Path("runs") / (arguments.recipe or settings.task)
+        run = Run(folder, settings, world)
+    say = _say if world.main else lambda text: None
     if run.finished:
-        _say(f"{run.folder} is finished: {run.folder / 'curve.png'}\n")
+        say(f"{run.folder} is finished: {run.folder / 'curve.png'}\n")
         return
-    trainer = Trainer(settings, device)
-    display = Display(
-        settings.steps, 0, run.folder / "tensorboard" if arguments.tensorboard else None
-    )
+    with world.together():
+        trainer = Trainer(settings, world.device, world)
+    if not world.main:
+        train(trainer, run, save_every=arguments.save_every)
+        return
+    board = run.folder / "tensorboard" if arguments.tensorboard else None
+    display = Display(settings.steps, 0, board)
     try:
         train(trainer, run, save_every=arguments.save_every, say=display.say, watch=display.watch)
     finally:
         display.close()
-    _say(
+    say(
         f"the curve: {run.folder / 'curve.png'}\n"
         f"ask it: python -m transformer.generate --model {run.folder / FINAL}\n"
     )
@@ -298,6 +327,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _say("\ninterrupted; the same command goes on from the last saved state\n")
         return INTERRUPTED
+    except ElsewhereError:
+        pass
     except (ValueError, OSError) as error:
         _say(f"error: {describe_error(error)}\n")
     except (MemoryError, RuntimeError) as error:

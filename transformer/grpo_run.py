@@ -5,6 +5,7 @@
     RUN/samples.jsonl    a few completions of each evaluation, with their rewards
     RUN/curve.png        redrawn at every evaluation
     RUN/state.pt         what the next step depends on, while the run is unfinished
+    RUN/state-STEP/      the same of a run on several processes: each writes its part
     RUN/best/            the checkpoint with the best held-out accuracy, ready for `generate`
     RUN/final/           that of the last step
 
@@ -14,6 +15,8 @@ knows of when the process is killed: it is cut to the length that the state name
 
 import json
 import os
+import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -21,8 +24,16 @@ from typing import Any
 
 import torch
 
-from transformer.command import out_of_memory
-from transformer.files import read_json, replacing, write_text
+from transformer.files import parse_json, read_json, write_text
+from transformer.parallel import (
+    ALONE,
+    World,
+    forget_state,
+    has_state,
+    read_state,
+    undamaged,
+    write_state,
+)
 from transformer.recipes import Settings, flag
 
 STATE = "state.pt"
@@ -31,6 +42,8 @@ SAMPLES = "samples.jsonl"
 CONFIG = "config.json"
 FINAL = "final"
 BEST = "best"
+# What a process that was killed had begun to write.
+LEFTOVER = re.compile(r"\.(config\.json|state\.pt|curve\.png|best|final)\.\d+")
 
 
 class Run:
@@ -39,6 +52,7 @@ class Run:
     Args:
         folder: made if it is not there.
         settings: of the run; an unfinished one in the folder must have the same.
+        world: whose first rank writes; all of them read.
 
     Attributes:
         finished: whether the last step was taken.
@@ -47,22 +61,27 @@ class Run:
         ValueError: the folder holds something else, or a run with other settings.
     """
 
-    def __init__(self, folder: Path, settings: Settings) -> None:
-        self.folder, self.settings = folder, settings
+    def __init__(self, folder: Path, settings: Settings, world: World = ALONE) -> None:
+        self.folder, self.settings, self.world = folder, settings, world
         self.sizes = {METRICS: 0, SAMPLES: 0}
+        if not world.main:
+            return
         config = folder / CONFIG
         if config.exists():
             self._refuse_another(read_json(config))
-        elif folder.exists() and any(folder.iterdir()):
+        elif folder.exists() and not all(LEFTOVER.fullmatch(x.name) for x in folder.iterdir()):
             raise ValueError(f"{folder} is not empty and holds no run; use another --out")
         else:
             folder.mkdir(parents=True, exist_ok=True)
             write_text(config, json.dumps(asdict(settings), indent=2) + "\n")
+        for path in folder.iterdir():
+            if LEFTOVER.fullmatch(path.name):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     @property
     def finished(self) -> bool:
         """Whether the last step was taken and its checkpoint written."""
-        return (self.folder / FINAL / "config.json").exists() and not self._state.exists()
+        return (self.folder / FINAL / "config.json").exists() and not has_state(self._state)
 
     @property
     def _state(self) -> Path:
@@ -79,6 +98,8 @@ class Run:
 
     def log(self, name: str, record: Mapping[str, Any]) -> None:
         """Append a line to METRICS or SAMPLES."""
+        if not self.world.main:
+            return
         line = json.dumps(record, ensure_ascii=False) + "\n"
         with open(self.folder / name, "a", encoding="utf-8") as file:
             file.write(line)
@@ -89,9 +110,8 @@ class Run:
         return read_metrics(self.folder)
 
     def save(self, state: Mapping[str, Any]) -> None:
-        """Write the state, replacing the one before it at once."""
-        with replacing(self._state) as file:
-            torch.save({**state, "sizes": self.sizes}, file)
+        """Write the state, replacing the one before it at once; all ranks call it together."""
+        write_state(self._state, {**state, "sizes": self.sizes}, self.world)
 
     def load(self, device: torch.device) -> dict[str, Any] | None:
         """The state to go on from, the logs cut to where it was taken; None at the beginning.
@@ -99,29 +119,28 @@ class Run:
         Raises:
             ValueError: the file is damaged.
         """
-        if not self._state.exists():
+        with undamaged(self._state, f"delete {self.folder}"):
+            state = read_state(self._state, device)
+            if state is not None:
+                self.sizes = {name: int(state["sizes"][name]) for name in self.sizes}
+        if not self.world.main:
+            return state
+        if state is None:
             for name in self.sizes:
                 (self.folder / name).unlink(missing_ok=True)
             return None
-        try:
-            state = torch.load(self._state, map_location=device, weights_only=True)
-            self.sizes = {name: int(state["sizes"][name]) for name in self.sizes}
-        except OSError:
-            raise
-        except Exception as error:  # what a damaged file raises depends on where it is damaged
-            if out_of_memory(error):
-                raise
-            raise ValueError(
-                f"{self._state} is damaged; delete {self.folder} to start again"
-            ) from error
         for name, size in self.sizes.items():
-            if size or (self.folder / name).exists():
-                os.truncate(self.folder / name, size)
+            path = self.folder / name
+            if size > (path.stat().st_size if path.exists() else 0):
+                raise ValueError(f"{path} is damaged; delete {self.folder} to start again")
+            if path.exists():
+                os.truncate(path, size)
         return state
 
     def finish(self) -> None:
         """The state is needed no more."""
-        self._state.unlink(missing_ok=True)
+        if self.world.main:
+            forget_state(self._state)
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -134,4 +153,4 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         raise FileNotFoundError(f"{folder} holds no run of transformer.grpo: it has no {METRICS}")
     lines = path.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1]]
+    return [parse_json(x, f"{path}, line {i}") for i, x in enumerate(lines[:-1], start=1)]

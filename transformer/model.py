@@ -197,6 +197,11 @@ class Transformer(nn.Module):
                 fit each other or the model.
         """
         self._check(tokens, cache, padding)
+        if wanted is not None and (wanted.shape, wanted.dtype) != (tokens.shape, torch.bool):
+            raise ValueError(
+                f"wanted must be bool {tuple(tokens.shape)} like the tokens, not {wanted.dtype}"
+                f" {tuple(wanted.shape)}"
+            )
         span = None if cache is None else cache.reserve(tokens.shape[1], padding)
         x = self.model(tokens, self.attention, span)
         if last_only:

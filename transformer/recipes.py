@@ -3,11 +3,11 @@
 import importlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from random import Random
 from typing import Any
 
-from transformer import corpus
+from transformer import corpus, phrases
 from transformer.grpo_loss import Loss, Ratio, Reduce, Scale
 from transformer.sampling import Sampling
 from transformer.task import Problem, Task
@@ -100,20 +100,42 @@ def flag(name: str) -> str:
 RECIPES: Mapping[str, dict[str, Any]] = {
     # Anywhere: three-digit sums that the teacher got wrong more often than right.
     "sums": {},
+    # Level 2, for a GPU: a search that has to learn patience, see docs/grpo.md.
+    "countdown": {
+        "model": "runs/countdown-taught",
+        "task": "countdown",
+        "steps": 300,
+        "prompts": 128,
+        "group": 16,
+        "max_tokens": 400,
+        "lr": 1e-4,
+        "mask_truncated": True,
+        "micro_batch": 512,
+        "eval_every": 20,
+    },
     # On purpose: a learning rate seven times too high. Reward, length and entropy fall together.
     "collapse": {"lr": 2e-3, "steps": 40, "stop_on_collapse": False},
 }
 
 
 class Mix(Task):
-    """All that the shipped model was taught, in the shares of its training data."""
+    """All that the shipped model was taught, as it was: in the shares of its training data, some
+    under a system prompt, some as the second question of a conversation.
+    """
 
     name = "mix"
 
     def sample(self, rng: Random, held_out: bool = False) -> Problem:
         """Draw a problem of one of the tasks."""
-        problem = corpus.draw_problem(rng, "chat")
-        return problem.task.sample(rng, held_out=True) if held_out else problem
+        if rng.random() < corpus.CONVERSATIONS:
+            problem = corpus.second_question(rng, held_out)
+        else:
+            problem = corpus.draw_problem(rng, "chat")
+            problem = problem.task.sample(rng, held_out=True) if held_out else problem
+        if system := phrases.system_prompt(rng):
+            history = ({"role": "system", "content": system}, *problem.history)
+            problem = replace(problem, history=history)
+        return problem
 
 
 def find_task(name: str) -> Task:
@@ -133,9 +155,9 @@ def find_task(name: str) -> Task:
         )
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+        task = found() if isinstance(found, type) and issubclass(found, Task) else found
+    except Exception as error:  # the module is somebody else's
         raise ValueError(f"there is no task {name}: {error}") from error
-    task = found() if isinstance(found, type) else found
     if not isinstance(task, Task):
-        raise ValueError(f"{name} is no transformer.task.Task but {type(task).__name__}")
+        raise ValueError(f"{name} is no transformer.task.Task but {task!r:.80}")
     return task

@@ -23,6 +23,8 @@ from transformer.sampling import Sampling, row_generators
 from transformer.task import Problem
 from transformer.weights import eos_token_ids, load_config, load_model
 
+WIDTH_MULTIPLE = 16  # of a batch: strides that 16 divides share a compiled kernel
+
 Forward = Callable[[Tensor, Tensor], Tensor]  # (tokens, wanted) -> logits, see `Transformer`
 
 
@@ -203,10 +205,13 @@ class Batch:
     sampler: Tensor
 
 
-def collate(rollouts: Sequence[Rollout], device: torch.device) -> Batch:
-    """The batch of some rollouts."""
+def collate(rollouts: Sequence[Rollout], device: torch.device, context: int | None = None) -> Batch:
+    """The batch of some rollouts, padded to no more than a context, if one is given."""
     rows = [(r.prompt, r.completion.tokens, r.completion.logprobs or []) for r in rollouts]
     width = max(len(prompt) + len(tokens) for prompt, tokens, _ in rows)
+    rounded = width + -width % WIDTH_MULTIPLE
+    if context is None or rounded <= context:
+        width = rounded
     longest = max(len(tokens) for _, tokens, _ in rows)
     tokens = torch.tensor([[*p, *c, *[0] * (width - len(p) - len(c))] for p, c, _ in rows])
     before = torch.tensor([len(p) - 1 for p, *_ in rows])

@@ -7,10 +7,12 @@ optimiser changes are fp32.
 
 An interrupted run goes on from its last saved state when the same command is given again. Progress
 goes to standard error, the record of it to DIR/training.jsonl.
+
+On four GPUs: `torchrun --nproc-per-node 4 -m transformer.train ...`. The batches are the same, and
+each GPU takes its rows of them.
 """
 
 import argparse
-import copy
 import math
 import os
 import shlex
@@ -28,7 +30,6 @@ from transformer import byte_tokenizer, model_card
 from transformer.command import (
     INTERRUPTED,
     Parser,
-    choose_device,
     describe_error,
     out_of_memory,
 )
@@ -36,7 +37,8 @@ from transformer.corpus import MIXES, Teacher
 from transformer.evaluate import TAUGHT, Score, as_record, evaluate
 from transformer.files import write_text
 from transformer.model import Transformer
-from transformer.training import STATE, Recipe, Training
+from transformer.parallel import ElsewhereError, alike, connected, own_device
+from transformer.training import Recipe, Training
 from transformer.weights import load_model, save_model
 
 # The sloppy teacher gets about 27 % of the sums of three digits right.
@@ -70,6 +72,7 @@ def train(
     steps, batches = training.recipe.steps, training.batches(workers)
     before, started = training.seconds, time.perf_counter()
     loss, learned, seen, since = torch.zeros((), device=training.device), 0, 0, started
+    world = training.world
     while training.step < steps:
         batch = next(batches)
         batch_loss, norm = training.learn(batch)
@@ -79,11 +82,12 @@ def train(
         now = time.perf_counter()
         training.seconds = before + now - started
         if training.step % log_every == 0 or training.step == steps:
-            mean = loss.item() / learned
-            if not math.isfinite(mean):
-                raise ValueError(
-                    f"the loss is {mean} at step {training.step}; a smaller --lr helps"
-                )
+            mean = world.sum(loss).item() / learned
+            with world.together():
+                if not math.isfinite(mean):
+                    raise ValueError(
+                        f"the loss is {mean} at step {training.step}; a smaller --lr helps"
+                    )
             now = time.perf_counter()
             fields = {
                 "loss": round(mean, 5),
@@ -93,12 +97,14 @@ def train(
                 "seconds": round(training.seconds, 1),
             }
             training.record(**fields)
-            _show(training.step, steps, fields)
+            if world.main:
+                _show(training.step, steps, fields)
             loss.zero_()
             learned, seen, since = 0, 0, now
         if eval_every and training.step % eval_every == 0 and training.step < steps:
-            model = copy.deepcopy(training.model).to(training.dtype)
-            score(training, model, eval_problems, seed=0)
+            model = training.plain(training.dtype)
+            if world.main:  # the others wait for it at the next step
+                score(training, model, eval_problems, seed=0)
             since = time.perf_counter()
         if training.step % save_every == 0 or training.step == steps:
             training.save()
@@ -127,7 +133,10 @@ def publish(training: Training, command: str, problems: int, device: torch.devic
 
     What is evaluated is what ships: the weights as they lie in the folder, rounded to bf16.
     """
-    save_model(training.model, training.folder)
+    whole = training.plain(torch.float32)
+    if not training.world.main:
+        return
+    save_model(whole, training.folder)
     for name, content in byte_tokenizer.files().items():
         write_text(training.folder / name, content)
     attention = partial(flash_versions.attention, version="sdpa")
@@ -145,7 +154,7 @@ def publish(training: Training, command: str, problems: int, device: torch.devic
         tokens=training.step * training.recipe.batch_tokens,
     )
     write_text(training.folder / "README.md", card)
-    (training.folder / STATE).unlink(missing_ok=True)
+    training.finish()
 
 
 def _show(step: int, steps: int, fields: dict[str, float]) -> None:
@@ -195,13 +204,37 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _run(argv: Sequence[str]) -> None:
-    arguments = parse(argv)
+    with alike():
+        arguments = parse(argv)
+        recipe = _recipe(arguments)
+        recipe.corpus()  # refuses what it cannot do, before any work
+        device = own_device(arguments.device)
+    workers = arguments.workers
+    if workers is None:
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        workers = min(16, max(1, (os.cpu_count() or 2) // here - 1))
+    with connected(device) as world:
+        training = Training(recipe, arguments.out, device, world)
+        if training.step and world.main:
+            _say(f"continuing at step {training.step}\n")
+        train(
+            training,
+            workers=workers,
+            save_every=arguments.save_every,
+            eval_every=arguments.eval_every,
+            eval_problems=min(64, arguments.eval_problems),
+        )
+        command = shlex.join(["python", "-m", "transformer.train", *argv])
+        publish(training, command, arguments.eval_problems, device)
+
+
+def _recipe(arguments: argparse.Namespace) -> Recipe:
     teacher = SLOPPY if arguments.teacher == "sloppy" else Teacher()
     if arguments.tasks == "countdown":
         teacher = replace(teacher, patience=PATIENCE)
     dials = {name: getattr(arguments, name) for name in ("hasty", "forget", "patience")}
     given = {name: value for name, value in dials.items() if value is not None}
-    recipe = Recipe(
+    return Recipe(
         replace(teacher, **given),
         arguments.seed,
         arguments.steps,
@@ -209,23 +242,6 @@ def _run(argv: Sequence[str]) -> None:
         arguments.lr,
         arguments.tasks,
     )
-    recipe.corpus()  # refuses what it cannot do, before any work
-    device = choose_device(arguments.device)
-    workers = arguments.workers
-    if workers is None:
-        workers = min(16, max(1, (os.cpu_count() or 2) - 1))
-    training = Training(recipe, arguments.out, device)
-    if training.step:
-        _say(f"continuing at step {training.step}\n")
-    train(
-        training,
-        workers=workers,
-        save_every=arguments.save_every,
-        eval_every=arguments.eval_every,
-        eval_problems=min(64, arguments.eval_problems),
-    )
-    command = shlex.join(["python", "-m", "transformer.train", *argv])
-    publish(training, command, arguments.eval_problems, device)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -236,6 +252,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _say("\ninterrupted; the same command goes on from the last saved state\n")
         return INTERRUPTED
+    except ElsewhereError:
+        pass
     except (ValueError, OSError) as error:
         _say(f"error: {describe_error(error)}\n")
     except (MemoryError, RuntimeError) as error:

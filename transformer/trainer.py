@@ -11,6 +11,7 @@ import copy
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -19,10 +20,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from transformer.groups import groups_of, spread
 from transformer.grpo_loss import Metrics, Totals, group_advantages, grpo_loss
+from transformer.lora import adapters_off, add_adapters, merged_weights
 from transformer.model import Transformer
-from transformer.recipes import Settings, find_task
-from transformer.rollout import Batch, Policy, Rollout, collate, completion_logprobs, roll_out
+from transformer.parallel import (
+    ALONE,
+    World,
+    clip_gradients,
+    exchange_gradients,
+    restore_training,
+    shard,
+    training_state,
+)
+from transformer.recipes import Settings, find_task, flag
+from transformer.recompute import recompute_activations
+from transformer.rollout import (
+    Batch,
+    Policy,
+    Rollout,
+    collate,
+    completion_logprobs,
+    roll_out,
+)
 from transformer.sampling import Sampling
 from transformer.session import choose_attention, find_checkpoint
 from transformer.weights import load_config
@@ -33,12 +53,18 @@ EVALUATION_ROWS = 512  # completions of an evaluation at a time
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def resolved(settings: Settings, device: torch.device) -> Settings:
+def resolved(settings: Settings, device: torch.device, world: World = ALONE) -> Settings:
     """The settings with "auto" replaced by what that means on a device.
 
     Raises:
-        FileNotFoundError, ValueError: no such checkpoint, or attention that cannot run on it.
+        FileNotFoundError, ValueError: no such checkpoint, attention that cannot run on it, or more
+            processes than share the problems evenly.
     """
+    if settings.prompts % world.size:
+        raise ValueError(
+            f"the {settings.prompts} problems of a step do not divide over {world.size} processes:"
+            f" {flag('prompts')} must be a multiple"
+        )
     dtype = settings.dtype
     if dtype == "auto":
         dtype = "bfloat16" if device.type == "cuda" else "float32"
@@ -68,22 +94,35 @@ class Groups:
 class Trainer:
     """A policy, its optimiser and where it stands.
 
+    On several processes every rank has one, rolls out and learns from its share of the groups, and
+    holds its part of the weights; all of them call the same methods in the same order.
+
     Args:
         settings: resolved.
         device: where everything happens.
+        world: of whose ranks this is one.
 
     Attributes:
         step: steps taken.
-        drawn: completions sampled for training so far.
+        drawn: completions sampled for training so far, by all ranks.
     """
 
-    def __init__(self, settings: Settings, device: torch.device) -> None:
-        self.settings, self.device = settings, device
+    def __init__(self, settings: Settings, device: torch.device, world: World = ALONE) -> None:
+        self.settings, self.device, self.world = settings, device, world
         self.task = find_task(settings.task)
         self.folder = find_checkpoint(settings.model)
         self.policy = Policy.load(self.folder, settings.attention, device)
         self.dtype = DTYPES[settings.dtype]
-        self.parameters = [p for p in self.policy.model.parameters() if p.requires_grad]
+        model, lora = self.policy.model, settings.lora_rank
+        self.reference = self._frozen() if settings.beta and not lora else None
+        plain = self.dtype == torch.float32 and not lora and world.size == 1
+        self._sampler = model if plain else self._frozen()
+        if lora:
+            add_adapters(model, lora, settings.seed, self.dtype)
+        if settings.checkpointing:
+            recompute_activations(model)
+        shard(model, world, self.dtype)
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(
             self.parameters,
             lr=settings.lr,
@@ -91,8 +130,6 @@ class Trainer:
             weight_decay=0.0,
             fused=device.type == "cuda",
         )
-        self.reference = self._frozen() if settings.beta else None
-        self._sampler = self.policy.model if self.dtype == torch.float32 else self._frozen()
         self.step = self.drawn = 0
 
     def _frozen(self) -> Transformer:
@@ -100,13 +137,11 @@ class Trainer:
         return copy.deepcopy(self.policy.model).to(self.dtype).requires_grad_(False)
 
     def sampler(self) -> Transformer:
-        """The model that rollouts are drawn from: the policy as it is now."""
+        """The model that rollouts are drawn from: the policy as it is now, plain and whole."""
         if self._sampler is not self.policy.model:
             with torch.no_grad():
-                for ours, theirs in zip(
-                    self._sampler.parameters(), self.policy.model.parameters(), strict=True
-                ):
-                    ours.copy_(theirs)
+                for name, weight in merged_weights(self.policy.model):
+                    self._sampler.get_parameter(name).copy_(weight)
         return self._sampler
 
     # ---- rollouts ----
@@ -122,26 +157,51 @@ class Trainer:
         spread (DAPO, arXiv:2503.14476, section 3.2) or too many were drawn.
         """
         s, started, first = self.settings, time.perf_counter(), self.drawn
-        source, rollouts = iter(self.problems()), list[Rollout]()
+        source, model = iter(self.problems()), self.sampler()
+        rollouts, missing = list[Rollout](), s.prompts
         for _ in range(DRAWS if s.dynamic_sampling else 1):
-            missing = s.prompts - len(rollouts) // s.group
-            found = roll_out(
-                self.policy,
-                self.sampler(),
-                [next(source) for _ in range(missing)],
-                s.group,
-                max_tokens=s.max_tokens,
-                sampling=Sampling(temperature=s.temperature),
-                seed=s.seed,
-                first=self.drawn,
-            )
-            self.drawn += len(found)
+            problems = [next(source) for _ in range(missing)]
+            with self.world.together():
+                found = self._sampled(
+                    model, problems, s.group, seed=s.seed, first=self.drawn, greedy=False
+                )
+            self.drawn += missing * s.group
             if s.dynamic_sampling:
                 found = [r for group in groups_of(found, s.group) if spread(group) for r in group]
             rollouts += found
-            if len(rollouts) == s.prompts * s.group:
+            missing = s.prompts - int(self.world.total(len(rollouts))) // s.group
+            if not missing:
                 break
         return Groups(rollouts, self.drawn - first, time.perf_counter() - started)
+
+    def _sampled(
+        self,
+        model: Transformer,
+        problems: Sequence[Any],
+        samples: int,
+        *,
+        seed: int,
+        first: int,
+        greedy: bool,
+        rows: int | None = None,
+    ) -> list[Rollout]:
+        """This rank's share of the rollouts, numbered from `first` over all ranks; at most about
+        `rows` at a time.
+        """
+        s, mine, rollouts = self.settings, self.world.share(len(problems)), list[Rollout]()
+        size = max(1, len(mine) if rows is None else rows // samples)
+        for at in range(mine.start, mine.stop, size):
+            rollouts += roll_out(
+                self.policy,
+                model,
+                problems[at : min(at + size, mine.stop)],
+                samples,
+                max_tokens=s.max_tokens,
+                sampling=Sampling(temperature=0.0 if greedy else s.temperature),
+                seed=seed,
+                first=first + at * samples,
+            )
+        return rollouts
 
     # ---- learning ----
 
@@ -151,35 +211,38 @@ class Trainer:
         Completions whose advantage is 0 add nothing to the gradient unless there is a KL term, and
         are left out; the totals count them all the same.
 
+        Args:
+            rollouts: this rank's; sums, sizes and what is measured are those of all ranks.
+
         Raises:
             ValueError: the sampler and the trainer do not agree on the log-probabilities.
         """
-        s = self.settings
+        s, world = self.settings, self.world
         counted = [not (s.mask_truncated and rollout.truncated) for rollout in rollouts]
         advantages = self._advantages(rollouts)
         lengths = [len(rollout.completion.tokens) for rollout in rollouts]
+        tokens = sum(length for length, counts in zip(lengths, counted) if counts)
         totals = Totals(
-            rows=max(len(rollouts), 1),
-            tokens=sum(length for length, counts in zip(lengths, counted) if counts),
+            rows=max(int(world.total(len(rollouts))), 1),
+            tokens=int(world.total(tokens)),
             limit=s.max_tokens,
         )
         kept = [
             row for row in range(len(rollouts)) if counted[row] and (s.beta or advantages[row] != 0)
         ]
-        kept.sort(key=lambda row: len(rollouts[row].prompt) + lengths[row])  # little padding
-        micro_batches = [kept[at : at + s.micro_batch] for at in range(0, len(kept), s.micro_batch)]
-        measured = {"learned": float(len(kept)), "lr": s.rate_at(self.step)}
-        batches = [collate([rollouts[row] for row in rows], self.device) for rows in micro_batches]
-        old: list[Tensor | None] = [None] * len(batches)
+        micro_batches = self._micro_batches(rollouts, kept)
+        measured = {"learned": world.total(len(kept)), "lr": s.rate_at(self.step)}
+        old: list[Tensor | None] = [None] * len(micro_batches)
         if s.epochs > 1:
             with torch.no_grad():
-                old = [self._logprobs(batch)[0] for batch in batches]
+                old = [self._logprobs(batch)[0] for _, batch in micro_batches]
         for group in self.optimizer.param_groups:
             group["lr"] = s.rate_at(self.step)
-        for epoch in range(s.epochs if batches else 0):
+        for epoch in range(s.epochs if micro_batches else 0):
             metrics: Metrics | None = None
-            entropy = torch.zeros((), dtype=torch.float64, device=self.device)
-            for rows, batch, before in zip(micro_batches, batches, old):
+            for number, ((rows, batch), before) in enumerate(zip(micro_batches, old), 1):
+                exchange_gradients(self.policy.model, number == len(micro_batches))
+                reference = self._reference_logprobs(batch)
                 logprobs, entropies = self._logprobs(batch)
                 loss, seen = grpo_loss(
                     logprobs,
@@ -188,31 +251,64 @@ class Trainer:
                     batch.mask,
                     s.loss(),
                     totals,
-                    reference=self._reference_logprobs(batch),
+                    reference=reference,
                     sampler=batch.sampler,
                 )
-                loss.backward()
+                (loss * world.size).backward()
+                seen.sums["entropy"] = entropies.double().sum()
                 metrics = seen if metrics is None else metrics + seen
-                entropy += entropies.double().sum()
             assert metrics is not None
-            means = metrics.means()
+            means = self._everywhere(metrics).means()
             if epoch == 0:
-                self._check_gap(means["gap_max"])
-            norm = torch.nn.utils.clip_grad_norm_(self.parameters, s.clip_gradient)
+                with world.together():
+                    self._check_gap(means["gap_max"])
+            norm = clip_gradients(self.parameters, s.clip_gradient)
             self.optimizer.step()
             self.optimizer.zero_grad()
-            means["entropy"] = entropy.item() / max(metrics.sums["tokens"].item(), 1.0)
             measured |= means | {"gradient_norm": norm.item()}
         self.step += 1
         return measured
 
     def _advantages(self, rollouts: Sequence[Rollout]) -> Tensor:
-        rewards = torch.tensor([rollout.reward for rollout in rollouts])
+        """Of this rank's rollouts; the spread of a batch is that of all ranks."""
+        gathered = self.world.gather([rollout.reward for rollout in rollouts])
+        rewards = torch.tensor([reward for given in gathered for reward in given])
         if not len(rewards):
             return rewards
-        return group_advantages(
-            rewards.view(-1, self.settings.group), self.settings.scale
-        ).flatten()
+        advantages = group_advantages(rewards.view(-1, self.settings.group), self.settings.scale)
+        before = sum(map(len, gathered[: self.world.rank]))
+        return advantages.flatten()[before : before + len(rollouts)]
+
+    def _micro_batches(
+        self, rollouts: Sequence[Rollout], kept: Sequence[int]
+    ) -> list[tuple[Sequence[int], Batch]]:
+        """The kept rows in batches of like lengths, so that there is little padding. Every rank has
+        to go as often through the model: who has less work adds batches of nothing.
+        """
+        size, world = self.settings.micro_batch, self.world
+        context = self.policy.model.config.max_positions
+        rows = sorted(
+            kept, key=lambda row: len(rollouts[row].prompt) + len(rollouts[row].completion.tokens)
+        )
+        found: list[tuple[Sequence[int], Batch]] = [
+            (part, collate([rollouts[row] for row in part], self.device, context))
+            for part in groups_of(rows, size)
+        ]
+        return found + [([], self._nothing())] * (int(world.most(len(found))) - len(found))
+
+    def _everywhere(self, metrics: Metrics) -> Metrics:
+        """The metrics of all ranks, joined."""
+        sums = self.world.sum(torch.stack([*metrics.sums.values()]))
+        maxima = self.world.max(torch.stack([*metrics.maxima.values()]))
+        return Metrics(dict(zip(metrics.sums, sums)), dict(zip(metrics.maxima, maxima)))
+
+    def _nothing(self) -> Batch:
+        """A batch without a row; one token goes through the model and adds 0 to every gradient."""
+        token = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
+        unwanted = torch.zeros_like(token, dtype=torch.bool)
+        return Batch(
+            token, unwanted, token[0, :0], unwanted[:0], torch.zeros_like(token[:0]).float()
+        )
 
     def _logprobs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         return completion_logprobs(
@@ -222,16 +318,19 @@ class Trainer:
     def _forward(self, tokens: Tensor, wanted: Tensor) -> Tensor:
         """Logits by the arithmetic of the sampler; gradients go to the fp32 weights."""
         model = self.policy.model
-        if self.dtype == torch.float32:
+        if self.dtype == torch.float32 or self.world.size > 1:  # FSDP rounds by itself
             return model(tokens, wanted=wanted)
         weights = {name: p.to(self.dtype) for name, p in model.named_parameters()}
         return torch.func.functional_call(model, weights, (tokens,), {"wanted": wanted})
 
     def _reference_logprobs(self, batch: Batch) -> Tensor | None:
-        if self.reference is None:
+        if not self.settings.beta:
             return None
         reference = self.reference
         with torch.no_grad():
+            if reference is None:
+                with adapters_off(self.policy.model):
+                    return self._logprobs(batch)[0]
             return completion_logprobs(
                 lambda tokens, wanted: reference(tokens, wanted=wanted),
                 batch,
@@ -250,7 +349,7 @@ class Trainer:
     # ---- evaluation ----
 
     def evaluate(self) -> tuple[dict[str, float], list[Rollout]]:
-        """Scores on held-out problems, and the greedy rollouts behind them.
+        """Scores on held-out problems, and the greedy rollouts behind them, of this rank's share.
 
         "greedy": share of right greedy answers; "sampled": expected share of right sampled ones,
         pass@1; "pass@k": share of problems that at least one of k samples solves; "form": share of
@@ -258,29 +357,23 @@ class Trainer:
         """
         s, rng = self.settings, Random(f"evaluate {self.settings.seed}")
         problems = [self.task.sample(rng, held_out=True) for _ in range(s.eval_problems)]
-        rolled: dict[str, list[Rollout]] = {"greedy": [], "sampled": []}
-        for name, samples in (("greedy", 1), ("sampled", s.eval_samples)):
-            sampling = Sampling(temperature=0.0 if name == "greedy" else s.temperature)
-            size = max(1, EVALUATION_ROWS // samples)
-            for at in range(0, len(problems), size):
-                rolled[name] += roll_out(
-                    self.policy,
-                    self.sampler(),
-                    problems[at : at + size],
-                    samples,
-                    max_tokens=s.max_tokens,
-                    sampling=sampling,
-                    seed=-1 - s.seed,
-                    first=at * samples,
+        model, seed = self.sampler(), -1 - s.seed
+        with self.world.together():
+            greedy, sampled = (
+                self._sampled(
+                    model, problems, k, seed=seed, first=0, greedy=is_greedy, rows=EVALUATION_ROWS
                 )
-        greedy, sampled = rolled["greedy"], rolled["sampled"]
-        solved = [any(r.answer for r in group) for group in groups_of(sampled, s.eval_samples)]
+                for k, is_greedy in ((1, True), (s.eval_samples, False))
+            )
+        found = [(r.answer, r.form, len(r.completion.tokens)) for r in greedy]
+        answers, forms, lengths = zip(*chain(*self.world.gather(found)))
+        drawn = list(chain(*self.world.gather([r.answer for r in sampled])))
         scores = {
-            "greedy": fmean(r.answer for r in greedy),
-            "sampled": fmean(r.answer for r in sampled),
-            f"pass@{s.eval_samples}": fmean(solved),
-            "form": fmean(r.form for r in greedy),
-            "length": fmean(len(r.completion.tokens) for r in greedy),
+            "greedy": fmean(answers),
+            "sampled": fmean(drawn),
+            f"pass@{s.eval_samples}": fmean(map(any, groups_of(drawn, s.eval_samples))),
+            "form": fmean(forms),
+            "length": fmean(lengths),
         }
         return {name: round(value, 5) for name, value in scores.items()}, greedy
 
@@ -288,44 +381,13 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """All that the next step depends on."""
-        return {
-            "model": self.policy.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "step": self.step,
-            "drawn": self.drawn,
-        }
+        training = training_state(self.policy.model, self.optimizer, self.world)
+        return {**training, "step": self.step, "drawn": self.drawn}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go back to a state."""
-        self.policy.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        restore_training(self.policy.model, self.optimizer, state)
         self.step, self.drawn = int(state["step"]), int(state["drawn"])
-
-
-def groups_of(rollouts: Sequence[Rollout], size: int) -> list[Sequence[Rollout]]:
-    """The groups of some rollouts."""
-    return [rollouts[at : at + size] for at in range(0, len(rollouts), size)]
-
-
-def spread(group: Sequence[Rollout]) -> bool:
-    """Whether the rewards of a group differ."""
-    return len({rollout.reward for rollout in group}) > 1
-
-
-def describe(rollouts: Sequence[Rollout], size: int) -> dict[str, float]:
-    """What is worth knowing of a step's rollouts; empty if there are none."""
-    if not rollouts:
-        return {}
-    logprobs = [x for r in rollouts for x in r.completion.logprobs or []]
-    return {
-        "reward": fmean(r.reward for r in rollouts),
-        "accuracy": fmean(r.answer for r in rollouts),
-        "form": fmean(r.form for r in rollouts),
-        "length": fmean(len(r.completion.tokens) for r in rollouts),
-        "truncated": fmean(r.truncated for r in rollouts),
-        "skipped": fmean(not spread(group) for group in groups_of(rollouts, size)),
-        "surprisal": -fmean(logprobs),
-    }
 
 
 def checkpoint_files(folder: Path) -> list[Path]:

@@ -21,10 +21,22 @@ from torch.utils.data import DataLoader
 
 import flash_versions
 from transformer import byte_tokenizer
-from transformer.command import out_of_memory
 from transformer.corpus import Batch, Corpus, Teacher
-from transformer.files import replacing
+from transformer.lora import merged_weights
 from transformer.model import Config, Transformer
+from transformer.parallel import (
+    ALONE,
+    World,
+    clip_gradients,
+    forget_state,
+    has_state,
+    read_state,
+    restore_training,
+    shard,
+    training_state,
+    undamaged,
+    write_state,
+)
 
 MODEL = Config(
     vocab_size=byte_tokenizer.VOCAB_SIZE,
@@ -79,22 +91,29 @@ class Recipe:
 class Training:
     """A run in a folder: model, optimiser and position in the data, on disk and in memory.
 
+    On several processes every rank has one, learns from its rows of each batch, and holds its part
+    of the weights; all of them call the same methods in the same order.
+
     Args:
         recipe: what decides the outcome.
         folder: where the checkpoint grows; an unfinished run in it is taken up again.
         device: where to train.
+        world: of whose ranks this is one.
 
     Raises:
         ValueError: the folder holds a finished run, an unfinished one with another recipe, or a
             damaged one.
     """
 
-    def __init__(self, recipe: Recipe, folder: Path, device: torch.device):
-        self.recipe, self.folder, self.device = recipe, folder, device
+    def __init__(
+        self, recipe: Recipe, folder: Path, device: torch.device, world: World = ALONE
+    ) -> None:
+        self.recipe, self.folder, self.device, self.world = recipe, folder, device, world
         self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         torch.manual_seed(recipe.seed)
         attention = partial(flash_versions.attention, version="sdpa")
         self.model = Transformer(recipe.model, attention).to(device)
+        shard(self.model, world, self.dtype)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(),
             betas=(0.9, 0.95),
@@ -124,22 +143,26 @@ class Training:
                     yield batch
 
     def learn(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take one step; return the summed loss of the batch and the norm of the gradient.
+        """Take one step; return the summed loss of this rank's rows and the norm of the gradient.
 
         Every learned token weighs the same, in whichever batch it is: the sum is divided by a
         constant, not by the batch's own count.
         """
-        tokens, targets = (x.to(self.device, non_blocking=True) for x in _tensors(batch))
-        weights = {name: p.to(self.dtype) for name, p in self.model.named_parameters()}
-        logits = torch.func.functional_call(self.model, weights, (tokens,))
+        world, rows = self.world, _tensors(batch, self.world)
+        tokens, targets = (x.to(self.device, non_blocking=True) for x in rows)
+        if world.size == 1:
+            weights = {name: p.to(self.dtype) for name, p in self.model.named_parameters()}
+            logits = torch.func.functional_call(self.model, weights, (tokens,))
+        else:
+            logits = self.model(tokens)  # FSDP rounds by itself
         loss = F.cross_entropy(
             logits[:, :-1].flatten(0, 1).float(),
             targets.flatten(),
             ignore_index=IGNORED,
             reduction="sum",
         )
-        (loss / self.recipe.batch_tokens).backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
+        (loss * world.size / self.recipe.batch_tokens).backward()
+        norm = clip_gradients([*self.model.parameters()], CLIP)
         for group in self.optimizer.param_groups:
             group["lr"] = self.recipe.rate_at(self.step)
         self.optimizer.step()
@@ -149,56 +172,73 @@ class Training:
 
     def record(self, **fields: Any) -> None:
         """Append a line to the log."""
+        if not self.world.main:
+            return
         line = json.dumps({"step": self.step, **fields}) + "\n"
         with open(self.folder / LOG, "a") as file:
             file.write(line)
         self.log_size += len(line)
 
+    def plain(self, dtype: torch.dtype) -> Transformer:
+        """The model as it is now, whole and in a dtype, to be used before the next step: its memory
+        may be that of the weights. All ranks call this together.
+        """
+        with torch.device("meta"):
+            model = Transformer(self.recipe.model, self.model.attention)
+        weights = {name: weight.to(dtype) for name, weight in merged_weights(self.model)}
+        model.load_state_dict(weights, assign=True)
+        return model
+
     def save(self) -> None:
         """Write the state of the run, replacing the one before it at once."""
         state = {
+            **training_state(self.model, self.optimizer, self.world),
             "recipe": asdict(self.recipe),
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
             "step": self.step,
             "position": self.position,
             "seconds": self.seconds,
             "log_size": self.log_size,
         }
-        with replacing(self.folder / STATE) as file:
-            torch.save(state, file)
+        write_state(self.folder / STATE, state, self.world)
+
+    def finish(self) -> None:
+        """The state is needed no more."""
+        forget_state(self.folder / STATE)
 
     def _resume(self) -> None:
         path = self.folder / STATE
-        if not path.exists():
-            if (self.folder / "config.json").exists():
-                raise ValueError(f"{self.folder} already holds a checkpoint; use another --out")
+        with self.world.together():
+            if not has_state(path):
+                self._begin()
+                return
+            state = self._read(path)
+        with undamaged(state.get("shards", path)):
+            self._restore(state)
+        if self.world.main:
+            os.truncate(self.folder / LOG, self.log_size)
+
+    def _begin(self) -> None:
+        if (self.folder / "config.json").exists():
+            raise ValueError(f"{self.folder} already holds a checkpoint; use another --out")
+        if self.world.main:
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / LOG).unlink(missing_ok=True)
-            return
+
+    def _read(self, path: Path) -> dict[str, Any]:
         ours = asdict(self.recipe)
-        try:
-            state = torch.load(path, map_location=self.device, weights_only=True)
+        with undamaged(path):
+            state = read_state(path, self.device) or {}
             theirs = {name: state["recipe"][name] for name in ours}
-            if theirs == ours:
-                self._restore(state)
-        except OSError:
-            raise
-        except Exception as error:  # what a damaged file raises depends on where it is damaged
-            if out_of_memory(error):
-                raise
-            raise ValueError(f"{path} is damaged; delete it to start again") from error
         if others := [name for name in ours if theirs[name] != ours[name]]:
             raise ValueError(
                 f"{self.folder} holds an unfinished run with another {others[0]}"
                 f" ({theirs[others[0]]}, now {ours[others[0]]}); repeat its command or use"
                 " another --out"
             )
-        os.truncate(self.folder / LOG, self.log_size)
+        return state
 
     def _restore(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        restore_training(self.model, self.optimizer, state)
         chunk, batch = state["position"]
         self.step, self.position = int(state["step"]), (int(chunk), int(batch))
         self.seconds, self.log_size = float(state["seconds"]), int(state["log_size"])
@@ -208,8 +248,14 @@ def _unchanged(batches: list[Batch]) -> list[Batch]:
     return batches
 
 
-def _tensors(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens (rows, length), and what follows each but the last; IGNORED if it is not learned."""
+def _tensors(batch: Batch, world: World) -> tuple[torch.Tensor, torch.Tensor]:
+    """A rank's rows of a batch: tokens (rows, length), and what follows each but the last; IGNORED
+    if it is not learned. A rank without a row gets one of which nothing is learned.
+    """
     tokens = torch.from_numpy(batch.tokens.astype("int64"))
     learned = torch.from_numpy(batch.learned)
-    return tokens, tokens.masked_fill(~learned, IGNORED)[:, 1:]
+    mine = world.share(len(tokens)) or range(1)
+    if not world.share(len(tokens)):
+        learned = torch.zeros_like(learned)
+    rows = slice(mine.start, mine.stop)
+    return tokens[rows], tokens.masked_fill(~learned, IGNORED)[rows, 1:]
