@@ -162,6 +162,67 @@ def test_a_row_does_not_depend_on_its_batch_mates(model, tokenizer):
         assert alone == together[row]
 
 
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(temperature=0.7, repetition_penalty=1.3)], ids=["1", "0.7"]
+)
+def test_samples_share_the_prefill_and_nothing_else(model, tokenizer, sampling):
+    """As if every prompt were given several times; it is read once."""
+    options = {"max_tokens": 12, "sampling": sampling, "eos": (END,), "logprobs": True}
+    generators = row_generators(7, 3 * len(PROMPTS))
+    copies = [prompt for prompt in PROMPTS for _ in range(3)]
+    expected, _ = generate(model, tokenizer, copies, generators=generators, **options)
+    batches = []
+    hook = model.register_forward_pre_hook(lambda _, inputs: batches.append(len(inputs[0])))
+    generators = row_generators(7, 3 * len(PROMPTS))
+    samples, statistics = generate(
+        model, tokenizer, PROMPTS, generators=generators, samples=3, **options
+    )
+    hook.remove()
+    assert batches[0] == len(PROMPTS) and {*batches[1:]} == {3 * len(PROMPTS)}
+    assert len({tuple(c.tokens) for c in samples}) > len(PROMPTS)
+    for ours, theirs in zip(samples, expected, strict=True):
+        assert (ours.tokens, ours.finish_reason) == (theirs.tokens, theirs.finish_reason)
+        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
+    assert statistics.prompt_tokens == sum(map(len, PROMPTS))
+    assert statistics.generated_tokens == sum(len(c.tokens) for c in samples)
+
+
+def test_greedy_samples_are_alike(model, tokenizer):
+    samples, _ = generate(model, tokenizer, PROMPTS, max_tokens=9, samples=2)
+    alone, _ = generate(model, tokenizer, PROMPTS, max_tokens=9)
+    assert samples == [completion for completion in alone for _ in range(2)]
+
+
+@pytest.mark.parametrize("temperature", [0, 1, 0.7])
+def test_banned_tokens_have_no_probability(model, tokenizer, oracle, temperature):
+    """What the model would like best everywhere is banned, and the rest shares its probability."""
+    options = {"max_tokens": 12, "sampling": Sampling(temperature=temperature), "logprobs": True}
+    free, _ = generate(
+        model, tokenizer, PROMPTS, generators=row_generators(0, len(PROMPTS)), **options
+    )
+    banned = sorted({token for completion in free for token in completion.tokens})
+    completions, _ = generate(
+        model,
+        tokenizer,
+        PROMPTS,
+        generators=row_generators(0, len(PROMPTS)),
+        banned=banned,
+        **options,
+    )
+    for prompt, completion in zip(PROMPTS, completions):
+        assert not {*completion.tokens} & {*banned}
+        with torch.no_grad():
+            logits = oracle(torch.tensor([prompt + completion.tokens])).logits[0]
+        logits[:, banned] = -torch.inf
+        logits = logits[len(prompt) - 1 : -1] / (temperature or 1)
+        if not temperature:
+            assert completion.tokens == logits.argmax(-1).tolist()
+        expected = logits.log_softmax(-1)[torch.arange(12), completion.tokens]
+        torch.testing.assert_close(
+            torch.tensor(completion.logprobs), expected, rtol=1e-4, atol=1e-4
+        )
+
+
 # The engine with a scripted model
 
 
@@ -304,6 +365,9 @@ def test_rates():
         ([[1, 320]], {}, "prompt 0 has tokens from 1 to 320 but the model knows 0 to 319"),
         ([[-1]], {}, "prompt 0 has tokens from -1"),
         ([[1]], {"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
+        ([[1]], {"samples": 0}, "samples must be at least 1, got 0"),
+        ([[1]], {"sampling": Sampling(), "samples": 2}, "2 rows need as many generators, got 0"),
+        ([[1]], {"banned": range(320)}, "logits for row 0 are not finite"),
         ([[1]], {"stop_strings": [""]}, "a stop string must not be empty"),
         ([[1]], {"sampling": Sampling()}, "1 rows need as many generators, got 0"),
     ],

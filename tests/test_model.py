@@ -101,6 +101,26 @@ def test_last_only_is_the_last_of_all():
     assert_same(model(tokens, last_only=True), model(tokens)[:, -1:])
 
 
+def test_wanted_logits_are_those_of_all():
+    """In the order of the rows, with the same gradient; none may be wanted."""
+    model, tokens = make_model().requires_grad_(True), make_tokens(3, 9)
+    wanted = torch.rand(3, 9, generator=torch.Generator().manual_seed(1)) < 0.5
+    some, weights = model(tokens, wanted=wanted), list(model.parameters())
+    assert some.shape == (wanted.sum(), 97) and wanted.any(1).all() and not wanted.all(1).any()
+    everything = model(tokens)
+    assert_same(some, everything[wanted])
+    scale = torch.randn(some.shape, generator=torch.Generator().manual_seed(2), dtype=some.dtype)
+    ours = torch.autograd.grad((some * scale).sum(), weights)
+    for gradient, expected in zip(
+        ours, torch.autograd.grad((everything[wanted] * scale).sum(), weights)
+    ):
+        assert_same(gradient, expected)
+    assert model(tokens, wanted=torch.zeros_like(wanted)).shape == (0, 97)
+    for unfit in (wanted[:, :5], wanted.long()):
+        with pytest.raises(ValueError, match=r"wanted must be bool \(3, 9\) like the tokens, not"):
+            model(tokens, wanted=unfit)
+
+
 def test_initialisation():
     config = replace(CONFIG, hidden_size=256, num_layers=8, qkv_bias=True, tied_embeddings=False)
     torch.manual_seed(0)
