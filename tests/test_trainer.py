@@ -318,6 +318,14 @@ def test_the_learning_rate_warms_up(tempted):
     assert Settings(lr=0.1).rate_at(0) == 0.1
 
 
+def test_the_learning_rate_decays():
+    settings = Settings(lr=0.1, steps=10, decay=0.4, warm_up=2)
+    rates = [settings.rate_at(step) for step in range(10)]
+    assert rates == pytest.approx([0.05, *[0.1] * 6, 0.075, 0.05, 0.025])
+    with pytest.raises(ValueError, match="--decay is a share of the steps, 0 to 1, got 1.5"):
+        Settings(decay=1.5)
+
+
 def test_the_norm_is_clipped(tempted):
     """AdamW's first moment holds a tenth of the first gradient."""
     trainer = make_trainer(tempted, clip_gradient=1e-3)

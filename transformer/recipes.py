@@ -35,8 +35,9 @@ class Settings:
     group: int = setting(8, "completions of each problem")
     max_tokens: int = setting(96, "of a completion")
     temperature: float = setting(1.0, "of the rollouts, and of the log-probabilities in training")
-    lr: float = setting(3e-4, "learning rate; constant, after a warm-up")
+    lr: float = setting(3e-4, "learning rate; constant but for warm-up and decay")
     warm_up: int = setting(0, "steps over which the learning rate rises to it")
+    decay: float = setting(0.0, "share of the steps, the last, over which it falls to nothing")
     clip_gradient: float = setting(1.0, "largest norm of the gradient")
     epochs: int = setting(1, "updates with the same rollouts")
     scale: Scale = setting("group", "what advantages are divided by: the spread of group or batch")
@@ -71,6 +72,8 @@ class Settings:
         for name in ("lr", "clip_gradient"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{flag(name)} must be positive, got {getattr(self, name)}")
+        if not 0 <= self.decay <= 1:
+            raise ValueError(f"--decay is a share of the steps, 0 to 1, got {self.decay}")
         if not self.temperature > 0:
             raise ValueError(
                 f"--temperature must be positive, got {self.temperature}: greedy rollouts would be"
@@ -88,7 +91,9 @@ class Settings:
 
     def rate_at(self, step: int) -> float:
         """Learning rate of a step."""
-        return self.lr * min(1.0, (step + 1) / self.warm_up) if self.warm_up else self.lr
+        rising = (step + 1) / self.warm_up if self.warm_up else 1.0
+        falling = (self.steps - step) / (self.decay * self.steps) if self.decay else 1.0
+        return self.lr * min(1.0, rising, falling)
 
 
 def flag(name: str) -> str:
@@ -99,7 +104,7 @@ def flag(name: str) -> str:
 # What differs from the defaults.
 RECIPES: Mapping[str, dict[str, Any]] = {
     # Anywhere: three-digit sums that the teacher got wrong more often than right.
-    "sums": {},
+    "sums": {"steps": 80, "decay": 0.75, "eval_every": 20, "eval_problems": 256},
     # Level 2, for a GPU: a search that has to learn patience, see docs/grpo.md.
     "countdown": {
         "model": "runs/countdown-taught",
@@ -113,7 +118,8 @@ RECIPES: Mapping[str, dict[str, Any]] = {
         "micro_batch": 512,
         "eval_every": 20,
     },
-    # On purpose: a learning rate seven times too high. Reward, length and entropy fall together.
+    # On purpose: a learning rate seven times too high. After a few steps no answer is right, all
+    # groups are alike, and there is no way back.
     "collapse": {"lr": 2e-3, "steps": 40, "stop_on_collapse": False},
 }
 

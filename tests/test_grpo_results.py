@@ -1,0 +1,36 @@
+"""The committed curves of GRPO are of the recipe as it is, and reach what is said of them."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from transformer.grpo_run import CONFIG, read_metrics
+from transformer.recipes import RECIPES, Settings
+
+ROOT = Path(__file__).parents[1]
+SUMS = sorted((ROOT / "docs/results/grpo").glob("sums-seed*"))
+
+
+def test_three_seeds_are_there():
+    assert [path.name for path in SUMS] == ["sums-seed0", "sums-seed1", "sums-seed2"]
+    for page in ("README.md", "docs/grpo.md"):
+        assert "figures/grpo-sums.svg" in (ROOT / page).read_text()
+    assert (ROOT / "docs/figures/grpo-sums.svg").exists()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_curves_are_of_the_recipe(seed):
+    recipe = Settings(**RECIPES["sums"], seed=seed, attention="sdpa", dtype="float32")
+    assert json.loads((SUMS[seed] / CONFIG).read_text()) == asdict(recipe)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_sums_on_two_cores(seed):
+    """The bars: from 25 to 35 % to 90 % within a minute of training, to 98 % within five."""
+    scores = [line for line in read_metrics(SUMS[seed]) if "evaluation" in line]
+    assert 0.25 <= scores[0]["sampled"] <= 0.35
+    assert max(x["sampled"] for x in scores if x["seconds"] <= 60) >= 0.9
+    assert max(x["sampled"] for x in scores if x["seconds"] <= 300) >= 0.98
+    assert scores[-1]["sampled"] >= 0.98 and scores[-1]["evaluation"] == 80
