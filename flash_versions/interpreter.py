@@ -69,12 +69,15 @@ def enable_without_gpu() -> None:
 
 
 def make_faithful() -> None:
-    """Install the repairs into `triton.runtime.interpreter`; calling it again changes nothing."""
+    """Install the repairs into `triton.runtime.interpreter`, and what makes it quicker; calling it
+    again changes nothing.
+    """
     interpreter: Any = importlib.import_module("triton.runtime.interpreter")
     if not hasattr(interpreter, "_flash_versions_repaired"):
         _repair_casts(interpreter)
         _repair_arithmetic(interpreter)
         _repair_loop_bounds(interpreter)
+        importlib.import_module("flash_versions.quick_interpreter").make_quick()
         interpreter._flash_versions_repaired = True
 
 

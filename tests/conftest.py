@@ -17,9 +17,9 @@ pytest_plugins = ["tiny_model", "tiny_grpo"]
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 if triton.knobs.runtime.interpret:
-    from quick_interpreter import make_quick
+    from overflow import check_overflow
 
-    make_quick()
+    check_overflow()
 
 
 def pytest_configure(config):

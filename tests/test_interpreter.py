@@ -80,7 +80,7 @@ def counting_kernel(out, first, UNSIGNED: tl.constexpr):
 
 
 def test_integers_that_overflow_are_an_error_and_unsigned_ones_wrap_around():
-    """Triton's own check drops what it finds; that of quick_interpreter.py does not."""
+    """Triton's own check drops what it finds; that of overflow.py does not."""
     largest = 2**31 - 1
     out = torch.zeros(4, dtype=torch.int64)
     counting_kernel[(1,)](out, largest - 2, False)
