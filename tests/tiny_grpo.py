@@ -3,16 +3,17 @@
 import math
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 
 import pytest
 import torch
-from tiny_model import CONTEXT, sdpa
+from tiny_model import CONFIG as TINY
+from tiny_model import sdpa
 
 from transformer import byte_tokenizer
-from transformer.config import Config
 from transformer.model import Transformer
 from transformer.recipes import Settings
 from transformer.session import CHECKPOINTS
@@ -23,18 +24,7 @@ from transformer.weights import save_model
 CPU = torch.device("cpu")
 SLOPPY = CHECKPOINTS / "sloppy"
 LETTERS = range(ord("a"), ord("f"))
-CONFIG = Config(
-    vocab_size=byte_tokenizer.VOCAB_SIZE,
-    hidden_size=32,
-    intermediate_size=48,
-    num_layers=2,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=16,
-    max_positions=CONTEXT,
-    tied_embeddings=False,
-    qk_norm=True,
-)
+CONFIG = replace(TINY, tied_embeddings=False)
 
 
 class Count(Task):

@@ -1,6 +1,8 @@
 """What the commands of this package share: how they fail, and how they name a device."""
 
 import argparse
+import sys
+from collections.abc import Callable
 from typing import NoReturn
 
 import torch
@@ -20,6 +22,37 @@ def describe_error(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return str(error)
+
+
+class ElsewhereError(Exception):
+    """Another process of the run failed, and says why."""
+
+
+def run_training(run: Callable[[], None], less_memory: str) -> int:
+    """Run a command that trains, and say what ends it on standard error.
+
+    Args:
+        run: the command.
+        less_memory: the option of which a smaller value needs less.
+
+    Returns:
+        The exit code: 0, 2 for a wrong request, 130 if interrupted.
+    """
+    try:
+        run()
+        return 0
+    except KeyboardInterrupt:
+        sys.stderr.write("\ninterrupted; the same command goes on from the last saved state\n")
+        return INTERRUPTED
+    except ElsewhereError:
+        pass
+    except (ValueError, OSError) as error:
+        sys.stderr.write(f"error: {describe_error(error)}\n")
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        sys.stderr.write(f"error: the memory is full; a smaller {less_memory} needs less\n")
+    return 2
 
 
 class Parser(argparse.ArgumentParser):

@@ -23,14 +23,13 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-import torch
 from tqdm import tqdm
 
 from transformer import curves
-from transformer.command import INTERRUPTED, Parser, describe_error, out_of_memory
+from transformer.command import Parser, run_training
 from transformer.groups import describe
 from transformer.grpo_run import BEST, FINAL, METRICS, SAMPLES, Run
-from transformer.parallel import ElsewhereError, World, alike, connected, own_device
+from transformer.parallel import World, alike, connected, own_device
 from transformer.recipes import RECIPES, Settings, flag
 from transformer.trainer import Trainer, checkpoint_files, resolved
 from transformer.weights import save_model
@@ -320,24 +319,9 @@ def _say(text: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train; the exit code is 0, 2 for a wrong request, 130 if interrupted."""
-    try:
-        _run(sys.argv[1:] if argv is None else argv)
-        return 0
-    except KeyboardInterrupt:
-        _say("\ninterrupted; the same command goes on from the last saved state\n")
-        return INTERRUPTED
-    except ElsewhereError:
-        pass
-    except (ValueError, OSError) as error:
-        _say(f"error: {describe_error(error)}\n")
-    except (MemoryError, RuntimeError) as error:
-        if not out_of_memory(error):
-            raise
-        _say(f"error: the memory is full; a smaller {flag('micro_batch')} needs less\n")
-    return 2
+    """Train; the exit code is that of `run_training`."""
+    return run_training(lambda: _run(sys.argv[1:] if argv is None else argv), flag("micro_batch"))
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(min(torch.get_num_threads(), 8))
     sys.exit(main())

@@ -37,16 +37,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from transformer.command import choose_device, out_of_memory
+from transformer.command import ElsewhereError, choose_device, out_of_memory
 from transformer.files import replacing
 from transformer.model import Transformer
 
 RECORD = "record.pt"  # of a sharded state: all that is no tensor of the model or the optimiser
 TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
-
-
-class ElsewhereError(Exception):
-    """Another rank failed, and says why."""
 
 
 @dataclass(frozen=True)

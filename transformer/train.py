@@ -27,17 +27,12 @@ import torch
 
 import flash_versions
 from transformer import byte_tokenizer, model_card
-from transformer.command import (
-    INTERRUPTED,
-    Parser,
-    describe_error,
-    out_of_memory,
-)
+from transformer.command import Parser, run_training
 from transformer.corpus import MIXES, Teacher
 from transformer.evaluate import TAUGHT, Score, as_record, evaluate
 from transformer.files import write_text
 from transformer.model import Transformer
-from transformer.parallel import ElsewhereError, alike, connected, own_device
+from transformer.parallel import alike, connected, own_device
 from transformer.training import Recipe, Training
 from transformer.weights import load_model, save_model
 
@@ -245,22 +240,8 @@ def _recipe(arguments: argparse.Namespace) -> Recipe:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train; the exit code is 0, 2 for a wrong request, 130 if interrupted."""
-    try:
-        _run(sys.argv[1:] if argv is None else argv)
-        return 0
-    except KeyboardInterrupt:
-        _say("\ninterrupted; the same command goes on from the last saved state\n")
-        return INTERRUPTED
-    except ElsewhereError:
-        pass
-    except (ValueError, OSError) as error:
-        _say(f"error: {describe_error(error)}\n")
-    except (MemoryError, RuntimeError) as error:
-        if not out_of_memory(error):
-            raise
-        _say("error: the memory is full; a smaller --batch-tokens needs less\n")
-    return 2
+    """Train; the exit code is that of `run_training`."""
+    return run_training(lambda: _run(sys.argv[1:] if argv is None else argv), "--batch-tokens")
 
 
 if __name__ == "__main__":
