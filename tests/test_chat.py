@@ -423,29 +423,30 @@ def test_bos_is_never_doubled():
     assert bos not in tokens
 
 
-def stream(tokenizer, tokens):
+def stream(tokenizer, tokens, at_a_time=1):
     decoder = IncrementalDecoder(tokenizer)
-    return [*(decoder.push(token) for token in tokens), decoder.flush()]
+    parts = [tokens[i : i + at_a_time] for i in range(0, len(tokens), at_a_time)]
+    return [*map(decoder.push, parts), decoder.flush()]
 
 
-@given(st.text())
-def test_streamed_text_is_never_broken(text):
-    pieces = stream(BYTES, BYTES.encode(text))
+@given(st.text(), st.integers(1, 7))
+def test_streamed_text_is_never_broken(text, at_a_time):
+    pieces = stream(BYTES, BYTES.encode(text), at_a_time)
     assert "".join(pieces) == text
     assert "".join(pieces).count("\ufffd") == text.count("\ufffd")
     for count in range(len(pieces)):
         assert text.startswith("".join(pieces[:count]))
 
 
-@given(st.lists(st.integers(0, BYTES.vocab_size - 1)))
-def test_streamed_bytes_equal_the_whole_decoded_at_once(tokens):
-    assert "".join(stream(BYTES, tokens)) == BYTES.decode(tokens)
+@given(st.lists(st.integers(0, BYTES.vocab_size - 1)), st.integers(1, 7))
+def test_streamed_bytes_equal_the_whole_decoded_at_once(tokens, at_a_time):
+    assert "".join(stream(BYTES, tokens, at_a_time)) == BYTES.decode(tokens)
 
 
-@given(st.text(alphabet="ab é世🌍"))
-def test_streaming_keeps_the_spaces_of_a_sentencepiece_tokenizer(text):
+@given(st.text(alphabet="ab é世🌍"), st.integers(1, 7))
+def test_streaming_keeps_the_spaces_of_a_sentencepiece_tokenizer(text, at_a_time):
     tokens = SENTENCEPIECE.encode(text)
-    pieces = stream(SENTENCEPIECE, tokens)
+    pieces = stream(SENTENCEPIECE, tokens, at_a_time)
     assert "".join(pieces) == SENTENCEPIECE.decode(tokens) == text
 
 

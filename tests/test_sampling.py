@@ -6,7 +6,14 @@ import os
 import pytest
 import torch
 
-from transformer.sampling import Sampling, draw, process_logits, row_generators, sample
+from transformer.sampling import (
+    Sampling,
+    draw,
+    process_logits,
+    row_generators,
+    sample,
+    uniform_numbers,
+)
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -112,24 +119,31 @@ def chi_square_p_value(observed: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def draw_counts(logits, sampling, rows=200, steps=100):
-    generators = row_generators(0, rows)
+    numbers = uniform_numbers(row_generators(0, rows), steps)
     batch = logits.expand(rows, -1)
     counts = torch.zeros(logits.shape[-1], dtype=torch.float64)
-    for _ in range(steps):
-        counts += sample(batch, sampling, None, generators)[0].bincount(minlength=len(counts))
+    for uniform in numbers.unbind(1):
+        counts += sample(batch, sampling, None, uniform)[0].bincount(minlength=len(counts))
     return counts
 
 
 def test_a_row_does_not_depend_on_its_batch_mates():
     logits = torch.randn(5, 100, generator=torch.Generator().manual_seed(4))
     sampling = Sampling(temperature=0.9, top_p=0.95)
-    together = row_generators(7, 5)
-    batch = torch.stack([sample(logits, sampling, None, together)[0] for _ in range(20)])
+    numbers = uniform_numbers(row_generators(7, 5), 20)
+    batch = torch.stack([sample(logits, sampling, None, u)[0] for u in numbers.unbind(1)])
     for row in range(5):
-        alone = row_generators(7, 1, first=row)
+        alone = uniform_numbers(row_generators(7, 1, first=row), 20)
         row_logits = logits[row : row + 1]
-        single = [sample(row_logits, sampling, None, alone)[0].item() for _ in range(20)]
+        single = [sample(row_logits, sampling, None, u)[0].item() for u in alone.unbind(1)]
         assert batch[:, row].tolist() == single
+
+
+def test_numbers_do_not_depend_on_how_many_are_drawn_at_once():
+    at_once = uniform_numbers(row_generators(3, 4), 100)
+    generators = row_generators(3, 4)
+    assert torch.cat([uniform_numbers(generators, n) for n in (1, 50, 49)], 1).equal(at_once)
+    assert at_once.min() >= 0 and at_once.max() < 1 and len(at_once.unique()) == 400
 
 
 def test_seeds_and_rows_give_unrelated_streams():
@@ -142,12 +156,11 @@ def test_seeds_and_rows_give_unrelated_streams():
 
 
 @pytest.mark.parametrize("uniform", [0.0, 1 - 2**-53], ids=["lowest", "highest"])
-def test_extreme_random_numbers_never_reach_a_dropped_token(monkeypatch, uniform):
-    monkeypatch.setattr(torch, "rand", lambda *_, **__: torch.tensor(uniform, dtype=torch.float64))
+def test_extreme_random_numbers_never_reach_a_dropped_token(uniform):
     logits = torch.full((1, 9), -math.inf)
     logits[0, [2, 3, 5]] = torch.tensor([0.1, 0.2, 0.3])
     expected = 2 if uniform == 0 else 5
-    assert draw(logits, [torch.Generator()]).item() == expected
+    assert draw(logits, torch.tensor([uniform], dtype=torch.float64)).item() == expected
 
 
 @pytest.mark.parametrize(
@@ -185,6 +198,6 @@ def test_a_penalty_without_the_seen_mask_is_refused():
         process_logits(torch.zeros(1, 3), Sampling(repetition_penalty=1.2), None)
 
 
-def test_the_number_of_generators_must_match():
-    with pytest.raises(ValueError, match="2 rows need as many generators, got 1"):
-        sample(torch.zeros(2, 3), Sampling(), None, row_generators(0, 1))
+def test_sampling_without_random_numbers_is_refused():
+    with pytest.raises(ValueError, match="a random number for each row"):
+        sample(torch.zeros(2, 3), Sampling(), None, None)

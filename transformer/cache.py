@@ -13,7 +13,8 @@ token overwrites them:
 
 While all rows are equally long, the host knows every length: slots are slices, and the attention
 needs no lengths. Once rows may differ, the lengths are known to the device only and the host keeps
-an upper bound. Either way decoding never waits for the device.
+an upper bound. Either way decoding never waits for the device. For a CUDA graph, which repeats what
+it has seen to the letter, the cache can be fixed: every span then reaches to its end.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class KVCache:
         lengths: (batch,) int32 on the device, the tokens stored in each row.
         longest: no row is longer (known to the host).
         uniform: every row is exactly `longest` long.
+        fixed: see `fix`.
 
     Raises:
         ValueError: more capacity than the model has positions.
@@ -64,6 +66,7 @@ class KVCache:
         self.lengths = torch.zeros(batch, dtype=torch.int32, device=device)
         self.longest = 0
         self.uniform = True
+        self.fixed = False
         # Zeros: a value that is masked has weight 0, and 0 * NaN from fresh memory would be NaN.
         self.keys_values = torch.zeros(
             (config.num_layers, 2, batch, capacity, config.num_kv_heads, config.head_dim),
@@ -81,13 +84,15 @@ class KVCache:
         Raises:
             ValueError: the longest row might exceed the capacity. The cache is then unchanged.
         """
-        stop = self.longest + count
+        stop = self.capacity if self.fixed else self.longest + count
         if stop > self.capacity:
             raise ValueError(
                 f"the cache holds {self.capacity} tokens and {self.longest} are stored:"
                 f" {count} more, {stop} in all, do not fit"
             )
         self.uniform = self.uniform and padding is None
+        if self.fixed:
+            self.lengths.clamp_(max=self.capacity - count)
         if self.uniform:
             span = Span(self.keys_values, slice(None), slice(self.longest, stop), stop, None)
             self.lengths += count
@@ -112,6 +117,15 @@ class KVCache:
         self.lengths.clamp_(max=length)
         self.longest = min(self.longest, length)
         self.uniform = self.uniform or length == 0
+        self.fixed = False
+
+    def fix(self) -> None:
+        """Let every forward from now on have the same shapes, whatever the lengths are.
+
+        They are then known to the device only, and a row that is full writes over its last slots:
+        whoever reads it has to stop before. `truncate` ends this.
+        """
+        self.fixed, self.uniform, self.longest = True, False, self.capacity
 
     def repeat(self, samples: int) -> KVCache:
         """A copy with each row `samples` times in succession.

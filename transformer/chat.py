@@ -120,7 +120,7 @@ class Tokenizer:
 
 
 class IncrementalDecoder:
-    """Decodes one token at a time and never gives out a part of a character.
+    """Decodes a few tokens at a time and never gives out a part of a character.
 
     A character of UTF-8 has up to four bytes, and a token may end inside one: the decoded text then
     ends in U+FFFD and is held back. More than three tokens cannot wait for one character, so the
@@ -134,11 +134,13 @@ class IncrementalDecoder:
         self._context: list[int] = []
         self._held: list[int] = []
 
-    def push(self, token: int) -> str:
-        """Take one token and return the text that is now certain, often ''."""
-        self._held.append(token)
-        if not self._decode(self._held).endswith(REPLACEMENT):
-            return self._give_out(len(self._held))
+    def push(self, tokens: Sequence[int]) -> str:
+        """Take tokens and return the text that is now certain, for a single one often ''."""
+        self._held += tokens
+        for waiting in range(3):
+            certain = len(self._held) - waiting
+            if not self._decode(self._held[:certain]).endswith(REPLACEMENT):
+                return self._give_out(certain)
         return self._give_out(max(0, len(self._held) - 3))
 
     def flush(self) -> str:

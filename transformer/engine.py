@@ -1,14 +1,15 @@
 """Batched generation: prompts of any lengths in, answers and honest timings out.
 
     prefill   all prompts at once, padded on the left, through the model into the KV cache
-    decode    one token per row and step; the only wait for the device is for the sampled tokens
+    decode    one token per row and step (see `decoding`); the only wait is for the sampled tokens,
+              of which a GPU computes several per row before the host looks at them, unless somebody
+              reads along
 
 Notable: a row never depends on the rows next to it. It has a random generator, a limit and a text
 of its own, and a row that has finished is still computed (the batch keeps its shape) but no longer
 counted, shown or stored past the longest row that is still running.
 """
 
-import math
 import resource
 import time
 from collections.abc import Callable, Sequence
@@ -19,10 +20,12 @@ from torch import Tensor
 
 from transformer.cache import KVCache
 from transformer.chat import IncrementalDecoder, Tokenizer
+from transformer.decoding import Decoding
 from transformer.model import Config, Transformer
-from transformer.sampling import Sampling, sample
+from transformer.sampling import Sampling, uniform_numbers
 
 GREEDY = Sampling(temperature=0)
+WORTH_A_GRAPH = 16  # tokens; capturing a step takes as long as launching it a few times
 
 
 @dataclass(frozen=True)
@@ -98,34 +101,48 @@ class _Row:
         self.text = ""
         self.finish_reason = ""  # while running
         self._decoder = IncrementalDecoder(tokenizer)
-        self._shown = 0
+        self._read = 0  # tokens
+        self._shown = 0  # characters
 
     @property
     def stored(self) -> int:
         """Tokens in the cache: the newest token is not there yet."""
         return self.prompt_tokens + max(0, len(self.tokens) - 1)
 
-    def take(self, token: int, eos: Sequence[int], stop_strings: Sequence[str]) -> str:
-        """Add a token, finish if it is time, and return the text that can now be shown."""
-        self.tokens.append(token)
-        if token in eos:
-            self.text += self._decoder.flush()
+    def take(self, tokens: Sequence[int], logprobs: Sequence[float], eos: Sequence[int]) -> None:
+        """Add tokens, up to where the row ends."""
+        count = min(len(tokens), self.limit - len(self.tokens))
+        ended = next((n for n, token in enumerate(tokens[:count], 1) if token in eos), 0)
+        self.tokens += tokens[: ended or count]
+        self.logprobs += logprobs[: ended or count]
+        if ended:
             self.finish_reason = "stop"
-        else:
-            self.text += self._decoder.push(token)
+        elif len(self.tokens) == self.limit:
+            self.finish_reason = "length"
+
+    def read(self, eos: Sequence[int] = (), stop_strings: Sequence[str] = ()) -> str:
+        """Turn new tokens into text, and return what of it can now be shown.
+
+        A stop string ends the row with the newest token, so tokens have to be read one by one then.
+        """
+        tokens, self._read = self.tokens[self._read :], len(self.tokens)
+        ended = self.finish_reason == "stop" and tokens[-1] in eos
+        self.text += self._decoder.push(tokens[:-1] if ended else tokens)
+        if ended:
+            self.text += self._decoder.flush()
         # Text that may yet become a stop string is held back, so a match begins in unseen text.
         matches = [self.text.find(stop, self._shown) for stop in stop_strings]
         if found := [start for start in matches if start >= 0]:
             self.text = self.text[: min(found)]
             self.finish_reason = "stop"
-        elif not self.finish_reason and len(self.tokens) == self.limit:
-            self.finish_reason = "length"
         return self._show(0 if self.finish_reason else held_back(self.text, stop_strings))
 
     def interrupt(self) -> str:
         """Finish early, keeping the text so far."""
-        self.finish_reason = self.finish_reason or "interrupted"
-        return self._show(0)
+        if self.finish_reason:
+            return ""
+        self.finish_reason = "interrupted"
+        return self.read()
 
     def _show(self, held: int) -> str:
         end = len(self.text) - held
@@ -156,6 +173,7 @@ def generate(
     logprobs: bool = False,
     samples: int = 1,
     banned: Sequence[int] = (),
+    cuda_graph: bool = True,
 ) -> tuple[list[Completion], Statistics]:
     """Answer a batch of prompts.
 
@@ -165,13 +183,16 @@ def generate(
         prompts: token ids; lengths may differ.
         max_tokens: of each answer; a row also ends when it fills the model's context.
         sampling: how tokens are chosen; see row_generators for reproducible draws.
-        generators: one per answer; greedy needs none.
+        generators: one per answer; greedy needs none. Each gives as many numbers as the
+            longest answer may have tokens.
         eos: tokens that end an answer.
         stop_strings: texts that end an answer and are not part of it.
         on_text: called with (row, text) as soon as a piece of text is certain.
         logprobs: also return the log-probability of every token.
         samples: answers to each prompt, which is read once for all of them.
         banned: tokens that are never chosen: their probability is 0.
+        cuda_graph: on a GPU, capture a step and replay it. The model's attention then must not wait
+            for the device, nor depend on values there.
 
     Returns:
         `samples` completions of each prompt, in order, and the measurements. A KeyboardInterrupt
@@ -197,6 +218,8 @@ def generate(
         for p in prompts
         for _ in range(samples)
     ]
+    if not sampling.greedy and len(generators) != len(rows):
+        raise ValueError(f"{len(rows)} rows need as many generators, got {len(generators)}")
     device = model.model.embed_tokens.weight.device
     cache = KVCache(
         model.config,
@@ -205,43 +228,60 @@ def generate(
         device,
         model.model.embed_tokens.weight.dtype,
     )
+    longest_limit = max(row.limit for row in rows)
+    numbers = None if sampling.greedy else uniform_numbers(generators, longest_limit)
     seen = None
     if sampling.repetition_penalty != 1:
         seen = _tokens_of(prompts, model.config.vocab_size).to(device)
         seen = seen.repeat_interleave(samples, dim=0)
-    banned_tokens = torch.tensor(banned, dtype=torch.int64, device=device) if banned else None
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
+    watched = on_text is not None or bool(stop_strings)
+    at_a_time = 1 if watched else steps_at_a_time(device)
+    cuda_graph = cuda_graph and device.type == "cuda" and longest_limit > WORTH_A_GRAPH
     started = time.perf_counter()
     first_arrived = None
     try:
         with torch.no_grad():
             tokens, padding = (x if x is None else x.to(device) for x in pad_left(prompts))
+            logits = model(tokens, cache, padding, last_only=True)[:, -1]
+            if samples > 1:  # the prompts have been read once for all
+                cache, logits = cache.repeat(samples), logits.repeat_interleave(samples, dim=0)
+            if cuda_graph or at_a_time > 1:
+                cache.fix()  # also lets rows go on beyond their end
+            decoding = Decoding(
+                model,
+                cache,
+                logits,
+                longest_limit,
+                sampling,
+                numbers=numbers,
+                banned=banned,
+                seen=seen,
+                logprobs=logprobs,
+                cuda_graph=cuda_graph,
+            )
+            running, fetched = rows, 0
             while True:
-                logits = model(tokens, cache, padding, last_only=True)[:, -1]
-                if samples > 1 and first_arrived is None:  # the prompts have been read
-                    cache, logits = cache.repeat(samples), logits.repeat_interleave(samples, dim=0)
-                tokens, arrived = _choose(
-                    logits, sampling, seen, generators, logprobs, banned_tokens
-                )
+                arrived, fetched = decoding.fetch(fetched), decoding.taken
                 first_arrived = first_arrived or time.perf_counter()
-                running = [row for row in rows if not row.finish_reason]
                 for index, row in enumerate(rows):
-                    if not row.finish_reason:
-                        row.logprobs.append(arrived[index][1])
-                        text = row.take(int(arrived[index][0]), eos, stop_strings)
+                    if row.finish_reason:
+                        continue
+                    row.take(*arrived[index], eos)
+                    if watched or row.finish_reason:
+                        text = row.read(eos, stop_strings)
                         if text and on_text:
                             on_text(index, text)
-                still_running = [row.stored for row in running if not row.finish_reason]
+                still_running = [row for row in running if not row.finish_reason]
                 if not still_running:
                     break
-                if len(still_running) < len(running):
+                if len(still_running) < len(running) and not cache.fixed:
                     # What is left may be shorter: do not attend to, or run out of, more than that.
-                    cache.truncate(max(still_running))
-                if seen is not None:
-                    seen.scatter_(1, tokens, True)
-                padding = None
+                    cache.truncate(max(row.stored for row in still_running))
+                running = still_running
+                decoding.advance(min(at_a_time, max(r.limit - len(r.tokens) for r in running)))
     except KeyboardInterrupt:
         for index, row in enumerate(rows):
             text = row.interrupt()
@@ -269,6 +309,13 @@ def generate(
         peak_memory=peak_memory(device),
     )
     return completions, statistics
+
+
+def steps_at_a_time(device: torch.device) -> int:
+    """Steps between two looks of the host if nobody reads along. The last ones are in vain, which
+    costs a GPU less than to stand still at every look.
+    """
+    return 16 if device.type == "cuda" else 1
 
 
 def check_prompt(config: Config, prompt: Sequence[int], name: str) -> None:
@@ -303,37 +350,6 @@ def peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
-
-
-def _choose(
-    logits: Tensor,
-    sampling: Sampling,
-    seen: Tensor | None,
-    generators: Sequence[torch.Generator],
-    logprobs: bool,
-    banned: Tensor | None,
-) -> tuple[Tensor, list[list[float]]]:
-    """The next tokens, (B, 1) on the device, and (token, log-probability) of each row on the host.
-
-    Both cross to the host in one tensor, with a flag that tells whether the logits are finite.
-    """
-    allowed = logits if banned is None else logits.index_fill(-1, banned, -math.inf)
-    chosen, processed = sample(allowed, sampling, seen, generators)
-    tokens = chosen[:, None]
-    scores = torch.zeros_like(tokens, dtype=torch.float64)
-    if logprobs:
-        scores = processed.double().log_softmax(-1).gather(1, tokens)
-    # The largest processed logit is NaN if any is; dropped tokens are -inf and do not count.
-    finite = logits.isfinite().all(-1, keepdim=True) & processed.amax(-1, keepdim=True).isfinite()
-    arrived = torch.cat([tokens.double(), scores, finite.double()], dim=1).tolist()
-    for index, (_, _, is_finite) in enumerate(arrived):
-        if not is_finite:
-            raise ValueError(
-                f"the model's logits for row {index} are not finite: the weights are broken,"
-                f" {str(logits.dtype).removeprefix('torch.')} overflows, which float32 may not, or"
-                " the temperature or the repetition penalty is too extreme"
-            )
-    return tokens, arrived
 
 
 def _tokens_of(prompts: Sequence[Sequence[int]], vocab_size: int) -> Tensor:

@@ -12,7 +12,9 @@ from functools import partial
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 import flash_versions
 from transformer.chat import Tokenizer, encode_chat, load_template
@@ -23,6 +25,7 @@ from transformer.sampling import Sampling, row_generators
 from transformer.task import Problem
 from transformer.weights import eos_token_ids, load_config, load_model
 
+pad_right = partial(pad_sequence, batch_first=True)
 WIDTH_MULTIPLE = 16  # of a batch: strides that 16 divides share a compiled kernel
 
 Forward = Callable[[Tensor, Tensor], Tensor]  # (tokens, wanted) -> logits, see `Transformer`
@@ -213,12 +216,13 @@ def collate(rollouts: Sequence[Rollout], device: torch.device, context: int | No
     if context is None or rounded <= context:
         width = rounded
     longest = max(len(tokens) for _, tokens, _ in rows)
-    tokens = torch.tensor([[*p, *c, *[0] * (width - len(p) - len(c))] for p, c, _ in rows])
+    tokens = pad_right([torch.tensor([*p, *c]) for p, c, _ in rows])
+    tokens = F.pad(tokens, (0, width - tokens.shape[1]))
     before = torch.tensor([len(p) - 1 for p, *_ in rows])
     lengths = torch.tensor([len(c) for _, c, _ in rows])
     wanted = length_mask(before + lengths, width) & ~length_mask(before, width)
-    targets = torch.tensor([token for _, c, _ in rows for token in c])
-    sampler = torch.tensor([[*x, *[0.0] * (longest - len(x))] for *_, x in rows])
+    targets = torch.cat([torch.tensor(c) for _, c, _ in rows])
+    sampler = pad_right([torch.tensor(x) for *_, x in rows])
     batch = (tokens, wanted, targets, length_mask(lengths, longest), sampler)
     return Batch(*(x.to(device) for x in batch))
 

@@ -138,23 +138,25 @@ def process_logits(logits: Tensor, sampling: Sampling, seen: Tensor | None) -> T
     return logits
 
 
-def draw(logits: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+def uniform_numbers(generators: Sequence[torch.Generator], count: int) -> Tensor:
+    """The next numbers of each of B generators, (B, count) float64 on the CPU, from [0, 1)."""
+    return torch.stack([torch.rand(count, dtype=torch.float64, generator=g) for g in generators])
+
+
+def draw(logits: Tensor, uniform: Tensor) -> Tensor:
     """One token per row from softmax(logits), by inverting the cumulative distribution.
 
-    Row b takes exactly one number from generators[b]. No value travels from the device to the host.
+    No value travels from the device to the host.
 
     Args:
         logits: (B, V); -inf is never drawn. From a row with NaN the last token is.
-        generators: B generators on the CPU.
+        uniform: (B,) float64, see uniform_numbers.
 
     Returns:
         (B,) int64 tokens.
     """
-    if len(generators) != len(logits):
-        raise ValueError(f"{len(logits)} rows need as many generators, got {len(generators)}")
-    uniform = torch.stack([torch.rand((), dtype=torch.float64, generator=g) for g in generators])
     cumulative = logits.double().softmax(-1).cumsum(-1)
-    target = uniform.to(logits.device)[:, None] * cumulative[:, -1:]
+    target = uniform[:, None] * cumulative[:, -1:]
     # The first token whose cumulative probability exceeds the target has a probability above 0;
     # there is one, for the numbers are at most 1 - 2^-53 and so the target is below the total.
     tokens = torch.searchsorted(cumulative, target, right=True).squeeze(-1)
@@ -165,14 +167,18 @@ def sample(
     logits: Tensor,
     sampling: Sampling,
     seen: Tensor | None,
-    generators: Sequence[torch.Generator],
+    uniform: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Choose the next token of every row.
 
-    See process_logits for `seen` and draw for `generators`; greedy draws nothing.
+    See process_logits for `seen` and draw for `uniform`, which greedy does not use.
 
     Returns:
         The tokens, (B,) int64, and the processed logits that they were chosen by, (B, V) float32.
     """
     logits = process_logits(logits, sampling, seen)
-    return logits.argmax(-1) if sampling.greedy else draw(logits, generators), logits
+    if sampling.greedy:
+        return logits.argmax(-1), logits
+    if uniform is None:
+        raise ValueError("sampling needs a random number for each row, got None")
+    return draw(logits, uniform), logits
