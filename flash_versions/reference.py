@@ -269,7 +269,7 @@ def sdpa_forward(request: Request) -> tuple[torch.Tensor, None, None]:
 def visible_keys(request: Request) -> torch.Tensor:
     """Which keys each query sees, without a look at the lengths: bool (batch or 1, 1, M, N)."""
     q, m, n = request.q, request.q.shape[1], request.k.shape[1]
-    lengths = torch.tensor([n], device=q.device)
+    lengths = torch.full((1,), n, device=q.device)
     if request.kv_lengths is not None:
         lengths = request.kv_lengths.clamp(0, n)
     lengths = lengths[:, None, None, None]
