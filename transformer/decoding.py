@@ -9,7 +9,9 @@ most of the time.
 """
 
 import math
+from collections import deque
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -65,7 +67,9 @@ class Decoding:
         self._finite = torch.ones(rows, 1, dtype=torch.bool, device=device)
         self._with_graph = cuda_graph
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._sent: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
         self._choose(logits)
+        self._send(0, 1)
         self.taken = 1
 
     def advance(self, count: int) -> None:
@@ -77,17 +81,25 @@ class Decoding:
             self._step()  # the first one also compiles kernels, which a capture could not
             if self._with_graph:
                 self._graph = self._captured()
+        self._send(self.taken, self.taken + count)
         self.taken += count
 
-    def fetch(self, since: int) -> list[tuple[list[int], list[float]]]:
-        """Tokens and log-probabilities (0 unless kept) of each row from a column on, on the host.
+    @property
+    def in_flight(self) -> int:
+        """Advances, the first token among them, that were not fetched yet."""
+        return len(self._sent)
+
+    def fetch(self) -> list[tuple[list[int], list[float]]]:
+        """The tokens and log-probabilities (0 unless kept) of each row by the oldest advance in
+        flight. Waits for that one only.
 
         Raises:
             ValueError: logits were not finite.
         """
-        columns, count = slice(since, self.taken), self.taken - since
-        parts = [self._tokens[:, columns].double(), self._scores[:, columns], self._finite.double()]
-        found = torch.cat(parts, dim=1).cpu().numpy()  # crosses in one piece
+        sent, arrived = self._sent.popleft()
+        if arrived is not None:
+            arrived.synchronize()
+        found, count = sent.numpy(), sent.shape[1] // 2
         for row, finite in enumerate(found[:, -1]):
             if not finite:
                 dtype = str(self.cache.keys_values.dtype).removeprefix("torch.")
@@ -97,6 +109,16 @@ class Decoding:
                     " repetition penalty is too extreme"
                 )
         return list(zip(found[:, :count].astype(int).tolist(), found[:, count:-1].tolist()))
+
+    def _send(self, start: int, stop: int) -> None:
+        """Let columns travel to the host, in one piece, while the device goes on."""
+        columns = slice(start, stop)
+        parts = [self._tokens[:, columns].double(), self._scores[:, columns], self._finite.double()]
+        sent, arrived = torch.cat(parts, dim=1), None
+        if sent.is_cuda:
+            sent, arrived = sent.to("cpu", non_blocking=True), torch.cuda.Event()
+            arrived.record()
+        self._sent.append((sent, arrived))
 
     def _step(self) -> None:
         self._choose(self.model(self._newest, self.cache, last_only=True)[:, -1])
@@ -123,7 +145,7 @@ class Decoding:
     def _captured(self) -> torch.cuda.CUDAGraph:
         """A step as a graph; it is recorded, not run."""
         graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-        stream = torch.cuda.Stream()
+        stream = capture_stream(self._newest.device)
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
             # Other threads, as NCCL's, may go on with what a capture forbids.
@@ -134,3 +156,9 @@ class Decoding:
                 graph.capture_end()
         current.wait_stream(stream)
         return graph
+
+
+@cache
+def capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of all captures: cuBLAS keeps 32 MiB for every stream that it has seen."""
+    return torch.cuda.Stream(device)

@@ -2,8 +2,7 @@
 
     prefill   all prompts at once, padded on the left, through the model into the KV cache
     decode    one token per row and step (see `decoding`); the only wait is for the sampled tokens,
-              of which a GPU computes several per row before the host looks at them, unless somebody
-              reads along
+              and unless somebody reads along, a GPU is given work for many steps ahead of it
 
 Notable: a row never depends on the rows next to it. It has a random generator, a limit and a text
 of its own, and a row that has finished is still computed (the batch keeps its shape) but no longer
@@ -262,9 +261,9 @@ def generate(
                 logprobs=logprobs,
                 cuda_graph=cuda_graph,
             )
-            running, fetched = rows, 0
+            running = rows
             while True:
-                arrived, fetched = decoding.fetch(fetched), decoding.taken
+                arrived = decoding.fetch()
                 first_arrived = first_arrived or time.perf_counter()
                 for index, row in enumerate(rows):
                     if row.finish_reason:
@@ -281,7 +280,8 @@ def generate(
                     # What is left may be shorter: do not attend to, or run out of, more than that.
                     cache.truncate(max(row.stored for row in still_running))
                 running = still_running
-                decoding.advance(min(at_a_time, max(r.limit - len(r.tokens) for r in running)))
+                while decoding.in_flight < (1 if at_a_time == 1 else 2):
+                    decoding.advance(min(at_a_time, longest_limit - decoding.taken))
     except KeyboardInterrupt:
         for index, row in enumerate(rows):
             text = row.interrupt()
@@ -313,7 +313,7 @@ def generate(
 
 def steps_at_a_time(device: torch.device) -> int:
     """Steps between two looks of the host if nobody reads along. The last ones are in vain, which
-    costs a GPU less than to stand still at every look.
+    costs a GPU less than to stand still while the host looks.
     """
     return 16 if device.type == "cuda" else 1
 
