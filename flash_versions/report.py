@@ -37,6 +37,7 @@ DOCUMENTS = [
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
     if path.exists() and BLOCK.search(path.read_text())
 ]
+TORCHRUN = "torchrun --nproc-per-node 2"
 LONG = 2048  # lengths from here on are what the means are over; below them launches weigh, too
 
 
@@ -259,6 +260,52 @@ def packed(document: Document) -> str:
     return f"{markdown(header, body)}\n\n{note} {provenance(document, 'packed')}\n"
 
 
+def several_gpus(document: Document) -> str:
+    """One long sequence on several GPUs: the rate of all together, and how many times one GPU's."""
+    suites = {"context parallel": "forward", "context parallel backward": "with backward"}
+    body, many = [], 1
+    for suite, way in suites.items():
+        for group in shapes(document, suite).values():
+            row = any_row(group)
+            many = max(x["gpus"] for x in group.values())
+            cells = [f"{way}, H={row['H']}, Hkv={row['Hkv']} {mask(row)}, S={row['N']}"]
+            for name in ("1 GPU", "ring", "all_to_all"):
+                rate, ratio = rate_of(group, name), group.get(name, {}).get("ratio")
+                times = f" ({ratio:.2f} x)" if ratio else ""
+                cells.append(f"{rate:.0f}{times}" if rate else "-")
+            body.append(cells)
+    if not body:
+        return f"Not measured yet: `{TORCHRUN} tests/context_parallel_gpu.py --out FILE`.\n"
+    header = [f"TFLOP/s of {many} GPUs together (times one)", "1 GPU", "ring", "all-to-all"]
+    note = "bf16, D=128; the slowest GPU's time, median. "
+    about = where_and_when(document, "context parallel")
+    return f"{markdown(header, body)}\n\n{note}{about}.\n"
+
+
+def processes(document: Document) -> str:
+    """Training on several GPUs: tokens per second of steps and of their phases, and times one."""
+    found: dict[str, dict[int, Row]] = {}
+    for row in document["rows"]:
+        if row["suite"] == "processes":
+            found.setdefault(row["what"], {})[row["gpus"]] = row
+    if not found:
+        return "Not measured yet: `python tests/parallel_gpu.py --out FILE`.\n"
+    many = max(gpus for rows in found.values() for gpus in rows)
+    phases = {"step": "steps", "rollout": "rollouts", "learn": "learning"}
+    body = []
+    for what, rows in found.items():
+        for phase, called in phases.items():
+            key = f"{phase}_tokens_per_second"
+            one, all_ = (rows.get(gpus, {}).get(key) for gpus in (1, many))
+            if phase == "step" or one or all_:
+                figures = [f"{rate:,.0f}" if rate else "-" for rate in (one, all_)]
+                ratio = f"{all_ / one:.2f}" if one and all_ else "-"
+                body.append([f"{what}: {called}", *figures, ratio])
+    header = ["tokens per second", "1 GPU", f"{many} GPUs", "ratio"]
+    note = "bf16, the same global batch; the slowest GPU's time, median. "
+    return f"{markdown(header, body)}\n\n{note}{where_and_when(document, 'processes')}.\n"
+
+
 def launch(document: Document) -> str:
     """Microseconds of host time for each path."""
     found: dict[str, dict[str, float | None]] = {}
@@ -314,6 +361,8 @@ TABLES: dict[str, Callable[[Document], str]] = {
     "decode": decode,
     "packed": packed,
     "launch": launch,
+    "several gpus": several_gpus,
+    "processes": processes,
 }
 
 

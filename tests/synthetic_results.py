@@ -12,6 +12,7 @@ FP8_SPEED = {"cudnn fp8": 880.0}
 FP8_VARIANTS = {"fp8 head": 1.4, "fp8 block": 1.35}  # in FP8, times the speed in bf16
 QUANTIZE_SPEED = {"block": 3.4, "block hadamard": 3.0, "head": 2.0, "tensor": 1.9, "copy": 4.2}
 SCHEMES = {"bf16": 0.002, "tensor": 0.2, "head": 0.18, "block": 0.15, "block+hadamard": 0.08}
+GPUS = {"1 GPU": (1, 600.0), "ring": (2, 1140.0), "all_to_all": (2, 1020.0)}
 MACHINE = {"gpu": "NVIDIA H200", "torch": "2", "triton": "3", "cudnn": "9", "flash-attn-4": "4.0"}
 MACHINE |= {"cudnn-frontend": "1.18"}
 
@@ -119,6 +120,45 @@ def accuracy() -> dict[str, Any]:
     return about | {"rows": rows}
 
 
+def several_gpus() -> dict[str, Any]:
+    """One long sequence on two GPUs as tests/context_parallel_gpu.py writes it."""
+    rows = []
+    for suite, factor in (("context parallel", 1.0), ("context parallel backward", 3.5)):
+        for heads, kv_heads in ((16, 16), (32, 8)):
+            for causal in (True, False):
+                shape = Shape(1, heads, kv_heads, 131072, 131072, 128, causal)
+                fields = {name: getattr(shape, name) for name in ("B", "H", "Hkv", "M", "N", "D")}
+                for name, (gpus, rate) in GPUS.items():
+                    ms = factor * shape.flops() / rate / 1e9
+                    row = {"suite": suite, **fields, "causal": causal, "version": name}
+                    row |= {"kernels": "fa3", "gpus": gpus, "ms_p50": ms, "ms_all": [ms] * 3}
+                    row["tflops"] = factor * shape.flops() / ms / 1e9
+                    if gpus > 1:
+                        row["ratio"] = rate / GPUS["1 GPU"][1]
+                    rows.append(row)
+    about = {"schema": 1, "date": "2026-01-01", "commit": "abc", "machine": MACHINE, "gpus": 2}
+    return about | {"rows": rows}
+
+
+def processes() -> dict[str, Any]:
+    """Training on two GPUs as tests/parallel_gpu.py writes it."""
+    rows: list[dict[str, Any]] = []
+    for what, phases in (("GRPO", ("step", "rollout", "learn")), ("supervised", ("step",))):
+        for gpus in (1, 2):
+            rates = {x: 1000.0 * (1 + number) for number, x in enumerate(phases)}
+            row = {"suite": "processes", "what": what, "gpus": gpus}
+            for phase, rate in rates.items():
+                row[f"{phase}_tokens_per_second"] = rate * (1.9 if gpus == 2 else 1.0)
+                row[f"{phase}_seconds"] = [1.0, 1.0, 1.0]
+                if gpus == 2:
+                    row[f"{phase}_ratio"] = 1.9
+            rows.append(row)
+        check = {"suite": "processes checks", "what": what, "processes": "2", "weights": 1e-6}
+        rows.append(check | {"metrics": {"loss": 1e-7}, "gap": 1e-6})
+    about = {"schema": 1, "date": "2026-01-01", "commit": "abc", "machine": MACHINE, "gpus": 2}
+    return about | {"rows": rows}
+
+
 def trace(tiles: int = 4, steps: int = 6, clock: float | None = 1000.0) -> dict[str, Any]:
     """The roles of a program with so many tiles: a loader that is ahead, two consumers in turns,
     and what stores; 100 cycles for each step.
@@ -148,4 +188,4 @@ def trace(tiles: int = 4, steps: int = 6, clock: float | None = 1000.0) -> dict[
 
 def all_results() -> list[dict[str, Any]]:
     """Every kind of document that docs/results may hold."""
-    return [document(), accuracy(), trace()]
+    return [document(), accuracy(), several_gpus(), processes(), trace()]

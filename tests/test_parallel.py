@@ -207,6 +207,10 @@ def test_a_gpu_for_each_process(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert own_device("auto") == torch.device("cuda")
+    monkeypatch.setenv("WORLD_SIZE", "2")  # one process on each of two machines
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert own_device("auto") == torch.device("cuda", 0)  # NCCL wants its number
+    assert own_device("cuda:1") == torch.device("cuda", 1)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert own_device("auto") == own_device("cuda") == torch.device("cuda", 1)

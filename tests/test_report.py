@@ -7,6 +7,7 @@ import pytest
 from synthetic_results import (
     FP8_SPEED,
     FP8_VARIANTS,
+    GPUS,
     QUANTIZE_SPEED,
     SCHEMES,
     SPEED,
@@ -20,6 +21,7 @@ from flash_versions import bench, peers, report, results, suites
 from flash_versions.fa4 import ablation as fa4_ablation
 
 RESULTS = results.read_results()
+TWO_GPUS = {"context parallel", "context parallel backward", "processes", "processes checks"}
 SYNTHETIC = results.merged(all_results())
 
 
@@ -40,8 +42,10 @@ def test_results_are_complete_and_consistent():
     for about in RESULTS["suites"].values():
         assert about["schema"] == bench.SCHEMA
         assert {"gpu", "driver", "torch", "triton"} <= set(about["machine"])
-    assert set(RESULTS["suites"]) == {*bench.SUITES, "accuracy"} - {"quick"}
+    assert set(RESULTS["suites"]) - TWO_GPUS == {*bench.SUITES, "accuracy"} - {"quick"}
     for row in RESULTS["rows"]:
+        if row["suite"] in TWO_GPUS:
+            continue
         if row["suite"] == "launch":
             assert "reason" in row or row["host_us"] > 0
             continue
@@ -133,7 +137,7 @@ def test_columns_are_what_was_measured(name):
     versions = ("fa1", "fa2", "fa3")
     if "ablation" in name or name == "fp8":
         versions = ("fa3",)
-    elif name in ("packed", "quantize", "fp8 accuracy"):
+    elif name in ("packed", "quantize", "fp8 accuracy", "several gpus", "processes"):
         versions = ()
     for version in versions:
         assert f" {version} " in header
@@ -144,7 +148,9 @@ def test_columns_are_what_was_measured(name):
 
 @pytest.mark.parametrize("name", report.TABLES)
 def test_a_table_that_was_not_measured_says_so(name):
-    assert report.TABLES[name](SYNTHETIC | {"rows": []}).startswith("Not measured yet: `python -m ")
+    missing = report.TABLES[name](SYNTHETIC | {"rows": []})
+    command = {"several gpus": "torchrun ", "processes": "python tests/"}.get(name, "python -m ")
+    assert missing.startswith(f"Not measured yet: `{command}") and missing.endswith("`.\n")
 
 
 def test_rates_and_ratios():
@@ -246,6 +252,64 @@ def test_accuracy_has_a_column_for_each_scheme():
     missing = without(SYNTHETIC, lambda row: (row.get("scheme"), row.get("D")) != ("head", 64))
     row = cells(report.fp8_accuracy(missing), "gaussian, D=64: relative RMSE")
     assert row["head"] == "-" and row["block"] == "0.15"
+
+
+@pytest.mark.parametrize("way", ["forward", "with backward"])
+def test_several_gpus_are_held_against_one(way):
+    table = report.several_gpus(SYNTHETIC)
+    assert table.startswith("| TFLOP/s of 2 GPUs together (times one) |")
+    row = cells(table, f"{way}, H=32, Hkv=8 causal, S=131072")
+    assert list(row.values())[1:] == ["600", "1140 (1.90 x)", "1020 (1.70 x)"]
+    assert "NVIDIA H200, " in table and ", commit abc." in table
+    suite = "context parallel backward" if way == "with backward" else "context parallel"
+    assert results.names(SYNTHETIC, suite) == list(GPUS)
+
+    def wrong(row):
+        return (row["suite"], row.get("version")) == (suite, "ring")
+
+    kept = ("suite", "version", "gpus", *results.SHAPE)
+    rows = [
+        {key: row[key] for key in kept} | {"reason": "over its budget"} if wrong(row) else row
+        for row in SYNTHETIC["rows"]
+    ]
+    row = cells(report.several_gpus(SYNTHETIC | {"rows": rows}), next(iter(row.values())))
+    assert list(row.values())[1:] == ["600", "-", "1020 (1.70 x)"]
+
+
+def test_training_on_two_gpus_is_held_against_one():
+    table = report.processes(SYNTHETIC)
+    assert list(cells(table, "GRPO: steps").values())[1:] == ["1,000", "1,900", "1.90"]
+    assert list(cells(table, "GRPO: learning").values())[1:] == ["3,000", "5,700", "1.90"]
+    assert "supervised: steps" in table and "supervised: rollouts" not in table
+    failed = {"suite": "processes", "what": "GRPO", "gpus": 2, "reason": "out of memory"}
+    lost = without(SYNTHETIC, lambda row: (row.get("what"), row.get("gpus")) != ("GRPO", 2))
+    lost["rows"].append(failed)
+    row = cells(report.processes(lost), "GRPO: rollouts")
+    assert list(row.values())[1:] == ["2,000", "-", "-"]
+
+
+def of_suite(suite):
+    """The committed rows of a suite, if it was measured."""
+    return [row for row in RESULTS["rows"] if row["suite"] == suite]
+
+
+@pytest.mark.skipif(not of_suite("context parallel"), reason="not measured yet")
+def test_measured_speed_of_a_sequence_on_two_gpus():
+    """The bar: nothing over its budget, and the ring at 1.8 x one GPU."""
+    for suite in ("context parallel", "context parallel backward"):
+        for row in of_suite(suite):
+            assert "reason" not in row and row["gpus"] == (1 if row["version"] == "1 GPU" else 2)
+            if row["version"] == "ring":
+                assert row["ratio"] >= 1.8
+
+
+@pytest.mark.skipif(not of_suite("processes"), reason="not measured yet")
+def test_measured_speed_of_training_on_two_gpus():
+    """The bars: what must be equal is, and the models that are large enough go 1.8 x as fast."""
+    rows = of_suite("processes") + of_suite("processes checks")
+    assert not [row["reason"] for row in rows if "reason" in row]
+    ratios = [row["step_ratio"] for row in rows if "step_ratio" in row and " B" in row["what"]]
+    assert len(ratios) == 2 and min(ratios) >= 1.8
 
 
 def test_peers_in_the_caption_only_where_they_ran():

@@ -150,10 +150,12 @@ def own_device(name: str) -> torch.device:
         ValueError: it is not there, or there are more processes than GPUs.
     """
     device = choose_device(name)
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    if here == 1 or device.type == "cpu":
+    here, everywhere = (int(os.environ.get(x, 1)) for x in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
+    if max(here, everywhere) == 1 or device.type == "cpu":
         return device
     if device.index is not None:
+        if here == 1:
+            return device
         raise ValueError(
             f"--device {name} would be every process's; with torchrun, --device cuda gives each a"
             " GPU of its own"
