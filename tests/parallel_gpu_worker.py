@@ -162,7 +162,7 @@ def grpo_speed(world, settings, steps):
 
 def large_grpo(world, folder, tiny):
     """GRPO with a random model of half a billion weights."""
-    sizes = {"prompts": 4, "group": 4, "max_tokens": 48} if tiny else {"prompts": 64, "group": 16}
+    sizes = {"prompts": 4, "group": 4, "max_tokens": 48} if tiny else {"prompts": 128, "group": 16}
     settings = Settings(
         **{"model": str(folder / "random"), "task": "parallel_gpu_worker:Varied", "max_tokens": 256}
         | {"micro_batch": 32, "lr": 1e-6, "eval_every": 0}
@@ -180,15 +180,16 @@ def shipped_grpo(world, folder, tiny):
 def large_supervised(world, folder, tiny):
     """Supervised training of the same body, with the vocabulary that its data have."""
     body = replace(TINY if tiny else QWEN, vocab_size=byte_tokenizer.VOCAB_SIZE)
-    recipe = Recipe(Teacher(), 0, 8, 2048 if tiny else 32768, 1e-4, model=body)
+    recipe = Recipe(Teacher(), 0, 8, 2048 if tiny else 65536, 1e-4, model=body)
     training = Training(recipe, folder / f"large-{world.size}", world.device, world)
     tokens, step = [], []
-    for batch in replace(recipe.corpus(), chunk_batches=8)[0][:8]:
+    warm_up, steps = (2, 6) if tiny else (8, 16)  # widths that are new compile kernels
+    for batch in replace(recipe.corpus(), chunk_batches=warm_up + steps)[0]:
         began = meet(world)
         training.learn(batch)
         step.append(meet(world) - began)
         tokens.append(batch.tokens.size)
-    return rates(world, tokens[2:], step=step[2:])
+    return rates(world, tokens[warm_up:], step=step[warm_up:])
 
 
 EQUAL = {"grpo equal": grpo_equal, "supervised equal": supervised_equal}

@@ -85,7 +85,7 @@ def test_greedy_equals_transformers_with_a_penalty(penalty):
     # The filters that follow the temperature must not matter when nothing is drawn.
     sampling = Sampling(temperature=0, top_k=3, top_p=0.5, min_p=0.5, repetition_penalty=penalty)
     expected = hf_processors(sampling)(prompt, logits.clone()).argmax(-1)
-    assert torch.equal(sample(logits, sampling, seen, [])[0], expected)
+    assert torch.equal(sample(logits, sampling, seen, None)[0], expected)
 
 
 def test_ties_with_the_kth_largest_stay():
@@ -160,7 +160,8 @@ def test_extreme_random_numbers_never_reach_a_dropped_token(uniform):
     logits = torch.full((1, 9), -math.inf)
     logits[0, [2, 3, 5]] = torch.tensor([0.1, 0.2, 0.3])
     expected = 2 if uniform == 0 else 5
-    assert draw(logits, torch.tensor([uniform], dtype=torch.float64)).item() == expected
+    uniform = torch.tensor([uniform], dtype=torch.float64)
+    assert draw(logits.softmax(-1), uniform).item() == expected
 
 
 @pytest.mark.parametrize(

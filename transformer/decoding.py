@@ -33,7 +33,6 @@ class Decoding:
         numbers: (B, steps), see `uniform_numbers`; greedy needs none.
         banned: tokens that are never chosen.
         seen: (B, V) bool, the tokens of each prompt, for a repetition penalty; changed in place.
-        logprobs: keep the log-probability of every token.
         cuda_graph: replay a captured step. The cache is fixed then, and the model must not wait for
             the device.
 
@@ -52,14 +51,13 @@ class Decoding:
         numbers: Tensor | None,
         banned: Sequence[int],
         seen: Tensor | None,
-        logprobs: bool,
         cuda_graph: bool,
     ) -> None:
         device, rows = logits.device, len(logits)
         self.model, self.cache, self.steps, self.sampling = model, cache, steps, sampling
         self._numbers = None if numbers is None else numbers.to(device)
         self._banned = torch.tensor(banned, dtype=torch.int64, device=device) if banned else None
-        self._seen, self._logprobs = seen, logprobs
+        self._seen = seen
         self._column = torch.zeros(1, dtype=torch.int64, device=device)  # of the next tokens
         self._newest = torch.zeros(rows, 1, dtype=torch.int64, device=device)
         self._tokens = torch.zeros(rows, steps, dtype=torch.int64, device=device)
@@ -90,7 +88,7 @@ class Decoding:
         return len(self._sent)
 
     def fetch(self) -> list[tuple[list[int], list[float]]]:
-        """The tokens and log-probabilities (0 unless kept) of each row by the oldest advance in
+        """The tokens and log-probabilities of each row by the oldest advance in
         flight. Waits for that one only.
 
         Raises:
@@ -129,15 +127,11 @@ class Decoding:
         uniform = None
         if self._numbers is not None:
             uniform = self._numbers.index_select(1, self._column)[:, 0]
-        chosen, processed = sample(allowed, self.sampling, self._seen, uniform)
-        self._newest.copy_(chosen[:, None])
+        tokens, logprobs, finite = sample(allowed, self.sampling, self._seen, uniform)
+        self._newest.copy_(tokens[:, None])
         self._tokens.index_copy_(1, self._column, self._newest)
-        if self._logprobs:
-            scores = processed.double().log_softmax(-1).gather(1, self._newest)
-            self._scores.index_copy_(1, self._column, scores)
-        # The largest processed logit is NaN if any is; dropped tokens are -inf and do not count.
-        finite = logits.isfinite().all(-1) & processed.amax(-1).isfinite()
-        self._finite &= finite[:, None]
+        self._scores.index_copy_(1, self._column, logprobs[:, None].double())
+        self._finite &= (logits.isfinite().all(-1) & finite)[:, None]
         if self._seen is not None:
             self._seen.scatter_(1, self._newest, True)
         self._column += 1

@@ -258,7 +258,6 @@ def generate(
                 numbers=numbers,
                 banned=banned,
                 seen=seen,
-                logprobs=logprobs,
                 cuda_graph=cuda_graph,
             )
             running = rows

@@ -143,24 +143,25 @@ def uniform_numbers(generators: Sequence[torch.Generator], count: int) -> Tensor
     return torch.stack([torch.rand(count, dtype=torch.float64, generator=g) for g in generators])
 
 
-def draw(logits: Tensor, uniform: Tensor) -> Tensor:
-    """One token per row from softmax(logits), by inverting the cumulative distribution.
+def draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
+    """One token per row, by inverting the cumulative distribution.
 
     No value travels from the device to the host.
 
     Args:
-        logits: (B, V); -inf is never drawn. From a row with NaN the last token is.
+        probabilities: (B, V) float32; a token of probability 0 is never drawn. From a row with NaN
+            the last token is.
         uniform: (B,) float64, see uniform_numbers.
 
     Returns:
         (B,) int64 tokens.
     """
-    cumulative = logits.double().softmax(-1).cumsum(-1)
+    cumulative = probabilities.cumsum(-1, dtype=torch.float64)
     target = uniform[:, None] * cumulative[:, -1:]
     # The first token whose cumulative probability exceeds the target has a probability above 0;
     # there is one, for the numbers are at most 1 - 2^-53 and so the target is below the total.
     tokens = torch.searchsorted(cumulative, target, right=True).squeeze(-1)
-    return tokens.clamp(max=logits.shape[-1] - 1)
+    return tokens.clamp(max=probabilities.shape[-1] - 1)
 
 
 def sample(
@@ -168,17 +169,26 @@ def sample(
     sampling: Sampling,
     seen: Tensor | None,
     uniform: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Choose the next token of every row.
 
     See process_logits for `seen` and draw for `uniform`, which greedy does not use.
 
     Returns:
-        The tokens, (B,) int64, and the processed logits that they were chosen by, (B, V) float32.
+        tokens: (B,) int64.
+        logprobs: (B,) float32, of the tokens in the distribution that they were drawn from (greedy:
+            the softmax of the logits).
+        finite: (B,) bool, whether the processed logits are: none is NaN or +inf, not all are -inf.
     """
     logits = process_logits(logits, sampling, seen)
+    probabilities = logits.softmax(-1)
     if sampling.greedy:
-        return logits.argmax(-1), logits
-    if uniform is None:
+        tokens = logits.argmax(-1)
+    elif uniform is None:
         raise ValueError("sampling needs a random number for each row, got None")
-    return draw(logits, uniform), logits
+    else:
+        tokens = draw(probabilities, uniform)
+    chosen = probabilities.gather(1, tokens[:, None])[:, 0]
+    # The softmax of a row that is not finite is NaN everywhere, and dropped tokens are -inf and do
+    # not count.
+    return tokens, chosen.log(), ~chosen.isnan()
