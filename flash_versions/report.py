@@ -306,6 +306,32 @@ def processes(document: Document) -> str:
     return f"{markdown(header, body)}\n\n{note}{where_and_when(document, 'processes')}.\n"
 
 
+def grpo_step(document: Document) -> str:
+    """A step of GRPO and its phases against TRL's trainer, the fastest of the timed steps."""
+    found: dict[str, dict[str, Row]] = {}
+    for row in document["rows"]:
+        if row["suite"] == "grpo step":
+            found.setdefault(row["case"], {})[row["contestant"]] = row
+    if not found:
+        return "Not measured yet: `python tests/trl_speed_gpu.py --out FILE`.\n"
+    body = []
+    for case, rows in found.items():
+        ours = [rows[name] for name in ("ours", "ours again") if name in rows]
+        for phase, called in {"": "step", "rollout_": "rollouts", "learn_": "learning"}.items():
+            key = f"{phase}seconds_best"
+            own = min((row[key] for row in ours if key in row), default=None)
+            cells = [f"{case}: {called}", f"{own:.2f}" if own else "-"]
+            for name in ("TRL", "TRL-bf16"):
+                theirs = rows.get(name, {}).get(key)
+                ratio = f" ({theirs / own:.1f} x)" if own and theirs else ""
+                cells.append(f"{theirs:.2f}{ratio}" if theirs else "-")
+            body.append(cells)
+    header = ["seconds (times ours)", "ours", "TRL", "TRL, weights in bf16"]
+    libraries = ("trl", "transformers")
+    about = where_and_when(document, "grpo step", libraries)
+    return f"{markdown(header, body)}\n\n64 problems, 16 answers each, on one GPU. {about}.\n"
+
+
 def launch(document: Document) -> str:
     """Microseconds of host time for each path."""
     found: dict[str, dict[str, float | None]] = {}
@@ -363,6 +389,7 @@ TABLES: dict[str, Callable[[Document], str]] = {
     "launch": launch,
     "several gpus": several_gpus,
     "processes": processes,
+    "grpo step": grpo_step,
 }
 
 

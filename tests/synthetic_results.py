@@ -159,6 +159,19 @@ def processes() -> dict[str, Any]:
     return about | {"rows": rows}
 
 
+def grpo_step() -> dict[str, Any]:
+    """Steps of GRPO as tests/trl_speed_gpu.py writes them."""
+    rows: list[dict[str, Any]] = []
+    speed = {"ours": 1.2, "TRL": 4.0, "ours again": 1.0, "TRL-bf16": 3.0}
+    for name, seconds in speed.items():
+        row = {"suite": "grpo step", "case": "sums", "contestant": name, "seconds_best": seconds}
+        phases = {"rollout_seconds_best": seconds / 2, "learn_seconds_best": seconds / 4}
+        rows.append(row | phases)
+    machine = MACHINE | {"trl": "1.16.0", "transformers": "5.17.0"}
+    about = {"schema": 1, "date": "2026-01-01", "commit": "abc", "machine": machine}
+    return about | {"rows": rows}
+
+
 def trace(tiles: int = 4, steps: int = 6, clock: float | None = 1000.0) -> dict[str, Any]:
     """The roles of a program with so many tiles: a loader that is ahead, two consumers in turns,
     and what stores; 100 cycles for each step.
@@ -188,4 +201,4 @@ def trace(tiles: int = 4, steps: int = 6, clock: float | None = 1000.0) -> dict[
 
 def all_results() -> list[dict[str, Any]]:
     """Every kind of document that docs/results may hold."""
-    return [document(), accuracy(), several_gpus(), processes(), trace()]
+    return [document(), accuracy(), several_gpus(), processes(), grpo_step(), trace()]

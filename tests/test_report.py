@@ -21,7 +21,8 @@ from flash_versions import bench, peers, report, results, suites
 from flash_versions.fa4 import ablation as fa4_ablation
 
 RESULTS = results.read_results()
-TWO_GPUS = {"context parallel", "context parallel backward", "processes", "processes checks"}
+SCRIPTS = {"context parallel", "context parallel backward", "processes", "processes checks"}
+SCRIPTS |= {"grpo step"}
 SYNTHETIC = results.merged(all_results())
 
 
@@ -42,9 +43,9 @@ def test_results_are_complete_and_consistent():
     for about in RESULTS["suites"].values():
         assert about["schema"] == bench.SCHEMA
         assert {"gpu", "driver", "torch", "triton"} <= set(about["machine"])
-    assert set(RESULTS["suites"]) - TWO_GPUS == {*bench.SUITES, "accuracy"} - {"quick"}
+    assert set(RESULTS["suites"]) - SCRIPTS == {*bench.SUITES, "accuracy"} - {"quick"}
     for row in RESULTS["rows"]:
-        if row["suite"] in TWO_GPUS:
+        if row["suite"] in SCRIPTS:
             continue
         if row["suite"] == "launch":
             assert "reason" in row or row["host_us"] > 0
@@ -137,7 +138,7 @@ def test_columns_are_what_was_measured(name):
     versions = ("fa1", "fa2", "fa3")
     if "ablation" in name or name == "fp8":
         versions = ("fa3",)
-    elif name in ("packed", "quantize", "fp8 accuracy", "several gpus", "processes"):
+    elif name in ("packed", "quantize", "fp8 accuracy", "several gpus", "processes", "grpo step"):
         versions = ()
     for version in versions:
         assert f" {version} " in header
@@ -149,7 +150,8 @@ def test_columns_are_what_was_measured(name):
 @pytest.mark.parametrize("name", report.TABLES)
 def test_a_table_that_was_not_measured_says_so(name):
     missing = report.TABLES[name](SYNTHETIC | {"rows": []})
-    command = {"several gpus": "torchrun ", "processes": "python tests/"}.get(name, "python -m ")
+    command = {"several gpus": "torchrun ", "processes": "python tests/"}
+    command = (command | {"grpo step": "python tests/"}).get(name, "python -m ")
     assert missing.startswith(f"Not measured yet: `{command}") and missing.endswith("`.\n")
 
 
@@ -310,6 +312,23 @@ def test_measured_speed_of_training_on_two_gpus():
     assert not [row["reason"] for row in rows if "reason" in row]
     ratios = [row["step_ratio"] for row in rows if "step_ratio" in row and " B" in row["what"]]
     assert len(ratios) == 2 and min(ratios) >= 1.8
+
+
+def test_a_grpo_step_is_held_against_trl():
+    table = report.grpo_step(SYNTHETIC)
+    row = cells(table, "sums: rollouts")  # the faster of our two turns
+    assert list(row.values())[1:] == ["0.50", "2.00 (4.0 x)", "1.50 (3.0 x)"]
+    alone = without(SYNTHETIC, lambda row: row.get("contestant") != "TRL-bf16")
+    assert list(cells(report.grpo_step(alone), "sums: step").values())[-1] == "-"
+    assert "trl 1.16.0" in table
+
+
+def test_measured_speed_of_a_grpo_step():
+    """The bar: three times as fast as TRL's trainer with transformers' generate."""
+    steps = {(row["case"], row["contestant"]): row for row in of_suite("grpo step")}
+    for case in ("shipped", "qwen2.5-0.5b"):
+        ours = min(steps[case, name]["seconds_best"] for name in ("ours", "ours again"))
+        assert steps[case, "TRL"]["seconds_best"] >= 3 * ours
 
 
 def test_peers_in_the_caption_only_where_they_ran():
