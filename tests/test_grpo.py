@@ -14,6 +14,7 @@ from tiny_grpo import TINY, make_trainer, options, png_size
 
 from transformer import curves, grpo
 from transformer import trainer as trainer_module
+from transformer.files import only_writer
 from transformer.grpo_run import Run, read_metrics
 from transformer.recipes import RECIPES, Settings, find_task, flag
 from transformer.rollout import roll_out
@@ -100,6 +101,7 @@ def test_every_task_draws_both_kinds_of_problems(name):
         (["--task", "tiny_grpo:Picky"], "there is no task tiny_grpo:Picky: "),
         (["--task", "random:Random"], "random:Random is no transformer.task.Task"),
         (["--task", "builtins:range"], "builtins:range is no transformer.task.Task"),
+        (["--task", "tiny_grpo:Nameless"], "has no name: give the class one, such as name = "),
         (["--task", "math:pi"], "math:pi is no transformer.task.Task but 3.14"),
         (["--task", "tiny_grpo:Raises"], "task 'raises' raised KeyError('no such word') for the"),
         (["--task", "tiny_grpo:Nan"], "task 'nan' is nan for the completion '"),
@@ -167,7 +169,7 @@ def test_a_run_with_other_settings_is_left_alone(grpo_command, tempted, finished
     assert sorted((path.name, path.stat().st_mtime_ns) for path in finished_run.iterdir()) == before
 
 
-@pytest.mark.parametrize("damage", ["cut", "noise", "empty", "log"])
+@pytest.mark.parametrize("damage", ["cut", "noise", "empty", "log", "best", "optimizer"])
 def test_a_damaged_state_is_one_sentence(grpo_command, tempted, tmp_path, damage):
     arguments = [*options(tempted, steps=4, eval_every=0, lr=1e-3), "--out", tmp_path / "run"]
     trainer = make_trainer(tempted, steps=4, eval_every=0, lr=1e-3)
@@ -179,6 +181,10 @@ def test_a_damaged_state_is_one_sentence(grpo_command, tempted, tmp_path, damage
     content = state.read_bytes()
     if damage == "log":
         (tmp_path / "run" / "metrics.jsonl").write_text("")
+    elif damage in ("best", "optimizer"):
+        parts = torch.load(state)
+        torch.save({name: parts[name] for name in parts if name != damage}, state)
+        assert len(parts) > len(torch.load(state))
     else:
         kept = {"cut": content[: len(content) // 2], "noise": b"\0" * 1000, "empty": b""}
         state.write_bytes(kept[damage])
@@ -320,6 +326,16 @@ def test_what_a_reader_might_miss_is_said_once(grpo_command, tempted, tmp_path, 
     assert len(re.findall(remark, err)) == 1
 
 
+def test_two_processes_do_not_write_one_run(grpo_command, tempted, tmp_path):
+    arguments = [*options(tempted, steps=2), "--out", tmp_path / "run"]
+    with only_writer(tmp_path / "run"):
+        code, err = grpo_command(*arguments)
+        assert (code, [*(tmp_path / "run").iterdir()]) == (2, [])
+    assert f"another process is writing to {tmp_path / 'run'}; wait for it or use" in err
+    assert not (tmp_path / "run").exists()  # who made it and wrote nothing removes it
+    assert grpo_command(*arguments)[0] == 0
+
+
 # --- TensorBoard
 
 
@@ -328,6 +344,7 @@ def test_tensorboard_is_asked_for_if_it_is_missing(grpo_command, tempted, tmp_pa
     code, err = grpo_command(*options(tempted), "--out", tmp_path / "run", "--tensorboard")
     assert code == 2
     assert err == "error: --tensorboard needs the package tensorboard: pip install tensorboard\n"
+    assert not (tmp_path / "run").exists()
 
 
 def test_tensorboard_is_written_on_request(grpo_command, tempted, tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ import torch
 import flash_versions
 from transformer import byte_tokenizer, evaluate, model_card, train, training
 from transformer.corpus import Corpus, Teacher
+from transformer.files import only_writer
 from transformer.model import Config, Transformer
 from transformer.session import CHECKPOINTS
 from transformer.task import Marks, Problem
@@ -158,6 +159,13 @@ def _saved(value):
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return buffer.getvalue()
+
+
+def test_two_processes_do_not_train_one_checkpoint(tmp_path, capsys):
+    with only_writer(tmp_path):
+        assert train.main(arguments(tmp_path)) == 2
+    assert f"another process is writing to {tmp_path}" in capsys.readouterr().err
+    assert [*tmp_path.iterdir()] == []
 
 
 @pytest.mark.parametrize(

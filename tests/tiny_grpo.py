@@ -98,6 +98,10 @@ class Hungry(Count):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
 
+class Nameless(Task):
+    """A task that nobody named."""
+
+
 class Picky(Count):
     """Cannot be made without an argument."""
 

@@ -1,5 +1,7 @@
 """Files: JSON that is read with one sentence about what is wrong, writing at once or not at all."""
 
+import errno
+import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -17,6 +19,31 @@ def replacing(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Keep a folder, made if it is not there, for this process; a kill of it gives the folder free.
+
+    Raises:
+        ValueError: another process has it.
+    """
+    made = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:  # a file system without locks cannot tell
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                raise ValueError(
+                    f"another process is writing to {folder}; wait for it or use another --out"
+                ) from error
+        yield
+    finally:
+        os.close(handle)
+        if made and not any(folder.iterdir()):
+            folder.rmdir()
 
 
 def write_text(path: Path, text: str) -> None:

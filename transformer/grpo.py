@@ -19,6 +19,7 @@ import sys
 import time
 import types
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -27,9 +28,10 @@ from tqdm import tqdm
 
 from transformer import curves
 from transformer.command import Parser, run_training
+from transformer.files import only_writer
 from transformer.groups import describe
-from transformer.grpo_run import BEST, FINAL, METRICS, SAMPLES, Run
-from transformer.parallel import World, alike, connected, own_device
+from transformer.grpo_run import BEST, FINAL, METRICS, SAMPLES, STATE, Run
+from transformer.parallel import World, alike, connected, own_device, undamaged
 from transformer.recipes import RECIPES, Settings, flag
 from transformer.trainer import Trainer, checkpoint_files, resolved
 from transformer.weights import save_model
@@ -64,8 +66,9 @@ def train(
         state = run.load(trainer.device)
     best, seconds = 0.0, 0.0
     if state is not None:
-        trainer.restore(state)
-        best, seconds = float(state["best"]), float(state["seconds"])
+        with undamaged(run.folder / STATE, f"delete {run.folder}"):
+            trainer.restore(state)
+            best, seconds = float(state["best"]), float(state["seconds"])
         say(f"continuing at step {trainer.step}")
     else:
         best = evaluate(trainer, run, best, seconds, watch)
@@ -196,13 +199,7 @@ class Display:
         self._held_out = ""
         self._writer: Any = None
         if board is not None:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError as error:
-                raise ValueError(
-                    "--tensorboard needs the package tensorboard: pip install tensorboard"
-                ) from error
-            self._writer = SummaryWriter(str(board))
+            self._writer = tensorboard_writer()(str(board))
         self._bar = tqdm(total=steps, initial=at, desc="step", unit="step", dynamic_ncols=True)
 
     def watch(self, step: int, measured: dict[str, float]) -> None:
@@ -235,6 +232,17 @@ class Display:
         self._bar.close()
         if self._writer is not None:
             self._writer.close()
+
+
+def tensorboard_writer() -> Any:
+    """The class that writes for TensorBoard; ValueError if the package is not there."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ValueError(
+            "--tensorboard needs the package tensorboard: pip install tensorboard"
+        ) from error
+    return SummaryWriter
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Settings]:
@@ -283,14 +291,20 @@ def _run(argv: Sequence[str]) -> None:
     with alike():
         arguments, settings = parse(argv)
         device = own_device(arguments.device)
-    with connected(device) as world:
-        _run_in(world, arguments, settings)
+    with connected(device) as world, ExitStack() as stack:
+        _run_in(world, arguments, settings, stack)
 
 
-def _run_in(world: World, arguments: argparse.Namespace, settings: Settings) -> None:
+def _run_in(
+    world: World, arguments: argparse.Namespace, settings: Settings, stack: ExitStack
+) -> None:
     with world.together():
         settings = resolved(settings, world.device, world)
         folder = arguments.out or Path("runs") / (arguments.recipe or settings.task)
+        if arguments.tensorboard:
+            tensorboard_writer()  # refuses what is missing before there is a folder
+        if world.main:
+            stack.enter_context(only_writer(folder))
         run = Run(folder, settings, world)
     say = _say if world.main else lambda text: None
     if run.finished:

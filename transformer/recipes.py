@@ -166,4 +166,6 @@ def find_task(name: str) -> Task:
         raise ValueError(f"there is no task {name}: {error}") from error
     if not isinstance(task, Task):
         raise ValueError(f"{name} is no transformer.task.Task but {task!r:.80}")
+    if not isinstance(getattr(task, "name", None), str):
+        raise ValueError(f'{name} has no name: give the class one, such as name = "{attribute}"')
     return task

@@ -19,6 +19,7 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +31,7 @@ from transformer import byte_tokenizer, model_card
 from transformer.command import Parser, run_training
 from transformer.corpus import MIXES, Teacher
 from transformer.evaluate import TAUGHT, Score, as_record, evaluate
-from transformer.files import write_text
+from transformer.files import only_writer, write_text
 from transformer.model import Transformer
 from transformer.parallel import alike, connected, own_device
 from transformer.training import Recipe, Training
@@ -208,7 +209,10 @@ def _run(argv: Sequence[str]) -> None:
     if workers is None:
         here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         workers = min(16, max(1, (os.cpu_count() or 2) // here - 1))
-    with connected(device) as world:
+    with connected(device) as world, ExitStack() as stack:
+        with world.together():
+            if world.main:
+                stack.enter_context(only_writer(arguments.out))
         training = Training(recipe, arguments.out, device, world)
         if training.step and world.main:
             _say(f"continuing at step {training.step}\n")
