@@ -5,10 +5,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 KERNEL_TESTS := $(addprefix tests/test_,attention.py packed.py fa1.py fa2.py fa3.py fa4.py fp8.py quantize.py \
-	exp2.py kv_cache.py interpreter.py compile.py fa4_compile.py inspect.py)
+	exp2.py kv_cache.py interpreter.py compile.py fa4_compile.py inspect.py lessons.py)
 WORKERS := -q -n auto --maxprocesses 8 --dist loadgroup
 
-.PHONY: help generate chat test test-wide test-gpu test-triton test-trl fuzz lint bench plot clean
+.PHONY: help generate chat test test-wide test-gpu test-triton test-trl fuzz lint bench plot lab notebooks docs clean
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -29,6 +29,16 @@ $(VENV)/.ready-test: $(VENV)/.ready
 $(VENV)/.ready-trl: $(VENV)/.ready-test
 	@echo "Adding TRL, which the GRPO loss is compared with."
 	@$(PIP) -e ".[test,trl]"
+	@touch $@
+
+$(VENV)/.ready-notebooks: $(VENV)/.ready
+	@echo "Adding what the notebooks need."
+	@$(PIP) -e ".[notebooks]"
+	@touch $@
+
+$(VENV)/.ready-docs: $(VENV)/.ready
+	@echo "Adding what the site needs."
+	@$(PIP) -e ".[docs]"
 	@touch $@
 
 generate: $(VENV)/.ready ## a small language model answers a question through our attention kernels
@@ -73,5 +83,16 @@ plot: $(VENV)/.ready ## redraw figures and tables of the documents from docs/res
 	$(BIN)/python -m flash_versions.report
 	$(BIN)/python -m flash_versions.plot
 
+lab: $(VENV)/.ready-notebooks ## read and run the notebooks in JupyterLab
+	cd notebooks && $(abspath $(BIN))/jupyter lab $(ARGS)
+
+notebooks: $(VENV)/.ready-notebooks ## run notebooks and write them with outputs: make notebooks NAMES="00_start"
+	cd notebooks && CUDA_VISIBLE_DEVICES= $(abspath $(BIN))/python -m lessons.build $(NAMES)
+
+docs: $(VENV)/.ready-docs ## build the site, warnings being errors: docs/_build/index.html
+	$(BIN)/python -m sphinx -W --keep-going -q docs docs/_build
+	@echo "Open docs/_build/index.html"
+
 clean: ## remove what the other targets made
 	rm -rf $(VENV) .triton-* .pytest_cache .mypy_cache .ruff_cache
+	rm -rf docs/_build docs/_made docs/versions docs/walkthroughs

@@ -1,0 +1,37 @@
+"""What the notebooks are told with: sources, recorded kernels, films, predictions, exercises.
+
+    from lessons import show, changes, record, film, instructions, guess, check, measured, own_gpu
+
+The kernels themselves are those of `flash_versions`: nothing here computes attention. Notebooks run
+in the folder `notebooks/`, where this package is found.
+
+Importing it turns Triton's interpreter on, also where there is a GPU, because `record` looks into
+running kernels. That only works before triton is imported, so this import comes first.
+"""
+
+import os
+import sys
+
+if "triton" not in sys.modules:
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+from lessons.answers import check, guess  # noqa: E402
+from lessons.compiled import instructions  # noqa: E402
+from lessons.films import film  # noqa: E402
+from lessons.measurements import measured, own_gpu  # noqa: E402
+from lessons.recording import Recording, Step, record  # noqa: E402
+from lessons.source import changes, show  # noqa: E402
+
+__all__ = [
+    "Recording",
+    "Step",
+    "changes",
+    "check",
+    "film",
+    "guess",
+    "instructions",
+    "measured",
+    "own_gpu",
+    "record",
+    "show",
+]

@@ -1,0 +1,62 @@
+"""Exercises by name: a hint, and what holds a reader's function against the truth.
+
+The exercises of notebook NN are registered in `exercises_NN.py`:
+
+    @exercise("combine", hint="bring both parts to the larger maximum first")
+    def check_combine(combine):
+        found = combine(first, second)
+        assert close(found, truth), f"row 0 is {found[0]:.3f}; it should be {truth[0]:.3f}"
+
+A checker returns if the function is right and raises an AssertionError with a sentence if not. The
+solution is in `notebooks/solutions/combine.py` as a function `combine`; beside it stand functions
+`wrong_...`, each with a mistake that the checker has to find.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+Checker = Callable[[Callable[..., Any]], None]
+
+
+class Exercise(NamedTuple):
+    """What a reader is asked to write."""
+
+    name: str
+    hint: str
+    checker: Checker
+
+
+EXERCISES: dict[str, Exercise] = {}
+
+
+def exercise(name: str, hint: str) -> Callable[[Checker], Checker]:
+    """Register a checker under the exercise's name."""
+
+    def register(checker: Checker) -> Checker:
+        if name in EXERCISES and EXERCISES[name].checker.__module__ != checker.__module__:
+            raise ValueError(f"exercise {name!r} is in two modules; each needs a name of its own.")
+        EXERCISES[name] = Exercise(name, hint, checker)
+        return checker
+
+    return register
+
+
+@cache
+def load_exercises() -> None:
+    """Import every module of exercises."""
+    package = importlib.import_module("lessons")
+    for module in pkgutil.iter_modules(package.__path__):
+        if module.name.startswith("exercises_"):
+            importlib.import_module(f"lessons.{module.name}")
+
+
+def find_exercise(name: str) -> Exercise:
+    """An exercise; ValueError with those that there are."""
+    load_exercises()
+    if name not in EXERCISES:
+        known = ", ".join(sorted(EXERCISES)) or "none"
+        raise ValueError(f"there is no exercise {name!r}; there are {known}.")
+    return EXERCISES[name]

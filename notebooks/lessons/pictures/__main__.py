@@ -1,0 +1,77 @@
+"""Draw the pictures that documents show: `python -m lessons.pictures`, in notebooks/.
+
+Writes docs/figures/flash-attention.gif and docs/figures/lessons/*.svg. Like the figures of
+flash_versions.plot, each names a digest of the data that it was drawn from.
+"""
+
+import io
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from flash_versions.plot import FIGURES, STYLE, digest
+from flash_versions.results import ROOT
+from flash_versions.watch import write
+from lessons.pictures import animation, gantt, roles, rooflines, splits, tiles, traffic
+
+ANIMATION = FIGURES / "flash-attention.gif"
+FOLDER = FIGURES / "lessons"
+
+
+class Picture(NamedTuple):
+    """A committed picture: what it is drawn from, and its drawing."""
+
+    data: Callable[[], Any]
+    draw: Callable[[], Figure]
+
+
+PICTURES = {
+    "tiles": Picture(tiles.data, tiles.compare),
+    "walk": Picture(tiles.data, tiles.walk_order),
+    "splits": Picture(splits.data, splits.tree),
+    "schedules": Picture(gantt.data, gantt.schedules),
+    "schedules-measured": Picture(gantt.data, gantt.against_measured),
+    "schedules-traced": Picture(gantt.data, gantt.beside_trace),
+    "roles": Picture(roles.data, roles.state_machine),
+    "traffic": Picture(traffic.data, traffic.against_length),
+    "ordinary-work": Picture(traffic.data, traffic.ordinary_work),
+    "rooflines": Picture(rooflines.data, rooflines.draw),
+}
+
+
+def svg(name: str) -> str:
+    """A picture as SVG: the same text for the same data and the same matplotlib."""
+    picture, buffer = PICTURES[name], io.StringIO()
+    metadata = {"Date": None, "Creator": None, "Description": digest(picture.data())}
+    figure = picture.draw()
+    with mpl.rc_context(STYLE):
+        figure.savefig(buffer, format="svg", metadata=metadata)
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Replace a file, whole or not at all."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_bytes(content)
+    temporary.replace(path)
+
+
+def main() -> int:
+    """Redraw all pictures; returns the exit code."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name in PICTURES:
+        path = FOLDER / f"{name}.svg"
+        write(path, svg(name))
+        sys.stderr.write(f"{path.relative_to(ROOT)}: drawn\n")
+    replace(ANIMATION, animation.gif())
+    sys.stderr.write(f"{ANIMATION.relative_to(ROOT)}: drawn\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,187 @@
+"""A kernel that is watched: run in Triton's interpreter, with a note of every block that it folds.
+
+The kernel is the package's own. While it runs, the functions that it calls on a tile are wrapped;
+they compute what they always compute.
+"""
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import ModuleType
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import numpy as np
+import torch
+import triton.language as tl
+
+from flash_versions import interpreter
+from flash_versions.diff import version_names
+from flash_versions.request import Request, make_request
+from flash_versions.version import LaunchConfig
+
+STATE = ("o", "acc", "row_max", "row_sum")
+
+
+class Step(NamedTuple):
+    """One block of keys folded into the state of one query tile.
+
+    Attributes:
+        program: number of the program on the grid's first axis.
+        split: its number on the second axis; 0 where keys are not split.
+        j: number of the KV block.
+        before: arrays by name: the state (o or acc, row_max, row_sum), and the tiles q, k, v.
+        after: the new state; s, the scores as the softmax takes them; p; alpha.
+    """
+
+    program: int
+    split: int
+    j: int
+    before: dict[str, np.ndarray]
+    after: dict[str, np.ndarray]
+
+
+class Recording(list[Step]):
+    """The steps of a call in the order in which they ran, and its results `o` and `lse`."""
+
+    o: torch.Tensor
+    lse: torch.Tensor
+
+
+def record(
+    version: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    block_q: int | None = None,
+    block_kv: int | None = None,
+    **options: Any,
+) -> Recording:
+    """Run a version's portable forward kernel in the interpreter and keep every intermediate.
+
+    Args:
+        version: such as "fa1".
+        q: (batch, M, heads, head_dim) on the CPU.
+        k: (batch, N, kv_heads, head_dim).
+        v: (batch, N, kv_heads, head_dim_v).
+        block_q: rows of a query tile, a power of two; None: as the package chooses, or 16 if the
+            other one is given.
+        block_kv: keys of a block, likewise.
+        options: further arguments of `flash_versions.attention`, such as causal, or of the
+            version's `forward`, such as FA4's threshold.
+
+    Raises:
+        ValueError: there is no such version, or no such call.
+        RuntimeError: this process compiles kernels.
+    """
+    module = forward_of(version)
+    if not interpreter.enabled():
+        raise RuntimeError(
+            "this process compiles Triton kernels, so nothing can be recorded; import lessons "
+            "before flash_versions and triton, with TRITON_INTERPRET unset or 1."
+        )
+    own = set(inspect.signature(module.forward).parameters) - {"request", "config"}
+    request = make_request(
+        q, k, v, **{name: value for name, value in options.items() if name not in own}
+    )
+    recording = Recording()
+    with watched(module, recording, request):
+        recording.o, recording.lse, _ = module.forward(
+            request,
+            config_of(block_q, block_kv),
+            **{name: value for name, value in options.items() if name in own},
+        )
+    return recording
+
+
+def forward_of(version: str) -> ModuleType:
+    """The module of a version's portable forward."""
+    try:
+        return importlib.import_module(f"flash_versions.{version}.forward")
+    except ModuleNotFoundError:
+        known = ", ".join(version_names())
+        raise ValueError(f"there is no version {version!r}; there are {known}.") from None
+
+
+def config_of(block_q: int | None, block_kv: int | None) -> LaunchConfig | None:
+    """Tile sizes with those that were asked for; None if none was."""
+    if block_q is None and block_kv is None:
+        return None
+    for name, size in (("block_q", block_q), ("block_kv", block_kv)):
+        if size is not None and (size < 1 or size & (size - 1)):
+            raise ValueError(f"{name}={size} is not possible; powers of two are.")
+    return LaunchConfig(block_q or 16, block_kv or 16, num_warps=4, num_stages=1)
+
+
+@contextmanager
+def watched(module: ModuleType, recording: Recording, request: Request) -> Iterator[None]:
+    """Wrap what the kernel of a module calls on a tile, so that `recording` grows as it runs."""
+    widths = {"q": request.q.shape[3], "k": request.k.shape[3]}
+    widths |= dict.fromkeys(("v", "o", "acc"), request.v.shape[3])
+    seen: dict[str, np.ndarray] = {}  # of the block that is being folded
+    fold, parameters = module.fold_block, inspect.signature(module.fold_block.fn).parameters
+
+    def keep(name: str, value: Any) -> None:
+        array = array_of(value)
+        seen[name] = array[:, : widths[name]] if name in widths else array
+
+    def fold_block(*args: Any, **named: Any) -> Any:
+        given = dict(zip(parameters, args)) | named
+        seen.clear()
+        for name in STATE:
+            if name in given:
+                keep(name, given[name])
+        keep("q", given["q_tile"])
+        before = dict(seen)
+        seen.clear()
+        result = fold(*args, **named)
+        before |= {name: seen.pop(name) for name in ("k", "v") if name in seen}
+        names = [name for name in parameters if name in STATE]
+        for name, value in zip(names, result):
+            keep(name, value)
+        program, split = (int(array_of(tl.program_id(axis)).item()) for axis in (0, 1))
+        j = int(array_of(given["j"]).item())
+        recording.append(Step(program, split, j, before, dict(seen)))
+        return result
+
+    def load_rows(*args: Any, **named: Any) -> Any:
+        tile = original["load_rows"](*args, **named)
+        keep("v" if "k" in seen else "k", tile)
+        return tile
+
+    def softmax_step(s: Any, *args: Any) -> Any:
+        p, row_max, row_sum, alpha = original["softmax_step"](s, *args)
+        for name, value in (("s", s), ("p", p), ("alpha", alpha)):
+            keep(name, value)
+        return p, row_max, row_sum, alpha
+
+    def raise_reference(s: Any, *args: Any) -> Any:
+        row_max, pivot, alpha = original["raise_reference"](s, *args)
+        for name, value in (("s", s), ("alpha", alpha)):
+            keep(name, value)
+        return row_max, pivot, alpha
+
+    def mixed_exp2(*args: Any) -> Any:
+        p = original["mixed_exp2"](*args)
+        keep("p", p)
+        return p
+
+    wrappers: list[Callable[..., Any]] = [load_rows, softmax_step, raise_reference, mixed_exp2]
+    present = [wrapper for wrapper in wrappers if hasattr(module, wrapper.__name__)]
+    original = {wrapper.__name__: getattr(module, wrapper.__name__) for wrapper in present}
+    with ExitStack() as stack:
+        for wrapper in (fold_block, *present):
+            stack.enter_context(patch.object(module, wrapper.__name__, wrapper))
+        yield
+
+
+def array_of(value: Any) -> np.ndarray:
+    """What an interpreted kernel computes with, as an array of its own; 16 bits become fp32."""
+    if not isinstance(value, tl.tensor):
+        return np.asarray(value)
+    data = value.handle.data
+    if value.dtype.scalar == tl.bfloat16:
+        return (data.astype(np.uint32) << 16).view(np.float32)
+    return data.astype(np.float32) if data.dtype == np.float16 else data.copy()
