@@ -1,0 +1,53 @@
+"""The exercises of the first notebook: the causal mask, and a softmax as a kernel."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from flash_versions import attention_reference
+from lessons.exercises import exercise
+
+
+@exercise(
+    "last_key",
+    hint="the last query, m - 1, sees the last key, n - 1; each query before it sees one less.",
+)
+def check_last_key(last_key: Callable[[int, int, int], int]) -> None:
+    """Against what the reference attends to."""
+    for m, n in ((4, 4), (1, 100), (2, 5), (5, 2)):
+        # With values that count the keys and equal scores, o is the mean of the visible numbers.
+        q, k = torch.zeros(1, m, 1, 16), torch.zeros(1, n, 1, 16)
+        v = torch.arange(n, dtype=torch.float32)[None, :, None, None].expand(1, n, 1, 16)
+        o, lse = attention_reference(q.double(), k.double(), v.double(), causal=True)
+        seen = lse[0, 0].exp().round().int()
+        for i in range(m):
+            found, truth = last_key(i, m, n), int(seen[i]) - 1
+            assert found == truth, (
+                f"of {m} queries and {n} keys, query {i} sees keys up to {truth}; you say {found}."
+            )
+            assert truth < 0 or abs(o[0, i, 0, 0].item() - truth / 2) < 1e-9
+
+
+@exercise(
+    "row_softmax",
+    hint="index = tl.arange(0, BLOCK); load x + row * columns + index under a mask, and think of "
+    "what the exponential of the padding must be.",
+)
+def check_row_softmax(row_softmax: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Rows that fill a block, rows that do not, large scores."""
+    for what, x in {
+        "rows of 4 numbers": torch.tensor([[1.0, 2, 3, 4], [0, 0, 0, 0]]),
+        "rows of 3 numbers, in a block of 4": torch.tensor([[1.0, 2, 3], [-9, -8, -7]]),
+        "scores of 200 and more": torch.tensor([[200.0, 201.0], [0.0, 300.0]]),
+    }.items():
+        truth = torch.softmax(x.double(), 1)
+        with np.errstate(all="ignore"):
+            found = row_softmax(x.clone())
+        assert found.shape == x.shape, f"the result has shape {tuple(found.shape)}."
+        for row, (mine, right) in enumerate(zip(found.tolist(), truth.tolist())):
+            if not all(abs(a - b) < 1e-5 for a, b in zip(mine, right)):
+                shown = [", ".join(f"{a:.3f}" for a in numbers) for numbers in (mine, right)]
+                raise AssertionError(
+                    f"{what}: row {row} of the result is {shown[0]}; it should be {shown[1]}."
+                )

@@ -1,0 +1,92 @@
+"""The exercises of the first notebook: the step of the online softmax, and a broken mask."""
+
+from collections.abc import Callable
+from unittest.mock import patch
+
+import numpy as np
+import torch
+
+from flash_versions.fa1 import forward as fa1
+from flash_versions.request import make_request
+from flash_versions.version import LaunchConfig
+from lessons.exercises import exercise
+
+State = tuple[np.ndarray, np.ndarray, np.ndarray]  # o (rows, dim), row_max and row_sum (rows)
+BLOCK = 4  # keys
+
+
+@exercise("fold", hint="How much is all that was summed under the old maximum worth under the new?")
+def check_fold(fold: Callable[..., State]) -> None:
+    """Hold one step of FA1's online softmax against the softmax of everything seen so far."""
+    generator = np.random.default_rng(0)
+    scores = generator.normal(size=(3, 4 * BLOCK))
+    values = generator.normal(size=(4 * BLOCK, 2))
+    follow(fold, scores, values, "random scores")
+    follow(fold, scores + 10 * np.arange(4).repeat(BLOCK), values, "scores that grow")
+    follow(fold, scores + 1000, values, "scores near 1000")
+    hidden = scores.copy()
+    hidden[0, :BLOCK] = -np.inf
+    follow(fold, hidden, values, "a row that sees no key of block 0")
+
+
+def follow(fold: Callable[..., State], scores: np.ndarray, values: np.ndarray, which: str) -> None:
+    """Fold scores (rows, keys) block by block and compare the state after each."""
+    rows, keys = scores.shape
+    state: State = (
+        np.zeros((rows, values.shape[1])),
+        np.full(rows, -np.inf),
+        np.zeros(rows),
+    )
+    for j in range(keys // BLOCK):
+        block = slice(j * BLOCK, (j + 1) * BLOCK)
+        with np.errstate(all="ignore"):
+            state = fold(*(x.copy() for x in state), scores[:, block].copy(), values[block].copy())
+        truth = state_after(scores[:, : block.stop], values[: block.stop])
+        for place, name in ((1, "row_max"), (2, "row_sum"), (0, "o")):
+            found = np.asarray(state[place], dtype=float)
+            shape = truth[place].shape
+            assert found.shape == shape, f"{name} has shape {found.shape}; it should be {shape}."
+            if not np.allclose(found, truth[place], rtol=1e-6, atol=1e-9):
+                off = ~np.isclose(found, truth[place], rtol=1e-6, atol=1e-9)
+                at = tuple(int(i) for i in np.argwhere(off)[0])
+                raise AssertionError(
+                    f"{which}: after block {j}, {name}{list(at)} is {found[at]:.4f}; "
+                    f"it should be {truth[place][at]:.4f}."
+                )
+
+
+def state_after(scores: np.ndarray, values: np.ndarray) -> State:
+    """The state when these keys have been seen, computed from all of them at once."""
+    row_max = scores.max(1)
+    p = np.exp(scores - np.where(row_max == -np.inf, 0.0, row_max)[:, None])
+    row_sum = p.sum(1)
+    return p @ values / np.where(row_sum == 0, 1.0, row_sum)[:, None], row_max, row_sum
+
+
+@exercise(
+    "rows_that_change",
+    hint="Which keys does the last row of a tile see, and where does the block end that has the "
+    "last of them?",
+)
+def check_rows_that_change(rows_that_change: Callable[[int, int, int], list[int]]) -> None:
+    """Hold a list of rows against those that FA1's own kernel gets wrong without its mask."""
+    for length, block_q, block_kv in ((16, 16, 16), (64, 16, 16), (64, 16, 8), (64, 8, 16)):
+        found = sorted(int(i) for i in rows_that_change(length, block_q, block_kv))
+        truth = rows_without_mask(length, block_q, block_kv)
+        case = f"length {length}, tiles of {block_q} queries, blocks of {block_kv} keys"
+        missing = sorted(set(truth) - set(found))
+        surplus = sorted(set(found) - set(truth))
+        assert not missing, f"{case}: row {missing[0]} changes and is not in your list."
+        assert not surplus, f"{case}: row {surplus[0]} is in your list and does not change."
+
+
+def rows_without_mask(length: int, block_q: int, block_kv: int) -> list[int]:
+    """The queries whose result changes if FA1 leaves out `mask_scores` and nothing else."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, length, 1, 16, generator=generator) for _ in range(3))
+    request = make_request(q, k, v, causal=True)
+    config = LaunchConfig(block_q, block_kv, num_warps=4, num_stages=1)
+    right = fa1.forward(request, config)[0]
+    with patch.object(fa1, "mask_scores", lambda s, *_: s):
+        broken = fa1.forward(request, config)[0]
+    return (right != broken).any(-1).flatten().nonzero().flatten().tolist()

@@ -1,0 +1,92 @@
+"""The exercises of the second notebook: the reduction of split-KV, and a missing rescale."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from lessons.exercises import exercise
+
+Pair = tuple[np.ndarray, np.ndarray]
+DIM = 3
+
+
+@exercise("combine", hint="Bring all splits to one maximum first; then sums may be added.")
+def check_combine(combine: Callable[..., Pair]) -> None:
+    """Hold the reduction of splits against the softmax over all keys at once."""
+    generator = np.random.default_rng(0)
+    scores, values = generator.normal(size=(4, 12)), generator.normal(size=(12, DIM))
+    reduce_and_compare(combine, scores, values, 1, "one split")
+    reduce_and_compare(combine, scores, values, 3, "three splits")
+    far = scores + 200 * np.arange(3).repeat(4)
+    reduce_and_compare(combine, far, values, 3, "splits whose maxima lie 200 apart")
+    hidden = scores.copy()
+    hidden[1, :4] = -np.inf
+    reduce_and_compare(combine, hidden, values, 3, "a row that sees no key of split 0")
+    hidden[2] = -np.inf
+    reduce_and_compare(combine, hidden, values, 3, "a row that sees no key at all")
+
+
+def reduce_and_compare(
+    combine: Callable[..., Pair], scores: np.ndarray, values: np.ndarray, splits: int, which: str
+) -> None:
+    """Split scores (rows, keys) in log2 units, let the reader combine, compare o and LSE."""
+    parts = [
+        partial(s, v)
+        for s, v in zip(np.split(scores, splits, axis=1), np.split(values, splits), strict=True)
+    ]
+    acc, row_max, row_sum = (np.stack(x).astype(np.float32) for x in zip(*parts, strict=True))
+    with np.errstate(all="ignore"):
+        found = combine(acc.copy(), row_max.copy(), row_sum.copy())
+    whole_acc, whole_max, whole_sum = partial(scores, values)
+    norm = np.where(whole_sum == 0, 1.0, whole_sum)
+    truth = whole_acc / norm[:, None], (whole_max + np.log2(norm)) * np.log(2)
+    for name, mine, right in zip(("o", "lse"), found, truth, strict=True):
+        compare(np.asarray(mine, dtype=float), right, name, which)
+
+
+def partial(scores: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What a split leaves: acc (rows, dim), unnormalised; row_max, log2 units; row_sum."""
+    row_max = scores.max(1)
+    p = np.exp2(scores - np.where(row_max == -np.inf, 0.0, row_max)[:, None])
+    return p @ values, row_max, p.sum(1)
+
+
+@exercise("attend", hint="When the maximum grows, what else was summed under the old one?")
+def check_attend(attend: Callable[..., np.ndarray]) -> None:
+    """Hold a loop over KV blocks against plain attention."""
+    generator = np.random.default_rng(0)
+    q, k, v = (generator.normal(size=(8, 4)) for _ in range(3))
+    loop_and_compare(attend, q, k, v, 8, "one block")
+    loop_and_compare(attend, q, k, v, 2, "blocks of 2 keys")
+    loop_and_compare(attend, q, k * 5, v, 1, "blocks of 1 key, large scores")
+
+
+def loop_and_compare(
+    attend: Callable[..., np.ndarray],
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    block: int,
+    which: str,
+) -> None:
+    """Run the reader's loop and compare its o with a softmax over all keys."""
+    scores = q @ k.T / np.sqrt(q.shape[1])
+    p = np.exp(scores - scores.max(1, keepdims=True))
+    truth = p / p.sum(1, keepdims=True) @ v
+    with np.errstate(all="ignore"):
+        found = attend(q.copy(), k.copy(), v.copy(), block)
+    compare(np.asarray(found, dtype=float), truth, "o", which)
+
+
+def compare(found: np.ndarray, truth: np.ndarray, name: str, which: str) -> None:
+    """Refuse an array that is not the right one, with the worst of its numbers."""
+    assert found.shape == truth.shape, (
+        f"{which}: {name} has shape {found.shape}; it should be {truth.shape}."
+    )
+    off = ~np.isclose(found, truth, rtol=1e-4, atol=1e-5)
+    if off.any():
+        at = tuple(int(i) for i in np.argwhere(off)[0])
+        raise AssertionError(
+            f"{which}: {int(off.any(tuple(range(1, off.ndim))).sum())} of {len(off)} rows are "
+            f"wrong; {name}{list(at)} is {found[at]:.4f} and should be {truth[at]:.4f}."
+        )

@@ -1,0 +1,121 @@
+"""The exercises of 03_fa3: the order of causal tiles, and the scales of one FP8 block."""
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from lessons.exercises import exercise
+
+LOG2E = 1.4426950408889634
+OFFSET = 8.0  # P of 8 bits counts 2^8 times, see flash_versions.quantize
+P_ROUNDING = 2.0**-4  # what rounding to e4m3 may cost a normal number, relatively
+ORDER_HINT = (
+    "the later a tile's queries stand, the more blocks they see: tile t has t + 1. Begin with the "
+    "last tile of every head, then the one before it of every head."
+)
+BLOCK_HINT = (
+    "three units meet: score = s8 * q_scale * k_scale * scale_log2; P = 2^(score - row_max + "
+    "shift) with shift = 8 + log2(v_scale / v_reference), rounded by .to(torch.float8_e4m3fn); "
+    "and row_sum counts P without V's scale."
+)
+
+Tile = tuple[int, int]  # head, tile of that head
+
+
+def finish_time(order: Iterable[Tile], processors: int) -> int:
+    """When the last tile is done, in blocks of keys: whoever is free takes the next tile."""
+    free = [0] * processors
+    for _, tile in order:
+        heapq.heappush(free, heapq.heappop(free) + tile + 1)
+    return max(free)
+
+
+@exercise("causal_order", ORDER_HINT)
+def check_order(function: Callable[[int, int], list[Tile]]) -> None:
+    """function(heads, tiles) -> (head, tile) in the order in which they begin."""
+    for heads, tiles, processors in ((1, 4, 2), (6, 8, 12), (5, 16, 16)):
+        order = function(heads, tiles)
+        expected = set(itertools.product(range(heads), range(tiles)))
+        found = [(int(head), int(tile)) for head, tile in order]
+        assert len(found) == len(expected) and set(found) == expected, (
+            f"with {heads} heads of {tiles} tiles there are {len(expected)} tiles, each to be "
+            f"visited once; you returned {len(found)}, of them {len(set(found) & expected)} right "
+            f"and different ones."
+        )
+        weights = [tile + 1 for _, tile in found]
+        late, best = finish_time(found, processors), heaviest_first(heads, tiles, processors)
+        for number, (weight, following) in enumerate(itertools.pairwise(weights)):
+            assert weight >= following, (
+                f"with {heads} heads of {tiles} tiles, number {number} in your order sees {weight} "
+                f"blocks of keys and the one after it {following}: a heavier tile waits behind a "
+                f"lighter one. {processors} multiprocessors finish after {late} blocks; with the "
+                f"heaviest first it is {best}."
+            )
+
+
+def heaviest_first(heads: int, tiles: int, processors: int) -> int:
+    """When the best order that the lesson knows is done."""
+    order = sorted(itertools.product(range(heads), range(tiles)), key=lambda place: -place[1])
+    return finish_time(order, processors)
+
+
+def folded(
+    function: Callable[..., Any], generator: torch.Generator, spread: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(o, row_sum, exact o, exact row sum) of 4 queries and 3 blocks of 8 keys in FP8, whose scales
+    lie up to `spread` powers of two apart.
+    """
+    e4m3, scale_log2 = torch.float8_e4m3fn, LOG2E / 4
+    q8, k8, v8 = (
+        (100 * torch.randn(shape, generator=generator)).to(e4m3).float()
+        for shape in ((4, 16), (3, 8, 16), (3, 8, 5))
+    )
+    q_scale = 0.01
+    k_scale, v_scale = 0.01 * torch.exp2(
+        spread * torch.rand(2, 3, generator=generator) - spread / 2
+    )
+    reference = v_scale.max().item()
+    state = (torch.zeros(4, 5), torch.full((4,), -torch.inf), torch.zeros(4))
+    for j in range(3):
+        given = (k_scale[j].item(), v_scale[j].item(), reference, scale_log2)
+        result = function(state, q8 @ k8[j].T, v8[j], q_scale, *given)
+        assert isinstance(result, tuple) and len(result) == 3, (
+            f"return (acc, row_max, row_sum); you returned {type(result).__name__}."
+        )
+        state = result
+    acc, row_max, row_sum = (x.double() for x in state)
+    scores = torch.einsum("md,jnd->mjn", q8, k8).double() * k_scale.double()[None, :, None]
+    scores = (scores * q_scale * scale_log2).flatten(1)
+    assert torch.allclose(row_max, scores.amax(1), rtol=1e-5, atol=1e-5), (
+        f"row_max of the first row is {row_max[0]:.4f}; the largest score, in log2 units and with "
+        f"all of its scales, is {scores.amax(1)[0]:.4f}."
+    )
+    p = torch.exp2(scores - scores.amax(1, keepdim=True))
+    values = (v8.double() * v_scale.double()[:, None, None]).flatten(0, 1)
+    exact = p @ values / p.sum(1, keepdim=True)
+    bound = P_ROUNDING * 2 * (p @ values.abs()) / p.sum(1, keepdim=True) + 1e-4
+    o = acc / row_sum[:, None] * reference
+    return o, row_sum, torch.stack([exact, bound]), p.sum(1) * 2**OFFSET
+
+
+@exercise("fold_fp8", BLOCK_HINT)
+def check_block(function: Callable[..., Any]) -> None:
+    """function(state, s8, v8, q_scale, k_scale, v_scale, v_reference, scale_log2) -> state."""
+    generator = torch.Generator().manual_seed(3)
+    for spread, said in ((0.0, "all scales equal"), (6.0, "scales up to 64 times apart")):
+        for _ in range(4):
+            o, row_sum, (exact, bound), units = folded(function, generator, spread)
+            off = int((row_sum / units - 1).abs().argmax())
+            assert torch.allclose(row_sum, units, rtol=P_ROUNDING), (
+                f"with {said}, row_sum of row {off} is {row_sum[off]:.3f} and should be 2^8 times "
+                f"the sum of 2^(score - row_max), whatever V's scale is: {units[off]:.3f}."
+            )
+            worst = ((o - exact).abs() / bound).max().item()
+            assert worst <= 1, (
+                f"with {said}, acc / row_sum * v_reference is off by {worst:.1f} times what "
+                f"rounding P to 8 bits explains; the first number is {o[0, 0]:.3f} "
+                f"and should be {exact[0, 0]:.3f}."
+            )

@@ -1,0 +1,54 @@
+"""FlashAttention 2's loop for one query tile, in NumPy."""
+
+import numpy as np
+
+
+def attend(q, k, v, block):
+    """Attention of q (rows, dim) over k and v (keys, dim); normalised once, at the end."""
+    scale_log2 = np.log2(np.e) / np.sqrt(q.shape[1])
+    acc = np.zeros((len(q), v.shape[1]))
+    row_max = np.full(len(q), -np.inf)
+    row_sum = np.zeros(len(q))
+    for first in range(0, len(k), block):
+        s = q @ k[first : first + block].T
+        new_max = np.maximum(row_max, s.max(1) * scale_log2)
+        p = np.exp2(s * scale_log2 - new_max[:, None])
+        alpha = np.exp2(row_max - new_max)
+        row_sum = alpha * row_sum + p.sum(1)
+        acc = acc * alpha[:, None] + p @ v[first : first + block]
+        row_max = new_max
+    return acc / row_sum[:, None]
+
+
+def wrong_no_rescale(q, k, v, block):
+    """The sum is brought to the new maximum, the accumulator is not."""
+    scale_log2 = np.log2(np.e) / np.sqrt(q.shape[1])
+    acc = np.zeros((len(q), v.shape[1]))
+    row_max = np.full(len(q), -np.inf)
+    row_sum = np.zeros(len(q))
+    for first in range(0, len(k), block):
+        s = q @ k[first : first + block].T
+        new_max = np.maximum(row_max, s.max(1) * scale_log2)
+        p = np.exp2(s * scale_log2 - new_max[:, None])
+        alpha = np.exp2(row_max - new_max)
+        row_sum = alpha * row_sum + p.sum(1)
+        acc = acc + p @ v[first : first + block]
+        row_max = new_max
+    return acc / row_sum[:, None]
+
+
+def wrong_rescaled_too_late(q, k, v, block):
+    """p @ v is under the new maximum already."""
+    scale_log2 = np.log2(np.e) / np.sqrt(q.shape[1])
+    acc = np.zeros((len(q), v.shape[1]))
+    row_max = np.full(len(q), -np.inf)
+    row_sum = np.zeros(len(q))
+    for first in range(0, len(k), block):
+        s = q @ k[first : first + block].T
+        new_max = np.maximum(row_max, s.max(1) * scale_log2)
+        p = np.exp2(s * scale_log2 - new_max[:, None])
+        alpha = np.exp2(row_max - new_max)
+        row_sum = alpha * row_sum + p.sum(1)
+        acc = (acc + p @ v[first : first + block]) * alpha[:, None]
+        row_max = new_max
+    return acc / row_sum[:, None]

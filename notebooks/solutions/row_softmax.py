@@ -1,0 +1,59 @@
+"""A softmax of each row as a Triton kernel."""
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def row_softmax_kernel(x, y, columns, BLOCK: tl.constexpr):
+    """y = softmax of each row of x (rows, columns); one program for a row."""
+    index = tl.arange(0, BLOCK)
+    inside = index < columns
+    start = tl.program_id(0) * columns
+    s = tl.load(x + start + index, mask=inside, other=float("-inf"))  # the exponential is 0
+    p = tl.exp(s - tl.max(s, 0))
+    tl.store(y + start + index, p / tl.sum(p, 0), mask=inside)
+
+
+@triton.jit
+def padded_with_zero(x, y, columns, BLOCK: tl.constexpr):
+    """Where there is no number it loads 0, whose exponential counts."""
+    index = tl.arange(0, BLOCK)
+    inside = index < columns
+    start = tl.program_id(0) * columns
+    s = tl.load(x + start + index, mask=inside, other=0.0)
+    p = tl.exp(s - tl.max(s, 0))
+    tl.store(y + start + index, p / tl.sum(p, 0), mask=inside)
+
+
+@triton.jit
+def without_maximum(x, y, columns, BLOCK: tl.constexpr):
+    """Exponentials of large scores are infinite."""
+    index = tl.arange(0, BLOCK)
+    inside = index < columns
+    start = tl.program_id(0) * columns
+    p = tl.exp(tl.load(x + start + index, mask=inside, other=float("-inf")))
+    tl.store(y + start + index, p / tl.sum(p, 0), mask=inside)
+
+
+def launched(kernel, x):
+    """What a kernel makes of x."""
+    y = torch.full_like(x, float("nan"))
+    kernel[(x.shape[0],)](x, y, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
+    return y
+
+
+def row_softmax(x):
+    """Softmax of each row of x (rows, columns)."""
+    return launched(row_softmax_kernel, x)
+
+
+def wrong_padding(x):
+    """The padding takes part in the sum."""
+    return launched(padded_with_zero, x)
+
+
+def wrong_overflow(x):
+    """The row's maximum is not subtracted."""
+    return launched(without_maximum, x)
