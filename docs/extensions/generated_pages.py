@@ -1,0 +1,122 @@
+"""The pages that are made before Sphinx reads: one for each version, the walkthroughs, and the
+tables of what runs where.
+
+Nothing here names a version: a folder that is added to the package gets its page. What is made is
+ignored by git and rewritten only where it changed, so that a second build has little to do.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import nbformat
+import version_pages
+import where_it_runs
+from sphinx.application import Sphinx
+from sphinx.util import logging
+
+from flash_versions import VERSIONS, budget, diff
+
+ROOT = Path(__file__).parents[2]
+DOCS, NOTEBOOKS = ROOT / "docs", ROOT / "notebooks"
+logger = logging.getLogger(__name__)
+
+
+def write_changed(path: Path, text: str) -> None:
+    """Write a file, unless it says that already."""
+    if not path.exists() or path.read_text() != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def keep_only(folder: Path, names: Iterable[str]) -> None:
+    """Remove what an earlier build made and this one did not."""
+    wanted = set(names)
+    for path in folder.iterdir() if folder.exists() else ():
+        if path.name not in wanted:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def index(title: str, text: str, pages: Iterable[str]) -> str:
+    """A page that lists others."""
+    listed = "\n".join(pages)
+    toctree = f"```{{toctree}}\n:maxdepth: 1\n\n{listed}\n```\n" if listed else ""
+    return f"# {title}\n\n{text}\n\n{toctree}"
+
+
+def make_walkthroughs(folder: Path) -> list[str]:
+    """Copy the committed notebooks into the site, and list them; returns their names."""
+    names = []
+    for path in sorted(NOTEBOOKS.glob("[0-9]*.ipynb")):
+        notebook = nbformat.read(path, as_version=4)
+        if not any(cell.cell_type == "markdown" for cell in notebook.cells):
+            logger.warning("%s has no text and so no title: left out", path.name)
+            continue
+        language = notebook.metadata.setdefault("language_info", {"name": "python"})
+        language["pygments_lexer"] = "ipython3"  # knows %magic and !commands
+        write_changed(folder / path.name, nbformat.writes(notebook) + "\n")
+        names.append(path.stem)
+    text = (
+        "One notebook for each step, executed as you see it; open one in Jupyter, run it, and "
+        "change it: no GPU is needed."
+        if names
+        else "There are none yet: `notebooks/` holds no executed notebook."
+    )
+    write_changed(folder / "index.md", index("Walkthroughs", text, names))
+    keep_only(folder, ["index.md", *(f"{name}.ipynb" for name in names)])
+    return names
+
+
+def make_versions(folder: Path, diffs: Path, walkthroughs: list[str]) -> None:
+    """A page for each version, and the whole diffs as pages of their own."""
+    names = list(VERSIONS)
+    made = []
+    for before, name in zip([None, *names], names):
+        notebook = next((n for n in walkthroughs if name in n.split("_")), None)
+        write_changed(folder / f"{name}.md", version_pages.page(name, before, notebook))
+        if before is not None:
+            made.append(f"{before}-{name}.html")
+            html = diff.as_html(before, name, version_pages.lesson(before, name))
+            write_changed(diffs / made[-1], html.replace("<!doctype html>", version_pages.DOCTYPE))
+    text = "What each saw wasted, what it changed, and the code that is new in it."
+    write_changed(folder / "index.md", index("The versions, one page each", text, names))
+    keep_only(folder, ["index.md", *(f"{name}.md" for name in names)])
+    keep_only(diffs, made)
+
+
+def ask_where(interpret: str) -> subprocess.Popen:
+    """A process that says what runs where, with or without the interpreter."""
+    environment = os.environ | {"TRITON_INTERPRET": interpret, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        [sys.executable, where_it_runs.__file__],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def make_all(app: Sphinx) -> None:
+    """Everything, before the first page is read."""
+    made = DOCS / "_made"
+    processes = [ask_where("1"), ask_where("0")]
+    walkthroughs = make_walkthroughs(DOCS / "walkthroughs")
+    make_versions(DOCS / "versions", made / "extra" / "diffs", walkthroughs)
+    answers = []
+    for process in processes:
+        answer, errors = process.communicate()
+        if process.returncode:
+            raise RuntimeError(f"where_it_runs.py failed: {errors.strip()[-2000:]}")
+        answers.append(answer)
+    write_changed(made / "where.md", where_it_runs.tables(answers))
+    write_changed(made / "versions.md", version_pages.overview())
+    write_changed(made / "budget.md", version_pages.as_markdown(budget.__doc__ or ""))
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Connect to Sphinx."""
+    app.connect("builder-inited", make_all)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
