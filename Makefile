@@ -89,9 +89,9 @@ lab: $(VENV)/.ready-notebooks ## read and run the notebooks in JupyterLab
 notebooks: $(VENV)/.ready-notebooks ## run notebooks and write them with outputs: make notebooks NAMES="00_start"
 	cd notebooks && CUDA_VISIBLE_DEVICES= $(abspath $(BIN))/python -m lessons.build $(NAMES)
 
-docs: $(VENV)/.ready-docs ## build the site, warnings being errors: docs/_build/index.html
-	$(BIN)/python -m sphinx -W --keep-going -q docs docs/_build
-	@echo "Open docs/_build/index.html"
+docs: $(VENV)/.ready-docs ## build the site, warnings being errors: docs/_build/html/index.html
+	$(BIN)/python -m sphinx -W --keep-going -q docs docs/_build/html
+	@echo "Open docs/_build/html/index.html"
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) .triton-* .pytest_cache .mypy_cache .ruff_cache

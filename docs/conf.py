@@ -1,4 +1,4 @@
-"""The documentation site: `make docs`, or `sphinx-build docs docs/_build`.
+"""The documentation site: `make docs`, or `sphinx-build docs docs/_build/html`.
 
 Pages are Markdown. What can be computed is not written by hand: extensions/ makes the pages of the
 versions, the table of what runs where and the walkthroughs' list before Sphinx reads the sources.
@@ -25,7 +25,7 @@ extensions = [
     "repository",
     "generated_pages",
 ]
-exclude_patterns = ["_build", "_made", "extensions", "examples", "results"]
+exclude_patterns = ["_build", "_made", "jupyter_execute", "extensions", "examples", "results"]
 html_extra_path = ["_made/extra"]
 (DOCS / "_made" / "extra").mkdir(parents=True, exist_ok=True)  # Sphinx looks before it is filled
 

@@ -26,11 +26,13 @@ def only_writer(folder: Path) -> Iterator[None]:
     """Keep a folder, made if it is not there, for this process; a kill of it gives the folder free.
 
     Raises:
+        NotADirectoryError: it is something else.
         ValueError: another process has it.
     """
     made = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder, os.O_RDONLY)
+    if made:
+        folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
