@@ -166,9 +166,9 @@ print("o over all keys", truth[0].numpy())
 changes("fa1", "fa2", "softmax_step")
 
 # %% [markdown]
-# Then a block of keys. `o` has become `acc`, and the two lines that normalised it are gone: `acc
-# * alpha` goes into the product as what it is added to. The mask has become a question that the
-# *compiler* answers, for `MASKED` is a constant. (`cap_scores`, `add_alibi`, `drop` and
+# Then a block of keys. `o` has become `acc`, and the two lines that normalised it are gone:
+# `acc * alpha` goes into the product as what it is added to. The mask has become a question that
+# the *compiler* answers, for `MASKED` is a constant. (`cap_scores`, `add_alibi`, `drop` and
 # `rows_in_pages` serve options of the API. Where a call does not use them, no instruction is left
 # of them.)
 

@@ -12,7 +12,7 @@
 # ---
 
 # %% [markdown]
-# # 05 The transformer around the kernels
+# # The transformer around the kernels
 #
 # A language model reads tokens and says how likely each possible next token is. To write, it does
 # that again and again, and takes one of the likely tokens each time. The attention kernels of

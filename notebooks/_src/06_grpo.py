@@ -12,7 +12,7 @@
 # ---
 
 # %% [markdown]
-# # 06 GRPO: a model learns from a verifier
+# # GRPO: a model learns from a verifier
 #
 # A model that was taught by examples learns its teacher's mistakes too. Where an answer can be
 # *checked*, it can do better than its teacher: let it answer each question several times, check the
