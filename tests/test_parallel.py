@@ -60,6 +60,7 @@ def ranks(folder) -> list[dict]:
         "OMP_NUM_THREADS": "1",
         "PORTS": " ".join(map(str, free_ports(4))),
         "PYTHONPATH": os.pathsep.join(sys.path),
+        "PYTHONFAULTHANDLER": "1",  # a rank that dies of a signal says where
     }
     worker = Path(__file__).with_name("parallel_worker.py")
     process = subprocess.Popen(
