@@ -13,6 +13,7 @@ from pathlib import Path
 from unittest import mock
 
 import torch
+from random_checkpoint import QWEN
 
 from flash_versions.watch import write
 from transformer import byte_tokenizer
@@ -28,7 +29,6 @@ from transformer.tasks import Add
 from transformer.trainer import Trainer, resolved
 from transformer.training import Recipe, Training
 
-QWEN = Config(151936, 896, 4864, 24, 14, 2, 64, 32768, tied_embeddings=True, qkv_bias=True)
 TINY = Config(512, 64, 96, 2, 2, 1, 32, 1024, tied_embeddings=True, qkv_bias=True)
 
 

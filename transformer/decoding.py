@@ -88,8 +88,8 @@ class Decoding:
         return len(self._sent)
 
     def fetch(self) -> list[tuple[list[int], list[float]]]:
-        """The tokens and log-probabilities of each row by the oldest advance in
-        flight. Waits for that one only.
+        """The tokens and log-probabilities that the oldest advance in flight added to each row; it
+        waits for that one only.
 
         Raises:
             ValueError: logits were not finite.
