@@ -36,13 +36,14 @@ def test_sums_on_two_cores(seed):
     assert scores[-1]["sampled"] >= 0.98 and scores[-1]["evaluation"] == 80
 
 
-def test_countdown_on_a_gpu():
+@pytest.mark.parametrize("seed", range(3))
+def test_countdown_on_a_gpu(seed):
     """From below 40 % of sampled answers to at least 80 % within 20 minutes of training."""
-    folder = ROOT / "docs/results/grpo/countdown-seed0"
-    recipe = Settings(**RECIPES["countdown"], attention="fa4", dtype="bfloat16")
+    folder = ROOT / f"docs/results/grpo/countdown-seed{seed}"
+    recipe = Settings(**RECIPES["countdown"], seed=seed, attention="fa4", dtype="bfloat16")
     assert json.loads((folder / CONFIG).read_text()) == asdict(recipe)
     scores = [line for line in read_metrics(folder) if "evaluation" in line]
     assert scores[0]["sampled"] < 0.4 and scores[-1]["sampled"] >= 0.9
     reached = next(x["seconds"] for x in scores if x["sampled"] >= 0.8)
-    assert reached < scores[-1]["seconds"] < 1200
+    assert reached <= 240 and scores[-1]["seconds"] < 1200  # as docs/grpo.md says
     assert "figures/grpo-countdown.svg" in (ROOT / "docs/grpo.md").read_text()
