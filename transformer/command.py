@@ -7,6 +7,9 @@ from typing import NoReturn
 
 import torch
 
+import flash_versions
+
+ATTENTIONS = ("auto", *flash_versions.BASELINES, *flash_versions.VERSIONS)
 INTERRUPTED = 130  # the exit code of a command after Ctrl-C
 
 

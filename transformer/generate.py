@@ -17,10 +17,15 @@ from typing import Any
 
 import torch
 
-import flash_versions
 from transformer.answers import AnswerFile
 from transformer.chat import Message
-from transformer.command import INTERRUPTED, Parser, describe_error, out_of_memory
+from transformer.command import (
+    ATTENTIONS,
+    INTERRUPTED,
+    Parser,
+    describe_error,
+    out_of_memory,
+)
 from transformer.engine import Completion, Statistics
 from transformer.files import parse_json, read_text
 from transformer.sampling import Sampling, row_generators
@@ -28,7 +33,6 @@ from transformer.session import DTYPES, Session
 
 DESCRIPTION = "Ask a model a question, a file of questions, or chat with it."
 DEFAULT_QUESTION = "What is 357+486?"
-ATTENTIONS = ("auto", *flash_versions.BASELINES, *flash_versions.VERSIONS)
 DIM, NOT_DIM = "\x1b[2m", "\x1b[22m"  # a terminal's codes
 EXCLUSIVE = (
     ("chat", "prompt"),

@@ -28,7 +28,7 @@ import torch
 
 import flash_versions
 from transformer import byte_tokenizer, model_card
-from transformer.command import Parser, run_training
+from transformer.command import ATTENTIONS, Parser, run_training
 from transformer.corpus import MIXES, Teacher
 from transformer.evaluate import TAUGHT, Score, as_record, evaluate
 from transformer.files import only_writer, write_text
@@ -182,6 +182,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--steps", type=int, default=6000, help="of the optimiser (6000)")
     add("--batch-tokens", type=int, default=65536, help="per step, padding included (65536)")
     add("--lr", type=float, default=3e-3, help="peak of the learning rate (3e-3)")
+    add("--attention", choices=ATTENTIONS, default="sdpa", help="version of attention (sdpa)")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
     add("--workers", type=int, help="processes that generate data (one per core but one)")
     add("--save-every", type=int, default=500, help="steps between two saved states (500)")
@@ -240,6 +241,7 @@ def _recipe(arguments: argparse.Namespace) -> Recipe:
         arguments.batch_tokens,
         arguments.lr,
         arguments.tasks,
+        attention=arguments.attention,
     )
 
 

@@ -68,6 +68,7 @@ class Recipe:
     learning_rate: float
     tasks: str = "chat"
     model: Config = MODEL
+    attention: str = "sdpa"
 
     def __post_init__(self):
         if self.steps < 1:
@@ -111,7 +112,7 @@ class Training:
         self.recipe, self.folder, self.device, self.world = recipe, folder, device, world
         self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         torch.manual_seed(recipe.seed)
-        attention = partial(flash_versions.attention, version="sdpa")
+        attention = partial(flash_versions.attention, version=recipe.attention)
         self.model = Transformer(recipe.model, attention).to(device)
         shard(self.model, world, self.dtype)
         self.optimizer = torch.optim.AdamW(
