@@ -38,6 +38,7 @@ class Options(TypedDict, total=False):
     q_descale: torch.Tensor | None
     k_descale: torch.Tensor | None
     v_descale: torch.Tensor | None
+    deterministic: bool | None
     check: bool
 
 
@@ -98,6 +99,7 @@ def attention(
     q_descale: torch.Tensor | None = None,
     k_descale: torch.Tensor | None = None,
     v_descale: torch.Tensor | None = None,
+    deterministic: bool | None = None,
     check: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Softmax attention; `reference.attention_reference` is the specification.
@@ -150,6 +152,10 @@ def attention(
         k_descale: the scale of an 8-bit k: (1,), (batch, kv_heads), or (batch, kv_heads, ceil(N /
             128)) for every 128 keys.
         v_descale: the same of v.
+        deterministic: True: the same inputs give the same gradients to the bit, from kernels in
+            which no two programs add to one place. False: a faster kernel may add in any order,
+            where a version has one. None: as torch.use_deterministic_algorithms says when the
+            gradients are computed. The forward gives the same bits in any case.
         check: read the values of cu_seqlens, kv_lengths, kv_starts, block_table and the scales on
             the host and refuse what is out of range; otherwise they stay on the device, unread.
 
@@ -184,6 +190,7 @@ def attention(
         q_descale=q_descale,
         k_descale=k_descale,
         v_descale=v_descale,
+        deterministic=deterministic,
         check=check,
     )
     chosen = choose_version(version, request)

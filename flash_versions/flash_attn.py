@@ -14,7 +14,8 @@ What differs from FlashAttention 2:
 * With return_attn_probs, S_dmask is None: the probabilities are never in memory. Dropout draws
   other numbers, from torch's generator.
 * Maximum lengths are not needed and not looked at: a tensor there costs no synchronisation.
-* `deterministic` changes nothing: same inputs, same bits.
+* `deterministic` is False by default, as there; torch.use_deterministic_algorithms(True) counts,
+  too.
 
 Source: flash_attn/flash_attn_interface.py of Dao-AILab/flash-attention.
 """
@@ -63,7 +64,7 @@ def flash_attn_func(
             right; -1 (or None) on a side means no bound. With causal, right is 0.
         softcap: scores s become softcap * tanh(s / softcap); 0 means off.
         alibi_slopes: (heads,) or (batch, heads): score (i, j) loses slope * |i + N - M - j|.
-        deterministic: accepted; results and gradients always are.
+        deterministic: the same inputs give the same gradients to the bit; see `attention`.
         return_attn_probs: also return the LSE.
         s_aux: (heads,), a logit in the denominator of every softmax that belongs to no key.
         version: which kernels.
@@ -86,6 +87,7 @@ def flash_attn_func(
         window_size=window_size,
         softcap=softcap,
         alibi_slopes=alibi_slopes,
+        deterministic=deterministic or None,
         sink=s_aux,
         version=version,
     )
@@ -220,6 +222,7 @@ def flash_attn_varlen_func(
         window_size=window_size,
         softcap=softcap,
         alibi_slopes=alibi_slopes,
+        deterministic=deterministic or None,
         block_table=block_table,
         sink=s_aux,
         version=version,

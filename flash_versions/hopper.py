@@ -14,9 +14,11 @@ from functools import cache
 from typing import Any, dataclass_transform
 
 import torch
+from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from flash_versions import interpreter
@@ -26,6 +28,7 @@ from flash_versions.version import compute_capability
 WARPGROUP_ROWS = gl.constexpr(64)  # rows that the four warps of a warpgroup multiply
 FIRST_FREE_BARRIER = 8  # named barriers: Triton uses the ones below, there are 16
 GLUON_DTYPES = {
+    torch.float32: gl.float32,
     torch.float16: gl.float16,
     torch.bfloat16: gl.bfloat16,
     torch.float8_e4m3fn: gl.float8e4nv,
@@ -35,6 +38,23 @@ GLUON_DTYPES = {
 # Triton 3.7 renamed these.
 load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 store_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+
+
+def add_tile_by_builder(desc, coordinates, tile, _semantic=None):
+    """TMA adds a tile to a box in memory; the operation has a name only from Triton 3.9 on."""
+    coordinates = _semantic._convert_to_ir_values(coordinates, require_i64=False)
+    kind = ir.DESCRIPTOR_REDUCE_KIND.ADD
+    _semantic.builder.create_async_tma_reduce(kind, desc.handle, coordinates, tile.handle)
+
+
+add_tile = getattr(tma, "async_atomic_add", None) or builtin(add_tile_by_builder)
+
+
+@builtin
+def reinterpret(tile, shape, layout, _semantic=None):
+    """The same bytes of shared memory as tiles of another shape."""
+    shape, layout = [gl.constexpr(n).value for n in shape], gl.constexpr(layout).value
+    return _semantic.memdesc_reinterpret(tile, tile.dtype, shape, layout)
 
 
 @dataclass_transform()
@@ -126,6 +146,21 @@ class Ring:
         load_tile(desc, coordinates, full, self.tiles.index(cursor.slot))
 
     @gluon.jit
+    def load_with(self, cursor, desc, coordinates, values, values_desc, values_coordinates):
+        """Producer: start to load the box, and the slot's row of `values`, which comes by a box of
+        its own; that the slot is empty is known.
+        """
+        full = self.full.index(cursor.slot)
+        mbarrier.expect(full, desc.block_type.nbytes + values_desc.block_type.nbytes)
+        load_tile(desc, coordinates, full, self.tiles.index(cursor.slot))
+        load_tile(values_desc, values_coordinates, full, values.index(cursor.slot))
+
+    @gluon.jit
+    def wait_empty(self, cursor):
+        """Wait until every consumer has read what was in the slot."""
+        mbarrier.wait(self.empty.index(cursor.slot), cursor.phase ^ 1)
+
+    @gluon.jit
     def wait(self, cursor, pred=True):
         """Consumer: wait until the slot is full."""
         mbarrier.wait(self.full.index(cursor.slot), cursor.phase, pred=pred)
@@ -135,6 +170,12 @@ class Ring:
         """The slot as a matrix of rows and dims."""
         tile = self.tiles.index(cursor.slot)
         return tile.reshape([tile.shape[2], tile.shape[3]])
+
+    @gluon.jit
+    def publish(self, cursor):
+        """Producer that is not TMA: its part of this slot is written."""
+        fence_async_shared()
+        mbarrier.arrive(self.full.index(cursor.slot), count=1)
 
     @gluon.jit
     def release(self, cursor):
@@ -152,6 +193,77 @@ def make_ring(desc, STAGES: gl.constexpr, CONSUMERS: gl.constexpr):
         mbarrier.init(full.index(slot), count=1)
         mbarrier.init(empty.index(slot), count=CONSUMERS)
     return Ring(tiles, full, empty, STAGES)
+
+
+@gluon.jit
+def make_handover(
+    dtype: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, WRITERS: gl.constexpr
+):
+    """Allocate a ring of two tiles for the tensor cores that several partitions write, each a part,
+    and one reads.
+    """
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, 1, ROWS, COLUMNS], dtype)
+    tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, ROWS, COLUMNS], layout)
+    full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(2):
+        mbarrier.init(full.index(slot), count=WRITERS)
+        mbarrier.init(empty.index(slot), count=1)
+    return Ring(tiles, full, empty, 2)
+
+
+@gluon.jit
+def unknown_zero():
+    """0, unknown to the compiler: what is addressed with it is addressed anew in each step.
+
+    The tensor cores are told of a tile by descriptors, eight of 64 bits for 128 rows. Of a tile
+    that stays the same in a loop, ptxas computes them once and keeps them, in registers that it
+    then has to spill; with an address that it does not know, it steps from one to the next.
+    """
+    return gl.inline_asm_elementwise(
+        "mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@aggregate
+class Exchange:
+    """Two tiles in shared memory that consumers write together, each a part, and read when every
+    part is there. Two, so that one can be read while the other is written: who has read a tile and
+    then takes part in the next knows that nobody reads the tile before the one it has read.
+    """
+
+    tiles: gl.shared_memory_descriptor
+    full: gl.shared_memory_descriptor
+
+    @gluon.jit
+    def at(self, slot, phase):
+        """A cursor."""
+        return Cursor(gl.to_tensor(slot), gl.to_tensor(phase), gl.constexpr(2))
+
+    @gluon.jit
+    def publish(self, cursor):
+        """This consumer's part is written."""
+        fence_async_shared()
+        mbarrier.arrive(self.full.index(cursor.slot), count=1)
+
+    @gluon.jit
+    def receive(self, cursor):
+        """The tile, when every part is written."""
+        mbarrier.wait(self.full.index(cursor.slot), cursor.phase)
+        return self.tiles.index(cursor.slot)
+
+
+@gluon.jit
+def make_exchange(
+    dtype: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, CONSUMERS: gl.constexpr
+):
+    """Allocate an exchange of tiles that the tensor cores read."""
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, COLUMNS], dtype)
+    tiles = gl.allocate_shared_memory(dtype, [2, ROWS, COLUMNS], layout)
+    full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(2):
+        mbarrier.init(full.index(slot), count=CONSUMERS)
+    return Exchange(tiles, full)
 
 
 @gluon.constexpr_function

@@ -31,7 +31,7 @@ REQUEST = (
     "float? softcap, Tensor? alibi_slopes, Tensor? sink, float dropout_p, Tensor? dropout_seed, "
     "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? kv_lengths, Tensor? kv_starts, "
     "Tensor? block_table, SymInt? num_splits, bool return_lse, str? precision, "
-    "Tensor? q_descale, Tensor? k_descale, Tensor? v_descale"
+    "Tensor? q_descale, Tensor? k_descale, Tensor? v_descale, bool? deterministic"
 )
 
 

@@ -22,7 +22,8 @@ class Request(NamedTuple):
     (queries) and cu_seqlens_k (keys); with a block_table, k and v are (pages, page_size, kv_heads,
     head_dim) and cu_seqlens_k only gives lengths. Causal is window_right = 0; None is no bound.
     precision is the text of an `Fp8`, or None: as the dtype says. 8-bit tensors always have one;
-    times their descales they are what they stand for.
+    times their descales they are what they stand for. deterministic may be None, torch's own
+    setting: ask `is_deterministic`.
     """
 
     q: torch.Tensor
@@ -47,6 +48,7 @@ class Request(NamedTuple):
     q_descale: torch.Tensor | None = None
     k_descale: torch.Tensor | None = None
     v_descale: torch.Tensor | None = None
+    deterministic: bool | None = None
 
     @property
     def batch(self) -> int:
@@ -69,6 +71,15 @@ class Request(NamedTuple):
     def out_dtype(self) -> torch.dtype:
         """The dtype of o: that of q, bf16 for 8-bit inputs."""
         return torch.bfloat16 if is_fp8(self.q) else self.q.dtype
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether the same inputs must give the same gradients to the bit. Asked when they are
+        computed, as torch's own kernels ask torch.use_deterministic_algorithms.
+        """
+        if self.deterministic is None:
+            return torch.are_deterministic_algorithms_enabled()
+        return self.deterministic
 
     @property
     def needs_grad(self) -> bool:
@@ -100,6 +111,7 @@ def make_request(
     q_descale: torch.Tensor | None = None,
     k_descale: torch.Tensor | None = None,
     v_descale: torch.Tensor | None = None,
+    deterministic: bool | None = None,
     check: bool = False,
 ) -> Request:
     """The request for a call of `attention`, whose docstring explains the arguments.
@@ -144,6 +156,7 @@ def make_request(
         return_lse=_checked_flag("return_lse", return_lse),
         precision=checked_precision(precision, q, k, descales),
         **descales,
+        deterministic=_checked_choice("deterministic", deterministic),
     )
     _check_lengths(request)
     _check_score_tensors(request)
@@ -177,6 +190,12 @@ def _checked_flag(name: str, value: object) -> bool:
     if not isinstance(value, bool | np.bool_):
         raise ValueError(f"{name}={value!r} must be True or False.")
     return bool(value)
+
+
+def _checked_choice(name: str, value: object) -> bool | None:
+    if value is not None and not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{name}={value!r} must be True, False or None.")
+    return None if value is None else bool(value)
 
 
 def _checked_positive(name: str, value: object) -> float:

@@ -17,7 +17,9 @@ import triton
 from triton.backends.nvidia.compiler import CUDABackend
 
 from flash_versions import VERSIONS, interpreter, kv_cache
+from flash_versions.fa3 import backward as fa3_backward
 from flash_versions.fa3 import forward_fp8
+from flash_versions.fa4 import backward as fa4_backward
 from flash_versions.inspect import Compiled, compile_call, compiling
 from flash_versions.quantize import Quantized, prepare
 from flash_versions.request import Request, make_request
@@ -127,6 +129,15 @@ WIDE = {
     "fa4": ("64-by-256", "prefill-128-fp32"),
 }  # fmt: skip
 VARIANTS = ("no overlap", "late wait", "portable, persistent")  # of FA3, at head_dim 128
+# Portable backwards, and whether they repeat for another size what another shows.
+PORTABLE_BACKWARD = {
+    ("fa3", "prefill-128"): "",
+    ("fa4", "prefill-128"): "",
+    ("fa3", "prefill-64"): "wide",
+    ("fa3", "prefill-256"): "wide",
+    ("fa3", "packed"): "wide",
+    ("fa4", "prefill-64"): "wide",
+}
 LOOP_OPCODES = ("HGMMA", "QGMMA", "MUFU", "SHFL", "PRMT", "STS", "LDS", "LDL", "STL")
 
 
@@ -141,6 +152,21 @@ def compile_version(name: str, shape: str, arch: str, variant: str | None = None
     backward = SHAPES[shape].backward and variant is None and not repeated
     kernels = compile_call(name, request, arch, variant=variant, backward=backward)
     return [row(name, shape, kernel) | {"variant": variant} for kernel in kernels]
+
+
+def compile_backward(name: str, shape: str, arch: str) -> list[dict]:
+    """Rows of a portable backward that calls on Hopper do not get to; FA4's with its polynomial."""
+    request = SHAPES[shape].request()
+    o, lse = torch.empty_like(request.q), torch.empty(1, request.q.shape[2], request.q.shape[1])
+    given = request, o, lse, None, torch.empty_like(o), lse
+    with compiling(arch) as found:
+        if fa3_backward.unsupported(request):
+            return []
+        if name == "fa3":
+            fa3_backward.backward(*given)
+        else:
+            fa4_backward.backward(*given, eighths=2)
+    return [row(name, shape, kernel) | {"variant": "portable backward"} for kernel in found]
 
 
 def compile_append(arch: str) -> list[dict]:
@@ -227,7 +253,7 @@ def row(version: str, shape: str, kernel: Compiled) -> dict:
         "shared": kernel.shared,
         "registers": kernel.registers,
         "stack": kernel.stack,
-        **(asynchrony(kernel) if kernel.module.endswith("hopper") else {}),
+        **(asynchrony(kernel) if kernel.module.endswith(("hopper", "fa3.backward")) else {}),
         **(threads(kernel) if kernel.module.endswith(("forward_fp8", "quantize_kernels")) else {}),
         **kernel.counts,
     }
@@ -266,6 +292,16 @@ def compile_ablation(part: str) -> list[dict]:
             if shape == "prefill-128" or variant == "late wait":
                 if (shape == "prefill-128" and variant in VARIANTS) == (part == "fa3"):
                     rows += compile_version("fa3", shape, "sm_90", variant)
+    return rows
+
+
+def compile_backwards(arch: str, part: str) -> list[dict]:
+    """Rows of a part's portable backwards."""
+    rows = []
+    for (name, shape), where in PORTABLE_BACKWARD.items():
+        here = part in ("all", "wide") or name in part.split()
+        if here and (part == "wide") == (where == "wide"):
+            rows += compile_backward(name, shape, arch)
     return rows
 
 
@@ -312,6 +348,7 @@ def main() -> None:
     rows = compile_versions(arch, part)
     if arch == "sm_90" and part in ("fa3", "wide"):
         rows += compile_ablation(part)
+    rows += compile_backwards(arch, part)
     if part in ("all", "fa4 fp8", "wide"):
         rows += compile_all_fp8(arch, part)
     if part in ("all", "fa1 fa2"):

@@ -9,8 +9,9 @@ Loads that are late find whoever does not wait for `full`; products that are lat
 read their tiles when they are waited for, find whoever releases a tile too early. Stores always
 leave late. Shared memory begins as NaN.
 
-Not modelled: layouts, registers, speed. A missing fence is noticed only before a TMA store.
-Inline PTX is read by gluon_ptx.py.
+Not modelled: layouts, registers, speed. A missing fence is noticed only before a TMA
+store or a product.
+Boxes are in gluon_tma.py, and inline PTX is read by gluon_ptx.py.
 """
 
 import contextlib
@@ -28,13 +29,13 @@ import torch
 from gluon_machine import (
     Barrier,
     Barriers,
-    Load,
     MBarrierLayout,
     here,
     mbarrier,
     run_grid,
     warp_specialize,
 )
+from gluon_tma import TensorDescriptor, fence_async_shared, tma
 
 
 # ------------------------------------------------------------------------------- values
@@ -132,6 +133,11 @@ def atomic_add(pointer, value):
     return Tensor(before)
 
 
+def allocation(x):
+    """Which allocation of shared memory, or what registers, a value is part of."""
+    return x.data.untyped_storage().data_ptr()
+
+
 class Shared:
     """Tiles in shared memory; views share their storage."""
 
@@ -148,10 +154,14 @@ class Shared:
     def permute(self, axes):
         return Shared(self.data.permute(axes))
 
+    def slice(self, start, length, dim=0):
+        return Shared(self.data.narrow(dim, start, length))
+
     def store(self, value):
         assert (value.shape, value.dtype) == (self.shape, self.dtype), "a tile of another kind"
         self.data.copy_(value.data)
-        here.partition.program.unfenced[self.data.data_ptr()] = here.partition
+        unfenced = here.partition.program.unfenced
+        unfenced[self.data.data_ptr()] = here.partition, allocation(self)
 
     def load(self, layout):
         return Tensor(self.data.clone())
@@ -174,57 +184,6 @@ def allocate_shared_memory(dtype, shape, layout):
     return Shared(torch.full(shape, math.nan if dtype.is_floating_point else -1, dtype=dtype))
 
 
-# ------------------------------------------------------------------------------- TMA
-class Box(NamedTuple):
-    shape: list[int]
-    nbytes: int
-
-
-class TensorDescriptor:
-    """Boxes of a tensor, which may reach past its end."""
-
-    def __init__(self, base, shape, strides, block_shape, layout):
-        vectors = [stride * base.element_size() % 16 for stride in strides[:-1]]
-        assert not any(vectors) and strides[-1] == 1 and min(shape) > 0, "TMA cannot address this"
-        self.data, self.base = base.as_strided(shape, strides), base
-        self.dtype, self.layout = base.dtype, layout
-        self.block_type = Box(block_shape, math.prod(block_shape) * base.element_size())
-
-    def box(self, coordinates):
-        """The part of the tensor that lies in a box, and the slices of a tile where it belongs."""
-        corner = [int(i) for i in coordinates]
-        assert min(corner) >= 0, f"a box at {corner}"
-        ends = [i + n for i, n in zip(corner, self.block_type.shape, strict=True)]
-        part = self.data[tuple(map(slice, corner, ends))]
-        return part, tuple(map(slice, part.shape))
-
-
-class tma:
-    def async_load(descriptor, coordinates, barrier, tile):
-        machine = here.partition.program.machine
-        late = machine.draw(machine.order.late_loads)
-        machine.loads.append(Load(descriptor, coordinates, barrier, tile, late))
-        here.partition.pause()
-
-    def async_store(descriptor, coordinates, tile):
-        unfenced = here.partition.program.unfenced
-        assert tile.data.data_ptr() not in unfenced, "a TMA store without fence_async_shared"
-        assert tile.shape == descriptor.block_type.shape, "a tile of another shape than the box"
-        part, place = descriptor.box(coordinates)
-        here.partition.stores.append(lambda: part.copy_(tile.data[place]))
-
-    def store_wait(pendings):
-        stores = here.partition.stores
-        here.partition.pause(late=len(stores) > pendings)
-        while len(stores) > pendings:
-            stores.pop(0)()
-
-
-def fence_async_shared():
-    program = here.partition.program
-    program.unfenced = {k: x for k, x in program.unfenced.items() if x is not here.partition}
-
-
 # ------------------------------------------------------------------------------- WGMMA
 class Product:
     """A product in flight: nothing can be done with it but to wait."""
@@ -239,7 +198,9 @@ class Product:
 
 
 def warpgroup_mma(a, b, acc, use_acc=True, is_async=False):
-    assert a.shape[0] == 64 and a.dtype == b.dtype, f"no product of {a.shape} {a.dtype}, {b.dtype}"
+    assert a.shape[0] % 64 == 0 and a.dtype == b.dtype, f"no {a.shape} {a.dtype} times {b.dtype}"
+    unfenced = {where for _, where in here.partition.program.unfenced.values()}
+    assert unfenced.isdisjoint((allocation(a), allocation(b))), "a product without a fence"
     k_major = b.data.stride(0) == 1
     assert k_major or b.dtype.itemsize == 2, "8 bits need what is summed over to be contiguous"
     product = Product(a, b, acc, use_acc)
@@ -360,6 +321,19 @@ gl = module(
     convert_layout=lambda x, layout, assert_trivial: x,
 )
 gluon = module("gluon", jit, aggregate, language=gl, constexpr_function=lambda f: f)
+
+
+class Semantic:
+    """What builtins of Gluon are made of."""
+
+    def memdesc_reinterpret(tile, dtype, shape, layout):
+        return Shared(tile.data.view(-1).view(dtype).view(shape))
+
+
+def builtin(function):
+    return functools.partial(function, _semantic=Semantic)
+
+
 HOPPER = "triton.experimental.gluon.language.nvidia.hopper"
 MODULES = {
     "triton": module("triton", jit, language=tl),
@@ -367,6 +341,7 @@ MODULES = {
     "triton.experimental": module("triton.experimental", gluon=gluon),
     "triton.experimental.gluon": gluon,
     gl.__name__: gl,
+    f"{gl.__name__}._core": module("core", builtin),
     HOPPER: module(HOPPER, mbarrier, tma, fence_async_shared, warpgroup_mma, warpgroup_mma_wait),
     "triton.experimental.gluon.nvidia.hopper": module("host", TensorDescriptor),
 }

@@ -28,7 +28,7 @@ ORDERS = {
     "any order": Order(2, 0.5, 0.5),
 }
 HARNESS = (
-    *(__file__.replace("machine", x) for x in ("machine", "emulator", "ptx")),
+    *(__file__.replace("machine", x) for x in ("machine", "emulator", "tma", "ptx")),
     threading.__file__,
 )
 RESIDENT = 3  # programs of a grid that run at once
@@ -109,7 +109,7 @@ class Program:
     def __init__(self, machine, number, programs):
         self.machine, self.id, self.programs = machine, number, programs
         self.named_barriers = {}  # id -> [threads that have arrived, times that it was complete]
-        self.unfenced = {}  # address of a tile -> the partition that wrote it from registers
+        self.unfenced = {}  # address of a tile written from registers -> (partition, allocation)
 
 
 class Partition:

@@ -45,7 +45,7 @@ def elementwise(asm, constraints, args, dtype, pack):
     """The torch tensor that `inline_asm_elementwise` makes of torch tensors of one shape; without
     any, a number.
     """
-    arguments = [x for arg in args for x in to_threads(bits(arg), pack).unbind(-1)]
+    arguments = [x for arg in args for x in registers_of(arg, pack)]
     kinds = constraints.split(",")
     number = sum(kind.startswith("=") for kind in kinds)
     assert len(kinds) == number + len(arguments), "constraints do not match the arguments"
@@ -60,6 +60,14 @@ def elementwise(asm, constraints, args, dtype, pack):
     results = torch.broadcast_tensors(*(registers[f"${i}"] for i in range(number)))
     results = torch.stack(results, -1)
     return from_threads(results.view(dtype), shape)
+
+
+def registers_of(x, pack):
+    """The registers that a call is given of an argument: two elements of 16 bits share one."""
+    if x.element_size() == 2:
+        pairs = to_threads(x.view(torch.int16), pack).contiguous()
+        return pairs.view(torch.int32).unbind(-1)
+    return to_threads(bits(x), pack).unbind(-1)
 
 
 def bits(x):
@@ -92,6 +100,11 @@ def step(statement, registers, away):
     if any(stay.all() for stay in away.values()):
         return
     target, *operands = operands
+    if target.startswith("{"):  # two registers of 16 bits from one
+        low, high = re.findall(r"\w+", target)
+        both = value(*operands, registers)
+        registers |= {low: both & 0xFFFF, high: both >> 16 & 0xFFFF}
+        return
     found = instruction(name, [value(x, registers) for x in operands])
     for stay in away.values():
         before = registers.get(target, UNWRITTEN).to(found.dtype)
@@ -128,6 +141,16 @@ def instruction(name, operands):
             return torch.where(operands[2], operands[0], operands[1])
         case ["vote", "sync", "any", "pred"]:
             return operands[0].any(1, keepdim=True).expand_as(operands[0])
+        case ["shl", "b32"]:
+            return operands[0] << operands[1]
+        case ["and", "b32"]:
+            return operands[0] & operands[1]
+        case ["cvt", "f32", "f16"]:
+            return bits(operands[0].to(torch.int16).view(torch.float16).float())
+        case ["cvt", "rn", "bf16x2" | "f16x2" as kind, "f32"]:
+            dtype = torch.bfloat16 if kind == "bf16x2" else torch.float16
+            high, low = (x.view(torch.float32).to(dtype).view(torch.int16) for x in operands)
+            return low.to(torch.int32) & 0xFFFF | high.to(torch.int32) << 16
         case ["cvt", "rn", "satfinite", kind, "f32"]:
             high, low = (x.view(torch.float32) for x in operands)
             return saturated(low, FP8[kind]) | saturated(high, FP8[kind]) << 8

@@ -1,5 +1,7 @@
 """What only FA3 has: descriptors, the walk of a persistent grid, and what is left to FA2."""
 
+import re
+
 import pytest
 import torch
 import triton
@@ -9,10 +11,13 @@ from test_attention import CASES, DTYPES, EVERY_DTYPE, LAYOUTS
 from test_packed import bounds, packed_inputs
 
 from flash_versions import VERSIONS, attention, fa3
+from flash_versions import version as contract
 from flash_versions.budget import assess_request
+from flash_versions.descriptor import undescribable
+from flash_versions.fa2 import backward as packing_backward
 from flash_versions.fa2 import forward as packing
+from flash_versions.fa3 import backward, backward_hopper, forward_hopper
 from flash_versions.fa3 import forward as portable
-from flash_versions.fa3 import forward_hopper
 from flash_versions.fa3.config import HopperConfig
 from flash_versions.fa3.forward import heavy_first
 from flash_versions.ops import in_vectors
@@ -35,6 +40,20 @@ def assert_right(request, o, lse):
         assert accuracy.ok, f"{name}: {accuracy}"
 
 
+def gradients_of(request, differentiate, do=None, dlse=None, **options):
+    """{name: gradient} of a request, by a backward of one's own choice."""
+    with torch.no_grad():
+        o, lse, _ = portable.forward(request)
+        do = torch.randn_like(o) if do is None else do
+        found = differentiate(request, o, lse, None, do, dlse, **options)
+    return {n: x for n, x in zip(("dq", "dk", "dv", "dsink"), found) if x is not None}, do
+
+
+def assert_gradients_right(request, gradients, do, dlse=None):
+    for name, accuracy in assess_request(gradients, request, do, dlse).items():
+        assert accuracy.ok, f"{name}: {accuracy}"
+
+
 # ---- the kernel on calls of every kind, also on those that FA2 would get ----
 
 DESCRIBED = [case for case in CASES if case.batch and case.M and case.N]
@@ -46,6 +65,15 @@ def test_equivalence_of_the_kernel_itself(case, dtype, device):
     with torch.no_grad():
         o, lse, _ = portable.forward(request)
     assert_right(request, o, lse)
+
+
+@pytest.mark.parametrize(("case", "dtype"), rotated(DESCRIBED, DTYPES, EVERY_DTYPE))
+def test_gradients_of_the_kernels_themselves(case, dtype, device):
+    request = in_vectors(make_request(*case.inputs(dtype, device), **case.all_options(device)))
+    dlse = torch.randn(case.batch, case.heads, case.M, device=device)
+    gradients, do = gradients_of(request, backward.backward, dlse=dlse)
+    assert set(gradients) == {"dq", "dk", "dv"} | ({"dsink"} if case.sink else set())
+    assert_gradients_right(request, gradients, do, dlse)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -109,6 +137,43 @@ def test_neighbours_in_a_packing_do_not_leak(poisoned, device):
     others[first:end] = False
     assert torch.equal(o[0, others], clean[0, others]) and o[0, ~others].isnan().all()
     assert lse[0][:, others].isfinite().all()
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_keys_past_the_length_do_not_leak_into_gradients(causal, device):
+    q, k, v = inputs(device, N=200)
+    lengths = torch.tensor([130, 71], device=device)
+    request = make_request(q, k, v, causal=causal, kv_lengths=lengths)
+    clean, do = gradients_of(request, backward.backward)
+    assert_gradients_right(request, clean, do)
+    for row, length in enumerate(lengths.tolist()):
+        k[row, length:], v[row, length:] = float("nan"), float("nan")
+        assert not clean["dk"][row, length:].any() and not clean["dv"][row, length:].any()
+    again, _ = gradients_of(request, backward.backward, do)
+    assert all(torch.equal(again[name], clean[name]) for name in clean)
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice")  # of a tile of the poisoned sequence
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("poisoned", [0, 1, 2])
+def test_neighbours_in_a_packing_do_not_leak_into_gradients(poisoned, device):
+    lengths = [70, 90, 65]
+    q, k, v = (x.bfloat16() for x in packed_inputs(lengths, lengths, device))
+    cu_seqlens = bounds(lengths, device)
+    request = make_request(q, k, v, causal=True, cu_seqlens_q=cu_seqlens)
+    assert backward.unsupported(request) is None
+    clean, do = gradients_of(request, backward.backward)
+    assert_gradients_right(request, clean, do)
+    first, end = cu_seqlens[poisoned : poisoned + 2].tolist()
+    for x in (q, k, v):
+        x[first:end] = float("nan")
+    do[:, first:end] = float("nan")
+    again, _ = gradients_of(request, backward.backward, do)
+    others = torch.ones(sum(lengths), dtype=torch.bool, device=device)
+    others[first:end] = False
+    for name in clean:
+        assert torch.equal(again[name][0, others], clean[name][0, others]), name
+        assert again[name][0, ~others].isnan().all(), name
 
 
 # ---- the switches of the kernel for Hopper ----
@@ -220,6 +285,60 @@ def test_sections_hold_what_fits_in_the_cache(device):
     assert portable.heads_of_section(make_request(x, longer, longer, causal=True)) == 2
 
 
+@interpreted
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_the_tiles_of_a_backward_are_walked_over_once_and_heavy_first(causal, device, monkeypatch):
+    """Key heads of two sequences for dK and dV, query heads for dQ, in tiles of 32."""
+    seen = []
+    find_tile = backward.find_tile
+
+    def note(*arguments, **options):
+        tile, sequence, rows, keys = find_tile(*arguments, **options)
+        seen.append((int(tile), int(sequence), int(rows.head)))
+        return tile, sequence, rows, keys
+
+    monkeypatch.setattr(backward, "find_tile", note)
+    request = make_request(*inputs(device, M=80, N=80, heads=6, kv_heads=2), causal=causal)
+    config = LaunchConfig(32, 32, 4, 2)
+    gradients, do = gradients_of(request, backward.backward, kv_config=config, q_config=config)
+    assert_gradients_right(request, gradients, do)
+    of_keys, of_queries = seen[: 3 * 4], seen[3 * 4 :]
+    for walked, heads in ((of_keys, 2), (of_queries, 6)):
+        everything = [(t, b, h) for b in range(2) for h in range(heads) for t in range(3)]
+        assert sorted(walked) == sorted(everything)
+        if not causal:
+            assert walked == everything
+    if causal:  # the first keys and the last queries
+        assert [tile for tile, _, _ in of_keys] == [0] * 4 + [1] * 4 + [2] * 4
+        assert [tile for tile, _, _ in of_queries] == [2] * 12 + [1] * 12 + [0] * 12
+
+
+def test_sections_of_a_backward_hold_what_streams_past(device):
+    x = torch.zeros(2, 1, 8, 128, device=device, dtype=torch.bfloat16)
+    q = x.expand(2, 16384, 8, 128)
+    causal = make_request(q, x[:, :, :4], x[:, :, :4], causal=True)
+    # 16384 queries and dO are 8 MiB a head, two heads a group: 2 key heads fit.
+    assert backward.key_heads_of_section(causal) == 2
+    assert backward.key_heads_of_section(make_request(q, x[:, :, :4], x[:, :, :4])) == 1
+    assert backward.key_heads_of_section(make_request(x, x, x, causal=True)) == 16
+
+
+BACKWARD_TILES = {
+    "tall": (LaunchConfig(64, 16, 4, 2), LaunchConfig(16, 64, 4, 2)),
+    "wide": (LaunchConfig(16, 64, 4, 2), LaunchConfig(64, 16, 4, 2)),
+}
+
+
+@pytest.mark.parametrize("tiles", BACKWARD_TILES)
+@pytest.mark.parametrize("heads", [2, 6])
+def test_backward_of_any_tile(heads, tiles, device):
+    q, k, v = inputs(device, M=50, N=70, heads=heads, batch=1)
+    request = make_request(q, k, v, causal=True, window=(30, None))
+    kv_config, q_config = BACKWARD_TILES[tiles]
+    gradients, do = gradients_of(request, backward.backward, kv_config=kv_config, q_config=q_config)
+    assert_gradients_right(request, gradients, do)
+
+
 # ---- what is left to FA2 ----
 
 
@@ -319,3 +438,87 @@ def test_a_gpu_without_tma_is_left_to_fa2(capability, left, device, monkeypatch)
     assert (reason is not None) == left
     if left:
         assert reason.startswith(f"compute capability {capability[0]}.{capability[1]} has no TMA")
+
+
+# ---- whose backward ----
+
+
+GRADIENTS = {
+    "one number for all": lambda x: x[:1, :1, :1].expand(x.shape),
+    "misaligned": misaligned,
+    "odd rows": odd_rows,
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_a_gradient_that_no_descriptor_takes_is_copied(name, device):
+    request = make_request(*inputs(device), causal=True)
+    do = GRADIENTS[name](torch.randn(2, 70, 4, 32, device=device))
+    assert undescribable("do", do)
+    gradients, _ = gradients_of(request, backward.backward, do)
+    expected, _ = gradients_of(request, backward.backward, do.clone())
+    assert all(torch.equal(gradients[x], expected[x]) for x in expected)
+    assert_gradients_right(request, gradients, do)
+
+
+@pytest.mark.parametrize("name", sorted({*LEFT_TO_FA2} - {"splits", "no keys"}))
+def test_gradients_that_are_left_to_fa2(name, device, monkeypatch):
+    change, shape, options, sentence = LEFT_TO_FA2[name]
+    request = make_request(*(change(x) for x in inputs(device, **shape)), **options)
+    assert re.search(sentence, backward.unsupported(request))
+    o, lse, _ = packing.forward(request)
+    given = request, o, lse, None, torch.randn_like(o), None
+    expected = packing_backward.backward(*given)[:3]
+    for module in (backward, backward_hopper):
+        monkeypatch.setattr(module, "backward", None)
+    found = VERSIONS["fa3"].backward(*given)[:3]
+    assert all(torch.equal(x, y) for x, y in zip(found, expected))
+
+
+def test_split_keys_have_gradients_of_their_own(device):
+    shape = {"M": 64, "batch": 1, "heads": 1, "kv_heads": 1, "dtype": torch.bfloat16}
+    request = make_request(*inputs(device, **shape), num_splits=2)
+    assert portable.unsupported(request) is not None
+    assert backward.unsupported(request) is None
+
+
+ON_A_GPU = {
+    "Hopper": ((9, 0), {}, None),
+    "Hopper, wide": ((9, 0), {"head_dim": 256}, None),
+    "Blackwell": ((10, 0), {"head_dim": 80}, None),
+    "Blackwell, wide": ((10, 0), {"head_dim": 256}, "tiles of 32 x 32 in torch.bfloat16 on comp"),
+    "Hopper, 192": ((9, 0), {"head_dim": 192}, "tiles of 32 x 32 in torch.bfloat16 on compute cap"),
+    "exact products": ((9, 0), {"dtype": torch.float32}, "tiles of 32 x 32 in torch.float32 on"),
+    "mma.sync": (
+        (12, 0),
+        {},
+        "tiles of 64 x 64 in torch.bfloat16 on compute capability 12.0 are m",
+    ),
+    "no TMA": ((8, 9), {}, "compute capability 8.9 has no TMA"),
+}
+
+
+@pytest.mark.parametrize("name", ON_A_GPU)
+def test_gradients_on_a_gpu_are_for_boxes_where_products_read_them(name, device, monkeypatch):
+    capability, shape, sentence = ON_A_GPU[name]
+    for module in (portable, backward, contract):
+        monkeypatch.setattr(module, "shared_memory_limit", lambda device: 232_448)
+        monkeypatch.setattr(module, "compute_capability", lambda device: capability)
+    request = make_request(*inputs(device, **({"dtype": torch.bfloat16} | shape)))
+    found = backward.unsupported(request)
+    assert found is None if sentence is None else found.startswith(sentence)
+
+
+@pytest.mark.parametrize("version", ["fa3", "fa4"])
+def test_the_explicit_backward_comes_first(version, device, monkeypatch):
+    request = make_request(*inputs(device, dtype=torch.bfloat16))
+    o, lse, _ = portable.forward(request)
+    given = request, o, lse, None, torch.randn_like(o), None
+    found = []
+    monkeypatch.setattr(backward_hopper, "backward", lambda *given: found.append(given))
+    monkeypatch.setattr(backward_hopper, "unsupported", lambda request: "no Hopper")
+    portables = VERSIONS[version].backward(*given)
+    assert len(portables) == 4 and not found
+    monkeypatch.setattr(backward_hopper, "unsupported", lambda request: None)
+    VERSIONS[version].backward(*given)
+    assert found == [given]

@@ -15,10 +15,12 @@ import flash_versions
 import transformer
 from flash_versions import fa3
 from flash_versions.budget import assess_request
+from flash_versions.fa2 import backward as packing_backward
 from flash_versions.fa2 import forward as packing
+from flash_versions.fa3 import backward as exact_backward
 from flash_versions.fa3 import forward as unconditional
 from flash_versions.fa3 import forward_fp8_hopper
-from flash_versions.fa4 import VERSION, forward_hopper
+from flash_versions.fa4 import VERSION, backward, forward_hopper
 from flash_versions.fa4 import forward as portable
 from flash_versions.fa4.exp2 import DEGREES
 from flash_versions.fa4.softmax import raise_reference
@@ -320,6 +322,108 @@ def test_a_rule_that_cannot_be_is_refused(options, dtype, sentence, device):
     request = make_request(*inputs(device, dtype=dtype))
     with pytest.raises(ValueError, match=sentence):
         portable.forward(request, **options)
+
+
+# ---- the gradients ----
+
+
+def gradients_of(request, **options):
+    """({name: gradient}, do) of FA4's kernels, or of FA3's where that is asked for."""
+    differentiate = options.pop("differentiate", backward.backward)
+    torch.manual_seed(2)
+    with torch.no_grad():
+        o, lse, _ = unconditional.forward(request)
+        do = torch.randn_like(o)
+        found = differentiate(request, o, lse, None, do, torch.randn_like(lse), **options)
+    return dict(zip(("dq", "dk", "dv"), found)), do
+
+
+@pytest.mark.parametrize("eighths", [None, 1, 8])
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_gradients_with_a_share_of_polynomials(dtype, eighths, device):
+    request = make_request(*inputs(device, N=96, dtype=dtype), causal=True, softcap=2.0)
+    torch.manual_seed(2)
+    o, lse, _ = unconditional.forward(request)
+    do, dlse = torch.randn_like(o), torch.randn_like(lse)
+    found = backward.backward(request, o, lse, None, do, dlse, eighths=eighths)
+    results = dict(zip(("dq", "dk", "dv"), found))
+    for name, accuracy in assess_request(results, request, do, dlse).items():
+        assert accuracy.ok, f"{name}: {accuracy}"
+
+
+def test_the_share_is_a_switch(device):
+    """Off, the gradients are FA3's to the bit; every further share changes some."""
+    request = make_request(*inputs(device), causal=True)
+    exact, _ = gradients_of(request, differentiate=exact_backward.backward)
+    off, _ = gradients_of(request, eighths=0)
+    assert all(torch.equal(off[name], exact[name]) for name in exact)
+    shares = [gradients_of(request, eighths=eighths)[0] for eighths in (2, 4, 8)]
+    for name in exact:
+        different = [exact[name], *(share[name] for share in shares)]
+        assert not any(torch.equal(x, y) for i, x in enumerate(different) for y in different[:i]), (
+            name
+        )
+
+
+@pytest.mark.parametrize("capability", [(9, 0), (10, 0)])
+def test_the_gradients_share_out_where_the_forward_does(capability, device, monkeypatch):
+    monkeypatch.setattr(portable, "compute_capability", lambda device: capability)
+    request = make_request(*inputs(device), causal=True)
+    chosen, _ = gradients_of(request)
+    expected, _ = gradients_of(request, eighths=2 if capability == (10, 0) else 0)
+    assert all(torch.equal(chosen[name], expected[name]) for name in expected)
+
+
+NARROW = LaunchConfig(16, 32, 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype", "sentence"),
+    [
+        ({"eighths": -1}, torch.bfloat16, "eighths=-1 is not possible; 0 to 8 are"),
+        ({"eighths": 2}, torch.float32, "eighths=2 is not possible in float32"),
+        ({"eighths": 2, "q_config": LaunchConfig(32, 16, 4, 2)}, torch.bfloat16,
+         "eighths=2 with block_kv=16 is not possible"),
+        ({"eighths": 8, "dropout_p": 0.1}, torch.bfloat16,
+         r"eighths=8 is not possible with dropout_p=0.1"),
+        ({"eighths": 2, "kv_config": NARROW}, torch.bfloat16,
+         "eighths=2 with block_q=16 for dK and dV is not possible"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_share_that_cannot_be_is_refused(options, dtype, sentence, device):
+    request = make_request(*inputs(device, dtype=dtype), dropout_p=options.get("dropout_p", 0.0))
+    with pytest.raises(ValueError, match=sentence):
+        gradients_of(request, **{k: x for k, x in options.items() if k != "dropout_p"})
+
+
+def test_dropout_leaves_no_room_for_polynomials(device):
+    request = make_request(*inputs(device), dropout_p=0.2)
+    found, _ = gradients_of(request)
+    expected, _ = gradients_of(request, eighths=0)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_all_exponentials_of_narrow_blocks_may_be_polynomials(device):
+    request = make_request(*inputs(device))
+    wide, _ = gradients_of(request, eighths=8)
+    narrow, _ = gradients_of(request, eighths=8, kv_config=NARROW)
+    assert torch.equal(narrow["dq"], wide["dq"]) and narrow["dv"].isfinite().all()
+
+
+def test_the_version_serves_the_gradients(device, monkeypatch):
+    """With the share on; what no box reaches is FA2's, without one."""
+    request = make_request(*inputs(device), causal=True)
+    found, _ = gradients_of(request, differentiate=VERSION.backward)
+    expected, _ = gradients_of(request)
+    exact, _ = gradients_of(request, eighths=0)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert not torch.equal(found["dq"], exact["dq"])
+    few = make_request(*inputs(device, M=5))
+    expected, _ = gradients_of(few, differentiate=packing_backward.backward)
+    monkeypatch.setattr(exact_backward, "backward", None)
+    found, _ = gradients_of(few, differentiate=VERSION.backward)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 # ---- what is left to others ----

@@ -182,6 +182,23 @@ def test_options_by_position(device):
     assert_same(flash_attn_varlen_qkvpacked_func(qkv, lengths[0], 12, *options), expected)
 
 
+@pytest.mark.parametrize(("asked", "expected"), [(False, None), (True, True)])
+def test_deterministic_is_handed_on(asked, expected, device, monkeypatch):
+    """False is the default, and leaves it to torch's own setting."""
+    found = []
+    monkeypatch.setattr(flash_attn, "attention", lambda *x, **y: found.append(y["deterministic"]))
+    q, kv = dense(device)
+    flash_attn_func(q, *kv.unbind(2), deterministic=asked)
+    flash_attn_kvpacked_func(q, kv, deterministic=asked)
+    flash_attn_qkvpacked_func(torch.stack((q, q, q), 2), deterministic=asked)
+    q, kv = packed(device)
+    lengths = (PACKED, PACKED_K, 12, 14)
+    flash_attn_varlen_func(q, *kv.unbind(1), *lengths, deterministic=asked)
+    flash_attn_varlen_kvpacked_func(q, kv, *lengths, deterministic=asked)
+    flash_attn_varlen_qkvpacked_func(torch.stack((q, q, q), 1), PACKED, 12, deterministic=asked)
+    assert found == [expected] * 6
+
+
 def test_dropout_is_drawn_as_by_attention(device):
     q, kv = dense(device)
     k, v = kv.unbind(2)

@@ -433,6 +433,18 @@ def test_refused(sentence):
         model_of("Llama", "fv_fa2")(tokens("cpu"), **REFUSED[sentence])
 
 
+def test_deterministic_is_handed_on(monkeypatch):
+    found = []
+    given = hf.attention
+    monkeypatch.setattr(
+        hf, "attention", lambda *x, **y: found.append(y["deterministic"]) or given(*x, **y)
+    )
+    x = torch.randn(1, 2, 4, 16)
+    for asked in ({}, {"deterministic": False}, {"deterministic": True}):
+        hf.attend(torch.nn.Identity(), x, x, x, None, **asked)
+    assert found == [None, None, True]
+
+
 def test_decoder_as_an_encoder(device):
     """transformers makes its masks bidirectional for this option."""
     ids, mask = tokens(device), LEFT.to(device)

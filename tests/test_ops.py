@@ -1,12 +1,14 @@
 """The doors of torch: operators, autograd, torch.compile, torch.export, checkpointing, autocast."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from test_attention import repeats_a_backward
 from torch._dynamo.testing import CompileCounter
 from torch.utils.checkpoint import checkpoint
 
-from flash_versions import VERSIONS, attention
+from flash_versions import VERSIONS, attention, ops
 from flash_versions.request import make_request
 
 by_version = pytest.mark.parametrize("version", VERSIONS)
@@ -25,6 +27,7 @@ OPCHECKED = {
         "window": (5, None),
         "kv_lengths": torch.tensor([30, 7]),
     },
+    "deterministic": {"deterministic": True},
     "scores": {"softcap": 2.0, "alibi_slopes": torch.tensor([0.5, 0.1]), "dropout_p": 0.1},
 }
 
@@ -187,6 +190,44 @@ def test_a_masked_gradient_of_the_lse_may_be_nan(version):
     _, lse = attention(*given, causal=True, version=version, return_lse=True)
     torch.where(lse.isfinite(), lse * lse, 0.0).sum().backward()
     assert all(x.grad.isfinite().all() for x in given)
+
+
+# What a call asks for, what torch says when the gradients are computed, and what must be.
+DETERMINISTIC = [
+    (None, False, False),
+    (None, True, True),
+    (True, False, True),
+    (False, True, False),
+]
+
+
+@pytest.mark.parametrize("door", ["function", "operator"])
+@pytest.mark.parametrize(("asked", "by_torch", "expected"), DETERMINISTIC)
+def test_a_backward_knows_whether_it_has_to_be_deterministic(
+    asked, by_torch, expected, door, monkeypatch
+):
+    found = []
+
+    def differentiate(request, *results):
+        found.append(request.is_deterministic)
+        return VERSIONS["fa2"].backward(request, *results)
+
+    noting = replace(VERSIONS["fa2"], name="noting", backward=differentiate)
+    for versions in (VERSIONS, ops.VERSIONS):
+        monkeypatch.setitem(versions, "noting", noting)
+    given = inputs()
+    if door == "function":
+        o = attention(*given, version="noting", deterministic=asked)
+    else:
+        request = make_request(*given, deterministic=asked)
+        o, _, _ = torch.ops.flash_versions.forward("noting", *request)
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(by_torch)
+    try:
+        o.sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert found == [expected]
 
 
 @by_version

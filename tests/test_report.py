@@ -307,7 +307,7 @@ def test_measured_speed_of_a_sequence_on_two_gpus():
 
 @pytest.mark.skipif(not of_suite("processes"), reason="not measured yet")
 def test_measured_speed_of_training_on_two_gpus():
-    """What must be equal is. The bar of 1.8 x is missed (docs/log.md); half as fast again is held."""
+    """What must be equal is. The bar of 1.8 x is missed (docs/log.md); 1.5 x is held."""
     rows = of_suite("processes") + of_suite("processes checks")
     assert not [row["reason"] for row in rows if "reason" in row]
     ratios = [row["step_ratio"] for row in rows if "step_ratio" in row and " B" in row["what"]]

@@ -52,6 +52,8 @@ REFUSED = {
     "splits: a flag": (arguments(num_splits=True), "num_splits=True must be an integer"),
     "splits: a fraction": (arguments(num_splits=2.0), "num_splits=2.0 must be an integer"),
     "causal: a text": (arguments(causal="False"), "causal='False' must be True or False"),
+    "deterministic: a number": (
+        arguments(deterministic=1), "deterministic=1 must be True, False or None"),
     "q: a list": (arguments(q=[1.0]), "q is a list; it must be a torch.Tensor"),
     "lengths: a list": (arguments(kv_lengths=[3]), "kv_lengths is a list"),
     "lengths: device": (arguments(kv_lengths=ones(1, dtype=torch.int32, device="meta")), "on meta"),

@@ -62,7 +62,8 @@ class Policy:
         eos = eos_token_ids(folder)
         if not eos:
             raise ValueError(f"{folder} names no end-of-sequence token, so no completion would end")
-        attend = partial(flash_versions.attention, version=attention)
+        # A run that is taken up again ends in the same bits: also its gradients must have them.
+        attend = partial(flash_versions.attention, version=attention, deterministic=True)
         model = load_model(folder, attend, device, torch.float32)
         pad = tokenizer.token_id(tokenizer.special_tokens.get("pad_token", ""))
         banned = set(range(tokenizer.vocab_size, config.vocab_size))

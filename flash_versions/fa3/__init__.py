@@ -3,10 +3,12 @@
 import torch
 
 from flash_versions.descriptor import undescribable
-from flash_versions.fa2 import backward
+from flash_versions.fa2 import backward as packing_backward
 from flash_versions.fa2 import forward as packing
 from flash_versions.fa3 import (
     ablation,
+    backward,
+    backward_hopper,
     forward,
     forward_fp8,
     forward_fp8_hopper,
@@ -30,6 +32,23 @@ def serve(request: Request) -> tuple[torch.Tensor, torch.Tensor, None]:
     if forward_hopper.unsupported(request) is None:
         return forward_hopper.forward(request)
     return forward.forward(request)
+
+
+def serve_backward(
+    request: Request,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    statistics: None,
+    do: torch.Tensor,
+    dlse: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """The backward of the first kernel that is made for a request, chosen as the forward's."""
+    given = request, o, lse, statistics, do, dlse
+    if (backward.without_boxes(request) or backward_hopper.unsupported(request)) is None:
+        return backward_hopper.backward(*given)
+    if backward.unsupported(request) is None:
+        return backward.backward(*given)
+    return packing_backward.backward(*given)
 
 
 def serve_fp8(
@@ -72,7 +91,7 @@ VERSION = Version(
     source="Shah et al. 2024, arXiv:2407.08608",
     forward=serve,
     limits=limits,
-    backward=backward.backward,
+    backward=serve_backward,
     variants=ablation.VARIANTS,
     forward_quantized=forward_quantized,
     fp8_variants=ablation.FP8_VARIANTS,

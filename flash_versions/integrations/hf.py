@@ -19,10 +19,10 @@ from flash_versions.api import BASELINES, VERSIONS, attention
 from flash_versions.integrations import unit_stride
 from flash_versions.integrations.hf_mask import Ragged, what_is_seen
 
-# What models pass along that leaves attention's result alone. (Our kernels are deterministic.)
+# What models pass along that leaves attention's result alone.
 WITHOUT_EFFECT = {
-    "cache_position", "deterministic", "ignore_index", "layer_idx", "logits_to_keep",
-    "max_length_k", "max_length_q", "mm_token_type_ids", "num_items_in_batch",
+    "cache_position", "ignore_index", "layer_idx", "logits_to_keep", "max_length_k",
+    "max_length_q", "mm_token_type_ids", "num_items_in_batch",
     "output_hidden_states", "output_router_logits", "past_key_values", "position_ids",
     "return_dict", "seq_idx", "shift_labels", "token_type_ids", "use_cache",
 }  # fmt: skip
@@ -86,6 +86,7 @@ def attend(
     is_causal: bool | None = None,
     cu_seq_lens_q: torch.Tensor | None = None,
     cu_seq_lens_k: torch.Tensor | None = None,
+    deterministic: bool | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention function.
@@ -105,6 +106,7 @@ def attend(
         is_causal: overrides the module's; with a mask, must agree with it.
         cu_seq_lens_q: the batch, flattened, is packed sequences of queries.
         cu_seq_lens_k: the same for keys; None: as the queries'.
+        deterministic: True as in `attention`; False, transformers' default, is None there.
         others: what models pass along; refused unless it is known to be without effect.
 
     Returns:
@@ -160,6 +162,7 @@ def attend(
         "softcap": softcap or None,
         "sink": s_aux,
         "dropout_p": dropout,
+        "deterministic": deterministic or None,
         "version": version,
     }
     if seen.cu_seqlens_q is None:

@@ -1,0 +1,358 @@
+"""FA3's backward for Hopper: what the compiler makes of it, and on the device.
+
+    TRITON_INTERPRET=0 python tests/test_hopper_backward.py
+
+prints a JSON row for each kernel that is compiled. The tests run it in a process of its own,
+because compiling and interpreting cannot share one.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from functools import cache, partial
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+import torch
+
+from flash_versions import attention, hopper
+from flash_versions.budget import assess_request
+from flash_versions.fa3 import backward_hopper
+from flash_versions.fa3.backward_config import BackwardConfig
+from flash_versions.fa3.forward import forward
+from flash_versions.inspect import Compiled, compiling
+from flash_versions.ops import in_vectors, narrowed, widened
+from flash_versions.request import make_request
+
+# name -> (head_dim, head_dim of v, queries, keys, heads, options)
+CALLS: dict[str, tuple[int, int, int, int, int, dict]] = {
+    "full-64": (64, 64, 512, 512, 4, {}),
+    "causal-64": (64, 64, 512, 512, 4, {"causal": True}),
+    "full-128": (128, 128, 512, 512, 4, {}),
+    "causal-128": (128, 128, 512, 512, 4, {"causal": True}),
+    "ragged-128": (128, 128, 500, 700, 8, {"causal": True}),
+    "window-128": (128, 128, 512, 512, 4, {"window": (100, 20)}),
+    "softcap-128": (128, 128, 512, 512, 4, {"softcap": 30.0}),
+    "128-by-64": (128, 64, 512, 512, 4, {}),
+    "full-256": (256, 256, 512, 512, 4, {}),
+    "causal-256": (256, 256, 500, 700, 8, {"causal": True}),
+    "192-by-128": (192, 128, 512, 512, 4, {"window": (100, 20), "softcap": 30.0}),
+    "80": (80, 80, 512, 512, 4, {"causal": True}),
+}
+SHARED_MEMORY = 227 * 1024
+on_hopper = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or not hopper.available(torch.device("cuda")),
+        reason="needs a Hopper GPU",
+    ),
+]
+compiles = pytest.mark.xdist_group("hopper_backward_compile")  # one worker: each compiled once
+
+
+# ---- what the compiler makes of it ----
+
+
+def compile_backward(
+    head_dim: int, head_dim_v: int, queries: int, keys: int, heads: int, options: dict
+) -> list[Compiled]:
+    """The kernels of one backward on Hopper."""
+    q = torch.empty(1, queries, heads, head_dim, dtype=torch.bfloat16)
+    k = torch.empty(1, keys, 4, head_dim, dtype=torch.bfloat16)
+    v = torch.empty(1, keys, 4, head_dim_v, dtype=torch.bfloat16)
+    o, lse = torch.empty(*q.shape[:3], head_dim_v, dtype=q.dtype), torch.empty(1, heads, queries)
+    with compiling("sm_90") as found:
+        request = make_request(q, k, v, **options)
+        backward_hopper.backward(request, o, lse, None, torch.empty_like(o), lse)
+    return found
+
+
+def row(kernel: Compiled) -> dict:
+    """What the tests look at."""
+    return {
+        "kernel": kernel.kernel,
+        "shared": kernel.shared,
+        "stack": kernel.stack,
+        "warps": kernel.num_warps,
+        "serialised": kernel.serialised,
+        "loops": [
+            {
+                "local_memory": loop.local_memory,
+                "products": loop.opcodes["HGMMA"],
+                "exponentials": loop.opcodes["MUFU"],
+                "events": [e.name for e in loop.events],
+            }
+            for loop in kernel.hot_loops
+        ],
+        **kernel.counts,
+    }
+
+
+@cache
+def compiled() -> dict[str, dict[str, dict]]:
+    """{call: {kernel: row}}."""
+    done = subprocess.run(
+        [sys.executable, __file__],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"TRITON_INTERPRET": "0"},
+        cwd=Path(__file__).parents[1],
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)
+
+
+def explicit(call: str) -> dict:
+    rows = compiled()[call]
+    return rows.get("backward_kernel") or rows["backward_wide_kernel"]
+
+
+def consumer_loops(call: str) -> list[dict]:
+    return [x for x in explicit(call)["loops"] if x["exponentials"]]
+
+
+def dq_loops(call: str) -> list[dict]:
+    """Of the warpgroup that does nothing but dQ."""
+    return [x for x in explicit(call)["loops"] if not x["exponentials"]]
+
+
+def without_moves(loop: dict) -> list[str]:
+    """A loop's events, less local memory and the barriers that the compiler adds."""
+    return [x for x in loop["events"] if not x.startswith(("BAR", "STL", "LDL"))]
+
+
+@compiles
+@pytest.mark.parametrize("call", CALLS)
+def test_it_compiles_fits_and_is_asynchronous(call):
+    """Loads, stores and additions are TMA's, and no product waits for the one before it. Three
+    kernels, of which the first and the last keep to registers.
+    """
+    rows = compiled()[call]
+    wide = max(CALLS[call][:2]) > 128
+    main = "backward_wide_kernel" if wide else "backward_kernel"
+    assert list(rows) == ["prepare_kernel", main, "finish_kernel"]
+    assert rows["prepare_kernel"]["stack"] == rows["finish_kernel"]["stack"] == 0
+    kernel = explicit(call)
+    assert kernel["warps"] == (12 if wide else 16) and kernel["shared"] <= SHARED_MEMORY
+    assert not kernel["serialised"]
+    assert kernel["wgmma"] and kernel["tma_loads"] and kernel["tma_stores"]
+    assert not kernel["mma_sync"] and not kernel["cp_async"]
+
+
+@compiles
+@pytest.mark.parametrize("call", CALLS)
+def test_masked_blocks_have_loops_of_their_own(call):
+    """A consumer has a loop for blocks that all its keys are seen by, one for those in front of
+    them, and one for those behind them; only consumers compute exponentials. Beyond head_dim 128 it
+    has one, and nobody else multiplies.
+    """
+    head_dim, head_dim_v, _, keys, _, options = CALLS[call]
+    wide = max(head_dim, head_dim_v) > 128
+    left = options.get("window", (None, None))[0] is not None
+    right = "causal" in options or "window" in options or keys % 128 != 0
+    consumers, others = consumer_loops(call), dq_loops(call)
+    assert len(consumers) == 2 * (1 if wide else 1 + left + right)
+    assert len(others) == (0 if wide else 1)
+
+
+@compiles
+@pytest.mark.parametrize("call", CALLS)
+def test_the_loops_keep_to_registers(call):
+    """But for a handful of loads."""
+    for loop in explicit(call)["loops"]:
+        assert loop["local_memory"] <= 8
+
+
+@compiles
+@pytest.mark.parametrize(
+    ("call", "early"),
+    [("full-128", False), ("causal-128", False), ("full-64", True), ("causal-64", True)],
+)
+def test_the_order_of_a_step(call, early):
+    """Products of dP are issued between the exponentials; then dV, and dK when dS is announced:
+    these two have their left operands in registers. Early, S of the next step runs to the end of
+    this one; otherwise a step begins with S, and waits for it.
+    """
+    for loop in consumer_loops(call):
+        events = without_moves(loop)
+        dv = events.index("HGMMA regs")
+        dk = events.index("HGMMA regs", dv + 1)
+        before, between, after = events[:dv], events[dv + 1 : dk], events[dk + 1 :]
+        dp = before[0 if early else before.index("wait 0") :]
+        assert dp.index("HGMMA smem") < len(dp) - 1 - dp[::-1].index("MUFU.EX2")
+        products = [x for x, _ in groupby(x for x in before if x != "MUFU.EX2")]
+        s = ["mbarrier wait", "HGMMA smem", "wait 0"]
+        assert products == ([] if early else s) + ["mbarrier wait", "HGMMA smem"]
+        assert between == ["wait 1", "mbarrier wait", "mbarrier arrive"]  # dP; dS, to and fro
+        assert after[:2] == ["wait 1", "mbarrier arrive"]  # dV; dO has been read
+        s = ["mbarrier wait", "HGMMA smem", "wait 1", "mbarrier arrive", "wait 0"]
+        assert after[2:] == (s if early else ["wait 0", "mbarrier arrive"])  # dK; Q has been read
+
+
+@compiles
+@pytest.mark.parametrize("call", ["full-64", "causal-128", "softcap-128"])
+def test_dq_is_two_halves(call):
+    """dS is waited for once and given back when the second half is there."""
+    for loop in dq_loops(call):
+        half = ["HGMMA smem", "wait 0"]
+        assert without_moves(loop) == ["mbarrier wait", *half, *half, "mbarrier arrive"]
+
+
+@compiles
+@pytest.mark.parametrize("call", [x for x in CALLS if max(CALLS[x][:2]) <= 128])
+def test_five_products_and_an_exponential_for_a_score(call):
+    """A product takes 16 of what is summed over at a time: S and dP sum over dims, dV and dK over
+    64 queries, and each half of dQ over 128 keys. A consumer has 64 by 64 scores.
+    """
+    dims = sum(max(64, 1 << (x - 1).bit_length()) for x in CALLS[call][:2])
+    for loop in consumer_loops(call):
+        assert loop["products"] == dims // 16 + 2 * 64 // 16
+        each = 3 if "softcap" in CALLS[call][5] else 1  # tanh takes two
+        assert loop["exponentials"] == each * 64 * 64 // 128
+    for loop in dq_loops(call):
+        assert loop["products"] == 2 * 128 // 16
+
+
+@compiles
+def test_at_head_dim_256_consumers_share_the_scores():
+    """Each computes S and dP of half of the queries, and half of the dims of the other three."""
+    for loop in explicit("full-256")["loops"]:
+        assert loop["products"] == 2 * 256 // 16 + 2 * 64 // 16 + 2 * 64 // 16
+        assert loop["exponentials"] == 64 * 32 // 128
+
+
+# ---- on the device ----
+
+
+def qkv(M, N, heads, D, kv_heads=None, batch=1, dtype=torch.bfloat16, D_v=None):
+    q = torch.randn(batch, M, heads, D, device="cuda", dtype=dtype)
+    k = torch.randn(batch, N, kv_heads or heads, D, device="cuda", dtype=dtype)
+    v = torch.randn(batch, N, kv_heads or heads, D_v or D, device="cuda", dtype=dtype)
+    return q, k, v
+
+
+def prepared(q, k, v, config=None, dlse=False, **options):
+    """(request, do, dlse, a backward to call)."""
+    request = make_request(q, k, v, **options)
+    o, lse, _ = forward(in_vectors(request))
+    do = torch.randn_like(narrowed(o, v))
+    dlse = torch.randn_like(lse) if dlse else None
+    given = in_vectors(request), widened(o), lse, None, widened(do), dlse
+    return request, do, dlse, partial(backward_hopper.backward, *given, config)
+
+
+def check(q, k, v, config=None, dlse=False, **options):
+    request, do, dlse, run = prepared(q, k, v, config, dlse, **options)
+    found = {n: narrowed(x, like) for n, x, like in zip(("dq", "dk", "dv"), run(), (q, k, v))}
+    for name, accuracy in assess_request(found, request, do, dlse).items():
+        assert accuracy.ok, f"{name}: {accuracy}"
+    return found
+
+
+class TestOnHopper:
+    pytestmark = on_hopper
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+    @pytest.mark.parametrize("D", [16, 64, 80, 96, 128, 160, 256])
+    @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+    def test_head_dims(self, D, dtype, causal):
+        check(*qkv(700, 900, 12, D, kv_heads=4, batch=3, dtype=dtype), causal=causal)
+        check(*qkv(300, 200, 2, D, dtype=dtype), causal=causal, dlse=True)
+
+    @pytest.mark.parametrize("D, D_v", [(64, 128), (128, 64), (192, 128)])
+    def test_values_of_another_head_dim(self, D, D_v):
+        check(*qkv(500, 600, 4, D, kv_heads=2, D_v=D_v), causal=True)
+
+    @pytest.mark.parametrize("options", [
+        {"window": (200, None), "causal": True}, {"window": (64, 10)}, {"window": (None, 300)},
+        {"window": (200, None)}, {"softcap": 5.0, "causal": True},
+        {"softcap": 30.0, "window": (100, 50)},
+    ], ids=str)  # fmt: skip
+    @pytest.mark.parametrize("D", [64, 128, 256])
+    def test_windows_and_softcap(self, options, D):
+        check(*qkv(900, 1100, 6, D, kv_heads=2, batch=2), **options)
+        check(*qkv(1100, 900, 6, D, kv_heads=2, batch=2), **options)
+
+    @pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 127, 128, 129, 1000, 2047])
+    @pytest.mark.parametrize("D", [64, 128, 256])
+    def test_lengths(self, length, D):
+        check(*qkv(length, length, 4, D, batch=2), causal=True)
+        check(*qkv(length, 300, 4, D, batch=2))
+
+    @pytest.mark.parametrize("D", [64, 128])
+    @pytest.mark.parametrize("changes", [
+        {}, {"early": True}, {"stages": 3}, {"stages": 3, "early": True},
+        {"block_q": 128}, {"block_q": 128, "early": True},
+    ], ids=str)  # fmt: skip
+    def test_every_switch(self, changes, D):
+        if D == 128 and changes.keys() & {"block_q", "stages"}:
+            pytest.skip("does not fit in shared memory")
+        config = replace(BackwardConfig(), **changes)
+        check(*qkv(700, 900, 12, D, kv_heads=4, batch=3), config, causal=True)
+
+    def test_keys_past_the_end_add_nothing(self):
+        q, k, v = qkv(100, 70, 1, 64)
+        check(q.abs() + 3, -k.abs() - 3, v)
+
+    @pytest.mark.parametrize("D", [64, 128, 256])
+    def test_queries_without_keys_have_no_gradient(self, D):
+        found = check(*qkv(700, 300, 4, D, batch=2), causal=True)
+        assert not found["dq"][:, :400].any()
+
+    @pytest.mark.parametrize("D", [64, 128, 256])
+    @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+    def test_ten_thousand_launches(self, D, causal):
+        """dK and dV bit for bit; dQ as close to the first as additions in another order are."""
+        _, _, _, run = prepared(*qkv(1500, 1500, 4, D, batch=4), causal=causal)
+        dq, dk, dv, _ = run()
+        different = torch.zeros((), dtype=torch.int64, device="cuda")
+        largest = torch.zeros((), dtype=torch.float32, device="cuda")
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(100):
+                again = run()
+                different += (again[1] != dk).any() | (again[2] != dv).any()
+                largest.copy_(torch.maximum(largest, (again[0] - dq).abs().max().float()))
+        for _ in range(100):
+            graph.replay()
+        assert int(different) == 0
+        assert float(largest) <= 2**-7 * float(dq.abs().max())  # an ulp of bf16
+
+    def test_two_streams_at_once(self):
+        runs = [prepared(*qkv(S, S, 4, 64), causal=True)[3] for S in (300, 1000)]
+        expected = [run()[1:3] for run in runs]
+        streams = [torch.cuda.Stream() for _ in runs]
+        counts = [torch.zeros((), dtype=torch.int64, device="cuda") for _ in runs]
+        torch.cuda.synchronize()
+        for _ in range(300):
+            for stream, run, right, different in zip(streams, runs, expected, counts):
+                with torch.cuda.stream(stream):
+                    for x, y in zip(run()[1:3], right):
+                        different += (x != y).any()
+        torch.cuda.synchronize()
+        assert [int(different) for different in counts] == [0, 0]
+
+    def test_attention_uses_it_unless_it_must_be_deterministic(self, monkeypatch):
+        seen = []
+        launch = backward_hopper.launch_backward
+        monkeypatch.setattr(
+            backward_hopper, "launch_backward", lambda *a, **k: (seen.append(a), launch(*a, **k))
+        )
+        leaves = [x.requires_grad_() for x in qkv(500, 500, 16, 128, kv_heads=4, batch=4)]
+        attention(*leaves, causal=True, version="fa3").sum().backward()
+        assert len(seen) == 1
+        attention(*leaves, causal=True, version="fa3", deterministic=True).sum().backward()
+        assert len(seen) == 1
+
+
+def main() -> None:
+    rows = {name: {x.kernel: row(x) for x in compile_backward(*c)} for name, c in CALLS.items()}
+    print(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main()
