@@ -130,6 +130,8 @@ ABOUT = {
     "quick": "forward, a few shapes of the table, under a minute",
 }
 
+FIRST_TO_ADD = "fa3"  # the version whose gradients programs add up in any order, unless told not to
+
 
 @dataclass(frozen=True)
 class Competitor:
@@ -213,6 +215,9 @@ def competitors(suite: str, shape: Shape) -> Iterator[Competitor]:
                 whole = partial(attention, version=name, num_splits=1)
                 yield Competitor(f"{name} unsplit", whole)
             yield Competitor(name, partial(attention, causal=causal, version=name))
+            if suite == "backward" and name == FIRST_TO_ADD:
+                ordered = partial(attention, causal=causal, version=name, deterministic=True)
+                yield Competitor(f"{name} deterministic", ordered)
     for name in peers:
         if (peer := PEERS[name]).installed():
             function = partial(peer.function, causal=causal)
