@@ -14,9 +14,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from flash_versions.api import VERSIONS
 from flash_versions.peers import PEERS
 from flash_versions.results import (
     ROOT,
@@ -24,6 +26,7 @@ from flash_versions.results import (
     ablation_ratios,
     any_row,
     label,
+    loss_curves,
     names,
     rate_of,
     read_results,
@@ -52,8 +55,9 @@ PEER_STYLES = {
     "plain": ("#999999", "."),
     "cudnn fp8": ("#117733", "*"),
 }
-# In FP8 a version keeps its colour; line and marker tell the scales apart.
-FP8_STYLES = {"fp8 head": ("-", "<"), "fp8 block": (":", ">")}
+# A version keeps its colour in FP8 and in order; line and marker tell the variants apart.
+VARIANT_STYLES = {"fp8 head": ("-", "<"), "fp8 block": (":", ">"), "deterministic": (":", "d")}
+WINDOW = 10  # steps that a loss is a mean of: batches differ more than versions do
 STYLE: dict[Any, Any] = {
     "figure.facecolor": "white",
     "font.family": "sans-serif",
@@ -127,18 +131,14 @@ def memory_data(document: Document) -> Panels | None:
     return {name: lines for name, lines in panels.items() if name.endswith("full")} or None
 
 
-def gpu_of(document: Document, suite: str) -> str:
-    """The GPU that a suite was measured on."""
-    return document["suites"][suite]["machine"]["gpu"]
-
-
 def roofline_data(document: Document) -> Panels | None:
     """{head dim: {competitor: [(FLOP per byte, TFLOP/s)]}}: prefill without a mask, and decoding,
     which reads all of K and V for one query.
     """
     panels: Panels = {}
     for suite in ("decode", "table"):
-        if suite in document["suites"] and "H200" not in gpu_of(document, suite):
+        about = document["suites"].get(suite)
+        if about and "H200" not in about["machine"]["gpu"]:
             continue
         for group in shapes(document, suite).values():
             row = any_row(group)
@@ -159,10 +159,10 @@ def style_of(name: str, versions: list[str]) -> dict[str, Any]:
     if name in PEERS:
         colour, marker = PEER_STYLES[name]
         return {"color": colour, "marker": marker, "linestyle": "--", "linewidth": 1.1}
-    base, fp8, scales = name.partition(" fp8")
-    bases = list(dict.fromkeys(version.partition(" fp8")[0] for version in versions))
+    base, _, variant = name.partition(" ")
+    bases = list(dict.fromkeys(version.partition(" ")[0] for version in versions))
     colour, marker = VERSION_STYLES[bases.index(base) % len(VERSION_STYLES)]
-    line, marker = FP8_STYLES.get(f"fp8{scales}", ("-", marker)) if fp8 else ("-", marker)
+    line, marker = VARIANT_STYLES.get(variant, ("-", marker))
     return {"color": colour, "marker": marker, "linestyle": line}
 
 
@@ -308,6 +308,27 @@ def draw_roofline(panels: Panels) -> Figure:
     return figure
 
 
+def draw_curves(curves: dict[str, list[list[float]]]) -> Figure:
+    """A panel for each version: its loss and torch's, a mean of the seeds and their range."""
+    ours = [name for name in curves if name != "sdpa"]
+    figure, axes = grid(len(ours), 2)
+    for ax, name in zip(axes, ours):
+        for one, colour in (("sdpa", "black"), (name, style_of(name, [*VERSIONS])["color"])):
+            losses = np.array(curves[one])
+            steps = WINDOW * np.arange(1, losses.shape[1] + 1)
+            low, high = losses.min(axis=0), losses.max(axis=0)
+            ax.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0, gid=one)
+            ax.plot(steps, losses.mean(axis=0), color=colour, linewidth=1.1, gid=one, label=one)
+        ax.set(xlabel="step", yscale="log")
+        ax.set_title(f"sdpa and {name}", loc="left")
+        ax.set_yticks([1, 2, 3, 4, 5], "12345")
+        ax.minorticks_off()
+        ax.legend(frameon=False)
+    axes[0].set_ylabel(f"loss of a token, mean of {WINDOW} steps")
+    figure.suptitle("Training from scratch: mean and range of the seeds", x=0.01, ha="left")
+    return figure
+
+
 def exp2_roof(head_dim: int) -> float:
     """TFLOP/s of attention if only the exponentials took time: one for each 4 head_dim FLOP."""
     return TENSOR_TFLOPS * EXP2_PER_TENSOR_FLOP * 4 * head_dim
@@ -340,6 +361,7 @@ PLOTS = {
     ),
     "timeline": Plot(lambda document: timeline_data(document.get("trace")), draw_timeline),
     "roofline": Plot(roofline_data, draw_roofline),
+    "training": Plot(lambda document: loss_curves(document, WINDOW), draw_curves),
 }
 
 

@@ -332,6 +332,30 @@ def grpo_step(document: Document) -> str:
     return f"{markdown(header, body)}\n\n64 problems, 16 answers each, on one GPU. {about}.\n"
 
 
+def layer(document: Document) -> str:
+    """Milliseconds of one layer, forward and backward, against the faster of torch's backends."""
+    rows = {row["version"]: row for row in document["rows"] if row["suite"] == "layer"}
+    if not rows:
+        return "Not measured yet: `python tests/training_gpu.py --out FILE`.\n"
+    everyone = names(document, "layer")
+    base = min(rows[name]["seconds"] for name in everyone if name in PEERS)
+    median, spread = ["median"], ["fastest and slowest round"]
+    for name in everyone:
+        times, seconds = rows[name]["times"], rows[name]["seconds"]
+        ratio = "" if name in PEERS else f" ({base / seconds:.2f} x)"
+        median.append(f"{1000 * seconds:.2f}{ratio}")
+        spread.append(f"{1000 * min(times):.2f}, {1000 * max(times):.2f}")
+    header = ["milliseconds (ratio to torch's best)", *map(label, everyone)]
+    row, protocol = rows[everyone[0]], document["suites"]["layer"]["protocol"]
+    note = (
+        f"(B, S, H, D) = ({row['B']}, {row['S']}, {row['H']}, {row['D']}), {mask(row)}, bf16; "
+        f"{protocol['rounds']} rounds in which the competitors take turns, "
+        f"{protocol['steps']} calls each."
+    )
+    table = markdown(header, [median, spread])
+    return f"{table}\n\n{note} {where_and_when(document, 'layer')}.\n"
+
+
 def launch(document: Document) -> str:
     """Microseconds of host time for each path."""
     found: dict[str, dict[str, float | None]] = {}
@@ -386,6 +410,7 @@ TABLES: dict[str, Callable[[Document], str]] = {
     "fp8 accuracy": fp8_accuracy,
     "decode": decode,
     "packed": packed,
+    "layer": layer,
     "launch": launch,
     "several gpus": several_gpus,
     "processes": processes,

@@ -1,7 +1,7 @@
 """Measured results as they are committed: read, and looked up.
 
-docs/results holds JSON documents of `bench`, of `accuracy` and of a trace; `report` makes tables of
-them, `plot` figures.
+docs/results holds JSON documents of `bench`, of `accuracy`, of scripts in tests/ and of a trace;
+`report` makes tables of them, `plot` figures.
 """
 
 import json
@@ -88,6 +88,17 @@ def any_row(group: dict[str, Row]) -> Row:
 def rate_of(group: dict[str, Row], name: str) -> float | None:
     """TFLOP/s of one competitor on one shape; None if it was not measured there."""
     return group[name].get("tflops") if name in group else None
+
+
+def loss_curves(document: Document, window: int) -> dict[str, list[list[float]]] | None:
+    """{version: [losses of each seed]}, a mean for each `window` steps; None if not measured."""
+    found: dict[str, list[list[float]]] = {}
+    for row in document["rows"]:
+        if row["suite"] == "training curve":
+            losses, starts = row["losses"], range(0, len(row["losses"]), window)
+            means = [statistics.fmean(losses[start : start + window]) for start in starts]
+            found.setdefault(row["version"], []).append(means)
+    return found or None
 
 
 def ablated(groups: Iterable[dict[str, Row]]) -> dict[str, dict[str, str]]:

@@ -223,7 +223,7 @@ def default_config(
 
 
 def backward_config(request: Request, measured: Mapping[int, LaunchConfig]) -> LaunchConfig:
-    """Tile sizes of FA2's backward kernels; arguments as in `default_config`.
+    """Tile sizes of the portable backward kernels; arguments as in `default_config`.
 
     Elsewhere than on an H200: two tiles stay and two stream past, `num_stages` deep, in the shared
     memory that there is.

@@ -1,5 +1,6 @@
 """A document as `flash_versions.bench` writes it, of invented numbers: every suite, every peer."""
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,6 +13,8 @@ FP8_SPEED = {"cudnn fp8": 880.0}
 FP8_VARIANTS = {"fp8 head": 1.4, "fp8 block": 1.35}  # in FP8, times the speed in bf16
 QUANTIZE_SPEED = {"block": 3.4, "block hadamard": 3.0, "head": 2.0, "tensor": 1.9, "copy": 4.2}
 SCHEMES = {"bf16": 0.002, "tensor": 0.2, "head": 0.18, "block": 0.15, "block+hadamard": 0.08}
+LAYER = {"fa2": 4.0, "fa3": 1.6, "fa4": 2.0, "cudnn": 2.4, "torch fa2": 3.2}  # milliseconds
+CURVES = {"sdpa": 0.0, "fa3": 0.01, "fa4": -0.01}  # what is added to the loss of every step
 GPUS = {"1 GPU": (1, 600.0), "ring": (2, 1140.0), "all_to_all": (2, 1020.0)}
 MACHINE = {"gpu": "NVIDIA H200", "torch": "2", "triton": "3", "cudnn": "9", "flash-attn-4": "4.0"}
 MACHINE |= {"cudnn-frontend": "1.18"}
@@ -41,14 +44,18 @@ def everyone(suite: str) -> list[Competitor]:
         return [one("fa2"), one("fa2 packed"), one("fa3"), one("fa3 packed"), one("cudnn")]
     if suite == "decode":
         return [one("fa1"), one("fa2 unsplit"), *map(one, list(SPEED)[1:])]
+    if suite == "backward":
+        first, last = list(SPEED)[:3], list(SPEED)[3:]
+        return [*map(one, first), one("fa3 deterministic"), *map(one, last)]
     return [one(name) for name in SPEED]
 
 
 def tflops(one: Competitor, shape: Shape) -> float:
     """An invented rate: rises with the length, less with a mask."""
-    speed = (SPEED | FP8_SPEED)[one.of or one.name.split(" packed")[0].split(" unsplit")[0]]
+    plain = one.of or re.sub(" (packed|unsplit|deterministic)$", "", one.name)
+    speed = (SPEED | FP8_SPEED)[plain]
     speed *= (VARIANTS | FP8_VARIANTS).get(one.variant, 1.0)
-    speed *= 0.9 if one.name.endswith("packed") else 1.0
+    speed *= 0.9 if one.name != plain and not one.of else 1.0
     return speed * shape.N / (shape.N + 600) * (0.85 if shape.causal else 1.0) * shape.D / 128
 
 
@@ -172,6 +179,25 @@ def grpo_step() -> dict[str, Any]:
     return about | {"rows": rows}
 
 
+def training() -> dict[str, Any]:
+    """One layer and curves of losses as tests/training_gpu.py writes them."""
+    shape = {"B": 8, "S": 2048, "H": 16, "D": 128, "causal": True}
+    rows: list[dict[str, Any]] = []
+    for name, ms in LAYER.items():
+        times = [ms / 1000 * factor for factor in (0.75, 1.0, 1.25)]
+        rows.append(
+            {"suite": "layer", "version": name, **shape, "seconds": ms / 1000, "times": times}
+        )
+    for seed in (0, 1, 2):
+        for name, more in CURVES.items():
+            losses = [5 / (1 + step / 20) + 0.1 * seed + more for step in range(60)]
+            rows.append(
+                {"suite": "training curve", "version": name, "seed": seed, "losses": losses}
+            )
+    about = {"schema": 1, "date": "2026-01-01", "commit": "abc", "machine": MACHINE}
+    return about | {"protocol": {"rounds": 3, "steps": 20}, "rows": rows}
+
+
 def trace(tiles: int = 4, steps: int = 6, clock: float | None = 1000.0) -> dict[str, Any]:
     """The roles of a program with so many tiles: a loader that is ahead, two consumers in turns,
     and what stores; 100 cycles for each step.
@@ -201,4 +227,5 @@ def trace(tiles: int = 4, steps: int = 6, clock: float | None = 1000.0) -> dict[
 
 def all_results() -> list[dict[str, Any]]:
     """Every kind of document that docs/results may hold."""
-    return [document(), accuracy(), several_gpus(), processes(), grpo_step(), trace()]
+    scripts = [several_gpus(), processes(), grpo_step(), training()]
+    return [document(), accuracy(), *scripts, trace()]

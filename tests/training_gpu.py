@@ -38,13 +38,14 @@ ROUNDS, STEPS = 9, 20
 VERSIONS = ("fa2", "fa3", "fa4")
 BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "torch fa2": SDPBackend.FLASH_ATTENTION}
 SEEDS, CURVE_STEPS = (0, 1, 2), 200
+DEVICE, WORKERS = "cuda", 4
 
 
 def layer_rows() -> list[dict]:
     """A row for each competitor: seconds of a forward and a backward."""
     sizes = (SHAPE["B"], SHAPE["S"], SHAPE["H"], SHAPE["D"])
     torch.manual_seed(0)
-    leaves = [torch.randn(sizes, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    leaves = [torch.randn(sizes, device=DEVICE, dtype=torch.bfloat16) for _ in range(3)]
     do = torch.randn_like(leaves[0])
     leaves = [x.requires_grad_() for x in leaves]
     functions: dict[str, Callable] = {
@@ -78,8 +79,8 @@ def curve(version: str, seed: int) -> dict:
     recipe = Recipe(Teacher(), seed, CURVE_STEPS, 65536, 3e-3, attention=version)
     losses = []
     with tempfile.TemporaryDirectory() as folder:
-        training = Training(recipe, Path(folder), torch.device("cuda"))
-        for batch, _ in zip(training.batches(workers=4), range(CURVE_STEPS)):
+        training = Training(recipe, Path(folder), torch.device(DEVICE))
+        for batch, _ in zip(training.batches(WORKERS), range(CURVE_STEPS)):
             loss, _ = training.learn(batch)
             losses.append(loss.clone() / int(batch.learned[:, 1:].sum()))
     values = [round(x, 5) for x in torch.stack(losses).tolist()]
