@@ -378,7 +378,7 @@ def test_tensorboard_is_written_on_request(grpo_command, tempted, tmp_path, monk
 def held_out_accuracy(grpo_command, folder: Path) -> list[float]:
     """Of sampled answers before and after ten steps of 48 completions."""
     changes = {"seed": 2, "prompts": 6, "steps": 10, "lr": 5e-4, "max_tokens": 64}
-    changes |= {"eval_every": 10, "eval_problems": 64, "eval_samples": 2}
+    changes |= {"eval_every": 10, "eval_problems": 128, "eval_samples": 2}
     arguments = [f"{flag(name)}={value}" for name, value in changes.items()]
     arguments += ["--recipe=sums", "--device=cpu", "--no-stop-on-collapse"]
     code, err = grpo_command(*arguments, "--out", folder)
@@ -389,11 +389,13 @@ def held_out_accuracy(grpo_command, folder: Path) -> list[float]:
 
 def test_the_sloppy_model_learns_to_add(grpo_command, tmp_path):
     before, after = held_out_accuracy(grpo_command, tmp_path / "run")
-    assert after > before + 0.15
+    assert after > before + 0.3  # 0.43 to 0.47 by three seeds
 
 
 def test_with_shuffled_rewards_it_does_not(grpo_command, tmp_path, monkeypatch):
-    """The control: as much is earned in a step, but by any of its completions."""
+    """The control: as much is earned in a step, but by any of its completions. So large a learning
+    rate carries it anywhere, by three seeds 0.14 and 0.15 down and 0.1 up.
+    """
     generator = torch.Generator().manual_seed(0)
 
     def shuffled(*arguments, seed, **keywords):
@@ -405,4 +407,4 @@ def test_with_shuffled_rewards_it_does_not(grpo_command, tmp_path, monkeypatch):
 
     monkeypatch.setattr(trainer_module, "roll_out", shuffled)
     before, after = held_out_accuracy(grpo_command, tmp_path / "run")
-    assert after < before + 0.1
+    assert after < before + 0.2
