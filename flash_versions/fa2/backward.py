@@ -351,6 +351,34 @@ launch_dkdv = Launcher(dkdv_kernel)
 launch_dq = Launcher(dq_kernel)
 
 
+def compute_delta(
+    key: tuple,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    do: torch.Tensor,
+    dlse: torch.Tensor | None,
+) -> torch.Tensor:
+    """delta (batch, heads, M) in fp32, see `delta_kernel`; `key` as a `Launcher` takes it."""
+    batch, q_length, heads, _ = o.shape
+    delta = torch.empty(lse.shape, dtype=torch.float32, device=lse.device)
+    block = 64
+    launch_delta(
+        key,
+        (cdiv(q_length, block) * heads * batch,),
+        (
+            View.of(do),
+            View.of(o),
+            View.of_rows(lse),
+            View.of_rows(lse if dlse is None else dlse),
+            View.of_rows(delta),
+            q_length,
+            heads,
+        ),
+        {"HAS_DLSE": dlse is not None, "BLOCK": block},
+    )
+    return delta
+
+
 def backward(
     request: Request,
     o: torch.Tensor,
@@ -381,29 +409,14 @@ def backward(
     kv_length, kv_heads = k.shape[1:3]
     dq = new_results(q.shape, q, request.cu_seqlens_q)
     dk, dv = (new_results(x.shape, x, request.cu_seqlens_k) for x in (k, v))
-    delta = torch.empty(lse.shape, dtype=torch.float32, device=lse.device)
     views = tuple(View.of(x) for x in (q, k, v, do))
-    row_views = View.of_rows(lse), View.of_rows(delta)
     window = Window(request.window_left, request.window_right)
     given = (Sequences.of(request), window, ScoreMods.of(request), request.scale)
     lengths = (q_length, kv_length, kv_heads)
     key = (*layout(request), kv_length, *map(placement, (do, o, lse, dlse)))
+    delta = compute_delta(key, o, lse, do, dlse)
+    row_views = View.of_rows(lse), View.of_rows(delta)
 
-    block = 64
-    launch_delta(
-        key,
-        (cdiv(q_length, block) * heads * batch,),
-        (
-            views[3],
-            View.of(o),
-            row_views[0],
-            View.of_rows(lse if dlse is None else dlse),
-            row_views[1],
-            q_length,
-            heads,
-        ),
-        {"HAS_DLSE": dlse is not None, "BLOCK": block},
-    )
     config = kv_config or backward_config(request, MEASURED_KV)
     tiles = Tiles.of_keys(request, config.block_kv)
     launch_dkdv(

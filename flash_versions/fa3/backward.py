@@ -51,7 +51,7 @@ import triton
 import triton.language as tl
 
 from flash_versions.descriptor import describe, undescribable
-from flash_versions.fa2.backward import MEASURED_KV, MEASURED_Q, launch_delta, sink_gradient
+from flash_versions.fa2.backward import MEASURED_KV, MEASURED_Q, compute_delta, sink_gradient
 from flash_versions.fa3 import forward
 from flash_versions.fa3.forward import (
     L2_BYTES,
@@ -66,7 +66,6 @@ from flash_versions.memory import (
     Sequences,
     Tiles,
     View,
-    cdiv,
     find_tile,
     load_row_values,
     new_results,
@@ -453,28 +452,13 @@ def backward(
         do = do.clone(memory_format=torch.contiguous_format)
     dq = new_results(q.shape, q, request.cu_seqlens_q)
     dk, dv = (new_results(x.shape, x, request.cu_seqlens_k) for x in (k, v))
-    delta = torch.empty(lse.shape, dtype=torch.float32, device=lse.device)
-    row_views = View.of_rows(lse), View.of_rows(delta)
     window = Window(request.window_left, request.window_right)
     given = (Sequences.of(request), window, ScoreMods.of(request), share, request.scale)
     lengths = (q_length, k.shape[1], kv_heads)
     key = (*layout(request), k.shape[1], share, *map(placement, (do, o, lse, dlse)))
+    delta = compute_delta(key, o, lse, do, dlse)
+    row_views = View.of_rows(lse), View.of_rows(delta)
 
-    block = 64
-    launch_delta(
-        key,
-        (cdiv(q_length, block) * heads * batch,),
-        (
-            View.of(do),
-            View.of(o),
-            row_views[0],
-            View.of_rows(lse if dlse is None else dlse),
-            row_views[1],
-            q_length,
-            heads,
-        ),
-        {"HAS_DLSE": dlse is not None, "BLOCK": block},
-    )
     config = kv_config or backward_config(request, MEASURED_KV)
     tiles = Tiles.of_keys(request, config.block_kv)
     total = tiles.number * kv_heads * k.shape[0]
