@@ -290,19 +290,19 @@ def processes(document: Document) -> str:
             found.setdefault(row["what"], {})[row["gpus"]] = row
     if not found:
         return "Not measured yet: `python tests/parallel_gpu.py --out FILE`.\n"
-    many = max(gpus for rows in found.values() for gpus in rows)
+    sizes = sorted({gpus for rows in found.values() for gpus in rows})
     phases = {"step": "steps", "rollout": "rollouts", "learn": "learning"}
     body = []
     for what, rows in found.items():
         for phase, called in phases.items():
-            key = f"{phase}_tokens_per_second"
-            one, all_ = (rows.get(gpus, {}).get(key) for gpus in (1, many))
-            if phase == "step" or one or all_:
-                figures = [f"{rate:,.0f}" if rate else "-" for rate in (one, all_)]
-                ratio = f"{all_ / one:.2f}" if one and all_ else "-"
-                body.append([f"{what}: {called}", *figures, ratio])
-    header = ["tokens per second", "1 GPU", f"{many} GPUs", "ratio"]
-    note = "bf16, the same global batch; the slowest GPU's time, median. "
+            rates = [rows.get(gpus, {}).get(f"{phase}_tokens_per_second") for gpus in sizes]
+            if phase != "step" and not any(rates):
+                continue
+            ratios = [f" ({r / rates[0]:.2f} x)" if r and rates[0] else "" for r in rates[1:]]
+            cells = [f"{r:,.0f}{ratio}" if r else "-" for r, ratio in zip(rates, ["", *ratios])]
+            body.append([f"{what}: {called}", *cells])
+    header = ["tokens per second", *(f"{n} GPU{'s' * (n > 1)}" for n in sizes)]
+    note = "bf16, the same global batch unless it says per GPU; the slowest GPU's time, median. "
     return f"{markdown(header, body)}\n\n{note}{where_and_when(document, 'processes')}.\n"
 
 

@@ -1,16 +1,18 @@
-"""Training on two GPUs against one: the same results, and how much faster; writes JSON.
+"""Training on several GPUs against one: the same results, and how much faster; writes JSON.
 
-    python tests/parallel_gpu.py --out FILE
+    python tests/parallel_gpu.py --gpus 2 4 --out FILE
 
-It starts everything in processes of its own, under torchrun where there are two. First what must be
-equal, in float32: GRPO and supervised training on two processes, the same interrupted on two and
-taken up again on one; and the commands must end. Then what should be fast: steps of GRPO and of
-supervised training with the same global batch on two GPUs and on one, for a random model in the
-shape of Qwen2.5-0.5B and for the shipped one, which is so small that the host sets its pace.
+It starts everything in processes of its own, under torchrun where there are several. First what
+must be equal, in float32: GRPO and supervised training on the most processes, the same interrupted
+on them and taken up again on one; and the commands must end. Then what should be fast: steps of
+GRPO and of supervised training, for a random model in the shape of Qwen2.5-0.5B and for the shipped
+one, which is so small that the host sets its pace. Each with the same global batch on every number
+of GPUs, and GRPO of the random model also with as many problems for each GPU ("per GPU").
 
 A time is that of the slowest rank, medians of steps after a first one; a ratio is that of tokens
-per second, two over one. What fails has a `reason` in the place of figures, and does not keep the
-rest from being measured. `--device cpu --tiny` runs the same under gloo, to try the command.
+per second, over one GPU's. Where there are GPUs for it, several sizes are timed at the same time.
+What fails has a `reason` in the place of figures, and does not keep the rest from being measured.
+`--device cpu --tiny` runs the same under gloo, to try the command.
 """
 
 import argparse
@@ -29,7 +31,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["NCCL_NVLS_ENABLE"] = "0"  # multicast over NVLink is not what is measured
 
 import torch  # noqa: E402
-from parallel_gpu_worker import EQUAL, FAST, QWEN, TINY  # noqa: E402
+from parallel_gpu_worker import EQUAL, FAST, GROWING, QWEN, TINY  # noqa: E402
 
 from flash_versions.bench import SCHEMA, commit, machine, source  # noqa: E402
 from flash_versions.watch import write  # noqa: E402
@@ -57,9 +59,11 @@ def torchrun(size, *command):
     return [sys.executable, "-m", "torch.distributed.run", *where, *command]
 
 
-def finished(command, log, seconds):
-    """Run a command; what is wrong with how it ended, or None."""
+def finished(command, log, seconds, gpus=None):
+    """Run a command on GPUs of these numbers; what is wrong with how it ended, or None."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    if gpus is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
     with open(log, "w") as file:
         process = subprocess.Popen(command, env=environment, stdout=file, stderr=file)
     try:
@@ -87,23 +91,23 @@ class Session:
     def left(self):
         return min(LIMIT, self.args.seconds - (time.monotonic() - BEGAN))
 
-    def start(self, command, log):
+    def start(self, command, log, gpus=None):
         """`finished`, and the end of what a command that failed said."""
         if self.left() < 5:
             return "no time was left"
-        reason = finished(command, log, self.left())
+        reason = finished(command, log, self.left(), gpus)
         if reason:
             self.say(f"{log.stem} {reason}:\n" + "\n".join(log.read_text().splitlines()[-80:]))
         return reason
 
-    def run(self, names, size):
+    def run(self, names, size, gpus=None):
         """{name: what rank 0 found, or a reason}, of ranks that are started again if one fails."""
         found, missing = {}, list(names)
         while missing:
             log = self.folder / f"{missing[0]} {size}.log"
             sizes = "tiny" if self.args.tiny else "full"
             command = torchrun(size, WORKER, self.folder, self.args.device, sizes, *missing)
-            reason = self.start(command, log)
+            reason = self.start(command, log, gpus)
             while missing and (path := self.folder / f"{missing[0]} {size}.pt").exists():
                 found[missing[0]] = torch.load(path)
                 self.say(f"{missing.pop(0)}, {size}: done")
@@ -112,6 +116,21 @@ class Session:
                 reason = path.read_text() if path.exists() else reason
                 found[missing[0]] = {"reason": reason or "left no results"}
                 self.say(f"{missing[0]}, {size}: {found[missing.pop(0)]['reason']}")
+        return found
+
+    def times(self, sizes):
+        """{size: {name: what was found}} of what should be fast, as many sizes at once as fit."""
+        found, waiting = {}, sorted(sizes)
+        with ThreadPoolExecutor() as at_once:
+            while waiting:
+                free, started = list(range(self.args.available)), {}
+                while waiting and (not started or waiting[0] <= len(free)):
+                    size = waiting.pop(0)
+                    gpus, free = free[:size], free[size:]
+                    names = [name for name in FAST if size > 1 or name not in GROWING]
+                    gpus = gpus if self.args.device == "cuda" else None
+                    started[size] = at_once.submit(self.run, names, size, gpus)
+                found |= {size: result.result() for size, result in started.items()}
         return found
 
     def commands(self):
@@ -146,10 +165,10 @@ def largest(numbers):
     return torch.tensor([*numbers], dtype=torch.float64).max().item()
 
 
-def equality(what, many, one):
-    """Rows: two processes against one, and one that went on from two against one."""
-    yield compared(what, "2", many, one, "")
-    yield compared(what, "2, then 1", one, one, "resumed ")
+def equality(what, size, many, one):
+    """Rows: several processes against one, and one that went on from several against one."""
+    yield compared(what, f"{size}", many, one, "")
+    yield compared(what, f"{size}, then 1", one, one, "resumed ")
 
 
 def compared(what, processes, found, one, prefix):
@@ -177,13 +196,14 @@ def compared(what, processes, found, one, prefix):
     return row
 
 
-def speed(what, many, one):
-    """Rows: one GPU, and two with the ratio to it."""
-    for gpus, found in ((1, one), (2, many)):
-        row = {"suite": SPEED, "what": what, "gpus": gpus, **found}
-        if gpus > 1 and "reason" not in one and "reason" not in many:
-            rates = [name for name in found if name.endswith("tokens_per_second")]
-            row |= {f"{x.split('_')[0]}_ratio": found[x] / one[x] for x in rates}
+def speed(what, found):
+    """Rows: one GPU, and each number of several with the ratio to it."""
+    one = found[1]
+    for gpus, measured in found.items():
+        row = {"suite": SPEED, "what": what, "gpus": gpus, **measured}
+        if gpus > 1 and "reason" not in one and "reason" not in measured:
+            rates = [name for name in measured if name.endswith("tokens_per_second")]
+            row |= {f"{x.split('_')[0]}_ratio": measured[x] / one[x] for x in rates}
         yield row
 
 
@@ -206,9 +226,10 @@ def new_document(args):
         "commit": commit(),
         "source": source(),
         "machine": machine() if args.device == "cuda" else place,
-        "gpus": 2,
+        "gpus": max(args.gpus),
         "protocol": {
-            "method": "the same global batch, slowest rank, median of steps after a first one",
+            "method": "the same global batch, but for the rows that say per GPU; slowest rank,"
+            " median of steps after a first one",
             "NCCL_NVLS_ENABLE": os.environ["NCCL_NVLS_ENABLE"],
         },
         "rows": [],
@@ -225,26 +246,30 @@ def measure(args, folder):
             print(json.dumps(row), flush=True)
         write(args.out, json.dumps(document, indent=1) + "\n")
 
+    most = max(args.gpus)
     random_model(folder / "random", TINY if args.tiny else QWEN, args.device)
     with ThreadPoolExecutor() as at_once:  # nothing is timed yet
         commands = at_once.submit(lambda: [*session.commands()])
-        many, one = (session.run(EQUAL, size) for size in (2, 1))
+        many, one = (session.run(EQUAL, size) for size in (most, 1))
     for name in EQUAL:
-        keep(equality(name.removesuffix(" equal"), many[name], one[name]))
+        keep(equality(name.removesuffix(" equal"), most, many[name], one[name]))
     keep(commands.result())
-    many, one = (session.run(FAST, size) for size in (2, 1))
+    found = session.times({1, *args.gpus})
     for name in FAST:
-        keep(speed(name, many[name], one[name]))
+        alone = found[1][GROWING.get(name, name)]
+        keep(speed(name, {1: alone} | {size: found[size][name] for size in sorted(args.gpus)}))
     session.say(f"wrote {args.out}")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="where the JSON goes")
+    parser.add_argument("--gpus", type=int, nargs="+", default=[2], help="beside one (2)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="sizes for a CPU")
     parser.add_argument("--seconds", type=float, default=230.0, help="for everything")
     args = parser.parse_args()
+    args.available = torch.cuda.device_count() if args.device == "cuda" else 1
     with tempfile.TemporaryDirectory() as folder:
         measure(args, Path(folder))
 

@@ -160,15 +160,21 @@ def grpo_speed(world, settings, steps):
     return found | {"attention": trainer.settings.attention, "dtype": trainer.settings.dtype}
 
 
-def large_grpo(world, folder, tiny):
+def large_grpo(world, folder, tiny, times=1):
     """GRPO with a random model of half a billion weights."""
     sizes = {"prompts": 4, "group": 4, "max_tokens": 48} if tiny else {"prompts": 128, "group": 16}
+    sizes["prompts"] *= times
     settings = Settings(
         **{"model": str(folder / "random"), "task": "parallel_gpu_worker:Varied", "max_tokens": 256}
         | {"micro_batch": 32, "lr": 1e-6, "eval_every": 0}
         | sizes
     )
     return grpo_speed(world, settings, 1 if tiny else 3)
+
+
+def growing_grpo(world, folder, tiny):
+    """The same with as many problems for each GPU as it has alone."""
+    return large_grpo(world, folder, tiny, world.size)
 
 
 def shipped_grpo(world, folder, tiny):
@@ -178,26 +184,34 @@ def shipped_grpo(world, folder, tiny):
 
 
 def large_supervised(world, folder, tiny):
-    """Supervised training of the same body, with the vocabulary that its data have."""
+    """Supervised training of the same body, with the vocabulary that its data have.
+
+    Batches have many widths, and what attention runs is planned anew for each: they are seen once
+    before they are timed, as a long training has seen them all.
+    """
     body = replace(TINY if tiny else QWEN, vocab_size=byte_tokenizer.VOCAB_SIZE)
-    recipe = Recipe(Teacher(), 0, 8, 2048 if tiny else 65536, 1e-4, model=body)
+    recipe = Recipe(Teacher(), 0, 64, 2048 if tiny else 65536, 1e-4, model=body)
     training = Training(recipe, folder / f"large-{world.size}", world.device, world)
+    batches = replace(recipe.corpus(), chunk_batches=6 if tiny else 16)[0]
+    for batch in batches:
+        training.learn(batch)
     tokens, step = [], []
-    warm_up, steps = (2, 6) if tiny else (8, 16)  # widths that are new compile kernels
-    for batch in replace(recipe.corpus(), chunk_batches=warm_up + steps)[0]:
+    for batch in batches:
         began = meet(world)
         training.learn(batch)
         step.append(meet(world) - began)
         tokens.append(batch.tokens.size)
-    return rates(world, tokens[warm_up:], step=step[warm_up:])
+    return rates(world, tokens, step=step)
 
 
 EQUAL = {"grpo equal": grpo_equal, "supervised equal": supervised_equal}
 FAST = {
     "GRPO, 0.5 B": large_grpo,
+    "GRPO, 0.5 B, per GPU": growing_grpo,
     "supervised, 0.4 B": large_supervised,
     "GRPO, shipped model": shipped_grpo,
 }
+GROWING = {"GRPO, 0.5 B, per GPU": "GRPO, 0.5 B"}  # what is the same on one GPU
 
 
 def work(names, folder, device, tiny):

@@ -148,7 +148,7 @@ def several_gpus() -> dict[str, Any]:
 
 
 def processes() -> dict[str, Any]:
-    """Training on two GPUs as tests/parallel_gpu.py writes it."""
+    """Training on several GPUs as tests/parallel_gpu.py writes it."""
     rows: list[dict[str, Any]] = []
     for what, phases in (("GRPO", ("step", "rollout", "learn")), ("supervised", ("step",))):
         for gpus in (1, 2):

@@ -1,4 +1,4 @@
-"""The measurement of training on two GPUs: what it makes of what processes leave, or do not."""
+"""The measurement of training on several GPUs: what it makes of what processes leave, or do not."""
 
 import argparse
 import math
@@ -38,18 +38,37 @@ def test_what_is_not_equal_has_a_reason(other):
 def test_what_failed_is_no_comparison():
     row = parallel_gpu.compared("grpo", "2", {"reason": "ended with code 1"}, found(), "")
     assert row["reason"] == "ended with code 1" and "weights" not in row
-    _, resumed = parallel_gpu.equality("grpo", found(), found())
+    _, resumed = parallel_gpu.equality("grpo", 2, found(), found())
     assert resumed["reason"] == "there was nothing to go on from"
 
 
 def test_ratios_are_of_tokens_per_second():
     one = {"step_tokens_per_second": 100.0, "learn_tokens_per_second": 300.0}
     many = {"step_tokens_per_second": 190.0, "learn_tokens_per_second": 450.0}
-    alone, both = parallel_gpu.speed("GRPO", many, one)
-    assert (both["step_ratio"], both["learn_ratio"], both["gpus"]) == (1.9, 1.5, 2)
-    assert "step_ratio" not in alone
-    _, both = parallel_gpu.speed("GRPO", many, {"reason": "out of memory"})
-    assert "step_ratio" not in both
+    found = {1: one, 2: many, 4: {"reason": "no time was left"}}
+    alone, two, four = parallel_gpu.speed("GRPO", found)
+    assert (two["step_ratio"], two["learn_ratio"], two["gpus"]) == (1.9, 1.5, 2)
+    assert "step_ratio" not in alone and "step_ratio" not in four
+    _, two = parallel_gpu.speed("GRPO", {1: {"reason": "out of memory"}, 2: many})
+    assert "step_ratio" not in two
+
+
+@pytest.mark.parametrize(("available", "at_once"), [(4, [[1, 2], [4]]), (8, [[1, 2, 4]])])
+def test_sizes_share_the_gpus_that_there_are(tmp_path, available, at_once):
+    args = argparse.Namespace(device="cuda", available=available)
+    session, placed = parallel_gpu.Session(args, tmp_path), {}
+
+    def run(names, size, gpus):
+        placed[size] = gpus
+        return dict.fromkeys(names)
+
+    session.run = run
+    found = session.times({4, 1, 2})
+    for sizes in at_once:
+        used = [gpu for size in sizes for gpu in placed[size]]
+        assert len({*used}) == len(used) == sum(sizes) and max(used) < available
+    assert [*found[2]] == [*parallel_gpu.FAST]
+    assert not parallel_gpu.GROWING.keys() & found[1].keys()
 
 
 def test_what_fails_does_not_keep_the_rest_from_being_done(tmp_path):
@@ -57,7 +76,7 @@ def test_what_fails_does_not_keep_the_rest_from_being_done(tmp_path):
     args = argparse.Namespace(device="cpu", tiny=True, out=Path("out"), seconds=1e9)
     session, started = parallel_gpu.Session(args, tmp_path), []
 
-    def start(command, log):
+    def start(command, log, gpus):
         names = command[command.index("tiny") + 1 :]
         started.append(names)
         for name in names:
