@@ -20,6 +20,12 @@ from matplotlib.figure import Figure
 
 from flash_versions.api import VERSIONS
 from flash_versions.peers import PEERS
+from flash_versions.plot_transformer import (
+    draw_generation,
+    draw_products,
+    generation_data,
+    products_data,
+)
 from flash_versions.results import (
     ROOT,
     Document,
@@ -362,6 +368,8 @@ PLOTS = {
     "timeline": Plot(lambda document: timeline_data(document.get("trace")), draw_timeline),
     "roofline": Plot(roofline_data, draw_roofline),
     "training": Plot(lambda document: loss_curves(document, WINDOW), draw_curves),
+    "products": Plot(products_data, draw_products),
+    "generation": Plot(generation_data, draw_generation),
 }
 
 

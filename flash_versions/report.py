@@ -12,8 +12,9 @@ JSON has; a table of which nothing was measured says so.
 import re
 import statistics
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
+from flash_versions import report_transformer
 from flash_versions.peers import PEERS
 from flash_versions.results import (
     RESULTS,
@@ -29,6 +30,7 @@ from flash_versions.results import (
     read_results,
     shapes,
 )
+from flash_versions.tables import markdown, not_measured, provenance, where_and_when
 from flash_versions.watch import write
 
 BLOCK = re.compile(r"(<!-- results: ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -39,40 +41,6 @@ DOCUMENTS = [
 ]
 TORCHRUN = "torchrun --nproc-per-node 2"
 LONG = 2048  # lengths from here on are what the means are over; below them launches weigh, too
-
-
-def not_measured(suite: str) -> str:
-    """What stands where a table would be."""
-    return f'Not measured yet: `python -m flash_versions.bench --suite "{suite}"`.\n'
-
-
-def markdown(header: list[str], body: list[list[str]]) -> str:
-    """A table; the first column is text, the others are numbers."""
-    lines = [header, ["---", *["--:"] * (len(header) - 1)], *body]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def provenance(document: Document, suite: str) -> str:
-    """One sentence on where, when and how the numbers of a suite were measured."""
-    protocol = document["suites"][suite]["protocol"]
-    rows = [row for row in document["rows"] if row["suite"] == suite]
-    precisions = " and ".join(dict.fromkeys(row.get("precision", "bf16") for row in rows))
-    libraries = ("flash-attn-4", "cudnn-frontend") if "fp8" in precisions else ("flash-attn-4",)
-    return (
-        f"{where_and_when(document, suite, libraries)}; {precisions}, median of "
-        f"{protocol['rounds']} rounds in which the competitors take turns, cold L2."
-    )
-
-
-def where_and_when(document: Document, suite: str, libraries: Iterable[str] = ()) -> str:
-    """GPU, versions, date and commit of a suite; of other libraries those that were installed."""
-    about = document["suites"][suite]
-    machine = about["machine"]
-    parts = [machine["gpu"]]
-    for name in ("torch", "triton", "cudnn", *libraries):
-        if (which := machine.get(name, "not installed")) != "not installed":
-            parts.append(f"{'cuDNN' if name == 'cudnn' else name} {which}")
-    return ", ".join([*parts, about["date"], f"commit {about['commit']}"])
 
 
 def rates(
@@ -282,80 +250,6 @@ def several_gpus(document: Document) -> str:
     return f"{markdown(header, body)}\n\n{note}{about}.\n"
 
 
-def processes(document: Document) -> str:
-    """Training on several GPUs: tokens per second of steps and of their phases, and times one."""
-    found: dict[str, dict[int, Row]] = {}
-    for row in document["rows"]:
-        if row["suite"] == "processes":
-            found.setdefault(row["what"], {})[row["gpus"]] = row
-    if not found:
-        return "Not measured yet: `python tests/parallel_gpu.py --out FILE`.\n"
-    sizes = sorted({gpus for rows in found.values() for gpus in rows})
-    phases = {"step": "steps", "rollout": "rollouts", "learn": "learning"}
-    body = []
-    for what, rows in found.items():
-        for phase, called in phases.items():
-            rates = [rows.get(gpus, {}).get(f"{phase}_tokens_per_second") for gpus in sizes]
-            if phase != "step" and not any(rates):
-                continue
-            ratios = [f" ({r / rates[0]:.2f} x)" if r and rates[0] else "" for r in rates[1:]]
-            cells = [f"{r:,.0f}{ratio}" if r else "-" for r, ratio in zip(rates, ["", *ratios])]
-            body.append([f"{what}: {called}", *cells])
-    header = ["tokens per second", *(f"{n} GPU{'s' * (n > 1)}" for n in sizes)]
-    note = "bf16, the same global batch unless it says per GPU; the slowest GPU's time, median. "
-    return f"{markdown(header, body)}\n\n{note}{where_and_when(document, 'processes')}.\n"
-
-
-def grpo_step(document: Document) -> str:
-    """A step of GRPO and its phases against TRL's trainer, the fastest of the timed steps."""
-    found: dict[str, dict[str, Row]] = {}
-    for row in document["rows"]:
-        if row["suite"] == "grpo step":
-            found.setdefault(row["case"], {})[row["contestant"]] = row
-    if not found:
-        return "Not measured yet: `python tests/trl_speed_gpu.py --out FILE`.\n"
-    body = []
-    for case, rows in found.items():
-        ours = [rows[name] for name in ("ours", "ours again") if name in rows]
-        for phase, called in {"": "step", "rollout_": "rollouts", "learn_": "learning"}.items():
-            key = f"{phase}seconds_best"
-            own = min((row[key] for row in ours if key in row), default=None)
-            cells = [f"{case}: {called}", f"{own:.2f}" if own else "-"]
-            for name in ("TRL", "TRL-bf16"):
-                theirs = rows.get(name, {}).get(key)
-                ratio = f" ({theirs / own:.1f} x)" if own and theirs else ""
-                cells.append(f"{theirs:.2f}{ratio}" if theirs else "-")
-            body.append(cells)
-    header = ["seconds (times ours)", "ours", "TRL", "TRL, weights in bf16"]
-    libraries = ("trl", "transformers")
-    about = where_and_when(document, "grpo step", libraries)
-    return f"{markdown(header, body)}\n\n64 problems, 16 answers each, on one GPU. {about}.\n"
-
-
-def layer(document: Document) -> str:
-    """Milliseconds of one layer, forward and backward, against the faster of torch's backends."""
-    rows = {row["version"]: row for row in document["rows"] if row["suite"] == "layer"}
-    if not rows:
-        return "Not measured yet: `python tests/training_gpu.py --out FILE`.\n"
-    everyone = names(document, "layer")
-    base = min(rows[name]["seconds"] for name in everyone if name in PEERS)
-    median, spread = ["median"], ["fastest and slowest round"]
-    for name in everyone:
-        times, seconds = rows[name]["times"], rows[name]["seconds"]
-        ratio = "" if name in PEERS else f" ({base / seconds:.2f} x)"
-        median.append(f"{1000 * seconds:.2f}{ratio}")
-        spread.append(f"{1000 * min(times):.2f}, {1000 * max(times):.2f}")
-    header = ["milliseconds (ratio to torch's best)", *map(label, everyone)]
-    row, protocol = rows[everyone[0]], document["suites"]["layer"]["protocol"]
-    note = (
-        f"(B, S, H, D) = ({row['B']}, {row['S']}, {row['H']}, {row['D']}), {mask(row)}, bf16; "
-        f"{protocol['rounds']} rounds in which the competitors take turns, "
-        f"{protocol['steps']} calls each."
-    )
-    table = markdown(header, [median, spread])
-    return f"{table}\n\n{note} {where_and_when(document, 'layer')}.\n"
-
-
 def launch(document: Document) -> str:
     """Microseconds of host time for each path."""
     found: dict[str, dict[str, float | None]] = {}
@@ -410,11 +304,9 @@ TABLES: dict[str, Callable[[Document], str]] = {
     "fp8 accuracy": fp8_accuracy,
     "decode": decode,
     "packed": packed,
-    "layer": layer,
     "launch": launch,
     "several gpus": several_gpus,
-    "processes": processes,
-    "grpo step": grpo_step,
+    **report_transformer.TABLES,
 }
 
 

@@ -166,6 +166,36 @@ def processes() -> dict[str, Any]:
     return about | {"rows": rows}
 
 
+def matrix_products() -> dict[str, Any]:
+    """The transformer's own products as tests/kernels_speed.py writes them."""
+    rows: list[dict[str, Any]] = []
+    others = {"gemm": "cuBLAS", "gemm swiglu": "torch", "norm gemm": "cuBLAS alone"}
+    for suite, other in others.items():
+        for size in (2048, 4096):
+            shape = {"suite": suite, "shape": f"square {size}", "M": size, "K": size, "N": size}
+            for version, rate in (("ours", 720.0), (other, 750.0)):
+                rows.append(shape | {"version": version, "tflops": rate, "ms_p50": 1.0})
+    for path in ("ours and fp64", "torch's and fp64"):
+        errors = {"rms": 0.125, "largest": 1.5, "mean": 0.0, "above_1": 1234}
+        rows.append({"suite": "norm gemm numerics", "path": path} | errors)
+    about = {"schema": 1, "date": "2026-01-01", "commit": "abc", "machine": MACHINE}
+    return about | {"protocol": {"rounds": 30}, "rows": rows}
+
+
+def generation() -> dict[str, Any]:
+    """Generation as tests/generate_speed.py writes it."""
+    rows: list[dict[str, Any]] = []
+    for case in ("shipped", "llama-3.2-1b"):
+        for batch, prompt, step in ((1, 512, 0.8), (64, 512, 2.0), (1, 4096, 0.9)):
+            place = {"suite": "generate", "case": case, "batch": batch, "prompt": prompt}
+            ours = {"ms_per_step": step, "share": 0.75, "seconds": 0.1, "attention": "fa4"}
+            rows.append(place | {"contestant": "ours"} | ours)
+            theirs = {"ms_per_step": 4 * step, "share": 0.19, "seconds": 0.5}
+            rows.append(place | {"contestant": "transformers"} | theirs)
+    about = {"schema": 1, "date": "2026-01-01", "commit": "abc", "machine": MACHINE}
+    return about | {"protocol": {"copy_bytes_per_second": 4.2e12}, "rows": rows}
+
+
 def grpo_step() -> dict[str, Any]:
     """Steps of GRPO as tests/trl_speed_gpu.py writes them."""
     rows: list[dict[str, Any]] = []
@@ -227,5 +257,12 @@ def trace(tiles: int = 4, steps: int = 6, clock: float | None = 1000.0) -> dict[
 
 def all_results() -> list[dict[str, Any]]:
     """Every kind of document that docs/results may hold."""
-    scripts = [several_gpus(), processes(), grpo_step(), training()]
+    scripts = [
+        several_gpus(),
+        processes(),
+        grpo_step(),
+        training(),
+        matrix_products(),
+        generation(),
+    ]
     return [document(), accuracy(), *scripts, trace()]

@@ -14,6 +14,8 @@ from synthetic_results import (
     VARIANTS,
     all_results,
     document,
+    generation,
+    matrix_products,
     trace,
     training,
 )
@@ -345,7 +347,12 @@ def test_command_draws_and_removes(tmp_path, monkeypatch, capsys):
     results.RESULTS.mkdir()
     path = results.RESULTS / "h200.json"
     path.write_text(json.dumps(document()))
-    others = {"h200-trace.json": trace(), "h200-training.json": training()}
+    others = {
+        "h200-trace.json": trace(),
+        "h200-training.json": training(),
+        "h200-kernels.json": matrix_products(),
+        "h200-generate.json": generation(),
+    }
     for name, content in others.items():
         (results.RESULTS / name).write_text(json.dumps(content))
     assert plot.main() == 0

@@ -2,15 +2,14 @@
 
 import json
 import statistics
-from statistics import geometric_mean, median
+from statistics import geometric_mean
 
-import numpy as np
 import pytest
+from committed_results import RESULTS, cells, of_suite, without
 from synthetic_results import (
     FP8_SPEED,
     FP8_VARIANTS,
     GPUS,
-    LAYER,
     QUANTIZE_SPEED,
     SCHEMES,
     SPEED,
@@ -22,10 +21,11 @@ from synthetic_results import (
 
 from flash_versions import bench, peers, report, results, suites
 from flash_versions.fa4 import ablation as fa4_ablation
+from flash_versions.report_transformer import TABLES as TRANSFORMER
 
-RESULTS = results.read_results()
 SCRIPTS = {"context parallel", "context parallel backward", "processes", "processes checks"}
-SCRIPTS |= {"grpo step", "layer", "training curve"}
+SCRIPTS |= {"grpo step", "layer", "training curve", "gemm", "gemm swiglu", "norm gemm"}
+SCRIPTS |= {"norm gemm numerics", "generate"}
 SYNTHETIC = results.merged(all_results())
 
 
@@ -135,18 +135,6 @@ def test_shapes_count_what_they_should():
     assert shape.kv_bytes == 2 * 2 * 8192 * 4 * 128 * 2
 
 
-def cells(table, first):
-    """{header: cell} of the row of a table that begins with `first`."""
-    lines = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("|")]
-    [row] = [line for line in lines if line[0] == first]
-    return dict(zip(lines[0], row))
-
-
-def without(source, wanted):
-    """A document without the rows that `wanted` refuses."""
-    return source | {"rows": [row for row in source["rows"] if wanted(row)]}
-
-
 @pytest.mark.parametrize("name", report.TABLES)
 def test_columns_are_what_was_measured(name):
     table = report.TABLES[name](SYNTHETIC)
@@ -156,7 +144,7 @@ def test_columns_are_what_was_measured(name):
         versions = ("fa3",)
     elif name == "layer":
         versions = ("fa2", "fa3", "fa4")
-    elif name in ("packed", "quantize", "fp8 accuracy", "several gpus", "processes", "grpo step"):
+    elif name in ("packed", "quantize", "fp8 accuracy", "several gpus", *TRANSFORMER):
         versions = ()
     for version in versions:
         assert f" {version} " in header
@@ -168,8 +156,7 @@ def test_columns_are_what_was_measured(name):
 @pytest.mark.parametrize("name", report.TABLES)
 def test_a_table_that_was_not_measured_says_so(name):
     missing = report.TABLES[name](SYNTHETIC | {"rows": []})
-    command = {"several gpus": "torchrun ", "processes": "python tests/"}
-    command |= {"grpo step": "python tests/", "layer": "python tests/"}
+    command = {"several gpus": "torchrun "} | dict.fromkeys(TRANSFORMER, "python tests/")
     command = command.get(name, "python -m ")
     assert missing.startswith(f"Not measured yet: `{command}") and missing.endswith("`.\n")
 
@@ -297,23 +284,6 @@ def test_several_gpus_are_held_against_one(way):
     assert list(row.values())[1:] == ["600", "-", "1020 (1.70 x)"]
 
 
-def test_training_on_several_gpus_is_held_against_one():
-    table = report.processes(SYNTHETIC)
-    assert list(cells(table, "GRPO: steps").values())[1:] == ["1,000", "1,900 (1.90 x)"]
-    assert list(cells(table, "GRPO: learning").values())[1:] == ["3,000", "5,700 (1.90 x)"]
-    assert "supervised: steps" in table and "supervised: rollouts" not in table
-    failed = {"suite": "processes", "what": "GRPO", "gpus": 2, "reason": "out of memory"}
-    lost = without(SYNTHETIC, lambda row: (row.get("what"), row.get("gpus")) != ("GRPO", 2))
-    lost["rows"].append(failed)
-    row = cells(report.processes(lost), "GRPO: rollouts")
-    assert list(row.values())[1:] == ["2,000", "-"]
-
-
-def of_suite(suite):
-    """The committed rows of a suite, if it was measured."""
-    return [row for row in RESULTS["rows"] if row["suite"] == suite]
-
-
 @pytest.mark.skipif(not of_suite("context parallel"), reason="not measured yet")
 def test_measured_speed_of_a_sequence_on_two_gpus():
     """The bar: nothing over its budget, and the ring at 1.8 x one GPU."""
@@ -322,80 +292,6 @@ def test_measured_speed_of_a_sequence_on_two_gpus():
             assert "reason" not in row and row["gpus"] == (1 if row["version"] == "1 GPU" else 2)
             if row["version"] == "ring":
                 assert row["ratio"] >= 1.8
-
-
-@pytest.mark.skipif(not of_suite("processes"), reason="not measured yet")
-def test_measured_speed_of_training_on_two_gpus():
-    """What must be equal is. The bar of 1.8 x is missed (docs/log.md); 1.5 x is held."""
-    rows = of_suite("processes") + of_suite("processes checks")
-    assert not [row["reason"] for row in rows if "reason" in row]
-    ratios = [row["step_ratio"] for row in rows if "step_ratio" in row and " B" in row["what"]]
-    assert len(ratios) == 2 and min(ratios) >= 1.5
-
-
-def test_a_grpo_step_is_held_against_trl():
-    table = report.grpo_step(SYNTHETIC)
-    row = cells(table, "sums: rollouts")  # the faster of our two turns
-    assert list(row.values())[1:] == ["0.50", "2.00 (4.0 x)", "1.50 (3.0 x)"]
-    alone = without(SYNTHETIC, lambda row: row.get("contestant") != "TRL-bf16")
-    assert list(cells(report.grpo_step(alone), "sums: step").values())[-1] == "-"
-    assert "trl 1.16.0" in table
-
-
-def test_measured_speed_of_a_grpo_step():
-    """The bar: three times as fast as TRL's trainer with transformers' generate."""
-    steps = {(row["case"], row["contestant"]): row for row in of_suite("grpo step")}
-    for case in ("shipped", "qwen2.5-0.5b"):
-        ours = min(steps[case, name]["seconds_best"] for name in ("ours", "ours again"))
-        assert steps[case, "TRL"]["seconds_best"] >= 3 * ours
-
-
-def test_a_layer_is_held_against_the_faster_backend():
-    table = report.layer(SYNTHETIC)
-    row = cells(table, "median")
-    assert list(row)[1:] == ["fa2", "fa3", "fa4", "torch FA2", "cuDNN"]
-    assert list(row.values())[1:] == ["4.00 (0.60 x)", "1.60 (1.50 x)", "2.00 (1.20 x)"] + [
-        f"{LAYER[name]:.2f}" for name in ("torch fa2", "cudnn")
-    ]
-    assert cells(table, "fastest and slowest round")["fa3"] == "1.20, 2.00"
-    assert "(B, S, H, D) = (8, 2048, 16, 128), causal, bf16; 3 rounds in which" in table
-    other = without(SYNTHETIC, lambda row: row.get("version") != "cudnn")
-    assert cells(report.layer(other), "median")["fa3"] == "1.60 (2.00 x)"
-
-
-@pytest.mark.skipif(not of_suite("layer"), reason="not measured yet")
-def test_measured_speed_of_a_layer():
-    """All were measured. The bar of 1.05 x torch's best is missed (docs/log.md); what is held is
-    that each step of the progression is faster, and than torch's FlashAttention-2.
-    """
-    rows = {row["version"]: row for row in of_suite("layer")}
-    assert set(rows) == {"fa2", "fa3", "fa4", "cudnn", "torch fa2"}
-    assert not any("reason" in row for row in rows.values())
-    for row in rows.values():
-        assert row["seconds"] == median(row["times"]) and len(row["times"]) == 9
-    for name in ("fa3", "fa4"):
-        assert rows[name]["seconds"] < rows["fa2"]["seconds"] < rows["torch fa2"]["seconds"]
-
-
-@pytest.mark.skipif(not of_suite("training curve"), reason="not measured yet")
-def test_versions_train_as_torch_does():
-    """In windows of 20 steps: a mean over seeds is as near to torch's as seeds are to one another,
-    with ours or with torch's, in each window; with torch's alone, in all but one of ten. And until
-    rounding has grown, the same seed has the same losses.
-    """
-    rows = of_suite("training curve")
-    assert not any("reason" in row for row in rows)
-    found = {(row["version"], row["seed"]): row["losses"] for row in rows}
-    assert set(found) == {(name, seed) for name in ("sdpa", "fa3", "fa4") for seed in (0, 1, 2)}
-    assert {len(losses) for losses in found.values()} == {200}
-    means = {name: np.array(x) for name, x in results.loss_curves(RESULTS, 20).items()}
-    for name in ("fa3", "fa4"):
-        gap = abs(means[name].mean(axis=0) - means["sdpa"].mean(axis=0))
-        ours, torchs = np.ptp(means[name], axis=0), np.ptp(means["sdpa"], axis=0)
-        assert (gap <= np.maximum(ours, torchs)).all()
-        assert (gap > torchs).sum() <= 1
-        for seed in (0, 1, 2):
-            assert found[name, seed][:10] == pytest.approx(found["sdpa", seed][:10], abs=1e-3)
 
 
 def test_peers_in_the_caption_only_where_they_ran():
