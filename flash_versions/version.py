@@ -71,6 +71,7 @@ class Version:
             differentiates.
         num_statistics: first dimension of statistics.
         variants: the forward with one thing changed, by name: what the ablation measures.
+        backward_variants: the same of the backward.
         forward_quantized: `forward_quantized(request, quantized)`, the forward of FP8 tensors that
             are quantised already, (o, lse, None); of the request's q, k and v only shapes and dtype
             are read. None for a version without FP8.
@@ -87,6 +88,7 @@ class Version:
     backward: Backward | None = None
     num_statistics: int = 0
     variants: Mapping[str, Forward] = field(default_factory=dict)
+    backward_variants: Mapping[str, Backward] = field(default_factory=dict)
     forward_quantized: ForwardQuantized | None = None
     fp8_variants: Mapping[str, ForwardQuantized] = field(default_factory=dict)
 

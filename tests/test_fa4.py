@@ -13,14 +13,15 @@ from test_attention import CASES
 
 import flash_versions
 import transformer
-from flash_versions import fa3
+from flash_versions import fa3, hopper
 from flash_versions.budget import assess_request
 from flash_versions.fa2 import backward as packing_backward
 from flash_versions.fa2 import forward as packing
 from flash_versions.fa3 import backward as exact_backward
 from flash_versions.fa3 import forward as unconditional
 from flash_versions.fa3 import forward_fp8_hopper
-from flash_versions.fa4 import VERSION, backward, forward_hopper
+from flash_versions.fa4 import VERSION, ablation, backward, forward_hopper
+from flash_versions.fa4 import backward_hopper as explicit
 from flash_versions.fa4 import forward as portable
 from flash_versions.fa4.exp2 import DEGREES
 from flash_versions.fa4.softmax import raise_reference
@@ -412,18 +413,40 @@ def test_all_exponentials_of_narrow_blocks_may_be_polynomials(device):
 
 
 def test_the_version_serves_the_gradients(device, monkeypatch):
-    """With the share on; what no box reaches is FA2's, without one."""
+    """With the share that is the GPU's default; what no box reaches is FA2's, without one."""
     request = make_request(*inputs(device), causal=True)
     found, _ = gradients_of(request, differentiate=VERSION.backward)
     expected, _ = gradients_of(request)
     exact, _ = gradients_of(request, eighths=0)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
-    assert not torch.equal(found["dq"], exact["dq"])
+    config = backward.backward_config(request, backward.MEASURED_Q)
+    _, eighths = backward.choose_rule(request, config)
+    assert torch.equal(found["dq"], exact["dq"]) == (eighths == 0)
     few = make_request(*inputs(device, M=5))
     expected, _ = gradients_of(few, differentiate=packing_backward.backward)
     monkeypatch.setattr(exact_backward, "backward", None)
     found, _ = gradients_of(few, differentiate=VERSION.backward)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("name", ablation.BACKWARD_VARIANTS)
+def test_variants_of_the_backward(name, device, monkeypatch):
+    """Those of the kernel for Hopper are asked for there, and say elsewhere that there is none."""
+    request = make_request(*inputs(device))
+    variant = ablation.BACKWARD_VARIANTS[name]
+    if name == "portable":
+        found, _ = gradients_of(request, differentiate=variant)
+        expected, _ = gradients_of(request)
+        assert all(torch.equal(found[x], expected[x]) for x in expected)
+        return
+    if not hopper.available(torch.device(device)):
+        with pytest.raises(ValueError, match="Hopper"):
+            variant(request, None, None, None, None, None)
+    asked = []
+    monkeypatch.setattr(ablation, "left_to_portable", lambda request: None)
+    monkeypatch.setattr(explicit.exact, "backward", lambda *given, **how: asked.append(how))
+    variant(request, None, None, None, None, None)
+    assert asked == [{"function": explicit.exp2, "share": int(name[0])}]
 
 
 # ---- what is left to others ----

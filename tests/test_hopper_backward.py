@@ -23,6 +23,7 @@ from flash_versions.budget import assess_request
 from flash_versions.fa3 import backward_hopper
 from flash_versions.fa3.backward_config import BackwardConfig
 from flash_versions.fa3.forward import forward
+from flash_versions.fa4 import backward_hopper as shared_out
 from flash_versions.inspect import Compiled, compiling
 from flash_versions.ops import in_vectors, narrowed, widened
 from flash_versions.request import make_request
@@ -42,6 +43,13 @@ CALLS: dict[str, tuple[int, int, int, int, int, dict]] = {
     "192-by-128": (192, 128, 512, 512, 4, {"window": (100, 20), "softcap": 30.0}),
     "80": (80, 80, 512, 512, 4, {"causal": True}),
 }
+# name -> (the call, eighths of the exponentials that are polynomials)
+SHARES = {
+    "full-64, 2/8": ("full-64", 2),
+    "causal-128, 2/8": ("causal-128", 2),
+    "causal-256, 3/8": ("causal-256", 3),
+}
+MOVES_DATA = ("SHFL", "PRMT", "STS", "LDS", "STSM", "LDSM")
 SHARED_MEMORY = 227 * 1024
 on_hopper = [
     pytest.mark.gpu,
@@ -57,16 +65,16 @@ compiles = pytest.mark.xdist_group("hopper_backward_compile")  # one worker: eac
 
 
 def compile_backward(
-    head_dim: int, head_dim_v: int, queries: int, keys: int, heads: int, options: dict
+    head_dim: int, head_dim_v: int, queries: int, keys: int, heads: int, options: dict, eighths=0
 ) -> list[Compiled]:
-    """The kernels of one backward on Hopper."""
+    """The kernels of one backward on Hopper, FA4's if some eighths are polynomials."""
     q = torch.empty(1, queries, heads, head_dim, dtype=torch.bfloat16)
     k = torch.empty(1, keys, 4, head_dim, dtype=torch.bfloat16)
     v = torch.empty(1, keys, 4, head_dim_v, dtype=torch.bfloat16)
     o, lse = torch.empty(*q.shape[:3], head_dim_v, dtype=q.dtype), torch.empty(1, heads, queries)
     with compiling("sm_90") as found:
         request = make_request(q, k, v, **options)
-        backward_hopper.backward(request, o, lse, None, torch.empty_like(o), lse)
+        shared_out.backward(request, o, lse, None, torch.empty_like(o), lse, eighths=eighths)
     return found
 
 
@@ -76,6 +84,7 @@ def row(kernel: Compiled) -> dict:
         "kernel": kernel.kernel,
         "shared": kernel.shared,
         "stack": kernel.stack,
+        "registers": kernel.registers,
         "warps": kernel.num_warps,
         "serialised": kernel.serialised,
         "loops": [
@@ -83,6 +92,8 @@ def row(kernel: Compiled) -> dict:
                 "local_memory": loop.local_memory,
                 "products": loop.opcodes["HGMMA"],
                 "exponentials": loop.opcodes["MUFU"],
+                "maxima": loop.opcodes["FMNMX"],
+                "moves": sum(loop.opcodes[name] for name in MOVES_DATA),
                 "events": [e.name for e in loop.events],
             }
             for loop in kernel.hot_loops
@@ -217,6 +228,23 @@ def test_five_products_and_an_exponential_for_a_score(call):
 
 
 @compiles
+@pytest.mark.parametrize("name", SHARES)
+def test_a_share_of_polynomials_moves_no_data(name):
+    """So many exponentials become multiply-adds, which begin with a maximum. Registers are as many,
+    no product waits for another, and nothing else moves between threads or through memory.
+    """
+    call, eighths = SHARES[name]
+    assert explicit(name)["registers"] == explicit(call)["registers"]
+    assert explicit(name)["stack"] <= explicit(call)["stack"] and not explicit(name)["serialised"]
+    for shared, alone in zip(consumer_loops(name), consumer_loops(call), strict=True):
+        polynomials = alone["exponentials"] * eighths // 8
+        assert shared["exponentials"] == alone["exponentials"] - polynomials
+        assert shared["maxima"] - alone["maxima"] == polynomials
+        assert shared["moves"] == alone["moves"]
+        assert shared["local_memory"] <= 8
+
+
+@compiles
 def test_at_head_dim_256_consumers_share_the_scores():
     """Each computes S and dP of half of the queries, and half of the dims of the other three."""
     for loop in explicit("full-256")["loops"]:
@@ -234,18 +262,18 @@ def qkv(M, N, heads, D, kv_heads=None, batch=1, dtype=torch.bfloat16, D_v=None):
     return q, k, v
 
 
-def prepared(q, k, v, config=None, dlse=False, **options):
+def prepared(q, k, v, config=None, dlse=False, eighths=0, **options):
     """(request, do, dlse, a backward to call)."""
     request = make_request(q, k, v, **options)
     o, lse, _ = forward(in_vectors(request))
     do = torch.randn_like(narrowed(o, v))
     dlse = torch.randn_like(lse) if dlse else None
     given = in_vectors(request), widened(o), lse, None, widened(do), dlse
-    return request, do, dlse, partial(backward_hopper.backward, *given, config)
+    return request, do, dlse, partial(shared_out.backward, *given, config, eighths=eighths)
 
 
-def check(q, k, v, config=None, dlse=False, **options):
-    request, do, dlse, run = prepared(q, k, v, config, dlse, **options)
+def check(q, k, v, config=None, dlse=False, eighths=0, **options):
+    request, do, dlse, run = prepared(q, k, v, config, dlse, eighths, **options)
     found = {n: narrowed(x, like) for n, x, like in zip(("dq", "dk", "dv"), run(), (q, k, v))}
     for name, accuracy in assess_request(found, request, do, dlse).items():
         assert accuracy.ok, f"{name}: {accuracy}"
@@ -261,6 +289,14 @@ class TestOnHopper:
     def test_head_dims(self, D, dtype, causal):
         check(*qkv(700, 900, 12, D, kv_heads=4, batch=3, dtype=dtype), causal=causal)
         check(*qkv(300, 200, 2, D, dtype=dtype), causal=causal, dlse=True)
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+    @pytest.mark.parametrize("D", [64, 128, 256])
+    @pytest.mark.parametrize("eighths", [1, 2, 3, 8])
+    def test_a_share_of_polynomials(self, eighths, D, dtype):
+        inputs = qkv(700, 900, 6, D, kv_heads=2, batch=2, dtype=dtype)
+        check(*inputs, eighths=eighths)
+        check(*inputs, eighths=eighths, causal=True)
 
     @pytest.mark.parametrize("D, D_v", [(64, 128), (128, 64), (192, 128)])
     def test_values_of_another_head_dim(self, D, D_v):
@@ -350,7 +386,8 @@ class TestOnHopper:
 
 
 def main() -> None:
-    rows = {name: {x.kernel: row(x) for x in compile_backward(*c)} for name, c in CALLS.items()}
+    calls = CALLS | {name: (*CALLS[call], eighths) for name, (call, eighths) in SHARES.items()}
+    rows = {name: {x.kernel: row(x) for x in compile_backward(*c)} for name, c in calls.items()}
     print(json.dumps(rows))
 
 

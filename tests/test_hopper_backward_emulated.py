@@ -1,6 +1,8 @@
 """FA3's backward for Hopper without a GPU, in an emulator that is as late as the rules allow."""
 
 from dataclasses import replace
+from itertools import product
+from types import SimpleNamespace
 
 import gluon_emulator
 import gluon_machine
@@ -21,10 +23,14 @@ from flash_versions.request import make_request
 
 NAMES = (
     "tile scores hopper fa3.config fa3.problem fa3.host fa3.backward_config fa3.backward_problem "
-    "fa3.backward_host fa3.backward_tiles fa3.backward_hopper_wide fa3.backward_hopper"
+    "fa3.backward_host fa3.backward_tiles fa3.backward_hopper_wide fa3.backward "
+    "fa3.backward_hopper fa4.exp2 fa4.backward_hopper"
 )
 MODULES = gluon_emulator.load(*(f"flash_versions.{name}" for name in NAMES.split()))
-config, _, host, tiles, _, backward_hopper = MODULES[-6:]
+LOADED = dict(zip(NAMES.split(), MODULES))
+config, host = LOADED["fa3.backward_config"], LOADED["fa3.backward_host"]
+tiles, backward_hopper = LOADED["fa3.backward_tiles"], LOADED["fa3.backward_hopper"]
+shared_out = LOADED["fa4.backward_hopper"]
 DTYPES = [torch.float16, torch.bfloat16]
 USUAL = config.BackwardConfig()
 EARLY = replace(USUAL, early=True)
@@ -36,7 +42,6 @@ CONFIGS = {
     "many queries": replace(USUAL, block_q=128),
     "many queries, early, three stages": replace(EARLY, block_q=128, stages=3),
 }
-by_order = pytest.mark.parametrize("order", ORDERS, indirect=True)
 
 
 @pytest.fixture
@@ -52,22 +57,25 @@ def qkv(M, N, heads, D, kv_heads=None, batch=1, dtype=torch.bfloat16, D_v=None):
     return q, k, v
 
 
-def differentiate(schedule, request, do=None, dlse=None):
-    """({name: gradient}, do) of the emulated kernel, called as by `attention`."""
+def differentiate(schedule, request, do=None, dlse=None, eighths=0):
+    """({name: gradient}, do) of the emulated kernel, as by `attention`; FA4's with eighths."""
     q, k, v = (x.double() for x in request[:3])
     o, lse, _ = forward(request._replace(q=q, k=k, v=v))
     o = o.to(request.q.dtype)
     do = torch.randn(o.shape).to(o.dtype) if do is None else do
     given = in_vectors(request), widened(o), lse.float(), None, widened(do), dlse
-    dq, dk, dv, dsink = backward_hopper.backward(*given, schedule)
+    if eighths:
+        dq, dk, dv, dsink = shared_out.backward(*given, schedule, eighths=eighths)
+    else:
+        dq, dk, dv, dsink = backward_hopper.backward(*given, schedule)
     assert dsink is None
     gradients = (narrowed(x, like) for x, like in zip((dq, dk, dv), request[:3]))
     return dict(zip(("dq", "dk", "dv"), gradients)), do
 
 
-def check(schedule, q, k, v, do=None, dlse=None, **options):
+def check(schedule, q, k, v, do=None, dlse=None, eighths=0, **options):
     request = make_request(q, k, v, **options)
-    gradients, do = differentiate(schedule, request, do, dlse)
+    gradients, do = differentiate(schedule, request, do, dlse, eighths)
     for name, accuracy in assess_request(gradients, request, do, dlse).items():
         assert accuracy.ok, f"{name}: {accuracy}"
     return gradients
@@ -93,15 +101,15 @@ def test_every_case_that_it_takes(case, dtype, monkeypatch):
 )
 def test_head_dims(dims, dtype):
     D, D_v = dims
-    inputs = qkv(170, 300, 4, D, kv_heads=2, dtype=dtype, D_v=D_v)
+    inputs = qkv(100, 200, 4, D, kv_heads=2, dtype=dtype, D_v=D_v)
     check(None, *inputs)
     check(None, *inputs, causal=True)
 
 
-@by_order
-@pytest.mark.parametrize("schedule", CONFIGS.values(), ids=CONFIGS)
-def test_every_switch(schedule, order):
+@pytest.mark.parametrize(("name", "order"), rotated(CONFIGS, ORDERS), indirect=["order"])
+def test_every_switch(name, order):
     """Ragged at both ends, a group of heads; queries without keys, keys without queries."""
+    schedule = CONFIGS[name]
     check(schedule, *qkv(200, 330, 3, 64, kv_heads=1))
     check(schedule, *qkv(300, 200, 1, 64, batch=2), causal=True, window=(100, None))
     check(schedule, *qkv(100, 600, 1, 64), causal=True, window=(100, None))
@@ -114,22 +122,88 @@ def test_causal_tiles(M, N, schedule):
     check(CONFIGS[schedule], *qkv(M, N, 1, 64), window=(None, 70))
 
 
-@pytest.mark.parametrize("options", [
+OPTIONS = [
     {"window": (100, None), "causal": True}, {"window": (64, 10)}, {"window": (None, 70)},
     {"window": (70, None)}, {"softcap": 2.0, "causal": True},
     {"softcap": 30.0, "window": (100, 50)},
-], ids=str)  # fmt: skip
-@pytest.mark.parametrize("M, N", [(200, 300), (300, 200)])
-@pytest.mark.parametrize("D", [64, 128, 256])
-def test_windows_and_softcap(options, M, N, D):
-    check(None, *qkv(M, N, 2, D, kv_heads=1), **options)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("case", "lengths"), rotated(list(product(OPTIONS, (64, 128, 256))), [(200, 300), (300, 200)])
+)
+def test_windows_and_softcap(case, lengths):
+    options, D = case
+    check(None, *qkv(*lengths, 1, D), **options)
+
+
+SHARES = [
+    (1, 64, "early", {"causal": True}), (2, 64, "as it is", {}),
+    (3, 64, "many queries", {"window": (100, 50)}), (8, 64, None, {"softcap": 30.0}),
+    (2, 256, None, {"causal": True}), (8, 256, None, {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "dtype"), rotated(SHARES, DTYPES))
+def test_a_share_of_polynomials(case, dtype):
+    """Ragged at both ends."""
+    eighths, D, schedule, options = case
+    schedule = CONFIGS[schedule] if schedule else None
+    inputs = qkv(100, 200, 2, D, kv_heads=1, dtype=dtype)
+    check(schedule, *inputs, eighths=eighths, **options)
+
+
+@pytest.mark.parametrize("D", [64, 256])
+def test_every_share_is_another(D):
+    """No polynomials are FA3's gradients to the bit; each further share changes all three."""
+    request = make_request(*qkv(130, 130, 1, D))
+    do = torch.randn_like(request.q)
+    exact, _ = differentiate(None, request, do)
+    given = in_vectors(request), torch.zeros_like(do), torch.zeros(1, 1, 130), None, do, None
+    off, on = shared_out.backward(*given), backward_hopper.backward(*given)
+    assert all(torch.equal(x, y) for x, y in zip(off[1:3], on[1:3]))
+    shares = [exact, *(differentiate(None, request, do, eighths=n)[0] for n in (1, 3, 8))]
+    for i, found in enumerate(shares):
+        for other in shares[:i]:
+            assert not any(torch.equal(found[name], other[name]) for name in exact)
+
+
+@pytest.mark.parametrize("eighths", [-1, 9])
+def test_shares_that_are_not_possible(eighths):
+    with pytest.raises(ValueError, match=f"eighths={eighths} is not possible; 0 to 8 are"):
+        differentiate(None, make_request(*qkv(8, 8, 1, 64)), eighths=eighths)
+
+
+@pytest.mark.parametrize("block_q", [64, 128])
+@pytest.mark.parametrize("edge", [False, True])
+@pytest.mark.parametrize(("left", "right"), list(product([False, True], repeat=2)))
+def test_full_blocks_of_a_consumer_are_among_those_of_its_program(left, right, edge, block_q):
+    """For lengths and windows at random, the consumer past the last key included."""
+    n = 20_000
+    q_length, kv_length = torch.randint(1, 600, (2, n))
+    if not edge:
+        kv_length = -(-kv_length // 128) * 128
+    window_left, window_right = torch.randint(0, 700, (2, n)) * torch.randint(0, 2, (2, n))
+    tile = (torch.rand(n) * -(-kv_length // 128)).long()
+    given = {"q_length": q_length, "kv_length": kv_length}
+    given |= {"window_left": window_left, "window_right": window_right}
+    given = {name: gluon_emulator.Tensor(x) for name, x in given.items()}
+    problem = SimpleNamespace(**given, LEFT=left, RIGHT=right, EDGE=edge, BLOCK_Q=block_q)
+    blocks = LOADED["fa3.backward_problem"].KeyProblem.blocks
+    key = gluon_emulator.Tensor(128 * tile)
+    begin, _, _, end = (gluon_emulator.tensor_of(x) for x in blocks(problem, key, 128))
+    for consumer in range(2):
+        found = blocks(problem, key + 64 * consumer, 64)
+        _, full_begin, full_end, _ = map(gluon_emulator.tensor_of, found)
+        assert (begin <= full_begin).all() and (full_begin <= full_end).all()
+        assert (full_end <= end).all()
 
 
 @pytest.mark.parametrize("heads", [2, 5])
 def test_sections_of_heads(heads, monkeypatch):
     """The heaviest tiles of several heads first; the last section has fewer."""
     monkeypatch.setattr(host, "heads_of_section", lambda request: 3)
-    check(None, *qkv(200, 330, heads, 64, batch=2), causal=True)
+    check(None, *qkv(100, 200, heads, 64, batch=2), causal=True)
 
 
 def test_a_gradient_of_the_lse_and_one_number_for_all_of_o():
@@ -153,7 +227,7 @@ def test_keys_past_the_end_add_nothing():
 
 def test_of_all_orders_only_dq_may_know(monkeypatch):
     """Programs add to dQ as they come by; dK and dV have the same bits."""
-    q, k, v = qkv(200, 330, 4, 64, kv_heads=2)
+    q, k, v = qkv(200, 200, 4, 64, kv_heads=2)
     do, results = torch.randn_like(q), []
     for order in (*ORDERS.values(), ORDERS["any order"]._replace(seed=9)):
         monkeypatch.setattr(gluon_machine, "order", order)
@@ -221,7 +295,7 @@ def test_narrowed_and_widened(dtype):
 def right(case):
     """Whether the gradients of a bug's run are."""
     run = RUNS[case]
-    q, k, v = qkv(run.M, run.N, 4, run.D, kv_heads=2, dtype=run.dtype)
+    q, k, v = qkv(run.M, run.N, 2 * run.kv_heads, run.D, run.kv_heads, dtype=run.dtype)
     if run.low_scores:
         q, k = q.abs() + 3, -k.abs() - 3
     request = make_request(q, k, v, **run.options)

@@ -54,6 +54,8 @@ whose backward has a warp for the addition of dQ; transposed scores as in its co
 one product is FlashAttention-4's way of dividing roles (Zadouri et al. 2026, arXiv:2603.05451).
 """
 
+from typing import Any
+
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -64,6 +66,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from flash_versions.fa3 import forward_hopper
+from flash_versions.fa3.backward import exp2
 from flash_versions.fa3.backward_config import BackwardConfig, default_config
 from flash_versions.fa3.backward_hopper_wide import launch_wide
 from flash_versions.fa3.backward_host import COUNTS, constants, run_time
@@ -238,9 +241,9 @@ def consume(problem, buffers, dk_out, dv_out, EARLY: gl.constexpr, CONSUMER: gl.
     key, kv_head, sequence = problem.locate(gl.program_id(0))
     begin, _, _, end = problem.blocks(key, problem.BLOCK_KV)
     key += CONSUMER * WARPGROUP_ROWS
+    # Among begin .. end, as a later key's first and last query are no earlier, and the window's
+    # bounds are not negative: even of keys past the last one, begin is no later than that end.
     _, full_begin, full_end, _ = problem.blocks(key, WARPGROUP_ROWS)
-    full_begin = gl.minimum(gl.maximum(full_begin, begin), end)
-    full_end = gl.minimum(gl.maximum(full_end, full_begin), end)
     BLOCK_Q: gl.constexpr = problem.BLOCK_Q
     state = first_state(problem, buffers, begin, end, EARLY, CONSUMER)
     for member in range(problem.GROUP):
@@ -322,6 +325,8 @@ def backward_kernel(
     RIGHT: gl.constexpr,
     EDGE: gl.constexpr,
     CAP: gl.constexpr,
+    EXP2: gl.constexpr,
+    SHARE: gl.constexpr,
     STAGES: gl.constexpr,
     EARLY: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr,
@@ -335,7 +340,7 @@ def backward_kernel(
         gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(kv_heads),
         gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
         gl.to_tensor(window_right), gl.to_tensor(scale), gl.to_tensor(scale_log2),
-        gl.to_tensor(cap_scale), GROUP, LEFT, RIGHT, EDGE, CAP, BLOCK_Q, KEYS
+        gl.to_tensor(cap_scale), GROUP, LEFT, RIGHT, EDGE, CAP, EXP2, SHARE, BLOCK_Q, KEYS
     )  # fmt: skip
     rows: gl.constexpr = [STAGES] + values.block_type.shape
     halves: gl.constexpr = [2] + dq_sum.block_type.shape
@@ -388,6 +393,8 @@ def backward(
     do: torch.Tensor,
     dlse: torch.Tensor | None,
     config: BackwardConfig | None = None,
+    function: Any = exp2,
+    share: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
     """Gradients of attention on a Hopper GPU.
 
@@ -399,6 +406,8 @@ def backward(
         do: gradient of o; of any strides but the last dimension's, which is 1.
         dlse: gradient of the LSE (batch, heads, M), or None.
         config: the schedule; None chooses by shape.
+        function: 2^x, a Triton function of a tile (keys, queries) and of share.
+        share: what the function has to know beside the tile: a constant.
 
     Raises:
         ValueError: the configuration does not fit the request.
@@ -417,7 +426,7 @@ def backward(
         (*layout(request), config.block_q),
         (cdiv(kv_length, config.block_kv) * kv_heads * batch,),
         run_time(request, space, config),
-        {**constants(request, config), "STAGES": config.stages, **registers},
+        {**constants(request, config, function, share), "STAGES": config.stages, **registers},
         num_warps=4,
     )
     return finish(request, space.dq_sum), space.dk, space.dv, None

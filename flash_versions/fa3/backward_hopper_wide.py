@@ -248,6 +248,8 @@ def backward_wide_kernel(
     RIGHT: gl.constexpr,
     EDGE: gl.constexpr,
     CAP: gl.constexpr,
+    EXP2: gl.constexpr,
+    SHARE: gl.constexpr,
     STAGES: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr,
     PRODUCER_REGISTERS: gl.constexpr,
@@ -259,7 +261,7 @@ def backward_wide_kernel(
         gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(kv_heads),
         gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
         gl.to_tensor(window_right), gl.to_tensor(scale), gl.to_tensor(scale_log2),
-        gl.to_tensor(cap_scale), GROUP, LEFT, RIGHT, EDGE, CAP, BLOCK_Q, KEYS
+        gl.to_tensor(cap_scale), GROUP, LEFT, RIGHT, EDGE, CAP, EXP2, SHARE, BLOCK_Q, KEYS
     )  # fmt: skip
     lse: gl.constexpr = [STAGES] + values.block_type.shape
     delta: gl.constexpr = [1] + values.block_type.shape

@@ -52,7 +52,9 @@ def describe_values(values: torch.Tensor, queries: int) -> TensorDescriptor:
     return describe(values.transpose(1, 2), 1, queries)
 
 
-def constants(request: Request, config: BackwardConfig) -> dict[str, Any]:
+def constants(
+    request: Request, config: BackwardConfig, function: Any, share: int | None
+) -> dict[str, Any]:
     """The constants of `KeyProblem`."""
     return {
         "GROUP": request.group,
@@ -60,4 +62,6 @@ def constants(request: Request, config: BackwardConfig) -> dict[str, Any]:
         "RIGHT": request.window_right is not None,
         "EDGE": request.k.shape[1] % config.block_kv != 0,
         "CAP": request.softcap is not None,
+        "EXP2": function,
+        "SHARE": share,
     }

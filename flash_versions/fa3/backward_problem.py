@@ -27,6 +27,8 @@ class KeyProblem:
     RIGHT: gl.constexpr
     EDGE: gl.constexpr  # the keys end within a tile
     CAP: gl.constexpr
+    EXP2: gl.constexpr  # 2^x, a function of a tile and of SHARE
+    SHARE: gl.constexpr
     BLOCK_Q: gl.constexpr
     BLOCK_KV: gl.constexpr
 
@@ -110,5 +112,6 @@ class KeyProblem:
         if self.LEFT or self.RIGHT or self.EDGE:
             if masked:
                 s = self.masked(s, key, query)
-        p = gl.exp2(s * self.scale_log2 - lse2[None, :])
+        p = self.EXP2(s * self.scale_log2 - lse2[None, :], self.SHARE)
+        p = gl.convert_layout(p, s.type.layout, assert_trivial=True)
         return p, p * (1.0 - capped * capped) if self.CAP else p

@@ -5,12 +5,13 @@ import torch
 from flash_versions import fa3
 from flash_versions.fa2 import backward as packing_backward
 from flash_versions.fa2 import forward as packing
-from flash_versions.fa3 import backward_hopper, forward_fp8_hopper
+from flash_versions.fa3 import backward_hopper as exact_hopper
+from flash_versions.fa3 import forward_fp8_hopper
 from flash_versions.fa3.backward import unsupported as left_to_packing
 from flash_versions.fa3.backward import without_boxes
 from flash_versions.fa3.forward import unsupported as undescribable
 from flash_versions.fa3.forward_hopper import unsupported
-from flash_versions.fa4 import ablation, backward, forward, forward_hopper
+from flash_versions.fa4 import ablation, backward, backward_hopper, forward, forward_hopper
 from flash_versions.quantize import Quantized
 from flash_versions.request import Request
 from flash_versions.version import Version
@@ -37,7 +38,7 @@ def serve_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """The backward of the first kernel that is made for a request, chosen as in FA3."""
     given = request, o, lse, statistics, do, dlse
-    if (without_boxes(request) or backward_hopper.unsupported(request)) is None:
+    if (without_boxes(request) or exact_hopper.unsupported(request)) is None:
         return backward_hopper.backward(*given)
     if left_to_packing(request) is None:
         return backward.backward(*given)
@@ -63,6 +64,7 @@ VERSION = Version(
     limits=fa3.limits,
     backward=serve_backward,
     variants=ablation.VARIANTS,
+    backward_variants=ablation.BACKWARD_VARIANTS,
     forward_quantized=forward_quantized,
     fp8_variants=ablation.FP8_VARIANTS,
 )

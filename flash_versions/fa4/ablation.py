@@ -1,4 +1,4 @@
-"""What each idea of FA4 is worth: its forward with one thing changed, for the benchmark."""
+"""What each idea of FA4 is worth: its kernels with one thing changed, for the benchmark."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -7,14 +7,16 @@ from typing import Any
 
 import torch
 
+from flash_versions.fa3.backward import without_boxes
+from flash_versions.fa3.backward_hopper import unsupported as left_to_portable
 from flash_versions.fa3.forward import unsupported as undescribable
 from flash_versions.fa3.forward_fp8_hopper import unsupported as fp8_unsupported
 from flash_versions.fa3.forward_hopper import unsupported
-from flash_versions.fa4 import forward, forward_hopper
+from flash_versions.fa4 import backward, backward_hopper, forward, forward_hopper
 from flash_versions.fa4.config import FP8_THRESHOLD, default_config, fp8_config
 from flash_versions.quantize import Quantized
 from flash_versions.request import Request
-from flash_versions.version import Forward, ForwardQuantized
+from flash_versions.version import Backward, Forward, ForwardQuantized
 
 # Of the kernel for Hopper, see `RolesConfig`.
 SWITCHES: Mapping[str, dict[str, Any]] = {
@@ -49,10 +51,27 @@ def varied_fp8(
     return forward_hopper.forward_quantized(request, quantized, config)
 
 
+def varied_backward(
+    request: Request, *given: Any, eighths: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
+    """The backward of the kernel for Hopper with a share of polynomials.
+
+    Raises:
+        ValueError: this kernel does not serve the request.
+    """
+    if reason := without_boxes(request) or left_to_portable(request):
+        raise ValueError(reason)
+    return backward_hopper.backward(request, *given, eighths=eighths)
+
+
 VARIANTS: Mapping[str, Forward] = {
     "portable": forward.forward,
     **{name: partial(varied, **switches) for name, switches in SWITCHES.items()},
 }
 FP8_VARIANTS: Mapping[str, ForwardQuantized] = {
     name: partial(varied_fp8, **switches) for name, switches in SWITCHES.items()
+}
+BACKWARD_VARIANTS: Mapping[str, Backward] = {
+    "portable": backward.backward,
+    **{f"{n}/8 polynomial": partial(varied_backward, eighths=n) for n in (1, 2, 3)},
 }
