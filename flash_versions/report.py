@@ -14,7 +14,7 @@ import statistics
 import sys
 from collections.abc import Callable
 
-from flash_versions import report_transformer
+from flash_versions import report_profile, report_transformer
 from flash_versions.peers import PEERS
 from flash_versions.results import (
     RESULTS,
@@ -278,8 +278,8 @@ def decode(document: Document) -> str:
         everyone.remove(name)
         everyone.insert(everyone.index(name.removesuffix(" unsplit")), name)
     body = []
-    for group in groups.values():
-        cells = [f"N={any_row(group)['N']}"]
+    for _, group in sorted(groups.items()):
+        cells = [f"B={any_row(group)['B']} N={any_row(group)['N']}"]
         for name in everyone:
             rate = group[name].get("tb_per_s") if name in group else None
             cells.append("-" if rate is None else f"{rate:.2f} ({rate / copy:.0%})")
@@ -306,6 +306,8 @@ TABLES: dict[str, Callable[[Document], str]] = {
     "packed": packed,
     "launch": launch,
     "several gpus": several_gpus,
+    "ablation backward": lambda document: ablation(document, "ablation backward"),
+    **report_profile.TABLES,
     **report_transformer.TABLES,
 }
 

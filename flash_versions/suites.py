@@ -6,14 +6,14 @@ in the place of two).
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import accumulate
 from typing import Any
 
 import torch
 
-from flash_versions import VERSIONS, Fp8, attention
+from flash_versions import VERSIONS, Fp8, attention, ops
 from flash_versions.checks import is_copied, is_quantized
 from flash_versions.peers import PEERS
 from flash_versions.quantize import Quantized, quantize
@@ -104,7 +104,17 @@ SUITES = {
         for heads, head_dim in ((16, 128), (32, 64))
     ],
     "backward": table((1024, 2048, 4096, 8192, 16384), (128, 64)) + table((8192,), (256,)),
-    "decode": [Shape(1, 32, 8, 1, N, 128, False) for N in (8192, 32768, 131072)],
+    "decode": [
+        Shape(B, 32, 8, 1, N, 128, False)
+        for N, batches in {
+            4096: (64, 128),
+            8192: (16, 64, 1),
+            32768: (16, 1),
+            131072: (4, 1),
+        }.items()
+        for B in batches
+    ],
+    "ablation backward": table((4096, 16384), (128, 64)),
     "packed": [Shape(64, 16, 16, 1024, 1024, 128, causal) for causal in (False, True)],
     "packed backward": [Shape(64, 16, 16, 1024, 1024, 128, causal) for causal in (False, True)],
     "launch": [],
@@ -123,7 +133,8 @@ ABOUT = {
     "ablation fp8": "forward of FP8 inputs, a version against itself with one thing changed",
     "quantize": "q, k and v to FP8, as a share of a copy's bandwidth",
     "backward": "gradients, the shapes of the table from 1k on",
-    "decode": "one query, grouped heads, a long cache",
+    "ablation backward": "gradients, a version against itself with one thing changed",
+    "decode": "one query, grouped heads, a long cache or many sequences",
     "packed": "forward, 64 sequences of different lengths in one tensor",
     "packed backward": "gradients of the same",
     "launch": "microseconds of host time of one call",
@@ -196,6 +207,9 @@ def competitors(suite: str, shape: Shape) -> Iterator[Competitor]:
     if suite == "ablation":
         peers = ["cudnn"]
         yield from ablated(causal)
+    elif suite == "ablation backward":
+        peers = ["cudnn"]
+        yield from ablated_backward(causal)
     elif suite == "ablation fp8":
         peers = ["cudnn fp8"]
         yield from ablated_fp8(causal)
@@ -239,6 +253,17 @@ def ablated(causal: bool) -> Iterator[Competitor]:
         for variant, changed in version.variants.items():
             function = partial(forward, changed, causal)
             yield Competitor(f"{name} {variant}", function, of=name, variant=variant)
+
+
+def ablated_backward(causal: bool) -> Iterator[Competitor]:
+    """Versions whose backward has variants, each followed by them."""
+    for name, version in VERSIONS.items():
+        if not version.backward_variants:
+            continue
+        for variant, backward in {"": version.backward, **version.backward_variants}.items():
+            changed = replace(version, backward=backward)
+            function = partial(differentiable, changed, causal)
+            yield Competitor(f"{name} {variant}".rstrip(), function, of=name, variant=variant)
 
 
 def ablated_fp8(causal: bool) -> Iterator[Competitor]:
@@ -340,6 +365,11 @@ def device() -> str:
 def forward(function: Forward, causal: bool, q, k, v) -> torch.Tensor:
     """o of a version's or a variant's forward."""
     return function(make_request(q, k, v, causal=causal))[0]
+
+
+def differentiable(version: Version, causal: bool, q, k, v) -> torch.Tensor:
+    """o of a version that need not be one of VERSIONS, to be differentiated."""
+    return ops.run(version, make_request(q, k, v, causal=causal))[0]
 
 
 def ragged_lengths(shape: Shape) -> tuple[int, ...]:

@@ -82,6 +82,7 @@ def pytest_terminal_summary(terminalreporter, config):
         "packed",
         "fa1",
         "fa2",
+        "decode",
         "fa3",
         "fa4",
         "fp8",

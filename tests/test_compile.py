@@ -26,7 +26,7 @@ SHARED_MEMORY = {
     "sm_100": 227 * KIB,
     "sm_120": 99 * KIB,
 }
-MULTIPLY = {"forward_kernel", "backward_kernel", "dkdv_kernel", "dq_kernel"}
+MULTIPLY = {"forward_kernel", "decode_kernel", "backward_kernel", "dkdv_kernel", "dq_kernel"}
 TENSOR_CORE = {
     "sm_80": "mma_sync",
     "sm_89": "mma_sync",
@@ -134,7 +134,10 @@ def test_loads_are_pipelined(arch, part):
     computed.
     """
     for row in compiled(arch, part):
-        if row["kernel"] in ("forward_kernel", "dkdv_kernel") and "fp32" not in row["shape"]:
+        if (
+            row["kernel"] in ("forward_kernel", "decode_kernel", "dkdv_kernel")
+            and "fp32" not in row["shape"]
+        ):
             assert row["cp_async"] or row["tma_loads"], row
         if row["module"].startswith(("flash_versions.fa1", "flash_versions.fa2")):
             assert not row["tma_loads"], row
@@ -288,7 +291,7 @@ def test_the_late_wait_of_other_head_dims(arch, part):
 def test_split_launches_the_reduction():
     rows = [row for row in compiled("sm_90", "fa1 fa2") if row["shape"] == "decode-128"]
     kernels = {row["kernel"] for row in rows if row["version"] == "fa2"}
-    assert kernels == {"forward_kernel", "combine_kernel"}
+    assert kernels == {"decode_kernel", "combine_kernel"}
 
 
 @with_fa2

@@ -230,7 +230,7 @@ def test_one_process_compiles_for_two_architectures(found):
 @together
 def test_call_is_that_of_the_gpu(found):
     """A GPU of many multiprocessors splits the keys of one query; variants are compiled, too."""
-    assert found["split"] == ["forward_kernel", "combine_kernel"]
+    assert found["split"] == ["decode_kernel", "combine_kernel"]
     ours, small = found["shared"]
     assert small < ours
     assert found["restored"]

@@ -17,7 +17,8 @@ What changes.
   key head.
 * Split-KV: a second grid axis over ranges of KV blocks. Each program writes its accumulator,
   maximum and sum to a workspace and `combine.py` reduces them. One split is the ordinary kernel; as
-  many splits as KV blocks is one program per block of S, and the inner loop is gone.
+  many splits as KV blocks is one program per block of S, and the inner loop is gone. Where all rows
+  of a key head are one small tile, `decode.py` has the same kernel with one loop.
 
     program (tile, split):      load Q tile
                                 for j in this split's blocks that the window cuts on the left:
@@ -35,11 +36,15 @@ FlashAttention 2.2 took in; log2 units, the order of causal tiles and packing th
 key head are from the code of FlashAttention and its successors.
 """
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
 
+from flash_versions import interpreter
 from flash_versions.fa2.combine import Partials, combine
+from flash_versions.fa2.decode import launch_decode
 from flash_versions.launch import Launcher, layout
 from flash_versions.memory import (
     Rows,
@@ -50,6 +55,7 @@ from flash_versions.memory import (
     find_tile,
     load_rows,
     new_results,
+    padded_head_dim,
     rows_in_pages,
     store_row_values,
     store_rows,
@@ -64,16 +70,28 @@ from flash_versions.scores import (
     sink_state,
 )
 from flash_versions.tile import Window, blocks_of_queries, finalise, mask_scores, softmax_step
-from flash_versions.version import LaunchConfig, default_config, num_multiprocessors
+from flash_versions.version import (
+    LaunchConfig,
+    compute_capability,
+    default_config,
+    num_multiprocessors,
+    shared_memory_limit,
+)
 
 # Change from call to call, a growing cache's with every token: no kernel of its own for each.
 COUNTS = ["q_length", "kv_length", "slots", "kv_heads", "tiles", "num_splits"]
 MAX_SPLITS = 65_535  # the second axis of a CUDA grid
+DECODING_ROWS = 32  # query rows of a key head that are one tile of `decode.py` at most
+FULL = 0.8  # programs for each multiprocessor, from which on the GPU counts as full
 MEASURED = {
     64: LaunchConfig(128, 64, num_warps=8, num_stages=3),
     128: LaunchConfig(128, 128, num_warps=8, num_stages=3),
     256: LaunchConfig(128, 64, num_warps=8, num_stages=2),
 }
+# The fastest in decoding on an H200, at head_dim 128: of a full GPU, one program on each
+# multiprocessor; with splits, two.
+WHOLE = LaunchConfig(16, 128, num_warps=8, num_stages=3)
+SHARED = LaunchConfig(16, 64, num_warps=4, num_stages=3)
 
 
 @triton.jit
@@ -261,7 +279,7 @@ def choose_num_splits(programs: int, n_blocks: int, multiprocessors: int) -> int
             reduction costs more.
         multiprocessors: of the device; 1 on the CPU, where splitting gains nothing.
     """
-    if programs == 0 or programs >= 0.8 * multiprocessors:
+    if programs == 0 or programs >= FULL * multiprocessors:
         return 1
     return max(1, min(2 * multiprocessors // programs, n_blocks // 4))
 
@@ -276,6 +294,36 @@ def splits_of(request: Request, programs: int, block_kv: int) -> int:
     if num_splits is None:
         num_splits = choose_num_splits(programs, n_blocks, num_multiprocessors(request.q.device))
     return min(num_splits, n_blocks, MAX_SPLITS)
+
+
+def decodes(request: Request) -> bool:
+    """Whether the query rows of a key head are one small tile, for `decode.py`. In fp32 its large
+    tiles would not fit the registers.
+    """
+    rows = request.q.shape[1] * request.group
+    alike = request.cu_seqlens_q is None
+    return alike and rows <= DECODING_ROWS and request.q.dtype != torch.float32
+
+
+def decoding_config(request: Request, programs: int) -> LaunchConfig:
+    """Tile sizes for decoding, where so many programs do the work of one split: as many bytes under
+    way whatever the head dim, or as fit.
+    """
+    q = request.q
+    head_dim = padded_head_dim(max(q.shape[3], request.v.shape[3]))
+    config = WHOLE if programs >= FULL * num_multiprocessors(q.device) else SHARED
+    rows = q.shape[1] * request.group
+    config = replace(
+        config,
+        block_q=max(16, 1 << (rows - 1).bit_length()),
+        num_stages=1 + (config.num_stages - 1) * 128 // max(64, head_dim),
+    )
+    return config.fitted(head_dim, q.element_size(), shared_memory_limit(q.device))
+
+
+def launches_overlap(device: torch.device) -> bool:
+    """Whether a kernel may be launched while the one before it runs, and wait for it there."""
+    return compute_capability(device) >= (9, 0) and not interpreter.enabled()
 
 
 def forward(
@@ -294,9 +342,14 @@ def forward(
     """
     q, k, v, group = request.q, request.k, request.v, request.group
     batch, q_length, heads, _ = q.shape
-    config = config or default_config(q_length * group, request, MEASURED)
-    tiles = Tiles.of_queries(request, config.block_q, group)
-    programs = tiles.number * (heads // group) * batch  # packed: a batch of one
+    kv_heads = heads // group
+    if few_rows := decodes(request):
+        programs = kv_heads * batch
+        config = config or decoding_config(request, programs)
+    else:
+        config = config or default_config(q_length * group, request, MEASURED)
+        tiles = Tiles.of_queries(request, config.block_q, group)
+        programs = tiles.number * kv_heads * batch  # packed: a batch of one
     num_splits = splits_of(request, programs, config.block_kv)
 
     o = new_results((*q.shape[:3], v.shape[3]), q, request.cu_seqlens_q)
@@ -306,37 +359,32 @@ def forward(
     partials = None
     if num_splits > 1:
         partials = Partials.allocate(num_splits, o, request.cu_seqlens_q is not None)
+    overlap = few_rows and num_splits > 1 and launches_overlap(q.device)
     key = (*layout(request), num_splits)
-    launch_forward(
-        key,
-        (programs, num_splits),
-        (
-            View.of(q),
-            View.of(k),
-            View.of(v),
-            View.of(o),
-            View.of_rows(lse),
-            partials,
-            tiles.plan,
-            Sequences.of(request),
-            Window(request.window_left, request.window_right),
-            ScoreMods.of(request),
-            q_length,
-            request.max_kv_length,
-            batch,
-            heads // group,
-            tiles.number,
-            num_splits,
-        ),
-        {
-            "GROUP": group,
-            "SPLIT": partials is not None,
-            "BLOCK_Q": config.block_q,
-            "BLOCK_KV": config.block_kv,
-        },
-        config.num_warps,
-        config.num_stages,
+    tensors = (View.of(q), View.of(k), View.of(v), View.of(o), View.of_rows(lse), partials)
+    about = (
+        Sequences.of(request),
+        Window(request.window_left, request.window_right),
+        ScoreMods.of(request),
+        q_length,
+        request.max_kv_length,
+        batch,
+        kv_heads,
     )
+    constants = {
+        "GROUP": group,
+        "SPLIT": partials is not None,
+        "BLOCK_Q": config.block_q,
+        "BLOCK_KV": config.block_kv,
+    }
+    compiler = config.num_warps, config.num_stages
+    grid = (programs, num_splits)
+    if few_rows:
+        constants["OVERLAP"] = overlap
+        launch_decode(key, grid, (*tensors, *about, num_splits), constants, *compiler)
+    else:
+        arguments = (*tensors, tiles.plan, *about, tiles.number, num_splits)
+        launch_forward(key, grid, arguments, constants, *compiler)
     if partials is not None:
-        combine(partials, key, num_splits, o, lse)
+        combine(partials, key, num_splits, o, lse, overlap)
     return o, lse, None
