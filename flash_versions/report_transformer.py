@@ -94,7 +94,8 @@ def products(document: Document, suite: str, base: str) -> str:
         return KERNELS_NOT_MEASURED
     everyone = [*dict.fromkeys(name for group in groups.values() for name in group)]
     ours = [name for name in everyone if name.startswith("ours")]
-    body, ratios = [], {name: [] for name in ours}
+    body: list[list[str]] = []
+    ratios: dict[str, list[float]] = {name: [] for name in ours}
     for shape, group in groups.items():
         row = any_row(group)
         cells = [f"{shape}: {row['M']} x {row['K']} x {row['N']}"]
@@ -118,10 +119,10 @@ def rounding(document: Document) -> str:
     if not rows:
         return KERNELS_NOT_MEASURED
     body = [
-        [row["path"], f"{row['rms']:.3f}", f"{row['largest']:.2f}", f"{row['above_1']:,}"]
+        [row["path"], f"{row['rms']:.3f}", f"{row['largest']:.2f}", f"{row['from_1']:,}"]
         for row in rows
     ]
-    header = ["difference, outputs of a size of 64", "root mean square", "largest", "above 1"]
+    header = ["difference, outputs of a size of 64", "root mean square", "largest", "1 and more"]
     about = where_and_when(document, "norm gemm numerics")
     return f"{markdown(header, body)}\n\n4096 x 4096 outputs in bf16. {about}.\n"
 
@@ -146,8 +147,8 @@ def generation(document: Document) -> str:
         other = theirs.get("ms_per_step")
         cells.append(f"{other:.2f}" if other else "-")
         cells.append(f"{other / step:.1f} x" if step and other else "-")
-        seconds = ours.get("seconds"), theirs.get("seconds")
-        cells.append(f"{seconds[1] / seconds[0]:.1f} x" if all(seconds) else "-")
+        both = "seconds" in ours and "seconds" in theirs
+        cells.append(f"{theirs['seconds'] / ours['seconds']:.1f} x" if both else "-")
         body.append(cells)
     header = ["model", "tokens/s", "ms a step", "of the bandwidth bound", "transformers: ms a step"]
     header += ["times faster", "a whole call"]
@@ -162,6 +163,7 @@ TABLES: dict[str, Callable[[Document], str]] = {
     "gemm": lambda document: products(document, "gemm", "cuBLAS"),
     "gemm swiglu": lambda document: products(document, "gemm swiglu", "torch"),
     "norm gemm": lambda document: products(document, "norm gemm", "cuBLAS alone"),
+    "norm gemm swiglu": lambda document: products(document, "norm gemm swiglu", "cuBLAS alone"),
     "norm gemm numerics": rounding,
     "generate": generation,
 }

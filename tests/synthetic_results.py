@@ -170,13 +170,14 @@ def matrix_products() -> dict[str, Any]:
     """The transformer's own products as tests/kernels_speed.py writes them."""
     rows: list[dict[str, Any]] = []
     others = {"gemm": "cuBLAS", "gemm swiglu": "torch", "norm gemm": "cuBLAS alone"}
+    others["norm gemm swiglu"] = "cuBLAS alone"
     for suite, other in others.items():
         for size in (2048, 4096):
             shape = {"suite": suite, "shape": f"square {size}", "M": size, "K": size, "N": size}
             for version, rate in (("ours", 720.0), (other, 750.0)):
                 rows.append(shape | {"version": version, "tflops": rate, "ms_p50": 1.0})
     for path in ("ours and fp64", "torch's and fp64"):
-        errors = {"rms": 0.125, "largest": 1.5, "mean": 0.0, "above_1": 1234}
+        errors = {"rms": 0.125, "largest": 1.5, "mean": 0.0, "from_1": 1234}
         rows.append({"suite": "norm gemm numerics", "path": path} | errors)
     about = {"schema": 1, "date": "2026-01-01", "commit": "abc", "machine": MACHINE}
     return about | {"protocol": {"rounds": 30}, "rows": rows}
@@ -194,6 +195,15 @@ def generation() -> dict[str, Any]:
             rows.append(place | {"contestant": "transformers"} | theirs)
     about = {"schema": 1, "date": "2026-01-01", "commit": "abc", "machine": MACHINE}
     return about | {"protocol": {"copy_bytes_per_second": 4.2e12}, "rows": rows}
+
+
+def profile() -> dict[str, Any]:
+    """Counters of the backward as flash_versions/profile_backward.py writes them."""
+    row = {"suite": "backward profile", "version": "fa3", "B": 2, "H": 16, "N": 8192, "D": 128}
+    row |= {"causal": False, "eighths": 0, "microseconds": 4000.0, "registers": 128.0}
+    row |= {"tensor_pct": 75.0, "shared_pct": 78.0, "stalls": {"barrier": 5.6, "wait": 1.5}}
+    about = {"schema": 1, "date": "2026-01-01", "commit": "abc", "machine": MACHINE}
+    return about | {"rows": [row]}
 
 
 def grpo_step() -> dict[str, Any]:

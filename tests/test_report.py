@@ -25,8 +25,10 @@ from flash_versions.report_transformer import TABLES as TRANSFORMER
 
 SCRIPTS = {"context parallel", "context parallel backward", "processes", "processes checks"}
 SCRIPTS |= {"grpo step", "layer", "training curve", "gemm", "gemm swiglu", "norm gemm"}
-SCRIPTS |= {"norm gemm swiglu", "norm gemm numerics", "generate"}
+SCRIPTS |= {"norm gemm swiglu", "norm gemm numerics", "generate", "backward profile"}
 SYNTHETIC = results.merged(all_results())
+# Tables whose columns are no versions.
+NAMELESS = {"packed", "quantize", "fp8 accuracy", "several gpus", "backward profile", *TRANSFORMER}
 
 
 @pytest.mark.parametrize("path", report.DOCUMENTS, ids=lambda path: path.name)
@@ -144,7 +146,7 @@ def test_columns_are_what_was_measured(name):
         versions = ("fa3",)
     elif name == "layer":
         versions = ("fa2", "fa3", "fa4")
-    elif name in ("packed", "quantize", "fp8 accuracy", "several gpus", *TRANSFORMER):
+    elif name in NAMELESS:
         versions = ()
     for version in versions:
         assert f" {version} " in header

@@ -1,0 +1,1 @@
+"""The kernels around attention: matrix products with what follows them."""
