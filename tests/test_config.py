@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import transformer
+from transformer.families import FAMILIES
 from transformer.model import Config
 from transformer.rope import Rope, rotary_table, rotate
 
@@ -34,6 +35,21 @@ QWEN3 = Config(
     max_positions=64,
     tied_embeddings=True,
     qk_norm=True,
+)
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+QWEN2, MISTRAL, SMOLLM3, GEMMA2, GEMMA3 = (
+    {"architectures": [f"{name}ForCausalLM"]}
+    for name in ("Qwen2", "Mistral", "SmolLM3", "Gemma2", "Gemma3")
+)
+GEMMA = replace(
+    QWEN3,
+    qk_norm=False,
+    activation="gelu_tanh",
+    norm_plus_one=True,
+    four_norms=True,
+    scaled_embeddings=True,
+    query_pre_attn_scalar=256,
 )
 
 LLAMA3 = {
@@ -117,16 +133,93 @@ def test_qwen2_has_its_own_idea_of_biases():
         replace(QWEN3, qk_norm=False, qkv_bias=True, rope=Rope(**YARN, truncate=False)),
         replace(QWEN3, qk_norm=False, qkv_bias=True, output_bias=True, mlp_bias=True),
         replace(QWEN3, qkv_bias=True, output_bias=True, rope=Rope(theta=3e6)),
+        replace(QWEN3, layer_windows=(None, 8)),
+        replace(QWEN3, qk_norm=False, qkv_bias=True, layer_windows=(8, None)),
+        replace(QWEN3, qk_norm=False, layer_windows=(8, 8)),
+        replace(QWEN3, qk_norm=False, layer_ropes=(Rope(), None), mlp_bias=True),
+        replace(GEMMA, scores_softcap=50.0, layer_windows=(8, None)),
+        replace(GEMMA, logits_softcap=30.0),
+        replace(GEMMA, qk_norm=True, layer_windows=(8, None), layer_ropes=(Rope(1e3), Rope())),
+        replace(GEMMA, qk_norm=True, query_pre_attn_scalar=2.5, qkv_bias=True, output_bias=True),
     ],
-    ids=["qwen3", "llama3", "qwen2 yarn", "llama biases", "qwen3 biases"],
+    ids=lambda config: "-".join(name for name, value in vars(config).items() if value != 0)[-40:],
 )
 def test_config_survives_the_hugging_face_form(config):
     assert Config.from_hf(config.to_hf()) == config
 
 
-def test_config_without_an_architecture_is_refused():
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"mlp_bias": True},
+        {"layer_windows": (4, 8)},
+        {"activation": "gelu_tanh", "four_norms": True},
+        {"qk_norm": False, "qkv_bias": True, "layer_ropes": (None, Rope())},
+    ],
+    ids=["bias", "two windows", "four norms", "no rope"],
+)
+def test_config_without_an_architecture_is_refused(parts):
     with pytest.raises(ValueError, match="no architecture of LlamaForCausalLM"):
-        replace(QWEN3, mlp_bias=True).to_hf()
+        replace(QWEN3, **parts).to_hf()
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_missing_keys_mean_what_they_mean_to_transformers(architecture):
+    """Older checkpoints left out what was the default then."""
+    transformers = pytest.importorskip("transformers")
+    given = {**HF, "architectures": [architecture], "num_hidden_layers": 40}
+    kind = transformers.AutoConfig.for_model(FAMILIES[architecture].model_type)
+    # The ids of special tokens have defaults beyond this vocabulary.
+    theirs = type(kind)(**{**given, "pad_token_id": None, "eos_token_id": 0}).to_dict()
+    assert Config.from_hf({**theirs, "architectures": [architecture]}) == Config.from_hf(given)
+
+
+@pytest.mark.parametrize(
+    "given, windows",
+    [
+        ({**QWEN2, "use_sliding_window": True}, (None, None, 8, 8)),
+        ({**QWEN2, "use_sliding_window": False}, ()),
+        ({**QWEN2, "use_sliding_window": True, "sliding_window": None}, ()),
+        (MISTRAL, (8, 8, 8, 8)),
+        ({**MISTRAL, "sliding_window": None}, ()),
+        (
+            {**SMOLLM3, "use_sliding_window": True},
+            (None, None, None, 8),
+        ),
+        (GEMMA2, (8, None, 8, None)),
+        ({**GEMMA3, "sliding_window_pattern": 3}, (8, 8, None, 8)),
+        (
+            {**GEMMA2, "layer_types": [FULL] * 4},
+            (),
+        ),
+    ],
+    ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
+)
+def test_each_family_has_its_own_layers_with_windows(given, windows):
+    config = Config.from_hf(
+        {**HF, "num_hidden_layers": 4, "max_window_layers": 2, "sliding_window": 8, **given}
+    )
+    assert config.layer_windows == windows
+    for layer, window in enumerate(windows):
+        asked = config.attention_options(layer).get("window")
+        assert asked == (None if window is None else (window - 1, 0))
+
+
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        ({"layer_windows": (8,)}, "layer_windows has 1 entries for 2 layers"),
+        ({"layer_ropes": (None,) * 3}, "layer_ropes has 3 entries for 2 layers"),
+        ({"layer_windows": (0, None)}, "a layer's window must be a positive integer"),
+        ({"scores_softcap": 0.0}, "scores_softcap must be a positive number or None, not 0.0"),
+        ({"logits_softcap": math.inf}, "logits_softcap must be a positive number or None, not inf"),
+        ({"activation": "relu"}, "activation 'relu' is unknown; known are silu, gelu_tanh"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_a_config_that_makes_no_sense_is_refused(change, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        replace(QWEN3, **change)
 
 
 ROPE_4 = "rope_scaling"
@@ -135,9 +228,20 @@ ROPE_4 = "rope_scaling"
 @pytest.mark.parametrize(
     "change, sentence",
     [
-        ({"architectures": ["MistralForCausalLM"]}, "MistralForCausalLM is not supported; known"),
+        (
+            {"architectures": ["GPT2LMHeadModel"]},
+            "GPT2LMHeadModel is not supported; known are Llama",
+        ),
+        (
+            {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": {}},
+            "with text_config it describes a model of more than text; use a text-only checkpoint",
+        ),
         ({"architectures": None}, "architecture none is not supported"),
-        ({"hidden_act": "gelu"}, "activation 'gelu' is not supported"),
+        (
+            {"hidden_act": "gelu"},
+            "activation 'gelu' is not supported; known are silu, swish, gelu_py",
+        ),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention is not supported"),
         (
             {"num_hidden_layers": None},
             "num_hidden_layers must be a positive integer up to 1024, not None",
@@ -193,6 +297,62 @@ ROPE_4 = "rope_scaling"
         ({ROPE_4: {**YARN, "attention_factor": -1.0}}, "attention_factor must be a positive"),
         ({ROPE_4: {**YARN, "beta_fast": 0}}, "beta_fast must be a positive number, not 0"),
         ({ROPE_4: "linear"}, "rope_scaling must be an object, not 'linear'"),
+        (
+            {**QWEN2, "layer_types": [SLIDING] * 2},
+            "sliding_attention, but use_sliding_window is off",
+        ),
+        ({**QWEN2, "layer_types": [SLIDING]}, "layer_types names 1 layers of 2"),
+        (
+            {**QWEN2, "layer_types": ["chunked_attention"] * 2},
+            "chunked_attention are not supported,",
+        ),
+        ({**MISTRAL, "sliding_window": 0}, "sliding_window must be a positive integer .*, not 0"),
+        ({**MISTRAL, "sliding_window": "x"}, "sliding_window must be an integer, not 'x'"),
+        (
+            {**MISTRAL, "layer_types": [SLIDING, FULL]},
+            "Mistral.* must be sliding_attention in every",
+        ),
+        ({**SMOLLM3, "no_rope_layers": [1]}, r"must be 0 or 1 for each of 2 layers, not \[1\]"),
+        (
+            {**SMOLLM3, "no_rope_layers": [1, 2]},
+            r"must be 0 or 1 for each of 2 layers, not \[1, 2\]",
+        ),
+        (
+            {**SMOLLM3, "no_rope_layer_interval": 0},
+            "no_rope_layer_interval must be a positive integer",
+        ),
+        (
+            {**GEMMA2, "sliding_window": None},
+            "sliding_window must be a positive integer .*, not None",
+        ),
+        (
+            {**GEMMA2, "attn_logit_softcapping": 0},
+            "attn_logit_softcapping must be a positive number",
+        ),
+        (
+            {**GEMMA2, "final_logit_softcapping": "30"},
+            "softcapping must be a positive number, not '30'",
+        ),
+        (
+            {**GEMMA2, "query_pre_attn_scalar": None},
+            "query_pre_attn_scalar must be a positive number",
+        ),
+        ({**GEMMA2, "hidden_activation": "gelu"}, "activation 'gelu' is not supported"),
+        ({**GEMMA2, "use_bidirectional_attention": True}, "use_bidirectional_attention is not"),
+        ({**GEMMA3, "attn_logit_softcapping": 50.0}, "must be null in Gemma3ForCausalLM"),
+        (
+            {**GEMMA3, "sliding_window_pattern": 0},
+            "sliding_window_pattern must be a positive integer",
+        ),
+        (
+            {**GEMMA3, "rope_parameters": {"rope_type": "linear"}},
+            "rope_parameters 'rope_type' is not",
+        ),
+        ({**GEMMA3, "rope_local_base_freq": -1}, "rope_theta must be a positive number, not -1"),
+        (
+            {**GEMMA3, "rope_parameters": {SLIDING: {"rope_type": "dynamic"}}},
+            "rope type 'dynamic' is not supported",
+        ),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
@@ -207,9 +367,12 @@ SHIPPED = json.loads(
 EXTREMES = [None, 0, -1, "x", [], {}, [[1]], {"a": [1]}, 10**12, 10**400, True, 1.5, 1e-320]
 ROPE_KEYS = [*ROPES["yarn, mscale"], *LLAMA3, "rope_type", "rope_theta", "theta", "truncate"]
 MORE_KEYS = ["layer_types", "sliding_window", "max_window_layers", "rope_parameters", "hidden_act"]
+MORE_KEYS += ["no_rope_layers", "no_rope_layer_interval", "sliding_window_pattern"]
+MORE_KEYS += ["attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"]
+MORE_KEYS += ["hidden_activation", "rope_local_base_freq", "use_bidirectional_attention"]
 
 
-@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3"])
+@pytest.mark.parametrize("family", [name.removesuffix("ForCausalLM") for name in FAMILIES])
 def test_any_value_of_any_key_gives_a_config_or_a_value_error(family):
     """Nothing else is raised, and a config that was accepted has a table of rotations."""
     sound = {**SHIPPED, "architectures": [f"{family}ForCausalLM"], "use_sliding_window": True}
@@ -223,12 +386,13 @@ def test_any_value_of_any_key_gives_a_config_or_a_value_error(family):
     outcomes = set()
     for change in changes:
         try:
-            rope = Config.from_hf({**sound, **change}).rope
+            config = Config.from_hf({**sound, **change})
         except ValueError as error:
             assert "\n" not in str(error)
             outcomes.add("refused")
         else:
-            rotary_table(rope, 64, 4, torch.device("cpu"), torch.float32)
+            for rope in {config.rope, *config.layer_ropes} - {None}:
+                rotary_table(rope, 64, 4, torch.device("cpu"), torch.float32)
             outcomes.add("accepted")
     assert outcomes == {"refused", "accepted"}
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 from tiny_model import CONFIG, CONTEXT, END, PROMPTS, sdpa
 
-from transformer import byte_tokenizer
-from transformer.engine import GREEDY, Statistics, generate, held_back
+from transformer import batch, byte_tokenizer
+from transformer.engine import GREEDY, generate
 from transformer.model import Config, Transformer
+from transformer.row import held_back
 from transformer.sampling import Sampling, row_generators
 
 
@@ -223,6 +224,34 @@ def test_banned_tokens_have_no_probability(model, tokenizer, oracle, temperature
         )
 
 
+@pytest.mark.parametrize("chunk", [1, 7, 25, 30])
+@pytest.mark.parametrize("prompts", [PROMPTS, [PROMPTS[3]] * 2], ids=["ragged", "alike"])
+def test_reading_prompts_in_chunks_changes_nothing(model, tokenizer, prompts, chunk):
+    """Some chunks hold pads only, of some rows."""
+    calls = []
+    hook = model.register_forward_pre_hook(lambda _, inputs: calls.append(inputs[0].shape[1]))
+    expected, _ = generate(model, tokenizer, prompts, max_tokens=12, eos=(END,), logprobs=True)
+    longest, width = max(map(len, prompts)), max(1, chunk // len(prompts))
+    assert calls[:2] == [longest, 1]
+    calls.clear()
+    found, _ = generate(
+        model,
+        tokenizer,
+        prompts,
+        max_tokens=12,
+        eos=(END,),
+        logprobs=True,
+        prefill_chunk=chunk,
+    )
+    hook.remove()
+    whole, rest = divmod(longest, width)
+    expected_calls = [width] * whole + [rest] * bool(rest)
+    assert calls[: len(expected_calls)] == expected_calls and len(expected_calls) > 1
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours.tokens, ours.finish_reason) == (theirs.tokens, theirs.finish_reason)
+        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
+
+
 # The engine with a scripted model
 
 
@@ -349,13 +378,6 @@ def test_statistics_count_running_rows_only(tokenizer):
     assert 2**20 < statistics.peak_memory < 2**40
 
 
-def test_rates():
-    statistics = Statistics(10, 2.0, 9, 8, 4.0, 5) + Statistics(10, 3.0, 1, 0, 0.0, 7)
-    assert statistics == Statistics(20, 5.0, 10, 8, 4.0, 7)
-    assert (statistics.prompt_rate, statistics.generation_rate) == (4.0, 2.0)
-    assert Statistics(1, 0.0, 0, 0, 0.0, 0).generation_rate == 0
-
-
 @pytest.mark.parametrize(
     "prompts, options, reason",
     [
@@ -366,6 +388,7 @@ def test_rates():
         ([[-1]], {}, "prompt 0 has tokens from -1"),
         ([[1]], {"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
         ([[1]], {"samples": 0}, "samples must be at least 1, got 0"),
+        ([[1]], {"prefill_chunk": 0}, "prefill_chunk must be at least 1, got 0"),
         ([[1]], {"sampling": Sampling(), "samples": 2}, "2 rows need as many generators, got 0"),
         ([[1]], {"banned": range(320)}, "logits for row 0 are not finite"),
         ([[1]], {"stop_strings": [""]}, "a stop string must not be empty"),
@@ -375,6 +398,41 @@ def test_rates():
 def test_bad_arguments_are_refused(tokenizer, prompts, options, reason):
     with pytest.raises(ValueError, match=reason):
         generate(Scripted([65]), tokenizer, prompts, **{"max_tokens": 5, **options})
+
+
+@pytest.mark.parametrize("when", ["cache", "prefill", "step"])
+def test_full_memory_names_the_size_of_the_cache(monkeypatch, tokenizer, when):
+    """Whatever it is that does not fit: the cache is what the caller can make smaller."""
+
+    def fail(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    class Full(Scripted):
+        def forward(self, *arguments, **options):
+            if when == ("prefill", "step")[self.step]:
+                fail()
+            return super().forward(*arguments, **options)
+
+    if when == "cache":
+        monkeypatch.setattr(batch, "KVCache", fail)
+    with pytest.raises(MemoryError) as caught:
+        model = Full([65], [65])
+        generate(model, tokenizer, [[1] * 20, [1]], max_tokens=44)
+    weights = sum(parameter.numel() for parameter in model.parameters()) * 4 / 1024
+    # 2 rows x (20 + 44) tokens x 2 layers x (K and V) x 1 head x 16 numbers x 4 bytes
+    assert str(caught.value) == (
+        "the memory of cpu is full: the cache of 2 rows of 64 tokens takes 32.0 KiB, 256 bytes for"
+        f" each token, beside {weights:.1f} KiB of weights"
+    )
+
+
+def test_other_errors_pass_through(tokenizer):
+    class Broken(Scripted):
+        def forward(self, *_, **__):
+            raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="^a bug$"):
+        generate(Broken([65]), tokenizer, [[1]], max_tokens=5)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling()], ids=["greedy", "sampled"])

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_model import CONTEXT, END, expected_answer
+from tiny_model import CONFIG, CONTEXT, END, expected_answer
 
 import flash_versions
 from flash_versions import interpreter
@@ -135,6 +135,30 @@ def test_a_large_model_in_the_interpreter_is_remarked(command, monkeypatch):
     assert command(*options, attention="sdpa")[2] == ""
 
 
+def test_attention_must_serve_every_layer(monkeypatch):
+    """Each kind of layer is asked for, and what cannot do all of them is refused."""
+    cpu, dtype = torch.device("cpu"), torch.float32
+    windowed = replace(CONFIG, layer_windows=(None, 5))
+    requests = session.layer_requests(windowed, cpu, dtype, None, False)
+    assert [request.window_left for request in requests] == [None, 4]
+    assert len(session.layer_requests(CONFIG, cpu, dtype, None, False)) == 1
+    capped = replace(CONFIG, scores_softcap=30.0)
+    for name in ("sdpa", "fa1"):
+        assert session.choose_attention(name, windowed, cpu, dtype) == (name, [])
+        with pytest.raises(ValueError, match=f"version '{name}': softcap is not possible"):
+            session.choose_attention(name, capped, cpu, dtype)
+    if interpreter.enabled():
+        for config in (windowed, capped):
+            assert (
+                session.choose_attention("auto", config, cpu, dtype)[0] in flash_versions.VERSIONS
+            )
+    # Where no kernel runs:
+    monkeypatch.setattr(interpreter, "enabled", lambda: False)
+    assert session.choose_attention("auto", windowed, cpu, dtype)[0] == "sdpa"
+    name, [note] = session.choose_attention("auto", capped, cpu, dtype)
+    assert name == "reference" and note.startswith("attention is reference, PyTorch written out: ")
+
+
 def test_without_kernels_the_attention_is_sdpa(command, monkeypatch):
     """As on the CPU of a machine with a GPU, where the interpreter is off."""
     monkeypatch.setattr(interpreter, "enabled", lambda: False)
@@ -230,23 +254,55 @@ def test_a_terminal_is_not_left_dim(command, capsys, monkeypatch, arguments):
 
 
 @pytest.mark.parametrize(
-    "error",
+    "error, said",
     [
-        MemoryError(),
-        torch.OutOfMemoryError("CUDA out of memory"),
-        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes"),
+        (MemoryError(), "the memory is full"),
+        (MemoryError("the cache of 9 rows takes 8.0 GiB"), "the cache of 9 rows takes 8.0 GiB"),
+        (torch.OutOfMemoryError("CUDA out of memory"), "the memory is full"),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 b"),
+            "the memory is full",
+        ),
     ],
-    ids=["Python", "GPU", "CPU"],
+    ids=["Python", "cache", "GPU", "CPU"],
 )
-def test_full_memory_is_one_sentence(command, monkeypatch, error):
+def test_full_memory_is_one_sentence(command, monkeypatch, error, said):
     def fail(*_):
         raise error
 
     monkeypatch.setattr(session.Session, "answer", fail)
     code, out, err = command("-p", "x")
     assert (code, out) == (2, "")
-    assert err.startswith("error: the memory is full; a smaller --max-tokens")
+    assert err.startswith(f"error: {said}; a smaller --max-tokens or --batch-size, --cache paged")
     assert err.count("\n") == 1
+
+
+def test_a_context_that_is_too_long_is_refused_before_the_prefill(command, monkeypatch):
+    monkeypatch.setattr(session.Session, "answer", None)
+    code, out, err = command("-p", "x" * CONTEXT)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: the prompt has ") and "leaves no room for an answer" in err
+
+
+def test_a_name_on_the_hub_is_resolved(command, folder, model, tokenizer, monkeypatch):
+    asked: list[str] = []
+
+    def resolve(name):
+        asked.append(name)
+        return folder
+
+    monkeypatch.setattr(session.hub, "resolve", resolve)
+    code, out, _ = command(model="someone/tiny-1.5")
+    assert (code, out, asked) == (0, expected_answer(model, tokenizer) + "\n", ["someone/tiny-1.5"])
+
+
+def test_lookup_and_chunks_print_the_same_answer(command):
+    """How the engine goes about it is not to be seen in the answer."""
+    expected = command("-m", 60)[1]
+    assert command("-m", 60, "--lookup", 4)[1] == expected
+    assert command("-m", 60, "--prefill-chunk", 5)[1] == expected
+    paged = command("-m", 60, "--cache", "paged", "--page-size", 8, attention="reference")
+    assert paged[:2] == (0, expected)
 
 
 def test_other_runtime_errors_are_not_hidden(command, monkeypatch):

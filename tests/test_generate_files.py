@@ -10,6 +10,7 @@ import pytest
 from tiny_model import CONTEXT, expected_answer
 
 from transformer import session
+from transformer.decoding import Decoding
 
 QUESTIONS = ["hi", "What is 1+1?", "ü" * 20, "a", "b" * 30]
 
@@ -45,6 +46,47 @@ def test_sampled_text_does_not_depend_on_the_batch_size(command, questions):
     assert len(outputs) == 1
     texts = [json.loads(line)["text"] for line in outputs.pop().splitlines()]
     assert len(set(texts)) == len(texts)
+
+
+@pytest.mark.parametrize("size", [1, 2, 16])
+def test_pages_give_the_same_file(command, questions, tmp_path, size):
+    """Places are given to the prompts that wait; the answers stand in the order of the prompts."""
+    options = ["--input", questions, "--temp", 1.2, "--seed", 3, "-m", 40, "--stop", "a"]
+    _, expected, _ = command(*options)
+    assert len({len(json.loads(line)["text"]) for line in expected.splitlines()}) > 2
+    options += ["--cache", "paged", "--page-size", 16, "--batch-size", size]
+    code, out, err = command(*options, "--stats", attention="reference")
+    assert (code, out) == (0, expected)
+    assert f"{min(size, len(QUESTIONS))} rows at once" in err
+    output = tmp_path / "answers.jsonl"
+    assert command(*options, "--output", output, attention="reference")[0] == 0
+    assert output.read_text() == expected
+
+
+def test_an_interrupted_file_in_pages_is_continued(command, questions, tmp_path, monkeypatch):
+    """Answers are kept as they end, up to the first that has not."""
+    output = tmp_path / "answers.jsonl"
+    options = ["--input", questions, "--temp", 1, "--cache", "paged", "--batch-size", 2]
+    given = [*options, "--page-size", 16, "--output", output]
+    assert command(*given, attention="reference")[0] == 0
+    expected = output.read_text()
+    output.unlink()
+    replaced: list[int] = []
+    replace_row = Decoding.replace
+
+    def interrupt_third(self, index, row, *arguments):
+        replaced.append(row.index)
+        if len(replaced) == 2:
+            raise KeyboardInterrupt
+        return replace_row(self, index, row, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Decoding, "replace", interrupt_third)
+        code, _, err = command(*given, attention="reference")
+    assert code == 130 and "2 of 5 answers are kept in" in err and not output.exists()
+    code, _, err = command(*given, attention="reference")
+    assert code == 0 and "continuing after 2 of 5 answers" in err
+    assert output.read_text() == expected
 
 
 def killed_in_batch(monkeypatch, number, kill):

@@ -12,7 +12,7 @@ import flash_versions
 from transformer import model as model_module
 from transformer.cache import KVCache
 from transformer.model import Config, RMSNorm, Transformer
-from transformer.rope import rotary_table
+from transformer.rope import Rope, rotary_table
 
 CONFIG = Config(
     vocab_size=97,
@@ -27,8 +27,24 @@ CONFIG = Config(
     qk_norm=True,
 )
 
+# With every part that tells families apart, and another one in each layer.
+VARIED = replace(
+    CONFIG,
+    num_layers=4,
+    activation="gelu_tanh",
+    norm_plus_one=True,
+    four_norms=True,
+    scaled_embeddings=True,
+    query_pre_attn_scalar=3.0,
+    scores_softcap=1.0,
+    logits_softcap=2.0,
+    layer_windows=(3, None, 1, 6),
+    layer_ropes=(Rope(1e2), Rope(), None, Rope(1e2)),
+)
+BOTH = pytest.mark.parametrize("config", [CONFIG, VARIED], ids=["alike", "varied"])
 
-def masked_attention(q, k, v, *, causal, scale, kv_lengths):
+
+def masked_attention(q, k, v, *, causal, scale, kv_lengths, window=(None, 0), softcap=None):
     """Attention spelt out with a mask, in fp64: shares nothing with the package."""
     assert causal
     q_length, kv_length, dtype = q.shape[1], k.shape[1], q.dtype
@@ -38,7 +54,13 @@ def masked_attention(q, k, v, *, causal, scale, kv_lengths):
     lengths = lengths[:, None, None, None]
     i, j = torch.arange(q_length)[:, None], torch.arange(kv_length)
     visible = (j < lengths) & (j <= i + lengths - q_length)
-    s = (torch.einsum("bmhd,bnhd->bhmn", q, k) * scale).masked_fill(~visible, -math.inf)
+    left, right = window
+    if left is not None:
+        visible &= j >= i + lengths - q_length - left
+    assert right == 0
+    s = torch.einsum("bmhd,bnhd->bhmn", q, k) * scale
+    s = s if softcap is None else softcap * torch.tanh(s / softcap)
+    s = s.masked_fill(~visible, -math.inf)
     p = s.softmax(-1).nan_to_num(0)
     return torch.einsum("bhmn,bnhd->bmhd", p, v).to(dtype)
 
@@ -77,19 +99,23 @@ def assert_same(actual, expected):
 # --- the model without a cache
 
 
-def test_rms_norm_has_the_bits_of_transformers():
-    qwen3 = pytest.importorskip("transformers.models.qwen3.modeling_qwen3")
+@pytest.mark.parametrize("plus_one", [False, True], ids=["qwen3", "gemma3"])
+def test_rms_norm_has_the_bits_of_transformers(plus_one):
+    models = pytest.importorskip("transformers.models")
+    kind = models.gemma3.modeling_gemma3.Gemma3RMSNorm if plus_one else None
+    kind = kind or models.qwen3.modeling_qwen3.Qwen3RMSNorm
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(50, 96, generator=generator).bfloat16() * 10
-    ours, theirs = RMSNorm(96, 1e-6).bfloat16(), qwen3.Qwen3RMSNorm(96, 1e-6).bfloat16()
+    ours, theirs = RMSNorm(96, 1e-6, plus_one).bfloat16(), kind(96, 1e-6).bfloat16()
     weight = torch.randn(96, generator=generator).bfloat16()
     for norm in (ours, theirs):
         norm.weight.data = weight
     assert torch.equal(ours(x), theirs(x))
 
 
-def test_the_future_changes_nothing():
-    model, tokens = make_model(), make_tokens(2, 12)
+@BOTH
+def test_the_future_changes_nothing(config):
+    model, tokens = make_model(config), make_tokens(2, 12)
     changed = tokens.clone()
     changed[:, 7:] = (changed[:, 7:] + 1) % 97
     assert torch.equal(model(tokens)[:, :7], model(changed)[:, :7])
@@ -121,9 +147,22 @@ def test_wanted_logits_are_those_of_all():
             model(tokens, wanted=unfit)
 
 
+def test_a_window_is_as_wide_as_it_says():
+    """A token reaches back as far as the windows of all layers together, and no further."""
+    model = make_model(replace(CONFIG, layer_windows=(3, 4)))
+    tokens = make_tokens(1, 12)
+    for position, sees in ((6, True), (5, False)):  # 5 tokens behind the last one, and 6
+        changed = tokens.clone()
+        changed[0, position] = (changed[0, position] + 1) % 97
+        same = torch.equal(model(changed)[0, -1], model(tokens)[0, -1])
+        assert same != sees
+
+
 def test_initialisation():
     config = replace(CONFIG, hidden_size=256, num_layers=8, qkv_bias=True, tied_embeddings=False)
     torch.manual_seed(0)
+    for name, parameter in Transformer(VARIED).named_parameters():
+        assert not name.endswith("norm.weight") or (parameter == 0).all(), name
     for name, parameter in Transformer(config).named_parameters():
         if name.endswith("norm.weight") or "layernorm" in name:
             assert (parameter == 1).all(), name
@@ -134,19 +173,25 @@ def test_initialisation():
             assert parameter.std().item() == pytest.approx(std, rel=0.05), name
 
 
-def test_every_version_gives_the_same_logits(device):
+@BOTH
+def test_every_version_gives_the_same_logits(device, config):
     tokens, padding = pad_left([make_tokens(1, n)[0] for n in (5, 2)])
     step = make_tokens(2, 1, seed=1)
 
     def logits(attention, device):
-        model = make_model(attention=attention, dtype=torch.float32).to(device)
-        cache = KVCache(CONFIG, 2, 8, device)
+        model = make_model(config, attention, torch.float32).to(device)
+        cache = KVCache(config, 2, 8, device)
         prompt = model(tokens.to(device), cache, padding.to(device), last_only=True)
         return torch.cat((prompt, model(step.to(device), cache))).cpu()
 
     expected = logits(masked_attention, "cpu")
     for version in [*flash_versions.BASELINES, *flash_versions.VERSIONS]:
-        actual = logits(functools.partial(flash_versions.attention, version=version), device)
+        attention = functools.partial(flash_versions.attention, version=version)
+        if version in ("fa1", "sdpa") and config.scores_softcap is not None:
+            with pytest.raises(ValueError, match="softcap"):
+                logits(attention, device)
+            continue
+        actual = logits(attention, device)
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5, msg=version)
 
 
@@ -159,21 +204,23 @@ def test_training_after_inference():
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def test_autocast_hands_attention_one_dtype():
+@BOTH
+def test_autocast_hands_attention_one_dtype(config):
     def attention(q, k, v, **arguments):
         assert q.dtype == k.dtype == v.dtype == torch.bfloat16
         return masked_attention(q, k, v, **arguments)
 
     with torch.autocast("cpu", torch.bfloat16):
-        make_model(attention=attention, dtype=torch.float32)(make_tokens(2, 5))
+        make_model(config, attention, torch.float32)(make_tokens(2, 5))
 
 
 # --- the cache against the model without one
 
 
+@BOTH
 @pytest.mark.parametrize("chunks", [[12], [1] * 12, [5, 1, 6], [11, 1]], ids=str)
-def test_chunks_equal_the_whole(chunks):
-    model, tokens = make_model(), make_tokens(3, 12)
+def test_chunks_equal_the_whole(chunks, config):
+    model, tokens = make_model(config), make_tokens(3, 12)
     cache = make_cache(model, 3)
     logits = [model(chunk, cache) for chunk in tokens.split(chunks, dim=1)]
     assert_same(torch.cat(logits, dim=1), model(tokens))
@@ -215,11 +262,12 @@ def test_decoding_keeps_one_rotary_table(table_lengths, padding):
 LENGTHS = [[7, 3, 1], [4, 9], [5, 5], [6, 2, 6, 1]]
 
 
+@BOTH
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 @pytest.mark.parametrize("chunk", [20, 4, 1], ids=lambda chunk: f"chunks of {chunk}")
-def test_ragged_rows_equal_each_row_alone(lengths, chunk):
+def test_ragged_rows_equal_each_row_alone(lengths, chunk, config):
     """Left-padded prefill in chunks (some then hold nothing but pads), then decoding."""
-    model = make_model()
+    model = make_model(config)
     rows = [make_tokens(1, length + 4, seed=length)[0] for length in lengths]
     prompts, padding = pad_left([row[:-4] for row in rows])
     cache = make_cache(model, len(rows))
@@ -327,9 +375,10 @@ class RefuseSynchronisation(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+@BOTH
 @pytest.mark.parametrize("padding", [None, torch.tensor([0, 3])], ids=["uniform", "ragged"])
-def test_decoding_never_waits_for_the_device(padding):
-    model = make_model(attention=lambda q, k, v, **_: q)
+def test_decoding_never_waits_for_the_device(padding, config):
+    model = make_model(config, lambda q, k, v, **_: q)
     cache = make_cache(model, 2)
     with RefuseSynchronisation():
         for tokens in (make_tokens(2, 5), make_tokens(2, 1), make_tokens(2, 1)):
@@ -340,16 +389,17 @@ def test_decoding_never_waits_for_the_device(padding):
 
 
 @pytest.mark.gpu
+@BOTH
 @pytest.mark.parametrize("padding", [None, [0, 3]], ids=["uniform", "ragged"])
-def test_decoding_on_a_gpu_never_waits_for_it_and_gives_the_same(padding):
-    on_cpu = make_model(dtype=torch.float32)
-    model = make_model(attention=None, dtype=torch.float32).cuda()
+def test_decoding_on_a_gpu_never_waits_for_it_and_gives_the_same(padding, config):
+    on_cpu = make_model(config, dtype=torch.float32)
+    model = make_model(config, None, torch.float32).cuda()
     steps = [make_tokens(2, 5), make_tokens(2, 1), make_tokens(2, 1)]
     pads = [padding and torch.tensor(padding), None, None]
     cache = make_cache(on_cpu, 2)
     expected = [on_cpu(*step, last_only=True) for step in zip(steps, [cache] * 3, pads)]
 
-    cache = KVCache(CONFIG, 2, CONFIG.max_positions, device="cuda")
+    cache = KVCache(config, 2, config.max_positions, device="cuda")
     inputs = [(x.cuda(), cache, p if p is None else p.cuda()) for x, p in zip(steps, pads)]
     for attempt in ("compile the kernels", "check"):
         cache.truncate(0)

@@ -194,6 +194,32 @@ def test_bad_settings_are_refused_in_one_sentence(field, value):
         Sampling(**{field: value})
 
 
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0)], ids=["drawn", "greedy"])
+@pytest.mark.parametrize("logprobs", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scores_tell_finite_logits_from_others(sampling, logprobs, dtype):
+    """Some tokens may be impossible, but not all, and none may be NaN or infinitely likely."""
+    logits = torch.randn(6, 40, dtype=dtype)
+    logits[1, 3] = math.nan
+    logits[2, 5] = math.inf
+    logits[3] = -math.inf
+    logits[4, 7:] = -math.inf
+    uniform = torch.full((6,), 0.5, dtype=torch.float64)
+    tokens, scores = sample(logits, sampling, None, uniform, logprobs)
+    assert scores.isfinite().tolist() == [True, False, False, False, True, True]
+    assert scores.dtype == torch.float32 and 0 <= tokens.min() <= tokens.max() < 40
+
+
+def test_greedy_log_probabilities():
+    logits = torch.randn(3, 1000).mul(4).bfloat16()
+    tokens, scores = sample(logits, Sampling(temperature=0), None, None)
+    exact = logits.double().log_softmax(-1)
+    assert torch.equal(tokens, logits.argmax(-1))
+    torch.testing.assert_close(
+        scores.double(), exact.gather(1, tokens[:, None])[:, 0], rtol=1e-6, atol=1e-6
+    )
+
+
 def test_a_penalty_without_the_seen_mask_is_refused():
     with pytest.raises(ValueError, match="mask of seen tokens"):
         process_logits(torch.zeros(1, 3), Sampling(repetition_penalty=1.2), None)

@@ -1,78 +1,20 @@
-"""Checkpoints: made by transformers and read by us, written by us and read by transformers."""
+"""Checkpoints: what is read, what is written, and what is said about a damaged one.
 
-import functools
+Those that transformers makes are in test_families.py.
+"""
+
 import json
 import shutil
 
 import pytest
 import torch
+from family_checkpoints import assert_same_logits, attention, make_checkpoint
 from safetensors.torch import load_file, save_file
 
-import flash_versions
 from transformer import weights
 from transformer.model import Config, Transformer
 from transformer.rope import Rope
-from transformer.weights import CheckpointError, eos_token_ids, load_config, load_model, save_model
-
-attention = functools.partial(flash_versions.attention, version="reference")
-
-SIZES = {
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 160,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 5e5,
-    "factor": 32.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,  # far less than the lengths below: the scaling bites
-}
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 1e6,
-    "factor": 4.0,
-    "original_max_position_embeddings": 128,
-}
-# name -> (class of transformers, what differs from SIZES)
-CHECKPOINTS = {
-    "llama 3.2": (
-        "Llama",
-        {"head_dim": 16, "tie_word_embeddings": True, "rope_parameters": LLAMA3},
-    ),
-    "llama with biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
-    "llama, linear": (
-        "Llama",
-        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0}},
-    ),
-    "smollm 2": (
-        "Llama",
-        {
-            "hidden_size": 96,
-            "num_attention_heads": 6,
-            "num_key_value_heads": 3,
-            "tie_word_embeddings": True,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e5},
-        },
-    ),
-    "qwen 2.5": (
-        "Qwen2",
-        {
-            "tie_word_embeddings": True,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
-        },
-    ),
-    "qwen 3": (
-        "Qwen3",
-        {"head_dim": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
-    ),
-    "qwen 3, yarn": ("Qwen3", {"head_dim": 32, "rope_parameters": YARN}),
-}
+from transformer.weights import CheckpointError, eos_token_ids, load_model, save_model
 
 
 @pytest.fixture(scope="module")
@@ -80,86 +22,12 @@ def transformers():
     return pytest.importorskip("transformers")
 
 
-@pytest.fixture(scope="module")
-def theirs(transformers, tmp_path_factory):
-    """name -> (folder of a sharded checkpoint, the model in it), made once."""
-
-    @functools.cache
-    def make(name):
-        family, differs = CHECKPOINTS[name]
-        torch.manual_seed(0)
-        config = getattr(transformers, f"{family}Config")(
-            **{**SIZES, **differs}, attn_implementation="eager"
-        )
-        model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.dim() == 1:  # norms of 1 and biases of 0 would hide a missing one
-                    parameter.add_(0.1 * torch.randn_like(parameter))
-        folder = tmp_path_factory.mktemp("checkpoint")
-        model.save_pretrained(folder, max_shard_size="200KB")
-        return folder, model
-
-    return make
-
-
-def make_tokens(length, batch=2):
-    return torch.randint(512, (batch, length), generator=torch.Generator().manual_seed(length))
-
-
-@torch.no_grad()
-def assert_same_logits(ours, theirs, lengths=(1, 17, 200)):
-    for length in lengths:
-        tokens = make_tokens(length)
-        expected = theirs(tokens).logits
-        torch.testing.assert_close(ours(tokens), expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", CHECKPOINTS)
-def test_logits_are_those_of_transformers(theirs, name):
-    folder, model = theirs(name)
-    assert len(list(folder.glob("model-*.safetensors"))) > 1
-    assert_same_logits(load_model(folder, attention), model)
-
-
-def _as_transformers_4(data):
-    """The config.json that transformers 4 wrote for the same model."""
-    rope = data.pop("rope_parameters")
-    data["rope_theta"] = rope.pop("rope_theta")
-    data["rope_scaling"] = None if rope["rope_type"] == "default" else rope
-    data["torch_dtype"] = data.pop("dtype")
-    return data
-
-
-@pytest.mark.parametrize("name", ["llama 3.2", "llama, linear", "qwen 2.5", "qwen 3, yarn"])
-def test_config_of_transformers_4_gives_the_same_model(theirs, name, tmp_path):
-    folder, model = theirs(name)
-    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-    older = _as_transformers_4(json.loads((folder / "config.json").read_text()))
-    (tmp_path / "config.json").write_text(json.dumps(older))
-    assert load_config(tmp_path) == load_config(folder)
-    assert_same_logits(load_model(tmp_path, attention), model, lengths=[200])
-
-
-def test_bf16_is_as_accurate_as_transformers(theirs):
-    """Both are compared with the fp32 model; ours may have at most twice their mean error."""
-    folder, model = theirs("qwen 3")
-    tokens = make_tokens(100, batch=8)
-    rounded = type(model).from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="eager")
-    ours = load_model(folder, attention, dtype=torch.bfloat16)
-    with torch.no_grad():
-        expected, bound = model(tokens).logits, rounded(tokens).logits
-        actual = ours(tokens)
-    assert actual.dtype == torch.bfloat16
-    assert (actual - expected).abs().mean() <= 2 * (bound - expected).abs().mean()
-
-
-def test_dtype_and_device_are_honoured(theirs):
-    folder, _ = theirs("qwen 3")
+def test_dtype_and_device_are_honoured(transformers, tmp_path):
+    make_checkpoint("qwen 3", tmp_path)
     for dtype, expected in ((None, torch.float32), (torch.float16, torch.float16)):
-        model = load_model(folder, attention, dtype=dtype)
+        model = load_model(tmp_path, attention, dtype=dtype)
         assert {parameter.dtype for parameter in model.parameters()} == {expected}
-    model = load_model(folder, attention, device="meta")
+    model = load_model(tmp_path, attention, device="meta")
     assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
 
 

@@ -74,6 +74,11 @@ class KVCache:
             dtype=dtype,
         )
 
+    @property
+    def nbytes(self) -> int:
+        """Memory for keys and values."""
+        return self.keys_values.nbytes
+
     def reserve(self, count: int, padding: torch.Tensor | None = None) -> Span:
         """Advance every row by its share of `count` tokens and say where those tokens go.
 
@@ -97,12 +102,17 @@ class KVCache:
             span = Span(self.keys_values, slice(None), slice(self.longest, stop), stop, None)
             self.lengths += count
         else:
-            order = torch.arange(count, device=self.lengths.device)
-            pads = torch.zeros_like(self.lengths) if padding is None else padding
-            slots = self.lengths[:, None] + (order - pads[:, None]) % count
+            added: int | torch.Tensor = count
+            if padding is None and count == 1:  # a step of decoding: fewer launches
+                slots = self.lengths[:, None].long()
+            else:
+                order = torch.arange(count, device=self.lengths.device)
+                pads = torch.zeros_like(self.lengths) if padding is None else padding
+                slots = self.lengths[:, None] + (order - pads[:, None]) % count
+                added = count - pads
             rows = torch.arange(len(self.lengths), device=self.lengths.device)[:, None]
             span = Span(self.keys_values, rows, slots, stop, self.lengths)
-            self.lengths += count - pads
+            self.lengths += added
         self.longest = stop
         return span
 
@@ -118,6 +128,14 @@ class KVCache:
         self.longest = min(self.longest, length)
         self.uniform = self.uniform or length == 0
         self.fixed = False
+
+    def retract(self, counts: torch.Tensor) -> None:
+        """Forget the newest counts[b] tokens of each row b, (batch,) integers on the device.
+
+        The host does not learn how many: no row is longer than before, until `truncate` says more.
+        """
+        self.lengths -= counts
+        self.uniform = False
 
     def fix(self) -> None:
         """Let every forward from now on have the same shapes, whatever the lengths are.
@@ -161,6 +179,11 @@ class Span:
     def capacity(self) -> int:
         """Tokens that each row of the cache can hold."""
         return self.keys_values.shape[3]
+
+    @property
+    def options(self) -> dict[str, torch.Tensor | None]:
+        """What attention to the keys that `append` returns has to be told."""
+        return {"kv_lengths": self.kv_lengths}
 
     def append(
         self, layer: int, k: torch.Tensor, v: torch.Tensor

@@ -52,6 +52,7 @@ class Tokenizer:
         special_tokens: {"bos_token": "<s>", ...}, the names that templates know them by.
         control_tokens: the spellings that tokenizer.json marks as special.
         vocab_size: one more than the largest id.
+        trained_size: the tokens that it was trained to, without those that were added.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str]) -> None:
@@ -62,6 +63,7 @@ class Tokenizer:
         self.special_tokens = dict(special_tokens)
         added = backend.get_added_tokens_decoder().values()
         self.control_tokens = tuple(token.content for token in added if token.special)
+        self.trained_size = backend.get_vocab_size(with_added_tokens=False)
         self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @classmethod

@@ -6,14 +6,8 @@ import reprlib
 from dataclasses import dataclass
 from typing import Any
 
-from transformer.rope import Rope, is_positive, read_key
-
-# Architecture of a Hugging Face config.json -> its model_type.
-ARCHITECTURES = {
-    "LlamaForCausalLM": "llama",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-}
+from transformer.families import ACTIVATIONS, FAMILIES, find_family, read_parts, write_parts
+from transformer.rope import Rope, is_positive
 
 # Field of Config -> the key of config.json that must give it.
 HF_KEYS = {
@@ -32,10 +26,26 @@ LARGEST_ELSEWHERE = 2**20
 
 @dataclass(frozen=True)
 class Config:
-    """The shape of a model.
+    """The shape of a model: its sizes, and the switches by which families differ.
+
+    Attributes:
+        rope: the rotary embedding of layers without one of their own.
+        tied_embeddings: whether the head is the embedding.
+        qk_norm: norm the head_dim numbers of each query and key head, before they turn.
+        activation: what the gate goes through: "silu" or "gelu_tanh".
+        norm_plus_one: see `model.RMSNorm`.
+        four_norms: also norm what attention and feed-forward give, before it is added.
+        scaled_embeddings: multiply them by the root of hidden_size.
+        query_pre_attn_scalar: scores are divided by its root; None: by that of head_dim.
+        scores_softcap: scores s become softcap * tanh(s / softcap); None: they stay.
+        logits_softcap: the same for the logits.
+        layer_windows: per layer, how many tokens each one sees, itself included; None: all before.
+            () is None everywhere.
+        layer_ropes: per layer, the rotary embedding; None: none. () is `rope` everywhere.
 
     Raises:
-        ValueError: sizes that are no positive integers, head counts that do not divide, odd heads.
+        ValueError: sizes that are no positive integers, head counts that do not divide, odd heads,
+            numbers that are not positive, not as many windows or rotary embeddings as layers.
     """
 
     vocab_size: int
@@ -53,6 +63,15 @@ class Config:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    activation: str = "silu"
+    norm_plus_one: bool = False
+    four_norms: bool = False
+    scaled_embeddings: bool = False
+    query_pre_attn_scalar: float | None = None
+    scores_softcap: float | None = None
+    logits_softcap: float | None = None
+    layer_windows: tuple[int | None, ...] = ()
+    layer_ropes: tuple[Rope | None, ...] = ()
 
     def __post_init__(self):
         for name in (*HF_KEYS, "num_kv_heads", "head_dim"):
@@ -66,6 +85,35 @@ class Config:
             raise ValueError(f"head_dim must be even for the rotary embedding, not {self.head_dim}")
         if not is_positive(self.norm_eps):
             raise ValueError(f"norm_eps must be a positive number, not {self.norm_eps!r}")
+        for name in ("query_pre_attn_scalar", "scores_softcap", "logits_softcap"):
+            if (value := getattr(self, name)) is not None and not is_positive(value):
+                raise ValueError(f"{name} must be a positive number or None, not {value!r}")
+        if self.activation not in ACTIVATIONS.values():
+            known = ", ".join(dict.fromkeys(ACTIVATIONS.values()))
+            raise ValueError(f"activation {self.activation!r} is unknown; known are {known}")
+        for name in ("layer_windows", "layer_ropes"):
+            if (given := len(getattr(self, name))) not in (0, self.num_layers):
+                raise ValueError(f"{name} has {given} entries for {self.num_layers} layers")
+        for window in self.layer_windows:
+            if window is not None:
+                _check_size("a layer's window", window, "max_positions")
+
+    def rope_of(self, layer: int) -> Rope | None:
+        """The rotary embedding of a layer, None if it has none."""
+        return self.layer_ropes[layer] if self.layer_ropes else self.rope
+
+    def attention_options(self, layer: int) -> dict[str, Any]:
+        """What a layer asks of `flash_versions.attention` beyond causal attention: scale, and
+        softcap and window where it has them.
+        """
+        scalar = self.query_pre_attn_scalar
+        options: dict[str, Any] = {"scale": (self.head_dim if scalar is None else scalar) ** -0.5}
+        if self.scores_softcap is not None:
+            options["softcap"] = self.scores_softcap
+        window = self.layer_windows[layer] if self.layer_windows else None
+        if window is not None:
+            options["window"] = (window - 1, 0)  # so many before the token itself
+        return options
 
     @classmethod
     def from_hf(cls, data: dict[str, Any]) -> Config:
@@ -74,10 +122,12 @@ class Config:
         Raises:
             ValueError: a missing key, or one that asks for what this model does not do.
         """
-        architecture = _architecture(data)
-        sizes = {name: _check_size(key, data.get(key), name) for name, key in HF_KEYS.items()}
-        _refuse_unsupported(data, sizes["num_layers"])
-        head_dim = data.get("head_dim")
+        _, family = find_family(data)
+        sizes: dict[str, Any] = {
+            name: _check_size(key, data.get(key), name) for name, key in HF_KEYS.items()
+        }
+        parts = read_parts(data, sizes["num_layers"])
+        head_dim = family.head_dim if data.get("head_dim") is None else data["head_dim"]
         if head_dim is None:
             if sizes["hidden_size"] % sizes["num_heads"]:
                 raise ValueError(
@@ -88,20 +138,12 @@ class Config:
         kv_heads = data.get("num_key_value_heads")
         if kv_heads is None:
             kv_heads = sizes["num_heads"]
-        attention_bias = read_key(data, "attention_bias", bool, False)
-        mlp_bias = read_key(data, "mlp_bias", bool, False)
-        qwen2 = architecture == "Qwen2ForCausalLM"
         return cls(
             **sizes,
             num_kv_heads=_check_size("num_key_value_heads", kv_heads, "num_kv_heads"),
             head_dim=head_dim,
             norm_eps=data.get("rms_norm_eps", cls.norm_eps),
-            rope=Rope.from_hf(data),
-            tied_embeddings=read_key(data, "tie_word_embeddings", bool, False),
-            qkv_bias=qwen2 or attention_bias,
-            output_bias=not qwen2 and attention_bias,
-            mlp_bias=architecture == "LlamaForCausalLM" and mlp_bias,
-            qk_norm=architecture == "Qwen3ForCausalLM",
+            **parts,
         )
 
     def to_hf(self) -> dict[str, Any]:
@@ -114,18 +156,21 @@ class Config:
             **{key: getattr(self, name) for name, key in HF_KEYS.items()},
             "num_key_value_heads": self.num_kv_heads,
             "head_dim": self.head_dim,
-            "hidden_act": "silu",
             "rms_norm_eps": self.norm_eps,
-            **self.rope.to_hf(),
-            "tie_word_embeddings": self.tied_embeddings,
-            "attention_bias": self.output_bias,
-            "mlp_bias": self.mlp_bias,
         }
-        for architecture, model_type in ARCHITECTURES.items():
-            described = {"architectures": [architecture], "model_type": model_type, **data}
-            if Config.from_hf(described) == self:
-                return described
-        raise ValueError(f"no architecture of {', '.join(ARCHITECTURES)} has the parts of {self}")
+        for architecture, family in FAMILIES.items():
+            described = {
+                "architectures": [architecture],
+                "model_type": family.model_type,
+                **data,
+                **write_parts(self, family),
+            }
+            try:
+                if Config.from_hf(described) == self:
+                    return described
+            except ValueError:  # such as a window in a family without
+                continue
+        raise ValueError(f"no architecture of {', '.join(FAMILIES)} has the parts of {self}")
 
 
 def _check_size(name: str, value: Any, field: str) -> int:
@@ -134,34 +179,3 @@ def _check_size(name: str, value: Any, field: str) -> int:
         given = reprlib.repr(value)
         raise ValueError(f"{name} must be a positive integer up to {largest}, not {given}")
     return value
-
-
-def _architecture(data: dict[str, Any]) -> str:
-    """The architecture of a config.json, refused if this model is another."""
-    architecture = (read_key(data, "architectures", list, []) or ["none"])[0]
-    if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
-        raise ValueError(
-            f"architecture {architecture} is not supported; known are {', '.join(ARCHITECTURES)}"
-        )
-    return architecture
-
-
-def _refuse_unsupported(data: dict[str, Any], num_layers: int) -> None:
-    """Refuse a config.json that asks for what this model does not do."""
-    if (activation := data.get("hidden_act", "silu")) not in ("silu", "swish"):
-        raise ValueError(f"activation {activation!r} is not supported; known are silu, swish")
-    if data.get("quantization_config") is not None:
-        raise ValueError("quantized weights are not supported; use the unquantized checkpoint")
-    windows = (
-        read_key(data, "use_sliding_window", bool, False)
-        and read_key(data, "sliding_window", int, None) is not None
-    )
-    from_layer = read_key(data, "max_window_layers", int, 0)
-    layer_types = read_key(data, "layer_types", list, []) or [
-        "sliding_attention" if windows and layer >= from_layer else "full_attention"
-        for layer in range(num_layers)
-    ]
-    if others := sorted({str(kind) for kind in layer_types} - {"full_attention"}):
-        raise ValueError(
-            f"layers of type {', '.join(others)} are not supported, only full_attention"
-        )

@@ -9,16 +9,38 @@ most of the time.
 """
 
 import math
+import warnings
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from transformer.cache import KVCache
 from transformer.model import Transformer
+from transformer.paged_cache import PagedKVCache
+from transformer.row import Row
 from transformer.sampling import Sampling, sample
+
+Arrived = list[tuple[Row, list[int], list[float]]]  # tokens and scores that a row was given
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How tokens are chosen, for all rows.
+
+    Attributes:
+        sampling: the filters.
+        banned: tokens that are never chosen.
+        logprobs: whether scores are log-probabilities, see `sampling.sample`.
+    """
+
+    sampling: Sampling
+    banned: Sequence[int] = ()
+    logprobs: bool = True
 
 
 class Decoding:
@@ -28,124 +50,174 @@ class Decoding:
         model: what continues them.
         cache: the prompts', as many rows as the batch has.
         logits: (B, V), the model's for the first token of every row.
-        steps: the most tokens of a row.
-        sampling: how tokens are chosen.
-        numbers: (B, steps), see `uniform_numbers`; greedy needs none.
-        banned: tokens that are never chosen.
+        rows: whose tokens they are; `fetch` hands tokens out with them.
+        choice: how tokens are chosen.
+        at_once: the most steps of an advance.
+        numbers: (B, most tokens of a row), see `uniform_numbers`; greedy needs none.
         seen: (B, V) bool, the tokens of each prompt, for a repetition penalty; changed in place.
         cuda_graph: replay a captured step. The cache is fixed then, and the model must not wait for
             the device.
 
     Attributes:
-        taken: tokens that every row has, the first one among them.
+        newest: (B, 1) int64, the tokens that the next step is given.
+        steps: forwards of the model so far.
+        ahead: the most tokens that a row may have more than was fetched.
     """
 
     def __init__(
         self,
         model: Transformer,
-        cache: KVCache,
+        cache: KVCache | PagedKVCache,
         logits: Tensor,
-        steps: int,
-        sampling: Sampling,
+        rows: Sequence[Row],
+        choice: Choice,
         *,
+        at_once: int,
         numbers: Tensor | None,
-        banned: Sequence[int],
         seen: Tensor | None,
         cuda_graph: bool,
     ) -> None:
-        device, rows = logits.device, len(logits)
-        self.model, self.cache, self.steps, self.sampling = model, cache, steps, sampling
+        device, count = logits.device, len(logits)
+        self.model, self.cache, self.rows, self.choice = model, cache, list(rows), choice
+        self.steps = self.ahead = 0
         self._numbers = None if numbers is None else numbers.to(device)
+        banned = choice.banned
         self._banned = torch.tensor(banned, dtype=torch.int64, device=device) if banned else None
         self._seen = seen
+        self._drawn = torch.zeros(count, 1, dtype=torch.int64, device=device)  # numbers of each row
         self._column = torch.zeros(1, dtype=torch.int64, device=device)  # of the next tokens
-        self._newest = torch.zeros(rows, 1, dtype=torch.int64, device=device)
-        self._tokens = torch.zeros(rows, steps, dtype=torch.int64, device=device)
-        self._scores = torch.zeros(rows, steps, dtype=torch.float64, device=device)
-        self._finite = torch.ones(rows, 1, dtype=torch.bool, device=device)
+        self.newest = torch.zeros(count, 1, dtype=torch.int64, device=device)
+        self._tokens = torch.zeros(count, at_once, dtype=torch.int64, device=device)
+        self._scores = torch.zeros(count, at_once, dtype=torch.float32, device=device)
         self._with_graph = cuda_graph
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._sent: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._moves = 0  # of the cache's memory, that the graphs know of
+        self._sent: deque[tuple[list[Row], int, Tensor, torch.cuda.Event | None]] = deque()
         self._choose(logits)
-        self._send(0, 1)
-        self.taken = 1
-
-    def advance(self, count: int) -> None:
-        """Add `count` tokens to every row. Launches only: nothing waits for the device."""
-        for _ in range(count):
-            if self._graph is not None:
-                self._graph.replay()
-                continue
-            self._step()  # the first one also compiles kernels, which a capture could not
-            if self._with_graph:
-                self._graph = self._captured()
-        self._send(self.taken, self.taken + count)
-        self.taken += count
+        self._send(self.rows, 1, self._tokens[:, :1], self._scores[:, :1])
 
     @property
     def in_flight(self) -> int:
-        """Advances, the first token among them, that were not fetched yet."""
+        """What was sent and not fetched yet."""
         return len(self._sent)
 
-    def fetch(self) -> list[tuple[list[int], list[float]]]:
-        """The tokens and log-probabilities that the oldest advance in flight added to each row; it
-        waits for that one only.
+    def advance(self, count: int) -> None:
+        """Add `count` tokens to every row. Launches only: nothing waits for the device."""
+        self._column.zero_()
+        for _ in range(count):
+            self._run(1)
+        self._send(self.rows, count, self._tokens[:, :count], self._scores[:, :count])
 
-        Raises:
-            ValueError: logits were not finite.
+    def replace(self, index: int, row: Row, logits: Tensor, numbers: Tensor | None) -> None:
+        """Let another row go on in the place of one that has ended; its prompt is in the cache.
+
+        Args:
+            index: the place.
+            row: who takes it.
+            logits: (1, V), for its first token.
+            numbers: (1, most tokens of a row).
         """
-        sent, arrived = self._sent.popleft()
+        self.rows = [*self.rows]  # what is in flight belongs to the old ones
+        self.rows[index] = row
+        uniform = None
+        if self._numbers is not None and numbers is not None:
+            self._numbers[index] = numbers[0]
+            uniform = self._numbers[index, :1]
+        seen = None
+        if self._seen is not None:
+            seen = self._seen[index : index + 1].zero_()
+            prompt = torch.tensor(row.prompt, dtype=torch.int64)
+            seen[0, prompt.unique().to(seen.device)] = True
+        token, score = self._sample(logits, seen, uniform)
+        self.newest[index] = token
+        self._drawn[index] = 1
+        if seen is not None:
+            seen.scatter_(1, token[:, None], True)
+        self._send([row], 1, token[:, None], score[:, None])
+
+    def fetch(self) -> Arrived:
+        """What the oldest advance in flight gave to each row; it waits for that one only."""
+        rows, ahead, sent, arrived = self._sent.popleft()
         if arrived is not None:
             arrived.synchronize()
-        found, count = sent.numpy(), sent.shape[1] // 2
-        for row, finite in enumerate(found[:, -1]):
-            if not finite:
-                dtype = str(self.cache.keys_values.dtype).removeprefix("torch.")
-                raise ValueError(
-                    f"the model's logits for row {row} are not finite: the weights are broken,"
-                    f" {dtype} overflows, which float32 may not, or the temperature or the"
-                    " repetition penalty is too extreme"
-                )
-        return list(zip(found[:, :count].astype(int).tolist(), found[:, count:-1].tolist()))
+        self.ahead -= ahead
+        return self._read(rows, sent)
 
-    def _send(self, start: int, stop: int) -> None:
-        """Let columns travel to the host, in one piece, while the device goes on."""
-        columns = slice(start, stop)
-        parts = [self._tokens[:, columns].double(), self._scores[:, columns], self._finite.double()]
-        sent, arrived = torch.cat(parts, dim=1), None
+    def shorten(self, longest: int) -> None:
+        """Tell the cache that no running row has more than so many tokens stored."""
+        if not self.cache.fixed:
+            self.cache.truncate(longest)
+
+    def _read(self, rows: list[Row], sent: Tensor) -> Arrived:
+        """Undo `_send`."""
+        found, count = sent.numpy(), sent.shape[1] // 2
+        tokens = found[:, :count].astype(int).tolist()
+        return list(zip(rows, tokens, found[:, count:].tolist()))
+
+    def _send(self, rows: list[Row], count: int, *columns: Tensor) -> None:
+        """Let columns (rows, n), such as tokens and scores, travel to the host in one piece while
+        the device goes on; they are up to `count` tokens of a row.
+        """
+        sent, arrived = torch.cat([column.double() for column in columns], dim=1), None
         if sent.is_cuda:
             sent, arrived = sent.to("cpu", non_blocking=True), torch.cuda.Event()
             arrived.record()
-        self._sent.append((sent, arrived))
+        self._sent.append((rows, count, sent, arrived))
+        self.ahead += count
 
-    def _step(self) -> None:
-        self._choose(self.model(self._newest, self.cache, last_only=True)[:, -1])
+    def _run(self, count: int) -> None:
+        """A step on so many tokens of each row: captured, if a graph of it may be."""
+        self.steps += 1
+        moves = getattr(self.cache, "moves", 0)
+        if moves != self._moves:
+            if self._graphs:
+                torch.cuda.synchronize()  # what is replayed must not be destroyed
+            self._graphs, self._moves = {}, moves
+        if graph := self._graphs.get(count):
+            graph.replay()
+            return
+        self._step(count)  # the first one also compiles kernels, which a capture could not
+        if self._with_graph:
+            self._graphs[count] = self._captured(count)
+
+    def _step(self, count: int) -> None:
+        self._choose(self.model(self.newest, self.cache, last_only=True)[:, -1])
 
     def _choose(self, logits: Tensor) -> None:
         """Write the next column by its logits, (B, V)."""
-        allowed = logits if self._banned is None else logits.index_fill(-1, self._banned, -math.inf)
         uniform = None
         if self._numbers is not None:
-            uniform = self._numbers.index_select(1, self._column)[:, 0]
-        tokens, logprobs, finite = sample(allowed, self.sampling, self._seen, uniform)
-        self._newest.copy_(tokens[:, None])
-        self._tokens.index_copy_(1, self._column, self._newest)
-        self._scores.index_copy_(1, self._column, logprobs[:, None].double())
-        self._finite &= (logits.isfinite().all(-1) & finite)[:, None]
+            uniform = self._numbers.gather(1, self._drawn)[:, 0]
+        tokens, scores = self._sample(logits, self._seen, uniform)
+        self.newest.copy_(tokens[:, None])
+        self._tokens.index_copy_(1, self._column, self.newest)
+        self._scores.index_copy_(1, self._column, scores[:, None])
         if self._seen is not None:
-            self._seen.scatter_(1, self._newest, True)
+            self._seen.scatter_(1, self.newest, True)
         self._column += 1
+        if self._numbers is not None:
+            self._drawn += 1
+            self._drawn.clamp_(max=self._numbers.shape[1] - 1)  # steps in vain need none
 
-    def _captured(self) -> torch.cuda.CUDAGraph:
+    def _sample(
+        self, logits: Tensor, seen: Tensor | None, uniform: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens and scores by logits (B, V), see `sampling.sample`."""
+        if self._banned is not None:
+            logits = logits.index_fill(-1, self._banned, -math.inf)
+        return sample(logits, self.choice.sampling, seen, uniform, self.choice.logprobs)
+
+    def _captured(self, count: int) -> torch.cuda.CUDAGraph:
         """A step as a graph; it is recorded, not run."""
         graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-        stream = capture_stream(self._newest.device)
+        stream = capture_stream(self.newest.device)
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
             # Other threads, as NCCL's, may go on with what a capture forbids.
-            graph.capture_begin(capture_error_mode="thread_local")
+            pool, _ = capture_pool(self.newest.device)
+            graph.capture_begin(pool, "thread_local")
             try:
-                self._step()
+                self._step(count)
             finally:
                 graph.capture_end()
         current.wait_stream(stream)
@@ -156,3 +228,20 @@ class Decoding:
 def capture_stream(device: torch.device) -> torch.cuda.Stream:
     """The stream of all captures: cuBLAS keeps 32 MiB for every stream that it has seen."""
     return torch.cuda.Stream(device)
+
+
+@cache
+def capture_pool(device: torch.device) -> tuple[Any, torch.cuda.CUDAGraph]:
+    """The memory of all captures, and an empty graph that keeps it.
+
+    A graph that has memory of its own leaves it to nobody: each answer would add some, until the
+    GPU is full. No two graphs are replayed at the same time, so one may take what another used.
+    """
+    pool, keeper = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The CUDA Graph is empty")
+        with torch.cuda.graph(
+            keeper, pool, capture_stream(device), capture_error_mode="thread_local"
+        ):
+            pass
+    return pool, keeper

@@ -11,14 +11,13 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from transformer.answers import AnswerFile
-from transformer.chat import Message
+from transformer.answers import answer_file, conversation, describe
 from transformer.command import (
     ATTENTIONS,
     INTERRUPTED,
@@ -26,13 +25,19 @@ from transformer.command import (
     describe_error,
     out_of_memory,
 )
-from transformer.engine import Completion, Statistics
-from transformer.files import parse_json, read_text
+from transformer.engine import PREFILL_CHUNK
+from transformer.lookup import check_lookup
+from transformer.model import KERNELS
+from transformer.paged_cache import PAGE_SIZE
+from transformer.row import Completion
 from transformer.sampling import Sampling, row_generators
-from transformer.session import DTYPES, Session
+from transformer.session import DTYPES, EngineOptions, Session
+from transformer.stats import Statistics
 
 DESCRIPTION = "Ask a model a question, a file of questions, or chat with it."
 DEFAULT_QUESTION = "What is 357+486?"
+# With fewer parameters, threads wait longer for each other than they work, above all on a busy CPU.
+WORTH_THREADS = 10_000_000
 DIM, NOT_DIM = "\x1b[2m", "\x1b[22m"  # a terminal's codes
 EXCLUSIVE = (
     ("chat", "prompt"),
@@ -44,6 +49,11 @@ EXCLUSIVE = (
     ("input", "no_stream"),
     ("system_prompt", "ignore_chat_template"),
 )
+CHUNK_HELP = f"most tokens of prompts in a forward: less memory, slower ({PREFILL_CHUNK})"
+CACHE_HELP = (
+    "paged: memory as needed; the prompts of --input take places as they become free (static)"
+)
+LOOKUP_HELP = "also try N tokens that followed the newest ones before; greedy only, same answer (0)"
 CHAT_HELP = """\
 /help   show this list
 /clear  forget the conversation
@@ -75,9 +85,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
+        what = str(error) if isinstance(error, MemoryError) else ""
         sys.stderr.write(
-            "error: the memory is full; a smaller --max-tokens or --batch-size, or --dtype"
-            " bfloat16, needs less\n"
+            f"error: {what or 'the memory is full'}; a smaller --max-tokens or --batch-size,"
+            " --cache paged or --dtype bfloat16 needs less\n"
         )
     return 2
 
@@ -86,7 +97,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line; ValueError for options that are wrong or contradict each other."""
     parser = Parser(prog="python -m transformer.generate", description=DESCRIPTION)
     add = parser.add_argument
-    add("--model", default="chat", help="checkpoint folder, or the name of a shipped one (chat)")
+    add(
+        "--model",
+        default="chat",
+        help="checkpoint folder, owner/model on the Hugging Face hub, or a shipped name (chat)",
+    )
     add("-p", "--prompt", help=f"the question; - reads standard input ({DEFAULT_QUESTION})")
     add("--system-prompt", help="instructions that precede the conversation")
     add("--input", type=Path, metavar="FILE", help='JSONL of {"prompt": ...} or {"messages": ...}')
@@ -101,9 +116,15 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--seed", type=int, default=0, help="of the draws; row i of a file has its own stream (0)")
     add("--stop", action="append", default=[], metavar="TEXT", help="ends the answer; repeatable")
     add("--attention", choices=ATTENTIONS, default="auto", help="version of attention (auto)")
+    add("--kernels", choices=KERNELS, default="auto", help="of norms and products (auto)")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
     add("--dtype", choices=("auto", *DTYPES), default="auto", help="of weights and cache (auto)")
     add("--precision", help="of attention, such as fp8 or fp8:block:hadamard (that of --dtype)")
+    add("--prefill-chunk", type=int, default=PREFILL_CHUNK, help=CHUNK_HELP)
+    add("--cache", choices=("static", "paged"), default="static", help=CACHE_HELP)
+    add("--page-size", type=int, help=f"tokens of a page ({PAGE_SIZE})")
+    add("--lookup", type=int, default=0, metavar="N", help=LOOKUP_HELP)
+    add("--stats", action="store_true", help="measure more, such as the share of attention")
     add("--chat", action="store_true", help="a conversation; /help lists its commands")
     add("--json", action="store_true", help="print the answer and the measurements as JSON")
     add("--no-stream", action="store_true", help="print the answer when it is complete")
@@ -118,10 +139,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         raise ValueError("--output needs --input; redirect standard output otherwise")
     if arguments.output and arguments.output.resolve() == arguments.input.resolve():
         raise ValueError(f"--output {arguments.output} is --input; it would be overwritten")
-    for name in ("max_tokens", "batch_size"):
-        if getattr(arguments, name) < 1:
-            option = name.replace("_", "-")
-            raise ValueError(f"--{option} must be at least 1, got {getattr(arguments, name)}")
+    if arguments.page_size is not None and arguments.cache != "paged":
+        raise ValueError("--page-size needs --cache paged")
+    for name in ("max_tokens", "batch_size", "prefill_chunk", "page_size"):
+        if (value := getattr(arguments, name)) is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
     if "" in arguments.stop:
         raise ValueError("--stop must not be empty")
     return arguments
@@ -147,6 +169,8 @@ def load_session(arguments: argparse.Namespace) -> Session:
         min_p=arguments.min_p,
         repetition_penalty=arguments.repetition_penalty,
     )
+    paged = arguments.cache == "paged"
+    check_lookup(arguments.lookup, sampling)
     session = Session.load(
         arguments.model,
         sampling=sampling,
@@ -156,10 +180,20 @@ def load_session(arguments: argparse.Namespace) -> Session:
         device=arguments.device,
         dtype=arguments.dtype,
         precision=arguments.precision,
+        kernels=arguments.kernels,
         use_template=not arguments.ignore_chat_template,
+        engine=EngineOptions(
+            prefill_chunk=arguments.prefill_chunk,
+            page_size=(arguments.page_size or PAGE_SIZE) if paged else None,
+            lookup=arguments.lookup,
+            measure_attention=arguments.stats,
+        ),
     )
     if session.template is None and (arguments.chat or arguments.system_prompt is not None):
         raise ValueError(f"{arguments.model} has no chat template, so it takes plain prompts only")
+    parameters = sum(parameter.numel() for parameter in session.model.parameters())
+    if session.device.type == "cpu" and parameters < WORTH_THREADS:
+        torch.set_num_threads(1)
     return session
 
 
@@ -185,62 +219,6 @@ def answer_question(session: Session, arguments: argparse.Namespace) -> int:
         sys.stdout.flush()
         sys.stderr.write(session.remark(completion) + session.report(statistics))
     return INTERRUPTED if completion.finish_reason == "interrupted" else 0
-
-
-def answer_file(session: Session, arguments: argparse.Namespace) -> int:
-    """Answer a file of prompts in batches; each line is given back with its answer added."""
-    if arguments.output and not arguments.output.parent.is_dir():
-        raise FileNotFoundError(f"the folder of --output {arguments.output} does not exist")
-    if arguments.output and arguments.output.is_dir():
-        raise IsADirectoryError(f"--output {arguments.output} is a folder")
-    lines, prompts = [], []
-    for name, line in read_lines(arguments.input):
-        try:
-            text, tokens = session.encode(line_messages(line, session, arguments), "the prompt")
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
-        if arguments.show_prompt:
-            sys.stderr.write(f"{text}\n{tokens}\n")
-        lines.append(line)
-        prompts.append(tokens)
-    if not lines:
-        raise ValueError(f"{arguments.input} has no prompts")
-
-    file = None
-    if arguments.output:
-        run = (session.settings(), arguments.seed, lines, prompts)
-        file = AnswerFile(arguments.output, run)
-    first = len(file.lines) if file else 0
-    if first:
-        sys.stderr.write(f"continuing after {first} of {len(lines)} answers\n")
-
-    total: Statistics | None = None
-    interrupted = False
-    for start in range(first, len(prompts), arguments.batch_size):
-        batch = prompts[start : start + arguments.batch_size]
-        generators = row_generators(arguments.seed, len(batch), first=start)
-        completions, statistics = session.answer(batch, generators)
-        total = statistics if total is None else total + statistics
-        answered = [
-            json.dumps({**line, **describe(completion)}, ensure_ascii=False) + "\n"
-            for line, completion in zip(lines[start:], completions)
-        ]
-        interrupted = any(c.finish_reason == "interrupted" for c in completions)
-        if file is None:
-            sys.stdout.writelines(answered)
-            sys.stdout.flush()
-        elif not interrupted:
-            file.add(answered)
-        if interrupted:
-            break
-    if file and interrupted:
-        kept = f"{len(file.lines)} of {len(lines)} answers are kept in {file.partial}"
-        sys.stderr.write(f"note: interrupted; {kept}; the same command continues\n")
-    elif file:
-        file.finish()
-    if total is not None:
-        sys.stderr.write(session.report(total))
-    return INTERRUPTED if interrupted else 0
 
 
 def chat(session: Session, arguments: argparse.Namespace) -> int:
@@ -317,58 +295,18 @@ def stream(row: int, text: str) -> None:
     sys.stdout.flush()
 
 
-def conversation(prompt: str | None, system_prompt: str | None) -> list[Message]:
-    """The messages of a system prompt and a question, where there are such."""
-    roles = {"system": system_prompt, "user": prompt}
-    return [{"role": role, "content": text} for role, text in roles.items() if text is not None]
-
-
-def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of a JSONL file, each with the name of its line for messages; no blank lines."""
-    for number, text in enumerate(read_text(path).split("\n"), start=1):
-        if not text.strip():
-            continue
-        name = f"{path}, line {number}"
-        line = parse_json(text, name)
-        if not isinstance(line, dict) or ("prompt" in line) == ("messages" in line):
-            raise ValueError(f'{name} must be an object with "prompt" or "messages"')
-        try:  # what cannot be written with the answer is better refused before it is computed
-            json.dumps(line, ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(f"{name}: the text is not valid UTF-8: {error}") from error
-        except RecursionError as error:
-            raise ValueError(f"{name} is nested too deeply") from error
-        yield name, line
-
-
-def line_messages(
-    line: Mapping[str, Any], session: Session, arguments: argparse.Namespace
-) -> list[Message]:
-    """The conversation of a line of a JSONL file."""
-    if "prompt" in line:
-        if not isinstance(line["prompt"], str):
-            raise ValueError('"prompt" must be a string')
-        return conversation(line["prompt"], arguments.system_prompt)
-    messages = line["messages"]
-    if not isinstance(messages, list):
-        raise ValueError('"messages" must be a list')
-    if session.template is None:
-        raise ValueError('"messages" need a chat template, and none is used')
-    return [*conversation(None, arguments.system_prompt), *messages]
-
-
-def describe(completion: Completion) -> dict[str, Any]:
-    """A completion as it is written to JSON."""
-    return {
-        "text": completion.text,
-        "finish_reason": completion.finish_reason,
-        "prompt_tokens": completion.prompt_tokens,
-        "generated_tokens": len(completion.tokens),
-    }
-
-
 def measurements(session: Session, statistics: Statistics) -> dict[str, Any]:
     """The measurements as they are written to JSON; rates in tokens per second."""
+    details = {
+        "first_token_seconds": statistics.first_token_seconds,
+        "steps": statistics.steps,
+        "step_seconds": statistics.step_seconds,
+        "attention_share": statistics.attention_share,
+        "tokens_per_forward": statistics.tokens_per_forward,
+        "rows": statistics.rows,
+        "cache_bytes": statistics.cache_bytes,
+        "bytes_per_second": statistics.bandwidth,
+    }
     return {
         "prompt_rate": statistics.prompt_rate,
         "generation_rate": statistics.generation_rate,
@@ -377,6 +315,7 @@ def measurements(session: Session, statistics: Statistics) -> dict[str, Any]:
         "device": str(session.device),
         "dtype": session.dtype,
         "precision": session.precision,
+        **(details if session.engine.measure_attention else {}),
     }
 
 

@@ -1,4 +1,4 @@
-"""A decoder-only transformer: Llama, Qwen2 and Qwen3 from one set of parts.
+"""A decoder-only transformer: Llama, Qwen, SmolLM, Mistral and Gemma from one set of parts.
 
     x = embedding(tokens)
     x = x + attention(norm(x))         in every layer
@@ -6,13 +6,19 @@
     logits = head(norm(x))
 
 The families differ only in switches of `Config`: biases (Qwen2), a norm on each query and key head
-(Qwen3), the scaling of the rotary embedding (Llama 3, YaRN). Parameters carry Hugging Face's names,
-so a checkpoint loads without a table of renamings. Attention is handed in: the model computes
-queries, keys and values as (batch, length, heads, head_dim) and calls what it was given; the key
-heads that a group of query heads shares are never repeated in memory.
+(Qwen3, Gemma 3), layers that see a window of the past only (Mistral, Gemma), each layer's rotary
+embedding (scaled in Llama 3, two kinds in Gemma 3, none in some layers of SmolLM3), and Gemma's
+norms behind the parts as well as before them. Parameters carry Hugging Face's names, so a
+checkpoint loads without a table of renamings. Attention is handed in: the model computes queries,
+keys and values as (batch, length, heads, head_dim) and calls what it was given; the key heads that
+a group of query heads shares are never repeated in memory.
 
-Sources: Llama 3 (arXiv:2407.21783), Qwen3 (arXiv:2505.09388), RMSNorm (arXiv:1910.07467), rotary
-embedding (arXiv:2104.09864), grouped queries (arXiv:2305.13245), SwiGLU (arXiv:2002.05202), YaRN
+Each part is handed the norm before it: a norm and the projections that read it are one place in
+the code, and can become one kernel.
+
+Sources: Llama 3 (arXiv:2407.21783), Qwen3 (arXiv:2505.09388), Mistral (arXiv:2310.06825), Gemma 2
+(arXiv:2408.00118), Gemma 3 (arXiv:2503.19786), RMSNorm (arXiv:1910.07467), rotary embedding
+(arXiv:2104.09864), grouped queries (arXiv:2305.13245), SwiGLU (arXiv:2002.05202), YaRN
 (arXiv:2309.00071).
 """
 
@@ -28,14 +34,22 @@ from einops import rearrange
 from torch import nn
 
 import flash_versions
+from transformer import fused
 from transformer.cache import KVCache, Span
 from transformer.config import Config
-from transformer.rope import rotary_table, rotate
+from transformer.rope import Rope, rotary_table, rotate
 
 INIT_STD = 0.02
+KERNELS = ("auto", "torch", "fused")
 
-# Cosine and sine of the positions of a forward's tokens, as `rotate` takes them.
-Rotation = tuple[torch.Tensor, ...]
+# Cosine and sine of the positions of a forward's tokens, as `rotate` takes them; None: no turning.
+Rotation = tuple[torch.Tensor, ...] | None
+
+# Name in `Config` -> what the gate goes through.
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": F.silu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+}
 
 
 class RMSNorm(nn.Module):
@@ -43,15 +57,25 @@ class RMSNorm(nn.Module):
 
     The quotient is computed in fp32 and rounded to the input's dtype before the weight is applied,
     as Hugging Face does: in bf16 the other order gives other bits.
+
+    Args:
+        size: of the last dimension.
+        eps: added to the mean square.
+        plus_one: Gemma's kind. The scale is 1 + weight, and only the product is rounded.
     """
 
-    def __init__(self, size: int, eps: float):
+    def __init__(self, size: int, eps: float, plus_one: bool = False):
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
+        self.weight = nn.Parameter(torch.zeros(size) if plus_one else torch.ones(size))
         self.eps = eps
+        self.plus_one = plus_one
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Same shape and dtype as x."""
+        if self.plus_one:
+            wide = x.to(torch.promote_types(x.dtype, torch.float32))
+            scale = 1 + self.weight.type_as(wide)
+            return F.rms_norm(wide, x.shape[-1:], scale, self.eps).type_as(x)
         return self.weight.type_as(x) * F.rms_norm(x, x.shape[-1:], eps=self.eps)
 
 
@@ -62,40 +86,59 @@ class Attention(nn.Module):
         super().__init__()
         self.layer = layer
         self.head_dim = config.head_dim
+        self.options = config.attention_options(layer)
         q_size, kv_size = config.num_heads * self.head_dim, config.num_kv_heads * self.head_dim
         self.q_proj = nn.Linear(config.hidden_size, q_size, bias=config.qkv_bias)
         self.k_proj = nn.Linear(config.hidden_size, kv_size, bias=config.qkv_bias)
         self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=config.qkv_bias)
         self.o_proj = nn.Linear(q_size, config.hidden_size, bias=config.output_bias)
-        norm = partial(RMSNorm, self.head_dim, config.norm_eps) if config.qk_norm else nn.Identity
+        norm: Callable[[], nn.Module] = nn.Identity
+        if config.qk_norm:
+            norm = partial(RMSNorm, self.head_dim, config.norm_eps, config.norm_plus_one)
         self.q_norm, self.k_norm = norm(), norm()
+        self.fused = False  # see `Transformer`
 
     def forward(
-        self, x: torch.Tensor, rotation: Rotation, attend: Callable, span: Span | None
+        self,
+        x: torch.Tensor,
+        norm: RMSNorm,
+        rotation: Rotation,
+        attend: Callable,
+        span: Span | None,
     ) -> torch.Tensor:
         """(batch, length, hidden) to the same.
 
         Args:
             x: hidden states.
+            norm: of x, before the projections.
             rotation: of the tokens' positions.
             attend: see `Transformer`.
             span: where keys and values go in the cache; None keeps none.
         """
-        q, k, v = (
-            rearrange(project(x), "b t (h d) -> b t h d", d=self.head_dim)
-            for project in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        q, k = rotate(self.q_norm(q), *rotation), rotate(self.k_norm(k), *rotation)
-        kv_lengths = None
+        q, k, v = self.project(x, norm)
+        q, k = self.q_norm(q), self.k_norm(k)
+        if rotation is not None:
+            q, k = rotate(q, *rotation), rotate(k, *rotation)
+        stored: dict[str, torch.Tensor | None] = {"kv_lengths": None}
         if span is not None:
             k, v = span.append(self.layer, k, v)
-            kv_lengths = span.kv_lengths
-        o = attend(q, k, v, causal=True, scale=self.head_dim**-0.5, kv_lengths=kv_lengths)
+            stored = span.options
+        o = attend(q, k, v, causal=True, **stored, **self.options)
         return self.o_proj(rearrange(o, "b t h d -> b t (h d)"))
+
+    def project(self, x: torch.Tensor, norm: RMSNorm) -> tuple[torch.Tensor, ...]:
+        """Queries, keys and values of the normed x: each (batch, length, its heads, head_dim)."""
+        layers = fused.qkv_of(self)
+        if self.fused and fused.plain(*layers):
+            parts = fused.project(self, x, norm)
+        else:
+            h = norm(x)
+            parts = [layer(h) for layer in layers]
+        return tuple(rearrange(part, "b t (h d) -> b t h d", d=self.head_dim) for part in parts)
 
 
 class FeedForward(nn.Module):
-    """SwiGLU: one projection, gated by another through silu, projected back."""
+    """One projection, gated by another through silu or gelu, projected back."""
 
     def __init__(self, config: Config):
         super().__init__()
@@ -103,28 +146,50 @@ class FeedForward(nn.Module):
         self.gate_proj = nn.Linear(hidden, intermediate, bias=bias)
         self.up_proj = nn.Linear(hidden, intermediate, bias=bias)
         self.down_proj = nn.Linear(intermediate, hidden, bias=bias)
+        self.activation = ACTIVATIONS[config.activation]
+        self.fused = False  # see `Transformer`
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(batch, length, hidden) to the same."""
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+    def forward(self, x: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
+        """(batch, length, hidden) to the same; `norm` is that of x, before the projections."""
+        if self.fused and fused.plain(self.gate_proj, self.up_proj):
+            return self.down_proj(fused.feed_forward(self, x, norm))
+        h = norm(x)
+        return self.down_proj(self.activation(self.gate_proj(h)) * self.up_proj(h))
 
 
 class Block(nn.Module):
-    """One layer: tokens look at each other, then each is processed alone."""
+    """One layer: tokens look at each other, then each is processed alone.
+
+    What a part adds to x is normed once more where the layer has four norms. The name of the norm
+    between the two parts then tells the side on which it stands.
+    """
 
     def __init__(self, config: Config, layer: int):
         super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+        norm = partial(RMSNorm, config.hidden_size, config.norm_eps, config.norm_plus_one)
+        self.input_layernorm = norm()
         self.self_attn = Attention(config, layer)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.post_attention_layernorm = norm()
+        self.four_norms = config.four_norms
+        if self.four_norms:
+            self.pre_feedforward_layernorm = norm()
+            self.post_feedforward_layernorm = norm()
         self.mlp = FeedForward(config)
 
     def forward(
         self, x: torch.Tensor, rotation: Rotation, attend: Callable, span: Span | None
     ) -> torch.Tensor:
         """(batch, length, hidden) to the same; the other arguments are those of `Attention`."""
-        x = x + self.self_attn(self.input_layernorm(x), rotation, attend, span)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        added = self.self_attn(x, self.input_layernorm, rotation, attend, span)
+        before_mlp = self.post_attention_layernorm
+        if self.four_norms:
+            added = self.post_attention_layernorm(added)
+            before_mlp = self.pre_feedforward_layernorm
+        x = x + added
+        added = self.mlp(x, before_mlp)
+        if self.four_norms:
+            added = self.post_feedforward_layernorm(added)
+        return x + added
 
 
 class Decoder(nn.Module):
@@ -135,19 +200,24 @@ class Decoder(nn.Module):
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
-        self.norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps, config.norm_plus_one)
 
     def forward(self, tokens: torch.Tensor, attend: Callable, span: Span | None) -> torch.Tensor:
         """(batch, length) tokens to normed hidden states (batch, length, hidden)."""
-        x = self.embed_tokens(tokens)
-        positions = slice(tokens.shape[1]) if span is None else span.positions
         c = self.config
+        x = self.embed_tokens(tokens)
+        if c.scaled_embeddings:  # by a number of x's dtype, filled in on the device
+            x = x * x.new_full((), math.sqrt(c.hidden_size))
+        positions = slice(tokens.shape[1]) if span is None else span.positions
         reach = tokens.shape[1] if span is None else span.capacity  # one table for a whole answer
         length = min(1 << (reach - 1).bit_length(), c.max_positions)  # few lengths, few tables
-        table = rotary_table(c.rope, c.head_dim, length, x.device, x.dtype)
-        rotation = table[positions].unbind(-3)
-        for block in self.layers:
-            x = block(x, rotation, attend, span)
+        rotations: dict[Rope | None, Rotation] = {None: None}
+        for layer, block in enumerate(self.layers):
+            rope = c.rope_of(layer)
+            if rope not in rotations:  # one for all layers, or one of a few
+                table = rotary_table(rope, c.head_dim, length, x.device, x.dtype)
+                rotations[rope] = table[positions].unbind(-3)
+            x = block(x, rotations[rope], attend, span)
         return self.norm(x)
 
 
@@ -156,18 +226,37 @@ class Transformer(nn.Module):
 
     Args:
         config: its shape.
-        attention: callable (q, k, v, *, causal, scale, kv_lengths) -> o on tensors (batch, length,
+        attention: callable (q, k, v, *, causal, kv_lengths, scale) -> o on tensors (batch, length,
             heads, head_dim), with the meaning of `flash_versions.attention`, which None stands for.
+            Some models also ask for a window or a softcap: see `Config.attention_options`.
+        kernels: what computes norms and products. "torch": torch's operations, one by one. "fused":
+            kernels that fuse them (see `transformer.fused`), wherever there are some. "auto":
+            these on a GPU for a few tokens, as in decoding; elsewhere torch's.
+
+    Raises:
+        ValueError: kernels has another value, or a model of this shape has no fused ones.
     """
 
-    def __init__(self, config: Config, attention: Callable[..., torch.Tensor] | None = None):
+    def __init__(
+        self,
+        config: Config,
+        attention: Callable[..., torch.Tensor] | None = None,
+        kernels: str = "auto",
+    ):
         super().__init__()
+        if kernels not in KERNELS:
+            raise ValueError(f"kernels must be one of {', '.join(KERNELS)}, not {kernels!r}")
+        if kernels == "fused" and (reason := fused.unsupported(config)):
+            raise ValueError(f"kernels='fused' does not work for this model: {reason}")
         self.config = config
+        self.kernels = kernels
         self.attention = flash_versions.attention if attention is None else attention
         self.model = Decoder(config)
         if not config.tied_embeddings:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self._initialise()
+        for block in fused.blocks_of(self):
+            block.self_attn.fused = block.mlp.fused = kernels == "fused"
 
     def forward(
         self,
@@ -202,15 +291,28 @@ class Transformer(nn.Module):
                 f"wanted must be bool {tuple(tokens.shape)} like the tokens, not {wanted.dtype}"
                 f" {tuple(wanted.shape)}"
             )
+        if cache is not None and wanted is None and self._takes_few(tokens, cache, padding):
+            return fused.forward(self, tokens, cache, last_only=last_only)
         span = None if cache is None else cache.reserve(tokens.shape[1], padding)
         x = self.model(tokens, self.attention, span)
         if last_only:
             x = x[:, -1:]
         if wanted is not None:
             x = x[wanted]
-        if self.config.tied_embeddings:
-            return F.linear(x, self.model.embed_tokens.weight)
-        return self.lm_head(x)
+        tied, softcap = self.config.tied_embeddings, self.config.logits_softcap
+        logits = F.linear(x, self.model.embed_tokens.weight) if tied else self.lm_head(x)
+        return logits if softcap is None else softcap * torch.tanh(logits / softcap)
+
+    def _takes_few(
+        self, tokens: torch.Tensor, cache: KVCache, padding: torch.Tensor | None
+    ) -> bool:
+        """Whether these tokens go through the fused forward for a few."""
+        asked = self.kernels == "fused" or (self.kernels == "auto" and tokens.is_cuda)
+        return (
+            asked
+            and fused.unsupported(self.config) is None
+            and fused.fits(self, tokens, cache, padding)
+        )
 
     def _check(
         self, tokens: torch.Tensor, cache: KVCache | None, padding: torch.Tensor | None

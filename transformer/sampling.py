@@ -169,26 +169,41 @@ def sample(
     sampling: Sampling,
     seen: Tensor | None,
     uniform: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+    logprobs: bool = True,
+) -> tuple[Tensor, Tensor]:
     """Choose the next token of every row.
 
     See process_logits for `seen` and draw for `uniform`, which greedy does not use.
 
+    Args:
+        logits: (B, V), any float dtype.
+        sampling: how to choose.
+        seen: (B, V) bool, for a repetition penalty.
+        uniform: (B,) float64, a number for each draw.
+        logprobs: greedy without them may leave them out.
+
     Returns:
         tokens: (B,) int64.
-        logprobs: (B,) float32, of the tokens in the distribution that they were drawn from (greedy:
-            the softmax of the logits).
-        finite: (B,) bool, whether the processed logits are: none is NaN or +inf, not all are -inf.
+        scores: (B,) float32, the log-probabilities of the tokens in the distribution that they were
+            drawn from (greedy: the softmax of the logits); greedy without logprobs perhaps the
+            largest logits. Not finite where the processed logits are not: one is NaN or +inf, or
+            all are -inf.
     """
-    logits = process_logits(logits, sampling, seen)
-    probabilities = logits.softmax(-1)
+    if not sampling.greedy or sampling.repetition_penalty != 1:
+        logits = process_logits(logits, sampling, seen)
     if sampling.greedy:
-        tokens = logits.argmax(-1)
-    elif uniform is None:
+        if logits.is_cuda:
+            from transformer.kernels.greedy import greedy  # not for those who never need Triton
+
+            return greedy(logits)
+        largest, tokens = logits.max(-1)
+        if logprobs:
+            return tokens, largest.float() - logits.float().logsumexp(-1)
+        return tokens, largest.float()
+    if uniform is None:
         raise ValueError("sampling needs a random number for each row, got None")
-    else:
-        tokens = draw(probabilities, uniform)
-    chosen = probabilities.gather(1, tokens[:, None])[:, 0]
     # The softmax of a row that is not finite is NaN everywhere, and dropped tokens are -inf and do
     # not count.
-    return tokens, chosen.log(), ~chosen.isnan()
+    probabilities = logits.softmax(-1)
+    tokens = draw(probabilities, uniform)
+    return tokens, probabilities.gather(1, tokens[:, None])[:, 0].log()

@@ -1,7 +1,7 @@
 """A checkpoint, ready to answer: model, tokenizer, chat template and settings in one object."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -10,17 +10,34 @@ import torch
 import flash_versions
 from flash_versions import interpreter
 from flash_versions.api import choose_version
-from flash_versions.request import make_request
+from flash_versions.request import Request, make_request
+from transformer import hub
 from transformer.chat import Message, Tokenizer, encode_chat, load_template
 from transformer.command import choose_device
-from transformer.engine import GREEDY, Completion, Statistics, check_prompt, generate
+from transformer.engine import GREEDY, PREFILL_CHUNK, check_prompt, generate
 from transformer.model import Config, Transformer
+from transformer.row import Completion
 from transformer.sampling import Sampling
+from transformer.stats import Statistics, size_text
 from transformer.weights import eos_token_ids, load_config, load_model
 
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
 INTERPRETED_PARAMETERS = 10_000_000  # models with more are tedious to run in the interpreter
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How the engine goes about it, see `engine.generate`. Up to rounding, no answer depends on it.
+
+    Attributes:
+        measure_attention: also says whether reports are long.
+    """
+
+    prefill_chunk: int = PREFILL_CHUNK
+    page_size: int | None = None
+    lookup: int = 0
+    measure_attention: bool = False
 
 
 @dataclass(frozen=True)
@@ -33,6 +50,7 @@ class Session:
         template: the chat template, None to use prompts as they are.
         attention: the name of the version that runs, never "auto".
         precision: that of attention, None: as the dtype says.
+        engine: how the engine goes about it.
     """
 
     folder: Path
@@ -48,6 +66,7 @@ class Session:
     dtype: str
     precision: str | None
     notes: tuple[str, ...]
+    engine: EngineOptions
 
     @classmethod
     def load(
@@ -61,12 +80,14 @@ class Session:
         device: str = "auto",
         dtype: str = "auto",
         precision: str | None = None,
+        kernels: str = "auto",
         use_template: bool = True,
+        engine: EngineOptions | None = None,
     ) -> "Session":
         """Load a checkpoint, cheap checks first.
 
         Args:
-            checkpoint: a folder in Hugging Face's layout, or the name of a shipped checkpoint.
+            checkpoint: see `find_checkpoint`.
             sampling: how tokens are chosen.
             max_tokens: of each answer.
             stop_strings: texts that end an answer.
@@ -76,19 +97,21 @@ class Session:
                 bfloat16.
             precision: that of attention, as `flash_versions.attention` takes it: "fp8" quantises
                 queries, keys and values of a 16-bit dtype, the whole cache in every step.
+            kernels: of norms and products, see `Transformer`.
             use_template: whether prompts go through the checkpoint's chat template.
+            engine: how the engine goes about it.
 
         Raises:
-            FileNotFoundError: there is no such checkpoint, or it has no tokenizer.
+            OSError: there is no such checkpoint, or it has no tokenizer.
             ValueError: anything about it that cannot work, in one sentence.
         """
-        where = choose_device(device)
+        where, engine = choose_device(device), engine or EngineOptions()
         folder = find_checkpoint(checkpoint)
         config = load_config(folder)
         tokenizer = Tokenizer.load(folder)
-        if tokenizer.vocab_size > config.vocab_size:
+        if tokenizer.trained_size > config.vocab_size:  # an added one may be another model's
             raise ValueError(
-                f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens but the model knows"
+                f"{folder}: the tokenizer has {tokenizer.trained_size} tokens but the model knows"
                 f" {config.vocab_size}, so they do not belong together"
             )
         template = load_template(folder) if use_template else None
@@ -101,9 +124,11 @@ class Session:
                     f"{folder}: the end-of-sequence token {token} is not one of the tokenizer's,"
                     f" 0 to {tokenizer.vocab_size - 1}"
                 )
-        version, notes = choose_attention(attention, config, where, DTYPES[dtype], precision)
+        version, notes = choose_attention(
+            attention, config, where, DTYPES[dtype], precision, engine.page_size is not None
+        )
         attend = partial(flash_versions.attention, version=version, precision=precision)
-        model = load_model(folder, attend, where, DTYPES[dtype])
+        model = load_model(folder, attend, where, DTYPES[dtype], kernels)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         if (
             version in flash_versions.VERSIONS
@@ -130,6 +155,7 @@ class Session:
             dtype=dtype,
             precision=precision,
             notes=tuple(notes),
+            engine=engine,
         )
 
     def encode(self, messages: Sequence[Message], name: str = "the prompt") -> tuple[str, list]:
@@ -150,6 +176,9 @@ class Session:
         prompts: Sequence[Sequence[int]],
         generators: Sequence[torch.Generator],
         on_text: Callable[[int, str], None] | None = None,
+        *,
+        on_end: Callable[[int, Completion], None] | None = None,
+        at_once: int | None = None,
     ) -> tuple[list[Completion], Statistics]:
         """Answer a batch; see engine.generate."""
         return generate(
@@ -162,6 +191,9 @@ class Session:
             eos=self.eos,
             stop_strings=self.stop_strings,
             on_text=on_text,
+            on_end=on_end,
+            at_once=at_once,
+            **asdict(self.engine),
         )
 
     def settings(self) -> tuple:
@@ -172,7 +204,9 @@ class Session:
         files = sorted(self.folder.glob("*.safetensors"))
         weights = (str(self.folder), [(file.name, file.stat().st_mtime_ns) for file in files])
         settings = (self.template, self.eos, self.stop_strings, self.sampling, self.max_tokens)
-        engine = (self.attention, self.device.type, self.dtype, self.precision)
+        rounding = (self.engine.prefill_chunk, self.engine.page_size, self.engine.lookup)
+        kernels = (self.attention, self.model.kernels, self.precision)
+        engine = (self.device.type, self.dtype, *kernels, *rounding)
         return (weights, *settings, *engine)
 
     def report(self, statistics: Statistics) -> str:
@@ -192,6 +226,23 @@ class Session:
             f" {statistics.generation_rate:.1f} tokens/s\n"
             f"memory      {statistics.peak_memory / 2**20:.0f} MiB peak\n"
             f"attention   {where}\n"
+            + (self._details(statistics) if self.engine.measure_attention else "")
+        )
+
+    def _details(self, statistics: Statistics) -> str:
+        """What --stats adds to the measurements."""
+        share = statistics.attention_share
+        attention = "" if share is None else f", {share:.0%} of it attention"
+        cache = size_text(statistics.cache_bytes)
+        gb_read = statistics.bytes_read / 1e9 / max(1, statistics.steps)
+        drafts = f", {statistics.tokens_per_forward:.2f} tokens from each"
+        return (
+            f"first token {statistics.first_token_seconds * 1e3:.1f} ms\n"
+            f"steps       {statistics.steps} of {statistics.step_seconds * 1e3:.2f} ms{attention}"
+            f"{drafts if self.engine.lookup else ''}\n"
+            f"batch       {statistics.rows} rows at once, {cache} of cache\n"
+            f"bandwidth   {statistics.bandwidth / 1e9:.1f} GB/s: a step reads {gb_read:.3f} GB of"
+            " weights and cache\n"
         )
 
     def remark(self, completion: Completion) -> str:
@@ -210,12 +261,22 @@ class Session:
 
 
 def find_checkpoint(model: str) -> Path:
-    """A shipped checkpoint by its name, or any folder."""
+    """The folder of a checkpoint.
+
+    Args:
+        model: the name of a shipped checkpoint, a folder in Hugging Face's layout, or owner/model
+            on the Hugging Face hub, from where it is downloaded unless it was before.
+
+    Raises:
+        OSError: there is none, or it cannot be downloaded.
+    """
     shipped = {path.parent.name: path.parent for path in CHECKPOINTS.glob("*/config.json")}
     if model in shipped:
         return shipped[model]
     if Path(model).is_dir():
         return Path(model)
+    if hub.NAME.fullmatch(model):
+        return hub.resolve(model)
     names = ", ".join(sorted(shipped)) or "none"
     raise FileNotFoundError(f"there is no checkpoint folder {model!r}; shipped by name: {names}")
 
@@ -226,19 +287,63 @@ def choose_attention(
     device: torch.device,
     dtype: torch.dtype,
     precision: str | None = None,
+    paged: bool = False,
 ) -> tuple[str, list[str]]:
-    """The version that will run, and notes on the choice; ValueError says why it cannot run.
+    """The version that will run in all layers, and notes on the choice; ValueError says why it
+    cannot run.
 
     Where no kernel runs (on the CPU of a machine with a GPU, on a GPU that is too old), "auto" is
-    torch's own attention.
+    torch's own attention, or where that knows too little, PyTorch written out.
     """
+    requests = layer_requests(config, device, dtype, precision, paged)
+    names = reversed(flash_versions.VERSIONS) if name == "auto" else [name]
+    refused = None
+    for version in names:
+        try:
+            return {choose_version(version, request).name for request in requests}.pop(), []
+        except ValueError as error:
+            refused = refused or error
+    assert refused is not None
+    if name != "auto" or precision is not None:
+        raise refused
+    for version, what in (("sdpa", "torch's own"), ("reference", "PyTorch written out")):
+        if version == "reference" and device.type == "cuda":
+            break  # it waits for the device, which a captured step cannot
+        try:
+            for request in requests:
+                choose_version(version, request)
+        except ValueError:
+            continue
+        return version, [f"attention is {version}, {what}: {refused}"]
+    raise refused
+
+
+def layer_requests(
+    config: Config,
+    device: torch.device,
+    dtype: torch.dtype,
+    precision: str | None,
+    paged: bool,
+) -> list[Request]:
+    """A small request for each kind of layer: what it asks of attention in a decoding step."""
     q = torch.zeros(1, 1, config.num_heads, config.head_dim, device=device, dtype=dtype)
-    k = q[:, :, : config.num_kv_heads]
-    lengths = torch.ones(1, dtype=torch.int32, device=device)
-    request = make_request(q, k, k, causal=True, kv_lengths=lengths, precision=precision)
-    try:
-        return choose_version(name, request).name, []
-    except ValueError as error:
-        if name != "auto" or precision is not None:
-            raise
-        return choose_version("sdpa", request).name, [f"attention is sdpa, torch's own: {error}"]
+    k = q[:, :, : config.num_kv_heads]  # also a page of one token
+    ones = torch.ones(1, dtype=torch.int32, device=device)
+    table = torch.zeros(1, 1, dtype=torch.int32, device=device) if paged else None
+    kinds: list[dict] = []
+    for layer in range(config.num_layers):
+        if (options := config.attention_options(layer)) not in kinds:
+            kinds.append(options)
+    return [
+        make_request(
+            q,
+            k,
+            k,
+            causal=True,
+            kv_lengths=ones,
+            block_table=table,
+            precision=precision,
+            **options,
+        )
+        for options in kinds
+    ]

@@ -54,6 +54,7 @@ def load_model(
     attention: Callable[..., torch.Tensor] | None = None,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
+    kernels: str = "auto",
 ) -> Transformer:
     """Load a checkpoint.
 
@@ -62,6 +63,7 @@ def load_model(
         attention: see `Transformer`.
         device: where the weights go.
         dtype: what they are converted to; None: the dtype in which the embedding is stored.
+        kernels: see `Transformer`.
 
     Raises:
         CheckpointError: the folder is no such checkpoint, a file is missing or damaged, or the
@@ -70,7 +72,7 @@ def load_model(
     folder = Path(folder)
     config = load_config(folder)
     with torch.device("meta"):
-        model = Transformer(config, attention)
+        model = Transformer(config, attention, kernels)
     files = {name: file for file in _open_all(folder) for name in file.keys()}  # noqa: SIM118
     shapes = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
     _check_fit(folder, shapes, files)

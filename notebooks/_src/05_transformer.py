@@ -122,7 +122,7 @@ def layer_by_hand(x, block, rotation, say=lambda *_: None):
     o = flash_versions.attention(q, k, v, causal=True, version="sdpa")  # tokens look back
     say("o", o)
     x = x + attention.o_proj(o.flatten(2))
-    return x + block.mlp(block.post_attention_layernorm(x))
+    return x + block.mlp(x, block.post_attention_layernorm)
 
 
 def forward_by_hand(tokens):

@@ -1,0 +1,169 @@
+"""Checkpoints with random weights as transformers writes them, of every family.
+
+Heads are as large as real ones (64, 128, 256) in models that are tiny elsewhere. Windows, softcaps
+and original contexts are small, so that texts of a few dozen tokens feel them, and weights are
+large, so that scores reach the softcap.
+"""
+
+import functools
+
+import torch
+
+import flash_versions
+
+attention = functools.partial(flash_versions.attention, version="reference")
+
+SIZES = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.15,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def rope(theta, **scaling):
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": theta, **scaling}}
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,  # far less than the lengths below: the scaling bites
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+WINDOW = 11
+QWEN_WINDOWS = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2}
+GEMMA = {
+    "head_dim": 256,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "sliding_window": WINDOW,
+    "query_pre_attn_scalar": 100,  # neither the head dim nor the default
+}
+
+# name -> (class of transformers, what differs from SIZES)
+CHECKPOINTS = {
+    "llama 2": ("Llama", {"head_dim": 128, "num_key_value_heads": 4}),
+    "llama 3.2": ("Llama", {"head_dim": 64, "tie_word_embeddings": True, **rope(5e5, **LLAMA3)}),
+    "llama with biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama, linear": ("Llama", rope(1e4, rope_type="linear", factor=3.0)),
+    "smollm 2": (
+        "Llama",
+        {
+            "hidden_size": 96,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "head_dim": 64,
+            "tie_word_embeddings": True,
+            **rope(1e5),
+        },
+    ),
+    "smollm 3": ("SmolLM3", {"head_dim": 128, **rope(5e6)}),
+    "smollm 3, windows": (
+        "SmolLM3",
+        {
+            "no_rope_layers": [1, 0, 0, 1],
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "tie_word_embeddings": False,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    "qwen 2.5": ("Qwen2", {"tie_word_embeddings": True, **rope(1e6)}),
+    "qwen 2.5, windows": ("Qwen2", {**QWEN_WINDOWS, **rope(1e6)}),
+    "qwen 3": ("Qwen3", {"head_dim": 128, **rope(1e6)}),
+    "qwen 3, windows": ("Qwen3", {"head_dim": 64, **QWEN_WINDOWS, **rope(1e6)}),
+    "qwen 3, yarn": ("Qwen3", {"head_dim": 32, **rope(1e6, **YARN)}),
+    "mistral": ("Mistral", {"head_dim": 128, "sliding_window": WINDOW}),
+    "mistral, no window": ("Mistral", {"head_dim": 128, "sliding_window": None}),
+    "gemma 2": (
+        "Gemma2",
+        {**GEMMA, "attn_logit_softcapping": 4.0, "final_logit_softcapping": 1.0},
+    ),
+    "gemma 2, no softcaps": (
+        "Gemma2",
+        {
+            **GEMMA,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "attention_bias": True,
+        },
+    ),
+    "gemma 3": (
+        "Gemma3",
+        {
+            **GEMMA,
+            "num_hidden_layers": 7,  # one full layer in six
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+}
+
+# Those of which parts alone differ from another one.
+VARIANTS = {
+    "llama with biases",
+    "llama, linear",
+    "smollm 3, windows",
+    "qwen 3, yarn",
+    "mistral, no window",
+    "gemma 2, no softcaps",
+}
+FAMILIES = [name for name in CHECKPOINTS if name not in VARIANTS]
+
+
+def make_checkpoint(name, folder):
+    """Write a sharded checkpoint; returns the model of transformers that is in it."""
+    import transformers
+
+    family, differs = CHECKPOINTS[name]
+    torch.manual_seed(0)
+    kind = f"{family}TextConfig" if family == "Gemma3" else f"{family}Config"
+    config = getattr(transformers, kind)(**{**SIZES, **differs}, attn_implementation="eager")
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:  # norms of 1 and biases of 0 would hide a missing one
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        if family.startswith("Gemma"):  # else each token, whose embedding is its head, says itself
+            model.model.embed_tokens.weight.mul_(0.1)
+    model.save_pretrained(folder, max_shard_size="200KB")
+    return model
+
+
+def as_transformers_4(data):
+    """The config.json that transformers 4 wrote for the same model."""
+    ropes = data.pop("rope_parameters")
+    if "sliding_attention" in ropes:
+        data["rope_local_base_freq"] = ropes["sliding_attention"]["rope_theta"]
+        ropes = ropes["full_attention"]
+    data["rope_theta"] = ropes.pop("rope_theta")
+    data["rope_scaling"] = None if ropes["rope_type"] == "default" else ropes
+    data["torch_dtype"] = data.pop("dtype")
+    if data["model_type"].startswith("gemma"):  # these named no layers
+        del data["layer_types"]
+        data.pop("_sliding_window_pattern", None)
+    return data
+
+
+def make_tokens(length, batch=2):
+    return torch.randint(512, (batch, length), generator=torch.Generator().manual_seed(length))
+
+
+@torch.no_grad()
+def assert_same_logits(ours, theirs, lengths=(1, 17, 140)):
+    for length in lengths:
+        tokens = make_tokens(length)
+        torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=0, atol=1e-4)
