@@ -267,12 +267,6 @@ def trace(tiles: int = 4, steps: int = 6, clock: float | None = 1000.0) -> dict[
 
 def all_results() -> list[dict[str, Any]]:
     """Every kind of document that docs/results may hold."""
-    scripts = [
-        several_gpus(),
-        processes(),
-        grpo_step(),
-        training(),
-        matrix_products(),
-        generation(),
-    ]
+    scripts = [several_gpus(), processes(), grpo_step(), training()]
+    scripts += [matrix_products(), generation(), profile()]
     return [document(), accuracy(), *scripts, trace()]
