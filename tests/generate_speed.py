@@ -199,14 +199,27 @@ def kernels_of(call, tokens):
     ]
 
 
-def measure(case, contestant, model, batch, args, bandwidth):
+def turns(args, config):
+    """(rows, tokens of each prompt, contestant): all batches with the first prompt, one row with the
+    others; transformers, which takes long, with the first prompt only.
+    """
+    for prompt in args.prompt:
+        for batch in args.batch if prompt == args.prompt[0] else (1,):
+            for contestant in args.contestant:
+                theirs = contestant == "transformers"
+                fits = prompt + 2 * args.tokens <= config.max_positions
+                if fits and not (theirs and (prompt != args.prompt[0] or batch not in (1, 64))):
+                    yield batch, prompt, contestant
+
+
+def measure(case, contestant, model, batch, prompt, args, bandwidth):
     """The row of a contestant."""
     device = model.model.embed_tokens.weight.device
     c = model.config
     numbers = torch.Generator().manual_seed(0)
-    prompts = torch.randint(c.vocab_size, (batch, args.prompt), generator=numbers).tolist()
+    prompts = torch.randint(c.vocab_size, (batch, prompt), generator=numbers).tolist()
     row = {"suite": SUITE, "case": case, "contestant": contestant, "batch": batch}
-    row |= {"prompt": args.prompt, "tokens": args.tokens}
+    row |= {"prompt": prompt, "tokens": args.tokens}
     try:
         call = (ours if contestant == "ours" else transformers)(model, prompts)
         call(20)  # compiles
@@ -217,7 +230,7 @@ def measure(case, contestant, model, batch, args, bandwidth):
         whole, found = seconds_of(call, args.tokens, rounds, device)
         double, _ = seconds_of(call, 2 * args.tokens, rounds, device)
         step = (double - whole) / args.tokens
-        weights, cached = bytes_per_step(model, batch, args.prompt + args.tokens * 3 // 2)
+        weights, cached = bytes_per_step(model, batch, prompt + args.tokens * 3 // 2)
         row |= {
             "first_token_ms": first * 1e3,
             "seconds": whole,
@@ -240,14 +253,17 @@ def measure(case, contestant, model, batch, args, bandwidth):
 
 
 def compare(rows):
-    """{case and batch: how many times faster than transformers}, by a whole call and by a step."""
+    """{case, batch and prompt: how many times faster than transformers}, by a whole call and by a
+    step.
+    """
     found = {}
-    times = {(r["case"], r["batch"], r["contestant"]): r for r in rows if "reason" not in r}
-    for case, batch, contestant in times:
-        other = times.get((case, batch, "transformers"))
+    keys = ("case", "batch", "prompt", "contestant")
+    times = {tuple(r[key] for key in keys): r for r in rows if "reason" not in r}
+    for case, batch, prompt, contestant in times:
+        other = times.get((case, batch, prompt, "transformers"))
         if contestant == "ours" and other:
-            mine = times[case, batch, "ours"]
-            found[f"{case}, batch {batch}"] = {
+            mine = times[case, batch, prompt, "ours"]
+            found[f"{case}, batch {batch}, {prompt} tokens before"] = {
                 key: other[key] / mine[key] for key in ("seconds", "ms_per_step")
             }
     return found
@@ -293,9 +309,15 @@ def main():
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--case", nargs="*", choices=(SHIPPED, *SHAPES), help="only these")
     parser.add_argument("--contestant", nargs="*", choices=ROUNDS, default=tuple(ROUNDS))
-    parser.add_argument("--batch", nargs="*", type=int, default=(1, 64), help="rows (1 64)")
-    parser.add_argument("--prompt", type=int, default=512, help="tokens of each prompt (512)")
-    parser.add_argument("--tokens", type=int, default=128, help="tokens of each answer (128)")
+    parser.add_argument("--batch", nargs="*", type=int, default=(1, 8, 64), help="rows (1 8 64)")
+    parser.add_argument(
+        "--prompt",
+        nargs="*",
+        type=int,
+        default=(512, 4096, 16384),
+        help="tokens of each prompt, after the first with one row only (512 4096 16384)",
+    )
+    parser.add_argument("--tokens", type=int, default=64, help="tokens of each answer (64)")
     parser.add_argument("--attention", help="a version of attention (auto; on a CPU sdpa)")
     parser.add_argument("--kernels", choices=KERNELS, default="auto", help="ours: as generate's")
     parser.add_argument("--profile", action="store_true", help="the kernels of a step, on a GPU")
@@ -314,25 +336,23 @@ def main():
     print(f"copy {bandwidth / 1e12:.3f} TB/s", flush=True)
     for case in args.case or ((SHIPPED, *SHAPES) if device.type == "cuda" else (SHIPPED,)):
         model, version = build(case, args, device, dtype)
-        for batch in args.batch:
-            for contestant in args.contestant:
-                if time.monotonic() - BEGAN > args.seconds:
-                    row = {"suite": SUITE, "case": case, "contestant": contestant, "batch": batch}
-                    row["reason"] = f"no time was left after {args.seconds:.0f} s"
-                else:
-                    row = measure(case, contestant, model, batch, args, bandwidth)
-                if contestant == "ours":
-                    row["attention"] = version
-                document["rows"].append(row)
-                document["ratios"] = compare(document["rows"])
-                write(args.out, json.dumps(document, indent=1) + "\n")
-                shown = {k: v for k, v in row.items() if k not in ("suite", "kernels")}
-                print(json.dumps(shown), flush=True)
-                for line in row.get("kernels", ()):
-                    print(
-                        f"  {line['us_per_token']:8.2f} us {line['per_token']:7.2f} x "
-                        f"{line['kernel']}"
-                    )
+        for batch, prompt, contestant in turns(args, model.config):
+            if time.monotonic() - BEGAN > args.seconds:
+                row = {"suite": SUITE, "case": case, "contestant": contestant, "batch": batch}
+                row |= {"prompt": prompt, "reason": f"no time was left after {args.seconds:.0f} s"}
+            else:
+                row = measure(case, contestant, model, batch, prompt, args, bandwidth)
+            if contestant == "ours":
+                row["attention"] = version
+            document["rows"].append(row)
+            document["ratios"] = compare(document["rows"])
+            write(args.out, json.dumps(document, indent=1) + "\n")
+            shown = {k: v for k, v in row.items() if k not in ("suite", "kernels")}
+            print(json.dumps(shown), flush=True)
+            for line in row.get("kernels", ()):
+                print(
+                    f"  {line['us_per_token']:8.2f} us {line['per_token']:7.2f} x {line['kernel']}"
+                )
         del model
         gc.collect()
         if device.type == "cuda":

@@ -248,12 +248,15 @@ def measure(args, folder):
 
     most = max(args.gpus)
     random_model(folder / "random", TINY if args.tiny else QWEN, args.device)
-    with ThreadPoolExecutor() as at_once:  # nothing is timed yet
-        commands = at_once.submit(lambda: [*session.commands()])
-        many, one = (session.run(EQUAL, size) for size in (most, 1))
-    for name in EQUAL:
-        keep(equality(name.removesuffix(" equal"), most, many[name], one[name]))
-    keep(commands.result())
+    if args.part != SPEED:
+        with ThreadPoolExecutor() as at_once:  # nothing is timed yet
+            commands = at_once.submit(lambda: [*session.commands()])
+            many, one = (session.run(EQUAL, size) for size in (most, 1))
+        for name in EQUAL:
+            keep(equality(name.removesuffix(" equal"), most, many[name], one[name]))
+        keep(commands.result())
+    if args.part == CHECKS:
+        return
     found = session.times({1, *args.gpus})
     for name in FAST:
         alone = found[1][GROWING.get(name, name)]
@@ -265,6 +268,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="where the JSON goes")
     parser.add_argument("--gpus", type=int, nargs="+", default=[2], help="beside one (2)")
+    parser.add_argument("--part", choices=(CHECKS, SPEED), help="only this")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="sizes for a CPU")
     parser.add_argument("--seconds", type=float, default=230.0, help="for everything")

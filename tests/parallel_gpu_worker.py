@@ -169,7 +169,7 @@ def large_grpo(world, folder, tiny, times=1):
         | {"micro_batch": 32, "lr": 1e-6, "eval_every": 0}
         | sizes
     )
-    return grpo_speed(world, settings, 1 if tiny else 3)
+    return grpo_speed(world, settings, 1 if tiny else 2)
 
 
 def growing_grpo(world, folder, tiny):
