@@ -200,8 +200,8 @@ def kernels_of(call, tokens):
 
 
 def turns(args, config):
-    """(rows, tokens of each prompt, contestant): all batches with the first prompt, one row with the
-    others; transformers, which takes long, with the first prompt only.
+    """(rows, tokens of each prompt, contestant): all batches with the first prompt, one row with
+    the others; transformers, which takes long, with the first prompt only.
     """
     for prompt in args.prompt:
         for batch in args.batch if prompt == args.prompt[0] else (1,):
