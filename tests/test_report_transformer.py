@@ -1,6 +1,6 @@
 """Tables of the transformer's results, and the bars that the committed ones meet or miss."""
 
-from statistics import median
+from statistics import geometric_mean, median
 
 import numpy as np
 import pytest
@@ -25,12 +25,14 @@ def test_training_on_several_gpus_is_held_against_one():
 
 
 @pytest.mark.skipif(not of_suite("processes"), reason="not measured yet")
-def test_measured_speed_of_training_on_two_gpus():
-    """What must be equal is. The bar of 1.8 x is missed (docs/log.md); 1.5 x is held."""
-    rows = of_suite("processes") + of_suite("processes checks")
-    assert not [row["reason"] for row in rows if "reason" in row]
-    ratios = [row["step_ratio"] for row in rows if "step_ratio" in row and " B" in row["what"]]
-    assert len(ratios) == 2 and min(ratios) >= 1.5
+def test_measured_speed_of_training_on_several_gpus():
+    """What must be equal is. Two GPUs have 1.8 x the rate of one with the same batch, and four
+    3.4 x with as many problems for each (docs/log.md says what of it is missed).
+    """
+    assert not [row["reason"] for row in of_suite("processes checks") if "reason" in row]
+    ratios = {(row["what"], row["gpus"]): row.get("step_ratio") for row in of_suite("processes")}
+    assert ratios["GRPO, 0.5 B", 2] >= 1.8
+    assert ratios["GRPO, 0.5 B, per GPU", 4] >= 3.4
 
 
 def test_a_grpo_step_is_held_against_trl():
@@ -122,3 +124,42 @@ def test_generation_is_held_against_its_bound_and_transformers():
     alone = without(SYNTHETIC, lambda row: row.get("contestant") != "transformers")
     row = cells(report_transformer.generation(alone), "shipped, batch 1, 512 tokens before")
     assert list(row.values())[4:] == ["-", "-", "-"]
+
+
+def ratios_of(suite, base):
+    """{shape: ours over another} of the committed rows."""
+    rates = {(row["shape"], row["version"]): row["tflops"] for row in of_suite(suite)}
+    return {shape: rates[shape, "ours"] / rates[shape, base] for shape, _ in rates}
+
+
+@pytest.mark.skipif(not of_suite("gemm"), reason="not measured yet")
+def test_measured_speed_of_products():
+    """The bars: 0.97 x cuBLAS in the mean, and with a norm no slower than without by 3 per cent."""
+    ratios = ratios_of("gemm", "cuBLAS")
+    assert len(ratios) == 7 and geometric_mean(ratios.values()) >= 0.97
+    assert ratios_of("norm gemm", "cuBLAS alone")["square, 4096"] >= 1 / 1.03
+    assert ratios_of("gemm swiglu", "torch")["gate and up"] >= 1.2
+
+
+@pytest.mark.skipif(not of_suite("norm gemm numerics"), reason="not measured yet")
+def test_measured_rounding_of_the_norm():
+    """Errors are as the count of roundings says, and ours are the smaller ones."""
+    rms = {row["path"]: row["rms"] for row in of_suite("norm gemm numerics")}
+    once = rms["fp64, rounded once, and fp64"]
+    assert rms["ours and fp64"] / once == pytest.approx(2**0.5, rel=0.02)
+    assert rms["torch's, as in the model, and fp64"] / once == pytest.approx(3**0.5, rel=0.02)
+
+
+@pytest.mark.skipif(not of_suite("generate"), reason="not measured yet")
+def test_measured_speed_of_generation():
+    """The bars: 70 per cent of the bound for the 8B, 3 x transformers for one row and 2 x for 64,
+    whole calls. The 1B reaches 70 per cent with a long context only (docs/log.md).
+    """
+    rows = {(r["case"], r["batch"], r["prompt"], r["contestant"]): r for r in of_suite("generate")}
+    assert rows["llama-3.1-8b", 1, 512, "ours"]["share"] >= 0.7
+    assert rows["llama-3.2-1b", 1, 512, "ours"]["share"] >= 0.6
+    assert rows["llama-3.2-1b", 1, 16384, "ours"]["share"] >= 0.7
+    for case in ("qwen2.5-0.5b", "llama-3.2-1b", "llama-3.1-8b"):
+        for batch, bar in ((1, 3), (64, 2)):
+            ours, theirs = (rows[case, batch, 512, x] for x in ("ours", "transformers"))
+            assert theirs["seconds"] >= bar * ours["seconds"]

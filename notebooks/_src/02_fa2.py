@@ -94,7 +94,7 @@ print(f"blocks visited {visited}, cut by the diagonal {cut}: {cut / visited:.1%}
 
 # %%
 multiprocessors = 132  # of an H200
-decode = {shape[4]: row for shape, row in shapes(document, "decode").items()}
+decode = {shape[4]: row for shape, row in shapes(document, "decode").items() if shape[0] == 1}
 keys = max(decode)
 found = decode[keys]["fa1"]
 print(f"programs {found['H']}, multiprocessors {multiprocessors}")
@@ -319,7 +319,9 @@ splits.tree(4)
 # *Each leaf is a split, each node brings two parts to one maximum and adds them.*
 #
 # In the package the reduction is a kernel of its own. It does not build a tree: one program for
-# each row looks at all splits, once for the maximum and once for the sums.
+# each row walks over the splits, a tile of them at a time, and keeps a maximum and sums as FA1 does
+# for keys. Where it can, the GPU launches it while the splits are still at work; `gdc_wait` waits
+# for them.
 
 # %%
 show(fa2_combine.combine_kernel, docstring=False)
