@@ -174,7 +174,7 @@ def watched(module: ModuleType, recording: Recording, request: Request) -> Itera
     with ExitStack() as stack:
         for wrapper in (fold_block, *present):
             stack.enter_context(patch.object(module, wrapper.__name__, wrapper))
-        if hasattr(module, "decodes"):  # few queries have a kernel of their own; watched is this one
+        if hasattr(module, "decodes"):  # few queries would go to another kernel
             stack.enter_context(patch.object(module, "decodes", lambda request: False))
         yield
 
