@@ -135,6 +135,12 @@ def test_a_large_model_in_the_interpreter_is_remarked(command, monkeypatch):
     assert command(*options, attention="sdpa")[2] == ""
 
 
+@pytest.mark.skipif(not interpreter.enabled(), reason="needs kernels that run on the CPU")
+def test_fused_kernels_in_the_interpreter_are_remarked(command):
+    [note] = command("--json", "-m", "1", "--kernels", "fused")[2].splitlines()
+    assert note.startswith("note: the fused kernels run in Triton's interpreter")
+
+
 def test_attention_must_serve_every_layer(monkeypatch):
     """Each kind of layer is asked for, and what cannot do all of them is refused."""
     cpu, dtype = torch.device("cpu"), torch.float32

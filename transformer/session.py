@@ -139,6 +139,10 @@ class Session:
                 f"{version} runs in Triton's interpreter, which is slow for a model of"
                 f" {parameters / 1e6:.0f} million parameters; --attention sdpa is faster here"
             )
+        if kernels == "fused" and where.type == "cpu" and interpreter.enabled():
+            notes.append(
+                "the fused kernels run in Triton's interpreter: minutes for an answer, for reading"
+            )
         if use_template and template is None:
             notes.append("no chat template: the prompt is used as it is")
         return cls(
