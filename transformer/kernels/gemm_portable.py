@@ -45,6 +45,27 @@ def load_block(x, row, row_stride, k, rows, inner):
     return tl.load(pointers, mask=(row < rows)[:, None] & (k < inner)[None, :], other=0.0)
 
 
+@triton.jit
+def rows_and_columns(
+    tile,
+    rows,
+    columns,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """Numbers of a tile's rows and columns: GROUP tiles down, then the next column of tiles, so
+    that what is computed at one time shares A and B in the L2 cache.
+    """
+    down = tl.cdiv(rows, BLOCK_M)
+    in_group = GROUP * tl.cdiv(columns, BLOCK_N)
+    first = tile // in_group * GROUP
+    height = tl.minimum(down - first, GROUP)
+    row = (first + tile % in_group % height) * BLOCK_M + tl.arange(0, BLOCK_M)
+    column = tile % in_group // height * BLOCK_N + tl.arange(0, BLOCK_N)
+    return row, column
+
+
 @triton.jit(do_not_specialize=["rows"])
 def gemm_kernel(
     a,
@@ -67,13 +88,7 @@ def gemm_kernel(
     GROUP: tl.constexpr,
 ):
     """A tile of C."""
-    tile = tl.program_id(0)
-    down = tl.cdiv(rows, BLOCK_M)
-    in_group = GROUP * tl.cdiv(columns, BLOCK_N)
-    first = tile // in_group * GROUP
-    height = tl.minimum(down - first, GROUP)
-    row = (first + tile % in_group % height) * BLOCK_M + tl.arange(0, BLOCK_M)
-    column = tile % in_group // height * BLOCK_N + tl.arange(0, BLOCK_N)
+    row, column = rows_and_columns(tl.program_id(0), rows, columns, BLOCK_M, BLOCK_N, GROUP)
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     acc_up = acc
     for start in range(0, inner, BLOCK_K):

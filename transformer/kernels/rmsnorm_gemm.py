@@ -39,7 +39,12 @@ from flash_versions.memory import cdiv
 from flash_versions.ops import on_device
 from transformer.kernels import rmsnorm_gemm_hopper
 from transformer.kernels.gemm import check, in_one_dtype, matrix, needs_grad, suits_hopper
-from transformer.kernels.gemm_portable import TileConfig, default_config, load_block
+from transformer.kernels.gemm_portable import (
+    TileConfig,
+    default_config,
+    load_block,
+    rows_and_columns,
+)
 
 
 def norm_linear(
@@ -275,13 +280,7 @@ def norm_gemm_kernel(
     They have a loop of their own, which reads A once more: with both in one loop, the pipeline that
     Triton 3.6 makes of it for Hopper gave sums that changed from run to run.
     """
-    tile = tl.program_id(0)
-    down = tl.cdiv(rows, BLOCK_M)
-    in_group = GROUP * tl.cdiv(columns, BLOCK_N)
-    first = tile // in_group * GROUP
-    height = tl.minimum(down - first, GROUP)
-    row = (first + tile % in_group % height) * BLOCK_M + tl.arange(0, BLOCK_M)
-    column = tile % in_group // height * BLOCK_N + tl.arange(0, BLOCK_N)
+    row, column = rows_and_columns(tl.program_id(0), rows, columns, BLOCK_M, BLOCK_N, GROUP)
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     acc_up = acc
     squares = tl.zeros((BLOCK_M,), tl.float32)
