@@ -36,7 +36,7 @@ def exp2(x, EIGHTHS: tl.constexpr):
 
 
 @triton.jit
-def exp2_fp16(x, EIGHTHS: tl.constexpr):
+def exp2_half(x, EIGHTHS: tl.constexpr):
     """The same for P in fp16."""
     return mixed_exp2(x, EIGHTHS, DEGREE_FP16)
 
@@ -60,6 +60,6 @@ def backward(
         raise ValueError(f"eighths={eighths} is not possible; 0 to 8 are.")
     if not eighths:
         return exact.backward(request, *given)
-    function = exp2_fp16 if request.q.dtype == torch.float16 else exp2
+    function = exp2_half if request.q.dtype == torch.float16 else exp2
     mixed = partial(exact.backward, function=function, share=eighths)
     return mixed(request, *given)
