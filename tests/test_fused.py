@@ -247,6 +247,23 @@ def test_many_tokens(device, family):
     torch.testing.assert_close(got, expected, rtol=0, atol=2e-5 * expected.abs().max().item())
 
 
+def test_every_product_of_many_tokens_is_ours(device, monkeypatch):
+    """Two of each layer in one kernel with a norm, the other two without one."""
+    model, called = tiny(device, kernels="fused"), []
+    for module, name in ((fused.gemm, "linear"), (fused, "norm_linear"), (fused, "norm_swiglu")):
+        ours = getattr(module, name)
+
+        def counted(*args, ours=ours, name=name, **options):
+            called.append(name)
+            return ours(*args, **options)
+
+        monkeypatch.setattr(module, name, counted)
+    with torch.no_grad():
+        model(torch.randint(0, model.config.vocab_size, (2, 20), device=device))
+    layer = ["norm_linear", "linear", "norm_swiglu", "linear"]
+    assert called == layer * model.config.num_layers
+
+
 def test_folded_weights_follow_the_weights(device):
     """After a step of training, a norm's weight folded before it would be another model's."""
     model = tiny(device)

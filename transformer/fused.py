@@ -19,8 +19,9 @@ parameters become parts of a larger tensor. There is no second copy and no state
 
 Many tokens, in a prefill or in training, are work for the tensor cores, and the forward keeps the
 structure of the model: `project` and `feed_forward` are what its parts do before their last
-projection, with the norm inside the product (rmsnorm_gemm). That needs weights with the norm's
-weight in them, which are kept beside the model's own for as long as these do not change.
+projection, with the norm inside the product (rmsnorm_gemm), and `product` is the last one (gemm).
+The norm's product needs weights with the norm's weight in them, which are kept beside the model's
+own for as long as these do not change.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from torch import nn
 
 from flash_versions.version import compute_capability
 from transformer.cache import KVCache, Span
+from transformer.kernels import gemm
 from transformer.kernels.rmsnorm_gemm import fold, norm_linear, norm_swiglu
 from transformer.kernels.skinny import DTYPES, Norm, linear, swiglu
 from transformer.kernels.skinny_qkv import qkv
@@ -270,6 +272,11 @@ def feed_forward(mlp: FeedForward, x: torch.Tensor, norm: RMSNorm) -> torch.Tens
         halves = folded(norm, layers).chunk(2)
         weights = halves[0], halves[1]
     return norm_swiglu(x, scale_of(norm), norm.eps, gate.weight, up.weight, folded=weights)
+
+
+def product(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    """What the layer makes of x (..., its inputs), by our own product; differentiable."""
+    return gemm.linear(x, layer.weight, layer.bias)
 
 
 def normed_product(x: torch.Tensor, norm: RMSNorm, layers: Sequence[nn.Linear]) -> torch.Tensor:

@@ -124,7 +124,10 @@ class Attention(nn.Module):
             k, v = span.append(self.layer, k, v)
             stored = span.options
         o = attend(q, k, v, causal=True, **stored, **self.options)
-        return self.o_proj(rearrange(o, "b t h d -> b t (h d)"))
+        o = rearrange(o, "b t h d -> b t (h d)")
+        if self.fused and fused.plain(self.o_proj):
+            return fused.product(self.o_proj, o)
+        return self.o_proj(o)
 
     def project(self, x: torch.Tensor, norm: RMSNorm) -> tuple[torch.Tensor, ...]:
         """Queries, keys and values of the normed x: each (batch, length, its heads, head_dim)."""
@@ -151,8 +154,8 @@ class FeedForward(nn.Module):
 
     def forward(self, x: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
         """(batch, length, hidden) to the same; `norm` is that of x, before the projections."""
-        if self.fused and fused.plain(self.gate_proj, self.up_proj):
-            return self.down_proj(fused.feed_forward(self, x, norm))
+        if self.fused and fused.plain(self.gate_proj, self.up_proj, self.down_proj):
+            return fused.product(self.down_proj, fused.feed_forward(self, x, norm))
         h = norm(x)
         return self.down_proj(self.activation(self.gate_proj(h)) * self.up_proj(h))
 
