@@ -4,8 +4,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-KERNEL_TESTS := $(addprefix tests/test_,attention.py packed.py fa1.py fa2.py fa3.py fa4.py fp8.py quantize.py \
-	exp2.py kv_cache.py interpreter.py compile.py fa4_compile.py inspect.py lessons.py)
+KERNEL_TESTS := $(addprefix tests/test_,attention.py packed.py fa1.py fa2.py decode.py fa3.py fa4.py fp8.py quantize.py \
+	exp2.py kv_cache.py interpreter.py compile.py fa4_compile.py inspect.py lessons.py \
+	skinny.py gemm_compile.py rmsnorm_gemm_compile.py)
 WORKERS := -q -n auto --maxprocesses 8 --dist loadgroup
 
 .PHONY: help generate chat test test-wide test-gpu test-triton test-trl fuzz lint bench plot lab notebooks docs clean
