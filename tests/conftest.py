@@ -13,7 +13,7 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 import triton  # noqa: E402
 
-pytest_plugins = ["tiny_model", "tiny_grpo"]
+pytest_plugins = ["shared_gpu", "tiny_model", "tiny_grpo"]
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 if triton.knobs.runtime.interpret:

@@ -204,12 +204,21 @@ def test_what_the_compiler_makes_of_it():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("length", [1, 100, 8191, 50_001])
-@pytest.mark.parametrize("batch", [1, 3, 40])
+@pytest.mark.large(16)
+@pytest.mark.parametrize(
+    ("batch", "length"), [(b, n) for b in (1, 3, 40) for n in (1, 100, 8191, 50_001) if b * n < 4e5]
+)
 def test_splits_of_the_heuristic(batch, length):
-    length = min(length, 200_000 // batch)
+    """The first sequence and the last one are held against the oracle, which takes much memory."""
     tensors = inputs("cuda", batch=batch, N=length, heads=32, kv_heads=8, head_dim=128)
-    assert_decodes(make_request(*tensors, causal=True), None)
+    request = make_request(*tensors, causal=True)
+    assert fa2.decodes(request)
+    o, lse, _ = fa2.forward(request)
+    for row in {0, batch - 1}:
+        q, k, v, o_row, lse_row = (x[row : row + 1] for x in (*tensors, o, lse))
+        found = assess_request({"o": o_row, "lse": lse_row}, make_request(q, k, v, causal=True))
+        for name, accuracy in found.items():
+            assert accuracy.ok, f"sequence {row}, {name}: {accuracy}"
 
 
 @pytest.mark.gpu
@@ -226,6 +235,7 @@ def test_same_bits_while_the_reduction_overlaps():
     with torch.cuda.graph(graph):
         replayed = attention(q, source, v, version="fa2")
     first = [None, None]
+    different = torch.zeros((), dtype=torch.int64, device="cuda")
     for i in range(1000):
         source.copy_((k, others)[i % 2])
         if i % 4 < 2:
@@ -236,4 +246,5 @@ def test_same_bits_while_the_reduction_overlaps():
         if first[i % 2] is None:
             first[i % 2] = o
             torch.testing.assert_close(o, expected[i % 2], rtol=2.0**-6, atol=2.0**-10)
-        assert torch.equal(o, first[i % 2]), i
+        different += (o != first[i % 2]).any()
+    assert different.item() == 0

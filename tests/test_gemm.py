@@ -360,6 +360,7 @@ def test_a_thousand_launches_and_the_same_bits(config, what):
 
 
 @pytest.mark.gpu
+@pytest.mark.large(16)
 @on_hopper
 def test_more_than_two_to_the_31_elements():
     """A of 4.3 GB and C of 4.8 GB: rows past 2^31 elements are as right as the first."""

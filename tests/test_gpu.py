@@ -40,10 +40,13 @@ def test_a_thousand_launches_give_the_same_bits(version, M):
     q = torch.randn(2, M, 8, 128, device="cuda", dtype=torch.bfloat16)
     k, v = torch.randn(2, 2, 1000, 2, 128, device="cuda", dtype=torch.bfloat16)
     first = attention(q, k, v, causal=True, version=version)
+    different = torch.zeros((), dtype=torch.int64, device="cuda")
     for _ in range(1000):
-        assert torch.equal(attention(q, k, v, causal=True, version=version), first)
+        different += (attention(q, k, v, causal=True, version=version) != first).any()
+    assert different.item() == 0
 
 
+@pytest.mark.large(32)
 @by_version
 def test_a_cache_of_more_than_32_bits_of_elements(version):
     """One key head of 2^31 / 64 + 100 keys: the last rows lie past 2^31 elements."""
@@ -77,6 +80,7 @@ def test_lengths_round_the_tile_sizes(version, S, D):
     assert_gradients_within_budget(gradients, do, q, k, v, causal=True)
 
 
+@pytest.mark.large(16)
 @by_version
 def test_long_decode_with_the_splits_of_the_heuristic(version):
     q = torch.randn(1, 1, 32, 128, device="cuda", dtype=torch.bfloat16)
@@ -113,6 +117,7 @@ def test_values_narrower_than_a_tile(dim_v, lengths):
     assert_gradients_within_budget(gradients, do, q, k, v, **options)
 
 
+@pytest.mark.large(24)
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_packed_long_and_ragged(causal):
     lengths = [1, 5000, 0, 333, 64, 2048, 17]
