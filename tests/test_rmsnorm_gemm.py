@@ -286,8 +286,10 @@ def test_every_switch_on_hopper(name):
         inputs = case.inputs(torch.bfloat16, "cuda")
         case.assert_right(multiply(norm_gemm, config, **inputs), **inputs)
     y = multiply(norm_gemm, config, **inputs)
+    different = torch.zeros((), dtype=torch.int64, device="cuda")
     for _ in range(1000 if name == "as it is" else 20):
-        assert torch.equal(multiply(norm_gemm, config, **inputs), y)
+        different += (multiply(norm_gemm, config, **inputs) != y).any()
+    assert different.item() == 0
 
 
 @pytest.mark.gpu

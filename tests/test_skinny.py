@@ -255,5 +255,7 @@ def test_overlap_changes_no_bit(rows, width):
         found.append(layer(y, back, None, None, d) + x)
     judged(expected, *found)
     if torch.cuda.get_device_capability() >= (9, 0):
+        different = torch.zeros((), dtype=torch.int64, device="cuda")
         for _ in range(1000):
-            assert torch.equal(chain(overlap=True), expected)
+            different += (chain(overlap=True) != expected).any()
+        assert different.item() == 0
