@@ -12,6 +12,7 @@ of GPUs, and GRPO of the random model also with as many problems for each GPU ("
 A time is that of the slowest rank, medians of steps after a first one; a ratio is that of tokens
 per second, over one GPU's. Where there are GPUs for it, several sizes are timed at the same time.
 What fails has a `reason` in the place of figures, and does not keep the rest from being measured.
+The file is written again after each part that is done, so that a run that is ended loses nothing.
 `--device cpu --tiny` runs the same under gloo, to try the command.
 """
 
@@ -26,6 +27,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Lock
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["NCCL_NVLS_ENABLE"] = "0"  # multicast over NVLink is not what is measured
@@ -42,7 +44,7 @@ from transformer.weights import save_model  # noqa: E402
 BEGAN = time.monotonic()
 WORKER = Path(__file__).with_name("parallel_gpu_worker.py").resolve()
 SPEED, CHECKS = "processes", "processes checks"
-LIMIT = 120.0  # seconds of a start, until whoever is in it has failed
+LIMIT = 100.0  # seconds without another part that is done, until whoever is in it has failed
 # What float32 and another order of sums may differ by, as a share. Gradients agree well; a weight
 # whose gradient is little more than rounding moves by Adam's whole step, in either direction.
 METRICS_AGREE, WEIGHTS_AGREE = 1e-3, 1e-2
@@ -59,24 +61,32 @@ def torchrun(size, *command):
     return [sys.executable, "-m", "torch.distributed.run", *where, *command]
 
 
-def finished(command, log, seconds, gpus=None):
-    """Run a command on GPUs of these numbers; what is wrong with how it ended, or None."""
+def finished(command, log, seconds, gpus=None, poll=lambda: False):
+    """Run a command on GPUs of these numbers; what is wrong with how it ended, or None.
+
+    Args:
+        seconds: () -> how many are left; asked again each time that something is done.
+        poll: whether something more is done.
+    """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     if gpus is not None:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
     with open(log, "w") as file:
         process = subprocess.Popen(command, env=environment, stdout=file, stderr=file)
-    try:
-        code = process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        process.terminate()  # torchrun then ends the ranks
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        return f"did not end within {seconds:.0f} s"
-    return f"ended with code {code}" if code else None
+    given, began = seconds(), time.monotonic()
+    while process.poll() is None:
+        if poll():
+            given, began = seconds(), time.monotonic()
+        if time.monotonic() - began > given:
+            process.terminate()  # torchrun then ends the ranks
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            return f"did not end within {given:.0f} s"
+        time.sleep(0.1)
+    return f"ended with code {process.returncode}" if process.returncode else None
 
 
 class Session:
@@ -91,47 +101,60 @@ class Session:
     def left(self):
         return min(LIMIT, self.args.seconds - (time.monotonic() - BEGAN))
 
-    def start(self, command, log, gpus=None):
+    def start(self, command, log, gpus=None, poll=lambda: False):
         """`finished`, and the end of what a command that failed said."""
         if self.left() < 5:
             return "no time was left"
-        reason = finished(command, log, self.left(), gpus)
+        reason = finished(command, log, self.left, gpus, poll)
         if reason:
             self.say(f"{log.stem} {reason}:\n" + "\n".join(log.read_text().splitlines()[-80:]))
         return reason
 
-    def run(self, names, size, gpus=None):
-        """{name: what rank 0 found, or a reason}, of ranks that are started again if one fails."""
+    def run(self, names, size, gpus=None, done=lambda *result: None):
+        """{name: what rank 0 found, or a reason}, of ranks that are started again if one fails;
+        calls done(name, size, that) as soon as it is there.
+        """
         found, missing = {}, list(names)
+
+        def keep(result):
+            name = missing.pop(0)
+            found[name] = result
+            self.say(f"{name}, {size}: {result.get('reason', 'done')}")
+            done(name, size, result)
+
+        def collect():
+            """Keep what ranks have left; whether there was anything."""
+            before = len(missing)
+            while missing and (path := self.folder / f"{missing[0]} {size}.pt").exists():
+                keep(torch.load(path))
+            return len(missing) < before
+
         while missing:
             log = self.folder / f"{missing[0]} {size}.log"
             sizes = "tiny" if self.args.tiny else "full"
             command = torchrun(size, WORKER, self.folder, self.args.device, sizes, *missing)
-            reason = self.start(command, log, gpus)
-            while missing and (path := self.folder / f"{missing[0]} {size}.pt").exists():
-                found[missing[0]] = torch.load(path)
-                self.say(f"{missing.pop(0)}, {size}: done")
+            reason = self.start(command, log, gpus, collect)
+            collect()
             if missing:
                 path = self.folder / f"{missing[0]} {size} reason"
                 reason = path.read_text() if path.exists() else reason
-                found[missing[0]] = {"reason": reason or "left no results"}
-                self.say(f"{missing[0]}, {size}: {found[missing.pop(0)]['reason']}")
+                keep({"reason": reason or "left no results"})
         return found
 
-    def times(self, sizes):
-        """{size: {name: what was found}} of what should be fast, as many sizes at once as fit."""
-        found, waiting = {}, sorted(sizes)
+    def times(self, sizes, done):
+        """Measure what should be fast, as many sizes at once as fit; `done` is that of `run`."""
+        waiting = sorted(sizes)
         with ThreadPoolExecutor() as at_once:
             while waiting:
-                free, started = list(range(self.args.available)), {}
+                free, started = list(range(self.args.available)), []
                 while waiting and (not started or waiting[0] <= len(free)):
                     size = waiting.pop(0)
                     gpus, free = free[:size], free[size:]
-                    names = [name for name in FAST if size > 1 or name not in GROWING]
+                    names = [x for x in self.args.what if size > 1 or x not in GROWING]
                     gpus = gpus if self.args.device == "cuda" else None
-                    started[size] = at_once.submit(self.run, names, size, gpus)
-                found |= {size: result.result() for size, result in started.items()}
-        return found
+                    started.append(at_once.submit(self.run, names, size, gpus, done))
+                for result in started:
+                    result.result()
 
     def commands(self):
         """Rows of the two commands on two processes: that they end well and leave a model."""
@@ -197,9 +220,9 @@ def compared(what, processes, found, one, prefix):
 
 
 def speed(what, found):
-    """Rows: one GPU, and each number of several with the ratio to it."""
-    one = found[1]
-    for gpus, measured in found.items():
+    """Rows: one GPU, and each number of several with the ratio to it, if one was measured."""
+    one = found.get(1, {"reason": "not yet measured"})
+    for gpus, measured in sorted(found.items()):
         row = {"suite": SPEED, "what": what, "gpus": gpus, **measured}
         if gpus > 1 and "reason" not in one and "reason" not in measured:
             rates = [name for name in measured if name.endswith("tokens_per_second")]
@@ -239,12 +262,26 @@ def new_document(args):
 def measure(args, folder):
     """Everything; the file is written again after each part."""
     session, document = Session(args, folder), new_document(args)
+    checks, found, one_at_a_time = [], {name: {} for name in args.what}, Lock()
 
     def keep(rows):
         for row in rows:
-            document["rows"].append(row)
+            checks.append(row)
             print(json.dumps(row), flush=True)
+        save()
+
+    def save():
+        timed = [row for name in args.what for row in speed(name, found[name])]
+        document["rows"] = checks + timed
         write(args.out, json.dumps(document, indent=1) + "\n")
+
+    def done(name, size, result):
+        with one_at_a_time:
+            found[name][size] = result
+            for also in [x for x, same in GROWING.items() if same == name and size == 1]:
+                if also in found:
+                    found[also][1] = result
+            save()
 
     most = max(args.gpus)
     random_model(folder / "random", TINY if args.tiny else QWEN, args.device)
@@ -257,10 +294,9 @@ def measure(args, folder):
         keep(commands.result())
     if args.part == CHECKS:
         return
-    found = session.times({1, *args.gpus})
-    for name in FAST:
-        alone = found[1][GROWING.get(name, name)]
-        keep(speed(name, {1: alone} | {size: found[size][name] for size in sorted(args.gpus)}))
+    session.times({1, *args.gpus}, done)
+    for row in document["rows"][len(checks) :]:
+        print(json.dumps(row), flush=True)
     session.say(f"wrote {args.out}")
 
 
@@ -269,6 +305,7 @@ def main():
     parser.add_argument("--out", type=Path, required=True, help="where the JSON goes")
     parser.add_argument("--gpus", type=int, nargs="+", default=[2], help="beside one (2)")
     parser.add_argument("--part", choices=(CHECKS, SPEED), help="only this")
+    parser.add_argument("--what", nargs="+", choices=FAST, default=[*FAST], help="time only this")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="sizes for a CPU")
     parser.add_argument("--seconds", type=float, default=230.0, help="for everything")

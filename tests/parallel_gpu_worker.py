@@ -24,6 +24,7 @@ from transformer.lora import merged_weights
 from transformer.model import Config
 from transformer.parallel import connected, own_device, shard
 from transformer.recipes import Settings
+from transformer.session import choose_attention
 from transformer.task import Task
 from transformer.tasks import Add
 from transformer.trainer import Trainer, resolved
@@ -186,30 +187,37 @@ def shipped_grpo(world, folder, tiny):
 def large_supervised(world, folder, tiny):
     """Supervised training of the same body, with the vocabulary that its data have.
 
-    Batches have many widths, and what attention runs is planned anew for each: they are seen once
-    before they are timed, as a long training has seen them all.
+    Through the kernels that GRPO takes. cuDNN's, torch's choice on Hopper, are planned anew for
+    each shape of a batch, which takes seconds, and the shapes depend on how many share a batch.
+    All batches are seen once before they are timed, as a long training has seen their like.
     """
     body = replace(TINY if tiny else QWEN, vocab_size=byte_tokenizer.VOCAB_SIZE)
-    recipe = Recipe(Teacher(), 0, 64, 2048 if tiny else 65536, 1e-4, model=body)
+    attention = "sdpa"  # the versions would run in the interpreter
+    if world.device.type == "cuda":
+        attention, _ = choose_attention("auto", body, world.device, torch.bfloat16)
+    recipe = Recipe(
+        Teacher(), 0, 64, 2048 if tiny else 65536, 1e-4, model=body, attention=attention
+    )
     training = Training(recipe, folder / f"large-{world.size}", world.device, world)
-    batches = replace(recipe.corpus(), chunk_batches=6 if tiny else 16)[0]
+    batches = replace(recipe.corpus(), chunk_batches=3 if tiny else 8)[0]
     for batch in batches:
         training.learn(batch)
     tokens, step = [], []
-    for batch in batches:
+    for batch in batches * (1 if tiny else 2):
         began = meet(world)
         training.learn(batch)
         step.append(meet(world) - began)
         tokens.append(batch.tokens.size)
-    return rates(world, tokens, step=step)
+    dtype = str(training.dtype).removeprefix("torch.")
+    return rates(world, tokens, step=step) | {"attention": attention, "dtype": dtype}
 
 
 EQUAL = {"grpo equal": grpo_equal, "supervised equal": supervised_equal}
 FAST = {
-    "GRPO, 0.5 B": large_grpo,
-    "GRPO, 0.5 B, per GPU": growing_grpo,
     "supervised, 0.4 B": large_supervised,
+    "GRPO, 0.5 B": large_grpo,
     "GRPO, shipped model": shipped_grpo,
+    "GRPO, 0.5 B, per GPU": growing_grpo,
 }
 GROWING = {"GRPO, 0.5 B, per GPU": "GRPO, 0.5 B"}  # what is the same on one GPU
 

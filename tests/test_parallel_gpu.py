@@ -1,7 +1,9 @@
 """The measurement of training on several GPUs: what it makes of what processes leave, or do not."""
 
 import argparse
+import json
 import math
+import time
 from pathlib import Path
 
 import parallel_gpu
@@ -55,20 +57,20 @@ def test_ratios_are_of_tokens_per_second():
 
 @pytest.mark.parametrize(("available", "at_once"), [(4, [[1, 2], [4]]), (8, [[1, 2, 4]])])
 def test_sizes_share_the_gpus_that_there_are(tmp_path, available, at_once):
-    args = argparse.Namespace(device="cuda", available=available)
-    session, placed = parallel_gpu.Session(args, tmp_path), {}
+    args = argparse.Namespace(device="cuda", available=available, what=[*parallel_gpu.FAST])
+    session, placed, found = parallel_gpu.Session(args, tmp_path), {}, {}
 
-    def run(names, size, gpus):
+    def run(names, size, gpus, done):
         placed[size] = gpus
-        return dict.fromkeys(names)
+        found[size] = names
 
     session.run = run
-    found = session.times({4, 1, 2})
+    session.times({4, 1, 2}, done=None)
     for sizes in at_once:
         used = [gpu for size in sizes for gpu in placed[size]]
         assert len({*used}) == len(used) == sum(sizes) and max(used) < available
     assert [*found[2]] == [*parallel_gpu.FAST]
-    assert not parallel_gpu.GROWING.keys() & found[1].keys()
+    assert not parallel_gpu.GROWING.keys() & {*found[1]}
 
 
 def test_what_fails_does_not_keep_the_rest_from_being_done(tmp_path):
@@ -76,7 +78,7 @@ def test_what_fails_does_not_keep_the_rest_from_being_done(tmp_path):
     args = argparse.Namespace(device="cpu", tiny=True, out=Path("out"), seconds=1e9)
     session, started = parallel_gpu.Session(args, tmp_path), []
 
-    def start(command, log, gpus):
+    def start(command, log, gpus, poll):
         names = command[command.index("tiny") + 1 :]
         started.append(names)
         for name in names:
@@ -87,8 +89,10 @@ def test_what_fails_does_not_keep_the_rest_from_being_done(tmp_path):
         return None
 
     session.start = start
-    results = session.run(["first", "second", "third"], 2)
+    kept = []
+    results = session.run(["first", "second", "third"], 2, done=lambda *of: kept.append(of))
     assert started == [["first", "second", "third"], ["third"]]
+    assert kept == [(name, 2, results[name]) for name in ("first", "second", "third")]
     assert results["second"] == {"reason": "ValueError: no"}
     assert results["first"] == results["third"] == {"tokens": [1.0]}
 
@@ -100,7 +104,34 @@ def test_a_start_without_time_is_not_made(tmp_path):
 
 
 def test_a_process_that_hangs_is_ended(tmp_path):
-    log = tmp_path / "log"
-    assert parallel_gpu.finished(["sleep", "60"], log, 0.1) == "did not end within 0 s"
-    assert parallel_gpu.finished(["false"], log, 10) == "ended with code 1"
-    assert parallel_gpu.finished(["true"], log, 10) is None
+    log, limit = tmp_path / "log", lambda: 10
+    assert parallel_gpu.finished(["sleep", "60"], log, lambda: 0.1) == "did not end within 0 s"
+    assert parallel_gpu.finished(["false"], log, limit) == "ended with code 1"
+    assert parallel_gpu.finished(["true"], log, limit) is None
+
+
+def test_what_is_done_gives_a_process_more_time(tmp_path):
+    ends = time.monotonic() + 1.5
+    command, log = ["sleep", "2"], tmp_path / "log"
+    going_on = lambda: time.monotonic() < ends  # noqa: E731
+    assert parallel_gpu.finished(command, log, lambda: 1.0, poll=going_on) is None
+
+
+def test_a_file_is_written_after_each_part(tmp_path, monkeypatch):
+    """The ratio comes when one GPU is there, also to what was measured before."""
+    args = argparse.Namespace(
+        device="cpu", tiny=True, out=tmp_path / "out", seconds=1e9, gpus=[2], available=1,
+        part=parallel_gpu.SPEED, what=["GRPO, 0.5 B", "GRPO, 0.5 B, per GPU"],
+    )  # fmt: skip
+    written = []
+
+    def times(session, sizes, done):
+        for name, size, rate in [(args.what[0], 2, 90.0), (args.what[1], 2, 80.0),
+                                 (args.what[0], 1, 50.0)]:  # fmt: skip
+            done(name, size, {"step_tokens_per_second": rate})
+            written.append(json.loads(args.out.read_text())["rows"])
+
+    monkeypatch.setattr(parallel_gpu.Session, "times", times)
+    parallel_gpu.measure(args, tmp_path)
+    assert [len(rows) for rows in written] == [1, 2, 4]
+    assert [row.get("step_ratio") for row in written[-1]] == [None, 1.8, None, 1.6]
