@@ -178,6 +178,11 @@ def compute_capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
 
 
+def launches_overlap(device: torch.device) -> bool:
+    """Whether a kernel may be launched while the one before it runs, and wait for it there."""
+    return compute_capability(device) >= (9, 0) and not interpreter.enabled()
+
+
 @cache
 def shared_memory_limit(device: torch.device) -> int:
     """Bytes of shared memory that one program may use on the device."""

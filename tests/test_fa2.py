@@ -141,3 +141,22 @@ def test_backward_of_any_tile(heads, tiles, device):
 )
 def test_heuristic(programs, n_blocks, multiprocessors, expected):
     assert fa2.choose_num_splits(programs, n_blocks, multiprocessors) == expected
+
+
+@pytest.mark.parametrize(
+    ("batch", "length", "expected"),
+    [
+        (1, 192, 1),  # a reduction would take longer than two more blocks
+        (1, 256, 4),
+        (1, 600, 10),  # a split for each block
+        (1, 4096, 16),  # as many as the reduction reads at once
+        (1, 131072, 33),
+        (8, 600, 4),  # no more programs than there is room for
+        (16, 600, 1),  # the GPU is full without
+    ],
+)
+def test_splits_of_a_decoding_step(monkeypatch, batch, length, expected):
+    monkeypatch.setattr(fa2, "num_multiprocessors", lambda device: 132)
+    q, k = torch.empty(batch, 1, 32, 64), torch.empty(1, 1, 8, 64).expand(batch, length, 8, 64)
+    request = make_request(q, k, k, causal=True)
+    assert fa2.splits_of(request, 8 * batch, 64, fa2.READ_AT_ONCE) == expected

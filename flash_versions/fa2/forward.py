@@ -42,9 +42,8 @@ import torch
 import triton
 import triton.language as tl
 
-from flash_versions import interpreter
 from flash_versions.fa2.combine import Partials, combine
-from flash_versions.fa2.decode import launch_decode
+from flash_versions.fa2.decode import launch_decode, launch_decode_early
 from flash_versions.launch import Launcher, layout
 from flash_versions.memory import (
     Rows,
@@ -72,8 +71,8 @@ from flash_versions.scores import (
 from flash_versions.tile import Window, blocks_of_queries, finalise, mask_scores, softmax_step
 from flash_versions.version import (
     LaunchConfig,
-    compute_capability,
     default_config,
+    launches_overlap,
     num_multiprocessors,
     shared_memory_limit,
 )
@@ -82,6 +81,8 @@ from flash_versions.version import (
 COUNTS = ["q_length", "kv_length", "slots", "kv_heads", "tiles", "num_splits"]
 MAX_SPLITS = 65_535  # the second axis of a CUDA grid
 DECODING_ROWS = 32  # query rows of a key head that are one tile of `decode.py` at most
+WORTH_SPLITTING = 4  # KV blocks; a reduction takes as long as a few of them
+READ_AT_ONCE = 16  # splits of a decoding step, which its reduction reads in one tile
 FULL = 0.8  # programs for each multiprocessor, from which on the GPU counts as full
 MEASURED = {
     64: LaunchConfig(128, 64, num_warps=8, num_stages=3),
@@ -284,15 +285,26 @@ def choose_num_splits(programs: int, n_blocks: int, multiprocessors: int) -> int
     return max(1, min(2 * multiprocessors // programs, n_blocks // 4))
 
 
-def splits_of(request: Request, programs: int, block_kv: int) -> int:
-    """How many KV splits a request gets, if so many programs do the work of one split."""
+def splits_of(request: Request, programs: int, block_kv: int, at_once: int = 1) -> int:
+    """How many KV splits a request gets, if so many programs do the work of one split.
+
+    Args:
+        request: its num_splits, if it has one, is what it gets.
+        programs: see `choose_num_splits`.
+        block_kv: keys of a block.
+        at_once: so many cost the reduction no more than two do, so a split may be a single block,
+            as far as the GPU is not full.
+    """
     n_blocks = max(1, cdiv(request.max_kv_length, block_kv))
     if request.window_left is not None and request.window_right is not None:
         seen = request.window_left + request.window_right + request.q.shape[1]
         n_blocks = min(n_blocks, cdiv(max(seen, 0), block_kv) + 1)
     num_splits = request.num_splits
     if num_splits is None:
-        num_splits = choose_num_splits(programs, n_blocks, num_multiprocessors(request.q.device))
+        multiprocessors = num_multiprocessors(request.q.device)
+        num_splits = choose_num_splits(programs, n_blocks, multiprocessors)
+        if n_blocks >= WORTH_SPLITTING and 0 < programs < FULL * multiprocessors:
+            num_splits = max(num_splits, min(at_once, 2 * multiprocessors // programs))
     return min(num_splits, n_blocks, MAX_SPLITS)
 
 
@@ -321,11 +333,6 @@ def decoding_config(request: Request, programs: int) -> LaunchConfig:
     return config.fitted(head_dim, q.element_size(), shared_memory_limit(q.device))
 
 
-def launches_overlap(device: torch.device) -> bool:
-    """Whether a kernel may be launched while the one before it runs, and wait for it there."""
-    return compute_capability(device) >= (9, 0) and not interpreter.enabled()
-
-
 def forward(
     request: Request, config: LaunchConfig | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
@@ -350,7 +357,7 @@ def forward(
         config = config or default_config(q_length * group, request, MEASURED)
         tiles = Tiles.of_queries(request, config.block_q, group)
         programs = tiles.number * kv_heads * batch  # packed: a batch of one
-    num_splits = splits_of(request, programs, config.block_kv)
+    num_splits = splits_of(request, programs, config.block_kv, READ_AT_ONCE if few_rows else 1)
 
     o = new_results((*q.shape[:3], v.shape[3]), q, request.cu_seqlens_q)
     lse = torch.empty((batch, heads, q_length), dtype=torch.float32, device=q.device)
@@ -359,7 +366,7 @@ def forward(
     partials = None
     if num_splits > 1:
         partials = Partials.allocate(num_splits, o, request.cu_seqlens_q is not None)
-    overlap = few_rows and num_splits > 1 and launches_overlap(q.device)
+    overlap = few_rows and launches_overlap(q.device)
     key = (*layout(request), num_splits)
     tensors = (View.of(q), View.of(k), View.of(v), View.of(o), View.of_rows(lse), partials)
     about = (
@@ -381,7 +388,8 @@ def forward(
     grid = (programs, num_splits)
     if few_rows:
         constants["OVERLAP"] = overlap
-        launch_decode(key, grid, (*tensors, *about, num_splits), constants, *compiler)
+        launch = launch_decode_early if overlap else launch_decode
+        launch(key, grid, (*tensors, *about, num_splits), constants, *compiler)
     else:
         arguments = (*tensors, tiles.plan, *about, tiles.number, num_splits)
         launch_forward(key, grid, arguments, constants, *compiler)
