@@ -14,10 +14,11 @@ import torch
 
 from flash_versions.compiled import Compiled, CompileOnly
 from flash_versions.inspect import compiling
-from transformer.kernels import greedy, skinny, skinny_qkv
+from transformer.kernels import embed, greedy, skinny, skinny_qkv
 
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, INTERMEDIATE = 32, 8, 64, 2048, 8192
 KERNELS = {
+    embed: ("embed_kernel",),
     skinny: ("linear_kernel", "swiglu_kernel"),
     skinny_qkv: ("qkv_kernel", "place_kernel"),
     greedy: ("chunk_kernel", "merge_kernel"),
@@ -36,7 +37,9 @@ def step(overlap: bool) -> None:
     norm = skinny.Norm(empty(HIDDEN), 1e-5)
     of_heads = skinny.Norm(empty(HEAD_DIM), 1e-5)
     cache = empty(2, 1, 512, KV_HEADS, HEAD_DIM)
+    tokens = torch.zeros(1, 1, dtype=torch.int64)
     lengths, table = torch.ones(1, dtype=torch.int32), empty(512, 2, 1, HEAD_DIM)
+    embed.embed(tokens, empty(128256, HIDDEN), lengths, 512, **options)
     skinny_qkv.qkv(x, weight, None, cache, lengths, table, norm=norm, **options)
     skinny_qkv.qkv(
         x, weight, None, cache, lengths, table, q_norm=of_heads, k_norm=of_heads, **options
@@ -44,7 +47,7 @@ def step(overlap: bool) -> None:
     up, down = empty(2 * INTERMEDIATE, HIDDEN), empty(HIDDEN, INTERMEDIATE)
     h = skinny.swiglu(x, up, norm=norm, **options)
     skinny.linear(h, down, residual=x, **options)
-    greedy.greedy(empty(1, 128256))
+    greedy.greedy(empty(1, 128256), **options)
 
 
 def main(arch: str) -> None:
@@ -73,6 +76,7 @@ def main(arch: str) -> None:
         nothing = mock.Mock()
         with (
             mock.patch.object(skinny, "check", nothing),
+            mock.patch.object(embed, "check_device", nothing),
             mock.patch.object(skinny_qkv, "check", nothing),
         ):
             step(overlap=arch == "sm_90")

@@ -85,6 +85,26 @@ def test_greedy_tokens_are_those_of_the_ordinary_forward(device, family, batch):
     torch.testing.assert_close(fused_logits, logits, rtol=0, atol=2e-5 * logits.abs().max().item())
 
 
+def test_a_row_that_is_full(device):
+    """A fixed cache goes on over its last slot; one that grows says that there is no room."""
+    model = tiny(device)
+    prompt = torch.randint(101, (2, 7), device=device)
+    cache, expected = (KVCache(model.config, 2, 8, device) for _ in range(2))
+    with torch.inference_mode():
+        for one in (cache, expected):
+            model(prompt, one, torch.tensor([0, 5], device=device))
+        cache.fix()
+        expected.fix()
+        for token in (prompt[:, :1], prompt[:, 1:2], prompt[:, 2:3]):
+            got, plain = fused.forward(model, token, cache), model(token, expected)
+            torch.testing.assert_close(got, plain, rtol=1e-4, atol=1e-4)
+        assert cache.lengths.tolist() == expected.lengths.tolist() == [8, 5]
+        cache.truncate(8)
+        with pytest.raises(ValueError, match="holds 8 tokens and 8 are stored: 1 more, 9 in all"):
+            fused.forward(model, prompt[:, :1], cache)
+        assert cache.lengths.tolist() == [8, 5]
+
+
 def test_several_tokens_of_each_row(device):
     """As a speculation is verified: all logits, after rows of unequal lengths."""
     model = tiny(device, tied_embeddings=True)

@@ -5,7 +5,9 @@ import math
 import pytest
 import torch
 
-from transformer.kernels.greedy import CHUNK, greedy
+from transformer.decoding import Choice, Decoding
+from transformer.kernels.greedy import CHUNK, Record, greedy, greedy_step
+from transformer.sampling import Sampling
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -46,3 +48,48 @@ def test_nothing_is_allowed(device):
     """All tokens banned: no token has a probability."""
     _, logprobs = greedy(torch.full((1, 5), -math.inf, device=device))
     assert not logprobs.isfinite().any()
+
+
+def test_a_step_is_written_down(device):
+    """As torch's operations of `Decoding` write it: what the next step reads, and each row's next
+    column, wherever that is.
+    """
+    rows, columns = 3, 4
+    logits = torch.randn(columns, rows, 2 * CHUNK)
+
+    order = iter(logits[1:])
+    decoding = Decoding(
+        lambda *_, **__: next(order)[:, None],
+        cache=None,
+        logits=logits[0],
+        rows=[None] * rows,
+        choice=Choice(Sampling(temperature=0)),
+        at_once=columns,
+        numbers=None,
+        seen=None,
+        cuda_graph=False,
+    )
+    newest, tokens = torch.zeros(2, rows, columns, dtype=torch.int64, device=device)
+    record = Record(
+        newest[:, :1].contiguous(),
+        tokens,
+        torch.zeros(rows, columns, device=device),
+        torch.zeros(rows, 1, dtype=torch.int64, device=device),
+    )
+    greedy_step(logits[0].to(device), record)
+    for step in range(1, columns):
+        decoding._step(1)
+        greedy_step(logits[step].to(device), record)
+        assert torch.equal(record.newest.cpu(), decoding.newest)
+    assert torch.equal(record.tokens.cpu(), decoding._tokens)
+    torch.testing.assert_close(record.scores.cpu(), decoding._scores, rtol=0, atol=1e-5)
+    assert record.column.tolist() == [[columns]] * rows == decoding._column.tolist()
+
+    record.column[1] = 1  # rows are independent
+    before = record.tokens.clone()
+    record.column[0] = record.column[2] = 0
+    chosen, scores = greedy(logits[2].to(device))
+    greedy_step(logits[2].to(device), record)
+    before[[0, 1, 2], [0, 1, 0]] = chosen
+    assert torch.equal(record.tokens, before) and torch.equal(record.scores[1, 1], scores[1])
+    assert record.column.tolist() == [[1], [2], [1]]

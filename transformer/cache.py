@@ -89,12 +89,7 @@ class KVCache:
         Raises:
             ValueError: the longest row might exceed the capacity. The cache is then unchanged.
         """
-        stop = self.capacity if self.fixed else self.longest + count
-        if stop > self.capacity:
-            raise ValueError(
-                f"the cache holds {self.capacity} tokens and {self.longest} are stored:"
-                f" {count} more, {stop} in all, do not fit"
-            )
+        stop = self._stop(count)
         self.uniform = self.uniform and padding is None
         if self.fixed:
             self.lengths.clamp_(max=self.capacity - count)
@@ -115,6 +110,24 @@ class KVCache:
             self.lengths += added
         self.longest = stop
         return span
+
+    def room(self, count: int) -> Span:
+        """As `reserve`, for kernels that advance the lengths themselves (`kernels.embed`) and find
+        the slots of the tokens by them: it launches nothing, and nothing can be appended to it.
+        """
+        self.longest = stop = self._stop(count)
+        lengths = None if self.uniform else self.lengths
+        return Span(self.keys_values, slice(0), slice(0), stop, lengths)
+
+    def _stop(self, count: int) -> int:
+        """No row will be longer with `count` tokens more; see `reserve`."""
+        stop = self.capacity if self.fixed else self.longest + count
+        if stop > self.capacity:
+            raise ValueError(
+                f"the cache holds {self.capacity} tokens and {self.longest} are stored:"
+                f" {count} more, {stop} in all, do not fit"
+            )
+        return stop
 
     def truncate(self, length: int) -> None:
         """Forget what every row holds past its first `length` tokens; 0 empties the cache.

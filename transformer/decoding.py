@@ -85,7 +85,7 @@ class Decoding:
         self._banned = torch.tensor(banned, dtype=torch.int64, device=device) if banned else None
         self._seen = seen
         self._drawn = torch.zeros(count, 1, dtype=torch.int64, device=device)  # numbers of each row
-        self._column = torch.zeros(1, dtype=torch.int64, device=device)  # of the next tokens
+        self._column = torch.zeros(count, 1, dtype=torch.int64, device=device)  # of next tokens
         self.newest = torch.zeros(count, 1, dtype=torch.int64, device=device)
         self._tokens = torch.zeros(count, at_once, dtype=torch.int64, device=device)
         self._scores = torch.zeros(count, at_once, dtype=torch.float32, device=device)
@@ -185,13 +185,19 @@ class Decoding:
 
     def _choose(self, logits: Tensor) -> None:
         """Write the next column by its logits, (B, V)."""
+        if self.choice.sampling.likeliest and logits.is_cuda:
+            from transformer.kernels.greedy import Record, greedy_step  # as in `sampling.sample`
+
+            record = Record(self.newest, self._tokens, self._scores, self._column)
+            greedy_step(self._allowed(logits), record)
+            return
         uniform = None
         if self._numbers is not None:
             uniform = self._numbers.gather(1, self._drawn)[:, 0]
         tokens, scores = self._sample(logits, self._seen, uniform)
         self.newest.copy_(tokens[:, None])
-        self._tokens.index_copy_(1, self._column, self.newest)
-        self._scores.index_copy_(1, self._column, scores[:, None])
+        self._tokens.scatter_(1, self._column, self.newest)
+        self._scores.scatter_(1, self._column, scores[:, None])
         if self._seen is not None:
             self._seen.scatter_(1, self.newest, True)
         self._column += 1
@@ -203,9 +209,14 @@ class Decoding:
         self, logits: Tensor, seen: Tensor | None, uniform: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Tokens and scores by logits (B, V), see `sampling.sample`."""
-        if self._banned is not None:
-            logits = logits.index_fill(-1, self._banned, -math.inf)
+        logits = self._allowed(logits)
         return sample(logits, self.choice.sampling, seen, uniform, self.choice.logprobs)
+
+    def _allowed(self, logits: Tensor) -> Tensor:
+        """Logits without the banned tokens."""
+        if self._banned is None:
+            return logits
+        return logits.index_fill(-1, self._banned, -math.inf)
 
     def _captured(self, count: int) -> torch.cuda.CUDAGraph:
         """A step as a graph; it is recorded, not run."""

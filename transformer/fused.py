@@ -4,6 +4,7 @@ Few tokens are a decoding step. The ordinary forward launches two dozen kernels 
 which touch a few kilobytes. Here, with one token, a layer is six, and four of them do nothing but
 stream weights:
 
+    embedding, lengths                        embed.embed, before the first layer
     norm, q k v, rotation, into the cache     skinny_qkv.qkv
     attention to the cache, its splits        the model's attention, two kernels
     o_proj, + x                               skinny.linear
@@ -34,9 +35,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from flash_versions.version import compute_capability
+from flash_versions.version import launches_overlap
 from transformer.cache import KVCache, Span
 from transformer.kernels import gemm
+from transformer.kernels.embed import embed
 from transformer.kernels.rmsnorm_gemm import fold, norm_linear, norm_swiglu
 from transformer.kernels.skinny import DTYPES, Norm, linear, swiglu
 from transformer.kernels.skinny_qkv import qkv
@@ -166,17 +168,17 @@ def forward(
     """
     config, decoder = model.config, model.model
     batch, length = tokens.shape
-    span = cache.reserve(length)
+    span = cache.room(length)
     embedding = decoder.embed_tokens.weight
     device = embedding.device
     if overlap is None:
-        overlap = device.type == "cuda" and compute_capability(device) >= (9, 0)
+        overlap = launches_overlap(device)
     reach = min(1 << (span.capacity - 1).bit_length(), config.max_positions)
     head = embedding if config.tied_embeddings else model.lm_head.weight
     attend: Callable[..., torch.Tensor] = model.attention
     blocks = blocks_of(model)
 
-    x = F.embedding(tokens, embedding).flatten(0, 1)
+    x = embed(tokens, embedding, cache.lengths, cache.capacity, overlap=overlap)
     for layer, block in enumerate(blocks):
         attention, down_proj = block.self_attn, block.mlp.down_proj
         weight, bias = joined(qkv_of(attention))

@@ -145,23 +145,40 @@ class PagedKVCache:
 
     def reserve(self, count: int, padding: torch.Tensor | None = None) -> PagedSpan:
         """As `KVCache.reserve`; the rows' pages are given out already."""
-        stop = self.capacity if self.fixed else self.longest + count
-        if stop > self.capacity:
-            raise ValueError(
-                f"the cache holds {self.capacity} tokens and {self.longest} are stored:"
-                f" {count} more, {stop} in all, do not fit"
-            )
+        stop = self._stop(count)
         self.lengths.clamp_(max=self.capacity - count)  # a row that has ended goes on counting
         order = torch.arange(count, device=self.lengths.device)
         pads = torch.zeros_like(self.lengths) if padding is None else padding
         slots = self.lengths[:, None] + (order - pads[:, None]) % count
-        table = self.table[:, : -(-stop // self.page_size)].contiguous()
+        table = self._table_of(stop)
         pages = table.gather(1, slots // self.page_size)
         self.lengths += count - pads
         self.longest = stop
         return PagedSpan(
             self.pools, table, pages, slots % self.page_size, slots, self.capacity, self.lengths
         )
+
+    def room(self, count: int) -> PagedSpan:
+        """As `KVCache.room`."""
+        self.longest = stop = self._stop(count)
+        none = self.lengths.new_empty(0)
+        return PagedSpan(
+            self.pools, self._table_of(stop), none, none, none, self.capacity, self.lengths
+        )
+
+    def _stop(self, count: int) -> int:
+        """As `KVCache._stop`."""
+        stop = self.capacity if self.fixed else self.longest + count
+        if stop > self.capacity:
+            raise ValueError(
+                f"the cache holds {self.capacity} tokens and {self.longest} are stored:"
+                f" {count} more, {stop} in all, do not fit"
+            )
+        return stop
+
+    def _table_of(self, stop: int) -> torch.Tensor:
+        """The pages of rows that are not longer."""
+        return self.table[:, : -(-stop // self.page_size)].contiguous()
 
     def truncate(self, length: int) -> None:
         """As `KVCache.truncate`; pages are kept."""

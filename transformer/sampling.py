@@ -66,6 +66,11 @@ class Sampling:
         """Whether the most likely token is taken without a draw."""
         return self.temperature == 0
 
+    @property
+    def likeliest(self) -> bool:
+        """Whether that token is the likeliest by the logits as they are."""
+        return self.greedy and self.repetition_penalty == 1
+
 
 def row_generators(seed: int, rows: int, *, first: int = 0) -> list[torch.Generator]:
     """One CPU generator per row, seeded by the first 63 bits of SHA-256 of the text "seed:row".
@@ -189,7 +194,7 @@ def sample(
             largest logits. Not finite where the processed logits are not: one is NaN or +inf, or
             all are -inf.
     """
-    if not sampling.greedy or sampling.repetition_penalty != 1:
+    if not sampling.likeliest:
         logits = process_logits(logits, sampling, seen)
     if sampling.greedy:
         if logits.is_cuda:

@@ -201,17 +201,21 @@ def launch(
     constants that all of them share.
     """
     tile = tile or choose_tile(rows, width)
-    overlap = overlap and not interpreted()  # there, one kernel runs at a time
-    options = {"launch_pdl": True} if overlap else {}
     kernel[(cdiv(rows, tile.rows),)](
         *arguments,
         K=width,
         ROWS=tile.rows,
         BLOCK_K=tile.block_k,
-        OVERLAP=overlap,
         num_warps=tile.num_warps,
-        **options,
+        **overlapping(overlap),
     )
+
+
+def overlapping(overlap: bool) -> dict[str, bool]:
+    """What a launch is told of it: the kernel's constant, and to be early."""
+    if overlap and not interpreted():  # there, one kernel runs at a time
+        return {"OVERLAP": True, "launch_pdl": True}
+    return {"OVERLAP": False}
 
 
 def choose_tile(rows: int, width: int) -> Tile:
@@ -258,6 +262,11 @@ def check(x: torch.Tensor, weight: torch.Tensor, **others: torch.Tensor | None) 
             raise ValueError(f"x is on {x.device} but the {name} on {other.device}")
         if not other.is_contiguous():
             raise ValueError(f"the {name} must be contiguous")
+    check_device(x)
+
+
+def check_device(x: torch.Tensor) -> None:
+    """Refuse, with a ValueError, a tensor that is where kernels do not run."""
     if x.device.type == "cpu" and not interpreted():
         raise ValueError(
             "x is on the CPU, where these kernels need Triton's interpreter: set"

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from flash_versions.ops import on_device
 from transformer.kernels.skinny import (
@@ -23,6 +24,7 @@ from transformer.kernels.skinny import (
     first_weights,
     launch,
     linear,
+    overlapping,
     pairs,
     project,
     weight_of,
@@ -135,8 +137,13 @@ def normed_head(one, other, weight, dim, inside, eps, HALF: tl.constexpr):
 
 
 @triton.jit
-def place_kernel(projected, q_norm, k_norm, eps, heads, PADDED: tl.constexpr):
+def place_kernel(
+    projected, q_norm, k_norm, eps, heads, PADDED: tl.constexpr, OVERLAP: tl.constexpr
+):
     """One program for one head of one token: norm, turn, store."""
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
     HALF: tl.constexpr = heads.HALF
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -248,5 +255,6 @@ def qkv(
             place,
             PADDED=triton.next_power_of_2(head_dim // 2),
             num_warps=1,
+            **overlapping(overlap),
         )
     return q
