@@ -10,7 +10,6 @@ Sources: the CUDA programming guide on mbarriers and TMA; named barriers as in C
 OrderedSequenceBarrier.
 """
 
-from functools import cache
 from typing import Any, dataclass_transform
 
 import torch
@@ -20,9 +19,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.runtime import driver
 
 from flash_versions import interpreter
-from flash_versions.descriptor import box_steps
+from flash_versions.descriptor import described
 from flash_versions.version import compute_capability
 
 WARPGROUP_ROWS = gl.constexpr(64)  # rows that the four warps of a warpgroup multiply
@@ -87,14 +87,15 @@ def describe(x: torch.Tensor, rows: int, dims: int) -> TensorDescriptor:
     """A (batch, length, heads, dim) tensor for TMA, as boxes of `rows` rows and `dims` dims of one
     head. What lies outside of the tensor reads as 0 and is not written.
     """
-    shape, strides = box_steps(x)
-    return TensorDescriptor(x, shape, strides, [1, 1, rows, dims], box_layout(rows, dims, x.dtype))
+    return described(make_descriptor, x, rows, dims)
 
 
-@cache
-def box_layout(rows: int, dims: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
-    """How a box lies in shared memory: swizzled, so that the tensor cores meet no bank twice."""
-    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, dims], GLUON_DTYPES[dtype])
+def make_descriptor(
+    x: torch.Tensor, shape: list[int], strides: list[int], box: list[int]
+) -> TensorDescriptor:
+    """Boxes that lie in shared memory swizzled, so that the tensor cores meet no bank twice."""
+    layout = gl.NVMMASharedLayout.get_default_for(box, GLUON_DTYPES[x.dtype])
+    return TensorDescriptor(x, shape, strides, box, layout)
 
 
 @gluon.constexpr_function
@@ -388,7 +389,7 @@ class Counters:
         if torch.cuda.is_current_stream_capturing():
             free = self.free.get(device)
             return free.pop() if free else torch.zeros(2, dtype=torch.int32, device=device)
-        key = (device, torch.cuda.current_stream(device).cuda_stream)
+        key = (device, driver.active.get_current_stream(device.index))
         if key not in self.of_stream:
             if not self.free.get(device):
                 pairs = torch.zeros((self.PAIRS, self.APART), dtype=torch.int32, device=device)

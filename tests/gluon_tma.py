@@ -18,9 +18,14 @@ class TensorDescriptor:
     def __init__(self, base, shape, strides, block_shape, layout):
         vectors = [stride * base.element_size() % 16 for stride in strides[:-1]]
         assert not any(vectors) and strides[-1] == 1 and min(shape) > 0, "TMA cannot address this"
-        self.data, self.base = base.as_strided(shape, strides), base
+        self.base, self.shape, self.strides = base, shape, strides
         self.dtype, self.layout = base.dtype, layout
         self.block_type = Box(block_shape, math.prod(block_shape) * base.element_size())
+
+    @property
+    def data(self):
+        """The tensor as the boxes see it; asked anew, as a copy may have another base."""
+        return self.base.as_strided(self.shape, self.strides)
 
     def box(self, coordinates):
         """The part of the tensor that lies in a box, and the slices of a tile where it belongs."""

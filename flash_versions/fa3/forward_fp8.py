@@ -32,7 +32,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from flash_versions.descriptor import box_steps
+from flash_versions.descriptor import described
 from flash_versions.fa3.forward import COUNTS, heads_of_section, heavy_first, load_rows
 from flash_versions.launch import Launcher, layout, placement
 from flash_versions.memory import (
@@ -294,7 +294,7 @@ def choose_config(request: Request) -> LaunchConfig:
 
 def describe(x: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
     """A (batch, rows, heads, columns) tensor as boxes of one head."""
-    return TensorDescriptor(x, *box_steps(x), [1, 1, rows, columns])
+    return described(TensorDescriptor, x, rows, columns)
 
 
 def scales(x: torch.Tensor, blocks: int) -> View:
