@@ -26,6 +26,7 @@ TENSORS = (
     "q", "k", "v", "alibi_slopes", "sink", "dropout_seed", "cu_seqlens_q", "cu_seqlens_k",
     "kv_lengths"
 )  # fmt: skip
+PLACES = [NAMES.index(name) for name in TENSORS]
 REQUEST = (
     "Tensor q, Tensor k, Tensor v, float scale, SymInt? window_left, SymInt? window_right, "
     "float? softcap, Tensor? alibi_slopes, Tensor? sink, float dropout_p, Tensor? dropout_seed, "
@@ -61,9 +62,12 @@ def is_watched(request: Request) -> bool:
         or _get_current_dispatch_mode() is not None
     ):
         return True
-    tensors = [x for x in request if isinstance(x, torch.Tensor)]
     level = torch._C._functorch.maybe_get_level
-    return any(type(x) not in PLAIN or level(x) >= 0 for x in tensors)
+    for x in request:
+        if x is not None and isinstance(x, torch.Tensor):
+            if type(x) not in PLAIN or level(x) >= 0:
+                return True
+    return False
 
 
 def run_forward(version: Version, request: Request) -> Results:
@@ -88,13 +92,16 @@ def in_vectors(request: Request) -> Request:
     With values of fewer than 16 dims, Triton 3.6 compiles a product that reads past its shared
     memory on Hopper.
     """
-    q, k, v = (widened(x) for x in (request.q, request.k, request.v))
+    q, k, v = widened(request.q), widened(request.k), widened(request.v)
+    if q is request.q and k is request.k and v is request.v:
+        return request
     return request._replace(q=q, k=k, v=v)
 
 
 def widened(x: torch.Tensor) -> torch.Tensor:
     """x with its last dimension padded as `in_vectors` says; x itself if it needs no padding."""
-    missing = max(16 - x.shape[3], -x.shape[3] % (16 // x.element_size()))
+    dims = x.shape[3]
+    missing = max(16 - dims, -dims % (16 // x.element_size()))
     return torch.nn.functional.pad(x, (0, missing)) if missing else x
 
 
@@ -129,17 +136,17 @@ def run_backward(
         dlse = dlse.resolve_neg()
     assert version.backward is not None
     with on_device(o):
-        *gradients, dsink = version.backward(
+        dq, dk, dv, dsink = version.backward(
             in_vectors(request), widened(o), lse, statistics, widened(do), dlse
         )
-    inputs = request.q, request.k, request.v
-    dq, dk, dv = (narrowed(x, like) for x, like in zip(gradients, inputs))
-    return dq, dk, dv, dsink
+    return narrowed(dq, request.q), narrowed(dk, request.k), narrowed(dv, request.v), dsink
 
 
 def on_device(x: torch.Tensor) -> AbstractContextManager:
     """Triton launches on the current GPU: make it the tensor's."""
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+    if x.is_cuda and x.get_device() != torch.cuda.current_device():
+        return torch.cuda.device(x.device)
+    return nullcontext()
 
 
 def refuse_double_backward(ctx: Any, *gradients: Any) -> tuple:
@@ -157,16 +164,20 @@ class Attention(torch.autograd.Function):
     def forward(ctx: Any, version, request, q, k, v, sink):  # noqa: D102
         o, lse, statistics = run_forward(version, request)
         ctx.set_materialize_grads(False)
-        request = request._replace(q=q, k=k, v=v, sink=sink)
-        tensors = (getattr(request, name) for name in TENSORS)
-        ctx.save_for_backward(*tensors, o, lse, statistics)
-        ctx.version, ctx.request = version, request._replace(**dict.fromkeys(TENSORS))
+        fields = list(request)
+        ctx.save_for_backward(*[fields[i] for i in PLACES], o, lse, statistics)
+        for i in PLACES:
+            fields[i] = None
+        ctx.version, ctx.fields = version, fields
         return o, lse
 
     @staticmethod
     def backward(ctx: Any, do, dlse):  # noqa: D102
         *tensors, o, lse, statistics = ctx.saved_tensors
-        request = ctx.request._replace(**dict(zip(TENSORS, tensors)))
+        fields = ctx.fields.copy()
+        for i, x in zip(PLACES, tensors):
+            fields[i] = x
+        request = Request(*fields)
         q, k, v = request.q, request.k, request.v
         gradients = run_backward(ctx.version, request, o, lse, statistics, do, dlse)
         if torch.is_grad_enabled():  # create_graph=True

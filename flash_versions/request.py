@@ -84,8 +84,9 @@ class Request(NamedTuple):
     @property
     def needs_grad(self) -> bool:
         """Whether autograd would have to run through this call."""
-        tensors = (self.q, self.k, self.v, self.sink)
-        return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+        wanted = self.q.requires_grad or self.k.requires_grad or self.v.requires_grad
+        wanted = wanted or (self.sink is not None and self.sink.requires_grad)
+        return torch.is_grad_enabled() and wanted
 
 
 def make_request(
@@ -251,25 +252,28 @@ def _four_dims(name: str, x: torch.Tensor, packed: bool) -> torch.Tensor:
 
 
 def _check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    dtype, device = q.dtype, q.device
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if not x.is_floating_point() or x.dtype != q.dtype:
-            raise ValueError(f"{name} has dtype {x.dtype}, q has {q.dtype}; use one float dtype.")
-        if x.device != q.device:
-            raise ValueError(f"{name} is on {x.device}, q is on {q.device}; use one device.")
-        if x.shape[3] > 1 and x.stride(3) != 1:
+        if x.dtype != dtype or not dtype.is_floating_point:
+            raise ValueError(f"{name} has dtype {x.dtype}, q has {dtype}; use one float dtype.")
+        if x.device != device:
+            raise ValueError(f"{name} is on {x.device}, q is on {device}; use one device.")
+        if x.stride(3) != 1 and x.shape[3] > 1:
             raise ValueError(
                 f"{name} has stride {x.stride(3)} in its last dimension, which must be contiguous "
                 f"(stride 1); call {name}.contiguous()."
             )
-    heads, kv_heads = q.shape[2], k.shape[2]
-    if k.shape[:3] != v.shape[:3]:
+    _, _, heads, head_dim = q.shape
+    batch, kv_length, kv_heads, k_dim = k.shape
+    v_batch, v_length, v_heads, v_dim = v.shape
+    if batch != v_batch or kv_length != v_length or kv_heads != v_heads:
         raise ValueError(
             f"k has shape {tuple(k.shape)} and v {tuple(v.shape)}; they may differ in the last "
             f"dimension only."
         )
-    if k.shape[3] != q.shape[3]:
-        raise ValueError(f"q has head_dim {q.shape[3]} and k {k.shape[3]}; they must be equal.")
-    if q.shape[3] == 0 or v.shape[3] == 0 or heads == 0:
+    if k_dim != head_dim:
+        raise ValueError(f"q has head_dim {head_dim} and k {k_dim}; they must be equal.")
+    if head_dim == 0 or v_dim == 0 or heads == 0:
         raise ValueError(
             f"q has shape {tuple(q.shape)}, v {tuple(v.shape)}; heads and head_dim must be at "
             f"least 1."
@@ -333,6 +337,8 @@ def check_integers(
 
 def _check_score_tensors(request: Request) -> None:
     """Shapes and types of what changes the scores."""
+    if request.alibi_slopes is None and request.sink is None:
+        return
     heads, batch = request.q.shape[2], request.batch
     for name, x, shapes in (
         ("alibi_slopes", request.alibi_slopes, [(heads,), (batch, heads)]),
