@@ -1,14 +1,23 @@
-"""Launching a kernel with little time on the host.
+"""Launching kernels with little time on the host: what can be known before is remembered.
 
 To find the compiled form of a kernel, Triton looks at every number of a call: whether a stride is a
 multiple of 16, whether a pointer is aligned. For the fifty or so that attention passes this takes
 longer than the launch itself. A `Launcher` asks Triton once and remembers the answer under a key
 that says the same in few words; it has to be at least as fine as Triton's own distinctions.
+
+Which kernel serves a request, with which tiles, grid and constants, follows from the request and
+not from the values in its tensors or where they are. `remembered` keeps it: as a `Plan`, to which a
+launch adds the tensors.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import torch
+from triton import knobs
+from triton.runtime import driver as runtime_driver
 
 from flash_versions.request import Request
 
@@ -32,7 +41,7 @@ class Launcher:
         constants: dict[str, Any],
         num_warps: int = 4,
         num_stages: int = 2,
-    ) -> None:
+    ) -> Any:
         """Launch the kernel on `grid`.
 
         Args:
@@ -44,12 +53,15 @@ class Launcher:
             constants: the tl.constexpr parameters that follow them, in order.
             num_warps: warps of a program.
             num_stages: stages of software pipelining.
+
+        Returns:
+            the compiled form; None of a kernel that is interpreted.
         """
         key = (*key, *constants.values(), num_warps, num_stages)
         compiled = self.compiled.get(key)
         if compiled is not None:
-            compiled[grid + (1,) * (3 - len(grid))](*arguments, *constants.values())
-            return
+            start(compiled, grid + (1,) * (3 - len(grid)), (*arguments, *constants.values()))
+            return compiled
         compiled = self.kernel[grid](
             *arguments, **constants, num_warps=num_warps, num_stages=num_stages
         )
@@ -57,6 +69,93 @@ class Launcher:
             if len(self.compiled) >= MAX_KEYS:
                 self.compiled.clear()
             self.compiled[key] = compiled
+        return compiled
+
+    def launch(self, plan: "Plan", tensors: tuple) -> None:
+        """Launch the kernel as planned, on the tensors that come before the plan's numbers."""
+        arguments = (*tensors, *plan.numbers)
+        if plan.compiled is None:
+            plan.compiled = self(plan.key, plan.grid, arguments, plan.constants)
+        else:
+            start(plan.compiled, plan.grid, (*arguments, *plan.constants.values()))
+
+
+def start(compiled: Any, grid: tuple[int, ...], arguments: tuple) -> None:
+    """Launch a compiled form that was launched before: compiled[grid](*arguments), but without the
+    calls for hooks where nobody, such as a profiler, has set one.
+    """
+    enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+    if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):  # a chain of hooks, or one
+        compiled[grid](*arguments)
+        return
+    driver = runtime_driver.active
+    stream = driver.get_current_stream(driver.get_current_device())
+    about = compiled.function, compiled.packed_metadata
+    compiled.run(*grid, stream, *about, None, None, None, *arguments)
+
+
+@dataclass
+class Plan:
+    """A launch but for the tensors: what follows from the `description` of a request.
+
+    Attributes:
+        config: the switches of the kernel.
+        key: as a `Launcher` takes it, for tensors that are aligned where the request's are.
+        grid: three dimensions.
+        numbers: the run-time parameters behind the tensors.
+        constants: the tl.constexpr parameters.
+        compiled: the kernel, once it was launched so.
+    """
+
+    config: Any
+    key: tuple
+    grid: tuple[int, int, int]
+    numbers: tuple
+    constants: dict[str, Any]
+    compiled: Any = None
+
+
+def remembered(decide: Callable[[Request], Any]) -> Callable[[Request], Any]:
+    """decide(request), which may depend on the `description` of the request and on its GPU, asked
+    once for each. On the CPU, where kernels are interpreted or compiled for any GPU, every time.
+    """
+
+    @wraps(decide)
+    def answer(request: Request) -> Any:
+        if not on_gpu(request):
+            return decide(request)
+        key = (decide, *description(request))
+        found = decided.get(key)
+        if found is None:
+            found = decide(request)
+            if len(decided) >= MAX_KEYS:
+                decided.clear()
+            decided[key] = found
+        return found
+
+    return answer
+
+
+decided: dict[tuple, Any] = {}  # what `remembered` functions answered, the last few thousand
+
+
+def on_gpu(request: Request) -> bool:
+    """Whether a request is about tensors on a GPU."""
+    return request.q.is_cuda
+
+
+def description(request: Request) -> tuple:
+    """All that is known of a request without reading its tensors, as a key; the address of a tensor
+    counts by its alignment, and gradients by whether they have to be the same to the bit.
+    """
+    return (
+        request.q.device,
+        request.is_deterministic,
+        *[
+            (x.dtype, x.shape, x.stride(), x.data_ptr() % 16) if isinstance(x, torch.Tensor) else x
+            for x in request
+        ],
+    )
 
 
 def layout(request: Request) -> tuple:

@@ -515,7 +515,7 @@ def test_the_explicit_backward_comes_first(version, device, monkeypatch):
     o, lse, _ = portable.forward(request)
     given = request, o, lse, None, torch.randn_like(o), None
     found = []
-    monkeypatch.setattr(backward_hopper, "backward", lambda *given: found.append(given))
+    monkeypatch.setattr(backward_hopper, "launch", lambda plan, *given: found.append(given))
     monkeypatch.setattr(backward_hopper, "unsupported", lambda request: "no Hopper")
     portables = VERSIONS[version].backward(*given)
     assert len(portables) == 4 and not found

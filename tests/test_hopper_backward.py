@@ -1,6 +1,6 @@
 """FA3's backward for Hopper: what the compiler makes of it, and on the device.
 
-    TRITON_INTERPRET=0 python tests/test_hopper_backward.py
+    TRITON_INTERPRET=0 python tests/test_hopper_backward.py [wide]
 
 prints a JSON row for each kernel that is compiled. The tests run it in a process of its own,
 because compiling and interpreting cannot share one.
@@ -25,6 +25,7 @@ from flash_versions.fa3.backward_config import BackwardConfig
 from flash_versions.fa3.forward import forward
 from flash_versions.fa4 import backward_hopper as shared_out
 from flash_versions.inspect import Compiled, compiling
+from flash_versions.launch import Launcher
 from flash_versions.ops import in_vectors, narrowed, widened
 from flash_versions.request import make_request
 
@@ -49,6 +50,10 @@ SHARES = {
     "causal-128, 2/8": ("causal-128", 2),
     "causal-256, 3/8": ("causal-256", 3),
 }
+WIDE = {
+    "causal-64", "full-128", "ragged-128", "window-128", "128-by-64", "causal-256", "80",
+    "full-64, 2/8", "causal-256, 3/8",
+}  # fmt: skip
 MOVES_DATA = ("SHFL", "PRMT", "STS", "LDS", "STSM", "LDSM")
 SHARED_MEMORY = 227 * 1024
 on_hopper = [
@@ -59,6 +64,15 @@ on_hopper = [
     ),
 ]
 compiles = pytest.mark.xdist_group("hopper_backward_compile")  # one worker: each compiled once
+
+
+def of(*calls, more=()):
+    """A test's parameters: a call, and what else belongs to it."""
+    more = more or [()] * len(calls)
+    return [
+        pytest.param(call, *rest, marks=pytest.mark.wide if call in WIDE else ())
+        for call, rest in zip(calls, more)
+    ]
 
 
 # ---- what the compiler makes of it ----
@@ -102,11 +116,16 @@ def row(kernel: Compiled) -> dict:
     }
 
 
+def compiled(call: str) -> dict[str, dict]:
+    """{kernel: row}."""
+    return all_compiled("wide" if call in WIDE else "not wide")[call]
+
+
 @cache
-def compiled() -> dict[str, dict[str, dict]]:
-    """{call: {kernel: row}}."""
+def all_compiled(which: str) -> dict[str, dict[str, dict]]:
+    """{call: {kernel: row}} of the wide calls or of the others."""
     done = subprocess.run(
-        [sys.executable, __file__],
+        [sys.executable, __file__, which],
         capture_output=True,
         text=True,
         env=os.environ | {"TRITON_INTERPRET": "0"},
@@ -117,7 +136,7 @@ def compiled() -> dict[str, dict[str, dict]]:
 
 
 def explicit(call: str) -> dict:
-    rows = compiled()[call]
+    rows = compiled(call)
     return rows.get("backward_kernel") or rows["backward_wide_kernel"]
 
 
@@ -136,12 +155,12 @@ def without_moves(loop: dict) -> list[str]:
 
 
 @compiles
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("call", of(*CALLS))
 def test_it_compiles_fits_and_is_asynchronous(call):
     """Loads, stores and additions are TMA's, and no product waits for the one before it. Three
     kernels, of which the first and the last keep to registers.
     """
-    rows = compiled()[call]
+    rows = compiled(call)
     wide = max(CALLS[call][:2]) > 128
     main = "backward_wide_kernel" if wide else "backward_kernel"
     assert list(rows) == ["prepare_kernel", main, "finish_kernel"]
@@ -154,7 +173,7 @@ def test_it_compiles_fits_and_is_asynchronous(call):
 
 
 @compiles
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("call", of(*CALLS))
 def test_masked_blocks_have_loops_of_their_own(call):
     """A consumer has a loop for blocks that all its keys are seen by, one for those in front of
     them, and one for those behind them; only consumers compute exponentials. Beyond head_dim 128 it
@@ -170,7 +189,7 @@ def test_masked_blocks_have_loops_of_their_own(call):
 
 
 @compiles
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("call", of(*CALLS))
 def test_the_loops_keep_to_registers(call):
     """But for a handful of loads."""
     for loop in explicit(call)["loops"]:
@@ -180,7 +199,7 @@ def test_the_loops_keep_to_registers(call):
 @compiles
 @pytest.mark.parametrize(
     ("call", "early"),
-    [("full-128", False), ("causal-128", False), ("full-64", True), ("causal-64", True)],
+    of("full-128", "causal-128", "full-64", "causal-64", more=[[False], [False], [True], [True]]),
 )
 def test_the_order_of_a_step(call, early):
     """Products of dP are issued between the exponentials; then dV, and dK when dS is announced:
@@ -213,7 +232,7 @@ def test_dq_is_two_halves(call):
 
 
 @compiles
-@pytest.mark.parametrize("call", [x for x in CALLS if max(CALLS[x][:2]) <= 128])
+@pytest.mark.parametrize("call", of(*[x for x in CALLS if max(CALLS[x][:2]) <= 128]))
 def test_five_products_and_an_exponential_for_a_score(call):
     """A product takes 16 of what is summed over at a time: S and dP sum over dims, dV and dK over
     64 queries, and each half of dQ over 128 keys. A consumer has 64 by 64 scores.
@@ -228,7 +247,7 @@ def test_five_products_and_an_exponential_for_a_score(call):
 
 
 @compiles
-@pytest.mark.parametrize("name", SHARES)
+@pytest.mark.parametrize("name", of(*SHARES))
 def test_a_share_of_polynomials_moves_no_data(name):
     """So many exponentials become multiply-adds, which begin with a maximum. Registers are as many,
     no product waits for another, and nothing else moves between threads or through memory.
@@ -374,19 +393,21 @@ class TestOnHopper:
 
     def test_attention_uses_it_unless_it_must_be_deterministic(self, monkeypatch):
         seen = []
-        launch = backward_hopper.launch_backward
+        launch = Launcher.launch
         monkeypatch.setattr(
-            backward_hopper, "launch_backward", lambda *a, **k: (seen.append(a), launch(*a, **k))
+            Launcher, "launch", lambda *given: (seen.append(given[0]), launch(*given))
         )
         leaves = [x.requires_grad_() for x in qkv(500, 500, 16, 128, kv_heads=4, batch=4)]
         attention(*leaves, causal=True, version="fa3").sum().backward()
-        assert len(seen) == 1
+        assert seen.count(backward_hopper.launch_backward) == 1
         attention(*leaves, causal=True, version="fa3", deterministic=True).sum().backward()
-        assert len(seen) == 1
+        assert seen.count(backward_hopper.launch_backward) == 1
 
 
 def main() -> None:
     calls = CALLS | {name: (*CALLS[call], eighths) for name, (call, eighths) in SHARES.items()}
+    wide = sys.argv[1:] == ["wide"]
+    calls = {name: call for name, call in calls.items() if (name in WIDE) == wide}
     rows = {name: {x.kernel: row(x) for x in compile_backward(*c)} for name, c in calls.items()}
     print(json.dumps(rows))
 

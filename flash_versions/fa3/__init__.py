@@ -1,5 +1,7 @@
 """FlashAttention 3: asynchronous copies and products, in a grid that stays on the GPU."""
 
+from functools import partial
+
 import torch
 
 from flash_versions.descriptor import undescribable
@@ -14,24 +16,31 @@ from flash_versions.fa3 import (
     forward_fp8_hopper,
     forward_hopper,
 )
+from flash_versions.fa3.config import default_config
+from flash_versions.launch import remembered
 from flash_versions.quantize import Quantized, prepare
 from flash_versions.request import Request
-from flash_versions.version import ForwardQuantized, Version, kernel_limits
+from flash_versions.version import Backward, Forward, ForwardQuantized, Version, kernel_limits
 
 
 def serve(request: Request) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """The forward of the first kernel that is made for a request.
-
-    FA2's for what boxes do not reach and for decoding, which waits for memory, not for what FA3
-    makes faster; on Hopper the explicit one, for all that it takes; else the portable one.
-    """
+    """The forward of the first kernel that is made for a request."""
     if request.precision is not None:
         return serve_fp8(request, forward_quantized)
+    return choose_forward(request)(request)
+
+
+@remembered
+def choose_forward(request: Request) -> Forward:
+    """FA2's for what boxes do not reach and for decoding, which waits for memory, not for what FA3
+    makes faster; on Hopper the explicit one, for all that it takes; else the portable one.
+    """
     if forward.unsupported(request) is not None:
-        return packing.forward(request)
-    if forward_hopper.unsupported(request) is None:
-        return forward_hopper.forward(request)
-    return forward.forward(request)
+        return packing.forward
+    if forward_hopper.unsupported(request) is not None:
+        return forward.forward
+    plan = forward_hopper.make_plan(request, default_config(request), request.q.dtype)
+    return partial(forward_hopper.launch, plan)
 
 
 def serve_backward(
@@ -43,12 +52,17 @@ def serve_backward(
     dlse: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """The backward of the first kernel that is made for a request, chosen as the forward's."""
-    given = request, o, lse, statistics, do, dlse
+    return choose_backward(request)(request, o, lse, statistics, do, dlse)
+
+
+@remembered
+def choose_backward(request: Request) -> Backward:
+    """As for the forward: the explicit one, the portable one or FA2's."""
     if (backward.without_boxes(request) or backward_hopper.unsupported(request)) is None:
-        return backward_hopper.backward(*given)
+        return partial(backward_hopper.launch, backward_hopper.make_plan(request))
     if backward.unsupported(request) is None:
-        return backward.backward(*given)
-    return packing_backward.backward(*given)
+        return backward.backward
+    return packing_backward.backward
 
 
 def serve_fp8(

@@ -69,7 +69,7 @@ from flash_versions.fa3 import forward_hopper
 from flash_versions.fa3.backward import exp2
 from flash_versions.fa3.backward_config import BackwardConfig, default_config
 from flash_versions.fa3.backward_hopper_wide import launch_wide
-from flash_versions.fa3.backward_host import COUNTS, constants, run_time
+from flash_versions.fa3.backward_host import COUNTS, boxes, constants, numbers
 from flash_versions.fa3.backward_problem import KeyProblem
 from flash_versions.fa3.backward_rows import finish, prepare
 from flash_versions.fa3.backward_tiles import (
@@ -92,7 +92,7 @@ from flash_versions.hopper import (
     make_ring,
     unknown_zero,
 )
-from flash_versions.launch import Launcher, layout
+from flash_versions.launch import Launcher, Plan, layout
 from flash_versions.memory import cdiv
 from flash_versions.request import Request
 
@@ -415,18 +415,44 @@ def backward(
     Returns:
         dq, dk, dv like q, k, v, contiguous; no dsink, as no sink comes here.
     """
+    plan = make_plan(request, config, function, share)
+    return launch(plan, request, o, lse, statistics, do, dlse)
+
+
+def make_plan(
+    request: Request,
+    config: BackwardConfig | None = None,
+    function: Any = exp2,
+    share: int | None = None,
+) -> Plan:
+    """The launch of the kernel between the two of `backward_rows`."""
     config = config or default_config(request)
     config.check(request)
-    space = prepare(request, o, lse, do, dlse, config)
     batch, kv_length, kv_heads, _ = request.k.shape
-    launch, registers = launch_backward, {"EARLY": config.early, **REGISTERS}
+    registers = {"EARLY": config.early, **REGISTERS}
     if config.block_kv == 64:
-        launch, registers = launch_wide, WIDE_REGISTERS
-    launch(
+        registers = WIDE_REGISTERS
+    return Plan(
+        config,
         (*layout(request), config.block_q),
-        (cdiv(kv_length, config.block_kv) * kv_heads * batch,),
-        run_time(request, space, config),
+        (cdiv(kv_length, config.block_kv) * kv_heads * batch, 1, 1),
+        numbers(request),
         {**constants(request, config, function, share), "STAGES": config.stages, **registers},
-        num_warps=4,
     )
+
+
+def launch(
+    plan: Plan,
+    request: Request,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    statistics: None,
+    do: torch.Tensor,
+    dlse: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
+    """Launch the kernels; arguments and results as those of `backward`."""
+    config = plan.config
+    space = prepare(request, o, lse, do, dlse, config)
+    launcher = launch_wide if config.block_kv == 64 else launch_backward
+    launcher.launch(plan, boxes(request, space, config))
     return finish(request, space.dq_sum), space.dk, space.dv, None

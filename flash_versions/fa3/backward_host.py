@@ -18,9 +18,9 @@ COUNTS = [
 ]  # fmt: skip
 
 
-def run_time(request: Request, space: Workspace, config: BackwardConfig) -> tuple:
-    """The arguments of the kernel up to its first constant."""
-    q, k, v, softcap = request.q, request.k, request.v, request.softcap
+def boxes(request: Request, space: Workspace, config: BackwardConfig) -> tuple:
+    """The arguments of the kernel that are tensors."""
+    q, k, v = request.q, request.k, request.v
     width, width_v = box_width(q.shape[3]), box_width(v.shape[3])
     # What leaves at once: of 128 keys, dK and dV of a consumer's 64 and half of the dims of dQ; of
     # 64 keys half of the dims of dK and dV, and a quarter of those of dQ.
@@ -34,6 +34,13 @@ def run_time(request: Request, space: Workspace, config: BackwardConfig) -> tupl
         describe(space.dq_sum, config.block_q, width // 2 // parts),
         describe(space.dk, WARPGROUP_ROWS.value, width // parts),
         describe(space.dv, WARPGROUP_ROWS.value, width_v // parts),
+    )
+
+
+def numbers(request: Request) -> tuple:
+    """The arguments that follow them, up to the first constant."""
+    q, k, softcap = request.q, request.k, request.softcap
+    return (
         q.shape[1],
         k.shape[1],
         k.shape[2],

@@ -66,7 +66,8 @@ from flash_versions.fa3.host import (
     describe_inputs,
     new_results,
     num_programs,
-    run_time,
+    numbers,
+    tensors,
 )
 from flash_versions.fa3.operands import is_fp8, multiply_pv, multiply_qk, rounded
 from flash_versions.fa3.problem import Problem
@@ -83,7 +84,7 @@ from flash_versions.hopper import (
     store_tile,
     take_turn,
 )
-from flash_versions.launch import Launcher, layout, placement
+from flash_versions.launch import Launcher, Plan, layout, placement
 from flash_versions.ops import narrowed
 from flash_versions.request import Request
 from flash_versions.tile import finalise, softmax_step
@@ -429,28 +430,23 @@ def forward(
         heads, M); no further statistics.
     """
     config = config or default_config(request)
-    return launch(request, config, describe_inputs(request, config))
+    return launch(make_plan(request, config, request.q.dtype), request)
 
 
-def launch(
+def make_plan(
     request: Request,
     config: HopperConfig,
-    boxes: tuple[TensorDescriptor, TensorDescriptor, TensorDescriptor],
+    dtype: torch.dtype,
     scales: tuple[torch.Tensor, ...] | None = None,
     per_block: bool = False,
     shift: float = 0.0,
-) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """Launch the kernel on Q, K and V as boxes; in FP8, on the tensors of `Scales`, too."""
-    o, lse = new_results(request)
-    launch_forward(
-        (
-            *layout(request),
-            config.block_kv,
-            boxes[0].base.dtype,
-            *map(placement, scales or ()),
-        ),
-        (num_programs(request, config),),
-        run_time(request, config, boxes, o, lse, scales),
+) -> Plan:
+    """The launch of the kernel; dtype is that of the tensors that it reads, the rest for FP8."""
+    return Plan(
+        config,
+        (*layout(request), config.block_kv, dtype, *map(placement, scales or ())),
+        (num_programs(request, config), 1, 1),
+        numbers(request),
         {
             **constants(request, config),
             "FP8": scales is not None,
@@ -468,6 +464,19 @@ def launch(
             "CONSUMER_REGISTERS": 240 if config.consumers == 2 else 160,
             "PRODUCER_REGISTERS": 24,
         },
-        num_warps=4,
     )
+
+
+def launch(
+    plan: Plan,
+    request: Request,
+    boxes: tuple[TensorDescriptor, TensorDescriptor, TensorDescriptor] | None = None,
+    scales: tuple[torch.Tensor, ...] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """Launch the kernel on the request's Q, K and V; in FP8, on other boxes and on the tensors of
+    `Scales`.
+    """
+    boxes = boxes or describe_inputs(request, plan.config)
+    o, lse = new_results(request)
+    launch_forward.launch(plan, tensors(plan.config, boxes, o, lse, scales))
     return narrowed(o, request.v), lse, None

@@ -1,5 +1,6 @@
 """The host's side of FA3's kernel for Hopper: tensors as boxes, and the arguments of a launch."""
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ def describe_inputs(
     )
 
 
+@cache
 def box_width(head_dim: int) -> int:
     """The columns of a tile of vectors of head_dim."""
     return max(64, padded_head_dim(head_dim))
@@ -62,23 +64,28 @@ def num_programs(request: Request, config: HopperConfig) -> int:
     return min(tiles, num_multiprocessors(request.q.device))
 
 
-def run_time(
-    request: Request,
+def tensors(
     config: HopperConfig,
     boxes: tuple[TensorDescriptor, ...],
     o: torch.Tensor,
     lse: torch.Tensor,
     scales: tuple[torch.Tensor, ...] | None,
 ) -> tuple:
-    """The arguments of the kernel up to its first constant."""
-    batch, q_length, heads, _ = request.q.shape
-    softcap = request.softcap
+    """The arguments of the kernel that are tensors."""
     return (
         *boxes,
         describe(o, WARPGROUP_ROWS.value, box_width(o.shape[3])),
         lse,
         counters.pair(o.device) if config.scheduler == "dynamic" else lse,
         *(scales or (lse, lse, lse, lse)),
+    )
+
+
+def numbers(request: Request) -> tuple:
+    """The arguments that follow them, up to the first constant."""
+    batch, q_length, heads, _ = request.q.shape
+    softcap = request.softcap
+    return (
         q_length,
         request.k.shape[1],
         heads,

@@ -1,5 +1,7 @@
 """FlashAttention 4: fewer rescales, exponentials on two units, roles with states."""
 
+from functools import partial
+
 import torch
 
 from flash_versions import fa3
@@ -11,21 +13,30 @@ from flash_versions.fa3.backward import unsupported as left_to_packing
 from flash_versions.fa3.backward import without_boxes
 from flash_versions.fa3.forward import unsupported as undescribable
 from flash_versions.fa3.forward_hopper import unsupported
-from flash_versions.fa4 import ablation, backward, backward_hopper, forward, forward_hopper
+from flash_versions.fa4 import ablation, backward, forward, forward_hopper
+from flash_versions.fa4.config import default_config
+from flash_versions.launch import remembered
 from flash_versions.quantize import Quantized
 from flash_versions.request import Request
-from flash_versions.version import Version
+from flash_versions.version import Backward, Forward, Version
 
 
 def serve(request: Request) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """The forward of the first kernel that is made for a request, chosen as in FA3."""
+    """The forward of the first kernel that is made for a request."""
     if request.precision is not None:
         return fa3.serve_fp8(request, forward_quantized)
+    return choose_forward(request)(request)
+
+
+@remembered
+def choose_forward(request: Request) -> Forward:
+    """FA2's, the portable or the explicit one, as in FA3."""
     if undescribable(request) is not None:
-        return packing.forward(request)
-    if unsupported(request) is None:
-        return forward_hopper.forward(request)
-    return forward.forward(request)
+        return packing.forward
+    if unsupported(request) is not None:
+        return forward.forward
+    plan = forward_hopper.make_plan(request, default_config(request), request.q.dtype)
+    return partial(forward_hopper.launch, plan)
 
 
 def serve_backward(
@@ -36,13 +47,18 @@ def serve_backward(
     do: torch.Tensor,
     dlse: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """The backward of the first kernel that is made for a request, chosen as in FA3."""
-    given = request, o, lse, statistics, do, dlse
+    """The backward of the first kernel that is made for a request."""
+    return choose_backward(request)(request, o, lse, statistics, do, dlse)
+
+
+@remembered
+def choose_backward(request: Request) -> Backward:
+    """As in FA3; on Hopper its kernels, as polynomials pay nowhere there (`backward_hopper.py`)."""
     if (without_boxes(request) or exact_hopper.unsupported(request)) is None:
-        return backward_hopper.backward(*given)
+        return partial(exact_hopper.launch, exact_hopper.make_plan(request))
     if left_to_packing(request) is None:
-        return backward.backward(*given)
-    return packing_backward.backward(*given)
+        return backward.backward
+    return packing_backward.backward
 
 
 def forward_quantized(

@@ -52,7 +52,8 @@ from flash_versions.fa3.host import (
     describe_inputs,
     new_results,
     num_programs,
-    run_time,
+    numbers,
+    tensors,
 )
 from flash_versions.fa3.operands import is_fp8, multiply_pv, multiply_qk, rounded
 from flash_versions.fa3.problem import Problem
@@ -83,7 +84,7 @@ from flash_versions.hopper import (
     store_tile,
     take_turn,
 )
-from flash_versions.launch import Launcher, layout, placement
+from flash_versions.launch import Launcher, Plan, layout, placement
 from flash_versions.ops import narrowed
 from flash_versions.quantize import P_OFFSET, Quantized
 from flash_versions.request import Request
@@ -346,6 +347,7 @@ def forward_kernel(
     k_scale,
     v_scale,
     v_reference,
+    stamps,
     q_length,
     kv_length,
     heads,
@@ -355,7 +357,6 @@ def forward_kernel(
     window_right,
     scale_log2,
     cap_scale,
-    stamps,
     GROUP: gl.constexpr,
     LEFT: gl.constexpr,
     RIGHT: gl.constexpr,
@@ -454,7 +455,8 @@ def forward(
             (programs, roles, tiles, blocks, states).
     """
     config = config or default_config(request)
-    return launch(request, config, describe_inputs(request, config), stamps=stamps)
+    plan = make_plan(request, config, request.q.dtype, stamps=stamps)
+    return launch(plan, request, stamps=stamps)
 
 
 def forward_quantized(
@@ -467,24 +469,24 @@ def forward_quantized(
     config = config or fp8_config(request)
     boxes = forward_fp8_hopper.describe_inputs(request, quantized, config)
     per_block, scales = forward_fp8_hopper.scales_of(request, quantized)
-    return launch(request, config, boxes, scales, per_block, stamps)
+    plan = make_plan(request, config, quantized.q.dtype, scales, per_block, stamps)
+    return launch(plan, request, boxes, scales, stamps)
 
 
-def launch(
+def make_plan(
     request: Request,
     config: RolesConfig,
-    boxes: tuple,
+    dtype: torch.dtype,
     scales: tuple[torch.Tensor, ...] | None = None,
     per_block: bool = False,
     stamps: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """Launch the kernel on Q, K and V as boxes; in FP8, on the tensors of `Scales`, too."""
-    o, lse = new_results(request)
-    dtype = boxes[0].base.dtype
-    launch_forward(
+) -> Plan:
+    """The launch of the kernel; dtype is that of the tensors that it reads."""
+    return Plan(
+        config,
         (*layout(request), config.block_kv, dtype, *map(placement, scales or ())),
-        (num_programs(request, config),),
-        (*run_time(request, config, boxes, o, lse, scales), lse if stamps is None else stamps),
+        (num_programs(request, config), 1, 1),
+        numbers(request),
         {
             **constants(request, config),
             "FP8": scales is not None,
@@ -505,6 +507,21 @@ def launch(
             "CONSUMER_REGISTERS": 240 if config.consumers == 2 else 160,
             "OTHER_REGISTERS": 24,
         },
-        num_warps=4,
     )
+
+
+def launch(
+    plan: Plan,
+    request: Request,
+    boxes: tuple | None = None,
+    scales: tuple[torch.Tensor, ...] | None = None,
+    stamps: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """Launch the kernel on the request's Q, K and V; in FP8, on other boxes and on the tensors of
+    `Scales`.
+    """
+    boxes = boxes or describe_inputs(request, plan.config)
+    o, lse = new_results(request)
+    given = tensors(plan.config, boxes, o, lse, scales)
+    launch_forward.launch(plan, (*given, lse if stamps is None else stamps))
     return narrowed(o, request.v), lse, None
