@@ -33,8 +33,8 @@ def embed_kernel(
     program = tl.program_id(0)
     token = tl.load(tokens + program)
     k = tl.arange(0, PADDED)
-    known = (k < K) & (token >= 0) & (token < vocabulary)
-    row = tl.load(embedding + token * K + k, mask=known, other=float("nan"))
+    last = tl.where((token >= 0) & (token < vocabulary), K, 0)  # nothing is read for an unknown one
+    row = tl.load(embedding + token * K + k, mask=k < last, other=float("nan"))
     tl.store(x + program.to(tl.int64) * K + k, row, mask=k < K)
     if program % new == 0:
         length = tl.load(lengths + program // new)
