@@ -58,7 +58,7 @@ def test_recipes_are_settings_that_options_change(recipe):
     find_task(settings.task)
 
 
-@pytest.mark.parametrize("name", ["sums", "mix", *TASKS, "tiny_grpo:Count"])
+@pytest.mark.parametrize("name", ["sums", "mix", "practice", *TASKS, "tiny_grpo:Count"])
 def test_every_task_draws_both_kinds_of_problems(name):
     task = find_task(name)
     for held_out in (False, True):

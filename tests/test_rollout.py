@@ -16,7 +16,7 @@ from tiny_grpo import CPU, LETTERS, SLOPPY, Count, Long, Nan, Nothing, Raises
 from transformer import byte_tokenizer
 from transformer.engine import Completion, generate
 from transformer.grpo_loss import Loss, Totals, grpo_loss
-from transformer.recipes import Mix
+from transformer.practice import Mix
 from transformer.rollout import Policy, Rollout, collate, completion_logprobs, judged, roll_out
 from transformer.sampling import Sampling, row_generators
 from transformer.task import Problem

@@ -3,14 +3,13 @@
 import importlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from random import Random
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from transformer import corpus, phrases
 from transformer.grpo_loss import Loss, Ratio, Reduce, Scale
+from transformer.practice import Mix, Practice
 from transformer.sampling import Sampling
-from transformer.task import Problem, Task
+from transformer.task import Task
 from transformer.tasks import TASKS, Add
 
 
@@ -118,30 +117,22 @@ RECIPES: Mapping[str, dict[str, Any]] = {
         "micro_batch": 512,
         "eval_every": 20,
     },
+    # For a GPU: everything that the model was taught, until it is as good as a careful teacher's.
+    "practice": {
+        "task": "practice",
+        "steps": 1200,
+        "prompts": 256,
+        "max_tokens": 192,
+        "lr": 4e-4,
+        "decay": 0.6,
+        "micro_batch": 512,
+        "eval_every": 100,
+        "eval_problems": 512,
+    },
     # On purpose: a learning rate seven times too high. After a few steps no answer is right, all
     # groups are alike, and there is no way back.
     "collapse": {"lr": 2e-3, "steps": 40, "stop_on_collapse": False},
 }
-
-
-class Mix(Task):
-    """All that the shipped model was taught, as it was: in the shares of its training data, some
-    under a system prompt, some as the second question of a conversation.
-    """
-
-    name = "mix"
-
-    def sample(self, rng: Random, held_out: bool = False) -> Problem:
-        """Draw a problem of one of the tasks."""
-        if rng.random() < corpus.CONVERSATIONS:
-            problem = corpus.second_question(rng, held_out)
-        else:
-            problem = corpus.draw_problem(rng, "chat")
-            problem = problem.task.sample(rng, held_out=True) if held_out else problem
-        if system := phrases.system_prompt(rng):
-            history = ({"role": "system", "content": system}, *problem.history)
-            problem = replace(problem, history=history)
-        return problem
 
 
 def find_task(name: str) -> Task:
@@ -150,7 +141,7 @@ def find_task(name: str) -> Task:
     Raises:
         ValueError: there is none.
     """
-    known: dict[str, Task] = {"sums": Add(3), "mix": Mix(), **TASKS}
+    known: dict[str, Task] = {"sums": Add(3), "mix": Mix(), "practice": Practice(), **TASKS}
     if name in known:
         return known[name]
     module, _, attribute = name.partition(":")
