@@ -27,6 +27,8 @@ RUNS = {
     "in order": Run(schedule="as it is"),
     "in order, fp16": Run(schedule="as it is", dtype=torch.float16),
     "two slots": Run(N=600, kv_heads=1, schedule="as it is"),
+    "held": Run(schedule="held"),
+    "turned": Run(N=600, kv_heads=1, schedule="turned"),
     "wide": Run(D=256, kv_heads=1),
     "low scores": Run(kv_heads=1, low_scores=True),
     "causal": Run(kv_heads=1, options={"causal": True}),
@@ -201,6 +203,15 @@ BUGS = {
     "dS is read by two": Bug(
         "make_handover", [("empty.index(slot), count=1", "empty.index(slot), count=2")], "dead-lock"
     ),
+    # ---- left operands in registers, slots that are given back together
+    "held: V is K": Bug("consume", [("hold(buffers.v", "hold(buffers.k")], WRONG, "held"),
+    "held: K is V": Bug("consume", [("hold(buffers.k", "hold(buffers.v")], WRONG, "held"),
+    "held: both consumers have the same rows": Bug(
+        "hold", [("consumer_half(ring, CONSUMER)", "consumer_half(ring, 0)")], WRONG, "held"
+    ),
+    "once: a slot of dO that nobody gives back is waited for": Bug(
+        "produce", [("if not RELEASE_ONCE:", "if True:")], "dead-lock|wait_empty", "held"
+    ),
     # ---- the warpgroup of dQ
     "dQ: K is waited for though no query comes": Bug(
         "accumulate", [("k_place, begin < end", "k_place, True")], "dead-lock",
@@ -213,20 +224,21 @@ BUGS = {
         "accumulate", [("buffers.ds.release(ds_place)", "pass")], "consume 0 in .*wait_empty"
     ),
     "dS is released before its second half is read": Bug(
-        "accumulate", [("if half == 1:", "if half == 0:")], f"{WRONG}|without a fence"
+        "accumulate", [("if part == PARTS - 1:", "if part == 0:")], f"{WRONG}|without a fence"
     ),
     "dS is released while its second half is read": Bug(
         "accumulate",
-        [("                if half == 1:\n                    buffers.ds.release(ds_place)\n", ""),
-         ("                dq = warp", "                if half == 1:\n"
+        [("                if part == PARTS - 1:\n"
+          "                    buffers.ds.release(ds_place)\n", ""),
+         ("                dq = warp", "                if part == PARTS - 1:\n"
           "                    buffers.ds.release(ds_place)\n                dq = warp")],
         f"{WRONG}|without a fence",
     ),
     "both halves of dQ are the first": Bug(
-        "accumulate", [("k_tile, half, 2", "k_tile, 0, 2")], WRONG
+        "accumulate", [("k_tile, part, PARTS", "k_tile, 0, PARTS")], WRONG
     ),
     "the halves of dQ change places": Bug(
-        "accumulate", [("half * dq.shape[1]", "(1 - half) * dq.shape[1]")], WRONG
+        "accumulate", [("part * dq.shape[1]", "(1 - part) * dq.shape[1]")], WRONG
     ),
     "dQ belongs to another head": Bug(
         "accumulate", [("kv_head * problem.GROUP + member", "kv_head * problem.GROUP")], WRONG
@@ -238,7 +250,13 @@ BUGS = {
         "accumulate", [("corner, 1)", "corner, 2)")], WRONG
     ),
     "both halves of dQ leave by one tile": Bug(
-        "accumulate", [("buffers.dq.index(half)", "buffers.dq.index(0)")], WRONG
+        "accumulate", [("buffers.dq.index(tile)", "buffers.dq.index(0)")], WRONG
+    ),
+    "turned: dQ of two blocks leaves by one tile": Bug(
+        "accumulate", [("ds_place.slot if", "0 if")], WRONG, "turned"
+    ),
+    "turned: K is read before it is there": Bug(
+        "accumulate", [("buffers.k.wait(k_place, begin < end)", "pass")], WRONG, "turned"
     ),
     "dQ is not waited for before it is overwritten": Bug(
         "add_dq", [("tma.store_wait(IN_FLIGHT)", "pass")], WRONG
