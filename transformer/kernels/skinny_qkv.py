@@ -156,6 +156,7 @@ def place_kernel(
         one, other = normed_head(one, other, q_norm, dim, inside, eps, HALF)
     elif head < heads.QUERY + heads.KV:
         one, other = normed_head(one, other, k_norm, dim, inside, eps, HALF)
+    head += tl.zeros_like(dim)  # a mask of a block and a number is not one for every interpreter
     slot, cos, sin = angles(heads, token, head, dim, inside)
     turn_and_store(heads, one, other, slot, cos, sin, token, head, dim, inside)
 
