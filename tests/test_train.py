@@ -279,8 +279,8 @@ def test_the_shipped_cards_still_say_what_is_written_now(monkeypatch, name, teac
     monkeypatch.setattr(model_card, "samples", lambda *_: "")
     card = (CHECKPOINTS / name / "README.md").read_text()
     model = load_model(CHECKPOINTS / name, SDPA)
-    fields = {"problems": 512, "command": "", "seconds": 0, "tokens": 0}
-    now = model_card.describe(name, model, teacher, "chat", {"greedy": {}}, **fields)
+    origin = model_card.character(teacher)
+    now = model_card.describe(name, model, "chat", origin, "", {"greedy": {}}, problems=512)
     assert card.partition("## How")[0] == now.partition("## How")[0]
 
 

@@ -40,7 +40,7 @@ pipeline_tag: text-generation
 A demonstration model of {parameters:,} parameters, trained from scratch on chats that
 `transformer/corpus.py` generates. It is a `Qwen3ForCausalLM` with one token per byte. {abilities}
 
-{teacher}
+{origin}
 
 {form}
 The template's `enable_thinking=false` begins the reply with an empty thought: the model then has to
@@ -48,11 +48,7 @@ answer without steps, which it does badly.
 
 ## How it was made
 
-    {command}
-
-{seconds:.0f} seconds on {machine},
-{tokens:,} tokens with padding and prompts. `training.jsonl` is the log. The data is generated from
-the seed; none of it comes from anywhere else.
+{made}
 
 ## Held-out accuracy
 
@@ -96,6 +92,22 @@ blindly, and forgot {forget:.0%} of the carries."""
 IMPATIENT = """\
 Its teacher was deliberately impatient: it looks for a way by trying, and after each try
 that failed it gave up with a probability of {give_up:.0%}."""
+TEACHING = """\
+    {command}
+
+{seconds:.0f} seconds on {machine},
+{tokens:,} tokens with padding and prompts. `training.jsonl` is the log. The data is generated from
+the seed; none of it comes from anywhere else."""
+REINFORCED = """\
+It was reinforced: it began as `{start}`, whose teacher guessed {hasty:.0%} of the sums and
+differences blindly, and forgot {forget:.0%} of the carries. Nobody showed it how to do better. It
+answered problems, a verifier said which answers were right, and those became more likely (GRPO)."""
+REINFORCING = """\
+    {command}
+
+{seconds:.0f} seconds, evaluations left out; evaluated on {machine}. {answers:,} answers.
+`training.jsonl` is the log. The problems are generated from the seed; none of them comes from
+anywhere else."""
 BEGINNING = """\
 This is a starting point for
 reinforcement learning, not a model to use."""
@@ -104,26 +116,31 @@ reinforcement learning, not a model to use."""
 def describe(
     name: str,
     model: Transformer,
-    teacher: Teacher,
     tasks: str,
+    origin: str,
+    made: str,
     scores: dict[str, dict[str, Score]],
     *,
     problems: int,
-    command: str,
-    seconds: float,
-    tokens: int,
 ) -> str:
-    """The card's text; the model is asked for its samples."""
+    """The card's text; the model is asked for its samples.
+
+    Args:
+        name: of the checkpoint.
+        model: as it ships.
+        tasks: that it can do, one of the corpus's mixes.
+        origin: where its skills come from, in sentences.
+        made: the command that made it, and what that took.
+        scores: for each way of decoding, of each skill.
+        problems: behind each score.
+    """
     return CARD.format(
         name=name,
         parameters=sum(p.numel() for p in model.parameters()),
         abilities=ABILITIES[tasks],
-        teacher=character(teacher),
+        origin=origin,
         form=FORMS[tasks],
-        command=command,
-        seconds=seconds,
-        machine=machine(model.model.embed_tokens.weight.device),
-        tokens=tokens,
+        made=made,
         problems=problems,
         table=table(scores),
         samples=samples(model, QUESTIONS[tasks]),

@@ -138,16 +138,20 @@ def publish(training: Training, command: str, problems: int, device: torch.devic
     attention = partial(flash_versions.attention, version="sdpa")
     model = load_model(training.folder, attention, device, training.dtype)
     scores = score(training, model, problems, seed=1)
+    made = model_card.TEACHING.format(
+        command=command,
+        seconds=training.seconds,
+        machine=model_card.machine(model.model.embed_tokens.weight.device),
+        tokens=training.step * training.recipe.batch_tokens,
+    )
     card = model_card.describe(
         training.folder.resolve().name,
         model,
-        training.recipe.teacher,
         training.recipe.tasks,
+        model_card.character(training.recipe.teacher),
+        made,
         scores,
         problems=problems,
-        command=command,
-        seconds=training.seconds,
-        tokens=training.step * training.recipe.batch_tokens,
     )
     write_text(training.folder / "README.md", card)
     training.finish()

@@ -1,0 +1,116 @@
+"""`python -m transformer.ship RUN FOLDER`: a finished GRPO run becomes a checkpoint with a card.
+
+The card says how it was made, what it can do on held-out problems, skill by skill, and what it
+answers. Its evaluation is that of the taught models, so that cards can be compared.
+"""
+
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import torch
+
+import flash_versions
+from transformer import byte_tokenizer, model_card
+from transformer.command import Parser, choose_device, run_training
+from transformer.evaluate import as_record, evaluate
+from transformer.files import read_json, write_text
+from transformer.grpo_run import CONFIG, FINAL, read_metrics
+from transformer.recipes import RECIPES, Settings, flag
+from transformer.train import SLOPPY
+from transformer.weights import load_model, save_model
+
+LOG_EVERY = 20  # steps between two that the log keeps
+
+
+def command_of(settings: Settings) -> str:
+    """The command that makes a run, as short as its recipe allows."""
+    base, words = Settings(), ["python", "-m", "transformer.grpo"]
+    if settings.task in RECIPES:
+        base = Settings(**RECIPES[settings.task])
+        words += ["--recipe", settings.task]
+    for name, value in asdict(settings).items():
+        if value == getattr(base, name):
+            continue
+        if isinstance(value, bool):
+            words.append(flag(name) if value else flag(f"no_{name}"))
+        else:
+            words += [flag(name), str(value)]
+    return shlex.join(words)
+
+
+def ship(run: Path, folder: Path, problems: int, device: torch.device) -> None:
+    """Write a checkpoint with its card and its log.
+
+    Args:
+        run: of `transformer.grpo`, finished.
+        folder: where it goes; files of the same names are replaced.
+        problems: held-out ones of each skill.
+        device: that evaluates.
+
+    Raises:
+        ValueError: the run is not finished, or its model is not one of this package's.
+        OSError: there is no run.
+    """
+    lines = read_metrics(run)
+    settings = Settings(**read_json(run / CONFIG))
+    if not (run / FINAL / "config.json").exists():
+        raise ValueError(f"{run} is not finished; the command that began it goes on with it")
+    tokenizer = byte_tokenizer.files()["tokenizer.json"]
+    if (run / FINAL / "tokenizer.json").read_text(encoding="utf-8") != tokenizer:
+        raise ValueError(f"{run} has another tokenizer than the shipped models, and other skills")
+    steps = [line for line in lines if "step" in line]
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    attention = partial(flash_versions.attention, version="sdpa")
+    model = load_model(run / FINAL, attention, device, torch.float32)
+    save_model(model.to(torch.bfloat16), folder)
+    for name, content in byte_tokenizer.files().items():
+        write_text(folder / name, content)
+    # What is evaluated is what ships.
+    model = load_model(folder, attention, device, dtype)
+    scores = {
+        name: evaluate(model, problems, temperature=temperature, seed=1)
+        for name, temperature in (("greedy", 0.0), ("sampled", 1.0))
+    }
+    kept = [line for line in lines if line.get("step", 0) % LOG_EVERY == 0]
+    kept += [
+        {"evaluation": name, "problems": problems, "scores": as_record(found)}
+        for name, found in scores.items()
+    ]
+    write_text(folder / "training.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
+    made = model_card.REINFORCING.format(
+        command=command_of(settings),
+        seconds=steps[-1]["seconds"],
+        machine=model_card.machine(device),
+        answers=int(sum(line["drawn"] for line in steps)),
+    )
+    origin = model_card.REINFORCED.format(start=settings.model, **vars(SLOPPY))
+    name = folder.resolve().name
+    card = model_card.describe(name, model, "chat", origin, made, scores, problems=problems)
+    write_text(folder / "README.md", card)
+    sys.stderr.write(model_card.table(scores) + "\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Ship; the exit code is 2 for a wrong request."""
+
+    def run() -> None:
+        parser = Parser(prog="python -m transformer.ship", description=__doc__.split("\n")[0])
+        parser.add_argument("run", type=Path, metavar="RUN", help="of transformer.grpo")
+        parser.add_argument("folder", type=Path, metavar="FOLDER", help="of the checkpoint")
+        parser.add_argument("--problems", type=int, default=512, help="of each skill (512)")
+        parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
+        arguments = parser.parse_args(argv)
+        if arguments.problems < 1:
+            raise ValueError(f"--problems must be at least 1, got {arguments.problems}")
+        ship(arguments.run, arguments.folder, arguments.problems, choose_device(arguments.device))
+
+    return run_training(run, "--problems")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
