@@ -118,16 +118,21 @@ REPEATED = {
         "decode-128", "full-64", "full-128", "ragged-128", "192-by-128", "softcap-128", "pages",
     ),
 }  # fmt: skip
-# On Hopper; elsewhere, head_dim 64 needs less of everything than 128 and 256.
+# On Hopper.
 WIDE = {
     "fa1": (
         "full-64", "full-128", "ragged-128", "192-by-128", "64-by-256", "prefill-80",
-        "prefill-128-fp32", "window-256",
+        "prefill-128-fp32", "window-256", "prefill-64", "prefill-256",
     ),
-    "fa2": ("full-64", "full-128", "ragged-128", "64-by-256", "softcap-128", "prefill-80"),
-    "fa3": ("full-64", "ragged-128", "64-by-256", "prefill-128-fp32"),
-    "fa4": ("64-by-256", "prefill-128-fp32"),
+    "fa2": (
+        "full-64", "full-128", "ragged-128", "64-by-256", "softcap-128", "prefill-80",
+        "prefill-64", "prefill-256", "packed",
+    ),
+    "fa3": ("full-64", "ragged-128", "64-by-256", "prefill-128-fp32", "scores"),
+    "fa4": ("64-by-256", "prefill-128-fp32", "scores", "packed", "prefill-80"),
 }  # fmt: skip
+# Elsewhere: head_dim 64 needs less of everything, and 256 has the least room on sm_89.
+WIDE_ELSEWHERE = {"sm_89": ("prefill-64", "prefill-128-fp32")}
 VARIANTS = ("no overlap", "late wait", "portable, persistent")  # of FA3, at head_dim 128
 # Portable backwards, and whether they repeat for another size what another shows.
 PORTABLE_BACKWARD = {
@@ -270,7 +275,9 @@ def wanted(version: str, shape: str, arch: str) -> bool:
 
 def wide(version: str, shape: str, arch: str) -> bool:
     """Whether it repeats for another size what others show."""
-    return shape in (WIDE[version] if arch == "sm_90" else ("prefill-64",))
+    if arch == "sm_90":
+        return shape in WIDE[version]
+    return shape in WIDE_ELSEWHERE.get(arch, ("prefill-64", "prefill-256"))
 
 
 def compile_versions(arch: str, part: str) -> list[dict]:
@@ -315,9 +322,9 @@ def compile_all_fp8(arch: str, part: str) -> list[dict]:
     if arch == "sm_90" and part == "wide":
         for precision, head_dim in QUANTISED.items():
             rows += compile_quantize(precision, head_dim, arch)
-    if part != "wide":
-        for shape, about in FP8_SHAPES.items():
-            if arch == "sm_90" or shape in ("fp8-128", "fp8-256"):
+    for shape, about in FP8_SHAPES.items():
+        if arch == "sm_90" or shape in ("fp8-128", "fp8-256"):
+            if (arch != "sm_90" and shape == "fp8-256") == (part == "wide"):
                 rows += compile_fp8(shape, about, arch, "block", portable=True)
     return rows
 

@@ -28,6 +28,10 @@ def pytest_configure(config):
         "markers",
         "wide: repeats for another dtype or size what a case that is not wide shows",
     )
+    config.addinivalue_line(
+        "markers",
+        "for_hopper: compiles for Hopper; .ci/run does that with other Tritons only",
+    )
 
 
 def pytest_collection_modifyitems(config, items):

@@ -402,7 +402,13 @@ def compiled(calls):
 @pytest.mark.parametrize(
     ("kind", "call"),
     [
-        pytest.param(kind, call, id=call, marks=pytest.mark.xdist_group(f"compile_quantize {kind}"))
+        pytest.param(
+            kind,
+            call,
+            id=call,
+            marks=[pytest.mark.xdist_group(f"compile_quantize {kind}")]
+            + [pytest.mark.for_hopper] * (kind == "Hopper"),
+        )
         for kind, calls in CALLS.items()
         for call in calls
     ],

@@ -67,6 +67,14 @@ def test_after_it():
     pass
 """
 
+by_workers = pytest.mark.parametrize(
+    "workers",
+    [
+        pytest.param((), id="alone", marks=pytest.mark.wide),
+        pytest.param(("-n", "1", "--dist", "loadgroup"), id="a worker"),
+    ],
+)
+
 
 def run(folder, *options, **files):
     """What pytest says of a folder of tests, with the plug-in."""
@@ -84,7 +92,7 @@ def run(folder, *options, **files):
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "a worker"])
+@by_workers
 def test_a_failure_is_written_when_it_happens(tmp_path, workers):
     (tmp_path / "failures").write_text("of an earlier run")
     said = run(tmp_path, *workers, test_it=FAILING)
@@ -94,7 +102,7 @@ def test_a_failure_is_written_when_it_happens(tmp_path, workers):
     assert written.count("is even\n") == 2 and "number 1" not in written
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "1", "--dist", "loadgroup")], ids=["one", "worker"])
+@by_workers
 def test_a_large_test_has_room_or_is_skipped(tmp_path, workers):
     said = run(tmp_path, *workers, fake=FAKE, test_it=ON_A_GPU)
     assert "2 passed, 1 skipped" in said, said
