@@ -50,7 +50,7 @@ chat: $(VENV)/.ready ## talk to it
 	@$(BIN)/python -m transformer.generate --chat
 
 test: $(VENV)/.ready-test ## everything that needs no GPU: kernels interpreted and compiled, the transformer
-	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest $(WORKERS) -m "not wide"
+	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest $(WORKERS) -m "not wide" $(ARGS)
 
 test-wide: $(VENV)/.ready-test ## what repeats for more dtypes and sizes what `make test` shows
 	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest $(WORKERS) -m wide
@@ -64,7 +64,7 @@ test-triton: $(VENV)/.ready-test ## kernel tests with another Triton: make test-
 		--disable-pip-version-check --target .triton-$(TRITON) triton==$(TRITON)
 	CUDA_VISIBLE_DEVICES= PYTHONPATH=.triton-$(TRITON):. $(BIN)/python -m pytest $(WORKERS) \
 		$(KERNEL_TESTS) -m "not wide" \
-		-k "not (sm_80 or sm_89 or sm_100 or sm_120)"
+		-k "not (sm_80 or sm_89 or sm_100 or sm_120)" $(ARGS)
 
 test-trl: $(VENV)/.ready-trl ## the GRPO loss, log-probabilities and advantages against TRL's
 	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -q tests/test_grpo_trl.py
