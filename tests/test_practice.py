@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from transformer.corpus import CAREFUL
-from transformer.practice import PRACTICE, Above, Below, LongSort, Mix, Practice
+from transformer.practice import PRACTICE, Close, LongSort, Mix, Practice
 
 
 @pytest.mark.parametrize("task", [Mix(), Practice()], ids=["mix", "practice"])
@@ -28,15 +28,13 @@ def test_what_is_practised_adds_up_and_is_held_out_as_it_was_taught():
     assert sum(PRACTICE.values()) == 100
     rng = Random(2)
     kinds = Counter(type(Practice().sample(rng, held_out=True).task) for _ in range(500))
-    assert not kinds.keys() & {Below, Above, LongSort}
+    assert not kinds.keys() & {Close, LongSort}
     prompted = [Practice().sample(rng) for _ in range(500)]
     assert 0 < sum(p.messages[0]["role"] == "system" for p in prompted) < 250
 
 
-def test_differences_below_zero_often_begin_alike():
+def test_close_numbers_begin_alike_and_either_is_the_larger_one():
     rng = Random(3)
-    drawn = [Below(4).arguments(rng) for _ in range(400)]
-    assert all(a <= b for a, b in drawn)
-    alike = sum(a // 100 == b // 100 for a, b in drawn) / len(drawn)
-    assert 0.2 < alike < 0.6
-    assert all(a >= b for a, b in (Above(4).arguments(rng) for _ in range(100)))
+    drawn = [Close(4).arguments(rng) for _ in range(400)]
+    assert all(a // 1000 == b // 1000 for a, b in drawn)
+    assert 0.3 < sum(a < b for a, b in drawn) / len(drawn) < 0.7
