@@ -342,9 +342,6 @@ MODULES = {
     "triton.experimental.gluon": gluon,
     gl.__name__: gl,
     f"{gl.__name__}._core": module("core", builtin),
-    "triton.language.extra.cuda": module(
-        "cuda", gdc_wait=lambda: None, gdc_launch_dependents=lambda: None
-    ),
     HOPPER: module(HOPPER, mbarrier, tma, fence_async_shared, warpgroup_mma, warpgroup_mma_wait),
     "triton.experimental.gluon.nvidia.hopper": module("host", TensorDescriptor),
 }

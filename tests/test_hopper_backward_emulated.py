@@ -34,17 +34,17 @@ shared_out = LOADED["fa4.backward_hopper"]
 DTYPES = [torch.float16, torch.bfloat16]
 USUAL = config.BackwardConfig()
 EARLY = replace(USUAL, early=True)
-TURNED = replace(EARLY, held=1, turned=True, stages=3)
+HELD = replace(EARLY, held=True, stages=3)
 CONFIGS = {
     "as it is": USUAL,
     "early": EARLY,
     "three stages": replace(USUAL, stages=3),
     "early, three stages": replace(EARLY, stages=3),
-    "held": replace(EARLY, held=2, dq_parts=1, stages=3, release_once=True),
-    "turned": TURNED,
-    "backwards, other rows": replace(TURNED, backwards=True, rows=(128, 8)),
+    "held": HELD,
+    "held, in order": replace(USUAL, held=True),
     "many queries": replace(USUAL, block_q=128),
     "many queries, early, three stages": replace(EARLY, block_q=128, stages=3),
+    "many queries, held": replace(HELD, block_q=128),
 }
 
 
@@ -257,9 +257,9 @@ def test_what_is_left_to_the_portable_kernels(monkeypatch):
 
 
 def test_a_schedule_for_another_head_dim():
-    for D in (32, 128):
-        with pytest.raises(ValueError, match=f"turned does not fit head_dim {D}; 33 to 64 do"):
-            differentiate(TURNED, make_request(*qkv(8, 8, 1, D)))
+    for dims in ((128, 64), (64, 128)):
+        with pytest.raises(ValueError, match="held does not fit head_dim 128; use it up to 64"):
+            differentiate(HELD, make_request(*qkv(8, 8, 1, dims[0], D_v=dims[1])))
     for D, block_kv in ((128, 64), (256, 128)):
         request = make_request(*qkv(8, 8, 1, D))
         with pytest.raises(ValueError, match=f"block_kv={block_kv} does not fit head_dim {D}"):
@@ -267,8 +267,6 @@ def test_a_schedule_for_another_head_dim():
 
 
 @pytest.mark.parametrize(("options", "said"), [({"block_q": 32}, "block_q=32"),
-    ({"held": 3}, "held=3"), ({"dq_parts": 4}, "dq_parts=4"),
-    ({"turned": True, "block_q": 128}, "turned with block_q=128"),
     ({"block_kv": 32}, "block_kv=32"),
                                                ({"stages": 1}, "stages=1")])  # fmt: skip
 def test_schedules_that_are_not_possible(options, said):
@@ -288,7 +286,7 @@ def test_columns_of_dq_are_exchanged_and_put_back():
     for D in (128, 80, 16):  # a sum has whole 32s
         request = make_request(*qkv(70, 10, 1, D, dtype=torch.float16), scale=0.5)
         dq_sum = found[None, :, None, : -(-D // 32) * 32]
-        dq = rows.finish(request, dq_sum, USUAL)
+        dq = rows.finish(request, dq_sum)
         assert torch.equal(dq[0, :, 0].float(), columns[:, :D] / 2)
 
 

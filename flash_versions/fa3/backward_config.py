@@ -19,43 +19,21 @@ class BackwardConfig:
         stages: slots of the rings of Q and of dO.
         early: issue S of the next step in this one, and dP before the exponentials. That takes
             registers: without it S, then P, are gone when dP comes, and P is kept in 16 bits.
-        dq_parts: parts of the dims in which dQ is computed, 1 or 2. 1 reads dS once, and takes
-            registers: of head_dim 64 as many as 2 of 128.
-        held: of V and K, how many a consumer has in registers as left operands, the first or both:
-            S and dP then read half as much of shared memory. For head_dim up to 64.
-        turned: compute dQ^T = K^T dS^T, with K^T in registers. For head_dim 33 to 64.
-        registers: of a thread of a consumer and of one of dQ's warpgroup.
-        release_once: give the slots of Q and of dO back together: fewer barriers, later.
-        overlap: launch each kernel while the one before it runs out. For head_dim up to 128.
-        backwards: compute delta, and round dQ, of the last rows first, as what the L2 cache holds
-            at the end of one kernel is what the next one needs first.
-        rows: of a program, and its warps, where delta is computed and where dQ is rounded.
+        held: have V and K in registers, as left operands, and compute dQ in one product, not two:
+            S, dP and dQ read less of shared memory. For head_dim up to 64.
     """
 
     block_kv: int = 128
     block_q: int = 64
     stages: int = 2
     early: bool = False
-    dq_parts: int = 2
-    held: int = 0
-    turned: bool = False
-    registers: tuple[int, int] = (208, 72)
-    release_once: bool = False
-    overlap: bool = False
-    backwards: bool = False
-    rows: tuple[int, int] = (64, 4)
+    held: bool = False
 
     def __post_init__(self) -> None:
         if self.block_kv not in (64, 128):
             raise ValueError(f"block_kv={self.block_kv} is not possible; 64 and 128 are.")
         if self.block_q not in (64, 128):
             raise ValueError(f"block_q={self.block_q} is not possible; 64 and 128 are.")
-        if self.dq_parts not in (1, 2):
-            raise ValueError(f"dq_parts={self.dq_parts} is not possible; 1 and 2 are.")
-        if self.held not in (0, 1, 2):
-            raise ValueError(f"held={self.held} is not possible; 0, 1 and 2 are.")
-        if self.turned and self.block_q != 64:
-            raise ValueError(f"turned with block_q={self.block_q} is not possible; 64 is.")
         if self.stages < 2:  # the gradients of K and V leave through two slots
             raise ValueError(f"stages={self.stages} must be at least 2.")
 
@@ -67,9 +45,8 @@ class BackwardConfig:
                 f"block_kv={self.block_kv} does not fit head_dim {head_dim}; use 128 up to "
                 f"head_dim 128, and 64 above."
             )
-        head_dim = request.q.shape[3]
-        if self.turned and not 32 < head_dim <= 64:
-            raise ValueError(f"turned does not fit head_dim {head_dim}; 33 to 64 do.")
+        if self.held and head_dim > 64:
+            raise ValueError(f"held does not fit head_dim {head_dim}; use it up to 64.")
 
     def padded_length(self, length: int) -> int:
         """Queries in whole steps."""
@@ -83,7 +60,8 @@ def default_config(request: Request) -> BackwardConfig:
         return BackwardConfig(block_kv=64)
     if head_dim > 64:
         return BackwardConfig()
-    return BackwardConfig(stages=3, early=True)
+    # With softcap both P and its slope wait for dP, and held operands would spill.
+    return BackwardConfig(stages=3, early=True, held=request.softcap is None)
 
 
 def heads_of_section(request: Request) -> int:

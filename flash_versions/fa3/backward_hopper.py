@@ -25,28 +25,25 @@ One step, for block j; [..] what the tensor cores do, a column is a stretch of t
     TMA          Q, dO to come         [dQ_j-1 += in memory ...
 
     who waits       for whom                                        at
-    producer        both consumers have read a slot of Q and of dO  q.empty do.empty
+    producer        both consumers have read a slot of Q and of dO  q.empty
     all others      the producer's copy has landed                  k.full v.full q.full do.full
     consumer        `accumulate` has read the slot of dS_j-2        ds.empty
     accumulate      both have written their part of dS_j            ds.full
     all others      their own products                              warpgroup_mma_wait
-    accumulate      this half's dQ of the block before has left     tma.store_wait
+    accumulate      what its tile of dQ had before has left         tma.store_wait
     consumer        both have read the slot that dK, dV leave by    q.empty
 
 Why nobody overwrites what another still reads: who writes a tile waits until its readers have said
-that they are done, of dS and dQ as of all others. Behind the last block, S of no block may read a
-slot by which dK leaves; nobody looks at it.
+that they are done, of dS and dQ as of all others. Slots of Q and of dO are given back together,
+behind dK, the last product that reads one. Behind the last block, S of no block may read a slot by
+which dK leaves; nobody looks at it.
 
 `early`, where there are registers for it (head_dim 64): dP is issued before the exponentials, and S
 of the next step behind dK. Elsewhere S, then P, is to be gone when dP comes: P is kept in 16 bits.
 
-There, too, left operands that stay the same may be in registers, so that a product reads its right
-one only: `held`, a consumer's rows of V and K; `turned`, K^T of dQ^T = K^T dS^T. At head_dim
-64 a step takes 1664 cycles of shared memory, and 1280 of the tensor cores: dQ in one part saves 128
-of the former, V and K 128 each, K^T another 128.
-
-`overlap`: the programs of a kernel begin where those of the one before have ended, and wait for
-all of them where they first need what those have written: values, and the cleared sum of dQ.
+`held`, there, too: a consumer has its rows of V and of K in registers, as left operands, and dQ is
+one product, so dS is read once. At head_dim 64 a step would take 1664 cycles of shared memory, and
+1280 of the tensor cores: V, K and dQ save 128 of the former each. Not with softcap: it would spill.
 
 Cost. Per block of 64 queries and 128 keys at head_dim 128, 2560 cycles of the tensor cores and 2944
 of shared memory: of the five products only dV and dK have an operand in registers. dQ passes
@@ -72,9 +69,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     tma,
     warpgroup_mma_wait,
 )
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from flash_versions.fa2.combine import Early
 from flash_versions.fa3 import forward_hopper
 from flash_versions.fa3.backward import exp2
 from flash_versions.fa3.backward_config import BackwardConfig, default_config
@@ -85,6 +80,8 @@ from flash_versions.fa3.backward_rows import finish, prepare
 from flash_versions.fa3.backward_tiles import (
     Buffers,
     add_dq,
+    consumer_half,
+    hold,
     multiply,
     multiply_dq,
     multiply_into,
@@ -106,48 +103,29 @@ from flash_versions.launch import Launcher, Plan, layout
 from flash_versions.memory import cdiv
 from flash_versions.request import Request
 
-PRODUCER_REGISTERS = 24  # of a thread, as all of these
+# Of a thread, 64 K in all. 200 and 88 are too few: ptxas then has products wait for each other.
+REGISTERS = {"CONSUMER_REGISTERS": 208, "ACCUMULATOR_REGISTERS": 72, "PRODUCER_REGISTERS": 24}
 WIDE_REGISTERS = {"CONSUMER_REGISTERS": 240, "PRODUCER_REGISTERS": 24}
 
 
 @gluon.jit
-def produce(
-    problem,
-    buffers,
-    q,
-    k,
-    v,
-    do,
-    values,
-    RELEASE_ONCE: gl.constexpr,
-    OVERLAP: gl.constexpr,
-):
-    """The producer: load K and V, and for each head of the group Q and dO of all that see them.
-
-    With OVERLAP the kernel before may still be at work. K it does not write.
-    """
+def produce(problem, buffers, q, k, v, do, values):
+    """The producer: load K and V, and for each head of the group Q and dO of all that see them."""
     key, kv_head, sequence = problem.locate(gl.program_id(0))
     begin, _, _, end = problem.blocks(key, problem.BLOCK_KV)
     place = buffers.q.at(0, 0)
-    if OVERLAP:
-        gdc_launch_dependents()
     if begin < end:
         buffers.k.fill(buffers.k.at(0, 0), k, [sequence, kv_head, key, 0])
-    if OVERLAP:  # of no keys, too: who waits for this kernel takes that one for done
-        gdc_wait()
-    if begin < end:
         for step in range(problem.GROUP * (end - begin)):
             head = kv_head * problem.GROUP + step // (end - begin)
             query = (begin + step % (end - begin)) * problem.BLOCK_Q
-            buffers.q.wait_empty(place)
+            buffers.q.wait_empty(place)  # and so is the slot of dO
             buffers.q.load_with(
                 place, q, [sequence, head, query, 0],
                 buffers.lse, values, [sequence, head, 0, query],
             )  # fmt: skip
             if step == 0:
                 buffers.v.fill(buffers.v.at(0, 0), v, [sequence, kv_head, key, 0])
-            if not RELEASE_ONCE:
-                buffers.do.wait_empty(place)
             buffers.do.load_with(
                 place, do, [sequence, head, query, 0],
                 buffers.delta, values, [sequence, head, 1, query],
@@ -167,31 +145,6 @@ class State:
 
 
 @gluon.jit
-def consumer_half(ring, CONSUMER: gl.constexpr):
-    """A consumer's 64 rows of a tile of K or V."""
-    tile = ring.tile(ring.at(unknown_zero(), 0))
-    return tile.slice(CONSUMER * WARPGROUP_ROWS, WARPGROUP_ROWS, dim=0)
-
-
-@aggregate
-class Held:
-    """Left operands that a consumer has in registers; in the place of others, a 0."""
-
-    v: gl.tensor
-    k: gl.tensor
-
-
-@gluon.jit
-def hold(ring, problem, HELD: gl.constexpr, CONSUMER: gl.constexpr):
-    """A consumer's rows of K or V as left operands."""
-    if HELD:
-        accumulator: gl.constexpr = accumulator_layout(problem.BLOCK_Q)
-        return consumer_half(ring, CONSUMER).load(gl.DotOperandLayout(0, accumulator, 2))
-    else:
-        return gl.to_tensor(0)
-
-
-@gluon.jit
 def fold_queries(
     state,
     held,
@@ -202,8 +155,6 @@ def fold_queries(
     more,
     MASKED: gl.constexpr,
     EARLY: gl.constexpr,
-    HELD: gl.constexpr,
-    RELEASE_ONCE: gl.constexpr,
     CONSUMER: gl.constexpr,
 ):
     """Fold a block of queries into dK and dV of a consumer's keys, and hand its dS over.
@@ -211,8 +162,8 @@ def fold_queries(
     All that a step does, in the order in which it does it; `more`: it is not the last one.
     """
     place, ds_place, s = state.place, state.ds_place, state.s
-    v_tile = held.v if HELD >= 1 else consumer_half(buffers.v, CONSUMER)
-    k_tile = held.k if HELD == 2 else consumer_half(buffers.k, CONSUMER)
+    v_tile = held.v if held.HELD else consumer_half(buffers.v, CONSUMER)
+    k_tile = held.k if held.HELD else consumer_half(buffers.k, CONSUMER)
     q_tile = buffers.q.tile(place)
     do_tile = buffers.do.tile(place)
     if EARLY:
@@ -242,13 +193,11 @@ def fold_queries(
     buffers.ds.publish(ds_place)
     dk_token = multiply_into(state.dk, ds, q_tile)
     dv = warpgroup_mma_wait(1, deps=[dv_token])
-    if not RELEASE_ONCE:
-        buffers.do.release(place)
     if EARLY:
         buffers.q.wait(place.next(), more)  # without more, scores of no matter what
         s_token = multiply(k_tile, buffers.q.tile(place.next()).permute((1, 0)))
         dk = warpgroup_mma_wait(1, deps=[dk_token])
-        buffers.q.release(place)
+        buffers.q.release(place)  # and with it dO
         s = warpgroup_mma_wait(0, deps=[s_token])
     else:
         s = state.s
@@ -293,7 +242,6 @@ def consume(
     dv_out,
     EARLY: gl.constexpr,
     HELD: gl.constexpr,
-    RELEASE_ONCE: gl.constexpr,
     CONSUMER: gl.constexpr,
 ):
     """A consumer: dK and dV of 64 keys."""
@@ -305,27 +253,25 @@ def consume(
     _, full_begin, full_end, _ = problem.blocks(key, WARPGROUP_ROWS)
     BLOCK_Q: gl.constexpr = problem.BLOCK_Q
     state = first_state(problem, buffers, begin, end, EARLY, CONSUMER)
-    held = Held(
-        hold(buffers.v, problem, HELD >= 1, CONSUMER), hold(buffers.k, problem, HELD == 2, CONSUMER)
-    )
+    held = hold(buffers, BLOCK_Q, HELD, CONSUMER)
     for member in range(problem.GROUP):
         last = gl.where(member + 1 < problem.GROUP, end, end - 1)  # no block that is not followed
         if problem.RIGHT or problem.EDGE:
             for block in range(begin, full_begin):
                 state = fold_queries(
                     state, held, problem, buffers, block * BLOCK_Q, key, block < last, True, EARLY,
-                    HELD, RELEASE_ONCE, CONSUMER
+                    CONSUMER
                 )  # fmt: skip
         for block in range(full_begin, full_end):
             state = fold_queries(
                 state, held, problem, buffers, block * BLOCK_Q, key, block < last, False, EARLY,
-                HELD, RELEASE_ONCE, CONSUMER
+                CONSUMER
             )  # fmt: skip
         if problem.LEFT:
             for block in range(full_end, end):
                 state = fold_queries(
                     state, held, problem, buffers, block * BLOCK_Q, key, block < last, True, EARLY,
-                    HELD, RELEASE_ONCE, CONSUMER
+                    CONSUMER
                 )  # fmt: skip
     free = state.place
     if CONSUMER == 1:
@@ -340,9 +286,9 @@ def consume(
 
 
 @gluon.jit
-def accumulate(problem, buffers, dq_sum, TURNED: gl.constexpr, OVERLAP: gl.constexpr):
-    """The warpgroup of dQ: of each block, dQ = dS K, a part of the dims at a time; or, TURNED, its
-    transpose with K^T in registers.
+def accumulate(problem, buffers, dq_sum):
+    """The warpgroup of dQ: of each block, dQ = dS K, all dims or a half at a time, as the boxes of
+    `dq_sum` are.
     """
     PARTS: gl.constexpr = buffers.k.tiles.shape[4] // dq_sum.block_type.shape[3]
     key, kv_head, sequence = problem.locate(gl.program_id(0))
@@ -350,12 +296,6 @@ def accumulate(problem, buffers, dq_sum, TURNED: gl.constexpr, OVERLAP: gl.const
     k_place = buffers.k.at(0, 0)
     ds_place = buffers.ds.at(0, 0)
     buffers.k.wait(k_place, begin < end)
-    if TURNED:
-        accumulator: gl.constexpr = accumulator_layout(problem.BLOCK_Q)
-        operand: gl.constexpr = gl.DotOperandLayout(0, accumulator, 2)
-        k_turned = buffers.k.tile(k_place).permute((1, 0)).load(operand)
-    if OVERLAP:  # what is added to has been cleared
-        gdc_wait()
     for member in range(problem.GROUP):
         head = kv_head * problem.GROUP + member
         for block in range(begin, end):
@@ -363,11 +303,7 @@ def accumulate(problem, buffers, dq_sum, TURNED: gl.constexpr, OVERLAP: gl.const
             ds_tile = buffers.ds.tile(ds_place)
             k_tile = buffers.k.tile(buffers.k.at(unknown_zero(), 0))
             for part in gl.static_range(PARTS):
-                if TURNED:
-                    token = multiply(k_turned, ds_tile)
-                else:
-                    token = multiply_dq(ds_tile, k_tile, part, PARTS)
-                dq = warpgroup_mma_wait(0, deps=[token])
+                dq = warpgroup_mma_wait(0, deps=[multiply_dq(ds_tile, k_tile, part, PARTS)])
                 if part == PARTS - 1:
                     buffers.ds.release(ds_place)
                 corner = [sequence, head, block * problem.BLOCK_Q, part * dq.shape[1]]
@@ -407,9 +343,6 @@ def backward_kernel(
     STAGES: gl.constexpr,
     EARLY: gl.constexpr,
     HELD: gl.constexpr,
-    TURNED: gl.constexpr,
-    RELEASE_ONCE: gl.constexpr,
-    OVERLAP: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr,
     ACCUMULATOR_REGISTERS: gl.constexpr,
     PRODUCER_REGISTERS: gl.constexpr,
@@ -438,10 +371,10 @@ def backward_kernel(
     fence_async_shared()
     gl.warp_specialize(
         [
-            (consume, (problem, buffers, dk_out, dv_out, EARLY, HELD, RELEASE_ONCE, 0)),
-            (consume, (problem, buffers, dk_out, dv_out, EARLY, HELD, RELEASE_ONCE, 1)),
-            (accumulate, (problem, buffers, dq_sum, TURNED, OVERLAP)),
-            (produce, (problem, buffers, q, k, v, do, values, RELEASE_ONCE, OVERLAP)),
+            (consume, (problem, buffers, dk_out, dv_out, EARLY, HELD, 0)),
+            (consume, (problem, buffers, dk_out, dv_out, EARLY, HELD, 1)),
+            (accumulate, (problem, buffers, dq_sum)),
+            (produce, (problem, buffers, q, k, v, do, values)),
         ],
         [4, 4, 1],
         [CONSUMER_REGISTERS, ACCUMULATOR_REGISTERS, PRODUCER_REGISTERS],
@@ -449,21 +382,6 @@ def backward_kernel(
 
 
 launch_backward = Launcher(backward_kernel)
-launch_backward_early = Launcher(Early(backward_kernel))
-
-
-def switches(config: BackwardConfig) -> dict[str, Any]:
-    """The constants of a configuration."""
-    return {
-        "EARLY": config.early,
-        "HELD": config.held,
-        "TURNED": config.turned,
-        "RELEASE_ONCE": config.release_once,
-        "OVERLAP": config.overlap,
-        "CONSUMER_REGISTERS": config.registers[0],
-        "ACCUMULATOR_REGISTERS": config.registers[1],
-        "PRODUCER_REGISTERS": PRODUCER_REGISTERS,
-    }
 
 
 def unsupported(request: Request) -> str | None:
@@ -525,10 +443,12 @@ def make_plan(
     config = config or default_config(request)
     config.check(request)
     batch, kv_length, kv_heads, _ = request.k.shape
-    chosen = WIDE_REGISTERS if config.block_kv == 64 else switches(config)
+    chosen = {"EARLY": config.early, "HELD": config.held, **REGISTERS}
+    if config.block_kv == 64:
+        chosen = WIDE_REGISTERS
     return Plan(
         config,
-        (*layout(request), config.block_q, config.dq_parts),
+        (*layout(request), config.block_q, config.held),
         (cdiv(kv_length, config.block_kv) * kv_heads * batch, 1, 1),
         numbers(request),
         {**constants(request, config, function, share), "STAGES": config.stages, **chosen},
@@ -547,8 +467,6 @@ def launch(
     """Launch the kernels; arguments and results as those of `backward`."""
     config = plan.config
     space = prepare(request, o, lse, do, dlse, config)
-    launcher = launch_backward_early if config.overlap else launch_backward
-    if config.block_kv == 64:
-        launcher = launch_wide
+    launcher = launch_wide if config.block_kv == 64 else launch_backward
     launcher.launch(plan, boxes(request, space, config))
-    return finish(request, space.dq_sum, config), space.dk, space.dv, None
+    return finish(request, space.dq_sum), space.dk, space.dv, None

@@ -25,7 +25,7 @@ def boxes(request: Request, space: Workspace, config: BackwardConfig) -> tuple:
     # What leaves at once: of 128 keys, dK and dV of a consumer's 64 and half of the dims of dQ, or
     # all; of 64 keys half of the dims of dK and dV, and a quarter of those of dQ.
     parts = 1 if config.block_kv == 128 else 2
-    dq_parts = 1 if config.turned else config.dq_parts * parts
+    dq_parts = 1 if config.held else 2 * parts
     return (
         describe(q, config.block_q, width),
         describe(k, config.block_kv, width),

@@ -7,10 +7,8 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from flash_versions.descriptor import undescribable
-from flash_versions.fa2.combine import Early
 from flash_versions.fa3.backward_config import BackwardConfig
 from flash_versions.launch import Launcher, placement
 from flash_versions.memory import (
@@ -24,15 +22,13 @@ from flash_versions.memory import (
 from flash_versions.request import Request
 from flash_versions.tile import LOG2E
 
+BLOCK = 64  # rows of a program
+
 
 @triton.jit
-def locate_rows(heads, q_length, blocks, BLOCK: tl.constexpr, BACKWARDS: tl.constexpr):
-    """(Rows, positions) of a program: a block of one head and sequence; BACKWARDS, the last one
-    first.
-    """
+def locate_rows(heads, q_length, blocks, BLOCK: tl.constexpr):
+    """(Rows, positions) of a program: a block of one head and sequence."""
     program = tl.program_id(0)
-    if BACKWARDS:
-        program = tl.num_programs(0) - 1 - program
     row = program // blocks
     rows = Rows(row // heads, row % heads, program * 0, q_length)
     return rows, program % blocks * BLOCK + tl.arange(0, BLOCK)
@@ -52,9 +48,6 @@ def prepare_kernel(
     blocks,
     HAS_DLSE: tl.constexpr,
     BLOCK: tl.constexpr,
-    TURNED: tl.constexpr,
-    OVERLAP: tl.constexpr,
-    BACKWARDS: tl.constexpr,
 ):
     """The LSE in log2 units and delta = rowsum(dO * O) - dLSE, into `values` (batch, heads, 2,
     padded_length); 0 into dQ's sum.
@@ -62,9 +55,7 @@ def prepare_kernel(
     An LSE of +inf makes P = 0: for a query that sees no key, and past the last one. There, delta is
     0, as dLSE may well be NaN.
     """
-    if OVERLAP:
-        gdc_launch_dependents()
-    rows, pos = locate_rows(heads, q_length, blocks, BLOCK, BACKWARDS)
+    rows, pos = locate_rows(heads, q_length, blocks, BLOCK)
     o_tile = load_rows(o, rows, pos, MASKED=True).to(tl.float32)
     do_tile = load_rows(do, rows, pos, MASKED=True).to(tl.float32)
     delta = tl.sum(o_tile * do_tile, 1)
@@ -76,8 +67,6 @@ def prepare_kernel(
     exists = pos < padded_length
     tl.store(target, tl.where(sees_nothing, float("inf"), row_lse * LOG2E), mask=exists)
     tl.store(target + padded_length, tl.where(sees_nothing, 0.0, delta), mask=exists)
-    if TURNED:  # the rows of its last tile are dims
-        rows = Rows(rows.batch, rows.head, rows.first, padded_length)
     store_rows(dq_sum, rows, pos, tl.zeros([BLOCK, dq_sum.PADDED], tl.float32))
 
 
@@ -91,32 +80,15 @@ def exchanged(x):
 
 
 @triton.jit(do_not_specialize=["q_length", "heads", "blocks"])
-def finish_kernel(
-    dq_sum,
-    dq,
-    scale,
-    q_length,
-    heads,
-    blocks,
-    BLOCK: tl.constexpr,
-    TURNED: tl.constexpr,
-    OVERLAP: tl.constexpr,
-    BACKWARDS: tl.constexpr,
-):
+def finish_kernel(dq_sum, dq, scale, q_length, heads, blocks, BLOCK: tl.constexpr):
     """dQ = scale * its sum, rounded."""
-    if OVERLAP:
-        gdc_wait()
-    rows, pos = locate_rows(heads, q_length, blocks, BLOCK, BACKWARDS)
-    if TURNED:
-        total = exchanged(load_rows(dq_sum, rows, pos, MASKED=False)).trans()
-    else:
-        total = exchanged(load_rows(dq_sum, rows, pos, MASKED=True))
+    rows, pos = locate_rows(heads, q_length, blocks, BLOCK)
+    total = exchanged(load_rows(dq_sum, rows, pos, MASKED=True))
     store_rows(dq, rows, pos, total * scale)
 
 
 launch_prepare = Launcher(prepare_kernel)
 launch_finish = Launcher(finish_kernel)
-launch_finish_early = Launcher(Early(finish_kernel))
 
 
 class Workspace(NamedTuple):
@@ -124,7 +96,7 @@ class Workspace(NamedTuple):
 
     values: LSE and delta of each query (batch, heads, 2, padded length), fp32.
     dq_sum: (batch, M, heads, head_dim in whole 32s) fp32, heads apart in memory, with columns
-        `exchanged`. Turned: M in whole blocks of 64, of which each is a tile (dims, queries).
+        `exchanged`.
     """
 
     do: torch.Tensor
@@ -150,11 +122,9 @@ def prepare(
     padded = config.padded_length(q_length)
     values = q.new_empty((batch, heads, 2, padded), dtype=torch.float32)
     width = cdiv(head_dim, 32) * 32
-    length = padded if config.turned else q_length
-    dq_sum = q.new_empty((batch, heads, length, width), dtype=torch.float32).transpose(1, 2)
+    dq_sum = q.new_empty((batch, heads, q_length, width), dtype=torch.float32).transpose(1, 2)
     dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (k, v))
-    block, num_warps = config.rows
-    blocks = cdiv(padded, block)
+    blocks = cdiv(padded, BLOCK)
     launch_prepare(
         (q.device, head_dim, do.shape[3], *map(placement, (do, o, lse, dlse, dq_sum))),
         (blocks * heads * batch,),
@@ -170,38 +140,23 @@ def prepare(
             heads,
             blocks,
         ),
-        {"HAS_DLSE": dlse is not None, "BLOCK": block, **switches(config)},
-        num_warps=num_warps,
+        {"HAS_DLSE": dlse is not None, "BLOCK": BLOCK},
     )
     return Workspace(do, values, dq_sum, dk, dv)
 
 
-def switches(config: BackwardConfig) -> dict[str, bool]:
-    """The constants of both kernels."""
-    return {
-        "TURNED": config.turned,
-        "OVERLAP": config.overlap,
-        "BACKWARDS": config.backwards,
-    }
-
-
-def finish(request: Request, dq_sum: torch.Tensor, config: BackwardConfig) -> torch.Tensor:
+def finish(request: Request, dq_sum: torch.Tensor) -> torch.Tensor:
     """dQ (batch, M, heads, head_dim) of its sum, contiguous, in q's dtype."""
     q = request.q
     batch, q_length, heads, head_dim = q.shape
     dq = torch.empty_like(q, memory_format=torch.contiguous_format)
     source = View.of(dq_sum)
     target = View.of(dq)._replace(PADDED=source.PADDED)  # of 16 dims, 32 columns
-    block, num_warps = config.rows
-    if config.turned:
-        block = 64
-    blocks = cdiv(q_length, block)
-    launch = launch_finish_early if config.overlap else launch_finish
-    launch(
+    blocks = cdiv(q_length, BLOCK)
+    launch_finish(
         (q.device, head_dim, placement(dq_sum), placement(dq)),
         (blocks * heads * batch,),
         (source, target, request.scale, q_length, heads, blocks),
-        {"BLOCK": block, **switches(config)},
-        num_warps=num_warps,
+        {"BLOCK": BLOCK},
     )
     return dq
