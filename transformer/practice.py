@@ -1,11 +1,11 @@
-"""Tasks that mix other tasks: all that the shipped models were taught, to be reinforced at once."""
+"""Tasks that mix other tasks: all that the shipped models were taught, to be practised at once."""
 
 from dataclasses import replace
 from random import Random
 
 from transformer import corpus, phrases
 from transformer.task import Problem, Task
-from transformer.tasks import TASKS, Add, Columns, Sort, Subtract
+from transformer.tasks import TASKS, Add, Subtract
 
 
 def addressed(rng: Random, problem: Problem) -> Problem:
@@ -43,46 +43,18 @@ class Mix(Task):
         return addressed(rng, problem)
 
 
-class Close(Subtract):
-    """Differences of numbers that begin alike, either of them first.
-
-    Which one is larger has to be seen before the first column is written, and here that takes more
-    than a look at the first digits: it is what goes wrong last.
-    """
-
-    def arguments(self, rng: Random) -> tuple:
-        """Draw a number, and another one for its last digits."""
-        a = max(Columns.arguments(self, rng))
-        last = 10 ** rng.randint(1, max(1, len(str(a)) - 1))
-        numbers = [a, a - a % last + rng.randrange(last)]
-        rng.shuffle(numbers)
-        return tuple(numbers)
-
-
-class LongSort(Sort):
-    """Four or five numbers of two or three digits."""
-
-    def arguments(self, rng: Random) -> tuple:
-        """Draw the numbers and an order."""
-        top = rng.choice((99, 999))
-        numbers = tuple(rng.randint(0, top) for _ in range(rng.choice((4, 5, 5))))
-        return ("descending" if rng.random() < 0.4 else "ascending"), numbers
-
-
-# What is practised, in per cent.
+# What is practised, in shares.
 PRACTICE: dict[Task, int] = {
-    Mix(): 50,
-    Subtract(4): 10,
-    Subtract(3): 3,
-    Subtract(): 4,
-    Close(4): 8,
-    Close(): 6,
-    Add(): 2,
-    FollowUps(): 8,
-    LongSort(): 3,
-    TASKS["multiply"]: 3,
-    TASKS["small talk"]: 1,
-    TASKS["unknown"]: 2,
+    Mix(): 100,
+    Subtract(4): 30,
+    Subtract(3): 14,
+    Subtract(): 14,
+    Add(): 5,
+    TASKS["multiply"]: 7,
+    FollowUps(): 16,
+    TASKS["sort"]: 5,
+    TASKS["small talk"]: 5,
+    TASKS["unknown"]: 4,
 }
 
 
