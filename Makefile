@@ -55,7 +55,7 @@ test: $(VENV)/.ready-test ## everything that needs no GPU: kernels interpreted a
 test-wide: $(VENV)/.ready-test ## what repeats for more dtypes and sizes what `make test` shows
 	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest $(WORKERS) -m wide
 
-test-gpu: $(VENV)/.ready-test ## the same equivalence cases and more on an NVIDIA GPU: ARGS="--failures FILE"
+test-gpu: $(VENV)/.ready-test ## the same equivalence cases and more on an NVIDIA GPU: ARGS="--failures=FILE"
 	$(BIN)/python -m pytest -q -n auto --dist loadgroup -m gpu $(ARGS)
 
 test-triton: $(VENV)/.ready-test ## kernel tests with another Triton: make test-triton TRITON=3.9.0

@@ -1,6 +1,6 @@
 """For tests that share a GPU: large ones take turns, none keeps memory, a lost device is named.
 
-A plug-in of pytest; conftest.py loads it. `--failures FILE` writes each failure when it happens: a
+A plug-in of pytest; conftest.py loads it. `--failures=FILE` writes each failure when it happens: a
 long run that is ended still says what was wrong.
 """
 

@@ -197,7 +197,10 @@ def test_what_the_compiler_makes_of_it():
         if name == "decode_kernel":
             assert row["mma_sync"] and row["loops"] == [0], row
             assert row["copied"] and set(row["copied"]) == {"0x10"}, row
-        assert row["dependency"] == ["launch_dependents", "wait"] and row["early"], row
+    splits, reduction, *whole = kernels.values()
+    assert splits["dependency"] == ["launch_dependents"] and not splits["early"]
+    assert reduction["dependency"] == ["launch_dependents", "wait"] and reduction["early"]
+    assert not any(row["dependency"] or row["early"] for row in whole)
 
 
 @pytest.mark.gpu

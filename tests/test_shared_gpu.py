@@ -81,7 +81,7 @@ def run(folder, *options, **files):
     for name, text in files.items():
         (folder / f"{name}.py").write_text(text)
     paths = [str(folder), str(Path(__file__).parent), os.environ.get("PYTHONPATH")]
-    options = ("-q", "-rs", "-p", "shared_gpu", "--failures", "failures", *options)
+    options = ("-q", "-rs", "-p", "shared_gpu", "--failures=failures", *options)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options],
         cwd=folder,

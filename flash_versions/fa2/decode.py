@@ -9,11 +9,10 @@ What changes.
 * One loop: every block is masked. The mask costs nothing where the arithmetic waits for memory.
 * Both loads of a block are asked for before anything is computed with either.
 * Shares of the splits differ by one block at most, so that no program works while all others rest.
-* Both kernels are launched while the one before them runs, and wait on the GPU for what it writes
-  (programmatic dependent launch, from Hopper on): launching takes none of the time.
+* The reduction is launched as soon as every program has begun, and waits on the GPU for what they
+  write (programmatic dependent launch, from Hopper on): launching takes none of the time.
 
     program (key head of a sequence, split):    let the reduction be launched
-                                                wait for the kernel before
                                                 load Q tile
                                                 for j in this split's blocks:
                                                     load K_j and V_j
@@ -29,9 +28,8 @@ CUDA C++ Programming Guide.
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents
 
-from flash_versions.fa2.combine import Early
 from flash_versions.launch import Launcher
 from flash_versions.memory import (
     Rows,
@@ -115,7 +113,6 @@ def decode_kernel(
     """One program per (key head, sequence) and split; its tile has all query rows of the head."""
     if OVERLAP:
         gdc_launch_dependents()
-        gdc_wait()
     head, sequence = tl.program_id(0) % kv_heads, tl.program_id(0) // kv_heads
     split = tl.program_id(1)
     rows = query_rows(sequences, sequence, head, q_length)
@@ -150,4 +147,3 @@ def decode_kernel(
 
 
 launch_decode = Launcher(decode_kernel)
-launch_decode_early = Launcher(Early(decode_kernel))

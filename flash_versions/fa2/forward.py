@@ -43,7 +43,7 @@ import triton
 import triton.language as tl
 
 from flash_versions.fa2.combine import Partials, combine
-from flash_versions.fa2.decode import launch_decode, launch_decode_early
+from flash_versions.fa2.decode import launch_decode
 from flash_versions.launch import Launcher, layout
 from flash_versions.memory import (
     Rows,
@@ -366,7 +366,7 @@ def forward(
     partials = None
     if num_splits > 1:
         partials = Partials.allocate(num_splits, o, request.cu_seqlens_q is not None)
-    overlap = few_rows and launches_overlap(q.device)
+    overlap = few_rows and num_splits > 1 and launches_overlap(q.device)
     key = (*layout(request), num_splits)
     tensors = (View.of(q), View.of(k), View.of(v), View.of(o), View.of_rows(lse), partials)
     about = (
@@ -388,8 +388,7 @@ def forward(
     grid = (programs, num_splits)
     if few_rows:
         constants["OVERLAP"] = overlap
-        launch = launch_decode_early if overlap else launch_decode
-        launch(key, grid, (*tensors, *about, num_splits), constants, *compiler)
+        launch_decode(key, grid, (*tensors, *about, num_splits), constants, *compiler)
     else:
         arguments = (*tensors, tiles.plan, *about, tiles.number, num_splits)
         launch_forward(key, grid, arguments, constants, *compiler)
