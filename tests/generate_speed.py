@@ -71,7 +71,7 @@ LLAMA_8B = replace(
 )
 SHAPES = {"qwen2.5-0.5b": QWEN, "llama-3.2-1b": LLAMA_1B, "llama-3.1-8b": LLAMA_8B}
 SHIPPED = "shipped"
-ROUNDS = {"ours": 5, "transformers": 1}  # of every call
+ROUNDS = {"ours": 3, "transformers": 1}  # of every call
 # More steps drown the noise of recording a graph and of the host.
 STEPS = {"ours": 512, "transformers": 64}
 
