@@ -12,6 +12,7 @@ import flash_versions  # noqa: E402, F401, I001
 import pytest  # noqa: E402
 import torch  # noqa: E402
 import triton  # noqa: E402
+from flash_versions import launch  # noqa: E402
 
 pytest_plugins = ["shared_gpu", "tiny_model", "tiny_grpo"]
 
@@ -70,6 +71,12 @@ def poisoned_memory(monkeypatch):
     monkeypatch.setattr(torch, "empty", poison(torch.empty))
     monkeypatch.setattr(torch, "empty_like", poison(torch.empty_like))
     monkeypatch.setattr(torch.Tensor, "new_empty", poison(torch.Tensor.new_empty))
+
+
+@pytest.fixture(autouse=True)
+def nothing_decided(monkeypatch):
+    """What `launch.remembered` knows was decided under the patches of other tests."""
+    monkeypatch.setattr(launch, "decided", {})
 
 
 @pytest.fixture(autouse=True)
