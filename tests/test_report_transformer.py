@@ -67,8 +67,8 @@ def test_a_layer_is_held_against_the_faster_backend():
 
 @pytest.mark.skipif(not of_suite("layer"), reason="not measured yet")
 def test_measured_speed_of_a_layer():
-    """All were measured. The bar of 1.05 x torch's best is missed (docs/log.md); what is held is
-    that each step of the progression is faster, and than torch's FlashAttention-2.
+    """All were measured. The bar: 1.05 x torch's best; and each step of the progression is faster,
+    and than torch's FlashAttention-2.
     """
     rows = {row["version"]: row for row in of_suite("layer")}
     assert set(rows) == {"fa2", "fa3", "fa4", "cudnn", "torch fa2"}
@@ -77,6 +77,7 @@ def test_measured_speed_of_a_layer():
         assert row["seconds"] == median(row["times"]) and len(row["times"]) == 9
     for name in ("fa3", "fa4"):
         assert rows[name]["seconds"] < rows["fa2"]["seconds"] < rows["torch fa2"]["seconds"]
+        assert rows["cudnn"]["seconds"] >= 1.05 * rows[name]["seconds"]
 
 
 @pytest.mark.skipif(not of_suite("training curve"), reason="not measured yet")
@@ -152,13 +153,13 @@ def test_measured_rounding_of_the_norm():
 
 @pytest.mark.skipif(not of_suite("generate"), reason="not measured yet")
 def test_measured_speed_of_generation():
-    """The bars: 70 per cent of the bound for the 8B, 3 x transformers for one row and 2 x for 64,
-    whole calls. The 1B reaches 70 per cent with a long context only (docs/log.md).
+    """The bars: 70 per cent of the bound for the 1B and the 8B, 3 x transformers for one row and 2 x
+    for 64, whole calls.
     """
     rows = {(r["case"], r["batch"], r["prompt"], r["contestant"]): r for r in of_suite("generate")}
-    assert rows["llama-3.1-8b", 1, 512, "ours"]["share"] >= 0.7
-    assert rows["llama-3.2-1b", 1, 512, "ours"]["share"] >= 0.6
-    assert rows["llama-3.2-1b", 1, 16384, "ours"]["share"] >= 0.7
+    for case in ("llama-3.2-1b", "llama-3.1-8b"):
+        for prompt in (512, 4096, 16384):
+            assert 0.7 <= rows[case, 1, prompt, "ours"]["share"] < 1
     for case in ("qwen2.5-0.5b", "llama-3.2-1b", "llama-3.1-8b"):
         for batch, bar in ((1, 3), (64, 2)):
             ours, theirs = (rows[case, batch, 512, x] for x in ("ours", "transformers"))
