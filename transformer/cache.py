@@ -27,6 +27,7 @@ import torch
 
 if TYPE_CHECKING:
     from transformer.config import Config
+    from transformer.paged_cache import PagedKVCache
 
 
 class KVCache:
@@ -89,7 +90,7 @@ class KVCache:
         Raises:
             ValueError: the longest row might exceed the capacity. The cache is then unchanged.
         """
-        stop = self._stop(count)
+        stop = stop_of(self, count)
         self.uniform = self.uniform and padding is None
         if self.fixed:
             self.lengths.clamp_(max=self.capacity - count)
@@ -115,19 +116,9 @@ class KVCache:
         """As `reserve`, for kernels that advance the lengths themselves (`kernels.embed`) and find
         the slots of the tokens by them: it launches nothing, and nothing can be appended to it.
         """
-        self.longest = stop = self._stop(count)
+        self.longest = stop = stop_of(self, count)
         lengths = None if self.uniform else self.lengths
         return Span(self.keys_values, slice(0), slice(0), stop, lengths)
-
-    def _stop(self, count: int) -> int:
-        """No row will be longer with `count` tokens more; see `reserve`."""
-        stop = self.capacity if self.fixed else self.longest + count
-        if stop > self.capacity:
-            raise ValueError(
-                f"the cache holds {self.capacity} tokens and {self.longest} are stored:"
-                f" {count} more, {stop} in all, do not fit"
-            )
-        return stop
 
     def truncate(self, length: int) -> None:
         """Forget what every row holds past its first `length` tokens; 0 empties the cache.
@@ -170,9 +161,20 @@ class KVCache:
         return repeated
 
 
+def stop_of(cache: KVCache | PagedKVCache, count: int) -> int:
+    """No row will be longer with `count` tokens more; see `KVCache.reserve`."""
+    stop = cache.capacity if cache.fixed else cache.longest + count
+    if stop > cache.capacity:
+        raise ValueError(
+            f"the cache holds {cache.capacity} tokens and {cache.longest} are stored:"
+            f" {count} more, {stop} in all, do not fit"
+        )
+    return stop
+
+
 @dataclass(frozen=True)
 class Span:
-    """Where the tokens of one forward go, in every layer alike. Made by `KVCache.reserve`.
+    """Where the tokens of one forward go, in every layer alike. Made by `reserve` and `room` of the cache.
 
     Attributes:
         keys_values: (layers, 2, batch, capacity, kv_heads, head_dim), the cache's memory.

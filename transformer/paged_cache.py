@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from transformer.cache import stop_of
+
 if TYPE_CHECKING:
     from transformer.config import Config
 
@@ -145,7 +147,7 @@ class PagedKVCache:
 
     def reserve(self, count: int, padding: torch.Tensor | None = None) -> PagedSpan:
         """As `KVCache.reserve`; the rows' pages are given out already."""
-        stop = self._stop(count)
+        stop = stop_of(self, count)
         self.lengths.clamp_(max=self.capacity - count)  # a row that has ended goes on counting
         order = torch.arange(count, device=self.lengths.device)
         pads = torch.zeros_like(self.lengths) if padding is None else padding
@@ -160,21 +162,11 @@ class PagedKVCache:
 
     def room(self, count: int) -> PagedSpan:
         """As `KVCache.room`."""
-        self.longest = stop = self._stop(count)
+        self.longest = stop = stop_of(self, count)
         none = self.lengths.new_empty(0)
         return PagedSpan(
             self.pools, self._table_of(stop), none, none, none, self.capacity, self.lengths
         )
-
-    def _stop(self, count: int) -> int:
-        """As `KVCache._stop`."""
-        stop = self.capacity if self.fixed else self.longest + count
-        if stop > self.capacity:
-            raise ValueError(
-                f"the cache holds {self.capacity} tokens and {self.longest} are stored:"
-                f" {count} more, {stop} in all, do not fit"
-            )
-        return stop
 
     def _table_of(self, stop: int) -> torch.Tensor:
         """The pages of rows that are not longer."""
