@@ -55,11 +55,12 @@ def test_what_cannot_be_shipped_is_said(run, tmp_path, capsys):
     unfinished = shutil.copytree(run, tmp_path / "unfinished")
     shutil.rmtree(unfinished / "final")
     foreign = shutil.copytree(run, tmp_path / "foreign")
-    (foreign / "final" / "tokenizer.json").write_text("{}")
+    config = foreign / "config.json"
+    config.write_text(config.read_text().replace('"sloppy"', '"chat"'))
     for folder, reason in (
         (tmp_path / "nothing", "holds no run"),
         (unfinished, "is not finished"),
-        (foreign, "another tokenizer"),
+        (foreign, "began as chat"),
     ):
         assert ship.main([str(folder), str(tmp_path / "out"), "--device", "cpu"]) == 2
         assert reason in capsys.readouterr().err
