@@ -114,7 +114,7 @@ def test_what_is_done_gives_a_process_more_time(tmp_path):
     ends = time.monotonic() + 1.5
     command, log = ["sleep", "2"], tmp_path / "log"
     going_on = lambda: time.monotonic() < ends  # noqa: E731
-    assert parallel_gpu.finished(command, log, lambda: 1.0, poll=going_on) is None
+    assert parallel_gpu.finished(command, log, lambda: 1.5, poll=going_on) is None
 
 
 def test_a_file_is_written_after_each_part(tmp_path, monkeypatch):

@@ -144,7 +144,7 @@ def test_workers_are_what_cores_and_memory_are_enough_for(monkeypatch, cores, gi
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(cores))
-    assert max(shared_gpu.pytest_xdist_auto_num_workers(None), 1) == workers
+    assert shared_gpu.pytest_xdist_auto_num_workers(None) == workers
 
 
 def test_no_worker_is_counted_without_a_gpu(monkeypatch):
