@@ -205,7 +205,7 @@ class PagedKVCache:
 
 @dataclass(frozen=True)
 class PagedSpan:
-    """Where the tokens of one forward go, in every layer alike. Made by `PagedKVCache.reserve`.
+    """Where the tokens of one forward go, in every layer alike, made by `reserve` or `room`.
 
     Attributes:
         pools: (2, pages, page_size, kv_heads, head_dim) for each layer, the cache's memory.
