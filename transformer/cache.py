@@ -174,7 +174,7 @@ def stop_of(cache: KVCache | PagedKVCache, count: int) -> int:
 
 @dataclass(frozen=True)
 class Span:
-    """Where the tokens of one forward go, in every layer alike, made by `KVCache.reserve` or `room`.
+    """Where the tokens of one forward go, in every layer alike, made by `reserve` or `room`.
 
     Attributes:
         keys_values: (layers, 2, batch, capacity, kv_heads, head_dim), the cache's memory.
