@@ -231,8 +231,9 @@ def test_what_is_not_fused_is_said(changed, sentence):
 
 
 def test_what_does_not_fit_takes_the_ordinary_forward():
-    """More tokens, pads, gradients, adapters: no fused forward."""
+    """More tokens, pads, gradients, adapters, strided embeddings: no fused forward."""
     model = tiny("cpu")
+    embedding = model.model.embed_tokens.weight
     cache = KVCache(model.config, 1, 32)
     one = torch.zeros(1, 1, dtype=torch.int64)
     with torch.no_grad():
@@ -247,9 +248,13 @@ def test_what_does_not_fit_takes_the_ordinary_forward():
     class Adapted(nn.Linear):
         """Does more than its weight says."""
 
-    block = fused.blocks_of(model)[1]
-    block.mlp.up_proj = Adapted(48, 72)
+    whole = embedding.data
+    embedding.data = whole.T.contiguous().T
     with torch.no_grad():
+        assert not fused.fits(model, one, cache, None)
+        embedding.data = whole
+        assert fused.fits(model, one, cache, None)
+        fused.blocks_of(model)[1].mlp.up_proj = Adapted(48, 72)
         assert not fused.fits(model, one, cache, None)
 
 

@@ -75,6 +75,7 @@ def fits(
         and type(cache) in (KVCache, PagedKVCache)
         and padding is None
         and weight.dtype in DTYPES
+        and weight.is_contiguous()
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled(weight.device.type)
         and not torch.compiler.is_compiling()
