@@ -103,6 +103,14 @@ def second_question(rng: Random, held_out: bool = True) -> Problem:
     return replace(follow_up(rng, number, held_out), history=history)
 
 
+def addressed(rng: Random, problem: Problem) -> Problem:
+    """The problem as it was put in training: sometimes under a system prompt."""
+    system = phrases.system_prompt(rng)
+    if not system:
+        return problem
+    return replace(problem, history=({"role": "system", "content": system}, *problem.history))
+
+
 def stated_number(reply: str) -> int | None:
     """The number that a reply's answer states, if it is one of up to four digits."""
     match = REPLY.fullmatch(reply)

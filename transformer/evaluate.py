@@ -1,12 +1,11 @@
 """How well a model does on problems that its training never saw, skill by skill."""
 
 from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from random import Random
 
 from transformer import byte_tokenizer as bytes_
-from transformer import phrases
-from transformer.corpus import second_question
+from transformer.corpus import addressed, second_question
 from transformer.engine import generate
 from transformer.model import Transformer
 from transformer.sampling import Sampling, row_generators
@@ -87,10 +86,7 @@ def evaluate(
     for name in skills:
         rng = Random(f"evaluate {seed} {name}")
         for _ in range(count):
-            problem = known[name].draw(rng)
-            if system := phrases.system_prompt(rng):
-                history = ({"role": "system", "content": system}, *problem.history)
-                problem = replace(problem, history=history)
+            problem = addressed(rng, known[name].draw(rng))
             begun = "" if known[name].thinking else EMPTY_THOUGHT
             cases.append((name, problem, begun, _prompt(problem, begun)))
     cases.sort(key=lambda case: len(case[3]))  # prompts of one batch are padded to the longest

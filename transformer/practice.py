@@ -1,19 +1,10 @@
 """Tasks that mix other tasks: all that the shipped models were taught, to be practised at once."""
 
-from dataclasses import replace
 from random import Random
 
-from transformer import corpus, phrases
+from transformer import corpus
 from transformer.task import Problem, Task
 from transformer.tasks import TASKS, Add, Subtract
-
-
-def addressed(rng: Random, problem: Problem) -> Problem:
-    """The problem as it was put in training: sometimes under a system prompt."""
-    system = phrases.system_prompt(rng)
-    if not system:
-        return problem
-    return replace(problem, history=({"role": "system", "content": system}, *problem.history))
 
 
 class FollowUps(Task):
@@ -40,7 +31,7 @@ class Mix(Task):
         else:
             problem = corpus.draw_problem(rng, "chat")
             problem = problem.task.sample(rng, held_out=True) if held_out else problem
-        return addressed(rng, problem)
+        return corpus.addressed(rng, problem)
 
 
 # What is practised, in shares.
@@ -68,4 +59,4 @@ class Practice(Task):
         tasks, shares = tuple(PRACTICE), tuple(PRACTICE.values())
         task = tasks[0] if held_out else rng.choices(tasks, shares)[0]
         problem = task.sample(rng, held_out)
-        return problem if isinstance(task, Mix) else addressed(rng, problem)
+        return problem if isinstance(task, Mix) else corpus.addressed(rng, problem)
