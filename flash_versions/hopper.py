@@ -187,12 +187,23 @@ class Ring:
 @gluon.jit
 def make_ring(desc, STAGES: gl.constexpr, CONSUMERS: gl.constexpr):
     """Allocate a ring of tiles for the boxes of a descriptor."""
-    tiles = gl.allocate_shared_memory(desc.dtype, [STAGES] + desc.block_type.shape, desc.layout)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(STAGES):
-        mbarrier.init(full.index(slot), count=1)
         mbarrier.init(empty.index(slot), count=CONSUMERS)
+    return make_ring_beside(desc, STAGES, empty)
+
+
+@gluon.jit
+def make_ring_beside(desc, STAGES: gl.constexpr, empty):
+    """Allocate a ring whose slots are given back with those of the ring that `empty` belongs to.
+
+    It gets no barriers of that kind of its own: to memory of which nobody makes use the compiler
+    gives a second owner, and where a barrier was initialised nothing else may lie.
+    """
+    tiles = gl.allocate_shared_memory(desc.dtype, [STAGES] + desc.block_type.shape, desc.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(STAGES):
+        mbarrier.init(full.index(slot), count=1)
     return Ring(tiles, full, empty, STAGES)
 
 
@@ -361,9 +372,10 @@ def make_scheduler(number, counters, KIND: gl.constexpr, CONSUMERS: gl.constexpr
     claimed = gl.allocate_shared_memory(gl.int32, [2, 1], layout)
     full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(2):
-        mbarrier.init(full.index(slot), count=1)
-        mbarrier.init(empty.index(slot), count=CONSUMERS)
+    if KIND == "dynamic":  # nobody asks the others
+        for slot in gl.static_range(2):
+            mbarrier.init(full.index(slot), count=1)
+            mbarrier.init(empty.index(slot), count=CONSUMERS)
     return Scheduler(gl.to_tensor(number), counters, claimed, full, empty, KIND)
 
 

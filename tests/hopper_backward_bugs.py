@@ -21,7 +21,8 @@ class Run(NamedTuple):
     low_scores: bool = False
 
 
-# the usual ones are those of head_dim 64: S is issued early, and there are three stages
+# the usual ones are those of head_dim 64: S is issued early, V and K are held, and there are three
+# stages
 RUNS = {
     None: Run(),
     "in order": Run(schedule="as it is"),
@@ -36,8 +37,8 @@ RUNS = {
         100, 600, kv_heads=1, options={"window": (100, None), "causal": True}
     ),
 }
-# Not among them, as what comes before says the same: the producer's wait for a slot of dO (Q's is
-# released behind it), the wait for K of the warpgroup of dQ (dS is computed with it).
+# Not among them, as what comes before says the same: the wait for K of the warpgroup of dQ (dS is
+# computed with it).
 BUGS = {
     # ---- the producer
     "a slot of Q, and with it of dO, is filled before it is empty": Bug(
@@ -100,11 +101,8 @@ BUGS = {
     "in order: dO is read before it is there": Bug(
         "fold_queries", [("buffers.do.wait(place)", "pass")], "more arrivals", "in order"
     ),
-    "Q is not released": Bug(
+    "Q and dO are not released": Bug(
         "fold_queries", [("buffers.q.release(place)", "pass")], "produce 3 in .*wait_empty"
-    ),
-    "dO is not released": Bug(
-        "fold_queries", [("buffers.do.release(place)", "pass")], "produce 3 in .*wait_empty"
     ),
     "Q is released while dK reads it": Bug(
         "fold_queries",
@@ -201,6 +199,15 @@ BUGS = {
     "dS is read by two": Bug(
         "make_handover", [("empty.index(slot), count=1", "empty.index(slot), count=2")], "dead-lock"
     ),
+    # ---- left operands in registers
+    "held: V is K": Bug("hold", [("half(buffers.v", "half(buffers.k")], WRONG),
+    "held: K is V": Bug("hold", [("half(buffers.k", "half(buffers.v")], WRONG),
+    "held: both consumers have the same rows of V": Bug(
+        "hold", [("buffers.v, CONSUMER", "buffers.v, 0")], WRONG
+    ),
+    "held: both consumers have the same rows of K": Bug(
+        "hold", [("buffers.k, CONSUMER", "buffers.k, 0")], WRONG
+    ),
     # ---- the warpgroup of dQ
     "dQ: K is waited for though no query comes": Bug(
         "accumulate", [("k_place, begin < end", "k_place, True")], "dead-lock",
@@ -213,20 +220,30 @@ BUGS = {
         "accumulate", [("buffers.ds.release(ds_place)", "pass")], "consume 0 in .*wait_empty"
     ),
     "dS is released before its second half is read": Bug(
-        "accumulate", [("if half == 1:", "if half == 0:")], f"{WRONG}|without a fence"
+        "accumulate", [("if part == PARTS - 1:", "if part == 0:")],
+        f"{WRONG}|without a fence", "in order",
     ),
     "dS is released while its second half is read": Bug(
         "accumulate",
-        [("                if half == 1:\n                    buffers.ds.release(ds_place)\n", ""),
-         ("                dq = warp", "                if half == 1:\n"
+        [("                if part == PARTS - 1:\n"
+          "                    buffers.ds.release(ds_place)\n", ""),
+         ("                dq = warp", "                if part == PARTS - 1:\n"
           "                    buffers.ds.release(ds_place)\n                dq = warp")],
+        f"{WRONG}|without a fence", "in order",
+    ),
+    "held: dS is released while it is read": Bug(
+        "accumulate",
+        [("                if part == PARTS - 1:\n"
+          "                    buffers.ds.release(ds_place)\n", ""),
+         ("                dq = warp", "                buffers.ds.release(ds_place)\n"
+          "                dq = warp")],
         f"{WRONG}|without a fence",
     ),
     "both halves of dQ are the first": Bug(
-        "accumulate", [("k_tile, half, 2", "k_tile, 0, 2")], WRONG
+        "accumulate", [("k_tile, part, PARTS", "k_tile, 0, PARTS")], WRONG, "in order"
     ),
     "the halves of dQ change places": Bug(
-        "accumulate", [("half * dq.shape[1]", "(1 - half) * dq.shape[1]")], WRONG
+        "accumulate", [("part * dq.shape[1]", "(1 - part) * dq.shape[1]")], WRONG, "in order"
     ),
     "dQ belongs to another head": Bug(
         "accumulate", [("kv_head * problem.GROUP + member", "kv_head * problem.GROUP")], WRONG
@@ -235,10 +252,16 @@ BUGS = {
         "accumulate", [("block * problem", "begin * problem")], WRONG
     ),
     "a half of dQ is overwritten while it leaves": Bug(
+        "accumulate", [("corner, 1)", "corner, 2)")], WRONG, "in order"
+    ),
+    "held: dQ is overwritten while it leaves": Bug(
         "accumulate", [("corner, 1)", "corner, 2)")], WRONG
     ),
     "both halves of dQ leave by one tile": Bug(
-        "accumulate", [("buffers.dq.index(half)", "buffers.dq.index(0)")], WRONG
+        "accumulate", [("buffers.dq.index(tile)", "buffers.dq.index(0)")], WRONG, "in order"
+    ),
+    "held: dQ of two blocks leaves by one tile": Bug(
+        "accumulate", [("ds_place.slot if", "0 if")], WRONG
     ),
     "dQ is not waited for before it is overwritten": Bug(
         "add_dq", [("tma.store_wait(IN_FLIGHT)", "pass")], WRONG

@@ -34,6 +34,7 @@ from flash_versions.request import make_request
 CALLS: dict[str, tuple[int, int, int, int, int, dict]] = {
     "full-64": (64, 64, 512, 512, 4, {}),
     "causal-64": (64, 64, 512, 512, 4, {"causal": True}),
+    "softcap-64": (64, 64, 512, 512, 4, {"window": (100, 20), "softcap": 30.0}),
     "full-128": (128, 128, 512, 512, 4, {}),
     "causal-128": (128, 128, 512, 512, 4, {"causal": True}),
     "ragged-128": (128, 128, 500, 700, 8, {"causal": True}),
@@ -52,8 +53,8 @@ SHARES = {
     "causal-256, 3/8": ("causal-256", 3),
 }
 WIDE = {
-    "causal-64", "full-128", "ragged-128", "window-128", "128-by-64", "causal-256", "80",
-    "full-64, 2/8", "causal-256, 3/8",
+    "causal-64", "softcap-64", "full-128", "ragged-128", "window-128", "128-by-64", "causal-256",
+    "80", "full-64, 2/8", "causal-256, 3/8",
 }  # fmt: skip
 MOVES_DATA = ("SHFL", "PRMT", "STS", "LDS", "STSM", "LDSM")
 SHARED_MEMORY = 227 * 1024
@@ -217,47 +218,48 @@ def test_the_loops_keep_to_registers(call):
 )
 def test_the_order_of_a_step(call, early):
     """Products of dP are issued between the exponentials; then dV, and dK when dS is announced:
-    these two have their left operands in registers. Early, S of the next step runs to the end of
-    this one; otherwise a step begins with S, and waits for it.
+    these two have their left operands in registers. Early, so have dP and S, and S of the next step
+    runs to the end of this one; otherwise a step begins with S, and waits for it.
     """
     for loop in consumer_loops(call):
         events = without_moves(loop)
-        dv = events.index("HGMMA regs")
-        dk = events.index("HGMMA regs", dv + 1)
-        before, between, after = events[:dv], events[dv + 1 : dk], events[dk + 1 :]
-        dp = before[0 if early else before.index("wait 0") :]
-        assert dp.index("HGMMA smem") < len(dp) - 1 - dp[::-1].index("MUFU.EX2")
-        products = [x for x, _ in groupby(x for x in before if x != "MUFU.EX2")]
+        issued, after = events[: events.index("wait 1")], events[events.index("wait 1") :]
+        dp = issued[0 if early else issued.index("wait 0") :]
+        dp_product = "HGMMA regs" if early else "HGMMA smem"
+        assert dp.index(dp_product) < len(dp) - 1 - dp[::-1].index("MUFU.EX2")
+        products = [x for x, _ in groupby(x for x in issued if x != "MUFU.EX2")]
         s = ["mbarrier wait", "HGMMA smem", "wait 0"]
-        assert products == ([] if early else s) + ["mbarrier wait", "HGMMA smem"]
-        assert between == ["wait 1", "mbarrier wait", "mbarrier arrive"]  # dP; dS, to and fro
-        assert after[:2] == ["wait 1", "mbarrier arrive"]  # dV; dO has been read
-        s = ["mbarrier wait", "HGMMA smem", "wait 1", "mbarrier arrive", "wait 0"]
-        assert after[2:] == (s if early else ["wait 0", "mbarrier arrive"])  # dK; Q has been read
+        dp_and_dv = ["mbarrier wait", "HGMMA regs"]
+        assert products == (dp_and_dv if early else [*s, "mbarrier wait", dp_product, "HGMMA regs"])
+        handed = ["wait 1", "mbarrier wait", "mbarrier arrive", "HGMMA regs"]  # dP; dS; dK
+        assert after[:5] == [*handed, "wait 1"]  # dV
+        s = ["mbarrier wait", "HGMMA regs", "wait 1", "mbarrier arrive", "wait 0"]
+        assert after[5:] == (s if early else ["wait 0", "mbarrier arrive"])  # dK; both are free
 
 
 @compiles
-@pytest.mark.parametrize("call", ["full-64", "causal-128", "softcap-128"])
-def test_dq_is_two_halves(call):
-    """dS is waited for once and given back when the second half is there."""
+@pytest.mark.parametrize(("call", "parts"), [("full-64", 1), ("causal-128", 2), ("softcap-128", 2)])
+def test_dq_is_two_halves_or_one_product(call, parts):
+    """dS is waited for once and given back when the last part is there."""
     for loop in dq_loops(call):
-        half = ["HGMMA smem", "wait 0"]
-        assert without_moves(loop) == ["mbarrier wait", *half, *half, "mbarrier arrive"]
+        part = ["HGMMA smem", "wait 0"]
+        assert without_moves(loop) == ["mbarrier wait", *parts * part, "mbarrier arrive"]
 
 
 @compiles
 @pytest.mark.parametrize("call", of(*[x for x in CALLS if max(CALLS[x][:2]) <= 128]))
 def test_five_products_and_an_exponential_for_a_score(call):
     """A product takes 16 of what is summed over at a time: S and dP sum over dims, dV and dK over
-    64 queries, and each half of dQ over 128 keys. A consumer has 64 by 64 scores.
+    64 queries, and dQ, or each half of it, over 128 keys. A consumer has 64 by 64 scores.
     """
     dims = sum(max(64, 1 << (x - 1).bit_length()) for x in CALLS[call][:2])
+    dq_parts = 1 if max(CALLS[call][:2]) <= 64 and "softcap" not in CALLS[call][5] else 2
     for loop in consumer_loops(call):
         assert loop["products"] == dims // 16 + 2 * 64 // 16
         each = 3 if "softcap" in CALLS[call][5] else 1  # tanh takes two
         assert loop["exponentials"] == each * 64 * 64 // 128
     for loop in dq_loops(call):
-        assert loop["products"] == 2 * 128 // 16
+        assert loop["products"] == dq_parts * 128 // 16
 
 
 @compiles
@@ -317,7 +319,7 @@ class TestOnHopper:
     pytestmark = on_hopper
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-    @pytest.mark.parametrize("D", [16, 64, 80, 96, 128, 160, 256])
+    @pytest.mark.parametrize("D", [16, 48, 64, 80, 96, 128, 160, 256])
     @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
     def test_head_dims(self, D, dtype, causal):
         check(*qkv(700, 900, 12, D, kv_heads=4, batch=3, dtype=dtype), causal=causal)
@@ -354,11 +356,12 @@ class TestOnHopper:
     @pytest.mark.parametrize("D", [64, 128])
     @pytest.mark.parametrize("changes", [
         {}, {"early": True}, {"stages": 3}, {"stages": 3, "early": True},
-        {"block_q": 128}, {"block_q": 128, "early": True},
+        {"block_q": 128}, {"block_q": 128, "early": True}, {"held": True},
+        {"stages": 3, "early": True, "held": True},
     ], ids=str)  # fmt: skip
     def test_every_switch(self, changes, D):
-        if D == 128 and changes.keys() & {"block_q", "stages"}:
-            pytest.skip("does not fit in shared memory")
+        if D == 128 and changes.keys() & {"block_q", "stages", "held"}:
+            pytest.skip("does not fit in shared memory or in registers")
         config = replace(BackwardConfig(), **changes)
         check(*qkv(700, 900, 12, D, kv_heads=4, batch=3), config, causal=True)
 

@@ -34,13 +34,17 @@ shared_out = LOADED["fa4.backward_hopper"]
 DTYPES = [torch.float16, torch.bfloat16]
 USUAL = config.BackwardConfig()
 EARLY = replace(USUAL, early=True)
+HELD = replace(EARLY, held=True, stages=3)
 CONFIGS = {
     "as it is": USUAL,
     "early": EARLY,
     "three stages": replace(USUAL, stages=3),
     "early, three stages": replace(EARLY, stages=3),
+    "held": HELD,
+    "held, in order": replace(USUAL, held=True),
     "many queries": replace(USUAL, block_q=128),
     "many queries, early, three stages": replace(EARLY, block_q=128, stages=3),
+    "many queries, held": replace(HELD, block_q=128),
 }
 
 
@@ -253,6 +257,9 @@ def test_what_is_left_to_the_portable_kernels(monkeypatch):
 
 
 def test_a_schedule_for_another_head_dim():
+    for dims in ((128, 64), (64, 128)):
+        with pytest.raises(ValueError, match="held does not fit head_dim 128; use it up to 64"):
+            differentiate(HELD, make_request(*qkv(8, 8, 1, dims[0], D_v=dims[1])))
     for D, block_kv in ((128, 64), (256, 128)):
         request = make_request(*qkv(8, 8, 1, D))
         with pytest.raises(ValueError, match=f"block_kv={block_kv} does not fit head_dim {D}"):

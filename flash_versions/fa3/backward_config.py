@@ -19,12 +19,15 @@ class BackwardConfig:
         stages: slots of the rings of Q and of dO.
         early: issue S of the next step in this one, and dP before the exponentials. That takes
             registers: without it S, then P, are gone when dP comes, and P is kept in 16 bits.
+        held: have V and K in registers, as left operands, and compute dQ in one product, not two:
+            S, dP and dQ read less of shared memory. For head_dim up to 64.
     """
 
     block_kv: int = 128
     block_q: int = 64
     stages: int = 2
     early: bool = False
+    held: bool = False
 
     def __post_init__(self) -> None:
         if self.block_kv not in (64, 128):
@@ -42,6 +45,8 @@ class BackwardConfig:
                 f"block_kv={self.block_kv} does not fit head_dim {head_dim}; use 128 up to "
                 f"head_dim 128, and 64 above."
             )
+        if self.held and head_dim > 64:
+            raise ValueError(f"held does not fit head_dim {head_dim}; use it up to 64.")
 
     def padded_length(self, length: int) -> int:
         """Queries in whole steps."""
@@ -55,7 +60,8 @@ def default_config(request: Request) -> BackwardConfig:
         return BackwardConfig(block_kv=64)
     if head_dim > 64:
         return BackwardConfig()
-    return BackwardConfig(stages=3, early=True)
+    # With softcap both P and its slope wait for dP, and held operands would spill.
+    return BackwardConfig(stages=3, early=True, held=request.softcap is None)
 
 
 def heads_of_section(request: Request) -> int:

@@ -25,20 +25,25 @@ One step, for block j; [..] what the tensor cores do, a column is a stretch of t
     TMA          Q, dO to come         [dQ_j-1 += in memory ...
 
     who waits       for whom                                        at
-    producer        both consumers have read a slot of Q and of dO  q.empty do.empty
+    producer        both consumers have read a slot of Q and of dO  q.empty
     all others      the producer's copy has landed                  k.full v.full q.full do.full
     consumer        `accumulate` has read the slot of dS_j-2        ds.empty
     accumulate      both have written their part of dS_j            ds.full
     all others      their own products                              warpgroup_mma_wait
-    accumulate      this half's dQ of the block before has left     tma.store_wait
+    accumulate      what its tile of dQ had before has left         tma.store_wait
     consumer        both have read the slot that dK, dV leave by    q.empty
 
 Why nobody overwrites what another still reads: who writes a tile waits until its readers have said
-that they are done, of dS and dQ as of all others. Behind the last block, S of no block may read a
-slot by which dK leaves; nobody looks at it.
+that they are done, of dS and dQ as of all others. Slots of Q and of dO are given back together,
+behind dK, the last product that reads one. Behind the last block, S of no block may read a slot by
+which dK leaves; nobody looks at it.
 
 `early`, where there are registers for it (head_dim 64): dP is issued before the exponentials, and S
 of the next step behind dK. Elsewhere S, then P, is to be gone when dP comes: P is kept in 16 bits.
+
+`held`, there, too: a consumer has its rows of V and of K in registers, as left operands, and dQ is
+one product, so dS is read once. At head_dim 64 a step would take 1664 cycles of shared memory, and
+1280 of the tensor cores: V, K and dQ save 128 of the former each. Not with softcap: it would spill.
 
 Cost. Per block of 64 queries and 128 keys at head_dim 128, 2560 cycles of the tensor cores and 2944
 of shared memory: of the five products only dV and dK have an operand in registers. dQ passes
@@ -75,6 +80,8 @@ from flash_versions.fa3.backward_rows import finish, prepare
 from flash_versions.fa3.backward_tiles import (
     Buffers,
     add_dq,
+    consumer_half,
+    hold,
     multiply,
     multiply_dq,
     multiply_into,
@@ -90,6 +97,7 @@ from flash_versions.hopper import (
     aggregate,
     make_handover,
     make_ring,
+    make_ring_beside,
     unknown_zero,
 )
 from flash_versions.launch import Launcher, Plan, layout
@@ -112,14 +120,13 @@ def produce(problem, buffers, q, k, v, do, values):
         for step in range(problem.GROUP * (end - begin)):
             head = kv_head * problem.GROUP + step // (end - begin)
             query = (begin + step % (end - begin)) * problem.BLOCK_Q
-            buffers.q.wait_empty(place)
+            buffers.q.wait_empty(place)  # and so is the slot of dO
             buffers.q.load_with(
                 place, q, [sequence, head, query, 0],
                 buffers.lse, values, [sequence, head, 0, query],
             )  # fmt: skip
             if step == 0:
                 buffers.v.fill(buffers.v.at(0, 0), v, [sequence, kv_head, key, 0])
-            buffers.do.wait_empty(place)
             buffers.do.load_with(
                 place, do, [sequence, head, query, 0],
                 buffers.delta, values, [sequence, head, 1, query],
@@ -139,15 +146,9 @@ class State:
 
 
 @gluon.jit
-def consumer_half(ring, CONSUMER: gl.constexpr):
-    """A consumer's 64 rows of a tile of K or V."""
-    tile = ring.tile(ring.at(unknown_zero(), 0))
-    return tile.slice(CONSUMER * WARPGROUP_ROWS, WARPGROUP_ROWS, dim=0)
-
-
-@gluon.jit
 def fold_queries(
     state,
+    held,
     problem,
     buffers,
     query,
@@ -162,8 +163,8 @@ def fold_queries(
     All that a step does, in the order in which it does it; `more`: it is not the last one.
     """
     place, ds_place, s = state.place, state.ds_place, state.s
-    k_tile = consumer_half(buffers.k, CONSUMER)
-    v_tile = consumer_half(buffers.v, CONSUMER)
+    k_tile = held.k if held.HELD else consumer_half(buffers.k, CONSUMER)
+    v_tile = held.v if held.HELD else consumer_half(buffers.v, CONSUMER)
     q_tile = buffers.q.tile(place)
     do_tile = buffers.do.tile(place)
     if EARLY:
@@ -193,12 +194,11 @@ def fold_queries(
     buffers.ds.publish(ds_place)
     dk_token = multiply_into(state.dk, ds, q_tile)
     dv = warpgroup_mma_wait(1, deps=[dv_token])
-    buffers.do.release(place)
     if EARLY:
         buffers.q.wait(place.next(), more)  # without more, scores of no matter what
         s_token = multiply(k_tile, buffers.q.tile(place.next()).permute((1, 0)))
         dk = warpgroup_mma_wait(1, deps=[dk_token])
-        buffers.q.release(place)
+        buffers.q.release(place)  # and with it dO
         s = warpgroup_mma_wait(0, deps=[s_token])
     else:
         s = state.s
@@ -236,7 +236,15 @@ def first_state(problem, buffers, begin, end, EARLY: gl.constexpr, CONSUMER: gl.
 
 
 @gluon.jit
-def consume(problem, buffers, dk_out, dv_out, EARLY: gl.constexpr, CONSUMER: gl.constexpr):
+def consume(
+    problem,
+    buffers,
+    dk_out,
+    dv_out,
+    EARLY: gl.constexpr,
+    HELD: gl.constexpr,
+    CONSUMER: gl.constexpr,
+):
     """A consumer: dK and dV of 64 keys."""
     key, kv_head, sequence = problem.locate(gl.program_id(0))
     begin, _, _, end = problem.blocks(key, problem.BLOCK_KV)
@@ -246,22 +254,24 @@ def consume(problem, buffers, dk_out, dv_out, EARLY: gl.constexpr, CONSUMER: gl.
     _, full_begin, full_end, _ = problem.blocks(key, WARPGROUP_ROWS)
     BLOCK_Q: gl.constexpr = problem.BLOCK_Q
     state = first_state(problem, buffers, begin, end, EARLY, CONSUMER)
+    held = hold(buffers, BLOCK_Q, HELD, CONSUMER)
     for member in range(problem.GROUP):
         last = gl.where(member + 1 < problem.GROUP, end, end - 1)  # no block that is not followed
         if problem.RIGHT or problem.EDGE:
             for block in range(begin, full_begin):
                 state = fold_queries(
-                    state, problem, buffers, block * BLOCK_Q, key, block < last, True, EARLY,
+                    state, held, problem, buffers, block * BLOCK_Q, key, block < last, True, EARLY,
                     CONSUMER
                 )  # fmt: skip
         for block in range(full_begin, full_end):
             state = fold_queries(
-                state, problem, buffers, block * BLOCK_Q, key, block < last, False, EARLY, CONSUMER
-            )
+                state, held, problem, buffers, block * BLOCK_Q, key, block < last, False, EARLY,
+                CONSUMER
+            )  # fmt: skip
         if problem.LEFT:
             for block in range(full_end, end):
                 state = fold_queries(
-                    state, problem, buffers, block * BLOCK_Q, key, block < last, True, EARLY,
+                    state, held, problem, buffers, block * BLOCK_Q, key, block < last, True, EARLY,
                     CONSUMER
                 )  # fmt: skip
     free = state.place
@@ -278,7 +288,10 @@ def consume(problem, buffers, dk_out, dv_out, EARLY: gl.constexpr, CONSUMER: gl.
 
 @gluon.jit
 def accumulate(problem, buffers, dq_sum):
-    """The warpgroup of dQ: of each block, dQ = dS K, half of the dims at a time."""
+    """The warpgroup of dQ: of each block, dQ = dS K, all dims or a half at a time, as the boxes of
+    `dq_sum` are.
+    """
+    PARTS: gl.constexpr = buffers.k.tiles.shape[4] // dq_sum.block_type.shape[3]
     key, kv_head, sequence = problem.locate(gl.program_id(0))
     begin, _, _, end = problem.blocks(key, problem.BLOCK_KV)
     k_place = buffers.k.at(0, 0)
@@ -290,12 +303,13 @@ def accumulate(problem, buffers, dq_sum):
             buffers.ds.wait(ds_place)
             ds_tile = buffers.ds.tile(ds_place)
             k_tile = buffers.k.tile(buffers.k.at(unknown_zero(), 0))
-            for half in gl.static_range(2):
-                dq = warpgroup_mma_wait(0, deps=[multiply_dq(ds_tile, k_tile, half, 2)])
-                if half == 1:
+            for part in gl.static_range(PARTS):
+                dq = warpgroup_mma_wait(0, deps=[multiply_dq(ds_tile, k_tile, part, PARTS)])
+                if part == PARTS - 1:
                     buffers.ds.release(ds_place)
-                corner = [sequence, head, block * problem.BLOCK_Q, half * dq.shape[1]]
-                add_dq(dq, buffers.dq.index(half), dq_sum, corner, 1)
+                corner = [sequence, head, block * problem.BLOCK_Q, part * dq.shape[1]]
+                tile = ds_place.slot if PARTS == 1 else part
+                add_dq(dq, buffers.dq.index(tile), dq_sum, corner, 1)
             ds_place = ds_place.next()
     tma.store_wait(0)
 
@@ -329,6 +343,7 @@ def backward_kernel(
     SHARE: gl.constexpr,
     STAGES: gl.constexpr,
     EARLY: gl.constexpr,
+    HELD: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr,
     ACCUMULATOR_REGISTERS: gl.constexpr,
     PRODUCER_REGISTERS: gl.constexpr,
@@ -344,11 +359,12 @@ def backward_kernel(
     )  # fmt: skip
     rows: gl.constexpr = [STAGES] + values.block_type.shape
     halves: gl.constexpr = [2] + dq_sum.block_type.shape
+    q_ring = make_ring(q, STAGES, 2)
     buffers = Buffers(
         make_ring(k, 1, 2),
         make_ring(v, 1, 2),
-        make_ring(q, STAGES, 2),
-        make_ring(do, STAGES, 2),
+        q_ring,
+        make_ring_beside(do, STAGES, q_ring.empty),
         gl.allocate_shared_memory(values.dtype, rows, values.layout),
         gl.allocate_shared_memory(values.dtype, rows, values.layout),
         make_handover(q.dtype, KEYS, BLOCK_Q, 2),
@@ -357,8 +373,8 @@ def backward_kernel(
     fence_async_shared()
     gl.warp_specialize(
         [
-            (consume, (problem, buffers, dk_out, dv_out, EARLY, 0)),
-            (consume, (problem, buffers, dk_out, dv_out, EARLY, 1)),
+            (consume, (problem, buffers, dk_out, dv_out, EARLY, HELD, 0)),
+            (consume, (problem, buffers, dk_out, dv_out, EARLY, HELD, 1)),
             (accumulate, (problem, buffers, dq_sum)),
             (produce, (problem, buffers, q, k, v, do, values)),
         ],
@@ -429,15 +445,15 @@ def make_plan(
     config = config or default_config(request)
     config.check(request)
     batch, kv_length, kv_heads, _ = request.k.shape
-    registers = {"EARLY": config.early, **REGISTERS}
+    chosen = {"EARLY": config.early, "HELD": config.held, **REGISTERS}
     if config.block_kv == 64:
-        registers = WIDE_REGISTERS
+        chosen = WIDE_REGISTERS
     return Plan(
         config,
-        (*layout(request), config.block_q),
+        (*layout(request), config.block_q, config.held),
         (cdiv(kv_length, config.block_kv) * kv_heads * batch, 1, 1),
         numbers(request),
-        {**constants(request, config, function, share), "STAGES": config.stages, **registers},
+        {**constants(request, config, function, share), "STAGES": config.stages, **chosen},
     )
 
 

@@ -22,16 +22,17 @@ def boxes(request: Request, space: Workspace, config: BackwardConfig) -> tuple:
     """The arguments of the kernel that are tensors."""
     q, k, v = request.q, request.k, request.v
     width, width_v = box_width(q.shape[3]), box_width(v.shape[3])
-    # What leaves at once: of 128 keys, dK and dV of a consumer's 64 and half of the dims of dQ; of
-    # 64 keys half of the dims of dK and dV, and a quarter of those of dQ.
+    # What leaves at once: of 128 keys, dK and dV of a consumer's 64 and half of the dims of dQ, or
+    # all; of 64 keys half of the dims of dK and dV, and a quarter of those of dQ.
     parts = 1 if config.block_kv == 128 else 2
+    dq_parts = 1 if config.held else 2 * parts
     return (
         describe(q, config.block_q, width),
         describe(k, config.block_kv, width),
         describe(v, config.block_kv, width_v),
         describe(space.do, config.block_q, width_v),
         describe_values(space.values, config.block_q),
-        describe(space.dq_sum, config.block_q, width // 2 // parts),
+        describe(space.dq_sum, config.block_q, width // dq_parts),
         describe(space.dk, WARPGROUP_ROWS.value, width // parts),
         describe(space.dv, WARPGROUP_ROWS.value, width_v // parts),
     )

@@ -9,12 +9,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from flash_versions.hopper import (
+    WARPGROUP_ROWS,
     Ring,
     accumulator_layout,
     add_tile,
     aggregate,
     reinterpret,
     store_tile,
+    unknown_zero,
 )
 
 
@@ -29,12 +31,42 @@ class Buffers:
     lse: gl.shared_memory_descriptor  # a row for each slot of q
     delta: gl.shared_memory_descriptor  # of do
     ds: Ring  # (keys, queries), from the consumers to the warpgroup of dQ
-    dq: gl.shared_memory_descriptor  # a tile for each half of the dims
+    dq: gl.shared_memory_descriptor  # two tiles: for halves of the dims, or for blocks
+
+
+@aggregate
+class Held:
+    """V and K of a consumer as left operands in registers; if not HELD, a 0 each."""
+
+    v: gl.tensor
+    k: gl.tensor
+    HELD: gl.constexpr
+
+
+@gluon.jit
+def consumer_half(ring, CONSUMER: gl.constexpr):
+    """A consumer's 64 rows of a tile of K or V."""
+    tile = ring.tile(ring.at(unknown_zero(), 0))
+    return tile.slice(CONSUMER * WARPGROUP_ROWS, WARPGROUP_ROWS, dim=0)
+
+
+@gluon.jit
+def hold(buffers, BLOCK_Q: gl.constexpr, HELD: gl.constexpr, CONSUMER: gl.constexpr):
+    """A consumer's rows of V and K, for products with blocks of so many queries."""
+    if HELD:
+        operand: gl.constexpr = gl.DotOperandLayout(0, accumulator_layout(BLOCK_Q), 2)
+        v = consumer_half(buffers.v, CONSUMER).load(operand)
+        k = consumer_half(buffers.k, CONSUMER).load(operand)
+        return Held(v, k, HELD)
+    else:
+        return Held(gl.to_tensor(0), gl.to_tensor(0), HELD)
 
 
 @gluon.jit
 def multiply(a, b):
-    """Issue the product of a tile in shared memory and one there: a token to wait for."""
+    """Issue the product of a tile, in shared memory or as a left operand in registers, and one in
+    shared memory: a token to wait for.
+    """
     ROWS: gl.constexpr = a.shape[0]
     COLUMNS: gl.constexpr = b.shape[1]
     zero = gl.zeros([ROWS, COLUMNS], gl.float32, accumulator_layout(COLUMNS))
