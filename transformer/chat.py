@@ -17,7 +17,6 @@ Every other conversation is encoded in one piece, exactly as `apply_chat_templat
 """
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
@@ -264,18 +263,23 @@ def encode_chat(
     return text, [token for piece in pieces for token in tokenizer.encode(piece)]
 
 
-def _mark_spellings(text: str, control_tokens: Sequence[str]) -> str:
+def _mark_spellings(text: str, control_tokens: tuple[str, ...]) -> str:
     """Put the stand-in where a control token begins, or may begin if more text is appended."""
-    if not control_tokens:
+    openings = {token[0] for token in control_tokens}
+    if openings.isdisjoint(text):  # nearly always; there may be a hundred control tokens
         return text
-    spelled = "|".join(map(re.escape, control_tokens))
-    starts = {match.start() for match in re.finditer(f"(?={spelled})", text)}
-    tail = text.rstrip()  # templates trim
-    longest = max(map(len, control_tokens))
-    for start in range(max(0, len(tail) - longest), len(tail)):
-        if any(token.startswith(tail[start:]) for token in control_tokens):
-            starts.add(start)
-    return "".join(STAND_IN if i in starts else character for i, character in enumerate(text))
+    tail, longest = text.rstrip(), max(map(len, control_tokens))  # templates trim
+
+    def begins(start: int) -> bool:
+        if text.startswith(control_tokens, start):
+            return True
+        near_the_end = len(tail) - longest < start < len(tail)
+        return near_the_end and any(token.startswith(tail[start:]) for token in control_tokens)
+
+    return "".join(
+        STAND_IN if character in openings and begins(i) else character
+        for i, character in enumerate(text)
+    )
 
 
 def _map_strings(value: Any, function: Callable[[str], str]) -> Any:
