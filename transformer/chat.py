@@ -140,24 +140,25 @@ class IncrementalDecoder:
         self._held += tokens
         for waiting in range(3):
             certain = len(self._held) - waiting
-            if not self._decode(self._held[:certain]).endswith(REPLACEMENT):
-                return self._give_out(certain)
-        return self._give_out(max(0, len(self._held) - 3))
+            text = self._decode(self._held[:certain])
+            if not text.endswith(REPLACEMENT):
+                return self._give_out(certain, text)
+        certain = max(0, len(self._held) - 3)
+        return self._give_out(certain, self._decode(self._held[:certain]))
 
     def flush(self) -> str:
         """The rest: an incomplete character becomes U+FFFD."""
-        return self._give_out(len(self._held))
+        return self._give_out(len(self._held), self._decode(self._held))
 
     def _decode(self, tokens: list[int]) -> str:
-        before = self._tokenizer.decode(self._context)
+        if not tokens:
+            return ""
+        before = self._tokenizer.decode(self._context) if self._context else ""
         return self._tokenizer.decode(self._context + tokens)[len(before) :]
 
-    def _give_out(self, count: int) -> str:
-        if count == 0:
-            return ""
-        settled = self._held[:count]
-        text = self._decode(settled)
-        self._context, self._held = settled, self._held[count:]
+    def _give_out(self, count: int, text: str) -> str:
+        if count:
+            self._context, self._held = self._held[:count], self._held[count:]
         return text
 
 
