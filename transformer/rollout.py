@@ -146,7 +146,13 @@ def roll_out(
         )
     prompts = [policy.encode(problem) for problem in problems]
     number = len(problems) * samples
-    completions, _ = generate(
+    rollouts: dict[int, Rollout] = {}
+
+    def judge(index: int, completion: Completion) -> None:  # while a GPU goes on with the others
+        which = index // samples
+        rollouts[index] = judged(problems[which], prompts[which], completion)
+
+    generate(
         model,
         policy.tokenizer,
         prompts,
@@ -154,19 +160,14 @@ def roll_out(
         sampling=sampling,
         generators=() if sampling.greedy else row_generators(seed, number, first=first),
         eos=policy.eos,
+        on_end=judge,
         logprobs=True,
         samples=samples,
         banned=policy.banned,
     )
-    if any(completion.finish_reason == "interrupted" for completion in completions):
+    if len(rollouts) < number:
         raise KeyboardInterrupt
-    owners = [
-        (problem, prompt) for problem, prompt in zip(problems, prompts) for _ in range(samples)
-    ]
-    return [
-        judged(problem, prompt, completion)
-        for (problem, prompt), completion in zip(owners, completions)
-    ]
+    return [rollouts[index] for index in range(number)]
 
 
 def judged(problem: Problem, prompt: list[int], completion: Completion) -> Rollout:
