@@ -9,7 +9,7 @@ from tiny_model import CONFIG, CONTEXT, END, PROMPTS, sdpa
 from transformer import batch, byte_tokenizer
 from transformer.engine import GREEDY, generate
 from transformer.model import Config, Transformer
-from transformer.row import held_back
+from transformer.row import Row, held_back
 from transformer.sampling import Sampling, row_generators
 
 
@@ -298,6 +298,25 @@ def test_held_back_text_is_released_at_the_limit(tokenizer):
 )
 def test_held_back(text, stops, held):
     assert held_back(text, stops) == held
+
+
+@pytest.mark.parametrize(
+    ("tokens", "kept", "reason"),
+    [
+        ([65], 1, ""),
+        ([65, END, 66, END + 1], 2, "stop"),
+        ([65, END + 1, END], 2, "stop"),
+        ([65, 66, END, 67], 3, "stop"),
+        ([65, 66, 67, END], 3, "length"),  # an end that no row with this limit was to say
+        ([65, 66, 67], 3, "length"),
+    ],
+)
+def test_a_row_takes_what_belongs_to_it(tokenizer, tokens, kept, reason):
+    """A look of the host finds steps beyond a row's end and limit, which were in vain."""
+    row = Row(0, [1], 3, tokenizer, (END, END + 1), ())
+    row.take(tokens, [-1.0 * n for n in range(len(tokens))])
+    assert (row.tokens, row.finish_reason) == (tokens[:kept], reason)
+    assert row.scores == [-1.0 * n for n in range(kept)]
 
 
 @pytest.mark.parametrize("limit", range(1, 12))

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -98,10 +99,9 @@ class Batch:
                 arrived = decoding.fetch()
                 self.first_arrived = self.first_arrived or time.perf_counter()
                 for row, tokens, scores in arrived:
-                    if not row.finish_reason:
-                        self._hand_out(row, tokens, scores, on_text)
-                        if row.finish_reason and on_end:
-                            on_end(row.index, row.completion(self.choice.logprobs))
+                    self._hand_out(row, tokens, scores, on_text)
+                    if row.finish_reason and on_end:
+                        on_end(row.index, row.completion(self.choice.logprobs))
                 if self.measure_attention and any(row.finish_reason for row in self.places):
                     self._measure(decoding)
                 if self.page_size is not None:
@@ -111,11 +111,12 @@ class Batch:
                     return
                 # What is left may be shorter: do not attend to, or run out of, more than that.
                 decoding.shorten(max(row.stored for row in running))
+                left = max(row.limit - len(row.tokens) for row in running)
                 while decoding.in_flight < (2 if self.fixed else 1):
-                    left = max(row.limit - len(row.tokens) for row in running) - decoding.ahead
-                    if left < 1 and decoding.in_flight:
+                    unasked = left - decoding.ahead
+                    if unasked < 1 and decoding.in_flight:
                         break
-                    self._advance(decoding, max(1, min(left, self.at_a_time)))
+                    self._advance(decoding, max(1, min(unasked, self.at_a_time)))
 
     def _start(self) -> Decoding:
         """Read the prompts of all places, and choose the first token of each."""
@@ -287,8 +288,10 @@ def pad_left(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
     """
     longest = max(map(len, prompts))
     padding = torch.tensor([longest - len(prompt) for prompt in prompts])
-    batch = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
-    return batch, padding if padding.any() else None
+    batch = np.zeros((len(prompts), longest), np.int64)
+    for line, prompt in zip(batch, prompts):
+        line[longest - len(prompt) :] = prompt
+    return torch.from_numpy(batch), padding if padding.any() else None
 
 
 def tokens_seen(rows: Sequence[Row], vocab_size: int) -> Tensor:

@@ -17,7 +17,6 @@ Every other conversation is encoded in one piece, exactly as `apply_chat_templat
 """
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
@@ -141,24 +140,25 @@ class IncrementalDecoder:
         self._held += tokens
         for waiting in range(3):
             certain = len(self._held) - waiting
-            if not self._decode(self._held[:certain]).endswith(REPLACEMENT):
-                return self._give_out(certain)
-        return self._give_out(max(0, len(self._held) - 3))
+            text = self._decode(self._held[:certain])
+            if not text.endswith(REPLACEMENT):
+                return self._give_out(certain, text)
+        certain = max(0, len(self._held) - 3)
+        return self._give_out(certain, self._decode(self._held[:certain]))
 
     def flush(self) -> str:
         """The rest: an incomplete character becomes U+FFFD."""
-        return self._give_out(len(self._held))
+        return self._give_out(len(self._held), self._decode(self._held))
 
     def _decode(self, tokens: list[int]) -> str:
-        before = self._tokenizer.decode(self._context)
+        if not tokens:
+            return ""
+        before = self._tokenizer.decode(self._context) if self._context else ""
         return self._tokenizer.decode(self._context + tokens)[len(before) :]
 
-    def _give_out(self, count: int) -> str:
-        if count == 0:
-            return ""
-        settled = self._held[:count]
-        text = self._decode(settled)
-        self._context, self._held = settled, self._held[count:]
+    def _give_out(self, count: int, text: str) -> str:
+        if count:
+            self._context, self._held = self._held[:count], self._held[count:]
         return text
 
 
@@ -264,18 +264,23 @@ def encode_chat(
     return text, [token for piece in pieces for token in tokenizer.encode(piece)]
 
 
-def _mark_spellings(text: str, control_tokens: Sequence[str]) -> str:
+def _mark_spellings(text: str, control_tokens: tuple[str, ...]) -> str:
     """Put the stand-in where a control token begins, or may begin if more text is appended."""
-    if not control_tokens:
+    openings = {token[0] for token in control_tokens}
+    if openings.isdisjoint(text):  # nearly always; there may be a hundred control tokens
         return text
-    spelled = "|".join(map(re.escape, control_tokens))
-    starts = {match.start() for match in re.finditer(f"(?={spelled})", text)}
-    tail = text.rstrip()  # templates trim
-    longest = max(map(len, control_tokens))
-    for start in range(max(0, len(tail) - longest), len(tail)):
-        if any(token.startswith(tail[start:]) for token in control_tokens):
-            starts.add(start)
-    return "".join(STAND_IN if i in starts else character for i, character in enumerate(text))
+    tail, longest = text.rstrip(), max(map(len, control_tokens))  # templates trim
+
+    def begins(start: int) -> bool:
+        if text.startswith(control_tokens, start):
+            return True
+        near_the_end = len(tail) - longest < start < len(tail)
+        return near_the_end and any(token.startswith(tail[start:]) for token in control_tokens)
+
+    return "".join(
+        STAND_IN if character in openings and begins(i) else character
+        for i, character in enumerate(text)
+    )
 
 
 def _map_strings(value: Any, function: Callable[[str], str]) -> Any:

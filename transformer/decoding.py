@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -136,23 +137,26 @@ class Decoding:
         self._send([row], 1, token[:, None], score[:, None])
 
     def fetch(self) -> Arrived:
-        """What the oldest advance in flight gave to each row; it waits for that one only."""
+        """What the oldest advance in flight gave to each row that is still running; it waits for
+        that one only.
+        """
         rows, ahead, sent, arrived = self._sent.popleft()
         if arrived is not None:
             arrived.synchronize()
         self.ahead -= ahead
-        return self._read(rows, sent)
+        running = [place for place, row in enumerate(rows) if not row.finish_reason]
+        return self._read([rows[place] for place in running], sent.numpy()[running])
 
     def shorten(self, longest: int) -> None:
         """Tell the cache that no running row has more than so many tokens stored."""
         if not self.cache.fixed:
             self.cache.truncate(longest)
 
-    def _read(self, rows: list[Row], sent: Tensor) -> Arrived:
+    def _read(self, rows: list[Row], sent: np.ndarray) -> Arrived:
         """Undo `_send`."""
-        found, count = sent.numpy(), sent.shape[1] // 2
-        tokens = found[:, :count].astype(int).tolist()
-        return list(zip(rows, tokens, found[:, count:].tolist()))
+        count = sent.shape[1] // 2
+        tokens = sent[:, :count].astype(int).tolist()
+        return list(zip(rows, tokens, sent[:, count:].tolist()))
 
     def _send(self, rows: list[Row], count: int, *columns: Tensor) -> None:
         """Let columns (rows, n), such as tokens and scores, travel to the host in one piece while

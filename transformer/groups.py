@@ -1,6 +1,7 @@
 """Groups of rollouts, the answers to one problem: where they begin, and what is worth knowing."""
 
 from collections.abc import Sequence
+from itertools import chain
 from math import fsum
 from typing import TypeVar
 
@@ -23,7 +24,7 @@ def spread(group: Sequence[Rollout]) -> bool:
 def describe(rollouts: Sequence[Rollout], size: int, world: World = ALONE) -> dict[str, float]:
     """What is worth knowing of a step's rollouts, those of all ranks; empty if there are none."""
     groups = groups_of(rollouts, size)
-    logprobs = [x for r in rollouts for x in r.completion.logprobs or []]
+    logprobs = list(chain.from_iterable(r.completion.logprobs or [] for r in rollouts))
     rows, tokens = world.total(len(rollouts)), world.total(len(logprobs))
     if not rows:
         return {}

@@ -141,10 +141,12 @@ class Metrics:
 
     def means(self) -> dict[str, float]:
         """Means per token, by the names of the sums, and the maxima; zeros if there is no token."""
-        sums = {name: x.item() for name, x in self.sums.items()}
+        found = torch.stack(
+            [*self.sums.values(), *self.maxima.values()]
+        ).tolist()  # one wait, not one each
+        sums, maxima = dict(zip(self.sums, found)), dict(zip(self.maxima, found[len(self.sums) :]))
         tokens = max(sums.pop("tokens"), 1.0)
-        means = {name: x / tokens for name, x in sums.items()}
-        return means | {name: x.item() for name, x in self.maxima.items()}
+        return {name: x / tokens for name, x in sums.items()} | maxima
 
 
 def group_advantages(rewards: Tensor, scale: Scale = "group") -> Tensor:

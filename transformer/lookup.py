@@ -19,6 +19,7 @@ arXiv:2211.17192, which is exact for greedy choices.
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -129,13 +130,13 @@ class LookupDecoding(Decoding):
         order = torch.arange(count, device=text.device)
         return text.gather(1, start + order % (filled - start))
 
-    def _read(self, rows: list[Row], sent: Tensor) -> Arrived:
+    def _read(self, rows: list[Row], sent: np.ndarray) -> Arrived:
         """Undo `_send`; the last column says how many drafted tokens agreed, if it was a step."""
         if sent.shape[1] % 2 == 0:
             return super()._read(rows, sent)
-        found, count = sent.numpy(), sent.shape[1] // 2
-        tokens, scores = found[:, :count].astype(int), found[:, count:-1]
-        kept = found[:, -1].astype(int) + 1
+        count = sent.shape[1] // 2
+        tokens, scores = sent[:, :count].astype(int), sent[:, count:-1]
+        kept = sent[:, -1].astype(int) + 1
         return [
             (row, tokens[i, :k].tolist(), scores[i, :k].tolist())
             for i, (row, k) in enumerate(zip(rows, kept))

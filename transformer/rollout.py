@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 import flash_versions
 from transformer.chat import Tokenizer, encode_chat, load_template
@@ -25,7 +24,6 @@ from transformer.sampling import Sampling, row_generators
 from transformer.task import Problem
 from transformer.weights import eos_token_ids, load_config, load_model
 
-pad_right = partial(pad_sequence, batch_first=True)
 WIDTH_MULTIPLE = 16  # of a batch: strides that 16 divides share a compiled kernel
 
 Forward = Callable[[Tensor, Tensor], Tensor]  # (tokens, wanted) -> logits, see `Transformer`
@@ -148,7 +146,13 @@ def roll_out(
         )
     prompts = [policy.encode(problem) for problem in problems]
     number = len(problems) * samples
-    completions, _ = generate(
+    rollouts: dict[int, Rollout] = {}
+
+    def judge(index: int, completion: Completion) -> None:  # while a GPU goes on with the others
+        which = index // samples
+        rollouts[index] = judged(problems[which], prompts[which], completion)
+
+    generate(
         model,
         policy.tokenizer,
         prompts,
@@ -156,19 +160,14 @@ def roll_out(
         sampling=sampling,
         generators=() if sampling.greedy else row_generators(seed, number, first=first),
         eos=policy.eos,
+        on_end=judge,
         logprobs=True,
         samples=samples,
         banned=policy.banned,
     )
-    if any(completion.finish_reason == "interrupted" for completion in completions):
+    if len(rollouts) < number:
         raise KeyboardInterrupt
-    owners = [
-        (problem, prompt) for problem, prompt in zip(problems, prompts) for _ in range(samples)
-    ]
-    return [
-        judged(problem, prompt, completion)
-        for (problem, prompt), completion in zip(owners, completions)
-    ]
+    return [rollouts[index] for index in range(number)]
 
 
 def judged(problem: Problem, prompt: list[int], completion: Completion) -> Rollout:
@@ -217,15 +216,22 @@ def collate(rollouts: Sequence[Rollout], device: torch.device, context: int | No
     if context is None or rounded <= context:
         width = rounded
     longest = max(len(tokens) for _, tokens, _ in rows)
-    tokens = pad_right([torch.tensor([*p, *c]) for p, c, _ in rows])
-    tokens = F.pad(tokens, (0, width - tokens.shape[1]))
+    tokens = pad_right([[*p, *c] for p, c, _ in rows], width, np.int64)
     before = torch.tensor([len(p) - 1 for p, *_ in rows])
     lengths = torch.tensor([len(c) for _, c, _ in rows])
     wanted = length_mask(before + lengths, width) & ~length_mask(before, width)
-    targets = torch.cat([torch.tensor(c) for _, c, _ in rows])
-    sampler = pad_right([torch.tensor(x) for *_, x in rows])
+    targets = tokens[:, 1:][wanted[:, :-1]]
+    sampler = pad_right([x for *_, x in rows], longest, np.float32)
     batch = (tokens, wanted, targets, length_mask(lengths, longest), sampler)
     return Batch(*(x.to(device) for x in batch))
+
+
+def pad_right(rows: Sequence[Sequence[float]], width: int, dtype: type) -> Tensor:
+    """Rows of numbers as a tensor, (B, width), zeros behind them."""
+    padded: np.ndarray = np.zeros((len(rows), width), dtype)
+    for line, row in zip(padded, rows):
+        line[: len(row)] = row
+    return torch.from_numpy(padded)
 
 
 def completion_logprobs(

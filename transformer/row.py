@@ -83,9 +83,8 @@ class Row:
         Raises:
             ValueError: a score is not finite, see `sampling.sample`.
         """
-        count = min(len(tokens), self.limit - len(self.tokens))
-        ended = next((n for n, token in enumerate(tokens[:count], 1) if token in self._eos), 0)
-        count = ended or count
+        ends = [tokens.index(token) + 1 for token in self._eos if token in tokens]
+        count = min(len(tokens), self.limit - len(self.tokens), *ends)
         if not all(map(math.isfinite, scores[:count])):
             raise ValueError(
                 f"the model's logits for row {self.index} are not finite: the weights are broken,"
@@ -94,7 +93,7 @@ class Row:
             )
         self.tokens += tokens[:count]
         self.scores += scores[:count]
-        if ended:
+        if count in ends:
             self.finish_reason = "stop"
         elif len(self.tokens) == self.limit:
             self.finish_reason = "length"

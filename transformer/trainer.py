@@ -227,9 +227,8 @@ class Trainer:
             tokens=int(world.total(tokens)),
             limit=s.max_tokens,
         )
-        kept = [
-            row for row in range(len(rollouts)) if counted[row] and (s.beta or advantages[row] != 0)
-        ]
+        matters = (advantages != 0).tolist()
+        kept = [row for row in range(len(rollouts)) if counted[row] and (s.beta or matters[row])]
         micro_batches = self._micro_batches(rollouts, kept)
         measured = {"learned": world.total(len(kept)), "lr": s.rate_at(self.step)}
         old: list[Tensor | None] = [None] * len(micro_batches)
@@ -258,14 +257,14 @@ class Trainer:
                 seen.sums["entropy"] = entropies.double().sum()
                 metrics = seen if metrics is None else metrics + seen
             assert metrics is not None
-            means = self._everywhere(metrics).means()
+            norm = clip_gradients(self.parameters, s.clip_gradient)
+            means = self._everywhere(metrics).means()  # waits: after all launches
+            measured |= means | {"gradient_norm": norm.item()}
             if epoch == 0:
                 with world.together():
                     self._check_gap(means["gap_max"])
-            norm = clip_gradients(self.parameters, s.clip_gradient)
             self.optimizer.step()
             self.optimizer.zero_grad()
-            measured |= means | {"gradient_norm": norm.item()}
         self.step += 1
         return measured
 
