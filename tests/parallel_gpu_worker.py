@@ -170,7 +170,7 @@ def large_grpo(world, folder, tiny, times=1):
         | {"micro_batch": 32, "lr": 1e-6, "eval_every": 0}
         | sizes
     )
-    return grpo_speed(world, settings, 1 if tiny else 2)
+    return grpo_speed(world, settings, 1 if tiny else 3)
 
 
 def growing_grpo(world, folder, tiny):
@@ -181,7 +181,7 @@ def growing_grpo(world, folder, tiny):
 def shipped_grpo(world, folder, tiny):
     """GRPO with the shipped model."""
     sizes = {"prompts": 4, "group": 4} if tiny else {"prompts": 64, "group": 16}
-    return grpo_speed(world, Settings(micro_batch=512, eval_every=0, **sizes), 1 if tiny else 3)
+    return grpo_speed(world, Settings(micro_batch=512, eval_every=0, **sizes), 1 if tiny else 9)
 
 
 def large_supervised(world, folder, tiny):
