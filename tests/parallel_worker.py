@@ -34,12 +34,14 @@ CASES = {
         "reduce": "grpo",
         "clip_gradient": 0.1,
         "dynamic_sampling": True,
+        "replay": 0.5,
         "mask_truncated": True,
         "micro_batch": 3,
     },
+    "replay": {"task": "tiny_grpo:Seldom", "replay": 0.5, "micro_batch": 3},
     "adapters": {"lora_rank": 2, "beta": 0.05, "checkpointing": True, "micro_batch": 3},
 }
-CHAINS = ("plain", "adapters")
+CHAINS = ("plain", "replay", "adapters")
 ROUNDED = {
     "bfloat16": {"dtype": "bfloat16", "micro_batch": 3},
     "bfloat16 adapters": {"dtype": "bfloat16", "micro_batch": 3, "lora_rank": 2},
@@ -80,7 +82,8 @@ def take(trainer: Trainer, steps: int, reward=lambda rank, row, given: given) ->
             object.__setattr__(rollout, "reward", reward(world.rank, row, rollout.reward))
         measured = trainer.learn(found.rollouts)
         size = trainer.settings.group
-        metrics.append({**measured, **describe(found.rollouts, size, world), "drawn": found.drawn})
+        seen = {"drawn": found.drawn, "replayed": found.replayed}
+        metrics.append({**measured, **describe(found.rollouts, size, world), **seen})
     hook.remove()
     return {
         "rollouts": rollouts,
@@ -88,6 +91,7 @@ def take(trainer: Trainer, steps: int, reward=lambda rank, row, given: given) ->
         "gradients": gradients,
         "weights": dict(merged_weights(trainer.policy.model)),
         "drawn": trainer.drawn,
+        "pool": trainer.pool.state(),
     }
 
 

@@ -79,6 +79,7 @@ def test_every_task_draws_both_kinds_of_problems(name):
         (["--temperature", "0"], "--temperature must be positive, got 0.0: greedy rollouts would"),
         (["--temperature", "nan"], "--temperature must be positive, got nan"),
         (["--temperature", "inf"], "temperature must be a finite number"),
+        (["--replay", "1.5"], "--replay is a share of the problems, 0 to 1, got 1.5"),
         (["--lr", "0"], "--lr must be positive, got 0.0"),
         (["--lr", "nan"], "--lr must be positive, got nan"),
         (["--clip-gradient", "-1"], "--clip-gradient must be positive, got -1.0"),
@@ -169,7 +170,7 @@ def test_a_run_with_other_settings_is_left_alone(grpo_command, tempted, finished
     assert sorted((path.name, path.stat().st_mtime_ns) for path in finished_run.iterdir()) == before
 
 
-@pytest.mark.parametrize("damage", ["cut", "noise", "empty", "log", "best", "optimizer"])
+@pytest.mark.parametrize("damage", ["cut", "noise", "empty", "log", "best", "optimizer", "pool"])
 def test_a_damaged_state_is_one_sentence(grpo_command, tempted, tmp_path, damage):
     arguments = [*options(tempted, steps=4, eval_every=0, lr=1e-3), "--out", tmp_path / "run"]
     trainer = make_trainer(tempted, steps=4, eval_every=0, lr=1e-3)
@@ -181,7 +182,7 @@ def test_a_damaged_state_is_one_sentence(grpo_command, tempted, tmp_path, damage
     content = state.read_bytes()
     if damage == "log":
         (tmp_path / "run" / "metrics.jsonl").write_text("")
-    elif damage in ("best", "optimizer"):
+    elif damage in ("best", "optimizer", "pool"):
         parts = torch.load(state)
         torch.save({name: parts[name] for name in parts if name != damage}, state)
         assert len(parts) > len(torch.load(state))
@@ -218,6 +219,7 @@ def test_the_record_of_a_run(finished_run, tempted):
         assert line.keys() >= {"clipped_low", "clipped_high", "gap_max", "tokens_per_second"}
         assert 0 <= line["gap_max"] < 1e-4
         assert line["drawn"] == TINY["prompts"] * TINY["group"]
+        assert line["replayed"] == 0
     samples = [
         json.loads(line) for line in (finished_run / "samples.jsonl").read_text().splitlines()
     ]

@@ -18,7 +18,7 @@ from transformer import curves, grpo
 from transformer.grpo_run import METRICS, Run, read_metrics
 
 CLOCK = {"seconds", "rollout_seconds", "learn_seconds", "tokens_per_second"}
-LENGTH = {"steps": 14, "eval_every": 5, "task": "tiny_grpo:Seldom", "warm_up": 5}
+LENGTH = {"steps": 14, "eval_every": 5, "task": "tiny_grpo:Seldom", "warm_up": 5, "replay": 0.5}
 WRITES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "shutil.rmtree"}
 
 
@@ -53,7 +53,9 @@ def whole(tempted, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole") / "run"
     assert grpo.main([*options(tempted, **LENGTH), "--out", str(folder)]) == 0
     expected = outcome(folder)
-    assert [line["step"] for line in expected[1] if "step" in line] == list(range(1, 15))
+    steps = [line for line in expected[1] if "step" in line]
+    assert [line["step"] for line in steps] == list(range(1, 15))
+    assert [line["replayed"] for line in steps] == [0.0] + [0.5] * 13
     return expected
 
 

@@ -271,8 +271,10 @@ def steps(trainer: Trainer, count: int) -> list[torch.Tensor]:
     return weights_of(trainer)
 
 
-def test_a_restored_trainer_takes_the_same_steps(tempted):
+@pytest.mark.parametrize("replay", [0.0, 0.5])
+def test_a_restored_trainer_takes_the_same_steps(tempted, replay):
     changes = {"beta": 0.01, "dynamic_sampling": True, "task": "tiny_grpo:Seldom", "warm_up": 3}
+    changes |= {"replay": replay}
     expected = steps(make_trainer(tempted, **changes), 4)
     halfway, rest = make_trainer(tempted, **changes), make_trainer(tempted, **changes)
     steps(halfway, 2)
@@ -282,9 +284,9 @@ def test_a_restored_trainer_takes_the_same_steps(tempted):
     assert not any(map(torch.equal, other, expected))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_an_evaluation_changes_nothing_and_repeats(tempted, dtype):
-    one, other = (make_trainer(tempted, dtype=dtype) for _ in range(2))
+@pytest.mark.parametrize("dtype, replay", [("float32", 0.5), ("bfloat16", 0.0)])
+def test_an_evaluation_changes_nothing_and_repeats(tempted, dtype, replay):
+    one, other = (make_trainer(tempted, dtype=dtype, replay=replay) for _ in range(2))
     scores, greedy = one.evaluate()
     assert one.evaluate()[0] == scores
     assert scores.keys() == {"greedy", "sampled", "pass@2", "form", "length"}
@@ -338,5 +340,5 @@ def test_the_norm_is_clipped(tempted):
 
 def test_problems_of_a_step_are_a_function_of_seed_and_step(tempted):
     trainer = make_trainer(tempted)
-    drawn = [next(iter(trainer.problems())).arguments for _ in range(2)]
+    drawn = [next(trainer.problems(0)).arguments for _ in range(2)]
     assert drawn[0] == drawn[1] == trainer.task.sample(Random("0 0")).arguments

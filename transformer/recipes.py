@@ -50,6 +50,9 @@ class Settings:
     )
     mask_truncated: bool = setting(False, "leave completions that hit the limit out of the loss")
     dynamic_sampling: bool = setting(False, "draw more problems until enough groups have a spread")
+    replay: float = setting(
+        0.0, "share of the problems that are asked again, of groups that had a spread"
+    )
     micro_batch: int = setting(64, "completions in memory at a time; less needs less memory")
     eval_every: int = setting(10, "steps between evaluations on held-out problems; 0: none")
     eval_problems: int = setting(128, "held-out problems of an evaluation")
@@ -73,6 +76,8 @@ class Settings:
                 raise ValueError(f"{flag(name)} must be positive, got {getattr(self, name)}")
         if not 0 <= self.decay <= 1:
             raise ValueError(f"--decay is a share of the steps, 0 to 1, got {self.decay}")
+        if not 0 <= self.replay <= 1:
+            raise ValueError(f"--replay is a share of the problems, 0 to 1, got {self.replay}")
         if not self.temperature > 0:
             raise ValueError(
                 f"--temperature must be positive, got {self.temperature}: greedy rollouts would be"

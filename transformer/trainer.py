@@ -3,15 +3,16 @@
     problems --policy--> groups of completions --task--> rewards --group means--> advantages
     --loss--> gradient, summed over micro-batches --clip--> AdamW --> policy
 
-A step depends on the settings, the weights, the optimiser's moments and two counters, and on
-nothing else: problems are a function of (seed, step), draws of (seed, number of the completion).
+A step depends on the settings, the weights, the optimiser's moments, two counters and the pool of
+problems to ask again, and on nothing else: problems are a function of (seed, step), draws of (seed,
+number of the completion).
 """
 
 import copy
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -35,6 +36,7 @@ from transformer.parallel import (
 )
 from transformer.recipes import Settings, find_task, flag
 from transformer.recompute import recompute_activations
+from transformer.replay import Asked, Pool
 from transformer.rollout import (
     Batch,
     Policy,
@@ -49,6 +51,7 @@ from transformer.weights import load_config
 
 GAP = 1e-3  # nats; in fp32 the sampler and the trainer differ by rounding only
 DRAWS = 4  # dynamic sampling draws at most so many times the problems of a step
+REMEMBERED = 8  # the pool holds at most so many times the problems of a step
 EVALUATION_ROWS = 512  # completions of an evaluation at a time
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -83,11 +86,13 @@ class Groups:
     Attributes:
         rollouts: of the groups that are learned from, group by group.
         drawn: completions that were sampled, those of groups that were passed over included.
+        replayed: share of the sampled groups whose problem was asked before.
         seconds: that it took.
     """
 
     rollouts: list[Rollout]
     drawn: int
+    replayed: float
     seconds: float
 
 
@@ -105,6 +110,7 @@ class Trainer:
     Attributes:
         step: steps taken.
         drawn: completions sampled for training so far, by all ranks.
+        pool: problems to ask again, the same on every rank.
     """
 
     def __init__(self, settings: Settings, device: torch.device, world: World = ALONE) -> None:
@@ -131,6 +137,7 @@ class Trainer:
             fused=device.type == "cuda",
         )
         self.step = self.drawn = 0
+        self.pool = Pool(REMEMBERED * settings.prompts)
 
     def _frozen(self) -> Transformer:
         """A copy of the weights in the dtype of the arithmetic."""
@@ -146,33 +153,54 @@ class Trainer:
 
     # ---- rollouts ----
 
-    def problems(self) -> Iterable[Any]:
-        """The problems of this step, as many as anybody asks for."""
-        rng = Random(f"{self.settings.seed} {self.step}")
+    def problems(self, step: int) -> Iterator[Any]:
+        """The problems that a step draws, as many as anybody asks for."""
+        rng = Random(f"{self.settings.seed} {step}")
         while True:
             yield self.task.sample(rng)
+
+    def _asked(self, fresh: Iterator[Asked], count: int) -> list[Asked]:
+        """Problems to ask now: a share of them again, as far as the pool goes, the others fresh."""
+        again = self.pool.take(round(self.settings.replay * count))
+        asked = [*again, *islice(fresh, count - len(again))]
+        if again:  # more is learned from them than from fresh ones, so every rank has its part
+            Random(f"{self.settings.seed} {self.step} order").shuffle(asked)
+        return asked
+
+    def _spreads(self, found: Sequence[Rollout]) -> Iterator[bool]:
+        """Whether the groups have a spread, those of all ranks; of this rank's rollouts."""
+        mine = [spread(group) for group in groups_of(found, self.settings.group)]
+        return chain(*self.world.gather(mine))
 
     def roll_out(self) -> Groups:
         """Sample the groups of this step; under dynamic sampling, until enough of them have a
         spread (DAPO, arXiv:2503.14476, section 3.2) or too many were drawn.
         """
         s, started, first = self.settings, time.perf_counter(), self.drawn
-        source, model = iter(self.problems()), self.sampler()
+        fresh = (Asked(self.step, *one) for one in enumerate(self.problems(self.step)))
+        model = self.sampler()
         rollouts, missing = list[Rollout](), s.prompts
+        asked, spreads = list[Asked](), list[bool]()
         for _ in range(DRAWS if s.dynamic_sampling else 1):
-            problems = [next(source) for _ in range(missing)]
+            now = self._asked(fresh, missing)
+            problems = [one.problem for one in now]
             with self.world.together():
                 found = self._sampled(
                     model, problems, s.group, seed=s.seed, first=self.drawn, greedy=False
                 )
             self.drawn += missing * s.group
+            if s.replay:
+                asked += now
+                spreads += self._spreads(found)
             if s.dynamic_sampling:
                 found = [r for group in groups_of(found, s.group) if spread(group) for r in group]
             rollouts += found
             missing = s.prompts - int(self.world.total(len(rollouts))) // s.group
             if not missing:
                 break
-        return Groups(rollouts, self.drawn - first, time.perf_counter() - started)
+        self.pool.put(asked, spreads)  # only now: no problem is asked twice in a step
+        again, drawn = sum(one.step < self.step for one in asked), self.drawn - first
+        return Groups(rollouts, drawn, again * s.group / drawn, time.perf_counter() - started)
 
     def _sampled(
         self,
@@ -381,12 +409,13 @@ class Trainer:
     def state(self) -> dict[str, Any]:
         """All that the next step depends on."""
         training = training_state(self.policy.model, self.optimizer, self.world)
-        return {**training, "step": self.step, "drawn": self.drawn}
+        return {**training, "step": self.step, "drawn": self.drawn, "pool": self.pool.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go back to a state."""
         restore_training(self.policy.model, self.optimizer, state)
         self.step, self.drawn = int(state["step"]), int(state["drawn"])
+        self.pool.restore(state["pool"], lambda step, i: next(islice(self.problems(step), i, None)))
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
