@@ -208,6 +208,14 @@ def make_ring_beside(desc, STAGES: gl.constexpr, empty):
 
 
 @gluon.jit
+def make_tiles(desc, STAGES: gl.constexpr):
+    """Allocate tiles for the boxes of a descriptor as a ring on whose barriers nobody waits."""
+    tiles = gl.allocate_shared_memory(desc.dtype, [STAGES] + desc.block_type.shape, desc.layout)
+    unused = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    return Ring(tiles, unused, unused, STAGES)
+
+
+@gluon.jit
 def make_handover(
     dtype: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, WRITERS: gl.constexpr
 ):

@@ -39,6 +39,7 @@ def row(name, module, arch, config, what, dtype=torch.bfloat16):
         "shared": kernel.shared,
         "spills": kernel.assembly.spill_stores,
         "serialised": kernel.serialised,
+        "unused_barriers": kernel.unused_barriers,
         "injected": kernel.assembly.injected,
         "stmatrix": kernel.ptx.count("stmatrix"),
         "ldmatrix": kernel.ptx.count("ldmatrix"),

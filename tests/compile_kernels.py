@@ -258,6 +258,7 @@ def row(version: str, shape: str, kernel: Compiled) -> dict:
         "shared": kernel.shared,
         "registers": kernel.registers,
         "stack": kernel.stack,
+        "unused_barriers": kernel.unused_barriers,
         **(asynchrony(kernel) if kernel.module.endswith(("hopper", "fa3.backward")) else {}),
         **(threads(kernel) if kernel.module.endswith(("forward_fp8", "quantize_kernels")) else {}),
         **kernel.counts,

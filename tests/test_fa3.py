@@ -10,7 +10,7 @@ from rotation import rotated
 from test_attention import CASES, DTYPES, EVERY_DTYPE, LAYOUTS
 from test_packed import bounds, packed_inputs
 
-from flash_versions import VERSIONS, attention, fa3
+from flash_versions import VERSIONS, attention, fa3, launch
 from flash_versions import version as contract
 from flash_versions.budget import assess_request
 from flash_versions.descriptor import undescribable
@@ -519,6 +519,7 @@ def test_the_explicit_backward_comes_first(version, device, monkeypatch):
     monkeypatch.setattr(backward_hopper, "unsupported", lambda request: "no Hopper")
     portables = VERSIONS[version].backward(*given)
     assert len(portables) == 4 and not found
+    monkeypatch.setattr(launch, "decided", {})
     monkeypatch.setattr(backward_hopper, "unsupported", lambda request: None)
     VERSIONS[version].backward(*given)
     assert found == [given]

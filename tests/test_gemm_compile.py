@@ -54,6 +54,7 @@ def test_nothing_spills_and_no_product_waits_for_the_one_before():
     for row in for_hopper().values():
         assert row["shared"] <= SHARED_MEMORY["sm_90"], row
         assert not row["spills"] and not row["serialised"] and not row["injected"], row
+        assert not row["unused_barriers"], row
 
 
 @pytest.mark.for_hopper

@@ -13,7 +13,7 @@ import torch
 import triton
 
 from flash_versions import inspect, interpreter, sass
-from flash_versions.compiled import Assembly
+from flash_versions.compiled import Assembly, Compiled
 from flash_versions.request import make_request
 
 HERE = Path(__file__).parent
@@ -138,6 +138,37 @@ def test_log_of_the_assembler():
     assert quiet.serialised == quiet.injected == ()
     with pytest.raises(RuntimeError, match="does not tell what the kernel spills"):
         Assembly.of_log("ptxas fatal")
+
+
+# Three rings of one barrier, as MLIR writes them. Names begin anew in a partition: its %full is
+# another one's. A partition is given %empty as it is, and the slot of %used.
+TTGIR = """
+    %full = ttg.local_alloc : () -> !ttg.memdesc<1x1xi64>
+    %slot = ttg.memdesc_index %full[%c0_i32] : !ttg.memdesc<1x1xi64> -> !ttg.memdesc<1xi64>
+    ttng.init_barrier %slot, 1 : !ttg.memdesc<1xi64>
+    %empty = ttg.local_alloc : () -> !ttg.memdesc<1x1xi64>
+    %slot_1 = ttg.memdesc_index %empty[%c0_i32] : !ttg.memdesc<1x1xi64> -> !ttg.memdesc<1xi64>
+    ttng.init_barrier %slot_1, 2 : !ttg.memdesc<1xi64>
+    %used = ttg.local_alloc : () -> !ttg.memdesc<1x1xi64>
+    %slot_2 = ttg.memdesc_index %used[%c0_i32] : !ttg.memdesc<1x1xi64> -> !ttg.memdesc<1xi64>
+    ttng.init_barrier %slot_2, 2 : !ttg.memdesc<1xi64>
+    ttg.warp_specialize(%n, %empty, %slot_2) attributes {requestedRegisters = array<i32: 24>}
+    default {
+      WAIT
+    }
+    partition0(%arg0: i32, %arg1: !ttg.memdesc<1x1xi64>, %arg2: !ttg.memdesc<1xi64>) num_warps(1) {
+      %full = arith.addi %arg0, %arg0 : i32
+      %more = arith.addi %full, %full : i32
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "unused"),
+    [("ttg.warp_yield", ["%full"]), ("ttng.wait_barrier %slot, %c0_i32, %true", [])],
+)
+def test_a_barrier_that_nobody_waits_for_is_found(line, unused):
+    code = SimpleNamespace(asm={"ttgir": TTGIR.replace("WAIT", line)})
+    assert Compiled("kernel", "module", "sm_90", code).unused_barriers == unused
 
 
 def test_missing_tool_is_named(monkeypatch):

@@ -63,6 +63,7 @@ from flash_versions.hopper import (
     aggregate,
     load_tile,
     make_ring,
+    make_tiles,
     pass_turn,
     reinterpret,
     store_tile,
@@ -307,7 +308,8 @@ def gemm_kernel(
     )  # fmt: skip
     schedule = Schedule(ROWS, READERS, BUFFERS, RESIDUAL)
     operands = make_operands(a, b, STAGES, READERS, TILE_COLUMNS * (2 if SWIGLU else 1))
-    out = make_ring(c, CONSUMERS * BUFFERS, 1)
+    TILES: gl.constexpr = CONSUMERS * BUFFERS
+    out = make_ring(c, TILES, 1) if RESIDUAL else make_tiles(c, TILES)
     fence_async_shared()
     if RESIDUAL:
         gl.warp_specialize(
