@@ -1,6 +1,7 @@
 """Tables of what the transformer does with the kernels: training, its own kernels, generation."""
 
 from collections.abc import Callable
+from functools import partial
 from statistics import geometric_mean
 
 from flash_versions.peers import PEERS
@@ -10,11 +11,11 @@ from flash_versions.tables import markdown, provenance, where_and_when
 KERNELS_NOT_MEASURED = "Not measured yet: `python tests/kernels_speed.py --out FILE`.\n"
 
 
-def processes(document: Document) -> str:
+def processes(document: Document, suite: str = "processes") -> str:
     """Training on several GPUs: tokens per second of steps and of their phases, and times one."""
     found: dict[str, dict[int, Row]] = {}
     for row in document["rows"]:
-        if row["suite"] == "processes":
+        if row["suite"] == suite:
             found.setdefault(row["what"], {})[row["gpus"]] = row
     if not found:
         return "Not measured yet: `python tests/parallel_gpu.py --out FILE`.\n"
@@ -31,7 +32,7 @@ def processes(document: Document) -> str:
             body.append([f"{what}: {called}", *cells])
     header = ["tokens per second", *(f"{n} GPU{'s' * (n > 1)}" for n in sizes)]
     note = "bf16, the same global batch unless it says per GPU; the slowest GPU's time, median. "
-    return f"{markdown(header, body)}\n\n{note}{where_and_when(document, 'processes')}.\n"
+    return f"{markdown(header, body)}\n\n{note}{where_and_when(document, suite)}.\n"
 
 
 def grpo_step(document: Document) -> str:
@@ -159,6 +160,7 @@ def generation(document: Document, compared_only: bool = False) -> str:
 
 TABLES: dict[str, Callable[[Document], str]] = {
     "processes": processes,
+    "processes of four": partial(processes, suite="processes of four"),
     "grpo step": grpo_step,
     "layer": layer,
     "gemm": lambda document: products(document, "gemm", "cuBLAS"),
