@@ -12,7 +12,7 @@ JSON has; a table of which nothing was measured says so.
 import re
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from flash_versions import report_profile, report_transformer
 from flash_versions.peers import PEERS
@@ -87,29 +87,29 @@ def mean_ratio(groups: list[dict[str, Row]], name: str, base: str) -> str:
     return f"{statistics.geometric_mean(ratios):.2f}{share}"
 
 
-def summary(document: Document) -> str:
+def summary(document: Document, suite: str = "table", signs: Iterable[str] = (">=", "<")) -> str:
     """The versions' speed in one number for each head dim: the geometric mean of the ratios to
-    cuDNN and to flash-attn-4 over all long shapes, and over the short ones.
+    cuDNN and to flash-attn-4 over all shapes that are LONG, `>=`, and over the others, `<`.
     """
-    groups = list(shapes(document, "table").values())
-    versions = [name for name in names(document, "table") if name not in PEERS]
+    groups = list(shapes(document, suite).values())
+    versions = [name for name in names(document, suite) if name not in PEERS]
     body = []
     for head_dim in dict.fromkeys(any_row(group)["D"] for group in groups):
         for base in ("cudnn", "flash-attn-4"):
-            for short in (False, True):
+            for sign in signs:
                 chosen = [
                     group
                     for group in groups
-                    if any_row(group)["D"] == head_dim and (any_row(group)["N"] < LONG) == short
+                    if any_row(group)["D"] == head_dim
+                    and (any_row(group)["N"] < LONG) == (sign == "<")
                 ]
                 cells = [mean_ratio(chosen, version, base) for version in versions]
                 if any(cell != "-" for cell in cells):
-                    length = f"S {'<' if short else '>='} {LONG}"
-                    body.append([f"D={head_dim}, {length}, to {label(base)}", *cells])
+                    body.append([f"D={head_dim}, S {sign} {LONG}, to {label(base)}", *cells])
     if not body:
-        return not_measured("table")
+        return not_measured(suite)
     header = ["ratio of rates, geometric mean over full and causal", *versions]
-    return f"{markdown(header, body)}\n\n{provenance(document, 'table')}\n"
+    return f"{markdown(header, body)}\n\n{provenance(document, suite)}\n"
 
 
 def ablation(document: Document, suite: str = "ablation", peer: str = "cudnn") -> str:
@@ -212,9 +212,10 @@ def fp8_accuracy(document: Document) -> str:
 
 def packed(document: Document) -> str:
     """Versions on packed sequences of 64 lengths, against a rectangle with as many rows."""
-    body = []
-    for suite in ("packed", "packed backward"):
-        way = "backward" if suite.endswith("backward") else "forward"
+    body, sources = [], []
+    for way, suite in (("forward", "packed"), ("backward", "packed backward")):
+        if suite in document["suites"]:
+            sources.append(f"{way.capitalize()}: {provenance(document, suite)}")
         for group in shapes(document, suite).values():
             for name in group:
                 dense, ragged = rate_of(group, name), rate_of(group, f"{name} packed")
@@ -225,7 +226,7 @@ def packed(document: Document) -> str:
         return not_measured("packed")
     header = ["TFLOP/s", "64 x 1024 tokens", "packed", "ratio"]
     note = "64 sequences of 130 to 1900 tokens, 65536 in all; 16 heads, D=128."
-    return f"{markdown(header, body)}\n\n{note} {provenance(document, 'packed')}\n"
+    return f"{markdown(header, body)}\n\n{note} {' '.join(sources)}\n"
 
 
 def several_gpus(document: Document) -> str:
@@ -295,6 +296,7 @@ TABLES: dict[str, Callable[[Document], str]] = {
     "headline backward": lambda document: rates(document, "backward", is_headline),
     "prefill": lambda document: rates(document, "table"),
     "backward": lambda document: rates(document, "backward"),
+    "backward peer": lambda document: summary(document, "backward peer", [">="]),
     "seeds": lambda document: rates(document, "seeds", base="cudnn"),
     "summary": summary,
     "ablation": ablation,

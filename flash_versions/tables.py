@@ -6,7 +6,8 @@ from flash_versions.results import Document
 
 
 def not_measured(suite: str) -> str:
-    """What stands where a table would be."""
+    """What stands where a table would be; "backward peer" is one more run of "backward"."""
+    suite = suite.removesuffix(" peer")
     return f'Not measured yet: `python -m flash_versions.bench --suite "{suite}"`.\n'
 
 
@@ -36,4 +37,4 @@ def where_and_when(document: Document, suite: str, libraries: Iterable[str] = ()
     for name in ("torch", "triton", "cudnn", *libraries):
         if (which := machine.get(name, "not installed")) != "not installed":
             parts.append(f"{'cuDNN' if name == 'cudnn' else name} {which}")
-    return ", ".join([*parts, about["date"], f"commit {about['commit']}"])
+    return ", ".join([*parts, about["date"], f"commit {about['commit'][:7]}"])
