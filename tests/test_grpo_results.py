@@ -87,3 +87,13 @@ def test_countdown_on_a_gpu(seed):
     reached = next(x["seconds"] for x in scores if x["sampled"] >= 0.8)
     assert reached <= 240 and scores[-1]["seconds"] < 1200  # as docs/grpo.md says
     assert "figures/grpo-countdown.svg" in (ROOT / "docs/grpo.md").read_text()
+
+
+def test_practice_on_a_gpu():
+    """From below 65 % of everything to nearly all, within ten minutes of training."""
+    folder = ROOT / "docs/results/grpo/practice-seed0"
+    recipe = Settings(**RECIPES["practice"], attention="fa4", dtype="bfloat16")
+    assert settings_of(folder) == recipe
+    scores = [line for line in read_metrics(folder) if "evaluation" in line]
+    assert scores[0]["greedy"] < 0.65 and scores[-1]["greedy"] >= 0.99
+    assert scores[-1]["evaluation"] == 2000 and scores[-1]["seconds"] < 600
