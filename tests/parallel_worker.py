@@ -38,8 +38,14 @@ CASES = {
         "mask_truncated": True,
         "micro_batch": 3,
     },
-    "replay": {"task": "tiny_grpo:Seldom", "replay": 0.5, "micro_batch": 3},
-    "adapters": {"lora_rank": 2, "beta": 0.05, "checkpointing": True, "micro_batch": 3},
+    "replay": {"task": "tiny_grpo:Seldom", "replay": 0.5, "average": 1.0, "micro_batch": 3},
+    "adapters": {
+        "lora_rank": 2,
+        "beta": 0.05,
+        "average": 1.0,
+        "checkpointing": True,
+        "micro_batch": 3,
+    },
 }
 CHAINS = ("plain", "replay", "adapters")
 ROUNDED = {
@@ -90,6 +96,7 @@ def take(trainer: Trainer, steps: int, reward=lambda rank, row, given: given) ->
         "metrics": metrics,
         "gradients": gradients,
         "weights": dict(merged_weights(trainer.policy.model)),
+        "result": {name: p.clone() for name, p in trainer.result().state_dict().items()},
         "drawn": trainer.drawn,
         "pool": trainer.pool.state(),
     }
@@ -153,7 +160,7 @@ def main(folder: Path) -> None:
     found = {}
     found["command"] = command(
         grpo.main,
-        *options(model, steps=2, eval_every=1, eval_problems=8),
+        *options(model, steps=2, eval_every=1, eval_problems=8, average=1.0),
         "--out",
         folder / "command",
         "--save-every",

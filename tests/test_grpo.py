@@ -20,6 +20,7 @@ from transformer.recipes import RECIPES, Settings, find_task, flag
 from transformer.rollout import roll_out
 from transformer.session import Session
 from transformer.tasks import TASKS
+from transformer.weights import load_model
 
 # --- options
 
@@ -80,6 +81,9 @@ def test_every_task_draws_both_kinds_of_problems(name):
         (["--temperature", "nan"], "--temperature must be positive, got nan"),
         (["--temperature", "inf"], "temperature must be a finite number"),
         (["--replay", "1.5"], "--replay is a share of the problems, 0 to 1, got 1.5"),
+        (["--average", "1.5"], "--average is a share of the steps, 0 to 1, got 1.5"),
+        (["--average", "-0.1"], "--average is a share of the steps, 0 to 1, got -0.1"),
+        (["--average", "nan"], "--average is a share of the steps, 0 to 1, got nan"),
         (["--lr", "0"], "--lr must be positive, got 0.0"),
         (["--lr", "nan"], "--lr must be positive, got nan"),
         (["--clip-gradient", "-1"], "--clip-gradient must be positive, got -1.0"),
@@ -170,7 +174,9 @@ def test_a_run_with_other_settings_is_left_alone(grpo_command, tempted, finished
     assert sorted((path.name, path.stat().st_mtime_ns) for path in finished_run.iterdir()) == before
 
 
-@pytest.mark.parametrize("damage", ["cut", "noise", "empty", "log", "best", "optimizer", "pool"])
+@pytest.mark.parametrize(
+    "damage", ["cut", "noise", "empty", "log", "best", "optimizer", "pool", "mean"]
+)
 def test_a_damaged_state_is_one_sentence(grpo_command, tempted, tmp_path, damage):
     arguments = [*options(tempted, steps=4, eval_every=0, lr=1e-3), "--out", tmp_path / "run"]
     trainer = make_trainer(tempted, steps=4, eval_every=0, lr=1e-3)
@@ -182,7 +188,7 @@ def test_a_damaged_state_is_one_sentence(grpo_command, tempted, tmp_path, damage
     content = state.read_bytes()
     if damage == "log":
         (tmp_path / "run" / "metrics.jsonl").write_text("")
-    elif damage in ("best", "optimizer", "pool"):
+    elif damage in ("best", "optimizer", "pool", "mean"):
         parts = torch.load(state)
         torch.save({name: parts[name] for name in parts if name != damage}, state)
         assert len(parts) > len(torch.load(state))
@@ -270,23 +276,28 @@ def drawn(monkeypatch) -> list[int]:
     return counts
 
 
-def test_the_best_checkpoint_is_kept(tempted, tmp_path, monkeypatch, drawn):
-    """Accuracy rises, then falls by less than a collapse."""
-    scores = iter([0.2, 0.6, 0.5])
-    trainer = make_trainer(tempted, steps=2, eval_every=1)
-    weights = {}
+@pytest.mark.parametrize("average", [0.0, 1.0])
+def test_the_best_checkpoint_is_kept(tempted, tmp_path, monkeypatch, drawn, average):
+    """Accuracy rises, then falls by less than a collapse. What is kept is the policy, or the mean
+    of all steps until then.
+    """
+    scores = iter([0.2, 0.3, 0.6, 0.5])
+    trainer = make_trainer(tempted, steps=3, eval_every=1, average=average)
+    weights = []
 
     def evaluate():
-        weights[trainer.step] = trainer.policy.model.lm_head.weight.detach().bfloat16().float()
+        weights.append(trainer.policy.model.lm_head.weight.detach().clone())
         return {"greedy": 0.0, "sampled": next(scores), "form": 0.0, "length": 1.0}, []
 
     monkeypatch.setattr(trainer, "evaluate", evaluate)
     grpo.train(trainer, Run(tmp_path / "run", trainer.settings))
-    best = Session.load(str(tmp_path / "run" / "best"), device="cpu", dtype="float32")
-    assert torch.equal(best.model.lm_head.weight, weights[1])
-    final = Session.load(str(tmp_path / "run" / "final"), device="cpu", dtype="float32")
-    assert torch.equal(final.model.lm_head.weight, weights[2])
-    assert drawn == [1, 3, 5], "the curve is drawn again at every evaluation"
+    for name, step in {"best": 2, "final": 3}.items():
+        found = load_model(tmp_path / "run" / name).lm_head.weight
+        expected = weights[step]
+        if average:
+            expected = torch.stack(weights[1 : step + 1]).mean(0)
+        assert torch.equal(found, expected.bfloat16()), name
+    assert drawn == [1, 3, 5, 7], "the curve is drawn again at every evaluation"
 
 
 @pytest.mark.parametrize("stop", [True, False])

@@ -87,6 +87,7 @@ def assert_same(found: dict, expected: dict) -> None:
         assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5)
     assert_close(found["gradients"], expected["gradients"], **CLOSE)
     assert_close(found["weights"], expected["weights"], **CLOSE)
+    assert_close(found["result"], expected["result"], **CLOSE)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -172,7 +173,7 @@ def test_the_command_writes_once(folder, ranks, tmp_path):
     assert [code for code, _ in said] == [0, 0]
     assert "the curve:" in said[0][1] and said[1][1] == ""
     argv = [
-        *options(folder / "model", steps=2, eval_every=1, eval_problems=8),
+        *options(folder / "model", steps=2, eval_every=1, eval_problems=8, average=1.0),
         "--out",
         str(tmp_path / "run"),
     ]

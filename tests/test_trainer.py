@@ -8,6 +8,7 @@ import torch
 from tiny_grpo import TINY, make_trainer
 
 from transformer.groups import groups_of, spread
+from transformer.lora import merged_weights
 from transformer.recipes import Settings
 from transformer.rollout import Rollout
 from transformer.trainer import DRAWS, Trainer
@@ -238,6 +239,43 @@ def test_importance_weights_are_capped(tempted):
         assert measured["gap"] == pytest.approx(1, abs=0.05)
     assert_same(gradients[1.5], [1.5 * g for g in gradients[None]], 0.01)
     assert_same(gradients[100.0], [2.71828 * g for g in gradients[None]], 0.05)
+
+
+# --- the mean of the last steps
+
+
+def said(trainer: Trainer) -> list[float]:
+    """Tokens and log-probabilities of the greedy answers of an evaluation."""
+    found = [r.completion for r in trainer.evaluate()[1]]
+    return [x for one in found for x in (*one.tokens, *one.logprobs)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("rank", [0, 2])
+def test_the_result_is_the_mean_of_the_last_steps(tempted, dtype, rank):
+    """Of three out of five, by hand; evaluated as such, while nothing else changes."""
+    changes = {"steps": 5, "dtype": dtype, "lora_rank": rank, "checkpointing": True}
+    trainer, plain = (make_trainer(tempted, **changes, average=x) for x in (0.6, 0.0))
+    judge = make_trainer(tempted, dtype=dtype)
+    policies: list[dict[str, torch.Tensor]] = []
+    for _ in range(5):
+        for one in (trainer, plain):
+            one.learn(one.roll_out().rollouts)
+        policy = dict(merged_weights(plain.policy.model))
+        policies.append({name: weight.double() for name, weight in policy.items()})
+        averaged = policies[2:] or policies[-1:]
+        result = trainer.result().state_dict()
+        assert result.keys() == policy.keys()
+        for name, weight in result.items():
+            expected = torch.stack([one[name] for one in averaged]).mean(0)
+            rounding = 2**-8 if dtype == "bfloat16" else 1e-6
+            torch.testing.assert_close(weight.double(), expected, rtol=rounding, atol=1e-7)
+            assert torch.equal(plain.result().get_parameter(name), policy[name].to(weight.dtype))
+        judge.policy.model.load_state_dict(result)
+        assert said(trainer) == pytest.approx(said(judge), abs=1e-5)
+        for name, weight in merged_weights(trainer.policy.model):
+            assert torch.equal(weight, policy[name]), "rollouts are the policy's own"
+    assert plain.state()["mean"] == {}
 
 
 # --- what a step depends on

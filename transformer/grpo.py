@@ -153,7 +153,7 @@ def evaluate(
 
 def publish(trainer: Trainer, run: Run, name: str) -> None:
     """Write a checkpoint into the run's folder; a half-written one never has its name."""
-    model = trainer.sampler()
+    model = trainer.result()
     if not trainer.world.main:
         return
     folder, temporary = run.folder / name, run.folder / f".{name}.{os.getpid()}"

@@ -53,6 +53,7 @@ class Settings:
     replay: float = setting(
         0.0, "share of the problems that are asked again, of groups that had a spread"
     )
+    average: float = setting(0.0, "share of the steps, the last, whose mean weights are the result")
     micro_batch: int = setting(64, "completions in memory at a time; less needs less memory")
     eval_every: int = setting(10, "steps between evaluations on held-out problems; 0: none")
     eval_problems: int = setting(128, "held-out problems of an evaluation")
@@ -74,10 +75,9 @@ class Settings:
         for name in ("lr", "clip_gradient"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{flag(name)} must be positive, got {getattr(self, name)}")
-        if not 0 <= self.decay <= 1:
-            raise ValueError(f"--decay is a share of the steps, 0 to 1, got {self.decay}")
-        if not 0 <= self.replay <= 1:
-            raise ValueError(f"--replay is a share of the problems, 0 to 1, got {self.replay}")
+        for name, of in {"decay": "steps", "average": "steps", "replay": "problems"}.items():
+            if not 0 <= (share := getattr(self, name)) <= 1:
+                raise ValueError(f"{flag(name)} is a share of the {of}, 0 to 1, got {share}")
         if not self.temperature > 0:
             raise ValueError(
                 f"--temperature must be positive, got {self.temperature}: greedy rollouts would be"

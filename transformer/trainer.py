@@ -5,7 +5,7 @@
 
 A step depends on the settings, the weights, the optimiser's moments, two counters and the pool of
 problems to ask again, and on nothing else: problems are a function of (seed, step), draws of (seed,
-number of the completion).
+number of the completion). The mean of the last policies, if that is the result, goes into no step.
 """
 
 import copy
@@ -123,6 +123,7 @@ class Trainer:
         self.reference = self._frozen() if settings.beta and not lora else None
         plain = self.dtype == torch.float32 and not lora and world.size == 1
         self._sampler = model if plain else self._frozen()
+        self._result = self._frozen() if plain and settings.average else self._sampler
         if lora:
             add_adapters(model, lora, settings.seed, self.dtype)
         if settings.checkpointing:
@@ -138,6 +139,7 @@ class Trainer:
         )
         self.step = self.drawn = 0
         self.pool = Pool(REMEMBERED * settings.prompts)
+        self._mean: dict[str, Tensor] = {}  # of the policies that are averaged, merged, whole, fp32
 
     def _frozen(self) -> Transformer:
         """A copy of the weights in the dtype of the arithmetic."""
@@ -150,6 +152,29 @@ class Trainer:
                 for name, weight in merged_weights(self.policy.model):
                     self._sampler.get_parameter(name).copy_(weight)
         return self._sampler
+
+    def result(self) -> Transformer:
+        """The model that is judged and published: the mean of the policies of the last steps, if it
+        is asked for and there is one, else the policy as it is now. The sampler may be the same
+        object: one of the two is there at a time.
+        """
+        if not self._mean:
+            return self.sampler()
+        self._result.load_state_dict(self._mean)
+        return self._result
+
+    def _average(self) -> None:
+        """Add the policy to the mean, if the last steps have begun: each step moves the weights by
+        about the learning rate, in a direction that is mostly noise when few groups have a spread,
+        and in the mean the noise cancels (arXiv:1803.05407).
+        """
+        s = self.settings
+        count = self.step - (s.steps - round(s.average * s.steps))
+        if count < 1:
+            return
+        for name, weight in merged_weights(self.policy.model):
+            mean = self._mean.get(name, weight.float())
+            self._mean[name] = mean.lerp(weight.float(), 1 / count)
 
     # ---- rollouts ----
 
@@ -294,6 +319,7 @@ class Trainer:
             self.optimizer.step()
             self.optimizer.zero_grad()
         self.step += 1
+        self._average()
         return measured
 
     def _advantages(self, rollouts: Sequence[Rollout]) -> Tensor:
@@ -384,7 +410,7 @@ class Trainer:
         """
         s, rng = self.settings, Random(f"evaluate {self.settings.seed}")
         problems = [self.task.sample(rng, held_out=True) for _ in range(s.eval_problems)]
-        model, seed = self.sampler(), -1 - s.seed
+        model, seed = self.result(), -1 - s.seed
         with self.world.together():
             greedy, sampled = (
                 self._sampled(
@@ -407,14 +433,16 @@ class Trainer:
     # ---- state ----
 
     def state(self) -> dict[str, Any]:
-        """All that the next step depends on."""
+        """All that the next step and the result depend on."""
         training = training_state(self.policy.model, self.optimizer, self.world)
-        return {**training, "step": self.step, "drawn": self.drawn, "pool": self.pool.state()}
+        counters = {"step": self.step, "drawn": self.drawn}
+        return {**training, **counters, "pool": self.pool.state(), "mean": dict(self._mean)}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go back to a state."""
         restore_training(self.policy.model, self.optimizer, state)
         self.step, self.drawn = int(state["step"]), int(state["drawn"])
+        self._mean = dict(state["mean"])
         self.pool.restore(state["pool"], lambda step, i: next(islice(self.problems(step), i, None)))
 
 
