@@ -123,12 +123,12 @@ def test_dynamic_sampling_asks_nothing_twice_in_a_step(tempted, monkeypatch):
 
 def test_the_pool_is_bounded(tempted, monkeypatch):
     one = Asker(tempted, monkeypatch, replay=0.1)  # of four problems, so none is taken
-    steps = 2 + REMEMBERED * TINY["prompts"] // 3
+    steps = REMEMBERED * TINY["prompts"] // 2  # not every hard group ends up with a spread
     for step in range(steps):
         one.ask(hard=one.drawn(step, 0, 1, 2))
     waiting = one.trainer.state()["pool"]
     assert len(waiting) == REMEMBERED * TINY["prompts"]
-    assert {step for step, _ in waiting} == {*range(1, steps)}
+    assert waiting == sorted(waiting) and waiting[0][0] > 0 and waiting[-1][0] == steps - 1
 
 
 def test_what_is_asked_again_is_dealt_out(tempted, monkeypatch):
