@@ -25,6 +25,7 @@ from flash_versions.report_transformer import TABLES as TRANSFORMER
 SCRIPTS = {"context parallel", "context parallel backward", "processes", "processes checks"}
 SCRIPTS |= {"grpo step", "layer", "training curve", "gemm", "gemm swiglu", "norm gemm"}
 SCRIPTS |= {"norm gemm swiglu", "norm gemm numerics", "generate", "backward profile"}
+SCRIPTS |= {"processes of four"}
 SYNTHETIC = results.merged(all_results())
 # Tables whose columns are no versions.
 NAMELESS = {"packed", "quantize", "fp8 accuracy", "several gpus", "backward profile", *TRANSFORMER}

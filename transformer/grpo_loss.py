@@ -141,9 +141,8 @@ class Metrics:
 
     def means(self) -> dict[str, float]:
         """Means per token, by the names of the sums, and the maxima; zeros if there is no token."""
-        found = torch.stack(
-            [*self.sums.values(), *self.maxima.values()]
-        ).tolist()  # one wait, not one each
+        # One wait for the device, not one for each.
+        found = torch.stack([*self.sums.values(), *self.maxima.values()]).tolist()
         sums, maxima = dict(zip(self.sums, found)), dict(zip(self.maxima, found[len(self.sums) :]))
         tokens = max(sums.pop("tokens"), 1.0)
         return {name: x / tokens for name, x in sums.items()} | maxima
