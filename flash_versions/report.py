@@ -12,7 +12,7 @@ JSON has; a table of which nothing was measured says so.
 import re
 import statistics
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from flash_versions import report_profile, report_transformer
 from flash_versions.peers import PEERS
@@ -87,25 +87,25 @@ def mean_ratio(groups: list[dict[str, Row]], name: str, base: str) -> str:
     return f"{statistics.geometric_mean(ratios):.2f}{share}"
 
 
-def summary(document: Document, suite: str = "table", signs: Iterable[str] = (">=", "<")) -> str:
+def summary(document: Document, suite: str = "table") -> str:
     """The versions' speed in one number for each head dim: the geometric mean of the ratios to
-    cuDNN and to flash-attn-4 over all shapes that are LONG, `>=`, and over the others, `<`.
+    cuDNN and to flash-attn-4 over all long shapes, and over the short ones.
     """
     groups = list(shapes(document, suite).values())
     versions = [name for name in names(document, suite) if name not in PEERS]
     body = []
     for head_dim in dict.fromkeys(any_row(group)["D"] for group in groups):
         for base in ("cudnn", "flash-attn-4"):
-            for sign in signs:
+            for short in (False, True):
                 chosen = [
                     group
                     for group in groups
-                    if any_row(group)["D"] == head_dim
-                    and (any_row(group)["N"] < LONG) == (sign == "<")
+                    if any_row(group)["D"] == head_dim and (any_row(group)["N"] < LONG) == short
                 ]
                 cells = [mean_ratio(chosen, version, base) for version in versions]
                 if any(cell != "-" for cell in cells):
-                    body.append([f"D={head_dim}, S {sign} {LONG}, to {label(base)}", *cells])
+                    length = f"S {'<' if short else '>='} {LONG}"
+                    body.append([f"D={head_dim}, {length}, to {label(base)}", *cells])
     if not body:
         return not_measured(suite)
     header = ["ratio of rates, geometric mean over full and causal", *versions]
@@ -296,7 +296,7 @@ TABLES: dict[str, Callable[[Document], str]] = {
     "headline backward": lambda document: rates(document, "backward", is_headline),
     "prefill": lambda document: rates(document, "table"),
     "backward": lambda document: rates(document, "backward"),
-    "backward peer": lambda document: summary(document, "backward peer", [">="]),
+    "backward peer": lambda document: summary(document, "backward peer"),
     "seeds": lambda document: rates(document, "seeds", base="cudnn"),
     "summary": summary,
     "ablation": ablation,

@@ -97,3 +97,12 @@ def test_practice_on_a_gpu():
     scores = [line for line in read_metrics(folder) if "evaluation" in line]
     assert scores[0]["greedy"] < 0.65 and scores[-1]["greedy"] >= 0.99
     assert scores[-1]["evaluation"] == 2000 and scores[-1]["seconds"] < 600
+    skills = json.loads((folder / "skills.json").read_text())
+    ours, chat = (
+        {skill: score["right"] for skill, score in skills[model]["greedy"].items()}
+        for model in ("practice", "chat")
+    )
+    for skill in ("sorting", "comparing", "small talk"):  # as docs/grpo.md says
+        assert ours[skill] > chat[skill]
+    behind = chat["differences of four digits"] - ours["differences of four digits"]
+    assert 0.015 < behind < 0.025

@@ -123,7 +123,7 @@ RECIPES: Mapping[str, dict[str, Any]] = {
         "eval_every": 20,
     },
     # For a GPU, nine minutes: all that the model was taught, which comes near a careful teacher's.
-    # Small steps, and their mean: what it knows already is lost more easily than it is learned.
+    # Small steps, and the mean of the last: with larger ones it gets less of everything right.
     "practice": {
         "task": "practice",
         "steps": 2000,

@@ -311,7 +311,7 @@ class Trainer:
                 metrics = seen if metrics is None else metrics + seen
             assert metrics is not None
             norm = clip_gradients(self.parameters, s.clip_gradient)
-            means = self._everywhere(metrics).means()  # waits: after all launches
+            means = self._everywhere(metrics).means()  # the host waits, but not for the optimiser
             measured |= means | {"gradient_norm": norm.item()}
             if epoch == 0:
                 with world.together():

@@ -163,7 +163,7 @@ def fold_queries(
     All that a step does, in the order in which it does it; `more`: it is not the last one.
     """
     place, ds_place, s = state.place, state.ds_place, state.s
-    k_tile = held.k if held.HELD else consumer_half(buffers.k, CONSUMER)
+    k_tile = held.k if held.HELD else consumer_half(buffers.k, CONSUMER)  # behind V's, FA4 spills
     v_tile = held.v if held.HELD else consumer_half(buffers.v, CONSUMER)
     q_tile = buffers.q.tile(place)
     do_tile = buffers.do.tile(place)
