@@ -118,6 +118,26 @@ def test_a_fixed_cache_gives_the_same_logits(model):
     assert not fixed.fixed and fixed.longest == 2 and fixed.lengths.tolist() == [2] * 5
 
 
+@pytest.mark.parametrize("fixed", [False, True], ids=["free", "fixed"])
+def test_kept_rows_go_on_as_if_the_others_were_there(model, fixed):
+    tokens, padding = pad_left(PROMPTS)
+    all_rows, some = (KVCache(model.config, len(tokens), CONTEXT) for _ in range(2))
+    kept = torch.tensor([0, 2, 3])
+    steps = torch.randint(0, 256, (2, len(tokens), 1), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for cache in (all_rows, some):
+            model(tokens, cache, padding, last_only=True)
+            if fixed:
+                cache.fix()
+        size = some.nbytes
+        some.keep(kept)
+        for step in steps:
+            expected = model(step, all_rows, last_only=True)[kept]
+            found = model(step[kept], some, last_only=True)
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(some.lengths, all_rows.lengths[kept]) and some.nbytes == size
+
+
 # On a GPU
 
 
@@ -140,6 +160,21 @@ def test_a_graph_says_what_launches_say(on_gpu, tokenizer, version, sampling):
     expected, _ = answers(model, tokenizer, prompts, sampling, cuda_graph=False)
     found, _ = answers(model, tokenizer, prompts, sampling)
     assert len({len(completion.tokens) for completion in expected}) > 1
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours.tokens, ours.text) == (theirs.tokens, theirs.text)
+        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+def test_rows_are_left_behind_while_graphs_are_in_flight(monkeypatch, on_gpu, tokenizer, sampling):
+    model, shapes = on_gpu("fa2"), []
+    prompts = [PROMPTS[0], LONG, PROMPTS[3], LONG]
+    expected, _ = answers(model, tokenizer, prompts, sampling, 100)
+    monkeypatch.setattr(batch, "FEW_ROWS", 1)
+    model.register_forward_pre_hook(lambda _, inputs: shapes.append(len(inputs[0])))
+    found, _ = answers(model, tokenizer, prompts, sampling, 100)
+    assert shapes[:3] == [4, 8, 8] and 4 in shapes[3:]
     for ours, theirs in zip(found, expected, strict=True):
         assert (ours.tokens, ours.text) == (theirs.tokens, theirs.text)
         assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)

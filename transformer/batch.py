@@ -1,8 +1,8 @@
 """The loop of a generation: prompts in, steps launched, tokens handed out, places given again.
 
 The host looks at the tokens of an advance while the device works on the next one. A row that has
-ended stays in its place, where the device goes on with it in vain, until all have ended; only pages
-are taken back, and given with the place to a row that waits.
+ended stays in its place, where the device goes on with it in vain, until half of the rows have: the
+others then go on by themselves. Pages are taken back, and given with the place to a row that waits.
 """
 
 import time
@@ -30,6 +30,7 @@ from transformer.stats import (
     weight_bytes,
 )
 
+FEW_ROWS = 256  # a GPU's step takes as long for fewer
 WORTH_A_GRAPH = 16  # tokens; capturing a step takes as long as launching it a few times
 
 
@@ -68,6 +69,7 @@ class Batch:
         on_gpu = self.device.type == "cuda"
         self.model, self.rows, self.choice, self.generators = model, rows, choice, generators
         self.places, self.waiting = list(rows[:places]), deque(rows[places:])
+        self.together = len(self.places)
         self.samples, self.page_size, self.lookup = samples, page_size, lookup
         self.watched, self.prefill_chunk = watched, prefill_chunk
         self.limit = max(row.limit for row in rows)
@@ -111,6 +113,7 @@ class Batch:
                     return
                 # What is left may be shorter: do not attend to, or run out of, more than that.
                 decoding.shorten(max(row.stored for row in running))
+                self._leave_ended(decoding, len(running))
                 left = max(row.limit - len(row.tokens) for row in running)
                 while decoding.in_flight < (2 if self.fixed else 1):
                     unasked = left - decoding.ahead
@@ -192,6 +195,28 @@ class Batch:
                 logits = prefill(self.model, cache, [new.prompt], self.prefill_chunk)
                 decoding.replace(place, new, logits, self._numbers([new]))
 
+    def _leave_ended(self, decoding: Decoding, running: int) -> None:
+        """Go on with half of the rows, or half of these, if no more are running. The sizes of a
+        batch are always the same ones then, for which kernels are compiled and products planned.
+        """
+        if self.page_size is not None or self.lookup:
+            return
+        size, least = len(self.places), FEW_ROWS if self.device.type == "cuda" else 1
+        while running <= size // 2 and size > least:
+            size -= size // 2
+        if size == len(self.places):
+            return
+        spare = size - running
+        kept = []
+        for place, row in enumerate(self.places):
+            if row.finish_reason and spare:
+                spare -= 1
+            elif row.finish_reason:
+                continue
+            kept.append(place)
+        decoding.keep(kept)
+        self.places = [self.places[place] for place in kept]
+
     def _advance(self, decoding: Decoding, steps: int) -> None:
         """Launch some steps; pages that they fill are given out before."""
         if isinstance(self.cache, PagedKVCache):
@@ -232,7 +257,7 @@ class Batch:
             row_steps=sum(row.steps for row in self.rows),
             bytes_read=steps * weight_bytes(self.model) + int(stored * per_token),
             cache_bytes=self.cache.nbytes if self.cache else 0,
-            rows=len(self.places),
+            rows=self.together,
             attention_share=self.attention_share,
         )
 

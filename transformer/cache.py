@@ -78,7 +78,7 @@ class KVCache:
     @property
     def nbytes(self) -> int:
         """Memory for keys and values."""
-        return self.keys_values.nbytes
+        return self.keys_values.untyped_storage().nbytes()
 
     def reserve(self, count: int, padding: torch.Tensor | None = None) -> Span:
         """Advance every row by its share of `count` tokens and say where those tokens go.
@@ -159,6 +159,13 @@ class KVCache:
         repeated.lengths = self.lengths.repeat_interleave(samples)
         repeated.keys_values = self.keys_values.repeat_interleave(samples, dim=2)
         return repeated
+
+    def keep(self, rows: torch.Tensor) -> None:
+        """Forget all but some rows, (n,) int64 on the device, ascending; they move up in place."""
+        self.lengths = self.lengths[rows]
+        for layer in self.keys_values:
+            layer[:, : len(rows)] = layer[:, rows]
+        self.keys_values = self.keys_values[:, :, : len(rows)]
 
 
 def stop_of(cache: KVCache | PagedKVCache, count: int) -> int:

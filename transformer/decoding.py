@@ -92,6 +92,7 @@ class Decoding:
         self._scores = torch.zeros(count, at_once, dtype=torch.float32, device=device)
         self._with_graph = cuda_graph
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._outgrown: list[dict[int, torch.cuda.CUDAGraph]] = []  # may still be running
         self._moves = 0  # of the cache's memory, that the graphs know of
         self._sent: deque[tuple[list[Row], int, Tensor, torch.cuda.Event | None]] = deque()
         self._choose(logits)
@@ -135,6 +136,21 @@ class Decoding:
         if seen is not None:
             seen.scatter_(1, token[:, None], True)
         self._send([row], 1, token[:, None], score[:, None])
+
+    def keep(self, places: Sequence[int]) -> None:
+        """Go on with the rows of some places only; what is in flight still arrives for all."""
+        assert isinstance(self.cache, KVCache)
+        index = torch.tensor(places, device=self.newest.device)
+        self.rows = [self.rows[place] for place in places]
+        self.cache.keep(index)
+        self._drawn, self._column, self.newest = (
+            x[index] for x in (self._drawn, self._column, self.newest)
+        )
+        self._tokens, self._scores = self._tokens[index], self._scores[index]
+        self._numbers = None if self._numbers is None else self._numbers[index]
+        self._seen = None if self._seen is None else self._seen[index]
+        self._outgrown.append(self._graphs)
+        self._graphs = {}
 
     def fetch(self) -> Arrived:
         """What the oldest advance in flight gave to each row that is still running; it waits for

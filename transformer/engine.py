@@ -6,9 +6,9 @@
               and unless somebody reads along, a GPU is given work for many steps ahead of it
 
 Notable: a row never depends on the rows next to it. It has a random generator, a limit and a text
-of its own, and a row that has finished is still computed (the batch keeps its shape) but no longer
-counted, shown or stored past the longest row that is still running. With a paged cache, its place
-is taken by the next prompt that waits.
+of its own, and a row that has finished is no longer counted, shown or stored past the longest row
+that is still running. It is still computed until half of the rows have finished; the batch then
+goes on without them. With a paged cache, its place is taken by the next prompt that waits.
 """
 
 from collections.abc import Callable, Sequence
