@@ -326,12 +326,13 @@ def test_only_the_policys_logprobs_get_a_gradient():
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-14), (torch.float32, 1e-6)])
 @pytest.mark.parametrize("shape", [(5, 8), (1, 2), (3, 3)])
 def test_advantages_are_numpys(shape, dtype, tolerance):
-    rewards = torch.randn(shape, dtype=dtype) * 2 + 5
+    rewards = torch.rand(shape, dtype=dtype) * 4 + 1
     r = rewards.double().numpy()
     centred = r - r.mean(1, keepdims=True)
     for scale, spread in {
         "group": r.std(1, ddof=1, keepdims=True) + 1e-4,
         "batch": r.std(ddof=1) + 1e-4,
+        "mean": r.mean(1, keepdims=True),
         "none": np.ones(1),
     }.items():
         advantages = group_advantages(rewards, scale)
@@ -340,15 +341,36 @@ def test_advantages_are_numpys(shape, dtype, tolerance):
     assert torch.equal(group_advantages(rewards), group_advantages(rewards, "group"))
 
 
-@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+@pytest.mark.parametrize("scale", ["group", "batch", "mean", "none"])
 @pytest.mark.parametrize("size", [2, 3, 7, 11])
 def test_equal_rewards_give_exactly_zero(size, scale):
-    for reward in (0.0, 0.1, 1 / 3, 1e8, -0.7):
+    for reward in (0.0, 0.1, 1 / 3, 1e8, -0.7)[: None if scale != "mean" else -1]:
         rewards = torch.full((3, size), reward)
         rewards[1, 0] += 1e9
         advantages = group_advantages(rewards, scale)
         assert not advantages[[0, 2]].any()
         assert advantages[1].any()
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+@pytest.mark.parametrize("p", [0.03, 0.5, 0.9])
+def test_scale_mean_follows_the_likelihood_of_a_right_answer(p, size):
+    """All groups of answers that are right with probability p, each weighed with its own.
+
+    The expected gradient is that of -sum (1 - p)^k / k over 0 < k < G, the series of log p.
+    """
+    expected = 0.0
+    for rewards in itertools.product((0.0, 1.0), repeat=size):
+        likely = math.prod(p if reward else 1 - p for reward in rewards)
+        scores = [1 / p if reward else -1 / (1 - p) for reward in rewards]
+        advantages = group_advantages(torch.tensor([rewards], dtype=torch.float64), "mean")[0]
+        expected += likely * float(advantages @ torch.tensor(scores, dtype=torch.float64)) / size
+    assert expected == pytest.approx(sum((1 - p) ** k for k in range(size - 1)), rel=1e-12)
+
+
+def test_scale_mean_refuses_a_negative_reward():
+    with pytest.raises(ValueError, match='^scale "mean" takes rewards of 0 or more, got -0.5$'):
+        group_advantages(torch.tensor([[1.0, -0.5]]), "mean")
 
 
 def test_advantages_of_whole_numbers_and_half_precision_are_fp32():
@@ -569,7 +591,8 @@ def test_rewards_without_groups_are_refused(shape):
 
 
 def test_an_unknown_scale_is_refused():
-    with pytest.raises(ValueError, match="^scale must be one of group, batch, none, got 'std'$"):
+    sentence = "^scale must be one of group, batch, mean, none, got 'std'$"
+    with pytest.raises(ValueError, match=sentence):
         group_advantages(torch.zeros(2, 2), "std")
 
 

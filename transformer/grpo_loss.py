@@ -14,6 +14,7 @@ The papers differ in A, in r, in the bounds and in the weight of a token:
     DAPO      arXiv:2503.14476   "group"   "token"     "dapo"     clip-higher: 0.2 and 0.28, no KL
     Dr. GRPO  arXiv:2503.20783   "none"    "token"     "dr_grpo"  no KL
     GSPO      arXiv:2507.18071   "group"   "sequence"  "grpo"     bounds 3e-4 and 4e-4, no KL
+    MaxRL     arXiv:2602.02710   "mean"    "token"     "dapo"     rewards of 0 or more
 
 Two facts save a search for bugs that are none. On-policy (old equals logprobs) r is 1 and the value
 of the loss says nothing: with "grpo" it is -mean(A), which is 0 in every group, but its gradient is
@@ -29,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Scale = Literal["group", "batch", "none"]
+Scale = Literal["group", "batch", "mean", "none"]
 Ratio = Literal["token", "sequence"]
 Reduce = Literal["grpo", "dapo", "dr_grpo"]
 
@@ -155,13 +156,18 @@ def group_advantages(rewards: Tensor, scale: Scale = "group") -> Tensor:
         rewards: (groups, G), one row for each prompt. For scale "batch", of all ranks.
         scale: "group": the spread is the group's standard deviation, with Bessel's correction, plus
             1e-4 (GRPO); hard and easy groups then weigh as much as those in between. "batch": the
-            same of all rewards. "none": 1 (Dr. GRPO).
+            same of all rewards. "mean": the group's mean (MaxRL). For rewards of 0 and 1 the
+            gradient is then, up to order G - 1 of its series, that of log p(right) and not of
+            p(right): as when right answers are shown, hard problems weigh more, and a decision that
+            the model cannot make stays in doubt instead of becoming certain one way or the other.
+            "none": 1 (Dr. GRPO).
 
     Returns:
         (groups, G), at least fp32; exactly 0 where all rewards of a group are equal.
 
     Raises:
-        ValueError: an unknown scale, a group of one, or a reward that is not finite.
+        ValueError: an unknown scale, a group of one, a reward that is not finite, or one below 0
+            for scale "mean".
     """
     _check_choice("scale", scale, Scale)
     if rewards.ndim != 2 or len(rewards) < 1 or rewards.shape[1] < 2:
@@ -176,11 +182,16 @@ def group_advantages(rewards: Tensor, scale: Scale = "group") -> Tensor:
             f" {completion} of group {group}"
         )
     rewards = rewards.to(torch.promote_types(rewards.dtype, torch.float32))
+    if scale == "mean" and rewards.min() < 0:
+        raise ValueError(f'scale "mean" takes rewards of 0 or more, got {rewards.min().item()}')
     # The mean of equal numbers may be rounded, that of zeros is not: measure from the first one.
     shifted = rewards - rewards[:, :1]
     centred = shifted - shifted.mean(1, keepdim=True)
     if scale == "none":
         return centred
+    if scale == "mean":
+        mean = rewards.mean(1, keepdim=True)
+        return centred / mean.where(mean > 0, 1)
     spread = rewards.std() if scale == "batch" else rewards.std(1, keepdim=True)
     return centred / (spread + SPREAD_FLOOR)
 

@@ -39,7 +39,7 @@ class Settings:
     decay: float = setting(0.0, "share of the steps, the last, over which it falls to nothing")
     clip_gradient: float = setting(1.0, "largest norm of the gradient")
     epochs: int = setting(1, "updates with the same rollouts")
-    scale: Scale = setting("group", "what advantages are divided by: the spread of group or batch")
+    scale: Scale = setting("group", "what advantages are divided by, see grpo_loss.py")
     ratio: Ratio = setting("token", "probability ratios of a token, or of a sequence (GSPO)")
     reduce: Reduce = setting("dapo", "how the tokens' losses become one number, see grpo_loss.py")
     clip_low: float = setting(0.2, "how far a ratio may fall")
