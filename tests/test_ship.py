@@ -44,6 +44,18 @@ def test_a_run_is_shipped_with_its_card_and_its_log(run, tmp_path, monkeypatch, 
         assert (folder / name).exists()
 
 
+def test_a_run_that_went_on_from_another_tells_of_both(run, tmp_path):
+    second = tmp_path / "second"
+    options = [*STEPS.split(), "--attention", "sdpa", "--lr", "1e-5", "--out", str(second)]
+    assert grpo.main([*options, "--model", str(run / "final")]) == 0
+    folder = tmp_path / "out"
+    assert ship.main([str(second), str(folder), "--problems", "1", "--device", "cpu"]) == 0
+    card = (folder / "README.md").read_text()
+    first, then = [line for line in card.splitlines() if "-m transformer.grpo" in line]
+    assert "--model" not in first and f"--model {run / 'final'}" in then and "--lr 1e-05" in then
+    assert ". 16 answers." in card and "it began as `sloppy`" in card
+
+
 def test_the_command_is_what_makes_the_run():
     settings = Settings(**{**RECIPES["practice"], "seed": 3, "dynamic_sampling": True})
     words = ship.command_of(settings).split()[3:]

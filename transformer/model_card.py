@@ -103,9 +103,9 @@ It was reinforced: it began as `{start}`, whose teacher guessed {hasty:.0%} of t
 differences blindly, and forgot {forget:.0%} of the carries. Nobody showed it how to do better. It
 answered problems, a verifier said which answers were right, and those became more likely (GRPO)."""
 REINFORCING = """\
-    {command}
+    {commands}
 
-{seconds:.0f} seconds, evaluations left out; evaluated on {machine}. {answers:,} answers.
+{seconds} seconds, evaluations left out; evaluated on {machine}. {answers:,} answers.
 `training.jsonl` is the log. The problems are generated from the seed; none of them comes from
 anywhere else."""
 BEGINNING = """\

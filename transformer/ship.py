@@ -1,7 +1,8 @@
 """`python -m transformer.ship RUN FOLDER`: a finished GRPO run becomes a checkpoint with a card.
 
-The card says how it was made, what it can do on held-out problems, skill by skill, and what it
-answers. Its evaluation is that of the taught models, so that cards can be compared.
+The card says how it was made, also by the runs before if it went on from one, what it can do on
+held-out problems, skill by skill, and what it answers. Its evaluation is that of the taught models,
+so that cards can be compared.
 """
 
 import json
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,7 +27,7 @@ from transformer.train import SLOPPY
 from transformer.weights import load_model, save_model
 
 LOG_EVERY = 20  # steps between two that the log keeps
-START = "sloppy"  # what a run begins as
+START = "sloppy"  # what the first run begins as
 
 
 def command_of(settings: Settings) -> str:
@@ -44,26 +46,42 @@ def command_of(settings: Settings) -> str:
     return shlex.join(words)
 
 
-def ship(run: Path, folder: Path, problems: int, device: torch.device) -> None:
-    """Write a checkpoint with its card and its log.
-
-    Args:
-        run: of `transformer.grpo`, finished.
-        folder: where it goes; files of the same names are replaced.
-        problems: held-out ones of each skill.
-        device: that evaluates.
+def runs_to(run: Path) -> list[tuple[Settings, list[dict[str, Any]]]]:
+    """Settings and metrics of a run and those before it, the first one first.
 
     Raises:
-        ValueError: the run is not finished, or did not begin as the model that the card tells of.
+        ValueError: one is not finished, or the first did not begin as the model that the card tells
+            of.
         OSError: there is no run.
     """
     lines = read_metrics(run)
     settings = Settings(**read_json(run / CONFIG))
     if not (run / FINAL / "config.json").exists():
         raise ValueError(f"{run} is not finished; the command that began it goes on with it")
-    if settings.model != START:
-        raise ValueError(f"{run} began as {settings.model}; the card tells of {START}'s teacher")
-    steps = [line for line in lines if "step" in line]
+    if settings.model == START:
+        return [(settings, lines)]
+    model = Path(settings.model)
+    if model.name != FINAL or not (model.parent / CONFIG).exists():
+        raise ValueError(
+            f"{run} began as {settings.model}; the card tells of {START}'s teacher, and of runs"
+            " from there"
+        )
+    return [*runs_to(model.parent), (settings, lines)]
+
+
+def ship(run: Path, folder: Path, problems: int, device: torch.device) -> None:
+    """Write a checkpoint with its card and its log.
+
+    Args:
+        run: of `transformer.grpo`, finished, as those it went on from.
+        folder: where it goes; files of the same names are replaced.
+        problems: held-out ones of each skill.
+        device: that evaluates.
+
+    Raises:
+        ValueError, OSError: see `runs_to`.
+    """
+    runs = runs_to(run)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     attention = partial(flash_versions.attention, version="sdpa")
     model = load_model(run / FINAL, attention, device, torch.float32)
@@ -76,17 +94,17 @@ def ship(run: Path, folder: Path, problems: int, device: torch.device) -> None:
         name: evaluate(model, problems, temperature=temperature, seed=1)
         for name, temperature in (("greedy", 0.0), ("sampled", 1.0))
     }
-    kept = [line for line in lines if line.get("step", 0) % LOG_EVERY == 0]
+    kept = [line for _, lines in runs for line in lines if line.get("step", 0) % LOG_EVERY == 0]
     kept += [
         {"evaluation": name, "problems": problems, "scores": as_record(found)}
         for name, found in scores.items()
     ]
     write_text(folder / "training.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
     made = model_card.REINFORCING.format(
-        command=command_of(settings),
-        seconds=steps[-1]["seconds"],
+        commands="\n    ".join(command_of(settings) for settings, _ in runs),
+        seconds=" and ".join(f"{lines[-1]['seconds']:,.0f}" for _, lines in runs),
         machine=model_card.machine(device),
-        answers=int(sum(line["drawn"] for line in steps)),
+        answers=int(sum(line.get("drawn", 0) for _, lines in runs for line in lines)),
     )
     origin = model_card.REINFORCED.format(start=START, **vars(SLOPPY))
     name = folder.resolve().name
