@@ -297,7 +297,7 @@ def new_document(args, device, bandwidth):
 
 def build(case, args, device, dtype):
     """The model of a case, and the attention that runs."""
-    folder = find_checkpoint("chat") if case == SHIPPED else None
+    folder = find_checkpoint("reinforced") if case == SHIPPED else None
     config = load_config(folder) if folder else SHAPES[case]
     version, _ = choose_attention(args.attention, config, device, dtype)
     attend = partial(flash_versions.attention, version=version)

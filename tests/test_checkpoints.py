@@ -12,7 +12,7 @@ from transformer.generate import DEFAULT_QUESTION, main
 from transformer.session import CHECKPOINTS
 from transformer.weights import load_model
 
-NAMES = ("chat", "sloppy")
+NAMES = ("reinforced", "sloppy")
 WITHOUT_THINKING = "sums of three digits, without thinking"  # shown in the cards, promised nowhere
 THREE_DIGITS = "sums of three digits"
 
@@ -22,8 +22,8 @@ def sdpa_model(name):
     return load_model(CHECKPOINTS / name, sdpa, dtype=torch.float32)
 
 
-def test_chat_meets_its_bar_on_held_out_problems():
-    scores = evaluate(sdpa_model("chat"), 64, temperature=0.0, seed=7)
+def test_reinforced_meets_its_bar_on_held_out_problems():
+    scores = evaluate(sdpa_model("reinforced"), 64, temperature=0.0, seed=7)
     assert set(scores) == set(SKILLS)
     assert scores[THREE_DIGITS].right >= 0.95
     short = {name: s.right for name, s in scores.items() if s.right < 0.9}
@@ -74,7 +74,11 @@ def test_its_record_is_complete(name):
     folder = CHECKPOINTS / name
     log = [json.loads(line) for line in (folder / "training.jsonl").read_text().splitlines()]
     card = (folder / "README.md").read_text()
-    assert "python -m transformer.train --teacher" in card and "--seed 0" in card
+    made = {
+        "sloppy": "transformer.train --teacher sloppy",
+        "reinforced": "transformer.grpo --recipe",
+    }
+    assert f"python -m {made[name]}" in card
     greedy, sampled = log[-2:]
     assert (greedy["evaluation"], sampled["evaluation"]) == ("greedy", "sampled")
     problems = greedy["problems"]

@@ -35,7 +35,7 @@ from transformer.weights import load_model
 interpreted = pytest.mark.skipif(
     torch.cuda.is_available(), reason="compiled, two kernels need not agree in every bit"
 )
-CHAT = Path(transformer.__file__).parent / "checkpoints" / "chat"
+SHIPPED = Path(transformer.__file__).parent / "checkpoints" / "reinforced"
 SMALL = LaunchConfig(16, 32, num_warps=4, num_stages=2)
 HALF = [torch.float16, torch.bfloat16]
 
@@ -274,7 +274,7 @@ def test_a_real_model_hardly_ever_rescales(device):
         requests.append(make_request(q, k, v, **options))
         return flash_versions.attention(q, k, v, version="sdpa", **options)
 
-    model = load_model(CHAT, attention=attention).to(device)
+    model = load_model(SHIPPED, attention=attention).to(device)
     rng, tokens = Random(0), []
     while len(tokens) < 320:
         tokens += draw_chat(rng, Teacher())[0]

@@ -58,9 +58,9 @@ def test_other_dtypes_run(command, dtype):
 
 def test_the_shipped_model_begins_the_same_answer_in_fp8(command):
     arguments = ["-m", 3, "--json", "--dtype", "bfloat16"]
-    _, exact, _ = command(*arguments, model="chat")
+    _, exact, _ = command(*arguments, model="reinforced")
     arguments += ["--precision", "fp8", "--device", "auto"]
-    code, out, _ = command(*arguments, attention="auto", model="chat")
+    code, out, _ = command(*arguments, attention="auto", model="reinforced")
     found = json.loads(out)
     assert (code, found["precision"], found["dtype"]) == (0, "fp8", "bfloat16")
     assert found["attention"] in flash_versions.VERSIONS

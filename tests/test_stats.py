@@ -150,7 +150,7 @@ def test_the_shipped_model_is_fast_enough_to_talk_to():
     """At least 100 tokens for a second of one core, and there are two. Time of other programs does
     not count.
     """
-    session = Session.load("chat", attention="sdpa", device="cpu")
+    session = Session.load("reinforced", attention="sdpa", device="cpu")
     prompt = session.encode([{"role": "user", "content": "Tell me about you"}])[1]
     rates = []
     for _ in range(3):

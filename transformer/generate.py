@@ -99,8 +99,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add(
         "--model",
-        default="chat",
-        help="checkpoint folder, owner/model on the Hugging Face hub, or a shipped name (chat)",
+        default="reinforced",
+        help="a folder, owner/model on the Hugging Face hub, or a shipped name (reinforced)",
     )
     add("-p", "--prompt", help=f"the question; - reads standard input ({DEFAULT_QUESTION})")
     add("--system-prompt", help="instructions that precede the conversation")

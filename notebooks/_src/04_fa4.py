@@ -96,7 +96,7 @@ def attend_and_keep(q, k, v, **options):
     return o.transpose(1, 2)
 
 
-model = load_model(find_checkpoint("chat"), attend_and_keep, dtype=torch.float32)
+model = load_model(find_checkpoint("reinforced"), attend_and_keep, dtype=torch.float32)
 draws, tokens = Random(0), []
 while len(tokens) < 512:
     tokens += draw_chat(draws, Teacher())[0]

@@ -76,7 +76,7 @@ torch.set_printoptions(precision=3, sci_mode=False, linewidth=100)
 # few more for the marks.
 
 # %%
-session = Session.load("chat", attention="sdpa", device="cpu")
+session = Session.load("reinforced", attention="sdpa", device="cpu")
 model, config = session.model, session.model.config
 text, prompt = session.encode([{"role": "user", "content": "What is 357+486?"}])
 print(text)
@@ -258,11 +258,11 @@ answer_at = len(prompt)  # the first token that the model wrote
 print("layers, heads, queries, keys:", tuple(weights.shape))
 
 # %% [markdown]
-# There are twelve heads. One of them, in the third layer, reads like a finger on paper. A row is a
+# There are twelve heads. One of them, in the last layer, reads like a finger on paper. A row is a
 # token that the model is about to write, a column is a token that it can see.
 
 # %%
-LAYER, HEAD = 2, 2
+LAYER, HEAD = 3, 2
 rows = range(answer_at, len(names) - 1)
 first = names.index("W")
 fig, ax = plt.subplots(figsize=(12, 6.5))
@@ -275,20 +275,20 @@ ax.set_title(f"attention weights, layer {LAYER + 1}, head {HEAD + 1}")
 plt.tight_layout()
 
 # %% [markdown]
-# *What to see: before it writes the digits of a column (`7+6`, `5+8`, `3+4`) it looks into the
-# question, once into each number, and column by column further to the left. At the end it copies
-# the answer `843` from the last digits of the three lines, bottom up. Nobody programmed that; it is
-# what training made of the heads.*
+# *What to see: before it writes the digits of the second and the third column (`5+8`, `3+4`) it
+# looks into the question, once into each number, and column by column further to the left. At the
+# end it copies the answer `843` from the last digits of the three lines, bottom up. Nobody
+# programmed that; it is what training made of the heads.*
 #
 # For the `5` it looks at the `7`, the neighbour on the right of what it needs. That is no mistake:
-# by the third layer a token's vector holds more than the token. A head of the second layer has
+# by the last layer a token's vector holds more than the token. A head of the second layer has
 # brought the token before it along:
 
 # %%
 plus = names.index("+")
 for n in (*range(plus - 3, plus), *range(plus + 1, plus + 4)):
-    share = weights[1, 0, n, n - 1]
-    print(f"layer 2, head 1: {names[n]!r} looks at {names[n - 1]!r} with weight {share:.2f}")
+    share = weights[1, 2, n, n - 1]
+    print(f"layer 2, head 3: {names[n]!r} looks at {names[n - 1]!r} with weight {share:.2f}")
 
 # %% [markdown]
 # A prediction: before the model writes the first digit of the answer, which token has the most of
@@ -305,8 +305,8 @@ guess(my_guess, line, f"the end of the text up to the token that it sees most ({
 
 # %% [markdown]
 # The same in time, from the second line on. Each picture is a digit about to be written: how likely
-# each one is, and what the head looks at. Beside `chat` stands its sibling `sloppy`, which reads the same text. Its
-# teacher forgot every second carry.
+# each one is, and what the head looks at. Beside `reinforced` stands `sloppy`, which it was before
+# it practised, and which reads the same text. Its teacher forgot every second carry.
 
 # %%
 sloppy = Session.load("sloppy", attention="sdpa", device="cpu").model
@@ -320,7 +320,7 @@ def draw_digit(n):
     """The choice of token n."""
     figure = plt.Figure(figsize=(7, 3.6), layout="constrained")
     top, bottom = figure.subplots(2, 1, height_ratios=[3, 1])
-    for shift, label, p in ((-0.2, "chat", probabilities), (0.2, "sloppy", doubted)):
+    for shift, label, p in ((-0.2, "reinforced", probabilities), (0.2, "sloppy", doubted)):
         top.bar(
             [d + shift for d in range(10)],
             p[n - 1, ord("0") : ord("9") + 1],
@@ -339,7 +339,7 @@ def draw_digit(n):
 film(
     digits,
     draw_digit,
-    "The next digit and what chat's head looks at, as the answer is"
+    "The next digit and what its head looks at, as the answer is"
     " written. Watch the blue marks walk over the question, then over the worked lines from the"
     " bottom up. And watch sloppy where a carry is due, the third number of a line: it tosses a"
     " coin. It is not stupid, it has learned its teacher's mistakes; 06 is about that.",
@@ -630,7 +630,7 @@ print(f"least sure of {session.tokenizer.decode([answer.tokens[least]])!r}, toke
 
 # %%
 question = "How many r's are in strawberry?"
-ours = Session.load("chat", attention="fa4", device="cpu")
+ours = Session.load("reinforced", attention="fa4", device="cpu")
 _, asked = ours.encode([{"role": "user", "content": question}])
 (answer,), _ = ours.answer([asked], [], on_text=lambda row, piece: print(piece, end="", flush=True))
 print(f"\n\n{len(answer.tokens)} tokens by {ours.attention}")
