@@ -362,7 +362,7 @@ def test_what_the_model_cannot_do_is_refused_by_name(change, sentence):
 
 
 SHIPPED = json.loads(
-    Path(transformer.__file__).with_name("checkpoints").joinpath("chat/config.json").read_text()
+    Path(transformer.__file__).with_name("checkpoints").joinpath("sloppy/config.json").read_text()
 )
 EXTREMES = [None, 0, -1, "x", [], {}, [[1]], {"a": [1]}, 10**12, 10**400, True, 1.5, 1e-320]
 ROPE_KEYS = [*ROPES["yarn, mscale"], *LLAMA3, "rope_type", "rope_theta", "theta", "truncate"]
