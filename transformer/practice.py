@@ -71,14 +71,8 @@ class Close(Doubtful):
         return number - rng.randrange(size)
 
 
-# What is practised, in shares.
-PRACTICE: dict[Task, int] = {
-    Mix(): 100,
-    Alike(4): 30,
-    Alike(3): 15,
-    Subtract(4): 10,
-    Subtract(3): 8,
-    Subtract(): 8,
+# What is practised, in shares: first,
+OTHERS: dict[Task, int] = {
     Add(): 5,
     TASKS["multiply"]: 7,
     FollowUps(): 16,
@@ -88,19 +82,23 @@ PRACTICE: dict[Task, int] = {
     TASKS["small talk"]: 5,
     TASKS["unknown"]: 4,
 }
-# And afterwards.
+PRACTICE: dict[Task, int] = {
+    Mix(): 100,
+    Alike(4): 30,
+    Alike(3): 15,
+    Subtract(4): 10,
+    Subtract(3): 8,
+    Subtract(): 8,
+    **OTHERS,
+}
+# and afterwards.
 FINISH: dict[Task, int] = {
     Mix(): 100,
     Close(4): 45,
     Close(3): 40,
     Subtract(): 8,
-    Add(): 5,
-    TASKS["multiply"]: 7,
-    FollowUps(): 16,
-    TASKS["sort"]: 5,
-    TASKS["reverse"]: 5,
+    **OTHERS,
     TASKS["count"]: 5,
-    TASKS["small talk"]: 5,
     TASKS["unknown"]: 5,
 }
 
