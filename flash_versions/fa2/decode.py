@@ -20,7 +20,9 @@ What changes.
                                                 store O, LSE (one split) or acc, m, l (several)
 
 Cost. What a multiprocessor has under way must cover the time that memory takes to answer: 128 KiB,
-as one program with large tiles or, where splits are needed in any case, as two with small ones.
+as one program with large tiles or as two or three with small ones. Where thousands of short
+sequences wait, as in rollouts, a program's beginning and end take as long as its blocks: then it is
+five with one block under way each, and some read while others begin.
 
 Sources. Flash-Decoding (Dao, Haziza, Massa, Sizov 2023). Programmatic dependent launch: NVIDIA,
 CUDA C++ Programming Guide.

@@ -89,10 +89,11 @@ MEASURED = {
     128: LaunchConfig(128, 128, num_warps=8, num_stages=3),
     256: LaunchConfig(128, 64, num_warps=8, num_stages=2),
 }
-# The fastest in decoding on an H200, at head_dim 128: of a full GPU, one program on each
-# multiprocessor; with splits, two.
+# The fastest in decoding on an H200, at head_dim 128: for one program on each multiprocessor, for
+# up to three (as with splits), and for more.
 WHOLE = LaunchConfig(16, 128, num_warps=8, num_stages=3)
 SHARED = LaunchConfig(16, 64, num_warps=4, num_stages=3)
+CROWDED = LaunchConfig(16, 64, num_warps=4, num_stages=2)
 
 
 @triton.jit
@@ -323,12 +324,13 @@ def decoding_config(request: Request, programs: int) -> LaunchConfig:
     """
     q = request.q
     head_dim = padded_head_dim(max(q.shape[3], request.v.shape[3]))
-    config = WHOLE if programs >= FULL * num_multiprocessors(q.device) else SHARED
+    for_each = programs / num_multiprocessors(q.device)
+    config = CROWDED if for_each > 3 else WHOLE if FULL <= for_each <= 1 else SHARED
     rows = q.shape[1] * request.group
     config = replace(
         config,
         block_q=max(16, 1 << (rows - 1).bit_length()),
-        num_stages=1 + (config.num_stages - 1) * 128 // max(64, head_dim),
+        num_stages=max(2, 1 + (config.num_stages - 1) * 128 // max(64, head_dim)),
     )
     return config.fitted(head_dim, q.element_size(), shared_memory_limit(q.device))
 
