@@ -239,6 +239,7 @@ def test_what_does_not_fit_takes_the_ordinary_forward():
     with torch.no_grad():
         assert fused.fits(model, one, cache, None)
         assert not fused.fits(model, one.expand(1, fused.FEW_TOKENS + 1), cache, None)
+        assert fused.fits(model, one.expand(fused.FEW_TOKENS + 1, 1), cache, None)
         assert not fused.fits(model, one, None, None)
         assert not fused.fits(model, one, cache, torch.zeros(1, dtype=torch.int64))
         with torch.autocast("cpu", torch.bfloat16):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from flash_versions.budget import Accuracy
 from transformer.kernels import skinny
 from transformer.kernels.skinny import Norm, Tile
-from transformer.kernels.skinny_qkv import qkv
+from transformer.kernels.skinny_qkv import MANY_TOKENS, qkv
 from transformer.rope import Rope, rotary_table, rotate
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -94,7 +94,14 @@ def test_swiglu(device, dtype, tokens, outputs, width):
 @pytest.mark.parametrize("qk_norm", [False, True])
 @pytest.mark.parametrize(
     ("batch", "new", "heads", "kv_heads", "head_dim"),
-    [(1, 1, 4, 2, 16), (1, 1, 3, 1, 24), (3, 1, 4, 4, 16), (2, 3, 6, 2, 8), (1, 5, 2, 1, 64)],
+    [
+        (1, 1, 4, 2, 16),
+        (1, 1, 3, 1, 24),
+        (3, 1, 4, 4, 16),
+        (2, 3, 6, 2, 8),
+        (1, 5, 2, 1, 64),
+        (MANY_TOKENS + 3, 1, 3, 1, 24),
+    ],
 )
 def test_qkv(device, dtype, qk_norm, batch, new, heads, kv_heads, head_dim):
     """Queries, and what is in the cache afterwards: the new slots and no other."""

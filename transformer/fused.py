@@ -1,8 +1,8 @@
-"""The model on the kernels of `transformer.kernels`: few tokens, and many.
+"""The model on the kernels of `transformer.kernels`: a decoding step, and many tokens.
 
-Few tokens are a decoding step. The ordinary forward launches two dozen kernels a layer, most of
-which touch a few kilobytes. Here, with one token, a layer is six, and four of them do nothing but
-stream weights:
+A decoding step is one token of each row, or a few. The ordinary forward launches two dozen kernels
+a layer, most of which touch a few kilobytes. Here, with one token, a layer is six, and four of them
+do nothing but stream weights:
 
     embedding, lengths                        embed.embed, before the first layer
     norm, q k v, rotation, into the cache     skinny_qkv.qkv
@@ -11,7 +11,7 @@ stream weights:
     norm, gate and up, silu(gate) up          skinny.swiglu
     down_proj, + x                            skinny.linear
 
-With more tokens cuBLAS does the products, and a layer is about ten. Either way it computes what
+With more rows cuBLAS does the products, and a layer is about ten. Either way it computes what
 `Transformer.forward` does, with fewer roundings: what stays inside a kernel stays in fp32. So in
 bf16 the results differ in their last bits.
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from transformer.config import Config
     from transformer.model import Attention, Block, FeedForward, RMSNorm, Transformer
 
-FEW_TOKENS = 256  # of all rows together: a decoding step, not a prefill
+FEW_TOKENS = 256  # of all rows together, where rows have several: a prefill has more
 
 
 def unsupported(config: Config) -> str | None:
@@ -68,10 +68,12 @@ def unsupported(config: Config) -> str | None:
 def fits(
     model: Transformer, tokens: torch.Tensor, cache: Any, padding: torch.Tensor | None
 ) -> bool:
-    """Whether `forward` can take this step: few tokens, no pads, plain weights, no gradient."""
+    """Whether `forward` can take this step: one token of each row or few in all, no pads, plain
+    weights, no gradient.
+    """
     weight = model.model.embed_tokens.weight
     return (
-        tokens.numel() <= FEW_TOKENS
+        (tokens.shape[1] == 1 or tokens.numel() <= FEW_TOKENS)
         and type(cache) in (KVCache, PagedKVCache)
         and padding is None
         and weight.dtype in DTYPES
@@ -159,7 +161,7 @@ def forward(
 
     Args:
         model: one whose shape is supported.
-        tokens: (batch, length) int64, FEW_TOKENS in all at most.
+        tokens: (batch, length) int64.
         cache: what came before the tokens; they are added to it.
         last_only: compute the logits of the last token only.
         overlap: let kernels start before the one before is done; None: where the GPU can.

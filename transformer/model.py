@@ -234,7 +234,7 @@ class Transformer(nn.Module):
             Some models also ask for a window or a softcap: see `Config.attention_options`.
         kernels: what computes norms and products. "torch": torch's operations, one by one. "fused":
             kernels that fuse them (see `transformer.fused`), wherever there are some. "auto":
-            these on a GPU for a few tokens, as in decoding; elsewhere torch's.
+            these on a GPU for a decoding step; elsewhere torch's.
 
     Raises:
         ValueError: kernels has another value, or a model of this shape has no fused ones.

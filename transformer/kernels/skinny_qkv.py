@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from flash_versions.memory import cdiv
 from flash_versions.ops import on_device
 from transformer.kernels.skinny import (
     Norm,
@@ -29,6 +30,8 @@ from transformer.kernels.skinny import (
     project,
     weight_of,
 )
+
+MANY_TOKENS = 256  # keep a GPU busy with one program each
 
 
 class Heads(NamedTuple):
@@ -127,36 +130,46 @@ def qkv_kernel(
 
 
 @triton.jit
-def normed_head(one, other, weight, dim, inside, eps, HALF: tl.constexpr):
-    """RMSNorm of a head, given as its two halves; none if the weight is None."""
-    if weight is not None:
-        scale = tl.rsqrt((tl.sum(one * one, 0) + tl.sum(other * other, 0)) / (2 * HALF) + eps)
-        one *= scale * tl.load(weight + dim, mask=inside, other=0.0).to(tl.float32)
-        other *= scale * tl.load(weight + HALF + dim, mask=inside, other=0.0).to(tl.float32)
-    return one, other
+def norm_weight(q_norm, k_norm, heads, head, dim, inside):
+    """What the dims of heads are multiplied by behind their norm; values have none."""
+    is_query = inside & (head < heads.QUERY)
+    is_key = inside & (head >= heads.QUERY) & (head < heads.QUERY + heads.KV)
+    of_query = tl.load(q_norm + dim, mask=is_query, other=0.0).to(tl.float32)
+    return of_query + tl.load(k_norm + dim, mask=is_key, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def place_kernel(
-    projected, q_norm, k_norm, eps, heads, PADDED: tl.constexpr, OVERLAP: tl.constexpr
+    projected,
+    q_norm,
+    k_norm,
+    eps,
+    heads,
+    HEADS: tl.constexpr,
+    PADDED: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
-    """One program for one head of one token: norm, turn, store."""
+    """One program for some heads of one token: norm, turn, store."""
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
     HALF: tl.constexpr = heads.HALF
+    ALL: tl.constexpr = heads.QUERY + 2 * heads.KV
     token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    dim = tl.arange(0, PADDED)
-    inside = dim < HALF
-    source = projected + (token * (heads.QUERY + 2 * heads.KV) + head) * (2 * HALF) + dim
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
+    dim = tl.arange(0, PADDED)[None, :]
+    inside = (head < ALL) & (dim < HALF)
+    source = projected + (token * ALL + head) * (2 * HALF) + dim
     one = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     other = tl.load(source + HALF, mask=inside, other=0.0).to(tl.float32)
-    if head < heads.QUERY:
-        one, other = normed_head(one, other, q_norm, dim, inside, eps, HALF)
-    elif head < heads.QUERY + heads.KV:
-        one, other = normed_head(one, other, k_norm, dim, inside, eps, HALF)
-    head += tl.zeros_like(dim)  # a mask of a block and a number is not one for every interpreter
+    if q_norm is not None:
+        squares = tl.sum(one * one + other * other, 1)
+        scale = tl.rsqrt(squares / (2 * HALF) + eps)[:, None]
+        of_one = norm_weight(q_norm, k_norm, heads, head, dim, inside)
+        of_other = norm_weight(q_norm + HALF, k_norm + HALF, heads, head, dim, inside)
+        is_value = head >= heads.QUERY + heads.KV
+        one = tl.where(is_value, one, one * scale * of_one)
+        other = tl.where(is_value, other, other * scale * of_other)
     slot, cos, sin = angles(heads, token, head, dim, inside)
     turn_and_store(heads, one, other, slot, cos, sin, token, head, dim, inside)
 
@@ -248,14 +261,17 @@ def qkv(
             launch(qkv_kernel, arguments, x.shape[1], weight.shape[0], tile, overlap)
             return q
         projected = linear(x, weight, bias, norm=norm, overlap=overlap, tile=tile)
-        place_kernel[(tokens, heads + 2 * kv_heads)](
+        all_heads = heads + 2 * kv_heads
+        together = 1 if tokens < MANY_TOKENS else triton.next_power_of_2(all_heads)
+        place_kernel[(tokens, cdiv(all_heads, together))](
             projected,
             weight_of(q_norm),
             weight_of(k_norm),
             0.0 if q_norm is None else q_norm.eps,
             place,
+            HEADS=together,
             PADDED=triton.next_power_of_2(head_dim // 2),
-            num_warps=1,
+            num_warps=1 if together == 1 else 4,
             **overlapping(overlap),
         )
     return q
