@@ -223,6 +223,22 @@ def whole(x: Tensor) -> Tensor:
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
+@contextmanager
+def gathered(model: nn.Module) -> Iterator[None]:
+    """All weights of a sharded model on every rank for a while, in the dtype of the arithmetic.
+
+    The weights of a layer travel together, where `whole` sends each by itself.
+    """
+    parts = [part for part in model.modules() if isinstance(part, FSDPModule)]
+    for part in parts:
+        part.unshard()
+    try:
+        yield
+    finally:
+        for part in parts:
+            part.reshard()
+
+
 def clip_gradients(parameters: Sequence[Tensor], largest: float) -> Tensor:
     """Scale the gradients so that their norm is at most `largest`; the norm before, 0-d."""
     return whole(nn.utils.clip_grad_norm_(parameters, largest))

@@ -11,6 +11,7 @@ number of the completion). The mean of the last policies, if that is the result,
 import copy
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -30,6 +31,7 @@ from transformer.parallel import (
     World,
     clip_gradients,
     exchange_gradients,
+    gathered,
     restore_training,
     shard,
     training_state,
@@ -148,7 +150,9 @@ class Trainer:
     def sampler(self) -> Transformer:
         """The model that rollouts are drawn from: the policy as it is now, plain and whole."""
         if self._sampler is not self.policy.model:
-            with torch.no_grad():
+            # Adapters are merged in fp32, in which each weight has to be gathered by itself.
+            together = nullcontext() if self.settings.lora_rank else gathered(self.policy.model)
+            with torch.no_grad(), together:
                 for name, weight in merged_weights(self.policy.model):
                     self._sampler.get_parameter(name).copy_(weight)
         return self._sampler
