@@ -1,4 +1,5 @@
-"""Compile the kernels of a decoding step for one architecture; print a JSON row for each.
+"""Compile the kernels of a decoding step and of log-probabilities for one architecture; print a
+JSON row for each.
 
     TRITON_INTERPRET=0 python tests/compile_skinny.py sm_90
 
@@ -14,14 +15,14 @@ import torch
 
 from flash_versions.compiled import Compiled, CompileOnly
 from flash_versions.inspect import compiling
-from transformer.kernels import embed, greedy, skinny, skinny_qkv
+from transformer.kernels import choose, embed, skinny, skinny_qkv
 
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, INTERMEDIATE = 32, 8, 64, 2048, 8192
 KERNELS = {
     embed: ("embed_kernel",),
     skinny: ("linear_kernel", "swiglu_kernel"),
     skinny_qkv: ("qkv_kernel", "place_kernel"),
-    greedy: ("chunk_kernel", "merge_kernel"),
+    choose: ("chunk_kernel", "likeliest_kernel", "draw_kernel"),
 }
 
 
@@ -47,7 +48,9 @@ def step(overlap: bool) -> None:
     up, down = empty(2 * INTERMEDIATE, HIDDEN), empty(HIDDEN, INTERMEDIATE)
     h = skinny.swiglu(x, up, norm=norm, **options)
     skinny.linear(h, down, residual=x, **options)
-    greedy.greedy(empty(1, 128256), **options)
+    logits = empty(1, 128256)
+    choose.likeliest(logits, **options)
+    choose.draw(logits, torch.zeros(1, dtype=torch.float64), 0.7, **options)
 
 
 def main(arch: str) -> None:

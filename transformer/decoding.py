@@ -24,7 +24,7 @@ from transformer.cache import KVCache
 from transformer.model import Transformer
 from transformer.paged_cache import PagedKVCache
 from transformer.row import Row
-from transformer.sampling import Sampling, sample
+from transformer.sampling import Sampling, sample, token_mask
 
 Arrived = list[tuple[Row, list[int], list[float]]]  # tokens and scores that a row was given
 
@@ -82,8 +82,7 @@ class Decoding:
         self.model, self.cache, self.rows, self.choice = model, cache, list(rows), choice
         self.steps = self.ahead = 0
         self._numbers = None if numbers is None else numbers.to(device)
-        banned = choice.banned
-        self._banned = torch.tensor(banned, dtype=torch.int64, device=device) if banned else None
+        self._banned = token_mask(tuple(choice.banned), logits.shape[-1], device)
         self._seen = seen
         self._drawn = torch.zeros(count, 1, dtype=torch.int64, device=device)  # numbers of each row
         self._column = torch.zeros(count, 1, dtype=torch.int64, device=device)  # of next tokens
@@ -205,11 +204,15 @@ class Decoding:
 
     def _choose(self, logits: Tensor) -> None:
         """Write the next column by its logits, (B, V)."""
-        if self.choice.sampling.likeliest and logits.is_cuda:
-            from transformer.kernels.greedy import Record, greedy_step  # as in `sampling.sample`
+        sampling = self.choice.sampling
+        if sampling.unfiltered and logits.is_cuda:
+            from transformer.kernels.choose import Draws, Record, choose  # as in `sampling.sample`
 
-            record = Record(self.newest, self._tokens, self._scores, self._column)
-            greedy_step(self._allowed(logits), record)
+            record = Record(self._tokens, self._scores, self.newest, self._column)
+            draws = None
+            if self._numbers is not None:
+                draws = Draws(self._numbers, self._drawn, sampling.temperature)
+            choose(logits, record, draws, self._banned)
             return
         uniform = None
         if self._numbers is not None:
@@ -236,7 +239,7 @@ class Decoding:
         """Logits without the banned tokens."""
         if self._banned is None:
             return logits
-        return logits.index_fill(-1, self._banned, -math.inf)
+        return logits.masked_fill(self._banned, -math.inf)
 
     def _captured(self, count: int) -> torch.cuda.CUDAGraph:
         """A step as a graph; it is recorded, not run."""

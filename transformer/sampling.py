@@ -12,6 +12,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -67,9 +68,10 @@ class Sampling:
         return self.temperature == 0
 
     @property
-    def likeliest(self) -> bool:
-        """Whether that token is the likeliest by the logits as they are."""
-        return self.greedy and self.repetition_penalty == 1
+    def unfiltered(self) -> bool:
+        """Whether the choice is by the logits as they are, but for the temperature."""
+        filters = (self.top_k, self.top_p, self.min_p) != (0, 1, 0) and not self.greedy
+        return self.repetition_penalty == 1 and not filters
 
 
 def row_generators(seed: int, rows: int, *, first: int = 0) -> list[torch.Generator]:
@@ -84,6 +86,16 @@ def row_generators(seed: int, rows: int, *, first: int = 0) -> list[torch.Genera
         digest = hashlib.sha256(f"{seed}:{row}".encode()).digest()
         generators.append(torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1))
     return generators
+
+
+@cache
+def token_mask(tokens: tuple[int, ...], vocabulary: int, device: torch.device) -> Tensor | None:
+    """(vocabulary,) bool, which tokens these are; None if there are none. Not to be changed."""
+    if not tokens:
+        return None
+    mask = torch.zeros(vocabulary, dtype=torch.bool)
+    mask[list(tokens)] = True
+    return mask.to(device)
 
 
 def penalise_seen(logits: Tensor, penalty: float, seen: Tensor) -> Tensor:
@@ -194,19 +206,23 @@ def sample(
             largest logits. Not finite where the processed logits are not: one is NaN or +inf, or
             all are -inf.
     """
-    if not sampling.likeliest:
+    if not (sampling.greedy and sampling.unfiltered):
         logits = process_logits(logits, sampling, seen)
     if sampling.greedy:
         if logits.is_cuda:
-            from transformer.kernels.greedy import greedy  # not for those who never need Triton
+            from transformer.kernels import choose  # not for those who never need Triton
 
-            return greedy(logits)
+            return choose.likeliest(logits)
         largest, tokens = logits.max(-1)
         if logprobs:
             return tokens, largest.float() - logits.float().logsumexp(-1)
         return tokens, largest.float()
     if uniform is None:
         raise ValueError("sampling needs a random number for each row, got None")
+    if logits.is_cuda:
+        from transformer.kernels import choose
+
+        return choose.draw(logits, uniform)
     # The softmax of a row that is not finite is NaN everywhere, and dropped tokens are -inf and do
     # not count.
     probabilities = logits.softmax(-1)
