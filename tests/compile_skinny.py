@@ -15,7 +15,7 @@ import torch
 
 from flash_versions.compiled import Compiled, CompileOnly
 from flash_versions.inspect import compiling
-from transformer.kernels import choose, embed, skinny, skinny_qkv
+from transformer.kernels import choose, embed, logprobs, skinny, skinny_qkv
 
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, INTERMEDIATE = 32, 8, 64, 2048, 8192
 KERNELS = {
@@ -23,6 +23,7 @@ KERNELS = {
     skinny: ("linear_kernel", "swiglu_kernel"),
     skinny_qkv: ("qkv_kernel", "place_kernel"),
     choose: ("chunk_kernel", "likeliest_kernel", "draw_kernel"),
+    logprobs: ("forward_kernel", "backward_kernel"),
 }
 
 
@@ -51,6 +52,9 @@ def step(overlap: bool) -> None:
     logits = empty(1, 128256)
     choose.likeliest(logits, **options)
     choose.draw(logits, torch.zeros(1, dtype=torch.float64), 0.7, **options)
+    token = torch.zeros(1, dtype=torch.int64)
+    found = logprobs.logprobs_of(logits, token, 0.7)
+    logprobs.gradient_of(found[0], logits, token, found[2], 0.7)
 
 
 def main(arch: str) -> None:

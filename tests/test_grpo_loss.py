@@ -14,18 +14,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from transformer import grpo_loss as module
-from transformer.grpo_loss import (
-    Loss,
-    Totals,
-    group_advantages,
-    grpo_loss,
-    length_mask,
-    token_logprobs,
-)
-from transformer.sampling import Sampling, process_logits
+from transformer.grpo_loss import Loss, Totals, group_advantages, grpo_loss, length_mask
+from transformer.logprobs import token_logprobs
 
 TOTALS = Totals(rows=9, tokens=41, limit=11)  # not the sizes of any micro-batch below
 CLIPS = [(0.2, 0.28), (0.2, 0.2), (3e-4, 4e-4), (1.0, math.inf)]
@@ -407,112 +398,6 @@ def test_the_mask_holds_the_end_of_turn_and_sampled_pads_but_no_padding():
     assert logits.grad[0, 2, end] < 0, "stopping earned an advantage: it must become more likely"
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7, 1.5])
-def test_logprobs_are_those_that_the_sampler_drew_from(temperature):
-    logits = 3 * torch.randn(4, 6, 50)
-    tokens = torch.randint(50, (4, 6))
-    logprobs, entropy = token_logprobs(logits, tokens, temperature)
-    drawn_from = process_logits(logits.flatten(0, 1), Sampling(temperature), None)
-    exact = drawn_from.double().log_softmax(-1)
-    assert distance(logprobs.flatten(), exact.gather(1, tokens.reshape(-1, 1))[:, 0]) < 1e-6
-    assert (
-        distance(entropy.flatten(), torch.distributions.Categorical(logits=exact).entropy()) < 1e-6
-    )
-
-
-def test_logprobs_have_the_right_gradient():
-    tokens = torch.randint(7, (2, 3))
-    logits = torch.randn(2, 3, 7, dtype=torch.float64, requires_grad=True)
-    torch.autograd.gradcheck(lambda x: token_logprobs(x, tokens, 0.7)[0], (logits,))
-    logprobs, entropy = token_logprobs(logits, tokens)
-    assert logprobs.dtype == torch.float64
-    assert logprobs.requires_grad and not entropy.requires_grad
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_logits_lose_nothing_more(dtype, temperature):
-    tokens = torch.randint(40, (3, 5))
-    logits = (4 * torch.randn(3, 5, 40)).to(dtype).requires_grad_()
-    in_fp32 = logits.detach().float().requires_grad_()
-    weights = torch.randn(3, 5)
-    results = []
-    for x in (logits, in_fp32):
-        logprobs, entropy = token_logprobs(x, tokens, temperature)
-        (logprobs * weights).sum().backward()
-        results.append((logprobs, entropy))
-    assert all(x.dtype == torch.float32 for x in results[0])
-    assert all(torch.equal(a, b) for a, b in zip(*results))
-    assert torch.equal(logits.grad, in_fp32.grad.to(dtype))
-
-
-def test_tokens_that_cannot_be_sampled_leave_no_nan():
-    logits = torch.randn(2, 3, 8)
-    logits[..., 5:] = -math.inf
-    logits.requires_grad_()
-    tokens = torch.randint(5, (2, 3))
-    tokens[0, 2] = 6  # a pad, outside the mask
-    logprobs, entropy = token_logprobs(logits, tokens)
-    assert logprobs[0, 2] == -math.inf
-    assert (
-        distance(
-            entropy, torch.distributions.Categorical(logits=logits.detach()[..., :5]).entropy()
-        )
-        < 1e-6
-    )
-    mask = length_mask(torch.tensor([2, 3]), 3)
-    value, _ = grpo_loss(
-        logprobs, logprobs, torch.tensor([1.0, -1.0]), mask, Loss(), Totals(2, 5, 3)
-    )
-    value.backward()
-    assert logits.grad.isfinite().all()
-    assert not logits.grad[0, 2].any() and not logits.grad[..., 5:].any()
-
-
-class Allocations(TorchDispatchMode):
-    """Numbers of elements of the tensors that are made, views left out."""
-
-    def __init__(self):
-        super().__init__()
-        self.known, self.sizes = set(), []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        given = [x for x in args if isinstance(x, torch.Tensor)]
-        self.known |= {x.untyped_storage().data_ptr() for x in given}
-        result = function(*args, **(kwargs or {}))
-        for x in result if isinstance(result, tuple) else (result,):
-            if isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() not in self.known:
-                self.sizes.append(x.numel())
-        return result
-
-
-@pytest.mark.parametrize("chunk", [1, 200, 400])
-def test_next_to_the_logits_only_their_gradient_is_as_large(monkeypatch, chunk):
-    tokens = torch.randint(60, (3, 9))
-    logits = torch.randn(3, 9, 60, requires_grad=True)
-    whole = token_logprobs(logits, tokens, 0.8)
-    (gradient,) = torch.autograd.grad(whole[0].sum(), logits)
-
-    monkeypatch.setattr(module, "CHUNK", chunk)
-    saved = []
-    hooks = torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x)
-    with hooks, Allocations() as forward:
-        pieces = token_logprobs(logits, tokens, 0.8)
-    with Allocations() as backward:
-        (gradient_by_pieces,) = torch.autograd.grad(pieces[0].sum(), logits)
-    assert all(torch.equal(a, b) for a, b in zip(pieces, whole))
-    assert torch.equal(gradient_by_pieces, gradient)
-    assert [x.data_ptr() for x in saved] == [logits.data_ptr(), tokens.data_ptr()]
-    piece = max(chunk, 3 * 60)
-    assert max(forward.sizes) <= piece
-    assert [size for size in backward.sizes if size > piece] == [logits.numel()]
-
-
-def test_no_position_at_all():
-    logprobs, entropy = token_logprobs(torch.randn(2, 0, 5), torch.zeros(2, 0, dtype=torch.int64))
-    assert logprobs.shape == entropy.shape == (2, 0)
-
-
 # ---- refusals ----
 
 
@@ -594,12 +479,3 @@ def test_an_unknown_scale_is_refused():
     sentence = "^scale must be one of group, batch, mean, none, got 'std'$"
     with pytest.raises(ValueError, match=sentence):
         group_advantages(torch.zeros(2, 2), "std")
-
-
-def test_logits_and_tokens_that_do_not_fit_are_refused():
-    tokens = torch.zeros(2, 3, dtype=torch.int64)
-    with pytest.raises(ValueError, match=r"got \(2, 4, 5\) and \(2, 3\)$"):
-        token_logprobs(torch.zeros(2, 4, 5), tokens)
-    for temperature in (0.0, -1.0, math.nan, math.inf):
-        with pytest.raises(ValueError, match=f"^temperature must be .*, got {temperature}$"):
-            token_logprobs(torch.zeros(2, 3, 5), tokens, temperature)

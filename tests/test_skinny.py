@@ -236,6 +236,7 @@ def test_compiled_code(arch):
     assert {row["kernel"] for row in streams} == STREAMS
     for row in rows:
         assert row["stack"] == 0, row
+    assert {"draw_kernel", "forward_kernel", "backward_kernel"} <= {row["kernel"] for row in rows}
     for row in streams:
         assert row["wide_loads"] >= 4, row
         assert row["registers"] <= 128, row

@@ -35,7 +35,6 @@ Ratio = Literal["token", "sequence"]
 Reduce = Literal["grpo", "dapo", "dr_grpo"]
 
 SPREAD_FLOOR = 1e-4  # added to a standard deviation of rewards
-CHUNK = 2**24  # logits that are in fp32 at a time: 64 MiB
 
 
 @dataclass(frozen=True)
@@ -283,77 +282,6 @@ def grpo_loss(
     else:
         per_token = per_token / (totals.rows * totals.limit)
     return per_token.sum(), _metrics(mask, seen)
-
-
-def token_logprobs(
-    logits: Tensor, tokens: Tensor, temperature: float = 1.0
-) -> tuple[Tensor, Tensor]:
-    """Log-probability of each token under softmax(logits / temperature), and its entropy.
-
-    logits[b, t] is what the model says *before* tokens[b, t]. Of a (B, T, V) tensor there is, next
-    to the logits, only their gradient: softmax is computed in fp32 a piece at a time, once in the
-    forward pass and once more in the backward pass.
-
-    Args:
-        logits: (B, T, V), any floating dtype; -inf for what cannot be sampled.
-        tokens: (B, T) int64.
-        temperature: the one that the tokens were drawn with.
-
-    Returns:
-        log-probabilities and entropies in nats, (B, T) fp32 (fp64 for fp64 logits). Entropies have
-        no gradient.
-
-    Raises:
-        ValueError: shapes that do not fit or a temperature that is not a positive finite number.
-    """
-    if logits.ndim != 3 or tokens.shape != logits.shape[:2]:
-        raise ValueError(
-            "logits of shape (B, T, V) need tokens of shape (B, T), got"
-            f" {tuple(logits.shape)} and {tuple(tokens.shape)}"
-        )
-    if not 0 < temperature < math.inf:
-        raise ValueError(f"temperature must be a positive finite number, got {temperature}")
-    return _TokenLogprobs.apply(logits, tokens, temperature)
-
-
-class _TokenLogprobs(torch.autograd.Function):
-    """d logprob[token] / d logits = (one-hot of the token - softmax) / temperature."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, logits: Tensor, tokens: Tensor, temperature: float
-    ) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(logits, tokens)
-        ctx.temperature = temperature
-        dtype = torch.promote_types(logits.dtype, torch.float32)
-        logprobs, entropy = torch.empty(
-            (2, *tokens.shape), dtype=dtype, device=logits.device
-        ).unbind()
-        for piece in _pieces(logits):
-            distribution = (logits[:, piece].to(dtype) / temperature).log_softmax(-1)
-            index = tokens[:, piece, None]
-            logprobs[:, piece] = distribution.gather(-1, index).squeeze(-1)
-            entropy[:, piece] = torch.special.entr(distribution.exp_()).sum(-1)
-        ctx.mark_non_differentiable(entropy)
-        return logprobs, entropy
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor, None, None]:
-        logits, tokens = ctx.saved_tensors
-        grad_logits = torch.empty_like(logits)
-        for piece in _pieces(logits):
-            scaled = logits[:, piece].to(grad.dtype) / ctx.temperature
-            grads = grad[:, piece, None] / ctx.temperature
-            d_logits = scaled.softmax(-1).mul_(-grads)
-            grad_logits[:, piece] = d_logits.scatter_add_(-1, tokens[:, piece, None], grads)
-        return grad_logits, None, None
-
-
-def _pieces(logits: Tensor) -> list[slice]:
-    """Slices of T with at most CHUNK logits each, or one position."""
-    rows, length, vocabulary = logits.shape
-    step = max(1, CHUNK // max(1, rows * vocabulary))
-    return [slice(start, start + step) for start in range(0, length, step)]
 
 
 def _metrics(mask: Tensor, seen: dict[str, Tensor]) -> Metrics:

@@ -18,9 +18,10 @@ from torch import Tensor
 import flash_versions
 from transformer.chat import Tokenizer, encode_chat, load_template
 from transformer.engine import Completion, check_prompt, generate
-from transformer.grpo_loss import length_mask, token_logprobs
+from transformer.grpo_loss import length_mask
+from transformer.logprobs import token_logprobs
 from transformer.model import Transformer
-from transformer.sampling import Sampling, row_generators
+from transformer.sampling import Sampling, row_generators, token_mask
 from transformer.task import Problem
 from transformer.weights import eos_token_ids, load_config, load_model
 
@@ -239,8 +240,7 @@ def completion_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Log-probability and entropy of every completion token, (B, T) each, 0 outside of the mask."""
     logits = forward(batch.tokens, batch.wanted)
-    if banned:
-        logits = logits.index_fill(-1, torch.tensor(banned, device=logits.device), -math.inf)
-    found = token_logprobs(logits[None], batch.targets[None], temperature)
+    out = token_mask(tuple(banned), logits.shape[-1], logits.device)
+    found = token_logprobs(logits[None], batch.targets[None], temperature, out)
     logprobs, entropy = (x.new_zeros(batch.mask.shape).masked_scatter(batch.mask, x) for x in found)
     return logprobs, entropy
