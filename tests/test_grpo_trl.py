@@ -12,14 +12,8 @@ import pytest
 import torch
 
 from transformer import byte_tokenizer
-from transformer.grpo_loss import (
-    Loss,
-    Totals,
-    group_advantages,
-    grpo_loss,
-    length_mask,
-    token_logprobs,
-)
+from transformer.grpo_loss import Loss, Totals, group_advantages, grpo_loss, length_mask
+from transformer.logprobs import token_logprobs
 
 trl = pytest.importorskip("trl", reason="needs trl: make test-trl")
 if trl.__version__ != "1.16.0":
