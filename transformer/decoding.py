@@ -139,7 +139,9 @@ class Decoding:
     def keep(self, places: Sequence[int]) -> None:
         """Go on with the rows of some places only; what is in flight still arrives for all."""
         assert isinstance(self.cache, KVCache)
-        index = torch.tensor(places, device=self.newest.device)
+        index = torch.tensor(places)
+        if self.newest.is_cuda:  # from ordinary memory it would wait for what is in flight
+            index = index.pin_memory().to(self.newest.device, non_blocking=True)
         self.rows = [self.rows[place] for place in places]
         self.cache.keep(index)
         self._drawn, self._column, self.newest = (
