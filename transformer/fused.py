@@ -211,6 +211,7 @@ def forward(
             attention.o_proj.weight,
             attention.o_proj.bias,
             residual=x,
+            overwrite=True,
             overlap=overlap,
         )
         h = swiglu(
@@ -225,6 +226,7 @@ def forward(
             down_proj.weight,
             down_proj.bias,
             residual=x,
+            overwrite=True,
             overlap=overlap,
         )
     x = x.unflatten(0, (batch, length))

@@ -295,6 +295,7 @@ def linear(
     *,
     norm: Norm | None = None,
     residual: torch.Tensor | None = None,
+    overwrite: bool = False,
     overlap: bool = False,
     tile: Tile | None = None,
 ) -> torch.Tensor:
@@ -306,6 +307,7 @@ def linear(
         bias: (N,), or None.
         norm: RMSNorm of x, or None.
         residual: (tokens, N) contiguous, or None.
+        overwrite: the result may take the residual's place, which saves a copy of it.
         overlap: start before the kernel before is done (compute capability 9.0 and later); the
             weight must not be its output.
         tile: chosen by the shape if None.
@@ -324,7 +326,7 @@ def linear(
         )
     if tokens > 1:
         if residual is not None and bias is None and norm is None:
-            return torch.addmm(residual, x, weight.T)
+            return torch.addmm(residual, x, weight.T, out=residual if overwrite else None)
         y = product(x, weight, bias, norm)
         return y if residual is None else y + residual
     y = x.new_empty(1, outputs)
