@@ -232,6 +232,20 @@ def test_kernels_and_pieces_agree_on_what_cannot_be_sampled(device):
     assert [x.isnan().tolist() for x in found] == [[False, False, True, False]] * 2
 
 
+@pytest.mark.parametrize("reduce", [torch.sum, torch.mean], ids=["sum", "mean"])
+def test_tensors_may_lie_anyhow(device, reduce):
+    """Through autograd: logits and tokens of a longer sequence, a gradient that is one number."""
+    whole = torch.randn(2, 9, 50, device=device)
+    tokens = torch.randint(50, (9, 2), device=device).T
+    results = []
+    for function in (module._ByKernels, module._ByPieces):
+        x = whole.clone().requires_grad_()
+        logprobs, entropy = function.apply(x[:, :-1], tokens[:, 1:], 0.8, None)
+        reduce(logprobs).backward()
+        results.append((logprobs.detach(), entropy, x.grad))
+    assert all(distance(one, other) < 1e-6 for one, other in zip(*results))
+
+
 def test_no_row_at_all(device):
     """What a rank without work has."""
     logits = torch.zeros(0, 9, device=device)
@@ -239,6 +253,9 @@ def test_no_row_at_all(device):
     found = logprobs_of(logits, tokens)
     assert all(x.shape == (0,) for x in flat(found))
     assert gradient_of(found[0], logits, tokens, found[2]).shape == (0, 9)
+    batch = logits[None].requires_grad_()
+    module._ByKernels.apply(batch, tokens[None], 1.0, None)[0].sum().backward()
+    assert batch.grad.shape == (1, 0, 9)
 
 
 @pytest.mark.gpu

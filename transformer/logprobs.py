@@ -93,10 +93,10 @@ class _ByKernels(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         from transformer.kernels.logprobs import logprobs_of  # not for those who have no GPU
 
-        rows = logits.flatten(0, 1).contiguous()
-        found = logprobs_of(rows, tokens.flatten(), temperature, banned)
-        logprobs, entropy = (x.view(tokens.shape) for x in found[:2])
-        ctx.save_for_backward(rows, tokens, *found[2])
+        rows, own = logits.flatten(0, 1).contiguous(), tokens.flatten().contiguous()
+        *found, kept = logprobs_of(rows, own, temperature, banned)
+        logprobs, entropy = (x.view(tokens.shape) for x in found)
+        ctx.save_for_backward(rows, own, *kept)
         ctx.temperature, ctx.banned = temperature, banned
         ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
@@ -105,10 +105,10 @@ class _ByKernels(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor, None, None, None]:
         from transformer.kernels.logprobs import Kept, gradient_of
 
-        rows, tokens, *kept = ctx.saved_tensors
-        given = (grad.flatten(), rows, tokens.flatten(), Kept(*kept))
-        gradient = gradient_of(*given, ctx.temperature, ctx.banned)
-        return gradient.view(*tokens.shape, -1), None, None, None
+        rows, own, *kept = ctx.saved_tensors
+        grads = grad.flatten().contiguous()  # of a sum it is one number, seen everywhere
+        gradient = gradient_of(grads, rows, own, Kept(*kept), ctx.temperature, ctx.banned)
+        return gradient.view(*grad.shape, rows.shape[1]), None, None, None
 
 
 def _scaled(logits: Tensor, dtype: torch.dtype, ctx: Any) -> Tensor:
