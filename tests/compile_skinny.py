@@ -49,12 +49,26 @@ def step(overlap: bool) -> None:
     up, down = empty(2 * INTERMEDIATE, HIDDEN), empty(HIDDEN, INTERMEDIATE)
     h = skinny.swiglu(x, up, norm=norm, **options)
     skinny.linear(h, down, residual=x, **options)
+    many = skinny_qkv.MANY_TOKENS
+    skinny_qkv.qkv(
+        empty(many, 64),
+        empty(len(weight), 64),
+        None,
+        empty(2, many, 4, KV_HEADS, HEAD_DIM),
+        torch.ones(many, dtype=torch.int32),
+        table,
+        q_norm=of_heads,
+        k_norm=of_heads,
+        **options,
+    )
     logits = empty(1, 128256)
     choose.likeliest(logits, **options)
-    choose.draw(logits, torch.zeros(1, dtype=torch.float64), 0.7, **options)
-    token = torch.zeros(1, dtype=torch.int64)
-    found = logprobs.logprobs_of(logits, token, 0.7)
-    logprobs.gradient_of(found[0], logits, token, found[2], 0.7)
+    token, banned = torch.zeros(1, 1, dtype=torch.int64), torch.zeros(128256, dtype=torch.bool)
+    record = choose.Record(token, torch.zeros(1, 1), token, token)
+    draws = choose.Draws(torch.zeros(1, 8, dtype=torch.float64), token, 0.7)
+    choose.choose(logits, record, draws, banned, **options)
+    found = logprobs.logprobs_of(logits, token[0], 0.7, banned)
+    logprobs.gradient_of(found[0], logits, token[0], found[2], 0.7, banned)
 
 
 def main(arch: str) -> None:

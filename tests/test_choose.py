@@ -142,6 +142,26 @@ def test_broken_logits_are_seen(device, broken, place):
         assert tokens.min() >= 0 and tokens.max() < logits.shape[1]
 
 
+@pytest.mark.parametrize("number", [None, 0.5])
+def test_a_row_without_a_number_still_has_a_token(device, number):
+    """Chunks that are no power of two, so that the merging tile is larger than they are."""
+    logits = torch.full((2, 3 * CHUNK), math.nan, device=device)
+    tokens, logprobs = chosen(logits, number)
+    assert tokens.min() >= 0 and tokens.max() < 3 * CHUNK and not logprobs.isfinite().any()
+
+
+def test_tensors_may_be_strided(device):
+    """Logits whose columns lie apart, and such a mask."""
+    logits = torch.randn(50, 3, device=device).T
+    banned = (torch.arange(100, device=device) % 4 == 2)[::2]
+    uniform = torch.rand(6, dtype=torch.float64, device=device)[::2]
+    for found, expected in (
+        (likeliest(logits, banned), likeliest(logits.contiguous(), banned.contiguous())),
+        (draw(logits, uniform, 1.0, banned), draw(logits.contiguous(), uniform, 1.0, banned)),
+    ):
+        assert torch.equal(found[0], expected[0]) and (found[0] % 2 == 0).all()
+
+
 def test_nothing_is_allowed(device):
     """All tokens banned: no token has a probability."""
     for number in (None, 0, 0.5):

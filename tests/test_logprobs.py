@@ -205,6 +205,23 @@ def test_small_entropies_are_not_rounding(device):
     torch.testing.assert_close(entropies.double(), expected, rtol=0, atol=1e-7)
 
 
+def test_a_block_that_weighs_nothing(device):
+    """Logits that are as small as they can be, where others would have -inf."""
+    logits = torch.randn(2, 2 * BLOCK, device=device)
+    logits[0, :BLOCK] = torch.finfo(torch.float32).min
+    tokens = torch.full((2,), BLOCK + 3, device=device)
+    logprobs, entropies, _ = logprobs_of(logits, tokens)
+    expected = exact(logits, tokens, 1.0, None, torch.ones(2, device=device))
+    assert distance(logprobs, expected[0]) < 1e-6 and distance(entropies, expected[1]) < 2e-6
+
+
+def test_a_token_that_is_none_has_no_probability(device):
+    """As it is not among a row's logits, and those of the row before are not meant."""
+    logits = torch.randn(3, 50, device=device)
+    logprobs, entropies, _ = logprobs_of(logits, torch.tensor([-1, 7, 50], device=device))
+    assert logprobs.isnan().tolist() == [True, False, True] and entropies.isfinite().all()
+
+
 def flat(found):
     """All tensors that `logprobs_of` returns."""
     return [*found[:2], *found[2]]
@@ -236,14 +253,24 @@ def test_kernels_and_pieces_agree_on_what_cannot_be_sampled(device):
 def test_tensors_may_lie_anyhow(device, reduce):
     """Through autograd: logits and tokens of a longer sequence, a gradient that is one number."""
     whole = torch.randn(2, 9, 50, device=device)
-    tokens = torch.randint(50, (9, 2), device=device).T
+    tokens = torch.randint(25, (9, 2), device=device).T * 2
+    banned = (torch.arange(100, device=device) % 4 == 2)[::2]  # odd tokens
     results = []
     for function in (module._ByKernels, module._ByPieces):
         x = whole.clone().requires_grad_()
-        logprobs, entropy = function.apply(x[:, :-1], tokens[:, 1:], 0.8, None)
+        logprobs, entropy = function.apply(x[:, :-1], tokens[:, 1:], 0.8, banned)
         reduce(logprobs).backward()
         results.append((logprobs.detach(), entropy, x.grad))
     assert all(distance(one, other) < 1e-6 for one, other in zip(*results))
+
+
+def test_there_is_no_second_derivative(device):
+    """It is refused, not left out."""
+    x = torch.randn(1, 3, 50, device=device, requires_grad=True)
+    tokens = torch.zeros(1, 3, dtype=torch.int64, device=device)
+    logprobs, _ = module._ByKernels.apply(x, tokens, 1.0, None)
+    with pytest.raises(RuntimeError, match="no second derivative: leave create_graph out"):
+        torch.autograd.grad(logprobs.sum(), x, create_graph=True)
 
 
 def test_no_row_at_all(device):

@@ -1,4 +1,4 @@
-"""The linear layers of few tokens: within the error budget, everything written, bad input named."""
+"""A decoding step's layers: within the error budget, everything written, bad input named."""
 
 import json
 import os

@@ -212,7 +212,8 @@ class Decoding:
 
             record = Record(self._tokens, self._scores, self.newest, self._column)
             draws = None
-            if self._numbers is not None:
+            if not sampling.greedy:
+                assert self._numbers is not None
                 draws = Draws(self._numbers, self._drawn, sampling.temperature)
             choose(logits, record, draws, self._banned)
             return

@@ -94,6 +94,7 @@ class _ByKernels(torch.autograd.Function):
         from transformer.kernels.logprobs import logprobs_of  # not for those who have no GPU
 
         rows, own = logits.flatten(0, 1).contiguous(), tokens.flatten().contiguous()
+        banned = None if banned is None else banned.contiguous()
         *found, kept = logprobs_of(rows, own, temperature, banned)
         logprobs, entropy = (x.view(tokens.shape) for x in found)
         ctx.save_for_backward(rows, own, *kept)
@@ -105,6 +106,10 @@ class _ByKernels(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor, None, None, None]:
         from transformer.kernels.logprobs import Kept, gradient_of
 
+        if torch.is_grad_enabled():  # in a backward pass: with create_graph
+            raise RuntimeError(
+                "log-probabilities have no second derivative: leave create_graph out"
+            )
         rows, own, *kept = ctx.saved_tensors
         grads = grad.flatten().contiguous()  # of a sum it is one number, seen everywhere
         gradient = gradient_of(grads, rows, own, Kept(*kept), ctx.temperature, ctx.banned)

@@ -91,8 +91,8 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Names and values of the parameters of the plain model that does the same.
 
-    They come one by one, so that of a sharded model one at a time is gathered; every rank has to go
-    through all of them.
+    They come one by one, so that of a sharded model one at a time is gathered, unless all of it is
+    (`parallel.gathered`); every rank has to go through all of them.
     """
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):

@@ -309,7 +309,7 @@ class Transformer(nn.Module):
     def _takes_few(
         self, tokens: torch.Tensor, cache: KVCache, padding: torch.Tensor | None
     ) -> bool:
-        """Whether these tokens go through the fused forward for a few."""
+        """Whether these tokens go through the fused forward of a decoding step."""
         asked = self.kernels == "fused" or (self.kernels == "auto" and tokens.is_cuda)
         return (
             asked

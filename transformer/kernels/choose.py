@@ -150,6 +150,7 @@ def likeliest_kernel(
     part = tl.load(sums + row * chunks + chunk, mask=inside, other=0.0)
     best, where = tl.max(largest, 0, return_indices=True)
     share = tl.where(inside, tl.exp(largest - best), 0.0)
+    where = tl.minimum(where, chunks - 1)  # also where all are NaN
     token = tl.load(indices + row * chunks + where).to(tl.int64)
     write_down(
         row, token, -tl.log(tl.sum(part * share, 0)), tokens, scores, newest, column, columns
@@ -227,8 +228,7 @@ def likeliest(
     """The most likely token of each row.
 
     Args:
-        logits: (batch, vocabulary), any float dtype that kernels read, the last dimension
-            contiguous.
+        logits: (batch, vocabulary), any float dtype that kernels read.
         banned: (vocabulary,) bool, tokens whose probability is 0.
         overlap: start before the kernel before is done; None: where the GPU can.
 
@@ -262,7 +262,7 @@ def draw(
         logits.
     """
     record = _record(logits)
-    draws = Draws(uniform.contiguous()[:, None], None, temperature)
+    draws = Draws(uniform[:, None].contiguous(), None, temperature)
     choose(logits, record, draws, banned, overlap=overlap)
     return record.tokens[:, 0], record.scores[:, 0]
 
@@ -290,6 +290,9 @@ def choose(
     """
     batch, size = logits.shape
     chunks = cdiv(size, CHUNK)
+    if logits.stride(1) != 1:
+        logits = logits.contiguous()
+    banned = None if banned is None else banned.contiguous()
     per_chunk = logits.new_empty((batch, chunks), dtype=torch.float32)
     sums = torch.empty_like(per_chunk, dtype=torch.float64 if draws else torch.float32)
     indices = None if draws else torch.empty_like(per_chunk, dtype=torch.int32)

@@ -62,12 +62,14 @@ def forward_kernel(
         exp = tl.exp(x - pivot)
         moved = tl.where(sum_exp > 0, before - pivot, 0.0)
         rescale = tl.exp(moved)
+        moved = tl.where(rescale > 0, moved, 0.0)  # what weighs nothing is nowhere
         shifted = tl.where(x > float("-inf"), exp * (x - pivot), 0.0)
         sum_shifted = rescale * (sum_shifted + moved * sum_exp) + tl.sum(shifted, 0)
         sum_exp = rescale * sum_exp + tl.sum(exp, 0)
     log_sum = tl.log(sum_exp)
     token = tl.load(tokens + row)
-    own = load_logits(logits, token, size, banned, temperature)
+    own = load_logits(logits, tl.maximum(token, 0), size, banned, temperature)
+    own = tl.where((token >= 0) & (token < size), own, float("nan"))
     tl.store(logprobs + row, own - largest - log_sum)
     tl.store(entropies + row, log_sum - sum_shifted / sum_exp)
     tl.store(maxima + row, largest)
@@ -109,7 +111,7 @@ def logprobs_of(
 
     Args:
         logits: (rows, vocabulary) contiguous, float32, float16 or bfloat16.
-        tokens: (rows,) int64, each in the vocabulary.
+        tokens: (rows,) int64; NaN for one that is not in the vocabulary.
         temperature: positive.
         banned: (vocabulary,) bool, tokens whose probability is 0.
 
