@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_grpo import distance
 
 from transformer.grpo_loss import Loss, Totals, group_advantages, grpo_loss, length_mask
 from transformer.logprobs import token_logprobs
@@ -122,13 +123,6 @@ def from_the_papers(x: Rows, loss: Loss, totals: Totals):
             for u in of:  # what reaches a log-probability through r
                 gradient[b][u] += weight * (loss.beta * kl_slope - importance * slope) / len(of)
     return value, torch.tensor(gradient, dtype=torch.float64), clipped
-
-
-def distance(actual: torch.Tensor, expected) -> float:
-    """Largest difference, relative to the largest expected value or 1."""
-    expected = torch.as_tensor(expected, dtype=torch.float64)
-    largest = max(1.0, float(expected.abs().max()))
-    return float((actual.double() - expected).abs().max()) / largest
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-12), (torch.float32, 1e-6)])

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tiny_grpo import distance
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from transformer import logprobs as module
@@ -11,12 +12,6 @@ from transformer.grpo_loss import Loss, Totals, grpo_loss, length_mask
 from transformer.kernels.logprobs import BLOCK, gradient_of, logprobs_of
 from transformer.logprobs import token_logprobs
 from transformer.sampling import Sampling, process_logits
-
-
-def distance(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """Largest difference, relative to the largest expected value or 1."""
-    largest = max(1.0, float(expected.abs().max()))
-    return float((actual.double() - expected.double()).abs().max()) / largest
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 1.5])
@@ -303,5 +298,6 @@ def test_a_gpu_takes_the_kernels(dtype):
         assert not found[1].requires_grad
         results.append([y.detach().cpu() for y in (*found, x.grad)])
     for one, other, again in zip(*results):
-        assert distance(other, one) < (1e-5 if one.dtype == torch.float32 else 1e-2)
+        # Before they are rounded to bf16 they differ as in fp32, and then by one step at most.
+        assert distance(other, one) < 1e-5 + (one.dtype == torch.bfloat16) * 2**-7
         assert torch.equal(other, again)

@@ -1,4 +1,4 @@
-"""Fixtures of the GRPO tests: a tiny policy that likes what it must not say, and tasks for it."""
+"""What the GRPO tests share: a tiny policy that likes what it must not say, and tasks for it."""
 
 import math
 import sys
@@ -25,6 +25,13 @@ CPU = torch.device("cpu")
 SLOPPY = CHECKPOINTS / "sloppy"
 LETTERS = range(ord("a"), ord("f"))
 CONFIG = replace(TINY, tied_embeddings=False)
+
+
+def distance(actual: torch.Tensor, expected) -> float:
+    """The largest difference, relative to the largest expected value or 1."""
+    expected = torch.as_tensor(expected, dtype=torch.float64)
+    largest = max(1.0, float(expected.abs().max()))
+    return float((actual.double() - expected).abs().max()) / largest
 
 
 class Count(Task):

@@ -126,6 +126,17 @@ def chunk_kernel(
 
 
 @triton.jit
+def load_chunks(maxima, sums, row, chunks, PADDED: tl.constexpr):
+    """What `chunk_kernel` found of a row: the chunks' numbers, largest logits and sums; -inf and 0
+    past the last one.
+    """
+    chunk = tl.arange(0, PADDED)
+    address, inside = row * chunks + chunk, chunk < chunks
+    largest = tl.load(maxima + address, mask=inside, other=float("-inf"))
+    return chunk, largest, tl.load(sums + address, mask=inside, other=0.0)
+
+
+@triton.jit
 def likeliest_kernel(
     maxima,
     sums,
@@ -144,17 +155,13 @@ def likeliest_kernel(
         gdc_launch_dependents()
         gdc_wait()
     row = tl.program_id(0).to(tl.int64)
-    chunk = tl.arange(0, PADDED)
-    inside = chunk < chunks
-    largest = tl.load(maxima + row * chunks + chunk, mask=inside, other=float("-inf"))
-    part = tl.load(sums + row * chunks + chunk, mask=inside, other=0.0)
+    chunk, largest, part = load_chunks(maxima, sums, row, chunks, PADDED)
     best, where = tl.max(largest, 0, return_indices=True)
-    share = tl.where(inside, tl.exp(largest - best), 0.0)
+    share = tl.where(chunk < chunks, tl.exp(largest - best), 0.0)
     where = tl.minimum(where, chunks - 1)  # also where all are NaN
     token = tl.load(indices + row * chunks + where).to(tl.int64)
-    write_down(
-        row, token, -tl.log(tl.sum(part * share, 0)), tokens, scores, newest, column, columns
-    )
+    score = -tl.log(tl.sum(part * share, 0))
+    write_down(row, token, score, tokens, scores, newest, column, columns)
 
 
 @triton.jit
@@ -191,17 +198,14 @@ def draw_kernel(
         number += used
     uniform = tl.load(numbers + number)
 
-    chunk = tl.arange(0, PADDED)
-    inside = chunk < chunks
-    largest = tl.load(maxima + row * chunks + chunk, mask=inside, other=float("-inf"))
-    part = tl.load(sums + row * chunks + chunk, mask=inside, other=0.0)
+    chunk, largest, part = load_chunks(maxima, sums, row, chunks, PADDED)
     best = tl.max(largest, 0)
     share = tl.where(largest > float("-inf"), tl.exp(largest - best), 0.0)
     weight = part * share  # NaN stays NaN
     running = tl.cumsum(weight, 0)
     total = tl.sum(tl.where(chunk == chunks - 1, running, 0.0), 0)
     target = uniform * total
-    passed = inside & (running > target) & (weight > 0)
+    passed = (running > target) & (weight > 0)
     chosen = tl.min(tl.where(passed, chunk, chunks - 1), 0)
     missing = target - tl.sum(tl.where(chunk == chosen - 1, running, 0.0), 0)
 
