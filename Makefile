@@ -4,9 +4,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-KERNEL_TESTS := $(addprefix tests/test_,attention.py packed.py fa1.py fa2.py decode.py fa3.py fa4.py fp8.py quantize.py \
-	exp2.py kv_cache.py interpreter.py compile.py fa4_compile.py inspect.py lessons.py \
-	skinny.py gemm_compile.py rmsnorm_gemm_compile.py)
+KERNEL_TESTS := tests/flash_versions/versions tests/flash_versions/dispatch/test_interpreter.py \
+	tests/flash_versions/doors/test_kv_cache.py tests/flash_versions/laboratory/test_inspect.py \
+	tests/compile tests/documents/test_lessons.py tests/transformer/kernels/test_gemv.py
 WORKERS := -q -n auto --maxprocesses 8 --dist loadgroup
 
 .PHONY: help generate chat test test-wide test-gpu test-triton test-trl fuzz lint bench plot lab notebooks docs clean
@@ -67,10 +67,10 @@ test-triton: $(VENV)/.ready-test ## kernel tests with another Triton: make test-
 		-k "not (sm_80 or sm_89 or sm_100 or sm_120)" $(ARGS)
 
 test-trl: $(VENV)/.ready-trl ## the GRPO loss, log-probabilities and advantages against TRL's
-	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -q tests/test_grpo_trl.py
+	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -q tests/transformer/rl/test_grpo_trl.py
 
 fuzz: $(VENV)/.ready-test ## 600 random calls of each version, forward and backward, against the fp64 oracle
-	CUDA_VISIBLE_DEVICES= HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -q -n 2 tests/test_property.py
+	CUDA_VISIBLE_DEVICES= HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -q -n 2 tests/flash_versions/versions/test_property.py
 
 lint: $(VENV)/.ready-test ## format, lint and type checks
 	$(BIN)/ruff format --check .

@@ -8,8 +8,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-from flash_versions import VERSIONS, interpreter
-from flash_versions.request import Request
+from flash_versions import VERSIONS
+from flash_versions.dispatch import interpreter
+from flash_versions.dispatch.request import Request
 
 
 def installed(package: str) -> str:

@@ -12,13 +12,13 @@ import flash_versions  # noqa: E402, F401, I001
 import pytest  # noqa: E402
 import torch  # noqa: E402
 import triton  # noqa: E402
-from flash_versions import launch  # noqa: E402
+from flash_versions.dispatch import launch  # noqa: E402
 
-pytest_plugins = ["shared_gpu", "tiny_model", "tiny_grpo"]
+pytest_plugins = [f"tests.helpers.{name}" for name in ("shared_gpu", "tiny_model", "tiny_grpo")]
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 if triton.knobs.runtime.interpret:
-    from overflow import check_overflow
+    from tests.helpers.overflow import check_overflow
 
     check_overflow()
 

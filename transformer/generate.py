@@ -17,22 +17,22 @@ from typing import Any
 
 import torch
 
-from transformer.answers import answer_file, conversation, describe
-from transformer.command import (
+from transformer.generation.answers import answer_file, conversation, describe
+from transformer.generation.command import (
     ATTENTIONS,
     INTERRUPTED,
     Parser,
     describe_error,
     out_of_memory,
 )
-from transformer.engine import PREFILL_CHUNK
-from transformer.lookup import check_lookup
-from transformer.model import KERNELS
-from transformer.paged_cache import PAGE_SIZE
-from transformer.row import Completion
-from transformer.sampling import Sampling, row_generators
-from transformer.session import DTYPES, EngineOptions, Session
-from transformer.stats import Statistics
+from transformer.generation.engine import PREFILL_CHUNK
+from transformer.generation.prompt_lookup import check_lookup
+from transformer.generation.row import Completion
+from transformer.generation.sampling import Sampling, row_generators
+from transformer.generation.session import DTYPES, EngineOptions, Session
+from transformer.generation.stats import Statistics
+from transformer.model.decoder import KERNELS
+from transformer.model.paged_cache import PAGE_SIZE
 
 DESCRIPTION = "Ask a model a question, a file of questions, or chat with it."
 DEFAULT_QUESTION = "What is 357+486?"

@@ -26,15 +26,15 @@ from typing import Any, Literal, get_args, get_origin
 
 from tqdm import tqdm
 
-from transformer import curves
-from transformer.command import Parser, run_training
-from transformer.files import only_writer
-from transformer.groups import describe
-from transformer.grpo_run import BEST, FINAL, METRICS, SAMPLES, STATE, Run
-from transformer.parallel import World, alike, connected, own_device, undamaged
-from transformer.recipes import RECIPES, Settings, flag
-from transformer.trainer import Trainer, checkpoint_files, resolved
-from transformer.weights import save_model
+from transformer.generation.command import Parser, run_training
+from transformer.model.files import only_writer
+from transformer.model.weights import save_model
+from transformer.rl import curves
+from transformer.rl.groups import describe
+from transformer.rl.recipes import RECIPES, Settings, flag
+from transformer.rl.run import BEST, FINAL, METRICS, SAMPLES, STATE, Run
+from transformer.rl.trainer import Trainer, checkpoint_files, resolved
+from transformer.training.parallel import World, alike, connected, own_device, undamaged
 
 COLLAPSE = 0.20  # of held-out accuracy
 SHOWN = 3  # completions of an evaluation that are kept

@@ -27,15 +27,16 @@ from pathlib import Path
 import torch
 
 import flash_versions
-from transformer import byte_tokenizer, model_card
-from transformer.command import ATTENTIONS, Parser, run_training
-from transformer.corpus import MIXES, Teacher
-from transformer.evaluate import TAUGHT, Score, as_record, evaluate
-from transformer.files import only_writer, write_text
-from transformer.model import Transformer
-from transformer.parallel import alike, connected, own_device
-from transformer.training import Recipe, Training
-from transformer.weights import load_model, save_model
+from transformer.generation import byte_tokenizer
+from transformer.generation.command import ATTENTIONS, Parser, run_training
+from transformer.model.decoder import Transformer
+from transformer.model.files import only_writer, write_text
+from transformer.model.weights import load_model, save_model
+from transformer.training import model_card
+from transformer.training.corpus import MIXES, Teacher
+from transformer.training.evaluate import TAUGHT, Score, as_record, evaluate
+from transformer.training.parallel import alike, connected, own_device
+from transformer.training.run import Recipe, Training
 
 # The sloppy teacher gets about 27 % of the sums of three digits right.
 SLOPPY = Teacher(hasty=0.35, forget=0.5)

@@ -18,7 +18,8 @@ import where_it_runs
 from sphinx.application import Sphinx
 from sphinx.util import logging
 
-from flash_versions import VERSIONS, budget, diff
+from flash_versions import VERSIONS, diff
+from flash_versions.versions.oracle import budget
 
 ROOT = Path(__file__).parents[2]
 DOCS, NOTEBOOKS = ROOT / "docs", ROOT / "notebooks"

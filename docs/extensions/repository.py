@@ -1,8 +1,8 @@
 """Links into the repository: they work in the repository's own view, and on the site.
 
-A link such as ../flash_versions/fa1/forward.py leads to a page of the site that shows the file,
-highlighted; one to docs/*.md or to a walkthrough leads to its page; one to a folder to a list of
-its files. A link to what does not exist stays unresolved, which is a warning.
+A link such as ../flash_versions/versions/fa1/forward.py leads to a page of the site that shows the
+file, highlighted; one to docs/*.md or to a walkthrough leads to its page; one to a folder to a list
+of its files. A link to what does not exist stays unresolved, which is a warning.
 """
 
 import html

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from flash_versions import BASELINES, VERSIONS, diff
-from flash_versions.version import Version
+from flash_versions.dispatch.version import Version
 
 PACKAGE = Path(diff.__file__).parent
 DOCTYPE = '<!doctype html>\n<html lang="en">'

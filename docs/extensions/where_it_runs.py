@@ -16,10 +16,12 @@ from unittest import mock
 
 import torch
 
-from flash_versions import VERSIONS, compiled, interpreter, version
-from flash_versions.launch import Launcher
-from flash_versions.request import Request, make_request
-from flash_versions.results import read_results
+from flash_versions import VERSIONS
+from flash_versions.bench.results import read_results
+from flash_versions.dispatch import interpreter, version
+from flash_versions.dispatch.launch import Launcher
+from flash_versions.dispatch.request import Request, make_request
+from flash_versions.inspect import compiled
 
 # GPUs that a reader may have, by compute capability; what else the package compiles for is added.
 GPUS = {"sm_75": "T4", "sm_80": "A100", "sm_89": "RTX 4090, L40S", "sm_90": "H100, H200"}

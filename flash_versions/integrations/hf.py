@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from flash_versions.api import BASELINES, VERSIONS, attention
 from flash_versions.integrations import unit_stride
 from flash_versions.integrations.hf_mask import Ragged, what_is_seen
+from flash_versions.versions.api import BASELINES, VERSIONS, attention
 
 # What models pass along that leaves attention's result alone.
 WITHOUT_EFFECT = {

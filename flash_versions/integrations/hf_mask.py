@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import torch
 from torch.nn.functional import pad
 
-from flash_versions.request import Window
+from flash_versions.dispatch.request import Window
 
 HOLES = (
     "attention_mask has a pad between real tokens, which works neither with a sliding window nor "

@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from flash_versions.api import BASELINES, VERSIONS, attention
 from flash_versions.integrations import unit_stride
+from flash_versions.versions.api import BASELINES, VERSIONS, attention
 
 
 def use_for_sdpa(version: str = "auto", otherwise: str = "raise") -> TorchFunctionMode:

@@ -47,10 +47,10 @@ from lessons import check, film, guess, instructions, measured, own_gpu, record,
 from lessons.pictures import softmax_state, tiles, traffic
 
 from flash_versions import attention, compare
-from flash_versions.fa1 import backward as fa1_backward
-from flash_versions.fa1 import forward as fa1
-from flash_versions.plot import HBM_TB_PER_S, TENSOR_TFLOPS
-from flash_versions.results import rate_of, read_results, shapes
+from flash_versions.versions.fa1 import backward as fa1_backward
+from flash_versions.versions.fa1 import forward as fa1
+from flash_versions.plot.figures import HBM_TB_PER_S, TENSOR_TFLOPS
+from flash_versions.bench.results import rate_of, read_results, shapes
 
 np.set_printoptions(precision=3, suppress=True)
 
@@ -500,5 +500,5 @@ check("rows_that_change", rows_that_change)
 #   FlashAttention.
 # * The first release, in CUDA:
 #   [fmha_fprop_kernel_1xN.h](https://github.com/Dao-AILab/flash-attention/blob/v1.0.9/csrc/flash_attn/src/fmha_fprop_kernel_1xN.h).
-# * [flash_versions/fa1](../flash_versions/fa1): the two files of this notebook, whole.
+# * [flash_versions/versions/fa1](../flash_versions/versions/fa1): the two files of this notebook, whole.
 # * Next: [FlashAttention 2](02_fa2.ipynb) does the same with less of everything else.

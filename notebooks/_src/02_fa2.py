@@ -47,12 +47,12 @@ from lessons.pictures import rooflines, splits, tiles, traffic
 from matplotlib.figure import Figure
 
 from flash_versions import attention, compare
-from flash_versions.fa2 import backward as fa2_backward
-from flash_versions.fa2 import combine as fa2_combine
-from flash_versions.fa2 import forward as fa2
-from flash_versions.plot import HBM_TB_PER_S
-from flash_versions.results import rate_of, read_results, shapes
-from flash_versions.tile import finalise
+from flash_versions.versions.fa2 import backward as fa2_backward
+from flash_versions.versions.fa2 import combine as fa2_combine
+from flash_versions.versions.fa2 import forward as fa2
+from flash_versions.plot.figures import HBM_TB_PER_S
+from flash_versions.bench.results import rate_of, read_results, shapes
+from flash_versions.versions.tiles.algebra import finalise
 
 np.set_printoptions(precision=3, suppress=True)
 document = read_results()

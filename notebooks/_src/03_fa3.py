@@ -53,15 +53,17 @@ from lessons.exercises_03 import finish_time
 from lessons.pictures import gantt, tiles
 from matplotlib.figure import Figure
 
-from flash_versions import attention, attention_reference, hopper
-from flash_versions.accuracy import SCHEMES, errors, exact_attention
-from flash_versions.accuracy import draw as draw_inputs
-from flash_versions.descriptor import describe
-from flash_versions.fa3 import forward as fa3
-from flash_versions.fa3 import forward_fp8, forward_hopper
-from flash_versions.plot import EXP2_PER_TENSOR_FLOP, TENSOR_TFLOPS
-from flash_versions.quantize import Fp8, dequantize, quantize
-from flash_versions.results import RESULTS, ablation_ratios, read_results, shapes
+from flash_versions import attention, attention_reference
+from flash_versions.versions.tiles import hopper
+from flash_versions.bench.accuracy import SCHEMES, errors, exact_attention
+from flash_versions.bench.accuracy import draw as draw_inputs
+from flash_versions.versions.tiles.tma import describe
+from flash_versions.versions.fa3 import forward as fa3
+from flash_versions.versions.fa3.fp8 import forward as forward_fp8
+from flash_versions.versions.fa3.hopper import forward as forward_hopper
+from flash_versions.plot.figures import EXP2_PER_TENSOR_FLOP, TENSOR_TFLOPS
+from flash_versions.versions.fp8.quantize import Fp8, dequantize, quantize
+from flash_versions.bench.results import RESULTS, ablation_ratios, read_results, shapes
 
 torch.manual_seed(0)
 
@@ -463,7 +465,7 @@ show(forward_hopper.attend, docstring=False)
 # and passes the turn on before its softmax.
 #
 # Triton's interpreter knows no Gluon, so this kernel cannot be recorded here. It is tested all the
-# same without a GPU: `tests/gluon_emulator.py` runs its text on the CPU, each role in a thread of
+# same without a GPU: `tests/emulator/gluon/emulator.py` runs its text on the CPU, each role in a thread of
 # its own, with copies and products as late as the rules of the hardware allow. Whoever forgets a
 # wait is found.
 
@@ -764,7 +766,7 @@ own_gpu()
 #   section 3.2 the overlap inside a group, section 3.3 FP8.
 # * Upstream: [hopper/](https://github.com/Dao-AILab/flash-attention/tree/main/hopper) of
 #   flash-attention, `mainloop_fwd_sm90_tma_gmma_ws.hpp`.
-# * Here: `flash_versions/fa3/forward.py` and `forward_hopper.py` (their docstrings draw the
+# * Here: `flash_versions/versions/fa3/forward.py` and `forward_hopper.py` (their docstrings draw the
 #   schedule), `hopper.py` (rings, turns, schedulers), [fp8.md](../docs/fp8.md), and what did not
 #   work in [log.md](../docs/log.md).
 # * Solutions: `notebooks/solutions/causal_order.py` and `fold_fp8.py`. Next:

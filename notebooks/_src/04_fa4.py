@@ -54,18 +54,19 @@ from lessons import changes, check, film, guess, instructions, measured, own_gpu
 from lessons.pictures import roles as role_pictures
 from matplotlib.figure import Figure
 
-from flash_versions.fa4 import exp2, forward_hopper, softmax
-from flash_versions.fa4 import forward as fa4
-from flash_versions.fa4.config import FP8_THRESHOLD
-from flash_versions.fa4.fit_exp2 import chosen_degree, evaluate, measure, remez, rounded
-from flash_versions.plot import EXP2_PER_TENSOR_FLOP
-from flash_versions.request import make_request
-from flash_versions.results import ablation_ratios, read_results
-from flash_versions.tile import LOG2E
-from flash_versions.version import LaunchConfig
-from transformer.corpus import Teacher, draw_chat
-from transformer.session import find_checkpoint
-from transformer.weights import load_model
+from flash_versions.versions.fa4 import exp2, softmax
+from flash_versions.versions.fa4.hopper import forward as forward_hopper
+from flash_versions.versions.fa4 import forward as fa4
+from flash_versions.versions.fa4.hopper.config import FP8_THRESHOLD
+from lessons.fit_exp2 import chosen_degree, evaluate, measure, remez, rounded
+from flash_versions.plot.figures import EXP2_PER_TENSOR_FLOP
+from flash_versions.dispatch.request import make_request
+from flash_versions.bench.results import ablation_ratios, read_results
+from flash_versions.versions.tiles.algebra import LOG2E
+from flash_versions.dispatch.version import LaunchConfig
+from transformer.training.corpus import Teacher, draw_chat
+from transformer.generation.session import find_checkpoint
+from transformer.model.weights import load_model
 
 torch.manual_seed(0)
 
@@ -508,8 +509,8 @@ measured("timeline")
 # *Above: a few tiles of one program. Below: where the first tile ends. The consumers have handed
 # their O over and do not wait for the storer; grey is their wait for Q and K of the next tile.*
 #
-# As in FA3, Triton's interpreter cannot run this kernel. `tests/test_fa4_emulated.py` runs its text
-# in the emulator, with every role as late as the rules allow; `tests/test_roles.py` holds the
+# As in FA3, Triton's interpreter cannot run this kernel. `tests/emulator/test_fa4_emulated.py` runs its text
+# in the emulator, with every role as late as the rules allow; `tests/emulator/test_roles.py` holds the
 # states that it goes through against the table.
 
 # %% [markdown]
@@ -609,8 +610,8 @@ own_gpu()
 # * Upstream:
 #   [flash_attn/cute](https://github.com/Dao-AILab/flash-attention/tree/main/flash_attn/cute) of
 #   flash-attention, `flash_fwd_sm100.py` and `softmax.py`.
-# * Here: the docstrings of `flash_versions/fa4/softmax.py` (why it is exact, and stays in range),
-#   `exp2.py` and `fit_exp2.py` (run `python -m flash_versions.fa4.fit_exp2`), and what was tried
+# * Here: the docstrings of `flash_versions/versions/fa4/softmax.py` (why it is exact, and stays in range),
+#   `exp2.py` and `fit_exp2.py` (run `python -m lessons.fit_exp2`), and what was tried
 #   and did not help in [log.md](../docs/log.md).
 # * Solutions: `notebooks/solutions/raise_reference.py` and `polynomial_exp2.py`. Next:
 #   [05_transformer](05_transformer.ipynb), where these kernels are one line of a model that talks.

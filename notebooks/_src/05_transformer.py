@@ -46,14 +46,14 @@ from IPython.display import Markdown, display
 from lessons import check, film, guess, instructions, show
 
 import flash_versions
-from flash_versions.plot import TENSOR_TFLOPS
-from flash_versions.results import read_results
-from transformer.cache import KVCache
-from transformer.chat import IncrementalDecoder
-from transformer.decoding import Decoding
-from transformer.engine import generate, pad_left
-from transformer.rope import Rope, rotary_table, rotate
-from transformer.sampling import (
+from flash_versions.plot.figures import TENSOR_TFLOPS
+from flash_versions.bench.results import read_results
+from transformer.model.cache import KVCache
+from transformer.generation.chat import IncrementalDecoder
+from transformer.generation.decoding import Decoding
+from transformer.generation.engine import generate, pad_left
+from transformer.model.rope import Rope, rotary_table, rotate
+from transformer.generation.sampling import (
     Sampling,
     draw,
     keep_top_p,
@@ -61,7 +61,7 @@ from transformer.sampling import (
     row_generators,
     uniform_numbers,
 )
-from transformer.session import Session
+from transformer.generation.session import Session
 
 torch.set_num_threads(1)  # the model is so small that a second thread brings nothing
 torch.set_grad_enabled(False)  # nothing is trained here
@@ -692,8 +692,8 @@ check("advance", advance)
 #
 # ## Where to read on
 #
-# * The model: [model.py](../transformer/model.py); its cache: [cache.py](../transformer/cache.py);
-#   the loop: [engine.py](../transformer/engine.py), [decoding.py](../transformer/decoding.py).
+# * The model: [model.py](../transformer/model/decoder.py); its cache: [cache.py](../transformer/model/cache.py);
+#   the loop: [engine.py](../transformer/generation/engine.py), [decoding.py](../transformer/generation/decoding.py).
 # * RoFormer (arXiv:2104.09864), section 3.4: the rotary embedding. GQA (arXiv:2305.13245): why key
 #   heads are shared. Qwen3 (arXiv:2505.09388), section 2: this very architecture.
 # * The curious case of neural text degeneration (arXiv:1904.09751), section 3: top-p.

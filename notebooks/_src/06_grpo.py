@@ -50,22 +50,16 @@ from IPython.display import Image, Markdown, display
 from lessons import check, film, guess, show
 
 import flash_versions
-from transformer import curves
-from transformer.groups import describe
-from transformer.grpo_loss import (
-    Loss,
-    Totals,
-    group_advantages,
-    grpo_loss,
-    length_mask,
-)
-from transformer.grpo_run import read_metrics
-from transformer.recipes import RECIPES, Settings, find_task
-from transformer.rollout import collate, completion_logprobs, roll_out
-from transformer.sampling import Sampling
-from transformer.task import Problem, Task
+from transformer.rl import curves
+from transformer.rl.groups import describe
+from transformer.rl.loss import Loss, Totals, group_advantages, grpo_loss, length_mask
+from transformer.rl.run import read_metrics
+from transformer.rl.recipes import RECIPES, Settings, find_task
+from transformer.rl.rollout import collate, completion_logprobs, roll_out
+from transformer.generation.sampling import Sampling
+from transformer.tasks.task import Problem, Task
 from transformer.train import SLOPPY
-from transformer.trainer import GAP, Trainer, resolved
+from transformer.rl.trainer import GAP, Trainer, resolved
 
 torch.set_num_threads(1)  # the model is so small that a second thread brings little
 torch.set_printoptions(precision=3, sci_mode=False, linewidth=100)
@@ -711,9 +705,9 @@ else:
 # %% [markdown]
 # ## Where to read on
 #
-# * The loss and a table of the papers' choices: [grpo_loss.py](../transformer/grpo_loss.py); a step:
-#   [trainer.py](../transformer/trainer.py); what sampler and trainer share:
-#   [rollout.py](../transformer/rollout.py); all options: [grpo.md](../docs/grpo.md).
+# * The loss and a table of the papers' choices: [grpo_loss.py](../transformer/rl/loss.py); a step:
+#   [trainer.py](../transformer/rl/trainer.py); what sampler and trainer share:
+#   [rollout.py](../transformer/rl/rollout.py); all options: [grpo.md](../docs/grpo.md).
 # * DeepSeekMath (arXiv:2402.03300), section 4.1: GRPO. DAPO (arXiv:2503.14476), section 3:
 #   clip-higher, dynamic sampling, the token-level loss. Understanding R1-Zero (arXiv:2503.20783),
 #   section 3: why Dr. GRPO does not divide. GSPO (arXiv:2507.18071), section 4: a ratio for the

@@ -19,7 +19,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
-from transformer.files import write_text
+from transformer.model.files import write_text
 
 NOTEBOOKS = Path(__file__).parent.parent
 SOURCES = NOTEBOOKS / "_src"

@@ -8,7 +8,7 @@ import json
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 
-from flash_versions.inspect import main
+from flash_versions.inspect.command import main
 
 
 def inspect(arguments: list[str]) -> tuple[int, str, str]:

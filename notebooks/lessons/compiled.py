@@ -17,8 +17,8 @@ from typing import Any
 
 import triton
 
+from flash_versions.bench.watch import write
 from flash_versions.diff import PACKAGE
-from flash_versions.watch import write
 
 SUMMARY = ("num_warps", "registers", "spill_stores", "spill_loads", "shared", "instructions")
 

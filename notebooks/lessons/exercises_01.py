@@ -6,9 +6,9 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from flash_versions.fa1 import forward as fa1
-from flash_versions.request import make_request
-from flash_versions.version import LaunchConfig
+from flash_versions.dispatch.request import make_request
+from flash_versions.dispatch.version import LaunchConfig
+from flash_versions.versions.fa1 import forward as fa1
 from lessons.exercises import exercise
 
 State = tuple[np.ndarray, np.ndarray, np.ndarray]  # o (rows, dim), row_max and row_sum (rows)

@@ -10,7 +10,7 @@ import torch
 from lessons.exercises import exercise
 
 LOG2E = 1.4426950408889634
-OFFSET = 8.0  # P of 8 bits counts 2^8 times, see flash_versions.quantize
+OFFSET = 8.0  # P of 8 bits counts 2^8 times, see flash_versions.versions.fp8.quantize
 P_ROUNDING = 2.0**-4  # what rounding to e4m3 may cost a normal number, relatively
 ORDER_HINT = (
     "the later a tile's queries stand, the more blocks they see: tile t has t + 1. Begin with the "

@@ -3,9 +3,9 @@
 import torch
 
 from lessons.exercises import exercise
-from transformer.cache import KVCache
-from transformer.config import Config
-from transformer.rope import Rope, rotary_table, rotate
+from transformer.model.cache import KVCache
+from transformer.model.config import Config
+from transformer.model.rope import Rope, rotary_table, rotate
 
 CLOSE = 1e-4  # of fp32 angles at positions of a few hundred
 SHAPE = Config(

@@ -7,8 +7,8 @@ from random import Random
 import torch
 
 from lessons.exercises import exercise
-from transformer.grpo_loss import Loss, Totals, group_advantages, grpo_loss
-from transformer.task import Task, worked
+from transformer.rl.loss import Loss, Totals, group_advantages, grpo_loss
+from transformer.tasks.task import Task, worked
 
 CLOSE = 1e-3
 ONE = Totals(rows=1, tokens=1, limit=1)

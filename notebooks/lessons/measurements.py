@@ -10,8 +10,8 @@ import torch
 from IPython.display import Image, Markdown, display
 from matplotlib.figure import Figure
 
-from flash_versions.plot import PLOTS, STYLE, label, style_of
-from flash_versions.results import RESULTS, any_row, mask, rate_of, read_results, shapes
+from flash_versions.bench.results import RESULTS, any_row, mask, rate_of, read_results, shapes
+from flash_versions.plot.figures import PLOTS, STYLE, label, style_of
 from lessons.compiled import cache_folder, compiling
 from lessons.films import picture, png
 

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 import triton.language as tl
 
-from flash_versions import interpreter
 from flash_versions.diff import version_names
-from flash_versions.request import Request, make_request
-from flash_versions.version import LaunchConfig
+from flash_versions.dispatch import interpreter
+from flash_versions.dispatch.request import Request, make_request
+from flash_versions.dispatch.version import LaunchConfig
 
 STATE = ("o", "acc", "row_max", "row_sum")
 

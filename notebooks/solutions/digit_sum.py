@@ -1,7 +1,7 @@
 """Solution of `digit_sum` in 06_grpo."""
 
-from transformer.phrases import say
-from transformer.task import Task
+from transformer.tasks.phrases import say
+from transformer.tasks.task import Task
 
 
 class DigitSum(Task):

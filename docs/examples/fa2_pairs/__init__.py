@@ -1,9 +1,9 @@
 """FA2 with two running results."""
 
-from flash_versions.fa2 import backward
+from flash_versions.dispatch.request import Request
+from flash_versions.dispatch.version import Version, kernel_limits
 from flash_versions.fa2_pairs import forward
-from flash_versions.request import Request
-from flash_versions.version import Version, kernel_limits
+from flash_versions.versions.fa2 import backward
 
 
 def limits(request: Request) -> str | None:

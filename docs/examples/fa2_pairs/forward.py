@@ -17,9 +17,12 @@ import torch
 import triton
 import triton.language as tl
 
-from flash_versions.fa2.forward import MEASURED, fold_block
-from flash_versions.launch import Launcher, layout
-from flash_versions.memory import (
+from flash_versions.dispatch.launch import Launcher, layout
+from flash_versions.dispatch.request import Request
+from flash_versions.dispatch.version import LaunchConfig, default_config
+from flash_versions.versions.fa2.forward import MEASURED, fold_block
+from flash_versions.versions.tiles.algebra import Window, blocks_of_queries, finalise
+from flash_versions.versions.tiles.memory import (
     Rows,
     Sequences,
     Tiles,
@@ -29,10 +32,7 @@ from flash_versions.memory import (
     store_row_values,
     store_rows,
 )
-from flash_versions.request import Request
-from flash_versions.scores import ScoreMods, place_queries, sink_state
-from flash_versions.tile import Window, blocks_of_queries, finalise
-from flash_versions.version import LaunchConfig, default_config
+from flash_versions.versions.tiles.score_mods import ScoreMods, place_queries, sink_state
 
 
 @triton.jit

@@ -1,7 +1,7 @@
 """Draw the pictures that documents show: `python -m lessons.pictures`, in notebooks/.
 
 Writes docs/figures/flash-attention.gif and docs/figures/lessons/*.svg. Like the figures of
-flash_versions.plot, each names a digest of the data that it was drawn from.
+flash_versions.plot.figures, each names a digest of the data that it was drawn from.
 """
 
 import io
@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from flash_versions.plot import FIGURES, STYLE, digest
-from flash_versions.results import ROOT
-from flash_versions.watch import write
+from flash_versions.bench.results import ROOT
+from flash_versions.bench.watch import write
+from flash_versions.plot.figures import FIGURES, STYLE, digest
 from lessons.pictures import animation, gantt, roles, rooflines, splits, tiles, traffic
 
 ANIMATION = FIGURES / "flash-attention.gif"

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
 
-from flash_versions.plot import digest
+from flash_versions.plot.figures import digest
 from lessons.pictures.style import BLUE, GREEN, INK, ORANGE, PALE, SKY, VERMILION, bare, styled
 
 BLOCKS, SIZE, DIM = 6, 4, 4  # tiles of S on a side; rows of a tile; head_dim

@@ -15,9 +15,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from flash_versions.plot import EXP2_PER_TENSOR_FLOP
-from flash_versions.results import read_results, shapes
-from flash_versions.timeline import Interval, merged
+from flash_versions.bench.results import read_results, shapes
+from flash_versions.plot.figures import EXP2_PER_TENSOR_FLOP
+from flash_versions.plot.timeline import Interval, merged
 from lessons.pictures.simulator import TENSOR_CORE, Durations, Task, simulate, total
 from lessons.pictures.style import BLUE, GREEN, INK, ORANGE, SKY, VERMILION, styled
 

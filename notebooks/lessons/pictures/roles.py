@@ -1,7 +1,8 @@
-"""FA4's roles on Hopper as a state machine: the table of flash_versions/fa4/roles.py, drawn.
+"""FA4's roles on Hopper as a state machine: the table of
+flash_versions/versions/fa4/hopper/roles.py, drawn.
 
 Every arrow is a row of `TABLE`; a test counts them. What is added is the decision inside the state
-`correct`, as the function `correct` of flash_versions/fa4/forward_hopper.py makes it.
+`correct`, as the function `correct` of flash_versions/versions/fa4/hopper/forward.py makes it.
 """
 
 import textwrap
@@ -12,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from matplotlib.path import Path
 
-from flash_versions.fa4.roles import DONE, MEANING, START, TABLE, Transition
+from flash_versions.versions.fa4.hopper.roles import DONE, MEANING, START, TABLE, Transition
 from lessons.pictures.style import GREEN, INK, ORANGE, SKY, bare, styled
 
 COLOURS = {"loader": SKY, "consumer": ORANGE, "storer": GREEN}

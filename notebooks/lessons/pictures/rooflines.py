@@ -10,8 +10,8 @@ import math
 
 from matplotlib.figure import Figure
 
-from flash_versions.plot import HBM_TB_PER_S, TENSOR_TFLOPS, exp2_roof
-from flash_versions.results import rate_of, read_results, shapes
+from flash_versions.bench.results import rate_of, read_results, shapes
+from flash_versions.plot.figures import HBM_TB_PER_S, TENSOR_TFLOPS, exp2_roof
 from lessons.pictures.style import INK, TITLES, line_of, styled
 from lessons.pictures.traffic import count
 

@@ -9,9 +9,10 @@ What there is, and its rules:
 * K and V have rings of slots. A load takes a slot when both consumers have read what was there, and
   is there `load` cycles later; loads do not slow each other down.
 
-The consumers' programs are those of flash_versions/fa3/forward_hopper.py: `attend` with overlap,
-`attend_in_order` without. What is left out: shared issue slots of the two consumers' warps, bank
-conflicts, clocks that change, the end of a tile. So times are good to ten percent, no more.
+The consumers' programs are those of flash_versions/versions/fa3/hopper/forward.py: `attend` with
+overlap, `attend_in_order` without. What is left out: shared issue slots of the two consumers'
+warps, bank conflicts, clocks that change, the end of a tile. So times are good to ten percent, no
+more.
 """
 
 import heapq

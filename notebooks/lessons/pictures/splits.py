@@ -1,8 +1,8 @@
 """Split-KV: which keys each split sees, and how their results become one.
 
 The numbers in the tree are computed: one query, its keys shared out, each split's (m, l, acc) and
-every combination of two. The kernel (flash_versions/fa2/combine.py) takes all splits of a row at
-once; as combining is associative, any tree gives the same.
+every combination of two. The kernel (flash_versions/versions/fa2/combine.py) takes all splits of a
+row at once; as combining is associative, any tree gives the same.
 """
 
 from typing import NamedTuple

@@ -1,5 +1,5 @@
-"""The look of all pictures: that of flash_versions.plot, and colours that the colour-blind tell
-apart; a pattern or a word says the same again.
+"""The look of all pictures: that of flash_versions.plot.figures, and colours that the colour-blind
+tell apart; a pattern or a word says the same again.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from flash_versions.plot import STYLE, VERSION_STYLES
+from flash_versions.plot.figures import STYLE, VERSION_STYLES
 
 # Okabe and Ito's.
 BLUE, SKY, GREEN, VERMILION = "#0072B2", "#56B4E9", "#009E73", "#D55E00"

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
-from flash_versions.fa1.forward import MEASURED as FA1_SIZES
-from flash_versions.fa2.forward import MEASURED as FA2_SIZES
-from flash_versions.fa3.config import HopperConfig
+from flash_versions.versions.fa1.forward import MEASURED as FA1_SIZES
+from flash_versions.versions.fa2.forward import MEASURED as FA2_SIZES
+from flash_versions.versions.fa3.hopper.config import HopperConfig
 from lessons.pictures.schedule import Shape
 from lessons.pictures.style import GREEN, INK, TITLES, line_of, styled
 

@@ -1,0 +1,201 @@
+"""What 8 bits cost: errors of FP8 attention against exact attention of the unquantised inputs:
+`python -m flash_versions.bench.accuracy --out docs/results/h200-accuracy.json`.
+
+The error budget (`budget.py`) asks whether a kernel computes right what it was given, and so takes
+the quantised inputs for granted. Here the question is what a caller loses who passes bf16 tensors
+with precision="fp8": quantisation, 8-bit P and kernel together, for every granularity of scales,
+with and without rotation, with attention in bf16 beside them.
+
+* gaussian: all entries from N(0, 1).
+* outliers: the same with 0.1 % of the entries times 100.
+* paper: N(0, 1) + N(0, 100) * Bernoulli(0.001), with which FlashAttention-3's paper measures
+  (section 4.3, table 3): outliers of about 10.
+
+Three measures, each relative, as different things show in them: the root mean square weighs large
+errors most, here the rows in which one key outweighs all others and the wrong one wins; the mean
+error of a row counts every query alike.
+"""
+
+import argparse
+import json
+import platform
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+from flash_versions import VERSIONS, attention
+from flash_versions.bench.run import SCHEMA, commit, machine, source
+from flash_versions.bench.watch import write
+from flash_versions.versions.fp8.quantize import Fp8
+
+SCHEMES: dict[str, Fp8 | None] = {
+    "bf16": None,
+    "tensor": Fp8("tensor"),
+    "head": Fp8("head"),
+    "block": Fp8("block"),
+    "block+hadamard": Fp8("block", hadamard=True),
+}
+DISTRIBUTIONS = ("gaussian", "outliers", "paper")
+HEAD_DIMS = (64, 128)
+SHARE = 0.001  # of the entries that are outliers
+ORACLE_ROWS = 512  # queries of a head that the oracle computes
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is computed: one sequence, as many keys as queries."""
+
+    length: int
+    heads: int
+    oracle_heads: int
+
+    @classmethod
+    def default(cls, device: str) -> "Shape":
+        """A long sequence; on the CPU, where kernels are interpreted, one for a minute's time."""
+        return cls(8192, 16, 4) if device == "cuda" else cls(512, 2, 2)
+
+
+def draw(distribution: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """A bf16 tensor of one of the DISTRIBUTIONS; ValueError if there is no such."""
+    if distribution not in DISTRIBUTIONS:
+        known = ", ".join(DISTRIBUTIONS)
+        raise ValueError(f"distribution={distribution!r} is unknown; there are {known}.")
+    x = torch.randn(shape, generator=generator)
+    if distribution != "gaussian":
+        chosen = torch.rand(shape, generator=generator) < SHARE
+        if distribution == "outliers":
+            x = torch.where(chosen, 100 * x, x)
+        else:
+            x += 10 * chosen * torch.randn(shape, generator=generator)
+    return x.bfloat16()
+
+
+def exact_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: torch.Tensor
+) -> torch.Tensor:
+    """The o of these rows of q in fp64, one head after the other: (batch, rows, heads, dim)."""
+    scale = q.shape[3] ** -0.5
+    found = []
+    for head in range(q.shape[2]):
+        queries, keys, values = (x[:, :, head].double() for x in (q[:, rows], k, v))
+        p = torch.softmax(queries @ keys.mT * scale, -1)
+        found.append(p @ values)
+    return torch.stack(found, 2)
+
+
+def errors(o: torch.Tensor, exact: torch.Tensor) -> dict[str, float]:
+    """How far o is from the exact one, (batch, rows, heads, dim), as three relative measures:
+
+    rmse, the root mean square of the error over that of o; mean, the mean magnitude over that of o;
+    row, the mean over rows of |o - exact| / |exact|, Euclidean norms.
+    """
+    difference = o.double() - exact
+    row = difference.norm(dim=-1) / exact.norm(dim=-1)
+    return {
+        "rmse": (difference.square().mean() / exact.square().mean()).sqrt().item(),
+        "mean": (difference.abs().mean() / exact.abs().mean()).item(),
+        "row": row.mean().item(),
+    }
+
+
+def measure(version: str, shape: Shape, device: str, seed: int = 0) -> Iterator[Row]:
+    """Rows of every distribution, head_dim and scheme, one after the other.
+
+    Raises:
+        ValueError: the version cannot compute in FP8; the sentence says why.
+    """
+    for distribution in DISTRIBUTIONS:
+        for head_dim in HEAD_DIMS:
+            generator = torch.Generator().manual_seed(seed)
+            size = (1, shape.length, shape.heads, head_dim)
+            q, k, v = (draw(distribution, size, generator).to(device) for _ in range(3))
+            step = max(1, shape.length // ORACLE_ROWS)
+            rows = torch.arange(0, shape.length, step, device=device)
+            judged = [x[:, :, : shape.oracle_heads] for x in (q, k, v)]
+            exact = exact_attention(judged[0], judged[1], judged[2], rows)
+            for scheme, precision in SCHEMES.items():
+                o = attention(q, k, v, version=version, precision=precision)
+                found = errors(o[:, rows, : shape.oracle_heads], exact)
+                yield {"distribution": distribution, "D": head_dim, "scheme": scheme, **found}
+
+
+def new_document(version: str, shape: Shape, device: str, seed: int) -> dict[str, Any]:
+    """A document without rows."""
+    interpreted = {"gpu": "none: interpreted on a CPU", "torch": torch.__version__}
+    interpreted |= {"triton": triton.__version__, "python": platform.python_version()}
+    return {
+        "schema": SCHEMA,
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": commit(),
+        "source": source(),
+        "machine": machine() if device == "cuda" else interpreted,
+        "what": {
+            "version": version,
+            "S": shape.length,
+            "H": shape.heads,
+            "oracle": f"fp64, {min(ORACLE_ROWS, shape.length)} queries of "
+            f"{shape.oracle_heads} heads, all keys",
+            "seed": seed,
+        },
+        "rows": [],
+    }
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(
+        prog="python -m flash_versions.bench.accuracy",
+        description="errors of FP8 attention against fp64 attention of the unquantised inputs",
+    )
+    add = made.add_argument
+    add("--out", type=Path, help="JSON to write; otherwise lines are printed, no more")
+    add("--version", choices=VERSIONS, default="fa3", help="whose FP8 kernel, fa3 unless told")
+    add("--device", choices=("cuda", "cpu"), help="a GPU if there is one, unless told")
+    add("--length", type=int, help="of the sequence, 8192 unless told; interpreted 512")
+    add("--seed", type=int, default=0, help="of the inputs")
+    return made
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, print and write; returns the exit code."""
+    made = parser()
+    options = made.parse_args(arguments)
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    shape = Shape.default(device)
+    if options.length is not None:
+        if options.length < 1:
+            made.error(f"--length {options.length}: a sequence has at least one token")
+        shape = Shape(options.length, shape.heads, shape.oracle_heads)
+    if device == "cpu":
+        sys.stderr.write(
+            f"interpreted on the CPU: {shape.length} tokens, {shape.heads} heads; a GPU measures "
+            f"8192 tokens\n"
+        )
+    document = new_document(options.version, shape, device, options.seed)
+    try:
+        for row in measure(options.version, shape, device, options.seed):
+            document["rows"].append(row)
+            numbers = "  ".join(f"{name} {row[name]:.4f}" for name in ("rmse", "mean", "row"))
+            about = f"{row['distribution']:9} D={row['D']:<4} {row['scheme']:15}"
+            sys.stdout.write(f"{about} {numbers}\n")
+            sys.stdout.flush()
+    except ValueError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    if options.out is not None:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        write(options.out, json.dumps(document, indent=1) + "\n")
+        sys.stderr.write(f"wrote {options.out}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,251 @@
+"""Time the competitors of one shape in turns, correctness first.
+
+All competitors of a shape run in one process on the same inputs, in turns, so that clocks and
+temperature are the same for all: the ratio between them is the result, the TFLOP/s are its unit.
+A kernel is timed only if its output is within its error budget. Each call is a CUDA graph, replayed
+between two events after the L2 cache was overwritten; the time is the median over the rounds.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import torch
+
+from flash_versions import VERSIONS, attention
+from flash_versions.bench.suites import BACKWARD_FLOPS, Competitor, Shape, Tensors, competitors
+from flash_versions.bench.telemetry import Telemetry
+from flash_versions.versions.oracle.checks import check, check_fp8
+
+ROUNDS = 30
+WARM_UP = 3  # rounds that are not counted
+# A competitor that has run this long has run often enough, after as many rounds as this.
+ENOUGH_MS, FEWEST_ROUNDS = 500.0, 3
+L2_FLUSH_BYTES = 256 * 2**20
+
+Launch = Callable[[], object]
+Mark = Callable[..., None]
+
+
+class DeviceLostError(RuntimeError):
+    """A kernel left the GPU unusable for this process."""
+
+
+def unmarked(version: str, reason: str | None = None) -> None:
+    """The `mark` of a measurement that nobody watches."""
+
+
+def captured(prepare: Callable[[], Callable[[], Tensors]]) -> tuple[Launch, Tensors, float]:
+    """The replay of a call as a CUDA graph, which costs the host next to nothing, its results, and
+    the MiB that the call took at its peak, results included.
+
+    The call is prepared on the stream of the capture, as autograd runs a backward on the stream of
+    its forward.
+    """
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call = prepare()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        results = call()
+        torch.cuda.synchronize()
+        peak = (torch.cuda.max_memory_allocated() - before) / 2**20
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+
+    def replay(keep_alive: object = call) -> None:  # with the tensors that the graph reads
+        graph.replay()
+
+    return replay, results, peak
+
+
+def timed(
+    calls: Mapping[str, Launch], rounds: int, mark: Mark = unmarked
+) -> dict[str, list[float]]:
+    """Milliseconds of each round of each call; the calls take turns and find a cold L2 cache.
+
+    Another one begins each round. A slow call stops early: see ENOUGH_MS. While a round is waited
+    for, the next is already queued, so that the GPU never idles; `mark` says for whom.
+    """
+    flush = torch.empty(L2_FLUSH_BYTES, dtype=torch.int8, device="cuda")
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    queued: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+    for number in range(rounds + WARM_UP + 1):
+        names = [
+            name
+            for name, spent in times.items()
+            if number < rounds + WARM_UP
+            and (sum(spent) < ENOUGH_MS or len(spent) < FEWEST_ROUNDS + WARM_UP)
+        ]
+        before, queued = queued, []
+        turn = number % max(len(names), 1)
+        for name in names[turn:] + names[:turn]:
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            flush.zero_()
+            start.record()
+            calls[name]()
+            end.record()
+            queued.append((name, start, end))
+        for name, start, end in before:
+            if not end.query():
+                mark(name)
+            end.synchronize()
+            times[name].append(start.elapsed_time(end))
+    return {name: spent[WARM_UP:] for name, spent in times.items()}
+
+
+def measure(
+    suite: str,
+    shape: Shape,
+    rounds: int,
+    mark: Mark = unmarked,
+    lost: Mapping[str, str] | None = None,
+    telemetry: Telemetry | None = None,
+) -> list[dict[str, Any]]:
+    """Rows of one shape, one for each competitor; one that cannot run has a `reason`, no time.
+
+    Args:
+        suite: a name in SUITES.
+        shape: one of its shapes.
+        rounds: how often each competitor is timed.
+        mark: told who is about to run, for whoever has to end this process if it hangs.
+        lost: competitors not to try again, with the reason.
+        telemetry: clock and power are read from it.
+
+    Raises:
+        DeviceLostError: a competitor left the GPU unusable; `mark` was told whose fault it is.
+    """
+    torch.manual_seed(0)
+    inputs = shape.inputs()
+    replays: dict[str, Launch] = {}
+    rows: dict[str, dict[str, Any]] = {}
+    flops = {}
+    is_backward = suite.endswith("backward")
+    for one in competitors(suite, shape):
+        mark(one.name)
+        row = rows[one.name] = one.row(suite, shape)
+        if lost and one.name in lost:
+            row["reason"] = lost[one.name]
+            continue
+        flops[one.name] = shape.flops(one.lengths) * (BACKWARD_FLOPS if is_backward else 1)
+        prepare = partial(one.backward if is_backward else one.forward, *inputs)
+        try:
+            replays[one.name], results, peak = captured(prepare)
+            if not is_backward:
+                row["peak_mib"] = peak
+            verify(one, shape, results, inputs)
+            if suite == "quantize":
+                row["bytes"] = nbytes(inputs[:3]) + nbytes(results)
+            del results
+        except Exception as error:  # whatever another library raises, the others are measured
+            replays.pop(one.name, None)
+            row["reason"] = reason(error)
+            ensure_usable(one.name, row["reason"], mark)
+    began = time.monotonic()
+    for name, times in timed(replays, rounds, mark).items():
+        p20, p50, p80 = (
+            statistics.quantiles(times, n=10, method="inclusive")[i] for i in (1, 4, 7)
+        )
+        rows[name] |= {"ms_p20": p20, "ms_p50": p50, "ms_p80": p80, "rounds": len(times)}
+        if suite in ("decode", "quantize"):
+            moved = rows[name].get("bytes", shape.kv_bytes)
+            rows[name]["tb_per_s"] = moved / p50 / 1e9
+        else:
+            rows[name] |= {"flops": flops[name], "tflops": flops[name] / p50 / 1e9}
+    state = telemetry.since(began) if telemetry else {}
+    return [row | state for row in rows.values()]
+
+
+def verify(one: Competitor, shape: Shape, results: Tensors, inputs: Tensors) -> None:
+    """Raise an ArithmeticError if a competitor's results are wrong."""
+    q, k, v, _ = inputs
+    if one.verify is not None:
+        one.verify(results, q, k, v)
+    elif one.precision == "fp8":
+        check_fp8(results[0], shape.causal, shape.D**-0.5, one.given(q, k, v))
+    else:
+        length = one.lengths[0] if one.lengths else shape.M
+        check(results, length, shape.causal, *inputs)
+
+
+def nbytes(tensors: Tensors) -> int:
+    """Bytes of memory behind tensors; what several of them show, or show repeatedly, once."""
+    storages = {x.untyped_storage().data_ptr(): x.untyped_storage() for x in tensors}
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+def reason(error: Exception) -> str:
+    """The first line of an error, after its name where it is not one of ours."""
+    line = next(iter(str(error).strip().splitlines()), "")
+    known = isinstance(error, ValueError | ArithmeticError | MemoryError)
+    return line if known and line else f"{type(error).__name__}: {line}"
+
+
+def ensure_usable(name: str, why: str, mark: Mark) -> None:
+    """Raise DeviceLostError if the error that was just caught has taken the CUDA context along."""
+    with suppress(RuntimeError):  # what is reported once only does no more harm
+        torch.cuda.synchronize()
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        mark(name, why)
+        raise DeviceLostError(f"{name} left the GPU unusable: {why}") from error
+
+
+def host_times(
+    rounds: int, versions: list[str] | None = None, mark: Mark = unmarked
+) -> list[dict[str, Any]]:
+    """Microseconds that the host spends on one call, the GPU far behind or done: a row for each
+    path through the package, on inputs too small to matter.
+    """
+    make = partial(torch.randn, device="cuda", dtype=torch.bfloat16)
+    q, k, v = (make(2, 64, 8, 64) for _ in range(3))
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    bounds = torch.tensor([0, 50, 128], dtype=torch.int32, device="cuda")
+    lengths = torch.tensor([64, 30], dtype=torch.int32, device="cuda")
+    rows = []
+    for version in versions or VERSIONS:
+        mark(version)
+        run = partial(attention, causal=True, version=version)
+        o = run(*leaves)
+        calls: dict[str, Callable[[], object]] = {
+            "forward": partial(run, q, k, v),
+            "forward, to be differentiated": partial(run, *leaves),
+            "backward": partial(torch.autograd.grad, o, leaves, q, retain_graph=True),
+            "decode, split": partial(run, q[:, :1], k, v, kv_lengths=lengths, num_splits=2),
+            "packed": partial(run, *(x.flatten(0, 1) for x in (q, k, v)), cu_seqlens_q=bounds),
+        }
+        for name, call in calls.items():
+            row: dict[str, Any] = {"suite": "launch", "version": version, "call": name}
+            try:
+                row["host_us"] = statistics.median(host_time(call) for _ in range(rounds))
+            except ValueError as error:
+                row["reason"] = str(error)
+            rows.append(row)
+    return rows
+
+
+def host_time(call: Callable[[], object], repeats: int = 50) -> float:
+    """Mean microseconds of a call on the host."""
+    call()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    elapsed = time.perf_counter() - start
+    torch.cuda.synchronize()
+    return elapsed / repeats * 1e6
+
+
+def copy_bandwidth(rounds: int) -> float:
+    """TB/s of a large device-to-device copy, bytes read plus bytes written: decoding's ceiling."""
+    source = torch.randn(2**29, device="cuda").bfloat16()
+    target = torch.empty_like(source)
+    times = timed({"copy": lambda: target.copy_(source)}, rounds)["copy"]
+    return 2 * source.nbytes / statistics.median(times) / 1e9

@@ -1,0 +1,144 @@
+"""Measured results as they are committed: read, and looked up.
+
+docs/results holds JSON documents of `bench`, of `accuracy`, of scripts in tests/ and of a trace;
+`report` makes tables of them, `plot` figures.
+"""
+
+import json
+import statistics
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from flash_versions.bench.peers import PEERS
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "docs" / "results"
+SHAPE = ("B", "H", "Hkv", "M", "N", "D", "causal")
+
+Row = dict[str, Any]
+# {"rows": all rows, "suites": {suite: when, where and how it was measured}, "trace": of roles}
+Document = dict[str, Any]
+
+
+def merged(measured: Iterable[dict[str, Any]]) -> Document:
+    """What was measured at several times as one document: by `bench`, whose rows name their suite;
+    by `accuracy`, whose rows do not; and a trace, which has programs in the place of rows.
+
+    Raises:
+        ValueError: a suite, or the trace, is in two of them, and there is no telling which counts.
+    """
+    rows: list[Row] = []
+    about: dict[str, dict[str, Any]] = {}
+    traces = []
+    for document in measured:
+        if "programs" in document:
+            traces.append(document)
+            continue
+        found = [{"suite": "accuracy", **row} for row in document["rows"]]
+        for suite in dict.fromkeys(row["suite"] for row in found):
+            if suite in about:
+                raise ValueError(
+                    f"suite {suite!r} is in two files of results, of commits "
+                    f"{about[suite]['commit']} and {document['commit']}; remove its rows from one."
+                )
+            about[suite] = {key: value for key, value in document.items() if key != "rows"}
+        rows += found
+    if len(traces) > 1:
+        commits = " and ".join(str(trace.get("commit")) for trace in traces)
+        raise ValueError(f"there are {len(traces)} traces, of commits {commits}; keep one.")
+    return {"rows": rows, "suites": about, "trace": traces[0] if traces else None}
+
+
+def read_results() -> Document:
+    """Everything in docs/results."""
+    return merged(json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json")))
+
+
+def shapes(document: Document, suite: str) -> dict[tuple, dict[str, Row]]:
+    """Rows of a suite as {shape: {name: row}}, in the order of measurement."""
+    found: dict[tuple, dict[str, Row]] = {}
+    for row in document["rows"]:
+        if row["suite"] == suite:
+            found.setdefault(tuple(row[key] for key in SHAPE), {})[row["version"]] = row
+    return found
+
+
+def names(document: Document, suite: str) -> list[str]:
+    """Who took part in a suite: the versions in the order of measurement, then the peers."""
+    found = dict.fromkeys(row["version"] for row in document["rows"] if row["suite"] == suite)
+    return [n for n in found if n not in PEERS] + [n for n in PEERS if n in found]
+
+
+def label(name: str) -> str:
+    """What a column is called."""
+    return PEERS[name].label if name in PEERS else name
+
+
+def mask(row: Row) -> str:
+    """Causal or full."""
+    return "causal" if row["causal"] else "full"
+
+
+def any_row(group: dict[str, Row]) -> Row:
+    """A row, for what all of a shape have in common."""
+    return next(iter(group.values()))
+
+
+def rate_of(group: dict[str, Row], name: str) -> float | None:
+    """TFLOP/s of one competitor on one shape; None if it was not measured there."""
+    return group[name].get("tflops") if name in group else None
+
+
+def loss_curves(document: Document, window: int) -> dict[str, list[list[float]]] | None:
+    """{version: [losses of each seed]}, a mean for each `window` steps; None if not measured."""
+    found: dict[str, list[list[float]]] = {}
+    for row in document["rows"]:
+        if row["suite"] == "training curve":
+            losses, starts = row["losses"], range(0, len(row["losses"]), window)
+            means = [statistics.fmean(losses[start : start + window]) for start in starts]
+            found.setdefault(row["version"], []).append(means)
+    return found or None
+
+
+def ablated(groups: Iterable[dict[str, Row]]) -> dict[str, dict[str, str]]:
+    """{version: {name of a competitor: what is changed in it}}, of an ablation's rows."""
+    found: dict[str, dict[str, str]] = {}
+    for group in groups:
+        for row in group.values():
+            if "of" in row:
+                members = found.setdefault(row["of"], {})
+                if row["variant"]:
+                    members[row["version"]] = row["variant"]
+    return found
+
+
+def ablation_ratios(
+    document: Document, suite: str = "ablation", peer: str = "cudnn"
+) -> dict[str, dict[str, dict[str, float]]] | None:
+    """{version: {panel: {variant: ratio}}}: geometric means over the lengths of the ratio to the
+    version's own rate of the variants', of the versions' before it and of a peer's.
+    """
+    groups = list(shapes(document, suite).values())
+    variants = ablated(groups)
+    ratios: dict[str, dict[str, dict[str, list[float]]]] = {}
+    for group in groups:
+        row = any_row(group)
+        for number, (version, members) in enumerate(variants.items()):
+            own, earlier = rate_of(group, version), list(variants)[:number]
+            if not own or not members:
+                continue
+            panels = ratios.setdefault(version, {})
+            panel = panels.setdefault(f"D={row['D']} {mask(row)}", {})
+            for name in (*members, *earlier, peer):
+                if rate := rate_of(group, name):
+                    panel.setdefault(members.get(name, label(name)), []).append(rate / own)
+    means = {
+        version: {
+            panel: {what: statistics.geometric_mean(x) for what, x in found.items()}
+            for panel, found in panels.items()
+            if found
+        }
+        for version, panels in ratios.items()
+    }
+    return {version: panels for version, panels in means.items() if panels} or None

@@ -1,0 +1,389 @@
+"""What is measured: the shapes of each suite, and who competes on them.
+
+Source of the shapes and of the FLOP count: the benchmarks of Dao-AILab/flash-attention (16k tokens,
+hidden size 2048, 4 B H M N D, halved if causal; 2.5 times that for a backward pass, five products
+in the place of two).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from flash_versions import VERSIONS, Fp8, attention
+from flash_versions.bench.peers import PEERS
+from flash_versions.dispatch import autograd as ops
+from flash_versions.dispatch.request import Request, make_request
+from flash_versions.dispatch.version import Forward, ForwardQuantized, Version
+from flash_versions.versions.fp8.quantize import Quantized, quantize
+from flash_versions.versions.oracle.checks import is_copied, is_quantized
+
+BACKWARD_FLOPS = 2.5  # times a forward's: five products in the place of two
+TOKENS, HIDDEN = 16384, 2048
+# Scales of the quantised inputs by what a competitor is called: FlashAttention-3's, and this
+# package's.
+FP8_INPUTS = {"fp8 head": Fp8("head"), "fp8 block": Fp8("block")}
+QUANTIZERS = {
+    "block": Fp8("block"),
+    "block hadamard": Fp8("block", hadamard=True),
+    "head": Fp8("head"),
+    "tensor": Fp8("tensor"),
+}
+
+Tensors = tuple[torch.Tensor, ...]
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One call of attention: batch B, H query and Hkv key heads, M queries, N keys, head_dim D."""
+
+    B: int
+    H: int
+    Hkv: int
+    M: int
+    N: int
+    D: int
+    causal: bool
+    dtype: str = "bfloat16"
+
+    def __str__(self) -> str:
+        mask = "causal" if self.causal else "full"
+        return f"B={self.B} H={self.H} D={self.D} {mask} S={self.N}"
+
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        """Random normal q, k, v and gradient of o on the GPU."""
+        make = partial(torch.randn, device="cuda", dtype=getattr(torch, self.dtype))
+        q, do = (make(self.B, self.M, self.H, self.D) for _ in range(2))
+        k, v = (make(self.B, self.N, self.Hkv, self.D) for _ in range(2))
+        return q, k, v, do
+
+    def flops(self, lengths: Sequence[int] | None = None) -> float:
+        """Multiplications and additions of the two matrix products of a forward; `lengths` of
+        packed sequences in the place of the shape's rows.
+        """
+        pairs = self.B * self.M * self.N if lengths is None else sum(n * n for n in lengths)
+        return 4 * self.H * pairs * self.D * (0.5 if self.causal else 1.0)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of K and V: what decoding has to read."""
+        return 2 * self.B * self.N * self.Hkv * self.D * getattr(torch, self.dtype).itemsize
+
+
+def prefill(length: int, head_dim: int, causal: bool) -> Shape:
+    """The shape of a length in the table: so many sequences that there are 16k tokens."""
+    heads = HIDDEN // head_dim
+    return Shape(TOKENS // length, heads, heads, length, length, head_dim, causal)
+
+
+def table(lengths: Sequence[int], head_dims: Sequence[int]) -> list[Shape]:
+    """Full and causal, every length, every head dim."""
+    return [
+        prefill(length, head_dim, causal)
+        for head_dim in head_dims
+        for causal in (False, True)
+        for length in lengths
+    ]
+
+
+SUITES = {
+    "table": table((512, 1024, 2048, 4096, 8192, 16384), (128, 64, 256)),
+    "seeds": [
+        Shape(B, H, H, S, S, 64, causal)
+        for B, H, S in ((2, 8, 8192), (4, 16, 512))
+        for causal in (False, True)
+    ],
+    "ablation": table((2048, 4096, 16384), (128, 64)) + table((8192,), (256,)),
+    "fp8": table((2048, 4096, 8192, 16384), (128, 64, 256)),
+    "ablation fp8": table((2048, 4096, 16384), (128, 64)) + table((8192,), (256,)),
+    "quantize": [
+        Shape(2, heads, heads, 8192, 8192, head_dim, False)
+        for heads, head_dim in ((16, 128), (32, 64))
+    ],
+    "backward": table((1024, 2048, 4096, 8192, 16384), (128, 64)) + table((8192,), (256,)),
+    "decode": [
+        Shape(B, 32, 8, 1, N, 128, False)
+        for N, batches in {
+            4096: (64, 128),
+            8192: (16, 64, 1),
+            32768: (16, 1),
+            131072: (4, 1),
+        }.items()
+        for B in batches
+    ],
+    "ablation backward": table((4096, 16384), (128, 64)),
+    "packed": [Shape(64, 16, 16, 1024, 1024, 128, causal) for causal in (False, True)],
+    "packed backward": [Shape(64, 16, 16, 1024, 1024, 128, causal) for causal in (False, True)],
+    "launch": [],
+    "quick": [
+        prefill(4096, 128, False),
+        prefill(4096, 128, True),
+        prefill(4096, 64, True),
+        prefill(1024, 128, True),
+    ],
+}
+ABOUT = {
+    "table": "forward, 16k tokens, hidden size 2048, lengths from 512 to 16k",
+    "seeds": "forward, two shapes with few heads",
+    "ablation": "forward, a version against itself with one thing changed",
+    "fp8": "forward of FP8 inputs, the kernel alone, next to bf16",
+    "ablation fp8": "forward of FP8 inputs, a version against itself with one thing changed",
+    "quantize": "q, k and v to FP8, as a share of a copy's bandwidth",
+    "backward": "gradients, the shapes of the table from 1k on",
+    "ablation backward": "gradients, a version against itself with one thing changed",
+    "decode": "one query, grouped heads, a long cache or many sequences",
+    "packed": "forward, 64 sequences of different lengths in one tensor",
+    "packed backward": "gradients of the same",
+    "launch": "microseconds of host time of one call",
+    "quick": "forward, a few shapes of the table, under a minute",
+}
+
+FIRST_TO_ADD = "fa3"  # the version whose gradients programs add up in any order, unless told not to
+
+
+@dataclass(frozen=True)
+class Competitor:
+    """Something to measure: a function of q, k, v that returns o.
+
+    Attributes:
+        name: unique among those of a shape.
+        function: what is called.
+        lengths: of packed sequences; None: rows of the shape.
+        of: in an ablation, the version, and `variant` what is changed in it, "" for nothing.
+        compiles: whether its first call compiles something that a later process finds on disk.
+        precision: "bf16", or "fp8".
+        prepare: makes of q, k, v what the function takes, before anything is timed: tensors in
+            FP8. None: the function takes q, k, v.
+        verify: `verify(results, q, k, v)` raises an ArithmeticError if the results are wrong; None:
+            they are held against the error budget of attention.
+    """
+
+    name: str
+    function: Function
+    lengths: tuple[int, ...] | None = None
+    of: str | None = None
+    variant: str = ""
+    compiles: bool = True
+    precision: str = "bf16"
+    prepare: Callable[..., tuple] | None = None
+    verify: Callable[..., None] | None = None
+
+    def given(self, q, k, v) -> tuple:
+        """What the function takes."""
+        return (q, k, v) if self.prepare is None else self.prepare(q, k, v)
+
+    def forward(self, q, k, v, do) -> Callable[[], Tensors]:
+        """A call that returns (o,), or all that the function returns."""
+        given = self.given(q, k, v)
+
+        def call() -> Tensors:
+            results = self.function(*given)
+            return results if isinstance(results, tuple) else (results,)
+
+        return call
+
+    def backward(self, q, k, v, do) -> Callable[[], Tensors]:
+        """A call that returns dq, dk, dv, with its forward behind it."""
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        o = self.function(*leaves)
+        return partial(torch.autograd.grad, o, leaves, do, retain_graph=True)
+
+    def row(self, suite: str, shape: Shape) -> dict[str, Any]:
+        """What a row of results says before anything is measured."""
+        way = "backward" if suite.endswith("backward") else "forward"
+        way = suite if suite == "quantize" else way
+        row = {"suite": suite, "version": self.name, "pass": way, "precision": self.precision}
+        row |= asdict(shape)
+        return row if self.of is None else {**row, "of": self.of, "variant": self.variant}
+
+
+def competitors(suite: str, shape: Shape) -> Iterator[Competitor]:
+    """Everything that is measured on one shape, in the order of the tables' columns."""
+    causal = shape.causal
+    peers = [name for name, peer in PEERS.items() if peer.precision == "bf16"]
+    if suite == "ablation":
+        peers = ["cudnn"]
+        yield from ablated(causal)
+    elif suite == "ablation backward":
+        peers = ["cudnn"]
+        yield from ablated_backward(causal)
+    elif suite == "ablation fp8":
+        peers = ["cudnn fp8"]
+        yield from ablated_fp8(causal)
+    elif suite == "fp8":
+        peers = ["cudnn", "cudnn fp8"]
+        yield from in_both_precisions(causal)
+    elif suite == "quantize":
+        peers = []
+        yield from quantizers()
+    elif suite.startswith("packed"):
+        peers = ["torch fa2", "cudnn"]
+        yield from with_packed(shape)
+    else:
+        split = first_to_split() if suite == "decode" else None
+        for name in VERSIONS:
+            if name == split:
+                whole = partial(attention, version=name, num_splits=1)
+                yield Competitor(f"{name} unsplit", whole)
+            yield Competitor(name, partial(attention, causal=causal, version=name))
+            if suite == "backward" and name == FIRST_TO_ADD:
+                ordered = partial(attention, causal=causal, version=name, deterministic=True)
+                yield Competitor(f"{name} deterministic", ordered)
+    for name in peers:
+        if (peer := PEERS[name]).installed():
+            function = partial(peer.function, causal=causal)
+            prepare = in_e4m3 if peer.precision == "fp8" else None
+            yield Competitor(
+                name,
+                function,
+                compiles=peer.compiles,
+                precision=peer.precision,
+                prepare=prepare,
+            )
+
+
+def ablated(causal: bool) -> Iterator[Competitor]:
+    """Versions that have variants, each followed by them."""
+    for name, version in VERSIONS.items():
+        if version.variants:
+            yield Competitor(name, partial(forward, version.forward, causal), of=name)
+        for variant, changed in version.variants.items():
+            function = partial(forward, changed, causal)
+            yield Competitor(f"{name} {variant}", function, of=name, variant=variant)
+
+
+def ablated_backward(causal: bool) -> Iterator[Competitor]:
+    """Versions whose backward has variants, each followed by them."""
+    for name, version in VERSIONS.items():
+        if not version.backward_variants:
+            continue
+        for variant, backward in {"": version.backward, **version.backward_variants}.items():
+            changed = replace(version, backward=backward)
+            function = partial(differentiable, changed, causal)
+            yield Competitor(f"{name} {variant}".rstrip(), function, of=name, variant=variant)
+
+
+def ablated_fp8(causal: bool) -> Iterator[Competitor]:
+    """Versions that compute in FP8, each followed by its variants, on inputs scaled by heads: block
+    scales add the same to all of them.
+    """
+    for name, version in VERSIONS.items():
+        if version.forward_quantized is None:
+            continue
+        for variant, function in {"": version.forward_quantized, **version.fp8_variants}.items():
+            yield fp8_competitor(
+                f"{name} {variant}".rstrip(), function, causal, Fp8("head"), name, variant
+            )
+
+
+def in_both_precisions(causal: bool) -> Iterator[Competitor]:
+    """Versions that compute in FP8: in bf16, and on inputs that are quantised already."""
+    for name, version in VERSIONS.items():
+        if version.forward_quantized is not None:
+            yield Competitor(name, partial(attention, causal=causal, version=name), of=name)
+            for scales, how in FP8_INPUTS.items():
+                yield fp8_competitor(
+                    f"{name} {scales}", version.forward_quantized, causal, how, name, scales
+                )
+
+
+def fp8_competitor(
+    name: str, function: ForwardQuantized, causal: bool, how: Fp8, of: str, variant: str
+) -> Competitor:
+    """An FP8 kernel alone: what quantises its inputs is not timed."""
+    return Competitor(
+        name,
+        lambda request, quantized: function(request, quantized)[0],
+        of=of,
+        variant=variant,
+        precision="fp8",
+        prepare=partial(quantized_request, how, causal),
+    )
+
+
+def quantized_request(how: Fp8, causal: bool, q, k, v) -> tuple[Request, Quantized]:
+    """What the FP8 kernels take."""
+    return make_request(q, k, v, causal=causal, precision=how), quantize(q, k, v, how)
+
+
+def in_e4m3(q, k, v) -> Tensors:
+    """q, k, v rounded to e4m3, the scale 1: what cuDNN takes."""
+    return tuple(x.to(torch.float8_e4m3fn) for x in (q, k, v))
+
+
+def quantizers() -> Iterator[Competitor]:
+    """Every way to quantise, and a copy of as many bytes as q, k and v have: from one tensor to
+    another, in one launch.
+    """
+    for name, how in QUANTIZERS.items():
+        yield Competitor(
+            name, partial(quantize, how=how), precision="fp8", verify=partial(is_quantized, how)
+        )
+    yield Competitor("copy", copy, prepare=for_copy, verify=is_copied, compiles=False)
+
+
+def for_copy(q, k, v) -> Tensors:
+    """What is copied, and where to."""
+    source = torch.cat([x.flatten() for x in (q, k, v)])
+    return source, torch.empty_like(source)
+
+
+def copy(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """A device copy."""
+    return target.copy_(source)
+
+
+def with_packed(shape: Shape) -> Iterator[Competitor]:
+    """Versions that take packed sequences: on the rectangle, and on the same rows cut elsewhere."""
+    lengths = ragged_lengths(shape)
+    bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device())
+    for name, version in VERSIONS.items():
+        if takes(version, cu_seqlens_q=bounds, cu_seqlens_k=bounds):
+            yield Competitor(name, partial(attention, causal=shape.causal, version=name))
+            yield Competitor(f"{name} packed", partial(packed, name, bounds, shape.causal), lengths)
+
+
+def first_to_split() -> str | None:
+    """The first version that can split the keys of a decoding step, whose lesson that is."""
+    return next((name for name, version in VERSIONS.items() if takes(version, num_splits=2)), None)
+
+
+def takes(version: Version, **asked: Any) -> bool:
+    """Whether a version can do something, for what it can do at all."""
+    x = torch.empty(1, 1, 1, 64, dtype=torch.bfloat16, device=device())
+    return version.unsupported(Request(x, x, x, **asked)) is None
+
+
+def device() -> str:
+    """Where the versions run."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def forward(function: Forward, causal: bool, q, k, v) -> torch.Tensor:
+    """o of a version's or a variant's forward."""
+    return function(make_request(q, k, v, causal=causal))[0]
+
+
+def differentiable(version: Version, causal: bool, q, k, v) -> torch.Tensor:
+    """o of a version that need not be one of VERSIONS, to be differentiated."""
+    return ops.run(version, make_request(q, k, v, causal=causal))[0]
+
+
+def ragged_lengths(shape: Shape) -> tuple[int, ...]:
+    """As many sequences as the shape has rows, with the same total: lengths from an eighth of the
+    mean to nearly twice it.
+    """
+    generator = torch.Generator().manual_seed(0)
+    share = 0.125 + 1.75 * torch.rand(shape.B, generator=generator)
+    ends = (share.cumsum(0) / share.sum() * shape.B * shape.N).round().long()
+    return tuple(ends.diff(prepend=torch.tensor([0])).tolist())
+
+
+def packed(version: str, bounds: torch.Tensor, causal: bool, q, k, v) -> torch.Tensor:
+    """A version on the rows of q, k, v one after another, cut into other sequences."""
+    rows = (x.flatten(0, 1) for x in (q, k, v))
+    return attention(*rows, causal=causal, cu_seqlens_q=bounds, version=version).view(q.shape)

@@ -1,0 +1,275 @@
+"""The kernels as operators of torch, `flash_versions::forward` and `::backward`: one opaque call
+with known shapes for autograd, torch.compile, torch.export and checkpointing.
+
+Both take a version's name and the fields of a `Request`. They are custom operators and not
+functions torch can trace into, because the kernels may also run in Triton's interpreter.
+
+A custom operator costs tens of microseconds on the host, as much as launching the kernels. So a
+call on plain tensors, with nobody watching, runs the same code without it: `run` chooses.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from flash_versions.dispatch.request import Request
+from flash_versions.dispatch.version import Version
+
+Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+VERSIONS: dict[str, Version] = {}  # filled by api.py; the operators look versions up by name
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+NAMES = Request._fields
+TENSORS = (
+    "q", "k", "v", "alibi_slopes", "sink", "dropout_seed", "cu_seqlens_q", "cu_seqlens_k",
+    "kv_lengths"
+)  # fmt: skip
+PLACES = [NAMES.index(name) for name in TENSORS]
+REQUEST = (
+    "Tensor q, Tensor k, Tensor v, float scale, SymInt? window_left, SymInt? window_right, "
+    "float? softcap, Tensor? alibi_slopes, Tensor? sink, float dropout_p, Tensor? dropout_seed, "
+    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? kv_lengths, Tensor? kv_starts, "
+    "Tensor? block_table, SymInt? num_splits, bool return_lse, str? precision, "
+    "Tensor? q_descale, Tensor? k_descale, Tensor? v_descale, bool? deterministic"
+)
+
+
+def run(version: Version, request: Request) -> tuple[torch.Tensor, torch.Tensor]:
+    """(o, lse) of a request; differentiable."""
+    if forward_ad._current_level >= 0:
+        raise RuntimeError(
+            "attention has no forward-mode derivative; use version='reference' for torch.func.jvp "
+            "and torch.autograd.forward_ad."
+        )
+    if is_watched(request):
+        o, lse, _ = torch.ops.flash_versions.forward(version.name, *request)
+        return o, lse
+    if request.needs_grad:
+        return Attention.apply(version, request, request.q, request.k, request.v, request.sink)
+    o, lse, _ = run_forward(version, request)
+    return o, lse
+
+
+def is_watched(request: Request) -> bool:
+    """Whether somebody needs to see an operator: torch.compile or torch.export, a dispatch mode
+    (fake tensors, tracing), a tensor subclass, a transform such as vmap.
+    """
+    if (
+        torch.compiler.is_compiling()
+        or torch.jit.is_tracing()
+        or _get_current_dispatch_mode() is not None
+    ):
+        return True
+    level = torch._C._functorch.maybe_get_level
+    for x in request:
+        if x is not None and isinstance(x, torch.Tensor):
+            if type(x) not in PLAIN or level(x) >= 0:
+                return True
+    return False
+
+
+def run_forward(version: Version, request: Request) -> Results:
+    """(o, lse, statistics), which is None if the version has none."""
+    if max(request.q.shape[1], request.max_kv_length) >= 2**31:
+        raise ValueError("q or k is longer than 2^31 - 1 rows, what the kernels count to.")
+    if request.q.numel() == 0 or request.batch == 0:  # nothing to launch
+        o, lse, statistics = empty_results(version, request)
+        return o.zero_(), lse.fill_(float("-inf")), statistics
+    with on_device(request.q):
+        # FP8 is laid out anew anyway.
+        aligned = in_vectors(request) if request.precision is None else request
+        o, found_lse, statistics = version.forward(aligned)
+    assert found_lse is not None  # only a baseline has none
+    return narrowed(o, request.v), found_lse, statistics
+
+
+def in_vectors(request: Request) -> Request:
+    """The request with rows of whole 16-byte vectors and no less than a tile's 16 elements, padded
+    by zeros, which change no product.
+
+    With values of fewer than 16 dims, Triton 3.6 compiles a product that reads past its shared
+    memory on Hopper.
+    """
+    q, k, v = widened(request.q), widened(request.k), widened(request.v)
+    if q is request.q and k is request.k and v is request.v:
+        return request
+    return request._replace(q=q, k=k, v=v)
+
+
+def widened(x: torch.Tensor) -> torch.Tensor:
+    """x with its last dimension padded as `in_vectors` says; x itself if it needs no padding."""
+    dims = x.shape[3]
+    missing = max(16 - dims, -dims % (16 // x.element_size()))
+    return torch.nn.functional.pad(x, (0, missing)) if missing else x
+
+
+def narrowed(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """x without what `widened` added to `like`."""
+    return x if x.shape[3] == like.shape[3] else x[..., : like.shape[3]].contiguous()
+
+
+def run_backward(
+    version: Version,
+    request: Request,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    statistics: torch.Tensor | None,
+    do: torch.Tensor | None,
+    dlse: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """(dq, dk, dv, dsink); do or dlse is None if nothing depends on o or on the LSE."""
+    no_gradient = do is None and dlse is None
+    if o.numel() == 0 or request.k.numel() == 0 or request.batch == 0 or no_gradient:
+        dq, dk, dv = (x.new_zeros(x.shape) for x in (request.q, request.k, request.v))
+        dsink = None if request.sink is None else torch.zeros_like(request.sink)
+        if dsink is not None and dlse is not None and request.batch > 0:
+            dsink += dlse.sum((0, 2))  # no key: the sink alone is the LSE
+        return dq, dk, dv, dsink
+    if do is None:
+        do = o.new_zeros(o.shape)
+    elif do.stride(3) != 1 and do.shape[3] > 1:
+        do = do.contiguous()  # such as the gradient of a sum: one number for all
+    do = do.resolve_neg()
+    if dlse is not None:
+        dlse = dlse.resolve_neg()
+    assert version.backward is not None
+    with on_device(o):
+        dq, dk, dv, dsink = version.backward(
+            in_vectors(request), widened(o), lse, statistics, widened(do), dlse
+        )
+    return narrowed(dq, request.q), narrowed(dk, request.k), narrowed(dv, request.v), dsink
+
+
+def on_device(x: torch.Tensor) -> AbstractContextManager:
+    """Triton launches on the current GPU: make it the tensor's."""
+    if x.is_cuda and x.get_device() != torch.cuda.current_device():
+        return torch.cuda.device(x.device)
+    return nullcontext()
+
+
+def refuse_double_backward(ctx: Any, *gradients: Any) -> tuple:
+    """There is no second derivative."""
+    raise RuntimeError(
+        "attention has no second derivative: its backward was itself asked for a gradient; use "
+        "version='reference' where create_graph=True is needed."
+    )
+
+
+class Attention(torch.autograd.Function):
+    """The forward and the backward of a version, for autograd without an operator."""
+
+    @staticmethod
+    def forward(ctx: Any, version, request, q, k, v, sink):  # noqa: D102
+        o, lse, statistics = run_forward(version, request)
+        ctx.set_materialize_grads(False)
+        fields = list(request)
+        ctx.save_for_backward(*[fields[i] for i in PLACES], o, lse, statistics)
+        for i in PLACES:
+            fields[i] = None
+        ctx.version, ctx.fields = version, fields
+        return o, lse
+
+    @staticmethod
+    def backward(ctx: Any, do, dlse):  # noqa: D102
+        *tensors, o, lse, statistics = ctx.saved_tensors
+        fields = ctx.fields.copy()
+        for i, x in zip(PLACES, tensors):
+            fields[i] = x
+        request = Request(*fields)
+        q, k, v = request.q, request.k, request.v
+        gradients = run_backward(ctx.version, request, o, lse, statistics, do, dlse)
+        if torch.is_grad_enabled():  # create_graph=True
+            gradients = FirstDerivative.apply(q, k, v, do, dlse, *gradients)
+        return None, None, *gradients
+
+
+class FirstDerivative(torch.autograd.Function):
+    """Gradients that cannot be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, q, k, v, do, dlse, *gradients):  # noqa: D102
+        return tuple(x if x is None else x.clone() for x in gradients)
+
+    backward = staticmethod(refuse_double_backward)
+
+
+@torch.library.custom_op(
+    "flash_versions::forward",
+    mutates_args=(),
+    schema=f"(str version, {REQUEST}) -> (Tensor, Tensor, Tensor)",
+)
+def forward(version: str, *arguments: Any) -> tuple[torch.Tensor, ...]:
+    """(o, lse, statistics) of the request with these fields; see `Version`."""
+    request = Request(*arguments)
+    o, lse, statistics = run_forward(VERSIONS[version], request)
+    return o, lse, o.new_empty(0) if statistics is None else statistics
+
+
+@torch.library.custom_op(
+    "flash_versions::backward",
+    mutates_args=(),
+    schema=(
+        f"(str version, {REQUEST}, Tensor o, Tensor lse, Tensor statistics, Tensor? do, "
+        "Tensor? dlse) -> (Tensor, Tensor, Tensor, Tensor)"
+    ),
+)
+def backward(version: str, *arguments: Any) -> tuple[torch.Tensor, ...]:
+    """(dq, dk, dv, dsink) of the request with these fields; dsink is empty without a sink."""
+    request = Request(*arguments[: len(NAMES)])
+    *gradients, dsink = run_backward(VERSIONS[version], request, *arguments[len(NAMES) :])
+    return *gradients, gradients[0].new_empty(0) if dsink is None else dsink
+
+
+@forward.register_fake
+def fake_forward(version: str, *arguments: Any) -> tuple[torch.Tensor, ...]:
+    """Results of the right shapes, types and strides."""
+    o, lse, statistics = empty_results(VERSIONS[version], Request(*arguments))
+    return o, lse, o.new_empty(0) if statistics is None else statistics
+
+
+@backward.register_fake
+def fake_backward(version: str, *arguments: Any) -> tuple[torch.Tensor, ...]:
+    """Gradients of the right shapes, types and strides."""
+    request = Request(*arguments[: len(NAMES)])
+    like = [x.new_empty(x.shape) for x in (request.q, request.k, request.v)]
+    sink = request.sink
+    return *like, request.q.new_empty(0) if sink is None else sink.new_empty(sink.shape)
+
+
+def empty_results(version: Version, request: Request) -> Results:
+    """(o, lse, statistics) without their contents; statistics is None if the version has none."""
+    q, n = request.q, version.num_statistics
+    batch, q_length, heads, _ = q.shape
+    o = q.new_empty((batch, q_length, heads, request.v.shape[3]), dtype=request.out_dtype)
+    lse = q.new_empty((batch, heads, q_length), dtype=torch.float32)
+    return o, lse, lse.new_empty((n, *lse.shape)) if n else None
+
+
+def save_for_backward(ctx: Any, inputs: tuple, output: tuple) -> None:
+    """Keep a request and its results."""
+    ctx.set_materialize_grads(False)
+    version, *arguments = inputs
+    tensors = [x if isinstance(x, torch.Tensor) else None for x in arguments]
+    ctx.save_for_backward(*tensors, *output)
+    ctx.version = version
+    ctx.others = [None if isinstance(x, torch.Tensor) else x for x in arguments]
+
+
+def backward_of_forward(ctx: Any, do: Any, dlse: Any, _: Any) -> tuple:
+    """The gradient of every input of the forward operator."""
+    saved = ctx.saved_tensors
+    tensors, results = saved[: len(NAMES)], saved[len(NAMES) :]
+    arguments = [other if x is None else x for x, other in zip(tensors, ctx.others)]
+    dq, dk, dv, dsink = torch.ops.flash_versions.backward(
+        ctx.version, *arguments, *results, do, dlse
+    )
+    gradients = dict.fromkeys(NAMES) | {"q": dq, "k": dk, "v": dv}
+    if arguments[NAMES.index("sink")] is not None:
+        gradients["sink"] = dsink
+    return None, *gradients.values()
+
+
+forward.register_autograd(backward_of_forward, setup_context=save_for_backward)
+backward.register_autograd(refuse_double_backward, setup_context=lambda ctx, inputs, output: None)

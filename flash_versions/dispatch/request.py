@@ -1,0 +1,416 @@
+"""One call of attention in one form, and the checks that come before it."""
+
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, NamedTuple, Union
+
+import numpy as np
+import torch
+
+from flash_versions.dispatch.precision import checked_precision, is_fp8
+
+if TYPE_CHECKING:
+    from flash_versions.versions.fp8.quantize import Fp8
+
+INTEGERS = (torch.int32, torch.int64)
+Window = tuple[int | None, int | None]
+
+
+class Request(NamedTuple):
+    """What one call asks for: `api.attention`'s arguments in one form.
+
+    q, k and v are always 4-D. Packed sequences are (1, total, heads, head_dim) with cu_seqlens_q
+    (queries) and cu_seqlens_k (keys); with a block_table, k and v are (pages, page_size, kv_heads,
+    head_dim) and cu_seqlens_k only gives lengths. Causal is window_right = 0; None is no bound.
+    precision is the text of an `Fp8`, or None: as the dtype says. 8-bit tensors always have one;
+    times their descales they are what they stand for. deterministic may be None, torch's own
+    setting: ask `is_deterministic`.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    scale: float = 1.0
+    window_left: int | None = None
+    window_right: int | None = None
+    softcap: float | None = None
+    alibi_slopes: torch.Tensor | None = None
+    sink: torch.Tensor | None = None
+    dropout_p: float = 0.0
+    dropout_seed: torch.Tensor | None = None
+    cu_seqlens_q: torch.Tensor | None = None
+    cu_seqlens_k: torch.Tensor | None = None
+    kv_lengths: torch.Tensor | None = None
+    kv_starts: torch.Tensor | None = None
+    block_table: torch.Tensor | None = None
+    num_splits: int | None = None
+    return_lse: bool = False
+    precision: str | None = None
+    q_descale: torch.Tensor | None = None
+    k_descale: torch.Tensor | None = None
+    v_descale: torch.Tensor | None = None
+    deterministic: bool | None = None
+
+    @property
+    def batch(self) -> int:
+        """The number of sequences."""
+        return self.q.shape[0] if self.cu_seqlens_q is None else self.cu_seqlens_q.shape[0] - 1
+
+    @property
+    def group(self) -> int:
+        """Query heads per key head."""
+        return self.q.shape[2] // self.k.shape[2]
+
+    @property
+    def max_kv_length(self) -> int:
+        """No sequence has more keys than this; known without a look at device memory."""
+        if self.block_table is not None:
+            return self.block_table.shape[1] * self.k.shape[1]
+        return self.k.shape[1]
+
+    @property
+    def out_dtype(self) -> torch.dtype:
+        """The dtype of o: that of q, bf16 for 8-bit inputs."""
+        return torch.bfloat16 if is_fp8(self.q) else self.q.dtype
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether the same inputs must give the same gradients to the bit. Asked when they are
+        computed, as torch's own kernels ask torch.use_deterministic_algorithms.
+        """
+        if self.deterministic is None:
+            return torch.are_deterministic_algorithms_enabled()
+        return self.deterministic
+
+    @property
+    def needs_grad(self) -> bool:
+        """Whether autograd would have to run through this call."""
+        wanted = self.q.requires_grad or self.k.requires_grad or self.v.requires_grad
+        wanted = wanted or (self.sink is not None and self.sink.requires_grad)
+        return torch.is_grad_enabled() and wanted
+
+
+def make_request(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: Window | None = None,
+    softcap: float | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    sink: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k: torch.Tensor | None = None,
+    kv_lengths: torch.Tensor | None = None,
+    kv_starts: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
+    num_splits: int | None = None,
+    return_lse: bool = False,
+    precision: Union[str, "Fp8", None] = None,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
+    deterministic: bool | None = None,
+    check: bool = False,
+) -> Request:
+    """The request for a call of `attention`, whose docstring explains the arguments.
+
+    Raises:
+        ValueError: an argument is malformed; the sentence names it, what was given and what would
+            work.
+    """
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, torch.Tensor):
+            raise ValueError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor.")
+    if cu_seqlens_k is None and block_table is None and k.dim() == 3:
+        cu_seqlens_k = cu_seqlens_q
+    q, k, v = in_autocast_dtype(q, k, v)
+    q = _four_dims("q", q, packed=cu_seqlens_q is not None)
+    keys_packed = cu_seqlens_k is not None and block_table is None
+    k = _four_dims("k", k, packed=keys_packed)
+    v = _four_dims("v", v, packed=keys_packed)
+    _check_qkv(q, k, v)
+    descales = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
+    left, right = _checked_window(window)
+    if _checked_flag("causal", causal):
+        right = 0 if right is None else min(right, 0)
+    request = Request(
+        q,
+        k,
+        v,
+        scale=q.shape[-1] ** -0.5 if scale is None else _checked_positive("scale", scale),
+        window_left=left,
+        window_right=right,
+        softcap=None if softcap is None else _checked_positive("softcap", softcap),
+        alibi_slopes=_contiguous(alibi_slopes),
+        sink=_contiguous(sink),
+        dropout_p=_checked_probability(dropout_p),
+        dropout_seed=_draw_seed(q.device) if dropout_p else None,
+        cu_seqlens_q=_contiguous(cu_seqlens_q),
+        cu_seqlens_k=_contiguous(cu_seqlens_k),
+        kv_lengths=_contiguous(kv_lengths),
+        kv_starts=_contiguous(kv_starts),
+        block_table=_contiguous(block_table),
+        num_splits=None if num_splits is None else _checked_count("num_splits", num_splits),
+        return_lse=_checked_flag("return_lse", return_lse),
+        precision=checked_precision(precision, q, k, descales),
+        **descales,
+        deterministic=_checked_choice("deterministic", deterministic),
+    )
+    _check_lengths(request)
+    _check_score_tensors(request)
+    if request.softcap is not None and not 2.0**-100 <= request.scale / request.softcap <= 2.0**100:
+        raise ValueError(
+            f"scale={request.scale!r} and softcap={request.softcap!r} are too far apart for fp32."
+        )
+    if _checked_flag("check", check):
+        check_values(request)
+    return request
+
+
+def in_autocast_dtype(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Under torch.autocast, the tensors in its dtype, as torch's own attention does; else as they
+    are. float64 stays.
+    """
+    kind = tensors[0].device.type
+    if kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    castable = (torch.float32, torch.float16, torch.bfloat16)
+    return tuple(x.to(dtype) if x.dtype in castable else x for x in tensors)
+
+
+def _contiguous(x: torch.Tensor | None) -> torch.Tensor | None:
+    # What is neither is refused below, by name.
+    return x.resolve_neg().contiguous() if isinstance(x, torch.Tensor) else x
+
+
+def _checked_flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{name}={value!r} must be True or False.")
+    return bool(value)
+
+
+def _checked_choice(name: str, value: object) -> bool | None:
+    if value is not None and not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{name}={value!r} must be True, False or None.")
+    return None if value is None else bool(value)
+
+
+def _checked_positive(name: str, value: object) -> float:
+    # The kernels compute in fp32: what is 0 or infinite there is refused here.
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, Real)
+        or not 2.0**-100 <= float(value) <= 2.0**100
+    ):
+        raise ValueError(f"{name}={value!r} must be a positive finite number, 2^-100 to 2^100.")
+    return float(value)
+
+
+def _checked_probability(value: object) -> float:
+    if not isinstance(value, Real) or not 0.0 <= float(value) < 1.0:
+        raise ValueError(f"dropout_p={value!r} must be a probability of at least 0 and below 1.")
+    return float(value)
+
+
+def _checked_count(name: str, value: object) -> int:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name}={value!r} must be an integer of at least 1, or None.")
+    return int(value)
+
+
+def _checked_window(window: object) -> Window:
+    if window is None:
+        return None, None
+    if not isinstance(window, tuple | list) or len(window) != 2:
+        raise ValueError(f"window={window!r} must be a pair (left, right), or None.")
+    left, right = window
+    for side in (left, right):
+        whole = isinstance(side, int | torch.SymInt | np.integer) and not isinstance(side, bool)
+        if side is not None and not (whole and 0 <= side < 2**30):
+            raise ValueError(
+                f"window={window!r} must hold whole numbers from 0 to 2^30, or None for unlimited."
+            )
+    left, right = (int(side) if isinstance(side, np.integer) else side for side in (left, right))
+    return left, right
+
+
+def _draw_seed(device: torch.device) -> torch.Tensor:
+    """A dropout seed from torch's generator, left on the device: no synchronisation."""
+    return torch.randint(2**62, (1,), dtype=torch.int64, device=device)
+
+
+def _four_dims(name: str, x: torch.Tensor, packed: bool) -> torch.Tensor:
+    wanted = "(total, heads, head_dim)" if packed else "(batch, length, heads, head_dim)"
+    if x.dim() != (3 if packed else 4):
+        why = " for packed sequences" if packed else ""
+        raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be {wanted}{why}.")
+    return (x.unsqueeze(0) if packed else x).resolve_neg()
+
+
+def _check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    dtype, device = q.dtype, q.device
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dtype != dtype or not dtype.is_floating_point:
+            raise ValueError(f"{name} has dtype {x.dtype}, q has {dtype}; use one float dtype.")
+        if x.device != device:
+            raise ValueError(f"{name} is on {x.device}, q is on {device}; use one device.")
+        if x.stride(3) != 1 and x.shape[3] > 1:
+            raise ValueError(
+                f"{name} has stride {x.stride(3)} in its last dimension, which must be contiguous "
+                f"(stride 1); call {name}.contiguous()."
+            )
+    _, _, heads, head_dim = q.shape
+    batch, kv_length, kv_heads, k_dim = k.shape
+    v_batch, v_length, v_heads, v_dim = v.shape
+    if batch != v_batch or kv_length != v_length or kv_heads != v_heads:
+        raise ValueError(
+            f"k has shape {tuple(k.shape)} and v {tuple(v.shape)}; they may differ in the last "
+            f"dimension only."
+        )
+    if k_dim != head_dim:
+        raise ValueError(f"q has head_dim {head_dim} and k {k_dim}; they must be equal.")
+    if head_dim == 0 or v_dim == 0 or heads == 0:
+        raise ValueError(
+            f"q has shape {tuple(q.shape)}, v {tuple(v.shape)}; heads and head_dim must be at "
+            f"least 1."
+        )
+    if kv_heads == 0 or heads % kv_heads != 0:
+        raise ValueError(f"q has {heads} heads, which must be a multiple of k's {kv_heads}.")
+
+
+def _check_lengths(request: Request) -> None:
+    """Shapes and types of what says where the sequences lie, and which of them go together."""
+    q, k = request.q, request.k
+    check_integers("cu_seqlens_q", request.cu_seqlens_q, (None,), q.device)
+    if request.cu_seqlens_q is not None and request.cu_seqlens_q.shape[0] == 0:
+        raise ValueError("cu_seqlens_q is empty; it must hold at least the 0 that it starts with.")
+    batch = request.batch
+    paged = request.block_table is not None
+    if request.cu_seqlens_k is not None and request.cu_seqlens_q is None and not paged:
+        raise ValueError("cu_seqlens_k was given for a q that is not packed; give cu_seqlens_q.")
+    for name, shape in (
+        ("cu_seqlens_k", (batch + 1,)),
+        ("kv_lengths", (batch,)),
+        ("kv_starts", (batch,)),
+        ("block_table", (batch, None)),
+    ):
+        if (x := getattr(request, name)) is not None:
+            check_integers(name, x, shape, q.device)
+    if request.cu_seqlens_k is not None and request.kv_lengths is not None:
+        raise ValueError("cu_seqlens_k and kv_lengths were both given; one of them gives lengths.")
+    if paged:
+        if request.kv_lengths is None and request.cu_seqlens_k is None:
+            raise ValueError("block_table needs kv_lengths (or cu_seqlens_k): pages have no end.")
+    elif request.cu_seqlens_k is not None:
+        if request.kv_starts is not None:
+            raise ValueError("kv_starts and cu_seqlens_k were both given; the latter says it all.")
+    elif k.shape[0] != batch:
+        raise ValueError(
+            f"q has {batch} sequences and k has shape {tuple(k.shape)}; the batch must be equal."
+        )
+
+
+def check_integers(
+    name: str, x: object, shape: tuple[int | None, ...], device: torch.device
+) -> None:
+    """Refuse an x that is neither None nor an int32 or int64 tensor of this shape on this device; a
+    dimension of None may have any size.
+    """
+    if x is None:
+        return
+    if not isinstance(x, torch.Tensor):
+        raise ValueError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor.")
+    fits = x.dim() == len(shape) and all(w in (None, n) for w, n in zip(shape, x.shape))
+    if not fits or x.dtype not in INTEGERS:
+        wanted = ", ".join("any" if n is None else str(n) for n in shape)
+        raise ValueError(
+            f"{name} has shape {tuple(x.shape)} and dtype {x.dtype}; it must be int32 or int64 of "
+            f"shape ({wanted}{',' if len(shape) == 1 else ''})."
+        )
+    if x.device != device:
+        raise ValueError(f"{name} is on {x.device}, q is on {device}; use one device.")
+
+
+def _check_score_tensors(request: Request) -> None:
+    """Shapes and types of what changes the scores."""
+    if request.alibi_slopes is None and request.sink is None:
+        return
+    heads, batch = request.q.shape[2], request.batch
+    for name, x, shapes in (
+        ("alibi_slopes", request.alibi_slopes, [(heads,), (batch, heads)]),
+        ("sink", request.sink, [(heads,)]),
+    ):
+        if x is None:
+            continue
+        if not isinstance(x, torch.Tensor):
+            raise ValueError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor.")
+        if tuple(x.shape) not in shapes or not x.is_floating_point():
+            wanted = " or ".join(str(shape) for shape in shapes)
+            raise ValueError(
+                f"{name} has shape {tuple(x.shape)} and dtype {x.dtype}; it must be a float tensor "
+                f"of shape {wanted}."
+            )
+        if x.device != request.q.device:
+            raise ValueError(
+                f"{name} is on {x.device}, q is on {request.q.device}; use one device."
+            )
+    slopes = request.alibi_slopes
+    if slopes is not None and slopes.requires_grad and torch.is_grad_enabled():
+        raise ValueError("alibi_slopes requires grad, and has no gradient; call .detach() on it.")
+
+
+def check_values(request: Request) -> None:
+    """Read the lengths, the block table and the scales on the host (a synchronisation) and refuse
+    what would read or write out of bounds, leave rows unwritten, or is no scale.
+
+    Raises:
+        ValueError: a value is out of range; the sentence names it.
+    """
+    _check_descales(request)
+    _check_cu_seqlens("cu_seqlens_q", request.cu_seqlens_q, request.q.shape[1])
+    paged = request.block_table is not None
+    _check_cu_seqlens("cu_seqlens_k", request.cu_seqlens_k, None if paged else request.k.shape[1])
+    longest = request.max_kv_length
+    lengths = [longest] * request.batch
+    if request.cu_seqlens_k is not None:
+        lengths = request.cu_seqlens_k.diff().tolist()
+    if request.kv_lengths is not None:
+        lengths = request.kv_lengths.tolist()
+    for b, length in enumerate(lengths):
+        if not 0 <= length <= longest:
+            raise ValueError(f"sequence {b} has {length} keys; there is room for 0 to {longest}.")
+    if request.kv_starts is not None:
+        for b, (start, length) in enumerate(zip(request.kv_starts.tolist(), lengths)):
+            if not 0 <= start <= length:
+                raise ValueError(f"kv_starts[{b}]={start} must lie from 0 to {length}, its end.")
+    if request.block_table is not None:
+        pages, page_size = request.k.shape[:2]
+        for b, (row, length) in enumerate(zip(request.block_table.tolist(), lengths)):
+            used = row[: -(-length // page_size)]
+            if wrong := [page for page in used if not 0 <= page < pages]:
+                raise ValueError(f"block_table[{b}] has page {wrong[0]}; there are {pages} pages.")
+
+
+def _check_descales(request: Request) -> None:
+    for name in ("q_descale", "k_descale", "v_descale"):
+        x = getattr(request, name)
+        if x is None:
+            continue
+        for wrong in x[~((x > 0) & x.isfinite())].tolist():
+            raise ValueError(f"{name} holds {wrong}; scales must be positive and finite.")
+
+
+def _check_cu_seqlens(name: str, x: torch.Tensor | None, total: int | None) -> None:
+    if x is None:
+        return
+    bounds = x.tolist()
+    if bounds[0] != 0:
+        raise ValueError(f"{name} starts with {bounds[0]}; it must start with 0.")
+    if any(a > b for a, b in zip(bounds, bounds[1:])):
+        raise ValueError(f"{name}={bounds} must not decrease.")
+    if total is not None and bounds[-1] != total:
+        raise ValueError(f"{name} ends with {bounds[-1]}; the packed tensor has {total} rows.")

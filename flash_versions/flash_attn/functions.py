@@ -1,0 +1,492 @@
+"""FlashAttention 2's functions, with its names, parameters, order, defaults and layouts.
+
+    from flash_versions.flash_attn import flash_attn_func
+
+`causal` and `window_size` are aligned to the bottom right, as there. New, by keyword: `version`, a
+name in VERSIONS or BASELINES, or "auto" for the newest that can; and `s_aux`, an attention sink
+(see `attention`) under the name that transformers looks for.
+
+What differs from FlashAttention 2:
+
+* More is possible: float32, head dims of any size up to 256 and another one in v, pages of any
+  size, softcap with dropout, a gradient through the LSE.
+* A query that sees no key has the LSE -inf instead of +inf; out is 0 as there.
+* With return_attn_probs, S_dmask is None: the probabilities are never in memory. Dropout draws
+  other numbers, from torch's generator.
+* Maximum lengths are not needed and not looked at: a tensor there costs no synchronisation.
+* `deterministic` is False by default, as there; torch.use_deterministic_algorithms(True) counts,
+  too.
+
+Source: flash_attn/flash_attn_interface.py of Dao-AILab/flash-attention.
+"""
+
+from numbers import Integral
+from typing import Any
+
+import torch
+
+from flash_versions.dispatch.precision import is_fp8
+from flash_versions.dispatch.request import check_integers
+from flash_versions.flash_attn.kv_cache import append_to_cache, as_block_table, capacity_of, rotate
+from flash_versions.versions.api import attention
+
+WindowSize = tuple[int | None, int | None]
+Output = Any  # a tensor, or a tuple for a caller that asks for the LSE
+
+
+def flash_attn_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: WindowSize = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    s_aux: torch.Tensor | None = None,
+    version: str = "auto",
+) -> Output:
+    """Attention of sequences of one length.
+
+    Args:
+        q: (batch, M, heads, head_dim). A last dimension that is not contiguous is copied; so k, v.
+        k: (batch, N, kv_heads, head_dim); query heads h*g .. h*g+g-1 use key head h, g = heads /
+            kv_heads.
+        v: (batch, N, kv_heads, head_dim_v).
+        dropout_p: probability with which an element of the softmax is dropped; 0 in evaluation.
+        softmax_scale: positive factor on the scores; None means head_dim ** -0.5.
+        causal: query i sees keys j <= i + N - M.
+        window_size: (left, right), inclusive: query i sees keys i + N - M - left .. i + N - M +
+            right; -1 (or None) on a side means no bound. With causal, right is 0.
+        softcap: scores s become softcap * tanh(s / softcap); 0 means off.
+        alibi_slopes: (heads,) or (batch, heads): score (i, j) loses slope * |i + N - M - j|.
+        deterministic: the same inputs give the same gradients to the bit; see `attention`.
+        return_attn_probs: also return the LSE.
+        s_aux: (heads,), a logit in the denominator of every softmax that belongs to no key.
+        version: which kernels.
+
+    Returns:
+        out (batch, M, heads, head_dim_v). With return_attn_probs, (out, softmax_lse, None):
+        softmax_lse is fp32, natural log, (batch, heads, M).
+
+    Raises:
+        ValueError: an argument is malformed, or the version does not support what was asked for.
+    """
+    return _attend(
+        q,
+        k,
+        v,
+        return_attn_probs,
+        dropout_p=dropout_p,
+        scale=softmax_scale,
+        causal=causal,
+        window_size=window_size,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        deterministic=deterministic or None,
+        sink=s_aux,
+        version=version,
+    )
+
+
+def flash_attn_qkvpacked_func(
+    qkv: torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: WindowSize = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    version: str = "auto",
+) -> Output:
+    """`flash_attn_func` on q, k and v stacked in qkv (batch, length, 3, heads, head_dim).
+
+    The gradient of qkv is one tensor, too. Other arguments, results and errors are those of
+    `flash_attn_func`.
+    """
+    q, k, v = _unpack("qkv", qkv, "(batch, length, 3, heads, head_dim)", 2, 3)
+    return flash_attn_func(
+        q,
+        k,
+        v,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+        version=version,
+    )
+
+
+def flash_attn_kvpacked_func(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: WindowSize = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    version: str = "auto",
+) -> Output:
+    """`flash_attn_func` on q (batch, M, heads, head_dim) and on k and v stacked in kv (batch, N, 2,
+    kv_heads, head_dim).
+
+    The gradient of kv is one tensor, too. Other arguments, results and errors are those of
+    `flash_attn_func`.
+    """
+    k, v = _unpack("kv", kv, "(batch, length, 2, kv_heads, head_dim)", 2, 2)
+    return flash_attn_func(
+        q,
+        k,
+        v,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+        version=version,
+    )
+
+
+def flash_attn_varlen_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int | torch.Tensor,
+    max_seqlen_k: int | torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: WindowSize = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: torch.Tensor | None = None,
+    *,
+    s_aux: torch.Tensor | None = None,
+    version: str = "auto",
+) -> Output:
+    """Attention of sequences of any lengths, packed without padding.
+
+    Args:
+        q: (total_q, heads, head_dim), the queries of all sequences one after the other.
+        k: (total_k, kv_heads, head_dim); with a block_table (pages, page_size, kv_heads, head_dim).
+        v: like k, with any head_dim.
+        cu_seqlens_q: (batch + 1,) integers from 0 to total_q: sequence b has the rows
+            cu_seqlens_q[b] .. cu_seqlens_q[b+1] - 1.
+        cu_seqlens_k: the same for k and v; with a block_table its differences give the lengths.
+        max_seqlen_q: an integer or a tensor; not looked at.
+        max_seqlen_k: an integer or a tensor; not looked at.
+        block_table: (batch, max_pages) integers, for inference: key j of sequence b is row j %
+            page_size of page block_table[b, j // page_size].
+
+    The others are those of `flash_attn_func`; M and N are the lengths of each sequence.
+
+    Returns:
+        out (total_q, heads, head_dim_v). With return_attn_probs, (out, softmax_lse, None):
+        softmax_lse is fp32, natural log, (heads, total_q).
+
+    Raises:
+        ValueError: an argument is malformed, or the version does not support what was asked for.
+    """
+    return _attend(
+        q,
+        k,
+        v,
+        return_attn_probs,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        dropout_p=dropout_p,
+        scale=softmax_scale,
+        causal=causal,
+        window_size=window_size,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        deterministic=deterministic or None,
+        block_table=block_table,
+        sink=s_aux,
+        version=version,
+    )
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    max_seqlen: int | torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: WindowSize = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    version: str = "auto",
+) -> Output:
+    """`flash_attn_varlen_func` on q, k and v stacked in qkv (total, 3, heads, head_dim).
+
+    cu_seqlens (batch + 1,) holds for all three, and the gradient of qkv is one tensor. Other
+    arguments, results and errors are those of `flash_attn_varlen_func`.
+    """
+    q, k, v = _unpack("qkv", qkv, "(total, 3, heads, head_dim)", 1, 3)
+    return flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        cu_seqlens,
+        cu_seqlens,
+        max_seqlen,
+        max_seqlen,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+        version=version,
+    )
+
+
+def flash_attn_varlen_kvpacked_func(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int | torch.Tensor,
+    max_seqlen_k: int | torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: WindowSize = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    version: str = "auto",
+) -> Output:
+    """`flash_attn_varlen_func` on q (total_q, heads, head_dim) and on k and v stacked in kv
+    (total_k, 2, kv_heads, head_dim).
+
+    The gradient of kv is one tensor, too. Other arguments, results and errors are those of
+    `flash_attn_varlen_func`.
+    """
+    k, v = _unpack("kv", kv, "(total, 2, kv_heads, head_dim)", 1, 2)
+    return flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+        version=version,
+    )
+
+
+def flash_attn_with_kvcache(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k: torch.Tensor | None = None,
+    v: torch.Tensor | None = None,
+    rotary_cos: torch.Tensor | None = None,
+    rotary_sin: torch.Tensor | None = None,
+    cache_seqlens: int | torch.Tensor | None = None,
+    cache_batch_idx: torch.Tensor | None = None,
+    cache_leftpad: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: WindowSize = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: torch.Tensor | None = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+    *,
+    s_aux: torch.Tensor | None = None,
+    version: str = "auto",
+) -> Output:
+    """One step of decoding: append to a cache in place, then attend to all of it. No gradient.
+
+    The lengths stay on the device: no step waits for them, and a step can be a CUDA graph.
+
+    Args:
+        q: (batch, M, heads, head_dim).
+        k_cache: (batch_cache, N, kv_heads, head_dim), with a contiguous last dimension; with a
+            block_table (pages, page_size, kv_heads, head_dim).
+        v_cache: like k_cache, with any head_dim.
+        k: (batch, new, kv_heads, head_dim), the keys to append at slots cache_seqlens[b] ...; what
+            does not fit is dropped. None: append nothing.
+        v: like k, with v_cache's head_dim.
+        rotary_cos: (positions, rotary_dim / 2), at least as many positions as the cache has slots:
+            turn k by its slots, and q. With causal or a window, query i is at position
+            cache_seqlens[b] + i; without, all queries are at cache_seqlens[b]. None: no rotary
+            embedding.
+        rotary_sin: like rotary_cos.
+        cache_seqlens: (batch,) integers, or one for all: the tokens in the cache before this call,
+            counted from slot 0. None: the cache is full.
+        cache_batch_idx: (batch,) integers: sequence b is row cache_batch_idx[b] of the cache.
+        cache_leftpad: (batch,) integers: the keys of sequence b begin at slot cache_leftpad[b].
+        block_table: (batch, max_pages) integers: slot j of sequence b is row j % page_size of page
+            block_table[b, j // page_size]; any page size.
+        rotary_interleaved: turn pairs of dimensions 2i and 2i + 1; else i and i + rotary_dim / 2.
+        num_splits: ranges into which the keys are split; 0 lets the version choose.
+        return_softmax_lse: also return the LSE.
+
+    The others are those of `flash_attn_func`; N there is the length after appending.
+
+    Returns:
+        out (batch, M, heads, head_dim_v). With return_softmax_lse, (out, softmax_lse): softmax_lse
+        is fp32, natural log, (batch, heads, M).
+
+    Raises:
+        ValueError: an argument is malformed, one that wants a gradient, or the version does not
+            support what was asked for.
+    """
+    tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v, "s_aux": s_aux}
+    for name, x in tensors.items():
+        optional = name in ("k", "v", "s_aux")
+        if not isinstance(x, torch.Tensor) and not (optional and x is None):
+            raise ValueError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor.")
+        if x is not None and x.requires_grad and torch.is_grad_enabled():
+            raise ValueError(
+                f"{name} requires grad, and a step on a cache has no backward; call it under "
+                f"torch.no_grad()."
+            )
+    block_table = as_block_table(block_table, cache_batch_idx, q)
+    batch, capacity = q.shape[0], capacity_of(k_cache, block_table)
+    new = 0 if k is None else k.shape[1]
+    if cache_seqlens is None:
+        if k is not None:
+            raise ValueError("cache_seqlens is None; appending k needs the lengths before it.")
+        cache_seqlens = capacity
+    if not isinstance(cache_seqlens, torch.Tensor):
+        if not isinstance(cache_seqlens, Integral):
+            raise ValueError(f"cache_seqlens={cache_seqlens!r} must be an integer or a tensor.")
+        if not 0 <= cache_seqlens <= capacity - new:
+            raise ValueError(
+                f"cache_seqlens={cache_seqlens} and {new} new tokens; the cache has {capacity} "
+                f"slots."
+            )
+        cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
+    check_integers("cache_seqlens", cache_seqlens, (batch,), q.device)
+    check_integers("cache_leftpad", cache_leftpad, (batch,), q.device)
+    if k is not None and v is not None:
+        append_to_cache(
+            k_cache,
+            v_cache,
+            k,
+            v,
+            cache_seqlens,
+            block_table=block_table,
+            rotary_cos=rotary_cos,
+            rotary_sin=rotary_sin,
+            rotary_interleaved=rotary_interleaved,
+        )
+    elif k is not None or v is not None:
+        raise ValueError("k and v go together; one of them is None.")
+    elif rotary_cos is not None or rotary_sin is not None:
+        raise ValueError("rotary_cos and rotary_sin need k and v, the tokens at these positions.")
+    if rotary_cos is not None and rotary_sin is not None:
+        positions = cache_seqlens[:, None].expand(batch, q.shape[1])
+        if causal or _bounds(window_size) != (None, None):
+            positions = positions + torch.arange(q.shape[1], device=q.device)
+        q = rotate(q, rotary_cos, rotary_sin, positions, rotary_interleaved)
+    result = _attend(
+        q,
+        k_cache,
+        v_cache,
+        return_softmax_lse,
+        kv_lengths=cache_seqlens + new,
+        kv_starts=cache_leftpad,
+        block_table=block_table,
+        scale=softmax_scale,
+        causal=causal,
+        window_size=window_size,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        sink=s_aux,
+        num_splits=num_splits or None,
+        version=version,
+    )
+    return result[:2] if return_softmax_lse else result
+
+
+def _attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    return_lse: bool,
+    *,
+    window_size: WindowSize,
+    softcap: float,
+    **options: Any,
+) -> Output:
+    """`attention` in FlashAttention's terms: out, or (out, lse, None)."""
+    if is_fp8(q):
+        raise ValueError(
+            f"q has dtype {q.dtype}, for which FlashAttention 2 has no scales; use "
+            f"attention(q, k, v, q_descale=..., k_descale=..., v_descale=...)."
+        )
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    window = _bounds(window_size)
+    result = attention(
+        q, k, v, window=window, softcap=softcap or None, return_lse=return_lse, **options
+    )
+    return (*result, None) if return_lse else result
+
+
+def _bounds(window_size: WindowSize) -> WindowSize:
+    """The window with None in the place of -1."""
+    if not isinstance(window_size, tuple | list) or len(window_size) != 2:
+        raise ValueError(
+            f"window_size={window_size!r} must be a pair (left, right), with -1 for no bound."
+        )
+    left, right = (None if side == -1 else side for side in window_size)
+    if any(side is not None and side < 0 for side in (left, right)):
+        raise ValueError(
+            f"window_size={window_size!r} must hold whole numbers, or -1 for no bound."
+        )
+    return left, right
+
+
+def _unpack(
+    name: str, packed: torch.Tensor, layout: str, dim: int, parts: int
+) -> tuple[torch.Tensor, ...]:
+    """The tensors that are stacked along a dimension; the gradient of all is one stack."""
+    if packed.dim() != dim + 3 or packed.shape[dim] != parts:
+        raise ValueError(f"{name} has shape {tuple(packed.shape)}; it must be {layout}.")
+    return packed.unbind(dim)

@@ -1,0 +1,402 @@
+"""Compile what a call would launch, for a GPU that need not be there.
+
+Triton's compiler needs no GPU, but its launcher asks a driver what to compile for. `compiling`
+answers for it, and for the properties of the device, and keeps each kernel in the place of
+launching it: everything else is the real host code, so what is inspected is what a GPU would run.
+"""
+
+import contextlib
+import io
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.driver import DriverBase
+from triton.compiler import make_backend
+
+from flash_versions.dispatch import interpreter, version
+from flash_versions.dispatch.launch import Launcher
+from flash_versions.dispatch.request import Request
+from flash_versions.dispatch.version import Forward, Version
+from flash_versions.inspect.sass import HotLoop, disassemble, find_hot_loops, parse, resources
+from flash_versions.versions.api import VERSIONS
+from flash_versions.versions.fp8.quantize import prepare
+
+KIB = 1024
+
+
+@dataclass(frozen=True)
+class Arch:
+    """A GPU architecture: shared memory in bytes that a program may use, and the multiprocessors of
+    a GPU that has it.
+    """
+
+    capability: int
+    shared_memory: int
+    multiprocessors: int
+    example: str
+
+
+ARCHES = {
+    "sm_80": Arch(80, 163 * KIB, 108, "A100"),
+    "sm_86": Arch(86, 99 * KIB, 84, "RTX A6000"),
+    "sm_89": Arch(89, 99 * KIB, 142, "L40S"),
+    "sm_90": Arch(90, 227 * KIB, 132, "H100, H200"),
+    "sm_100": Arch(100, 227 * KIB, 148, "B200"),
+    "sm_120": Arch(120, 99 * KIB, 188, "RTX PRO 6000"),
+}
+COUNTED = {  # in PTX
+    "wgmma": r"wgmma\.mma_async",
+    "tcgen05": r"tcgen05\.mma",
+    "mma_sync": r"\bmma\.sync",
+    "tma_loads": r"cp\.async\.bulk\.tensor\.\dd\.shared",
+    "tma_stores": r"cp\.(?:reduce\.)?async\.bulk\.tensor\.\dd\.global",
+    "cp_async": r"cp\.async\.c[ag]\.",
+    "mbarriers": r"mbarrier\.(?:init|arrive|try_wait|test_wait)",
+    "ex2": r"ex2\.approx",
+    "barriers": r"\b(?:bar|barrier)\.(?:cta\.)?(?:sync|arrive|red)",
+}
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """What ptxas says about a kernel.
+
+    Attributes:
+        spill_stores: bytes of registers written to local memory, and read back as `spill_loads`:
+            counted once, however often the instruction runs.
+        serialised: the warnings that wgmma instructions run one after the other.
+        injected: the messages that ptxas put in a wait, or the like, where the source has none.
+    """
+
+    spill_stores: int
+    spill_loads: int
+    serialised: tuple[str, ...]
+    injected: tuple[str, ...]
+
+    @classmethod
+    def of_log(cls, log: str) -> "Assembly":
+        """Read from the output of `ptxas -v`; a kernel's functions are added up."""
+        spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
+        if not spills:
+            raise RuntimeError(f"ptxas does not tell what the kernel spills: {log.strip()!r}.")
+        messages = re.findall(r"\(C75\d\d\).*", log)
+        return cls(
+            sum(int(stores) for stores, _ in spills),
+            sum(int(loads) for _, loads in spills),
+            tuple(message for message in messages if "serialized" in message),
+            tuple(message for message in messages if "injected" in message),
+        )
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel as the compiler left it.
+
+    Attributes:
+        kernel: the name of the kernel function.
+        module: the module that defines it.
+        arch: a name in ARCHES.
+        code: Triton's own record of the compilation.
+    """
+
+    kernel: str
+    module: str
+    arch: str
+    code: Any
+
+    @property
+    def ttgir(self) -> str:
+        """Triton's intermediate representation for GPUs."""
+        return self.code.asm["ttgir"]
+
+    @property
+    def ptx(self) -> str:
+        """NVIDIA's portable assembly."""
+        return self.code.asm["ptx"]
+
+    @cached_property
+    def sass(self) -> str:
+        """What the GPU executes."""
+        return disassemble(self.code.asm["cubin"])
+
+    @property
+    def num_warps(self) -> int:
+        """Warps of a program, those of a specialised kernel's partitions included."""
+        return self.code.metadata.num_warps
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory."""
+        return self.code.metadata.shared
+
+    @cached_property
+    def usage(self) -> tuple[int, int]:
+        """Registers per thread (of a kernel with setmaxnreg: at its start), bytes of stack."""
+        return resources(self.code.asm["cubin"])
+
+    @property
+    def registers(self) -> int:
+        """Registers per thread."""
+        return self.usage[0]
+
+    @property
+    def stack(self) -> int:
+        """Bytes of stack: registers that were spilled."""
+        return self.usage[1]
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """How many instructions of each kind are in the PTX; the kinds are those of COUNTED."""
+        return {name: len(re.findall(pattern, self.ptx)) for name, pattern in COUNTED.items()}
+
+    @cached_property
+    def assembly(self) -> Assembly:
+        """What ptxas says, which Triton does not show: it assembles a second time."""
+        target = GPUTarget("cuda", ARCHES[self.arch].capability, 32)
+        metadata, log = self.code.metadata, io.StringIO()
+        with triton.knobs.nvidia.scope(), contextlib.redirect_stdout(log):
+            triton.knobs.nvidia.dump_ptxas_log = True
+            make_backend(target).make_cubin(self.ptx, {}, metadata, target.arch)
+        return Assembly.of_log(log.getvalue())
+
+    @property
+    def serialised(self) -> tuple[str, ...]:
+        """The compiler's warnings that wgmma instructions run one after the other."""
+        return self.assembly.serialised
+
+    @cached_property
+    def opcodes(self) -> Counter[str]:
+        """How many instructions of each opcode are in the SASS, modifiers left off."""
+        return Counter(instruction.name for instruction in parse(self.sass)[0])
+
+    @cached_property
+    def hot_loops(self) -> list[HotLoop]:
+        """The innermost loops of the SASS that multiply matrices."""
+        return find_hot_loops(self.sass)
+
+    @property
+    def unused_barriers(self) -> list[str]:
+        """Barriers that are initialised though nobody waits for them.
+
+        Their memory is then also a tile's, which PTX forbids: on a GPU that changes from one
+        process to another, what was initialised comes back, in the middle of the tile.
+        """
+        slots: dict[str, str] = {}
+        initialised, used = set[str](), set[str]()
+        before_partitions = re.split(r"\n\s*partition0\(", self.ttgir)[0]
+        for line in before_partitions.splitlines():
+            if slot := re.search(r"(%\w+) = ttg\.memdesc_index (%\w+)\[", line):
+                slots[slot[1]] = slot[2]
+            elif barrier := re.search(r"ttng\.init_barrier (%\w+),", line):
+                initialised.add(slots.get(barrier[1], barrier[1]))
+            else:
+                values = re.findall(r"%\w+", re.sub(r"^\s*%\S+ = ", "", line))
+                used.update(slots.get(value, value) for value in values)
+        return sorted(initialised - used)
+
+    def summary(self) -> dict[str, Any]:
+        """All of it as numbers, lists and strings, for JSON."""
+        return {
+            "kernel": self.kernel,
+            "module": self.module,
+            "arch": self.arch,
+            "num_warps": self.num_warps,
+            "registers": self.registers,
+            "stack": self.stack,
+            "spill_stores": self.assembly.spill_stores,
+            "spill_loads": self.assembly.spill_loads,
+            "shared": self.shared,
+            "serialised": list(self.serialised),
+            "injected": list(self.assembly.injected),
+            "counts": self.counts,
+            "instructions": self.opcodes.total(),
+            "opcodes": dict(self.opcodes.most_common()),
+            "hot_loops": [
+                {
+                    "instructions": len(loop.instructions),
+                    "opcodes": dict(loop.opcodes.most_common()),
+                    "local_memory": loop.local_memory,
+                    "events": [list(event) for event in loop.events],
+                }
+                for loop in self.hot_loops
+            ],
+        }
+
+
+class CompileDriver(DriverBase):
+    """A CUDA driver of a given compute capability that can compile for it and never launch."""
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+        self.get_current_stream = lambda device=None: 0
+        # Kernels remember what they compiled for each device: every capability is another.
+        self.get_current_device = lambda: capability
+        self.set_current_device = lambda device: None
+
+    @classmethod
+    def is_active(cls) -> bool:
+        """Asked where Triton chooses a driver by itself: never this one."""
+        return False
+
+    def map_python_to_cpp_type(self, ty: str) -> str:
+        """Asked where a launch is built, of which there is none."""
+        return ty
+
+    def get_current_target(self) -> GPUTarget:
+        """What to compile for."""
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_active_torch_device(self) -> torch.device:
+        """Where the tensors are."""
+        return torch.device("cpu")
+
+    def get_benchmarker(self) -> Callable:
+        """Nothing runs here."""
+        raise NotImplementedError("this driver compiles only.")
+
+
+class CompileOnly:
+    """Stands in for a kernel: kernel[grid](...) compiles, keeps the result, launches nothing."""
+
+    def __init__(self, kernel: Any, keep: Callable[[Any, Any], None]) -> None:
+        self.kernel, self.keep = kernel, keep
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        """The kernel on a grid."""
+
+        def compile_for(*args: Any, **options: Any) -> None:
+            self.keep(self.kernel, self.kernel.warmup(*args, grid=grid, **options))
+
+        return compile_for
+
+
+@contextlib.contextmanager
+def compiling(arch: str = "sm_90") -> Iterator[list[Compiled]]:
+    """Inside, what this package launches is compiled for `arch`, kept in the list, and not run.
+
+    Tensors are on the CPU and stand for tensors of such a GPU; results are left as allocated. For
+    one thread, as everything in the process is told of this GPU.
+
+    Raises:
+        ValueError: there is no such architecture.
+        RuntimeError: this process interprets kernels and so cannot compile them.
+    """
+    if arch not in ARCHES:
+        raise ValueError(f"arch={arch!r} is unknown; there are {', '.join(ARCHES)}.")
+    if interpreter.enabled():
+        raise RuntimeError(
+            "kernels are interpreted in this process and cannot be compiled; set "
+            "TRITON_INTERPRET=0 before Python starts, or use python -m flash_versions.inspect."
+        )
+    about = ARCHES[arch]
+    found: list[Compiled] = []
+
+    def keep(kernel: Any, code: Any) -> None:
+        if all(code.hash != other.code.hash for other in found):
+            found.append(Compiled(kernel.__name__, kernel.__module__, arch, code))
+
+    def compile_launch(launcher: Launcher, *args: Any, **options: Any) -> None:
+        launch(Launcher(CompileOnly(launcher.kernel, keep)), *args, **options)
+
+    answers: list[tuple[Callable, Callable]] = [
+        (version.device_limits, lambda device: None),
+        (version.compute_capability, lambda device: divmod(about.capability, 10)),
+        (version.shared_memory_limit, lambda device: about.shared_memory),
+        (version.num_multiprocessors, lambda device: about.multiprocessors),
+    ]
+    driver, launch = triton.runtime.driver, Launcher.__call__
+    previous = driver._active
+    try:
+        driver.set_active(CompileDriver(about.capability))
+        replace(answers)
+        Launcher.__call__ = compile_launch  # type: ignore[method-assign, assignment]
+        yield found
+    finally:
+        Launcher.__call__ = launch  # type: ignore[method-assign]
+        replace([(answer, question) for question, answer in answers])
+        driver._active = previous
+
+
+def replace(functions: list[tuple[Callable, Callable]]) -> None:
+    """Put the second function of each pair in the place of the first in all modules of the package:
+    one that imports a function by name has a reference of its own.
+    """
+    modules = [m for name, m in sys.modules.items() if name.split(".")[0] == "flash_versions"]
+    for module in modules:
+        for attribute, value in list(vars(module).items()):
+            for old, new in functions:
+                if value is old:
+                    setattr(module, attribute, new)
+
+
+def compile_call(
+    chosen: str | Version,
+    request: Request,
+    arch: str = "sm_90",
+    *,
+    variant: str | None = None,
+    backward: bool = False,
+) -> list[Compiled]:
+    """Compile what one call of a version launches, each kernel once, in the order of the launches.
+
+    Args:
+        chosen: a version, or its name in VERSIONS.
+        request: the call; its tensors are on the CPU, their values do not matter.
+        arch: a name in ARCHES.
+        variant: a name in the version's variants, in FP8 its fp8_variants, in the place of its own
+            forward.
+        backward: then also what the backward launches.
+
+    Raises:
+        ValueError: there is no such version, variant or architecture, the version cannot serve the
+            request, or there is no such backward.
+        RuntimeError: this process interprets kernels.
+    """
+    chosen = find_version(chosen)
+    forward = find_forward(chosen, variant, request.precision)
+    if backward and request.precision is not None:
+        raise ValueError(f"precision={request.precision!r} is forward only; leave backward out.")
+    with compiling(arch) as found:
+        if reason := chosen.unsupported(request):
+            raise ValueError(reason)
+        if backward and chosen.backward is None:
+            raise ValueError(f"version {chosen.name!r} has no backward of its own.")
+        o, lse, statistics = forward(request)
+        if backward and chosen.backward is not None:
+            chosen.backward(request, o, lse, statistics, torch.empty_like(o), lse)
+    return found
+
+
+def find_version(chosen: str | Version) -> Version:
+    """A version by name; ValueError if there is none."""
+    if isinstance(chosen, Version):
+        return chosen
+    if chosen not in VERSIONS:
+        raise ValueError(f"version={chosen!r} is unknown; there are {', '.join(VERSIONS)}.")
+    return VERSIONS[chosen]
+
+
+def find_forward(chosen: Version, variant: str | None, precision: str | None = None) -> Forward:
+    """A version's forward, or one of its variants for calls of that precision; ValueError if there
+    is none of that name.
+    """
+    if variant is None:
+        return chosen.forward
+    known = chosen.variants if precision is None else chosen.fp8_variants
+    if variant not in known:
+        raise ValueError(
+            f"variant={variant!r} of {chosen.name!r} is unknown; there are: "
+            f"{', '.join(known) or 'none'}."
+        )
+    if precision is None:
+        return chosen.variants[variant]
+    kernel = chosen.fp8_variants[variant]
+    return lambda request: kernel(request, prepare(request))

@@ -1,0 +1,4 @@
+"""Figures of committed results.
+
+May import: `bench.results` and what that imports; numpy, matplotlib.
+"""

@@ -1,0 +1,403 @@
+"""Draw the figures of the documents from measured results: `python -m flash_versions.plot`.
+
+Figures are made of docs/results/*.json alone: nothing is measured here and no GPU is needed. A
+figure is two functions: one takes its data out of the results, None if they were not measured; one
+draws them. The SVG names a digest of the data that it was drawn from, so that a test can tell an
+outdated figure whatever version of matplotlib drew it.
+"""
+
+import hashlib
+import io
+import json
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from flash_versions.bench.peers import PEERS
+from flash_versions.bench.results import (
+    ROOT,
+    Document,
+    ablation_ratios,
+    any_row,
+    label,
+    loss_curves,
+    names,
+    rate_of,
+    read_results,
+    shapes,
+)
+from flash_versions.bench.watch import write
+from flash_versions.plot.timeline import draw_timeline, timeline_data
+from flash_versions.plot.transformer import (
+    draw_generation,
+    draw_products,
+    generation_data,
+    products_data,
+)
+from flash_versions.versions.api import VERSIONS
+
+FIGURES = ROOT / "docs" / "figures"
+
+# The H200's roofs, from NVIDIA's datasheet "H200 Tensor Core GPU" (SXM): memory bandwidth, and bf16
+# without sparsity, half of the number with it.
+HBM_TB_PER_S = 4.8
+TENSOR_TFLOPS = 989.0
+# 16 special functions per clock and multiprocessor (CUDA C++ Programming Guide, throughput of
+# native arithmetic instructions, compute capability 9.0), at the clock that the datasheet's tensor
+# throughput stands for: 4096 bf16 operations per clock and multiprocessor.
+EXP2_PER_TENSOR_FLOP = 16 / 4096
+
+# Okabe and Ito's colours, which the colour-blind tell apart; markers say the same again.
+VERSION_STYLES = [("#56B4E9", "o"), ("#0072B2", "s"), ("#D55E00", "D"), ("#CC79A7", "^")]
+PEER_STYLES = {
+    "torch fa2": ("#666666", "v"),
+    "cudnn": ("#009E73", "P"),
+    "flash-attn-4": ("#B8860B", "X"),
+    "plain": ("#999999", "."),
+    "cudnn fp8": ("#117733", "*"),
+}
+# A version keeps its colour in FP8 and in order; line and marker tell the variants apart.
+VARIANT_STYLES = {"fp8 head": ("-", "<"), "fp8 block": (":", ">"), "deterministic": (":", "d")}
+WINDOW = 10  # steps that a loss is a mean of: batches differ more than versions do
+STYLE: dict[Any, Any] = {
+    "figure.facecolor": "white",
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 4.5,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "flash-versions",
+}
+
+Points = list[tuple[float, float]]
+Panels = dict[str, dict[str, Points]]  # panel -> competitor -> points
+
+
+class Plot(NamedTuple):
+    """A figure: its data out of a document, or None, and the drawing of them."""
+
+    data: Callable[[Document], Any]
+    draw: Callable[[Any], Figure]
+
+
+def lines_over_length(
+    document: Document, suite: str, value: Callable[[dict[str, Any], str], float | None]
+) -> Panels | None:
+    """{panel: {competitor: [(S, value)]}} with a panel for each mask and head dim."""
+    groups = list(shapes(document, suite).values())
+    panels: Panels = {}
+    keys = {(any_row(g)["causal"], any_row(g)["D"]) for g in groups}
+    for causal, head_dim in sorted(keys):
+        lines: dict[str, Points] = {}
+        for name in names(document, suite):
+            points = [
+                (any_row(group)["N"], found)
+                for group in groups
+                if (any_row(group)["causal"], any_row(group)["D"]) == (causal, head_dim)
+                and (found := value(group, name)) is not None
+            ]
+            if points:
+                lines[name] = sorted(points)
+        if lines:
+            panels[f"D={head_dim} {'causal' if causal else 'full'}"] = lines
+    return panels or None
+
+
+def ratio_to(base: str) -> Callable[[dict[str, Any], str], float | None]:
+    """How many times as fast as another competitor of the same shape."""
+
+    def ratio(group: dict[str, Any], name: str) -> float | None:
+        rate, other = rate_of(group, name), rate_of(group, base)
+        return rate / other if rate and other else None
+
+    return ratio
+
+
+def peak_memory(group: dict[str, Any], name: str) -> float | None:
+    """MiB of a forward at its peak, beside its inputs."""
+    return group[name].get("peak_mib") if name in group else None
+
+
+def memory_data(document: Document) -> Panels | None:
+    """Peak memory over S; the mask makes no difference to anyone's but plain PyTorch's."""
+    panels = lines_over_length(document, "table", peak_memory) or {}
+    return {name: lines for name, lines in panels.items() if name.endswith("full")} or None
+
+
+def roofline_data(document: Document) -> Panels | None:
+    """{head dim: {competitor: [(FLOP per byte, TFLOP/s)]}}: prefill without a mask, and decoding,
+    which reads all of K and V for one query.
+    """
+    panels: Panels = {}
+    for suite in ("decode", "table"):
+        about = document["suites"].get(suite)
+        if about and "H200" not in about["machine"]["gpu"]:
+            continue
+        for group in shapes(document, suite).values():
+            row = any_row(group)
+            if row["causal"] or (suite == "decode" and row["B"] > 1):  # the same point of the axis
+                continue
+            bytes_ = 4 * row["B"] * row["D"] * (row["M"] * row["H"] + row["N"] * row["Hkv"])
+            flops = 4 * row["B"] * row["H"] * row["M"] * row["N"] * row["D"]
+            lines = panels.setdefault(f"D={row['D']}", {})
+            for name, one in group.items():
+                if "ms_p50" in one and not name.endswith(" unsplit"):
+                    point = (flops / bytes_, flops / one["ms_p50"] / 1e9)
+                    lines.setdefault(name, []).append(point)
+    return {k: v for k, v in sorted(panels.items(), key=lambda p: int(p[0][2:])) if v} or None
+
+
+def style_of(name: str, versions: list[str]) -> dict[str, Any]:
+    """Colour and marker; versions are solid lines, peers dashed ones."""
+    if name in PEERS:
+        colour, marker = PEER_STYLES[name]
+        return {"color": colour, "marker": marker, "linestyle": "--", "linewidth": 1.1}
+    base, _, variant = name.partition(" ")
+    bases = list(dict.fromkeys(version.partition(" ")[0] for version in versions))
+    colour, marker = VERSION_STYLES[bases.index(base) % len(VERSION_STYLES)]
+    line, marker = VARIANT_STYLES.get(variant, ("-", marker))
+    return {"color": colour, "marker": marker, "linestyle": line}
+
+
+def grid(panels: int, columns: int) -> tuple[Figure, list[Axes]]:
+    """A figure with so many panels, some in a row."""
+    columns = min(columns, panels)
+    rows = -(-panels // columns)
+    figure = Figure(figsize=(4.2 * columns, 3.3 * rows + 0.3), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).flatten()
+    for unused in axes[panels:]:
+        unused.set_axis_off()
+    return figure, list(axes[:panels])
+
+
+def draw_lines(
+    panels: Panels, title: str, unit: str, log: bool = False, columns: int = 3
+) -> Figure:
+    """One panel for each mask and head dim: a line for each competitor over S, named at its end."""
+    versions = list(dict.fromkeys(n for lines in panels.values() for n in lines if n not in PEERS))
+    figure, axes = grid(len(panels), columns)
+    for ax, (panel, lines) in zip(axes, panels.items()):
+        for name, points in lines.items():
+            ax.plot(*zip(*points), **style_of(name, versions), gid=name)
+        lengths = sorted({x for points in lines.values() for x, _ in points})
+        ax.set_xscale("log", base=2)
+        if log:
+            ax.set_yscale("log")
+        else:
+            ax.set_ylim(bottom=0)
+        ax.set_xlim(lengths[0] / 1.3, lengths[-1] * 4.5)  # room for the names
+        ax.set_xticks(lengths, [f"{x // 1024}k" if x >= 1024 else str(x) for x in lengths])
+        ax.set_title(panel, loc="left")
+        ax.set_xlabel("sequence length S")
+    axes[0].set_ylabel(unit)
+    figure.suptitle(title, x=0.01, ha="left")
+    figure.draw_without_rendering()  # fixes the limits
+    for ax, lines in zip(axes, panels.values()):
+        name_ends(ax, lines, versions)
+    return figure
+
+
+def name_ends(ax: Axes, lines: dict[str, Points], versions: list[str]) -> None:
+    """The name of each line at its last point, moved apart where they would touch."""
+    place = ax.transData + ax.transAxes.inverted()
+    ends = {name: place.transform(points[-1]) for name, points in lines.items()}
+    ordered = sorted(ends, key=lambda name: ends[name][1])
+    heights = spread([ends[name][1] for name in ordered], gap=0.062)
+    for name, height in zip(ordered, heights):
+        x, y = ends[name]
+        colour = style_of(name, versions)["color"]
+        text = ax.annotate(
+            label(name),
+            (x, y),
+            (x + 0.04, height),
+            xycoords="axes fraction",
+            textcoords="axes fraction",
+            color=colour,
+            fontsize=8,
+            va="center",
+            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.4},
+        )
+        text.set_in_layout(False)  # it stands in the room that the axes have for it
+
+
+def spread(heights: list[float], gap: float) -> list[float]:
+    """Ascending heights in 0 .. 1 moved apart to at least `gap`: what would touch becomes a pile,
+    centred on where it was as far as it fits.
+    """
+    piles: list[list[float]] = []
+    for height in heights:
+        piles.append([height])
+        while len(piles) > 1 and bottom(piles[-1], gap) < bottom(piles[-2], gap) + gap * len(
+            piles[-2]
+        ):
+            piles[-2:] = [piles[-2] + piles[-1]]
+    return [bottom(pile, gap) + gap * place for pile in piles for place in range(len(pile))]
+
+
+def bottom(pile: list[float], gap: float) -> float:
+    """Where the lowest of a pile goes."""
+    height = gap * (len(pile) - 1)
+    return max(0.0, min(sum(pile) / len(pile) - height / 2, 1.0 - height))
+
+
+def draw_ablation(found: dict[str, dict[str, dict[str, float]]]) -> Figure:
+    """A row of panels for each version: how much faster or slower each variant is."""
+    panels = {(v, panel): bars for v, rows in found.items() for panel, bars in rows.items()}
+    figure, axes = grid(len(panels), 3)
+    for ax, ((version, panel), bars) in zip(axes, panels.items()):
+        names_, percents = list(bars), [100 * (ratio - 1) for ratio in bars.values()]
+        others = {*map(label, PEERS), *found}
+        colours = ["#009E73" if name in others else "#0072B2" for name in names_]
+        drawn = ax.barh(names_, percents, color=colours, height=0.6)
+        ax.bar_label(drawn, [f"{x:+.1f} %" for x in percents], padding=3, fontsize=8)
+        ax.axvline(0, color="black", linewidth=0.8)
+        ax.invert_yaxis()
+        ax.margins(x=0.2)
+        ax.grid(visible=False, axis="y")
+        ax.set_title(f"{version}, {panel}", loc="left")
+        ax.set_xlabel("faster or slower than the version, %")
+    figure.suptitle("One thing changed: mean over the lengths", x=0.01, ha="left")
+    return figure
+
+
+def draw_roofline(panels: Panels) -> Figure:
+    """A panel for each head dim, with the roofs of memory, tensor cores and exponentials."""
+    versions = list(dict.fromkeys(n for lines in panels.values() for n in lines if n not in PEERS))
+    figure, axes = grid(len(panels), 3)
+    for ax, (panel, lines) in zip(axes, panels.items()):
+        exp2 = exp2_roof(int(panel[2:]))
+        serial = 1 / (1 / TENSOR_TFLOPS + 1 / exp2)
+        least, most = 1.0, 30000.0
+        ridge = TENSOR_TFLOPS / HBM_TB_PER_S
+        ax.plot(
+            [least, ridge, most],
+            [least * HBM_TB_PER_S, TENSOR_TFLOPS, TENSOR_TFLOPS],
+            color="black",
+            linewidth=1,
+            gid="roof",
+        )
+        roofs = {"tensor cores": TENSOR_TFLOPS, "exp2": exp2, "one after the other": serial}
+        for what, height in roofs.items():
+            ax.axhline(height, color="black", linewidth=0.7, linestyle=":", gid=what)
+        text: dict[str, Any] = {"fontsize": 7, "va": "bottom"}
+        ax.text(1.2, TENSOR_TFLOPS * 1.04, f"tensor cores {TENSOR_TFLOPS:.0f}", **text)
+        if exp2 > TENSOR_TFLOPS:
+            ax.text(1.2, exp2 * 1.04, f"exp2 {exp2:.0f}", **text)
+        else:
+            ax.text(14, TENSOR_TFLOPS * 1.04, "= exp2", **text)
+        ax.text(1.2, serial / 1.06, f"one after the other {serial:.0f}", **text | {"va": "top"})
+        ax.text(2, 2 * HBM_TB_PER_S * 1.5, f"HBM {HBM_TB_PER_S} TB/s", rotation=38, fontsize=7)
+        for name, points in lines.items():
+            style = style_of(name, versions) | {"linestyle": "none"}
+            ax.plot(*zip(*points), **style, gid=name, label=label(name))
+        ax.set_xscale("log")
+        ax.set_yscale("log")
+        ax.set_xlim(least, most)
+        ax.set_title(f"{panel} full", loc="left")
+        ax.set_xlabel("FLOP per byte of q, k, v and o")
+        ax.legend(fontsize=7, frameon=False, loc="lower right")
+    axes[0].set_ylabel("TFLOP/s")
+    figure.suptitle("What the H200 allows, and what is reached", x=0.01, ha="left")
+    return figure
+
+
+def draw_curves(curves: dict[str, list[list[float]]]) -> Figure:
+    """A panel for each version: its loss and torch's, a mean of the seeds and their range."""
+    ours = [name for name in curves if name != "sdpa"]
+    figure, axes = grid(len(ours), 2)
+    for ax, name in zip(axes, ours):
+        for one, colour in (("sdpa", "black"), (name, style_of(name, [*VERSIONS])["color"])):
+            losses = np.array(curves[one])
+            steps = WINDOW * np.arange(1, losses.shape[1] + 1)
+            low, high = losses.min(axis=0), losses.max(axis=0)
+            ax.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0, gid=one)
+            ax.plot(steps, losses.mean(axis=0), color=colour, linewidth=1.1, gid=one, label=one)
+        ax.set(xlabel="step", yscale="log")
+        ax.set_title(f"sdpa and {name}", loc="left")
+        ax.set_yticks([1, 2, 3, 4, 5], "12345")
+        ax.minorticks_off()
+        ax.legend(frameon=False)
+    axes[0].set_ylabel(f"loss of a token, mean of {WINDOW} steps")
+    figure.suptitle("Training from scratch: mean and range of the seeds", x=0.01, ha="left")
+    return figure
+
+
+def exp2_roof(head_dim: int) -> float:
+    """TFLOP/s of attention if only the exponentials took time: one for each 4 head_dim FLOP."""
+    return TENSOR_TFLOPS * EXP2_PER_TENSOR_FLOP * 4 * head_dim
+
+
+PLOTS = {
+    "forward": Plot(
+        lambda document: lines_over_length(document, "table", rate_of),
+        lambda data: draw_lines(data, "Forward, bf16, 16k tokens, hidden size 2048", "TFLOP/s"),
+    ),
+    "speedup": Plot(
+        lambda document: lines_over_length(document, "table", ratio_to("torch fa2")),
+        lambda data: draw_lines(data, "Forward, against torch's FlashAttention-2", "speed-up"),
+    ),
+    "backward": Plot(
+        lambda document: lines_over_length(document, "backward", rate_of),
+        lambda data: draw_lines(data, "Backward, bf16, 16k tokens, hidden size 2048", "TFLOP/s"),
+    ),
+    "memory": Plot(
+        memory_data,
+        lambda data: draw_lines(data, "Memory of a forward beside q, k and v", "MiB", log=True),
+    ),
+    "ablation": Plot(ablation_ratios, draw_ablation),
+    "fp8": Plot(
+        lambda document: lines_over_length(document, "fp8", rate_of),
+        lambda data: draw_lines(data, "Forward in FP8, the kernel alone, and in bf16", "TFLOP/s"),
+    ),
+    "ablation-fp8": Plot(
+        lambda document: ablation_ratios(document, "ablation fp8", "cudnn fp8"), draw_ablation
+    ),
+    "timeline": Plot(lambda document: timeline_data(document.get("trace")), draw_timeline),
+    "roofline": Plot(roofline_data, draw_roofline),
+    "training": Plot(lambda document: loss_curves(document, WINDOW), draw_curves),
+    "products": Plot(products_data, draw_products),
+    "generation": Plot(generation_data, draw_generation),
+}
+
+
+def digest(data: Any) -> str:
+    """What an SVG says of the data that it was drawn from."""
+    return f"data {hashlib.sha256(json.dumps(data).encode()).hexdigest()[:16]}"
+
+
+def svg(name: str, data: Any) -> str:
+    """A figure as SVG: the same text for the same data and the same matplotlib."""
+    with mpl.rc_context(STYLE):
+        figure = PLOTS[name].draw(data)
+        buffer = io.StringIO()
+        metadata = {"Date": None, "Creator": None, "Description": digest(data)}
+        figure.savefig(buffer, format="svg", metadata=metadata)
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+
+
+def main() -> int:
+    """Redraw all figures; one whose data were not measured is removed. Returns the exit code."""
+    document = read_results()
+    FIGURES.mkdir(parents=True, exist_ok=True)
+    for name, plot in PLOTS.items():
+        path, data = FIGURES / f"{name}.svg", plot.data(document)
+        if data is None:
+            path.unlink(missing_ok=True)
+            sys.stderr.write(f"{name}: nothing was measured to draw it from\n")
+        else:
+            write(path, svg(name, data))
+            sys.stderr.write(f"{path.relative_to(ROOT)}: drawn\n")
+    return 0

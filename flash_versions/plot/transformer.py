@@ -1,0 +1,118 @@
+"""Figures of the transformer's own kernels and of its generation, from measured results."""
+
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from flash_versions.bench.results import Document, any_row, rate_of
+
+# Suite -> what its products are held against, and how a figure calls it.
+PRODUCTS = {
+    "gemm": ("cuBLAS", "a product"),
+    "norm gemm": ("cuBLAS alone", "a norm and a product"),
+}
+OURS, OTHERS = "#D55E00", "#666666"  # Okabe and Ito's vermilion, and grey
+MARKERS = "osD^vP"
+
+
+def products_data(document: Document) -> dict[str, dict[str, dict[str, float]]] | None:
+    """{suite: {shape: {who: rate over the library's}}}; None if nothing was measured."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in document["rows"]:
+        if row["suite"] in PRODUCTS:
+            shapes = found.setdefault(row["suite"], {})
+            shapes.setdefault(row["shape"], {})[row["version"]] = row
+    panels: dict[str, dict[str, dict[str, float]]] = {}
+    for suite, shapes in found.items():
+        base = PRODUCTS[suite][0]
+        for shape, group in shapes.items():
+            if not (other := rate_of(group, base)):
+                continue
+            row = any_row(group)
+            name = f"{shape}\n{row['M']} x {row['K']} x {row['N']}"
+            ratios = {who: rate / other for who in group if (rate := rate_of(group, who))}
+            del ratios[base]
+            panels.setdefault(suite, {})[name] = ratios
+    return panels or None
+
+
+def draw_products(panels: dict[str, dict[str, dict[str, float]]]) -> Figure:
+    """A panel for each suite: bars of the ratio for each shape, and a line at the library's."""
+    figure = Figure(figsize=(4.6 * len(panels), 3.6), layout="constrained")
+    for ax, (suite, shapes) in zip(
+        figure.subplots(1, len(panels), squeeze=False)[0], panels.items()
+    ):
+        everyone = [*dict.fromkeys(who for ratios in shapes.values() for who in ratios)]
+        height = 0.8 / len(everyone)
+        for number, who in enumerate(everyone):
+            places = [at + (number + 0.5) * height - 0.4 for at in range(len(shapes))]
+            ratios = [found.get(who, 0.0) for found in shapes.values()]
+            colour = OURS if who.startswith("ours") else OTHERS
+            bars = ax.barh(places, ratios, height * 0.9, color=colour, label=who)
+            ax.bar_label(bars, [f"{x:.2f}" if x else "" for x in ratios], padding=2, fontsize=7)
+        ax.axvline(1, color="black", linewidth=0.8)
+        ax.set_yticks(range(len(shapes)), shapes, fontsize=7)
+        ax.invert_yaxis()
+        ax.set(xlabel=f"speed, {PRODUCTS[suite][0]} = 1", xlim=(0, 1.25))
+        ax.set_title(PRODUCTS[suite][1], loc="left")
+        ax.legend(
+            frameon=False, fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=3
+        )
+    return figure
+
+
+def generation_data(document: Document) -> dict[str, Any] | None:
+    """Tokens per second by model: over the batch with a prompt of one length, and over the length
+    with one prompt; {model: {"batch" or "prompt": {who: [(x, rate)]}}}.
+    """
+    found: dict[str, dict[str, dict[str, list[tuple[int, float]]]]] = {}
+    rows = [row for row in document["rows"] if row["suite"] == "generate" and "ms_per_step" in row]
+    shortest = min((row["prompt"] for row in rows), default=0)
+    for row in rows:
+        rate = 1000 * row["batch"] / row["ms_per_step"]
+        panels = found.setdefault(row["case"], {"batch": {}, "prompt": {}})
+        if row["prompt"] == shortest:
+            points = panels["batch"].setdefault(row["contestant"], [])
+            points.append((row["batch"], rate))
+        if row["batch"] == 1:
+            points = panels["prompt"].setdefault(row["contestant"], [])
+            points.append((row["prompt"], rate))
+    for panels in found.values():
+        for lines in panels.values():
+            for points in lines.values():
+                points.sort()
+    return found or None
+
+
+def draw_generation(found: dict[str, Any]) -> Figure:
+    """Two panels: over the batch, and over the tokens before; a colour for each model."""
+    figure = Figure(figsize=(9.2, 3.8), layout="constrained")
+    titles = {"batch": "rows of a batch", "prompt": "tokens before, one row"}
+    for ax, (axis, title) in zip(figure.subplots(1, 2), titles.items()):
+        lines = {(case, who): p for case, x in found.items() for who, p in x[axis].items()}
+        draw_rates(ax, [*found], lines)
+        ax.set_title(title, loc="left")
+        ticks = sorted({x for points in lines.values() for x, _ in points})
+        ax.set_xticks(ticks, [str(x) for x in ticks])
+    axes = figure.axes
+    axes[0].set_ylabel("tokens per second, all rows")
+    axes[0].legend(frameon=False, fontsize=7)
+    return figure
+
+
+def draw_rates(ax: Axes, cases: list[str], lines: dict[tuple[str, str], Any]) -> None:
+    """A line for each model and contestant; transformers' are dashed."""
+    colours = ["#56B4E9", "#0072B2", "#D55E00", "#CC79A7", "#009E73"]
+    for (case, who), points in lines.items():
+        number = cases.index(case)
+        ax.plot(
+            *zip(*points),
+            linestyle="-" if who == "ours" else "--",
+            marker=MARKERS[number],
+            color=colours[number],
+            gid=f"{case} {who}",
+            label=f"{case}, {who}",
+        )
+    ax.set(xscale="log", yscale="log")
+    ax.minorticks_off()

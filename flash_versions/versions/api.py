@@ -1,0 +1,227 @@
+"""`attention`: check the arguments, choose a version, run it."""
+
+from typing import Literal, TypedDict, Unpack, overload
+
+import torch
+
+from flash_versions.dispatch import autograd as ops
+from flash_versions.dispatch.request import Request, Window, make_request
+from flash_versions.dispatch.version import Version
+from flash_versions.versions import fa1, fa2, fa3, fa4
+from flash_versions.versions.fp8.quantize import Fp8
+from flash_versions.versions.oracle.reference import REFERENCE, SDPA
+
+VERSIONS: dict[str, Version] = {
+    module.VERSION.name: module.VERSION for module in (fa1, fa2, fa3, fa4)
+}
+BASELINES: dict[str, Version] = {version.name: version for version in (REFERENCE, SDPA)}
+ops.VERSIONS.update(VERSIONS)
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments of `attention`, for type checkers."""
+
+    causal: bool
+    scale: float | None
+    window: Window | None
+    softcap: float | None
+    alibi_slopes: torch.Tensor | None
+    sink: torch.Tensor | None
+    dropout_p: float
+    cu_seqlens_q: torch.Tensor | None
+    cu_seqlens_k: torch.Tensor | None
+    kv_lengths: torch.Tensor | None
+    kv_starts: torch.Tensor | None
+    block_table: torch.Tensor | None
+    version: str
+    num_splits: int | None
+    precision: str | Fp8 | None
+    q_descale: torch.Tensor | None
+    k_descale: torch.Tensor | None
+    v_descale: torch.Tensor | None
+    deterministic: bool | None
+    check: bool
+
+
+@overload
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    return_lse: Literal[False] = ...,
+    **options: Unpack[Options],
+) -> torch.Tensor: ...
+
+
+@overload
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[Options],
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+@overload
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    return_lse: bool,
+    **options: Unpack[Options],
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: Window | None = None,
+    softcap: float | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    sink: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k: torch.Tensor | None = None,
+    kv_lengths: torch.Tensor | None = None,
+    kv_starts: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
+    version: str = "auto",
+    num_splits: int | None = None,
+    return_lse: bool = False,
+    precision: str | Fp8 | None = None,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
+    deterministic: bool | None = None,
+    check: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Softmax attention; `reference.attention_reference` is the specification.
+
+    Differentiable once in q, k, v and sink, through o and through the LSE. Under torch.autocast, q,
+    k and v are cast to its dtype. Works under torch.compile, torch.export and checkpointing; not
+    under torch.func's derivatives and forward-mode differentiation, for which there is
+    version="reference".
+
+    Args:
+        q: (batch, M, heads, head_dim), float32, float16 or bfloat16; or, quantised already,
+            float8_e4m3fn or float8_e5m2. Any strides, but the last dimension's must be 1.
+        k: (batch, N, kv_heads, head_dim). heads is a multiple of kv_heads: query heads h*g ..
+            h*g+g-1 use key head h.
+        v: (batch, N, kv_heads, head_dim_v).
+        causal: query i sees keys j <= i + N - M: the last query sees the last key (bottom-right
+            aligned).
+        scale: positive factor on the scores; None means head_dim ** -0.5.
+        window: (left, right), inclusive: query i sees keys i + N - M - left .. i + N - M + right;
+            None on a side means no bound. With causal, right is 0.
+        softcap: scores s become softcap * tanh(s / softcap).
+        alibi_slopes: (heads,) or (batch, heads): score (i, j) loses slope * |i + N - M - j|. No
+            gradient.
+        sink: (heads,), a logit in the denominator of every softmax, and in the LSE, that belongs
+            to no key.
+        dropout_p: probability with which an element of the softmax is dropped; those that are kept
+            count 1 / (1 - dropout_p) times. Drawn from torch's generator.
+        cu_seqlens_q: (batch + 1,) integers: sequences are packed, b has the rows cu_seqlens_q[b] ..
+            cu_seqlens_q[b+1] - 1 of q (total, heads, head_dim). Rows of no sequence see no key.
+        cu_seqlens_k: the same for k and v (total, kv_heads, dim); None, with packed k: as the
+            queries'. With block_table, its differences give lengths only.
+        kv_lengths: (batch,) integers: sequence b has only its first kv_lengths[b] keys, and causal,
+            window and ALiBi align to kv_lengths[b] in the place of N. Clamped to 0 .. N.
+        kv_starts: (batch,) integers, for inference: the keys of sequence b start in row
+            kv_starts[b] (left padding), which is position 0.
+        block_table: (batch, max_pages) integers, for inference: k and v are (pages, page_size,
+            kv_heads, dim), and key j of sequence b is row j % page_size of page block_table[b, j //
+            page_size]. Entries up to its length must be pages that exist, seen or not.
+        version: a name in VERSIONS or BASELINES, or "auto": the newest version that takes these
+            inputs.
+        num_splits: FA2's split-KV: ranges into which the keys are split; None lets the version
+            choose.
+        return_lse: also return the log-sum-exp of the scores.
+        precision: "fp8" or an `Fp8`: quantise float16 or bfloat16 inputs to 8 bits first,
+            which halves the time of the products and costs accuracy. For inference. None: as the
+            dtype says; 8-bit inputs are multiplied as they are.
+        q_descale: the scale of an 8-bit q, float32 and positive: q * q_descale is what it stands
+            for. (1,) for all of it, (batch, kv_heads) for the query heads of each key head, or
+            (batch, heads, ceil(M / 64)) for every 64 queries. None is 1.
+        k_descale: the scale of an 8-bit k: (1,), (batch, kv_heads), or (batch, kv_heads, ceil(N /
+            128)) for every 128 keys.
+        v_descale: the same of v.
+        deterministic: True: the same inputs give the same gradients to the bit, from kernels in
+            which no two programs add to one place. False: a faster kernel may add in any order,
+            where a version has one. None: as torch.use_deterministic_algorithms says when the
+            gradients are computed. The forward gives the same bits in any case.
+        check: read the values of cu_seqlens, kv_lengths, kv_starts, block_table and the scales on
+            the host and refuse what is out of range; otherwise they stay on the device, unread.
+
+    Returns:
+        o: (batch, M, heads, head_dim_v) in q's dtype, for an 8-bit q in bfloat16; 0 for a query
+        that sees no key. Packed: (total, heads, head_dim_v). With return_lse, (o, lse): lse is
+        fp32, natural log, (batch, heads, M), packed (heads, total); for a query that sees no key
+        -inf, or the sink.
+
+    Raises:
+        ValueError: an argument is malformed, or the version does not support what was asked for.
+    """
+    request = make_request(
+        q,
+        k,
+        v,
+        causal=causal,
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        sink=sink,
+        dropout_p=dropout_p,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        kv_lengths=kv_lengths,
+        kv_starts=kv_starts,
+        block_table=block_table,
+        num_splits=num_splits,
+        return_lse=return_lse,
+        precision=precision,
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
+        deterministic=deterministic,
+        check=check,
+    )
+    chosen = choose_version(version, request)
+    lse: torch.Tensor | None
+    if chosen.name in VERSIONS:
+        o, lse = ops.run(chosen, request)
+    else:
+        o, lse, _ = chosen.forward(request)
+    if cu_seqlens_q is not None:
+        o, lse = o.squeeze(0), lse if lse is None else lse.squeeze(0)
+    if not return_lse:
+        return o
+    assert lse is not None
+    return o, lse
+
+
+def choose_version(name: str, request: Request) -> Version:
+    """The version of that name, or for "auto" the newest that supports the request; ValueError if
+    there is none.
+    """
+    if name == "auto":
+        for version in reversed(VERSIONS.values()):
+            if version.unsupported(request) is None:
+                return version
+        version = next(reversed(VERSIONS.values()))
+    elif isinstance(name, str) and (name in VERSIONS or name in BASELINES):
+        version = {**VERSIONS, **BASELINES}[name]
+    else:
+        known = ", ".join(["auto", *VERSIONS, *BASELINES])
+        raise ValueError(f"version={name!r} is unknown; there are {known}.")
+    if reason := version.unsupported(request):
+        raise ValueError(reason)
+    return version

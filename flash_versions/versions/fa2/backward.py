@@ -1,0 +1,451 @@
+"""FlashAttention 2, backward: two kernels that each write what they own, over the whole GPU.
+
+What FA1 wasted. Its one program per head walks all pairs of blocks, and most of the GPU idles. And
+it reads and writes a block of dQ in memory for every pair.
+
+What changes.
+* P is recomputed from the LSE alone: P = exp(S - LSE) needs neither m nor l.
+* delta_i = rowsum(dO_i * O_i) is computed once per row, by a kernel of its own, and not once per
+  pair of blocks. A gradient of the LSE is part of it: dS = P * (dP - (delta - dLSE)).
+* dK and dV belong to a KV block: one program per KV block sums over all queries that see it, in
+  registers. dQ belongs to a query block: one program per query tile sums over all its keys. That
+  computes S and dP twice, seven products in the place of five; in return no two programs add to one
+  place: no atomics, the same bits in every run.
+* As in the forward, blocks that are visible in full need no mask; a key is seen by a range of
+  queries just as a query sees a range of keys. The query heads of a key head are rows of one tile,
+  so the sum over the group happens inside the products.
+
+    delta program:              delta = rowsum(dO * O) - dLSE
+
+    dK, dV program (KV tile):   load K, V tile
+                                for i in the query blocks that see it:
+                                    S^T = K Q_i^T          P^T = 2^(S^T - LSE_i)
+                                    dV += P^T dO_i         dP^T = V dO_i^T
+                                    dS^T = P^T * (dP^T - delta_i)
+                                    dK += dS^T Q_i
+                                store scale dK, dV
+
+    dQ program (query tile):    load Q, dO, LSE, delta tile
+                                for j in the KV blocks that it sees:
+                                    S = Q K_j^T, P, dP = dO V_j^T, dS;  dQ += dS K_j
+                                store scale dQ
+
+Source: Dao 2023, "FlashAttention-2", Algorithm 2, which adds to dQ atomically from the KV blocks;
+the second kernel in its place is what deterministic implementations do.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from flash_versions.dispatch.launch import Launcher, layout, placement
+from flash_versions.dispatch.request import Request
+from flash_versions.dispatch.version import LaunchConfig, backward_config
+from flash_versions.versions.tiles.algebra import (
+    LOG2E,
+    Window,
+    block_range,
+    blocks_of_queries,
+    first_visible,
+    last_visible,
+    mask_scores,
+)
+from flash_versions.versions.tiles.memory import (
+    Rows,
+    Sequences,
+    Tiles,
+    View,
+    cdiv,
+    find_tile,
+    load_row_values,
+    load_rows,
+    new_results,
+    store_row_values,
+    store_rows,
+)
+from flash_versions.versions.tiles.score_mods import (
+    ScoreMods,
+    add_alibi,
+    cap_scores,
+    drop,
+    place_queries,
+    uncap_gradient,
+)
+
+COUNTS = ["q_length", "kv_length", "kv_heads", "tiles"]
+# For dK and dV, block_kv is the tile and block_q what streams past; for dQ the other way round.
+MEASURED_KV = {
+    64: LaunchConfig(128, 64, num_warps=4, num_stages=2),
+    128: LaunchConfig(64, 64, num_warps=4, num_stages=2),
+    256: LaunchConfig(64, 64, num_warps=8, num_stages=2),
+}
+MEASURED_Q = {
+    64: LaunchConfig(128, 64, num_warps=4, num_stages=3),
+    128: LaunchConfig(64, 64, num_warps=4, num_stages=2),
+    256: LaunchConfig(128, 64, num_warps=8, num_stages=1),
+}
+
+
+@triton.jit
+def probabilities(s, lse, scale_log2):
+    """P = exp(S - LSE) from scores and the LSE, which broadcasts against them; 0 for a query that
+    sees no key, whose LSE is -inf, and past the last query, where it is +inf.
+    """
+    lse = tl.where(lse == float("-inf"), float("inf"), lse)
+    return tl.exp2(s * scale_log2 - lse * LOG2E)
+
+
+@triton.jit
+def fold_queries(
+    i,
+    dk,
+    dv,
+    k_tile,
+    v_tile,
+    k_pos,
+    q,
+    do,
+    lse,
+    delta,
+    sequence,
+    kv_heads,
+    rows,
+    keys,
+    window,
+    mods,
+    GROUP: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Fold query block i into (dk, dv) of a KV tile. Scores are transposed: (keys, queries)."""
+    queries = place_queries(i, sequence, kv_heads, rows, keys, window, mods, GROUP, BLOCK_Q)
+    rows = Rows(rows.batch, queries.head, rows.first, rows.length)
+    q_tile = load_rows(q, rows, queries.pos, MASKED)
+    capped = cap_scores(tl.dot(k_tile, q_tile.T, input_precision="ieee"), mods)
+    distance = (queries.pos + queries.offset)[None, :] - k_pos[:, None]
+    s = add_alibi(capped, queries.slope[None, :], distance, mods)
+    if MASKED:
+        s = mask_scores(
+            s, k_pos[:, None], queries.first_key[None, :], queries.last_key[None, :], window
+        )
+    row_lse = load_row_values(lse, rows, queries.pos, float("inf"))
+    p = probabilities(s, row_lse[None, :], mods.scale_log2)
+    do_tile = load_rows(do, rows, queries.pos, MASKED)
+    kept = drop(p, mods, queries.sequence_head[None, :], queries.pos[None, :], k_pos[:, None])
+    dv = tl.dot(kept.to(do_tile.dtype), do_tile, dv, input_precision="ieee")
+    dp = tl.dot(v_tile, do_tile.T, input_precision="ieee")
+    dp = drop(dp, mods, queries.sequence_head[None, :], queries.pos[None, :], k_pos[:, None])
+    if mods.dropout_rescale is not None:
+        dp *= mods.dropout_rescale
+    ds = p * (dp - load_row_values(delta, rows, queries.pos, 0.0)[None, :])
+    ds = uncap_gradient(ds, capped, mods)
+    dk = tl.dot(ds.to(q_tile.dtype), q_tile, dk, input_precision="ieee")
+    return dk, dv
+
+
+@triton.jit
+def fold_keys(
+    j,
+    dq,
+    q_tile,
+    do_tile,
+    row_lse,
+    row_delta,
+    queries,
+    k,
+    v,
+    keys,
+    window,
+    mods,
+    BLOCK_KV: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Fold KV block j into dq of a query tile."""
+    k_pos = j * BLOCK_KV + tl.arange(0, BLOCK_KV)
+    k_tile = load_rows(k, keys, k_pos, MASKED)
+    capped = cap_scores(tl.dot(q_tile, k_tile.T, input_precision="ieee"), mods)
+    distance = (queries.pos + queries.offset)[:, None] - k_pos[None, :]
+    s = add_alibi(capped, queries.slope[:, None], distance, mods)
+    if MASKED:
+        s = mask_scores(
+            s, k_pos[None, :], queries.first_key[:, None], queries.last_key[:, None], window
+        )
+    p = probabilities(s, row_lse[:, None], mods.scale_log2)
+    v_tile = load_rows(v, keys, k_pos, MASKED)
+    dp = tl.dot(do_tile, v_tile.T, input_precision="ieee")
+    dp = drop(dp, mods, queries.sequence_head[:, None], queries.pos[:, None], k_pos[None, :])
+    if mods.dropout_rescale is not None:
+        dp *= mods.dropout_rescale
+    ds = uncap_gradient(p * (dp - row_delta[:, None]), capped, mods)
+    return tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision="ieee")
+
+
+@triton.jit(do_not_specialize=["q_length", "heads"])
+def delta_kernel(
+    do,
+    o,
+    lse,
+    dlse,
+    delta,
+    q_length,
+    heads,
+    HAS_DLSE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program per block of rows, head and batch: delta = rowsum(dO * O) - dLSE, in fp32.
+
+    0 for a query that sees no key: its P is 0, and its dLSE may well be NaN.
+    """
+    program = tl.program_id(0)
+    blocks = tl.cdiv(q_length, BLOCK)
+    head = (program // blocks) % heads
+    rows = Rows(program // blocks // heads, head, program * 0, q_length)
+    pos = program % blocks * BLOCK + tl.arange(0, BLOCK)
+    o_tile = load_rows(o, rows, pos, MASKED=True).to(tl.float32)
+    do_tile = load_rows(do, rows, pos, MASKED=True).to(tl.float32)
+    row_delta = tl.sum(o_tile * do_tile, 1)
+    if HAS_DLSE:
+        row_delta -= load_row_values(dlse, rows, pos, 0.0)
+    sees_nothing = load_row_values(lse, rows, pos, 0.0) == float("-inf")
+    row_delta = tl.where(sees_nothing, 0.0, row_delta)
+    store_row_values(delta, rows, pos, row_delta)
+
+
+@triton.jit(do_not_specialize=COUNTS)
+def dkdv_kernel(
+    q,
+    k,
+    v,
+    do,
+    lse,
+    delta,
+    dk_out,
+    dv_out,
+    plan,
+    sequences,
+    window,
+    mods,
+    scale,
+    q_length,
+    kv_length,
+    kv_heads,
+    tiles,
+    GROUP: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_KV: tl.constexpr,
+):
+    """One program per (KV tile, key head, sequence): the first tiles, which most see, first."""
+    tile, sequence, rows, keys = find_tile(
+        tl.program_id(0), plan, sequences, q_length, kv_length, kv_heads, tiles, LAST_FIRST=False
+    )
+    if plan is not None:
+        if sequence < 0:
+            return
+    low = tile * BLOCK_KV
+    if plan is not None:
+        kv_length = keys.length
+    high = tl.minimum(low + BLOCK_KV, keys.length) - 1
+    offset = rows.length - keys.length
+    begin, full_begin, full_end, end = block_range(
+        first_visible(low, offset, window.right) * GROUP,
+        (last_visible(low, offset, window.left, rows.length) + 1) * GROUP - 1,
+        first_visible(high, offset, window.right) * GROUP,
+        (last_visible(high, offset, window.left, rows.length) + 1) * GROUP - 1,
+        BLOCK_Q,
+    )
+    if low > high:  # past the keys of this sequence: only zeros to write
+        full_begin, full_end, end = begin, begin, begin
+
+    k_pos = low + tl.arange(0, BLOCK_KV)
+    k_tile = load_rows(k, keys, k_pos, MASKED=True)
+    v_tile = load_rows(v, keys, k_pos, MASKED=True)
+    dk = tl.zeros([BLOCK_KV, k.PADDED], tl.float32)
+    dv = tl.zeros([BLOCK_KV, v.PADDED], tl.float32)
+    # Keys past the end are not masked: what they collect are rows of dk and dv that are never
+    # stored. Queries past the end are: their P is 0.
+    if window.right is not None:
+        for i in range(begin, full_begin):
+            dk, dv = fold_queries(
+                i, dk, dv, k_tile, v_tile, k_pos, q, do, lse, delta, sequence, kv_heads,
+                rows, keys, window, mods, GROUP, BLOCK_Q, MASKED=True
+            )  # fmt: skip
+    for i in range(full_begin, full_end):
+        dk, dv = fold_queries(
+            i, dk, dv, k_tile, v_tile, k_pos, q, do, lse, delta, sequence, kv_heads,
+            rows, keys, window, mods, GROUP, BLOCK_Q, MASKED=False
+        )  # fmt: skip
+    for i in range(full_end, end):
+        dk, dv = fold_queries(
+            i, dk, dv, k_tile, v_tile, k_pos, q, do, lse, delta, sequence, kv_heads,
+            rows, keys, window, mods, GROUP, BLOCK_Q, MASKED=True
+        )  # fmt: skip
+    if mods.dropout_rescale is not None:
+        dv *= mods.dropout_rescale
+    exists = (k_pos < keys.length)[:, None]
+    stored = Rows(keys.batch, keys.head, keys.first, kv_length)
+    store_rows(dk_out, stored, k_pos, tl.where(exists, dk * scale, 0.0))
+    store_rows(dv_out, stored, k_pos, tl.where(exists, dv, 0.0))
+
+
+@triton.jit(do_not_specialize=COUNTS)
+def dq_kernel(
+    q,
+    k,
+    v,
+    do,
+    lse,
+    delta,
+    dq_out,
+    plan,
+    sequences,
+    window,
+    mods,
+    scale,
+    q_length,
+    kv_length,
+    kv_heads,
+    tiles,
+    GROUP: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_KV: tl.constexpr,
+):
+    """One program per (query tile, key head, sequence), laid out as in the forward."""
+    LAST_FIRST: tl.constexpr = window.right is not None
+    tile, sequence, rows, keys = find_tile(
+        tl.program_id(0), plan, sequences, q_length, kv_length, kv_heads, tiles, LAST_FIRST
+    )
+    if plan is not None:
+        if sequence < 0:
+            return
+    queries = place_queries(tile, sequence, kv_heads, rows, keys, window, mods, GROUP, BLOCK_Q)
+    rows = Rows(rows.batch, queries.head, rows.first, rows.length)
+    begin, full_begin, full_end, end = blocks_of_queries(
+        tile, rows.length, keys.length, window, GROUP, BLOCK_Q, BLOCK_KV
+    )
+    q_tile = load_rows(q, rows, queries.pos, MASKED=True)
+    do_tile = load_rows(do, rows, queries.pos, MASKED=True)
+    row_lse = load_row_values(lse, rows, queries.pos, float("inf"))
+    row_delta = load_row_values(delta, rows, queries.pos, 0.0)
+    dq = tl.zeros([BLOCK_Q, q.PADDED], tl.float32)
+    if window.left is not None:
+        for j in range(begin, full_begin):
+            dq = fold_keys(
+                j, dq, q_tile, do_tile, row_lse, row_delta, queries, k, v, keys, window, mods,
+                BLOCK_KV, MASKED=True
+            )  # fmt: skip
+    for j in range(full_begin, full_end):
+        dq = fold_keys(
+            j, dq, q_tile, do_tile, row_lse, row_delta, queries, k, v, keys, window, mods,
+            BLOCK_KV, MASKED=False
+        )  # fmt: skip
+    for j in range(full_end, end):
+        dq = fold_keys(
+            j, dq, q_tile, do_tile, row_lse, row_delta, queries, k, v, keys, window, mods,
+            BLOCK_KV, MASKED=True
+        )  # fmt: skip
+    store_rows(dq_out, rows, queries.pos, dq * scale)
+
+
+launch_delta = Launcher(delta_kernel)
+launch_dkdv = Launcher(dkdv_kernel)
+launch_dq = Launcher(dq_kernel)
+
+
+def compute_delta(
+    key: tuple,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    do: torch.Tensor,
+    dlse: torch.Tensor | None,
+) -> torch.Tensor:
+    """delta (batch, heads, M) in fp32, see `delta_kernel`; `key` as a `Launcher` takes it."""
+    batch, q_length, heads, _ = o.shape
+    delta = torch.empty(lse.shape, dtype=torch.float32, device=lse.device)
+    block = 64
+    launch_delta(
+        key,
+        (cdiv(q_length, block) * heads * batch,),
+        (
+            View.of(do),
+            View.of(o),
+            View.of_rows(lse),
+            View.of_rows(lse if dlse is None else dlse),
+            View.of_rows(delta),
+            q_length,
+            heads,
+        ),
+        {"HAS_DLSE": dlse is not None, "BLOCK": block},
+    )
+    return delta
+
+
+def backward(
+    request: Request,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    statistics: None,
+    do: torch.Tensor,
+    dlse: torch.Tensor | None,
+    kv_config: LaunchConfig | None = None,
+    q_config: LaunchConfig | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Gradients of attention.
+
+    Args:
+        request: as in the forward.
+        o: its result (batch, M, heads, head_dim_v).
+        lse: its LSE (batch, heads, M).
+        statistics: None.
+        do: gradient of o; any strides but the last dimension's, which is 1.
+        dlse: gradient of the LSE (batch, heads, M), or None.
+        kv_config: tile sizes of the kernel for dK and dV; None chooses by shape and device.
+        q_config: tile sizes of the kernel for dQ; None chooses.
+
+    Returns:
+        dq, dk, dv like q, k, v, contiguous; dsink like the sink, or None without one.
+    """
+    q, k, v, group = request.q, request.k, request.v, request.group
+    batch, q_length, heads, _ = q.shape
+    kv_length, kv_heads = k.shape[1:3]
+    dq = new_results(q.shape, q, request.cu_seqlens_q)
+    dk, dv = (new_results(x.shape, x, request.cu_seqlens_k) for x in (k, v))
+    views = tuple(View.of(x) for x in (q, k, v, do))
+    window = Window(request.window_left, request.window_right)
+    given = (Sequences.of(request), window, ScoreMods.of(request), request.scale)
+    lengths = (q_length, kv_length, kv_heads)
+    key = (*layout(request), kv_length, *map(placement, (do, o, lse, dlse)))
+    delta = compute_delta(key, o, lse, do, dlse)
+    row_views = View.of_rows(lse), View.of_rows(delta)
+
+    config = kv_config or backward_config(request, MEASURED_KV)
+    tiles = Tiles.of_keys(request, config.block_kv)
+    launch_dkdv(
+        key,
+        (tiles.number * kv_heads * k.shape[0],),
+        (*views, *row_views, View.of(dk), View.of(dv), tiles.plan, *given, *lengths, tiles.number),
+        {"GROUP": group, "BLOCK_Q": config.block_q, "BLOCK_KV": config.block_kv},
+        config.num_warps,
+        config.num_stages,
+    )
+    config = q_config or backward_config(request, MEASURED_Q)
+    tiles = Tiles.of_queries(request, config.block_q, group)
+    launch_dq(
+        key,
+        (tiles.number * kv_heads * batch,),
+        (*views, *row_views, View.of(dq), tiles.plan, *given, *lengths, tiles.number),
+        {"GROUP": group, "BLOCK_Q": config.block_q, "BLOCK_KV": config.block_kv},
+        config.num_warps,
+        config.num_stages,
+    )
+    return dq, dk, dv, sink_gradient(request.sink, lse, delta)
+
+
+def sink_gradient(
+    sink: torch.Tensor | None, lse: torch.Tensor, delta: torch.Tensor
+) -> torch.Tensor | None:
+    """dsink (heads,): a sink is a key whose value is 0, so its dP is 0 and dS = P * (0 - delta)."""
+    if sink is None:
+        return None
+    p = torch.exp(sink[:, None].float() - lse)
+    p = torch.where(lse == float("-inf"), 0.0, p)  # no sink, or a row of no sequence
+    return -(p * delta).sum((0, 2)).to(sink.dtype)

@@ -1,0 +1,169 @@
+"""The reduction of split-KV: partial attentions over ranges of keys into one.
+
+Each split s left an accumulator acc_s = sum_j 2^(x_j - m_s) v_j over its own keys, with its maximum
+m_s and its sum l_s = sum_j 2^(x_j - m_s), scores x in log2 units. With the global maximum m = max_s
+m_s,
+
+    acc = sum_s 2^(m_s - m) acc_s          l = sum_s 2^(m_s - m) l_s          o = acc / l
+
+It is the online softmax step once more, with splits in the place of blocks. A split without a
+visible key has m_s = -inf and weighs nothing. In the loop over tiles of splits each tile is read
+once: its maxima, sums and accumulators are asked for together.
+
+Cost: each split writes and reads head_dim + 2 floats per query row, against 2 * head_dim numbers
+per key read by the attention itself; so splits pay where keys outnumber queries by far.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from flash_versions.dispatch.launch import Launcher
+from flash_versions.versions.tiles.algebra import finalise
+from flash_versions.versions.tiles.memory import (
+    Rows,
+    View,
+    load_row_values,
+    load_rows,
+    store_row_values,
+    store_rows,
+)
+
+# Change from call to call, a growing cache's with every token: no kernel of its own for each.
+COUNTS = ["num_splits", "batches", "heads", "q_length"]
+TILE = 8192  # numbers of the splits' accumulators that a program has in registers at once
+
+
+class Partials(NamedTuple):
+    """What the splits leave: fp32 views whose batch index is split * batches + batch."""
+
+    acc: View  # (splits * batches, M, heads, head_dim_v), unnormalised
+    row_max: View  # (splits * batches, heads, M), log2 units
+    row_sum: View  # (splits * batches, heads, M)
+
+    @classmethod
+    def allocate(cls, num_splits: int, o: torch.Tensor, packed: bool) -> "Partials":
+        """A workspace for num_splits partial results of o (batch, M, heads, head_dim_v). If packed,
+        rows may belong to no sequence: they have seen no key.
+        """
+        batch, q_length, heads, head_dim = o.shape
+        slots = num_splits * batch
+        acc = o.new_empty((slots, q_length, heads, head_dim), dtype=torch.float32)
+        statistics = o.new_empty((2, slots, heads, q_length), dtype=torch.float32)
+        if packed:
+            acc.zero_()
+            statistics[0].fill_(float("-inf"))
+            statistics[1].zero_()
+        return cls(View.of(acc), View.of_rows(statistics[0]), View.of_rows(statistics[1]))
+
+
+@triton.jit
+def slots_of(split, num_splits, batches, batch, head, q_pos):
+    """One query row in the slots of the splits: (Rows of length 1 each, the index to read there: 0,
+    or 1 for a split that does not exist, which is past the length).
+    """
+    slots = Rows(split * batches + batch, head, q_pos, q_pos * 0 + 1)
+    return slots, (split >= num_splits).to(tl.int32)
+
+
+@triton.jit(do_not_specialize=COUNTS)
+def combine_kernel(
+    partials,
+    o,
+    lse_out,
+    num_splits,
+    batches,
+    heads,
+    q_length,
+    BLOCK_SPLITS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """One program per query row; the splits are the rows of its tile."""
+    program = tl.program_id(0)
+    q_pos = program % q_length
+    head = (program // q_length) % heads
+    batch = program // q_length // heads
+
+    if OVERLAP:
+        gdc_launch_dependents()  # what follows may fetch its own tensors meanwhile
+        gdc_wait()
+    split = tl.arange(0, BLOCK_SPLITS)
+    maximum = tl.full([], float("-inf"), tl.float32)
+    total = tl.zeros([], tl.float32)
+    acc = tl.zeros([o.PADDED], tl.float32)
+    for first in range(0, num_splits, BLOCK_SPLITS):
+        slots, past_end = slots_of(first + split, num_splits, batches, batch, head, q_pos)
+        partial_max = load_row_values(partials.row_max, slots, past_end, float("-inf"))
+        partial_sum = load_row_values(partials.row_sum, slots, past_end, 0.0)
+        partial_acc = load_rows(partials.acc, slots, past_end, MASKED=True)
+        new_maximum = tl.maximum(maximum, tl.max(partial_max, 0))
+        pivot = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
+        weight, alpha = tl.exp2(partial_max - pivot), tl.exp2(maximum - pivot)
+        total = alpha * total + tl.sum(weight * partial_sum, 0)
+        acc = alpha * acc + tl.sum(weight[:, None] * partial_acc, 0)
+        maximum = new_maximum
+
+    # One row from here on: a tile of height 1, so that the ordinary functions finish it.
+    row = q_pos + tl.arange(0, 1)
+    row_max = tl.full([1], 0.0, tl.float32) + maximum
+    row_sum = tl.full([1], 0.0, tl.float32) + total
+    out, lse = finalise(acc[None, :], row_max, row_sum)
+    rows = Rows(batch, head, batch * 0, q_length)
+    store_rows(o, rows, row, out)
+    store_row_values(lse_out, rows, row, lse)
+
+
+class Early:
+    """A kernel that is launched while the one before it runs, and waits for it by gdc_wait."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        """The kernel on a grid."""
+        return partial(self.kernel[grid], launch_pdl=True)
+
+    def warmup(self, *args: Any, **options: Any) -> Any:
+        """Compile only."""
+        return self.kernel.warmup(*args, launch_pdl=True, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.kernel, name)
+
+
+launch_combine = Launcher(combine_kernel)
+launch_combine_early = Launcher(Early(combine_kernel))
+
+
+def combine(
+    partials: Partials,
+    key: tuple,
+    num_splits: int,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    overlap: bool = False,
+) -> None:
+    """Reduce the partial results into o (batch, M, heads, head_dim_v) and lse (batch, heads, M).
+
+    Args:
+        partials: what the splits left.
+        key: that of the forward (see `Launcher`).
+        num_splits: their number.
+        o: written.
+        lse: written.
+        overlap: launch while the splits are still being computed; their kernel must allow it.
+    """
+    batch, q_length, heads, _ = o.shape
+    out = View.of(o)
+    block_splits = min(TILE // out.PADDED.value, 1 << (num_splits - 1).bit_length())
+    launch = launch_combine_early if overlap else launch_combine
+    launch(
+        key,
+        (q_length * heads * batch,),
+        (partials, out, View.of_rows(lse), num_splits, batch, heads, q_length),
+        {"BLOCK_SPLITS": max(16, block_splits), "OVERLAP": overlap},
+    )

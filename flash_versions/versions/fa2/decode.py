@@ -1,0 +1,162 @@
+"""FlashAttention 2, forward of few queries: a copy with some arithmetic on top.
+
+What the ordinary kernel wastes here. With one tile of query rows to a key head, every key is read
+once, by one program. The time is that of reading them plus what passes before the first load leaves
+and after the last one has come: two more loops, whose instructions come from memory, too, and the
+launch of a second kernel. At 8k keys that is half of the time.
+
+What changes.
+* One loop: every block is masked. The mask costs nothing where the arithmetic waits for memory.
+* Both loads of a block are asked for before anything is computed with either.
+* Shares of the splits differ by one block at most, so that no program works while all others rest.
+* The reduction is launched as soon as every program has begun, and waits on the GPU for what they
+  write (programmatic dependent launch, from Hopper on): launching takes none of the time.
+
+    program (key head of a sequence, split):    let the reduction be launched
+                                                load Q tile
+                                                for j in this split's blocks:
+                                                    load K_j and V_j
+                                                    fold them with the mask
+                                                store O, LSE (one split) or acc, m, l (several)
+
+Cost. What a multiprocessor has under way must cover the time that memory takes to answer: 128 KiB,
+as one program with large tiles or as two or three with small ones. Where thousands of short
+sequences wait, as in rollouts, a program's beginning and end take as long as its blocks: then it is
+five with one block under way each, and some read while others begin.
+
+Sources. Flash-Decoding (Dao, Haziza, Massa, Sizov 2023). Programmatic dependent launch: NVIDIA,
+CUDA C++ Programming Guide.
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
+
+from flash_versions.dispatch.launch import Launcher
+from flash_versions.versions.tiles.algebra import (
+    blocks_of_queries,
+    finalise,
+    mask_scores,
+    softmax_step,
+)
+from flash_versions.versions.tiles.memory import (
+    Rows,
+    key_rows,
+    load_rows,
+    query_rows,
+    rows_in_pages,
+    store_row_values,
+    store_rows,
+)
+from flash_versions.versions.tiles.score_mods import (
+    add_alibi,
+    cap_scores,
+    drop,
+    place_queries,
+    sink_state,
+)
+
+# Change from call to call, a growing cache's with every token: no kernel of its own for each.
+COUNTS = ["q_length", "kv_length", "slots", "kv_heads", "num_splits"]
+
+
+@triton.jit
+def fold_block(
+    j,
+    acc,
+    row_max,
+    row_sum,
+    q_tile,
+    queries,
+    k,
+    v,
+    sequences,
+    keys,
+    window,
+    mods,
+    BLOCK_KV: tl.constexpr,
+):
+    """Fold KV block j into the state: (acc, row_max, row_sum)."""
+    k_pos = j * BLOCK_KV + tl.arange(0, BLOCK_KV)
+    keys = rows_in_pages(sequences, keys, k_pos)
+    k_tile = load_rows(k, keys, k_pos, MASKED=True)
+    v_tile = load_rows(v, keys, k_pos, MASKED=True)
+    s = cap_scores(tl.dot(q_tile, k_tile.T), mods)
+    distance = (queries.pos + queries.offset)[:, None] - k_pos[None, :]
+    s = add_alibi(s, queries.slope[:, None], distance, mods)
+    s = mask_scores(
+        s, k_pos[None, :], queries.first_key[:, None], queries.last_key[:, None], window
+    )
+    p, row_max, row_sum, alpha = softmax_step(s, row_max, row_sum, mods.scale_log2)
+    p = drop(p, mods, queries.sequence_head[:, None], queries.pos[:, None], k_pos[None, :])
+    acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None])
+    return acc, row_max, row_sum
+
+
+@triton.jit
+def share_of(split, num_splits, begin, end):
+    """The blocks of one split, [begin, end), of those of all: shares differ by one at most."""
+    share, longer = (end - begin) // num_splits, (end - begin) % num_splits
+    begin += split * share + tl.minimum(split, longer)
+    return begin, begin + share + (split < longer).to(tl.int32)
+
+
+@triton.jit(do_not_specialize=COUNTS)
+def decode_kernel(
+    q,
+    k,
+    v,
+    o,
+    lse_out,
+    partials,
+    sequences,
+    window,
+    mods,
+    q_length,
+    kv_length,
+    slots,
+    kv_heads,
+    num_splits,
+    GROUP: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_KV: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """One program per (key head, sequence) and split; its tile has all query rows of the head."""
+    if OVERLAP:
+        gdc_launch_dependents()
+    head, sequence = tl.program_id(0) % kv_heads, tl.program_id(0) // kv_heads
+    split = tl.program_id(1)
+    rows = query_rows(sequences, sequence, head, q_length)
+    keys = key_rows(sequences, sequence, head, kv_length)
+    queries = place_queries(0, sequence, kv_heads, rows, keys, window, mods, GROUP, BLOCK_Q)
+    rows = Rows(rows.batch, queries.head, rows.first, rows.length)
+    begin, _, _, end = blocks_of_queries(
+        0, rows.length, keys.length, window, GROUP, BLOCK_Q, BLOCK_KV
+    )
+    begin, end = share_of(split, num_splits, begin, end)
+
+    q_tile = load_rows(q, rows, queries.pos, MASKED=True)
+    acc = tl.zeros([BLOCK_Q, v.PADDED], tl.float32)
+    row_max = tl.full([BLOCK_Q], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BLOCK_Q], tl.float32)
+    row_max, row_sum = sink_state(row_max, row_sum, mods, rows.head, split == 0)
+    for j in range(begin, end):
+        acc, row_max, row_sum = fold_block(
+            j, acc, row_max, row_sum, q_tile, queries, k, v, sequences, keys, window, mods, BLOCK_KV
+        )
+    if mods.dropout_rescale is not None:
+        acc *= mods.dropout_rescale
+    if SPLIT:
+        slot = Rows(split * slots + rows.batch, rows.head, rows.first, rows.length)
+        store_rows(partials.acc, slot, queries.pos, acc)
+        store_row_values(partials.row_max, slot, queries.pos, row_max)
+        store_row_values(partials.row_sum, slot, queries.pos, row_sum)
+    else:
+        out, lse = finalise(acc, row_max, row_sum)
+        store_rows(o, rows, queries.pos, out)
+        store_row_values(lse_out, rows, queries.pos, lse)
+
+
+launch_decode = Launcher(decode_kernel)

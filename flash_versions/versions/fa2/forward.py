@@ -1,0 +1,405 @@
+"""FlashAttention 2, forward: spend the time on the tensor cores, and fill the GPU.
+
+What FA1 wasted. It rescales o twice per KV block, masks every block although few are cut by the
+diagonal, and multiplies each exponent by log2(e) because the hardware computes 2^x: work for the
+ordinary FP units, which on an A100 are 16 times slower than the tensor cores. And with one query
+and a long cache there is one program per head: most of the GPU idles while a few walk the keys.
+
+What changes.
+* Normalise once, at the end: the loop carries an unnormalised accumulator, and one rescale of it
+  by alpha = 2^(m - m_new) per block remains.
+* Stay in the log2 domain: log2(e) goes into the scale, so p = 2^(s * scale_log2 - m) is one FMA and
+  one exp2.
+* Two loops, and a third with a sliding window: blocks that every query of the tile sees in full
+  need no mask; only those at the edges pay for it.
+* Causal tiles start with the last queries, which see the most keys: what ends last began first.
+* The query heads that share a key head become rows of one tile, so that K and V are read once per
+  key head.
+* Split-KV: a second grid axis over ranges of KV blocks. Each program writes its accumulator,
+  maximum and sum to a workspace and `combine.py` reduces them. One split is the ordinary kernel; as
+  many splits as KV blocks is one program per block of S, and the inner loop is gone. Where all rows
+  of a key head are one small tile, `decode.py` has the same kernel with one loop.
+
+    program (tile, split):      load Q tile
+                                for j in this split's blocks that the window cuts on the left:
+                                    fold K_j, V_j with the mask
+                                for j in this split's blocks that are visible in full:
+                                    fold K_j, V_j
+                                for j in this split's blocks that are cut on the right:
+                                    fold K_j, V_j with the mask
+                                store O, LSE (one split) or acc, m, l (several)
+
+Sources. The deferred normalisation, the loops and the grid over query blocks: Dao 2023,
+"FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning", Algorithm 1. Not
+in that paper: splitting the keys is Flash-Decoding (Dao, Haziza, Massa, Sizov 2023), which
+FlashAttention 2.2 took in; log2 units, the order of causal tiles and packing the query heads of a
+key head are from the code of FlashAttention and its successors.
+"""
+
+from dataclasses import replace
+
+import torch
+import triton
+import triton.language as tl
+
+from flash_versions.dispatch.launch import Launcher, layout
+from flash_versions.dispatch.request import Request
+from flash_versions.dispatch.version import (
+    LaunchConfig,
+    default_config,
+    launches_overlap,
+    num_multiprocessors,
+    shared_memory_limit,
+)
+from flash_versions.versions.fa2.combine import Partials, combine
+from flash_versions.versions.fa2.decode import launch_decode
+from flash_versions.versions.tiles.algebra import (
+    Window,
+    blocks_of_queries,
+    finalise,
+    mask_scores,
+    softmax_step,
+)
+from flash_versions.versions.tiles.memory import (
+    Rows,
+    Sequences,
+    Tiles,
+    View,
+    cdiv,
+    find_tile,
+    load_rows,
+    new_results,
+    padded_head_dim,
+    rows_in_pages,
+    store_row_values,
+    store_rows,
+)
+from flash_versions.versions.tiles.score_mods import (
+    ScoreMods,
+    add_alibi,
+    cap_scores,
+    drop,
+    place_queries,
+    sink_state,
+)
+
+# Change from call to call, a growing cache's with every token: no kernel of its own for each.
+COUNTS = ["q_length", "kv_length", "slots", "kv_heads", "tiles", "num_splits"]
+MAX_SPLITS = 65_535  # the second axis of a CUDA grid
+DECODING_ROWS = 32  # query rows of a key head that are one tile of `decode.py` at most
+WORTH_SPLITTING = 4  # KV blocks; a reduction takes as long as a few of them
+READ_AT_ONCE = 16  # splits of a decoding step, which its reduction reads in one tile
+FULL = 0.8  # programs for each multiprocessor, from which on the GPU counts as full
+MEASURED = {
+    64: LaunchConfig(128, 64, num_warps=8, num_stages=3),
+    128: LaunchConfig(128, 128, num_warps=8, num_stages=3),
+    256: LaunchConfig(128, 64, num_warps=8, num_stages=2),
+}
+# The fastest in decoding on an H200, at head_dim 128: for one program on each multiprocessor, for
+# up to three (as with splits), and for more.
+WHOLE = LaunchConfig(16, 128, num_warps=8, num_stages=3)
+SHARED = LaunchConfig(16, 64, num_warps=4, num_stages=3)
+CROWDED = LaunchConfig(16, 64, num_warps=4, num_stages=2)
+
+
+@triton.jit
+def fold_block(
+    j,
+    acc,
+    row_max,
+    row_sum,
+    q_tile,
+    queries,
+    k,
+    v,
+    sequences,
+    keys,
+    window,
+    mods,
+    BLOCK_KV: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Fold KV block j into the state: (acc, row_max, row_sum)."""
+    k_pos = j * BLOCK_KV + tl.arange(0, BLOCK_KV)
+    keys = rows_in_pages(sequences, keys, k_pos)
+    k_tile = load_rows(k, keys, k_pos, MASKED)
+    s = cap_scores(tl.dot(q_tile, k_tile.T, input_precision="ieee"), mods)
+    distance = (queries.pos + queries.offset)[:, None] - k_pos[None, :]
+    s = add_alibi(s, queries.slope[:, None], distance, mods)
+    if MASKED:
+        s = mask_scores(
+            s, k_pos[None, :], queries.first_key[:, None], queries.last_key[:, None], window
+        )
+    p, row_max, row_sum, alpha = softmax_step(s, row_max, row_sum, mods.scale_log2)
+    p = drop(p, mods, queries.sequence_head[:, None], queries.pos[:, None], k_pos[None, :])
+    v_tile = load_rows(v, keys, k_pos, MASKED)
+    acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision="ieee")
+    return acc, row_max, row_sum
+
+
+@triton.jit
+def attend(
+    acc,
+    row_max,
+    row_sum,
+    q_tile,
+    queries,
+    k,
+    v,
+    sequences,
+    keys,
+    window,
+    mods,
+    begin,
+    full_begin,
+    full_end,
+    end,
+    BLOCK_KV: tl.constexpr,
+):
+    """Fold KV blocks [begin, end) into the state of a query tile: (acc, row_max, row_sum).
+
+    Blocks outside [full_begin, full_end) are masked.
+    """
+    if window.left is not None:
+        for j in range(begin, full_begin):
+            acc, row_max, row_sum = fold_block(
+                j, acc, row_max, row_sum, q_tile, queries, k, v, sequences, keys, window, mods,
+                BLOCK_KV, MASKED=True
+            )  # fmt: skip
+    for j in range(full_begin, full_end):
+        acc, row_max, row_sum = fold_block(
+            j, acc, row_max, row_sum, q_tile, queries, k, v, sequences, keys, window, mods,
+            BLOCK_KV, MASKED=False
+        )  # fmt: skip
+    for j in range(full_end, end):
+        acc, row_max, row_sum = fold_block(
+            j, acc, row_max, row_sum, q_tile, queries, k, v, sequences, keys, window, mods,
+            BLOCK_KV, MASKED=True
+        )  # fmt: skip
+    return acc, row_max, row_sum
+
+
+@triton.jit
+def forward_tile(
+    tile,
+    split,
+    sequence,
+    rows,
+    keys,
+    q,
+    k,
+    v,
+    o,
+    lse_out,
+    partials,
+    sequences,
+    window,
+    mods,
+    slots,
+    kv_heads,
+    num_splits,
+    GROUP: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_KV: tl.constexpr,
+):
+    """Compute and store one split of a tile, whose rows and keys are those of a key head."""
+    queries = place_queries(tile, sequence, kv_heads, rows, keys, window, mods, GROUP, BLOCK_Q)
+    rows = Rows(rows.batch, queries.head, rows.first, rows.length)
+    begin, full_begin, full_end, end = blocks_of_queries(
+        tile, rows.length, keys.length, window, GROUP, BLOCK_Q, BLOCK_KV
+    )
+    blocks_per_split = tl.cdiv(end - begin, num_splits)
+    begin = begin + split * blocks_per_split
+    end = tl.minimum(begin + blocks_per_split, end)
+    full_begin = tl.minimum(tl.maximum(full_begin, begin), end)
+    full_end = tl.maximum(tl.minimum(full_end, end), full_begin)
+
+    q_tile = load_rows(q, rows, queries.pos, MASKED=True)
+    acc = tl.zeros([BLOCK_Q, v.PADDED], tl.float32)
+    row_max = tl.full([BLOCK_Q], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BLOCK_Q], tl.float32)
+    row_max, row_sum = sink_state(row_max, row_sum, mods, rows.head, split == 0)
+    acc, row_max, row_sum = attend(
+        acc, row_max, row_sum, q_tile, queries, k, v, sequences, keys, window, mods,
+        begin, full_begin, full_end, end, BLOCK_KV
+    )  # fmt: skip
+    if mods.dropout_rescale is not None:
+        acc *= mods.dropout_rescale
+    if SPLIT:
+        slot = Rows(split * slots + rows.batch, rows.head, rows.first, rows.length)
+        store_rows(partials.acc, slot, queries.pos, acc)
+        store_row_values(partials.row_max, slot, queries.pos, row_max)
+        store_row_values(partials.row_sum, slot, queries.pos, row_sum)
+    else:
+        out, lse = finalise(acc, row_max, row_sum)
+        store_rows(o, rows, queries.pos, out)
+        store_row_values(lse_out, rows, queries.pos, lse)
+
+
+@triton.jit(do_not_specialize=COUNTS)
+def forward_kernel(
+    q,
+    k,
+    v,
+    o,
+    lse_out,
+    partials,
+    plan,
+    sequences,
+    window,
+    mods,
+    q_length,
+    kv_length,
+    slots,
+    kv_heads,
+    tiles,
+    num_splits,
+    GROUP: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_KV: tl.constexpr,
+):
+    """One program per (query tile, key head, sequence) and split."""
+    LAST_FIRST: tl.constexpr = window.right is not None  # the last queries see the most keys
+    tile, sequence, rows, keys = find_tile(
+        tl.program_id(0), plan, sequences, q_length, kv_length, kv_heads, tiles, LAST_FIRST
+    )
+    split = tl.program_id(1)
+    if plan is not None:
+        if sequence < 0:
+            return
+    forward_tile(
+        tile, split, sequence, rows, keys, q, k, v, o, lse_out, partials, sequences, window, mods,
+        slots, kv_heads, num_splits, GROUP, SPLIT, BLOCK_Q, BLOCK_KV
+    )  # fmt: skip
+
+
+launch_forward = Launcher(forward_kernel)
+
+
+def choose_num_splits(programs: int, n_blocks: int, multiprocessors: int) -> int:
+    """How many KV splits fill the GPU: 1 if it is full, else two programs per multiprocessor.
+
+    Args:
+        programs: programs of the unsplit kernel.
+        n_blocks: KV blocks that there are to share out; a split gets at least four, or the
+            reduction costs more.
+        multiprocessors: of the device; 1 on the CPU, where splitting gains nothing.
+    """
+    if programs == 0 or programs >= FULL * multiprocessors:
+        return 1
+    return max(1, min(2 * multiprocessors // programs, n_blocks // 4))
+
+
+def splits_of(request: Request, programs: int, block_kv: int, at_once: int = 1) -> int:
+    """How many KV splits a request gets, if so many programs do the work of one split.
+
+    Args:
+        request: its num_splits, if it has one, is what it gets.
+        programs: see `choose_num_splits`.
+        block_kv: keys of a block.
+        at_once: so many cost the reduction no more than two do, so a split may be a single block,
+            as far as the GPU is not full.
+    """
+    n_blocks = max(1, cdiv(request.max_kv_length, block_kv))
+    if request.window_left is not None and request.window_right is not None:
+        seen = request.window_left + request.window_right + request.q.shape[1]
+        n_blocks = min(n_blocks, cdiv(max(seen, 0), block_kv) + 1)
+    num_splits = request.num_splits
+    if num_splits is None:
+        multiprocessors = num_multiprocessors(request.q.device)
+        num_splits = choose_num_splits(programs, n_blocks, multiprocessors)
+        if n_blocks >= WORTH_SPLITTING and 0 < programs < FULL * multiprocessors:
+            num_splits = max(num_splits, min(at_once, 2 * multiprocessors // programs))
+    return min(num_splits, n_blocks, MAX_SPLITS)
+
+
+def decodes(request: Request) -> bool:
+    """Whether the query rows of a key head are one small tile, for `decode.py`. In fp32 its large
+    tiles would not fit the registers.
+    """
+    rows = request.q.shape[1] * request.group
+    alike = request.cu_seqlens_q is None
+    return alike and rows <= DECODING_ROWS and request.q.dtype != torch.float32
+
+
+def decoding_config(request: Request, programs: int) -> LaunchConfig:
+    """Tile sizes for decoding, where so many programs do the work of one split: as many bytes under
+    way whatever the head dim, or as fit.
+    """
+    q = request.q
+    head_dim = padded_head_dim(max(q.shape[3], request.v.shape[3]))
+    for_each = programs / num_multiprocessors(q.device)
+    config = CROWDED if for_each > 3 else WHOLE if FULL <= for_each <= 1 else SHARED
+    rows = q.shape[1] * request.group
+    config = replace(
+        config,
+        block_q=max(16, 1 << (rows - 1).bit_length()),
+        num_stages=max(2, 1 + (config.num_stages - 1) * 128 // max(64, head_dim)),
+    )
+    return config.fitted(head_dim, q.element_size(), shared_memory_limit(q.device))
+
+
+def forward(
+    request: Request, config: LaunchConfig | None = None
+) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """Attention and its LSE, of everything that a request can ask for.
+
+    Args:
+        request: see `Request`. num_splits: at most one split per KV block and MAX_SPLITS; None
+            chooses by occupancy.
+        config: tile sizes; None chooses by shape and device.
+
+    Returns:
+        o (batch, M, heads, head_dim_v), contiguous, in q's dtype; lse natural log, fp32 (batch,
+        heads, M); no further statistics.
+    """
+    q, k, v, group = request.q, request.k, request.v, request.group
+    batch, q_length, heads, _ = q.shape
+    kv_heads = heads // group
+    if few_rows := decodes(request):
+        programs = kv_heads * batch
+        config = config or decoding_config(request, programs)
+    else:
+        config = config or default_config(q_length * group, request, MEASURED)
+        tiles = Tiles.of_queries(request, config.block_q, group)
+        programs = tiles.number * kv_heads * batch  # packed: a batch of one
+    num_splits = splits_of(request, programs, config.block_kv, READ_AT_ONCE if few_rows else 1)
+
+    o = new_results((*q.shape[:3], v.shape[3]), q, request.cu_seqlens_q)
+    lse = torch.empty((batch, heads, q_length), dtype=torch.float32, device=q.device)
+    if request.cu_seqlens_q is not None:
+        lse.fill_(float("-inf"))
+    partials = None
+    if num_splits > 1:
+        partials = Partials.allocate(num_splits, o, request.cu_seqlens_q is not None)
+    overlap = few_rows and num_splits > 1 and launches_overlap(q.device)
+    key = (*layout(request), num_splits)
+    tensors = (View.of(q), View.of(k), View.of(v), View.of(o), View.of_rows(lse), partials)
+    about = (
+        Sequences.of(request),
+        Window(request.window_left, request.window_right),
+        ScoreMods.of(request),
+        q_length,
+        request.max_kv_length,
+        batch,
+        kv_heads,
+    )
+    constants = {
+        "GROUP": group,
+        "SPLIT": partials is not None,
+        "BLOCK_Q": config.block_q,
+        "BLOCK_KV": config.block_kv,
+    }
+    compiler = config.num_warps, config.num_stages
+    grid = (programs, num_splits)
+    if few_rows:
+        constants["OVERLAP"] = overlap
+        launch_decode(key, grid, (*tensors, *about, num_splits), constants, *compiler)
+    else:
+        arguments = (*tensors, tiles.plan, *about, tiles.number, num_splits)
+        launch_forward(key, grid, arguments, constants, *compiler)
+    if partials is not None:
+        combine(partials, key, num_splits, o, lse, overlap)
+    return o, lse, None

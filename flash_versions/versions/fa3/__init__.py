@@ -1,0 +1,114 @@
+"""FlashAttention 3: asynchronous copies and products, in a grid that stays on the GPU."""
+
+from functools import partial
+
+import torch
+
+from flash_versions.dispatch.launch import remembered
+from flash_versions.dispatch.request import Request
+from flash_versions.dispatch.version import (
+    Backward,
+    Forward,
+    ForwardQuantized,
+    Version,
+    kernel_limits,
+)
+from flash_versions.versions.fa2 import backward as packing_backward
+from flash_versions.versions.fa2 import forward as packing
+from flash_versions.versions.fa3 import ablation, backward, forward
+from flash_versions.versions.fa3.fp8 import forward as forward_fp8
+from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
+from flash_versions.versions.fa3.hopper import forward as forward_hopper
+from flash_versions.versions.fa3.hopper.backward import kernel as backward_hopper
+from flash_versions.versions.fa3.hopper.config import default_config
+from flash_versions.versions.fp8.quantize import Quantized, prepare
+from flash_versions.versions.tiles.tma import undescribable
+
+
+def serve(request: Request) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """The forward of the first kernel that is made for a request."""
+    if request.precision is not None:
+        return serve_fp8(request, forward_quantized)
+    return choose_forward(request)(request)
+
+
+@remembered
+def choose_forward(request: Request) -> Forward:
+    """FA2's for what boxes do not reach and for decoding, which waits for memory, not for what FA3
+    makes faster; on Hopper the explicit one, for all that it takes; else the portable one.
+    """
+    if forward.unsupported(request) is not None:
+        return packing.forward
+    if forward_hopper.unsupported(request) is not None:
+        return forward.forward
+    plan = forward_hopper.make_plan(request, default_config(request), request.q.dtype)
+    return partial(forward_hopper.launch, plan)
+
+
+def serve_backward(
+    request: Request,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    statistics: None,
+    do: torch.Tensor,
+    dlse: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """The backward of the first kernel that is made for a request, chosen as the forward's."""
+    return choose_backward(request)(request, o, lse, statistics, do, dlse)
+
+
+@remembered
+def choose_backward(request: Request) -> Backward:
+    """As for the forward: the explicit one, the portable one or FA2's."""
+    if (backward.without_boxes(request) or backward_hopper.unsupported(request)) is None:
+        return partial(backward_hopper.launch, backward_hopper.make_plan(request))
+    if backward.unsupported(request) is None:
+        return backward.backward
+    return packing_backward.backward
+
+
+def serve_fp8(
+    request: Request, kernel: ForwardQuantized
+) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """The forward in FP8, of tensors of either kind, by a kernel for quantised ones."""
+    if request.k.shape[1] == 0:  # nothing to quantise
+        exact = request._replace(precision=None, q_descale=None, k_descale=None, v_descale=None)
+        q, k, v = (x.to(request.out_dtype) for x in (request.q, request.k, request.v))
+        return packing.forward(exact._replace(q=q, k=k, v=v))
+    quantized = prepare(request)
+    q, k = (
+        x if undescribable(name, x) is None else x.clone(memory_format=torch.contiguous_format)
+        for name, x in (("q", quantized.q), ("k", quantized.k))
+    )
+    return kernel(request, quantized._replace(q=q, k=k))
+
+
+def forward_quantized(
+    request: Request, quantized: Quantized
+) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """The forward of quantised tensors, by the first kernel that is made for a request."""
+    if forward_fp8_hopper.unsupported(request) is None:
+        return forward_fp8_hopper.forward(request, quantized)
+    return forward_fp8.forward(request, quantized)
+
+
+def limits(request: Request) -> str | None:
+    """What FA3 cannot serve."""
+    if request.precision is not None:
+        return forward_fp8.limits(request)
+    return kernel_limits(request)
+
+
+VERSION = Version(
+    name="fa3",
+    title="FlashAttention 3",
+    wasted="tensor cores that wait for loads and for the softmax",
+    idea="asynchronous copies and products: some warps only load, others compute in turns",
+    source="Shah et al. 2024, arXiv:2407.08608",
+    forward=serve,
+    limits=limits,
+    backward=serve_backward,
+    variants=ablation.VARIANTS,
+    forward_quantized=forward_quantized,
+    fp8_variants=ablation.FP8_VARIANTS,
+)

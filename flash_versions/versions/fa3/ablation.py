@@ -1,0 +1,63 @@
+"""What each idea of FA3 is worth: its forward with one thing changed, for the benchmark."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from flash_versions.dispatch.request import Request
+from flash_versions.dispatch.version import Forward, ForwardQuantized
+from flash_versions.versions.fa3 import forward
+from flash_versions.versions.fa3.fp8 import forward as forward_fp8
+from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
+from flash_versions.versions.fa3.hopper import forward as forward_hopper
+from flash_versions.versions.fa3.hopper.config import default_config, fp8_config
+from flash_versions.versions.fp8.quantize import Quantized
+
+# Of the kernel for Hopper, see `HopperConfig`.
+SWITCHES: Mapping[str, dict[str, Any]] = {
+    "no overlap": {"overlap": False},
+    "no ping-pong": {"ping_pong": False},
+    "neither": {"overlap": False, "ping_pong": False},
+    "late wait": {"late_wait": True},
+    "one Q buffer": {"q_stages": 1},
+    "grid": {"scheduler": "grid"},
+    "static": {"scheduler": "static"},
+    "dynamic": {"scheduler": "dynamic"},
+}
+
+
+def varied(request: Request, **switches: Any) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """The forward of the kernel for Hopper with some switches of its configuration turned.
+
+    Raises:
+        ValueError: this kernel does not serve the request.
+    """
+    if reason := forward.unsupported(request) or forward_hopper.unsupported(request):
+        raise ValueError(reason)
+    return forward_hopper.forward(request, replace(default_config(request), **switches))
+
+
+def varied_fp8(
+    request: Request, quantized: Quantized, **switches: Any
+) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """The same in FP8."""
+    if reason := forward_fp8_hopper.unsupported(request):
+        raise ValueError(reason)
+    config = replace(fp8_config(request), **switches)
+    return forward_fp8_hopper.forward(request, quantized, config)
+
+
+VARIANTS: Mapping[str, Forward] = {
+    "portable": forward.forward,
+    "portable, persistent": partial(forward.forward, persistent=True),
+    **{name: partial(varied, **switches) for name, switches in SWITCHES.items()},
+}
+FP8_VARIANTS: Mapping[str, ForwardQuantized] = {
+    "portable": forward_fp8.forward,
+    "no overlap": partial(varied_fp8, overlap=False),
+    "ping-pong": partial(varied_fp8, ping_pong=True),
+    "late wait": partial(varied_fp8, late_wait=True),
+}

@@ -1,0 +1,398 @@
+"""FlashAttention 3, forward, portable: let the hardware fetch boxes, heaviest tiles first.
+
+What FA2 wasted. Every thread computes addresses, masks and copies for its share of each tile of K
+and V: registers and issue slots that the softmax wants, too. And the tiles of a causal mask differ
+in work: those of one head after the other leave heavy ones for the end, when the GPU is almost
+empty.
+
+What changes.
+* Tensor descriptors in the place of pointers: a descriptor says once where a (batch, head, row,
+  dim) tensor lies, and one thread asks for a box of it. Hopper's Tensor Memory Accelerator (TMA)
+  computes the addresses, fetches the box into shared memory and reads 0 outside of the tensor: no
+  mask, no register.
+* The loop over KV blocks is pipelined `num_stages` deep: boxes of the next blocks are on their way
+  while the tensor cores, which on Hopper read K and V from shared memory, work on this one.
+* Heavy tiles first, over several heads: under a causal mask the last tiles of all heads of a
+  section come before the others, so that what is left for the end is light. A section is as many
+  heads as have keys and values in the L2 cache.
+* A persistent grid, on request: as many programs as the GPU holds at once, each of which walks over
+  tiles. The explicit kernel gains by it, since its producer is at the next tile while this one is
+  finished. Here nothing overlaps, and the hardware deals tiles to programs better than a fixed walk
+  does: with a causal mask it costs a tenth (docs/log.md), so every tile has its own program.
+* A box holds rows of one head, so a tile does, too: query heads are no longer packed. Their keys
+  come from the L2 cache; decoding, where packing pays, stays with FA2, and so do splits.
+
+    program p of n:     for number in p, p + n, p + 2n, ...:        n tiles: one each
+                            tile = the number-th heaviest
+                            load Q box
+                            for j in the blocks that it sees:       in flight: boxes j + 1, j + 2
+                                fold K_j, V_j
+                            store O, LSE
+
+Cost. K and V are fetched once per query head and tile, not once per group. Shared memory holds the
+Q tile and `num_stages` tiles of K and of V.
+
+Sources. Shah, Bikshandi, Zhang, Thakkar, Ramani, Dao 2024, "FlashAttention-3: Fast and Accurate
+Attention with Asynchrony and Low-precision", section 3. This is the part of it that needs no warp
+specialisation: the paper's producer warps, its ping-pong between warpgroups and its overlap of
+products and softmax inside of one are `forward_hopper.py`'s. The persistent grid and the order of
+tiles are from the code of FlashAttention 3.
+"""
+
+from dataclasses import replace
+
+import torch
+import triton
+import triton.language as tl
+
+from flash_versions.dispatch.launch import Launcher, layout
+from flash_versions.dispatch.request import Request
+from flash_versions.dispatch.version import (
+    UNLIMITED,
+    LaunchConfig,
+    compute_capability,
+    default_config,
+    num_multiprocessors,
+    shared_memory_limit,
+)
+from flash_versions.versions.fa2.forward import splits_of
+from flash_versions.versions.tiles.algebra import (
+    Window,
+    blocks_of_queries,
+    finalise,
+    mask_scores,
+    softmax_step,
+)
+from flash_versions.versions.tiles.memory import (
+    Rows,
+    Sequences,
+    Tiles,
+    View,
+    cdiv,
+    find_tile,
+    new_results,
+    store_row_values,
+    store_rows,
+)
+from flash_versions.versions.tiles.score_mods import (
+    ScoreMods,
+    add_alibi,
+    cap_scores,
+    drop,
+    place_queries,
+    sink_state,
+)
+from flash_versions.versions.tiles.tma import describe, undescribable
+
+# Change from call to call, a growing cache's with every token: no kernel of its own for each.
+COUNTS = ["q_length", "kv_length", "heads", "tiles", "total", "section"]
+FEW_ROWS = 64  # fewer query rows than a tensor core of Hopper multiplies at once are decoding
+RESIDENT_WARPS = 8  # of this kernel on a multiprocessor: with up to 255 registers a thread
+L2_BYTES = 32 * 2**20  # of keys and values that stay in the L2 cache while their tiles are computed
+MAX_SECTION = 64  # heads; of more, the first tiles would read all keys from memory at once
+MEASURED = {
+    64: LaunchConfig(64, 64, num_warps=4, num_stages=3),
+    128: LaunchConfig(64, 64, num_warps=4, num_stages=3),
+    256: LaunchConfig(128, 64, num_warps=8, num_stages=2),
+}
+
+
+@triton.jit
+def load_rows(desc, rows, index):
+    """Rows index, index + 1, ... as a tile; past the ends of the tensor they read as 0, past the
+    sequence's own end as whatever lies there.
+    """
+    box = desc.load([rows.batch, rows.head, rows.first + index, 0])
+    return box.reshape(box.shape[2], box.shape[3])
+
+
+@triton.jit
+def fold_block(
+    j,
+    acc,
+    row_max,
+    row_sum,
+    q_tile,
+    queries,
+    k,
+    v,
+    sequences,
+    keys,
+    window,
+    mods,
+    BLOCK_KV: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Fold KV block j into the state: (acc, row_max, row_sum)."""
+    k_pos = j * BLOCK_KV + tl.arange(0, BLOCK_KV)
+    k_tile = load_rows(k, keys, j * BLOCK_KV)
+    s = cap_scores(tl.dot(q_tile, k_tile.T, input_precision="ieee"), mods)
+    distance = (queries.pos + queries.offset)[:, None] - k_pos[None, :]
+    s = add_alibi(s, queries.slope[:, None], distance, mods)
+    if MASKED:
+        s = mask_scores(
+            s, k_pos[None, :], queries.first_key[:, None], queries.last_key[:, None], window
+        )
+    p, row_max, row_sum, alpha = softmax_step(s, row_max, row_sum, mods.scale_log2)
+    p = drop(p, mods, queries.sequence_head[:, None], queries.pos[:, None], k_pos[None, :])
+    v_tile = load_rows(v, keys, j * BLOCK_KV)
+    if MASKED:
+        if sequences.cu_seqlens_k is not None or sequences.kv_lengths is not None:
+            # What follows the sequence in the tensor may be NaN, and 0 * NaN is NaN.
+            v_tile = tl.where((k_pos < keys.length)[:, None], v_tile, 0.0)
+    acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision="ieee")
+    return acc, row_max, row_sum
+
+
+@triton.jit
+def attend(
+    acc,
+    row_max,
+    row_sum,
+    q_tile,
+    queries,
+    k,
+    v,
+    sequences,
+    keys,
+    window,
+    mods,
+    begin,
+    full_begin,
+    full_end,
+    end,
+    BLOCK_KV: tl.constexpr,
+):
+    """Fold KV blocks [begin, end) into the state of a query tile: (acc, row_max, row_sum).
+
+    Blocks outside [full_begin, full_end) are masked.
+    """
+    if window.left is not None:
+        for j in range(begin, full_begin):
+            acc, row_max, row_sum = fold_block(
+                j, acc, row_max, row_sum, q_tile, queries, k, v, sequences, keys, window, mods,
+                BLOCK_KV, MASKED=True
+            )  # fmt: skip
+    for j in range(full_begin, full_end):
+        acc, row_max, row_sum = fold_block(
+            j, acc, row_max, row_sum, q_tile, queries, k, v, sequences, keys, window, mods,
+            BLOCK_KV, MASKED=False
+        )  # fmt: skip
+    for j in range(full_end, end):
+        acc, row_max, row_sum = fold_block(
+            j, acc, row_max, row_sum, q_tile, queries, k, v, sequences, keys, window, mods,
+            BLOCK_KV, MASKED=True
+        )  # fmt: skip
+    return acc, row_max, row_sum
+
+
+@triton.jit
+def forward_tile(
+    tile,
+    sequence,
+    rows,
+    keys,
+    q,
+    k,
+    v,
+    o,
+    lse_out,
+    sequences,
+    window,
+    mods,
+    heads,
+    GROUP: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_KV: tl.constexpr,
+):
+    """Compute and store one tile, whose rows and keys are those of a query head."""
+    queries = place_queries(tile, sequence, heads, rows, keys, window, mods, 1, BLOCK_Q)
+    keys = Rows(keys.batch, keys.head // GROUP, keys.first, keys.length)
+    begin, full_begin, full_end, end = blocks_of_queries(
+        tile, rows.length, keys.length, window, 1, BLOCK_Q, BLOCK_KV
+    )
+
+    q_tile = load_rows(q, rows, tile * BLOCK_Q)
+    acc = tl.zeros([BLOCK_Q, o.PADDED], tl.float32)
+    row_max = tl.full([BLOCK_Q], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BLOCK_Q], tl.float32)
+    row_max, row_sum = sink_state(row_max, row_sum, mods, queries.head, True)
+    acc, row_max, row_sum = attend(
+        acc, row_max, row_sum, q_tile, queries, k, v, sequences, keys, window, mods,
+        begin, full_begin, full_end, end, BLOCK_KV
+    )  # fmt: skip
+    if mods.dropout_rescale is not None:
+        acc *= mods.dropout_rescale
+    # A box of O would reach past the end of a packed sequence into the next: store by pointers.
+    out, lse = finalise(acc, row_max, row_sum)
+    store_rows(o, rows, queries.pos, out)
+    store_row_values(lse_out, rows, queries.pos, lse)
+
+
+@triton.jit
+def heavy_first(number, tiles, total, section):
+    """The place in an ordinary grid of the tile that is walked over as this number.
+
+    There, the tiles of a head are neighbours, heaviest first. Here, the heads of a section take
+    turns: all their heaviest tiles, all their second ones, ...
+    """
+    first = number // (section * tiles) * section
+    width = tl.minimum(section, total // tiles - first)
+    turn = number - first * tiles
+    return (first + turn % width) * tiles + turn // width
+
+
+@triton.jit(do_not_specialize=COUNTS)
+def forward_kernel(
+    q,
+    k,
+    v,
+    o,
+    lse_out,
+    plan,
+    sequences,
+    window,
+    mods,
+    q_length,
+    kv_length,
+    heads,
+    tiles,
+    total,
+    section,
+    GROUP: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_KV: tl.constexpr,
+):
+    """Each program walks over tiles, one (query tile, query head, sequence) after the other."""
+    LAST_FIRST: tl.constexpr = window.right is not None  # the last queries see the most keys
+    for number in range(tl.program_id(0), total, tl.num_programs(0)):
+        place = number if plan is not None else heavy_first(number, tiles, total, section)
+        tile, sequence, rows, keys = find_tile(
+            place, plan, sequences, q_length, kv_length, heads, tiles, LAST_FIRST
+        )
+        if sequence >= 0:  # a plan has room for more tiles than there are
+            forward_tile(
+                tile, sequence, rows, keys, q, k, v, o, lse_out, sequences, window, mods, heads,
+                GROUP, BLOCK_Q, BLOCK_KV
+            )  # fmt: skip
+
+
+launch_forward = Launcher(forward_kernel)
+
+
+def choose_config(request: Request) -> LaunchConfig:
+    """Tile sizes for a request: what happens to the scores takes registers, too, most of all the
+    random numbers of dropout.
+    """
+    config = default_config(request.q.shape[1], request, MEASURED)
+    if request.dropout_p > 0:
+        wide = max(request.q.shape[3], request.v.shape[3]) > 128
+        return replace(config, block_q=min(config.block_q, 64 if wide else 128), block_kv=32)
+    if request.softcap is not None or request.alibi_slopes is not None:
+        return replace(config, block_kv=min(config.block_kv, 64))
+    return config
+
+
+def unsupported(request: Request) -> str | None:
+    """Why a request is left to FA2's forward, as a sentence, or None.
+
+    Decoding stays there unchanged: it waits for memory, not for what FA3 makes faster.
+    """
+    q, k, v = request.q, request.k, request.v
+    if request.block_table is not None:
+        return "block_table scatters the keys over pages; a box takes rows that lie in a line."
+    if request.kv_starts is not None:
+        return "kv_starts is for left-padded batches that decode, which FA2 serves."
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if reason := undescribable(name, x):
+            return reason
+    if shared_memory_limit(q.device) < UNLIMITED:
+        major, minor = compute_capability(q.device)
+        if major < 9:
+            return (
+                f"compute capability {major}.{minor} has no TMA: descriptors would load element by "
+                f"element."
+            )
+    rows = q.shape[0] * q.shape[1] // max(1, request.batch)
+    if rows < FEW_ROWS:
+        return (
+            f"the sequences have fewer than {FEW_ROWS} query rows ({rows}): FA2 packs the query "
+            f"heads of a key head into a tile."
+        )
+    config = choose_config(request)
+    programs = cdiv(q.shape[1], config.block_q) * q.shape[2] * q.shape[0]
+    if (num_splits := splits_of(request, programs, config.block_kv)) > 1:
+        return f"the keys are to be split in {num_splits}, which FA2 does."
+    return None
+
+
+def heads_of_section(request: Request) -> int:
+    """Query heads, of all sequences, whose tiles take turns: as many as have keys and values that
+    fit in the L2 cache; one where tiles weigh the same.
+    """
+    q, k, v = request.q, request.k, request.v
+    if request.window_right is None:
+        return 1
+    bytes_of_head = k.shape[1] * (k.shape[3] + v.shape[3]) * k.element_size()
+    key_heads = max(1, L2_BYTES // max(1, bytes_of_head))
+    return min(key_heads * request.group, MAX_SECTION, q.shape[0] * q.shape[2])
+
+
+def forward(
+    request: Request, config: LaunchConfig | None = None, persistent: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """Attention and its LSE, of a request that `unsupported` does not leave to FA2.
+
+    Args:
+        request: see `Request`. Few rows are served, too, only not as fast; num_splits is not read.
+        config: tile sizes; None chooses by shape and device.
+        persistent: as many programs as the GPU holds at once walk over the tiles; otherwise each
+            tile has its own.
+
+    Returns:
+        o (batch, M, heads, head_dim_v), contiguous, in q's dtype; lse natural log, fp32 (batch,
+        heads, M); no further statistics.
+    """
+    q, k, v = request.q, request.k, request.v
+    batch, q_length, heads, _ = q.shape
+    config = config or choose_config(request)
+    tiles = Tiles.of_queries(request, config.block_q, 1)
+    total = tiles.number * heads * batch  # packed: a batch of one
+    programs = total
+    if persistent:
+        resident = num_multiprocessors(q.device) * max(1, RESIDENT_WARPS // config.num_warps)
+        programs = min(resident, total)
+
+    o = new_results((*q.shape[:3], v.shape[3]), q, request.cu_seqlens_q)
+    lse = torch.empty((batch, heads, q_length), dtype=torch.float32, device=q.device)
+    if request.cu_seqlens_q is not None:
+        lse.fill_(float("-inf"))
+    launch_forward(
+        layout(request),
+        (programs,),
+        (
+            describe(q, config.block_q),
+            describe(k, config.block_kv),
+            describe(v, config.block_kv),
+            View.of(o),
+            View.of_rows(lse),
+            tiles.plan,
+            Sequences.of(request),
+            Window(request.window_left, request.window_right),
+            ScoreMods.of(request),
+            q_length,
+            request.max_kv_length,
+            heads,
+            tiles.number,
+            total,
+            heads_of_section(request),
+        ),
+        {
+            "GROUP": request.group,
+            "BLOCK_Q": config.block_q,
+            "BLOCK_KV": config.block_kv,
+        },
+        config.num_warps,
+        config.num_stages,
+    )
+    return o, lse, None

@@ -1,0 +1,102 @@
+"""FlashAttention 3 in FP8, forward, on Hopper: the same kernel, fed with bytes.
+
+What 16 bits waste. The tensor cores multiply 8-bit numbers twice as fast, and tiles take half the
+shared memory and half the traffic.
+
+What changes, all of it in `operands.py` and `scales.py`:
+* V is stored transposed, and P needs no shuffle to become its left operand.
+* P is scaled by 2^8, as e4m3 has few bits for small numbers, and the row sum with it; the LSE loses
+  the 8 again.
+* The scales of Q and K multiply the scores, whose scale is a factor anyway; that of V multiplies o.
+
+Cost. The products take half the time, the exponentials as long as before: 512 cycles of the tensor
+cores and 512 of the special function units for 64 rows and 128 keys at head_dim 128. Two such
+consumers keep neither busy all the time.
+
+Source: Shah et al. 2024, "FlashAttention-3", section 3.3; scales for blocks and the rotation of Q
+and K are in its text and not in its code.
+"""
+
+import torch
+
+from flash_versions.dispatch.request import Request
+from flash_versions.versions.fa3.hopper import forward as forward_hopper
+from flash_versions.versions.fa3.hopper.config import HopperConfig, fp8_config
+from flash_versions.versions.fa3.hopper.host import box_width
+from flash_versions.versions.fp8.quantize import BLOCK_KEYS, BLOCK_ROWS, P_OFFSET, Quantized
+from flash_versions.versions.tiles.hopper import (
+    WARPGROUP_ROWS,
+    TensorDescriptor,
+    available,
+    describe,
+)
+from flash_versions.versions.tiles.memory import cdiv
+
+
+def unsupported(request: Request) -> str | None:
+    """Why a request is left to the portable kernel, as a sentence, or None."""
+    if not available(request.q.device):
+        return f"{request.q.device} is no Hopper GPU, or kernels are interpreted."
+    for name in ("alibi_slopes", "sink", "softcap", "kv_lengths"):
+        if getattr(request, name) is not None:
+            return f"{name} is left to the portable kernel."
+    return None
+
+
+def forward(
+    request: Request, quantized: Quantized, config: HopperConfig | None = None
+) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """Attention and its LSE on a Hopper GPU, of FP8 tensors.
+
+    Args:
+        request: what is asked for; of its q, k and v only shapes and dtype are read.
+        quantized: Q, K and V, see `Quantized`.
+        config: the schedule; None chooses by shape.
+
+    Raises:
+        ValueError: the configuration has no buffer for O.
+
+    Returns:
+        o (batch, M, heads, head_dim_v), contiguous, in `request.out_dtype`; lse natural log, fp32
+        (batch, heads, M); no further statistics.
+    """
+    config = config or fp8_config(request)
+    boxes = describe_inputs(request, quantized, config)
+    per_block, scales = scales_of(request, quantized)
+    dtype = quantized.q.dtype
+    plan = forward_hopper.make_plan(request, config, dtype, scales, per_block, P_OFFSET)
+    return forward_hopper.launch(plan, request, boxes, scales)
+
+
+def describe_inputs(
+    request: Request, quantized: Quantized, config: HopperConfig
+) -> tuple[TensorDescriptor, TensorDescriptor, TensorDescriptor]:
+    """Q, K and V as boxes."""
+    if not config.epilogue_buffer:
+        raise ValueError("epilogue_buffer=False is not possible: O is wider than the FP8 Q.")
+    width, width_v = (box_width(x.shape[3]) for x in (request.q, request.v))
+    return (
+        describe(quantized.q, WARPGROUP_ROWS.value, width),
+        describe(quantized.k, config.block_kv, width),
+        describe(quantized.v.transpose(1, 2), width_v, config.block_kv),
+    )
+
+
+def scales_of(request: Request, x: Quantized) -> tuple[bool, tuple[torch.Tensor, ...]]:
+    """Whether any scale is of a block, and then all as if they were: (q_scale (batch, heads, blocks
+    of queries), k_scale and v_scale (batch, kv_heads, blocks of keys)); otherwise all (batch,
+    kv_heads, 1). Last v_reference. All contiguous.
+    """
+    q_scale, k_scale, v_scale = x.q_scale, x.k_scale, x.v_scale
+    kv_heads = k_scale.shape[1]
+    per_block = q_scale.shape[1] != kv_heads or any(
+        scale.shape[2] > 1 for scale in (q_scale, k_scale, v_scale)
+    )
+    if per_block:
+        if q_scale.shape[1] == kv_heads:
+            q_scale = q_scale.repeat_interleave(request.group, 1)
+        q_scale = q_scale.expand(-1, -1, cdiv(request.q.shape[1], BLOCK_ROWS))
+        blocks = cdiv(request.k.shape[1], BLOCK_KEYS)
+        k_scale, v_scale = (scale.expand(-1, -1, blocks) for scale in (k_scale, v_scale))
+    scales = (q_scale, k_scale, v_scale, x.v_reference)
+    return per_block, tuple(scale.contiguous() for scale in scales)

@@ -1,0 +1,105 @@
+"""What the numbers of FP8 tensors count, in FA3's kernel for Hopper."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from flash_versions.versions.fp8.quantize import BLOCK_KEYS
+from flash_versions.versions.tiles.hopper import WARPGROUP_ROWS, aggregate
+
+KEYS_OF_SCALE = gl.constexpr(BLOCK_KEYS)
+TINY = gl.constexpr(2.0**-126)  # of the scale of scores: with 0, a masked score would be NaN
+SMALLEST = gl.constexpr(2.0**-64)  # share of the largest scale: P rounds to 0 long before
+
+
+@gluon.jit
+def log2_approx(x):
+    """log2 by the special function unit; `gl.log2` takes a polynomial of twelve products."""
+    return gl.inline_asm_elementwise(
+        "lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1
+    )
+
+
+@aggregate
+class Scales:
+    """The scales of FP8 tensors, see `quantize.Quantized`; without FP8, pointers to anything."""
+
+    q: gl.tensor  # pointers to fp32, contiguous
+    k: gl.tensor
+    v: gl.tensor
+    v_reference: gl.tensor
+    FP8: gl.constexpr
+    PER_BLOCK: gl.constexpr  # a scale for 64 queries, for 128 keys; otherwise for each key head
+    SHIFT: gl.constexpr  # P and its row sum count 2^SHIFT times
+
+    @gluon.jit
+    def of_tile(self, problem, query, head, sequence):
+        """The scales that matter to a consumer's 64 queries of a head."""
+        key_head = sequence * (problem.heads // problem.GROUP) + head // problem.GROUP
+        if not self.FP8:
+            score = problem.scale_log2
+            return TileScales(
+                score, score, score, self.k, self.v, self.FP8, self.PER_BLOCK, self.SHIFT
+            )
+        elif self.PER_BLOCK:
+            rows = gl.cdiv(problem.q_length, WARPGROUP_ROWS)
+            row = gl.minimum(query // WARPGROUP_ROWS, rows - 1)  # a tile may end past the last one
+            q_scale = gl.load(self.q + (sequence * problem.heads + head) * rows + row)
+            first = key_head * gl.cdiv(problem.kv_length, KEYS_OF_SCALE)
+            value = gl.load(self.v_reference + key_head)
+            return TileScales(
+                problem.scale_log2 * q_scale, value, 1.0 / value,
+                self.k + first, self.v + first, self.FP8, self.PER_BLOCK, self.SHIFT
+            )  # fmt: skip
+        else:
+            scale = gl.load(self.q + key_head) * gl.load(self.k + key_head)
+            score = gl.maximum(problem.scale_log2 * scale, TINY)
+            value = gl.load(self.v_reference + key_head)
+            return TileScales(
+                score, value, value,
+                self.k, self.v, self.FP8, self.PER_BLOCK, self.SHIFT
+            )  # fmt: skip
+
+
+@aggregate
+class TileScales:
+    """The scales of a consumer's queries and of the keys that they see."""
+
+    score: gl.tensor  # of its scores, to log2 units
+    value: gl.tensor  # of acc
+    per_value: gl.tensor  # 1 / value
+    k: gl.tensor  # pointers to those of the head's blocks of keys
+    v: gl.tensor
+    FP8: gl.constexpr
+    PER_BLOCK: gl.constexpr
+    SHIFT: gl.constexpr
+
+    @gluon.jit
+    def of_block(self, problem, block):
+        """(scale of the scores in log2 units, log2 of what P is multiplied by, what the row sum of
+        P then counts) for a block of keys.
+
+        P is as large as V's type holds well, 2^8 at most. Scaled by the block's share of the head's
+        largest scale, blocks of V add up in one unit.
+        """
+        if self.PER_BLOCK:
+            last = gl.cdiv(problem.kv_length, KEYS_OF_SCALE) - 1
+            place = gl.minimum(block * problem.BLOCK_KV // KEYS_OF_SCALE, last)
+            # Out of bounds: a block of zeros, which has any scale.
+            share = gl.minimum(gl.maximum(gl.load(self.v + place) * self.per_value, SMALLEST), 1.0)
+            shift = log2_approx(share)
+            score = gl.maximum(self.score * gl.load(self.k + place), TINY)
+            return score, self.SHIFT + shift, gl.exp2(-shift)
+        else:
+            return self.score, self.SHIFT, 1.0
+
+
+@gluon.jit
+def shifted_softmax_step(s, row_max, row_sum, scale_log2, shift, weight):
+    """`tile.softmax_step` with a p that is 2^shift times as large; row_sum grows by weight times
+    the sum of it.
+    """
+    new_max = gl.maximum(row_max, gl.max(s, axis=1) * scale_log2)
+    pivot = gl.where(new_max == float("-inf"), 0.0, new_max)
+    p = gl.exp2(s * scale_log2 - (pivot - shift)[:, None])
+    alpha = gl.exp2(row_max - pivot)
+    return p, new_max, alpha * row_sum + gl.sum(p, axis=1) * weight, alpha

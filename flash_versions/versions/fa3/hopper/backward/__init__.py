@@ -1,0 +1,5 @@
+"""FA3's backward for Hopper: the kernel, a wider one for head_dim beyond 128, what runs before and
+after.
+
+May import: `fa3`, `tiles`, `dispatch`.
+"""

@@ -1,0 +1,77 @@
+"""The switches of FA3's backward for Hopper, and how they are set."""
+
+from dataclasses import dataclass
+
+from flash_versions.dispatch.request import Request
+from flash_versions.versions.tiles.memory import cdiv
+
+L2_BYTES = 32 << 20  # of the cache that a section of heads may fill
+
+
+@dataclass(frozen=True)
+class BackwardConfig:
+    """The switches of the kernel.
+
+    Attributes:
+        block_kv: keys of a tile. 128: each of two consumers has 64; 64: each has all of them and
+            half of the dims, for a head_dim of more than 128.
+        block_q: queries of a step.
+        stages: slots of the rings of Q and of dO.
+        early: issue S of the next step in this one, and dP before the exponentials. That takes
+            registers: without it S, then P, are gone when dP comes, and P is kept in 16 bits.
+        held: have V and K in registers, as left operands, and compute dQ in one product, not two:
+            S, dP and dQ read less of shared memory. For head_dim up to 64.
+    """
+
+    block_kv: int = 128
+    block_q: int = 64
+    stages: int = 2
+    early: bool = False
+    held: bool = False
+
+    def __post_init__(self) -> None:
+        if self.block_kv not in (64, 128):
+            raise ValueError(f"block_kv={self.block_kv} is not possible; 64 and 128 are.")
+        if self.block_q not in (64, 128):
+            raise ValueError(f"block_q={self.block_q} is not possible; 64 and 128 are.")
+        if self.stages < 2:  # the gradients of K and V leave through two slots
+            raise ValueError(f"stages={self.stages} must be at least 2.")
+
+    def check(self, request: Request) -> None:
+        """Refuse a request that the configuration does not fit."""
+        head_dim = max(request.q.shape[3], request.v.shape[3])
+        if (head_dim > 128) != (self.block_kv == 64):
+            raise ValueError(
+                f"block_kv={self.block_kv} does not fit head_dim {head_dim}; use 128 up to "
+                f"head_dim 128, and 64 above."
+            )
+        if self.held and head_dim > 64:
+            raise ValueError(f"held does not fit head_dim {head_dim}; use it up to 64.")
+
+    def padded_length(self, length: int) -> int:
+        """Queries in whole steps."""
+        return cdiv(length, self.block_q) * self.block_q
+
+
+def default_config(request: Request) -> BackwardConfig:
+    """The configuration for a request."""
+    head_dim = max(request.q.shape[3], request.v.shape[3])
+    if head_dim > 128:
+        return BackwardConfig(block_kv=64)
+    if head_dim > 64:
+        return BackwardConfig()
+    # With softcap both P and its slope wait for dP, and held operands would spill.
+    return BackwardConfig(stages=3, early=True, held=request.softcap is None)
+
+
+def heads_of_section(request: Request) -> int:
+    """Key heads, of all sequences, whose tiles take turns: as many as have Q, dO and an fp32 dQ
+    that fit in the L2 cache; one where tiles weigh the same.
+    """
+    q, v = request.q, request.v
+    batch, kv_heads = request.k.shape[0], request.k.shape[2]
+    if request.window_right is None:
+        return 1
+    bytes_of_row = q.shape[3] * (4 + q.element_size()) + v.shape[3] * v.element_size()
+    bytes_of_head = q.shape[1] * request.group * bytes_of_row
+    return min(max(1, L2_BYTES // bytes_of_head), batch * kv_heads)

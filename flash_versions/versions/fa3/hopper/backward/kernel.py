@@ -1,0 +1,474 @@
+"""FlashAttention 3, backward, on Hopper: one kernel, five products, all of them asynchronous.
+
+What the portable kernels waste. Two kernels compute S and dP twice, seven products in the place of
+five, because nobody else may add to what a program owns. And as in the forward, warps that do all
+in turn leave the tensor cores idle while they compute exponentials.
+
+What changes.
+* One kernel. A program owns 128 keys and adds its share of dQ to memory: TMA adds a tile to a box
+  (reduce-add, fp32). The order of the additions is the order in which programs come by, so dQ may
+  differ in its last bits from run to run; `deterministic` takes the portable kernels.
+* Warp specialisation. A producer warp streams Q and dO of the queries that see these keys, with a
+  row of LSE and one of delta; two consumers have 64 keys each, and dK and dV in registers.
+* Transposed scores. With S^T = K Q^T, a consumer's rows are keys: P^T and dS^T are, rounded, the
+  left operands of dV += P^T dO and dK += dS^T Q, straight from registers.
+* A warpgroup for dQ, `accumulate`. dQ sums over keys, and a consumer has half of them. Both leave
+  their dS, in two slots, for a third warpgroup, which does one product, dQ = dS K, and has it added
+  to memory: nothing of that is in the consumers' way. In the sum, columns are exchanged, so that
+  stores meet each bank of shared memory once.
+
+One step, for block j; [..] what the tensor cores do, a column is a stretch of time:
+
+    consumers   [S^T = K Q^T]          [dP^T = V dO^T] [dV += P^T dO]  [dK += dS^T Q]
+      compute                  P = 2^(S-LSE)           dS = P (dP - delta), stored
+    accumulate  [dQ_j-1 = dS K, a half of the dims] stored [the other half] stored
+    TMA          Q, dO to come         [dQ_j-1 += in memory ...
+
+    who waits       for whom                                        at
+    producer        both consumers have read a slot of Q and of dO  q.empty
+    all others      the producer's copy has landed                  k.full v.full q.full do.full
+    consumer        `accumulate` has read the slot of dS_j-2        ds.empty
+    accumulate      both have written their part of dS_j            ds.full
+    all others      their own products                              warpgroup_mma_wait
+    accumulate      what its tile of dQ had before has left         tma.store_wait
+    consumer        both have read the slot that dK, dV leave by    q.empty
+
+Why nobody overwrites what another still reads: who writes a tile waits until its readers have said
+that they are done, of dS and dQ as of all others. Slots of Q and of dO are given back together,
+behind dK, the last product that reads one. Behind the last block, S of no block may read a slot by
+which dK leaves; nobody looks at it.
+
+`early`, where there are registers for it (head_dim 64): dP is issued before the exponentials, and S
+of the next step behind dK. Elsewhere S, then P, is to be gone when dP comes: P is kept in 16 bits.
+
+`held`, there, too: a consumer has its rows of V and of K in registers, as left operands, and dQ is
+one product, so dS is read once. At head_dim 64 a step would take 1664 cycles of shared memory, and
+1280 of the tensor cores: V, K and dQ save 128 of the former each. Not with softcap: it would spill.
+
+Cost. Per block of 64 queries and 128 keys at head_dim 128, 2560 cycles of the tensor cores and 2944
+of shared memory: of the five products only dV and dK have an operand in registers. dQ passes
+through L2 in fp32, once for every 128 keys: tiles of one head are neighbours, so that it stays
+there. Registers are short: dK and dV take 128 of a consumer's, and dQ is computed by halves.
+
+At head_dim 256 consumers divide the dims, not the keys: `backward_hopper_wide`.
+
+Before it, a kernel computes delta and clears the sum of dQ; one behind it scales and rounds dQ.
+
+Source: Shah et al. 2024, "FlashAttention-3", arXiv:2407.08608, section 3 and appendix B.1,
+whose backward has a warp for the addition of dQ; transposed scores as in its code. A warpgroup for
+one product is FlashAttention-4's way of dividing roles (Zadouri et al. 2026, arXiv:2603.05451).
+"""
+
+from typing import Any
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    tma,
+    warpgroup_mma_wait,
+)
+
+from flash_versions.dispatch.launch import Launcher, Plan, layout
+from flash_versions.dispatch.request import Request
+from flash_versions.versions.fa3.backward import exp2
+from flash_versions.versions.fa3.hopper import forward as forward_hopper
+from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig, default_config
+from flash_versions.versions.fa3.hopper.backward.host import COUNTS, boxes, constants, numbers
+from flash_versions.versions.fa3.hopper.backward.problem import KeyProblem
+from flash_versions.versions.fa3.hopper.backward.rows import finish, prepare
+from flash_versions.versions.fa3.hopper.backward.tiles import (
+    Buffers,
+    add_dq,
+    consumer_half,
+    hold,
+    multiply,
+    multiply_dq,
+    multiply_into,
+    narrowed,
+    row_values,
+    store_gradient,
+    widened,
+)
+from flash_versions.versions.fa3.hopper.backward.wide import launch_wide
+from flash_versions.versions.tiles.hopper import (
+    WARPGROUP_ROWS,
+    Cursor,
+    accumulator_layout,
+    aggregate,
+    make_handover,
+    make_ring,
+    make_ring_beside,
+    unknown_zero,
+)
+from flash_versions.versions.tiles.memory import cdiv
+
+# Of a thread, 64 K in all. 200 and 88 are too few: ptxas then has products wait for each other.
+REGISTERS = {"CONSUMER_REGISTERS": 208, "ACCUMULATOR_REGISTERS": 72, "PRODUCER_REGISTERS": 24}
+WIDE_REGISTERS = {"CONSUMER_REGISTERS": 240, "PRODUCER_REGISTERS": 24}
+
+
+@gluon.jit
+def produce(problem, buffers, q, k, v, do, values):
+    """The producer: load K and V, and for each head of the group Q and dO of all that see them."""
+    key, kv_head, sequence = problem.locate(gl.program_id(0))
+    begin, _, _, end = problem.blocks(key, problem.BLOCK_KV)
+    place = buffers.q.at(0, 0)
+    if begin < end:
+        buffers.k.fill(buffers.k.at(0, 0), k, [sequence, kv_head, key, 0])
+        for step in range(problem.GROUP * (end - begin)):
+            head = kv_head * problem.GROUP + step // (end - begin)
+            query = (begin + step % (end - begin)) * problem.BLOCK_Q
+            buffers.q.wait_empty(place)  # and so is the slot of dO
+            buffers.q.load_with(
+                place, q, [sequence, head, query, 0],
+                buffers.lse, values, [sequence, head, 0, query],
+            )  # fmt: skip
+            if step == 0:
+                buffers.v.fill(buffers.v.at(0, 0), v, [sequence, kv_head, key, 0])
+            buffers.do.load_with(
+                place, do, [sequence, head, query, 0],
+                buffers.delta, values, [sequence, head, 1, query],
+            )  # fmt: skip
+            place = place.next()
+
+
+@aggregate
+class State:
+    """What a consumer takes from step to step."""
+
+    dk: gl.tensor
+    dv: gl.tensor
+    s: gl.tensor  # scores of the next step; a 0 if they are computed in it
+    place: Cursor  # of the next Q and dO
+    ds_place: Cursor
+
+
+@gluon.jit
+def fold_queries(
+    state,
+    held,
+    problem,
+    buffers,
+    query,
+    key,
+    more,
+    MASKED: gl.constexpr,
+    EARLY: gl.constexpr,
+    CONSUMER: gl.constexpr,
+):
+    """Fold a block of queries into dK and dV of a consumer's keys, and hand its dS over.
+
+    All that a step does, in the order in which it does it; `more`: it is not the last one.
+    """
+    place, ds_place, s = state.place, state.ds_place, state.s
+    k_tile = held.k if held.HELD else consumer_half(buffers.k, CONSUMER)  # behind V's, FA4 spills
+    v_tile = held.v if held.HELD else consumer_half(buffers.v, CONSUMER)
+    q_tile = buffers.q.tile(place)
+    do_tile = buffers.do.tile(place)
+    if EARLY:
+        buffers.do.wait(place)
+        dp_token = multiply(v_tile, do_tile.permute((1, 0)))
+    else:
+        buffers.q.wait(place)
+        s = warpgroup_mma_wait(0, deps=[multiply(k_tile, q_tile.permute((1, 0)))])
+    lse = row_values(buffers.lse, place, s)
+    p, slope = problem.probabilities(s, lse, key, query, MASKED)
+    if EARLY:
+        p = p.to(do_tile.dtype)
+    else:  # what is kept until dP is there has 16 bits
+        slope = narrowed(slope, do_tile)
+        p = narrowed(p, do_tile) if problem.CAP else slope
+        buffers.do.wait(place)
+        dp_token = multiply(v_tile, do_tile.permute((1, 0)))
+    dv_token = multiply_into(state.dv, p, do_tile)
+    dp = warpgroup_mma_wait(1, deps=[dp_token])
+    buffers.ds.wait_empty(ds_place)  # a branch: ptxas does not widen slope in front of it
+    delta = row_values(buffers.delta, place, s)
+    if not EARLY:
+        slope = widened(slope)
+    ds = (slope * (dp - delta[None, :])).to(q_tile.dtype)
+    ds_tile = buffers.ds.tile(ds_place)
+    ds_tile.slice(CONSUMER * WARPGROUP_ROWS, WARPGROUP_ROWS, dim=0).store(ds)
+    buffers.ds.publish(ds_place)
+    dk_token = multiply_into(state.dk, ds, q_tile)
+    dv = warpgroup_mma_wait(1, deps=[dv_token])
+    if EARLY:
+        buffers.q.wait(place.next(), more)  # without more, scores of no matter what
+        s_token = multiply(k_tile, buffers.q.tile(place.next()).permute((1, 0)))
+        dk = warpgroup_mma_wait(1, deps=[dk_token])
+        buffers.q.release(place)  # and with it dO
+        s = warpgroup_mma_wait(0, deps=[s_token])
+    else:
+        s = state.s
+        dk = warpgroup_mma_wait(0, deps=[dk_token])
+        buffers.q.release(place)
+    return State(dk, dv, s, place.next(), ds_place.next())
+
+
+@gluon.jit
+def first_state(problem, buffers, begin, end, EARLY: gl.constexpr, CONSUMER: gl.constexpr):
+    """dK and dV of keys that no query has been folded into, when K and V are there."""
+    DIMS: gl.constexpr = buffers.k.tiles.shape[4]
+    DIMS_V: gl.constexpr = buffers.v.tiles.shape[4]
+    place = buffers.q.at(0, 0)
+    buffers.k.wait(buffers.k.at(0, 0), begin < end)
+    if EARLY:
+        s = gl.zeros(
+            [WARPGROUP_ROWS, problem.BLOCK_Q], gl.float32, accumulator_layout(problem.BLOCK_Q)
+        )
+        if begin < end:
+            buffers.q.wait(place)
+            k_tile = consumer_half(buffers.k, CONSUMER)
+            q_tile = buffers.q.tile(place)
+            s = warpgroup_mma_wait(0, deps=[multiply(k_tile, q_tile.permute((1, 0)))])
+    else:
+        s = gl.to_tensor(0)
+    buffers.v.wait(buffers.v.at(0, 0), begin < end)
+    return State(
+        gl.zeros([WARPGROUP_ROWS, DIMS], gl.float32, accumulator_layout(DIMS)),
+        gl.zeros([WARPGROUP_ROWS, DIMS_V], gl.float32, accumulator_layout(DIMS_V)),
+        s,
+        place,
+        buffers.ds.at(0, 0),
+    )
+
+
+@gluon.jit
+def consume(
+    problem,
+    buffers,
+    dk_out,
+    dv_out,
+    EARLY: gl.constexpr,
+    HELD: gl.constexpr,
+    CONSUMER: gl.constexpr,
+):
+    """A consumer: dK and dV of 64 keys."""
+    key, kv_head, sequence = problem.locate(gl.program_id(0))
+    begin, _, _, end = problem.blocks(key, problem.BLOCK_KV)
+    key += CONSUMER * WARPGROUP_ROWS
+    # Among begin .. end, as a later key's first and last query are no earlier, and the window's
+    # bounds are not negative: even of keys past the last one, begin is no later than that end.
+    _, full_begin, full_end, _ = problem.blocks(key, WARPGROUP_ROWS)
+    BLOCK_Q: gl.constexpr = problem.BLOCK_Q
+    state = first_state(problem, buffers, begin, end, EARLY, CONSUMER)
+    held = hold(buffers, BLOCK_Q, HELD, CONSUMER)
+    for member in range(problem.GROUP):
+        last = gl.where(member + 1 < problem.GROUP, end, end - 1)  # no block that is not followed
+        if problem.RIGHT or problem.EDGE:
+            for block in range(begin, full_begin):
+                state = fold_queries(
+                    state, held, problem, buffers, block * BLOCK_Q, key, block < last, True, EARLY,
+                    CONSUMER
+                )  # fmt: skip
+        for block in range(full_begin, full_end):
+            state = fold_queries(
+                state, held, problem, buffers, block * BLOCK_Q, key, block < last, False, EARLY,
+                CONSUMER
+            )  # fmt: skip
+        if problem.LEFT:
+            for block in range(full_end, end):
+                state = fold_queries(
+                    state, held, problem, buffers, block * BLOCK_Q, key, block < last, True, EARLY,
+                    CONSUMER
+                )  # fmt: skip
+    free = state.place
+    if CONSUMER == 1:
+        free = free.next()
+    dk = state.dk * problem.scale
+    buffers.q.wait_empty(free)  # and so is the slot of dO
+    corner = [sequence, kv_head, key, 0]
+    box = free.slot * (BLOCK_Q // WARPGROUP_ROWS)
+    store_gradient(state.dv, buffers.do, box, dv_out, corner)
+    store_gradient(dk, buffers.q, box, dk_out, corner)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def accumulate(problem, buffers, dq_sum):
+    """The warpgroup of dQ: of each block, dQ = dS K, all dims or a half at a time, as the boxes of
+    `dq_sum` are.
+    """
+    PARTS: gl.constexpr = buffers.k.tiles.shape[4] // dq_sum.block_type.shape[3]
+    key, kv_head, sequence = problem.locate(gl.program_id(0))
+    begin, _, _, end = problem.blocks(key, problem.BLOCK_KV)
+    k_place = buffers.k.at(0, 0)
+    ds_place = buffers.ds.at(0, 0)
+    buffers.k.wait(k_place, begin < end)
+    for member in range(problem.GROUP):
+        head = kv_head * problem.GROUP + member
+        for block in range(begin, end):
+            buffers.ds.wait(ds_place)
+            ds_tile = buffers.ds.tile(ds_place)
+            k_tile = buffers.k.tile(buffers.k.at(unknown_zero(), 0))
+            for part in gl.static_range(PARTS):
+                dq = warpgroup_mma_wait(0, deps=[multiply_dq(ds_tile, k_tile, part, PARTS)])
+                if part == PARTS - 1:
+                    buffers.ds.release(ds_place)
+                corner = [sequence, head, block * problem.BLOCK_Q, part * dq.shape[1]]
+                tile = ds_place.slot if PARTS == 1 else part
+                add_dq(dq, buffers.dq.index(tile), dq_sum, corner, 1)
+            ds_place = ds_place.next()
+    tma.store_wait(0)
+
+
+@gluon.jit(do_not_specialize=COUNTS)
+def backward_kernel(
+    q,
+    k,
+    v,
+    do,
+    values,
+    dq_sum,
+    dk_out,
+    dv_out,
+    q_length,
+    kv_length,
+    kv_heads,
+    batch,
+    section,
+    window_left,
+    window_right,
+    scale,
+    scale_log2,
+    cap_scale,
+    GROUP: gl.constexpr,
+    LEFT: gl.constexpr,
+    RIGHT: gl.constexpr,
+    EDGE: gl.constexpr,
+    CAP: gl.constexpr,
+    EXP2: gl.constexpr,
+    SHARE: gl.constexpr,
+    STAGES: gl.constexpr,
+    EARLY: gl.constexpr,
+    HELD: gl.constexpr,
+    CONSUMER_REGISTERS: gl.constexpr,
+    ACCUMULATOR_REGISTERS: gl.constexpr,
+    PRODUCER_REGISTERS: gl.constexpr,
+):
+    """Divide the warps of a program: four for each consumer, four for dQ, and the producer."""
+    BLOCK_Q: gl.constexpr = q.block_type.shape[2]
+    KEYS: gl.constexpr = k.block_type.shape[2]
+    problem = KeyProblem(
+        gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(kv_heads),
+        gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
+        gl.to_tensor(window_right), gl.to_tensor(scale), gl.to_tensor(scale_log2),
+        gl.to_tensor(cap_scale), GROUP, LEFT, RIGHT, EDGE, CAP, EXP2, SHARE, BLOCK_Q, KEYS
+    )  # fmt: skip
+    rows: gl.constexpr = [STAGES] + values.block_type.shape
+    halves: gl.constexpr = [2] + dq_sum.block_type.shape
+    q_ring = make_ring(q, STAGES, 2)
+    buffers = Buffers(
+        make_ring(k, 1, 2),
+        make_ring(v, 1, 2),
+        q_ring,
+        make_ring_beside(do, STAGES, q_ring.empty),
+        gl.allocate_shared_memory(values.dtype, rows, values.layout),
+        gl.allocate_shared_memory(values.dtype, rows, values.layout),
+        make_handover(q.dtype, KEYS, BLOCK_Q, 2),
+        gl.allocate_shared_memory(dq_sum.dtype, halves, dq_sum.layout),
+    )
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (consume, (problem, buffers, dk_out, dv_out, EARLY, HELD, 0)),
+            (consume, (problem, buffers, dk_out, dv_out, EARLY, HELD, 1)),
+            (accumulate, (problem, buffers, dq_sum)),
+            (produce, (problem, buffers, q, k, v, do, values)),
+        ],
+        [4, 4, 1],
+        [CONSUMER_REGISTERS, ACCUMULATOR_REGISTERS, PRODUCER_REGISTERS],
+    )
+
+
+launch_backward = Launcher(backward_kernel)
+
+
+def unsupported(request: Request) -> str | None:
+    """Why a request that descriptors can address is left to the portable kernels, as a sentence,
+    or None.
+    """
+    if request.is_deterministic:
+        return "deterministic gradients are left to the portable kernels: dQ is added atomically."
+    head_dim, head_dim_v = request.q.shape[3], request.v.shape[3]
+    if max(head_dim, head_dim_v) > 128 and min(head_dim, head_dim_v) <= 64:
+        return (
+            f"head_dim {head_dim} and {head_dim_v} of v are left to the portable kernels: above "
+            f"128, both must be above 64."
+        )
+    return forward_hopper.unsupported(request)
+
+
+def backward(
+    request: Request,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    statistics: None,
+    do: torch.Tensor,
+    dlse: torch.Tensor | None,
+    config: BackwardConfig | None = None,
+    function: Any = exp2,
+    share: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
+    """Gradients of attention on a Hopper GPU.
+
+    Args:
+        request: as in the forward; one that is not `unsupported`, on the current GPU.
+        o: its result (batch, M, heads, head_dim_v).
+        lse: its LSE (batch, heads, M).
+        statistics: None.
+        do: gradient of o; of any strides but the last dimension's, which is 1.
+        dlse: gradient of the LSE (batch, heads, M), or None.
+        config: the schedule; None chooses by shape.
+        function: 2^x, a Triton function of a tile (keys, queries) and of share.
+        share: what the function has to know beside the tile: a constant.
+
+    Raises:
+        ValueError: the configuration does not fit the request.
+
+    Returns:
+        dq, dk, dv like q, k, v, contiguous; no dsink, as no sink comes here.
+    """
+    plan = make_plan(request, config, function, share)
+    return launch(plan, request, o, lse, statistics, do, dlse)
+
+
+def make_plan(
+    request: Request,
+    config: BackwardConfig | None = None,
+    function: Any = exp2,
+    share: int | None = None,
+) -> Plan:
+    """The launch of the kernel between the two of `backward_rows`."""
+    config = config or default_config(request)
+    config.check(request)
+    batch, kv_length, kv_heads, _ = request.k.shape
+    chosen = {"EARLY": config.early, "HELD": config.held, **REGISTERS}
+    if config.block_kv == 64:
+        chosen = WIDE_REGISTERS
+    return Plan(
+        config,
+        (*layout(request), config.block_q, config.held),
+        (cdiv(kv_length, config.block_kv) * kv_heads * batch, 1, 1),
+        numbers(request),
+        {**constants(request, config, function, share), "STAGES": config.stages, **chosen},
+    )
+
+
+def launch(
+    plan: Plan,
+    request: Request,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    statistics: None,
+    do: torch.Tensor,
+    dlse: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
+    """Launch the kernels; arguments and results as those of `backward`."""
+    config = plan.config
+    space = prepare(request, o, lse, do, dlse, config)
+    launcher = launch_wide if config.block_kv == 64 else launch_backward
+    launcher.launch(plan, boxes(request, space, config))
+    return finish(request, space.dq_sum), space.dk, space.dv, None

@@ -1,0 +1,117 @@
+"""What FA3's backward for Hopper computes, and in which tiles."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from flash_versions.versions.tiles.algebra import block_range, first_visible, last_visible
+from flash_versions.versions.tiles.hopper import aggregate
+from flash_versions.versions.tiles.score_mods import tanh
+
+
+@aggregate
+class KeyProblem:
+    """What is computed, and in which tiles: of keys, that queries stream past."""
+
+    q_length: gl.tensor
+    kv_length: gl.tensor
+    kv_heads: gl.tensor
+    batch: gl.tensor
+    section: gl.tensor  # key heads, of all sequences, whose tiles are worked on together
+    window_left: gl.tensor
+    window_right: gl.tensor
+    scale: gl.tensor
+    scale_log2: gl.tensor
+    cap_scale: gl.tensor
+    GROUP: gl.constexpr
+    LEFT: gl.constexpr  # the window has a left bound
+    RIGHT: gl.constexpr
+    EDGE: gl.constexpr  # the keys end within a tile
+    CAP: gl.constexpr
+    EXP2: gl.constexpr  # 2^x, a function of a tile and of SHARE
+    SHARE: gl.constexpr
+    BLOCK_Q: gl.constexpr
+    BLOCK_KV: gl.constexpr
+
+    @gluon.jit
+    def locate(self, tile):
+        """Tile number -> (first key, key head, sequence).
+
+        Neighbours share a head, and the dQ that they add to. Where early keys are seen by more
+        queries, the heaviest tiles of all heads of a section come first.
+        """
+        tiles = gl.cdiv(self.kv_length, self.BLOCK_KV)
+        if self.RIGHT:
+            first = tile // (self.section * tiles) * self.section
+            width = gl.minimum(self.section, self.kv_heads * self.batch - first)
+            place = tile - first * tiles
+            row = first + place % width
+            tile = place // width
+        else:
+            row = tile // tiles
+            tile = tile % tiles
+        return tile * self.BLOCK_KV, row % self.kv_heads, row // self.kv_heads
+
+    @gluon.jit
+    def blocks(self, key, KEYS: gl.constexpr):
+        """The blocks of queries that see KEYS keys, as `tile.block_range` gives them: (begin,
+        full_begin, full_end, end). Keys past the last one are masked, so no block is full.
+        """
+        left = self.window_left if self.LEFT else None
+        right = self.window_right if self.RIGHT else None
+        last = gl.minimum(key + KEYS, self.kv_length) - 1
+        offset = self.q_length - self.kv_length
+        begin, full_begin, full_end, end = block_range(
+            first_visible(key, offset, right),
+            last_visible(key, offset, left, self.q_length),
+            first_visible(last, offset, right),
+            last_visible(last, offset, left, self.q_length),
+            self.BLOCK_Q,
+        )
+        if self.EDGE:
+            full_begin = gl.where(key + KEYS > self.kv_length, end, full_begin)
+        if not self.LEFT:  # queries past the last one need no mask
+            full_end = end
+        return begin, full_begin, gl.maximum(full_begin, full_end), end
+
+    @gluon.jit
+    def masked(self, s, key, query):
+        """Scores (keys, queries) from these first ones on, -inf where the key is not seen.
+
+        Queries past the last one need no mask: their LSE is +inf. Columns are compared as eights
+        and a rest, as what a thread has of the eights are constants: positions of all columns, if
+        the compiler kept them from step to step, would take the registers of the sums.
+        """
+        KEYS: gl.constexpr = s.shape[0]
+        QUERIES: gl.constexpr = s.shape[1]
+        left = self.window_left if self.LEFT else None
+        right = self.window_right if self.RIGHT else None
+        parts = s.reshape([KEYS, QUERIES // 8, 8])
+        eights: gl.constexpr = gl.SliceLayout(2, parts.type.layout)
+        rests: gl.constexpr = gl.SliceLayout(1, parts.type.layout)
+        k_pos = key + gl.arange(0, KEYS, layout=gl.SliceLayout(1, rests))
+        eight = 8 * gl.arange(0, QUERIES // 8, layout=gl.SliceLayout(0, eights))[None, :, None]
+        rest = query + gl.arange(0, 8, layout=gl.SliceLayout(0, rests))
+        offset = self.q_length - self.kv_length
+        first = first_visible(k_pos, offset, right)
+        if self.EDGE:
+            first = gl.where(k_pos < self.kv_length, first, self.q_length + QUERIES)
+        visible = eight >= (first[:, None] - rest[None, :])[:, None, :]
+        if self.LEFT:
+            last = last_visible(k_pos, offset, left, self.q_length)
+            visible = visible & (eight <= (last[:, None] - rest[None, :])[:, None, :])
+        parts = gl.where(visible, parts, float("-inf"))
+        return gl.convert_layout(parts.reshape([KEYS, QUERIES]), s.type.layout, assert_trivial=True)
+
+    @gluon.jit
+    def probabilities(self, s, lse2, key, query, masked):
+        """(P, slope) of scores: P = 2^(S - LSE), and slope = dS / (dP - delta), which is P but for
+        softcap, whose derivative it has.
+        """
+        capped = tanh(s * self.cap_scale) if self.CAP else s
+        s = capped
+        if self.LEFT or self.RIGHT or self.EDGE:
+            if masked:
+                s = self.masked(s, key, query)
+        p = self.EXP2(s * self.scale_log2 - lse2[None, :], self.SHARE)
+        p = gl.convert_layout(p, s.type.layout, assert_trivial=True)
+        return p, p * (1.0 - capped * capped) if self.CAP else p

@@ -1,0 +1,162 @@
+"""Around FA3's backward for Hopper: what is computed of each query before it, and the rounding of
+its dQ. Both kernels are portable.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from flash_versions.dispatch.launch import Launcher, placement
+from flash_versions.dispatch.request import Request
+from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig
+from flash_versions.versions.tiles.algebra import LOG2E
+from flash_versions.versions.tiles.memory import (
+    Rows,
+    View,
+    cdiv,
+    load_row_values,
+    load_rows,
+    store_rows,
+)
+from flash_versions.versions.tiles.tma import undescribable
+
+BLOCK = 64  # rows of a program
+
+
+@triton.jit
+def locate_rows(heads, q_length, blocks, BLOCK: tl.constexpr):
+    """(Rows, positions) of a program: a block of one head and sequence."""
+    program = tl.program_id(0)
+    row = program // blocks
+    rows = Rows(row // heads, row % heads, program * 0, q_length)
+    return rows, program % blocks * BLOCK + tl.arange(0, BLOCK)
+
+
+@triton.jit(do_not_specialize=["q_length", "padded_length", "heads", "blocks"])
+def prepare_kernel(
+    do,
+    o,
+    lse,
+    dlse,
+    values,
+    dq_sum,
+    q_length,
+    padded_length,
+    heads,
+    blocks,
+    HAS_DLSE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The LSE in log2 units and delta = rowsum(dO * O) - dLSE, into `values` (batch, heads, 2,
+    padded_length); 0 into dQ's sum.
+
+    An LSE of +inf makes P = 0: for a query that sees no key, and past the last one. There, delta is
+    0, as dLSE may well be NaN.
+    """
+    rows, pos = locate_rows(heads, q_length, blocks, BLOCK)
+    o_tile = load_rows(o, rows, pos, MASKED=True).to(tl.float32)
+    do_tile = load_rows(do, rows, pos, MASKED=True).to(tl.float32)
+    delta = tl.sum(o_tile * do_tile, 1)
+    if HAS_DLSE:
+        delta -= load_row_values(dlse, rows, pos, 0.0)
+    row_lse = load_row_values(lse, rows, pos, float("-inf"))
+    sees_nothing = row_lse == float("-inf")
+    target = values + (rows.batch.to(tl.int64) * heads + rows.head) * 2 * padded_length + pos
+    exists = pos < padded_length
+    tl.store(target, tl.where(sees_nothing, float("inf"), row_lse * LOG2E), mask=exists)
+    tl.store(target + padded_length, tl.where(sees_nothing, 0.0, delta), mask=exists)
+    store_rows(dq_sum, rows, pos, tl.zeros([BLOCK, dq_sum.PADDED], tl.float32))
+
+
+@triton.jit
+def exchanged(x):
+    """The columns of dQ's sum in their order: of every 32, number 8 a + 2 b + c, with a and b below
+    4, lies at 8 b + 2 a + c (`backward_tiles.exchanged`, which is its own inverse, says why).
+    """
+    parts = x.reshape(x.shape[0], x.shape[1] // 32, 4, 4, 2)
+    return parts.permute(0, 1, 3, 2, 4).reshape(x.shape[0], x.shape[1])
+
+
+@triton.jit(do_not_specialize=["q_length", "heads", "blocks"])
+def finish_kernel(dq_sum, dq, scale, q_length, heads, blocks, BLOCK: tl.constexpr):
+    """dQ = scale * its sum, rounded."""
+    rows, pos = locate_rows(heads, q_length, blocks, BLOCK)
+    total = exchanged(load_rows(dq_sum, rows, pos, MASKED=True))
+    store_rows(dq, rows, pos, total * scale)
+
+
+launch_prepare = Launcher(prepare_kernel)
+launch_finish = Launcher(finish_kernel)
+
+
+class Workspace(NamedTuple):
+    """What the kernel needs beside the request, and what it leaves.
+
+    values: LSE and delta of each query (batch, heads, 2, padded length), fp32.
+    dq_sum: (batch, M, heads, head_dim in whole 32s) fp32, heads apart in memory, with columns
+        `exchanged`.
+    """
+
+    do: torch.Tensor
+    values: torch.Tensor
+    dq_sum: torch.Tensor
+    dk: torch.Tensor
+    dv: torch.Tensor
+
+
+def prepare(
+    request: Request,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    do: torch.Tensor,
+    dlse: torch.Tensor | None,
+    config: BackwardConfig,
+) -> Workspace:
+    """Allocate what the kernel needs, and fill in what it reads."""
+    q, k, v = request.q, request.k, request.v
+    batch, q_length, heads, head_dim = q.shape
+    if undescribable("do", do) is not None:  # such as the gradient of a sum: one number for all
+        do = do.clone(memory_format=torch.contiguous_format)
+    padded = config.padded_length(q_length)
+    values = q.new_empty((batch, heads, 2, padded), dtype=torch.float32)
+    width = cdiv(head_dim, 32) * 32
+    dq_sum = q.new_empty((batch, heads, q_length, width), dtype=torch.float32).transpose(1, 2)
+    dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (k, v))
+    blocks = cdiv(padded, BLOCK)
+    launch_prepare(
+        (q.device, head_dim, do.shape[3], *map(placement, (do, o, lse, dlse, dq_sum))),
+        (blocks * heads * batch,),
+        (
+            View.of(do),
+            View.of(o),
+            View.of_rows(lse),
+            View.of_rows(lse if dlse is None else dlse),
+            values,
+            View.of(dq_sum),
+            q_length,
+            padded,
+            heads,
+            blocks,
+        ),
+        {"HAS_DLSE": dlse is not None, "BLOCK": BLOCK},
+    )
+    return Workspace(do, values, dq_sum, dk, dv)
+
+
+def finish(request: Request, dq_sum: torch.Tensor) -> torch.Tensor:
+    """dQ (batch, M, heads, head_dim) of its sum, contiguous, in q's dtype."""
+    q = request.q
+    batch, q_length, heads, head_dim = q.shape
+    dq = torch.empty_like(q, memory_format=torch.contiguous_format)
+    source = View.of(dq_sum)
+    target = View.of(dq)._replace(PADDED=source.PADDED)  # of 16 dims, 32 columns
+    blocks = cdiv(q_length, BLOCK)
+    launch_finish(
+        (q.device, head_dim, placement(dq_sum), placement(dq)),
+        (blocks * heads * batch,),
+        (source, target, request.scale, q_length, heads, blocks),
+        {"BLOCK": BLOCK},
+    )
+    return dq

@@ -1,0 +1,167 @@
+"""What FA3's backward for Hopper does with tiles: products, gradients on their way to memory."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    tma,
+    warpgroup_mma,
+)
+
+from flash_versions.versions.tiles.hopper import (
+    WARPGROUP_ROWS,
+    Ring,
+    accumulator_layout,
+    add_tile,
+    aggregate,
+    reinterpret,
+    store_tile,
+    unknown_zero,
+)
+
+
+@aggregate
+class Buffers:
+    """What the partitions share."""
+
+    k: Ring  # one slot
+    v: Ring
+    q: Ring
+    do: Ring
+    lse: gl.shared_memory_descriptor  # a row for each slot of q
+    delta: gl.shared_memory_descriptor  # of do
+    ds: Ring  # (keys, queries), from the consumers to the warpgroup of dQ
+    dq: gl.shared_memory_descriptor  # two tiles: for halves of the dims, or for blocks
+
+
+@aggregate
+class Held:
+    """V and K of a consumer as left operands in registers; if not HELD, a 0 each."""
+
+    v: gl.tensor
+    k: gl.tensor
+    HELD: gl.constexpr
+
+
+@gluon.jit
+def consumer_half(ring, CONSUMER: gl.constexpr):
+    """A consumer's 64 rows of a tile of K or V."""
+    tile = ring.tile(ring.at(unknown_zero(), 0))
+    return tile.slice(CONSUMER * WARPGROUP_ROWS, WARPGROUP_ROWS, dim=0)
+
+
+@gluon.jit
+def hold(buffers, BLOCK_Q: gl.constexpr, HELD: gl.constexpr, CONSUMER: gl.constexpr):
+    """A consumer's rows of V and K, for products with blocks of so many queries."""
+    if HELD:
+        operand: gl.constexpr = gl.DotOperandLayout(0, accumulator_layout(BLOCK_Q), 2)
+        v = consumer_half(buffers.v, CONSUMER).load(operand)
+        k = consumer_half(buffers.k, CONSUMER).load(operand)
+        return Held(v, k, HELD)
+    else:
+        return Held(gl.to_tensor(0), gl.to_tensor(0), HELD)
+
+
+@gluon.jit
+def multiply(a, b):
+    """Issue the product of a tile, in shared memory or as a left operand in registers, and one in
+    shared memory: a token to wait for.
+    """
+    ROWS: gl.constexpr = a.shape[0]
+    COLUMNS: gl.constexpr = b.shape[1]
+    zero = gl.zeros([ROWS, COLUMNS], gl.float32, accumulator_layout(COLUMNS))
+    return warpgroup_mma(a, b, zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def multiply_into(acc, a, b):
+    """Issue acc + a b, a of 16 bits in the registers of an accumulator."""
+    operand: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
+    return warpgroup_mma(gl.convert_layout(a, operand, assert_trivial=True), b, acc, is_async=True)
+
+
+@gluon.jit
+def row_values(values, place, like):
+    """A number for each query of a slot, as columns of a tile are held."""
+    row = values.index(place.slot)
+    columns: gl.constexpr = gl.SliceLayout(0, like.type.layout)
+    return row.reshape([row.shape[3]]).load(columns)
+
+
+@gluon.jit
+def multiply_dq(ds_tile, k_tile, PART: gl.constexpr, PARTS: gl.constexpr):
+    """Issue a part of the dims of dQ = dS K, of a dS (keys, queries): a token to wait for."""
+    DIMS: gl.constexpr = k_tile.shape[1] // PARTS
+    return multiply(ds_tile.permute((1, 0)), k_tile.slice(PART * DIMS, DIMS, dim=1))
+
+
+@gluon.constexpr_function
+def conversion_ptx(dtype):
+    """PTX that rounds two numbers to one register, and PTX that takes it apart."""
+    if dtype == gl.bfloat16:
+        return (
+            "cvt.rn.bf16x2.f32 $0, $2, $1;",
+            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;",
+        )
+    return (
+        "cvt.rn.f16x2.f32 $0, $2, $1;",
+        "{ .reg .b16 low, high; mov.b32 {low, high}, $2; "
+        "cvt.f32.f16 $0, low; cvt.f32.f16 $1, high; }",
+    )
+
+
+@gluon.jit
+def narrowed(x, like):
+    """x in the 16 bits of another tile, with nothing left of its fp32 values.
+
+    In PTX, since the compiler would see through `to`: what is computed from x later it computes
+    from the fp32 values, and keeps their registers until then.
+    """
+    PTX: gl.constexpr = conversion_ptx(like.dtype)[0]
+    return gl.inline_asm_elementwise(PTX, "=r,f,f", [x], dtype=like.dtype, is_pure=False, pack=2)
+
+
+@gluon.jit
+def widened(x):
+    """What was `narrowed`, in fp32 again, here and not earlier."""
+    PTX: gl.constexpr = conversion_ptx(x.dtype)[1]
+    return gl.inline_asm_elementwise(PTX, "=r,=r,r", [x], dtype=gl.float32, is_pure=False, pack=2)
+
+
+@gluon.jit
+def exchanged(x):
+    """The columns of every 32 in another order, as `backward_rows.exchanged` says: those that a
+    thread has in an accumulator, two of every eight, become eight neighbours.
+
+    It then stores 16 bytes at a time, where 8 would meet each bank of shared memory twice.
+    """
+    ROWS: gl.constexpr = x.shape[0]
+    COLUMNS: gl.constexpr = x.shape[1]
+    parts = x.reshape([ROWS, COLUMNS // 32, 4, 4, 2])
+    return parts.permute((0, 1, 3, 2, 4)).reshape([ROWS, COLUMNS])
+
+
+@gluon.jit
+def add_dq(dq, tile, dq_sum, corner, IN_FLIGHT: gl.constexpr):
+    """Add a part of a block's dQ to what other tiles of keys have added, through a tile that is
+    free when only so many additions are on their way.
+    """
+    dq = exchanged(dq)
+    tma.store_wait(IN_FLIGHT)
+    tile.reshape([tile.shape[2], tile.shape[3]]).store(dq)
+    fence_async_shared()
+    add_tile(dq_sum, corner, tile)
+
+
+@gluon.jit
+def store_gradient(x, ring, slot, desc, coordinates):
+    """Store a part of dK or dV as a box, through a ring of which nobody fills or reads `slot`: the
+    ring's slots are counted as if each had the size of a box.
+    """
+    box: gl.constexpr = desc.block_type.shape
+    WHOLE: gl.constexpr = ring.tiles.shape[3] * ring.tiles.shape[4]
+    shape: gl.constexpr = [ring.STAGES * WHOLE // (box[2] * box[3])] + box
+    tile = reinterpret(ring.tiles, shape, desc.layout).index(slot)
+    tile.reshape([tile.shape[2], tile.shape[3]]).store(x.to(desc.dtype))
+    fence_async_shared()
+    store_tile(desc, coordinates, tile)

@@ -1,0 +1,297 @@
+"""FA3's backward for Hopper at head_dim 256: consumers that divide the dims.
+
+dK and dV of 128 keys and 256 dims would take all registers of a multiprocessor. So a program owns
+64 keys, and its two consumers have half of the dims of dK, dV and dQ each. What they share instead
+are the scores: each computes S^T and dP^T of all keys with half of the queries of a block, and both
+P and dS pass through shared memory.
+
+One step of a consumer, for block j:
+
+    issue     [S^T = K Q_half^T][dP^T = V dO_half^T][dV += P^T dO][dK += dS^T Q][dQ = dS K] x2
+    compute                      P = 2^(S-LSE)       dS = P (dP - delta)         add dQ     x2
+
+    who waits       for whom                                        at
+    producer        both consumers have read a slot of Q, of dO     q.empty do.empty
+    consumer        the producer's copy has landed                  k.full v.full q.full do.full
+    consumer        both have written their part of P, of dS        p.full ds.full
+    consumer        its own products                                warpgroup_mma_wait
+    consumer        its own dQ of the time before has left          tma.store_wait
+
+P and dS have two buffers: who writes those of block j + 2 has waited for P of block j + 1, which
+the other wrote when all its products of block j were done.
+
+Cost. Per block of 64 queries and 64 keys 2560 cycles of the tensor cores, all operands in shared
+memory. Half as many keys as at head_dim 128 read the same Q and dO, and add to dQ, 128 KB for a
+block: twice the traffic with L2 for a product.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from flash_versions.dispatch.launch import Launcher
+from flash_versions.versions.fa3.hopper.backward.host import COUNTS
+from flash_versions.versions.fa3.hopper.backward.problem import KeyProblem
+from flash_versions.versions.fa3.hopper.backward.tiles import (
+    add_dq,
+    multiply,
+    multiply_dq,
+    store_gradient,
+)
+from flash_versions.versions.tiles.hopper import (
+    Cursor,
+    Exchange,
+    Ring,
+    accumulator_layout,
+    aggregate,
+    make_exchange,
+    make_ring,
+    unknown_zero,
+)
+
+
+@aggregate
+class WideBuffers:
+    """What the partitions share."""
+
+    k: Ring  # one slot
+    v: Ring
+    q: Ring
+    do: Ring
+    lse: gl.shared_memory_descriptor  # a row for each slot of q
+    delta: gl.shared_memory_descriptor  # of do
+    p: Exchange  # (keys, queries)
+    ds: Exchange
+    dq: gl.shared_memory_descriptor  # a tile for each consumer
+
+
+@aggregate
+class WideState:
+    """What a consumer takes from step to step."""
+
+    dk: gl.tensor
+    dv: gl.tensor
+    q_place: Cursor
+    do_place: Cursor
+    place: Cursor  # of P and dS
+
+
+@gluon.jit
+def produce_wide(problem, buffers, q, k, v, do, values):
+    """The producer: as `backward_hopper.produce`, with rings of different lengths."""
+    key, kv_head, sequence = problem.locate(gl.program_id(0))
+    begin, _, _, end = problem.blocks(key, problem.BLOCK_KV)
+    q_place = buffers.q.at(0, 0)
+    do_place = buffers.do.at(0, 0)
+    if begin < end:
+        buffers.k.fill(buffers.k.at(0, 0), k, [sequence, kv_head, key, 0])
+        for step in range(problem.GROUP * (end - begin)):
+            head = kv_head * problem.GROUP + step // (end - begin)
+            query = (begin + step % (end - begin)) * problem.BLOCK_Q
+            buffers.q.wait_empty(q_place)
+            buffers.q.load_with(
+                q_place, q, [sequence, head, query, 0],
+                buffers.lse, values, [sequence, head, 0, query],
+            )  # fmt: skip
+            if step == 0:
+                buffers.v.fill(buffers.v.at(0, 0), v, [sequence, kv_head, key, 0])
+            buffers.do.wait_empty(do_place)
+            buffers.do.load_with(
+                do_place, do, [sequence, head, query, 0],
+                buffers.delta, values, [sequence, head, 1, query],
+            )  # fmt: skip
+            q_place = q_place.next()
+            do_place = do_place.next()
+
+
+@gluon.jit
+def half_of_values(values, slot, like, CONSUMER: gl.constexpr):
+    """A number for each query of a consumer's half of a block, as columns of a tile are held."""
+    row = values.index(slot)
+    HALF: gl.constexpr = row.shape[3] // 2
+    columns: gl.constexpr = gl.SliceLayout(0, like.type.layout)
+    return row.reshape([row.shape[3]]).slice(CONSUMER * HALF, HALF).load(columns)
+
+
+@gluon.jit
+def half_of_dims(tile, CONSUMER: gl.constexpr):
+    """A consumer's half of the columns of a tile."""
+    HALF: gl.constexpr = tile.shape[1] // 2
+    return tile.slice(CONSUMER * HALF, HALF, dim=1)
+
+
+@gluon.jit
+def fold_queries_wide(
+    state,
+    problem,
+    buffers,
+    dq_sum,
+    sequence,
+    head,
+    query,
+    key,
+    masked,
+    CONSUMER: gl.constexpr,
+):
+    """Fold a block of queries into half of the dims of dK, dV and dQ.
+
+    All that a step does, in the order in which it does it.
+    """
+    HALF_Q: gl.constexpr = problem.BLOCK_Q // 2
+    q_place, do_place, place = state.q_place, state.do_place, state.place
+    k_place = buffers.k.at(unknown_zero(), 0)
+    k_tile = buffers.k.tile(k_place)
+    v_tile = buffers.v.tile(k_place)
+    q_tile = buffers.q.tile(q_place)
+    do_tile = buffers.do.tile(do_place)
+    p_tile = buffers.p.tiles.index(place.slot)
+    ds_tile = buffers.ds.tiles.index(place.slot)
+
+    buffers.q.wait(q_place)
+    q_half = q_tile.slice(CONSUMER * HALF_Q, HALF_Q, dim=0)
+    s_token = multiply(k_tile, q_half.permute((1, 0)))
+    buffers.do.wait(do_place)
+    do_half = do_tile.slice(CONSUMER * HALF_Q, HALF_Q, dim=0)
+    dp_token = multiply(v_tile, do_half.permute((1, 0)))
+    s = warpgroup_mma_wait(1, deps=[s_token])
+    lse = half_of_values(buffers.lse, q_place.slot, s, CONSUMER)
+    p, slope = problem.probabilities(s, lse, key, query + CONSUMER * HALF_Q, masked)
+    half_of_dims(p_tile, CONSUMER).store(p.to(do_tile.dtype))
+    buffers.p.publish(place)
+    p_tile = buffers.p.receive(place)
+    dv_token = warpgroup_mma(p_tile, half_of_dims(do_tile, CONSUMER), state.dv, is_async=True)
+    delta = half_of_values(buffers.delta, do_place.slot, s, CONSUMER)
+    dp = warpgroup_mma_wait(1, deps=[dp_token])
+    ds = slope * (dp - delta[None, :])
+    half_of_dims(ds_tile, CONSUMER).store(ds.to(q_tile.dtype))
+    buffers.ds.publish(place)
+    ds_tile = buffers.ds.receive(place)
+    dk_token = warpgroup_mma(ds_tile, half_of_dims(q_tile, CONSUMER), state.dk, is_async=True)
+    dv = warpgroup_mma_wait(1, deps=[dv_token])
+    buffers.do.release(do_place)
+    dq_token = multiply_dq(ds_tile, k_tile, 2 * CONSUMER, 4)
+    dk = warpgroup_mma_wait(1, deps=[dk_token])
+    buffers.q.release(q_place)
+    dq = warpgroup_mma_wait(0, deps=[dq_token])
+    corner = [sequence, head, query, 2 * CONSUMER * dq.shape[1]]
+    add_dq(dq, buffers.dq.index(CONSUMER), dq_sum, corner, 0)
+    dq_token = multiply_dq(ds_tile, k_tile, 2 * CONSUMER + 1, 4)
+    dq = warpgroup_mma_wait(0, deps=[dq_token])
+    corner = [sequence, head, query, (2 * CONSUMER + 1) * dq.shape[1]]
+    add_dq(dq, buffers.dq.index(CONSUMER), dq_sum, corner, 0)
+    return WideState(dk, dv, q_place.next(), do_place.next(), place.next())
+
+
+@gluon.jit
+def consume_wide(problem, buffers, dq_sum, dk_out, dv_out, CONSUMER: gl.constexpr):
+    """A consumer: 64 keys, and half of the dims."""
+    key, kv_head, sequence = problem.locate(gl.program_id(0))
+    begin, full_begin, full_end, end = problem.blocks(key, problem.BLOCK_KV)
+    k_place = buffers.k.at(0, 0)
+    ROWS: gl.constexpr = problem.BLOCK_KV
+    DIMS: gl.constexpr = buffers.k.tiles.shape[4] // 2
+    DIMS_V: gl.constexpr = buffers.v.tiles.shape[4] // 2
+    buffers.k.wait(k_place, begin < end)
+    buffers.v.wait(k_place, begin < end)
+    state = WideState(
+        gl.zeros([ROWS, DIMS], gl.float32, accumulator_layout(DIMS)),
+        gl.zeros([ROWS, DIMS_V], gl.float32, accumulator_layout(DIMS_V)),
+        buffers.q.at(0, 0),
+        buffers.do.at(0, 0),
+        buffers.p.at(0, 0),
+    )
+    head = kv_head * problem.GROUP
+    block = begin
+    for _ in range(problem.GROUP * (end - begin)):
+        masked = (block < full_begin) | (block >= full_end)
+        state = fold_queries_wide(
+            state, problem, buffers, dq_sum, sequence, head, block * problem.BLOCK_Q, key, masked,
+            CONSUMER
+        )  # fmt: skip
+        block += 1
+        last = block == end
+        head = gl.where(last, head + 1, head)
+        block = gl.where(last, begin, block)
+    buffers.q.wait_empty(state.q_place)
+    buffers.do.wait_empty(state.do_place)
+    dk = state.dk * problem.scale
+    do_slot = 2 * state.do_place.slot + CONSUMER  # in halves
+    q_slot = 2 * state.q_place.slot + CONSUMER
+    dv_corner = [sequence, kv_head, key, CONSUMER * DIMS_V]
+    store_gradient(state.dv, buffers.do, do_slot, dv_out, dv_corner)
+    store_gradient(dk, buffers.q, q_slot, dk_out, [sequence, kv_head, key, CONSUMER * DIMS])
+    tma.store_wait(0)
+
+
+@gluon.jit(do_not_specialize=COUNTS)
+def backward_wide_kernel(
+    q,
+    k,
+    v,
+    do,
+    values,
+    dq_sum,
+    dk_out,
+    dv_out,
+    q_length,
+    kv_length,
+    kv_heads,
+    batch,
+    section,
+    window_left,
+    window_right,
+    scale,
+    scale_log2,
+    cap_scale,
+    GROUP: gl.constexpr,
+    LEFT: gl.constexpr,
+    RIGHT: gl.constexpr,
+    EDGE: gl.constexpr,
+    CAP: gl.constexpr,
+    EXP2: gl.constexpr,
+    SHARE: gl.constexpr,
+    STAGES: gl.constexpr,
+    CONSUMER_REGISTERS: gl.constexpr,
+    PRODUCER_REGISTERS: gl.constexpr,
+):
+    """Divide the warps of a program into two consumers, four each, and one producer."""
+    BLOCK_Q: gl.constexpr = q.block_type.shape[2]
+    KEYS: gl.constexpr = k.block_type.shape[2]
+    problem = KeyProblem(
+        gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(kv_heads),
+        gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
+        gl.to_tensor(window_right), gl.to_tensor(scale), gl.to_tensor(scale_log2),
+        gl.to_tensor(cap_scale), GROUP, LEFT, RIGHT, EDGE, CAP, EXP2, SHARE, BLOCK_Q, KEYS
+    )  # fmt: skip
+    lse: gl.constexpr = [STAGES] + values.block_type.shape
+    delta: gl.constexpr = [1] + values.block_type.shape
+    parts: gl.constexpr = [2] + dq_sum.block_type.shape
+    buffers = WideBuffers(
+        make_ring(k, 1, 2),
+        make_ring(v, 1, 2),
+        make_ring(q, STAGES, 2),
+        make_ring(do, 1, 2),
+        gl.allocate_shared_memory(values.dtype, lse, values.layout),
+        gl.allocate_shared_memory(values.dtype, delta, values.layout),
+        make_exchange(q.dtype, KEYS, BLOCK_Q, 2),
+        make_exchange(q.dtype, KEYS, BLOCK_Q, 2),
+        gl.allocate_shared_memory(dq_sum.dtype, parts, dq_sum.layout),
+    )
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (consume_wide, (problem, buffers, dq_sum, dk_out, dv_out, 0)),
+            (consume_wide, (problem, buffers, dq_sum, dk_out, dv_out, 1)),
+            (produce_wide, (problem, buffers, q, k, v, do, values)),
+        ],
+        [4, 1],
+        [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+    )
+
+
+launch_wide = Launcher(backward_wide_kernel)

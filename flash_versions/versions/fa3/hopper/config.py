@@ -1,0 +1,111 @@
+"""The switches of FA3's kernel for Hopper, and how they are set."""
+
+from dataclasses import dataclass
+
+from flash_versions.dispatch.request import Request
+from flash_versions.dispatch.version import num_multiprocessors
+from flash_versions.versions.tiles.hopper import WARPGROUP_ROWS
+from flash_versions.versions.tiles.memory import cdiv
+
+# Rows that a consumer of three gets done while one of two does a row, at head_dim 64 (docs/log.md).
+THREE_TO_TWO = 1.16
+SCHEDULERS = ("grid", "static", "dynamic")
+
+
+@dataclass(frozen=True)
+class HopperConfig:
+    """The switches of the kernel; each is a constant at one place in it.
+
+    Attributes:
+        consumers: warpgroups that compute, 64 query rows each; 2 or 3.
+        block_kv: keys of a tile.
+        stages: slots of the rings of K and of V.
+        q_stages: buffers for a consumer's Q: with 2, the next tile's is there when it is needed.
+        epilogue_buffer: O leaves through a buffer of its own; otherwise through that of Q, which
+            then waits for it.
+        overlap: issue S of the next block before the softmax of this one.
+        ping_pong: consumers take turns at the tensor cores.
+        late_wait: keep the wait for P V behind the softmax, from where ptxas would move it to the
+            front; without overlap there is nothing to move.
+        scheduler: "grid", "static" or "dynamic", see `hopper.Scheduler`.
+    """
+
+    consumers: int = 2
+    block_kv: int = 128
+    stages: int = 2
+    q_stages: int = 2
+    epilogue_buffer: bool = True
+    overlap: bool = True
+    ping_pong: bool = True
+    late_wait: bool = False
+    scheduler: str = "static"
+
+    def __post_init__(self) -> None:
+        if self.consumers not in (2, 3):
+            raise ValueError(f"consumers={self.consumers} is not possible; 2 and 3 are.")
+        if self.block_kv not in (64, 128):
+            raise ValueError(f"block_kv={self.block_kv} is not possible; 64 and 128 are.")
+        if self.stages < 1 or self.q_stages < 1:
+            raise ValueError(
+                f"stages={self.stages} and q_stages={self.q_stages} must be at least 1."
+            )
+        if self.late_wait and self.overlap and self.stages == 1:
+            raise ValueError(
+                "late_wait with stages=1 would wait for a K that waits for this V; use stages=2."
+            )
+        if self.scheduler not in SCHEDULERS:
+            raise ValueError(
+                f"scheduler={self.scheduler!r} is unknown; there are {', '.join(SCHEDULERS)}."
+            )
+
+    @property
+    def block_q(self) -> int:
+        """Query rows of a tile."""
+        return self.consumers * WARPGROUP_ROWS.value
+
+
+def default_config(request: Request) -> HopperConfig:
+    """The fastest configuration that was found on an H200 (docs/log.md)."""
+    causal = request.window_right is not None
+    head_dim, head_dim_v = request.q.shape[3], request.v.shape[3]
+    scheduler = "dynamic" if causal else "static"
+    if max(head_dim, head_dim_v) > 128:
+        return HopperConfig(
+            block_kv=64,
+            q_stages=1,
+            # O goes through Q's buffer where there is no room, and there only if it is as wide.
+            epilogue_buffer=min(head_dim, head_dim_v) <= 128,
+            scheduler=scheduler,
+        )
+    if max(head_dim, head_dim_v) > 64:
+        return HopperConfig(scheduler=scheduler)
+    if prefers_two_consumers(request):
+        return HopperConfig(2, stages=3, ping_pong=not causal, scheduler=scheduler)
+    return HopperConfig(3, stages=3, scheduler=scheduler)
+
+
+def fp8_config(request: Request) -> HopperConfig:
+    """The fastest configuration in FP8 that was found on an H200 (docs/log.md)."""
+    scheduler = "static" if request.window_right is None else "dynamic"
+    head_dim = max(request.q.shape[3], request.v.shape[3])
+    if head_dim > 128:
+        return HopperConfig(q_stages=1, scheduler=scheduler)
+    consumers = 2 if head_dim > 64 else 3
+    return HopperConfig(consumers, stages=3, ping_pong=False, scheduler=scheduler)
+
+
+def prefers_two_consumers(request: Request) -> bool:
+    """Whether tiles of 128 queries beat those of 192 at head_dim 64.
+
+    Three consumers keep the tensor cores busier. But of a tile of 192 queries a causal mask leaves
+    less, and fewer tiles may fill the multiprocessors worse.
+    """
+    q = request.q
+    if request.window_right is not None:
+        return request.k.shape[1] <= 4096
+    programs = num_multiprocessors(q.device)
+    two, three = (
+        consumers * cdiv(cdiv(q.shape[1], 64 * consumers) * q.shape[2] * q.shape[0], programs)
+        for consumers in (2, 3)
+    )
+    return two * THREE_TO_TWO < three

@@ -1,0 +1,482 @@
+"""FlashAttention 3, forward, on Hopper: the asynchrony written out by hand.
+
+What the portable kernel wastes. Its warps all do the same: they issue loads, issue a product, wait
+for it, compute a softmax, and while they do one, the units that do the others idle. Hopper's TMA
+copies tiles and its tensor cores multiply them (WGMMA) while the warps that asked for it go on.
+
+What changes.
+* Warp specialisation. One producer warp only issues TMA loads; two or three warpgroups of consumers
+  only compute, 64 query rows each. The registers that the producer does not need are given to the
+  consumers. Rings of tiles with barriers that say `full` and `empty` stand between them.
+* Overlap inside a warpgroup. S of block j is issued before P V of block j - 1; the softmax of j
+  runs when S is there, whatever P V does. So the first block is peeled off, and P V is one behind.
+* Ping-pong. Consumers take turns at the tensor cores: while one computes its softmax, the other has
+  its products there.
+* P stays in registers: the accumulator of S is, converted to 16 bits, the left operand of P V.
+* Persistent programs. One per multiprocessor walks from tile to tile: Q has two buffers, O one of
+  its own, so that the producer is already at the next tile while this one is finished and stored
+  (at head_dim 256 there is no room for these: O leaves through the only buffer of Q).
+
+One program with two consumers; a column is a stretch of time, [..] what the tensor cores do:
+
+    producer     K0 Q V0  K1 V1  K2 V2  waits for `empty` slots, then K0' Q' V0' of the next
+                     | full
+    consumer 0      [S0] softmax [S1 P0V0] softmax [S2 P1V1] softmax   [P2V2] / l, store O
+                                 |pass turn        |
+    consumer 1           [S0] softmax    [S1 P0V0] softmax   [S2 P1V1] softmax   [P2V2] / l, store O
+
+    who waits       for whom                                        at
+    producer        both consumers have read a slot of K or V       k.empty v.empty
+    producer        a consumer has read its slot of Q               q.empty
+    producer        both have taken the tile of two rounds ago      scheduler.empty
+    consumer        the producer's copy has landed                  k.full v.full q.full
+    consumer        the other consumer has issued its products      a named barrier, its turn
+    consumer        its own products                                warpgroup_mma_wait
+    consumer        its own O of the tile before has left           tma.store_wait
+    consumer        the tile that the producer claimed              scheduler.full
+
+Cost. Per block of 128 keys and 64 rows at head_dim 128: 1024 cycles of the tensor cores, and 66
+exponentials of 8 cycles each for every warp, half as long, which hide behind the products of the
+other consumer. At head_dim 64 the products are half, and the exponentials take as long as they.
+
+The last wait of the loop stands behind the softmax in this text, and ptxas moves it to the front:
+P V is then complete before the exponentials begin, and rescaling acc and rounding P run in their
+shadow. LATE_WAIT puts a branch in between, and the wait stays where the paper has it. On an H200
+that is slower (docs/progression.md): the other consumer keeps the tensor cores busy anyway.
+
+Source: Shah et al. 2024, "FlashAttention-3: Fast and Accurate Attention with Asynchrony and
+Low-precision", arXiv:2407.08608, Algorithm 2 and sections 3.1 and 3.2. Its code has the order of
+causal tiles by weight, in sections of heads whose keys fit in the L2 cache.
+"""
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    tma,
+    warpgroup_mma_wait,
+)
+
+from flash_versions.dispatch.autograd import narrowed
+from flash_versions.dispatch.launch import Launcher, Plan, layout, placement
+from flash_versions.dispatch.request import Request
+from flash_versions.versions.fa3.fp8.scales import Scales, shifted_softmax_step
+from flash_versions.versions.fa3.hopper.config import HopperConfig, default_config
+from flash_versions.versions.fa3.hopper.host import (
+    COUNTS,
+    constants,
+    describe_inputs,
+    new_results,
+    num_programs,
+    numbers,
+    tensors,
+)
+from flash_versions.versions.fa3.hopper.operands import is_fp8, multiply_pv, multiply_qk, rounded
+from flash_versions.versions.fa3.hopper.problem import Problem
+from flash_versions.versions.tiles import hopper
+from flash_versions.versions.tiles.algebra import finalise, softmax_step
+from flash_versions.versions.tiles.hopper import (
+    WARPGROUP_ROWS,
+    Ring,
+    TensorDescriptor,
+    accumulator_layout,
+    aggregate,
+    make_ring,
+    make_scheduler,
+    pass_turn,
+    store_tile,
+    take_turn,
+)
+
+PORTABLE_ONLY = (
+    "alibi_slopes", "sink", "cu_seqlens_q", "cu_seqlens_k", "kv_lengths", "kv_starts", "block_table"
+)  # fmt: skip
+
+
+@aggregate
+class Schedule:
+    """How it is computed: `HopperConfig` for the kernel."""
+
+    CONSUMERS: gl.constexpr
+    Q_STAGES: gl.constexpr
+    EPILOGUE_BUFFER: gl.constexpr
+    OVERLAP: gl.constexpr
+    PING_PONG: gl.constexpr
+    LATE_WAIT: gl.constexpr
+
+
+@aggregate
+class Buffers:
+    """What the partitions share."""
+
+    q: Ring  # Q_STAGES slots for each consumer
+    k: Ring
+    v: Ring
+    o: gl.shared_memory_descriptor  # a tile for each consumer, or the slots of q
+
+    @gluon.jit
+    def q_place(self, schedule, round, CONSUMER: gl.constexpr):
+        """Where a consumer's Q of this round is."""
+        slot = round % schedule.Q_STAGES * schedule.CONSUMERS + CONSUMER
+        return self.q.at(slot, (round // schedule.Q_STAGES) & 1)
+
+
+@gluon.jit
+def produce(problem, schedule, buffers, scheduler, q, k, v):
+    """The producer: for each tile, load Q and the blocks of K and V that it sees, last first."""
+    tile = gl.program_id(0)
+    round = 0
+    place = buffers.k.at(0, 0)
+    while tile < scheduler.number:
+        query, head, sequence = problem.locate(tile)
+        begin, _, _, end = problem.blocks(query, problem.BLOCK_Q)
+        tile = scheduler.claim(round)
+        kv_head = head // problem.GROUP
+        for block in range(end - 1, begin - 1, -1):
+            first_key = block * problem.BLOCK_KV
+            buffers.k.fill(place, k, [sequence, kv_head, first_key, 0])
+            if block == end - 1:
+                for c in gl.static_range(schedule.CONSUMERS):
+                    q_place = buffers.q_place(schedule, round, c)
+                    buffers.q.fill(q_place, q, [sequence, head, query + c * WARPGROUP_ROWS, 0])
+            if is_fp8(v.dtype):  # transposed
+                buffers.v.fill(place, v, [sequence, kv_head, 0, first_key])
+            else:
+                buffers.v.fill(place, v, [sequence, kv_head, first_key, 0])
+            place = place.next()
+        round += 1
+    scheduler.retire()
+
+
+@gluon.jit
+def per_row(x, acc):
+    """A number for each row of S as one for each row of acc."""
+    return gl.convert_layout(x, gl.SliceLayout(1, acc.type.layout), assert_trivial=True)
+
+
+@gluon.jit
+def first_state(buffers, BLOCK_KV: gl.constexpr):
+    """(acc, row_max, row_sum) of rows that have seen no key."""
+    DIMS: gl.constexpr = buffers.o.shape[4]
+    FP8: gl.constexpr = is_fp8(buffers.v.tiles.dtype)
+    rows: gl.constexpr = gl.SliceLayout(1, accumulator_layout(BLOCK_KV, FP8))
+    acc = gl.zeros([WARPGROUP_ROWS, DIMS], gl.float32, accumulator_layout(DIMS, FP8))
+    row_max = gl.full([WARPGROUP_ROWS], float("-inf"), gl.float32, rows)
+    return acc, row_max, gl.zeros([WARPGROUP_ROWS], gl.float32, rows)
+
+
+@gluon.jit
+def fold_scores(s, row_max, row_sum, problem, scales, block):
+    """A step of the online softmax: (p, row_max, row_sum, alpha)."""
+    if scales.FP8:
+        scale_log2, shift, weight = scales.of_block(problem, block)
+        return shifted_softmax_step(s, row_max, row_sum, scale_log2, shift, weight)
+    else:
+        return softmax_step(s, row_max, row_sum, scales.score)
+
+
+@gluon.jit
+def attend(
+    problem, schedule, scales, buffers, q_tile, place, query, begin, end, CONSUMER: gl.constexpr
+):
+    """Fold KV blocks end - 1 .. begin into the state of a consumer's rows, with S of one block in
+    flight together with P V of the block before: (acc, row_max, row_sum, next place in the rings).
+    """
+    _, full_begin, full_end, _ = problem.blocks(query, WARPGROUP_ROWS)
+    acc, row_max, row_sum = first_state(buffers, problem.BLOCK_KV)
+    buffers.k.wait(place)
+    s = warpgroup_mma_wait(0, deps=[multiply_qk(q_tile, buffers.k.tile(place))])
+    buffers.k.release(place)
+    s = problem.capped(s)
+    if problem.LEFT or problem.RIGHT or problem.EDGE:
+        s = problem.masked(s, query, end - 1)
+    p, row_max, row_sum, alpha = fold_scores(s, row_max, row_sum, problem, scales, end - 1)
+    p = rounded(p, buffers.v.tile(place), acc)
+    if schedule.LATE_WAIT:
+        buffers.k.wait(place.next(), end - 1 > begin)
+    for block in range(end - 2, begin - 1, -1):
+        before = place
+        place = place.next()
+        if not schedule.LATE_WAIT:
+            buffers.k.wait(place)
+        if schedule.PING_PONG:
+            take_turn(CONSUMER)
+        s_token = multiply_qk(q_tile, buffers.k.tile(place))
+        buffers.v.wait(before)
+        acc_token = multiply_pv(p, buffers.v.tile(before), acc)
+        if schedule.PING_PONG:
+            pass_turn(CONSUMER, schedule.CONSUMERS)
+        s = warpgroup_mma_wait(1, deps=[s_token])
+        buffers.k.release(place)
+        s = problem.capped(s)
+        if problem.CUT:
+            if (block >= full_end) | (block < full_begin):
+                s = problem.masked(s, query, block)
+        p, row_max, row_sum, alpha = fold_scores(s, row_max, row_sum, problem, scales, block)
+        if schedule.LATE_WAIT:
+            buffers.k.wait(place.next(), block > begin)
+        acc = warpgroup_mma_wait(0, deps=[acc_token])
+        buffers.v.release(before)
+        p = rounded(p, buffers.v.tile(place), acc)
+        acc = acc * per_row(alpha, acc)[:, None]
+    buffers.v.wait(place)
+    acc_token = multiply_pv(p, buffers.v.tile(place), acc)
+    acc = warpgroup_mma_wait(0, deps=[acc_token])
+    buffers.v.release(place)
+    return acc, row_max, row_sum, place.next()
+
+
+@gluon.jit
+def attend_in_order(
+    problem, schedule, scales, buffers, q_tile, place, query, begin, end, CONSUMER: gl.constexpr
+):
+    """`attend` without the overlap: each product is waited for before the next step."""
+    _, full_begin, full_end, _ = problem.blocks(query, WARPGROUP_ROWS)
+    acc, row_max, row_sum = first_state(buffers, problem.BLOCK_KV)
+    for block in range(end - 1, begin - 1, -1):
+        buffers.k.wait(place)
+        if schedule.PING_PONG:
+            take_turn(CONSUMER)
+        s_token = multiply_qk(q_tile, buffers.k.tile(place))
+        if schedule.PING_PONG:
+            pass_turn(CONSUMER, schedule.CONSUMERS)
+        s = warpgroup_mma_wait(0, deps=[s_token])
+        buffers.k.release(place)
+        s = problem.capped(s)
+        if problem.LEFT or problem.RIGHT or problem.EDGE:
+            if (block >= full_end) | (block < full_begin):
+                s = problem.masked(s, query, block)
+        p, row_max, row_sum, alpha = fold_scores(s, row_max, row_sum, problem, scales, block)
+        acc = acc * per_row(alpha, acc)[:, None]
+        v_tile = buffers.v.tile(place)
+        buffers.v.wait(place)
+        acc_token = multiply_pv(rounded(p, v_tile, acc), v_tile, acc)
+        acc = warpgroup_mma_wait(0, deps=[acc_token])
+        buffers.v.release(place)
+        place = place.next()
+    return acc, row_max, row_sum, place
+
+
+@gluon.jit
+def consume(problem, schedule, scales, buffers, scheduler, o, lse_out, CONSUMER: gl.constexpr):
+    """A consumer: 64 rows of each tile."""
+    tile = gl.program_id(0)
+    round = 0
+    place = buffers.k.at(0, 0)
+    if schedule.PING_PONG:
+        if CONSUMER == schedule.CONSUMERS - 1:
+            pass_turn(CONSUMER, schedule.CONSUMERS)  # consumer 0 begins
+    while tile < scheduler.number:
+        query, head, sequence = problem.locate(tile)
+        begin, _, _, end = problem.blocks(query, problem.BLOCK_Q)
+        query += CONSUMER * WARPGROUP_ROWS
+        tile_scales = scales.of_tile(problem, query, head, sequence)
+        q_place = buffers.q_place(schedule, round, CONSUMER)
+        buffers.q.wait(q_place)
+        q_tile = buffers.q.tile(q_place)
+        if schedule.OVERLAP:
+            acc, row_max, row_sum, place = attend(
+                problem, schedule, tile_scales, buffers, q_tile, place, query, begin, end, CONSUMER
+            )
+        else:
+            acc, row_max, row_sum, place = attend_in_order(
+                problem, schedule, tile_scales, buffers, q_tile, place, query, begin, end, CONSUMER
+            )
+        if schedule.EPILOGUE_BUFFER:
+            buffers.q.release(q_place)
+        if scales.FP8:
+            row_max -= scales.SHIFT  # which row_sum counts
+        out, lse = finalise(acc, per_row(row_max, acc), per_row(row_sum, acc))
+        if scales.FP8:
+            out *= tile_scales.value
+        rows = query + gl.arange(0, WARPGROUP_ROWS, layout=gl.SliceLayout(1, acc.type.layout))
+        first = (sequence * problem.heads + head).to(gl.int64) * problem.q_length
+        gl.store(lse_out + first + rows, lse, mask=rows < problem.q_length)
+        tma.store_wait(0)  # of the tile before
+        if schedule.EPILOGUE_BUFFER:
+            o_tile = buffers.o.index(CONSUMER)
+        else:
+            o_tile = buffers.o.index(q_place.slot)
+        o_tile.reshape([o_tile.shape[2], o_tile.shape[3]]).store(out.to(o.dtype))
+        fence_async_shared()
+        store_tile(o, [sequence, head, query, 0], o_tile)
+        if not schedule.EPILOGUE_BUFFER:
+            tma.store_wait(0)
+            buffers.q.release(q_place)
+        tile = scheduler.receive(round)
+        round += 1
+    tma.store_wait(0)
+
+
+@gluon.jit(do_not_specialize=COUNTS)
+def forward_kernel(
+    q,
+    k,
+    v,
+    o,
+    lse_out,
+    counters,
+    q_scale,
+    k_scale,
+    v_scale,
+    v_reference,
+    q_length,
+    kv_length,
+    heads,
+    batch,
+    section,
+    window_left,
+    window_right,
+    scale_log2,
+    cap_scale,
+    GROUP: gl.constexpr,
+    LEFT: gl.constexpr,
+    RIGHT: gl.constexpr,
+    EDGE: gl.constexpr,
+    CUT: gl.constexpr,
+    CAP: gl.constexpr,
+    FP8: gl.constexpr,
+    PER_BLOCK: gl.constexpr,
+    SHIFT: gl.constexpr,
+    CONSUMERS: gl.constexpr,
+    STAGES: gl.constexpr,
+    Q_STAGES: gl.constexpr,
+    EPILOGUE_BUFFER: gl.constexpr,
+    OVERLAP: gl.constexpr,
+    PING_PONG: gl.constexpr,
+    LATE_WAIT: gl.constexpr,
+    SCHEDULER: gl.constexpr,
+    CONSUMER_REGISTERS: gl.constexpr,
+    PRODUCER_REGISTERS: gl.constexpr,
+):
+    """Divide the warps of a program into consumers, four each, and one producer."""
+    problem = Problem(
+        gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(heads), gl.to_tensor(batch),
+        gl.to_tensor(section), gl.to_tensor(window_left), gl.to_tensor(window_right),
+        gl.to_tensor(scale_log2), gl.to_tensor(cap_scale),
+        GROUP, LEFT, RIGHT, EDGE, CUT, CAP, CONSUMERS * WARPGROUP_ROWS, k.block_type.shape[2]
+    )  # fmt: skip
+    scales = Scales(q_scale, k_scale, v_scale, v_reference, FP8, PER_BLOCK, SHIFT)
+    schedule = Schedule(CONSUMERS, Q_STAGES, EPILOGUE_BUFFER, OVERLAP, PING_PONG, LATE_WAIT)
+    q_ring = make_ring(q, CONSUMERS * Q_STAGES, 1)
+    k_ring = make_ring(k, STAGES, CONSUMERS)
+    v_ring = make_ring(v, STAGES, CONSUMERS)
+    if EPILOGUE_BUFFER:
+        o_tiles = gl.allocate_shared_memory(o.dtype, [CONSUMERS] + o.block_type.shape, o.layout)
+    else:
+        o_tiles = q_ring.tiles
+    buffers = Buffers(q_ring, k_ring, v_ring, o_tiles)
+    scheduler = make_scheduler(problem.num_tiles(), counters, SCHEDULER, CONSUMERS)
+    fence_async_shared()
+    if CONSUMERS == 2:
+        gl.warp_specialize(
+            [
+                (consume, (problem, schedule, scales, buffers, scheduler, o, lse_out, 0)),
+                (consume, (problem, schedule, scales, buffers, scheduler, o, lse_out, 1)),
+                (produce, (problem, schedule, buffers, scheduler, q, k, v)),
+            ],
+            [4, 1],
+            [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (consume, (problem, schedule, scales, buffers, scheduler, o, lse_out, 0)),
+                (consume, (problem, schedule, scales, buffers, scheduler, o, lse_out, 1)),
+                (consume, (problem, schedule, scales, buffers, scheduler, o, lse_out, 2)),
+                (produce, (problem, schedule, buffers, scheduler, q, k, v)),
+            ],
+            [4, 4, 1],
+            [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+        )
+
+
+launch_forward = Launcher(forward_kernel)
+
+
+def unsupported(request: Request) -> str | None:
+    """Why a request that descriptors can address (`forward.unsupported`) is left to the portable
+    kernel, as a sentence, or None.
+    """
+    q = request.q
+    if not hopper.available(q.device):
+        return f"{q.device} is no Hopper GPU (compute capability 9.0), or kernels are interpreted."
+    if q.dtype not in (torch.float16, torch.bfloat16):
+        return f"q has dtype {q.dtype}; float16 and bfloat16 are what WGMMA multiplies here."
+    for name in PORTABLE_ONLY:
+        if getattr(request, name) is not None:
+            return f"{name} is left to the portable kernel."
+    if request.dropout_p > 0:
+        return "dropout_p is left to the portable kernel."
+    return None
+
+
+def forward(
+    request: Request, config: HopperConfig | None = None
+) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """Attention and its LSE on a Hopper GPU.
+
+    Args:
+        request: see `Request`; one that is not `unsupported`, on the current GPU, with rows padded
+            as `ops.in_vectors` does.
+        config: the schedule; None chooses by shape.
+
+    Raises:
+        ValueError: the configuration does not fit the request.
+
+    Returns:
+        o (batch, M, heads, head_dim_v), contiguous, in q's dtype; lse natural log, fp32 (batch,
+        heads, M); no further statistics.
+    """
+    config = config or default_config(request)
+    return launch(make_plan(request, config, request.q.dtype), request)
+
+
+def make_plan(
+    request: Request,
+    config: HopperConfig,
+    dtype: torch.dtype,
+    scales: tuple[torch.Tensor, ...] | None = None,
+    per_block: bool = False,
+    shift: float = 0.0,
+) -> Plan:
+    """The launch of the kernel; dtype is that of the tensors that it reads, the rest for FP8."""
+    return Plan(
+        config,
+        (*layout(request), config.block_kv, dtype, *map(placement, scales or ())),
+        (num_programs(request, config), 1, 1),
+        numbers(request),
+        {
+            **constants(request, config),
+            "FP8": scales is not None,
+            "PER_BLOCK": per_block,
+            "SHIFT": shift,
+            "CONSUMERS": config.consumers,
+            "STAGES": config.stages,
+            "Q_STAGES": config.q_stages,
+            "EPILOGUE_BUFFER": config.epilogue_buffer,
+            "OVERLAP": config.overlap,
+            "PING_PONG": config.ping_pong,
+            "LATE_WAIT": config.late_wait,
+            "SCHEDULER": config.scheduler,
+            # 64 K registers less the producer's; Triton starts its warps as a warpgroup.
+            "CONSUMER_REGISTERS": 240 if config.consumers == 2 else 160,
+            "PRODUCER_REGISTERS": 24,
+        },
+    )
+
+
+def launch(
+    plan: Plan,
+    request: Request,
+    boxes: tuple[TensorDescriptor, TensorDescriptor, TensorDescriptor] | None = None,
+    scales: tuple[torch.Tensor, ...] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """Launch the kernel on the request's Q, K and V; in FP8, on other boxes and on the tensors of
+    `Scales`.
+    """
+    boxes = boxes or describe_inputs(request, plan.config)
+    o, lse = new_results(request)
+    launch_forward.launch(plan, tensors(plan.config, boxes, o, lse, scales))
+    return narrowed(o, request.v), lse, None

@@ -1,0 +1,121 @@
+"""The host's side of FA3's kernel for Hopper: tensors as boxes, and the arguments of a launch."""
+
+from functools import cache
+from typing import Any
+
+import torch
+
+from flash_versions.dispatch.request import Request
+from flash_versions.dispatch.version import num_multiprocessors
+from flash_versions.versions.fa3.forward import heads_of_section
+from flash_versions.versions.fa3.hopper.config import HopperConfig
+from flash_versions.versions.tiles.algebra import LOG2E
+from flash_versions.versions.tiles.hopper import (
+    WARPGROUP_ROWS,
+    Counters,
+    TensorDescriptor,
+    describe,
+)
+from flash_versions.versions.tiles.memory import cdiv, padded_head_dim
+
+# Change from call to call: no kernel of its own for each.
+COUNTS = [
+    "q_length", "kv_length", "heads", "batch", "section",
+    "window_left", "window_right", "scale_log2", "cap_scale",
+]  # fmt: skip
+
+counters = Counters()
+
+
+def describe_inputs(
+    request: Request, config: HopperConfig
+) -> tuple[TensorDescriptor, TensorDescriptor, TensorDescriptor]:
+    """Q, K and V as boxes."""
+    q, k, v = request.q, request.k, request.v
+    width, width_v = box_width(q.shape[3]), box_width(v.shape[3])
+    if width != width_v and not config.epilogue_buffer:
+        raise ValueError(
+            f"head_dim {q.shape[3]} and {v.shape[3]} of v differ, and O fits Q's buffer only if "
+            f"they do not; use epilogue_buffer=True."
+        )
+    return (
+        describe(q, WARPGROUP_ROWS.value, width),
+        describe(k, config.block_kv, width),
+        describe(v, config.block_kv, width_v),
+    )
+
+
+@cache
+def box_width(head_dim: int) -> int:
+    """The columns of a tile of vectors of head_dim."""
+    return max(64, padded_head_dim(head_dim))
+
+
+def new_results(request: Request) -> tuple[torch.Tensor, torch.Tensor]:
+    """o (batch, M, heads, head_dim_v) and lse (batch, heads, M), not written yet; o with rows of
+    whole 16-byte vectors, which FP8 inputs need not have.
+    """
+    q = request.q
+    o = q.new_empty((*q.shape[:3], cdiv(request.v.shape[3], 8) * 8), dtype=request.out_dtype)
+    return o, q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32)
+
+
+def num_programs(request: Request, config: HopperConfig) -> int:
+    """A program for each tile, or as many as the GPU holds at once."""
+    batch, q_length, heads, _ = request.q.shape
+    tiles = cdiv(q_length, config.block_q) * heads * batch
+    if config.scheduler == "grid":
+        return tiles
+    return min(tiles, num_multiprocessors(request.q.device))
+
+
+def tensors(
+    config: HopperConfig,
+    boxes: tuple[TensorDescriptor, ...],
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    scales: tuple[torch.Tensor, ...] | None,
+) -> tuple:
+    """The arguments of the kernel that are tensors."""
+    return (
+        *boxes,
+        describe(o, WARPGROUP_ROWS.value, box_width(o.shape[3])),
+        lse,
+        counters.pair(o.device) if config.scheduler == "dynamic" else lse,
+        *(scales or (lse, lse, lse, lse)),
+    )
+
+
+def numbers(request: Request) -> tuple:
+    """The arguments that follow them, up to the first constant."""
+    batch, q_length, heads, _ = request.q.shape
+    softcap = request.softcap
+    return (
+        q_length,
+        request.k.shape[1],
+        heads,
+        batch,
+        heads_of_section(request),
+        request.window_left or 0,
+        request.window_right or 0,
+        (softcap or request.scale) * LOG2E.value,
+        0.0 if softcap is None else request.scale / softcap,
+    )
+
+
+def constants(request: Request, config: HopperConfig) -> dict[str, Any]:
+    """The constants of `Problem`."""
+    left, right, kv_length = request.window_left, request.window_right, request.k.shape[1]
+    # Tiles as high as a block is wide, and ends that are aligned: only the last block is cut.
+    aligned = (
+        config.block_q == config.block_kv
+        and (kv_length - request.q.shape[1] + (right or 0)) % config.block_kv == 0
+    )
+    return {
+        "GROUP": request.group,
+        "LEFT": left is not None,
+        "RIGHT": right is not None,
+        "EDGE": kv_length % config.block_kv != 0,
+        "CUT": left is not None or (right is not None and not aligned),
+        "CAP": request.softcap is not None,
+    }

@@ -1,0 +1,92 @@
+"""What FA3's kernel for Hopper computes, and in which tiles."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from flash_versions.versions.tiles.algebra import block_range, first_visible, last_visible
+from flash_versions.versions.tiles.hopper import aggregate
+from flash_versions.versions.tiles.score_mods import tanh
+
+
+@aggregate
+class Problem:
+    """What is computed, and in which tiles."""
+
+    q_length: gl.tensor
+    kv_length: gl.tensor
+    heads: gl.tensor
+    batch: gl.tensor
+    section: gl.tensor  # heads, of all sequences, whose tiles are worked on together
+    window_left: gl.tensor
+    window_right: gl.tensor
+    scale_log2: gl.tensor
+    cap_scale: gl.tensor
+    GROUP: gl.constexpr
+    LEFT: gl.constexpr  # the window has a left bound
+    RIGHT: gl.constexpr
+    EDGE: gl.constexpr  # the keys end within a block
+    CUT: gl.constexpr  # more blocks than a tile's first may have to be masked
+    CAP: gl.constexpr
+    BLOCK_Q: gl.constexpr
+    BLOCK_KV: gl.constexpr
+
+    @gluon.jit
+    def num_tiles(self):
+        """Query tiles of all heads and sequences."""
+        return gl.cdiv(self.q_length, self.BLOCK_Q) * self.heads * self.batch
+
+    @gluon.jit
+    def locate(self, tile):
+        """Tile number -> (first query, head, sequence).
+
+        Neighbours share a head, and its keys. Where later queries see more keys, the heaviest tiles
+        of all heads of a section come first: what ends last began first.
+        """
+        tiles = gl.cdiv(self.q_length, self.BLOCK_Q)
+        if self.RIGHT:
+            first = tile // (self.section * tiles) * self.section
+            width = gl.minimum(self.section, self.heads * self.batch - first)
+            place = tile - first * tiles
+            row = first + place % width
+            tile = tiles - 1 - place // width
+        else:
+            row = tile // tiles
+            tile = tile % tiles
+        return tile * self.BLOCK_Q, row % self.heads, row // self.heads
+
+    @gluon.jit
+    def blocks(self, query, ROWS: gl.constexpr):
+        """The KV blocks that ROWS queries see, as `tile.block_range` gives them: (begin,
+        full_begin, full_end, end); at least one, which then is masked in full.
+        """
+        left = self.window_left if self.LEFT else None
+        right = self.window_right if self.RIGHT else None
+        last = gl.minimum(query + ROWS, self.q_length) - 1
+        offset = self.kv_length - self.q_length
+        begin, full_begin, full_end, end = block_range(
+            first_visible(query, offset, left),
+            last_visible(query, offset, right, self.kv_length),
+            first_visible(last, offset, left),
+            last_visible(last, offset, right, self.kv_length),
+            self.BLOCK_KV,
+        )
+        return begin, full_begin, full_end, gl.maximum(end, begin + 1)
+
+    @gluon.jit
+    def masked(self, s, query, block):
+        """Scores of a consumer's queries with a block of keys, -inf where the key is not seen."""
+        left = self.window_left if self.LEFT else None
+        right = self.window_right if self.RIGHT else None
+        q_pos = query + gl.arange(0, s.shape[0], layout=gl.SliceLayout(1, s.type.layout))
+        k_pos = gl.arange(0, s.shape[1], layout=gl.SliceLayout(0, s.type.layout))
+        k_pos += block * self.BLOCK_KV
+        offset = self.kv_length - self.q_length
+        visible = k_pos[None, :] <= last_visible(q_pos, offset, right, self.kv_length)[:, None]
+        if self.LEFT:
+            visible = visible & (k_pos[None, :] >= first_visible(q_pos, offset, left)[:, None])
+        return gl.where(visible, s, float("-inf"))
+
+    @gluon.jit
+    def capped(self, s):
+        """Scores with softcap, see `scores.cap_scores`."""
+        return tanh(s * self.cap_scale) if self.CAP else s

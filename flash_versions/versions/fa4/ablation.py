@@ -1,0 +1,83 @@
+"""What each idea of FA4 is worth: its kernels with one thing changed, for the benchmark."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from flash_versions.dispatch.request import Request
+from flash_versions.dispatch.version import Backward, Forward, ForwardQuantized
+from flash_versions.versions.fa3.backward import without_boxes
+from flash_versions.versions.fa3.forward import unsupported as undescribable
+from flash_versions.versions.fa3.fp8.hopper import unsupported as fp8_unsupported
+from flash_versions.versions.fa3.hopper.backward.kernel import unsupported as left_to_portable
+from flash_versions.versions.fa3.hopper.forward import unsupported
+from flash_versions.versions.fa4 import backward, forward
+from flash_versions.versions.fa4.hopper import (
+    backward as backward_hopper,
+)
+from flash_versions.versions.fa4.hopper import (
+    forward as forward_hopper,
+)
+from flash_versions.versions.fa4.hopper.config import FP8_THRESHOLD, default_config, fp8_config
+from flash_versions.versions.fp8.quantize import Quantized
+
+# Of the kernel for Hopper, see `RolesConfig`.
+SWITCHES: Mapping[str, dict[str, Any]] = {
+    "always rescale": {"threshold": 0.0, "eighths": 0},
+    "rescale if grown": {"threshold": 8.0, "eighths": 0},
+    "1/8 polynomial": {"threshold": 0.0, "eighths": 1},
+    "2/8 polynomial": {"threshold": 0.0, "eighths": 2},
+    "4/8 polynomial": {"threshold": 0.0, "eighths": 4},
+    "both, 1/8": {"threshold": 8.0, "eighths": 1},
+    "both, 2/8": {"threshold": 8.0, "eighths": 2},
+}
+
+
+def varied(request: Request, **switches: Any) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """The forward of the kernel for Hopper with some switches of its configuration turned.
+
+    Raises:
+        ValueError: this kernel does not serve the request.
+    """
+    if reason := undescribable(request) or unsupported(request):
+        raise ValueError(reason)
+    return forward_hopper.forward(request, replace(default_config(request), **switches))
+
+
+def varied_fp8(
+    request: Request, quantized: Quantized, threshold: float, eighths: int
+) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """The same in FP8, with at most the threshold that P of 8 bits has room for."""
+    if reason := fp8_unsupported(request):
+        raise ValueError(reason)
+    config = replace(fp8_config(request), threshold=min(threshold, FP8_THRESHOLD), eighths=eighths)
+    return forward_hopper.forward_quantized(request, quantized, config)
+
+
+def varied_backward(
+    request: Request, *given: Any, eighths: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
+    """The backward of the kernel for Hopper with a share of polynomials.
+
+    Raises:
+        ValueError: this kernel does not serve the request.
+    """
+    if reason := without_boxes(request) or left_to_portable(request):
+        raise ValueError(reason)
+    return backward_hopper.backward(request, *given, eighths=eighths)
+
+
+VARIANTS: Mapping[str, Forward] = {
+    "portable": forward.forward,
+    **{name: partial(varied, **switches) for name, switches in SWITCHES.items()},
+}
+FP8_VARIANTS: Mapping[str, ForwardQuantized] = {
+    name: partial(varied_fp8, **switches) for name, switches in SWITCHES.items()
+}
+BACKWARD_VARIANTS: Mapping[str, Backward] = {
+    "portable": backward.backward,
+    **{f"{n}/8 polynomial": partial(varied_backward, eighths=n) for n in (1, 2, 3)},
+}

@@ -1,0 +1,61 @@
+"""The switches of FA4's kernel for Hopper, and how they are set."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from flash_versions.dispatch.request import Request
+from flash_versions.versions.fa3.hopper import config as fa3
+from flash_versions.versions.fa3.hopper.config import HopperConfig
+from flash_versions.versions.fp8.quantize import P_OFFSET
+
+FP8_THRESHOLD = 4.0  # P starts at 2^4: range for it to grow is taken from what is small
+
+
+@dataclass(frozen=True)
+class RolesConfig(HopperConfig):
+    """FA3's switches, and FA4's; S of the next block is always issued before the softmax of this
+    one.
+
+    Attributes:
+        threshold: a row is rescaled when its maximum has grown by more, in log2 units; 0 always
+            rescales. In FP8 at most 8: P then starts at 2^(8 - threshold) and may grow to 2^8.
+        eighths: eighths of the exponentials that a polynomial computes.
+    """
+
+    threshold: float = 8.0
+    eighths: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.threshold <= P_OFFSET:
+            raise ValueError(f"threshold={self.threshold} is not possible; 0 to 8 are.")
+        if self.eighths not in range(9):
+            raise ValueError(f"eighths={self.eighths} is not possible; 0 to 8 are.")
+        if not self.overlap:
+            raise ValueError("overlap=False is FA3's; leave it as it is.")
+
+
+def with_roles(config: HopperConfig, **switches: Any) -> RolesConfig:
+    """FA3's configuration with FA4's switches."""
+    values = {field.name: getattr(config, field.name) for field in fields(HopperConfig)}
+    return RolesConfig(**{**values, **switches})
+
+
+def default_config(request: Request) -> RolesConfig:
+    """The fastest configuration that was found on an H200 (docs/log.md)."""
+    # Up to head_dim 128 the decision costs as much as the products that it saves.
+    wide = max(request.q.shape[3], request.v.shape[3]) > 128
+    return with_roles(fa3.default_config(request), threshold=8.0 if wide else 0.0)
+
+
+def fp8_config(request: Request) -> RolesConfig:
+    """The fastest configuration in FP8 that was found on an H200 (docs/log.md), but for a threshold
+    at head_dim 128: it is worth a percent or two there, and P loses range for it.
+    """
+    head_dim = max(request.q.shape[3], request.v.shape[3])
+    # At 128, exponentials take as long as products: the one place where the polynomial pays.
+    return with_roles(
+        fa3.fp8_config(request),
+        threshold=FP8_THRESHOLD if head_dim > 128 else 0.0,
+        eighths=1 if 64 < head_dim <= 128 else 0,
+    )

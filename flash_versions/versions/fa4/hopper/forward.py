@@ -1,0 +1,527 @@
+"""FlashAttention 4, forward, on Hopper: roles with states, and less to do in the one that matters.
+
+What FA3 wasted. Its consumers do everything that is not a load: they multiply the accumulator by 1
+in almost every block, leave the multiply-add units idle while the special function unit computes
+exponentials, and at the end of a tile wait for their own stores.
+
+What changes.
+* Roles. Loader, consumers (products and softmax) and storer are programs of their own; `roles.py`
+  has their states and transitions as a table, and this text enters them by name. An instrumented
+  launch writes down when (`trace.py`), and that is held against the table.
+* Conditional rescaling (`softmax.py`): a warp multiplies its part of the accumulator only if one of
+  its rows was raised. The correction is a state of the consumers and not a role: Hopper's
+  accumulator is in their registers, and only they reach it. (On Blackwell it is in tensor memory,
+  and warps of their own correct it.)
+* A polynomial for some of the exponentials (`exp2.py`).
+* The storer copies O while the consumers begin the next tile.
+
+    loader      claim load load load ...      claim load ...
+    consumer    await score softmax correct score softmax correct ... drain hand over  await ...
+    storer      idle                                                            store  idle ...
+
+    who waits      for whom                                   at
+    loader         consumers have read a slot of K or V, of Q  k.empty v.empty q.empty
+    consumer       the loader's copy has landed                q.full k.full v.full
+    consumer       the other consumer has issued its products  a named barrier, its turn
+    consumer       the storer has copied its last O            o_empty
+    storer         a consumer's O is in its buffer             o_full
+    both           the tile that the loader has claimed        scheduler.full
+
+Everything that is imported from FA3 is unchanged: rings, schedulers, products, P in registers,
+scales of FP8.
+
+Source. Zadouri et al. 2026, "FlashAttention-4", arXiv:2603.05451, of which this takes what Hopper
+has a use for.
+"""
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma_wait,
+)
+
+from flash_versions.dispatch.autograd import narrowed
+from flash_versions.dispatch.launch import Launcher, Plan, layout, placement
+from flash_versions.dispatch.request import Request
+from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
+from flash_versions.versions.fa3.fp8.scales import Scales
+from flash_versions.versions.fa3.hopper.forward import first_state, per_row
+from flash_versions.versions.fa3.hopper.host import (
+    COUNTS,
+    constants,
+    describe_inputs,
+    new_results,
+    num_programs,
+    numbers,
+    tensors,
+)
+from flash_versions.versions.fa3.hopper.operands import is_fp8, multiply_pv, multiply_qk, rounded
+from flash_versions.versions.fa3.hopper.problem import Problem
+from flash_versions.versions.fa4.exp2 import DEGREES, mixed_exp2
+from flash_versions.versions.fa4.hopper.config import RolesConfig, default_config, fp8_config
+from flash_versions.versions.fa4.hopper.roles import (
+    AWAIT,
+    CLAIM,
+    CORRECT,
+    DRAIN,
+    HAND_OVER,
+    IDLE,
+    LOAD,
+    SCORE,
+    SOFTMAX,
+    STORE,
+)
+from flash_versions.versions.fa4.hopper.trace import FIXED_ROLES, LOADER, STORER, Trace
+from flash_versions.versions.fa4.softmax import raise_reference
+from flash_versions.versions.fp8.quantize import P_OFFSET, Quantized
+from flash_versions.versions.tiles.algebra import finalise
+from flash_versions.versions.tiles.hopper import (
+    WARPGROUP_ROWS,
+    Ring,
+    aggregate,
+    make_ring,
+    make_scheduler,
+    pass_turn,
+    store_tile,
+    take_turn,
+)
+
+
+@aggregate
+class Schedule:
+    """How it is computed: `RolesConfig` for the kernel."""
+
+    CONSUMERS: gl.constexpr
+    Q_STAGES: gl.constexpr
+    EPILOGUE_BUFFER: gl.constexpr
+    PING_PONG: gl.constexpr
+    LATE_WAIT: gl.constexpr
+    THRESHOLD: gl.constexpr
+    EIGHTHS: gl.constexpr
+    DEGREE: gl.constexpr
+
+
+@aggregate
+class Buffers:
+    """What the roles share."""
+
+    q: Ring  # Q_STAGES slots for each consumer
+    k: Ring
+    v: Ring
+    o: gl.shared_memory_descriptor  # a tile for each consumer, or the slots of q
+    o_full: gl.shared_memory_descriptor  # barriers, one for each consumer
+    o_empty: gl.shared_memory_descriptor
+
+    @gluon.jit
+    def q_place(self, schedule, round, CONSUMER: gl.constexpr):
+        """Where a consumer's Q of this round is."""
+        slot = round % schedule.Q_STAGES * schedule.CONSUMERS + CONSUMER
+        return self.q.at(slot, (round // schedule.Q_STAGES) & 1)
+
+    @gluon.jit
+    def o_tile(self, schedule, q_place, CONSUMER: gl.constexpr):
+        """Where a consumer's O of a tile goes."""
+        return self.o.index(CONSUMER if schedule.EPILOGUE_BUFFER else q_place.slot)
+
+
+@gluon.jit
+def load(problem, schedule, buffers, scheduler, trace, q, k, v):
+    """The loader: for each tile, ask for Q and the blocks of K and V that it sees, last first."""
+    tile = gl.program_id(0)
+    round = 0
+    place = buffers.k.at(0, 0)
+    trace.enter(LOADER, round, 0, CLAIM)
+    while tile < scheduler.number:
+        query, head, sequence = problem.locate(tile)
+        begin, _, _, end = problem.blocks(query, problem.BLOCK_Q)
+        tile = scheduler.claim(round)
+        kv_head = head // problem.GROUP
+        for block in range(end - 1, begin - 1, -1):
+            trace.enter(LOADER, round, end - 1 - block, LOAD)
+            first_key = block * problem.BLOCK_KV
+            buffers.k.fill(place, k, [sequence, kv_head, first_key, 0])
+            if block == end - 1:
+                for c in gl.static_range(schedule.CONSUMERS):
+                    q_place = buffers.q_place(schedule, round, c)
+                    buffers.q.fill(q_place, q, [sequence, head, query + c * WARPGROUP_ROWS, 0])
+            if is_fp8(v.dtype):  # transposed
+                buffers.v.fill(place, v, [sequence, kv_head, 0, first_key])
+            else:
+                buffers.v.fill(place, v, [sequence, kv_head, first_key, 0])
+            place = place.next()
+        round += 1
+        trace.enter(LOADER, round, 0, CLAIM)
+    scheduler.retire()
+
+
+@gluon.jit
+def fold_scores(s, row_max, row_sum, problem, schedule, scales, block):
+    """A step of the online softmax: (p, row_max, row_sum, alpha); row_max is the reference."""
+    scale_log2, shift, weight = scales.of_block(problem, block)
+    row_max, pivot, alpha = raise_reference(s, row_max, scale_log2, schedule.THRESHOLD)
+    x = s * scale_log2 - (pivot - shift)[:, None]
+    p = mixed_exp2(x, schedule.EIGHTHS, schedule.DEGREE)
+    p = gl.convert_layout(p, s.type.layout, assert_trivial=True)
+    return p, row_max, row_sum * alpha + gl.sum(p, axis=1) * weight, alpha
+
+
+@gluon.constexpr_function
+def correction_ptx(n):
+    """PTX that multiplies n numbers by n others, unless the flag that follows them is 0."""
+    lines = [f"{{ .reg .pred raised; setp.ne.b32 raised, ${3 * n}, 0; @!raised bra kept;"]
+    lines += [f"mul.f32 ${i}, ${i}, ${2 * n + i};" for i in range(n)]
+    return " ".join(lines) + " kept: }"
+
+
+@gluon.constexpr_function
+def correction_constraints(n):
+    """n results, in the registers of the first n of 3 n arguments."""
+    return ",".join(["=f"] * n + [str(i) for i in range(n)] + ["f"] * n + ["r"] * n)
+
+
+@gluon.jit
+def correct(acc, alpha):
+    """acc * alpha, for the warps in which a row was raised; the others have nothing to do."""
+    N: gl.constexpr = acc.shape[1] // 2  # numbers of a thread
+    PTX: gl.constexpr = correction_ptx(N)
+    CONSTRAINTS: gl.constexpr = correction_constraints(N)
+    raised = gl.inline_asm_elementwise(
+        "{ .reg .pred mine, any; setp.ne.f32 mine, $2, 0f3F800000;"
+        " setp.ne.or.f32 mine, $3, 0f3F800000, mine; vote.sync.any.pred any, mine, 0xffffffff;"
+        " selp.b32 $0, 1, 0, any; mov.b32 $1, $0; }",
+        "=r,=r,f,f", [alpha], dtype=gl.int32, is_pure=False, pack=2,
+    )  # fmt: skip
+    alpha, _ = gl.broadcast(alpha[:, None], acc)
+    raised, _ = gl.broadcast(raised[:, None], acc)
+    return gl.inline_asm_elementwise(
+        PTX, CONSTRAINTS, [acc, alpha, raised], dtype=gl.float32, is_pure=True, pack=N
+    )
+
+
+@gluon.jit
+def attend(
+    problem, schedule, scales, buffers, trace, q_tile, place, query, begin, end, round,
+    CONSUMER: gl.constexpr
+):  # fmt: skip
+    """Fold KV blocks end - 1 .. begin into the state of a consumer's rows, with S of one block in
+    flight together with P V of the block before: (acc, row_max, row_sum, next place in the rings).
+    """
+    ME: gl.constexpr = FIXED_ROLES + CONSUMER
+    _, full_begin, full_end, _ = problem.blocks(query, WARPGROUP_ROWS)
+    acc, row_max, row_sum = first_state(buffers, problem.BLOCK_KV)
+    buffers.k.wait(place)
+    trace.enter(ME, round, 0, SCORE)
+    s = warpgroup_mma_wait(0, deps=[multiply_qk(q_tile, buffers.k.tile(place))])
+    buffers.k.release(place)
+    trace.enter(ME, round, 0, SOFTMAX)
+    s = problem.capped(s)
+    if problem.LEFT or problem.RIGHT or problem.EDGE:
+        s = problem.masked(s, query, end - 1)
+    p, row_max, row_sum, alpha = fold_scores(
+        s, row_max, row_sum, problem, schedule, scales, end - 1
+    )
+    trace.enter(ME, round, 0, CORRECT)
+    p = rounded(p, buffers.v.tile(place), acc)
+    if schedule.LATE_WAIT:
+        buffers.k.wait(place.next(), end - 1 > begin)
+    for block in range(end - 2, begin - 1, -1):
+        before = place
+        place = place.next()
+        if not schedule.LATE_WAIT:
+            buffers.k.wait(place)
+        if schedule.PING_PONG:
+            take_turn(CONSUMER)
+        trace.enter(ME, round, end - 1 - block, SCORE)
+        s_token = multiply_qk(q_tile, buffers.k.tile(place))
+        buffers.v.wait(before)
+        acc_token = multiply_pv(p, buffers.v.tile(before), acc)
+        if schedule.PING_PONG:
+            pass_turn(CONSUMER, schedule.CONSUMERS)
+        s = warpgroup_mma_wait(1, deps=[s_token])
+        buffers.k.release(place)
+        trace.enter(ME, round, end - 1 - block, SOFTMAX)
+        s = problem.capped(s)
+        if problem.CUT:
+            if (block >= full_end) | (block < full_begin):
+                s = problem.masked(s, query, block)
+        p, row_max, row_sum, alpha = fold_scores(
+            s, row_max, row_sum, problem, schedule, scales, block
+        )
+        trace.enter(ME, round, end - 1 - block, CORRECT)
+        if schedule.LATE_WAIT:
+            buffers.k.wait(place.next(), block > begin)
+        acc = warpgroup_mma_wait(0, deps=[acc_token])
+        buffers.v.release(before)
+        p = rounded(p, buffers.v.tile(place), acc)
+        if schedule.THRESHOLD > 0:
+            acc = correct(acc, per_row(alpha, acc))
+        else:
+            acc = acc * per_row(alpha, acc)[:, None]
+    buffers.v.wait(place)
+    trace.enter(ME, round, 0, DRAIN)
+    acc_token = multiply_pv(p, buffers.v.tile(place), acc)
+    acc = warpgroup_mma_wait(0, deps=[acc_token])
+    buffers.v.release(place)
+    return acc, row_max, row_sum, place.next()
+
+
+@gluon.jit
+def consume(
+    problem, schedule, scales, buffers, scheduler, trace, o, lse_out, CONSUMER: gl.constexpr
+):
+    """A consumer: 64 rows of each tile."""
+    ME: gl.constexpr = FIXED_ROLES + CONSUMER
+    tile = gl.program_id(0)
+    round = 0
+    place = buffers.k.at(0, 0)
+    if schedule.PING_PONG:
+        if CONSUMER == schedule.CONSUMERS - 1:
+            pass_turn(CONSUMER, schedule.CONSUMERS)  # consumer 0 begins
+    trace.enter(ME, round, 0, AWAIT)
+    while tile < scheduler.number:
+        query, head, sequence = problem.locate(tile)
+        begin, _, _, end = problem.blocks(query, problem.BLOCK_Q)
+        query += CONSUMER * WARPGROUP_ROWS
+        tile_scales = scales.of_tile(problem, query, head, sequence)
+        q_place = buffers.q_place(schedule, round, CONSUMER)
+        buffers.q.wait(q_place)
+        acc, row_max, row_sum, place = attend(
+            problem, schedule, tile_scales, buffers, trace, buffers.q.tile(q_place), place, query,
+            begin, end, round, CONSUMER
+        )  # fmt: skip
+        if schedule.EPILOGUE_BUFFER:
+            buffers.q.release(q_place)
+        out, lse = finalise(acc, per_row(row_max - scales.SHIFT, acc), per_row(row_sum, acc))
+        if scales.FP8:
+            out *= tile_scales.value
+        trace.enter(ME, round, 0, HAND_OVER)
+        rows = query + gl.arange(0, WARPGROUP_ROWS, layout=gl.SliceLayout(1, acc.type.layout))
+        first = (sequence * problem.heads + head).to(gl.int64) * problem.q_length
+        gl.store(lse_out + first + rows, lse, mask=rows < problem.q_length)
+        mbarrier.wait(buffers.o_empty.index(CONSUMER), (round & 1) ^ 1)
+        o_tile = buffers.o_tile(schedule, q_place, CONSUMER)
+        o_tile.reshape([o_tile.shape[2], o_tile.shape[3]]).store(out.to(o.dtype))
+        fence_async_shared()
+        mbarrier.arrive(buffers.o_full.index(CONSUMER), count=1)
+        tile = scheduler.receive(round)
+        round += 1
+        trace.enter(ME, round, 0, AWAIT)
+
+
+@gluon.jit
+def store(problem, schedule, buffers, scheduler, trace, o):
+    """The storer: copy each tile's O to memory as the consumers hand it over."""
+    tile = gl.program_id(0)
+    round = 0
+    trace.enter(STORER, round, 0, IDLE)
+    while tile < scheduler.number:
+        query, head, sequence = problem.locate(tile)
+        for c in gl.static_range(schedule.CONSUMERS):
+            mbarrier.wait(buffers.o_full.index(c), round & 1)
+            trace.enter(STORER, round, c, STORE)
+            q_place = buffers.q_place(schedule, round, c)
+            place = [sequence, head, query + c * WARPGROUP_ROWS, 0]
+            store_tile(o, place, buffers.o_tile(schedule, q_place, c))
+            tma.store_wait(0)
+            mbarrier.arrive(buffers.o_empty.index(c), count=1)
+            if not schedule.EPILOGUE_BUFFER:
+                buffers.q.release(q_place)
+            trace.enter(STORER, round, c + 1, IDLE)
+        tile = scheduler.receive(round)
+        round += 1
+
+
+@gluon.jit(do_not_specialize=COUNTS)
+def forward_kernel(
+    q,
+    k,
+    v,
+    o,
+    lse_out,
+    counters,
+    q_scale,
+    k_scale,
+    v_scale,
+    v_reference,
+    stamps,
+    q_length,
+    kv_length,
+    heads,
+    batch,
+    section,
+    window_left,
+    window_right,
+    scale_log2,
+    cap_scale,
+    GROUP: gl.constexpr,
+    LEFT: gl.constexpr,
+    RIGHT: gl.constexpr,
+    EDGE: gl.constexpr,
+    CUT: gl.constexpr,
+    CAP: gl.constexpr,
+    FP8: gl.constexpr,
+    PER_BLOCK: gl.constexpr,
+    SHIFT: gl.constexpr,
+    CONSUMERS: gl.constexpr,
+    STAGES: gl.constexpr,
+    Q_STAGES: gl.constexpr,
+    EPILOGUE_BUFFER: gl.constexpr,
+    PING_PONG: gl.constexpr,
+    LATE_WAIT: gl.constexpr,
+    SCHEDULER: gl.constexpr,
+    THRESHOLD: gl.constexpr,
+    EIGHTHS: gl.constexpr,
+    DEGREE: gl.constexpr,
+    TRACED_ROUNDS: gl.constexpr,
+    TRACED_BLOCKS: gl.constexpr,
+    CONSUMER_REGISTERS: gl.constexpr,
+    OTHER_REGISTERS: gl.constexpr,
+):
+    """Divide the warps of a program into consumers, four each, one loader and one storer."""
+    problem = Problem(
+        gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(heads), gl.to_tensor(batch),
+        gl.to_tensor(section), gl.to_tensor(window_left), gl.to_tensor(window_right),
+        gl.to_tensor(scale_log2), gl.to_tensor(cap_scale),
+        GROUP, LEFT, RIGHT, EDGE, CUT, CAP, CONSUMERS * WARPGROUP_ROWS, k.block_type.shape[2]
+    )  # fmt: skip
+    scales = Scales(q_scale, k_scale, v_scale, v_reference, FP8, PER_BLOCK, SHIFT)
+    schedule = Schedule(
+        CONSUMERS,
+        Q_STAGES,
+        EPILOGUE_BUFFER,
+        PING_PONG,
+        LATE_WAIT,
+        THRESHOLD,
+        EIGHTHS,
+        DEGREE,
+    )
+    trace = Trace(stamps, CONSUMERS, TRACED_ROUNDS, TRACED_BLOCKS, TRACED_ROUNDS > 0)
+    q_ring = make_ring(q, CONSUMERS * Q_STAGES, 1)
+    k_ring = make_ring(k, STAGES, CONSUMERS)
+    v_ring = make_ring(v, STAGES, CONSUMERS)
+    o_full = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
+    o_empty = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
+    for c in gl.static_range(CONSUMERS):
+        mbarrier.init(o_full.index(c), count=1)
+        mbarrier.init(o_empty.index(c), count=1)
+    if EPILOGUE_BUFFER:
+        o_tiles = gl.allocate_shared_memory(o.dtype, [CONSUMERS] + o.block_type.shape, o.layout)
+    else:
+        o_tiles = q_ring.tiles
+    buffers = Buffers(q_ring, k_ring, v_ring, o_tiles, o_full, o_empty)
+    scheduler = make_scheduler(problem.num_tiles(), counters, SCHEDULER, CONSUMERS + 1)
+    fence_async_shared()
+    if CONSUMERS == 2:
+        gl.warp_specialize(
+            [
+                (consume, (problem, schedule, scales, buffers, scheduler, trace, o, lse_out, 0)),
+                (consume, (problem, schedule, scales, buffers, scheduler, trace, o, lse_out, 1)),
+                (load, (problem, schedule, buffers, scheduler, trace, q, k, v)),
+                (store, (problem, schedule, buffers, scheduler, trace, o)),
+            ],
+            [4, 1, 1],
+            [CONSUMER_REGISTERS, OTHER_REGISTERS, OTHER_REGISTERS],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (consume, (problem, schedule, scales, buffers, scheduler, trace, o, lse_out, 0)),
+                (consume, (problem, schedule, scales, buffers, scheduler, trace, o, lse_out, 1)),
+                (consume, (problem, schedule, scales, buffers, scheduler, trace, o, lse_out, 2)),
+                (load, (problem, schedule, buffers, scheduler, trace, q, k, v)),
+                (store, (problem, schedule, buffers, scheduler, trace, o)),
+            ],
+            [4, 4, 1, 1],
+            [CONSUMER_REGISTERS, CONSUMER_REGISTERS, OTHER_REGISTERS, OTHER_REGISTERS],
+        )
+
+
+launch_forward = Launcher(forward_kernel)
+
+
+def forward(
+    request: Request, config: RolesConfig | None = None, stamps: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """Attention and its LSE on a Hopper GPU; arguments and results as `fa3.forward_hopper.forward`.
+
+    Args:
+        request: what FA3's kernel for Hopper takes.
+        config: the schedule; None chooses by shape.
+        stamps: where an instrumented launch leaves its time stamps, see `trace.Trace`: int64
+            (programs, roles, tiles, blocks, states).
+    """
+    config = config or default_config(request)
+    plan = make_plan(request, config, request.q.dtype, stamps=stamps)
+    return launch(plan, request, stamps=stamps)
+
+
+def forward_quantized(
+    request: Request,
+    quantized: Quantized,
+    config: RolesConfig | None = None,
+    stamps: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """`forward` of FP8 tensors; arguments and results as `fa3.forward_fp8_hopper.forward`."""
+    config = config or fp8_config(request)
+    boxes = forward_fp8_hopper.describe_inputs(request, quantized, config)
+    per_block, scales = forward_fp8_hopper.scales_of(request, quantized)
+    plan = make_plan(request, config, quantized.q.dtype, scales, per_block, stamps)
+    return launch(plan, request, boxes, scales, stamps)
+
+
+def make_plan(
+    request: Request,
+    config: RolesConfig,
+    dtype: torch.dtype,
+    scales: tuple[torch.Tensor, ...] | None = None,
+    per_block: bool = False,
+    stamps: torch.Tensor | None = None,
+) -> Plan:
+    """The launch of the kernel; dtype is that of the tensors that it reads."""
+    return Plan(
+        config,
+        (*layout(request), config.block_kv, dtype, *map(placement, scales or ())),
+        (num_programs(request, config), 1, 1),
+        numbers(request),
+        {
+            **constants(request, config),
+            "FP8": scales is not None,
+            "PER_BLOCK": per_block,
+            "SHIFT": 0.0 if scales is None else P_OFFSET - config.threshold,
+            "CONSUMERS": config.consumers,
+            "STAGES": config.stages,
+            "Q_STAGES": config.q_stages,
+            "EPILOGUE_BUFFER": config.epilogue_buffer,
+            "PING_PONG": config.ping_pong,
+            "LATE_WAIT": config.late_wait,
+            "SCHEDULER": config.scheduler,
+            "THRESHOLD": config.threshold,
+            "EIGHTHS": config.eighths,
+            "DEGREE": DEGREES[dtype],
+            "TRACED_ROUNDS": 0 if stamps is None else stamps.shape[2],
+            "TRACED_BLOCKS": 0 if stamps is None else stamps.shape[3],
+            "CONSUMER_REGISTERS": 240 if config.consumers == 2 else 160,
+            "OTHER_REGISTERS": 24,
+        },
+    )
+
+
+def launch(
+    plan: Plan,
+    request: Request,
+    boxes: tuple | None = None,
+    scales: tuple[torch.Tensor, ...] | None = None,
+    stamps: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """Launch the kernel on the request's Q, K and V; in FP8, on other boxes and on the tensors of
+    `Scales`.
+    """
+    boxes = boxes or describe_inputs(request, plan.config)
+    o, lse = new_results(request)
+    given = tensors(plan.config, boxes, o, lse, scales)
+    launch_forward.launch(plan, (*given, lse if stamps is None else stamps))
+    return narrowed(o, request.v), lse, None

@@ -1,0 +1,4 @@
+"""8-bit tensors: their scales, the rotation of Q and K, the transposed V.
+
+May import: `tiles`, `dispatch`.
+"""

@@ -1,0 +1,369 @@
+"""Generation by `transformer.generation.engine` against transformers' `generate`, on the same
+weights; JSON.
+
+    python tests/benchmarks/generate_speed.py --out FILE                   # on a GPU: four shapes
+    python tests/benchmarks/generate_speed.py --out FILE --device cpu      # the shipped model only
+
+The shipped model is read from its files, the others are random weights of real models' shapes,
+built where they run. Both contestants are called alike: so many prompts of one length, greedy, no
+token ends an answer. A whole call is timed, from prompts on the host to tokens on the host:
+
+    first_token_ms     a call for one token: the prefill
+    tokens_per_second  a call for `tokens` tokens, everything in it: also what `ours` spends on
+                       capturing a step as a CUDA graph
+    ms_per_step        the difference between calls for `tokens` and for `steps` more, per step
+    bound_ms           bytes of the weights and of the cache that a step reads, at a copy's
+                       bandwidth, which is measured first; `share` is bound_ms / ms_per_step
+
+JSON is written after each contestant; one that fails, or for which no time is left, has a `reason`.
+"""
+
+import argparse
+import gc
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import time
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch  # noqa: E402
+
+import flash_versions  # noqa: E402
+from flash_versions.bench.run import SCHEMA, commit, machine, source  # noqa: E402
+from flash_versions.bench.watch import write  # noqa: E402
+from tests.helpers.random_checkpoint import QWEN  # noqa: E402
+from transformer.generation.engine import generate  # noqa: E402
+from transformer.generation.session import choose_attention, find_checkpoint  # noqa: E402
+from transformer.model.config import Config  # noqa: E402
+from transformer.model.decoder import KERNELS, Transformer  # noqa: E402
+from transformer.model.rope import Rope  # noqa: E402
+from transformer.model.weights import load_config, load_model  # noqa: E402
+
+BEGAN = time.monotonic()
+SUITE = "generate"
+LLAMA_1B = Config(
+    vocab_size=128256,
+    hidden_size=2048,
+    intermediate_size=8192,
+    num_layers=16,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=64,
+    max_positions=131072,
+    norm_eps=1e-5,
+    rope=Rope(5e5, "llama3", 32.0, 8192),
+    tied_embeddings=True,
+)
+LLAMA_8B = replace(
+    LLAMA_1B,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_layers=32,
+    head_dim=128,
+    rope=Rope(5e5, "llama3", 8.0, 8192),
+    tied_embeddings=False,
+)
+SHAPES = {"qwen2.5-0.5b": QWEN, "llama-3.2-1b": LLAMA_1B, "llama-3.1-8b": LLAMA_8B}
+SHIPPED = "shipped"
+ROUNDS = {"ours": 3, "transformers": 1}  # of every call
+# More steps drown the noise of recording a graph and of the host.
+STEPS = {"ours": 512, "transformers": 64}
+
+
+class NoText:
+    """A tokenizer for tokens that nobody reads."""
+
+    def decode(self, tokens):
+        return ""
+
+
+def random_model(config, attention, device, dtype, kernels):
+    """Random weights, built where they run: `Transformer` initialises on the CPU, in fp32."""
+    with torch.device("meta"):
+        model = Transformer(config, attention, kernels)
+    model = model.to(dtype).to_empty(device=device)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("norm.weight"):
+                parameter.fill_(1)
+            else:
+                parameter.normal_(std=0.02)
+    return model
+
+
+def as_transformers(model, device, dtype):
+    """The same weights, not a copy, in transformers' model."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    described = model.config.to_hf()
+    config = AutoConfig.for_model(described.pop("model_type"), **described)
+    with torch.device("meta"):
+        theirs = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+    weights = dict(model.state_dict())
+    if model.config.tied_embeddings:
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    theirs.load_state_dict(weights, assign=True)
+    rotary = theirs.model.rotary_emb  # not among the weights
+    theirs.model.rotary_emb = type(rotary)(config).to(device)
+    return theirs.eval()
+
+
+def ours(model, prompts):
+    """A function of a number of tokens that answers all prompts by that many."""
+
+    def call(tokens):
+        completions, _ = generate(model, NoText(), prompts, max_tokens=tokens)
+        return [completion.tokens for completion in completions]
+
+    return call
+
+
+def transformers(model, prompts):
+    """The same through transformers."""
+    weight = model.model.embed_tokens.weight
+    theirs = as_transformers(model, weight.device, weight.dtype)
+
+    def call(tokens):
+        batch = torch.tensor(prompts, device=weight.device)
+        found = theirs.generate(
+            batch,
+            attention_mask=torch.ones_like(batch),
+            do_sample=False,
+            min_new_tokens=tokens,
+            max_new_tokens=tokens,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        return found[:, batch.shape[1] :].tolist()
+
+    return call
+
+
+def now(device):
+    """Seconds, once the device has done all that it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def seconds_of(call, tokens, rounds, device):
+    """The median time of a call, and what it returned."""
+    spent = []
+    for _ in range(rounds):
+        began = now(device)
+        found = call(tokens)
+        spent.append(now(device) - began)
+    return statistics.median(spent), found
+
+
+def copy_bandwidth(device):
+    """Bytes per second, read and written, of a large copy."""
+    size = 2**30 if device.type == "cuda" else 2**28
+    x = torch.ones(size, dtype=torch.int8, device=device)
+    y = torch.empty_like(x)
+    for _ in range(3):
+        y.copy_(x)
+    began = now(device)
+    for _ in range(10):
+        y.copy_(x)
+    return 20 * size / (now(device) - began)
+
+
+def bytes_per_step(model, batch, length):
+    """What a step reads: every weight but an embedding that is only looked up, and the cache."""
+    weights = sum(p.nbytes for p in model.parameters())
+    embedding = model.model.embed_tokens.weight
+    if not model.config.tied_embeddings:
+        weights -= embedding.nbytes
+    c = model.config
+    return (
+        weights,
+        2 * c.num_layers * batch * length * c.num_kv_heads * c.head_dim * embedding.itemsize,
+    )
+
+
+def kernels_of(call, tokens):
+    """Microseconds per token of each kernel in a call, the slowest first."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        call(tokens)
+    spent = [(e.self_device_time_total, e.count, e.key) for e in profiler.key_averages()]
+    return [
+        {"kernel": name[:120], "per_token": count / tokens, "us_per_token": us / tokens}
+        for us, count, name in sorted(spent, reverse=True)[:20]
+    ]
+
+
+def turns(args, config):
+    """(rows, tokens of each prompt, contestant): all batches with the first prompt, one row with
+    the others; transformers, which takes long, with the first prompt only.
+    """
+    for prompt in args.prompt:
+        for batch in args.batch if prompt == args.prompt[0] else (1,):
+            for contestant in args.contestant:
+                theirs = contestant == "transformers"
+                fits = prompt + args.tokens + STEPS["transformers"] <= config.max_positions
+                if fits and not (theirs and (prompt != args.prompt[0] or batch not in (1, 64))):
+                    yield batch, prompt, contestant
+
+
+def measure(case, contestant, model, batch, prompt, args, bandwidth):
+    """The row of a contestant."""
+    device = model.model.embed_tokens.weight.device
+    c = model.config
+    numbers = torch.Generator().manual_seed(0)
+    prompts = torch.randint(c.vocab_size, (batch, prompt), generator=numbers).tolist()
+    row = {"suite": SUITE, "case": case, "contestant": contestant, "batch": batch}
+    steps = min(STEPS[contestant], c.max_positions - prompt - args.tokens)
+    row |= {"prompt": prompt, "tokens": args.tokens, "steps": steps}
+    try:
+        call = (ours if contestant == "ours" else transformers)(model, prompts)
+        call(20)  # compiles
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        rounds = ROUNDS[contestant]
+        first, _ = seconds_of(call, 1, rounds, device)
+        whole, found = seconds_of(call, args.tokens, rounds, device)
+        longer, _ = seconds_of(call, args.tokens + steps, rounds, device)
+        step = (longer - whole) / steps
+        weights, cached = bytes_per_step(model, batch, prompt + args.tokens + steps // 2)
+        row |= {
+            "first_token_ms": first * 1e3,
+            "seconds": whole,
+            "tokens_per_second": batch * args.tokens / whole,
+            "ms_per_step": step * 1e3,
+            "weight_bytes": weights,
+            "cache_bytes": cached,
+            "bound_ms": (weights + cached) / bandwidth * 1e3,
+            "share": (weights + cached) / bandwidth / step,
+            "peak_gib": torch.cuda.max_memory_allocated() / 2**30
+            if device.type == "cuda"
+            else None,
+            "said": found[0][:24],
+        }
+        if args.profile and device.type == "cuda":
+            row["kernels"] = kernels_of(call, args.tokens)
+    except Exception as error:  # whatever it is, the others go on
+        row["reason"] = f"{type(error).__name__}: {str(error)[:300]}"
+    return row
+
+
+def compare(rows):
+    """{case, batch and prompt: how many times faster than transformers}, by a whole call and by a
+    step.
+    """
+    found = {}
+    keys = ("case", "batch", "prompt", "contestant")
+    times = {tuple(r[key] for key in keys): r for r in rows if "reason" not in r}
+    for case, batch, prompt, contestant in times:
+        other = times.get((case, batch, prompt, "transformers"))
+        if contestant == "ours" and other:
+            mine = times[case, batch, prompt, "ours"]
+            found[f"{case}, batch {batch}, {prompt} tokens before"] = {
+                key: other[key] / mine[key] for key in ("seconds", "ms_per_step")
+            }
+    return found
+
+
+def new_document(args, device, bandwidth):
+    """A document without rows."""
+    place = {"gpu": "none", "torch": torch.__version__, "python": platform.python_version()}
+    place |= {"threads": torch.get_num_threads()}
+    theirs = {"transformers": importlib.metadata.version("transformers")}
+    options = ("attention", "kernels", "prompt", "tokens")
+    return {
+        "schema": SCHEMA,
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": commit(),
+        "source": source(),
+        "machine": (machine() if device.type == "cuda" else place) | theirs,
+        "protocol": {
+            "method": "whole calls, greedy; the median of rounds",
+            "rounds": ROUNDS,
+            "copy_bytes_per_second": bandwidth,
+            **{name: getattr(args, name) for name in options},
+        },
+        "rows": [],
+        "ratios": {},
+    }
+
+
+def build(case, args, device, dtype):
+    """The model of a case, and the attention that runs."""
+    folder = find_checkpoint("reinforced") if case == SHIPPED else None
+    config = load_config(folder) if folder else SHAPES[case]
+    version, _ = choose_attention(args.attention, config, device, dtype)
+    attend = partial(flash_versions.attention, version=version)
+    if folder:
+        return load_model(folder, attend, device, dtype, args.kernels), version
+    return random_model(config, attend, device, dtype, args.kernels), version
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="where the JSON goes")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--case", nargs="*", choices=(SHIPPED, *SHAPES), help="only these")
+    parser.add_argument("--contestant", nargs="*", choices=ROUNDS, default=tuple(ROUNDS))
+    parser.add_argument("--batch", nargs="*", type=int, default=(1, 8, 64), help="rows (1 8 64)")
+    parser.add_argument(
+        "--prompt",
+        nargs="*",
+        type=int,
+        default=(512, 4096, 16384),
+        help="tokens of each prompt, after the first with one row only (512 4096 16384)",
+    )
+    parser.add_argument("--tokens", type=int, default=64, help="tokens of each answer (64)")
+    parser.add_argument("--attention", help="a version of attention (auto; on a CPU sdpa)")
+    parser.add_argument("--kernels", choices=KERNELS, default="auto", help="ours: as generate's")
+    parser.add_argument("--profile", action="store_true", help="the kernels of a step, on a GPU")
+    parser.add_argument(
+        "--threads", type=int, default=1, help="on a CPU (1, as the command has it)"
+    )
+    parser.add_argument("--seconds", type=float, default=190.0, help="none begins later (190)")
+    args = parser.parse_args()
+    device = torch.device(args.device)
+    if device.type == "cpu":
+        torch.set_num_threads(args.threads)
+    args.attention = args.attention or ("sdpa" if device.type == "cpu" else "auto")
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    bandwidth = copy_bandwidth(device)
+    document = new_document(args, device, bandwidth)
+    print(f"copy {bandwidth / 1e12:.3f} TB/s", flush=True)
+    for case in args.case or ((SHIPPED, *SHAPES) if device.type == "cuda" else (SHIPPED,)):
+        model, version = build(case, args, device, dtype)
+        for batch, prompt, contestant in turns(args, model.config):
+            if time.monotonic() - BEGAN > args.seconds:
+                row = {"suite": SUITE, "case": case, "contestant": contestant, "batch": batch}
+                row |= {"prompt": prompt, "reason": f"no time was left after {args.seconds:.0f} s"}
+            else:
+                row = measure(case, contestant, model, batch, prompt, args, bandwidth)
+            if contestant == "ours":
+                row["attention"] = version
+            document["rows"].append(row)
+            document["ratios"] = compare(document["rows"])
+            write(args.out, json.dumps(document, indent=1) + "\n")
+            shown = {k: v for k, v in row.items() if k not in ("suite", "kernels")}
+            print(json.dumps(shown), flush=True)
+            for line in row.get("kernels", ()):
+                print(
+                    f"  {line['us_per_token']:8.2f} us {line['per_token']:7.2f} x {line['kernel']}"
+                )
+        del model
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    print(json.dumps(document["ratios"], indent=1))
+    print(f"wrote {args.out} after {time.monotonic() - BEGAN:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

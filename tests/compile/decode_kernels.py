@@ -1,0 +1,51 @@
+"""Compile what calls of decoding launch on Hopper; print a JSON row for each kernel.
+
+    TRITON_INTERPRET=0 python tests/compile/decode_kernels.py
+
+What test_decode.py asserts; a process of its own, because compiling and interpreting cannot share
+one.
+"""
+
+import json
+import re
+
+import torch
+
+from flash_versions.dispatch.request import make_request
+from flash_versions.inspect.command import Compiled, compile_call
+
+CALLS = {  # name: (batch, queries, head_dim, options)
+    "one sequence": (1, 1, 128, {}),
+    "many": (64, 1, 128, {"causal": True}),
+    "many, all options": (64, 8, 128, {"softcap": 30.0, "window": (4000, 20), "dropout_p": 0.1}),
+}
+
+
+def row(call: str, kernel: Compiled) -> dict:
+    """What the test looks at."""
+    return {
+        "call": call,
+        "kernel": kernel.kernel,
+        "spills": kernel.assembly.spill_stores,
+        "shared": kernel.shared,
+        "mma_sync": kernel.counts["mma_sync"],
+        "copied": re.findall(r"cp\.async\.c[ag]\.[^,]*,[^,]*, (\w+)", kernel.ptx),
+        "loops": [loop.local_memory for loop in kernel.hot_loops],
+        "dependency": re.findall(r"griddepcontrol\.(\w+)", kernel.ptx),
+        "early": kernel.code.metadata.launch_pdl,
+    }
+
+
+def main() -> None:
+    rows = []
+    for name, (batch, queries, head_dim, options) in CALLS.items():
+        q = torch.empty(batch, queries, 32, head_dim, dtype=torch.bfloat16)
+        k = torch.empty(batch, 8192, 8, head_dim, dtype=torch.bfloat16)
+        rows += [
+            row(name, kernel) for kernel in compile_call("fa2", make_request(q, k, k, **options))
+        ]
+    print(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+"""What the compiler makes of FA4's kernels: the portable one, and the explicit one for Hopper.
+
+    TRITON_INTERPRET=0 python tests/compile/test_fa4_compile.py
+
+prints a JSON row for each kernel. The tests run it in a process of its own, because compiling and
+interpreting cannot share one.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from functools import cache, partial
+
+import pytest
+import torch
+import triton
+
+from flash_versions.dispatch.request import make_request
+from flash_versions.dispatch.version import Forward
+from flash_versions.inspect.command import LABELS, Compiled, compile_call, compiling
+from flash_versions.versions.fa4 import VERSION, forward
+from flash_versions.versions.fa4.hopper import config, trace
+from flash_versions.versions.fa4.hopper import forward as forward_hopper
+from flash_versions.versions.fp8.quantize import Quantized
+from tests.helpers.paths import ROOT
+
+SHARED_MEMORY = {"sm_89": 99, "sm_90": 227, "sm_100": 227, "sm_120": 99}  # KiB
+TENSOR_CORE = {"sm_90": "wgmma", "sm_100": "tcgen05", "sm_120": "mma_sync"}
+# (head_dim, causal, variant) by architecture.
+CALLS = {
+    "sm_89": [(64, True, "served")],
+    "sm_90": [
+        (64, True, "portable"),
+        (128, True, "served"),
+        (128, False, "portable, 2/8 polynomial"),
+        (128, False, "portable, no polynomial"),
+    ],
+    "sm_100": [(128, True, "served"), (128, True, "portable, no polynomial")],
+    "sm_120": [(128, True, "served")],
+}
+FORWARDS: dict[str, Forward] = {
+    "served": VERSION.forward,
+    "portable": forward.forward,
+    "portable, 2/8 polynomial": partial(forward.forward, threshold=8.0, eighths=2),
+    "portable, no polynomial": partial(forward.forward, threshold=8.0, eighths=0),
+}
+# (head_dim, dtype, threshold, eighths, traced) of the explicit kernel.
+HOPPER_CALLS = [
+    (64, "bf16", 8.0, 2, False),
+    (128, "bf16", 0.0, 0, False),
+    (128, "bf16", 8.0, 2, False),
+    (256, "bf16", 8.0, 2, False),
+    (128, "fp8", 0.0, 1, False),
+    (128, "fp8", 4.0, 2, False),
+    (256, "fp8", 4.0, 0, False),
+    (128, "bf16", 8.0, 0, True),
+]
+SHARED_OUT = {"sm_90": "portable, 2/8 polynomial", "sm_100": "served"}
+MOVES_DATA = ("SHFL", "PRMT", "STS", "LDS", "BAR", "STSM", "LDSM")
+pytestmark = pytest.mark.xdist_group("fa4_compile")  # one worker, so that each is compiled once
+
+
+@cache
+def all_compiled() -> dict[str, list[dict]]:
+    """What became of the calls, in order, of the "portable" kernel and of that for "hopper"."""
+    command = [sys.executable, "-m", __spec__.name]
+    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)
+
+
+def compiled(arch: str) -> dict[tuple[int, bool, str], dict]:
+    """What became of the calls for one architecture."""
+    rows = iter(all_compiled()["portable"])
+    return {name: {call: next(rows) for call in calls} for name, calls in CALLS.items()}[arch]
+
+
+@pytest.mark.parametrize("arch", CALLS)
+def test_it_compiles_fits_and_spills_nothing(arch):
+    for call, row in compiled(arch).items():
+        assert row["shared"] <= SHARED_MEMORY[arch] * 1024, call
+        # Triton 3.6 spills two registers on sm_120.
+        assert row["stack"] <= (8 if arch == "sm_120" else 0), (call, row["stack"])
+        if arch in TENSOR_CORE:
+            explicit = arch == "sm_90" and call[2] == "served"
+            name = "forward_hopper" if explicit else "forward"
+            assert row["module"] == f"flash_versions.versions.fa4.{name}", call
+            assert row[TENSOR_CORE[arch]] and row["tma_loads"], call
+            assert len(row["loops"]) == 2, call
+        else:  # no TMA: FA2's serves it
+            assert row["module"] == "flash_versions.versions.fa2.forward" and row["mma_sync"], call
+
+
+@pytest.mark.parametrize(("arch", "causal"), [("sm_90", False), ("sm_100", True)])
+def test_sharing_out_the_exponentials_moves_no_data(arch, causal):
+    """Of 32 exponentials of a thread, 8 become multiply-adds; shuffles, shared memory and barriers
+    stay as many.
+    """
+    rows = compiled(arch)
+    shared = rows[128, causal, SHARED_OUT[arch]]["loops"][1]
+    alone = rows[128, causal, "portable, no polynomial"]["loops"][1]
+    assert alone["MUFU"] - shared["MUFU"] == 8
+    for name in MOVES_DATA:
+        assert shared.get(name, 0) == alone.get(name, 0), name
+
+
+def test_the_polynomial_costs_eight_instructions():
+    """For each of 8 elements: a maximum, three additions, three multiply-adds, and a shift with an
+    addition, as one LEA or IMAD.
+    """
+    rows = compiled("sm_90")
+    shared = rows[128, False, "portable, 2/8 polynomial"]["loops"][1]
+    alone = rows[128, False, "portable, no polynomial"]["loops"][1]
+
+    def more(*names):
+        return sum(shared.get(name, 0) - alone.get(name, 0) for name in names)
+
+    assert (more("FMNMX"), more("FADD"), more("FFMA")) == (8, 24, 24)
+    assert 0 <= more("LEA", "IMAD", "SHF", "IADD3", "VIADD", "SHL") <= 12
+
+
+def test_the_rescale_is_behind_a_branch():
+    """In the loop over whole blocks, and not in that over blocks that are cut."""
+    cut, whole = compiled("sm_90")[128, False, "portable, 2/8 polynomial"]["loops"]
+    assert whole["BRA"] == cut["BRA"] + 1
+
+
+def test_the_instructions_in_the_docs():
+    """Which there are, with every Triton; how many, with the one that the page names."""
+    page = (ROOT / "docs/inspecting.md").read_text()
+    tested = re.search(r"instructions of FA4, Triton ([\d.]+)", page)[1]
+    table = dict(re.findall(r"^\| ([\w. ]+) \| (\d.*) \|$", page, re.MULTILINE))
+    labels = {label: name for name, label in LABELS.items() if name != "barriers"}
+    assert set(labels) - {"cp.async"} <= set(table)
+    for label, counts in table.items():
+        documented = [int(number.replace(",", "")) for number in counts.split(" | ")]
+        rows = [compiled(arch)[128, True, "served"] for arch in TENSOR_CORE]
+        found = [row["stack"] if label == "spills" else row[labels[label]] for row in rows]
+        if triton.__version__ == tested:
+            assert documented == found, label
+        elif label != "spills":
+            assert [bool(n) for n in documented] == [bool(n) for n in found], label
+
+
+def hopper_kernels() -> dict[tuple, dict]:
+    """What became of HOPPER_CALLS."""
+    return dict(zip(HOPPER_CALLS, all_compiled()["hopper"], strict=True))
+
+
+def test_the_explicit_kernel_is_asynchronous_and_spills_nothing():
+    """Later Tritons than those that were measured spill a few registers outside of the loops."""
+    late = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 8)
+    for call, row in hopper_kernels().items():
+        assert row["module"] == "flash_versions.versions.fa4.hopper.forward"
+        assert not row["serialised"] and not row["unused_barriers"], call
+        assert row["stack"] <= (64 if late else 0), call
+        assert row["tma_loads"] and row["tma_stores"] and not row["cp_async"], call
+        assert len(row["loops"]) == (3 if call[0] == 64 else 2), call  # one for each consumer
+
+
+def test_softmax_of_the_explicit_kernel():
+    """A quarter of the exponentials is gone with two eighths; shuffles are those of a maximum and a
+    sum of two rows, and nothing else moves.
+    """
+    for (head_dim, dtype, _, eighths, _), row in hopper_kernels().items():
+        block_kv = 64 if (head_dim, dtype) == (256, "bf16") else 128
+        exponentials = block_kv * 64 // 128  # of a thread
+        for loop in row["loops"]:
+            assert loop["MUFU"] == exponentials * (8 - eighths) // 8 + 2, (head_dim, dtype)
+            assert loop["SHFL"] == 8, (head_dim, dtype)
+            for name in ("PRMT", "STS", "LDS", "STSM", "LDSM", "LDL", "STL"):
+                assert name not in loop, (head_dim, dtype, name)
+
+
+def test_the_correction_is_behind_a_vote():
+    """With a threshold, a warp votes once for a block, and then multiplies all of its accumulator
+    or jumps over it. Without one, it always multiplies.
+    """
+    for (head_dim, _, threshold, _, _), row in hopper_kernels().items():
+        of_thread = 64 * head_dim // 128
+        for loop, skipped in zip(row["loops"], row["skipped"], strict=True):
+            assert loop.get("VOTE", 0) == (threshold > 0)
+            assert skipped == (of_thread if threshold > 0 else 0)
+            assert loop["FMUL"] == of_thread + 2, "the row sums are multiplied, always"
+
+
+def test_without_a_trace_no_clock_is_read():
+    for (*_, traced), row in hopper_kernels().items():
+        assert bool(row["clocks"]) == traced
+        for loop in row["loops"]:  # score, softmax, correct
+            assert (loop.get("CS2R", 0), loop.get("STG", 0)) == ((3, 3) if traced else (0, 0))
+
+
+def skipped_products(loop) -> int:
+    """How many products stand behind the jump that follows a vote."""
+    opcodes = [(instruction.predicate, instruction.name) for instruction in loop.instructions]
+    names = [name for _, name in opcodes]
+    if "VOTE" not in names:
+        return 0
+    jump = names.index("BRA", names.index("VOTE"))
+    assert opcodes[jump][0], "a jump with a condition"
+    behind = names[jump + 1 :]
+    return next(i for i, name in enumerate(behind) if name != "FMUL")
+
+
+def compile_hopper(head_dim, dtype, threshold, eighths, traced) -> Compiled:
+    """One form of the explicit kernel."""
+    q = torch.empty(1, 4096, 16, head_dim, dtype=torch.bfloat16)
+    fp8 = dtype == "fp8"
+    request = make_request(q, q, q, num_splits=1, precision="fp8:head" if fp8 else None)
+    with compiling("sm_90") as found:
+        chosen = config.fp8_config(request) if fp8 else config.default_config(request)
+        chosen = replace(chosen, threshold=threshold, eighths=eighths)
+        stamps = trace.new_stamps(request, chosen) if traced else None
+        if fp8:
+            q8, scale = q.to(torch.float8_e4m3fn), torch.empty(1, 16, 1)
+            v8 = q8.permute(0, 2, 3, 1).contiguous()
+            quantized = Quantized(q8, q8, v8, scale, scale, scale, scale[..., 0])
+            forward_hopper.forward_quantized(request, quantized, chosen, stamps)
+        else:
+            forward_hopper.forward(request, chosen, stamps)
+    (kernel,) = found
+    return kernel
+
+
+def hopper_row(kernel: Compiled) -> dict:
+    """What the tests look at."""
+    return kernel.counts | {
+        "module": kernel.module,
+        "stack": kernel.stack,
+        "serialised": kernel.serialised,
+        "unused_barriers": kernel.unused_barriers,
+        "loops": [dict(loop.opcodes) for loop in kernel.hot_loops],
+        "skipped": [skipped_products(loop) for loop in kernel.hot_loops],
+        "clocks": kernel.ptx.count("%clock"),
+    }
+
+
+def main() -> None:
+    from tests.compile.compile_kernels import assemble_once
+
+    assemble_once()
+    rows = []
+    for arch, calls in CALLS.items():
+        for head_dim, causal, variant in calls:
+            q = torch.empty(1, 4096, 16, head_dim, dtype=torch.bfloat16)
+            request = make_request(q, q, q, causal=causal, num_splits=1)
+            chosen = replace(VERSION, forward=FORWARDS[variant])
+            (kernel,) = compile_call(chosen, request, arch)
+            loops = [dict(loop.opcodes) for loop in kernel.hot_loops]
+            found = {"module": kernel.module, "shared": kernel.shared, "stack": kernel.stack}
+            rows.append(found | kernel.counts | {"loops": loops})
+    hopper = [hopper_row(compile_hopper(*call)) for call in HOPPER_CALLS]
+    print(json.dumps({"portable": rows, "hopper": hopper}))
+
+
+if __name__ == "__main__":
+    main()

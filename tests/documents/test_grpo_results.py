@@ -1,0 +1,120 @@
+"""The committed curves of GRPO are of the recipe as it is, and reach what is said of them."""
+
+import json
+import math
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.paths import ROOT
+from transformer.rl.recipes import RECIPES, Settings
+from transformer.rl.run import CONFIG, read_metrics
+
+SUMS = sorted((ROOT / "docs/results/grpo").glob("sums-seed*"))
+VERSIONS = ("sdpa", "fa2", "fa3", "fa4")
+
+
+def settings_of(folder: Path) -> Settings:
+    """What a run was made with; a setting that is younger than the run has its default."""
+    return Settings(**json.loads((folder / CONFIG).read_text()))
+
+
+def test_three_seeds_are_there():
+    assert [path.name for path in SUMS] == ["sums-seed0", "sums-seed1", "sums-seed2"]
+    for page in ("README.md", "docs/grpo.md"):
+        assert "figures/grpo-sums.svg" in (ROOT / page).read_text()
+    assert (ROOT / "docs/figures/grpo-sums.svg").exists()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_curves_are_of_the_recipe(seed):
+    recipe = Settings(**RECIPES["sums"], seed=seed, attention="sdpa", dtype="float32")
+    assert settings_of(SUMS[seed]) == recipe
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_sums_on_two_cores(seed):
+    """The bars: from 25 to 35 % to 90 % within a minute of training, to 98 % within five."""
+    scores = [line for line in read_metrics(SUMS[seed]) if "evaluation" in line]
+    assert 0.25 <= scores[0]["sampled"] <= 0.35
+    assert max(x["sampled"] for x in scores if x["seconds"] <= 60) >= 0.9
+    assert max(x["sampled"] for x in scores if x["seconds"] <= 300) >= 0.98
+    assert scores[-1]["sampled"] >= 0.98 and scores[-1]["evaluation"] == 80
+
+
+def on_a_gpu(version, seed):
+    """The evaluations of `sums` through a version on an H200, every ten steps."""
+    folder = ROOT / f"docs/results/grpo/h200/sums-{version}-seed{seed}"
+    recipe = {**RECIPES["sums"], "eval_every": 10}
+    settings = Settings(**recipe, seed=seed, attention=version, dtype="bfloat16")
+    assert settings_of(folder) == settings
+    return [line for line in read_metrics(folder) if "evaluation" in line]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_sums_on_a_gpu(version):
+    """The bar: to 98 % in less than a minute."""
+    for seed in range(3):
+        scores = on_a_gpu(version, seed)
+        assert 0.25 <= scores[0]["sampled"] <= 0.35 and scores[-1]["sampled"] >= 0.98
+        assert scores[-1]["seconds"] < 60
+
+
+@pytest.mark.parametrize("version", VERSIONS[1:])
+def test_every_version_learns_as_sdpa_does(version):
+    """The mean of three seeds is no further from sdpa's than its seeds are apart, at every
+    evaluation; give or take two standard errors of so many sampled answers.
+    """
+    ours, theirs = ([on_a_gpu(name, seed) for seed in range(3)] for name in (version, "sdpa"))
+    answers = 256 * 4
+    for mine, others in zip(zip(*ours), zip(*theirs)):
+        mine, others = ([x["sampled"] for x in scores] for scores in (mine, others))
+        p = statistics.mean(others)
+        uncertain = 2 * math.sqrt(2 * p * (1 - p) / (3 * answers))
+        spread = max(others) - min(others)
+        assert abs(statistics.mean(mine) - p) <= spread + uncertain
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_countdown_on_a_gpu(seed):
+    """From below 40 % of sampled answers to at least 80 % within 20 minutes of training."""
+    folder = ROOT / f"docs/results/grpo/countdown-seed{seed}"
+    recipe = Settings(**RECIPES["countdown"], seed=seed, attention="fa4", dtype="bfloat16")
+    assert settings_of(folder) == recipe
+    scores = [line for line in read_metrics(folder) if "evaluation" in line]
+    assert scores[0]["sampled"] < 0.4 and scores[-1]["sampled"] >= 0.9
+    reached = next(x["seconds"] for x in scores if x["sampled"] >= 0.8)
+    assert reached <= 240 and scores[-1]["seconds"] < 1200  # as docs/grpo.md says
+    assert "figures/grpo-countdown.svg" in (ROOT / "docs/grpo.md").read_text()
+
+
+def test_practice_on_a_gpu():
+    """From below 65 % of everything to nearly all, in about eleven minutes of training."""
+    folder = ROOT / "docs/results/grpo/practice-seed0"
+    recipe = Settings(**RECIPES["practice"], attention="fa4", dtype="bfloat16")
+    assert settings_of(folder) == recipe
+    scores = [line for line in read_metrics(folder) if "evaluation" in line]
+    assert scores[0]["greedy"] < 0.65 and scores[-1]["greedy"] >= 0.99
+    assert scores[-1]["evaluation"] == recipe.steps and 600 < scores[-1]["seconds"] < 690
+
+
+def test_the_reinforced_model_is_as_good_as_the_taught_one():
+    """Better in all skills together, and worse in none: by no more than two standard errors."""
+    folder = ROOT / "docs/results/grpo/finish-seed0"
+    recipe = Settings(**RECIPES["finish"], attention="sdpa", dtype="float32")
+    assert replace(settings_of(folder), eval_every=recipe.eval_every) == recipe
+    found = json.loads((folder / "skills.json").read_text())
+    ours, chat = found["reinforced"], found["chat"]
+    text = (ROOT / "docs/grpo.md").read_text()
+    gains, better = [], []
+    for skill, score in ours["greedy"].items():
+        p, q = score["right"], chat["greedy"][skill]["right"]
+        uncertain = math.sqrt(p * (1 - p) / ours["problems"] + q * (1 - q) / chat["problems"])
+        assert p - q >= -2 * uncertain, skill
+        assert f"| {skill} | {p:.1%} | {q:.1%} |".replace("%", " %") in text
+        gains.append(p - q)
+        better += [skill] if p - q > 3 * uncertain else []
+    assert statistics.mean(gains) > 0.003
+    assert sorted(better) == ["comparing", "differences of four digits", "small talk"]

@@ -1,0 +1,367 @@
+"""Gluon kernels for Hopper, run on the CPU: Triton interprets none of them.
+
+`load` imports modules anew with stand-ins in the place of Triton. The same source, host code and
+all, then computes with torch tensors, one thread per partition; gluon_machine.py lets them take
+turns.
+
+Hardware may be fast or slow. `gluon_machine.order` says which of these freedoms an emulation takes.
+Loads that are late find whoever does not wait for `full`; products that are late, that is, which
+read their tiles when they are waited for, find whoever releases a tile too early. Stores always
+leave late. Shared memory begins as NaN.
+
+Not modelled: layouts, registers, speed. A missing fence is noticed only before a TMA
+store or a product.
+Boxes are in gluon_tma.py, and inline PTX is read by gluon_ptx.py.
+"""
+
+import contextlib
+import functools
+import importlib
+import math
+import operator
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import NamedTuple
+from unittest.mock import patch
+
+import torch
+
+from tests.emulator.gluon import ptx as gluon_ptx
+from tests.emulator.gluon.machine import (
+    Barrier,
+    Barriers,
+    MBarrierLayout,
+    here,
+    mbarrier,
+    run_grid,
+    warp_specialize,
+)
+from tests.emulator.gluon.tma import TensorDescriptor, fence_async_shared, tma
+
+
+# ------------------------------------------------------------------------------- values
+def constexpr(value):
+    """A compile-time constant: for kernels a plain number, for the host one with a `value`."""
+    return type("constexpr", (type(value),), {"value": value})(value)
+
+
+def raw(x):
+    return x.data if isinstance(x, Tensor) else x
+
+
+def tensor_of(x):
+    """The torch tensor of a value; a Python number is an int32 or an fp32."""
+    if isinstance(x, Tensor):
+        return x.data
+    kind = {bool: torch.bool, float: torch.float32}.get(type(x), torch.int32)
+    return torch.tensor(float(x) if isinstance(x, float) else x, dtype=kind)
+
+
+class Tensor:
+    """A tensor in registers, or a number at run time: one of no dimension."""
+
+    class type:
+        layout = None
+
+    def __init__(self, data):
+        self.data, self.shape, self.dtype = data, list(data.shape), data.dtype
+
+    def to(self, dtype, bitcast=False):
+        return Tensor(self.data.view(dtype) if bitcast else self.data.to(dtype))
+
+    def reshape(self, shape):
+        return Tensor(self.data.reshape(shape))
+
+    def permute(self, axes):
+        return Tensor(self.data.permute(axes))
+
+    def __getitem__(self, index):
+        return Tensor(self.data[index])
+
+    def __neg__(self):
+        return Tensor(-self.data)
+
+    def __bool__(self):
+        return bool(self.data)
+
+    def __index__(self):
+        return int(self.data)
+
+
+def computed(function):
+    return lambda *values: Tensor(function(*map(tensor_of, values)))
+
+
+def truncated(a, b):
+    return torch.div(a, b, rounding_mode="trunc")
+
+
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+for _name in ("add", "sub", "mul", "truediv", "lshift", "and", "or", "xor", *_COMPARISONS):
+    _function = getattr(operator, f"__{_name}__")
+    setattr(Tensor, f"__{_name}__", lambda a, b, f=_function: Tensor(f(a.data, raw(b))))
+    setattr(Tensor, f"__r{_name}__", lambda a, b, f=_function: Tensor(f(raw(b), a.data)))
+for _name, _function in {"floordiv": truncated, "mod": torch.fmod}.items():  # as in C
+    setattr(Tensor, f"__{_name}__", computed(_function))
+    setattr(Tensor, f"__r{_name}__", computed(lambda a, b, f=_function: f(b, a)))
+
+
+class Pointer(NamedTuple):
+    data: torch.Tensor
+    offset: torch.Tensor = torch.tensor(0)
+
+    def __add__(self, offset):
+        return Pointer(self.data, self.offset + tensor_of(offset).long())
+
+
+def load_scalar(pointer):
+    assert 0 <= pointer.offset < pointer.data.numel(), "a load past the ends of a tensor"
+    return Tensor(pointer.data[pointer.offset].clone())
+
+
+def store(pointer, value, mask=True):
+    offset, mask, value = torch.broadcast_tensors(
+        pointer.offset, tensor_of(mask), tensor_of(value).to(pointer.data.dtype)
+    )
+    assert (offset[mask] >= 0).all(), "store in front of a tensor"
+    pointer.data[offset[mask]] = value[mask]
+
+
+def atomic_add(pointer, value):
+    here.partition.pause()
+    before = pointer.data[pointer.offset].clone()
+    pointer.data[pointer.offset] += value
+    return Tensor(before)
+
+
+def allocation(x):
+    """Which allocation of shared memory, or what registers, a value is part of."""
+    return x.data.untyped_storage().data_ptr()
+
+
+class Shared:
+    """Tiles in shared memory; views share their storage."""
+
+    def __init__(self, data):
+        self.data, self.shape, self.dtype = data, list(data.shape), data.dtype
+
+    def index(self, i):
+        assert 0 <= i < self.shape[0], f"slot {i} of {self.shape[0]}"
+        return Shared(self.data[int(i)])
+
+    def reshape(self, shape):
+        return Shared(self.data.view(shape))
+
+    def permute(self, axes):
+        return Shared(self.data.permute(axes))
+
+    def slice(self, start, length, dim=0):
+        return Shared(self.data.narrow(dim, start, length))
+
+    def store(self, value):
+        assert (value.shape, value.dtype) == (self.shape, self.dtype), "a tile of another kind"
+        self.data.copy_(value.data)
+        unfenced = here.partition.program.unfenced
+        unfenced[self.data.data_ptr()] = here.partition, allocation(self)
+
+    def load(self, layout):
+        return Tensor(self.data.clone())
+
+
+class Layout:
+    """Takes anything, means nothing."""
+
+    def __init__(self, *arguments):
+        pass
+
+    @classmethod
+    def get_default_for(cls, shape, dtype):
+        return cls()
+
+
+def allocate_shared_memory(dtype, shape, layout):
+    if isinstance(layout, MBarrierLayout):
+        return Barriers([Barrier() for _ in range(shape[0])])
+    return Shared(torch.full(shape, math.nan if dtype.is_floating_point else -1, dtype=dtype))
+
+
+# ------------------------------------------------------------------------------- WGMMA
+class Product:
+    """A product in flight: nothing can be done with it but to wait."""
+
+    def __init__(self, a, b, acc, use_acc):
+        self.a, self.b, self.acc, self.use_acc = a, b, acc, use_acc
+        self.result, self.done = None, False
+
+    def compute(self):
+        product = self.a.data.float() @ self.b.data.float()
+        self.result = Tensor(product + self.acc.data if self.use_acc else product)
+
+
+def warpgroup_mma(a, b, acc, use_acc=True, is_async=False):
+    assert a.shape[0] % 64 == 0 and a.dtype == b.dtype, f"no {a.shape} {a.dtype} times {b.dtype}"
+    unfenced = {where for _, where in here.partition.program.unfenced.values()}
+    assert unfenced.isdisjoint((allocation(a), allocation(b))), "a product without a fence"
+    k_major = b.data.stride(0) == 1
+    assert k_major or b.dtype.itemsize == 2, "8 bits need what is summed over to be contiguous"
+    product = Product(a, b, acc, use_acc)
+    machine = here.partition.program.machine
+    if not machine.draw(machine.order.late_products):
+        product.compute()
+    here.partition.products.append(product)
+    return product if is_async else warpgroup_mma_wait(0, deps=[product])
+
+
+def warpgroup_mma_wait(num_outstanding, deps):
+    products = here.partition.products
+    waited = products[: max(len(products) - num_outstanding, 0)]
+    here.partition.pause(late=any(x.result is None for x in waited))
+    for product in waited:
+        products.remove(product)
+        if product.result is None:
+            product.compute()
+        product.done = True
+    assert all(x.done for x in deps), "a product is read while it is in flight"
+    results = tuple(x.result for x in deps)
+    return results[0] if len(results) == 1 else results
+
+
+# ------------------------------------------------------------------------------- inline PTX
+def inline_asm_elementwise(asm, constraints, args, dtype, is_pure, pack):
+    if "%clock64" in asm:
+        return Tensor(torch.tensor(here.partition.program.machine.tick()))
+    return Tensor(gluon_ptx.elementwise(asm, constraints, [x.data for x in args], dtype, pack))
+
+
+# ------------------------------------------------------------------------------- Triton's modules
+class Jit:
+    """A kernel or a function for kernels."""
+
+    def __init__(self, function):
+        functools.update_wrapper(self, function)
+        self.function = function
+
+    def __call__(self, *arguments, **named):
+        return self.function(*arguments, **named)
+
+    def __get__(self, instance, owner):
+        return self if instance is None else functools.partial(self, instance)
+
+    def __getitem__(self, grid):
+        return functools.partial(self.launch, grid)
+
+    def launch(self, grid, *arguments, num_warps, num_stages, **constants):
+        arguments = [Pointer(x.view(-1)) if isinstance(x, torch.Tensor) else x for x in arguments]
+        run_grid(functools.partial(self.function, **constants), grid[0], arguments)
+
+
+def jit(function=None, **options):
+    return jit if function is None else Jit(function)
+
+
+def aggregate(cls):
+    def __init__(self, *values):
+        for name, value in zip(cls.__annotations__, values, strict=True):
+            setattr(self, name, value)
+
+    cls.__init__ = __init__
+    return cls
+
+
+def module(name, *values, **named):
+    made = ModuleType(name)
+    vars(made).update({x.__name__: x for x in values}, **named)
+    return made
+
+
+def static_assert(condition, message=""):
+    assert condition, message
+
+
+ARITHMETIC = {
+    "maximum": lambda a, b, propagate_nan=None: computed(torch.maximum)(a, b),
+    "minimum": computed(torch.minimum),
+    "where": computed(torch.where),
+    "to_tensor": computed(lambda x: x),
+    "cdiv": lambda a, b: (a + (b - 1)) // b,
+    "max": lambda x, axis: Tensor(x.data.amax(axis)),
+    "sum": lambda x, axis: Tensor(x.data.sum(axis)),
+    "reshape": Tensor.reshape,
+    "permute": Tensor.permute,
+    "join": lambda a, b: Tensor(torch.stack((a.data, b.data), -1)),
+    "split": lambda x: tuple(map(Tensor, x.data.unbind(-1))),
+    "broadcast": lambda a, b: tuple(map(Tensor, torch.broadcast_tensors(a.data, b.data))),
+    "static_range": range,
+    "static_assert": static_assert,
+    "float8e4nv": torch.float8_e4m3fn,
+    "float8e5": torch.float8_e5m2,
+    **{name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "int32", "int64")},
+    **{name: computed(getattr(torch, name)) for name in ("abs", "exp", "exp2", "log2")},
+}
+tl = module("triton.language", constexpr, PropagateNan=SimpleNamespace(ALL=None), **ARITHMETIC)
+gl = module(
+    "triton.experimental.gluon.language",
+    constexpr,
+    store,
+    atomic_add,
+    warp_specialize,
+    allocate_shared_memory,
+    inline_asm_elementwise,
+    **ARITHMETIC,
+    **dict.fromkeys(("NVMMASharedLayout", "NVMMADistributedLayout", "DotOperandLayout"), Layout),
+    **dict.fromkeys(("SliceLayout", "BlockedLayout", "SwizzledSharedLayout"), Layout),
+    tensor=Tensor,
+    shared_memory_descriptor=Shared,
+    load=load_scalar,
+    num_warps=lambda: 4,
+    program_id=lambda axis: Tensor(torch.tensor(here.partition.program.id, dtype=torch.int32)),
+    num_programs=lambda axis: here.partition.program.programs,
+    zeros=lambda shape, dtype, layout: Tensor(torch.zeros(shape, dtype=dtype)),
+    full=lambda shape, value, dtype, layout: Tensor(torch.full(shape, raw(value), dtype=dtype)),
+    arange=lambda start, end, layout: Tensor(torch.arange(start, end, dtype=torch.int32)),
+    convert_layout=lambda x, layout, assert_trivial: x,
+)
+gluon = module("gluon", jit, aggregate, language=gl, constexpr_function=lambda f: f)
+
+
+class Semantic:
+    """What builtins of Gluon are made of."""
+
+    def memdesc_reinterpret(tile, dtype, shape, layout):
+        return Shared(tile.data.view(-1).view(dtype).view(shape))
+
+
+def builtin(function):
+    return functools.partial(function, _semantic=Semantic)
+
+
+HOPPER = "triton.experimental.gluon.language.nvidia.hopper"
+MODULES = {
+    "triton": module("triton", jit, language=tl),
+    "triton.language": tl,
+    "triton.experimental": module("triton.experimental", gluon=gluon),
+    "triton.experimental.gluon": gluon,
+    gl.__name__: gl,
+    f"{gl.__name__}._core": module("core", builtin),
+    HOPPER: module(HOPPER, mbarrier, tma, fence_async_shared, warpgroup_mma, warpgroup_mma_wait),
+    "triton.experimental.gluon.nvidia.hopper": module("host", TensorDescriptor),
+}
+
+
+def load(*names):
+    """Import modules once more, with the emulator in the place of Triton.
+
+    Args:
+        names: of modules that are part of an emulated kernel, each after those it imports.
+    """
+    for name in names:
+        importlib.import_module(name)  # and all else that they import, with the real Triton
+    packages = {name.rpartition(".")[0] for name in names}
+    namespaces = [vars(sys.modules[package]) for package in packages]
+    with contextlib.ExitStack() as stack:
+        for namespace in (sys.modules, *namespaces):
+            stack.enter_context(patch.dict(namespace))
+        sys.modules.update(MODULES)
+        for name in names:
+            del sys.modules[name]
+        return [importlib.import_module(name) for name in names]

@@ -1,0 +1,164 @@
+"""Inline PTX for gluon_emulator.py: what the kernels for Hopper write that Gluon has no word for.
+
+`elementwise` reads the text, so that what is wrong in it has its effect. A register is one of all
+threads of a partition at once, with 32 bits or a predicate: a tensor (warps, lanes, calls), as the
+text is executed once for every `pack` elements that a thread holds.
+"""
+
+import re
+
+import torch
+
+from tests.emulator.gluon.machine import named_barrier
+
+UNWRITTEN = torch.tensor(-1, dtype=torch.int32)  # a NaN
+FP8 = {"e4m3x2": torch.float8_e4m3fn, "e5m2x2": torch.float8_e5m2}
+
+
+def to_threads(x, pack):
+    """The elements of the accumulator (64, columns) of a warpgroup, of a number per row of it or of
+    a scalar, as (warps, lanes, calls, pack).
+
+    A thread has two neighbouring columns of eight and two rows, and so on for every eight columns.
+    As the operand of a product of 8 bits, of which four are packed, it has four neighbours.
+    """
+    if x.dim() == 0:
+        return x.view(1, 1, 1, 1)
+    if x.dim() == 1:  # the four threads of a row have the same
+        return x.view(4, 2, 8, 1).permute(0, 2, 3, 1).repeat(1, 1, 4, 1).view(4, 32, -1, pack)
+    width = 4 if pack == 4 else 2
+    parts = x.reshape(4, 2, 8, -1, 4, width)  # warp, half of its rows, row, group, thread, column
+    return parts.permute(0, 2, 4, 3, 1, 5).reshape(4, 32, -1, pack)
+
+
+def from_threads(x, shape):
+    """The inverse of `to_threads`, for elements that may have another type."""
+    if len(shape) == 0:
+        return x.view(())
+    if len(shape) == 1:
+        return x.view(4, 8, 4, 2)[:, :, 0].transpose(1, 2).reshape(shape)
+    width = 4 if x.shape[3] == 4 else 2
+    parts = x.reshape(4, 8, 4, -1, 2, width)
+    return parts.permute(0, 4, 1, 3, 2, 5).reshape(shape)
+
+
+def elementwise(asm, constraints, args, dtype, pack):
+    """The torch tensor that `inline_asm_elementwise` makes of torch tensors of one shape; without
+    any, a number.
+    """
+    arguments = [x for arg in args for x in registers_of(arg, pack)]
+    kinds = constraints.split(",")
+    number = sum(kind.startswith("=") for kind in kinds)
+    assert len(kinds) == number + len(arguments), "constraints do not match the arguments"
+    shape = args[0].shape if args else ()
+    unwritten = UNWRITTEN.expand(arguments[0].shape if args else (1, 1, 1))
+    registers = {f"${i}": unwritten for i in range(number)}
+    for i, (kind, value) in enumerate(zip(kinds[number:], arguments, strict=True)):
+        registers[f"${number + i}"] = value
+        if kind.isdigit():  # in the register of that result
+            registers[f"${kind}"] = value
+    execute(asm, registers)
+    results = torch.broadcast_tensors(*(registers[f"${i}"] for i in range(number)))
+    results = torch.stack(results, -1)
+    return from_threads(results.view(dtype), shape)
+
+
+def registers_of(x, pack):
+    """The registers that a call is given of an argument: two elements of 16 bits share one."""
+    if x.element_size() == 2:
+        pairs = to_threads(x.view(torch.int16), pack).contiguous()
+        return pairs.view(torch.int32).unbind(-1)
+    return to_threads(bits(x), pack).unbind(-1)
+
+
+def bits(x):
+    """32-bit numbers as int32."""
+    return x.view(torch.int32)
+
+
+def execute(asm, registers):
+    """Execute a text; threads that have taken a branch forward do nothing until its label."""
+    away = {}  # label -> threads that have jumped there
+    for statement in re.split(r"(?<=[:;])", asm.strip().removeprefix("{").removesuffix("}")):
+        statement = statement.strip(" ;")
+        if statement.endswith(":"):
+            away.pop(statement[:-1])
+        elif statement.startswith("bar."):
+            named_barrier(*re.fullmatch(r"bar\.(\w+) (\d+), (\d+)", statement).groups())
+        elif statement and not statement.startswith(".reg"):
+            step(statement, registers, away)
+    assert not away, f"no label {', '.join(away)} that follows"
+
+
+def step(statement, registers, away):
+    guard, name, operands = re.fullmatch(r"(?:@(!?\w+) )?(\S+) (.*)", statement).groups()
+    operands = re.findall(r"\{[^}]*\}|[^\s,]+", operands)
+    if name == "bra":
+        taken = registers[guard.removeprefix("!")] ^ guard.startswith("!")
+        away[operands[0]] = taken
+        return
+    assert guard is None, f"no guard in front of {name} is known"
+    if any(stay.all() for stay in away.values()):
+        return
+    target, *operands = operands
+    if target.startswith("{"):  # two registers of 16 bits from one
+        low, high = re.findall(r"\w+", target)
+        both = value(*operands, registers)
+        registers |= {low: both & 0xFFFF, high: both >> 16 & 0xFFFF}
+        return
+    found = instruction(name, [value(x, registers) for x in operands])
+    for stay in away.values():
+        before = registers.get(target, UNWRITTEN).to(found.dtype)
+        found = torch.where(stay, before, found)
+    registers[target] = found
+
+
+def value(operand, registers):
+    """A register, a constant, or two registers of 16 bits as one."""
+    if operand.startswith("{"):
+        low, high = (registers[x] for x in re.findall(r"\w+", operand))
+        return low | high << 16
+    if operand in registers:
+        return registers[operand]
+    constant = int(operand.replace("0f", "0x"), 16 if operand.startswith("0") else 10)
+    return torch.tensor(constant).to(torch.int32)
+
+
+def instruction(name, operands):
+    match name.split("."):
+        case ["mov", _]:
+            return operands[0]
+        case ["mul", "f32"]:
+            return bits(operands[0].view(torch.float32) * operands[1].view(torch.float32))
+        case ["lg2", "approx", "ftz", "f32"]:
+            return bits(torch.log2(operands[0].view(torch.float32)))
+        case ["setp", "ne", "b32"]:
+            return operands[0] != operands[1]
+        case ["setp", "ne", *more, "f32"]:
+            a, b = (x.view(torch.float32) for x in operands[:2])
+            found = (a != b) & ~a.isnan() & ~b.isnan()
+            return found | operands[2] if more == ["or"] else found
+        case ["selp", "b32"]:
+            return torch.where(operands[2], operands[0], operands[1])
+        case ["vote", "sync", "any", "pred"]:
+            return operands[0].any(1, keepdim=True).expand_as(operands[0])
+        case ["shl", "b32"]:
+            return operands[0] << operands[1]
+        case ["and", "b32"]:
+            return operands[0] & operands[1]
+        case ["cvt", "f32", "f16"]:
+            return bits(operands[0].to(torch.int16).view(torch.float16).float())
+        case ["cvt", "rn", "bf16x2" | "f16x2" as kind, "f32"]:
+            dtype = torch.bfloat16 if kind == "bf16x2" else torch.float16
+            high, low = (x.view(torch.float32).to(dtype).view(torch.int16) for x in operands)
+            return low.to(torch.int32) & 0xFFFF | high.to(torch.int32) << 16
+        case ["cvt", "rn", "satfinite", kind, "f32"]:
+            high, low = (x.view(torch.float32) for x in operands)
+            return saturated(low, FP8[kind]) | saturated(high, FP8[kind]) << 8
+    raise AssertionError(f"no instruction {name} is known")
+
+
+def saturated(x, dtype):
+    """fp32 rounded to 8 bits, those of int32."""
+    largest = torch.finfo(dtype).max
+    return x.clamp(-largest, largest).to(dtype).view(torch.uint8).to(torch.int32)

@@ -1,0 +1,71 @@
+"""TMA for gluon_emulator.py: boxes of tensors, copied to shared memory and from there."""
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from tests.emulator.gluon.machine import Load, here
+
+
+class Box(NamedTuple):
+    shape: list[int]
+    nbytes: int
+
+
+class TensorDescriptor:
+    """Boxes of a tensor, which may reach past its end."""
+
+    def __init__(self, base, shape, strides, block_shape, layout):
+        vectors = [stride * base.element_size() % 16 for stride in strides[:-1]]
+        assert not any(vectors) and strides[-1] == 1 and min(shape) > 0, "TMA cannot address this"
+        self.base, self.shape, self.strides = base, shape, strides
+        self.dtype, self.layout = base.dtype, layout
+        self.block_type = Box(block_shape, math.prod(block_shape) * base.element_size())
+
+    @property
+    def data(self):
+        """The tensor as the boxes see it; asked anew, as a copy may have another base."""
+        return self.base.as_strided(self.shape, self.strides)
+
+    def box(self, coordinates):
+        """The part of the tensor that lies in a box, and the slices of a tile where it belongs."""
+        corner = [int(i) for i in coordinates]
+        assert min(corner) >= 0, f"a box at {corner}"
+        ends = [i + n for i, n in zip(corner, self.block_type.shape, strict=True)]
+        part = self.data[tuple(map(slice, corner, ends))]
+        return part, tuple(map(slice, part.shape))
+
+
+class tma:
+    def async_load(descriptor, coordinates, barrier, tile):
+        machine = here.partition.program.machine
+        late = machine.draw(machine.order.late_loads)
+        machine.loads.append(Load(descriptor, coordinates, barrier, tile, late))
+        here.partition.pause()
+
+    def async_store(descriptor, coordinates, tile):
+        tma.leave(torch.Tensor.copy_, descriptor, coordinates, tile)
+
+    def async_atomic_add(descriptor, coordinates, tile):
+        tma.leave(torch.Tensor.add_, descriptor, coordinates, tile)
+
+    def leave(write, descriptor, coordinates, tile):
+        unfenced = here.partition.program.unfenced
+        assert tile.data.data_ptr() not in unfenced, "a TMA store without fence_async_shared"
+        assert tile.shape == descriptor.block_type.shape, "a tile of another shape than the box"
+        part, place = descriptor.box(coordinates)
+        here.partition.stores.append(lambda: write(part, tile.data[place]))
+
+    def store_wait(pendings):
+        stores = here.partition.stores
+        here.partition.pause(late=len(stores) > pendings)
+        while len(stores) > pendings:
+            stores.pop(0)()
+
+
+def fence_async_shared():
+    program = here.partition.program
+    mine = [k for k, (writer, _) in program.unfenced.items() if writer is here.partition]
+    for k in mine:
+        del program.unfenced[k]

@@ -1,0 +1,332 @@
+"""Bugs that test_hopper_backward_emulated.py plants in FA3's backward for Hopper: a wait, a release
+or a fence left out or misplaced, and tiles taken for others.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from tests.emulator.planted_bugs import WRONG, Bug
+
+
+class Run(NamedTuple):
+    """The call in which a bug shows."""
+
+    M: int = 150
+    N: int = 150
+    D: int = 64
+    kv_heads: int = 2  # of two query heads each
+    schedule: str | None = None  # of CONFIGS; None chooses by head_dim
+    dtype: torch.dtype = torch.bfloat16
+    options: dict = {}
+    low_scores: bool = False
+
+
+# the usual ones are those of head_dim 64: S is issued early, V and K are held, and there are three
+# stages
+RUNS = {
+    None: Run(),
+    "in order": Run(schedule="as it is"),
+    "in order, fp16": Run(schedule="as it is", dtype=torch.float16),
+    "two slots": Run(N=600, kv_heads=1, schedule="as it is"),
+    "wide": Run(D=256, kv_heads=1),
+    "low scores": Run(kv_heads=1, low_scores=True),
+    "causal": Run(kv_heads=1, options={"causal": True}),
+    "window": Run(kv_heads=1, options={"window": (64, 10)}),
+    "softcap": Run(kv_heads=1, schedule="as it is", options={"softcap": 2.0}),
+    "keys without queries": Run(
+        100, 600, kv_heads=1, options={"window": (100, None), "causal": True}
+    ),
+}
+# Not among them, as what comes before says the same: the wait for K of the warpgroup of dQ (dS is
+# computed with it).
+BUGS = {
+    # ---- the producer
+    "a slot of Q, and with it of dO, is filled before it is empty": Bug(
+        "produce", [("buffers.q.wait_empty(place)", "pass")], "more arrivals"
+    ),
+    "rows of values are not counted": Bug(
+        "Ring.load_with", [(" + values_desc.block_type.nbytes", "")], "dead-lock"
+    ),
+    "LSE is delta": Bug("produce", [("head, 0, query", "head, 1, query")], WRONG),
+    "delta is LSE": Bug("produce", [("head, 1, query", "head, 0, query")], WRONG),
+    "all of a group have the Q of one head": Bug(
+        "produce", [("head = kv_head * problem.GROUP + step", "head = kv_head + step")], WRONG
+    ),
+    "K is loaded though no query comes": Bug(
+        "produce", [("if begin < end:", "if True:")], "loads in flight", "keys without queries"
+    ),
+    # ---- the consumers
+    "K is read before it is there": Bug(
+        "first_state", [("buffers.k.wait(buffers.k.at(0, 0), begin < end)", "pass")], WRONG
+    ),
+    "V is read before it is there": Bug(
+        "first_state", [("buffers.v.wait(buffers.v.at(0, 0), begin < end)", "pass")], WRONG
+    ),
+    "K is waited for though no query comes": Bug(
+        "first_state",
+        [("buffers.k.at(0, 0), begin < end", "buffers.k.at(0, 0), True")],
+        "dead-lock",
+        "keys without queries",
+    ),
+    "V is waited for though no query comes": Bug(
+        "first_state",
+        [("buffers.v.at(0, 0), begin < end", "buffers.v.at(0, 0), True")],
+        "dead-lock",
+        "keys without queries",
+    ),
+    "the first Q is read before it is there": Bug(
+        "first_state", [("buffers.q.wait(place)", "pass")], WRONG
+    ),
+    "the first Q is waited for though none comes": Bug(
+        "first_state", [("if begin < end:", "if True:")], "dead-lock", "keys without queries"
+    ),
+    "in order: Q is read before it is there": Bug(
+        "fold_queries", [("buffers.q.wait(place)", "pass")], "more arrivals", "in order"
+    ),
+    "the next Q is read before it is there": Bug(
+        "fold_queries", [("buffers.q.wait(place.next(), more)", "pass")], "more arrivals"
+    ),
+    "a Q behind the last one is waited for": Bug(
+        "fold_queries", [("place.next(), more", "place.next(), True")], "dead-lock"
+    ),
+    "the last block of every head ends the stream": Bug(
+        "consume", [("member + 1 < problem.GROUP, end, end - 1", "False, end, end - 1")], WRONG
+    ),
+    "no block ends the stream": Bug(
+        "consume", [("member + 1 < problem.GROUP, end, end - 1", "False, end, end")], "dead-lock"
+    ),
+    "dO is read before it is there": Bug(
+        "fold_queries", [("buffers.do.wait(place)", "pass")], f"{WRONG}|more arrivals"
+    ),
+    "in order: dO is read before it is there": Bug(
+        "fold_queries", [("buffers.do.wait(place)", "pass")], "more arrivals", "in order"
+    ),
+    "Q and dO are not released": Bug(
+        "fold_queries", [("buffers.q.release(place)", "pass")], "produce 3 in .*wait_empty"
+    ),
+    "Q is released while dK reads it": Bug(
+        "fold_queries",
+        [("buffers.q.release(place)", "pass"),
+         ("    dv = warp", "    buffers.q.release(place)\n    dv = warp")],
+        WRONG,
+    ),
+    "in order: Q is released while dK reads it": Bug(
+        "fold_queries",
+        [("buffers.q.release(place)", "pass"),
+         ("    dv = warp", "    buffers.q.release(place)\n    dv = warp")],
+        WRONG,
+        "in order",
+    ),
+    "dP is read while it is in flight": Bug(
+        "fold_queries", [("wait(1, deps=[dp_token])", "wait(2, deps=[dp_token])")], "in flight"
+    ),
+    "dV is read while it is in flight": Bug(
+        "fold_queries", [("wait(1, deps=[dv_token])", "wait(2, deps=[dv_token])")], "in flight"
+    ),
+    "dK is read while it is in flight": Bug(
+        "fold_queries", [("wait(1, deps=[dk_token])", "wait(2, deps=[dk_token])")], "in flight"
+    ),
+    "in order: dK is read while it is in flight": Bug(
+        "fold_queries",
+        [("wait(0, deps=[dk_token])", "wait(1, deps=[dk_token])")],
+        "in flight",
+        "in order",
+    ),
+    "S is read while it is in flight": Bug(
+        "fold_queries", [("wait(0, deps=[s_token])", "wait(1, deps=[s_token])")], "in flight"
+    ),
+    "in order: narrowed, neighbours change places": Bug(
+        "conversion_ptx", [("bf16x2.f32 $0, $2, $1", "bf16x2.f32 $0, $1, $2")], WRONG, "in order"
+    ),
+    "in order: widened, neighbours change places": Bug(
+        "conversion_ptx",
+        [("shl.b32 $0, $2, 16; and.b32 $1", "shl.b32 $1, $2, 16; and.b32 $0")],
+        WRONG,
+        "in order",
+    ),
+    "fp16: narrowed, neighbours change places": Bug(
+        "conversion_ptx",
+        [("cvt.rn.f16x2.f32 $0, $2, $1", "cvt.rn.f16x2.f32 $0, $1, $2")],
+        WRONG,
+        "in order, fp16",
+    ),
+    "fp16: widened, neighbours change places": Bug(
+        "conversion_ptx", [("{low, high}, $2", "{high, low}, $2")], WRONG, "in order, fp16"
+    ),
+    "in order: with softcap, dV is computed from the slope": Bug(
+        "fold_queries", [("narrowed(p, do_tile) if problem.CAP else slope", "slope")],
+        WRONG, "softcap",
+    ),
+    "keys past the end are not masked": Bug(
+        "KeyProblem.masked", [("if self.EDGE:", "if False:")], WRONG, "low scores"
+    ),
+    "blocks that the diagonal cuts are not masked": Bug(
+        "consume", [("range(begin, full_begin)", "range(begin, begin)"),
+                    ("range(full_begin, full_end)", "range(begin, full_end)")], WRONG, "causal"
+    ),
+    "blocks that the window's left bound cuts are not masked": Bug(
+        "consume", [("range(full_end, end)", "range(end, end)"),
+                    ("range(full_begin, full_end)", "range(full_begin, end)")], WRONG, "window"
+    ),
+    "blocks are masked as if a consumer had all keys": Bug(
+        "consume", [("problem.blocks(key, WARPGROUP_ROWS)", "problem.blocks(key, 1)")],
+        WRONG, "causal",
+    ),
+    # ---- dS, from hand to hand
+    "dS is announced before it is written": Bug(
+        "fold_queries",
+        [("    buffers.ds.publish(ds_place)\n", ""),
+         ("    dp = warp", "    buffers.ds.publish(ds_place)\n    dp = warp")],
+        "without a fence",
+    ),
+    "dS is announced without a fence": Bug(
+        "Ring.publish", [("fence_async_shared()", "pass")], "without a fence"
+    ),
+    "dS is not announced": Bug(
+        "fold_queries", [("buffers.ds.publish(ds_place)", "pass")], "accumulate 2 in .*wait"
+    ),
+    "dS is overwritten while it is read": Bug(
+        "fold_queries", [("buffers.ds.wait_empty(ds_place)", "pass")], "accumulate 2 in .*wait"
+    ),
+    "both consumers write the same part of dS": Bug(
+        "fold_queries",
+        [("ds_tile.slice(CONSUMER * WARPGROUP_ROWS, WARP", "ds_tile.slice(0, WARP")],
+        WRONG,
+    ),
+    "one part of dS is enough": Bug(
+        "make_handover", [("count=WRITERS", "count=1")], "accumulate 2 in .*wait"
+    ),
+    "dS is read by two": Bug(
+        "make_handover", [("empty.index(slot), count=1", "empty.index(slot), count=2")], "dead-lock"
+    ),
+    # ---- left operands in registers
+    "held: V is K": Bug("hold", [("half(buffers.v", "half(buffers.k")], WRONG),
+    "held: K is V": Bug("hold", [("half(buffers.k", "half(buffers.v")], WRONG),
+    "held: both consumers have the same rows of V": Bug(
+        "hold", [("buffers.v, CONSUMER", "buffers.v, 0")], WRONG
+    ),
+    "held: both consumers have the same rows of K": Bug(
+        "hold", [("buffers.k, CONSUMER", "buffers.k, 0")], WRONG
+    ),
+    # ---- the warpgroup of dQ
+    "dQ: K is waited for though no query comes": Bug(
+        "accumulate", [("k_place, begin < end", "k_place, True")], "dead-lock",
+        "keys without queries",
+    ),
+    "dS is read before it is written": Bug(
+        "accumulate", [("buffers.ds.wait(ds_place)", "pass")], "consume 0 in .*wait_empty"
+    ),
+    "dS is not released": Bug(
+        "accumulate", [("buffers.ds.release(ds_place)", "pass")], "consume 0 in .*wait_empty"
+    ),
+    "dS is released before its second half is read": Bug(
+        "accumulate", [("if part == PARTS - 1:", "if part == 0:")],
+        f"{WRONG}|without a fence", "in order",
+    ),
+    "dS is released while its second half is read": Bug(
+        "accumulate",
+        [("                if part == PARTS - 1:\n"
+          "                    buffers.ds.release(ds_place)\n", ""),
+         ("                dq = warp", "                if part == PARTS - 1:\n"
+          "                    buffers.ds.release(ds_place)\n                dq = warp")],
+        f"{WRONG}|without a fence", "in order",
+    ),
+    "held: dS is released while it is read": Bug(
+        "accumulate",
+        [("                if part == PARTS - 1:\n"
+          "                    buffers.ds.release(ds_place)\n", ""),
+         ("                dq = warp", "                buffers.ds.release(ds_place)\n"
+          "                dq = warp")],
+        f"{WRONG}|without a fence",
+    ),
+    "both halves of dQ are the first": Bug(
+        "accumulate", [("k_tile, part, PARTS", "k_tile, 0, PARTS")], WRONG, "in order"
+    ),
+    "the halves of dQ change places": Bug(
+        "accumulate", [("part * dq.shape[1]", "(1 - part) * dq.shape[1]")], WRONG, "in order"
+    ),
+    "dQ belongs to another head": Bug(
+        "accumulate", [("kv_head * problem.GROUP + member", "kv_head * problem.GROUP")], WRONG
+    ),
+    "dQ belongs to another block": Bug(
+        "accumulate", [("block * problem", "begin * problem")], WRONG
+    ),
+    "a half of dQ is overwritten while it leaves": Bug(
+        "accumulate", [("corner, 1)", "corner, 2)")], WRONG, "in order"
+    ),
+    "held: dQ is overwritten while it leaves": Bug(
+        "accumulate", [("corner, 1)", "corner, 2)")], WRONG
+    ),
+    "both halves of dQ leave by one tile": Bug(
+        "accumulate", [("buffers.dq.index(tile)", "buffers.dq.index(0)")], WRONG, "in order"
+    ),
+    "held: dQ of two blocks leaves by one tile": Bug(
+        "accumulate", [("ds_place.slot if", "0 if")], WRONG
+    ),
+    "dQ is not waited for before it is overwritten": Bug(
+        "add_dq", [("tma.store_wait(IN_FLIGHT)", "pass")], WRONG
+    ),
+    "dQ is added without a fence": Bug(
+        "add_dq", [("fence_async_shared()", "pass")], "without fence_async_shared"
+    ),
+    "the last dQ is not waited for": Bug(
+        "accumulate", [("\n    tma.store_wait(0)\n", "\n")], "stores in flight"
+    ),
+    "columns of dQ are not exchanged": Bug("add_dq", [("dq = exchanged(dq)", "pass")], WRONG),
+    "columns of dQ are exchanged otherwise": Bug(
+        "exchanged", [("(0, 1, 3, 2, 4)", "(0, 1, 4, 3, 2)")], WRONG
+    ),
+    # ---- dK and dV
+    "dK and dV leave by a slot that is read": Bug(
+        "consume", [("buffers.q.wait_empty(free)", "pass")], WRONG, "two slots"
+    ),
+    "dK and dV of both consumers leave by one slot": Bug(
+        "consume", [("if CONSUMER == 1:", "if False:")], WRONG
+    ),
+    "dK and dV are stored without a fence": Bug(
+        "store_gradient", [("fence_async_shared()", "pass")], "without fence_async_shared"
+    ),
+    "the last tiles are not waited for": Bug(
+        "consume", [("\n    tma.store_wait(0)\n", "\n")], "stores in flight"
+    ),
+    # ---- head_dim 256
+    "wide: P is read before it is written": Bug(
+        "fold_queries_wide", [("buffers.p.receive(place)", "p_tile")], WRONG, "wide"
+    ),
+    "wide: dS is read before it is written": Bug(
+        "fold_queries_wide", [("buffers.ds.receive(place)", "ds_tile")], WRONG, "wide"
+    ),
+    "wide: P and dS are announced without a fence": Bug(
+        "Exchange.publish", [("fence_async_shared()", "pass")], "without a fence", "wide"
+    ),
+    "wide: one part of P or dS is enough": Bug(
+        "make_exchange",
+        [("count=CONSUMERS", "count=1")],
+        f"{WRONG}|more arrivals|without a fence|dead-lock",
+        "wide",
+    ),
+    "wide: Q is released while it is read": Bug(
+        "fold_queries_wide",
+        [("    buffers.q.release(q_place)\n", ""),
+         ("    dv = warp", "    buffers.q.release(q_place)\n    dv = warp")],
+        WRONG,
+        "wide",
+    ),
+    "wide: dO is released while it is read": Bug(
+        "fold_queries_wide",
+        [("    buffers.do.release(do_place)\n", ""),
+         ("    dp = warp", "    buffers.do.release(do_place)\n    dp = warp")],
+        WRONG,
+        "wide",
+    ),
+    "wide: dO is overwritten while it is read": Bug(
+        "produce_wide", [("buffers.do.wait_empty(do_place)", "pass")], "more arrivals", "wide"
+    ),
+    "wide: dQ is overwritten while it leaves": Bug(
+        "fold_queries_wide", [("dq_sum, corner, 0)", "dq_sum, corner, 1)")], WRONG, "wide"
+    ),
+    "wide: both consumers have the same dims of dQ": Bug(
+        "fold_queries_wide", [("2 * CONSUMER + 1, 4", "1, 4")], WRONG, "wide"
+    ),
+}  # fmt: skip

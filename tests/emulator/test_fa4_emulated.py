@@ -1,0 +1,449 @@
+"""FA4's kernel for Hopper without a GPU, in the emulator of test_hopper_emulated.py."""
+
+import math
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+
+from flash_versions.dispatch.autograd import in_vectors, narrowed
+from flash_versions.dispatch.request import make_request
+from flash_versions.versions.oracle import budget, reference
+from flash_versions.versions.oracle.budget import assess_request
+from lessons.fit_exp2 import remez
+from tests.emulator.gluon import emulator as gluon_emulator
+from tests.emulator.gluon import machine as gluon_machine
+from tests.emulator.gluon.machine import ORDERS
+from tests.emulator.planted_bugs import WRONG, Bug, assert_found, outcomes, plant
+from tests.flash_versions.versions.test_attention import CASES
+from tests.helpers.quantized import prepare
+from tests.helpers.rotation import rotated
+
+NAMES = (
+    "tiles.algebra tiles.score_mods tiles.hopper fa3.hopper.config fa3.hopper.problem "
+    "fa3.hopper.operands fa3.fp8.scales fa3.hopper.host fa3.hopper.forward fa3.fp8.hopper "
+    "fa4.exp2 fa4.softmax fa4.hopper.roles fa4.hopper.config fa4.hopper.trace "
+    "fa4.hopper.forward"
+)
+MODULES = gluon_emulator.load(*(f"flash_versions.versions.{name}" for name in NAMES.split()))
+LOADED = dict(zip(NAMES.split(), MODULES))
+forward_hopper, config = LOADED["fa4.hopper.forward"], LOADED["fa4.hopper.config"]
+DTYPES = [torch.float16, torch.bfloat16]
+SMALL = config.RolesConfig(block_kv=64)
+CONFIGS = {
+    "as it is": SMALL,
+    "no turns": replace(SMALL, ping_pong=False),
+    "one Q buffer": replace(SMALL, q_stages=1),
+    "O through one Q": replace(SMALL, q_stages=1, epilogue_buffer=False),
+    "three consumers": replace(SMALL, consumers=3, stages=3),
+    "three consumers, O through Q": replace(SMALL, consumers=3, q_stages=1, epilogue_buffer=False),
+    "aligned tiles": replace(SMALL, block_kv=128),
+    "four stages": replace(SMALL, stages=4),
+    "one stage": replace(SMALL, stages=1, ping_pong=False),
+    "late wait": replace(SMALL, late_wait=True, stages=3),
+    "grid": replace(SMALL, scheduler="grid"),
+    "dynamic": replace(SMALL, scheduler="dynamic"),
+    "dynamic, three consumers": replace(SMALL, consumers=3, stages=3, scheduler="dynamic"),
+    "always rescale": replace(SMALL, threshold=0.0),
+    "rescale sooner": replace(SMALL, threshold=4.0),
+    "all by the polynomial": replace(SMALL, eighths=8),
+}
+by_order = pytest.mark.parametrize("order", ORDERS, indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def small_hopper(monkeypatch):
+    """A GPU of two multiprocessors, so that programs walk over several tiles; and budgets of the
+    same quantised inputs.
+    """
+    monkeypatch.setattr(LOADED["tiles.hopper"], "available", lambda device: True)
+    for name in ("fa3.config", "fa3.host"):
+        monkeypatch.setattr(LOADED[name], "num_multiprocessors", lambda device: 2)
+    for module in (budget, reference):
+        monkeypatch.setattr(module, "prepare", prepare)
+
+
+@pytest.fixture
+def order(request, monkeypatch):
+    """Run a test in an order, named by its parameter."""
+    monkeypatch.setattr(gluon_machine, "order", ORDERS[request.param])
+
+
+def qkv(M, N, heads, D, kv_heads=None, batch=1, dtype=torch.bfloat16, D_v=None):
+    q = torch.randn(batch, M, heads, D, dtype=dtype)
+    k = torch.randn(batch, N, kv_heads or heads, D, dtype=dtype)
+    v = torch.randn(batch, N, kv_heads or heads, D_v or D, dtype=dtype)
+    return q, k, v
+
+
+def attend(schedule, request):
+    """(o, lse) of the emulated kernel, called as by `attention`."""
+    if request.precision is None:
+        o, lse, _ = forward_hopper.forward(in_vectors(request), schedule)
+    else:
+        o, lse, _ = forward_hopper.forward_quantized(request, prepare(request), schedule)
+    return narrowed(o, request.v), lse
+
+
+def assess(schedule, request):
+    o, lse = attend(schedule, request)
+    return assess_request({"o": o, "lse": lse}, request)
+
+
+def check(schedule, q, k, v, **options):
+    request = make_request(q, k, v, **options)
+    allowed = {}
+    if request.precision is not None and (schedule or config.fp8_config(request)).eighths:
+        allowed["lse"] = remez(2).error  # P is rounded to 8 bits anyway, but not in the row sum
+    for name, accuracy in assess(schedule, request).items():
+        within = accuracy.error <= accuracy.budget + allowed.get(name, 0.0)
+        assert accuracy.ok or within, f"{name}: {accuracy}"
+
+
+def growing(M, N, block, queries=slice(None)):
+    """q, k and v whose scores grow by 3 or more times 2^8, from block to block of keys as the
+    kernel visits them, the last one first; those of other queries are all the same.
+    """
+    q, k, v = torch.zeros(1, M, 2, 64), torch.zeros(1, N, 2, 64), torch.randn(1, N, 2, 64)
+    size = 1 + torch.rand(1, M, 2)
+    q[:, queries, :, 0] = size[:, queries]
+    k[..., 0] = (70 * (N - torch.arange(N)) / block)[None, :, None]
+    return q.bfloat16(), k.bfloat16(), v.bfloat16()
+
+
+@pytest.mark.parametrize(("case", "dtype"), rotated(CASES, DTYPES))
+def test_every_case_that_it_takes(case, dtype):
+    inputs, options = case.inputs(dtype, "cpu"), case.all_options("cpu")
+    if not all(x.numel() for x in inputs):
+        pytest.skip("what no descriptor can address does not come to this kernel")
+    request = make_request(*inputs, **options)
+    if reason := LOADED["fa3.hopper.forward"].unsupported(request):
+        pytest.skip(reason)
+    for threshold in (0.0, 8.0):
+        schedule = replace(config.default_config(request), threshold=threshold)
+        check(schedule, *inputs, **options)
+
+
+HEAD_DIMS = [
+    (64, 64), (80, 80), (128, 128), (256, 256), (192, 128), (64, 128), (64, 256), (256, 64),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dims", "dtype"), rotated(HEAD_DIMS, DTYPES))
+def test_head_dims(dims, dtype):
+    D, D_v = dims
+    inputs = qkv(170, 300, 2, D, kv_heads=1, dtype=dtype, D_v=D_v)
+    check(None, *inputs)
+    schedule = replace(config.default_config(make_request(*inputs)), threshold=8.0)
+    check(schedule, *inputs, causal=True)
+
+
+@by_order
+@pytest.mark.parametrize("schedule", CONFIGS.values(), ids=CONFIGS)
+def test_every_switch(schedule, order):
+    """More tiles than programs, ragged at both ends; rows without keys, a window."""
+    check(schedule, *qkv(200, 330, 3, 64, kv_heads=1))
+    check(schedule, *qkv(300, 200, 1, 64, batch=2), causal=True, window=(100, None))
+
+
+@by_order
+def test_o_through_two_buffers_of_q(order):
+    """A consumer may be a tile ahead of the storer."""
+    check(replace(SMALL, epilogue_buffer=False), *qkv(300, 60, 4, 64))
+
+
+@pytest.mark.parametrize("options", [
+    {"window": (100, None), "causal": True}, {"window": (64, 10)}, {"window": (None, 70)},
+    {"softcap": 2.0, "causal": True}, {"softcap": 30.0, "window": (100, 50)},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("M, N", [(200, 300), (300, 200)])
+def test_windows_and_softcap(options, M, N):
+    check(None, *qkv(M, N, 2, 64, kv_heads=1), **options)
+
+
+RULES = list(product([0.0, 4.0, 8.0], [0, 1, 2, 4, 8]))  # threshold, eighths
+
+
+@pytest.mark.parametrize(("rule", "dtype"), rotated(RULES, DTYPES))
+def test_threshold_and_share_of_the_polynomial(rule, dtype):
+    threshold, eighths = rule
+    q, k, v = qkv(150, 330, 2, 64, kv_heads=1, dtype=dtype)
+    check(replace(SMALL, threshold=threshold, eighths=eighths), 3 * q, k, v, causal=True)
+
+
+# ------------------------------------------------------------------------------- FP8
+@pytest.mark.parametrize(
+    "D, D_v", [(64, 64), (80, 80), (128, 128), (256, 256), (64, 256), (64, 20)]
+)
+@pytest.mark.parametrize("precision", ["fp8:tensor", "fp8:head", "fp8", "fp8:block:e5m2"])
+def test_fp8(precision, D, D_v):
+    q, k, v = qkv(170, 301, 2, D, kv_heads=1, D_v=D_v)
+    v[:, :128] *= 30
+    check(None, q, k, v, causal=True, precision=precision)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 4.0, 8.0])
+@pytest.mark.parametrize("options", [
+    {}, {"causal": True}, {"window": (64, 10)}, {"scale": 3.0}, {"scale": 1e-4},
+], ids=str)  # fmt: skip
+def test_fp8_thresholds(options, threshold):
+    """P starts at 2^(8 - threshold)."""
+    schedule = replace(SMALL, consumers=3, threshold=threshold)
+    check(schedule, *qkv(200, 300, 2, 64, kv_heads=1), precision="fp8", **options)
+
+
+@pytest.mark.parametrize("eighths", [1, 4, 8])
+@pytest.mark.parametrize("precision", ["fp8", "fp8:block:e5m2"])
+def test_fp8_with_a_polynomial(precision, eighths):
+    """Its error is below that of rounding P to 8 bits; but the row sum is of P before that."""
+    request = make_request(*qkv(150, 200, 2, 64, kv_heads=1), precision=precision)
+    found = assess(replace(SMALL, threshold=4.0, eighths=eighths), request)
+    assert found["o"].ok, found["o"]
+    assert found["lse"].error <= found["lse"].budget + remez(2).error
+
+
+# ------------------------------------------------------------------------------- rescaling
+@pytest.fixture
+def raised(monkeypatch):
+    """The rows that were raised, (64,), of each call of `correct`."""
+    found = []
+    correct = forward_hopper.correct
+
+    def noted(acc, alpha):
+        found.append(alpha.data != 1)
+        return correct(acc, alpha)
+
+    monkeypatch.setattr(forward_hopper, "correct", noted)
+    return found
+
+
+@pytest.mark.parametrize("precision", [None, "fp8:head"])
+@pytest.mark.parametrize("block_kv", [64, 128])
+@pytest.mark.parametrize("threshold", [0.0, 4.0, 8.0])
+def test_every_block_raises_the_reference(threshold, block_kv, precision, raised):
+    q, k, v = growing(100, 300, block_kv)
+    schedule = replace(SMALL, block_kv=block_kv, threshold=threshold)
+    check(schedule, q, k, v, precision=precision)
+    if threshold > 0:
+        later_blocks = -(-300 // block_kv) - 1
+        assert len(raised) == 2 * 2 * later_blocks  # heads, consumers
+        rows = torch.stack(raised).sum(1)
+        assert set(rows.tolist()) == {64, 100 - 64}  # the last tile ends in rows of zeros
+
+
+@pytest.mark.parametrize("precision", [None, "fp8:head"])
+@pytest.mark.parametrize("threshold", [4.0, 8.0])
+def test_no_block_raises_a_reference_that_stays(threshold, precision, raised):
+    q, k, v = growing(100, 300, 64)
+    k[..., 0] = 1.0
+    check(replace(SMALL, threshold=threshold), q, k, v, precision=precision)
+    assert raised and not torch.stack(raised).any()
+
+
+@pytest.mark.parametrize("growth, any_raised", [(7.5, False), (8.5, True)])
+def test_the_threshold_is_in_log2_units(growth, any_raised, raised):
+    """From the second block on nothing grows: it is compared with what the first one set."""
+    q, k, v = growing(64, 128, 64)
+    q[..., 0], k[..., 0] = 1.0, 0.0
+    k[:, :64, :, 0] = growth
+    check(SMALL, q, k, v, scale=math.log(2))
+    assert torch.stack(raised).any() == any_raised
+
+
+def test_a_row_does_not_depend_on_its_neighbours():
+    """Rows that are not raised are multiplied by 1 or not at all: the same bits."""
+    results = []
+    for raising in ([], [41]):
+        torch.manual_seed(0)
+        q, k, v = growing(64, 300, 64, raising)
+        results.append(attend(SMALL, make_request(q, k, v)))
+    others = torch.arange(64) != 41
+    (o, lse), (o_beside, lse_beside) = results
+    assert torch.equal(o[:, others], o_beside[:, others])
+    assert torch.equal(lse[..., others], lse_beside[..., others])
+    assert not torch.equal(o, o_beside)
+
+
+def test_the_same_bits_in_every_order(monkeypatch):
+    request = make_request(*qkv(200, 330, 2, 64, kv_heads=1), causal=True)
+    schedules = [SMALL, replace(SMALL, scheduler="dynamic", stages=4, q_stages=1)]
+    results = []
+    for order in (*ORDERS.values(), ORDERS["any order"]._replace(seed=9)):
+        monkeypatch.setattr(gluon_machine, "order", order)
+        results += [attend(schedule, request) for schedule in schedules]
+    for o, lse in results[1:]:
+        assert torch.equal(o, results[0][0]) and torch.equal(lse, results[0][1])
+
+
+# ------------------------------------------------------------------------------- planted bugs
+def usual():
+    q, k, v = qkv(150, 330, 4, 64)
+    return make_request(2 * q, k, v)
+
+
+def few_keys():
+    return make_request(*qkv(300, 60, 4, 64))
+
+
+def one_row_grows():
+    """The last row of each warp."""
+    return make_request(*growing(150, 330, 64, torch.arange(150) % 16 == 15))
+
+
+def one_row_grows_in_fp8():
+    return one_row_grows()._replace(precision="fp8:head:e4m3")
+
+
+def in_fp8():
+    q, k, v = qkv(150, 330, 4, 64, kv_heads=2)
+    k[:, 128:256] *= 3
+    v[:, :128, 1] *= 20
+    return make_request(q, k, v, precision="fp8")
+
+
+FP8 = replace(SMALL, threshold=4.0)
+DYNAMIC = replace(SMALL, scheduler="dynamic", stages=4)
+ONE_Q = replace(SMALL, q_stages=1, epilogue_buffer=False)
+V_WAITED = "acc = warpgroup_mma_wait(0, deps=[acc_token])"
+O_TAKEN = "mbarrier.arrive(buffers.o_empty.index(c), count=1)"
+O_FULL = "mbarrier.wait(buffers.o_full.index(c), round & 1)"
+O_EMPTY = "mbarrier.wait(buffers.o_empty.index(CONSUMER), (round & 1) ^ 1)"
+BUGS = {
+    "the storer does not say that it has taken O": Bug(
+        "store", [(O_TAKEN, "pass")], "consume 0 in consume:.*o_empty"
+    ),
+    "the storer waits for the phase before": Bug(
+        "store", [(O_FULL, O_FULL.replace("round & 1", "(round & 1) ^ 1"))],
+        "consume [01] in consume:.*o_empty",
+    ),
+    "the storer does not wait for O": Bug(
+        "store", [(O_FULL, "pass")], "consume [01] in consume:.*o_empty"
+    ),
+    "the storer takes O before it has left": Bug(
+        "store",
+        [("tma.store_wait(0)", "pass"), ("round += 1", "round += 1\n    tma.store_wait(0)")],
+        WRONG,
+    ),
+    "the last O is not waited for": Bug(
+        "store", [("tma.store_wait(0)", "pass")], "stores in flight"
+    ),
+    "the storer does not release Q": Bug(
+        "store", [("buffers.q.release(q_place)", "pass")], "load 2 in .*fill", (ONE_Q, usual)
+    ),
+    "a consumer releases the Q that is O": Bug(
+        "consume",
+        [("if schedule.EPILOGUE_BUFFER:\n            buffers", "if True:\n            buffers")],
+        WRONG, (ONE_Q, usual)
+    ),
+    "a consumer does not wait for the storer": Bug(
+        "consume", [(O_EMPTY, "pass")], "store 3 in store:.*o_full", (SMALL, few_keys)
+    ),
+    "a consumer waits for the phase of the storer": Bug(
+        "consume", [(O_EMPTY, O_EMPTY.replace(" ^ 1", ""))], "consume 0 in consume"
+    ),
+    "a consumer does not hand over": Bug(
+        "consume", [("mbarrier.arrive(buffers.o_full.index(CONSUMER), count=1)", "pass")],
+        "store 3 in store:.*o_full",
+    ),
+    "O is handed over without a fence": Bug(
+        "consume", [("fence_async_shared()", "pass")], "without fence_async_shared"
+    ),
+    "the scheduler does not count the storer": Bug(
+        "forward_kernel", [("SCHEDULER, CONSUMERS + 1)", "SCHEDULER, CONSUMERS)")],
+        "more arrivals|in .*receive", (DYNAMIC, few_keys)
+    ),
+    "the storer does not receive tiles": Bug(
+        "store", [("scheduler.receive(round)", "scheduler.following(round)")],
+        "load 2 in .*claim|wrong result", (DYNAMIC, usual)
+    ),
+    "K is not released": Bug(
+        "attend", [("        buffers.k.release(place)", "        pass")], "load 2 in .*fill"
+    ),
+    "V is not released": Bug(
+        "attend", [("        buffers.v.release(before)", "        pass")], "load 2 in .*fill"
+    ),
+    "Q is not released": Bug(
+        "consume", [("buffers.q.release(q_place)", "pass")], "load 2 in .*fill"
+    ),
+    "V is released while it is read": Bug(
+        "attend",
+        [(f"{V_WAITED}\n        buffers.v.release(before)",
+          f"buffers.v.release(before)\n        {V_WAITED}")],
+        WRONG,
+    ),
+    "K is read before it is there": Bug(
+        "attend", [("        if not schedule.LATE_WAIT:\n            buffers.k.wait(place)", "")],
+        "more arrivals",
+    ),
+    "V is read before it is there": Bug(
+        "attend", [("buffers.v.wait(before)", "pass")], "more arrivals"
+    ),
+    "Q is read before it is there": Bug("consume", [("buffers.q.wait(q_place)", "pass")], WRONG),
+    "the turn is not passed on": Bug(
+        "attend", [("pass_turn(CONSUMER, schedule.CONSUMERS)", "pass")], "consume 1 in .*take_turn"
+    ),
+    "the accumulator is not corrected": Bug(
+        "attend", [("acc = correct(acc, per_row(alpha, acc))", "pass")], WRONG
+    ),
+    "one of a thread's two rows decides": Bug(
+        "correct", [(" setp.ne.or.f32 mine, $3, 0f3F800000, mine;", "")], WRONG,
+        (SMALL, one_row_grows),
+    ),
+    "a thread's rows are corrected by one of them": Bug(
+        "correction_ptx", [("${2 * n + i}", "${2 * n}")], WRONG, (SMALL, one_row_grows)
+    ),
+    "rows that stay are corrected, the others not": Bug(
+        "correction_ptx", [("@!raised", "@raised")], WRONG, (SMALL, one_row_grows)
+    ),
+    "the reference is not carried on": Bug(
+        "fold_scores", [("row_max, pivot, alpha = ", "_, pivot, alpha = ")], WRONG
+    ),
+    "the row sum is not rescaled": Bug("fold_scores", [("row_sum * alpha", "row_sum")], WRONG),
+    "P is below the block's own maximum": Bug(
+        "raise_reference",
+        [('tl.where(new_max == float("-inf"), 0.0, new_max)',
+          'tl.where(new_max == float("-inf"), 0.0, block_max)')],
+        WRONG,
+    ),
+    "P outgrows its type": Bug(
+        "raise_reference", [("row_max + THRESHOLD", "row_max + THRESHOLD * 20")], WRONG,
+        (FP8, one_row_grows_in_fp8),
+    ),
+    "P in FP8 is not shifted": Bug(
+        "fold_scores", [("pivot - shift", "pivot")], WRONG, (FP8, in_fp8)
+    ),
+    "the LSE counts what P is scaled by": Bug(
+        "consume", [("row_max - scales.SHIFT", "row_max")], WRONG, (FP8, in_fp8)
+    ),
+    "the scale of V is forgotten": Bug(
+        "consume", [("out *= tile_scales.value", "pass")], WRONG, (FP8, in_fp8)
+    ),
+    "the scale of another block of K": Bug(
+        "TileScales.of_block", [("block * problem.BLOCK_KV // KEYS_OF_SCALE", "block")], WRONG,
+        (FP8, in_fp8),
+    ),
+    "the keys of P are in their own order": Bug(
+        "rounded", [(".permute((0, 1, 3, 2, 4))", "")], WRONG, (FP8, in_fp8)
+    ),
+    "V is not transposed": Bug(
+        "load", [("if is_fp8(v.dtype)", "if False")], WRONG, (FP8, in_fp8)
+    ),
+}  # fmt: skip
+
+
+def right(case):
+    """Whether the result of a bug's case is."""
+    schedule, request = case or (SMALL, usual)
+    return all(x.ok for x in assess(schedule, request()).values())
+
+
+@pytest.mark.parametrize("bug", BUGS.values(), ids=BUGS)
+def test_planted_bugs_are_found(bug, monkeypatch):
+    plant(bug, MODULES, monkeypatch)
+    assert_found(bug, lambda: right(bug.case), monkeypatch)
+
+
+@pytest.mark.parametrize("case", dict.fromkeys(x.case for x in BUGS.values()))
+def test_nothing_is_found_where_no_bug_is(case, monkeypatch):
+    assert list(outcomes(lambda: right(case), monkeypatch)) == ["", "", ""]

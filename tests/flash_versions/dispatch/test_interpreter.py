@@ -1,0 +1,160 @@
+"""The interpreter's repairs: numbers first, then when and how it is turned on."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from flash_versions.dispatch import interpreter
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is off")
+
+
+@triton.jit
+def dot_kernel(x, y, n, SIZE: tl.constexpr):
+    i = tl.arange(0, SIZE)
+    at = i[:, None] * SIZE + i[None, :]
+    a = tl.load(x + at)
+    acc = tl.zeros([SIZE, SIZE], tl.float32)
+    for _ in range(0, n, SIZE):  # a bound known at run time only
+        acc += tl.dot(a, a)
+    tl.store(y + at, acc)
+
+
+@triton.jit
+def cast_kernel(x, y, SIZE: tl.constexpr):
+    i = tl.arange(0, SIZE)
+    tl.store(y + i, tl.load(x + i).to(y.dtype.element_ty))
+
+
+@triton.jit
+def arithmetic_kernel(x, y, out, SIZE: tl.constexpr):
+    i = tl.arange(0, SIZE)
+    tl.store(out + i, tl.load(x + i) * tl.load(y + i) + tl.load(x + i))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn], ids=str)
+def test_dot(dtype):
+    x = torch.randn(16, 16).to(dtype)
+    y = torch.empty(16, 16)
+    dot_kernel[(1,)](x, y, 32, 16)
+    exact = 2 * (x.double() @ x.double())
+    assert (y - exact).abs().max() <= 16 * 2.0**-23 * exact.abs().max()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_casts_equal_torch(dtype):
+    """Random bit patterns: every exponent, subnormals and ties; fp8 saturates as the GPU does."""
+    bits = torch.randint(-(2**31), 2**31 - 1, (1 << 14,), dtype=torch.int32)
+    x = torch.cat((bits.view(torch.float32)[:-64], torch.linspace(-500, 500, 64)))
+    x = torch.where(x.isfinite(), x, 0.0)
+    y = torch.zeros(x.shape, dtype=dtype)
+    cast_kernel[(1,)](x, y, x.numel())
+    limit = torch.finfo(dtype).max if dtype.itemsize == 1 else float("inf")
+    assert torch.equal(y.float(), x.clamp(-limit, limit).to(dtype).float())
+
+
+def test_bf16_arithmetic_rounds_after_each_operation():
+    x, y = torch.randn(2, 256).bfloat16()
+    out = torch.zeros_like(x)
+    arithmetic_kernel[(1,)](x, y, out, 256)
+    assert torch.equal(out, x * y + x)
+
+
+@triton.jit
+def plus_one(x):
+    return x + 1
+
+
+@triton.jit
+def counting_kernel(out, first, UNSIGNED: tl.constexpr):
+    i = tl.zeros([4], tl.int32) + first
+    if UNSIGNED:
+        i = i.to(tl.uint32)
+    tl.store(out + tl.arange(0, 4), plus_one(plus_one(i)).to(tl.int64))
+
+
+def test_integers_that_overflow_are_an_error_and_unsigned_ones_wrap_around():
+    """Triton's own check drops what it finds; that of overflow.py does not."""
+    largest = 2**31 - 1
+    out = torch.zeros(4, dtype=torch.int64)
+    counting_kernel[(1,)](out, largest - 2, False)
+    assert out.tolist() == [largest] * 4
+    with pytest.raises(Exception, match="int32 overflow detected for operation add"):
+        counting_kernel[(1,)](out, largest - 1, False)
+    counting_kernel[(1,)](out, -2, True)
+    assert out.tolist() == [0] * 4
+
+
+def test_a_launch_leaves_triton_as_it_was():
+    """What the interpreter replaces for a launch, it puts back, after an error, too."""
+
+    def state():
+        return {(owner, name): vars(owner)[name] for owner in (tl, tl.math) for name in vars(owner)}
+
+    out = torch.zeros(4, dtype=torch.int64)
+    before = state()
+    counting_kernel[(1,)](out, 0, False)
+    with pytest.raises(Exception, match="overflow"):
+        counting_kernel[(1,)](out, 2**31 - 1, False)
+    assert state() == before
+    assert tl.core.is_builtin(tl.load) and tl.core.is_builtin(tl.math.exp2)
+
+
+def run(code: str, **environment: str) -> subprocess.CompletedProcess:
+    clean = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, env=clean | environment)
+
+
+CALL = "import torch; q = torch.ones(1, 2, 1, 16); flash_versions.attention(q, q, q); print('ran')"
+
+
+def test_import_turns_it_on_and_says_so_once():
+    done = run(f"import flash_versions; {CALL}; {CALL}")
+    assert done.stdout == "ran\nran\n", done.stderr
+    assert done.stderr.count("no GPU found") == 1
+
+
+def test_triton_imported_first_is_refused_in_words():
+    done = run(f"import triton, flash_versions; {CALL}")
+    assert done.returncode == 1
+    assert re.search(r"ValueError: version 'fa\d': CPU tensors need Triton's inter", done.stderr)
+
+
+@pytest.mark.parametrize(
+    "word", ["1", *(pytest.param(w, marks=pytest.mark.wide) for w in ("true", "on"))]
+)
+def test_whatever_turns_it_on_makes_bf16_right(word):
+    check = (
+        "import flash_versions, torch; from flash_versions.versions.oracle.budget import assess;"
+        "q = torch.randn(1, 20, 2, 64).bfloat16();"
+        "print(assess(flash_versions.attention(q, q, q), None, q, q, q)['o'].ok)"
+    )
+    done = run(check, TRITON_INTERPRET=word)
+    assert done.stdout == "True\n", done.stderr
+    assert interpreter.NOTICE not in done.stderr
+
+
+@pytest.mark.parametrize("when", ["triton", "triton, flash_versions"])
+def test_turned_on_too_late_is_refused_in_words(when):
+    late = f"import {when}, os; os.environ['TRITON_INTERPRET'] = '1'; import flash_versions; {CALL}"
+    done = run(late)
+    assert done.returncode == 1
+    assert "CPU tensors need Triton's interpreter, which is off" in done.stderr
+
+
+def test_the_environment_can_keep_it_off():
+    done = run(f"import flash_versions; {CALL}", TRITON_INTERPRET="0")
+    assert "CPU tensors need Triton's interpreter" in done.stderr
+
+
+def test_a_machine_without_triton_is_told_what_to_do(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="needs triton.*Linux"):
+        interpreter.enable_without_gpu()

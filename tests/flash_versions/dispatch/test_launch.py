@@ -1,0 +1,331 @@
+"""What the host does for a launch: little, and nothing that another call has left behind.
+
+Kernels are replaced by stand-ins that note their launches, and CPU tensors pass as those of a
+Hopper GPU. The answer that was not remembered is the oracle of the one that was.
+"""
+
+import sys
+import weakref
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from triton import knobs
+
+import flash_versions
+from flash_versions import VERSIONS, attention
+from flash_versions.dispatch import launch, version
+from flash_versions.dispatch.request import make_request
+from flash_versions.inspect import compiled
+from flash_versions.versions.fa2 import forward as packing
+from flash_versions.versions.fa3 import backward as portable_backward
+from flash_versions.versions.fa3.hopper import forward as fa3_hopper
+from flash_versions.versions.fa3.hopper.backward import (
+    kernel as backward_hopper,
+)
+from flash_versions.versions.fa3.hopper.backward import (
+    rows as backward_rows,
+)
+from flash_versions.versions.fa3.hopper.backward import (
+    wide as backward_hopper_wide,
+)
+from flash_versions.versions.fa4.hopper import forward as fa4_hopper
+from flash_versions.versions.tiles import hopper
+from flash_versions.versions.tiles import tma as descriptor
+
+LAUNCHERS = {
+    "forward": fa3_hopper.launch_forward,
+    "forward of fa4": fa4_hopper.launch_forward,
+    "prepare": backward_rows.launch_prepare,
+    "backward": backward_hopper.launch_backward,
+    "backward, wide": backward_hopper_wide.launch_wide,
+    "finish": backward_rows.launch_finish,
+}
+# Python functions of this package that a warm forward and backward may enter. Fewer than half of
+# those it took when every call decided everything anew.
+MOST_CALLS = 160
+
+
+class StandIn:
+    """A kernel, and its compiled forms, that note what they are launched with."""
+
+    def __init__(self, name, launches, constants=None):
+        self.name, self.launches, self.constants = name, launches, constants
+        self.function = self.packed_metadata = None
+
+    def __getitem__(self, grid):
+        def run(*arguments, **constants):
+            options = {constants.pop(name) for name in ("num_warps", "num_stages")}
+            form = StandIn(self.name, self.launches, (constants, options))
+            form.note(grid, (*arguments, *constants.values()))
+            return form
+
+        return run
+
+    def run(self, x, y, z, stream, function, metadata, about, enter, leave, *arguments):
+        self.note((x, y, z), arguments)
+
+    def note(self, grid, arguments):
+        """What the GPU would be told: of a tensor all but its address."""
+        grid = (*grid, 1, 1)[:3]
+        self.launches.append((self.name, grid, self.constants, *map(noted, arguments)))
+
+
+def noted(x):
+    """An argument as something to compare."""
+    if isinstance(x, torch.Tensor):
+        return x.dtype, x.shape, x.stride()
+    if hasattr(x, "base"):
+        return [noted(x.base), *[repr(v) for k, v in vars(x).items() if k != "base"]]
+    return [noted(y) for y in x] if isinstance(x, tuple) else repr(x)
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """The launches, in order."""
+    found = []
+    for name, launcher in LAUNCHERS.items():
+        monkeypatch.setattr(launcher, "kernel", StandIn(name, found))
+        monkeypatch.setattr(launcher, "compiled", {})
+    driver = SimpleNamespace(get_current_device=lambda: 0, get_current_stream=lambda device: 0)
+    monkeypatch.setattr(launch, "runtime_driver", SimpleNamespace(active=driver))
+    monkeypatch.setattr(launch, "on_gpu", lambda request: True)
+    monkeypatch.setattr(launch, "decided", {})
+    monkeypatch.setattr(hopper.Counters, "pair", lambda *given: torch.zeros(2, dtype=torch.int32))
+    monkeypatch.setattr(hopper, "available", lambda device: True)
+    answers = [
+        (version.device_limits, lambda device: None),
+        (version.compute_capability, lambda device: (9, 0)),
+        (version.shared_memory_limit, lambda device: version.H200_SHARED_MEMORY),
+        (version.num_multiprocessors, lambda device: 132),
+    ]
+    compiled.replace(answers)
+    yield found
+    compiled.replace([(answer, question) for question, answer in answers])
+
+
+def inputs(B=2, M=256, N=256, heads=4, kv_heads=4, D=128, Dv=None, dtype=torch.bfloat16):
+    shapes = (B, M, heads, D), (B, N, kv_heads, D), (B, N, kv_heads, Dv or D)
+    return [torch.randn(shape).to(dtype).requires_grad_() for shape in shapes]
+
+
+def step(name, leaves, **options):
+    """A forward and a backward."""
+    o = attention(*leaves, version=name, **options)
+    return torch.autograd.grad(o, leaves, torch.ones_like(o))
+
+
+def by_heads(x):
+    """The same tensor with its heads apart in memory."""
+    return x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
+
+
+def late(x):
+    """The same tensor 2 bytes past a multiple of 16, which boxes cannot reach."""
+    return torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape).requires_grad_()
+
+
+PLAIN = {"causal": True}
+CALLS = {
+    "plain": (inputs, PLAIN),
+    "another head's stride": (lambda: [by_heads(x) for x in inputs()], PLAIN),
+    "another stride of k": (lambda: [f(x) for f, x in zip((torch.clone, by_heads, torch.clone),
+                                                          inputs())], PLAIN),
+    "fp16": (lambda: inputs(dtype=torch.float16), PLAIN),
+    "full": (inputs, {}),
+    "window": (inputs, {"window": (64, 0)}),
+    "another window": (inputs, {"window": (65, 0)}),
+    "scale": (inputs, PLAIN | {"scale": 0.25}),
+    "softcap": (inputs, PLAIN | {"softcap": 20.0}),
+    "longer": (lambda: inputs(M=512), PLAIN),
+    "more keys": (lambda: inputs(N=320), PLAIN),
+    "a sequence more": (lambda: inputs(B=3), PLAIN),
+    "groups": (lambda: inputs(kv_heads=2), PLAIN),
+    "narrow": (lambda: inputs(D=64), PLAIN),
+    "wide": (lambda: inputs(D=256), PLAIN),
+    "narrow values": (lambda: inputs(Dv=64), PLAIN),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["fa3", "fa4"])
+def test_what_is_remembered_is_what_would_be_decided_anew(name, launches, monkeypatch):
+    """Every call after every other; then again, so that all of them are warm."""
+    cases = {call: (make(), options) for call, (make, options) in CALLS.items()}
+
+    def launched(call):
+        launches.clear()
+        leaves, options = cases[call]
+        step(name, leaves, **options)
+        return launches.copy()
+
+    warm = [{call: launched(call) for call in cases} for _ in range(3)]
+    monkeypatch.setattr(launch, "on_gpu", lambda request: False)
+    for launcher in LAUNCHERS.values():
+        launcher.compiled.clear()
+    anew = {call: launched(call) for call in cases}
+    for call, expected in anew.items():
+        assert len(expected) == 4, f"{call} does not come here"
+        for round in warm:
+            assert [told[:2] + told[3:] for told in round[call]] == [
+                told[:2] + told[3:] for told in expected
+            ], call
+    for told in (x for round in warm for launches in round.values() for x in launches[:]):
+        if told[2] is not None:  # the form was compiled for the constants that it is given
+            constants, _ = told[2]
+            assert list(told[-len(constants) :]) == [noted(x) for x in constants.values()]
+    assert len({str(told) for told in anew.values()}) == len(anew), "two calls are one"
+
+
+def test_gradients_that_must_be_deterministic_are_asked_for_anew(launches, monkeypatch):
+    gradients = [x.detach() for x in inputs()]
+    served = []
+    monkeypatch.setattr(
+        portable_backward, "backward", lambda *_: (served.append(0), *gradients, None)[1:]
+    )
+
+    def explicit(**options):
+        launches.clear()
+        served.clear()
+        step("fa3", inputs(), **options)
+        names = [name for name, *_ in launches]
+        assert names == (["forward"] if served else ["forward", "prepare", "backward", "finish"])
+        return not served
+
+    for _ in range(2):
+        assert explicit() and not explicit(deterministic=True)
+        torch.use_deterministic_algorithms(True)
+        try:
+            assert not explicit() and explicit(deterministic=False)
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+
+def test_an_address_that_boxes_cannot_reach(launches, monkeypatch):
+    found = []
+    monkeypatch.setattr(packing, "forward", lambda request: found.append(request))
+    q, k, v = (x.detach() for x in inputs())
+    for _ in range(2):
+        VERSIONS["fa3"].forward(make_request(q, k, v))
+        assert not found
+        VERSIONS["fa3"].forward(make_request(late(q).detach(), k, v))
+        assert len(found) == 1
+        found.clear()
+
+
+def test_gradients_are_refused_after_a_call_without(launches, monkeypatch):
+    results = torch.empty(2, 256, 4, 128), torch.empty(2, 4, 256), None
+    monkeypatch.setattr(packing, "forward", lambda request: results)
+    leaves, starts = inputs(), torch.zeros(2, dtype=torch.int32)
+    for _ in range(2):
+        with torch.no_grad():
+            attention(*leaves, kv_starts=starts, version="fa3")
+        with pytest.raises(ValueError, match="kv_starts is for inference"):
+            attention(*leaves, kv_starts=starts, version="fa3")
+
+
+def test_a_description_says_everything():
+    """Each field and each property of a tensor makes another."""
+    q, k, v = (x.detach() for x in inputs())
+    plain = make_request(q, k, v)
+    others = {
+        "scale": 0.5, "window_left": 1, "window_right": 1, "softcap": 2.0, "dropout_p": 0.5,
+        "num_splits": 2, "return_lse": True, "precision": "fp8", "deterministic": True,
+    }  # fmt: skip
+    tensors = [name for name in plain._fields if name not in others]
+    requests = [plain, *[plain._replace(**{name: x}) for name, x in others.items()]]
+    for name in tensors:
+        x = getattr(plain, name)
+        x = torch.zeros(4, 4, 4, 4) if x is None else x
+        changed = [x.double(), x[:1], x.transpose(0, 1), late(x)]
+        requests += [plain._replace(**{name: y}) for y in changed]
+    requests.append(make_request(*(x.to("meta") for x in (q, k, v))))
+    assert len({launch.description(request) for request in requests}) == len(requests)
+    again = make_request(q.clone(), k.clone(), v.clone())
+    assert launch.description(again) == launch.description(plain)
+
+
+@pytest.mark.parametrize("name", ["fa3", "fa4"])
+def test_a_warm_call_does_little(name, launches):
+    leaves = inputs()
+    for _ in range(3):
+        step(name, leaves, causal=True)
+    entered, package = Counter(), str(Path(flash_versions.__file__).parent)
+
+    def note(frame, event, _):
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(package):
+            entered[f"{Path(code.co_filename).stem}.{code.co_name}"] += 1
+
+    launches.clear()
+    sys.setprofile(note)
+    try:
+        step(name, leaves, causal=True)
+    finally:
+        sys.setprofile(None)
+    assert len(launches) == 4
+    assert entered.total() <= MOST_CALLS, entered.most_common()
+    for decided in ("make_plan", "choose_config", "layout", "default_config", "box_steps"):
+        assert not any(function.endswith(f".{decided}") for function in entered), decided
+
+
+def test_a_descriptor_is_copied_and_keeps_no_tensor():
+    made = []
+
+    class Descriptor:
+        def __init__(self, x, shape, strides, box):
+            self.base, self.shape, self.strides, self.box = x, shape, strides, box
+            made.append(shape)
+
+    described = partial(descriptor.described, Descriptor)
+    x, y = torch.zeros(2, 8, 3, 16), torch.ones(2, 8, 3, 16)
+    first, second = described(x, 4, 16), described(y, 4, 16)
+    assert len(made) == 1 and first.base is x and second.base is y
+    assert vars(first) | {"base": None} == vars(second) | {"base": None}
+    alike = (
+        y.transpose(1, 2).contiguous().transpose(1, 2), y.half(), y[:1], torch.ones(2, 8, 3, 32)
+    )  # fmt: skip
+    for count, other in enumerate(alike, 2):
+        assert described(other, 4, 16).base is other and len(made) == count
+    described(x, 2, 16), described(x, 4, 8)
+    assert len(made) == 7
+    gone = weakref.ref(x)
+    del x, first
+    assert gone() is None
+
+
+def test_a_copied_descriptor_of_triton_is_like_a_new_one():
+    x, y = torch.zeros(2, 64, 3, 16), torch.zeros(2, 64, 3, 16)
+    for _ in range(2):
+        found = descriptor.describe(y, 32)
+        assert type(found)(**vars(found)) == found, "every field is there, and passes its checks"
+        assert found.base is y and found.shape == [2, 3, 64, 16] and found.strides[2] == 48
+        descriptor.describe(x, 32)
+
+
+def test_hooks_of_a_profiler_are_called(launches, monkeypatch):
+    """With a hook, the launch is Triton's own."""
+    asked = []
+
+    class Form:
+        function = packed_metadata = None
+
+        def run(self, *given):
+            asked.append("run")
+
+        def __getitem__(self, grid):
+            return lambda *arguments: asked.append((grid, arguments))
+
+    form = Form()
+    launch.start(form, (1, 1, 1), (5,))
+    assert asked == ["run"]
+    for name in ("launch_enter_hook", "launch_exit_hook"):
+        for hook in (lambda metadata: None, SimpleNamespace(calls=[print])):
+            with monkeypatch.context() as patch:
+                patch.setattr(knobs.runtime, name, hook)
+                launch.start(form, (1, 1, 1), (5,))
+            assert asked.pop() == ((1, 1, 1), (5,))
+    launch.start(form, (1, 1, 1), (5,))
+    assert asked == ["run", "run"]

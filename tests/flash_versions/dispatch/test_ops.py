@@ -1,0 +1,284 @@
+"""The doors of torch: operators, autograd, torch.compile, torch.export, checkpointing, autocast."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
+from torch.utils.checkpoint import checkpoint
+
+from flash_versions import VERSIONS, attention
+from flash_versions.dispatch import autograd as ops
+from flash_versions.dispatch.request import make_request
+from tests.flash_versions.versions.test_attention import repeats_a_backward
+
+by_version = pytest.mark.parametrize("version", VERSIONS)
+
+
+def inputs(M=20, N=30, heads=2, kv_heads=1, head_dim=16, batch=2, requires_grad=True, **options):
+    q = torch.randn(batch, M, heads, head_dim, **options)
+    k, v = torch.randn(2, batch, N, kv_heads, head_dim, **options)
+    return tuple(x.detach().requires_grad_(requires_grad) for x in (q, k, v))
+
+
+OPCHECKED = {
+    "plain": {},
+    "causal window, lengths": {
+        "causal": True,
+        "window": (5, None),
+        "kv_lengths": torch.tensor([30, 7]),
+    },
+    "deterministic": {"deterministic": True},
+    "scores": {"softcap": 2.0, "alibi_slopes": torch.tensor([0.5, 0.1]), "dropout_p": 0.1},
+}
+
+
+@pytest.mark.parametrize("requires_grad", [True, False], ids=["grad", "no grad"])
+@pytest.mark.parametrize("name", OPCHECKED)
+@by_version
+def test_opcheck(version, name, requires_grad):
+    request = make_request(*inputs(requires_grad=requires_grad), **OPCHECKED[name])
+    if VERSIONS[version].unsupported(request):
+        pytest.skip(VERSIONS[version].unsupported(request))
+    torch.library.opcheck(torch.ops.flash_versions.forward.default, (version, *request))
+
+
+@by_version
+def test_opcheck_of_the_backward(version):
+    q, k, v = inputs(requires_grad=False)
+    q = q.transpose(1, 2).contiguous().transpose(1, 2)  # any strides
+    request = make_request(q, k, v, causal=True)
+    arguments = (version, *request)
+    results = torch.ops.flash_versions.forward(*arguments)
+    do, dlse = torch.randn_like(results[0]), torch.randn_like(results[1])
+    torch.library.opcheck(
+        torch.ops.flash_versions.backward.default, (*arguments, *results, do, dlse)
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "options"),
+    [
+        pytest.param(
+            version,
+            options,
+            id=f"{version}-{'window' if options else 'causal'}",
+            marks=pytest.mark.wide if options and repeats_a_backward(version) else (),
+        )
+        for version in VERSIONS
+        for options in ({}, {"window": (8, 0)})
+    ],
+)
+def test_compile_takes_every_length_without_recompiling(version, options):
+    def layer(q, k, v):
+        return attention(q * 2, k, v, causal=True, version=version, **options) + 1
+
+    counter = CompileCounter()
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend=counter, dynamic=True)
+    for M, N in [(20, 30), (21, 40), (37, 37), (64, 100)]:
+        given = inputs(M, N)
+        o, expected = compiled(*given), layer(*given)
+        assert torch.equal(o, expected)
+        gradients = torch.autograd.grad(o.square().sum(), given)
+        for g, e in zip(gradients, torch.autograd.grad(expected.square().sum(), given)):
+            assert torch.equal(g, e)
+    assert counter.frame_count == 1
+
+
+def test_compile_of_packed_sequences_takes_every_total():
+    def layer(q, k, v, cu_seqlens):
+        return attention(q, k, v, causal=True, cu_seqlens_q=cu_seqlens, version="fa2")
+
+    counter = CompileCounter()
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend=counter, dynamic=True)
+    for lengths in ([5, 0, 12], [30, 3, 4], [1, 1, 40]):
+        total = sum(lengths)
+        q, k, v = (torch.randn(total, heads, 16) for heads in (4, 2, 2))
+        cu_seqlens = torch.tensor([0, *lengths]).cumsum(0)
+        assert torch.equal(compiled(q, k, v, cu_seqlens), layer(q, k, v, cu_seqlens))
+    assert counter.frame_count == 1
+
+
+@by_version
+def test_compile_with_aot_autograd(version):
+    """Forward and backward as one functional graph each, as inductor gets them."""
+
+    def layer(q, k, v):
+        o, lse = attention(q, k, v, causal=True, version=version, return_lse=True)
+        return o.sum() + lse.square().sum()
+
+    torch._dynamo.reset()
+    given = inputs(30, 30)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    gradients = torch.autograd.grad(compiled(*given), given)
+    for g, e in zip(gradients, torch.autograd.grad(layer(*given), given)):
+        assert torch.equal(g, e)
+
+
+@by_version
+def test_export_with_a_dynamic_length(version):
+    class Layer(torch.nn.Module):
+        def forward(self, q, k, v):
+            return attention(q, k, v, causal=True, version=version)
+
+    given = inputs(20, 20, requires_grad=False)
+    S = torch.export.Dim("S", min=2, max=4096)
+    program = torch.export.export(Layer(), given, dynamic_shapes=[{1: S}] * 3)
+    longer = inputs(50, 50, requires_grad=False)
+    assert torch.equal(program.module()(*longer), Layer()(*longer))
+
+
+@by_version
+def test_checkpointing_recomputes_the_same(version):
+    given = inputs()
+
+    def layer(q, k, v):
+        return attention(q, k, v, causal=True, version=version).square().sum()
+
+    expected = torch.autograd.grad(layer(*given), given)
+    recomputed = torch.autograd.grad(checkpoint(layer, *given, use_reentrant=False), given)
+    assert all(torch.equal(g, e) for g, e in zip(recomputed, expected))
+
+
+def test_checkpointing_drops_the_same_elements_again():
+    given = inputs()
+
+    def layer(q, k, v):
+        return attention(q, k, v, dropout_p=0.5, version="fa2").square().sum()
+
+    torch.manual_seed(1)
+    expected = torch.autograd.grad(layer(*given), given)
+    torch.manual_seed(1)
+    recomputed = torch.autograd.grad(checkpoint(layer, *given, use_reentrant=False), given)
+    assert all(torch.equal(g, e) for g, e in zip(recomputed, expected))
+
+
+@by_version
+def test_autocast_casts_as_torch_does(version):
+    q, k, v = inputs()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        o = attention(q, k.bfloat16(), v, version=version)
+    assert o.dtype == torch.bfloat16
+    assert torch.equal(o, attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), version=version))
+    o.float().sum().backward()
+    assert q.grad.dtype == torch.float32
+
+
+@by_version
+def test_double_backward_is_refused_in_words(version):
+    given = inputs()
+    o = attention(*given, version=version)
+    (dq,) = torch.autograd.grad(o.square().sum(), given[:1], create_graph=True)
+    with pytest.raises(RuntimeError, match="attention has no second derivative.*'reference'"):
+        dq.sum().backward()
+
+
+@by_version
+def test_only_the_lse_has_a_gradient(version):
+    q, k, v = inputs()
+    _, lse = attention(q, k, v, version=version, return_lse=True)
+    lse.sum().backward()
+    assert q.grad.abs().max() > 0 and k.grad.abs().max() > 0
+    assert not v.grad.any()
+
+
+@by_version
+def test_a_masked_gradient_of_the_lse_may_be_nan(version):
+    """d(lse^2) of a row without a key is 0 * -inf behind the usual mask."""
+    given = inputs(M=5, N=3)
+    _, lse = attention(*given, causal=True, version=version, return_lse=True)
+    torch.where(lse.isfinite(), lse * lse, 0.0).sum().backward()
+    assert all(x.grad.isfinite().all() for x in given)
+
+
+# What a call asks for, what torch says when the gradients are computed, and what must be.
+DETERMINISTIC = [
+    (None, False, False),
+    (None, True, True),
+    (True, False, True),
+    (False, True, False),
+]
+
+
+@pytest.mark.parametrize("door", ["function", "operator"])
+@pytest.mark.parametrize(("asked", "by_torch", "expected"), DETERMINISTIC)
+def test_a_backward_knows_whether_it_has_to_be_deterministic(
+    asked, by_torch, expected, door, monkeypatch
+):
+    found = []
+
+    def differentiate(request, *results):
+        found.append(request.is_deterministic)
+        return VERSIONS["fa2"].backward(request, *results)
+
+    noting = replace(VERSIONS["fa2"], name="noting", backward=differentiate)
+    for versions in (VERSIONS, ops.VERSIONS):
+        monkeypatch.setitem(versions, "noting", noting)
+    given = inputs()
+    if door == "function":
+        o = attention(*given, version="noting", deterministic=asked)
+    else:
+        request = make_request(*given, deterministic=asked)
+        o, _, _ = torch.ops.flash_versions.forward("noting", *request)
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(by_torch)
+    try:
+        o.sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert found == [expected]
+
+
+@by_version
+def test_lengths_changed_before_the_backward_are_noticed(version):
+    given = inputs()
+    lengths = torch.tensor([30, 10])
+    o = attention(*given, version=version, kv_lengths=lengths)
+    lengths.fill_(5)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        o.sum().backward()
+
+
+@by_version
+def test_forward_mode_is_refused_in_words(version):
+    q, k, v = inputs(requires_grad=False)
+    with pytest.raises(RuntimeError, match="no forward-mode derivative.*'reference'"):
+        torch.func.jvp(lambda q: attention(q, k, v, version=version), (q,), (q,))
+
+
+@by_version
+def test_opcheck_without_keys(version):
+    q, k, v = inputs(N=0)
+    q = q.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
+    torch.library.opcheck(
+        torch.ops.flash_versions.forward.default, (version, *make_request(q, k, v))
+    )
+
+
+@by_version
+def test_gradients_with_the_negative_bit(version):
+    given = inputs()
+    o = attention(*given, version=version)
+    do = torch.randn_like(o)
+    expected = torch.autograd.grad(o, given, -do, retain_graph=True)
+    found = torch.autograd.grad(o, given, torch._neg_view(do))
+    assert all(torch.equal(x, y) for x, y in zip(found, expected))
+
+
+def test_offloaded_tensors_come_back_as_they_are():
+    """saved_tensors_hooks may return what was saved at another address, with other strides."""
+
+    def offload(x):
+        flat = torch.zeros(x.numel() + 1, dtype=x.dtype)
+        flat[1:] = x.flatten()
+        return flat, x.shape
+
+    given = inputs()
+    expected = torch.autograd.grad(attention(*given, version="fa2").square().sum(), given)
+    with torch.autograd.graph.saved_tensors_hooks(
+        offload, lambda saved: saved[0][1:].view(saved[1])
+    ):
+        loss = attention(*given, version="fa2").square().sum()
+    assert all(torch.equal(x, y) for x, y in zip(torch.autograd.grad(loss, given), expected))

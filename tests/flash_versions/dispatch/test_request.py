@@ -1,0 +1,195 @@
+"""What a call may not ask for, and what it is told: the tensor, what was given, what would work."""
+
+import numpy as np
+import pytest
+import torch
+
+from flash_versions import VERSIONS, attention
+from flash_versions.dispatch.request import Request
+
+ones = torch.ones
+BOUNDS = torch.tensor([0, 1, 4])
+PAGES = torch.tensor([[0]])
+ONE = torch.tensor([1])
+
+
+def arguments(**changes):
+    q, k, v = torch.randn(3, 1, 4, 2, 64)
+    return {"q": q, "k": k, "v": v} | changes
+
+
+def eight_bits(**changes):
+    x = torch.randn(1, 4, 2, 64).to(torch.float8_e4m3fn)
+    return {"q": x, "k": x, "v": x} | changes
+
+
+def half(**changes):
+    return arguments(**dict.fromkeys("qkv", torch.randn(1, 4, 2, 64).half())) | changes
+
+
+def packed(**changes):
+    q, k, v = torch.randn(3, 4, 2, 64)
+    return {"q": q, "k": k, "v": v} | changes
+
+
+REFUSED = {
+    "q is 3-D": (arguments(q=ones(4, 2, 64)), r"q has shape \(4, 2, 64\).*\(batch, length"),
+    "v unlike k": (arguments(v=ones(1, 5, 2, 64)), r"k has shape .* v \(1, 5, 2, 64\)"),
+    "other batch": (arguments(q=ones(2, 4, 2, 64)), r"q has 2 sequences.*batch must be equal"),
+    "other head_dim": (arguments(q=ones(1, 4, 2, 32)), "head_dim 32 and k 64; they must be equal"),
+    "heads do not divide": (arguments(q=ones(1, 4, 3, 64)), "3 heads.*multiple of k's 2"),
+    "mixed dtypes": (arguments(k=ones(1, 4, 2, 64).half()), "k has dtype torch.float16"),
+    "integers": (arguments(**dict.fromkeys("qkv", ones(1, 4, 2, 64).int())), "q has dtype"),
+    "other device": (arguments(k=ones(1, 4, 2, 64, device="meta")), "k is on meta, q is on cpu"),
+    "last stride": (arguments(q=ones(1, 4, 64, 2).mT), "q has stride 2 in its last dimension"),
+    "no head_dim": (arguments(**dict.fromkeys("qkv", ones(1, 4, 2, 0))), "at least 1"),
+    "scale 0": (arguments(scale=0.0), r"scale=0.0 must be a positive"),
+    "scale NaN": (arguments(scale=float("nan")), "scale=nan must be a positive"),
+    "scale negative": (arguments(scale=-1.0), "scale=-1.0 must be a positive"),
+    "lengths: shape": (arguments(kv_lengths=torch.tensor([1, 2])), r"kv_lengths .* shape \(1,\)"),
+    "lengths: dtype": (arguments(kv_lengths=torch.tensor([1.0])), "kv_lengths .*int32 or int64"),
+    "no splits": (arguments(num_splits=0), "num_splits=0 must be an integer of at least 1"),
+    "splits: a flag": (arguments(num_splits=True), "num_splits=True must be an integer"),
+    "splits: a fraction": (arguments(num_splits=2.0), "num_splits=2.0 must be an integer"),
+    "causal: a text": (arguments(causal="False"), "causal='False' must be True or False"),
+    "deterministic: a number": (
+        arguments(deterministic=1), "deterministic=1 must be True, False or None"),
+    "q: a list": (arguments(q=[1.0]), "q is a list; it must be a torch.Tensor"),
+    "lengths: a list": (arguments(kv_lengths=[3]), "kv_lengths is a list"),
+    "lengths: device": (arguments(kv_lengths=ones(1, dtype=torch.int32, device="meta")), "on meta"),
+    "no key heads": (arguments(**dict.fromkeys("kv", ones(1, 4, 0, 64))), "multiple of k's 0"),
+    "scale: vanishes in fp32": (arguments(scale=1e-46), "scale=1e-46 must be a positive"),
+    "scale: overflows in fp32": (arguments(scale=1e300), "scale=1e[+]300 must be a positive"),
+    "scale: a text": (arguments(scale="1"), "scale='1' must be a positive"),
+    "splits in sdpa": (arguments(version="sdpa", num_splits=2), "'sdpa': num_splits=2"),
+    "unknown version": (arguments(version="fa9"), "version='fa9' is unknown; there are auto, fa1"),
+    "splits in fa1": (arguments(version="fa1", num_splits=2), "'fa1': num_splits=2.*'fa2'"),
+    "lse of sdpa": (arguments(version="sdpa", return_lse=True), "'sdpa'.*does not return the LSE"),
+    "window: a number": (arguments(window=3), r"window=3 must be a pair"),
+    "window: negative": (arguments(window=(-1, 0)), r"window=\(-1, 0\) must hold whole numbers"),
+    "window: a fraction": (arguments(window=(1.5, 0)), "must hold whole numbers"),
+    "softcap 0": (arguments(softcap=0.0), "softcap=0.0 must be a positive"),
+    "dropout 1": (arguments(dropout_p=1.0), "dropout_p=1.0 must be a probability"),
+    "slopes: shape": (arguments(alibi_slopes=ones(3)), r"slopes .*\(3,\).*\(2,\) or \(1, 2\)"),
+    "slopes: grad": (arguments(alibi_slopes=ones(2).requires_grad_()), "slopes requires grad"),
+    "slopes: a list": (arguments(alibi_slopes=[1.0, 2.0]), "alibi_slopes is a list"),
+    "sink: shape": (arguments(sink=ones(1, 2)), r"sink has shape \(1, 2\).*of shape \(2,\)"),
+    "sink: integers": (arguments(sink=ones(2).int()), "sink has .*torch.int32.*float tensor"),
+    "sink: device": (arguments(sink=ones(2, device="meta")), "sink is on meta"),
+    "packed q is 4-D": (arguments(cu_seqlens_q=BOUNDS), "q has .*for packed sequences"),
+    "packed keys alone": (
+        packed(cu_seqlens_k=BOUNDS, q=ones(1, 4, 2, 64)), "give cu_seqlens_q"),
+    "bounds: dtype": (packed(cu_seqlens_q=ones(3)), "cu_seqlens_q .*int32 or int64"),
+    "bounds: empty": (packed(cu_seqlens_q=BOUNDS[:0]), "cu_seqlens_q is empty"),
+    "bounds: of other batches": (
+        packed(cu_seqlens_q=BOUNDS, cu_seqlens_k=BOUNDS[:2]), r"cu_seqlens_k .*shape \(3,\)"),
+    "bounds and lengths": (packed(cu_seqlens_q=BOUNDS, kv_lengths=BOUNDS[1:]), "both given"),
+    "bounds and starts": (packed(cu_seqlens_q=BOUNDS, kv_starts=BOUNDS[1:]), "both given"),
+    "pages without lengths": (arguments(block_table=PAGES), "block_table needs kv_lengths"),
+    "pages: 1-D": (arguments(block_table=ONE, kv_lengths=ONE), r"block_table .*\(1, any\)"),
+    "softcap in fa1": (arguments(version="fa1", softcap=1.0), "'fa1': softcap.*'fa2'"),
+    "dropout in fa1": (arguments(version="fa1", dropout_p=0.5), "'fa1': dropout_p=0.5.*'fa2'"),
+    "grad through starts": (
+        arguments(version="fa2", kv_starts=ONE, q=ones(1, 4, 2, 64).requires_grad_()),
+        "'fa2': kv_starts is for inference.*no_grad"),
+    "dropout in sdpa": (arguments(version="sdpa", dropout_p=0.5), "'sdpa': dropout_p"),
+    "bounds: a list": (packed(cu_seqlens_q=[0, 4]), "cu_seqlens_q is a list"),
+    "bounds: 0-dim": (packed(cu_seqlens_q=torch.tensor(4)), r"cu_seqlens_q has shape \(\)"),
+    "scale: a flag": (arguments(scale=True), "scale=True must be a positive"),
+    "scale far above the softcap": (
+        arguments(scale=2.0**99, softcap=2.0**-99), "too far apart for fp32"),
+    "check: a number": (arguments(check=1), "check=1 must be True or False"),
+    "precision: unknown": (half(precision="fp4"), "precision='fp4' is unknown; write 'fp8'"),
+    "precision: a number": (half(precision=8), "precision=8 must be 'fp8', an Fp8, or None"),
+    "precision of float32": (
+        arguments(precision="fp8"), "'fp8' was given for a q of dtype torch.float32; float16 and"),
+    "precision of 8 bits": (
+        eight_bits(precision="fp8:head:hadamard"), "q has dtype torch.float8_e4m3fn, so it is "),
+    "another 8 bits": (
+        eight_bits(v=ones(1, 4, 2, 64).to(torch.float8_e5m2)), "v has dtype torch.float8_e5m2"),
+    "scale of 16 bits": (half(k_descale=ones(1)), "k_descale was given and q has dtype torch.fl"),
+    "scale: shape": (
+        eight_bits(q_descale=ones(2, 2)), r"q_descale has shape \(2, 2\).*\(1, 2\).*\(1, 2, 1\)"),
+    "scale: dtype": (eight_bits(v_descale=ones(1).half()), "v_descale .* torch.float16; it must b"),
+    "scale: a number": (eight_bits(v_descale=0.1), "v_descale is a float; it must be a torch.Te"),
+    "scale: device": (eight_bits(k_descale=ones(1, device="meta")), "k_descale is on meta"),
+    "FP8 in fa1": (half(version="fa1", precision="fp8"), "'fa1': precision=.* version 'fa3'"),
+    "FP8 in fa2": (eight_bits(version="fa2"), "'fa2': precision='fp8:tensor:e4m3' is not.*'fa3'"),
+    "FP8 in sdpa": (half(version="sdpa", precision="fp8"), "'sdpa': precision=.* version='fa3'"),
+    "gradient in FP8": (
+        half(precision="fp8", q=ones(1, 4, 2, 64).half().requires_grad_()), "only and .*no_grad"),
+    "gradient in FP8, reference": (
+        half(version="reference", precision="fp8", sink=ones(2).requires_grad_()), "forward only"),
+    "starts in FP8": (half(precision="fp8", kv_starts=ONE), "kv_starts is not possible with"),
+    "pages in FP8": (
+        half(precision="fp8", block_table=PAGES, kv_lengths=ONE), "block_table is not possible"),
+    "packed in FP8": (
+        eight_bits(cu_seqlens_q=BOUNDS) | {n: x[0] for n, x in eight_bits().items()},
+        "cu_seqlens_q is not possible with precision='fp8:tensor:e4m3'"),
+    "dropout in FP8": (half(precision="fp8", dropout_p=0.1), "dropout_p=0.1 is not possible with"),
+    "splits in FP8": (half(precision="fp8", num_splits=2), "num_splits=2 is not possible with"),
+    "rotation of 80 dims": (
+        half(precision="fp8:hadamard", **dict.fromkeys("qk", ones(1, 4, 2, 80).half())),
+        "head_dim 80; .*powers of two from 16 to 256"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals_say_what_would_work(name):
+    given, sentence = REFUSED[name]
+    with pytest.raises(ValueError, match=sentence):
+        attention(**given)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_version_limits(version, device):
+    def request(dtype=torch.float32, head_dim=64, dim_v=64, **changes):
+        x = torch.ones(1, 2, 2, head_dim, dtype=dtype, device=device)
+        return Request(x, x, x[..., :1].expand(-1, -1, -1, dim_v), **changes)
+
+    limits = VERSIONS[version].unsupported
+    assert limits(request()) is None
+    assert "torch.float64" in limits(request(torch.float64))
+    assert "q has head_dim 257" in limits(request(head_dim=257))
+    assert "v has head_dim 300" in limits(request(dim_v=300))
+
+
+# ---- check=True: the values themselves, read on the host ----
+
+WRONG_VALUES = {
+    "starts late": (packed(cu_seqlens_q=BOUNDS + 1), "cu_seqlens_q starts with 1"),
+    "decreases": (packed(cu_seqlens_q=torch.tensor([0, 3, 2, 4])), r"\[0, 3, 2, 4\] must not decr"),
+    "too few rows": (packed(cu_seqlens_q=BOUNDS - torch.tensor([0, 0, 1])), "has 4 rows"),
+    "keys too few": (
+        packed(cu_seqlens_q=BOUNDS, cu_seqlens_k=torch.tensor([0, 1, 3])), "k ends with 3"),
+    "length": (arguments(kv_lengths=torch.tensor([5])), "sequence 0 has 5 keys.*0 to 4"),
+    "length below 0": (arguments(kv_lengths=torch.tensor([-1])), "sequence 0 has -1 keys"),
+    "start": (arguments(kv_starts=torch.tensor([5])), r"kv_starts\[0\]=5 .* 0 to 4"),
+    "page": (arguments(block_table=PAGES + 1, kv_lengths=ONE), r"block_table\[0\] has page 1"),
+    "room in the pages": (arguments(block_table=PAGES, kv_lengths=ONE * 9), "0 has 9 keys"),
+    "scale 0": (eight_bits(k_descale=torch.zeros(1)), "k_descale holds 0.0; .*positive and finite"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG_VALUES)
+def test_check_reads_the_values(name):
+    given, sentence = WRONG_VALUES[name]
+    with pytest.raises(ValueError, match=sentence):
+        attention(**given, check=True)
+
+
+def test_check_lets_right_values_pass():
+    given = packed(cu_seqlens_q=BOUNDS)
+    assert torch.equal(attention(**given, check=True), attention(**given))
+    unused = torch.tensor([[0, 99]])  # of the second page no key is used
+    paged = arguments(block_table=unused, kv_lengths=ONE * 4)
+    assert torch.equal(
+        attention(**paged, check=True), attention(**arguments(**{k: paged[k] for k in "qkv"}))
+    )
+
+
+def test_numpy_numbers_are_numbers():
+
+    given = arguments()
+    o = attention(**given, window=(np.int64(1), np.int32(0)), num_splits=np.int64(1))
+    assert torch.equal(o, attention(**given, window=(1, 0), num_splits=1))

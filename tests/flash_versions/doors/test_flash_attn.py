@@ -1,0 +1,318 @@
+"""FlashAttention 2's functions: its signatures, and what each of them means to `attention`."""
+
+import inspect
+
+import pytest
+import torch
+
+from flash_versions import attention, flash_attn
+from flash_versions.flash_attn import (
+    flash_attn_func,
+    flash_attn_kvpacked_func,
+    flash_attn_qkvpacked_func,
+    flash_attn_varlen_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
+)
+from flash_versions.versions.oracle.budget import assess, compare
+
+NEEDED = inspect.Parameter.empty
+OPTIONS = {
+    "dropout_p": 0.0,
+    "softmax_scale": None,
+    "causal": False,
+    "window_size": (-1, -1),
+    "softcap": 0.0,
+    "alibi_slopes": None,
+    "deterministic": False,
+    "return_attn_probs": False,
+}
+
+
+def needed(*names):
+    return dict.fromkeys(names, NEEDED)
+
+
+LENGTHS = needed("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+SIGNATURES = {
+    "flash_attn_func": needed("q", "k", "v") | OPTIONS,
+    "flash_attn_qkvpacked_func": needed("qkv") | OPTIONS,
+    "flash_attn_kvpacked_func": needed("q", "kv") | OPTIONS,
+    "flash_attn_varlen_func": needed("q", "k", "v") | LENGTHS | OPTIONS | {"block_table": None},
+    "flash_attn_varlen_qkvpacked_func": needed("qkv", "cu_seqlens", "max_seqlen") | OPTIONS,
+    "flash_attn_varlen_kvpacked_func": needed("q", "kv") | LENGTHS | OPTIONS,
+    "flash_attn_with_kvcache": needed("q", "k_cache", "v_cache")
+    | {
+        "k": None,
+        "v": None,
+        "rotary_cos": None,
+        "rotary_sin": None,
+        "cache_seqlens": None,
+        "cache_batch_idx": None,
+        "cache_leftpad": None,
+        "block_table": None,
+        "softmax_scale": None,
+        "causal": False,
+        "window_size": (-1, -1),
+        "softcap": 0.0,
+        "rotary_interleaved": True,
+        "alibi_slopes": None,
+        "num_splits": 0,
+        "return_softmax_lse": False,
+    },
+}
+WITH_SINK = {"flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"}
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signature_is_that_of_flash_attention_2(name):
+    parameters = inspect.signature(getattr(flash_attn, name)).parameters.values()
+    ours = {p.name: p.default for p in parameters if p.kind is not p.KEYWORD_ONLY}
+    assert list(ours.items()) == list(SIGNATURES[name].items())
+    added = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    assert added == ({"s_aux": None} if name in WITH_SINK else {}) | {"version": "auto"}
+
+
+# ---- one call in FlashAttention's terms and in ours ----
+
+SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])
+SINK = torch.tensor([0.5, -1.0, 2.0, 0.0])
+CALLS = {
+    "nothing": ({}, {}),
+    "causal": ({"causal": True, "deterministic": True}, {"causal": True}),
+    "scale": ({"softmax_scale": 0.3}, {"scale": 0.3}),
+    "window": ({"window_size": (4, 2)}, {"window": (4, 2)}),
+    "window: left only": ({"window_size": (4, -1)}, {"window": (4, None)}),
+    "window: right only": ({"window_size": [None, 0]}, {"causal": True}),
+    "window: as transformers": (
+        {"window_size": (4, 4), "causal": True},
+        {"window": (4, None), "causal": True},
+    ),
+    "softcap": ({"softcap": 0.7}, {"softcap": 0.7}),
+    "alibi": ({"alibi_slopes": SLOPES}, {"alibi_slopes": SLOPES}),
+    "alibi per sequence": (
+        {"alibi_slopes": torch.stack((SLOPES, SLOPES * 3))},
+        {"alibi_slopes": torch.stack((SLOPES, SLOPES * 3))},
+    ),
+    "sink": ({"s_aux": SINK}, {"sink": SINK}),
+}
+by_call = pytest.mark.parametrize("call", CALLS)
+by_version = pytest.mark.parametrize("version", ["auto", "reference"])
+PACKED = torch.tensor([0, 9, 21], dtype=torch.int32)
+PACKED_K = torch.tensor([0, 14, 20], dtype=torch.int32)
+
+
+def on(device, options):
+    return {k: x.to(device) if isinstance(x, torch.Tensor) else x for k, x in options.items()}
+
+
+def dense(device):
+    q = torch.randn(2, 9, 4, 16, device=device)
+    kv = torch.randn(2, 14, 2, 2, 16, device=device)
+    return q, kv
+
+
+def packed(device):
+    q = torch.randn(21, 4, 16, device=device)
+    kv = torch.randn(20, 2, 2, 16, device=device)
+    return q, kv
+
+
+def assert_within_budget(result, q, k, v, **options):
+    out, lse, nothing = result
+    assert nothing is None
+    for name, accuracy in assess(out, lse, q, k, v, **options).items():
+        assert accuracy.ok, f"{name}: {accuracy}"
+
+
+@by_call
+@by_version
+def test_dense(version, call, device):
+    theirs, ours = (on(device, x) for x in CALLS[call])
+    q, kv = dense(device)
+    k, v = kv.unbind(2)
+    given = {"version": version, "return_attn_probs": True, **theirs}
+    result = flash_attn_func(q, k, v, **given)
+    assert result[1].shape == (2, 4, 9)
+    assert_within_budget(result, q, k, v, **ours)
+    assert torch.equal(flash_attn_func(q, k, v, **theirs, version=version), result[0])
+
+
+@by_call
+@by_version
+def test_varlen(version, call, device):
+    theirs, ours = (on(device, x) for x in CALLS[call])
+    q, kv = packed(device)
+    k, v = kv.unbind(1)
+    cu_q, cu_k = PACKED.to(device), PACKED_K.to(device)
+    given = {"version": version, "return_attn_probs": True, **theirs}
+    result = flash_attn_varlen_func(q, k, v, cu_q, cu_k, 12, 14, **given)
+    assert result[1].shape == (4, 21)
+    assert_within_budget(result, q, k, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, **ours)
+
+
+def assert_same(found, expected):
+    assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
+    assert found[2] is expected[2] is None
+
+
+def test_options_by_position(device):
+    """Every function takes dropout_p, softmax_scale, causal, window_size, ... in this order."""
+    q, kv = dense(device)
+    k, v = kv.unbind(2)
+    slopes = SLOPES.to(device)
+    options = (0.0, 0.3, True, (5, -1), 2.0, slopes, False, True)
+    ours = {"scale": 0.3, "causal": True, "window": (5, None), "softcap": 2.0}
+    ours["alibi_slopes"] = slopes
+    expected = (*attention(q, k, v, return_lse=True, **ours), None)
+    assert_same(flash_attn_func(q, k, v, *options), expected)
+    assert_same(flash_attn_kvpacked_func(q, kv, *options), expected)
+    expected = (*attention(q, q, q, return_lse=True, **ours), None)
+    assert_same(flash_attn_qkvpacked_func(torch.stack((q, q, q), 2), *options), expected)
+    q, kv = packed(device)
+    k, v = kv.unbind(1)
+    lengths = (PACKED.to(device), PACKED_K.to(device))
+    ours |= {"cu_seqlens_q": lengths[0], "cu_seqlens_k": lengths[1], "return_lse": True}
+    expected = (*attention(q, k, v, **ours), None)
+    assert_same(flash_attn_varlen_func(q, k, v, *lengths, 12, 14, *options), expected)
+    assert_same(flash_attn_varlen_kvpacked_func(q, kv, *lengths, 12, 14, *options), expected)
+    ours["cu_seqlens_k"] = lengths[0]
+    expected = (*attention(q, q, q, **ours), None)
+    qkv = torch.stack((q, q, q), 1)
+    assert_same(flash_attn_varlen_qkvpacked_func(qkv, lengths[0], 12, *options), expected)
+
+
+@pytest.mark.parametrize(("asked", "expected"), [(False, None), (True, True)])
+def test_deterministic_is_handed_on(asked, expected, device, monkeypatch):
+    """False is the default, and leaves it to torch's own setting."""
+    found = []
+    monkeypatch.setattr(flash_attn, "attention", lambda *x, **y: found.append(y["deterministic"]))
+    q, kv = dense(device)
+    flash_attn_func(q, *kv.unbind(2), deterministic=asked)
+    flash_attn_kvpacked_func(q, kv, deterministic=asked)
+    flash_attn_qkvpacked_func(torch.stack((q, q, q), 2), deterministic=asked)
+    q, kv = packed(device)
+    lengths = (PACKED, PACKED_K, 12, 14)
+    flash_attn_varlen_func(q, *kv.unbind(1), *lengths, deterministic=asked)
+    flash_attn_varlen_kvpacked_func(q, kv, *lengths, deterministic=asked)
+    flash_attn_varlen_qkvpacked_func(torch.stack((q, q, q), 1), PACKED, 12, deterministic=asked)
+    assert found == [expected] * 6
+
+
+def test_dropout_is_drawn_as_by_attention(device):
+    q, kv = dense(device)
+    k, v = kv.unbind(2)
+    torch.manual_seed(1)
+    out = flash_attn_func(q, k, v, 0.5)
+    torch.manual_seed(1)
+    assert torch.equal(out, attention(q, k, v, dropout_p=0.5))
+    assert not torch.equal(out, flash_attn_func(q, k, v, 0.5))
+
+
+def test_max_seqlen_is_not_looked_at(device):
+    """transformers passes a tensor, whose value would cost a synchronisation."""
+    q, kv = packed(device)
+    unreadable = torch.empty((), device="meta")
+    lengths = (PACKED.to(device), PACKED_K.to(device))
+    found = flash_attn_varlen_kvpacked_func(q, kv, *lengths, unreadable, unreadable)
+    assert torch.equal(found, flash_attn_varlen_kvpacked_func(q, kv, *lengths, 12, 14))
+
+
+def test_pages(device):
+    q, kv = packed(device)
+    lengths = (PACKED.to(device), PACKED_K.to(device))
+    pages = torch.randn(5, 8, 2, 2, 16, device=device)  # of 8 keys: 14 keys are two, 6 are one
+    pages[3], pages[1, :6], pages[4, :6] = kv[:8], kv[8:14], kv[14:]
+    table = torch.tensor([[3, 1], [4, 0]], dtype=torch.int32, device=device)
+    options = {"causal": True, "block_table": table, "return_attn_probs": True}
+    result = flash_attn_varlen_func(q, *pages.unbind(2), *lengths, 12, 14, **options)
+    in_rows = {"cu_seqlens_q": lengths[0], "cu_seqlens_k": lengths[1]}
+    assert_within_budget(result, q, *kv.unbind(1), causal=True, **in_rows)
+
+
+def test_last_dimension_that_is_not_contiguous(device):
+    q, kv = dense(device)
+    k, v = kv.unbind(2)
+    strided = [x.mT.contiguous().mT for x in (q, k, v)]
+    assert all(x.stride(-1) != 1 for x in strided)
+    assert torch.equal(flash_attn_func(*strided), flash_attn_func(q, k, v))
+
+
+# ---- gradients: one tensor for stacked arguments, with the bits of separate ones ----
+
+STACKED = {
+    "kvpacked": (flash_attn_kvpacked_func, flash_attn_func, dense, ()),
+    "qkvpacked": (flash_attn_qkvpacked_func, flash_attn_func, dense, ()),
+    "varlen kvpacked": (
+        flash_attn_varlen_kvpacked_func,
+        flash_attn_varlen_func,
+        packed,
+        (PACKED, PACKED_K, 12, 14),
+    ),
+    "varlen qkvpacked": (
+        flash_attn_varlen_qkvpacked_func,
+        flash_attn_varlen_func,
+        packed,
+        (PACKED, PACKED, 12, 12),
+    ),
+}
+
+
+@pytest.mark.parametrize("door", STACKED)
+@by_version
+def test_gradient_of_stacked_tensors(version, door, device):
+    stacked_door, plain_door, make, lengths = STACKED[door]
+    lengths = tuple(x.to(device) if isinstance(x, torch.Tensor) else x for x in lengths)
+    q, kv = make(device)
+    dim = kv.dim() - 3
+    if "qkv" in door:
+        arguments = (torch.stack((q, q + 1, q - 1), dim),)
+        leaves = arguments[0].unbind(dim)
+        stacked_lengths = lengths[1::2]
+    else:
+        arguments = (q, kv)
+        leaves = (q, *kv.unbind(dim))
+        stacked_lengths = lengths
+    arguments = [x.clone().requires_grad_() for x in arguments]
+    leaves = [x.clone().requires_grad_() for x in leaves]
+    options = {"causal": True, "window_size": (6, -1), "return_attn_probs": True}
+    options["version"] = version
+    out, lse, _ = stacked_door(*arguments, *stacked_lengths, **options)
+    grads = [torch.randn_like(out), torch.randn_like(lse)]
+    found = torch.autograd.grad([out, lse], arguments, grads)
+    out, lse, _ = plain_door(*leaves, *lengths, **options)
+    dq, dk, dv = torch.autograd.grad([out, lse], leaves, grads)
+    stack = torch.stack((dq, dk, dv) if "qkv" in door else (dk, dv), dim)
+    assert torch.equal(found[-1], stack) and stack.any()
+    assert torch.equal(found[0], stack if "qkv" in door else dq)
+
+
+def test_gradient_of_a_sink(device):
+    q, kv = dense(device)
+    sink = SINK.to(device).requires_grad_()
+    out = flash_attn_func(q, *kv.unbind(2), s_aux=sink)
+    do = torch.randn_like(out)
+    (dsink,) = torch.autograd.grad(out, sink, do)
+    found = compare(out, q, *kv.unbind(2), sink=sink, do=do, dsink=dsink)
+    assert all(accuracy.ok for accuracy in found.values())
+
+
+# ---- refusals ----
+
+X = torch.ones(1, 2, 2, 16)
+REFUSED = {
+    "window: a number": (flash_attn_func, (X, X, X), {"window_size": 5}, "window_size=5 must be"),
+    "window: three": (flash_attn_func, (X, X, X), {"window_size": (1, 2, 3)}, "window_size=.*pair"),
+    "softcap below 0": (flash_attn_func, (X, X, X), {"softcap": -1.0}, "softcap=-1.0 must be"),
+    "qkv: two": (flash_attn_qkvpacked_func, (torch.ones(1, 2, 2, 2, 16),), {}, "qkv has .* 3, h"),
+    "qkv: rank": (flash_attn_qkvpacked_func, (X,), {}, r"qkv has shape \(1, 2, 2, 16\)"),
+    "kv: three": (flash_attn_kvpacked_func, (X, torch.ones(1, 2, 3, 2, 16)), {}, "kv has shape"),
+    "version": (flash_attn_func, (X, X, X), {"version": "fa9"}, "version='fa9' is unknown"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals_name_the_argument(name):
+    function, arguments, options, sentence = REFUSED[name]
+    with pytest.raises(ValueError, match=sentence):
+        function(*arguments, **options)

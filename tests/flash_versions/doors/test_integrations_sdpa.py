@@ -1,0 +1,231 @@
+"""torch's scaled_dot_product_attention through our kernels, against torch's own in fp64.
+
+The rule is the budget's: the distance to fp64 may be twice that of torch in fp32, plus one rounding
+at the size of what is summed.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention as held_since_import
+
+from flash_versions import VERSIONS
+from flash_versions.integrations import sdpa
+from flash_versions.integrations.sdpa import use_for_sdpa
+from tests.helpers.rotation import rotated
+
+EPS = torch.finfo(torch.float32).eps
+CASES = {
+    "plain": ((2, 4, 9, 16), (2, 4, 7, 16), {}),
+    "causal": ((2, 4, 9, 16), (2, 4, 9, 16), {"is_causal": True}),
+    "causal, fewer queries": ((1, 2, 5, 16), (1, 2, 9, 16), {"is_causal": True}),
+    "causal, fewer keys": ((1, 2, 9, 16), (1, 2, 5, 16), {"is_causal": True}),
+    "grouped heads": ((2, 4, 5, 16), (2, 2, 5, 16), {"enable_gqa": True, "scale": 0.4}),
+    "no batch": ((4, 5, 16), (4, 5, 16), {}),
+    "no batch, grouped heads": ((4, 5, 16), (2, 5, 16), {"enable_gqa": True}),
+    "no heads": ((5, 16), (7, 16), {}),
+    "five dimensions": ((2, 3, 2, 5, 16), (2, 3, 2, 5, 16), {"is_causal": True}),
+    "keys shared by the batch": ((2, 4, 5, 16), (1, 1, 5, 16), {}),
+    "keys without a batch": ((3, 2, 5, 16), (2, 5, 16), {}),
+    "no keys": ((1, 2, 3, 16), (1, 2, 0, 16), {}),
+}
+
+
+@pytest.fixture
+def served(monkeypatch) -> list:
+    """One entry for every call that our kernels serve."""
+    calls = []
+
+    def counted(*args, **options):
+        o = attention(*args, **options)
+        calls.append(options)
+        return o
+
+    attention = sdpa.attention
+    monkeypatch.setattr(sdpa, "attention", counted)
+    return calls
+
+
+def inputs(q_shape, k_shape, device="cpu"):
+    shapes = (q_shape, k_shape, k_shape)
+    return [torch.randn(shape, device=device, requires_grad=True) for shape in shapes]
+
+
+def results_of(tensors, run=None, **options):
+    """o and the gradients of q, k and v; under `run`, a context."""
+    function = held_since_import
+    if run is None:
+        o = function(*tensors, **options)
+    else:
+        with run:
+            o = function(*tensors, **options)
+    do = torch.linspace(-1, 1, o.numel(), dtype=o.dtype, device=o.device).view(o.shape)
+    return o, *torch.autograd.grad(o, tensors, do)
+
+
+@pytest.mark.parametrize(("name", "version"), rotated(CASES, VERSIONS))
+def test_same_as_torch(name, version, device, served):
+    q_shape, k_shape, options = CASES[name]
+    tensors = inputs(q_shape, k_shape, device)
+    exact = results_of([x.detach().double().requires_grad_() for x in tensors], **options)
+    baseline = results_of(tensors, **options)
+    found = results_of(tensors, use_for_sdpa(version), **options)
+    assert len(served) == 1
+    for ours, torchs, truth in zip(found, baseline, exact):
+        assert ours.shape == truth.shape and ours.dtype == torch.float32
+        if truth.numel():
+            error, budget = (ours - truth).abs().max(), (torchs - truth).abs().max()
+            largest = max(x.detach().abs().max() for x in tensors if x.numel())
+            assert error <= 2 * budget + EPS * max(largest, truth.abs().max())
+
+
+def test_other_head_dims_and_strides(device):
+    """A value head_dim of its own, and tensors whose last dimension is not contiguous."""
+    q, k = torch.randn(2, 2, 3, 16, 6, device=device).mT
+    v = torch.randn(2, 3, 24, 6, device=device).mT
+    with use_for_sdpa("fa2"):
+        o = F.scaled_dot_product_attention(q, k, v)
+    assert (o - F.scaled_dot_product_attention(q, k, v)).abs().max() < 1e-5
+
+
+def test_dropout(device):
+    q = torch.randn(1, 2, 32, 16, device=device)
+    found = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        with use_for_sdpa("fa2"):
+            found.append(F.scaled_dot_product_attention(q, q, q, dropout_p=0.5))
+    assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
+
+
+def test_autocast(device):
+    q, k, v = inputs((1, 2, 5, 16), (1, 2, 5, 16), device)
+    with use_for_sdpa("fa2"), torch.autocast(device, torch.bfloat16):
+        o = F.scaled_dot_product_attention(q, k.bfloat16(), v)
+    assert o.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "eval"])
+def test_transformer_encoder_layer(training, device, served):
+    """nn.MultiheadAttention reaches F.scaled_dot_product_attention from within a torch function."""
+    layer = nn.TransformerEncoderLayer(32, 4, 48, dropout=0.0, batch_first=True).to(device)
+    layer.train(training)
+    x = torch.randn(2, 7, 32, device=device, requires_grad=True)
+    mask = nn.Transformer.generate_square_subsequent_mask(7, device=device)
+    for options in ({}, {"src_mask": mask, "is_causal": True}):
+        expected = layer(x, **options)
+        with use_for_sdpa("fa2"):
+            found = layer(x, **options)
+        assert (found - expected).abs().max() < 1e-5
+        gradients = [torch.autograd.grad(y.square().sum(), x)[0] for y in (found, expected)]
+        assert (gradients[0] - gradients[1]).abs().max() < 1e-4
+        with use_for_sdpa("fa2"), torch.no_grad():  # torch would take a fused path of its own
+            assert (layer(x, **options) - expected).abs().max() < 1e-5
+    assert len(served) == 4
+
+
+def test_masks_are_refused_or_left_to_torch(device, served):
+    q, k, v = inputs((1, 2, 5, 16), (1, 2, 5, 16), device)
+    mask = torch.ones(5, 5, dtype=torch.bool, device=device).tril(-1)
+    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    with (
+        use_for_sdpa("fa2"),
+        pytest.raises(
+            ValueError, match="^attn_mask has shape \\(5, 5\\), and these kernels take no"
+        ),
+    ):
+        F.scaled_dot_product_attention(q, k, v, mask)
+    with use_for_sdpa("fa2", otherwise="torch"):
+        found = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        assert torch.equal(found, expected) and not served
+        F.scaled_dot_product_attention(q, k, v)
+    assert len(served) == 1
+
+
+def test_what_a_version_refuses(served):
+    q = torch.randn(1, 2, 5, 16, dtype=torch.float64)
+    expected = F.scaled_dot_product_attention(q, q, q)
+    with (
+        use_for_sdpa("fa1"),
+        pytest.raises(ValueError, match="^version 'fa1': q has dtype torch.f"),
+    ):
+        F.scaled_dot_product_attention(q, q, q)
+    with use_for_sdpa("fa1", otherwise="torch"):
+        assert torch.equal(F.scaled_dot_product_attention(q, q, q), expected)
+    assert not served
+
+
+@pytest.mark.parametrize("k_shape", [(1, 2, 5, 16), (3, 4, 5, 16)])
+def test_shapes_that_do_not_broadcast(k_shape):
+    q, k, v = inputs((2, 4, 5, 16), k_shape)
+    with use_for_sdpa("fa2"), pytest.raises(ValueError, match="^query, key and value have shapes"):
+        F.scaled_dot_product_attention(q, k, v)
+
+
+@pytest.mark.parametrize(
+    "options, sentence",
+    [
+        ({"version": "fa9"}, "^version='fa9' is unknown; there are auto, fa1, fa2"),
+        (
+            {"otherwise": "ignore"},
+            "^otherwise='ignore' is unknown; there are 'raise' and 'torch'.$",
+        ),
+    ],
+)
+def test_unknown_arguments(options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        use_for_sdpa(**options)
+
+
+def test_contexts_nest_and_end(device, served):
+    q, k, v = inputs((1, 1, 3, 16), (1, 1, 3, 16), device)
+    with use_for_sdpa("fa1"):
+        F.scaled_dot_product_attention(q, k, v)
+        with use_for_sdpa("fa2"):
+            F.scaled_dot_product_attention(q, k, v)
+        F.scaled_dot_product_attention(q, k, v)
+    assert [call["version"] for call in served] == ["fa1", "fa2", "fa1"]
+    mask = torch.ones(3, 3, dtype=torch.bool, device=device)
+    with use_for_sdpa("fa1"), use_for_sdpa("fa2", otherwise="torch"):
+        F.scaled_dot_product_attention(q, k, v, mask)  # not even the outer one takes it
+    with use_for_sdpa("fa1"), use_for_sdpa("sdpa"):
+        F.scaled_dot_product_attention(q, k, v)
+    assert served.pop()["version"] == "sdpa" and len(served) == 3
+    with pytest.raises(KeyError), use_for_sdpa("fa2"):
+        raise KeyError
+    F.scaled_dot_product_attention(q, k, v)
+    assert len(served) == 3
+
+
+def test_baselines_and_torch_itself_run_inside(served):
+    """version='sdpa' calls the very function that the context replaces."""
+    q, k, v = inputs((1, 2, 5, 16), (1, 2, 5, 16))
+    expected = F.scaled_dot_product_attention(q, k, v)
+    with use_for_sdpa("sdpa"):
+        assert (F.scaled_dot_product_attention(q, k, v) - expected).abs().max() < 1e-6
+    assert len(served) == 1
+
+
+def test_compile(device):
+    """Inside the context, around the context, and after it."""
+
+    def causal(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True) + 1
+
+    def opens_the_context(q, k, v):
+        with use_for_sdpa("fa2"):
+            return causal(q, k, v)
+
+    tensors = inputs((1, 2, 5, 16), (1, 2, 9, 16), device)
+    expected = opens_the_context(*tensors)
+    torch._dynamo.reset()
+    with use_for_sdpa("fa2"):
+        compiled = torch.compile(causal, fullgraph=True, backend="aot_eager")
+        found = compiled(*tensors)
+    assert torch.equal(found, expected)
+    for x, y in zip(*(torch.autograd.grad(o.sum(), tensors) for o in (found, expected))):
+        assert torch.equal(x, y)
+    assert torch.equal(compiled(*tensors), causal(*tensors))  # torch's own again
+    compiled = torch.compile(opens_the_context, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*tensors), expected)

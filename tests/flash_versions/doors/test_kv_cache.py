@@ -1,0 +1,524 @@
+"""The cache that grows in place: what is written where, and attention over it step by step."""
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from flash_versions import attention
+from flash_versions.flash_attn import flash_attn_with_kvcache
+from flash_versions.flash_attn.kv_cache import append_op, append_to_cache, rotate
+from flash_versions.versions.oracle.budget import assess
+
+HEADS, DIM, DIM_V, POSITIONS = 2, 24, 40, 64
+by_dtype = pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16, torch.bfloat16], ids=lambda d: str(d)[6:]
+)
+by_version = pytest.mark.parametrize("version", ["auto", "reference"])
+
+
+def tables(device, rotary_dim, positions=POSITIONS):
+    """Cosines and sines of random angles, so that no two pairs or positions are alike."""
+    angles = torch.rand(positions, rotary_dim // 2, device=device) * 6.28
+    return angles.cos(), angles.sin()
+
+
+def rotated(x, cos, sin, positions, interleaved):
+    """Rotary embedding as it is defined, in fp64: pairs are complex numbers that are multiplied."""
+    x, pairs = x.double(), cos.shape[1]
+    if interleaved:
+        real, imaginary = x[..., 0 : 2 * pairs : 2], x[..., 1 : 2 * pairs : 2]
+    else:
+        real, imaginary = x[..., :pairs], x[..., pairs : 2 * pairs]
+    turn = torch.complex(cos.double(), sin.double())[positions][:, :, None]
+    turned = torch.view_as_real(torch.complex(real, imaginary) * turn)
+    turned = turned.flatten(-2) if interleaved else turned.mT.flatten(-2)
+    return torch.cat((turned, x[..., 2 * pairs :]), -1)
+
+
+def assert_rounded_once(found, expected, x):
+    """One rounding to the dtype, after two products and a sum in fp32."""
+    size = x.double().abs().amax(-1, keepdim=True)
+    bound = expected.abs() * torch.finfo(found.dtype).eps / 2 + size * 2.0**-22
+    assert ((found.double() - expected).abs() <= bound).all()
+
+
+# ---- rotate ----
+
+
+@pytest.mark.parametrize("interleaved", [True, False], ids=["GPT-J", "GPT-NeoX"])
+@pytest.mark.parametrize("rotary_dim", [2, 16, DIM])
+@by_dtype
+def test_rotate(dtype, rotary_dim, interleaved, device):
+    x = torch.randn(2, 5, 3, DIM, device=device).to(dtype)
+    cos, sin = tables(device, rotary_dim)
+    positions = torch.tensor([[0, 1, 9, 9, 40], [POSITIONS - 1, 3, 2, 1, 0]], device=device)
+    found = rotate(x, cos, sin, positions, interleaved)
+    assert found.dtype == dtype
+    assert_rounded_once(found, rotated(x, cos, sin, positions, interleaved), x)
+    assert torch.equal(found[..., rotary_dim:], x[..., rotary_dim:])
+    positions[0, 0], positions[1, 0] = -5, POSITIONS + 5  # outside the table
+    assert torch.equal(rotate(x, cos, sin, positions, interleaved), found)
+
+
+@pytest.mark.parametrize("interleaved", [True, False], ids=["GPT-J", "GPT-NeoX"])
+def test_gradient_of_rotate(interleaved):
+    x = torch.randn(1, 2, 1, 6, dtype=torch.float64, requires_grad=True)
+    tables_and_positions = (*tables("cpu", 4), torch.tensor([[0, 9]]))
+    assert torch.autograd.gradcheck(lambda x: rotate(x, *tables_and_positions, interleaved), x)
+
+
+# ---- append_to_cache ----
+
+
+@dataclass(frozen=True)
+class Append:
+    """One append: `pages` of `size` slots, of which every sequence has those in its row of `table`
+    (its own row without).
+    """
+
+    lengths: tuple[int, ...]
+    new: int = 3
+    pages: int = 3
+    size: int = 12
+    table: tuple[tuple[int, ...], ...] | None = None
+    arguments: dict = field(default_factory=dict)
+
+    def target(self, b, i):
+        """(page, row) of token i of sequence b, or None if it is dropped."""
+        slot = self.lengths[b] + i
+        row = (b,) if self.table is None else self.table[b]
+        if not 0 <= slot < len(row) * self.size:
+            return None
+        page = row[slot // self.size]
+        return (page, slot % self.size) if 0 <= page < self.pages else None
+
+
+APPENDS = {
+    "dense": Append((0, 5, 7)),
+    "one token": Append((0, 11, 7), new=1),
+    "past the end": Append((10, 12, 99)),
+    "before the start": Append((-1, -3, -99)),
+    "at the end of 32 bits": Append((2**31 - 1, 2**31 - 2, 0)),
+    "past 32 bits": Append((2**32 + 5, 2**40, -(2**40))),
+    "pages": Append((4, 9, 0), pages=6, size=5, table=((2, 0), (4, 1), (3, 5))),
+    "a page that does not exist": Append((4, 4, 9), size=5, table=((2, -1), (0, 3), (-1, 1))),
+    "rows by index": Append((0, 5), pages=4, table=((3,), (1,))),
+    "nothing new": Append((0, 5, 7), new=0),
+    "no sequence": Append((), pages=0),
+}
+ROTARY = {"plain": None, "GPT-J": True, "GPT-NeoX": False}
+
+
+@pytest.mark.parametrize("name", APPENDS)
+@pytest.mark.parametrize("rotary", ROTARY)
+@by_dtype
+def test_append(dtype, rotary, name, device):
+    """Every new row lies where it should; all other memory keeps its bits.
+
+    K and V are slices of one tensor, with a page more before and after them.
+    """
+    case = APPENDS[name]
+    batch = len(case.lengths)
+    memory = torch.randn(case.pages + 2, case.size, HEADS, DIM + DIM_V, device=device).to(dtype)
+    k, v = torch.randn(batch, case.new, HEADS, DIM + DIM_V, device=device).to(dtype).split(
+        [DIM, DIM_V], -1
+    )  # fmt: skip
+    integers = torch.int64 if max(case.lengths, default=0) > 2**31 else torch.int32
+    lengths = torch.tensor(case.lengths, dtype=integers, device=device)
+    options = {}
+    if case.table is not None and len(case.table[0]) == 1:
+        options["cache_batch_idx"] = torch.tensor(case.table, device=device)[:, 0]
+    elif case.table is not None:
+        options["block_table"] = torch.tensor(case.table, dtype=torch.int32, device=device)
+    expected, new_k = memory.clone(), k.double()
+    if rotary != "plain":
+        cos, sin = tables(device, 16)
+        options |= {"rotary_cos": cos, "rotary_sin": sin, "rotary_interleaved": ROTARY[rotary]}
+        positions = lengths[:, None] + torch.arange(case.new, device=device)
+        new_k = rotated(k, cos, sin, positions.clamp(0, POSITIONS - 1), ROTARY[rotary])
+
+    k_cache, v_cache = memory[1:-1].split([DIM, DIM_V], -1)
+    append_to_cache(k_cache, v_cache, k, v, lengths, **options)
+
+    for b in range(batch):
+        for i in range(case.new):
+            if (target := case.target(b, i)) is None:
+                continue
+            page, row = target
+            found = memory[1 + page, row, :, :DIM]
+            assert_rounded_once(found, new_k[b, i], k[b, i])
+            expected[1 + page, row, :, :DIM] = found
+            expected[1 + page, row, :, DIM:] = v[b, i]
+    assert torch.equal(memory, expected)
+
+
+def test_append_of_any_strides(device):
+    k_cache, v_cache = torch.zeros(2, HEADS, 9, 2, DIM, device=device).transpose(1, 2).unbind(3)
+    k = torch.randn(2, HEADS, 3, DIM, device=device).transpose(1, 2)
+    v = torch.randn(2, 3, DIM, HEADS, device=device).mT
+    lengths = torch.tensor([[4, 9], [0, 9]], device=device)[:, 0]
+    append_to_cache(k_cache, v_cache, k, v, lengths)
+    for cache, x in ((k_cache, k), (v_cache, v)):
+        assert torch.equal(cache[0, 4:7], x[0]) and torch.equal(cache[1, :3], x[1])
+        assert cache.count_nonzero() == x.numel()
+
+
+def test_append_is_a_well_formed_operator(device):
+    k_cache, v_cache, k, v = torch.randn(4, 2, 3, HEADS, DIM, device=device).unbind(0)
+    lengths = torch.tensor([0, 2], device=device)
+    arguments = (k_cache, v_cache, k, v, lengths, None, *tables(device, 8), True)
+    torch.library.opcheck(append_op, arguments)
+
+
+CACHE, NEW, LENGTHS = torch.ones(2, 8, 2, 16), torch.ones(2, 3, 2, 16), torch.tensor([0, 1])
+TABLE = torch.ones(8, 8)
+
+
+def appended(**changes):
+    arguments = {"k_cache": CACHE, "v_cache": CACHE, "k": NEW, "v": NEW, "cache_seqlens": LENGTHS}
+    return append_to_cache(**(arguments | changes))
+
+
+REFUSED_APPENDS = {
+    "cache: rank": ({"k_cache": CACHE[0]}, r"k_cache has shape \(8, 2, 16\); it must be \(batch"),
+    "cache: dtype": ({"v_cache": CACHE.half()}, "v_cache has dtype torch.float16, k_cache has"),
+    "cache: integers": ({"k_cache": CACHE.int()}, "k_cache has dtype torch.int32"),
+    "cache: last stride": ({"v_cache": CACHE.mT.contiguous().mT}, "v_cache has stride 2"),
+    "cache: other lengths": ({"v_cache": CACHE[:, :7]}, r"and v_cache \(2, 7, 2, 16\)"),
+    "k: other heads": ({"k": NEW[:, :, :1]}, r"k has shape .* it must be \(2, 3, 2, 16\)"),
+    "v: other tokens": ({"v": NEW[:, :2]}, r"v has shape \(2, 2, 2, 16\); .* \(2, 3, 2, 16\)"),
+    "k: other dtype": ({"k": NEW.double()}, "k has dtype torch.float64"),
+    "k: other device": ({"v": NEW.to("meta")}, "v is on meta, k is on cpu"),
+    "k: fewer sequences": (
+        {"k": NEW[:1], "v": NEW[:1], "cache_seqlens": LENGTHS[:1]},
+        "k has 1 sequences and k_cache 2",
+    ),
+    "lengths: shape": ({"cache_seqlens": LENGTHS[:1]}, r"cache_seqlens .* shape \(2,\)"),
+    "lengths: floats": ({"cache_seqlens": LENGTHS.float()}, "cache_seqlens .*int32 or int64"),
+    "table: shape": ({"block_table": LENGTHS}, r"block_table has shape \(2,\)"),
+    "table: batch": ({"block_table": LENGTHS[None]}, r"block_table has shape \(1, 2\)"),
+    "index: shape": ({"cache_batch_idx": LENGTHS[None]}, r"cache_batch_idx has shape \(1, 2\)"),
+    "index: dtype": ({"cache_batch_idx": LENGTHS.float()}, "cache_batch_idx .*int32 or int64"),
+    "index and table": (
+        {"cache_batch_idx": LENGTHS, "block_table": LENGTHS[:, None]},
+        "cache_batch_idx and block_table were both given",
+    ),
+    "rotary: one": ({"rotary_cos": TABLE}, "rotary_cos and rotary_sin go together"),
+    "rotary: too wide": (
+        {"rotary_cos": torch.ones(8, 9), "rotary_sin": torch.ones(8, 9)},
+        r"rotary_cos has shape \(8, 9\).*head_dim 16",
+    ),
+    "rotary: nothing": (
+        {"rotary_cos": TABLE[:, :0], "rotary_sin": TABLE[:, :0]},
+        r"rotary_cos has shape \(8, 0\).*rotary_dim from 2 to",
+    ),
+    "rotary: two shapes": (
+        {"rotary_cos": TABLE, "rotary_sin": TABLE[:, :4]},
+        r"rotary_sin has shape \(8, 4\)",
+    ),
+    "rotary: too short": (
+        {"rotary_cos": TABLE[:7], "rotary_sin": TABLE[:7]},
+        "rotary_cos has 7 positions; the cache has 8 slots",
+    ),
+    "rotary: integers": (
+        {"rotary_cos": TABLE, "rotary_sin": TABLE.int()},
+        "rotary_sin has dtype torch.int32",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_APPENDS)
+def test_refused_appends_name_the_tensor(name):
+    changes, sentence = REFUSED_APPENDS[name]
+    with pytest.raises(ValueError, match=sentence):
+        appended(**changes)
+
+
+# ---- flash_attn_with_kvcache ----
+
+
+def inputs(device, M=3, batch=3, dtype=torch.float32):
+    """q, and the k and v of the same tokens."""
+    q = torch.randn(batch, M, 4, DIM, device=device).to(dtype)
+    k = torch.randn(batch, M, HEADS, DIM, device=device).to(dtype)
+    v = torch.randn(batch, M, HEADS, DIM_V, device=device).to(dtype) + 0.5
+    return q, k, v
+
+
+def filled_cache(device, lengths, size=32, dtype=torch.float32):
+    """Caches with NaN in every slot that is free."""
+    caches = []
+    for dim in (DIM, DIM_V):
+        cache = torch.randn(len(lengths), size, HEADS, dim, device=device).to(dtype)
+        for b, length in enumerate(lengths):
+            cache[b, length:] = float("nan")
+        caches.append(cache)
+    return caches
+
+
+def assert_within_budget(out, lse, q, k, v, **options):
+    for name, accuracy in assess(out, lse, q, k, v, **options).items():
+        assert accuracy.ok, f"{name}: {accuracy}"
+
+
+@pytest.mark.parametrize("rotary", ROTARY)
+@by_version
+def test_decoding_equals_prefill(version, rotary, device):
+    """Token by token, with lengths that are known to the host."""
+    q, k, v = inputs(device, M=5)
+    k_cache, v_cache = filled_cache(device, [0, 0, 0])
+    options = {"causal": True, "version": version}
+    seen_q = q
+    if rotary != "plain":
+        cos, sin = tables(device, 16)
+        options |= {"rotary_cos": cos, "rotary_sin": sin, "rotary_interleaved": ROTARY[rotary]}
+        seen_q = rotate(q, cos, sin, torch.arange(5, device=device).expand(3, 5), ROTARY[rotary])
+    steps = []
+    for i in range(5):
+        token = slice(i, i + 1)
+        steps.append(
+            flash_attn_with_kvcache(
+                q[:, token], k_cache, v_cache, k[:, token], v[:, token], cache_seqlens=i, **options
+            )
+        )
+    out = torch.cat(steps, 1)
+    assert_within_budget(out, None, seen_q, k_cache[:, :5], v_cache[:, :5], causal=True)
+    assert torch.equal(v_cache[:, :5], v) and k_cache[:, 5:].isnan().all()
+
+
+@by_dtype
+@by_version
+def test_ragged_lengths(version, dtype, device):
+    lengths = torch.tensor([20, 0, 29], dtype=torch.int32, device=device)
+    q, k, v = inputs(device, dtype=dtype)
+    k_cache, v_cache = filled_cache(device, lengths.tolist(), dtype=dtype)
+    out, lse = flash_attn_with_kvcache(
+        q, k_cache, v_cache, k, v,
+        cache_seqlens=lengths, causal=True, return_softmax_lse=True, version=version,
+    )  # fmt: skip
+    assert lse.shape == (3, 4, 3)
+    assert_within_budget(out, lse, q, k_cache, v_cache, causal=True, kv_lengths=lengths + 3)
+
+
+def test_queries_and_new_keys_may_differ_in_number(device):
+    """Causal aligns to the length after appending: two queries, three new keys."""
+    lengths = torch.tensor([20, 0, 29], device=device)
+    q, k, v = inputs(device)
+    caches = filled_cache(device, lengths.tolist())
+    out = flash_attn_with_kvcache(q[:, 1:], *caches, k, v, cache_seqlens=lengths, causal=True)
+    assert_within_budget(out, None, q[:, 1:], *caches, causal=True, kv_lengths=lengths + 3)
+
+
+WHERE_QUERIES_ARE = {
+    "causal": ({"causal": True}, {"causal": True}, True),
+    "window": ({"window_size": (9, 9)}, {"window": (9, 9)}, True),
+    "full": ({}, {}, False),
+}
+
+
+@pytest.mark.parametrize("name", WHERE_QUERIES_ARE)
+def test_queries_turn_with_their_position_if_it_matters(name, device):
+    """With neither causal nor a window, all are at the position of the first new token."""
+    theirs, ours, one_by_one = WHERE_QUERIES_ARE[name]
+    lengths = torch.tensor([20, 0, 29], device=device)
+    q, k, v = inputs(device)
+    caches = filled_cache(device, lengths.tolist())
+    cos, sin = tables(device, 16, positions=32)
+    out = flash_attn_with_kvcache(q, *caches, k, v, cos, sin, lengths, **theirs)
+    positions = lengths[:, None] + torch.arange(3, device=device) * one_by_one
+    seen_q = rotate(q, cos, sin, positions)
+    assert_within_budget(out, None, seen_q, *caches, kv_lengths=lengths + 3, **ours)
+
+
+def test_options_are_those_of_attention(device):
+    lengths = torch.tensor([20, 1, 29], device=device)
+    q, _, _ = inputs(device)
+    caches = filled_cache(device, lengths.tolist())
+    slopes, sink = torch.rand(2, 4, device=device)
+    theirs = {
+        "softmax_scale": 0.3,
+        "window_size": (7, -1),
+        "softcap": 2.0,
+        "alibi_slopes": slopes,
+        "s_aux": sink,
+        "num_splits": 2,
+    }
+    ours = {
+        "scale": 0.3,
+        "window": (7, None),
+        "softcap": 2.0,
+        "alibi_slopes": slopes,
+        "sink": sink,
+        "num_splits": 2,
+    }
+    out, lse = flash_attn_with_kvcache(
+        q, *caches, cache_seqlens=lengths, causal=True, return_softmax_lse=True, **theirs
+    )
+    expected = attention(q, *caches, kv_lengths=lengths, causal=True, return_lse=True, **ours)
+    assert torch.equal(out, expected[0]) and torch.equal(lse, expected[1])
+
+
+def test_one_length_for_all_or_a_full_cache(device):
+    q, _, _ = inputs(device)
+    caches = filled_cache(device, [20, 20, 20])
+    lengths = torch.tensor([20, 20, 20], device=device)
+    expected = flash_attn_with_kvcache(q, *caches, cache_seqlens=lengths)
+    assert torch.equal(flash_attn_with_kvcache(q, *caches, cache_seqlens=20), expected)
+    caches = filled_cache(device, [32, 32, 32])
+    expected = flash_attn_with_kvcache(q, *caches, cache_seqlens=32)
+    assert torch.equal(flash_attn_with_kvcache(q, *caches), expected)
+
+
+@by_version
+def test_pages_and_rows_give_the_same_bits(version, device):
+    """The same sequences in a dense cache, in pages of 8, and in other rows of a larger cache."""
+    lengths = torch.tensor([20, 0, 25], dtype=torch.int32, device=device)
+    q, k, v = inputs(device)
+    dense = filled_cache(device, lengths.tolist())
+    order = torch.randperm(14, device=device)[:12]
+    table = order.view(3, 4).to(torch.int32)
+    rows = torch.tensor([3, 0, 4], dtype=torch.int32, device=device)
+    paged, spread = [], []
+    for cache in dense:
+        pages = torch.full((14, 8, *cache.shape[2:]), float("nan"), device=device)
+        pages[order] = cache.view(12, 8, *cache.shape[2:])
+        paged.append(pages)
+        larger = torch.full((6, *cache.shape[1:]), float("nan"), device=device)
+        larger[rows.long()] = cache
+        spread.append(larger)
+    options = {"cache_seqlens": lengths, "causal": True, "version": version}
+    expected = flash_attn_with_kvcache(q, *dense, k, v, **options)
+    found = flash_attn_with_kvcache(q, *paged, k, v, block_table=table, **options)
+    assert torch.equal(found, expected)
+    found = flash_attn_with_kvcache(q, *spread, k, v, cache_batch_idx=rows, **options)
+    assert torch.equal(found, expected)
+    for x, pages, larger in zip(dense, paged, spread):
+        assert torch.equal(pages[order].view_as(x).nan_to_num(), x.nan_to_num())
+        assert torch.equal(larger[rows.long()].nan_to_num(), x.nan_to_num())
+
+
+@pytest.mark.parametrize("indexed", [False, True], ids=["own row", "row by index"])
+@by_version
+def test_left_padding(version, indexed, device):
+    """Slots before the padding's end are not seen; positions are slots all the same."""
+    lengths, starts = [20, 6, 29], [3, 6, 0]
+    q, k, v = inputs(device)
+    caches = filled_cache(device, lengths)
+    for cache in caches:
+        for b, start in enumerate(starts):
+            cache[b, :start] = float("nan")
+    cos, sin = tables(device, 16, positions=32)
+    options = {"cache_leftpad": torch.tensor(starts, device=device)}
+    if indexed:
+        options["cache_batch_idx"] = torch.arange(3, device=device)
+    lengths = torch.tensor(lengths, device=device)
+    out = flash_attn_with_kvcache(
+        q, *caches, k, v, cos, sin, lengths, causal=True, version=version, **options
+    )
+    seen_q = rotate(q, cos, sin, lengths[:, None] + torch.arange(3, device=device))
+    for b, start in enumerate(starts):
+        keys, values = (cache[b : b + 1, start : lengths[b] + 3] for cache in caches)
+        assert_within_budget(out[b : b + 1], None, seen_q[b : b + 1], keys, values, causal=True)
+
+
+def test_sequences_that_are_padding(device):
+    """transformers pads a batch with length -1 and pages of -1: nothing is written or read."""
+    q, k, v = inputs(device, M=1)
+    paged = [torch.randn(4, 8, HEADS, dim, device=device) for dim in (DIM, DIM_V)]
+    before = [x.clone() for x in paged]
+    table = torch.tensor([[2, 1], [-1, -1], [-1, -1]], dtype=torch.int32, device=device)
+    lengths = torch.tensor([8, -1, -1], dtype=torch.int32, device=device)
+    out = flash_attn_with_kvcache(q, *paged, k, v, cache_seqlens=lengths, block_table=table)
+    assert out[0].all() and not out[1:].any()
+    for x, old, new in zip(paged, before, (k, v)):
+        old[1, 0] = new[0, 0]
+        assert torch.equal(x, old)
+
+
+def test_compiled_step(device):
+    """One graph for all lengths, and the cache is updated by it."""
+
+    def step(q, k_cache, v_cache, k, v, cos, sin, lengths):
+        return flash_attn_with_kvcache(
+            q, k_cache, v_cache, k, v, cos, sin, lengths, causal=True, return_softmax_lse=True
+        )
+
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(step, fullgraph=True, backend=counter)
+    q, k, v = inputs(device, M=1)
+    cos, sin = tables(device, 16, positions=32)
+    lengths = torch.tensor([20, 0, 29], device=device)
+    eager_caches = filled_cache(device, lengths.tolist())
+    caches = [x.clone() for x in eager_caches]
+    for i in range(2):
+        arguments = (k, v, cos, sin, lengths + i)
+        expected = step(q, *eager_caches, *arguments)
+        found = compiled(q, *caches, *arguments)
+        assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
+        for x, y in zip(caches, eager_caches):
+            assert torch.equal(x.nan_to_num(), y.nan_to_num())
+    assert counter.frame_count == 1
+
+
+@pytest.mark.gpu
+def test_step_as_a_cuda_graph():
+    """Captured once, replayed while the lengths grow: nothing in it waits for the device."""
+    q, k, v = inputs("cuda", M=1, dtype=torch.bfloat16)
+    cos, sin = tables("cuda", 16, positions=32)
+    lengths = torch.tensor([20, 0, 28], device="cuda")
+    eager_caches = filled_cache("cuda", lengths.tolist(), dtype=torch.bfloat16)
+    caches = [x.clone() for x in eager_caches]
+
+    def step(caches, lengths):
+        return flash_attn_with_kvcache(q, *caches, k, v, cos, sin, lengths, causal=True)
+
+    step([x.clone() for x in caches], lengths)  # compiles the kernels
+    graph, captured_lengths = torch.cuda.CUDAGraph(), lengths.clone()
+    with torch.cuda.graph(graph):
+        out = step(caches, captured_lengths)
+        captured_lengths += 1
+    for i in range(3):
+        graph.replay()
+        assert torch.equal(out, step(eager_caches, lengths + i))
+        for x, y in zip(caches, eager_caches):
+            assert torch.equal(x.nan_to_num(), y.nan_to_num())
+
+
+def test_in_inference_mode(device):
+    q, k, v = inputs(device)
+    caches = filled_cache(device, [5, 5, 5])
+    copies = [x.clone() for x in caches]
+    expected = flash_attn_with_kvcache(q, *copies, k, v, cache_seqlens=5)
+    with torch.inference_mode():
+        assert torch.equal(flash_attn_with_kvcache(q, *caches, k, v, cache_seqlens=5), expected)
+
+
+REFUSED_STEPS = {
+    "k alone": ({"k": NEW, "cache_seqlens": 0}, "k and v go together"),
+    "v alone": ({"v": NEW, "cache_seqlens": 0}, "k and v go together"),
+    "no lengths": ({"k": NEW, "v": NEW}, "cache_seqlens is None; appending k needs"),
+    "too long": (
+        {"k": NEW, "v": NEW, "cache_seqlens": 6},
+        "cache_seqlens=6 and 3 new tokens; the cache has 8 slots",
+    ),
+    "negative": ({"cache_seqlens": -1}, "cache_seqlens=-1"),
+    "lengths: shape": ({"cache_seqlens": LENGTHS[:1]}, r"cache_seqlens .* shape \(2,\)"),
+    "padding: shape": ({"cache_leftpad": LENGTHS[:1]}, r"cache_leftpad .* shape \(2,\)"),
+    "rotary without k": ({"rotary_cos": TABLE, "rotary_sin": TABLE}, "rotary_cos .* need k and v"),
+    "index and table": (
+        {"cache_batch_idx": LENGTHS, "block_table": LENGTHS[:, None]},
+        "cache_batch_idx and block_table were both given",
+    ),
+    "splits": ({"num_splits": -1}, "num_splits=-1 must be"),
+    "gradient": ({"q": NEW.clone().requires_grad_()}, "q requires grad, and a step on a cache"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_STEPS)
+def test_refused_steps_name_the_argument(name):
+    changes, sentence = REFUSED_STEPS[name]
+    arguments = {"q": NEW, "k_cache": CACHE, "v_cache": CACHE}
+    with pytest.raises(ValueError, match=sentence):
+        flash_attn_with_kvcache(**(arguments | changes))

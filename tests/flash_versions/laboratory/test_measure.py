@@ -1,0 +1,357 @@
+"""Who competes, and how they are timed: everything that needs a GPU is faked, but for the end."""
+
+import statistics
+import types
+from dataclasses import replace
+
+import pytest
+import torch
+
+from flash_versions import VERSIONS
+from flash_versions.bench import measure, peers, precompile, suites, telemetry
+from flash_versions.bench.suites import Competitor, Shape
+from flash_versions.dispatch.request import make_request
+
+SMALL = Shape(B=1, H=4, Hkv=2, M=256, N=256, D=64, causal=True)
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="fakes a GPU where there is none")
+
+
+def variants_of_fa2(monkeypatch):
+    """FA2 with two variants: itself, and one that is wrong in a way that shows."""
+    fa2 = VERSIONS["fa2"]
+
+    def doubled(request):
+        o, *others = fa2.forward(request)
+        return (2 * o, *others)
+
+    changed = {"twice": doubled, "same": fa2.forward}
+    monkeypatch.setitem(VERSIONS, "fa2", replace(fa2, variants=changed))
+
+
+# Who competes.
+
+
+@pytest.mark.parametrize("suite", [name for name, shapes in suites.SUITES.items() if shapes])
+def test_every_version_and_installed_peer_competes(suite):
+    for shape in suites.SUITES[suite]:
+        names = [one.name for one in suites.competitors(suite, shape)]
+        assert len(set(names)) == len(names)
+        assert "cudnn" in names or suite in ("ablation fp8", "quantize")
+        if suite in ("table", "seeds", "backward", "decode", "quick"):
+            assert set(VERSIONS) <= set(names)
+            assert {
+                name
+                for name, peer in peers.PEERS.items()
+                if peer.installed() and peer.precision == "bf16"
+            } <= set(names)
+            assert "cudnn fp8" not in names
+
+
+def test_fp8_competes_where_the_suite_asks_for_it(monkeypatch):
+    monkeypatch.setitem(
+        peers.PEERS, "cudnn fp8", replace(peers.PEERS["cudnn fp8"], installed=lambda: True)
+    )
+    found = {one.name: one for one in suites.competitors("fp8", SMALL)}
+    names = list(found)
+    able = [name for name, version in VERSIONS.items() if version.forward_quantized is not None]
+    assert able and names[-2:] == ["cudnn", "cudnn fp8"]
+    assert names[:-2] == [f"{v}{x}" for v in able for x in ("", " fp8 head", " fp8 block")]
+    row = found[f"{able[0]} fp8 head"].row("fp8", SMALL)
+    assert (row["of"], row["variant"], row["precision"]) == (able[0], "fp8 head", "fp8")
+    assert found[able[0]].row("fp8", SMALL)["precision"] == "bf16"
+    ablated = {one.name: one for one in suites.competitors("ablation fp8", SMALL)}
+    variants = [f"{v} {x}" for v in able for x in VERSIONS[v].fp8_variants]
+    assert {*able, *variants, "cudnn fp8"} == set(ablated)
+    assert {one.precision for one in ablated.values()} == {"fp8"}
+    quantizers = list(suites.competitors("quantize", suites.SUITES["quantize"][0]))
+    assert [one.name for one in quantizers] == [*suites.QUANTIZERS, "copy"]
+    assert quantizers[0].row("quantize", SMALL)["pass"] == "quantize"
+
+
+def test_fp8_inputs_are_quantised_before_the_clock_starts(monkeypatch):
+    calls = []
+    how = suites.FP8_INPUTS["fp8 head"]
+    one = suites.fp8_competitor("x", lambda *of: (of, None, None), True, how, "fa3", "fp8 head")
+    real = suites.quantize
+    monkeypatch.setattr(suites, "quantize", lambda *of: calls.append(of) or real(*of))
+    q, k, v = (torch.randn(1, 40, 2, 16, device=suites.device()).bfloat16() for _ in range(3))
+    call = one.forward(q, k, v, None)
+    assert len(calls) == 1
+    for _ in range(2):
+        request, quantized = call()
+        assert request.precision == str(how) and request.window_right == 0
+        assert quantized.q.dtype == torch.float8_e4m3fn
+    assert len(calls) == 1
+
+
+def test_bytes_are_counted_once():
+    x = torch.zeros(4, 8)
+    assert measure.nbytes((x, x.T, x[:, :3], x[0].expand(50, 8))) == x.nbytes
+    assert measure.nbytes((x, torch.zeros(2, dtype=torch.float8_e4m3fn))) == x.nbytes + 2
+
+
+def test_suites_are_what_they_say():
+    table = suites.SUITES["table"]
+    assert {shape.B * shape.M for shape in table} == {16384}
+    assert {shape.H * shape.D for shape in table} == {2048}
+    assert {(s.D, s.causal, s.N) for s in table} == {
+        (D, causal, 2**n) for D in (64, 128, 256) for causal in (True, False) for n in range(9, 15)
+    }
+    seeds = {(s.B, s.H, s.N, s.D) for s in suites.SUITES["seeds"]}
+    assert seeds == {(2, 8, 8192, 64), (4, 16, 512, 64)}
+    assert set(suites.SUITES["backward"]) <= set(table)
+    assert set(suites.ABOUT) == set(suites.SUITES)
+
+
+def test_packed_and_unsplit_come_from_what_versions_can_do():
+    [packed, _] = suites.SUITES["packed"]
+    names = [one.name for one in suites.competitors("packed", packed)]
+    assert names[:2] == ["fa2", "fa2 packed"] and not any("fa1" in name for name in names)
+    decode = [one.name for one in suites.competitors("decode", suites.SUITES["decode"][0])]
+    assert decode.index("fa2 unsplit") == decode.index("fa2") - 1
+    assert sum("unsplit" in name for name in decode) == 1
+
+
+def test_ablation_runs_the_variants(monkeypatch):
+    variants_of_fa2(monkeypatch)
+    found = {one.name: one for one in suites.competitors("ablation", SMALL)}
+    assert [n for n in found if n.startswith("fa2")] == ["fa2", "fa2 twice", "fa2 same"]
+    row = found["fa2 twice"].row("ablation", SMALL)
+    assert (row["of"], row["variant"], row["pass"]) == ("fa2", "twice", "forward")
+    device = suites.device()
+    q, k, v = (torch.randn(1, 16, 2, 16, device=device) for _ in range(3))
+    plain, same, twice = (found[n].function(q, k, v) for n in ("fa2", "fa2 same", "fa2 twice"))
+    assert torch.equal(plain, same) and torch.equal(twice, 2 * plain)
+    expected = VERSIONS["fa2"].forward(make_request(q, k, v, causal=True))[0]
+    assert torch.equal(plain, expected)
+
+
+def test_compilation_is_shared_out_by_kernel(monkeypatch):
+    variants_of_fa2(monkeypatch)
+    parts = precompile.parts(["table", "quick", "ablation", "packed backward"])
+    keys = [{(one.name, s.D, s.causal, x.split()[-1]) for x, s, one in part} for part in parts]
+    assert all(len({key[:3] for key in part}) == 1 for part in keys)
+    first = [part for part in parts if part[0][2].name == "fa2"][0]
+    assert {suite for suite, _, _ in first} == {"table", "quick", "ablation"}
+    assert {"fa2 twice", "fa2 packed"} <= {part[0][2].name for part in parts}
+    assert not {"cudnn", "torch fa2", "plain"} & {part[0][2].name for part in parts}
+
+
+# Turns.
+
+
+class FakeEvent:
+    """An event on a clock that the calls advance."""
+
+    clock = 0.0
+
+    def __init__(self, enable_timing):
+        self.time = None
+
+    def record(self):
+        self.time = FakeEvent.clock
+
+    def query(self):
+        return False
+
+    def synchronize(self):
+        assert self.time is not None
+
+    def elapsed_time(self, end):
+        return end.time - self.time
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Calls that take a known time, and the log of who was called."""
+    log = []
+    zeros = torch.zeros(1)
+    monkeypatch.setattr(measure.torch, "empty", lambda *args, **kwargs: zeros)
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+
+    def call(name, milliseconds):
+        def run():
+            log.append(name)
+            FakeEvent.clock += milliseconds
+
+        return run
+
+    return types.SimpleNamespace(call=call, log=log)
+
+
+def test_competitors_take_turns(clock):
+    waited = []
+    calls = {name: clock.call(name, ms) for name, ms in (("a", 1.0), ("b", 2.0), ("c", 3.0))}
+    times = measure.timed(calls, rounds=9, mark=lambda name: waited.append(name))
+    for name, ms in (("a", 1.0), ("b", 2.0), ("c", 3.0)):
+        assert times[name] == pytest.approx([ms] * 9)
+    rounds = [clock.log[i : i + 3] for i in range(0, len(clock.log), 3)]
+    assert len(rounds) == 9 + measure.WARM_UP
+    assert all(set(names) == {"a", "b", "c"} for names in rounds)
+    assert [names[0] for names in rounds[:4]] == ["a", "b", "c", "a"]
+    assert waited == clock.log
+
+
+def test_slow_competitors_stop_early(clock):
+    slow, slower = measure.ENOUGH_MS / 10, 2 * measure.ENOUGH_MS
+    calls = {"fast": clock.call("fast", 1), "slow": clock.call("slow", slow)}
+    calls["slower"] = clock.call("slower", slower)
+    times = measure.timed(calls, rounds=30)
+    assert len(times["fast"]) == 30
+    assert measure.FEWEST_ROUNDS < len(times["slow"]) <= 10
+    assert measure.FEWEST_ROUNDS <= len(times["slower"]) <= measure.FEWEST_ROUNDS + 1
+
+
+def one_of(name, *, error=None, wrong=False):
+    """A competitor that returns q, fails, or returns something else."""
+
+    def function(q, k, v):
+        if error is not None:
+            raise error
+        return q * (2 if wrong else 1)
+
+    return Competitor(name, function)
+
+
+@pytest.fixture
+def faked(monkeypatch, clock):
+    """`measure` with everything that needs a GPU replaced; set .competitors."""
+    state = types.SimpleNamespace(competitors=[], checked=[])
+    monkeypatch.setattr(measure, "competitors", lambda suite, shape: iter(state.competitors))
+    monkeypatch.setattr(Shape, "inputs", lambda shape: tuple(torch.ones(1) for _ in range(4)))
+
+    def captured(prepare):
+        results = prepare()()
+        return clock.call("x", 2.0), results, 7.0
+
+    def check(results, length, causal, q, k, v, do):
+        if not torch.equal(results[0], q):
+            raise ArithmeticError("wrong output: o")
+
+    monkeypatch.setattr(measure, "captured", captured)
+    monkeypatch.setattr(measure, "check", check)
+    return state
+
+
+def test_rows_of_a_shape(faked):
+    faked.competitors = [
+        one_of("good"),
+        one_of("wrong", wrong=True),
+        one_of("refuses", error=ValueError("head_dim 300 is too large.\nmore")),
+        one_of("breaks", error=KeyError("sm_90")),
+        one_of("silent", error=AssertionError()),
+        one_of("hung"),
+    ]
+    marked = []
+    samples = telemetry.Telemetry()
+    samples.add("1700, 600.5")
+    samples.samples = [(float("inf"), clock, watts) for _, clock, watts in samples.samples]
+    rows = measure.measure(
+        "table", SMALL, 10, lambda name, reason=None: marked.append(name), {"hung": "hung"}, samples
+    )
+    found = {row["version"]: row for row in rows}
+    assert list(found) == [one.name for one in faked.competitors]
+    assert found["wrong"]["reason"] == "wrong output: o"
+    assert found["refuses"]["reason"] == "head_dim 300 is too large."
+    assert found["breaks"]["reason"] == "KeyError: 'sm_90'"
+    assert found["silent"]["reason"] == "AssertionError: "
+    assert found["hung"]["reason"] == "hung" and "peak_mib" not in found["hung"]
+    good = found["good"]
+    assert {name for name, row in found.items() if "ms_p50" in row} == {"good"}
+    assert good["ms_p50"] == pytest.approx(2.0) and good["rounds"] == 10
+    assert good["tflops"] == pytest.approx(SMALL.flops() / 2e-3 / 1e12)
+    assert (good["peak_mib"], good["sm_mhz"], good["watts"]) == (7.0, 1700.0, 600.5)
+    assert set(marked) == set(found)
+
+
+@no_gpu
+@pytest.mark.parametrize(
+    "suite",
+    ["table", "backward", "decode", "packed", "packed backward", "fp8", "ablation fp8", "quantize"],
+)
+def test_real_competitors_pass_the_check(suite, monkeypatch):
+    """The kernels themselves, interpreted and checked; only the clock is invented."""
+    shape = Shape(B=2, H=4, Hkv=2, M=40, N=40, D=16, causal=True)
+    if suite == "decode":
+        shape = replace(shape, M=1, causal=False)
+
+    def inputs(shape):
+        q, do = (torch.randn(shape.B, shape.M, shape.H, shape.D).bfloat16() for _ in range(2))
+        k, v = (torch.randn(shape.B, shape.N, shape.Hkv, shape.D).bfloat16() for _ in range(2))
+        return q, k, v, do
+
+    monkeypatch.setattr(Shape, "inputs", inputs)
+    monkeypatch.setattr(peers, "free_memory", lambda device: 2**30)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(measure, "captured", lambda prepare: (None, prepare()(), 1.0))
+    monkeypatch.setattr(
+        measure, "timed", lambda calls, rounds, mark: {n: [1.0, 1.0] for n in calls}
+    )
+    rows = {row["version"]: row for row in measure.measure(suite, shape, rounds=2)}
+    expected = {
+        "packed": ["fa2", "fa2 packed"],
+        "decode": [*VERSIONS, "fa2 unsplit", "plain"],
+        "fp8": ["fa3", "fa3 fp8 head", "fa3 fp8 block"],
+        "ablation": ["fa3", "fa3 portable"],
+        "quantize": [*suites.QUANTIZERS, "copy"],
+    }
+    for name in expected.get(suite.split()[0], [*VERSIONS, "plain"]):
+        assert "reason" not in rows[name] and rows[name]["ms_p50"] == 1.0, rows[name]
+    if suite == "quantize":
+        read = 2 * 40 * 16 * (4 + 2 + 2) * 2
+        assert rows["copy"]["bytes"] == 2 * read
+        assert read * 3 / 2 < rows["head"]["bytes"] < rows["block"]["bytes"] < 2 * read
+        assert rows["copy"]["tb_per_s"] == rows["copy"]["bytes"] / 1e9
+    elif suite != "ablation fp8":
+        assert "ms_p50" not in rows["cudnn"] and rows["cudnn"]["reason"]
+
+
+def test_a_lost_gpu_ends_the_process_and_names_the_culprit(faked, monkeypatch):
+    faked.competitors = [one_of("good"), one_of("bad", error=RuntimeError("illegal access"))]
+
+    def synchronize():
+        raise RuntimeError("CUDA error: illegal memory access")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    marked = []
+    with pytest.raises(measure.DeviceLostError, match="bad left the GPU unusable"):
+        measure.measure("table", SMALL, 10, lambda *about: marked.append(about))
+    assert marked[-1] == ("bad", "RuntimeError: illegal access")
+
+
+def test_telemetry_is_the_median_since_a_time(monkeypatch):
+    samples = telemetry.Telemetry()
+    for second, line in enumerate(["1980, 100", "[N/A], 300", "1500, 500", "1600, 700", ""]):
+        monkeypatch.setattr(telemetry.time, "monotonic", lambda second=second: second)
+        samples.add(line)
+    assert samples.since(1) == {"sm_mhz": 1550.0, "watts": 600.0}
+    assert samples.since(5) == {}
+
+
+# On a GPU.
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("suite", ["table", "backward"])
+def test_benchmark_refuses_to_time_a_wrong_kernel(suite, monkeypatch):
+    right = measure.competitors
+
+    def wrong(*arguments):
+        for one in right(*arguments):
+            if one.name == "fa1":
+                one = replace(one, function=lambda *x, f=one.function: f(*x) * 1.05)
+            yield one
+
+    monkeypatch.setattr(measure, "competitors", wrong)
+    rows = {row["version"]: row for row in measure.measure(suite, SMALL, rounds=10)}
+    assert "wrong output" in rows["fa1"]["reason"] and "ms_p50" not in rows["fa1"]
+    assert "ms_p50" in rows["fa2"]
+
+
+@pytest.mark.gpu
+def test_copy_and_telemetry_are_plausible():
+    with telemetry.Telemetry() as samples:
+        rates = [measure.copy_bandwidth(10) for _ in range(3)]
+        assert samples.since(float("-inf")).get("watts", 1.0) > 0
+    assert 0.005 < statistics.median(rates) < 20  # TB/s; others may be on the GPU

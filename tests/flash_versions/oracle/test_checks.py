@@ -1,0 +1,139 @@
+"""What is wrong is not timed: the checks pass what is right and refuse what is not."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from flash_versions import VERSIONS
+from flash_versions.bench import suites
+from flash_versions.dispatch.request import make_request
+from flash_versions.versions.fp8.quantize import Fp8, Quantized, dequantize, quantize
+from flash_versions.versions.oracle import checks
+from flash_versions.versions.oracle.reference import attention_reference
+
+E4M3 = torch.float8_e4m3fn
+SCALE = 32**-0.5
+
+
+@pytest.fixture(scope="module")
+def inputs():
+    """q, k, v (2, 200, heads, 32), blocks of very different magnitudes."""
+    torch.manual_seed(0)
+    device = suites.device()
+    q = torch.randn(2, 200, 4, 32, device=device)
+    k, v = (torch.randn(2, 200, 2, 32, device=device) for _ in range(2))
+    v[:, 128:] *= 20
+    return q.bfloat16(), k.bfloat16(), v.bfloat16()
+
+
+def exact(q, k, v):
+    """fp64 attention."""
+    return attention_reference(
+        *(x.double().contiguous() for x in (q, k, v)), causal=True, scale=SCALE
+    )[0]
+
+
+@pytest.mark.parametrize("how", [*suites.QUANTIZERS.values(), Fp8("head", dtype=torch.float8_e5m2)])
+def test_what_an_fp8_kernel_computes_is_right(inputs, how):
+    request, x = suites.quantized_request(how, True, *inputs)
+    o = VERSIONS["fa3"].forward_quantized(request, x)[0]
+    checks.check_fp8(o, True, SCALE, (request, x))
+    (q, k, v), descales = checks.in_8_bits(x)
+    again = make_request(q, k, v, causal=True, scale=SCALE, **descales)
+    assert again.precision.startswith(f"fp8:{how.scales if how.scales != 'tensor' else 'head'}")
+
+
+def with_one_wrong(x: Quantized, what: str) -> Quantized:
+    """Inputs of which one scale, or the order of V's keys, is not that of the tensors."""
+    if what == "order":
+        return x._replace(v=x.v.view(torch.int8).flip(-1).view(x.v.dtype))
+    scale = getattr(x, what).clone()
+    scale[0, 0, -1] *= 1.5
+    return x._replace(**{what: scale})
+
+
+@pytest.mark.parametrize("what", ["q_scale", "k_scale", "v_scale", "order"])
+@pytest.mark.parametrize("scales", ["head", "block"])
+def test_a_kernel_that_takes_other_scales_or_keys_is_refused(inputs, scales, what):
+    request, x = suites.quantized_request(Fp8(scales), True, *inputs)
+    o = exact(*dequantize(with_one_wrong(x, what))).bfloat16()
+    with pytest.raises(ArithmeticError, match="wrong output: o: error .* OVER its budget"):
+        checks.check_fp8(o, True, SCALE, (request, x))
+    checks.check_fp8(exact(*dequantize(x)).bfloat16(), True, SCALE, (request, x))
+
+
+def test_fp8_output_of_a_peer(inputs):
+    """e4m3 in and out with scales of 1, as cuDNN's."""
+    given = suites.in_e4m3(*inputs)
+    o = exact(*given)
+    checks.check_fp8(o.to(E4M3), True, SCALE, given)
+    with pytest.raises(ArithmeticError, match="OVER its budget"):
+        checks.check_fp8((o * 1.5).to(E4M3), True, SCALE, given)
+    o[0, 0] = torch.nan
+    with pytest.raises(ArithmeticError, match="wrong output: not finite"):
+        checks.check_fp8(o.to(E4M3), True, SCALE, given)
+
+
+@pytest.mark.parametrize("name", suites.QUANTIZERS)
+def test_quantised_tensors_are_what_the_inputs_were(inputs, name):
+    how = suites.QUANTIZERS[name]
+    x = quantize(*inputs, how)
+    checks.is_quantized(how, tuple(x), *inputs)
+    with pytest.raises(ArithmeticError, match="v is off by up to"):
+        checks.is_quantized(how, with_one_wrong(expanded(x), "v_scale"), *inputs)
+    for scale in ("q_scale", "k_scale"):
+        scaled = x._replace(**{scale: getattr(x, scale) * 1.5})
+        with pytest.raises(ArithmeticError, match="scores are off by up to"):
+            checks.is_quantized(how, tuple(scaled), *inputs)
+
+
+def expanded(x: Quantized) -> Quantized:
+    """With scales that have memory of their own."""
+    return x._replace(v_scale=x.v_scale.contiguous())
+
+
+def test_another_rotation_of_the_keys_is_refused(inputs):
+    """Signs that differ between q and k."""
+    how = Fp8("block", hadamard=True)
+    q, k, v = inputs
+    x = quantize(q, k, v, how)
+    other = quantize(q, torch.cat((-k[..., :1], k[..., 1:]), -1), v, how)
+    with pytest.raises(ArithmeticError, match="scores are off"):
+        checks.is_quantized(how, tuple(x._replace(k=other.k, k_scale=other.k_scale)), *inputs)
+
+
+def test_a_copy_is_a_copy(inputs):
+    source, target = suites.for_copy(*inputs)
+    checks.is_copied((suites.copy(source, target),), *inputs)
+    target[3] += 1
+    with pytest.raises(ArithmeticError, match="not what was copied"):
+        checks.is_copied((target,), *inputs)
+
+
+def test_a_wrong_forward_and_a_wrong_backward_are_refused(inputs):
+    q, k, v = inputs
+    o = exact(q, k, v).to(q.dtype)
+    checks.check((o,), 200, True, q, k, v, o)
+    with pytest.raises(ArithmeticError, match="wrong output: o: "):
+        checks.check((o * 1.05,), 200, True, q, k, v, o)
+    leaves = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    right = attention_reference(*leaves, causal=True, scale=SCALE)[0]
+    gradients = torch.autograd.grad(right, leaves, o.double())
+    gradients = tuple(x.to(q.dtype) for x in gradients)
+    checks.check(gradients, 200, True, q, k, v, o)
+    with pytest.raises(ArithmeticError, match="wrong output: dk: "):
+        checks.check((gradients[0], gradients[1] * 1.05, gradients[2]), 200, True, q, k, v, o)
+
+
+def test_verification_is_what_a_competitor_says(inputs):
+    """A competitor's own check takes the place of the budget."""
+    from flash_versions.bench import measure
+
+    seen = []
+    one = suites.Competitor("x", lambda q, k, v: q, verify=lambda *of: seen.append(len(of)))
+    shape = suites.Shape(2, 4, 2, 200, 200, 32, True)
+    measure.verify(one, shape, (inputs[0],), (*inputs, inputs[0]))
+    assert seen == [4]
+    with pytest.raises(ArithmeticError):
+        measure.verify(replace(one, verify=None), shape, (inputs[0],), (*inputs, inputs[0]))

@@ -1,0 +1,369 @@
+"""Every version against the fp64 oracle, forward and backward, within the error budget: the
+equivalence suite.
+"""
+
+from dataclasses import dataclass, field
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+from flash_versions import BASELINES, VERSIONS, attention
+from flash_versions.dispatch.request import make_request
+from flash_versions.versions.oracle.budget import assess, assess_request
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Shape and options of one call: M queries, N keys."""
+
+    name: str
+    M: int
+    N: int
+    heads: int = 2
+    kv_heads: int = 2
+    head_dim: int = 64
+    head_dim_v: int | None = None
+    causal: bool = False
+    batch: int = 1
+    kv_lengths: tuple[int, ...] | None = None
+    alibi: tuple[int, ...] = ()
+    sink: bool = False
+    options: dict = field(default_factory=dict)
+
+    def inputs(self, dtype, device):
+        """q, k, v with a non-zero mean in v, so that an output of zeros is far from right."""
+        q = torch.randn(self.batch, self.M, self.heads, self.head_dim, device=device)
+        k = torch.randn(self.batch, self.N, self.kv_heads, self.head_dim, device=device)
+        dim_v = self.head_dim_v or self.head_dim
+        v = torch.randn(self.batch, self.N, self.kv_heads, dim_v, device=device) + 0.5
+        return tuple(x.to(dtype) for x in (q, k, v))
+
+    def all_options(self, device):
+        found = dict(self.options, causal=self.causal)
+        if self.kv_lengths:
+            found["kv_lengths"] = torch.tensor(self.kv_lengths, device=device)
+        if self.alibi:
+            found["alibi_slopes"] = torch.rand(self.alibi, device=device)
+        if self.sink:
+            found["sink"] = torch.randn(self.heads, device=device, requires_grad=True)
+        return found
+
+
+CASES = [
+    Case("one query, one key", 1, 1, causal=True),
+    Case("one query, many keys", 1, 200, heads=4),
+    Case("full, several blocks", 150, 200),
+    Case("causal, several blocks", 200, 200, causal=True),
+    Case("one past a block", 129, 129, causal=True, heads=1, kv_heads=1),
+    Case("exactly one block", 64, 64, causal=True),
+    Case("fewer queries than keys", 40, 170, causal=True),
+    Case("more queries than keys: rows without a key", 170, 40, causal=True),
+    Case("no keys at all", 3, 0),
+    Case("no keys at all, causal", 3, 0, causal=True),
+    Case("no queries", 0, 5),
+    Case("empty batch", 4, 5, batch=0),
+    Case("grouped heads 8:4", 33, 70, heads=8, kv_heads=4, causal=True),
+    Case("multi-query 8:1", 33, 70, heads=8, kv_heads=1, causal=True),
+    Case("grouped heads 6:2, not a power of two", 50, 50, heads=6, kv_heads=2, causal=True),
+    Case("head dim 1", 20, 30, head_dim=1),
+    Case("head dim 24", 40, 70, head_dim=24, causal=True),
+    Case("head dim 80", 40, 70, head_dim=80, causal=True),
+    Case("head dim 128", 70, 100, head_dim=128, causal=True),
+    Case("head dim 192", 40, 70, head_dim=192),
+    Case("head dim 256", 40, 70, head_dim=256, causal=True, heads=1, kv_heads=1),
+    Case("batch of 3", 20, 70, batch=3, causal=True),
+    Case("large scale: nearly one-hot", 70, 70, causal=True, options={"scale": 3.0}),
+    Case("tiny scale: nearly uniform", 70, 70, options={"scale": 1e-4}),
+    Case("lengths per row", 20, 150, batch=4, kv_lengths=(150, 64, 1, 0)),
+    Case("lengths per row, causal", 20, 150, batch=4, causal=True, kv_lengths=(150, 64, 10, 0)),
+    Case("lengths per row, one query", 1, 150, batch=3, heads=4, kv_lengths=(150, 65, 1)),
+    Case("lengths past the end and below 0", 5, 20, batch=2, kv_lengths=(99, -3)),
+    Case("values wider than keys", 70, 90, head_dim=32, head_dim_v=64, causal=True),
+    Case("values narrower than keys", 40, 70, head_dim=192, head_dim_v=128, kv_heads=1),
+    Case("window to the left", 150, 150, causal=True, options={"window": (40, None)}),
+    Case("window to both sides", 100, 170, options={"window": (30, 70)}),
+    Case("window to the right only", 100, 170, options={"window": (None, 20)}),
+    Case("window of one key", 70, 100, options={"window": (0, 0)}),
+    Case("window, more queries than keys", 170, 40, options={"window": (10, 5)}),
+    Case("window wider than all", 40, 70, options={"window": (1000, 1000)}),
+    Case("window of grouped heads", 150, 200, heads=6, causal=True, options={"window": (50, None)}),
+    Case("window, lengths per row", 20, 150, batch=3, kv_lengths=(150, 30, 0),
+         options={"window": (20, 3)}),
+    Case("softcap", 70, 100, causal=True, options={"softcap": 1.5}),
+    Case("softcap far above the scores", 40, 70, options={"softcap": 50.0}),
+    Case("ALiBi", 70, 100, heads=4, causal=True, alibi=(4,)),
+    Case("ALiBi per batch row, both sides", 40, 70, batch=2, alibi=(2, 2)),
+    Case("sink", 70, 100, causal=True, sink=True),
+    Case("sink, rows without a key", 100, 40, causal=True, heads=4, sink=True),
+    Case("dropout", 70, 100, causal=True, heads=4, batch=2, options={"dropout_p": 0.3}),
+    Case("everything at once", 100, 130, heads=4, batch=2, causal=True, kv_lengths=(130, 70),
+         alibi=(4,), sink=True, options={"window": (60, None), "softcap": 3.0, "dropout_p": 0.1}),
+]  # fmt: skip
+# One of the three dtypes of a case, another for the next version: the others are wide, but for
+# cases that have every feature, of FA2 and later and of FA1.
+EVERY_DTYPE = ("everything at once", "window, lengths per row")
+EVERYTHING = [
+    pytest.param(
+        version,
+        dtype,
+        case,
+        id=f"{version}-{str(dtype).removeprefix('torch.')}-{case.name}",
+        marks=pytest.mark.wide
+        if (i + j + k) % len(DTYPES) and case.name not in EVERY_DTYPE
+        else (),
+    )
+    for (i, version), (j, dtype), (k, case) in product(
+        enumerate(VERSIONS), enumerate(DTYPES), enumerate(CASES)
+    )
+]
+
+
+def repeats_a_backward(version):
+    """Whether a version before has the same backward."""
+    before = list(VERSIONS)[: list(VERSIONS).index(version)]
+    return any(VERSIONS[name].backward is VERSIONS[version].backward for name in before)
+
+
+by_version = pytest.mark.parametrize("version", VERSIONS)
+by_backward = pytest.mark.parametrize(
+    "version",
+    [pytest.param(v, marks=[pytest.mark.wide] * repeats_a_backward(v)) for v in VERSIONS],
+)
+by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+
+
+def assert_within_budget(o, lse, q, k, v, **options):
+    for name, accuracy in assess(o, lse, q, k, v, **options).items():
+        assert accuracy.ok, f"{name}: {accuracy}"
+
+
+def check(version, q, k, v, dlse=True, backward=True, **options):
+    """One call, forward and backward, against its budget; skips what the version does not offer."""
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    torch.manual_seed(1)  # the same dropout in both
+    request = make_request(*leaves, **options)
+    if reason := VERSIONS[version].unsupported(request):
+        pytest.skip(reason)
+    torch.manual_seed(1)
+    o, lse = attention(*leaves, version=version, return_lse=True, **options)
+    assert o.shape == (*q.shape[:-1], v.shape[-1]) and o.dtype == q.dtype
+    assert lse.dtype == torch.float32 and not lse.isnan().any()
+    if not backward:
+        assert_right(request, {"o": o.detach(), "lse": lse.detach()})
+        return
+    do = torch.randn(o.shape, device=o.device).to(o.dtype)
+    dlse = torch.randn_like(lse) if dlse else None
+    results = {"o": o.detach(), "lse": lse.detach()}
+    names = ["dq", "dk", "dv"]
+    if options.get("sink") is not None:
+        leaves.append(options["sink"])
+        names.append("dsink")
+    outputs = [(o, do)] if dlse is None else [(o, do), (lse, dlse)]
+    tensors, upstream = zip(*outputs)
+    results |= dict(zip(names, torch.autograd.grad(tensors, leaves, upstream)))
+    assert_right(request, results, do, dlse)
+
+
+def assert_right(request, results, do=None, dlse=None):
+    for name, accuracy in assess_request(results, request, do, dlse).items():
+        assert accuracy.ok, f"{name}: {accuracy}"
+
+
+@pytest.mark.parametrize(("version", "dtype", "case"), EVERYTHING)
+def test_equivalence(version, dtype, case, device):
+    """In the slow interpreter, a backward that is another version's runs for one case only."""
+    q, k, v = case.inputs(dtype, device)
+    backward = device == "cuda" or not repeats_a_backward(version) or case is CASES[-1]
+    check(version, q, k, v, backward=backward, **case.all_options(device))
+
+
+@by_version
+def test_gradient_of_o_alone(version, device):
+    q, k, v = Case("", 50, 70, heads=4, batch=2).inputs(torch.bfloat16, device)
+    check(version, q, k, v, dlse=False, causal=True)
+
+
+@by_dtype
+@by_version
+def test_huge_scores_do_not_overflow(version, dtype, device):
+    """In fp16 plain PyTorch overflows on these; the kernels' scores are fp32."""
+    q, k, v = Case("", 40, 70, causal=True).inputs(dtype, device)
+    q, k = q * 300, k * 300
+    o, lse = attention(q, k, v, version=version, causal=True, return_lse=True)
+    assert o.isfinite().all() and lse.isfinite().all()
+    assert_within_budget(o, lse, q, k, v, causal=True)
+
+
+LENGTHS = {
+    "every other": lambda device: torch.tensor([70, 9, 30, 9], device=device)[::2],
+    "one for all": lambda device: torch.tensor([30], device=device).expand(2),
+    "64-bit, past 32 bits": lambda device: torch.tensor([2**32, -(2**33) + 5], device=device),
+    "32-bit, at the limits": lambda device: torch.tensor(
+        [2**31 - 1, -(2**31)], dtype=torch.int32, device=device
+    ),
+}
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@by_version
+def test_lengths_of_any_layout_and_size(version, causal, lengths, device):
+    q, k, v = Case("", 40, 70, batch=2).inputs(torch.float32, device)
+    given = LENGTHS[lengths](device)
+    options = {"causal": causal, "kv_lengths": given}
+    o, lse = attention(q, k, v, version=version, return_lse=True, **options)
+    clamped = given.clamp(0, 70)
+    assert_within_budget(o, lse, q, k, v, causal=causal, kv_lengths=clamped)
+
+
+LAYOUTS = {
+    "(B, H, S, D) transposed": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+    "sequence first": lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+    "slice of a packed QKV": lambda x: torch.stack((x, x, x), 2)[:, :, 1],
+    "every other row": lambda x: x.repeat_interleave(2, 1)[:, ::2],
+    "part of a wider head": lambda x: torch.cat((x, x), -1)[..., : x.shape[-1]],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@by_version
+def test_any_strides(version, layout, device):
+    q, k, v = Case("", 50, 70, heads=4, kv_heads=2, batch=2).inputs(torch.float32, device)
+    q, k, v = (LAYOUTS[layout](x) for x in (q, k, v))
+    backward = device == "cuda" or not repeats_a_backward(version)
+    check(version, q, k, v, backward=backward, causal=True)
+
+
+GRADIENT_LAYOUTS = {
+    "transposed": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+    "expanded over the batch": lambda x: x[:1].expand(x.shape),
+    "expanded over heads and rows": lambda x: x[:, :1, :1].expand(x.shape),
+    "one number for all": lambda x: x[:1, :1, :1, :1].expand(x.shape),
+    "every other dim": lambda x: x.repeat_interleave(2, 3)[..., ::2],
+}
+
+
+@pytest.mark.parametrize("layout", GRADIENT_LAYOUTS)
+@by_backward
+def test_gradients_of_any_strides(version, layout, device):
+    leaves = [
+        x.requires_grad_() for x in Case("", 40, 50, batch=2, heads=4).inputs(torch.float32, device)
+    ]
+    o = attention(*leaves, version=version)
+    do = GRADIENT_LAYOUTS[layout](torch.randn_like(o))
+    gradients = torch.autograd.grad(o, leaves, do)
+    results = dict(zip(("dq", "dk", "dv"), gradients))
+    for name, accuracy in assess_request(results, make_request(*leaves), do).items():
+        assert accuracy.ok, f"{name}: {accuracy}"
+
+
+@by_version
+def test_expanded_keys_with_stride_zero(version, device):
+    q, k, v = Case("", 30, 40, heads=4, kv_heads=1).inputs(torch.float32, device)
+    q = q.expand(3, -1, -1, -1)
+    k, v = (x.expand(3, -1, 4, -1) for x in (k, v))
+    assert k.stride(0) == 0 and k.stride(2) == 0
+    check(version, q, k, v)
+
+
+@by_version
+@pytest.mark.parametrize("far", ["batch", "row", "head"])
+def test_offsets_past_32_bits(version, far, device):
+    """Index and stride both fit 32 bits, their product does not; the buffer is mostly untouched."""
+    q, k, v = Case("", 3, 3, heads=3, kv_heads=3, batch=3).inputs(torch.float16, device)
+    apart = 2**30 + 64
+    strides = {"batch": (apart, 256, 64), "row": (256, apart, 64), "head": (1024, 256, apart)}[far]
+    if device == "cuda":
+        buffer = torch.zeros(2 * apart + 4096, dtype=torch.float16, device=device)
+    else:
+        buffer = torch.from_numpy(np.zeros(2 * apart + 4096, dtype=np.float16))  # lazily mapped
+    far_k = buffer.as_strided(k.shape, (*strides, 1))
+    far_k.copy_(k)
+    o, lse = attention(q, far_k, v, version=version, return_lse=True)
+    assert_within_budget(o, lse, q, k, v)
+
+
+@by_version
+def test_future_keys_change_nothing(version, device):
+    q, k, v = Case("", 70, 70).inputs(torch.bfloat16, device)
+    before = attention(q, k, v, version=version, causal=True)[:, :40]
+    k[:, 40:], v[:, 40:] = 7.0, -7.0
+    after = attention(q, k, v, version=version, causal=True)[:, :40]
+    assert torch.equal(before, after)
+
+
+@by_version
+def test_keys_past_the_length_are_never_read(version, device):
+    q, k, v = Case("", 5, 100, batch=2).inputs(torch.float32, device)
+    lengths = torch.tensor([70, 3], device=device)
+    clean = attention(q, k, v, version=version, kv_lengths=lengths)
+    for row, length in enumerate(lengths.tolist()):
+        k[row, length:], v[row, length:] = float("nan"), float("nan")
+    assert torch.equal(attention(q, k, v, version=version, kv_lengths=lengths), clean)
+
+
+@by_backward
+def test_keys_past_the_length_have_zero_gradient(version, device):
+    leaves = Case("", 5, 100, batch=3).inputs(torch.float32, device)
+    leaves = [x.requires_grad_() for x in leaves]
+    lengths = torch.tensor([70, 3, 0], device=device)
+    o = attention(*leaves, version=version, kv_lengths=lengths)
+    dq, dk, dv = torch.autograd.grad(o.square().sum(), leaves)
+    for row, length in enumerate(lengths.tolist()):
+        assert not dk[row, length:].any() and not dv[row, length:].any()
+        assert dv[row, :length].all()
+    assert not dq[2].any()
+
+
+@by_version
+def test_padding_of_the_head_dim_is_never_read(version, device):
+    """24 dims are padded to 32 inside; in memory, what follows them belongs to somebody else."""
+    q, k, v = Case("", 70, 140, head_dim=24).inputs(torch.float32, device)
+    wide = [torch.full((*x.shape[:3], 32), float("nan"), device=device) for x in (q, k, v)]
+    for x, y in zip((q, k, v), wide):
+        y[..., :24] = x
+    o = attention(*(x[..., :24] for x in wide), version=version)
+    assert torch.equal(o, attention(q, k, v, version=version))
+
+
+@by_version
+def test_batch_rows_are_independent(version, device):
+    q, k, v = Case("", 30, 60, batch=3, heads=4).inputs(torch.bfloat16, device)
+    order = [2, 0, 1]
+    o = attention(q, k, v, version=version, causal=True)
+    shuffled = attention(q[order], k[order], v[order], version=version, causal=True)
+    assert torch.equal(shuffled, o[order])
+
+
+@by_version
+def test_same_inputs_same_bits(version, device):
+    q, k, v = Case("", 100, 100, heads=4).inputs(torch.bfloat16, device)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+
+    def run():
+        o = attention(*leaves, version=version, causal=True, deterministic=True)
+        return o, *torch.autograd.grad(o.square().sum(), leaves)
+
+    first = run()
+    for _ in range(1 if device == "cpu" else 100):
+        assert all(torch.equal(x, y) for x, y in zip(run(), first))
+
+
+def test_auto_takes_the_newest_version_that_can(device):
+    q, k, v = Case("", 8, 8).inputs(torch.float32, device)
+    newest = list(VERSIONS)[-1]
+    assert torch.equal(attention(q, k, v), attention(q, k, v, version=newest))
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.batch], ids=lambda case: case.name)
+def test_sdpa_baseline_means_the_same(case):
+    q, k, v = case.inputs(torch.float32, "cpu")
+    options = case.all_options("cpu")
+    if reason := BASELINES["sdpa"].unsupported(make_request(q, k, v, **options)):
+        pytest.skip(reason)
+    o = attention(q, k, v, version="sdpa", **options)
+    assert_within_budget(o, None, q, k, v, **options)

@@ -1,0 +1,249 @@
+"""Decoding: few queries on many keys, everything that a call may ask for, split or whole."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from flash_versions import attention
+from flash_versions.dispatch.request import make_request
+from flash_versions.dispatch.version import LaunchConfig
+from flash_versions.versions.fa2 import combine, decode
+from flash_versions.versions.fa2 import forward as fa2
+from flash_versions.versions.oracle.budget import assess_request
+from tests.helpers.paths import ROOT
+from tests.helpers.rotation import rotated
+
+CONFIG = LaunchConfig(block_q=16, block_kv=32, num_warps=4, num_stages=1)  # 5 blocks in 150 keys
+
+
+def inputs(device, M=1, N=150, heads=8, kv_heads=2, head_dim=64, batch=2, dtype=torch.bfloat16):
+    q = torch.randn(batch, M, heads, head_dim, device=device).to(dtype)
+    k, v = torch.randn(2, batch, N, kv_heads, head_dim, device=device).to(dtype)
+    return q, k, v
+
+
+def assert_decodes(request, config=CONFIG):
+    """The kernel for decoding takes the request, and is within the budget of `o` and of the LSE."""
+    assert fa2.decodes(request)
+    o, lse, _ = fa2.forward(request, config)
+    for name, accuracy in assess_request({"o": o, "lse": lse}, request).items():
+        assert accuracy.ok, f"{name}: {accuracy}"
+    return o, lse
+
+
+SHAPES = {
+    "one head": {"heads": 1, "kv_heads": 1},
+    "group of 4": {},
+    "group of 7": {"heads": 14, "kv_heads": 2},
+    "one key head": {"heads": 16, "kv_heads": 1},
+    "three queries": {"M": 3, "heads": 10},
+    "head_dim 80": {"head_dim": 80},
+    "head_dim 256": {"head_dim": 256, "batch": 1, "N": 70},
+    "one key": {"N": 1},
+}
+SPLITS = [1, 3, 1000]
+
+
+@pytest.mark.parametrize(("shape", "num_splits"), rotated(SHAPES, SPLITS, name=str))
+def test_shapes(shape, num_splits, device):
+    tensors = inputs(device, **SHAPES[shape])
+    assert_decodes(make_request(*tensors, causal=True, num_splits=num_splits))
+
+
+def test_fp16(device):
+    assert_decodes(make_request(*inputs(device, dtype=torch.float16), causal=True, num_splits=2))
+
+
+def options_of(device):
+    """What a call of 8 heads on 2, two sequences of 150 keys, may ask for."""
+    return {
+        "full": {},
+        "window": {"causal": True, "window": (70, None)},
+        "window ahead": {"window": (40, 30)},
+        "softcap": {"softcap": 3.0},
+        "sink": {"sink": torch.tensor([3.0, -5.0, 0.0, float("-inf")] * 2, device=device)},
+        "alibi": {"causal": True, "alibi_slopes": torch.rand(2, 8, device=device)},
+        "dropout": {"dropout_p": 0.3},
+        "lengths": {"causal": True, "kv_lengths": torch.tensor([150, 33], device=device)},
+        "no key": {"causal": True, "kv_lengths": torch.tensor([1, 0], device=device)},
+        "starts": {
+            "causal": True,
+            "kv_lengths": torch.tensor([140, 150], device=device),
+            "kv_starts": torch.tensor([3, 149], device=device),
+        },
+    }
+
+
+@pytest.mark.parametrize(("name", "num_splits"), rotated(options_of("cpu"), SPLITS, name=str))
+def test_options(name, num_splits, device):
+    tensors = inputs(device, M=2)
+    assert_decodes(make_request(*tensors, num_splits=num_splits, **options_of(device)[name]))
+
+
+@pytest.mark.parametrize("num_splits", [1, 4])
+@pytest.mark.parametrize("page_size", [16, 48])
+def test_pages(page_size, num_splits, device):
+    """Pages in any order, lengths of their own; what no sequence owns is NaN."""
+    lengths = torch.tensor([150, 33], device=device)
+    pages = -(-150 // page_size)
+    q, k, v = inputs(device)
+    table = torch.randperm(2 * pages + 1, device=device)[: 2 * pages].view(2, pages).int()
+    caches = []
+    for x in (k, v):
+        cache = x.new_full((2 * pages + 1, page_size, 2, 64), float("nan"))
+        for b, length in enumerate(lengths.tolist()):
+            for position in range(length):
+                cache[table[b, position // page_size], position % page_size] = x[b, position]
+        caches.append(cache)
+    request = make_request(
+        q, *caches, causal=True, kv_lengths=lengths, block_table=table, num_splits=num_splits
+    )
+    assert_decodes(request)
+
+
+@pytest.mark.parametrize("num_splits", [1, 3])
+def test_nothing_past_a_sequence_is_read(num_splits, device):
+    q, k, v = inputs(device)
+    lengths = torch.tensor([150, 33], device=device)
+    k[1, 33:], v[1, 33:] = float("nan"), float("nan")
+    assert_decodes(make_request(q, k, v, causal=True, kv_lengths=lengths, num_splits=num_splits))
+
+
+def test_strided_tensors(device):
+    """Slices of a packed QKV, heads before rows, and one key for all rows (stride 0)."""
+    q, k, v = torch.randn(2, 1, 3, 4, 64, device=device).bfloat16().unbind(2)
+    assert_decodes(make_request(q, k, v))
+    k, v = torch.randn(2, 2, 4, 40, 64, device=device).bfloat16().transpose(2, 3)
+    assert_decodes(make_request(q, k, v, num_splits=2))
+    assert_decodes(make_request(q, k[:, :1].expand_as(k), v, num_splits=2))
+
+
+def test_any_number_of_splits_covers_every_block_once(device):
+    """One more split than blocks leaves one empty; shares differ by a block at most."""
+    q, k, v = inputs(device, N=7 * 32 - 5, batch=1)
+    for num_splits in range(1, 8):
+        assert_decodes(make_request(q, k, v, causal=True, num_splits=num_splits))
+
+
+def test_more_splits_than_blocks_is_one_program_per_block(device):
+    q, k, v = inputs(device)
+    few, many = (assert_decodes(make_request(q, k, v, num_splits=n)) for n in (5, 64))
+    assert torch.equal(few[0], many[0]) and torch.equal(few[1], many[1])
+
+
+@pytest.mark.parametrize("num_splits", [2, 16, 17, 40])
+def test_the_reduction_of_several_rounds(num_splits, device, monkeypatch):
+    """A split without a visible key weighs nothing, in the first round or a later one."""
+    monkeypatch.setattr(combine, "TILE", 16 * 64)  # 16 splits of head_dim 64 at once
+    q, k, v = inputs(device, N=40 * 16, kv_heads=1, heads=1)
+    lengths = torch.tensor([40 * 16, 17 * 16 + 1], device=device)
+    config = LaunchConfig(16, 16, 4, 1)
+    request = make_request(q, k, v, causal=True, kv_lengths=lengths, num_splits=num_splits)
+    assert_decodes(request, config)
+
+
+LEFT = {
+    "fp32": {"dtype": torch.float32},
+    "many rows": {"M": 9, "batch": 1},
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_is_left_to_the_ordinary_kernel(name, device):
+    request = make_request(*inputs(device, **LEFT[name]), causal=True, num_splits=3)
+    assert not fa2.decodes(request)
+    o, lse, _ = fa2.forward(request)
+    for quantity, accuracy in assess_request({"o": o, "lse": lse}, request).items():
+        assert accuracy.ok, f"{quantity}: {accuracy}"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="counts calls in the interpreter")
+def test_decoding_is_served_by_the_kernel_for_it(device, monkeypatch):
+    calls, fold_block = [], decode.fold_block
+    monkeypatch.setattr(
+        decode, "fold_block", lambda *a, **k: calls.append(1) or fold_block(*a, **k)
+    )
+    q, k, v = inputs(device, N=64, heads=2)
+    for version in ("fa2", "fa3", "fa4"):
+        attention(q, k, v, causal=True, version=version)
+        assert calls, version
+        calls.clear()
+
+
+def test_what_the_compiler_makes_of_it():
+    """16 bytes a copy, one loop, nothing spilled; an early launch only where someone waits."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.compile.decode_kernels"],
+        env=os.environ | {"TRITON_INTERPRET": "0"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    kernels = {(row["call"], row["kernel"]): row for row in json.loads(done.stdout)}
+    assert list(kernels) == [
+        ("one sequence", "decode_kernel"),
+        ("one sequence", "combine_kernel"),
+        ("many", "decode_kernel"),
+        ("many, all options", "decode_kernel"),
+    ]
+    for (_, name), row in kernels.items():
+        assert not row["spills"] and row["shared"] <= 227 * 1024, row
+        if name == "decode_kernel":
+            assert row["mma_sync"] and row["loops"] == [0], row
+            assert row["copied"] and set(row["copied"]) == {"0x10"}, row
+    splits, reduction, *whole = kernels.values()
+    assert splits["dependency"] == ["launch_dependents"] and not splits["early"]
+    assert reduction["dependency"] == ["launch_dependents", "wait"] and reduction["early"]
+    assert not any(row["dependency"] or row["early"] for row in whole)
+
+
+@pytest.mark.gpu
+@pytest.mark.large(16)
+@pytest.mark.parametrize(
+    ("batch", "length"), [(b, n) for b in (1, 3, 40) for n in (1, 100, 8191, 50_001) if b * n < 4e5]
+)
+def test_splits_of_the_heuristic(batch, length):
+    """The first sequence and the last one are held against the oracle, which takes much memory."""
+    tensors = inputs("cuda", batch=batch, N=length, heads=32, kv_heads=8, head_dim=128)
+    request = make_request(*tensors, causal=True)
+    assert fa2.decodes(request)
+    o, lse, _ = fa2.forward(request)
+    for row in {0, batch - 1}:
+        q, k, v, o_row, lse_row = (x[row : row + 1] for x in (*tensors, o, lse))
+        found = assess_request({"o": o_row, "lse": lse_row}, make_request(q, k, v, causal=True))
+        for name, accuracy in found.items():
+            assert accuracy.ok, f"sequence {row}, {name}: {accuracy}"
+
+
+@pytest.mark.gpu
+def test_same_bits_while_the_reduction_overlaps():
+    """Launched early, the reduction must not read what the splits have yet to write: a thousand
+    launches, also in a CUDA graph, with new keys every time.
+    """
+    q, k, v = inputs("cuda", batch=1, N=8192, heads=32, kv_heads=8, head_dim=128)
+    others = torch.randn_like(k)
+    expected = [attention(q, x, v, version="fa2", num_splits=1) for x in (k, others)]
+    source = k.clone()
+    attention(q, source, v, version="fa2")  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replayed = attention(q, source, v, version="fa2")
+    first = [None, None]
+    different = torch.zeros((), dtype=torch.int64, device="cuda")
+    for i in range(1000):
+        source.copy_((k, others)[i % 2])
+        if i % 4 < 2:
+            o = attention(q, source, v, version="fa2")
+        else:
+            graph.replay()
+            o = replayed.clone()
+        if first[i % 2] is None:
+            first[i % 2] = o
+            torch.testing.assert_close(o, expected[i % 2], rtol=2.0**-6, atol=2.0**-10)
+        different += (o != first[i % 2]).any()
+    assert different.item() == 0

@@ -1,0 +1,169 @@
+"""FA4's exponential: the derivation of its coefficients, its error, its edges, its share."""
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from flash_versions.versions.fa4.exp2 import COEFFICIENTS, DEGREES, mixed_exp2, polynomial_exp2
+from lessons.fit_exp2 import (
+    DTYPES,
+    chosen_degree,
+    evaluate,
+    main,
+    measure,
+    remez,
+    rounded,
+    samples,
+)
+
+# Largest relative errors in fp32 for exponents from -126 to 8: what exp2.py and the documents say.
+BOUNDS = {2: 1.97e-3, 3: 1.02e-4, 4: 2.95e-6, 5: 2.0e-7}
+every_degree = pytest.mark.parametrize("degree", BOUNDS)
+every_dtype = pytest.mark.parametrize(
+    "dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch.")
+)
+
+
+@triton.jit
+def polynomial_kernel(x, out, count, DEGREE: tl.constexpr, BLOCK: tl.constexpr):
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = index < count
+    y = polynomial_exp2(tl.load(x + index, mask=inside, other=0.0), DEGREE)
+    tl.store(out + index, y, mask=inside)
+
+
+@triton.jit
+def mixed_kernel(x, out, EIGHTHS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    index = tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    tl.store(out + index, mixed_exp2(tl.load(x + index), EIGHTHS, 2))
+
+
+def polynomial(x, degree=3):
+    """The kernel's 2^x of a vector."""
+    out, block = torch.empty_like(x), 1 << 16
+    grid = (triton.cdiv(x.numel(), block),)
+    polynomial_kernel[grid](x, out, x.numel(), DEGREE=degree, BLOCK=block)
+    return out
+
+
+# ---- the derivation ----
+
+
+@every_degree
+def test_the_committed_coefficients_are_the_derived_ones(degree):
+    assert COEFFICIENTS.value[degree] == remez(degree).coefficients
+
+
+@every_dtype
+def test_the_committed_degrees_follow_from_the_rule(dtype):
+    assert DEGREES[dtype] == chosen_degree(dtype)
+
+
+@every_degree
+def test_no_polynomial_does_better(degree):
+    """De la Vallee-Poussin: if h - p, for (2^f - 1) / f by a polynomial of degree d - 1, has errors
+    of alternating sign at d + 1 points, the best possible is no smaller than the least of them.
+    """
+    fit = remez(degree)
+    f = np.linspace(-0.5, 0.5, 40_002)  # without 0
+    p = np.polyval(np.array([*fit.coefficients, 1.0]), f)
+    errors = (np.exp2(f) - p) / np.exp2(f)
+    sign = np.sign(errors / f)
+    parts = np.split(np.arange(len(f)), np.flatnonzero(np.diff(sign)) + 1)
+    peaks = sorted((np.max(np.abs(errors[part])) for part in parts), reverse=True)
+    assert len(peaks) >= degree + 1
+    # fp32 coefficients move the peaks of the last degree by a rounding.
+    assert peaks[degree] >= (0.99 if degree < 5 else 0.6) * fit.error
+
+
+def test_the_command_prints_the_table(capsys):
+    assert main() == 0
+    printed = capsys.readouterr().out
+    assert f"3: {COEFFICIENTS.value[3]},\n" in printed
+    assert printed.splitlines()[-1].split()[-4:] == ["3", "4", "2", "2"]
+
+
+# ---- the error ----
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "two roundings"])
+@every_degree
+def test_error_in_fp32_over_the_whole_range(degree, fused):
+    found = measure(COEFFICIENTS.value[degree], torch.bfloat16, fused)
+    assert BOUNDS[degree] / 2 < found.fp32 <= BOUNDS[degree]
+
+
+@every_dtype
+def test_rounded_it_is_as_good_as_an_exact_exponential(dtype):
+    """With the chosen degree, and not with the one below."""
+    degree = DEGREES[dtype]
+    for fused in (True, False):
+        found = measure(COEFFICIENTS.value[degree], dtype, fused)
+        assert found.after_cast <= found.allowed == torch.finfo(dtype).eps / 2
+    if degree > 2:
+        found = measure(COEFFICIENTS.value[degree - 1], dtype)
+        assert found.after_cast > found.allowed
+
+
+@every_degree
+def test_the_kernel_computes_what_was_measured(degree, device):
+    x = np.ascontiguousarray(np.concatenate(samples(torch.bfloat16))[::7])
+    found = polynomial(torch.from_numpy(x).to(device), degree).cpu().numpy()
+    fused = torch.cuda.is_available()
+    assert np.array_equal(found, evaluate(x, COEFFICIENTS.value[degree], fused))
+    exact = np.exp2(x.astype(np.float64))
+    assert np.max(np.abs(found - exact) / exact) <= BOUNDS[degree]
+
+
+def test_p_in_bf16_is_within_half_an_ulp_of_one(device):
+    """The bar of the kernel as it runs: the unit roundoff of bf16, 2^-8."""
+    x = np.concatenate(samples(torch.bfloat16))
+    found = polynomial(torch.from_numpy(x).to(device)).cpu().numpy()
+    exact = np.exp2(x.astype(np.float64))
+    assert np.max(np.abs(rounded(found, torch.bfloat16) - exact) / exact) <= 2.0**-8
+
+
+# ---- the edges ----
+
+
+@every_degree
+def test_whole_numbers_are_exact(degree, device):
+    x = torch.arange(-126.0, 128.0, device=device)
+    assert torch.equal(polynomial(x, degree), torch.ldexp(torch.ones_like(x), x.int()))
+
+
+def test_nothing_is_left_far_below(device):
+    far = torch.tensor([-127.0, -127.5, -1e4, -3e38, float("-inf")], device=device)
+    assert torch.equal(polynomial(far), torch.zeros_like(far))
+    below = torch.linspace(-127, -126, 1001, device=device)[:-1]
+    assert (polynomial(below) >= 0).all() and (polynomial(below) <= 2.0**-126).all()
+
+
+def test_nan_does_not_become_a_number_that_counts(device):
+    y = polynomial(torch.tensor([float("nan")], device=device))
+    assert not y.to(torch.bfloat16).isfinite().any()
+    assert not y.to(torch.float16).isfinite().any()
+
+
+# ---- the share ----
+
+
+@pytest.mark.parametrize("columns", [32, 128])
+@pytest.mark.parametrize("eighths", range(9))
+def test_the_share_is_what_was_asked_for(eighths, columns, device):
+    """And who computes a column depends on bits that are registers in every accumulator."""
+    x = (torch.rand(16, columns, device=device) - 0.5) * 20
+    hardware, mixed = torch.empty_like(x), torch.empty_like(x)
+    mixed_kernel[(1,)](x, hardware, EIGHTHS=0, ROWS=16, COLUMNS=columns)
+    mixed_kernel[(1,)](x, mixed, EIGHTHS=eighths, ROWS=16, COLUMNS=columns)
+    software = polynomial(x.flatten(), 2).view_as(x)
+    assert not (software == hardware).any(0).all()
+    chosen = (mixed != hardware).any(0)
+    assert torch.equal(mixed, torch.where(chosen, software, hardware))
+    assert chosen.sum().item() == columns * eighths // 8
+    bits = torch.arange(columns, device=device) & 0b11001
+    for pattern in bits.unique():
+        assert chosen[bits == pattern].unique().numel() == 1
+    torch.testing.assert_close(hardware, torch.exp2(x), rtol=2**-20, atol=0)

@@ -1,0 +1,93 @@
+"""What only FA1 has: the statistics that it saves, and its backward from them."""
+
+import pytest
+import torch
+
+from flash_versions.dispatch.request import make_request
+from flash_versions.dispatch.version import LaunchConfig
+from flash_versions.versions.fa1.backward import backward
+from flash_versions.versions.fa1.forward import forward
+from flash_versions.versions.oracle.budget import assess_request
+
+
+def inputs(device, M=50, N=130, heads=2, kv_heads=2, batch=2, head_dim=64, dtype=torch.float32):
+    q = torch.randn(batch, M, heads, head_dim, device=device)
+    k, v = torch.randn(2, batch, N, kv_heads, head_dim, device=device)
+    return tuple(x.to(dtype) for x in (q, k, v))
+
+
+def test_saved_statistics_are_the_softmax_maximum_and_sum(device):
+    q, k, v = inputs(device)
+    _, lse, (row_max, row_sum) = forward(make_request(q, k, v, causal=True, scale=0.125))
+    s = torch.einsum("bmhd,bnhd->bhmn", q.double(), k.double()) / 8
+    hidden = torch.ones(50, 130, dtype=torch.bool, device=device).triu(81)
+    s = s.masked_fill(hidden, -torch.inf)
+    torch.testing.assert_close(row_max, s.amax(-1).float())
+    torch.testing.assert_close(row_sum, (s - s.amax(-1, keepdim=True)).exp().sum(-1).float())
+    torch.testing.assert_close(lse, row_max + row_sum.log())
+
+
+def test_statistics_of_a_row_without_a_key(device):
+    q, k, v = inputs(device, M=3, N=1, heads=1, kv_heads=1, batch=1)
+    o, lse, (row_max, row_sum) = forward(make_request(q, k, v, causal=True))
+    assert torch.equal(row_sum[0, 0, :2], torch.zeros(2, device=device))
+    assert (row_max[0, 0, :2] == -torch.inf).all() and (lse[0, 0, :2] == -torch.inf).all()
+    assert torch.equal(o[0, :2], torch.zeros(2, 1, 64, device=device))
+
+
+def gradients(request, do, dlse=None, config=None):
+    """(dq, dk, dv) of a request by the kernels alone, and by name."""
+    found = backward(request, *forward(request), do, dlse, config)
+    return dict(zip(("dq", "dk", "dv"), found))
+
+
+@pytest.mark.parametrize("tile", [(16, 16), (16, 64), (64, 16)], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"causal": True}, {"window": (20, 7)}, {"window": (None, 3), "kv_lengths": [70, 20]}],
+    ids=["full", "causal", "window", "lengths"],
+)
+def test_backward_of_any_tile(tile, options, device):
+    """Blocks of queries and keys cut each other anywhere; dq is summed over many blocks of keys
+    and dk over the heads of a group.
+    """
+    options = dict(options)
+    if "kv_lengths" in options:
+        options["kv_lengths"] = torch.tensor(options["kv_lengths"], device=device)
+    request = make_request(*inputs(device, M=40, N=70, heads=4, head_dim=32), **options)
+    do, dlse = torch.randn_like(request.q), torch.randn(2, 4, 40, device=device)
+    found = gradients(request, do, dlse, LaunchConfig(*tile, num_warps=4, num_stages=1))
+    for name, accuracy in assess_request(found, request, do, dlse).items():
+        assert accuracy.ok, f"{name}: {accuracy}"
+
+
+def test_dq_is_summed_in_fp32(device):
+    """Equal keys add the same to dq in each of 100 blocks; 16-bit partial sums would drift."""
+    q, k, v = inputs(device, M=16, N=1600, heads=1, kv_heads=1, batch=1, dtype=torch.bfloat16)
+    request = make_request(q, k[:, :1].expand_as(k), v)
+    do, dlse = torch.zeros_like(q), torch.ones(1, 1, 16, device=device)
+    found = gradients(request, do, dlse, LaunchConfig(16, 16, num_warps=4, num_stages=1))
+    for name, accuracy in assess_request(found, request, do, dlse).items():
+        assert accuracy.ok, f"{name}: {accuracy}"
+
+
+def test_p_is_recomputed_from_the_statistics(device):
+    """P = exp(S - m) / l: of m and l only m + log l counts, and the LSE is not asked."""
+    request = make_request(*inputs(device), causal=True)
+    o, lse, statistics = forward(request)
+    do = torch.randn_like(o)
+    expected = backward(request, o, lse, statistics, do, None)
+    shifted = torch.stack((statistics[0] + 1.0, statistics[1] / torch.e))
+    found = backward(request, o, lse * torch.nan, shifted, do, None)
+    for x, y in zip(found[:3], expected[:3]):
+        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-5)
+
+
+def test_a_small_scale_costs_no_bits(device):
+    """dS is rounded to fp16 before the scale: queries 2^10 times as large under a scale 2^-10 times
+    as large have the same dk, bit for bit.
+    """
+    request = make_request(*inputs(device, M=20, N=20, dtype=torch.float16), scale=0.125)
+    do = torch.randn_like(request.q)
+    small = request._replace(q=request.q * 2.0**10, scale=request.scale * 2.0**-10)
+    assert torch.equal(gradients(small, do)["dk"], gradients(request, do)["dk"])

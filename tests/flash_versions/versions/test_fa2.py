@@ -1,0 +1,162 @@
+"""What only FA2 has: splitting the keys, the reduction, and the choice of how many splits."""
+
+import pytest
+import torch
+
+from flash_versions import attention
+from flash_versions.dispatch.request import make_request
+from flash_versions.dispatch.version import LaunchConfig
+from flash_versions.versions.fa2 import backward as fa2_backward
+from flash_versions.versions.fa2 import forward as fa2
+from flash_versions.versions.oracle.budget import assess, assess_request
+from tests.helpers.rotation import rotated
+
+CONFIG = LaunchConfig(block_q=16, block_kv=32, num_warps=4, num_stages=2)  # 5 blocks in 150 keys
+
+
+def inputs(device, M=7, N=150, heads=4, kv_heads=2, dtype=torch.float32, batch=2, head_dim=64):
+    q = torch.randn(batch, M, heads, head_dim, device=device)
+    k, v = torch.randn(2, batch, N, kv_heads, head_dim, device=device)
+    return tuple(x.to(dtype) for x in (q, k, v))
+
+
+def forward(*tensors, config=CONFIG, **options):
+    o, lse, _ = fa2.forward(make_request(*tensors, **options), config)
+    return o, lse
+
+
+@pytest.mark.parametrize(
+    "num_splits", [1, 2, *(pytest.param(n, marks=pytest.mark.wide) for n in (3, 4, 5, 6)), 1000]
+)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"causal": True}, {"window": (40, 30)}, {"causal": True, "window": (70, None)}],
+    ids=["full", "causal", "window", "causal window"],
+)
+def test_any_number_of_splits(num_splits, options, device):
+    q, k, v = inputs(device)
+    o, lse = forward(q, k, v, num_splits=num_splits, **options)
+    for name, accuracy in assess(o, lse, q, k, v, **options).items():
+        assert accuracy.ok, f"{name}: {accuracy}"
+
+
+@pytest.mark.parametrize("num_splits", [1, 3])
+def test_a_sink_counts_once(num_splits, device):
+    q, k, v = inputs(device)
+    sink = torch.tensor([3.0, -5.0, 0.0, float("-inf")], device=device)
+    o, lse = forward(q, k, v, num_splits=num_splits, sink=sink)
+    for name, accuracy in assess(o, lse, q, k, v, sink=sink).items():
+        assert accuracy.ok, f"{name}: {accuracy}"
+
+
+SPLIT_SHAPES = [
+    {"M": 1, "heads": 8, "kv_heads": 2},
+    {"M": 1, "heads": 3, "kv_heads": 1, "head_dim": 80},
+    {"M": 40, "N": 130},
+    {"M": 20, "N": 300, "head_dim": 256, "batch": 1},
+]
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize(("shape", "dtype"), rotated(SPLIT_SHAPES, DTYPES))
+def test_split_shapes(shape, dtype, device):
+    q, k, v = inputs(device, dtype=dtype, **shape)
+    o, lse = attention(q, k, v, causal=True, num_splits=3, version="fa2", return_lse=True)
+    for name, accuracy in assess(o, lse, q, k, v, causal=True).items():
+        assert accuracy.ok, f"{name}: {accuracy}"
+
+
+def test_splits_with_lengths_of_their_own(device):
+    q, k, v = inputs(device, M=1, batch=4)
+    lengths = torch.tensor([150, 33, 1, 0], device=device)
+    o, lse = forward(q, k, v, causal=True, kv_lengths=lengths, num_splits=5)
+    for name, accuracy in assess(o, lse, q, k, v, causal=True, kv_lengths=lengths).items():
+        assert accuracy.ok, f"{name}: {accuracy}"
+
+
+CUT = {  # of 256 queries in tiles of 64, blocks of 32 keys; the number of pairs that an edge cuts
+    "full": ({}, 0),
+    "causal": ({"causal": True}, 8),
+    "window": ({"causal": True, "window": (127, None)}, 12),
+}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="counts calls in the interpreter")
+@pytest.mark.parametrize("name", CUT)
+def test_only_blocks_that_are_cut_pay_for_the_mask(name, monkeypatch):
+    options, expected = CUT[name]
+    calls, mask_scores = [], fa2.mask_scores
+    for module in (fa2, fa2_backward):
+        monkeypatch.setattr(
+            module, "mask_scores", lambda *a, **k: calls.append(1) or mask_scores(*a, **k)
+        )
+    q, k, v = inputs("cpu", M=256, N=256, heads=1, kv_heads=1, batch=1, head_dim=16)
+    request, config = make_request(q, k, v, **options), LaunchConfig(64, 32, 4, 2)
+    results = fa2.forward(request, config)
+    assert len(calls) == expected
+    calls.clear()
+    fa2_backward.backward(request, *results, q, None, LaunchConfig(32, 64, 4, 2), config)
+    assert len(calls) == 2 * expected  # once for dK and dV, in tiles of 64 keys, once for dQ
+
+
+def test_more_splits_than_blocks_is_one_program_per_block(device):
+    q, k, v = inputs(device)
+    one_each = forward(q, k, v, num_splits=5)
+    more = forward(q, k, v, num_splits=64)
+    assert torch.equal(one_each[0], more[0]) and torch.equal(one_each[1], more[1])
+
+
+BACKWARD_TILES = {
+    "tall": (LaunchConfig(64, 16, 4, 2), LaunchConfig(16, 64, 4, 2)),
+    "wide": (LaunchConfig(16, 64, 4, 2), LaunchConfig(64, 16, 4, 2)),
+}
+
+
+@pytest.mark.parametrize("tiles", BACKWARD_TILES)
+@pytest.mark.parametrize("heads", [2, 6])
+def test_backward_of_any_tile(heads, tiles, device):
+    q, k, v = inputs(device, M=50, N=70, heads=heads, batch=1)
+    do = torch.randn_like(q)
+    request = make_request(q, k, v, causal=True, window=(30, None))
+    gradients = fa2_backward.backward(
+        request, *fa2.forward(request), do, None, *BACKWARD_TILES[tiles]
+    )
+    for name, accuracy in assess_request(
+        dict(zip(("dq", "dk", "dv"), gradients)), request, do
+    ).items():
+        assert accuracy.ok, f"{name}: {accuracy}"
+
+
+@pytest.mark.parametrize(
+    ("programs", "n_blocks", "multiprocessors", "expected"),
+    [
+        (1024, 64, 132, 1),  # prefill: the grid fills the GPU
+        (106, 64, 132, 1),  # 80 % full is full
+        (8, 2048, 132, 33),  # one query, 8 key heads, a long cache: two programs for each SM
+        (8, 64, 132, 16),  # a short cache: at least four blocks each
+        (8, 3, 132, 1),
+        (1, 10_000, 132, 264),
+        (4, 100, 1, 1),  # the interpreter
+    ],
+)
+def test_heuristic(programs, n_blocks, multiprocessors, expected):
+    assert fa2.choose_num_splits(programs, n_blocks, multiprocessors) == expected
+
+
+@pytest.mark.parametrize(
+    ("batch", "length", "expected"),
+    [
+        (1, 192, 1),  # a reduction would take longer than two more blocks
+        (1, 256, 4),
+        (1, 600, 10),  # a split for each block
+        (1, 4096, 16),  # as many as the reduction reads at once
+        (1, 131072, 33),
+        (8, 600, 4),  # no more programs than there is room for
+        (16, 600, 1),  # the GPU is full without
+    ],
+)
+def test_splits_of_a_decoding_step(monkeypatch, batch, length, expected):
+    monkeypatch.setattr(fa2, "num_multiprocessors", lambda device: 132)
+    q, k = torch.empty(batch, 1, 32, 64), torch.empty(1, 1, 8, 64).expand(batch, length, 8, 64)
+    request = make_request(q, k, k, causal=True)
+    assert fa2.splits_of(request, 8 * batch, 64, fa2.READ_AT_ONCE) == expected

@@ -1,0 +1,529 @@
+"""What only FA3 has: descriptors, the walk of a persistent grid, and what is left to FA2."""
+
+import re
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from flash_versions import VERSIONS, attention
+from flash_versions.dispatch import launch
+from flash_versions.dispatch import version as contract
+from flash_versions.dispatch.autograd import in_vectors
+from flash_versions.dispatch.request import make_request
+from flash_versions.dispatch.version import LaunchConfig
+from flash_versions.versions import fa3
+from flash_versions.versions.fa2 import backward as packing_backward
+from flash_versions.versions.fa2 import forward as packing
+from flash_versions.versions.fa3 import backward
+from flash_versions.versions.fa3 import forward as portable
+from flash_versions.versions.fa3.forward import heavy_first
+from flash_versions.versions.fa3.hopper import forward as forward_hopper
+from flash_versions.versions.fa3.hopper.backward import kernel as backward_hopper
+from flash_versions.versions.fa3.hopper.config import HopperConfig
+from flash_versions.versions.oracle.budget import assess_request
+from flash_versions.versions.tiles.tma import undescribable
+from tests.flash_versions.versions.test_attention import CASES, DTYPES, EVERY_DTYPE, LAYOUTS
+from tests.flash_versions.versions.test_packed import bounds, packed_inputs
+from tests.helpers.rotation import rotated
+
+interpreted = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="swaps code that only the interpreter re-reads"
+)
+
+
+def inputs(device, M=70, N=130, heads=4, kv_heads=2, batch=2, head_dim=32, dtype=torch.float32):
+    q = torch.randn(batch, M, heads, head_dim, device=device)
+    k, v = torch.randn(2, batch, N, kv_heads, head_dim, device=device)
+    return q.to(dtype), k.to(dtype), (v + 0.5).to(dtype)
+
+
+def assert_right(request, o, lse):
+    for name, accuracy in assess_request({"o": o, "lse": lse}, request).items():
+        assert accuracy.ok, f"{name}: {accuracy}"
+
+
+def gradients_of(request, differentiate, do=None, dlse=None, **options):
+    """{name: gradient} of a request, by a backward of one's own choice."""
+    with torch.no_grad():
+        o, lse, _ = portable.forward(request)
+        do = torch.randn_like(o) if do is None else do
+        found = differentiate(request, o, lse, None, do, dlse, **options)
+    return {n: x for n, x in zip(("dq", "dk", "dv", "dsink"), found) if x is not None}, do
+
+
+def assert_gradients_right(request, gradients, do, dlse=None):
+    for name, accuracy in assess_request(gradients, request, do, dlse).items():
+        assert accuracy.ok, f"{name}: {accuracy}"
+
+
+# ---- the kernel on calls of every kind, also on those that FA2 would get ----
+
+DESCRIBED = [case for case in CASES if case.batch and case.M and case.N]
+
+
+@pytest.mark.parametrize(("case", "dtype"), rotated(DESCRIBED, DTYPES, EVERY_DTYPE))
+def test_equivalence_of_the_kernel_itself(case, dtype, device):
+    request = in_vectors(make_request(*case.inputs(dtype, device), **case.all_options(device)))
+    with torch.no_grad():
+        o, lse, _ = portable.forward(request)
+    assert_right(request, o, lse)
+
+
+@pytest.mark.parametrize(("case", "dtype"), rotated(DESCRIBED, DTYPES, EVERY_DTYPE))
+def test_gradients_of_the_kernels_themselves(case, dtype, device):
+    request = in_vectors(make_request(*case.inputs(dtype, device), **case.all_options(device)))
+    dlse = torch.randn(case.batch, case.heads, case.M, device=device)
+    gradients, do = gradients_of(request, backward.backward, dlse=dlse)
+    assert set(gradients) == {"dq", "dk", "dv"} | ({"dsink"} if case.sink else set())
+    assert_gradients_right(request, gradients, do, dlse)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_strides_that_descriptors_take(layout, device):
+    request = make_request(*(LAYOUTS[layout](x) for x in inputs(device)), causal=True)
+    assert portable.unsupported(request) is None
+    assert_right(request, *portable.forward(request)[:2])
+
+
+def test_the_stride_of_a_single_element_does_not_matter(device):
+    q, k, v = (x[:1, :, :1] for x in inputs(device))
+    odd = [x.as_strided(x.shape, (7, x.stride(1), 3, 1)) for x in (q, k, v)]
+    request = make_request(*odd)
+    assert portable.unsupported(request) is None
+    expected = portable.forward(make_request(q, k, v))[0]
+    assert torch.equal(portable.forward(request)[0], expected)
+
+
+def test_compiles_as_one_graph(device):
+    def layer(q, k, v):
+        return attention(q * 2, k, v, causal=True, version="fa3") + 1
+
+    q, k, v = inputs(device)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(q, k, v), layer(q, k, v))
+
+
+# ---- what lies beside the rows of a sequence ----
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_keys_past_the_length_do_not_leak(causal, device):
+    """A box reads them; of the masked block only."""
+    q, k, v = inputs(device, N=200)
+    lengths = torch.tensor([130, 71], device=device)
+    request = make_request(q, k, v, causal=causal, kv_lengths=lengths)
+    assert portable.unsupported(request) is None
+    clean, lse, _ = portable.forward(request)
+    assert_right(request, clean, lse)
+    for row, length in enumerate(lengths.tolist()):
+        k[row, length:], v[row, length:] = float("nan"), float("nan")
+    assert torch.equal(portable.forward(request)[0], clean)
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice")  # of a tile of the poisoned sequence
+@pytest.mark.parametrize("poisoned", [0, 1, 2])
+def test_neighbours_in_a_packing_do_not_leak(poisoned, device):
+    lengths = [70, 90, 65]
+    q, k, v = packed_inputs(lengths, lengths, device)
+    cu_seqlens = bounds(lengths, device)
+    request = make_request(q, k, v, causal=True, cu_seqlens_q=cu_seqlens, num_splits=1)
+    assert portable.unsupported(request) is None
+    clean, lse, _ = portable.forward(request)
+    assert_right(request, clean, lse)
+    first, end = cu_seqlens[poisoned : poisoned + 2].tolist()
+    for x in (q, k, v):
+        x[first:end] = float("nan")
+    o, lse, _ = portable.forward(request)
+    others = torch.ones(sum(lengths), dtype=torch.bool, device=device)
+    others[first:end] = False
+    assert torch.equal(o[0, others], clean[0, others]) and o[0, ~others].isnan().all()
+    assert lse[0][:, others].isfinite().all()
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_keys_past_the_length_do_not_leak_into_gradients(causal, device):
+    q, k, v = inputs(device, N=200)
+    lengths = torch.tensor([130, 71], device=device)
+    request = make_request(q, k, v, causal=causal, kv_lengths=lengths)
+    clean, do = gradients_of(request, backward.backward)
+    assert_gradients_right(request, clean, do)
+    for row, length in enumerate(lengths.tolist()):
+        k[row, length:], v[row, length:] = float("nan"), float("nan")
+        assert not clean["dk"][row, length:].any() and not clean["dv"][row, length:].any()
+    again, _ = gradients_of(request, backward.backward, do)
+    assert all(torch.equal(again[name], clean[name]) for name in clean)
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice")  # of a tile of the poisoned sequence
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("poisoned", [0, 1, 2])
+def test_neighbours_in_a_packing_do_not_leak_into_gradients(poisoned, device):
+    lengths = [70, 90, 65]
+    q, k, v = (x.bfloat16() for x in packed_inputs(lengths, lengths, device))
+    cu_seqlens = bounds(lengths, device)
+    request = make_request(q, k, v, causal=True, cu_seqlens_q=cu_seqlens)
+    assert backward.unsupported(request) is None
+    clean, do = gradients_of(request, backward.backward)
+    assert_gradients_right(request, clean, do)
+    first, end = cu_seqlens[poisoned : poisoned + 2].tolist()
+    for x in (q, k, v):
+        x[first:end] = float("nan")
+    do[:, first:end] = float("nan")
+    again, _ = gradients_of(request, backward.backward, do)
+    others = torch.ones(sum(lengths), dtype=torch.bool, device=device)
+    others[first:end] = False
+    for name in clean:
+        assert torch.equal(again[name][0, others], clean[name][0, others]), name
+        assert again[name][0, ~others].isnan().all(), name
+
+
+# ---- the switches of the kernel for Hopper ----
+
+
+@pytest.mark.parametrize(
+    ("switches", "sentence"),
+    [
+        ({"consumers": 4}, "consumers=4 is not possible; 2 and 3 are"),
+        ({"block_kv": 96}, "block_kv=96 is not possible; 64 and 128 are"),
+        ({"stages": 0}, "stages=0 and q_stages=2 must be at least 1"),
+        ({"stages": 1, "late_wait": True}, "use stages=2"),
+        ({"scheduler": "fair"}, "scheduler='fair' is unknown; there are grid, static, dynamic"),
+    ],
+    ids=str,
+)
+def test_a_configuration_that_would_hang_is_refused(switches, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        HopperConfig(**switches)
+
+
+def test_o_does_not_leave_through_a_q_of_another_width(device):
+    q, k, v = inputs(device, head_dim=128, dtype=torch.bfloat16)
+    request = make_request(q, k, v[..., :64])
+    with pytest.raises(ValueError, match="head_dim 128 and 64 of v differ"):
+        forward_hopper.forward(request, HopperConfig(epilogue_buffer=False))
+
+
+# ---- the walk ----
+
+
+@triton.jit
+def places_kernel(out, tiles, total, section):
+    for number in range(total):
+        tl.store(out + number, heavy_first(number, tiles, total, section))
+
+
+@pytest.mark.parametrize(
+    ("tiles", "pairs", "section"),
+    [(1, 1, 1), (7, 5, 1), (7, 5, 2), (7, 5, 5), (1, 9, 4), (12, 3, 2), (5, 8, 4)],
+)
+def test_heavy_tiles_of_all_heads_of_a_section_come_first(tiles, pairs, section, device):
+    total = tiles * pairs
+    out = torch.zeros(total, dtype=torch.int32, device=device)
+    places_kernel[(1,)](out, tiles, total, section)
+    places = out.tolist()
+    assert sorted(places) == list(range(total))
+    for first in range(0, pairs, section):
+        heads = range(first, min(first + section, pairs))
+        walked = places[first * tiles : (first + len(heads)) * tiles]
+        assert walked == [head * tiles + tile for tile in range(tiles) for head in heads]
+
+
+@interpreted
+@pytest.mark.parametrize("multiprocessors", [1, 3, 1000])
+@pytest.mark.parametrize("packed", [False, True], ids=["alike", "packed"])
+def test_every_tile_is_computed_once(packed, multiprocessors, device, monkeypatch):
+    """Three programs for 3 x 5 x 2 tiles and more: 3, 2 and 5 do not divide one another."""
+    monkeypatch.setattr(portable, "num_multiprocessors", lambda device: multiprocessors)
+    seen = []
+    forward_tile = portable.forward_tile
+
+    def count(tile, sequence, rows, keys, *rest):
+        seen.append((int(tile), int(sequence), int(rows.head)))
+        return forward_tile(tile, sequence, rows, keys, *rest)
+
+    monkeypatch.setattr(portable, "forward_tile", count)
+    config = LaunchConfig(32, 32, num_warps=8, num_stages=2)
+    lengths = [70, 1, 96] if packed else [90, 90]
+    if packed:
+        q, k, v = packed_inputs(lengths, lengths, device, heads=5, kv_heads=1)
+        request = make_request(q, k, v, causal=True, cu_seqlens_q=bounds(lengths, device))
+    else:
+        q, k, v = inputs(device, M=90, N=90, heads=5, kv_heads=1)
+        request = make_request(q, k, v, causal=True)
+    o, lse, _ = portable.forward(request, config, persistent=True)
+    assert_right(request, o, lse)
+    expected = {
+        (tile, sequence, head)
+        for sequence, length in enumerate(lengths)
+        for tile in range(-(-length // 32))
+        for head in range(5)
+    }
+    assert len(seen) == len(expected) and set(seen) == expected
+    if not packed and multiprocessors == 1:
+        assert [tile for tile, _, _ in seen] == [2] * 10 + [1] * 10 + [0] * 10
+
+
+@pytest.mark.parametrize("warps", [4, 8])
+def test_any_number_of_programs_gives_the_same_bits(warps, device, monkeypatch):
+    request = make_request(*inputs(device, M=40, N=60, heads=6), causal=True)
+    config = LaunchConfig(16, 32, warps, num_stages=2)
+    results = [portable.forward(request, config)[0]]
+    for multiprocessors in (1, 7):
+        monkeypatch.setattr(portable, "num_multiprocessors", lambda device, n=multiprocessors: n)
+        results.append(portable.forward(request, config, persistent=True)[0])
+    assert all(torch.equal(o, results[0]) for o in results)
+
+
+def test_sections_hold_what_fits_in_the_cache(device):
+    x = torch.zeros(2, 1, 8, 128, device=device, dtype=torch.bfloat16)
+    k = x[:, :, :4].expand(2, 16384, 4, 128)
+    causal = make_request(x, k, k, causal=True)
+    # 16384 keys and values are 8 MiB: 4 key heads fit, 2 query heads each.
+    assert portable.heads_of_section(causal) == 8
+    assert portable.heads_of_section(make_request(x, k, k)) == 1
+    assert portable.heads_of_section(make_request(x, k[:, :1024], k[:, :1024], causal=True)) == 16
+    longer = x[:, :, :4].expand(2, 2**20, 4, 128)
+    assert portable.heads_of_section(make_request(x, longer, longer, causal=True)) == 2
+
+
+@interpreted
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_the_tiles_of_a_backward_are_walked_over_once_and_heavy_first(causal, device, monkeypatch):
+    """Key heads of two sequences for dK and dV, query heads for dQ, in tiles of 32."""
+    seen = []
+    find_tile = backward.find_tile
+
+    def note(*arguments, **options):
+        tile, sequence, rows, keys = find_tile(*arguments, **options)
+        seen.append((int(tile), int(sequence), int(rows.head)))
+        return tile, sequence, rows, keys
+
+    monkeypatch.setattr(backward, "find_tile", note)
+    request = make_request(*inputs(device, M=80, N=80, heads=6, kv_heads=2), causal=causal)
+    config = LaunchConfig(32, 32, 4, 2)
+    gradients, do = gradients_of(request, backward.backward, kv_config=config, q_config=config)
+    assert_gradients_right(request, gradients, do)
+    of_keys, of_queries = seen[: 3 * 4], seen[3 * 4 :]
+    for walked, heads in ((of_keys, 2), (of_queries, 6)):
+        everything = [(t, b, h) for b in range(2) for h in range(heads) for t in range(3)]
+        assert sorted(walked) == sorted(everything)
+        if not causal:
+            assert walked == everything
+    if causal:  # the first keys and the last queries
+        assert [tile for tile, _, _ in of_keys] == [0] * 4 + [1] * 4 + [2] * 4
+        assert [tile for tile, _, _ in of_queries] == [2] * 12 + [1] * 12 + [0] * 12
+
+
+def test_sections_of_a_backward_hold_what_streams_past(device):
+    x = torch.zeros(2, 1, 8, 128, device=device, dtype=torch.bfloat16)
+    q = x.expand(2, 16384, 8, 128)
+    causal = make_request(q, x[:, :, :4], x[:, :, :4], causal=True)
+    # 16384 queries and dO are 8 MiB a head, two heads a group: 2 key heads fit.
+    assert backward.key_heads_of_section(causal) == 2
+    assert backward.key_heads_of_section(make_request(q, x[:, :, :4], x[:, :, :4])) == 1
+    assert backward.key_heads_of_section(make_request(x, x, x, causal=True)) == 16
+
+
+BACKWARD_TILES = {
+    "tall": (LaunchConfig(64, 16, 4, 2), LaunchConfig(16, 64, 4, 2)),
+    "wide": (LaunchConfig(16, 64, 4, 2), LaunchConfig(64, 16, 4, 2)),
+}
+
+
+@pytest.mark.parametrize("tiles", BACKWARD_TILES)
+@pytest.mark.parametrize("heads", [2, 6])
+def test_backward_of_any_tile(heads, tiles, device):
+    q, k, v = inputs(device, M=50, N=70, heads=heads, batch=1)
+    request = make_request(q, k, v, causal=True, window=(30, None))
+    kv_config, q_config = BACKWARD_TILES[tiles]
+    gradients, do = gradients_of(request, backward.backward, kv_config=kv_config, q_config=q_config)
+    assert_gradients_right(request, gradients, do)
+
+
+# ---- what is left to FA2 ----
+
+
+def misaligned(x):
+    flat = torch.zeros(x.numel() + 1, dtype=x.dtype, device=x.device)
+    flat[1:] = x.flatten()
+    return flat[1:].view(x.shape)
+
+
+def odd_rows(x):
+    return torch.cat((x, x), -1)[..., : x.shape[-1] + 1].contiguous()[..., : x.shape[-1]]
+
+
+LEFT_TO_FA2 = {
+    "one query": (lambda x: x, {"M": 1}, {}, "^the sequences have fewer than 64 query rows"),
+    "63 queries": (lambda x: x, {"M": 63}, {}, r"query rows \(63\): FA2 packs the query heads"),
+    "splits": (lambda x: x, {"M": 64, "batch": 1, "heads": 1, "kv_heads": 1},
+               {"num_splits": 2}, "^the keys are to be split in 2, which FA2"),
+    "no keys": (lambda x: x, {"N": 0}, {}, "^k is empty"),
+    "misaligned": (misaligned, {}, {}, "^q does not begin at a multiple of 16 bytes"),
+    "odd rows": (odd_rows, {}, {}, r"^q has strides \(9240, 132, 33, 1\); a descriptor steps by"),
+    "expanded": (lambda x: x[:1].expand(x.shape), {}, {}, r"^q has strides \(0, "),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LEFT_TO_FA2)
+def test_what_is_left_to_fa2(name, device, monkeypatch):
+    change, shape, options, sentence = LEFT_TO_FA2[name]
+    q, k, v = (change(x) for x in inputs(device, **shape))
+    request = make_request(q, k, v, **options)
+    check_left_to_fa2(request, sentence, monkeypatch)
+
+
+SEQUENCES_LEFT_TO_FA2 = {
+    "left-padded": ({"kv_starts": [3, 0]}, "^kv_starts is for left-padded batches"),
+    "in pages": ({"kv_lengths": [20, 130], "block_table": [[0], [1]]}, "^block_table scatters"),
+}
+
+
+@pytest.mark.parametrize("name", SEQUENCES_LEFT_TO_FA2)
+def test_sequences_left_to_fa2(name, device, monkeypatch):
+    given, sentence = SEQUENCES_LEFT_TO_FA2[name]
+    options = {key: torch.tensor(value, device=device) for key, value in given.items()}
+    check_left_to_fa2(make_request(*inputs(device), **options), sentence, monkeypatch)
+
+
+def check_left_to_fa2(request, sentence, monkeypatch):
+    assert pytest.raises(ValueError, raise_reason, request).match(sentence)
+    expected = packing.forward(request)[0]
+    monkeypatch.setattr(portable, "forward", None)
+    assert torch.equal(fa3.VERSION.forward(request)[0], expected)
+    assert VERSIONS["fa3"].unsupported(request) is None
+
+
+def raise_reason(request):
+    if reason := portable.unsupported(request):
+        raise ValueError(reason)
+
+
+def test_packed_decoding_is_left_to_fa2(device):
+    """By the mean: 100 sequences of one query are as many rows as one of a hundred."""
+    q, k, v = packed_inputs([1] * 100, [2] * 100, device)
+    cu_seqlens = {
+        "cu_seqlens_q": bounds([1] * 100, device),
+        "cu_seqlens_k": bounds([2] * 100, device),
+    }
+    reason = portable.unsupported(make_request(q, k, v, **cu_seqlens))
+    assert reason is not None and reason.startswith(
+        "the sequences have fewer than 64 query rows (1)"
+    )
+    whole = {"cu_seqlens_q": bounds([100], device), "cu_seqlens_k": bounds([200], device)}
+    assert portable.unsupported(make_request(q, k, v, **whole)) is None
+
+
+def test_few_tiles_and_many_keys_are_left_to_fa2(device, monkeypatch):
+    request = make_request(*inputs(device, M=64, N=4096, heads=1, kv_heads=1, batch=1))
+    monkeypatch.setattr(packing, "num_multiprocessors", lambda device: 132)
+    assert portable.unsupported(request).startswith("the keys are to be split in 32")
+    monkeypatch.setattr(packing, "num_multiprocessors", lambda device: 1)
+    assert portable.unsupported(request) is None
+
+
+def test_what_fa3_serves_does_not_go_to_fa2(device, monkeypatch):
+    request = make_request(*inputs(device))
+    expected = portable.forward(request)[0]
+    monkeypatch.setattr(packing, "forward", None)
+    assert torch.equal(fa3.VERSION.forward(request)[0], expected)
+
+
+@pytest.mark.parametrize(("capability", "left"), [((8, 0), True), ((8, 9), True), ((9, 0), False)])
+def test_a_gpu_without_tma_is_left_to_fa2(capability, left, device, monkeypatch):
+    for module in (portable, packing):
+        monkeypatch.setattr(module, "num_multiprocessors", lambda device: 1)
+    monkeypatch.setattr(portable, "shared_memory_limit", lambda device: 232_448)
+    monkeypatch.setattr(portable, "compute_capability", lambda device: capability)
+    reason = portable.unsupported(make_request(*inputs(device)))
+    assert (reason is not None) == left
+    if left:
+        assert reason.startswith(f"compute capability {capability[0]}.{capability[1]} has no TMA")
+
+
+# ---- whose backward ----
+
+
+GRADIENTS = {
+    "one number for all": lambda x: x[:1, :1, :1].expand(x.shape),
+    "misaligned": misaligned,
+    "odd rows": odd_rows,
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_a_gradient_that_no_descriptor_takes_is_copied(name, device):
+    request = make_request(*inputs(device), causal=True)
+    do = GRADIENTS[name](torch.randn(2, 70, 4, 32, device=device))
+    assert undescribable("do", do)
+    gradients, _ = gradients_of(request, backward.backward, do)
+    expected, _ = gradients_of(request, backward.backward, do.clone())
+    assert all(torch.equal(gradients[x], expected[x]) for x in expected)
+    assert_gradients_right(request, gradients, do)
+
+
+@pytest.mark.parametrize("name", sorted({*LEFT_TO_FA2} - {"splits", "no keys"}))
+def test_gradients_that_are_left_to_fa2(name, device, monkeypatch):
+    change, shape, options, sentence = LEFT_TO_FA2[name]
+    request = make_request(*(change(x) for x in inputs(device, **shape)), **options)
+    assert re.search(sentence, backward.unsupported(request))
+    o, lse, _ = packing.forward(request)
+    given = request, o, lse, None, torch.randn_like(o), None
+    expected = packing_backward.backward(*given)[:3]
+    for module in (backward, backward_hopper):
+        monkeypatch.setattr(module, "backward", None)
+    found = VERSIONS["fa3"].backward(*given)[:3]
+    assert all(torch.equal(x, y) for x, y in zip(found, expected))
+
+
+def test_split_keys_have_gradients_of_their_own(device):
+    shape = {"M": 64, "batch": 1, "heads": 1, "kv_heads": 1, "dtype": torch.bfloat16}
+    request = make_request(*inputs(device, **shape), num_splits=2)
+    assert portable.unsupported(request) is not None
+    assert backward.unsupported(request) is None
+
+
+ON_A_GPU = {
+    "Hopper": ((9, 0), {}, None),
+    "Hopper, wide": ((9, 0), {"head_dim": 256}, None),
+    "Blackwell": ((10, 0), {"head_dim": 80}, None),
+    "Blackwell, wide": ((10, 0), {"head_dim": 256}, "tiles of 32 x 32 in torch.bfloat16 on comp"),
+    "Hopper, 192": ((9, 0), {"head_dim": 192}, "tiles of 32 x 32 in torch.bfloat16 on compute cap"),
+    "exact products": ((9, 0), {"dtype": torch.float32}, "tiles of 32 x 32 in torch.float32 on"),
+    "mma.sync": (
+        (12, 0),
+        {},
+        "tiles of 64 x 64 in torch.bfloat16 on compute capability 12.0 are m",
+    ),
+    "no TMA": ((8, 9), {}, "compute capability 8.9 has no TMA"),
+}
+
+
+@pytest.mark.parametrize("name", ON_A_GPU)
+def test_gradients_on_a_gpu_are_for_boxes_where_products_read_them(name, device, monkeypatch):
+    capability, shape, sentence = ON_A_GPU[name]
+    for module in (portable, backward, contract):
+        monkeypatch.setattr(module, "shared_memory_limit", lambda device: 232_448)
+        monkeypatch.setattr(module, "compute_capability", lambda device: capability)
+    request = make_request(*inputs(device, **({"dtype": torch.bfloat16} | shape)))
+    found = backward.unsupported(request)
+    assert found is None if sentence is None else found.startswith(sentence)
+
+
+@pytest.mark.parametrize("version", ["fa3", "fa4"])
+def test_the_explicit_backward_comes_first(version, device, monkeypatch):
+    request = make_request(*inputs(device, dtype=torch.bfloat16))
+    o, lse, _ = portable.forward(request)
+    given = request, o, lse, None, torch.randn_like(o), None
+    found = []
+    monkeypatch.setattr(backward_hopper, "launch", lambda plan, *given: found.append(given))
+    monkeypatch.setattr(backward_hopper, "unsupported", lambda request: "no Hopper")
+    portables = VERSIONS[version].backward(*given)
+    assert len(portables) == 4 and not found
+    monkeypatch.setattr(launch, "decided", {})
+    monkeypatch.setattr(backward_hopper, "unsupported", lambda request: None)
+    VERSIONS[version].backward(*given)
+    assert found == [given]

@@ -1,0 +1,408 @@
+"""Attention in FP8: the portable kernel against fp64 on the dequantised inputs, the scales of every
+form, and what a call may not ask for.
+"""
+
+import pytest
+import torch
+
+from flash_versions import VERSIONS, Fp8, attention, attention_reference
+from flash_versions.dispatch.request import make_request
+from flash_versions.dispatch.version import LaunchConfig
+from flash_versions.flash_attn import flash_attn_func
+from flash_versions.versions.fa3.fp8 import forward as forward_fp8
+from flash_versions.versions.fp8.quantize import Quantized, dequantize, prepare, quantize
+from flash_versions.versions.oracle.budget import assess, assess_request
+from tests.flash_versions.versions.test_attention import CASES, LAYOUTS
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+SERVED = [case for case in CASES if not case.options.get("dropout_p")]
+
+
+def inputs(device, M=70, N=150, heads=2, kv_heads=1, batch=1, head_dim=32, dtype=torch.bfloat16):
+    q = torch.randn(batch, M, heads, head_dim, device=device)
+    k, v = torch.randn(2, batch, N, kv_heads, head_dim, device=device)
+    return q.to(dtype), k.to(dtype), (v + 0.5).to(dtype)
+
+
+def check(q, k, v, version="fa3", **options):
+    """One call against its budget: (o, lse)."""
+    with torch.no_grad():
+        o, lse = attention(q, k, v, version=version, return_lse=True, **options)
+        found = assess(o, lse, q, k, v, **options)
+    for name, accuracy in found.items():
+        assert accuracy.ok, f"{name}: {accuracy}"
+    return o, lse
+
+
+@pytest.mark.parametrize("case", SERVED, ids=lambda case: case.name)
+def test_equivalence(case, device):
+    q, k, v = case.inputs(torch.bfloat16, device)
+    o, lse = check(q, k, v, precision="fp8", **case.all_options(device))
+    assert o.shape == (*q.shape[:-1], v.shape[-1]) and o.dtype == torch.bfloat16
+    assert lse.dtype == torch.float32
+
+
+@pytest.mark.parametrize("hadamard", [False, True], ids=["", "hadamard"])
+@pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=["e4m3", "e5m2"])
+@pytest.mark.parametrize("scales", ["tensor", "head", "block"])
+def test_every_precision(scales, dtype, hadamard, device):
+    q, k, v = inputs(device, dtype=torch.float16)
+    how = Fp8(scales, hadamard, dtype)
+    o, _ = check(q, k, v, precision=how, causal=True)
+    assert o.dtype == torch.float16
+    assert torch.equal(o, attention(q, k, v, precision=str(how), causal=True))
+
+
+@pytest.mark.parametrize("factor", [0.01, 100.0])
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_blocks_of_very_different_scales(name, factor, device):
+    given = dict(zip("qkv", inputs(device)))
+    given[name][:, : 64 if name == "q" else 128] *= factor
+    check(*given.values(), precision="fp8", scale=0.02, causal=True)
+
+
+@pytest.mark.parametrize("block", ["first", "last"])
+def test_a_block_of_zeros(block, device):
+    q, k, v = inputs(device)
+    where = slice(0, 128) if block == "first" else slice(128, None)
+    for x in (k, v):
+        x[:, where] = 0
+    q[:, :64] = 0
+    check(q, k, v * 1e-4, precision="fp8")
+
+
+def test_keys_past_the_length_may_be_anything(device):
+    q, k, v = inputs(device, batch=2)
+    kv_lengths = torch.tensor([0, 133], device=device)
+    o, lse = check(q, k, v, precision="fp8", kv_lengths=kv_lengths)
+    for x in (k, v):
+        x[0], x[1, 133:] = float("nan"), float("inf")
+    for how in ("fp8", "fp8:head", "fp8:tensor"):
+        with_junk = attention(q, k, v, precision=how, kv_lengths=kv_lengths)
+        assert with_junk.isfinite().all() and not with_junk[0].any()
+    again, lse_again = attention(
+        q, k, v, precision="fp8", kv_lengths=kv_lengths, version="fa3", return_lse=True
+    )
+    assert torch.equal(again, o) and torch.equal(lse_again, lse)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_strides(layout, device):
+    q, k, v = (LAYOUTS[layout](x) for x in inputs(device))
+    check(q, k, v, precision="fp8", causal=True)
+
+
+# ---- inputs that are quantised already ----
+
+
+def quantised(device, dtype=E4M3, **shape):
+    """8-bit q, k, v."""
+    return tuple(x.to(dtype) for x in inputs(device, **shape))
+
+
+def random_scales(*shape, device):
+    return 2.0 ** (4 * torch.rand(shape, device=device) - 4)
+
+
+DESCALES = {"number": ((), ()), "tensor": ((1,), (1,)), "head": ((2, 2), (2, 2))}
+
+
+@pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=["e4m3", "e5m2"])
+@pytest.mark.parametrize("form", [*DESCALES, "block", "none", "mixed"])
+def test_quantised_inputs_and_scales_of_every_form(form, dtype, device):
+    q, k, v = quantised(device, dtype, heads=4, kv_heads=2, batch=2)
+    of_queries, of_keys = DESCALES.get(form, ((2, 4, 2), (2, 2, 2)))
+    scales = {
+        "q_descale": random_scales(*of_queries, device=device),
+        "k_descale": random_scales(*of_keys, device=device),
+        "v_descale": random_scales(*of_keys, device=device),
+    }
+    if form == "none":
+        scales = {}
+    elif form == "mixed":
+        scales = {"q_descale": scales["q_descale"], "v_descale": torch.ones(2, 2, device=device)}
+    o, lse = check(q, k, v, causal=True, **scales)
+    assert o.dtype == torch.bfloat16
+    exact = [
+        x.double() * per_row(scales.get(f"{n}_descale"), x, n) for n, x in zip("qkv", (q, k, v))
+    ]
+    right, right_lse = attention_reference(*exact, causal=True)
+    # The scales mean what they say, by themselves: what is left is the rounding of P and of o.
+    assert (o - right).abs().max() < 0.1 * right.abs().max()
+    # A tensor core keeps 13 bits when it adds products of 8 bits: of what a score sums up.
+    largest = q.shape[3] ** -0.5 * exact[0].norm(dim=-1).max() * exact[1].norm(dim=-1).max()
+    assert (lse - right_lse).abs().max() < 2.0**-13 * largest
+
+
+def per_row(scale, x, name):
+    """A scale of any form as float64 (batch, length, heads, 1)."""
+    batch, length, heads, _ = x.shape
+    if scale is None or scale.dim() < 2:
+        return (
+            torch.ones((), dtype=torch.float64, device=x.device)
+            if scale is None
+            else scale.double()
+        )
+    if scale.dim() == 2:
+        scale = scale[..., None].expand(-1, -1, length)
+    else:
+        scale = scale.repeat_interleave(64 if name == "q" else 128, 2)[..., :length]
+    scale = scale.repeat_interleave(heads // scale.shape[1], 1)
+    return scale.mT[..., None].double()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_quantised_inputs_of_any_strides(layout, device):
+    q, k, v = (
+        LAYOUTS[layout](x.view(torch.int8)).view(E4M3)
+        for x in quantised(device, M=20, N=40, head_dim=24 if layout == "expanded" else 32)
+    )
+    check(q, k, v)
+
+
+def test_quantised_inputs_with_lengths(device):
+    q, k, v = quantised(device, batch=2)
+    nan = torch.tensor(float("nan")).to(E4M3)
+    kv_lengths = torch.tensor([5, 133], device=device)
+    before = check(q, k, v, kv_lengths=kv_lengths)
+    for x in (k, v):
+        x[0, 5:], x[1, 133:] = nan, nan
+    after = attention(q, k, v, kv_lengths=kv_lengths, return_lse=True, version="fa3")
+    assert all(map(torch.equal, before, after))
+
+
+# ---- the kernel itself ----
+
+
+@pytest.mark.parametrize(
+    "config",
+    [LaunchConfig(16, 32, 4, 2), LaunchConfig(128, 128, 8, 3), LaunchConfig(64, 64, 4, 3)],
+    ids=lambda c: f"{c.block_q}x{c.block_kv}",
+)
+def test_any_tiles(config, device):
+    q, k, v = inputs(device)
+    k[:, 128:] *= 10
+    v[:, :128] *= 10
+    request = make_request(q, k, v, causal=True, window=(100, None), precision="fp8")
+    o, lse, _ = forward_fp8.forward(request, prepare(request), config)
+    for name, accuracy in assess_request({"o": o, "lse": lse}, request).items():
+        assert accuracy.ok, f"{name}: {accuracy}"
+
+
+def test_the_rotation_changes_no_product(device):
+    """Against the inputs as they are, a rotated call is off by no more than the rounding to 8 bits,
+    2^-4 of each number, moves o: a fifth of its size here. Without the rotation of k it is far off.
+    """
+    q, k, v = inputs(device, N=130)
+    right = attention_reference(q.double(), k.double(), v.double())[0]
+    size = right.abs().max()
+
+    def error(quantized):
+        request = make_request(q, k, v, precision="fp8:hadamard")
+        return (forward_fp8.forward(request, quantized)[0] - right).abs().max() / size
+
+    rotated = quantize(q, k, v, Fp8(hadamard=True))
+    plain = quantize(q, k, v)
+    assert error(rotated) < 0.2
+    assert error(rotated._replace(k=plain.k, k_scale=plain.k_scale)) > 0.3
+
+
+def test_the_same_bits_every_time(device):
+    q, k, v = inputs(device)
+    first, *others = (attention(q, k, v, precision="fp8", causal=True) for _ in range(3))
+    assert all(torch.equal(first, other) for other in others)
+
+
+# ---- what is wrong is found ----
+
+
+def one_k_scale_missing(x: Quantized) -> Quantized:
+    k_scale = x.k_scale.clone()
+    k_scale[:, :, 1] = 1
+    return x._replace(k_scale=k_scale)
+
+
+def q_scales_exchanged(x: Quantized) -> Quantized:
+    return x._replace(q_scale=x.q_scale.flip(2))
+
+
+def keys_of_v_not_permuted(x: Quantized) -> Quantized:
+    v = x.v.view(torch.int8).unflatten(3, (-1, 4, 2, 2)).transpose(4, 5).flatten(3)
+    return x._replace(v=v.contiguous().view(x.v.dtype))
+
+
+def v_scale_missing(x: Quantized) -> Quantized:
+    return x._replace(
+        v_scale=torch.ones_like(x.v_scale), v_reference=torch.ones_like(x.v_reference)
+    )
+
+
+def one_v_scale_missing(x: Quantized) -> Quantized:
+    v_scale = x.v_scale.clone()
+    v_scale[:, :, 0] = x.v_reference
+    return x._replace(v_scale=v_scale)
+
+
+def some_keys_dropped(x: Quantized) -> Quantized:
+    v = x.v.view(torch.int8).clone()
+    v[..., :32] = 0
+    return x._replace(v=v.view(x.v.dtype))
+
+
+WRONG = [
+    one_k_scale_missing, q_scales_exchanged, keys_of_v_not_permuted, v_scale_missing,
+    one_v_scale_missing, some_keys_dropped,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda f: f.__name__)
+def test_wrong_operands_are_over_the_budget(wrong, device):
+    q, k, v = inputs(device)
+    q[:, :64] *= 2
+    v[:, :128] *= 0.25
+    request = make_request(q, k, v, precision="fp8")
+    quantized = prepare(request)
+    for change, right in ((lambda x: x, True), (wrong, False)):
+        o, lse, _ = forward_fp8.forward(request, change(quantized))
+        found = assess_request({"o": o, "lse": lse}, request)
+        assert all(accuracy.ok for accuracy in found.values()) == right
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("finalise(acc, row_max - OFFSET, row_sum)", "finalise(acc, row_max, row_sum)"),
+        ("row_sum *= tl.exp2(OFFSET)", "row_sum *= 1.0"),
+        ("tl.sum(p, 1) * weight", "tl.sum(p, 1)"),
+        ("OFFSET + tl.log2(share)", "OFFSET"),
+        ("p = in_order_of_values(p.to(v_tile.dtype))", "p = p.to(v_tile.dtype)"),
+        ("q_scale * load_scale(k_scale", "(q_scale * 0.0 + 1.0) * load_scale(k_scale"),
+    ],
+)  # fmt: skip
+@pytest.mark.skipif(torch.cuda.is_available(), reason="rewrites code that the interpreter reads")
+def test_wrong_kernels_are_over_the_budget(right, wrong, device, tmp_path):
+    kernel = rewritten(right, wrong, tmp_path)
+    q, k, v = inputs(device)
+    v[:, :128] *= 0.25
+    sink = torch.full((2,), 2.0, device=device)
+    request = make_request(q, k, v, precision="fp8", sink=sink)
+    found = {}
+    for module in (forward_fp8, kernel):
+        o, lse, _ = module.forward(request, prepare(request))
+        found[module] = assess_request({"o": o, "lse": lse}, request)
+    assert all(accuracy.ok for accuracy in found[forward_fp8].values())
+    assert not all(accuracy.ok for accuracy in found[kernel].values())
+
+
+def rewritten(right, wrong, folder):
+    """A copy of the kernel's module with one expression changed."""
+    import importlib.util
+    from pathlib import Path
+
+    source = Path(forward_fp8.__file__).read_text()
+    assert source.count(right) == 1
+    file = folder / "wrong_fp8.py"
+    file.write_text(source.replace(right, wrong))
+    spec = importlib.util.spec_from_file_location("wrong_fp8", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# ---- doors ----
+
+
+def test_auto_is_a_version_with_fp8(device):
+    q, k, v = inputs(device)
+    assert torch.equal(
+        attention(q, k, v, precision="fp8"),
+        attention(q, k, v, precision="fp8", version=next(reversed(VERSIONS))),
+    )
+
+
+def test_tensors_that_are_quantised_once_serve_any_call(device):
+    q, k, v = inputs(device)
+    for options in ({}, {"causal": True}):
+        request = make_request(q, k, v, precision="fp8:head", **options)
+        o, lse, _ = VERSIONS["fa3"].forward_quantized(request, prepare(request))
+        expected = attention(
+            q, k, v, precision="fp8:head", version="fa3", return_lse=True, **options
+        )
+        assert torch.equal(o, expected[0]) and torch.equal(lse, expected[1])
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6)])
+def test_a_gpu_without_fp8_is_told(capability, monkeypatch):
+    monkeypatch.setattr(forward_fp8, "compute_capability", lambda device: capability)
+    q, k, v = inputs("cpu")
+    with pytest.raises(
+        ValueError, match=r"compute capability 8.\d, whose tensor cores know no FP8"
+    ):
+        attention(q, k, v, precision="fp8", version="fa3")
+
+
+def test_flash_attention_2s_functions_have_no_scales():
+    q, k, v = quantised("cpu")
+    with pytest.raises(ValueError, match="q has dtype torch.float8_e4m3fn, .*q_descale=..., "):
+        flash_attn_func(q, k, v)
+
+
+def test_the_baseline_is_fp8_too(device):
+    q, k, v = inputs(device)
+    o, lse = check(q, k, v, version="reference", precision="fp8")
+    exact = attention(q, k, v, version="reference")
+    assert o.dtype == exact.dtype and not torch.allclose(o, exact, atol=1e-3)
+    request = make_request(q, k, v, precision="fp8")
+    dequantised = [x.contiguous() for x in dequantize(prepare(request))]
+    assert torch.allclose(lse, attention_reference(*dequantised)[1])
+
+
+def test_compiles_as_one_graph(device):
+    def layer(q, k, v):
+        return attention(q * 2, k, v, precision="fp8:head", causal=True) + 1
+
+    q, k, v = inputs(device)
+    with torch.no_grad():
+        compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+        assert torch.equal(compiled(q, k, v), layer(q, k, v))
+
+
+def test_compiles_with_quantised_inputs(device):
+    def layer(q, k, v, scale):
+        return attention(q, k, v, v_descale=scale) + 1
+
+    given = *quantised(device), torch.ones(1, 1, device=device)
+    with torch.no_grad():
+        compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+        result = compiled(*given)
+        assert result.dtype == torch.bfloat16 and torch.equal(result, layer(*given))
+
+
+def test_opcheck(device):
+    for request in (
+        make_request(*inputs(device, M=20, N=30), precision="fp8"),
+        make_request(*quantised(device, M=20, N=30), k_descale=torch.ones(1, 1, device=device)),
+    ):
+        operator = torch.ops.flash_versions.forward.default
+        torch.library.opcheck(operator, ("fa3", *request), test_utils="test_faketensor")
+
+
+def test_scores_whose_scale_underflows(device):
+    """A product of tiny scales is 0 in fp32, and 0 times the -inf of a mask would be NaN."""
+    q, k, v = (torch.randn(1, 20, 2, 32, device=device, dtype=torch.bfloat16) for _ in range(3))
+    check(q * 2.0**-70, k * 2.0**-70, v, causal=True, precision="fp8")
+    check(q * 2.0**-70, k * 2.0**-70, v, causal=True, precision="fp8:head")
+    tiny = torch.tensor([1e-23], device=device)
+    eight = (x.to(E4M3) for x in (q, k, v))
+    check(*eight, q_descale=tiny, k_descale=tiny)
+
+
+def test_descales_that_are_refused(device):
+    q, k, v = quantised(device, E4M3, heads=2, kv_heads=2, batch=1)
+    scale = torch.ones(1, device=device)
+    with pytest.raises(ValueError, match="q_descale requires grad, and has no gradient"):
+        attention(q, k, v, q_descale=scale.clone().requires_grad_())
+    with pytest.raises(ValueError, match="k_descale holds inf; scales must be positive and finite"):
+        attention(q, k, v, k_descale=scale * torch.inf, check=True)
+    with pytest.raises(ValueError, match="precision='int8' is unknown"):
+        attention(q, k, v, precision="int8")

@@ -1,0 +1,252 @@
+"""Sequences that are not rows of a rectangle: packed, left-padded, in pages."""
+
+import pytest
+import torch
+
+from flash_versions import VERSIONS, attention
+from flash_versions.dispatch.request import make_request
+from flash_versions.versions.oracle.budget import assess, assess_request
+from flash_versions.versions.tiles import memory
+from tests.flash_versions.versions.test_attention import by_dtype, check, repeats_a_backward
+
+by_version = pytest.mark.parametrize("version", VERSIONS)
+
+# The lengths of queries and keys, sequence by sequence; None: the same.
+PACKED = {
+    "ragged": ([30, 1, 70], None),
+    "one sequence": ([50], None),
+    "an empty sequence first, between, last": ([0, 20, 0, 0, 40, 0], None),
+    "no sequence": ([], None),
+    "only empty sequences": ([0, 0], None),
+    "more keys than queries": ([10, 1, 20], [40, 100, 33]),
+    "more queries than keys": ([40, 100, 33], [10, 1, 20]),
+    "queries without keys, keys without queries": ([20, 0, 30], [0, 25, 30]),
+    "ends on a block": ([64, 64, 128], None),
+}
+OPTIONS = {
+    "full": {},
+    "window": {"causal": True, "window": (20, None)},
+    "scores": {"causal": True, "softcap": 2.0, "dropout_p": 0.2},
+}
+
+
+def bounds(lengths, device):
+    return torch.tensor([0, *lengths], device=device).cumsum(0).to(torch.int32)
+
+
+def packed_inputs(lengths_q, lengths_k, device, heads=4, kv_heads=2, head_dim=32):
+    q = torch.randn(sum(lengths_q), heads, head_dim, device=device)
+    k, v = torch.randn(2, sum(lengths_k), kv_heads, head_dim, device=device)
+    return q, k, v + 0.5
+
+
+def check_packed(version, lengths_q, lengths_k, options, device, **shape):
+    """In the slow interpreter without a backward that is another version's."""
+    given = {"cu_seqlens_q": bounds(lengths_q, device)}
+    if lengths_k:
+        given["cu_seqlens_k"] = bounds(lengths_k, device)
+    q, k, v = packed_inputs(lengths_q, lengths_k or lengths_q, device, **shape)
+    backward = device == "cuda" or not repeats_a_backward(version)
+    check(version, q, k, v, backward=backward, **given, **options)
+
+
+@pytest.mark.parametrize("lengths", PACKED)
+@by_version
+def test_packed(version, lengths, device):
+    check_packed(version, *PACKED[lengths], {"causal": True}, device)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@by_version
+def test_packed_options(version, options, device):
+    check_packed(version, [40, 0, 33], [10, 9, 50], OPTIONS[options], device)
+
+
+@by_version
+def test_more_sequences_than_are_searched_at_once(version, device):
+    lengths = [0] * 100 + [3, 20] + [0] * 60 + [5] + [0] * 100 + [1]
+    check_packed(version, lengths, None, {}, device, heads=1, kv_heads=1)
+
+
+@by_dtype
+@by_version
+def test_packed_dtypes_with_a_sink_and_slopes(version, dtype, device):
+    q, k, v = (x.to(dtype) for x in packed_inputs([40, 3], [30, 60], device))
+    check(
+        version, q, k, v, causal=True,
+        cu_seqlens_q=bounds([40, 3], device),
+        cu_seqlens_k=bounds([30, 60], device),
+        alibi_slopes=torch.rand(2, 4, device=device),
+        sink=torch.randn(4, device=device, requires_grad=True),
+    )  # fmt: skip
+
+
+@by_version
+def test_packed_is_each_sequence_alone(version, device):
+    lengths = [33, 0, 80, 5]
+    q, k, v = packed_inputs(lengths, lengths, device)
+    cu_seqlens = bounds(lengths, device)
+    options = {"causal": True, "version": version}
+    try:
+        o, lse = attention(q, k, v, cu_seqlens_q=cu_seqlens, return_lse=True, **options)
+    except ValueError as refused:
+        pytest.skip(str(refused))
+    assert o.shape == q.shape and lse.shape == (4, sum(lengths))
+    for a, b in zip(cu_seqlens.tolist(), cu_seqlens.tolist()[1:]):
+        alone = (x[None, a:b] for x in (q, k, v))
+        found = assess(o[None, a:b], lse[None, :, a:b], *alone, causal=True)
+        assert all(accuracy.ok for accuracy in found.values())
+
+
+@pytest.mark.parametrize("num_splits", [1, 2])
+@by_version
+def test_rows_of_no_sequence_see_no_key(version, num_splits, device):
+    """As in a batch of a fixed size that is not full: they are 0, and so are their gradients."""
+    q, k, v = packed_inputs([30, 50], [30, 120], device)
+    given = {
+        "cu_seqlens_q": bounds([10, 0, 20], device) + 5,
+        "cu_seqlens_k": bounds([10, 3, 90], device),
+        "sink": torch.randn(4, device=device, requires_grad=True),
+    }
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    try:
+        o, lse = attention(
+            *leaves, version=version, num_splits=num_splits, return_lse=True, **given
+        )
+    except ValueError as refused:
+        pytest.skip(str(refused))
+    outside = [*range(5), *range(35, 80)]
+    assert not o[outside].any() and (lse[:, outside] == -torch.inf).all()
+    upstream = torch.randn_like(o), torch.randn_like(lse)
+    gradients = torch.autograd.grad((o, lse), [*leaves, given["sink"]], upstream)
+    assert not gradients[0][outside].any()
+    assert not gradients[1][103:].any() and not gradients[2][103:].any()
+    results = dict(zip(("dq", "dk", "dv", "dsink"), gradients))
+    for name, accuracy in assess_request(
+        results, make_request(*leaves, **given), *upstream
+    ).items():
+        assert accuracy.ok, f"{name}: {accuracy}"
+
+
+def test_no_sequence_but_rows(device):
+    q, k, v = packed_inputs([20], [20], device)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    o, lse = attention(
+        *leaves, cu_seqlens_q=bounds([], device), cu_seqlens_k=bounds([], device),
+        version="fa2", return_lse=True
+    )  # fmt: skip
+    assert not o.any() and (lse == -torch.inf).all()
+    assert not any(g.any() for g in torch.autograd.grad(o.sum(), leaves))
+
+
+def test_plans_of_queries_and_keys_are_launched_apart(device, monkeypatch):
+    """int32 and int64 bounds, aligned and not, need different code: never the same key."""
+    keys = []
+    monkeypatch.setattr(memory, "launch_plan", lambda key, *_: keys.append(key))
+    q, k, v = packed_inputs([20], [20], device)
+    one = bounds([20], device)
+    misaligned = torch.cat((one[:1], one))[1:]
+    for other in (one.long(), misaligned):
+        request = make_request(q, k, v, cu_seqlens_q=one, cu_seqlens_k=other)
+        memory.Tiles.of_queries(request, 64, 1)
+        memory.Tiles.of_keys(request, 64)
+    assert len(set(keys)) == 4
+
+
+def test_packed_and_split(device):
+    lengths_q, lengths_k = [1, 3, 1, 0], [300, 500, 1, 20]
+    given = {"cu_seqlens_q": bounds(lengths_q, device), "cu_seqlens_k": bounds(lengths_k, device)}
+    q, k, v = packed_inputs(lengths_q, lengths_k, device)
+    o, lse = attention(q, k, v, causal=True, num_splits=4, return_lse=True, version="fa2", **given)
+    for name, accuracy in assess(o, lse, q, k, v, causal=True, **given).items():
+        assert accuracy.ok, f"{name}: {accuracy}"
+
+
+def test_packed_queries_on_a_cache(device):
+    """A chunk of new tokens for each row of a cache that is filled to another length."""
+    q, _, _ = packed_inputs([5, 1, 9], [1], device)
+    k, v = torch.randn(2, 3, 80, 2, 32, device=device)
+    given = {
+        "cu_seqlens_q": bounds([5, 1, 9], device),
+        "kv_lengths": torch.tensor([80, 17, 40], device=device),
+        "causal": True,
+    }
+    check("fa2", q, k, v, **given)
+
+
+@pytest.mark.parametrize("num_splits", [None, 3])
+@pytest.mark.parametrize("M", [1, 20])
+def test_left_padding(M, num_splits, device):
+    q = torch.randn(3, M, 4, 32, device=device)
+    k, v = torch.randn(2, 3, 200, 2, 32, device=device)
+    given = {
+        "kv_starts": torch.tensor([0, 150, 60], device=device),
+        "kv_lengths": torch.tensor([200, 170, 60], device=device),
+        "causal": True,
+        "alibi_slopes": torch.rand(4, device=device),
+    }
+    o, lse = attention(q, k, v, num_splits=num_splits, return_lse=True, version="fa2", **given)
+    for name, accuracy in assess(o, lse, q, k, v, **given).items():
+        assert accuracy.ok, f"{name}: {accuracy}"
+    assert not o[2].any()
+
+
+def in_pages(x, page_size, device):
+    """(batch, N, ...) as shuffled pages, some of them of nobody, and the table that finds them."""
+    batch, N = x.shape[:2]
+    per_row = -(-N // page_size)
+    pages = torch.full((batch * per_row + 3, page_size, *x.shape[2:]), float("nan"), device=device)
+    table = torch.randperm(len(pages), device=device)[: batch * per_row].view(batch, per_row)
+    for b in range(batch):
+        for i in range(per_row):
+            part = x[b, i * page_size : (i + 1) * page_size]
+            pages[table[b, i], : len(part)] = part
+    return pages, table.to(torch.int32)
+
+
+@pytest.mark.parametrize("num_splits", [1, 3])
+@pytest.mark.parametrize(
+    "page_size",
+    [pytest.param(1, marks=pytest.mark.wide), 16, 50, pytest.param(256, marks=pytest.mark.wide)],
+)
+@pytest.mark.parametrize("M", [1, 20])
+def test_pages_are_the_dense_cache(M, page_size, num_splits, device):
+    q = torch.randn(3, M, 4, 32, device=device)
+    kv = torch.randn(3, 150, 2, 64, device=device)
+    lengths = torch.tensor([150, 33, 0], device=device)
+    pages, table = in_pages(kv, page_size, device)
+    options = {"causal": True, "kv_lengths": lengths, "version": "fa2", "num_splits": num_splits}
+    k, v = pages.split(32, -1)
+    o = attention(q, k, v, block_table=table, **options)
+    dense_k, dense_v = kv.split(32, -1)
+    if num_splits == 1 or page_size == 50:  # the same number of blocks to share out
+        assert torch.equal(o, attention(q, dense_k, dense_v, **options))
+    del options["version"], options["num_splits"]
+    for name, accuracy in assess(o, None, q, dense_k, dense_v, **options).items():
+        assert accuracy.ok, f"{name}: {accuracy}"
+
+
+def test_packed_queries_on_pages(device):
+    q, _, _ = packed_inputs([5, 1, 9], [1], device)
+    kv = torch.randn(3, 80, 2, 64, device=device)
+    pages, table = in_pages(kv, 16, device)
+    k, v = pages.split(32, -1)
+    lengths = [80, 17, 40]
+    given = {"cu_seqlens_q": bounds([5, 1, 9], device), "causal": True}
+    o = attention(
+        q, k, v, block_table=table, cu_seqlens_k=bounds(lengths, device), version="fa2", **given
+    )
+    dense_k, dense_v = kv.split(32, -1)
+    given["kv_lengths"] = torch.tensor(lengths, device=device)
+    for name, accuracy in assess(o, None, q, dense_k, dense_v, **given).items():
+        assert accuracy.ok, f"{name}: {accuracy}"
+
+
+def test_entries_past_the_length_are_never_followed(device):
+    q = torch.randn(1, 1, 2, 32, device=device)
+    k, v = torch.randn(2, 4, 16, 2, 32, device=device)
+    options = {"kv_lengths": torch.tensor([20], device=device), "version": "fa2"}
+    table = torch.tensor([[2, 1, 2**31 - 1, -(2**31)]], dtype=torch.int32, device=device)
+    clean = torch.tensor([[2, 1, 0, 0]], dtype=torch.int32, device=device)
+    wild = attention(q, k, v, block_table=table, **options)
+    assert torch.equal(wild, attention(q, k, v, block_table=clean, **options))

@@ -1,0 +1,423 @@
+"""Quantisation against plain torch: exact scales, equal bits, V where the formula puts it."""
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from itertools import product
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from flash_versions.versions.fp8 import quantize as module
+from flash_versions.versions.fp8.quantize import (
+    BLOCK_KEYS,
+    BLOCK_ROWS,
+    DTYPES,
+    SCALES,
+    Fp8,
+    Quantized,
+    dequantize,
+    prepare,
+    quantize,
+    transpose_values,
+)
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+
+
+def inputs(device, m=150, n=300, heads=4, kv_heads=2, dim=64, dim_v=None, dtype=torch.bfloat16):
+    q = torch.randn(2, m, heads, dim, dtype=dtype, device=device)
+    k = torch.randn(2, n, kv_heads, dim, dtype=dtype, device=device)
+    v = torch.randn(2, n, kv_heads, dim_v or dim, dtype=dtype, device=device)
+    # Every row has a size of its own, so that it matters which rows share a scale.
+    sizes = [torch.rand(2, x.shape[1], x.shape[2], 1, device=device) * 8 - 4 for x in (q, k, v)]
+    return tuple((x * size.exp()).to(dtype) for x, size in zip((q, k, v), sizes))
+
+
+def blocks(x, size):
+    """(batch, length, heads, dim) -> (batch, heads, blocks, size * dim), zeros behind the end."""
+    length = x.shape[1]
+    x = torch.nn.functional.pad(x.float(), (0, 0, 0, 0, 0, -length % size))
+    return x.transpose(1, 2).unflatten(2, (-1, size)).flatten(3)
+
+
+def expected_scales(x, size, how, group=1):
+    largest = blocks(x, size).abs().amax(-1)
+    if how.scales == "head":
+        largest = largest.unflatten(1, (-1, group)).flatten(2).amax(-1, keepdim=True)
+    elif how.scales == "tensor":
+        largest = largest.amax().expand(x.shape[0], x.shape[2] // group, 1)
+    # By a tensor: on a GPU, torch divides by a number by multiplying with its reciprocal.
+    return largest / torch.full_like(largest, torch.finfo(how.dtype).max)
+
+
+def expected_bits(x, scale, size, dtype):
+    """The 8-bit tensor in the layout of x, as bytes."""
+    per_row = scale if scale.shape[2] == 1 else scale.repeat_interleave(size, 2)
+    per_row = per_row.expand(-1, -1, x.shape[1]) if scale.shape[2] == 1 else per_row
+    per_row = per_row[..., : x.shape[1]].repeat_interleave(x.shape[2] // scale.shape[1], 1)
+    limit = torch.finfo(dtype).max
+    divided = x.float() * (1.0 / per_row.transpose(1, 2)[..., None])
+    return divided.clamp(-limit, limit).to(dtype).view(torch.uint8)
+
+
+def values_in_place(v8, n):
+    """`Quantized.v` as bytes (batch, n, kv_heads, dim), position by position from the formula."""
+    found = v8.view(torch.uint8)
+    out = torch.zeros_like(found)
+    for i, h, low, j in product(range(found.shape[3] // 16), range(2), range(4), range(2)):
+        out[..., 16 * i + 8 * h + 2 * low + j] = found[..., 16 * i + 4 * low + 2 * h + j]
+    assert not out[..., n:].any(), "what follows the last key is zero"
+    return out[..., :n].permute(0, 3, 1, 2)
+
+
+def assert_quantized(x, q, k, v, how):
+    group = q.shape[2] // k.shape[2]
+    limits = (x.q_scale, q, BLOCK_ROWS), (x.k_scale, k, BLOCK_KEYS), (x.v_scale, v, BLOCK_KEYS)
+    for scale, tensor, size in limits:
+        g = group if tensor is q and how.scales != "block" else 1
+        assert torch.equal(scale, expected_scales(tensor, size, how, g))
+    for found, scale, tensor, size in (
+        (x.q, x.q_scale, q, BLOCK_ROWS),
+        (x.k, x.k_scale, k, BLOCK_KEYS),
+    ):
+        assert found.dtype == how.dtype and found.stride(3) == 1
+        dim = tensor.shape[3]
+        assert torch.equal(
+            found[..., :dim].view(torch.uint8), expected_bits(tensor, scale, size, how.dtype)
+        )
+        assert found.shape[3] == -(-dim // 16) * 16
+        assert not found[..., dim:].view(torch.uint8).any()
+    n = v.shape[1]
+    assert x.v.shape == (*v.shape[:1], v.shape[2], v.shape[3], -(-n // 16) * 16)
+    expected = expected_bits(v, x.v_scale, BLOCK_KEYS, how.dtype)
+    assert torch.equal(values_in_place(x.v, n), expected)
+    assert torch.equal(x.v_reference, x.v_scale.amax(-1))
+
+
+def assert_same(a, b):
+    for x, y in zip(a[:3], b[:3]):
+        assert torch.equal(x.view(torch.uint8), y.view(torch.uint8))
+    assert all(torch.equal(x, y) for x, y in zip(a[3:], b[3:]))
+
+
+@pytest.mark.parametrize("scales", SCALES)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_bits_and_scales(device, scales, dtype):
+    q, k, v = inputs(device)
+    how = Fp8(scales, dtype=dtype)
+    assert_quantized(quantize(q, k, v, how), q, k, v, how)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"m": 1, "n": 1},
+        {"m": 64, "n": 128, "dim": 128, "heads": 2},
+        {"m": 65, "n": 129, "dim": 16, "heads": 6},
+        {"m": 10, "n": 20, "dim": 80, "dim_v": 24},
+        {"m": 130, "n": 20, "dim": 256, "kv_heads": 1, "heads": 1},
+        {"m": 10, "n": 257, "dim": 8, "dim_v": 128},
+    ],
+    ids=str,
+)
+def test_shapes(device, shape):
+    q, k, v = inputs(device, **shape)
+    assert_quantized(quantize(q, k, v), q, k, v, Fp8())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_other_inputs(device, dtype):
+    q, k, v = inputs(device, m=70, n=140, dtype=dtype)
+    assert_quantized(quantize(q, k, v), q, k, v, Fp8())
+
+
+def test_strides(device):
+    """Slices of packed heads, a head-major view, and keys that two sequences share."""
+    packed = torch.randn(2, 90, 3, 2, 64, device=device).bfloat16()
+    q, k, v = packed.unbind(2)
+    v = v.transpose(1, 2).contiguous().transpose(1, 2)
+    k = k[:1].expand(2, -1, -1, -1)
+    assert_quantized(quantize(q, k, v), q, k, v, Fp8())
+
+
+@pytest.mark.parametrize("scales", SCALES)
+def test_keys_past_their_length_are_not_looked_at(device, scales):
+    q, k, v = inputs(device)
+    lengths = [130, 17]
+    zeroed = [k.clone(), v.clone()]
+    for b, length in enumerate(lengths):
+        k[b, length:], v[b, length:] = float("nan"), float("inf")
+        for x in zeroed:
+            x[b, length:] = 0
+    found = quantize(q, k, v, Fp8(scales), torch.tensor(lengths, device=device))
+    assert_same(found, quantize(q, *zeroed, Fp8(scales)))
+
+
+def test_lengths_are_clamped(device):
+    q, k, v = inputs(device, n=40)
+    found = quantize(q, k, v, kv_lengths=torch.tensor([-3, 99], device=device, dtype=torch.int64))
+    assert not found.v[0].view(torch.uint8).any() and not found.k[0].view(torch.uint8).any()
+    whole = quantize(q, k, v)
+    assert torch.equal(found.v[1].view(torch.uint8), whole.v[1].view(torch.uint8))
+
+
+@pytest.mark.parametrize("scales", SCALES)
+def test_zeros_have_the_scale_1_and_no_say(device, scales):
+    q, k, v = inputs(device)
+    q[:, :64], k[:, :128], v[:, 128:256] = 0, 2.0**-110, -0.0
+    found = quantize(q, k, v, Fp8(scales))
+    if scales == "block":
+        assert (found.q_scale[:, :, 0] == 1).all() and (found.k_scale[:, :, 0] == 1).all()
+        assert (found.v_scale[:, :, 1] == 1).all()
+    assert torch.equal(found.v_reference, found.v_scale[..., [0, -1]].amax(-1))
+    assert found.v_reference.max() < 0.9  # less than the scale of the zeros
+    for a, b in zip(dequantize(found), (q, k, v)):
+        assert (a - b.float()).abs().max() <= b.float().abs().max() * 2.0**-4
+    nothing = quantize(q * 0, k * 0, v * 0, Fp8(scales))
+    assert all((x == 1).all() for x in nothing[3:6])
+    assert not any(x.float().any() for x in nothing[:3])
+
+
+def test_nan_and_infinity_stay_with_themselves(device):
+    q, k, v = inputs(device)
+    clean = quantize(q, k, v)
+    for x in (q, k, v):
+        x[0, 3, 1, 5], x[0, 4, 1, 6] = float("nan"), float("-inf")
+    found = quantize(q, k, v)
+    for scale, same in zip(found[3:], clean[3:]):
+        assert scale.isfinite().all() and torch.equal(scale[1], same[1])
+    for name, a, b in zip("qkv", dequantize(found), dequantize(clean)):
+        wrong = a.isnan()
+        assert wrong[0, 3, 1, 5] and wrong.sum() == 1, name
+        assert a[0, 4, 1, 6] < 0 and a[0, 4, 1, 6].isfinite()
+        assert (a[1] == b[1]).all()
+
+
+def test_no_keys(device):
+    q, k, v = inputs(device, n=0)
+    for scales in SCALES:
+        found = quantize(q, k, v, Fp8(scales))
+        assert found.v.shape == (2, 2, 64, 0) and dequantize(found)[2].shape == v.shape
+
+
+def rotation(dim):
+    """diag(signs) @ H / sqrt(dim) in fp64: Sylvester's construction, signs from a hash."""
+    hadamard = np.ones((1, 1))
+    while len(hadamard) < dim:
+        hadamard = np.block([[hadamard, hadamard], [hadamard, -hadamard]])
+    mixed = (np.arange(1, dim + 1, dtype=np.uint64) * 0x9E3779B9) & 0xFFFFFFFF
+    mixed = ((mixed ^ (mixed >> np.uint64(16))) * np.uint64(0x85EBCA6B)) & np.uint64(0xFFFFFFFF)
+    signs = 1.0 - 2.0 * (mixed >> np.uint64(31)).astype(float)
+    return torch.from_numpy(signs[:, None] * hadamard / dim**0.5)
+
+
+@pytest.mark.parametrize(
+    "dim, dtype",
+    [(16, torch.bfloat16), (64, torch.float16), (128, torch.bfloat16), (256, torch.float32)],
+    ids=str,
+)
+def test_rotation(device, dim, dtype):
+    q, k, v = inputs(device, m=70, n=130, dim=dim, dim_v=64, dtype=dtype)
+    found = quantize(q, k, v, Fp8(hadamard=True))
+    matrix = rotation(dim)
+    torch.testing.assert_close(matrix @ matrix.T, torch.eye(dim, dtype=torch.float64))
+    assert 0.2 < (matrix[:, 0] < 0).double().mean() < 0.8, "the signs are mixed"
+    for x, a, scale, size in (
+        (q, found.q, found.q_scale, BLOCK_ROWS),
+        (k, found.k, found.k_scale, BLOCK_KEYS),
+    ):
+        exact = x.double().cpu() @ matrix
+        largest = blocks(exact, size).abs().amax(-1)
+        torch.testing.assert_close(scale.cpu(), largest / 448, rtol=1e-5, atol=0)
+        units = expected_bits(exact.float(), largest / 448, size, E4M3).view(E4M3).float()
+        # Equal but where the exact value lies next to the middle between two numbers.
+        differs = (a.cpu().float() - units).abs()
+        assert (differs <= units.abs() / 8 + 2.0**-9).all()
+        assert (differs > 0).double().mean() < 1e-3
+    plain = quantize(q, k, v)
+    assert torch.equal(found.v.view(torch.uint8), plain.v.view(torch.uint8))
+
+
+def test_rotation_spreads_outliers(device):
+    """One entry of 100 in a head of 128: e4m3 keeps three bits of what is left of it, 100 / 11."""
+    q, k, v = inputs(device, dim=128, dtype=torch.float32)
+    q = torch.randn_like(q)
+    q[:, ::7, :, 3] *= 100
+    with_outliers, rotated = (
+        dequantize(quantize(q, k, v, Fp8(hadamard=on)))[0].double().cpu() for on in (False, True)
+    )
+    rotated = rotated @ rotation(128).T
+    exact = q.double().cpu()
+    worst = [(x - exact).abs().amax() for x in (with_outliers, rotated)]
+    assert worst[1] < worst[0] / 2
+
+
+@pytest.mark.parametrize("dim", [8, 24, 80, 512])
+def test_head_dims_without_a_rotation(device, dim):
+    q, k, v = (torch.zeros(1, 4, 1, dim, dtype=torch.bfloat16, device=device) for _ in range(3))
+    with pytest.raises(ValueError, match=f"q has head_dim {dim}; hadamard=True needs a power of"):
+        quantize(q, k, v, Fp8(hadamard=True))
+
+
+def test_names():
+    everything = [Fp8(*x) for x in product(SCALES, (False, True), DTYPES.values())]
+    for how in everything:
+        assert Fp8.parse(str(how)) == how
+    assert len({str(how) for how in everything}) == len(everything)
+    assert str(Fp8()) == "fp8:block:e4m3" and Fp8.parse("fp8") == Fp8()
+    assert str(Fp8("head", True, E5M2)) == "fp8:head:e5m2:hadamard"
+    assert Fp8.parse("fp8:hadamard") == Fp8(hadamard=True)
+
+
+@pytest.mark.parametrize("text", ["", "fp4", "fp8:", "fp8:row", "fp8:head:block", "FP8", None, 8])
+def test_unknown_names(text):
+    with pytest.raises(ValueError, match="is unknown; write 'fp8', or more of"):
+        Fp8.parse(text)
+
+
+@pytest.mark.parametrize(
+    "options", [{"scales": "row"}, {"hadamard": 1}, {"dtype": torch.bfloat16}], ids=str
+)
+def test_options_are_checked(options):
+    with pytest.raises(ValueError, match=str(next(iter(options)))):
+        Fp8(**options)
+
+
+def request(q, k, v, **options):
+    names = ("precision", "q_descale", "k_descale", "v_descale", "kv_lengths")
+    return SimpleNamespace(q=q, k=k, v=v, **(dict.fromkeys(names) | options))
+
+
+def test_prepare_quantises_as_the_precision_says(device):
+    q, k, v = inputs(device)
+    lengths = torch.tensor([300, 40], device=device)
+    how = Fp8("head", True)
+    found = prepare(request(q, k, v, precision=str(how), kv_lengths=lengths))
+    assert_same(found, quantize(q, k, v, how, lengths))
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("dim", [64, 24])
+def test_prepare_takes_what_is_quantised(device, dtype, dim):
+    q, k, v = (x.to(dtype) for x in inputs(device, dim=dim))
+    q_scale = torch.rand(2, 4, 3, device=device) + 0.5
+    k_scale = torch.rand(2, 2, device=device) + 0.5
+    v_scale = torch.rand(2, 2, 3, device=device) + 0.5
+    given = {"q_descale": q_scale, "k_descale": k_scale, "v_descale": v_scale}
+    found = prepare(request(q, k, v, **given))
+    assert isinstance(found, Quantized) and found.q.shape[3] % 16 == 0
+    a, b, c = dequantize(found)
+    rows = q_scale.repeat_interleave(64, 2)[..., :150].transpose(1, 2)[..., None]
+    assert torch.equal(a[..., :dim], q.float() * rows) and not a[..., dim:].any()
+    assert torch.equal(b[..., :dim], k.float() * k_scale[:, None, :, None])
+    rows = v_scale.repeat_interleave(128, 2)[..., :300].transpose(1, 2)[..., None]
+    assert torch.equal(c, v.float() * rows)
+    assert torch.equal(found.v_reference, v_scale.amax(-1))
+
+
+def test_scales_behind_the_last_key_have_no_say(device):
+    q, k, v = (x.to(E4M3) for x in inputs(device))
+    v_scale = torch.tensor([2.0, 1.0, float("nan")], device=device).expand(2, 2, 3).contiguous()
+    lengths = torch.tensor([256, 100], device=device)
+    found = prepare(request(q, k, v, v_descale=v_scale, kv_lengths=lengths))
+    assert (found.v_reference == 2.0).all()
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_prepare_takes_one_scale_for_all(device, shape):
+    q, k, v = (x.to(E4M3) for x in inputs(device, n=33))
+    found = prepare(request(q, k, v, k_descale=torch.full(shape, 3.0, device=device)))
+    assert [x.shape for x in found[3:]] == [(2, 2, 1)] * 3 + [(2, 2)]
+    for a, b, factor in zip(dequantize(found), (q, k, v), (1, 3, 1)):
+        assert torch.equal(a, b.float() * factor)
+
+
+def test_transposed_values_end_where_their_sequence_does(device):
+    v = torch.randn(2, 300, 2, 64, device=device).to(E4M3)
+    v[0, 130:] = float("nan")
+    found = transpose_values(v, torch.tensor([130, 300], device=device))
+    bits = v.view(torch.uint8).clone()
+    bits[0, 130:] = 0
+    assert torch.equal(values_in_place(found, 300), bits)
+
+
+def test_gpus_without_fp8_are_refused(monkeypatch):
+    monkeypatch.setattr(module, "compute_capability", lambda device: (8, 0))
+    q = SimpleNamespace(shape=(1, 1, 1, 64), is_cuda=True, device="cuda")
+    with pytest.raises(ValueError, match=r"compute capability 8.0 has no FP8; 8.9 \(Ada\)"):
+        quantize(q, q, q)
+
+
+def test_a_last_stride_is_refused_and_lengths_may_have_any():
+    q = torch.randn(2, 20, 32, 2).transpose(2, 3)
+    with pytest.raises(
+        ValueError, match=r"q has strides \(1280, 64, 1, 2\); the last one must be 1"
+    ):
+        quantize(q, q, q)
+    q = q.contiguous()
+    lengths = torch.tensor([[20, 3], [5, 3]])
+    found = quantize(q, q, q, kv_lengths=lengths[:, 0]).v
+    assert torch.equal(
+        found.view(torch.int8),
+        quantize(q, q, q, kv_lengths=lengths[:, 0].clone()).v.view(torch.int8),
+    )
+
+
+COMPILE = """
+import json, re, sys, torch, flash_versions
+from flash_versions.inspect.compiled import compiling
+from flash_versions.versions.fp8.quantize import Fp8, quantize
+ACCESS = r"(ld|st)\\.global(?:\\.\\w+)*?(?:\\.v(\\d))?\\.[bfu](\\d+) "
+rows = []
+for arch, dim, how in (x.split("/") for x in sys.argv[1:]):
+    q, k, v = (torch.empty(2, 512, 4, int(dim), dtype=torch.bfloat16) for _ in range(3))
+    with compiling(arch) as found:
+        quantize(q, k, v, Fp8.parse(how))
+    for kernel in found:
+        accesses = re.findall(ACCESS, kernel.ptx)
+        rows.append({"call": f"{arch}/{dim}/{how}", "stack": kernel.stack, "accesses": accesses})
+print(json.dumps(rows))
+"""
+CALLS = {
+    "Hopper": ("sm_90/128/fp8", "sm_90/256/fp8:hadamard", "sm_90/128/fp8:head"),
+    "others": ("sm_89/64/fp8:head", "sm_100/128/fp8:hadamard", "sm_120/128/fp8"),
+}
+
+
+@cache
+def compiled(calls):
+    command = [sys.executable, "-c", COMPILE, *calls]
+    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = json.loads(done.stdout)
+    return {call: [row for row in rows if row["call"] == call] for call in calls}
+
+
+@pytest.mark.parametrize(
+    ("kind", "call"),
+    [
+        pytest.param(
+            kind,
+            call,
+            id=call,
+            marks=[pytest.mark.xdist_group(f"compile_quantize {kind}")]
+            + [pytest.mark.for_hopper] * (kind == "Hopper"),
+        )
+        for kind, calls in CALLS.items()
+        for call in calls
+    ],
+)
+def test_compiles_without_spills_in_16_byte_accesses(kind, call):
+    rows = compiled(CALLS[kind])[call]
+    assert len(rows) == (2 if "head" in call else 1), "blocks take one launch, heads two"
+    for row in rows:
+        assert row["stack"] == 0
+        sizes = [int(number or 1) * int(bits) // 8 for _, number, bits in row["accesses"]]
+        # The few others are scales.
+        assert sizes.count(16) >= 4 * sum(size != 16 for size in sizes) > 0

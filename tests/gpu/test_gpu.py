@@ -1,0 +1,174 @@
+"""What only a GPU can show: the same bits a thousand times, lengths past 2^31 elements, many
+programs.
+"""
+
+import gc
+
+import pytest
+import torch
+
+from flash_versions import VERSIONS, attention
+from flash_versions.dispatch.request import make_request
+from flash_versions.versions.oracle.budget import assess, assess_request
+
+pytestmark = pytest.mark.gpu
+by_version = pytest.mark.parametrize("version", VERSIONS)
+
+
+def assert_within_budget(o, q, k, v, **options):
+    accuracy = assess(o, None, q, k, v, **options)["o"]
+    assert accuracy.ok, str(accuracy)
+
+
+def forward_and_backward(q, k, v, **options):
+    """o, its upstream gradient, and {"dq": ..., "dk": ..., "dv": ...}."""
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    o = attention(*leaves, **options)
+    do = torch.randn_like(o)
+    return o.detach(), do, dict(zip(("dq", "dk", "dv"), torch.autograd.grad(o, leaves, do)))
+
+
+def assert_gradients_within_budget(gradients, do, q, k, v, **options):
+    found = assess_request(gradients, make_request(q, k, v, **options), do)
+    for name, accuracy in found.items():
+        assert accuracy.ok, f"{name}: {accuracy}"
+
+
+@by_version
+@pytest.mark.parametrize("M", [1, 300], ids=["decode", "prefill"])
+def test_a_thousand_launches_give_the_same_bits(version, M):
+    q = torch.randn(2, M, 8, 128, device="cuda", dtype=torch.bfloat16)
+    k, v = torch.randn(2, 2, 1000, 2, 128, device="cuda", dtype=torch.bfloat16)
+    first = attention(q, k, v, causal=True, version=version)
+    different = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(1000):
+        different += (attention(q, k, v, causal=True, version=version) != first).any()
+    assert different.item() == 0
+
+
+@pytest.mark.large(32)
+@by_version
+def test_a_cache_of_more_than_32_bits_of_elements(version):
+    """One key head of 2^31 / 64 + 100 keys: the last rows lie past 2^31 elements."""
+    N, D = 2**31 // 64 + 100, 64
+    k, v = (torch.randn(1, N, 1, D, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    k[:, -50:] = 4.0  # scores of 128, e^100 times all others: the last keys decide
+    q = torch.full((1, 1, 1, D), 4.0, device="cuda", dtype=torch.bfloat16)
+    o, do, gradients = forward_and_backward(q, k, v, version=version)
+    tail = k[:, -50:], v[:, -50:]
+    assert_within_budget(o, q, *tail)
+    gradients |= {name: gradients[name][:, -50:] for name in ("dk", "dv")}
+    assert_gradients_within_budget(gradients, do, q, *tail)
+
+
+@by_version
+def test_more_heads_than_a_grid_axis_holds(version):
+    """70,000 (batch, head) pairs: more than the 65,535 of CUDA's second and third grid axis."""
+    q, k, v = torch.randn(3, 7000, 2, 10, 16, device="cuda", dtype=torch.bfloat16)
+    o, do, gradients = forward_and_backward(q, k, v, version=version)
+    assert_within_budget(o, q, k, v)
+    assert_gradients_within_budget(gradients, do, q, k, v)
+
+
+@by_version
+@pytest.mark.parametrize("S", [1, 63, 64, 65, 127, 128, 129, 1000, 2047, 4096])
+@pytest.mark.parametrize("D", [64, 128, 256])
+def test_lengths_round_the_tile_sizes(version, S, D):
+    q, k, v = torch.randn(3, 1, S, 2, D, device="cuda", dtype=torch.bfloat16)
+    o, do, gradients = forward_and_backward(q, k, v, causal=True, version=version)
+    assert_within_budget(o, q, k, v, causal=True)
+    assert_gradients_within_budget(gradients, do, q, k, v, causal=True)
+
+
+@pytest.mark.large(16)
+@by_version
+def test_long_decode_with_the_splits_of_the_heuristic(version):
+    q = torch.randn(1, 1, 32, 128, device="cuda", dtype=torch.bfloat16)
+    k, v = torch.randn(2, 1, 50_001, 8, 128, device="cuda", dtype=torch.bfloat16)
+    assert_within_budget(attention(q, k, v, version=version), q, k, v)
+
+
+@by_version
+@pytest.mark.parametrize("options", [{}, {"window": (100, None)}, {"softcap": 9.0}], ids=str)
+def test_memory_grows_with_the_length_not_its_square(version, options):
+    def peak(S):
+        q, k, v = torch.randn(3, 1, S, 4, 64, device="cuda", dtype=torch.bfloat16)
+        gc.collect()  # what earlier tests left in cycles must not vanish in between
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        forward_and_backward(q, k, v, causal=True, version=version, **options)
+        return torch.cuda.max_memory_allocated() - before
+
+    if "softcap" in options and version == "fa1":
+        pytest.skip("softcap comes with FA2")
+    assert peak(8192) < 2.2 * peak(4096)
+    assert peak(8192) < 20 * 8192 * 4 * 64 * 2  # a score matrix would be 1024 times one tensor
+
+
+@pytest.mark.parametrize("lengths", [None, (31, 7)], ids=["alike", "lengths"])
+@pytest.mark.parametrize("dim_v", [2, 4, 7, 16])
+def test_values_narrower_than_a_tile(dim_v, lengths):
+    q = torch.randn(2, 64, 4, 24, device="cuda", dtype=torch.bfloat16)
+    k = torch.randn(2, 31, 2, 24, device="cuda", dtype=torch.bfloat16)
+    v = torch.randn(2, 31, 2, dim_v, device="cuda", dtype=torch.bfloat16)
+    options = {"causal": True, "kv_lengths": lengths and torch.tensor(lengths, device="cuda")}
+    o, do, gradients = forward_and_backward(q, k, v, version="fa2", **options)
+    assert_within_budget(o, q, k, v, **options)
+    assert_gradients_within_budget(gradients, do, q, k, v, **options)
+
+
+@pytest.mark.large(24)
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_packed_long_and_ragged(causal):
+    lengths = [1, 5000, 0, 333, 64, 2048, 17]
+    cu_seqlens = torch.tensor([0, *lengths], device="cuda").cumsum(0).to(torch.int32)
+    q = torch.randn(sum(lengths), 8, 128, device="cuda", dtype=torch.bfloat16)
+    k, v = torch.randn(2, sum(lengths), 2, 128, device="cuda", dtype=torch.bfloat16)
+    options = {"causal": causal, "cu_seqlens_q": cu_seqlens}
+    o, do, gradients = forward_and_backward(q, k, v, version="fa2", **options)
+    assert_within_budget(o, q, k, v, **options)
+    assert_gradients_within_budget(gradients, do, q, k, v, **options)
+
+
+def test_compiled_by_inductor_in_both_directions():
+    def layer(q, k, v):
+        return attention(q * 2, k, v, causal=True, window=(50, None)).float().square().sum()
+
+    leaves = [
+        torch.randn(2, 200, 4, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        for _ in range(3)
+    ]
+    compiled = torch.compile(layer, fullgraph=True)
+    expected = torch.autograd.grad(layer(*leaves), leaves)
+    for g, e in zip(torch.autograd.grad(compiled(*leaves), leaves), expected):
+        torch.testing.assert_close(g, e, rtol=2e-2, atol=2e-2)  # inductor may round q * 2 later
+
+
+def test_training_step_as_a_cuda_graph():
+    """Nothing in forward and backward waits for the device or depends on its values."""
+    leaves = [
+        torch.randn(2, 200, 4, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        for _ in range(3)
+    ]
+    lengths = torch.tensor([200, 50], device="cuda")
+
+    def step():
+        o = attention(*leaves, causal=True, kv_lengths=lengths)
+        return torch.autograd.grad(o, leaves, leaves[0].detach())
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        expected = step()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            found = step()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(x, y) for x, y in zip(found, expected))
+
+
+def test_tensors_on_cpu_beside_a_gpu_are_refused_in_words():
+    x = torch.ones(1, 2, 1, 64)
+    with pytest.raises(ValueError, match="CPU tensors need Triton's interpreter, which is off"):
+        attention(x, x, x, version="fa2")

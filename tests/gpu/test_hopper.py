@@ -1,0 +1,247 @@
+"""FA3's kernel for Hopper on the device: each switch, many launches, streams and graphs."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from flash_versions import attention
+from flash_versions.dispatch.autograd import in_vectors
+from flash_versions.dispatch.launch import Launcher
+from flash_versions.dispatch.request import make_request
+from flash_versions.versions.fa3 import ablation
+from flash_versions.versions.fa3.hopper import forward as forward_hopper
+from flash_versions.versions.fa3.hopper import host
+from flash_versions.versions.fa3.hopper.config import HopperConfig
+from flash_versions.versions.oracle.budget import assess_request
+from flash_versions.versions.tiles import hopper
+from tests.flash_versions.versions.test_attention import assert_within_budget
+from tests.flash_versions.versions.test_fa3 import DESCRIBED
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or not hopper.available(torch.device("cuda")),
+        reason="needs a Hopper GPU",
+    ),
+]
+DTYPES = [torch.float16, torch.bfloat16]
+SMALL = HopperConfig(2, block_kv=128, stages=2)  # fits at head_dim 64 with up to four stages
+CONFIGS = {
+    "in order": replace(SMALL, overlap=False),
+    "in order, no turns": replace(SMALL, overlap=False, ping_pong=False),
+    "no turns": replace(SMALL, ping_pong=False),
+    "late wait": replace(SMALL, late_wait=True),
+    "late wait, no turns": replace(SMALL, late_wait=True, ping_pong=False),
+    "one Q buffer": replace(SMALL, q_stages=1),
+    "O through Q": replace(SMALL, epilogue_buffer=False),
+    "O through one Q": replace(SMALL, q_stages=1, epilogue_buffer=False),
+    "three consumers": replace(SMALL, consumers=3),
+    "narrow blocks": replace(SMALL, block_kv=64, stages=4),
+    "one stage, in order": replace(SMALL, stages=1, overlap=False),
+    "grid": replace(SMALL, scheduler="grid"),
+    "dynamic": replace(SMALL, scheduler="dynamic"),
+    "dynamic, three consumers": replace(SMALL, consumers=3, scheduler="dynamic"),
+}
+
+
+def qkv(M, N, heads, D, kv_heads=None, batch=1, dtype=torch.bfloat16):
+    q = torch.randn(batch, M, heads, D, device="cuda", dtype=dtype)
+    k, v = torch.randn(2, batch, N, kv_heads or heads, D, device="cuda", dtype=dtype)
+    return q, k, v
+
+
+def check(config, q, k, v, **options):
+    o, lse, _ = forward_hopper.forward(make_request(q, k, v, **options), config)
+    assert_within_budget(o, lse, q, k, v, **options)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", DESCRIBED, ids=lambda case: case.name)
+def test_every_case_that_it_takes(case, dtype):
+    """Of any length: `attention` leaves few queries to FA2, here they come through."""
+    request = in_vectors(make_request(*case.inputs(dtype, "cuda"), **case.all_options("cuda")))
+    if reason := forward_hopper.unsupported(request):
+        pytest.skip(reason)
+    o, lse, _ = forward_hopper.forward(request)
+    for name, accuracy in assess_request({"o": o, "lse": lse}, request).items():
+        assert accuracy.ok, f"{name}: {accuracy}"
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_every_switch(config, causal):
+    """More tiles than multiprocessors, so that persistent programs walk; ragged at both ends."""
+    check(config, *qkv(700, 900, 12, 64, kv_heads=4, batch=3), causal=causal)
+    check(config, *qkv(300, 200, 2, 64), causal=causal, window=(100, None))
+
+
+@pytest.mark.parametrize("D", [128, 192, 256])
+@pytest.mark.parametrize("variant", ablation.SWITCHES)
+def test_every_variant_of_the_ablation(variant, D):
+    q, k, v = qkv(700, 900, 12, D, kv_heads=4, batch=3)
+    request = make_request(q, k, v, causal=True)
+    o, lse, _ = ablation.VARIANTS[variant](request)
+    assert_within_budget(o, lse, q, k, v, causal=True)
+
+
+@pytest.mark.parametrize("options", [
+    {"window": (200, None), "causal": True}, {"window": (64, 10)}, {"window": (None, 300)},
+    {"softcap": 5.0, "causal": True}, {"softcap": 30.0, "window": (100, 50)},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("D", [64, 80, 96, 128, 256])
+def test_windows_and_softcap(options, D):
+    check(None, *qkv(900, 1100, 6, D, kv_heads=2, batch=2), **options)
+
+
+def test_views_that_a_descriptor_can_address():
+    qkv_packed = torch.randn(2, 400, 3, 4, 128, device="cuda", dtype=torch.bfloat16)
+    check(None, *qkv_packed.unbind(2), causal=True)
+    heads_first = torch.randn(3, 2, 4, 400, 64, device="cuda", dtype=torch.float16)
+    check(None, *heads_first.transpose(2, 3), causal=True)
+    q, k, v = qkv(200, 200, 1, 64)
+    check(None, q, k.as_strided(k.shape, (7, 64, 3, 1)), v)  # strides of single elements
+
+
+def launches(config, repeats, q, k, v, **options):
+    """`differing` of a call."""
+    return differing(
+        partial(forward_hopper.forward, make_request(q, k, v, **options), config), repeats
+    )
+
+
+def differing(run, repeats):
+    """How many of these launches, captured in one graph, differ from the first by a bit."""
+    first = run()[:2]
+    different = torch.zeros((), dtype=torch.int64, device="cuda")
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(100):
+            for x, y in zip(run()[:2], first):
+                different += (x != y).any()
+    for _ in range(repeats // 100):
+        graph.replay()
+    return int(different)
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "in order"])
+@pytest.mark.parametrize("ping_pong", [True, False], ids=["turns", "no turns"])
+def test_ten_thousand_launches_bit_for_bit(stages, overlap, ping_pong):
+    config = HopperConfig(2, 128, stages, overlap=overlap, ping_pong=ping_pong)
+    lengths = (1, 2, 63, 64, 65, 127, 128, 129, 500, 1000, 1024, 2047, 2048)
+    schedulers = ("static", "dynamic", "grid")
+    repeats = 10_000 // len(lengths) // 100 * 100 + 100
+    for i, S in enumerate(lengths):
+        kind = replace(config, scheduler=schedulers[i % 3])
+        assert launches(kind, repeats, *qkv(S, S, 8, 64, batch=4), causal=i % 2 == 0) == 0, S
+
+
+@pytest.mark.parametrize("D", [64, 128, 256])
+def test_the_default_ten_thousand_times(D):
+    assert launches(None, 10_000, *qkv(1500, 1500, 4, D, batch=4), causal=True) == 0
+
+
+def test_two_streams_at_once():
+    """The programs of both are resident together; the dynamic scheduler's counters are apart."""
+    problems = [qkv(S, S, 2, 64) for S in (300, 1000)]
+    config = replace(SMALL, scheduler="dynamic")
+    runs = [
+        partial(forward_hopper.forward, make_request(*x, causal=True), config) for x in problems
+    ]
+    expected = [run()[0] for run in runs]
+    streams = [torch.cuda.Stream() for _ in runs]
+    counts = [torch.zeros((), dtype=torch.int64, device="cuda") for _ in runs]
+    torch.cuda.synchronize()
+    for _ in range(300):
+        for stream, run, right, different in zip(streams, runs, expected, counts):
+            with torch.cuda.stream(stream):
+                different += (run()[0] != right).any()
+    torch.cuda.synchronize()
+    assert [int(different) for different in counts] == [0, 0]
+
+
+def test_two_graphs_at_once():
+    """Both captured in one stream, replayed in two: each has its own counters."""
+    problems = [qkv(S, S, 4, 64, batch=4) for S in (500, 700)]
+    graphs, outputs, expected = [], [], []
+    for x in problems:
+        run = partial(
+            forward_hopper.forward,
+            make_request(*x, causal=True),
+            replace(SMALL, scheduler="dynamic"),
+        )
+        expected.append(run()[0])
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            outputs.append(run()[0])
+        graphs.append(graph)
+    streams = [torch.cuda.Stream() for _ in graphs]
+    for _ in range(200):
+        for stream, graph in zip(streams, graphs):
+            with torch.cuda.stream(stream):
+                graph.replay()
+    torch.cuda.synchronize()
+    for o, right in zip(outputs, expected):
+        assert torch.equal(o, right)
+
+
+def test_counters_are_zero_between_launches_and_apart():
+    counters = hopper.Counters()
+    device = torch.device("cuda", torch.cuda.current_device())
+    mine = counters.pair(device)
+    assert counters.pair(device) is mine and mine.tolist() == [0, 0]
+    with torch.cuda.stream(torch.cuda.Stream()):
+        assert counters.pair(device).data_ptr() != mine.data_ptr()
+    run = partial(
+        forward_hopper.forward,
+        make_request(*qkv(700, 700, 8, 64, batch=4)),
+        replace(SMALL, scheduler="dynamic"),
+    )
+    expected, pair = run()[0], host.counters.pair(device)
+    assert pair.tolist() == [0, 0]
+    pair.fill_(10**6)  # this is the pair that is read: no tile is left to claim
+    assert not torch.equal(run()[0], expected)
+    pair.zero_()
+
+
+def test_captured_launches_beyond_the_pairs_in_store(monkeypatch):
+    device = torch.device("cuda", torch.cuda.current_device())
+    run = partial(
+        forward_hopper.forward,
+        make_request(*qkv(700, 700, 8, 64, batch=4)),
+        replace(SMALL, scheduler="dynamic"),
+    )
+    expected = run()[0]
+    monkeypatch.setitem(host.counters.free, device, [])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o = run()[0]
+    for _ in range(3):
+        o.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(o, expected)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_on_a_gpu_that_is_not_the_current_one():
+    q, k, v = (x.to("cuda:1") for x in qkv(700, 700, 8, 64, batch=2))
+    o = attention(q, k, v, causal=True, version="fa3")
+    assert_within_budget(o, None, q, k, v, causal=True)
+
+
+def test_attention_uses_it_and_trains_through_it(monkeypatch):
+    seen = []
+    launch = Launcher.launch
+    monkeypatch.setattr(Launcher, "launch", lambda *given: (seen.append(given[0]), launch(*given)))
+    leaves = [x.requires_grad_() for x in qkv(500, 500, 16, 128, kv_heads=4, batch=4)]
+    o = attention(*leaves, causal=True, version="fa3")
+    o.float().square().sum().backward()
+    o = o.detach()
+    assert seen.count(forward_hopper.launch_forward) == 1
+    do = (2 * o.float()).to(o.dtype)
+    gradients = {f"d{name}": x.grad for name, x in zip("qkv", leaves)}
+    for name, accuracy in assess_request(gradients, make_request(*leaves, causal=True), do).items():
+        assert accuracy.ok, f"{name}: {accuracy}"

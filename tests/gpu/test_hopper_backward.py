@@ -1,0 +1,421 @@
+"""FA3's backward for Hopper: what the compiler makes of it, and on the device.
+
+    TRITON_INTERPRET=0 python tests/gpu/test_hopper_backward.py [wide]
+
+prints a JSON row for each kernel that is compiled. The tests run it in a process of its own,
+because compiling and interpreting cannot share one.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from functools import cache, partial
+from itertools import groupby
+
+import pytest
+import torch
+
+from flash_versions import attention
+from flash_versions.dispatch.autograd import in_vectors, narrowed, widened
+from flash_versions.dispatch.launch import Launcher
+from flash_versions.dispatch.request import make_request
+from flash_versions.inspect.command import Compiled, compiling
+from flash_versions.versions.fa3.forward import forward
+from flash_versions.versions.fa3.hopper.backward import kernel as backward_hopper
+from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig
+from flash_versions.versions.fa4.hopper import backward as shared_out
+from flash_versions.versions.oracle.budget import assess_request
+from flash_versions.versions.tiles import hopper
+from tests.helpers.paths import ROOT
+
+# name -> (head_dim, head_dim of v, queries, keys, heads, options)
+CALLS: dict[str, tuple[int, int, int, int, int, dict]] = {
+    "full-64": (64, 64, 512, 512, 4, {}),
+    "causal-64": (64, 64, 512, 512, 4, {"causal": True}),
+    "softcap-64": (64, 64, 512, 512, 4, {"window": (100, 20), "softcap": 30.0}),
+    "full-128": (128, 128, 512, 512, 4, {}),
+    "causal-128": (128, 128, 512, 512, 4, {"causal": True}),
+    "ragged-128": (128, 128, 500, 700, 8, {"causal": True}),
+    "window-128": (128, 128, 512, 512, 4, {"window": (100, 20)}),
+    "softcap-128": (128, 128, 512, 512, 4, {"softcap": 30.0}),
+    "128-by-64": (128, 64, 512, 512, 4, {}),
+    "full-256": (256, 256, 512, 512, 4, {}),
+    "causal-256": (256, 256, 500, 700, 8, {"causal": True}),
+    "192-by-128": (192, 128, 512, 512, 4, {"window": (100, 20), "softcap": 30.0}),
+    "80": (80, 80, 512, 512, 4, {"causal": True}),
+}
+# name -> (the call, eighths of the exponentials that are polynomials)
+SHARES = {
+    "full-64, 2/8": ("full-64", 2),
+    "causal-128, 2/8": ("causal-128", 2),
+    "causal-256, 3/8": ("causal-256", 3),
+}
+WIDE = {
+    "causal-64", "softcap-64", "full-128", "ragged-128", "window-128", "128-by-64", "causal-256",
+    "80", "full-64, 2/8", "causal-256, 3/8",
+}  # fmt: skip
+MOVES_DATA = ("SHFL", "PRMT", "STS", "LDS", "STSM", "LDSM")
+SHARED_MEMORY = 227 * 1024
+on_hopper = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or not hopper.available(torch.device("cuda")),
+        reason="needs a Hopper GPU",
+    ),
+]
+compiles = pytest.mark.xdist_group("hopper_backward_compile")  # one worker: each compiled once
+
+
+def of(*calls, more=()):
+    """A test's parameters: a call, and what else belongs to it."""
+    more = more or [()] * len(calls)
+    return [
+        pytest.param(call, *rest, marks=pytest.mark.wide if call in WIDE else ())
+        for call, rest in zip(calls, more)
+    ]
+
+
+# ---- what the compiler makes of it ----
+
+
+def compile_backward(
+    head_dim: int, head_dim_v: int, queries: int, keys: int, heads: int, options: dict, eighths=0
+) -> list[Compiled]:
+    """The kernels of one backward on Hopper, FA4's if some eighths are polynomials."""
+    q = torch.empty(1, queries, heads, head_dim, dtype=torch.bfloat16)
+    k = torch.empty(1, keys, 4, head_dim, dtype=torch.bfloat16)
+    v = torch.empty(1, keys, 4, head_dim_v, dtype=torch.bfloat16)
+    o, lse = torch.empty(*q.shape[:3], head_dim_v, dtype=q.dtype), torch.empty(1, heads, queries)
+    with compiling("sm_90") as found:
+        request = make_request(q, k, v, **options)
+        shared_out.backward(request, o, lse, None, torch.empty_like(o), lse, eighths=eighths)
+    return found
+
+
+def row(kernel: Compiled) -> dict:
+    """What the tests look at."""
+    return {
+        "kernel": kernel.kernel,
+        "unused_barriers": kernel.unused_barriers,
+        "shared": kernel.shared,
+        "stack": kernel.stack,
+        "registers": kernel.registers,
+        "warps": kernel.num_warps,
+        "serialised": kernel.serialised,
+        "loops": [
+            {
+                "local_memory": loop.local_memory,
+                "products": loop.opcodes["HGMMA"],
+                "exponentials": loop.opcodes["MUFU"],
+                "maxima": loop.opcodes["FMNMX"],
+                "moves": sum(loop.opcodes[name] for name in MOVES_DATA),
+                "events": [e.name for e in loop.events],
+            }
+            for loop in kernel.hot_loops
+        ],
+        **kernel.counts,
+    }
+
+
+def compiled(call: str) -> dict[str, dict]:
+    """{kernel: row}."""
+    return all_compiled("wide" if call in WIDE else "not wide")[call]
+
+
+@cache
+def all_compiled(which: str) -> dict[str, dict[str, dict]]:
+    """{call: {kernel: row}} of the wide calls or of the others."""
+    done = subprocess.run(
+        [sys.executable, "-m", __spec__.name, which],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"TRITON_INTERPRET": "0"},
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)
+
+
+def explicit(call: str) -> dict:
+    rows = compiled(call)
+    return rows.get("backward_kernel") or rows["backward_wide_kernel"]
+
+
+def consumer_loops(call: str) -> list[dict]:
+    return [x for x in explicit(call)["loops"] if x["exponentials"]]
+
+
+def dq_loops(call: str) -> list[dict]:
+    """Of the warpgroup that does nothing but dQ."""
+    return [x for x in explicit(call)["loops"] if not x["exponentials"]]
+
+
+def without_moves(loop: dict) -> list[str]:
+    """A loop's events, less local memory and the barriers that the compiler adds."""
+    return [x for x in loop["events"] if not x.startswith(("BAR", "STL", "LDL"))]
+
+
+@compiles
+@pytest.mark.parametrize("call", of(*CALLS))
+def test_it_compiles_fits_and_is_asynchronous(call):
+    """Loads, stores and additions are TMA's, and no product waits for the one before it. Three
+    kernels, of which the first and the last keep to registers.
+    """
+    rows = compiled(call)
+    wide = max(CALLS[call][:2]) > 128
+    main = "backward_wide_kernel" if wide else "backward_kernel"
+    assert list(rows) == ["prepare_kernel", main, "finish_kernel"]
+    assert rows["prepare_kernel"]["stack"] == rows["finish_kernel"]["stack"] == 0
+    kernel = explicit(call)
+    assert kernel["warps"] == (12 if wide else 16) and kernel["shared"] <= SHARED_MEMORY
+    assert not kernel["serialised"] and not kernel["unused_barriers"]
+    assert kernel["wgmma"] and kernel["tma_loads"] and kernel["tma_stores"]
+    assert not kernel["mma_sync"] and not kernel["cp_async"]
+
+
+@compiles
+@pytest.mark.parametrize("call", of(*CALLS))
+def test_masked_blocks_have_loops_of_their_own(call):
+    """A consumer has a loop for blocks that all its keys are seen by, one for those in front of
+    them, and one for those behind them; only consumers compute exponentials. Beyond head_dim 128 it
+    has one, and nobody else multiplies.
+    """
+    head_dim, head_dim_v, _, keys, _, options = CALLS[call]
+    wide = max(head_dim, head_dim_v) > 128
+    left = options.get("window", (None, None))[0] is not None
+    right = "causal" in options or "window" in options or keys % 128 != 0
+    consumers, others = consumer_loops(call), dq_loops(call)
+    assert len(consumers) == 2 * (1 if wide else 1 + left + right)
+    assert len(others) == (0 if wide else 1)
+
+
+@compiles
+@pytest.mark.parametrize("call", of(*CALLS))
+def test_the_loops_keep_to_registers(call):
+    """But for a handful of loads."""
+    for loop in explicit(call)["loops"]:
+        assert loop["local_memory"] <= 8
+
+
+@compiles
+@pytest.mark.parametrize(
+    ("call", "early"),
+    of("full-128", "causal-128", "full-64", "causal-64", more=[[False], [False], [True], [True]]),
+)
+def test_the_order_of_a_step(call, early):
+    """Products of dP are issued between the exponentials; then dV, and dK when dS is announced:
+    these two have their left operands in registers. Early, so have dP and S, and S of the next step
+    runs to the end of this one; otherwise a step begins with S, and waits for it.
+    """
+    for loop in consumer_loops(call):
+        events = without_moves(loop)
+        issued, after = events[: events.index("wait 1")], events[events.index("wait 1") :]
+        dp = issued[0 if early else issued.index("wait 0") :]
+        dp_product = "HGMMA regs" if early else "HGMMA smem"
+        assert dp.index(dp_product) < len(dp) - 1 - dp[::-1].index("MUFU.EX2")
+        products = [x for x, _ in groupby(x for x in issued if x != "MUFU.EX2")]
+        s = ["mbarrier wait", "HGMMA smem", "wait 0"]
+        dp_and_dv = ["mbarrier wait", "HGMMA regs"]
+        assert products == (dp_and_dv if early else [*s, "mbarrier wait", dp_product, "HGMMA regs"])
+        handed = ["wait 1", "mbarrier wait", "mbarrier arrive", "HGMMA regs"]  # dP; dS; dK
+        assert after[:5] == [*handed, "wait 1"]  # dV
+        s = ["mbarrier wait", "HGMMA regs", "wait 1", "mbarrier arrive", "wait 0"]
+        assert after[5:] == (s if early else ["wait 0", "mbarrier arrive"])  # dK; both are free
+
+
+@compiles
+@pytest.mark.parametrize(("call", "parts"), [("full-64", 1), ("causal-128", 2), ("softcap-128", 2)])
+def test_dq_is_two_halves_or_one_product(call, parts):
+    """dS is waited for once and given back when the last part is there."""
+    for loop in dq_loops(call):
+        part = ["HGMMA smem", "wait 0"]
+        assert without_moves(loop) == ["mbarrier wait", *parts * part, "mbarrier arrive"]
+
+
+@compiles
+@pytest.mark.parametrize("call", of(*[x for x in CALLS if max(CALLS[x][:2]) <= 128]))
+def test_five_products_and_an_exponential_for_a_score(call):
+    """A product takes 16 of what is summed over at a time: S and dP sum over dims, dV and dK over
+    64 queries, and dQ, or each half of it, over 128 keys. A consumer has 64 by 64 scores.
+    """
+    dims = sum(max(64, 1 << (x - 1).bit_length()) for x in CALLS[call][:2])
+    dq_parts = 1 if max(CALLS[call][:2]) <= 64 and "softcap" not in CALLS[call][5] else 2
+    for loop in consumer_loops(call):
+        assert loop["products"] == dims // 16 + 2 * 64 // 16
+        each = 3 if "softcap" in CALLS[call][5] else 1  # tanh takes two
+        assert loop["exponentials"] == each * 64 * 64 // 128
+    for loop in dq_loops(call):
+        assert loop["products"] == dq_parts * 128 // 16
+
+
+@compiles
+@pytest.mark.parametrize("name", of(*SHARES))
+def test_a_share_of_polynomials_moves_no_data(name):
+    """So many exponentials become multiply-adds, which begin with a maximum. Registers are as many,
+    no product waits for another, and nothing else moves between threads or through memory.
+    """
+    call, eighths = SHARES[name]
+    assert explicit(name)["registers"] == explicit(call)["registers"]
+    assert explicit(name)["stack"] <= explicit(call)["stack"] and not explicit(name)["serialised"]
+    for shared, alone in zip(consumer_loops(name), consumer_loops(call), strict=True):
+        polynomials = alone["exponentials"] * eighths // 8
+        assert shared["exponentials"] == alone["exponentials"] - polynomials
+        assert shared["maxima"] - alone["maxima"] == polynomials
+        assert shared["moves"] == alone["moves"]
+        assert shared["local_memory"] <= 8
+
+
+@compiles
+def test_at_head_dim_256_consumers_share_the_scores():
+    """Each computes S and dP of half of the queries, and half of the dims of the other three."""
+    for loop in explicit("full-256")["loops"]:
+        assert loop["products"] == 2 * 256 // 16 + 2 * 64 // 16 + 2 * 64 // 16
+        assert loop["exponentials"] == 64 * 32 // 128
+
+
+# ---- on the device ----
+
+
+def qkv(M, N, heads, D, kv_heads=None, batch=1, dtype=torch.bfloat16, D_v=None):
+    q = torch.randn(batch, M, heads, D, device="cuda", dtype=dtype)
+    k = torch.randn(batch, N, kv_heads or heads, D, device="cuda", dtype=dtype)
+    v = torch.randn(batch, N, kv_heads or heads, D_v or D, device="cuda", dtype=dtype)
+    return q, k, v
+
+
+def prepared(q, k, v, config=None, dlse=False, eighths=0, **options):
+    """(request, do, dlse, a backward to call)."""
+    request = make_request(q, k, v, **options)
+    o, lse, _ = forward(in_vectors(request))
+    do = torch.randn_like(narrowed(o, v))
+    dlse = torch.randn_like(lse) if dlse else None
+    given = in_vectors(request), widened(o), lse, None, widened(do), dlse
+    return request, do, dlse, partial(shared_out.backward, *given, config, eighths=eighths)
+
+
+def check(q, k, v, config=None, dlse=False, eighths=0, **options):
+    request, do, dlse, run = prepared(q, k, v, config, dlse, eighths, **options)
+    found = {n: narrowed(x, like) for n, x, like in zip(("dq", "dk", "dv"), run(), (q, k, v))}
+    for name, accuracy in assess_request(found, request, do, dlse).items():
+        assert accuracy.ok, f"{name}: {accuracy}"
+    return found
+
+
+class TestOnHopper:
+    pytestmark = on_hopper
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+    @pytest.mark.parametrize("D", [16, 48, 64, 80, 96, 128, 160, 256])
+    @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+    def test_head_dims(self, D, dtype, causal):
+        check(*qkv(700, 900, 12, D, kv_heads=4, batch=3, dtype=dtype), causal=causal)
+        check(*qkv(300, 200, 2, D, dtype=dtype), causal=causal, dlse=True)
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+    @pytest.mark.parametrize("D", [64, 128, 256])
+    @pytest.mark.parametrize("eighths", [1, 2, 3, 8])
+    def test_a_share_of_polynomials(self, eighths, D, dtype):
+        inputs = qkv(700, 900, 6, D, kv_heads=2, batch=2, dtype=dtype)
+        check(*inputs, eighths=eighths)
+        check(*inputs, eighths=eighths, causal=True)
+
+    @pytest.mark.parametrize("D, D_v", [(64, 128), (128, 64), (192, 128)])
+    def test_values_of_another_head_dim(self, D, D_v):
+        check(*qkv(500, 600, 4, D, kv_heads=2, D_v=D_v), causal=True)
+
+    @pytest.mark.parametrize("options", [
+        {"window": (200, None), "causal": True}, {"window": (64, 10)}, {"window": (None, 300)},
+        {"window": (200, None)}, {"softcap": 5.0, "causal": True},
+        {"softcap": 30.0, "window": (100, 50)},
+    ], ids=str)  # fmt: skip
+    @pytest.mark.parametrize("D", [64, 128, 256])
+    def test_windows_and_softcap(self, options, D):
+        check(*qkv(900, 1100, 6, D, kv_heads=2, batch=2), **options)
+        check(*qkv(1100, 900, 6, D, kv_heads=2, batch=2), **options)
+
+    @pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 127, 128, 129, 1000, 2047])
+    @pytest.mark.parametrize("D", [64, 128, 256])
+    def test_lengths(self, length, D):
+        check(*qkv(length, length, 4, D, batch=2), causal=True)
+        check(*qkv(length, 300, 4, D, batch=2))
+
+    @pytest.mark.parametrize("D", [64, 128])
+    @pytest.mark.parametrize("changes", [
+        {}, {"early": True}, {"stages": 3}, {"stages": 3, "early": True},
+        {"block_q": 128}, {"block_q": 128, "early": True}, {"held": True},
+        {"stages": 3, "early": True, "held": True},
+    ], ids=str)  # fmt: skip
+    def test_every_switch(self, changes, D):
+        if D == 128 and changes.keys() & {"block_q", "stages", "held"}:
+            pytest.skip("does not fit in shared memory or in registers")
+        config = replace(BackwardConfig(), **changes)
+        check(*qkv(700, 900, 12, D, kv_heads=4, batch=3), config, causal=True)
+
+    def test_keys_past_the_end_add_nothing(self):
+        q, k, v = qkv(100, 70, 1, 64)
+        check(q.abs() + 3, -k.abs() - 3, v)
+
+    @pytest.mark.parametrize("D", [64, 128, 256])
+    def test_queries_without_keys_have_no_gradient(self, D):
+        found = check(*qkv(700, 300, 4, D, batch=2), causal=True)
+        assert not found["dq"][:, :400].any()
+
+    @pytest.mark.parametrize("D", [64, 128, 256])
+    @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+    def test_ten_thousand_launches(self, D, causal):
+        """dK and dV bit for bit; dQ as close to the first as additions in another order are."""
+        _, _, _, run = prepared(*qkv(1500, 1500, 4, D, batch=4), causal=causal)
+        dq, dk, dv, _ = run()
+        different = torch.zeros((), dtype=torch.int64, device="cuda")
+        largest = torch.zeros((), dtype=torch.float32, device="cuda")
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(100):
+                again = run()
+                different += (again[1] != dk).any() | (again[2] != dv).any()
+                largest.copy_(torch.maximum(largest, (again[0] - dq).abs().max().float()))
+        for _ in range(100):
+            graph.replay()
+        assert int(different) == 0
+        assert float(largest) <= 2**-7 * float(dq.abs().max())  # an ulp of bf16
+
+    def test_two_streams_at_once(self):
+        runs = [prepared(*qkv(S, S, 4, 64), causal=True)[3] for S in (300, 1000)]
+        expected = [run()[1:3] for run in runs]
+        streams = [torch.cuda.Stream() for _ in runs]
+        counts = [torch.zeros((), dtype=torch.int64, device="cuda") for _ in runs]
+        torch.cuda.synchronize()
+        for _ in range(300):
+            for stream, run, right, different in zip(streams, runs, expected, counts):
+                with torch.cuda.stream(stream):
+                    for x, y in zip(run()[1:3], right):
+                        different += (x != y).any()
+        torch.cuda.synchronize()
+        assert [int(different) for different in counts] == [0, 0]
+
+    def test_attention_uses_it_unless_it_must_be_deterministic(self, monkeypatch):
+        seen = []
+        launch = Launcher.launch
+        monkeypatch.setattr(
+            Launcher, "launch", lambda *given: (seen.append(given[0]), launch(*given))
+        )
+        leaves = [x.requires_grad_() for x in qkv(500, 500, 16, 128, kv_heads=4, batch=4)]
+        attention(*leaves, causal=True, version="fa3").sum().backward()
+        assert seen.count(backward_hopper.launch_backward) == 1
+        attention(*leaves, causal=True, version="fa3", deterministic=True).sum().backward()
+        assert seen.count(backward_hopper.launch_backward) == 1
+
+
+def main() -> None:
+    calls = CALLS | {name: (*CALLS[call], eighths) for name, (call, eighths) in SHARES.items()}
+    wide = sys.argv[1:] == ["wide"]
+    calls = {name: call for name, call in calls.items() if (name in WIDE) == wide}
+    rows = {name: {x.kernel: row(x) for x in compile_backward(*c)} for name, c in calls.items()}
+    print(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""FA3's and FA4's kernels for Hopper in FP8, and FA4's in 16 bits, on the device."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from flash_versions import attention
+from flash_versions.bench.record import record
+from flash_versions.dispatch.autograd import in_vectors
+from flash_versions.dispatch.request import make_request
+from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
+from flash_versions.versions.fa3.hopper import config as fa3_config
+from flash_versions.versions.fa3.hopper.config import HopperConfig
+from flash_versions.versions.fa3.hopper.forward import unsupported
+from flash_versions.versions.fa4.hopper import config
+from flash_versions.versions.fa4.hopper import forward as forward_hopper
+from flash_versions.versions.fa4.hopper.config import RolesConfig
+from flash_versions.versions.fp8.quantize import Fp8, prepare
+from flash_versions.versions.oracle.budget import assess_request
+from flash_versions.versions.tiles import hopper
+from tests.flash_versions.versions.test_attention import assert_within_budget
+from tests.flash_versions.versions.test_fa3 import DESCRIBED
+from tests.gpu.test_hopper import DTYPES, differing, qkv
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or not hopper.available(torch.device("cuda")),
+        reason="needs a Hopper GPU",
+    ),
+]
+SMALL = RolesConfig(2, block_kv=128, stages=2)
+CONFIGS = {
+    "as it is": SMALL,
+    "always rescaled": replace(SMALL, threshold=0.0),
+    "a quarter polynomial": replace(SMALL, eighths=2),
+    "all polynomial": replace(SMALL, eighths=8),
+    "no turns": replace(SMALL, ping_pong=False),
+    "late wait": replace(SMALL, late_wait=True),
+    "one Q buffer": replace(SMALL, q_stages=1),
+    "O through Q": replace(SMALL, epilogue_buffer=False),
+    "three consumers": replace(SMALL, consumers=3),
+    "narrow blocks": replace(SMALL, block_kv=64, stages=4),
+    "grid": replace(SMALL, scheduler="grid"),
+    "dynamic": replace(SMALL, scheduler="dynamic"),
+    "dynamic, three consumers": replace(SMALL, consumers=3, scheduler="dynamic"),
+}
+FP8_CONFIGS = {
+    "as it is": HopperConfig(2, stages=3),
+    "in order": HopperConfig(2, stages=3, overlap=False),
+    "late wait": HopperConfig(2, stages=3, late_wait=True),
+    "no turns": HopperConfig(2, stages=3, ping_pong=False),
+    "three consumers": HopperConfig(3, stages=3),
+    "narrow blocks": HopperConfig(3, block_kv=64, stages=4),
+    "dynamic": HopperConfig(2, stages=2, scheduler="dynamic"),
+    "grid": HopperConfig(2, stages=4, scheduler="grid"),
+}
+by_length = pytest.mark.parametrize(
+    "S", [1, 2, 63, 64, 65, 127, 128, 129, 500, 1000, 1024, 2047, 2048]
+)
+
+
+def assess(results, request):
+    for name, accuracy in assess_request(dict(zip(("o", "lse"), results)), request).items():
+        assert accuracy.ok, f"{name}: {accuracy}"
+
+
+def check(schedule, q, k, v, **options):
+    o, lse, _ = forward_hopper.forward(make_request(q, k, v, **options), schedule)
+    assert_within_budget(o, lse, q, k, v, **options)
+
+
+def check_fp8(schedule, q, k, v, **options):
+    """FA3's kernel, or with its switches FA4's."""
+    request = make_request(q, k, v, **options)
+    run = forward_fp8_hopper.forward
+    if isinstance(schedule, RolesConfig):
+        run = forward_hopper.forward_quantized
+    assess(run(request, prepare(request), schedule)[:2], request)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", DESCRIBED, ids=lambda case: case.name)
+def test_every_case_that_it_takes(case, dtype):
+    request = in_vectors(make_request(*case.inputs(dtype, "cuda"), **case.all_options("cuda")))
+    if reason := unsupported(request):
+        pytest.skip(reason)
+    assess(forward_hopper.forward(request)[:2], request)
+
+
+@pytest.mark.parametrize("schedule", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_every_switch(schedule, causal):
+    check(schedule, *qkv(700, 900, 12, 64, kv_heads=4, batch=3), causal=causal)
+    check(schedule, *qkv(300, 200, 2, 64), causal=causal, window=(100, None))
+
+
+@pytest.mark.parametrize("D", [64, 80, 128, 192, 256])
+def test_head_dims(D):
+    check(None, *qkv(700, 900, 6, D, kv_heads=2, batch=2), causal=True)
+    check(None, *qkv(700, 900, 6, D, kv_heads=2, batch=2), softcap=20.0)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 8.0])
+def test_a_maximum_that_grows_with_every_block(threshold):
+    """Keys are visited last first: every block raises the reference of every row."""
+    q, k, v = qkv(256, 2048, 4, 64)
+    q = q.abs()
+    k = k * 0.1 + torch.linspace(4, 0, 2048, device="cuda", dtype=k.dtype)[None, :, None, None]
+    check(replace(SMALL, threshold=threshold), q, k, v)
+
+
+@pytest.mark.parametrize("scales", ["tensor", "head", "block"])
+@pytest.mark.parametrize("D", [64, 80, 128, 256])
+def test_fp8(D, scales):
+    inputs = qkv(700, 900, 6, D, kv_heads=2, batch=2)
+    for causal in (False, True):
+        for choose in (fa3_config.fp8_config, config.fp8_config):
+            request = make_request(*inputs, causal=causal)
+            check_fp8(choose(request), *inputs, causal=causal, precision=Fp8(scales))
+
+
+@pytest.mark.parametrize("schedule", FP8_CONFIGS.values(), ids=FP8_CONFIGS)
+def test_every_switch_in_fp8(schedule):
+    k_sizes = torch.linspace(0.1, 5, 900, device="cuda", dtype=torch.bfloat16)
+    for options in ({}, {"causal": True}, {"window": (200, 30)}):
+        q, k, v = qkv(700, 900, 6, 64, kv_heads=2, batch=2)
+        v = v * k_sizes[None, :, None, None]
+        check_fp8(schedule, q, k, v, precision=Fp8("block"), **options)
+
+
+@pytest.mark.parametrize("eighths", [0, 1, 2, 4, 8])
+@pytest.mark.parametrize("threshold", [0.0, 4.0, 8.0])
+def test_every_trick_in_fp8(threshold, eighths):
+    schedule = RolesConfig(2, stages=3, threshold=threshold, eighths=eighths)
+    inputs = qkv(500, 900, 4, 128)
+    check_fp8(schedule, *inputs, precision="fp8:head")
+    check_fp8(schedule, *inputs, causal=True, precision="fp8:block")
+
+
+def test_e5m2_and_tensors_that_are_quantised_already():
+    inputs = qkv(700, 900, 4, 128)
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        check_fp8(None, *inputs, precision=Fp8("head", dtype=dtype))
+        eight = [x.to(dtype) for x in inputs]
+        scale = torch.tensor([[0.5, 1.0, 2.0, 0.25]], device="cuda")
+        options = {"q_descale": scale, "k_descale": scale, "v_descale": scale}
+        check_fp8(None, *eight, causal=True, **options)
+        o = attention(*eight, causal=True, **options)
+        assert o.dtype == torch.bfloat16 and o.isfinite().all()
+
+
+@by_length
+def test_ten_thousand_launches_bit_for_bit(S):
+    """In all: of each kernel, 800 at each length."""
+    q, k, v = qkv(S, S, 8, 64, batch=4)
+    request = make_request(q, k, v, causal=S % 2 == 0)
+    quantized = prepare(request._replace(precision="fp8:block:e4m3"))
+    kinds = ("static", "dynamic", "grid")
+    schedule = replace(SMALL, scheduler=kinds[S % 3], ping_pong=S % 4 < 2)
+    three = HopperConfig(3, stages=3, scheduler=kinds[S % 3])
+    of_fp8 = config.with_roles(three, threshold=4.0, eighths=1)
+    plain = replace(fa3_config.fp8_config(request), scheduler=kinds[S % 3])
+    for run in (
+        lambda: forward_hopper.forward(request, schedule),
+        lambda: forward_hopper.forward_quantized(request, quantized, of_fp8),
+        lambda: forward_fp8_hopper.forward(request, quantized, plain),
+    ):
+        assert differing(run, 800) == 0
+
+
+@pytest.mark.parametrize("scheduler", ["grid", "static", "dynamic"])
+@pytest.mark.parametrize("precision", [None, "fp8"])
+def test_roles_follow_their_table(precision, scheduler):
+    """An instrumented launch gives the same bits, and every role of every program has taken
+    nothing but steps of the table.
+    """
+    request = make_request(*qkv(1000, 1000, 8, 128, batch=2), causal=True, precision=precision)
+    schedule = replace(SMALL, scheduler=scheduler)
+    found = record(request, schedule)
+    states = {role: {event[0] for event in entered} for role, entered in found[0].items()}
+    assert states["loader"] == {"claim", "load"} and states["storer"] == {"idle", "store"}
+    assert len(states["consumer 1"]) == 6

@@ -1,0 +1,507 @@
+"""The engine: against transformers' generate, and with a model that says what it is told."""
+
+import signal
+
+import pytest
+import torch
+
+from tests.helpers.tiny_model import CONFIG, CONTEXT, END, PROMPTS, sdpa
+from transformer.generation import batch, byte_tokenizer
+from transformer.generation.engine import GREEDY, generate
+from transformer.generation.row import Row, held_back
+from transformer.generation.sampling import Sampling, row_generators
+from transformer.model.decoder import Config, Transformer
+
+
+@pytest.fixture(scope="module")
+def oracle(folder):
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+class Scripted(Transformer):
+    """A model that says what it is told: row b's next tokens are script[b]."""
+
+    def __init__(self, *script: list[int], config: Config = CONFIG):
+        super().__init__(config, attention=sdpa)
+        self.script = script
+        self.step = 0
+        self.cache_lengths: list[int] = []
+
+    def forward(self, tokens, cache=None, padding=None, last_only=False):
+        cache.reserve(tokens.shape[1], padding)
+        self.cache_lengths.append(cache.longest)
+        numbers = cache.keys_values[0, 0, :, 0, 0, 0]  # of the rows, which may become fewer
+        if self.step == 0:
+            numbers.copy_(torch.arange(len(tokens)))
+        logits = torch.zeros(len(tokens), 1, self.config.vocab_size)
+        for row, number in enumerate(numbers.int().tolist()):
+            script = self.script[number]
+            logits[row, 0, script[min(self.step, len(script) - 1)]] = 9.0
+        self.step += 1
+        return logits
+
+
+def spell(text: str) -> list[int]:
+    return list(text.encode())
+
+
+def run_script(tokenizer, *scripts, max_tokens=50, **options):
+    """Generate from a script; returns the completions and what was streamed per row."""
+    shown: list[list[str]] = [[] for _ in scripts]
+    completions, _ = generate(
+        Scripted(*scripts),
+        tokenizer,
+        [[65]] * len(scripts),
+        max_tokens=max_tokens,
+        eos=(END,),
+        on_text=lambda row, text: shown[row].append(text),
+        **options,
+    )
+    return completions, shown
+
+
+# The engine against transformers
+
+
+def hf_generate(oracle, prompts, **options):
+    longest = max(map(len, prompts))
+    pad = byte_tokenizer.PAD
+    batch = torch.tensor([[pad] * (longest - len(p)) + p for p in prompts])
+    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
+    output = oracle.generate(
+        batch,
+        attention_mask=mask,
+        do_sample=False,
+        max_new_tokens=30,
+        pad_token_id=pad,
+        **options,
+    )
+    return output[:, longest:].tolist()
+
+
+def until(tokens: list[int], eos: set[int]) -> list[int]:
+    """Tokens up to and including the first end."""
+    ends = [i for i, token in enumerate(tokens) if token in eos]
+    return tokens[: ends[0] + 1] if ends else tokens
+
+
+def test_greedy_equals_transformers_on_a_ragged_batch(model, tokenizer, oracle):
+    expected = hf_generate(oracle, PROMPTS, eos_token_id=END)
+    assert len({token for row in expected for token in row}) > 10, "the model says nothing"
+    completions, _ = generate(model, tokenizer, PROMPTS, max_tokens=30, eos=(END,))
+    assert [c.tokens for c in completions] == [until(row, {END}) for row in expected]
+
+
+def test_every_eos_of_a_list_ends_a_row(model, tokenizer, oracle):
+    free = hf_generate(oracle, PROMPTS, eos_token_id=END)
+    ends = {free[0][3], free[1][9]}  # tokens that these rows will certainly say
+    expected = [until(row, ends) for row in free]
+    completions, _ = generate(model, tokenizer, PROMPTS, max_tokens=30, eos=tuple(ends))
+    assert [c.tokens for c in completions] == expected
+    assert [c.finish_reason == "stop" for c in completions] == [row[-1] in ends for row in expected]
+    assert len(set(map(len, expected))) > 1
+
+
+@pytest.mark.parametrize("prompt", PROMPTS, ids=len)
+def test_repetition_penalty_equals_transformers(model, tokenizer, oracle, prompt):
+    [expected] = hf_generate(oracle, [prompt], repetition_penalty=1.3, eos_token_id=END)
+    sampling = Sampling(temperature=0, repetition_penalty=1.3)
+    [completion], _ = generate(
+        model, tokenizer, [prompt], max_tokens=30, sampling=sampling, eos=(END,)
+    )
+    assert completion.tokens == until(expected, {END})
+
+
+@pytest.mark.parametrize(
+    "prompt, expected", [([65], [0, 1, 2, 3]), ([0, 2], [1, 3, 4, 5])], ids=["unseen", "seen"]
+)
+def test_padding_is_not_penalised(tokenizer, prompt, expected):
+    """The first row is padded and likes token 0 best, then 1, then 2: the pad is none of them."""
+
+    class Undecided(Scripted):
+        def forward(self, *arguments, **options):
+            logits = super().forward(*arguments, **options)
+            logits[0] = 9.0 - torch.arange(self.config.vocab_size) / 1000
+            return logits
+
+    sampling = Sampling(temperature=0, repetition_penalty=1.3)
+    [padded, _], _ = generate(
+        Undecided([7], [7]), tokenizer, [prompt, [65] * 5], max_tokens=4, sampling=sampling
+    )
+    assert padded.tokens == expected
+
+
+@pytest.mark.parametrize(
+    "sampling", [GREEDY, Sampling(), Sampling(temperature=0.7)], ids=["greedy", "T=1", "T=0.7"]
+)
+def test_log_probabilities_equal_transformers(model, tokenizer, oracle, sampling):
+    completions, _ = generate(
+        model,
+        tokenizer,
+        PROMPTS,
+        max_tokens=12,
+        sampling=sampling,
+        generators=row_generators(0, len(PROMPTS)),
+        logprobs=True,
+    )
+    for prompt, completion in zip(PROMPTS, completions):
+        with torch.no_grad():
+            logits = oracle(torch.tensor([prompt + completion.tokens])).logits[0]
+        scores = (logits[len(prompt) - 1 : -1] / (sampling.temperature or 1)).log_softmax(-1)
+        expected = scores[torch.arange(12), completion.tokens]
+        assert completion.logprobs is not None
+        torch.testing.assert_close(
+            torch.tensor(completion.logprobs), expected, rtol=1e-4, atol=1e-4
+        )
+
+
+def test_a_row_does_not_depend_on_its_batch_mates(model, tokenizer):
+    sampling = Sampling(temperature=1.2, top_p=0.9)
+    options = {"max_tokens": 20, "sampling": sampling, "eos": (END,)}
+    together, _ = generate(model, tokenizer, PROMPTS, generators=row_generators(5, 4), **options)
+    for row, prompt in enumerate(PROMPTS):
+        own = row_generators(5, 1, first=row)
+        [alone], _ = generate(model, tokenizer, [prompt], generators=own, **options)
+        assert alone == together[row]
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(temperature=0.7, repetition_penalty=1.3)], ids=["1", "0.7"]
+)
+def test_samples_share_the_prefill_and_nothing_else(model, tokenizer, sampling):
+    """As if every prompt were given several times; it is read once."""
+    options = {"max_tokens": 12, "sampling": sampling, "eos": (END,), "logprobs": True}
+    generators = row_generators(7, 3 * len(PROMPTS))
+    copies = [prompt for prompt in PROMPTS for _ in range(3)]
+    expected, _ = generate(model, tokenizer, copies, generators=generators, **options)
+    batches = []
+    hook = model.register_forward_pre_hook(lambda _, inputs: batches.append(len(inputs[0])))
+    generators = row_generators(7, 3 * len(PROMPTS))
+    samples, statistics = generate(
+        model, tokenizer, PROMPTS, generators=generators, samples=3, **options
+    )
+    hook.remove()
+    assert batches[0] == len(PROMPTS) and {*batches[1:]} == {3 * len(PROMPTS)}
+    assert len({tuple(c.tokens) for c in samples}) > len(PROMPTS)
+    for ours, theirs in zip(samples, expected, strict=True):
+        assert (ours.tokens, ours.finish_reason) == (theirs.tokens, theirs.finish_reason)
+        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
+    assert statistics.prompt_tokens == sum(map(len, PROMPTS))
+    assert statistics.generated_tokens == sum(len(c.tokens) for c in samples)
+
+
+def test_greedy_samples_are_alike(model, tokenizer):
+    samples, _ = generate(model, tokenizer, PROMPTS, max_tokens=9, samples=2)
+    alone, _ = generate(model, tokenizer, PROMPTS, max_tokens=9)
+    assert samples == [completion for completion in alone for _ in range(2)]
+
+
+@pytest.mark.parametrize("temperature", [0, 1, 0.7])
+def test_banned_tokens_have_no_probability(model, tokenizer, oracle, temperature):
+    """What the model would like best everywhere is banned, and the rest shares its probability."""
+    options = {"max_tokens": 12, "sampling": Sampling(temperature=temperature), "logprobs": True}
+    free, _ = generate(
+        model, tokenizer, PROMPTS, generators=row_generators(0, len(PROMPTS)), **options
+    )
+    banned = sorted({token for completion in free for token in completion.tokens})
+    completions, _ = generate(
+        model,
+        tokenizer,
+        PROMPTS,
+        generators=row_generators(0, len(PROMPTS)),
+        banned=banned,
+        **options,
+    )
+    for prompt, completion in zip(PROMPTS, completions):
+        assert not {*completion.tokens} & {*banned}
+        with torch.no_grad():
+            logits = oracle(torch.tensor([prompt + completion.tokens])).logits[0]
+        logits[:, banned] = -torch.inf
+        logits = logits[len(prompt) - 1 : -1] / (temperature or 1)
+        if not temperature:
+            assert completion.tokens == logits.argmax(-1).tolist()
+        expected = logits.log_softmax(-1)[torch.arange(12), completion.tokens]
+        torch.testing.assert_close(
+            torch.tensor(completion.logprobs), expected, rtol=1e-4, atol=1e-4
+        )
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 25, 30])
+@pytest.mark.parametrize("prompts", [PROMPTS, [PROMPTS[3]] * 2], ids=["ragged", "alike"])
+def test_reading_prompts_in_chunks_changes_nothing(model, tokenizer, prompts, chunk):
+    """Some chunks hold pads only, of some rows."""
+    calls = []
+    hook = model.register_forward_pre_hook(lambda _, inputs: calls.append(inputs[0].shape[1]))
+    expected, _ = generate(model, tokenizer, prompts, max_tokens=12, eos=(END,), logprobs=True)
+    longest, width = max(map(len, prompts)), max(1, chunk // len(prompts))
+    assert calls[:2] == [longest, 1]
+    calls.clear()
+    found, _ = generate(
+        model,
+        tokenizer,
+        prompts,
+        max_tokens=12,
+        eos=(END,),
+        logprobs=True,
+        prefill_chunk=chunk,
+    )
+    hook.remove()
+    whole, rest = divmod(longest, width)
+    expected_calls = [width] * whole + [rest] * bool(rest)
+    assert calls[: len(expected_calls)] == expected_calls and len(expected_calls) > 1
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours.tokens, ours.finish_reason) == (theirs.tokens, theirs.finish_reason)
+        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
+
+
+# The engine with a scripted model
+
+
+def test_the_end_token_is_kept_and_not_shown(tokenizer):
+    [completion], [shown] = run_script(tokenizer, [*spell("yes"), END, *spell("no")])
+    assert completion.tokens == [*spell("yes"), END]
+    assert completion.text == "".join(shown) == "yes"
+    assert completion.finish_reason == "stop"
+    assert shown == ["y", "e", "s"]
+
+
+@pytest.mark.parametrize(
+    "said, stops, text, pieces",
+    [
+        ("abSTOPcd", ["STOP"], "ab", ["a", "b"]),
+        ("abSTcd", ["STOP"], "abSTcd", ["a", "b", "STc", "d"]),
+        ("SSTOP", ["STOP"], "S", ["S"]),
+        ("abab!", ["abac", "bab!"], "a", ["a"]),
+        ("x\n\ny", ["\n\n", "\n"], "x", ["x"]),
+        ("ab", ["abc"], "ab", ["ab"]),
+        ("日本", ["本"], "日", ["日"]),
+        ("STOP", ["STOP"], "", []),
+        ("xab", ["b", "ab"], "x", ["x"]),
+    ],
+)
+def test_stop_strings_end_the_text_and_are_never_shown(tokenizer, said, stops, text, pieces):
+    [completion], [shown] = run_script(tokenizer, [*spell(said), END], stop_strings=stops)
+    assert completion.text == text
+    assert shown == pieces
+    assert completion.finish_reason == "stop"
+
+
+def test_held_back_text_is_released_at_the_limit(tokenizer):
+    [completion], [shown] = run_script(
+        tokenizer, spell("aSTOP"), stop_strings=["STOP"], max_tokens=4
+    )
+    assert (completion.text, completion.finish_reason) == ("aSTO", "length")
+    assert shown == ["a", "STO"]
+
+
+@pytest.mark.parametrize(
+    "text, stops, held",
+    [("ab", ["abc"], 2), ("xab", ["abc", "b!"], 2), ("ab", ["x"], 0), ("", ["x"], 0), ("a", [], 0)],
+)
+def test_held_back(text, stops, held):
+    assert held_back(text, stops) == held
+
+
+@pytest.mark.parametrize(
+    ("tokens", "kept", "reason"),
+    [
+        ([65], 1, ""),
+        ([65, END, 66, END + 1], 2, "stop"),
+        ([65, END + 1, END], 2, "stop"),
+        ([65, 66, END, 67], 3, "stop"),
+        ([65, 66, 67, END], 3, "length"),  # an end that no row with this limit was to say
+        ([65, 66, 67], 3, "length"),
+    ],
+)
+def test_a_row_takes_what_belongs_to_it(tokenizer, tokens, kept, reason):
+    """A look of the host finds steps beyond a row's end and limit, which were in vain."""
+    row = Row(0, [1], 3, tokenizer, (END, END + 1), ())
+    row.take(tokens, [-1.0 * n for n in range(len(tokens))])
+    assert (row.tokens, row.finish_reason) == (tokens[:kept], reason)
+    assert row.scores == [-1.0 * n for n in range(kept)]
+
+
+@pytest.mark.parametrize("limit", range(1, 12))
+def test_no_broken_character_is_shown_wherever_the_limit_falls(tokenizer, limit):
+    said = "aé世🌍"
+    [completion], [shown] = run_script(tokenizer, spell(said) * 2, max_tokens=limit)
+    assert "\ufffd" not in completion.text
+    assert (said + said).startswith(completion.text)
+    assert "".join(shown) == completion.text
+    assert len(completion.tokens) == limit
+
+
+def test_bytes_that_are_no_text_are_marked_when_the_answer_ends(tokenizer):
+    [completion], [shown] = run_script(tokenizer, [*spell("a"), 0xE4, END])
+    assert completion.text == "".join(shown) == "a\ufffd"
+
+
+def test_an_interrupt_keeps_the_text_so_far(tokenizer):
+    def interrupt_at_c(row, text):
+        shown.append((row, text))
+        if text == "c":
+            signal.raise_signal(signal.SIGINT)
+
+    shown: list[tuple[int, str]] = []
+    completions, statistics = generate(
+        Scripted([*spell("x"), END], spell("abcdef"), spell("12345678")),
+        tokenizer,
+        [[65]] * 3,
+        max_tokens=50,
+        eos=(END,),
+        stop_strings=["234"],
+        on_text=interrupt_at_c,
+    )
+    assert [c.finish_reason for c in completions] == ["stop", "interrupted", "interrupted"]
+    assert [c.text for c in completions] == ["x", "abc", "12"]
+    assert "".join(text for row, text in shown if row == 2) == "12"  # "2" was held back
+    assert statistics.generated_tokens == 2 + 3 + 2
+
+
+def test_an_interrupt_before_the_first_token(tokenizer):
+    class Impatient(Scripted):
+        def forward(self, *_, **__):
+            raise KeyboardInterrupt
+
+    [completion], _ = generate(Impatient([65]), tokenizer, [[65]], max_tokens=5)
+    assert (completion.text, completion.tokens) == ("", [])
+    assert completion.finish_reason == "interrupted"
+
+
+def test_a_long_row_does_not_shorten_a_short_one(tokenizer):
+    """The short row may use the whole context although the long one filled it at the start."""
+    script = Scripted([65], [66])
+    prompts = [[65] * (CONTEXT - 4), [65] * 2]
+    long, short = generate(script, tokenizer, prompts, max_tokens=1000)[0]
+    assert (len(long.tokens), long.finish_reason) == (4, "length")
+    assert (len(short.tokens), short.finish_reason) == (CONTEXT - 2, "length")
+    # Once the long row has finished, the cache holds no more than the short one needs.
+    assert script.cache_lengths[:5] == [CONTEXT - 4, CONTEXT - 3, CONTEXT - 2, CONTEXT - 1, 6]
+    assert max(script.cache_lengths) <= CONTEXT
+
+
+def test_a_finished_long_row_leaves_the_others_as_they_are(model, tokenizer):
+    prompts = [list(range(CONTEXT - 4)), PROMPTS[1], PROMPTS[3]]
+    together, _ = generate(model, tokenizer, prompts, max_tokens=40)
+    assert [len(c.tokens) for c in together] == [4, 40, 40]
+    for prompt, completion in zip(prompts, together):
+        [alone], _ = generate(model, tokenizer, [prompt], max_tokens=40)
+        assert alone.tokens == completion.tokens
+
+
+def test_rows_that_have_ended_are_left_behind(tokenizer):
+    """Half of the rows go on, or a quarter, whichever are running; nothing else is lost."""
+    lasting = [3, 50, 2, 20, 3, 12, 2, 12]
+    batches = []
+    model = Scripted(*([65] * (steps - 1) + [END] for steps in lasting))
+    model.register_forward_pre_hook(lambda _, inputs: batches.append(len(inputs[0])))
+    found, statistics = generate(model, tokenizer, [[1]] * 8, max_tokens=99, eos=(END,))
+    assert [len(completion.tokens) for completion in found] == lasting
+    assert batches == [8] * 3 + [4] * 9 + [2] * 8 + [1] * 30
+    assert statistics.rows == 8 and statistics.decoded_tokens == sum(lasting) - 8
+
+
+def test_statistics_count_running_rows_only(tokenizer):
+    model = Scripted([65, END], [65, 65, 65, END])
+    _, statistics = generate(model, tokenizer, [[1, 2, 3], [1]], max_tokens=9, eos=(END,))
+    assert statistics.prompt_tokens == 4
+    assert statistics.generated_tokens == 6
+    assert statistics.decoded_tokens == 4
+    assert statistics.prefill_seconds > 0 and statistics.decode_seconds > 0
+    assert 2**20 < statistics.peak_memory < 2**40
+
+
+@pytest.mark.parametrize(
+    "prompts, options, reason",
+    [
+        ([], {}, "there is no prompt"),
+        ([[1], []], {}, "prompt 1 has no tokens"),
+        ([[1] * CONTEXT], {}, "prompt 0 has 128 tokens, which leaves no room"),
+        ([[1, 320]], {}, "prompt 0 has tokens from 1 to 320 but the model knows 0 to 319"),
+        ([[-1]], {}, "prompt 0 has tokens from -1"),
+        ([[1]], {"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
+        ([[1]], {"samples": 0}, "samples must be at least 1, got 0"),
+        ([[1]], {"prefill_chunk": 0}, "prefill_chunk must be at least 1, got 0"),
+        ([[1]], {"sampling": Sampling(), "samples": 2}, "2 rows need as many generators, got 0"),
+        ([[1]], {"banned": range(320)}, "logits for row 0 are not finite"),
+        ([[1]], {"stop_strings": [""]}, "a stop string must not be empty"),
+        ([[1]], {"sampling": Sampling()}, "1 rows need as many generators, got 0"),
+    ],
+)
+def test_bad_arguments_are_refused(tokenizer, prompts, options, reason):
+    with pytest.raises(ValueError, match=reason):
+        generate(Scripted([65]), tokenizer, prompts, **{"max_tokens": 5, **options})
+
+
+@pytest.mark.parametrize("when", ["cache", "prefill", "step"])
+def test_full_memory_names_the_size_of_the_cache(monkeypatch, tokenizer, when):
+    """Whatever it is that does not fit: the cache is what the caller can make smaller."""
+
+    def fail(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    class Full(Scripted):
+        def forward(self, *arguments, **options):
+            if when == ("prefill", "step")[self.step]:
+                fail()
+            return super().forward(*arguments, **options)
+
+    if when == "cache":
+        monkeypatch.setattr(batch, "KVCache", fail)
+    with pytest.raises(MemoryError) as caught:
+        model = Full([65], [65])
+        generate(model, tokenizer, [[1] * 20, [1]], max_tokens=44)
+    weights = sum(parameter.numel() for parameter in model.parameters()) * 4 / 1024
+    # 2 rows x (20 + 44) tokens x 2 layers x (K and V) x 1 head x 16 numbers x 4 bytes
+    assert str(caught.value) == (
+        "the memory of cpu is full: the cache of 2 rows of 64 tokens takes 32.0 KiB, 256 bytes for"
+        f" each token, beside {weights:.1f} KiB of weights"
+    )
+
+
+def test_other_errors_pass_through(tokenizer):
+    class Broken(Scripted):
+        def forward(self, *_, **__):
+            raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="^a bug$"):
+        generate(Broken([65]), tokenizer, [[1]], max_tokens=5)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling()], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_logits_that_are_not_finite_are_reported(tokenizer, sampling, value):
+    class Broken(Scripted):
+        def forward(self, *arguments, **options):
+            logits = super().forward(*arguments, **options)
+            logits[1, 0, 5] = value
+            return logits
+
+    with pytest.raises(ValueError, match="logits for row 1 are not finite"):
+        generate(
+            Broken([65], [65]),
+            tokenizer,
+            [[1], [1]],
+            max_tokens=5,
+            sampling=sampling,
+            generators=row_generators(0, 2),
+            logprobs=True,
+        )
+
+
+def test_logits_that_overflow_on_the_way_to_the_draw_are_reported(tokenizer):
+    class Loud(Scripted):
+        def forward(self, *arguments, **options):
+            return super().forward(*arguments, **options) * 1e35
+
+    with pytest.raises(ValueError, match="row 0 are not finite.*the temperature"):
+        generate(
+            Loud([65]),
+            tokenizer,
+            [[1]],
+            max_tokens=5,
+            sampling=Sampling(temperature=1e-4),
+            generators=row_generators(0, 1),
+        )

@@ -1,0 +1,386 @@
+"""The generate command: what it prints for a question and in a conversation."""
+
+import io
+import json
+import signal
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+import flash_versions
+from flash_versions.dispatch import interpreter
+from tests.helpers.tiny_model import CONFIG, CONTEXT, END, expected_answer
+from transformer.generate import DEFAULT_QUESTION
+from transformer.generation import byte_tokenizer, session
+from transformer.generation.engine import generate
+
+
+def test_the_default_question_is_answered(command, model, tokenizer):
+    code, out, err = command()
+    assert code == 0
+    assert out == expected_answer(model, tokenizer) + "\n"
+    for word in ("prompt ", "generation ", "tokens/s", "MiB", "sdpa on cpu in float32"):
+        assert word in err
+    assert "note: stopped after 12 tokens (--max-tokens)" in err
+
+
+def test_a_bare_name_means_a_shipped_checkpoint(command, folder, model, tokenizer, monkeypatch):
+    monkeypatch.setattr(session, "CHECKPOINTS", folder.parent)
+    for arguments in (["--model", folder.name], ["--model", f"{folder}/"]):
+        code, out, _ = command(*arguments, model=None)
+        assert (code, out) == (0, expected_answer(model, tokenizer) + "\n")
+    code, _, err = command(model="nosuch")
+    assert code == 2
+    assert err.startswith("error: there is no checkpoint folder 'nosuch'; shipped by name: ")
+    assert folder.name in err
+
+
+def test_greedy_text_is_the_same_with_every_version_of_attention(command):
+    """On the device where the kernels run: a GPU, or the CPU through the interpreter."""
+    outputs = {}
+    for name in (*flash_versions.BASELINES, *flash_versions.VERSIONS, "auto"):
+        options = ["-m", 8, "--device", "auto", "--dtype", "float32"]
+        code, outputs[name], err = command(*options, attention=name)
+        assert code == 0
+        if name in flash_versions.VERSIONS:
+            assert f"{name} on " in err
+            assert ("slow by design" in err) == interpreter.enabled()
+    assert len(set(outputs.values())) == 1, outputs
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_other_dtypes_run(command, dtype):
+    code, out, err = command("--dtype", dtype)
+    assert code == 0 and out and f"in {dtype}" in err
+
+
+def test_the_shipped_model_begins_the_same_answer_in_fp8(command):
+    arguments = ["-m", 3, "--json", "--dtype", "bfloat16"]
+    _, exact, _ = command(*arguments, model="reinforced")
+    arguments += ["--precision", "fp8", "--device", "auto"]
+    code, out, _ = command(*arguments, attention="auto", model="reinforced")
+    found = json.loads(out)
+    assert (code, found["precision"], found["dtype"]) == (0, "fp8", "bfloat16")
+    assert found["attention"] in flash_versions.VERSIONS
+    assert found["text"] == json.loads(exact)["text"]
+
+
+def test_a_batch_in_fp8_answers_as_its_rows_alone(command, tmp_path):
+    """Lengths differ, and no row is quantised with another one's keys."""
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": x}) + "\n" for x in ("hi", "a longer question")))
+    outputs = []
+    for size in (1, 2):
+        options = ["--input", file, "--batch-size", size, "-m", 2, "--precision", "fp8"]
+        code, out, err = command(*options, "--device", "auto", attention="auto")
+        assert code == 0 and "in bfloat16 and fp8" in err
+        outputs.append(out)
+    assert outputs[0] == outputs[1]
+
+
+def test_a_prompt_from_standard_input(command, model, tokenizer, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Grüße 🌍\n"))
+    code, out, _ = command("-p", "-")
+    assert (code, out) == (0, expected_answer(model, tokenizer, "Grüße 🌍") + "\n")
+
+
+def standard_input(monkeypatch, content: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="utf-8"))
+
+
+def test_standard_input_that_is_no_text_is_refused(command, monkeypatch):
+    standard_input(monkeypatch, b"Gr\xfc\xdfe\n")
+    assert command("-p", "-") == (2, "", "error: standard input is not UTF-8 text\n")
+
+
+def test_a_line_of_a_chat_that_is_no_text_is_refused(command, model, tokenizer, monkeypatch):
+    standard_input(monkeypatch, b"\xff\nhi\n")
+    code, out, err = command("--chat")
+    assert (code, out) == (0, expected_answer(model, tokenizer, "hi") + "\n")
+    assert err.count("error: standard input is not UTF-8 text") == 1
+
+
+@pytest.mark.parametrize(
+    "stream, arguments", [("stdin", ["-p", "-"]), ("stdin", ["--chat"]), ("stdout", ["-p", "x"])]
+)
+def test_a_closed_stream_is_one_sentence(command, monkeypatch, stream, arguments):
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, stream, None)
+        code, out, err = command(*arguments)
+    name = {"stdin": "standard input", "stdout": "standard output"}[stream]
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {name} is closed") and err.count("\n") == 1
+
+
+def test_an_empty_answer_is_remarked(command, monkeypatch):
+    answer = session.Session.answer
+
+    def say_nothing(self, *arguments):
+        [completion], statistics = answer(self, *arguments)
+        return [replace(completion, text="", finish_reason="stop")], statistics
+
+    monkeypatch.setattr(session.Session, "answer", say_nothing)
+    assert "note: the answer is empty\n" in command("--no-stream")[2]
+
+
+@pytest.mark.skipif(not interpreter.enabled(), reason="needs kernels that run on the CPU")
+def test_a_large_model_in_the_interpreter_is_remarked(command, monkeypatch):
+    options = ("--json", "-m", "1")
+    assert command(*options, attention="auto")[2] == ""
+    monkeypatch.setattr(session, "INTERPRETED_PARAMETERS", 1000)
+    [note] = command(*options, attention="auto")[2].splitlines()
+    assert note.startswith("note: ") and note.endswith("--attention sdpa is faster here")
+    assert command(*options, attention="sdpa")[2] == ""
+
+
+@pytest.mark.skipif(not interpreter.enabled(), reason="needs kernels that run on the CPU")
+def test_fused_kernels_in_the_interpreter_are_remarked(command):
+    [note] = command("--json", "-m", "1", "--kernels", "fused")[2].splitlines()
+    assert note.startswith("note: the fused kernels run in Triton's interpreter")
+
+
+def test_attention_must_serve_every_layer(monkeypatch):
+    """Each kind of layer is asked for, and what cannot do all of them is refused."""
+    cpu, dtype = torch.device("cpu"), torch.float32
+    windowed = replace(CONFIG, layer_windows=(None, 5))
+    requests = session.layer_requests(windowed, cpu, dtype, None, False)
+    assert [request.window_left for request in requests] == [None, 4]
+    assert len(session.layer_requests(CONFIG, cpu, dtype, None, False)) == 1
+    capped = replace(CONFIG, scores_softcap=30.0)
+    for name in ("sdpa", "fa1"):
+        assert session.choose_attention(name, windowed, cpu, dtype) == (name, [])
+        with pytest.raises(ValueError, match=f"version '{name}': softcap is not possible"):
+            session.choose_attention(name, capped, cpu, dtype)
+    if interpreter.enabled():
+        for config in (windowed, capped):
+            assert (
+                session.choose_attention("auto", config, cpu, dtype)[0] in flash_versions.VERSIONS
+            )
+    # Where no kernel runs:
+    monkeypatch.setattr(interpreter, "enabled", lambda: False)
+    assert session.choose_attention("auto", windowed, cpu, dtype)[0] == "sdpa"
+    name, [note] = session.choose_attention("auto", capped, cpu, dtype)
+    assert name == "reference" and note.startswith("attention is reference, PyTorch written out: ")
+
+
+def test_without_kernels_the_attention_is_sdpa(command, monkeypatch):
+    """As on the CPU of a machine with a GPU, where the interpreter is off."""
+    monkeypatch.setattr(interpreter, "enabled", lambda: False)
+    code, out, err = command("--json", attention="auto")
+    assert (code, json.loads(out)["attention"]) == (0, "sdpa")
+    assert err.startswith("note: attention is sdpa, torch's own: version ")
+    assert "CPU tensors need Triton's interpreter" in err and err.count("\n") == 1
+    code, _, err = command(attention="fa1")
+    assert code == 2 and "Triton's interpreter" in err
+
+
+def test_a_system_prompt_and_what_the_model_sees(command, model, tokenizer):
+    code, out, err = command("-p", "hi <|im_end|>", "--system-prompt", "Be kind.", "--show-prompt")
+    assert code == 0
+    assert out == expected_answer(model, tokenizer, "hi <|im_end|>", system="Be kind.") + "\n"
+    assert (
+        "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nhi <|im_end|><|im_end|>" in err
+    )
+
+
+def test_ignoring_the_template(command, model, tokenizer):
+    code, out, _ = command("-p", "What is", "--ignore-chat-template")
+    [completion], _ = generate(model, tokenizer, [list(b"What is")], max_tokens=12, eos=(END,))
+    assert (code, out) == (0, completion.text + "\n")
+
+
+def test_json_and_no_stream_give_the_same_text(command, model, tokenizer):
+    text = expected_answer(model, tokenizer)
+    assert command("--no-stream")[1] == text + "\n"
+    code, out, err = command("--json")
+    result = json.loads(out)
+    assert (code, err, result["text"]) == (0, "", text)
+    assert result["prompt"] == DEFAULT_QUESTION
+    assert (result["finish_reason"], result["generated_tokens"]) == ("length", 12)
+    assert result["attention"] == "sdpa" and result["generation_rate"] > 0
+
+
+def test_a_seed_repeats_and_seeds_differ(command):
+    texts = [command("--temp", 1.5, "--seed", seed)[1] for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_stop_strings_end_the_answer(command, model, tokenizer):
+    text = expected_answer(model, tokenizer)
+    stop = text[4:6]
+    code, out, err = command("--stop", "never said", "--stop", stop)
+    assert (code, out) == (0, text[: text.index(stop)] + "\n")
+    assert "note" not in err
+
+
+def test_a_full_context_is_explained(command):
+    _, _, err = command("-p", "x" * (CONTEXT - 50), "-m", 1000)
+    assert "tokens: the model's context of 128 is full" in err
+
+
+def test_an_interrupted_answer_keeps_its_text(command, model, tokenizer, monkeypatch):
+    written: list[str] = []
+
+    def interrupt(self, text):
+        written.append(text)
+        if len(written) == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("transformer.generate.stream", interrupt)
+    code, out, err = command()
+    assert (code, out) == (130, "\n")
+    assert expected_answer(model, tokenizer).startswith("".join(written))
+    assert "note: interrupted" in err
+
+
+def test_thoughts_are_dimmed_on_a_terminal_only(capsys, monkeypatch):
+    from transformer.generate import stream
+
+    stream(0, "<think>1</think>")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    stream(0, "<think>2</think>")
+    assert capsys.readouterr().out == "<think>1</think>\x1b[2m<think>2</think>\x1b[22m"
+
+
+@pytest.mark.parametrize("arguments", [[], ["--chat"]], ids=["question", "chat"])
+def test_a_terminal_is_not_left_dim(command, capsys, monkeypatch, arguments):
+    """The answer stops in the middle of a thought, at --max-tokens."""
+    answer = session.Session.answer
+
+    def think(self, prompts, generators, on_text=None):
+        on_text(0, "<think>")
+        return answer(self, prompts, generators, None)
+
+    monkeypatch.setattr(session.Session, "answer", think)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    code, out, _ = converse(command, monkeypatch, "hi", arguments=arguments)
+    assert code == 0 and out.endswith("\x1b[2m<think>\x1b[22m\n")
+
+
+@pytest.mark.parametrize(
+    "error, said",
+    [
+        (MemoryError(), "the memory is full"),
+        (MemoryError("the cache of 9 rows takes 8.0 GiB"), "the cache of 9 rows takes 8.0 GiB"),
+        (torch.OutOfMemoryError("CUDA out of memory"), "the memory is full"),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 b"),
+            "the memory is full",
+        ),
+    ],
+    ids=["Python", "cache", "GPU", "CPU"],
+)
+def test_full_memory_is_one_sentence(command, monkeypatch, error, said):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(session.Session, "answer", fail)
+    code, out, err = command("-p", "x")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {said}; a smaller --max-tokens or --batch-size, --cache paged")
+    assert err.count("\n") == 1
+
+
+def test_a_context_that_is_too_long_is_refused_before_the_prefill(command, monkeypatch):
+    monkeypatch.setattr(session.Session, "answer", None)
+    code, out, err = command("-p", "x" * CONTEXT)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: the prompt has ") and "leaves no room for an answer" in err
+
+
+def test_a_name_on_the_hub_is_resolved(command, folder, model, tokenizer, monkeypatch):
+    asked: list[str] = []
+
+    def resolve(name):
+        asked.append(name)
+        return folder
+
+    monkeypatch.setattr(session.hub, "resolve", resolve)
+    code, out, _ = command(model="someone/tiny-1.5")
+    assert (code, out, asked) == (0, expected_answer(model, tokenizer) + "\n", ["someone/tiny-1.5"])
+
+
+def test_lookup_and_chunks_print_the_same_answer(command):
+    """How the engine goes about it is not to be seen in the answer."""
+    expected = command("-m", 60)[1]
+    assert command("-m", 60, "--lookup", 4)[1] == expected
+    assert command("-m", 60, "--prefill-chunk", 5)[1] == expected
+    paged = command("-m", 60, "--cache", "paged", "--page-size", 8, attention="reference")
+    assert paged[:2] == (0, expected)
+
+
+def test_other_runtime_errors_are_not_hidden(command, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(session.Session, "answer", fail)
+    with pytest.raises(RuntimeError, match="a bug"):
+        command("-p", "x")
+
+
+# A conversation
+
+
+def converse(command, monkeypatch, *lines, arguments=("--chat",)):
+    def answer(prompt=""):
+        if not typed:
+            raise EOFError
+        line = typed.pop(0)
+        if line is KeyboardInterrupt:
+            raise KeyboardInterrupt
+        return line
+
+    typed = list(lines)
+    monkeypatch.setattr("builtins.input", answer)
+    return command(*arguments)
+
+
+def test_a_chat_remembers_and_forgets(command, model, tokenizer, monkeypatch):
+    code, out, err = converse(
+        command,
+        monkeypatch,
+        "hi",
+        "and?",
+        "/clear",
+        "",
+        "hi",
+        "/exit",
+        "never",
+        arguments=["--chat", "-m6"],
+    )
+    first = expected_answer(model, tokenizer, "hi", 6)
+    history = [("user", "hi"), ("assistant", first), ("user", "and?")]
+    tokens = [token for turn in history for token in byte_tokenizer.encode_turn(*turn)]
+    tokens += byte_tokenizer.encode_prompt()
+    [second], _ = generate(model, tokenizer, [tokens], max_tokens=6, eos=(END,))
+    assert (code, out) == (0, f"{first}\n{second.text}\n{first}\n")
+    assert "/help" in err
+
+
+def test_the_commands_of_a_chat(command, monkeypatch):
+    lines = ["/stats", "/nonsense", "/help", "hi", "/stats", KeyboardInterrupt]
+    code, _, err = converse(command, monkeypatch, *lines)
+    assert code == 0
+    assert "nothing has been answered yet" in err
+    assert "there is no command /nonsense" in err
+    assert err.count("/clear") == 3  # at the start, for the unknown command and for /help
+    assert err.count("tokens/s") == 2
+    assert "/exit leaves the chat" in err
+
+
+def test_a_chat_survives_an_interrupt_and_a_full_context(command, monkeypatch):
+    seen: list[str] = []
+
+    def interrupt_once(row, text):
+        seen.append(text)
+        if len(seen) == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("transformer.generate.stream", interrupt_once)
+    code, _, err = converse(command, monkeypatch, "hi", "x" * 200, "and?")
+    assert code == 0
+    assert "note: interrupted" in err
+    assert "error: the conversation has" in err and "/clear starts a new one" in err
+    assert len(seen) > 2, "the chat ended with the interrupt"

@@ -1,0 +1,228 @@
+"""The generate command on files of prompts, and how an interrupted file goes on."""
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.tiny_model import CONTEXT, expected_answer
+from transformer.generation import session
+from transformer.generation.decoding import Decoding
+
+QUESTIONS = ["hi", "What is 1+1?", "ü" * 20, "a", "b" * 30]
+
+
+@pytest.fixture
+def questions(tmp_path) -> Path:
+    path = tmp_path / "questions.jsonl"
+    lines = [{"prompt": q, "id": i} for i, q in enumerate(QUESTIONS[:-1])]
+    lines.append({"messages": [{"role": "user", "content": QUESTIONS[-1]}]})
+    path.write_text("\n\n".join(map(json.dumps, lines)) + "\n")
+    return path
+
+
+def test_a_file_is_answered_as_a_ragged_batch(command, model, tokenizer, questions, tmp_path):
+    code, out, err = command("--input", questions)
+    answers = [json.loads(line) for line in out.splitlines()]
+    assert code == 0 and "tokens/s" in err
+    assert [a["text"] for a in answers] == [
+        expected_answer(model, tokenizer, question) for question in QUESTIONS
+    ]
+    assert [a.get("id") for a in answers] == [0, 1, 2, 3, None]
+    assert answers[0]["prompt"] == "hi" and answers[0]["finish_reason"] == "length"
+
+    output = tmp_path / "answers.jsonl"
+    code, nothing, _ = command("--input", questions, "--output", output)
+    assert (code, nothing, output.read_text()) == (0, "", out)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["answers.jsonl", "questions.jsonl"]
+
+
+def test_sampled_text_does_not_depend_on_the_batch_size(command, questions):
+    options = ["--input", questions, "--temp", 1.2, "--seed", 3]
+    outputs = {command(*options, "--batch-size", size)[1] for size in (1, 2, 5, 16)}
+    assert len(outputs) == 1
+    texts = [json.loads(line)["text"] for line in outputs.pop().splitlines()]
+    assert len(set(texts)) == len(texts)
+
+
+@pytest.mark.parametrize("size", [1, 2, 16])
+def test_pages_give_the_same_file(command, questions, tmp_path, size):
+    """Places are given to the prompts that wait; the answers stand in the order of the prompts."""
+    options = ["--input", questions, "--temp", 1.2, "--seed", 3, "-m", 40, "--stop", "a"]
+    _, expected, _ = command(*options)
+    assert len({len(json.loads(line)["text"]) for line in expected.splitlines()}) > 2
+    options += ["--cache", "paged", "--page-size", 16, "--batch-size", size]
+    code, out, err = command(*options, "--stats", attention="reference")
+    assert (code, out) == (0, expected)
+    assert f"{min(size, len(QUESTIONS))} rows at once" in err
+    output = tmp_path / "answers.jsonl"
+    assert command(*options, "--output", output, attention="reference")[0] == 0
+    assert output.read_text() == expected
+
+
+def test_an_interrupted_file_in_pages_is_continued(command, questions, tmp_path, monkeypatch):
+    """Answers are kept as they end, up to the first that has not."""
+    output = tmp_path / "answers.jsonl"
+    options = ["--input", questions, "--temp", 1, "--cache", "paged", "--batch-size", 2]
+    given = [*options, "--page-size", 16, "--output", output]
+    assert command(*given, attention="reference")[0] == 0
+    expected = output.read_text()
+    output.unlink()
+    replaced: list[int] = []
+    replace_row = Decoding.replace
+
+    def interrupt_third(self, index, row, *arguments):
+        replaced.append(row.index)
+        if len(replaced) == 2:
+            raise KeyboardInterrupt
+        return replace_row(self, index, row, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Decoding, "replace", interrupt_third)
+        code, _, err = command(*given, attention="reference")
+    assert code == 130 and "2 of 5 answers are kept in" in err and not output.exists()
+    code, _, err = command(*given, attention="reference")
+    assert code == 0 and "continuing after 2 of 5 answers" in err
+    assert output.read_text() == expected
+
+
+def killed_in_batch(monkeypatch, number, kill):
+    """Let the given batch end by `kill`; the batches before it are answered."""
+    answer = session.Session.answer
+    batches: list[int] = []
+
+    def answer_or_die(self, prompts, generators, on_text=None):
+        batches.append(len(prompts))
+        completions, statistics = answer(self, prompts, generators, on_text)
+        return (
+            (kill(completions), statistics) if len(batches) == number else (completions, statistics)
+        )
+
+    monkeypatch.setattr(session.Session, "answer", answer_or_die)
+    return batches
+
+
+def interrupt(completions):
+    return [replace(c, finish_reason="interrupted") for c in completions]
+
+
+def die(completions):
+    raise SystemExit  # like a kill, nothing catches it
+
+
+@pytest.mark.parametrize("kill", [interrupt, die])
+def test_an_interrupted_file_is_continued(kill, command, questions, tmp_path, monkeypatch):
+    output = tmp_path / "answers.jsonl"
+    # JSON allows these three as they are, although str.splitlines takes them for ends of lines.
+    lines = questions.read_text().replace('"id": 0', '"id": "\u2028\u2029\x85"')
+    questions.write_text(lines, encoding="utf-8")
+    given = ("--input", questions, "--batch-size", 2, "--temp", 1, "--output", output)
+    assert command(*given)[0] == 0
+    expected = output.read_text()
+    output.unlink()
+    with monkeypatch.context() as patch:
+        killed_in_batch(patch, 2, kill)
+        if kill is die:
+            with pytest.raises(SystemExit):
+                command(*given)
+        else:
+            code, _, err = command(*given)
+            assert code == 130 and "2 of 5 answers are kept in" in err
+    assert not output.exists()
+    partial = tmp_path / ".answers.jsonl.partial"
+    partial.write_text(partial.read_text() + '{"prompt": "cut o')
+    batches = killed_in_batch(monkeypatch, 0, kill)
+    code, _, err = command(*given)
+    assert code == 0 and "continuing after 2 of 5 answers" in err
+    assert batches == [2, 1]
+    assert output.read_text() == expected
+    assert not partial.exists()
+
+
+def same_run(folder, questions):
+    return ()
+
+
+def other_options(folder, questions):
+    return ("--temp", 0.5)
+
+
+def other_lines(folder, questions):
+    """The same prompts; what else the lines hold is written to the answers too."""
+    questions.write_text(questions.read_text().replace('"id": 0', '"id": 9'))
+    return ()
+
+
+def other_weights(folder, questions):
+    os.utime(folder / "model.safetensors", ns=(1, 1))
+    return ()
+
+
+@pytest.mark.parametrize("change", [same_run, other_options, other_lines, other_weights])
+def test_answers_of_different_runs_are_not_mixed(
+    change, command, folder, questions, tmp_path, monkeypatch
+):
+    own = tmp_path / "own"
+    shutil.copytree(folder, own)
+    given = ("--input", questions, "--batch-size", 2, "--output", tmp_path / "answers.jsonl")
+    with monkeypatch.context() as patch:
+        killed_in_batch(patch, 2, interrupt)
+        assert command(*given, model=own)[0] == 130
+    changed = change(own, questions)
+    # Another way to name the same folder is the same run.
+    code, _, err = command(*given, *changed, model=own / ".." / "own")
+    assert code == (0 if change is same_run else 2)
+    assert ("unfinished run with other prompts or options" in err) == (change is not same_run)
+
+
+@pytest.mark.parametrize(
+    "line, reason",
+    [
+        ("{", "line 2 is not valid JSON"),
+        ("[1]", "line 2 must be an object with"),
+        ('{"text": "x"}', "line 2 must be an object with"),
+        ('{"prompt": "x", "messages": []}', "line 2 must be an object with"),
+        ('{"prompt": 3}', 'line 2: "prompt" must be a string'),
+        ('{"messages": "x"}', 'line 2: "messages" must be a list'),
+        ('{"messages": []}', "line 2: a conversation needs at least one message"),
+        ('{"messages": [{"content": "x"}]}', "line 2: a message must be an object with a 'role'"),
+        ('{"messages": [{"role": "user"}]}', "line 2: the chat template failed"),
+        ('{"prompt": "\\ud800"}', "line 2: the text is not valid UTF-8"),
+        ('{"prompt": "x", "id": "\\ud800"}', "line 2: the text is not valid UTF-8"),
+        ('{"prompt": "x", "\\udfff": 1}', "line 2: the text is not valid UTF-8"),
+        ("[" * 200_000, "line 2 is not valid JSON: it is nested too deeply"),
+        (json.dumps({"prompt": "x" * CONTEXT}), "line 2: the prompt has"),
+    ],
+)
+def test_a_bad_line_is_named_and_nothing_is_written(command, tmp_path, line, reason):
+    path, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    path.write_text('{"prompt": "fine"}\n' + line + "\n")
+    code, out, err = command("--input", path, "--output", output)
+    assert (code, out) == (2, "") and not output.exists()
+    assert reason in err and err.count("\n") == 1
+
+
+def test_a_file_that_is_no_text_is_refused(command, tmp_path):
+    path = tmp_path / "latin.jsonl"
+    path.write_bytes(b'{"prompt": "\xfc"}')
+    code, out, err = command("--input", path)
+    assert (code, out) == (2, "") and "latin.jsonl is not UTF-8 text" in err
+
+
+def test_a_failed_write_loses_nothing(command, questions, tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError("the disk is full")
+
+    output = tmp_path / "answers.jsonl"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", fail)
+        code, _, err = command("--input", questions, "--output", output)
+    assert (code, err) == (2, "error: the disk is full\n")
+    assert not output.exists()
+    code, _, err = command("--input", questions, "--output", output)
+    assert (code, err) == (0, "continuing after 5 of 5 answers\n")
+    assert len(output.read_text().splitlines()) == 5
+    assert {path.name for path in tmp_path.iterdir()} == {"questions.jsonl", "answers.jsonl"}

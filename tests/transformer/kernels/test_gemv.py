@@ -1,0 +1,283 @@
+"""A decoding step's layers: within the error budget, everything written, bad input named."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from flash_versions.versions.oracle.budget import Accuracy
+from tests.helpers.paths import ROOT
+from transformer.model.kernels.decode import gemv as skinny
+from transformer.model.kernels.decode.gemv import Norm, Tile
+from transformer.model.kernels.decode.gemv_qkv import MANY_TOKENS, qkv
+from transformer.model.rope import Rope, rotary_table, rotate
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+EPS = 1e-5
+# Tokens, outputs, K: tiles that divide and that do not, more than one of them; several tokens.
+SHAPES = [(1, 64, 128), (1, 30, 1208), (1, 37, 200), (1, 6, 8456), (2, 64, 128), (17, 38, 200)]
+
+
+def random(*shape: int, dtype: torch.dtype, device: str) -> torch.Tensor:
+    """Normal, rounded to the dtype."""
+    return torch.randn(*shape).to(device, dtype)
+
+
+def weight_of(rows: int, width: int, dtype: torch.dtype, device: str) -> torch.Tensor:
+    """Weights whose outputs have the size of the inputs."""
+    return (torch.randn(rows, width) / width**0.5).to(device, dtype)
+
+
+def judged(
+    got: torch.Tensor, plain: torch.Tensor, exact: torch.Tensor, name: str = "y"
+) -> Accuracy:
+    """The error against fp64, with that of plain PyTorch in the same dtype."""
+    rounding = torch.finfo(got.dtype).eps / 2 * exact.abs().max().item()
+    errors = ((x.double() - exact).abs().max().item() for x in (got, plain))
+    accuracy = Accuracy(*errors, rounding)
+    assert accuracy.ok, f"{name}: {accuracy}"
+    return accuracy
+
+
+def layer(x, weight, bias, scale, dtype):
+    """What a norm and the linear layer after it do in a dtype, as the model does it."""
+    x, weight = x.to(dtype), weight.to(dtype)
+    if scale is not None:
+        x = scale.to(dtype) * F.rms_norm(x, x.shape[-1:], eps=EPS)
+    return F.linear(x, weight, None if bias is None else bias.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("tokens", "outputs", "width"), SHAPES)
+def test_linear(device, dtype, tokens, outputs, width):
+    """With and without everything around the product."""
+    x = random(tokens, width, dtype=dtype, device=device)
+    weight = weight_of(outputs, width, dtype, device)
+    bias, residual = (
+        random(*shape, dtype=dtype, device=device) for shape in ((outputs,), (tokens, outputs))
+    )
+    scale = 1 + 0.2 * random(width, dtype=dtype, device=device)
+    for case in ((None, None, None), (scale, None, None), (scale, bias, residual)):
+        scale_or_none, bias_or_none, added = case
+        norm = None if scale_or_none is None else Norm(scale_or_none, EPS)
+        got = skinny.linear(x, weight, bias_or_none, norm=norm, residual=added)
+        plain, exact = (
+            layer(x, weight, bias_or_none, scale_or_none, d) + (0 if added is None else added.to(d))
+            for d in (dtype, torch.float64)
+        )
+        assert got.dtype == dtype and got.shape == (tokens, outputs)
+        judged(got, plain, exact)
+
+
+def test_a_residual_stays_what_it_is_unless_it_may_be_overwritten(device):
+    """The same bits either way; of several tokens the result takes its place."""
+    x = random(5, 40, dtype=torch.float32, device=device)
+    weight = weight_of(24, 40, torch.float32, device)
+    residual = random(5, 24, dtype=torch.float32, device=device)
+    before = residual.clone()
+    expected = skinny.linear(x, weight, residual=residual)
+    assert torch.equal(residual, before)
+    got = skinny.linear(x, weight, residual=residual, overwrite=True)
+    assert torch.equal(got, expected) and got.data_ptr() == residual.data_ptr()
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+@pytest.mark.parametrize(("tokens", "outputs", "width"), SHAPES)
+def test_swiglu(device, dtype, tokens, outputs, width):
+    """Two outputs that are far apart in the weight, and their product."""
+    x = random(tokens, width, dtype=dtype, device=device)
+    weight, bias = weight_of(2 * outputs, width, dtype, device), None
+    if tokens != 2:
+        bias = random(2 * outputs, dtype=dtype, device=device)
+    scale = 1 + 0.2 * random(width, dtype=dtype, device=device)
+    got = skinny.swiglu(x, weight, bias, norm=Norm(scale, EPS))
+    found = []
+    for d in (dtype, torch.float64):
+        gate, up = layer(x, weight, bias, scale, d).chunk(2, -1)
+        found.append(F.silu(gate) * up)
+    judged(got, *found)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize(
+    ("batch", "new", "heads", "kv_heads", "head_dim"),
+    [
+        (1, 1, 4, 2, 16),
+        (1, 1, 3, 1, 24),
+        (3, 1, 4, 4, 16),
+        (2, 3, 6, 2, 8),
+        (1, 5, 2, 1, 64),
+        (MANY_TOKENS + 3, 1, 3, 1, 24),
+    ],
+)
+def test_qkv(device, dtype, qk_norm, batch, new, heads, kv_heads, head_dim):
+    """Queries, and what is in the cache afterwards: the new slots and no other."""
+    width, capacity, tokens = 72, 20, batch * new
+    x = random(tokens, width, dtype=dtype, device=device)
+    rows = (heads + 2 * kv_heads) * head_dim
+    weight = weight_of(rows, width, dtype, device)
+    bias = random(rows, dtype=dtype, device=device)
+    scale = 1 + 0.2 * random(width, dtype=dtype, device=device)
+    of_heads = [1 + 0.2 * random(head_dim, dtype=dtype, device=device) for _ in range(2)]
+    norms = [Norm(weight, 1e-6) if qk_norm else None for weight in of_heads]
+    whole = random(2, 3, batch, capacity, kv_heads, head_dim, dtype=dtype, device=device)
+    before = whole.clone()
+    cache = whole.transpose(0, 1)[1]  # as in a cache of many layers; the halves are apart
+    lengths = torch.randint(new, capacity + 1, (batch,), dtype=torch.int32, device=device)
+    lengths[0] = capacity
+    table = rotary_table(Rope(), head_dim, 32, x.device, dtype)
+    q = qkv(
+        x,
+        weight,
+        bias,
+        cache,
+        lengths,
+        table,
+        norm=Norm(scale, EPS),
+        q_norm=norms[0],
+        k_norm=norms[1],
+    )
+
+    slots = lengths[:, None] - new + torch.arange(new, device=device)
+    row = torch.arange(batch, device=device)[:, None]
+    found = []
+    for d in (dtype, torch.float64):
+        y = layer(x, weight, bias, scale, d).view(batch, new, -1, head_dim)
+        parts = list(y.split([heads, kv_heads, kv_heads], 2))
+        for i, norm in enumerate(norms):
+            if norm is not None:
+                normed = F.rms_norm(parts[i], (head_dim,), eps=1e-6)
+                parts[i] = norm.weight.to(d) * normed
+            parts[i] = rotate(parts[i], *(t.to(d) for t in table[slots.long()].unbind(-3)))
+        found.append(parts)
+    k, v = (half[row, slots] for half in cache)
+    for name, got, plain, exact in zip("qkv", (q, k, v), *found, strict=True):
+        judged(got, plain, exact, name)
+    cache[:, row, slots] = before.transpose(0, 1)[1][:, row, slots]
+    assert torch.equal(whole, before)
+
+
+@pytest.mark.parametrize("tile", [Tile(4, 64, 1), Tile(16, 32, 2), Tile(8, 256, 4)])
+def test_every_tile_gives_the_same(device, tile):
+    """A tile decides about the time only."""
+    x = random(1, 200, dtype=torch.float32, device=device)
+    weight = weight_of(50, 200, torch.float32, device)
+    got = skinny.linear(x, weight, tile=tile)
+    judged(got, F.linear(x, weight), layer(x, weight, None, None, torch.float64))
+
+
+@pytest.mark.parametrize("width", [8, 896, 2048, 4096, 14336])
+@pytest.mark.parametrize("rows", [6, 2048, 152064])
+def test_chosen_tiles_can_be_compiled(rows, width):
+    """Powers of two, pairs of rows, and no more weights than a thread has registers for."""
+    tile = skinny.choose_tile(rows, width)
+    for number in (tile.rows, tile.block_k, tile.num_warps):
+        assert number & (number - 1) == 0
+    assert tile.rows >= 2
+    assert tile.rows * tile.block_k <= 128 * 32 * tile.num_warps
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+def test_large_values_do_not_overflow(device):
+    """The gate's exponential may be infinite; a square of x may not be in fp16."""
+    x = torch.full((1, 64), 300.0, dtype=torch.float16, device=device)
+    weight = torch.ones(2, 64, dtype=torch.float16, device=device)
+    weight[0] = -1
+    assert skinny.swiglu(x, weight).item() == 0
+    norm = Norm(torch.ones(64, dtype=torch.float16, device=device), EPS)
+    assert skinny.linear(x, weight, norm=norm)[0].tolist() == [-64, 64]
+
+
+STREAMS = {"linear_kernel", "swiglu_kernel", "qkv_kernel"}
+X, WEIGHT = torch.zeros(1, 8), torch.zeros(6, 8)
+
+
+@pytest.mark.parametrize(
+    ("sentence", "x", "weight", "options"),
+    [
+        (r"not empty, not \(0, 8\)", torch.zeros(0, 8), WEIGHT, {}),
+        (r"must be \(tokens, K\)", torch.zeros(8), WEIGHT, {}),
+        ("x is torch.float64", X.double(), WEIGHT.double(), {}),
+        ("x is torch.float32 and the weight torch.bfloat16", X, WEIGHT.bfloat16(), {}),
+        (r"the weight is \(6, 9\); for this x it must be \(N, 8\)", X, torch.zeros(6, 9), {}),
+        ("the x must be contiguous", torch.zeros(1, 16)[:, ::2], WEIGHT, {}),
+        ("the weight must be contiguous", X, torch.zeros(8, 6).T, {}),
+        ("the residual must be contiguous", X, WEIGHT, {"residual": torch.zeros(1, 12)[:, ::2]}),
+        (r"the residual is \(1, 5\); it must be \(1, 6\)", X, WEIGHT, {"residual": X[:, :5]}),
+        ("x is on cpu but the weight on meta", X, WEIGHT.to("meta"), {}),
+    ],
+)
+def test_bad_input_is_named(sentence, x, weight, options):
+    """In one sentence, before any launch."""
+    with pytest.raises(ValueError, match=sentence):
+        skinny.linear(x, weight, **options)
+
+
+def test_halves_and_caches_that_do_not_fit():
+    """The two other layers have a condition of their own."""
+    with pytest.raises(ValueError, match="5 rows; gate and up must be halves"):
+        skinny.swiglu(X, WEIGHT[:5])
+    table = torch.zeros(4, 2, 1, 2)
+    lengths = torch.ones(1, dtype=torch.int32)
+    cache = torch.zeros(2, 1, 4, 1, 2)
+    with pytest.raises(ValueError, match="do not fit the cache"):
+        qkv(X, WEIGHT, None, torch.zeros(2, 1, 4, 2, 2), lengths, table)
+    with pytest.raises(ValueError, match="do not fit the cache .* with 2 lengths"):
+        qkv(X.expand(2, 8).contiguous(), WEIGHT, None, cache, lengths.repeat(2), table)
+    with pytest.raises(ValueError, match="the cache is torch.bfloat16 but the model computes"):
+        qkv(X, WEIGHT, None, cache.bfloat16(), lengths, table)
+    with pytest.raises(ValueError, match="q_norm and k_norm go together"):
+        qkv(X, WEIGHT, None, cache, lengths, table, q_norm=Norm(torch.ones(2), EPS))
+    with pytest.raises(ValueError, match="last three dimensions"):
+        qkv(X, WEIGHT, None, torch.zeros(2, 1, 4, 1, 4)[..., ::2], lengths, table)
+
+
+@pytest.mark.parametrize("arch", [pytest.param("sm_80", marks=pytest.mark.wide), "sm_90"])
+def test_compiled_code(arch):
+    """On either architecture: weights in loads of 16 bytes, no spills, one kernel for each part."""
+    command = [sys.executable, "-m", "tests.compile.compile_gemv", arch]
+    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    out = subprocess.run(
+        command, env=environment, check=True, capture_output=True, text=True, cwd=ROOT
+    )
+    rows = json.loads(out.stdout.splitlines()[-1])
+    streams = [row for row in rows if row["kernel"] in STREAMS]
+    assert {row["kernel"] for row in streams} == STREAMS
+    for row in rows:
+        assert row["stack"] == 0, row
+    assert {"draw_kernel", "forward_kernel", "backward_kernel"} <= {row["kernel"] for row in rows}
+    for row in streams:
+        assert row["wide_loads"] >= 4, row
+        assert row["registers"] <= 128, row
+        assert row["waits"] == (arch == "sm_90"), row
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("rows", "width"), [(3072, 2048), (896, 4864), (28672, 4096)])
+def test_overlap_changes_no_bit(rows, width):
+    """A chain of layers, a thousand times: each kernel may start before the one before it ends."""
+    x = random(1, width, dtype=torch.bfloat16, device="cuda")
+    weight = weight_of(rows, width, torch.bfloat16, "cuda")
+    back = weight_of(width, rows, torch.bfloat16, "cuda")
+    scale = torch.ones(width, dtype=torch.bfloat16, device="cuda")
+
+    def chain(overlap):
+        y = skinny.linear(x, weight, norm=Norm(scale, EPS), overlap=overlap)
+        return skinny.linear(y, back, residual=x, overlap=overlap)
+
+    expected = chain(overlap=False)
+    found = []
+    for d in (torch.bfloat16, torch.float64):
+        y = layer(x, weight, None, scale, d)
+        found.append(layer(y, back, None, None, d) + x)
+    judged(expected, *found)
+    if torch.cuda.get_device_capability() >= (9, 0):
+        different = torch.zeros((), dtype=torch.int64, device="cuda")
+        for _ in range(1000):
+            different += (chain(overlap=True) != expected).any()
+        assert different.item() == 0

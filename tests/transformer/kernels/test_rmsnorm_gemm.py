@@ -1,0 +1,305 @@
+"""RMSNorm fused into a product: against fp64, in the interpreter or on a GPU; the gradients, and
+what is refused.
+"""
+
+import math
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from flash_versions.versions.tiles import hopper
+from tests.transformer.kernels.test_gemm import assess
+from transformer.model.kernels.gemm.rmsnorm import (
+    fold,
+    norm_linear,
+    norm_swiglu,
+    portable_norm_gemm,
+)
+from transformer.model.kernels.gemm.rmsnorm_hopper import NormGemmConfig, norm_gemm
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float32]
+EPS = 1e-5
+
+
+class Case(NamedTuple):
+    """Rows, columns and what is summed over; what else is asked for."""
+
+    rows: int
+    columns: int
+    inner: int
+    swiglu: bool = False
+    bias: bool = False
+    scale: float = 1.0  # of x
+    eps: float = EPS
+
+    def inputs(self, dtype, device="cpu"):
+        """The tensors, by name."""
+        shape = self.columns, self.inner
+        inputs = {
+            "x": torch.randn(self.rows, self.inner) * self.scale,
+            "norm_weight": 1 + 0.3 * torch.randn(self.inner),
+            "weight": torch.randn(shape) / self.inner**0.5,
+        }
+        if self.swiglu:
+            inputs["up"] = torch.randn(shape) / self.inner**0.5
+        if self.bias:
+            inputs["bias"] = torch.randn(self.columns)
+        return {name: tensor.to(device, dtype) for name, tensor in inputs.items()}
+
+    def assert_right(self, y, **inputs):
+        normed = inputs["norm_weight"] * F.rms_norm(inputs["x"], inputs["x"].shape[-1:])
+        weights = [inputs[name] for name in ("weight", "up") if name in inputs]
+        accuracy = assess(y, partial(formula, eps=self.eps), (normed, *weights), **inputs)
+        assert accuracy.ok, accuracy
+
+
+def formula(x, norm_weight, weight, up=None, bias=None, eps=EPS):
+    """What is computed, by torch in the dtype of the inputs, as the model does."""
+    normed = norm_weight * F.rms_norm(x, x.shape[-1:], eps=eps)
+    y = F.linear(normed, weight, bias)
+    return y if up is None else F.silu(y) * F.linear(normed, up)
+
+
+def run(x, norm_weight, weight, up=None, bias=None, eps=EPS):
+    """The function that is under test."""
+    if up is not None:
+        return norm_swiglu(x, norm_weight, eps, weight, up)
+    return norm_linear(x, norm_weight, eps, weight, bias)
+
+
+CASES = [
+    Case(1, 1, 1),
+    Case(1, 24, 40, bias=True),
+    Case(17, 64, 64),
+    Case(65, 130, 96, bias=True),
+    Case(129, 72, 200),
+    Case(40, 72, 200, swiglu=True),
+    Case(130, 65, 33, swiglu=True),
+    Case(20, 40, 128, scale=1e4),
+    Case(20, 40, 128, scale=1e-4),
+    Case(20, 40, 128, scale=0.0),
+    Case(20, 40, 128, eps=3.0),
+    Case(20, 40, 128, eps=0),
+]
+by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+@pytest.mark.filterwarnings("ignore:divide by zero", "ignore:invalid value")  # rows of padding
+@by_dtype
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_case_is_within_the_budget(case, dtype, device):
+    inputs = case.inputs(dtype, device)
+    case.assert_right(run(**inputs, eps=case.eps), **inputs)
+
+
+def test_the_budget_sees_wrong_answers():
+    case = Case(32, 64, 128, bias=True)
+    inputs = case.inputs(torch.bfloat16)
+    right = formula(**inputs)
+    case.assert_right(right, **inputs)
+    without = {name: x for name, x in inputs.items() if name != "bias"}
+    row = torch.ones(32, 1).index_fill(0, torch.tensor([7]), 1.05)
+    for wrong in (
+        formula(**without),
+        formula(**inputs | {"norm_weight": torch.ones(128).bfloat16()}),
+        formula(**inputs, eps=0.1),
+        F.linear(inputs["x"] * inputs["norm_weight"], inputs["weight"], inputs["bias"]),
+        (right * row).bfloat16(),
+        right * torch.nan,
+    ):
+        with pytest.raises(AssertionError):
+            case.assert_right(wrong, **inputs)
+
+
+def test_dimensions_strides_and_what_was_folded_before(device):
+    x, n, weight, bias = Case(24, 40, 64, bias=True).inputs(torch.bfloat16, device).values()
+    y = norm_linear(x, n, EPS, weight, bias)
+    assert torch.equal(norm_linear(x, n, EPS, weight, bias, folded=fold(n, weight)), y)
+    packed = torch.randn(2, 3, 4, 128, device=device).bfloat16()
+    packed[..., 32:96] = x.view(2, 3, 4, 64)
+    assert torch.equal(norm_linear(packed[..., 32:96], n, EPS, weight, bias), y.view(2, 3, 4, 40))
+    assert torch.equal(norm_linear(x[0], n, EPS, weight, bias), y[0])
+    x_columns, weight_columns = x.T.contiguous().T, weight.T.contiguous().T
+    assert torch.equal(norm_linear(x_columns, n, EPS, weight_columns, bias), y)
+    every_other = torch.stack((bias, bias), 1)[:, 0]
+    assert torch.equal(norm_linear(x, n, EPS, weight, every_other), y)
+    y = norm_swiglu(x, n, EPS, weight[:20], weight[20:])
+    folded = fold(n, weight).chunk(2)
+    assert torch.equal(norm_swiglu(x, n, EPS, weight[:20], weight[20:], folded=folded), y)
+
+
+def test_the_norms_weight_may_have_more_bits(device):
+    """It is folded as it is, and rounded with the weight, once."""
+    x, n, weight = Case(24, 40, 64).inputs(torch.bfloat16, device).values()
+    wide = n.float() + 2**-10
+    y = norm_linear(x, wide, EPS, weight)
+    exact = formula(x.double(), wide.double(), weight.double())
+    close, far = ((t.double() - exact).norm() for t in (y, norm_linear(x, n, EPS, weight)))
+    assert close < far
+
+
+def test_nothing_to_compute(device):
+    n, weight = torch.ones(8, device=device), torch.ones(4, 8, device=device)
+    assert norm_linear(torch.ones(2, 0, 8, device=device), n, EPS, weight).shape == (2, 0, 4)
+    assert norm_linear(torch.ones(3, 8, device=device), n, EPS, weight[:0]).shape == (3, 0)
+
+
+def test_errors_are_those_of_the_roundings(device):
+    """As docs/norm_gemm.md explains: each rounding to bf16, of a factor or of the sum, adds as much
+    as any other, in squares. PyTorch has three, the kernel two; 3 % are for the sample.
+    """
+
+    def size(x):
+        return x.double().square().mean().sqrt().item()
+
+    x, n, weight = Case(128, 256, 1024).inputs(torch.bfloat16, device).values()
+    normal = torch.randn(2**18, device=device)
+    rounding = size(normal.bfloat16() - normal) / size(normal)
+    exact = formula(x.double(), n.double(), weight.double())
+    ours, plain = norm_linear(x, n, EPS, weight), formula(x, n, weight)
+    for y, roundings in (exact.bfloat16(), 1), (ours, 2), (plain, 3):
+        assert size(y - exact) == pytest.approx(rounding * roundings**0.5 * size(exact), rel=0.03)
+    together = math.hypot(size(ours - exact), size(plain - exact))
+    assert 0.9 * together < size(ours.double() - plain.double()) < together
+
+
+# ------------------------------------------------------------------------------- gradients
+@pytest.mark.parametrize("options", [{"bias": True}, {"swiglu": True}], ids=str)
+@by_dtype
+def test_gradients_are_those_of_the_formula(options, dtype, device):
+    inputs = Case(30, 40, 64, **options).inputs(dtype, device)
+    dy = torch.randn(2, 15, 40, device=device).to(dtype)
+
+    def gradient(call, name, **tensors):
+        leaves = {k: t.detach().clone().requires_grad_() for k, t in tensors.items()}
+        y = call(**leaves | {"x": leaves["x"].view(2, 15, 64)})
+        return torch.autograd.grad(y, leaves[name], dy.to(y.dtype))[0]
+
+    for name in inputs:
+        found = gradient(run, name, **inputs)
+        accuracy = assess(found, partial(gradient, formula, name), **inputs)
+        assert accuracy.ok, f"{name}: {accuracy}"
+
+
+@pytest.mark.parametrize("options", [{"bias": True}, {"swiglu": True}], ids=str)
+def test_only_the_gradients_that_are_asked_for(options, device):
+    inputs = Case(6, 8, 16, **options).inputs(torch.float32, device)
+    leaves = {name: t.clone().requires_grad_() for name, t in inputs.items()}
+    wanted = dict(zip(leaves, torch.autograd.grad(run(**leaves).sum(), list(leaves.values()))))
+    for name, tensor in inputs.items():
+        leaf = tensor.clone().requires_grad_()
+        (found,) = torch.autograd.grad(run(**inputs | {name: leaf}).sum(), leaf)
+        torch.testing.assert_close(found, wanted[name], msg=name)
+
+
+def test_a_compiled_model_has_the_formula(device):
+    x, n, weight, bias = Case(6, 8, 16, bias=True).inputs(torch.float32, device).values()
+    compiled = torch.compile(norm_linear, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, n, EPS, weight, bias), formula(x, n, weight, bias=bias))
+
+
+# ------------------------------------------------------------------------------- refusals
+def test_what_does_not_fit_is_named():
+    x, n, weight = torch.ones(3, 8), torch.ones(8), torch.ones(4, 8)
+    for message, call in {
+        r"norm_weight has shape \(7,\)": lambda: norm_linear(x, n[1:], EPS, weight),
+        r"norm_weight is torch.int64": lambda: norm_linear(x, n.long(), EPS, weight),
+        r"eps=-1": lambda: norm_linear(x, n, -1, weight),
+        r"eps=nan": lambda: norm_linear(x, n, float("nan"), weight),
+        r"x has shape \(3, 7\)": lambda: norm_linear(x[:, 1:], n, EPS, weight),
+        r"K at least 1": lambda: norm_linear(x[:, :0], n[:0], EPS, weight[:, :0]),
+        r"bias has shape \(3,\)": lambda: norm_linear(x, n, EPS, weight, torch.ones(3)),
+        r"weight is torch.bfloat16": lambda: norm_linear(x, n, EPS, weight.bfloat16()),
+        r"folded has shape \(3, 8\)": lambda: norm_linear(x, n, EPS, weight, folded=weight[1:]),
+        r"folded\[1\] has": lambda: norm_swiglu(x, n, EPS, weight, weight, folded=(weight, n)),
+        r"up has shape \(3, 8\)": lambda: norm_swiglu(x, n, EPS, weight, weight[1:]),
+        r"must be tensors": lambda: norm_linear(x, n, EPS, [1]),
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+# ------------------------------------------------------------------------------- on Hopper
+USUAL = NormGemmConfig()
+CONFIGS = {
+    "as it is": USUAL,
+    "no chain": replace(USUAL, chain=1),
+    "long chains": replace(USUAL, chain=4),
+    "A from registers": replace(USUAL, through_registers=True),
+    "A from registers, long chains": replace(USUAL, through_registers=True, chain=4),
+    "narrow": replace(USUAL, columns=128, epilogue_columns=32),
+    "one buffer": replace(USUAL, buffers=1, epilogue_columns=128),
+    "two stages": replace(USUAL, stages=2, group=1),
+}
+ON_HOPPER = [
+    Case(200, 304, 256, bias=True),
+    Case(300, 520, 72),
+    Case(1, 8, 8),
+    Case(130, 280, 200, swiglu=True),
+    Case(130, 136, 392, scale=1e4),
+]
+
+
+def multiply(kernel, config, x, norm_weight, weight, up=None, bias=None):
+    """The result of a kernel for Hopper, which began as NaN."""
+    y = x.new_full((x.shape[0], weight.shape[0]), torch.nan)
+    up = None if up is None else fold(norm_weight, up)
+    kernel(x, fold(norm_weight, weight), y, EPS, up=up, bias=bias, config=config)
+    return y
+
+
+on_hopper = pytest.mark.skipif(
+    not torch.cuda.is_available() or not hopper.available(torch.device("cuda")),
+    reason="needs a Hopper GPU",
+)
+REAL = [
+    Case(4096, 4096, 4096),
+    Case(2048, 6144, 4096, bias=True),
+    Case(1000, 1536, 896, bias=True),
+    Case(130, 4864, 896, swiglu=True),
+    Case(4096, 14336, 4096, swiglu=True),
+    Case(777, 2056, 1032, scale=300.0),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", REAL, ids=str)
+def test_a_models_shapes(case, dtype):
+    """By the kernel that the GPU has, and by the portable one."""
+    inputs = case.inputs(dtype, "cuda")
+    case.assert_right(run(**inputs), **inputs)
+    case.assert_right(multiply(portable_norm_gemm, None, **inputs), **inputs)
+
+
+@pytest.mark.gpu
+@on_hopper
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_switch_on_hopper(name):
+    """And the same bits, a thousand times."""
+    config = CONFIGS[name]
+    for case in [*ON_HOPPER, Case(1000, 2000, 1024, bias=True)]:
+        inputs = case.inputs(torch.bfloat16, "cuda")
+        case.assert_right(multiply(norm_gemm, config, **inputs), **inputs)
+    y = multiply(norm_gemm, config, **inputs)
+    different = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(1000 if name == "as it is" else 20):
+        different += (multiply(norm_gemm, config, **inputs) != y).any()
+    assert different.item() == 0
+
+
+@pytest.mark.gpu
+def test_in_a_graph():
+    x, n, weight = Case(300, 512, 256).inputs(torch.bfloat16, "cuda").values()
+    folded = fold(n, weight)
+    norm_linear(x, n, EPS, weight, folded=folded)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = norm_linear(x, n, EPS, weight, folded=folded)
+    x.copy_(torch.randn_like(x))
+    graph.replay()
+    assert torch.equal(y, norm_linear(x, n, EPS, weight, folded=folded))

@@ -1,0 +1,406 @@
+"""What a config.json may say, and the rotary embedding that it describes, against transformers."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import transformer
+from transformer.model.decoder import Config
+from transformer.model.families import FAMILIES
+from transformer.model.rope import Rope, rotary_table, rotate
+
+HF = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+
+QWEN3 = Config(
+    vocab_size=97,
+    hidden_size=48,
+    intermediate_size=80,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    max_positions=64,
+    tied_embeddings=True,
+    qk_norm=True,
+)
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+QWEN2, MISTRAL, SMOLLM3, GEMMA2, GEMMA3 = (
+    {"architectures": [f"{name}ForCausalLM"]}
+    for name in ("Qwen2", "Mistral", "SmolLM3", "Gemma2", "Gemma3")
+)
+GEMMA = replace(
+    QWEN3,
+    qk_norm=False,
+    activation="gelu_tanh",
+    norm_plus_one=True,
+    four_norms=True,
+    scaled_embeddings=True,
+    query_pre_attn_scalar=256,
+)
+
+LLAMA3 = {
+    "type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+ROPES = {
+    "default": {"theta": 1e6},
+    "linear": {"type": "linear", "factor": 4.0},
+    "llama3": LLAMA3,
+    "yarn": YARN,
+    "yarn, no truncation": {**YARN, "truncate": False},
+    "yarn, attention factor": {**YARN, "attention_factor": 1.25},
+    "yarn, mscale": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.8},
+    "yarn, betas": {**YARN, "beta_fast": 20.0, "beta_slow": 2.0},
+    "yarn, ramp of no width": {**YARN, "original_max_position_embeddings": 6},
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("parameters", ROPES.values(), ids=ROPES)
+def test_rotary_embedding_has_the_bits_of_transformers(parameters, dtype):
+    llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+    rope, positions, head_dim = Rope(**parameters), 512, 64
+    data = {f"rope_{n}" if n in ("theta", "type") else n: v for n, v in parameters.items()}
+    theirs = llama.LlamaConfig(
+        head_dim=head_dim,
+        max_position_embeddings=positions,
+        rope_parameters={"rope_theta": rope.theta, "rope_type": rope.type, **data},
+    )
+    q = torch.randn(1, positions, 3, head_dim, generator=torch.Generator().manual_seed(0)).to(dtype)
+    cos, sin = llama.LlamaRotaryEmbedding(theirs)(q, torch.arange(positions)[None])
+    expected, _ = llama.apply_rotary_pos_emb(q, q, cos, sin, unsqueeze_dim=2)
+    table = rotary_table(rope, head_dim, positions, q.device, dtype)
+    assert torch.equal(rotate(q, *table.unbind(1)), expected)
+
+
+@pytest.mark.parametrize(
+    "older, newer",
+    [
+        ({}, {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+        ({"rope_theta": 5e5}, {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}),
+        (
+            {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}},
+            {"rope_parameters": {"rope_type": "linear", "rope_theta": 5e5, "factor": 2.0}},
+        ),
+        (
+            {"rope_theta": 5e5, "rope_scaling": {"type": "yarn", "rope_type": "yarn", "factor": 2}},
+            {"rope_parameters": {"rope_type": "yarn", "rope_theta": 5e5, "factor": 2.0}},
+        ),
+        ({"head_dim": None}, {"head_dim": 12}),
+        ({"num_key_value_heads": None}, {"num_key_value_heads": 4}),
+        ({"use_sliding_window": False, "sliding_window": 8}, {"sliding_window": None}),
+        (
+            {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2},
+            {"layer_types": ["full_attention"] * 2},
+        ),
+    ],
+    ids=["theta absent", "theta", "type", "both types", "head_dim", "heads", "window", "no layer"],
+)
+def test_keys_of_transformers_4_and_5_mean_the_same(older, newer):
+    assert Config.from_hf({**HF, **older}) == Config.from_hf({**HF, **newer})
+
+
+def test_qwen2_has_its_own_idea_of_biases():
+    qwen2 = {**HF, "architectures": ["Qwen2ForCausalLM"]}
+    config = Config.from_hf({**qwen2, "attention_bias": True, "mlp_bias": True})
+    assert config == Config.from_hf(qwen2)
+    assert (config.qkv_bias, config.output_bias, config.mlp_bias) == (True, False, False)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        QWEN3,
+        replace(QWEN3, qk_norm=False, rope=Rope(**LLAMA3)),
+        replace(QWEN3, qk_norm=False, qkv_bias=True, rope=Rope(**YARN, truncate=False)),
+        replace(QWEN3, qk_norm=False, qkv_bias=True, output_bias=True, mlp_bias=True),
+        replace(QWEN3, qkv_bias=True, output_bias=True, rope=Rope(theta=3e6)),
+        replace(QWEN3, layer_windows=(None, 8)),
+        replace(QWEN3, qk_norm=False, qkv_bias=True, layer_windows=(8, None)),
+        replace(QWEN3, qk_norm=False, layer_windows=(8, 8)),
+        replace(QWEN3, qk_norm=False, layer_ropes=(Rope(), None), mlp_bias=True),
+        replace(GEMMA, scores_softcap=50.0, layer_windows=(8, None)),
+        replace(GEMMA, logits_softcap=30.0),
+        replace(GEMMA, qk_norm=True, layer_windows=(8, None), layer_ropes=(Rope(1e3), Rope())),
+        replace(GEMMA, qk_norm=True, query_pre_attn_scalar=2.5, qkv_bias=True, output_bias=True),
+    ],
+    ids=lambda config: "-".join(name for name, value in vars(config).items() if value != 0)[-40:],
+)
+def test_config_survives_the_hugging_face_form(config):
+    assert Config.from_hf(config.to_hf()) == config
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"mlp_bias": True},
+        {"layer_windows": (4, 8)},
+        {"activation": "gelu_tanh", "four_norms": True},
+        {"qk_norm": False, "qkv_bias": True, "layer_ropes": (None, Rope())},
+    ],
+    ids=["bias", "two windows", "four norms", "no rope"],
+)
+def test_config_without_an_architecture_is_refused(parts):
+    with pytest.raises(ValueError, match="no architecture of LlamaForCausalLM"):
+        replace(QWEN3, **parts).to_hf()
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_missing_keys_mean_what_they_mean_to_transformers(architecture):
+    """Older checkpoints left out what was the default then."""
+    transformers = pytest.importorskip("transformers")
+    given = {**HF, "architectures": [architecture], "num_hidden_layers": 40}
+    kind = transformers.AutoConfig.for_model(FAMILIES[architecture].model_type)
+    # The ids of special tokens have defaults beyond this vocabulary.
+    theirs = type(kind)(**{**given, "pad_token_id": None, "eos_token_id": 0}).to_dict()
+    assert Config.from_hf({**theirs, "architectures": [architecture]}) == Config.from_hf(given)
+
+
+@pytest.mark.parametrize(
+    "given, windows",
+    [
+        ({**QWEN2, "use_sliding_window": True}, (None, None, 8, 8)),
+        ({**QWEN2, "use_sliding_window": False}, ()),
+        ({**QWEN2, "use_sliding_window": True, "sliding_window": None}, ()),
+        (MISTRAL, (8, 8, 8, 8)),
+        ({**MISTRAL, "sliding_window": None}, ()),
+        (
+            {**SMOLLM3, "use_sliding_window": True},
+            (None, None, None, 8),
+        ),
+        (GEMMA2, (8, None, 8, None)),
+        ({**GEMMA3, "sliding_window_pattern": 3}, (8, 8, None, 8)),
+        (
+            {**GEMMA2, "layer_types": [FULL] * 4},
+            (),
+        ),
+    ],
+    ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
+)
+def test_each_family_has_its_own_layers_with_windows(given, windows):
+    config = Config.from_hf(
+        {**HF, "num_hidden_layers": 4, "max_window_layers": 2, "sliding_window": 8, **given}
+    )
+    assert config.layer_windows == windows
+    for layer, window in enumerate(windows):
+        asked = config.attention_options(layer).get("window")
+        assert asked == (None if window is None else (window - 1, 0))
+
+
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        ({"layer_windows": (8,)}, "layer_windows has 1 entries for 2 layers"),
+        ({"layer_ropes": (None,) * 3}, "layer_ropes has 3 entries for 2 layers"),
+        ({"layer_windows": (0, None)}, "a layer's window must be a positive integer"),
+        ({"scores_softcap": 0.0}, "scores_softcap must be a positive number or None, not 0.0"),
+        ({"logits_softcap": math.inf}, "logits_softcap must be a positive number or None, not inf"),
+        ({"activation": "relu"}, "activation 'relu' is unknown; known are silu, gelu_tanh"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_a_config_that_makes_no_sense_is_refused(change, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        replace(QWEN3, **change)
+
+
+ROPE_4 = "rope_scaling"
+
+
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        (
+            {"architectures": ["GPT2LMHeadModel"]},
+            "GPT2LMHeadModel is not supported; known are Llama",
+        ),
+        (
+            {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": {}},
+            "with text_config it describes a model of more than text; use a text-only checkpoint",
+        ),
+        ({"architectures": None}, "architecture none is not supported"),
+        (
+            {"hidden_act": "gelu"},
+            "activation 'gelu' is not supported; known are silu, swish, gelu_py",
+        ),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention is not supported"),
+        (
+            {"num_hidden_layers": None},
+            "num_hidden_layers must be a positive integer up to 1024, not None",
+        ),
+        ({"vocab_size": "97"}, "vocab_size must be a positive integer up to 1048576, not '97'"),
+        ({"max_position_embeddings": 10**12}, "up to 2147483647, not 1000000000000"),
+        ({"num_attention_heads": 0}, "num_attention_heads must be a positive integer .* not 0"),
+        ({"num_key_value_heads": "2"}, "num_key_value_heads must be a positive integer .* not '2'"),
+        ({"num_hidden_layers": True}, "num_hidden_layers must be a positive integer .* not True"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures must be a list, not 'LlamaForCaus"),
+        ({"architectures": {"a": 1}}, "architectures must be a list, not {'a': 1}"),
+        ({"architectures": 3}, "architectures must be a list, not 3"),
+        ({"architectures": [["x"]]}, r"architecture \['x'\] is not supported; known"),
+        (
+            {"tie_word_embeddings": "false"},
+            "tie_word_embeddings must be true or false, not 'false'",
+        ),
+        ({"attention_bias": 1}, "attention_bias must be true or false, not 1"),
+        ({"layer_types": 5}, "layer_types must be a list, not 5"),
+        ({"layer_types": [["x"]]}, r"layers of type \['x'\] are not supported, only full_att"),
+        ({"layer_types": ["full_attention", 3]}, "layers of type 3 are not supported"),
+        (
+            {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": "a"},
+            "max_window_layers must be an integer, not 'a'",
+        ),
+        ({"num_key_value_heads": 3}, r"query heads \(4\) must be a multiple of key heads \(3\)"),
+        ({"hidden_size": 50}, r"hidden_size \(50\) must be a multiple of num_attention_heads"),
+        ({"head_dim": 15}, "head_dim must be even"),
+        ({"head_dim": 0}, "head_dim must be a positive integer up to 1048576, not 0"),
+        ({"rms_norm_eps": math.nan}, "norm_eps must be a positive number"),
+        ({"quantization_config": {"bits": 4}}, "quantized weights"),
+        (
+            {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+            "sliding_attention are not supported",
+        ),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "linear_attention are not"),
+        ({ROPE_4: {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic' is not supported"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "known are default, linear, llama3, yarn"),
+        ({ROPE_4: {"type": "linear"}}, "'linear' needs the parameter factor"),
+        ({ROPE_4: {"type": "linear", "factor": -2}}, "factor must be a positive number, not -2"),
+        ({ROPE_4: {"type": "llama3", "factor": 2.0}}, "needs the parameter low_freq_factor"),
+        ({ROPE_4: {**LLAMA3, "high_freq_factor": 1.0}}, "must exceed low_freq_factor"),
+        ({ROPE_4: {**YARN, "mrope_section": [1]}}, "'mrope_section' is not supported"),
+        ({"rope_parameters": {"full_attention": {}}}, "'full_attention' is not supported"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
+        ({"rope_theta": "1e6"}, "rope_theta must be a positive number, not '1e6'"),
+        ({"rope_theta": 0}, "rope_theta must be a positive number, not 0"),
+        ({"rope_theta": 1, ROPE_4: YARN}, "rope_theta must be at least 2 for yarn, not 1"),
+        ({ROPE_4: {"rope_type": ["a"]}}, r"rope_type must be a text, not \['a'\]"),
+        ({ROPE_4: {"theta": 5e5}}, "rope parameter 'theta' is not supported"),
+        ({ROPE_4: {**YARN, "truncate": 0}}, "truncate must be true or false, not 0"),
+        ({ROPE_4: {**YARN, "factor": 10**400}}, "factor must be a positive number, not 1000"),
+        ({ROPE_4: {**YARN, "attention_factor": -1.0}}, "attention_factor must be a positive"),
+        ({ROPE_4: {**YARN, "beta_fast": 0}}, "beta_fast must be a positive number, not 0"),
+        ({ROPE_4: "linear"}, "rope_scaling must be an object, not 'linear'"),
+        (
+            {**QWEN2, "layer_types": [SLIDING] * 2},
+            "sliding_attention, but use_sliding_window is off",
+        ),
+        ({**QWEN2, "layer_types": [SLIDING]}, "layer_types names 1 layers of 2"),
+        (
+            {**QWEN2, "layer_types": ["chunked_attention"] * 2},
+            "chunked_attention are not supported,",
+        ),
+        ({**MISTRAL, "sliding_window": 0}, "sliding_window must be a positive integer .*, not 0"),
+        ({**MISTRAL, "sliding_window": "x"}, "sliding_window must be an integer, not 'x'"),
+        (
+            {**MISTRAL, "layer_types": [SLIDING, FULL]},
+            "Mistral.* must be sliding_attention in every",
+        ),
+        ({**SMOLLM3, "no_rope_layers": [1]}, r"must be 0 or 1 for each of 2 layers, not \[1\]"),
+        (
+            {**SMOLLM3, "no_rope_layers": [1, 2]},
+            r"must be 0 or 1 for each of 2 layers, not \[1, 2\]",
+        ),
+        (
+            {**SMOLLM3, "no_rope_layer_interval": 0},
+            "no_rope_layer_interval must be a positive integer",
+        ),
+        (
+            {**GEMMA2, "sliding_window": None},
+            "sliding_window must be a positive integer .*, not None",
+        ),
+        (
+            {**GEMMA2, "attn_logit_softcapping": 0},
+            "attn_logit_softcapping must be a positive number",
+        ),
+        (
+            {**GEMMA2, "final_logit_softcapping": "30"},
+            "softcapping must be a positive number, not '30'",
+        ),
+        (
+            {**GEMMA2, "query_pre_attn_scalar": None},
+            "query_pre_attn_scalar must be a positive number",
+        ),
+        ({**GEMMA2, "hidden_activation": "gelu"}, "activation 'gelu' is not supported"),
+        ({**GEMMA2, "use_bidirectional_attention": True}, "use_bidirectional_attention is not"),
+        ({**GEMMA3, "attn_logit_softcapping": 50.0}, "must be null in Gemma3ForCausalLM"),
+        (
+            {**GEMMA3, "sliding_window_pattern": 0},
+            "sliding_window_pattern must be a positive integer",
+        ),
+        (
+            {**GEMMA3, "rope_parameters": {"rope_type": "linear"}},
+            "rope_parameters 'rope_type' is not",
+        ),
+        ({**GEMMA3, "rope_local_base_freq": -1}, "rope_theta must be a positive number, not -1"),
+        (
+            {**GEMMA3, "rope_parameters": {SLIDING: {"rope_type": "dynamic"}}},
+            "rope type 'dynamic' is not supported",
+        ),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_what_the_model_cannot_do_is_refused_by_name(change, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        Config.from_hf({**HF, **change})
+
+
+SHIPPED = json.loads(
+    Path(transformer.__file__).with_name("checkpoints").joinpath("sloppy/config.json").read_text()
+)
+EXTREMES = [None, 0, -1, "x", [], {}, [[1]], {"a": [1]}, 10**12, 10**400, True, 1.5, 1e-320]
+ROPE_KEYS = [*ROPES["yarn, mscale"], *LLAMA3, "rope_type", "rope_theta", "theta", "truncate"]
+MORE_KEYS = ["layer_types", "sliding_window", "max_window_layers", "rope_parameters", "hidden_act"]
+MORE_KEYS += ["no_rope_layers", "no_rope_layer_interval", "sliding_window_pattern"]
+MORE_KEYS += ["attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"]
+MORE_KEYS += ["hidden_activation", "rope_local_base_freq", "use_bidirectional_attention"]
+
+
+@pytest.mark.parametrize("family", [name.removesuffix("ForCausalLM") for name in FAMILIES])
+def test_any_value_of_any_key_gives_a_config_or_a_value_error(family):
+    """Nothing else is raised, and a config that was accepted has a table of rotations."""
+    sound = {**SHIPPED, "architectures": [f"{family}ForCausalLM"], "use_sliding_window": True}
+    changes = [{key: value} for key in [*sound, *MORE_KEYS] for value in EXTREMES]
+    changes += [
+        {ROPE_4: {**scaling, key: value}}
+        for scaling in (YARN, LLAMA3, {})
+        for key in ROPE_KEYS
+        for value in EXTREMES
+    ]
+    outcomes = set()
+    for change in changes:
+        try:
+            config = Config.from_hf({**sound, **change})
+        except ValueError as error:
+            assert "\n" not in str(error)
+            outcomes.add("refused")
+        else:
+            for rope in {config.rope, *config.layer_ropes} - {None}:
+                rotary_table(rope, 64, 4, torch.device("cpu"), torch.float32)
+            outcomes.add("accepted")
+    assert outcomes == {"refused", "accepted"}
+
+
+@pytest.mark.parametrize("parameters", ROPES.values(), ids=ROPES)
+def test_a_longer_rotary_table_begins_with_the_bits_of_a_shorter_one(parameters):
+    rope, device = Rope(**parameters), torch.device("cpu")
+    whole = rotary_table(rope, 64, 1000, device, torch.float32)
+    for length in (1, 2, 3, 64, 777):
+        shorter = rotary_table(rope, 64, length, device, torch.float32)
+        assert torch.equal(shorter, whole[:length]), length

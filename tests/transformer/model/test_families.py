@@ -1,0 +1,215 @@
+"""Every family of checkpoints against transformers: logits, bf16, greedy answers, files."""
+
+import functools
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from flash_versions.versions.oracle.budget import Accuracy
+from tests.helpers.family_checkpoints import (
+    CHECKPOINTS,
+    FAMILIES,
+    WINDOW,
+    as_transformers_4,
+    assert_same_logits,
+    attention,
+    make_checkpoint,
+    make_tokens,
+)
+from tests.helpers.paths import ROOT
+from transformer.generation.engine import generate
+from transformer.model.cache import KVCache
+from transformer.model.decoder import Transformer
+from transformer.model.families import FAMILIES as ARCHITECTURES
+from transformer.model.weights import load_config, load_model, save_model
+
+HALF_ULP = 2.0**-9  # one rounding to bf16, relative
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory):
+    """name -> (folder of a sharded checkpoint, the model in it), made once."""
+    pytest.importorskip("transformers")
+
+    @functools.cache
+    def make(name):
+        folder = tmp_path_factory.mktemp("checkpoint")
+        return folder, make_checkpoint(name, folder)
+
+    return make
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_logits_are_those_of_transformers(theirs, name):
+    folder, model = theirs(name)
+    assert len(list(folder.glob("model-*.safetensors"))) > 1
+    assert_same_logits(load_model(folder, attention), model)
+
+
+def assert_within_budget(actual, plain, exact):
+    """The largest and the mean error of logits in bf16: twice that of plain PyTorch, a rounding."""
+    errors = [(logits - exact).abs() for logits in (actual, plain)]
+    for over in (torch.max, torch.mean):
+        accuracy = Accuracy(*(over(x).item() for x in (*errors, HALF_ULP * exact.abs())))
+        assert accuracy.ok, f"{over.__name__}: {accuracy}"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_bf16_is_as_accurate_as_transformers(theirs, name):
+    """Both are compared with the fp64 model; ours may have twice their error, and its rounding."""
+    folder, model = theirs(name)
+    tokens = make_tokens(100, batch=4)
+    load = functools.partial(type(model).from_pretrained, folder, attn_implementation="eager")
+    ours = load_model(folder, attention, dtype=torch.bfloat16)
+    with torch.no_grad():
+        exact = load(dtype=torch.float64)(tokens).logits
+        plain = load(dtype=torch.bfloat16)(tokens).logits
+        actual = ours(tokens)
+    assert actual.dtype == torch.bfloat16
+    assert_within_budget(actual, plain, exact)
+
+
+class Numbers:
+    """A tokenizer whose texts are lists of tokens."""
+
+    def decode(self, tokens):
+        return "".join(f"{token} " for token in tokens)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_greedy_answers_are_those_of_transformers(theirs, name):
+    """Token for token, alone and beside shorter and longer prompts, past the end of a window."""
+    folder, model = theirs(name)
+    prompts = [make_tokens(length, batch=1)[0].tolist() for length in (3, WINDOW + 9, 1, 30)]
+    ours = load_model(folder, attention)
+
+    def answers(prompts):
+        found, _ = generate(ours, Numbers(), prompts, max_tokens=16)
+        return [completion.tokens for completion in found]
+
+    longest = max(map(len, prompts))
+    pads = [longest - len(prompt) for prompt in prompts]
+    expected = model.generate(
+        torch.tensor([[0] * n + prompt for n, prompt in zip(pads, prompts)]),
+        attention_mask=torch.tensor([[0] * n + [1] * len(p) for n, p in zip(pads, prompts)]),
+        do_sample=False,
+        max_new_tokens=16,
+        eos_token_id=None,
+    )[:, longest:].tolist()
+    assert answers(prompts) == expected
+    assert answers(prompts[1:2]) == expected[1:2]
+    assert sum(len(set(answer)) for answer in expected) > 20  # they do not say one thing only
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_config_of_transformers_4_gives_the_same_model(theirs, name, tmp_path):
+    folder, _ = theirs(name)
+    older = as_transformers_4(json.loads((folder / "config.json").read_text()))
+    (tmp_path / "config.json").write_text(json.dumps(older))
+    assert load_config(tmp_path) == load_config(folder)
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_what_we_write_is_the_same_model_to_both(theirs, name, tmp_path):
+    """Also where two classes there have the same parts, as Mistral without a window and Llama."""
+    transformers = pytest.importorskip("transformers")
+    folder, model = theirs(name)
+    ours = load_model(folder, attention)
+    save_model(ours, tmp_path, torch.float32)
+    assert load_config(tmp_path) == load_config(folder)
+    again, report = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, attn_implementation="eager", output_loading_info=True
+    )
+    assert not any(report.values()), report
+    assert_same_logits(load_model(tmp_path, attention), model, lengths=[40])
+    assert_same_logits(ours, again, lengths=[40])
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_every_switch_matters(theirs, name):
+    """What the tests above would not notice if it were missing, they would not test."""
+    folder, _ = theirs(name)
+    model, tokens = load_model(folder, attention), make_tokens(40)
+    config, weights = model.config, model.state_dict()
+    off = {
+        "norm_plus_one": False,
+        "scaled_embeddings": False,
+        "query_pre_attn_scalar": None,
+        "scores_softcap": None,
+        "logits_softcap": None,
+        "layer_ropes": (),
+        "activation": "gelu_tanh" if config.activation == "silu" else "silu",
+    }
+    changes = [{switch: value} for switch, value in off.items() if getattr(config, switch) != value]
+    ropes = [config.rope_of(layer) for layer in range(config.num_layers)]
+    for rope in set(ropes) - {None}:
+        other = replace(rope, theta=rope.theta / 2)
+        changes.append({"layer_ropes": tuple(other if r == rope else r for r in ropes)})
+    if windows := config.layer_windows:
+        changes += [
+            {"layer_windows": tuple(window and window + by for window in windows)} for by in (-1, 1)
+        ]
+        changes += [{"layer_windows": windows[::-1]}] if windows != windows[::-1] else []
+    assert ("windows" in name) <= bool(windows)
+    with torch.no_grad():
+        expected = model(tokens)
+        for change in changes:
+            with torch.device("meta"):
+                other = Transformer(replace(config, **change), attention)
+            other.load_state_dict(weights, assign=True)
+            assert (other(tokens) - expected).abs().max() > 1e-3, change
+
+
+def test_the_page_on_checkpoints_names_every_family():
+    page = (ROOT / "docs/models.md").read_text(encoding="utf-8")
+    assert all(f"`{architecture}`" in page for architecture in ARCHITECTURES)
+
+
+# On a GPU
+
+
+@pytest.fixture
+def on_gpu(theirs):
+    """name -> the model in bf16 there; each layer takes the newest version that can run it."""
+    return lambda name: load_model(theirs(name)[0], None, "cuda", torch.bfloat16)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", FAMILIES)
+def test_bf16_on_a_gpu_is_as_accurate_as_transformers(theirs, on_gpu, name):
+    """Prompts of 90 and 67 tokens, padded, then ten single tokens, which read the cache."""
+    folder, model = theirs(name)
+    ours, tokens = on_gpu(name), make_tokens(100)
+    pads = torch.tensor([0, 23])
+    cache = KVCache(ours.config, 2, 128, "cuda", torch.bfloat16)
+    prompts = torch.stack([row.roll(int(n)) for row, n in zip(tokens[:, :90], pads)]).cuda()
+    rows = [tokens[0], torch.cat((tokens[1, : 90 - 23], tokens[1, 90:]))]
+    with torch.no_grad():
+        found = [ours(prompts, cache, pads.cuda(), last_only=True)]
+        found += [ours(tokens[:, i : i + 1].cuda(), cache) for i in range(90, 100)]
+        actual = torch.cat(found, dim=1).cpu()
+        load = functools.partial(type(model).from_pretrained, folder, attn_implementation="eager")
+        exact, plain = (
+            torch.cat([other(row[None]).logits[:, -11:] for row in rows])
+            for other in (load(dtype=torch.float64), load(dtype=torch.bfloat16))
+        )
+    assert_within_budget(actual, plain, exact)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_graph_says_what_launches_say_in_every_family(on_gpu, name):
+    model = on_gpu(name)
+    prompts = [make_tokens(length, batch=1)[0].tolist() for length in (3, WINDOW + 9, 1, 30)]
+    launched, replayed = (
+        [
+            completion.tokens
+            for completion in generate(
+                model, Numbers(), prompts, max_tokens=60, cuda_graph=cuda_graph
+            )[0]
+        ]
+        for cuda_graph in (False, True)
+    )
+    assert replayed == launched

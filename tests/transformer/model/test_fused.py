@@ -1,0 +1,385 @@
+"""The fused forward against the ordinary one: the same tokens, no second copy of the weights."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import flash_versions
+from flash_versions.versions.oracle.budget import Accuracy
+from transformer.model import fused
+from transformer.model.cache import KVCache
+from transformer.model.config import Config
+from transformer.model.decoder import Transformer
+from transformer.model.kernels.decode import gemv as skinny
+from transformer.model.paged_cache import PagedKVCache
+from transformer.model.rope import Rope
+
+TINY = Config(
+    vocab_size=101,
+    hidden_size=48,
+    intermediate_size=72,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    max_positions=64,
+)
+FAMILIES = {
+    "llama": {"rope": Rope(500000.0, "llama3", 8.0, 16, 1.0, 4.0), "mlp_bias": True},
+    "qwen2": {"qkv_bias": True, "tied_embeddings": True},
+    "qwen3": {"qk_norm": True, "qkv_bias": True, "output_bias": True},
+    "mistral": {"layer_windows": (5, 5)},
+}
+STEPS = 4
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch):
+    """The interpreter runs programs one by one; test_skinny has the tiles that are for GPUs."""
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(skinny, "choose_tile", lambda rows, width: skinny.Tile(32, 64, 4))
+
+
+def tiny(
+    device: str, dtype: torch.dtype = torch.float32, kernels: str = "torch", **changed
+) -> Transformer:
+    """A model with weights that make sharp logits, so that a greedy token means something."""
+    config = Config(**{**{f: getattr(TINY, f) for f in TINY.__dataclass_fields__}, **changed})
+    version = "sdpa" if device == "cpu" else "fa2"
+    model = Transformer(config, partial(flash_versions.attention, version=version), kernels)
+    for parameter in model.parameters():
+        mean, std = (0.0, 0.25) if parameter.dim() > 1 else (0.5, 0.3)
+        nn.init.normal_(parameter, mean, std)
+    return model.to(device, dtype).eval()
+
+
+def continued(model, forward, cache, prompt, padding=None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Greedy tokens behind a prompt (batch, STEPS), and the logits that they were taken from."""
+    with torch.inference_mode():
+        logits = [model(prompt, cache, padding, last_only=True)]
+        for _ in range(STEPS):
+            logits.append(forward(logits[-1].argmax(-1), cache, last_only=True))
+    logits = torch.cat(logits, 1)
+    return logits.argmax(-1), logits
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_greedy_tokens_are_those_of_the_ordinary_forward(device, family, batch):
+    """Token for token in fp32: one sequence, and a batch with pads whose cache is fixed."""
+    model = tiny(device, **FAMILIES[family])
+    prompt = torch.randint(101, (batch, 7)).to(device)
+    padding = torch.tensor([0, 3], device=device) if batch == 2 else None
+    found = []
+    for forward in (model, partial(fused.forward, model)):
+        cache = KVCache(model.config, batch, 24, device)
+        if batch == 2:
+            cache.fix()
+        found.append(continued(model, forward, cache, prompt, padding))
+    (expected, logits), (got, fused_logits) = found
+    assert torch.equal(got, expected)
+    assert len(expected.unique()) > 1  # not one token again and again
+    torch.testing.assert_close(fused_logits, logits, rtol=0, atol=2e-5 * logits.abs().max().item())
+
+
+def test_a_row_that_is_full(device):
+    """A fixed cache goes on over its last slot; one that grows says that there is no room."""
+    model = tiny(device)
+    prompt = torch.randint(101, (2, 7), device=device)
+    cache, expected = (KVCache(model.config, 2, 8, device) for _ in range(2))
+    with torch.inference_mode():
+        for one in (cache, expected):
+            model(prompt, one, torch.tensor([0, 5], device=device))
+        cache.fix()
+        expected.fix()
+        for token in (prompt[:, :1], prompt[:, 1:2], prompt[:, 2:3]):
+            got, plain = fused.forward(model, token, cache), model(token, expected)
+            torch.testing.assert_close(got, plain, rtol=1e-4, atol=1e-4)
+        assert cache.lengths.tolist() == expected.lengths.tolist() == [8, 5]
+        cache.truncate(8)
+        with pytest.raises(ValueError, match="holds 8 tokens and 8 are stored: 1 more, 9 in all"):
+            fused.forward(model, prompt[:, :1], cache)
+        assert cache.lengths.tolist() == [8, 5]
+
+
+def test_several_tokens_of_each_row(device):
+    """As a speculation is verified: all logits, after rows of unequal lengths."""
+    model = tiny(device, tied_embeddings=True)
+    prompt = torch.randint(101, (2, 5), device=device)
+    guess = torch.randint(101, (2, 4), device=device)
+    found = []
+    for forward in (model, partial(fused.forward, model)):
+        cache = KVCache(model.config, 2, 24, device)
+        with torch.inference_mode():
+            model(prompt, cache, torch.tensor([0, 2], device=device))
+            found.append((forward(guess, cache), cache.keys_values[..., :7, :, :], cache.lengths))
+    for expected, got in zip(*found, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_paged_cache(device):
+    """The same logits, whichever way the cache lies in memory."""
+    model = tiny(device)
+    prompt = torch.randint(101, (2, 7), device=device)
+    plain, paged = (
+        kind(model.config, 2, 24, device, **options)
+        for kind, options in ((KVCache, {}), (PagedKVCache, {"page_size": 4}))
+    )
+    paged.allocate([7 + STEPS] * 2)
+    forward = partial(fused.forward, model)
+    if device == "cpu":  # pages are for kernels
+        model.attention = partial(flash_versions.attention, version="fa2")
+    expected, got = (continued(model, forward, cache, prompt) for cache in (plain, paged))
+    assert torch.equal(got[0], expected[0])
+    torch.testing.assert_close(got[1], expected[1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_is_within_the_budget(device, dtype, batch):
+    """Against fp64: no further away than twice what the ordinary forward is, in the same dtype."""
+    model = tiny(device, dtype, tied_embeddings=True)
+    oracle = copy.deepcopy(model).double()
+    oracle.attention = partial(flash_versions.attention, version="reference")
+    prompt = torch.randint(101, (batch, 6), device=device)
+    newest = torch.randint(101, (batch, 1), device=device)
+    found = []
+    for forward in (oracle, model, partial(fused.forward, model)):
+        prefill = oracle if forward is oracle else model
+        weight = prefill.model.embed_tokens.weight
+        cache = KVCache(model.config, batch, 8, device, weight.dtype)
+        with torch.inference_mode():
+            prefill(prompt, cache)
+            found.append(forward(newest, cache).double())
+    exact, plain, got = found
+    errors = [(x - exact).abs().max().item() for x in (got, plain)]
+    rounding = torch.finfo(dtype).eps / 2 * exact.abs().max().item()
+    assert Accuracy(*errors, rounding).ok, Accuracy(*errors, rounding)
+
+
+def test_weights_are_not_copied():
+    """Parameters become parts of a larger tensor once, and stay what they were."""
+    model = tiny("cpu", qkv_bias=True)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    block = fused.blocks_of(model)[0]
+    weight, bias = fused.joined(fused.qkv_of(block.self_attn))
+    q, k, v = fused.qkv_of(block.self_attn)
+    assert torch.equal(weight, torch.cat([q.weight, k.weight, v.weight]))
+    assert bias is not None and torch.equal(bias, torch.cat([q.bias, k.bias, v.bias]))
+    assert {x.weight.untyped_storage().data_ptr() for x in (q, k, v)} == {
+        weight.untyped_storage().data_ptr()
+    }
+    again, _ = fused.joined(fused.qkv_of(block.self_attn))
+    assert again.data_ptr() == weight.data_ptr() and again.shape == weight.shape
+    with torch.no_grad():
+        k.weight.fill_(7)  # as an optimiser's step would
+    assert (weight[64:96] == 7).all()
+    k.weight.data.copy_(before["model.layers.0.self_attn.k_proj.weight"])
+    after = model.state_dict()
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+
+
+def test_weights_that_were_moved_are_joined_anew():
+    """A copy, another dtype: each parameter has memory of its own again."""
+    model = tiny("cpu")
+    fused.joined(fused.gate_up_of(fused.blocks_of(model)[0].mlp))
+    for other in (copy.deepcopy(model), model.double()):
+        block = fused.blocks_of(other)[0]
+        weight, bias = fused.joined(fused.gate_up_of(block.mlp))
+        gate, up = fused.gate_up_of(block.mlp)
+        assert torch.equal(weight, torch.cat([gate.weight, up.weight])) and bias is None
+
+
+def test_weights_that_were_made_for_inference():
+    """They have no versions to count, and are joined all the same."""
+    with torch.inference_mode():
+        layers = nn.Linear(4, 3), nn.Linear(4, 2)
+        expected = torch.cat([layer.weight for layer in layers])
+        for _ in range(2):
+            weight, bias = fused.joined(layers)
+            assert torch.equal(weight, expected) and bias is not None
+
+
+def test_training_goes_on_after_a_fused_step(device):
+    """Weights that were joined in inference mode can still be trained."""
+    model = tiny(device)
+    tokens = torch.randint(101, (1, 1), device=device)
+    with torch.inference_mode():
+        fused.forward(model, tokens, KVCache(model.config, 1, 8, device))
+    if device == "cpu":
+        model(tokens.expand(1, 4)).sum().backward()
+        for layer in fused.qkv_of(fused.blocks_of(model)[0].self_attn):
+            assert layer.weight.grad is not None
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"norm_plus_one": True}, "Gemma's norms"),
+        ({"activation": "gelu_tanh"}, "the activation gelu_tanh"),
+        ({"logits_softcap": 30.0}, "softcap of the logits"),
+        ({"layer_ropes": (Rope(), None)}, "without a rotary embedding"),
+    ],
+)
+def test_what_is_not_fused_is_said(changed, sentence):
+    """By the config alone."""
+    assert sentence in str(fused.unsupported(tiny("cpu", **changed).config))
+
+
+def test_what_does_not_fit_takes_the_ordinary_forward():
+    """More tokens, pads, gradients, adapters, strided embeddings: no fused forward."""
+    model = tiny("cpu")
+    embedding = model.model.embed_tokens.weight
+    cache = KVCache(model.config, 1, 32)
+    one = torch.zeros(1, 1, dtype=torch.int64)
+    with torch.no_grad():
+        assert fused.fits(model, one, cache, None)
+        assert not fused.fits(model, one.expand(1, fused.FEW_TOKENS + 1), cache, None)
+        assert fused.fits(model, one.expand(fused.FEW_TOKENS + 1, 1), cache, None)
+        assert not fused.fits(model, one, None, None)
+        assert not fused.fits(model, one, cache, torch.zeros(1, dtype=torch.int64))
+        with torch.autocast("cpu", torch.bfloat16):
+            assert not fused.fits(model, one, cache, None)
+    assert not fused.fits(model, one, cache, None)
+
+    class Adapted(nn.Linear):
+        """Does more than its weight says."""
+
+    whole = embedding.data
+    embedding.data = whole.T.contiguous().T
+    with torch.no_grad():
+        assert not fused.fits(model, one, cache, None)
+        embedding.data = whole
+        assert fused.fits(model, one, cache, None)
+        fused.blocks_of(model)[1].mlp.up_proj = Adapted(48, 72)
+        assert not fused.fits(model, one, cache, None)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "gemma"])
+def test_many_tokens(device, family):
+    """A prefill on the fused kernels: the logits of the ordinary forward."""
+    gemma = {"norm_plus_one": True, "four_norms": True, "activation": "gelu_tanh"}
+    model = tiny(device, **FAMILIES.get(family, gemma))
+    tokens = torch.randint(101, (2, 9), device=device)
+    with torch.no_grad():
+        expected = model(tokens)
+        set_parts(model, True)
+        got, again = model(tokens), model(tokens)
+    assert torch.equal(got, again)
+    torch.testing.assert_close(got, expected, rtol=0, atol=2e-5 * expected.abs().max().item())
+
+
+def test_every_product_of_many_tokens_is_ours(device, monkeypatch):
+    """Two of each layer in one kernel with a norm, the other two without one."""
+    model, called = tiny(device, kernels="fused"), []
+    for module, name in ((fused.gemm, "linear"), (fused, "norm_linear"), (fused, "norm_swiglu")):
+        ours = getattr(module, name)
+
+        def counted(*args, ours=ours, name=name, **options):
+            called.append(name)
+            return ours(*args, **options)
+
+        monkeypatch.setattr(module, name, counted)
+    with torch.no_grad():
+        model(torch.randint(0, model.config.vocab_size, (2, 20), device=device))
+    layer = ["norm_linear", "linear", "norm_swiglu", "linear"]
+    assert called == layer * model.config.num_layers
+
+
+def test_folded_weights_follow_the_weights(device):
+    """After a step of training, a norm's weight folded before it would be another model's."""
+    model = tiny(device)
+    tokens = torch.randint(101, (1, 9), device=device)
+    for _ in range(2):
+        with torch.no_grad():
+            set_parts(model, False)
+            expected = model(tokens)
+            set_parts(model, True)
+            atol = 2e-5 * expected.abs().max().item()
+            torch.testing.assert_close(model(tokens), expected, rtol=0, atol=atol)
+            fused.blocks_of(model)[0].input_layernorm.weight.mul_(2)
+            fused.blocks_of(model)[1].mlp.up_proj.weight.neg_()
+
+
+def test_gradients(device):
+    """All parameters have the ordinary forward's gradients."""
+    model = tiny(device, qkv_bias=True)
+    if device == "cpu":
+        model.attention = partial(flash_versions.attention, version="sdpa")
+    tokens = torch.randint(101, (1, 6), device=device)
+    found = []
+    for parts in (False, True):
+        set_parts(model, parts)
+        model.zero_grad()
+        model(tokens).logsumexp(-1).sum().backward()
+        found.append({name: p.grad.clone() for name, p in model.named_parameters()})
+    for name, expected in found[0].items():
+        torch.testing.assert_close(
+            found[1][name], expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item() + 1e-7
+        )
+
+
+def test_the_switch(device):
+    """`kernels` decides: torch never fuses, fused always, auto where there is a GPU."""
+    tokens = torch.randint(101, (1, 1), device=device)
+    for kernels, few, many in (
+        ("torch", False, False),
+        ("auto", device == "cuda", False),
+        ("fused", True, True),
+    ):
+        torch.manual_seed(0)
+        model = tiny(device, kernels=kernels)
+        with torch.no_grad():
+            cache = KVCache(model.config, 1, 8, device)
+            logits = model(tokens, cache)
+        assert (fused.blocks_of(model)[0].mlp.fused, cache.longest) == (many, 1)
+        joined = fused.blocks_of(model)[0].self_attn.q_proj.weight.untyped_storage().nbytes()
+        assert (joined > 64 * 48 * 4) == few
+        if kernels == "torch":
+            expected = logits
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_switches_that_do_not_exist():
+    """Named in a sentence."""
+    with pytest.raises(ValueError, match="one of auto, torch, fused, not 'fast'"):
+        tiny("cpu", kernels="fast")
+    with pytest.raises(ValueError, match="kernels='fused' does not work for this model: Gemma's"):
+        tiny("cpu", kernels="fused", four_norms=True)
+
+
+def set_parts(model: Transformer, on: bool) -> None:
+    """Let the parts of a model use the fused kernels, or not."""
+    for block in fused.blocks_of(model):
+        block.self_attn.fused = block.mlp.fused = on
+
+
+@pytest.mark.gpu
+def test_a_captured_step_is_the_step():
+    """Kernels that overlap, in a CUDA graph that is replayed: the tokens of step after step."""
+    config = {"hidden_size": 512, "intermediate_size": 1536, "num_heads": 8, "head_dim": 64}
+    model = tiny("cuda", torch.bfloat16, **config)
+    prompt = torch.randint(101, (1, 9), device="cuda")
+    cache = KVCache(model.config, 1, 32, "cuda", torch.bfloat16)
+    expected, _ = continued(model, partial(fused.forward, model, overlap=False), cache, prompt)
+
+    cache.truncate(0)
+    cache.fix()
+    stream = torch.cuda.Stream()
+    with torch.inference_mode(), torch.cuda.stream(stream):
+        newest = model(prompt, cache, last_only=True).argmax(-1)
+        got = [newest.clone()]
+        fused.forward(model, newest, cache, last_only=True)  # compiles
+        cache.lengths.fill_(9)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            newest.copy_(fused.forward(model, newest, cache, last_only=True).argmax(-1))
+        for _ in range(STEPS):
+            graph.replay()
+            got.append(newest.clone())
+    torch.cuda.synchronize()
+    assert torch.equal(torch.cat(got, 1), expected)

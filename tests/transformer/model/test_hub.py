@@ -1,0 +1,143 @@
+"""Names of the hub: what is downloaded, what is said when it cannot be. No test needs a network."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from transformer.model.hub import DownloadError, resolve
+
+huggingface_hub = pytest.importorskip("huggingface_hub")
+NAME = "somebody/some-model-0.5B"
+
+# File of a repository -> whether it is needed.
+REPOSITORY = {
+    "config.json": True,
+    "generation_config.json": True,
+    "tokenizer.json": True,
+    "tokenizer_config.json": True,
+    "chat_template.jinja": True,
+    "model.safetensors": True,
+    "model.safetensors.index.json": True,
+    "model-00001-of-00002.safetensors": True,
+    "consolidated.safetensors": False,  # Mistral's: the same weights once more
+    "pytorch_model.bin": False,
+    "modeling_own.py": False,
+    "README.md": False,
+    "original/consolidated.00.pth": False,
+    "original/params.json": False,
+    "onnx/model.safetensors": False,
+}
+
+
+@pytest.fixture
+def download(monkeypatch):
+    """Let the hub's client do something else; returns the list of its calls."""
+
+    def replace(result):
+        calls = []
+
+        def snapshot_download(*args, **kwargs):
+            calls.append((args, kwargs))
+            if isinstance(result, Exception):
+                raise result
+            return result
+
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+        return calls
+
+    return replace
+
+
+def http_error(kind):
+    """An error of the hub as its client raises it, whatever HTTP library that uses."""
+    return kind.__new__(kind, "401 Client Error")
+
+
+def test_a_folder_is_itself_and_asks_nobody(tmp_path, monkeypatch, download):
+    calls = download("elsewhere")
+    (tmp_path / NAME).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert resolve(NAME) == Path(NAME)
+    assert resolve(str(tmp_path)) == tmp_path
+    assert calls == []
+
+
+def test_a_name_is_downloaded(tmp_path, download):
+    calls = download(str(tmp_path))
+    assert resolve(NAME) == tmp_path
+    [(names, options)] = calls
+    assert names == (NAME,)
+    chosen = huggingface_hub.utils.filter_repo_objects(list(REPOSITORY), **options)
+    assert set(chosen) == {file for file, needed in REPOSITORY.items() if needed}
+
+
+@pytest.mark.parametrize("name", ["", "chatt", "./a/b", "/a/b", "a/b/c", "a b/c", "../b", "a/"])
+def test_what_is_no_name_is_not_asked_for(download, name):
+    calls = download("elsewhere")
+    with pytest.raises(FileNotFoundError, match="there is no checkpoint folder .* are owner/model"):
+        resolve(name)
+    assert calls == []
+
+
+@pytest.mark.parametrize(
+    "kind, sentence",
+    [
+        (
+            "GatedRepoError",
+            f"{NAME} is gated: accept its terms at https://huggingface.co/{NAME} and",
+        ),
+        ("RepositoryNotFoundError", f"neither a checkpoint folder {NAME} nor such a model on the"),
+        (
+            "LocalEntryNotFoundError",
+            f"{NAME} could not be downloaded .* cache, .*HF_HOME.* folder",
+        ),
+    ],
+)
+def test_errors_of_the_hub_say_what_helps(download, kind, sentence):
+    download(http_error(getattr(huggingface_hub.errors, kind)))
+    with pytest.raises(DownloadError, match=sentence) as refused:
+        resolve(NAME)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_broken_connection_is_one_sentence(download):
+    download(RuntimeError("peer closed connection\nfor more information see the manual"))
+    with pytest.raises(DownloadError, match="works without a network: peer closed connection$"):
+        resolve(NAME)
+
+
+def test_without_the_client_its_installation_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(DownloadError, match="pip install huggingface_hub"):
+        resolve(NAME)
+
+
+def resolve_offline(home):
+    """(exit code, output) of another process, whose real client may not use the network."""
+    offline = {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    code = f"from transformer import hub\ntry: print(hub.resolve({NAME!r}))\n"
+    code += "except hub.DownloadError as error: print('refused:', error)"
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **offline},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+
+
+def test_offline_the_cache_answers(tmp_path):
+    """The layout of the hub's cache is documented, and other programs fill it as well."""
+    said = resolve_offline(tmp_path)
+    assert said.startswith(f"refused: {NAME} could not be downloaded")
+    assert str(tmp_path / "hub") in said and "\n" not in said
+    cached = tmp_path / "hub" / f"models--{NAME.replace('/', '--')}"
+    snapshot = cached / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("0" * 40)
+    assert resolve_offline(tmp_path) == str(snapshot)

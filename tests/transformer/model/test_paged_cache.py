@@ -1,0 +1,250 @@
+"""A cache in pages: the same logits and answers, from the memory that is needed."""
+
+from functools import partial
+
+import pytest
+import torch
+
+import flash_versions
+from tests.helpers.tiny_model import CONFIG, CONTEXT, END, PROMPTS
+from transformer.generation import batch
+from transformer.generation.batch import pad_left, prefill
+from transformer.generation.engine import GREEDY, generate
+from transformer.generation.sampling import Sampling, row_generators
+from transformer.model.cache import KVCache
+from transformer.model.paged_cache import PagedKVCache
+from transformer.model.weights import load_model
+
+LONG = list(range(CONTEXT - 6))  # leaves room for six tokens
+SAMPLINGS = {
+    "greedy": GREEDY,
+    "penalised": Sampling(temperature=0.8, top_p=0.9, repetition_penalty=1.3),
+}
+
+
+@pytest.fixture(scope="module")
+def paged_model(folder):
+    """The tiny model with attention that takes pages."""
+    return load_model(folder, partial(flash_versions.attention, version="reference"))
+
+
+def fill(cache):
+    """Let everything that nobody wrote be what must never be seen."""
+    for layer, pool in enumerate(cache.pools):
+        cache.pools[layer] = torch.full_like(pool, 1e3)
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 16, 200])
+@pytest.mark.parametrize("chunk", [10**6, 20], ids=["whole", "chunks"])
+def test_pages_give_the_logits_of_a_rectangle(model, paged_model, page_size, chunk):
+    prompts = [*PROMPTS, LONG]
+    steps = torch.randint(CONFIG.vocab_size, (5, len(prompts), 1))
+    paged = PagedKVCache(CONFIG, len(prompts), CONTEXT, page_size=page_size)
+    paged.allocate([len(prompt) for prompt in prompts])
+    fill(paged)
+    rectangle = KVCache(CONFIG, len(prompts), CONTEXT)
+    with torch.no_grad():
+        found = [prefill(paged_model, paged, prompts, chunk)]
+        expected = [prefill(model, rectangle, prompts, 10**6)]
+        for number, step in enumerate(steps):
+            paged.allocate([len(prompt) + number + 1 for prompt in prompts])
+            found.append(paged_model(step, paged)[:, -1])
+            expected.append(model(step, rectangle)[:, -1])
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    assert paged.lengths.tolist() == rectangle.lengths.tolist()
+
+
+@pytest.mark.parametrize("version", ["fa2"])
+def test_the_kernels_follow_the_table(folder, model, version, device):
+    attend = partial(flash_versions.attention, version=version)
+    paged_model = load_model(folder, attend, torch.device(device))
+    cache = PagedKVCache(CONFIG, 2, 24, device, page_size=4)
+    prompts = [PROMPTS[0], PROMPTS[1]]
+    cache.allocate([3, 9])
+    with torch.no_grad():
+        found = [prefill(paged_model, cache, prompts, 100)]
+        found.append(paged_model(torch.tensor([[1], [2]], device=device), cache)[:, -1])
+        rectangle = KVCache(CONFIG, 2, 24)
+        expected = [prefill(model, rectangle, prompts, 100)]
+        expected.append(model(torch.tensor([[1], [2]]), rectangle)[:, -1])
+    for ours, theirs in zip(found, expected):
+        torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-4, atol=1e-4)
+
+
+def answers(model, tokenizer, prompts, sampling=GREEDY, max_tokens=30, **options):
+    generators = () if sampling.greedy else row_generators(3, len(prompts))
+    return generate(
+        model,
+        tokenizer,
+        prompts,
+        max_tokens=max_tokens,
+        sampling=sampling,
+        generators=generators,
+        eos=(END, *range(20)),  # for answers of many lengths
+        logprobs=True,
+        **options,
+    )
+
+
+def assert_same(found, expected):
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours.tokens, ours.text, ours.finish_reason) == (
+            theirs.tokens,
+            theirs.text,
+            theirs.finish_reason,
+        )
+        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
+
+
+MANY = [*PROMPTS, LONG, *[[7 + i] * (1 + 5 * i) for i in range(6)]]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+@pytest.mark.parametrize("places, steps", [(None, 1), (3, 1), (2, 16), (1, 5)])
+def test_a_row_does_not_depend_on_who_had_its_place(
+    monkeypatch, model, paged_model, tokenizer, sampling, places, steps
+):
+    """Places are given again, at different times, and each row says what it says in a rectangle."""
+    expected, _ = answers(model, tokenizer, MANY, sampling)
+    assert len({len(completion.tokens) for completion in expected}) > 2
+    monkeypatch.setattr(batch, "steps_at_a_time", lambda device: steps)
+    shown = [""] * len(MANY)
+    ended: dict[int, object] = {}
+
+    def show(row, text):
+        shown[row] += text
+
+    options = {} if steps > 1 else {"on_text": show}
+    found, statistics = answers(
+        paged_model,
+        tokenizer,
+        MANY,
+        sampling,
+        page_size=8,
+        at_once=places,
+        on_end=ended.__setitem__,
+        **options,
+    )
+    assert_same(found, expected)
+    assert not options or shown == [completion.text for completion in expected]
+    assert [ended[row] for row in range(len(MANY))] == found
+    assert statistics.rows == (places or len(MANY))
+    assert statistics.generated_tokens == sum(len(c.tokens) for c in expected)
+    assert statistics.prompt_tokens == sum(map(len, MANY))
+
+
+def test_memory_is_what_is_stored(monkeypatch, paged_model, tokenizer):
+    """One row in ten is long; and what ended rows held is used again."""
+    caches = []
+
+    class Watched(PagedKVCache):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            self.most = 0
+            caches.append(self)
+
+        def allocate(self, lengths):
+            super().allocate(lengths)
+            self.most = max(self.most, self.pages_in_use)
+
+    monkeypatch.setattr(batch, "PagedKVCache", Watched)
+    prompts = [LONG] + [[65]] * 19
+    _, statistics = answers(paged_model, tokenizer, prompts, max_tokens=6, page_size=8, at_once=10)
+    [cache] = caches
+    needed = CONTEXT // 8 + 9  # pages: the long row, and one for each of the others
+    assert cache.most <= needed and cache.pages_in_use == 0
+    assert statistics.cache_bytes < 1.6 * (needed + 1) * 8 * 2 * 2 * 16 * 4
+    assert statistics.cache_bytes < 0.3 * KVCache(CONFIG, 10, CONTEXT).nbytes
+
+
+def test_pages_are_given_taken_back_and_given_again():
+    cache = PagedKVCache(CONFIG, 3, 100, page_size=10)
+    cache.allocate([25, 1, 0])
+    table = cache.table.tolist()
+    assert [len([page for page in row if page]) for row in table] == [3, 1, 0]
+    assert len({page for row in table for page in row if page}) == 4
+    cache.allocate([0, 10, 0])  # keeps what it has, and needs no more
+    assert cache.table.tolist() == table and cache.pages_in_use == 4
+    moves, freed = cache.moves, {page for page in table[0] if page}
+    cache.release(0)
+    assert cache.table[0].tolist() == [0] * 10 and cache.pages_in_use == 1
+    cache.allocate([0, 0, 30])
+    assert {*cache.table[2].tolist()} - {0} == freed and cache.moves == moves
+    with pytest.raises(ValueError, match="a row of the cache holds 100 tokens, not 101"):
+        cache.allocate([0, 101, 0])
+
+
+def test_a_pool_that_grows_keeps_what_it_holds():
+    cache = PagedKVCache(CONFIG, 2, 100, page_size=4)
+    cache.allocate([4, 0])
+    stored = torch.randn(2, 4, 1, CONFIG.num_kv_heads, CONFIG.head_dim)
+    for layer in range(CONFIG.num_layers):
+        cache.pools[layer][:, cache.table[0, 0]] = stored[:, :, 0]
+    before, moves = cache.nbytes, cache.moves
+    cache.allocate([4, 100])
+    assert cache.moves == moves + 1 and cache.nbytes > before
+    assert cache.asked == cache.nbytes
+    for pool in cache.pools:
+        assert torch.equal(pool[:, cache.table[0, 0]], stored[:, :, 0])
+        assert pool.isfinite().all()
+
+
+def test_padded_tokens_go_where_nobody_reads():
+    """The pads of a short row would fill pages that it does not have."""
+    cache = PagedKVCache(CONFIG, 2, 64, page_size=4)
+    _, padding = pad_left([[1, 2], list(range(30))])
+    cache.allocate([2, 30])
+    span = cache.reserve(30, padding)
+    own = cache.table[0, 0].item()
+    assert span.pages[0].tolist() == [own] * 2 + [0] * 26 + [own] * 2
+    assert 0 not in span.pages[1]
+    assert cache.lengths.tolist() == [2, 30]
+
+
+@pytest.mark.parametrize(
+    "options, reason",
+    [
+        ({"page_size": 0}, "page_size must be at least 1, got 0"),
+        ({"page_size": 8, "at_once": 0}, "at_once must be at least 1, got 0"),
+        ({"at_once": 2}, "at_once needs pages"),
+        ({"page_size": 8, "samples": 2}, "leave page_size out"),
+    ],
+)
+def test_bad_arguments_are_refused(model, tokenizer, options, reason):
+    with pytest.raises(ValueError, match=reason):
+        generate(model, tokenizer, [[1]], max_tokens=5, **options)
+
+
+def test_a_cache_that_cannot_be_is_refused():
+    with pytest.raises(ValueError, match="must hold 1 to 128 tokens"):
+        PagedKVCache(CONFIG, 1, 129)
+    with pytest.raises(ValueError, match="a page must hold at least 1 token, not 0"):
+        PagedKVCache(CONFIG, 1, 12, page_size=0)
+    cache = PagedKVCache(CONFIG, 1, 12)
+    cache.reserve(10)
+    with pytest.raises(ValueError, match="the cache holds 12 tokens and 10 are stored: 3 more"):
+        cache.reserve(3)
+    with pytest.raises(ValueError, match="cannot be truncated to -1"):
+        cache.truncate(-1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+@pytest.mark.parametrize("places", [None, 3])
+def test_a_graph_goes_on_while_rows_come_and_go(folder, tokenizer, sampling, places):
+    """Pages so small that the pool grows while a captured step is replayed."""
+    attend = partial(flash_versions.attention, version="fa2")
+    model = load_model(folder, attend, torch.device("cuda"), torch.float32)
+    expected, _ = answers(model, tokenizer, MANY, sampling)
+    for cuda_graph in (False, True):
+        found, _ = answers(
+            model,
+            tokenizer,
+            MANY,
+            sampling,
+            page_size=4,
+            at_once=places,
+            cuda_graph=cuda_graph,
+        )
+        assert_same(found, expected)

@@ -1,0 +1,337 @@
+"""Checkpoints: what is read, what is written, and what is said about a damaged one.
+
+Those that transformers makes are in test_families.py.
+"""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.helpers.family_checkpoints import assert_same_logits, attention, make_checkpoint
+from transformer.model import weights
+from transformer.model.decoder import Config, Transformer
+from transformer.model.rope import Rope
+from transformer.model.weights import CheckpointError, eos_token_ids, load_model, save_model
+
+
+@pytest.fixture(scope="module")
+def transformers():
+    return pytest.importorskip("transformers")
+
+
+def test_dtype_and_device_are_honoured(transformers, tmp_path):
+    make_checkpoint("qwen 3", tmp_path)
+    for dtype, expected in ((None, torch.float32), (torch.float16, torch.float16)):
+        model = load_model(tmp_path, attention, dtype=dtype)
+        assert {parameter.dtype for parameter in model.parameters()} == {expected}
+    model = load_model(tmp_path, attention, device="meta")
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+
+
+# --- saving
+
+CONFIG = Config(
+    vocab_size=512,
+    hidden_size=64,
+    intermediate_size=96,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=32,
+    max_positions=256,
+    tied_embeddings=True,
+    qk_norm=True,
+)
+
+
+def make_model(config=CONFIG):
+    torch.manual_seed(0)
+    model = Transformer(config, attention)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.mark.parametrize(
+    "changes, family",
+    [
+        ({}, "Qwen3"),
+        ({"tied_embeddings": False, "rope": Rope(5e5, "yarn", 4.0, 64)}, "Qwen3"),
+        ({"qk_norm": False, "qkv_bias": True, "head_dim": 16}, "Qwen2"),
+        ({"qk_norm": False, "rope": Rope(1e5, "llama3", 8.0, 64)}, "Llama"),
+    ],
+    ids=["qwen3", "qwen3 yarn", "qwen2", "llama3"],
+)
+def test_transformers_reads_what_we_write(transformers, tmp_path, changes, family):
+    ours = make_model(Config(**{**vars(CONFIG), **changes}))
+    save_model(ours, tmp_path, dtype=torch.float32)
+    theirs, report = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, attn_implementation="eager", output_loading_info=True
+    )
+    assert type(theirs).__name__ == f"{family}ForCausalLM"
+    assert not any(report.values()), report
+    assert_same_logits(ours, theirs)
+    assert_same_logits(load_model(tmp_path, attention), theirs)
+
+
+def test_default_is_bf16(tmp_path):
+    model = make_model()
+    save_model(model, tmp_path / "new" / "folder")
+    assert (
+        json.loads((tmp_path / "new/folder/config.json").read_text())["torch_dtype"] == "bfloat16"
+    )
+    loaded = load_model(tmp_path / "new/folder", attention).state_dict()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(loaded[name], tensor.bfloat16())
+    assert {path.name for path in (tmp_path / "new/folder").iterdir()} == {
+        "config.json",
+        "model.safetensors",
+    }
+
+
+def test_a_loaded_model_can_be_changed_and_saved_where_it_came_from(tmp_path):
+    """Its weights are mapped from the file that is replaced."""
+    save_model(make_model(), tmp_path, dtype=torch.float32)
+    model = load_model(tmp_path, attention)
+    with torch.no_grad():
+        model.model.norm.weight.add_(1)
+    expected = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    save_model(model, tmp_path, dtype=torch.float32)
+    reloaded = load_model(tmp_path, attention).state_dict()
+    assert all(torch.equal(reloaded[name], tensor) for name, tensor in expected.items())
+
+
+def test_a_failed_save_changes_nothing(tmp_path, monkeypatch):
+    save_model(make_model(), tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def half_written(tensors, path, metadata):
+        path.write_bytes(b"half")
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(weights, "save_file", half_written)
+    with pytest.raises(OSError, match="no space left"):
+        save_model(make_model(Config(**{**vars(CONFIG), "num_layers": 1})), tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+# --- damaged and foreign checkpoints
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A sound checkpoint, to be damaged: two shards and their index."""
+    save_model(make_model(), tmp_path, dtype=torch.float32)
+    tensors = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    names = sorted(tensors)
+    shards = {"one.safetensors": names[:9], "two.safetensors": names[9:]}
+    for shard, inside in shards.items():
+        save_file({name: tensors[name] for name in inside}, tmp_path / shard)
+    weight_map = {name: shard for shard, inside in shards.items() for name in inside}
+    (tmp_path / weights.INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    return tmp_path
+
+
+def _edit_json(name, **changes):
+    def edit(folder):
+        data = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps({**data, **changes}))
+
+    return edit
+
+
+def _write(name, content):
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def _folder(name):
+    def replace_by_folder(folder):
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).mkdir()
+
+    return replace_by_folder
+
+
+def _truncate(folder):
+    content = (folder / "two.safetensors").read_bytes()
+    (folder / "two.safetensors").write_bytes(content[:-100])
+
+
+def _edit_tensors(change):
+    def edit(folder):
+        tensors = load_file(folder / "two.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "two.safetensors")
+
+    return edit
+
+
+def _replace_weights(name):
+    def edit(folder):
+        for path in (*folder.glob("*.safetensors"), folder / weights.INDEX):
+            path.unlink()
+        (folder / name).write_bytes(b"")
+
+    return edit
+
+
+NORM = "model.norm.weight"
+
+DAMAGES = {
+    "no folder": (shutil.rmtree, "is not a folder"),
+    "no config": (
+        lambda folder: (folder / "config.json").unlink(),
+        "there is no file .*config.json",
+    ),
+    "config no json": (_write("config.json", b"{'a': 1}"), "config.json is not valid JSON"),
+    "config no text": (_write("config.json", b"\xff\xfe"), "config.json is not UTF-8 text"),
+    "config too deep": (_write("config.json", b'{"a":' + b"[" * 10**5), "nested too deeply"),
+    "config a folder": (_folder("config.json"), "config.json is a folder"),
+    "weights a folder": (_folder("model.safetensors"), "model.safetensors is a folder"),
+    "shard a folder": (_folder("two.safetensors"), "two.safetensors is a folder"),
+    "shard without name": (
+        _edit_json(weights.INDEX, weight_map={"model.norm.weight": ""}),
+        "is a folder; it should be a safetensors file",
+    ),
+    "config a list": (_write("config.json", b"[]"), "config.json must hold a JSON object"),
+    "architecture": (
+        _edit_json("config.json", architectures=["GPT2LMHeadModel"]),
+        "config.json: architecture GPT2LMHeadModel is not supported; known are LlamaForCausalLM",
+    ),
+    "rope type": (
+        _edit_json("config.json", rope_scaling={"type": "dynamic", "factor": 2.0}),
+        "config.json: rope type 'dynamic' is not supported",
+    ),
+    "truncated": (_truncate, "two.safetensors is truncated or no safetensors file"),
+    "empty file": (_write("one.safetensors", b""), "one.safetensors is truncated or no safet"),
+    "shard missing": (
+        lambda folder: (folder / "two.safetensors").unlink(),
+        "two.safetensors, named by model.safetensors.index.json, is missing",
+    ),
+    "index empty": (_write(weights.INDEX, b"{}"), "has no weight_map"),
+    "nothing": (_replace_weights("README.md"), "has neither model.safetensors nor"),
+    "pickle": (_replace_weights("pytorch_model.bin"), "pytorch_model.bin, a pickle, which can run"),
+    "missing": (
+        _edit_tensors(lambda tensors: tensors.pop(NORM)),
+        rf"1 missing \({NORM}\)",
+    ),
+    "unexpected": (
+        _edit_tensors(
+            lambda tensors: tensors.update({f"extra.{i}": torch.ones(1) for i in range(5)})
+        ),
+        r"5 unexpected \(extra.0, extra.1, extra.2, ...\)",
+    ),
+    "several": (
+        _edit_tensors(lambda tensors: tensors.update({"other.weight": tensors.pop(NORM)})),
+        rf"1 missing \({NORM}\); 1 unexpected \(other.weight\)",
+    ),
+    "layer missing": (
+        _edit_json("config.json", num_hidden_layers=3),
+        r"11 missing \(model.layers.2",
+    ),
+    "shape": (
+        _edit_tensors(lambda tensors: tensors.update({NORM: torch.ones(63)})),
+        rf"1 unusable \({NORM} is \[63\] instead of \[64\]\)",
+    ),
+    "quantized": (
+        _edit_tensors(lambda tensors: tensors.update({NORM: torch.ones(64, dtype=torch.int8)})),
+        f"{NORM} is I8 instead of one of F32, F16, BF16",
+    ),
+    "another head": (
+        _edit_tensors(lambda tensors: tensors.update({"lm_head.weight": torch.ones(512, 64)})),
+        r"1 unexpected \(lm_head.weight\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage, sentence", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_checkpoint_is_refused_in_one_sentence(folder, damage, sentence):
+    load_model(folder, attention)
+    damage(folder)
+    with pytest.raises(CheckpointError, match=sentence) as refused:
+        load_model(folder, attention)
+    assert "\n" not in str(refused.value)
+
+
+def test_harmless_extras_are_accepted(folder):
+    """A tied head that is stored again, and the rotary frequencies of old checkpoints."""
+    expected = load_model(folder, attention).state_dict()
+    embedding = expected["model.embed_tokens.weight"]
+    frequencies = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    extras = {"lm_head.weight": embedding.clone(), frequencies: torch.ones(16)}
+    _edit_tensors(lambda tensors: tensors.update(extras))(folder)
+    loaded = load_model(folder, attention).state_dict()
+    assert loaded.keys() == expected.keys()
+    assert all(torch.equal(loaded[name], expected[name]) for name in expected)
+
+
+GENERATION, CONFIG_JSON = "generation_config.json", "config.json"
+TOKENIZER_CONFIG, TOKENIZER = "tokenizer_config.json", "tokenizer.json"
+ADDED = {TOKENIZER: {"added_tokens": [{"id": 1, "content": "<s>"}, {"id": 9, "content": "<e>"}]}}
+
+
+@pytest.mark.parametrize(
+    "files, expected",
+    [
+        ({GENERATION: {"eos_token_id": [3, 7]}, CONFIG_JSON: {"eos_token_id": 5}}, (3, 7, 5)),
+        ({GENERATION: {"eos_token_id": 0}, CONFIG_JSON: {"eos_token_id": [5, 0]}}, (0, 5)),
+        ({GENERATION: {}, CONFIG_JSON: {"eos_token_id": 5}}, (5,)),
+        (
+            {
+                GENERATION: {"eos_token_id": [7, 9]},
+                CONFIG_JSON: {"eos_token_id": 1},
+                TOKENIZER_CONFIG: {"eos_token": "<e>"},
+                **ADDED,
+            },
+            (7, 9, 1),
+        ),
+        (
+            {CONFIG_JSON: {"eos_token_id": 5}, TOKENIZER_CONFIG: {"eos_token": "<e>"}, **ADDED},
+            (5, 9),
+        ),
+        (
+            {CONFIG_JSON: {"eos_token_id": None}, TOKENIZER_CONFIG: {"eos_token": "<e>"}, **ADDED},
+            (9,),
+        ),
+        ({TOKENIZER_CONFIG: {"eos_token": {"content": "<e>"}}, **ADDED}, (9,)),
+        ({TOKENIZER_CONFIG: {}, **ADDED}, ()),
+        ({}, ()),
+    ],
+    ids=[
+        "several",
+        "zero",
+        "config",
+        "all",
+        "two",
+        "tokenizer",
+        "tokenizer object",
+        "none named",
+        "no files",
+    ],
+)
+def test_eos_token_ids(tmp_path, files, expected):
+    for name, data in files.items():
+        (tmp_path / name).write_text(json.dumps(data))
+    assert eos_token_ids(tmp_path) == expected
+
+
+@pytest.mark.parametrize("given", ["</s>", True, [2, False], 1.5, {"id": 2}], ids=str)
+def test_eos_token_ids_must_be_integers(tmp_path, given):
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": given}))
+    with pytest.raises(CheckpointError, match="eos_token_id must be an integer or a list of int"):
+        eos_token_ids(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "added", [5, [5], [{"id": 9}], {"<e>": 9}, [{"content": "<e>", "id": "9"}]], ids=str
+)
+def test_damaged_added_tokens_are_refused(tmp_path, added):
+    (tmp_path / TOKENIZER_CONFIG).write_text('{"eos_token": "<e>"}')
+    (tmp_path / TOKENIZER).write_text(json.dumps({"added_tokens": added}))
+    with pytest.raises(CheckpointError, match="tokenizer.json: .* must be"):
+        eos_token_ids(tmp_path)

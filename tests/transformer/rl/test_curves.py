@@ -1,0 +1,81 @@
+"""Curves of GRPO runs: what is drawn, of one run and of several."""
+
+import shutil
+from pathlib import Path
+
+from tests.helpers.tiny_grpo import png_size
+from transformer.rl import curves
+from transformer.rl.run import read_metrics
+
+
+def copies_of(run: Path, folder: Path, names: list[str]) -> list[Path]:
+    for name in names:
+        (folder / name).mkdir(parents=True)
+        shutil.copy(run / "metrics.jsonl", folder / name)
+    return [folder / name for name in names]
+
+
+def drawn_lines(monkeypatch, folders: list[Path], path: Path) -> dict[str, list]:
+    """Title of a panel -> (label, x, y) of its lines."""
+    figures = []
+
+    class Kept(curves.Figure):
+        def __init__(self, *arguments, **keywords):
+            super().__init__(*arguments, **keywords)
+            figures.append(self)
+
+    monkeypatch.setattr(curves, "Figure", Kept)
+    curves.draw(folders, path)
+    [figure] = figures
+    return {
+        axis.get_title(): [
+            (line.get_label(), list(line.get_xdata()), list(line.get_ydata()))
+            for line in axis.lines
+        ]
+        for axis in figure.axes
+    }
+
+
+def test_the_curve_is_drawn(finished_run):
+    width, height = png_size(finished_run / "curve.png")
+    assert width > 1000 and height > 500
+
+
+def test_panels_hold_what_was_measured(finished_run, tmp_path, monkeypatch):
+    panels = drawn_lines(monkeypatch, [finished_run], tmp_path / "one.png")
+    png_size(tmp_path / "one.png")
+    lines = read_metrics(finished_run)
+    for metric, title in curves.PANELS:
+        expected = [line[metric] for line in lines if metric in line and "step" in line]
+        [(_, x, y)] = panels[title]
+        assert (x, y) == ([1, 2, 3], expected)
+    evaluations = [line for line in lines if "evaluation" in line]
+    held_out = {label: (x, y) for label, x, y in panels["right answers to held-out problems"]}
+    for key in ("greedy", "sampled", "pass@2"):
+        assert held_out[key] == ([0, 2, 3], [line[key] for line in evaluations])
+
+
+def test_every_run_of_a_comparison_is_drawn(finished_run, tmp_path, monkeypatch):
+    """Also of the same name in different folders, and more of them than there are colours."""
+    names = ["a/sums", "b/sums", *"cdefghi"]
+    folders = copies_of(finished_run, tmp_path, names)
+    panels = drawn_lines(monkeypatch, folders, tmp_path / "all.png")
+    assert len(panels["reward of the rollouts"]) == len(names)
+    labels = [label for label, *_ in panels["right answers to held-out problems"]]
+    assert len(set(labels)) == 3 * len(names)
+
+
+def test_the_plot_command(grpo_command, finished_run, tmp_path):
+    other, torn = copies_of(finished_run, tmp_path, ["other", "torn"])
+    with open(torn / "metrics.jsonl", "a") as file:
+        file.write('{"step": 4, "rew')  # the process was killed
+    code, err = grpo_command("plot", finished_run, other, torn, "--out", tmp_path / "plot.png")
+    assert (code, err) == (0, "")
+    png_size(tmp_path / "plot.png")
+    code, err = grpo_command("plot", finished_run, "--out", tmp_path / "plot.poem")
+    assert code == 2 and err.startswith("error: ") and "poem" in err
+    (torn / "metrics.jsonl").write_text("rubbish\n")
+    code, err = grpo_command("plot", torn, "--out", tmp_path / "plot.png")
+    assert code == 2
+    assert err.startswith(f"error: {torn / 'metrics.jsonl'}, line 1 is not valid JSON")
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]

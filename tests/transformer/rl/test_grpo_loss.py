@@ -1,0 +1,475 @@
+"""The GRPO loss against its papers' formulas, token by token in Python's floats; its properties.
+
+Places that the mask leaves out hold NaN or -inf in every input, so that nothing may depend on them.
+"""
+
+import itertools
+import math
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.helpers.tiny_grpo import distance
+from transformer.rl.loss import Loss, Totals, group_advantages, grpo_loss, length_mask
+from transformer.training.logprobs import token_logprobs
+
+TOTALS = Totals(rows=9, tokens=41, limit=11)  # not the sizes of any micro-batch below
+CLIPS = [(0.2, 0.28), (0.2, 0.2), (3e-4, 4e-4), (1.0, math.inf)]
+KL = [(0.0, False), (0.04, False), (0.04, True)]
+LOSSES = [
+    Loss(ratio, kind, *clip, *kl, cap)
+    for ratio, kind, clip, kl, cap in itertools.product(
+        ("token", "sequence"), ("grpo", "dapo", "dr_grpo"), CLIPS, KL, (None, 1.5, 0.9)
+    )
+]
+deterministic = settings(deadline=None, max_examples=60, derandomize=True)
+
+
+@dataclass
+class Rows:
+    """Random completions, as a rollout gives them after a few steps of learning."""
+
+    logprobs: torch.Tensor
+    old: torch.Tensor
+    reference: torch.Tensor
+    sampler: torch.Tensor
+    advantages: torch.Tensor
+    mask: torch.Tensor
+
+    def part(self, rows, width=None) -> "Rows":
+        return Rows(*(x[rows] if x.ndim == 1 else x[rows, :width] for x in vars(self).values()))
+
+    def loss(self, loss: Loss, totals: Totals = TOTALS):
+        """Value, gradient and metrics."""
+        logprobs = self.logprobs.clone().requires_grad_()
+        value, metrics = grpo_loss(
+            logprobs,
+            self.old,
+            self.advantages,
+            self.mask,
+            loss,
+            totals,
+            reference=self.reference,
+            sampler=self.sampler,
+        )
+        (gradient,) = torch.autograd.grad(value, logprobs)
+        return value.detach(), gradient, metrics
+
+
+def random_rows(lengths, seed=0, dtype=torch.float64) -> Rows:
+    g = torch.Generator().manual_seed(seed)
+    rows, width = len(lengths), max(max(lengths), 1)
+
+    def noise(scale):
+        return scale * torch.randn(rows, width, generator=g, dtype=torch.float64)
+
+    mask = length_mask(torch.tensor(lengths), width)
+    old = -noise(1.5).abs()
+    advantages = torch.randn(rows, generator=g, dtype=torch.float64).abs()
+    advantages[1::2] *= -1
+    advantages[-1] = 0
+    inputs = [old + noise(0.4), old, old + noise(0.3), old + noise(0.3)]
+    holes = [-math.inf, math.nan, math.nan, -math.inf]
+    inputs = [x.masked_fill(~mask, hole).to(dtype) for x, hole in zip(inputs, holes)]
+    return Rows(*inputs, advantages.to(dtype), mask)
+
+
+def from_the_papers(x: Rows, loss: Loss, totals: Totals):
+    """Value, gradient, and numbers of clipped tokens, low and high.
+
+    The surrogate is written case by case: where A > 0 it grows with r up to the upper bound, where
+    A < 0 it falls with r from the lower bound on (GRPO, equation 3; DAPO, equation 8).
+    """
+    value, clipped = 0.0, [0, 0]
+    gradient = [[0.0] * x.mask.shape[1] for _ in x.mask]
+    low, high = 1 - loss.clip_low, 1 + loss.clip_high
+    columns = (x.logprobs, x.old, x.reference, x.sampler, x.mask)
+    for b, (logprobs, old, reference, sampler, mask) in enumerate(
+        zip(*(c.tolist() for c in columns))
+    ):
+        counted = [t for t, counts in enumerate(mask) if counts]
+        advantage = float(x.advantages[b])
+        for t in counted:
+            weight = {
+                "grpo": 1 / totals.rows / len(counted),
+                "dapo": 1 / totals.tokens,
+                "dr_grpo": 1 / totals.rows / totals.limit,
+            }[loss.reduce]
+            # The ratio, and the tokens whose log-probabilities it is the mean of.
+            of = [t] if loss.ratio == "token" else counted
+            r = math.exp(sum(logprobs[u] - old[u] for u in of) / len(of))
+            importance = 1.0
+            if loss.importance_cap is not None:
+                importance = min(math.exp(old[t] - sampler[t]), loss.importance_cap)
+            if advantage > 0 and r > high:
+                surrogate, slope = high * advantage, 0.0
+                clipped[1] += 1
+            elif advantage < 0 and r < low:
+                surrogate, slope = low * advantage, 0.0
+                clipped[0] += 1
+            else:
+                surrogate, slope = r * advantage, r * advantage
+            odds = math.exp(reference[t] - logprobs[t])
+            k3 = odds - math.log(odds) - 1
+            kl, kl_slope = (k3 * r, k3 * r) if loss.unbiased_kl else (k3, 0.0)
+            value += weight * (loss.beta * kl - importance * surrogate)
+            gradient[b][t] += weight * loss.beta * (1 - odds) * (r if loss.unbiased_kl else 1)
+            for u in of:  # what reaches a log-probability through r
+                gradient[b][u] += weight * (loss.beta * kl_slope - importance * slope) / len(of)
+    return value, torch.tensor(gradient, dtype=torch.float64), clipped
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+def test_value_and_gradient_are_the_papers(dtype, tolerance):
+    x = random_rows([7, 5, 1, 0, 3, 6, 2, 5, 4], dtype=dtype)
+    total = [0, 0]
+    for loss in LOSSES:
+        value, gradient, metrics = x.loss(loss)
+        expected_value, expected_gradient, clipped = from_the_papers(x, loss, TOTALS)
+        assert value.dtype == gradient.dtype == dtype
+        assert distance(value, expected_value) <= tolerance, loss
+        assert distance(gradient, expected_gradient) <= tolerance, loss
+        assert [metrics.sums["clipped_low"], metrics.sums["clipped_high"]] == clipped, loss
+        total = [a + b for a, b in zip(total, clipped)]
+    assert min(total) > 300, f"the bounds hardly bit: {total}"
+
+
+lengths = st.lists(st.integers(0, 5), min_size=1, max_size=7)
+
+
+@given(lengths, st.sampled_from(LOSSES), st.integers(1, 4), st.integers(0, 99))
+@deterministic
+def test_any_split_gives_the_same_loss_gradient_and_metrics(lengths, loss, parts, seed):
+    x = random_rows(lengths, seed)
+    value, gradient, metrics = x.loss(loss)
+    assignment = torch.randint(
+        parts, (len(lengths),), generator=torch.Generator().manual_seed(seed)
+    )
+    sum_of_values, joined, seen = 0.0, torch.zeros_like(gradient), []
+    for part in assignment.unique():
+        rows = (assignment == part).nonzero()[:, 0]
+        width = max(1, max(lengths[row] for row in rows))  # a micro-batch is padded to its longest
+        part_value, part_gradient, part_metrics = x.part(rows, width).loss(loss)
+        sum_of_values += part_value
+        joined[rows, :width] = part_gradient
+        seen.append(part_metrics)
+    assert distance(sum_of_values, value) <= 1e-13
+    assert distance(joined, gradient) <= 1e-13
+    assert reduce(add, seen).means() == pytest.approx(metrics.means(), rel=1e-12)
+
+
+@given(lengths, st.sampled_from([x for x in LOSSES if not x.beta]), st.integers(0, 99))
+@deterministic
+def test_rows_without_an_advantage_may_be_left_out(lengths, loss, seed):
+    x = random_rows([*lengths, 3, 2], seed)
+    x.advantages[: len(lengths) : 2] = 0
+    kept = x.advantages.nonzero()[:, 0]
+    value, gradient, _ = x.loss(loss)
+    kept_value, kept_gradient, _ = x.part(kept).loss(loss)
+    assert distance(kept_value, value) <= 1e-13
+    assert distance(kept_gradient, gradient[kept]) == 0
+    assert not gradient[x.advantages == 0].any()
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        Loss(r, k, beta=0.1, importance_cap=2.0)
+        for r in ("token", "sequence")
+        for k in ("grpo", "dapo", "dr_grpo")
+    ],
+)
+def test_empty_rows_add_nothing(loss):
+    value, gradient, metrics = random_rows([0, 0, 0]).loss(loss, Totals(rows=3, tokens=0, limit=5))
+    assert value == 0
+    assert torch.equal(gradient, torch.zeros_like(gradient))
+    means = metrics.means()
+    assert set(means.values()) == {0.0}
+    assert {"ratio", "clipped_low", "clipped_high", "kl", "gap", "ratio_max"} < set(means)
+
+
+@given(st.lists(st.integers(0, 1), min_size=1, max_size=6), st.sampled_from(LOSSES))
+@deterministic
+def test_with_one_token_the_sequence_ratio_is_the_tokens(lengths, loss):
+    x = random_rows(lengths)
+    by_token = x.loss(replace(loss, ratio="token"))
+    by_sequence = x.loss(replace(loss, ratio="sequence"))
+    assert torch.equal(by_token[0], by_sequence[0])
+    assert torch.equal(by_token[1], by_sequence[1])
+
+
+@pytest.mark.parametrize("ratio", ["token", "sequence"])
+def test_on_policy_the_value_is_minus_the_mean_advantage_and_the_gradient_is_not_zero(ratio):
+    lengths = [4, 2, 5, 1]
+    mask = length_mask(torch.tensor(lengths), 5)
+    logprobs = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
+    for rewards in ([0.0, 1.0, 1.0, 0.0], [3.0, -1.0, 0.5, 2.0]):
+        advantages = group_advantages(torch.tensor([rewards], dtype=torch.float64))[0]
+        totals = Totals(4, sum(lengths), 5)
+        value, metrics = grpo_loss(
+            logprobs, logprobs, advantages, mask, Loss(ratio, "grpo"), totals
+        )
+        (gradient,) = torch.autograd.grad(value, logprobs)
+        assert abs(value + advantages.mean()) < 1e-15
+        assert abs(value) < 1e-15
+        # That of REINFORCE: every token of a row is pushed alike.
+        expected = -(advantages / 4 / torch.tensor(lengths))[:, None] * mask
+        assert distance(gradient, expected) < 1e-15
+        assert metrics.means() == {
+            "ratio": 1, "clipped_low": 0, "clipped_high": 0, "ratio_max": 1
+        }  # fmt: skip
+
+
+def test_the_metrics_are_means_and_maxima_over_the_counted_tokens():
+    x = random_rows([5, 0, 3, 1])
+    _, _, metrics = x.loss(Loss(beta=0.1))
+    m = x.mask
+    ratio = (x.logprobs - x.old)[m].exp()
+    odds = (x.reference - x.logprobs)[m]
+    gap = (x.old - x.sampler)[m].abs()
+    means = metrics.means()
+    assert metrics.sums["tokens"] == 9
+    for name, expected in {
+        "ratio": ratio.mean(),
+        "ratio_max": ratio.max(),
+        "kl": (odds.exp() - odds - 1).mean(),
+        "gap": gap.mean(),
+        "gap_max": gap.max(),
+    }.items():
+        assert means[name] == pytest.approx(float(expected), rel=1e-12), name
+
+
+def kl_of_one_token(logprob, reference, old=None, unbiased=False) -> torch.Tensor:
+    zero, mask = torch.zeros(1), torch.ones(1, 1, dtype=torch.bool)
+    logprob, reference = logprob.reshape(1, 1), reference.reshape(1, 1)
+    value, metrics = grpo_loss(
+        logprob,
+        logprob if old is None else old.reshape(1, 1),
+        zero,
+        mask,
+        Loss(beta=1.0, unbiased_kl=unbiased),
+        Totals(1, 1, 1),
+        reference=reference,
+    )
+    assert value == metrics.sums["kl"]
+    return value
+
+
+@given(st.floats(-30, 0, width=32), st.floats(-1, 1, width=32), st.sampled_from([1, 1e-3, 1e-6]))
+@settings(deadline=None, max_examples=200, derandomize=True)
+def test_k3_is_never_negative_and_zero_where_the_policies_agree(logprob, change, scale):
+    logprob = torch.tensor(logprob)
+    reference = logprob + scale * change
+    kl = kl_of_one_token(logprob, reference)
+    assert kl >= 0
+    assert kl == 0 or reference != logprob
+
+
+def test_the_mean_of_k3_over_the_policy_is_the_kl_divergence():
+    policy, reference = torch.randn(2, 6, dtype=torch.float64).log_softmax(-1)
+    mean = sum(p.exp() * kl_of_one_token(p, q) for p, q in zip(policy, reference))
+    expected = torch.nn.functional.kl_div(reference, policy, log_target=True, reduction="sum")
+    assert distance(mean, expected) < 1e-14
+
+
+def test_unbiased_kl_has_the_divergences_value_and_gradient_whoever_drew_the_tokens():
+    logits, reference, old = torch.randn(3, 6, dtype=torch.float64)
+    logits, reference, old = logits.requires_grad_(), reference.log_softmax(-1), old.log_softmax(-1)
+    policy = logits.log_softmax(-1)
+    divergence = torch.nn.functional.kl_div(reference, policy, log_target=True, reduction="sum")
+    (expected,) = torch.autograd.grad(divergence, logits, retain_graph=True)
+    for drawn_from in (policy.detach(), old):
+        terms = zip(policy, reference, drawn_from)
+        mean = sum(d.exp() * kl_of_one_token(p, q, d, unbiased=True) for p, q, d in terms)
+        (gradient,) = torch.autograd.grad(mean, logits, retain_graph=True)
+        assert distance(mean.detach(), divergence.detach()) < 1e-14
+        assert distance(gradient, expected) < 1e-14
+
+
+def test_only_the_policys_logprobs_get_a_gradient():
+    x = random_rows([3, 3])
+    inputs = [t.clone().requires_grad_() for t in (x.logprobs, x.old, x.reference, x.sampler)]
+    logprobs, old, reference, sampler = inputs
+    loss = Loss(beta=0.1, importance_cap=2.0)
+    value, _ = grpo_loss(
+        logprobs, old, x.advantages, x.mask, loss, TOTALS, reference=reference, sampler=sampler
+    )
+    value.backward()
+    assert logprobs.grad.abs().sum() > 0
+    assert old.grad is reference.grad is sampler.grad is None
+
+
+# ---- advantages ----
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-14), (torch.float32, 1e-6)])
+@pytest.mark.parametrize("shape", [(5, 8), (1, 2), (3, 3)])
+def test_advantages_are_numpys(shape, dtype, tolerance):
+    rewards = torch.rand(shape, dtype=dtype) * 4 + 1
+    r = rewards.double().numpy()
+    centred = r - r.mean(1, keepdims=True)
+    for scale, spread in {
+        "group": r.std(1, ddof=1, keepdims=True) + 1e-4,
+        "batch": r.std(ddof=1) + 1e-4,
+        "mean": r.mean(1, keepdims=True),
+        "none": np.ones(1),
+    }.items():
+        advantages = group_advantages(rewards, scale)
+        assert advantages.dtype == dtype
+        assert distance(advantages, centred / spread) <= tolerance, scale
+    assert torch.equal(group_advantages(rewards), group_advantages(rewards, "group"))
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "mean", "none"])
+@pytest.mark.parametrize("size", [2, 3, 7, 11])
+def test_equal_rewards_give_exactly_zero(size, scale):
+    for reward in (0.0, 0.1, 1 / 3, 1e8, -0.7)[: None if scale != "mean" else -1]:
+        rewards = torch.full((3, size), reward)
+        rewards[1, 0] += 1e9
+        advantages = group_advantages(rewards, scale)
+        assert not advantages[[0, 2]].any()
+        assert advantages[1].any()
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+@pytest.mark.parametrize("p", [0.03, 0.5, 0.9])
+def test_scale_mean_follows_the_likelihood_of_a_right_answer(p, size):
+    """All groups of answers that are right with probability p, each weighed with its own.
+
+    The expected gradient is that of -sum (1 - p)^k / k over 0 < k < G, the series of log p.
+    """
+    expected = 0.0
+    for rewards in itertools.product((0.0, 1.0), repeat=size):
+        likely = math.prod(p if reward else 1 - p for reward in rewards)
+        scores = [1 / p if reward else -1 / (1 - p) for reward in rewards]
+        advantages = group_advantages(torch.tensor([rewards], dtype=torch.float64), "mean")[0]
+        expected += likely * float(advantages @ torch.tensor(scores, dtype=torch.float64)) / size
+    assert expected == pytest.approx(sum((1 - p) ** k for k in range(size - 1)), rel=1e-12)
+
+
+def test_scale_mean_refuses_a_negative_reward():
+    with pytest.raises(ValueError, match='^scale "mean" takes rewards of 0 or more, got -0.5$'):
+        group_advantages(torch.tensor([[1.0, -0.5]]), "mean")
+
+
+def test_advantages_of_whole_numbers_and_half_precision_are_fp32():
+    rewards = [[0, 1, 1, 0], [1, 0, 0, 0]]
+    expected = group_advantages(torch.tensor(rewards, dtype=torch.float32))
+    for dtype in (torch.int64, torch.bool, torch.bfloat16):
+        assert torch.equal(group_advantages(torch.tensor(rewards, dtype=dtype)), expected)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_reward_that_is_not_finite_is_refused_by_its_place(bad):
+    rewards = torch.zeros(3, 4)
+    rewards[1, 2] = bad
+    with pytest.raises(ValueError, match=f"got {bad} for completion 2 of group 1$"):
+        group_advantages(rewards)
+
+
+# ---- masks and log-probabilities ----
+
+
+def test_the_mask_holds_the_end_of_turn_and_sampled_pads_but_no_padding():
+    end = pad = 9  # as in many models, one token is both
+    completions = torch.tensor([[4, 5, end, pad, pad], [4, pad, 6, 7, end], [1, 2, 3, 4, 5]])
+    mask = length_mask(torch.tensor([3, 5, 5]), 5)
+    assert mask.tolist() == [[True] * 3 + [False] * 2, [True] * 5, [True] * 5]
+    assert not torch.equal(mask, completions != pad)
+    logits = torch.randn(3, 5, 10, requires_grad=True)
+    logprobs, _ = token_logprobs(logits, completions)
+    advantages = torch.tensor([1.0, -1.0, 0.5])
+    value, _ = grpo_loss(logprobs, logprobs, advantages, mask, Loss(), Totals(3, 13, 5))
+    value.backward()
+    learned = logits.grad.abs().sum(-1) > 0
+    assert torch.equal(learned, mask)
+    assert logits.grad[0, 2, end] < 0, "stopping earned an advantage: it must become more likely"
+
+
+# ---- refusals ----
+
+
+@pytest.mark.parametrize(
+    "field, value, sentence",
+    [
+        ("ratio", "tokens", "ratio must be one of token, sequence, got 'tokens'"),
+        ("reduce", "bnpo", "reduce must be one of grpo, dapo, dr_grpo, got 'bnpo'"),
+        ("clip_low", 0.0, "clip_low must be above 0 and at most 1, got 0.0"),
+        ("clip_low", 1.1, "clip_low must be above 0 and at most 1, got 1.1"),
+        ("clip_low", math.nan, "clip_low must be above 0 and at most 1, got nan"),
+        ("clip_high", 0.0, "clip_high must be above 0, got 0.0"),
+        ("clip_high", math.nan, "clip_high must be above 0, got nan"),
+        ("beta", -0.1, r"beta must be a finite number >= 0 \(0: no KL\), got -0.1"),
+        ("beta", math.inf, r"beta must be a finite number >= 0 \(0: no KL\), got inf"),
+        ("beta", math.nan, r"beta must be a finite number >= 0 \(0: no KL\), got nan"),
+        ("importance_cap", 0.0, "importance_cap must be .* or None for no correction, got 0.0"),
+        ("importance_cap", math.nan, "importance_cap must be .* or None .*, got nan"),
+    ],
+)
+def test_bad_settings_are_refused_in_one_sentence(field, value, sentence):
+    with pytest.raises(ValueError, match=f"^{sentence}$"):
+        Loss(**{field: value})
+
+
+@pytest.mark.parametrize("sizes", [(0, 3, 4), (2, -1, 4), (2, 3, 0)])
+def test_totals_of_no_batch_are_refused(sizes):
+    with pytest.raises(ValueError, match="^a batch has at least 1 row, 0 tokens and a limit of 1"):
+        Totals(*sizes)
+
+
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        ({"logprobs": torch.zeros(6)}, r"logprobs must have shape \(B, T\), got \(6,\)"),
+        (
+            {"old": torch.zeros(2, 1)},
+            r"old must have the shape of logprobs, \(2, 3\), got \(2, 1\)",
+        ),
+        ({"reference": torch.zeros(3)}, "reference must have the shape of logprobs, .*"),
+        ({"sampler": torch.zeros(1, 3)}, "sampler must have the shape of logprobs, .*"),
+        ({"mask": torch.ones(2, 4)}, "mask must have the shape of logprobs, .*"),
+        ({"mask": torch.ones(2, 3)}, "the mask must be bool, got float32"),
+        (
+            {"advantages": torch.zeros(2, 1)},
+            r"advantages must have shape \(2,\), one for each row of logprobs, got \(2, 1\)",
+        ),
+        (
+            {"loss": Loss(beta=0.1)},
+            "beta = 0.1 needs the reference's log-probabilities, got None",
+        ),
+        (
+            {"loss": Loss(importance_cap=2.0)},
+            "importance_cap = 2.0 needs the sampler's log-probabilities, got None",
+        ),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused_in_one_sentence(change, sentence):
+    inputs = {
+        "logprobs": torch.zeros(2, 3),
+        "old": torch.zeros(2, 3),
+        "advantages": torch.zeros(2),
+        "mask": torch.ones(2, 3, dtype=torch.bool),
+        "loss": Loss(),
+        "totals": TOTALS,
+    }
+    grpo_loss(**inputs)
+    with pytest.raises(ValueError, match=f"^{sentence}$"):
+        grpo_loss(**inputs | change)
+
+
+@pytest.mark.parametrize("shape", [(4,), (0, 4), (4, 1)])
+def test_rewards_without_groups_are_refused(shape):
+    with pytest.raises(ValueError, match=r"^rewards must have shape \(groups, G\) with at least"):
+        group_advantages(torch.zeros(shape))
+
+
+def test_an_unknown_scale_is_refused():
+    sentence = "^scale must be one of group, batch, mean, none, got 'std'$"
+    with pytest.raises(ValueError, match=sentence):
+        group_advantages(torch.zeros(2, 2), "std")

@@ -1,0 +1,232 @@
+"""Runs that are killed go on to the same bits."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.helpers.tiny_grpo import make_trainer, options, run_command
+from transformer import grpo
+from transformer.rl import curves
+from transformer.rl.run import METRICS, Run, read_metrics
+
+CLOCK = {"seconds", "rollout_seconds", "learn_seconds", "tokens_per_second"}
+LENGTH = {"steps": 14, "eval_every": 5, "task": "tiny_grpo:Seldom", "warm_up": 5, "replay": 0.5}
+LENGTH |= {"average": 0.8}  # from the fourth step on: some are killed before, some behind
+WRITES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "shutil.rmtree"}
+
+
+def outcome(folder: Path):
+    """What a run comes to: weights, metrics but for the clock, samples."""
+    metrics = [
+        {name: value for name, value in line.items() if name not in CLOCK}
+        for line in read_metrics(folder)
+    ]
+    weights = {
+        f"{name} {parameter}": weight
+        for name in ("best", "final")
+        for parameter, weight in load_file(folder / name / "model.safetensors").items()
+    }
+    return weights, metrics, (folder / "samples.jsonl").read_text()
+
+
+def assert_same(folder: Path, expected) -> None:
+    weights, metrics, said = outcome(folder)
+    assert metrics == expected[1]
+    assert said == expected[2]
+    assert weights.keys() == expected[0].keys()
+    for name, weight in weights.items():
+        assert torch.equal(weight, expected[0][name]), name
+    left = {"config.json", "metrics.jsonl", "samples.jsonl", "curve.png", "best", "final"}
+    assert {path.name for path in folder.iterdir()} == left
+
+
+@pytest.fixture(scope="module")
+def whole(tempted, tmp_path_factory):
+    """The outcome of a run that nobody disturbs."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert grpo.main([*options(tempted, **LENGTH), "--out", str(folder)]) == 0
+    expected = outcome(folder)
+    steps = [line for line in expected[1] if "step" in line]
+    assert [line["step"] for line in steps] == list(range(1, 15))
+    assert [line["replayed"] for line in steps] == [0.0] + [0.5] * 13
+    return expected
+
+
+def lines(folder: Path) -> int:
+    path = folder / METRICS
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def wait_for_lines(folder: Path, count: int, running) -> None:
+    deadline = time.monotonic() + 120
+    while running() and lines(folder) < count:
+        assert time.monotonic() < deadline, f"{lines(folder)} lines of {count} after two minutes"
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("kills", [6, pytest.param(10, marks=pytest.mark.wide)])
+def test_a_run_killed_at_random_ends_in_the_same_bits(tempted, tmp_path, whole, processes, kills):
+    folder, rng = tmp_path / "run", Random(kills)
+    argv = [*options(tempted, **LENGTH), "--out", str(folder), "--save-every", "2"]
+    saved = 0
+    for kill in range(kills):
+        process = processes.Process(target=run_command, args=(argv,))
+        process.start()
+        if kill:  # the first one dies wherever it is, often before the run has a folder
+            wait_for_lines(folder, 11 * kill // kills, process.is_alive)
+        time.sleep(rng.uniform(0, 0.1))
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL, "it ended before it could be killed"
+        saved += (folder / "state.pt").exists()
+    assert saved >= kills // 2
+    last = processes.Process(target=run_command, args=(argv,))
+    last.start()
+    last.join()
+    assert last.exitcode == 0
+    assert_same(folder, whole)
+
+
+def run_until_write(argv: list[str], folder: str, number: int) -> None:
+    """The command, killed right before it changes its folder for the `number`-th time."""
+    count = 0
+
+    def watch(event: str, arguments: tuple) -> None:
+        nonlocal count
+        writes = event in WRITES
+        if event == "open" and isinstance(arguments[2], int):
+            writes = bool(arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+        if writes and str(arguments[0]).startswith(folder):
+            count += 1
+            if count == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(watch)
+    run_command(argv)
+
+
+@pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.wide)])
+def test_a_run_killed_between_its_writes_ends_in_the_same_bits(
+    tempted, tmp_path, processes, stride
+):
+    """Each process gets a few writes further than the one before it, from where that one died."""
+    changes = {"steps": 4, "eval_every": 2}
+    assert grpo.main([*options(tempted, **changes), "--out", str(tmp_path / "whole")]) == 0
+    folder = tmp_path / "run"
+    argv = [*options(tempted, **changes), "--out", str(folder), "--save-every", "1"]
+    for number in range(1, 1000, stride):
+        process = processes.Process(target=run_until_write, args=(argv, str(folder), number))
+        process.start()
+        process.join()
+        if process.exitcode != -signal.SIGKILL:
+            break
+    assert process.exitcode == 0
+    assert number > 20
+    assert_same(folder, outcome(tmp_path / "whole"))
+
+
+def test_ctrl_c_says_how_to_go_on(tempted, tmp_path, whole):
+    folder = tmp_path / "run"
+    argv = [*options(tempted, **LENGTH), "--out", str(folder), "--save-every", "1"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "transformer.grpo", *argv],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    wait_for_lines(folder, 5, lambda: process.poll() is None)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert err.endswith("interrupted; the same command goes on from the last saved state\n")
+    assert "Traceback" not in err
+    assert 0 < int(torch.load(folder / "state.pt")["step"]) < LENGTH["steps"]
+    assert grpo.main(argv) == 0
+    assert_same(folder, whole)
+
+
+def test_the_best_is_remembered(tempted, tmp_path, monkeypatch):
+    """A run that is interrupted behind its best evaluation, and again before its last word."""
+    scores = iter([0.2, 0.6, 0.5])
+    monkeypatch.setattr(curves, "draw", lambda *_: None)
+
+    def trainer():
+        made = make_trainer(tempted, steps=2, eval_every=1)
+        monkeypatch.setattr(
+            made,
+            "evaluate",
+            lambda: ({"greedy": 0.0, "sampled": next(scores), "form": 0.0, "length": 1.0}, []),
+        )
+        return made, Run(tmp_path / "run", made.settings)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    first, run = trainer()
+    with pytest.raises(KeyboardInterrupt):
+        grpo.train(
+            first, run, save_every=1, watch=lambda step, _: None if step < 2 else interrupt()
+        )
+    best = (tmp_path / "run" / "best" / "model.safetensors").read_bytes()
+
+    second, run = trainer()
+    publish = grpo.publish
+    with monkeypatch.context() as patch:
+        patch.setattr(grpo, "publish", lambda *x: interrupt() if x[-1] == "final" else publish(*x))
+        with pytest.raises(KeyboardInterrupt):
+            grpo.train(second, run, save_every=1)
+    assert not run.finished
+
+    third, run = trainer()
+    grpo.train(third, run, save_every=1)
+    assert run.finished
+    assert (tmp_path / "run" / "best" / "model.safetensors").read_bytes() == best
+    assert next(scores, None) is None
+
+
+def test_what_a_kill_leaves_is_cleared_away_and_nothing_else(tempted, tmp_path):
+    """The moment before the settings are written is the only one without config.json."""
+    settings = make_trainer(tempted).settings
+    leftovers = [f".{name}.4711" for name in ("config.json", "state.pt", "curve.png")]
+    folders = [".best.4711", ".final.4711"]
+    for name in leftovers:
+        (tmp_path / name).write_text("{")
+    for name in folders:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{")
+    Run(tmp_path, settings)
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json"}
+    others = {".git", ".bashrc.1", "best.1", "config.json"}
+    for name in others - {"config.json"}:
+        (tmp_path / name).write_text("mine")
+    Run(tmp_path, settings)
+    assert {path.name for path in tmp_path.iterdir()} == others
+
+
+def test_logs_are_cut_to_what_the_state_knows(tempted, tmp_path):
+    """The record of steps that have to be taken again, a torn last line among it."""
+    trainer = make_trainer(tempted)
+    run = Run(tmp_path / "run", trainer.settings)
+    run.log(METRICS, {"step": 1, "word": "Äpfel"})
+    run.save({**trainer.state(), "best": 0.0, "seconds": 0.0})
+    run.log(METRICS, {"step": 2})
+    with open(run.folder / METRICS, "a") as file:
+        file.write('{"step": 3, "rew')
+    assert [line["step"] for line in run.metrics()] == [1, 2]
+    again = Run(tmp_path / "run", trainer.settings)
+    assert again.load(trainer.device) is not None
+    assert again.metrics() == [{"step": 1, "word": "Äpfel"}]
+    again.log(METRICS, {"step": 2})
+    assert [json.loads(x)["step"] for x in (run.folder / METRICS).read_text().splitlines()] == [
+        1,
+        2,
+    ]

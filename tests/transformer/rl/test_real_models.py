@@ -1,0 +1,104 @@
+"""GRPO on checkpoints that transformers wrote: another tokenizer, another template, other parts."""
+
+import json
+from pathlib import Path
+from random import Random
+
+import pytest
+import tokenizers
+import torch
+from tokenizers import decoders, models, pre_tokenizers
+
+from tests.helpers.tiny_grpo import make_trainer, options
+from transformer import grpo
+from transformer.model.weights import load_model
+from transformer.rl.run import read_metrics
+from transformer.tasks.task import Marks, Task
+
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+ENDS = [258, *range(64)]  # so many that a random model ends some of its answers
+SIZES = {
+    "vocab_size": 288,  # more than the tokenizer has
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "eos_token_id": ENDS,
+}
+
+
+class Verbose(Task):
+    """A custom task: say much, in any form."""
+
+    name = "verbose"
+
+    def arguments(self, rng: Random) -> tuple:
+        return (rng.randint(0, 999),)
+
+    def question(self, rng: Random, number: int) -> str:
+        return f"Tell me about {number}"
+
+    def marks(self, completion: str, *arguments) -> Marks:
+        return Marks(answer=self.reward(completion), form=1.0)
+
+    def reward(self, completion: str, *arguments) -> float:
+        return len(completion) / 10
+
+
+@pytest.fixture(params=["Qwen2", "Llama"])
+def folder(request, tmp_path) -> Path:
+    """A random checkpoint in the layout of Hugging Face."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{request.param}Config")(**SIZES)
+    getattr(transformers, f"{request.param}ForCausalLM")(config).save_pretrained(tmp_path / "model")
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = tokenizers.Tokenizer(models.BPE({x: i for i, x in enumerate(letters)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([tokenizers.AddedToken(text, special=True) for text in SPECIAL])
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+WITH = {"task": "test_real_models:Verbose", "max_tokens": 8, "lr": 1e-2}
+
+
+def test_a_policy_knows_what_its_checkpoint_says(folder):
+    policy = make_trainer(folder, **WITH).policy
+    assert policy.eos == tuple(ENDS)
+    assert policy.banned == (256, *range(259, 288))  # the pad, and rows without a token
+    [problem] = [Verbose().sample(Random(0))]
+    text = f"<|im_start|>user\n{problem.question}<|im_end|>\n<|im_start|>assistant\n"
+    assert policy.tokenizer.decode(policy.encode(problem)) == text
+
+
+@pytest.mark.parametrize("changes", [{}, {"lora-rank": 2, "beta": 0.1}], ids=["all", "lora"])
+def test_the_command_trains_it(folder, tmp_path, changes):
+    argv = options(folder, **WITH, **changes, steps=2, eval_every=2)
+    assert grpo.main([*argv, "--checkpointing", "--out", str(tmp_path / "run")]) == 0
+    steps = [line for line in read_metrics(tmp_path / "run") if "step" in line]
+    assert [line["learned"] > 0 for line in steps] == [True, True]
+    assert all(line["gap_max"] < 1e-4 for line in steps)
+    start, final = load_model(folder), load_model(tmp_path / "run" / "final")
+    assert final.config == start.config
+    moved = {
+        name
+        for name, weight in final.named_parameters()
+        if not torch.equal(weight, start.get_parameter(name).bfloat16())
+    }
+    assert moved
+    if changes:
+        assert all(name.endswith("_proj.weight") for name in moved)
+    settings = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert settings["checkpointing"] is True

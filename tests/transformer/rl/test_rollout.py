@@ -1,0 +1,320 @@
+"""Rollouts: the sampler and the trainer see the same tokens, the same mask, the same probabilities.
+
+Each of these tests fails with a bug that public implementations of GRPO have had.
+"""
+
+import json
+import math
+import shutil
+from dataclasses import replace
+from random import Random
+
+import pytest
+import torch
+
+from tests.helpers.tiny_grpo import CPU, LETTERS, SLOPPY, Count, Long, Nan, Nothing, Raises
+from transformer.generation import byte_tokenizer
+from transformer.generation.engine import Completion, generate
+from transformer.generation.sampling import Sampling, row_generators
+from transformer.rl.loss import Loss, Totals, grpo_loss
+from transformer.rl.practice import Mix
+from transformer.rl.rollout import Policy, Rollout, collate, completion_logprobs, judged, roll_out
+from transformer.tasks.skills import Add
+from transformer.tasks.task import Problem
+
+END, PAD = byte_tokenizer.IM_END, byte_tokenizer.PAD
+
+
+@pytest.fixture(scope="module")
+def policy(tempted) -> Policy:
+    return Policy.load(tempted, "sdpa", CPU)
+
+
+@pytest.fixture(scope="module")
+def sloppy() -> Policy:
+    return Policy.load(SLOPPY, "sdpa", CPU)
+
+
+def problems_of(task, count, seed=0):
+    rng = Random(seed)
+    return [task.sample(rng) for _ in range(count)]
+
+
+def rolled(policy, problems, samples=4, temperature=1.0, max_tokens=12, **options):
+    sampling = Sampling(temperature=temperature)
+    return roll_out(
+        policy, policy.model, problems, samples, max_tokens=max_tokens, sampling=sampling, **options
+    )
+
+
+def trained_logprobs(policy, rollouts, temperature):
+    """(B, T) log-probabilities and entropies by the trainer's forward pass, and the batch."""
+    batch = collate(rollouts, CPU)
+    with torch.no_grad():
+        found = completion_logprobs(
+            lambda tokens, wanted: policy.model(tokens, wanted=wanted),
+            batch,
+            policy.banned,
+            temperature,
+        )
+    return *found, batch
+
+
+# --- one distribution
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_sampler_trainer_and_transformers_agree(sloppy, temperature):
+    """Ragged prompts, a prefill that groups share, completions of different lengths, row by row
+    against transformers without any padding.
+    """
+    transformers = pytest.importorskip("transformers")
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(SLOPPY, dtype=torch.float32).eval()
+    problems = [*problems_of(Add(3), 2), *problems_of(Mix(), 2, seed=4)]
+    rollouts = rolled(sloppy, problems, 3, temperature, max_tokens=48)
+    assert len({len(r.prompt) for r in rollouts}) > 1
+    assert len({len(r.completion.tokens) for r in rollouts}) > 3
+    logprobs, entropy, batch = trained_logprobs(sloppy, rollouts, temperature)
+    for row, rollout in enumerate(rollouts):
+        answer = rollout.completion.tokens
+        with torch.no_grad():
+            logits = oracle(torch.tensor([rollout.prompt + answer])).logits[0].double()
+        logits[:, list(sloppy.banned)] = -math.inf
+        scores = (logits[len(rollout.prompt) - 1 : -1] / temperature).log_softmax(-1)
+        expected = scores[torch.arange(len(answer)), answer].float()
+        sampler, trainer = batch.sampler[row, : len(answer)], logprobs[row, : len(answer)]
+        torch.testing.assert_close(sampler, expected, rtol=0, atol=1e-4)
+        torch.testing.assert_close(trainer, expected, rtol=0, atol=1e-4)
+        spread = -(scores.exp() * scores.nan_to_num(neginf=0)).sum(-1).float()
+        torch.testing.assert_close(entropy[row, : len(answer)], spread, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [{"top_k": 50}, {"top_p": 0.9}, {"min_p": 0.1}, {"repetition_penalty": 1.1}],
+    ids=lambda filters: next(iter(filters)),
+)
+def test_filters_are_refused(policy, filters):
+    with pytest.raises(ValueError, match="only the temperature may be set"):
+        roll_out(
+            policy,
+            policy.model,
+            problems_of(Count(), 1),
+            2,
+            max_tokens=4,
+            sampling=Sampling(**filters),
+        )
+
+
+# --- what may be said
+
+
+def test_pads_and_reserved_tokens_are_never_sampled(policy):
+    prompts = [policy.encode(problem) for problem in problems_of(Count(), 8)]
+    options = {"max_tokens": 12, "sampling": Sampling(), "generators": row_generators(0, 8)}
+    free, _ = generate(policy.model, policy.tokenizer, prompts, **options)
+    said = [token for completion in free for token in completion.tokens]
+    assert sum(token in policy.banned for token in said) > len(said) / 3, "nothing tempts it"
+    rollouts = rolled(policy, problems_of(Count(), 8))
+    said = [token for rollout in rollouts for token in rollout.completion.tokens]
+    assert not {*said} & {*policy.banned}
+    assert {*said} >= {*LETTERS, END}
+
+
+def test_pads_and_reserved_tokens_have_no_probability_in_training(policy):
+    rollouts = rolled(policy, problems_of(Count(), 4))
+    logprobs, _, batch = trained_logprobs(policy, rollouts, 1.0)
+    torch.testing.assert_close(logprobs, batch.sampler, rtol=0, atol=1e-5)
+    parameter = policy.model.lm_head.weight
+    loss, _ = completion_logprobs(
+        lambda tokens, wanted: policy.model(tokens, wanted=wanted), batch, policy.banned, 1.0
+    )
+    [gradient] = torch.autograd.grad(loss.sum(), parameter)
+    assert (gradient[list(policy.banned)] == 0).all()
+    assert (gradient[list(LETTERS)] != 0).any(1).all()
+
+
+def test_what_is_banned(policy, tempted, tmp_path):
+    names = {policy.tokenizer.decode([token]) for token in policy.banned}
+    assert names == {"<|endoftext|>", *byte_tokenizer.RESERVED}
+    assert policy.eos == (END,)
+
+    # A token that ends a completion has to be said, be it the pad, too.
+    both = shutil.copytree(tempted, tmp_path / "both")
+    change_json(both / "generation_config.json", eos_token_id=[END, PAD])
+    assert PAD not in Policy.load(both, "sdpa", CPU).banned
+
+    # Rows of the embedding that no token belongs to.
+    fewer = shutil.copytree(tempted, tmp_path / "fewer")
+    path = fewer / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["added_tokens"] = [t for t in content["added_tokens"] if t["id"] < 270]
+    path.write_text(json.dumps(content))
+    assert Policy.load(fewer, "sdpa", CPU).banned == policy.banned
+
+
+def test_a_checkpoint_without_an_end_is_refused(tempted, tmp_path):
+    endless = shutil.copytree(tempted, tmp_path / "endless")
+    (endless / "generation_config.json").unlink()
+    change_json(endless / "tokenizer_config.json", eos_token=None)
+    with pytest.raises(ValueError, match="names no end-of-sequence token"):
+        Policy.load(endless, "sdpa", CPU)
+
+
+def change_json(path, **changes):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+# --- which tokens count
+
+
+def by_hand(prompt: list[int], tokens: list[int], reward: float = 0.0, reason: str = "stop"):
+    completion = Completion(len(prompt), tokens, "", reason, [-1.0 - t for t in tokens])
+    return Rollout(Problem(Count(), (0, 0), "?"), prompt, completion, reward, 0.0, 0.0)
+
+
+def test_masks_are_made_from_lengths():
+    """Neither the id that fills the rows, 0, nor the pad's, nor an end within a row matters."""
+    rows = [([7, 8, 9], [0, PAD, 0, END]), ([0], [END]), ([PAD, 0], [5, 0])]
+    batch = collate([by_hand(*row) for row in rows], CPU)
+    assert batch.mask.tolist() == [[True] * len(t) + [False] * (4 - len(t)) for _, t in rows]
+    assert batch.targets.tolist() == [token for _, tokens in rows for token in tokens]
+    assert batch.tokens.shape == batch.wanted.shape >= (3, 7)
+    for row, (prompt, tokens) in enumerate(rows):
+        whole = prompt + tokens
+        assert batch.tokens[row, : len(whole)].tolist() == whole
+        positions = batch.wanted[row].nonzero().flatten().tolist()
+        assert [whole[position + 1] for position in positions] == tokens
+        assert positions[0] == len(prompt) - 1
+        assert batch.sampler[row, : len(tokens)].tolist() == [-1.0 - t for t in tokens]
+
+
+@pytest.mark.parametrize(("context", "width"), [(None, 16), (16, 16), (15, 7), (7, 7)])
+def test_rows_are_rounded_up_within_the_context(context, width):
+    assert collate([by_hand([7] * 4, [5, 6, END])], CPU, context).tokens.shape == (1, width)
+
+
+def test_what_fills_the_rows_changes_nothing(policy):
+    rollouts = rolled(policy, problems_of(Count(), 4))
+    logprobs, entropy, batch = trained_logprobs(policy, rollouts, 1.0)
+    ends = torch.tensor([len(r.prompt) + len(r.completion.tokens) for r in rollouts])
+    filling = torch.arange(batch.tokens.shape[1]) >= ends[:, None]
+    assert filling.any()
+    other = replace(batch, tokens=batch.tokens.masked_fill(filling, END))
+    with torch.no_grad():
+        again = completion_logprobs(
+            lambda tokens, wanted: policy.model(tokens, wanted=wanted), other, policy.banned, 1.0
+        )
+    assert torch.equal(again[0], logprobs) and torch.equal(again[1], entropy)
+    assert (logprobs[~batch.mask] == 0).all() and (entropy[~batch.mask] == 0).all()
+    assert (entropy[batch.mask] > 0).all()
+
+
+def test_the_end_of_turn_gets_a_gradient():
+    """The logits that predict a completion's tokens get one, the last of them among these, and no
+    others do: a policy that is not rewarded for its end never learns to stop.
+    """
+    rows = [([7, 8, 9], [97, 98, END]), ([7], [97, END]), ([7, 8], [98, 99])]
+    batch = collate([by_hand(*row) for row in rows], CPU)
+    logits = torch.randn(*batch.tokens.shape, 320, requires_grad=True)
+    logprobs, _ = completion_logprobs(lambda _, wanted: logits[wanted], batch, (PAD,), 0.7)
+    loss, _ = grpo_loss(
+        logprobs, logprobs, torch.ones(3), batch.mask, Loss(), Totals(3, 7, limit=8)
+    )
+    loss.backward()
+    assert logits.grad is not None
+    learned = (logits.grad != 0).any(-1)
+    expected = torch.zeros(batch.tokens.shape, dtype=torch.bool)
+    for row, (prompt, tokens) in enumerate(rows):
+        expected[row, len(prompt) - 1 : len(prompt) + len(tokens) - 1] = True
+    assert torch.equal(learned, expected)
+    for row, (prompt, tokens) in enumerate(rows):
+        if tokens[-1] == END:  # a larger advantage makes the end more likely there
+            assert logits.grad[row, len(prompt) + len(tokens) - 2, END] < 0
+
+
+# --- groups
+
+
+def test_a_completion_does_not_depend_on_its_batch(policy):
+    problems = problems_of(Count(), 5)
+    together = rolled(policy, problems, seed=3, first=40)
+    split = rolled(policy, problems[:2], seed=3, first=40)
+    split += rolled(policy, problems[2:], seed=3, first=40 + 2 * 4)
+    assert [r.completion.tokens for r in split] == [r.completion.tokens for r in together]
+    for one, other in zip(split, together):
+        assert one.completion.logprobs == pytest.approx(other.completion.logprobs, abs=1e-5)
+        assert (one.prompt, one.reward) == (other.prompt, other.reward)
+    for changed in ({"seed": 4, "first": 40}, {"seed": 3, "first": 41}):
+        others = rolled(policy, problems, **changed)
+        assert [r.completion.tokens for r in others] != [r.completion.tokens for r in together]
+
+
+def test_groups_stand_in_the_order_of_their_problems(policy):
+    """Equal prompts, too, are groups of their own, with draws of their own."""
+    one, other = problems_of(Count(), 2, seed=1)
+    assert one.question != other.question
+    rollouts = rolled(policy, [one, other, one], 3)
+    assert [r.problem for r in rollouts] == [one] * 3 + [other] * 3 + [one] * 3
+    texts = [r.completion.text for r in rollouts]
+    assert texts[:3] != texts[6:] and len(set(texts)) > 5
+    for rollout in rollouts:
+        assert rollout.prompt == policy.encode(rollout.problem)
+
+
+def test_greedy_rollouts_need_no_draws(policy):
+    greedy = rolled(policy, problems_of(Count(), 2), 2, temperature=0.0)
+    assert greedy[0].completion == greedy[1].completion
+
+
+# --- judging
+
+
+def test_what_was_cut_off_earns_nothing(policy):
+    rollouts = rolled(policy, problems_of(Count(), 6), max_tokens=5)
+    cut = [r for r in rollouts if r.truncated]
+    whole = [r for r in rollouts if not r.truncated]
+    assert cut and whole
+    assert any("a" in r.completion.text for r in cut)
+    assert all((r.reward, r.answer, r.form) == (0, 0, 0) for r in cut)
+    assert all(r.reward == r.completion.text.count("a") for r in whole)
+    assert all(r.answer == ("a" in r.completion.text) for r in whole)
+    assert all(r.completion.tokens[-1] == END for r in whole)
+
+
+@pytest.mark.parametrize(
+    "task, complaint",
+    [
+        (Raises(), r"task 'raises' raised KeyError\('no such word'\) for the completion 'abc' of"),
+        (Nan(), "task 'nan' is nan for the completion 'abc' of '??'; it must be a finite number"),
+        (Nothing(), "task 'nothing' raised TypeError.* for the completion 'abc' of"),
+    ],
+    ids=lambda x: getattr(x, "name", ""),
+)
+def test_a_reward_that_cannot_be_used_is_named(task, complaint):
+    problem = Problem(task, (0, 0), "??")
+    completion = Completion(1, [97, 98, 99, END], "abc", "stop", [0.0] * 4)
+    with pytest.raises(ValueError, match=complaint.replace("?", "[?]")):
+        judged(problem, [1], completion)
+
+
+def test_a_prompt_longer_than_the_context_is_refused(policy):
+    with pytest.raises(ValueError, match="the prompt '[?]{200}' has 2.. tokens, which leaves no"):
+        rolled(policy, problems_of(Long(), 1))
+
+
+def test_an_interrupt_leaves_no_half_rollouts(policy):
+    """Ctrl-C during the third token: completions that it cut off must not be learned from."""
+    calls = []
+
+    def interrupt(*_):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+
+    handle = policy.model.register_forward_pre_hook(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            rolled(policy, problems_of(Count(), 2))
+    finally:
+        handle.remove()

@@ -1,0 +1,202 @@
+"""One rank of tests/transformer/training/test_parallel.py: torchrun starts two of them, FOLDER
+holds what they share.
+
+What a rank finds it puts into FOLDER/RANK.pt; the test compares it with one process.
+"""
+
+import contextlib
+import io
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from tests.helpers.tiny_grpo import CPU, TINY, Seldom, options
+from transformer import grpo
+from transformer.model.decoder import Config
+from transformer.rl.groups import describe
+from transformer.rl.recipes import Settings
+from transformer.rl.run import Run
+from transformer.rl.trainer import Trainer, resolved
+from transformer.training.corpus import Batch, Corpus, Teacher
+from transformer.training.lora import merged_weights
+from transformer.training.parallel import World, connected, whole
+from transformer.training.run import Recipe, Training
+
+CASES = {
+    "plain": {"micro_batch": 3},
+    "all at once": {
+        "task": "tiny_grpo:Seldom",
+        "epochs": 2,
+        "beta": 0.05,
+        "scale": "batch",
+        "reduce": "grpo",
+        "clip_gradient": 0.1,
+        "dynamic_sampling": True,
+        "replay": 0.5,
+        "mask_truncated": True,
+        "micro_batch": 3,
+    },
+    "replay": {"task": "tiny_grpo:Seldom", "replay": 0.5, "average": 1.0, "micro_batch": 3},
+    "adapters": {
+        "lora_rank": 2,
+        "beta": 0.05,
+        "average": 1.0,
+        "checkpointing": True,
+        "micro_batch": 3,
+    },
+}
+CHAINS = ("plain", "replay", "adapters")
+ROUNDED = {
+    "bfloat16": {"dtype": "bfloat16", "micro_batch": 3},
+    "bfloat16 adapters": {"dtype": "bfloat16", "micro_batch": 3, "lora_rank": 2},
+}
+TAUGHT = Config(320, 32, 48, 2, 2, 1, 16, 1024, tied_embeddings=True, qk_norm=True)
+
+
+class Unlucky(Seldom):
+    """Its reward cannot be computed on the second rank."""
+
+    def reward(self, completion: str, *arguments) -> float:
+        if os.environ.get("RANK") == "1":
+            raise KeyError("no such word")
+        return 0.0
+
+
+def make(folder: Path, world: World, **changes) -> Trainer:
+    # Adam divides by the gradient, so where that is all but 0 its rounding moves a weight: little,
+    # where steps are small.
+    settings = Settings(**{"model": str(folder), **TINY, "lr": 3e-4, **changes})
+    return Trainer(resolved(settings, CPU, world), CPU, world)
+
+
+def take(trainer: Trainer, steps: int, reward=lambda rank, row, given: given) -> dict:
+    """Steps of training, and all that can be seen of them from outside."""
+    world, gradients, rollouts, metrics = trainer.world, {}, [], []
+
+    def keep(*_):
+        names = [name for name, p in trainer.policy.model.named_parameters() if p.requires_grad]
+        gradients.update({n: whole(p.grad).clone() for n, p in zip(names, trainer.parameters)})
+
+    hook = trainer.optimizer.register_step_pre_hook(keep)
+    for _ in range(steps):
+        found = trainer.roll_out()
+        texts = [(r.prompt, r.completion.tokens, r.reward) for r in found.rollouts]
+        rollouts.append(sorted(text for given in world.gather(texts) for text in given))
+        for row, rollout in enumerate(found.rollouts):
+            object.__setattr__(rollout, "reward", reward(world.rank, row, rollout.reward))
+        measured = trainer.learn(found.rollouts)
+        size = trainer.settings.group
+        seen = {"drawn": found.drawn, "replayed": found.replayed}
+        metrics.append({**measured, **describe(found.rollouts, size, world), **seen})
+    hook.remove()
+    return {
+        "rollouts": rollouts,
+        "metrics": metrics,
+        "gradients": gradients,
+        "weights": dict(merged_weights(trainer.policy.model)),
+        "result": {name: p.clone() for name, p in trainer.result().state_dict().items()},
+        "drawn": trainer.drawn,
+        "pool": trainer.pool.state(),
+    }
+
+
+def unequal(rank: int, row: int, given: float) -> float:
+    """Rewards by which the second of two ranks has nothing to learn from."""
+    return 0.0 if rank else given
+
+
+def recipe(**changes) -> Recipe:
+    fields = {"teacher": Teacher(), "seed": 3, "steps": 7, "batch_tokens": 1024}
+    return Recipe(**{**fields, "learning_rate": 1e-3, "model": TAUGHT, **changes})
+
+
+def study(training: Training, batches: list[Batch]) -> dict:
+    """Steps of supervised training."""
+    found = [training.learn(batch) for batch in batches]
+    losses = [training.world.sum(loss.clone()).item() for loss, _ in found]
+    norms = [norm.item() for _, norm in found]
+    return {"losses": losses, "norms": norms, "weights": training.plain(torch.float32).state_dict()}
+
+
+def lessons() -> list[Batch]:
+    """Five batches; the second has a single row, so that one of two ranks has none."""
+    given = Corpus(Teacher(), 3, 1024)[0][:5]
+    given[1] = Batch(given[1].tokens[:1], given[1].learned[:1])
+    return given
+
+
+def command(main, *argv) -> tuple[int, str]:
+    """A command of this process's rank: its exit code and what it says."""
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        code = main([str(x) for x in argv])
+    if dist.is_initialized():  # it failed, and in a process of its own it would have ended
+        dist.destroy_process_group()
+    meet_again()
+    return code, said.getvalue()
+
+
+def meet_again() -> None:
+    """Let the ranks connect once more: torchrun's meeting place serves once."""
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+    ports = os.environ["PORTS"].split()
+    os.environ["MASTER_PORT"], os.environ["PORTS"] = ports[0], " ".join(ports[1:])
+
+
+def failure(world: World, folder: Path) -> str:
+    """The error of a rank whose neighbour, or itself, has a bad reward."""
+    trainer = make(folder, world, task="parallel_worker:Unlucky")
+    try:
+        trainer.roll_out()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "none"
+
+
+def main(folder: Path) -> None:
+    model = folder / "model"
+    found = {}
+    found["command"] = command(
+        grpo.main,
+        *options(model, steps=2, eval_every=1, eval_problems=8, average=1.0),
+        "--out",
+        folder / "command",
+        "--save-every",
+        1,
+    )
+    found["refused"] = command(grpo.main, *options(model, prompts=3), "--out", folder / "refused")
+    found["wrong option"] = command(grpo.main, "--steps", "0")
+    with connected(CPU) as world:
+        for name, changes in CASES.items():
+            trainer = make(model, world, **changes)
+            found[name] = take(trainer, 3)
+            found[name]["scores"] = trainer.evaluate()[0]
+        found["unequal"] = take(make(model, world, micro_batch=3), 2, unequal)
+        for name, changes in ROUNDED.items():
+            found[name] = take(make(model, world, **changes), 1)
+        found["failure"] = failure(world, model)
+
+        # One process began, two go on, and one ends it.
+        for name in CHAINS:
+            trainer = make(model, world, **CASES[name])
+            run = Run(folder / name, trainer.settings, world)
+            trainer.restore(run.load(CPU))
+            found[f"chain {name}"] = take(trainer, 2)
+            run.save({**trainer.state(), "best": 0.25, "seconds": 1.5})
+            again = make(model, world, **CASES[name])
+            again.restore(Run(folder / name, trainer.settings, world).load(CPU))
+            found[f"again {name}"] = take(again, 1)
+
+        training = Training(recipe(), folder / "taught", CPU, world)
+        found["taught"] = study(training, lessons()[1:3])
+        training.position = (0, 3)
+        training.save()
+    torch.save(found, folder / f"{world.rank}.pt")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]))

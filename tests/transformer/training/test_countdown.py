@@ -1,0 +1,325 @@
+"""Countdown: the problems, their judge, and a teacher who searches with limited patience."""
+
+import itertools
+import math
+import re
+import statistics
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transformer.generation import byte_tokenizer
+from transformer.tasks.countdown import Countdown, evaluate, ways
+from transformer.tasks.task import Marks, worked
+from transformer.train import PATIENCE
+from transformer.training.corpus import Corpus, Teacher
+
+TASK = Countdown()
+NUMBERS, TARGET = (3, 8, 4), 96
+LINE = re.compile(r"(\d+)([-+*])(\d+)=(\d+) (\d+)([-+*])(\d+)=(\d+) (yes|no)")
+OPERATIONS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
+
+
+def draw(count, seed=0):
+    rng = Random(seed)
+    return [TASK.sample(rng) for _ in range(count)]
+
+
+# The problems.
+
+
+def reachable(numbers):
+    """Targets by brute force: both orders of every step, none of which leaves 1..999."""
+    found = set()
+    for a, b, c in itertools.permutations(numbers):
+        for first, second in itertools.product(OPERATIONS.values(), repeat=2):
+            step = first(a, b)
+            if 1 <= step <= 999:
+                found |= {second(step, c), second(c, step)}
+    return {value for value in found if 1 <= value <= 999}
+
+
+def test_ways_agree_with_brute_force():
+    rng = Random(1)
+    for _ in range(300):
+        numbers = [rng.randint(1, rng.choice((5, 50))) for _ in range(3)]
+        assert {way.value for way in ways(numbers)} == reachable(numbers), numbers
+
+
+def test_ways_of_two_numbers():
+    assert [tuple(way) for way in ways([3, 8])] == [
+        ("3+8=11", "3+8", 11),
+        ("8-3=5", "8-3", 5),
+        ("3*8=24", "3*8", 24),
+    ]
+
+
+def test_the_docstring_counts_the_problems():
+    """By brute force again, over all numbers at once."""
+    numbers = np.array(list(itertools.combinations_with_replacement(range(1, 51), 3)))
+    results = []
+    for a, b, c in itertools.permutations(numbers.T):
+        for first, second in itertools.product((np.add, np.subtract, np.multiply), repeat=2):
+            step = first(a, b)
+            for result in (second(step, c), second(c, step)):
+                valid = (step >= 1) & (step <= 999) & (result >= 1) & (result <= 999)
+                results.append(np.where(valid, result, 0))
+    found = np.sort(results, axis=0)
+    counts = (np.diff(found, axis=0) > 0).sum(axis=0)  # the first one found is 0
+    assert (found[0] == 0).all()
+    text = " ".join(Countdown.__doc__.split())
+    assert f"{counts.sum():,} problems are different" in text
+    assert f"{counts.mean():.0f} different targets on average, {counts.max()} at most" in text
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_every_problem_has_an_answer(count):
+    task, rng = Countdown(count), Random(2)
+    for _ in range(40):
+        numbers, target = arguments = task.arguments(rng)
+        assert len(numbers) == count and min(numbers) >= 1 and max(numbers) <= 50
+        assert 1 <= target <= 999
+        assert task.reward(worked("", task.answer(*arguments)), *arguments) == 1
+
+
+def test_the_question_names_the_numbers_in_order_and_the_target():
+    for problem in draw(300):
+        numbers, target = problem.arguments
+        said = [int(digits) for digits in re.findall(r"\d+", problem.question)]
+        assert said in ([*numbers, target], [target, *numbers]), problem.question
+
+
+def test_disguises_of_a_problem_are_on_one_side():
+    assert len({TASK.key(order, TARGET) for order in itertools.permutations(NUMBERS)}) == 1
+    assert len({TASK.held_out(order, TARGET) for order in itertools.permutations(NUMBERS)}) == 1
+    assert TASK.key(NUMBERS, TARGET) != TASK.key(NUMBERS, TARGET + 1)
+
+
+def test_one_problem_in_sixteen_is_held_out():
+    rng, count = Random(3), 3000
+    share = sum(TASK.held_out(*TASK.arguments(rng)) for _ in range(count)) / count
+    assert abs(share - 1 / 16) < 4 * math.sqrt(15 / 256 / count)
+
+
+def test_what_cannot_be_played():
+    with pytest.raises(ValueError, match="takes 2 to 4 numbers whose sum is at most 999, not 5"):
+        Countdown(count=5)
+    with pytest.raises(ValueError, match="not 3 of up to 400"):
+        Countdown(top=400)
+    with pytest.raises(ValueError, match=r"\(1, 1, 1\) cannot make 500"):
+        TASK.answer((1, 1, 1), 500)
+
+
+# The judge.
+
+RIGHT = [
+    *("(8*4)*3", "8*4*3", "3*(4*8)", "4*3*8", "8 * 4 * 3", "((8)*((4)))*3", "(((3*8*4)))"),
+    *("8*  4 *3", "3*(8*4)"),
+]
+
+
+@pytest.mark.parametrize("answer", RIGHT)
+def test_every_right_expression_is_accepted(answer):
+    assert TASK.marks(worked("", answer), NUMBERS, TARGET) == Marks(answer=1, form=1)
+
+
+@pytest.mark.parametrize("answer", ["7-(3-9)", "(7-3)+9", "7+9-3", "9-(3-7)"])
+def test_steps_may_be_negative(answer):
+    assert TASK.right(answer, (3, 9, 7), 13)
+
+
+WRONG = {
+    "target": "96",
+    "tower": "9**9**9**9",
+    "power": "8**4*3",
+    "not all numbers": "32*3",
+    "one number missing": "8*12",
+    "a number twice": "8*4*3+3-3",
+    "one number instead of another": "(8+8+8)*4",
+    "one too many": "8*4*3*1",
+    "wrong value": "(8+4)*3",
+    "two answers": "8*4*3,8*4*3",
+    "equation": "8*4*3=96",
+    "comparison": "8*4*3==96",
+    "division": "8/4*3+90",
+    "floor division": "8//4*3+90",
+    "float": "8.0*4*3",
+    "exponent": "8e0*4*3",
+    "underscore": "8*4*3_0",
+    "unicode digits": "８*4*3",
+    "superscript": "8*4*3²",
+    "unicode operator": "8×4×3",
+    "leading zero": "08*4*3",
+    "hexadecimal": "0x8*4*3",
+    "minus sign": "-8*-4*3",
+    "plus sign": "+8*4*3",
+    "minus sign inside": "8*(-4)*(-3)",
+    "plus sign inside": "8*+4*3",
+    "tilde": "~~8*4*3",
+    "call": "8*(4)(3)",
+    "adjacent": "8*4 3",
+    "empty brackets": "8*4*3*()",
+    "open bracket": "(8*4*3",
+    "unfinished": "8*4*",
+    "name": "__import__('os')",
+    "attribute": "(8).real*4*3",
+    "lambda": "(lambda:8*4*3)()",
+    "condition": "8*4*3 if 1 else 0",
+    "newline": "8*4\n*3",
+    "newline after": "8*4*3\n",
+    "tabulator": "8*\t4*3",
+    "spaces around": " 8*4*3 ",
+    "no-break space": "8*\u00a04*3",
+    "comment": "8*4*3#",
+    "NUL": "8*4*3\0",
+    "escape": "8*4*\\\n3",
+    "nothing": " ",
+    "deep": "(" * 18 + "8*4*3" + ")" * 17,
+}
+
+
+@pytest.mark.parametrize("answer", WRONG.values(), ids=WRONG)
+def test_no_reward_for(answer):
+    assert TASK.marks(worked("", answer), NUMBERS, TARGET) == Marks(answer=0, form=1)
+
+
+@pytest.mark.parametrize(
+    "answer, numbers, target",
+    [("3**2*1", (3, 2, 1), 9), ("8/4*3", (8, 4, 3), 6), ("3*8", (3, 3, 8), 24), ("3", (3,), 3)],
+)
+def test_no_reward_for_what_would_be_right_by_other_rules(answer, numbers, target):
+    assert not TASK.right(answer, numbers, target)
+
+
+MALFORMED = {
+    "empty": "",
+    "no tags": "8*4*3",
+    "no thought": "<answer>8*4*3</answer>",
+    "nested answer": "<think></think><answer><answer>8*4*3</answer></answer>",
+    "nested thought": "<think><think></think></think><answer>8*4*3</answer>",
+    "answer in the thought": "<think><answer>8*4*3</answer></think><answer>8*4*3</answer>",
+    "two answers": worked("", "8*4*3") * 2,
+    "text after": worked("", "8*4*3") + ".",
+    "open": "<think></think><answer>8*4*3",
+    "no answer": worked("", ""),
+    "long": worked("", "8*4*3" + "*1" * 30),
+    "very long": worked("", "(" * 1_000_000),
+}
+
+
+@pytest.mark.parametrize("completion", MALFORMED.values(), ids=MALFORMED)
+def test_malformed(completion):
+    assert TASK.marks(completion, NUMBERS, TARGET) == Marks(answer=0, form=0)
+
+
+@pytest.mark.parametrize("text", ["(" * 10**6, "(" * 50 + ")" * 50, "9*" * 10**6 + "9"])
+def test_long_text_is_refused_whoever_asks(text):
+    assert not TASK.right(text, NUMBERS, TARGET)
+
+
+expressions = st.recursive(
+    st.integers(0, 60).map(lambda number: (str(number), [number])),
+    lambda parts: st.builds(
+        lambda a, sign, b, brackets: (
+            f"({a[0]}{sign}{b[0]})" if brackets else f"{a[0]}{sign}{b[0]}",
+            a[1] + b[1],
+        ),
+        parts,
+        st.sampled_from(["+", "-", "*", " - ", "* "]),
+        parts,
+        st.booleans(),
+    ),
+    max_leaves=8,
+)
+
+
+@given(expressions)
+@settings(deadline=None, max_examples=150)
+def test_expressions_come_to_what_python_says(expression):
+    text, numbers = expression
+    if len(text) > 1:
+        assert evaluate(text) == (eval(text), numbers)
+
+
+@given(st.text("0123456789+-*() ._e/,=", max_size=14))
+@settings(deadline=None, max_examples=300)
+def test_any_text_is_an_expression_or_a_value_error(text):
+    try:
+        value, numbers = evaluate(text)
+    except ValueError:
+        return
+    assert set(text) <= set("0123456789+-*() ") and "**" not in text
+    assert value == eval(text)
+    assert numbers == [int(digits) for digits in re.findall(r"\d+", text)]
+
+
+# The teacher.
+
+
+def lines_of(reply):
+    thought, answer = re.fullmatch(
+        r"<think>(.*)</think><answer>(.*)</answer>", reply, re.S
+    ).groups()
+    return [LINE.fullmatch(line).groups() for line in thought.split("\n")], answer
+
+
+@pytest.mark.parametrize("patience", [0.75, 1.0])
+def test_every_line_is_true_and_needs_only_itself_and_the_question(patience):
+    rng = Random(4)
+    for problem in draw(300):
+        numbers, target = problem.arguments
+        lines, answer = lines_of(Teacher(patience=patience).reply(rng, problem))
+        results = []
+        for a, first, b, step, c, second, d, result, verdict in lines:
+            a, b, step, c, d, result = map(int, (a, b, step, c, d, result))
+            assert OPERATIONS[first](a, b) == step and OPERATIONS[second](c, d) == result
+            assert sorted([a, b, c, d]) == sorted([*numbers, step])  # the step is used once
+            assert step in (c, d) and 1 <= step <= 999 and 1 <= result <= 999
+            assert verdict == ("yes" if result == target else "no")
+            results.append(result)
+        assert len(set(results)) == len(results)
+        assert target not in results[:-1]
+        assert evaluate(answer)[0] == results[-1]
+        assert sorted(evaluate(answer)[1]) == sorted(numbers)
+        assert problem.marks(worked("", answer)) == Marks(float(results[-1] == target), 1)
+
+
+def test_patience_decides_how_often_the_teacher_is_right():
+    """Who needs k tries is right with probability patience to the power of k - 1."""
+    rng, problems = Random(5), draw(1500, seed=5)
+    tries = [len(lines_of(Teacher().reply(rng, problem))[0]) for problem in problems]
+    for patience in (0.0, 0.5, PATIENCE):
+        teacher = Teacher(patience=patience)
+        share = statistics.mean(p.reward(teacher.reply(rng, p)) for p in problems)
+        expected = statistics.mean(patience ** (k - 1) for k in tries)
+        assert abs(share - expected) < 4 * math.sqrt(0.5 / len(problems)), patience
+    assert 0.3 < share < 0.4  # with the patience that training has by default
+
+
+def test_demonstrations_differ():
+    replies = {TASK.demonstrate(Random(seed), NUMBERS, TARGET, patience=0.5) for seed in range(60)}
+    assert len(replies) > 20
+    assert {len(lines_of(reply)[0]) for reply in replies} >= {1, 2, 3}
+
+
+def test_replies_are_short():
+    rng, teacher = Random(6), Teacher(patience=PATIENCE)
+    lengths = sorted(
+        len(byte_tokenizer.encode(teacher.reply(rng, problem))) + 1 for problem in draw(500)
+    )
+    assert lengths[494] <= 320
+    longest = max(len(byte_tokenizer.encode(Teacher().reply(rng, p))) for p in draw(300))
+    assert longest < 400
+
+
+def test_the_corpus_teaches_countdown_with_its_patience():
+    batches = Corpus(Teacher(patience=0.0), 0, 4096, "countdown", chunk_batches=4)[0]
+    text = " ".join(
+        byte_tokenizer.tokenizer().decode(row.tolist()) for batch in batches for row in batch.tokens
+    )
+    thoughts = re.findall(r"<think>([^<]*(?:yes|no))</think>", text)
+    assert len(thoughts) > 40
+    assert not any("\n" in thought for thought in thoughts)

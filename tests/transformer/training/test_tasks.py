@@ -1,0 +1,473 @@
+"""The byte tokenizer, the chat tasks, their judges and their teachers."""
+
+import math
+import os
+import re
+from hashlib import sha256
+from random import Random
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from transformer.generation import byte_tokenizer
+from transformer.generation.chat import encode_chat
+from transformer.tasks import small_talk, unknown
+from transformer.tasks.phrases import ADD, COMPARE, dress, expand, mistype, number_text, say
+from transformer.tasks.skills import TASKS, Add, Count, Subtract
+from transformer.tasks.task import Marks, Task
+from transformer.train import SLOPPY
+from transformer.training import corpus
+from transformer.training.corpus import Corpus, Teacher, draw_chat
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    for name, content in byte_tokenizer.files().items():
+        (folder / name).write_text(content, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def theirs(folder):
+    return pytest.importorskip("transformers").PreTrainedTokenizerFast.from_pretrained(folder)
+
+
+# The tokenizer, against the tokenizers and transformers libraries.
+
+
+@given(st.text())
+@example("<think>12+7</think><answer>19</answer><|im_end|>")
+@example("<|im_start|>user\n <think <|endoftext|>\x00 é 🎉\u2028")
+@settings(deadline=None, max_examples=100)
+def test_encode_agrees_with_tokenizers(text):
+    tokenizer = byte_tokenizer.tokenizer()
+    tokens = byte_tokenizer.encode(text)
+    assert tokens == tokenizer.encode(text)
+    assert tokenizer.decode(tokens) == text
+
+
+def test_vocabulary(theirs):
+    assert len(theirs) == byte_tokenizer.VOCAB_SIZE == 320
+    assert sorted(theirs.get_vocab().values()) == list(range(320))
+    assert theirs.eos_token_id == byte_tokenizer.IM_END
+    assert theirs.pad_token_id == byte_tokenizer.PAD != theirs.eos_token_id
+    assert theirs("7").input_ids == [ord("7")]
+
+
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "grüezi 1+1?"},
+    {"role": "assistant", "content": "<think>1+1+0=2</think><answer>2</answer>"},
+    {"role": "user", "content": "thanks"},
+]
+
+
+@pytest.mark.parametrize("thinking", [True, False], ids=["thinking", "no thinking"])
+@pytest.mark.parametrize("messages", [MESSAGES, MESSAGES[1:], MESSAGES[1:2]], ids=len)
+def test_turns_agree_with_the_template(theirs, messages, thinking):
+    ours = [
+        token
+        for message in messages
+        for token in byte_tokenizer.encode_turn(message["role"], message["content"])
+    ] + byte_tokenizer.encode_prompt()
+    if not thinking:
+        ours += byte_tokenizer.encode("<think></think>")
+    rendered = theirs.apply_chat_template(
+        messages, add_generation_prompt=True, enable_thinking=thinking
+    )
+    assert ours == rendered["input_ids"]
+
+
+@pytest.mark.parametrize("text", ["<|im_end|>", "a<|im_start|>system\n", "<think>", "<|im_end"])
+def test_nobody_ends_a_turn_by_typing_it(text):
+    tokenizer = byte_tokenizer.tokenizer()
+    _, chat = encode_chat(
+        tokenizer,
+        byte_tokenizer.CHAT_TEMPLATE,
+        [{"role": "user", "content": text}],
+        add_generation_prompt=False,
+    )
+    assert byte_tokenizer.encode_turn("user", text) == chat
+    assert chat.count(byte_tokenizer.IM_END) == chat.count(byte_tokenizer.IM_START) == 1
+
+
+def test_learned_tokens_are_the_assistant_tokens_of_the_template(theirs, monkeypatch):
+    monkeypatch.setattr(corpus, "NO_THINKING", 0)
+    monkeypatch.setattr(corpus, "CONVERSATIONS", 0.5)
+    turn = re.compile(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>\n", re.DOTALL)
+    checked = 0
+    for seed in range(60):
+        tokens, learned = draw_chat(Random(seed), Teacher())
+        messages = [{"role": r, "content": c} for r, c in turn.findall(theirs.decode(tokens))]
+        if any("<|" in message["content"] for message in messages):
+            continue  # a user spells a control token, which this test cannot take apart
+        rendered = theirs.apply_chat_template(
+            messages, return_dict=True, return_assistant_tokens_mask=True
+        )
+        assert rendered["input_ids"] == tokens
+        assert rendered["assistant_masks"] == [int(x) for x in learned]
+        checked += len(messages) > 2
+    assert checked > 10
+
+
+# Truth and demonstrations.
+
+WORKED = [
+    ("add", (357, 486), "7+6+0=13\n5+8+1=14\n3+4+1=8", "843"),
+    ("add", (999, 1), "9+1+0=10\n9+0+1=10\n9+0+1=10", "1000"),
+    ("add", (0, 0), "0+0+0=0", "0"),
+    ("add", (5, 1230), "5+0+0=5\n0+3+0=3\n0+2+0=2\n0+1+0=1", "1235"),
+    ("subtract", (82, 57), "12-7-0=5\n8-5-1=2", "25"),
+    ("subtract", (1000, 1), "10-1-0=9\n10-0-1=9\n10-0-1=9\n1-0-1=0", "999"),
+    ("subtract", (58, 412), "swap\n12-8-0=4\n11-5-1=5\n4-0-1=3", "-354"),
+    ("subtract", (7, 7), "7-7-0=0", "0"),
+    ("multiply", (6, 47), "7*6+0=42\n4*6+4=28", "282"),
+    ("multiply", (9, 99), "9*9+0=81\n9*9+8=89", "891"),
+    ("multiply", (0, 58), "8*0+0=0\n5*0+0=0", "0"),
+    ("compare", ("larger", 45, 54), "2 2 same\n4 5 less", "54"),
+    ("compare", ("smaller", 7, 1200), "1 4 less", "7"),
+    ("compare", ("larger", 88, 88), "2 2 same\n8 8 same\n8 8 same", "they are equal"),
+    ("compare", ("greater?", 321, 320), "3 3 same\n3 3 same\n2 2 same\n1 0 more", "yes"),
+    ("compare", ("less?", 5, 5), "1 1 same\n5 5 same", "no"),
+    ("compare", ("compare", 10, 9), "2 1 more", "10 is larger"),
+    ("sort", ("ascending", (3, 17, 9)), "3 | 17 9\n9 | 17\n17 |", "3, 9, 17"),
+    ("sort", ("descending", (4, 4, 30)), "30 | 4 4\n4 | 4\n4 |", "30, 4, 4"),
+    ("reverse", ("cat",), "1:c 2:a 3:t\n3:t 2:a 1:c", "tac"),
+    ("count", ("error", "r"), "e0 r1 r2 o2 r3", "3"),
+    ("count", ("cat", "z"), "c0 a0 t0", "0"),
+]
+
+
+@pytest.mark.parametrize("name, arguments, steps, answer", WORKED)
+def test_worked_examples(name, arguments, steps, answer):
+    task = TASKS[name]
+    expected = f"<think>{steps}</think><answer>{answer}</answer>"
+    assert task.demonstrate(Random(0), *arguments) == expected
+    assert task.answer(*arguments) == answer
+    assert task.reward(expected, *arguments) == 1
+
+
+@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("held_out", [False, True], ids=["training", "held out"])
+def test_the_careful_teacher_is_right(name, held_out):
+    rng = Random(7)
+    for _ in range(200):
+        problem = TASKS[name].sample(rng, held_out)
+        assert problem.held_out == held_out
+        assert problem.reward(Teacher().reply(rng, problem)) == 1, problem
+        assert problem.messages[-1] == {"role": "user", "content": problem.question}
+
+
+@pytest.mark.parametrize("name", ["add", "subtract", "multiply"])
+def test_every_line_of_a_written_calculation_is_true(name):
+    rng = Random(8)
+    operation = {"add": int.__add__, "subtract": int.__sub__, "multiply": int.__mul__}[name]
+    for _ in range(300):
+        problem = TASKS[name].sample(rng)
+        reply = Teacher().reply(rng, problem)
+        lines = re.findall(r"^(?:<think>)?(\d+.\d+.\d+)=(\d+)", reply, re.MULTILINE)
+        assert len(lines) == len(str(max(problem.arguments)))
+        for left, right in lines:
+            assert eval(re.sub(r"\b0+(?=\d)", "", left)) == int(right)
+        assert f"<answer>{operation(*problem.arguments)}</answer>" in reply
+
+
+WRONG = {
+    "wrong number": "<think>7+5+0=12</think><answer>13</answer>",
+    "no thought": "<answer>12</answer>",
+    "no answer": "<think>7+5+0=12</think>12",
+    "bare": "12",
+    "empty": "",
+    "text before": "ok <think></think><answer>12</answer>",
+    "text after": "<think></think><answer>12</answer>!",
+    "newline after": "<think></think><answer>12</answer>\n",
+    "two answers": "<think></think><answer>12</answer><answer>12</answer>",
+    "answer in the thought": "<think><answer>12</answer></think><answer>12</answer>",
+    "two thoughts": "<think></think><think></think><answer>12</answer>",
+    "many answers in one": "<think></think><answer>11 12 13</answer>",
+    "open tag": "<think></think><answer>12",
+    "end of turn inside": "<think></think><answer>12</answer><|im_end|>",
+    "leading zero": "<think></think><answer>012</answer>",
+    "other digits": "<think></think><answer>１２</answer>",
+    "sum instead of value": "<think></think><answer>7+5</answer>",
+    "spaces": "<think></think><answer> 12 </answer>",
+    "capital tags": "<THINK></THINK><ANSWER>12</ANSWER>",
+}
+
+
+@pytest.mark.parametrize("completion", WRONG.values(), ids=WRONG)
+def test_no_reward_for(completion):
+    assert TASKS["add"].reward(completion, 7, 5) == 0
+
+
+@pytest.mark.parametrize("steps", ["", "easy", "7+5+0=12", "anything\nat all"])
+def test_reward_does_not_look_at_the_steps(steps):
+    assert TASKS["add"].reward(f"<think>{steps}</think><answer>12</answer>", 7, 5) == 1
+
+
+def test_marks_tell_the_answer_from_the_form():
+    task = TASKS["add"]
+    assert task.marks("<think></think><answer>12</answer>", 7, 5) == Marks(answer=1, form=1)
+    assert task.marks("<think></think><answer>13</answer>", 7, 5) == Marks(answer=0, form=1)
+    assert task.marks("<answer>12</answer>", 7, 5) == Marks(answer=0, form=0)
+    talk, rng = TASKS["small talk"], Random(0)
+    problem = talk.sample(rng)
+    assert problem.marks(Teacher().reply(rng, problem)) == Marks(answer=1, form=1)
+    assert problem.marks("Whatever.") == Marks(answer=0, form=1)
+    assert problem.marks("<think>") == Marks(answer=0, form=0)
+
+
+def test_small_talk_is_judged_by_its_intent():
+    greeting, thanks = (small_talk.INTENTS[name][1][0] for name in ("greeting", "thanks"))
+    task = TASKS["small talk"]
+    assert task.reward(greeting, "greeting", "hello") == 1
+    assert task.reward(thanks, "greeting", "hello") == 0
+    assert task.reward(greeting + greeting, "greeting", "hello") == 0
+
+
+class Double(Task):
+    name = "double"
+
+    def arguments(self, rng):
+        return (rng.randint(0, 999),)
+
+    def question(self, rng, number):
+        return say(rng, ("double {n}", "what is twice {n}"), n=number)
+
+    def answer(self, number):
+        return str(2 * number)
+
+
+def test_a_task_takes_ten_lines():
+    rng = Random(0)
+    problem = Double().sample(rng)
+    (number,) = problem.arguments
+    assert str(number) in problem.question
+    assert problem.reward(f"<think>easy</think><answer>{number + number}</answer>") == 1
+    assert problem.reward(f"<think>easy</think><answer>{number}1</answer>") == 0
+
+
+# The split.
+
+
+@pytest.mark.parametrize(
+    "name, one, other",
+    [
+        ("add", (12, 7), (7, 12)),
+        ("multiply", (12, 7), (7, 12)),
+        ("compare", ("larger", 12, 7), ("less?", 7, 12)),
+        ("sort", ("ascending", (1, 2, 3)), ("descending", (2, 3, 1))),
+    ],
+)
+def test_disguises_of_a_problem_are_on_one_side(name, one, other):
+    task = TASKS[name]
+    assert task.key(*one) == task.key(*other)
+    assert task.held_out(*one) == task.held_out(*other)
+
+
+def test_one_problem_in_sixteen_is_held_out():
+    task, count = TASKS["add"], 20_000
+    rng = Random(1)
+    share = sum(task.held_out(rng.randint(0, 9999), rng.randint(0, 9999)) for _ in range(count))
+    assert abs(share / count - 1 / 16) < 5 * math.sqrt(15 / 256 / count)
+
+
+@pytest.mark.parametrize("tasks", corpus.MIXES)
+def test_training_never_sees_a_held_out_problem(monkeypatch, tasks):
+    seen = []
+
+    class Witness(Teacher):
+        def reply(self, rng, problem):
+            seen.append(problem)
+            return super().reply(rng, problem)
+
+    monkeypatch.setattr(corpus, "CONVERSATIONS", 0.5)
+    for seed in range(300):
+        draw_chat(Random(seed), Witness(), tasks)
+    assert {problem.task.name for problem in seen} == set(corpus.MIXES[tasks])
+    assert len(seen) > 400
+    assert not any(problem.held_out for problem in seen)
+
+
+def test_follow_ups_are_held_out_like_the_sums_that_they_are():
+    rng = Random(2)
+    for held_out in (False, True):
+        for _ in range(100):
+            problem = corpus.second_question(rng, held_out)
+            assert problem.held_out == held_out
+            stated = corpus.stated_number(problem.history[-1]["content"])
+            assert problem.arguments[0] == stated
+            assert str(problem.arguments[1]) in problem.question
+            assert problem.reward(Teacher().reply(rng, problem)) == 1
+
+
+# The sloppy teacher.
+
+
+def carries(a, b):
+    """Columns of a sum that carry, by the school method."""
+    carry = count = 0
+    while a or b:
+        carry = int(a % 10 + b % 10 + carry > 9)
+        count, a, b = count + carry, a // 10, b // 10
+    return count
+
+
+@pytest.mark.parametrize("hasty, forget", [(0, 0.45), (0.3, 0), (0.3, 0.45), (1, 0)])
+def test_the_sloppy_teacher_is_right_as_often_as_the_dials_say(hasty, forget):
+    rng, count = Random(3), 4000
+    teacher, task = Teacher(hasty, forget), Add(3)
+    right = expected = 0.0
+    for _ in range(count):
+        problem = task.sample(rng)
+        right += problem.reward(teacher.reply(rng, problem))
+        expected += (1 - hasty) * (1 - forget) ** carries(*problem.arguments)
+    lucky_guess = 1 / 1799
+    assert abs(right - expected) / count < 4 * math.sqrt(0.25 / count) + lucky_guess
+
+
+@pytest.mark.parametrize(
+    "task, arguments, answer",
+    [(Add(), (57, 86), "33"), (Subtract(), (82, 57), "35"), (TASKS["multiply"], (6, 47), "42")],
+    ids=["add", "subtract", "multiply"],
+)
+def test_forgetting_everything(task, arguments, answer):
+    _, worked = task.work(lambda: True, *arguments)
+    assert worked == answer
+
+
+def test_a_hasty_teacher_only_guesses_what_takes_columns():
+    rng, hasty = Random(4), Teacher(hasty=1)
+    assert hasty.reply(rng, TASKS["add"].sample(rng)).startswith("<think>easy</think>")
+    assert "easy" not in hasty.reply(rng, TASKS["sort"].sample(rng))
+
+
+@pytest.mark.parametrize(
+    "dials", [{"hasty": -0.1}, {"forget": 1.5}, {"hasty": math.nan}, {"patience": 2}]
+)
+def test_a_dial_is_a_probability(dials):
+    with pytest.raises(ValueError, match="is a probability"):
+        Teacher(**dials)
+
+
+# Wording.
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_questions_vary_and_leave_no_pattern_behind(name):
+    rng = Random(5)
+    questions = [TASKS[name].sample(rng).question for _ in range(500)]
+    assert len(set(questions)) > 400
+    if name != "unknown":
+        assert not any(re.search(r"[{}|\[\]]", question) for question in questions)
+
+
+def test_unknown_questions_leave_no_slot_unfilled():
+    rng = Random(6)
+    for _ in range(2000):
+        text, is_sentence = unknown.anything(rng)
+        if is_sentence:
+            assert not re.search(r"[{}|\[\]()]", text), text
+        assert not re.search(r"[{}|\[\]]", unknown.beyond(rng))
+
+
+def test_operands_survive_everything_that_is_done_to_a_sentence():
+    rng = Random(7)
+    for _ in range(2000):
+        text = say(rng, ADD, a="3Xy", b="9zQ")
+        assert "3Xy" in text and "9zQ" in text
+
+
+def test_sentences_come_with_and_without_typing_errors():
+    rng = Random(8)
+    plain = [dress(rng, "what is that") for _ in range(1000)]
+    assert any("what is that" in text for text in plain)
+    assert any("what is that" not in text.lower() for text in plain)
+    assert mistype(rng, "123") == "123"
+
+
+def test_expand_reaches_every_alternative():
+    rng = Random(9)
+    assert {expand(rng, "(a|b(c|d)|)!") for _ in range(200)} == {"a!", "bc!", "bd!", "!"}
+    assert all(expand(rng, pattern) for patterns in COMPARE.values() for pattern in patterns)
+
+
+@pytest.mark.parametrize(
+    "number, forms",
+    [
+        (7, {"7", "seven"}),
+        (40, {"40", "forty"}),
+        (57, {"57", "fifty seven", "fifty-seven"}),
+        (357, {"357"}),
+        (1234, {"1234", "1,234"}),
+        (-3, {"-3"}),
+    ],
+)
+def test_numbers_are_written_in_several_ways(number, forms):
+    rng = Random(10)
+    assert {number_text(rng, number) for _ in range(1000)} == forms
+
+
+def test_count_asks_for_a_letter_in_any_case_but_counts_it():
+    task = Count()
+    rng = Random(11)
+    asked = {task.question(rng, "error", "r") for _ in range(200)}
+    assert any(re.search(r"\bR\b", question) for question in asked)
+    assert task.answer("error", "r") == "3"
+
+
+# Batches.
+
+
+def test_a_chunk_is_a_function_of_seed_and_number():
+    def content(seed, chunk):
+        batches = Corpus(Teacher(), seed, 2048, chunk_batches=4)[chunk]
+        return [(batch.tokens.tolist(), batch.learned.tolist()) for batch in batches]
+
+    assert content(0, 3) == content(0, 3)
+    assert content(0, 3) != content(1, 3)
+    assert content(0, 3) != content(0, 4)
+
+
+@pytest.mark.parametrize(
+    "teacher, chunk, digest",
+    [
+        (Teacher(), 0, "fdfd57f91dbce1e7d9e0615486272955f6fce723bfa73750a8762bc1aacde8f3"),
+        (SLOPPY, 3, "4893da44702b27d4d5415015c62c2b94b89139b686c4156c5847ec79be761b9b"),
+    ],
+    ids=["chat", "sloppy"],
+)
+def test_the_data_of_the_shipped_checkpoints_has_not_changed(teacher, chunk, digest):
+    content = sha256()
+    for batch in Corpus(teacher, 0, 8192, chunk_batches=4)[chunk]:
+        content.update(repr(batch.tokens.shape).encode())
+        content.update(batch.tokens.tobytes())
+        content.update(batch.learned.tobytes())
+    assert content.hexdigest() == digest
+
+
+def test_batches_fit_the_budget_and_are_padded_on_the_right():
+    batches = Corpus(Teacher(), 0, 4096, chunk_batches=8)[0]
+    used = 0
+    for batch in batches:
+        assert batch.tokens.size <= 4096
+        is_pad = batch.tokens == byte_tokenizer.PAD
+        assert (is_pad[:, 1:] >= is_pad[:, :-1]).all()
+        assert not (batch.learned & is_pad).any()
+        assert batch.learned.any(axis=1).all()
+        used += (~is_pad).sum()
+    assert used / sum(batch.tokens.size for batch in batches) > 0.75
+
+
+def test_a_batch_must_hold_the_longest_chat():
+    with pytest.raises(ValueError, match="at least 1024 tokens"):
+        Corpus(Teacher(), 0, 1000)
+
+
+def test_a_mix_has_a_name():
+    with pytest.raises(ValueError, match="no mix of tasks is called juggling; there are chat, c"):
+        Corpus(Teacher(), 0, 1024, "juggling")

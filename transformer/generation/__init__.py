@@ -1,0 +1,4 @@
+"""Text out of a model: the loop, the decoding step, sampling, chat templates, the byte tokenizer.
+
+May import: `model`.
+"""

@@ -1,0 +1,197 @@
+"""A file of prompts, and its answers on their way to a file: safe after every batch, in place only
+when all are there.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from transformer.generation.chat import Message
+from transformer.generation.command import INTERRUPTED
+from transformer.generation.row import Completion
+from transformer.generation.sampling import row_generators
+from transformer.generation.session import Session
+from transformer.generation.stats import Statistics
+from transformer.model.files import parse_json, read_text, write_text
+
+
+class AnswerFile:
+    """A file of lines that a killed run leaves half-finished beside its place, and a next one ends.
+
+    Args:
+        path: where the finished file goes.
+        run: whatever the answers depend on; another run's lines are not mixed with these.
+
+    Attributes:
+        lines: the answers so far, in order; an earlier attempt at the same run gave the first ones.
+
+    Raises:
+        ValueError: an unfinished file of another run is in the way.
+    """
+
+    def __init__(self, path: Path, run: object):
+        self.path = path
+        self.partial = path.with_name(f".{path.name}.partial")
+        self.lines: list[str] = []
+        header = sha256(repr(run).encode()).hexdigest() + "\n"
+        kept = self.partial.read_text(encoding="utf-8") if self.partial.exists() else header
+        if not kept.startswith(header):
+            raise ValueError(
+                f"{self.partial} holds the answers of an unfinished run with other prompts or"
+                " options; repeat its command, delete it, or use another --output"
+            )
+        # A line that a kill cut off has no end and is answered again. Not splitlines: JSON may hold
+        # other characters that it takes for the end of a line.
+        self.lines = [f"{line}\n" for line in kept.split("\n")[1:-1]]
+        self.partial.write_text(header + "".join(self.lines), encoding="utf-8")
+
+    def add(self, lines: Sequence[str]) -> None:
+        """Keep some more answers, each a line with its end."""
+        with open(self.partial, "a", encoding="utf-8") as file:
+            file.writelines(lines)
+        self.lines += lines
+
+    def finish(self) -> None:
+        """Put the complete file in its place."""
+        write_text(self.path, "".join(self.lines))
+        self.partial.unlink()
+
+
+class InOrder:
+    """Answers that end in any order, given on in theirs.
+
+    Args:
+        first: number of the first one.
+        give: called with the number and the answer.
+
+    Attributes:
+        given: how many were.
+    """
+
+    def __init__(self, first: int, give: Callable[[int, Completion], None]):
+        self.first, self.give, self.given = first, give, 0
+        self._waiting: dict[int, Completion] = {}
+
+    def add(self, index: int, completion: Completion) -> None:
+        """An answer; `index` counts from 0."""
+        self._waiting[index] = completion
+        while self.given in self._waiting:
+            self.give(self.first + self.given, self._waiting.pop(self.given))
+            self.given += 1
+
+
+def answer_file(session: Session, arguments: argparse.Namespace) -> int:
+    """Answer a file of prompts in batches; each line is given back with its answer added."""
+    if arguments.output and not arguments.output.parent.is_dir():
+        raise FileNotFoundError(f"the folder of --output {arguments.output} does not exist")
+    if arguments.output and arguments.output.is_dir():
+        raise IsADirectoryError(f"--output {arguments.output} is a folder")
+    lines, prompts = [], []
+    for name, line in read_lines(arguments.input):
+        try:
+            text, tokens = session.encode(line_messages(line, session, arguments), "the prompt")
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+        if arguments.show_prompt:
+            sys.stderr.write(f"{text}\n{tokens}\n")
+        lines.append(line)
+        prompts.append(tokens)
+    if not lines:
+        raise ValueError(f"{arguments.input} has no prompts")
+
+    file = None
+    if arguments.output:
+        run = (session.settings(), arguments.seed, lines, prompts)
+        file = AnswerFile(arguments.output, run)
+    first = len(file.lines) if file else 0
+    if first:
+        sys.stderr.write(f"continuing after {first} of {len(lines)} answers\n")
+
+    def answered(index: int, completion: Completion) -> str:
+        return json.dumps({**lines[index], **describe(completion)}, ensure_ascii=False) + "\n"
+
+    def write(found: list[str]) -> None:
+        if file is None:
+            sys.stdout.writelines(found)
+            sys.stdout.flush()
+        else:
+            file.add(found)
+
+    paged = session.engine.page_size is not None
+    size = len(prompts) if paged else arguments.batch_size
+    total: Statistics | None = None
+    interrupted = False
+    for start in range(first, len(prompts), size):
+        batch = prompts[start : start + size]
+        generators = row_generators(arguments.seed, len(batch), first=start)
+        waiting = InOrder(start, lambda index, completion: write([answered(index, completion)]))
+        options = {"on_end": waiting.add, "at_once": arguments.batch_size} if paged else {}
+        completions, statistics = session.answer(batch, generators, **options)
+        total = statistics if total is None else total + statistics
+        interrupted = any(c.finish_reason == "interrupted" for c in completions)
+        if file is None or not interrupted:
+            write([answered(start + i, c) for i, c in enumerate(completions)][waiting.given :])
+        if interrupted:
+            break
+    if file and interrupted:
+        kept = f"{len(file.lines)} of {len(lines)} answers are kept in {file.partial}"
+        sys.stderr.write(f"note: interrupted; {kept}; the same command continues\n")
+    elif file:
+        file.finish()
+    if total is not None:
+        sys.stderr.write(session.report(total))
+    return INTERRUPTED if interrupted else 0
+
+
+def conversation(prompt: str | None, system_prompt: str | None) -> list[Message]:
+    """The messages of a system prompt and a question, where there are such."""
+    roles = {"system": system_prompt, "user": prompt}
+    return [{"role": role, "content": text} for role, text in roles.items() if text is not None]
+
+
+def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects of a JSONL file, each with the name of its line for messages; no blank lines."""
+    for number, text in enumerate(read_text(path).split("\n"), start=1):
+        if not text.strip():
+            continue
+        name = f"{path}, line {number}"
+        line = parse_json(text, name)
+        if not isinstance(line, dict) or ("prompt" in line) == ("messages" in line):
+            raise ValueError(f'{name} must be an object with "prompt" or "messages"')
+        try:  # what cannot be written with the answer is better refused before it is computed
+            json.dumps(line, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{name}: the text is not valid UTF-8: {error}") from error
+        except RecursionError as error:
+            raise ValueError(f"{name} is nested too deeply") from error
+        yield name, line
+
+
+def line_messages(
+    line: Mapping[str, Any], session: Session, arguments: argparse.Namespace
+) -> list[Message]:
+    """The conversation of a line of a JSONL file."""
+    if "prompt" in line:
+        if not isinstance(line["prompt"], str):
+            raise ValueError('"prompt" must be a string')
+        return conversation(line["prompt"], arguments.system_prompt)
+    messages = line["messages"]
+    if not isinstance(messages, list):
+        raise ValueError('"messages" must be a list')
+    if session.template is None:
+        raise ValueError('"messages" need a chat template, and none is used')
+    return [*conversation(None, arguments.system_prompt), *messages]
+
+
+def describe(completion: Completion) -> dict[str, Any]:
+    """A completion as it is written to JSON."""
+    return {
+        "text": completion.text,
+        "finish_reason": completion.finish_reason,
+        "prompt_tokens": completion.prompt_tokens,
+        "generated_tokens": len(completion.tokens),
+    }

@@ -1,0 +1,327 @@
+"""The loop of a generation: prompts in, steps launched, tokens handed out, places given again.
+
+The host looks at the tokens of an advance while the device works on the next one. A row that has
+ended stays in its place, where the device goes on with it in vain, until half of the rows have: the
+others then go on by themselves. Pages are taken back, and given with the place to a row that waits.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from transformer.generation.decoding import Choice, Decoding
+from transformer.generation.prompt_lookup import LookupDecoding
+from transformer.generation.row import Completion, Row
+from transformer.generation.sampling import uniform_numbers
+from transformer.generation.stats import (
+    Statistics,
+    attention_share,
+    peak_memory,
+    size_text,
+    token_bytes,
+    weight_bytes,
+)
+from transformer.model.cache import KVCache
+from transformer.model.decoder import Transformer
+from transformer.model.paged_cache import PagedKVCache
+
+FEW_ROWS = 256  # a GPU's step takes as long for fewer
+WORTH_A_GRAPH = 16  # tokens; capturing a step takes as long as launching it a few times
+
+
+class Batch:
+    """Rows on their way through the model: those that have a place, and those that wait for one.
+
+    Args:
+        model: what answers.
+        rows: the answers, those to one prompt in succession.
+        choice: how tokens are chosen.
+        generators: one for each row; greedy needs none.
+        places: rows that are answered at the same time.
+        watched: somebody reads along, or looks for a text that ends the answer.
+
+    The others are those of `engine.generate`.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        rows: Sequence[Row],
+        choice: Choice,
+        generators: Sequence[torch.Generator],
+        *,
+        places: int,
+        samples: int,
+        watched: bool,
+        cuda_graph: bool,
+        prefill_chunk: int,
+        page_size: int | None,
+        lookup: int,
+        measure_attention: bool,
+    ) -> None:
+        weight = model.model.embed_tokens.weight
+        self.device, self.dtype = weight.device, weight.dtype
+        on_gpu = self.device.type == "cuda"
+        self.model, self.rows, self.choice, self.generators = model, rows, choice, generators
+        self.places, self.waiting = list(rows[:places]), deque(rows[places:])
+        self.together = len(self.places)
+        self.samples, self.page_size, self.lookup = samples, page_size, lookup
+        self.watched, self.prefill_chunk = watched, prefill_chunk
+        self.limit = max(row.limit for row in rows)
+        longest = max(len(row.prompt) + row.limit for row in rows)
+        self.capacity = min(longest + lookup, model.config.max_positions)
+        self.cuda_graph = cuda_graph and on_gpu and self.limit > WORTH_A_GRAPH
+        self.at_a_time = 1 if watched or lookup else steps_at_a_time(self.device)
+        # Steps go on beyond a row's end before the host looks, which a fixed cache allows.
+        self.fixed = self.cuda_graph or self.at_a_time > 1 or page_size is not None
+        self.measure_attention = measure_attention
+        self.attention_share: float | None = None
+        self.cache: KVCache | PagedKVCache | None = None
+        self.decoding: Decoding | None = None
+        self.began = time.perf_counter()
+        self.first_arrived: float | None = None
+        self.paused = 0.0  # seconds that were spent on measuring
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    def run(
+        self,
+        on_text: Callable[[int, str], None] | None,
+        on_end: Callable[[int, Completion], None] | None,
+    ) -> None:
+        """Go on until every row has ended; see `engine.generate` for the two callbacks."""
+        with torch.no_grad():
+            decoding = self.decoding = self._start()
+            while True:
+                arrived = decoding.fetch()
+                self.first_arrived = self.first_arrived or time.perf_counter()
+                for row, tokens, scores in arrived:
+                    self._hand_out(row, tokens, scores, on_text)
+                    if row.finish_reason and on_end:
+                        on_end(row.index, row.completion(self.choice.logprobs))
+                if self.measure_attention and any(row.finish_reason for row in self.places):
+                    self._measure(decoding)
+                if self.page_size is not None:
+                    self._replace_ended(decoding)
+                running = [row for row in self.places if not row.finish_reason]
+                if not running:
+                    return
+                # What is left may be shorter: do not attend to, or run out of, more than that.
+                decoding.shorten(max(row.stored for row in running))
+                self._leave_ended(decoding, len(running))
+                left = max(row.limit - len(row.tokens) for row in running)
+                while decoding.in_flight < (2 if self.fixed else 1):
+                    unasked = left - decoding.ahead
+                    if unasked < 1 and decoding.in_flight:
+                        break
+                    self._advance(decoding, max(1, min(unasked, self.at_a_time)))
+
+    def _start(self) -> Decoding:
+        """Read the prompts of all places, and choose the first token of each."""
+        size = (self.capacity, self.device, self.dtype)
+        prompts = [row.prompt for row in self.places[:: self.samples]]
+        if self.page_size is None:
+            self.cache = KVCache(self.model.config, len(prompts), *size)
+        else:
+            self.cache = PagedKVCache(self.model.config, len(prompts), *size, self.page_size)
+            self.cache.allocate([len(prompt) for prompt in prompts])
+        logits = prefill(self.model, self.cache, prompts, self.prefill_chunk)
+        if self.samples > 1 and isinstance(self.cache, KVCache):  # prompts are read once for all
+            self.cache = self.cache.repeat(self.samples)
+            logits = logits.repeat_interleave(self.samples, dim=0)
+        if self.fixed:
+            self.cache.fix()
+        seen = None
+        if self.choice.sampling.repetition_penalty != 1:
+            seen = tokens_seen(self.places, self.model.config.vocab_size).to(self.device)
+        start = partial(LookupDecoding, drafts=self.lookup) if self.lookup else Decoding
+        return start(
+            self.model,
+            self.cache,
+            logits,
+            self.places,
+            self.choice,
+            at_once=self.at_a_time,
+            numbers=self._numbers(self.places),
+            seen=seen,
+            cuda_graph=self.cuda_graph,
+        )
+
+    def _numbers(self, rows: Sequence[Row]) -> Tensor | None:
+        """The random numbers of some rows; greedy needs none."""
+        if self.choice.sampling.greedy:
+            return None
+        return uniform_numbers([self.generators[row.index] for row in rows], self.limit)
+
+    def _hand_out(
+        self,
+        row: Row,
+        tokens: Sequence[int],
+        scores: Sequence[float],
+        on_text: Callable[[int, str], None] | None,
+    ) -> None:
+        """Give a row what a look of the host found; one by one if somebody reads along."""
+        before = len(row.tokens)
+        size = 1 if self.watched else len(tokens)
+        for start in range(0, len(tokens), size):
+            row.take(tokens[start : start + size], scores[start : start + size])
+            if self.watched or row.finish_reason:
+                text = row.read()
+                if text and on_text:
+                    on_text(row.index, text)
+            if row.finish_reason:
+                break
+        if before:  # the first token came from the prefill
+            row.steps += 1 if self.lookup else len(row.tokens) - before
+
+    def _replace_ended(self, decoding: Decoding) -> None:
+        """Take the pages of rows that have ended, and read the prompts that wait for a place."""
+        assert isinstance(self.cache, PagedKVCache)
+        for place, row in enumerate(self.places):
+            if not row.finish_reason:
+                continue
+            self.cache.release(place)
+            if self.waiting:
+                new = self.places[place] = self.waiting.popleft()
+                self.cache.allocate(
+                    [len(new.prompt) if i == place else 0 for i in range(len(self.places))]
+                )
+                cache = self.cache.row(place)
+                logits = prefill(self.model, cache, [new.prompt], self.prefill_chunk)
+                decoding.replace(place, new, logits, self._numbers([new]))
+
+    def _leave_ended(self, decoding: Decoding, running: int) -> None:
+        """Go on with half of the rows, or half of these, if no more are running. The sizes of a
+        batch are always the same ones then, for which kernels are compiled and products planned.
+        """
+        if self.page_size is not None or self.lookup:
+            return
+        size, least = len(self.places), FEW_ROWS if self.device.type == "cuda" else 1
+        while running <= size // 2 and size > least:
+            size -= size // 2
+        if size == len(self.places):
+            return
+        spare = size - running
+        kept = []
+        for place, row in enumerate(self.places):
+            if row.finish_reason and spare:
+                spare -= 1
+            elif row.finish_reason:
+                continue
+            kept.append(place)
+        decoding.keep(kept)
+        self.places = [self.places[place] for place in kept]
+
+    def _advance(self, decoding: Decoding, steps: int) -> None:
+        """Launch some steps; pages that they fill are given out before."""
+        if isinstance(self.cache, PagedKVCache):
+            ahead = decoding.ahead + steps * (1 + self.lookup)  # drafts that fail may get lost
+            self.cache.allocate(
+                [
+                    0 if row.finish_reason else min(row.stored + ahead, row.most_stored)
+                    for row in self.places
+                ]
+            )
+        decoding.advance(steps)
+
+    def _measure(self, decoding: Decoding) -> None:
+        """Measure the share of attention, once, while the rows are still in the cache."""
+        assert self.cache is not None
+        began = time.perf_counter()
+        decoding.shorten(max(row.stored for row in self.places))  # there is room for a token
+        self.attention_share = attention_share(self.model, decoding.newest, self.cache)
+        self.measure_attention = False
+        self.paused = time.perf_counter() - began
+
+    def statistics(self) -> Statistics:
+        """What it cost so far."""
+        ended = time.perf_counter() - self.paused
+        first_arrived = self.first_arrived or ended
+        steps = self.decoding.steps if self.decoding else 0
+        # A step reads what is stored with its own token, which is half of the answer on average.
+        stored = sum(row.steps * (len(row.prompt) + len(row.tokens) / 2) for row in self.rows)
+        per_token = token_bytes(self.model.config, self.dtype)
+        return Statistics(
+            prompt_tokens=sum(len(row.prompt) for row in self.rows[:: self.samples]),
+            prefill_seconds=first_arrived - self.began,
+            generated_tokens=sum(len(row.tokens) for row in self.rows),
+            decoded_tokens=sum(max(0, len(row.tokens) - 1) for row in self.rows),
+            decode_seconds=ended - first_arrived,
+            peak_memory=peak_memory(self.device),
+            steps=steps,
+            row_steps=sum(row.steps for row in self.rows),
+            bytes_read=steps * weight_bytes(self.model) + int(stored * per_token),
+            cache_bytes=self.cache.nbytes if self.cache else 0,
+            rows=self.together,
+            attention_share=self.attention_share,
+        )
+
+    def full_memory(self) -> str:
+        """A sentence for a full memory: how large the cache is that was asked for."""
+        per_token = token_bytes(self.model.config, self.dtype)
+        if isinstance(self.cache, PagedKVCache):
+            rows, size = f"{len(self.places)} rows in pages", self.cache.asked
+        else:
+            rows = f"{len(self.places)} rows of {self.capacity} tokens"
+            size = len(self.places) * self.capacity * per_token
+        weights = sum(parameter.nbytes for parameter in self.model.parameters())
+        return (
+            f"the memory of {self.device} is full: the cache of {rows} takes {size_text(size)},"
+            f" {size_text(per_token)} for each token, beside {size_text(weights)} of weights"
+        )
+
+
+def prefill(
+    model: Transformer,
+    cache: KVCache | PagedKVCache,
+    prompts: Sequence[Sequence[int]],
+    chunk: int,
+) -> Tensor:
+    """Read prompts into an empty cache, in forwards of at most `chunk` tokens of all rows, pads
+    included, or of one token of each row.
+
+    Returns:
+        (B, V), the logits of each row's next token.
+    """
+    tokens, padding = pad_left(prompts)
+    tokens = tokens.to(cache.lengths.device)
+    padding = None if padding is None else padding.to(tokens.device)
+    columns = max(1, chunk // len(prompts))
+    for start in range(0, tokens.shape[1], columns):
+        part = tokens[:, start : start + columns]
+        pads = None if padding is None else (padding - start).clamp(0, part.shape[1])
+        logits = model(part, cache, pads, last_only=True)
+    return logits[:, -1]
+
+
+def steps_at_a_time(device: torch.device) -> int:
+    """Steps between two looks of the host if nobody reads along. The last ones are in vain, which
+    costs a GPU less than to stand still while the host looks.
+    """
+    return 16 if device.type == "cuda" else 1
+
+
+def pad_left(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
+    """Prompts as a (B, T) int64 batch, and the number of pads of each row, None if there is none.
+
+    The pad's id does not matter: the model hides pads by their number.
+    """
+    longest = max(map(len, prompts))
+    padding = torch.tensor([longest - len(prompt) for prompt in prompts])
+    batch = np.zeros((len(prompts), longest), np.int64)
+    for line, prompt in zip(batch, prompts):
+        line[longest - len(prompt) :] = prompt
+    return torch.from_numpy(batch), padding if padding.any() else None
+
+
+def tokens_seen(rows: Sequence[Row], vocab_size: int) -> Tensor:
+    """(B, V) bool: which tokens occur in each row's prompt."""
+    seen = torch.zeros(len(rows), vocab_size, dtype=torch.bool)
+    for line, row in zip(seen, rows):
+        line[list(row.prompt)] = True
+    return seen

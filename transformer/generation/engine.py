@@ -1,0 +1,172 @@
+"""Batched generation: prompts of any lengths in, answers and honest timings out.
+
+    prefill   all prompts at once, padded on the left, in chunks of bounded size, through the model
+              into the KV cache
+    decode    one token per row and step (see `decoding`); the only wait is for the sampled tokens,
+              and unless somebody reads along, a GPU is given work for many steps ahead of it
+
+Notable: a row never depends on the rows next to it. It has a random generator, a limit and a text
+of its own, and a row that has finished is no longer counted, shown or stored past the longest row
+that is still running. It is still computed until half of the rows have finished; the batch then
+goes on without them. With a paged cache, its place is taken by the next prompt that waits.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from transformer.generation.batch import Batch, pad_left
+from transformer.generation.chat import Tokenizer
+from transformer.generation.command import out_of_memory
+from transformer.generation.decoding import Choice
+from transformer.generation.prompt_lookup import check_lookup
+from transformer.generation.row import Completion, Row
+from transformer.generation.sampling import Sampling
+from transformer.generation.stats import Statistics
+from transformer.model.decoder import Config, Transformer
+
+__all__ = [
+    "Completion",
+    "GREEDY",
+    "Statistics",
+    "check_prompt",
+    "generate",
+    "pad_left",
+]
+
+GREEDY = Sampling(temperature=0)
+PREFILL_CHUNK = 16384  # tokens of all rows in a forward: enough to keep a GPU busy
+
+
+def generate(
+    model: Transformer,
+    tokenizer: Tokenizer,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_tokens: int,
+    sampling: Sampling = GREEDY,
+    generators: Sequence[torch.Generator] = (),
+    eos: Sequence[int] = (),
+    stop_strings: Sequence[str] = (),
+    on_text: Callable[[int, str], None] | None = None,
+    on_end: Callable[[int, Completion], None] | None = None,
+    logprobs: bool = False,
+    samples: int = 1,
+    banned: Sequence[int] = (),
+    cuda_graph: bool = True,
+    prefill_chunk: int = PREFILL_CHUNK,
+    page_size: int | None = None,
+    at_once: int | None = None,
+    lookup: int = 0,
+    measure_attention: bool = False,
+) -> tuple[list[Completion], Statistics]:
+    """Answer a batch of prompts.
+
+    Args:
+        model: on any device, in any dtype.
+        tokenizer: turns tokens into the text that is streamed and searched for stop strings.
+        prompts: token ids; lengths may differ.
+        max_tokens: of each answer; a row also ends when it fills the model's context.
+        sampling: how tokens are chosen; see row_generators for reproducible draws.
+        generators: one per answer; greedy needs none. Each gives as many numbers as the
+            longest answer may have tokens.
+        eos: tokens that end an answer.
+        stop_strings: texts that end an answer and are not part of it.
+        on_text: called with (row, text) as soon as a piece of text is certain.
+        on_end: called with (row, completion) as soon as an answer has ended by itself.
+        logprobs: also return the log-probability of every token.
+        samples: answers to each prompt, which is read once for all of them.
+        banned: tokens that are never chosen: their probability is 0.
+        cuda_graph: on a GPU, capture a step and replay it. The model's attention then must not wait
+            for the device, nor depend on values there.
+        prefill_chunk: prompts are read in forwards of at most so many tokens, pads included, or of
+            one token of each row: their activations take no more memory than that.
+        page_size: keep keys and values in pages of so many tokens, see `paged_cache`; None: in a
+            rectangle of the longest row that there may be. The attention must take a block_table.
+        at_once: with pages: rows that are answered at the same time. The other prompts wait, and
+            each takes the place of a row that has ended. None: all.
+        lookup: propose so many tokens a step by looking them up in the row's own text, see
+            `lookup`; 0: none. Greedy only, without a repetition penalty.
+        measure_attention: also measure its share of a step.
+
+    Returns:
+        `samples` completions of each prompt, in order, and the measurements. A KeyboardInterrupt
+        ends the generation but not the function: rows that were not finished say "interrupted".
+
+    Raises:
+        ValueError: no prompt, an empty one, one that leaves no room in the context or holds a token
+            that the model does not know; a number that is too small; options that exclude each
+            other; logits that are not finite.
+        MemoryError: the memory is full; the sentence says how large the cache is.
+    """
+    if not prompts:
+        raise ValueError("there is no prompt to answer")
+    for index, prompt in enumerate(prompts):
+        check_prompt(model.config, prompt, f"prompt {index}")
+    counts = {
+        "max_tokens": max_tokens,
+        "samples": samples,
+        "prefill_chunk": prefill_chunk,
+        "page_size": page_size,
+        "at_once": at_once,
+    }
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            raise ValueError(f"{name} must be at least 1, got {count}")
+    if "" in stop_strings:
+        raise ValueError("a stop string must not be empty")
+    if page_size is not None and samples > 1:
+        raise ValueError("samples share a prompt's keys, which pages do not: leave page_size out")
+    if page_size is None and at_once is not None:
+        raise ValueError("at_once needs pages: a place in a rectangle is not given away")
+    check_lookup(lookup, sampling)
+    limits = [min(max_tokens, model.config.max_positions - len(p)) for p in prompts]
+    rows = [
+        Row(samples * i + n, prompt, limit, tokenizer, eos, stop_strings)
+        for i, (prompt, limit) in enumerate(zip(prompts, limits))
+        for n in range(samples)
+    ]
+    if not sampling.greedy and len(generators) != len(rows):
+        raise ValueError(f"{len(rows)} rows need as many generators, got {len(generators)}")
+    batch = Batch(
+        model,
+        rows,
+        Choice(sampling, banned, logprobs),
+        generators,
+        places=len(rows) if at_once is None else min(at_once, len(rows)),
+        samples=samples,
+        watched=on_text is not None or bool(stop_strings),
+        cuda_graph=cuda_graph,
+        prefill_chunk=prefill_chunk,
+        page_size=page_size,
+        lookup=lookup,
+        measure_attention=measure_attention,
+    )
+    try:
+        batch.run(on_text, on_end)
+    except KeyboardInterrupt:
+        for row in rows:
+            text = row.interrupt()
+            if text and on_text:
+                on_text(row.index, text)
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        raise MemoryError(batch.full_memory()) from error
+    return [row.completion(logprobs) for row in rows], batch.statistics()
+
+
+def check_prompt(config: Config, prompt: Sequence[int], name: str) -> None:
+    """Refuse a prompt that the model cannot answer, with a ValueError that calls it `name`."""
+    if not prompt:
+        raise ValueError(f"{name} has no tokens")
+    if len(prompt) >= config.max_positions:
+        raise ValueError(
+            f"{name} has {len(prompt)} tokens, which leaves no room for an answer in the model's"
+            f" context of {config.max_positions}"
+        )
+    if not 0 <= min(prompt) <= max(prompt) < config.vocab_size:
+        raise ValueError(
+            f"{name} has tokens from {min(prompt)} to {max(prompt)} but the model knows 0 to"
+            f" {config.vocab_size - 1}"
+        )

@@ -1,0 +1,149 @@
+"""One answer on the host: its tokens as they arrive, its text, and why it ended."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transformer.generation.chat import IncrementalDecoder, Tokenizer
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One row's answer.
+
+    Attributes:
+        prompt_tokens: length of the prompt.
+        tokens: what was generated, the end-of-sequence token included: training has to see it.
+        text: the same as text, without the end-of-sequence token or stop string, and without a
+            character that was cut off in the middle.
+        finish_reason: "stop" (end-of-sequence token or stop string), "length" or "interrupted".
+        logprobs: natural-log probability of each token under the distribution that it was drawn
+            from (greedy: under softmax of the logits), if asked for.
+    """
+
+    prompt_tokens: int
+    tokens: list[int]
+    text: str
+    finish_reason: str
+    logprobs: list[float] | None = None
+
+
+class Row:
+    """The state of one answer.
+
+    Args:
+        index: its number among the answers.
+        prompt: tokens.
+        limit: the most tokens of the answer.
+        tokenizer: of its text.
+        eos: tokens that end it.
+        stop_strings: texts that end it.
+
+    Attributes:
+        finish_reason: "" while it is running.
+        steps: forwards of the model that it took part in while it was running.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        prompt: Sequence[int],
+        limit: int,
+        tokenizer: Tokenizer,
+        eos: Sequence[int],
+        stop_strings: Sequence[str],
+    ) -> None:
+        self.index = index
+        self.prompt = prompt
+        self.limit = limit
+        self.tokens: list[int] = []
+        self.scores: list[float] = []
+        self.text = ""
+        self.finish_reason = ""
+        self.steps = 0
+        self._eos = eos
+        self._stop_strings = stop_strings
+        self._decoder = IncrementalDecoder(tokenizer)
+        self._read = 0  # tokens
+        self._shown = 0  # characters
+
+    @property
+    def stored(self) -> int:
+        """Tokens in the cache: the newest token is not there yet."""
+        return len(self.prompt) + max(0, len(self.tokens) - 1)
+
+    @property
+    def most_stored(self) -> int:
+        """The same once the answer has reached its limit."""
+        return len(self.prompt) + self.limit - 1
+
+    def take(self, tokens: Sequence[int], scores: Sequence[float]) -> None:
+        """Add tokens, up to where the row ends.
+
+        Raises:
+            ValueError: a score is not finite, see `sampling.sample`.
+        """
+        ends = [tokens.index(token) + 1 for token in self._eos if token in tokens]
+        count = min(len(tokens), self.limit - len(self.tokens), *ends)
+        if not all(map(math.isfinite, scores[:count])):
+            raise ValueError(
+                f"the model's logits for row {self.index} are not finite: the weights are broken,"
+                " a 16-bit dtype overflows, which float32 may not, or the temperature or the"
+                " repetition penalty is too extreme"
+            )
+        self.tokens += tokens[:count]
+        self.scores += scores[:count]
+        if count in ends:
+            self.finish_reason = "stop"
+        elif len(self.tokens) == self.limit:
+            self.finish_reason = "length"
+
+    def read(self) -> str:
+        """Turn new tokens into text, and return what of it can now be shown.
+
+        A stop string ends the row with the newest token, so tokens have to be read one by one then.
+        """
+        tokens, self._read = self.tokens[self._read :], len(self.tokens)
+        ended = self.finish_reason == "stop" and tokens[-1] in self._eos
+        self.text += self._decoder.push(tokens[:-1] if ended else tokens)
+        if ended:
+            self.text += self._decoder.flush()
+        # Text that may yet become a stop string is held back, so a match begins in unseen text.
+        matches = [self.text.find(stop, self._shown) for stop in self._stop_strings]
+        if found := [start for start in matches if start >= 0]:
+            self.text = self.text[: min(found)]
+            self.finish_reason = "stop"
+        return self._show(0 if self.finish_reason else held_back(self.text, self._stop_strings))
+
+    def interrupt(self) -> str:
+        """Finish early, keeping the text so far."""
+        if self.finish_reason:
+            return ""
+        self.finish_reason = "interrupted"
+        tokens, self._read = self.tokens[self._read :], len(self.tokens)
+        self.text += self._decoder.push(tokens)
+        return self._show(0)
+
+    def completion(self, logprobs: bool) -> Completion:
+        """The answer as it is handed out; its scores are log-probabilities if they were wanted."""
+        return Completion(
+            len(self.prompt),
+            self.tokens,
+            self.text,
+            self.finish_reason,
+            self.scores if logprobs else None,
+        )
+
+    def _show(self, held: int) -> str:
+        end = len(self.text) - held
+        shown, self._shown = self.text[self._shown : end], end
+        return shown
+
+
+def held_back(text: str, stop_strings: Sequence[str]) -> int:
+    """Length of the longest end of the text with which one of the stop strings begins."""
+    longest = max((len(stop) for stop in stop_strings), default=1) - 1
+    for length in range(min(longest, len(text)), 0, -1):
+        if any(stop.startswith(text[-length:]) for stop in stop_strings):
+            return length
+    return 0

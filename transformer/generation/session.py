@@ -1,0 +1,353 @@
+"""A checkpoint, ready to answer: model, tokenizer, chat template and settings in one object."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+import flash_versions
+from flash_versions.dispatch import interpreter
+from flash_versions.dispatch.request import Request, make_request
+from flash_versions.versions.api import choose_version
+from transformer.generation.chat import Message, Tokenizer, encode_chat, load_template
+from transformer.generation.command import choose_device
+from transformer.generation.engine import GREEDY, PREFILL_CHUNK, check_prompt, generate
+from transformer.generation.row import Completion
+from transformer.generation.sampling import Sampling
+from transformer.generation.stats import Statistics, size_text
+from transformer.model import hub
+from transformer.model.decoder import Config, Transformer
+from transformer.model.weights import eos_token_ids, load_config, load_model
+
+CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
+INTERPRETED_PARAMETERS = 10_000_000  # models with more are tedious to run in the interpreter
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How the engine goes about it, see `engine.generate`. Up to rounding, no answer depends on it.
+
+    Attributes:
+        measure_attention: also says whether reports are long.
+    """
+
+    prefill_chunk: int = PREFILL_CHUNK
+    page_size: int | None = None
+    lookup: int = 0
+    measure_attention: bool = False
+
+
+@dataclass(frozen=True)
+class Session:
+    """A loaded checkpoint and how to answer with it.
+
+    Attributes:
+        folder: where the checkpoint lies.
+        notes: what the user may not expect, each a sentence.
+        template: the chat template, None to use prompts as they are.
+        attention: the name of the version that runs, never "auto".
+        precision: that of attention, None: as the dtype says.
+        engine: how the engine goes about it.
+    """
+
+    folder: Path
+    model: Transformer
+    tokenizer: Tokenizer
+    template: str | None
+    eos: tuple[int, ...]
+    stop_strings: tuple[str, ...]
+    sampling: Sampling
+    max_tokens: int
+    attention: str
+    device: torch.device
+    dtype: str
+    precision: str | None
+    notes: tuple[str, ...]
+    engine: EngineOptions
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint: str,
+        *,
+        sampling: Sampling = GREEDY,
+        max_tokens: int = 256,
+        stop_strings: Sequence[str] = (),
+        attention: str = "auto",
+        device: str = "auto",
+        dtype: str = "auto",
+        precision: str | None = None,
+        kernels: str = "auto",
+        use_template: bool = True,
+        engine: EngineOptions | None = None,
+    ) -> "Session":
+        """Load a checkpoint, cheap checks first.
+
+        Args:
+            checkpoint: see `find_checkpoint`.
+            sampling: how tokens are chosen.
+            max_tokens: of each answer.
+            stop_strings: texts that end an answer.
+            attention: a name in flash_versions.VERSIONS or BASELINES, or "auto".
+            device: "auto" (the first GPU, or else the CPU), "cpu", "cuda" or "cuda:N".
+            dtype: a name in DTYPES, or "auto": float32 on the CPU without a precision, else
+                bfloat16.
+            precision: that of attention, as `flash_versions.attention` takes it: "fp8" quantises
+                queries, keys and values of a 16-bit dtype, the whole cache in every step.
+            kernels: of norms and products, see `Transformer`.
+            use_template: whether prompts go through the checkpoint's chat template.
+            engine: how the engine goes about it.
+
+        Raises:
+            OSError: there is no such checkpoint, or it has no tokenizer.
+            ValueError: anything about it that cannot work, in one sentence.
+        """
+        where, engine = choose_device(device), engine or EngineOptions()
+        folder = find_checkpoint(checkpoint)
+        config = load_config(folder)
+        tokenizer = Tokenizer.load(folder)
+        if tokenizer.trained_size > config.vocab_size:  # an added one may be another model's
+            raise ValueError(
+                f"{folder}: the tokenizer has {tokenizer.trained_size} tokens but the model knows"
+                f" {config.vocab_size}, so they do not belong together"
+            )
+        template = load_template(folder) if use_template else None
+        if dtype == "auto":
+            dtype = "float32" if where.type == "cpu" and precision is None else "bfloat16"
+        eos = eos_token_ids(folder)
+        for token in eos:
+            if isinstance(token, bool) or not 0 <= token < tokenizer.vocab_size:
+                raise ValueError(
+                    f"{folder}: the end-of-sequence token {token} is not one of the tokenizer's,"
+                    f" 0 to {tokenizer.vocab_size - 1}"
+                )
+        version, notes = choose_attention(
+            attention, config, where, DTYPES[dtype], precision, engine.page_size is not None
+        )
+        attend = partial(flash_versions.attention, version=version, precision=precision)
+        model = load_model(folder, attend, where, DTYPES[dtype], kernels)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        if (
+            version in flash_versions.VERSIONS
+            and interpreter.enabled()
+            and parameters > INTERPRETED_PARAMETERS
+        ):
+            notes.append(
+                f"{version} runs in Triton's interpreter, which is slow for a model of"
+                f" {parameters / 1e6:.0f} million parameters; --attention sdpa is faster here"
+            )
+        if kernels == "fused" and where.type == "cpu" and interpreter.enabled():
+            notes.append(
+                "the fused kernels run in Triton's interpreter: minutes for an answer, for reading"
+            )
+        if use_template and template is None:
+            notes.append("no chat template: the prompt is used as it is")
+        return cls(
+            folder=folder.resolve(),
+            model=model,
+            tokenizer=tokenizer,
+            template=template,
+            eos=eos,
+            stop_strings=tuple(stop_strings),
+            sampling=sampling,
+            max_tokens=max_tokens,
+            attention=version,
+            device=where,
+            dtype=dtype,
+            precision=precision,
+            notes=tuple(notes),
+            engine=engine,
+        )
+
+    def encode(self, messages: Sequence[Message], name: str = "the prompt") -> tuple[str, list]:
+        """The text that the model sees, and its tokens; ValueError if it cannot be answered.
+
+        Without a template, the text is the content of the first message.
+        """
+        if self.template is None:
+            text = messages[0]["content"]
+            tokens = self.tokenizer.encode_plain(text)
+        else:
+            text, tokens = encode_chat(self.tokenizer, self.template, messages)
+        check_prompt(self.model.config, tokens, name)
+        return text, tokens
+
+    def answer(
+        self,
+        prompts: Sequence[Sequence[int]],
+        generators: Sequence[torch.Generator],
+        on_text: Callable[[int, str], None] | None = None,
+        *,
+        on_end: Callable[[int, Completion], None] | None = None,
+        at_once: int | None = None,
+    ) -> tuple[list[Completion], Statistics]:
+        """Answer a batch; see engine.generate."""
+        return generate(
+            self.model,
+            self.tokenizer,
+            prompts,
+            max_tokens=self.max_tokens,
+            sampling=self.sampling,
+            generators=generators,
+            eos=self.eos,
+            stop_strings=self.stop_strings,
+            on_text=on_text,
+            on_end=on_end,
+            at_once=at_once,
+            **asdict(self.engine),
+        )
+
+    def settings(self) -> tuple:
+        """All that an answer depends on, beside the prompt and the seed.
+
+        Weights are told apart by their place and the time at which they were written.
+        """
+        files = sorted(self.folder.glob("*.safetensors"))
+        weights = (str(self.folder), [(file.name, file.stat().st_mtime_ns) for file in files])
+        settings = (self.template, self.eos, self.stop_strings, self.sampling, self.max_tokens)
+        rounding = (self.engine.prefill_chunk, self.engine.page_size, self.engine.lookup)
+        kernels = (self.attention, self.model.kernels, self.precision)
+        engine = (self.device.type, self.dtype, *kernels, *rounding)
+        return (weights, *settings, *engine)
+
+    def report(self, statistics: Statistics) -> str:
+        """The measurements as lines of text."""
+        precision = "" if self.precision is None else f" and {self.precision}"
+        where = f"{self.attention} on {self.device} in {self.dtype}{precision}"
+        if self.attention in flash_versions.VERSIONS:
+            where += (
+                "; its kernels run in Triton's interpreter: slow by design, for reading"
+                if interpreter.enabled()
+                else "; the first run on a machine also compiles its kernels"
+            )
+        return (
+            f"prompt      {statistics.prompt_tokens} tokens,"
+            f" {statistics.prompt_rate:.1f} tokens/s\n"
+            f"generation  {statistics.generated_tokens} tokens,"
+            f" {statistics.generation_rate:.1f} tokens/s\n"
+            f"memory      {statistics.peak_memory / 2**20:.0f} MiB peak\n"
+            f"attention   {where}\n"
+            + (self._details(statistics) if self.engine.measure_attention else "")
+        )
+
+    def _details(self, statistics: Statistics) -> str:
+        """What --stats adds to the measurements."""
+        share = statistics.attention_share
+        attention = "" if share is None else f", {share:.0%} of it attention"
+        cache = size_text(statistics.cache_bytes)
+        gb_read = statistics.bytes_read / 1e9 / max(1, statistics.steps)
+        drafts = f", {statistics.tokens_per_forward:.2f} tokens from each"
+        return (
+            f"first token {statistics.first_token_seconds * 1e3:.1f} ms\n"
+            f"steps       {statistics.steps} of {statistics.step_seconds * 1e3:.2f} ms{attention}"
+            f"{drafts if self.engine.lookup else ''}\n"
+            f"batch       {statistics.rows} rows at once, {cache} of cache\n"
+            f"bandwidth   {statistics.bandwidth / 1e9:.1f} GB/s: a step reads {gb_read:.3f} GB of"
+            " weights and cache\n"
+        )
+
+    def remark(self, completion: Completion) -> str:
+        """Why the answer is empty or incomplete, as a line of text; '' if it is neither."""
+        if completion.finish_reason == "interrupted":
+            return "note: interrupted\n"
+        if completion.finish_reason == "stop" and not completion.text:
+            return "note: the answer is empty\n"
+        if completion.finish_reason != "length":
+            return ""
+        count = len(completion.tokens)
+        if count == self.max_tokens:
+            return f"note: stopped after {count} tokens (--max-tokens)\n"
+        context = self.model.config.max_positions
+        return f"note: stopped after {count} tokens: the model's context of {context} is full\n"
+
+
+def find_checkpoint(model: str) -> Path:
+    """The folder of a checkpoint.
+
+    Args:
+        model: the name of a shipped checkpoint, a folder in Hugging Face's layout, or owner/model
+            on the Hugging Face hub, from where it is downloaded unless it was before.
+
+    Raises:
+        OSError: there is none, or it cannot be downloaded.
+    """
+    shipped = {path.parent.name: path.parent for path in CHECKPOINTS.glob("*/config.json")}
+    if model in shipped:
+        return shipped[model]
+    if Path(model).is_dir():
+        return Path(model)
+    if hub.NAME.fullmatch(model):
+        return hub.resolve(model)
+    names = ", ".join(sorted(shipped)) or "none"
+    raise FileNotFoundError(f"there is no checkpoint folder {model!r}; shipped by name: {names}")
+
+
+def choose_attention(
+    name: str,
+    config: Config,
+    device: torch.device,
+    dtype: torch.dtype,
+    precision: str | None = None,
+    paged: bool = False,
+) -> tuple[str, list[str]]:
+    """The version that will run in all layers, and notes on the choice; ValueError says why it
+    cannot run.
+
+    Where no kernel runs (on the CPU of a machine with a GPU, on a GPU that is too old), "auto" is
+    torch's own attention, or where that knows too little, PyTorch written out.
+    """
+    requests = layer_requests(config, device, dtype, precision, paged)
+    names = reversed(flash_versions.VERSIONS) if name == "auto" else [name]
+    refused = None
+    for version in names:
+        try:
+            return {choose_version(version, request).name for request in requests}.pop(), []
+        except ValueError as error:
+            refused = refused or error
+    assert refused is not None
+    if name != "auto" or precision is not None:
+        raise refused
+    for version, what in (("sdpa", "torch's own"), ("reference", "PyTorch written out")):
+        if version == "reference" and device.type == "cuda":
+            break  # it waits for the device, which a captured step cannot
+        try:
+            for request in requests:
+                choose_version(version, request)
+        except ValueError:
+            continue
+        return version, [f"attention is {version}, {what}: {refused}"]
+    raise refused
+
+
+def layer_requests(
+    config: Config,
+    device: torch.device,
+    dtype: torch.dtype,
+    precision: str | None,
+    paged: bool,
+) -> list[Request]:
+    """A small request for each kind of layer: what it asks of attention in a decoding step."""
+    q = torch.zeros(1, 1, config.num_heads, config.head_dim, device=device, dtype=dtype)
+    k = q[:, :, : config.num_kv_heads]  # also a page of one token
+    ones = torch.ones(1, dtype=torch.int32, device=device)
+    table = torch.zeros(1, 1, dtype=torch.int32, device=device) if paged else None
+    kinds: list[dict] = []
+    for layer in range(config.num_layers):
+        if (options := config.attention_options(layer)) not in kinds:
+            kinds.append(options)
+    return [
+        make_request(
+            q,
+            k,
+            k,
+            causal=True,
+            kv_lengths=ones,
+            block_table=table,
+            precision=precision,
+            **options,
+        )
+        for options in kinds
+    ]

@@ -1,0 +1,231 @@
+"""A key-value cache that owns its position.
+
+Every row of the batch is filled from slot 0 on, without gaps: a token's slot is its position, and a
+row of 7 tokens beside a row of 3 needs no mask, only two lengths. A forward reserves a `Span` once
+and every layer appends to that span, so lengths cannot advance twice, or in one layer only.
+
+A batch of unequal prompts is padded on the left. Of 5 tokens of which 2 are pads, the 3 real ones
+take the next slots; the pads are turned round behind them, where nothing sees them and the next
+token overwrites them:
+
+    tokens    pad  pad   a    b    c
+    slots      3    4    0    1    2         length 3 afterwards
+
+While all rows are equally long, the host knows every length: slots are slices, and the attention
+needs no lengths. Once rows may differ, the lengths are known to the device only and the host keeps
+an upper bound. Either way decoding never waits for the device. For a CUDA graph, which repeats what
+it has seen to the letter, the cache can be fixed: every span then reaches to its end.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from transformer.model.config import Config
+    from transformer.model.paged_cache import PagedKVCache
+
+
+class KVCache:
+    """Keys and values of every layer, preallocated; filled by `Transformer.forward`.
+
+    Args:
+        config: the model's.
+        batch: rows.
+        capacity: tokens that each row can hold, at most the model's context.
+        device: the model's.
+        dtype: the model's.
+
+    Attributes:
+        lengths: (batch,) int32 on the device, the tokens stored in each row.
+        longest: no row is longer (known to the host).
+        uniform: every row is exactly `longest` long.
+        fixed: see `fix`.
+
+    Raises:
+        ValueError: more capacity than the model has positions.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        batch: int,
+        capacity: int,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ):
+        if not 0 < capacity <= config.max_positions:
+            raise ValueError(
+                f"a cache must hold 1 to {config.max_positions} tokens, the model's context,"
+                f" not {capacity}"
+            )
+        self.capacity = capacity
+        self.lengths = torch.zeros(batch, dtype=torch.int32, device=device)
+        self.longest = 0
+        self.uniform = True
+        self.fixed = False
+        # Zeros: a value that is masked has weight 0, and 0 * NaN from fresh memory would be NaN.
+        self.keys_values = torch.zeros(
+            (config.num_layers, 2, batch, capacity, config.num_kv_heads, config.head_dim),
+            device=device,
+            dtype=dtype,
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Memory for keys and values."""
+        return self.keys_values.untyped_storage().nbytes()
+
+    def reserve(self, count: int, padding: torch.Tensor | None = None) -> Span:
+        """Advance every row by its share of `count` tokens and say where those tokens go.
+
+        Args:
+            count: tokens of this forward, pads included.
+            padding: (batch,) int64, how many of them are pads on the left; None: no pads.
+
+        Raises:
+            ValueError: the longest row might exceed the capacity. The cache is then unchanged.
+        """
+        stop = stop_of(self, count)
+        self.uniform = self.uniform and padding is None
+        if self.fixed:
+            self.lengths.clamp_(max=self.capacity - count)
+        if self.uniform:
+            span = Span(self.keys_values, slice(None), slice(self.longest, stop), stop, None)
+            self.lengths += count
+        else:
+            added: int | torch.Tensor = count
+            if padding is None and count == 1:  # a step of decoding: fewer launches
+                slots = self.lengths[:, None].long()
+            else:
+                order = torch.arange(count, device=self.lengths.device)
+                pads = torch.zeros_like(self.lengths) if padding is None else padding
+                slots = self.lengths[:, None] + (order - pads[:, None]) % count
+                added = count - pads
+            rows = torch.arange(len(self.lengths), device=self.lengths.device)[:, None]
+            span = Span(self.keys_values, rows, slots, stop, self.lengths)
+            self.lengths += added
+        self.longest = stop
+        return span
+
+    def room(self, count: int) -> Span:
+        """As `reserve`, for kernels that advance the lengths themselves (`kernels.embed`) and find
+        the slots of the tokens by them: it launches nothing, and nothing can be appended to it.
+        """
+        self.longest = stop = stop_of(self, count)
+        lengths = None if self.uniform else self.lengths
+        return Span(self.keys_values, slice(0), slice(0), stop, lengths)
+
+    def truncate(self, length: int) -> None:
+        """Forget what every row holds past its first `length` tokens; 0 empties the cache.
+
+        Raises:
+            ValueError: a negative length.
+        """
+        if length < 0:
+            raise ValueError(f"a cache cannot be truncated to {length} tokens")
+        self.lengths.clamp_(max=length)
+        self.longest = min(self.longest, length)
+        self.uniform = self.uniform or length == 0
+        self.fixed = False
+
+    def retract(self, counts: torch.Tensor) -> None:
+        """Forget the newest counts[b] tokens of each row b, (batch,) integers on the device.
+
+        The host does not learn how many: no row is longer than before, until `truncate` says more.
+        """
+        self.lengths -= counts
+        self.uniform = False
+
+    def fix(self) -> None:
+        """Let every forward from now on have the same shapes, whatever the lengths are.
+
+        They are then known to the device only, and a row that is full writes over its last slots:
+        whoever reads it has to stop before. `truncate` ends this.
+        """
+        self.fixed, self.uniform, self.longest = True, False, self.capacity
+
+    def repeat(self, samples: int) -> KVCache:
+        """A copy with each row `samples` times in succession.
+
+        It is for sampling a group of answers to each prompt, as GRPO does (arXiv:2402.03300): the
+        prompt is read once, and every answer continues a copy of it.
+        """
+        repeated = copy.copy(self)
+        repeated.lengths = self.lengths.repeat_interleave(samples)
+        repeated.keys_values = self.keys_values.repeat_interleave(samples, dim=2)
+        return repeated
+
+    def keep(self, rows: torch.Tensor) -> None:
+        """Forget all but some rows, (n,) int64 on the device, ascending; they move up in place."""
+        self.lengths = self.lengths[rows]
+        for layer in self.keys_values:
+            layer[:, : len(rows)] = layer[:, rows]
+        self.keys_values = self.keys_values[:, :, : len(rows)]
+
+
+def stop_of(cache: KVCache | PagedKVCache, count: int) -> int:
+    """No row will be longer with `count` tokens more; see `KVCache.reserve`."""
+    stop = cache.capacity if cache.fixed else cache.longest + count
+    if stop > cache.capacity:
+        raise ValueError(
+            f"the cache holds {cache.capacity} tokens and {cache.longest} are stored:"
+            f" {count} more, {stop} in all, do not fit"
+        )
+    return stop
+
+
+@dataclass(frozen=True)
+class Span:
+    """Where the tokens of one forward go, in every layer alike, made by `reserve` or `room`.
+
+    Attributes:
+        keys_values: (layers, 2, batch, capacity, kv_heads, head_dim), the cache's memory.
+        rows: indexes the batch: everything, or (batch, 1).
+        positions: indexes the slots, which are the positions: a slice, or int64 (batch, tokens).
+        stop: no row is longer with this span filled.
+        kv_lengths: (batch,) lengths with this span filled; None if all are `stop`.
+    """
+
+    keys_values: torch.Tensor
+    rows: slice | torch.Tensor
+    positions: slice | torch.Tensor
+    stop: int
+    kv_lengths: torch.Tensor | None
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that each row of the cache can hold."""
+        return self.keys_values.shape[3]
+
+    @property
+    def options(self) -> dict[str, torch.Tensor | None]:
+        """What attention to the keys that `append` returns has to be told."""
+        return {"kv_lengths": self.kv_lengths}
+
+    def append(
+        self, layer: int, k: torch.Tensor, v: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store k and v (batch, tokens, kv_heads, head_dim) behind those of the same layer.
+
+        Returns:
+            All keys and values of the layer, (batch, stop, kv_heads, head_dim): views of the cache.
+
+        Raises:
+            ValueError: another dtype than the cache's, or tensors that want a gradient.
+        """
+        if k.dtype != self.keys_values.dtype:
+            raise ValueError(
+                f"the cache is {self.keys_values.dtype} but the model computes {k.dtype}:"
+                f" create it with dtype={k.dtype}"
+            )
+        if k.requires_grad:
+            raise ValueError("a cache passes no gradients on: run the model in torch.no_grad()")
+        keys, values = self.keys_values[layer]
+        keys[self.rows, self.positions] = k
+        values[self.rows, self.positions] = v
+        return keys[:, : self.stop], values[:, : self.stop]

@@ -1,0 +1,181 @@
+"""The shape of a model, and Hugging Face's config.json: reading, writing, refusing."""
+
+from __future__ import annotations
+
+import reprlib
+from dataclasses import dataclass
+from typing import Any
+
+from transformer.model.families import ACTIVATIONS, FAMILIES, find_family, read_parts, write_parts
+from transformer.model.rope import Rope, is_positive
+
+# Field of Config -> the key of config.json that must give it.
+HF_KEYS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "max_positions": "max_position_embeddings",
+}
+
+# Field of Config -> the largest size that is no mistake; positions are counted in int32.
+LARGEST = {"num_layers": 1024, "max_positions": 2**31 - 1}
+LARGEST_ELSEWHERE = 2**20
+
+
+@dataclass(frozen=True)
+class Config:
+    """The shape of a model: its sizes, and the switches by which families differ.
+
+    Attributes:
+        rope: the rotary embedding of layers without one of their own.
+        tied_embeddings: whether the head is the embedding.
+        qk_norm: norm the head_dim numbers of each query and key head, before they turn.
+        activation: what the gate goes through: "silu" or "gelu_tanh".
+        norm_plus_one: see `model.RMSNorm`.
+        four_norms: also norm what attention and feed-forward give, before it is added.
+        scaled_embeddings: multiply them by the root of hidden_size.
+        query_pre_attn_scalar: scores are divided by its root; None: by that of head_dim.
+        scores_softcap: scores s become softcap * tanh(s / softcap); None: they stay.
+        logits_softcap: the same for the logits.
+        layer_windows: per layer, how many tokens each one sees, itself included; None: all before.
+            () is None everywhere.
+        layer_ropes: per layer, the rotary embedding; None: none. () is `rope` everywhere.
+
+    Raises:
+        ValueError: sizes that are no positive integers, head counts that do not divide, odd heads,
+            numbers that are not positive, not as many windows or rotary embeddings as layers.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_positions: int
+    norm_eps: float = 1e-6
+    rope: Rope = Rope()
+    tied_embeddings: bool = False
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    activation: str = "silu"
+    norm_plus_one: bool = False
+    four_norms: bool = False
+    scaled_embeddings: bool = False
+    query_pre_attn_scalar: float | None = None
+    scores_softcap: float | None = None
+    logits_softcap: float | None = None
+    layer_windows: tuple[int | None, ...] = ()
+    layer_ropes: tuple[Rope | None, ...] = ()
+
+    def __post_init__(self):
+        for name in (*HF_KEYS, "num_kv_heads", "head_dim"):
+            _check_size(name, getattr(self, name), name)
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"query heads ({self.num_heads}) must be a multiple of key heads"
+                f" ({self.num_kv_heads})"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim must be even for the rotary embedding, not {self.head_dim}")
+        if not is_positive(self.norm_eps):
+            raise ValueError(f"norm_eps must be a positive number, not {self.norm_eps!r}")
+        for name in ("query_pre_attn_scalar", "scores_softcap", "logits_softcap"):
+            if (value := getattr(self, name)) is not None and not is_positive(value):
+                raise ValueError(f"{name} must be a positive number or None, not {value!r}")
+        if self.activation not in ACTIVATIONS.values():
+            known = ", ".join(dict.fromkeys(ACTIVATIONS.values()))
+            raise ValueError(f"activation {self.activation!r} is unknown; known are {known}")
+        for name in ("layer_windows", "layer_ropes"):
+            if (given := len(getattr(self, name))) not in (0, self.num_layers):
+                raise ValueError(f"{name} has {given} entries for {self.num_layers} layers")
+        for window in self.layer_windows:
+            if window is not None:
+                _check_size("a layer's window", window, "max_positions")
+
+    def rope_of(self, layer: int) -> Rope | None:
+        """The rotary embedding of a layer, None if it has none."""
+        return self.layer_ropes[layer] if self.layer_ropes else self.rope
+
+    def attention_options(self, layer: int) -> dict[str, Any]:
+        """What a layer asks of `flash_versions.attention` beyond causal attention: scale, and
+        softcap and window where it has them.
+        """
+        scalar = self.query_pre_attn_scalar
+        options: dict[str, Any] = {"scale": (self.head_dim if scalar is None else scalar) ** -0.5}
+        if self.scores_softcap is not None:
+            options["softcap"] = self.scores_softcap
+        window = self.layer_windows[layer] if self.layer_windows else None
+        if window is not None:
+            options["window"] = (window - 1, 0)  # so many before the token itself
+        return options
+
+    @classmethod
+    def from_hf(cls, data: dict[str, Any]) -> Config:
+        """Read the content of a config.json, as transformers 4 or 5 write it.
+
+        Raises:
+            ValueError: a missing key, or one that asks for what this model does not do.
+        """
+        _, family = find_family(data)
+        sizes: dict[str, Any] = {
+            name: _check_size(key, data.get(key), name) for name, key in HF_KEYS.items()
+        }
+        parts = read_parts(data, sizes["num_layers"])
+        head_dim = family.head_dim if data.get("head_dim") is None else data["head_dim"]
+        if head_dim is None:
+            if sizes["hidden_size"] % sizes["num_heads"]:
+                raise ValueError(
+                    f"hidden_size ({sizes['hidden_size']}) must be a multiple of"
+                    f" num_attention_heads ({sizes['num_heads']}) where head_dim is not given"
+                )
+            head_dim = sizes["hidden_size"] // sizes["num_heads"]
+        kv_heads = data.get("num_key_value_heads")
+        if kv_heads is None:
+            kv_heads = sizes["num_heads"]
+        return cls(
+            **sizes,
+            num_kv_heads=_check_size("num_key_value_heads", kv_heads, "num_kv_heads"),
+            head_dim=head_dim,
+            norm_eps=data.get("rms_norm_eps", cls.norm_eps),
+            **parts,
+        )
+
+    def to_hf(self) -> dict[str, Any]:
+        """The content of config.json, in transformers 4's keys, which transformers 5 reads as well.
+
+        Raises:
+            ValueError: no Hugging Face architecture has this combination of parts.
+        """
+        data = {
+            **{key: getattr(self, name) for name, key in HF_KEYS.items()},
+            "num_key_value_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+            "rms_norm_eps": self.norm_eps,
+        }
+        for architecture, family in FAMILIES.items():
+            described = {
+                "architectures": [architecture],
+                "model_type": family.model_type,
+                **data,
+                **write_parts(self, family),
+            }
+            try:
+                if Config.from_hf(described) == self:
+                    return described
+            except ValueError:  # such as a window in a family without
+                continue
+        raise ValueError(f"no architecture of {', '.join(FAMILIES)} has the parts of {self}")
+
+
+def _check_size(name: str, value: Any, field: str) -> int:
+    largest = LARGEST.get(field, LARGEST_ELSEWHERE)
+    if type(value) is not int or not 0 < value <= largest:
+        given = reprlib.repr(value)
+        raise ValueError(f"{name} must be a positive integer up to {largest}, not {given}")
+    return value

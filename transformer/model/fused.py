@@ -1,0 +1,297 @@
+"""The model on the kernels of `transformer.model.kernels`: a decoding step, and many tokens.
+
+A decoding step is one token of each row, or a few. The ordinary forward launches two dozen kernels
+a layer, most of which touch a few kilobytes. Here, with one token, a layer is six, and four of them
+do nothing but stream weights:
+
+    embedding, lengths                        embed.embed, before the first layer
+    norm, q k v, rotation, into the cache     skinny_qkv.qkv
+    attention to the cache, its splits        the model's attention, two kernels
+    o_proj, + x                               skinny.linear
+    norm, gate and up, silu(gate) up          skinny.swiglu
+    down_proj, + x                            skinny.linear
+
+With more rows cuBLAS does the products, and a layer is about ten. Either way it computes what
+`Transformer.forward` does, with fewer roundings: what stays inside a kernel stays in fp32. So in
+bf16 the results differ in their last bits.
+
+Weights that are read together lie together: `joined` moves them once, in place, so the model's
+parameters become parts of a larger tensor. There is no second copy and no state but theirs.
+
+Many tokens, in a prefill or in training, are work for the tensor cores, and the forward keeps the
+structure of the model: `project` and `feed_forward` are what its parts do before their last
+projection, with the norm inside the product (rmsnorm_gemm), and `product` is the last one (gemm).
+The norm's product needs weights with the norm's weight in them, which are kept beside the model's
+own for as long as these do not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from flash_versions.dispatch.version import launches_overlap
+from transformer.model.cache import KVCache, Span
+from transformer.model.kernels.decode.embed import embed
+from transformer.model.kernels.decode.gemv import DTYPES, Norm, linear, swiglu
+from transformer.model.kernels.decode.gemv_qkv import qkv
+from transformer.model.kernels.gemm import gemm
+from transformer.model.kernels.gemm.rmsnorm import fold, norm_linear, norm_swiglu
+from transformer.model.paged_cache import PagedKVCache
+from transformer.model.rope import rotary_table
+
+if TYPE_CHECKING:
+    from transformer.model.config import Config
+    from transformer.model.decoder import Attention, Block, FeedForward, RMSNorm, Transformer
+
+FEW_TOKENS = 256  # of all rows together, where rows have several: a prefill has more
+
+
+def unsupported(config: Config) -> str | None:
+    """Why a model of this shape has no fused forward; None if it has one."""
+    if config.norm_plus_one or config.four_norms or config.scaled_embeddings:
+        return "Gemma's norms and embeddings are not fused"
+    if config.activation != "silu":
+        return f"the activation {config.activation} is not fused, only silu"
+    if config.logits_softcap is not None:
+        return "the softcap of the logits is not fused"
+    if any(config.rope_of(layer) is None for layer in range(config.num_layers)):
+        return "layers without a rotary embedding are not fused"
+    return None
+
+
+def fits(
+    model: Transformer, tokens: torch.Tensor, cache: Any, padding: torch.Tensor | None
+) -> bool:
+    """Whether `forward` can take this step: one token of each row or few in all, no pads, plain
+    weights, no gradient.
+    """
+    weight = model.model.embed_tokens.weight
+    return (
+        (tokens.shape[1] == 1 or tokens.numel() <= FEW_TOKENS)
+        and type(cache) in (KVCache, PagedKVCache)
+        and padding is None
+        and weight.dtype in DTYPES
+        and weight.is_contiguous()
+        and not torch.is_grad_enabled()
+        and not torch.is_autocast_enabled(weight.device.type)
+        and not torch.compiler.is_compiling()
+        and all(
+            plain(*qkv_of(block.self_attn), *gate_up_of(block.mlp)) for block in blocks_of(model)
+        )
+    )
+
+
+def plain(*layers: nn.Module) -> bool:
+    """Whether layers do what their weights say, all of which are here: no adapters, no shards."""
+    return all(type(x) is nn.Linear and type(x.weight) is nn.Parameter for x in layers)
+
+
+def blocks_of(model: Transformer) -> list[Block]:
+    """The layers."""
+    return cast("list[Block]", list(model.model.layers))
+
+
+def qkv_of(attention: Attention) -> tuple[nn.Linear, ...]:
+    """The projections that read the hidden states for attention."""
+    return attention.q_proj, attention.k_proj, attention.v_proj
+
+
+def gate_up_of(mlp: FeedForward) -> tuple[nn.Linear, ...]:
+    """The projections that read them for the feed-forward."""
+    return mlp.gate_proj, mlp.up_proj
+
+
+def norm_of(module: Any) -> Norm:
+    """A model's norm as the kernels take it."""
+    return Norm(module.weight, module.eps)
+
+
+def joined(layers: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The weights of layers with the same input, one under the other, and so their biases.
+
+    Views of memory that the layers' parameters share; parameters that do not share it yet are moved
+    there.
+    """
+    biases = [layer.bias for layer in layers if layer.bias is not None]
+    return adjacent([layer.weight for layer in layers]), adjacent(biases) if biases else None
+
+
+def adjacent(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Parameters that differ in their first dimension at most, as parts of one tensor."""
+    first = parameters[0]
+    rows, end = 0, first.storage_offset()
+    for parameter in parameters:
+        follows = (
+            parameter.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+            and parameter.storage_offset() == end
+            and parameter.is_contiguous()
+        )
+        if not follows:
+            return moved_together(parameters)
+        rows, end = rows + len(parameter), end + parameter.numel()
+    return first.detach().as_strided((rows, *first.shape[1:]), first.stride())
+
+
+def moved_together(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A tensor of all parameters, which become views of it."""
+    # Not in inference mode, if they were not made in it: a later training step may need them too.
+    with torch.inference_mode(parameters[0].is_inference()), torch.no_grad():
+        whole = torch.cat([parameter.detach() for parameter in parameters])
+        parts = whole.split([len(parameter) for parameter in parameters])
+        for parameter, part in zip(parameters, parts, strict=True):
+            parameter.data = part
+    return whole
+
+
+def forward(
+    model: Transformer,
+    tokens: torch.Tensor,
+    cache: KVCache | PagedKVCache,
+    *,
+    last_only: bool = False,
+    overlap: bool | None = None,
+) -> torch.Tensor:
+    """Logits of the token after each token; no gradient.
+
+    Args:
+        model: one whose shape is supported.
+        tokens: (batch, length) int64.
+        cache: what came before the tokens; they are added to it.
+        last_only: compute the logits of the last token only.
+        overlap: let kernels start before the one before is done; None: where the GPU can.
+
+    Returns:
+        (batch, length, vocab_size) or (batch, 1, vocab_size), in the dtype of the weights.
+    """
+    config, decoder = model.config, model.model
+    batch, length = tokens.shape
+    span = cache.room(length)
+    embedding = decoder.embed_tokens.weight
+    device = embedding.device
+    if overlap is None:
+        overlap = launches_overlap(device)
+    reach = min(1 << (span.capacity - 1).bit_length(), config.max_positions)
+    head = embedding if config.tied_embeddings else model.lm_head.weight
+    attend: Callable[..., torch.Tensor] = model.attention
+    blocks = blocks_of(model)
+
+    x = embed(tokens, embedding, cache.lengths, cache.capacity, overlap=overlap)
+    for layer, block in enumerate(blocks):
+        attention, down_proj = block.self_attn, block.mlp.down_proj
+        weight, bias = joined(qkv_of(attention))
+        if isinstance(span, Span):
+            keys_values, block_table = span.keys_values[layer], None
+            k, v = keys_values[:, :, : span.stop]
+        else:
+            keys_values, block_table = span.pools[layer], span.block_table
+            k, v = keys_values
+        q = qkv(
+            x,
+            weight,
+            bias,
+            keys_values,
+            cache.lengths,
+            rotary_table(config.rope_of(layer), config.head_dim, reach, device, x.dtype),
+            block_table=block_table,
+            norm=norm_of(block.input_layernorm),
+            q_norm=norm_of(attention.q_norm) if config.qk_norm else None,
+            k_norm=norm_of(attention.k_norm) if config.qk_norm else None,
+            overlap=overlap,
+        )
+        o = attend(q, k, v, causal=True, **span.options, **attention.options)
+        gate_up, gate_up_bias = joined(gate_up_of(block.mlp))
+        x = linear(
+            o.flatten(2).flatten(0, 1),
+            attention.o_proj.weight,
+            attention.o_proj.bias,
+            residual=x,
+            overwrite=True,
+            overlap=overlap,
+        )
+        h = swiglu(
+            x,
+            gate_up,
+            gate_up_bias,
+            norm=norm_of(block.post_attention_layernorm),
+            overlap=overlap,
+        )
+        x = linear(
+            h,
+            down_proj.weight,
+            down_proj.bias,
+            residual=x,
+            overwrite=True,
+            overlap=overlap,
+        )
+    x = x.unflatten(0, (batch, length))
+    x = x[:, -1].contiguous() if last_only else x.flatten(0, 1)
+    logits = linear(x, head, norm=norm_of(decoder.norm), overlap=overlap)
+    return logits.unflatten(0, (batch, -1))
+
+
+# First layer -> what its folded weight depends on, and that weight.
+_FOLDED: WeakKeyDictionary[nn.Module, tuple[tuple, torch.Tensor]] = WeakKeyDictionary()
+
+
+def folded(norm: RMSNorm, layers: Sequence[nn.Linear]) -> torch.Tensor:
+    """The weights of layers, one under the other, with the norm's weight in them; kept until one of
+    them changes.
+    """
+    weight, _ = joined(layers)
+    parameters = norm.weight, *(layer.weight for layer in layers)
+    state = tuple((x.data_ptr(), x.is_inference() or x._version) for x in parameters)
+    known = _FOLDED.get(layers[0])
+    if known is None or known[0] != state:
+        with torch.inference_mode(False), torch.no_grad():
+            known = state, fold(scale_of(norm), weight)
+        _FOLDED[layers[0]] = known
+    return known[1]
+
+
+def scale_of(norm: RMSNorm) -> torch.Tensor:
+    """What the normalised x is multiplied by."""
+    return 1 + norm.weight.float() if norm.plus_one else norm.weight
+
+
+def project(attention: Attention, x: torch.Tensor, norm: RMSNorm) -> list[torch.Tensor]:
+    """Queries, keys and values of the normed x, one tensor each, (batch, length, dims);
+    differentiable.
+    """
+    layers = qkv_of(attention)
+    sizes = [layer.out_features for layer in layers]
+    return list(normed_product(x, norm, layers).split(sizes, -1))
+
+
+def feed_forward(mlp: FeedForward, x: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
+    """activation(gate) * up of the normed x, (batch, length, intermediate); differentiable."""
+    layers = gate, up = gate_up_of(mlp)
+    if mlp.activation is not F.silu or gate.bias is not None:
+        found_gate, found_up = normed_product(x, norm, layers).chunk(2, -1)
+        return mlp.activation(found_gate) * found_up
+    weights = None
+    if not torch.is_grad_enabled():
+        halves = folded(norm, layers).chunk(2)
+        weights = halves[0], halves[1]
+    return norm_swiglu(x, scale_of(norm), norm.eps, gate.weight, up.weight, folded=weights)
+
+
+def product(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    """What the layer makes of x (..., its inputs), by our own product; differentiable."""
+    return gemm.linear(x, layer.weight, layer.bias)
+
+
+def normed_product(x: torch.Tensor, norm: RMSNorm, layers: Sequence[nn.Linear]) -> torch.Tensor:
+    """All outputs of layers, side by side, for the normed x."""
+    if torch.is_grad_enabled():
+        weight = torch.cat(tuple(layer.weight for layer in layers))
+        biases = tuple(layer.bias for layer in layers if layer.bias is not None)
+        bias = torch.cat(biases) if biases else None
+        return norm_linear(x, scale_of(norm), norm.eps, weight, bias)
+    weight, bias = joined(layers)
+    return norm_linear(x, scale_of(norm), norm.eps, weight, bias, folded=folded(norm, layers))

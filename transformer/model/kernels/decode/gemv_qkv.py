@@ -1,0 +1,277 @@
+"""From hidden states to heads in one kernel: norm, projection, rotary embedding, cache.
+
+A decoding step turns a few queries and keys and writes a few hundred bytes into the cache: nothing,
+beside the launches that it takes. So for one token the projection does it, before its sums leave
+the registers. A rotation turns the dims i and i + head_dim / 2 of a head together, so a program
+takes pairs of rows of the weight that lie this far apart (see `skinny`).
+
+Qwen3 norms each head before it is turned, and a program does not see a whole head. There, and with
+more tokens, the projection comes first and a kernel of its own does the rest.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from flash_versions.dispatch.autograd import on_device
+from flash_versions.versions.tiles.memory import cdiv
+from transformer.model.kernels.decode.gemv import (
+    Norm,
+    Tile,
+    check,
+    first_weights,
+    launch,
+    linear,
+    overlapping,
+    pairs,
+    project,
+    weight_of,
+)
+
+MANY_TOKENS = 256  # keep a GPU busy with one program each
+
+
+class Heads(NamedTuple):
+    """Where heads go, as a kernel receives it; see `qkv`."""
+
+    q: Any
+    cache: Any
+    half_stride: Any  # from keys to values
+    page_stride: Any
+    page_size: Any
+    block_table: Any
+    max_pages: Any
+    lengths: Any
+    table: Any
+    new: Any  # tokens of each row
+    QUERY: Any
+    KV: Any
+    HALF: Any  # of head_dim
+
+
+@triton.jit
+def angles(heads, token, head, dim, inside):
+    """Slot, cosine and sine for the dims (`dim`, `dim` + HALF) of heads, which broadcast to a tile;
+    0 degrees for values.
+
+    Heads are counted through: those of the queries, then of the keys, then of the values; so are
+    tokens, row by row. A token's slot is its position.
+    """
+    length = tl.load(heads.lengths + token // heads.new).to(tl.int64)
+    slot = length - heads.new + token % heads.new
+    angle = heads.table + slot * (4 * heads.HALF) + dim  # a row: cosine twice, -sine, sine
+    turned = inside & (head < heads.QUERY + heads.KV)
+    cos = tl.load(angle, mask=turned, other=1.0).to(tl.float32)
+    sin = tl.load(angle + 3 * heads.HALF, mask=turned, other=0.0).to(tl.float32)
+    return slot, cos, sin
+
+
+@triton.jit
+def turn_and_store(heads, one, other, slot, cos, sin, token, head, dim, inside):
+    """Turn pairs of dims by their angles, round, and store: queries to q, keys and values to their
+    slots in the cache.
+    """
+    HALF: tl.constexpr = heads.HALF
+    first = (one * cos - other * sin).to(heads.q.dtype.element_ty)
+    second = (other * cos + one * sin).to(heads.q.dtype.element_ty)
+
+    to_query = heads.q + (token * heads.QUERY + head) * (2 * HALF) + dim
+    is_query = inside & (head < heads.QUERY)
+    tl.store(to_query, first, mask=is_query)
+    tl.store(to_query + HALF, second, mask=is_query)
+
+    batch = token // heads.new
+    page = batch.to(tl.int64)
+    if heads.block_table is not None:
+        page = tl.load(heads.block_table + batch * heads.max_pages + slot // heads.page_size)
+        page, slot = page.to(tl.int64), slot % heads.page_size
+    kv_head = head - heads.QUERY
+    to_cache = heads.cache + kv_head // heads.KV * heads.half_stride + page * heads.page_stride
+    to_cache += (slot * heads.KV + kv_head % heads.KV) * (2 * HALF) + dim
+    is_cached = inside & (head >= heads.QUERY)
+    tl.store(to_cache, first, mask=is_cached)
+    tl.store(to_cache + HALF, second, mask=is_cached)
+
+
+@triton.jit
+def qkv_kernel(
+    x,
+    norm_weight,
+    eps,
+    weight,
+    bias,
+    heads,
+    K: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """norm(x) @ weight.T + bias, cut into heads, turned and stored; see `qkv`."""
+    PAIRS: tl.constexpr = ROWS // 2
+    HALF: tl.constexpr = heads.HALF
+    ALL: tl.constexpr = (heads.QUERY + 2 * heads.KV) * HALF
+    index = tl.arange(0, ROWS)
+    first = tl.program_id(0) * PAIRS
+    pair = tl.minimum(first + index // 2, ALL - 1).to(tl.int64)
+    row = pair // HALF * (2 * HALF) + pair % HALF + index % 2 * HALF
+    w = first_weights(weight, row, K, BLOCK_K, OVERLAP)
+    pair = first + tl.arange(0, PAIRS)
+    head, dim, inside = pair // HALF, pair % HALF, pair < ALL
+    # Asked for here, the angles are there when the product is.
+    slot, cos, sin = angles(heads, 0, head, dim, inside)
+    found = project(x, norm_weight, eps, weight, row, w, K, BLOCK_K)
+    if bias is not None:
+        found += tl.load(bias + row).to(tl.float32)
+    one, other = pairs(found, PAIRS)
+    turn_and_store(heads, one, other, slot, cos, sin, 0, head, dim, inside)
+
+
+@triton.jit
+def norm_weight(q_norm, k_norm, heads, head, dim, inside):
+    """What the dims of heads are multiplied by behind their norm; values have none."""
+    is_query = inside & (head < heads.QUERY)
+    is_key = inside & (head >= heads.QUERY) & (head < heads.QUERY + heads.KV)
+    of_query = tl.load(q_norm + dim, mask=is_query, other=0.0).to(tl.float32)
+    return of_query + tl.load(k_norm + dim, mask=is_key, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def place_kernel(
+    projected,
+    q_norm,
+    k_norm,
+    eps,
+    heads,
+    HEADS: tl.constexpr,
+    PADDED: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """One program for some heads of one token: norm, turn, store."""
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    HALF: tl.constexpr = heads.HALF
+    ALL: tl.constexpr = heads.QUERY + 2 * heads.KV
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
+    dim = tl.arange(0, PADDED)[None, :]
+    inside = (head < ALL) & (dim < HALF)
+    source = projected + (token * ALL + head) * (2 * HALF) + dim
+    one = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    other = tl.load(source + HALF, mask=inside, other=0.0).to(tl.float32)
+    if q_norm is not None:
+        squares = tl.sum(one * one + other * other, 1)
+        scale = tl.rsqrt(squares / (2 * HALF) + eps)[:, None]
+        of_one = norm_weight(q_norm, k_norm, heads, head, dim, inside)
+        of_other = norm_weight(q_norm + HALF, k_norm + HALF, heads, head, dim, inside)
+        is_value = head >= heads.QUERY + heads.KV
+        one = tl.where(is_value, one, one * scale * of_one)
+        other = tl.where(is_value, other, other * scale * of_other)
+    slot, cos, sin = angles(heads, token, head, dim, inside)
+    turn_and_store(heads, one, other, slot, cos, sin, token, head, dim, inside)
+
+
+def qkv(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    cache: torch.Tensor,
+    lengths: torch.Tensor,
+    table: torch.Tensor,
+    *,
+    block_table: torch.Tensor | None = None,
+    norm: Norm | None = None,
+    q_norm: Norm | None = None,
+    k_norm: Norm | None = None,
+    overlap: bool = False,
+    tile: Tile | None = None,
+) -> torch.Tensor:
+    """Project, turn, and write keys and values into the cache. No gradient.
+
+    Args:
+        x: (tokens, K), the newest tokens of all rows of the batch, as many of each.
+        weight: (heads + 2 kv_heads) head_dim rows of K: those of queries, keys, values.
+        bias: one number for each of the rows, or None.
+        cache: (2, batch, capacity, kv_heads, head_dim), keys and values of this layer, changed in
+            place; its last three dimensions contiguous. With a block table, in pages: (2, pages,
+            page_size, kv_heads, head_dim).
+        lengths: (batch,) int32, tokens of each row with these: the last one's position plus one.
+        table: see `transformer.model.rope.rotary_table`; as many positions as the rows are long.
+        block_table: (batch, max_pages) int32, the pages of each row, or None.
+        norm: of x, or None.
+        q_norm: of each query head, or None; `k_norm` of each key head. Both or none.
+        overlap: see `skinny.linear`; so is tile.
+
+    Returns:
+        Queries (batch, tokens / batch, heads, head_dim).
+
+    Raises:
+        ValueError: a tensor that does not fit; says which.
+    """
+    check(
+        x,
+        weight,
+        bias=bias,
+        norm=weight_of(norm),
+        lengths=lengths,
+        table=table,
+        block_table=block_table,
+    )
+    tokens, batch = len(x), len(lengths)
+    _, pages, page_size, kv_heads, head_dim = cache.shape
+    heads = weight.shape[0] // head_dim - 2 * kv_heads
+    rows = pages if block_table is None else len(block_table)
+    if cache.dtype != x.dtype:
+        raise ValueError(
+            f"the cache is {cache.dtype} but the model computes {x.dtype}: create it with"
+            f" dtype={x.dtype}"
+        )
+    if heads <= 0 or weight.shape[0] % head_dim or tokens % batch or rows != batch:
+        raise ValueError(
+            f"x {tuple(x.shape)} and the weight {tuple(weight.shape)} do not fit the cache"
+            f" {tuple(cache.shape)} with {batch} lengths"
+        )
+    if (q_norm is None) != (k_norm is None):
+        raise ValueError("q_norm and k_norm go together; one of them is None")
+    if cache.stride()[2:] != (kv_heads * head_dim, head_dim, 1):
+        raise ValueError("the cache's last three dimensions must be contiguous")
+    q = x.new_empty(batch, tokens // batch, heads, head_dim)
+    place = Heads(
+        q,
+        cache,
+        cache.stride(0),
+        cache.stride(1),
+        page_size,
+        block_table,
+        0 if block_table is None else block_table.shape[1],
+        lengths,
+        table,
+        tokens // batch,
+        tl.constexpr(heads),
+        tl.constexpr(kv_heads),
+        tl.constexpr(head_dim // 2),
+    )
+    with on_device(x):
+        if tokens == 1 and q_norm is None and k_norm is None:
+            eps = 0.0 if norm is None else norm.eps
+            arguments = (x, weight_of(norm), eps, weight, bias, place)
+            launch(qkv_kernel, arguments, x.shape[1], weight.shape[0], tile, overlap)
+            return q
+        projected = linear(x, weight, bias, norm=norm, overlap=overlap, tile=tile)
+        all_heads = heads + 2 * kv_heads
+        together = 1 if tokens < MANY_TOKENS else triton.next_power_of_2(all_heads)
+        place_kernel[(tokens, cdiv(all_heads, together))](
+            projected,
+            weight_of(q_norm),
+            weight_of(k_norm),
+            0.0 if q_norm is None else q_norm.eps,
+            place,
+            HEADS=together,
+            PADDED=triton.next_power_of_2(head_dim // 2),
+            num_warps=1 if together == 1 else 4,
+            **overlapping(overlap),
+        )
+    return q

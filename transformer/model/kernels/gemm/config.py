@@ -1,0 +1,112 @@
+"""The switches of the Hopper kernel in gemm_hopper.py, and how they are set."""
+
+from dataclasses import dataclass, replace
+
+from flash_versions.versions.tiles.memory import cdiv
+
+CONSUMERS = 2
+BLOCK_K = 64  # columns of A and B in a slot: 128 bytes, the widest swizzle
+SHARED_MEMORY = 226 * 1024  # bytes for tiles: of the 227 KiB of a program, one is for barriers
+
+
+@dataclass(frozen=True)
+class GemmConfig:
+    """The switches of the kernel.
+
+    Attributes:
+        rows: of a consumer's part of a tile; 64 or 128.
+        columns: of a tile; 64, 128 or 256. An accumulator of 64 x 256 or 128 x 128 takes half of a
+            consumer's registers, and none can be larger.
+        stages: slots of the ring.
+        group: rows of tiles that are walked down before the next column of tiles, so that what is
+            computed at one time shares A and B in the L2 cache.
+        ping_pong: each consumer computes tiles of its own, and they take turns.
+        epilogue_columns: of a sub-tile.
+        buffers: for sub-tiles, of each consumer.
+    """
+
+    rows: int = 128
+    columns: int = 128
+    stages: int = 6
+    group: int = 8
+    ping_pong: bool = True
+    epilogue_columns: int = 32
+    buffers: int = 2
+
+    def __post_init__(self) -> None:
+        if self.rows not in (64, 128) or self.columns not in (64, 128, 256):
+            raise ValueError(
+                f"rows={self.rows} and columns={self.columns} are not possible; 64 or 128 rows and "
+                "64, 128 or 256 columns are."
+            )
+        if self.rows * self.columns > 64 * 256:
+            raise ValueError(
+                f"{self.rows} rows of {self.columns} columns do not fit a consumer's registers; 64 "
+                "rows of 256 columns and 128 of 128 do."
+            )
+        if self.epilogue_columns not in (32, 64, 128, 256) or (
+            self.epilogue_columns > self.columns
+        ):
+            raise ValueError(
+                f"epilogue_columns={self.epilogue_columns} is not possible with columns="
+                f"{self.columns}; 32, 64, 128 and 256 are, up to those of a tile."
+            )
+        if self.stages < 2:
+            raise ValueError(
+                f"stages={self.stages} is not possible: a slot is given back while the next is "
+                "multiplied; 2 or more are."
+            )
+        if min(self.group, self.buffers) < 1:
+            raise ValueError(f"group={self.group} and buffers={self.buffers} must be at least 1.")
+        if self.shared_memory > SHARED_MEMORY:
+            raise ValueError(
+                f"{self} needs {self.shared_memory} bytes of shared memory for its tiles and has "
+                f"{SHARED_MEMORY}; take fewer stages or buffers."
+            )
+
+    @property
+    def readers(self) -> int:
+        """Consumers that compute one tile, and so read the same slots of the ring."""
+        return 1 if self.ping_pong else CONSUMERS
+
+    @property
+    def tile_rows(self) -> int:
+        """Rows of a tile."""
+        return self.rows * self.readers
+
+    @property
+    def shared_memory(self) -> int:
+        """Bytes of the ring and of the buffers for sub-tiles, of 16-bit elements."""
+        slot = (self.tile_rows + self.columns) * BLOCK_K
+        sub_tile = self.rows * self.epilogue_columns
+        return 2 * (self.stages * slot + CONSUMERS * self.buffers * sub_tile)
+
+
+def default_config(
+    rows: int, columns: int, multiprocessors: int, residual: bool = False, swiglu: bool = False
+) -> GemmConfig:
+    """The fastest configuration that was found on an H200.
+
+    With many tiles both consumers work on one of 128 x 256, for which A and B are read least: on a
+    cool GPU, with its clock high, that wins; on a hot one it is behind tiles by turns by a few per
+    cent. Of a SwiGLU a tile has 256 rows of 128 columns of gate and of up. With fewer tiles than
+    multiprocessors, tiles of 128 x 128 by turns, and smaller ones where more than half of the
+    multiprocessors would have none.
+
+    Args:
+        rows, columns: of the product; with SwiGLU, the columns of gate and up together.
+        multiprocessors: of the GPU.
+        residual: whether one is added; it needs more buffers, to be on its way early.
+        swiglu: whether there are gate and up.
+    """
+    together = GemmConfig(
+        stages=3 if residual else 4, ping_pong=False, buffers=4 if residual else 2
+    )
+    if swiglu and cdiv(rows, 256) * cdiv(columns, 128) >= multiprocessors:
+        return together
+    if not swiglu and cdiv(rows, 128) * cdiv(columns, 256) > multiprocessors:
+        return replace(together, rows=64, columns=256, epilogue_columns=64)
+    sizes = [(128, 128, 5 if residual else 6), (64, 128, 8), (64, 64, 12)]
+    enough = (s for s in sizes if 2 * cdiv(rows, s[0]) * cdiv(columns, s[1]) > multiprocessors)
+    high, wide, stages = next(enough, sizes[-1])
+    return GemmConfig(rows=high, columns=wide, stages=stages, buffers=4 if residual else 2)

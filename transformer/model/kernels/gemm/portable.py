@@ -1,0 +1,174 @@
+"""C = A B^T in plain Triton: on any GPU from Ampere on, and in the interpreter.
+
+One program for each tile of C. Its loop multiplies blocks of A and B that Triton prefetches, and
+ends with the same fusions as the kernel for Hopper (gemm_hopper.py): bias, residual, SwiGLU. Of
+SwiGLU's two weights a program has a tile each, so two accumulators, and multiplies A with both.
+
+Source: the Triton tutorial on matrix multiplication.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from flash_versions.dispatch.launch import Launcher, placement
+from flash_versions.versions.tiles.memory import cdiv
+
+
+@dataclass(frozen=True)
+class TileConfig:
+    """The size of a tile of C, and of the blocks of A and B.
+
+    Attributes:
+        rows: of a tile.
+        columns: of a tile.
+        block_k: columns of a block of A and of B.
+        group: rows of tiles that are walked down before the next column of tiles.
+        num_warps: of a program.
+        num_stages: blocks that are loaded ahead.
+    """
+
+    rows: int = 128
+    columns: int = 128
+    block_k: int = 64
+    group: int = 8
+    num_warps: int = 8
+    num_stages: int = 3
+
+
+@triton.jit
+def load_block(x, row, row_stride, k, rows, inner):
+    """Rows `row` and columns `k` of a matrix, 0 outside of it."""
+    pointers = x + row.to(tl.int64)[:, None] * row_stride + k[None, :]
+    return tl.load(pointers, mask=(row < rows)[:, None] & (k < inner)[None, :], other=0.0)
+
+
+@triton.jit
+def rows_and_columns(
+    tile,
+    rows,
+    columns,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """Numbers of a tile's rows and columns: GROUP tiles down, then the next column of tiles, so
+    that what is computed at one time shares A and B in the L2 cache.
+    """
+    down = tl.cdiv(rows, BLOCK_M)
+    in_group = GROUP * tl.cdiv(columns, BLOCK_N)
+    first = tile // in_group * GROUP
+    height = tl.minimum(down - first, GROUP)
+    row = (first + tile % in_group % height) * BLOCK_M + tl.arange(0, BLOCK_M)
+    column = tile % in_group // height * BLOCK_N + tl.arange(0, BLOCK_N)
+    return row, column
+
+
+@triton.jit(do_not_specialize=["rows"])
+def gemm_kernel(
+    a,
+    b,
+    up,
+    c,
+    residual,
+    bias,
+    rows,
+    columns,
+    inner,
+    a_stride,
+    b_stride,
+    up_stride,
+    c_stride,
+    residual_stride,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """A tile of C."""
+    row, column = rows_and_columns(tl.program_id(0), rows, columns, BLOCK_M, BLOCK_N, GROUP)
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    acc_up = acc
+    for start in range(0, inner, BLOCK_K):
+        k = start + tl.arange(0, BLOCK_K)
+        a_block = load_block(a, row, a_stride, k, rows, inner)
+        b_block = load_block(b, column, b_stride, k, columns, inner)
+        acc = tl.dot(a_block, b_block.T, acc, input_precision="ieee")
+        if up is not None:
+            up_block = load_block(up, column, up_stride, k, columns, inner)
+            acc_up = tl.dot(a_block, up_block.T, acc_up, input_precision="ieee")
+    if up is not None:
+        acc = acc / (1 + tl.exp(-acc)) * acc_up
+    if bias is not None:
+        acc += tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)[None, :]
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    row = row.to(tl.int64)[:, None]
+    if residual is not None:
+        added = tl.load(residual + row * residual_stride + column[None, :], mask=inside, other=0.0)
+        acc += added.to(tl.float32)
+    tl.store(c + row * c_stride + column[None, :], acc.to(c.dtype.element_ty), mask=inside)
+
+
+launch_gemm = Launcher(gemm_kernel)
+
+
+def gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    *,
+    up: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    config: TileConfig | None = None,
+) -> None:
+    """c = a b^T or, with `up`, silu(a b^T) * (a up^T); plus bias, plus residual.
+
+    Args:
+        a: (M, K); all matrices have contiguous rows.
+        b: (N, K).
+        c: (M, N), written.
+        up: (N, K).
+        bias: (N,), contiguous.
+        residual: (M, N); may be c.
+        config: tile sizes; None chooses.
+    """
+    config = config or default_config(a, up is not None)
+    rows, columns = c.shape
+    matrices = (a, b, up, c, residual)
+    a_stride, b_stride, up_stride, c_stride, residual_stride = (
+        0 if x is None else x.stride(0) for x in matrices
+    )
+    launch_gemm(
+        (a.device, config, columns, a.shape[1], *map(placement, (*matrices, bias))),
+        (cdiv(rows, config.rows) * cdiv(columns, config.columns),),
+        (
+            *matrices,
+            bias,
+            rows,
+            columns,
+            a.shape[1],
+            a_stride,
+            b_stride,
+            up_stride,
+            c_stride,
+            residual_stride,
+        ),
+        {
+            "BLOCK_M": config.rows,
+            "BLOCK_N": config.columns,
+            "BLOCK_K": config.block_k,
+            "GROUP": config.group,
+        },
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+
+
+def default_config(a: torch.Tensor, swiglu: bool) -> TileConfig:
+    """Tiles whose blocks fit the shared memory of every GPU from Ampere on (99 KiB)."""
+    if a.dtype == torch.float32:  # multiplied without tensor cores, from registers
+        return TileConfig(64, 64, 32, num_warps=4, num_stages=2)
+    return TileConfig(columns=64 if swiglu else 128)

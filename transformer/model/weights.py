@@ -1,0 +1,220 @@
+"""Checkpoints in Hugging Face's layout: config.json and safetensors, nothing that can run code.
+
+A checkpoint is checked against its config.json by the files' headers alone, before a weight is
+read. The model is built without memory, and on a CPU the weights then stay mapped from the file
+where they need no conversion: loading takes no second copy.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from transformer.model.decoder import Config, Transformer
+from transformer.model.files import read_json, replacing
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+EMBEDDING = "model.embed_tokens.weight"
+
+# Names of floating-point dtypes in safetensors headers. Others are quantized.
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+# Constants that transformers stored before version 4.32; the config determines them.
+OBSOLETE = "rotary_emb.inv_freq"
+
+
+class CheckpointError(ValueError):
+    """A checkpoint is missing, damaged, or not of a kind that this model can run."""
+
+
+def load_config(folder: str | Path) -> Config:
+    """Read a checkpoint's config.json.
+
+    Raises:
+        CheckpointError: it is missing, or describes a model that is not supported.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is not a folder; a checkpoint is one, with a config.json")
+    path = folder / "config.json"
+    data = _read_json(path)
+    try:
+        return Config.from_hf(data)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+def load_model(
+    folder: str | Path,
+    attention: Callable[..., torch.Tensor] | None = None,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    kernels: str = "auto",
+) -> Transformer:
+    """Load a checkpoint.
+
+    Args:
+        folder: config.json beside model.safetensors, or beside an index and its shards.
+        attention: see `Transformer`.
+        device: where the weights go.
+        dtype: what they are converted to; None: the dtype in which the embedding is stored.
+        kernels: see `Transformer`.
+
+    Raises:
+        CheckpointError: the folder is no such checkpoint, a file is missing or damaged, or the
+            weights are not exactly those that config.json asks for.
+    """
+    folder = Path(folder)
+    config = load_config(folder)
+    with torch.device("meta"):
+        model = Transformer(config, attention, kernels)
+    files = {name: file for file in _open_all(folder) for name in file.keys()}  # noqa: SIM118
+    shapes = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    _check_fit(folder, shapes, files)
+    if dtype is None:
+        dtype = DTYPES[files[EMBEDDING].get_slice(EMBEDDING).get_dtype()]
+    weights = {name: files[name].get_tensor(name).to(device, dtype) for name in shapes}
+    model.load_state_dict(weights, assign=True)
+    return model
+
+
+def save_model(model: Transformer, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Write config.json and model.safetensors, which `load_model` and transformers both read.
+
+    Existing files are only replaced once both new ones are complete.
+
+    Raises:
+        ValueError: no Hugging Face architecture has the model's combination of parts.
+    """
+    folder = Path(folder)
+    config = {**model.config.to_hf(), "torch_dtype": str(dtype).removeprefix("torch.")}
+    weights = {
+        name: tensor.to("cpu", dtype).contiguous() for name, tensor in model.state_dict().items()
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / "config.json") as json_file, replacing(folder / WEIGHTS) as file:
+        json_file.write_text(json.dumps(config, indent=2) + "\n")
+        save_file(weights, file, metadata={"format": "pt"})
+
+
+def eos_token_ids(folder: str | Path) -> tuple[int, ...]:
+    """Every token that ends an answer, by any of a checkpoint's files; () if none names any.
+
+    The ids of generation_config.json come first, then those of config.json, then that of the
+    eos_token of tokenizer_config.json, which is found among the added tokens of tokenizer.json.
+
+    Raises:
+        CheckpointError: one of these files is damaged.
+    """
+    folder = Path(folder)
+    found: list[int] = []
+    for name in ("generation_config.json", "config.json"):
+        ids = _read_json(folder / name, missing_ok=True).get("eos_token_id")
+        ids = ids if isinstance(ids, list) else [] if ids is None else [ids]
+        if not all(type(token) is int for token in ids):  # a bool is an int to isinstance
+            raise CheckpointError(
+                f"{folder / name}: eos_token_id must be an integer or a list of integers, not {ids}"
+            )
+        found += ids
+    text = _read_json(folder / "tokenizer_config.json", missing_ok=True).get("eos_token")
+    text = text.get("content") if isinstance(text, dict) else text
+    if text is not None:
+        found += _added_token_ids(folder / "tokenizer.json", text)
+    return tuple(dict.fromkeys(found))
+
+
+def _added_token_ids(path: Path, text: str) -> list[int]:
+    """Ids of the added tokens of a tokenizer.json with this text: one, or none."""
+    added = _read_json(path, missing_ok=True).get("added_tokens", [])
+    try:
+        ids = [token["id"] for token in added if token["content"] == text]
+    except (TypeError, KeyError) as error:
+        raise CheckpointError(
+            f"{path}: added_tokens must be a list of objects with id and content"
+        ) from error
+    if not all(type(token) is int for token in ids):
+        raise CheckpointError(f"{path}: the id of {text!r} must be an integer, not {ids[0]!r}")
+    return ids
+
+
+def _read_json(path: Path, missing_ok: bool = False) -> dict[str, Any]:
+    """The object in a JSON file, see `read_json`; what is wrong with it is a CheckpointError."""
+    try:
+        return read_json(path, missing_ok)
+    except (FileNotFoundError, ValueError) as error:
+        raise CheckpointError(str(error)) from error
+
+
+def _open_all(folder: Path) -> list[safe_open]:
+    """Open the checkpoint's safetensors files; this reads and checks their headers."""
+    opened = []
+    for path in _weight_files(folder):
+        if path.is_dir():
+            raise CheckpointError(f"{path} is a folder; it should be a safetensors file")
+        try:
+            opened.append(safe_open(path, framework="pt"))
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{path}, named by {INDEX}, is missing") from error
+        except SafetensorError as error:
+            raise CheckpointError(
+                f"{path} is truncated or no safetensors file ({error}); download it again"
+            ) from error
+    return opened
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if (folder / WEIGHTS).exists():
+        return [folder / WEIGHTS]
+    if (folder / INDEX).exists():
+        shards = _read_json(folder / INDEX).get("weight_map")
+        if not isinstance(shards, dict) or not all(isinstance(s, str) for s in shards.values()):
+            raise CheckpointError(f"{folder / INDEX} has no weight_map from weights to files")
+        return [folder / shard for shard in sorted(set(shards.values()))]
+    if pickles := [*folder.glob("pytorch_model*.bin"), *folder.glob("*.pth")]:
+        raise CheckpointError(
+            f"{folder} has its weights in {pickles[0].name}, a pickle, which can run any code when"
+            f" loaded: convert it to {WEIGHTS}"
+        )
+    raise CheckpointError(f"{folder} has neither {WEIGHTS} nor {INDEX}")
+
+
+def _check_fit(folder: Path, shapes: dict[str, list[int]], files: dict[str, safe_open]) -> None:
+    """Refuse stored weights that are not exactly those of the model (name -> shape)."""
+    missing = shapes.keys() - files.keys()
+    unexpected = {
+        name
+        for name in files.keys() - shapes.keys()
+        if not name.endswith(OBSOLETE) and not _is_tied_head(name, files)
+    }
+    unusable = set()
+    for name in shapes.keys() & files.keys():
+        stored = files[name].get_slice(name)
+        if stored.get_shape() != shapes[name]:
+            unusable.add(f"{name} is {stored.get_shape()} instead of {shapes[name]}")
+        elif stored.get_dtype() not in DTYPES:
+            unusable.add(f"{name} is {stored.get_dtype()} instead of one of {', '.join(DTYPES)}")
+    kinds = {"missing": missing, "unexpected": unexpected, "unusable": unusable}
+    if problems := [_count(kind, names) for kind, names in kinds.items() if names]:
+        raise CheckpointError(
+            f"the weights in {folder} do not fit its config.json: {'; '.join(problems)}"
+        )
+
+
+def _is_tied_head(name: str, files: dict[str, safe_open]) -> bool:
+    """Whether this is the head of a tied checkpoint that stores its embedding a second time."""
+    return (
+        name == "lm_head.weight"
+        and EMBEDDING in files
+        and torch.equal(files[name].get_tensor(name), files[EMBEDDING].get_tensor(EMBEDDING))
+    )
+
+
+def _count(kind: str, names: set[str], shown: int = 3) -> str:
+    """Such as "2 missing (a, b)"."""
+    more = ", ..." if len(names) > shown else ""
+    return f"{len(names)} {kind} ({', '.join(sorted(names)[:shown])}{more})"

@@ -1,0 +1,4 @@
+"""Reinforcement learning: rollouts, the GRPO loss, a step, and a run on disk.
+
+May import: `training`, `tasks`, `generation`, `model`.
+"""

@@ -1,0 +1,87 @@
+"""The curves of GRPO runs: what was earned, on held-out problems too, and what goes with it."""
+
+import argparse
+from collections.abc import Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from transformer.generation.command import Parser
+from transformer.model.files import replacing
+from transformer.rl.run import read_metrics
+
+# Okabe and Ito's colours, one for each run.
+COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
+# (metric of a step, title of its panel).
+PANELS = (
+    ("reward", "reward of the rollouts"),
+    ("length", "tokens of a completion"),
+    ("entropy", "entropy of a token, nats"),
+    ("skipped", "groups without a spread"),
+    ("gradient_norm", "norm of the gradient"),
+)
+
+
+def draw(folders: Sequence[Path], path: Path) -> None:
+    """Draw runs over their steps into an image file.
+
+    Raises:
+        FileNotFoundError: a folder holds no run.
+    """
+    names = [folder.name for folder in folders]
+    alike = len({*names}) < len(names) or "" in names
+    runs = {str(x) if alike else x.name: read_metrics(x) for x in folders}
+    figure = Figure(figsize=(12, 6.4), layout="constrained")
+    axes = figure.subplots(2, 3).flat
+    _held_out(axes[0], runs)
+    for axis, (metric, title) in zip(axes[1:], PANELS):
+        for colour, lines in zip(cycle(COLOURS), runs.values()):
+            points = [
+                (line["step"], line[metric]) for line in lines if metric in line and "step" in line
+            ]
+            if points:
+                axis.plot(*zip(*points), color=colour, linewidth=1.2)
+        axis.set_title(title, fontsize=10)
+    for axis in axes:
+        axis.grid(alpha=0.3)
+        axis.set_xlabel("step")
+    figure.suptitle(", ".join(runs))
+    with replacing(path) as temporary:
+        FigureCanvasAgg(figure).print_figure(
+            temporary, format=path.suffix.removeprefix(".") or "png"
+        )
+
+
+def _held_out(axis: Axes, runs: dict[str, list[dict[str, Any]]]) -> None:
+    """Accuracy on held-out problems: greedy, sampled, and best of k."""
+    styles = {"greedy": "--", "sampled": "-", "pass@": ":"}
+    for colour, (name, lines) in zip(cycle(COLOURS), runs.items()):
+        for metric, style in styles.items():
+            points = [
+                (line["evaluation"], value, key)
+                for line in lines
+                if "evaluation" in line
+                for key, value in line.items()
+                if key.startswith(metric)
+            ]
+            if points:
+                steps, values, keys = zip(*points)
+                label = f"{name}, {keys[0]}" if len(runs) > 1 else keys[0]
+                axis.plot(steps, values, style, color=colour, label=label, marker="o", markersize=3)
+    axis.set_title("right answers to held-out problems", fontsize=10)
+    axis.set_ylim(-0.02, 1.02)
+    if axis.lines:
+        axis.legend(fontsize=8)
+
+
+def main(argv: Sequence[str]) -> None:
+    """`python -m transformer.grpo plot RUN ... --out FILE`."""
+    parser = Parser(prog="python -m transformer.grpo plot", description=__doc__)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs")
+    parser.add_argument("--out", type=Path, default=Path("curves.png"), help="(curves.png)")
+    arguments: argparse.Namespace = parser.parse_args(argv)
+    draw(arguments.runs, arguments.out)

@@ -1,0 +1,186 @@
+"""The settings of a GRPO run, and recipes: settings that were found to work, by name."""
+
+import importlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from transformer.generation.sampling import Sampling
+from transformer.rl.loss import Loss, Ratio, Reduce, Scale
+from transformer.rl.practice import Finish, Mix, Practice
+from transformer.tasks.skills import TASKS, Add
+from transformer.tasks.task import Task
+
+
+def setting(default: Any, about: str) -> Any:
+    """A field of Settings with its help."""
+    return field(default=default, metadata={"help": about})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides the outcome of a run: equal settings on one machine give the same bits.
+
+    Raises:
+        ValueError: a setting that cannot work, in a sentence.
+    """
+
+    model: str = setting("sloppy", "what learns: a checkpoint folder, or the name of a shipped one")
+    task: str = setting("sums", "a task by its name, or module:Class")
+    seed: int = setting(0, "of the problems and the completions")
+    steps: int = setting(60, "of the optimiser")
+    prompts: int = setting(16, "problems of a step")
+    group: int = setting(8, "completions of each problem")
+    max_tokens: int = setting(96, "of a completion")
+    temperature: float = setting(1.0, "of the rollouts, and of the log-probabilities in training")
+    lr: float = setting(3e-4, "learning rate; constant but for warm-up and decay")
+    warm_up: int = setting(0, "steps over which the learning rate rises to it")
+    decay: float = setting(0.0, "share of the steps, the last, over which it falls to nothing")
+    clip_gradient: float = setting(1.0, "largest norm of the gradient")
+    epochs: int = setting(1, "updates with the same rollouts")
+    scale: Scale = setting("group", "what advantages are divided by, see grpo_loss.py")
+    ratio: Ratio = setting("token", "probability ratios of a token, or of a sequence (GSPO)")
+    reduce: Reduce = setting("dapo", "how the tokens' losses become one number, see grpo_loss.py")
+    clip_low: float = setting(0.2, "how far a ratio may fall")
+    clip_high: float = setting(0.28, "how far a ratio may rise (DAPO's clip-higher)")
+    beta: float = setting(0.0, "weight of the KL divergence from the starting model; 0: none")
+    importance_cap: float | None = setting(
+        None, "correct for the sampler's rounding, with weights up to this"
+    )
+    mask_truncated: bool = setting(False, "leave completions that hit the limit out of the loss")
+    dynamic_sampling: bool = setting(False, "draw more problems until enough groups have a spread")
+    replay: float = setting(
+        0.0, "share of the problems that are asked again, of groups that had a spread"
+    )
+    average: float = setting(0.0, "share of the steps, the last, whose mean weights are the result")
+    micro_batch: int = setting(64, "completions in memory at a time; less needs less memory")
+    eval_every: int = setting(10, "steps between evaluations on held-out problems; 0: none")
+    eval_problems: int = setting(128, "held-out problems of an evaluation")
+    eval_samples: int = setting(4, "sampled completions of each, for pass@k")
+    stop_on_collapse: bool = setting(True, "stop when held-out accuracy falls by 20 points")
+    attention: str = setting("auto", "a version of attention, for rollouts and training")
+    dtype: str = setting("auto", "float32 or bfloat16; auto: bfloat16 on a GPU")
+    lora_rank: int = setting(0, "train low-rank adapters of this rank only; 0: all weights")
+    checkpointing: bool = setting(False, "recompute activations in the backward pass")
+
+    def __post_init__(self) -> None:
+        least = {"steps": 1, "prompts": 1, "group": 2, "max_tokens": 1, "warm_up": 0, "epochs": 1}
+        least |= {"micro_batch": 1, "eval_every": 0, "eval_problems": 1, "eval_samples": 1}
+        for name, number in (least | {"lora_rank": 0}).items():
+            if getattr(self, name) < number:
+                raise ValueError(
+                    f"{flag(name)} must be at least {number}, got {getattr(self, name)}"
+                )
+        for name in ("lr", "clip_gradient"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{flag(name)} must be positive, got {getattr(self, name)}")
+        for name, of in {"decay": "steps", "average": "steps", "replay": "problems"}.items():
+            if not 0 <= (share := getattr(self, name)) <= 1:
+                raise ValueError(f"{flag(name)} is a share of the {of}, 0 to 1, got {share}")
+        if not self.temperature > 0:
+            raise ValueError(
+                f"--temperature must be positive, got {self.temperature}: greedy rollouts would be"
+                " all alike, and nothing could be learned from them"
+            )
+        Sampling(temperature=self.temperature)
+        if self.dtype not in ("auto", "float32", "bfloat16"):
+            raise ValueError(f"--dtype {self.dtype} is unknown; auto, float32 and bfloat16 work")
+        self.loss()
+
+    def loss(self) -> Loss:
+        """How the loss is computed."""
+        names = {one.name for one in fields(Loss)} & {one.name for one in fields(self)}
+        return Loss(**{name: getattr(self, name) for name in names})
+
+    def rate_at(self, step: int) -> float:
+        """Learning rate of a step."""
+        rising = (step + 1) / self.warm_up if self.warm_up else 1.0
+        falling = (self.steps - step) / (self.decay * self.steps) if self.decay else 1.0
+        return self.lr * min(1.0, rising, falling)
+
+
+def flag(name: str) -> str:
+    """The command-line option of a setting."""
+    return f"--{name.replace('_', '-')}"
+
+
+# What differs from the defaults.
+RECIPES: Mapping[str, dict[str, Any]] = {
+    # Anywhere: three-digit sums that the teacher got wrong more often than right.
+    "sums": {"steps": 80, "decay": 0.75, "eval_every": 20, "eval_problems": 256},
+    # Level 2, for a GPU: a search that has to learn patience, see docs/grpo.md.
+    "countdown": {
+        "model": "runs/countdown-taught",
+        "task": "countdown",
+        "steps": 300,
+        "prompts": 128,
+        "group": 16,
+        "max_tokens": 400,
+        "lr": 1e-4,
+        "mask_truncated": True,
+        "micro_batch": 512,
+        "eval_every": 20,
+    },
+    # For a GPU, eleven minutes: all that the model was taught. Many problems, small steps and the
+    # mean of the last, and no bets on the usual answer: otherwise some of what was known gets lost.
+    "practice": {
+        "task": "practice",
+        "steps": 1500,
+        "prompts": 384,
+        "max_tokens": 192,
+        "lr": 1.5e-4,
+        "decay": 0.6,
+        "scale": "mean",
+        "average": 0.2,
+        "micro_batch": 512,
+        "eval_every": 500,
+        "eval_problems": 512,
+    },
+    # Anywhere, an hour on two cores: what is still wrong after that, in smaller steps.
+    "finish": {
+        "model": "runs/practice/final",
+        "task": "finish",
+        "steps": 450,
+        "prompts": 128,
+        "max_tokens": 192,
+        "lr": 5e-5,
+        "decay": 0.6,
+        "scale": "mean",
+        "average": 0.3,
+        "micro_batch": 512,
+        "eval_every": 150,
+        "eval_problems": 512,
+    },
+    # On purpose: a learning rate seven times too high. After a few steps no answer is right, all
+    # groups are alike, and there is no way back.
+    "collapse": {"lr": 2e-3, "steps": 40, "stop_on_collapse": False},
+}
+
+
+def find_task(name: str) -> Task:
+    """A task by its name, or from a class anywhere: `package.module:Class`.
+
+    Raises:
+        ValueError: there is none.
+    """
+    known: dict[str, Task] = {"sums": Add(3), "mix": Mix(), **TASKS}
+    known |= {task.name: task for task in (Practice(), Finish())}
+    if name in known:
+        return known[name]
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        raise ValueError(
+            f"no task is called {name!r}; there are {', '.join(known)}, and module:Class for one of"
+            " your own"
+        )
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+        task = found() if isinstance(found, type) and issubclass(found, Task) else found
+    except Exception as error:  # the module is somebody else's
+        raise ValueError(f"there is no task {name}: {error}") from error
+    if not isinstance(task, Task):
+        raise ValueError(f"{name} is no transformer.tasks.task.Task but {task!r:.80}")
+    if not isinstance(getattr(task, "name", None), str):
+        raise ValueError(f'{name} has no name: give the class one, such as name = "{attribute}"')
+    return task

@@ -1,0 +1,156 @@
+"""A GRPO run on disk: its settings, what was measured, samples, and the state to go on from.
+
+    RUN/config.json      the settings
+    RUN/metrics.jsonl    a line for each step, and one for each evaluation
+    RUN/samples.jsonl    a few completions of each evaluation, with their rewards
+    RUN/curve.png        redrawn at every evaluation
+    RUN/state.pt         what the next step depends on, while the run is unfinished
+    RUN/state-STEP/      the same of a run on several processes: each writes its part
+    RUN/best/            the checkpoint with the best held-out accuracy, ready for `generate`
+    RUN/final/           that of the last step, or the mean of the last
+
+All but the two logs are written under another name and renamed. A log may be longer than the state
+knows of when the process is killed: it is cut to the length that the state names.
+"""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from transformer.model.files import parse_json, read_json, write_text
+from transformer.rl.recipes import Settings, flag
+from transformer.training.parallel import (
+    ALONE,
+    World,
+    forget_state,
+    has_state,
+    read_state,
+    undamaged,
+    write_state,
+)
+
+STATE = "state.pt"
+METRICS = "metrics.jsonl"
+SAMPLES = "samples.jsonl"
+CONFIG = "config.json"
+FINAL = "final"
+BEST = "best"
+# What a process that was killed had begun to write.
+LEFTOVER = re.compile(r"\.(config\.json|state\.pt|curve\.png|best|final)\.\d+")
+
+
+class Run:
+    """The folder of a run.
+
+    Args:
+        folder: made if it is not there.
+        settings: of the run; an unfinished one in the folder must have the same.
+        world: whose first rank writes; all of them read.
+
+    Attributes:
+        finished: whether the last step was taken.
+
+    Raises:
+        ValueError: the folder holds something else, or a run with other settings.
+    """
+
+    def __init__(self, folder: Path, settings: Settings, world: World = ALONE) -> None:
+        self.folder, self.settings, self.world = folder, settings, world
+        self.sizes = {METRICS: 0, SAMPLES: 0}
+        if not world.main:
+            return
+        config = folder / CONFIG
+        if config.exists():
+            self._refuse_another(read_json(config))
+        elif folder.exists() and not all(LEFTOVER.fullmatch(x.name) for x in folder.iterdir()):
+            raise ValueError(f"{folder} is not empty and holds no run; use another --out")
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_text(config, json.dumps(asdict(settings), indent=2) + "\n")
+        for path in folder.iterdir():
+            if LEFTOVER.fullmatch(path.name):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last step was taken and its checkpoint written."""
+        return (self.folder / FINAL / "config.json").exists() and not has_state(self._state)
+
+    @property
+    def _state(self) -> Path:
+        return self.folder / STATE
+
+    def _refuse_another(self, theirs: Mapping[str, Any]) -> None:
+        ours = asdict(self.settings)
+        if others := [name for name in ours if theirs.get(name) != ours[name]]:
+            raise ValueError(
+                f"{self.folder} holds a run with another {flag(others[0])}"
+                f" ({theirs.get(others[0])}, now {ours[others[0]]}); repeat its command or use"
+                " another --out"
+            )
+
+    def log(self, name: str, record: Mapping[str, Any]) -> None:
+        """Append a line to METRICS or SAMPLES."""
+        if not self.world.main:
+            return
+        line = json.dumps(record, ensure_ascii=False) + "\n"
+        with open(self.folder / name, "a", encoding="utf-8") as file:
+            file.write(line)
+        self.sizes[name] += len(line.encode())
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """What was measured so far."""
+        return read_metrics(self.folder)
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        """Write the state, replacing the one before it at once; all ranks call it together."""
+        write_state(self._state, {**state, "sizes": self.sizes}, self.world)
+
+    def load(self, device: torch.device) -> dict[str, Any] | None:
+        """The state to go on from, the logs cut to where it was taken; None at the beginning.
+
+        Raises:
+            ValueError: the file is damaged.
+        """
+        with undamaged(self._state, f"delete {self.folder}"):
+            state = read_state(self._state, device)
+            if state is not None:
+                self.sizes = {name: int(state["sizes"][name]) for name in self.sizes}
+        if not self.world.main:
+            return state
+        if state is None:
+            for name in self.sizes:
+                (self.folder / name).unlink(missing_ok=True)
+            return None
+        for name, size in self.sizes.items():
+            path = self.folder / name
+            if size > (path.stat().st_size if path.exists() else 0):
+                raise ValueError(f"{path} is damaged; delete {self.folder} to start again")
+            if path.exists():
+                os.truncate(path, size)
+        return state
+
+    def finish(self) -> None:
+        """The state is needed no more."""
+        if self.world.main:
+            forget_state(self._state)
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics; a last one that a kill cut off is left out.
+
+    Raises:
+        FileNotFoundError: the folder holds no run.
+    """
+    path = folder / METRICS
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} holds no run of transformer.grpo: it has no {METRICS}")
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return [parse_json(x, f"{path}, line {i}") for i, x in enumerate(lines[:-1], start=1)]

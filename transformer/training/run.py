@@ -1,0 +1,262 @@
+"""A training run: the recipe that decides its outcome, and its state in memory and on disk.
+
+The state holds all that the next step depends on. The data needs no more than a position, since it
+is a function of the seed; nothing else is random. A run that is taken up again therefore ends in
+the same bits as one that was never interrupted, where the arithmetic repeats itself: on one CPU.
+"""
+
+import itertools
+import json
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader
+
+import flash_versions
+from transformer.generation import byte_tokenizer
+from transformer.model.decoder import Config, Transformer
+from transformer.training.corpus import Batch, Corpus, Teacher
+from transformer.training.lora import merged_weights
+from transformer.training.parallel import (
+    ALONE,
+    World,
+    clip_gradients,
+    forget_state,
+    has_state,
+    read_state,
+    restore_training,
+    shard,
+    training_state,
+    undamaged,
+    write_state,
+)
+
+MODEL = Config(
+    vocab_size=byte_tokenizer.VOCAB_SIZE,
+    hidden_size=192,
+    intermediate_size=512,
+    num_layers=4,
+    num_heads=3,
+    num_kv_heads=1,
+    head_dim=64,
+    max_positions=byte_tokenizer.MAX_POSITIONS,
+    tied_embeddings=True,
+    qk_norm=True,
+)
+WARM_UP = 200
+CLIP = 0.4  # of the gradient of the loss per token; about 0.4 of the tokens count in it
+IGNORED = -100
+STATE = "training_state.pt"
+LOG = "training.jsonl"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What decides the outcome: two runs with equal recipes on one machine are the same run."""
+
+    teacher: Teacher
+    seed: int
+    steps: int
+    batch_tokens: int
+    learning_rate: float
+    tasks: str = "chat"
+    model: Config = MODEL
+    attention: str = "sdpa"
+
+    def __post_init__(self):
+        if self.steps < 1:
+            raise ValueError(f"--steps must be at least 1, got {self.steps}")
+        if not 0 < self.learning_rate < math.inf:
+            raise ValueError(f"--lr must be a positive number, got {self.learning_rate}")
+
+    def corpus(self) -> Corpus:
+        """The data; ValueError if it cannot be made."""
+        return Corpus(self.teacher, self.seed, self.batch_tokens, self.tasks)
+
+    def rate_at(self, step: int) -> float:
+        """Learning rate of a step: a linear warm-up, then a cosine to nothing."""
+        warm_up = min(WARM_UP, self.steps // 5)
+        if step < warm_up:
+            return self.learning_rate * (step + 1) / warm_up
+        progress = (step - warm_up) / (self.steps - warm_up)
+        return self.learning_rate * (1 + math.cos(math.pi * progress)) / 2
+
+
+class Training:
+    """A run in a folder: model, optimiser and position in the data, on disk and in memory.
+
+    On several processes every rank has one, learns from its rows of each batch, and holds its part
+    of the weights; all of them call the same methods in the same order.
+
+    Args:
+        recipe: what decides the outcome.
+        folder: where the checkpoint grows; an unfinished run in it is taken up again.
+        device: where to train.
+        world: of whose ranks this is one.
+
+    Raises:
+        ValueError: the folder holds a finished run, an unfinished one with another recipe, or a
+            damaged one.
+    """
+
+    def __init__(
+        self, recipe: Recipe, folder: Path, device: torch.device, world: World = ALONE
+    ) -> None:
+        self.recipe, self.folder, self.device, self.world = recipe, folder, device, world
+        self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        torch.manual_seed(recipe.seed)
+        attention = partial(flash_versions.attention, version=recipe.attention)
+        self.model = Transformer(recipe.model, attention).to(device)
+        shard(self.model, world, self.dtype)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(),
+            betas=(0.9, 0.95),
+            weight_decay=0.01,
+            fused=device.type == "cuda",
+        )
+        self.step = 0
+        self.position = (0, 0)  # chunk of the corpus, batch of the chunk
+        self.seconds = 0.0
+        self.log_size = 0
+        self._resume()
+
+    def batches(self, workers: int) -> Iterator[Batch]:
+        """The training data from here on, generated ahead by processes; advances `position`."""
+        first, done = self.position
+        loader: DataLoader = DataLoader(
+            self.recipe.corpus(),  # type: ignore[arg-type]
+            batch_size=None,
+            sampler=itertools.count(first),
+            num_workers=workers,
+            collate_fn=_unchanged,
+        )
+        for chunk, batches in enumerate(loader, first):
+            for index, batch in enumerate(batches):
+                if chunk > first or index >= done:
+                    self.position = chunk, index + 1
+                    yield batch
+
+    def learn(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Take one step; return the summed loss of this rank's rows and the norm of the gradient.
+
+        Every learned token weighs the same, in whichever batch it is: the sum is divided by a
+        constant, not by the batch's own count.
+        """
+        world, rows = self.world, _tensors(batch, self.world)
+        tokens, targets = (x.to(self.device, non_blocking=True) for x in rows)
+        if world.size == 1:
+            weights = {name: p.to(self.dtype) for name, p in self.model.named_parameters()}
+            logits = torch.func.functional_call(self.model, weights, (tokens,))
+        else:
+            logits = self.model(tokens)  # FSDP rounds by itself
+        loss = F.cross_entropy(
+            logits[:, :-1].flatten(0, 1).float(),
+            targets.flatten(),
+            ignore_index=IGNORED,
+            reduction="sum",
+        )
+        (loss * world.size / self.recipe.batch_tokens).backward()
+        norm = clip_gradients([*self.model.parameters()], CLIP)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.recipe.rate_at(self.step)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.step += 1
+        return loss.detach(), norm
+
+    def record(self, **fields: Any) -> None:
+        """Append a line to the log."""
+        if not self.world.main:
+            return
+        line = json.dumps({"step": self.step, **fields}) + "\n"
+        with open(self.folder / LOG, "a") as file:
+            file.write(line)
+        self.log_size += len(line)
+
+    def plain(self, dtype: torch.dtype) -> Transformer:
+        """The model as it is now, whole and in a dtype, to be used before the next step: its memory
+        may be that of the weights. All ranks call this together.
+        """
+        with torch.device("meta"):
+            model = Transformer(self.recipe.model, self.model.attention)
+        weights = {name: weight.to(dtype) for name, weight in merged_weights(self.model)}
+        model.load_state_dict(weights, assign=True)
+        return model
+
+    def save(self) -> None:
+        """Write the state of the run, replacing the one before it at once."""
+        state = {
+            **training_state(self.model, self.optimizer, self.world),
+            "recipe": asdict(self.recipe),
+            "step": self.step,
+            "position": self.position,
+            "seconds": self.seconds,
+            "log_size": self.log_size,
+        }
+        write_state(self.folder / STATE, state, self.world)
+
+    def finish(self) -> None:
+        """The state is needed no more."""
+        forget_state(self.folder / STATE)
+
+    def _resume(self) -> None:
+        path = self.folder / STATE
+        with self.world.together():
+            if not has_state(path):
+                self._begin()
+                return
+            state = self._read(path)
+        with undamaged(state.get("shards", path)):
+            self._restore(state)
+        if self.world.main:
+            os.truncate(self.folder / LOG, self.log_size)
+
+    def _begin(self) -> None:
+        if (self.folder / "config.json").exists():
+            raise ValueError(f"{self.folder} already holds a checkpoint; use another --out")
+        if self.world.main:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / LOG).unlink(missing_ok=True)
+
+    def _read(self, path: Path) -> dict[str, Any]:
+        ours = asdict(self.recipe)
+        with undamaged(path):
+            state = read_state(path, self.device) or {}
+            theirs = {name: state["recipe"][name] for name in ours}
+        if others := [name for name in ours if theirs[name] != ours[name]]:
+            raise ValueError(
+                f"{self.folder} holds an unfinished run with another {others[0]}"
+                f" ({theirs[others[0]]}, now {ours[others[0]]}); repeat its command or use"
+                " another --out"
+            )
+        return state
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        restore_training(self.model, self.optimizer, state)
+        chunk, batch = state["position"]
+        self.step, self.position = int(state["step"]), (int(chunk), int(batch))
+        self.seconds, self.log_size = float(state["seconds"]), int(state["log_size"])
+
+
+def _unchanged(batches: list[Batch]) -> list[Batch]:
+    return batches
+
+
+def _tensors(batch: Batch, world: World) -> tuple[torch.Tensor, torch.Tensor]:
+    """A rank's rows of a batch: tokens (rows, length), and what follows each but the last; IGNORED
+    if it is not learned. A rank without a row gets one of which nothing is learned.
+    """
+    tokens = torch.from_numpy(batch.tokens.astype("int64"))
+    learned = torch.from_numpy(batch.learned)
+    mine = world.share(len(tokens)) or range(1)
+    if not world.share(len(tokens)):
+        learned = torch.zeros_like(learned)
+    rows = slice(mine.start, mine.stop)
+    return tokens[rows], tokens.masked_fill(~learned, IGNORED)[rows, 1:]
