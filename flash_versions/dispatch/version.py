@@ -9,7 +9,7 @@ import torch
 
 from flash_versions.dispatch import interpreter
 from flash_versions.dispatch.request import Request
-from flash_versions.versions.tiles.memory import padded_head_dim
+from flash_versions.versions.tiles.rows import padded_head_dim
 
 if TYPE_CHECKING:
     from flash_versions.versions.fp8.quantize import Quantized

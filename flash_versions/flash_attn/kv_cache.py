@@ -19,7 +19,7 @@ from flash_versions.dispatch import interpreter
 from flash_versions.dispatch.autograd import on_device
 from flash_versions.dispatch.launch import Launcher, placement
 from flash_versions.dispatch.request import check_integers
-from flash_versions.versions.tiles.memory import (
+from flash_versions.versions.tiles.rows import (
     Rows,
     View,
     cdiv,

@@ -54,7 +54,7 @@ from lessons.pictures import gantt, tiles
 from matplotlib.figure import Figure
 
 from flash_versions import attention, attention_reference
-from flash_versions.versions.tiles import hopper
+from flash_versions.versions.tiles import pipeline
 from flash_versions.bench.accuracy import SCHEMES, errors, exact_attention
 from flash_versions.bench.accuracy import draw as draw_inputs
 from flash_versions.versions.tiles.tma import describe
@@ -449,7 +449,7 @@ while min(block) < BLOCKS:
 # still reads. That is all. In the kernel:
 
 # %%
-show(hopper.Ring.fill)
+show(pipeline.Ring.fill)
 show(forward_hopper.produce, docstring=False)
 
 # %% [markdown]

@@ -16,12 +16,9 @@ from tests.emulator.planted_bugs import WRONG, Bug, assert_found, outcomes, plan
 from tests.flash_versions.versions.test_attention import CASES, assert_within_budget
 from tests.helpers.rotation import rotated
 
-NAMES = (
-    "tiles.algebra tiles.score_mods tiles.hopper fa3.hopper.config fa3.hopper.problem "
-    "fa3.hopper.operands fa3.fp8.scales fa3.hopper.host fa3.hopper.forward"
-)
-MODULES = gluon_emulator.load(*(f"flash_versions.versions.{name}" for name in NAMES.split()))
-_, _, hopper, config, *_, host, forward_hopper = MODULES
+LOADED = gluon_emulator.load("flash_versions.versions.fa3.hopper.forward")
+config, host = LOADED["fa3.hopper.config"], LOADED["fa3.hopper.host"]
+forward_hopper = LOADED["fa3.hopper.forward"]
 DTYPES = [torch.float16, torch.bfloat16]
 SMALL = config.HopperConfig(block_kv=64)
 CONFIGS = {
@@ -49,7 +46,7 @@ by_order = pytest.mark.parametrize("order", ORDERS, indirect=True)
 @pytest.fixture(autouse=True)
 def small_hopper(monkeypatch):
     """A GPU of two multiprocessors, so that programs walk over several tiles."""
-    monkeypatch.setattr(hopper, "available", lambda device: True)
+    monkeypatch.setattr(LOADED["tiles.wgmma"], "available", lambda device: True)
     for module in (config, host):
         monkeypatch.setattr(module, "num_multiprocessors", lambda device: 2)
 
@@ -279,7 +276,7 @@ def right(case):
 
 @pytest.mark.parametrize("bug", BUGS.values(), ids=BUGS)
 def test_planted_bugs_are_found(bug, monkeypatch):
-    plant(bug, MODULES, monkeypatch)
+    plant(bug, LOADED.values(), monkeypatch)
     assert_found(bug, lambda: right(bug.case), monkeypatch)
 
 

@@ -22,13 +22,8 @@ from tests.transformer.kernels.test_rmsnorm_gemm import (
 
 gluon_gemm.language.rsqrt = gluon_emulator.computed(torch.rsqrt)
 gluon_gemm.language.DistributedLinearLayout = gluon_emulator.Layout
-MODULES = gluon_gemm.load(
-    "flash_versions.versions.tiles.hopper",
-    "transformer.model.kernels.gemm.tiles",
-    "transformer.model.kernels.gemm.hopper",
-    "transformer.model.kernels.gemm.rmsnorm_hopper",
-)
-emulated = MODULES[-1]
+LOADED = gluon_gemm.load("transformer.model.kernels.gemm.rmsnorm_hopper")
+emulated = LOADED["transformer.model.kernels.gemm.rmsnorm_hopper"]
 
 
 @pytest.fixture(autouse=True)
@@ -129,7 +124,7 @@ def right(case):
 
 @pytest.mark.parametrize("bug", BUGS.values(), ids=BUGS)
 def test_planted_bugs_are_found(bug, monkeypatch):
-    plant(bug, MODULES, monkeypatch)
+    plant(bug, LOADED.values(), monkeypatch)
     assert_found(bug, lambda: right(bug.case), monkeypatch)
 
 

@@ -60,17 +60,12 @@ from flash_versions.versions.tiles.algebra import (
     mask_scores,
     softmax_step,
 )
-from flash_versions.versions.tiles.memory import (
+from flash_versions.versions.tiles.rows import (
     Rows,
-    Sequences,
-    Tiles,
     View,
     cdiv,
-    find_tile,
     load_rows,
-    new_results,
     padded_head_dim,
-    rows_in_pages,
     store_row_values,
     store_rows,
 )
@@ -82,6 +77,8 @@ from flash_versions.versions.tiles.score_mods import (
     place_queries,
     sink_state,
 )
+from flash_versions.versions.tiles.sequences import Sequences, new_results, rows_in_pages
+from flash_versions.versions.tiles.varlen_scheduler import Tiles, find_tile
 
 # Change from call to call, a growing cache's with every token: no kernel of its own for each.
 COUNTS = ["q_length", "kv_length", "slots", "kv_heads", "tiles", "num_splits"]

@@ -63,17 +63,7 @@ from flash_versions.versions.tiles.algebra import (
     mask_scores,
     softmax_step,
 )
-from flash_versions.versions.tiles.memory import (
-    Rows,
-    Sequences,
-    Tiles,
-    View,
-    cdiv,
-    find_tile,
-    new_results,
-    store_row_values,
-    store_rows,
-)
+from flash_versions.versions.tiles.rows import Rows, View, cdiv, store_row_values, store_rows
 from flash_versions.versions.tiles.score_mods import (
     ScoreMods,
     add_alibi,
@@ -82,7 +72,9 @@ from flash_versions.versions.tiles.score_mods import (
     place_queries,
     sink_state,
 )
+from flash_versions.versions.tiles.sequences import Sequences, new_results
 from flash_versions.versions.tiles.tma import describe, undescribable
+from flash_versions.versions.tiles.varlen_scheduler import Tiles, find_tile
 
 # Change from call to call, a growing cache's with every token: no kernel of its own for each.
 COUNTS = ["q_length", "kv_length", "heads", "tiles", "total", "section"]

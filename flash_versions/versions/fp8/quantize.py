@@ -31,7 +31,7 @@ from flash_versions.dispatch.launch import placement
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.version import compute_capability
 from flash_versions.versions.fp8.kernels import TILE, launch_quantize, launch_transpose
-from flash_versions.versions.tiles.memory import View, cdiv
+from flash_versions.versions.tiles.rows import View, cdiv
 
 BLOCK_ROWS = 64  # queries that share a scale
 BLOCK_KEYS = 128  # keys that share a scale

@@ -28,7 +28,7 @@ from flash_versions.versions.fa4.hopper import backward as explicit
 from flash_versions.versions.fa4.hopper import forward as forward_hopper
 from flash_versions.versions.fa4.softmax import raise_reference
 from flash_versions.versions.oracle.budget import assess_request
-from flash_versions.versions.tiles import hopper
+from flash_versions.versions.tiles import wgmma
 from flash_versions.versions.tiles.algebra import finalise
 from tests.flash_versions.versions.test_attention import CASES
 from transformer.model.weights import load_model
@@ -441,7 +441,7 @@ def test_variants_of_the_backward(name, device, monkeypatch):
         expected, _ = gradients_of(request)
         assert all(torch.equal(found[x], expected[x]) for x in expected)
         return
-    if not hopper.available(torch.device(device)):
+    if not wgmma.available(torch.device(device)):
         with pytest.raises(ValueError, match="Hopper"):
             variant(request, None, None, None, None, None)
     asked = []

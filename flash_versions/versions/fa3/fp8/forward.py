@@ -51,12 +51,10 @@ from flash_versions.versions.fp8.quantize import (
     Quantized,
 )
 from flash_versions.versions.tiles.algebra import Window, blocks_of_queries, finalise, mask_scores
-from flash_versions.versions.tiles.memory import (
+from flash_versions.versions.tiles.rows import (
     Rows,
-    Sequences,
     View,
     cdiv,
-    find_tile,
     load_row_values,
     padded_head_dim,
     row_pointers,
@@ -70,7 +68,9 @@ from flash_versions.versions.tiles.score_mods import (
     place_queries,
     sink_state,
 )
+from flash_versions.versions.tiles.sequences import Sequences
 from flash_versions.versions.tiles.tma import described
+from flash_versions.versions.tiles.varlen_scheduler import find_tile
 
 OFFSET = tl.constexpr(P_OFFSET)
 ROWS_PER_SCALE = tl.constexpr(BLOCK_ROWS)

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.version import num_multiprocessors
-from flash_versions.versions.tiles.hopper import WARPGROUP_ROWS
-from flash_versions.versions.tiles.memory import cdiv
+from flash_versions.versions.tiles.rows import cdiv
+from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 # Rows that a consumer of three gets done while one of two does a row, at head_dim 64 (docs/log.md).
 THREE_TO_TWO = 1.16

@@ -79,16 +79,10 @@ from flash_versions.versions.fa4.hopper.trace import FIXED_ROLES, LOADER, STORER
 from flash_versions.versions.fa4.softmax import raise_reference
 from flash_versions.versions.fp8.quantize import P_OFFSET, Quantized
 from flash_versions.versions.tiles.algebra import finalise
-from flash_versions.versions.tiles.hopper import (
-    WARPGROUP_ROWS,
-    Ring,
-    aggregate,
-    make_ring,
-    make_scheduler,
-    pass_turn,
-    store_tile,
-    take_turn,
-)
+from flash_versions.versions.tiles.pipeline import Ring, make_ring, pass_turn, take_turn
+from flash_versions.versions.tiles.tile_scheduler import make_scheduler
+from flash_versions.versions.tiles.triton_compat import aggregate, store_tile
+from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 
 @aggregate

@@ -44,7 +44,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from flash_versions.dispatch.autograd import on_device
 from flash_versions.dispatch.interpreter import enabled as interpreted
-from flash_versions.versions.tiles.memory import cdiv
+from flash_versions.versions.tiles.rows import cdiv
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 

@@ -32,7 +32,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from flash_versions.dispatch.autograd import on_device
 from flash_versions.dispatch.version import launches_overlap
-from flash_versions.versions.tiles.memory import cdiv
+from flash_versions.versions.tiles.rows import cdiv
 from transformer.model.kernels.decode.gemv import overlapping
 
 CHUNK = 2048

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from flash_versions.dispatch.autograd import on_device
 from flash_versions.dispatch.request import in_autocast_dtype
 from flash_versions.dispatch.version import device_limits
-from flash_versions.versions.tiles import hopper
+from flash_versions.versions.tiles import wgmma
 from transformer.model.kernels.gemm import hopper as gemm_hopper
 from transformer.model.kernels.gemm import portable as gemm_portable
 
@@ -189,7 +189,7 @@ def matrix(x: torch.Tensor) -> torch.Tensor:
 def suits_hopper(x: torch.Tensor) -> bool:
     """Whether a matrix is on a Hopper GPU, of 16 bits, and such that TMA can address it."""
     return (
-        hopper.available(x.device)
+        wgmma.available(x.device)
         and x.dtype != torch.float32
         and x.data_ptr() % 16 == 0
         and x.stride(0) % 8 == 0

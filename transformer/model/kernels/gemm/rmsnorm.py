@@ -36,7 +36,7 @@ from torch.autograd.function import once_differentiable
 
 from flash_versions.dispatch.autograd import on_device
 from flash_versions.dispatch.launch import Launcher, placement
-from flash_versions.versions.tiles.memory import cdiv
+from flash_versions.versions.tiles.rows import cdiv
 from transformer.model.kernels.gemm import rmsnorm_hopper as rmsnorm_gemm_hopper
 from transformer.model.kernels.gemm.gemm import (
     check,

@@ -52,13 +52,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from flash_versions.dispatch.launch import Launcher, placement
 from flash_versions.dispatch.version import num_multiprocessors
-from flash_versions.versions.tiles.hopper import (
-    WARPGROUP_ROWS,
-    accumulator_layout,
-    aggregate,
-    store_tile,
-)
-from flash_versions.versions.tiles.memory import cdiv
+from flash_versions.versions.tiles.rows import cdiv
+from flash_versions.versions.tiles.triton_compat import aggregate, store_tile
+from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout
 from transformer.model.kernels.gemm.config import BLOCK_K
 from transformer.model.kernels.gemm.hopper import CONSUMERS, make_operands, produce
 from transformer.model.kernels.gemm.tiles import Problem, describe, halves, in_parts, silu
