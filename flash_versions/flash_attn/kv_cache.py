@@ -16,15 +16,15 @@ import triton
 import triton.language as tl
 
 from flash_versions.dispatch import interpreter
-from flash_versions.dispatch.autograd import on_device
+from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.launch import Launcher, placement
 from flash_versions.dispatch.request import check_integers
+from flash_versions.dispatch.sizes import padded_head_dim
 from flash_versions.versions.tiles.memory import (
     Rows,
     View,
     cdiv,
     load_rows,
-    padded_head_dim,
     row_pointers,
     store_rows,
 )
@@ -153,7 +153,7 @@ def append_op(
     block_rows = max(1, 2048 // max(padded_head_dim(x.shape[3]) for x in (k, v)))
     tensors = (k_cache, v_cache, k, v, cache_seqlens, block_table, rotary_cos, rotary_sin)
     pairs = None if rotary is None else rotary.PAIRS.value
-    with on_device(k):
+    with devices.on_device(k):
         launch_append(
             (
                 k.device,

@@ -55,7 +55,7 @@ from matplotlib.figure import Figure
 from flash_versions import VERSIONS, attention, compare
 from flash_versions.versions.fa1 import forward as fa1
 from flash_versions.plot.figures import HBM_TB_PER_S, TENSOR_TFLOPS
-from flash_versions.dispatch.version import H200_SHARED_MEMORY
+from flash_versions.dispatch.device import H200_SHARED_MEMORY
 
 torch.manual_seed(0)
 torch.set_printoptions(precision=3, sci_mode=False)

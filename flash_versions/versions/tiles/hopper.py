@@ -22,7 +22,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime import driver
 
 from flash_versions.dispatch import interpreter
-from flash_versions.dispatch.version import compute_capability
+from flash_versions.dispatch.device import devices
 from flash_versions.versions.tiles.tma import described
 
 WARPGROUP_ROWS = gl.constexpr(64)  # rows that the four warps of a warpgroup multiply
@@ -80,7 +80,7 @@ def aggregate(cls: type) -> Any:
 
 def available(device: torch.device) -> bool:
     """Whether kernels written for Hopper run on a device: Triton's interpreter knows no Gluon."""
-    return not interpreter.enabled() and compute_capability(device) == (9, 0)
+    return not interpreter.enabled() and devices.capability(device) == (9, 0)
 
 
 def describe(x: torch.Tensor, rows: int, dims: int) -> TensorDescriptor:

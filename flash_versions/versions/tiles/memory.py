@@ -16,6 +16,7 @@ import triton.language as tl
 
 from flash_versions.dispatch.launch import Launcher, placement
 from flash_versions.dispatch.request import Request
+from flash_versions.dispatch.sizes import padded_head_dim
 
 PLANNED = 128  # tiles of packed sequences that one program plans, and sequences that it looks at
 
@@ -97,13 +98,6 @@ def tile_width(head_dim: int) -> tuple[tl.constexpr, tl.constexpr]:
 def cdiv(a: int, b: int) -> int:
     """a / b rounded up. (triton.cdiv takes microseconds on the host.)"""
     return -(-a // b)
-
-
-def padded_head_dim(head_dim: int) -> int:
-    """The tile width for a head dimension: a power of two, and at least the 16 that a tensor core
-    multiplies.
-    """
-    return max(16, 1 << (head_dim - 1).bit_length())
 
 
 @triton.jit

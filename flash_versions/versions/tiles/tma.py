@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from flash_versions.versions.tiles.memory import padded_head_dim
+from flash_versions.dispatch.sizes import padded_head_dim
 
 MAX_KNOWN = 4096
 

@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 
+from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.version import num_multiprocessors
+from flash_versions.dispatch.sizes import padded_head_dim
 from flash_versions.versions.fa3.forward import heads_of_section
 from flash_versions.versions.fa3.hopper.config import HopperConfig
 from flash_versions.versions.tiles.algebra import LOG2E
@@ -16,7 +17,7 @@ from flash_versions.versions.tiles.hopper import (
     TensorDescriptor,
     describe,
 )
-from flash_versions.versions.tiles.memory import cdiv, padded_head_dim
+from flash_versions.versions.tiles.memory import cdiv
 
 # Change from call to call: no kernel of its own for each.
 COUNTS = [
@@ -66,7 +67,7 @@ def num_programs(request: Request, config: HopperConfig) -> int:
     tiles = cdiv(q_length, config.block_q) * heads * batch
     if config.scheduler == "grid":
         return tiles
-    return min(tiles, num_multiprocessors(request.q.device))
+    return min(tiles, devices.num_sms(request.q.device))
 
 
 def tensors(
