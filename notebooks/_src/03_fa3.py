@@ -62,7 +62,8 @@ from flash_versions.versions.fa3 import forward as fa3
 from flash_versions.versions.fa3.fp8 import forward as forward_fp8
 from flash_versions.versions.fa3.hopper import forward as forward_hopper
 from flash_versions.plot.figures import EXP2_PER_TENSOR_FLOP, TENSOR_TFLOPS
-from flash_versions.versions.fp8.quantize import Fp8, dequantize, quantize
+from flash_versions.versions.fp8.quantize import dequantize, quantize
+from flash_versions.dispatch.precision import Fp8
 from flash_versions.bench.results import RESULTS, ablation_ratios, read_results, shapes
 
 torch.manual_seed(0)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from flash_versions.dispatch.autograd import in_vectors, narrowed
+from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.oracle import budget, reference
 from flash_versions.versions.oracle.budget import assess_request
@@ -51,8 +52,7 @@ def small_hopper(monkeypatch):
     same quantised inputs.
     """
     monkeypatch.setattr(LOADED["tiles.wgmma"], "available", lambda device: True)
-    for name in ("fa3.hopper.config", "fa3.hopper.host"):
-        monkeypatch.setattr(LOADED[name], "num_multiprocessors", lambda device: 2)
+    monkeypatch.setattr(devices, "num_sms", lambda device: 2)
     for module in (budget, reference):
         monkeypatch.setattr(module, "prepare", prepare)
 

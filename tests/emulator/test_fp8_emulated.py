@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from flash_versions.dispatch.device import devices
+from flash_versions.dispatch.precision import Fp8
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.version import fp8_limits
 from flash_versions.versions.fp8 import quantize
-from flash_versions.versions.fp8.quantize import Fp8
 from flash_versions.versions.oracle import budget, reference
 from flash_versions.versions.oracle.budget import assess_request
 from tests.emulator.gluon import emulator as gluon_emulator
@@ -45,8 +46,7 @@ CONFIGS = {
 def small_hopper(monkeypatch):
     """A GPU of two multiprocessors, so that programs walk over several tiles."""
     monkeypatch.setattr(forward_fp8_hopper, "available", lambda device: True)
-    for module in (config, host):
-        monkeypatch.setattr(module, "num_multiprocessors", lambda device: 2)
+    monkeypatch.setattr(devices, "num_sms", lambda device: 2)
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from flash_versions.dispatch.autograd import in_vectors, narrowed
+from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fa3.ablation import SWITCHES
 from flash_versions.versions.oracle.budget import assess
@@ -47,8 +48,7 @@ by_order = pytest.mark.parametrize("order", ORDERS, indirect=True)
 def small_hopper(monkeypatch):
     """A GPU of two multiprocessors, so that programs walk over several tiles."""
     monkeypatch.setattr(LOADED["tiles.wgmma"], "available", lambda device: True)
-    for module in (config, host):
-        monkeypatch.setattr(module, "num_multiprocessors", lambda device: 2)
+    monkeypatch.setattr(devices, "num_sms", lambda device: 2)
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_windows_and_softcap(options, M, N, D):
 @pytest.mark.parametrize("programs", [1, 2, 3])
 @by_order
 def test_dynamic_tiles_are_shared_out_and_the_counters_left_at_zero(programs, order, monkeypatch):
-    monkeypatch.setattr(host, "num_multiprocessors", lambda device: programs)
+    monkeypatch.setattr(devices, "num_sms", lambda device: programs)
     counters = torch.zeros(2, dtype=torch.int32)
     monkeypatch.setattr(host.counters, "pair", lambda device: counters)
     for _ in range(2):

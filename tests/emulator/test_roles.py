@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from flash_versions.dispatch.device import devices
+from flash_versions.dispatch.precision import Fp8
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fa4.hopper.roles import (
     DONE,
@@ -15,7 +17,7 @@ from flash_versions.versions.fa4.hopper.roles import (
     TABLE,
     check,
 )
-from flash_versions.versions.fp8.quantize import Fp8, quantize
+from flash_versions.versions.fp8.quantize import quantize
 from flash_versions.versions.tiles.rows import cdiv
 from tests.emulator.gluon import emulator as gluon_emulator
 from tests.emulator.gluon import machine as gluon_machine
@@ -36,8 +38,7 @@ CONFIGS = {
 @pytest.fixture(autouse=True)
 def small_hopper(monkeypatch):
     """A GPU of two multiprocessors, so that programs walk over several tiles."""
-    for name in ("fa3.hopper.config", "fa3.hopper.host"):
-        monkeypatch.setattr(LOADED[name], "num_multiprocessors", lambda device: 2)
+    monkeypatch.setattr(devices, "num_sms", lambda device: 2)
 
 
 # ------------------------------------------------------------------------------- the table

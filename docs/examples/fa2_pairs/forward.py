@@ -19,7 +19,7 @@ import triton.language as tl
 
 from flash_versions.dispatch.launch import Launcher, layout
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.version import LaunchConfig, default_config
+from flash_versions.dispatch.sizes import LaunchConfig, default_config
 from flash_versions.versions.fa2.forward import MEASURED, fold_block
 from flash_versions.versions.tiles.algebra import Window, blocks_of_queries, finalise
 from flash_versions.versions.tiles.rows import Rows, View, load_rows, store_row_values, store_rows

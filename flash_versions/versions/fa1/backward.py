@@ -49,7 +49,7 @@ import triton.language as tl
 
 from flash_versions.dispatch.launch import Launcher, layout, placement
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.version import LaunchConfig
+from flash_versions.dispatch.sizes import LaunchConfig, padded_head_dim
 from flash_versions.versions.tiles.algebra import (
     Window,
     block_range,
@@ -62,7 +62,6 @@ from flash_versions.versions.tiles.rows import (
     View,
     load_row_values,
     load_rows,
-    padded_head_dim,
     store_rows,
 )
 from flash_versions.versions.tiles.sequences import Sequences, key_rows

@@ -33,7 +33,7 @@ import triton.language as tl
 
 from flash_versions.dispatch.launch import Launcher, layout
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.version import LaunchConfig, default_config
+from flash_versions.dispatch.sizes import LaunchConfig, default_config
 from flash_versions.versions.tiles.algebra import (
     Window,
     block_range,

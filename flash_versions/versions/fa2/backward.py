@@ -40,7 +40,7 @@ import triton.language as tl
 
 from flash_versions.dispatch.launch import Launcher, layout, placement
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.version import LaunchConfig, backward_config
+from flash_versions.dispatch.sizes import LaunchConfig, backward_config
 from flash_versions.versions.tiles.algebra import (
     LOG2E,
     Window,

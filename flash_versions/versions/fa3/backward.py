@@ -50,15 +50,10 @@ import torch
 import triton
 import triton.language as tl
 
+from flash_versions.dispatch.device import UNLIMITED, devices
 from flash_versions.dispatch.launch import Launcher, layout, placement
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.version import (
-    UNLIMITED,
-    LaunchConfig,
-    backward_config,
-    compute_capability,
-    shared_memory_limit,
-)
+from flash_versions.dispatch.sizes import LaunchConfig, backward_config
 from flash_versions.versions.fa2.backward import (
     MEASURED_KV,
     MEASURED_Q,
@@ -390,9 +385,9 @@ def unsupported(request: Request) -> str | None:
     if reason := without_boxes(request):
         return reason
     device, config = request.q.device, backward_config(request, MEASURED_KV)
-    if shared_memory_limit(device) == UNLIMITED:
+    if devices.shared_memory(device) == UNLIMITED:
         return None
-    major, minor = compute_capability(device)
+    major, minor = devices.capability(device)
     if major in READ_SHARED_MEMORY and min(config.block_q, config.block_kv) >= ROWS_READ:
         return None
     return (

@@ -45,16 +45,10 @@ import torch
 import triton
 import triton.language as tl
 
+from flash_versions.dispatch.device import UNLIMITED, devices
 from flash_versions.dispatch.launch import Launcher, layout
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.version import (
-    UNLIMITED,
-    LaunchConfig,
-    compute_capability,
-    default_config,
-    num_multiprocessors,
-    shared_memory_limit,
-)
+from flash_versions.dispatch.sizes import LaunchConfig, default_config
 from flash_versions.versions.fa2.forward import splits_of
 from flash_versions.versions.tiles.algebra import (
     Window,
@@ -298,8 +292,8 @@ def unsupported(request: Request) -> str | None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if reason := undescribable(name, x):
             return reason
-    if shared_memory_limit(q.device) < UNLIMITED:
-        major, minor = compute_capability(q.device)
+    if devices.shared_memory(q.device) < UNLIMITED:
+        major, minor = devices.capability(q.device)
         if major < 9:
             return (
                 f"compute capability {major}.{minor} has no TMA: descriptors would load element by "
@@ -352,7 +346,7 @@ def forward(
     total = tiles.number * heads * batch  # packed: a batch of one
     programs = total
     if persistent:
-        resident = num_multiprocessors(q.device) * max(1, RESIDENT_WARPS // config.num_warps)
+        resident = devices.num_sms(q.device) * max(1, RESIDENT_WARPS // config.num_warps)
         programs = min(resident, total)
 
     o = new_results((*q.shape[:3], v.shape[3]), q, request.cu_seqlens_q)

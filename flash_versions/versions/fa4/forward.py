@@ -45,9 +45,10 @@ import torch
 import triton
 import triton.language as tl
 
+from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.launch import Launcher, layout
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.version import LaunchConfig, compute_capability
+from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.versions.fa3.forward import (
     COUNTS,
     choose_config,
@@ -297,7 +298,7 @@ def choose_rule(request: Request, config: LaunchConfig) -> tuple[float, int]:
     No polynomial in fp32, where its error would show; beyond head_dim 128, where products take four
     times as long as exponentials; and where a block is too narrow to be shared out.
     """
-    if compute_capability(request.q.device)[0] in AS_FA3:
+    if devices.capability(request.q.device)[0] in AS_FA3:
         return 0.0, 0
     wide = max(request.q.shape[3], request.v.shape[3]) > 128
     if wide or request.q.dtype == torch.float32 or config.block_kv % SHARED_OUT:

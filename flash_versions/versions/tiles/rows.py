@@ -12,6 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
+from flash_versions.dispatch.sizes import padded_head_dim
+
 
 class View(NamedTuple):
     """A tensor as a kernel receives it; strides in elements, the last dimension has stride 1.
@@ -60,13 +62,6 @@ def tile_width(head_dim: int) -> tuple[tl.constexpr, tl.constexpr]:
 def cdiv(a: int, b: int) -> int:
     """a / b rounded up. (triton.cdiv takes microseconds on the host.)"""
     return -(-a // b)
-
-
-def padded_head_dim(head_dim: int) -> int:
-    """The tile width for a head dimension: a power of two, and at least the 16 that a tensor core
-    multiplies.
-    """
-    return max(16, 1 << (head_dim - 1).bit_length())
 
 
 @triton.jit

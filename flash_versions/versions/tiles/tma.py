@@ -15,7 +15,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from flash_versions.versions.tiles.rows import padded_head_dim
+from flash_versions.dispatch.sizes import padded_head_dim
 from flash_versions.versions.tiles.triton_compat import GLUON_DTYPES
 
 MAX_KNOWN = 4096

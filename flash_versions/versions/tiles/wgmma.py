@@ -5,14 +5,14 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from flash_versions.dispatch import interpreter
-from flash_versions.dispatch.version import compute_capability
+from flash_versions.dispatch.device import devices
 
 WARPGROUP_ROWS = gl.constexpr(64)  # rows that the four warps of a warpgroup multiply
 
 
 def available(device: torch.device) -> bool:
     """Whether kernels written for Hopper run on a device: Triton's interpreter knows no Gluon."""
-    return not interpreter.enabled() and compute_capability(device) == (9, 0)
+    return not interpreter.enabled() and devices.capability(device) == (9, 0)
 
 
 @gluon.constexpr_function

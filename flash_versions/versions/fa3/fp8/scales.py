@@ -3,7 +3,7 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from flash_versions.versions.fp8.quantize import BLOCK_KEYS
+from flash_versions.dispatch.precision import BLOCK_KEYS
 from flash_versions.versions.tiles.triton_compat import aggregate
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 

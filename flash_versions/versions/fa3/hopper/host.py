@@ -6,12 +6,13 @@ from typing import Any
 import torch
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.version import num_multiprocessors
+from flash_versions.dispatch.sizes import padded_head_dim
 from flash_versions.versions.fa3.forward import heads_of_section
 from flash_versions.versions.fa3.hopper.config import HopperConfig
 from flash_versions.versions.tiles.algebra import LOG2E
-from flash_versions.versions.tiles.rows import cdiv, padded_head_dim
+from flash_versions.versions.tiles.rows import cdiv
 from flash_versions.versions.tiles.tile_scheduler import Counters
 from flash_versions.versions.tiles.tma import describe_swizzled
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
@@ -64,7 +65,7 @@ def num_programs(request: Request, config: HopperConfig) -> int:
     tiles = cdiv(q_length, config.block_q) * heads * batch
     if config.scheduler == "grid":
         return tiles
-    return min(tiles, num_multiprocessors(request.q.device))
+    return min(tiles, devices.num_sms(request.q.device))
 
 
 def tensors(

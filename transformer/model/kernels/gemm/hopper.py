@@ -57,8 +57,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.launch import Launcher, placement
-from flash_versions.dispatch.version import num_multiprocessors
 from flash_versions.versions.tiles.pipeline import Ring, make_ring, make_tiles, pass_turn, take_turn
 from flash_versions.versions.tiles.rows import cdiv
 from flash_versions.versions.tiles.triton_compat import (
@@ -358,7 +358,7 @@ def gemm(
         ValueError: the configuration does not fit the residual.
     """
     rows, columns = c.shape
-    multiprocessors = num_multiprocessors(a.device)
+    multiprocessors = devices.num_sms(a.device)
     if config is None:
         both, added = up is not None, residual is not None
         config = default_config(rows, columns * (1 + both), multiprocessors, added, both)
