@@ -211,7 +211,7 @@ class Decoding:
             from transformer.model.kernels.decode.sample import (  # as in `sampling.sample`
                 Draws,
                 Record,
-                choose,
+                sample_into,
             )
 
             record = Record(self._tokens, self._scores, self.newest, self._column)
@@ -219,7 +219,7 @@ class Decoding:
             if not sampling.greedy:
                 assert self._numbers is not None
                 draws = Draws(self._numbers, self._drawn, sampling.temperature)
-            choose(logits, record, draws, self._banned)
+            sample_into(logits, record, draws, self._banned)
             return
         uniform = None
         if self._numbers is not None:

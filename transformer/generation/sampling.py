@@ -210,11 +210,10 @@ def sample(
         logits = process_logits(logits, sampling, seen)
     if sampling.greedy:
         if logits.is_cuda:
-            from transformer.model.kernels.decode import (
-                sample as choose,  # not for those who never need Triton
-            )
+            # Here, as a model on a CPU never needs Triton.
+            from transformer.model.kernels.decode.sample import likeliest
 
-            return choose.likeliest(logits)
+            return likeliest(logits)
         largest, tokens = logits.max(-1)
         if logprobs:
             return tokens, largest.float() - logits.float().logsumexp(-1)
@@ -222,9 +221,9 @@ def sample(
     if uniform is None:
         raise ValueError("sampling needs a random number for each row, got None")
     if logits.is_cuda:
-        from transformer.model.kernels.decode import sample as choose
+        from transformer.model.kernels.decode.sample import draw
 
-        return choose.draw(logits, uniform)
+        return draw(logits, uniform)
     # The softmax of a row that is not finite is NaN everywhere, and dropped tokens are -inf and do
     # not count.
     probabilities = logits.softmax(-1)

@@ -5,11 +5,11 @@ a layer, most of which touch a few kilobytes. Here, with one token, a layer is s
 do nothing but stream weights:
 
     embedding, lengths                        embed.embed, before the first layer
-    norm, q k v, rotation, into the cache     skinny_qkv.qkv
+    norm, q k v, rotation, into the cache     gemv_qkv.qkv
     attention to the cache, its splits        the model's attention, two kernels
-    o_proj, + x                               skinny.linear
-    norm, gate and up, silu(gate) up          skinny.swiglu
-    down_proj, + x                            skinny.linear
+    o_proj, + x                               gemv.linear
+    norm, gate and up, silu(gate) up          gemv.swiglu
+    down_proj, + x                            gemv.linear
 
 With more rows cuBLAS does the products, and a layer is about ten. Either way it computes what
 `Transformer.forward` does, with fewer roundings: what stays inside a kernel stays in fp32. So in
