@@ -23,9 +23,8 @@ import torch
 from torch import Tensor
 
 from transformer.generation.sampling import Sampling
-from transformer.generation.session import choose_attention, find_checkpoint
-from transformer.model.decoder import Transformer
-from transformer.model.weights import load_config
+from transformer.model.decoder import Transformer, choose_attention
+from transformer.model.weights import find_checkpoint, load_config
 from transformer.rl.groups import groups_of, spread
 from transformer.rl.loss import Metrics, Totals, group_advantages, grpo_loss
 from transformer.rl.recipes import Settings, find_task, flag

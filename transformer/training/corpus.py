@@ -13,10 +13,10 @@ from random import Random
 
 import numpy as np
 
-from transformer.generation import byte_tokenizer as bytes_
 from transformer.tasks import phrases
 from transformer.tasks.skills import TASKS
 from transformer.tasks.task import REPLY, Problem
+from transformer.training import byte_tokenizer as bytes_
 
 # What a model may be taught: shares of the tasks, in per cent.
 MIXES = {

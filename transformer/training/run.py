@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
 import flash_versions
-from transformer.generation import byte_tokenizer
 from transformer.model.decoder import Config, Transformer
+from transformer.training import byte_tokenizer
 from transformer.training.corpus import Batch, Corpus, Teacher
 from transformer.training.lora import merged_weights
 from transformer.training.parallel import (
