@@ -141,7 +141,7 @@ def tempted(tmp_path_factory) -> Path:
 
 
 TINY = {
-    "task": "tiny_grpo:Count",
+    "task": "tests.helpers.tiny_grpo:Count",
     "prompts": 4,
     "group": 4,
     "max_tokens": 12,

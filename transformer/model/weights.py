@@ -171,6 +171,12 @@ def save_model(model: Transformer, folder: str | Path, dtype: torch.dtype = torc
         save_file(weights, file, metadata={"format": "pt"})
 
 
+def text_files(folder: Path) -> list[Path]:
+    """The files of a checkpoint by which it reads and writes text, those that are there."""
+    names = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
+    return [folder / name for name in (*names, "chat_template.jinja") if (folder / name).exists()]
+
+
 def eos_token_ids(folder: str | Path) -> tuple[int, ...]:
     """Every token that ends an answer, by any of a checkpoint's files; () if none names any.
 

@@ -10,13 +10,13 @@ The end of a text (`<|endoftext|>`, also padding) and the end of a turn (`<|im_e
 generation stops) are two tokens: a mask made from `token != padding` cannot lose the end of a turn.
 """
 
-import json
 import re
-from typing import Any
 
 import tokenizers
 
 from transformer.generation.chat import Tokenizer
+from transformer.model.files import read_text
+from transformer.model.weights import find_checkpoint, text_files
 
 VOCAB_SIZE = 320
 MAX_POSITIONS = 1024
@@ -32,26 +32,6 @@ IM_END = SPECIAL_TOKENS["<|im_end|>"]
 
 _special = re.compile("(" + "|".join(map(re.escape, SPECIAL_TOKENS)) + ")")
 _tags = re.compile("(" + "|".join(map(re.escape, TAGS)) + ")")
-
-# Every turn stands in the history word for word, its thinking too, as it did in training;
-# `generation` marks what the model learns to say. With `enable_thinking=false` it is handed an
-# empty thought and answers at once.
-CHAT_TEMPLATE = r"""{%- for message in messages %}
-    {{- '<|im_start|>' + message.role + '\n' }}
-    {%- if message.role == 'assistant' %}
-        {%- generation %}{{- message.content + '<|im_end|>' }}{%- endgeneration %}
-    {%- else %}
-        {{- message.content + '<|im_end|>' }}
-    {%- endif %}
-    {{- '\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\n' }}
-    {%- if enable_thinking is defined and not enable_thinking %}
-        {{- '<think></think>' }}
-    {%- endif %}
-{%- endif %}
-"""
 
 
 def encode(text: str, control: bool = True) -> list[int]:
@@ -83,17 +63,6 @@ def encode_prompt(role: str = "assistant") -> list[int]:
     return [IM_START, *role.encode(), 10]
 
 
-def byte_characters() -> list[str]:
-    """The printable character by which byte-level BPE writes each byte (GPT-2's convention).
-
-    A byte whose Latin-1 character can be printed stands for itself; the others take the characters
-    from U+0100 on, in order.
-    """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x200))
-    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
-
-
 def tokenizer() -> Tokenizer:
     """The tokenizer as `Tokenizer.load` reads it from a checkpoint."""
     backend = tokenizers.Tokenizer.from_str(files()["tokenizer.json"])
@@ -101,60 +70,12 @@ def tokenizer() -> Tokenizer:
 
 
 def files() -> dict[str, str]:
-    """Name and content of the files by which Hugging Face libraries load this tokenizer."""
-    byte_level = {
-        "type": "ByteLevel",
-        "add_prefix_space": False,
-        "trim_offsets": False,
-        "use_regex": False,
-    }
-    content: dict[str, Any] = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {
-                "id": token,
-                "content": text,
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
-                "normalized": False,
-                # the tags belong to the reply: decoding that skips special tokens keeps them
-                "special": text not in TAGS,
-            }
-            for text, token in SPECIAL_TOKENS.items()
-        ],
-        "normalizer": None,
-        "pre_tokenizer": byte_level,
-        "post_processor": None,
-        "decoder": byte_level,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": {character: byte for byte, character in enumerate(byte_characters())},
-            "merges": [],
-        },
-    }
-    tokenizer_config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": None,
-        "eos_token": "<|im_end|>",
-        "pad_token": "<|endoftext|>",
-        "unk_token": None,
-        "model_max_length": MAX_POSITIONS,
-        "clean_up_tokenization_spaces": False,
-    }
-    generation_config = {"do_sample": False, "eos_token_id": IM_END, "pad_token_id": PAD}
-    return {
-        "tokenizer.json": json.dumps(content, ensure_ascii=False, indent=1) + "\n",
-        "tokenizer_config.json": json.dumps(tokenizer_config, indent=2) + "\n",
-        "generation_config.json": json.dumps(generation_config, indent=2) + "\n",
-        "chat_template.jinja": CHAT_TEMPLATE,
-    }
+    """Name and content of the files by which Hugging Face libraries load this tokenizer.
+
+    They are those of the checkpoints that ship. The template keeps every turn of the history word
+    for word, its thinking too, as it was in training, and its `generation` tag marks what the model
+    learns to say. With `enable_thinking=false` the model is handed an empty thought and answers at
+    once. In tokenizer.json the tags of thinking are no special tokens, since they belong to the
+    reply, and decoding that skips special tokens keeps them.
+    """
+    return {path.name: read_text(path) for path in text_files(find_checkpoint("sloppy"))}

@@ -95,7 +95,7 @@ def test_nobody_ends_a_turn_by_typing_it(text):
     tokenizer = byte_tokenizer.tokenizer()
     _, chat = encode_chat(
         tokenizer,
-        byte_tokenizer.CHAT_TEMPLATE,
+        byte_tokenizer.files()["chat_template.jinja"],
         [{"role": "user", "content": text}],
         add_generation_prompt=False,
     )
