@@ -41,7 +41,7 @@ from transformer.model.kernels.decode.gemv import DTYPES, Norm, linear, swiglu
 from transformer.model.kernels.decode.gemv_qkv import qkv
 from transformer.model.kernels.gemm import gemm
 from transformer.model.kernels.gemm.rmsnorm import fold, norm_linear, norm_swiglu
-from transformer.model.kernels.host import launches_overlap
+from transformer.model.kernels.host import devices
 from transformer.model.layers import Decoder, FeedForward, Products, RMSNorm
 from transformer.model.paged_cache import PagedKVCache
 from transformer.model.rope import rotary_table
@@ -162,7 +162,7 @@ def forward(
     embedding = decoder.embed_tokens.weight
     device = embedding.device
     if overlap is None:
-        overlap = launches_overlap(device)
+        overlap = devices.launches_overlap(device)
     reach = min(1 << (span.capacity - 1).bit_length(), config.max_positions)
     head = embedding if config.tied_embeddings else model.lm_head.weight
 

@@ -312,7 +312,12 @@ def steps(trainer: Trainer, count: int) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("replay", [0.0, 0.5])
 def test_a_restored_trainer_takes_the_same_steps(tempted, replay):
-    changes = {"beta": 0.01, "dynamic_sampling": True, "task": "tests.helpers.tiny_grpo:Seldom", "warm_up": 3}
+    changes = {
+        "beta": 0.01,
+        "dynamic_sampling": True,
+        "task": "tests.helpers.tiny_grpo:Seldom",
+        "warm_up": 3,
+    }
     changes |= {"replay": replay}
     expected = steps(make_trainer(tempted, **changes), 4)
     halfway, rest = make_trainer(tempted, **changes), make_trainer(tempted, **changes)

@@ -39,7 +39,12 @@ CASES = {
         "mask_truncated": True,
         "micro_batch": 3,
     },
-    "replay": {"task": "tests.helpers.tiny_grpo:Seldom", "replay": 0.5, "average": 1.0, "micro_batch": 3},
+    "replay": {
+        "task": "tests.helpers.tiny_grpo:Seldom",
+        "replay": 0.5,
+        "average": 1.0,
+        "micro_batch": 3,
+    },
     "adapters": {
         "lora_rank": 2,
         "beta": 0.05,

@@ -7,11 +7,11 @@ import torch
 
 import flash_versions
 from flash_versions.dispatch import interpreter
+from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.request import Request, make_request
-from flash_versions.dispatch.version import launches_overlap
 from flash_versions.versions.api import choose_version
 
-__all__ = ["choose_for_all", "interpreted", "launches_overlap"]
+__all__ = ["choose_for_all", "devices", "interpreted"]
 
 
 def interpreted() -> bool:
