@@ -9,7 +9,7 @@ here.
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -18,7 +18,8 @@ import torch
 
 from flash_versions import VERSIONS
 from flash_versions.bench.results import read_results
-from flash_versions.dispatch import interpreter, version
+from flash_versions.dispatch import interpreter
+from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.launch import Launcher
 from flash_versions.dispatch.request import Request, make_request
 from flash_versions.inspect import compiled
@@ -48,7 +49,7 @@ def noting(found: list[str]) -> Iterator[None]:
 
     def note(launcher: Launcher, *arguments: Any, **options: Any) -> None:
         kernel = getattr(launcher.kernel, "fn", launcher.kernel)
-        name = f"{kernel.__module__.removeprefix('flash_versions.')}.{kernel.__name__}"
+        name = f"{kernel.__module__.removeprefix('flash_versions.versions.')}.{kernel.__name__}"
         if name not in found:
             found.append(name)
 
@@ -78,14 +79,8 @@ def ask_all() -> dict[str, dict[str, Answer]]:
 
 def refusal(capability: tuple[int, int]) -> str | None:
     """What the package says of a GPU that it does not compile for."""
-    answers: list[tuple[Callable, Callable]] = [
-        (version.compute_capability, lambda device: capability)
-    ]
-    compiled.replace(answers)
-    try:
-        return version.device_limits(torch.device("cuda"))
-    finally:
-        compiled.replace([(new, old) for old, new in answers])
+    with devices.assume(Properties(capability)):
+        return devices.limits(torch.device("cuda"))
 
 
 def answers() -> dict[str, Any]:
@@ -108,7 +103,7 @@ def answers() -> dict[str, Any]:
 def address(kernel: str) -> str:
     """A kernel as a link to its file."""
     path = f"{kernel.rpartition('.')[0].replace('.', '/')}.py"
-    return f"[{path}](../flash_versions/{path})"
+    return f"[{path}](../flash_versions/versions/{path})"
 
 
 def is_lesson(kernel: str) -> bool:
@@ -129,7 +124,7 @@ def how(name: str, answer: Answer, gpu: bool) -> str:
         return "no"
     modules = [kernel.rpartition(".")[0] for kernel in answer["kernels"] if is_lesson(kernel)]
     owner = modules[0].partition(".")[0]
-    kind = "explicit (Gluon)" if modules[0].endswith("_hopper") else "portable (Triton)"
+    kind = "explicit (Gluon)" if "hopper" in modules[0].split(".") else "portable (Triton)"
     if owner != name:
         kind = f"with {owner}'s kernel"
     return f"{'natively' if gpu else 'interpreted'}, {kind}"

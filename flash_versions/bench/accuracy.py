@@ -32,7 +32,7 @@ import triton
 from flash_versions import VERSIONS, attention
 from flash_versions.bench.run import SCHEMA, commit, machine, source
 from flash_versions.bench.watch import write
-from flash_versions.versions.fp8.quantize import Fp8
+from flash_versions.dispatch.precision import Fp8
 
 SCHEMES: dict[str, Fp8 | None] = {
     "bf16": None,

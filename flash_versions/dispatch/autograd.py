@@ -8,13 +8,13 @@ A custom operator costs tens of microseconds on the host, as much as launching t
 call on plain tensors, with nobody watching, runs the same code without it: `run` chooses.
 """
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.version import Version
 
@@ -77,7 +77,7 @@ def run_forward(version: Version, request: Request) -> Results:
     if request.q.numel() == 0 or request.batch == 0:  # nothing to launch
         o, lse, statistics = empty_results(version, request)
         return o.zero_(), lse.fill_(float("-inf")), statistics
-    with on_device(request.q):
+    with devices.on_device(request.q):
         # FP8 is laid out anew anyway.
         aligned = in_vectors(request) if request.precision is None else request
         o, found_lse, statistics = version.forward(aligned)
@@ -135,18 +135,11 @@ def run_backward(
     if dlse is not None:
         dlse = dlse.resolve_neg()
     assert version.backward is not None
-    with on_device(o):
+    with devices.on_device(o):
         dq, dk, dv, dsink = version.backward(
             in_vectors(request), widened(o), lse, statistics, widened(do), dlse
         )
     return narrowed(dq, request.q), narrowed(dk, request.k), narrowed(dv, request.v), dsink
-
-
-def on_device(x: torch.Tensor) -> AbstractContextManager:
-    """Triton launches on the current GPU: make it the tensor's."""
-    if x.is_cuda and x.get_device() != torch.cuda.current_device():
-        return torch.cuda.device(x.device)
-    return nullcontext()
 
 
 def refuse_double_backward(ctx: Any, *gradients: Any) -> tuple:

@@ -1,15 +1,12 @@
 """One call of attention in one form, and the checks that come before it."""
 
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, NamedTuple, Union
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from flash_versions.dispatch.precision import checked_precision, is_fp8
-
-if TYPE_CHECKING:
-    from flash_versions.versions.fp8.quantize import Fp8
+from flash_versions.dispatch.precision import Fp8, checked_precision, is_fp8
 
 INTEGERS = (torch.int32, torch.int64)
 Window = tuple[int | None, int | None]
@@ -108,7 +105,7 @@ def make_request(
     block_table: torch.Tensor | None = None,
     num_splits: int | None = None,
     return_lse: bool = False,
-    precision: Union[str, "Fp8", None] = None,
+    precision: str | Fp8 | None = None,
     q_descale: torch.Tensor | None = None,
     k_descale: torch.Tensor | None = None,
     v_descale: torch.Tensor | None = None,

@@ -5,10 +5,10 @@ from typing import Literal, TypedDict, Unpack, overload
 import torch
 
 from flash_versions.dispatch import autograd as ops
+from flash_versions.dispatch.precision import Fp8
 from flash_versions.dispatch.request import Request, Window, make_request
 from flash_versions.dispatch.version import Version
 from flash_versions.versions import fa1, fa2, fa3, fa4
-from flash_versions.versions.fp8.quantize import Fp8
 from flash_versions.versions.oracle.reference import REFERENCE, SDPA
 
 VERSIONS: dict[str, Version] = {

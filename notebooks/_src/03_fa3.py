@@ -54,7 +54,7 @@ from lessons.pictures import gantt, tiles
 from matplotlib.figure import Figure
 
 from flash_versions import attention, attention_reference
-from flash_versions.versions.tiles import hopper
+from flash_versions.versions.tiles import pipeline
 from flash_versions.bench.accuracy import SCHEMES, errors, exact_attention
 from flash_versions.bench.accuracy import draw as draw_inputs
 from flash_versions.versions.tiles.tma import describe
@@ -62,7 +62,8 @@ from flash_versions.versions.fa3 import forward as fa3
 from flash_versions.versions.fa3.fp8 import forward as forward_fp8
 from flash_versions.versions.fa3.hopper import forward as forward_hopper
 from flash_versions.plot.figures import EXP2_PER_TENSOR_FLOP, TENSOR_TFLOPS
-from flash_versions.versions.fp8.quantize import Fp8, dequantize, quantize
+from flash_versions.versions.fp8.quantize import dequantize, quantize
+from flash_versions.dispatch.precision import Fp8
 from flash_versions.bench.results import RESULTS, ablation_ratios, read_results, shapes
 
 torch.manual_seed(0)
@@ -449,7 +450,7 @@ while min(block) < BLOCKS:
 # still reads. That is all. In the kernel:
 
 # %%
-show(hopper.Ring.fill)
+show(pipeline.Ring.fill)
 show(forward_hopper.produce, docstring=False)
 
 # %% [markdown]

@@ -18,13 +18,14 @@ from triton.backends.nvidia.compiler import CUDABackend
 
 from flash_versions import VERSIONS
 from flash_versions.dispatch import interpreter
+from flash_versions.dispatch.precision import Quantized
 from flash_versions.dispatch.request import Request, make_request
 from flash_versions.flash_attn import kv_cache
 from flash_versions.inspect.command import Compiled, compile_call, compiling
 from flash_versions.versions.fa3 import backward as fa3_backward
 from flash_versions.versions.fa3.fp8 import forward as forward_fp8
 from flash_versions.versions.fa4 import backward as fa4_backward
-from flash_versions.versions.fp8.quantize import Quantized, prepare
+from flash_versions.versions.fp8.quantize import prepare
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from flash_versions import VERSIONS
-from flash_versions.dispatch import version
+from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.launch import Launcher
 from flash_versions.dispatch.request import make_request
-from flash_versions.dispatch.version import LaunchConfig
+from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.inspect.command import Compiled, compile_call, compiling
-from flash_versions.versions.tiles.hopper import load_tile
+from flash_versions.versions.tiles.triton_compat import load_tile
 
 ROWS = 64
 
@@ -89,8 +89,7 @@ def with_ptx(kernel: Compiled, old: str, new: str) -> Compiled:
 
 
 def main() -> None:
-    asked = (version.device_limits, version.compute_capability, version.num_multiprocessors)
-    before = (Launcher.__call__, triton.runtime.driver._active, *asked)
+    before = (Launcher.__call__, triton.runtime.driver._active, devices.assumed)
     gluon_kernel = compile_gluon()
     product = r"(wgmma\.mma_async[^{]*\{(%\w+)[^;]*;)"
     waits = r"wgmma\.wait_group\.sync\.aligned[^;]*;"
@@ -131,8 +130,7 @@ def main() -> None:
         ],
         "errors": errors,
     }
-    after = (Launcher.__call__, triton.runtime.driver._active)
-    after += (version.device_limits, version.compute_capability, version.num_multiprocessors)
+    after = (Launcher.__call__, triton.runtime.driver._active, devices.assumed)
     document["restored"] = before == after
     print(json.dumps(document))
 

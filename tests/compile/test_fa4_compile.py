@@ -18,13 +18,13 @@ import pytest
 import torch
 import triton
 
+from flash_versions.dispatch.precision import Quantized
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.version import Forward
 from flash_versions.inspect.command import LABELS, Compiled, compile_call, compiling
 from flash_versions.versions.fa4 import VERSION, forward
 from flash_versions.versions.fa4.hopper import config, trace
 from flash_versions.versions.fa4.hopper import forward as forward_hopper
-from flash_versions.versions.fp8.quantize import Quantized
 from tests.helpers.paths import ROOT
 
 SHARED_MEMORY = {"sm_89": 99, "sm_90": 227, "sm_100": 227, "sm_120": 99}  # KiB

@@ -18,10 +18,10 @@ import pytest
 import torch
 import triton
 
+from flash_versions.dispatch.device import devices
 from flash_versions.inspect.command import compiling
 from tests.compile.compile_kernels import assemble_once
 from tests.helpers.paths import ROOT
-from transformer.model.kernels.gemm import rmsnorm_hopper as rmsnorm_gemm_hopper
 from transformer.model.kernels.gemm.rmsnorm import portable_norm_gemm
 from transformer.model.kernels.gemm.rmsnorm_hopper import NormGemmConfig, norm_gemm
 
@@ -78,7 +78,7 @@ def main() -> None:
         rows += [describe(call, kernel) for kernel in found]
     for call, (config, what) in HOPPER.items():
         arguments, fused = operands(torch.bfloat16, what)
-        counted = mock.patch.object(rmsnorm_gemm_hopper, "num_multiprocessors", lambda device: 132)
+        counted = mock.patch.object(devices, "num_sms", lambda device: 132)
         with compiling("sm_90") as found, counted:
             norm_gemm(*arguments, **fused, config=config)
         rows += [describe(call, kernel) for kernel in found]

@@ -17,7 +17,7 @@ import lessons
 from flash_versions import VERSIONS, attention_reference
 from flash_versions.diff import PACKAGE
 from flash_versions.dispatch.request import make_request
-from flash_versions.dispatch.version import LaunchConfig
+from flash_versions.dispatch.sizes import LaunchConfig
 from lessons import answers, compiled, exercises, films, measurements, recording, source
 
 SHAPE = {"block_q": 4, "block_kv": 4}
@@ -34,7 +34,7 @@ def displayed(monkeypatch):
 
 def forward_of(version):
     """The module whose kernel is recorded."""
-    return importlib.import_module(f"flash_versions.{version}.forward")
+    return importlib.import_module(f"flash_versions.versions.{version}.forward")
 
 
 def inputs(length=12, heads=1, dtype=torch.float32):

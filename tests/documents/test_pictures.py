@@ -20,7 +20,7 @@ from PIL import Image
 from flash_versions.bench.results import read_results
 from flash_versions.dispatch import interpreter
 from flash_versions.dispatch.request import make_request
-from flash_versions.dispatch.version import LaunchConfig
+from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.plot.figures import digest
 from flash_versions.versions.fa4.hopper.roles import TABLE
 
@@ -65,7 +65,7 @@ SIMPLE = Durations(load=100, product=10, answer=1, scores=5, exponentials=8, cor
 
 def watch(monkeypatch, version, shape, heads=1, num_splits=None):
     """Run a version's kernel: (visits, rows of keys and queries that were loaded, splits)."""
-    module = importlib.import_module(f"flash_versions.{version}.forward")
+    module = importlib.import_module(f"flash_versions.versions.{version}.forward")
     fold, mask, load = module.fold_block, module.mask_scores, module.load_rows
     seen, masked, rows = [], [], []
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from flash_versions.dispatch.autograd import in_vectors, narrowed
+from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.oracle import budget, reference
 from flash_versions.versions.oracle.budget import assess_request
@@ -20,14 +21,7 @@ from tests.flash_versions.versions.test_attention import CASES
 from tests.helpers.quantized import prepare
 from tests.helpers.rotation import rotated
 
-NAMES = (
-    "tiles.algebra tiles.score_mods tiles.hopper fa3.hopper.config fa3.hopper.problem "
-    "fa3.hopper.operands fa3.fp8.scales fa3.hopper.host fa3.hopper.forward fa3.fp8.hopper "
-    "fa4.exp2 fa4.softmax fa4.hopper.roles fa4.hopper.config fa4.hopper.trace "
-    "fa4.hopper.forward"
-)
-MODULES = gluon_emulator.load(*(f"flash_versions.versions.{name}" for name in NAMES.split()))
-LOADED = dict(zip(NAMES.split(), MODULES))
+LOADED = gluon_emulator.load("flash_versions.versions.fa4.hopper.forward")
 forward_hopper, config = LOADED["fa4.hopper.forward"], LOADED["fa4.hopper.config"]
 DTYPES = [torch.float16, torch.bfloat16]
 SMALL = config.RolesConfig(block_kv=64)
@@ -57,9 +51,8 @@ def small_hopper(monkeypatch):
     """A GPU of two multiprocessors, so that programs walk over several tiles; and budgets of the
     same quantised inputs.
     """
-    monkeypatch.setattr(LOADED["tiles.hopper"], "available", lambda device: True)
-    for name in ("fa3.config", "fa3.host"):
-        monkeypatch.setattr(LOADED[name], "num_multiprocessors", lambda device: 2)
+    monkeypatch.setattr(LOADED["tiles.wgmma"], "available", lambda device: True)
+    monkeypatch.setattr(devices, "num_sms", lambda device: 2)
     for module in (budget, reference):
         monkeypatch.setattr(module, "prepare", prepare)
 
@@ -440,7 +433,7 @@ def right(case):
 
 @pytest.mark.parametrize("bug", BUGS.values(), ids=BUGS)
 def test_planted_bugs_are_found(bug, monkeypatch):
-    plant(bug, MODULES, monkeypatch)
+    plant(bug, LOADED.values(), monkeypatch)
     assert_found(bug, lambda: right(bug.case), monkeypatch)
 
 

@@ -5,18 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
+from flash_versions.dispatch.device import devices
 from tests.emulator.gluon import gemm as gluon_gemm
 from tests.emulator.gluon import machine as gluon_machine
 from tests.emulator.gluon.machine import ORDERS
 from tests.emulator.planted_bugs import WRONG, Bug, assert_found, outcomes, plant
 from tests.transformer.kernels.test_gemm import assess, formula, operands
 
-MODULES = gluon_gemm.load(
-    "flash_versions.versions.tiles.hopper",
-    "transformer.model.kernels.gemm.tiles",
-    "transformer.model.kernels.gemm.hopper",
-)
-gemm_hopper = MODULES[-1]
+LOADED = gluon_gemm.load("transformer.model.kernels.gemm.hopper")
+gemm_hopper = LOADED["transformer.model.kernels.gemm.hopper"]
 GemmConfig = gemm_hopper.GemmConfig
 SMALL = GemmConfig(rows=64, columns=64, stages=2, group=2, ping_pong=False)
 CONFIGS = {
@@ -37,7 +34,7 @@ by_order = pytest.mark.parametrize("order", ORDERS, indirect=True)
 @pytest.fixture(autouse=True)
 def two_multiprocessors(monkeypatch):
     """So that programs walk over several tiles."""
-    monkeypatch.setattr(gemm_hopper, "num_multiprocessors", lambda device: 2)
+    monkeypatch.setattr(devices, "num_sms", lambda device: 2)
 
 
 @pytest.fixture
@@ -239,7 +236,7 @@ def right(case):
 
 @pytest.mark.parametrize("bug", BUGS.values(), ids=BUGS)
 def test_planted_bugs_are_found(bug, monkeypatch):
-    plant(bug, MODULES, monkeypatch)
+    plant(bug, LOADED.values(), monkeypatch)
     assert_found(bug, lambda: right(bug.case), monkeypatch)
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from flash_versions.dispatch.autograd import in_vectors, narrowed
+from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fa3.ablation import SWITCHES
 from flash_versions.versions.oracle.budget import assess
@@ -16,12 +17,9 @@ from tests.emulator.planted_bugs import WRONG, Bug, assert_found, outcomes, plan
 from tests.flash_versions.versions.test_attention import CASES, assert_within_budget
 from tests.helpers.rotation import rotated
 
-NAMES = (
-    "tiles.algebra tiles.score_mods tiles.hopper fa3.hopper.config fa3.hopper.problem "
-    "fa3.hopper.operands fa3.fp8.scales fa3.hopper.host fa3.hopper.forward"
-)
-MODULES = gluon_emulator.load(*(f"flash_versions.versions.{name}" for name in NAMES.split()))
-_, _, hopper, config, *_, host, forward_hopper = MODULES
+LOADED = gluon_emulator.load("flash_versions.versions.fa3.hopper.forward")
+config, host = LOADED["fa3.hopper.config"], LOADED["fa3.hopper.host"]
+forward_hopper = LOADED["fa3.hopper.forward"]
 DTYPES = [torch.float16, torch.bfloat16]
 SMALL = config.HopperConfig(block_kv=64)
 CONFIGS = {
@@ -49,9 +47,8 @@ by_order = pytest.mark.parametrize("order", ORDERS, indirect=True)
 @pytest.fixture(autouse=True)
 def small_hopper(monkeypatch):
     """A GPU of two multiprocessors, so that programs walk over several tiles."""
-    monkeypatch.setattr(hopper, "available", lambda device: True)
-    for module in (config, host):
-        monkeypatch.setattr(module, "num_multiprocessors", lambda device: 2)
+    monkeypatch.setattr(LOADED["tiles.wgmma"], "available", lambda device: True)
+    monkeypatch.setattr(devices, "num_sms", lambda device: 2)
 
 
 @pytest.fixture
@@ -140,7 +137,7 @@ def test_windows_and_softcap(options, M, N, D):
 @pytest.mark.parametrize("programs", [1, 2, 3])
 @by_order
 def test_dynamic_tiles_are_shared_out_and_the_counters_left_at_zero(programs, order, monkeypatch):
-    monkeypatch.setattr(host, "num_multiprocessors", lambda device: programs)
+    monkeypatch.setattr(devices, "num_sms", lambda device: programs)
     counters = torch.zeros(2, dtype=torch.int32)
     monkeypatch.setattr(host.counters, "pair", lambda device: counters)
     for _ in range(2):
@@ -279,7 +276,7 @@ def right(case):
 
 @pytest.mark.parametrize("bug", BUGS.values(), ids=BUGS)
 def test_planted_bugs_are_found(bug, monkeypatch):
-    plant(bug, MODULES, monkeypatch)
+    plant(bug, LOADED.values(), monkeypatch)
     assert_found(bug, lambda: right(bug.case), monkeypatch)
 
 

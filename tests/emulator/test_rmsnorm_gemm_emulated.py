@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from flash_versions.dispatch.device import devices
 from tests.emulator.gluon import emulator as gluon_emulator
 from tests.emulator.gluon import gemm as gluon_gemm
 from tests.emulator.gluon import machine as gluon_machine
@@ -22,19 +23,14 @@ from tests.transformer.kernels.test_rmsnorm_gemm import (
 
 gluon_gemm.language.rsqrt = gluon_emulator.computed(torch.rsqrt)
 gluon_gemm.language.DistributedLinearLayout = gluon_emulator.Layout
-MODULES = gluon_gemm.load(
-    "flash_versions.versions.tiles.hopper",
-    "transformer.model.kernels.gemm.tiles",
-    "transformer.model.kernels.gemm.hopper",
-    "transformer.model.kernels.gemm.rmsnorm_hopper",
-)
-emulated = MODULES[-1]
+LOADED = gluon_gemm.load("transformer.model.kernels.gemm.rmsnorm_hopper")
+emulated = LOADED["transformer.model.kernels.gemm.rmsnorm_hopper"]
 
 
 @pytest.fixture(autouse=True)
 def small_hopper(monkeypatch):
     """A GPU of two multiprocessors, so that programs walk over several tiles."""
-    monkeypatch.setattr(emulated, "num_multiprocessors", lambda device: 2)
+    monkeypatch.setattr(devices, "num_sms", lambda device: 2)
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
@@ -129,7 +125,7 @@ def right(case):
 
 @pytest.mark.parametrize("bug", BUGS.values(), ids=BUGS)
 def test_planted_bugs_are_found(bug, monkeypatch):
-    plant(bug, MODULES, monkeypatch)
+    plant(bug, LOADED.values(), monkeypatch)
     assert_found(bug, lambda: right(bug.case), monkeypatch)
 
 

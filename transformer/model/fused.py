@@ -35,7 +35,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from flash_versions.dispatch.version import launches_overlap
+from flash_versions.dispatch.device import devices
 from transformer.model.cache import KVCache, Span
 from transformer.model.kernels.decode.embed import embed
 from transformer.model.kernels.decode.gemv import DTYPES, Norm, linear, swiglu
@@ -175,7 +175,7 @@ def forward(
     embedding = decoder.embed_tokens.weight
     device = embedding.device
     if overlap is None:
-        overlap = launches_overlap(device)
+        overlap = devices.launches_overlap(device)
     reach = min(1 << (span.capacity - 1).bit_length(), config.max_positions)
     head = embedding if config.tied_embeddings else model.lm_head.weight
     attend: Callable[..., torch.Tensor] = model.attention

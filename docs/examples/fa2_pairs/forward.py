@@ -19,20 +19,13 @@ import triton.language as tl
 
 from flash_versions.dispatch.launch import Launcher, layout
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.version import LaunchConfig, default_config
+from flash_versions.dispatch.sizes import LaunchConfig, default_config
 from flash_versions.versions.fa2.forward import MEASURED, fold_block
 from flash_versions.versions.tiles.algebra import Window, blocks_of_queries, finalise
-from flash_versions.versions.tiles.memory import (
-    Rows,
-    Sequences,
-    Tiles,
-    View,
-    find_tile,
-    load_rows,
-    store_row_values,
-    store_rows,
-)
+from flash_versions.versions.tiles.rows import Rows, View, load_rows, store_row_values, store_rows
 from flash_versions.versions.tiles.score_mods import ScoreMods, place_queries, sink_state
+from flash_versions.versions.tiles.sequences import Sequences
+from flash_versions.versions.tiles.varlen_scheduler import Tiles, find_tile
 
 
 @triton.jit

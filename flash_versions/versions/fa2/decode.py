@@ -39,15 +39,7 @@ from flash_versions.versions.tiles.algebra import (
     mask_scores,
     softmax_step,
 )
-from flash_versions.versions.tiles.memory import (
-    Rows,
-    key_rows,
-    load_rows,
-    query_rows,
-    rows_in_pages,
-    store_row_values,
-    store_rows,
-)
+from flash_versions.versions.tiles.rows import Rows, load_rows, store_row_values, store_rows
 from flash_versions.versions.tiles.score_mods import (
     add_alibi,
     cap_scores,
@@ -55,6 +47,7 @@ from flash_versions.versions.tiles.score_mods import (
     place_queries,
     sink_state,
 )
+from flash_versions.versions.tiles.sequences import key_rows, query_rows, rows_in_pages
 
 # Change from call to call, a growing cache's with every token: no kernel of its own for each.
 COUNTS = ["q_length", "kv_length", "slots", "kv_heads", "num_splits"]

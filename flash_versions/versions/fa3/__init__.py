@@ -5,6 +5,7 @@ from functools import partial
 import torch
 
 from flash_versions.dispatch.launch import remembered
+from flash_versions.dispatch.precision import Quantized
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.version import (
     Backward,
@@ -21,7 +22,7 @@ from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
 from flash_versions.versions.fa3.hopper import forward as forward_hopper
 from flash_versions.versions.fa3.hopper.backward import kernel as backward_hopper
 from flash_versions.versions.fa3.hopper.config import default_config
-from flash_versions.versions.fp8.quantize import Quantized, prepare
+from flash_versions.versions.fp8.quantize import prepare
 from flash_versions.versions.tiles.tma import undescribable
 
 

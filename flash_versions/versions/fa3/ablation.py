@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from flash_versions.dispatch.precision import Quantized
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.version import Forward, ForwardQuantized
 from flash_versions.versions.fa3 import forward
@@ -14,7 +15,6 @@ from flash_versions.versions.fa3.fp8 import forward as forward_fp8
 from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
 from flash_versions.versions.fa3.hopper import forward as forward_hopper
 from flash_versions.versions.fa3.hopper.config import default_config, fp8_config
-from flash_versions.versions.fp8.quantize import Quantized
 
 # Of the kernel for Hopper, see `HopperConfig`.
 SWITCHES: Mapping[str, dict[str, Any]] = {

@@ -45,16 +45,10 @@ import torch
 import triton
 import triton.language as tl
 
+from flash_versions.dispatch.device import UNLIMITED, devices
 from flash_versions.dispatch.launch import Launcher, layout
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.version import (
-    UNLIMITED,
-    LaunchConfig,
-    compute_capability,
-    default_config,
-    num_multiprocessors,
-    shared_memory_limit,
-)
+from flash_versions.dispatch.sizes import LaunchConfig, default_config
 from flash_versions.versions.fa2.forward import splits_of
 from flash_versions.versions.tiles.algebra import (
     Window,
@@ -63,17 +57,7 @@ from flash_versions.versions.tiles.algebra import (
     mask_scores,
     softmax_step,
 )
-from flash_versions.versions.tiles.memory import (
-    Rows,
-    Sequences,
-    Tiles,
-    View,
-    cdiv,
-    find_tile,
-    new_results,
-    store_row_values,
-    store_rows,
-)
+from flash_versions.versions.tiles.rows import Rows, View, cdiv, store_row_values, store_rows
 from flash_versions.versions.tiles.score_mods import (
     ScoreMods,
     add_alibi,
@@ -82,7 +66,9 @@ from flash_versions.versions.tiles.score_mods import (
     place_queries,
     sink_state,
 )
+from flash_versions.versions.tiles.sequences import Sequences, new_results
 from flash_versions.versions.tiles.tma import describe, undescribable
+from flash_versions.versions.tiles.varlen_scheduler import Tiles, find_tile
 
 # Change from call to call, a growing cache's with every token: no kernel of its own for each.
 COUNTS = ["q_length", "kv_length", "heads", "tiles", "total", "section"]
@@ -306,8 +292,8 @@ def unsupported(request: Request) -> str | None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if reason := undescribable(name, x):
             return reason
-    if shared_memory_limit(q.device) < UNLIMITED:
-        major, minor = compute_capability(q.device)
+    if devices.shared_memory(q.device) < UNLIMITED:
+        major, minor = devices.capability(q.device)
         if major < 9:
             return (
                 f"compute capability {major}.{minor} has no TMA: descriptors would load element by "
@@ -360,7 +346,7 @@ def forward(
     total = tiles.number * heads * batch  # packed: a batch of one
     programs = total
     if persistent:
-        resident = num_multiprocessors(q.device) * max(1, RESIDENT_WARPS // config.num_warps)
+        resident = devices.num_sms(q.device) * max(1, RESIDENT_WARPS // config.num_warps)
         programs = min(resident, total)
 
     o = new_results((*q.shape[:3], v.shape[3]), q, request.cu_seqlens_q)

@@ -5,6 +5,7 @@ from functools import partial
 import torch
 
 from flash_versions.dispatch.launch import remembered
+from flash_versions.dispatch.precision import Quantized
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.version import Backward, Forward, Version
 from flash_versions.versions import fa3
@@ -19,7 +20,6 @@ from flash_versions.versions.fa3.hopper.forward import unsupported
 from flash_versions.versions.fa4 import ablation, backward, forward
 from flash_versions.versions.fa4.hopper import forward as forward_hopper
 from flash_versions.versions.fa4.hopper.config import default_config
-from flash_versions.versions.fp8.quantize import Quantized
 
 
 def serve(request: Request) -> tuple[torch.Tensor, torch.Tensor, None]:

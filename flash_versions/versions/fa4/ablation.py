@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from flash_versions.dispatch.precision import Quantized
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.version import Backward, Forward, ForwardQuantized
 from flash_versions.versions.fa3.backward import without_boxes
@@ -22,7 +23,6 @@ from flash_versions.versions.fa4.hopper import (
     forward as forward_hopper,
 )
 from flash_versions.versions.fa4.hopper.config import FP8_THRESHOLD, default_config, fp8_config
-from flash_versions.versions.fp8.quantize import Quantized
 
 # Of the kernel for Hopper, see `RolesConfig`.
 SWITCHES: Mapping[str, dict[str, Any]] = {

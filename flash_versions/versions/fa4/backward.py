@@ -27,7 +27,7 @@ import torch
 import triton
 
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.version import LaunchConfig, backward_config
+from flash_versions.dispatch.sizes import LaunchConfig, backward_config
 from flash_versions.versions.fa2.backward import MEASURED_KV, MEASURED_Q
 from flash_versions.versions.fa3 import backward as exact
 from flash_versions.versions.fa4.exp2 import mixed_exp2

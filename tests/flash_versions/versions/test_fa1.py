@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from flash_versions.dispatch.request import make_request
-from flash_versions.dispatch.version import LaunchConfig
+from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.versions.fa1.backward import backward
 from flash_versions.versions.fa1.forward import forward
 from flash_versions.versions.oracle.budget import assess_request

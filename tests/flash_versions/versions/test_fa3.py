@@ -9,10 +9,10 @@ import triton.language as tl
 
 from flash_versions import VERSIONS, attention
 from flash_versions.dispatch import launch
-from flash_versions.dispatch import version as contract
 from flash_versions.dispatch.autograd import in_vectors
+from flash_versions.dispatch.device import H200_SHARED_MEMORY, Properties, devices
 from flash_versions.dispatch.request import make_request
-from flash_versions.dispatch.version import LaunchConfig
+from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.versions import fa3
 from flash_versions.versions.fa2 import backward as packing_backward
 from flash_versions.versions.fa2 import forward as packing
@@ -236,7 +236,7 @@ def test_heavy_tiles_of_all_heads_of_a_section_come_first(tiles, pairs, section,
 @pytest.mark.parametrize("packed", [False, True], ids=["alike", "packed"])
 def test_every_tile_is_computed_once(packed, multiprocessors, device, monkeypatch):
     """Three programs for 3 x 5 x 2 tiles and more: 3, 2 and 5 do not divide one another."""
-    monkeypatch.setattr(portable, "num_multiprocessors", lambda device: multiprocessors)
+    monkeypatch.setattr(devices, "num_sms", lambda device: multiprocessors)
     seen = []
     forward_tile = portable.forward_tile
 
@@ -272,7 +272,7 @@ def test_any_number_of_programs_gives_the_same_bits(warps, device, monkeypatch):
     config = LaunchConfig(16, 32, warps, num_stages=2)
     results = [portable.forward(request, config)[0]]
     for multiprocessors in (1, 7):
-        monkeypatch.setattr(portable, "num_multiprocessors", lambda device, n=multiprocessors: n)
+        monkeypatch.setattr(devices, "num_sms", lambda device, n=multiprocessors: n)
         results.append(portable.forward(request, config, persistent=True)[0])
     assert all(torch.equal(o, results[0]) for o in results)
 
@@ -419,9 +419,9 @@ def test_packed_decoding_is_left_to_fa2(device):
 
 def test_few_tiles_and_many_keys_are_left_to_fa2(device, monkeypatch):
     request = make_request(*inputs(device, M=64, N=4096, heads=1, kv_heads=1, batch=1))
-    monkeypatch.setattr(packing, "num_multiprocessors", lambda device: 132)
+    monkeypatch.setattr(devices, "num_sms", lambda device: 132)
     assert portable.unsupported(request).startswith("the keys are to be split in 32")
-    monkeypatch.setattr(packing, "num_multiprocessors", lambda device: 1)
+    monkeypatch.setattr(devices, "num_sms", lambda device: 1)
     assert portable.unsupported(request) is None
 
 
@@ -434,10 +434,7 @@ def test_what_fa3_serves_does_not_go_to_fa2(device, monkeypatch):
 
 @pytest.mark.parametrize(("capability", "left"), [((8, 0), True), ((8, 9), True), ((9, 0), False)])
 def test_a_gpu_without_tma_is_left_to_fa2(capability, left, device, monkeypatch):
-    for module in (portable, packing):
-        monkeypatch.setattr(module, "num_multiprocessors", lambda device: 1)
-    monkeypatch.setattr(portable, "shared_memory_limit", lambda device: 232_448)
-    monkeypatch.setattr(portable, "compute_capability", lambda device: capability)
+    monkeypatch.setattr(devices, "assumed", Properties(capability, H200_SHARED_MEMORY))
     reason = portable.unsupported(make_request(*inputs(device)))
     assert (reason is not None) == left
     if left:
@@ -505,9 +502,7 @@ ON_A_GPU = {
 @pytest.mark.parametrize("name", ON_A_GPU)
 def test_gradients_on_a_gpu_are_for_boxes_where_products_read_them(name, device, monkeypatch):
     capability, shape, sentence = ON_A_GPU[name]
-    for module in (portable, backward, contract):
-        monkeypatch.setattr(module, "shared_memory_limit", lambda device: 232_448)
-        monkeypatch.setattr(module, "compute_capability", lambda device: capability)
+    monkeypatch.setattr(devices, "assumed", Properties(capability, H200_SHARED_MEMORY))
     request = make_request(*inputs(device, **({"dtype": torch.bfloat16} | shape)))
     found = backward.unsupported(request)
     assert found is None if sentence is None else found.startswith(sentence)

@@ -13,8 +13,9 @@ import triton.language as tl
 import flash_versions
 import transformer
 from flash_versions.dispatch.autograd import in_vectors
+from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.request import make_request
-from flash_versions.dispatch.version import LaunchConfig
+from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.versions import fa3
 from flash_versions.versions.fa2 import backward as packing_backward
 from flash_versions.versions.fa2 import forward as packing
@@ -28,7 +29,7 @@ from flash_versions.versions.fa4.hopper import backward as explicit
 from flash_versions.versions.fa4.hopper import forward as forward_hopper
 from flash_versions.versions.fa4.softmax import raise_reference
 from flash_versions.versions.oracle.budget import assess_request
-from flash_versions.versions.tiles import hopper
+from flash_versions.versions.tiles import wgmma
 from flash_versions.versions.tiles.algebra import finalise
 from tests.flash_versions.versions.test_attention import CASES
 from transformer.model.weights import load_model
@@ -297,13 +298,13 @@ def test_the_rule_that_is_chosen(device, monkeypatch):
     config = LaunchConfig(64, 64, num_warps=4, num_stages=2)
     for dtype, eighths in ((torch.float32, 0), (torch.float16, 2), (torch.bfloat16, 2)):
         request = make_request(*inputs(device, dtype=dtype))
-        monkeypatch.setattr(portable, "compute_capability", lambda device: (10, 0))
+        monkeypatch.setattr(devices, "capability", lambda device: (10, 0))
         assert portable.choose_rule(request, config) == (8.0, eighths)
         assert portable.choose_rule(request, LaunchConfig(64, 16, 4, 2)) == (8.0, 0)
         wide = make_request(*inputs(device, head_dim=256, dtype=dtype))
         assert portable.choose_rule(wide, config) == (8.0, 0)
         for capability in ((8, 0), (9, 0), (12, 0)):
-            monkeypatch.setattr(portable, "compute_capability", lambda device, x=capability: x)
+            monkeypatch.setattr(devices, "capability", lambda device, x=capability: x)
             assert portable.choose_rule(request, config) == (0.0, 0)
     assert set(HALF) < set(DEGREES)
 
@@ -370,7 +371,7 @@ def test_the_share_is_a_switch(device):
 
 @pytest.mark.parametrize("capability", [(9, 0), (10, 0)])
 def test_the_gradients_share_out_where_the_forward_does(capability, device, monkeypatch):
-    monkeypatch.setattr(portable, "compute_capability", lambda device: capability)
+    monkeypatch.setattr(devices, "capability", lambda device: capability)
     request = make_request(*inputs(device), causal=True)
     chosen, _ = gradients_of(request)
     expected, _ = gradients_of(request, eighths=2 if capability == (10, 0) else 0)
@@ -441,7 +442,7 @@ def test_variants_of_the_backward(name, device, monkeypatch):
         expected, _ = gradients_of(request)
         assert all(torch.equal(found[x], expected[x]) for x in expected)
         return
-    if not hopper.available(torch.device(device)):
+    if not wgmma.available(torch.device(device)):
         with pytest.raises(ValueError, match="Hopper"):
             variant(request, None, None, None, None, None)
     asked = []

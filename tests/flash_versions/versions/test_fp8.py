@@ -6,11 +6,13 @@ import pytest
 import torch
 
 from flash_versions import VERSIONS, Fp8, attention, attention_reference
+from flash_versions.dispatch.device import devices
+from flash_versions.dispatch.precision import Quantized
 from flash_versions.dispatch.request import make_request
-from flash_versions.dispatch.version import LaunchConfig
+from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.flash_attn import flash_attn_func
 from flash_versions.versions.fa3.fp8 import forward as forward_fp8
-from flash_versions.versions.fp8.quantize import Quantized, dequantize, prepare, quantize
+from flash_versions.versions.fp8.quantize import dequantize, prepare, quantize
 from flash_versions.versions.oracle.budget import assess, assess_request
 from tests.flash_versions.versions.test_attention import CASES, LAYOUTS
 
@@ -333,7 +335,7 @@ def test_tensors_that_are_quantised_once_serve_any_call(device):
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 6)])
 def test_a_gpu_without_fp8_is_told(capability, monkeypatch):
-    monkeypatch.setattr(forward_fp8, "compute_capability", lambda device: capability)
+    monkeypatch.setattr(devices, "capability", lambda device: capability)
     q, k, v = inputs("cpu")
     with pytest.raises(
         ValueError, match=r"compute capability 8.\d, whose tensor cores know no FP8"

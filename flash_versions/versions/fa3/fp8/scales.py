@@ -3,8 +3,9 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from flash_versions.versions.fp8.quantize import BLOCK_KEYS
-from flash_versions.versions.tiles.hopper import WARPGROUP_ROWS, aggregate
+from flash_versions.dispatch.precision import BLOCK_KEYS
+from flash_versions.versions.tiles.triton_compat import aggregate
+from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 KEYS_OF_SCALE = gl.constexpr(BLOCK_KEYS)
 TINY = gl.constexpr(2.0**-126)  # of the scale of scores: with 0, a masked score would be NaN

@@ -57,6 +57,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     tma,
     warpgroup_mma_wait,
 )
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from flash_versions.dispatch.autograd import narrowed
 from flash_versions.dispatch.launch import Launcher, Plan, layout, placement
@@ -74,20 +75,12 @@ from flash_versions.versions.fa3.hopper.host import (
 )
 from flash_versions.versions.fa3.hopper.operands import is_fp8, multiply_pv, multiply_qk, rounded
 from flash_versions.versions.fa3.hopper.problem import Problem
-from flash_versions.versions.tiles import hopper
+from flash_versions.versions.tiles import wgmma
 from flash_versions.versions.tiles.algebra import finalise, softmax_step
-from flash_versions.versions.tiles.hopper import (
-    WARPGROUP_ROWS,
-    Ring,
-    TensorDescriptor,
-    accumulator_layout,
-    aggregate,
-    make_ring,
-    make_scheduler,
-    pass_turn,
-    store_tile,
-    take_turn,
-)
+from flash_versions.versions.tiles.pipeline import Ring, make_ring, pass_turn, take_turn
+from flash_versions.versions.tiles.tile_scheduler import make_scheduler
+from flash_versions.versions.tiles.triton_compat import aggregate, store_tile
+from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout
 
 PORTABLE_ONLY = (
     "alibi_slopes", "sink", "cu_seqlens_q", "cu_seqlens_k", "kv_lengths", "kv_starts", "block_table"
@@ -400,7 +393,7 @@ def unsupported(request: Request) -> str | None:
     kernel, as a sentence, or None.
     """
     q = request.q
-    if not hopper.available(q.device):
+    if not wgmma.available(q.device):
         return f"{q.device} is no Hopper GPU (compute capability 9.0), or kernels are interpreted."
     if q.dtype not in (torch.float16, torch.bfloat16):
         return f"q has dtype {q.dtype}; float16 and bfloat16 are what WGMMA multiplies here."

@@ -4,19 +4,18 @@ from functools import cache
 from typing import Any
 
 import torch
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.version import num_multiprocessors
+from flash_versions.dispatch.sizes import padded_head_dim
 from flash_versions.versions.fa3.forward import heads_of_section
 from flash_versions.versions.fa3.hopper.config import HopperConfig
 from flash_versions.versions.tiles.algebra import LOG2E
-from flash_versions.versions.tiles.hopper import (
-    WARPGROUP_ROWS,
-    Counters,
-    TensorDescriptor,
-    describe,
-)
-from flash_versions.versions.tiles.memory import cdiv, padded_head_dim
+from flash_versions.versions.tiles.rows import cdiv
+from flash_versions.versions.tiles.tile_scheduler import Counters
+from flash_versions.versions.tiles.tma import describe_swizzled
+from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 # Change from call to call: no kernel of its own for each.
 COUNTS = [
@@ -39,9 +38,9 @@ def describe_inputs(
             f"they do not; use epilogue_buffer=True."
         )
     return (
-        describe(q, WARPGROUP_ROWS.value, width),
-        describe(k, config.block_kv, width),
-        describe(v, config.block_kv, width_v),
+        describe_swizzled(q, WARPGROUP_ROWS.value, width),
+        describe_swizzled(k, config.block_kv, width),
+        describe_swizzled(v, config.block_kv, width_v),
     )
 
 
@@ -66,7 +65,7 @@ def num_programs(request: Request, config: HopperConfig) -> int:
     tiles = cdiv(q_length, config.block_q) * heads * batch
     if config.scheduler == "grid":
         return tiles
-    return min(tiles, num_multiprocessors(request.q.device))
+    return min(tiles, devices.num_sms(request.q.device))
 
 
 def tensors(
@@ -79,7 +78,7 @@ def tensors(
     """The arguments of the kernel that are tensors."""
     return (
         *boxes,
-        describe(o, WARPGROUP_ROWS.value, box_width(o.shape[3])),
+        describe_swizzled(o, WARPGROUP_ROWS.value, box_width(o.shape[3])),
         lse,
         counters.pair(o.device) if config.scheduler == "dynamic" else lse,
         *(scales or (lse, lse, lse, lse)),

@@ -4,8 +4,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from flash_versions.versions.tiles.algebra import block_range, first_visible, last_visible
-from flash_versions.versions.tiles.hopper import aggregate
 from flash_versions.versions.tiles.score_mods import tanh
+from flash_versions.versions.tiles.triton_compat import aggregate
 
 
 @aggregate

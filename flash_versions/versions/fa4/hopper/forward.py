@@ -46,6 +46,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from flash_versions.dispatch.autograd import narrowed
 from flash_versions.dispatch.launch import Launcher, Plan, layout, placement
+from flash_versions.dispatch.precision import Quantized
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
 from flash_versions.versions.fa3.fp8.scales import Scales
@@ -77,18 +78,12 @@ from flash_versions.versions.fa4.hopper.roles import (
 )
 from flash_versions.versions.fa4.hopper.trace import FIXED_ROLES, LOADER, STORER, Trace
 from flash_versions.versions.fa4.softmax import raise_reference
-from flash_versions.versions.fp8.quantize import P_OFFSET, Quantized
+from flash_versions.versions.fp8.quantize import P_OFFSET
 from flash_versions.versions.tiles.algebra import finalise
-from flash_versions.versions.tiles.hopper import (
-    WARPGROUP_ROWS,
-    Ring,
-    aggregate,
-    make_ring,
-    make_scheduler,
-    pass_turn,
-    store_tile,
-    take_turn,
-)
+from flash_versions.versions.tiles.pipeline import Ring, make_ring, pass_turn, take_turn
+from flash_versions.versions.tiles.tile_scheduler import make_scheduler
+from flash_versions.versions.tiles.triton_compat import aggregate, store_tile
+from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 
 @aggregate

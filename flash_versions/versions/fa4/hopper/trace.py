@@ -11,8 +11,8 @@ from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.hopper.host import num_programs
 from flash_versions.versions.fa4.hopper.config import RolesConfig
 from flash_versions.versions.fa4.hopper.roles import ROLES, STATES
-from flash_versions.versions.tiles.hopper import aggregate
-from flash_versions.versions.tiles.memory import cdiv
+from flash_versions.versions.tiles.rows import cdiv
+from flash_versions.versions.tiles.triton_compat import aggregate
 
 Event = tuple[str, int, int, int]  # state, tile of the program, block of keys, cycle
 

@@ -42,9 +42,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from flash_versions.dispatch.autograd import on_device
+from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.interpreter import enabled as interpreted
-from flash_versions.versions.tiles.memory import cdiv
+from flash_versions.versions.tiles.rows import cdiv
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -332,7 +332,7 @@ def linear(
     y = x.new_empty(1, outputs)
     eps = 0.0 if norm is None else norm.eps
     arguments = (x, weight_of(norm), eps, weight, bias, residual, y, outputs)
-    with on_device(x):
+    with devices.on_device(x):
         launch(linear_kernel, arguments, x.shape[1], outputs, tile, overlap)
     return y
 
@@ -364,7 +364,7 @@ def swiglu(
         raise ValueError(f"the weight has {weight.shape[0]} rows; gate and up must be halves of it")
     tokens, outputs = x.shape[0], weight.shape[0] // 2
     y = x.new_empty(tokens, outputs)
-    with on_device(x):
+    with devices.on_device(x):
         if tokens > 1:
             gate_up = product(x, weight, bias, norm)
             gate_kernel[(tokens, cdiv(outputs, 1024))](gate_up, y, outputs, BLOCK=1024)

@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from flash_versions.dispatch.autograd import on_device
-from flash_versions.versions.tiles.memory import cdiv
+from flash_versions.dispatch.device import devices
+from flash_versions.versions.tiles.rows import cdiv
 from transformer.model.kernels.decode.gemv import (
     Norm,
     Tile,
@@ -254,7 +254,7 @@ def qkv(
         tl.constexpr(kv_heads),
         tl.constexpr(head_dim // 2),
     )
-    with on_device(x):
+    with devices.on_device(x):
         if tokens == 1 and q_norm is None and k_norm is None:
             eps = 0.0 if norm is None else norm.eps
             arguments = (x, weight_of(norm), eps, weight, bias, place)

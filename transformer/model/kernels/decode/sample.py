@@ -30,9 +30,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from flash_versions.dispatch.autograd import on_device
-from flash_versions.dispatch.version import launches_overlap
-from flash_versions.versions.tiles.memory import cdiv
+from flash_versions.dispatch.device import devices
+from flash_versions.versions.tiles.rows import cdiv
 from transformer.model.kernels.decode.gemv import overlapping
 
 CHUNK = 2048
@@ -304,8 +303,8 @@ def choose(
     given = (logits, logits.stride(0), size, banned, temperature)
     written = (*record, record.tokens.shape[1], chunks)
     padded = triton.next_power_of_2(chunks)
-    options = overlapping(launches_overlap(logits.device) if overlap is None else overlap)
-    with on_device(logits):
+    options = overlapping(devices.launches_overlap(logits.device) if overlap is None else overlap)
+    with devices.on_device(logits):
         chunk_kernel[(batch, chunks)](*given, per_chunk, sums, indices, chunks, CHUNK, **options)
         if draws is None:
             likeliest_kernel[(batch,)](

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from flash_versions.versions.tiles.memory import cdiv
+from flash_versions.versions.tiles.rows import cdiv
 
 CONSUMERS = 2
 BLOCK_K = 64  # columns of A and B in a slot: 128 bytes, the widest swizzle

@@ -57,21 +57,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.launch import Launcher, placement
-from flash_versions.dispatch.version import num_multiprocessors
-from flash_versions.versions.tiles.hopper import (
-    Ring,
-    accumulator_layout,
+from flash_versions.versions.tiles.pipeline import Ring, make_ring, make_tiles, pass_turn, take_turn
+from flash_versions.versions.tiles.rows import cdiv
+from flash_versions.versions.tiles.triton_compat import (
     aggregate,
     load_tile,
-    make_ring,
-    make_tiles,
-    pass_turn,
     reinterpret,
     store_tile,
-    take_turn,
 )
-from flash_versions.versions.tiles.memory import cdiv
+from flash_versions.versions.tiles.wgmma import accumulator_layout
 from transformer.model.kernels.gemm import config as gemm_config
 from transformer.model.kernels.gemm.config import BLOCK_K, GemmConfig, default_config
 from transformer.model.kernels.gemm.tiles import Problem, describe, halves, in_parts, silu
@@ -362,7 +358,7 @@ def gemm(
         ValueError: the configuration does not fit the residual.
     """
     rows, columns = c.shape
-    multiprocessors = num_multiprocessors(a.device)
+    multiprocessors = devices.num_sms(a.device)
     if config is None:
         both, added = up is not None, residual is not None
         config = default_config(rows, columns * (1 + both), multiprocessors, added, both)

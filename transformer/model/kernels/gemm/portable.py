@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from flash_versions.dispatch.launch import Launcher, placement
-from flash_versions.versions.tiles.memory import cdiv
+from flash_versions.versions.tiles.rows import cdiv
 
 
 @dataclass(frozen=True)

@@ -34,9 +34,9 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from flash_versions.dispatch.autograd import on_device
+from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.launch import Launcher, placement
-from flash_versions.versions.tiles.memory import cdiv
+from flash_versions.versions.tiles.rows import cdiv
 from transformer.model.kernels.gemm import rmsnorm_hopper as rmsnorm_gemm_hopper
 from transformer.model.kernels.gemm.gemm import (
     check,
@@ -228,7 +228,7 @@ def run(
     bias = None if bias is None else bias.contiguous()
     on_hopper = all(suits_hopper(m) for m in (a, b, up, result) if m is not None)
     norm_gemm = rmsnorm_gemm_hopper.norm_gemm if on_hopper else portable_norm_gemm
-    with on_device(x):
+    with devices.on_device(x):
         norm_gemm(a, b, result, float(eps), up=up, bias=bias)
     return y
 

@@ -50,15 +50,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.launch import Launcher, placement
-from flash_versions.dispatch.version import num_multiprocessors
-from flash_versions.versions.tiles.hopper import (
-    WARPGROUP_ROWS,
-    accumulator_layout,
-    aggregate,
-    store_tile,
-)
-from flash_versions.versions.tiles.memory import cdiv
+from flash_versions.versions.tiles.rows import cdiv
+from flash_versions.versions.tiles.triton_compat import aggregate, store_tile
+from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout
 from transformer.model.kernels.gemm.config import BLOCK_K
 from transformer.model.kernels.gemm.hopper import CONSUMERS, make_operands, produce
 from transformer.model.kernels.gemm.tiles import Problem, describe, halves, in_parts, silu
@@ -277,7 +273,7 @@ def norm_gemm(
     steps = cdiv(a.shape[1], BLOCK_K * config.chain) * config.chain  # behind the end TMA reads 0
     launch_norm_gemm(
         (a.device, a.dtype, config, up is None, bias is None or placement(bias)),
-        (min(tiles, num_multiprocessors(a.device)),),
+        (min(tiles, devices.num_sms(a.device)),),
         (
             describe(a, WARPGROUP_ROWS.value, BLOCK_K),
             describe(b, tile_columns, BLOCK_K),

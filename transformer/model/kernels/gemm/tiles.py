@@ -5,13 +5,10 @@ from functools import cache
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from flash_versions.versions.tiles.hopper import (
-    GLUON_DTYPES,
-    TensorDescriptor,
-    accumulator_layout,
-    aggregate,
-)
+from flash_versions.versions.tiles.triton_compat import GLUON_DTYPES, aggregate
+from flash_versions.versions.tiles.wgmma import accumulator_layout
 
 
 @aggregate

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from flash_versions.dispatch.request import Request
-from flash_versions.versions.tiles.memory import cdiv
+from flash_versions.versions.tiles.rows import cdiv
 
 L2_BYTES = 32 << 20  # of the cache that a section of heads may fill
 

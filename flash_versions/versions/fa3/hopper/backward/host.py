@@ -3,13 +3,15 @@
 from typing import Any
 
 import torch
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig, heads_of_section
 from flash_versions.versions.fa3.hopper.backward.rows import Workspace
 from flash_versions.versions.fa3.hopper.host import box_width
 from flash_versions.versions.tiles.algebra import LOG2E
-from flash_versions.versions.tiles.hopper import WARPGROUP_ROWS, TensorDescriptor, describe
+from flash_versions.versions.tiles.tma import describe_swizzled
+from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 # Change from call to call: no kernel of its own for each.
 COUNTS = [
@@ -27,14 +29,14 @@ def boxes(request: Request, space: Workspace, config: BackwardConfig) -> tuple:
     parts = 1 if config.block_kv == 128 else 2
     dq_parts = 1 if config.held else 2 * parts
     return (
-        describe(q, config.block_q, width),
-        describe(k, config.block_kv, width),
-        describe(v, config.block_kv, width_v),
-        describe(space.do, config.block_q, width_v),
+        describe_swizzled(q, config.block_q, width),
+        describe_swizzled(k, config.block_kv, width),
+        describe_swizzled(v, config.block_kv, width_v),
+        describe_swizzled(space.do, config.block_q, width_v),
         describe_values(space.values, config.block_q),
-        describe(space.dq_sum, config.block_q, width // dq_parts),
-        describe(space.dk, WARPGROUP_ROWS.value, width // parts),
-        describe(space.dv, WARPGROUP_ROWS.value, width_v // parts),
+        describe_swizzled(space.dq_sum, config.block_q, width // dq_parts),
+        describe_swizzled(space.dk, WARPGROUP_ROWS.value, width // parts),
+        describe_swizzled(space.dv, WARPGROUP_ROWS.value, width_v // parts),
     )
 
 
@@ -57,7 +59,7 @@ def numbers(request: Request) -> tuple:
 
 def describe_values(values: torch.Tensor, queries: int) -> TensorDescriptor:
     """The rows of `Workspace.values` as boxes of so many queries."""
-    return describe(values.transpose(1, 2), 1, queries)
+    return describe_swizzled(values.transpose(1, 2), 1, queries)
 
 
 def constants(

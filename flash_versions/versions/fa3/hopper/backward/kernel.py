@@ -92,17 +92,15 @@ from flash_versions.versions.fa3.hopper.backward.tiles import (
     widened,
 )
 from flash_versions.versions.fa3.hopper.backward.wide import launch_wide
-from flash_versions.versions.tiles.hopper import (
-    WARPGROUP_ROWS,
+from flash_versions.versions.tiles.pipeline import (
     Cursor,
-    accumulator_layout,
-    aggregate,
     make_handover,
     make_ring,
     make_ring_beside,
-    unknown_zero,
 )
-from flash_versions.versions.tiles.memory import cdiv
+from flash_versions.versions.tiles.rows import cdiv
+from flash_versions.versions.tiles.triton_compat import aggregate
+from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout, unknown_zero
 
 # Of a thread, 64 K in all. 200 and 88 are too few: ptxas then has products wait for each other.
 REGISTERS = {"CONSUMER_REGISTERS": 208, "ACCUMULATOR_REGISTERS": 72, "PRODUCER_REGISTERS": 24}

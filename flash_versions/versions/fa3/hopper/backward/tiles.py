@@ -8,16 +8,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
 )
 
-from flash_versions.versions.tiles.hopper import (
-    WARPGROUP_ROWS,
-    Ring,
-    accumulator_layout,
-    add_tile,
-    aggregate,
-    reinterpret,
-    store_tile,
-    unknown_zero,
-)
+from flash_versions.versions.tiles.pipeline import Ring
+from flash_versions.versions.tiles.triton_compat import add_tile, aggregate, reinterpret, store_tile
+from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout, unknown_zero
 
 
 @aggregate

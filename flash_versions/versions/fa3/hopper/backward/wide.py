@@ -43,16 +43,9 @@ from flash_versions.versions.fa3.hopper.backward.tiles import (
     multiply_dq,
     store_gradient,
 )
-from flash_versions.versions.tiles.hopper import (
-    Cursor,
-    Exchange,
-    Ring,
-    accumulator_layout,
-    aggregate,
-    make_exchange,
-    make_ring,
-    unknown_zero,
-)
+from flash_versions.versions.tiles.pipeline import Cursor, Exchange, Ring, make_exchange, make_ring
+from flash_versions.versions.tiles.triton_compat import aggregate
+from flash_versions.versions.tiles.wgmma import accumulator_layout, unknown_zero
 
 
 @aggregate
