@@ -80,7 +80,7 @@ def aggregate(cls: type) -> Any:
 
 def available(device: torch.device) -> bool:
     """Whether kernels written for Hopper run on a device: Triton's interpreter knows no Gluon."""
-    return not interpreter.enabled() and devices.capability(device) == (9, 0)
+    return not interpreter.enabled() and devices[device].capability == (9, 0)
 
 
 def describe(x: torch.Tensor, rows: int, dims: int) -> TensorDescriptor:

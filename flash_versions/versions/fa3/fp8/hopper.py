@@ -34,7 +34,7 @@ from flash_versions.versions.tiles.hopper import (
 from flash_versions.versions.tiles.memory import cdiv
 
 
-def unsupported(request: Request) -> str | None:
+def left_to_portable(request: Request) -> str | None:
     """Why a request is left to the portable kernel, as a sentence, or None."""
     if not available(request.q.device):
         return f"{request.q.device} is no Hopper GPU, or kernels are interpreted."

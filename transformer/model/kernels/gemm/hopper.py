@@ -362,7 +362,7 @@ def gemm(
         ValueError: the configuration does not fit the residual.
     """
     rows, columns = c.shape
-    multiprocessors = devices.num_sms(a.device)
+    multiprocessors = devices[a.device].num_sms
     if config is None:
         both, added = up is not None, residual is not None
         config = default_config(rows, columns * (1 + both), multiprocessors, added, both)
