@@ -20,14 +20,7 @@ from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.launch import Launcher, placement
 from flash_versions.dispatch.request import check_integers
 from flash_versions.dispatch.sizes import padded_head_dim
-from flash_versions.versions.tiles.memory import (
-    Rows,
-    View,
-    cdiv,
-    load_rows,
-    row_pointers,
-    store_rows,
-)
+from flash_versions.versions.tiles.rows import Rows, View, cdiv, load_rows, row_pointers, store_rows
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # Change from call to call: no kernel of its own for each.

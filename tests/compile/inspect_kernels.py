@@ -29,7 +29,7 @@ from flash_versions.dispatch.launch import Launcher
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.inspect.command import Compiled, compile_call, compiling
-from flash_versions.versions.tiles.hopper import load_tile
+from flash_versions.versions.tiles.triton_compat import load_tile
 
 ROWS = 64
 

@@ -20,12 +20,9 @@ from tests.flash_versions.versions.test_attention import CASES
 from tests.helpers.quantized import prepare
 from tests.helpers.rotation import rotated
 
-NAMES = (
-    "tiles.algebra tiles.score_mods tiles.hopper fa3.hopper.config fa3.hopper.problem "
-    "fa3.hopper.operands fa3.fp8.scales fa3.hopper.host fa3.hopper.forward fa3.fp8.hopper"
-)
-MODULES = gluon_emulator.load(*(f"flash_versions.versions.{name}" for name in NAMES.split()))
-_, _, hopper, config, *_, host, forward_hopper, forward_fp8_hopper = MODULES
+LOADED = gluon_emulator.load("flash_versions.versions.fa3.fp8.hopper")
+config, host = LOADED["fa3.hopper.config"], LOADED["fa3.hopper.host"]
+forward_hopper, forward_fp8_hopper = LOADED["fa3.hopper.forward"], LOADED["fa3.fp8.hopper"]
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 SMALL = config.HopperConfig(block_kv=64)
 CONFIGS = {
@@ -250,7 +247,7 @@ BUGS = {
     ),
     "P is of the block before": Bug(
         "attend",
-        [("        p = rounded(p, buffers.v.tile(place), acc)\n        acc", "        acc"),
+        [("        p = rounded(p, buffers.v.tile(stage), acc)\n        acc", "        acc"),
          ("        p, row_max, row_sum, alpha = ", "        _, row_max, row_sum, alpha = ")],
         WRONG,
     ),
@@ -269,7 +266,7 @@ def right():
 
 @pytest.mark.parametrize("bug", BUGS.values(), ids=BUGS)
 def test_planted_bugs_are_found(bug, monkeypatch):
-    plant(bug, MODULES, monkeypatch)
+    plant(bug, LOADED.values(), monkeypatch)
     assert_found(bug, right, monkeypatch)
 
 

@@ -18,22 +18,12 @@ from flash_versions.versions.fa4.hopper.roles import (
     check,
 )
 from flash_versions.versions.fp8.quantize import quantize
-from flash_versions.versions.tiles.memory import cdiv
+from flash_versions.versions.tiles.rows import cdiv
 from tests.emulator.gluon import emulator as gluon_emulator
 from tests.emulator.gluon import machine as gluon_machine
 from tests.emulator.gluon.machine import ORDERS
 
-NAMES = (
-    "tiles.algebra tiles.score_mods tiles.hopper fa3.hopper.config fa3.hopper.problem "
-    "fa3.hopper.operands fa3.fp8.scales fa3.hopper.host fa3.hopper.forward fa3.fp8.hopper "
-    "fa4.exp2 fa4.softmax fa4.hopper.roles fa4.hopper.config fa4.hopper.trace "
-    "fa4.hopper.forward"
-)
-LOADED = dict(
-    zip(
-        NAMES.split(), gluon_emulator.load(*(f"flash_versions.versions.{x}" for x in NAMES.split()))
-    )
-)
+LOADED = gluon_emulator.load("flash_versions.versions.fa4.hopper.forward")
 forward_hopper, trace = LOADED["fa4.hopper.forward"], LOADED["fa4.hopper.trace"]
 SMALL = LOADED["fa4.hopper.config"].RolesConfig(block_kv=64)
 CONFIGS = {

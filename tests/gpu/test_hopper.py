@@ -15,14 +15,14 @@ from flash_versions.versions.fa3.hopper import forward as forward_hopper
 from flash_versions.versions.fa3.hopper import host
 from flash_versions.versions.fa3.hopper.config import HopperConfig
 from flash_versions.versions.oracle.budget import assess_request
-from flash_versions.versions.tiles import hopper
+from flash_versions.versions.tiles import tile_scheduler, wgmma
 from tests.flash_versions.versions.test_attention import assert_within_budget
 from tests.flash_versions.versions.test_fa3 import DESCRIBED
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        not torch.cuda.is_available() or not hopper.available(torch.device("cuda")),
+        not torch.cuda.is_available() or not wgmma.available(torch.device("cuda")),
         reason="needs a Hopper GPU",
     ),
 ]
@@ -189,7 +189,7 @@ def test_two_graphs_at_once():
 
 
 def test_counters_are_zero_between_launches_and_apart():
-    counters = hopper.Counters()
+    counters = tile_scheduler.Counters()
     device = torch.device("cuda", torch.cuda.current_device())
     mine = counters.pair(device)
     assert counters.pair(device) is mine and mine.tolist() == [0, 0]

@@ -27,7 +27,7 @@ from flash_versions.versions.fa3.hopper.backward import kernel as backward_hoppe
 from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig
 from flash_versions.versions.fa4.hopper import backward as shared_out
 from flash_versions.versions.oracle.budget import assess_request
-from flash_versions.versions.tiles import hopper
+from flash_versions.versions.tiles import wgmma
 from tests.helpers.paths import ROOT
 
 # name -> (head_dim, head_dim of v, queries, keys, heads, options)
@@ -61,7 +61,7 @@ SHARED_MEMORY = 227 * 1024
 on_hopper = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        not torch.cuda.is_available() or not hopper.available(torch.device("cuda")),
+        not torch.cuda.is_available() or not wgmma.available(torch.device("cuda")),
         reason="needs a Hopper GPU",
     ),
 ]

@@ -19,7 +19,7 @@ from flash_versions.versions.fa4.hopper import forward as forward_hopper
 from flash_versions.versions.fa4.hopper.config import RolesConfig
 from flash_versions.versions.fp8.quantize import prepare
 from flash_versions.versions.oracle.budget import assess_request
-from flash_versions.versions.tiles import hopper
+from flash_versions.versions.tiles import wgmma
 from tests.flash_versions.versions.test_attention import assert_within_budget
 from tests.flash_versions.versions.test_fa3 import DESCRIBED
 from tests.gpu.test_hopper import DTYPES, differing, qkv
@@ -27,7 +27,7 @@ from tests.gpu.test_hopper import DTYPES, differing, qkv
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        not torch.cuda.is_available() or not hopper.available(torch.device("cuda")),
+        not torch.cuda.is_available() or not wgmma.available(torch.device("cuda")),
         reason="needs a Hopper GPU",
     ),
 ]

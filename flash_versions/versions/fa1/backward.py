@@ -57,15 +57,14 @@ from flash_versions.versions.tiles.algebra import (
     last_visible,
     mask_scores,
 )
-from flash_versions.versions.tiles.memory import (
+from flash_versions.versions.tiles.rows import (
     Rows,
-    Sequences,
     View,
-    key_rows,
     load_row_values,
     load_rows,
     store_rows,
 )
+from flash_versions.versions.tiles.sequences import Sequences, key_rows
 
 # Change from call to call: no kernel of its own for each.
 COUNTS = ["q_length", "kv_length", "kv_heads"]

@@ -51,20 +51,15 @@ from flash_versions.versions.fa2.decode import launch_decode
 from flash_versions.versions.tiles.algebra import (
     Window,
     blocks_of_queries,
-    finalise,
+    finalize,
     mask_scores,
     softmax_step,
 )
-from flash_versions.versions.tiles.memory import (
+from flash_versions.versions.tiles.rows import (
     Rows,
-    Sequences,
-    Tiles,
     View,
     cdiv,
-    find_tile,
     load_rows,
-    new_results,
-    rows_in_pages,
     store_row_values,
     store_rows,
 )
@@ -76,6 +71,8 @@ from flash_versions.versions.tiles.score_mods import (
     place_queries,
     sink_state,
 )
+from flash_versions.versions.tiles.sequences import Sequences, new_results, rows_in_pages
+from flash_versions.versions.tiles.varlen_scheduler import Tiles, find_tile
 
 # Change from call to call, a growing cache's with every token: no kernel of its own for each.
 COUNTS = ["q_length", "kv_length", "slots", "kv_heads", "tiles", "num_splits"]
@@ -226,7 +223,7 @@ def forward_tile(
         store_row_values(partials.row_max, slot, queries.pos, row_max)
         store_row_values(partials.row_sum, slot, queries.pos, row_sum)
     else:
-        out, lse = finalise(acc, row_max, row_sum)
+        out, lse = finalize(acc, row_max, row_sum)
         store_rows(o, rows, queries.pos, out)
         store_row_values(lse_out, rows, queries.pos, lse)
 

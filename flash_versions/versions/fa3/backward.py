@@ -77,16 +77,7 @@ from flash_versions.versions.tiles.algebra import (
     last_visible,
     mask_scores,
 )
-from flash_versions.versions.tiles.memory import (
-    Rows,
-    Sequences,
-    Tiles,
-    View,
-    find_tile,
-    load_row_values,
-    new_results,
-    store_rows,
-)
+from flash_versions.versions.tiles.rows import Rows, View, load_row_values, store_rows
 from flash_versions.versions.tiles.score_mods import (
     ScoreMods,
     add_alibi,
@@ -95,7 +86,9 @@ from flash_versions.versions.tiles.score_mods import (
     place_queries,
     uncap_gradient,
 )
+from flash_versions.versions.tiles.sequences import Sequences, new_results
 from flash_versions.versions.tiles.tma import describe, undescribable
+from flash_versions.versions.tiles.varlen_scheduler import Tiles, find_tile
 
 # Compute capabilities whose tensor cores read tiles from shared memory, and the rows that it takes.
 # Where tiles go through registers, which two accumulators have filled, they spill.

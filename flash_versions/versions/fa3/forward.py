@@ -53,21 +53,11 @@ from flash_versions.versions.fa2.forward import splits_of
 from flash_versions.versions.tiles.algebra import (
     Window,
     blocks_of_queries,
-    finalise,
+    finalize,
     mask_scores,
     softmax_step,
 )
-from flash_versions.versions.tiles.memory import (
-    Rows,
-    Sequences,
-    Tiles,
-    View,
-    cdiv,
-    find_tile,
-    new_results,
-    store_row_values,
-    store_rows,
-)
+from flash_versions.versions.tiles.rows import Rows, View, cdiv, store_row_values, store_rows
 from flash_versions.versions.tiles.score_mods import (
     ScoreMods,
     add_alibi,
@@ -76,7 +66,9 @@ from flash_versions.versions.tiles.score_mods import (
     place_queries,
     sink_state,
 )
+from flash_versions.versions.tiles.sequences import Sequences, new_results
 from flash_versions.versions.tiles.tma import describe, undescribable
+from flash_versions.versions.tiles.varlen_scheduler import Tiles, find_tile
 
 # Change from call to call, a growing cache's with every token: no kernel of its own for each.
 COUNTS = ["q_length", "kv_length", "heads", "tiles", "total", "section"]
@@ -218,7 +210,7 @@ def forward_tile(
     if mods.dropout_rescale is not None:
         acc *= mods.dropout_rescale
     # A box of O would reach past the end of a packed sequence into the next: store by pointers.
-    out, lse = finalise(acc, row_max, row_sum)
+    out, lse = finalize(acc, row_max, row_sum)
     store_rows(o, rows, queries.pos, out)
     store_row_values(lse_out, rows, queries.pos, lse)
 

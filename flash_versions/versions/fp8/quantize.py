@@ -29,7 +29,7 @@ from flash_versions.dispatch.launch import placement
 from flash_versions.dispatch.precision import BLOCK_KEYS, BLOCK_ROWS, Fp8, Quantized, is_fp8
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fp8.kernels import TILE, launch_quantize, launch_transpose
-from flash_versions.versions.tiles.memory import View, cdiv
+from flash_versions.versions.tiles.rows import View, cdiv
 
 KEY_GROUP = 16  # keys that V has in another order
 P_OFFSET = 8.0  # log2 of what the kernels multiply P by: its 2^8 is below e4m3's 448

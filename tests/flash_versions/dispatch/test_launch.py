@@ -33,7 +33,7 @@ from flash_versions.versions.fa3.hopper.backward import (
     wide as backward_hopper_wide,
 )
 from flash_versions.versions.fa4.hopper import forward as fa4_hopper
-from flash_versions.versions.tiles import hopper
+from flash_versions.versions.tiles import tile_scheduler, wgmma
 from flash_versions.versions.tiles import tma as descriptor
 
 H200 = Properties((9, 0), H200_SHARED_MEMORY, num_sms=132)
@@ -95,8 +95,10 @@ def launches(monkeypatch):
     monkeypatch.setattr(launch, "runtime_driver", SimpleNamespace(active=driver))
     monkeypatch.setattr(launch, "on_gpu", lambda request: True)
     monkeypatch.setattr(launch, "decided", {})
-    monkeypatch.setattr(hopper.Counters, "pair", lambda *given: torch.zeros(2, dtype=torch.int32))
-    monkeypatch.setattr(hopper, "available", lambda device: True)
+    monkeypatch.setattr(
+        tile_scheduler.Counters, "pair", lambda *given: torch.zeros(2, dtype=torch.int32)
+    )
+    monkeypatch.setattr(wgmma, "available", lambda device: True)
     with devices.assume(H200):
         yield found
 

@@ -6,7 +6,7 @@ import torch
 from flash_versions import VERSIONS, attention
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.oracle.budget import assess, assess_request
-from flash_versions.versions.tiles import memory
+from flash_versions.versions.tiles import varlen_scheduler
 from tests.flash_versions.versions.test_attention import by_dtype, check, repeats_a_backward
 
 by_version = pytest.mark.parametrize("version", VERSIONS)
@@ -142,14 +142,14 @@ def test_no_sequence_but_rows(device):
 def test_plans_of_queries_and_keys_are_launched_apart(device, monkeypatch):
     """int32 and int64 bounds, aligned and not, need different code: never the same key."""
     keys = []
-    monkeypatch.setattr(memory, "launch_plan", lambda key, *_: keys.append(key))
+    monkeypatch.setattr(varlen_scheduler, "launch_plan", lambda key, *_: keys.append(key))
     q, k, v = packed_inputs([20], [20], device)
     one = bounds([20], device)
     misaligned = torch.cat((one[:1], one))[1:]
     for other in (one.long(), misaligned):
         request = make_request(q, k, v, cu_seqlens_q=one, cu_seqlens_k=other)
-        memory.Tiles.of_queries(request, 64, 1)
-        memory.Tiles.of_keys(request, 64)
+        varlen_scheduler.Tiles.of_queries(request, 64, 1)
+        varlen_scheduler.Tiles.of_keys(request, 64)
     assert len(set(keys)) == 4
 
 

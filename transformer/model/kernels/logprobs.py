@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from flash_versions.dispatch.device import devices
-from flash_versions.versions.tiles.memory import cdiv
+from flash_versions.versions.tiles.rows import cdiv
 from transformer.model.kernels.decode.sample import load_logits
 
 BLOCK = 4096

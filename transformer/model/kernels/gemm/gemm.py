@@ -7,7 +7,7 @@ Between a product and what follows it, PyTorch rounds to 16 bits, writes to memo
 Here it is done on the fp32 accumulator before that is stored, so there is one rounding, and the
 intermediate tensors do not exist: of SwiGLU's 3 tensors of the intermediate size, one.
 
-There are two kernels: gemm_hopper.py for what TMA can address on a Hopper GPU, gemm_portable.py for
+There are two kernels: hopper.py for what TMA can address on a Hopper GPU, portable.py for
 everything else. Gradients are those of the formula, by torch's operations.
 
 Sources: SwiGLU: Shazeer 2020, "GLU Variants Improve Transformer", arXiv:2002.05202.
@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.request import in_autocast_dtype
-from flash_versions.versions.tiles import hopper
+from flash_versions.versions.tiles import wgmma
 from transformer.model.kernels.gemm import hopper as gemm_hopper
 from transformer.model.kernels.gemm import portable as gemm_portable
 
@@ -188,7 +188,7 @@ def matrix(x: torch.Tensor) -> torch.Tensor:
 def suits_hopper(x: torch.Tensor) -> bool:
     """Whether a matrix is on a Hopper GPU, of 16 bits, and such that TMA can address it."""
     return (
-        hopper.available(x.device)
+        wgmma.available(x.device)
         and x.dtype != torch.float32
         and x.data_ptr() % 16 == 0
         and x.stride(0) % 8 == 0
