@@ -1,4 +1,7 @@
-"""FlashAttention 3: asynchronous copies and products, in a grid that stays on the GPU."""
+"""FlashAttention 3: asynchronous copies and products, in a grid that stays on the GPU.
+
+May import: `fa2`, `fp8`, `tiles`, `dispatch`.
+"""
 
 from functools import partial
 

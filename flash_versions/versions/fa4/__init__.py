@@ -1,4 +1,7 @@
-"""FlashAttention 4: fewer rescales, exponentials on two units, roles with states."""
+"""FlashAttention 4: fewer rescales, exponentials on two units, roles with states.
+
+May import: `fa3`, `fp8`, `tiles`, `dispatch`.
+"""
 
 from functools import partial
 
