@@ -18,7 +18,7 @@ import pytest
 import torch
 import triton
 
-from flash_versions.dispatch.device import devices
+from flash_versions.dispatch.device import Properties, devices
 from flash_versions.inspect.command import compiling
 from tests.compile.compile_kernels import assemble_once
 from tests.helpers.paths import ROOT
@@ -78,7 +78,7 @@ def main() -> None:
         rows += [describe(call, kernel) for kernel in found]
     for call, (config, what) in HOPPER.items():
         arguments, fused = operands(torch.bfloat16, what)
-        counted = mock.patch.object(devices, "num_sms", lambda device: 132)
+        counted = mock.patch.object(devices, "assumed", Properties(num_sms=132))
         with compiling("sm_90") as found, counted:
             norm_gemm(*arguments, **fused, config=config)
         rows += [describe(call, kernel) for kernel in found]
