@@ -5,13 +5,15 @@ import re
 from functools import cache
 from pathlib import Path
 
+import flash_versions
 from flash_versions import BASELINES, VERSIONS, diff
 from flash_versions.dispatch.version import Version
 
-PACKAGE = Path(diff.__file__).parent
+ROOT = Path(flash_versions.__file__).parents[1]
+FOLDERS = ROOT / "flash_versions" / "versions"
 DOCTYPE = '<!doctype html>\n<html lang="en">'
 ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
-FILE_FIRST = ("forward.py", "forward_hopper.py")
+FILE_FIRST = ("forward.py", "hopper/forward.py")
 lesson = cache(diff.lesson)
 HEADING = re.compile(r"^(Schedule|What .*(?:wasted|changes)\.|Cost\.|Sources?[.:])", re.MULTILINE)
 
@@ -61,12 +63,14 @@ def first_sentence(docstring: str) -> str:
 
 
 def files(name: str) -> list[Path]:
-    """A version's files, what is computed before what it is made of."""
-    found = (PACKAGE / name).glob("*.py")
-    return sorted(
-        (path for path in found if path.name != "__init__.py"),
-        key=lambda path: (path.name not in FILE_FIRST, len(path.name.split("_")), path.name),
-    )
+    """A version's files, its forwards first, then the files of its folder, then those below."""
+    found = (path for path in (FOLDERS / name).rglob("*.py") if path.name != "__init__.py")
+    return sorted(found, key=lambda path: (within(path) not in FILE_FIRST, len(path.parts), path))
+
+
+def within(path: Path) -> str:
+    """A file's path in its version's folder."""
+    return path.relative_to(FOLDERS).as_posix().partition("/")[2]
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
@@ -77,7 +81,7 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 def place(path: Path) -> str:
     """A file's address as seen from the page."""
-    return f"../../{path.relative_to(PACKAGE.parent).as_posix()}"
+    return f"../../{path.relative_to(ROOT).as_posix()}"
 
 
 def file_map(name: str) -> str:
@@ -87,7 +91,9 @@ def file_map(name: str) -> str:
         text = path.read_text()
         what = first_sentence(ast.get_docstring(ast.parse(text)) or "")
         count = str(len(text.splitlines()))
-        rows.append([f"[{path.name}]({place(path)})", protected(what).replace("|", "\\|"), count])
+        rows.append(
+            [f"[{within(path)}]({place(path)})", protected(what).replace("|", "\\|"), count]
+        )
     return table(["file", "what is in it", "lines"], rows)
 
 
@@ -104,7 +110,7 @@ def kernels(name: str) -> str:
         found = [node for node in ast.parse(path.read_text()).body if is_kernel(node)]
         if not found:
             continue
-        made.append(f"### {path.name}\n")
+        made.append(f"### {within(path)}\n")
         for node in found:
             assert isinstance(node, ast.FunctionDef)
             parameters = ", ".join(argument.arg for argument in node.args.args)
@@ -123,7 +129,7 @@ def figures(version: Version, before: list[Version]) -> list[tuple[str, str]]:
         found.append(("fp8.svg", "In FP8 and in bf16: the kernels alone."))
     if all(version.backward is not other.backward for other in before):
         found.append(("backward.svg", "The gradients: TFLOP/s over the length."))
-    return [pair for pair in found if (PACKAGE.parent / "docs" / "figures" / pair[0]).exists()]
+    return [pair for pair in found if (ROOT / "docs" / "figures" / pair[0]).exists()]
 
 
 def changes(name: str, before: str) -> str:
@@ -160,7 +166,7 @@ def page(name: str, before: str | None, notebook: str | None) -> str:
     where[1] += "(../progression.md)"
     if notebook is not None:
         where.insert(0, f"[The walkthrough](../walkthroughs/{notebook}.ipynb)")
-    docstring = ast.get_docstring(ast.parse((PACKAGE / name / "forward.py").read_text())) or ""
+    docstring = ast.get_docstring(ast.parse((FOLDERS / name / "forward.py").read_text())) or ""
     baselines = ", ".join(f"`{baseline}`" for baseline in BASELINES)
     made = [
         f"# {version.title}\n",

@@ -49,7 +49,7 @@ def noting(found: list[str]) -> Iterator[None]:
 
     def note(launcher: Launcher, *arguments: Any, **options: Any) -> None:
         kernel = getattr(launcher.kernel, "fn", launcher.kernel)
-        name = f"{kernel.__module__.removeprefix('flash_versions.')}.{kernel.__name__}"
+        name = f"{kernel.__module__.removeprefix('flash_versions.versions.')}.{kernel.__name__}"
         if name not in found:
             found.append(name)
 
@@ -103,7 +103,7 @@ def answers() -> dict[str, Any]:
 def address(kernel: str) -> str:
     """A kernel as a link to its file."""
     path = f"{kernel.rpartition('.')[0].replace('.', '/')}.py"
-    return f"[{path}](../flash_versions/{path})"
+    return f"[{path}](../flash_versions/versions/{path})"
 
 
 def is_lesson(kernel: str) -> bool:
@@ -124,7 +124,7 @@ def how(name: str, answer: Answer, gpu: bool) -> str:
         return "no"
     modules = [kernel.rpartition(".")[0] for kernel in answer["kernels"] if is_lesson(kernel)]
     owner = modules[0].partition(".")[0]
-    kind = "explicit (Gluon)" if modules[0].endswith("_hopper") else "portable (Triton)"
+    kind = "explicit (Gluon)" if "hopper" in modules[0].split(".") else "portable (Triton)"
     if owner != name:
         kind = f"with {owner}'s kernel"
     return f"{'natively' if gpu else 'interpreted'}, {kind}"

@@ -17,9 +17,10 @@ from typing import Any
 
 import triton
 
-from flash_versions.bench.watch import write
-from flash_versions.diff import PACKAGE
+import flash_versions
+from flash_versions.bench.files import write
 
+PACKAGE = Path(flash_versions.__file__).parent
 SUMMARY = ("num_warps", "registers", "spill_stores", "spill_loads", "shared", "instructions")
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import triton.language as tl
 
-from flash_versions.diff import version_names
+from flash_versions import VERSIONS
 from flash_versions.dispatch import interpreter
 from flash_versions.dispatch.request import Request, make_request
 from flash_versions.dispatch.sizes import LaunchConfig
@@ -99,9 +99,9 @@ def record(
 def forward_of(version: str) -> ModuleType:
     """The module of a version's portable forward."""
     try:
-        return importlib.import_module(f"flash_versions.{version}.forward")
+        return importlib.import_module(f"flash_versions.versions.{version}.forward")
     except ModuleNotFoundError:
-        known = ", ".join(version_names())
+        known = ", ".join(VERSIONS)
         raise ValueError(f"there is no version {version!r}; there are {known}.") from None
 
 

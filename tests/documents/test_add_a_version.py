@@ -25,9 +25,11 @@ CASES = [
 ASKED = """
 import json
 import flash_versions
-import test_attention
-from synthetic_results import document
-from flash_versions import VERSIONS, diff, plot, results, suites
+from flash_versions import VERSIONS, diff
+from flash_versions.bench import results, suites
+from flash_versions.plot.figures import PLOTS
+from tests.flash_versions.versions import test_attention
+from tests.helpers.synthetic_results import document
 from transformer import generate
 
 shape = suites.SUITES["quick"][0]
@@ -35,8 +37,8 @@ measured = [one.name for one in suites.competitors("table", shape)]
 table = document()
 table["rows"] += [{**row, "version": "fa2_pairs"} for row in table["rows"]
                   if row["version"] == "fa2"]
-panels = plot.PLOTS["forward"].data(results.merged([table]))
-figure = plot.PLOTS["forward"].draw(panels)
+panels = PLOTS["forward"].data(results.merged([table]))
+figure = PLOTS["forward"].draw(panels)
 print(json.dumps({
     "file": flash_versions.__file__,
     "versions": list(VERSIONS),
@@ -64,7 +66,7 @@ def copy(tmp_path_factory):
 
 def python(top, *arguments):
     """Run Python on the copy: its output, and how it ended."""
-    environment = {**os.environ, "PYTHONPATH": f"{top}:{top / 'tests'}", "CUDA_VISIBLE_DEVICES": ""}
+    environment = {**os.environ, "PYTHONPATH": str(top), "CUDA_VISIBLE_DEVICES": ""}
     for name in ("TRITON_INTERPRET", "PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER"):
         environment.pop(name, None)
     done = subprocess.run(
@@ -136,7 +138,7 @@ def test_the_suite_sees_a_mistake_in_it(copy, tmp_path):
     """The two results added without bringing them to one maximum."""
     broken = tmp_path / "broken"
     shutil.copytree(copy, broken)
-    path = broken / f"flash_versions/{NAME}/forward.py"
+    path = broken / f"flash_versions/versions/{NAME}/forward.py"
     right = "acc = acc_a * alpha[:, None] + acc_b * beta[:, None]"
     assert right in path.read_text()
     path.write_text(path.read_text().replace(right, "acc = acc_a + acc_b"))

@@ -138,12 +138,12 @@ def test_readme_table_tells_what_the_code_tells(name):
     version = VERSIONS[name]
     readme = (ROOT / "README.md").read_text()
     assert f"| {version.wasted} | {version.idea} |" in readme
-    assert f"(flash_versions/{name}/forward.py)" in readme
+    assert f"(flash_versions/versions/{name}/forward.py)" in readme
 
 
 def test_no_version_number_in_an_identifier():
     """The version is in the path, so that a diff between two versions shows the idea only."""
-    for path in (ROOT / "flash_versions").glob("fa*/*.py"):
+    for path in (ROOT / "flash_versions/versions").glob("fa*/**/*.py"):
         names = re.findall(r"^(?:def|class) (\w+)", path.read_text(), re.MULTILINE)
         bare = [re.sub(r"(exp|log)2|fp8", "", name) for name in names]
         assert not [name for name in bare if re.search(r"fa\d|v\d|\d$", name)], path

@@ -11,7 +11,6 @@ import pytest
 
 import flash_versions
 from flash_versions import VERSIONS
-from flash_versions.diff import version_names
 from tests.helpers.paths import ROOT
 from tests.helpers.site_links import broken
 
@@ -73,13 +72,14 @@ def test_every_version_is_told(site, name):
     """On a page of its own, with its idea and all its files; and on those about all versions."""
     text = (site / f"versions/{name}.html").read_text()
     assert VERSIONS[name].title in text and VERSIONS[name].idea[1:] in text
-    for path in (DOCS.parent / "flash_versions" / name).glob("*.py"):
-        assert path.name == "__init__.py" or f"/{name}/{path.name}.html" in text, path.name
+    for path in (ROOT / "flash_versions/versions" / name).rglob("*.py"):
+        file = path.relative_to(ROOT).as_posix()
+        assert path.name == "__init__.py" or f"{file}.html" in text, file
     for page in ("index", "where", "versions/index"):
         assert VERSIONS[name].title in (site / f"{page}.html").read_text(), page
-    before = version_names().index(name) - 1
+    before = list(VERSIONS).index(name) - 1
     if before >= 0:
-        lines = (site / f"diffs/{version_names()[before]}-{name}.html").read_text()
+        lines = (site / f"diffs/{list(VERSIONS)[before]}-{name}.html").read_text()
         assert 'class="add"' in lines and f"{name}/forward.py" in lines
 
 
@@ -89,7 +89,12 @@ def test_every_public_name_is_documented(site):
         assert f'id="flash_versions.{name}"' in reference, name
     for name in ("flash_attn.flash_attn_func", "integrations.hf.register"):
         assert f'id="flash_versions.{name}"' in reference, name
-    for name in ("engine.generate", "sampling.sample", "grpo_loss.grpo_loss", "trainer.Trainer"):
+    for name in (
+        "generation.engine.generate",
+        "generation.sampling.sample",
+        "rl.loss.grpo_loss",
+        "rl.trainer.Trainer",
+    ):
         assert f'id="transformer.{name}"' in reference, name
 
 

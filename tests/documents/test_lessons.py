@@ -34,7 +34,7 @@ def displayed(monkeypatch):
 
 def forward_of(version):
     """The module whose kernel is recorded."""
-    return importlib.import_module(f"flash_versions.{version}.forward")
+    return importlib.import_module(f"flash_versions.versions.{version}.forward")
 
 
 def inputs(length=12, heads=1, dtype=torch.float32):

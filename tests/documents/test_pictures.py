@@ -65,7 +65,7 @@ SIMPLE = Durations(load=100, product=10, answer=1, scores=5, exponentials=8, cor
 
 def watch(monkeypatch, version, shape, heads=1, num_splits=None):
     """Run a version's kernel: (visits, rows of keys and queries that were loaded, splits)."""
-    module = importlib.import_module(f"flash_versions.{version}.forward")
+    module = importlib.import_module(f"flash_versions.versions.{version}.forward")
     fold, mask, load = module.fold_block, module.mask_scores, module.load_rows
     seen, masked, rows = [], [], []
 

@@ -2,8 +2,8 @@
 
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.version import Version, kernel_limits
-from flash_versions.fa2_pairs import forward
 from flash_versions.versions.fa2 import backward
+from flash_versions.versions.fa2_pairs import forward
 
 
 def limits(request: Request) -> str | None:

@@ -5,9 +5,8 @@ import math
 import pytest
 import torch
 
-from transformer.generation.decoding import Choice, Decoding
-from transformer.generation.sampling import Sampling
-from transformer.generation.sampling import draw as torch_draw
+from transformer.generation.decoding import Decoding, SampleOptions
+from transformer.generation.sampling import Sampling, draw_from
 from transformer.model.kernels.decode.sample import (
     CHUNK,
     Draws,
@@ -68,7 +67,7 @@ def test_draws_are_those_of_torch(device):
     logits = torch.randn(500, 2 * CHUNK + 100, device=device)
     uniform = torch.rand(500, dtype=torch.float64, device=device)
     tokens, logprobs = draw(logits, uniform)
-    by_torch = torch_draw(logits.softmax(-1), uniform)
+    by_torch = draw_from(logits.softmax(-1), uniform)
     same = tokens == by_torch
     assert same.sum() >= 499
     expected = logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
@@ -192,7 +191,7 @@ def test_steps_are_written_down(device, sampling):
         cache=None,
         logits=logits[0],
         rows=[None] * rows,
-        choice=Choice(sampling, banned),
+        options=SampleOptions(sampling, banned),
         at_once=columns,
         numbers=numbers,
         seen=None,

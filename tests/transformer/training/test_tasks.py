@@ -10,14 +10,22 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from transformer.generation import byte_tokenizer
 from transformer.generation.chat import encode_chat
-from transformer.tasks import small_talk, unknown
-from transformer.tasks.phrases import ADD, COMPARE, dress, expand, mistype, number_text, say
+from transformer.tasks import unknown
+from transformer.tasks.phrases import (
+    COMPARE,
+    PATTERNS,
+    REPLIES,
+    dress,
+    expand,
+    mistype,
+    number_text,
+    say,
+)
 from transformer.tasks.skills import TASKS, Add, Count, Subtract
 from transformer.tasks.task import Marks, Task
 from transformer.train import SLOPPY
-from transformer.training import corpus
+from transformer.training import byte_tokenizer, corpus
 from transformer.training.corpus import Corpus, Teacher, draw_chat
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -87,7 +95,7 @@ def test_nobody_ends_a_turn_by_typing_it(text):
     tokenizer = byte_tokenizer.tokenizer()
     _, chat = encode_chat(
         tokenizer,
-        byte_tokenizer.CHAT_TEMPLATE,
+        byte_tokenizer.files()["chat_template.jinja"],
         [{"role": "user", "content": text}],
         add_generation_prompt=False,
     )
@@ -222,7 +230,7 @@ def test_marks_tell_the_answer_from_the_form():
 
 
 def test_small_talk_is_judged_by_its_intent():
-    greeting, thanks = (small_talk.INTENTS[name][1][0] for name in ("greeting", "thanks"))
+    greeting, thanks = (REPLIES[name][0] for name in ("greeting", "thanks"))
     task = TASKS["small talk"]
     assert task.reward(greeting, "greeting", "hello") == 1
     assert task.reward(thanks, "greeting", "hello") == 0
@@ -378,7 +386,7 @@ def test_unknown_questions_leave_no_slot_unfilled():
 def test_operands_survive_everything_that_is_done_to_a_sentence():
     rng = Random(7)
     for _ in range(2000):
-        text = say(rng, ADD, a="3Xy", b="9zQ")
+        text = say(rng, PATTERNS["add"], a="3Xy", b="9zQ")
         assert "3Xy" in text and "9zQ" in text
 
 
