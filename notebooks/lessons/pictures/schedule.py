@@ -127,7 +127,7 @@ def walk(scheduler: str, shape: Shape, heads: int, programs: int, section: int =
 
 
 def located(number: int, shape: Shape, heads: int, section: int) -> tuple[int, int]:
-    """Number of a tile -> (its head, its place in it), as `fa3.hopper.problem.QueryProblem` has it."""
+    """Number of a tile -> (its head, its place in it), as `QueryProblem.locate` has it."""
     if not shape.causal:
         return divmod(number, shape.tiles)
     first = number // (section * shape.tiles) * section
