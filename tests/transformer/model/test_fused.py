@@ -13,7 +13,7 @@ from transformer.model import fused
 from transformer.model.cache import KVCache
 from transformer.model.config import Config
 from transformer.model.decoder import Transformer
-from transformer.model.kernels.decode import gemv as skinny
+from transformer.model.kernels.decode import gemv
 from transformer.model.layers import TORCH
 from transformer.model.paged_cache import PagedKVCache
 from transformer.model.rope import Rope
@@ -39,9 +39,9 @@ STEPS = 4
 
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch):
-    """The interpreter runs programs one by one; test_skinny has the tiles that are for GPUs."""
+    """The interpreter runs programs one by one; test_gemv has the tiles that are for GPUs."""
     if not torch.cuda.is_available():
-        monkeypatch.setattr(skinny, "choose_tile", lambda rows, width: skinny.Tile(32, 64, 4))
+        monkeypatch.setattr(gemv, "choose_tile", lambda rows, width: gemv.Tile(32, 64, 4))
 
 
 def tiny(
