@@ -31,6 +31,10 @@ def pytest_configure(config):
     )
     config.addinivalue_line(
         "markers",
+        "slow: left to `make test-all`; `make test` has a case that shows the same in less time",
+    )
+    config.addinivalue_line(
+        "markers",
         "for_hopper: compiles for Hopper; .ci/run does that with other Tritons only",
     )
 

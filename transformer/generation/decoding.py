@@ -24,7 +24,7 @@ from transformer.generation.row import Row
 from transformer.generation.sampling import Sampling, sample, token_mask
 from transformer.model.cache import KVCache
 from transformer.model.decoder import Transformer
-from transformer.model.kernels.decode.sample import Draws, Record, choose
+from transformer.model.kernels.decode.sample import Draws, Record, sample_into
 from transformer.model.paged_cache import PagedKVCache
 
 Arrived = list[tuple[Row, list[int], list[float]]]  # tokens and scores that a row was given
@@ -214,7 +214,7 @@ class Decoding:
             if not sampling.greedy:
                 assert self._numbers is not None
                 draws = Draws(self._numbers, self._drawn, sampling.temperature)
-            choose(logits, record, draws, self._banned)
+            sample_into(logits, record, draws, self._banned)
             return
         uniform = None
         if self._numbers is not None:
