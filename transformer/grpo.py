@@ -29,12 +29,12 @@ from tqdm import tqdm
 from transformer import missing
 from transformer.generation.command import Parser, run_training
 from transformer.model.files import only_writer
-from transformer.model.weights import save_model
+from transformer.model.weights import save_model, text_files
 from transformer.rl import curves
 from transformer.rl.groups import describe
 from transformer.rl.recipes import RECIPES, Settings, flag
 from transformer.rl.run import BEST, FINAL, METRICS, SAMPLES, STATE, Run
-from transformer.rl.trainer import Trainer, checkpoint_files, resolved
+from transformer.rl.trainer import Trainer, resolved
 from transformer.training.parallel import World, alike, connected, own_device, undamaged
 
 COLLAPSE = 0.20  # of held-out accuracy
@@ -166,7 +166,7 @@ def publish(trainer: Trainer, run: Run, name: str) -> None:
     folder, temporary = run.folder / name, run.folder / f".{name}.{os.getpid()}"
     try:
         save_model(model, temporary)
-        for path in checkpoint_files(trainer.folder):
+        for path in text_files(trainer.folder):
             shutil.copy(path, temporary)
         shutil.rmtree(folder, ignore_errors=True)
         temporary.rename(folder)

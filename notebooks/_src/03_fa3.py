@@ -450,7 +450,7 @@ while min(block) < BLOCKS:
 # still reads. That is all. In the kernel:
 
 # %%
-show(pipeline.Ring.fill)
+show(pipeline.Pipeline.fill)
 show(forward_hopper.produce, docstring=False)
 
 # %% [markdown]
@@ -462,7 +462,7 @@ show(forward_hopper.produce, docstring=False)
 show(forward_hopper.attend, docstring=False)
 
 # %% [markdown]
-# `take_turn` and `pass_turn` are the ping-pong: a consumer issues its products when it is its turn,
+# `named_barrier_sync` and `named_barrier_arrive` are the ping-pong: a consumer issues its products when it is its turn,
 # and passes the turn on before its softmax.
 #
 # Triton's interpreter knows no Gluon, so this kernel cannot be recorded here. It is tested all the

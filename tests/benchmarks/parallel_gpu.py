@@ -37,9 +37,9 @@ import torch  # noqa: E402
 from flash_versions.bench.run import SCHEMA, commit, machine, source  # noqa: E402
 from flash_versions.bench.watch import write  # noqa: E402
 from tests.benchmarks.parallel_gpu_worker import EQUAL, FAST, GROWING, QWEN, TINY  # noqa: E402
-from transformer.generation import byte_tokenizer  # noqa: E402
 from transformer.model.decoder import Transformer  # noqa: E402
 from transformer.model.weights import save_model  # noqa: E402
+from transformer.training import byte_tokenizer  # noqa: E402
 
 BEGAN = time.monotonic()
 WORKER = Path(__file__).with_name("parallel_gpu_worker.py").resolve()

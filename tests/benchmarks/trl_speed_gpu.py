@@ -41,11 +41,11 @@ from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 from flash_versions.bench.run import SCHEMA, commit, machine, source  # noqa: E402
 from flash_versions.bench.watch import write  # noqa: E402
 from tests.helpers.random_checkpoint import QWEN, TINY, write_checkpoint  # noqa: E402
-from transformer.generation import byte_tokenizer  # noqa: E402
 from transformer.generation.chat import Tokenizer, encode_chat, load_template  # noqa: E402
-from transformer.generation.session import find_checkpoint  # noqa: E402
+from transformer.model.weights import find_checkpoint  # noqa: E402
 from transformer.rl.recipes import Settings, find_task  # noqa: E402
 from transformer.rl.trainer import Trainer, resolved  # noqa: E402
+from transformer.training import byte_tokenizer  # noqa: E402
 
 BEGAN = time.monotonic()
 LIBRARIES = ("trl", "transformers", "accelerate", "datasets", "tokenizers")

@@ -322,7 +322,7 @@ BUGS = {
         "store", [("tma.store_wait(0)", "pass")], "stores in flight"
     ),
     "the storer does not release Q": Bug(
-        "store", [("buffers.q.release(q_place)", "pass")], "load 2 in .*fill", (ONE_Q, usual)
+        "store", [("buffers.q.release(q_stage)", "pass")], "load 2 in .*fill", (ONE_Q, usual)
     ),
     "a consumer releases the Q that is O": Bug(
         "consume",
@@ -351,13 +351,13 @@ BUGS = {
         "load 2 in .*claim|wrong result", (DYNAMIC, usual)
     ),
     "K is not released": Bug(
-        "attend", [("        buffers.k.release(place)", "        pass")], "load 2 in .*fill"
+        "attend", [("        buffers.k.release(stage)", "        pass")], "load 2 in .*fill"
     ),
     "V is not released": Bug(
         "attend", [("        buffers.v.release(before)", "        pass")], "load 2 in .*fill"
     ),
     "Q is not released": Bug(
-        "consume", [("buffers.q.release(q_place)", "pass")], "load 2 in .*fill"
+        "consume", [("buffers.q.release(q_stage)", "pass")], "load 2 in .*fill"
     ),
     "V is released while it is read": Bug(
         "attend",
@@ -366,15 +366,16 @@ BUGS = {
         WRONG,
     ),
     "K is read before it is there": Bug(
-        "attend", [("        if not schedule.LATE_WAIT:\n            buffers.k.wait(place)", "")],
+        "attend", [("        if not schedule.LATE_WAIT:\n            buffers.k.wait(stage)", "")],
         "more arrivals",
     ),
     "V is read before it is there": Bug(
         "attend", [("buffers.v.wait(before)", "pass")], "more arrivals"
     ),
-    "Q is read before it is there": Bug("consume", [("buffers.q.wait(q_place)", "pass")], WRONG),
+    "Q is read before it is there": Bug("consume", [("buffers.q.wait(q_stage)", "pass")], WRONG),
     "the turn is not passed on": Bug(
-        "attend", [("pass_turn(CONSUMER, schedule.CONSUMERS)", "pass")], "consume 1 in .*take_turn"
+        "attend", [("named_barrier_arrive(CONSUMER, schedule.CONSUMERS)", "pass")],
+        "consume 1 in .*named_barrier_sync"
     ),
     "the accumulator is not corrected": Bug(
         "attend", [("acc = correct(acc, per_row(alpha, acc))", "pass")], WRONG

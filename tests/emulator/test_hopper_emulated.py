@@ -160,23 +160,23 @@ USUAL = (SMALL, 330)  # schedule and number of keys
 V_WAITED = "acc = warpgroup_mma_wait(0, deps=[acc_token])"
 BUGS = {
     "K is not released": Bug(
-        "attend", [("        buffers.k.release(place)", "        pass")], "produce 2 in .*fill"
+        "attend", [("        buffers.k.release(stage)", "        pass")], "produce 2 in .*fill"
     ),
     "V is not released": Bug(
         "attend", [("        buffers.v.release(before)", "        pass")], "produce 2 in .*fill"
     ),
     "Q is not released": Bug(
         "consume",
-        [("            buffers.q.release(q_place)", "            pass")],
+        [("            buffers.q.release(q_stage)", "            pass")],
         "produce 2 in .*fill",
     ),
     "K is released while it is read": Bug(
         # Of a tile's first block: later ones are safe behind the V that is filled before.
         "attend",
-        [("s = warpgroup_mma_wait(0, deps=[multiply_qk(q_tile, buffers.k.tile(place))])",
-          "s_token = multiply_qk(q_tile, buffers.k.tile(place))"),
-         ("    buffers.k.release(place)\n    s = problem",
-          "    buffers.k.release(place)\n    s = warpgroup_mma_wait(0, deps=[s_token])\n"
+        [("s = warpgroup_mma_wait(0, deps=[multiply_qk(q_tile, buffers.k.tile(stage))])",
+          "s_token = multiply_qk(q_tile, buffers.k.tile(stage))"),
+         ("    buffers.k.release(stage)\n    s = problem",
+          "    buffers.k.release(stage)\n    s = warpgroup_mma_wait(0, deps=[s_token])\n"
           "    s = problem")],
         WRONG,
     ),
@@ -188,19 +188,19 @@ BUGS = {
     ),
     "Q is released while it is read": Bug(
         "consume",
-        [("            buffers.q.release(q_place)", "            pass"),
-         ("buffers.q.wait(q_place)", "buffers.q.wait(q_place); buffers.q.release(q_place)")],
+        [("            buffers.q.release(q_stage)", "            pass"),
+         ("buffers.q.wait(q_stage)", "buffers.q.wait(q_stage); buffers.q.release(q_stage)")],
         WRONG,
         (replace(SMALL, q_stages=1), 330),
     ),
     "K is read before it is there": Bug(
-        "attend", [("        if not schedule.LATE_WAIT:\n            buffers.k.wait(place)", "")],
+        "attend", [("        if not schedule.LATE_WAIT:\n            buffers.k.wait(stage)", "")],
         "more arrivals",
     ),
     "V is read before it is there": Bug(
         "attend", [("buffers.v.wait(before)", "pass")], "more arrivals"
     ),
-    "Q is read before it is there": Bug("consume", [("buffers.q.wait(q_place)", "pass")], WRONG),
+    "Q is read before it is there": Bug("consume", [("buffers.q.wait(q_stage)", "pass")], WRONG),
     "S is read while it is in flight": Bug(
         "attend", [("_wait(1, deps=[s_token])", "_wait(2, deps=[s_token])")], "in flight"
     ),
@@ -208,28 +208,30 @@ BUGS = {
         "attend", [("_wait(0, deps=[acc_token])", "_wait(1, deps=[acc_token])")], "in flight"
     ),
     "a slot is filled before it is empty": Bug(
-        "Ring.fill", [("mbarrier.wait(self.empty.index(cursor.slot), cursor.phase ^ 1)", "pass")],
+        "Pipeline.fill", [("mbarrier.wait(self.empty.index(stage.slot), stage.phase ^ 1)", "pass")],
         "more arrivals",
     ),
     "more bytes are expected than are loaded": Bug(
-        "Ring.fill",
+        "Pipeline.fill",
         [("desc.block_type.nbytes", "desc.block_type.nbytes + 16")],
         "consume 0 in .* wait",
     ),
     "the phase is not toggled": Bug(
-        "Cursor.next", [("self.phase ^ 1, self.phase", "self.phase, self.phase")], "dead-lock"
+        "Stage.next", [("self.phase ^ 1, self.phase", "self.phase, self.phase")], "dead-lock"
     ),
     "the producer begins with the phase of a consumer": Bug(
-        "Ring.fill", [("cursor.phase ^ 1", "cursor.phase")], "produce 2 in .*fill"
+        "Pipeline.fill", [("stage.phase ^ 1", "stage.phase")], "produce 2 in .*fill"
     ),
     "a barrier counts one consumer": Bug(
-        "make_ring", [("count=CONSUMERS", "count=1")], "more arrivals"
+        "make_pipeline", [("count=CONSUMERS", "count=1")], "more arrivals"
     ),
     "the turn is not passed on": Bug(
-        "attend", [("pass_turn(CONSUMER, schedule.CONSUMERS)", "pass")], "consume 1 in .*take_turn"
+        "attend", [("named_barrier_arrive(CONSUMER, schedule.CONSUMERS)", "pass")],
+        "consume 1 in .*named_barrier_sync"
     ),
     "nobody begins": Bug(
-        "consume", [("pass_turn(CONSUMER, schedule.CONSUMERS)", "pass")], "consume 0 in .*take_turn"
+        "consume", [("named_barrier_arrive(CONSUMER, schedule.CONSUMERS)", "pass")],
+        "consume 0 in .*named_barrier_sync"
     ),
     "the accumulator is not rescaled": Bug(
         "attend", [("acc = acc * per_row(alpha, acc)[:, None]", "pass")], WRONG

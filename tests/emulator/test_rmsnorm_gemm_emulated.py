@@ -55,34 +55,37 @@ def test_the_same_bits_in_every_order(monkeypatch):
 SMALL = Case(200, 304, 320, bias=True)
 STEP = """            acc = warpgroup_mma_wait(1, deps=[product])
             if i > 0:
-                ring.release(before)
+                pipeline.release(before)
 """
 LAST = """        acc = warpgroup_mma_wait(0, deps=[acc])
-        ring.release(before)
+        pipeline.release(before)
 """
 BUGS = {
     "a slot of a chain is not released": Bug(
-        "multiply", [(STEP, STEP.replace("ring.release(before)", "pass"))], "produce 2 in .*load"
+        "multiply", [(STEP, STEP.replace("pipeline.release(before)", "pass"))],
+        "produce 2 in .*load"
     ),
     "the last slot of a chain is not released": Bug(
-        "multiply", [(LAST, LAST.replace("ring.release(before)", "pass"))], "produce 2 in .*load"
+        "multiply", [(LAST, LAST.replace("pipeline.release(before)", "pass"))],
+        "produce 2 in .*load"
     ),
     "a slot of a chain is released while it is read": Bug(
         "multiply",
-        [(STEP, "            if i > 0:\n                ring.release(before)\n"
+        [(STEP, "            if i > 0:\n                pipeline.release(before)\n"
           "            acc = warpgroup_mma_wait(1, deps=[product])\n")],
         WRONG,
     ),
     "the last slot of a chain is released while it is read": Bug(
         "multiply",
-        [(LAST, "        ring.release(before)\n        acc = warpgroup_mma_wait(0, deps=[acc])\n")],
+        [(LAST, "        pipeline.release(before)\n"
+          "        acc = warpgroup_mma_wait(0, deps=[acc])\n")],
         WRONG,
     ),
     "a slot is read before it is there": Bug(
-        "multiply", [("ring.wait(place, pred=step + i + 1 < steps)", "pass")], "more arrivals"
+        "multiply", [("pipeline.wait(stage, pred=step + i + 1 < steps)", "pass")], "more arrivals"
     ),
     "the first slot of a tile is read before it is there": Bug(
-        "multiply", [("    ring.wait(place)\n", "")], WRONG
+        "multiply", [("    pipeline.wait(stage)\n", "")], WRONG
     ),
     "the rest of a chain is not waited for": Bug(
         "multiply", [("_wait(0, deps=[acc])", "_wait(1, deps=[acc])")], "in flight"

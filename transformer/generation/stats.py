@@ -10,17 +10,15 @@ import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from transformer.generation.decoding import capture_stream
-
-if TYPE_CHECKING:
-    from transformer.model.cache import KVCache
-    from transformer.model.config import Config
-    from transformer.model.decoder import Transformer
-    from transformer.model.paged_cache import PagedKVCache
+from transformer.model.cache import KVCache
+from transformer.model.config import Config
+from transformer.model.decoder import Transformer
+from transformer.model.paged_cache import PagedKVCache
 
 ROUNDS = 5  # of a step that is timed for the share of attention
 

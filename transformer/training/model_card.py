@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from transformer.generation import byte_tokenizer as bytes_
 from transformer.generation.engine import generate
 from transformer.model.decoder import Transformer
+from transformer.training import byte_tokenizer as bytes_
 from transformer.training.corpus import Teacher
 from transformer.training.evaluate import Score
 

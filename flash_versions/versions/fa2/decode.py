@@ -35,7 +35,7 @@ from triton.language.extra.cuda import gdc_launch_dependents
 from flash_versions.dispatch.launch import Launcher
 from flash_versions.versions.tiles.algebra import (
     blocks_of_queries,
-    finalise,
+    finalize,
     mask_scores,
     softmax_step,
 )
@@ -147,7 +147,7 @@ def decode_kernel(
         store_row_values(partials.row_max, slot, queries.pos, row_max)
         store_row_values(partials.row_sum, slot, queries.pos, row_sum)
     else:
-        out, lse = finalise(acc, row_max, row_sum)
+        out, lse = finalize(acc, row_max, row_sum)
         store_rows(o, rows, queries.pos, out)
         store_row_values(lse_out, rows, queries.pos, lse)
 

@@ -51,7 +51,7 @@ from flash_versions.versions.fa2.decode import launch_decode
 from flash_versions.versions.tiles.algebra import (
     Window,
     blocks_of_queries,
-    finalise,
+    finalize,
     mask_scores,
     softmax_step,
 )
@@ -223,7 +223,7 @@ def forward_tile(
         store_row_values(partials.row_max, slot, queries.pos, row_max)
         store_row_values(partials.row_sum, slot, queries.pos, row_sum)
     else:
-        out, lse = finalise(acc, row_max, row_sum)
+        out, lse = finalize(acc, row_max, row_sum)
         store_rows(o, rows, queries.pos, out)
         store_row_values(lse_out, rows, queries.pos, lse)
 

@@ -53,7 +53,7 @@ from flash_versions.versions.fa2.forward import splits_of
 from flash_versions.versions.tiles.algebra import (
     Window,
     blocks_of_queries,
-    finalise,
+    finalize,
     mask_scores,
     softmax_step,
 )
@@ -210,7 +210,7 @@ def forward_tile(
     if mods.dropout_rescale is not None:
         acc *= mods.dropout_rescale
     # A box of O would reach past the end of a packed sequence into the next: store by pointers.
-    out, lse = finalise(acc, row_max, row_sum)
+    out, lse = finalize(acc, row_max, row_sum)
     store_rows(o, rows, queries.pos, out)
     store_row_values(lse_out, rows, queries.pos, lse)
 

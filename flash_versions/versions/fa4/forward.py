@@ -58,7 +58,7 @@ from flash_versions.versions.fa3.forward import (
 )
 from flash_versions.versions.fa4.exp2 import DEGREES, mixed_exp2
 from flash_versions.versions.fa4.softmax import raise_reference
-from flash_versions.versions.tiles.algebra import Window, blocks_of_queries, finalise, mask_scores
+from flash_versions.versions.tiles.algebra import Window, blocks_of_queries, finalize, mask_scores
 from flash_versions.versions.tiles.rows import Rows, View, store_row_values, store_rows
 from flash_versions.versions.tiles.score_mods import (
     ScoreMods,
@@ -233,7 +233,7 @@ def forward_tile(
     if mods.dropout_rescale is not None:
         acc *= mods.dropout_rescale
     # A box of O would reach past the end of a packed sequence into the next: store by pointers.
-    out, lse = finalise(acc, row_max, row_sum)
+    out, lse = finalize(acc, row_max, row_sum)
     store_rows(o, rows, queries.pos, out)
     store_row_values(lse_out, rows, queries.pos, lse)
 

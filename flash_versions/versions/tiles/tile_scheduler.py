@@ -15,8 +15,8 @@ class Scheduler:
 
     "grid": a program for each tile; the hardware starts one where another has ended.
     "static": of n persistent programs, p takes tiles p, 2n - 1 - p, 2n + p, ...: back and forth, so
-        that where tiles get lighter, who has the heaviest of one round has the lightest of the
-        next.
+        that where tiles get lighter, the program with the heaviest tile of one round has the
+        lightest of the next.
     "dynamic": the producer of a persistent program claims its next tile from a counter in memory,
         long before its consumers are done with this one, and leaves it for them in one of two
         slots.
@@ -58,14 +58,14 @@ class Scheduler:
 
     @gluon.jit
     def following(self, round):
-        """The tile of the round after this one, where nobody needs to ask."""
+        """The tile of the round after this one, where the round decides it."""
         if self.KIND == "grid":
             return self.number
         else:
             programs, program = gl.num_programs(0), gl.program_id(0)
             backwards = (round & 1) == 0
-            place = gl.where(backwards, programs - 1 - program, program)
-            return (round + 1) * programs + place
+            position = gl.where(backwards, programs - 1 - program, program)
+            return (round + 1) * programs + position
 
     @gluon.jit
     def retire(self):
@@ -83,7 +83,7 @@ def make_scheduler(number, counters, KIND: gl.constexpr, CONSUMERS: gl.constexpr
     claimed = gl.allocate_shared_memory(gl.int32, [2, 1], layout)
     full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    if KIND == "dynamic":  # nobody asks the others
+    if KIND == "dynamic":  # the other kinds have no barriers
         for slot in gl.static_range(2):
             mbarrier.init(full.index(slot), count=1)
             mbarrier.init(empty.index(slot), count=CONSUMERS)

@@ -29,7 +29,7 @@ from flash_versions.versions.fa4.hopper import backward as explicit
 from flash_versions.versions.fa4.hopper import forward as forward_hopper
 from flash_versions.versions.fa4.softmax import raise_reference
 from flash_versions.versions.tiles import wgmma
-from flash_versions.versions.tiles.algebra import finalise
+from flash_versions.versions.tiles.algebra import finalize
 from tests.flash_versions.versions.test_attention import CASES
 from tests.helpers.budget import assert_gradients_right, assert_right
 from transformer.model.weights import load_model
@@ -140,7 +140,7 @@ def steps_kernel(
         acc = acc * alpha[:, None] + tl.sum(p * value[None, :], 1)[:, None]
         tl.store(maxima + j * ROWS + row, row_max)
         tl.store(alphas + j * ROWS + row, alpha)
-    o, row_lse = finalise(acc, row_max, row_sum)
+    o, row_lse = finalize(acc, row_max, row_sum)
     tl.store(out + row[:, None], o)
     tl.store(lse + row, row_lse)
 

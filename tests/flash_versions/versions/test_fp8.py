@@ -271,7 +271,7 @@ def test_wrong_operands_are_over_the_budget(wrong, device):
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [
-        ("finalise(acc, row_max - OFFSET, row_sum)", "finalise(acc, row_max, row_sum)"),
+        ("finalize(acc, row_max - OFFSET, row_sum)", "finalize(acc, row_max, row_sum)"),
         ("row_sum *= tl.exp2(OFFSET)", "row_sum *= 1.0"),
         ("tl.sum(p, 1) * weight", "tl.sum(p, 1)"),
         ("OFFSET + tl.log2(share)", "OFFSET"),

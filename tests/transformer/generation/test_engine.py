@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from tests.helpers.tiny_model import CONFIG, CONTEXT, END, PROMPTS, sdpa
-from transformer.generation import batch, byte_tokenizer
-from transformer.generation.engine import GREEDY, generate
+from transformer.generation import batch
+from transformer.generation.engine import GREEDY, EngineOptions, generate
 from transformer.generation.row import Row, held_back
 from transformer.generation.sampling import Sampling, row_generators
 from transformer.model.decoder import Config, Transformer
+from transformer.training import byte_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -245,7 +246,7 @@ def test_reading_prompts_in_chunks_changes_nothing(model, tokenizer, prompts, ch
         max_tokens=12,
         eos=(END,),
         logprobs=True,
-        prefill_chunk=chunk,
+        engine=EngineOptions(prefill_chunk=chunk),
     )
     hook.remove()
     whole, rest = divmod(longest, width)
@@ -423,7 +424,6 @@ def test_statistics_count_running_rows_only(tokenizer):
         ([[-1]], {}, "prompt 0 has tokens from -1"),
         ([[1]], {"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
         ([[1]], {"samples": 0}, "samples must be at least 1, got 0"),
-        ([[1]], {"prefill_chunk": 0}, "prefill_chunk must be at least 1, got 0"),
         ([[1]], {"sampling": Sampling(), "samples": 2}, "2 rows need as many generators, got 0"),
         ([[1]], {"banned": range(320)}, "logits for row 0 are not finite"),
         ([[1]], {"stop_strings": [""]}, "a stop string must not be empty"),
@@ -433,6 +433,14 @@ def test_statistics_count_running_rows_only(tokenizer):
 def test_bad_arguments_are_refused(tokenizer, prompts, options, reason):
     with pytest.raises(ValueError, match=reason):
         generate(Scripted([65]), tokenizer, prompts, **{"max_tokens": 5, **options})
+
+
+@pytest.mark.parametrize(
+    "name, value, least", [("prefill_chunk", 0, 1), ("page_size", 0, 1), ("prompt_lookup", -1, 0)]
+)
+def test_bad_engine_options_are_refused(name, value, least):
+    with pytest.raises(ValueError, match=f"{name}|prompt lookup must be at least {least}, got"):
+        EngineOptions(**{name: value})
 
 
 @pytest.mark.parametrize("when", ["cache", "prefill", "step"])

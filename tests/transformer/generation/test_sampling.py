@@ -8,7 +8,7 @@ import torch
 
 from transformer.generation.sampling import (
     Sampling,
-    draw,
+    draw_from,
     process_logits,
     row_generators,
     sample,
@@ -161,7 +161,7 @@ def test_extreme_random_numbers_never_reach_a_dropped_token(uniform):
     logits[0, [2, 3, 5]] = torch.tensor([0.1, 0.2, 0.3])
     expected = 2 if uniform == 0 else 5
     uniform = torch.tensor([uniform], dtype=torch.float64)
-    assert draw(logits.softmax(-1), uniform).item() == expected
+    assert draw_from(logits.softmax(-1), uniform).item() == expected
 
 
 @pytest.mark.parametrize(

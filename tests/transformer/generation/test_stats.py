@@ -9,7 +9,7 @@ import torch
 from tests.helpers.tiny_model import CONFIG, CONTEXT, END, PROMPTS, sdpa
 from transformer.generate import main
 from transformer.generation.batch import prefill
-from transformer.generation.engine import generate
+from transformer.generation.engine import EngineOptions, generate
 from transformer.generation.session import Session
 from transformer.generation.stats import (
     Statistics,
@@ -113,9 +113,17 @@ def test_a_model_that_never_calls_its_attention_has_no_share(model):
 @pytest.mark.parametrize("prompts", [PROMPTS, [list(range(CONTEXT - 6)), PROMPTS[0]]])
 def test_measuring_changes_no_answer(model, tokenizer, prompts, lookup):
     """Also where the context is full when the first row ends."""
-    options = {"max_tokens": 40, "eos": (END,), "lookup": lookup}
-    expected, plain = generate(model, tokenizer, prompts, **options)
-    found, measured = generate(model, tokenizer, prompts, measure_attention=True, **options)
+    (expected, plain), (found, measured) = (
+        generate(
+            model,
+            tokenizer,
+            prompts,
+            max_tokens=40,
+            eos=(END,),
+            engine=EngineOptions(prompt_lookup=lookup, measure_attention=measure),
+        )
+        for measure in (False, True)
+    )
     assert found == expected
     assert plain.attention_share is None and 0 < measured.attention_share < 1
     assert measured.steps == plain.steps
@@ -181,5 +189,6 @@ def test_the_share_of_attention_on_a_gpu(folder, tokenizer, version):
 
     attend = partial(flash_versions.attention, version=version)
     model = load_model(folder, attend, torch.device("cuda"), torch.bfloat16)
-    _, statistics = generate(model, tokenizer, PROMPTS, max_tokens=60, measure_attention=True)
+    engine = EngineOptions(measure_attention=True)
+    _, statistics = generate(model, tokenizer, PROMPTS, max_tokens=60, engine=engine)
     assert statistics.attention_share is not None and 0.02 < statistics.attention_share < 0.9

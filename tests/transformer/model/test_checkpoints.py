@@ -8,8 +8,7 @@ import torch
 
 from flash_versions import BASELINES, VERSIONS, attention
 from transformer.generate import DEFAULT_QUESTION, main
-from transformer.generation.session import CHECKPOINTS
-from transformer.model.weights import load_model
+from transformer.model.weights import CHECKPOINTS, load_model
 from transformer.training.evaluate import SKILLS, evaluate
 
 NAMES = ("reinforced", "sloppy")

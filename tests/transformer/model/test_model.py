@@ -9,9 +9,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import flash_versions
-from transformer.model import decoder as model_module
+from transformer.model import layers
 from transformer.model.cache import KVCache
-from transformer.model.decoder import Config, RMSNorm, Transformer
+from transformer.model.decoder import Config, Transformer
+from transformer.model.layers import RMSNorm
 from transformer.model.rope import Rope, rotary_table
 
 CONFIG = Config(
@@ -236,7 +237,7 @@ def table_lengths(monkeypatch):
         lengths.append(positions)
         return rotary_table(rope, head_dim, positions, *where)
 
-    monkeypatch.setattr(model_module, "rotary_table", recorded)
+    monkeypatch.setattr(layers, "rotary_table", recorded)
     return lengths
 
 

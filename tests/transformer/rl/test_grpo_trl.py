@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from transformer.generation import byte_tokenizer
 from transformer.rl.loss import Loss, Totals, group_advantages, grpo_loss, length_mask
+from transformer.training import byte_tokenizer
 from transformer.training.logprobs import token_logprobs
 
 trl = pytest.importorskip("trl", reason="needs trl: make test-trl")

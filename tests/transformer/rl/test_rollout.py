@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from tests.helpers.tiny_grpo import CPU, LETTERS, SLOPPY, Count, Long, Nan, Nothing, Raises
-from transformer.generation import byte_tokenizer
 from transformer.generation.engine import Completion, generate
 from transformer.generation.sampling import Sampling, row_generators
 from transformer.rl.loss import Loss, Totals, grpo_loss
@@ -21,6 +20,7 @@ from transformer.rl.practice import Mix
 from transformer.rl.rollout import Policy, Rollout, collate, completion_logprobs, judged, roll_out
 from transformer.tasks.skills import Add
 from transformer.tasks.task import Problem
+from transformer.training import byte_tokenizer
 
 END, PAD = byte_tokenizer.IM_END, byte_tokenizer.PAD
 

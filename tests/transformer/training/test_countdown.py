@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer.generation import byte_tokenizer
 from transformer.tasks.countdown import Countdown, evaluate, ways
 from transformer.tasks.task import Marks, worked
 from transformer.train import PATIENCE
+from transformer.training import byte_tokenizer
 from transformer.training.corpus import Corpus, Teacher
 
 TASK = Countdown()

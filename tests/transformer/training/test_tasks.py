@@ -10,7 +10,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from transformer.generation import byte_tokenizer
 from transformer.generation.chat import encode_chat
 from transformer.tasks import unknown
 from transformer.tasks.phrases import (
@@ -26,7 +25,7 @@ from transformer.tasks.phrases import (
 from transformer.tasks.skills import TASKS, Add, Count, Subtract
 from transformer.tasks.task import Marks, Task
 from transformer.train import SLOPPY
-from transformer.training import corpus
+from transformer.training import byte_tokenizer, corpus
 from transformer.training.corpus import Corpus, Teacher, draw_chat
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -96,7 +95,7 @@ def test_nobody_ends_a_turn_by_typing_it(text):
     tokenizer = byte_tokenizer.tokenizer()
     _, chat = encode_chat(
         tokenizer,
-        byte_tokenizer.CHAT_TEMPLATE,
+        byte_tokenizer.files()["chat_template.jinja"],
         [{"role": "user", "content": text}],
         add_generation_prompt=False,
     )

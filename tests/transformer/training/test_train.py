@@ -13,13 +13,11 @@ import torch
 
 import flash_versions
 from transformer import train
-from transformer.generation import byte_tokenizer
-from transformer.generation.session import CHECKPOINTS
 from transformer.model.decoder import Config, Transformer
 from transformer.model.files import only_writer
-from transformer.model.weights import load_model, save_model
+from transformer.model.weights import CHECKPOINTS, load_model, save_model
 from transformer.tasks.task import Marks, Problem
-from transformer.training import evaluate, model_card
+from transformer.training import byte_tokenizer, evaluate, model_card
 from transformer.training import run as training
 from transformer.training.corpus import Corpus, Teacher
 from transformer.training.run import Recipe, Training

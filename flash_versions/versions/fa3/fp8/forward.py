@@ -40,7 +40,7 @@ from flash_versions.dispatch.sizes import LaunchConfig, padded_head_dim
 from flash_versions.dispatch.version import fp8_limits
 from flash_versions.versions.fa3.forward import COUNTS, heads_of_section, heavy_first, load_rows
 from flash_versions.versions.fp8.quantize import KEY_GROUP, P_OFFSET
-from flash_versions.versions.tiles.algebra import Window, blocks_of_queries, finalise, mask_scores
+from flash_versions.versions.tiles.algebra import Window, blocks_of_queries, finalize, mask_scores
 from flash_versions.versions.tiles.rows import (
     Rows,
     View,
@@ -246,7 +246,7 @@ def forward_kernel(
         acc, row_max, row_sum, q_tile, scale_of_rows, queries, k, k_scale, v, v_scale, reference,
         keys, window, mods, begin, full_begin, full_end, end, BLOCK_KV
     )  # fmt: skip
-    out, lse = finalise(acc, row_max - OFFSET, row_sum)
+    out, lse = finalize(acc, row_max - OFFSET, row_sum)
     store_rows(o, rows, queries.pos, out * reference)
     store_row_values(lse_out, rows, queries.pos, lse)
 

@@ -19,7 +19,7 @@ class HopperConfig:
     Attributes:
         consumers: warpgroups that compute, 64 query rows each; 2 or 3.
         block_kv: keys of a tile.
-        stages: slots of the rings of K and of V.
+        stages: slots of the pipelines of K and of V.
         q_stages: buffers for a consumer's Q: with 2, the next tile's is there when it is needed.
         epilogue_buffer: O leaves through a buffer of its own; otherwise through that of Q, which
             then waits for it.
@@ -27,7 +27,7 @@ class HopperConfig:
         ping_pong: consumers take turns at the tensor cores.
         late_wait: keep the wait for P V behind the softmax, from where ptxas would move it to the
             front; without overlap there is nothing to move.
-        scheduler: "grid", "static" or "dynamic", see `hopper.Scheduler`.
+        scheduler: "grid", "static" or "dynamic", see `tile_scheduler.Scheduler`.
     """
 
     consumers: int = 2

@@ -1,7 +1,7 @@
 """The beginning of a step: embeddings of the newest tokens, and room for them in the cache.
 
 Each is a launch of a few bytes, and torch needs one to look up, one to clamp and one to add. Here
-they are one kernel, which also starts before the kernel before is done (see `skinny`).
+they are one kernel, which also starts before the kernel before is done (see `gemv`).
 """
 
 import torch

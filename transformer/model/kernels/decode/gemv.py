@@ -14,12 +14,12 @@ W and streams through them:
   so each program sums up the squares of x as it reads x, and divides at the end. Its weight
   multiplies x on the way, in fp32.
 * What follows the layer costs no kernel either: the bias, the residual, the gate of SwiGLU, the
-  rotary embedding and the write into the cache (skinny_qkv). The last three need two outputs that
+  rotary embedding and the write into the cache (gemv_qkv). The last three need two outputs that
   are far apart, gate i and up i, or i and i + head_dim / 2 of a head: a program reads both rows.
 
 Between two kernels the memory stands still: a launch, a first load, a last sum. On Hopper, with
 `overlap` (programmatic dependent launch), a program starts as soon as the kernel before leaves room
-for it, asks for its first weights, which nobody writes, and only then waits for x:
+for it, asks for its first weights, which no kernel writes, and only then waits for x:
 
     the kernel before   ████████████▌ last sums
     this one                   launch │ weights ····▌ wait for x ▌████████████

@@ -20,7 +20,7 @@ token depends on its logits and its number only, not on the size of the batch.
 
 What a decoding step does with its token costs no kernel either: the second one writes it down where
 the next step reads it and where the host will look. Both start before the kernel before them is
-done (see `skinny`).
+done (see `gemv`).
 """
 
 from typing import NamedTuple
@@ -241,7 +241,7 @@ def likeliest(
             logit is NaN or +inf, or where all are -inf; the token then means nothing.
     """
     record = _record(logits)
-    choose(logits, record, None, banned, overlap=overlap)
+    sample_into(logits, record, None, banned, overlap=overlap)
     return record.tokens[:, 0], record.scores[:, 0]
 
 
@@ -266,7 +266,7 @@ def draw(
     """
     record = _record(logits)
     draws = Draws(uniform[:, None].contiguous(), None, temperature)
-    choose(logits, record, draws, banned, overlap=overlap)
+    sample_into(logits, record, draws, banned, overlap=overlap)
     return record.tokens[:, 0], record.scores[:, 0]
 
 
@@ -276,7 +276,7 @@ def _record(logits: torch.Tensor) -> Record:
     return Record(tokens, logits.new_empty(tokens.shape, dtype=torch.float32))
 
 
-def choose(
+def sample_into(
     logits: torch.Tensor,
     record: Record,
     draws: Draws | None = None,

@@ -7,7 +7,7 @@ Between a product and what follows it, PyTorch rounds to 16 bits, writes to memo
 Here it is done on the fp32 accumulator before that is stored, so there is one rounding, and the
 intermediate tensors do not exist: of SwiGLU's 3 tensors of the intermediate size, one.
 
-There are two kernels: gemm_hopper.py for what TMA can address on a Hopper GPU, gemm_portable.py for
+There are two kernels: hopper.py for what TMA can address on a Hopper GPU, portable.py for
 everything else. Gradients are those of the formula, by torch's operations.
 
 Sources: SwiGLU: Shazeer 2020, "GLU Variants Improve Transformer", arXiv:2002.05202.

@@ -17,9 +17,9 @@ So the norm writes nothing and reads nothing: x is read once instead of twice, t
 never exists, one launch and one rounding to 16 bits are gone (docs/norm_gemm.md measures both).
 What it costs: each tile of y squares its rows of x anew, on cores that wait for the tensor cores.
 
-Two kernels do this. The portable one below, in Triton, runs everywhere; rmsnorm_gemm_hopper.py has
+Two kernels do this. The portable one below, in Triton, runs everywhere; rmsnorm_hopper.py has
 A pass through registers on its way to Hopper's tensor cores. For a handful of rows, as in decoding,
-skinny.py is the better one: there the time is that of reading W.
+decode/gemv.py is the better one: there the time is that of reading W.
 
 The gradient is that of the formula, in plain PyTorch: x is normalised again, nothing else is kept.
 
@@ -281,7 +281,7 @@ def norm_gemm_kernel(
     GROUP: tl.constexpr,
 ):
     """A tile of C = A B^T, its rows divided by the root mean square of A's. As the kernel without
-    a norm (gemm_portable.py), and `squares`.
+    a norm (portable.py), and `squares`.
 
     They have a loop of their own, which reads A once more: with both in one loop, the pipeline that
     Triton 3.6 makes of it for Hopper gave sums that changed from run to run.
