@@ -112,12 +112,14 @@ class Kernel:
     """A kernel, specialised to a call.
 
     Attributes:
+        values: what it is given, by parameter.
+        facts: what pieces of its code are worth in such a call, by their text.
         functions: the specialised functions by name, each before those that call it.
         imports: the names that they take from the package, by module.
     """
 
     def __init__(self, kernel: Any, values: Mapping[str, Value], facts: Mapping[str, Value]):
-        self.facts = facts
+        self.values, self.facts = values, facts
         self.functions: dict[str, Made] = {}
         self.imports: dict[str, set[str]] = {}
         Body(self, kernel.fn, values)
@@ -164,11 +166,16 @@ class Body:
         if isinstance(value, Record) and value.kind not in WHOLE:
             fields = {f: self.parameter((*path, f), x, paths) for f, x in value.fields.items()}
             return Record(value.kind, fields)
-        name = RENAMED.get(path[-1], path[-1])
+        name = RENAMED.get(path, path[-1])
         name = name if name not in paths else "_".join(path)
         paths[name] = path
-        spread, width = (value.spread, value.width) if isinstance(value, Code) else (False, None)
-        return Code(ast.Name(name, ast.Load()), spread, width)
+        node = ast.Name(name, ast.Load())
+        if isinstance(value, Record):
+            kept = {f: Code(ast.Attribute(node, f, ast.Load())) for f in value.fields}
+            known = {f: x for f, x in value.fields.items() if isinstance(x, Known)}
+            return Record(value.kind, kept | known, node)
+        assert isinstance(value, Code)
+        return Code(node, value.spread, value.width)
 
     # Statements
 
@@ -243,8 +250,9 @@ class Body:
             value = self.let(variable, value)
         frame.variables[variable] = value
         if frame.is_own and isinstance(value, Code | Record) and value.node is not None:
-            self.wanted.setdefault(text_of(value.node), variable)
-            self.merged.discard(text_of(value.node))
+            name = text_of(value.node)
+            self.wanted[name] = min(self.wanted.get(name, variable), variable, key=len)
+            self.merged.discard(name)
 
     def unpack(self, variables: list[str], value: Value) -> None:
         """Give several variables the items of a tuple."""

@@ -29,7 +29,8 @@ GIVEN = {  # and those that they are given, by parameter
     "queries": "QueryViews",
 }
 
-RENAMED = {"kv_heads": "heads"}  # as many, in a plain call
+# What is left of a parameter is called as its last field, or so.
+RENAMED = {("kv_heads",): "heads", ("queries", "dq"): "dq_out"}
 # What a plain call fixes, by parameter or field: it has no options, is not packed, has as many key
 # heads as query heads, and does not split the keys.
 FIXED = {

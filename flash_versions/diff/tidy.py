@@ -174,7 +174,8 @@ def short_names(
     taken: dict[str, list[Life]] = {}
     names: dict[str, str] = {}
     for variable, life in sorted(every.items(), key=lambda item: item[1].begin):
-        base = wanted.get(variable, variable.partition("@")[0])
+        base = variable.partition("@")[0]
+        base = wanted.get(variable, base) if variable not in parameters else base
         wishes = [names.get(copies.get(variable, ""), base), base]
         wishes += [f"{base}_{number}" for number in range(1, 100)]
         names[variable] = next(

@@ -1,0 +1,2 @@
+"""x"""
+from flash_versions.diff.plain import changed, plain_diff, plain_source
