@@ -5,13 +5,12 @@ from flash_versions.diff.fold import Known
 VERSIONS = "flash_versions"  # the package whose sub-packages fa1, fa2, ... are the versions
 ROWS = "flash_versions.memory"
 EXP2 = "flash_versions.fa4.exp2"
-# Kernels for one kind of GPU; the portable ones are in a version's modules `forward`, `backward`.
+# The kernels for one kind of GPU: the modules of their forward and backward. The portable ones are
+# in a version's modules `forward` and `backward`.
 EXPLICIT = {
-    "fa3-hopper": "flash_versions.fa3.forward_hopper",
-    "fa4-hopper": "flash_versions.fa4.forward_hopper",
+    "fa3-hopper": ("flash_versions.fa3.forward_hopper", "flash_versions.fa3.backward_hopper"),
+    "fa4-hopper": ("flash_versions.fa4.forward_hopper", "flash_versions.fa4.backward_hopper"),
 }
-FORWARD = ("forward_kernel",)
-BACKWARD = {"fa1": ("backward_kernel",), "fa2": ("delta_kernel", "dkdv_kernel", "dq_kernel")}
 
 # A plain kernel takes these functions from the package as they are, ...
 SHARED = {f"{ROWS}.{x}_rows" for x in ("load", "store")}
@@ -51,3 +50,13 @@ FIXED = {
 # What such a call does, as its launch shows: one split, and a program for each tile.
 LAUNCHED = {"tl.program_id(1)": Known(0)}
 ONE_TILE = "tl.num_programs(0)", "total"
+
+# What a plain call switches off and on in the kernels for Hopper, by parameter, field or function.
+SWITCHES = {
+    **dict.fromkeys(("FP8", "is_fp8", "CAP", "LEFT", "LATE_WAIT"), False),
+    **dict.fromkeys(("OVERLAP", "PING_PONG", "EPILOGUE_BUFFER"), True),
+    "CONSUMERS": 2,
+    "THRESHOLD": 8.0,
+}
+IDLE = {"trace.enter"}  # calls that then do nothing
+RETURNED = {"problem.capped"}  # and that return their argument

@@ -2,6 +2,7 @@
 
 import ast
 import io
+import re
 import tokenize
 from collections.abc import Iterable
 
@@ -102,10 +103,11 @@ def statement(text: str, indent: str, behind: str) -> list[str]:
 
 def split(arguments: str) -> list[str]:
     """The arguments of a call, at the commas that are in no brackets."""
-    parts, depth = [""], 0
+    parts, depth, quoted = [""], 0, False
     for sign in arguments:
-        depth += (sign in "([{") - (sign in ")]}")
-        if sign == "," and depth == 0:
+        quoted ^= sign == '"'
+        depth += 0 if quoted else (sign in "([{") - (sign in ")]}")
+        if sign == "," and depth == 0 and not quoted:
             parts.append("")
         else:
             parts[-1] += sign
@@ -118,7 +120,12 @@ def filled(items: list[str], indent: str, end: str) -> list[str]:
     for number, item in enumerate(items):
         text = item + (end if number == len(items) - 1 else ",")
         gap = "" if lines[-1] == indent else " "
-        if len(lines[-1] + gap + text) > WIDTH:
+        if len(indent + text) > WIDTH and item.endswith(("]", ")")):
+            inner = item[item.index(bracket := re.search(r"[\[(]", item)[0]) + 1 : -1]
+            lines[-1:] = [x for x in lines[-1:] if x != indent]
+            lines += [indent + item.partition(bracket)[0] + bracket]
+            lines += [*filled(split(inner), indent + INDENT, ""), indent + text[len(item) - 1 :]]
+        elif len(lines[-1] + gap + text) > WIDTH and lines[-1] != indent:
             lines.append(indent + text)
         else:
             lines[-1] += gap + text

@@ -17,7 +17,7 @@ from typing import Any
 
 import triton
 
-from flash_versions.diff import PACKAGE
+from flash_versions.diff.files import ROOT
 from flash_versions.watch import write
 
 SUMMARY = ("num_warps", "registers", "spill_stores", "spill_loads", "shared", "instructions")
@@ -110,7 +110,7 @@ def compiled(calls: list[list[str]]) -> list[tuple[int, str, str]]:
 
 def compiling() -> dict[str, str]:
     """The environment of a process that compiles kernels and finds this package."""
-    paths = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")]))
+    paths = os.pathsep.join(filter(None, [str(ROOT.parent), os.environ.get("PYTHONPATH")]))
     return os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": paths}
 
 
@@ -124,7 +124,7 @@ def name_of(arguments: list[str]) -> str:
 def fingerprint() -> str:
     """Of Triton's version and all sources of the package."""
     digest = hashlib.sha256(triton.__version__.encode())
-    for path in sorted(PACKAGE.rglob("*.py")):
+    for path in sorted(ROOT.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

@@ -13,7 +13,8 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
-from flash_versions.diff import BLOT, PACKAGE, definitions, parse
+from flash_versions.diff import plain_functions
+from flash_versions.diff.files import BLOT, FOLDER, ROOT, definitions, path_of, parse, version_names
 
 LINE = (
     "font-family:monospace;margin:0;padding:0 .6em;line-height:1.35;font-size:90%;white-space:pre;"
