@@ -253,9 +253,8 @@ def dkdv_kernel(
         (last_visible(high, offset, window.left, rows.length) + 1) * GROUP - 1,
         BLOCK_Q,
     )
-    if plan is not None or sequences.kv_lengths is not None or sequences.kv_starts is not None:
-        if low > high:  # past the keys of this sequence: only zeros to write
-            full_begin, full_end, end = begin, begin, begin
+    if low > high:  # past the keys of this sequence: only zeros to write
+        full_begin, full_end, end = begin, begin, begin
 
     k_pos = low + tl.arange(0, BLOCK_KV)
     k_tile = load_rows(k, keys, k_pos, MASKED=True)
