@@ -4,7 +4,7 @@ imports the versions only to look at their source (every name that it knows is i
 """
 
 from flash_versions.diff.files import lesson, version_names
-from flash_versions.diff.plain import plain_source
+from flash_versions.diff.plain import plain_functions, plain_source
 from flash_versions.diff.views import as_html, changed, kernel_diff, kernel_source, plain_diff
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "kernel_source",
     "lesson",
     "plain_diff",
+    "plain_functions",
     "plain_source",
     "version_names",
 ]

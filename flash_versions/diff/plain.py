@@ -80,7 +80,9 @@ def plain_source(
     return "\n".join([*HEAD, *imports]) + "".join(f"\n\n\n{text}" for text in functions) + "\n"
 
 
-def plain_functions(version: str, causal: bool, head_dim: int, backward: bool) -> dict[str, str]:
+def plain_functions(
+    version: str, causal: bool = True, head_dim: int = 128, backward: bool = False
+) -> dict[str, str]:
     """The text of each function of `plain_source` by its name, callees first."""
     found: dict[str, str] = {}
     for kernel in plain_kernels(version, causal, head_dim, backward):
