@@ -12,7 +12,7 @@ import torch
 from flash_versions import interpreter
 from flash_versions.budget import assess_request
 from flash_versions.diff import changed, plain_diff, plain_source
-from flash_versions.diff.fold import Known, Record
+from flash_versions.diff.fold import Global, Known, Record
 from flash_versions.diff.plain import plain_kernels
 from flash_versions.launch import Launcher
 from flash_versions.request import make_request
@@ -180,6 +180,8 @@ def test_what_is_taken_for_granted_is_what_the_launch_shows(version, backward, c
             shown = getattr(shown, "value", shown)  # of a tl.constexpr
             if isinstance(value, Known):
                 assert shown == value.value and (shown is None) == (value.value is None), path
+            elif isinstance(value, Global):
+                assert shown is value.thing, path
             elif getattr(shown, "PADDED", None) is not None:
                 assert shown.PADDED.value == value.width, path
             else:
@@ -222,6 +224,16 @@ def test_a_kernel_fits_on_a_page(version, causal):
     text = plain_source(version, causal)
     assert 40 < len(text.splitlines()) <= 110
     assert max(map(len, text.splitlines())) <= 100
-    for word in ("alibi", "softcap", "dropout", "plan", "sequences", "mods", "GROUP", "SPLIT", "@1"):
+    for word in (
+        "alibi",
+        "softcap",
+        "dropout",
+        "plan",
+        "sequences",
+        "mods",
+        "GROUP",
+        "SPLIT",
+        "@1",
+    ):
         assert word not in text
     assert ("tl.minimum" in text) or not causal

@@ -6,9 +6,9 @@ from functools import cache
 from pathlib import Path
 
 from flash_versions import BASELINES, VERSIONS, diff
+from flash_versions.diff.files import FOLDER, ROOT
 from flash_versions.version import Version
 
-PACKAGE = Path(diff.__file__).parent
 DOCTYPE = '<!doctype html>\n<html lang="en">'
 ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
 FILE_FIRST = ("forward.py", "forward_hopper.py")
@@ -62,7 +62,7 @@ def first_sentence(docstring: str) -> str:
 
 def files(name: str) -> list[Path]:
     """A version's files, what is computed before what it is made of."""
-    found = (PACKAGE / name).glob("*.py")
+    found = (FOLDER / name).rglob("*.py")
     return sorted(
         (path for path in found if path.name != "__init__.py"),
         key=lambda path: (path.name not in FILE_FIRST, len(path.name.split("_")), path.name),
@@ -77,7 +77,7 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 def place(path: Path) -> str:
     """A file's address as seen from the page."""
-    return f"../../{path.relative_to(PACKAGE.parent).as_posix()}"
+    return f"../../{path.relative_to(ROOT.parent).as_posix()}"
 
 
 def file_map(name: str) -> str:
@@ -123,19 +123,20 @@ def figures(version: Version, before: list[Version]) -> list[tuple[str, str]]:
         found.append(("fp8.svg", "In FP8 and in bf16: the kernels alone."))
     if all(version.backward is not other.backward for other in before):
         found.append(("backward.svg", "The gradients: TFLOP/s over the length."))
-    return [pair for pair in found if (PACKAGE.parent / "docs" / "figures" / pair[0]).exists()]
+    return [pair for pair in found if (ROOT.parent / "docs" / "figures" / pair[0]).exists()]
 
 
 def changes(name: str, before: str) -> str:
-    """The part of the diff that is the lesson's first page, and a link to all of it."""
-    lines = lesson(before, name)
-    ends = [number for number, line in enumerate(lines) if line.startswith("--- ")]
-    first = lines[: ends[1]] if len(ends) > 1 else lines
+    """The diff of the plain kernels, and a link to that of all files."""
+    lines = diff.plain_diff(before, name)
     return (
-        f"`python -m flash_versions.diff {before} {name}` prints this. Docstrings are left out, "
-        f'and what is imported is unchanged. <a href="../diffs/{before}-{name}.html">All files, '
-        f"{len(lines):,} lines</a>; here the first, `{name}/forward.py`:\n\n"
-        f"```diff\n" + "\n".join(first) + "\n```\n"
+        f"The forward kernels as a plain causal call sees them: what serves options, which such a "
+        f"call compiles away, is left out. `python -m flash_versions.diff {before} {name} --plain` "
+        f"prints these {diff.changed(lines)} changed lines; without `--plain` it shows the kernels "
+        f"with every option. "
+        f'<a href="../diffs/{before}-{name}.html">All files, {len(lesson(before, name)):,} lines</a> '
+        f"is what `--all` shows.\n\n"
+        f"```diff\n" + "\n".join(lines) + "\n```\n"
     )
 
 
@@ -160,7 +161,7 @@ def page(name: str, before: str | None, notebook: str | None) -> str:
     where[1] += "(../progression.md)"
     if notebook is not None:
         where.insert(0, f"[The walkthrough](../walkthroughs/{notebook}.ipynb)")
-    docstring = ast.get_docstring(ast.parse((PACKAGE / name / "forward.py").read_text())) or ""
+    docstring = ast.get_docstring(ast.parse((FOLDER / name / "forward.py").read_text())) or ""
     baselines = ", ".join(f"`{baseline}`" for baseline in BASELINES)
     made = [
         f"# {version.title}\n",

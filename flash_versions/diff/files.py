@@ -22,6 +22,7 @@ DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
 ASSIGNED = (ast.Assign, ast.AnnAssign)
 DEFINED = re.compile(r"(?:def|class) (\w+)")
 
+
 def folder_of(package: str) -> Path:
     """The folder of a package."""
     spec = find_spec(package)

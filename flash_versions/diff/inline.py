@@ -301,7 +301,9 @@ class Body:
                 found = self.value(value, is_own=self.frame.is_own)
                 if isinstance(found, Code):
                     self.emit(ast.Expr(found.node))
-            case ast.Assign([ast.Name(id=name)], value) | ast.AnnAssign(ast.Name(id=name), _, value):
+            case ast.Assign([ast.Name(id=name)], value) | ast.AnnAssign(
+                ast.Name(id=name), _, value
+            ):
                 assert value is not None
                 self.assign(name, self.value(value))
             case ast.AugAssign(ast.Name(id=name), op, value):
@@ -502,7 +504,8 @@ class Body:
         name = function.__name__
         if name not in self.kernel.functions:
             given = {
-                p: named(p) if p in by_keyword else values[p] for p in source_of(function).parameters
+                p: named(p) if p in by_keyword else values[p]
+                for p in source_of(function).parameters
             }
             Body(self.kernel, function, given)
         arguments, keywords = [], []

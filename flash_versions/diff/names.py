@@ -37,6 +37,7 @@ FIXED = {
     **dict.fromkeys(("kv_starts", "block_table", "block_table_stride", "page_size")),
     **dict.fromkeys(("cap_scale", "slopes", "slopes_head_stride", "sink", "dropout_seed")),
     **dict.fromkeys(("dropout_threshold", "dropout_rescale", "counts")),
+    "share": None,
     "slopes_batch_stride": 0,
     "GROUP": 1,
     "num_splits": 1,
@@ -47,6 +48,7 @@ FIXED = {
     "EIGHTHS": 2,
     "DEGREE": 3,
 }
+FUNCTIONS = {"EXP2": "exp2"}  # parameters that are a function of the kernel's module
 # What such a call does, as its launch shows: one split, and a program for each tile.
 LAUNCHED = {"tl.program_id(1)": Known(0)}
 ONE_TILE = "tl.num_programs(0)", "total"

@@ -8,9 +8,9 @@ from typing import Any
 
 from flash_versions.diff import render
 from flash_versions.diff.files import check_version, kernels_of, version_names
-from flash_versions.diff.fold import Code, Known, Record, Value, named
+from flash_versions.diff.fold import Code, Global, Known, Record, Value, named
 from flash_versions.diff.inline import Kernel, source_of
-from flash_versions.diff.names import FIXED, GIVEN, LAUNCHED, ONE_TILE
+from flash_versions.diff.names import FIXED, FUNCTIONS, GIVEN, LAUNCHED, ONE_TILE
 
 HEAD = ["import triton", "import triton.language as tl", ""]
 HEAD_DIMS = range(1, 257)
@@ -42,6 +42,8 @@ def specialise(kernel: Any, causal: bool, head_dim: int) -> Kernel:
     source = source_of(kernel.fn)
 
     def value(name: str) -> Value:
+        if name in FUNCTIONS:
+            return Global(source.names[FUNCTIONS[name]], FUNCTIONS[name])
         return Known(fixed[name]) if name in fixed else Code(named(name).node, width=width)
 
     values: dict[str, Value] = {}

@@ -156,9 +156,7 @@ def forward_kernel(
     offset = keys.length - q_length  # causal is bottom-right: the last query sees the last key
     first_key = first_visible(row, offset, window.left)
     last_key = last_visible(row, offset, window.right, keys.length)
-    begin, _, _, end = blocks_of_queries(
-        tile, q_length, keys.length, window, 1, BLOCK_Q, BLOCK_KV
-    )
+    begin, _, _, end = blocks_of_queries(tile, q_length, keys.length, window, 1, BLOCK_Q, BLOCK_KV)
 
     q_tile = load_rows(q, rows, row, MASKED=True)
     acc = tl.zeros([BLOCK_Q, v.PADDED], tl.float32)
