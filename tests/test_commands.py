@@ -186,7 +186,7 @@ def test_one_kernel_is_shown_whole(capsys):
 
 
 def test_versions_on_disk_are_the_registered_ones():
-    assert diff.version_names() == list(VERSIONS)
+    assert files.version_names() == list(VERSIONS)
     assert not set(VERSIONS) & set(BASELINES)
 
 

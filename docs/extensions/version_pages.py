@@ -128,14 +128,13 @@ def figures(version: Version, before: list[Version]) -> list[tuple[str, str]]:
 
 def changes(name: str, before: str) -> str:
     """The diff of the plain kernels, and a link to that of all files."""
-    lines = diff.plain_diff(before, name)
+    lines, everything = diff.plain_diff(before, name), f"{len(lesson(before, name)):,} lines"
     return (
         f"The forward kernels as a plain causal call sees them: what serves options, which such a "
         f"call compiles away, is left out. `python -m flash_versions.diff {before} {name} --plain` "
         f"prints these {diff.changed(lines)} changed lines; without `--plain` it shows the kernels "
-        f"with every option. "
-        f'<a href="../diffs/{before}-{name}.html">All files, {len(lesson(before, name)):,} lines</a> '
-        f"is what `--all` shows.\n\n"
+        f"with every option, and with `--all` "
+        f'<a href="../diffs/{before}-{name}.html">all files, {everything}</a>.\n\n'
         f"```diff\n" + "\n".join(lines) + "\n```\n"
     )
 

@@ -189,7 +189,7 @@ def call(name: str, arguments: list[Value], seen: Mapping[str, ast.expr]) -> Val
         node = seen.get(text_of(node), node)
         if integer(one) == 0 and BLOCKS.fullmatch(text_of(node)):
             return one if name == "tl.minimum" else other
-        # min(a, max(a, c)) is a
+        # The smaller of a and of the larger of a and c is a.
         if isinstance(node, ast.Call) and text_of(node.func) == DUAL[name]:
             if text_of(one) in map(text_of, node.args):
                 return one

@@ -7,9 +7,10 @@ from functools import cache
 from typing import Any
 
 from flash_versions.diff import render
+from flash_versions.diff.expressions import source_of
 from flash_versions.diff.files import check_version, kernels_of, version_names
 from flash_versions.diff.fold import Code, Global, Known, Record, Value, named
-from flash_versions.diff.inline import Kernel, source_of
+from flash_versions.diff.inline import Kernel
 from flash_versions.diff.names import FIXED, FUNCTIONS, GIVEN, LAUNCHED, ONE_TILE
 
 HEAD = ["import triton", "import triton.language as tl", ""]

@@ -2,7 +2,6 @@
 
 import ast
 import io
-import re
 import tokenize
 from collections.abc import Iterable
 
@@ -121,10 +120,10 @@ def filled(items: list[str], indent: str, end: str) -> list[str]:
         text = item + (end if number == len(items) - 1 else ",")
         gap = "" if lines[-1] == indent else " "
         if len(indent + text) > WIDTH and item.endswith(("]", ")")):
-            inner = item[item.index(bracket := re.search(r"[\[(]", item)[0]) + 1 : -1]
+            opened = min(x for x in (item.find("("), item.find("[")) if x >= 0) + 1
             lines[-1:] = [x for x in lines[-1:] if x != indent]
-            lines += [indent + item.partition(bracket)[0] + bracket]
-            lines += [*filled(split(inner), indent + INDENT, ""), indent + text[len(item) - 1 :]]
+            lines += [indent + item[:opened], *filled(split(item[opened:-1]), indent + INDENT, "")]
+            lines.append(indent + text[len(item) - 1 :])
         elif len(lines[-1] + gap + text) > WIDTH and lines[-1] != indent:
             lines.append(indent + text)
         else:

@@ -141,9 +141,9 @@ def without_unused(node: Definition, found: dict[str, Definition], is_kernel: bo
             for x in tidy.without_dead(node.body, read)
             if not (isinstance(x, ast.AnnAssign) and not read[ast.unparse(x.target)])
         ]
-        arguments = node.args.args
-        unused = [i for i, x in enumerate(arguments) if not tidy.reads(node.body)[x.arg]]
-        node.args.args = [x for i, x in enumerate(arguments) if i not in unused]
+        given = node.args.args
+        unused = [i for i, x in enumerate(given) if not tidy.reads(node.body)[x.arg]]
+        node.args.args = [x for i, x in enumerate(given) if i not in unused]
         unused = [] if is_kernel else unused
     for arguments in calls_of(node.name, found):
         arguments[:] = [x for i, x in enumerate(arguments) if i not in unused]

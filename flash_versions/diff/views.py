@@ -5,7 +5,7 @@ import html
 import re
 from collections.abc import Iterable
 
-from flash_versions.diff import full
+from flash_versions.diff import files
 from flash_versions.diff.files import BLOT, kernels_of
 from flash_versions.diff.names import EXPLICIT
 from flash_versions.diff.plain import plain_functions, plain_source
@@ -58,7 +58,7 @@ def definitions(
     """The definitions of kernels by name; arguments as of `kernel_source`."""
     module, kernels = kernels_of(name, backward)
     if not plain:
-        found = full.reachable(module, kernels)
+        found = files.reachable(module, kernels)
         return {key: "\n".join(lines) for key, (_, lines) in found.items()}
     if name not in EXPLICIT:
         return plain_functions(name, causal, head_dim, backward)
@@ -96,9 +96,9 @@ def kernel_diff(
         before, after = (definitions(x, plain, causal, head_dim, backward) for x in (old, new))
         if old in EXPLICIT and new in EXPLICIT:
             module, place = kernels_of(old, backward)[0], kernels_of(new, backward)[0]
-            before = {name: x for name, x in before.items() if full.where(place, name) != module}
+            before = {name: x for name, x in before.items() if files.where(place, name) != module}
     else:
-        before, after = full.difference(kernels_of(old, backward), kernels_of(new, backward))
+        before, after = files.difference(kernels_of(old, backward), kernels_of(new, backward))
     became = pairs(before, after)
     lines = difflib.unified_diff(
         marked(before, {}), marked(after, became), old, new, lineterm="", n=context
