@@ -448,7 +448,7 @@ def test_variants_of_the_backward(name, device, monkeypatch):
 # ---- what is left to others ----
 
 
-def test_few_queries_are_left_to_fa2(device, monkeypatch):
+def test_few_queries_are_left_to_gathering(device, monkeypatch):
     request = make_request(*inputs(device, M=1))
     expected = packing.forward(request)[0]
     monkeypatch.setattr(portable, "forward", None)
