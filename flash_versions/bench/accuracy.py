@@ -17,21 +17,16 @@ error of a row counts every query alike.
 """
 
 import argparse
-import json
-import platform
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
-import triton
 
 from flash_versions import VERSIONS, attention
-from flash_versions.bench.run import SCHEMA, commit, machine, source
-from flash_versions.bench.watch import write
+from flash_versions.bench.document import new_document, save
 from flash_versions.dispatch.precision import Fp8
 
 SCHEMES: dict[str, Fp8 | None] = {
@@ -127,30 +122,8 @@ def measure(version: str, shape: Shape, device: str, seed: int = 0) -> Iterator[
                 yield {"distribution": distribution, "D": head_dim, "scheme": scheme, **found}
 
 
-def new_document(version: str, shape: Shape, device: str, seed: int) -> dict[str, Any]:
-    """A document without rows."""
-    interpreted = {"gpu": "none: interpreted on a CPU", "torch": torch.__version__}
-    interpreted |= {"triton": triton.__version__, "python": platform.python_version()}
-    return {
-        "schema": SCHEMA,
-        "date": datetime.now(UTC).date().isoformat(),
-        "commit": commit(),
-        "source": source(),
-        "machine": machine() if device == "cuda" else interpreted,
-        "what": {
-            "version": version,
-            "S": shape.length,
-            "H": shape.heads,
-            "oracle": f"fp64, {min(ORACLE_ROWS, shape.length)} queries of "
-            f"{shape.oracle_heads} heads, all keys",
-            "seed": seed,
-        },
-        "rows": [],
-    }
-
-
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, print and write; returns the exit code."""
     made = argparse.ArgumentParser(
         prog="python -m flash_versions.bench.accuracy",
         description="errors of FP8 attention against fp64 attention of the unquantised inputs",
@@ -161,12 +134,6 @@ def parser() -> argparse.ArgumentParser:
     add("--device", choices=("cuda", "cpu"), help="a GPU if there is one, unless told")
     add("--length", type=int, help="of the sequence, 8192 unless told; interpreted 512")
     add("--seed", type=int, default=0, help="of the inputs")
-    return made
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Measure, print and write; returns the exit code."""
-    made = parser()
     options = made.parse_args(arguments)
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     shape = Shape.default(device)
@@ -179,7 +146,10 @@ def main(arguments: list[str] | None = None) -> int:
             f"interpreted on the CPU: {shape.length} tokens, {shape.heads} heads; a GPU measures "
             f"8192 tokens\n"
         )
-    document = new_document(options.version, shape, device, options.seed)
+    judged = f"{min(ORACLE_ROWS, shape.length)} queries of {shape.oracle_heads} heads, all keys"
+    what = {"version": options.version, "S": shape.length, "H": shape.heads}
+    what |= {"oracle": f"fp64, {judged}", "seed": options.seed}
+    document = new_document(device, what=what)
     try:
         for row in measure(options.version, shape, device, options.seed):
             document["rows"].append(row)
@@ -191,8 +161,7 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.write(f"error: {error}\n")
         return 2
     if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        write(options.out, json.dumps(document, indent=1) + "\n")
+        save(document, options.out)
         sys.stderr.write(f"wrote {options.out}\n")
     return 0
 

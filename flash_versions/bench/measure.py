@@ -6,18 +6,21 @@ A kernel is timed only if its output is within its error budget. Each call is a 
 between two events after the L2 cache was overwritten; the time is the median over the rounds.
 """
 
+import re
 import statistics
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import torch
 
 from flash_versions import VERSIONS, attention
 from flash_versions.bench.suites import BACKWARD_FLOPS, Competitor, Shape, Tensors, competitors
-from flash_versions.bench.telemetry import Telemetry
 from flash_versions.versions.oracle.checks import check, check_fp8
 
 ROUNDS = 30
@@ -35,7 +38,39 @@ class DeviceLostError(RuntimeError):
 
 
 def unmarked(version: str, reason: str | None = None) -> None:
-    """The `mark` of a measurement that nobody watches."""
+    """The `mark` of a measurement without a watchdog."""
+
+
+class Telemetry:
+    """Clock and power of the GPU, which nvidia-smi samples between `with` and its end; without
+    nvidia-smi nothing is sampled.
+    """
+
+    def __enter__(self) -> Self:
+        self.process, self.samples = None, tempfile.NamedTemporaryFile()
+        which = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
+        query = ["nvidia-smi", "-i", which, "--query-gpu=clocks.sm,power.draw"]
+        form = ["--format=csv,noheader,nounits", "-lms", "100"]
+        with suppress(OSError):
+            self.process = subprocess.Popen(query + form, stdout=self.samples)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait()
+
+    def text(self) -> str:
+        """A line for each sample: MHz, W."""
+        return Path(self.samples.name).read_text()
+
+    def since(self, length: int) -> dict[str, float]:
+        """Medians of the samples since the text had this length; {} if none has two numbers."""
+        found = re.findall(r"^(\d+), ([\d.]+)$", self.text()[length:], re.MULTILINE)
+        if not found:
+            return {}
+        clocks, watts = (statistics.median(map(float, values)) for values in zip(*found))
+        return {"sm_mhz": clocks, "watts": watts}
 
 
 def captured(prepare: Callable[[], Callable[[], Tensors]]) -> tuple[Launch, Tensors, float]:
@@ -114,12 +149,12 @@ def measure(
         suite: a name in SUITES.
         shape: one of its shapes.
         rounds: how often each competitor is timed.
-        mark: told who is about to run, for whoever has to end this process if it hangs.
+        mark: told what is about to run, so that a watchdog can end this process if it hangs.
         lost: competitors not to try again, with the reason.
         telemetry: clock and power are read from it.
 
     Raises:
-        DeviceLostError: a competitor left the GPU unusable; `mark` was told whose fault it is.
+        DeviceLostError: a competitor left the GPU unusable; `mark` was told which.
     """
     torch.manual_seed(0)
     inputs = shape.inputs()
@@ -147,7 +182,7 @@ def measure(
             replays.pop(one.name, None)
             row["reason"] = reason(error)
             ensure_usable(one.name, row["reason"], mark)
-    began = time.monotonic()
+    began = len(telemetry.text()) if telemetry else 0
     for name, times in timed(replays, rounds, mark).items():
         p20, p50, p80 = (
             statistics.quantiles(times, n=10, method="inclusive")[i] for i in (1, 4, 7)

@@ -41,14 +41,12 @@ class Peer:
         label: what tables and figures call it.
         function: `function(q, k, v, causal=...)` returns o.
         installed: whether it can be called here.
-        compiles: whether its first call compiles something that a later process finds on disk.
         precision: "bf16", or "fp8": then q, k and v are e4m3.
     """
 
     label: str
     function: Function
     installed: Callable[[], bool] = lambda: True
-    compiles: bool = False
     precision: str = "bf16"
 
 
@@ -222,9 +220,7 @@ def free_memory(device: torch.device) -> int:
 PEERS = {
     "torch fa2": Peer("torch FA2", partial(torch_backend, SDPBackend.FLASH_ATTENTION)),
     "cudnn": Peer("cuDNN", partial(torch_backend, SDPBackend.CUDNN_ATTENTION)),
-    "flash-attn-4": Peer(
-        "flash-attn-4", flash_attn_4, partial(installed, "flash_attn.cute"), compiles=True
-    ),
+    "flash-attn-4": Peer("flash-attn-4", flash_attn_4, partial(installed, "flash_attn.cute")),
     "plain": Peer("plain PyTorch", plain),
     "cudnn fp8": Peer("cuDNN FP8", cudnn_fp8, partial(installed, "cudnn"), precision="fp8"),
 }

@@ -8,14 +8,13 @@ Every program's states are held against the table in `roles.py`; the document ha
 import argparse
 import json
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from flash_versions.bench.run import commit, machine, source
-from flash_versions.bench.watch import write
+from flash_versions.bench.document import new_document
+from flash_versions.bench.files import write
 from flash_versions.dispatch.request import Request, make_request
 from flash_versions.versions.fa4.hopper import forward as forward_hopper
 from flash_versions.versions.fa4.hopper.config import RolesConfig, default_config, fp8_config
@@ -24,7 +23,6 @@ from flash_versions.versions.fa4.hopper.trace import Event, events, new_stamps
 from flash_versions.versions.fp8.quantize import prepare
 from flash_versions.versions.tiles import wgmma
 
-SCHEMA = 1
 WARM = 20  # launches before the one that is recorded
 PROGRAMS = 2  # that the document has
 TILES = 4  # of each of them
@@ -61,29 +59,18 @@ def intervals(entered: list[Event]) -> list[tuple[str, int, int]]:
     ]
 
 
-def document(request: Request, config: RolesConfig, found: list[dict[str, Any]]) -> dict[str, Any]:
+def document(request: Request, found: list[dict[str, Any]]) -> dict[str, Any]:
     """A recorded launch for docs/results."""
     batch, length, heads, head_dim = request.q.shape
-    return {
-        "schema": SCHEMA,
-        "date": datetime.now(UTC).date().isoformat(),
-        "commit": commit(),
-        "source": source(),
-        "machine": machine(),
-        "what": {
-            "B": batch,
-            "H": heads,
-            "S": length,
-            "D": head_dim,
-            "causal": request.window_right is not None,
-            "precision": request.precision or "bf16",
-        },
-        "clock_mhz": None,
-        "programs": [
-            {"program": number, "roles": {role: intervals(x) for role, x in program.items()}}
-            for number, program in enumerate(found[:PROGRAMS])
-        ],
-    }
+    what = {"B": batch, "H": heads, "S": length, "D": head_dim}
+    what |= {"causal": request.window_right is not None, "precision": request.precision or "bf16"}
+    programs = [
+        {"program": number, "roles": {role: intervals(x) for role, x in program.items()}}
+        for number, program in enumerate(found[:PROGRAMS])
+    ]
+    made = new_document(what=what, clock_mhz=None, programs=programs)
+    del made["rows"]
+    return made
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -107,7 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
     precision = "fp8:head" if options.precision == "fp8" else None
     request = make_request(q, k, v, causal=options.causal, precision=precision)
     config = fp8_config(request) if precision else default_config(request)
-    write(options.out, json.dumps(document(request, config, record(request, config))) + "\n")
+    write(options.out, json.dumps(document(request, record(request, config))) + "\n")
     sys.stdout.write(f"wrote {options.out}\n")
     return 0
 

@@ -1,6 +1,6 @@
 """Measured results as they are committed: read, and looked up.
 
-docs/results holds JSON documents of `bench`, of `accuracy`, of scripts in tests/ and of a trace;
+docs/results holds JSON documents of `bench`, of `accuracy`, of tests/benchmarks and of a trace;
 `report` makes tables of them, `plot` figures.
 """
 

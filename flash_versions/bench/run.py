@@ -7,103 +7,48 @@ continued if commit, sources, machine and protocol are the same. Nothing here dr
 """
 
 import argparse
-import hashlib
 import json
-import os
-import platform
 import subprocess
 import sys
 import time
 from collections.abc import Iterable
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
-import triton
 
 from flash_versions import VERSIONS
+from flash_versions.bench.document import Document, new_document, save
+from flash_versions.bench.files import Mark
 from flash_versions.bench.measure import (
     ENOUGH_MS,
     L2_FLUSH_BYTES,
     ROUNDS,
     DeviceLostError,
+    Telemetry,
     copy_bandwidth,
     host_times,
     measure,
 )
-from flash_versions.bench.peers import LIBRARIES, PEERS, installed_version
-from flash_versions.bench.precompile import precompile
+from flash_versions.bench.peers import PEERS
 from flash_versions.bench.suites import ABOUT, SUITES, Shape, competitors
-from flash_versions.bench.telemetry import Telemetry
-from flash_versions.bench.watch import Loss, Marker, watched, write
 
-SCHEMA = 1
 IDENTITY = ("schema", "commit", "source", "machine", "protocol")
 DEFAULT_SUITES = [name for name in SUITES if name != "quick"]
 TIMEOUT = 90.0
-PACKAGE = Path(__file__).parents[1]
 
-Document = dict[str, Any]
 Rows = list[dict[str, Any]]
 Group = tuple[str, Shape | None]  # a suite and one of its shapes; None: the suite has none
 
 
-def machine() -> dict[str, str]:
-    """What ran where: GPU, driver and versions."""
-    query = ["nvidia-smi", "--query-gpu=driver_version,clocks.max.sm", "--format=csv,noheader"]
-    try:
-        smi = subprocess.run(query, capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        smi = "unknown, unknown"
-    driver, clock = (field.strip() for field in smi.splitlines()[0].split(","))
+def protocol(rounds: int) -> dict[str, Any]:
+    """How it is measured."""
     return {
-        "gpu": torch.cuda.get_device_name(),
-        "driver": driver,
-        "max_sm_clock": clock,
-        "cuda": str(torch.version.cuda),
-        "cudnn": str(torch.backends.cudnn.version()),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        **{name: installed_version(*where) for name, where in LIBRARIES.items()},
-        "python": platform.python_version(),
-    }
-
-
-def commit() -> str:
-    """The commit that is measured: from git, or from GIT_COMMIT where there is no repository."""
-    git = ["git", "describe", "--always", "--dirty"]
-    try:
-        found = subprocess.run(git, capture_output=True, text=True, cwd=PACKAGE).stdout.strip()
-    except OSError:
-        found = ""
-    return os.environ.get("GIT_COMMIT") or found or "unknown"
-
-
-def source() -> str:
-    """A digest of the package's code: two states of one dirty tree have the same commit."""
-    digest = hashlib.sha256()
-    for path in sorted(PACKAGE.rglob("*.py")):
-        digest.update(f"{path.relative_to(PACKAGE)}\n".encode() + path.read_bytes())
-    return digest.hexdigest()[:12]
-
-
-def new_document(rounds: int) -> Document:
-    """A document without rows."""
-    return {
-        "schema": SCHEMA,
-        "date": datetime.now(UTC).date().isoformat(),
-        "commit": commit(),
-        "source": source(),
-        "machine": machine(),
-        "protocol": {
-            "method": "interleaved CUDA graph replays between events, median",
-            "rounds": rounds,
-            "enough_ms": ENOUGH_MS,
-            "l2_flush_bytes": L2_FLUSH_BYTES,
-        },
-        "rows": [],
+        "method": "interleaved CUDA graph replays between events, median",
+        "rounds": rounds,
+        "enough_ms": ENOUGH_MS,
+        "l2_flush_bytes": L2_FLUSH_BYTES,
     }
 
 
@@ -132,12 +77,11 @@ def set_aside(path: Path, why: str) -> None:
         say(f"{path} starts anew ({why}); what was there is now {kept}")
 
 
-def save(document: Document, path: Path) -> None:
+def save_sorted(document: Document, path: Path) -> None:
     """Write the document, rows in the order of the suites."""
     order = {tuple(place(group).values()): i for i, group in enumerate(groups(SUITES))}
     document["rows"].sort(key=lambda row: order[tuple(place_of(row).values())])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write(path, json.dumps(document, indent=1) + "\n")
+    save(document, path)
 
 
 def groups(suites: Iterable[str]) -> list[Group]:
@@ -171,11 +115,11 @@ def expected(group: Group) -> list[str]:
     return [] if set(names) <= set(PEERS) else names
 
 
-def run(path: Path, suites: list[str], rounds: int, marker: Marker) -> None:
+def run(path: Path, suites: list[str], rounds: int, mark: Mark) -> None:
     """Measure what `path` does not have yet of the suites, and write it there after every shape."""
-    marker("start")
-    document = continued(path, new_document(rounds))
-    save(document, path)
+    mark(None)
+    document = continued(path, new_document(protocol=protocol(rounds)))
+    save_sorted(document, path)
     todo = []
     for group in groups(suites):
         if set(expected(group)) - {row["version"] for row in rows_at(document, group)}:
@@ -187,25 +131,25 @@ def run(path: Path, suites: list[str], rounds: int, marker: Marker) -> None:
     with Telemetry() as telemetry:
         for number, group in enumerate(todo, 1):
             suite, shape = group
-            marker.place = place(group)
-            marker(None)  # nobody's fault yet
+            mark.place = place(group)
+            mark(None)
             there = rows_at(document, group)
             started = time.monotonic()
             if shape is None:
                 missing = [name for name in VERSIONS if name not in {r["version"] for r in there}]
-                rows = there + host_times(rounds, missing, marker)
+                rows = there + host_times(rounds, missing, mark)
             else:
                 lost = {row["version"]: row["reason"] for row in there if "reason" in row}
-                rows = measure(suite, shape, rounds, marker, lost, telemetry)
+                rows = measure(suite, shape, rounds, mark, lost, telemetry)
             document["rows"] = [row for row in document["rows"] if row not in there] + rows
-            save(document, path)
+            save_sorted(document, path)
             now = time.monotonic()
             left = (now - began) / number * (len(todo) - number)
             say(
                 f"[{number}/{len(todo)}] {suite} {shape or ''}: {summary(rows)}  "
                 f"({now - started:.1f} s; {now - began:.0f} s in all, about {left:.0f} s left)"
             )
-    marker.clear()
+    mark.clear()
 
 
 def summary(rows: Rows) -> str:
@@ -224,32 +168,32 @@ def summary(rows: Rows) -> str:
     return ", ".join(found)
 
 
-def record(path: Path, loss: Loss) -> None:
-    """Write a competitor's loss into the document, so that it is not tried again."""
+def lose(path: Path, lost: dict[str, Any]) -> None:
+    """Write the competitor of a mark into the document, so that it is not tried again."""
     document = json.loads(path.read_text())
-    row = {"suite": loss.place["suite"], "version": loss.version, **loss.place}
+    row = {"suite": lost["place"]["suite"], "version": lost["version"], **lost["place"]}
     others = [
         other
         for other in document["rows"]
-        if place_of(other) != place_of(row) or other["version"] != loss.version
+        if place_of(other) != place_of(row) or other["version"] != row["version"]
     ]
-    document["rows"] = [*others, {**row, "reason": loss.reason}]
-    save(document, path)
+    document["rows"] = [*others, {**row, "reason": lost["reason"]}]
+    save_sorted(document, path)
 
 
-def supervise(command: list[str], path: Path, marker: Marker, timeout: float) -> int:
+def supervise(command: list[str], path: Path, mark: Mark) -> int:
     """Run the measuring process again until all is measured or lost; returns the exit code."""
     while True:
-        end = watched(command, marker, timeout)
-        if isinstance(end, int):
-            return end
-        if not end.version or not end.place or not path.exists():
-            say(
-                f"error: the measuring process failed at {end.version or 'its start'}: {end.reason}"
-            )
+        mark.clear()
+        code = subprocess.call(command)
+        last = mark.read()
+        if code == 0 or last is None:
+            return code
+        if last["version"] is None:
+            say(f"error: the measuring process ended with code {code}")
             return 1
-        say(f"{end.version} is left out of this shape: {end.reason}")
-        record(path, end)
+        say(f"{last['version']} is left out of this shape: {last['reason']}")
+        lose(path, last)
 
 
 def catalogue() -> str:
@@ -293,7 +237,6 @@ def parser() -> argparse.ArgumentParser:
         default=TIMEOUT,
         help="seconds after which a competitor that hangs is left out; 0: measure in this process",
     )
-    add("--precompile", type=int, default=0, metavar="N", help="compile in N processes before")
     add("--list", action="store_true", help="say what there is to measure, and stop")
     add("--worker", action="store_true", help=argparse.SUPPRESS)
     return made
@@ -312,33 +255,30 @@ def main(arguments: list[str] | None = None) -> int:
     if not torch.cuda.is_available():
         say("error: no GPU found; the seconds of interpreted kernels mean nothing")
         return 2
-    marker = Marker(options.out.with_name(f"{options.out.name}.running"))
+    watched = options.timeout if options.worker else 0
+    mark, code = Mark(options.out.with_name(f"{options.out.name}.running"), watched), 0
+    if options.fresh:
+        set_aside(options.out, "--fresh")
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     try:
-        if options.worker:
-            run(options.out, suites, options.rounds, marker)
-            return 0
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        if options.fresh:
-            set_aside(options.out, "--fresh")
-        if options.precompile:
-            say(precompile(options.precompile, suites))
-        if options.timeout == 0:
-            run(options.out, suites, options.rounds, marker)
-            code = 0
+        if options.worker or options.timeout == 0:
+            run(options.out, suites, options.rounds, mark)
         else:
             worker = ["--worker", "--suite", *suites, "--out", str(options.out)]
-            worker += ["--rounds", str(options.rounds)]
+            worker += ["--rounds", str(options.rounds), "--timeout", str(options.timeout)]
             command = [sys.executable, "-m", "flash_versions.bench", *worker]
-            code = supervise(command, options.out, marker, options.timeout)
-            marker.clear()
+            code = supervise(command, options.out, mark)
+            mark.clear()
     except KeyboardInterrupt:
-        marker.clear()
+        mark.clear()
         if not options.worker:  # its parent says so
             say(f"stopped; the same command goes on from what {options.out} has")
         return 130
     except DeviceLostError as error:
         say(f"error: {error}")
         return 3
+    if options.worker:
+        return 0
     if code == 0:
         say(f"wrote {options.out}")
     return code

@@ -155,7 +155,6 @@ class Competitor:
         function: what is called.
         lengths: of packed sequences; None: rows of the shape.
         of: in an ablation, the version, and `variant` what is changed in it, "" for nothing.
-        compiles: whether its first call compiles something that a later process finds on disk.
         precision: "bf16", or "fp8".
         prepare: makes of q, k, v what the function takes, before anything is timed: tensors in
             FP8. None: the function takes q, k, v.
@@ -168,7 +167,6 @@ class Competitor:
     lengths: tuple[int, ...] | None = None
     of: str | None = None
     variant: str = ""
-    compiles: bool = True
     precision: str = "bf16"
     prepare: Callable[..., tuple] | None = None
     verify: Callable[..., None] | None = None
@@ -241,7 +239,6 @@ def competitors(suite: str, shape: Shape) -> Iterator[Competitor]:
             yield Competitor(
                 name,
                 function,
-                compiles=peer.compiles,
                 precision=peer.precision,
                 prepare=prepare,
             )
@@ -324,7 +321,7 @@ def quantizers() -> Iterator[Competitor]:
         yield Competitor(
             name, partial(quantize, how=how), precision="fp8", verify=partial(is_quantized, how)
         )
-    yield Competitor("copy", copy, prepare=for_copy, verify=is_copied, compiles=False)
+    yield Competitor("copy", copy, prepare=for_copy, verify=is_copied)
 
 
 def for_copy(q, k, v) -> Tensors:

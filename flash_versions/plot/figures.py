@@ -18,6 +18,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from flash_versions.bench.files import write
 from flash_versions.bench.peers import PEERS
 from flash_versions.bench.results import (
     ROOT,
@@ -31,7 +32,6 @@ from flash_versions.bench.results import (
     read_results,
     shapes,
 )
-from flash_versions.bench.watch import write
 from flash_versions.plot.timeline import draw_timeline, timeline_data
 from flash_versions.plot.transformer import (
     draw_generation,

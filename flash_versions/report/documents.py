@@ -13,7 +13,9 @@ import re
 import statistics
 import sys
 from collections.abc import Callable
+from functools import partial
 
+from flash_versions.bench.files import write
 from flash_versions.bench.peers import PEERS
 from flash_versions.bench.results import (
     RESULTS,
@@ -29,10 +31,18 @@ from flash_versions.bench.results import (
     read_results,
     shapes,
 )
-from flash_versions.bench.watch import write
-from flash_versions.report import profile as report_profile
 from flash_versions.report import transformer as report_transformer
-from flash_versions.report.tables import markdown, not_measured, provenance, where_and_when
+from flash_versions.report.tables import (
+    bench,
+    by_shape,
+    grouped,
+    markdown,
+    not_measured,
+    pivot,
+    provenance,
+    rate,
+    where_and_when,
+)
 
 BLOCK = re.compile(r"(<!-- results: ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DOCUMENTS = [
@@ -40,7 +50,6 @@ DOCUMENTS = [
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
     if path.exists() and BLOCK.search(path.read_text())
 ]
-TORCHRUN = "torchrun --nproc-per-node 2"
 LONG = 2048  # lengths from here on are what the means are over; below them launches weigh, too
 
 
@@ -51,24 +60,16 @@ def rates(
     base: str = "torch fa2",
 ) -> str:
     """TFLOP/s of everything, and the versions' ratio to a peer in the same rounds."""
-    groups = [group for group in shapes(document, suite).values() if wanted(any_row(group))]
+    groups = {w: group for w, group in by_shape(document, suite).items() if wanted(any_row(group))}
     if not groups:
-        return not_measured(suite)
-    everyone = names(document, suite)
-    body = []
-    for group in groups:
-        row = any_row(group)
-        where = f"D={row['D']} {mask(row)}, S={row['N']}"
-        if suite == "seeds":
-            where = f"B={row['B']}, H={row['H']}, {where}"
-        cells = [where]
-        for name in everyone:
-            rate, other = rate_of(group, name), rate_of(group, base)
-            ratio = f" ({rate / other:.2f} x)" if rate and other and name not in PEERS else ""
-            cells.append(f"{rate:.0f}{ratio}" if rate else "-")
-        body.append(cells)
-    header = [f"TFLOP/s (ratio to {label(base)})", *map(label, everyone)]
-    return f"{markdown(header, body)}\n\n{provenance(document, suite)}\n"
+        return not_measured(bench(suite))
+
+    def cell(group: dict[str, Row], name: str) -> str | None:
+        return rate(group, name, None if name in PEERS else base)
+
+    title = f"TFLOP/s (ratio to {label(base)})"
+    table = pivot(title, groups, names(document, suite), cell)
+    return f"{table}\n\n{provenance(document, suite)}\n"
 
 
 def is_headline(row: Row) -> bool:
@@ -76,14 +77,14 @@ def is_headline(row: Row) -> bool:
     return (row["N"], row["D"]) == (8192, 128)
 
 
-def mean_ratio(groups: list[dict[str, Row]], name: str, base: str) -> str:
-    """The geometric mean of the ratios of two rates over the shapes that have both; "-" for none,
+def mean_ratio(groups: list[dict[str, Row]], name: str, base: str) -> str | None:
+    """The geometric mean of the ratios of two rates over the shapes that have both; None for none,
     and how many of how many if it is not all.
     """
     pairs = [(rate_of(group, name), rate_of(group, base)) for group in groups]
-    ratios = [rate / other for rate, other in pairs if rate and other]
+    ratios = [own / other for own, other in pairs if own and other]
     if not ratios:
-        return "-"
+        return None
     share = "" if len(ratios) == len(groups) else f" ({len(ratios)} of {len(groups)})"
     return f"{statistics.geometric_mean(ratios):.2f}{share}"
 
@@ -94,7 +95,7 @@ def summary(document: Document, suite: str = "table") -> str:
     """
     groups = list(shapes(document, suite).values())
     versions = [name for name in names(document, suite) if name not in PEERS]
-    body = []
+    parts = {}
     for head_dim in dict.fromkeys(any_row(group)["D"] for group in groups):
         for base in ("cudnn", "flash-attn-4"):
             for short in (False, True):
@@ -103,39 +104,36 @@ def summary(document: Document, suite: str = "table") -> str:
                     for group in groups
                     if any_row(group)["D"] == head_dim and (any_row(group)["N"] < LONG) == short
                 ]
-                cells = [mean_ratio(chosen, version, base) for version in versions]
-                if any(cell != "-" for cell in cells):
+                means = {version: mean_ratio(chosen, version, base) for version in versions}
+                if any(means.values()):
                     length = f"S {'<' if short else '>='} {LONG}"
-                    body.append([f"D={head_dim}, {length}, to {label(base)}", *cells])
-    if not body:
-        return not_measured(suite)
-    header = ["ratio of rates, geometric mean over full and causal", *versions]
-    return f"{markdown(header, body)}\n\n{provenance(document, suite)}\n"
+                    parts[f"D={head_dim}, {length}, to {label(base)}"] = means
+    if not parts:
+        return not_measured(bench(suite))
+    title = "ratio of rates, geometric mean over full and causal"
+    return f"{pivot(title, parts, versions, dict.get)}\n\n{provenance(document, suite)}\n"
 
 
 def ablation(document: Document, suite: str = "ablation", peer: str = "cudnn") -> str:
     """A table for each version that has variants: its rate, and the ratio to it of its variants, of
     the versions before it and of a peer.
     """
-    groups = shapes(document, suite).values()
-    bases = dict.fromkeys(row["of"] for g in groups for row in g.values() if "of" in row)
+    groups = by_shape(document, suite)
+    bases = list(dict.fromkeys(r["of"] for g in groups.values() for r in g.values() if "of" in r))
     tables = []
-    for version, members in ablated(groups).items():
-        if not members:
-            continue
-        earlier = list(bases)[: list(bases).index(version)]
-        body = []
-        for group in groups:
-            row, rate = any_row(group), rate_of(group, version)
-            cells = [f"D={row['D']} {mask(row)}, S={row['N']}", f"{rate:.0f}" if rate else "-"]
-            for name in (*members, *earlier, peer):
-                other = rate_of(group, name)
-                cells.append(f"{other / rate:.2f}" if rate and other else "-")
-            body.append(cells)
-        header = ["TFLOP/s, then ratios to it", version, *members.values(), *earlier, label(peer)]
-        tables.append(markdown(header, body))
+    for version, members in ablated(groups.values()).items():
+
+        def cell(group: dict[str, Row], name: str, version: str = version) -> str | None:
+            own, other = rate_of(group, version), rate_of(group, name)
+            if name == version or not (own and other):
+                return rate(group, version) if name == version else None
+            return f"{other / own:.2f}"
+
+        if members:
+            columns = [version, *members, *bases[: bases.index(version)], peer]
+            tables.append(pivot("TFLOP/s, then ratios to it", groups, columns, cell, members))
     if not tables:
-        return not_measured(suite)
+        return not_measured(bench(suite))
     return "\n\n".join([*tables, provenance(document, suite)]) + "\n"
 
 
@@ -143,72 +141,72 @@ def fp8(document: Document) -> str:
     """TFLOP/s of the FP8 kernels alone, and their ratio to the same version in bf16 and to cuDNN's
     FP8 kernel.
     """
-    groups = list(shapes(document, "fp8").values())
+    groups = by_shape(document, "fp8")
     if not groups:
-        return not_measured("fp8")
-    everyone = names(document, "fp8")
-    body = []
-    for group in groups:
-        row = any_row(group)
-        cells = [f"D={row['D']} {mask(row)}, S={row['N']}"]
-        for name in everyone:
-            rate = rate_of(group, name)
-            ratios = ""
-            if rate and group[name].get("variant"):
-                others = (rate_of(group, other) for other in (group[name]["of"], "cudnn fp8"))
-                ratios = ", ".join(f"{rate / other:.2f} x" if other else "-" for other in others)
-            cells.append("-" if not rate else f"{rate:.0f} ({ratios})" if ratios else f"{rate:.0f}")
-        body.append(cells)
-    header = ["TFLOP/s (ratio to its own bf16, to cuDNN FP8)", *map(label, everyone)]
-    return f"{markdown(header, body)}\n\n{provenance(document, 'fp8')}\n"
+        return not_measured(bench("fp8"))
+
+    def cell(group: dict[str, Row], name: str) -> str | None:
+        own = rate_of(group, name)
+        if not own or not group[name].get("variant"):
+            return rate(group, name)
+        others = (rate_of(group, other) for other in (group[name]["of"], "cudnn fp8"))
+        ratios = ", ".join(f"{own / other:.2f} x" if other else "-" for other in others)
+        return f"{own:.0f} ({ratios})"
+
+    title = "TFLOP/s (ratio to its own bf16, to cuDNN FP8)"
+    table = pivot(title, groups, names(document, "fp8"), cell)
+    return f"{table}\n\n{provenance(document, 'fp8')}\n"
+
+
+def bandwidth(group: dict[str, Row], name: str, copy: float | None) -> str | None:
+    """TB/s, and the share of a copy's if that is known."""
+    found = group.get(name, {}).get("tb_per_s")
+    if not found:
+        return None
+    return f"{found:.2f} ({found / copy:.0%})" if copy else f"{found:.2f}"
 
 
 def quantization(document: Document) -> str:
     """Bandwidth of quantising q, k and v, as a share of a copy's in the same rounds."""
-    groups = shapes(document, "quantize").values()
-    if not groups:
-        return not_measured("quantize")
-    ways = [name for name in names(document, "quantize") if name != "copy"]
-    body = []
-    for group in groups:
+    groups = {}
+    for group in shapes(document, "quantize").values():
         row = any_row(group)
-        rates = {name: group[name].get("tb_per_s") for name in group}
-        copy = rates.get("copy")
-        cells = [
-            f"({row['B']}, {row['H']}, {row['N']}, {row['D']})",
-            f"{copy:.2f}" if copy else "-",
-        ]
-        for name in ways:
-            rate = rates.get(name)
-            share = f" ({rate / copy:.0%})" if rate and copy else ""
-            cells.append(f"{rate:.2f}{share}" if rate else "-")
-        body.append(cells)
-    header = ["TB/s (share of a copy) at (B, H, S, D)", "copy", *ways]
+        groups[f"({row['B']}, {row['H']}, {row['N']}, {row['D']})"] = group
+    if not groups:
+        return not_measured(bench("quantize"))
+
+    def cell(group: dict[str, Row], name: str) -> str | None:
+        copy = group.get("copy", {}).get("tb_per_s")
+        return bandwidth(group, name, None if name == "copy" else copy)
+
+    ways = [name for name in names(document, "quantize") if name != "copy"]
+    table = pivot("TB/s (share of a copy) at (B, H, S, D)", groups, ["copy", *ways], cell)
     note = (
         "Bytes are those of q, k and v and of what is written, each once; scales of heads and "
         "tensors need a second pass over the inputs."
     )
-    return f"{markdown(header, body)}\n\n{note} {provenance(document, 'quantize')}\n"
+    return f"{table}\n\n{note} {provenance(document, 'quantize')}\n"
 
 
 def fp8_accuracy(document: Document) -> str:
     """Errors of attention in FP8 against exact attention of what was quantised."""
-    rows = [row for row in document["rows"] if row["suite"] == "accuracy"]
-    if not rows:
-        return "Not measured yet: `python -m flash_versions.bench.accuracy`.\n"
-    schemes = dict.fromkeys(row["scheme"] for row in rows)
-    found = {(row["distribution"], row["D"], row["scheme"]): row for row in rows}
+    found = grouped(document, "accuracy", "distribution", "D", by="scheme")
+    if not found:
+        return not_measured("python -m flash_versions.bench.accuracy")
     measures = {"rmse": "relative RMSE", "mean": "mean error", "row": "mean error of a row"}
-    body = []
-    for distribution, head_dim in dict.fromkeys((row["distribution"], row["D"]) for row in rows):
-        for key, measure in measures.items():
-            cells = [f"{distribution}, D={head_dim}: {measure}"]
-            for scheme in schemes:
-                row = found.get((distribution, head_dim, scheme), {})
-                cells.append(f"{row[key]:.2g}" if row.get(key) is not None else "-")
-            body.append(cells)
-    header = ["error, relative to exact attention", *schemes]
-    return f"{markdown(header, body)}\n\n{where_and_when(document, 'accuracy')}.\n"
+    groups = {
+        f"{distribution}, D={head_dim}: {called}": {s: row[key] for s, row in rows.items()}
+        for (distribution, head_dim), rows in found.items()
+        for key, called in measures.items()
+    }
+    schemes = dict.fromkeys(scheme for rows in found.values() for scheme in rows)
+    table = pivot(
+        "error, relative to exact attention",
+        groups,
+        schemes,
+        lambda group, scheme: f"{group[scheme]:.2g}" if scheme in group else None,
+    )
+    return f"{table}\n\n{where_and_when(document, 'accuracy')}.\n"
 
 
 def packed(document: Document) -> str:
@@ -221,10 +219,10 @@ def packed(document: Document) -> str:
             for name in group:
                 dense, ragged = rate_of(group, name), rate_of(group, f"{name} packed")
                 if dense and ragged:
-                    rate = [f"{dense:.0f}", f"{ragged:.0f}", f"{ragged / dense:.2f}"]
-                    body.append([f"{name} {way}, {mask(any_row(group))}", *rate])
+                    cells = [f"{dense:.0f}", f"{ragged:.0f}", f"{ragged / dense:.2f}"]
+                    body.append([f"{name} {way}, {mask(any_row(group))}", *cells])
     if not body:
-        return not_measured("packed")
+        return not_measured(bench("packed"))
     header = ["TFLOP/s", "64 x 1024 tokens", "packed", "ratio"]
     note = "64 sequences of 130 to 1900 tokens, 65536 in all; 16 heads, D=128."
     return f"{markdown(header, body)}\n\n{note} {' '.join(sources)}\n"
@@ -232,78 +230,76 @@ def packed(document: Document) -> str:
 
 def several_gpus(document: Document) -> str:
     """One long sequence on several GPUs: the rate of all together, and how many times one GPU's."""
-    suites = {"context parallel": "forward", "context parallel backward": "with backward"}
-    body, many = [], 1
-    for suite, way in suites.items():
+    groups = {}
+    for suite, way in {
+        "context parallel": "forward",
+        "context parallel backward": "with backward",
+    }.items():
         for group in shapes(document, suite).values():
             row = any_row(group)
-            many = max(x["gpus"] for x in group.values())
-            cells = [f"{way}, H={row['H']}, Hkv={row['Hkv']} {mask(row)}, S={row['N']}"]
-            for name in ("1 GPU", "ring", "all_to_all"):
-                rate, ratio = rate_of(group, name), group.get(name, {}).get("ratio")
-                times = f" ({ratio:.2f} x)" if ratio else ""
-                cells.append(f"{rate:.0f}{times}" if rate else "-")
-            body.append(cells)
-    if not body:
-        return (
-            f"Not measured yet: `{TORCHRUN} tests/benchmarks/context_parallel_gpu.py --out FILE`.\n"
-        )
-    header = [f"TFLOP/s of {many} GPUs together (times one)", "1 GPU", "ring", "all-to-all"]
-    note = "bf16, D=128; the slowest GPU's time, median. "
+            name = f"{way}, H={row['H']}, Hkv={row['Hkv']} {mask(row)}, S={row['N']}"
+            groups[name] = group
+    if not groups:
+        script = "-m tests.benchmarks.context_parallel_gpu --out FILE"
+        return not_measured(f"torchrun --nproc-per-node 2 {script}")
+    many = max(row["gpus"] for group in groups.values() for row in group.values())
+
+    def cell(group: dict[str, Row], name: str) -> str | None:
+        ratio = group.get(name, {}).get("ratio")
+        return rate(group, name) and f"{rate(group, name)}{f' ({ratio:.2f} x)' if ratio else ''}"
+
+    title = f"TFLOP/s of {many} GPUs together (times one)"
+    called = {"all_to_all": "all-to-all"}
+    table = pivot(title, groups, ("1 GPU", "ring", "all_to_all"), cell, called)
     about = where_and_when(document, "context parallel")
-    return f"{markdown(header, body)}\n\n{note}{about}.\n"
+    return f"{table}\n\nbf16, D=128; the slowest GPU's time, median. {about}.\n"
 
 
 def launch(document: Document) -> str:
     """Microseconds of host time for each path."""
-    found: dict[str, dict[str, float | None]] = {}
-    versions = names(document, "launch")
-    for row in document["rows"]:
-        if row["suite"] == "launch" and "call" in row:
-            found.setdefault(row["call"], {})[row["version"]] = row.get("host_us")
-    if not found:
-        return not_measured("launch")
-    body = []
-    for call, times in found.items():
-        cells = [times.get(name) for name in versions]
-        body.append([call, *("-" if value is None else f"{value:.0f}" for value in cells)])
-    return f"{markdown(['microseconds on the host', *versions], body)}\n"
+    groups = grouped(document, "launch", "call", by="version")
+    groups.pop(None, None)  # of a version that ended the measuring process
+    if not groups:
+        return not_measured(bench("launch"))
+
+    def cell(group: dict[str, Row], name: str) -> str | None:
+        found = group.get(name, {}).get("host_us")
+        return f"{found:.0f}" if found is not None else None
+
+    return pivot("microseconds on the host", groups, names(document, "launch"), cell) + "\n"
 
 
 def decode(document: Document) -> str:
     """Bandwidth of reading K and V with one query, as a share of a device copy's."""
-    groups = shapes(document, "decode")
-    if not groups:
-        return not_measured("decode")
+    found = sorted(shapes(document, "decode").items())
+    if not found:
+        return not_measured(bench("decode"))
+    groups = {f"B={any_row(group)['B']} N={any_row(group)['N']}": group for _, group in found}
     copy = document["suites"]["decode"]["copy_tb_per_s"]
-    everyone = names(document, "decode")
-    unsplit = [name for name in everyone if name.endswith(" unsplit")]
-    for name in unsplit:  # before what it is held against
-        everyone.remove(name)
-        everyone.insert(everyone.index(name.removesuffix(" unsplit")), name)
-    body = []
-    for _, group in sorted(groups.items()):
-        cells = [f"B={any_row(group)['B']} N={any_row(group)['N']}"]
-        for name in everyone:
-            rate = group[name].get("tb_per_s") if name in group else None
-            cells.append("-" if rate is None else f"{rate:.2f} ({rate / copy:.0%})")
-        body.append(cells)
-    columns = [label(name).replace(" unsplit", ", 1 split") for name in everyone]
+    measured = names(document, "decode")
+    # A version without splits comes before the version that it is held against.
+    columns = sorted(measured, key=lambda x: (measured.index(x.removesuffix(" unsplit")), -len(x)))
+    table = pivot(
+        "TB/s (share of a copy)",
+        groups,
+        columns,
+        lambda group, name: bandwidth(group, name, copy),
+        {name: name.replace(" unsplit", ", 1 split") for name in columns if "unsplit" in name},
+    )
     note = f"One query, 32 query and 8 key heads, D=128; a device copy moves {copy:.2f} TB/s."
-    table = markdown(["TB/s (share of a copy)", *columns], body)
     return f"{table}\n\n{note} {provenance(document, 'decode')}\n"
 
 
 TABLES: dict[str, Callable[[Document], str]] = {
-    "headline": lambda document: rates(document, "table", is_headline),
-    "headline backward": lambda document: rates(document, "backward", is_headline),
-    "prefill": lambda document: rates(document, "table"),
-    "backward": lambda document: rates(document, "backward"),
-    "backward peer": lambda document: summary(document, "backward peer"),
-    "seeds": lambda document: rates(document, "seeds", base="cudnn"),
+    "headline": partial(rates, suite="table", wanted=is_headline),
+    "headline backward": partial(rates, suite="backward", wanted=is_headline),
+    "prefill": partial(rates, suite="table"),
+    "backward": partial(rates, suite="backward"),
+    "backward peer": partial(summary, suite="backward peer"),
+    "seeds": partial(rates, suite="seeds", base="cudnn"),
     "summary": summary,
     "ablation": ablation,
-    "ablation fp8": lambda document: ablation(document, "ablation fp8", "cudnn fp8"),
+    "ablation fp8": partial(ablation, suite="ablation fp8", peer="cudnn fp8"),
     "fp8": fp8,
     "quantize": quantization,
     "fp8 accuracy": fp8_accuracy,
@@ -311,8 +307,7 @@ TABLES: dict[str, Callable[[Document], str]] = {
     "packed": packed,
     "launch": launch,
     "several gpus": several_gpus,
-    "ablation backward": lambda document: ablation(document, "ablation backward"),
-    **report_profile.TABLES,
+    "ablation backward": partial(ablation, suite="ablation backward"),
     **report_transformer.TABLES,
 }
 

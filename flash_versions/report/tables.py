@@ -1,20 +1,69 @@
-"""What tables of results are made of: their text, and where their figures are from."""
+"""What tables of results are made of: their cells, and where their figures are from."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any
 
-from flash_versions.bench.results import Document
+from flash_versions.bench.results import Document, Row, any_row, label, mask, rate_of, shapes
 
 
-def not_measured(suite: str) -> str:
-    """What stands where a table would be; "backward peer" is one more run of "backward"."""
-    suite = suite.removesuffix(" peer")
-    return f'Not measured yet: `python -m flash_versions.bench --suite "{suite}"`.\n'
+def not_measured(command: str) -> str:
+    """The text that takes the place of a table of which nothing was measured."""
+    return f"Not measured yet: `{command}`.\n"
+
+
+def bench(suite: str) -> str:
+    """The command that measures a suite; "backward peer" is one more run of "backward"."""
+    return f'python -m flash_versions.bench --suite "{suite.removesuffix(" peer")}"'
 
 
 def markdown(header: list[str], body: list[list[str]]) -> str:
     """A table; the first column is text, the others are numbers."""
     lines = [header, ["---", *["--:"] * (len(header) - 1)], *body]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def pivot(
+    title: str,
+    groups: Mapping[str, Any],
+    columns: Iterable[str],
+    cell: Callable[[Any, str], str | None],
+    titles: Mapping[str, str] | None = None,
+) -> str:
+    """A table with a line for each group and a column for each name; a cell that is None or empty
+    is a dash. `titles` names columns that have another title than `label` gives them.
+    """
+    columns = list(columns)
+    body = [[name, *(cell(group, x) or "-" for x in columns)] for name, group in groups.items()]
+    return markdown([title, *((titles or {}).get(x) or label(x) for x in columns)], body)
+
+
+def grouped(document: Document, suite: str, *keys: str, by: str) -> dict[Any, dict[Any, Row]]:
+    """The rows of a suite as {values of the keys: {value of `by`: row}}; of one key its value."""
+    found: dict[Hashable, dict[Any, Row]] = {}
+    for row in document["rows"]:
+        if row["suite"] == suite:
+            place = tuple(row.get(key) for key in keys)
+            found.setdefault(place if len(keys) > 1 else place[0], {})[row[by]] = row
+    return found
+
+
+def by_shape(document: Document, suite: str) -> dict[str, dict[str, Row]]:
+    """The groups of a suite under what a table calls their shape."""
+    return {where(any_row(group)): group for group in shapes(document, suite).values()}
+
+
+def where(row: Row) -> str:
+    """A shape as tables call it; of the suite "seeds" batch and heads tell shapes apart."""
+    few = f"B={row['B']}, H={row['H']}, " if row["suite"] == "seeds" else ""
+    return f"{few}D={row['D']} {mask(row)}, S={row['N']}"
+
+
+def rate(group: dict[str, Row], name: str, base: str | None = None) -> str | None:
+    """A rate, and its ratio to that of `base` if that is known; None if it was not measured."""
+    own, other = rate_of(group, name), rate_of(group, base) if base else None
+    if not own:
+        return None
+    return f"{own:.0f} ({own / other:.2f} x)" if other else f"{own:.0f}"
 
 
 def provenance(document: Document, suite: str) -> str:

@@ -6,66 +6,74 @@ from statistics import geometric_mean
 
 from flash_versions.bench.peers import PEERS
 from flash_versions.bench.results import Document, Row, any_row, label, mask, names, rate_of
-from flash_versions.report.tables import markdown, provenance, where_and_when
+from flash_versions.report.tables import (
+    grouped,
+    markdown,
+    not_measured,
+    pivot,
+    provenance,
+    rate,
+    where_and_when,
+)
 
-KERNELS_NOT_MEASURED = "Not measured yet: `python tests/benchmarks/kernels_speed.py --out FILE`.\n"
+
+def script(name: str) -> str:
+    """The text in the place of a table that a script of tests/benchmarks measures."""
+    return not_measured(f"python -m tests.benchmarks.{name} --out FILE")
 
 
 def processes(document: Document, suite: str = "processes") -> str:
     """Training on several GPUs: tokens per second of steps and of their phases, and times one."""
-    found: dict[str, dict[int, Row]] = {}
-    for row in document["rows"]:
-        if row["suite"] == suite:
-            found.setdefault(row["what"], {})[row["gpus"]] = row
+    found = grouped(document, suite, "what", by="gpus")
     if not found:
-        return "Not measured yet: `python tests/benchmarks/parallel_gpu.py --out FILE`.\n"
+        return script("parallel_gpu")
     sizes = sorted({gpus for rows in found.values() for gpus in rows})
-    phases = {"step": "steps", "rollout": "rollouts", "learn": "learning"}
-    body = []
+    groups = {}
     for what, rows in found.items():
-        for phase, called in phases.items():
-            rates = [rows.get(gpus, {}).get(f"{phase}_tokens_per_second") for gpus in sizes]
-            if phase != "step" and not any(rates):
-                continue
-            ratios = [f" ({r / rates[0]:.2f} x)" if r and rates[0] else "" for r in rates[1:]]
-            cells = [f"{r:,.0f}{ratio}" if r else "-" for r, ratio in zip(rates, ["", *ratios])]
-            body.append([f"{what}: {called}", *cells])
-    header = ["tokens per second", *(f"{n} GPU{'s' * (n > 1)}" for n in sizes)]
+        for phase, called in {"step": "steps", "rollout": "rollouts", "learn": "learning"}.items():
+            rates = {n: row.get(f"{phase}_tokens_per_second") for n, row in rows.items()}
+            if phase == "step" or any(rates.values()):
+                groups[f"{what}: {called}"] = rates
+
+    def cell(rates: dict[int, float | None], gpus: str) -> str | None:
+        one, own = rates.get(sizes[0]), rates.get(int(gpus))
+        ratio = f" ({own / one:.2f} x)" if own and one and int(gpus) != sizes[0] else ""
+        return f"{own:,.0f}{ratio}" if own else None
+
+    titles = {str(n): f"{n} GPU{'s' * (n > 1)}" for n in sizes}
+    table = pivot("tokens per second", groups, titles, cell, titles)
     note = "bf16, the same global batch unless it says per GPU; the slowest GPU's time, median. "
-    return f"{markdown(header, body)}\n\n{note}{where_and_when(document, suite)}.\n"
+    return f"{table}\n\n{note}{where_and_when(document, suite)}.\n"
 
 
 def grpo_step(document: Document) -> str:
     """A step of GRPO and its phases against TRL's trainer, the fastest of the timed steps."""
-    found: dict[str, dict[str, Row]] = {}
-    for row in document["rows"]:
-        if row["suite"] == "grpo step":
-            found.setdefault(row["case"], {})[row["contestant"]] = row
+    found = grouped(document, "grpo step", "case", by="contestant")
     if not found:
-        return "Not measured yet: `python tests/benchmarks/trl_speed_gpu.py --out FILE`.\n"
-    body = []
+        return script("trl_speed_gpu")
+    groups = {}
     for case, rows in found.items():
-        ours = [rows[name] for name in ("ours", "ours again") if name in rows]
         for phase, called in {"": "step", "rollout_": "rollouts", "learn_": "learning"}.items():
-            key = f"{phase}seconds_best"
-            own = min((row[key] for row in ours if key in row), default=None)
-            cells = [f"{case}: {called}", f"{own:.2f}" if own else "-"]
-            for name in ("TRL", "TRL-bf16"):
-                theirs = rows.get(name, {}).get(key)
-                ratio = f" ({theirs / own:.1f} x)" if own and theirs else ""
-                cells.append(f"{theirs:.2f}{ratio}" if theirs else "-")
-            body.append(cells)
-    header = ["seconds (times ours)", "ours", "TRL", "TRL, weights in bf16"]
-    libraries = ("trl", "transformers")
-    about = where_and_when(document, "grpo step", libraries)
-    return f"{markdown(header, body)}\n\n64 problems, 16 answers each, on one GPU. {about}.\n"
+            best = {name: row.get(f"{phase}seconds_best") for name, row in rows.items()}
+            ours = [best[name] for name in ("ours", "ours again") if best.get(name)]
+            groups[f"{case}: {called}"] = best | {"ours": min(ours, default=None)}
+
+    def cell(best: dict[str, float | None], name: str) -> str | None:
+        own, other = best.get("ours"), best.get(name)
+        ratio = f" ({other / own:.1f} x)" if own and other and name != "ours" else ""
+        return f"{other:.2f}{ratio}" if other else None
+
+    titles = {"TRL-bf16": "TRL, weights in bf16"}
+    table = pivot("seconds (times ours)", groups, ("ours", "TRL", "TRL-bf16"), cell, titles)
+    about = where_and_when(document, "grpo step", ("trl", "transformers"))
+    return f"{table}\n\n64 problems, 16 answers each, on one GPU. {about}.\n"
 
 
 def layer(document: Document) -> str:
     """Milliseconds of one layer, forward and backward, against the faster of torch's backends."""
     rows = {row["version"]: row for row in document["rows"] if row["suite"] == "layer"}
     if not rows:
-        return "Not measured yet: `python tests/benchmarks/training_gpu.py --out FILE`.\n"
+        return script("training_gpu")
     everyone = names(document, "layer")
     base = min(rows[name]["seconds"] for name in everyone if name in PEERS)
     median, spread = ["median"], ["fastest and slowest round"]
@@ -87,38 +95,33 @@ def layer(document: Document) -> str:
 
 def products(document: Document, suite: str, base: str) -> str:
     """TFLOP/s of matrix products, and the ratio of ours to another's in the same rounds."""
-    groups: dict[str, dict[str, Row]] = {}
-    for row in document["rows"]:
-        if row["suite"] == suite:
-            groups.setdefault(row["shape"], {})[row["version"]] = row
-    if not groups:
-        return KERNELS_NOT_MEASURED
-    everyone = [*dict.fromkeys(name for group in groups.values() for name in group)]
-    ours = [name for name in everyone if name.startswith("ours")]
-    body: list[list[str]] = []
-    ratios: dict[str, list[float]] = {name: [] for name in ours}
-    for shape, group in groups.items():
+    groups = {}
+    for shape, group in grouped(document, suite, "shape", by="version").items():
         row = any_row(group)
-        cells = [f"{shape}: {row['M']} x {row['K']} x {row['N']}"]
-        for name in everyone:
-            rate, other = rate_of(group, name), rate_of(group, base)
-            if rate and other and name in ours:
-                ratios[name].append(rate / other)
-            ratio = f" ({rate / other:.2f} x)" if rate and other and name in ours else ""
-            cells.append(f"{rate:.0f}{ratio}" if rate else "-")
-        body.append(cells)
-    means = [f"{geometric_mean(ratios[n]):.2f} x" if ratios.get(n) else "" for n in everyone]
-    body.append(["geometric mean", *means])
-    header = [f"TFLOP/s of the product (ratio to {base})", *everyone]
+        groups[f"{shape}: {row['M']} x {row['K']} x {row['N']}"] = group
+    if not groups:
+        return script("kernels_speed")
+    everyone = [*dict.fromkeys(name for group in groups.values() for name in group)]
+    means = {}
+    for name in [name for name in everyone if name.startswith("ours")]:
+        pairs = [(rate_of(group, name), rate_of(group, base)) for group in groups.values()]
+        if ratios := [own / other for own, other in pairs if own and other]:
+            means[name] = f"{geometric_mean(ratios):.2f} x"
+
+    def cell(group: dict[str, Row], name: str) -> str | None:
+        return rate(group, name, base if name.startswith("ours") else None)
+
+    table = pivot(f"TFLOP/s of the product (ratio to {base})", groups, everyone, cell)
+    last = " | ".join(["geometric mean", *(means.get(name, "") for name in everyone)])
     note = "Rows x inputs x outputs. "
-    return f"{markdown(header, body)}\n\n{note}{provenance(document, suite)}\n"
+    return f"{table}\n| {last} |\n\n{note}{provenance(document, suite)}\n"
 
 
 def rounding(document: Document) -> str:
     """Errors of a norm and the product after it, fused and not, against fp64."""
     rows = [row for row in document["rows"] if row["suite"] == "norm gemm numerics"]
     if not rows:
-        return KERNELS_NOT_MEASURED
+        return script("kernels_speed")
     body = [
         [row["path"], f"{row['rms']:.3f}", f"{row['largest']:.2f}", f"{row['from_1']:,}"]
         for row in rows
@@ -132,22 +135,17 @@ def generation(document: Document, compared_only: bool = False) -> str:
     """Tokens per second of generation, its share of the bandwidth bound, and transformers'; of what
     both were timed at only, if asked for.
     """
-    cases: dict[tuple, dict[str, Row]] = {}
-    for row in document["rows"]:
-        if row["suite"] == "generate":
-            place = (row["case"], row["batch"], row.get("prompt"))
-            cases.setdefault(place, {})[row["contestant"]] = row
+    cases = grouped(document, "generate", "case", "batch", "prompt", by="contestant")
     if not cases:
-        return "Not measured yet: `python tests/benchmarks/generate_speed.py --out FILE`.\n"
+        return script("generate_speed")
     body = []
     for (case, batch, prompt), rows in cases.items():
-        cells = [f"{case}, batch {batch}, {prompt} tokens before"]
         ours, theirs = rows.get("ours", {}), rows.get("transformers", {})
-        step = ours.get("ms_per_step")
-        if not step or (compared_only and "ms_per_step" not in theirs):  # or time ran out
+        step, other = ours.get("ms_per_step"), theirs.get("ms_per_step")
+        if not step or (compared_only and not other):  # or time ran out
             continue
+        cells = [f"{case}, batch {batch}, {prompt} tokens before"]
         cells += [f"{1000 * batch / step:,.0f}", f"{step:.2f}", f"{ours['share']:.0%}"]
-        other = theirs.get("ms_per_step")
         cells += [f"{other:.2f}", f"{other / step:.1f} x"] if other else ["-", "-"]
         both = "seconds" in ours and "seconds" in theirs
         cells.append(f"{theirs['seconds'] / ours['seconds']:.1f} x" if both else "-")
@@ -163,11 +161,11 @@ TABLES: dict[str, Callable[[Document], str]] = {
     "processes of four": partial(processes, suite="processes of four"),
     "grpo step": grpo_step,
     "layer": layer,
-    "gemm": lambda document: products(document, "gemm", "cuBLAS"),
-    "gemm swiglu": lambda document: products(document, "gemm swiglu", "torch"),
-    "norm gemm": lambda document: products(document, "norm gemm", "cuBLAS alone"),
-    "norm gemm swiglu": lambda document: products(document, "norm gemm swiglu", "cuBLAS alone"),
+    "gemm": partial(products, suite="gemm", base="cuBLAS"),
+    "gemm swiglu": partial(products, suite="gemm swiglu", base="torch"),
+    "norm gemm": partial(products, suite="norm gemm", base="cuBLAS alone"),
+    "norm gemm swiglu": partial(products, suite="norm gemm swiglu", base="cuBLAS alone"),
     "norm gemm numerics": rounding,
     "generate": generation,
-    "headline generate": lambda document: generation(document, compared_only=True),
+    "headline generate": partial(generation, compared_only=True),
 }

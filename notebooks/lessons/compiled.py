@@ -18,7 +18,7 @@ from typing import Any
 import triton
 
 import flash_versions
-from flash_versions.bench.watch import write
+from flash_versions.bench.files import write
 
 PACKAGE = Path(flash_versions.__file__).parent
 SUMMARY = ("num_warps", "registers", "spill_stores", "spill_loads", "shared", "instructions")

@@ -267,7 +267,7 @@ def forward_kernel(
         tile, sequence, rows, keys = find_tile(
             place, plan, sequences, q_length, kv_length, heads, tiles, LAST_FIRST
         )
-        if sequence >= 0:  # a plan has room for more tiles than there are
+        if plan is None or sequence >= 0:  # a plan has room for more tiles than there are
             forward_tile(
                 tile, sequence, rows, keys, q, k, v, o, lse_out, sequences, window, mods, rule,
                 heads, GROUP, BLOCK_Q, BLOCK_KV
@@ -331,7 +331,7 @@ def forward(
     eighths: int | None = None,
     counts: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """Attention and its LSE, of a request that is not `fa3.forward.left_to_fa2`.
+    """Attention and its LSE, of a request that is not `fa3.forward.left_to_gathering`.
 
     Args:
         request: see `Request`. Few rows are served, too, only not as fast; num_splits is not read.

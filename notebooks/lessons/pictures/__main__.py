@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from flash_versions.bench.files import write
 from flash_versions.bench.results import ROOT
-from flash_versions.bench.watch import write
 from flash_versions.plot.figures import FIGURES, STYLE, digest
 from lessons.pictures import animation, gantt, roles, rooflines, splits, tiles, traffic
 
