@@ -22,10 +22,10 @@ from flash_versions.versions.fa3.forward import heavy_first
 from flash_versions.versions.fa3.hopper import forward as forward_hopper
 from flash_versions.versions.fa3.hopper.backward import kernel as backward_hopper
 from flash_versions.versions.fa3.hopper.config import HopperConfig
-from flash_versions.versions.oracle.budget import assess_request
 from flash_versions.versions.tiles.tma import undescribable
 from tests.flash_versions.versions.test_attention import CASES, DTYPES, EVERY_DTYPE, LAYOUTS
 from tests.flash_versions.versions.test_packed import bounds, packed_inputs
+from tests.helpers.budget import assert_gradients_right, assert_right
 from tests.helpers.rotation import rotated
 
 interpreted = pytest.mark.skipif(
@@ -39,11 +39,6 @@ def inputs(device, M=70, N=130, heads=4, kv_heads=2, batch=2, head_dim=32, dtype
     return q.to(dtype), k.to(dtype), (v + 0.5).to(dtype)
 
 
-def assert_right(request, o, lse):
-    for name, accuracy in assess_request({"o": o, "lse": lse}, request).items():
-        assert accuracy.ok, f"{name}: {accuracy}"
-
-
 def gradients_of(request, differentiate, do=None, dlse=None, **options):
     """{name: gradient} of a request, by a backward of one's own choice."""
     with torch.no_grad():
@@ -51,11 +46,6 @@ def gradients_of(request, differentiate, do=None, dlse=None, **options):
         do = torch.randn_like(o) if do is None else do
         found = differentiate(request, o, lse, None, do, dlse, **options)
     return {n: x for n, x in zip(("dq", "dk", "dv", "dsink"), found) if x is not None}, do
-
-
-def assert_gradients_right(request, gradients, do, dlse=None):
-    for name, accuracy in assess_request(gradients, request, do, dlse).items():
-        assert accuracy.ok, f"{name}: {accuracy}"
 
 
 # ---- the kernel on calls of every kind, also on those that FA2 would get ----
