@@ -9,7 +9,7 @@ KERNEL_TESTS := tests/flash_versions/versions tests/flash_versions/dispatch/test
 	tests/compile tests/documents/test_lessons.py tests/transformer/kernels/test_gemv.py
 WORKERS := -q -n auto --maxprocesses 8 --dist loadgroup
 
-.PHONY: help generate chat test test-wide test-gpu test-triton test-trl fuzz lint bench plot lab notebooks docs clean
+.PHONY: help generate chat test test-all test-wide test-gpu test-triton test-trl fuzz lint bench plot lab notebooks docs clean
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -37,10 +37,13 @@ generate: $(VENV)/.ready-transformer ## a small language model answers a questio
 chat: $(VENV)/.ready-transformer ## talk to it
 	@$(BIN)/python -m transformer.generate --chat
 
-test: $(VENV)/.ready-test ## everything that needs no GPU: kernels interpreted and compiled, the transformer
+test: $(VENV)/.ready-test ## every version and feature once, kernels interpreted and compiled: no GPU, 4 minutes
+	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest $(WORKERS) -m "not (slow or wide)" $(ARGS)
+
+test-all: $(VENV)/.ready-test ## everything that needs no GPU
 	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest $(WORKERS) -m "not wide" $(ARGS)
 
-test-wide: $(VENV)/.ready-test ## what repeats for more dtypes and sizes what `make test` shows
+test-wide: $(VENV)/.ready-test ## what repeats for more dtypes and sizes what `make test-all` shows
 	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest $(WORKERS) -m wide
 
 test-gpu: $(VENV)/.ready-test ## the same equivalence cases and more on an NVIDIA GPU: ARGS="--failures=FILE"

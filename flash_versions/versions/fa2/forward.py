@@ -200,11 +200,12 @@ def forward_tile(
     begin, full_begin, full_end, end = blocks_of_queries(
         tile, rows.length, keys.length, window, GROUP, BLOCK_Q, BLOCK_KV
     )
-    blocks_per_split = tl.cdiv(end - begin, num_splits)
-    begin = begin + split * blocks_per_split
-    end = tl.minimum(begin + blocks_per_split, end)
-    full_begin = tl.minimum(tl.maximum(full_begin, begin), end)
-    full_end = tl.maximum(tl.minimum(full_end, end), full_begin)
+    if SPLIT:
+        blocks_per_split = tl.cdiv(end - begin, num_splits)
+        begin = begin + split * blocks_per_split
+        end = tl.minimum(begin + blocks_per_split, end)
+        full_begin = tl.minimum(tl.maximum(full_begin, begin), end)
+        full_end = tl.maximum(tl.minimum(full_end, end), full_begin)
 
     q_tile = load_rows(q, rows, queries.pos, MASKED=True)
     acc = tl.zeros([BLOCK_Q, v.PADDED], tl.float32)
@@ -299,7 +300,7 @@ def splits_of(request: Request, programs: int, block_kv: int, at_once: int = 1) 
         n_blocks = min(n_blocks, cdiv(max(seen, 0), block_kv) + 1)
     num_splits = request.num_splits
     if num_splits is None:
-        num_sms = devices.num_sms(request.q.device)
+        num_sms = devices[request.q.device].num_sms
         num_splits = choose_num_splits(programs, n_blocks, num_sms)
         if n_blocks >= WORTH_SPLITTING and 0 < programs < FULL * num_sms:
             num_splits = max(num_splits, min(at_once, 2 * num_sms // programs))
@@ -321,7 +322,7 @@ def decoding_config(request: Request, programs: int) -> LaunchConfig:
     """
     q = request.q
     head_dim = padded_head_dim(max(q.shape[3], request.v.shape[3]))
-    for_each = programs / devices.num_sms(q.device)
+    for_each = programs / devices[q.device].num_sms
     config = CROWDED if for_each > 3 else WHOLE if FULL <= for_each <= 1 else SHARED
     rows = q.shape[1] * request.group
     config = replace(
@@ -329,7 +330,7 @@ def decoding_config(request: Request, programs: int) -> LaunchConfig:
         block_q=max(16, 1 << (rows - 1).bit_length()),
         num_stages=max(2, 1 + (config.num_stages - 1) * 128 // max(64, head_dim)),
     )
-    return config.fitted(head_dim, q.element_size(), devices.shared_memory(q.device))
+    return config.fitted(head_dim, q.element_size(), devices[q.device].shared_memory)
 
 
 def forward(
