@@ -37,7 +37,7 @@ class Devices:
         self.known: dict[torch.device, Properties] = {}
         self.assumed: Properties | None = None
 
-    def properties(self, device: torch.device) -> Properties:
+    def __getitem__(self, device: torch.device) -> Properties:
         """What is known of a device; inside of `assume`, what is assumed of every device."""
         if self.assumed is not None:
             return self.assumed
@@ -46,21 +46,9 @@ class Devices:
             found = self.known[device] = read_properties(device)
         return found
 
-    def capability(self, device: torch.device) -> tuple[int, int]:
-        """A GPU's compute capability; (0, 0) of another device."""
-        return self.properties(device).capability
-
-    def shared_memory(self, device: torch.device) -> int:
-        """Bytes of shared memory that one program may use; UNLIMITED on the CPU."""
-        return self.properties(device).shared_memory
-
-    def num_sms(self, device: torch.device) -> int:
-        """Streaming multiprocessors of a GPU; 1 on the CPU."""
-        return self.properties(device).num_sms
-
     def launches_overlap(self, device: torch.device) -> bool:
         """Whether a kernel may be launched while the one before it runs, and wait for it there."""
-        return self.capability(device) >= (9, 0) and not interpreter.enabled()
+        return self[device].capability >= (9, 0) and not interpreter.enabled()
 
     @torch.compiler.assume_constant_result
     def limits(self, device: torch.device) -> str | None:
@@ -75,7 +63,7 @@ class Devices:
                 "before Python starts (or, without a GPU, import flash_versions before triton), "
                 "or use version='sdpa'."
             )
-        if (capability := self.capability(device)) < (8, 0):
+        if (capability := self[device].capability) < (8, 0):
             major, minor = capability
             return f"the GPU has compute capability {major}.{minor}; 8.0 (Ampere) or later works."
         return None

@@ -96,6 +96,9 @@ class Quantized(NamedTuple):
     v_reference: torch.Tensor
 
 
+DESCALES = ("q_descale", "k_descale", "v_descale")
+
+
 def is_fp8(x: torch.Tensor) -> bool:
     """Whether a tensor holds 8-bit floats."""
     return x.dtype in NAMES
@@ -105,7 +108,7 @@ def checked_precision(
     precision: object,
     q: torch.Tensor,
     k: torch.Tensor,
-    descales: Mapping[str, torch.Tensor | None],
+    asked: Mapping[str, Any],
 ) -> str | None:
     """The canonical text of the precision of a call, None if it is that of 16- or 32-bit inputs.
 
@@ -113,24 +116,24 @@ def checked_precision(
         precision: what the caller gave: None, a text or an `Fp8`.
         q: (batch, M, heads, head_dim), 8-bit if it is quantised already; so k.
         k: (batch, N, kv_heads, head_dim).
-        descales: "q_descale", "k_descale" and "v_descale", as the caller gave them.
+        asked: the options of the call: of these, DESCALES as the caller gave them.
 
     Raises:
         ValueError: the precision is unknown, or does not go with the dtype; a scale is malformed.
     """
-    if precision is None and not is_fp8(q) and all(x is None for x in descales.values()):
+    descales = {name: asked[name] for name in DESCALES if asked[name] is not None}
+    if precision is None and not descales and not is_fp8(q):
         return None
     if precision is not None and not isinstance(precision, str | Fp8):
         raise ValueError(
             f"precision={precision!r} must be 'fp8', an Fp8, or None: as the dtype says."
         )
     if not is_fp8(q):
-        for name, x in descales.items():
-            if x is not None:
-                raise ValueError(
-                    f"{name} was given and q has dtype {q.dtype}; it is the scale of tensors that "
-                    f"are quantised to 8 bits."
-                )
+        for name in descales:
+            raise ValueError(
+                f"{name} was given and q has dtype {q.dtype}; it is the scale of tensors that "
+                f"are quantised to 8 bits."
+            )
         how = Fp8.parse(precision) if isinstance(precision, str) else precision
         if q.dtype not in (torch.float16, torch.bfloat16):
             raise ValueError(
@@ -149,17 +152,13 @@ def checked_precision(
     return implied
 
 
-def _checked_descales(
-    q: torch.Tensor, k: torch.Tensor, descales: Mapping[str, torch.Tensor | None]
-) -> str:
+def _checked_descales(q: torch.Tensor, k: torch.Tensor, descales: Mapping[str, object]) -> str:
     """What shares a scale, the finest of the three: "tensor", "head" or "block"."""
     batch, kv_heads = k.shape[0], k.shape[2]
     of_keys = (batch, kv_heads, -(-k.shape[1] // BLOCK_KEYS))
     of_queries = (batch, q.shape[2], -(-q.shape[1] // BLOCK_ROWS))
     finest = 0
     for name, x in descales.items():
-        if x is None:
-            continue
         if not isinstance(x, torch.Tensor):
             raise ValueError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor.")
         blocks = of_queries if name == "q_descale" else of_keys

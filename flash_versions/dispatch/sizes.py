@@ -61,7 +61,7 @@ def default_config(
     """
     q, v = request.q, request.v
     head_dim = padded_head_dim(max(q.shape[3], v.shape[3]))
-    limit = devices.shared_memory(q.device)
+    limit = devices[q.device].shared_memory
     block_q = min(128, max(16, 1 << (rows - 1).bit_length()))
     if q.dtype == torch.float32:  # exact products run on the ordinary FP units and need registers
         config = LaunchConfig(min(block_q, 64 if head_dim <= 64 else 32), 32, 8, 2)
@@ -84,7 +84,7 @@ def backward_config(request: Request, measured: Mapping[int, LaunchConfig]) -> L
     """
     q, v = request.q, request.v
     head_dim = padded_head_dim(max(q.shape[3], v.shape[3]))
-    limit = devices.shared_memory(q.device)
+    limit = devices[q.device].shared_memory
     if limit == UNLIMITED:
         return LaunchConfig(64, 64, num_warps=4, num_stages=1)
     if q.dtype == torch.float32:
@@ -92,7 +92,7 @@ def backward_config(request: Request, measured: Mapping[int, LaunchConfig]) -> L
         return LaunchConfig(block, block, num_warps=8, num_stages=1)
     # What happens to the scores takes registers, too.
     plain = request.softcap is None and request.alibi_slopes is None and request.dropout_p == 0
-    hopper = devices.capability(q.device) == (9, 0)
+    hopper = devices[q.device].capability == (9, 0)
     if plain and hopper and q.shape[3] == v.shape[3] in measured:
         return measured[head_dim]
     block = 64 if head_dim <= 128 else 32

@@ -1,7 +1,8 @@
 """The contract that every version fulfils, and what no kernel can do."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -14,7 +15,23 @@ ForwardQuantized = Callable[[Request, Quantized], tuple[torch.Tensor, torch.Tens
 Backward = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]]
 
 
-@dataclass(frozen=True)
+class Chosen:
+    """A forward, or a backward, of several kernels.
+
+    `choose(request)` returns the one that computes the request, with its launch planned: a function
+    of what the whole is a function of. It depends on nothing but `launch.description`, so a call
+    on a GPU asks once and remembers the answer.
+    """
+
+    def __init__(self, choose: Callable[[Request], Callable]) -> None:
+        self.choose = choose
+
+    def __call__(self, request: Request, *given: Any) -> Any:
+        """What is chosen, called."""
+        return self.choose(request)(request, *given)
+
+
+@dataclass(frozen=True, eq=False)
 class Version:
     """One step of the progression, or a baseline to hold against it.
 
@@ -57,6 +74,39 @@ class Version:
         """
         reason = self.limits(request)
         return reason and f"version {self.name!r}: {reason}"
+
+
+VERSIONS: dict[str, Version] = {}  # by name, the oldest first
+BASELINES: dict[str, Version] = {}  # what autograd differentiates, to hold the versions against
+
+
+def register(versions: Iterable[Version]) -> None:
+    """Make versions known by name: to `attention`, the operators, and all that shows or measures
+    them.
+    """
+    for version in versions:
+        (VERSIONS if version.backward else BASELINES)[version.name] = version
+
+
+def choose_version(name: str | Version, request: Request) -> Version:
+    """The version of that name, or for "auto" the newest that supports the request; ValueError if
+    there is none. A version need not be registered.
+    """
+    known = VERSIONS | BASELINES
+    if isinstance(name, Version):
+        version = name
+    elif name == "auto":
+        for version in reversed(VERSIONS.values()):
+            if version.unsupported(request) is None:
+                return version
+        version = next(reversed(VERSIONS.values()))
+    elif isinstance(name, str) and name in known:
+        version = known[name]
+    else:
+        raise ValueError(f"version={name!r} is unknown; there are {', '.join(['auto', *known])}.")
+    if reason := version.unsupported(request):
+        raise ValueError(reason)
+    return version
 
 
 def kernel_limits(request: Request) -> str | None:

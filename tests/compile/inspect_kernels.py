@@ -1,12 +1,7 @@
-"""Inspect a small Gluon kernel and calls of FA2 where kernels are compiled; print JSON.
-
-    TRITON_INTERPRET=0 python tests/compile/inspect_kernels.py
-
-What test_inspect.py asserts; a process of its own, because compiling and interpreting cannot share
-one.
+"""A small Gluon kernel and calls of FA2, inspected where kernels are compiled: what test_inspect.py
+asserts. See apart.py.
 """
 
-import json
 import re
 from dataclasses import replace
 from functools import partial
@@ -88,7 +83,8 @@ def with_ptx(kernel: Compiled, old: str, new: str) -> Compiled:
     return replace(kernel, code=code)
 
 
-def main() -> None:
+def rows() -> dict:
+    """What was found, by name."""
     before = (Launcher.__call__, triton.runtime.driver._active, devices.assumed)
     gluon_kernel = compile_gluon()
     product = r"(wgmma\.mma_async[^{]*\{(%\w+)[^;]*;)"
@@ -132,8 +128,4 @@ def main() -> None:
     }
     after = (Launcher.__call__, triton.runtime.driver._active, devices.assumed)
     document["restored"] = before == after
-    print(json.dumps(document))
-
-
-if __name__ == "__main__":
-    main()
+    return document

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flash_versions.dispatch.autograd import in_vectors, narrowed
-from flash_versions.dispatch.device import devices
+from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.oracle import budget, reference
 from flash_versions.versions.oracle.budget import assess_request
@@ -52,7 +52,7 @@ def small_hopper(monkeypatch):
     same quantised inputs.
     """
     monkeypatch.setattr(LOADED["tiles.wgmma"], "available", lambda device: True)
-    monkeypatch.setattr(devices, "num_sms", lambda device: 2)
+    monkeypatch.setattr(devices, "assumed", Properties(num_sms=2))
     for module in (budget, reference):
         monkeypatch.setattr(module, "prepare", prepare)
 
@@ -111,7 +111,7 @@ def test_every_case_that_it_takes(case, dtype):
     if not all(x.numel() for x in inputs):
         pytest.skip("what no descriptor can address does not come to this kernel")
     request = make_request(*inputs, **options)
-    if reason := LOADED["fa3.hopper.forward"].unsupported(request):
+    if reason := LOADED["fa3.hopper.forward"].left_to_portable(request):
         pytest.skip(reason)
     for threshold in (0.0, 8.0):
         schedule = replace(config.default_config(request), threshold=threshold)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flash_versions.dispatch.device import devices
+from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.precision import Fp8
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.version import fp8_limits
@@ -46,7 +46,7 @@ CONFIGS = {
 def small_hopper(monkeypatch):
     """A GPU of two multiprocessors, so that programs walk over several tiles."""
     monkeypatch.setattr(forward_fp8_hopper, "available", lambda device: True)
-    monkeypatch.setattr(devices, "num_sms", lambda device: 2)
+    monkeypatch.setattr(devices, "assumed", Properties(num_sms=2))
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +89,7 @@ def test_every_case_that_it_takes(case):
     if not all(x.numel() for x in inputs):
         pytest.skip("what no descriptor can address does not come to this kernel")
     request = make_request(*inputs, precision="fp8", **options)
-    if reason := fp8_limits(request) or forward_fp8_hopper.unsupported(request):
+    if reason := fp8_limits(request) or forward_fp8_hopper.left_to_portable(request):
         pytest.skip(reason)
     o, _ = check(None, *inputs, **options)
     assert o.dtype == torch.float16

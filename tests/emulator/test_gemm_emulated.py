@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flash_versions.dispatch.device import devices
+from flash_versions.dispatch.device import Properties, devices
 from tests.emulator.gluon import gemm as gluon_gemm
 from tests.emulator.gluon import machine as gluon_machine
 from tests.emulator.gluon.machine import ORDERS
@@ -34,7 +34,7 @@ by_order = pytest.mark.parametrize("order", ORDERS, indirect=True)
 @pytest.fixture(autouse=True)
 def two_multiprocessors(monkeypatch):
     """So that programs walk over several tiles."""
-    monkeypatch.setattr(devices, "num_sms", lambda device: 2)
+    monkeypatch.setattr(devices, "assumed", Properties(num_sms=2))
 
 
 @pytest.fixture

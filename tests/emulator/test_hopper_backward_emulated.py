@@ -85,7 +85,7 @@ def test_every_case_that_it_takes(case, dtype, monkeypatch):
     inputs, options = case.inputs(dtype, "cpu"), case.all_options("cpu")
     if not all(x.numel() for x in inputs):
         pytest.skip("what no descriptor can address does not come to this kernel")
-    if reason := backward_hopper.unsupported(in_vectors(make_request(*inputs, **options))):
+    if reason := backward_hopper.left_to_portable(in_vectors(make_request(*inputs, **options))):
         pytest.skip(reason)
     check(None, *inputs, **options)
 
@@ -238,16 +238,16 @@ def test_of_all_orders_only_dq_may_know(monkeypatch):
 def test_what_is_left_to_the_portable_kernels(monkeypatch):
     monkeypatch.setattr(LOADED["tiles.wgmma"], "available", lambda device: True)
     q, k, v = qkv(8, 8, 1, 64)
-    assert backward_hopper.unsupported(make_request(q, k, v)) is None
+    assert backward_hopper.left_to_portable(make_request(q, k, v)) is None
     for options in ({"deterministic": True}, {"alibi_slopes": torch.ones(1)}, {"dropout_p": 0.5}):
-        reason = backward_hopper.unsupported(make_request(q, k, v, **options))
+        reason = backward_hopper.left_to_portable(make_request(q, k, v, **options))
         assert next(iter(options)) in reason
     for D, D_v, left in ((256, 256, False), (192, 128, False), (256, 64, True), (64, 256, True)):
-        reason = backward_hopper.unsupported(make_request(*qkv(8, 8, 1, D, D_v=D_v)))
+        reason = backward_hopper.left_to_portable(make_request(*qkv(8, 8, 1, D, D_v=D_v)))
         assert (reason is not None and f"head_dim {D} and {D_v}" in reason) == left
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    assert "deterministic" in backward_hopper.unsupported(make_request(q, k, v))
-    assert backward_hopper.unsupported(make_request(q, k, v, deterministic=False)) is None
+    assert "deterministic" in backward_hopper.left_to_portable(make_request(q, k, v))
+    assert backward_hopper.left_to_portable(make_request(q, k, v, deterministic=False)) is None
 
 
 def test_a_schedule_for_another_head_dim():

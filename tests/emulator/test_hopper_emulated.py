@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flash_versions.dispatch.autograd import in_vectors, narrowed
-from flash_versions.dispatch.device import devices
+from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fa3.ablation import SWITCHES
 from flash_versions.versions.oracle.budget import assess
@@ -48,7 +48,7 @@ by_order = pytest.mark.parametrize("order", ORDERS, indirect=True)
 def small_hopper(monkeypatch):
     """A GPU of two multiprocessors, so that programs walk over several tiles."""
     monkeypatch.setattr(LOADED["tiles.wgmma"], "available", lambda device: True)
-    monkeypatch.setattr(devices, "num_sms", lambda device: 2)
+    monkeypatch.setattr(devices, "assumed", Properties(num_sms=2))
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_every_case_that_it_takes(case, dtype):
     inputs, options = case.inputs(dtype, "cpu"), case.all_options("cpu")
     if not all(x.numel() for x in inputs):
         pytest.skip("what no descriptor can address does not come to this kernel")
-    if reason := forward_hopper.unsupported(in_vectors(make_request(*inputs, **options))):
+    if reason := forward_hopper.left_to_portable(in_vectors(make_request(*inputs, **options))):
         pytest.skip(reason)
     check(None, *inputs, **options)
 
@@ -137,7 +137,7 @@ def test_windows_and_softcap(options, M, N, D):
 @pytest.mark.parametrize("programs", [1, 2, 3])
 @by_order
 def test_dynamic_tiles_are_shared_out_and_the_counters_left_at_zero(programs, order, monkeypatch):
-    monkeypatch.setattr(devices, "num_sms", lambda device: programs)
+    monkeypatch.setattr(devices, "assumed", Properties(num_sms=programs))
     counters = torch.zeros(2, dtype=torch.int32)
     monkeypatch.setattr(host.counters, "pair", lambda device: counters)
     for _ in range(2):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flash_versions.dispatch.device import devices
+from flash_versions.dispatch.device import Properties, devices
 from tests.emulator.gluon import emulator as gluon_emulator
 from tests.emulator.gluon import gemm as gluon_gemm
 from tests.emulator.gluon import machine as gluon_machine
@@ -30,7 +30,7 @@ emulated = LOADED["transformer.model.kernels.gemm.rmsnorm_hopper"]
 @pytest.fixture(autouse=True)
 def small_hopper(monkeypatch):
     """A GPU of two multiprocessors, so that programs walk over several tiles."""
-    monkeypatch.setattr(devices, "num_sms", lambda device: 2)
+    monkeypatch.setattr(devices, "assumed", Properties(num_sms=2))
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)

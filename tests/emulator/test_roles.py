@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flash_versions.dispatch.device import devices
+from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.precision import Fp8
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fa4.hopper.roles import (
@@ -38,7 +38,7 @@ CONFIGS = {
 @pytest.fixture(autouse=True)
 def small_hopper(monkeypatch):
     """A GPU of two multiprocessors, so that programs walk over several tiles."""
-    monkeypatch.setattr(devices, "num_sms", lambda device: 2)
+    monkeypatch.setattr(devices, "assumed", Properties(num_sms=2))
 
 
 # ------------------------------------------------------------------------------- the table

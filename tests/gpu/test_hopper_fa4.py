@@ -13,7 +13,7 @@ from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
 from flash_versions.versions.fa3.hopper import config as fa3_config
 from flash_versions.versions.fa3.hopper.config import HopperConfig
-from flash_versions.versions.fa3.hopper.forward import unsupported
+from flash_versions.versions.fa3.hopper.forward import left_to_portable
 from flash_versions.versions.fa4.hopper import config
 from flash_versions.versions.fa4.hopper import forward as forward_hopper
 from flash_versions.versions.fa4.hopper.config import RolesConfig
@@ -79,7 +79,7 @@ def check_fp8(schedule, q, k, v, **options):
 @pytest.mark.parametrize("case", DESCRIBED, ids=lambda case: case.name)
 def test_every_case_that_it_takes(case, dtype):
     request = in_vectors(make_request(*case.inputs(dtype, "cuda"), **case.all_options("cuda")))
-    if reason := unsupported(request):
+    if reason := left_to_portable(request):
         pytest.skip(reason)
     assert_right(request, *forward_hopper.forward(request)[:2])
 

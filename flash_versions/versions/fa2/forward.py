@@ -299,7 +299,7 @@ def splits_of(request: Request, programs: int, block_kv: int, at_once: int = 1) 
         n_blocks = min(n_blocks, cdiv(max(seen, 0), block_kv) + 1)
     num_splits = request.num_splits
     if num_splits is None:
-        num_sms = devices.num_sms(request.q.device)
+        num_sms = devices[request.q.device].num_sms
         num_splits = choose_num_splits(programs, n_blocks, num_sms)
         if n_blocks >= WORTH_SPLITTING and 0 < programs < FULL * num_sms:
             num_splits = max(num_splits, min(at_once, 2 * num_sms // programs))
@@ -321,7 +321,7 @@ def decoding_config(request: Request, programs: int) -> LaunchConfig:
     """
     q = request.q
     head_dim = padded_head_dim(max(q.shape[3], request.v.shape[3]))
-    for_each = programs / devices.num_sms(q.device)
+    for_each = programs / devices[q.device].num_sms
     config = CROWDED if for_each > 3 else WHOLE if FULL <= for_each <= 1 else SHARED
     rows = q.shape[1] * request.group
     config = replace(
@@ -329,7 +329,7 @@ def decoding_config(request: Request, programs: int) -> LaunchConfig:
         block_q=max(16, 1 << (rows - 1).bit_length()),
         num_stages=max(2, 1 + (config.num_stages - 1) * 128 // max(64, head_dim)),
     )
-    return config.fitted(head_dim, q.element_size(), devices.shared_memory(q.device))
+    return config.fitted(head_dim, q.element_size(), devices[q.device].shared_memory)
 
 
 def forward(

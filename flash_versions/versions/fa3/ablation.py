@@ -35,7 +35,7 @@ def varied(request: Request, **switches: Any) -> tuple[torch.Tensor, torch.Tenso
     Raises:
         ValueError: this kernel does not serve the request.
     """
-    if reason := forward.unsupported(request) or forward_hopper.unsupported(request):
+    if reason := forward.left_to_fa2(request) or forward_hopper.left_to_portable(request):
         raise ValueError(reason)
     return forward_hopper.forward(request, replace(default_config(request), **switches))
 
@@ -44,7 +44,7 @@ def varied_fp8(
     request: Request, quantized: Quantized, **switches: Any
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
     """The same in FP8."""
-    if reason := forward_fp8_hopper.unsupported(request):
+    if reason := forward_fp8_hopper.left_to_portable(request):
         raise ValueError(reason)
     config = replace(fp8_config(request), **switches)
     return forward_fp8_hopper.forward(request, quantized, config)

@@ -373,21 +373,21 @@ launch_dkdv = Launcher(dkdv_kernel)
 launch_dq = Launcher(dq_kernel)
 
 
-def without_boxes(request: Request) -> str | None:
-    """Why a request's gradients are not for boxes, as a sentence, or None: for the forward's
-    reasons, but for the splits, which a backward has not.
+def needs_pointers(request: Request) -> str | None:
+    """Why boxes cannot serve a request's gradients, as a sentence, or None: the forward's reasons
+    but for the splits, which a backward does not have.
     """
-    return forward.unsupported(request._replace(num_splits=1))
+    return forward.left_to_fa2(request._replace(num_splits=1))
 
 
-def unsupported(request: Request) -> str | None:
+def left_to_fa2(request: Request) -> str | None:
     """Why a request's gradients are left to FA2's kernels, as a sentence, or None."""
-    if reason := without_boxes(request):
+    if reason := needs_pointers(request):
         return reason
     device, config = request.q.device, backward_config(request, MEASURED_KV)
-    if devices.shared_memory(device) == UNLIMITED:
+    if devices[device].shared_memory == UNLIMITED:
         return None
-    major, minor = devices.capability(device)
+    major, minor = devices[device].capability
     if major in READ_SHARED_MEMORY and min(config.block_q, config.block_kv) >= ROWS_READ:
         return None
     return (
@@ -420,7 +420,7 @@ def backward(
     function: Any = exp2,
     share: tuple | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Gradients of attention, of a request that `unsupported` does not leave to FA2.
+    """Gradients of attention, of a request that is not `left_to_fa2`.
 
     Args:
         request: as in the forward. Few rows are served, too, only not as fast.

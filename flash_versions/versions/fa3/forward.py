@@ -279,7 +279,7 @@ def choose_config(request: Request) -> LaunchConfig:
     return config
 
 
-def unsupported(request: Request) -> str | None:
+def left_to_fa2(request: Request) -> str | None:
     """Why a request is left to FA2's forward, as a sentence, or None.
 
     Decoding stays there unchanged: it waits for memory, not for what FA3 makes faster.
@@ -292,8 +292,8 @@ def unsupported(request: Request) -> str | None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if reason := undescribable(name, x):
             return reason
-    if devices.shared_memory(q.device) < UNLIMITED:
-        major, minor = devices.capability(q.device)
+    if devices[q.device].shared_memory < UNLIMITED:
+        major, minor = devices[q.device].capability
         if major < 9:
             return (
                 f"compute capability {major}.{minor} has no TMA: descriptors would load element by "
@@ -327,7 +327,7 @@ def heads_of_section(request: Request) -> int:
 def forward(
     request: Request, config: LaunchConfig | None = None, persistent: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """Attention and its LSE, of a request that `unsupported` does not leave to FA2.
+    """Attention and its LSE, of a request that is not `left_to_fa2`.
 
     Args:
         request: see `Request`. Few rows are served, too, only not as fast; num_splits is not read.
@@ -346,7 +346,7 @@ def forward(
     total = tiles.number * heads * batch  # packed: a batch of one
     programs = total
     if persistent:
-        resident = devices.num_sms(q.device) * max(1, RESIDENT_WARPS // config.num_warps)
+        resident = devices[q.device].num_sms * max(1, RESIDENT_WARPS // config.num_warps)
         programs = min(resident, total)
 
     o = new_results((*q.shape[:3], v.shape[3]), q, request.cu_seqlens_q)

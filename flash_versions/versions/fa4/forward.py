@@ -298,7 +298,7 @@ def choose_rule(request: Request, config: LaunchConfig) -> tuple[float, int]:
     No polynomial in fp32, where its error would show; beyond head_dim 128, where products take four
     times as long as exponentials; and where a block is too narrow to be shared out.
     """
-    if devices.capability(request.q.device)[0] in AS_FA3:
+    if devices[request.q.device].capability[0] in AS_FA3:
         return 0.0, 0
     wide = max(request.q.shape[3], request.v.shape[3]) > 128
     if wide or request.q.dtype == torch.float32 or config.block_kv % SHARED_OUT:
@@ -331,7 +331,7 @@ def forward(
     eighths: int | None = None,
     counts: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """Attention and its LSE, of a request that `fa3.forward.unsupported` does not leave to FA2.
+    """Attention and its LSE, of a request that is not `fa3.forward.left_to_fa2`.
 
     Args:
         request: see `Request`. Few rows are served, too, only not as fast; num_splits is not read.

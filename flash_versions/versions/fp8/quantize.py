@@ -66,7 +66,7 @@ def quantize(
         raise ValueError(
             f"q has head_dim {head_dim}; hadamard=True needs a power of two from 16 to 256."
         )
-    if q.is_cuda and (capability := devices.capability(q.device)) < (8, 9):
+    if q.is_cuda and (capability := devices[q.device].capability) < (8, 9):
         major, minor = capability
         raise ValueError(f"compute capability {major}.{minor} has no FP8; 8.9 (Ada) or later has.")
     for name, x in (("q", q), ("k", k), ("v", v)):

@@ -12,7 +12,7 @@ WARPGROUP_ROWS = gl.constexpr(64)  # rows that the four warps of a warpgroup mul
 
 def available(device: torch.device) -> bool:
     """Whether kernels written for Hopper run on a device: Triton's interpreter knows no Gluon."""
-    return not interpreter.enabled() and devices.capability(device) == (9, 0)
+    return not interpreter.enabled() and devices[device].capability == (9, 0)
 
 
 @gluon.constexpr_function

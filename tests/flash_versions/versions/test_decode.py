@@ -1,10 +1,5 @@
 """Decoding: few queries on many keys, everything that a call may ask for, split or whole."""
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -13,8 +8,8 @@ from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.versions.fa2 import combine, decode
 from flash_versions.versions.fa2 import forward as fa2
+from tests.compile import apart
 from tests.helpers.budget import assert_right
-from tests.helpers.paths import ROOT
 from tests.helpers.rotation import rotated
 
 CONFIG = LaunchConfig(block_q=16, block_kv=32, num_warps=4, num_stages=1)  # 5 blocks in 150 keys
@@ -174,15 +169,7 @@ def test_decoding_is_served_by_the_kernel_for_it(device, monkeypatch):
 
 def test_what_the_compiler_makes_of_it():
     """16 bytes a copy, one loop, nothing spilled; an early launch only where someone waits."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.compile.decode_kernels"],
-        env=os.environ | {"TRITON_INTERPRET": "0"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    kernels = {(row["call"], row["kernel"]): row for row in json.loads(done.stdout)}
+    kernels = {(row["call"], row["kernel"]): row for row in apart.compiled("decode_kernels")}
     assert list(kernels) == [
         ("one sequence", "decode_kernel"),
         ("one sequence", "combine_kernel"),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from flash_versions import attention
-from flash_versions.dispatch.device import devices
+from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.versions.fa2 import backward as fa2_backward
@@ -150,7 +150,7 @@ def test_heuristic(programs, n_blocks, multiprocessors, expected):
     ],
 )
 def test_splits_of_a_decoding_step(monkeypatch, batch, length, expected):
-    monkeypatch.setattr(devices, "num_sms", lambda device: 132)
+    monkeypatch.setattr(devices, "assumed", Properties(num_sms=132))
     q, k = torch.empty(batch, 1, 32, 64), torch.empty(1, 1, 8, 64).expand(batch, length, 8, 64)
     request = make_request(q, k, k, causal=True)
     assert fa2.splits_of(request, 8 * batch, 64, fa2.READ_AT_ONCE) == expected

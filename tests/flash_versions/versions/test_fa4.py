@@ -13,7 +13,7 @@ import triton.language as tl
 import flash_versions
 import transformer
 from flash_versions.dispatch.autograd import in_vectors
-from flash_versions.dispatch.device import devices
+from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.versions import fa3
@@ -293,13 +293,13 @@ def test_the_rule_that_is_chosen(device, monkeypatch):
     config = LaunchConfig(64, 64, num_warps=4, num_stages=2)
     for dtype, eighths in ((torch.float32, 0), (torch.float16, 2), (torch.bfloat16, 2)):
         request = make_request(*inputs(device, dtype=dtype))
-        monkeypatch.setattr(devices, "capability", lambda device: (10, 0))
+        monkeypatch.setattr(devices, "assumed", Properties((10, 0)))
         assert portable.choose_rule(request, config) == (8.0, eighths)
         assert portable.choose_rule(request, LaunchConfig(64, 16, 4, 2)) == (8.0, 0)
         wide = make_request(*inputs(device, head_dim=256, dtype=dtype))
         assert portable.choose_rule(wide, config) == (8.0, 0)
         for capability in ((8, 0), (9, 0), (12, 0)):
-            monkeypatch.setattr(devices, "capability", lambda device, x=capability: x)
+            monkeypatch.setattr(devices, "assumed", Properties(capability))
             assert portable.choose_rule(request, config) == (0.0, 0)
     assert set(HALF) < set(DEGREES)
 
@@ -364,7 +364,7 @@ def test_the_share_is_a_switch(device):
 
 @pytest.mark.parametrize("capability", [(9, 0), (10, 0)])
 def test_the_gradients_share_out_where_the_forward_does(capability, device, monkeypatch):
-    monkeypatch.setattr(devices, "capability", lambda device: capability)
+    monkeypatch.setattr(devices, "assumed", Properties(capability))
     request = make_request(*inputs(device), causal=True)
     chosen, _ = gradients_of(request)
     expected, _ = gradients_of(request, eighths=2 if capability == (10, 0) else 0)
@@ -460,7 +460,7 @@ def test_few_queries_are_left_to_fa2(device, monkeypatch):
 def test_fp8_is_for_the_hopper_kernel_and_elsewhere_for_fa3(on_hopper, device, monkeypatch):
     given = []
     reason = None if on_hopper else "no Hopper"
-    monkeypatch.setattr(forward_fp8_hopper, "unsupported", lambda request: reason)
+    monkeypatch.setattr(forward_fp8_hopper, "left_to_portable", lambda request: reason)
     kernel = (forward_hopper if on_hopper else fa3), "forward_quantized"
     monkeypatch.setattr(*kernel, lambda *arguments: given.append(arguments))
     request = make_request(*inputs(device))._replace(precision="fp8:block:e4m3")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flash_versions import VERSIONS, Fp8, attention, attention_reference
-from flash_versions.dispatch.device import devices
+from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.precision import Quantized
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import LaunchConfig
@@ -333,7 +333,7 @@ def test_tensors_that_are_quantised_once_serve_any_call(device):
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 6)])
 def test_a_gpu_without_fp8_is_told(capability, monkeypatch):
-    monkeypatch.setattr(devices, "capability", lambda device: capability)
+    monkeypatch.setattr(devices, "assumed", Properties(capability))
     q, k, v = inputs("cpu")
     with pytest.raises(
         ValueError, match=r"compute capability 8.\d, whose tensor cores know no FP8"

@@ -1,16 +1,11 @@
 """A decoding step's layers: within the error budget, everything written, bad input named."""
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 import torch.nn.functional as F
 
 from flash_versions.versions.oracle.budget import Accuracy
-from tests.helpers.paths import ROOT
+from tests.compile import apart
 from transformer.model.kernels.decode import gemv
 from transformer.model.kernels.decode.gemv import Norm, Tile
 from transformer.model.kernels.decode.gemv_qkv import MANY_TOKENS, qkv
@@ -240,12 +235,7 @@ def test_halves_and_caches_that_do_not_fit():
 @pytest.mark.parametrize("arch", [pytest.param("sm_80", marks=pytest.mark.wide), "sm_90"])
 def test_compiled_code(arch):
     """On either architecture: weights in loads of 16 bytes, no spills, one kernel for each part."""
-    command = [sys.executable, "-m", "tests.compile.compile_gemv", arch]
-    environment = os.environ | {"TRITON_INTERPRET": "0"}
-    out = subprocess.run(
-        command, env=environment, check=True, capture_output=True, text=True, cwd=ROOT
-    )
-    rows = json.loads(out.stdout.splitlines()[-1])
+    rows = apart.compiled("compile_gemv", arch)
     streams = [row for row in rows if row["kernel"] in STREAMS]
     assert {row["kernel"] for row in streams} == STREAMS
     for row in rows:

@@ -123,11 +123,6 @@ def test_the_future_changes_nothing(config):
     assert not torch.equal(model(tokens)[:, 7:], model(changed)[:, 7:])
 
 
-def test_last_only_is_the_last_of_all():
-    model, tokens = make_model(), make_tokens(2, 9)
-    assert_same(model(tokens, last_only=True), model(tokens)[:, -1:])
-
-
 def test_wanted_logits_are_those_of_all():
     """In the order of the rows, with the same gradient; none may be wanted."""
     model, tokens = make_model().requires_grad_(True), make_tokens(3, 9)
@@ -336,15 +331,6 @@ def test_repeated_rows_share_a_prompt(padding):
         real = prompt[row // 3, 0 if padding is None else padding[row // 3] :]
         assert_same(logits[row], model(torch.cat((real, answers[row]))[None])[0, -2:])
     assert cache.lengths.tolist() == [5, 5 if padding is None else 3]  # the original is untouched
-
-
-def test_pads_are_turned_round_behind_the_tokens():
-    cache = KVCache(CONFIG, 2, 12)
-    first = cache.reserve(5, torch.tensor([2, 0])).positions
-    assert first.tolist() == [[3, 4, 0, 1, 2], [0, 1, 2, 3, 4]]
-    second = cache.reserve(3, torch.tensor([0, 1])).positions
-    assert second.tolist() == [[3, 4, 5], [7, 5, 6]]
-    assert cache.lengths.tolist() == [6, 7]
 
 
 def test_attention_gets_views_of_the_live_part_of_the_cache():

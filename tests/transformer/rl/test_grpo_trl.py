@@ -171,19 +171,6 @@ def test_trls_accumulated_micro_batches_are_our_batch(kind, micro_batches):
         assert (gradient - torch.cat([part[1] for part in theirs])).abs().max() <= 1e-12
 
 
-def test_trls_bnpo_depends_on_the_split():
-    """Why there is none here."""
-    mask = length_mask(LENGTHS, WIDTH)
-    x = random_inputs(torch.float64)
-    settings = ("bnpo", "token", (0.2, 0.28), (0.0, False), None)
-    whole = trl_loss(x, mask, *settings, tokens=0)[0]
-    halves = [
-        trl_loss({n: v[p] for n, v in x.items()}, mask[p], *settings, tokens=0, micro_batches=2)[0]
-        for p in torch.arange(ROWS).chunk(2)
-    ]
-    assert abs(whole - sum(halves)) > 1e-3
-
-
 class Watched(GRPOTrainer):
     """A trainer that computes everything again with ours, and keeps the largest differences."""
 

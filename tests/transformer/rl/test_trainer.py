@@ -175,8 +175,8 @@ def test_the_reference_is_the_frozen_start(tempted):
 
     resumed = make_trainer(tempted, beta=0.1)
     resumed.restore(trainer.state())
-    assert resumed.reference is not None
-    assert all(map(torch.equal, resumed.reference.parameters(), start))
+    assert resumed.learner.reference is not None
+    assert all(map(torch.equal, resumed.learner.reference.parameters(), start))
 
 
 def test_without_beta_there_is_no_reference(tempted):
@@ -193,7 +193,7 @@ def test_a_gap_stops_before_the_update(tempted, change):
     """
     trainer = make_trainer(tempted)
     rollouts = trainer.roll_out().rollouts
-    trainer.settings = replace(trainer.settings, **change)
+    trainer.learner.settings = replace(trainer.settings, **change)
     if "seed" in change:
         with torch.no_grad():
             trainer.policy.model.lm_head.weight.mul_(1.01)

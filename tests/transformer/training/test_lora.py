@@ -126,7 +126,7 @@ def test_the_reference_is_the_model_without_adapters(tempted):
     trainer = make_trainer(tempted, lora_rank=RANK, beta=0.1)
     trainer.learn(trainer.roll_out().rollouts)
     assert trainer.learner.reference is None
-    start = make_trainer(tempted, beta=0.1).reference
+    start = make_trainer(tempted, beta=0.1).learner.reference
     rollouts = trainer.roll_out().rollouts
     state = copy.deepcopy(trainer.state())
     kl = trainer.learn(rollouts)["kl"]

@@ -135,17 +135,6 @@ def test_a_recipe_decides_the_data(tmp_path):
     assert (batch.tokens == expected.tokens).all()
 
 
-def test_an_interrupted_countdown_run_ends_in_the_same_bits(tmp_path):
-    changes = {"tasks": "countdown", "teacher": Teacher(patience=0.5)}
-    weights, log = run(tmp_path / "whole", **changes)
-    run(tmp_path / "halves", stop_before=5, **changes)
-    with pytest.raises(ValueError, match="unfinished run with another teacher"):
-        run(tmp_path / "halves", tasks="countdown", teacher=Teacher(patience=0.75))
-    resumed_weights, resumed_log = run(tmp_path / "halves", **changes)
-    assert resumed_log == log
-    assert all(torch.equal(weight, resumed_weights[name]) for name, weight in weights.items())
-
-
 def _truncate(content):
     return content[: len(content) // 2]
 

@@ -263,7 +263,7 @@ def limits(request: Request) -> str | None:
 @torch.compiler.assume_constant_result
 def tensor_core_limits(device: torch.device) -> str | None:
     """Why a device has no FP8, as a sentence, or None."""
-    capability = devices.capability(device)
+    capability = devices[device].capability
     if (0, 0) < capability < (8, 9):
         major, minor = capability
         return (
@@ -280,7 +280,7 @@ def choose_config(request: Request) -> LaunchConfig:
     """
     q, v = request.q, request.v
     head_dim = padded_head_dim(max(q.shape[3], v.shape[3]))
-    limit = devices.shared_memory(q.device)
+    limit = devices[q.device].shared_memory
     block_q = min(128, max(16, 1 << (q.shape[1] - 1).bit_length()))
     if limit < H200_SHARED_MEMORY:
         config = LaunchConfig(min(block_q, max(32, 8192 // max(64, head_dim))), 32, 8, 2)

@@ -31,7 +31,7 @@ from flash_versions.versions.tiles.tma import describe_swizzled
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, available
 
 
-def unsupported(request: Request) -> str | None:
+def left_to_portable(request: Request) -> str | None:
     """Why a request is left to the portable kernel, as a sentence, or None."""
     if not available(request.q.device):
         return f"{request.q.device} is no Hopper GPU, or kernels are interpreted."

@@ -103,7 +103,7 @@ def prefers_two_consumers(request: Request) -> bool:
     q = request.q
     if request.window_right is not None:
         return request.k.shape[1] <= 4096
-    programs = devices.num_sms(q.device)
+    programs = devices[q.device].num_sms
     two, three = (
         consumers * cdiv(cdiv(q.shape[1], 64 * consumers) * q.shape[2] * q.shape[0], programs)
         for consumers in (2, 3)

@@ -391,9 +391,9 @@ def forward_kernel(
 launch_forward = Launcher(forward_kernel)
 
 
-def unsupported(request: Request) -> str | None:
-    """Why a request that descriptors can address (`forward.unsupported`) is left to the portable
-    kernel, as a sentence, or None.
+def left_to_portable(request: Request) -> str | None:
+    """Why a request that is not left to FA2 (`forward.left_to_fa2`) is left to the portable kernel,
+    as a sentence, or None.
     """
     q = request.q
     if not wgmma.available(q.device):
@@ -414,8 +414,8 @@ def forward(
     """Attention and its LSE on a Hopper GPU.
 
     Args:
-        request: see `Request`; one that is not `unsupported`, on the current GPU, with rows padded
-            as `autograd.in_vectors` does.
+        request: see `Request`; one that is not `left_to_portable`, on the current GPU, with rows
+            padded as `autograd.in_vectors` does.
         config: the schedule; None chooses by shape.
 
     Raises:

@@ -66,7 +66,7 @@ def num_programs(request: Request, config: HopperConfig) -> int:
     tiles = cdiv(q_length, config.block_q) * heads * batch
     if config.scheduler == "grid":
         return tiles
-    return min(tiles, devices.num_sms(request.q.device))
+    return min(tiles, devices[request.q.device].num_sms)
 
 
 def tensors(

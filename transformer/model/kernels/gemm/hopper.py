@@ -364,7 +364,7 @@ def gemm(
         ValueError: the configuration does not fit the residual.
     """
     rows, columns = c.shape
-    num_sms = devices.num_sms(a.device)
+    num_sms = devices[a.device].num_sms
     if config is None:
         both, added = up is not None, residual is not None
         config = default_config(rows, columns * (1 + both), num_sms, added, both)

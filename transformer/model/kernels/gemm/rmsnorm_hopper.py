@@ -273,7 +273,7 @@ def norm_gemm(
     steps = cdiv(a.shape[1], BLOCK_K * config.chain) * config.chain  # behind the end TMA reads 0
     launch_norm_gemm(
         (a.device, a.dtype, config, up is None, bias is None or placement(bias)),
-        (min(tiles, devices.num_sms(a.device)),),
+        (min(tiles, devices[a.device].num_sms),),
         (
             describe(a, WARPGROUP_ROWS.value, BLOCK_K),
             describe(b, tile_columns, BLOCK_K),

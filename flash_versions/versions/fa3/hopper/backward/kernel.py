@@ -379,7 +379,7 @@ def backward_kernel(
 launch_backward = Launcher(backward_kernel)
 
 
-def unsupported(request: Request) -> str | None:
+def left_to_portable(request: Request) -> str | None:
     """Why a request that descriptors can address is left to the portable kernels, as a sentence,
     or None.
     """
@@ -391,7 +391,7 @@ def unsupported(request: Request) -> str | None:
             f"head_dim {head_dim} and {head_dim_v} of v are left to the portable kernels: above "
             f"128, both must be above 64."
         )
-    return forward_hopper.unsupported(request)
+    return forward_hopper.left_to_portable(request)
 
 
 def backward(
@@ -408,7 +408,7 @@ def backward(
     """Gradients of attention on a Hopper GPU.
 
     Args:
-        request: as in the forward; one that is not `unsupported`, on the current GPU.
+        request: as in the forward; one that is not `left_to_portable`, on the current GPU.
         o: its result (batch, M, heads, head_dim_v).
         lse: its LSE (batch, heads, M).
         statistics: None.
