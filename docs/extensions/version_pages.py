@@ -133,15 +133,15 @@ def figures(version: Version, before: list[Version]) -> list[tuple[str, str]]:
 
 
 def changes(name: str, before: str) -> str:
-    """The part of the diff that is the lesson's first page, and a link to all of it."""
-    lines = lesson(before, name)
-    ends = [number for number, line in enumerate(lines) if line.startswith("--- ")]
-    first = lines[: ends[1]] if len(ends) > 1 else lines
+    """The diff of the plain kernels, and a link to that of all files."""
+    lines, everything = diff.plain_diff(before, name), f"{len(lesson(before, name)):,} lines"
     return (
-        f"`python -m flash_versions.diff {before} {name}` prints this. Docstrings are left out, "
-        f'and what is imported is unchanged. <a href="../diffs/{before}-{name}.html">All files, '
-        f"{len(lines):,} lines</a>; here the first, `{name}/forward.py`:\n\n"
-        f"```diff\n" + "\n".join(first) + "\n```\n"
+        f"The forward kernels as a plain causal call sees them: what serves options, which such a "
+        f"call compiles away, is left out. `python -m flash_versions.diff {before} {name} --plain` "
+        f"prints these {diff.changed(lines)} changed lines; without `--plain` it shows the kernels "
+        f"with every option, and with `--all` "
+        f'<a href="../diffs/{before}-{name}.html">all files, {everything}</a>.\n\n'
+        f"```diff\n" + "\n".join(lines) + "\n```\n"
     )
 
 

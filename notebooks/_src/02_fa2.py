@@ -168,9 +168,9 @@ changes("fa1", "fa2", "softmax_step")
 # %% [markdown]
 # Then a block of keys. `o` has become `acc`, and the two lines that normalised it are gone:
 # `acc * alpha` goes into the product as what it is added to. The mask has become a question that
-# the *compiler* answers, for `MASKED` is a constant. (`cap_scores`, `add_alibi`, `drop` and
-# `rows_in_pages` serve options of the API. Where a call does not use them, no instruction is left
-# of them.)
+# the *compiler* answers, for `MASKED` is a constant. (The function as it is written also calls
+# `cap_scores`, `add_alibi`, `drop` and `rows_in_pages` for options of the API. A call that does not
+# use them compiles without them, and the view below leaves them out; `plain=False` shows them.)
 
 # %%
 changes("fa1", "fa2", "fold_block")
@@ -180,7 +180,7 @@ changes("fa1", "fa2", "fold_block")
 # window), without a mask, with a mask on the right.
 
 # %%
-changes("fa1", "fa2", "attend")
+changes("fa1", "fa2", "attend", plain=False)
 
 # %% [markdown]
 # And the division has moved behind the loops.

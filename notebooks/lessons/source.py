@@ -13,7 +13,8 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
-from flash_versions.diff import BLOT, PACKAGE, definitions, parse
+from flash_versions.diff import plain_functions
+from flash_versions.diff.files import BLOT, FOLDER, ROOT, definitions, parse, path_of, version_names
 
 LINE = (
     "font-family:monospace;margin:0;padding:0 .6em;line-height:1.35;font-size:90%;white-space:pre;"
@@ -33,7 +34,7 @@ def show(function: Callable[..., Any], docstring: bool = True) -> None:
     path, (lines, first) = Path(inspect.getfile(plain)), inspect.getsourcelines(plain)
     if not docstring:
         lines = lines_without_docstring(path, plain.__name__) or lines
-    where = path.relative_to(PACKAGE.parent) if path.is_relative_to(PACKAGE.parent) else path.name
+    where = path.relative_to(ROOT.parent) if path.is_relative_to(ROOT.parent) else path.name
     formatter = HtmlFormatter(noclasses=True, nobackground=True, prestyles=LINE)
     code = highlight("".join(f"{line.rstrip()}\n" for line in lines), PythonLexer(), formatter)
     title = f"{where}, line {first}"
@@ -52,6 +53,7 @@ def changes(
     *,
     renamed: str | None = None,
     file: str = "forward.py",
+    plain: bool = True,
     context: int = 3,
 ) -> None:
     """Display what changes in one function from a version to the next, as a coloured diff.
@@ -62,18 +64,21 @@ def changes(
         name: a function that both define or import; docstrings are left out.
         renamed: what it is called in the new version, if not the same.
         file: where both have it, such as "backward.py".
+        plain: as a causal call without options sees it, see `flash_versions.diff.plain_source`;
+            False shows the function as it is written.
         context: unchanged lines around a change.
 
     Raises:
         ValueError: a version has no such file or function.
     """
+    look_up = find_plain if plain else find
     (before, old_lines), (after, new_lines) = (
-        find(old, file, name),
-        find(new, file, renamed or name),
+        look_up(old, file, name),
+        look_up(new, file, renamed or name),
     )
     lines = list(difflib.unified_diff(old_lines, new_lines, before, after, lineterm="", n=context))
     if not lines:
-        lines = [f"{name} has not changed: both versions use {after}"]
+        lines = [f"{name} has not changed" + ("" if plain else f": both versions use {after}")]
     rows = "\n".join(
         f'<span style="{COLOURS.get(line[:1], "")}">{html.escape(line)}</span>' for line in lines
     )
@@ -86,18 +91,29 @@ def display_text(page: str, lines: list[str]) -> None:
     display({"text/html": page, "text/plain": text}, raw=True)
 
 
+def find_plain(version: str, file: str, name: str) -> tuple[str, list[str]]:
+    """A function of a version's plain kernels: a heading for it, and its lines."""
+    functions = plain_functions(version, backward=file == "backward.py")
+    if name not in functions:
+        raise ValueError(
+            f"the plain kernels of {version} have no {name!r}; they have {', '.join(functions)}. "
+            f"With plain=False, changes shows functions as they are written."
+        )
+    return f"{version}/{file}, plain", functions[name].splitlines()
+
+
 def find(version: str, file: str, name: str) -> tuple[str, list[str]]:
     """Where a version has a function from, and its lines without the docstring. What it imports is
     looked up there.
     """
-    path = PACKAGE / version / file
-    if not path.exists():
+    path = FOLDER / version / file
+    if version not in version_names() or not path.exists():
         raise ValueError(f"there is no {version}/{file}.")
     pages = [path]
     for node in parse(path)[0].body:
         if isinstance(node, ast.ImportFrom) and name in {alias.name for alias in node.names}:
-            pages.append(PACKAGE.parent / f"{(node.module or '').replace('.', '/')}.py")
+            pages.append(path_of(node.module or "") or path)
     for page in pages:
         if lines := lines_without_docstring(page, name):
-            return str(page.relative_to(PACKAGE)), lines
+            return str(page.relative_to(ROOT)), lines
     raise ValueError(f"{version}/{file} neither defines nor imports {name!r}.")

@@ -4,7 +4,9 @@ import re
 
 import pytest
 
-from flash_versions import BASELINES, VERSIONS, __main__, diff
+from flash_versions import BASELINES, VERSIONS, __main__
+from flash_versions.diff import __main__ as diff
+from flash_versions.diff import changed, files, plain_source
 from tests.helpers.paths import ROOT
 
 
@@ -17,7 +19,7 @@ def test_table_names_every_version(capsys):
 
 
 def test_lesson_shows_what_changed_and_nothing_else(capsys):
-    assert diff.main(["fa1", "fa2"]) == 0
+    assert diff.main(["fa1", "fa2", "--all"]) == 0
     out = capsys.readouterr().out
     assert "+    p = tl.exp2(s * scale_log2 - pivot[:, None])" in out
     assert "+++ fa2/combine.py" in out
@@ -31,7 +33,7 @@ def test_lesson_shows_shared_definitions_in_the_place_of_imports(capsys):
     """FA3 loads rows in its own way, FA2 in that of a shared page; both in both passes. Of the
     backward, delta's kernel and what is measured are FA2's.
     """
-    assert diff.main(["fa2", "fa3"]) == 0
+    assert diff.main(["fa2", "fa3", "--all"]) == 0
     out = capsys.readouterr().out
     assert "-def load_rows(view, rows, index, MASKED: tl.constexpr):\n" in out
     assert "+def load_rows(desc, rows, index):\n" in out
@@ -90,8 +92,9 @@ def test_lesson_leaves_out_what_is_imported_from_the_version_before(tmp_path, mo
         path = tmp_path / "pages" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    monkeypatch.setattr(diff, "PACKAGE", tmp_path / "pages")
-    lines = [line for line in diff.lesson("fa1", "fa2") if line[1:].strip()]
+    for folder in ("ROOT", "FOLDER"):
+        monkeypatch.setattr(files, folder, tmp_path / "pages")
+    lines = [line for line in files.lesson("fa1", "fa2") if line[1:].strip()]
     assert [line for line in lines if line[0] == "-" and line[1] != "-"] == [
         "-from pages.shared import helper",
         "-LIMIT = 5",
@@ -105,7 +108,7 @@ def test_lesson_leaves_out_what_is_imported_from_the_version_before(tmp_path, mo
 
 def test_lesson_of_the_last_version(capsys):
     """FA4's softmax is new; boxes, the order of tiles and the launch are imported from FA3."""
-    assert diff.main(["fa3", "fa4"]) == 0
+    assert diff.main(["fa3", "fa4", "--all"]) == 0
     out = capsys.readouterr().out
     assert "+    acc = rescale(acc, alpha, rule, MASKED)\n" in out
     assert "+++ fa4/softmax.py" in out
@@ -121,14 +124,67 @@ def test_lesson_as_html(tmp_path):
     assert '<span class="add">+    p = tl.exp2(s * scale_log2 - pivot[:, None])' in page.read_text()
 
 
-def test_unknown_version(capsys):
-    assert diff.main(["fa1", "fa7"]) == 2
-    known = ", ".join(VERSIONS)
-    assert capsys.readouterr().err == f"error: there is no version 'fa7'; there are {known}\n"
+@pytest.mark.parametrize("view", [[], ["--plain"], ["--all"]])
+def test_unknown_version(view, capsys):
+    known = ", ".join(VERSIONS) if "--all" in view else f"{', '.join(VERSIONS)}, fa3-hopper, fa4-ho"
+    assert diff.main(["fa1", "fa7", *view]) == 2
+    assert f"error: there is no version 'fa7'; there are {known}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ([], "a diff takes two versions; nothing was given"),
+        (["fa1"], "a diff takes two versions; fa1 was given"),
+        (["fa1", "--show", "fa2"], "--show fa2 shows one version; fa1 was given besides"),
+        (["fa1", "fa2", "--all", "--plain"], "--all shows all files of two versions"),
+        (["fa1", "fa2", "--plain", "--head-dim", "0"], "head_dim=0 is not possible; 1 to 256 are"),
+        (["--show", "fa4", "--backward"], "fa4 has no kernel of its own for the backward"),
+    ],
+)
+def test_diffs_that_are_refused(arguments, words, capsys):
+    assert diff.main(arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_kernels_are_shown_without_the_host(capsys):
+    """By default with every option, but only kernel code: also what is imported on one side, not
+    what is imported on both or from the other.
+    """
+    assert diff.main(["fa1", "fa2"]) == 0
+    out = capsys.readouterr().out
+    assert "-    p = tl.exp(s - pivot[:, None])\n+    p = tl.exp2(s * scale_log2" in out
+    assert "+    s = add_alibi(s, queries.slope[:, None], distance, mods)" in out
+    assert "def forward(" not in out and '"""' not in out and "import" not in out
+    assert diff.main(["fa3", "fa4", "--context", "0"]) == 0
+    out = capsys.readouterr().out
+    assert "+def rescale(" in out and "heavy_first(" not in out and "def load_rows" not in out
+
+
+def test_kernels_for_hopper_lose_what_is_switched_off(capsys):
+    assert diff.main(["--show", "fa4-hopper", "--plain"]) == 0
+    out = capsys.readouterr().out
+    assert "acc = correct(acc, per_row(alpha, acc))" in out and "def store(" in out
+    for word in ("trace", "LATE_WAIT", "is_fp8", "capped", '"""', "attend_in_order"):
+        assert word not in out
+    assert diff.main(["fa3-hopper", "fa4-hopper", "--plain"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert 50 < changed(lines) <= 150
+    assert "-def produce(problem, schedule, buffers, scheduler, q, k, v):" in lines
+    assert "     round = 0" in lines  # what became another function is held against it
+
+
+def test_one_kernel_is_shown_whole(capsys):
+    assert diff.main(["--show", "fa2", "--plain"]) == 0
+    assert capsys.readouterr().out == plain_source("fa2")
+    assert diff.main(["--show", "fa2", "--plain", "--full", "--head-dim", "80"]) == 0
+    out = capsys.readouterr().out
+    assert out == plain_source("fa2", causal=False, head_dim=80)
+    assert "tl.zeros([BLOCK_Q, 128], tl.float32)" in out and "offset" not in out
 
 
 def test_versions_on_disk_are_the_registered_ones():
-    assert diff.version_names() == list(VERSIONS)
+    assert files.version_names() == list(VERSIONS)
     assert not set(VERSIONS) & set(BASELINES)
 
 

@@ -15,7 +15,8 @@ from PIL import Image as Picture
 
 import lessons
 from flash_versions import VERSIONS, attention_reference
-from flash_versions.diff import PACKAGE
+from flash_versions.diff import plain_source
+from flash_versions.diff.files import ROOT
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import LaunchConfig
 from lessons import answers, compiled, exercises, films, measurements, recording, source
@@ -283,7 +284,7 @@ def test_sources_are_those_of_the_package(displayed):
         page = displayed[-1]
         title, _, *lines = page["text/plain"].splitlines()
         path, line = re.fullmatch(r"flash_versions/(\S+), line (\d+)", title).groups()
-        text = (PACKAGE / path).read_text().splitlines()[int(line) - 1 :]
+        text = (ROOT / path).read_text().splitlines()[int(line) - 1 :]
         assert lines[0] == text[0] == "@triton.jit" and "def fold_block(" in lines
         kept = [x for x in text[: len(lines) + 1] if docstring or '"""' not in x]
         assert lines == kept[: len(lines)]
@@ -294,21 +295,40 @@ def test_sources_are_those_of_the_package(displayed):
 def test_changes_lead_from_one_version_to_the_next(displayed):
     """What goes is the old version's, what comes is the new one's, also where it is imported."""
     for name, page in (("fold_block", "fa2/forward.py"), ("softmax_step", "tile.py")):
-        lessons.changes("fa1", "fa2", name)
+        lessons.changes("fa1", "fa2", name, plain=False)
         head, *lines = displayed[-1]["text/plain"].splitlines()
         assert head == "--- fa1/forward.py" and lines[0] == f"+++ {page}"
         for sign, file in (("-", "fa1/forward.py"), ("+", page)):
             marked = [line[1:] for line in lines[1:] if line[:1] == sign]
-            assert marked and set(marked) <= set((PACKAGE / file).read_text().splitlines())
-    lessons.changes("fa2", "fa3", "softmax_step")
+            assert marked and set(marked) <= set((ROOT / file).read_text().splitlines())
+    lessons.changes("fa2", "fa3", "softmax_step", plain=False)
     assert "has not changed: both versions use tile.py" in displayed[-1]["text/plain"]
 
 
-@pytest.mark.parametrize("where", [("fa1", "fa9", "attend"), ("fa1", "fa2", "nothing")])
-def test_changes_of_nothing_are_refused(where):
+def test_changes_are_those_of_plain_kernels(displayed):
+    """Without the options of the API, also of the backward."""
+    for options in ({}, {"file": "backward.py"}):
+        name = "fold_queries" if options else "fold_block"
+        lessons.changes("fa1", "fa2", name, context=99, **options)
+        lines = displayed[-1]["text/plain"].splitlines()[3:]
+        for sign, version in (("-", "fa1"), ("+", "fa2")):
+            source = plain_source(version, backward=bool(options))
+            kept = [line[1:].rstrip() for line in lines if line[:1] in (sign, " ")]
+            assert "\n".join(kept) in source and f"def {name}(" in "\n".join(kept)
+        assert "alibi" not in "".join(lines)
+    lessons.changes("fa2", "fa3", "softmax_step")
+    assert displayed[-1]["text/plain"] == "softmax_step has not changed"
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("where", [("fa1", "fa9", "fold_block"), ("fa1", "fa2", "nothing")])
+def test_changes_of_nothing_are_refused(where, plain):
     """In a sentence."""
-    with pytest.raises(ValueError, match="there is no fa9|neither defines nor imports 'nothing'"):
-        lessons.changes(*where)
+    words = "there is no fa9|neither defines nor imports 'nothing'"
+    if plain:
+        words = "there is no version 'fa9'|plain kernels of fa1 have no 'nothing'; they have soft"
+    with pytest.raises(ValueError, match=words):
+        lessons.changes(*where, plain=plain)
 
 
 def test_instructions_are_those_of_the_architecture(tmp_path, monkeypatch):

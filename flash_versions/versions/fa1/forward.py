@@ -36,7 +36,7 @@ from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import LaunchConfig, default_config
 from flash_versions.versions.tiles.algebra import (
     Window,
-    block_range,
+    blocks_of_queries,
     first_visible,
     last_visible,
     mask_scores,
@@ -52,7 +52,7 @@ from flash_versions.versions.tiles.rows import (
 from flash_versions.versions.tiles.sequences import Sequences, key_rows
 
 # Change from call to call, a growing cache's with every token: no kernel of its own for each.
-COUNTS = ["q_length", "kv_length", "heads", "q_blocks"]
+COUNTS = ["q_length", "kv_length", "heads", "tiles"]
 MEASURED = {
     64: LaunchConfig(128, 64, num_warps=4, num_stages=2),
     128: LaunchConfig(64, 64, num_warps=4, num_stages=3),
@@ -104,6 +104,9 @@ def fold_block(
 
 @triton.jit
 def attend(
+    o,
+    row_max,
+    row_sum,
     q_tile,
     first_key,
     last_key,
@@ -114,15 +117,11 @@ def attend(
     scale,
     begin,
     end,
-    BLOCK_Q: tl.constexpr,
     BLOCK_KV: tl.constexpr,
 ):
-    """Attention of a query tile over KV blocks [begin, end): (o, row_max, row_sum), natural
+    """Fold KV blocks [begin, end) into the state of a query tile: (o, row_max, row_sum), natural
     units.
     """
-    o = tl.zeros([BLOCK_Q, v.PADDED], tl.float32)
-    row_max = tl.full([BLOCK_Q], float("-inf"), tl.float32)
-    row_sum = tl.zeros([BLOCK_Q], tl.float32)
     for j in range(begin, end):
         o, row_max, row_sum = fold_block(
             j, o, row_max, row_sum, q_tile, first_key, last_key, k, v, keys, window, scale, BLOCK_KV
@@ -144,7 +143,7 @@ def forward_kernel(
     q_length,
     kv_length,
     heads,
-    q_blocks,
+    tiles,
     scale,
     GROUP: tl.constexpr,
     BLOCK_Q: tl.constexpr,
@@ -152,34 +151,31 @@ def forward_kernel(
 ):
     """One program per (query tile, head, batch); those of a head are neighbours and share K, V."""
     program = tl.program_id(0)
-    tile = program % q_blocks
-    head = (program // q_blocks) % heads
-    batch = program // q_blocks // heads
-    rows = Rows(batch, head, batch * 0, q_length)
-    keys = key_rows(sequences, batch, head // GROUP, kv_length)
+    tile = program % tiles
+    head = (program // tiles) % heads
+    sequence = program // tiles // heads
+    rows = Rows(sequence, head, sequence * 0, q_length)
+    keys = key_rows(sequences, sequence, head // GROUP, kv_length)
 
-    q_first = tile * BLOCK_Q
-    q_last = tl.minimum(q_first + BLOCK_Q - 1, q_length - 1)
-    q_pos = q_first + tl.arange(0, BLOCK_Q)
+    row = tile * BLOCK_Q + tl.arange(0, BLOCK_Q)
     offset = keys.length - q_length  # causal is bottom-right: the last query sees the last key
-    begin, _, _, end = block_range(
-        first_visible(q_first, offset, window.left),
-        last_visible(q_first, offset, window.right, keys.length),
-        first_visible(q_last, offset, window.left),
-        last_visible(q_last, offset, window.right, keys.length),
-        BLOCK_KV,
-    )
-    out, row_max, row_sum = attend(
-        load_rows(q, rows, q_pos, MASKED=True),
-        first_visible(q_pos, offset, window.left),
-        last_visible(q_pos, offset, window.right, keys.length),
-        k, v, keys, window, scale, begin, end, BLOCK_Q, BLOCK_KV
+    first_key = first_visible(row, offset, window.left)
+    last_key = last_visible(row, offset, window.right, keys.length)
+    begin, _, _, end = blocks_of_queries(tile, q_length, keys.length, window, 1, BLOCK_Q, BLOCK_KV)
+
+    q_tile = load_rows(q, rows, row, MASKED=True)
+    acc = tl.zeros([BLOCK_Q, v.PADDED], tl.float32)
+    row_max = tl.full([BLOCK_Q], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BLOCK_Q], tl.float32)
+    acc, row_max, row_sum = attend(
+        acc, row_max, row_sum, q_tile, first_key, last_key, k, v, keys, window, scale, begin, end,
+        BLOCK_KV
     )  # fmt: skip
     lse = row_max + tl.log(tl.where(row_sum == 0.0, 1.0, row_sum))
-    store_rows(o, rows, q_pos, out)
-    store_row_values(lse_out, rows, q_pos, lse)
-    store_row_values(row_max_out, rows, q_pos, row_max)
-    store_row_values(row_sum_out, rows, q_pos, row_sum)
+    store_rows(o, rows, row, acc)
+    store_row_values(lse_out, rows, row, lse)
+    store_row_values(row_max_out, rows, row, row_max)
+    store_row_values(row_sum_out, rows, row, row_sum)
 
 
 launch_forward = Launcher(forward_kernel)
@@ -202,14 +198,14 @@ def forward(
     q, k, v = request.q, request.k, request.v
     batch, q_length, heads, _ = q.shape
     config = config or default_config(q_length, request, MEASURED)
-    q_blocks = cdiv(q_length, config.block_q)
+    tiles = cdiv(q_length, config.block_q)
 
     o = torch.empty((*q.shape[:3], v.shape[3]), dtype=q.dtype, device=q.device)
     lse = torch.empty((batch, heads, q_length), dtype=torch.float32, device=q.device)
     statistics = torch.empty((2, *lse.shape), dtype=torch.float32, device=q.device)
     launch_forward(
         layout(request),
-        (q_blocks * heads * batch,),
+        (tiles * heads * batch,),
         (
             View.of(q),
             View.of(k),
@@ -223,7 +219,7 @@ def forward(
             q_length,
             k.shape[1],
             heads,
-            q_blocks,
+            tiles,
             request.scale,
         ),
         {"GROUP": request.group, "BLOCK_Q": config.block_q, "BLOCK_KV": config.block_kv},

@@ -200,11 +200,12 @@ def forward_tile(
     begin, full_begin, full_end, end = blocks_of_queries(
         tile, rows.length, keys.length, window, GROUP, BLOCK_Q, BLOCK_KV
     )
-    blocks_per_split = tl.cdiv(end - begin, num_splits)
-    begin = begin + split * blocks_per_split
-    end = tl.minimum(begin + blocks_per_split, end)
-    full_begin = tl.minimum(tl.maximum(full_begin, begin), end)
-    full_end = tl.maximum(tl.minimum(full_end, end), full_begin)
+    if SPLIT:
+        blocks_per_split = tl.cdiv(end - begin, num_splits)
+        begin = begin + split * blocks_per_split
+        end = tl.minimum(begin + blocks_per_split, end)
+        full_begin = tl.minimum(tl.maximum(full_begin, begin), end)
+        full_end = tl.maximum(tl.minimum(full_end, end), full_begin)
 
     q_tile = load_rows(q, rows, queries.pos, MASKED=True)
     acc = tl.zeros([BLOCK_Q, v.PADDED], tl.float32)

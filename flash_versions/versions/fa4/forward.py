@@ -267,7 +267,7 @@ def forward_kernel(
         tile, sequence, rows, keys = find_tile(
             place, plan, sequences, q_length, kv_length, heads, tiles, LAST_FIRST
         )
-        if sequence >= 0:  # a plan has room for more tiles than there are
+        if plan is None or sequence >= 0:  # a plan has room for more tiles than there are
             forward_tile(
                 tile, sequence, rows, keys, q, k, v, o, lse_out, sequences, window, mods, rule,
                 heads, GROUP, BLOCK_Q, BLOCK_KV

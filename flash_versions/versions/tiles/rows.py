@@ -68,7 +68,7 @@ def cdiv(a: int, b: int) -> int:
 def row_pointers(view, rows, index):
     """Pointers to the first element of rows `index`."""
     start = rows.batch.to(tl.int64) * view.batch_stride + rows.head.to(tl.int64) * view.head_stride
-    start += rows.first.to(tl.int64) * view.row_stride
+    start += tl.cast(rows.first, tl.int64) * view.row_stride  # first may be a constant
     return view.ptr + start + index.to(tl.int64) * view.row_stride
 
 

@@ -86,7 +86,7 @@ def place_queries(
     row = tile * BLOCK_Q + tl.arange(0, BLOCK_Q)
     pos = row // GROUP
     head = keys.head * GROUP + row % GROUP
-    offset = keys.length - rows.length
+    offset = keys.length - rows.length  # causal is bottom-right: the last query sees the last key
     return Queries(
         head,
         pos,

@@ -1,4 +1,4 @@
-"""The lesson between two versions: `python -m flash_versions.diff fa1 fa2`.
+"""What is read from files: all files of two versions against each other, and whole kernels.
 
 A version's files bear the same names, its functions the same names in the same order, so what
 differs between two of them is the idea. Docstrings are left out: they tell the same story in words.
@@ -7,39 +7,58 @@ definition stands in the place of the import. What the later version imports fro
 unchanged, so both leave it out, with all that only it needs.
 """
 
-import argparse
 import ast
 import difflib
-import html
 import re
-import sys
 from collections.abc import Container, Set
+from importlib.util import find_spec
 from pathlib import Path
 
-PACKAGE = Path(__file__).parent
+from flash_versions.diff.names import EXPLICIT, VERSIONS
+
 BLOT = "\0"  # in the place of a line of a docstring
 Definition = ast.FunctionDef | ast.ClassDef
 DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
 ASSIGNED = (ast.Assign, ast.AnnAssign)
 DEFINED = re.compile(r"(?:def|class) (\w+)")
-COLOURS = {"+": "\033[32m", "-": "\033[31m", "@": "\033[36m"}
-PAGE = """<!doctype html>
-<meta charset="utf-8">
-<title>{title}</title>
-<style>
-pre {{ font: 14px/1.4 monospace; }} .add {{ background: #dfd; }} .del {{ background: #fdd; }}
-.at {{ color: #06c; }}
-</style>
-<h1>{title}</h1>
-<pre>
-{body}
-</pre>
-"""
+
+
+def folder_of(package: str) -> Path:
+    """The folder of a package."""
+    spec = find_spec(package)
+    assert spec is not None and spec.submodule_search_locations
+    return Path(spec.submodule_search_locations[0])
+
+
+ROOT = folder_of(VERSIONS.partition(".")[0])  # the folder of this package
+FOLDER = folder_of(VERSIONS)  # that in which each version has a folder
 
 
 def version_names() -> list[str]:
     """The versions on disk, in order."""
-    return sorted(p.parent.name for p in PACKAGE.glob("fa*/forward.py"))
+    return sorted(p.parent.name for p in FOLDER.glob("fa*/forward.py"))
+
+
+def check_version(name: str, known: list[str]) -> None:
+    """Refuse a name that is not among those that are known.
+
+    Raises:
+        ValueError: says which names there are.
+    """
+    if name not in known:
+        raise ValueError(f"there is no version {name!r}; there are {', '.join(known)}")
+
+
+def path_of(module: str) -> Path | None:
+    """The file of a module of this package, if there is one."""
+    parts = module.split(".")
+    path = ROOT.joinpath(*parts[1:]).with_suffix(".py")
+    return path if parts[0] == ROOT.name and path.exists() else None
+
+
+def module_of(path: Path) -> str:
+    """The name of the module that a file of this package is."""
+    return ".".join((ROOT.name, *path.relative_to(ROOT).with_suffix("").parts))
 
 
 def parse(path: Path) -> tuple[ast.Module, list[str]]:
@@ -79,9 +98,9 @@ def code_lines(path: Path, shown: Container[str] = (), hidden: Container[str] = 
 
 def shared_page(module: str | None) -> Path | None:
     """The file of a module of this package that belongs to no version."""
-    package, _, name = (module or "").partition(".")
-    path = PACKAGE / f"{name}.py"
-    return path if package == PACKAGE.name and path.exists() else None
+    path = path_of(module or "")
+    versions = [FOLDER / name for name in version_names()]
+    return path if path and not any(path.is_relative_to(x) for x in versions) else None
 
 
 def names_of(node: ast.stmt) -> list[str]:
@@ -111,14 +130,13 @@ def unchanged(old: str, new: str, name: str) -> Set[str]:
     files import from it, and what that needs. What the file of the same name defines anew is
     changed, unless that uses the old one, too.
     """
-    page = f"{PACKAGE.name}.{old}"
-    stem = name.removesuffix(".py")
+    page, _, stem = module_of(FOLDER / old / name).rpartition(".")
     imported: set[str] = set()
-    for path in (PACKAGE / new).glob("*.py"):
+    for path in (FOLDER / new).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module == f"{page}.{stem}":
                 imported |= {alias.name for alias in node.names}
-    counterpart, _ = parse(PACKAGE / new / name)
+    counterpart, _ = parse(FOLDER / new / name)
     anew = {defined for node in counterpart.body for defined in names_of(node)}
     modules = {
         alias.asname or alias.name
@@ -134,7 +152,7 @@ def unchanged(old: str, new: str, name: str) -> Set[str]:
         and isinstance(node.value, ast.Name)
         and node.value.id in modules
     }
-    tree, _ = parse(PACKAGE / old / name)
+    tree, _ = parse(FOLDER / old / name)
     nodes = {defined: node for node in tree.body for defined in names_of(node)}
     found: set[str] = set()
     pending = [*(imported - anew), *used]
@@ -160,7 +178,7 @@ def first_line(node: Definition) -> int:
 
 
 def lesson(old: str, new: str, context: int = 3) -> list[str]:
-    """Unified diff of all files of a version, line by line; what it does not have it imports.
+    """Unified diff of all files of a version, line by line; files that it does not have it imports.
 
     Args:
         old: name of a version, such as "fa1".
@@ -171,14 +189,12 @@ def lesson(old: str, new: str, context: int = 3) -> list[str]:
         ValueError: there is no version of that name.
     """
     for name in (old, new):
-        if name not in version_names():
-            raise ValueError(
-                f"there is no version {name!r}; there are {', '.join(version_names())}"
-            )
-    names = {p.name for p in (PACKAGE / new).glob("*.py")} - {"__init__.py"}
+        check_version(name, version_names())
+    paths = [p for p in (FOLDER / new).rglob("*.py") if p.name != "__init__.py"]
+    names = [p.relative_to(FOLDER / new).as_posix() for p in paths]
     found: list[str] = []
     for name in sorted(names, key=lambda name: (name != "forward.py", name)):
-        before, after = PACKAGE / old / name, PACKAGE / new / name
+        before, after = FOLDER / old / name, FOLDER / new / name
         marked = difflib.unified_diff(
             by_definition(code_lines(before, definitions(after), unchanged(old, new, name))),
             by_definition(code_lines(after, definitions(before))),
@@ -203,41 +219,96 @@ def by_definition(lines: list[str]) -> list[str]:
     return marked
 
 
-def as_html(old: str, new: str, lines: list[str]) -> str:
-    """The diff as a page of its own."""
-    classes = {"+": "add", "-": "del", "@": "at"}
-    body = "\n".join(
-        f'<span class="{classes.get(line[:1], "")}">{html.escape(line)}</span>' for line in lines
-    )
-    return PAGE.format(title=f"From {old} to {new}", body=body)
+def shown_names() -> list[str]:
+    """What can be shown: the versions' portable kernels, and those for one kind of GPU."""
+    return [*version_names(), *EXPLICIT]
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Print the diff, or write it as HTML; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m flash_versions.diff",
-        description="what changes from one version to the next",
-    )
-    parser.add_argument("old", help=f"one of {', '.join(version_names())}")
-    parser.add_argument("new")
-    parser.add_argument("--context", type=int, default=3, help="unchanged lines around a change")
-    parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="write a page instead of printing"
-    )
-    options = parser.parse_args(arguments)
-    try:
-        lines = lesson(options.old, options.new, options.context)
-        if options.html:
-            options.html.write_text(as_html(options.old, options.new, lines))
-            return 0
-    except (ValueError, OSError) as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
-    for line in lines:
-        colour = COLOURS.get(line[:1], "") if sys.stdout.isatty() else ""
-        sys.stdout.write(f"{colour}{line}{colour and chr(27) + '[0m'}\n")
-    return 0
+def kernels_of(name: str, backward: bool = False) -> tuple[str, tuple[str, ...]]:
+    """The module of some kernels and their names, in the order of the file.
+
+    Args:
+        name: one of `shown_names()`.
+        backward: those of the backward.
+
+    Raises:
+        ValueError: there are none.
+    """
+    check_version(name, shown_names())
+    direction = "backward" if backward else "forward"
+    module = EXPLICIT[name][backward] if name in EXPLICIT else f"{VERSIONS}.{name}.{direction}"
+    path = path_of(module)
+    found = definitions(path) if path else {}
+    kernels = tuple(x for x in found if x.endswith("_kernel"))
+    if not kernels:
+        raise ValueError(f"{name} has no kernel of its own for the {direction}.")
+    return module, kernels
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def reachable(module: str, kernels: tuple[str, ...]) -> dict[str, tuple[str, list[str]]]:
+    """What kernels use of their version's own package, callees first: (module, lines without the
+    docstring) by name.
+    """
+    path = path_of(module)
+    assert path is not None
+    package = path.relative_to(FOLDER).parts[0]
+    found: dict[str, tuple[str, list[str]]] = {}
+
+    def visit(place: str, name: str) -> None:
+        place = where(place, name)
+        path = path_of(place)
+        if name in found or path is None or not path.is_relative_to(FOLDER / package):
+            return
+        node = next(x for x in parse(path)[0].body if getattr(x, "name", None) == name)
+        found[name] = place, []
+        for used in ast.walk(ast.Module(getattr(node, "body", []), [])):
+            if isinstance(used, ast.Name):
+                visit(place, used.id)
+        text = [line for line in definitions(path)[name] if line != BLOT]
+        found[name] = found.pop(name)[0], text
+
+    for kernel in kernels:
+        visit(module, kernel)
+    return found
+
+
+def where(module: str, name: str) -> str:
+    """The module that defines a function or class that another one names; "" if none here does."""
+    path = path_of(module)
+    if path is None:
+        return ""
+    for node in parse(path)[0].body:
+        if isinstance(node, DEFINITIONS) and node.name == name:
+            return module
+        if isinstance(node, ast.ImportFrom) and name in [x.asname or x.name for x in node.names]:
+            return where(node.module or "", name)
+    return ""
+
+
+def difference(
+    old: tuple[str, tuple[str, ...]], new: tuple[str, tuple[str, ...]]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The definitions of two sets of kernels that are to be held against each other, by name.
+
+    Of what one side has and the other imports, both have it; of what both have from the same place,
+    neither.
+
+    Args:
+        old: a module and its kernels.
+        new: those of the later version.
+    """
+    sides = [reachable(*old), reachable(*new)]
+    for own, other, module in ((0, 1, new[0]), (1, 0, old[0])):
+        imported: dict[str, tuple[str, list[str]]] = {}
+        for name, (place, _) in list(sides[own].items()):
+            if name in sides[other]:
+                continue
+            shared = where(module, name)
+            if shared == place:
+                del sides[own][name]
+            elif path := path_of(shared):
+                text = [line for line in definitions(path)[name] if line != BLOT]
+                imported[name] = shared, text
+        sides[other] = imported | sides[other]
+    before, after = ({n: "\n".join(x) for n, (_, x) in side.items()} for side in sides)
+    return before, after

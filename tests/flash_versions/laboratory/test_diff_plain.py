@@ -1,0 +1,239 @@
+"""Plain kernels compute what the full ones compute, to the bit, and are as short as the lesson
+needs them; what the evaluator takes for granted of a plain call is what its launch shows.
+"""
+
+import importlib
+import importlib.util
+import sys
+
+import pytest
+import torch
+
+from flash_versions.diff import changed, plain_diff, plain_source
+from flash_versions.diff.fold import Global, Known, Record
+from flash_versions.diff.plain import plain_kernels
+from flash_versions.dispatch import interpreter
+from flash_versions.dispatch.launch import Launcher
+from flash_versions.dispatch.request import make_request
+from flash_versions.dispatch.sizes import LaunchConfig
+from flash_versions.versions.oracle.budget import assess_request
+
+VERSIONS = ("fa1", "fa2", "fa3", "fa4")
+CONFIG = LaunchConfig(16, 32, num_warps=4, num_stages=1)
+LENGTHS = [(64, 64), (37, 101), (101, 37)]  # the last: rows that see no key
+OUTPUTS = {
+    "forward_kernel": {"o", "lse_out", "row_max_out", "row_sum_out"},
+    "backward_kernel": {"dq_out", "dk_out", "dv_out"},
+    "delta_kernel": {"delta"},
+    "dkdv_kernel": {"dk_out", "dv_out"},
+    "dq_kernel": {"dq_out"},
+}
+interpreted = pytest.mark.skipif(not interpreter.enabled(), reason="bits are those of NumPy")
+
+
+class Call:
+    """A plain call of a version's full kernels, with what its launches were given."""
+
+    def __init__(self, version, causal, lengths, monkeypatch, dtype=torch.bfloat16, head_dim=128):
+        self.version, self.causal, self.head_dim = version, causal, head_dim
+        (m, n), self.launches, self.before = lengths, [], []
+        q, self.do = (torch.randn(2, m, 2, head_dim).to(dtype) for _ in range(2))
+        k, v = (torch.randn(2, n, 2, head_dim).to(dtype) for _ in range(2))
+        self.request = make_request(q, k, v, causal=causal)
+        self.options = {"threshold": 8.0, "eighths": 2} if version == "fa4" else {}
+        real = Launcher.__call__
+
+        def launch(launcher, key, grid, arguments, constants, *options):
+            names = launcher.kernel.arg_names
+            given = dict(zip(names, (*arguments, *constants.values()), strict=True))
+            self.launches.append((launcher.kernel.fn.__name__, grid, given))
+            return real(launcher, key, grid, arguments, constants, *options)
+
+        monkeypatch.setattr(Launcher, "__call__", launch)
+
+    def module(self, name):
+        return importlib.import_module(f"flash_versions.{self.version}.{name}")
+
+    def forward(self):
+        found = self.module("forward").forward(self.request, CONFIG, **self.options)
+        self.results = {"o": found[0], "lse": found[1]}
+        return found
+
+    def backward(self):
+        o, lse, statistics = self.forward()
+        self.launches.clear()
+        configs = [CONFIG] * (2 if self.version == "fa2" else 1)
+        found = self.module("backward").backward(
+            self.request, o, lse, statistics, self.do, None, *configs
+        )
+        self.results = dict(zip(("dq", "dk", "dv"), found))
+
+
+def follow(given, path):
+    """The value at (parameter, field, ...)."""
+    value = given[path[0]]
+    for name in path[1:]:
+        value = getattr(value, name)
+    return value
+
+
+def as_module(text, folder):
+    """A source text, imported."""
+    path = folder / "plain_kernels.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def replayed(call, folder, backward=False):
+    """Every launch of a call again, by the plain kernels: pairs (by the full one, by the plain one)
+    of all outputs, and the latter by name. Outputs begin as NaN, but for a dQ that is added to.
+    """
+    plain = as_module(plain_source(call.version, call.causal, call.head_dim, backward), folder)
+    kernels = plain_kernels(call.version, call.causal, call.head_dim, backward)
+    assert [name for name, _, _ in call.launches] == [list(x.functions)[-1] for x in kernels]
+    pairs, outputs = [], {}
+    for kernel, (name, grid, given) in zip(kernels, call.launches):
+        arguments = {}
+        for parameter, path in kernel.functions[name].parameters.items():
+            value = follow(given, path)
+            if parameter in OUTPUTS[name]:
+                start = 0.0 if path == ("queries", "dq") else float("nan")
+                made = torch.full_like(value.ptr, start)
+                pairs.append((value.ptr, made))
+                outputs[parameter.removesuffix("_out")] = made
+                value = value._replace(ptr=made)
+            arguments[parameter] = value
+        getattr(plain, name)[grid](**arguments)
+    return pairs, outputs
+
+
+def same_bits(pairs):
+    return [torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in pairs]
+
+
+@interpreted
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_forward_is_the_full_kernel_to_the_bit(version, causal, lengths, monkeypatch, tmp_path):
+    """And within the error budget of the fp64 reference."""
+    call = Call(version, causal, lengths, monkeypatch)
+    call.forward()
+    pairs, outputs = replayed(call, tmp_path)
+    assert len(pairs) == (4 if version == "fa1" else 2) and all(same_bits(pairs))
+    results = {name: outputs[name] for name in ("o", "lse")}
+    for name, accuracy in assess_request(results, call.request).items():
+        assert accuracy.ok, f"{name}: {accuracy}"
+
+
+@interpreted
+@pytest.mark.parametrize("dtype, head_dim", [(torch.float32, 64), (torch.float16, 80)], ids=str)
+@pytest.mark.parametrize("version", ["fa1", "fa2", "fa3"])
+def test_other_types_and_head_dims(version, dtype, head_dim, monkeypatch, tmp_path):
+    call = Call(version, True, (37, 101), monkeypatch, dtype, head_dim)
+    call.forward()
+    pairs, _ = replayed(call, tmp_path)
+    assert pairs and all(same_bits(pairs))
+
+
+@interpreted
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+@pytest.mark.parametrize("version", ["fa1", "fa2"])
+def test_backward_is_the_full_kernel_to_the_bit(version, causal, lengths, monkeypatch, tmp_path):
+    """And within the error budget of the fp64 reference."""
+    call = Call(version, causal, lengths, monkeypatch)
+    call.backward()
+    pairs, outputs = replayed(call, tmp_path, backward=True)
+    assert len(pairs) == (3 if version == "fa1" else 4) and all(same_bits(pairs))
+    results = {name: outputs[name].to(call.do.dtype) for name in ("dq", "dk", "dv")}
+    for name, accuracy in assess_request(results, call.request, call.do).items():
+        assert accuracy.ok, f"{name}: {accuracy}"
+
+
+def leaves(values, path=()):
+    """(path, value) of everything that a kernel is specialised to."""
+    for name, value in values.items():
+        if isinstance(value, Record):
+            yield from leaves(value.fields, (*path, name))
+        else:
+            yield (*path, name), value
+
+
+@interpreted
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+@pytest.mark.parametrize(
+    "version, backward", [(x, False) for x in VERSIONS] + [("fa1", True), ("fa2", True)]
+)
+def test_what_is_taken_for_granted_is_what_the_launch_shows(version, backward, causal, monkeypatch):
+    call = Call(version, causal, (64, 64), monkeypatch)
+    call.backward() if backward else call.forward()
+    for kernel, (_, grid, given) in zip(
+        plain_kernels(version, causal, 128, backward), call.launches, strict=True
+    ):
+        for path, value in leaves(kernel.values):
+            shown = follow(given, path)
+            shown = getattr(shown, "value", shown)  # of a tl.constexpr
+            if isinstance(value, Known):
+                assert shown == value.value and (shown is None) == (value.value is None), path
+            elif isinstance(value, Global):
+                assert shown is value.thing, path
+            elif getattr(shown, "PADDED", None) is not None:
+                assert shown.PADDED.value == value.width, path
+            else:
+                assert shown is not None, path
+        used = kernel.functions[list(kernel.functions)[-1]].parameters
+        assert (*grid, 1)[1] == 1  # program_id(1) is 0
+        if "total" in used:
+            assert grid[0] == given["total"]  # num_programs(0) is total: a tile for each program
+        if "heads" in used and used["heads"] == ("kv_heads",):
+            assert given["kv_heads"] == 2  # as many key heads as heads
+
+
+def test_a_plain_kernel_with_a_planted_bug_is_found(monkeypatch, tmp_path):
+    """The comparison above can fail: with the mask's edge moved by one."""
+    if not interpreter.enabled():
+        pytest.skip("bits are those of NumPy")
+    call = Call("fa2", True, (37, 101), monkeypatch)
+    call.forward()
+    text = plain_source("fa2")
+    assert text.count("<= last_key") == 1
+    monkeypatch.setattr(
+        sys.modules[__name__], "plain_source", lambda *_: text.replace("<= last_key", "< last_key")
+    )
+    pairs, _ = replayed(call, tmp_path)
+    assert not any(same_bits(pairs))
+
+
+BARS = {("fa1", "fa2"): 60, ("fa2", "fa3"): 40, ("fa3", "fa4"): 45}
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+@pytest.mark.parametrize("old, new", BARS)
+def test_the_lesson_fits_on_a_page(old, new, causal):
+    assert 10 < changed(plain_diff(old, new, causal)) <= BARS[old, new]
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_kernel_fits_on_a_page(version, causal):
+    text = plain_source(version, causal)
+    assert 40 < len(text.splitlines()) <= 110
+    assert max(map(len, text.splitlines())) <= 100
+    for word in (
+        "alibi",
+        "softcap",
+        "dropout",
+        "plan",
+        "sequences",
+        "mods",
+        "GROUP",
+        "SPLIT",
+        "@1",
+    ):
+        assert word not in text
+    assert ("tl.minimum" in text) or not causal
