@@ -1,6 +1,6 @@
 """Attention over one long sequence on all GPUs against one of them; writes JSON.
 
-    torchrun --nproc-per-node 2 tests/benchmarks/context_parallel_gpu.py --out FILE
+    torchrun --nproc-per-node 2 -m tests.benchmarks.context_parallel_gpu --out FILE
 
 First, at a moderate length, o, the LSE and the gradients are held against their error budgets.
 Then rank 0 alone ("1 GPU", while the others wait at a barrier), "ring" and "all_to_all" take turns

@@ -1,8 +1,8 @@
 """Generation by `transformer.generation.engine` against transformers' `generate`, on the same
 weights; JSON.
 
-    python tests/benchmarks/generate_speed.py --out FILE                   # on a GPU: four shapes
-    python tests/benchmarks/generate_speed.py --out FILE --device cpu      # the shipped model only
+    python -m tests.benchmarks.generate_speed --out FILE                   # on a GPU: four shapes
+    python -m tests.benchmarks.generate_speed --out FILE --device cpu      # the shipped model only
 
 The shipped model is read from its files, the others are random weights of real models' shapes,
 built where they run. Both contestants are called alike: so many prompts of one length, greedy, no

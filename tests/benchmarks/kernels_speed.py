@@ -1,6 +1,6 @@
 """The transformer's own matrix products against cuBLAS, on a GPU; writes JSON.
 
-    python tests/benchmarks/kernels_speed.py --out FILE
+    python -m tests.benchmarks.kernels_speed --out FILE
 
 Competitors of a shape take turns on the same inputs, each as a CUDA graph, with a cold L2 cache
 (see flash_versions/bench/measure.py). One is timed only if its results are within the budget:

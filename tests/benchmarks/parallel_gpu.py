@@ -1,6 +1,6 @@
 """Training on several GPUs against one: the same results, and how much faster; writes JSON.
 
-    python tests/benchmarks/parallel_gpu.py --gpus 2 4 --out FILE
+    python -m tests.benchmarks.parallel_gpu --gpus 2 4 --out FILE
 
 It starts everything in processes of its own, under torchrun where there are several. First what
 must be equal, in float32: GRPO and supervised training on the most processes, the same interrupted

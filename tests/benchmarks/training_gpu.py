@@ -1,6 +1,6 @@
 """Training with our kernels against torch's attention, on a GPU; writes JSON.
 
-    python tests/benchmarks/training_gpu.py --out FILE
+    python -m tests.benchmarks.training_gpu --out FILE
 
 First one attention layer, forward and backward through autograd as a model calls it: what the host
 takes to launch is part of it. Every competitor in turn, round after round; a time is that of STEPS

@@ -1,6 +1,6 @@
 """A step of GRPO by our trainer against one by TRL's, which samples with `generate`; writes JSON.
 
-    python tests/benchmarks/trl_speed_gpu.py --out FILE
+    python -m tests.benchmarks.trl_speed_gpu --out FILE
 
 Needs the extra `trl`. Both train the same checkpoint on the same problems in bf16 with fp32 master
 weights: "shipped" is the checkpoint `sloppy` on its sums, "qwen2.5-0.5b" random weights of that
