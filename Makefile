@@ -9,50 +9,41 @@ KERNEL_TESTS := tests/flash_versions/versions tests/flash_versions/dispatch/test
 	tests/compile tests/documents/test_lessons.py tests/transformer/kernels/test_gemv.py
 WORKERS := -q -n auto --maxprocesses 8 --dist loadgroup
 
-.PHONY: help generate chat test test-wide test-gpu test-triton test-trl fuzz lint bench plot lab notebooks docs clean
+.PHONY: help generate chat test test-all test-wide test-gpu test-triton test-trl fuzz lint bench plot lab notebooks docs clean
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
 
-$(VENV)/.ready: pyproject.toml constraints.txt
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "Python 3.11 or later is needed; name one: make PYTHON=python3.12 ..."; exit 1; }
-	@echo "Setting up $(VENV) with torch and triton: a minute or more, once."
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.ready: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing flash-versions into $(VENV); torch and triton take a minute or more, once."
 	@$(PIP) -e .
 	@touch $@
 
-$(VENV)/.ready-test: $(VENV)/.ready
-	@echo "Adding what the tests need."
-	@$(PIP) -e ".[test]"
+# With an extra of pyproject.toml: .ready-docs installs flash-versions[docs].
+$(VENV)/.ready-%: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing flash-versions[$*] into $(VENV); torch and triton take a minute or more, once."
+	@$(PIP) -e ".[$*]"
 	@touch $@
 
-$(VENV)/.ready-trl: $(VENV)/.ready-test
-	@echo "Adding TRL, which the GRPO loss is compared with."
-	@$(PIP) -e ".[test,trl]"
-	@touch $@
-
-$(VENV)/.ready-notebooks: $(VENV)/.ready
-	@echo "Adding what the notebooks need."
-	@$(PIP) -e ".[notebooks]"
-	@touch $@
-
-$(VENV)/.ready-docs: $(VENV)/.ready
-	@echo "Adding what the site needs."
-	@$(PIP) -e ".[docs]"
-	@touch $@
-
-generate: $(VENV)/.ready ## a small language model answers a question through our attention kernels
+generate: $(VENV)/.ready-transformer ## a small language model answers a question through our attention kernels
 	@echo "Asking the shipped model a question: python -m transformer.generate"
 	@$(BIN)/python -m transformer.generate
 
-chat: $(VENV)/.ready ## talk to it
+chat: $(VENV)/.ready-transformer ## talk to it
 	@$(BIN)/python -m transformer.generate --chat
 
-test: $(VENV)/.ready-test ## everything that needs no GPU: kernels interpreted and compiled, the transformer
+test: $(VENV)/.ready-test ## every version and feature once, kernels interpreted and compiled: no GPU, 4 minutes
+	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest $(WORKERS) -m "not (slow or wide)" $(ARGS)
+
+test-all: $(VENV)/.ready-test ## everything that needs no GPU
 	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest $(WORKERS) -m "not wide" $(ARGS)
 
-test-wide: $(VENV)/.ready-test ## what repeats for more dtypes and sizes what `make test` shows
+test-wide: $(VENV)/.ready-test ## what repeats for more dtypes and sizes what `make test-all` shows
 	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest $(WORKERS) -m wide
 
 test-gpu: $(VENV)/.ready-test ## the same equivalence cases and more on an NVIDIA GPU: ARGS="--failures=FILE"
@@ -66,7 +57,7 @@ test-triton: $(VENV)/.ready-test ## kernel tests with another Triton: make test-
 		$(KERNEL_TESTS) -m "not wide" \
 		-k "not (sm_80 or sm_89 or sm_100 or sm_120)" $(ARGS)
 
-test-trl: $(VENV)/.ready-trl ## the GRPO loss, log-probabilities and advantages against TRL's
+test-trl: $(VENV)/.ready-test $(VENV)/.ready-trl ## the GRPO loss, log-probabilities and advantages against TRL's
 	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -q tests/transformer/rl/test_grpo_trl.py
 
 fuzz: $(VENV)/.ready-test ## 600 random calls of each version, forward and backward, against the fp64 oracle
@@ -80,7 +71,7 @@ lint: $(VENV)/.ready-test ## format, lint and type checks
 bench: $(VENV)/.ready ## time every version on this machine's GPU: make bench ARGS="--suite quick"
 	$(BIN)/python -m flash_versions.bench $(ARGS)
 
-plot: $(VENV)/.ready ## redraw figures and tables of the documents from docs/results; needs no GPU
+plot: $(VENV)/.ready-plot ## redraw figures and tables of the documents from docs/results; needs no GPU
 	$(BIN)/python -m flash_versions.report
 	$(BIN)/python -m flash_versions.plot
 

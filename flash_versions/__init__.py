@@ -16,11 +16,11 @@ from flash_versions.dispatch import interpreter
 
 interpreter.enable_without_gpu()  # before anything imports triton
 
+from flash_versions.dispatch.precision import Fp8  # noqa: E402
 from flash_versions.dispatch.version import Version  # noqa: E402
 from flash_versions.integrations.distributed.context_parallel import context_parallel_attention  # noqa: E402
 from flash_versions.integrations.distributed.merge import merge_attention_states  # noqa: E402
 from flash_versions.versions.api import BASELINES, VERSIONS, attention  # noqa: E402
-from flash_versions.versions.fp8.quantize import Fp8  # noqa: E402
 from flash_versions.versions.oracle.budget import compare  # noqa: E402
 from flash_versions.versions.oracle.reference import attention_reference  # noqa: E402
 

@@ -14,7 +14,9 @@ import torch  # noqa: E402
 import triton  # noqa: E402
 from flash_versions.dispatch import launch  # noqa: E402
 
-pytest_plugins = [f"tests.helpers.{name}" for name in ("shared_gpu", "tiny_model", "tiny_grpo")]
+pytest_plugins = [
+    f"tests.helpers.{name}" for name in ("shared_gpu", "slow", "tiny_model", "tiny_grpo")
+]
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 if triton.knobs.runtime.interpret:
@@ -88,31 +90,8 @@ def seeded():
 def pytest_terminal_summary(terminalreporter, config):
     """Say what was exercised: a suite of skips is green and proves nothing."""
     passed = terminalreporter.stats.get("passed", [])
-    rooms = (
-        "attention",
-        "packed",
-        "fa1",
-        "fa2",
-        "decode",
-        "fa3",
-        "fa4",
-        "fp8",
-        "quantize",
-        "exp2",
-        "hopper",
-        "hopper_fa4",
-        "hopper_emulated",
-        "fp8_emulated",
-        "fa4_emulated",
-        "kv_cache",
-        "flash_attn",
-        "property",
-        "gpu",
-        "integrations_hf",
-        "integrations_sdpa",
-    )
-    files = tuple(f"test_{room}.py" for room in rooms)
-    kernels = [r for r in passed if r.nodeid.split("::")[0].endswith(files)]
+    rooms = ("flash_versions/versions", "flash_versions/doors", "emulator", "gpu")
+    kernels = [r for r in passed if r.nodeid.startswith(tuple(f"tests/{x}/" for x in rooms))]
     if torch.cuda.is_available():
         where = f"on {torch.cuda.get_device_name()}"
     else:

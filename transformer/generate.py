@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from transformer.generation.answers import answer_file, conversation, describe
+from transformer.generation.batch import PREFILL_CHUNK
 from transformer.generation.command import (
     ATTENTIONS,
     INTERRUPTED,
@@ -25,11 +26,11 @@ from transformer.generation.command import (
     describe_error,
     out_of_memory,
 )
-from transformer.generation.engine import PREFILL_CHUNK
-from transformer.generation.prompt_lookup import check_lookup
+from transformer.generation.engine import EngineOptions
+from transformer.generation.prompt_lookup import check_prompt_lookup
 from transformer.generation.row import Completion
 from transformer.generation.sampling import Sampling, row_generators
-from transformer.generation.session import DTYPES, EngineOptions, Session
+from transformer.generation.session import DTYPES, Session
 from transformer.generation.stats import Statistics
 from transformer.model.decoder import KERNELS
 from transformer.model.paged_cache import PAGE_SIZE
@@ -170,7 +171,7 @@ def load_session(arguments: argparse.Namespace) -> Session:
         repetition_penalty=arguments.repetition_penalty,
     )
     paged = arguments.cache == "paged"
-    check_lookup(arguments.lookup, sampling)
+    check_prompt_lookup(arguments.lookup, sampling)
     session = Session.load(
         arguments.model,
         sampling=sampling,
@@ -185,7 +186,7 @@ def load_session(arguments: argparse.Namespace) -> Session:
         engine=EngineOptions(
             prefill_chunk=arguments.prefill_chunk,
             page_size=(arguments.page_size or PAGE_SIZE) if paged else None,
-            lookup=arguments.lookup,
+            prompt_lookup=arguments.lookup,
             measure_attention=arguments.stats,
         ),
     )

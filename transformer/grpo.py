@@ -26,14 +26,15 @@ from typing import Any, Literal, get_args, get_origin
 
 from tqdm import tqdm
 
+from transformer import missing
 from transformer.generation.command import Parser, run_training
 from transformer.model.files import only_writer
-from transformer.model.weights import save_model
+from transformer.model.weights import save_model, text_files
 from transformer.rl import curves
 from transformer.rl.groups import describe
 from transformer.rl.recipes import RECIPES, Settings, flag
 from transformer.rl.run import BEST, FINAL, METRICS, SAMPLES, STATE, Run
-from transformer.rl.trainer import Trainer, checkpoint_files, resolved
+from transformer.rl.trainer import Trainer, resolved
 from transformer.training.parallel import World, alike, connected, own_device, undamaged
 
 COLLAPSE = 0.20  # of held-out accuracy
@@ -103,7 +104,7 @@ def train(
         if last or trainer.step % save_every == 0:
             run.save({**trainer.state(), "best": best, "seconds": seconds})
     if not settings.eval_every and trainer.world.main:  # else the last evaluation drew it
-        curves.draw([run.folder], run.folder / "curve.png")
+        draw_curve(run)
     publish(trainer, run, FINAL)
     run.finish()
 
@@ -147,8 +148,14 @@ def evaluate(
     if scores["sampled"] >= best:
         publish(trainer, run, BEST)
     if trainer.world.main:
-        curves.draw([run.folder], run.folder / "curve.png")
+        draw_curve(run)
     return scores["sampled"]
+
+
+def draw_curve(run: Run) -> None:
+    """Draw a run's curve; without matplotlib, which `_run_in` notes once, the run goes on."""
+    if not missing("plot", "matplotlib"):
+        curves.draw([run.folder], run.folder / "curve.png")
 
 
 def publish(trainer: Trainer, run: Run, name: str) -> None:
@@ -159,7 +166,7 @@ def publish(trainer: Trainer, run: Run, name: str) -> None:
     folder, temporary = run.folder / name, run.folder / f".{name}.{os.getpid()}"
     try:
         save_model(model, temporary)
-        for path in checkpoint_files(trainer.folder):
+        for path in text_files(trainer.folder):
             shutil.copy(path, temporary)
         shutil.rmtree(folder, ignore_errors=True)
         temporary.rename(folder)
@@ -241,7 +248,8 @@ def tensorboard_writer() -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise ValueError(
-            "--tensorboard needs the package tensorboard: pip install tensorboard"
+            "--tensorboard: tensorboard is not installed; "
+            "pip install 'flash-versions[tensorboard]' does that."
         ) from error
     return SummaryWriter
 
@@ -316,16 +324,18 @@ def _run_in(
     if not world.main:
         train(trainer, run, save_every=arguments.save_every)
         return
+    undrawn = missing("plot", "matplotlib")
+    if undrawn:
+        say(f"note: the run will have no curve.png: {undrawn}\n")
     board = run.folder / "tensorboard" if arguments.tensorboard else None
     display = Display(settings.steps, 0, board)
     try:
         train(trainer, run, save_every=arguments.save_every, say=display.say, watch=display.watch)
     finally:
         display.close()
-    say(
-        f"the curve: {run.folder / 'curve.png'}\n"
-        f"ask it: python -m transformer.generate --model {run.folder / FINAL}\n"
-    )
+    if not undrawn:
+        say(f"the curve: {run.folder / 'curve.png'}\n")
+    say(f"ask it: python -m transformer.generate --model {run.folder / FINAL}\n")
 
 
 def _say(text: str) -> None:

@@ -17,14 +17,13 @@ from typing import Any
 import torch
 
 import flash_versions
-from transformer.generation import byte_tokenizer
 from transformer.generation.command import Parser, choose_device, run_training
 from transformer.model.files import read_json, write_text
 from transformer.model.weights import load_model, save_model
 from transformer.rl.recipes import RECIPES, Settings, flag
 from transformer.rl.run import CONFIG, FINAL, read_metrics
 from transformer.train import SLOPPY
-from transformer.training import model_card
+from transformer.training import byte_tokenizer, model_card
 from transformer.training.evaluate import as_record, evaluate
 
 LOG_EVERY = 20  # steps between two that the log keeps

@@ -27,12 +27,11 @@ from pathlib import Path
 import torch
 
 import flash_versions
-from transformer.generation import byte_tokenizer
 from transformer.generation.command import ATTENTIONS, Parser, run_training
 from transformer.model.decoder import Transformer
 from transformer.model.files import only_writer, write_text
 from transformer.model.weights import load_model, save_model
-from transformer.training import model_card
+from transformer.training import byte_tokenizer, model_card
 from transformer.training.corpus import MIXES, Teacher
 from transformer.training.evaluate import TAUGHT, Score, as_record, evaluate
 from transformer.training.parallel import alike, connected, own_device

@@ -91,7 +91,9 @@ def file_map(name: str) -> str:
         text = path.read_text()
         what = first_sentence(ast.get_docstring(ast.parse(text)) or "")
         count = str(len(text.splitlines()))
-        rows.append([f"[{within(path)}]({place(path)})", protected(what).replace("|", "\\|"), count])
+        rows.append(
+            [f"[{within(path)}]({place(path)})", protected(what).replace("|", "\\|"), count]
+        )
     return table(["file", "what is in it", "lines"], rows)
 
 

@@ -9,7 +9,7 @@ here.
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -18,7 +18,8 @@ import torch
 
 from flash_versions import VERSIONS
 from flash_versions.bench.results import read_results
-from flash_versions.dispatch import interpreter, version
+from flash_versions.dispatch import interpreter
+from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.launch import Launcher
 from flash_versions.dispatch.request import Request, make_request
 from flash_versions.inspect import compiled
@@ -78,14 +79,8 @@ def ask_all() -> dict[str, dict[str, Answer]]:
 
 def refusal(capability: tuple[int, int]) -> str | None:
     """What the package says of a GPU that it does not compile for."""
-    answers: list[tuple[Callable, Callable]] = [
-        (version.compute_capability, lambda device: capability)
-    ]
-    compiled.replace(answers)
-    try:
-        return version.device_limits(torch.device("cuda"))
-    finally:
-        compiled.replace([(new, old) for old, new in answers])
+    with devices.assume(Properties(capability)):
+        return devices.limits(torch.device("cuda"))
 
 
 def answers() -> dict[str, Any]:

@@ -27,7 +27,7 @@ import torch
 
 from flash_versions import VERSIONS, attention
 from flash_versions.bench.document import new_document, save
-from flash_versions.versions.fp8.quantize import Fp8
+from flash_versions.dispatch.precision import Fp8
 
 SCHEMES: dict[str, Fp8 | None] = {
     "bf16": None,

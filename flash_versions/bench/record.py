@@ -21,7 +21,7 @@ from flash_versions.versions.fa4.hopper.config import RolesConfig, default_confi
 from flash_versions.versions.fa4.hopper.roles import check
 from flash_versions.versions.fa4.hopper.trace import Event, events, new_stamps
 from flash_versions.versions.fp8.quantize import prepare
-from flash_versions.versions.tiles import hopper
+from flash_versions.versions.tiles import wgmma
 
 WARM = 20  # launches before the one that is recorded
 PROGRAMS = 2  # that the document has
@@ -85,7 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--precision", choices=("bf16", "fp8"), default="bf16")
     options = parser.parse_args(arguments)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if not hopper.available(device):
+    if not wgmma.available(device):
         sys.stderr.write("a Hopper GPU (compute capability 9.0) is needed; there is none.\n")
         return 1
     heads = 2048 // options.head_dim

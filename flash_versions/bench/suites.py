@@ -16,9 +16,10 @@ import torch
 from flash_versions import VERSIONS, Fp8, attention
 from flash_versions.bench.peers import PEERS
 from flash_versions.dispatch import autograd as ops
+from flash_versions.dispatch.precision import Quantized
 from flash_versions.dispatch.request import Request, make_request
 from flash_versions.dispatch.version import Forward, ForwardQuantized, Version
-from flash_versions.versions.fp8.quantize import Quantized, quantize
+from flash_versions.versions.fp8.quantize import quantize
 from flash_versions.versions.oracle.checks import is_copied, is_quantized
 
 BACKWARD_FLOPS = 2.5  # times a forward's: five products in the place of two

@@ -8,48 +8,91 @@ A custom operator costs tens of microseconds on the host, as much as launching t
 call on plain tensors, with nobody watching, runs the same code without it: `run` chooses.
 """
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from functools import partial
+from typing import Any, get_args
 
 import torch
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.version import Version
+from flash_versions.dispatch.device import devices
+from flash_versions.dispatch.launch import remembered
+from flash_versions.dispatch.request import PLACES, Request
+from flash_versions.dispatch.version import (
+    VERSIONS,
+    Backward,
+    Chosen,
+    Forward,
+    Version,
+    choose_version,
+)
 
 Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
-VERSIONS: dict[str, Version] = {}  # filled by api.py; the operators look versions up by name
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 NAMES = Request._fields
-TENSORS = (
-    "q", "k", "v", "alibi_slopes", "sink", "dropout_seed", "cu_seqlens_q", "cu_seqlens_k",
-    "kv_lengths"
-)  # fmt: skip
-PLACES = [NAMES.index(name) for name in TENSORS]
-REQUEST = (
-    "Tensor q, Tensor k, Tensor v, float scale, SymInt? window_left, SymInt? window_right, "
-    "float? softcap, Tensor? alibi_slopes, Tensor? sink, float dropout_p, Tensor? dropout_seed, "
-    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? kv_lengths, Tensor? kv_starts, "
-    "Tensor? block_table, SymInt? num_splits, bool return_lse, str? precision, "
-    "Tensor? q_descale, Tensor? k_descale, Tensor? v_descale, bool? deterministic"
+KINDS = {torch.Tensor: "Tensor", float: "float", int: "SymInt", bool: "bool", str: "str"}
+REQUEST = ", ".join(  # the fields of a request as the arguments of an operator
+    f"{KINDS[kind]} {name}" if kind in KINDS else f"{KINDS[get_args(kind)[0]]}? {name}"
+    for name, kind in Request.__annotations__.items()
 )
 
 
-def run(version: Version, request: Request) -> tuple[torch.Tensor, torch.Tensor]:
-    """(o, lse) of a request; differentiable."""
-    if forward_ad._current_level >= 0:
+def run(name: str | Version, request: Request) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(o, lse) of a request by the version of that name, or by the newest that supports it
+    ("auto"); differentiable. A baseline may give None for the LSE.
+    """
+    watched, differentiated = is_watched(request), request.needs_grad
+    if watched:
+        version = choose_version(name, request)
+    else:
+        version, forward = choose(request, name, differentiated)
+    if version.backward is None:
+        o, lse, _ = version.forward(request)
+    elif forward_ad._current_level >= 0:
         raise RuntimeError(
             "attention has no forward-mode derivative; use version='reference' for torch.func.jvp "
             "and torch.autograd.forward_ad."
         )
-    if is_watched(request):
+    elif watched:
         o, lse, _ = torch.ops.flash_versions.forward(version.name, *request)
-        return o, lse
-    if request.needs_grad:
-        return Attention.apply(version, request, request.q, request.k, request.v, request.sink)
-    o, lse, _ = run_forward(version, request)
+    elif differentiated:
+        q, k, v, sink = request.q, request.k, request.v, request.sink
+        o, lse = Attention.apply(version, forward, request, q, k, v, sink)
+    else:
+        o, lse, _ = launch_forward(forward, request)
     return o, lse
+
+
+@remembered
+def choose(request: Request, name: str | Version, differentiated: bool) -> tuple[Version, Forward]:
+    """The version that serves a request, and what computes its forward there. What a version
+    refuses may depend on whether gradients are asked for.
+    """
+    version = choose_version(name, request)
+    return version, choose_forward(request, version)
+
+
+def choose_forward(request: Request, version: Version) -> Forward:
+    """What computes a request: of a version of several kernels one, with its launch planned."""
+    if max(request.q.shape[1], request.max_kv_length) >= 2**31:
+        raise ValueError("q or k is longer than 2^31 - 1 rows, what the kernels count to.")
+    if request.q.numel() == 0 or request.batch == 0:
+        return partial(nothing_to_launch, version)
+    if isinstance(version.forward, Chosen):
+        return version.forward.choose(in_vectors(request))
+    return version.forward
+
+
+planned_forward = remembered(choose_forward)
+
+
+@remembered
+def choose_backward(request: Request, version: Version) -> Backward:
+    """The same of the backward, of a request that is `in_vectors`."""
+    assert version.backward is not None
+    if isinstance(version.backward, Chosen):
+        return version.backward.choose(request)
+    return version.backward
 
 
 def is_watched(request: Request) -> bool:
@@ -72,26 +115,32 @@ def is_watched(request: Request) -> bool:
 
 def run_forward(version: Version, request: Request) -> Results:
     """(o, lse, statistics), which is None if the version has none."""
-    if max(request.q.shape[1], request.max_kv_length) >= 2**31:
-        raise ValueError("q or k is longer than 2^31 - 1 rows, what the kernels count to.")
-    if request.q.numel() == 0 or request.batch == 0:  # nothing to launch
-        o, lse, statistics = empty_results(version, request)
-        return o.zero_(), lse.fill_(float("-inf")), statistics
-    with on_device(request.q):
-        # FP8 is laid out anew anyway.
-        aligned = in_vectors(request) if request.precision is None else request
-        o, found_lse, statistics = version.forward(aligned)
-    assert found_lse is not None  # only a baseline has none
-    return narrowed(o, request.v), found_lse, statistics
+    return launch_forward(planned_forward(request, version), request)
+
+
+def launch_forward(forward: Forward, request: Request) -> Results:
+    """The results of what `choose_forward` chose for a request."""
+    with devices.on_device(request.q):
+        o, lse, statistics = forward(in_vectors(request))
+    assert lse is not None  # only a baseline has none
+    return narrowed(o, request.v), lse, statistics
+
+
+def nothing_to_launch(version: Version, request: Request) -> Results:
+    """The results of a request without queries."""
+    o, lse, statistics = empty_results(version, request)
+    return o.zero_(), lse.fill_(float("-inf")), statistics
 
 
 def in_vectors(request: Request) -> Request:
     """The request with rows of whole 16-byte vectors and no less than a tile's 16 elements, padded
-    by zeros, which change no product.
+    by zeros, which change no product. 8-bit tensors stay: they are laid out anew anyway.
 
     With values of fewer than 16 dims, Triton 3.6 compiles a product that reads past its shared
     memory on Hopper.
     """
+    if request.precision is not None or not (request.q.shape[3] % 16 or request.v.shape[3] % 16):
+        return request
     q, k, v = widened(request.q), widened(request.k), widened(request.v)
     if q is request.q and k is request.k and v is request.v:
         return request
@@ -134,19 +183,12 @@ def run_backward(
     do = do.resolve_neg()
     if dlse is not None:
         dlse = dlse.resolve_neg()
-    assert version.backward is not None
-    with on_device(o):
-        dq, dk, dv, dsink = version.backward(
-            in_vectors(request), widened(o), lse, statistics, widened(do), dlse
+    aligned = in_vectors(request)
+    with devices.on_device(o):
+        dq, dk, dv, dsink = choose_backward(aligned, version)(
+            aligned, widened(o), lse, statistics, widened(do), dlse
         )
     return narrowed(dq, request.q), narrowed(dk, request.k), narrowed(dv, request.v), dsink
-
-
-def on_device(x: torch.Tensor) -> AbstractContextManager:
-    """Triton launches on the current GPU: make it the tensor's."""
-    if x.is_cuda and x.get_device() != torch.cuda.current_device():
-        return torch.cuda.device(x.device)
-    return nullcontext()
 
 
 def refuse_double_backward(ctx: Any, *gradients: Any) -> tuple:
@@ -161,8 +203,8 @@ class Attention(torch.autograd.Function):
     """The forward and the backward of a version, for autograd without an operator."""
 
     @staticmethod
-    def forward(ctx: Any, version, request, q, k, v, sink):  # noqa: D102
-        o, lse, statistics = run_forward(version, request)
+    def forward(ctx: Any, version, planned, request, q, k, v, sink):  # noqa: D102
+        o, lse, statistics = launch_forward(planned, request)
         ctx.set_materialize_grads(False)
         fields = list(request)
         ctx.save_for_backward(*[fields[i] for i in PLACES], o, lse, statistics)
@@ -182,7 +224,7 @@ class Attention(torch.autograd.Function):
         gradients = run_backward(ctx.version, request, o, lse, statistics, do, dlse)
         if torch.is_grad_enabled():  # create_graph=True
             gradients = FirstDerivative.apply(q, k, v, do, dlse, *gradients)
-        return None, None, *gradients
+        return None, None, None, *gradients
 
 
 class FirstDerivative(torch.autograd.Function):

@@ -19,7 +19,7 @@ import torch
 from triton import knobs
 from triton.runtime import driver as runtime_driver
 
-from flash_versions.dispatch.request import Request
+from flash_versions.dispatch.request import PLACES, Request
 
 MAX_KEYS = 4096
 
@@ -115,19 +115,20 @@ class Plan:
     compiled: Any = None
 
 
-def remembered(decide: Callable[[Request], Any]) -> Callable[[Request], Any]:
-    """decide(request), which may depend on the `description` of the request and on its GPU, asked
-    once for each. On the CPU, where kernels are interpreted or compiled for any GPU, every time.
+def remembered(decide: Callable[..., Any]) -> Callable[..., Any]:
+    """decide(request, *about), which may depend on the `description` of the request, on its GPU and
+    on what it is told about it, asked once for each. On the CPU, where kernels are interpreted or
+    compiled for any GPU, every time.
     """
 
     @wraps(decide)
-    def answer(request: Request) -> Any:
+    def answer(request: Request, *about: Any) -> Any:
         if not on_gpu(request):
-            return decide(request)
-        key = (decide, *description(request))
+            return decide(request, *about)
+        key = (decide, *about, *description(request))
         found = decided.get(key)
         if found is None:
-            found = decide(request)
+            found = decide(request, *about)
             if len(decided) >= MAX_KEYS:
                 decided.clear()
             decided[key] = found
@@ -163,6 +164,7 @@ def layout(request: Request) -> tuple:
     they are.
     """
     k_shape = request.k.shape
+    fields: tuple[Any, ...] = request
     return (
         request.q.device,
         request.q.shape,
@@ -174,22 +176,10 @@ def layout(request: Request) -> tuple:
         request.softcap is None,
         request.dropout_p,
         request.precision,
-        *map(
-            placement,
-            (
-                request.q,
-                request.k,
-                request.v,
-                request.alibi_slopes,
-                request.sink,
-                request.dropout_seed,
-                request.cu_seqlens_q,
-                request.cu_seqlens_k,
-                request.kv_lengths,
-                request.kv_starts,
-                request.block_table,
-            ),
-        ),
+        *[
+            None if (x := fields[i]) is None else (x.dtype, x.stride(), x.data_ptr() % 16 == 0)
+            for i in PLACES
+        ],
     )
 
 

@@ -1,18 +1,20 @@
-"""One call of attention in one form, and the checks that come before it."""
+"""One call of attention in one form, and the checks that come before it.
 
+`Request` is the one list of what a call can ask for: the operators of torch have its fields as
+arguments, and `make_request` fills them in from `Options`.
+"""
+
+from collections.abc import Callable
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, NamedTuple, Union
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 import torch
 
-from flash_versions.dispatch.precision import checked_precision, is_fp8
-
-if TYPE_CHECKING:
-    from flash_versions.versions.fp8.quantize import Fp8
+from flash_versions.dispatch.precision import DESCALES, Fp8, checked_precision, is_fp8
 
 INTEGERS = (torch.int32, torch.int64)
-Window = tuple[int | None, int | None]
+Sides = tuple[int | None, int | None]  # of a window: how far a query sees to its left and right
 
 
 class Request(NamedTuple):
@@ -89,76 +91,81 @@ class Request(NamedTuple):
         return torch.is_grad_enabled() and wanted
 
 
+KINDS = Request.__annotations__
+TENSORS = tuple(x for x in KINDS if KINDS[x] in (torch.Tensor, torch.Tensor | None))
+PLACES = tuple(map(Request._fields.index, TENSORS))
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments of `make_request`, and so of `attention`, for type checkers: the fields
+    of `Request` but for what is made from causal and window, or drawn.
+    """
+
+    causal: bool
+    scale: float | None
+    window: Sides | None
+    softcap: float | None
+    alibi_slopes: torch.Tensor | None
+    sink: torch.Tensor | None
+    dropout_p: float
+    cu_seqlens_q: torch.Tensor | None
+    cu_seqlens_k: torch.Tensor | None
+    kv_lengths: torch.Tensor | None
+    kv_starts: torch.Tensor | None
+    block_table: torch.Tensor | None
+    num_splits: int | None
+    precision: str | Fp8 | None
+    q_descale: torch.Tensor | None
+    k_descale: torch.Tensor | None
+    v_descale: torch.Tensor | None
+    deterministic: bool | None
+    check: bool
+
+
 def make_request(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     *,
-    causal: bool = False,
-    scale: float | None = None,
-    window: Window | None = None,
-    softcap: float | None = None,
-    alibi_slopes: torch.Tensor | None = None,
-    sink: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    cu_seqlens_q: torch.Tensor | None = None,
-    cu_seqlens_k: torch.Tensor | None = None,
-    kv_lengths: torch.Tensor | None = None,
-    kv_starts: torch.Tensor | None = None,
-    block_table: torch.Tensor | None = None,
-    num_splits: int | None = None,
     return_lse: bool = False,
-    precision: Union[str, "Fp8", None] = None,
-    q_descale: torch.Tensor | None = None,
-    k_descale: torch.Tensor | None = None,
-    v_descale: torch.Tensor | None = None,
-    deterministic: bool | None = None,
-    check: bool = False,
+    **options: Unpack[Options],
 ) -> Request:
-    """The request for a call of `attention`, whose docstring explains the arguments.
+    """The request for a call of `attention`, whose docstring explains the options.
 
     Raises:
+        TypeError: there is no such option.
         ValueError: an argument is malformed; the sentence names it, what was given and what would
             work.
     """
+    asked: dict[str, Any] = {**DEFAULTS, **options, "return_lse": return_lse}
+    if len(asked) > len(DEFAULTS):
+        raise TypeError(f"unknown options: {', '.join(asked.keys() - DEFAULTS.keys())}.")
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, torch.Tensor):
             raise ValueError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor.")
-    if cu_seqlens_k is None and block_table is None and k.dim() == 3:
-        cu_seqlens_k = cu_seqlens_q
+    if asked["cu_seqlens_k"] is None and asked["block_table"] is None and k.dim() == 3:
+        asked["cu_seqlens_k"] = asked["cu_seqlens_q"]
     q, k, v = in_autocast_dtype(q, k, v)
-    q = _four_dims("q", q, packed=cu_seqlens_q is not None)
-    keys_packed = cu_seqlens_k is not None and block_table is None
+    q = _four_dims("q", q, packed=asked["cu_seqlens_q"] is not None)
+    keys_packed = asked["cu_seqlens_k"] is not None and asked["block_table"] is None
     k = _four_dims("k", k, packed=keys_packed)
     v = _four_dims("v", v, packed=keys_packed)
     _check_qkv(q, k, v)
-    descales = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
-    left, right = _checked_window(window)
-    if _checked_flag("causal", causal):
+    left, right = _checked_window(asked.pop("window"))
+    if _checked_flag("causal", asked.pop("causal")):
         right = 0 if right is None else min(right, 0)
-    request = Request(
-        q,
-        k,
-        v,
-        scale=q.shape[-1] ** -0.5 if scale is None else _checked_positive("scale", scale),
-        window_left=left,
-        window_right=right,
-        softcap=None if softcap is None else _checked_positive("softcap", softcap),
-        alibi_slopes=_contiguous(alibi_slopes),
-        sink=_contiguous(sink),
-        dropout_p=_checked_probability(dropout_p),
-        dropout_seed=_draw_seed(q.device) if dropout_p else None,
-        cu_seqlens_q=_contiguous(cu_seqlens_q),
-        cu_seqlens_k=_contiguous(cu_seqlens_k),
-        kv_lengths=_contiguous(kv_lengths),
-        kv_starts=_contiguous(kv_starts),
-        block_table=_contiguous(block_table),
-        num_splits=None if num_splits is None else _checked_count("num_splits", num_splits),
-        return_lse=_checked_flag("return_lse", return_lse),
-        precision=checked_precision(precision, q, k, descales),
-        **descales,
-        deterministic=_checked_choice("deterministic", deterministic),
-    )
+    check = asked.pop("check")
+    seed = _draw_seed(q.device) if asked["dropout_p"] else None
+    for name, checked in CHECKS.items():
+        if asked[name] is not DEFAULTS[name]:
+            asked[name] = checked(name, asked[name])
+    if asked["scale"] is None:
+        asked["scale"] = q.shape[-1] ** -0.5
+    for name in OPTIONAL_TENSORS:
+        if asked[name] is not None:
+            asked[name] = _contiguous(asked[name])
+    asked["precision"] = checked_precision(asked["precision"], q, k, asked)
+    request = Request(q, k, v, window_left=left, window_right=right, dropout_seed=seed, **asked)
     _check_lengths(request)
     _check_score_tensors(request)
     if request.softcap is not None and not 2.0**-100 <= request.scale / request.softcap <= 2.0**100:
@@ -182,8 +189,8 @@ def in_autocast_dtype(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return tuple(x.to(dtype) if x.dtype in castable else x for x in tensors)
 
 
-def _contiguous(x: torch.Tensor | None) -> torch.Tensor | None:
-    # What is neither is refused below, by name.
+def _contiguous(x: Any) -> Any:
+    # What is no tensor is refused below, by name.
     return x.resolve_neg().contiguous() if isinstance(x, torch.Tensor) else x
 
 
@@ -193,10 +200,10 @@ def _checked_flag(name: str, value: object) -> bool:
     return bool(value)
 
 
-def _checked_choice(name: str, value: object) -> bool | None:
-    if value is not None and not isinstance(value, bool | np.bool_):
+def _checked_choice(name: str, value: object) -> bool:
+    if not isinstance(value, bool | np.bool_):
         raise ValueError(f"{name}={value!r} must be True, False or None.")
-    return None if value is None else bool(value)
+    return bool(value)
 
 
 def _checked_positive(name: str, value: object) -> float:
@@ -210,9 +217,9 @@ def _checked_positive(name: str, value: object) -> float:
     return float(value)
 
 
-def _checked_probability(value: object) -> float:
+def _checked_probability(name: str, value: object) -> float:
     if not isinstance(value, Real) or not 0.0 <= float(value) < 1.0:
-        raise ValueError(f"dropout_p={value!r} must be a probability of at least 0 and below 1.")
+        raise ValueError(f"{name}={value!r} must be a probability of at least 0 and below 1.")
     return float(value)
 
 
@@ -222,7 +229,7 @@ def _checked_count(name: str, value: object) -> int:
     return int(value)
 
 
-def _checked_window(window: object) -> Window:
+def _checked_window(window: object) -> Sides:
     if window is None:
         return None, None
     if not isinstance(window, tuple | list) or len(window) != 2:
@@ -236,6 +243,26 @@ def _checked_window(window: object) -> Window:
             )
     left, right = (int(side) if isinstance(side, np.integer) else side for side in (left, right))
     return left, right
+
+
+# What is checked by itself, beside the tensors; the default of each needs no check.
+CHECKS: dict[str, Callable[[str, object], Any]] = {
+    "scale": _checked_positive,
+    "softcap": _checked_positive,
+    "dropout_p": _checked_probability,
+    "num_splits": _checked_count,
+    "return_lse": _checked_flag,
+    "deterministic": _checked_choice,
+}
+MADE = ("window_left", "window_right", "dropout_seed")  # from other options, or drawn
+DEFAULTS: dict[str, Any] = {
+    **{name: x for name, x in Request._field_defaults.items() if name not in MADE},
+    "causal": False,
+    "window": None,
+    "scale": None,
+    "check": False,
+}
+OPTIONAL_TENSORS = tuple(name for name in TENSORS if name in DEFAULTS and name not in DESCALES)
 
 
 def _draw_seed(device: torch.device) -> torch.Tensor:
@@ -396,7 +423,7 @@ def check_values(request: Request) -> None:
 
 
 def _check_descales(request: Request) -> None:
-    for name in ("q_descale", "k_descale", "v_descale"):
+    for name in DESCALES:
         x = getattr(request, name)
         if x is None:
             continue

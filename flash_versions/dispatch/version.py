@@ -1,61 +1,37 @@
-"""The contract that every version fulfils, what no kernel can do, and the choice of tile sizes."""
+"""The contract that every version fulfils, and what no kernel can do."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cache
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
-from flash_versions.dispatch import interpreter
+from flash_versions.dispatch.device import devices
+from flash_versions.dispatch.precision import Quantized
 from flash_versions.dispatch.request import Request
-from flash_versions.versions.tiles.memory import padded_head_dim
-
-if TYPE_CHECKING:
-    from flash_versions.versions.fp8.quantize import Quantized
-
-# Shared memory in bytes that a program may use: on an H200; in the interpreter, without limit.
-H200_SHARED_MEMORY = 232_448
-UNLIMITED = 1 << 40
-
-
-@dataclass(frozen=True)
-class LaunchConfig:
-    """Tile sizes and compiler options of one kernel launch."""
-
-    block_q: int
-    block_kv: int
-    num_warps: int
-    num_stages: int
-
-    def fitted(self, head_dim: int, itemsize: int, limit: int) -> "LaunchConfig":
-        """This configuration, or the next smaller one whose tiles fit `limit` bytes of shared
-        memory.
-        """
-        config = self
-        while config.shared_bytes(head_dim, itemsize) > limit:
-            if config.num_stages > 2:
-                config = replace(config, num_stages=config.num_stages - 1)
-            elif config.block_kv > 32:
-                config = replace(config, block_kv=config.block_kv // 2)
-            elif config.block_q > 16:
-                config = replace(config, block_q=config.block_q // 2)
-            else:
-                config = replace(config, num_stages=1)
-                break
-        return config
-
-    def shared_bytes(self, head_dim: int, itemsize: int) -> int:
-        """Shared memory of a program in bytes: a Q tile, and `num_stages` tiles of K and of V."""
-        return (self.block_q + 2 * self.num_stages * self.block_kv) * head_dim * itemsize
-
 
 Forward = Callable[[Request], tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]]
-ForwardQuantized = Callable[[Request, "Quantized"], tuple[torch.Tensor, torch.Tensor, None]]
+ForwardQuantized = Callable[[Request, Quantized], tuple[torch.Tensor, torch.Tensor, None]]
 Backward = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]]
 
 
-@dataclass(frozen=True)
+class Chosen:
+    """A forward, or a backward, of several kernels.
+
+    `choose(request)` returns the one that computes the request, with its launch planned: a function
+    of what the whole is a function of. It depends on nothing but `launch.description`, so a call
+    on a GPU asks once and remembers the answer.
+    """
+
+    def __init__(self, choose: Callable[[Request], Callable]) -> None:
+        self.choose = choose
+
+    def __call__(self, request: Request, *given: Any) -> Any:
+        """What is chosen, called."""
+        return self.choose(request)(request, *given)
+
+
+@dataclass(frozen=True, eq=False)
 class Version:
     """One step of the progression, or a baseline to hold against it.
 
@@ -100,6 +76,39 @@ class Version:
         return reason and f"version {self.name!r}: {reason}"
 
 
+VERSIONS: dict[str, Version] = {}  # by name, the oldest first
+BASELINES: dict[str, Version] = {}  # what autograd differentiates, to hold the versions against
+
+
+def register(versions: Iterable[Version]) -> None:
+    """Make versions known by name: to `attention`, the operators, and all that shows or measures
+    them.
+    """
+    for version in versions:
+        (VERSIONS if version.backward else BASELINES)[version.name] = version
+
+
+def choose_version(name: str | Version, request: Request) -> Version:
+    """The version of that name, or for "auto" the newest that supports the request; ValueError if
+    there is none. A version need not be registered.
+    """
+    known = VERSIONS | BASELINES
+    if isinstance(name, Version):
+        version = name
+    elif name == "auto":
+        for version in reversed(VERSIONS.values()):
+            if version.unsupported(request) is None:
+                return version
+        version = next(reversed(VERSIONS.values()))
+    elif isinstance(name, str) and name in known:
+        version = known[name]
+    else:
+        raise ValueError(f"version={name!r} is unknown; there are {', '.join(['auto', *known])}.")
+    if reason := version.unsupported(request):
+        raise ValueError(reason)
+    return version
+
+
 def kernel_limits(request: Request) -> str | None:
     """The limits that all Triton kernels of this package share."""
     q = request.q
@@ -115,7 +124,7 @@ def kernel_limits(request: Request) -> str | None:
                 f"{name} is for inference and an input requires grad; call it under "
                 f"torch.no_grad(), or pass the keys without {name}."
             )
-    return device_limits(q.device)
+    return devices.limits(q.device)
 
 
 def fp8_limits(request: Request) -> str | None:
@@ -151,102 +160,3 @@ def head_dim_limits(request: Request) -> str | None:
         if x.shape[-1] > 256:
             return f"{name} has head_dim {x.shape[-1]}; head dims up to 256 work."
     return None
-
-
-@torch.compiler.assume_constant_result
-def device_limits(device: torch.device) -> str | None:
-    """Why the kernels cannot run on a device, as a sentence, or None."""
-    if device.type not in ("cpu", "cuda"):
-        return f"q is on {device}; NVIDIA GPUs and, interpreted, the CPU work."
-    if interpreter.enabled():
-        return None  # on a GPU the interpreter copies to the host and back: slow, and right
-    if device.type == "cpu":
-        return (
-            "CPU tensors need Triton's interpreter, which is off; set TRITON_INTERPRET=1 before "
-            "Python starts (or, without a GPU, import flash_versions before triton), or use "
-            "version='sdpa'."
-        )
-    if (capability := compute_capability(device)) < (8, 0):
-        major, minor = capability
-        return f"the GPU has compute capability {major}.{minor}; 8.0 (Ampere) or later works."
-    return None
-
-
-@cache
-def compute_capability(device: torch.device) -> tuple[int, int]:
-    """A GPU's compute capability, (9, 0) for Hopper; (0, 0) of another device."""
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
-
-
-def launches_overlap(device: torch.device) -> bool:
-    """Whether a kernel may be launched while the one before it runs, and wait for it there."""
-    return compute_capability(device) >= (9, 0) and not interpreter.enabled()
-
-
-@cache
-def shared_memory_limit(device: torch.device) -> int:
-    """Bytes of shared memory that one program may use on the device."""
-    if device.type != "cuda":
-        return UNLIMITED
-    properties = torch.cuda.get_device_properties(device)
-    return properties.shared_memory_per_block_optin  # type: ignore[attr-defined]
-
-
-@cache
-def num_multiprocessors(device: torch.device) -> int:
-    """Multiprocessors of a GPU; 1 on the CPU, where the interpreter runs program after program."""
-    if device.type != "cuda":
-        return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def default_config(
-    rows: int, request: Request, measured: Mapping[int, LaunchConfig]
-) -> LaunchConfig:
-    """Tile sizes for `rows` query rows in the dtype, head dims and device of a request.
-
-    Args:
-        rows: query rows that one program could work on.
-        request: what is to be computed.
-        measured: the fastest configuration on an H200 by head_dim, for 16-bit types; used where a
-            program has as much shared memory as there and no dimension is padding. Elsewhere: what
-            spills nothing.
-    """
-    q, v = request.q, request.v
-    head_dim = padded_head_dim(max(q.shape[3], v.shape[3]))
-    limit = shared_memory_limit(q.device)
-    block_q = min(128, max(16, 1 << (rows - 1).bit_length()))
-    if q.dtype == torch.float32:  # exact products run on the ordinary FP units and need registers
-        config = LaunchConfig(min(block_q, 64 if head_dim <= 64 else 32), 32, 8, 2)
-    elif block_q < 64:
-        config = LaunchConfig(block_q, 64, num_warps=4, num_stages=3)
-    elif H200_SHARED_MEMORY <= limit < UNLIMITED and q.shape[3] == v.shape[3] in measured:
-        config = measured[head_dim]
-    elif head_dim > 128:
-        config = LaunchConfig(64, 64, num_warps=8, num_stages=2)
-    else:
-        config = LaunchConfig(block_q, 64, num_warps=8 if block_q == 128 else 4, num_stages=2)
-    return config.fitted(head_dim, q.element_size(), limit)
-
-
-def backward_config(request: Request, measured: Mapping[int, LaunchConfig]) -> LaunchConfig:
-    """Tile sizes of the portable backward kernels; arguments as in `default_config`.
-
-    Elsewhere than on an H200: two tiles stay and two stream past, `num_stages` deep, in the shared
-    memory that there is.
-    """
-    q, v = request.q, request.v
-    head_dim = padded_head_dim(max(q.shape[3], v.shape[3]))
-    limit = shared_memory_limit(q.device)
-    if limit == UNLIMITED:
-        return LaunchConfig(64, 64, num_warps=4, num_stages=1)
-    if q.dtype == torch.float32:
-        block = 32 if head_dim <= 128 else 16
-        return LaunchConfig(block, block, num_warps=8, num_stages=1)
-    # What happens to the scores takes registers, too.
-    plain = request.softcap is None and request.alibi_slopes is None and request.dropout_p == 0
-    hopper = compute_capability(q.device) == (9, 0)
-    if plain and hopper and q.shape[3] == v.shape[3] in measured:
-        return measured[head_dim]
-    block = 64 if head_dim <= 128 else 32
-    return LaunchConfig(block, block, 8, num_stages=2 if limit > 150_000 else 1)

@@ -16,18 +16,11 @@ import triton
 import triton.language as tl
 
 from flash_versions.dispatch import interpreter
-from flash_versions.dispatch.autograd import on_device
+from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.launch import Launcher, placement
 from flash_versions.dispatch.request import check_integers
-from flash_versions.versions.tiles.memory import (
-    Rows,
-    View,
-    cdiv,
-    load_rows,
-    padded_head_dim,
-    row_pointers,
-    store_rows,
-)
+from flash_versions.dispatch.sizes import padded_head_dim
+from flash_versions.versions.tiles.rows import Rows, View, cdiv, load_rows, row_pointers, store_rows
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # Change from call to call: no kernel of its own for each.
@@ -153,7 +146,7 @@ def append_op(
     block_rows = max(1, 2048 // max(padded_head_dim(x.shape[3]) for x in (k, v)))
     tensors = (k_cache, v_cache, k, v, cache_seqlens, block_table, rotary_cos, rotary_sin)
     pairs = None if rotary is None else rotary.PAIRS.value
-    with on_device(k):
+    with devices.on_device(k):
         launch_append(
             (
                 k.device,

@@ -8,7 +8,6 @@ launching it: everything else is the real host code, so what is inspected is wha
 import contextlib
 import io
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,7 +20,8 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.compiler import make_backend
 
-from flash_versions.dispatch import interpreter, version
+from flash_versions.dispatch import interpreter
+from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.launch import Launcher
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.version import Forward, Version
@@ -34,13 +34,13 @@ KIB = 1024
 
 @dataclass(frozen=True)
 class Arch:
-    """A GPU architecture: shared memory in bytes that a program may use, and the multiprocessors of
-    a GPU that has it.
+    """A GPU architecture: shared memory in bytes that a program may use, and the streaming
+    multiprocessors (SMs) of a GPU that has it.
     """
 
     capability: int
     shared_memory: int
-    multiprocessors: int
+    num_sms: int
     example: str
 
 
@@ -306,35 +306,18 @@ def compiling(arch: str = "sm_90") -> Iterator[list[Compiled]]:
     def compile_launch(launcher: Launcher, *args: Any, **options: Any) -> None:
         launch(Launcher(CompileOnly(launcher.kernel, keep)), *args, **options)
 
-    answers: list[tuple[Callable, Callable]] = [
-        (version.device_limits, lambda device: None),
-        (version.compute_capability, lambda device: divmod(about.capability, 10)),
-        (version.shared_memory_limit, lambda device: about.shared_memory),
-        (version.num_multiprocessors, lambda device: about.multiprocessors),
-    ]
+    capability = divmod(about.capability, 10)
+    properties = Properties(capability, about.shared_memory, about.num_sms)
     driver, launch = triton.runtime.driver, Launcher.__call__
     previous = driver._active
     try:
         driver.set_active(CompileDriver(about.capability))
-        replace(answers)
         Launcher.__call__ = compile_launch  # type: ignore[method-assign, assignment]
-        yield found
+        with devices.assume(properties):
+            yield found
     finally:
         Launcher.__call__ = launch  # type: ignore[method-assign]
-        replace([(answer, question) for question, answer in answers])
         driver._active = previous
-
-
-def replace(functions: list[tuple[Callable, Callable]]) -> None:
-    """Put the second function of each pair in the place of the first in all modules of the package:
-    one that imports a function by name has a reference of its own.
-    """
-    modules = [m for name, m in sys.modules.items() if name.split(".")[0] == "flash_versions"]
-    for module in modules:
-        for attribute, value in list(vars(module).items()):
-            for old, new in functions:
-                if value is old:
-                    setattr(module, attribute, new)
 
 
 def compile_call(

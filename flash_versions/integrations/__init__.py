@@ -1,4 +1,7 @@
-"""Doors into other people's models: transformers (`hf`) and torch's own attention (`sdpa`)."""
+"""Doors into other people's models: transformers (`hf`) and torch's own attention (`sdpa`).
+
+May import: `dispatch`, `versions.api`, `versions.tiles`; never a single version.
+"""
 
 import torch
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from flash_versions.dispatch.extras import missing
 from flash_versions.integrations import unit_stride
 from flash_versions.integrations.hf_mask import Ragged, what_is_seen
 from flash_versions.versions.api import BASELINES, VERSIONS, attention
@@ -52,14 +53,10 @@ def register(prefix: str = "fv_") -> list[str]:
             f"prefix={prefix!r} must not contain 'flash': transformers looks for such names on its "
             f"hub."
         )
-    try:
-        import transformers
-    except ModuleNotFoundError as error:
-        if error.name != "transformers":
-            raise
-        raise ImportError(
-            "transformers is not installed; pip install 'flash-versions[hf]' does that."
-        ) from error
+    if sentence := missing("hf", "transformers"):
+        raise ImportError(sentence)
+    import transformers
+
     if int(transformers.__version__.split(".")[0]) < 5:
         raise ImportError(f"transformers is {transformers.__version__}; 5.0 or later works.")
     names = []

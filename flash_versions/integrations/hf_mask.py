@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import torch
 from torch.nn.functional import pad
 
-from flash_versions.dispatch.request import Window
+from flash_versions.dispatch.request import Sides
 
 HOLES = (
     "attention_mask has a pad between real tokens, which works neither with a sliding window nor "
@@ -50,7 +50,7 @@ class Ragged:
     q_length: int
     kv_length: int
     causal: bool
-    window: Window | None = None
+    window: Sides | None = None
     kv_starts: torch.Tensor | None = None
     kv_lengths: torch.Tensor | None = None
     cu_seqlens_q: torch.Tensor | None = None
@@ -145,7 +145,7 @@ def window_of(
     kv_length: int,
     kv_offset: int,
     config: Any,
-) -> Window | None:
+) -> Sides | None:
     """The window of transformers' pattern, None if it hides nothing; ValueError for a pattern that
     is more than a window. For the arguments see `what_is_seen`.
     """

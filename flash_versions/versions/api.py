@@ -1,46 +1,20 @@
 """`attention`: check the arguments, choose a version, run it."""
 
-from typing import Literal, TypedDict, Unpack, overload
+from typing import Literal, Unpack, overload
 
 import torch
 
-from flash_versions.dispatch import autograd as ops
-from flash_versions.dispatch.request import Request, Window, make_request
-from flash_versions.dispatch.version import Version
+from flash_versions.dispatch.autograd import run
+from flash_versions.dispatch.precision import Fp8
+from flash_versions.dispatch.request import Options, Sides, make_request
+from flash_versions.dispatch.version import BASELINES, VERSIONS, choose_version, register
 from flash_versions.versions import fa1, fa2, fa3, fa4
-from flash_versions.versions.fp8.quantize import Fp8
 from flash_versions.versions.oracle.reference import REFERENCE, SDPA
 
-VERSIONS: dict[str, Version] = {
-    module.VERSION.name: module.VERSION for module in (fa1, fa2, fa3, fa4)
-}
-BASELINES: dict[str, Version] = {version.name: version for version in (REFERENCE, SDPA)}
-ops.VERSIONS.update(VERSIONS)
+register(module.VERSION for module in (fa1, fa2, fa3, fa4))
+register((REFERENCE, SDPA))
 
-
-class Options(TypedDict, total=False):
-    """The keyword arguments of `attention`, for type checkers."""
-
-    causal: bool
-    scale: float | None
-    window: Window | None
-    softcap: float | None
-    alibi_slopes: torch.Tensor | None
-    sink: torch.Tensor | None
-    dropout_p: float
-    cu_seqlens_q: torch.Tensor | None
-    cu_seqlens_k: torch.Tensor | None
-    kv_lengths: torch.Tensor | None
-    kv_starts: torch.Tensor | None
-    block_table: torch.Tensor | None
-    version: str
-    num_splits: int | None
-    precision: str | Fp8 | None
-    q_descale: torch.Tensor | None
-    k_descale: torch.Tensor | None
-    v_descale: torch.Tensor | None
-    deterministic: bool | None
-    check: bool
+__all__ = ["BASELINES", "VERSIONS", "attention", "choose_version"]
 
 
 @overload
@@ -49,6 +23,7 @@ def attention(
     k: torch.Tensor,
     v: torch.Tensor,
     *,
+    version: str = ...,
     return_lse: Literal[False] = ...,
     **options: Unpack[Options],
 ) -> torch.Tensor: ...
@@ -60,6 +35,7 @@ def attention(
     k: torch.Tensor,
     v: torch.Tensor,
     *,
+    version: str = ...,
     return_lse: Literal[True],
     **options: Unpack[Options],
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
@@ -71,6 +47,7 @@ def attention(
     k: torch.Tensor,
     v: torch.Tensor,
     *,
+    version: str = ...,
     return_lse: bool,
     **options: Unpack[Options],
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
@@ -83,7 +60,7 @@ def attention(
     *,
     causal: bool = False,
     scale: float | None = None,
-    window: Window | None = None,
+    window: Sides | None = None,
     softcap: float | None = None,
     alibi_slopes: torch.Tensor | None = None,
     sink: torch.Tensor | None = None,
@@ -169,59 +146,12 @@ def attention(
     Raises:
         ValueError: an argument is malformed, or the version does not support what was asked for.
     """
-    request = make_request(
-        q,
-        k,
-        v,
-        causal=causal,
-        scale=scale,
-        window=window,
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        sink=sink,
-        dropout_p=dropout_p,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        kv_lengths=kv_lengths,
-        kv_starts=kv_starts,
-        block_table=block_table,
-        num_splits=num_splits,
-        return_lse=return_lse,
-        precision=precision,
-        q_descale=q_descale,
-        k_descale=k_descale,
-        v_descale=v_descale,
-        deterministic=deterministic,
-        check=check,
-    )
-    chosen = choose_version(version, request)
-    lse: torch.Tensor | None
-    if chosen.name in VERSIONS:
-        o, lse = ops.run(chosen, request)
-    else:
-        o, lse, _ = chosen.forward(request)
+    arguments = locals()
+    name = arguments.pop("version")
+    o, lse = run(name, make_request(**arguments))
     if cu_seqlens_q is not None:
         o, lse = o.squeeze(0), lse if lse is None else lse.squeeze(0)
     if not return_lse:
         return o
     assert lse is not None
     return o, lse
-
-
-def choose_version(name: str, request: Request) -> Version:
-    """The version of that name, or for "auto" the newest that supports the request; ValueError if
-    there is none.
-    """
-    if name == "auto":
-        for version in reversed(VERSIONS.values()):
-            if version.unsupported(request) is None:
-                return version
-        version = next(reversed(VERSIONS.values()))
-    elif isinstance(name, str) and (name in VERSIONS or name in BASELINES):
-        version = {**VERSIONS, **BASELINES}[name]
-    else:
-        known = ", ".join(["auto", *VERSIONS, *BASELINES])
-        raise ValueError(f"version={name!r} is unknown; there are {known}.")
-    if reason := version.unsupported(request):
-        raise ValueError(reason)
-    return version

@@ -55,7 +55,7 @@ from matplotlib.figure import Figure
 from flash_versions import VERSIONS, attention, compare
 from flash_versions.versions.fa1 import forward as fa1
 from flash_versions.plot.figures import HBM_TB_PER_S, TENSOR_TFLOPS
-from flash_versions.dispatch.version import H200_SHARED_MEMORY
+from flash_versions.dispatch.device import H200_SHARED_MEMORY
 
 torch.manual_seed(0)
 torch.set_printoptions(precision=3, sci_mode=False)
@@ -479,5 +479,5 @@ check("row_softmax", row_softmax)
 # * Vaswani et al. 2017, "Attention Is All You Need", arXiv:1706.03762, section 3.2: attention.
 # * Dao et al. 2022, "FlashAttention", arXiv:2205.14135, section 2: the memory wall, and what a GPU is made of.
 # * Triton's own tutorials, "Vector Addition" and "Fused Softmax", in `python/tutorials` of its repository.
-# * In the package: `flash_versions/versions/tiles/memory.py` for tiles and masks, `flash_versions/dispatch/interpreter/faithful.py` for what runs
+# * In the package: `flash_versions/versions/tiles/rows.py` and `algebra.py` for tiles and masks, `flash_versions/dispatch/interpreter/faithful.py` for what runs
 #   when there is no GPU.

@@ -52,7 +52,7 @@ from flash_versions.versions.fa2 import combine as fa2_combine
 from flash_versions.versions.fa2 import forward as fa2
 from flash_versions.plot.figures import HBM_TB_PER_S
 from flash_versions.bench.results import rate_of, read_results, shapes
-from flash_versions.versions.tiles.algebra import finalise
+from flash_versions.versions.tiles.algebra import finalize
 
 np.set_printoptions(precision=3, suppress=True)
 document = read_results()
@@ -186,7 +186,7 @@ changes("fa1", "fa2", "attend")
 # And the division has moved behind the loops.
 
 # %%
-show(finalise)
+show(finalize)
 
 # %% [markdown]
 # Two more things happen outside the loop. Query heads that share a key head become *rows of one

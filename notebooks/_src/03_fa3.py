@@ -54,7 +54,7 @@ from lessons.pictures import gantt, tiles
 from matplotlib.figure import Figure
 
 from flash_versions import attention, attention_reference
-from flash_versions.versions.tiles import hopper
+from flash_versions.versions.tiles import pipeline
 from flash_versions.bench.accuracy import SCHEMES, errors, exact_attention
 from flash_versions.bench.accuracy import draw as draw_inputs
 from flash_versions.versions.tiles.tma import describe
@@ -62,7 +62,8 @@ from flash_versions.versions.fa3 import forward as fa3
 from flash_versions.versions.fa3.fp8 import forward as forward_fp8
 from flash_versions.versions.fa3.hopper import forward as forward_hopper
 from flash_versions.plot.figures import EXP2_PER_TENSOR_FLOP, TENSOR_TFLOPS
-from flash_versions.versions.fp8.quantize import Fp8, dequantize, quantize
+from flash_versions.versions.fp8.quantize import dequantize, quantize
+from flash_versions.dispatch.precision import Fp8
 from flash_versions.bench.results import RESULTS, ablation_ratios, read_results, shapes
 
 torch.manual_seed(0)
@@ -382,17 +383,17 @@ exact, _ = attention_reference(*(x.double() for x in (q, k, v)), causal=True)
 print(f"largest difference to exact attention: {(steps.o.double() - exact).abs().max():.1e}")
 
 # %% [markdown]
-# ## Rings and barriers, by hand
+# ## Pipelines and barriers, by hand
 #
 # The portable kernel above leaves the overlap to the compiler. To have warps that *only load* and
-# warps that *only compute* one has to say who waits for whom. FA3's second kernel says it, in
+# warps that *only compute* one has to say which warp waits for which. FA3's second kernel says it, in
 # **Gluon**, Triton's language one floor below. Its main tool is a barrier in shared memory that
-# counts arrivals. When all have arrived its **phase** flips, 0, 1, 0, 1, and whoever waits for that
-# phase goes on.
+# counts arrivals. When all have arrived its **phase** flips, 0, 1, 0, 1, and every warp that waits for
+# that phase goes on.
 #
-# Between the producer and the consumers stands a *ring*: a few slots for tiles, each with a barrier
-# that says *full* (the copy has landed) and one that says *empty* (every consumer has read it).
-# Here is a ring of two slots with two consumers, in Python.
+# A *pipeline* connects the producer with the consumers: a few slots for tiles, its *stages*, each with
+# a barrier that says *full* (the copy has landed) and one that says *empty* (every consumer has read
+# it). Here is a pipeline of two stages with two consumers, in Python.
 
 
 # %%
@@ -444,12 +445,12 @@ while min(block) < BLOCKS:
     tick += 1
 
 # %% [markdown]
-# The producer waits for the phase *opposite* to the consumers', which is over before anything
-# happened: so it may fill every slot once without asking. And it never fills a slot that anyone
-# still reads. That is all. In the kernel:
+# A new barrier counts as "previous phase done". The producer waits for the phase *opposite* to the
+# consumers', so its first wait on each slot returns at once. And it never fills a slot that a
+# consumer still reads. That is all. In the kernel:
 
 # %%
-show(hopper.Ring.fill)
+show(pipeline.Pipeline.fill)
 show(forward_hopper.produce, docstring=False)
 
 # %% [markdown]
@@ -461,8 +462,8 @@ show(forward_hopper.produce, docstring=False)
 show(forward_hopper.attend, docstring=False)
 
 # %% [markdown]
-# `take_turn` and `pass_turn` are the ping-pong: a consumer issues its products when it is its turn,
-# and passes the turn on before its softmax.
+# `named_barrier_sync` and `named_barrier_arrive` are the ping-pong: a consumer waits at its barrier,
+# issues its products, and arrives at the other's barrier before its softmax.
 #
 # Triton's interpreter knows no Gluon, so this kernel cannot be recorded here. It is tested all the
 # same without a GPU: `tests/emulator/gluon/emulator.py` runs its text on the CPU, each role in a thread of
@@ -766,8 +767,8 @@ own_gpu()
 #   section 3.2 the overlap inside a group, section 3.3 FP8.
 # * Upstream: [hopper/](https://github.com/Dao-AILab/flash-attention/tree/main/hopper) of
 #   flash-attention, `mainloop_fwd_sm90_tma_gmma_ws.hpp`.
-# * Here: `flash_versions/versions/fa3/forward.py` and `forward_hopper.py` (their docstrings draw the
-#   schedule), `hopper.py` (rings, turns, schedulers), [fp8.md](../docs/fp8.md), and what did not
+# * Here: `flash_versions/versions/fa3/forward.py` and `fa3/hopper/forward.py` (their docstrings draw
+#   the schedule), `tiles/pipeline.py`, `tiles/tile_scheduler.py`, [fp8.md](../docs/fp8.md), and what did not
 #   work in [log.md](../docs/log.md).
 # * Solutions: `notebooks/solutions/causal_order.py` and `fold_fp8.py`. Next:
 #   [04_fa4](04_fa4.ipynb).

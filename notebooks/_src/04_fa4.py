@@ -63,7 +63,7 @@ from flash_versions.plot.figures import EXP2_PER_TENSOR_FLOP
 from flash_versions.dispatch.request import make_request
 from flash_versions.bench.results import ablation_ratios, read_results
 from flash_versions.versions.tiles.algebra import LOG2E
-from flash_versions.dispatch.version import LaunchConfig
+from flash_versions.dispatch.sizes import LaunchConfig
 from transformer.training.corpus import Teacher, draw_chat
 from transformer.generation.session import find_checkpoint
 from transformer.model.weights import load_model

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from flash_versions.dispatch.request import make_request
-from flash_versions.dispatch.version import LaunchConfig
+from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.versions.fa1 import forward as fa1
 from lessons.exercises import exercise
 

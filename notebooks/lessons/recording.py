@@ -19,7 +19,7 @@ import triton.language as tl
 from flash_versions import VERSIONS
 from flash_versions.dispatch import interpreter
 from flash_versions.dispatch.request import Request, make_request
-from flash_versions.dispatch.version import LaunchConfig
+from flash_versions.dispatch.sizes import LaunchConfig
 
 STATE = ("o", "acc", "row_max", "row_sum")
 

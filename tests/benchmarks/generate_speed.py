@@ -34,11 +34,10 @@ from flash_versions.bench.document import new_document  # noqa: E402
 from tests.benchmarks.frame import forget_peak, keep, now, parser, passed, peak_gib, reason  # noqa: E402
 from tests.helpers.random_checkpoint import QWEN  # noqa: E402
 from transformer.generation.engine import generate  # noqa: E402
-from transformer.generation.session import choose_attention, find_checkpoint  # noqa: E402
 from transformer.model.config import Config  # noqa: E402
-from transformer.model.decoder import KERNELS, Transformer  # noqa: E402
+from transformer.model.decoder import KERNELS, Transformer, choose_attention  # noqa: E402
 from transformer.model.rope import Rope  # noqa: E402
-from transformer.model.weights import load_config, load_model  # noqa: E402
+from transformer.model.weights import find_checkpoint, load_config, load_model  # noqa: E402
 
 SUITE = "generate"
 LLAMA_1B = Config(

@@ -34,9 +34,9 @@ import torch  # noqa: E402
 from flash_versions.bench.document import new_document, save  # noqa: E402
 from tests.benchmarks.frame import parser, passed  # noqa: E402
 from tests.benchmarks.parallel_gpu_worker import EQUAL, FAST, GROWING, QWEN, TINY  # noqa: E402
-from transformer.generation import byte_tokenizer  # noqa: E402
 from transformer.model.decoder import Transformer  # noqa: E402
 from transformer.model.weights import save_model  # noqa: E402
+from transformer.training import byte_tokenizer  # noqa: E402
 
 WORKER = ("-m", "tests.benchmarks.parallel_gpu_worker")
 SPEED, CHECKS = "processes", "processes checks"

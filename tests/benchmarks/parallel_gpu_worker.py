@@ -18,15 +18,14 @@ import torch
 from flash_versions.bench.files import write
 from tests.benchmarks.frame import forget_peak, now, peak_gib
 from tests.helpers.random_checkpoint import QWEN
-from transformer.generation import byte_tokenizer
 from transformer.generation.command import ElsewhereError
-from transformer.generation.session import choose_attention
-from transformer.model.decoder import Config
+from transformer.model.decoder import Config, choose_attention
 from transformer.rl.recipes import Settings
 from transformer.rl.run import Run
 from transformer.rl.trainer import Trainer, resolved
 from transformer.tasks.skills import Add
 from transformer.tasks.task import Task
+from transformer.training import byte_tokenizer
 from transformer.training.corpus import Teacher
 from transformer.training.lora import merged_weights
 from transformer.training.parallel import connected, own_device, shard

@@ -29,9 +29,9 @@ from trl import GRPOConfig, GRPOTrainer
 
 import flash_versions
 import transformer
-from transformer.generation import byte_tokenizer as bytes_
 from transformer.model.weights import load_model
 from transformer.tasks.skills import Add
+from transformer.training import byte_tokenizer as bytes_
 from transformer.training.evaluate import evaluate
 
 SLOPPY = Path(transformer.__file__).with_name("checkpoints") / "sloppy"

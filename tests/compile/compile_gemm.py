@@ -1,13 +1,6 @@
-"""Compile the matrix products for one architecture; print a JSON row for each kernel.
+"""The matrix products for one architecture, a row for each kernel. See apart.py."""
 
-    TRITON_INTERPRET=0 python tests/compile/compile_gemm.py sm_90
-
-A process of its own, because compiling and interpreting cannot share one.
-"""
-
-import json
 import re
-import sys
 
 import torch
 
@@ -56,16 +49,12 @@ def row(name, module, arch, config, what, dtype=torch.bfloat16):
     }  # fmt: skip
 
 
-def main(arch):
-    """Print the rows of an architecture."""
+def rows(arch):
+    """The rows of an architecture."""
     rows = []
     if arch == "sm_90":
         for name, (config, what) in HOPPER.items():
             rows.append(row(name, gemm_hopper, arch, config, what))
     for what, dtype in PORTABLE:
         rows.append(row(f"portable {what} {dtype}", gemm_portable, arch, None, what, dtype))
-    print(json.dumps(rows))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+    return rows

@@ -1,14 +1,8 @@
-"""Compile the kernels of a decoding step and of log-probabilities for one architecture; print a
-JSON row for each.
-
-    TRITON_INTERPRET=0 python tests/compile/compile_gemv.py sm_90
-
-A process of its own, because compiling and interpreting cannot share one.
+"""The kernels of a decoding step and of log-probabilities for one architecture, a row for each. See
+apart.py.
 """
 
-import json
 import re
-import sys
 from unittest import mock
 
 import torch
@@ -16,25 +10,14 @@ import torch
 from flash_versions.inspect.command import compiling
 from flash_versions.inspect.compiled import Compiled, CompileOnly
 from transformer.model.kernels import logprobs
-from transformer.model.kernels.decode import (
-    embed,
-)
-from transformer.model.kernels.decode import (
-    gemv as skinny,
-)
-from transformer.model.kernels.decode import (
-    gemv_qkv as skinny_qkv,
-)
-from transformer.model.kernels.decode import (
-    sample as choose,
-)
+from transformer.model.kernels.decode import embed, gemv, gemv_qkv, sample
 
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, INTERMEDIATE = 32, 8, 64, 2048, 8192
 KERNELS = {
     embed: ("embed_kernel",),
-    skinny: ("linear_kernel", "swiglu_kernel"),
-    skinny_qkv: ("qkv_kernel", "place_kernel"),
-    choose: ("chunk_kernel", "likeliest_kernel", "draw_kernel"),
+    gemv: ("linear_kernel", "swiglu_kernel"),
+    gemv_qkv: ("qkv_kernel", "place_kernel"),
+    sample: ("chunk_kernel", "likeliest_kernel", "draw_kernel"),
     logprobs: ("forward_kernel", "backward_kernel"),
 }
 
@@ -48,21 +31,21 @@ def step(overlap: bool) -> None:
     """All layers of one block of a model with a billion parameters, and the choice of a token."""
     x, options = empty(1, HIDDEN), {"overlap": overlap}
     weight = empty((HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN)
-    norm = skinny.Norm(empty(HIDDEN), 1e-5)
-    of_heads = skinny.Norm(empty(HEAD_DIM), 1e-5)
+    norm = gemv.Norm(empty(HIDDEN), 1e-5)
+    of_heads = gemv.Norm(empty(HEAD_DIM), 1e-5)
     cache = empty(2, 1, 512, KV_HEADS, HEAD_DIM)
     tokens = torch.zeros(1, 1, dtype=torch.int64)
     lengths, table = torch.ones(1, dtype=torch.int32), empty(512, 2, 1, HEAD_DIM)
     embed.embed(tokens, empty(128256, HIDDEN), lengths, 512, **options)
-    skinny_qkv.qkv(x, weight, None, cache, lengths, table, norm=norm, **options)
-    skinny_qkv.qkv(
+    gemv_qkv.qkv(x, weight, None, cache, lengths, table, norm=norm, **options)
+    gemv_qkv.qkv(
         x, weight, None, cache, lengths, table, q_norm=of_heads, k_norm=of_heads, **options
     )
     up, down = empty(2 * INTERMEDIATE, HIDDEN), empty(HIDDEN, INTERMEDIATE)
-    h = skinny.swiglu(x, up, norm=norm, **options)
-    skinny.linear(h, down, residual=x, **options)
-    many = skinny_qkv.MANY_TOKENS
-    skinny_qkv.qkv(
+    h = gemv.swiglu(x, up, norm=norm, **options)
+    gemv.linear(h, down, residual=x, **options)
+    many = gemv_qkv.MANY_TOKENS
+    gemv_qkv.qkv(
         empty(many, 64),
         empty(len(weight), 64),
         None,
@@ -74,17 +57,17 @@ def step(overlap: bool) -> None:
         **options,
     )
     logits = empty(1, 128256)
-    choose.likeliest(logits, **options)
+    sample.likeliest(logits, **options)
     token, banned = torch.zeros(1, 1, dtype=torch.int64), torch.zeros(128256, dtype=torch.bool)
-    record = choose.Record(token, torch.zeros(1, 1), token, token)
-    draws = choose.Draws(torch.zeros(1, 8, dtype=torch.float64), token, 0.7)
-    choose.choose(logits, record, draws, banned, **options)
+    record = sample.Record(token, torch.zeros(1, 1), token, token)
+    draws = sample.Draws(torch.zeros(1, 8, dtype=torch.float64), token, 0.7)
+    sample.sample_into(logits, record, draws, banned, **options)
     found = logprobs.logprobs_of(logits, token[0], 0.7, banned)
     logprobs.gradient_of(found[0], logits, token[0], found[2], 0.7, banned)
 
 
-def main(arch: str) -> None:
-    """Print the rows."""
+def rows(arch: str) -> list[dict]:
+    """The rows of an architecture."""
     rows = []
 
     def keep(kernel, code) -> None:
@@ -108,13 +91,9 @@ def main(arch: str) -> None:
         # Tensors on the CPU are let through only where kernels are interpreted.
         nothing = mock.Mock()
         with (
-            mock.patch.object(skinny, "check", nothing),
+            mock.patch.object(gemv, "check", nothing),
             mock.patch.object(embed, "check_device", nothing),
-            mock.patch.object(skinny_qkv, "check", nothing),
+            mock.patch.object(gemv_qkv, "check", nothing),
         ):
             step(overlap=arch == "sm_90")
-    sys.stdout.write(json.dumps(rows) + "\n")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+    return rows

@@ -1,30 +1,22 @@
-"""Compile what calls of every shape launch on one architecture; print a JSON row for each kernel.
-
-    TRITON_INTERPRET=0 python tests/compile/compile_kernels.py sm_90 fa3
-
-A process of its own for each of PARTS, because compiling and interpreting cannot share one.
+"""What calls of every shape launch on one architecture, a row for each kernel. See apart.py: a
+process of its own for each of PARTS.
 """
 
-import contextlib
-import io
-import json
-import sys
 from dataclasses import dataclass, field
 from unittest import mock
 
 import torch
-import triton
-from triton.backends.nvidia.compiler import CUDABackend
 
 from flash_versions import VERSIONS
 from flash_versions.dispatch import interpreter
+from flash_versions.dispatch.precision import Quantized
 from flash_versions.dispatch.request import Request, make_request
 from flash_versions.flash_attn import kv_cache
 from flash_versions.inspect.command import Compiled, compile_call, compiling
 from flash_versions.versions.fa3 import backward as fa3_backward
 from flash_versions.versions.fa3.fp8 import forward as forward_fp8
 from flash_versions.versions.fa4 import backward as fa4_backward
-from flash_versions.versions.fp8.quantize import Quantized, prepare
+from flash_versions.versions.fp8.quantize import prepare
 
 
 @dataclass(frozen=True)
@@ -145,6 +137,9 @@ PORTABLE_BACKWARD = {
     ("fa3", "packed"): "wide",
     ("fa4", "prefill-64"): "wide",
 }
+# What is looked at closely, by the ends of modules' names.
+ASYNCHRONOUS = ("fa3.backward", "hopper.forward", "hopper.backward.kernel")
+FP8_KERNELS = ("fa3.fp8.forward", "fp8.kernels")
 LOOP_OPCODES = ("HGMMA", "QGMMA", "MUFU", "SHFL", "PRMT", "STS", "LDS", "LDL", "STL")
 
 
@@ -167,7 +162,7 @@ def compile_backward(name: str, shape: str, arch: str) -> list[dict]:
     o, lse = torch.empty_like(request.q), torch.empty(1, request.q.shape[2], request.q.shape[1])
     given = request, o, lse, None, torch.empty_like(o), lse
     with compiling(arch) as found:
-        if fa3_backward.unsupported(request):
+        if fa3_backward.left_to_fa2(request):
             return []
         if name == "fa3":
             fa3_backward.backward(*given)
@@ -261,8 +256,8 @@ def row(version: str, shape: str, kernel: Compiled) -> dict:
         "registers": kernel.registers,
         "stack": kernel.stack,
         "unused_barriers": kernel.unused_barriers,
-        **(asynchrony(kernel) if kernel.module.endswith(("hopper", "fa3.backward")) else {}),
-        **(threads(kernel) if kernel.module.endswith(("forward_fp8", "quantize_kernels")) else {}),
+        **(asynchrony(kernel) if kernel.module.endswith(ASYNCHRONOUS) else {}),
+        **(threads(kernel) if kernel.module.endswith(FP8_KERNELS) else {}),
         **kernel.counts,
     }
 
@@ -332,29 +327,9 @@ def compile_all_fp8(arch: str, part: str) -> list[dict]:
     return rows
 
 
-def assemble_once() -> None:
-    """Hear what ptxas says as Triton compiles: `Compiled.assembly` would have it assemble again."""
-    assemble, heard = CUDABackend.make_cubin, {}
-
-    def make_cubin(self, ptx, metadata, options, capability):
-        if (ptx, capability) not in heard:
-            log = io.StringIO()
-            with triton.knobs.nvidia.scope(), contextlib.redirect_stdout(log):
-                triton.knobs.nvidia.dump_ptxas_log = True
-                cubin = assemble(self, ptx, metadata, options, capability)
-            heard[ptx, capability] = cubin, log.getvalue()
-        cubin, log = heard[ptx, capability]
-        if triton.knobs.nvidia.dump_ptxas_log:
-            print(log)
-        return cubin
-
-    CUDABackend.make_cubin = make_cubin
-
-
-def main() -> None:
-    arch, part = sys.argv[1:]
+def rows(arch: str, part: str) -> list[dict]:
+    """The rows of a part."""
     assert part in PARTS[arch]
-    assemble_once()
     rows = compile_versions(arch, part)
     if arch == "sm_90" and part in ("fa3", "wide"):
         rows += compile_ablation(part)
@@ -363,8 +338,4 @@ def main() -> None:
         rows += compile_all_fp8(arch, part)
     if part in ("all", "fa1 fa2"):
         rows += compile_append(arch)
-    print(json.dumps(rows))
-
-
-if __name__ == "__main__":
-    main()
+    return rows

@@ -1,12 +1,7 @@
-"""Compile what calls of decoding launch on Hopper; print a JSON row for each kernel.
-
-    TRITON_INTERPRET=0 python tests/compile/decode_kernels.py
-
-What test_decode.py asserts; a process of its own, because compiling and interpreting cannot share
-one.
+"""What calls of decoding launch on Hopper, a row for each kernel: what test_decode.py asserts. See
+apart.py.
 """
 
-import json
 import re
 
 import torch
@@ -36,7 +31,8 @@ def row(call: str, kernel: Compiled) -> dict:
     }
 
 
-def main() -> None:
+def rows() -> list[dict]:
+    """The rows of all calls."""
     rows = []
     for name, (batch, queries, head_dim, options) in CALLS.items():
         q = torch.empty(batch, queries, 32, head_dim, dtype=torch.bfloat16)
@@ -44,8 +40,4 @@ def main() -> None:
         rows += [
             row(name, kernel) for kernel in compile_call("fa2", make_request(q, k, k, **options))
         ]
-    print(json.dumps(rows))
-
-
-if __name__ == "__main__":
-    main()
+    return rows

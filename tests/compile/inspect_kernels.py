@@ -1,12 +1,7 @@
-"""Inspect a small Gluon kernel and calls of FA2 where kernels are compiled; print JSON.
-
-    TRITON_INTERPRET=0 python tests/compile/inspect_kernels.py
-
-What test_inspect.py asserts; a process of its own, because compiling and interpreting cannot share
-one.
+"""A small Gluon kernel and calls of FA2, inspected where kernels are compiled: what test_inspect.py
+asserts. See apart.py.
 """
 
-import json
 import re
 from dataclasses import replace
 from functools import partial
@@ -24,12 +19,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from flash_versions import VERSIONS
-from flash_versions.dispatch import version
+from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.launch import Launcher
 from flash_versions.dispatch.request import make_request
-from flash_versions.dispatch.version import LaunchConfig
+from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.inspect.command import Compiled, compile_call, compiling
-from flash_versions.versions.tiles.hopper import load_tile
+from flash_versions.versions.tiles.triton_compat import load_tile
 
 ROWS = 64
 
@@ -88,9 +83,9 @@ def with_ptx(kernel: Compiled, old: str, new: str) -> Compiled:
     return replace(kernel, code=code)
 
 
-def main() -> None:
-    asked = (version.device_limits, version.compute_capability, version.num_multiprocessors)
-    before = (Launcher.__call__, triton.runtime.driver._active, *asked)
+def rows() -> dict:
+    """What was found, by name."""
+    before = (Launcher.__call__, triton.runtime.driver._active, devices.assumed)
     gluon_kernel = compile_gluon()
     product = r"(wgmma\.mma_async[^{]*\{(%\w+)[^;]*;)"
     waits = r"wgmma\.wait_group\.sync\.aligned[^;]*;"
@@ -131,11 +126,6 @@ def main() -> None:
         ],
         "errors": errors,
     }
-    after = (Launcher.__call__, triton.runtime.driver._active)
-    after += (version.device_limits, version.compute_capability, version.num_multiprocessors)
+    after = (Launcher.__call__, triton.runtime.driver._active, devices.assumed)
     document["restored"] = before == after
-    print(json.dumps(document))
-
-
-if __name__ == "__main__":
-    main()
+    return document

@@ -1,21 +1,16 @@
 """Every kernel compiles for every architecture, fits it, and holds what the lesson says.
 
-Needs no GPU. It runs tests/compile/compile_kernels.py in a process without the interpreter, one for
-each part of an architecture.
+Needs no GPU. compile_kernels.py compiles each part of an architecture in a process of its own.
 """
 
-import json
-import os
-import subprocess
-import sys
-from functools import cache
+from functools import partial
 
 import pytest
 import triton
 
 from flash_versions import VERSIONS
+from tests.compile import apart
 from tests.compile.compile_kernels import PARTS
-from tests.helpers.paths import ROOT
 
 KIB = 1024
 for_hopper = pytest.mark.for_hopper
@@ -36,14 +31,7 @@ TENSOR_CORE = {
 }
 
 
-@cache
-def compiled(arch: str, part: str) -> list[dict]:
-    """What the compiler made of a part of the versions and shapes for one architecture."""
-    command = [sys.executable, "-m", "tests.compile.compile_kernels", arch, part]
-    environment = os.environ | {"TRITON_INTERPRET": "0"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout)
+compiled = partial(apart.compiled, "compile_kernels")
 
 
 def triton_version() -> tuple[int, ...]:
@@ -119,7 +107,7 @@ def test_the_portable_fp8_kernel(arch, part):
     """Without spills, on tensor cores that have FP8. On Hopper the loops shuffle for the maximum
     and the sum of two rows per thread, twice each, and not to bring P into the order of V's keys.
     """
-    rows = [row for row in compiled(arch, part) if row["module"].endswith("fa3.forward_fp8")]
+    rows = [row for row in compiled(arch, part) if row["module"].endswith("fa3.fp8.forward")]
     assert len(rows) == {"sm_80": 0, "sm_90": 4}.get(arch, 1)
     for row in rows:
         assert row["spills"] == 0, row
@@ -195,7 +183,7 @@ def hopper_kernels(part: str) -> dict[tuple, dict]:
     return {
         (row["version"], row["shape"], row["variant"]): row
         for row in compiled("sm_90", part)
-        if row["module"].endswith(".forward_hopper")
+        if row["module"].endswith(".hopper.forward")
     }
 
 
@@ -215,7 +203,8 @@ def events(loop) -> list[str]:
 )
 def test_the_hopper_kernel_serves_what_it_should(version, part):
     found = {key: row for key, row in hopper_kernels(part).items() if key[0] == version}
-    assert {row["module"] for row in found.values()} == {f"flash_versions.{version}.forward_hopper"}
+    modules = {row["module"] for row in found.values()}
+    assert modules == {f"flash_versions.versions.{version}.hopper.forward"}
     shapes = {shape for _, shape, variant in found if variant is None}
     assert shapes >= {"prefill-64", "prefill-128", "prefill-256", "window-256"}
     assert not shapes & {"prefill-128-fp32", "decode-128", "packed", "scores", "pages"}
@@ -263,7 +252,7 @@ def test_bytes_halve_the_products_and_add_nothing(arch, part):
 @pytest.mark.parametrize(("arch", "part"), [of_part("sm_90", "wide")])
 def test_what_quantises_spills_nothing(arch, part):
     """Scales of blocks in one launch; those of heads need the largest number first."""
-    rows = [row for row in compiled(arch, part) if row["module"].endswith("quantize_kernels")]
+    rows = [row for row in compiled(arch, part) if row["module"].endswith("fp8.kernels")]
     launches = [row["shape"] for row in rows]
     assert launches == ["fp8:block", "fp8:head", "fp8:head", "fp8:block:hadamard"]
     assert all(row["spills"] == 0 for row in rows)

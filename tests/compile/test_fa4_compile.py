@@ -1,34 +1,27 @@
 """What the compiler makes of FA4's kernels: the portable one, and the explicit one for Hopper.
 
-    TRITON_INTERPRET=0 python tests/compile/test_fa4_compile.py
-
-prints a JSON row for each kernel. The tests run it in a process of its own, because compiling and
-interpreting cannot share one.
+`rows` has a row for each kernel. See apart.py.
 """
 
-import json
-import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 
 import pytest
 import torch
 import triton
 
+from flash_versions.dispatch.precision import Quantized
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.version import Forward
 from flash_versions.inspect.command import LABELS, Compiled, compile_call, compiling
 from flash_versions.versions.fa4 import VERSION, forward
 from flash_versions.versions.fa4.hopper import config, trace
 from flash_versions.versions.fa4.hopper import forward as forward_hopper
-from flash_versions.versions.fp8.quantize import Quantized
+from tests.compile import apart
+from tests.compile.test_compile import SHARED_MEMORY, TENSOR_CORE
 from tests.helpers.paths import ROOT
 
-SHARED_MEMORY = {"sm_89": 99, "sm_90": 227, "sm_100": 227, "sm_120": 99}  # KiB
-TENSOR_CORE = {"sm_90": "wgmma", "sm_100": "tcgen05", "sm_120": "mma_sync"}
 # (head_dim, causal, variant) by architecture.
 CALLS = {
     "sm_89": [(64, True, "served")],
@@ -63,31 +56,21 @@ MOVES_DATA = ("SHFL", "PRMT", "STS", "LDS", "BAR", "STSM", "LDSM")
 pytestmark = pytest.mark.xdist_group("fa4_compile")  # one worker, so that each is compiled once
 
 
-@cache
-def all_compiled() -> dict[str, list[dict]]:
-    """What became of the calls, in order, of the "portable" kernel and of that for "hopper"."""
-    command = [sys.executable, "-m", __spec__.name]
-    environment = os.environ | {"TRITON_INTERPRET": "0"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout)
-
-
 def compiled(arch: str) -> dict[tuple[int, bool, str], dict]:
     """What became of the calls for one architecture."""
-    rows = iter(all_compiled()["portable"])
+    rows = iter(apart.compiled("test_fa4_compile")["portable"])
     return {name: {call: next(rows) for call in calls} for name, calls in CALLS.items()}[arch]
 
 
 @pytest.mark.parametrize("arch", CALLS)
 def test_it_compiles_fits_and_spills_nothing(arch):
     for call, row in compiled(arch).items():
-        assert row["shared"] <= SHARED_MEMORY[arch] * 1024, call
+        assert row["shared"] <= SHARED_MEMORY[arch], call
         # Triton 3.6 spills two registers on sm_120.
         assert row["stack"] <= (8 if arch == "sm_120" else 0), (call, row["stack"])
-        if arch in TENSOR_CORE:
+        if arch != "sm_89":
             explicit = arch == "sm_90" and call[2] == "served"
-            name = "forward_hopper" if explicit else "forward"
+            name = "hopper.forward" if explicit else "forward"
             assert row["module"] == f"flash_versions.versions.fa4.{name}", call
             assert row[TENSOR_CORE[arch]] and row["tma_loads"], call
             assert len(row["loops"]) == 2, call
@@ -138,7 +121,7 @@ def test_the_instructions_in_the_docs():
     assert set(labels) - {"cp.async"} <= set(table)
     for label, counts in table.items():
         documented = [int(number.replace(",", "")) for number in counts.split(" | ")]
-        rows = [compiled(arch)[128, True, "served"] for arch in TENSOR_CORE]
+        rows = [compiled(arch)[128, True, "served"] for arch in ("sm_90", "sm_100", "sm_120")]
         found = [row["stack"] if label == "spills" else row[labels[label]] for row in rows]
         if triton.__version__ == tested:
             assert documented == found, label
@@ -148,7 +131,7 @@ def test_the_instructions_in_the_docs():
 
 def hopper_kernels() -> dict[tuple, dict]:
     """What became of HOPPER_CALLS."""
-    return dict(zip(HOPPER_CALLS, all_compiled()["hopper"], strict=True))
+    return dict(zip(HOPPER_CALLS, apart.compiled("test_fa4_compile")["hopper"], strict=True))
 
 
 def test_the_explicit_kernel_is_asynchronous_and_spills_nothing():
@@ -240,10 +223,8 @@ def hopper_row(kernel: Compiled) -> dict:
     }
 
 
-def main() -> None:
-    from tests.compile.compile_kernels import assemble_once
-
-    assemble_once()
+def rows() -> dict[str, list[dict]]:
+    """What became of the calls, in order, of the "portable" kernel and of that for "hopper"."""
     rows = []
     for arch, calls in CALLS.items():
         for head_dim, causal, variant in calls:
@@ -255,8 +236,4 @@ def main() -> None:
             found = {"module": kernel.module, "shared": kernel.shared, "stack": kernel.stack}
             rows.append(found | kernel.counts | {"loops": loops})
     hopper = [hopper_row(compile_hopper(*call)) for call in HOPPER_CALLS]
-    print(json.dumps({"portable": rows, "hopper": hopper}))
-
-
-if __name__ == "__main__":
-    main()
+    return {"portable": rows, "hopper": hopper}

@@ -1,15 +1,9 @@
 """What the compiler makes of the matrix products, without a GPU."""
 
-import json
-import os
-import subprocess
-import sys
-from functools import cache
-
 import pytest
 
+from tests.compile import apart
 from tests.compile.test_compile import SHARED_MEMORY, TENSOR_CORE
-from tests.helpers.paths import ROOT
 
 ARCHES = [
     pytest.param(arch, marks=[pytest.mark.wide] if arch != "sm_90" else [])
@@ -18,14 +12,9 @@ ARCHES = [
 with_hopper = pytest.mark.xdist_group("compile gemm sm_90")
 
 
-@cache
 def compiled(arch: str) -> dict[str, dict]:
     """What the compiler made of each kernel, by name."""
-    command = [sys.executable, "-m", "tests.compile.compile_gemm", arch]
-    environment = os.environ | {"TRITON_INTERPRET": "0"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return {row["name"]: row for row in json.loads(done.stdout)}
+    return {row["name"]: row for row in apart.compiled("compile_gemm", arch)}
 
 
 def for_hopper() -> dict[str, dict]:

@@ -1,32 +1,22 @@
 """What the compiler makes of the norm's products: the portable kernel, and the one for Hopper.
 
-    TRITON_INTERPRET=0 python tests/compile/test_rmsnorm_gemm_compile.py
-
-prints a JSON row for each kernel. The tests run it in a process of its own, because compiling and
-interpreting cannot share one.
+`rows` has a row for each kernel. See apart.py.
 """
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from functools import cache
 from unittest import mock
 
 import pytest
 import torch
 import triton
 
+from flash_versions.dispatch.device import Properties, devices
 from flash_versions.inspect.command import compiling
-from tests.compile.compile_kernels import assemble_once
-from tests.helpers.paths import ROOT
-from transformer.model.kernels.gemm import rmsnorm_hopper as rmsnorm_gemm_hopper
+from tests.compile import apart
+from tests.compile.test_compile import SHARED_MEMORY, TENSOR_CORE
 from transformer.model.kernels.gemm.rmsnorm import portable_norm_gemm
 from transformer.model.kernels.gemm.rmsnorm_hopper import NormGemmConfig, norm_gemm
 
-SHARED_MEMORY = {"sm_80": 163, "sm_89": 99, "sm_90": 227}  # KiB
-TENSOR_CORE = {"sm_80": "mma_sync", "sm_89": "mma_sync", "sm_90": "wgmma"}
 USUAL = NormGemmConfig()
 HOPPER = {
     "as it is": (USUAL, ""),
@@ -67,10 +57,9 @@ def describe(call: str, kernel) -> dict:
     }
 
 
-def main() -> None:
-    """Print the rows."""
+def rows() -> list[dict]:
+    """The rows of all calls."""
     rows = []
-    assemble_once()
     for (arch, call), (dtype, what) in PORTABLE.items():
         arguments, fused = operands(dtype, what)
         with compiling(arch) as found:
@@ -78,29 +67,17 @@ def main() -> None:
         rows += [describe(call, kernel) for kernel in found]
     for call, (config, what) in HOPPER.items():
         arguments, fused = operands(torch.bfloat16, what)
-        counted = mock.patch.object(rmsnorm_gemm_hopper, "num_multiprocessors", lambda device: 132)
+        counted = mock.patch.object(devices, "assumed", Properties(num_sms=132))
         with compiling("sm_90") as found, counted:
             norm_gemm(*arguments, **fused, config=config)
         rows += [describe(call, kernel) for kernel in found]
-    print(json.dumps(rows))
-
-
-@cache
-def printed() -> subprocess.CompletedProcess:
-    """What a process that compiles says."""
-    root = str(ROOT)
-    path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), root])
-    environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": path}
-    return subprocess.run(
-        [sys.executable, "-m", __spec__.name], capture_output=True, text=True, env=environment
-    )
+    return rows
 
 
 def compiled(arch: str, call: str) -> dict:
     """The row of a call."""
-    assert printed().returncode == 0, printed().stderr[-2000:]
-    rows = json.loads(printed().stdout)
-    return next(row for row in rows if (row["arch"], row["call"]) == (arch, call))
+    found = apart.compiled("test_rmsnorm_gemm_compile")
+    return next(row for row in found if (row["arch"], row["call"]) == (arch, call))
 
 
 # One worker, so that all is compiled once.
@@ -111,7 +88,7 @@ by_hopper_call = pytest.mark.parametrize("call", HOPPER)
 @pytest.mark.parametrize(("arch", "call"), PORTABLE)
 def test_the_portable_kernel_fits_and_uses_the_tensor_cores(arch, call):
     row = compiled(arch, call)
-    assert row["shared"] <= SHARED_MEMORY[arch] * 1024
+    assert row["shared"] <= SHARED_MEMORY[arch]
     newer = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 8)
     assert row["spills"] <= (64 if newer and arch == "sm_80" else 0)
     if "fp32" not in call:
@@ -122,7 +99,7 @@ def test_the_portable_kernel_fits_and_uses_the_tensor_cores(arch, call):
 def test_hopper_products_are_in_flight_and_nothing_spills(call):
     row = compiled("sm_90", call)
     assert row["serialised"] == [] and row["spills"] == 0 and not row["unused_barriers"]
-    assert row["shared"] <= SHARED_MEMORY["sm_90"] * 1024
+    assert row["shared"] <= SHARED_MEMORY["sm_90"]
     assert row["tma_loads"] and row["tma_stores"] and row["stmatrix"]
 
 
@@ -146,7 +123,3 @@ def test_a_chain_ends_with_one_wait_for_all_of_it(call):
     half = row["events"][: len(row["events"]) // 2]
     issued = [i for i, event in enumerate(half) if event.startswith("HGMMA")]
     assert len(issued) == chain and half.index("wait 0") > issued[-1]
-
-
-if __name__ == "__main__":
-    main()

@@ -111,7 +111,7 @@ def test_lesson_of_the_last_version(capsys):
     assert "+++ fa4/softmax.py" in out
     removed = set(re.findall(r"^-(?:def |class )?(\w+)", out, re.MULTILINE))
     assert {"produce", "attend_in_order"} <= removed
-    imported = {"load_rows", "heavy_first", "choose_config", "unsupported", "HopperConfig"}
+    imported = {"load_rows", "heavy_first", "choose_config", "left_to_fa2", "HopperConfig"}
     assert not removed & (imported | {"default_config", "describe_inputs", "numbers", "MEASURED"})
 
 

@@ -89,8 +89,12 @@ def test_every_public_name_is_documented(site):
         assert f'id="flash_versions.{name}"' in reference, name
     for name in ("flash_attn.flash_attn_func", "integrations.hf.register"):
         assert f'id="flash_versions.{name}"' in reference, name
-    of_transformer = "generation.engine.generate generation.sampling.sample rl.loss.grpo_loss"
-    for name in (*of_transformer.split(), "rl.trainer.Trainer"):
+    for name in (
+        "generation.engine.generate",
+        "generation.sampling.sample",
+        "rl.loss.grpo_loss",
+        "rl.trainer.Trainer",
+    ):
         assert f'id="transformer.{name}"' in reference, name
 
 

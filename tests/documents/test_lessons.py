@@ -17,7 +17,7 @@ import lessons
 from flash_versions import VERSIONS, attention_reference
 from flash_versions.diff import PACKAGE
 from flash_versions.dispatch.request import make_request
-from flash_versions.dispatch.version import LaunchConfig
+from flash_versions.dispatch.sizes import LaunchConfig
 from lessons import answers, compiled, exercises, films, measurements, recording, source
 
 SHAPE = {"block_q": 4, "block_kv": 4}

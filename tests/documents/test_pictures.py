@@ -20,7 +20,7 @@ from PIL import Image
 from flash_versions.bench.results import read_results
 from flash_versions.dispatch import interpreter
 from flash_versions.dispatch.request import make_request
-from flash_versions.dispatch.version import LaunchConfig
+from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.plot.figures import digest
 from flash_versions.versions.fa4.hopper.roles import TABLE
 

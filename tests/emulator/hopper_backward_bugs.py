@@ -43,10 +43,10 @@ RUNS = {
 BUGS = {
     # ---- the producer
     "a slot of Q, and with it of dO, is filled before it is empty": Bug(
-        "produce", [("buffers.q.wait_empty(place)", "pass")], "more arrivals"
+        "produce", [("buffers.q.wait_empty(stage)", "pass")], "more arrivals"
     ),
     "rows of values are not counted": Bug(
-        "Ring.load_with", [(" + values_desc.block_type.nbytes", "")], "dead-lock"
+        "Pipeline.load_with", [(" + values_desc.block_type.nbytes", "")], "dead-lock"
     ),
     "LSE is delta": Bug("produce", [("head, 0, query", "head, 1, query")], WRONG),
     "delta is LSE": Bug("produce", [("head, 1, query", "head, 0, query")], WRONG),
@@ -76,19 +76,19 @@ BUGS = {
         "keys without queries",
     ),
     "the first Q is read before it is there": Bug(
-        "first_state", [("buffers.q.wait(place)", "pass")], WRONG
+        "first_state", [("buffers.q.wait(stage)", "pass")], WRONG
     ),
     "the first Q is waited for though none comes": Bug(
         "first_state", [("if begin < end:", "if True:")], "dead-lock", "keys without queries"
     ),
     "in order: Q is read before it is there": Bug(
-        "fold_queries", [("buffers.q.wait(place)", "pass")], "more arrivals", "in order"
+        "fold_queries", [("buffers.q.wait(stage)", "pass")], "more arrivals", "in order"
     ),
     "the next Q is read before it is there": Bug(
-        "fold_queries", [("buffers.q.wait(place.next(), more)", "pass")], "more arrivals"
+        "fold_queries", [("buffers.q.wait(stage.next(), more)", "pass")], "more arrivals"
     ),
     "a Q behind the last one is waited for": Bug(
-        "fold_queries", [("place.next(), more", "place.next(), True")], "dead-lock"
+        "fold_queries", [("stage.next(), more", "stage.next(), True")], "dead-lock"
     ),
     "the last block of every head ends the stream": Bug(
         "consume", [("member + 1 < problem.GROUP, end, end - 1", "False, end, end - 1")], WRONG
@@ -97,24 +97,24 @@ BUGS = {
         "consume", [("member + 1 < problem.GROUP, end, end - 1", "False, end, end")], "dead-lock"
     ),
     "dO is read before it is there": Bug(
-        "fold_queries", [("buffers.do.wait(place)", "pass")], f"{WRONG}|more arrivals"
+        "fold_queries", [("buffers.do.wait(stage)", "pass")], f"{WRONG}|more arrivals"
     ),
     "in order: dO is read before it is there": Bug(
-        "fold_queries", [("buffers.do.wait(place)", "pass")], "more arrivals", "in order"
+        "fold_queries", [("buffers.do.wait(stage)", "pass")], "more arrivals", "in order"
     ),
     "Q and dO are not released": Bug(
-        "fold_queries", [("buffers.q.release(place)", "pass")], "produce 3 in .*wait_empty"
+        "fold_queries", [("buffers.q.release(stage)", "pass")], "produce 3 in .*wait_empty"
     ),
     "Q is released while dK reads it": Bug(
         "fold_queries",
-        [("buffers.q.release(place)", "pass"),
-         ("    dv = warp", "    buffers.q.release(place)\n    dv = warp")],
+        [("buffers.q.release(stage)", "pass"),
+         ("    dv = warp", "    buffers.q.release(stage)\n    dv = warp")],
         WRONG,
     ),
     "in order: Q is released while dK reads it": Bug(
         "fold_queries",
-        [("buffers.q.release(place)", "pass"),
-         ("    dv = warp", "    buffers.q.release(place)\n    dv = warp")],
+        [("buffers.q.release(stage)", "pass"),
+         ("    dv = warp", "    buffers.q.release(stage)\n    dv = warp")],
         WRONG,
         "in order",
     ),
@@ -176,18 +176,18 @@ BUGS = {
     # ---- dS, from hand to hand
     "dS is announced before it is written": Bug(
         "fold_queries",
-        [("    buffers.ds.publish(ds_place)\n", ""),
-         ("    dp = warp", "    buffers.ds.publish(ds_place)\n    dp = warp")],
+        [("    buffers.ds.publish(ds_stage)\n", ""),
+         ("    dp = warp", "    buffers.ds.publish(ds_stage)\n    dp = warp")],
         "without a fence",
     ),
     "dS is announced without a fence": Bug(
-        "Ring.publish", [("fence_async_shared()", "pass")], "without a fence"
+        "Pipeline.publish", [("fence_async_shared()", "pass")], "without a fence"
     ),
     "dS is not announced": Bug(
-        "fold_queries", [("buffers.ds.publish(ds_place)", "pass")], "accumulate 2 in .*wait"
+        "fold_queries", [("buffers.ds.publish(ds_stage)", "pass")], "accumulate 2 in .*wait"
     ),
     "dS is overwritten while it is read": Bug(
-        "fold_queries", [("buffers.ds.wait_empty(ds_place)", "pass")], "accumulate 2 in .*wait"
+        "fold_queries", [("buffers.ds.wait_empty(ds_stage)", "pass")], "accumulate 2 in .*wait"
     ),
     "both consumers write the same part of dS": Bug(
         "fold_queries",
@@ -211,14 +211,14 @@ BUGS = {
     ),
     # ---- the warpgroup of dQ
     "dQ: K is waited for though no query comes": Bug(
-        "accumulate", [("k_place, begin < end", "k_place, True")], "dead-lock",
+        "accumulate", [("k_stage, begin < end", "k_stage, True")], "dead-lock",
         "keys without queries",
     ),
     "dS is read before it is written": Bug(
-        "accumulate", [("buffers.ds.wait(ds_place)", "pass")], "consume 0 in .*wait_empty"
+        "accumulate", [("buffers.ds.wait(ds_stage)", "pass")], "consume 0 in .*wait_empty"
     ),
     "dS is not released": Bug(
-        "accumulate", [("buffers.ds.release(ds_place)", "pass")], "consume 0 in .*wait_empty"
+        "accumulate", [("buffers.ds.release(ds_stage)", "pass")], "consume 0 in .*wait_empty"
     ),
     "dS is released before its second half is read": Bug(
         "accumulate", [("if part == PARTS - 1:", "if part == 0:")],
@@ -227,16 +227,16 @@ BUGS = {
     "dS is released while its second half is read": Bug(
         "accumulate",
         [("                if part == PARTS - 1:\n"
-          "                    buffers.ds.release(ds_place)\n", ""),
+          "                    buffers.ds.release(ds_stage)\n", ""),
          ("                dq = warp", "                if part == PARTS - 1:\n"
-          "                    buffers.ds.release(ds_place)\n                dq = warp")],
+          "                    buffers.ds.release(ds_stage)\n                dq = warp")],
         f"{WRONG}|without a fence", "in order",
     ),
     "held: dS is released while it is read": Bug(
         "accumulate",
         [("                if part == PARTS - 1:\n"
-          "                    buffers.ds.release(ds_place)\n", ""),
-         ("                dq = warp", "                buffers.ds.release(ds_place)\n"
+          "                    buffers.ds.release(ds_stage)\n", ""),
+         ("                dq = warp", "                buffers.ds.release(ds_stage)\n"
           "                dq = warp")],
         f"{WRONG}|without a fence",
     ),
@@ -262,7 +262,7 @@ BUGS = {
         "accumulate", [("buffers.dq.index(tile)", "buffers.dq.index(0)")], WRONG, "in order"
     ),
     "held: dQ of two blocks leaves by one tile": Bug(
-        "accumulate", [("ds_place.slot if", "0 if")], WRONG
+        "accumulate", [("ds_stage.slot if", "0 if")], WRONG
     ),
     "dQ is not waited for before it is overwritten": Bug(
         "add_dq", [("tma.store_wait(IN_FLIGHT)", "pass")], WRONG
@@ -292,10 +292,10 @@ BUGS = {
     ),
     # ---- head_dim 256
     "wide: P is read before it is written": Bug(
-        "fold_queries_wide", [("buffers.p.receive(place)", "p_tile")], WRONG, "wide"
+        "fold_queries_wide", [("buffers.p.receive(stage)", "p_tile")], WRONG, "wide"
     ),
     "wide: dS is read before it is written": Bug(
-        "fold_queries_wide", [("buffers.ds.receive(place)", "ds_tile")], WRONG, "wide"
+        "fold_queries_wide", [("buffers.ds.receive(stage)", "ds_tile")], WRONG, "wide"
     ),
     "wide: P and dS are announced without a fence": Bug(
         "Exchange.publish", [("fence_async_shared()", "pass")], "without a fence", "wide"
@@ -308,20 +308,20 @@ BUGS = {
     ),
     "wide: Q is released while it is read": Bug(
         "fold_queries_wide",
-        [("    buffers.q.release(q_place)\n", ""),
-         ("    dv = warp", "    buffers.q.release(q_place)\n    dv = warp")],
+        [("    buffers.q.release(q_stage)\n", ""),
+         ("    dv = warp", "    buffers.q.release(q_stage)\n    dv = warp")],
         WRONG,
         "wide",
     ),
     "wide: dO is released while it is read": Bug(
         "fold_queries_wide",
-        [("    buffers.do.release(do_place)\n", ""),
-         ("    dp = warp", "    buffers.do.release(do_place)\n    dp = warp")],
+        [("    buffers.do.release(do_stage)\n", ""),
+         ("    dp = warp", "    buffers.do.release(do_stage)\n    dp = warp")],
         WRONG,
         "wide",
     ),
     "wide: dO is overwritten while it is read": Bug(
-        "produce_wide", [("buffers.do.wait_empty(do_place)", "pass")], "more arrivals", "wide"
+        "produce_wide", [("buffers.do.wait_empty(do_stage)", "pass")], "more arrivals", "wide"
     ),
     "wide: dQ is overwritten while it leaves": Bug(
         "fold_queries_wide", [("dq_sum, corner, 0)", "dq_sum, corner, 1)")], WRONG, "wide"

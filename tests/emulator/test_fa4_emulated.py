@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from flash_versions.dispatch.autograd import in_vectors, narrowed
+from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.oracle import budget, reference
 from flash_versions.versions.oracle.budget import assess_request
@@ -20,14 +21,7 @@ from tests.flash_versions.versions.test_attention import CASES
 from tests.helpers.quantized import prepare
 from tests.helpers.rotation import rotated
 
-NAMES = (
-    "tiles.algebra tiles.score_mods tiles.hopper fa3.hopper.config fa3.hopper.problem "
-    "fa3.hopper.operands fa3.fp8.scales fa3.hopper.host fa3.hopper.forward fa3.fp8.hopper "
-    "fa4.exp2 fa4.softmax fa4.hopper.roles fa4.hopper.config fa4.hopper.trace "
-    "fa4.hopper.forward"
-)
-MODULES = gluon_emulator.load(*(f"flash_versions.versions.{name}" for name in NAMES.split()))
-LOADED = dict(zip(NAMES.split(), MODULES))
+LOADED = gluon_emulator.load("flash_versions.versions.fa4.hopper.forward")
 forward_hopper, config = LOADED["fa4.hopper.forward"], LOADED["fa4.hopper.config"]
 DTYPES = [torch.float16, torch.bfloat16]
 SMALL = config.RolesConfig(block_kv=64)
@@ -57,9 +51,8 @@ def small_hopper(monkeypatch):
     """A GPU of two multiprocessors, so that programs walk over several tiles; and budgets of the
     same quantised inputs.
     """
-    monkeypatch.setattr(LOADED["tiles.hopper"], "available", lambda device: True)
-    for name in ("fa3.config", "fa3.host"):
-        monkeypatch.setattr(LOADED[name], "num_multiprocessors", lambda device: 2)
+    monkeypatch.setattr(LOADED["tiles.wgmma"], "available", lambda device: True)
+    monkeypatch.setattr(devices, "assumed", Properties(num_sms=2))
     for module in (budget, reference):
         monkeypatch.setattr(module, "prepare", prepare)
 
@@ -118,7 +111,7 @@ def test_every_case_that_it_takes(case, dtype):
     if not all(x.numel() for x in inputs):
         pytest.skip("what no descriptor can address does not come to this kernel")
     request = make_request(*inputs, **options)
-    if reason := LOADED["fa3.hopper.forward"].unsupported(request):
+    if reason := LOADED["fa3.hopper.forward"].left_to_portable(request):
         pytest.skip(reason)
     for threshold in (0.0, 8.0):
         schedule = replace(config.default_config(request), threshold=threshold)
@@ -329,7 +322,7 @@ BUGS = {
         "store", [("tma.store_wait(0)", "pass")], "stores in flight"
     ),
     "the storer does not release Q": Bug(
-        "store", [("buffers.q.release(q_place)", "pass")], "load 2 in .*fill", (ONE_Q, usual)
+        "store", [("buffers.q.release(q_stage)", "pass")], "load 2 in .*fill", (ONE_Q, usual)
     ),
     "a consumer releases the Q that is O": Bug(
         "consume",
@@ -358,13 +351,13 @@ BUGS = {
         "load 2 in .*claim|wrong result", (DYNAMIC, usual)
     ),
     "K is not released": Bug(
-        "attend", [("        buffers.k.release(place)", "        pass")], "load 2 in .*fill"
+        "attend", [("        buffers.k.release(stage)", "        pass")], "load 2 in .*fill"
     ),
     "V is not released": Bug(
         "attend", [("        buffers.v.release(before)", "        pass")], "load 2 in .*fill"
     ),
     "Q is not released": Bug(
-        "consume", [("buffers.q.release(q_place)", "pass")], "load 2 in .*fill"
+        "consume", [("buffers.q.release(q_stage)", "pass")], "load 2 in .*fill"
     ),
     "V is released while it is read": Bug(
         "attend",
@@ -373,15 +366,16 @@ BUGS = {
         WRONG,
     ),
     "K is read before it is there": Bug(
-        "attend", [("        if not schedule.LATE_WAIT:\n            buffers.k.wait(place)", "")],
+        "attend", [("        if not schedule.LATE_WAIT:\n            buffers.k.wait(stage)", "")],
         "more arrivals",
     ),
     "V is read before it is there": Bug(
         "attend", [("buffers.v.wait(before)", "pass")], "more arrivals"
     ),
-    "Q is read before it is there": Bug("consume", [("buffers.q.wait(q_place)", "pass")], WRONG),
+    "Q is read before it is there": Bug("consume", [("buffers.q.wait(q_stage)", "pass")], WRONG),
     "the turn is not passed on": Bug(
-        "attend", [("pass_turn(CONSUMER, schedule.CONSUMERS)", "pass")], "consume 1 in .*take_turn"
+        "attend", [("named_barrier_arrive(CONSUMER, schedule.CONSUMERS)", "pass")],
+        "consume 1 in .*named_barrier_sync"
     ),
     "the accumulator is not corrected": Bug(
         "attend", [("acc = correct(acc, per_row(alpha, acc))", "pass")], WRONG
@@ -440,7 +434,7 @@ def right(case):
 
 @pytest.mark.parametrize("bug", BUGS.values(), ids=BUGS)
 def test_planted_bugs_are_found(bug, monkeypatch):
-    plant(bug, MODULES, monkeypatch)
+    plant(bug, LOADED.values(), monkeypatch)
     assert_found(bug, lambda: right(bug.case), monkeypatch)
 
 

@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from flash_versions.dispatch.device import Properties, devices
+from flash_versions.dispatch.precision import Fp8
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.version import fp8_limits
 from flash_versions.versions.fp8 import quantize
-from flash_versions.versions.fp8.quantize import Fp8
 from flash_versions.versions.oracle import budget, reference
 from flash_versions.versions.oracle.budget import assess_request
 from tests.emulator.gluon import emulator as gluon_emulator
@@ -19,12 +20,9 @@ from tests.flash_versions.versions.test_attention import CASES
 from tests.helpers.quantized import prepare
 from tests.helpers.rotation import rotated
 
-NAMES = (
-    "tiles.algebra tiles.score_mods tiles.hopper fa3.hopper.config fa3.hopper.problem "
-    "fa3.hopper.operands fa3.fp8.scales fa3.hopper.host fa3.hopper.forward fa3.fp8.hopper"
-)
-MODULES = gluon_emulator.load(*(f"flash_versions.versions.{name}" for name in NAMES.split()))
-_, _, hopper, config, *_, host, forward_hopper, forward_fp8_hopper = MODULES
+LOADED = gluon_emulator.load("flash_versions.versions.fa3.fp8.hopper")
+config, host = LOADED["fa3.hopper.config"], LOADED["fa3.hopper.host"]
+forward_hopper, forward_fp8_hopper = LOADED["fa3.hopper.forward"], LOADED["fa3.fp8.hopper"]
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 SMALL = config.HopperConfig(block_kv=64)
 CONFIGS = {
@@ -48,8 +46,7 @@ CONFIGS = {
 def small_hopper(monkeypatch):
     """A GPU of two multiprocessors, so that programs walk over several tiles."""
     monkeypatch.setattr(forward_fp8_hopper, "available", lambda device: True)
-    for module in (config, host):
-        monkeypatch.setattr(module, "num_multiprocessors", lambda device: 2)
+    monkeypatch.setattr(devices, "assumed", Properties(num_sms=2))
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +89,7 @@ def test_every_case_that_it_takes(case):
     if not all(x.numel() for x in inputs):
         pytest.skip("what no descriptor can address does not come to this kernel")
     request = make_request(*inputs, precision="fp8", **options)
-    if reason := fp8_limits(request) or forward_fp8_hopper.unsupported(request):
+    if reason := fp8_limits(request) or forward_fp8_hopper.left_to_portable(request):
         pytest.skip(reason)
     o, _ = check(None, *inputs, **options)
     assert o.dtype == torch.float16
@@ -250,7 +247,7 @@ BUGS = {
     ),
     "P is of the block before": Bug(
         "attend",
-        [("        p = rounded(p, buffers.v.tile(place), acc)\n        acc", "        acc"),
+        [("        p = rounded(p, buffers.v.tile(stage), acc)\n        acc", "        acc"),
          ("        p, row_max, row_sum, alpha = ", "        _, row_max, row_sum, alpha = ")],
         WRONG,
     ),
@@ -269,7 +266,7 @@ def right():
 
 @pytest.mark.parametrize("bug", BUGS.values(), ids=BUGS)
 def test_planted_bugs_are_found(bug, monkeypatch):
-    plant(bug, MODULES, monkeypatch)
+    plant(bug, LOADED.values(), monkeypatch)
     assert_found(bug, right, monkeypatch)
 
 

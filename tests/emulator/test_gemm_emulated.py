@@ -5,18 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
+from flash_versions.dispatch.device import Properties, devices
 from tests.emulator.gluon import gemm as gluon_gemm
 from tests.emulator.gluon import machine as gluon_machine
 from tests.emulator.gluon.machine import ORDERS
 from tests.emulator.planted_bugs import WRONG, Bug, assert_found, outcomes, plant
 from tests.transformer.kernels.test_gemm import assess, formula, operands
 
-MODULES = gluon_gemm.load(
-    "flash_versions.versions.tiles.hopper",
-    "transformer.model.kernels.gemm.tiles",
-    "transformer.model.kernels.gemm.hopper",
-)
-gemm_hopper = MODULES[-1]
+LOADED = gluon_gemm.load("transformer.model.kernels.gemm.hopper")
+gemm_hopper = LOADED["transformer.model.kernels.gemm.hopper"]
 GemmConfig = gemm_hopper.GemmConfig
 SMALL = GemmConfig(rows=64, columns=64, stages=2, group=2, ping_pong=False)
 CONFIGS = {
@@ -37,7 +34,7 @@ by_order = pytest.mark.parametrize("order", ORDERS, indirect=True)
 @pytest.fixture(autouse=True)
 def two_multiprocessors(monkeypatch):
     """So that programs walk over several tiles."""
-    monkeypatch.setattr(gemm_hopper, "num_multiprocessors", lambda device: 2)
+    monkeypatch.setattr(devices, "assumed", Properties(num_sms=2))
 
 
 @pytest.fixture
@@ -106,7 +103,7 @@ def test_every_tile_once():
     """Of any number of rows and columns of tiles, in groups of any height."""
 
     def located(rows, columns, group):
-        problem = gemm_hopper.Problem(rows, columns, 1, 128, 64, group, False)
+        problem = gemm_hopper.GemmProblem(rows, columns, 1, 128, 64, group, False)
         return [tuple(map(int, problem.locate(i))) for i in range(int(problem.num_tiles()))]
 
     for rows, columns, group in [(1, 1, 8), (1280, 64, 3), (1000, 700, 4), (300, 1000, 8)]:
@@ -129,27 +126,29 @@ USUAL = (SMALL, "")
 RESIDUAL = (SMALL, "residual")
 PING_PONG = (replace(SMALL, ping_pong=True), "")
 BUGS = {
-    "a slot is not released": Bug("multiply", [("ring.release(before)", "pass")], "produce 2 in"),
+    "a slot is not released": Bug(
+        "multiply", [("pipeline.release(before)", "pass")], "produce 2 in"
+    ),
     "the last slot is not released": Bug(
-        "consume", [("operands.b.release(place)", "pass")], "produce 2 in"
+        "consume", [("operands.b.release(stage)", "pass")], "produce 2 in"
     ),
     "a slot is released while it is read": Bug(
         "multiply",
-        [("acc = warpgroup_mma_wait(1, deps=[operands.multiply(place, acc, True, READER)])\n"
-          "        ring.release(before)",
-          "token = operands.multiply(place, acc, True, READER)\n"
-          "        ring.release(before)\n"
+        [("acc = warpgroup_mma_wait(1, deps=[operands.multiply(stage, acc, True, READER)])\n"
+          "        pipeline.release(before)",
+          "token = operands.multiply(stage, acc, True, READER)\n"
+          "        pipeline.release(before)\n"
           "        acc = warpgroup_mma_wait(1, deps=[token])")],
         WRONG,
     ),
     "the last slot is released while it is read": Bug(
         "consume",
-        [("acc = warpgroup_mma_wait(0, deps=[acc])\n        operands.b.release(place)",
-          "operands.b.release(place)\n        acc = warpgroup_mma_wait(0, deps=[acc])")],
+        [("acc = warpgroup_mma_wait(0, deps=[acc])\n        operands.b.release(stage)",
+          "operands.b.release(stage)\n        acc = warpgroup_mma_wait(0, deps=[acc])")],
         WRONG,
     ),
     "a slot is read before it is there": Bug(
-        "multiply", [("        ring.wait(place)\n", "")], "more arrivals|" + WRONG
+        "multiply", [("        pipeline.wait(stage)\n", "")], "more arrivals|" + WRONG
     ),
     "the product is not waited for": Bug(
         "consume", [("_wait(0, deps=[acc])", "_wait(1, deps=[acc])")], "in flight"
@@ -158,7 +157,7 @@ BUGS = {
         "multiply", [("acc, False, READER", "acc + 1, True, READER")], WRONG
     ),
     "a slot is filled before it is empty": Bug(
-        "Operands.load", [("self.b.wait_empty(place)", "pass")], "more arrivals"
+        "Operands.load", [("self.b.wait_empty(stage)", "pass")], "more arrivals"
     ),
     "one consumer reads the other's rows": Bug(
         "Operands.multiply", [("self.READERS + READER", "self.READERS")], WRONG
@@ -187,7 +186,7 @@ BUGS = {
         "load outside",
         (SMALL, "bias"),
     ),
-    "a residual is read before it is there": Bug("finish", [("out.wait(place)", "pass")], WRONG,
+    "a residual is read before it is there": Bug("finish", [("out.wait(stage)", "pass")], WRONG,
                                                  RESIDUAL),
     "a residual is loaded over a sum that is being stored": Bug(
         "finish", [("                tma.store_wait(1)\n", "")], WRONG, RESIDUAL
@@ -195,23 +194,23 @@ BUGS = {
     "a buffer is not given back": Bug(
         "finish",
         [("            if i == PARTS - 1:\n                tma.store_wait(0)\n"
-          "                out.release(place)", "            pass")],
+          "                out.release(stage)", "            pass")],
         "fetch 3 in",
         RESIDUAL,
     ),
     "the residual of the wrong consumer": Bug(
-        "fetch", [("place_out(out, reader,", "place_out(out, 1 - reader,")], WRONG, RESIDUAL
+        "fetch", [("stage_out(out, reader,", "stage_out(out, 1 - reader,")], WRONG, RESIDUAL
     ),
     "the turn is not passed on": Bug(
         "consume",
-        [("pass_turn(CONSUMER, CONSUMERS)\n        acc", "pass\n        acc")],
-        "consume 1 in .*take_turn",
+        [("named_barrier_arrive(CONSUMER, CONSUMERS)\n        acc", "pass\n        acc")],
+        "consume 1 in .*named_barrier_sync",
         PING_PONG,
     ),
     "nobody begins": Bug(
         "consume",
-        [("pass_turn(CONSUMER, CONSUMERS)  # consumer 0 begins", "pass")],
-        "consume 0 in .*take_turn",
+        [("named_barrier_arrive(CONSUMER, CONSUMERS)  # consumer 0 begins", "pass")],
+        "consume 0 in .*named_barrier_sync",
         PING_PONG,
     ),
     "both take every tile": Bug("consume", [("stride *= CONSUMERS", "pass")], ".", PING_PONG),
@@ -222,10 +221,10 @@ BUGS = {
         (replace(SMALL, ping_pong=True, stages=3), ""),
     ),
     "a tile is left out": Bug(
-        "Problem.num_tiles", [("gl.cdiv(self.rows", "gl.cdiv(self.rows - 128")], WRONG
+        "GemmProblem.num_tiles", [("gl.cdiv(self.rows", "gl.cdiv(self.rows - 128")], WRONG
     ),
     "a group is as high as the others at the end": Bug(
-        "Problem.locate", [("gl.minimum(down - first, self.GROUP)", "self.GROUP")], WRONG
+        "GemmProblem.locate", [("gl.minimum(down - first, self.GROUP)", "self.GROUP")], WRONG
     ),
 }  # fmt: skip
 
@@ -239,7 +238,7 @@ def right(case):
 
 @pytest.mark.parametrize("bug", BUGS.values(), ids=BUGS)
 def test_planted_bugs_are_found(bug, monkeypatch):
-    plant(bug, MODULES, monkeypatch)
+    plant(bug, LOADED.values(), monkeypatch)
     assert_found(bug, lambda: right(bug.case), monkeypatch)
 
 

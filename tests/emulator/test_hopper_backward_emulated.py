@@ -12,7 +12,6 @@ from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fa3.hopper.backward import rows
 from flash_versions.versions.oracle.budget import assess_request
 from flash_versions.versions.oracle.reference import forward
-from flash_versions.versions.tiles import hopper
 from tests.emulator.gluon import emulator as gluon_emulator
 from tests.emulator.gluon import machine as gluon_machine
 from tests.emulator.gluon.machine import ORDERS
@@ -21,21 +20,9 @@ from tests.emulator.planted_bugs import assert_found, outcomes, plant
 from tests.flash_versions.versions.test_attention import CASES
 from tests.helpers.rotation import rotated
 
-NAMES = (
-    "tiles.algebra tiles.score_mods tiles.hopper fa3.hopper.config fa3.hopper.problem "
-    "fa3.hopper.host fa3.hopper.backward.config fa3.hopper.backward.problem "
-    "fa3.hopper.backward.host fa3.hopper.backward.tiles fa3.hopper.backward.wide fa3.backward "
-    "fa3.hopper.backward.kernel fa4.exp2 fa4.hopper.backward"
-)
-MODULES = gluon_emulator.load(*(f"flash_versions.versions.{name}" for name in NAMES.split()))
-LOADED = dict(zip(NAMES.split(), MODULES))
-config, host = (
-    LOADED["fa3.hopper.backward.config"],
-    LOADED["fa3.hopper.backward.host"],
-)
-tiles, backward_hopper = (
-    LOADED["fa3.hopper.backward.tiles"],
-    LOADED["fa3.hopper.backward.kernel"],
+LOADED = gluon_emulator.load("flash_versions.versions.fa4.hopper.backward")
+config, host, tiles, backward_hopper = (
+    LOADED[f"fa3.hopper.backward.{name}"] for name in ("config", "host", "tiles", "kernel")
 )
 shared_out = LOADED["fa4.hopper.backward"]
 DTYPES = [torch.float16, torch.bfloat16]
@@ -94,11 +81,11 @@ def check(schedule, q, k, v, do=None, dlse=None, eighths=0, **options):
 
 @pytest.mark.parametrize(("case", "dtype"), rotated(CASES, DTYPES))
 def test_every_case_that_it_takes(case, dtype, monkeypatch):
-    monkeypatch.setattr(hopper, "available", lambda device: True)
+    monkeypatch.setattr(LOADED["tiles.wgmma"], "available", lambda device: True)
     inputs, options = case.inputs(dtype, "cpu"), case.all_options("cpu")
     if not all(x.numel() for x in inputs):
         pytest.skip("what no descriptor can address does not come to this kernel")
-    if reason := backward_hopper.unsupported(in_vectors(make_request(*inputs, **options))):
+    if reason := backward_hopper.left_to_portable(in_vectors(make_request(*inputs, **options))):
         pytest.skip(reason)
     check(None, *inputs, **options)
 
@@ -249,18 +236,18 @@ def test_of_all_orders_only_dq_may_know(monkeypatch):
 
 
 def test_what_is_left_to_the_portable_kernels(monkeypatch):
-    monkeypatch.setattr(hopper, "available", lambda device: True)
+    monkeypatch.setattr(LOADED["tiles.wgmma"], "available", lambda device: True)
     q, k, v = qkv(8, 8, 1, 64)
-    assert backward_hopper.unsupported(make_request(q, k, v)) is None
+    assert backward_hopper.left_to_portable(make_request(q, k, v)) is None
     for options in ({"deterministic": True}, {"alibi_slopes": torch.ones(1)}, {"dropout_p": 0.5}):
-        reason = backward_hopper.unsupported(make_request(q, k, v, **options))
+        reason = backward_hopper.left_to_portable(make_request(q, k, v, **options))
         assert next(iter(options)) in reason
     for D, D_v, left in ((256, 256, False), (192, 128, False), (256, 64, True), (64, 256, True)):
-        reason = backward_hopper.unsupported(make_request(*qkv(8, 8, 1, D, D_v=D_v)))
+        reason = backward_hopper.left_to_portable(make_request(*qkv(8, 8, 1, D, D_v=D_v)))
         assert (reason is not None and f"head_dim {D} and {D_v}" in reason) == left
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    assert "deterministic" in backward_hopper.unsupported(make_request(q, k, v))
-    assert backward_hopper.unsupported(make_request(q, k, v, deterministic=False)) is None
+    assert "deterministic" in backward_hopper.left_to_portable(make_request(q, k, v))
+    assert backward_hopper.left_to_portable(make_request(q, k, v, deterministic=False)) is None
 
 
 def test_a_schedule_for_another_head_dim():
@@ -320,7 +307,7 @@ def right(case):
 
 @pytest.mark.parametrize("bug", BUGS.values(), ids=BUGS)
 def test_planted_bugs_are_found(bug, monkeypatch):
-    plant(bug, MODULES, monkeypatch)
+    plant(bug, LOADED.values(), monkeypatch)
     assert_found(bug, lambda: right(bug.case), monkeypatch)
 
 

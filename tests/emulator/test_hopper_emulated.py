@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from flash_versions.dispatch.autograd import in_vectors, narrowed
+from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fa3.ablation import SWITCHES
 from flash_versions.versions.oracle.budget import assess
@@ -16,12 +17,9 @@ from tests.emulator.planted_bugs import WRONG, Bug, assert_found, outcomes, plan
 from tests.flash_versions.versions.test_attention import CASES, assert_within_budget
 from tests.helpers.rotation import rotated
 
-NAMES = (
-    "tiles.algebra tiles.score_mods tiles.hopper fa3.hopper.config fa3.hopper.problem "
-    "fa3.hopper.operands fa3.fp8.scales fa3.hopper.host fa3.hopper.forward"
-)
-MODULES = gluon_emulator.load(*(f"flash_versions.versions.{name}" for name in NAMES.split()))
-_, _, hopper, config, *_, host, forward_hopper = MODULES
+LOADED = gluon_emulator.load("flash_versions.versions.fa3.hopper.forward")
+config, host = LOADED["fa3.hopper.config"], LOADED["fa3.hopper.host"]
+forward_hopper = LOADED["fa3.hopper.forward"]
 DTYPES = [torch.float16, torch.bfloat16]
 SMALL = config.HopperConfig(block_kv=64)
 CONFIGS = {
@@ -49,9 +47,8 @@ by_order = pytest.mark.parametrize("order", ORDERS, indirect=True)
 @pytest.fixture(autouse=True)
 def small_hopper(monkeypatch):
     """A GPU of two multiprocessors, so that programs walk over several tiles."""
-    monkeypatch.setattr(hopper, "available", lambda device: True)
-    for module in (config, host):
-        monkeypatch.setattr(module, "num_multiprocessors", lambda device: 2)
+    monkeypatch.setattr(LOADED["tiles.wgmma"], "available", lambda device: True)
+    monkeypatch.setattr(devices, "assumed", Properties(num_sms=2))
 
 
 @pytest.fixture
@@ -83,7 +80,7 @@ def test_every_case_that_it_takes(case, dtype):
     inputs, options = case.inputs(dtype, "cpu"), case.all_options("cpu")
     if not all(x.numel() for x in inputs):
         pytest.skip("what no descriptor can address does not come to this kernel")
-    if reason := forward_hopper.unsupported(in_vectors(make_request(*inputs, **options))):
+    if reason := forward_hopper.left_to_portable(in_vectors(make_request(*inputs, **options))):
         pytest.skip(reason)
     check(None, *inputs, **options)
 
@@ -140,7 +137,7 @@ def test_windows_and_softcap(options, M, N, D):
 @pytest.mark.parametrize("programs", [1, 2, 3])
 @by_order
 def test_dynamic_tiles_are_shared_out_and_the_counters_left_at_zero(programs, order, monkeypatch):
-    monkeypatch.setattr(host, "num_multiprocessors", lambda device: programs)
+    monkeypatch.setattr(devices, "assumed", Properties(num_sms=programs))
     counters = torch.zeros(2, dtype=torch.int32)
     monkeypatch.setattr(host.counters, "pair", lambda device: counters)
     for _ in range(2):
@@ -163,23 +160,23 @@ USUAL = (SMALL, 330)  # schedule and number of keys
 V_WAITED = "acc = warpgroup_mma_wait(0, deps=[acc_token])"
 BUGS = {
     "K is not released": Bug(
-        "attend", [("        buffers.k.release(place)", "        pass")], "produce 2 in .*fill"
+        "attend", [("        buffers.k.release(stage)", "        pass")], "produce 2 in .*fill"
     ),
     "V is not released": Bug(
         "attend", [("        buffers.v.release(before)", "        pass")], "produce 2 in .*fill"
     ),
     "Q is not released": Bug(
         "consume",
-        [("            buffers.q.release(q_place)", "            pass")],
+        [("            buffers.q.release(q_stage)", "            pass")],
         "produce 2 in .*fill",
     ),
     "K is released while it is read": Bug(
         # Of a tile's first block: later ones are safe behind the V that is filled before.
         "attend",
-        [("s = warpgroup_mma_wait(0, deps=[multiply_qk(q_tile, buffers.k.tile(place))])",
-          "s_token = multiply_qk(q_tile, buffers.k.tile(place))"),
-         ("    buffers.k.release(place)\n    s = problem",
-          "    buffers.k.release(place)\n    s = warpgroup_mma_wait(0, deps=[s_token])\n"
+        [("s = warpgroup_mma_wait(0, deps=[multiply_qk(q_tile, buffers.k.tile(stage))])",
+          "s_token = multiply_qk(q_tile, buffers.k.tile(stage))"),
+         ("    buffers.k.release(stage)\n    s = problem",
+          "    buffers.k.release(stage)\n    s = warpgroup_mma_wait(0, deps=[s_token])\n"
           "    s = problem")],
         WRONG,
     ),
@@ -191,19 +188,19 @@ BUGS = {
     ),
     "Q is released while it is read": Bug(
         "consume",
-        [("            buffers.q.release(q_place)", "            pass"),
-         ("buffers.q.wait(q_place)", "buffers.q.wait(q_place); buffers.q.release(q_place)")],
+        [("            buffers.q.release(q_stage)", "            pass"),
+         ("buffers.q.wait(q_stage)", "buffers.q.wait(q_stage); buffers.q.release(q_stage)")],
         WRONG,
         (replace(SMALL, q_stages=1), 330),
     ),
     "K is read before it is there": Bug(
-        "attend", [("        if not schedule.LATE_WAIT:\n            buffers.k.wait(place)", "")],
+        "attend", [("        if not schedule.LATE_WAIT:\n            buffers.k.wait(stage)", "")],
         "more arrivals",
     ),
     "V is read before it is there": Bug(
         "attend", [("buffers.v.wait(before)", "pass")], "more arrivals"
     ),
-    "Q is read before it is there": Bug("consume", [("buffers.q.wait(q_place)", "pass")], WRONG),
+    "Q is read before it is there": Bug("consume", [("buffers.q.wait(q_stage)", "pass")], WRONG),
     "S is read while it is in flight": Bug(
         "attend", [("_wait(1, deps=[s_token])", "_wait(2, deps=[s_token])")], "in flight"
     ),
@@ -211,28 +208,30 @@ BUGS = {
         "attend", [("_wait(0, deps=[acc_token])", "_wait(1, deps=[acc_token])")], "in flight"
     ),
     "a slot is filled before it is empty": Bug(
-        "Ring.fill", [("mbarrier.wait(self.empty.index(cursor.slot), cursor.phase ^ 1)", "pass")],
+        "Pipeline.fill", [("mbarrier.wait(self.empty.index(stage.slot), stage.phase ^ 1)", "pass")],
         "more arrivals",
     ),
     "more bytes are expected than are loaded": Bug(
-        "Ring.fill",
+        "Pipeline.fill",
         [("desc.block_type.nbytes", "desc.block_type.nbytes + 16")],
         "consume 0 in .* wait",
     ),
     "the phase is not toggled": Bug(
-        "Cursor.next", [("self.phase ^ 1, self.phase", "self.phase, self.phase")], "dead-lock"
+        "Stage.next", [("self.phase ^ 1, self.phase", "self.phase, self.phase")], "dead-lock"
     ),
     "the producer begins with the phase of a consumer": Bug(
-        "Ring.fill", [("cursor.phase ^ 1", "cursor.phase")], "produce 2 in .*fill"
+        "Pipeline.fill", [("stage.phase ^ 1", "stage.phase")], "produce 2 in .*fill"
     ),
     "a barrier counts one consumer": Bug(
-        "make_ring", [("count=CONSUMERS", "count=1")], "more arrivals"
+        "make_pipeline", [("count=CONSUMERS", "count=1")], "more arrivals"
     ),
     "the turn is not passed on": Bug(
-        "attend", [("pass_turn(CONSUMER, schedule.CONSUMERS)", "pass")], "consume 1 in .*take_turn"
+        "attend", [("named_barrier_arrive(CONSUMER, schedule.CONSUMERS)", "pass")],
+        "consume 1 in .*named_barrier_sync"
     ),
     "nobody begins": Bug(
-        "consume", [("pass_turn(CONSUMER, schedule.CONSUMERS)", "pass")], "consume 0 in .*take_turn"
+        "consume", [("named_barrier_arrive(CONSUMER, schedule.CONSUMERS)", "pass")],
+        "consume 0 in .*named_barrier_sync"
     ),
     "the accumulator is not rescaled": Bug(
         "attend", [("acc = acc * per_row(alpha, acc)[:, None]", "pass")], WRONG
@@ -279,7 +278,7 @@ def right(case):
 
 @pytest.mark.parametrize("bug", BUGS.values(), ids=BUGS)
 def test_planted_bugs_are_found(bug, monkeypatch):
-    plant(bug, MODULES, monkeypatch)
+    plant(bug, LOADED.values(), monkeypatch)
     assert_found(bug, lambda: right(bug.case), monkeypatch)
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from flash_versions.dispatch.device import Properties, devices
 from tests.emulator.gluon import emulator as gluon_emulator
 from tests.emulator.gluon import gemm as gluon_gemm
 from tests.emulator.gluon import machine as gluon_machine
@@ -22,19 +23,14 @@ from tests.transformer.kernels.test_rmsnorm_gemm import (
 
 gluon_gemm.language.rsqrt = gluon_emulator.computed(torch.rsqrt)
 gluon_gemm.language.DistributedLinearLayout = gluon_emulator.Layout
-MODULES = gluon_gemm.load(
-    "flash_versions.versions.tiles.hopper",
-    "transformer.model.kernels.gemm.tiles",
-    "transformer.model.kernels.gemm.hopper",
-    "transformer.model.kernels.gemm.rmsnorm_hopper",
-)
-emulated = MODULES[-1]
+LOADED = gluon_gemm.load("transformer.model.kernels.gemm.rmsnorm_hopper")
+emulated = LOADED["transformer.model.kernels.gemm.rmsnorm_hopper"]
 
 
 @pytest.fixture(autouse=True)
 def small_hopper(monkeypatch):
     """A GPU of two multiprocessors, so that programs walk over several tiles."""
-    monkeypatch.setattr(emulated, "num_multiprocessors", lambda device: 2)
+    monkeypatch.setattr(devices, "assumed", Properties(num_sms=2))
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
@@ -59,34 +55,37 @@ def test_the_same_bits_in_every_order(monkeypatch):
 SMALL = Case(200, 304, 320, bias=True)
 STEP = """            acc = warpgroup_mma_wait(1, deps=[product])
             if i > 0:
-                ring.release(before)
+                pipeline.release(before)
 """
 LAST = """        acc = warpgroup_mma_wait(0, deps=[acc])
-        ring.release(before)
+        pipeline.release(before)
 """
 BUGS = {
     "a slot of a chain is not released": Bug(
-        "multiply", [(STEP, STEP.replace("ring.release(before)", "pass"))], "produce 2 in .*load"
+        "multiply", [(STEP, STEP.replace("pipeline.release(before)", "pass"))],
+        "produce 2 in .*load"
     ),
     "the last slot of a chain is not released": Bug(
-        "multiply", [(LAST, LAST.replace("ring.release(before)", "pass"))], "produce 2 in .*load"
+        "multiply", [(LAST, LAST.replace("pipeline.release(before)", "pass"))],
+        "produce 2 in .*load"
     ),
     "a slot of a chain is released while it is read": Bug(
         "multiply",
-        [(STEP, "            if i > 0:\n                ring.release(before)\n"
+        [(STEP, "            if i > 0:\n                pipeline.release(before)\n"
           "            acc = warpgroup_mma_wait(1, deps=[product])\n")],
         WRONG,
     ),
     "the last slot of a chain is released while it is read": Bug(
         "multiply",
-        [(LAST, "        ring.release(before)\n        acc = warpgroup_mma_wait(0, deps=[acc])\n")],
+        [(LAST, "        pipeline.release(before)\n"
+          "        acc = warpgroup_mma_wait(0, deps=[acc])\n")],
         WRONG,
     ),
     "a slot is read before it is there": Bug(
-        "multiply", [("ring.wait(place, pred=step + i + 1 < steps)", "pass")], "more arrivals"
+        "multiply", [("pipeline.wait(stage, pred=step + i + 1 < steps)", "pass")], "more arrivals"
     ),
     "the first slot of a tile is read before it is there": Bug(
-        "multiply", [("    ring.wait(place)\n", "")], WRONG
+        "multiply", [("    pipeline.wait(stage)\n", "")], WRONG
     ),
     "the rest of a chain is not waited for": Bug(
         "multiply", [("_wait(0, deps=[acc])", "_wait(1, deps=[acc])")], "in flight"
@@ -129,7 +128,7 @@ def right(case):
 
 @pytest.mark.parametrize("bug", BUGS.values(), ids=BUGS)
 def test_planted_bugs_are_found(bug, monkeypatch):
-    plant(bug, MODULES, monkeypatch)
+    plant(bug, LOADED.values(), monkeypatch)
     assert_found(bug, lambda: right(bug.case), monkeypatch)
 
 

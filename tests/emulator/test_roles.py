@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from flash_versions.dispatch.device import Properties, devices
+from flash_versions.dispatch.precision import Fp8
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fa4.hopper.roles import (
     DONE,
@@ -15,23 +17,13 @@ from flash_versions.versions.fa4.hopper.roles import (
     TABLE,
     check,
 )
-from flash_versions.versions.fp8.quantize import Fp8, quantize
-from flash_versions.versions.tiles.memory import cdiv
+from flash_versions.versions.fp8.quantize import quantize
+from flash_versions.versions.tiles.rows import cdiv
 from tests.emulator.gluon import emulator as gluon_emulator
 from tests.emulator.gluon import machine as gluon_machine
 from tests.emulator.gluon.machine import ORDERS
 
-NAMES = (
-    "tiles.algebra tiles.score_mods tiles.hopper fa3.hopper.config fa3.hopper.problem "
-    "fa3.hopper.operands fa3.fp8.scales fa3.hopper.host fa3.hopper.forward fa3.fp8.hopper "
-    "fa4.exp2 fa4.softmax fa4.hopper.roles fa4.hopper.config fa4.hopper.trace "
-    "fa4.hopper.forward"
-)
-LOADED = dict(
-    zip(
-        NAMES.split(), gluon_emulator.load(*(f"flash_versions.versions.{x}" for x in NAMES.split()))
-    )
-)
+LOADED = gluon_emulator.load("flash_versions.versions.fa4.hopper.forward")
 forward_hopper, trace = LOADED["fa4.hopper.forward"], LOADED["fa4.hopper.trace"]
 SMALL = LOADED["fa4.hopper.config"].RolesConfig(block_kv=64)
 CONFIGS = {
@@ -46,8 +38,7 @@ CONFIGS = {
 @pytest.fixture(autouse=True)
 def small_hopper(monkeypatch):
     """A GPU of two multiprocessors, so that programs walk over several tiles."""
-    for name in ("fa3.config", "fa3.host"):
-        monkeypatch.setattr(LOADED[name], "num_multiprocessors", lambda device: 2)
+    monkeypatch.setattr(devices, "assumed", Properties(num_sms=2))
 
 
 # ------------------------------------------------------------------------------- the table

@@ -9,15 +9,10 @@ import torch
 
 from flash_versions import VERSIONS, attention
 from flash_versions.dispatch.request import make_request
-from flash_versions.versions.oracle.budget import assess, assess_request
+from tests.helpers.budget import assert_gradients_right, assert_within_budget
 
 pytestmark = pytest.mark.gpu
 by_version = pytest.mark.parametrize("version", VERSIONS)
-
-
-def assert_within_budget(o, q, k, v, **options):
-    accuracy = assess(o, None, q, k, v, **options)["o"]
-    assert accuracy.ok, str(accuracy)
 
 
 def forward_and_backward(q, k, v, **options):
@@ -28,10 +23,12 @@ def forward_and_backward(q, k, v, **options):
     return o.detach(), do, dict(zip(("dq", "dk", "dv"), torch.autograd.grad(o, leaves, do)))
 
 
-def assert_gradients_within_budget(gradients, do, q, k, v, **options):
-    found = assess_request(gradients, make_request(q, k, v, **options), do)
-    for name, accuracy in found.items():
-        assert accuracy.ok, f"{name}: {accuracy}"
+def check(q, k, v, **options):
+    """Both directions of a call against the error budget."""
+    o, do, gradients = forward_and_backward(q, k, v, **options)
+    options.pop("version")
+    assert_within_budget(o, None, q, k, v, **options)
+    assert_gradients_right(make_request(q, k, v, **options), gradients, do)
 
 
 @by_version
@@ -56,18 +53,16 @@ def test_a_cache_of_more_than_32_bits_of_elements(version):
     q = torch.full((1, 1, 1, D), 4.0, device="cuda", dtype=torch.bfloat16)
     o, do, gradients = forward_and_backward(q, k, v, version=version)
     tail = k[:, -50:], v[:, -50:]
-    assert_within_budget(o, q, *tail)
+    assert_within_budget(o, None, q, *tail)
     gradients |= {name: gradients[name][:, -50:] for name in ("dk", "dv")}
-    assert_gradients_within_budget(gradients, do, q, *tail)
+    assert_gradients_right(make_request(q, *tail), gradients, do)
 
 
 @by_version
 def test_more_heads_than_a_grid_axis_holds(version):
     """70,000 (batch, head) pairs: more than the 65,535 of CUDA's second and third grid axis."""
     q, k, v = torch.randn(3, 7000, 2, 10, 16, device="cuda", dtype=torch.bfloat16)
-    o, do, gradients = forward_and_backward(q, k, v, version=version)
-    assert_within_budget(o, q, k, v)
-    assert_gradients_within_budget(gradients, do, q, k, v)
+    check(q, k, v, version=version)
 
 
 @by_version
@@ -75,9 +70,7 @@ def test_more_heads_than_a_grid_axis_holds(version):
 @pytest.mark.parametrize("D", [64, 128, 256])
 def test_lengths_round_the_tile_sizes(version, S, D):
     q, k, v = torch.randn(3, 1, S, 2, D, device="cuda", dtype=torch.bfloat16)
-    o, do, gradients = forward_and_backward(q, k, v, causal=True, version=version)
-    assert_within_budget(o, q, k, v, causal=True)
-    assert_gradients_within_budget(gradients, do, q, k, v, causal=True)
+    check(q, k, v, causal=True, version=version)
 
 
 @pytest.mark.large(16)
@@ -85,7 +78,7 @@ def test_lengths_round_the_tile_sizes(version, S, D):
 def test_long_decode_with_the_splits_of_the_heuristic(version):
     q = torch.randn(1, 1, 32, 128, device="cuda", dtype=torch.bfloat16)
     k, v = torch.randn(2, 1, 50_001, 8, 128, device="cuda", dtype=torch.bfloat16)
-    assert_within_budget(attention(q, k, v, version=version), q, k, v)
+    assert_within_budget(attention(q, k, v, version=version), None, q, k, v)
 
 
 @by_version
@@ -112,9 +105,7 @@ def test_values_narrower_than_a_tile(dim_v, lengths):
     k = torch.randn(2, 31, 2, 24, device="cuda", dtype=torch.bfloat16)
     v = torch.randn(2, 31, 2, dim_v, device="cuda", dtype=torch.bfloat16)
     options = {"causal": True, "kv_lengths": lengths and torch.tensor(lengths, device="cuda")}
-    o, do, gradients = forward_and_backward(q, k, v, version="fa2", **options)
-    assert_within_budget(o, q, k, v, **options)
-    assert_gradients_within_budget(gradients, do, q, k, v, **options)
+    check(q, k, v, version="fa2", **options)
 
 
 @pytest.mark.large(24)
@@ -125,9 +116,7 @@ def test_packed_long_and_ragged(causal):
     q = torch.randn(sum(lengths), 8, 128, device="cuda", dtype=torch.bfloat16)
     k, v = torch.randn(2, sum(lengths), 2, 128, device="cuda", dtype=torch.bfloat16)
     options = {"causal": causal, "cu_seqlens_q": cu_seqlens}
-    o, do, gradients = forward_and_backward(q, k, v, version="fa2", **options)
-    assert_within_budget(o, q, k, v, **options)
-    assert_gradients_within_budget(gradients, do, q, k, v, **options)
+    check(q, k, v, version="fa2", **options)
 
 
 def test_compiled_by_inductor_in_both_directions():

@@ -8,25 +8,25 @@ import torch
 from flash_versions import attention
 from flash_versions.bench.record import record
 from flash_versions.dispatch.autograd import in_vectors
+from flash_versions.dispatch.precision import Fp8
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
 from flash_versions.versions.fa3.hopper import config as fa3_config
 from flash_versions.versions.fa3.hopper.config import HopperConfig
-from flash_versions.versions.fa3.hopper.forward import unsupported
+from flash_versions.versions.fa3.hopper.forward import left_to_portable
 from flash_versions.versions.fa4.hopper import config
 from flash_versions.versions.fa4.hopper import forward as forward_hopper
 from flash_versions.versions.fa4.hopper.config import RolesConfig
-from flash_versions.versions.fp8.quantize import Fp8, prepare
-from flash_versions.versions.oracle.budget import assess_request
-from flash_versions.versions.tiles import hopper
-from tests.flash_versions.versions.test_attention import assert_within_budget
+from flash_versions.versions.fp8.quantize import prepare
+from flash_versions.versions.tiles import wgmma
 from tests.flash_versions.versions.test_fa3 import DESCRIBED
 from tests.gpu.test_hopper import DTYPES, differing, qkv
+from tests.helpers.budget import assert_right, assert_within_budget
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        not torch.cuda.is_available() or not hopper.available(torch.device("cuda")),
+        not torch.cuda.is_available() or not wgmma.available(torch.device("cuda")),
         reason="needs a Hopper GPU",
     ),
 ]
@@ -61,11 +61,6 @@ by_length = pytest.mark.parametrize(
 )
 
 
-def assess(results, request):
-    for name, accuracy in assess_request(dict(zip(("o", "lse"), results)), request).items():
-        assert accuracy.ok, f"{name}: {accuracy}"
-
-
 def check(schedule, q, k, v, **options):
     o, lse, _ = forward_hopper.forward(make_request(q, k, v, **options), schedule)
     assert_within_budget(o, lse, q, k, v, **options)
@@ -77,16 +72,16 @@ def check_fp8(schedule, q, k, v, **options):
     run = forward_fp8_hopper.forward
     if isinstance(schedule, RolesConfig):
         run = forward_hopper.forward_quantized
-    assess(run(request, prepare(request), schedule)[:2], request)
+    assert_right(request, *run(request, prepare(request), schedule)[:2])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", DESCRIBED, ids=lambda case: case.name)
 def test_every_case_that_it_takes(case, dtype):
     request = in_vectors(make_request(*case.inputs(dtype, "cuda"), **case.all_options("cuda")))
-    if reason := unsupported(request):
+    if reason := left_to_portable(request):
         pytest.skip(reason)
-    assess(forward_hopper.forward(request)[:2], request)
+    assert_right(request, *forward_hopper.forward(request)[:2])
 
 
 @pytest.mark.parametrize("schedule", CONFIGS.values(), ids=CONFIGS)

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import torch
 
-from transformer.generation import byte_tokenizer
 from transformer.model.config import Config
 from transformer.model.decoder import Transformer
 from transformer.model.rope import Rope
 from transformer.model.weights import save_model
+from transformer.training import byte_tokenizer
 
 QWEN = Config(
     vocab_size=151936,

@@ -13,13 +13,12 @@ import torch
 
 from tests.helpers.tiny_model import CONFIG as TINY
 from tests.helpers.tiny_model import sdpa
-from transformer.generation import byte_tokenizer
-from transformer.generation.session import CHECKPOINTS
 from transformer.model.decoder import Transformer
-from transformer.model.weights import save_model
+from transformer.model.weights import CHECKPOINTS, save_model
 from transformer.rl.recipes import Settings
 from transformer.rl.trainer import Trainer, resolved
 from transformer.tasks.task import Marks, Task
+from transformer.training import byte_tokenizer
 
 CPU = torch.device("cpu")
 SLOPPY = CHECKPOINTS / "sloppy"
@@ -142,7 +141,7 @@ def tempted(tmp_path_factory) -> Path:
 
 
 TINY = {
-    "task": "tiny_grpo:Count",
+    "task": "tests.helpers.tiny_grpo:Count",
     "prompts": 4,
     "group": 4,
     "max_tokens": 12,

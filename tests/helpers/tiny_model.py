@@ -7,11 +7,11 @@ import torch
 
 import flash_versions
 from transformer.generate import DEFAULT_QUESTION, main
-from transformer.generation import byte_tokenizer
 from transformer.generation.chat import Tokenizer
 from transformer.generation.engine import generate
 from transformer.model.decoder import Config, Transformer
 from transformer.model.weights import load_model, save_model
+from transformer.training import byte_tokenizer
 
 CONTEXT = 128
 CONFIG = Config(

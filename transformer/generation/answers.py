@@ -5,7 +5,8 @@ when all are there.
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -19,24 +20,30 @@ from transformer.generation.stats import Statistics
 from transformer.model.files import parse_json, read_text, write_text
 
 
-class AnswerFile:
-    """A file of lines that a killed run leaves half-finished beside its place, and a next one ends.
+class Answers:
+    """Answers in the order of their prompts, to standard output or into a file.
+
+    A file takes its place when all are there. A run that is killed leaves what it has beside that
+    place, and the same run goes on from there.
 
     Args:
-        path: where the finished file goes.
-        run: whatever the answers depend on; another run's lines are not mixed with these.
+        path: of the finished file; None: standard output.
+        lines: the objects of the prompts, which are given back with the answers added.
+        run: whatever the answers depend on; another run's answers are not mixed with these.
 
     Attributes:
-        lines: the answers so far, in order; an earlier attempt at the same run gave the first ones.
+        given: how many were written, by an earlier attempt at the same run, too.
 
     Raises:
         ValueError: an unfinished file of another run is in the way.
     """
 
-    def __init__(self, path: Path, run: object):
-        self.path = path
+    def __init__(self, path: Path | None, lines: Sequence[dict[str, Any]], run: object) -> None:
+        self.path, self.lines, self.given = path, lines, 0
+        self._waiting: dict[int, Completion] = {}
+        if path is None:
+            return
         self.partial = path.with_name(f".{path.name}.partial")
-        self.lines: list[str] = []
         header = sha256(repr(run).encode()).hexdigest() + "\n"
         kept = self.partial.read_text(encoding="utf-8") if self.partial.exists() else header
         if not kept.startswith(header):
@@ -46,42 +53,30 @@ class AnswerFile:
             )
         # A line that a kill cut off has no end and is answered again. Not splitlines: JSON may hold
         # other characters that it takes for the end of a line.
-        self.lines = [f"{line}\n" for line in kept.split("\n")[1:-1]]
-        self.partial.write_text(header + "".join(self.lines), encoding="utf-8")
+        whole = kept[: kept.rindex("\n") + 1]
+        self.given = whole.count("\n") - 1
+        self.partial.write_text(whole, encoding="utf-8")
 
-    def add(self, lines: Sequence[str]) -> None:
-        """Keep some more answers, each a line with its end."""
-        with open(self.partial, "a", encoding="utf-8") as file:
-            file.writelines(lines)
-        self.lines += lines
+    def add(self, index: int, completion: Completion) -> None:
+        """Take the answer to a prompt; it is written once those before it are."""
+        self._waiting[index] = completion
+        while completion := self._waiting.pop(self.given, None):
+            answered = {**self.lines[self.given], **describe(completion)}
+            line = json.dumps(answered, ensure_ascii=False) + "\n"
+            if self.path is None:
+                sys.stdout.write(line)
+                sys.stdout.flush()
+            else:
+                with open(self.partial, "a", encoding="utf-8") as file:
+                    file.write(line)
+            self.given += 1
 
     def finish(self) -> None:
         """Put the complete file in its place."""
-        write_text(self.path, "".join(self.lines))
-        self.partial.unlink()
-
-
-class InOrder:
-    """Answers that end in any order, given on in theirs.
-
-    Args:
-        first: number of the first one.
-        give: called with the number and the answer.
-
-    Attributes:
-        given: how many were.
-    """
-
-    def __init__(self, first: int, give: Callable[[int, Completion], None]):
-        self.first, self.give, self.given = first, give, 0
-        self._waiting: dict[int, Completion] = {}
-
-    def add(self, index: int, completion: Completion) -> None:
-        """An answer; `index` counts from 0."""
-        self._waiting[index] = completion
-        while self.given in self._waiting:
-            self.give(self.first + self.given, self._waiting.pop(self.given))
-            self.given += 1
+        if self.path is not None:
+            _, _, lines = self.partial.read_text(encoding="utf-8").partition("\n")
+            write_text(self.path, lines)
+            self.partial.unlink()
 
 
 def answer_file(session: Session, arguments: argparse.Namespace) -> int:
@@ -103,24 +98,10 @@ def answer_file(session: Session, arguments: argparse.Namespace) -> int:
     if not lines:
         raise ValueError(f"{arguments.input} has no prompts")
 
-    file = None
-    if arguments.output:
-        run = (session.settings(), arguments.seed, lines, prompts)
-        file = AnswerFile(arguments.output, run)
-    first = len(file.lines) if file else 0
-    if first:
+    run = (session.settings(), arguments.seed, lines, prompts)
+    answers = Answers(arguments.output, lines, run)
+    if first := answers.given:
         sys.stderr.write(f"continuing after {first} of {len(lines)} answers\n")
-
-    def answered(index: int, completion: Completion) -> str:
-        return json.dumps({**lines[index], **describe(completion)}, ensure_ascii=False) + "\n"
-
-    def write(found: list[str]) -> None:
-        if file is None:
-            sys.stdout.writelines(found)
-            sys.stdout.flush()
-        else:
-            file.add(found)
-
     paged = session.engine.page_size is not None
     size = len(prompts) if paged else arguments.batch_size
     total: Statistics | None = None
@@ -128,23 +109,30 @@ def answer_file(session: Session, arguments: argparse.Namespace) -> int:
     for start in range(first, len(prompts), size):
         batch = prompts[start : start + size]
         generators = row_generators(arguments.seed, len(batch), first=start)
-        waiting = InOrder(start, lambda index, completion: write([answered(index, completion)]))
-        options = {"on_end": waiting.add, "at_once": arguments.batch_size} if paged else {}
+        options: dict[str, Any] = {}
+        if paged:  # answers end one by one, in any order
+            on_end = partial(_add_behind, answers, start)
+            options = {"on_end": on_end, "at_once": arguments.batch_size}
         completions, statistics = session.answer(batch, generators, **options)
         total = statistics if total is None else total + statistics
         interrupted = any(c.finish_reason == "interrupted" for c in completions)
-        if file is None or not interrupted:
-            write([answered(start + i, c) for i, c in enumerate(completions)][waiting.given :])
+        if not (arguments.output and interrupted):
+            for index in range(answers.given, start + len(batch)):
+                answers.add(index, completions[index - start])
         if interrupted:
             break
-    if file and interrupted:
-        kept = f"{len(file.lines)} of {len(lines)} answers are kept in {file.partial}"
+    if not interrupted:
+        answers.finish()
+    elif arguments.output:
+        kept = f"{answers.given} of {len(lines)} answers are kept in {answers.partial}"
         sys.stderr.write(f"note: interrupted; {kept}; the same command continues\n")
-    elif file:
-        file.finish()
     if total is not None:
         sys.stderr.write(session.report(total))
     return INTERRUPTED if interrupted else 0
+
+
+def _add_behind(answers: Answers, start: int, index: int, completion: Completion) -> None:
+    answers.add(start + index, completion)
 
 
 def conversation(prompt: str | None, system_prompt: str | None) -> list[Message]:

@@ -8,14 +8,15 @@ others then go on by themselves. Pages are taken back, and given with the place 
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from transformer.generation.decoding import Choice, Decoding
-from transformer.generation.prompt_lookup import LookupDecoding
+from transformer.generation.decoding import Decoding, SampleOptions
+from transformer.generation.prompt_lookup import PromptLookupDecoding
 from transformer.generation.row import Completion, Row
 from transformer.generation.sampling import uniform_numbers
 from transformer.generation.stats import (
@@ -30,8 +31,47 @@ from transformer.model.cache import KVCache
 from transformer.model.decoder import Transformer
 from transformer.model.paged_cache import PagedKVCache
 
+PREFILL_CHUNK = 16384  # tokens of all rows in a forward: enough to keep a GPU busy
 FEW_ROWS = 256  # a GPU's step takes as long for fewer
 WORTH_A_GRAPH = 16  # tokens; capturing a step takes as long as launching it a few times
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How the engine goes about it. Up to rounding, no answer depends on it.
+
+    Attributes:
+        prefill_chunk: prompts are read in forwards of at most so many tokens, pads included, or of
+            one token of each row: their activations take no more memory than that.
+        page_size: keep keys and values in pages of so many tokens, see `paged_cache`; None: in a
+            rectangle of the longest row that there may be. The attention must take a block_table.
+        prompt_lookup: propose so many tokens a step by looking them up in the row's own text, see
+            `prompt_lookup`; 0: none. Greedy only, without a repetition penalty.
+        measure_attention: also measure its share of a step.
+        cuda_graph: on a GPU, capture a step and replay it. The model's attention then must not wait
+            for the device, nor depend on values there.
+
+    Raises:
+        ValueError: a number that is too small.
+    """
+
+    prefill_chunk: int = PREFILL_CHUNK
+    page_size: int | None = None
+    prompt_lookup: int = 0
+    measure_attention: bool = False
+    cuda_graph: bool = True
+
+    def __post_init__(self) -> None:
+        refuse_below_one(prefill_chunk=self.prefill_chunk, page_size=self.page_size)
+        if self.prompt_lookup < 0:
+            raise ValueError(f"prompt lookup must be at least 0, got {self.prompt_lookup}")
+
+
+def refuse_below_one(**counts: int | None) -> None:
+    """Raise a ValueError for a count below 1, by its name; None is no count."""
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            raise ValueError(f"{name} must be at least 1, got {count}")
 
 
 class Batch:
@@ -40,46 +80,41 @@ class Batch:
     Args:
         model: what answers.
         rows: the answers, those to one prompt in succession.
-        choice: how tokens are chosen.
+        options: how tokens are sampled.
         generators: one for each row; greedy needs none.
         places: rows that are answered at the same time.
+        samples: rows to each prompt.
         watched: somebody reads along, or looks for a text that ends the answer.
-
-    The others are those of `engine.generate`.
+        engine: how the engine goes about it.
     """
 
     def __init__(
         self,
         model: Transformer,
         rows: Sequence[Row],
-        choice: Choice,
+        options: SampleOptions,
         generators: Sequence[torch.Generator],
         *,
         places: int,
         samples: int,
         watched: bool,
-        cuda_graph: bool,
-        prefill_chunk: int,
-        page_size: int | None,
-        lookup: int,
-        measure_attention: bool,
+        engine: EngineOptions,
     ) -> None:
         weight = model.model.embed_tokens.weight
         self.device, self.dtype = weight.device, weight.dtype
         on_gpu = self.device.type == "cuda"
-        self.model, self.rows, self.choice, self.generators = model, rows, choice, generators
+        self.model, self.rows, self.options, self.generators = model, rows, options, generators
         self.places, self.waiting = list(rows[:places]), deque(rows[places:])
         self.together = len(self.places)
-        self.samples, self.page_size, self.lookup = samples, page_size, lookup
-        self.watched, self.prefill_chunk = watched, prefill_chunk
+        self.samples, self.watched, self.engine = samples, watched, engine
         self.limit = max(row.limit for row in rows)
         longest = max(len(row.prompt) + row.limit for row in rows)
-        self.capacity = min(longest + lookup, model.config.max_positions)
-        self.cuda_graph = cuda_graph and on_gpu and self.limit > WORTH_A_GRAPH
-        self.at_a_time = 1 if watched or lookup else steps_at_a_time(self.device)
+        self.capacity = min(longest + engine.prompt_lookup, model.config.max_positions)
+        self.cuda_graph = engine.cuda_graph and on_gpu and self.limit > WORTH_A_GRAPH
+        self.at_a_time = 1 if watched or engine.prompt_lookup else steps_at_a_time(self.device)
         # Steps go on beyond a row's end before the host looks, which a fixed cache allows.
-        self.fixed = self.cuda_graph or self.at_a_time > 1 or page_size is not None
-        self.measure_attention = measure_attention
+        self.fixed = self.cuda_graph or self.at_a_time > 1 or engine.page_size is not None
+        self.unmeasured = engine.measure_attention
         self.attention_share: float | None = None
         self.cache: KVCache | PagedKVCache | None = None
         self.decoding: Decoding | None = None
@@ -103,10 +138,10 @@ class Batch:
                 for row, tokens, scores in arrived:
                     self._hand_out(row, tokens, scores, on_text)
                     if row.finish_reason and on_end:
-                        on_end(row.index, row.completion(self.choice.logprobs))
-                if self.measure_attention and any(row.finish_reason for row in self.places):
+                        on_end(row.index, row.completion(self.options.logprobs))
+                if self.unmeasured and any(row.finish_reason for row in self.places):
                     self._measure(decoding)
-                if self.page_size is not None:
+                if self.engine.page_size is not None:
                     self._replace_ended(decoding)
                 running = [row for row in self.places if not row.finish_reason]
                 if not running:
@@ -125,27 +160,31 @@ class Batch:
         """Read the prompts of all places, and choose the first token of each."""
         size = (self.capacity, self.device, self.dtype)
         prompts = [row.prompt for row in self.places[:: self.samples]]
-        if self.page_size is None:
+        if self.engine.page_size is None:
             self.cache = KVCache(self.model.config, len(prompts), *size)
         else:
-            self.cache = PagedKVCache(self.model.config, len(prompts), *size, self.page_size)
+            self.cache = PagedKVCache(self.model.config, len(prompts), *size, self.engine.page_size)
             self.cache.allocate([len(prompt) for prompt in prompts])
-        logits = prefill(self.model, self.cache, prompts, self.prefill_chunk)
+        logits = prefill(self.model, self.cache, prompts, self.engine.prefill_chunk)
         if self.samples > 1 and isinstance(self.cache, KVCache):  # prompts are read once for all
             self.cache = self.cache.repeat(self.samples)
             logits = logits.repeat_interleave(self.samples, dim=0)
         if self.fixed:
             self.cache.fix()
         seen = None
-        if self.choice.sampling.repetition_penalty != 1:
+        if self.options.sampling.repetition_penalty != 1:
             seen = tokens_seen(self.places, self.model.config.vocab_size).to(self.device)
-        start = partial(LookupDecoding, drafts=self.lookup) if self.lookup else Decoding
+        start = (
+            partial(PromptLookupDecoding, drafts=self.engine.prompt_lookup)
+            if self.engine.prompt_lookup
+            else Decoding
+        )
         return start(
             self.model,
             self.cache,
             logits,
             self.places,
-            self.choice,
+            self.options,
             at_once=self.at_a_time,
             numbers=self._numbers(self.places),
             seen=seen,
@@ -154,7 +193,7 @@ class Batch:
 
     def _numbers(self, rows: Sequence[Row]) -> Tensor | None:
         """The random numbers of some rows; greedy needs none."""
-        if self.choice.sampling.greedy:
+        if self.options.sampling.greedy:
             return None
         return uniform_numbers([self.generators[row.index] for row in rows], self.limit)
 
@@ -177,7 +216,7 @@ class Batch:
             if row.finish_reason:
                 break
         if before:  # the first token came from the prefill
-            row.steps += 1 if self.lookup else len(row.tokens) - before
+            row.steps += 1 if self.engine.prompt_lookup else len(row.tokens) - before
 
     def _replace_ended(self, decoding: Decoding) -> None:
         """Take the pages of rows that have ended, and read the prompts that wait for a place."""
@@ -192,14 +231,14 @@ class Batch:
                     [len(new.prompt) if i == place else 0 for i in range(len(self.places))]
                 )
                 cache = self.cache.row(place)
-                logits = prefill(self.model, cache, [new.prompt], self.prefill_chunk)
+                logits = prefill(self.model, cache, [new.prompt], self.engine.prefill_chunk)
                 decoding.replace(place, new, logits, self._numbers([new]))
 
     def _leave_ended(self, decoding: Decoding, running: int) -> None:
         """Go on with half of the rows, or half of these, if no more are running. The sizes of a
         batch are always the same ones then, for which kernels are compiled and products planned.
         """
-        if self.page_size is not None or self.lookup:
+        if self.engine.page_size is not None or self.engine.prompt_lookup:
             return
         size, least = len(self.places), FEW_ROWS if self.device.type == "cuda" else 1
         while running <= size // 2 and size > least:
@@ -220,7 +259,9 @@ class Batch:
     def _advance(self, decoding: Decoding, steps: int) -> None:
         """Launch some steps; pages that they fill are given out before."""
         if isinstance(self.cache, PagedKVCache):
-            ahead = decoding.ahead + steps * (1 + self.lookup)  # drafts that fail may get lost
+            ahead = decoding.ahead + steps * (
+                1 + self.engine.prompt_lookup
+            )  # drafts that fail may get lost
             self.cache.allocate(
                 [
                     0 if row.finish_reason else min(row.stored + ahead, row.most_stored)
@@ -235,7 +276,7 @@ class Batch:
         began = time.perf_counter()
         decoding.shorten(max(row.stored for row in self.places))  # there is room for a token
         self.attention_share = attention_share(self.model, decoding.newest, self.cache)
-        self.measure_attention = False
+        self.unmeasured = False
         self.paused = time.perf_counter() - began
 
     def statistics(self) -> Statistics:

@@ -24,18 +24,19 @@ from transformer.generation.row import Row
 from transformer.generation.sampling import Sampling, sample, token_mask
 from transformer.model.cache import KVCache
 from transformer.model.decoder import Transformer
+from transformer.model.kernels.decode.sample import Draws, Record, sample_into
 from transformer.model.paged_cache import PagedKVCache
 
 Arrived = list[tuple[Row, list[int], list[float]]]  # tokens and scores that a row was given
 
 
 @dataclass(frozen=True)
-class Choice:
-    """How tokens are chosen, for all rows.
+class SampleOptions:
+    """How tokens are sampled, for all rows.
 
     Attributes:
         sampling: the filters.
-        banned: tokens that are never chosen.
+        banned: tokens that are never sampled.
         logprobs: whether scores are log-probabilities, see `sampling.sample`.
     """
 
@@ -52,7 +53,7 @@ class Decoding:
         cache: the prompts', as many rows as the batch has.
         logits: (B, V), the model's for the first token of every row.
         rows: whose tokens they are; `fetch` hands tokens out with them.
-        choice: how tokens are chosen.
+        options: how tokens are sampled.
         at_once: the most steps of an advance.
         numbers: (B, most tokens of a row), see `uniform_numbers`; greedy needs none.
         seen: (B, V) bool, the tokens of each prompt, for a repetition penalty; changed in place.
@@ -71,7 +72,7 @@ class Decoding:
         cache: KVCache | PagedKVCache,
         logits: Tensor,
         rows: Sequence[Row],
-        choice: Choice,
+        options: SampleOptions,
         *,
         at_once: int,
         numbers: Tensor | None,
@@ -79,10 +80,10 @@ class Decoding:
         cuda_graph: bool,
     ) -> None:
         device, count = logits.device, len(logits)
-        self.model, self.cache, self.rows, self.choice = model, cache, list(rows), choice
+        self.model, self.cache, self.rows, self.options = model, cache, list(rows), options
         self.steps = self.ahead = 0
         self._numbers = None if numbers is None else numbers.to(device)
-        self._banned = token_mask(tuple(choice.banned), logits.shape[-1], device)
+        self._banned = token_mask(tuple(options.banned), logits.shape[-1], device)
         self._seen = seen
         self._drawn = torch.zeros(count, 1, dtype=torch.int64, device=device)  # numbers of each row
         self._column = torch.zeros(count, 1, dtype=torch.int64, device=device)  # of next tokens
@@ -94,7 +95,7 @@ class Decoding:
         self._outgrown: list[dict[int, torch.cuda.CUDAGraph]] = []  # may still be running
         self._moves = 0  # of the cache's memory, that the graphs know of
         self._sent: deque[tuple[list[Row], int, Tensor, torch.cuda.Event | None]] = deque()
-        self._choose(logits)
+        self._sample_next(logits)
         self._send(self.rows, 1, self._tokens[:, :1], self._scores[:, :1])
 
     @property
@@ -202,24 +203,18 @@ class Decoding:
             self._graphs[count] = self._captured(count)
 
     def _step(self, count: int) -> None:
-        self._choose(self.model(self.newest, self.cache, last_only=True)[:, -1])
+        self._sample_next(self.model(self.newest, self.cache, last_only=True)[:, -1])
 
-    def _choose(self, logits: Tensor) -> None:
+    def _sample_next(self, logits: Tensor) -> None:
         """Write the next column by its logits, (B, V)."""
-        sampling = self.choice.sampling
+        sampling = self.options.sampling
         if sampling.unfiltered and logits.is_cuda:
-            from transformer.model.kernels.decode.sample import (  # as in `sampling.sample`
-                Draws,
-                Record,
-                choose,
-            )
-
             record = Record(self._tokens, self._scores, self.newest, self._column)
             draws = None
             if not sampling.greedy:
                 assert self._numbers is not None
                 draws = Draws(self._numbers, self._drawn, sampling.temperature)
-            choose(logits, record, draws, self._banned)
+            sample_into(logits, record, draws, self._banned)
             return
         uniform = None
         if self._numbers is not None:
@@ -240,7 +235,7 @@ class Decoding:
     ) -> tuple[Tensor, Tensor]:
         """Tokens and scores by logits (B, V), see `sampling.sample`."""
         logits = self._allowed(logits)
-        return sample(logits, self.choice.sampling, seen, uniform, self.choice.logprobs)
+        return sample(logits, self.options.sampling, seen, uniform, self.options.logprobs)
 
     def _allowed(self, logits: Tensor) -> Tensor:
         """Logits without the banned tokens."""

@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from transformer.generation.batch import Batch, pad_left
+from transformer.generation.batch import Batch, EngineOptions, pad_left, refuse_below_one
 from transformer.generation.chat import Tokenizer
 from transformer.generation.command import out_of_memory
-from transformer.generation.decoding import Choice
-from transformer.generation.prompt_lookup import check_lookup
+from transformer.generation.decoding import SampleOptions
+from transformer.generation.prompt_lookup import check_prompt_lookup
 from transformer.generation.row import Completion, Row
 from transformer.generation.sampling import Sampling
 from transformer.generation.stats import Statistics
@@ -27,6 +27,7 @@ from transformer.model.decoder import Config, Transformer
 
 __all__ = [
     "Completion",
+    "EngineOptions",
     "GREEDY",
     "Statistics",
     "check_prompt",
@@ -35,7 +36,6 @@ __all__ = [
 ]
 
 GREEDY = Sampling(temperature=0)
-PREFILL_CHUNK = 16384  # tokens of all rows in a forward: enough to keep a GPU busy
 
 
 def generate(
@@ -53,12 +53,8 @@ def generate(
     logprobs: bool = False,
     samples: int = 1,
     banned: Sequence[int] = (),
-    cuda_graph: bool = True,
-    prefill_chunk: int = PREFILL_CHUNK,
-    page_size: int | None = None,
     at_once: int | None = None,
-    lookup: int = 0,
-    measure_attention: bool = False,
+    engine: EngineOptions = EngineOptions(),  # noqa: B008  (frozen)
 ) -> tuple[list[Completion], Statistics]:
     """Answer a batch of prompts.
 
@@ -67,7 +63,7 @@ def generate(
         tokenizer: turns tokens into the text that is streamed and searched for stop strings.
         prompts: token ids; lengths may differ.
         max_tokens: of each answer; a row also ends when it fills the model's context.
-        sampling: how tokens are chosen; see row_generators for reproducible draws.
+        sampling: how tokens are sampled; see row_generators for reproducible draws.
         generators: one per answer; greedy needs none. Each gives as many numbers as the
             longest answer may have tokens.
         eos: tokens that end an answer.
@@ -76,18 +72,10 @@ def generate(
         on_end: called with (row, completion) as soon as an answer has ended by itself.
         logprobs: also return the log-probability of every token.
         samples: answers to each prompt, which is read once for all of them.
-        banned: tokens that are never chosen: their probability is 0.
-        cuda_graph: on a GPU, capture a step and replay it. The model's attention then must not wait
-            for the device, nor depend on values there.
-        prefill_chunk: prompts are read in forwards of at most so many tokens, pads included, or of
-            one token of each row: their activations take no more memory than that.
-        page_size: keep keys and values in pages of so many tokens, see `paged_cache`; None: in a
-            rectangle of the longest row that there may be. The attention must take a block_table.
+        banned: tokens that are never sampled: their probability is 0.
         at_once: with pages: rows that are answered at the same time. The other prompts wait, and
             each takes the place of a row that has ended. None: all.
-        lookup: propose so many tokens a step by looking them up in the row's own text, see
-            `lookup`; 0: none. Greedy only, without a repetition penalty.
-        measure_attention: also measure its share of a step.
+        engine: how the engine goes about it.
 
     Returns:
         `samples` completions of each prompt, in order, and the measurements. A KeyboardInterrupt
@@ -103,23 +91,14 @@ def generate(
         raise ValueError("there is no prompt to answer")
     for index, prompt in enumerate(prompts):
         check_prompt(model.config, prompt, f"prompt {index}")
-    counts = {
-        "max_tokens": max_tokens,
-        "samples": samples,
-        "prefill_chunk": prefill_chunk,
-        "page_size": page_size,
-        "at_once": at_once,
-    }
-    for name, count in counts.items():
-        if count is not None and count < 1:
-            raise ValueError(f"{name} must be at least 1, got {count}")
+    refuse_below_one(max_tokens=max_tokens, samples=samples, at_once=at_once)
     if "" in stop_strings:
         raise ValueError("a stop string must not be empty")
-    if page_size is not None and samples > 1:
+    if engine.page_size is not None and samples > 1:
         raise ValueError("samples share a prompt's keys, which pages do not: leave page_size out")
-    if page_size is None and at_once is not None:
+    if engine.page_size is None and at_once is not None:
         raise ValueError("at_once needs pages: a place in a rectangle is not given away")
-    check_lookup(lookup, sampling)
+    check_prompt_lookup(engine.prompt_lookup, sampling)
     limits = [min(max_tokens, model.config.max_positions - len(p)) for p in prompts]
     rows = [
         Row(samples * i + n, prompt, limit, tokenizer, eos, stop_strings)
@@ -131,16 +110,12 @@ def generate(
     batch = Batch(
         model,
         rows,
-        Choice(sampling, banned, logprobs),
+        SampleOptions(sampling, banned, logprobs),
         generators,
         places=len(rows) if at_once is None else min(at_once, len(rows)),
         samples=samples,
         watched=on_text is not None or bool(stop_strings),
-        cuda_graph=cuda_graph,
-        prefill_chunk=prefill_chunk,
-        page_size=page_size,
-        lookup=lookup,
-        measure_attention=measure_attention,
+        engine=engine,
     )
     try:
         batch.run(on_text, on_end)

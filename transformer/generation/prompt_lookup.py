@@ -30,7 +30,7 @@ from transformer.generation.sampling import Sampling
 LONGEST_MATCH = 3  # tokens; a longer match is a better guide than a later one
 
 
-class LookupDecoding(Decoding):
+class PromptLookupDecoding(Decoding):
     """`Decoding` with drafts of up to `drafts` tokens in each step.
 
     Near the end of the cache, where a draft might not fit, steps go on without.
@@ -47,10 +47,10 @@ class LookupDecoding(Decoding):
         cache: Any,
         logits: Tensor,
         rows: Sequence[Row],
-        choice: Any,
+        options: Any,
         *,
         drafts: int,
-        **options: Any,
+        **others: Any,
     ) -> None:
         device = logits.device
         self.drafts = drafts
@@ -63,7 +63,7 @@ class LookupDecoding(Decoding):
         self._text = text.to(device)
         filled = [[len(row.prompt)] for row in rows]
         self._filled = torch.tensor(filled, dtype=torch.int64, device=device)
-        super().__init__(model, cache, logits, rows, choice, **options)
+        super().__init__(model, cache, logits, rows, options, **others)
         self._text.scatter_(1, self._filled, self.newest)
         self._filled += 1
         self._tokens = self._tokens.new_zeros(len(rows), drafts + 1)
@@ -143,16 +143,14 @@ class LookupDecoding(Decoding):
         ]
 
 
-def check_lookup(drafts: int, sampling: Sampling) -> None:
-    """Refuse drafts where they would not be exact, or cannot be."""
-    if drafts < 0:
-        raise ValueError(f"lookup must be at least 0, got {drafts}")
+def check_prompt_lookup(drafts: int, sampling: Sampling) -> None:
+    """Refuse drafts where they would not be exact."""
     if drafts and not sampling.greedy:
         raise ValueError(
-            "lookup is exact for greedy choices only: use temperature 0, or sample without it"
+            "prompt lookup is exact for greedy choices only: use temperature 0, or sample without"
         )
     if drafts and sampling.repetition_penalty != 1:
         raise ValueError(
-            "lookup and a repetition penalty exclude each other: the penalty depends on tokens"
-            " that a draft may take back"
+            "prompt lookup and a repetition penalty exclude each other: the penalty depends on"
+            " tokens that a draft may take back"
         )

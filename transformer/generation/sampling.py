@@ -17,6 +17,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from transformer.model.kernels.decode.sample import draw, likeliest
+
 # Far beyond these, ordinary logits overflow float32. So low a temperature is all but greedy.
 MIN_TEMPERATURE = 1e-4
 MAX_PENALTY = 1000
@@ -24,7 +26,7 @@ MAX_PENALTY = 1000
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to choose the next token. The defaults sample from the model's own distribution.
+    """How the next token is sampled. The defaults sample from the model's own distribution.
 
     Attributes:
         temperature: divides the logits; 0 means greedy, and then no filter below is applied.
@@ -160,7 +162,7 @@ def uniform_numbers(generators: Sequence[torch.Generator], count: int) -> Tensor
     return torch.stack([torch.rand(count, dtype=torch.float64, generator=g) for g in generators])
 
 
-def draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
+def draw_from(probabilities: Tensor, uniform: Tensor) -> Tensor:
     """One token per row, by inverting the cumulative distribution.
 
     No value travels from the device to the host.
@@ -188,13 +190,13 @@ def sample(
     uniform: Tensor | None,
     logprobs: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Choose the next token of every row.
+    """Sample the next token of every row.
 
-    See process_logits for `seen` and draw for `uniform`, which greedy does not use.
+    See process_logits for `seen` and draw_from for `uniform`, which greedy does not use.
 
     Args:
         logits: (B, V), any float dtype.
-        sampling: how to choose.
+        sampling: how.
         seen: (B, V) bool, for a repetition penalty.
         uniform: (B,) float64, a number for each draw.
         logprobs: greedy without them may leave them out.
@@ -210,11 +212,7 @@ def sample(
         logits = process_logits(logits, sampling, seen)
     if sampling.greedy:
         if logits.is_cuda:
-            from transformer.model.kernels.decode import (
-                sample as choose,  # not for those who never need Triton
-            )
-
-            return choose.likeliest(logits)
+            return likeliest(logits)
         largest, tokens = logits.max(-1)
         if logprobs:
             return tokens, largest.float() - logits.float().logsumexp(-1)
@@ -222,11 +220,9 @@ def sample(
     if uniform is None:
         raise ValueError("sampling needs a random number for each row, got None")
     if logits.is_cuda:
-        from transformer.model.kernels.decode import sample as choose
-
-        return choose.draw(logits, uniform)
+        return draw(logits, uniform)
     # The softmax of a row that is not finite is NaN everywhere, and dropped tokens are -inf and do
     # not count.
     probabilities = logits.softmax(-1)
-    tokens = draw(probabilities, uniform)
+    tokens = draw_from(probabilities, uniform)
     return tokens, probabilities.gather(1, tokens[:, None])[:, 0].log()

@@ -1,43 +1,25 @@
 """A checkpoint, ready to answer: model, tokenizer, chat template and settings in one object."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
 
 import flash_versions
-from flash_versions.dispatch import interpreter
-from flash_versions.dispatch.request import Request, make_request
-from flash_versions.versions.api import choose_version
 from transformer.generation.chat import Message, Tokenizer, encode_chat, load_template
 from transformer.generation.command import choose_device
-from transformer.generation.engine import GREEDY, PREFILL_CHUNK, check_prompt, generate
+from transformer.generation.engine import GREEDY, EngineOptions, check_prompt, generate
 from transformer.generation.row import Completion
 from transformer.generation.sampling import Sampling
 from transformer.generation.stats import Statistics, size_text
-from transformer.model import hub
-from transformer.model.decoder import Config, Transformer
-from transformer.model.weights import eos_token_ids, load_config, load_model
+from transformer.model.decoder import Transformer, choose_attention
+from transformer.model.kernels.host import interpreted
+from transformer.model.weights import eos_token_ids, find_checkpoint, load_config, load_model
 
-CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
 INTERPRETED_PARAMETERS = 10_000_000  # models with more are tedious to run in the interpreter
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """How the engine goes about it, see `engine.generate`. Up to rounding, no answer depends on it.
-
-    Attributes:
-        measure_attention: also says whether reports are long.
-    """
-
-    prefill_chunk: int = PREFILL_CHUNK
-    page_size: int | None = None
-    lookup: int = 0
-    measure_attention: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,7 +70,7 @@ class Session:
 
         Args:
             checkpoint: see `find_checkpoint`.
-            sampling: how tokens are chosen.
+            sampling: how tokens are sampled.
             max_tokens: of each answer.
             stop_strings: texts that end an answer.
             attention: a name in flash_versions.VERSIONS or BASELINES, or "auto".
@@ -99,7 +81,7 @@ class Session:
                 queries, keys and values of a 16-bit dtype, the whole cache in every step.
             kernels: of norms and products, see `Transformer`.
             use_template: whether prompts go through the checkpoint's chat template.
-            engine: how the engine goes about it.
+            engine: how the engine goes about it; with measure_attention, reports are long.
 
         Raises:
             OSError: there is no such checkpoint, or it has no tokenizer.
@@ -132,14 +114,14 @@ class Session:
         parameters = sum(parameter.numel() for parameter in model.parameters())
         if (
             version in flash_versions.VERSIONS
-            and interpreter.enabled()
+            and interpreted()
             and parameters > INTERPRETED_PARAMETERS
         ):
             notes.append(
                 f"{version} runs in Triton's interpreter, which is slow for a model of"
                 f" {parameters / 1e6:.0f} million parameters; --attention sdpa is faster here"
             )
-        if kernels == "fused" and where.type == "cpu" and interpreter.enabled():
+        if kernels == "fused" and where.type == "cpu" and interpreted():
             notes.append(
                 "the fused kernels run in Triton's interpreter: minutes for an answer, for reading"
             )
@@ -197,7 +179,7 @@ class Session:
             on_text=on_text,
             on_end=on_end,
             at_once=at_once,
-            **asdict(self.engine),
+            engine=self.engine,
         )
 
     def settings(self) -> tuple:
@@ -208,7 +190,7 @@ class Session:
         files = sorted(self.folder.glob("*.safetensors"))
         weights = (str(self.folder), [(file.name, file.stat().st_mtime_ns) for file in files])
         settings = (self.template, self.eos, self.stop_strings, self.sampling, self.max_tokens)
-        rounding = (self.engine.prefill_chunk, self.engine.page_size, self.engine.lookup)
+        rounding = (self.engine.prefill_chunk, self.engine.page_size, self.engine.prompt_lookup)
         kernels = (self.attention, self.model.kernels, self.precision)
         engine = (self.device.type, self.dtype, *kernels, *rounding)
         return (weights, *settings, *engine)
@@ -220,7 +202,7 @@ class Session:
         if self.attention in flash_versions.VERSIONS:
             where += (
                 "; its kernels run in Triton's interpreter: slow by design, for reading"
-                if interpreter.enabled()
+                if interpreted()
                 else "; the first run on a machine also compiles its kernels"
             )
         return (
@@ -243,7 +225,7 @@ class Session:
         return (
             f"first token {statistics.first_token_seconds * 1e3:.1f} ms\n"
             f"steps       {statistics.steps} of {statistics.step_seconds * 1e3:.2f} ms{attention}"
-            f"{drafts if self.engine.lookup else ''}\n"
+            f"{drafts if self.engine.prompt_lookup else ''}\n"
             f"batch       {statistics.rows} rows at once, {cache} of cache\n"
             f"bandwidth   {statistics.bandwidth / 1e9:.1f} GB/s: a step reads {gb_read:.3f} GB of"
             " weights and cache\n"
@@ -262,92 +244,3 @@ class Session:
             return f"note: stopped after {count} tokens (--max-tokens)\n"
         context = self.model.config.max_positions
         return f"note: stopped after {count} tokens: the model's context of {context} is full\n"
-
-
-def find_checkpoint(model: str) -> Path:
-    """The folder of a checkpoint.
-
-    Args:
-        model: the name of a shipped checkpoint, a folder in Hugging Face's layout, or owner/model
-            on the Hugging Face hub, from where it is downloaded unless it was before.
-
-    Raises:
-        OSError: there is none, or it cannot be downloaded.
-    """
-    shipped = {path.parent.name: path.parent for path in CHECKPOINTS.glob("*/config.json")}
-    if model in shipped:
-        return shipped[model]
-    if Path(model).is_dir():
-        return Path(model)
-    if hub.NAME.fullmatch(model):
-        return hub.resolve(model)
-    names = ", ".join(sorted(shipped)) or "none"
-    raise FileNotFoundError(f"there is no checkpoint folder {model!r}; shipped by name: {names}")
-
-
-def choose_attention(
-    name: str,
-    config: Config,
-    device: torch.device,
-    dtype: torch.dtype,
-    precision: str | None = None,
-    paged: bool = False,
-) -> tuple[str, list[str]]:
-    """The version that will run in all layers, and notes on the choice; ValueError says why it
-    cannot run.
-
-    Where no kernel runs (on the CPU of a machine with a GPU, on a GPU that is too old), "auto" is
-    torch's own attention, or where that knows too little, PyTorch written out.
-    """
-    requests = layer_requests(config, device, dtype, precision, paged)
-    names = reversed(flash_versions.VERSIONS) if name == "auto" else [name]
-    refused = None
-    for version in names:
-        try:
-            return {choose_version(version, request).name for request in requests}.pop(), []
-        except ValueError as error:
-            refused = refused or error
-    assert refused is not None
-    if name != "auto" or precision is not None:
-        raise refused
-    for version, what in (("sdpa", "torch's own"), ("reference", "PyTorch written out")):
-        if version == "reference" and device.type == "cuda":
-            break  # it waits for the device, which a captured step cannot
-        try:
-            for request in requests:
-                choose_version(version, request)
-        except ValueError:
-            continue
-        return version, [f"attention is {version}, {what}: {refused}"]
-    raise refused
-
-
-def layer_requests(
-    config: Config,
-    device: torch.device,
-    dtype: torch.dtype,
-    precision: str | None,
-    paged: bool,
-) -> list[Request]:
-    """A small request for each kind of layer: what it asks of attention in a decoding step."""
-    q = torch.zeros(1, 1, config.num_heads, config.head_dim, device=device, dtype=dtype)
-    k = q[:, :, : config.num_kv_heads]  # also a page of one token
-    ones = torch.ones(1, dtype=torch.int32, device=device)
-    table = torch.zeros(1, 1, dtype=torch.int32, device=device) if paged else None
-    kinds: list[dict] = []
-    for layer in range(config.num_layers):
-        if (options := config.attention_options(layer)) not in kinds:
-            kinds.append(options)
-    return [
-        make_request(
-            q,
-            k,
-            k,
-            causal=True,
-            kv_lengths=ones,
-            block_table=table,
-            precision=precision,
-            **options,
-        )
-        for options in kinds
-    ]

@@ -6,22 +6,22 @@ with them, so bytes over seconds say how close it comes to the memory's bandwidt
 
 from __future__ import annotations
 
+import operator
 import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from transformer.generation.decoding import capture_stream
+from transformer.model.cache import KVCache
+from transformer.model.config import Config
+from transformer.model.decoder import Transformer
+from transformer.model.paged_cache import PagedKVCache
 
-if TYPE_CHECKING:
-    from transformer.model.cache import KVCache
-    from transformer.model.config import Config
-    from transformer.model.decoder import Transformer
-    from transformer.model.paged_cache import PagedKVCache
-
+MAXIMA = ("peak_memory", "cache_bytes", "rows")  # of batches one after another
 ROUNDS = 5  # of a step that is timed for the share of attention
 
 
@@ -93,21 +93,13 @@ class Statistics:
         shares = [(s.attention_share, s.decode_seconds) for s in (self, other)]
         measured = [(share, seconds) for share, seconds in shares if share is not None]
         weight = sum(seconds for _, seconds in measured)
-        return Statistics(
-            self.prompt_tokens + other.prompt_tokens,
-            self.prefill_seconds + other.prefill_seconds,
-            self.generated_tokens + other.generated_tokens,
-            self.decoded_tokens + other.decoded_tokens,
-            self.decode_seconds + other.decode_seconds,
-            max(self.peak_memory, other.peak_memory),
-            self.steps + other.steps,
-            self.row_steps + other.row_steps,
-            self.bytes_read + other.bytes_read,
-            max(self.cache_bytes, other.cache_bytes),
-            max(self.rows, other.rows),
-            self.batches + other.batches,
-            sum(share * seconds for share, seconds in measured) / weight if weight else None,
-        )
+        joined = {
+            name: (max if name in MAXIMA else operator.add)(value, getattr(other, name))
+            for name, value in vars(self).items()
+            if name != "attention_share"
+        }
+        share = sum(share * seconds for share, seconds in measured) / weight if weight else None
+        return Statistics(**joined, attention_share=share)
 
 
 def _ratio(amount: float, per: float) -> float:

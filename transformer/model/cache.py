@@ -21,33 +21,98 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
-if TYPE_CHECKING:
-    from transformer.model.config import Config
-    from transformer.model.paged_cache import PagedKVCache
+from transformer.model.config import Config
 
 
-class KVCache:
-    """Keys and values of every layer, preallocated; filled by `Transformer.forward`.
+class Cache:
+    """How many tokens each row of a cache holds; where their keys and values lie is the subclass's.
 
     Args:
         config: the model's.
         batch: rows.
         capacity: tokens that each row can hold, at most the model's context.
         device: the model's.
-        dtype: the model's.
 
     Attributes:
         lengths: (batch,) int32 on the device, the tokens stored in each row.
         longest: no row is longer (known to the host).
-        uniform: every row is exactly `longest` long.
         fixed: see `fix`.
 
     Raises:
         ValueError: more capacity than the model has positions.
+    """
+
+    def __init__(
+        self, config: Config, batch: int, capacity: int, device: torch.device | str
+    ) -> None:
+        if not 0 < capacity <= config.max_positions:
+            raise ValueError(
+                f"a cache must hold 1 to {config.max_positions} tokens, the model's context,"
+                f" not {capacity}"
+            )
+        self.capacity = capacity
+        self.lengths = torch.zeros(batch, dtype=torch.int32, device=device)
+        self.longest = 0
+        self.fixed = False
+
+    def truncate(self, length: int) -> None:
+        """Forget what every row holds past its first `length` tokens; 0 empties the cache.
+
+        Raises:
+            ValueError: a negative length.
+        """
+        if length < 0:
+            raise ValueError(f"a cache cannot be truncated to {length} tokens")
+        self.lengths.clamp_(max=length)
+        self.longest = min(self.longest, length)
+        self.fixed = False
+
+    def retract(self, counts: torch.Tensor) -> None:
+        """Forget the newest counts[b] tokens of each row b, (batch,) integers on the device.
+
+        The host does not learn how many: no row is longer than before, until `truncate` says more.
+        """
+        self.lengths -= counts
+
+    def fix(self) -> None:
+        """Let every forward from now on have the same shapes, whatever the lengths are.
+
+        They are then known to the device only, and a row that is full writes over its last slots:
+        whoever reads it has to stop before. `truncate` ends this.
+        """
+        self.fixed, self.longest = True, self.capacity
+
+    def stop_of(self, count: int) -> int:
+        """No row will be longer with `count` tokens more; ValueError if they might not fit."""
+        stop = self.capacity if self.fixed else self.longest + count
+        if stop > self.capacity:
+            raise ValueError(
+                f"the cache holds {self.capacity} tokens and {self.longest} are stored:"
+                f" {count} more, {stop} in all, do not fit"
+            )
+        return stop
+
+    def slots(self, count: int, padding: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Slots of the next `count` tokens of each row, int64 (batch, count), pads at the end, and
+        how many of them are no pads, (batch,).
+        """
+        order = torch.arange(count, device=self.lengths.device)
+        pads = torch.zeros_like(self.lengths) if padding is None else padding
+        return self.lengths[:, None] + (order - pads[:, None]) % count, count - pads
+
+
+class KVCache(Cache):
+    """Keys and values of every layer, preallocated; filled by `Transformer.forward`.
+
+    Args:
+        config, batch, capacity, device: see `Cache`.
+        dtype: the model's.
+
+    Attributes:
+        uniform: every row is exactly `longest` long.
     """
 
     def __init__(
@@ -58,16 +123,8 @@ class KVCache:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ):
-        if not 0 < capacity <= config.max_positions:
-            raise ValueError(
-                f"a cache must hold 1 to {config.max_positions} tokens, the model's context,"
-                f" not {capacity}"
-            )
-        self.capacity = capacity
-        self.lengths = torch.zeros(batch, dtype=torch.int32, device=device)
-        self.longest = 0
+        super().__init__(config, batch, capacity, device)
         self.uniform = True
-        self.fixed = False
         # Zeros: a value that is masked has weight 0, and 0 * NaN from fresh memory would be NaN.
         self.keys_values = torch.zeros(
             (config.num_layers, 2, batch, capacity, config.num_kv_heads, config.head_dim),
@@ -90,7 +147,7 @@ class KVCache:
         Raises:
             ValueError: the longest row might exceed the capacity. The cache is then unchanged.
         """
-        stop = stop_of(self, count)
+        stop = self.stop_of(count)
         self.uniform = self.uniform and padding is None
         if self.fixed:
             self.lengths.clamp_(max=self.capacity - count)
@@ -98,14 +155,10 @@ class KVCache:
             span = Span(self.keys_values, slice(None), slice(self.longest, stop), stop, None)
             self.lengths += count
         else:
-            added: int | torch.Tensor = count
             if padding is None and count == 1:  # a step of decoding: fewer launches
-                slots = self.lengths[:, None].long()
+                slots, added = self.lengths[:, None].long(), count
             else:
-                order = torch.arange(count, device=self.lengths.device)
-                pads = torch.zeros_like(self.lengths) if padding is None else padding
-                slots = self.lengths[:, None] + (order - pads[:, None]) % count
-                added = count - pads
+                slots, added = self.slots(count, padding)
             rows = torch.arange(len(self.lengths), device=self.lengths.device)[:, None]
             span = Span(self.keys_values, rows, slots, stop, self.lengths)
             self.lengths += added
@@ -116,38 +169,24 @@ class KVCache:
         """As `reserve`, for kernels that advance the lengths themselves (`kernels.embed`) and find
         the slots of the tokens by them: it launches nothing, and nothing can be appended to it.
         """
-        self.longest = stop = stop_of(self, count)
+        self.longest = stop = self.stop_of(count)
         lengths = None if self.uniform else self.lengths
         return Span(self.keys_values, slice(0), slice(0), stop, lengths)
 
     def truncate(self, length: int) -> None:
-        """Forget what every row holds past its first `length` tokens; 0 empties the cache.
-
-        Raises:
-            ValueError: a negative length.
-        """
-        if length < 0:
-            raise ValueError(f"a cache cannot be truncated to {length} tokens")
-        self.lengths.clamp_(max=length)
-        self.longest = min(self.longest, length)
+        """As in `Cache`."""
+        super().truncate(length)
         self.uniform = self.uniform or length == 0
-        self.fixed = False
 
     def retract(self, counts: torch.Tensor) -> None:
-        """Forget the newest counts[b] tokens of each row b, (batch,) integers on the device.
-
-        The host does not learn how many: no row is longer than before, until `truncate` says more.
-        """
-        self.lengths -= counts
+        """As in `Cache`."""
+        super().retract(counts)
         self.uniform = False
 
     def fix(self) -> None:
-        """Let every forward from now on have the same shapes, whatever the lengths are.
-
-        They are then known to the device only, and a row that is full writes over its last slots:
-        whoever reads it has to stop before. `truncate` ends this.
-        """
-        self.fixed, self.uniform, self.longest = True, False, self.capacity
+        """As in `Cache`."""
+        super().fix()
+        self.uniform = False
 
     def repeat(self, samples: int) -> KVCache:
         """A copy with each row `samples` times in succession.
@@ -168,15 +207,14 @@ class KVCache:
         self.keys_values = self.keys_values[:, :, : len(rows)]
 
 
-def stop_of(cache: KVCache | PagedKVCache, count: int) -> int:
-    """No row will be longer with `count` tokens more; see `KVCache.reserve`."""
-    stop = cache.capacity if cache.fixed else cache.longest + count
-    if stop > cache.capacity:
+def refuse_unstorable(k: torch.Tensor, dtype: torch.dtype) -> None:
+    """Raise a ValueError for keys of another dtype than the cache's, or that want a gradient."""
+    if k.dtype != dtype:
         raise ValueError(
-            f"the cache holds {cache.capacity} tokens and {cache.longest} are stored:"
-            f" {count} more, {stop} in all, do not fit"
+            f"the cache is {dtype} but the model computes {k.dtype}: create it with dtype={k.dtype}"
         )
-    return stop
+    if k.requires_grad:
+        raise ValueError("a cache passes no gradients on: run the model in torch.no_grad()")
 
 
 @dataclass(frozen=True)
@@ -218,13 +256,7 @@ class Span:
         Raises:
             ValueError: another dtype than the cache's, or tensors that want a gradient.
         """
-        if k.dtype != self.keys_values.dtype:
-            raise ValueError(
-                f"the cache is {self.keys_values.dtype} but the model computes {k.dtype}:"
-                f" create it with dtype={k.dtype}"
-            )
-        if k.requires_grad:
-            raise ValueError("a cache passes no gradients on: run the model in torch.no_grad()")
+        refuse_unstorable(k, self.keys_values.dtype)
         keys, values = self.keys_values[layer]
         keys[self.rows, self.positions] = k
         values[self.rows, self.positions] = v

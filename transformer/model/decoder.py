@@ -11,10 +11,7 @@ embedding (scaled in Llama 3, two kinds in Gemma 3, none in some layers of SmolL
 norms behind the parts as well as before them. Parameters carry Hugging Face's names, so a
 checkpoint loads without a table of renamings. Attention is handed in: the model computes queries,
 keys and values as (batch, length, heads, head_dim) and calls what it was given; the key heads that
-a group of query heads shares are never repeated in memory.
-
-Each part is handed the norm before it: a norm and the projections that read it are one place in
-the code, and can become one kernel.
+a group of query heads shares are never repeated in memory. `layers` holds the parts.
 
 Sources: Llama 3 (arXiv:2407.21783), Qwen3 (arXiv:2505.09388), Mistral (arXiv:2310.06825), Gemma 2
 (arXiv:2408.00118), Gemma 3 (arXiv:2503.19786), RMSNorm (arXiv:1910.07467), rotary embedding
@@ -26,202 +23,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
 from torch import nn
 
 import flash_versions
 from transformer.model import fused
-from transformer.model.cache import KVCache, Span
+from transformer.model.cache import KVCache
 from transformer.model.config import Config
-from transformer.model.rope import Rope, rotary_table, rotate
+from transformer.model.kernels.host import choose_for_all
+from transformer.model.layers import TORCH, Decoder
+from transformer.model.paged_cache import PagedKVCache
 
 INIT_STD = 0.02
 KERNELS = ("auto", "torch", "fused")
-
-# Cosine and sine of the positions of a forward's tokens, as `rotate` takes them; None: no turning.
-Rotation = tuple[torch.Tensor, ...] | None
-
-# Name in `Config` -> what the gate goes through.
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "silu": F.silu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-}
-
-
-class RMSNorm(nn.Module):
-    """Divide by the root of the mean square over the last dimension, then scale by a weight.
-
-    The quotient is computed in fp32 and rounded to the input's dtype before the weight is applied,
-    as Hugging Face does: in bf16 the other order gives other bits.
-
-    Args:
-        size: of the last dimension.
-        eps: added to the mean square.
-        plus_one: Gemma's kind. The scale is 1 + weight, and only the product is rounded.
-    """
-
-    def __init__(self, size: int, eps: float, plus_one: bool = False):
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(size) if plus_one else torch.ones(size))
-        self.eps = eps
-        self.plus_one = plus_one
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Same shape and dtype as x."""
-        if self.plus_one:
-            wide = x.to(torch.promote_types(x.dtype, torch.float32))
-            scale = 1 + self.weight.type_as(wide)
-            return F.rms_norm(wide, x.shape[-1:], scale, self.eps).type_as(x)
-        return self.weight.type_as(x) * F.rms_norm(x, x.shape[-1:], eps=self.eps)
-
-
-class Attention(nn.Module):
-    """Project to heads, rotate, attend, project back. `layer` is its place in the cache."""
-
-    def __init__(self, config: Config, layer: int):
-        super().__init__()
-        self.layer = layer
-        self.head_dim = config.head_dim
-        self.options = config.attention_options(layer)
-        q_size, kv_size = config.num_heads * self.head_dim, config.num_kv_heads * self.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, q_size, bias=config.qkv_bias)
-        self.k_proj = nn.Linear(config.hidden_size, kv_size, bias=config.qkv_bias)
-        self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=config.qkv_bias)
-        self.o_proj = nn.Linear(q_size, config.hidden_size, bias=config.output_bias)
-        norm: Callable[[], nn.Module] = nn.Identity
-        if config.qk_norm:
-            norm = partial(RMSNorm, self.head_dim, config.norm_eps, config.norm_plus_one)
-        self.q_norm, self.k_norm = norm(), norm()
-        self.fused = False  # see `Transformer`
-
-    def forward(
-        self,
-        x: torch.Tensor,
-        norm: RMSNorm,
-        rotation: Rotation,
-        attend: Callable,
-        span: Span | None,
-    ) -> torch.Tensor:
-        """(batch, length, hidden) to the same.
-
-        Args:
-            x: hidden states.
-            norm: of x, before the projections.
-            rotation: of the tokens' positions.
-            attend: see `Transformer`.
-            span: where keys and values go in the cache; None keeps none.
-        """
-        q, k, v = self.project(x, norm)
-        q, k = self.q_norm(q), self.k_norm(k)
-        if rotation is not None:
-            q, k = rotate(q, *rotation), rotate(k, *rotation)
-        stored: dict[str, torch.Tensor | None] = {"kv_lengths": None}
-        if span is not None:
-            k, v = span.append(self.layer, k, v)
-            stored = span.options
-        o = attend(q, k, v, causal=True, **stored, **self.options)
-        o = rearrange(o, "b t h d -> b t (h d)")
-        if self.fused and fused.plain(self.o_proj):
-            return fused.product(self.o_proj, o)
-        return self.o_proj(o)
-
-    def project(self, x: torch.Tensor, norm: RMSNorm) -> tuple[torch.Tensor, ...]:
-        """Queries, keys and values of the normed x: each (batch, length, its heads, head_dim)."""
-        layers = fused.qkv_of(self)
-        if self.fused and fused.plain(*layers):
-            parts = fused.project(self, x, norm)
-        else:
-            h = norm(x)
-            parts = [layer(h) for layer in layers]
-        return tuple(rearrange(part, "b t (h d) -> b t h d", d=self.head_dim) for part in parts)
-
-
-class FeedForward(nn.Module):
-    """One projection, gated by another through silu or gelu, projected back."""
-
-    def __init__(self, config: Config):
-        super().__init__()
-        hidden, intermediate, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.gate_proj = nn.Linear(hidden, intermediate, bias=bias)
-        self.up_proj = nn.Linear(hidden, intermediate, bias=bias)
-        self.down_proj = nn.Linear(intermediate, hidden, bias=bias)
-        self.activation = ACTIVATIONS[config.activation]
-        self.fused = False  # see `Transformer`
-
-    def forward(self, x: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
-        """(batch, length, hidden) to the same; `norm` is that of x, before the projections."""
-        if self.fused and fused.plain(self.gate_proj, self.up_proj, self.down_proj):
-            return fused.product(self.down_proj, fused.feed_forward(self, x, norm))
-        h = norm(x)
-        return self.down_proj(self.activation(self.gate_proj(h)) * self.up_proj(h))
-
-
-class Block(nn.Module):
-    """One layer: tokens look at each other, then each is processed alone.
-
-    What a part adds to x is normed once more where the layer has four norms. The name of the norm
-    between the two parts then tells the side on which it stands.
-    """
-
-    def __init__(self, config: Config, layer: int):
-        super().__init__()
-        norm = partial(RMSNorm, config.hidden_size, config.norm_eps, config.norm_plus_one)
-        self.input_layernorm = norm()
-        self.self_attn = Attention(config, layer)
-        self.post_attention_layernorm = norm()
-        self.four_norms = config.four_norms
-        if self.four_norms:
-            self.pre_feedforward_layernorm = norm()
-            self.post_feedforward_layernorm = norm()
-        self.mlp = FeedForward(config)
-
-    def forward(
-        self, x: torch.Tensor, rotation: Rotation, attend: Callable, span: Span | None
-    ) -> torch.Tensor:
-        """(batch, length, hidden) to the same; the other arguments are those of `Attention`."""
-        added = self.self_attn(x, self.input_layernorm, rotation, attend, span)
-        before_mlp = self.post_attention_layernorm
-        if self.four_norms:
-            added = self.post_attention_layernorm(added)
-            before_mlp = self.pre_feedforward_layernorm
-        x = x + added
-        added = self.mlp(x, before_mlp)
-        if self.four_norms:
-            added = self.post_feedforward_layernorm(added)
-        return x + added
-
-
-class Decoder(nn.Module):
-    """Everything up to the head: tokens to hidden states."""
-
-    def __init__(self, config: Config):
-        super().__init__()
-        self.config = config
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
-        self.norm = RMSNorm(config.hidden_size, config.norm_eps, config.norm_plus_one)
-
-    def forward(self, tokens: torch.Tensor, attend: Callable, span: Span | None) -> torch.Tensor:
-        """(batch, length) tokens to normed hidden states (batch, length, hidden)."""
-        c = self.config
-        x = self.embed_tokens(tokens)
-        if c.scaled_embeddings:  # by a number of x's dtype, filled in on the device
-            x = x * x.new_full((), math.sqrt(c.hidden_size))
-        positions = slice(tokens.shape[1]) if span is None else span.positions
-        reach = tokens.shape[1] if span is None else span.capacity  # one table for a whole answer
-        length = min(1 << (reach - 1).bit_length(), c.max_positions)  # few lengths, few tables
-        rotations: dict[Rope | None, Rotation] = {None: None}
-        for layer, block in enumerate(self.layers):
-            rope = c.rope_of(layer)
-            if rope not in rotations:  # one for all layers, or one of a few
-                table = rotary_table(rope, c.head_dim, length, x.device, x.dtype)
-                rotations[rope] = table[positions].unbind(-3)
-            x = block(x, rotations[rope], attend, span)
-        return self.norm(x)
 
 
 class Transformer(nn.Module):
@@ -258,13 +74,12 @@ class Transformer(nn.Module):
         if not config.tied_embeddings:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self._initialise()
-        for block in fused.blocks_of(self):
-            block.self_attn.fused = block.mlp.fused = kernels == "fused"
+        self.products = fused.FusedProducts() if kernels == "fused" else TORCH
 
     def forward(
         self,
         tokens: torch.Tensor,
-        cache: KVCache | None = None,
+        cache: KVCache | PagedKVCache | None = None,
         padding: torch.Tensor | None = None,
         last_only: bool = False,
         wanted: torch.Tensor | None = None,
@@ -297,7 +112,7 @@ class Transformer(nn.Module):
         if cache is not None and wanted is None and self._takes_few(tokens, cache, padding):
             return fused.forward(self, tokens, cache, last_only=last_only)
         span = None if cache is None else cache.reserve(tokens.shape[1], padding)
-        x = self.model(tokens, self.attention, span)
+        x = self.model(tokens, self.attention, span, self.products)
         if last_only:
             x = x[:, -1:]
         if wanted is not None:
@@ -307,7 +122,7 @@ class Transformer(nn.Module):
         return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
     def _takes_few(
-        self, tokens: torch.Tensor, cache: KVCache, padding: torch.Tensor | None
+        self, tokens: torch.Tensor, cache: KVCache | PagedKVCache, padding: torch.Tensor | None
     ) -> bool:
         """Whether these tokens go through the fused forward of a decoding step."""
         asked = self.kernels == "fused" or (self.kernels == "auto" and tokens.is_cuda)
@@ -318,7 +133,10 @@ class Transformer(nn.Module):
         )
 
     def _check(
-        self, tokens: torch.Tensor, cache: KVCache | None, padding: torch.Tensor | None
+        self,
+        tokens: torch.Tensor,
+        cache: KVCache | PagedKVCache | None,
+        padding: torch.Tensor | None,
     ) -> None:
         """Refuse what does not fit. Only shapes: reading values would wait for the device."""
         if tokens.dim() != 2 or 0 in tokens.shape or tokens.dtype != torch.int64:
@@ -352,3 +170,20 @@ class Transformer(nn.Module):
                 nn.init.normal_(module.weight, std=residual_std if into_residual else INIT_STD)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
+
+
+def choose_attention(
+    name: str,
+    config: Config,
+    device: torch.device,
+    dtype: torch.dtype,
+    precision: str | None = None,
+    paged: bool = False,
+) -> tuple[str, list[str]]:
+    """The version that will run in all layers of a model; see `kernels.host.choose_for_all`."""
+    kinds: list[dict] = []
+    for layer in range(config.num_layers):
+        if (options := config.attention_options(layer)) not in kinds:
+            kinds.append(options)
+    heads = (config.num_heads, config.num_kv_heads, config.head_dim)
+    return choose_for_all(name, heads, kinds, device, dtype, precision, paged)

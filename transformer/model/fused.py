@@ -5,11 +5,11 @@ a layer, most of which touch a few kilobytes. Here, with one token, a layer is s
 do nothing but stream weights:
 
     embedding, lengths                        embed.embed, before the first layer
-    norm, q k v, rotation, into the cache     skinny_qkv.qkv
+    norm, q k v, rotation, into the cache     gemv_qkv.qkv
     attention to the cache, its splits        the model's attention, two kernels
-    o_proj, + x                               skinny.linear
-    norm, gate and up, silu(gate) up          skinny.swiglu
-    down_proj, + x                            skinny.linear
+    o_proj, + x                               gemv.linear
+    norm, gate and up, silu(gate) up          gemv.swiglu
+    down_proj, + x                            gemv.linear
 
 With more rows cuBLAS does the products, and a layer is about ten. Either way it computes what
 `Transformer.forward` does, with fewer roundings: what stays inside a kernel stays in fp32. So in
@@ -19,37 +19,43 @@ Weights that are read together lie together: `joined` moves them once, in place,
 parameters become parts of a larger tensor. There is no second copy and no state but theirs.
 
 Many tokens, in a prefill or in training, are work for the tensor cores, and the forward keeps the
-structure of the model: `project` and `feed_forward` are what its parts do before their last
-projection, with the norm inside the product (rmsnorm_gemm), and `product` is the last one (gemm).
-The norm's product needs weights with the norm's weight in them, which are kept beside the model's
-own for as long as these do not change.
+structure of the model: `FusedProducts` computes the projections of its parts, the first ones with
+the norm inside the product (`gemm.rmsnorm`). That product needs weights with the norm's weight in
+them, which are kept beside the model's own for as long as these do not change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from flash_versions.dispatch.version import launches_overlap
 from transformer.model.cache import KVCache, Span
+from transformer.model.config import Config
 from transformer.model.kernels.decode.embed import embed
 from transformer.model.kernels.decode.gemv import DTYPES, Norm, linear, swiglu
 from transformer.model.kernels.decode.gemv_qkv import qkv
 from transformer.model.kernels.gemm import gemm
 from transformer.model.kernels.gemm.rmsnorm import fold, norm_linear, norm_swiglu
+from transformer.model.kernels.host import devices
+from transformer.model.layers import Decoder, FeedForward, Products, RMSNorm
 from transformer.model.paged_cache import PagedKVCache
 from transformer.model.rope import rotary_table
 
-if TYPE_CHECKING:
-    from transformer.model.config import Config
-    from transformer.model.decoder import Attention, Block, FeedForward, RMSNorm, Transformer
-
 FEW_TOKENS = 256  # of all rows together, where rows have several: a prefill has more
+
+
+class Model(Protocol):
+    """What `forward` reads of a model: a `decoder.Transformer` has it."""
+
+    config: Config
+    model: Decoder
+    attention: Callable[..., torch.Tensor]
+    lm_head: nn.Linear
 
 
 def unsupported(config: Config) -> str | None:
@@ -65,9 +71,7 @@ def unsupported(config: Config) -> str | None:
     return None
 
 
-def fits(
-    model: Transformer, tokens: torch.Tensor, cache: Any, padding: torch.Tensor | None
-) -> bool:
+def fits(model: Model, tokens: torch.Tensor, cache: Any, padding: torch.Tensor | None) -> bool:
     """Whether `forward` can take this step: one token of each row or few in all, no pads, plain
     weights, no gradient.
     """
@@ -81,30 +85,13 @@ def fits(
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled(weight.device.type)
         and not torch.compiler.is_compiling()
-        and all(
-            plain(*qkv_of(block.self_attn), *gate_up_of(block.mlp)) for block in blocks_of(model)
-        )
+        and all(plain(*block.self_attn.qkv, *block.mlp.gate_up) for block in model.model.blocks)
     )
 
 
 def plain(*layers: nn.Module) -> bool:
     """Whether layers do what their weights say, all of which are here: no adapters, no shards."""
     return all(type(x) is nn.Linear and type(x.weight) is nn.Parameter for x in layers)
-
-
-def blocks_of(model: Transformer) -> list[Block]:
-    """The layers."""
-    return cast("list[Block]", list(model.model.layers))
-
-
-def qkv_of(attention: Attention) -> tuple[nn.Linear, ...]:
-    """The projections that read the hidden states for attention."""
-    return attention.q_proj, attention.k_proj, attention.v_proj
-
-
-def gate_up_of(mlp: FeedForward) -> tuple[nn.Linear, ...]:
-    """The projections that read them for the feed-forward."""
-    return mlp.gate_proj, mlp.up_proj
 
 
 def norm_of(module: Any) -> Norm:
@@ -150,7 +137,7 @@ def moved_together(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def forward(
-    model: Transformer,
+    model: Model,
     tokens: torch.Tensor,
     cache: KVCache | PagedKVCache,
     *,
@@ -175,16 +162,14 @@ def forward(
     embedding = decoder.embed_tokens.weight
     device = embedding.device
     if overlap is None:
-        overlap = launches_overlap(device)
+        overlap = devices.launches_overlap(device)
     reach = min(1 << (span.capacity - 1).bit_length(), config.max_positions)
     head = embedding if config.tied_embeddings else model.lm_head.weight
-    attend: Callable[..., torch.Tensor] = model.attention
-    blocks = blocks_of(model)
 
     x = embed(tokens, embedding, cache.lengths, cache.capacity, overlap=overlap)
-    for layer, block in enumerate(blocks):
+    for layer, block in enumerate(decoder.blocks):
         attention, down_proj = block.self_attn, block.mlp.down_proj
-        weight, bias = joined(qkv_of(attention))
+        weight, bias = joined(attention.qkv)
         if isinstance(span, Span):
             keys_values, block_table = span.keys_values[layer], None
             k, v = keys_values[:, :, : span.stop]
@@ -204,8 +189,8 @@ def forward(
             k_norm=norm_of(attention.k_norm) if config.qk_norm else None,
             overlap=overlap,
         )
-        o = attend(q, k, v, causal=True, **span.options, **attention.options)
-        gate_up, gate_up_bias = joined(gate_up_of(block.mlp))
+        o = model.attention(q, k, v, causal=True, **span.options, **attention.options)
+        gate_up, gate_up_bias = joined(block.mlp.gate_up)
         x = linear(
             o.flatten(2).flatten(0, 1),
             attention.o_proj.weight,
@@ -259,39 +244,40 @@ def scale_of(norm: RMSNorm) -> torch.Tensor:
     return 1 + norm.weight.float() if norm.plus_one else norm.weight
 
 
-def project(attention: Attention, x: torch.Tensor, norm: RMSNorm) -> list[torch.Tensor]:
-    """Queries, keys and values of the normed x, one tensor each, (batch, length, dims);
-    differentiable.
+class FusedProducts(Products):
+    """A layer's norms and projections by our own kernels; differentiable.
+
+    Layers that are not `plain` are left to torch.
     """
-    layers = qkv_of(attention)
-    sizes = [layer.out_features for layer in layers]
-    return list(normed_product(x, norm, layers).split(sizes, -1))
 
+    def project(
+        self, x: torch.Tensor, norm: RMSNorm, layers: Sequence[nn.Linear]
+    ) -> Sequence[torch.Tensor]:
+        """As in `Products`, with the norm inside one product."""
+        if not plain(*layers):
+            return super().project(x, norm, layers)
+        if torch.is_grad_enabled():
+            weight = torch.cat(tuple(layer.weight for layer in layers))
+            biases = tuple(layer.bias for layer in layers if layer.bias is not None)
+            bias, kept = torch.cat(biases) if biases else None, None
+        else:
+            (weight, bias), kept = joined(layers), folded(norm, layers)
+        found = norm_linear(x, scale_of(norm), norm.eps, weight, bias, folded=kept)
+        return found.split([layer.out_features for layer in layers], -1)
 
-def feed_forward(mlp: FeedForward, x: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
-    """activation(gate) * up of the normed x, (batch, length, intermediate); differentiable."""
-    layers = gate, up = gate_up_of(mlp)
-    if mlp.activation is not F.silu or gate.bias is not None:
-        found_gate, found_up = normed_product(x, norm, layers).chunk(2, -1)
-        return mlp.activation(found_gate) * found_up
-    weights = None
-    if not torch.is_grad_enabled():
-        halves = folded(norm, layers).chunk(2)
-        weights = halves[0], halves[1]
-    return norm_swiglu(x, scale_of(norm), norm.eps, gate.weight, up.weight, folded=weights)
+    def gate(self, x: torch.Tensor, norm: RMSNorm, mlp: FeedForward) -> torch.Tensor:
+        """As in `Products`, with norm and silu inside the product."""
+        gate, up = mlp.gate_up
+        if mlp.activation is not F.silu or gate.bias is not None or not plain(gate, up):
+            return super().gate(x, norm, mlp)
+        weights = None
+        if not torch.is_grad_enabled():
+            halves = folded(norm, mlp.gate_up).chunk(2)
+            weights = halves[0], halves[1]
+        return norm_swiglu(x, scale_of(norm), norm.eps, gate.weight, up.weight, folded=weights)
 
-
-def product(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
-    """What the layer makes of x (..., its inputs), by our own product; differentiable."""
-    return gemm.linear(x, layer.weight, layer.bias)
-
-
-def normed_product(x: torch.Tensor, norm: RMSNorm, layers: Sequence[nn.Linear]) -> torch.Tensor:
-    """All outputs of layers, side by side, for the normed x."""
-    if torch.is_grad_enabled():
-        weight = torch.cat(tuple(layer.weight for layer in layers))
-        biases = tuple(layer.bias for layer in layers if layer.bias is not None)
-        bias = torch.cat(biases) if biases else None
-        return norm_linear(x, scale_of(norm), norm.eps, weight, bias)
-    weight, bias = joined(layers)
-    return norm_linear(x, scale_of(norm), norm.eps, weight, bias, folded=folded(norm, layers))
+    def last(self, x: torch.Tensor, layer: nn.Linear) -> torch.Tensor:
+        """As in `Products`."""
+        if not plain(layer):
+            return super().last(x, layer)
+        return gemm.linear(x, layer.weight, layer.bias)

@@ -22,35 +22,27 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
-from transformer.model.cache import stop_of
-
-if TYPE_CHECKING:
-    from transformer.model.config import Config
+from transformer.model.cache import Cache, refuse_unstorable
+from transformer.model.config import Config
 
 PAGE_SIZE = 256  # tokens
 GROWTH = 1.25  # of the pool, when it is too small
 
 
-class PagedKVCache:
+class PagedKVCache(Cache):
     """Keys and values of every layer in pages; filled by `Transformer.forward` like `KVCache`.
 
     Args:
-        config: the model's.
-        batch: rows.
+        config, batch, device: see `Cache`.
         capacity: tokens that each row can hold, at most the model's context. They take no memory
             before `allocate`.
-        device: the model's.
         dtype: the model's.
         page_size: tokens of a page.
 
     Attributes:
-        lengths: (batch,) int32 on the device, the tokens stored in each row.
-        longest: no row is longer (known to the host).
-        fixed: see `fix`.
         moves: how often the pool has moved.
         asked: bytes of the pool that was asked for last, also if the memory did not have them.
 
@@ -67,18 +59,10 @@ class PagedKVCache:
         dtype: torch.dtype = torch.float32,
         page_size: int = PAGE_SIZE,
     ):
-        if not 0 < capacity <= config.max_positions:
-            raise ValueError(
-                f"a cache must hold 1 to {config.max_positions} tokens, the model's context,"
-                f" not {capacity}"
-            )
+        super().__init__(config, batch, capacity, device)
         if page_size < 1:
             raise ValueError(f"a page must hold at least 1 token, not {page_size}")
-        self.capacity = capacity
         self.page_size = page_size
-        self.lengths = torch.zeros(batch, dtype=torch.int32, device=device)
-        self.longest = 0
-        self.fixed = False
         self.moves = self.asked = 0
         # Host and device have a table each; entries without a page are page 0.
         self._table = torch.zeros(batch, -(-capacity // page_size), dtype=torch.int32)
@@ -147,14 +131,12 @@ class PagedKVCache:
 
     def reserve(self, count: int, padding: torch.Tensor | None = None) -> PagedSpan:
         """As `KVCache.reserve`; the rows' pages are given out already."""
-        stop = stop_of(self, count)
+        stop = self.stop_of(count)
         self.lengths.clamp_(max=self.capacity - count)  # a row that has ended goes on counting
-        order = torch.arange(count, device=self.lengths.device)
-        pads = torch.zeros_like(self.lengths) if padding is None else padding
-        slots = self.lengths[:, None] + (order - pads[:, None]) % count
+        slots, added = self.slots(count, padding)
         table = self._table_of(stop)
         pages = table.gather(1, slots // self.page_size)
-        self.lengths += count - pads
+        self.lengths += added
         self.longest = stop
         return PagedSpan(
             self.pools, table, pages, slots % self.page_size, slots, self.capacity, self.lengths
@@ -162,7 +144,7 @@ class PagedKVCache:
 
     def room(self, count: int) -> PagedSpan:
         """As `KVCache.room`."""
-        self.longest = stop = stop_of(self, count)
+        self.longest = stop = self.stop_of(count)
         none = self.lengths.new_empty(0)
         return PagedSpan(
             self.pools, self._table_of(stop), none, none, none, self.capacity, self.lengths
@@ -171,22 +153,6 @@ class PagedKVCache:
     def _table_of(self, stop: int) -> torch.Tensor:
         """The pages of rows that are not longer."""
         return self.table[:, : -(-stop // self.page_size)].contiguous()
-
-    def truncate(self, length: int) -> None:
-        """As `KVCache.truncate`; pages are kept."""
-        if length < 0:
-            raise ValueError(f"a cache cannot be truncated to {length} tokens")
-        self.lengths.clamp_(max=length)
-        self.longest = min(self.longest, length)
-        self.fixed = False
-
-    def retract(self, counts: torch.Tensor) -> None:
-        """As `KVCache.retract`."""
-        self.lengths -= counts
-
-    def fix(self) -> None:
-        """As `KVCache.fix`."""
-        self.fixed, self.longest = True, self.capacity
 
     def _grow(self, missing: int) -> None:
         """Let the pool have so many pages more, or some more than that."""
@@ -242,13 +208,7 @@ class PagedSpan:
             ValueError: another dtype than the cache's, or tensors that want a gradient.
         """
         keys, values = self.pools[layer]
-        if k.dtype != keys.dtype:
-            raise ValueError(
-                f"the cache is {keys.dtype} but the model computes {k.dtype}:"
-                f" create it with dtype={k.dtype}"
-            )
-        if k.requires_grad:
-            raise ValueError("a cache passes no gradients on: run the model in torch.no_grad()")
+        refuse_unstorable(k, keys.dtype)
         keys[self.pages, self.offsets] = k
         values[self.pages, self.offsets] = v
         return keys, values

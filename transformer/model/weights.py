@@ -1,11 +1,16 @@
 """Checkpoints in Hugging Face's layout: config.json and safetensors, nothing that can run code.
 
+A checkpoint is found by name: a shipped one, a folder, or one of the Hugging Face hub. Only what a
+model here reads is downloaded (weights, JSON, the chat template), into the hub's own cache, which
+transformers shares; without a network it is found there.
+
 A checkpoint is checked against its config.json by the files' headers alone, before a weight is
 read. The model is built without memory, and on a CPU the weights then stay mapped from the file
 where they need no conversion: loading takes no second copy.
 """
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +21,11 @@ from safetensors.torch import save_file
 
 from transformer.model.decoder import Config, Transformer
 from transformer.model.files import read_json, replacing
+
+CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
+HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # owner/model
+DOWNLOADED = ("model*.safetensors", "*.json", "*.jinja")
+LEFT = ("*/*",)  # folders hold the same weights for other programs
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -30,6 +40,65 @@ OBSOLETE = "rotary_emb.inv_freq"
 
 class CheckpointError(ValueError):
     """A checkpoint is missing, damaged, or not of a kind that this model can run."""
+
+
+class DownloadError(OSError):
+    """A checkpoint can be had neither from the hub nor from its cache."""
+
+
+def find_checkpoint(model: str) -> Path:
+    """The folder of a checkpoint.
+
+    Args:
+        model: the name of a shipped checkpoint, a folder in Hugging Face's layout, or owner/model
+            on the Hugging Face hub, from where it is downloaded unless it was before.
+
+    Raises:
+        OSError: there is none, or it cannot be downloaded.
+    """
+    shipped = {path.parent.name: path.parent for path in CHECKPOINTS.glob("*/config.json")}
+    if model in shipped:
+        return shipped[model]
+    if model and Path(model).is_dir():
+        return Path(model)
+    if HUB_NAME.fullmatch(model):
+        return _download(model)
+    names = ", ".join(sorted(shipped)) or "none"
+    raise FileNotFoundError(
+        f"there is no checkpoint folder {model!r}; shipped by name: {names}; names on the Hugging"
+        " Face hub are owner/model"
+    )
+
+
+def _download(name: str) -> Path:
+    """The folder of a checkpoint in the hub's cache; DownloadError: no network, access or model."""
+    try:
+        from huggingface_hub import constants, errors, snapshot_download
+    except ImportError as error:
+        raise DownloadError(
+            f"there is no checkpoint folder {name}, and to download it from the Hugging Face hub"
+            " huggingface_hub must be installed: pip install huggingface_hub"
+        ) from error
+    try:
+        found = snapshot_download(name, allow_patterns=[*DOWNLOADED], ignore_patterns=[*LEFT])
+    except errors.GatedRepoError as error:
+        raise DownloadError(
+            f"{name} is gated: accept its terms at https://huggingface.co/{name} and log in with a"
+            " token (hf auth login, or the variable HF_TOKEN)"
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise DownloadError(
+            f"there is neither a checkpoint folder {name} nor such a model on the Hugging Face hub;"
+            " a private one needs a token (hf auth login, or the variable HF_TOKEN)"
+        ) from error
+    except Exception as error:  # the client's own errors, and those of its HTTP library
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DownloadError(
+            f"{name} could not be downloaded from the Hugging Face hub and is not complete in its"
+            f" cache, {constants.HF_HUB_CACHE} (HF_HOME moves it); a folder that holds the"
+            f" checkpoint works without a network: {reason}"
+        ) from error
+    return Path(found)
 
 
 def load_config(folder: str | Path) -> Config:
@@ -100,6 +169,12 @@ def save_model(model: Transformer, folder: str | Path, dtype: torch.dtype = torc
     with replacing(folder / "config.json") as json_file, replacing(folder / WEIGHTS) as file:
         json_file.write_text(json.dumps(config, indent=2) + "\n")
         save_file(weights, file, metadata={"format": "pt"})
+
+
+def text_files(folder: Path) -> list[Path]:
+    """The files of a checkpoint by which it reads and writes text, those that are there."""
+    names = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
+    return [folder / name for name in (*names, "chat_template.jinja") if (folder / name).exists()]
 
 
 def eos_token_ids(folder: str | Path) -> tuple[int, ...]:

@@ -6,10 +6,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-
+from transformer import missing
 from transformer.generation.command import Parser
 from transformer.model.files import replacing
 from transformer.rl.run import read_metrics
@@ -30,8 +27,12 @@ def draw(folders: Sequence[Path], path: Path) -> None:
     """Draw runs over their steps into an image file.
 
     Raises:
+        ImportError: matplotlib is not installed.
         FileNotFoundError: a folder holds no run.
     """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     names = [folder.name for folder in folders]
     alike = len({*names}) < len(names) or "" in names
     runs = {str(x) if alike else x.name: read_metrics(x) for x in folders}
@@ -56,7 +57,7 @@ def draw(folders: Sequence[Path], path: Path) -> None:
         )
 
 
-def _held_out(axis: Axes, runs: dict[str, list[dict[str, Any]]]) -> None:
+def _held_out(axis: Any, runs: dict[str, list[dict[str, Any]]]) -> None:
     """Accuracy on held-out problems: greedy, sampled, and best of k."""
     styles = {"greedy": "--", "sampled": "-", "pass@": ":"}
     for colour, (name, lines) in zip(cycle(COLOURS), runs.items()):
@@ -84,4 +85,6 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs")
     parser.add_argument("--out", type=Path, default=Path("curves.png"), help="(curves.png)")
     arguments: argparse.Namespace = parser.parse_args(argv)
+    if sentence := missing("plot", "matplotlib"):
+        raise ValueError(sentence)
     draw(arguments.runs, arguments.out)

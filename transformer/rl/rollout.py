@@ -191,7 +191,7 @@ def judged(problem: Problem, prompt: list[int], completion: Completion) -> Rollo
 
 
 @dataclass(frozen=True)
-class Batch:
+class RolloutBatch:
     """Rollouts as tensors: rows padded on the right.
 
     Attributes:
@@ -209,7 +209,9 @@ class Batch:
     sampler: Tensor
 
 
-def collate(rollouts: Sequence[Rollout], device: torch.device, context: int | None = None) -> Batch:
+def collate(
+    rollouts: Sequence[Rollout], device: torch.device, context: int | None = None
+) -> RolloutBatch:
     """The batch of some rollouts, padded to no more than a context, if one is given."""
     rows = [(r.prompt, r.completion.tokens, r.completion.logprobs or []) for r in rollouts]
     width = max(len(prompt) + len(tokens) for prompt, tokens, _ in rows)
@@ -224,7 +226,7 @@ def collate(rollouts: Sequence[Rollout], device: torch.device, context: int | No
     targets = tokens[:, 1:][wanted[:, :-1]]
     sampler = pad_right([x for *_, x in rows], longest, np.float32)
     batch = (tokens, wanted, targets, length_mask(lengths, longest), sampler)
-    return Batch(*(x.to(device) for x in batch))
+    return RolloutBatch(*(x.to(device) for x in batch))
 
 
 def pad_right(rows: Sequence[Sequence[float]], width: int, dtype: type) -> Tensor:
@@ -236,7 +238,7 @@ def pad_right(rows: Sequence[Sequence[float]], width: int, dtype: type) -> Tenso
 
 
 def completion_logprobs(
-    forward: Forward, batch: Batch, banned: Sequence[int], temperature: float
+    forward: Forward, batch: RolloutBatch, banned: Sequence[int], temperature: float
 ) -> tuple[Tensor, Tensor]:
     """Log-probability and entropy of every completion token, (B, T) each, 0 outside of the mask."""
     logits = forward(batch.tokens, batch.wanted)

@@ -14,17 +14,11 @@ from itertools import combinations
 from random import Random
 from typing import Any, NamedTuple
 
-from transformer.tasks.phrases import say
+from transformer.tasks.phrases import PATTERNS, say
 from transformer.tasks.task import Task, worked
 
 OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 LARGEST = 999  # what a line may come to
-PHRASES = (
-    "use {numbers} to make {target}",
-    "make {target} (from|with|out of) {numbers}",
-    "(how do i|how can you|can you) (make|get) {target} (from|with|out of) {numbers}",
-    "combine {numbers} (to get|so that you get|into) {target}",
-)
 
 # A plain expression has no names, no dots, no other script's digits, and an end.
 _plain = re.compile(r"[0-9(][0-9+*() -]{0,98}[0-9)]")
@@ -126,7 +120,7 @@ class Countdown(Task):
         """Ask for a way."""
         separator, last = rng.choice(((", ", ", "), (", ", " and "), (" ", " ")))
         text = separator.join(map(str, numbers[:-1])) + last + str(numbers[-1])
-        return say(rng, PHRASES, numbers=text, target=target)
+        return say(rng, PATTERNS["countdown"], numbers=text, target=target)
 
     def answer(self, numbers: tuple[int, ...], target: int) -> str:
         """Give one way of several; ValueError if there is none."""

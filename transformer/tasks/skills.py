@@ -9,11 +9,21 @@ import re
 from random import Random
 from typing import Any
 
-from transformer.tasks import phrases, small_talk, unknown
 from transformer.tasks.countdown import Countdown
-from transformer.tasks.phrases import number_text, quote, say
+from transformer.tasks.phrases import (
+    COMPARE,
+    PATTERNS,
+    REPLIES,
+    SMALL_TALK,
+    SORT,
+    dress,
+    expand,
+    number_text,
+    quote,
+    say,
+)
 from transformer.tasks.task import Slip, Task
-from transformer.tasks.unknown import some_word
+from transformer.tasks.unknown import anything, beyond, some_word
 
 
 def columns(a: int, b: int) -> list[tuple[int, int]]:
@@ -49,7 +59,7 @@ class Add(Columns):
 
     def question(self, rng: Random, a: int, b: int) -> str:
         """Ask for a sum."""
-        return say(rng, phrases.ADD, a=number_text(rng, a), b=number_text(rng, b))
+        return say(rng, PATTERNS["add"], a=number_text(rng, a), b=number_text(rng, b))
 
     def answer(self, a: int, b: int) -> str:
         """Add."""
@@ -88,7 +98,7 @@ class Subtract(Columns):
 
     def question(self, rng: Random, a: int, b: int) -> str:
         """Ask for a difference."""
-        return say(rng, phrases.SUBTRACT, a=number_text(rng, a), b=number_text(rng, b))
+        return say(rng, PATTERNS["subtract"], a=number_text(rng, a), b=number_text(rng, b))
 
     def answer(self, a: int, b: int) -> str:
         """Subtract."""
@@ -121,7 +131,7 @@ class Multiply(Task):
 
     def question(self, rng: Random, a: int, b: int) -> str:
         """Ask for a product."""
-        return say(rng, phrases.MULTIPLY, a=number_text(rng, a), b=number_text(rng, b))
+        return say(rng, PATTERNS["multiply"], a=number_text(rng, a), b=number_text(rng, b))
 
     def answer(self, a: int, b: int) -> str:
         """Multiply."""
@@ -156,11 +166,11 @@ class Compare(Task):
         if rng.random() < 0.33:
             last = 10 ** rng.randint(0, 3)
             b = a - a % last + rng.randrange(last)
-        return rng.choice(tuple(phrases.COMPARE)), a, b
+        return rng.choice(tuple(COMPARE)), a, b
 
     def question(self, rng: Random, kind: str, a: int, b: int) -> str:
         """Ask which is larger, or whether one is."""
-        return say(rng, phrases.COMPARE[kind], a=number_text(rng, a), b=number_text(rng, b))
+        return say(rng, COMPARE[kind], a=number_text(rng, a), b=number_text(rng, b))
 
     def answer(self, kind: str, a: int, b: int) -> str:
         """Name a number, or say yes or no."""
@@ -208,7 +218,7 @@ class Sort(Task):
             ((", ", " and "), (", ", ", "), (", ", ", "), (" ", " "), (",", ","))
         )
         text = separator.join(map(str, numbers[:-1])) + last + str(numbers[-1])
-        return say(rng, phrases.SORT[order], numbers=text)
+        return say(rng, SORT[order], numbers=text)
 
     def answer(self, order: str, numbers: tuple[int, ...]) -> str:
         """Sort."""
@@ -242,7 +252,7 @@ class Reverse(Task):
 
     def question(self, rng: Random, word: str) -> str:
         """Ask for it backwards."""
-        return say(rng, phrases.REVERSE, word=quote(rng, word))
+        return say(rng, PATTERNS["reverse"], word=quote(rng, word))
 
     def answer(self, word: str) -> str:
         """Reverse."""
@@ -267,7 +277,7 @@ class Count(Task):
     def question(self, rng: Random, word: str, letter: str) -> str:
         """Ask how often the letter stands in the word."""
         shown = letter.upper() if rng.random() < 0.1 else letter
-        return say(rng, phrases.COUNT, word=quote(rng, word), letter=quote(rng, shown))
+        return say(rng, PATTERNS["count"], word=quote(rng, word), letter=quote(rng, shown))
 
     def answer(self, word: str, letter: str) -> str:
         """Count."""
@@ -287,28 +297,24 @@ class SmallTalk(Task):
 
     def arguments(self, rng: Random) -> tuple:
         """Draw an intent and a sentence."""
-        intent = rng.choice(tuple(small_talk.INTENTS))
-        return intent, phrases.expand(rng, rng.choice(small_talk.INTENTS[intent][0]))
+        intent = rng.choice(tuple(SMALL_TALK))
+        return intent, expand(rng, rng.choice(SMALL_TALK[intent]))
 
     def question(self, rng: Random, intent: str, text: str, sentence: bool = True) -> str:
         """Type it; what is no sentence stays as it is."""
-        return phrases.dress(rng, text) if sentence else text
-
-    def replies(self, intent: str) -> tuple[str, ...]:
-        """What may be said to an intent."""
-        return small_talk.INTENTS[intent][1]
+        return dress(rng, text) if sentence else text
 
     def answer(self, intent: str, *rest: Any) -> str:
         """Give the first of the replies that fit."""
-        return self.replies(intent)[0]
+        return REPLIES[intent][0]
 
     def right(self, answer: str, intent: str, *rest: Any) -> bool:
         """Accept any of the replies that fit."""
-        return answer in self.replies(intent)
+        return answer in REPLIES[intent]
 
     def demonstrate(self, rng: Random, *arguments: Any, **dials: float) -> str:
         """Say any of the replies that fit; there is nothing to be hasty about."""
-        return rng.choice(self.replies(arguments[0]))
+        return rng.choice(REPLIES[arguments[0]])
 
 
 class Unknown(SmallTalk):
@@ -319,12 +325,8 @@ class Unknown(SmallTalk):
     def arguments(self, rng: Random) -> tuple:
         """Draw a question about the world, code, gibberish, or arithmetic out of reach."""
         if rng.random() < 0.2:
-            return "beyond", unknown.beyond(rng), True
-        return "unknown", *unknown.anything(rng)
-
-    def replies(self, intent: str) -> tuple[str, ...]:
-        """What is said to anything unknown."""
-        return unknown.BEYOND_REPLIES if intent == "beyond" else unknown.UNKNOWN_REPLIES
+            return "beyond", beyond(rng), True
+        return "unknown", *anything(rng)
 
 
 _tasks: tuple[Task, ...] = (

@@ -13,10 +13,10 @@ from random import Random
 
 import numpy as np
 
-from transformer.generation import byte_tokenizer as bytes_
 from transformer.tasks import phrases
 from transformer.tasks.skills import TASKS
 from transformer.tasks.task import REPLY, Problem
+from transformer.training import byte_tokenizer as bytes_
 
 # What a model may be taught: shares of the tasks, in per cent.
 MIXES = {
@@ -157,7 +157,7 @@ def draw_chat(rng: Random, teacher: Teacher, tasks: str = "chat") -> tuple[list[
 
 
 @dataclass(frozen=True)
-class Batch:
+class ChatBatch:
     """Chats side by side, padded on the right.
 
     Attributes:
@@ -198,7 +198,7 @@ class Corpus:
                 f" not {self.batch_tokens}"
             )
 
-    def __getitem__(self, chunk: int) -> list[Batch]:
+    def __getitem__(self, chunk: int) -> list[ChatBatch]:
         """Generate a chunk: the same batches for the same number, always."""
         rng = Random(f"{self.seed} {chunk}")
         chats, total = [], 0
@@ -216,10 +216,10 @@ class Corpus:
         return batches
 
 
-def _pad(chats: Sequence[tuple[list[int], list[bool]]], length: int) -> Batch:
+def _pad(chats: Sequence[tuple[list[int], list[bool]]], length: int) -> ChatBatch:
     tokens = np.full((len(chats), length), bytes_.PAD, np.uint16)
     learned = np.zeros((len(chats), length), bool)
     for row, (said, which) in enumerate(chats):
         tokens[row, : len(said)] = said
         learned[row, : len(said)] = which
-    return Batch(tokens, learned)
+    return ChatBatch(tokens, learned)

@@ -4,12 +4,12 @@ from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from random import Random
 
-from transformer.generation import byte_tokenizer as bytes_
 from transformer.generation.engine import generate
 from transformer.generation.sampling import Sampling, row_generators
 from transformer.model.decoder import Transformer
 from transformer.tasks.skills import TASKS, Add, Subtract
 from transformer.tasks.task import Problem, Task
+from transformer.training import byte_tokenizer as bytes_
 from transformer.training.corpus import addressed, second_question
 
 MAX_TOKENS = 320

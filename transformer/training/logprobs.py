@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from transformer.model.kernels.logprobs import Kept, gradient_of, logprobs_of
+
 CHUNK = 2**24  # logits that are in fp32 at a time: 64 MiB
 
 
@@ -91,8 +93,6 @@ class _ByKernels(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, tokens: Tensor, temperature: float, banned: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        from transformer.model.kernels.logprobs import logprobs_of  # not for those who have no GPU
-
         rows, own = logits.flatten(0, 1).contiguous(), tokens.flatten().contiguous()
         banned = None if banned is None else banned.contiguous()
         *found, kept = logprobs_of(rows, own, temperature, banned)
@@ -104,8 +104,6 @@ class _ByKernels(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor, None, None, None]:
-        from transformer.model.kernels.logprobs import Kept, gradient_of
-
         if torch.is_grad_enabled():  # in a backward pass: with create_graph
             raise RuntimeError(
                 "log-probabilities have no second derivative: leave create_graph out"

@@ -3,12 +3,13 @@
 import os
 import platform
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
-from transformer.generation import byte_tokenizer as bytes_
 from transformer.generation.engine import generate
 from transformer.model.decoder import Transformer
+from transformer.training import byte_tokenizer as bytes_
 from transformer.training.corpus import Teacher
 from transformer.training.evaluate import Score
 
@@ -28,43 +29,6 @@ QUESTIONS = {
     ),
 }
 
-CARD = """\
----
-license: mit
-library_name: transformers
-pipeline_tag: text-generation
----
-
-# {name}
-
-A demonstration model of {parameters:,} parameters, trained from scratch on chats that
-`transformer/training/corpus.py` generates. It is a `Qwen3ForCausalLM` with one token per byte.
-{abilities}
-
-{origin}
-
-{form}
-The template's `enable_thinking=false` begins the reply with an empty thought: the model then has to
-answer without steps, which it does badly.
-
-## How it was made
-
-{made}
-
-## Held-out accuracy
-
-{problems} problems of each skill, none of which was in the training data in any wording, asked in
-many wordings, one in four under a system prompt. A reply counts if the whole of it is right. "form"
-is the share of replies that have the right form. Greedy, and sampled at temperature 1.
-
-{table}
-
-## What it says
-
-Greedy replies, as the model gives them:
-
-{samples}
-"""
 ABILITIES = {
     "chat": (
         "It can add\n"
@@ -135,7 +99,8 @@ def describe(
         scores: for each way of decoding, of each skill.
         problems: behind each score.
     """
-    return CARD.format(
+    card = Path(__file__).with_name("model_card.md").read_text(encoding="utf-8")
+    return card.format(
         name=name,
         parameters=sum(p.numel() for p in model.parameters()),
         abilities=ABILITIES[tasks],

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
-from transformer.model.decoder import Block, Transformer
+from transformer.model.decoder import Transformer
+from transformer.model.layers import Block
 
 
 class _Again(nn.Module):

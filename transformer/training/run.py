@@ -20,9 +20,9 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
 import flash_versions
-from transformer.generation import byte_tokenizer
 from transformer.model.decoder import Config, Transformer
-from transformer.training.corpus import Batch, Corpus, Teacher
+from transformer.training import byte_tokenizer
+from transformer.training.corpus import ChatBatch, Corpus, Teacher
 from transformer.training.lora import merged_weights
 from transformer.training.parallel import (
     ALONE,
@@ -127,7 +127,7 @@ class Training:
         self.log_size = 0
         self._resume()
 
-    def batches(self, workers: int) -> Iterator[Batch]:
+    def batches(self, workers: int) -> Iterator[ChatBatch]:
         """The training data from here on, generated ahead by processes; advances `position`."""
         first, done = self.position
         loader: DataLoader = DataLoader(
@@ -143,7 +143,7 @@ class Training:
                     self.position = chunk, index + 1
                     yield batch
 
-    def learn(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def learn(self, batch: ChatBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Take one step; return the summed loss of this rank's rows and the norm of the gradient.
 
         Every learned token weighs the same, in whichever batch it is: the sum is divided by a
@@ -245,11 +245,11 @@ class Training:
         self.seconds, self.log_size = float(state["seconds"]), int(state["log_size"])
 
 
-def _unchanged(batches: list[Batch]) -> list[Batch]:
+def _unchanged(batches: list[ChatBatch]) -> list[ChatBatch]:
     return batches
 
 
-def _tensors(batch: Batch, world: World) -> tuple[torch.Tensor, torch.Tensor]:
+def _tensors(batch: ChatBatch, world: World) -> tuple[torch.Tensor, torch.Tensor]:
     """A rank's rows of a batch: tokens (rows, length), and what follows each but the last; IGNORED
     if it is not learned. A rank without a row gets one of which nothing is learned.
     """

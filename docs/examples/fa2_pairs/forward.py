@@ -19,20 +19,13 @@ import triton.language as tl
 
 from flash_versions.dispatch.launch import Launcher, layout
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.version import LaunchConfig, default_config
+from flash_versions.dispatch.sizes import LaunchConfig, default_config
 from flash_versions.versions.fa2.forward import MEASURED, fold_block
-from flash_versions.versions.tiles.algebra import Window, blocks_of_queries, finalise
-from flash_versions.versions.tiles.memory import (
-    Rows,
-    Sequences,
-    Tiles,
-    View,
-    find_tile,
-    load_rows,
-    store_row_values,
-    store_rows,
-)
+from flash_versions.versions.tiles.algebra import Window, blocks_of_queries, finalize
+from flash_versions.versions.tiles.rows import Rows, View, load_rows, store_row_values, store_rows
 from flash_versions.versions.tiles.score_mods import ScoreMods, place_queries, sink_state
+from flash_versions.versions.tiles.sequences import Sequences
+from flash_versions.versions.tiles.varlen_scheduler import Tiles, find_tile
 
 
 @triton.jit
@@ -78,7 +71,7 @@ def forward_kernel(
     acc, row_max, row_sum = join(acc_a, max_a, sum_a, acc_b, max_b, sum_b)
     if mods.dropout_rescale is not None:
         acc *= mods.dropout_rescale
-    out, lse = finalise(acc, row_max, row_sum)
+    out, lse = finalize(acc, row_max, row_sum)
     store_rows(o, rows, queries.pos, out)
     store_row_values(lse_out, rows, queries.pos, lse)
 

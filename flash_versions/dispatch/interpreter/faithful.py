@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from flash_versions.dispatch.interpreter.quick import make_quick
+
 
 def make_faithful() -> None:
     """Install the repairs into `triton.runtime.interpreter`, and what makes it quicker; calling it
@@ -28,7 +30,7 @@ def make_faithful() -> None:
         _repair_casts(interpreter)
         _repair_arithmetic(interpreter)
         _repair_loop_bounds(interpreter)
-        importlib.import_module("flash_versions.dispatch.interpreter.quick").make_quick()
+        make_quick(interpreter)
         interpreter._flash_versions_repaired = True
 
 

@@ -9,27 +9,27 @@ Three things cost it half of its time (in Triton 3.6 to 3.9):
   its type by seven operations, and the outcome is dropped unless the launch is debugged: here
   nothing is computed that is dropped.
 
-It replaces private functions of `triton.runtime.interpreter`, as `interpreter.py` does;
+It replaces private functions of `triton.runtime.interpreter`, as `faithful.py` does, and imports
+triton when it is asked to, which is after the environment said whether kernels are interpreted;
 tests/flash_versions/dispatch/test_interpreter.py holds what they must still do.
 """
 
 import inspect
 from functools import cache
-
-import triton.language as tl
-from triton.language.semantic import TritonSemantic
-from triton.runtime import interpreter
+from typing import Any
 
 
-def make_quick() -> None:
-    """Install the replacements; to be called once."""
-    _patch_modules_once()
-    _keep_types()
+def make_quick(interpreter: Any) -> None:
+    """Install the replacements into `triton.runtime.interpreter`; to be called once."""
+    _patch_modules_once(interpreter)
+    _keep_types(interpreter)
     _skip_what_is_dropped()
 
 
-def _patch_modules_once() -> None:
+def _patch_modules_once(interpreter: Any) -> None:
     """Look a package through once, and patch it once for a launch, whatever its kernel calls."""
+    import triton.language as tl
+
     patch_lang, patch_attr = interpreter._patch_lang, interpreter._patch_attr
     launch, rewrite = interpreter.GridExecutor.__call__, interpreter.InterpretedFunction.rewrite
     patched: list[set] = []  # of each launch that runs, the modules
@@ -74,7 +74,7 @@ def _patch_modules_once() -> None:
     interpreter.InterpretedFunction.__call__ = call
 
 
-def _keep_types() -> None:
+def _keep_types(interpreter: Any) -> None:
     """NumPy's type for one of Triton, by its name."""
     original, found = interpreter._get_np_dtype, {}
 
@@ -89,6 +89,8 @@ def _keep_types() -> None:
 
 def _skip_what_is_dropped() -> None:
     """Check for an overflow only where the outcome is looked at."""
+    from triton.language.semantic import TritonSemantic
+
     original = TritonSemantic.binary_op_sanitize_overflow_impl
 
     def check(self, left, right, operation):

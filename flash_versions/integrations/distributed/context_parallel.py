@@ -25,7 +25,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from flash_versions.dispatch.request import Request, Window, make_request
+from flash_versions.dispatch.request import Request, Sides, make_request
 from flash_versions.integrations.distributed.ring import Ring, RingAttention
 from flash_versions.versions.api import attention, choose_version
 
@@ -43,7 +43,7 @@ def context_parallel_attention(
     *,
     causal: bool = False,
     scale: float | None = None,
-    window: Window | None = None,
+    window: Sides | None = None,
     softcap: float | None = None,
     group: "dist.ProcessGroup | None" = None,
     method: Method = "ring",

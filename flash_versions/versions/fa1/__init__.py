@@ -1,4 +1,7 @@
-"""FlashAttention 1: tiling and online softmax; the score matrix never leaves the chip."""
+"""FlashAttention 1: tiling and online softmax; the score matrix never leaves the chip.
+
+May import: `tiles`, `dispatch`.
+"""
 
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.version import Version, kernel_limits

@@ -49,7 +49,7 @@ import triton.language as tl
 
 from flash_versions.dispatch.launch import Launcher, layout, placement
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.version import LaunchConfig
+from flash_versions.dispatch.sizes import LaunchConfig, padded_head_dim
 from flash_versions.versions.tiles.algebra import (
     Window,
     block_range,
@@ -57,16 +57,14 @@ from flash_versions.versions.tiles.algebra import (
     last_visible,
     mask_scores,
 )
-from flash_versions.versions.tiles.memory import (
+from flash_versions.versions.tiles.rows import (
     Rows,
-    Sequences,
     View,
-    key_rows,
     load_row_values,
     load_rows,
-    padded_head_dim,
     store_rows,
 )
+from flash_versions.versions.tiles.sequences import Sequences, key_rows
 
 # Change from call to call: no kernel of its own for each.
 COUNTS = ["q_length", "kv_length", "kv_heads"]

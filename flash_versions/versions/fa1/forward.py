@@ -33,7 +33,7 @@ import triton.language as tl
 
 from flash_versions.dispatch.launch import Launcher, layout
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.version import LaunchConfig, default_config
+from flash_versions.dispatch.sizes import LaunchConfig, default_config
 from flash_versions.versions.tiles.algebra import (
     Window,
     block_range,
@@ -41,16 +41,15 @@ from flash_versions.versions.tiles.algebra import (
     last_visible,
     mask_scores,
 )
-from flash_versions.versions.tiles.memory import (
+from flash_versions.versions.tiles.rows import (
     Rows,
-    Sequences,
     View,
     cdiv,
-    key_rows,
     load_rows,
     store_row_values,
     store_rows,
 )
+from flash_versions.versions.tiles.sequences import Sequences, key_rows
 
 # Change from call to call, a growing cache's with every token: no kernel of its own for each.
 COUNTS = ["q_length", "kv_length", "heads", "q_blocks"]

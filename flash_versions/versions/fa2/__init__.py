@@ -1,4 +1,7 @@
-"""FlashAttention 2: deferred normalisation, an unmasked loop, and split-KV with a reduction."""
+"""FlashAttention 2: deferred normalisation, an unmasked loop, and split-KV with a reduction.
+
+May import: `tiles`, `dispatch`.
+"""
 
 from flash_versions.dispatch.version import Version, kernel_limits
 from flash_versions.versions.fa2 import backward, forward

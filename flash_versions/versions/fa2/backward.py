@@ -40,7 +40,7 @@ import triton.language as tl
 
 from flash_versions.dispatch.launch import Launcher, layout, placement
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.version import LaunchConfig, backward_config
+from flash_versions.dispatch.sizes import LaunchConfig, backward_config
 from flash_versions.versions.tiles.algebra import (
     LOG2E,
     Window,
@@ -50,16 +50,12 @@ from flash_versions.versions.tiles.algebra import (
     last_visible,
     mask_scores,
 )
-from flash_versions.versions.tiles.memory import (
+from flash_versions.versions.tiles.rows import (
     Rows,
-    Sequences,
-    Tiles,
     View,
     cdiv,
-    find_tile,
     load_row_values,
     load_rows,
-    new_results,
     store_row_values,
     store_rows,
 )
@@ -71,6 +67,8 @@ from flash_versions.versions.tiles.score_mods import (
     place_queries,
     uncap_gradient,
 )
+from flash_versions.versions.tiles.sequences import Sequences, new_results
+from flash_versions.versions.tiles.varlen_scheduler import Tiles, find_tile
 
 COUNTS = ["q_length", "kv_length", "kv_heads", "tiles"]
 # For dK and dV, block_kv is the tile and block_q what streams past; for dQ the other way round.

@@ -23,8 +23,8 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from flash_versions.dispatch.launch import Launcher
-from flash_versions.versions.tiles.algebra import finalise
-from flash_versions.versions.tiles.memory import (
+from flash_versions.versions.tiles.algebra import finalize
+from flash_versions.versions.tiles.rows import (
     Rows,
     View,
     load_row_values,
@@ -111,7 +111,7 @@ def combine_kernel(
     row = q_pos + tl.arange(0, 1)
     row_max = tl.full([1], 0.0, tl.float32) + maximum
     row_sum = tl.full([1], 0.0, tl.float32) + total
-    out, lse = finalise(acc[None, :], row_max, row_sum)
+    out, lse = finalize(acc[None, :], row_max, row_sum)
     rows = Rows(batch, head, batch * 0, q_length)
     store_rows(o, rows, row, out)
     store_row_values(lse_out, rows, row, lse)

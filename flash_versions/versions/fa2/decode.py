@@ -35,19 +35,11 @@ from triton.language.extra.cuda import gdc_launch_dependents
 from flash_versions.dispatch.launch import Launcher
 from flash_versions.versions.tiles.algebra import (
     blocks_of_queries,
-    finalise,
+    finalize,
     mask_scores,
     softmax_step,
 )
-from flash_versions.versions.tiles.memory import (
-    Rows,
-    key_rows,
-    load_rows,
-    query_rows,
-    rows_in_pages,
-    store_row_values,
-    store_rows,
-)
+from flash_versions.versions.tiles.rows import Rows, load_rows, store_row_values, store_rows
 from flash_versions.versions.tiles.score_mods import (
     add_alibi,
     cap_scores,
@@ -55,6 +47,7 @@ from flash_versions.versions.tiles.score_mods import (
     place_queries,
     sink_state,
 )
+from flash_versions.versions.tiles.sequences import key_rows, query_rows, rows_in_pages
 
 # Change from call to call, a growing cache's with every token: no kernel of its own for each.
 COUNTS = ["q_length", "kv_length", "slots", "kv_heads", "num_splits"]
@@ -154,7 +147,7 @@ def decode_kernel(
         store_row_values(partials.row_max, slot, queries.pos, row_max)
         store_row_values(partials.row_sum, slot, queries.pos, row_sum)
     else:
-        out, lse = finalise(acc, row_max, row_sum)
+        out, lse = finalize(acc, row_max, row_sum)
         store_rows(o, rows, queries.pos, out)
         store_row_values(lse_out, rows, queries.pos, lse)
 

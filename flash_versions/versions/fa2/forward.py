@@ -42,35 +42,24 @@ import torch
 import triton
 import triton.language as tl
 
+from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.launch import Launcher, layout
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.version import (
-    LaunchConfig,
-    default_config,
-    launches_overlap,
-    num_multiprocessors,
-    shared_memory_limit,
-)
+from flash_versions.dispatch.sizes import LaunchConfig, default_config, padded_head_dim
 from flash_versions.versions.fa2.combine import Partials, combine
 from flash_versions.versions.fa2.decode import launch_decode
 from flash_versions.versions.tiles.algebra import (
     Window,
     blocks_of_queries,
-    finalise,
+    finalize,
     mask_scores,
     softmax_step,
 )
-from flash_versions.versions.tiles.memory import (
+from flash_versions.versions.tiles.rows import (
     Rows,
-    Sequences,
-    Tiles,
     View,
     cdiv,
-    find_tile,
     load_rows,
-    new_results,
-    padded_head_dim,
-    rows_in_pages,
     store_row_values,
     store_rows,
 )
@@ -82,6 +71,8 @@ from flash_versions.versions.tiles.score_mods import (
     place_queries,
     sink_state,
 )
+from flash_versions.versions.tiles.sequences import Sequences, new_results, rows_in_pages
+from flash_versions.versions.tiles.varlen_scheduler import Tiles, find_tile
 
 # Change from call to call, a growing cache's with every token: no kernel of its own for each.
 COUNTS = ["q_length", "kv_length", "slots", "kv_heads", "tiles", "num_splits"]
@@ -232,7 +223,7 @@ def forward_tile(
         store_row_values(partials.row_max, slot, queries.pos, row_max)
         store_row_values(partials.row_sum, slot, queries.pos, row_sum)
     else:
-        out, lse = finalise(acc, row_max, row_sum)
+        out, lse = finalize(acc, row_max, row_sum)
         store_rows(o, rows, queries.pos, out)
         store_row_values(lse_out, rows, queries.pos, lse)
 
@@ -278,18 +269,18 @@ def forward_kernel(
 launch_forward = Launcher(forward_kernel)
 
 
-def choose_num_splits(programs: int, n_blocks: int, multiprocessors: int) -> int:
+def choose_num_splits(programs: int, n_blocks: int, num_sms: int) -> int:
     """How many KV splits fill the GPU: 1 if it is full, else two programs per multiprocessor.
 
     Args:
         programs: programs of the unsplit kernel.
         n_blocks: KV blocks that there are to share out; a split gets at least four, or the
             reduction costs more.
-        multiprocessors: of the device; 1 on the CPU, where splitting gains nothing.
+        num_sms: of the device; 1 on the CPU, where splitting gains nothing.
     """
-    if programs == 0 or programs >= FULL * multiprocessors:
+    if programs == 0 or programs >= FULL * num_sms:
         return 1
-    return max(1, min(2 * multiprocessors // programs, n_blocks // 4))
+    return max(1, min(2 * num_sms // programs, n_blocks // 4))
 
 
 def splits_of(request: Request, programs: int, block_kv: int, at_once: int = 1) -> int:
@@ -308,10 +299,10 @@ def splits_of(request: Request, programs: int, block_kv: int, at_once: int = 1) 
         n_blocks = min(n_blocks, cdiv(max(seen, 0), block_kv) + 1)
     num_splits = request.num_splits
     if num_splits is None:
-        multiprocessors = num_multiprocessors(request.q.device)
-        num_splits = choose_num_splits(programs, n_blocks, multiprocessors)
-        if n_blocks >= WORTH_SPLITTING and 0 < programs < FULL * multiprocessors:
-            num_splits = max(num_splits, min(at_once, 2 * multiprocessors // programs))
+        num_sms = devices[request.q.device].num_sms
+        num_splits = choose_num_splits(programs, n_blocks, num_sms)
+        if n_blocks >= WORTH_SPLITTING and 0 < programs < FULL * num_sms:
+            num_splits = max(num_splits, min(at_once, 2 * num_sms // programs))
     return min(num_splits, n_blocks, MAX_SPLITS)
 
 
@@ -330,7 +321,7 @@ def decoding_config(request: Request, programs: int) -> LaunchConfig:
     """
     q = request.q
     head_dim = padded_head_dim(max(q.shape[3], request.v.shape[3]))
-    for_each = programs / num_multiprocessors(q.device)
+    for_each = programs / devices[q.device].num_sms
     config = CROWDED if for_each > 3 else WHOLE if FULL <= for_each <= 1 else SHARED
     rows = q.shape[1] * request.group
     config = replace(
@@ -338,7 +329,7 @@ def decoding_config(request: Request, programs: int) -> LaunchConfig:
         block_q=max(16, 1 << (rows - 1).bit_length()),
         num_stages=max(2, 1 + (config.num_stages - 1) * 128 // max(64, head_dim)),
     )
-    return config.fitted(head_dim, q.element_size(), shared_memory_limit(q.device))
+    return config.fitted(head_dim, q.element_size(), devices[q.device].shared_memory)
 
 
 def forward(
@@ -374,7 +365,7 @@ def forward(
     partials = None
     if num_splits > 1:
         partials = Partials.allocate(num_splits, o, request.cu_seqlens_q is not None)
-    overlap = few_rows and num_splits > 1 and launches_overlap(q.device)
+    overlap = few_rows and num_splits > 1 and devices.launches_overlap(q.device)
     key = (*layout(request), num_splits)
     tensors = (View.of(q), View.of(k), View.of(v), View.of(o), View.of_rows(lse), partials)
     about = (

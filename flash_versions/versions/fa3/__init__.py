@@ -1,13 +1,17 @@
-"""FlashAttention 3: asynchronous copies and products, in a grid that stays on the GPU."""
+"""FlashAttention 3: asynchronous copies and products, in a grid that stays on the GPU.
+
+May import: `fa2`, `fp8`, `tiles`, `dispatch`.
+"""
 
 from functools import partial
 
 import torch
 
-from flash_versions.dispatch.launch import remembered
+from flash_versions.dispatch.precision import Quantized
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.version import (
     Backward,
+    Chosen,
     Forward,
     ForwardQuantized,
     Version,
@@ -21,50 +25,34 @@ from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
 from flash_versions.versions.fa3.hopper import forward as forward_hopper
 from flash_versions.versions.fa3.hopper.backward import kernel as backward_hopper
 from flash_versions.versions.fa3.hopper.config import default_config
-from flash_versions.versions.fp8.quantize import Quantized, prepare
+from flash_versions.versions.fp8.quantize import prepare
 from flash_versions.versions.tiles.tma import undescribable
 
 
-def serve(request: Request) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """The forward of the first kernel that is made for a request."""
-    if request.precision is not None:
-        return serve_fp8(request, forward_quantized)
-    return choose_forward(request)(request)
-
-
-@remembered
 def choose_forward(request: Request) -> Forward:
-    """FA2's for what boxes do not reach and for decoding, which waits for memory, not for what FA3
-    makes faster; on Hopper the explicit one, for all that it takes; else the portable one.
+    """The kernel for a request, asked in this order. FA2 has what boxes do not reach, and decoding,
+    which waits for memory, not for what FA3 makes faster; on Hopper the explicit kernel has all
+    that it takes, and the portable one the rest.
     """
-    if forward.unsupported(request) is not None:
+    if request.precision is not None:
+        return partial(serve_fp8, kernel=forward_quantized)
+    if forward.left_to_fa2(request):
         return packing.forward
-    if forward_hopper.unsupported(request) is not None:
+    if forward_hopper.left_to_portable(request):
         return forward.forward
     plan = forward_hopper.make_plan(request, default_config(request), request.q.dtype)
     return partial(forward_hopper.launch, plan)
 
 
-def serve_backward(
-    request: Request,
-    o: torch.Tensor,
-    lse: torch.Tensor,
-    statistics: None,
-    do: torch.Tensor,
-    dlse: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """The backward of the first kernel that is made for a request, chosen as the forward's."""
-    return choose_backward(request)(request, o, lse, statistics, do, dlse)
-
-
-@remembered
 def choose_backward(request: Request) -> Backward:
-    """As for the forward: the explicit one, the portable one or FA2's."""
-    if (backward.without_boxes(request) or backward_hopper.unsupported(request)) is None:
+    """The same for the gradients. The explicit kernel is asked first: it takes tiles that the
+    portable one leaves to FA2.
+    """
+    if not (backward.needs_pointers(request) or backward_hopper.left_to_portable(request)):
         return partial(backward_hopper.launch, backward_hopper.make_plan(request))
-    if backward.unsupported(request) is None:
-        return backward.backward
-    return packing_backward.backward
+    if backward.left_to_fa2(request):
+        return packing_backward.backward
+    return backward.backward
 
 
 def serve_fp8(
@@ -87,9 +75,9 @@ def forward_quantized(
     request: Request, quantized: Quantized
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
     """The forward of quantised tensors, by the first kernel that is made for a request."""
-    if forward_fp8_hopper.unsupported(request) is None:
-        return forward_fp8_hopper.forward(request, quantized)
-    return forward_fp8.forward(request, quantized)
+    if forward_fp8_hopper.left_to_portable(request):
+        return forward_fp8.forward(request, quantized)
+    return forward_fp8_hopper.forward(request, quantized)
 
 
 def limits(request: Request) -> str | None:
@@ -105,9 +93,9 @@ VERSION = Version(
     wasted="tensor cores that wait for loads and for the softmax",
     idea="asynchronous copies and products: some warps only load, others compute in turns",
     source="Shah et al. 2024, arXiv:2407.08608",
-    forward=serve,
+    forward=Chosen(choose_forward),
     limits=limits,
-    backward=serve_backward,
+    backward=Chosen(choose_backward),
     variants=ablation.VARIANTS,
     forward_quantized=forward_quantized,
     fp8_variants=ablation.FP8_VARIANTS,

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from flash_versions.dispatch.precision import Quantized
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.version import Forward, ForwardQuantized
 from flash_versions.versions.fa3 import forward
@@ -14,7 +15,6 @@ from flash_versions.versions.fa3.fp8 import forward as forward_fp8
 from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
 from flash_versions.versions.fa3.hopper import forward as forward_hopper
 from flash_versions.versions.fa3.hopper.config import default_config, fp8_config
-from flash_versions.versions.fp8.quantize import Quantized
 
 # Of the kernel for Hopper, see `HopperConfig`.
 SWITCHES: Mapping[str, dict[str, Any]] = {
@@ -35,7 +35,7 @@ def varied(request: Request, **switches: Any) -> tuple[torch.Tensor, torch.Tenso
     Raises:
         ValueError: this kernel does not serve the request.
     """
-    if reason := forward.unsupported(request) or forward_hopper.unsupported(request):
+    if reason := forward.left_to_fa2(request) or forward_hopper.left_to_portable(request):
         raise ValueError(reason)
     return forward_hopper.forward(request, replace(default_config(request), **switches))
 
@@ -44,7 +44,7 @@ def varied_fp8(
     request: Request, quantized: Quantized, **switches: Any
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
     """The same in FP8."""
-    if reason := forward_fp8_hopper.unsupported(request):
+    if reason := forward_fp8_hopper.left_to_portable(request):
         raise ValueError(reason)
     config = replace(fp8_config(request), **switches)
     return forward_fp8_hopper.forward(request, quantized, config)

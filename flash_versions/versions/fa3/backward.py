@@ -50,15 +50,10 @@ import torch
 import triton
 import triton.language as tl
 
+from flash_versions.dispatch.device import UNLIMITED, devices
 from flash_versions.dispatch.launch import Launcher, layout, placement
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.version import (
-    UNLIMITED,
-    LaunchConfig,
-    backward_config,
-    compute_capability,
-    shared_memory_limit,
-)
+from flash_versions.dispatch.sizes import LaunchConfig, backward_config
 from flash_versions.versions.fa2.backward import (
     MEASURED_KV,
     MEASURED_Q,
@@ -82,16 +77,7 @@ from flash_versions.versions.tiles.algebra import (
     last_visible,
     mask_scores,
 )
-from flash_versions.versions.tiles.memory import (
-    Rows,
-    Sequences,
-    Tiles,
-    View,
-    find_tile,
-    load_row_values,
-    new_results,
-    store_rows,
-)
+from flash_versions.versions.tiles.rows import Rows, View, load_row_values, store_rows
 from flash_versions.versions.tiles.score_mods import (
     ScoreMods,
     add_alibi,
@@ -100,7 +86,9 @@ from flash_versions.versions.tiles.score_mods import (
     place_queries,
     uncap_gradient,
 )
+from flash_versions.versions.tiles.sequences import Sequences, new_results
 from flash_versions.versions.tiles.tma import describe, undescribable
+from flash_versions.versions.tiles.varlen_scheduler import Tiles, find_tile
 
 # Compute capabilities whose tensor cores read tiles from shared memory, and the rows that it takes.
 # Where tiles go through registers, which two accumulators have filled, they spill.
@@ -385,21 +373,21 @@ launch_dkdv = Launcher(dkdv_kernel)
 launch_dq = Launcher(dq_kernel)
 
 
-def without_boxes(request: Request) -> str | None:
-    """Why a request's gradients are not for boxes, as a sentence, or None: for the forward's
-    reasons, but for the splits, which a backward has not.
+def needs_pointers(request: Request) -> str | None:
+    """Why boxes cannot serve a request's gradients, as a sentence, or None: the forward's reasons
+    but for the splits, which a backward does not have.
     """
-    return forward.unsupported(request._replace(num_splits=1))
+    return forward.left_to_fa2(request._replace(num_splits=1))
 
 
-def unsupported(request: Request) -> str | None:
+def left_to_fa2(request: Request) -> str | None:
     """Why a request's gradients are left to FA2's kernels, as a sentence, or None."""
-    if reason := without_boxes(request):
+    if reason := needs_pointers(request):
         return reason
     device, config = request.q.device, backward_config(request, MEASURED_KV)
-    if shared_memory_limit(device) == UNLIMITED:
+    if devices[device].shared_memory == UNLIMITED:
         return None
-    major, minor = compute_capability(device)
+    major, minor = devices[device].capability
     if major in READ_SHARED_MEMORY and min(config.block_q, config.block_kv) >= ROWS_READ:
         return None
     return (
@@ -432,7 +420,7 @@ def backward(
     function: Any = exp2,
     share: tuple | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Gradients of attention, of a request that `unsupported` does not leave to FA2.
+    """Gradients of attention, of a request that is not `left_to_fa2`.
 
     Args:
         request: as in the forward. Few rows are served, too, only not as fast.

@@ -45,35 +45,19 @@ import torch
 import triton
 import triton.language as tl
 
+from flash_versions.dispatch.device import UNLIMITED, devices
 from flash_versions.dispatch.launch import Launcher, layout
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.version import (
-    UNLIMITED,
-    LaunchConfig,
-    compute_capability,
-    default_config,
-    num_multiprocessors,
-    shared_memory_limit,
-)
+from flash_versions.dispatch.sizes import LaunchConfig, default_config
 from flash_versions.versions.fa2.forward import splits_of
 from flash_versions.versions.tiles.algebra import (
     Window,
     blocks_of_queries,
-    finalise,
+    finalize,
     mask_scores,
     softmax_step,
 )
-from flash_versions.versions.tiles.memory import (
-    Rows,
-    Sequences,
-    Tiles,
-    View,
-    cdiv,
-    find_tile,
-    new_results,
-    store_row_values,
-    store_rows,
-)
+from flash_versions.versions.tiles.rows import Rows, View, cdiv, store_row_values, store_rows
 from flash_versions.versions.tiles.score_mods import (
     ScoreMods,
     add_alibi,
@@ -82,7 +66,9 @@ from flash_versions.versions.tiles.score_mods import (
     place_queries,
     sink_state,
 )
+from flash_versions.versions.tiles.sequences import Sequences, new_results
 from flash_versions.versions.tiles.tma import describe, undescribable
+from flash_versions.versions.tiles.varlen_scheduler import Tiles, find_tile
 
 # Change from call to call, a growing cache's with every token: no kernel of its own for each.
 COUNTS = ["q_length", "kv_length", "heads", "tiles", "total", "section"]
@@ -224,7 +210,7 @@ def forward_tile(
     if mods.dropout_rescale is not None:
         acc *= mods.dropout_rescale
     # A box of O would reach past the end of a packed sequence into the next: store by pointers.
-    out, lse = finalise(acc, row_max, row_sum)
+    out, lse = finalize(acc, row_max, row_sum)
     store_rows(o, rows, queries.pos, out)
     store_row_values(lse_out, rows, queries.pos, lse)
 
@@ -293,7 +279,7 @@ def choose_config(request: Request) -> LaunchConfig:
     return config
 
 
-def unsupported(request: Request) -> str | None:
+def left_to_fa2(request: Request) -> str | None:
     """Why a request is left to FA2's forward, as a sentence, or None.
 
     Decoding stays there unchanged: it waits for memory, not for what FA3 makes faster.
@@ -306,8 +292,8 @@ def unsupported(request: Request) -> str | None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if reason := undescribable(name, x):
             return reason
-    if shared_memory_limit(q.device) < UNLIMITED:
-        major, minor = compute_capability(q.device)
+    if devices[q.device].shared_memory < UNLIMITED:
+        major, minor = devices[q.device].capability
         if major < 9:
             return (
                 f"compute capability {major}.{minor} has no TMA: descriptors would load element by "
@@ -341,7 +327,7 @@ def heads_of_section(request: Request) -> int:
 def forward(
     request: Request, config: LaunchConfig | None = None, persistent: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """Attention and its LSE, of a request that `unsupported` does not leave to FA2.
+    """Attention and its LSE, of a request that is not `left_to_fa2`.
 
     Args:
         request: see `Request`. Few rows are served, too, only not as fast; num_splits is not read.
@@ -360,7 +346,7 @@ def forward(
     total = tiles.number * heads * batch  # packed: a batch of one
     programs = total
     if persistent:
-        resident = num_multiprocessors(q.device) * max(1, RESIDENT_WARPS // config.num_warps)
+        resident = devices[q.device].num_sms * max(1, RESIDENT_WARPS // config.num_warps)
         programs = min(resident, total)
 
     o = new_results((*q.shape[:3], v.shape[3]), q, request.cu_seqlens_q)

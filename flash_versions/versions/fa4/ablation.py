@@ -7,13 +7,10 @@ from typing import Any
 
 import torch
 
+from flash_versions.dispatch.precision import Quantized
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.version import Backward, Forward, ForwardQuantized
-from flash_versions.versions.fa3.backward import without_boxes
-from flash_versions.versions.fa3.forward import unsupported as undescribable
-from flash_versions.versions.fa3.fp8.hopper import unsupported as fp8_unsupported
-from flash_versions.versions.fa3.hopper.backward.kernel import unsupported as left_to_portable
-from flash_versions.versions.fa3.hopper.forward import unsupported
+from flash_versions.versions import fa3
 from flash_versions.versions.fa4 import backward, forward
 from flash_versions.versions.fa4.hopper import (
     backward as backward_hopper,
@@ -22,7 +19,6 @@ from flash_versions.versions.fa4.hopper import (
     forward as forward_hopper,
 )
 from flash_versions.versions.fa4.hopper.config import FP8_THRESHOLD, default_config, fp8_config
-from flash_versions.versions.fp8.quantize import Quantized
 
 # Of the kernel for Hopper, see `RolesConfig`.
 SWITCHES: Mapping[str, dict[str, Any]] = {
@@ -42,7 +38,7 @@ def varied(request: Request, **switches: Any) -> tuple[torch.Tensor, torch.Tenso
     Raises:
         ValueError: this kernel does not serve the request.
     """
-    if reason := undescribable(request) or unsupported(request):
+    if reason := fa3.forward.left_to_fa2(request) or fa3.forward_hopper.left_to_portable(request):
         raise ValueError(reason)
     return forward_hopper.forward(request, replace(default_config(request), **switches))
 
@@ -51,7 +47,7 @@ def varied_fp8(
     request: Request, quantized: Quantized, threshold: float, eighths: int
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
     """The same in FP8, with at most the threshold that P of 8 bits has room for."""
-    if reason := fp8_unsupported(request):
+    if reason := fa3.forward_fp8_hopper.left_to_portable(request):
         raise ValueError(reason)
     config = replace(fp8_config(request), threshold=min(threshold, FP8_THRESHOLD), eighths=eighths)
     return forward_hopper.forward_quantized(request, quantized, config)
@@ -65,7 +61,8 @@ def varied_backward(
     Raises:
         ValueError: this kernel does not serve the request.
     """
-    if reason := without_boxes(request) or left_to_portable(request):
+    reason = fa3.backward.needs_pointers(request) or fa3.backward_hopper.left_to_portable(request)
+    if reason:
         raise ValueError(reason)
     return backward_hopper.backward(request, *given, eighths=eighths)
 

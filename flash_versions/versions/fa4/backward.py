@@ -27,9 +27,9 @@ import torch
 import triton
 
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.version import LaunchConfig, backward_config
-from flash_versions.versions.fa2.backward import MEASURED_KV, MEASURED_Q
+from flash_versions.dispatch.sizes import LaunchConfig, backward_config
 from flash_versions.versions.fa3 import backward as exact
+from flash_versions.versions.fa3.backward import MEASURED_KV, MEASURED_Q
 from flash_versions.versions.fa4.exp2 import mixed_exp2
 from flash_versions.versions.fa4.forward import SHARED_OUT, check_rule, choose_rule, constants_of
 
@@ -75,7 +75,7 @@ def backward(
     q_config: LaunchConfig | None = None,
     eighths: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Gradients of attention, of a request that `fa3.backward.unsupported` does not leave to FA2.
+    """Gradients of attention, of a request that is not `fa3.backward.left_to_fa2`.
 
     Args:
         request: as o, lse, statistics, do, dlse and the configurations, see FA3's.

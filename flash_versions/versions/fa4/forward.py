@@ -45,9 +45,10 @@ import torch
 import triton
 import triton.language as tl
 
+from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.launch import Launcher, layout
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.version import LaunchConfig, compute_capability
+from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.versions.fa3.forward import (
     COUNTS,
     choose_config,
@@ -57,17 +58,8 @@ from flash_versions.versions.fa3.forward import (
 )
 from flash_versions.versions.fa4.exp2 import DEGREES, mixed_exp2
 from flash_versions.versions.fa4.softmax import raise_reference
-from flash_versions.versions.tiles.algebra import Window, blocks_of_queries, finalise, mask_scores
-from flash_versions.versions.tiles.memory import (
-    Rows,
-    Sequences,
-    Tiles,
-    View,
-    find_tile,
-    new_results,
-    store_row_values,
-    store_rows,
-)
+from flash_versions.versions.tiles.algebra import Window, blocks_of_queries, finalize, mask_scores
+from flash_versions.versions.tiles.rows import Rows, View, store_row_values, store_rows
 from flash_versions.versions.tiles.score_mods import (
     ScoreMods,
     add_alibi,
@@ -76,7 +68,9 @@ from flash_versions.versions.tiles.score_mods import (
     place_queries,
     sink_state,
 )
+from flash_versions.versions.tiles.sequences import Sequences, new_results
 from flash_versions.versions.tiles.tma import describe
+from flash_versions.versions.tiles.varlen_scheduler import Tiles, find_tile
 
 THRESHOLD = 8.0  # log2: how far a block may exceed a row's reference
 EIGHTHS = 2  # of the exponentials that are polynomials
@@ -239,7 +233,7 @@ def forward_tile(
     if mods.dropout_rescale is not None:
         acc *= mods.dropout_rescale
     # A box of O would reach past the end of a packed sequence into the next: store by pointers.
-    out, lse = finalise(acc, row_max, row_sum)
+    out, lse = finalize(acc, row_max, row_sum)
     store_rows(o, rows, queries.pos, out)
     store_row_values(lse_out, rows, queries.pos, lse)
 
@@ -304,7 +298,7 @@ def choose_rule(request: Request, config: LaunchConfig) -> tuple[float, int]:
     No polynomial in fp32, where its error would show; beyond head_dim 128, where products take four
     times as long as exponentials; and where a block is too narrow to be shared out.
     """
-    if compute_capability(request.q.device)[0] in AS_FA3:
+    if devices[request.q.device].capability[0] in AS_FA3:
         return 0.0, 0
     wide = max(request.q.shape[3], request.v.shape[3]) > 128
     if wide or request.q.dtype == torch.float32 or config.block_kv % SHARED_OUT:
@@ -337,7 +331,7 @@ def forward(
     eighths: int | None = None,
     counts: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """Attention and its LSE, of a request that `fa3.forward.unsupported` does not leave to FA2.
+    """Attention and its LSE, of a request that is not `fa3.forward.left_to_fa2`.
 
     Args:
         request: see `Request`. Few rows are served, too, only not as fast; num_splits is not read.

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from flash_versions.dispatch.launch import Launcher
-from flash_versions.versions.tiles.memory import (
+from flash_versions.versions.tiles.rows import (
     Rows,
     load_row_values,
     load_rows,

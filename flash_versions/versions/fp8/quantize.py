@@ -20,108 +20,20 @@ Sources. Shah et al. 2024, "FlashAttention-3", section 3.3: block quantisation, 
 processing and the transposed V. Ashkboos et al. 2024, "QuaRot", arXiv:2404.00456, for the rotation.
 """
 
-from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
 
 import torch
 
-from flash_versions.dispatch.autograd import on_device
+from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.launch import placement
+from flash_versions.dispatch.precision import BLOCK_KEYS, BLOCK_ROWS, Fp8, Quantized, is_fp8
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.version import compute_capability
 from flash_versions.versions.fp8.kernels import TILE, launch_quantize, launch_transpose
-from flash_versions.versions.tiles.memory import View, cdiv
+from flash_versions.versions.tiles.rows import View, cdiv
 
-BLOCK_ROWS = 64  # queries that share a scale
-BLOCK_KEYS = 128  # keys that share a scale
 KEY_GROUP = 16  # keys that V has in another order
 P_OFFSET = 8.0  # log2 of what the kernels multiply P by: its 2^8 is below e4m3's 448
-SCALES = ("tensor", "head", "block")
-DTYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
 VALUES_PER_THREAD = 64  # of a tile: 8 requests of 16 bytes
-
-
-@dataclass(frozen=True)
-class Fp8:
-    """How precision="fp8" quantises.
-
-    Attributes:
-        scales: which values share one: those of a "tensor", of a "head" (of a key head, queries of
-            its group of heads together) or of a "block" of BLOCK_ROWS queries or BLOCK_KEYS keys.
-        hadamard: rotate q and k, which spreads outliers; head_dim a power of two, 16 to 256.
-        dtype: torch.float8_e4m3fn, or torch.float8_e5m2 with less precision and a wider range.
-    """
-
-    scales: str = "block"
-    hadamard: bool = False
-    dtype: torch.dtype = torch.float8_e4m3fn
-
-    def __post_init__(self) -> None:
-        if self.scales not in SCALES:
-            raise ValueError(f"scales={self.scales!r} is unknown; there are {', '.join(SCALES)}.")
-        if not isinstance(self.hadamard, bool):
-            raise ValueError(f"hadamard={self.hadamard!r} must be True or False.")
-        if self.dtype not in NAMES:
-            raise ValueError(f"dtype={self.dtype} has no kernel; there are {_listed(NAMES)}.")
-
-    def __str__(self) -> str:
-        text = f"fp8:{self.scales}:{NAMES[self.dtype]}"
-        return f"{text}:hadamard" if self.hadamard else text
-
-    @classmethod
-    def parse(cls, text: str) -> "Fp8":
-        """The inverse of str; what is left out has its default: "fp8", "fp8:head".
-
-        Raises:
-            ValueError: the text is no such name.
-        """
-        first, *parts = text.split(":") if isinstance(text, str) else [""]
-        options: dict[str, Any] = {}
-        for part in parts:
-            if part in SCALES:
-                option: dict[str, Any] = {"scales": part}
-            elif part in DTYPES:
-                option = {"dtype": DTYPES[part]}
-            else:
-                option = {"hadamard": True} if part == "hadamard" else {}
-            if not option or option.keys() & options.keys():
-                first = ""
-            options |= option
-        if first != "fp8":
-            raise ValueError(
-                f"precision={text!r} is unknown; write 'fp8', or more of "
-                f"'fp8:{'|'.join(SCALES)}:{'|'.join(DTYPES)}:hadamard'."
-            )
-        return cls(**options)
-
-
-class Quantized(NamedTuple):
-    """What an FP8 kernel works on: value = fp8 * scale.
-
-    D16 is head_dim and N16 the number of keys N, rounded up to multiples of 16 by zeros. blocks are
-    ceil(M / BLOCK_ROWS) or ceil(N / BLOCK_KEYS).
-
-    Attributes:
-        q: (batch, M, heads, D16), the last dimension contiguous.
-        k: (batch, N, kv_heads, D16), the last dimension contiguous.
-        v: (batch, kv_heads, head_dim_v, N16), contiguous, keys in the order of `key_order`.
-        q_scale: fp32 (batch, kv_heads, 1), shared by a group of heads, or (batch, heads, blocks);
-            like all scales positive, and of any strides.
-        k_scale: fp32 (batch, kv_heads, 1 or blocks).
-        v_scale: fp32 (batch, kv_heads, 1 or blocks).
-        v_reference: fp32 (batch, kv_heads), the largest v_scale of a head, in whose units
-            accumulators are kept. Of blocks: of those that hold anything but zeros, 0 if none does.
-    """
-
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    q_scale: torch.Tensor
-    k_scale: torch.Tensor
-    v_scale: torch.Tensor
-    v_reference: torch.Tensor
 
 
 def quantize(
@@ -154,7 +66,7 @@ def quantize(
         raise ValueError(
             f"q has head_dim {head_dim}; hadamard=True needs a power of two from 16 to 256."
         )
-    if q.is_cuda and (capability := compute_capability(q.device)) < (8, 9):
+    if q.is_cuda and (capability := devices[q.device].capability) < (8, 9):
         major, minor = capability
         raise ValueError(f"compute capability {major}.{minor} has no FP8; 8.9 (Ada) or later has.")
     for name, x in (("q", q), ("k", k), ("v", v)):
@@ -196,7 +108,7 @@ def transpose_values(v8: torch.Tensor, kv_lengths: torch.Tensor | None = None) -
     x, y = v8.view(torch.int8), out.view(torch.int8)
     if batch * tiles == 0:
         return out
-    with on_device(v8):
+    with devices.on_device(v8):
         launch_transpose(
             (v8.device, v8.shape, *map(placement, (x, kv_lengths))),
             (batch * kv_heads * tiles,),
@@ -234,7 +146,7 @@ def prepare(request: Request) -> Quantized:
     says, or its 8-bit ones as they are, with its descales.
     """
     q, k, v = request.q, request.k, request.v
-    if q.dtype not in NAMES:
+    if not is_fp8(q):
         how = Fp8.parse(request.precision or "fp8")
         return quantize(q, k, v, how, request.kv_lengths)
     batch, n, kv_heads, _ = k.shape
@@ -277,7 +189,7 @@ def _launch(
     if outputs is not None:
         written = (View.of(outputs[0]), View.of(outputs[1]), _view_of_values(outputs[2]))
     largest = None if reference is None else reference.view(torch.int32)
-    with on_device(q):
+    with devices.on_device(q):
         launch_quantize(
             (q.device, q.shape, k.shape, v.shape, how.dtype, largest is None)
             + tuple(map(placement, (*inputs, *scales, kv_lengths))),
@@ -363,7 +275,3 @@ def _widened(x: torch.Tensor) -> torch.Tensor:
     if missing == 0:
         return x
     return torch.nn.functional.pad(x.view(torch.int8), (0, missing)).view(x.dtype)
-
-
-def _listed(names: dict[torch.dtype, str]) -> str:
-    return ", ".join(map(str, names))

@@ -49,8 +49,9 @@ from typing import Any
 
 import torch
 
+from flash_versions.dispatch.precision import BLOCK_KEYS, Quantized
 from flash_versions.dispatch.request import Request, make_request
-from flash_versions.versions.fp8.quantize import BLOCK_KEYS, Quantized, prepare
+from flash_versions.versions.fp8.quantize import prepare
 from flash_versions.versions.oracle.reference import (
     dequantized,
     forward,

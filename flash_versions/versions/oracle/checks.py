@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from flash_versions.dispatch.precision import BLOCK_ROWS, Fp8, Quantized
 from flash_versions.dispatch.request import make_request
-from flash_versions.versions.fp8.quantize import BLOCK_ROWS, Fp8, Quantized, dequantize, key_order
+from flash_versions.versions.fp8.quantize import dequantize, key_order
 from flash_versions.versions.oracle.budget import Accuracy, assess, assess_request
 
 CHECKED_QUERIES = 128  # the oracle needs the score matrix: check the last rows, which see most keys

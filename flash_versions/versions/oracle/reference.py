@@ -9,9 +9,10 @@ import torch
 from einops import repeat
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from flash_versions.dispatch.precision import Quantized
 from flash_versions.dispatch.request import Request, make_request
 from flash_versions.dispatch.version import Version, fp8_limits
-from flash_versions.versions.fp8.quantize import P_OFFSET, Quantized, dequantize, prepare
+from flash_versions.versions.fp8.quantize import P_OFFSET, dequantize, prepare
 
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 SEQUENCES = ("cu_seqlens_q", "cu_seqlens_k", "kv_lengths", "kv_starts", "block_table")

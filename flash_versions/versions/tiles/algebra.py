@@ -111,7 +111,7 @@ def softmax_step(s, row_max, row_sum, scale_log2):
 
 
 @triton.jit
-def finalise(acc, row_max, row_sum):
+def finalize(acc, row_max, row_sum):
     """Normalise an accumulator: (o, lse in natural units); a row that saw no key: 0 and -inf."""
     row_sum = tl.where(row_sum == 0.0, 1.0, row_sum)
     return acc * (1.0 / row_sum)[:, None], (row_max + tl.log2(row_sum)) * LN2

@@ -11,9 +11,12 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from flash_versions.versions.tiles.memory import padded_head_dim
+from flash_versions.dispatch.sizes import padded_head_dim
+from flash_versions.versions.tiles.triton_compat import GLUON_DTYPES
 
 MAX_KNOWN = 4096
 
@@ -23,6 +26,21 @@ def describe(x: torch.Tensor, rows: int) -> TensorDescriptor:
     tile.
     """
     return described(TensorDescriptor, x, rows, padded_head_dim(x.shape[3]))
+
+
+def describe_swizzled(x: torch.Tensor, rows: int, dims: int) -> GluonDescriptor:
+    """A (batch, length, heads, dim) tensor for TMA, as boxes of `rows` rows and `dims` dims of one
+    head. What lies outside of the tensor reads as 0 and is not written.
+    """
+    return described(swizzled_descriptor, x, rows, dims)
+
+
+def swizzled_descriptor(
+    x: torch.Tensor, shape: list[int], strides: list[int], box: list[int]
+) -> GluonDescriptor:
+    """Boxes that lie in shared memory swizzled, so that the tensor cores meet no bank twice."""
+    layout = gl.NVMMASharedLayout.get_default_for(box, GLUON_DTYPES[x.dtype])
+    return GluonDescriptor(x, shape, strides, box, layout)
 
 
 def described(make: Callable[..., Any], x: torch.Tensor, rows: int, dims: int) -> Any:

@@ -98,7 +98,7 @@ SCHEDULERS = ("grid", "static", "dynamic")
 
 
 def walk(scheduler: str, shape: Shape, heads: int, programs: int, section: int = 1) -> list[Walked]:
-    """Which of `programs` multiprocessors works on which tile, and when; see `hopper.Scheduler`.
+    """Which of `programs` SMs works on which tile, and when; see `tile_scheduler.Scheduler`.
 
     Args:
         scheduler: "grid", a program for each tile, started where one has ended; "static", rounds
@@ -127,7 +127,7 @@ def walk(scheduler: str, shape: Shape, heads: int, programs: int, section: int =
 
 
 def located(number: int, shape: Shape, heads: int, section: int) -> tuple[int, int]:
-    """Number of a tile -> (its head, its place in it), as `fa3.problem.Problem.locate` has it."""
+    """Number of a tile -> (its head, its place in it), as `QueryProblem.locate` has it."""
     if not shape.causal:
         return divmod(number, shape.tiles)
     first = number // (section * shape.tiles) * section

@@ -226,9 +226,9 @@ def in_order(d: Durations, blocks: int, ping_pong: bool, me: int, late: float) -
         yield "wait", ("is", "K", j)
         if j == 0:
             yield from idle(me, late)
-        yield from take_turn(ping_pong, me, j)
+        yield from named_barrier_sync(ping_pong, me, j)
         yield ask("S", d, me, j)
-        yield from pass_turn(ping_pong, me, j)
+        yield from named_barrier_arrive(ping_pong, me, j)
         yield "wait", ("done", "S", me, j)
         yield "signal", ("read", "K", j, me)
         yield from softmax(d, me, j)
@@ -247,11 +247,11 @@ def overlapped(d: Durations, blocks: int, ping_pong: bool, me: int, late: float)
     yield from correct(d, me, 0)
     for j in range(1, blocks):
         yield "wait", ("is", "K", j)
-        yield from take_turn(ping_pong, me, j - 1)
+        yield from named_barrier_sync(ping_pong, me, j - 1)
         yield ask("S", d, me, j)
         yield "wait", ("is", "V", j - 1)
         yield ask("PV", d, me, j - 1)
-        yield from pass_turn(ping_pong, me, j - 1)
+        yield from named_barrier_arrive(ping_pong, me, j - 1)
         yield "wait", ("done", "S", me, j)
         yield "signal", ("read", "K", j, me)
         yield from softmax(d, me, j)
@@ -293,13 +293,13 @@ def correct(d: Durations, me: int, block: int) -> Iterator[Request]:
     yield "spend", Task(f"consumer {me}", "correct", me, block, 0.0, d.correct)
 
 
-def take_turn(ping_pong: bool, me: int, number: int) -> Iterator[Request]:
+def named_barrier_sync(ping_pong: bool, me: int, number: int) -> Iterator[Request]:
     """Wait until the other consumer has asked for its products; consumer 0 begins."""
     if ping_pong and (me > 0 or number > 0):
         yield "wait", ("turn", me, number)
 
 
-def pass_turn(ping_pong: bool, me: int, number: int) -> Iterator[Request]:
+def named_barrier_arrive(ping_pong: bool, me: int, number: int) -> Iterator[Request]:
     """The next consumer's turn."""
     if ping_pong:
         after = (me + 1) % CONSUMERS

@@ -14,12 +14,14 @@ store or a product.
 Boxes are in gluon_tma.py, and inline PTX is read by gluon_ptx.py.
 """
 
+import ast
 import contextlib
 import functools
 import importlib
 import math
 import operator
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import NamedTuple
 from unittest.mock import patch
@@ -348,14 +350,34 @@ MODULES = {
 }
 
 
-def load(*names):
-    """Import modules once more, with the emulator in the place of Triton.
+ROOMS = ("flash_versions.versions.", "transformer.model.kernels.")
+# Portable kernels that emulated host code launches: Triton interprets these.
+INTERPRETED = ("flash_versions.versions.fp8.", "flash_versions.versions.fa3.hopper.backward.rows")
 
-    Args:
-        names: of modules that are part of an emulated kernel, each after those it imports.
+
+def parts(name, found):
+    """Append the modules that an emulated kernel is made of, each after those it imports."""
+    importlib.import_module(name)  # and all else that it imports, with the real Triton
+    if name in found:
+        return found
+    for node in ast.walk(ast.parse(Path(sys.modules[name].__file__).read_text())):
+        if isinstance(node, ast.ImportFrom):
+            imported = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            for part in imported:
+                is_file = part in sys.modules and not hasattr(sys.modules[part], "__path__")
+                if is_file and part.startswith(ROOMS) and not part.startswith(INTERPRETED):
+                    parts(part, found)
+    found.append(name)
+    return found
+
+
+def load(name):
+    """Import a kernel's module and its `parts` once more, with the emulator in the place of Triton.
+
+    Returns:
+        The modules by name, without the "flash_versions.versions." in front; the kernel's is last.
     """
-    for name in names:
-        importlib.import_module(name)  # and all else that they import, with the real Triton
+    names = parts(name, [])
     packages = {name.rpartition(".")[0] for name in names}
     namespaces = [vars(sys.modules[package]) for package in packages]
     with contextlib.ExitStack() as stack:
@@ -364,4 +386,4 @@ def load(*names):
         sys.modules.update(MODULES)
         for name in names:
             del sys.modules[name]
-        return [importlib.import_module(name) for name in names]
+        return {x.removeprefix(ROOMS[0]): importlib.import_module(x) for x in names}

@@ -65,7 +65,7 @@ MODULES = {
 }
 
 
-def load(*names):
-    """Import modules once more, with the emulator in the place of Triton."""
+def load(name):
+    """`emulator.load` of a matrix product."""
     with patch.dict(gluon_emulator.MODULES, MODULES):
-        return gluon_emulator.load(*names)
+        return gluon_emulator.load(name)

@@ -8,6 +8,7 @@ import random
 import sys
 import threading
 import traceback
+from pathlib import Path
 from typing import NamedTuple
 
 
@@ -27,10 +28,7 @@ ORDERS = {
     "late loads": Order(1, 0.0, 1.0),
     "any order": Order(2, 0.5, 0.5),
 }
-HARNESS = (
-    *(__file__.replace("machine", x) for x in ("machine", "emulator", "tma", "ptx")),
-    threading.__file__,
-)
+HARNESS = (*map(str, Path(__file__).parent.glob("*.py")), threading.__file__)
 RESIDENT = 3  # programs of a grid that run at once
 order = ORDERS["any order"]  # of the next launch
 here = threading.local()  # .partition: who runs in this thread

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from flash_versions.dispatch import interpreter
+from flash_versions.dispatch.interpreter import switch
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is off")
 
@@ -138,7 +139,7 @@ def test_whatever_turns_it_on_makes_bf16_right(word):
     )
     done = run(check, TRITON_INTERPRET=word)
     assert done.stdout == "True\n", done.stderr
-    assert interpreter.NOTICE not in done.stderr
+    assert switch.NOTICE not in done.stderr
 
 
 @pytest.mark.parametrize("when", ["triton", "triton, flash_versions"])

@@ -17,9 +17,9 @@ from triton import knobs
 
 import flash_versions
 from flash_versions import VERSIONS, attention
-from flash_versions.dispatch import launch, version
+from flash_versions.dispatch import launch
+from flash_versions.dispatch.device import H200_SHARED_MEMORY, Properties, devices
 from flash_versions.dispatch.request import make_request
-from flash_versions.inspect import compiled
 from flash_versions.versions.fa2 import forward as packing
 from flash_versions.versions.fa3 import backward as portable_backward
 from flash_versions.versions.fa3.hopper import forward as fa3_hopper
@@ -33,9 +33,10 @@ from flash_versions.versions.fa3.hopper.backward import (
     wide as backward_hopper_wide,
 )
 from flash_versions.versions.fa4.hopper import forward as fa4_hopper
-from flash_versions.versions.tiles import hopper
+from flash_versions.versions.tiles import tile_scheduler, wgmma
 from flash_versions.versions.tiles import tma as descriptor
 
+H200 = Properties((9, 0), H200_SHARED_MEMORY, num_sms=132)
 LAUNCHERS = {
     "forward": fa3_hopper.launch_forward,
     "forward of fa4": fa4_hopper.launch_forward,
@@ -94,17 +95,12 @@ def launches(monkeypatch):
     monkeypatch.setattr(launch, "runtime_driver", SimpleNamespace(active=driver))
     monkeypatch.setattr(launch, "on_gpu", lambda request: True)
     monkeypatch.setattr(launch, "decided", {})
-    monkeypatch.setattr(hopper.Counters, "pair", lambda *given: torch.zeros(2, dtype=torch.int32))
-    monkeypatch.setattr(hopper, "available", lambda device: True)
-    answers = [
-        (version.device_limits, lambda device: None),
-        (version.compute_capability, lambda device: (9, 0)),
-        (version.shared_memory_limit, lambda device: version.H200_SHARED_MEMORY),
-        (version.num_multiprocessors, lambda device: 132),
-    ]
-    compiled.replace(answers)
-    yield found
-    compiled.replace([(answer, question) for question, answer in answers])
+    monkeypatch.setattr(
+        tile_scheduler.Counters, "pair", lambda *given: torch.zeros(2, dtype=torch.int32)
+    )
+    monkeypatch.setattr(wgmma, "available", lambda device: True)
+    with devices.assume(H200):
+        yield found
 
 
 def inputs(B=2, M=256, N=256, heads=4, kv_heads=4, D=128, Dv=None, dtype=torch.bfloat16):

@@ -1,10 +1,7 @@
 """Inspecting: what is read from listings and logs, real kernels, the command."""
 
 import json
-import os
 import random
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +13,7 @@ from flash_versions.dispatch.request import make_request
 from flash_versions.inspect import command as inspect
 from flash_versions.inspect import sass
 from flash_versions.inspect.compiled import Assembly, Compiled
-from tests.helpers.paths import ROOT
+from tests.compile import apart
 
 # A dispatch by a table, a loop inside a loop, and a retry that lies behind the end.
 LISTING = """
@@ -193,11 +190,7 @@ together = pytest.mark.xdist_group("inspect")  # one worker, so that each is com
 @pytest.fixture(scope="module")
 def found():
     """What tests/compile/inspect_kernels.py says."""
-    command = [sys.executable, "-m", "tests.compile.inspect_kernels"]
-    environment = os.environ | {"TRITON_INTERPRET": "0"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout)
+    return apart.compiled("inspect_kernels")
 
 
 @together

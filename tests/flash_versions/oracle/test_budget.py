@@ -10,7 +10,7 @@ import triton.language as tl
 
 from flash_versions import attention, attention_reference
 from flash_versions.dispatch.request import make_request
-from flash_versions.dispatch.version import LaunchConfig
+from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.versions.fa2 import forward as fa2
 from flash_versions.versions.fp8.quantize import dequantize, prepare
 from flash_versions.versions.oracle.budget import (

@@ -7,8 +7,9 @@ import torch
 
 from flash_versions import VERSIONS
 from flash_versions.bench import suites
+from flash_versions.dispatch.precision import Fp8, Quantized
 from flash_versions.dispatch.request import make_request
-from flash_versions.versions.fp8.quantize import Fp8, Quantized, dequantize, quantize
+from flash_versions.versions.fp8.quantize import dequantize, quantize
 from flash_versions.versions.oracle import checks
 from flash_versions.versions.oracle.reference import attention_reference
 

@@ -11,7 +11,8 @@ import torch
 
 from flash_versions import BASELINES, VERSIONS, attention
 from flash_versions.dispatch.request import make_request
-from flash_versions.versions.oracle.budget import assess, assess_request
+from flash_versions.versions.oracle.budget import assess_request
+from tests.helpers.budget import assert_gradients_right, assert_ok, assert_within_budget
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -136,11 +137,6 @@ by_backward = pytest.mark.parametrize(
 by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
 
 
-def assert_within_budget(o, lse, q, k, v, **options):
-    for name, accuracy in assess(o, lse, q, k, v, **options).items():
-        assert accuracy.ok, f"{name}: {accuracy}"
-
-
 def check(version, q, k, v, dlse=True, backward=True, **options):
     """One call, forward and backward, against its budget; skips what the version does not offer."""
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
@@ -152,25 +148,18 @@ def check(version, q, k, v, dlse=True, backward=True, **options):
     o, lse = attention(*leaves, version=version, return_lse=True, **options)
     assert o.shape == (*q.shape[:-1], v.shape[-1]) and o.dtype == q.dtype
     assert lse.dtype == torch.float32 and not lse.isnan().any()
+    results = {"o": o.detach(), "lse": lse.detach()}
     if not backward:
-        assert_right(request, {"o": o.detach(), "lse": lse.detach()})
+        assert_ok(assess_request(results, request))
         return
     do = torch.randn(o.shape, device=o.device).to(o.dtype)
     dlse = torch.randn_like(lse) if dlse else None
-    results = {"o": o.detach(), "lse": lse.detach()}
-    names = ["dq", "dk", "dv"]
     if options.get("sink") is not None:
         leaves.append(options["sink"])
-        names.append("dsink")
-    outputs = [(o, do)] if dlse is None else [(o, do), (lse, dlse)]
-    tensors, upstream = zip(*outputs)
-    results |= dict(zip(names, torch.autograd.grad(tensors, leaves, upstream)))
-    assert_right(request, results, do, dlse)
-
-
-def assert_right(request, results, do=None, dlse=None):
-    for name, accuracy in assess_request(results, request, do, dlse).items():
-        assert accuracy.ok, f"{name}: {accuracy}"
+    outputs, upstream = ((o,), (do,)) if dlse is None else ((o, lse), (do, dlse))
+    gradients = torch.autograd.grad(outputs, leaves, upstream)
+    results |= dict(zip(("dq", "dk", "dv", "dsink"), gradients))
+    assert_ok(assess_request(results, request, do, dlse))
 
 
 @pytest.mark.parametrize(("version", "dtype", "case"), EVERYTHING)
@@ -256,9 +245,7 @@ def test_gradients_of_any_strides(version, layout, device):
     o = attention(*leaves, version=version)
     do = GRADIENT_LAYOUTS[layout](torch.randn_like(o))
     gradients = torch.autograd.grad(o, leaves, do)
-    results = dict(zip(("dq", "dk", "dv"), gradients))
-    for name, accuracy in assess_request(results, make_request(*leaves), do).items():
-        assert accuracy.ok, f"{name}: {accuracy}"
+    assert_gradients_right(make_request(*leaves), gradients, do)
 
 
 @by_version

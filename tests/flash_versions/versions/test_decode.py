@@ -1,20 +1,15 @@
 """Decoding: few queries on many keys, everything that a call may ask for, split or whole."""
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from flash_versions import attention
 from flash_versions.dispatch.request import make_request
-from flash_versions.dispatch.version import LaunchConfig
+from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.versions.fa2 import combine, decode
 from flash_versions.versions.fa2 import forward as fa2
-from flash_versions.versions.oracle.budget import assess_request
-from tests.helpers.paths import ROOT
+from tests.compile import apart
+from tests.helpers.budget import assert_right
 from tests.helpers.rotation import rotated
 
 CONFIG = LaunchConfig(block_q=16, block_kv=32, num_warps=4, num_stages=1)  # 5 blocks in 150 keys
@@ -30,8 +25,7 @@ def assert_decodes(request, config=CONFIG):
     """The kernel for decoding takes the request, and is within the budget of `o` and of the LSE."""
     assert fa2.decodes(request)
     o, lse, _ = fa2.forward(request, config)
-    for name, accuracy in assess_request({"o": o, "lse": lse}, request).items():
-        assert accuracy.ok, f"{name}: {accuracy}"
+    assert_right(request, o, lse)
     return o, lse
 
 
@@ -157,8 +151,7 @@ def test_what_is_left_to_the_ordinary_kernel(name, device):
     request = make_request(*inputs(device, **LEFT[name]), causal=True, num_splits=3)
     assert not fa2.decodes(request)
     o, lse, _ = fa2.forward(request)
-    for quantity, accuracy in assess_request({"o": o, "lse": lse}, request).items():
-        assert accuracy.ok, f"{quantity}: {accuracy}"
+    assert_right(request, o, lse)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="counts calls in the interpreter")
@@ -176,15 +169,7 @@ def test_decoding_is_served_by_the_kernel_for_it(device, monkeypatch):
 
 def test_what_the_compiler_makes_of_it():
     """16 bytes a copy, one loop, nothing spilled; an early launch only where someone waits."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.compile.decode_kernels"],
-        env=os.environ | {"TRITON_INTERPRET": "0"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    kernels = {(row["call"], row["kernel"]): row for row in json.loads(done.stdout)}
+    kernels = {(row["call"], row["kernel"]): row for row in apart.compiled("decode_kernels")}
     assert list(kernels) == [
         ("one sequence", "decode_kernel"),
         ("one sequence", "combine_kernel"),
@@ -215,9 +200,7 @@ def test_splits_of_the_heuristic(batch, length):
     o, lse, _ = fa2.forward(request)
     for row in {0, batch - 1}:
         q, k, v, o_row, lse_row = (x[row : row + 1] for x in (*tensors, o, lse))
-        found = assess_request({"o": o_row, "lse": lse_row}, make_request(q, k, v, causal=True))
-        for name, accuracy in found.items():
-            assert accuracy.ok, f"sequence {row}, {name}: {accuracy}"
+        assert_right(make_request(q, k, v, causal=True), o_row, lse_row)
 
 
 @pytest.mark.gpu

@@ -9,10 +9,10 @@ import triton.language as tl
 
 from flash_versions import VERSIONS, attention
 from flash_versions.dispatch import launch
-from flash_versions.dispatch import version as contract
 from flash_versions.dispatch.autograd import in_vectors
+from flash_versions.dispatch.device import H200_SHARED_MEMORY, Properties, devices
 from flash_versions.dispatch.request import make_request
-from flash_versions.dispatch.version import LaunchConfig
+from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.versions import fa3
 from flash_versions.versions.fa2 import backward as packing_backward
 from flash_versions.versions.fa2 import forward as packing
@@ -22,10 +22,10 @@ from flash_versions.versions.fa3.forward import heavy_first
 from flash_versions.versions.fa3.hopper import forward as forward_hopper
 from flash_versions.versions.fa3.hopper.backward import kernel as backward_hopper
 from flash_versions.versions.fa3.hopper.config import HopperConfig
-from flash_versions.versions.oracle.budget import assess_request
 from flash_versions.versions.tiles.tma import undescribable
 from tests.flash_versions.versions.test_attention import CASES, DTYPES, EVERY_DTYPE, LAYOUTS
 from tests.flash_versions.versions.test_packed import bounds, packed_inputs
+from tests.helpers.budget import assert_gradients_right, assert_right
 from tests.helpers.rotation import rotated
 
 interpreted = pytest.mark.skipif(
@@ -39,11 +39,6 @@ def inputs(device, M=70, N=130, heads=4, kv_heads=2, batch=2, head_dim=32, dtype
     return q.to(dtype), k.to(dtype), (v + 0.5).to(dtype)
 
 
-def assert_right(request, o, lse):
-    for name, accuracy in assess_request({"o": o, "lse": lse}, request).items():
-        assert accuracy.ok, f"{name}: {accuracy}"
-
-
 def gradients_of(request, differentiate, do=None, dlse=None, **options):
     """{name: gradient} of a request, by a backward of one's own choice."""
     with torch.no_grad():
@@ -51,11 +46,6 @@ def gradients_of(request, differentiate, do=None, dlse=None, **options):
         do = torch.randn_like(o) if do is None else do
         found = differentiate(request, o, lse, None, do, dlse, **options)
     return {n: x for n, x in zip(("dq", "dk", "dv", "dsink"), found) if x is not None}, do
-
-
-def assert_gradients_right(request, gradients, do, dlse=None):
-    for name, accuracy in assess_request(gradients, request, do, dlse).items():
-        assert accuracy.ok, f"{name}: {accuracy}"
 
 
 # ---- the kernel on calls of every kind, also on those that FA2 would get ----
@@ -83,7 +73,7 @@ def test_gradients_of_the_kernels_themselves(case, dtype, device):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_any_strides_that_descriptors_take(layout, device):
     request = make_request(*(LAYOUTS[layout](x) for x in inputs(device)), causal=True)
-    assert portable.unsupported(request) is None
+    assert portable.left_to_fa2(request) is None
     assert_right(request, *portable.forward(request)[:2])
 
 
@@ -91,7 +81,7 @@ def test_the_stride_of_a_single_element_does_not_matter(device):
     q, k, v = (x[:1, :, :1] for x in inputs(device))
     odd = [x.as_strided(x.shape, (7, x.stride(1), 3, 1)) for x in (q, k, v)]
     request = make_request(*odd)
-    assert portable.unsupported(request) is None
+    assert portable.left_to_fa2(request) is None
     expected = portable.forward(make_request(q, k, v))[0]
     assert torch.equal(portable.forward(request)[0], expected)
 
@@ -115,7 +105,7 @@ def test_keys_past_the_length_do_not_leak(causal, device):
     q, k, v = inputs(device, N=200)
     lengths = torch.tensor([130, 71], device=device)
     request = make_request(q, k, v, causal=causal, kv_lengths=lengths)
-    assert portable.unsupported(request) is None
+    assert portable.left_to_fa2(request) is None
     clean, lse, _ = portable.forward(request)
     assert_right(request, clean, lse)
     for row, length in enumerate(lengths.tolist()):
@@ -130,7 +120,7 @@ def test_neighbours_in_a_packing_do_not_leak(poisoned, device):
     q, k, v = packed_inputs(lengths, lengths, device)
     cu_seqlens = bounds(lengths, device)
     request = make_request(q, k, v, causal=True, cu_seqlens_q=cu_seqlens, num_splits=1)
-    assert portable.unsupported(request) is None
+    assert portable.left_to_fa2(request) is None
     clean, lse, _ = portable.forward(request)
     assert_right(request, clean, lse)
     first, end = cu_seqlens[poisoned : poisoned + 2].tolist()
@@ -165,7 +155,7 @@ def test_neighbours_in_a_packing_do_not_leak_into_gradients(poisoned, device):
     q, k, v = (x.bfloat16() for x in packed_inputs(lengths, lengths, device))
     cu_seqlens = bounds(lengths, device)
     request = make_request(q, k, v, causal=True, cu_seqlens_q=cu_seqlens)
-    assert backward.unsupported(request) is None
+    assert backward.left_to_fa2(request) is None
     clean, do = gradients_of(request, backward.backward)
     assert_gradients_right(request, clean, do)
     first, end = cu_seqlens[poisoned : poisoned + 2].tolist()
@@ -236,7 +226,7 @@ def test_heavy_tiles_of_all_heads_of_a_section_come_first(tiles, pairs, section,
 @pytest.mark.parametrize("packed", [False, True], ids=["alike", "packed"])
 def test_every_tile_is_computed_once(packed, multiprocessors, device, monkeypatch):
     """Three programs for 3 x 5 x 2 tiles and more: 3, 2 and 5 do not divide one another."""
-    monkeypatch.setattr(portable, "num_multiprocessors", lambda device: multiprocessors)
+    monkeypatch.setattr(devices, "assumed", Properties(num_sms=multiprocessors))
     seen = []
     forward_tile = portable.forward_tile
 
@@ -272,7 +262,7 @@ def test_any_number_of_programs_gives_the_same_bits(warps, device, monkeypatch):
     config = LaunchConfig(16, 32, warps, num_stages=2)
     results = [portable.forward(request, config)[0]]
     for multiprocessors in (1, 7):
-        monkeypatch.setattr(portable, "num_multiprocessors", lambda device, n=multiprocessors: n)
+        monkeypatch.setattr(devices, "assumed", Properties(num_sms=multiprocessors))
         results.append(portable.forward(request, config, persistent=True)[0])
     assert all(torch.equal(o, results[0]) for o in results)
 
@@ -398,7 +388,7 @@ def check_left_to_fa2(request, sentence, monkeypatch):
 
 
 def raise_reason(request):
-    if reason := portable.unsupported(request):
+    if reason := portable.left_to_fa2(request):
         raise ValueError(reason)
 
 
@@ -409,20 +399,20 @@ def test_packed_decoding_is_left_to_fa2(device):
         "cu_seqlens_q": bounds([1] * 100, device),
         "cu_seqlens_k": bounds([2] * 100, device),
     }
-    reason = portable.unsupported(make_request(q, k, v, **cu_seqlens))
+    reason = portable.left_to_fa2(make_request(q, k, v, **cu_seqlens))
     assert reason is not None and reason.startswith(
         "the sequences have fewer than 64 query rows (1)"
     )
     whole = {"cu_seqlens_q": bounds([100], device), "cu_seqlens_k": bounds([200], device)}
-    assert portable.unsupported(make_request(q, k, v, **whole)) is None
+    assert portable.left_to_fa2(make_request(q, k, v, **whole)) is None
 
 
 def test_few_tiles_and_many_keys_are_left_to_fa2(device, monkeypatch):
     request = make_request(*inputs(device, M=64, N=4096, heads=1, kv_heads=1, batch=1))
-    monkeypatch.setattr(packing, "num_multiprocessors", lambda device: 132)
-    assert portable.unsupported(request).startswith("the keys are to be split in 32")
-    monkeypatch.setattr(packing, "num_multiprocessors", lambda device: 1)
-    assert portable.unsupported(request) is None
+    monkeypatch.setattr(devices, "assumed", Properties(num_sms=132))
+    assert portable.left_to_fa2(request).startswith("the keys are to be split in 32")
+    monkeypatch.setattr(devices, "assumed", Properties(num_sms=1))
+    assert portable.left_to_fa2(request) is None
 
 
 def test_what_fa3_serves_does_not_go_to_fa2(device, monkeypatch):
@@ -434,11 +424,8 @@ def test_what_fa3_serves_does_not_go_to_fa2(device, monkeypatch):
 
 @pytest.mark.parametrize(("capability", "left"), [((8, 0), True), ((8, 9), True), ((9, 0), False)])
 def test_a_gpu_without_tma_is_left_to_fa2(capability, left, device, monkeypatch):
-    for module in (portable, packing):
-        monkeypatch.setattr(module, "num_multiprocessors", lambda device: 1)
-    monkeypatch.setattr(portable, "shared_memory_limit", lambda device: 232_448)
-    monkeypatch.setattr(portable, "compute_capability", lambda device: capability)
-    reason = portable.unsupported(make_request(*inputs(device)))
+    monkeypatch.setattr(devices, "assumed", Properties(capability, H200_SHARED_MEMORY))
+    reason = portable.left_to_fa2(make_request(*inputs(device)))
     assert (reason is not None) == left
     if left:
         assert reason.startswith(f"compute capability {capability[0]}.{capability[1]} has no TMA")
@@ -469,7 +456,7 @@ def test_a_gradient_that_no_descriptor_takes_is_copied(name, device):
 def test_gradients_that_are_left_to_fa2(name, device, monkeypatch):
     change, shape, options, sentence = LEFT_TO_FA2[name]
     request = make_request(*(change(x) for x in inputs(device, **shape)), **options)
-    assert re.search(sentence, backward.unsupported(request))
+    assert re.search(sentence, backward.left_to_fa2(request))
     o, lse, _ = packing.forward(request)
     given = request, o, lse, None, torch.randn_like(o), None
     expected = packing_backward.backward(*given)[:3]
@@ -482,8 +469,8 @@ def test_gradients_that_are_left_to_fa2(name, device, monkeypatch):
 def test_split_keys_have_gradients_of_their_own(device):
     shape = {"M": 64, "batch": 1, "heads": 1, "kv_heads": 1, "dtype": torch.bfloat16}
     request = make_request(*inputs(device, **shape), num_splits=2)
-    assert portable.unsupported(request) is not None
-    assert backward.unsupported(request) is None
+    assert portable.left_to_fa2(request) is not None
+    assert backward.left_to_fa2(request) is None
 
 
 ON_A_GPU = {
@@ -505,11 +492,9 @@ ON_A_GPU = {
 @pytest.mark.parametrize("name", ON_A_GPU)
 def test_gradients_on_a_gpu_are_for_boxes_where_products_read_them(name, device, monkeypatch):
     capability, shape, sentence = ON_A_GPU[name]
-    for module in (portable, backward, contract):
-        monkeypatch.setattr(module, "shared_memory_limit", lambda device: 232_448)
-        monkeypatch.setattr(module, "compute_capability", lambda device: capability)
+    monkeypatch.setattr(devices, "assumed", Properties(capability, H200_SHARED_MEMORY))
     request = make_request(*inputs(device, **({"dtype": torch.bfloat16} | shape)))
-    found = backward.unsupported(request)
+    found = backward.left_to_fa2(request)
     assert found is None if sentence is None else found.startswith(sentence)
 
 
@@ -520,10 +505,10 @@ def test_the_explicit_backward_comes_first(version, device, monkeypatch):
     given = request, o, lse, None, torch.randn_like(o), None
     found = []
     monkeypatch.setattr(backward_hopper, "launch", lambda plan, *given: found.append(given))
-    monkeypatch.setattr(backward_hopper, "unsupported", lambda request: "no Hopper")
+    monkeypatch.setattr(backward_hopper, "left_to_portable", lambda request: "no Hopper")
     portables = VERSIONS[version].backward(*given)
     assert len(portables) == 4 and not found
     monkeypatch.setattr(launch, "decided", {})
-    monkeypatch.setattr(backward_hopper, "unsupported", lambda request: None)
+    monkeypatch.setattr(backward_hopper, "left_to_portable", lambda request: None)
     VERSIONS[version].backward(*given)
     assert found == [given]

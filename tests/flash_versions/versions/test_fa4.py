@@ -13,8 +13,9 @@ import triton.language as tl
 import flash_versions
 import transformer
 from flash_versions.dispatch.autograd import in_vectors
+from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.request import make_request
-from flash_versions.dispatch.version import LaunchConfig
+from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.versions import fa3
 from flash_versions.versions.fa2 import backward as packing_backward
 from flash_versions.versions.fa2 import forward as packing
@@ -27,10 +28,10 @@ from flash_versions.versions.fa4.exp2 import DEGREES
 from flash_versions.versions.fa4.hopper import backward as explicit
 from flash_versions.versions.fa4.hopper import forward as forward_hopper
 from flash_versions.versions.fa4.softmax import raise_reference
-from flash_versions.versions.oracle.budget import assess_request
-from flash_versions.versions.tiles import hopper
-from flash_versions.versions.tiles.algebra import finalise
+from flash_versions.versions.tiles import wgmma
+from flash_versions.versions.tiles.algebra import finalize
 from tests.flash_versions.versions.test_attention import CASES
+from tests.helpers.budget import assert_gradients_right, assert_right
 from transformer.model.weights import load_model
 from transformer.training.corpus import Teacher, draw_chat
 
@@ -59,11 +60,6 @@ def staircase(device, steps, block=32, M=16, dtype=torch.float32, head_dim=16):
     k[0, :, 0, 0] = levels + torch.rand(len(levels), device=device) * 2**-6
     v = torch.randn(1, len(levels), 1, head_dim, device=device) + 0.5
     return *(x.to(dtype) for x in (q, k, v)), {"scale": 0.6931471805599453}
-
-
-def assert_right(request, o, lse):
-    for name, accuracy in assess_request({"o": o, "lse": lse}, request).items():
-        assert accuracy.ok, f"{name}: {accuracy}"
 
 
 def counted(request, config=SMALL, threshold=portable.THRESHOLD):
@@ -144,7 +140,7 @@ def steps_kernel(
         acc = acc * alpha[:, None] + tl.sum(p * value[None, :], 1)[:, None]
         tl.store(maxima + j * ROWS + row, row_max)
         tl.store(alphas + j * ROWS + row, alpha)
-    o, row_lse = finalise(acc, row_max, row_sum)
+    o, row_lse = finalize(acc, row_max, row_sum)
     tl.store(out + row[:, None], o)
     tl.store(lse + row, row_lse)
 
@@ -297,13 +293,13 @@ def test_the_rule_that_is_chosen(device, monkeypatch):
     config = LaunchConfig(64, 64, num_warps=4, num_stages=2)
     for dtype, eighths in ((torch.float32, 0), (torch.float16, 2), (torch.bfloat16, 2)):
         request = make_request(*inputs(device, dtype=dtype))
-        monkeypatch.setattr(portable, "compute_capability", lambda device: (10, 0))
+        monkeypatch.setattr(devices, "assumed", Properties((10, 0)))
         assert portable.choose_rule(request, config) == (8.0, eighths)
         assert portable.choose_rule(request, LaunchConfig(64, 16, 4, 2)) == (8.0, 0)
         wide = make_request(*inputs(device, head_dim=256, dtype=dtype))
         assert portable.choose_rule(wide, config) == (8.0, 0)
         for capability in ((8, 0), (9, 0), (12, 0)):
-            monkeypatch.setattr(portable, "compute_capability", lambda device, x=capability: x)
+            monkeypatch.setattr(devices, "assumed", Properties(capability))
             assert portable.choose_rule(request, config) == (0.0, 0)
     assert set(HALF) < set(DEGREES)
 
@@ -349,9 +345,7 @@ def test_gradients_with_a_share_of_polynomials(dtype, eighths, device):
     o, lse, _ = unconditional.forward(request)
     do, dlse = torch.randn_like(o), torch.randn_like(lse)
     found = backward.backward(request, o, lse, None, do, dlse, eighths=eighths)
-    results = dict(zip(("dq", "dk", "dv"), found))
-    for name, accuracy in assess_request(results, request, do, dlse).items():
-        assert accuracy.ok, f"{name}: {accuracy}"
+    assert_gradients_right(request, found[:3], do, dlse)
 
 
 def test_the_share_is_a_switch(device):
@@ -370,7 +364,7 @@ def test_the_share_is_a_switch(device):
 
 @pytest.mark.parametrize("capability", [(9, 0), (10, 0)])
 def test_the_gradients_share_out_where_the_forward_does(capability, device, monkeypatch):
-    monkeypatch.setattr(portable, "compute_capability", lambda device: capability)
+    monkeypatch.setattr(devices, "assumed", Properties(capability))
     request = make_request(*inputs(device), causal=True)
     chosen, _ = gradients_of(request)
     expected, _ = gradients_of(request, eighths=2 if capability == (10, 0) else 0)
@@ -441,7 +435,7 @@ def test_variants_of_the_backward(name, device, monkeypatch):
         expected, _ = gradients_of(request)
         assert all(torch.equal(found[x], expected[x]) for x in expected)
         return
-    if not hopper.available(torch.device(device)):
+    if not wgmma.available(torch.device(device)):
         with pytest.raises(ValueError, match="Hopper"):
             variant(request, None, None, None, None, None)
     asked = []
@@ -466,7 +460,7 @@ def test_few_queries_are_left_to_fa2(device, monkeypatch):
 def test_fp8_is_for_the_hopper_kernel_and_elsewhere_for_fa3(on_hopper, device, monkeypatch):
     given = []
     reason = None if on_hopper else "no Hopper"
-    monkeypatch.setattr(forward_fp8_hopper, "unsupported", lambda request: reason)
+    monkeypatch.setattr(forward_fp8_hopper, "left_to_portable", lambda request: reason)
     kernel = (forward_hopper if on_hopper else fa3), "forward_quantized"
     monkeypatch.setattr(*kernel, lambda *arguments: given.append(arguments))
     request = make_request(*inputs(device))._replace(precision="fp8:block:e4m3")

@@ -6,13 +6,16 @@ import pytest
 import torch
 
 from flash_versions import VERSIONS, Fp8, attention, attention_reference
+from flash_versions.dispatch.device import Properties, devices
+from flash_versions.dispatch.precision import Quantized
 from flash_versions.dispatch.request import make_request
-from flash_versions.dispatch.version import LaunchConfig
+from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.flash_attn import flash_attn_func
 from flash_versions.versions.fa3.fp8 import forward as forward_fp8
-from flash_versions.versions.fp8.quantize import Quantized, dequantize, prepare, quantize
-from flash_versions.versions.oracle.budget import assess, assess_request
+from flash_versions.versions.fp8.quantize import dequantize, prepare, quantize
+from flash_versions.versions.oracle.budget import assess_request
 from tests.flash_versions.versions.test_attention import CASES, LAYOUTS
+from tests.helpers.budget import assert_right, assert_within_budget
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 SERVED = [case for case in CASES if not case.options.get("dropout_p")]
@@ -28,9 +31,7 @@ def check(q, k, v, version="fa3", **options):
     """One call against its budget: (o, lse)."""
     with torch.no_grad():
         o, lse = attention(q, k, v, version=version, return_lse=True, **options)
-        found = assess(o, lse, q, k, v, **options)
-    for name, accuracy in found.items():
-        assert accuracy.ok, f"{name}: {accuracy}"
+        assert_within_budget(o, lse, q, k, v, **options)
     return o, lse
 
 
@@ -185,8 +186,7 @@ def test_any_tiles(config, device):
     v[:, :128] *= 10
     request = make_request(q, k, v, causal=True, window=(100, None), precision="fp8")
     o, lse, _ = forward_fp8.forward(request, prepare(request), config)
-    for name, accuracy in assess_request({"o": o, "lse": lse}, request).items():
-        assert accuracy.ok, f"{name}: {accuracy}"
+    assert_right(request, o, lse)
 
 
 def test_the_rotation_changes_no_product(device):
@@ -271,7 +271,7 @@ def test_wrong_operands_are_over_the_budget(wrong, device):
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [
-        ("finalise(acc, row_max - OFFSET, row_sum)", "finalise(acc, row_max, row_sum)"),
+        ("finalize(acc, row_max - OFFSET, row_sum)", "finalize(acc, row_max, row_sum)"),
         ("row_sum *= tl.exp2(OFFSET)", "row_sum *= 1.0"),
         ("tl.sum(p, 1) * weight", "tl.sum(p, 1)"),
         ("OFFSET + tl.log2(share)", "OFFSET"),
@@ -333,7 +333,7 @@ def test_tensors_that_are_quantised_once_serve_any_call(device):
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 6)])
 def test_a_gpu_without_fp8_is_told(capability, monkeypatch):
-    monkeypatch.setattr(forward_fp8, "compute_capability", lambda device: capability)
+    monkeypatch.setattr(devices, "assumed", Properties(capability))
     q, k, v = inputs("cpu")
     with pytest.raises(
         ValueError, match=r"compute capability 8.\d, whose tensor cores know no FP8"

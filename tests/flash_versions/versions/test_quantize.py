@@ -12,19 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from flash_versions.versions.fp8 import quantize as module
-from flash_versions.versions.fp8.quantize import (
-    BLOCK_KEYS,
-    BLOCK_ROWS,
-    DTYPES,
-    SCALES,
-    Fp8,
-    Quantized,
-    dequantize,
-    prepare,
-    quantize,
-    transpose_values,
-)
+from flash_versions.dispatch.device import Properties, devices
+from flash_versions.dispatch.precision import BLOCK_KEYS, BLOCK_ROWS, DTYPES, SCALES, Fp8, Quantized
+from flash_versions.versions.fp8.quantize import dequantize, prepare, quantize, transpose_values
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
@@ -347,7 +337,7 @@ def test_transposed_values_end_where_their_sequence_does(device):
 
 
 def test_gpus_without_fp8_are_refused(monkeypatch):
-    monkeypatch.setattr(module, "compute_capability", lambda device: (8, 0))
+    monkeypatch.setattr(devices, "assumed", Properties((8, 0)))
     q = SimpleNamespace(shape=(1, 1, 1, 64), is_cuda=True, device="cuda")
     with pytest.raises(ValueError, match=r"compute capability 8.0 has no FP8; 8.9 \(Ada\)"):
         quantize(q, q, q)

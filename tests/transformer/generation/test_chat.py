@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 import tokenizers
@@ -20,153 +21,10 @@ from transformer.generation.chat import (
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-CHATML = """\
-{% if messages[0]['role'] != 'system' %}
-    {{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}
-{% endif %}
-{% for message in messages %}
-{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}
-{% endfor %}
-{% if add_generation_prompt %}
-{{ '<|im_start|>assistant\\n' }}
-{% endif %}
-"""
-
-LLAMA3 = """\
-{{- bos_token }}
-{%- if not date_string is defined %}
-    {%- if strftime_now is defined %}
-        {%- set date_string = strftime_now("%d %b %Y") %}
-    {%- endif %}
-{%- endif %}
-{%- if messages[0]['role'] == 'system' %}
-    {%- set system_message = messages[0]['content'] | trim %}
-    {%- set messages = messages[1:] %}
-{%- else %}
-    {%- set system_message = "" %}
-{%- endif %}
-{{- "<|start_header_id|>system<|end_header_id|>\\n\\n" }}
-{{- "Today Date: " + date_string + "\\n\\n" + system_message + "<|eot_id|>" }}
-{%- if tools is not none %}
-    {{- "You have access to the following functions:\\n" }}
-    {%- for tool in tools %}
-        {{- tool | tojson(indent=4) }}
-        {{- "\\n\\n" }}
-    {%- endfor %}
-{%- endif %}
-{%- for message in messages %}
-    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}
-    {{- message['content'] | trim + '<|eot_id|>' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
-{%- endif %}
-"""
-
-MISTRAL = """\
-{%- if messages[0]["role"] == "system" %}
-    {%- set system_message = messages[0]["content"] %}
-    {%- set loop_messages = messages[1:] %}
-{%- else %}
-    {%- set loop_messages = messages %}
-{%- endif %}
-{{- bos_token }}
-{%- for message in loop_messages %}
-    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
-        {{- raise_exception('Conversation roles must alternate user/assistant/user/...') }}
-    {%- endif %}
-    {%- if message["role"] == "user" %}
-        {%- if loop.last and system_message is defined %}
-            {{- "[INST] " + system_message + "\\n\\n" + message["content"] + "[/INST]" }}
-        {%- else %}
-            {{- "[INST] " + message["content"] + "[/INST]" }}
-        {%- endif %}
-    {%- elif message["role"] == "assistant" %}
-        {{- " " + message["content"] + eos_token }}
-    {%- else %}
-        {{- raise_exception("Only user and assistant roles are supported") }}
-    {%- endif %}
-{%- endfor %}
-"""
-
-QWEN3 = """\
-{%- set ns = namespace(last_query=messages | length - 1, searching=true) %}
-{%- for message in messages[::-1] %}
-    {%- set index = (messages | length - 1) - loop.index0 %}
-    {%- if ns.searching and message.role == "user" and message.content is string
-           and not message.content.startswith('<tool_response>') %}
-        {%- set ns.searching = false %}
-        {%- set ns.last_query = index %}
-    {%- endif %}
-{%- endfor %}
-{%- for message in messages %}
-    {%- if message.content is string %}
-        {%- set content = message.content %}
-    {%- else %}
-        {%- set content = '' %}
-    {%- endif %}
-    {%- if message.role == "assistant" %}
-        {%- set reasoning = '' %}
-        {%- if '</think>' in content %}
-            {%- set reasoning = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1] %}
-            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
-        {%- endif %}
-        {{- '<|im_start|>assistant\\n' }}
-        {%- generation %}
-        {%- if loop.index0 > ns.last_query and reasoning %}
-            {{- '<think>\\n' + reasoning.strip('\\n') + '\\n</think>\\n\\n' }}
-        {%- endif %}
-        {{- content + '<|im_end|>' }}
-        {%- endgeneration %}
-        {{- '\\n' }}
-    {%- elif message.role == "tool" %}
-        {{- '<|im_start|>user\\n<tool_response>\\n' + content }}
-        {{- '\\n</tool_response><|im_end|>\\n' }}
-    {%- else %}
-        {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
-    {%- if enable_thinking is defined and enable_thinking is false %}
-        {{- '<think>\\n\\n</think>\\n\\n' }}
-    {%- endif %}
-{%- endif %}
-"""
-
-GEMMA = """\
-{{ bos_token }}
-{%- if messages[0]['role'] == 'system' %}
-    {{ raise_exception('System role not supported') }}
-{%- endif %}
-{% for message in messages %}
-    {% if message['role'] == 'assistant' %}
-        {% set role = 'model' %}
-    {% else %}
-        {% set role = message['role'] %}
-    {% endif %}
-{{ '<start_of_turn>' + role + '\\n' -}}
-    {% if message['content'] is string %}{{ message['content'] | trim -}}
-    {% else %}
-        {% for part in message['content'] %}
-            {% if part['type'] == 'image' %}{% continue %}{% endif %}
-{{ part['text'] | trim -}}
-        {% endfor %}
-    {% endif %}
-{{ '<end_of_turn>\\n' }}
-{% endfor %}
-{% if add_generation_prompt %}
-{{ '<start_of_turn>model\\n' }}
-{% endif %}
-"""
-
 TEMPLATES = {
-    "chatml": CHATML,
-    "llama3": LLAMA3,
-    "mistral": MISTRAL,
-    "qwen3": QWEN3,
-    "gemma": GEMMA,
+    path.stem: path.read_text() for path in Path(__file__).with_name("templates").glob("*.jinja")
 }
+CHATML, GEMMA, LLAMA3, MISTRAL, QWEN3 = (TEMPLATES[name] for name in sorted(TEMPLATES))
 
 THOUGHT = "<think>\n3+4=7\n</think>\n\nIt is 7."
 CONVERSATIONS = {
@@ -280,24 +138,6 @@ def test_templates_render_as_in_transformers(oracle, template, conversation):
         text, tokens = encode_chat(BYTES, template, conversation, **options)
         assert text == expected
         assert tokens == oracle(expected, add_special_tokens=False)["input_ids"]
-
-
-def test_the_conversations_reach_every_template_and_every_refusal():
-    def outcome(template, conversation):
-        try:
-            return render_chat(template, conversation, **SPECIAL)
-        except TemplateError as error:
-            return str(error)
-
-    refused = "the chat template failed: "
-    assert outcome(GEMMA, CONVERSATIONS["system"]) == refused + "System role not supported"
-    assert outcome(MISTRAL, CONVERSATIONS["not alternating"]) == (
-        refused + "Conversation roles must alternate user/assistant/user/..."
-    )
-    assert "<think>\n3+4=7\n</think>" in outcome(QWEN3, CONVERSATIONS["thinking last"])
-    assert "<think>" not in outcome(QWEN3, CONVERSATIONS["thinking"])
-    assert "You are a helpful assistant." in outcome(CHATML, CONVERSATIONS["one turn"])
-    assert "Be brief" in outcome(LLAMA3, CONVERSATIONS["system"])
 
 
 def test_entries_that_are_none_count_as_absent(oracle):

@@ -9,7 +9,7 @@ import torch
 import flash_versions
 from tests.helpers.tiny_model import CONFIG, CONTEXT, END, PROMPTS
 from transformer.generation import batch
-from transformer.generation.engine import GREEDY, generate, pad_left
+from transformer.generation.engine import GREEDY, EngineOptions, generate, pad_left
 from transformer.generation.sampling import Sampling, row_generators
 from transformer.model.cache import KVCache
 from transformer.model.weights import load_model
@@ -157,7 +157,9 @@ def on_gpu(folder):
 @pytest.mark.parametrize("version", ["sdpa", "fa1", "fa2", "fa3", "fa4"])
 def test_a_graph_says_what_launches_say(on_gpu, tokenizer, version, sampling):
     model, prompts = on_gpu(version), [*PROMPTS, LONG]
-    expected, _ = answers(model, tokenizer, prompts, sampling, cuda_graph=False)
+    expected, _ = answers(
+        model, tokenizer, prompts, sampling, engine=EngineOptions(cuda_graph=False)
+    )
     found, _ = answers(model, tokenizer, prompts, sampling)
     assert len({len(completion.tokens) for completion in expected}) > 1
     for ours, theirs in zip(found, expected, strict=True):

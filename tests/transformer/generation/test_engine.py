@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from tests.helpers.tiny_model import CONFIG, CONTEXT, END, PROMPTS, sdpa
-from transformer.generation import batch, byte_tokenizer
-from transformer.generation.engine import GREEDY, generate
-from transformer.generation.row import Row, held_back
+from transformer.generation import batch
+from transformer.generation.engine import GREEDY, EngineOptions, generate
+from transformer.generation.row import Row
 from transformer.generation.sampling import Sampling, row_generators
 from transformer.model.decoder import Config, Transformer
+from transformer.training import byte_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -133,30 +134,6 @@ def test_padding_is_not_penalised(tokenizer, prompt, expected):
     assert padded.tokens == expected
 
 
-@pytest.mark.parametrize(
-    "sampling", [GREEDY, Sampling(), Sampling(temperature=0.7)], ids=["greedy", "T=1", "T=0.7"]
-)
-def test_log_probabilities_equal_transformers(model, tokenizer, oracle, sampling):
-    completions, _ = generate(
-        model,
-        tokenizer,
-        PROMPTS,
-        max_tokens=12,
-        sampling=sampling,
-        generators=row_generators(0, len(PROMPTS)),
-        logprobs=True,
-    )
-    for prompt, completion in zip(PROMPTS, completions):
-        with torch.no_grad():
-            logits = oracle(torch.tensor([prompt + completion.tokens])).logits[0]
-        scores = (logits[len(prompt) - 1 : -1] / (sampling.temperature or 1)).log_softmax(-1)
-        expected = scores[torch.arange(12), completion.tokens]
-        assert completion.logprobs is not None
-        torch.testing.assert_close(
-            torch.tensor(completion.logprobs), expected, rtol=1e-4, atol=1e-4
-        )
-
-
 def test_a_row_does_not_depend_on_its_batch_mates(model, tokenizer):
     sampling = Sampling(temperature=1.2, top_p=0.9)
     options = {"max_tokens": 20, "sampling": sampling, "eos": (END,)}
@@ -192,20 +169,15 @@ def test_samples_share_the_prefill_and_nothing_else(model, tokenizer, sampling):
     assert statistics.generated_tokens == sum(len(c.tokens) for c in samples)
 
 
-def test_greedy_samples_are_alike(model, tokenizer):
-    samples, _ = generate(model, tokenizer, PROMPTS, max_tokens=9, samples=2)
-    alone, _ = generate(model, tokenizer, PROMPTS, max_tokens=9)
-    assert samples == [completion for completion in alone for _ in range(2)]
-
-
+@pytest.mark.parametrize("ban", [False, True], ids=["free", "banned"])
 @pytest.mark.parametrize("temperature", [0, 1, 0.7])
-def test_banned_tokens_have_no_probability(model, tokenizer, oracle, temperature):
-    """What the model would like best everywhere is banned, and the rest shares its probability."""
+def test_log_probabilities_equal_transformers(model, tokenizer, oracle, temperature, ban):
+    """Also if what the model likes best everywhere is banned: the rest shares its probability."""
     options = {"max_tokens": 12, "sampling": Sampling(temperature=temperature), "logprobs": True}
     free, _ = generate(
         model, tokenizer, PROMPTS, generators=row_generators(0, len(PROMPTS)), **options
     )
-    banned = sorted({token for completion in free for token in completion.tokens})
+    banned = sorted({token for completion in free for token in completion.tokens}) if ban else []
     completions, _ = generate(
         model,
         tokenizer,
@@ -245,7 +217,7 @@ def test_reading_prompts_in_chunks_changes_nothing(model, tokenizer, prompts, ch
         max_tokens=12,
         eos=(END,),
         logprobs=True,
-        prefill_chunk=chunk,
+        engine=EngineOptions(prefill_chunk=chunk),
     )
     hook.remove()
     whole, rest = divmod(longest, width)
@@ -294,14 +266,6 @@ def test_held_back_text_is_released_at_the_limit(tokenizer):
     )
     assert (completion.text, completion.finish_reason) == ("aSTO", "length")
     assert shown == ["a", "STO"]
-
-
-@pytest.mark.parametrize(
-    "text, stops, held",
-    [("ab", ["abc"], 2), ("xab", ["abc", "b!"], 2), ("ab", ["x"], 0), ("", ["x"], 0), ("a", [], 0)],
-)
-def test_held_back(text, stops, held):
-    assert held_back(text, stops) == held
 
 
 @pytest.mark.parametrize(
@@ -382,15 +346,6 @@ def test_a_long_row_does_not_shorten_a_short_one(tokenizer):
     assert max(script.cache_lengths) <= CONTEXT
 
 
-def test_a_finished_long_row_leaves_the_others_as_they_are(model, tokenizer):
-    prompts = [list(range(CONTEXT - 4)), PROMPTS[1], PROMPTS[3]]
-    together, _ = generate(model, tokenizer, prompts, max_tokens=40)
-    assert [len(c.tokens) for c in together] == [4, 40, 40]
-    for prompt, completion in zip(prompts, together):
-        [alone], _ = generate(model, tokenizer, [prompt], max_tokens=40)
-        assert alone.tokens == completion.tokens
-
-
 def test_rows_that_have_ended_are_left_behind(tokenizer):
     """Half of the rows go on, or a quarter, whichever are running; nothing else is lost."""
     lasting = [3, 50, 2, 20, 3, 12, 2, 12]
@@ -423,7 +378,6 @@ def test_statistics_count_running_rows_only(tokenizer):
         ([[-1]], {}, "prompt 0 has tokens from -1"),
         ([[1]], {"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
         ([[1]], {"samples": 0}, "samples must be at least 1, got 0"),
-        ([[1]], {"prefill_chunk": 0}, "prefill_chunk must be at least 1, got 0"),
         ([[1]], {"sampling": Sampling(), "samples": 2}, "2 rows need as many generators, got 0"),
         ([[1]], {"banned": range(320)}, "logits for row 0 are not finite"),
         ([[1]], {"stop_strings": [""]}, "a stop string must not be empty"),
@@ -433,6 +387,14 @@ def test_statistics_count_running_rows_only(tokenizer):
 def test_bad_arguments_are_refused(tokenizer, prompts, options, reason):
     with pytest.raises(ValueError, match=reason):
         generate(Scripted([65]), tokenizer, prompts, **{"max_tokens": 5, **options})
+
+
+@pytest.mark.parametrize(
+    "name, value, least", [("prefill_chunk", 0, 1), ("page_size", 0, 1), ("prompt_lookup", -1, 0)]
+)
+def test_bad_engine_options_are_refused(name, value, least):
+    with pytest.raises(ValueError, match=f"{name}|prompt lookup must be at least {least}, got"):
+        EngineOptions(**{name: value})
 
 
 @pytest.mark.parametrize("when", ["cache", "prefill", "step"])

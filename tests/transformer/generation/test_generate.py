@@ -13,8 +13,11 @@ import flash_versions
 from flash_versions.dispatch import interpreter
 from tests.helpers.tiny_model import CONFIG, CONTEXT, END, expected_answer
 from transformer.generate import DEFAULT_QUESTION
-from transformer.generation import byte_tokenizer, session
+from transformer.generation import session
 from transformer.generation.engine import generate
+from transformer.model import weights
+from transformer.model.decoder import choose_attention
+from transformer.training import byte_tokenizer
 
 
 def test_the_default_question_is_answered(command, model, tokenizer):
@@ -27,7 +30,7 @@ def test_the_default_question_is_answered(command, model, tokenizer):
 
 
 def test_a_bare_name_means_a_shipped_checkpoint(command, folder, model, tokenizer, monkeypatch):
-    monkeypatch.setattr(session, "CHECKPOINTS", folder.parent)
+    monkeypatch.setattr(weights, "CHECKPOINTS", folder.parent)
     for arguments in (["--model", folder.name], ["--model", f"{folder}/"]):
         code, out, _ = command(*arguments, model=None)
         assert (code, out) == (0, expected_answer(model, tokenizer) + "\n")
@@ -145,23 +148,18 @@ def test_attention_must_serve_every_layer(monkeypatch):
     """Each kind of layer is asked for, and what cannot do all of them is refused."""
     cpu, dtype = torch.device("cpu"), torch.float32
     windowed = replace(CONFIG, layer_windows=(None, 5))
-    requests = session.layer_requests(windowed, cpu, dtype, None, False)
-    assert [request.window_left for request in requests] == [None, 4]
-    assert len(session.layer_requests(CONFIG, cpu, dtype, None, False)) == 1
     capped = replace(CONFIG, scores_softcap=30.0)
     for name in ("sdpa", "fa1"):
-        assert session.choose_attention(name, windowed, cpu, dtype) == (name, [])
+        assert choose_attention(name, windowed, cpu, dtype) == (name, [])
         with pytest.raises(ValueError, match=f"version '{name}': softcap is not possible"):
-            session.choose_attention(name, capped, cpu, dtype)
+            choose_attention(name, capped, cpu, dtype)
     if interpreter.enabled():
         for config in (windowed, capped):
-            assert (
-                session.choose_attention("auto", config, cpu, dtype)[0] in flash_versions.VERSIONS
-            )
+            assert choose_attention("auto", config, cpu, dtype)[0] in flash_versions.VERSIONS
     # Where no kernel runs:
     monkeypatch.setattr(interpreter, "enabled", lambda: False)
-    assert session.choose_attention("auto", windowed, cpu, dtype)[0] == "sdpa"
-    name, [note] = session.choose_attention("auto", capped, cpu, dtype)
+    assert choose_attention("auto", windowed, cpu, dtype)[0] == "sdpa"
+    name, [note] = choose_attention("auto", capped, cpu, dtype)
     assert name == "reference" and note.startswith("attention is reference, PyTorch written out: ")
 
 
@@ -297,7 +295,7 @@ def test_a_name_on_the_hub_is_resolved(command, folder, model, tokenizer, monkey
         asked.append(name)
         return folder
 
-    monkeypatch.setattr(session.hub, "resolve", resolve)
+    monkeypatch.setattr(weights, "_download", resolve)
     code, out, _ = command(model="someone/tiny-1.5")
     assert (code, out, asked) == (0, expected_answer(model, tokenizer) + "\n", ["someone/tiny-1.5"])
 

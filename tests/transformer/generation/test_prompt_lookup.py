@@ -11,8 +11,8 @@ import torch.nn.functional as F
 import flash_versions
 from tests.helpers.tiny_model import CONFIG, CONTEXT, END, PROMPTS, sdpa
 from transformer.generation import batch
-from transformer.generation.engine import generate
-from transformer.generation.prompt_lookup import LONGEST_MATCH, LookupDecoding
+from transformer.generation.engine import EngineOptions, generate
+from transformer.generation.prompt_lookup import LONGEST_MATCH, PromptLookupDecoding
 from transformer.generation.sampling import Sampling, row_generators
 from transformer.model.cache import KVCache
 from transformer.model.decoder import Transformer
@@ -22,9 +22,12 @@ LONG = list(range(CONTEXT - 9))  # leaves room for nine tokens
 REPEATING = [65, 66, 67, 68] * 6
 
 
-def answers(model, tokenizer, lookup, prompts=(*PROMPTS, LONG, REPEATING), **options):
+def answers(
+    model, tokenizer, lookup, prompts=(*PROMPTS, LONG, REPEATING), *, engine=None, **options
+):
     options = {"max_tokens": 60, "eos": (END,), "logprobs": True} | options
-    return generate(model, tokenizer, prompts, lookup=lookup, **options)
+    engine = EngineOptions(prompt_lookup=lookup, **(engine or {}))
+    return generate(model, tokenizer, prompts, engine=engine, **options)
 
 
 def assert_same(found, expected):
@@ -71,7 +74,7 @@ def test_drafts_go_with_pages(folder, model, tokenizer, places):
     """Drafts may end in pages that a row does not have, and rows take each other's places."""
     attend = partial(flash_versions.attention, version="reference")
     paged_model = load_model(folder, attend)
-    options = {"page_size": 4, "at_once": places}
+    options = {"engine": {"page_size": 4}, "at_once": places}
     found, statistics = answers(paged_model, tokenizer, 3, max_tokens=40, **options)
     for ours, theirs in zip(found, answers(model, tokenizer, 0, max_tokens=40)[0], strict=True):
         assert (ours.tokens, ours.finish_reason) == (theirs.tokens, theirs.finish_reason)
@@ -116,7 +119,7 @@ def test_a_repeating_text_takes_few_forwards(tokenizer):
 def test_a_row_drafts_from_its_own_text_only(tokenizer):
     """Also in a place that another row had before, whose text was longer."""
     model, prompts = Counting(CONFIG, attention=sdpa), [[*range(7)] * 8, [3]]
-    options = {"max_tokens": 40, "page_size": 4}
+    options = {"max_tokens": 40, "engine": {"page_size": 4}}
     alone = [answers(model, tokenizer, 5, [prompt], **options)[1] for prompt in prompts]
     _, together = answers(model, tokenizer, 5, prompts, at_once=1, **options)
     assert together.row_steps == sum(statistics.row_steps for statistics in alone)
@@ -124,12 +127,12 @@ def test_a_row_drafts_from_its_own_text_only(tokenizer):
 
 
 def drafts_of(texts, count):
-    """What `LookupDecoding` drafts for rows that end as given."""
+    """What `PromptLookupDecoding` drafts for rows that end as given."""
     rows = [SimpleNamespace(prompt=text[:-1]) for text in texts]
     logits = torch.zeros(len(texts), CONFIG.vocab_size)
     for row, text in enumerate(texts):
         logits[row, text[-1]] = 9
-    decoding = LookupDecoding(
+    decoding = PromptLookupDecoding(
         None,
         KVCache(CONFIG, len(texts), CONTEXT),
         logits,
@@ -174,7 +177,6 @@ def test_drafts_follow_the_latest_of_the_longest_matches():
 @pytest.mark.parametrize(
     "options, reason",
     [
-        ({"lookup": -1}, "lookup must be at least 0, got -1"),
         (
             {"sampling": Sampling(), "generators": row_generators(0, 1)},
             "exact for greedy choices only",
@@ -187,7 +189,7 @@ def test_drafts_follow_the_latest_of_the_longest_matches():
 )
 def test_drafts_that_would_not_be_exact_are_refused(model, tokenizer, options, reason):
     with pytest.raises(ValueError, match=reason):
-        generate(model, tokenizer, [[1]], **{"max_tokens": 5, "lookup": 2, **options})
+        answers(model, tokenizer, 2, [[1]], **options)
 
 
 @pytest.mark.gpu
@@ -197,7 +199,7 @@ def test_a_graph_says_what_launches_say(folder, tokenizer, version):
     model = load_model(folder, attend, torch.device("cuda"), torch.float32)
     expected, _ = answers(model, tokenizer, 0)
     for cuda_graph in (False, True):
-        found, statistics = answers(model, tokenizer, 4, cuda_graph=cuda_graph)
+        found, statistics = answers(model, tokenizer, 4, engine={"cuda_graph": cuda_graph})
         for ours, theirs in zip(found, expected, strict=True):
             assert (ours.tokens, ours.text) == (theirs.tokens, theirs.text)
         assert statistics.tokens_per_forward > 1

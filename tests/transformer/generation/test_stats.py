@@ -8,8 +8,9 @@ import torch
 
 from tests.helpers.tiny_model import CONFIG, CONTEXT, END, PROMPTS, sdpa
 from transformer.generate import main
+from transformer.generation import stats
 from transformer.generation.batch import prefill
-from transformer.generation.engine import generate
+from transformer.generation.engine import EngineOptions, generate
 from transformer.generation.session import Session
 from transformer.generation.stats import (
     Statistics,
@@ -72,28 +73,32 @@ def test_rows_that_have_ended_are_not_counted(model, tokenizer):
 
 
 @pytest.mark.parametrize("fixed", [False, True])
-def test_the_share_of_attention_is_what_it_takes(fixed):
-    """Attention that sleeps takes nearly all of a step, and one that does nothing next to nothing.
-    The cache is left as it was.
-    """
-    shares = []
-    for seconds in (0.1, 0.0):
+def test_the_share_of_attention_is_what_it_takes(fixed, monkeypatch):
+    """By a clock that attention and the rest of a step advance; the cache is left as it was."""
+    now = [0.0]
+    monkeypatch.setattr(stats.time, "perf_counter", lambda: now[0])
+
+    def pass_time(seconds):
+        now[0] += seconds
+
+    for seconds in (0.3, 0.0):
 
         def attend(q, k, v, seconds=seconds, **options):
-            time.sleep(seconds)
+            pass_time(seconds)
             return torch.zeros_like(q)
 
         model = Transformer(CONFIG, attend)
+        model.register_forward_hook(lambda *_: pass_time(0.2))
         cache = KVCache(CONFIG, 2, CONTEXT)
         with torch.no_grad():
             prefill(model, cache, PROMPTS[:2], 100)
         if fixed:
             cache.fix()
         before = (cache.lengths.tolist(), cache.longest, cache.uniform)
-        shares.append(attention_share(model, torch.zeros(2, 1, dtype=torch.int64), cache))
+        share = attention_share(model, torch.zeros(2, 1, dtype=torch.int64), cache)
+        assert share == pytest.approx(2 * seconds / (2 * seconds + 0.2))  # in two layers
         assert (cache.lengths.tolist(), cache.longest, cache.uniform) == before
         assert model.attention is attend
-    assert shares[0] > 0.9 and shares[1] < 0.5
 
 
 def test_a_model_that_never_calls_its_attention_has_no_share(model):
@@ -113,9 +118,17 @@ def test_a_model_that_never_calls_its_attention_has_no_share(model):
 @pytest.mark.parametrize("prompts", [PROMPTS, [list(range(CONTEXT - 6)), PROMPTS[0]]])
 def test_measuring_changes_no_answer(model, tokenizer, prompts, lookup):
     """Also where the context is full when the first row ends."""
-    options = {"max_tokens": 40, "eos": (END,), "lookup": lookup}
-    expected, plain = generate(model, tokenizer, prompts, **options)
-    found, measured = generate(model, tokenizer, prompts, measure_attention=True, **options)
+    (expected, plain), (found, measured) = (
+        generate(
+            model,
+            tokenizer,
+            prompts,
+            max_tokens=40,
+            eos=(END,),
+            engine=EngineOptions(prompt_lookup=lookup, measure_attention=measure),
+        )
+        for measure in (False, True)
+    )
     assert found == expected
     assert plain.attention_share is None and 0 < measured.attention_share < 1
     assert measured.steps == plain.steps
@@ -181,5 +194,6 @@ def test_the_share_of_attention_on_a_gpu(folder, tokenizer, version):
 
     attend = partial(flash_versions.attention, version=version)
     model = load_model(folder, attend, torch.device("cuda"), torch.bfloat16)
-    _, statistics = generate(model, tokenizer, PROMPTS, max_tokens=60, measure_attention=True)
+    engine = EngineOptions(measure_attention=True)
+    _, statistics = generate(model, tokenizer, PROMPTS, max_tokens=60, engine=engine)
     assert statistics.attention_share is not None and 0.02 < statistics.attention_share < 0.9

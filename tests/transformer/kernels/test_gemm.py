@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from flash_versions.versions.oracle.budget import Accuracy
-from flash_versions.versions.tiles import hopper
+from flash_versions.versions.tiles import wgmma
 from transformer.model.kernels.gemm import gemm as public
 from transformer.model.kernels.gemm import hopper as gemm_hopper
 from transformer.model.kernels.gemm import portable as gemm_portable
@@ -296,19 +296,19 @@ def test_tiles_are_smaller_where_there_are_few(rows, columns, tile):
 
 def test_who_gets_the_kernel_for_hopper(monkeypatch):
     """What TMA can address, of 16 bits; everything else gets the portable kernel."""
-    monkeypatch.setattr(hopper, "available", lambda device: True)
+    monkeypatch.setattr(wgmma, "available", lambda device: True)
     x = torch.zeros(40, 64, dtype=torch.bfloat16)
     for suited in (x, x[:, 8:], x[3:, :32], x[:, ::1]):
         assert public.suits_hopper(suited)
     apart, odd = x.as_strided((40, 1), (8, 5)), torch.zeros(3, 9).bfloat16()
     for other in (x[:, 1:], x.float(), x.t(), x[:1].expand(40, 64), apart, odd):
         assert not public.suits_hopper(other)
-    monkeypatch.setattr(hopper, "available", lambda device: False)
+    monkeypatch.setattr(wgmma, "available", lambda device: False)
     assert not public.suits_hopper(x)
 
 
 on_hopper = pytest.mark.skipif(
-    not torch.cuda.is_available() or not hopper.available(torch.device("cuda")),
+    not torch.cuda.is_available() or not wgmma.available(torch.device("cuda")),
     reason="needs a Hopper GPU",
 )
 WIDE = GemmConfig(rows=64, columns=256, stages=4, ping_pong=False, epilogue_columns=64)

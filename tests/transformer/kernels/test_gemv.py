@@ -1,17 +1,12 @@
 """A decoding step's layers: within the error budget, everything written, bad input named."""
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 import torch.nn.functional as F
 
 from flash_versions.versions.oracle.budget import Accuracy
-from tests.helpers.paths import ROOT
-from transformer.model.kernels.decode import gemv as skinny
+from tests.compile import apart
+from transformer.model.kernels.decode import gemv
 from transformer.model.kernels.decode.gemv import Norm, Tile
 from transformer.model.kernels.decode.gemv_qkv import MANY_TOKENS, qkv
 from transformer.model.rope import Rope, rotary_table, rotate
@@ -64,7 +59,7 @@ def test_linear(device, dtype, tokens, outputs, width):
     for case in ((None, None, None), (scale, None, None), (scale, bias, residual)):
         scale_or_none, bias_or_none, added = case
         norm = None if scale_or_none is None else Norm(scale_or_none, EPS)
-        got = skinny.linear(x, weight, bias_or_none, norm=norm, residual=added)
+        got = gemv.linear(x, weight, bias_or_none, norm=norm, residual=added)
         plain, exact = (
             layer(x, weight, bias_or_none, scale_or_none, d) + (0 if added is None else added.to(d))
             for d in (dtype, torch.float64)
@@ -79,9 +74,9 @@ def test_a_residual_stays_what_it_is_unless_it_may_be_overwritten(device):
     weight = weight_of(24, 40, torch.float32, device)
     residual = random(5, 24, dtype=torch.float32, device=device)
     before = residual.clone()
-    expected = skinny.linear(x, weight, residual=residual)
+    expected = gemv.linear(x, weight, residual=residual)
     assert torch.equal(residual, before)
-    got = skinny.linear(x, weight, residual=residual, overwrite=True)
+    got = gemv.linear(x, weight, residual=residual, overwrite=True)
     assert torch.equal(got, expected) and got.data_ptr() == residual.data_ptr()
 
 
@@ -94,7 +89,7 @@ def test_swiglu(device, dtype, tokens, outputs, width):
     if tokens != 2:
         bias = random(2 * outputs, dtype=dtype, device=device)
     scale = 1 + 0.2 * random(width, dtype=dtype, device=device)
-    got = skinny.swiglu(x, weight, bias, norm=Norm(scale, EPS))
+    got = gemv.swiglu(x, weight, bias, norm=Norm(scale, EPS))
     found = []
     for d in (dtype, torch.float64):
         gate, up = layer(x, weight, bias, scale, d).chunk(2, -1)
@@ -167,7 +162,7 @@ def test_every_tile_gives_the_same(device, tile):
     """A tile decides about the time only."""
     x = random(1, 200, dtype=torch.float32, device=device)
     weight = weight_of(50, 200, torch.float32, device)
-    got = skinny.linear(x, weight, tile=tile)
+    got = gemv.linear(x, weight, tile=tile)
     judged(got, F.linear(x, weight), layer(x, weight, None, None, torch.float64))
 
 
@@ -175,7 +170,7 @@ def test_every_tile_gives_the_same(device, tile):
 @pytest.mark.parametrize("rows", [6, 2048, 152064])
 def test_chosen_tiles_can_be_compiled(rows, width):
     """Powers of two, pairs of rows, and no more weights than a thread has registers for."""
-    tile = skinny.choose_tile(rows, width)
+    tile = gemv.choose_tile(rows, width)
     for number in (tile.rows, tile.block_k, tile.num_warps):
         assert number & (number - 1) == 0
     assert tile.rows >= 2
@@ -188,9 +183,9 @@ def test_large_values_do_not_overflow(device):
     x = torch.full((1, 64), 300.0, dtype=torch.float16, device=device)
     weight = torch.ones(2, 64, dtype=torch.float16, device=device)
     weight[0] = -1
-    assert skinny.swiglu(x, weight).item() == 0
+    assert gemv.swiglu(x, weight).item() == 0
     norm = Norm(torch.ones(64, dtype=torch.float16, device=device), EPS)
-    assert skinny.linear(x, weight, norm=norm)[0].tolist() == [-64, 64]
+    assert gemv.linear(x, weight, norm=norm)[0].tolist() == [-64, 64]
 
 
 STREAMS = {"linear_kernel", "swiglu_kernel", "qkv_kernel"}
@@ -215,13 +210,13 @@ X, WEIGHT = torch.zeros(1, 8), torch.zeros(6, 8)
 def test_bad_input_is_named(sentence, x, weight, options):
     """In one sentence, before any launch."""
     with pytest.raises(ValueError, match=sentence):
-        skinny.linear(x, weight, **options)
+        gemv.linear(x, weight, **options)
 
 
 def test_halves_and_caches_that_do_not_fit():
     """The two other layers have a condition of their own."""
     with pytest.raises(ValueError, match="5 rows; gate and up must be halves"):
-        skinny.swiglu(X, WEIGHT[:5])
+        gemv.swiglu(X, WEIGHT[:5])
     table = torch.zeros(4, 2, 1, 2)
     lengths = torch.ones(1, dtype=torch.int32)
     cache = torch.zeros(2, 1, 4, 1, 2)
@@ -240,12 +235,7 @@ def test_halves_and_caches_that_do_not_fit():
 @pytest.mark.parametrize("arch", [pytest.param("sm_80", marks=pytest.mark.wide), "sm_90"])
 def test_compiled_code(arch):
     """On either architecture: weights in loads of 16 bytes, no spills, one kernel for each part."""
-    command = [sys.executable, "-m", "tests.compile.compile_gemv", arch]
-    environment = os.environ | {"TRITON_INTERPRET": "0"}
-    out = subprocess.run(
-        command, env=environment, check=True, capture_output=True, text=True, cwd=ROOT
-    )
-    rows = json.loads(out.stdout.splitlines()[-1])
+    rows = apart.compiled("compile_gemv", arch)
     streams = [row for row in rows if row["kernel"] in STREAMS]
     assert {row["kernel"] for row in streams} == STREAMS
     for row in rows:
@@ -267,8 +257,8 @@ def test_overlap_changes_no_bit(rows, width):
     scale = torch.ones(width, dtype=torch.bfloat16, device="cuda")
 
     def chain(overlap):
-        y = skinny.linear(x, weight, norm=Norm(scale, EPS), overlap=overlap)
-        return skinny.linear(y, back, residual=x, overlap=overlap)
+        y = gemv.linear(x, weight, norm=Norm(scale, EPS), overlap=overlap)
+        return gemv.linear(y, back, residual=x, overlap=overlap)
 
     expected = chain(overlap=False)
     found = []

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from flash_versions.versions.tiles import hopper
+from flash_versions.versions.tiles import wgmma
 from tests.transformer.kernels.test_gemm import assess
 from transformer.model.kernels.gemm.rmsnorm import (
     fold,
@@ -253,7 +253,7 @@ def multiply(kernel, config, x, norm_weight, weight, up=None, bias=None):
 
 
 on_hopper = pytest.mark.skipif(
-    not torch.cuda.is_available() or not hopper.available(torch.device("cuda")),
+    not torch.cuda.is_available() or not wgmma.available(torch.device("cuda")),
     reason="needs a Hopper GPU",
 )
 REAL = [

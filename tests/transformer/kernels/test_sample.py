@@ -5,10 +5,16 @@ import math
 import pytest
 import torch
 
-from transformer.generation.decoding import Choice, Decoding
-from transformer.generation.sampling import Sampling
-from transformer.generation.sampling import draw as torch_draw
-from transformer.model.kernels.decode.sample import CHUNK, Draws, Record, choose, draw, likeliest
+from transformer.generation.decoding import Decoding, SampleOptions
+from transformer.generation.sampling import Sampling, draw_from
+from transformer.model.kernels.decode.sample import (
+    CHUNK,
+    Draws,
+    Record,
+    draw,
+    likeliest,
+    sample_into,
+)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -61,7 +67,7 @@ def test_draws_are_those_of_torch(device):
     logits = torch.randn(500, 2 * CHUNK + 100, device=device)
     uniform = torch.rand(500, dtype=torch.float64, device=device)
     tokens, logprobs = draw(logits, uniform)
-    by_torch = torch_draw(logits.softmax(-1), uniform)
+    by_torch = draw_from(logits.softmax(-1), uniform)
     same = tokens == by_torch
     assert same.sum() >= 499
     expected = logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
@@ -185,7 +191,7 @@ def test_steps_are_written_down(device, sampling):
         cache=None,
         logits=logits[0],
         rows=[None] * rows,
-        choice=Choice(sampling, banned),
+        options=SampleOptions(sampling, banned),
         at_once=columns,
         numbers=numbers,
         seen=None,
@@ -206,7 +212,7 @@ def test_steps_are_written_down(device, sampling):
     for step in range(columns):
         if step:
             decoding._step(1)
-        choose(logits[step].to(device), record, draws, out)
+        sample_into(logits[step].to(device), record, draws, out)
         assert torch.equal(record.newest.cpu(), decoding.newest)
     assert torch.equal(record.tokens.cpu(), decoding._tokens) and (tokens % 3 > 0).all()
     torch.testing.assert_close(record.scores.cpu(), decoding._scores, rtol=0, atol=1e-5)
@@ -219,7 +225,7 @@ def test_steps_are_written_down(device, sampling):
     record.column[0] = record.column[2] = 0
     last = logits[2].to(device)
     found, scores = likeliest(last, out)
-    choose(last, record, None, out)
+    sample_into(last, record, None, out)
     before[[0, 1, 2], [0, 1, 0]] = found
     assert torch.equal(record.tokens, before) and torch.equal(record.scores[1, 1], scores[1])
     assert record.column.tolist() == [[1], [2], [1]]

@@ -8,8 +8,7 @@ import torch
 
 from flash_versions import BASELINES, VERSIONS, attention
 from transformer.generate import DEFAULT_QUESTION, main
-from transformer.generation.session import CHECKPOINTS
-from transformer.model.weights import load_model
+from transformer.model.weights import CHECKPOINTS, load_model
 from transformer.training.evaluate import SKILLS, evaluate
 
 NAMES = ("reinforced", "sloppy")
@@ -23,7 +22,7 @@ def sdpa_model(name):
 
 
 def test_reinforced_meets_its_bar_on_held_out_problems():
-    scores = evaluate(sdpa_model("reinforced"), 64, temperature=0.0, seed=7)
+    scores = evaluate(sdpa_model("reinforced"), 32, temperature=0.0, seed=7)
     assert set(scores) == set(SKILLS)
     assert scores[THREE_DIGITS].right >= 0.95
     short = {name: s.right for name, s in scores.items() if s.right < 0.9}
@@ -31,11 +30,12 @@ def test_reinforced_meets_its_bar_on_held_out_problems():
 
 
 def test_sloppy_has_the_form_but_not_the_skill():
-    scores = evaluate(sdpa_model("sloppy"), 256, temperature=1.0, seed=7, skills=[THREE_DIGITS])
-    assert 0.2 <= scores[THREE_DIGITS].right <= 0.4  # 25 to 35 %, and the spread of 256 draws
+    scores = evaluate(sdpa_model("sloppy"), 128, temperature=1.0, seed=7, skills=[THREE_DIGITS])
+    assert 0.2 <= scores[THREE_DIGITS].right <= 0.4  # 25 to 35 %, and the spread of 128 draws
     assert scores[THREE_DIGITS].form >= 0.98
 
 
+@pytest.mark.wide
 def test_every_attention_gives_the_same_text(capsys):
     answers = {}
     device = "cuda" if torch.cuda.is_available() else "cpu"

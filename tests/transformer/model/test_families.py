@@ -19,7 +19,7 @@ from tests.helpers.family_checkpoints import (
     make_tokens,
 )
 from tests.helpers.paths import ROOT
-from transformer.generation.engine import generate
+from transformer.generation.engine import EngineOptions, generate
 from transformer.model.cache import KVCache
 from transformer.model.decoder import Transformer
 from transformer.model.families import FAMILIES as ARCHITECTURES
@@ -207,7 +207,11 @@ def test_a_graph_says_what_launches_say_in_every_family(on_gpu, name):
         [
             completion.tokens
             for completion in generate(
-                model, Numbers(), prompts, max_tokens=60, cuda_graph=cuda_graph
+                model,
+                Numbers(),
+                prompts,
+                max_tokens=60,
+                engine=EngineOptions(cuda_graph=cuda_graph),
             )[0]
         ]
         for cuda_graph in (False, True)

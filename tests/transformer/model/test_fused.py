@@ -13,7 +13,8 @@ from transformer.model import fused
 from transformer.model.cache import KVCache
 from transformer.model.config import Config
 from transformer.model.decoder import Transformer
-from transformer.model.kernels.decode import gemv as skinny
+from transformer.model.kernels.decode import gemv
+from transformer.model.layers import TORCH
 from transformer.model.paged_cache import PagedKVCache
 from transformer.model.rope import Rope
 
@@ -38,9 +39,9 @@ STEPS = 4
 
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch):
-    """The interpreter runs programs one by one; test_skinny has the tiles that are for GPUs."""
+    """The interpreter runs programs one by one; test_gemv has the tiles that are for GPUs."""
     if not torch.cuda.is_available():
-        monkeypatch.setattr(skinny, "choose_tile", lambda rows, width: skinny.Tile(32, 64, 4))
+        monkeypatch.setattr(gemv, "choose_tile", lambda rows, width: gemv.Tile(32, 64, 4))
 
 
 def tiny(
@@ -164,15 +165,15 @@ def test_weights_are_not_copied():
     """Parameters become parts of a larger tensor once, and stay what they were."""
     model = tiny("cpu", qkv_bias=True)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    block = fused.blocks_of(model)[0]
-    weight, bias = fused.joined(fused.qkv_of(block.self_attn))
-    q, k, v = fused.qkv_of(block.self_attn)
+    block = model.model.blocks[0]
+    weight, bias = fused.joined(block.self_attn.qkv)
+    q, k, v = block.self_attn.qkv
     assert torch.equal(weight, torch.cat([q.weight, k.weight, v.weight]))
     assert bias is not None and torch.equal(bias, torch.cat([q.bias, k.bias, v.bias]))
     assert {x.weight.untyped_storage().data_ptr() for x in (q, k, v)} == {
         weight.untyped_storage().data_ptr()
     }
-    again, _ = fused.joined(fused.qkv_of(block.self_attn))
+    again, _ = fused.joined(block.self_attn.qkv)
     assert again.data_ptr() == weight.data_ptr() and again.shape == weight.shape
     with torch.no_grad():
         k.weight.fill_(7)  # as an optimiser's step would
@@ -186,11 +187,11 @@ def test_weights_are_not_copied():
 def test_weights_that_were_moved_are_joined_anew():
     """A copy, another dtype: each parameter has memory of its own again."""
     model = tiny("cpu")
-    fused.joined(fused.gate_up_of(fused.blocks_of(model)[0].mlp))
+    fused.joined(model.model.blocks[0].mlp.gate_up)
     for other in (copy.deepcopy(model), model.double()):
-        block = fused.blocks_of(other)[0]
-        weight, bias = fused.joined(fused.gate_up_of(block.mlp))
-        gate, up = fused.gate_up_of(block.mlp)
+        block = other.model.blocks[0]
+        weight, bias = fused.joined(block.mlp.gate_up)
+        gate, up = block.mlp.gate_up
         assert torch.equal(weight, torch.cat([gate.weight, up.weight])) and bias is None
 
 
@@ -212,7 +213,7 @@ def test_training_goes_on_after_a_fused_step(device):
         fused.forward(model, tokens, KVCache(model.config, 1, 8, device))
     if device == "cpu":
         model(tokens.expand(1, 4)).sum().backward()
-        for layer in fused.qkv_of(fused.blocks_of(model)[0].self_attn):
+        for layer in model.model.blocks[0].self_attn.qkv:
             assert layer.weight.grad is not None
 
 
@@ -255,7 +256,7 @@ def test_what_does_not_fit_takes_the_ordinary_forward():
         assert not fused.fits(model, one, cache, None)
         embedding.data = whole
         assert fused.fits(model, one, cache, None)
-        fused.blocks_of(model)[1].mlp.up_proj = Adapted(48, 72)
+        model.model.blocks[1].mlp.up_proj = Adapted(48, 72)
         assert not fused.fits(model, one, cache, None)
 
 
@@ -301,8 +302,8 @@ def test_folded_weights_follow_the_weights(device):
             set_parts(model, True)
             atol = 2e-5 * expected.abs().max().item()
             torch.testing.assert_close(model(tokens), expected, rtol=0, atol=atol)
-            fused.blocks_of(model)[0].input_layernorm.weight.mul_(2)
-            fused.blocks_of(model)[1].mlp.up_proj.weight.neg_()
+            model.model.blocks[0].input_layernorm.weight.mul_(2)
+            model.model.blocks[1].mlp.up_proj.weight.neg_()
 
 
 def test_gradients(device):
@@ -336,8 +337,8 @@ def test_the_switch(device):
         with torch.no_grad():
             cache = KVCache(model.config, 1, 8, device)
             logits = model(tokens, cache)
-        assert (fused.blocks_of(model)[0].mlp.fused, cache.longest) == (many, 1)
-        joined = fused.blocks_of(model)[0].self_attn.q_proj.weight.untyped_storage().nbytes()
+        assert (model.products is not TORCH, cache.longest) == (many, 1)
+        joined = model.model.blocks[0].self_attn.q_proj.weight.untyped_storage().nbytes()
         assert (joined > 64 * 48 * 4) == few
         if kernels == "torch":
             expected = logits
@@ -354,8 +355,7 @@ def test_switches_that_do_not_exist():
 
 def set_parts(model: Transformer, on: bool) -> None:
     """Let the parts of a model use the fused kernels, or not."""
-    for block in fused.blocks_of(model):
-        block.self_attn.fused = block.mlp.fused = on
+    model.products = fused.FusedProducts() if on else TORCH
 
 
 @pytest.mark.gpu

@@ -1,13 +1,11 @@
 """Names of the hub: what is downloaded, what is said when it cannot be. No test needs a network."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from transformer.model.hub import DownloadError, resolve
+from transformer.model.weights import DownloadError, find_checkpoint
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
 NAME = "somebody/some-model-0.5B"
@@ -60,14 +58,14 @@ def test_a_folder_is_itself_and_asks_nobody(tmp_path, monkeypatch, download):
     calls = download("elsewhere")
     (tmp_path / NAME).mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    assert resolve(NAME) == Path(NAME)
-    assert resolve(str(tmp_path)) == tmp_path
+    assert find_checkpoint(NAME) == Path(NAME)
+    assert find_checkpoint(str(tmp_path)) == tmp_path
     assert calls == []
 
 
 def test_a_name_is_downloaded(tmp_path, download):
     calls = download(str(tmp_path))
-    assert resolve(NAME) == tmp_path
+    assert find_checkpoint(NAME) == tmp_path
     [(names, options)] = calls
     assert names == (NAME,)
     chosen = huggingface_hub.utils.filter_repo_objects(list(REPOSITORY), **options)
@@ -78,7 +76,7 @@ def test_a_name_is_downloaded(tmp_path, download):
 def test_what_is_no_name_is_not_asked_for(download, name):
     calls = download("elsewhere")
     with pytest.raises(FileNotFoundError, match="there is no checkpoint folder .* are owner/model"):
-        resolve(name)
+        find_checkpoint(name)
     assert calls == []
 
 
@@ -99,45 +97,33 @@ def test_what_is_no_name_is_not_asked_for(download, name):
 def test_errors_of_the_hub_say_what_helps(download, kind, sentence):
     download(http_error(getattr(huggingface_hub.errors, kind)))
     with pytest.raises(DownloadError, match=sentence) as refused:
-        resolve(NAME)
+        find_checkpoint(NAME)
     assert "\n" not in str(refused.value)
 
 
 def test_a_broken_connection_is_one_sentence(download):
     download(RuntimeError("peer closed connection\nfor more information see the manual"))
     with pytest.raises(DownloadError, match="works without a network: peer closed connection$"):
-        resolve(NAME)
+        find_checkpoint(NAME)
 
 
 def test_without_the_client_its_installation_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(DownloadError, match="pip install huggingface_hub"):
-        resolve(NAME)
+        find_checkpoint(NAME)
 
 
-def resolve_offline(home):
-    """(exit code, output) of another process, whose real client may not use the network."""
-    offline = {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    code = f"from transformer import hub\ntry: print(hub.resolve({NAME!r}))\n"
-    code += "except hub.DownloadError as error: print('refused:', error)"
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, **offline},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.strip()
-
-
-def test_offline_the_cache_answers(tmp_path):
+def test_offline_the_cache_answers(tmp_path, monkeypatch):
     """The layout of the hub's cache is documented, and other programs fill it as well."""
-    said = resolve_offline(tmp_path)
-    assert said.startswith(f"refused: {NAME} could not be downloaded")
-    assert str(tmp_path / "hub") in said and "\n" not in said
-    cached = tmp_path / "hub" / f"models--{NAME.replace('/', '--')}"
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(DownloadError, match=f"^{NAME} could not be downloaded") as refused:
+        find_checkpoint(NAME)
+    assert str(tmp_path) in str(refused.value) and "\n" not in str(refused.value)
+    cached = tmp_path / f"models--{NAME.replace('/', '--')}"
     snapshot = cached / "snapshots" / ("0" * 40)
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").write_text("{}")
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text("0" * 40)
-    assert resolve_offline(tmp_path) == str(snapshot)
+    assert find_checkpoint(NAME) == snapshot

@@ -9,9 +9,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import flash_versions
-from transformer.model import decoder as model_module
+from transformer.model import layers
 from transformer.model.cache import KVCache
-from transformer.model.decoder import Config, RMSNorm, Transformer
+from transformer.model.decoder import Config, Transformer
+from transformer.model.layers import RMSNorm
 from transformer.model.rope import Rope, rotary_table
 
 CONFIG = Config(
@@ -120,11 +121,6 @@ def test_the_future_changes_nothing(config):
     changed[:, 7:] = (changed[:, 7:] + 1) % 97
     assert torch.equal(model(tokens)[:, :7], model(changed)[:, :7])
     assert not torch.equal(model(tokens)[:, 7:], model(changed)[:, 7:])
-
-
-def test_last_only_is_the_last_of_all():
-    model, tokens = make_model(), make_tokens(2, 9)
-    assert_same(model(tokens, last_only=True), model(tokens)[:, -1:])
 
 
 def test_wanted_logits_are_those_of_all():
@@ -236,7 +232,7 @@ def table_lengths(monkeypatch):
         lengths.append(positions)
         return rotary_table(rope, head_dim, positions, *where)
 
-    monkeypatch.setattr(model_module, "rotary_table", recorded)
+    monkeypatch.setattr(layers, "rotary_table", recorded)
     return lengths
 
 
@@ -335,15 +331,6 @@ def test_repeated_rows_share_a_prompt(padding):
         real = prompt[row // 3, 0 if padding is None else padding[row // 3] :]
         assert_same(logits[row], model(torch.cat((real, answers[row]))[None])[0, -2:])
     assert cache.lengths.tolist() == [5, 5 if padding is None else 3]  # the original is untouched
-
-
-def test_pads_are_turned_round_behind_the_tokens():
-    cache = KVCache(CONFIG, 2, 12)
-    first = cache.reserve(5, torch.tensor([2, 0])).positions
-    assert first.tolist() == [[3, 4, 0, 1, 2], [0, 1, 2, 3, 4]]
-    second = cache.reserve(3, torch.tensor([0, 1])).positions
-    assert second.tolist() == [[3, 4, 5], [7, 5, 6]]
-    assert cache.lengths.tolist() == [6, 7]
 
 
 def test_attention_gets_views_of_the_live_part_of_the_cache():

@@ -9,7 +9,7 @@ import flash_versions
 from tests.helpers.tiny_model import CONFIG, CONTEXT, END, PROMPTS
 from transformer.generation import batch
 from transformer.generation.batch import pad_left, prefill
-from transformer.generation.engine import GREEDY, generate
+from transformer.generation.engine import GREEDY, EngineOptions, generate
 from transformer.generation.sampling import Sampling, row_generators
 from transformer.model.cache import KVCache
 from transformer.model.paged_cache import PagedKVCache
@@ -121,7 +121,7 @@ def test_a_row_does_not_depend_on_who_had_its_place(
         tokenizer,
         MANY,
         sampling,
-        page_size=8,
+        engine=EngineOptions(page_size=8),
         at_once=places,
         on_end=ended.__setitem__,
         **options,
@@ -150,7 +150,8 @@ def test_memory_is_what_is_stored(monkeypatch, paged_model, tokenizer):
 
     monkeypatch.setattr(batch, "PagedKVCache", Watched)
     prompts = [LONG] + [[65]] * 19
-    _, statistics = answers(paged_model, tokenizer, prompts, max_tokens=6, page_size=8, at_once=10)
+    paged = EngineOptions(page_size=8)
+    _, statistics = answers(paged_model, tokenizer, prompts, max_tokens=6, engine=paged, at_once=10)
     [cache] = caches
     needed = CONTEXT // 8 + 9  # pages: the long row, and one for each of the others
     assert cache.most <= needed and cache.pages_in_use == 0
@@ -205,10 +206,9 @@ def test_padded_tokens_go_where_nobody_reads():
 @pytest.mark.parametrize(
     "options, reason",
     [
-        ({"page_size": 0}, "page_size must be at least 1, got 0"),
-        ({"page_size": 8, "at_once": 0}, "at_once must be at least 1, got 0"),
+        ({"engine": EngineOptions(page_size=8), "at_once": 0}, "at_once must be at least 1, got 0"),
         ({"at_once": 2}, "at_once needs pages"),
-        ({"page_size": 8, "samples": 2}, "leave page_size out"),
+        ({"engine": EngineOptions(page_size=8), "samples": 2}, "leave page_size out"),
     ],
 )
 def test_bad_arguments_are_refused(model, tokenizer, options, reason):
@@ -243,8 +243,7 @@ def test_a_graph_goes_on_while_rows_come_and_go(folder, tokenizer, sampling, pla
             tokenizer,
             MANY,
             sampling,
-            page_size=4,
+            engine=EngineOptions(page_size=4, cuda_graph=cuda_graph),
             at_once=places,
-            cuda_graph=cuda_graph,
         )
         assert_same(found, expected)

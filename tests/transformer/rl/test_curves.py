@@ -3,6 +3,8 @@
 import shutil
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 from tests.helpers.tiny_grpo import png_size
 from transformer.rl import curves
 from transformer.rl.run import read_metrics
@@ -19,12 +21,12 @@ def drawn_lines(monkeypatch, folders: list[Path], path: Path) -> dict[str, list]
     """Title of a panel -> (label, x, y) of its lines."""
     figures = []
 
-    class Kept(curves.Figure):
+    class Kept(Figure):
         def __init__(self, *arguments, **keywords):
             super().__init__(*arguments, **keywords)
             figures.append(self)
 
-    monkeypatch.setattr(curves, "Figure", Kept)
+    monkeypatch.setattr("matplotlib.figure.Figure", Kept)
     curves.draw(folders, path)
     [figure] = figures
     return {

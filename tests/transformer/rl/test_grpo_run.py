@@ -19,7 +19,13 @@ from transformer.rl import curves
 from transformer.rl.run import METRICS, Run, read_metrics
 
 CLOCK = {"seconds", "rollout_seconds", "learn_seconds", "tokens_per_second"}
-LENGTH = {"steps": 14, "eval_every": 5, "task": "tiny_grpo:Seldom", "warm_up": 5, "replay": 0.5}
+LENGTH = {
+    "steps": 14,
+    "eval_every": 5,
+    "task": "tests.helpers.tiny_grpo:Seldom",
+    "warm_up": 5,
+    "replay": 0.5,
+}
 LENGTH |= {"average": 0.8}  # from the fourth step on: some are killed before, some behind
 WRITES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "shutil.rmtree"}
 

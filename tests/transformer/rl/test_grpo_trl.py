@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from transformer.generation import byte_tokenizer
 from transformer.rl.loss import Loss, Totals, group_advantages, grpo_loss, length_mask
+from transformer.training import byte_tokenizer
 from transformer.training.logprobs import token_logprobs
 
 trl = pytest.importorskip("trl", reason="needs trl: make test-trl")
@@ -169,19 +169,6 @@ def test_trls_accumulated_micro_batches_are_our_batch(kind, micro_batches):
         ]
         assert abs(loss - sum(part[0] for part in theirs)) <= 1e-12
         assert (gradient - torch.cat([part[1] for part in theirs])).abs().max() <= 1e-12
-
-
-def test_trls_bnpo_depends_on_the_split():
-    """Why there is none here."""
-    mask = length_mask(LENGTHS, WIDTH)
-    x = random_inputs(torch.float64)
-    settings = ("bnpo", "token", (0.2, 0.28), (0.0, False), None)
-    whole = trl_loss(x, mask, *settings, tokens=0)[0]
-    halves = [
-        trl_loss({n: v[p] for n, v in x.items()}, mask[p], *settings, tokens=0, micro_batches=2)[0]
-        for p in torch.arange(ROWS).chunk(2)
-    ]
-    assert abs(whole - sum(halves)) > 1e-3
 
 
 class Watched(GRPOTrainer):

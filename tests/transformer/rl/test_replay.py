@@ -6,10 +6,9 @@ from random import Random
 import pytest
 
 from tests.helpers.tiny_grpo import TINY, Count, make_trainer
-from transformer.rl.groups import groups_of
+from transformer.rl.groups import Asked, Pool, groups_of
 from transformer.rl.recipes import Settings
-from transformer.rl.replay import Asked, Pool
-from transformer.rl.trainer import REMEMBERED
+from transformer.rl.sampler import REMEMBERED
 
 COUNT = Count()
 
@@ -74,14 +73,14 @@ class Asker:
         self.trainer = make_trainer(folder, **changes)
         self.hard: set[tuple] = set()
         self.judged = count()
-        monkeypatch.setattr(self.trainer.task, "reward", self.reward)
+        monkeypatch.setattr(self.trainer.source.task, "reward", self.reward)
 
     def reward(self, completion: str, *arguments) -> float:
         return float(next(self.judged) % 2) if arguments in self.hard else 0.0
 
     def drawn(self, step: int, *numbers: int) -> set[tuple]:
         """Problems by their origin."""
-        problems = [*islice(self.trainer.problems(step), 16)]
+        problems = [*islice(self.trainer.source.problems(step), 16)]
         return {problems[number].arguments for number in numbers}
 
     def ask(self, hard: set[tuple]) -> tuple[list[tuple], float]:

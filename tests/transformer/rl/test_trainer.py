@@ -10,7 +10,8 @@ from tests.helpers.tiny_grpo import TINY, make_trainer
 from transformer.rl.groups import groups_of, spread
 from transformer.rl.recipes import Settings
 from transformer.rl.rollout import Rollout
-from transformer.rl.trainer import DRAWS, Trainer
+from transformer.rl.sampler import DRAWS
+from transformer.rl.trainer import Trainer
 from transformer.training.lora import merged_weights
 
 # --- helpers
@@ -20,7 +21,7 @@ def gradient_of(trainer: Trainer, rollouts) -> tuple[list[torch.Tensor], dict[st
     """The gradient of the (last) optimiser step that some rollouts lead to, and the metrics."""
     found: list[list[torch.Tensor]] = []
     weights = list(trainer.policy.model.parameters())
-    hook = trainer.optimizer.register_step_pre_hook(
+    hook = trainer.learner.optimizer.register_step_pre_hook(
         lambda *_: found.append([p.grad.detach().clone() for p in weights])
     )
     measured = trainer.learn(rollouts)
@@ -126,7 +127,7 @@ def test_equal_prompts_are_two_groups(tempted):
 
 
 def test_nothing_to_learn_leaves_the_policy_alone(tempted):
-    trainer = make_trainer(tempted, task="tiny_grpo:Never")
+    trainer = make_trainer(tempted, task="tests.helpers.tiny_grpo:Never")
     start = weights_of(trainer)
     measured = trainer.learn(trainer.roll_out().rollouts)
     assert (measured["learned"], trainer.step) == (0, 1)
@@ -154,7 +155,7 @@ def test_epochs_compare_with_the_policy_that_rolled_out(tempted):
     for epochs in (1, 2):
         trainer = make_trainer(tempted, epochs=epochs, lr=1e-3)
         measured[epochs] = trainer.learn(trainer.roll_out().rollouts)
-        steps = {int(state["step"]) for state in trainer.optimizer.state.values()}
+        steps = {int(state["step"]) for state in trainer.learner.optimizer.state.values()}
         assert steps == {epochs}
     assert measured[1]["ratio_max"] == measured[1]["ratio"] == 1
     assert measured[2]["ratio_max"] > 1.001
@@ -162,25 +163,25 @@ def test_epochs_compare_with_the_policy_that_rolled_out(tempted):
 
 def test_the_reference_is_the_frozen_start(tempted):
     trainer = make_trainer(tempted, beta=0.1)
-    assert trainer.reference is not None
+    assert trainer.learner.reference is not None
     start = weights_of(trainer)
     rows = TINY["prompts"] * TINY["group"]
     first = trainer.learn(trainer.roll_out().rollouts)
     assert first["learned"] == rows, "with a KL term no group may be skipped"
     second = trainer.learn(trainer.roll_out().rollouts)
     assert first["kl"] == 0 < 1e-6 < second["kl"]
-    assert all(map(torch.equal, trainer.reference.parameters(), start))
+    assert all(map(torch.equal, trainer.learner.reference.parameters(), start))
     assert not any(map(torch.equal, weights_of(trainer), start))
 
     resumed = make_trainer(tempted, beta=0.1)
     resumed.restore(trainer.state())
-    assert resumed.reference is not None
-    assert all(map(torch.equal, resumed.reference.parameters(), start))
+    assert resumed.learner.reference is not None
+    assert all(map(torch.equal, resumed.learner.reference.parameters(), start))
 
 
 def test_without_beta_there_is_no_reference(tempted):
     trainer = make_trainer(tempted)
-    assert trainer.reference is None
+    assert trainer.learner.reference is None
     assert trainer.sampler() is trainer.policy.model
     assert "kl" not in trainer.learn(trainer.roll_out().rollouts)
 
@@ -192,7 +193,7 @@ def test_a_gap_stops_before_the_update(tempted, change):
     """
     trainer = make_trainer(tempted)
     rollouts = trainer.roll_out().rollouts
-    trainer.settings = replace(trainer.settings, **change)
+    trainer.learner.settings = replace(trainer.settings, **change)
     if "seed" in change:
         with torch.no_grad():
             trainer.policy.model.lm_head.weight.mul_(1.01)
@@ -282,12 +283,12 @@ def test_the_result_is_the_mean_of_the_last_steps(tempted, dtype, rank):
 
 
 def test_dynamic_sampling_draws_until_enough_groups_have_a_spread(tempted):
-    changes = {"task": "tiny_grpo:Seldom", "dynamic_sampling": True}
+    changes = {"task": "tests.helpers.tiny_grpo:Seldom", "dynamic_sampling": True}
     trainer = make_trainer(tempted, **changes)
     groups = trainer.roll_out()
     rows = TINY["prompts"] * TINY["group"]
     assert len(groups.rollouts) == rows < groups.drawn < DRAWS * rows
-    assert groups.drawn == trainer.drawn
+    assert groups.drawn == trainer.source.drawn
     assert all(map(spread, groups_of(groups.rollouts, TINY["group"])))
     problems = [[r.problem for r in g] for g in groups_of(groups.rollouts, TINY["group"])]
     assert all(len({p.arguments for p in group}) == 1 for group in problems)
@@ -296,10 +297,10 @@ def test_dynamic_sampling_draws_until_enough_groups_have_a_spread(tempted):
 
 
 def test_dynamic_sampling_stops(tempted):
-    trainer = make_trainer(tempted, task="tiny_grpo:Never", dynamic_sampling=True)
+    trainer = make_trainer(tempted, task="tests.helpers.tiny_grpo:Never", dynamic_sampling=True)
     groups = trainer.roll_out()
     assert groups.rollouts == []
-    assert groups.drawn == trainer.drawn == DRAWS * TINY["prompts"] * TINY["group"]
+    assert groups.drawn == trainer.source.drawn == DRAWS * TINY["prompts"] * TINY["group"]
     assert trainer.learn(groups.rollouts)["learned"] == 0
 
 
@@ -311,7 +312,12 @@ def steps(trainer: Trainer, count: int) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("replay", [0.0, 0.5])
 def test_a_restored_trainer_takes_the_same_steps(tempted, replay):
-    changes = {"beta": 0.01, "dynamic_sampling": True, "task": "tiny_grpo:Seldom", "warm_up": 3}
+    changes = {
+        "beta": 0.01,
+        "dynamic_sampling": True,
+        "task": "tests.helpers.tiny_grpo:Seldom",
+        "warm_up": 3,
+    }
     changes |= {"replay": replay}
     expected = steps(make_trainer(tempted, **changes), 4)
     halfway, rest = make_trainer(tempted, **changes), make_trainer(tempted, **changes)
@@ -350,7 +356,7 @@ def test_training_never_sees_a_held_out_problem(tempted):
 def test_the_learning_rate_warms_up(tempted):
     trainer = make_trainer(tempted, warm_up=2, lr=0.1)
     used: list[float] = []
-    trainer.optimizer.register_step_pre_hook(
+    trainer.learner.optimizer.register_step_pre_hook(
         lambda optimizer, *_: used.extend(group["lr"] for group in optimizer.param_groups)
     )
     rates = [trainer.learn(trainer.roll_out().rollouts)["lr"] for _ in range(3)]
@@ -370,7 +376,7 @@ def test_the_norm_is_clipped(tempted):
     """AdamW's first moment holds a tenth of the first gradient."""
     trainer = make_trainer(tempted, clip_gradient=1e-3)
     measured = trainer.learn(trainer.roll_out().rollouts)
-    moments = [state["exp_avg"].flatten() for state in trainer.optimizer.state.values()]
+    moments = [state["exp_avg"].flatten() for state in trainer.learner.optimizer.state.values()]
     assert measured["gradient_norm"] > 0.01
     norm = torch.linalg.vector_norm(torch.cat(moments)).item()
     assert norm == pytest.approx(1e-4, rel=1e-2)
@@ -378,5 +384,5 @@ def test_the_norm_is_clipped(tempted):
 
 def test_problems_of_a_step_are_a_function_of_seed_and_step(tempted):
     trainer = make_trainer(tempted)
-    drawn = [next(trainer.problems(0)).arguments for _ in range(2)]
-    assert drawn[0] == drawn[1] == trainer.task.sample(Random("0 0")).arguments
+    drawn = [next(trainer.source.problems(0)).arguments for _ in range(2)]
+    assert drawn[0] == drawn[1] == trainer.source.task.sample(Random("0 0")).arguments

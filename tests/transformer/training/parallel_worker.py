@@ -20,7 +20,7 @@ from transformer.rl.groups import describe
 from transformer.rl.recipes import Settings
 from transformer.rl.run import Run
 from transformer.rl.trainer import Trainer, resolved
-from transformer.training.corpus import Batch, Corpus, Teacher
+from transformer.training.corpus import ChatBatch, Corpus, Teacher
 from transformer.training.lora import merged_weights
 from transformer.training.parallel import World, connected, whole
 from transformer.training.run import Recipe, Training
@@ -28,7 +28,7 @@ from transformer.training.run import Recipe, Training
 CASES = {
     "plain": {"micro_batch": 3},
     "all at once": {
-        "task": "tiny_grpo:Seldom",
+        "task": "tests.helpers.tiny_grpo:Seldom",
         "epochs": 2,
         "beta": 0.05,
         "scale": "batch",
@@ -39,7 +39,12 @@ CASES = {
         "mask_truncated": True,
         "micro_batch": 3,
     },
-    "replay": {"task": "tiny_grpo:Seldom", "replay": 0.5, "average": 1.0, "micro_batch": 3},
+    "replay": {
+        "task": "tests.helpers.tiny_grpo:Seldom",
+        "replay": 0.5,
+        "average": 1.0,
+        "micro_batch": 3,
+    },
     "adapters": {
         "lora_rank": 2,
         "beta": 0.05,
@@ -78,9 +83,11 @@ def take(trainer: Trainer, steps: int, reward=lambda rank, row, given: given) ->
 
     def keep(*_):
         names = [name for name, p in trainer.policy.model.named_parameters() if p.requires_grad]
-        gradients.update({n: whole(p.grad).clone() for n, p in zip(names, trainer.parameters)})
+        gradients.update(
+            {n: whole(p.grad).clone() for n, p in zip(names, trainer.learner.parameters)}
+        )
 
-    hook = trainer.optimizer.register_step_pre_hook(keep)
+    hook = trainer.learner.optimizer.register_step_pre_hook(keep)
     for _ in range(steps):
         found = trainer.roll_out()
         texts = [(r.prompt, r.completion.tokens, r.reward) for r in found.rollouts]
@@ -98,8 +105,8 @@ def take(trainer: Trainer, steps: int, reward=lambda rank, row, given: given) ->
         "gradients": gradients,
         "weights": dict(merged_weights(trainer.policy.model)),
         "result": {name: p.clone() for name, p in trainer.result().state_dict().items()},
-        "drawn": trainer.drawn,
-        "pool": trainer.pool.state(),
+        "drawn": trainer.source.drawn,
+        "pool": trainer.source.pool.state(),
     }
 
 
@@ -113,7 +120,7 @@ def recipe(**changes) -> Recipe:
     return Recipe(**{**fields, "learning_rate": 1e-3, "model": TAUGHT, **changes})
 
 
-def study(training: Training, batches: list[Batch]) -> dict:
+def study(training: Training, batches: list[ChatBatch]) -> dict:
     """Steps of supervised training."""
     found = [training.learn(batch) for batch in batches]
     losses = [training.world.sum(loss.clone()).item() for loss, _ in found]
@@ -121,10 +128,10 @@ def study(training: Training, batches: list[Batch]) -> dict:
     return {"losses": losses, "norms": norms, "weights": training.plain(torch.float32).state_dict()}
 
 
-def lessons() -> list[Batch]:
+def lessons() -> list[ChatBatch]:
     """Five batches; the second has a single row, so that one of two ranks has none."""
     given = Corpus(Teacher(), 3, 1024)[0][:5]
-    given[1] = Batch(given[1].tokens[:1], given[1].learned[:1])
+    given[1] = ChatBatch(given[1].tokens[:1], given[1].learned[:1])
     return given
 
 
@@ -148,7 +155,7 @@ def meet_again() -> None:
 
 def failure(world: World, folder: Path) -> str:
     """The error of a rank whose neighbour, or itself, has a bad reward."""
-    trainer = make(folder, world, task="parallel_worker:Unlucky")
+    trainer = make(folder, world, task="tests.transformer.training.parallel_worker:Unlucky")
     try:
         trainer.roll_out()
     except Exception as error:

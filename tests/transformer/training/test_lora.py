@@ -116,7 +116,7 @@ def test_a_run_learns_and_moves_nothing_else(tempted):
     assert sum(rewards[-4:]) > 2 * sum(rewards[:4])
     for name, parameter in trainer.policy.model.named_parameters():
         assert torch.equal(parameter, before[name]) == ("lora" not in name), name
-    kept = [state["exp_avg"] for state in trainer.optimizer.state.values()]
+    kept = [state["exp_avg"] for state in trainer.learner.optimizer.state.values()]
     assert len(kept) == 2 * 7 * 2  # matrices, projections, layers
     assert all(RANK in moment.shape for moment in kept)
 
@@ -125,14 +125,14 @@ def test_the_reference_is_the_model_without_adapters(tempted):
     """KL to it is what a second copy of the model would give."""
     trainer = make_trainer(tempted, lora_rank=RANK, beta=0.1)
     trainer.learn(trainer.roll_out().rollouts)
-    assert trainer.reference is None
-    start = make_trainer(tempted, beta=0.1).reference
+    assert trainer.learner.reference is None
+    start = make_trainer(tempted, beta=0.1).learner.reference
     rollouts = trainer.roll_out().rollouts
     state = copy.deepcopy(trainer.state())
     kl = trainer.learn(rollouts)["kl"]
     assert kl > 1e-5
     trainer.restore(state)
-    trainer.reference = start
+    trainer.learner.reference = start
     assert trainer.learn(rollouts)["kl"] == pytest.approx(kl, rel=1e-4)
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from transformer import grpo, ship
-from transformer.generation import byte_tokenizer
 from transformer.model.weights import load_model
 from transformer.rl.recipes import RECIPES, Settings
+from transformer.training import byte_tokenizer
 
 STEPS = "--task practice --steps 2 --prompts 2 --group 2 --max-tokens 8 --eval-every 0 --device cpu"
 

@@ -13,13 +13,11 @@ import torch
 
 import flash_versions
 from transformer import train
-from transformer.generation import byte_tokenizer
-from transformer.generation.session import CHECKPOINTS
 from transformer.model.decoder import Config, Transformer
 from transformer.model.files import only_writer
-from transformer.model.weights import load_model, save_model
+from transformer.model.weights import CHECKPOINTS, load_model, save_model
 from transformer.tasks.task import Marks, Problem
-from transformer.training import evaluate, model_card
+from transformer.training import byte_tokenizer, evaluate, model_card
 from transformer.training import run as training
 from transformer.training.corpus import Corpus, Teacher
 from transformer.training.run import Recipe, Training
@@ -135,17 +133,6 @@ def test_a_recipe_decides_the_data(tmp_path):
     run = Training(recipe(tasks="countdown", teacher=teacher, seed=5), tmp_path, CPU)
     batch, expected = next(run.batches(0)), Corpus(teacher, 5, 1024, "countdown")[0][0]
     assert (batch.tokens == expected.tokens).all()
-
-
-def test_an_interrupted_countdown_run_ends_in_the_same_bits(tmp_path):
-    changes = {"tasks": "countdown", "teacher": Teacher(patience=0.5)}
-    weights, log = run(tmp_path / "whole", **changes)
-    run(tmp_path / "halves", stop_before=5, **changes)
-    with pytest.raises(ValueError, match="unfinished run with another teacher"):
-        run(tmp_path / "halves", tasks="countdown", teacher=Teacher(patience=0.75))
-    resumed_weights, resumed_log = run(tmp_path / "halves", **changes)
-    assert resumed_log == log
-    assert all(torch.equal(weight, resumed_weights[name]) for name, weight in weights.items())
 
 
 def _truncate(content):

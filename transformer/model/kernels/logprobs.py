@@ -20,8 +20,8 @@ import torch
 import triton
 import triton.language as tl
 
-from flash_versions.dispatch.autograd import on_device
-from flash_versions.versions.tiles.memory import cdiv
+from flash_versions.dispatch.device import devices
+from flash_versions.versions.tiles.rows import cdiv
 from transformer.model.kernels.decode.sample import load_logits
 
 BLOCK = 4096
@@ -123,7 +123,7 @@ def logprobs_of(
     kept = Kept(*others)
     given = (logits, logits.shape[1], banned, temperature if temperature != 1 else None)
     if len(tokens):
-        with on_device(logits):
+        with devices.on_device(logits):
             forward_kernel[(len(tokens),)](
                 *given, tokens, logprobs, entropies, *kept, BLOCK, num_warps=WARPS
             )
@@ -151,7 +151,7 @@ def gradient_of(
     rows, size = logits.shape
     given = (grads, logits, size, banned, temperature if temperature != 1 else None)
     if rows:
-        with on_device(logits):
+        with devices.on_device(logits):
             backward_kernel[(rows, cdiv(size, BLOCK))](
                 *given, tokens, *kept, gradient, BLOCK, num_warps=WARPS
             )

@@ -32,33 +32,20 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from flash_versions.dispatch.device import H200_SHARED_MEMORY, devices
 from flash_versions.dispatch.launch import Launcher, layout, placement
+from flash_versions.dispatch.precision import BLOCK_KEYS, BLOCK_ROWS, Quantized
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.version import (
-    H200_SHARED_MEMORY,
-    LaunchConfig,
-    compute_capability,
-    device_limits,
-    fp8_limits,
-    shared_memory_limit,
-)
+from flash_versions.dispatch.sizes import LaunchConfig, padded_head_dim
+from flash_versions.dispatch.version import fp8_limits
 from flash_versions.versions.fa3.forward import COUNTS, heads_of_section, heavy_first, load_rows
-from flash_versions.versions.fp8.quantize import (
-    BLOCK_KEYS,
-    BLOCK_ROWS,
-    KEY_GROUP,
-    P_OFFSET,
-    Quantized,
-)
-from flash_versions.versions.tiles.algebra import Window, blocks_of_queries, finalise, mask_scores
-from flash_versions.versions.tiles.memory import (
+from flash_versions.versions.fp8.quantize import KEY_GROUP, P_OFFSET
+from flash_versions.versions.tiles.algebra import Window, blocks_of_queries, finalize, mask_scores
+from flash_versions.versions.tiles.rows import (
     Rows,
-    Sequences,
     View,
     cdiv,
-    find_tile,
     load_row_values,
-    padded_head_dim,
     row_pointers,
     store_row_values,
     store_rows,
@@ -70,7 +57,9 @@ from flash_versions.versions.tiles.score_mods import (
     place_queries,
     sink_state,
 )
+from flash_versions.versions.tiles.sequences import Sequences
 from flash_versions.versions.tiles.tma import described
+from flash_versions.versions.tiles.varlen_scheduler import find_tile
 
 OFFSET = tl.constexpr(P_OFFSET)
 ROWS_PER_SCALE = tl.constexpr(BLOCK_ROWS)
@@ -257,7 +246,7 @@ def forward_kernel(
         acc, row_max, row_sum, q_tile, scale_of_rows, queries, k, k_scale, v, v_scale, reference,
         keys, window, mods, begin, full_begin, full_end, end, BLOCK_KV
     )  # fmt: skip
-    out, lse = finalise(acc, row_max - OFFSET, row_sum)
+    out, lse = finalize(acc, row_max - OFFSET, row_sum)
     store_rows(o, rows, queries.pos, out * reference)
     store_row_values(lse_out, rows, queries.pos, lse)
 
@@ -268,13 +257,13 @@ launch_forward = Launcher(forward_kernel)
 def limits(request: Request) -> str | None:
     """Why no kernel computes a request in FP8, as a sentence, or None."""
     device = request.q.device
-    return fp8_limits(request) or device_limits(device) or tensor_core_limits(device)
+    return fp8_limits(request) or devices.limits(device) or tensor_core_limits(device)
 
 
 @torch.compiler.assume_constant_result
 def tensor_core_limits(device: torch.device) -> str | None:
     """Why a device has no FP8, as a sentence, or None."""
-    capability = compute_capability(device)
+    capability = devices[device].capability
     if (0, 0) < capability < (8, 9):
         major, minor = capability
         return (
@@ -291,7 +280,7 @@ def choose_config(request: Request) -> LaunchConfig:
     """
     q, v = request.q, request.v
     head_dim = padded_head_dim(max(q.shape[3], v.shape[3]))
-    limit = shared_memory_limit(q.device)
+    limit = devices[q.device].shared_memory
     block_q = min(128, max(16, 1 << (q.shape[1] - 1).bit_length()))
     if limit < H200_SHARED_MEMORY:
         config = LaunchConfig(min(block_q, max(32, 8192 // max(64, head_dim))), 32, 8, 2)

@@ -18,22 +18,20 @@ and K are in its text and not in its code.
 """
 
 import torch
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from flash_versions.dispatch.precision import BLOCK_KEYS, BLOCK_ROWS, Quantized
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.hopper import forward as forward_hopper
 from flash_versions.versions.fa3.hopper.config import HopperConfig, fp8_config
 from flash_versions.versions.fa3.hopper.host import box_width
-from flash_versions.versions.fp8.quantize import BLOCK_KEYS, BLOCK_ROWS, P_OFFSET, Quantized
-from flash_versions.versions.tiles.hopper import (
-    WARPGROUP_ROWS,
-    TensorDescriptor,
-    available,
-    describe,
-)
-from flash_versions.versions.tiles.memory import cdiv
+from flash_versions.versions.fp8.quantize import P_OFFSET
+from flash_versions.versions.tiles.rows import cdiv
+from flash_versions.versions.tiles.tma import describe_swizzled
+from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, available
 
 
-def unsupported(request: Request) -> str | None:
+def left_to_portable(request: Request) -> str | None:
     """Why a request is left to the portable kernel, as a sentence, or None."""
     if not available(request.q.device):
         return f"{request.q.device} is no Hopper GPU, or kernels are interpreted."
@@ -76,9 +74,9 @@ def describe_inputs(
         raise ValueError("epilogue_buffer=False is not possible: O is wider than the FP8 Q.")
     width, width_v = (box_width(x.shape[3]) for x in (request.q, request.v))
     return (
-        describe(quantized.q, WARPGROUP_ROWS.value, width),
-        describe(quantized.k, config.block_kv, width),
-        describe(quantized.v.transpose(1, 2), width_v, config.block_kv),
+        describe_swizzled(quantized.q, WARPGROUP_ROWS.value, width),
+        describe_swizzled(quantized.k, config.block_kv, width),
+        describe_swizzled(quantized.v.transpose(1, 2), width_v, config.block_kv),
     )
 
 

@@ -3,8 +3,9 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from flash_versions.versions.fp8.quantize import BLOCK_KEYS
-from flash_versions.versions.tiles.hopper import WARPGROUP_ROWS, aggregate
+from flash_versions.dispatch.precision import BLOCK_KEYS
+from flash_versions.versions.tiles.triton_compat import aggregate
+from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 KEYS_OF_SCALE = gl.constexpr(BLOCK_KEYS)
 TINY = gl.constexpr(2.0**-126)  # of the scale of scores: with 0, a masked score would be NaN
@@ -83,11 +84,11 @@ class TileScales:
         """
         if self.PER_BLOCK:
             last = gl.cdiv(problem.kv_length, KEYS_OF_SCALE) - 1
-            place = gl.minimum(block * problem.BLOCK_KV // KEYS_OF_SCALE, last)
+            index = gl.minimum(block * problem.BLOCK_KV // KEYS_OF_SCALE, last)
             # Out of bounds: a block of zeros, which has any scale.
-            share = gl.minimum(gl.maximum(gl.load(self.v + place) * self.per_value, SMALLEST), 1.0)
+            share = gl.minimum(gl.maximum(gl.load(self.v + index) * self.per_value, SMALLEST), 1.0)
             shift = log2_approx(share)
-            score = gl.maximum(self.score * gl.load(self.k + place), TINY)
+            score = gl.maximum(self.score * gl.load(self.k + index), TINY)
             return score, self.SHIFT + shift, gl.exp2(-shift)
         else:
             return self.score, self.SHIFT, 1.0
@@ -95,7 +96,7 @@ class TileScales:
 
 @gluon.jit
 def shifted_softmax_step(s, row_max, row_sum, scale_log2, shift, weight):
-    """`tile.softmax_step` with a p that is 2^shift times as large; row_sum grows by weight times
+    """`algebra.softmax_step` with a p that is 2^shift times as large; row_sum grows by weight times
     the sum of it.
     """
     new_max = gl.maximum(row_max, gl.max(s, axis=1) * scale_log2)

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
+from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.version import num_multiprocessors
-from flash_versions.versions.tiles.hopper import WARPGROUP_ROWS
-from flash_versions.versions.tiles.memory import cdiv
+from flash_versions.versions.tiles.rows import cdiv
+from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 # Rows that a consumer of three gets done while one of two does a row, at head_dim 64 (docs/log.md).
 THREE_TO_TWO = 1.16
@@ -19,7 +19,7 @@ class HopperConfig:
     Attributes:
         consumers: warpgroups that compute, 64 query rows each; 2 or 3.
         block_kv: keys of a tile.
-        stages: slots of the rings of K and of V.
+        stages: slots of the pipelines of K and of V.
         q_stages: buffers for a consumer's Q: with 2, the next tile's is there when it is needed.
         epilogue_buffer: O leaves through a buffer of its own; otherwise through that of Q, which
             then waits for it.
@@ -27,7 +27,7 @@ class HopperConfig:
         ping_pong: consumers take turns at the tensor cores.
         late_wait: keep the wait for P V behind the softmax, from where ptxas would move it to the
             front; without overlap there is nothing to move.
-        scheduler: "grid", "static" or "dynamic", see `hopper.Scheduler`.
+        scheduler: "grid", "static" or "dynamic", see `tile_scheduler.Scheduler`.
     """
 
     consumers: int = 2
@@ -98,12 +98,12 @@ def prefers_two_consumers(request: Request) -> bool:
     """Whether tiles of 128 queries beat those of 192 at head_dim 64.
 
     Three consumers keep the tensor cores busier. But of a tile of 192 queries a causal mask leaves
-    less, and fewer tiles may fill the multiprocessors worse.
+    less, and fewer tiles may fill the SMs worse.
     """
     q = request.q
     if request.window_right is not None:
         return request.k.shape[1] <= 4096
-    programs = num_multiprocessors(q.device)
+    programs = devices[q.device].num_sms
     two, three = (
         consumers * cdiv(cdiv(q.shape[1], 64 * consumers) * q.shape[2] * q.shape[0], programs)
         for consumers in (2, 3)

@@ -7,13 +7,13 @@ copies tiles and its tensor cores multiply them (WGMMA) while the warps that ask
 What changes.
 * Warp specialisation. One producer warp only issues TMA loads; two or three warpgroups of consumers
   only compute, 64 query rows each. The registers that the producer does not need are given to the
-  consumers. Rings of tiles with barriers that say `full` and `empty` stand between them.
+  consumers. Pipelines of tiles, with barriers that say `full` and `empty`, connect them.
 * Overlap inside a warpgroup. S of block j is issued before P V of block j - 1; the softmax of j
   runs when S is there, whatever P V does. So the first block is peeled off, and P V is one behind.
 * Ping-pong. Consumers take turns at the tensor cores: while one computes its softmax, the other has
   its products there.
 * P stays in registers: the accumulator of S is, converted to 16 bits, the left operand of P V.
-* Persistent programs. One per multiprocessor walks from tile to tile: Q has two buffers, O one of
+* Persistent programs. One per SM walks from tile to tile: Q has two buffers, O one of
   its own, so that the producer is already at the next tile while this one is finished and stored
   (at head_dim 256 there is no room for these: O leaves through the only buffer of Q).
 
@@ -22,15 +22,15 @@ One program with two consumers; a column is a stretch of time, [..] what the ten
     producer     K0 Q V0  K1 V1  K2 V2  waits for `empty` slots, then K0' Q' V0' of the next
                      | full
     consumer 0      [S0] softmax [S1 P0V0] softmax [S2 P1V1] softmax   [P2V2] / l, store O
-                                 |pass turn        |
+                                 |arrive           |
     consumer 1           [S0] softmax    [S1 P0V0] softmax   [S2 P1V1] softmax   [P2V2] / l, store O
 
-    who waits       for whom                                        at
+    waits           for                                             at
     producer        both consumers have read a slot of K or V       k.empty v.empty
     producer        a consumer has read its slot of Q               q.empty
     producer        both have taken the tile of two rounds ago      scheduler.empty
     consumer        the producer's copy has landed                  k.full v.full q.full
-    consumer        the other consumer has issued its products      a named barrier, its turn
+    consumer        the other consumer has issued its products      its named barrier
     consumer        its own products                                warpgroup_mma_wait
     consumer        its own O of the tile before has left           tma.store_wait
     consumer        the tile that the producer claimed              scheduler.full
@@ -57,37 +57,33 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     tma,
     warpgroup_mma_wait,
 )
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from flash_versions.dispatch.autograd import narrowed
-from flash_versions.dispatch.launch import Launcher, Plan, layout, placement
+from flash_versions.dispatch.launch import Launcher, Plan
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.fp8.scales import Scales, shifted_softmax_step
 from flash_versions.versions.fa3.hopper.config import HopperConfig, default_config
 from flash_versions.versions.fa3.hopper.host import (
     COUNTS,
-    constants,
     describe_inputs,
+    make_plan,
     new_results,
-    num_programs,
-    numbers,
     tensors,
 )
 from flash_versions.versions.fa3.hopper.operands import is_fp8, multiply_pv, multiply_qk, rounded
-from flash_versions.versions.fa3.hopper.problem import Problem
-from flash_versions.versions.tiles import hopper
-from flash_versions.versions.tiles.algebra import finalise, softmax_step
-from flash_versions.versions.tiles.hopper import (
-    WARPGROUP_ROWS,
-    Ring,
-    TensorDescriptor,
-    accumulator_layout,
-    aggregate,
-    make_ring,
-    make_scheduler,
-    pass_turn,
-    store_tile,
-    take_turn,
+from flash_versions.versions.fa3.hopper.problem import QueryProblem
+from flash_versions.versions.tiles import wgmma
+from flash_versions.versions.tiles.algebra import finalize, softmax_step
+from flash_versions.versions.tiles.pipeline import (
+    Pipeline,
+    make_pipeline,
+    named_barrier_arrive,
+    named_barrier_sync,
 )
+from flash_versions.versions.tiles.tile_scheduler import make_scheduler
+from flash_versions.versions.tiles.triton_compat import aggregate, store_tile
+from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout
 
 PORTABLE_ONLY = (
     "alibi_slopes", "sink", "cu_seqlens_q", "cu_seqlens_k", "kv_lengths", "kv_starts", "block_table"
@@ -110,13 +106,13 @@ class Schedule:
 class Buffers:
     """What the partitions share."""
 
-    q: Ring  # Q_STAGES slots for each consumer
-    k: Ring
-    v: Ring
+    q: Pipeline  # Q_STAGES slots for each consumer
+    k: Pipeline
+    v: Pipeline
     o: gl.shared_memory_descriptor  # a tile for each consumer, or the slots of q
 
     @gluon.jit
-    def q_place(self, schedule, round, CONSUMER: gl.constexpr):
+    def q_stage(self, schedule, round, CONSUMER: gl.constexpr):
         """Where a consumer's Q of this round is."""
         slot = round % schedule.Q_STAGES * schedule.CONSUMERS + CONSUMER
         return self.q.at(slot, (round // schedule.Q_STAGES) & 1)
@@ -127,7 +123,7 @@ def produce(problem, schedule, buffers, scheduler, q, k, v):
     """The producer: for each tile, load Q and the blocks of K and V that it sees, last first."""
     tile = gl.program_id(0)
     round = 0
-    place = buffers.k.at(0, 0)
+    stage = buffers.k.at(0, 0)
     while tile < scheduler.number:
         query, head, sequence = problem.locate(tile)
         begin, _, _, end = problem.blocks(query, problem.BLOCK_Q)
@@ -135,16 +131,16 @@ def produce(problem, schedule, buffers, scheduler, q, k, v):
         kv_head = head // problem.GROUP
         for block in range(end - 1, begin - 1, -1):
             first_key = block * problem.BLOCK_KV
-            buffers.k.fill(place, k, [sequence, kv_head, first_key, 0])
+            buffers.k.fill(stage, k, [sequence, kv_head, first_key, 0])
             if block == end - 1:
                 for c in gl.static_range(schedule.CONSUMERS):
-                    q_place = buffers.q_place(schedule, round, c)
-                    buffers.q.fill(q_place, q, [sequence, head, query + c * WARPGROUP_ROWS, 0])
+                    q_stage = buffers.q_stage(schedule, round, c)
+                    buffers.q.fill(q_stage, q, [sequence, head, query + c * WARPGROUP_ROWS, 0])
             if is_fp8(v.dtype):  # transposed
-                buffers.v.fill(place, v, [sequence, kv_head, 0, first_key])
+                buffers.v.fill(stage, v, [sequence, kv_head, 0, first_key])
             else:
-                buffers.v.fill(place, v, [sequence, kv_head, first_key, 0])
-            place = place.next()
+                buffers.v.fill(stage, v, [sequence, kv_head, first_key, 0])
+            stage = stage.next()
         round += 1
     scheduler.retire()
 
@@ -178,84 +174,84 @@ def fold_scores(s, row_max, row_sum, problem, scales, block):
 
 @gluon.jit
 def attend(
-    problem, schedule, scales, buffers, q_tile, place, query, begin, end, CONSUMER: gl.constexpr
+    problem, schedule, scales, buffers, q_tile, stage, query, begin, end, CONSUMER: gl.constexpr
 ):
     """Fold KV blocks end - 1 .. begin into the state of a consumer's rows, with S of one block in
-    flight together with P V of the block before: (acc, row_max, row_sum, next place in the rings).
+    flight together with P V of the block before: (acc, row_max, row_sum, next stage of K and V).
     """
     _, full_begin, full_end, _ = problem.blocks(query, WARPGROUP_ROWS)
     acc, row_max, row_sum = first_state(buffers, problem.BLOCK_KV)
-    buffers.k.wait(place)
-    s = warpgroup_mma_wait(0, deps=[multiply_qk(q_tile, buffers.k.tile(place))])
-    buffers.k.release(place)
+    buffers.k.wait(stage)
+    s = warpgroup_mma_wait(0, deps=[multiply_qk(q_tile, buffers.k.tile(stage))])
+    buffers.k.release(stage)
     s = problem.capped(s)
     if problem.LEFT or problem.RIGHT or problem.EDGE:
         s = problem.masked(s, query, end - 1)
     p, row_max, row_sum, alpha = fold_scores(s, row_max, row_sum, problem, scales, end - 1)
-    p = rounded(p, buffers.v.tile(place), acc)
+    p = rounded(p, buffers.v.tile(stage), acc)
     if schedule.LATE_WAIT:
-        buffers.k.wait(place.next(), end - 1 > begin)
+        buffers.k.wait(stage.next(), end - 1 > begin)
     for block in range(end - 2, begin - 1, -1):
-        before = place
-        place = place.next()
+        before = stage
+        stage = stage.next()
         if not schedule.LATE_WAIT:
-            buffers.k.wait(place)
+            buffers.k.wait(stage)
         if schedule.PING_PONG:
-            take_turn(CONSUMER)
-        s_token = multiply_qk(q_tile, buffers.k.tile(place))
+            named_barrier_sync(CONSUMER)
+        s_token = multiply_qk(q_tile, buffers.k.tile(stage))
         buffers.v.wait(before)
         acc_token = multiply_pv(p, buffers.v.tile(before), acc)
         if schedule.PING_PONG:
-            pass_turn(CONSUMER, schedule.CONSUMERS)
+            named_barrier_arrive(CONSUMER, schedule.CONSUMERS)
         s = warpgroup_mma_wait(1, deps=[s_token])
-        buffers.k.release(place)
+        buffers.k.release(stage)
         s = problem.capped(s)
         if problem.CUT:
             if (block >= full_end) | (block < full_begin):
                 s = problem.masked(s, query, block)
         p, row_max, row_sum, alpha = fold_scores(s, row_max, row_sum, problem, scales, block)
         if schedule.LATE_WAIT:
-            buffers.k.wait(place.next(), block > begin)
+            buffers.k.wait(stage.next(), block > begin)
         acc = warpgroup_mma_wait(0, deps=[acc_token])
         buffers.v.release(before)
-        p = rounded(p, buffers.v.tile(place), acc)
+        p = rounded(p, buffers.v.tile(stage), acc)
         acc = acc * per_row(alpha, acc)[:, None]
-    buffers.v.wait(place)
-    acc_token = multiply_pv(p, buffers.v.tile(place), acc)
+    buffers.v.wait(stage)
+    acc_token = multiply_pv(p, buffers.v.tile(stage), acc)
     acc = warpgroup_mma_wait(0, deps=[acc_token])
-    buffers.v.release(place)
-    return acc, row_max, row_sum, place.next()
+    buffers.v.release(stage)
+    return acc, row_max, row_sum, stage.next()
 
 
 @gluon.jit
 def attend_in_order(
-    problem, schedule, scales, buffers, q_tile, place, query, begin, end, CONSUMER: gl.constexpr
+    problem, schedule, scales, buffers, q_tile, stage, query, begin, end, CONSUMER: gl.constexpr
 ):
     """`attend` without the overlap: each product is waited for before the next step."""
     _, full_begin, full_end, _ = problem.blocks(query, WARPGROUP_ROWS)
     acc, row_max, row_sum = first_state(buffers, problem.BLOCK_KV)
     for block in range(end - 1, begin - 1, -1):
-        buffers.k.wait(place)
+        buffers.k.wait(stage)
         if schedule.PING_PONG:
-            take_turn(CONSUMER)
-        s_token = multiply_qk(q_tile, buffers.k.tile(place))
+            named_barrier_sync(CONSUMER)
+        s_token = multiply_qk(q_tile, buffers.k.tile(stage))
         if schedule.PING_PONG:
-            pass_turn(CONSUMER, schedule.CONSUMERS)
+            named_barrier_arrive(CONSUMER, schedule.CONSUMERS)
         s = warpgroup_mma_wait(0, deps=[s_token])
-        buffers.k.release(place)
+        buffers.k.release(stage)
         s = problem.capped(s)
         if problem.LEFT or problem.RIGHT or problem.EDGE:
             if (block >= full_end) | (block < full_begin):
                 s = problem.masked(s, query, block)
         p, row_max, row_sum, alpha = fold_scores(s, row_max, row_sum, problem, scales, block)
         acc = acc * per_row(alpha, acc)[:, None]
-        v_tile = buffers.v.tile(place)
-        buffers.v.wait(place)
+        v_tile = buffers.v.tile(stage)
+        buffers.v.wait(stage)
         acc_token = multiply_pv(rounded(p, v_tile, acc), v_tile, acc)
         acc = warpgroup_mma_wait(0, deps=[acc_token])
-        buffers.v.release(place)
-        place = place.next()
-    return acc, row_max, row_sum, place
+        buffers.v.release(stage)
+        stage = stage.next()
+    return acc, row_max, row_sum, stage
 
 
 @gluon.jit
@@ -263,31 +259,31 @@ def consume(problem, schedule, scales, buffers, scheduler, o, lse_out, CONSUMER:
     """A consumer: 64 rows of each tile."""
     tile = gl.program_id(0)
     round = 0
-    place = buffers.k.at(0, 0)
+    stage = buffers.k.at(0, 0)
     if schedule.PING_PONG:
         if CONSUMER == schedule.CONSUMERS - 1:
-            pass_turn(CONSUMER, schedule.CONSUMERS)  # consumer 0 begins
+            named_barrier_arrive(CONSUMER, schedule.CONSUMERS)  # consumer 0 begins
     while tile < scheduler.number:
         query, head, sequence = problem.locate(tile)
         begin, _, _, end = problem.blocks(query, problem.BLOCK_Q)
         query += CONSUMER * WARPGROUP_ROWS
         tile_scales = scales.of_tile(problem, query, head, sequence)
-        q_place = buffers.q_place(schedule, round, CONSUMER)
-        buffers.q.wait(q_place)
-        q_tile = buffers.q.tile(q_place)
+        q_stage = buffers.q_stage(schedule, round, CONSUMER)
+        buffers.q.wait(q_stage)
+        q_tile = buffers.q.tile(q_stage)
         if schedule.OVERLAP:
-            acc, row_max, row_sum, place = attend(
-                problem, schedule, tile_scales, buffers, q_tile, place, query, begin, end, CONSUMER
+            acc, row_max, row_sum, stage = attend(
+                problem, schedule, tile_scales, buffers, q_tile, stage, query, begin, end, CONSUMER
             )
         else:
-            acc, row_max, row_sum, place = attend_in_order(
-                problem, schedule, tile_scales, buffers, q_tile, place, query, begin, end, CONSUMER
+            acc, row_max, row_sum, stage = attend_in_order(
+                problem, schedule, tile_scales, buffers, q_tile, stage, query, begin, end, CONSUMER
             )
         if schedule.EPILOGUE_BUFFER:
-            buffers.q.release(q_place)
+            buffers.q.release(q_stage)
         if scales.FP8:
             row_max -= scales.SHIFT  # which row_sum counts
-        out, lse = finalise(acc, per_row(row_max, acc), per_row(row_sum, acc))
+        out, lse = finalize(acc, per_row(row_max, acc), per_row(row_sum, acc))
         if scales.FP8:
             out *= tile_scales.value
         rows = query + gl.arange(0, WARPGROUP_ROWS, layout=gl.SliceLayout(1, acc.type.layout))
@@ -297,13 +293,13 @@ def consume(problem, schedule, scales, buffers, scheduler, o, lse_out, CONSUMER:
         if schedule.EPILOGUE_BUFFER:
             o_tile = buffers.o.index(CONSUMER)
         else:
-            o_tile = buffers.o.index(q_place.slot)
+            o_tile = buffers.o.index(q_stage.slot)
         o_tile.reshape([o_tile.shape[2], o_tile.shape[3]]).store(out.to(o.dtype))
         fence_async_shared()
         store_tile(o, [sequence, head, query, 0], o_tile)
         if not schedule.EPILOGUE_BUFFER:
             tma.store_wait(0)
-            buffers.q.release(q_place)
+            buffers.q.release(q_stage)
         tile = scheduler.receive(round)
         round += 1
     tma.store_wait(0)
@@ -351,7 +347,7 @@ def forward_kernel(
     PRODUCER_REGISTERS: gl.constexpr,
 ):
     """Divide the warps of a program into consumers, four each, and one producer."""
-    problem = Problem(
+    problem = QueryProblem(
         gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(heads), gl.to_tensor(batch),
         gl.to_tensor(section), gl.to_tensor(window_left), gl.to_tensor(window_right),
         gl.to_tensor(scale_log2), gl.to_tensor(cap_scale),
@@ -359,14 +355,14 @@ def forward_kernel(
     )  # fmt: skip
     scales = Scales(q_scale, k_scale, v_scale, v_reference, FP8, PER_BLOCK, SHIFT)
     schedule = Schedule(CONSUMERS, Q_STAGES, EPILOGUE_BUFFER, OVERLAP, PING_PONG, LATE_WAIT)
-    q_ring = make_ring(q, CONSUMERS * Q_STAGES, 1)
-    k_ring = make_ring(k, STAGES, CONSUMERS)
-    v_ring = make_ring(v, STAGES, CONSUMERS)
+    q_pipeline = make_pipeline(q, CONSUMERS * Q_STAGES, 1)
+    k_pipeline = make_pipeline(k, STAGES, CONSUMERS)
+    v_pipeline = make_pipeline(v, STAGES, CONSUMERS)
     if EPILOGUE_BUFFER:
         o_tiles = gl.allocate_shared_memory(o.dtype, [CONSUMERS] + o.block_type.shape, o.layout)
     else:
-        o_tiles = q_ring.tiles
-    buffers = Buffers(q_ring, k_ring, v_ring, o_tiles)
+        o_tiles = q_pipeline.tiles
+    buffers = Buffers(q_pipeline, k_pipeline, v_pipeline, o_tiles)
     scheduler = make_scheduler(problem.num_tiles(), counters, SCHEDULER, CONSUMERS)
     fence_async_shared()
     if CONSUMERS == 2:
@@ -395,12 +391,12 @@ def forward_kernel(
 launch_forward = Launcher(forward_kernel)
 
 
-def unsupported(request: Request) -> str | None:
-    """Why a request that descriptors can address (`forward.unsupported`) is left to the portable
-    kernel, as a sentence, or None.
+def left_to_portable(request: Request) -> str | None:
+    """Why a request that is not left to FA2 (`forward.left_to_fa2`) is left to the portable kernel,
+    as a sentence, or None.
     """
     q = request.q
-    if not hopper.available(q.device):
+    if not wgmma.available(q.device):
         return f"{q.device} is no Hopper GPU (compute capability 9.0), or kernels are interpreted."
     if q.dtype not in (torch.float16, torch.bfloat16):
         return f"q has dtype {q.dtype}; float16 and bfloat16 are what WGMMA multiplies here."
@@ -418,8 +414,8 @@ def forward(
     """Attention and its LSE on a Hopper GPU.
 
     Args:
-        request: see `Request`; one that is not `unsupported`, on the current GPU, with rows padded
-            as `ops.in_vectors` does.
+        request: see `Request`; one that is not `left_to_portable`, on the current GPU, with rows
+            padded as `autograd.in_vectors` does.
         config: the schedule; None chooses by shape.
 
     Raises:
@@ -431,40 +427,6 @@ def forward(
     """
     config = config or default_config(request)
     return launch(make_plan(request, config, request.q.dtype), request)
-
-
-def make_plan(
-    request: Request,
-    config: HopperConfig,
-    dtype: torch.dtype,
-    scales: tuple[torch.Tensor, ...] | None = None,
-    per_block: bool = False,
-    shift: float = 0.0,
-) -> Plan:
-    """The launch of the kernel; dtype is that of the tensors that it reads, the rest for FP8."""
-    return Plan(
-        config,
-        (*layout(request), config.block_kv, dtype, *map(placement, scales or ())),
-        (num_programs(request, config), 1, 1),
-        numbers(request),
-        {
-            **constants(request, config),
-            "FP8": scales is not None,
-            "PER_BLOCK": per_block,
-            "SHIFT": shift,
-            "CONSUMERS": config.consumers,
-            "STAGES": config.stages,
-            "Q_STAGES": config.q_stages,
-            "EPILOGUE_BUFFER": config.epilogue_buffer,
-            "OVERLAP": config.overlap,
-            "PING_PONG": config.ping_pong,
-            "LATE_WAIT": config.late_wait,
-            "SCHEDULER": config.scheduler,
-            # 64 K registers less the producer's; Triton starts its warps as a warpgroup.
-            "CONSUMER_REGISTERS": 240 if config.consumers == 2 else 160,
-            "PRODUCER_REGISTERS": 24,
-        },
-    )
 
 
 def launch(

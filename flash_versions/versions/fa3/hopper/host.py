@@ -4,19 +4,19 @@ from functools import cache
 from typing import Any
 
 import torch
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from flash_versions.dispatch.device import devices
+from flash_versions.dispatch.launch import Plan, layout, placement
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.version import num_multiprocessors
+from flash_versions.dispatch.sizes import padded_head_dim
 from flash_versions.versions.fa3.forward import heads_of_section
 from flash_versions.versions.fa3.hopper.config import HopperConfig
-from flash_versions.versions.tiles.algebra import LOG2E
-from flash_versions.versions.tiles.hopper import (
-    WARPGROUP_ROWS,
-    Counters,
-    TensorDescriptor,
-    describe,
-)
-from flash_versions.versions.tiles.memory import cdiv, padded_head_dim
+from flash_versions.versions.tiles.rows import cdiv
+from flash_versions.versions.tiles.score_mods import ScoreMods
+from flash_versions.versions.tiles.tile_scheduler import Counters
+from flash_versions.versions.tiles.tma import describe_swizzled
+from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 # Change from call to call: no kernel of its own for each.
 COUNTS = [
@@ -39,9 +39,9 @@ def describe_inputs(
             f"they do not; use epilogue_buffer=True."
         )
     return (
-        describe(q, WARPGROUP_ROWS.value, width),
-        describe(k, config.block_kv, width),
-        describe(v, config.block_kv, width_v),
+        describe_swizzled(q, WARPGROUP_ROWS.value, width),
+        describe_swizzled(k, config.block_kv, width),
+        describe_swizzled(v, config.block_kv, width_v),
     )
 
 
@@ -66,7 +66,7 @@ def num_programs(request: Request, config: HopperConfig) -> int:
     tiles = cdiv(q_length, config.block_q) * heads * batch
     if config.scheduler == "grid":
         return tiles
-    return min(tiles, num_multiprocessors(request.q.device))
+    return min(tiles, devices[request.q.device].num_sms)
 
 
 def tensors(
@@ -79,7 +79,7 @@ def tensors(
     """The arguments of the kernel that are tensors."""
     return (
         *boxes,
-        describe(o, WARPGROUP_ROWS.value, box_width(o.shape[3])),
+        describe_swizzled(o, WARPGROUP_ROWS.value, box_width(o.shape[3])),
         lse,
         counters.pair(o.device) if config.scheduler == "dynamic" else lse,
         *(scales or (lse, lse, lse, lse)),
@@ -89,33 +89,74 @@ def tensors(
 def numbers(request: Request) -> tuple:
     """The arguments that follow them, up to the first constant."""
     batch, q_length, heads, _ = request.q.shape
-    softcap = request.softcap
-    return (
-        q_length,
-        request.k.shape[1],
-        heads,
-        batch,
-        heads_of_section(request),
-        request.window_left or 0,
-        request.window_right or 0,
-        (softcap or request.scale) * LOG2E.value,
-        0.0 if softcap is None else request.scale / softcap,
-    )
+    section = heads_of_section(request)
+    bounds, scales = window_bounds(request), score_scales(request)
+    return q_length, request.k.shape[1], heads, batch, section, *bounds, *scales
+
+
+def window_bounds(request: Request) -> tuple[int, int]:
+    """How far a query sees to the left and to the right; 0 where there is no bound."""
+    return request.window_left or 0, request.window_right or 0
+
+
+def score_scales(request: Request) -> tuple[float, float]:
+    """`ScoreMods.scale_log2` and its cap_scale, 0 without softcap."""
+    mods = ScoreMods.of(request)
+    return mods.scale_log2, mods.cap_scale or 0.0
 
 
 def constants(request: Request, config: HopperConfig) -> dict[str, Any]:
-    """The constants of `Problem`."""
+    """The constants of `QueryProblem`."""
     left, right, kv_length = request.window_left, request.window_right, request.k.shape[1]
     # Tiles as high as a block is wide, and ends that are aligned: only the last block is cut.
     aligned = (
         config.block_q == config.block_kv
         and (kv_length - request.q.shape[1] + (right or 0)) % config.block_kv == 0
     )
+    cut = left is not None or (right is not None and not aligned)
+    return {**window_constants(request, config.block_kv), "CUT": cut}
+
+
+def window_constants(request: Request, block_kv: int) -> dict[str, Any]:
+    """The constants that forward and backward share."""
     return {
         "GROUP": request.group,
-        "LEFT": left is not None,
-        "RIGHT": right is not None,
-        "EDGE": kv_length % config.block_kv != 0,
-        "CUT": left is not None or (right is not None and not aligned),
+        "LEFT": request.window_left is not None,
+        "RIGHT": request.window_right is not None,
+        "EDGE": request.k.shape[1] % block_kv != 0,
         "CAP": request.softcap is not None,
     }
+
+
+def make_plan(
+    request: Request,
+    config: HopperConfig,
+    dtype: torch.dtype,
+    scales: tuple[torch.Tensor, ...] | None = None,
+    per_block: bool = False,
+    shift: float = 0.0,
+) -> Plan:
+    """The launch of the kernel; dtype is that of the tensors that it reads, the rest for FP8."""
+    return Plan(
+        config,
+        (*layout(request), config.block_kv, dtype, *map(placement, scales or ())),
+        (num_programs(request, config), 1, 1),
+        numbers(request),
+        {
+            **constants(request, config),
+            "FP8": scales is not None,
+            "PER_BLOCK": per_block,
+            "SHIFT": shift,
+            "CONSUMERS": config.consumers,
+            "STAGES": config.stages,
+            "Q_STAGES": config.q_stages,
+            "EPILOGUE_BUFFER": config.epilogue_buffer,
+            "OVERLAP": config.overlap,
+            "PING_PONG": config.ping_pong,
+            "LATE_WAIT": config.late_wait,
+            "SCHEDULER": config.scheduler,
+            # 64 K registers less the producer's; Triton starts its warps as a warpgroup.
+            "CONSUMER_REGISTERS": 240 if config.consumers == 2 else 160,
+            "PRODUCER_REGISTERS": 24,
+        },
+    )

@@ -14,7 +14,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
 
-from flash_versions.versions.tiles.hopper import WARPGROUP_ROWS, accumulator_layout
+from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout
 
 
 @gluon.constexpr_function

@@ -4,12 +4,28 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from flash_versions.versions.tiles.algebra import block_range, first_visible, last_visible
-from flash_versions.versions.tiles.hopper import aggregate
 from flash_versions.versions.tiles.score_mods import tanh
+from flash_versions.versions.tiles.triton_compat import aggregate
+
+
+@gluon.jit
+def row_and_tile(number, tiles, rows, section, SECTIONS: gl.constexpr):
+    """(row, tile) of a tile's number, of `tiles` tiles in each of `rows` rows.
+
+    The tiles of a row are neighbours. With SECTIONS, the first tiles of all rows of a section come
+    first, then all their second ones.
+    """
+    if SECTIONS:
+        first = number // (section * tiles) * section
+        width = gl.minimum(section, rows - first)
+        position = number - first * tiles
+        return first + position % width, position // width
+    else:
+        return number // tiles, number % tiles
 
 
 @aggregate
-class Problem:
+class QueryProblem:
     """What is computed, and in which tiles."""
 
     q_length: gl.tensor
@@ -43,20 +59,15 @@ class Problem:
         of all heads of a section come first: what ends last began first.
         """
         tiles = gl.cdiv(self.q_length, self.BLOCK_Q)
+        rows = self.heads * self.batch
+        row, tile = row_and_tile(tile, tiles, rows, self.section, self.RIGHT)
         if self.RIGHT:
-            first = tile // (self.section * tiles) * self.section
-            width = gl.minimum(self.section, self.heads * self.batch - first)
-            place = tile - first * tiles
-            row = first + place % width
-            tile = tiles - 1 - place // width
-        else:
-            row = tile // tiles
-            tile = tile % tiles
+            tile = tiles - 1 - tile
         return tile * self.BLOCK_Q, row % self.heads, row // self.heads
 
     @gluon.jit
     def blocks(self, query, ROWS: gl.constexpr):
-        """The KV blocks that ROWS queries see, as `tile.block_range` gives them: (begin,
+        """The KV blocks that ROWS queries see, as `algebra.block_range` gives them: (begin,
         full_begin, full_end, end); at least one, which then is masked in full.
         """
         left = self.window_left if self.LEFT else None
@@ -88,5 +99,5 @@ class Problem:
 
     @gluon.jit
     def capped(self, s):
-        """Scores with softcap, see `scores.cap_scores`."""
+        """Scores with softcap, see `score_mods.cap_scores`."""
         return tanh(s * self.cap_scale) if self.CAP else s

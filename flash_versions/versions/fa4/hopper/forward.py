@@ -19,15 +19,15 @@ What changes.
     consumer    await score softmax correct score softmax correct ... drain hand over  await ...
     storer      idle                                                            store  idle ...
 
-    who waits      for whom                                   at
+    waits          for                                        at
     loader         consumers have read a slot of K or V, of Q  k.empty v.empty q.empty
     consumer       the loader's copy has landed                q.full k.full v.full
-    consumer       the other consumer has issued its products  a named barrier, its turn
+    consumer       the other consumer has issued its products  its named barrier
     consumer       the storer has copied its last O            o_empty
     storer         a consumer's O is in its buffer             o_full
     both           the tile that the loader has claimed        scheduler.full
 
-Everything that is imported from FA3 is unchanged: rings, schedulers, products, P in registers,
+Everything that is imported from FA3 is unchanged: pipelines, schedulers, products, P in registers,
 scales of FP8.
 
 Source. Zadouri et al. 2026, "FlashAttention-4", arXiv:2603.05451, of which this takes what Hopper
@@ -45,24 +45,23 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from flash_versions.dispatch.autograd import narrowed
-from flash_versions.dispatch.launch import Launcher, Plan, layout, placement
+from flash_versions.dispatch.launch import Launcher, Plan
+from flash_versions.dispatch.precision import Quantized
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
 from flash_versions.versions.fa3.fp8.scales import Scales
 from flash_versions.versions.fa3.hopper.forward import first_state, per_row
 from flash_versions.versions.fa3.hopper.host import (
     COUNTS,
-    constants,
     describe_inputs,
     new_results,
-    num_programs,
-    numbers,
     tensors,
 )
 from flash_versions.versions.fa3.hopper.operands import is_fp8, multiply_pv, multiply_qk, rounded
-from flash_versions.versions.fa3.hopper.problem import Problem
-from flash_versions.versions.fa4.exp2 import DEGREES, mixed_exp2
+from flash_versions.versions.fa3.hopper.problem import QueryProblem
+from flash_versions.versions.fa4.exp2 import mixed_exp2
 from flash_versions.versions.fa4.hopper.config import RolesConfig, default_config, fp8_config
+from flash_versions.versions.fa4.hopper.host import make_plan
 from flash_versions.versions.fa4.hopper.roles import (
     AWAIT,
     CLAIM,
@@ -77,18 +76,16 @@ from flash_versions.versions.fa4.hopper.roles import (
 )
 from flash_versions.versions.fa4.hopper.trace import FIXED_ROLES, LOADER, STORER, Trace
 from flash_versions.versions.fa4.softmax import raise_reference
-from flash_versions.versions.fp8.quantize import P_OFFSET, Quantized
-from flash_versions.versions.tiles.algebra import finalise
-from flash_versions.versions.tiles.hopper import (
-    WARPGROUP_ROWS,
-    Ring,
-    aggregate,
-    make_ring,
-    make_scheduler,
-    pass_turn,
-    store_tile,
-    take_turn,
+from flash_versions.versions.tiles.algebra import finalize
+from flash_versions.versions.tiles.pipeline import (
+    Pipeline,
+    make_pipeline,
+    named_barrier_arrive,
+    named_barrier_sync,
 )
+from flash_versions.versions.tiles.tile_scheduler import make_scheduler
+from flash_versions.versions.tiles.triton_compat import aggregate, store_tile
+from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 
 @aggregate
@@ -109,23 +106,23 @@ class Schedule:
 class Buffers:
     """What the roles share."""
 
-    q: Ring  # Q_STAGES slots for each consumer
-    k: Ring
-    v: Ring
+    q: Pipeline  # Q_STAGES slots for each consumer
+    k: Pipeline
+    v: Pipeline
     o: gl.shared_memory_descriptor  # a tile for each consumer, or the slots of q
     o_full: gl.shared_memory_descriptor  # barriers, one for each consumer
     o_empty: gl.shared_memory_descriptor
 
     @gluon.jit
-    def q_place(self, schedule, round, CONSUMER: gl.constexpr):
+    def q_stage(self, schedule, round, CONSUMER: gl.constexpr):
         """Where a consumer's Q of this round is."""
         slot = round % schedule.Q_STAGES * schedule.CONSUMERS + CONSUMER
         return self.q.at(slot, (round // schedule.Q_STAGES) & 1)
 
     @gluon.jit
-    def o_tile(self, schedule, q_place, CONSUMER: gl.constexpr):
+    def o_tile(self, schedule, q_stage, CONSUMER: gl.constexpr):
         """Where a consumer's O of a tile goes."""
-        return self.o.index(CONSUMER if schedule.EPILOGUE_BUFFER else q_place.slot)
+        return self.o.index(CONSUMER if schedule.EPILOGUE_BUFFER else q_stage.slot)
 
 
 @gluon.jit
@@ -133,7 +130,7 @@ def load(problem, schedule, buffers, scheduler, trace, q, k, v):
     """The loader: for each tile, ask for Q and the blocks of K and V that it sees, last first."""
     tile = gl.program_id(0)
     round = 0
-    place = buffers.k.at(0, 0)
+    stage = buffers.k.at(0, 0)
     trace.enter(LOADER, round, 0, CLAIM)
     while tile < scheduler.number:
         query, head, sequence = problem.locate(tile)
@@ -143,16 +140,16 @@ def load(problem, schedule, buffers, scheduler, trace, q, k, v):
         for block in range(end - 1, begin - 1, -1):
             trace.enter(LOADER, round, end - 1 - block, LOAD)
             first_key = block * problem.BLOCK_KV
-            buffers.k.fill(place, k, [sequence, kv_head, first_key, 0])
+            buffers.k.fill(stage, k, [sequence, kv_head, first_key, 0])
             if block == end - 1:
                 for c in gl.static_range(schedule.CONSUMERS):
-                    q_place = buffers.q_place(schedule, round, c)
-                    buffers.q.fill(q_place, q, [sequence, head, query + c * WARPGROUP_ROWS, 0])
+                    q_stage = buffers.q_stage(schedule, round, c)
+                    buffers.q.fill(q_stage, q, [sequence, head, query + c * WARPGROUP_ROWS, 0])
             if is_fp8(v.dtype):  # transposed
-                buffers.v.fill(place, v, [sequence, kv_head, 0, first_key])
+                buffers.v.fill(stage, v, [sequence, kv_head, 0, first_key])
             else:
-                buffers.v.fill(place, v, [sequence, kv_head, first_key, 0])
-            place = place.next()
+                buffers.v.fill(stage, v, [sequence, kv_head, first_key, 0])
+            stage = stage.next()
         round += 1
         trace.enter(LOADER, round, 0, CLAIM)
     scheduler.retire()
@@ -204,19 +201,19 @@ def correct(acc, alpha):
 
 @gluon.jit
 def attend(
-    problem, schedule, scales, buffers, trace, q_tile, place, query, begin, end, round,
+    problem, schedule, scales, buffers, trace, q_tile, stage, query, begin, end, round,
     CONSUMER: gl.constexpr
 ):  # fmt: skip
     """Fold KV blocks end - 1 .. begin into the state of a consumer's rows, with S of one block in
-    flight together with P V of the block before: (acc, row_max, row_sum, next place in the rings).
+    flight together with P V of the block before: (acc, row_max, row_sum, next stage of K and V).
     """
     ME: gl.constexpr = FIXED_ROLES + CONSUMER
     _, full_begin, full_end, _ = problem.blocks(query, WARPGROUP_ROWS)
     acc, row_max, row_sum = first_state(buffers, problem.BLOCK_KV)
-    buffers.k.wait(place)
+    buffers.k.wait(stage)
     trace.enter(ME, round, 0, SCORE)
-    s = warpgroup_mma_wait(0, deps=[multiply_qk(q_tile, buffers.k.tile(place))])
-    buffers.k.release(place)
+    s = warpgroup_mma_wait(0, deps=[multiply_qk(q_tile, buffers.k.tile(stage))])
+    buffers.k.release(stage)
     trace.enter(ME, round, 0, SOFTMAX)
     s = problem.capped(s)
     if problem.LEFT or problem.RIGHT or problem.EDGE:
@@ -225,24 +222,24 @@ def attend(
         s, row_max, row_sum, problem, schedule, scales, end - 1
     )
     trace.enter(ME, round, 0, CORRECT)
-    p = rounded(p, buffers.v.tile(place), acc)
+    p = rounded(p, buffers.v.tile(stage), acc)
     if schedule.LATE_WAIT:
-        buffers.k.wait(place.next(), end - 1 > begin)
+        buffers.k.wait(stage.next(), end - 1 > begin)
     for block in range(end - 2, begin - 1, -1):
-        before = place
-        place = place.next()
+        before = stage
+        stage = stage.next()
         if not schedule.LATE_WAIT:
-            buffers.k.wait(place)
+            buffers.k.wait(stage)
         if schedule.PING_PONG:
-            take_turn(CONSUMER)
+            named_barrier_sync(CONSUMER)
         trace.enter(ME, round, end - 1 - block, SCORE)
-        s_token = multiply_qk(q_tile, buffers.k.tile(place))
+        s_token = multiply_qk(q_tile, buffers.k.tile(stage))
         buffers.v.wait(before)
         acc_token = multiply_pv(p, buffers.v.tile(before), acc)
         if schedule.PING_PONG:
-            pass_turn(CONSUMER, schedule.CONSUMERS)
+            named_barrier_arrive(CONSUMER, schedule.CONSUMERS)
         s = warpgroup_mma_wait(1, deps=[s_token])
-        buffers.k.release(place)
+        buffers.k.release(stage)
         trace.enter(ME, round, end - 1 - block, SOFTMAX)
         s = problem.capped(s)
         if problem.CUT:
@@ -253,20 +250,20 @@ def attend(
         )
         trace.enter(ME, round, end - 1 - block, CORRECT)
         if schedule.LATE_WAIT:
-            buffers.k.wait(place.next(), block > begin)
+            buffers.k.wait(stage.next(), block > begin)
         acc = warpgroup_mma_wait(0, deps=[acc_token])
         buffers.v.release(before)
-        p = rounded(p, buffers.v.tile(place), acc)
+        p = rounded(p, buffers.v.tile(stage), acc)
         if schedule.THRESHOLD > 0:
             acc = correct(acc, per_row(alpha, acc))
         else:
             acc = acc * per_row(alpha, acc)[:, None]
-    buffers.v.wait(place)
+    buffers.v.wait(stage)
     trace.enter(ME, round, 0, DRAIN)
-    acc_token = multiply_pv(p, buffers.v.tile(place), acc)
+    acc_token = multiply_pv(p, buffers.v.tile(stage), acc)
     acc = warpgroup_mma_wait(0, deps=[acc_token])
-    buffers.v.release(place)
-    return acc, row_max, row_sum, place.next()
+    buffers.v.release(stage)
+    return acc, row_max, row_sum, stage.next()
 
 
 @gluon.jit
@@ -277,25 +274,25 @@ def consume(
     ME: gl.constexpr = FIXED_ROLES + CONSUMER
     tile = gl.program_id(0)
     round = 0
-    place = buffers.k.at(0, 0)
+    stage = buffers.k.at(0, 0)
     if schedule.PING_PONG:
         if CONSUMER == schedule.CONSUMERS - 1:
-            pass_turn(CONSUMER, schedule.CONSUMERS)  # consumer 0 begins
+            named_barrier_arrive(CONSUMER, schedule.CONSUMERS)  # consumer 0 begins
     trace.enter(ME, round, 0, AWAIT)
     while tile < scheduler.number:
         query, head, sequence = problem.locate(tile)
         begin, _, _, end = problem.blocks(query, problem.BLOCK_Q)
         query += CONSUMER * WARPGROUP_ROWS
         tile_scales = scales.of_tile(problem, query, head, sequence)
-        q_place = buffers.q_place(schedule, round, CONSUMER)
-        buffers.q.wait(q_place)
-        acc, row_max, row_sum, place = attend(
-            problem, schedule, tile_scales, buffers, trace, buffers.q.tile(q_place), place, query,
+        q_stage = buffers.q_stage(schedule, round, CONSUMER)
+        buffers.q.wait(q_stage)
+        acc, row_max, row_sum, stage = attend(
+            problem, schedule, tile_scales, buffers, trace, buffers.q.tile(q_stage), stage, query,
             begin, end, round, CONSUMER
         )  # fmt: skip
         if schedule.EPILOGUE_BUFFER:
-            buffers.q.release(q_place)
-        out, lse = finalise(acc, per_row(row_max - scales.SHIFT, acc), per_row(row_sum, acc))
+            buffers.q.release(q_stage)
+        out, lse = finalize(acc, per_row(row_max - scales.SHIFT, acc), per_row(row_sum, acc))
         if scales.FP8:
             out *= tile_scales.value
         trace.enter(ME, round, 0, HAND_OVER)
@@ -303,7 +300,7 @@ def consume(
         first = (sequence * problem.heads + head).to(gl.int64) * problem.q_length
         gl.store(lse_out + first + rows, lse, mask=rows < problem.q_length)
         mbarrier.wait(buffers.o_empty.index(CONSUMER), (round & 1) ^ 1)
-        o_tile = buffers.o_tile(schedule, q_place, CONSUMER)
+        o_tile = buffers.o_tile(schedule, q_stage, CONSUMER)
         o_tile.reshape([o_tile.shape[2], o_tile.shape[3]]).store(out.to(o.dtype))
         fence_async_shared()
         mbarrier.arrive(buffers.o_full.index(CONSUMER), count=1)
@@ -323,13 +320,13 @@ def store(problem, schedule, buffers, scheduler, trace, o):
         for c in gl.static_range(schedule.CONSUMERS):
             mbarrier.wait(buffers.o_full.index(c), round & 1)
             trace.enter(STORER, round, c, STORE)
-            q_place = buffers.q_place(schedule, round, c)
-            place = [sequence, head, query + c * WARPGROUP_ROWS, 0]
-            store_tile(o, place, buffers.o_tile(schedule, q_place, c))
+            q_stage = buffers.q_stage(schedule, round, c)
+            corner = [sequence, head, query + c * WARPGROUP_ROWS, 0]
+            store_tile(o, corner, buffers.o_tile(schedule, q_stage, c))
             tma.store_wait(0)
             mbarrier.arrive(buffers.o_empty.index(c), count=1)
             if not schedule.EPILOGUE_BUFFER:
-                buffers.q.release(q_place)
+                buffers.q.release(q_stage)
             trace.enter(STORER, round, c + 1, IDLE)
         tile = scheduler.receive(round)
         round += 1
@@ -382,7 +379,7 @@ def forward_kernel(
     OTHER_REGISTERS: gl.constexpr,
 ):
     """Divide the warps of a program into consumers, four each, one loader and one storer."""
-    problem = Problem(
+    problem = QueryProblem(
         gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(heads), gl.to_tensor(batch),
         gl.to_tensor(section), gl.to_tensor(window_left), gl.to_tensor(window_right),
         gl.to_tensor(scale_log2), gl.to_tensor(cap_scale),
@@ -400,9 +397,9 @@ def forward_kernel(
         DEGREE,
     )
     trace = Trace(stamps, CONSUMERS, TRACED_ROUNDS, TRACED_BLOCKS, TRACED_ROUNDS > 0)
-    q_ring = make_ring(q, CONSUMERS * Q_STAGES, 1)
-    k_ring = make_ring(k, STAGES, CONSUMERS)
-    v_ring = make_ring(v, STAGES, CONSUMERS)
+    q_pipeline = make_pipeline(q, CONSUMERS * Q_STAGES, 1)
+    k_pipeline = make_pipeline(k, STAGES, CONSUMERS)
+    v_pipeline = make_pipeline(v, STAGES, CONSUMERS)
     o_full = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
     o_empty = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
     for c in gl.static_range(CONSUMERS):
@@ -411,8 +408,8 @@ def forward_kernel(
     if EPILOGUE_BUFFER:
         o_tiles = gl.allocate_shared_memory(o.dtype, [CONSUMERS] + o.block_type.shape, o.layout)
     else:
-        o_tiles = q_ring.tiles
-    buffers = Buffers(q_ring, k_ring, v_ring, o_tiles, o_full, o_empty)
+        o_tiles = q_pipeline.tiles
+    buffers = Buffers(q_pipeline, k_pipeline, v_pipeline, o_tiles, o_full, o_empty)
     scheduler = make_scheduler(problem.num_tiles(), counters, SCHEDULER, CONSUMERS + 1)
     fence_async_shared()
     if CONSUMERS == 2:
@@ -446,7 +443,7 @@ launch_forward = Launcher(forward_kernel)
 def forward(
     request: Request, config: RolesConfig | None = None, stamps: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """Attention and its LSE on a Hopper GPU; arguments and results as `fa3.forward_hopper.forward`.
+    """Attention and its LSE on a Hopper GPU; arguments and results as `fa3.hopper.forward.forward`.
 
     Args:
         request: what FA3's kernel for Hopper takes.
@@ -465,49 +462,12 @@ def forward_quantized(
     config: RolesConfig | None = None,
     stamps: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """`forward` of FP8 tensors; arguments and results as `fa3.forward_fp8_hopper.forward`."""
+    """`forward` of FP8 tensors; arguments and results as `fa3.fp8.hopper.forward`."""
     config = config or fp8_config(request)
     boxes = forward_fp8_hopper.describe_inputs(request, quantized, config)
     per_block, scales = forward_fp8_hopper.scales_of(request, quantized)
     plan = make_plan(request, config, quantized.q.dtype, scales, per_block, stamps)
     return launch(plan, request, boxes, scales, stamps)
-
-
-def make_plan(
-    request: Request,
-    config: RolesConfig,
-    dtype: torch.dtype,
-    scales: tuple[torch.Tensor, ...] | None = None,
-    per_block: bool = False,
-    stamps: torch.Tensor | None = None,
-) -> Plan:
-    """The launch of the kernel; dtype is that of the tensors that it reads."""
-    return Plan(
-        config,
-        (*layout(request), config.block_kv, dtype, *map(placement, scales or ())),
-        (num_programs(request, config), 1, 1),
-        numbers(request),
-        {
-            **constants(request, config),
-            "FP8": scales is not None,
-            "PER_BLOCK": per_block,
-            "SHIFT": 0.0 if scales is None else P_OFFSET - config.threshold,
-            "CONSUMERS": config.consumers,
-            "STAGES": config.stages,
-            "Q_STAGES": config.q_stages,
-            "EPILOGUE_BUFFER": config.epilogue_buffer,
-            "PING_PONG": config.ping_pong,
-            "LATE_WAIT": config.late_wait,
-            "SCHEDULER": config.scheduler,
-            "THRESHOLD": config.threshold,
-            "EIGHTHS": config.eighths,
-            "DEGREE": DEGREES[dtype],
-            "TRACED_ROUNDS": 0 if stamps is None else stamps.shape[2],
-            "TRACED_BLOCKS": 0 if stamps is None else stamps.shape[3],
-            "CONSUMER_REGISTERS": 240 if config.consumers == 2 else 160,
-            "OTHER_REGISTERS": 24,
-        },
-    )
 
 
 def launch(

@@ -1,6 +1,6 @@
-"""The roles of FA4's kernel for Hopper as one table: who is in which state, and what comes next.
+"""The roles of FA4's kernel for Hopper as one table: the states of each, and what comes next.
 
-`forward_hopper.py` follows it: where a role enters a state, its code says `trace.enter(...,
+`forward.py` follows it: where a role enters a state, its code says `trace.enter(...,
 STATE)`. An instrumented launch (`trace.py`) writes down when, and `check` holds what was written
 against the table.
 """

@@ -1,6 +1,6 @@
 """When each role of FA4's kernel is in which state: time stamps from an instrumented launch.
 
-`record.py` makes a document of them.
+`bench/record.py` makes a document of them.
 """
 
 import torch
@@ -11,8 +11,8 @@ from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.hopper.host import num_programs
 from flash_versions.versions.fa4.hopper.config import RolesConfig
 from flash_versions.versions.fa4.hopper.roles import ROLES, STATES
-from flash_versions.versions.tiles.hopper import aggregate
-from flash_versions.versions.tiles.memory import cdiv
+from flash_versions.versions.tiles.rows import cdiv
+from flash_versions.versions.tiles.triton_compat import aggregate
 
 Event = tuple[str, int, int, int]  # state, tile of the program, block of keys, cycle
 
@@ -24,7 +24,7 @@ STORER = gl.constexpr(1)
 
 @gluon.jit
 def clock():
-    """The cycle counter of the multiprocessor."""
+    """The cycle counter of the SM."""
     return gl.inline_asm_elementwise(
         "mov.u64 $0, %clock64;", "=l", [], dtype=gl.int64, is_pure=False, pack=1
     )
@@ -32,7 +32,7 @@ def clock():
 
 @aggregate
 class Trace:
-    """Where time stamps go, int64: a place for every program, role, tile, block and state, 0 if it
+    """Where time stamps go, int64: one for every program, role, tile, block and state, 0 if it
     was not entered. Without ON there is no instruction.
     """
 
@@ -46,11 +46,11 @@ class Trace:
     def enter(self, role, round, block, STATE: gl.constexpr):
         """A role enters a state: in its tile number `round`, for the `block`-th block of keys."""
         if self.ON:
-            place = gl.program_id(0) * (FIXED_ROLES + self.CONSUMERS) + role
-            place = (place * self.ROUNDS + round) * self.BLOCKS + block
+            offset = gl.program_id(0) * (FIXED_ROLES + self.CONSUMERS) + role
+            offset = (offset * self.ROUNDS + round) * self.BLOCKS + block
             inside = (round < self.ROUNDS) & (block < self.BLOCKS)
-            place = gl.to_tensor(place).to(gl.int64) * NUM_STATES + STATE
-            gl.store(self.stamps + place, clock(), mask=inside)
+            offset = gl.to_tensor(offset).to(gl.int64) * NUM_STATES + STATE
+            gl.store(self.stamps + offset, clock(), mask=inside)
 
 
 def new_stamps(request: Request, config: RolesConfig) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """The beginning of a step: embeddings of the newest tokens, and room for them in the cache.
 
 Each is a launch of a few bytes, and torch needs one to look up, one to clamp and one to add. Here
-they are one kernel, which also starts before the kernel before is done (see `skinny`).
+they are one kernel, which also starts before the kernel before is done (see `gemv`).
 """
 
 import torch
@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from flash_versions.dispatch.autograd import on_device
+from flash_versions.dispatch.device import devices
 from transformer.model.kernels.decode.gemv import DTYPES, check_device, overlapping
 
 
@@ -73,7 +73,7 @@ def embed(
     tokens = tokens.contiguous()
     vocabulary, width = embedding.shape
     x = embedding.new_empty(tokens.numel(), width)
-    with on_device(x):
+    with devices.on_device(x):
         embed_kernel[(len(x),)](
             tokens,
             embedding,

@@ -14,12 +14,12 @@ W and streams through them:
   so each program sums up the squares of x as it reads x, and divides at the end. Its weight
   multiplies x on the way, in fp32.
 * What follows the layer costs no kernel either: the bias, the residual, the gate of SwiGLU, the
-  rotary embedding and the write into the cache (skinny_qkv). The last three need two outputs that
+  rotary embedding and the write into the cache (gemv_qkv). The last three need two outputs that
   are far apart, gate i and up i, or i and i + head_dim / 2 of a head: a program reads both rows.
 
 Between two kernels the memory stands still: a launch, a first load, a last sum. On Hopper, with
 `overlap` (programmatic dependent launch), a program starts as soon as the kernel before leaves room
-for it, asks for its first weights, which nobody writes, and only then waits for x:
+for it, asks for its first weights, which no kernel writes, and only then waits for x:
 
     the kernel before   ████████████▌ last sums
     this one                   launch │ weights ····▌ wait for x ▌████████████
@@ -42,9 +42,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from flash_versions.dispatch.autograd import on_device
+from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.interpreter import enabled as interpreted
-from flash_versions.versions.tiles.memory import cdiv
+from flash_versions.versions.tiles.rows import cdiv
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -332,7 +332,7 @@ def linear(
     y = x.new_empty(1, outputs)
     eps = 0.0 if norm is None else norm.eps
     arguments = (x, weight_of(norm), eps, weight, bias, residual, y, outputs)
-    with on_device(x):
+    with devices.on_device(x):
         launch(linear_kernel, arguments, x.shape[1], outputs, tile, overlap)
     return y
 
@@ -364,7 +364,7 @@ def swiglu(
         raise ValueError(f"the weight has {weight.shape[0]} rows; gate and up must be halves of it")
     tokens, outputs = x.shape[0], weight.shape[0] // 2
     y = x.new_empty(tokens, outputs)
-    with on_device(x):
+    with devices.on_device(x):
         if tokens > 1:
             gate_up = product(x, weight, bias, norm)
             gate_kernel[(tokens, cdiv(outputs, 1024))](gate_up, y, outputs, BLOCK=1024)

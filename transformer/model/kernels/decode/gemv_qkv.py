@@ -3,7 +3,7 @@
 A decoding step turns a few queries and keys and writes a few hundred bytes into the cache: nothing,
 beside the launches that it takes. So for one token the projection does it, before its sums leave
 the registers. A rotation turns the dims i and i + head_dim / 2 of a head together, so a program
-takes pairs of rows of the weight that lie this far apart (see `skinny`).
+takes pairs of rows of the weight that lie this far apart (see `gemv`).
 
 Qwen3 norms each head before it is turned, and a program does not see a whole head. There, and with
 more tokens, the projection comes first and a kernel of its own does the rest.
@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from flash_versions.dispatch.autograd import on_device
-from flash_versions.versions.tiles.memory import cdiv
+from flash_versions.dispatch.device import devices
+from flash_versions.versions.tiles.rows import cdiv
 from transformer.model.kernels.decode.gemv import (
     Norm,
     Tile,
@@ -203,7 +203,7 @@ def qkv(
         block_table: (batch, max_pages) int32, the pages of each row, or None.
         norm: of x, or None.
         q_norm: of each query head, or None; `k_norm` of each key head. Both or none.
-        overlap: see `skinny.linear`; so is tile.
+        overlap: see `gemv.linear`; so is tile.
 
     Returns:
         Queries (batch, tokens / batch, heads, head_dim).
@@ -254,7 +254,7 @@ def qkv(
         tl.constexpr(kv_heads),
         tl.constexpr(head_dim // 2),
     )
-    with on_device(x):
+    with devices.on_device(x):
         if tokens == 1 and q_norm is None and k_norm is None:
             eps = 0.0 if norm is None else norm.eps
             arguments = (x, weight_of(norm), eps, weight, bias, place)

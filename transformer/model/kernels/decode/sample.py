@@ -20,7 +20,7 @@ token depends on its logits and its number only, not on the size of the batch.
 
 What a decoding step does with its token costs no kernel either: the second one writes it down where
 the next step reads it and where the host will look. Both start before the kernel before them is
-done (see `skinny`).
+done (see `gemv`).
 """
 
 from typing import NamedTuple
@@ -30,9 +30,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from flash_versions.dispatch.autograd import on_device
-from flash_versions.dispatch.version import launches_overlap
-from flash_versions.versions.tiles.memory import cdiv
+from flash_versions.dispatch.device import devices
+from flash_versions.versions.tiles.rows import cdiv
 from transformer.model.kernels.decode.gemv import overlapping
 
 CHUNK = 2048
@@ -242,7 +241,7 @@ def likeliest(
             logit is NaN or +inf, or where all are -inf; the token then means nothing.
     """
     record = _record(logits)
-    choose(logits, record, None, banned, overlap=overlap)
+    sample_into(logits, record, None, banned, overlap=overlap)
     return record.tokens[:, 0], record.scores[:, 0]
 
 
@@ -267,7 +266,7 @@ def draw(
     """
     record = _record(logits)
     draws = Draws(uniform[:, None].contiguous(), None, temperature)
-    choose(logits, record, draws, banned, overlap=overlap)
+    sample_into(logits, record, draws, banned, overlap=overlap)
     return record.tokens[:, 0], record.scores[:, 0]
 
 
@@ -277,7 +276,7 @@ def _record(logits: torch.Tensor) -> Record:
     return Record(tokens, logits.new_empty(tokens.shape, dtype=torch.float32))
 
 
-def choose(
+def sample_into(
     logits: torch.Tensor,
     record: Record,
     draws: Draws | None = None,
@@ -304,8 +303,8 @@ def choose(
     given = (logits, logits.stride(0), size, banned, temperature)
     written = (*record, record.tokens.shape[1], chunks)
     padded = triton.next_power_of_2(chunks)
-    options = overlapping(launches_overlap(logits.device) if overlap is None else overlap)
-    with on_device(logits):
+    options = overlapping(devices.launches_overlap(logits.device) if overlap is None else overlap)
+    with devices.on_device(logits):
         chunk_kernel[(batch, chunks)](*given, per_chunk, sums, indices, chunks, CHUNK, **options)
         if draws is None:
             likeliest_kernel[(batch,)](

@@ -1,8 +1,8 @@
-"""The switches of the Hopper kernel in gemm_hopper.py, and how they are set."""
+"""The switches of the Hopper kernel in hopper.py, and how they are set."""
 
 from dataclasses import dataclass, replace
 
-from flash_versions.versions.tiles.memory import cdiv
+from flash_versions.versions.tiles.rows import cdiv
 
 CONSUMERS = 2
 BLOCK_K = 64  # columns of A and B in a slot: 128 bytes, the widest swizzle
@@ -17,7 +17,7 @@ class GemmConfig:
         rows: of a consumer's part of a tile; 64 or 128.
         columns: of a tile; 64, 128 or 256. An accumulator of 64 x 256 or 128 x 128 takes half of a
             consumer's registers, and none can be larger.
-        stages: slots of the ring.
+        stages: slots of the pipeline.
         group: rows of tiles that are walked down before the next column of tiles, so that what is
             computed at one time shares A and B in the L2 cache.
         ping_pong: each consumer computes tiles of its own, and they take turns.
@@ -66,7 +66,7 @@ class GemmConfig:
 
     @property
     def readers(self) -> int:
-        """Consumers that compute one tile, and so read the same slots of the ring."""
+        """Consumers that compute one tile, and so read the same slots of the pipeline."""
         return 1 if self.ping_pong else CONSUMERS
 
     @property
@@ -76,37 +76,37 @@ class GemmConfig:
 
     @property
     def shared_memory(self) -> int:
-        """Bytes of the ring and of the buffers for sub-tiles, of 16-bit elements."""
+        """Bytes of the pipeline and of the buffers for sub-tiles, of 16-bit elements."""
         slot = (self.tile_rows + self.columns) * BLOCK_K
         sub_tile = self.rows * self.epilogue_columns
         return 2 * (self.stages * slot + CONSUMERS * self.buffers * sub_tile)
 
 
 def default_config(
-    rows: int, columns: int, multiprocessors: int, residual: bool = False, swiglu: bool = False
+    rows: int, columns: int, num_sms: int, residual: bool = False, swiglu: bool = False
 ) -> GemmConfig:
     """The fastest configuration that was found on an H200.
 
     With many tiles both consumers work on one of 128 x 256, for which A and B are read least: on a
     cool GPU, with its clock high, that wins; on a hot one it is behind tiles by turns by a few per
     cent. Of a SwiGLU a tile has 256 rows of 128 columns of gate and of up. With fewer tiles than
-    multiprocessors, tiles of 128 x 128 by turns, and smaller ones where more than half of the
-    multiprocessors would have none.
+    num_sms, tiles of 128 x 128 by turns, and smaller ones where more than half of the
+    num_sms would have none.
 
     Args:
         rows, columns: of the product; with SwiGLU, the columns of gate and up together.
-        multiprocessors: of the GPU.
+        num_sms: of the GPU.
         residual: whether one is added; it needs more buffers, to be on its way early.
         swiglu: whether there are gate and up.
     """
     together = GemmConfig(
         stages=3 if residual else 4, ping_pong=False, buffers=4 if residual else 2
     )
-    if swiglu and cdiv(rows, 256) * cdiv(columns, 128) >= multiprocessors:
+    if swiglu and cdiv(rows, 256) * cdiv(columns, 128) >= num_sms:
         return together
-    if not swiglu and cdiv(rows, 128) * cdiv(columns, 256) > multiprocessors:
+    if not swiglu and cdiv(rows, 128) * cdiv(columns, 256) > num_sms:
         return replace(together, rows=64, columns=256, epilogue_columns=64)
     sizes = [(128, 128, 5 if residual else 6), (64, 128, 8), (64, 64, 12)]
-    enough = (s for s in sizes if 2 * cdiv(rows, s[0]) * cdiv(columns, s[1]) > multiprocessors)
+    enough = (s for s in sizes if 2 * cdiv(rows, s[0]) * cdiv(columns, s[1]) > num_sms)
     high, wide, stages = next(enough, sizes[-1])
     return GemmConfig(rows=high, columns=wide, stages=stages, buffers=4 if residual else 2)

@@ -7,7 +7,7 @@ Between a product and what follows it, PyTorch rounds to 16 bits, writes to memo
 Here it is done on the fp32 accumulator before that is stored, so there is one rounding, and the
 intermediate tensors do not exist: of SwiGLU's 3 tensors of the intermediate size, one.
 
-There are two kernels: gemm_hopper.py for what TMA can address on a Hopper GPU, gemm_portable.py for
+There are two kernels: hopper.py for what TMA can address on a Hopper GPU, portable.py for
 everything else. Gradients are those of the formula, by torch's operations.
 
 Sources: SwiGLU: Shazeer 2020, "GLU Variants Improve Transformer", arXiv:2002.05202.
@@ -18,10 +18,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from flash_versions.dispatch.autograd import on_device
+from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.request import in_autocast_dtype
-from flash_versions.dispatch.version import device_limits
-from flash_versions.versions.tiles import hopper
+from flash_versions.versions.tiles import wgmma
 from transformer.model.kernels.gemm import hopper as gemm_hopper
 from transformer.model.kernels.gemm import portable as gemm_portable
 
@@ -175,7 +174,7 @@ def run(
     bias = None if bias is None else bias.contiguous()
     matrices = [m for m in (a, b, up, result, residual) if m is not None]
     gemm = gemm_hopper.gemm if all(map(suits_hopper, matrices)) else gemm_portable.gemm
-    with on_device(x):
+    with devices.on_device(x):
         gemm(a, b, result, up=up, bias=bias, residual=residual)
     return c
 
@@ -189,7 +188,7 @@ def matrix(x: torch.Tensor) -> torch.Tensor:
 def suits_hopper(x: torch.Tensor) -> bool:
     """Whether a matrix is on a Hopper GPU, of 16 bits, and such that TMA can address it."""
     return (
-        hopper.available(x.device)
+        wgmma.available(x.device)
         and x.dtype != torch.float32
         and x.data_ptr() % 16 == 0
         and x.stride(0) % 8 == 0
@@ -238,7 +237,7 @@ def check(x: torch.Tensor, weight: torch.Tensor, **others: torch.Tensor | None) 
     out = named.pop("out", None)
     if out is not None:
         check_out(out, {"x": x, "weight": weight, **named})
-    if device_limits(x.device) is not None:
+    if devices.limits(x.device) is not None:
         raise ValueError(
             f"x is on {x.device}; NVIDIA GPUs from Ampere on work and, where Triton interprets "
             "(TRITON_INTERPRET=1), the CPU."

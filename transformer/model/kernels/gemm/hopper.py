@@ -7,11 +7,11 @@ column is a stretch of time, [..] what the tensor cores do:
     producer     A B of tile 0's steps, one after another   of tile 1's   of tile 2's
                    | full
     consumer 0        [tile 0: acc += A B, step by step] epilogue     [tile 2 ..
-                                                        |pass turn
+                                                        |arrive
     consumer 1                                           [tile 1 ..           ] epilogue
 
-* The producer, one warp, asks TMA for a slot of the ring: 64 columns of A and of B. It runs ahead
-  by as many slots as there are, across the borders of tiles.
+* The producer, one warp, asks TMA for a slot of the pipeline: 64 columns of A and of B. It runs
+  ahead by as many slots as there are, across the borders of tiles.
 * A consumer, one warpgroup, has a tile in its registers and keeps the products of one step in
   flight while it issues those of the next: that a slot has been read is known one step later.
 * Ping-pong. Consumers take turns at the tensor cores, which so never wait for an epilogue.
@@ -33,11 +33,11 @@ Fused into the epilogue, in fp32 and before the only rounding:
   G, the right half of U: they are two boxes of one slot of B, so the main loop does not know.
   Gate and up of an element are then in one thread, and nothing but their product is written.
 
-    who waits       for whom                                        at
+    waits           for                                             at
     producer        every consumer has read the slot                operands.b.empty
     consumer        the producer's copies have landed               operands.b.full
     consumer        its own products of the step before             warpgroup_mma_wait(1)
-    consumer        PING_PONG: the other has issued its products    a named barrier, its turn
+    consumer        PING_PONG: the other has issued its products    its named barrier
     consumer        its own store of BUFFERS sub-tiles before       tma.store_wait
     consumer        with a residual: its sub-tile has landed        out.full
     the fetcher     the sum has left the buffer                     out.empty
@@ -57,24 +57,26 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.launch import Launcher, placement
-from flash_versions.dispatch.version import num_multiprocessors
-from flash_versions.versions.tiles.hopper import (
-    Ring,
-    accumulator_layout,
+from flash_versions.versions.tiles.pipeline import (
+    Pipeline,
+    make_pipeline,
+    make_tiles,
+    named_barrier_arrive,
+    named_barrier_sync,
+)
+from flash_versions.versions.tiles.rows import cdiv
+from flash_versions.versions.tiles.triton_compat import (
     aggregate,
     load_tile,
-    make_ring,
-    make_tiles,
-    pass_turn,
     reinterpret,
     store_tile,
-    take_turn,
 )
-from flash_versions.versions.tiles.memory import cdiv
+from flash_versions.versions.tiles.wgmma import accumulator_layout
 from transformer.model.kernels.gemm import config as gemm_config
 from transformer.model.kernels.gemm.config import BLOCK_K, GemmConfig, default_config
-from transformer.model.kernels.gemm.tiles import Problem, describe, halves, in_parts, silu
+from transformer.model.kernels.gemm.tiles import GemmProblem, describe, halves, in_parts, silu
 
 CONSUMERS = gl.constexpr(gemm_config.CONSUMERS)
 
@@ -89,7 +91,7 @@ class Schedule:
     RESIDUAL: gl.constexpr
 
     @gluon.jit
-    def place_out(self, out, consumer, number):
+    def stage_out(self, out, consumer, number):
         """Where the sub-tile of that number of a consumer leaves by."""
         slot = consumer * self.BUFFERS + number % self.BUFFERS
         return out.at(slot, (number // self.BUFFERS) & 1)
@@ -97,21 +99,21 @@ class Schedule:
 
 @aggregate
 class Operands:
-    """What the consumers multiply: slots of the ring with a tile of B, and of A one for each
+    """What the consumers multiply: slots of the pipeline with a tile of B, and of A one for each
     reader.
     """
 
     a: gl.shared_memory_descriptor
-    b: Ring
+    b: Pipeline
     READERS: gl.constexpr
 
     @gluon.jit
-    def load(self, place, a, b, up, row, column, k):
+    def load(self, stage, a, b, up, row, column, k):
         """Producer: when the slot is empty, start to load columns k.. of A and B."""
         ROWS: gl.constexpr = a.block_type.shape[0]
         BYTES: gl.constexpr = self.READERS * a.block_type.nbytes + b.block_type.nbytes
-        self.b.wait_empty(place)
-        full, b_tile = self.b.full.index(place.slot), self.b.tiles.index(place.slot)
+        self.b.wait_empty(stage)
+        full, b_tile = self.b.full.index(stage.slot), self.b.tiles.index(stage.slot)
         if up is None:
             mbarrier.expect(full, BYTES)
             load_tile(b, [column, k], full, b_tile)
@@ -121,20 +123,20 @@ class Operands:
             load_tile(b, [column, k], full, both.index(0))
             load_tile(up, [column, k], full, both.index(1))
         for reader in gl.static_range(self.READERS):
-            a_tile = self.a.index(place.slot * self.READERS + reader)
+            a_tile = self.a.index(stage.slot * self.READERS + reader)
             load_tile(a, [row + reader * ROWS, k], full, a_tile)
 
     @gluon.jit
-    def multiply(self, place, acc, use_acc, READER: gl.constexpr):
+    def multiply(self, stage, acc, use_acc, READER: gl.constexpr):
         """Consumer: start to add the product of a slot that is full."""
-        a_tile = self.a.index(place.slot * self.READERS + READER)
-        b_tile = self.b.tiles.index(place.slot).permute((1, 0))
+        a_tile = self.a.index(stage.slot * self.READERS + READER)
+        b_tile = self.b.tiles.index(stage.slot).permute((1, 0))
         return warpgroup_mma(a_tile, b_tile, acc, use_acc=use_acc, is_async=True)
 
 
 @gluon.jit
 def make_operands(a, b, STAGES: gl.constexpr, READERS: gl.constexpr, COLUMNS: gl.constexpr):
-    """Allocate the ring."""
+    """Allocate the pipeline."""
     WIDTH: gl.constexpr = a.block_type.shape[1]
     a_tiles = gl.allocate_shared_memory(a.dtype, [STAGES * READERS] + a.block_type.shape, a.layout)
     b_tiles = gl.allocate_shared_memory(b.dtype, [STAGES, COLUMNS, WIDTH], b.layout)
@@ -143,18 +145,18 @@ def make_operands(a, b, STAGES: gl.constexpr, READERS: gl.constexpr, COLUMNS: gl
     for slot in gl.static_range(STAGES):
         mbarrier.init(full.index(slot), count=1)
         mbarrier.init(empty.index(slot), count=READERS)
-    return Operands(a_tiles, Ring(b_tiles, full, empty, STAGES), READERS)
+    return Operands(a_tiles, Pipeline(b_tiles, full, empty, STAGES), READERS)
 
 
 @gluon.jit
 def produce(problem, schedule, operands, a, b, up):
     """The producer: for each tile, load all of A and B that it needs."""
-    place = operands.b.at(0, 0)
+    stage = operands.b.at(0, 0)
     for tile in range(gl.program_id(0), problem.num_tiles(), gl.num_programs(0)):
         row, column = problem.locate(tile)
         for step in range(problem.steps):
-            operands.load(place, a, b, up, row, column, step * a.block_type.shape[1])
-            place = place.next()
+            operands.load(stage, a, b, up, row, column, step * a.block_type.shape[1])
+            stage = stage.next()
 
 
 @gluon.jit
@@ -168,36 +170,36 @@ def fetch(problem, schedule, out, residual):
         for part in gl.static_range(PARTS):
             for reader in gl.static_range(schedule.READERS):
                 if schedule.READERS == CONSUMERS:
-                    place = schedule.place_out(out, reader, round * PARTS + part)
+                    stage = schedule.stage_out(out, reader, round * PARTS + part)
                 else:
                     before = round // CONSUMERS * PARTS
-                    place = schedule.place_out(out, round % CONSUMERS, before + part)
+                    stage = schedule.stage_out(out, round % CONSUMERS, before + part)
                 corner = [row + reader * schedule.ROWS, column + part * WIDTH]
-                out.fill(place, residual, corner)
+                out.fill(stage, residual, corner)
         round += 1
 
 
 @gluon.jit
 def multiply(operands, first, steps, READER: gl.constexpr, ROWS: gl.constexpr):
-    """Multiply a consumer's rows with all columns of a tile: the sum over so many slots of the ring
+    """Multiply a consumer's rows with all columns of a tile: the sum over so many stages
     from the `first` on.
 
     Returns:
         acc, fp32 (ROWS, columns), and the place of the last slot, which is in flight.
     """
-    ring = operands.b
-    place = ring.at(first % ring.STAGES, (first // ring.STAGES) & 1)
-    COLUMNS: gl.constexpr = ring.tiles.shape[1]
+    pipeline = operands.b
+    stage = pipeline.at(first % pipeline.STAGES, (first // pipeline.STAGES) & 1)
+    COLUMNS: gl.constexpr = pipeline.tiles.shape[1]
     acc = gl.zeros([ROWS, COLUMNS], gl.float32, accumulator_layout(COLUMNS))
-    ring.wait(place)
-    acc = warpgroup_mma_wait(1, deps=[operands.multiply(place, acc, False, READER)])
+    pipeline.wait(stage)
+    acc = warpgroup_mma_wait(1, deps=[operands.multiply(stage, acc, False, READER)])
     for _ in range(1, steps):
-        before = place
-        place = place.next()
-        ring.wait(place)
-        acc = warpgroup_mma_wait(1, deps=[operands.multiply(place, acc, True, READER)])
-        ring.release(before)
-    return acc, place
+        before = stage
+        stage = stage.next()
+        pipeline.wait(stage)
+        acc = warpgroup_mma_wait(1, deps=[operands.multiply(stage, acc, True, READER)])
+        pipeline.release(before)
+    return acc, stage
 
 
 @gluon.jit
@@ -206,7 +208,7 @@ def finish(acc, problem, schedule, out, c, bias, row, column, number, CONSUMER: 
 
     Args:
         acc: fp32 (ROWS, columns); with SwiGLU, gate and up side by side.
-        out: a ring of buffers (ROWS, WIDTH), some of them this consumer's; with a residual, in
+        out: a pipeline of buffers (ROWS, WIDTH), some of them this consumer's; with a residual, in
             which its sub-tiles arrive.
         number: how many sub-tiles this consumer has stored.
     """
@@ -226,10 +228,10 @@ def finish(acc, problem, schedule, out, c, bias, row, column, number, CONSUMER: 
             columns = column + i * WIDTH + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout))
             values = gl.load(bias + columns, mask=columns < problem.columns, other=0)
             part += values.to(gl.float32)[None, :]
-        place = schedule.place_out(out, CONSUMER, number + i)
-        buffer = out.tiles.index(place.slot)
+        stage = schedule.stage_out(out, CONSUMER, number + i)
+        buffer = out.tiles.index(stage.slot)
         if schedule.RESIDUAL:
-            out.wait(place)
+            out.wait(stage)
             part += buffer.load(layout).to(gl.float32)
         else:
             tma.store_wait(schedule.BUFFERS - 1)
@@ -239,10 +241,10 @@ def finish(acc, problem, schedule, out, c, bias, row, column, number, CONSUMER: 
         if schedule.RESIDUAL:
             if i > 0:
                 tma.store_wait(1)
-                out.release(schedule.place_out(out, CONSUMER, number + i - 1))
+                out.release(schedule.stage_out(out, CONSUMER, number + i - 1))
             if i == PARTS - 1:
                 tma.store_wait(0)
-                out.release(place)
+                out.release(stage)
     return number + PARTS
 
 
@@ -261,16 +263,16 @@ def consume(problem, schedule, operands, out, c, bias, CONSUMER: gl.constexpr):
         first += CONSUMER * steps
         steps *= CONSUMERS
         if CONSUMER == CONSUMERS - 1:
-            pass_turn(CONSUMER, CONSUMERS)  # consumer 0 begins
+            named_barrier_arrive(CONSUMER, CONSUMERS)  # consumer 0 begins
     for tile in range(begin, problem.num_tiles(), stride):
         row, column = problem.locate(tile)
         if PING_PONG:
-            take_turn(CONSUMER)
-        acc, place = multiply(operands, first, problem.steps, READER, schedule.ROWS)
+            named_barrier_sync(CONSUMER)
+        acc, stage = multiply(operands, first, problem.steps, READER, schedule.ROWS)
         if PING_PONG:
-            pass_turn(CONSUMER, CONSUMERS)
+            named_barrier_arrive(CONSUMER, CONSUMERS)
         acc = warpgroup_mma_wait(0, deps=[acc])
-        operands.b.release(place)
+        operands.b.release(stage)
         first += steps
         row += READER * schedule.ROWS
         number = finish(acc, problem, schedule, out, c, bias, row, column, number, CONSUMER)
@@ -302,14 +304,14 @@ def gemm_kernel(
     TILE_COLUMNS: gl.constexpr = b.block_type.shape[0]
     SWIGLU: gl.constexpr = up is not None
     RESIDUAL: gl.constexpr = residual is not None
-    problem = Problem(
+    problem = GemmProblem(
         gl.to_tensor(rows), gl.to_tensor(columns), gl.to_tensor(steps),
         ROWS * READERS, TILE_COLUMNS, GROUP, SWIGLU,
     )  # fmt: skip
     schedule = Schedule(ROWS, READERS, BUFFERS, RESIDUAL)
     operands = make_operands(a, b, STAGES, READERS, TILE_COLUMNS * (2 if SWIGLU else 1))
     TILES: gl.constexpr = CONSUMERS * BUFFERS
-    out = make_ring(c, TILES, 1) if RESIDUAL else make_tiles(c, TILES)
+    out = make_pipeline(c, TILES, 1) if RESIDUAL else make_tiles(c, TILES)
     fence_async_shared()
     if RESIDUAL:
         gl.warp_specialize(
@@ -362,10 +364,10 @@ def gemm(
         ValueError: the configuration does not fit the residual.
     """
     rows, columns = c.shape
-    multiprocessors = num_multiprocessors(a.device)
+    num_sms = devices[a.device].num_sms
     if config is None:
         both, added = up is not None, residual is not None
-        config = default_config(rows, columns * (1 + both), multiprocessors, added, both)
+        config = default_config(rows, columns * (1 + both), num_sms, added, both)
     if residual is not None and config.buffers == 1:
         raise ValueError("buffers=1 and a residual are not possible: it waits in the other buffer.")
     tile_columns = config.columns if up is None else config.columns // 2
@@ -373,7 +375,7 @@ def gemm(
     tiles = cdiv(rows, config.tile_rows) * cdiv(columns, tile_columns)
     launch_gemm(
         (a.device, a.dtype, config, up is None, residual is None, bias is None or placement(bias)),
-        (min(tiles, multiprocessors),),
+        (min(tiles, num_sms),),
         (
             describe(a, config.rows, BLOCK_K),
             describe(b, tile_columns, BLOCK_K),

@@ -1,7 +1,7 @@
 """C = A B^T in plain Triton: on any GPU from Ampere on, and in the interpreter.
 
 One program for each tile of C. Its loop multiplies blocks of A and B that Triton prefetches, and
-ends with the same fusions as the kernel for Hopper (gemm_hopper.py): bias, residual, SwiGLU. Of
+ends with the same fusions as the kernel for Hopper (hopper.py): bias, residual, SwiGLU. Of
 SwiGLU's two weights a program has a tile each, so two accumulators, and multiplies A with both.
 
 Source: the Triton tutorial on matrix multiplication.
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from flash_versions.dispatch.launch import Launcher, placement
-from flash_versions.versions.tiles.memory import cdiv
+from flash_versions.versions.tiles.rows import cdiv
 
 
 @dataclass(frozen=True)

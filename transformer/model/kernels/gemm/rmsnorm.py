@@ -17,9 +17,9 @@ So the norm writes nothing and reads nothing: x is read once instead of twice, t
 never exists, one launch and one rounding to 16 bits are gone (docs/norm_gemm.md measures both).
 What it costs: each tile of y squares its rows of x anew, on cores that wait for the tensor cores.
 
-Two kernels do this. The portable one below, in Triton, runs everywhere; rmsnorm_gemm_hopper.py has
+Two kernels do this. The portable one below, in Triton, runs everywhere; rmsnorm_hopper.py has
 A pass through registers on its way to Hopper's tensor cores. For a handful of rows, as in decoding,
-skinny.py is the better one: there the time is that of reading W.
+decode/gemv.py is the better one: there the time is that of reading W.
 
 The gradient is that of the formula, in plain PyTorch: x is normalised again, nothing else is kept.
 
@@ -34,9 +34,9 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from flash_versions.dispatch.autograd import on_device
+from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.launch import Launcher, placement
-from flash_versions.versions.tiles.memory import cdiv
+from flash_versions.versions.tiles.rows import cdiv
 from transformer.model.kernels.gemm import rmsnorm_hopper as rmsnorm_gemm_hopper
 from transformer.model.kernels.gemm.gemm import (
     check,
@@ -228,7 +228,7 @@ def run(
     bias = None if bias is None else bias.contiguous()
     on_hopper = all(suits_hopper(m) for m in (a, b, up, result) if m is not None)
     norm_gemm = rmsnorm_gemm_hopper.norm_gemm if on_hopper else portable_norm_gemm
-    with on_device(x):
+    with devices.on_device(x):
         norm_gemm(a, b, result, float(eps), up=up, bias=bias)
     return y
 
@@ -281,7 +281,7 @@ def norm_gemm_kernel(
     GROUP: tl.constexpr,
 ):
     """A tile of C = A B^T, its rows divided by the root mean square of A's. As the kernel without
-    a norm (gemm_portable.py), and `squares`.
+    a norm (portable.py), and `squares`.
 
     They have a loop of their own, which reads A once more: with both in one loop, the pipeline that
     Triton 3.6 makes of it for Hopper gave sums that changed from run to run.

@@ -1,6 +1,6 @@
 """y = rms_norm(x) W^T on Hopper: A passes through registers, and its squares are summed up there.
 
-What stays of gemm_hopper.py: the ring, its producer, the tiles and their order, an epilogue that
+What stays of hopper.py: the pipeline, its producer, the tiles and their order, an epilogue that
 leaves in sub-tiles. What is new: while the tensor cores multiply, a consumer loads its 64 x 64 of A
 by ldmatrix, squares and sums. When a tile's last product is done, so are its sums of squares, and
 the reciprocal root mean square of each row multiplies the accumulator's rows on their way out.
@@ -11,9 +11,9 @@ One consumer; a column is a stretch of time, [..] what the tensor cores do:
        load A0, square  load A1, square  wait    load A2, square
        and sum up       and sum up               and sum up
 
-    who waits       for whom                                        at
-    producer        both consumers have read the slot               ring.empty
-    consumer        the producer's copies have landed               ring.full
+    waits           for                                             at
+    producer        both consumers have read the slot               pipeline.empty
+    consumer        the producer's copies have landed               pipeline.full
     consumer        its own products                                warpgroup_mma_wait
     consumer        its own store of BUFFERS sub-tiles before       tma.store_wait
 
@@ -50,18 +50,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.launch import Launcher, placement
-from flash_versions.dispatch.version import num_multiprocessors
-from flash_versions.versions.tiles.hopper import (
-    WARPGROUP_ROWS,
-    accumulator_layout,
-    aggregate,
-    store_tile,
-)
-from flash_versions.versions.tiles.memory import cdiv
+from flash_versions.versions.tiles.rows import cdiv
+from flash_versions.versions.tiles.triton_compat import aggregate, store_tile
+from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout
 from transformer.model.kernels.gemm.config import BLOCK_K
 from transformer.model.kernels.gemm.hopper import CONSUMERS, make_operands, produce
-from transformer.model.kernels.gemm.tiles import Problem, describe, halves, in_parts, silu
+from transformer.model.kernels.gemm.tiles import GemmProblem, describe, halves, in_parts, silu
 
 # What each thread holds when it has summed up its part of 64 rows of A, in the registers of WGMMA:
 # by bits, where the next register is, the next lane of a warp, the next warp.
@@ -78,7 +74,7 @@ class NormGemmConfig:
 
     Attributes:
         columns: of a tile; its rows are 64 of each of two consumers.
-        stages: slots of the ring.
+        stages: slots of the pipeline.
         group: rows of tiles that are walked down before the next column of tiles.
         chain: slots whose products are in flight together.
         through_registers: the tensor cores read A from the registers that are squared; False: from
@@ -116,39 +112,39 @@ def sum_of_squares(a):
 
 
 @gluon.jit
-def multiply(operands, schedule, place, steps, CONSUMER: gl.constexpr):
+def multiply(operands, schedule, stage, steps, CONSUMER: gl.constexpr):
     """The product of a consumer's rows of A with a tile's columns, and the sums of squares of these
-    rows: fp32 (64, columns), fp32 (64,), next place in the ring.
+    rows: fp32 (64, columns), fp32 (64,), next stage of the pipeline.
     """
-    ring = operands.b
-    COLUMNS: gl.constexpr = ring.tiles.shape[1]
+    pipeline = operands.b
+    COLUMNS: gl.constexpr = pipeline.tiles.shape[1]
     layout: gl.constexpr = accumulator_layout(COLUMNS)
     operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
     acc = gl.zeros([WARPGROUP_ROWS, COLUMNS], gl.float32, layout)
     squares = gl.zeros([WARPGROUP_ROWS, 4], gl.float32, ROWS_BY_THREAD)
-    ring.wait(place)
+    pipeline.wait(stage)
     for step in range(0, steps, schedule.CHAIN):
-        before = place
+        before = stage
         for i in gl.static_range(schedule.CHAIN):
-            a_tile = operands.a.index(place.slot * CONSUMERS + CONSUMER)
+            a_tile = operands.a.index(stage.slot * CONSUMERS + CONSUMER)
             a = a_tile.load(operand)
-            b_tile = ring.tiles.index(place.slot).permute((1, 0))
+            b_tile = pipeline.tiles.index(stage.slot).permute((1, 0))
             if schedule.THROUGH_REGISTERS:
                 product = warpgroup_mma(a, b_tile, acc, is_async=True)
             else:
                 product = warpgroup_mma(a_tile, b_tile, acc, is_async=True)
             acc = warpgroup_mma_wait(1, deps=[product])
             if i > 0:
-                ring.release(before)
-            before = place
-            place = place.next()
-            ring.wait(place, pred=step + i + 1 < steps)
+                pipeline.release(before)
+            before = stage
+            stage = stage.next()
+            pipeline.wait(stage, pred=step + i + 1 < steps)
             squares += sum_of_squares(a)
         acc = warpgroup_mma_wait(0, deps=[acc])
-        ring.release(before)
+        pipeline.release(before)
     rows: gl.constexpr = gl.SliceLayout(1, layout)
     squares = gl.convert_layout(gl.sum(squares, axis=1), rows, assert_trivial=True)
-    return acc, squares, place
+    return acc, squares, stage
 
 
 @gluon.jit
@@ -191,12 +187,12 @@ def finish(
 @gluon.jit
 def consume(problem, schedule, operands, out, c, bias, inner, eps, CONSUMER: gl.constexpr):
     """A consumer: its rows of each tile."""
-    place = operands.b.at(0, 0)
+    stage = operands.b.at(0, 0)
     number = gl.to_tensor(0)
     for tile in range(gl.program_id(0), problem.num_tiles(), gl.num_programs(0)):
         row, column = problem.locate(tile)
         row += CONSUMER * WARPGROUP_ROWS
-        acc, squares, place = multiply(operands, schedule, place, problem.steps, CONSUMER)
+        acc, squares, stage = multiply(operands, schedule, stage, problem.steps, CONSUMER)
         scale = gl.rsqrt(squares / inner + eps)
         number = finish(acc, scale, problem, schedule, out, c, bias, row, column, number, CONSUMER)
     tma.store_wait(0)
@@ -225,7 +221,7 @@ def norm_gemm_kernel(
     """Divide the warps of a program into two consumers, four each, and one producer."""
     TILE_COLUMNS: gl.constexpr = b.block_type.shape[0]
     SWIGLU: gl.constexpr = up is not None
-    problem = Problem(
+    problem = GemmProblem(
         gl.to_tensor(rows), gl.to_tensor(columns), gl.to_tensor(steps),
         WARPGROUP_ROWS * CONSUMERS, TILE_COLUMNS, GROUP, SWIGLU,
     )  # fmt: skip
@@ -277,7 +273,7 @@ def norm_gemm(
     steps = cdiv(a.shape[1], BLOCK_K * config.chain) * config.chain  # behind the end TMA reads 0
     launch_norm_gemm(
         (a.device, a.dtype, config, up is None, bias is None or placement(bias)),
-        (min(tiles, num_multiprocessors(a.device)),),
+        (min(tiles, devices[a.device].num_sms),),
         (
             describe(a, WARPGROUP_ROWS.value, BLOCK_K),
             describe(b, tile_columns, BLOCK_K),

@@ -5,22 +5,19 @@ from functools import cache
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from flash_versions.versions.tiles.hopper import (
-    GLUON_DTYPES,
-    TensorDescriptor,
-    accumulator_layout,
-    aggregate,
-)
+from flash_versions.versions.tiles.triton_compat import GLUON_DTYPES, aggregate
+from flash_versions.versions.tiles.wgmma import accumulator_layout
 
 
 @aggregate
-class Problem:
+class GemmProblem:
     """Tiles of C and their order, and what is done with them."""
 
     rows: gl.tensor
     columns: gl.tensor
-    steps: gl.tensor  # slots of the ring that a tile takes
+    steps: gl.tensor  # stages of the pipeline that a tile takes
     TILE_ROWS: gl.constexpr
     TILE_COLUMNS: gl.constexpr  # of C: with SwiGLU half of those that are multiplied
     GROUP: gl.constexpr

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from flash_versions.dispatch.request import Request
-from flash_versions.versions.tiles.memory import cdiv
+from flash_versions.versions.tiles.rows import cdiv
 
 L2_BYTES = 32 << 20  # of the cache that a section of heads may fill
 
@@ -16,7 +16,7 @@ class BackwardConfig:
         block_kv: keys of a tile. 128: each of two consumers has 64; 64: each has all of them and
             half of the dims, for a head_dim of more than 128.
         block_q: queries of a step.
-        stages: slots of the rings of Q and of dO.
+        stages: slots of the pipelines of Q and of dO.
         early: issue S of the next step in this one, and dP before the exponentials. That takes
             registers: without it S, then P, are gone when dP comes, and P is kept in 16 bits.
         held: have V and K in registers, as left operands, and compute dQ in one product, not two:

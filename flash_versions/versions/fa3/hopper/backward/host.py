@@ -3,19 +3,35 @@
 from typing import Any
 
 import torch
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from flash_versions.dispatch.launch import Plan, layout
 from flash_versions.dispatch.request import Request
-from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig, heads_of_section
+from flash_versions.versions.fa3.backward import exp2
+from flash_versions.versions.fa3.hopper.backward.config import (
+    BackwardConfig,
+    default_config,
+    heads_of_section,
+)
 from flash_versions.versions.fa3.hopper.backward.rows import Workspace
-from flash_versions.versions.fa3.hopper.host import box_width
-from flash_versions.versions.tiles.algebra import LOG2E
-from flash_versions.versions.tiles.hopper import WARPGROUP_ROWS, TensorDescriptor, describe
+from flash_versions.versions.fa3.hopper.host import (
+    box_width,
+    score_scales,
+    window_bounds,
+    window_constants,
+)
+from flash_versions.versions.tiles.rows import cdiv
+from flash_versions.versions.tiles.tma import describe_swizzled
+from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 # Change from call to call: no kernel of its own for each.
 COUNTS = [
     "q_length", "kv_length", "kv_heads", "batch", "section",
     "window_left", "window_right", "scale", "scale_log2", "cap_scale",
 ]  # fmt: skip
+# Of a thread, 64 K in all. 200 and 88 are too few: ptxas then has products wait for each other.
+REGISTERS = {"CONSUMER_REGISTERS": 208, "ACCUMULATOR_REGISTERS": 72, "PRODUCER_REGISTERS": 24}
+WIDE_REGISTERS = {"CONSUMER_REGISTERS": 240, "PRODUCER_REGISTERS": 24}
 
 
 def boxes(request: Request, space: Workspace, config: BackwardConfig) -> tuple:
@@ -27,49 +43,56 @@ def boxes(request: Request, space: Workspace, config: BackwardConfig) -> tuple:
     parts = 1 if config.block_kv == 128 else 2
     dq_parts = 1 if config.held else 2 * parts
     return (
-        describe(q, config.block_q, width),
-        describe(k, config.block_kv, width),
-        describe(v, config.block_kv, width_v),
-        describe(space.do, config.block_q, width_v),
+        describe_swizzled(q, config.block_q, width),
+        describe_swizzled(k, config.block_kv, width),
+        describe_swizzled(v, config.block_kv, width_v),
+        describe_swizzled(space.do, config.block_q, width_v),
         describe_values(space.values, config.block_q),
-        describe(space.dq_sum, config.block_q, width // dq_parts),
-        describe(space.dk, WARPGROUP_ROWS.value, width // parts),
-        describe(space.dv, WARPGROUP_ROWS.value, width_v // parts),
+        describe_swizzled(space.dq_sum, config.block_q, width // dq_parts),
+        describe_swizzled(space.dk, WARPGROUP_ROWS.value, width // parts),
+        describe_swizzled(space.dv, WARPGROUP_ROWS.value, width_v // parts),
     )
 
 
 def numbers(request: Request) -> tuple:
     """The arguments that follow them, up to the first constant."""
-    q, k, softcap = request.q, request.k, request.softcap
+    batch, kv_length, kv_heads, _ = request.k.shape
+    scales = score_scales(request)
+    section = heads_of_section(request)
+    bounds = window_bounds(request)
     return (
-        q.shape[1],
-        k.shape[1],
-        k.shape[2],
-        k.shape[0],
-        heads_of_section(request),
-        request.window_left or 0,
-        request.window_right or 0,
-        request.scale,
-        (softcap or request.scale) * LOG2E.value,
-        0.0 if softcap is None else request.scale / softcap,
-    )
+        request.q.shape[1], kv_length, kv_heads, batch, section, *bounds, request.scale, *scales
+    )  # fmt: skip
 
 
 def describe_values(values: torch.Tensor, queries: int) -> TensorDescriptor:
     """The rows of `Workspace.values` as boxes of so many queries."""
-    return describe(values.transpose(1, 2), 1, queries)
+    return describe_swizzled(values.transpose(1, 2), 1, queries)
 
 
-def constants(
-    request: Request, config: BackwardConfig, function: Any, share: int | None
-) -> dict[str, Any]:
-    """The constants of `KeyProblem`."""
-    return {
-        "GROUP": request.group,
-        "LEFT": request.window_left is not None,
-        "RIGHT": request.window_right is not None,
-        "EDGE": request.k.shape[1] % config.block_kv != 0,
-        "CAP": request.softcap is not None,
-        "EXP2": function,
-        "SHARE": share,
-    }
+def make_plan(
+    request: Request,
+    config: BackwardConfig | None = None,
+    function: Any = exp2,
+    share: int | None = None,
+) -> Plan:
+    """The launch of the kernel between the two of `rows.py`."""
+    config = config or default_config(request)
+    config.check(request)
+    batch, kv_length, kv_heads, _ = request.k.shape
+    chosen = {"EARLY": config.early, "HELD": config.held, **REGISTERS}
+    if config.block_kv == 64:
+        chosen = WIDE_REGISTERS
+    return Plan(
+        config,
+        (*layout(request), config.block_q, config.held),
+        (cdiv(kv_length, config.block_kv) * kv_heads * batch, 1, 1),
+        numbers(request),
+        {
+            **window_constants(request, config.block_kv),
+            "EXP2": function,
+            "SHARE": share,
+            "STAGES": config.stages,
+            **chosen,
+        },
+    )

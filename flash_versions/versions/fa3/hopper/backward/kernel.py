@@ -1,8 +1,8 @@
 """FlashAttention 3, backward, on Hopper: one kernel, five products, all of them asynchronous.
 
 What the portable kernels waste. Two kernels compute S and dP twice, seven products in the place of
-five, because nobody else may add to what a program owns. And as in the forward, warps that do all
-in turn leave the tensor cores idle while they compute exponentials.
+five, because no other program may add to what a program owns. And as in the forward, warps that do
+all in turn leave the tensor cores idle while they compute exponentials.
 
 What changes.
 * One kernel. A program owns 128 keys and adds its share of dQ to memory: TMA adds a tile to a box
@@ -24,7 +24,7 @@ One step, for block j; [..] what the tensor cores do, a column is a stretch of t
     accumulate  [dQ_j-1 = dS K, a half of the dims] stored [the other half] stored
     TMA          Q, dO to come         [dQ_j-1 += in memory ...
 
-    who waits       for whom                                        at
+    waits           for                                             at
     producer        both consumers have read a slot of Q and of dO  q.empty
     all others      the producer's copy has landed                  k.full v.full q.full do.full
     consumer        `accumulate` has read the slot of dS_j-2        ds.empty
@@ -33,10 +33,10 @@ One step, for block j; [..] what the tensor cores do, a column is a stretch of t
     accumulate      what its tile of dQ had before has left         tma.store_wait
     consumer        both have read the slot that dK, dV leave by    q.empty
 
-Why nobody overwrites what another still reads: who writes a tile waits until its readers have said
-that they are done, of dS and dQ as of all others. Slots of Q and of dO are given back together,
-behind dK, the last product that reads one. Behind the last block, S of no block may read a slot by
-which dK leaves; nobody looks at it.
+Why no warp overwrites what another still reads: before it writes a tile, it waits until the readers
+have said that they are done, for dS and dQ as for all others. Slots of Q and of dO are given back
+together, behind dK, the last product that reads one. Behind the last block, S of no block may read
+a slot by which dK leaves; that S is never used.
 
 `early`, where there are registers for it (head_dim 64): dP is issued before the exponentials, and S
 of the next step behind dK. Elsewhere S, then P, is to be gone when dP comes: P is kept in 16 bits.
@@ -50,7 +50,7 @@ of shared memory: of the five products only dV and dK have an operand in registe
 through L2 in fp32, once for every 128 keys: tiles of one head are neighbours, so that it stays
 there. Registers are short: dK and dV take 128 of a consumer's, and dQ is computed by halves.
 
-At head_dim 256 consumers divide the dims, not the keys: `backward_hopper_wide`.
+At head_dim 256 consumers divide the dims, not the keys: `wide.py`.
 
 Before it, a kernel computes delta and clears the sum of dQ; one behind it scales and rounds dQ.
 
@@ -70,12 +70,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from flash_versions.dispatch.launch import Launcher, Plan, layout
+from flash_versions.dispatch.launch import Launcher, Plan
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.backward import exp2
 from flash_versions.versions.fa3.hopper import forward as forward_hopper
-from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig, default_config
-from flash_versions.versions.fa3.hopper.backward.host import COUNTS, boxes, constants, numbers
+from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig
+from flash_versions.versions.fa3.hopper.backward.host import COUNTS, boxes, make_plan
 from flash_versions.versions.fa3.hopper.backward.problem import KeyProblem
 from flash_versions.versions.fa3.hopper.backward.rows import finish, prepare
 from flash_versions.versions.fa3.hopper.backward.tiles import (
@@ -92,21 +92,14 @@ from flash_versions.versions.fa3.hopper.backward.tiles import (
     widened,
 )
 from flash_versions.versions.fa3.hopper.backward.wide import launch_wide
-from flash_versions.versions.tiles.hopper import (
-    WARPGROUP_ROWS,
-    Cursor,
-    accumulator_layout,
-    aggregate,
+from flash_versions.versions.tiles.pipeline import (
+    Stage,
     make_handover,
-    make_ring,
-    make_ring_beside,
-    unknown_zero,
+    make_pipeline,
+    make_pipeline_beside,
 )
-from flash_versions.versions.tiles.memory import cdiv
-
-# Of a thread, 64 K in all. 200 and 88 are too few: ptxas then has products wait for each other.
-REGISTERS = {"CONSUMER_REGISTERS": 208, "ACCUMULATOR_REGISTERS": 72, "PRODUCER_REGISTERS": 24}
-WIDE_REGISTERS = {"CONSUMER_REGISTERS": 240, "PRODUCER_REGISTERS": 24}
+from flash_versions.versions.tiles.triton_compat import aggregate
+from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout, unknown_zero
 
 
 @gluon.jit
@@ -114,24 +107,24 @@ def produce(problem, buffers, q, k, v, do, values):
     """The producer: load K and V, and for each head of the group Q and dO of all that see them."""
     key, kv_head, sequence = problem.locate(gl.program_id(0))
     begin, _, _, end = problem.blocks(key, problem.BLOCK_KV)
-    place = buffers.q.at(0, 0)
+    stage = buffers.q.at(0, 0)
     if begin < end:
         buffers.k.fill(buffers.k.at(0, 0), k, [sequence, kv_head, key, 0])
         for step in range(problem.GROUP * (end - begin)):
             head = kv_head * problem.GROUP + step // (end - begin)
             query = (begin + step % (end - begin)) * problem.BLOCK_Q
-            buffers.q.wait_empty(place)  # and so is the slot of dO
+            buffers.q.wait_empty(stage)  # and so is the slot of dO
             buffers.q.load_with(
-                place, q, [sequence, head, query, 0],
+                stage, q, [sequence, head, query, 0],
                 buffers.lse, values, [sequence, head, 0, query],
             )  # fmt: skip
             if step == 0:
                 buffers.v.fill(buffers.v.at(0, 0), v, [sequence, kv_head, key, 0])
             buffers.do.load_with(
-                place, do, [sequence, head, query, 0],
+                stage, do, [sequence, head, query, 0],
                 buffers.delta, values, [sequence, head, 1, query],
             )  # fmt: skip
-            place = place.next()
+            stage = stage.next()
 
 
 @aggregate
@@ -141,8 +134,8 @@ class State:
     dk: gl.tensor
     dv: gl.tensor
     s: gl.tensor  # scores of the next step; a 0 if they are computed in it
-    place: Cursor  # of the next Q and dO
-    ds_place: Cursor
+    stage: Stage  # of the next Q and dO
+    ds_stage: Stage
 
 
 @gluon.jit
@@ -162,49 +155,49 @@ def fold_queries(
 
     All that a step does, in the order in which it does it; `more`: it is not the last one.
     """
-    place, ds_place, s = state.place, state.ds_place, state.s
+    stage, ds_stage, s = state.stage, state.ds_stage, state.s
     k_tile = held.k if held.HELD else consumer_half(buffers.k, CONSUMER)  # behind V's, FA4 spills
     v_tile = held.v if held.HELD else consumer_half(buffers.v, CONSUMER)
-    q_tile = buffers.q.tile(place)
-    do_tile = buffers.do.tile(place)
+    q_tile = buffers.q.tile(stage)
+    do_tile = buffers.do.tile(stage)
     if EARLY:
-        buffers.do.wait(place)
+        buffers.do.wait(stage)
         dp_token = multiply(v_tile, do_tile.permute((1, 0)))
     else:
-        buffers.q.wait(place)
+        buffers.q.wait(stage)
         s = warpgroup_mma_wait(0, deps=[multiply(k_tile, q_tile.permute((1, 0)))])
-    lse = row_values(buffers.lse, place, s)
+    lse = row_values(buffers.lse, stage, s)
     p, slope = problem.probabilities(s, lse, key, query, MASKED)
     if EARLY:
         p = p.to(do_tile.dtype)
     else:  # what is kept until dP is there has 16 bits
         slope = narrowed(slope, do_tile)
         p = narrowed(p, do_tile) if problem.CAP else slope
-        buffers.do.wait(place)
+        buffers.do.wait(stage)
         dp_token = multiply(v_tile, do_tile.permute((1, 0)))
     dv_token = multiply_into(state.dv, p, do_tile)
     dp = warpgroup_mma_wait(1, deps=[dp_token])
-    buffers.ds.wait_empty(ds_place)  # a branch: ptxas does not widen slope in front of it
-    delta = row_values(buffers.delta, place, s)
+    buffers.ds.wait_empty(ds_stage)  # a branch: ptxas does not widen slope in front of it
+    delta = row_values(buffers.delta, stage, s)
     if not EARLY:
         slope = widened(slope)
     ds = (slope * (dp - delta[None, :])).to(q_tile.dtype)
-    ds_tile = buffers.ds.tile(ds_place)
+    ds_tile = buffers.ds.tile(ds_stage)
     ds_tile.slice(CONSUMER * WARPGROUP_ROWS, WARPGROUP_ROWS, dim=0).store(ds)
-    buffers.ds.publish(ds_place)
+    buffers.ds.publish(ds_stage)
     dk_token = multiply_into(state.dk, ds, q_tile)
     dv = warpgroup_mma_wait(1, deps=[dv_token])
     if EARLY:
-        buffers.q.wait(place.next(), more)  # without more, scores of no matter what
-        s_token = multiply(k_tile, buffers.q.tile(place.next()).permute((1, 0)))
+        buffers.q.wait(stage.next(), more)  # without more, scores of no matter what
+        s_token = multiply(k_tile, buffers.q.tile(stage.next()).permute((1, 0)))
         dk = warpgroup_mma_wait(1, deps=[dk_token])
-        buffers.q.release(place)  # and with it dO
+        buffers.q.release(stage)  # and with it dO
         s = warpgroup_mma_wait(0, deps=[s_token])
     else:
         s = state.s
         dk = warpgroup_mma_wait(0, deps=[dk_token])
-        buffers.q.release(place)
-    return State(dk, dv, s, place.next(), ds_place.next())
+        buffers.q.release(stage)
+    return State(dk, dv, s, stage.next(), ds_stage.next())
 
 
 @gluon.jit
@@ -212,16 +205,16 @@ def first_state(problem, buffers, begin, end, EARLY: gl.constexpr, CONSUMER: gl.
     """dK and dV of keys that no query has been folded into, when K and V are there."""
     DIMS: gl.constexpr = buffers.k.tiles.shape[4]
     DIMS_V: gl.constexpr = buffers.v.tiles.shape[4]
-    place = buffers.q.at(0, 0)
+    stage = buffers.q.at(0, 0)
     buffers.k.wait(buffers.k.at(0, 0), begin < end)
     if EARLY:
         s = gl.zeros(
             [WARPGROUP_ROWS, problem.BLOCK_Q], gl.float32, accumulator_layout(problem.BLOCK_Q)
         )
         if begin < end:
-            buffers.q.wait(place)
+            buffers.q.wait(stage)
             k_tile = consumer_half(buffers.k, CONSUMER)
-            q_tile = buffers.q.tile(place)
+            q_tile = buffers.q.tile(stage)
             s = warpgroup_mma_wait(0, deps=[multiply(k_tile, q_tile.permute((1, 0)))])
     else:
         s = gl.to_tensor(0)
@@ -230,7 +223,7 @@ def first_state(problem, buffers, begin, end, EARLY: gl.constexpr, CONSUMER: gl.
         gl.zeros([WARPGROUP_ROWS, DIMS], gl.float32, accumulator_layout(DIMS)),
         gl.zeros([WARPGROUP_ROWS, DIMS_V], gl.float32, accumulator_layout(DIMS_V)),
         s,
-        place,
+        stage,
         buffers.ds.at(0, 0),
     )
 
@@ -274,7 +267,7 @@ def consume(
                     state, held, problem, buffers, block * BLOCK_Q, key, block < last, True, EARLY,
                     CONSUMER
                 )  # fmt: skip
-    free = state.place
+    free = state.stage
     if CONSUMER == 1:
         free = free.next()
     dk = state.dk * problem.scale
@@ -294,23 +287,23 @@ def accumulate(problem, buffers, dq_sum):
     PARTS: gl.constexpr = buffers.k.tiles.shape[4] // dq_sum.block_type.shape[3]
     key, kv_head, sequence = problem.locate(gl.program_id(0))
     begin, _, _, end = problem.blocks(key, problem.BLOCK_KV)
-    k_place = buffers.k.at(0, 0)
-    ds_place = buffers.ds.at(0, 0)
-    buffers.k.wait(k_place, begin < end)
+    k_stage = buffers.k.at(0, 0)
+    ds_stage = buffers.ds.at(0, 0)
+    buffers.k.wait(k_stage, begin < end)
     for member in range(problem.GROUP):
         head = kv_head * problem.GROUP + member
         for block in range(begin, end):
-            buffers.ds.wait(ds_place)
-            ds_tile = buffers.ds.tile(ds_place)
+            buffers.ds.wait(ds_stage)
+            ds_tile = buffers.ds.tile(ds_stage)
             k_tile = buffers.k.tile(buffers.k.at(unknown_zero(), 0))
             for part in gl.static_range(PARTS):
                 dq = warpgroup_mma_wait(0, deps=[multiply_dq(ds_tile, k_tile, part, PARTS)])
                 if part == PARTS - 1:
-                    buffers.ds.release(ds_place)
+                    buffers.ds.release(ds_stage)
                 corner = [sequence, head, block * problem.BLOCK_Q, part * dq.shape[1]]
-                tile = ds_place.slot if PARTS == 1 else part
+                tile = ds_stage.slot if PARTS == 1 else part
                 add_dq(dq, buffers.dq.index(tile), dq_sum, corner, 1)
-            ds_place = ds_place.next()
+            ds_stage = ds_stage.next()
     tma.store_wait(0)
 
 
@@ -359,12 +352,12 @@ def backward_kernel(
     )  # fmt: skip
     rows: gl.constexpr = [STAGES] + values.block_type.shape
     halves: gl.constexpr = [2] + dq_sum.block_type.shape
-    q_ring = make_ring(q, STAGES, 2)
+    q_pipeline = make_pipeline(q, STAGES, 2)
     buffers = Buffers(
-        make_ring(k, 1, 2),
-        make_ring(v, 1, 2),
-        q_ring,
-        make_ring_beside(do, STAGES, q_ring.empty),
+        make_pipeline(k, 1, 2),
+        make_pipeline(v, 1, 2),
+        q_pipeline,
+        make_pipeline_beside(do, STAGES, q_pipeline.empty),
         gl.allocate_shared_memory(values.dtype, rows, values.layout),
         gl.allocate_shared_memory(values.dtype, rows, values.layout),
         make_handover(q.dtype, KEYS, BLOCK_Q, 2),
@@ -386,7 +379,7 @@ def backward_kernel(
 launch_backward = Launcher(backward_kernel)
 
 
-def unsupported(request: Request) -> str | None:
+def left_to_portable(request: Request) -> str | None:
     """Why a request that descriptors can address is left to the portable kernels, as a sentence,
     or None.
     """
@@ -398,7 +391,7 @@ def unsupported(request: Request) -> str | None:
             f"head_dim {head_dim} and {head_dim_v} of v are left to the portable kernels: above "
             f"128, both must be above 64."
         )
-    return forward_hopper.unsupported(request)
+    return forward_hopper.left_to_portable(request)
 
 
 def backward(
@@ -415,7 +408,7 @@ def backward(
     """Gradients of attention on a Hopper GPU.
 
     Args:
-        request: as in the forward; one that is not `unsupported`, on the current GPU.
+        request: as in the forward; one that is not `left_to_portable`, on the current GPU.
         o: its result (batch, M, heads, head_dim_v).
         lse: its LSE (batch, heads, M).
         statistics: None.
@@ -433,28 +426,6 @@ def backward(
     """
     plan = make_plan(request, config, function, share)
     return launch(plan, request, o, lse, statistics, do, dlse)
-
-
-def make_plan(
-    request: Request,
-    config: BackwardConfig | None = None,
-    function: Any = exp2,
-    share: int | None = None,
-) -> Plan:
-    """The launch of the kernel between the two of `backward_rows`."""
-    config = config or default_config(request)
-    config.check(request)
-    batch, kv_length, kv_heads, _ = request.k.shape
-    chosen = {"EARLY": config.early, "HELD": config.held, **REGISTERS}
-    if config.block_kv == 64:
-        chosen = WIDE_REGISTERS
-    return Plan(
-        config,
-        (*layout(request), config.block_q, config.held),
-        (cdiv(kv_length, config.block_kv) * kv_heads * batch, 1, 1),
-        numbers(request),
-        {**constants(request, config, function, share), "STAGES": config.stages, **chosen},
-    )
 
 
 def launch(

@@ -3,9 +3,10 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from flash_versions.versions.fa3.hopper.problem import row_and_tile
 from flash_versions.versions.tiles.algebra import block_range, first_visible, last_visible
-from flash_versions.versions.tiles.hopper import aggregate
 from flash_versions.versions.tiles.score_mods import tanh
+from flash_versions.versions.tiles.triton_compat import aggregate
 
 
 @aggregate
@@ -40,20 +41,13 @@ class KeyProblem:
         queries, the heaviest tiles of all heads of a section come first.
         """
         tiles = gl.cdiv(self.kv_length, self.BLOCK_KV)
-        if self.RIGHT:
-            first = tile // (self.section * tiles) * self.section
-            width = gl.minimum(self.section, self.kv_heads * self.batch - first)
-            place = tile - first * tiles
-            row = first + place % width
-            tile = place // width
-        else:
-            row = tile // tiles
-            tile = tile % tiles
+        rows = self.kv_heads * self.batch
+        row, tile = row_and_tile(tile, tiles, rows, self.section, self.RIGHT)
         return tile * self.BLOCK_KV, row % self.kv_heads, row // self.kv_heads
 
     @gluon.jit
     def blocks(self, key, KEYS: gl.constexpr):
-        """The blocks of queries that see KEYS keys, as `tile.block_range` gives them: (begin,
+        """The blocks of queries that see KEYS keys, as `algebra.block_range` gives them: (begin,
         full_begin, full_end, end). Keys past the last one are masked, so no block is full.
         """
         left = self.window_left if self.LEFT else None

@@ -12,7 +12,7 @@ from flash_versions.dispatch.launch import Launcher, placement
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig
 from flash_versions.versions.tiles.algebra import LOG2E
-from flash_versions.versions.tiles.memory import (
+from flash_versions.versions.tiles.rows import (
     Rows,
     View,
     cdiv,

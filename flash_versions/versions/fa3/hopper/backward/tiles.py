@@ -8,29 +8,22 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
 )
 
-from flash_versions.versions.tiles.hopper import (
-    WARPGROUP_ROWS,
-    Ring,
-    accumulator_layout,
-    add_tile,
-    aggregate,
-    reinterpret,
-    store_tile,
-    unknown_zero,
-)
+from flash_versions.versions.tiles.pipeline import Pipeline
+from flash_versions.versions.tiles.triton_compat import add_tile, aggregate, reinterpret, store_tile
+from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout, unknown_zero
 
 
 @aggregate
 class Buffers:
     """What the partitions share."""
 
-    k: Ring  # one slot
-    v: Ring
-    q: Ring
-    do: Ring
+    k: Pipeline  # one slot
+    v: Pipeline
+    q: Pipeline
+    do: Pipeline
     lse: gl.shared_memory_descriptor  # a row for each slot of q
     delta: gl.shared_memory_descriptor  # of do
-    ds: Ring  # (keys, queries), from the consumers to the warpgroup of dQ
+    ds: Pipeline  # (keys, queries), from the consumers to the warpgroup of dQ
     dq: gl.shared_memory_descriptor  # two tiles: for halves of the dims, or for blocks
 
 
@@ -44,9 +37,9 @@ class Held:
 
 
 @gluon.jit
-def consumer_half(ring, CONSUMER: gl.constexpr):
+def consumer_half(pipeline, CONSUMER: gl.constexpr):
     """A consumer's 64 rows of a tile of K or V."""
-    tile = ring.tile(ring.at(unknown_zero(), 0))
+    tile = pipeline.tile(pipeline.at(unknown_zero(), 0))
     return tile.slice(CONSUMER * WARPGROUP_ROWS, WARPGROUP_ROWS, dim=0)
 
 
@@ -81,9 +74,9 @@ def multiply_into(acc, a, b):
 
 
 @gluon.jit
-def row_values(values, place, like):
+def row_values(values, stage, like):
     """A number for each query of a slot, as columns of a tile are held."""
-    row = values.index(place.slot)
+    row = values.index(stage.slot)
     columns: gl.constexpr = gl.SliceLayout(0, like.type.layout)
     return row.reshape([row.shape[3]]).load(columns)
 
@@ -130,7 +123,7 @@ def widened(x):
 
 @gluon.jit
 def exchanged(x):
-    """The columns of every 32 in another order, as `backward_rows.exchanged` says: those that a
+    """The columns of every 32 in another order, as `rows.exchanged` says: those that a
     thread has in an accumulator, two of every eight, become eight neighbours.
 
     It then stores 16 bytes at a time, where 8 would meet each bank of shared memory twice.
@@ -154,14 +147,14 @@ def add_dq(dq, tile, dq_sum, corner, IN_FLIGHT: gl.constexpr):
 
 
 @gluon.jit
-def store_gradient(x, ring, slot, desc, coordinates):
-    """Store a part of dK or dV as a box, through a ring of which nobody fills or reads `slot`: the
-    ring's slots are counted as if each had the size of a box.
+def store_gradient(x, pipeline, slot, desc, coordinates):
+    """Store a part of dK or dV as a box, through `slot` of a pipeline, which no other warp fills
+    or reads; slots are counted as if each had the size of a box.
     """
     box: gl.constexpr = desc.block_type.shape
-    WHOLE: gl.constexpr = ring.tiles.shape[3] * ring.tiles.shape[4]
-    shape: gl.constexpr = [ring.STAGES * WHOLE // (box[2] * box[3])] + box
-    tile = reinterpret(ring.tiles, shape, desc.layout).index(slot)
+    WHOLE: gl.constexpr = pipeline.tiles.shape[3] * pipeline.tiles.shape[4]
+    shape: gl.constexpr = [pipeline.STAGES * WHOLE // (box[2] * box[3])] + box
+    tile = reinterpret(pipeline.tiles, shape, desc.layout).index(slot)
     tile.reshape([tile.shape[2], tile.shape[3]]).store(x.to(desc.dtype))
     fence_async_shared()
     store_tile(desc, coordinates, tile)

@@ -1,6 +1,6 @@
 """FA3's backward for Hopper at head_dim 256: consumers that divide the dims.
 
-dK and dV of 128 keys and 256 dims would take all registers of a multiprocessor. So a program owns
+dK and dV of 128 keys and 256 dims would take all registers of an SM. So a program owns
 64 keys, and its two consumers have half of the dims of dK, dV and dQ each. What they share instead
 are the scores: each computes S^T and dP^T of all keys with half of the queries of a block, and both
 P and dS pass through shared memory.
@@ -10,15 +10,15 @@ One step of a consumer, for block j:
     issue     [S^T = K Q_half^T][dP^T = V dO_half^T][dV += P^T dO][dK += dS^T Q][dQ = dS K] x2
     compute                      P = 2^(S-LSE)       dS = P (dP - delta)         add dQ     x2
 
-    who waits       for whom                                        at
+    waits           for                                             at
     producer        both consumers have read a slot of Q, of dO     q.empty do.empty
     consumer        the producer's copy has landed                  k.full v.full q.full do.full
     consumer        both have written their part of P, of dS        p.full ds.full
     consumer        its own products                                warpgroup_mma_wait
     consumer        its own dQ of the time before has left          tma.store_wait
 
-P and dS have two buffers: who writes those of block j + 2 has waited for P of block j + 1, which
-the other wrote when all its products of block j were done.
+P and dS have two buffers: a consumer that writes those of block j + 2 has waited for P of block
+j + 1, which the other wrote when all its products of block j were done.
 
 Cost. Per block of 64 queries and 64 keys 2560 cycles of the tensor cores, all operands in shared
 memory. Half as many keys as at head_dim 128 read the same Q and dO, and add to dQ, 128 KB for a
@@ -43,26 +43,25 @@ from flash_versions.versions.fa3.hopper.backward.tiles import (
     multiply_dq,
     store_gradient,
 )
-from flash_versions.versions.tiles.hopper import (
-    Cursor,
+from flash_versions.versions.tiles.pipeline import (
     Exchange,
-    Ring,
-    accumulator_layout,
-    aggregate,
+    Pipeline,
+    Stage,
     make_exchange,
-    make_ring,
-    unknown_zero,
+    make_pipeline,
 )
+from flash_versions.versions.tiles.triton_compat import aggregate
+from flash_versions.versions.tiles.wgmma import accumulator_layout, unknown_zero
 
 
 @aggregate
 class WideBuffers:
     """What the partitions share."""
 
-    k: Ring  # one slot
-    v: Ring
-    q: Ring
-    do: Ring
+    k: Pipeline  # one slot
+    v: Pipeline
+    q: Pipeline
+    do: Pipeline
     lse: gl.shared_memory_descriptor  # a row for each slot of q
     delta: gl.shared_memory_descriptor  # of do
     p: Exchange  # (keys, queries)
@@ -76,37 +75,37 @@ class WideState:
 
     dk: gl.tensor
     dv: gl.tensor
-    q_place: Cursor
-    do_place: Cursor
-    place: Cursor  # of P and dS
+    q_stage: Stage
+    do_stage: Stage
+    stage: Stage  # of P and dS
 
 
 @gluon.jit
 def produce_wide(problem, buffers, q, k, v, do, values):
-    """The producer: as `backward_hopper.produce`, with rings of different lengths."""
+    """The producer: as that of `kernel.py`, with pipelines of different lengths."""
     key, kv_head, sequence = problem.locate(gl.program_id(0))
     begin, _, _, end = problem.blocks(key, problem.BLOCK_KV)
-    q_place = buffers.q.at(0, 0)
-    do_place = buffers.do.at(0, 0)
+    q_stage = buffers.q.at(0, 0)
+    do_stage = buffers.do.at(0, 0)
     if begin < end:
         buffers.k.fill(buffers.k.at(0, 0), k, [sequence, kv_head, key, 0])
         for step in range(problem.GROUP * (end - begin)):
             head = kv_head * problem.GROUP + step // (end - begin)
             query = (begin + step % (end - begin)) * problem.BLOCK_Q
-            buffers.q.wait_empty(q_place)
+            buffers.q.wait_empty(q_stage)
             buffers.q.load_with(
-                q_place, q, [sequence, head, query, 0],
+                q_stage, q, [sequence, head, query, 0],
                 buffers.lse, values, [sequence, head, 0, query],
             )  # fmt: skip
             if step == 0:
                 buffers.v.fill(buffers.v.at(0, 0), v, [sequence, kv_head, key, 0])
-            buffers.do.wait_empty(do_place)
+            buffers.do.wait_empty(do_stage)
             buffers.do.load_with(
-                do_place, do, [sequence, head, query, 0],
+                do_stage, do, [sequence, head, query, 0],
                 buffers.delta, values, [sequence, head, 1, query],
             )  # fmt: skip
-            q_place = q_place.next()
-            do_place = do_place.next()
+            q_stage = q_stage.next()
+            do_stage = do_stage.next()
 
 
 @gluon.jit
@@ -143,40 +142,40 @@ def fold_queries_wide(
     All that a step does, in the order in which it does it.
     """
     HALF_Q: gl.constexpr = problem.BLOCK_Q // 2
-    q_place, do_place, place = state.q_place, state.do_place, state.place
-    k_place = buffers.k.at(unknown_zero(), 0)
-    k_tile = buffers.k.tile(k_place)
-    v_tile = buffers.v.tile(k_place)
-    q_tile = buffers.q.tile(q_place)
-    do_tile = buffers.do.tile(do_place)
-    p_tile = buffers.p.tiles.index(place.slot)
-    ds_tile = buffers.ds.tiles.index(place.slot)
+    q_stage, do_stage, stage = state.q_stage, state.do_stage, state.stage
+    k_stage = buffers.k.at(unknown_zero(), 0)
+    k_tile = buffers.k.tile(k_stage)
+    v_tile = buffers.v.tile(k_stage)
+    q_tile = buffers.q.tile(q_stage)
+    do_tile = buffers.do.tile(do_stage)
+    p_tile = buffers.p.tiles.index(stage.slot)
+    ds_tile = buffers.ds.tiles.index(stage.slot)
 
-    buffers.q.wait(q_place)
+    buffers.q.wait(q_stage)
     q_half = q_tile.slice(CONSUMER * HALF_Q, HALF_Q, dim=0)
     s_token = multiply(k_tile, q_half.permute((1, 0)))
-    buffers.do.wait(do_place)
+    buffers.do.wait(do_stage)
     do_half = do_tile.slice(CONSUMER * HALF_Q, HALF_Q, dim=0)
     dp_token = multiply(v_tile, do_half.permute((1, 0)))
     s = warpgroup_mma_wait(1, deps=[s_token])
-    lse = half_of_values(buffers.lse, q_place.slot, s, CONSUMER)
+    lse = half_of_values(buffers.lse, q_stage.slot, s, CONSUMER)
     p, slope = problem.probabilities(s, lse, key, query + CONSUMER * HALF_Q, masked)
     half_of_dims(p_tile, CONSUMER).store(p.to(do_tile.dtype))
-    buffers.p.publish(place)
-    p_tile = buffers.p.receive(place)
+    buffers.p.publish(stage)
+    p_tile = buffers.p.receive(stage)
     dv_token = warpgroup_mma(p_tile, half_of_dims(do_tile, CONSUMER), state.dv, is_async=True)
-    delta = half_of_values(buffers.delta, do_place.slot, s, CONSUMER)
+    delta = half_of_values(buffers.delta, do_stage.slot, s, CONSUMER)
     dp = warpgroup_mma_wait(1, deps=[dp_token])
     ds = slope * (dp - delta[None, :])
     half_of_dims(ds_tile, CONSUMER).store(ds.to(q_tile.dtype))
-    buffers.ds.publish(place)
-    ds_tile = buffers.ds.receive(place)
+    buffers.ds.publish(stage)
+    ds_tile = buffers.ds.receive(stage)
     dk_token = warpgroup_mma(ds_tile, half_of_dims(q_tile, CONSUMER), state.dk, is_async=True)
     dv = warpgroup_mma_wait(1, deps=[dv_token])
-    buffers.do.release(do_place)
+    buffers.do.release(do_stage)
     dq_token = multiply_dq(ds_tile, k_tile, 2 * CONSUMER, 4)
     dk = warpgroup_mma_wait(1, deps=[dk_token])
-    buffers.q.release(q_place)
+    buffers.q.release(q_stage)
     dq = warpgroup_mma_wait(0, deps=[dq_token])
     corner = [sequence, head, query, 2 * CONSUMER * dq.shape[1]]
     add_dq(dq, buffers.dq.index(CONSUMER), dq_sum, corner, 0)
@@ -184,7 +183,7 @@ def fold_queries_wide(
     dq = warpgroup_mma_wait(0, deps=[dq_token])
     corner = [sequence, head, query, (2 * CONSUMER + 1) * dq.shape[1]]
     add_dq(dq, buffers.dq.index(CONSUMER), dq_sum, corner, 0)
-    return WideState(dk, dv, q_place.next(), do_place.next(), place.next())
+    return WideState(dk, dv, q_stage.next(), do_stage.next(), stage.next())
 
 
 @gluon.jit
@@ -192,12 +191,12 @@ def consume_wide(problem, buffers, dq_sum, dk_out, dv_out, CONSUMER: gl.constexp
     """A consumer: 64 keys, and half of the dims."""
     key, kv_head, sequence = problem.locate(gl.program_id(0))
     begin, full_begin, full_end, end = problem.blocks(key, problem.BLOCK_KV)
-    k_place = buffers.k.at(0, 0)
+    k_stage = buffers.k.at(0, 0)
     ROWS: gl.constexpr = problem.BLOCK_KV
     DIMS: gl.constexpr = buffers.k.tiles.shape[4] // 2
     DIMS_V: gl.constexpr = buffers.v.tiles.shape[4] // 2
-    buffers.k.wait(k_place, begin < end)
-    buffers.v.wait(k_place, begin < end)
+    buffers.k.wait(k_stage, begin < end)
+    buffers.v.wait(k_stage, begin < end)
     state = WideState(
         gl.zeros([ROWS, DIMS], gl.float32, accumulator_layout(DIMS)),
         gl.zeros([ROWS, DIMS_V], gl.float32, accumulator_layout(DIMS_V)),
@@ -217,11 +216,11 @@ def consume_wide(problem, buffers, dq_sum, dk_out, dv_out, CONSUMER: gl.constexp
         last = block == end
         head = gl.where(last, head + 1, head)
         block = gl.where(last, begin, block)
-    buffers.q.wait_empty(state.q_place)
-    buffers.do.wait_empty(state.do_place)
+    buffers.q.wait_empty(state.q_stage)
+    buffers.do.wait_empty(state.do_stage)
     dk = state.dk * problem.scale
-    do_slot = 2 * state.do_place.slot + CONSUMER  # in halves
-    q_slot = 2 * state.q_place.slot + CONSUMER
+    do_slot = 2 * state.do_stage.slot + CONSUMER  # in halves
+    q_slot = 2 * state.q_stage.slot + CONSUMER
     dv_corner = [sequence, kv_head, key, CONSUMER * DIMS_V]
     store_gradient(state.dv, buffers.do, do_slot, dv_out, dv_corner)
     store_gradient(dk, buffers.q, q_slot, dk_out, [sequence, kv_head, key, CONSUMER * DIMS])
@@ -272,10 +271,10 @@ def backward_wide_kernel(
     delta: gl.constexpr = [1] + values.block_type.shape
     parts: gl.constexpr = [2] + dq_sum.block_type.shape
     buffers = WideBuffers(
-        make_ring(k, 1, 2),
-        make_ring(v, 1, 2),
-        make_ring(q, STAGES, 2),
-        make_ring(do, 1, 2),
+        make_pipeline(k, 1, 2),
+        make_pipeline(v, 1, 2),
+        make_pipeline(q, STAGES, 2),
+        make_pipeline(do, 1, 2),
         gl.allocate_shared_memory(values.dtype, lse, values.layout),
         gl.allocate_shared_memory(values.dtype, delta, values.layout),
         make_exchange(q.dtype, KEYS, BLOCK_Q, 2),

@@ -1,0 +1,101 @@
+"""The devices that calls run on: one object answers what is asked about them, so that a test or the
+inspector can replace the answers at one place.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import NamedTuple
+
+import torch
+
+from flash_versions.dispatch import interpreter
+
+# Shared memory in bytes that a program may use: on an H200; in the interpreter, without limit.
+H200_SHARED_MEMORY = 232_448
+UNLIMITED = 1 << 40
+
+
+class Properties(NamedTuple):
+    """What decides which kernel runs on a device, and in which tiles.
+
+    Attributes:
+        capability: a GPU's compute capability, (9, 0) for Hopper; (0, 0) of another device.
+        shared_memory: bytes of shared memory that one program may use.
+        num_sms: streaming multiprocessors (SMs) of a GPU; 1 on the CPU, where the interpreter runs
+            program after program.
+    """
+
+    capability: tuple[int, int] = (0, 0)
+    shared_memory: int = UNLIMITED
+    num_sms: int = 1
+
+
+class Devices:
+    """The properties of the devices of this machine."""
+
+    def __init__(self) -> None:
+        self.known: dict[torch.device, Properties] = {}
+        self.assumed: Properties | None = None
+
+    def __getitem__(self, device: torch.device) -> Properties:
+        """What is known of a device; inside of `assume`, what is assumed of every device."""
+        if self.assumed is not None:
+            return self.assumed
+        found = self.known.get(device)
+        if found is None:
+            found = self.known[device] = read_properties(device)
+        return found
+
+    def launches_overlap(self, device: torch.device) -> bool:
+        """Whether a kernel may be launched while the one before it runs, and wait for it there."""
+        return self[device].capability >= (9, 0) and not interpreter.enabled()
+
+    @torch.compiler.assume_constant_result
+    def limits(self, device: torch.device) -> str | None:
+        """Why the kernels cannot run on a device, as a sentence, or None."""
+        if device.type not in ("cpu", "cuda"):
+            return f"q is on {device}; NVIDIA GPUs and, interpreted, the CPU work."
+        if interpreter.enabled():
+            return None  # on a GPU the interpreter copies to the host and back: slow, and right
+        if device.type == "cpu" and self.assumed is None:
+            return (
+                "CPU tensors need Triton's interpreter, which is off; set TRITON_INTERPRET=1 "
+                "before Python starts (or, without a GPU, import flash_versions before triton), "
+                "or use version='sdpa'."
+            )
+        if (capability := self[device].capability) < (8, 0):
+            major, minor = capability
+            return f"the GPU has compute capability {major}.{minor}; 8.0 (Ampere) or later works."
+        return None
+
+    @contextmanager
+    def assume(self, properties: Properties) -> Iterator[None]:
+        """Inside, every device has these properties, whatever it is; for one thread, as everything
+        in the process is told so.
+        """
+        before, self.assumed = self.assumed, properties
+        try:
+            yield
+        finally:
+            self.assumed = before
+
+    def on_device(self, x: torch.Tensor) -> AbstractContextManager:
+        """Triton launches on the current GPU: make it the tensor's."""
+        if x.is_cuda and x.get_device() != torch.cuda.current_device():
+            return torch.cuda.device(x.device)
+        return nullcontext()
+
+
+def read_properties(device: torch.device) -> Properties:
+    """What torch says of a device."""
+    if device.type != "cuda":
+        return Properties()
+    about = torch.cuda.get_device_properties(device)
+    return Properties(
+        (about.major, about.minor),
+        about.shared_memory_per_block_optin,  # type: ignore[attr-defined]
+        about.multi_processor_count,
+    )
+
+
+devices = Devices()

@@ -1,0 +1,208 @@
+"""Pipelines of tiles in shared memory, and the barriers by which partitions of a kernel meet.
+
+A Gluon kernel is several programs in one: partitions of a block's warps, each with code and
+registers of its own, that meet at barriers in shared memory. An mbarrier counts arrivals. When the
+expected number has arrived, its phase flips, and every warp that waits for that phase goes on. A
+new barrier counts as "previous phase done", so a wait for that phase returns at once: this is why
+producers start at phase 1 and consumers at 0.
+
+Sources: the CUDA programming guide on mbarriers; named barriers as in CUTLASS's
+OrderedSequenceBarrier.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+
+from flash_versions.versions.tiles.triton_compat import aggregate, load_tile
+
+FIRST_FREE_BARRIER = 8  # named barriers: Triton uses the ones below, there are 16
+
+
+@aggregate
+class Stage:
+    """A stage of a pipeline: the slot of its tile, and the phase in which its barriers are."""
+
+    slot: gl.tensor
+    phase: gl.tensor
+    STAGES: gl.constexpr
+
+    @gluon.jit
+    def next(self):
+        """The stage after this one."""
+        last = self.slot == self.STAGES - 1
+        slot = gl.where(last, 0, self.slot + 1)
+        return Stage(slot, gl.where(last, self.phase ^ 1, self.phase), self.STAGES)
+
+
+@aggregate
+class Pipeline:
+    """STAGES slots for tiles in shared memory, which a producer fills and consumers read in turn.
+
+    Each slot has a barrier that says `full` (the data has landed) and one that says `empty` (every
+    consumer has read it).
+    """
+
+    tiles: gl.shared_memory_descriptor
+    full: gl.shared_memory_descriptor
+    empty: gl.shared_memory_descriptor
+    STAGES: gl.constexpr
+
+    @gluon.jit
+    def at(self, slot, phase):
+        """A stage."""
+        return Stage(gl.to_tensor(slot), gl.to_tensor(phase), self.STAGES)
+
+    @gluon.jit
+    def fill(self, stage, desc, coordinates):
+        """Producer: when the slot is empty, start to load the box at these coordinates."""
+        mbarrier.wait(self.empty.index(stage.slot), stage.phase ^ 1)
+        full = self.full.index(stage.slot)
+        mbarrier.expect(full, desc.block_type.nbytes)
+        load_tile(desc, coordinates, full, self.tiles.index(stage.slot))
+
+    @gluon.jit
+    def load_with(self, stage, desc, coordinates, values, values_desc, values_coordinates):
+        """Producer: start to load the box, and the slot's row of `values`, which comes by a box of
+        its own; that the slot is empty is known.
+        """
+        full = self.full.index(stage.slot)
+        mbarrier.expect(full, desc.block_type.nbytes + values_desc.block_type.nbytes)
+        load_tile(desc, coordinates, full, self.tiles.index(stage.slot))
+        load_tile(values_desc, values_coordinates, full, values.index(stage.slot))
+
+    @gluon.jit
+    def wait_empty(self, stage):
+        """Wait until every consumer has read what was in the slot."""
+        mbarrier.wait(self.empty.index(stage.slot), stage.phase ^ 1)
+
+    @gluon.jit
+    def wait(self, stage, pred=True):
+        """Consumer: wait until the slot is full."""
+        mbarrier.wait(self.full.index(stage.slot), stage.phase, pred=pred)
+
+    @gluon.jit
+    def tile(self, stage):
+        """The slot as a matrix of rows and dims."""
+        tile = self.tiles.index(stage.slot)
+        return tile.reshape([tile.shape[2], tile.shape[3]])
+
+    @gluon.jit
+    def publish(self, stage):
+        """Producer that is not TMA: its part of this slot is written."""
+        fence_async_shared()
+        mbarrier.arrive(self.full.index(stage.slot), count=1)
+
+    @gluon.jit
+    def release(self, stage):
+        """Consumer: this slot has been read."""
+        mbarrier.arrive(self.empty.index(stage.slot), count=1)
+
+
+@gluon.jit
+def make_pipeline(desc, STAGES: gl.constexpr, CONSUMERS: gl.constexpr):
+    """Allocate a pipeline of tiles for the boxes of a descriptor."""
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(STAGES):
+        mbarrier.init(empty.index(slot), count=CONSUMERS)
+    return make_pipeline_beside(desc, STAGES, empty)
+
+
+@gluon.jit
+def make_pipeline_beside(desc, STAGES: gl.constexpr, empty):
+    """Allocate a pipeline that shares the `empty` barriers of another one.
+
+    It has no `empty` barriers of its own: a barrier that no warp waits on must not be initialised,
+    because the compiler may give its memory to something else.
+    """
+    tiles = gl.allocate_shared_memory(desc.dtype, [STAGES] + desc.block_type.shape, desc.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(STAGES):
+        mbarrier.init(full.index(slot), count=1)
+    return Pipeline(tiles, full, empty, STAGES)
+
+
+@gluon.jit
+def make_tiles(desc, STAGES: gl.constexpr):
+    """Allocate tiles for a descriptor's boxes, as a pipeline whose barriers no warp waits on."""
+    tiles = gl.allocate_shared_memory(desc.dtype, [STAGES] + desc.block_type.shape, desc.layout)
+    unused = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    return Pipeline(tiles, unused, unused, STAGES)
+
+
+@gluon.jit
+def make_handover(
+    dtype: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, WRITERS: gl.constexpr
+):
+    """Allocate a pipeline of two tiles for the tensor cores: several partitions write a part each,
+    and one partition reads the tile.
+    """
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, 1, ROWS, COLUMNS], dtype)
+    tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, ROWS, COLUMNS], layout)
+    full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(2):
+        mbarrier.init(full.index(slot), count=WRITERS)
+        mbarrier.init(empty.index(slot), count=1)
+    return Pipeline(tiles, full, empty, 2)
+
+
+@aggregate
+class Exchange:
+    """Two tiles in shared memory that consumers write together, each a part, and read when every
+    part is there. There are two, so that one can be read while the other is written: when a
+    consumer has received a tile, all others are done with the tile before.
+    """
+
+    tiles: gl.shared_memory_descriptor
+    full: gl.shared_memory_descriptor
+
+    @gluon.jit
+    def at(self, slot, phase):
+        """A stage."""
+        return Stage(gl.to_tensor(slot), gl.to_tensor(phase), gl.constexpr(2))
+
+    @gluon.jit
+    def publish(self, stage):
+        """This consumer's part is written."""
+        fence_async_shared()
+        mbarrier.arrive(self.full.index(stage.slot), count=1)
+
+    @gluon.jit
+    def receive(self, stage):
+        """The tile, when every part is written."""
+        mbarrier.wait(self.full.index(stage.slot), stage.phase)
+        return self.tiles.index(stage.slot)
+
+
+@gluon.jit
+def make_exchange(
+    dtype: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, CONSUMERS: gl.constexpr
+):
+    """Allocate an exchange of tiles that the tensor cores read."""
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, COLUMNS], dtype)
+    tiles = gl.allocate_shared_memory(dtype, [2, ROWS, COLUMNS], layout)
+    full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(2):
+        mbarrier.init(full.index(slot), count=CONSUMERS)
+    return Exchange(tiles, full)
+
+
+@gluon.constexpr_function
+def named_barrier_ptx(action, consumer):
+    """PTX that lets two warpgroups, 256 threads, meet at the named barrier of a consumer."""
+    return f"bar.{action} {FIRST_FREE_BARRIER + consumer}, 256; mov.u32 $0, 0;"
+
+
+@gluon.jit
+def named_barrier_sync(CONSUMER: gl.constexpr):
+    """Ping-pong: wait at this consumer's barrier until it may issue its products."""
+    ASM: gl.constexpr = named_barrier_ptx("sync", CONSUMER)
+    gl.inline_asm_elementwise(ASM, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def named_barrier_arrive(CONSUMER: gl.constexpr, CONSUMERS: gl.constexpr):
+    """Ping-pong: arrive at the next consumer's barrier, which may now issue its products."""
+    ASM: gl.constexpr = named_barrier_ptx("arrive", (CONSUMER + 1) % CONSUMERS)
+    gl.inline_asm_elementwise(ASM, "=r", [], dtype=gl.int32, is_pure=False, pack=1)

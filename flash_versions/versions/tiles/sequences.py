@@ -1,0 +1,98 @@
+"""Where the sequences of a request lie: one length for all, packed behind each other, or with keys
+in pages.
+
+Packed sequences are one batch with a first row each; keys in pages are rows found through a table.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from flash_versions.dispatch.request import Request
+from flash_versions.versions.tiles.rows import Rows
+
+
+class Sequences(NamedTuple):
+    """Where the sequences lie; None where all are alike. See `api.attention`.
+
+    With a block table, key j of sequence b is row j % page_size of page block_table[b, j //
+    page_size], and a page is what a batch row is without.
+    """
+
+    cu_seqlens_q: Any
+    cu_seqlens_k: Any
+    kv_lengths: Any
+    kv_starts: Any
+    block_table: Any
+    block_table_stride: Any
+    page_size: Any
+
+    @classmethod
+    def of(cls, request: Request) -> "Sequences":
+        """The sequences of a request."""
+        table = request.block_table
+        return cls(
+            request.cu_seqlens_q,
+            request.cu_seqlens_k,
+            request.kv_lengths,
+            request.kv_starts,
+            table,
+            None if table is None else table.stride(0),
+            None if table is None else request.k.shape[1],
+        )
+
+
+@triton.jit
+def query_rows(sequences, sequence, head, q_length):
+    """The rows of a sequence's queries."""
+    if sequences.cu_seqlens_q is None:
+        return Rows(sequence, head, sequence * 0, q_length)
+    else:
+        first = tl.load(sequences.cu_seqlens_q + sequence).to(tl.int32)
+        end = tl.load(sequences.cu_seqlens_q + sequence + 1).to(tl.int32)
+        return Rows(sequence * 0, head, first, end - first)
+
+
+@triton.jit
+def key_rows(sequences, sequence, head, kv_length):
+    """The rows of a sequence's keys; lengths and starts are clamped to 0 .. kv_length."""
+    batch = sequence
+    first = sequence * 0
+    end = kv_length
+    if sequences.cu_seqlens_k is not None:
+        first = tl.load(sequences.cu_seqlens_k + sequence).to(tl.int32)
+        end = tl.load(sequences.cu_seqlens_k + sequence + 1).to(tl.int32)
+        if sequences.block_table is not None:
+            end = tl.minimum(end - first, kv_length)
+            first = first * 0
+        else:
+            batch = batch * 0
+    if sequences.kv_lengths is not None:
+        given = tl.load(sequences.kv_lengths + sequence)
+        end = tl.minimum(tl.maximum(given, 0), kv_length).to(tl.int32)
+    if sequences.kv_starts is not None:
+        given = tl.load(sequences.kv_starts + sequence)
+        first = tl.minimum(tl.maximum(given, 0), end).to(tl.int32)
+    return Rows(batch, head, first, end - first)
+
+
+@triton.jit
+def rows_in_pages(sequences, rows, index):
+    """Rows of keys for these indices: with a block table, each in its page; else as they are."""
+    if sequences.block_table is not None:
+        row = rows.first + index
+        entry = rows.batch.to(tl.int64) * sequences.block_table_stride + row // sequences.page_size
+        page = tl.load(sequences.block_table + entry, mask=index < rows.length, other=0)
+        return Rows(page, rows.head, row % sequences.page_size - index, rows.length)
+    else:
+        return rows
+
+
+def new_results(
+    shape: tuple[int, ...], like: torch.Tensor, cu_seqlens: torch.Tensor | None
+) -> torch.Tensor:
+    """Memory for results; of packed sequences 0, for rows may belong to none of them."""
+    allocate = torch.empty if cu_seqlens is None else torch.zeros
+    return allocate(shape, dtype=like.dtype, device=like.device)

@@ -1,0 +1,122 @@
+"""Schedulers that hand out tiles to persistent programs, and their counters in memory."""
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.runtime import driver
+
+from flash_versions.versions.tiles.triton_compat import aggregate
+
+
+@aggregate
+class Scheduler:
+    """Hands out the tiles 0 .. number - 1 to programs, round after round.
+
+    "grid": a program for each tile; the hardware starts one where another has ended.
+    "static": of n persistent programs, p takes tiles p, 2n - 1 - p, 2n + p, ...: back and forth, so
+        that where tiles get lighter, the program with the heaviest tile of one round has the
+        lightest of the next.
+    "dynamic": the producer of a persistent program claims its next tile from a counter in memory,
+        long before its consumers are done with this one, and leaves it for them in one of two
+        slots.
+    """
+
+    number: gl.tensor
+    counters: gl.tensor  # pointer to two int32, 0 at the launch: tiles claimed, programs retired
+    claimed: gl.shared_memory_descriptor
+    full: gl.shared_memory_descriptor
+    empty: gl.shared_memory_descriptor
+    KIND: gl.constexpr
+
+    @gluon.jit
+    def claim(self, round):
+        """Producer: the tile of the round after this one; `number` or more if there is none."""
+        if self.KIND == "dynamic":
+            tile = gl.atomic_add(self.counters, 1) + gl.num_programs(0)
+            slot = round & 1
+            mbarrier.wait(self.empty.index(slot), ((round >> 1) & 1) ^ 1)
+            layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+            self.claimed.index(slot).store(gl.full([1], tile, gl.int32, layout))
+            mbarrier.arrive(self.full.index(slot), count=1)
+            return tile
+        else:
+            return self.following(round)
+
+    @gluon.jit
+    def receive(self, round):
+        """Consumer: what the producer has claimed in this round."""
+        if self.KIND == "dynamic":
+            slot = round & 1
+            mbarrier.wait(self.full.index(slot), (round >> 1) & 1)
+            layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+            tile = gl.max(self.claimed.index(slot).load(layout), axis=0)
+            mbarrier.arrive(self.empty.index(slot), count=1)
+            return tile
+        else:
+            return self.following(round)
+
+    @gluon.jit
+    def following(self, round):
+        """The tile of the round after this one, where the round decides it."""
+        if self.KIND == "grid":
+            return self.number
+        else:
+            programs, program = gl.num_programs(0), gl.program_id(0)
+            backwards = (round & 1) == 0
+            position = gl.where(backwards, programs - 1 - program, program)
+            return (round + 1) * programs + position
+
+    @gluon.jit
+    def retire(self):
+        """Producer, when there is no tile left: the last program leaves the counters at 0."""
+        if self.KIND == "dynamic":
+            if gl.atomic_add(self.counters + 1, 1) == gl.num_programs(0) - 1:
+                gl.store(self.counters, 0)
+                gl.store(self.counters + 1, 0)
+
+
+@gluon.jit
+def make_scheduler(number, counters, KIND: gl.constexpr, CONSUMERS: gl.constexpr):
+    """Allocate a scheduler for so many tiles."""
+    layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    claimed = gl.allocate_shared_memory(gl.int32, [2, 1], layout)
+    full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    if KIND == "dynamic":  # the other kinds have no barriers
+        for slot in gl.static_range(2):
+            mbarrier.init(full.index(slot), count=1)
+            mbarrier.init(empty.index(slot), count=CONSUMERS)
+    return Scheduler(gl.to_tensor(number), counters, claimed, full, empty, KIND)
+
+
+class Counters:
+    """Pairs of counters for dynamic schedulers, 0 before and after each launch.
+
+    Launches of one stream come one after the other and share a pair. A launch that is captured in a
+    graph gets a pair for itself, as the graph may be replayed in any stream; after PAIRS of them, a
+    pair that the graph itself clears at every replay, which takes two microseconds.
+    """
+
+    PAIRS = 4096
+    APART = 8  # int32 from one pair to the next: pairs share no sector of memory
+
+    def __init__(self) -> None:
+        self.free: dict[torch.device, list[torch.Tensor]] = {}
+        self.of_stream: dict[tuple[torch.device, int], torch.Tensor] = {}
+
+    def pair(self, device: torch.device) -> torch.Tensor:
+        """Two int32 on the device, for the next launch in the current stream."""
+        if device.type != "cuda":
+            return torch.zeros(2, dtype=torch.int32)
+        if torch.cuda.is_current_stream_capturing():
+            free = self.free.get(device)
+            return free.pop() if free else torch.zeros(2, dtype=torch.int32, device=device)
+        key = (device, driver.active.get_current_stream(device.index))
+        if key not in self.of_stream:
+            if not self.free.get(device):
+                pairs = torch.zeros((self.PAIRS, self.APART), dtype=torch.int32, device=device)
+                torch.cuda.current_stream(device).synchronize()  # other streams may use them
+                self.free[device] = list(pairs[:, :2])
+            self.of_stream[key] = self.free[device].pop()
+        return self.of_stream[key]

@@ -1,0 +1,239 @@
+"""The parts of a decoder: norm, attention, feed-forward, the layer of both, the stack of layers.
+
+Parameters carry Hugging Face's names, so a checkpoint loads without a table of renamings. Each part
+is handed the norm before it: a norm and the projections that read it are one place in the code, and
+can become one kernel. What computes them is handed in as `Products`, as attention is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import nn
+
+from transformer.model.cache import Span
+from transformer.model.config import Config
+from transformer.model.paged_cache import PagedSpan
+from transformer.model.rope import Rope, rotary_table, rotate
+
+# Cosine and sine of the positions of a forward's tokens, as `rotate` takes them; None: no turning.
+Rotation = tuple[torch.Tensor, ...] | None
+
+# Name in `Config` -> what the gate goes through.
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": F.silu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+}
+
+
+class RMSNorm(nn.Module):
+    """Divide by the root of the mean square over the last dimension, then scale by a weight.
+
+    The quotient is computed in fp32 and rounded to the input's dtype before the weight is applied,
+    as Hugging Face does: in bf16 the other order gives other bits.
+
+    Args:
+        size: of the last dimension.
+        eps: added to the mean square.
+        plus_one: Gemma's kind. The scale is 1 + weight, and only the product is rounded.
+    """
+
+    def __init__(self, size: int, eps: float, plus_one: bool = False):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(size) if plus_one else torch.ones(size))
+        self.eps = eps
+        self.plus_one = plus_one
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Same shape and dtype as x."""
+        if self.plus_one:
+            wide = x.to(torch.promote_types(x.dtype, torch.float32))
+            scale = 1 + self.weight.type_as(wide)
+            return F.rms_norm(wide, x.shape[-1:], scale, self.eps).type_as(x)
+        return self.weight.type_as(x) * F.rms_norm(x, x.shape[-1:], eps=self.eps)
+
+
+class Products:
+    """What a layer's norms and projections are computed by: torch's operations, one by one."""
+
+    def project(
+        self, x: torch.Tensor, norm: RMSNorm, layers: Sequence[nn.Linear]
+    ) -> Sequence[torch.Tensor]:
+        """What each layer makes of the normed x, (batch, length, its outputs)."""
+        h = norm(x)
+        return [layer(h) for layer in layers]
+
+    def gate(self, x: torch.Tensor, norm: RMSNorm, mlp: FeedForward) -> torch.Tensor:
+        """activation(gate) * up of the normed x, (batch, length, intermediate)."""
+        gate, up = self.project(x, norm, mlp.gate_up)
+        return mlp.activation(gate) * up
+
+    def last(self, x: torch.Tensor, layer: nn.Linear) -> torch.Tensor:
+        """What the layer makes of x (..., its inputs)."""
+        return layer(x)
+
+
+TORCH = Products()
+
+
+class Attention(nn.Module):
+    """Project to heads, rotate, attend, project back. `layer` is its place in the cache."""
+
+    def __init__(self, config: Config, layer: int):
+        super().__init__()
+        self.layer = layer
+        self.head_dim = config.head_dim
+        self.options = config.attention_options(layer)
+        q_size, kv_size = config.num_heads * self.head_dim, config.num_kv_heads * self.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, q_size, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(config.hidden_size, kv_size, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(q_size, config.hidden_size, bias=config.output_bias)
+        norm: Callable[[], nn.Module] = nn.Identity
+        if config.qk_norm:
+            norm = partial(RMSNorm, self.head_dim, config.norm_eps, config.norm_plus_one)
+        self.q_norm, self.k_norm = norm(), norm()
+
+    @property
+    def qkv(self) -> tuple[nn.Linear, ...]:
+        """The projections that read the hidden states."""
+        return self.q_proj, self.k_proj, self.v_proj
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        norm: RMSNorm,
+        rotation: Rotation,
+        attend: Callable,
+        span: Span | PagedSpan | None,
+        products: Products = TORCH,
+    ) -> torch.Tensor:
+        """(batch, length, hidden) to the same.
+
+        Args:
+            x: hidden states.
+            norm: of x, before the projections.
+            rotation: of the tokens' positions.
+            attend: see `Transformer`.
+            span: where keys and values go in the cache; None keeps none.
+            products: what computes the projections.
+        """
+        projected = products.project(x, norm, self.qkv)
+        q, k, v = (rearrange(p, "b t (h d) -> b t h d", d=self.head_dim) for p in projected)
+        q, k = self.q_norm(q), self.k_norm(k)
+        if rotation is not None:
+            q, k = rotate(q, *rotation), rotate(k, *rotation)
+        stored: dict[str, torch.Tensor | None] = {"kv_lengths": None}
+        if span is not None:
+            k, v = span.append(self.layer, k, v)
+            stored = span.options
+        o = attend(q, k, v, causal=True, **stored, **self.options)
+        o = rearrange(o, "b t h d -> b t (h d)")
+        return products.last(o, self.o_proj)
+
+
+class FeedForward(nn.Module):
+    """One projection, gated by another through silu or gelu, projected back."""
+
+    def __init__(self, config: Config):
+        super().__init__()
+        hidden, intermediate, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.gate_proj = nn.Linear(hidden, intermediate, bias=bias)
+        self.up_proj = nn.Linear(hidden, intermediate, bias=bias)
+        self.down_proj = nn.Linear(intermediate, hidden, bias=bias)
+        self.activation = ACTIVATIONS[config.activation]
+
+    @property
+    def gate_up(self) -> tuple[nn.Linear, ...]:
+        """The projections that read the hidden states."""
+        return self.gate_proj, self.up_proj
+
+    def forward(self, x: torch.Tensor, norm: RMSNorm, products: Products = TORCH) -> torch.Tensor:
+        """(batch, length, hidden) to the same; `norm` is that of x, before the projections."""
+        return products.last(products.gate(x, norm, self), self.down_proj)
+
+
+class Block(nn.Module):
+    """One layer: tokens look at each other, then each is processed alone.
+
+    What a part adds to x is normed once more where the layer has four norms. The name of the norm
+    between the two parts then tells the side on which it stands.
+    """
+
+    def __init__(self, config: Config, layer: int):
+        super().__init__()
+        norm = partial(RMSNorm, config.hidden_size, config.norm_eps, config.norm_plus_one)
+        self.input_layernorm = norm()
+        self.self_attn = Attention(config, layer)
+        self.post_attention_layernorm = norm()
+        self.four_norms = config.four_norms
+        if self.four_norms:
+            self.pre_feedforward_layernorm = norm()
+            self.post_feedforward_layernorm = norm()
+        self.mlp = FeedForward(config)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        rotation: Rotation,
+        attend: Callable,
+        span: Span | PagedSpan | None,
+        products: Products = TORCH,
+    ) -> torch.Tensor:
+        """(batch, length, hidden) to the same; the other arguments are those of `Attention`."""
+        added = self.self_attn(x, self.input_layernorm, rotation, attend, span, products)
+        before_mlp = self.post_attention_layernorm
+        if self.four_norms:
+            added = self.post_attention_layernorm(added)
+            before_mlp = self.pre_feedforward_layernorm
+        x = x + added
+        added = self.mlp(x, before_mlp, products)
+        if self.four_norms:
+            added = self.post_feedforward_layernorm(added)
+        return x + added
+
+
+class Decoder(nn.Module):
+    """Everything up to the head: tokens to hidden states."""
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps, config.norm_plus_one)
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The layers, with their type."""
+        return cast("list[Block]", list(self.layers))
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        attend: Callable,
+        span: Span | PagedSpan | None,
+        products: Products = TORCH,
+    ) -> torch.Tensor:
+        """(batch, length) tokens to normed hidden states (batch, length, hidden)."""
+        c = self.config
+        x = self.embed_tokens(tokens)
+        if c.scaled_embeddings:  # by a number of x's dtype, filled in on the device
+            x = x * x.new_full((), math.sqrt(c.hidden_size))
+        positions = slice(tokens.shape[1]) if span is None else span.positions
+        reach = tokens.shape[1] if span is None else span.capacity  # one table for a whole answer
+        length = min(1 << (reach - 1).bit_length(), c.max_positions)  # few lengths, few tables
+        rotations: dict[Rope | None, Rotation] = {None: None}
+        for layer, block in enumerate(self.layers):
+            rope = c.rope_of(layer)
+            if rope not in rotations:  # one for all layers, or one of a few
+                table = rotary_table(rope, c.head_dim, length, x.device, x.dtype)
+                rotations[rope] = table[positions].unbind(-3)
+            x = block(x, rotations[rope], attend, span, products)
+        return self.norm(x)

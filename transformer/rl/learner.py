@@ -1,0 +1,207 @@
+"""A step of the optimiser: from rewards to advantages, to the gradient of the loss, to new weights.
+
+The gradient is summed over micro-batches, and its norm is clipped.
+"""
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from transformer.model.decoder import Transformer
+from transformer.rl.groups import groups_of
+from transformer.rl.loss import Metrics, Totals, group_advantages, grpo_loss
+from transformer.rl.recipes import Settings
+from transformer.rl.rollout import Policy, Rollout, RolloutBatch, collate, completion_logprobs
+from transformer.training.lora import adapters_off, add_adapters
+from transformer.training.parallel import World, clip_gradients, exchange_gradients, shard
+from transformer.training.recompute import recompute_activations
+
+GAP = 1e-3  # nats; in fp32 the sampler and the trainer differ by rounding only
+
+
+class Learner:
+    """Changes the policy's weights, in place.
+
+    On several processes every rank has one, learns from its share of the groups, and holds its part
+    of the weights; all of them call the same methods in the same order.
+
+    Args:
+        settings: resolved.
+        policy: whose weights learn; they become those of a sharded model, or get adapters.
+        dtype: of the arithmetic.
+        device: where everything happens.
+        world: of whose ranks this is one.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        policy: Policy,
+        dtype: torch.dtype,
+        device: torch.device,
+        world: World,
+    ) -> None:
+        self.settings, self.policy, self.dtype = settings, policy, dtype
+        self.device, self.world = device, world
+        model, lora = policy.model, settings.lora_rank
+        self.reference = frozen(model, dtype) if settings.beta and not lora else None
+        if lora:
+            add_adapters(model, lora, settings.seed, dtype)
+        if settings.checkpointing:
+            recompute_activations(model)
+        shard(model, world, dtype)
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(
+            self.parameters,
+            lr=settings.lr,
+            betas=(0.9, 0.95),
+            weight_decay=0.0,
+            fused=device.type == "cuda",
+        )
+
+    def learn(self, rollouts: Sequence[Rollout], step: int) -> dict[str, float]:
+        """Take one step of the optimiser for each epoch; returns what was measured.
+
+        Completions whose advantage is 0 add nothing to the gradient unless there is a KL term, and
+        are left out; the totals count them all the same.
+
+        Args:
+            rollouts: this rank's; sums, sizes and what is measured are those of all ranks.
+            step: number of the step, which decides the learning rate.
+
+        Raises:
+            ValueError: the sampler and the trainer do not agree on the log-probabilities.
+        """
+        s, world = self.settings, self.world
+        counted = [not (s.mask_truncated and rollout.truncated) for rollout in rollouts]
+        advantages = self._advantages(rollouts)
+        lengths = [len(rollout.completion.tokens) for rollout in rollouts]
+        tokens = sum(length for length, counts in zip(lengths, counted) if counts)
+        totals = Totals(
+            rows=max(int(world.total(len(rollouts))), 1),
+            tokens=int(world.total(tokens)),
+            limit=s.max_tokens,
+        )
+        matters = (advantages != 0).tolist()
+        kept = [row for row in range(len(rollouts)) if counted[row] and (s.beta or matters[row])]
+        micro_batches = self._micro_batches(rollouts, kept)
+        measured = {"learned": world.total(len(kept)), "lr": s.rate_at(step)}
+        old: list[Tensor | None] = [None] * len(micro_batches)
+        if s.epochs > 1:
+            with torch.no_grad():
+                old = [self._logprobs(batch)[0] for _, batch in micro_batches]
+        for group in self.optimizer.param_groups:
+            group["lr"] = s.rate_at(step)
+        for epoch in range(s.epochs if micro_batches else 0):
+            metrics: Metrics | None = None
+            for number, ((rows, batch), before) in enumerate(zip(micro_batches, old), 1):
+                exchange_gradients(self.policy.model, number == len(micro_batches))
+                reference = self._reference_logprobs(batch)
+                logprobs, entropies = self._logprobs(batch)
+                loss, seen = grpo_loss(
+                    logprobs,
+                    logprobs if before is None else before,
+                    advantages[rows].to(self.device),
+                    batch.mask,
+                    s.loss(),
+                    totals,
+                    reference=reference,
+                    sampler=batch.sampler,
+                )
+                (loss * world.size).backward()
+                seen.sums["entropy"] = entropies.double().sum()
+                metrics = seen if metrics is None else metrics + seen
+            assert metrics is not None
+            norm = clip_gradients(self.parameters, s.clip_gradient)
+            means = self._everywhere(metrics).means()  # the host waits, but not for the optimiser
+            measured |= means | {"gradient_norm": norm.item()}
+            if epoch == 0:
+                with world.together():
+                    self._check_gap(means["gap_max"], step)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return measured
+
+    def _advantages(self, rollouts: Sequence[Rollout]) -> Tensor:
+        """Of this rank's rollouts; the spread of a batch is that of all ranks."""
+        gathered = self.world.gather([rollout.reward for rollout in rollouts])
+        rewards = torch.tensor([reward for given in gathered for reward in given])
+        if not len(rewards):
+            return rewards
+        advantages = group_advantages(rewards.view(-1, self.settings.group), self.settings.scale)
+        before = sum(map(len, gathered[: self.world.rank]))
+        return advantages.flatten()[before : before + len(rollouts)]
+
+    def _micro_batches(
+        self, rollouts: Sequence[Rollout], kept: Sequence[int]
+    ) -> list[tuple[Sequence[int], RolloutBatch]]:
+        """The kept rows in batches of like lengths, so that there is little padding. Every rank has
+        to go as often through the model: who has less work adds batches of nothing.
+        """
+        size, world = self.settings.micro_batch, self.world
+        context = self.policy.model.config.max_positions
+        rows = sorted(
+            kept, key=lambda row: len(rollouts[row].prompt) + len(rollouts[row].completion.tokens)
+        )
+        found: list[tuple[Sequence[int], RolloutBatch]] = [
+            (part, collate([rollouts[row] for row in part], self.device, context))
+            for part in groups_of(rows, size)
+        ]
+        return found + [([], self._nothing())] * (int(world.most(len(found))) - len(found))
+
+    def _everywhere(self, metrics: Metrics) -> Metrics:
+        """The metrics of all ranks, joined."""
+        sums = self.world.sum(torch.stack([*metrics.sums.values()]))
+        maxima = self.world.max(torch.stack([*metrics.maxima.values()]))
+        return Metrics(dict(zip(metrics.sums, sums)), dict(zip(metrics.maxima, maxima)))
+
+    def _nothing(self) -> RolloutBatch:
+        """A batch without a row; one token goes through the model and adds 0 to every gradient."""
+        token = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
+        unwanted = torch.zeros_like(token, dtype=torch.bool)
+        return RolloutBatch(
+            token, unwanted, token[0, :0], unwanted[:0], torch.zeros_like(token[:0]).float()
+        )
+
+    def _logprobs(self, batch: RolloutBatch) -> tuple[Tensor, Tensor]:
+        return completion_logprobs(
+            self._forward, batch, self.policy.banned, self.settings.temperature
+        )
+
+    def _forward(self, tokens: Tensor, wanted: Tensor) -> Tensor:
+        """Logits by the arithmetic of the sampler; gradients go to the fp32 weights."""
+        model = self.policy.model
+        if self.dtype == torch.float32 or self.world.size > 1:  # FSDP rounds by itself
+            return model(tokens, wanted=wanted)
+        weights = {name: p.to(self.dtype) for name, p in model.named_parameters()}
+        return torch.func.functional_call(model, weights, (tokens,), {"wanted": wanted})
+
+    def _reference_logprobs(self, batch: RolloutBatch) -> Tensor | None:
+        if not self.settings.beta:
+            return None
+        reference = self.reference
+        with torch.no_grad():
+            if reference is None:
+                with adapters_off(self.policy.model):
+                    return self._logprobs(batch)[0]
+            return completion_logprobs(
+                lambda tokens, wanted: reference(tokens, wanted=wanted),
+                batch,
+                self.policy.banned,
+                self.settings.temperature,
+            )[0]
+
+    def _check_gap(self, gap: float, step: int) -> None:
+        if self.dtype == torch.float32 and not gap <= GAP:
+            raise ValueError(
+                f"the sampler's and the trainer's log-probabilities of a token differ by {gap:.2g}"
+                f" at step {step}, more than {GAP} in float32: they do not compute the same"
+                " distribution, and training on would be wrong"
+            )
+
+
+def frozen(model: Transformer, dtype: torch.dtype) -> Transformer:
+    """A copy of the weights in the dtype of the arithmetic, which does not learn."""
+    return copy.deepcopy(model).to(dtype).requires_grad_(False)

@@ -1,0 +1,180 @@
+"""What the policy is asked: the problems of a step and of an evaluation, and its answers to them.
+
+Problems are a function of (seed, step), draws of (seed, number of the completion), so what a step
+samples depends on the settings, the weights, a counter and the pool of problems to ask again only.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from random import Random
+from statistics import fmean
+from typing import Any
+
+from transformer.generation.sampling import Sampling
+from transformer.model.decoder import Transformer
+from transformer.rl.groups import Asked, Pool, groups_of, spread
+from transformer.rl.recipes import Settings, find_task
+from transformer.rl.rollout import Policy, Rollout, roll_out
+from transformer.training.parallel import World
+
+DRAWS = 4  # dynamic sampling draws at most so many times the problems of a step
+REMEMBERED = 8  # the pool holds at most so many times the problems of a step
+EVALUATION_ROWS = 512  # completions of an evaluation at a time
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The rollouts of a step.
+
+    Attributes:
+        rollouts: of the groups that are learned from, group by group.
+        drawn: completions that were sampled, those of groups that were passed over included.
+        replayed: share of the sampled groups whose problem was asked before.
+        seconds: that it took.
+    """
+
+    rollouts: list[Rollout]
+    drawn: int
+    replayed: float
+    seconds: float
+
+
+class Sampler:
+    """Asks the policy for the rollouts of training and of evaluation.
+
+    On several processes every rank has one and samples its share of the groups.
+
+    Args:
+        settings: resolved.
+        policy: how it speaks.
+        world: of whose ranks this is one.
+
+    Attributes:
+        drawn: completions sampled for training so far, by all ranks.
+        pool: problems to ask again, the same on every rank.
+    """
+
+    def __init__(self, settings: Settings, policy: Policy, world: World) -> None:
+        self.settings, self.policy, self.world = settings, policy, world
+        self.task = find_task(settings.task)
+        self.drawn = 0
+        self.pool = Pool(REMEMBERED * settings.prompts)
+
+    def problems(self, step: int) -> Iterator[Any]:
+        """The problems that a step draws, as many as anybody asks for."""
+        rng = Random(f"{self.settings.seed} {step}")
+        while True:
+            yield self.task.sample(rng)
+
+    def _asked(self, fresh: Iterator[Asked], count: int, step: int) -> list[Asked]:
+        """Problems to ask now: a share of them again, as far as the pool goes, the others fresh."""
+        again = self.pool.take(round(self.settings.replay * count))
+        asked = [*again, *islice(fresh, count - len(again))]
+        if again:  # more is learned from them than from fresh ones, so every rank has its part
+            Random(f"{self.settings.seed} {step} order").shuffle(asked)
+        return asked
+
+    def _spreads(self, found: Sequence[Rollout]) -> Iterator[bool]:
+        """Whether the groups have a spread, those of all ranks; of this rank's rollouts."""
+        mine = [spread(group) for group in groups_of(found, self.settings.group)]
+        return chain(*self.world.gather(mine))
+
+    def roll_out(self, model: Transformer, step: int) -> Groups:
+        """Sample the groups of a step from a model.
+
+        Under dynamic sampling, go on until enough of them have a spread (DAPO, arXiv:2503.14476,
+        section 3.2) or too many were drawn.
+        """
+        s, started, first = self.settings, time.perf_counter(), self.drawn
+        fresh = (Asked(step, *one) for one in enumerate(self.problems(step)))
+        rollouts, missing = list[Rollout](), s.prompts
+        asked, spreads = list[Asked](), list[bool]()
+        for _ in range(DRAWS if s.dynamic_sampling else 1):
+            now = self._asked(fresh, missing, step)
+            problems = [one.problem for one in now]
+            with self.world.together():
+                found = self._sampled(
+                    model, problems, s.group, seed=s.seed, first=self.drawn, greedy=False
+                )
+            self.drawn += missing * s.group
+            if s.replay:
+                asked += now
+                spreads += self._spreads(found)
+            if s.dynamic_sampling:
+                found = [r for group in groups_of(found, s.group) if spread(group) for r in group]
+            rollouts += found
+            missing = s.prompts - int(self.world.total(len(rollouts))) // s.group
+            if not missing:
+                break
+        self.pool.put(asked, spreads)  # only now: no problem is asked twice in a step
+        again, drawn = sum(one.step < step for one in asked), self.drawn - first
+        return Groups(rollouts, drawn, again * s.group / drawn, time.perf_counter() - started)
+
+    def _sampled(
+        self,
+        model: Transformer,
+        problems: Sequence[Any],
+        samples: int,
+        *,
+        seed: int,
+        first: int,
+        greedy: bool,
+        rows: int | None = None,
+    ) -> list[Rollout]:
+        """This rank's share of the rollouts, numbered from `first` over all ranks; at most about
+        `rows` at a time.
+        """
+        s, mine, rollouts = self.settings, self.world.share(len(problems)), list[Rollout]()
+        size = max(1, len(mine) if rows is None else rows // samples)
+        for at in range(mine.start, mine.stop, size):
+            rollouts += roll_out(
+                self.policy,
+                model,
+                problems[at : min(at + size, mine.stop)],
+                samples,
+                max_tokens=s.max_tokens,
+                sampling=Sampling(temperature=0.0 if greedy else s.temperature),
+                seed=seed,
+                first=first + at * samples,
+            )
+        return rollouts
+
+    def evaluate(self, model: Transformer) -> tuple[dict[str, float], list[Rollout]]:
+        """Scores on held-out problems, and the greedy rollouts behind them, of this rank's share.
+
+        "greedy": share of right greedy answers; "sampled": expected share of right sampled ones,
+        pass@1; "pass@k": share of problems that at least one of k samples solves; "form": share of
+        greedy answers whose form is right; "length": of greedy completions, in tokens.
+        """
+        s, rng = self.settings, Random(f"evaluate {self.settings.seed}")
+        problems = [self.task.sample(rng, held_out=True) for _ in range(s.eval_problems)]
+        seed = -1 - s.seed
+        with self.world.together():
+            greedy, sampled = (
+                self._sampled(
+                    model, problems, k, seed=seed, first=0, greedy=is_greedy, rows=EVALUATION_ROWS
+                )
+                for k, is_greedy in ((1, True), (s.eval_samples, False))
+            )
+        found = [(r.answer, r.form, len(r.completion.tokens)) for r in greedy]
+        answers, forms, lengths = zip(*chain(*self.world.gather(found)))
+        drawn = list(chain(*self.world.gather([r.answer for r in sampled])))
+        scores = {
+            "greedy": fmean(answers),
+            "sampled": fmean(drawn),
+            f"pass@{s.eval_samples}": fmean(map(any, groups_of(drawn, s.eval_samples))),
+            "form": fmean(forms),
+            "length": fmean(lengths),
+        }
+        return {name: round(value, 5) for name, value in scores.items()}, greedy
+
+    def state(self) -> dict[str, Any]:
+        """All that the next rollouts depend on, beside the weights."""
+        return {"drawn": self.drawn, "pool": self.pool.state()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go back to a state."""
+        self.drawn = int(state["drawn"])
+        self.pool.restore(state["pool"], lambda step, i: next(islice(self.problems(step), i, None)))
