@@ -3,9 +3,16 @@
 May import: nothing; it reads the sources of `versions` (the names that it knows: `names.py`).
 """
 
-from flash_versions.diff.files import lesson, version_names
+from flash_versions.diff.files import version_names
 from flash_versions.diff.plain import plain_functions, plain_source
-from flash_versions.diff.views import as_html, changed, kernel_diff, kernel_source, plain_diff
+from flash_versions.diff.views import (
+    as_html,
+    changed,
+    kernel_diff,
+    kernel_source,
+    lesson,
+    plain_diff,
+)
 
 __all__ = [
     "as_html",

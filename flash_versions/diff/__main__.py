@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
         else:
             old, new = options.versions
             if options.all:
-                lines = files.lesson(old, new, options.context)
+                lines = views.lesson(old, new, options.context)
             else:
                 lines = views.kernel_diff(old, new, *call, options.context)
             page = views.as_html(old, new, lines)

@@ -1,19 +1,10 @@
 """Every name of the rest of the package that the diff knows, and what a plain call fixes."""
 
+from flash_versions.diff.files import VERSIONS
 from flash_versions.diff.fold import Known
 
-VERSIONS = (
-    "flash_versions.versions"  # the package whose sub-packages fa1, fa2, ... are the versions
-)
-ROWS = "flash_versions.versions.tiles.rows"
-EXP2 = "flash_versions.versions.fa4.exp2"
-# The kernels for one kind of GPU: the modules of their forward and backward. The portable ones are
-# in a version's modules `forward` and `backward`.
-EXPLICIT = {
-    "fa3-hopper": (f"{VERSIONS}.fa3.hopper.forward", f"{VERSIONS}.fa3.hopper.backward.kernel"),
-    "fa4-hopper": (f"{VERSIONS}.fa4.hopper.forward", f"{VERSIONS}.fa4.hopper.backward"),
-}
-
+ROWS = f"{VERSIONS}.tiles.rows"
+EXP2 = f"{VERSIONS}.fa4.exp2"
 # A plain kernel takes these functions from the package as they are, ...
 SHARED = {f"{ROWS}.{x}_rows" for x in ("load", "store")}
 SHARED |= {f"{ROWS}.{x}_row_values" for x in ("load", "store")} | {f"{EXP2}.mixed_exp2"}

@@ -22,10 +22,10 @@ def plain_kernels(
     version: str, causal: bool = True, head_dim: int = 128, backward: bool = False
 ) -> list[Kernel]:
     """The kernels of a version in the order of their launches; arguments as of `plain_source`."""
+    name, kernels = kernels_of(version, backward)
     check_version(version, version_names())
     if head_dim not in HEAD_DIMS:
         raise ValueError(f"head_dim={head_dim} is not possible; 1 to {HEAD_DIMS[-1]} are.")
-    name, kernels = kernels_of(version, backward)
     module = importlib.import_module(name)
     try:
         return [specialise(getattr(module, kernel), causal, head_dim) for kernel in kernels]

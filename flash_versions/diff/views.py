@@ -1,17 +1,23 @@
-"""What the command shows: kernels whole, or what changes from some to others."""
+"""What the command shows: kernels whole, or what changes from some to others.
 
+A version's files bear the same names, its functions the same names in the same order, so what
+differs between two of them is the idea. Docstrings are left out: they tell the same story in words.
+"""
+
+import ast
 import difflib
 import html
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Set
+from pathlib import Path
 
 from flash_versions.diff import files
-from flash_versions.diff.files import BLOT, kernels_of
-from flash_versions.diff.names import EXPLICIT
+from flash_versions.diff.files import BLOT, EXPLICIT, kernels_of, parse
 from flash_versions.diff.plain import plain_functions, plain_source
 from flash_versions.diff.switches import switched
 
 ALIKE = 0.6  # of the text of two functions of different names, from which on one became the other
+STARTS = re.compile(r"(?:def|class) (\w+)")
 PAGE = """<!doctype html>
 <meta charset="utf-8">
 <title>{title}</title>
@@ -49,20 +55,16 @@ def kernel_source(
     """
     if plain and name not in EXPLICIT:
         return plain_source(name, causal, head_dim, backward)
-    return "\n\n\n".join(definitions(name, plain, causal, head_dim, backward).values()) + "\n"
+    if plain:
+        found = switched(*kernels_of(name, backward), causal)
+    else:
+        found = texts(files.reachable(*kernels_of(name, backward)))
+    return "\n\n\n".join(found.values()) + "\n"
 
 
-def definitions(
-    name: str, plain: bool, causal: bool, head_dim: int, backward: bool
-) -> dict[str, str]:
-    """The definitions of kernels by name; arguments as of `kernel_source`."""
-    module, kernels = kernels_of(name, backward)
-    if not plain:
-        found = files.reachable(module, kernels)
-        return {key: "\n".join(lines) for key, (_, lines) in found.items()}
-    if name not in EXPLICIT:
-        return plain_functions(name, causal, head_dim, backward)
-    return switched(module, kernels, causal)
+def texts(places: dict[str, str]) -> dict[str, str]:
+    """The text of each definition, by name, from the module that has it."""
+    return {name: files.text_of(place, name) for name, place in places.items()}
 
 
 def kernel_diff(
@@ -92,18 +94,29 @@ def kernel_diff(
     Raises:
         ValueError: there are no such kernels, or they have no plain view.
     """
-    if plain:
-        before, after = (definitions(x, plain, causal, head_dim, backward) for x in (old, new))
+    if not plain:
+        before, after = difference(kernels_of(old, backward), kernels_of(new, backward))
+    else:
+        before, after = (
+            switched(*kernels_of(name, backward), causal)
+            if name in EXPLICIT
+            else plain_functions(name, causal, head_dim, backward)
+            for name in (old, new)
+        )
         if old in EXPLICIT and new in EXPLICIT:
             module, place = kernels_of(old, backward)[0], kernels_of(new, backward)[0]
             before = {name: x for name, x in before.items() if files.where(place, name) != module}
-    else:
-        before, after = files.difference(kernels_of(old, backward), kernels_of(new, backward))
     became = pairs(before, after)
-    lines = difflib.unified_diff(
-        marked(before, {}), marked(after, became), old, new, lineterm="", n=context
-    )
-    return [re.sub(f"^(.).*{BLOT}", r"\1", line) for line in lines]
+    marked = [
+        [(owner.get(name, name), x) for name, text in found.items() for x in lines_of(text)]
+        for found, owner in ((before, {}), (after, became))
+    ]
+    return unified(*marked, old, new, context)
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines of a definition, and those that part it from the next."""
+    return [*text.split("\n"), "", ""]
 
 
 def plain_diff(
@@ -118,29 +131,151 @@ def plain_diff(
     return kernel_diff(old, new, True, causal, head_dim, backward, context)
 
 
+Marked = list[tuple[str, str]]  # lines, each with the definition that it belongs to
+
+
+def unified(before: Marked, after: Marked, old: str, new: str, context: int) -> list[str]:
+    """A unified diff: a line of one function is not the same as an equal line of another."""
+    sides = ([f"{owner}{BLOT}{line}" for owner, line in side] for side in (before, after))
+    found = difflib.unified_diff(*sides, old, new, lineterm="", n=context)
+    return [re.sub(f"^(.).*{BLOT}", r"\1", line) for line in found]
+
+
+def difference(
+    old: tuple[str, tuple[str, ...]], new: tuple[str, tuple[str, ...]]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The definitions of two sets of kernels that are to be held against each other, by name.
+
+    Of what one side has and the other imports, both have it; of what both have from the same place,
+    neither.
+
+    Args:
+        old: a module and its kernels.
+        new: those of the later version.
+    """
+    sides = [files.reachable(*old), files.reachable(*new)]
+    for own, other, module in ((0, 1, new[0]), (1, 0, old[0])):
+        imported: dict[str, str] = {}
+        for name in [name for name in sides[own] if name not in sides[other]]:
+            shared = files.where(module, name)
+            if shared == sides[own][name]:
+                del sides[own][name]
+            elif shared:
+                imported[name] = shared
+        sides[other] = imported | sides[other]
+    return texts(sides[0]), texts(sides[1])
+
+
 def pairs(before: dict[str, str], after: dict[str, str]) -> dict[str, str]:
     """Which function of the old kernels a function of the new ones was, if its name is another."""
-    gone = {name: text for name, text in before.items() if name not in after}
+    gone = {name: text.split() for name, text in before.items() if name not in after}
     found = {}
-    for name, text in after.items():
-        if name in before or not gone:
-            continue
-        match = difflib.SequenceMatcher
-        likeness = {x: match(None, old.split(), text.split()).ratio() for x, old in gone.items()}
-        best = max(likeness, key=lambda x: likeness[x])
-        if likeness[best] >= ALIKE:
-            found[name] = best
-            del gone[best]
+    for name in [name for name in after if name not in before]:
+        likeness = {
+            difflib.SequenceMatcher(None, old, after[name].split()).ratio(): x
+            for x, old in reversed(gone.items())
+        }
+        if max(likeness, default=0.0) >= ALIKE:
+            found[name] = likeness[max(likeness)]
+            del gone[found[name]]
     return found
 
 
-def marked(found: dict[str, str], became: dict[str, str]) -> list[str]:
-    """The lines of functions, each marked with the function that it belongs to."""
-    return [
-        f"{became.get(name, name)}{BLOT}{line}"
-        for name, text in found.items()
-        for line in [*text.split("\n"), "", ""]
-    ]
+def lesson(old: str, new: str, context: int = 3) -> list[str]:
+    """Unified diff of all files of a version, line by line; files that it does not have it imports.
+
+    Where one version defines what the other imports from a page that all versions share, the shared
+    definition stands in the place of the import. What the later version imports from the earlier
+    one is unchanged, so both leave it out, with all that only it needs.
+
+    Args:
+        old: name of a version, such as "fa1".
+        new: name of the version that is held against it.
+        context: unchanged lines shown around a change.
+
+    Raises:
+        ValueError: there is no version of that name.
+    """
+    for name in (old, new):
+        files.check_version(name, files.version_names())
+    paths = [p for p in (files.FOLDER / new).rglob("*.py") if p.name != "__init__.py"]
+    names = [p.relative_to(files.FOLDER / new).as_posix() for p in paths]
+    found: list[str] = []
+    for name in sorted(names, key=lambda name: (name != "forward.py", name)):
+        before, after = files.FOLDER / old / name, files.FOLDER / new / name
+        found += unified(
+            code_lines(before, files.definitions(after), unchanged(old, new, name)),
+            code_lines(after, files.definitions(before)),
+            f"{old}/{name}",
+            f"{new}/{name}",
+            context,
+        )
+    return found
+
+
+def code_lines(path: Path, shown: Container[str], hidden: Set[str] = frozenset()) -> Marked:
+    """The lines of a source file without its docstrings; none if there is no such file. Definitions
+    imported from shared pages whose names are in `shown` come before the file's own; of these, what
+    bears a name in `hidden` is left out, with the comment above it and the empty lines below it.
+    """
+    tree, lines = parse(path)[0], list(parse(path)[1])
+    for node in tree.body:
+        if (names := names_of(node)) and names <= hidden:
+            first, end = files.first_line(node), node.end_lineno or 0
+            while first > 0 and lines[first - 1].startswith("#"):
+                first -= 1
+            while end < len(lines) and not lines[end]:
+                end += 1
+            lines[first:end] = [BLOT] * (end - first)
+    own = [files.first_line(node) for node in tree.body if isinstance(node, files.Definition)]
+    first = min(own, default=len(lines))
+    versions = tuple(f"{files.VERSIONS}.{name}." for name in files.version_names())
+    for module, name, _ in files.imports(tree):
+        page = files.path_of(module)
+        if page and name in shown and not f"{module}.".startswith(versions):
+            if text := files.definitions(page).get(name):
+                lines[first:first] = [*text, "", ""]
+    found, owner = [], ""
+    lines = "\n".join(line for line in lines if line != BLOT).strip("\n").splitlines()
+    for number, line in enumerate(lines):
+        if line.startswith(("@", "def ", "class ")):
+            owner = next(m[1] for later in lines[number:] if (m := STARTS.match(later)))
+        found.append((owner, line))
+    return found
+
+
+def names_of(node: ast.stmt) -> set[str]:
+    """The names that a statement of a module defines: a function, a class, constants."""
+    if isinstance(node, files.Definition):
+        return {node.name}
+    if isinstance(node, ast.Assign | ast.AnnAssign):
+        stored = (x for x in ast.walk(node) if isinstance(x, ast.Name))
+        return {x.id for x in stored if isinstance(x.ctx, ast.Store)}
+    return set()
+
+
+def unchanged(old: str, new: str, name: str) -> set[str]:
+    """What a file of the old version defines and the new one goes on using: what the new version's
+    files import from it, and what that needs. What the file of the same name defines anew is
+    changed, unless that uses the old one, too.
+    """
+    module = ".".join((files.VERSIONS, old, *Path(name).with_suffix("").parts))
+    counterpart = parse(files.FOLDER / new / name)[0]
+    anew = {x for node in counterpart.body for x in names_of(node)}
+    every = (parse(path)[0] for path in (files.FOLDER / new).rglob("*.py"))
+    pending = {x for tree in every for m, x, _ in files.imports(tree) if m == module} - anew
+    aliases = {here for m, x, here in files.imports(counterpart) if f"{m}.{x}" == module}
+    for node in ast.walk(counterpart):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in aliases:
+            pending.add(node.attr)
+    nodes = {x: node for node in parse(files.FOLDER / old / name)[0].body for x in names_of(node)}
+    found: set[str] = set()
+    while pending:
+        if (defined := pending.pop()) in nodes.keys() - found:
+            found.add(defined)
+            used = {x.id for x in ast.walk(nodes[defined]) if isinstance(x, ast.Name)}
+            pending |= used - anew
+    return found
 
 
 def changed(lines: Iterable[str]) -> int:

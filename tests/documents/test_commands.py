@@ -6,7 +6,7 @@ import pytest
 
 from flash_versions import BASELINES, VERSIONS, __main__
 from flash_versions.diff import __main__ as diff
-from flash_versions.diff import changed, files, plain_source
+from flash_versions.diff import changed, files, lesson, plain_source
 from tests.helpers.paths import ROOT
 
 
@@ -94,7 +94,8 @@ def test_lesson_leaves_out_what_is_imported_from_the_version_before(tmp_path, mo
         path.write_text(text)
     for folder in ("ROOT", "FOLDER"):
         monkeypatch.setattr(files, folder, tmp_path / "pages")
-    lines = [line for line in files.lesson("fa1", "fa2") if line[1:].strip()]
+    monkeypatch.setattr(files, "VERSIONS", "pages")
+    lines = [line for line in lesson("fa1", "fa2") if line[1:].strip()]
     assert [line for line in lines if line[0] == "-" and line[1] != "-"] == [
         "-from pages.shared import helper",
         "-LIMIT = 5",
