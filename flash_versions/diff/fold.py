@@ -10,18 +10,13 @@ import copy
 import operator
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Known:
-    """A value that the call fixes.
-
-    Attributes:
-        value: the value.
-        spread: it stands for a tensor in which every element has this value.
-    """
+    """A value that the call fixes; `spread` if it stands for a tensor of equal elements."""
 
     value: Any
     spread: bool = False
@@ -29,27 +24,16 @@ class Known:
 
 @dataclass(frozen=True)
 class Code:
-    """A value that the kernel computes.
-
-    Attributes:
-        node: the expression that computes it.
-        spread: it stands for a tensor in which every element has this value.
-        width: of a `View`, the elements of a row; None of everything else.
-    """
+    """An expression that the kernel computes; `spread` if it stands for a tensor of equal elements."""
 
     node: ast.expr
     spread: bool = False
-    width: int | None = None
 
 
 @dataclass(frozen=True)
 class Record:
-    """A named tuple whose fields are taken apart.
-
-    Attributes:
-        kind: its class.
-        fields: values by name.
-        node: the name that the kernel has for it as a whole; None if it has none.
+    """A named tuple whose fields are taken apart: its class, the fields, and the name that the
+    kernel has for it as a whole, if it has one.
     """
 
     kind: str
@@ -66,12 +50,7 @@ class Items:
 
 @dataclass(frozen=True)
 class Global:
-    """A module, function or class that the source names.
-
-    Attributes:
-        thing: what it is.
-        text: how the source calls it.
-    """
+    """A module, function or class, and how the source calls it."""
 
     thing: Any
     text: str
@@ -79,14 +58,10 @@ class Global:
 
 Value = Known | Code | Record | Items | Global
 ARITHMETIC = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
-COMPARISONS = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-}
+NEUTRAL = {ast.Add: 0, ast.Sub: 0, ast.Mult: 1, ast.FloorDiv: 1}  # on the right
+COMPARED = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+COMPARE = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
+COMPARISONS = dict(zip(COMPARED, COMPARE, strict=True))
 # A length in blocks, which is not negative.
 BLOCKS = re.compile(r"(q|kv)_length // \w+|tl\.cdiv\((q|kv)_length, \w+\)")
 DUAL = {"tl.minimum": "tl.maximum", "tl.maximum": "tl.minimum"}
@@ -128,35 +103,21 @@ def integer(value: Value) -> int | None:
 
 def binary(op: ast.operator, a: Value, b: Value) -> Value:
     """a op b."""
-    x, y = integer(a), integer(b)
-    if x is not None and y is not None and type(op) in ARITHMETIC:
-        return Known(ARITHMETIC[type(op)](x, y), is_spread(a) or is_spread(b))
-    match op:
-        case ast.Add() if x == 0 or y == 0:
-            rest, zero = (b, a) if x == 0 else (a, b)
-            if isinstance(rest, Code) and is_spread(zero):
-                return Code(rest.node, spread=True)
-            return rest
-        case ast.Add() if isinstance(a, Code) and y is not None:
-            if isinstance(a.node, ast.BinOp) and isinstance(a.node.op, ast.Sub):
-                if text_of(a.node.right) == str(y):  # x - 1 + 1
-                    return Code(a.node.left, a.spread)
-        case ast.Sub() | ast.FloorDiv() if y == (1 if isinstance(op, ast.FloorDiv) else 0):
+    x, y, kind = integer(a), integer(b), type(op)
+    spread = any(isinstance(v, Known | Code) and v.spread for v in (a, b))
+    if x is not None and y is not None and kind in ARITHMETIC:
+        return Known(ARITHMETIC[kind](x, y), spread)
+    for rest, constant in ((a, y), (b, x if kind in (ast.Add, ast.Mult) else None)):
+        if constant is not None and constant == NEUTRAL.get(kind):
+            return replace(rest, spread=True) if spread and isinstance(rest, Code) else rest
+    if (kind is ast.Mult and 0 in (x, y)) or (kind is ast.Mod and y == 1):
+        return Known(0, spread=True)
+    match op, a:
+        case ast.FloorDiv(), Known(0):
             return a
-        case ast.Mult() if x == 1 or y == 1:
-            return b if x == 1 else a
-        case ast.Mult() if x == 0 or y == 0:
-            return Known(0, spread=True)
-        case ast.FloorDiv() if x == 0:
-            return a
-        case ast.Mod() if y == 1:
-            return Known(0, spread=True)
+        case ast.Add(), Code(ast.BinOp(left, ast.Sub(), ast.Constant(one))) if y == one:
+            return Code(left, a.spread)  # x - 1 + 1
     return Code(ast.BinOp(to_node(a), op, to_node(b)))
-
-
-def is_spread(value: Value) -> bool:
-    """Whether a value stands for a tensor of equal elements."""
-    return isinstance(value, Known | Code) and value.spread
 
 
 def compare(op: ast.cmpop, a: Value, b: Value) -> Value:
@@ -168,13 +129,20 @@ def compare(op: ast.cmpop, a: Value, b: Value) -> Value:
     return Code(ast.Compare(to_node(a), [op], [to_node(b)]))
 
 
-def call(name: str, arguments: list[Value], seen: Mapping[str, ast.expr]) -> Value | None:
-    """What a function of Triton returns, if a law says so: of minimum, maximum and cdiv.
+def both(op: ast.boolop, values: list[Value]) -> Value:
+    """`and`, `or` of values, where a known one decides or is left out."""
+    decides = isinstance(op, ast.Or)
+    if any(isinstance(x, Known) and bool(x.value) == decides for x in values):
+        return Known(decides)
+    rest = [x for x in values if not isinstance(x, Known)]
+    if len(rest) < 2:
+        return rest[0] if rest else Known(not decides)
+    return Code(ast.BoolOp(op, [to_node(x) for x in rest]))
 
-    Args:
-        name: such as "tl.minimum".
-        arguments: of the call.
-        seen: what variables were computed as.
+
+def call(name: str, arguments: list[Value], seen: Mapping[str, ast.expr]) -> Value | None:
+    """What tl.minimum, tl.maximum or tl.cdiv returns, if a law says so; `seen` is what variables
+    were computed as.
     """
     if name not in ("tl.minimum", "tl.maximum", "tl.cdiv") or len(arguments) != 2:
         return None
@@ -194,17 +162,3 @@ def call(name: str, arguments: list[Value], seen: Mapping[str, ast.expr]) -> Val
             if text_of(one) in map(text_of, node.args):
                 return one
     return None
-
-
-def both(op: ast.boolop, values: list[Value]) -> Value:
-    """`and`, `or` of values, where a known one decides or is left out."""
-    decides = isinstance(op, ast.Or)
-    rest: list[Value] = []
-    for value in values:
-        if not isinstance(value, Known):
-            rest.append(value)
-        elif bool(value.value) == decides:
-            return Known(decides)
-    if not rest:
-        return Known(not decides)
-    return rest[0] if len(rest) == 1 else Code(ast.BoolOp(op, [to_node(x) for x in rest]))

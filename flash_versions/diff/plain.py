@@ -7,10 +7,9 @@ from functools import cache
 from typing import Any
 
 from flash_versions.diff import render
-from flash_versions.diff.expressions import source_of
 from flash_versions.diff.files import check_version, kernels_of, version_names
-from flash_versions.diff.fold import Code, Global, Known, Record, Value, named
-from flash_versions.diff.inline import Kernel
+from flash_versions.diff.fold import Global, Known, Record, Value, named
+from flash_versions.diff.inline import Kernel, source_of
 from flash_versions.diff.names import FIXED, FUNCTIONS, GIVEN, LAUNCHED, ONE_TILE
 
 HEAD = ["import triton", "import triton.language as tl", ""]
@@ -45,7 +44,7 @@ def specialise(kernel: Any, causal: bool, head_dim: int) -> Kernel:
     def value(name: str) -> Value:
         if name in FUNCTIONS:
             return Global(source.names[FUNCTIONS[name]], FUNCTIONS[name])
-        return Known(fixed[name]) if name in fixed else Code(named(name).node, width=width)
+        return Known(fixed[name]) if name in fixed else named(name)
 
     values: dict[str, Value] = {}
     for parameter in source.parameters:
@@ -55,7 +54,7 @@ def specialise(kernel: Any, causal: bool, head_dim: int) -> Kernel:
         else:
             fields = {field: value(field) for field in source.names[kind]._fields}
             values[parameter] = Record(kind, fields)
-    return Kernel(kernel, values, {**LAUNCHED, ONE_TILE[0]: named(ONE_TILE[1])})
+    return Kernel(kernel, values, width, {**LAUNCHED, ONE_TILE[0]: named(ONE_TILE[1])})
 
 
 def plain_source(

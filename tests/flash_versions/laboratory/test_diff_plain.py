@@ -183,7 +183,7 @@ def test_what_is_taken_for_granted_is_what_the_launch_shows(version, backward, c
             elif isinstance(value, Global):
                 assert shown is value.thing, path
             elif getattr(shown, "PADDED", None) is not None:
-                assert shown.PADDED.value == value.width, path
+                assert shown.PADDED.value == kernel.width, path
             else:
                 assert shown is not None, path
         used = kernel.functions[list(kernel.functions)[-1]].parameters
