@@ -24,7 +24,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Code:
-    """An expression that the kernel computes; `spread` if it stands for a tensor of equal elements."""
+    """An expression that the kernel computes; `spread` as of `Known`."""
 
     node: ast.expr
     spread: bool = False

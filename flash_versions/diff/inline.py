@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from flash_versions.diff import fold, render, tidy
+from flash_versions.diff import fold, tidy
 from flash_versions.diff.fold import Code, Global, Items, Known, Record, Value, named, text_of
 from flash_versions.diff.fold import to_node as node_of
 from flash_versions.diff.names import KEPT, RECORDS, RENAMED, SHARED, WHOLE
@@ -83,7 +83,7 @@ def source_of(function: Any) -> Source:
     text = textwrap.dedent(inspect.getsource(function))
     node = next(x for x in ast.parse(text).body if isinstance(x, ast.FunctionDef))
     parameters = [argument.arg for argument in node.args.args]
-    comments = render.comments_of(text)
+    comments = tidy.comments_of(text)
     return Source(node, parameters, comments, function.__globals__, function.__module__)
 
 

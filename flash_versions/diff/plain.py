@@ -6,7 +6,7 @@ import importlib
 from functools import cache
 from typing import Any
 
-from flash_versions.diff import render
+from flash_versions.diff import tidy
 from flash_versions.diff.files import check_version, kernels_of, version_names
 from flash_versions.diff.fold import Global, Known, Record, Value, named
 from flash_versions.diff.inline import Kernel, source_of
@@ -92,7 +92,7 @@ def plain_functions(
             parameters = [
                 f"{x}: tl.constexpr" if x in made.constants else x for x in made.parameters
             ]
-            lines = render.function(made.name, parameters, made.body, "triton.jit")
+            lines = tidy.function(made.name, parameters, made.body, "triton.jit")
             text = "\n".join(lines)
             if found.setdefault(made.name, text) != text:
                 raise ValueError(f"the kernels of {version} do not agree in {made.name}.")

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-from flash_versions.diff import render, tidy
+from flash_versions.diff import tidy
 from flash_versions.diff.names import IDLE, RETURNED, SWITCHES
 
 UNKNOWN = object()
@@ -93,7 +93,7 @@ def switched(module_name: str, kernels: tuple[str, ...], causal: bool = True) ->
         causal: whether the call is.
     """
     text = inspect.getsource(importlib.import_module(module_name))
-    comments = render.comments_of(text)
+    comments = tidy.comments_of(text)
     tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(node, ast.stmt):
@@ -165,11 +165,11 @@ def lines(node: Definition) -> list[str]:
     """The lines of a definition."""
     decorator = ast.unparse(node.decorator_list[0])
     if isinstance(node, ast.FunctionDef):
-        return render.function(
+        return tidy.function(
             node.name, map(ast.unparse, node.args.args), node.body, decorator.split("(")[0]
         )
     fields = [x for x in node.body if not isinstance(x, ast.FunctionDef)]
-    made = [f"@{decorator}", f"class {node.name}:", *render.block(fields, render.INDENT)]
+    made = [f"@{decorator}", f"class {node.name}:", *tidy.block(fields, tidy.INDENT)]
     for method in (x for x in node.body if isinstance(x, ast.FunctionDef)):
-        made += ["", *(f"{render.INDENT}{line}" for line in lines(method))]
+        made += ["", *(f"{tidy.INDENT}{line}" for line in lines(method))]
     return made

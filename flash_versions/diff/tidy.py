@@ -1,19 +1,23 @@
-"""What the partial evaluator leaves behind is put in order: results that nothing reads go, what is
-read once stands where it is read, and names become short again.
+"""Statements put in order and written as text: results that nothing reads go, what is read once
+stands where it is read, names become short again, lines have 100 characters.
 """
 
 import ast
+import io
 import re
+import tokenize
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
 
 LONGEST = 90  # characters of a statement that takes in another
+WIDTH = 100
+INDENT = "    "
+Block = list[ast.stmt]
 
 
 def tidy(
-    body: list[ast.stmt], parameters: set[str], wanted: Mapping[str, str], merged: set[str]
-) -> list[ast.stmt]:
+    body: Block, parameters: set[str], wanted: Mapping[str, str], merged: set[str]
+) -> Block:
     """Put the statements of a function in order.
 
     Args:
@@ -31,26 +35,27 @@ def tidy(
         for name in merged:
             body = merge(body, name)
     names = short_names(body, parameters, wanted)
-    for s in body:
-        for node in ast.walk(s):
-            if isinstance(node, ast.Name):
-                node.id = names.get(node.id, node.id)
+    for node in mentions(body):
+        node.id = names.get(node.id, node.id)
     return without_copies(body)
 
 
-def reads(body: list[ast.stmt] | list[ast.expr]) -> Counter[str]:
+def mentions(body: Iterable[ast.AST]) -> list[ast.Name]:
+    """Every mention of a variable."""
+    return [x for s in body for x in ast.walk(s) if isinstance(x, ast.Name)]
+
+
+def reads(body: Iterable[ast.AST]) -> Counter[str]:
     """How often each variable is read."""
-    nodes = [x for s in body for x in ast.walk(s) if isinstance(x, ast.Name)]
-    return Counter(x.id for x in nodes if isinstance(x.ctx, ast.Load))
+    return Counter(x.id for x in mentions(body) if isinstance(x.ctx, ast.Load))
 
 
 def targets(s: ast.stmt) -> list[ast.Name]:
     """The variables that an assignment sets."""
-    nodes = ast.walk(s.targets[0]) if isinstance(s, ast.Assign) else []
-    return [x for x in nodes if isinstance(x, ast.Name)]
+    return mentions(s.targets) if isinstance(s, ast.Assign) else []
 
 
-def without_dead(body: list[ast.stmt], read: Counter[str]) -> list[ast.stmt]:
+def without_dead(body: Block, read: Counter[str]) -> Block:
     """The statements without assignments that nothing reads and blocks that do nothing."""
     found = []
     for s in body:
@@ -69,7 +74,7 @@ def without_dead(body: list[ast.stmt], read: Counter[str]) -> list[ast.stmt]:
     return found
 
 
-def merge(body: list[ast.stmt], name: str) -> list[ast.stmt]:
+def merge(body: Block, name: str) -> Block:
     """Put a variable's value where it is read: if once, by a statement of the same block, with
     nothing but assignments in between, and if the line stays short.
     """
@@ -79,7 +84,7 @@ def merge(body: list[ast.stmt], name: str) -> list[ast.stmt]:
         if isinstance(s, ast.If | ast.For):
             s.body, s.orelse = merge(s.body, name), merge(s.orelse, name)
         elif isinstance(s, ast.Assign) and [x.id for x in targets(s)] == [name]:
-            used = {x.id for x in ast.walk(s.value) if isinstance(x, ast.Name)}
+            used = {x.id for x in mentions([s.value])}
             for later in body[number + 1 :]:
                 head = {ast.If: "test", ast.For: "iter"}.get(type(later), "value")
                 read = getattr(later, head, None)
@@ -96,7 +101,7 @@ def merge(body: list[ast.stmt], name: str) -> list[ast.stmt]:
 
 def length(s: ast.stmt) -> int:
     """Characters of a statement's first line, with short names."""
-    return len(re.sub(r"@\d+", "", ast.unparse(ast.fix_missing_locations(s)).split("\n")[0]))
+    return len(re.sub(r"@\d+", "", head_of(s)))
 
 
 class Put(ast.NodeTransformer):
@@ -107,93 +112,173 @@ class Put(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         """The expression, where the variable is read."""
-        return self.value if node.id == self.name and isinstance(node.ctx, ast.Load) else node
+        return self.value if node.id == self.name else node
 
 
-@dataclass
-class Life:
-    """When a variable holds a value that is still read: from the position of the first assignment
-    to that of the last read, or the end of a loop that reads what was there before it.
-    """
-
-    begin: int
-    end: int
-    events: list[tuple[int, tuple]] = field(default_factory=list)
-
-
-Loop = list[int]  # its first position, its last
-
-
-def events(
-    body: list[ast.stmt], clock: list[int], loops: tuple[Loop, ...]
-) -> Iterator[tuple[int, ast.Name, tuple[Loop, ...]]]:
-    """Every mention of a variable, in order: (position, name, the loops around it). A statement
-    reads before it assigns.
-    """
-    for s in body:
-        clock[0] += 1
-        loop = [clock[0], clock[0]]
-        inner = (*loops, loop) if isinstance(s, ast.For) else loops
-        head = s.test if isinstance(s, ast.If) else s.iter if isinstance(s, ast.For) else s
-        nodes = [x for x in ast.walk(head) if isinstance(x, ast.Name)]
-        for node in sorted(nodes, key=lambda node: isinstance(node.ctx, ast.Store)):
-            later = isinstance(node.ctx, ast.Store)
-            yield 2 * clock[0] + later, node, loops
-        if isinstance(s, ast.For):
-            clock[0] += 1
-            assert isinstance(s.target, ast.Name)
-            yield 2 * clock[0] + 1, s.target, inner
-        if isinstance(s, ast.If | ast.For):
-            yield from events(s.body, clock, inner)
-            yield from events(s.orelse, clock, inner)
-            loop[1] = clock[0]
-
-
-def lives(body: list[ast.stmt], parameters: set[str]) -> dict[str, Life]:
-    """The life of each variable, those of the parameters first."""
-    found = {name: Life(-1, -1) for name in sorted(parameters)}
-    for position, node, loops in list(events(body, [0], ())):
-        if "@" in node.id or node.id in parameters:
-            found.setdefault(node.id, Life(position, position)).events.append((position, loops))
-    for life in found.values():
-        for position, loops in life.events:
-            ends = [2 * end + 1 for begin, end in loops if life.begin < 2 * begin]
-            life.end = max([life.end, position, *ends])
-    return found
-
-
-def short_names(
-    body: list[ast.stmt], parameters: set[str], wanted: Mapping[str, str]
-) -> dict[str, str]:
-    """A name for each variable: variables whose lives do not meet may share one."""
-    copies = {}
-    for s in (x for top in body for x in ast.walk(top)):
-        if isinstance(s, ast.Assign) and isinstance(s.value, ast.Name):
-            copies[targets(s)[0].id] = s.value.id
-    every = lives(body, parameters)
-    taken: dict[str, list[Life]] = {}
-    names: dict[str, str] = {}
-    for variable, life in sorted(every.items(), key=lambda item: item[1].begin):
-        base = variable.partition("@")[0]
-        base = wanted.get(variable, base) if variable not in parameters else base
-        wishes = [names.get(copies.get(variable, ""), base), base]
-        wishes += [f"{base}_{number}" for number in range(1, 100)]
-        names[variable] = next(
-            x
-            for x in wishes
-            if all(life.begin > other.end or life.end < other.begin for other in taken.get(x, []))
-        )
-        taken.setdefault(names[variable], []).append(life)
-    return names
-
-
-def without_copies(body: list[ast.stmt]) -> list[ast.stmt]:
+def without_copies(body: Block) -> Block:
     """The statements without `x = x`."""
     found = []
     for s in body:
         if isinstance(s, ast.If | ast.For):
             s.body, s.orelse = without_copies(s.body), without_copies(s.orelse)
-        is_name = isinstance(s, ast.Assign) and isinstance(s.value, ast.Name)
-        if not (is_name and [x.id for x in targets(s)] == [s.value.id]):  # type: ignore
-            found.append(s)
+        match s:
+            case ast.Assign([ast.Name(id=name)], ast.Name(id=same)) if name == same:
+                pass
+            case _:
+                found.append(s)
     return found
+
+
+# Names: variables whose lives do not meet may share one.
+
+
+def events(body: Block, start: int = 0) -> Iterator[tuple[int, ast.Name, list[range]]]:
+    """Every mention of a variable, in order: (position, name, the loops around it, each as its
+    positions). A statement reads before it assigns.
+    """
+    for s in body:
+        head = s.test if isinstance(s, ast.If) else s.iter if isinstance(s, ast.For) else s
+        for node in sorted(mentions([head]), key=lambda x: isinstance(x.ctx, ast.Store)):
+            yield start + isinstance(node.ctx, ast.Store), node, []
+        first, start = start, start + 2
+        if isinstance(s, ast.If | ast.For):
+            inside = [*events([*s.body, *s.orelse], start + 2)]
+            if isinstance(s, ast.For):
+                inside.insert(0, (start + 1, s.target, []))  # type: ignore[arg-type]
+            start = max((x for x, _, _ in inside), default=start) // 2 * 2 + 2
+            for position, node, loops in inside:
+                own = [range(first, start)] if isinstance(s, ast.For) else []
+                yield position, node, [*own, *loops]
+
+
+def short_names(body: Block, parameters: set[str], wanted: Mapping[str, str]) -> dict[str, str]:
+    """A name for each variable. A variable lives from its first assignment to its last read, or to
+    the end of a loop that reads what was there before it.
+    """
+    lives: dict[str, tuple[int, int]] = dict.fromkeys(sorted(parameters), (-1, -1))
+    for position, node, loops in events(body):
+        if "@" in node.id or node.id in parameters:
+            begin, end = lives.get(node.id, (position, position))
+            ends = [loop.stop - 1 for loop in loops if begin < loop.start]
+            lives[node.id] = begin, max(end, position, *ends)
+    copies = {}
+    for s in (x for top in body for x in ast.walk(top)):
+        if isinstance(s, ast.Assign) and isinstance(s.value, ast.Name):
+            copies[targets(s)[0].id] = s.value.id
+    taken: dict[str, list[tuple[int, int]]] = {}
+    names: dict[str, str] = {}
+    for variable, (begin, end) in sorted(lives.items(), key=lambda item: item[1][0]):
+        base = variable.partition("@")[0]
+        base = base if variable in parameters else wanted.get(variable, base)
+        wishes = [names.get(copies.get(variable, ""), base), base]
+        wishes += [f"{base}_{number}" for number in range(1, 100)]
+        names[variable] = next(
+            x for x in wishes if all(begin > b or end < a for a, b in taken.get(x, []))
+        )
+        taken.setdefault(names[variable], []).append((begin, end))
+    return names
+
+
+# Text
+
+
+def comments_of(text: str) -> dict[int, list[str]]:
+    """The comments of a source text by the line in which their statement begins: those above it,
+    and those behind it, which begin with two spaces.
+    """
+    found: dict[int, list[str]] = {}
+    above: list[str] = []
+    line = None
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            if "fmt:" not in token.string and line is None:
+                above.append(token.string)
+            elif "fmt:" not in token.string:
+                found.setdefault(line or 0, []).append(f"  {token.string}")
+        elif token.type == tokenize.NEWLINE:
+            line = None
+        elif token.type not in (tokenize.NL, tokenize.INDENT, tokenize.DEDENT) and line is None:
+            line = token.start[0]
+            if above:
+                found[line], above = above, []
+    return found
+
+
+def function(name: str, parameters: Iterable[str], body: Block, jit: str) -> list[str]:
+    """The lines of a function.
+
+    Args:
+        name: of the function.
+        parameters: with their annotations; constants begin a line of their own.
+        body: its statements; their attribute `comments` is what `comments_of` found.
+        jit: its decorator.
+    """
+    parameters = list(parameters)
+    lines = [f"def {name}({', '.join(parameters)}):"]
+    if len(lines[0]) > WIDTH:
+        values = [f"{x}," for x in parameters if ":" not in x]
+        constants = ", ".join(x for x in parameters if ":" in x)
+        lines = [f"def {name}(", *filled(" ".join(values), INDENT)]
+        lines += [*filled(constants, INDENT), "):"]
+    return [f"@{jit}", *lines, *block(body, INDENT)]
+
+
+def block(body: Block, indent: str) -> list[str]:
+    """The lines of statements."""
+    lines = []
+    for s in body:
+        comments = getattr(s, "comments", [])
+        lines += [indent + x for x in comments if not x.startswith(" ")]
+        behind = "".join(x for x in comments if x.startswith(" "))
+        lines += statement(head_of(s), indent, behind)
+        if isinstance(s, ast.If | ast.For | ast.While):
+            lines += block(s.body, indent + INDENT)
+            if s.orelse:
+                lines += [f"{indent}else:", *block(s.orelse, indent + INDENT)]
+    return lines
+
+
+def head_of(s: ast.stmt) -> str:
+    """The first line of a statement, with the quotes that the project has."""
+    if isinstance(s, ast.Return) and isinstance(s.value, ast.Tuple):
+        return f"return {', '.join(map(ast.unparse, s.value.elts))}".replace("'", '"')
+    text = ast.unparse(ast.fix_missing_locations(s))
+    return text.partition("\n")[0].replace("'", '"')
+
+
+def statement(text: str, indent: str, behind: str) -> list[str]:
+    """The lines of a simple statement or of a head: the arguments of its call are filled where they
+    do not fit into one; so is what follows an equals sign.
+    """
+    if len(indent + text + behind) <= WIDTH:
+        return [indent + text + behind]
+    above = [indent + behind.strip()] if behind else []
+    if len(indent + text) <= WIDTH:
+        return [*above, indent + text]
+    if not text.endswith((")", "):")):
+        left, right = text.split(" = ", 1)
+        return [*above, f"{indent}{left} = (", indent + INDENT + right, f"{indent})"]
+    opened, closed = text.index("(") + 1, text.rindex(")")
+    lines = filled(text[opened:closed], indent + INDENT)
+    return [*above, indent + text[:opened], *lines, indent + text[closed:]]
+
+
+def filled(text: str, indent: str) -> list[str]:
+    """Arguments of a call in as few lines as they need; one that is too long for a line has lines
+    of its own.
+    """
+    depth, marked = 0, ""
+    for sign in text:
+        depth += (sign in "([{") - (sign in ")]}")
+        marked += "\n" if sign == " " and depth == 0 and marked.endswith(",") else sign
+    lines: list[str] = []
+    for item in marked.splitlines():
+        if lines and len(f"{lines[-1]} {item}") <= WIDTH:
+            lines[-1] += f" {item}"
+        elif len(indent + item) <= WIDTH or not (opened := re.search(r"[(\[]", item)):
+            lines.append(indent + item)
+        else:
+            first, last = opened.end(), len(item.rstrip(",")) - 1
+            lines += [indent + item[:first], *filled(item[first:last], indent + INDENT)]
+            lines.append(indent + item[last:])
+    return lines
