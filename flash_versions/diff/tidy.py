@@ -15,9 +15,7 @@ INDENT = "    "
 Block = list[ast.stmt]
 
 
-def tidy(
-    body: Block, parameters: set[str], wanted: Mapping[str, str], merged: set[str]
-) -> Block:
+def tidy(body: Block, parameters: set[str], wanted: Mapping[str, str], merged: set[str]) -> Block:
     """Put the statements of a function in order.
 
     Args:

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from flash_versions.diff import files
 from flash_versions.diff.files import BLOT, EXPLICIT, kernels_of, parse
-from flash_versions.diff.plain import plain_functions, plain_source
-from flash_versions.diff.switches import switched
+from flash_versions.diff.plain import plain_functions, plain_source, switched
 
 ALIKE = 0.6  # of the text of two functions of different names, from which on one became the other
 STARTS = re.compile(r"(?:def|class) (\w+)")
