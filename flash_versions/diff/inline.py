@@ -21,11 +21,22 @@ from functools import cache
 from typing import Any
 
 from flash_versions.diff import fold, tidy
+from flash_versions.diff.files import VERSIONS
 from flash_versions.diff.fold import Code, Global, Items, Known, Record, Value, named, text_of
 from flash_versions.diff.fold import to_node as node_of
-from flash_versions.diff.names import KEPT, RECORDS, RENAMED, SHARED, WHOLE
 
 PACKAGE = __name__.partition(".")[0]
+# A plain kernel takes these functions from the package as they are, ...
+ROWS, EXP2 = f"{VERSIONS}.tiles.rows", f"{VERSIONS}.fa4.exp2"
+SHARED = {f"{ROWS}.{x}" for x in ("load_rows", "store_rows", "load_row_values", "store_row_values")}
+SHARED |= {f"{EXP2}.mixed_exp2"}
+# ... has these of its own, specialised to the call, and the statements of all others in place.
+KEPT = {"load_rows", "softmax_step", "raise_reference", "fold_block", "heavy_first"}
+KEPT |= {"probabilities", "fold_queries", "fold_keys"}
+WHOLE = {"Rows": ROWS}  # named tuples that it keeps; others are taken apart
+RECORDS = {"Rows", "Queries"}  # named tuples that kernels construct
+# What is left of a parameter is called as its last field, or so.
+RENAMED = {("kv_heads",): "heads", ("queries", "dq"): "dq_out"}
 STOP = object()  # the kernel has returned
 
 
@@ -336,8 +347,7 @@ class Body:
         """Give a variable a value."""
         frame = self.frame
         if name := frame.mutable.get(variable):
-            if text_of(value) != name:
-                self.store(name, value)
+            self.store(name, value)
             frame.variables[variable] = named(name)
             return
         is_name = isinstance(value, Code) and isinstance(value.node, ast.Name)

@@ -13,19 +13,48 @@ from flash_versions.diff import fold, tidy
 from flash_versions.diff.files import Definition, check_version, kernels_of, version_names
 from flash_versions.diff.fold import Code, Global, Known, Record, Value, named
 from flash_versions.diff.inline import Kernel, source_of
-from flash_versions.diff.names import (
-    FIXED,
-    FUNCTIONS,
-    GIVEN,
-    IDLE,
-    LAUNCHED,
-    ONE_TILE,
-    RETURNED,
-    SWITCHES,
-)
 
 HEAD = ["import triton", "import triton.language as tl", ""]
 HEAD_DIMS = range(1, 257)
+GIVEN = {  # named tuples that kernels are given, by parameter
+    "sequences": "Sequences",
+    "window": "Window",
+    "mods": "ScoreMods",
+    "rule": "Rule",
+    "queries": "QueryViews",
+}
+# What a plain call fixes, by parameter or field: it has no options, is not packed, has as many key
+# heads as query heads, and does not split the keys.
+FIXED = {
+    **dict.fromkeys(("plan", "partials", "cu_seqlens_q", "cu_seqlens_k", "kv_lengths")),
+    **dict.fromkeys(("kv_starts", "block_table", "block_table_stride", "page_size")),
+    **dict.fromkeys(("cap_scale", "slopes", "slopes_head_stride", "sink", "dropout_seed")),
+    **dict.fromkeys(("dropout_threshold", "dropout_rescale", "counts")),
+    "share": None,
+    "slopes_batch_stride": 0,
+    "GROUP": 1,
+    "num_splits": 1,
+    "SPLIT": False,
+    "HAS_DLSE": False,
+    # FA4's choice on a GPU where both of its tricks pay, in bf16.
+    "THRESHOLD": 8.0,
+    "EIGHTHS": 2,
+    "DEGREE": 3,
+}
+FUNCTIONS = {"EXP2": "exp2"}  # parameters that are a function of the kernel's module
+# What such a call does, as its launch shows: one split, and a program for each tile.
+LAUNCHED = {"tl.program_id(1)": Known(0)}
+ONE_TILE = "tl.num_programs(0)", "total"
+
+# What a plain call switches off and on in the kernels for Hopper, by parameter, field or function.
+SWITCHES = {
+    **dict.fromkeys(("FP8", "is_fp8", "CAP", "LEFT", "LATE_WAIT"), False),
+    **dict.fromkeys(("OVERLAP", "PING_PONG", "EPILOGUE_BUFFER"), True),
+    "CONSUMERS": 2,
+    "THRESHOLD": 8.0,
+}
+IDLE = {"trace.enter"}  # calls that then do nothing
+RETURNED = {"problem.capped"}  # and that return their argument
 
 
 @cache

@@ -159,17 +159,12 @@ def short_names(body: Block, parameters: set[str], wanted: Mapping[str, str]) ->
             begin, end = lives.get(node.id, (position, position))
             ends = [loop.stop - 1 for loop in loops if begin < loop.start]
             lives[node.id] = begin, max(end, position, *ends)
-    copies = {}
-    for s in (x for top in body for x in ast.walk(top)):
-        if isinstance(s, ast.Assign) and isinstance(s.value, ast.Name):
-            copies[targets(s)[0].id] = s.value.id
     taken: dict[str, list[tuple[int, int]]] = {}
     names: dict[str, str] = {}
     for variable, (begin, end) in sorted(lives.items(), key=lambda item: item[1][0]):
         base = variable.partition("@")[0]
         base = base if variable in parameters else wanted.get(variable, base)
-        wishes = [names.get(copies.get(variable, ""), base), base]
-        wishes += [f"{base}_{number}" for number in range(1, 100)]
+        wishes = [base, *(f"{base}_{number}" for number in range(1, 100))]
         names[variable] = next(
             x for x in wishes if all(begin > b or end < a for a, b in taken.get(x, []))
         )
