@@ -141,7 +141,8 @@ class Body:
         self.wanted: dict[str, str] = {}  # names that the kernel has for intermediate results
         self.merged: set[str] = set()  # intermediate results that may be put where they are read
         self.comments: list[str] = []  # that wait for a statement
-        source, paths = source_of(function), {}
+        source = source_of(function)
+        paths: dict[str, tuple[str, ...]] = {}
         variables = {p: self.parameter((p,), values[p], paths) for p in source.parameters}
         self.frame = Frame(source, variables, is_own=True, is_kept=True)
         self.run(source.node.body)

@@ -154,8 +154,8 @@ class Fold(ast.NodeTransformer):
             case ast.Name(id=name) | ast.Attribute(attr=name) | ast.Call(func=ast.Name(id=name)):
                 return Known(self.switches[name]) if name in self.switches else Code(e)
             case ast.UnaryOp(ast.Not(), operand):
-                value = self.value(operand)
-                return Known(not value.value) if isinstance(value, Known) else Code(e)
+                found = self.value(operand)
+                return Known(not found.value) if isinstance(found, Known) else Code(e)
             case ast.BoolOp(op, values):
                 return fold.both(op, [self.value(x) for x in values])
             case ast.Compare(left, [ast.Eq() | ast.Gt() as op], [right]):

@@ -12,11 +12,12 @@ from collections.abc import Container, Iterable, Set
 from pathlib import Path
 
 from flash_versions.diff import files
-from flash_versions.diff.files import BLOT, EXPLICIT, kernels_of, parse
+from flash_versions.diff.files import BLOT, EXPLICIT, kernels_of, parse, reachable, where
 from flash_versions.diff.plain import plain_functions, plain_source, switched
 
 ALIKE = 0.6  # of the text of two functions of different names, from which on one became the other
 STARTS = re.compile(r"(?:def|class) (\w+)")
+Marked = list[tuple[str, str]]  # lines, each with the definition that it belongs to
 PAGE = """<!doctype html>
 <meta charset="utf-8">
 <title>{title}</title>
@@ -32,11 +33,7 @@ pre {{ font: 14px/1.4 monospace; }} .add {{ background: #dfd; }} .del {{ backgro
 
 
 def kernel_source(
-    name: str,
-    plain: bool = False,
-    causal: bool = True,
-    head_dim: int = 128,
-    backward: bool = False,
+    name: str, plain: bool = False, causal: bool = True, head_dim: int = 128, backward: bool = False
 ) -> str:
     """Kernels as text.
 
@@ -54,10 +51,8 @@ def kernel_source(
     """
     if plain and name not in EXPLICIT:
         return plain_source(name, causal, head_dim, backward)
-    if plain:
-        found = switched(*kernels_of(name, backward), causal)
-    else:
-        found = texts(files.reachable(*kernels_of(name, backward)))
+    module, kernels = kernels_of(name, backward)
+    found = switched(module, kernels, causal) if plain else texts(reachable(module, kernels))
     return "\n\n\n".join(found.values()) + "\n"
 
 
@@ -82,40 +77,41 @@ def kernel_diff(
     kernels, which are whole.
 
     Args:
-        old: as `name` of `kernel_source`.
+        old: as `name` of `kernel_source`, as are the arguments below.
         new: the kernels that are held against it.
-        plain: these and the others as of `kernel_source`.
+        plain: whether both are as a plain call sees them.
         causal: of the plain call.
-        head_dim: of the plain call, 1 to 256.
-        backward: the kernels of the backward in the place of the forward's.
+        head_dim: of the plain call.
+        backward: whether they are those of the backward.
         context: unchanged lines around a change.
 
     Raises:
         ValueError: there are no such kernels, or they have no plain view.
     """
+    kernels = [kernels_of(name, backward) for name in (old, new)]
     if not plain:
-        before, after = difference(kernels_of(old, backward), kernels_of(new, backward))
+        before, after = difference(*kernels)
     else:
         before, after = (
-            switched(*kernels_of(name, backward), causal)
+            switched(*found, causal)
             if name in EXPLICIT
             else plain_functions(name, causal, head_dim, backward)
-            for name in (old, new)
+            for name, found in zip((old, new), kernels, strict=True)
         )
         if old in EXPLICIT and new in EXPLICIT:
-            module, place = kernels_of(old, backward)[0], kernels_of(new, backward)[0]
-            before = {name: x for name, x in before.items() if files.where(place, name) != module}
+            (module, _), (place, _) = kernels
+            before = {name: x for name, x in before.items() if where(place, name) != module}
     became = pairs(before, after)
-    marked = [
-        [(owner.get(name, name), x) for name, text in found.items() for x in lines_of(text)]
-        for found, owner in ((before, {}), (after, became))
+    return unified(marked(before, {}), marked(after, became), old, new, context)
+
+
+def marked(found: dict[str, str], became: dict[str, str]) -> Marked:
+    """The lines of definitions, and those that part them."""
+    return [
+        (became.get(name, name), line)
+        for name, text in found.items()
+        for line in [*text.split("\n"), "", ""]
     ]
-    return unified(*marked, old, new, context)
-
-
-def lines_of(text: str) -> list[str]:
-    """The lines of a definition, and those that part it from the next."""
-    return [*text.split("\n"), "", ""]
 
 
 def plain_diff(
@@ -130,13 +126,10 @@ def plain_diff(
     return kernel_diff(old, new, True, causal, head_dim, backward, context)
 
 
-Marked = list[tuple[str, str]]  # lines, each with the definition that it belongs to
-
-
 def unified(before: Marked, after: Marked, old: str, new: str, context: int) -> list[str]:
     """A unified diff: a line of one function is not the same as an equal line of another."""
-    sides = ([f"{owner}{BLOT}{line}" for owner, line in side] for side in (before, after))
-    found = difflib.unified_diff(*sides, old, new, lineterm="", n=context)
+    a, b = ([f"{owner}{BLOT}{line}" for owner, line in side] for side in (before, after))
+    found = difflib.unified_diff(a, b, old, new, lineterm="", n=context)
     return [re.sub(f"^(.).*{BLOT}", r"\1", line) for line in found]
 
 
@@ -152,11 +145,11 @@ def difference(
         old: a module and its kernels.
         new: those of the later version.
     """
-    sides = [files.reachable(*old), files.reachable(*new)]
+    sides = [reachable(*old), reachable(*new)]
     for own, other, module in ((0, 1, new[0]), (1, 0, old[0])):
         imported: dict[str, str] = {}
         for name in [name for name in sides[own] if name not in sides[other]]:
-            shared = files.where(module, name)
+            shared = where(module, name)
             if shared == sides[own][name]:
                 del sides[own][name]
             elif shared:
