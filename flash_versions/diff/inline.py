@@ -111,7 +111,7 @@ class Kernel:
         width: elements of a row of a tile.
         facts: what pieces of its code are worth in such a call, by their text.
         functions: the specialised functions by name, each before those that call it.
-        imports: the names that they take from the package, by module.
+        imports: what they take from the package: (module, name).
     """
 
     def __init__(
@@ -119,12 +119,12 @@ class Kernel:
     ):
         self.values, self.width, self.facts = values, width, facts
         self.functions: dict[str, Made] = {}
-        self.imports: dict[str, set[str]] = {}
+        self.imports: set[tuple[str, str]] = set()
         Body(self, kernel.fn, values)
 
     def import_name(self, module: str, name: str) -> ast.Name:
         """Take a name from a module of the package."""
-        self.imports.setdefault(module, set()).add(name)
+        self.imports.add((module, name))
         return ast.Name(name, ast.Load())
 
 

@@ -43,8 +43,7 @@ FIXED = {
 }
 FUNCTIONS = {"EXP2": "exp2"}  # parameters that are a function of the kernel's module
 # What such a call does, as its launch shows: one split, and a program for each tile.
-LAUNCHED = {"tl.program_id(1)": Known(0)}
-ONE_TILE = "tl.num_programs(0)", "total"
+LAUNCHED: dict[str, Value] = {"tl.program_id(1)": Known(0), "tl.num_programs(0)": named("total")}
 
 # What a plain call switches off and on in the kernels for Hopper, by parameter, field or function.
 SWITCHES = {
@@ -87,15 +86,13 @@ def specialise(kernel: Any, causal: bool, head_dim: int) -> Kernel:
             return Global(source.names[FUNCTIONS[name]], FUNCTIONS[name])
         return Known(fixed[name]) if name in fixed else named(name)
 
-    values: dict[str, Value] = {}
-    for parameter in source.parameters:
-        kind = GIVEN.get(parameter)
-        if kind is None:
-            values[parameter] = value(parameter)
-        else:
-            fields = {field: value(field) for field in source.names[kind]._fields}
-            values[parameter] = Record(kind, fields)
-    return Kernel(kernel, values, width, {**LAUNCHED, ONE_TILE[0]: named(ONE_TILE[1])})
+    def given(parameter: str) -> Value:
+        if (kind := GIVEN.get(parameter)) is None:
+            return value(parameter)
+        return Record(kind, {field: value(field) for field in source.names[kind]._fields})
+
+    values = {parameter: given(parameter) for parameter in source.parameters}
+    return Kernel(kernel, values, width, LAUNCHED)
 
 
 def plain_source(
@@ -114,11 +111,11 @@ def plain_source(
         ValueError: there is no such version or head_dim, or its kernels have no plain view.
     """
     kernels = plain_kernels(version, causal, head_dim, backward)
-    modules: dict[str, set[str]] = {}
-    for kernel in kernels:
-        for module, names in kernel.imports.items():
-            modules.setdefault(module, set()).update(names)
-    imports = [f"from {name} import {', '.join(sorted(modules[name]))}" for name in sorted(modules)]
+    names = sorted({x for kernel in kernels for x in kernel.imports})
+    imports = [
+        f"from {module} import {', '.join(name for x, name in names if x == module)}"
+        for module in dict.fromkeys(module for module, _ in names)
+    ]
     functions = plain_functions(version, causal, head_dim, backward).values()
     return "\n".join([*HEAD, *imports]) + "".join(f"\n\n\n{text}" for text in functions) + "\n"
 

@@ -240,17 +240,14 @@ def head_of(s: ast.stmt) -> str:
 
 
 def statement(text: str, indent: str, behind: str) -> list[str]:
-    """The lines of a simple statement or of a head: the arguments of its call are filled where they
-    do not fit into one; so is what follows an equals sign.
+    """The lines of a simple statement or of a head: where it does not fit into one, the arguments
+    of its call have lines of their own.
     """
     if len(indent + text + behind) <= WIDTH:
         return [indent + text + behind]
     above = [indent + behind.strip()] if behind else []
     if len(indent + text) <= WIDTH:
         return [*above, indent + text]
-    if not text.endswith((")", "):")):
-        left, right = text.split(" = ", 1)
-        return [*above, f"{indent}{left} = (", indent + INDENT + right, f"{indent})"]
     opened, closed = text.index("(") + 1, text.rindex(")")
     lines = filled(text[opened:closed], indent + INDENT)
     return [*above, indent + text[:opened], *lines, indent + text[closed:]]
