@@ -296,16 +296,32 @@ def test_changes_lead_from_one_version_to_the_next(displayed):
     """What goes is the old version's, what comes is the new one's, also where it is imported."""
     old, algebra = "versions/fa1/forward.py", "versions/tiles/algebra.py"
     for name, page in (("fold_block", "versions/fa2/forward.py"), ("softmax_step", algebra)):
-        lessons.changes("fa1", "fa2", name)
+        lessons.changes("fa1", "fa2", name, plain=False)
         head, *lines = displayed[-1]["text/plain"].splitlines()
         assert head == f"--- {old}" and lines[0] == f"+++ {page}"
         for sign, file in (("-", old), ("+", page)):
             marked = [line[1:] for line in lines[1:] if line[:1] == sign]
-            assert marked and set(marked) <= set((PACKAGE / file).read_text().splitlines())
-    lessons.changes("fa2", "fa3", "softmax_step")
+            assert marked and set(marked) <= set((ROOT / file).read_text().splitlines())
+    lessons.changes("fa2", "fa3", "softmax_step", plain=False)
     assert f"has not changed: both versions use {algebra}" in displayed[-1]["text/plain"]
 
 
+def test_changes_are_those_of_plain_kernels(displayed):
+    """Without the options of the API, also of the backward."""
+    for options in ({}, {"file": "backward.py"}):
+        name = "fold_queries" if options else "fold_block"
+        lessons.changes("fa1", "fa2", name, context=99, **options)
+        lines = displayed[-1]["text/plain"].splitlines()[3:]
+        for sign, version in (("-", "fa1"), ("+", "fa2")):
+            source = plain_source(version, backward=bool(options))
+            kept = [line[1:].rstrip() for line in lines if line[:1] in (sign, " ")]
+            assert "\n".join(kept) in source and f"def {name}(" in "\n".join(kept)
+        assert "alibi" not in "".join(lines)
+    lessons.changes("fa2", "fa3", "softmax_step")
+    assert displayed[-1]["text/plain"] == "softmax_step has not changed"
+
+
+@pytest.mark.parametrize("plain", [True, False])
 @pytest.mark.parametrize("where", [("fa1", "fa9", "fold_block"), ("fa1", "fa2", "nothing")])
 def test_changes_of_nothing_are_refused(where, plain):
     """In a sentence."""
