@@ -27,7 +27,7 @@ from typing import Any, Literal, get_args, get_origin
 from tqdm import tqdm
 
 from transformer import missing
-from transformer.generation.command import Parser, run_training
+from transformer.generation.command import Parser, run_training, say
 from transformer.model.files import only_writer
 from transformer.model.weights import save_model, text_files
 from transformer.rl import curves
@@ -315,9 +315,9 @@ def _run_in(
         if world.main:
             stack.enter_context(only_writer(folder))
         run = Run(folder, settings, world)
-    say = _say if world.main else lambda text: None
     if run.finished:
-        say(f"{run.folder} is finished: {run.folder / 'curve.png'}\n")
+        if world.main:
+            say(f"{run.folder} is finished: {run.folder / 'curve.png'}\n")
         return
     with world.together():
         trainer = Trainer(settings, world.device, world)
@@ -336,11 +336,6 @@ def _run_in(
     if not undrawn:
         say(f"the curve: {run.folder / 'curve.png'}\n")
     say(f"ask it: python -m transformer.generate --model {run.folder / FINAL}\n")
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(text)
-    sys.stderr.flush()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

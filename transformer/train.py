@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 
 import flash_versions
-from transformer.generation.command import ATTENTIONS, Parser, run_training
+from transformer.generation.command import ATTENTIONS, Parser, run_training, say
 from transformer.model.decoder import Transformer
 from transformer.model.files import only_writer, write_text
 from transformer.model.weights import load_model, save_model
@@ -120,7 +120,7 @@ def score(
             skills=TAUGHT[training.recipe.tasks],
         )
         training.record(evaluation=name, problems=problems, scores=as_record(scores[name]))
-    _say(f"\n{model_card.table(scores)}\n")
+    say(f"\n{model_card.table(scores)}\n")
     return scores
 
 
@@ -164,12 +164,7 @@ def _show(step: int, steps: int, fields: dict[str, float]) -> None:
         f"  |grad| {fields['gradient_norm']:.3f}  {fields['tokens_per_second']:,} tokens/s"
         f"  {left:.0f} s left"
     )
-    _say(f"\r{line:<100}" if sys.stderr.isatty() else f"{line}\n")
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(text)
-    sys.stderr.flush()
+    say(f"\r{line:<100}" if sys.stderr.isatty() else f"{line}\n")
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -220,7 +215,7 @@ def _run(argv: Sequence[str]) -> None:
                 stack.enter_context(only_writer(arguments.out))
         training = Training(recipe, arguments.out, device, world)
         if training.step and world.main:
-            _say(f"continuing at step {training.step}\n")
+            say(f"continuing at step {training.step}\n")
         train(
             training,
             workers=workers,

@@ -3,7 +3,6 @@
 import faulthandler
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ class Mark:
         found = {"place": self.place, "version": version, "reason": reason}
         write(self.path, json.dumps(found))
         if self.seconds:
-            faulthandler.dump_traceback_later(self.seconds, exit=True, file=sys.__stderr__)
+            faulthandler.dump_traceback_later(self.seconds, exit=True)
 
     def read(self) -> dict[str, Any] | None:
         """What was marked last: place, version (None: no competitor's fault) and reason."""

@@ -62,7 +62,7 @@ def intervals(entered: list[Event]) -> list[tuple[str, int, int]]:
 def document(request: Request, found: list[dict[str, Any]]) -> dict[str, Any]:
     """A recorded launch for docs/results."""
     batch, length, heads, head_dim = request.q.shape
-    what = {"B": batch, "H": heads, "S": length, "D": head_dim}
+    what: dict[str, Any] = {"B": batch, "H": heads, "S": length, "D": head_dim}
     what |= {"causal": request.window_right is not None, "precision": request.precision or "bf16"}
     programs = [
         {"program": number, "roles": {role: intervals(x) for role, x in program.items()}}

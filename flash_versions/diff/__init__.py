@@ -1,6 +1,6 @@
 """What changes from one version to the next: diffs of kernels, kernels as a plain call sees them.
-A laboratory that reads the sources of all other rooms: nothing of the package imports it, and it
-imports the versions only to look at their source (every name that it knows is in `names.py`).
+
+May import: nothing; it reads the sources of `versions` (the names that it knows: `names.py`).
 """
 
 from flash_versions.diff.files import lesson, version_names

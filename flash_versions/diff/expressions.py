@@ -199,7 +199,7 @@ class Expressions:
                 return self.call_kept(thing.fn, values, set(keywords))
             return self.call_inlined(source, values, is_own)
         if inspect.isclass(thing) and thing.__name__ in RECORDS:
-            fields = dict(zip(thing._fields, arguments)) | keywords
+            fields = dict(zip(thing._fields, arguments)) | keywords  # type: ignore[attr-defined]
             fields = {name: self.let(name, x, even_short=True) for name, x in fields.items()}
             return self.let(thing.__name__.lower(), Record(thing.__name__, fields))
         text = getattr(function, "text", "")

@@ -20,8 +20,10 @@ What differs from FlashAttention 2:
 Source: flash_attn/flash_attn_interface.py of Dao-AILab/flash-attention.
 """
 
+import inspect
+from collections.abc import Callable
 from numbers import Integral
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -31,6 +33,7 @@ from flash_versions.flash_attn.kv_cache import append_to_cache, as_block_table, 
 from flash_versions.versions.api import attention
 
 WindowSize = tuple[int | None, int | None]
+Function = TypeVar("Function", bound=Callable[..., Any])
 Output = Any  # a tensor, or a tuple for a caller that asks for the LSE
 
 
@@ -76,71 +79,38 @@ def flash_attn_func(
     Raises:
         ValueError: an argument is malformed, or the version does not support what was asked for.
     """
-    return _attend(
-        q,
-        k,
-        v,
-        return_attn_probs,
-        dropout_p=dropout_p,
-        scale=softmax_scale,
-        causal=causal,
-        window_size=window_size,
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        deterministic=deterministic or None,
-        sink=s_aux,
-        version=version,
+    return _attend(**locals())
+
+
+def _with_options(function: Function) -> Function:
+    """Give a function of stacked tensors, (..., *options, **named), the options of those of q, k
+    and v: its signature says them one by one.
+    """
+    options = inspect.signature(flash_attn_func).parameters.values()
+    chosen = [p for p in options if p.name not in ("q", "k", "v", "s_aux")]
+    own = inspect.signature(function).parameters.values()
+    first = [p for p in own if p.kind is p.POSITIONAL_OR_KEYWORD]
+    returned = inspect.signature(function).return_annotation
+    function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [*first, *chosen], return_annotation=returned
     )
+    return function
 
 
-def flash_attn_qkvpacked_func(
-    qkv: torch.Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: WindowSize = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: torch.Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-    *,
-    version: str = "auto",
-) -> Output:
+@_with_options
+def flash_attn_qkvpacked_func(qkv: torch.Tensor, *options: Any, **named: Any) -> Output:
     """`flash_attn_func` on q, k and v stacked in qkv (batch, length, 3, heads, head_dim).
 
     The gradient of qkv is one tensor, too. Other arguments, results and errors are those of
     `flash_attn_func`.
     """
     q, k, v = _unpack("qkv", qkv, "(batch, length, 3, heads, head_dim)", 2, 3)
-    return flash_attn_func(
-        q,
-        k,
-        v,
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-        version=version,
-    )
+    return flash_attn_func(q, k, v, *options, **named)
 
 
+@_with_options
 def flash_attn_kvpacked_func(
-    q: torch.Tensor,
-    kv: torch.Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: WindowSize = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: torch.Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-    *,
-    version: str = "auto",
+    q: torch.Tensor, kv: torch.Tensor, *options: Any, **named: Any
 ) -> Output:
     """`flash_attn_func` on q (batch, M, heads, head_dim) and on k and v stacked in kv (batch, N, 2,
     kv_heads, head_dim).
@@ -149,20 +119,7 @@ def flash_attn_kvpacked_func(
     `flash_attn_func`.
     """
     k, v = _unpack("kv", kv, "(batch, length, 2, kv_heads, head_dim)", 2, 2)
-    return flash_attn_func(
-        q,
-        k,
-        v,
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-        version=version,
-    )
+    return flash_attn_func(q, k, v, *options, **named)
 
 
 def flash_attn_varlen_func(
@@ -209,40 +166,16 @@ def flash_attn_varlen_func(
     Raises:
         ValueError: an argument is malformed, or the version does not support what was asked for.
     """
-    return _attend(
-        q,
-        k,
-        v,
-        return_attn_probs,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        dropout_p=dropout_p,
-        scale=softmax_scale,
-        causal=causal,
-        window_size=window_size,
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        deterministic=deterministic or None,
-        block_table=block_table,
-        sink=s_aux,
-        version=version,
-    )
+    return _attend(**locals())
 
 
+@_with_options
 def flash_attn_varlen_qkvpacked_func(
     qkv: torch.Tensor,
     cu_seqlens: torch.Tensor,
     max_seqlen: int | torch.Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: WindowSize = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: torch.Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-    *,
-    version: str = "auto",
+    *options: Any,
+    **named: Any,
 ) -> Output:
     """`flash_attn_varlen_func` on q, k and v stacked in qkv (total, 3, heads, head_dim).
 
@@ -250,26 +183,11 @@ def flash_attn_varlen_qkvpacked_func(
     arguments, results and errors are those of `flash_attn_varlen_func`.
     """
     q, k, v = _unpack("qkv", qkv, "(total, 3, heads, head_dim)", 1, 3)
-    return flash_attn_varlen_func(
-        q,
-        k,
-        v,
-        cu_seqlens,
-        cu_seqlens,
-        max_seqlen,
-        max_seqlen,
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-        version=version,
-    )
+    lengths = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
+    return flash_attn_varlen_func(q, k, v, *lengths, *options, **named)
 
 
+@_with_options
 def flash_attn_varlen_kvpacked_func(
     q: torch.Tensor,
     kv: torch.Tensor,
@@ -277,16 +195,8 @@ def flash_attn_varlen_kvpacked_func(
     cu_seqlens_k: torch.Tensor,
     max_seqlen_q: int | torch.Tensor,
     max_seqlen_k: int | torch.Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: WindowSize = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: torch.Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-    *,
-    version: str = "auto",
+    *options: Any,
+    **named: Any,
 ) -> Output:
     """`flash_attn_varlen_func` on q (total_q, heads, head_dim) and on k and v stacked in kv
     (total_k, 2, kv_heads, head_dim).
@@ -295,24 +205,8 @@ def flash_attn_varlen_kvpacked_func(
     `flash_attn_varlen_func`.
     """
     k, v = _unpack("kv", kv, "(total, 2, kv_heads, head_dim)", 1, 2)
-    return flash_attn_varlen_func(
-        q,
-        k,
-        v,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-        version=version,
-    )
+    lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    return flash_attn_varlen_func(q, k, v, *lengths, *options, **named)
 
 
 def flash_attn_with_kvcache(
@@ -429,16 +323,16 @@ def flash_attn_with_kvcache(
         q,
         k_cache,
         v_cache,
-        return_softmax_lse,
+        return_attn_probs=return_softmax_lse,
+        window_size=window_size,
+        softcap=softcap,
+        softmax_scale=softmax_scale,
+        s_aux=s_aux,
         kv_lengths=cache_seqlens + new,
         kv_starts=cache_leftpad,
         block_table=block_table,
-        scale=softmax_scale,
         causal=causal,
-        window_size=window_size,
-        softcap=softcap,
         alibi_slopes=alibi_slopes,
-        sink=s_aux,
         num_splits=num_splits or None,
         version=version,
     )
@@ -449,24 +343,39 @@ def _attend(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    return_lse: bool,
     *,
+    return_attn_probs: bool,
     window_size: WindowSize,
     softcap: float,
+    softmax_scale: float | None,
+    s_aux: torch.Tensor | None,
+    deterministic: bool = False,
+    max_seqlen_q: object = None,
+    max_seqlen_k: object = None,
     **options: Any,
 ) -> Output:
-    """`attention` in FlashAttention's terms: out, or (out, lse, None)."""
+    """`attention` in the terms of FlashAttention 2: out, or (out, lse, None); options keep their
+    names.
+    """
     if is_fp8(q):
         raise ValueError(
             f"q has dtype {q.dtype}, for which FlashAttention 2 has no scales; use "
             f"attention(q, k, v, q_descale=..., k_descale=..., v_descale=...)."
         )
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    window = _bounds(window_size)
     result = attention(
-        q, k, v, window=window, softcap=softcap or None, return_lse=return_lse, **options
+        q,
+        k,
+        v,
+        window=_bounds(window_size),
+        softcap=softcap or None,
+        scale=softmax_scale,
+        sink=s_aux,
+        deterministic=deterministic or None,
+        return_lse=return_attn_probs,
+        **options,
     )
-    return (*result, None) if return_lse else result
+    return (*result, None) if return_attn_probs else result
 
 
 def _bounds(window_size: WindowSize) -> WindowSize:

@@ -157,7 +157,7 @@ def table(kernels: list[Compiled]) -> str:
     rows.append(("SASS instructions", [kernel.opcodes.total() for kernel in kernels]))
     texts = [
         ("", [kernel.kernel for kernel in kernels]),
-        ("from", [kernel.module.removeprefix("flash_versions.") for kernel in kernels]),
+        ("from", [kernel.module.removeprefix("flash_versions.versions.") for kernel in kernels]),
     ]
     texts += [(label, [f"{value:,}" for value in values]) for label, values in rows]
     widths = [max(len(values[i]) for _, values in texts) for i in range(len(kernels))]

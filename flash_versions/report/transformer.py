@@ -55,7 +55,7 @@ def grpo_step(document: Document) -> str:
     for case, rows in found.items():
         for phase, called in {"": "step", "rollout_": "rollouts", "learn_": "learning"}.items():
             best = {name: row.get(f"{phase}seconds_best") for name, row in rows.items()}
-            ours = [best[name] for name in ("ours", "ours again") if best.get(name)]
+            ours = [x for name, x in best.items() if name in ("ours", "ours again") and x]
             groups[f"{case}: {called}"] = best | {"ours": min(ours, default=None)}
 
     def cell(best: dict[str, float | None], name: str) -> str | None:

@@ -1,6 +1,6 @@
 """Attention over one long sequence on all GPUs against one of them; writes JSON.
 
-    torchrun --nproc-per-node 2 tests/benchmarks/context_parallel_gpu.py --out FILE
+    torchrun --nproc-per-node 2 -m tests.benchmarks.context_parallel_gpu --out FILE
 
 First, at a moderate length, o, the LSE and the gradients are held against their error budgets.
 Then rank 0 alone ("1 GPU", while the others wait at a barrier), "ring" and "all_to_all" take turns
@@ -11,15 +11,10 @@ finite; what is wrong has a `reason` in the place of a time. `--device cpu --len
 same under gloo, to try the command.
 """
 
-import argparse
-import json
 import os
-import platform
 import statistics
 import time
-from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["NCCL_NVLS_ENABLE"] = "0"  # multicast over NVLink is not what is measured
@@ -28,20 +23,19 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 from flash_versions import attention, context_parallel_attention  # noqa: E402
-from flash_versions.bench.run import SCHEMA, commit, machine, source  # noqa: E402
+from flash_versions.bench.document import new_document  # noqa: E402
 from flash_versions.bench.suites import BACKWARD_FLOPS, Shape  # noqa: E402
-from flash_versions.bench.watch import write  # noqa: E402
 from flash_versions.dispatch.request import make_request  # noqa: E402
 from flash_versions.integrations.distributed.context_parallel import METHODS, shard, unshard  # noqa: E402
 from flash_versions.versions.api import choose_version  # noqa: E402
 from flash_versions.versions.oracle.budget import assess, assess_request  # noqa: E402
-from flash_versions.versions.oracle.checks import (
+from flash_versions.versions.oracle.checks import (  # noqa: E402
     CHECKED_QUERIES,
     refuse_over,
     refuse_unless_finite,
-)  # noqa: E402
+)
+from tests.benchmarks.frame import keep, parser, passed  # noqa: E402
 
-BEGAN = time.monotonic()
 MODERATE = 2048  # rows, of which the oracle takes the full score matrix
 ALONE = "1 GPU"
 SUITES = {"forward": "context parallel", "both": "context parallel backward"}
@@ -168,7 +162,7 @@ def measure(shape, device, dtype, version, rounds, seconds):
         flops = shape.flops() * (1 + BACKWARD_FLOPS if way == "both" else 1)
         times, reasons = {name: [] for name in calls}, {}
         for number in range(rounds + 1):  # the first one warms up
-            if ask_rank_0(number > 1 and time.monotonic() - BEGAN > seconds):
+            if ask_rank_0(number > 1 and passed() > seconds):
                 break
             for name, call in calls.items():
                 if name in reasons:
@@ -189,7 +183,6 @@ def measure(shape, device, dtype, version, rounds, seconds):
                 row |= {"ms_p50": middle, "ms_all": spent, "tflops": flops / middle / 1e9}
                 if name != ALONE and ALONE not in reasons:
                     row["ratio"] = statistics.median(times[ALONE]) / middle
-            say(json.dumps(row))
             rows.append(row)
     return rows
 
@@ -199,35 +192,12 @@ def shape_fields(shape):
     return {name: getattr(shape, name) for name in ("B", "H", "Hkv", "M", "N", "D", "causal")}
 
 
-def new_document(device, args):
-    """A document without rows."""
-    place = {"gpu": "none", "torch": torch.__version__, "python": platform.python_version()}
-    return {
-        "schema": SCHEMA,
-        "date": datetime.now(UTC).date().isoformat(),
-        "commit": commit(),
-        "source": source(),
-        "machine": machine() if device.type == "cuda" else place,
-        "gpus": dist.get_world_size(),
-        "protocol": {
-            "method": "contestants in turns after a barrier, slowest rank, median",
-            "rounds": args.rounds,
-            "layout": "zigzag",
-            "NCCL_NVLS_ENABLE": os.environ["NCCL_NVLS_ENABLE"],
-        },
-        "rows": [],
-    }
-
-
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, required=True, help="where the JSON goes")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--length", type=int, default=2**17, help="rows of the whole sequence")
-    parser.add_argument("--version", default="auto", help="which kernels")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each is timed")
-    parser.add_argument("--seconds", type=float, default=75.0, help="after them no round begins")
-    args = parser.parse_args()
+    add = (made := parser(__doc__, seconds=75.0)).add_argument
+    add("--length", type=int, default=2**17, help="rows of the whole sequence")
+    add("--version", default="auto", help="which kernels")
+    add("--rounds", type=int, default=3, help="how often each is timed")
+    args = made.parse_args()
     on_gpu = args.device == "cuda"
     device = torch.device("cpu")
     if on_gpu:
@@ -238,22 +208,26 @@ def main():
         dist.init_process_group("gloo")
     dtype = torch.bfloat16 if on_gpu else torch.float32
     heads, head_dim = ([(16, 16), (32, 8)], 128) if on_gpu else ([(2, 2), (4, 2)], 16)
-    document = new_document(device, args)
+    protocol = {
+        "method": "contestants in turns after a barrier, slowest rank, median",
+        "rounds": args.rounds,
+        "layout": "zigzag",
+        "NCCL_NVLS_ENABLE": os.environ["NCCL_NVLS_ENABLE"],
+    }
+    document = new_document(device.type, gpus=dist.get_world_size(), protocol=protocol)
     for causal in (True, False):
         for h, kv_heads in heads:
             length = min(args.length, MODERATE)
             shape = Shape(1, h, kv_heads, length, length, head_dim, causal)
             refuse_wrong(shape, device, dtype, args.version)
-    say(f"right at {length} rows, after {time.monotonic() - BEGAN:.0f} s")
+    say(f"right at {length} rows, after {passed():.0f} s")
     for h, kv_heads in heads:
         for causal in (True, False):
             shape = Shape(1, h, kv_heads, args.length, args.length, head_dim, causal)
-            document["rows"] += measure(
-                shape, device, dtype, args.version, args.rounds, args.seconds
-            )
+            rows = measure(shape, device, dtype, args.version, args.rounds, args.seconds)
             if dist.get_rank() == 0:
-                write(args.out, json.dumps(document, indent=1) + "\n")
-    say(f"wrote {args.out} after {time.monotonic() - BEGAN:.0f} s")
+                keep(document, args.out, rows)
+    say(f"wrote {args.out} after {passed():.0f} s")
     dist.destroy_process_group()
 
 

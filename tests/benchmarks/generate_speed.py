@@ -1,8 +1,8 @@
 """Generation by `transformer.generation.engine` against transformers' `generate`, on the same
 weights; JSON.
 
-    python tests/benchmarks/generate_speed.py --out FILE                   # on a GPU: four shapes
-    python tests/benchmarks/generate_speed.py --out FILE --device cpu      # the shipped model only
+    python -m tests.benchmarks.generate_speed --out FILE                   # on a GPU: four shapes
+    python -m tests.benchmarks.generate_speed --out FILE --device cpu      # the shipped model only
 
 The shipped model is read from its files, the others are random weights of real models' shapes,
 built where they run. Both contestants are called alike: so many prompts of one length, greedy, no
@@ -18,26 +18,20 @@ token ends an answer. A whole call is timed, from prompts on the host to tokens 
 JSON is written after each contestant; one that fails, or for which no time is left, has a `reason`.
 """
 
-import argparse
 import gc
-import importlib.metadata
 import json
 import os
-import platform
 import statistics
-import time
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch  # noqa: E402
 
 import flash_versions  # noqa: E402
-from flash_versions.bench.run import SCHEMA, commit, machine, source  # noqa: E402
-from flash_versions.bench.watch import write  # noqa: E402
+from flash_versions.bench.document import new_document  # noqa: E402
+from tests.benchmarks.frame import forget_peak, keep, now, parser, passed, peak_gib, reason  # noqa: E402
 from tests.helpers.random_checkpoint import QWEN  # noqa: E402
 from transformer.generation.engine import generate  # noqa: E402
 from transformer.model.config import Config  # noqa: E402
@@ -45,7 +39,6 @@ from transformer.model.decoder import KERNELS, Transformer, choose_attention  # 
 from transformer.model.rope import Rope  # noqa: E402
 from transformer.model.weights import find_checkpoint, load_config, load_model  # noqa: E402
 
-BEGAN = time.monotonic()
 SUITE = "generate"
 LLAMA_1B = Config(
     vocab_size=128256,
@@ -145,13 +138,6 @@ def transformers(model, prompts):
     return call
 
 
-def now(device):
-    """Seconds, once the device has done all that it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
 def seconds_of(call, tokens, rounds, device):
     """The median time of a call, and what it returned."""
     spent = []
@@ -226,8 +212,7 @@ def measure(case, contestant, model, batch, prompt, args, bandwidth):
     try:
         call = (ours if contestant == "ours" else transformers)(model, prompts)
         call(20)  # compiles
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
+        forget_peak(device)
         rounds = ROUNDS[contestant]
         first, _ = seconds_of(call, 1, rounds, device)
         whole, found = seconds_of(call, args.tokens, rounds, device)
@@ -243,15 +228,13 @@ def measure(case, contestant, model, batch, prompt, args, bandwidth):
             "cache_bytes": cached,
             "bound_ms": (weights + cached) / bandwidth * 1e3,
             "share": (weights + cached) / bandwidth / step,
-            "peak_gib": torch.cuda.max_memory_allocated() / 2**30
-            if device.type == "cuda"
-            else None,
+            "peak_gib": peak_gib(device),
             "said": found[0][:24],
         }
         if args.profile and device.type == "cuda":
             row["kernels"] = kernels_of(call, args.tokens)
     except Exception as error:  # whatever it is, the others go on
-        row["reason"] = f"{type(error).__name__}: {str(error)[:300]}"
+        row["reason"] = reason(error)
     return row
 
 
@@ -272,29 +255,6 @@ def compare(rows):
     return found
 
 
-def new_document(args, device, bandwidth):
-    """A document without rows."""
-    place = {"gpu": "none", "torch": torch.__version__, "python": platform.python_version()}
-    place |= {"threads": torch.get_num_threads()}
-    theirs = {"transformers": importlib.metadata.version("transformers")}
-    options = ("attention", "kernels", "prompt", "tokens")
-    return {
-        "schema": SCHEMA,
-        "date": datetime.now(UTC).date().isoformat(),
-        "commit": commit(),
-        "source": source(),
-        "machine": (machine() if device.type == "cuda" else place) | theirs,
-        "protocol": {
-            "method": "whole calls, greedy; the median of rounds",
-            "rounds": ROUNDS,
-            "copy_bytes_per_second": bandwidth,
-            **{name: getattr(args, name) for name in options},
-        },
-        "rows": [],
-        "ratios": {},
-    }
-
-
 def build(case, args, device, dtype):
     """The model of a case, and the attention that runs."""
     folder = find_checkpoint("reinforced") if case == SHIPPED else None
@@ -307,61 +267,53 @@ def build(case, args, device, dtype):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, required=True, help="where the JSON goes")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--case", nargs="*", choices=(SHIPPED, *SHAPES), help="only these")
-    parser.add_argument("--contestant", nargs="*", choices=ROUNDS, default=tuple(ROUNDS))
-    parser.add_argument("--batch", nargs="*", type=int, default=(1, 8, 64), help="rows (1 8 64)")
-    parser.add_argument(
-        "--prompt",
-        nargs="*",
-        type=int,
-        default=(512, 4096, 16384),
-        help="tokens of each prompt, after the first with one row only (512 4096 16384)",
-    )
-    parser.add_argument("--tokens", type=int, default=64, help="tokens of each answer (64)")
-    parser.add_argument("--attention", help="a version of attention (auto; on a CPU sdpa)")
-    parser.add_argument("--kernels", choices=KERNELS, default="auto", help="ours: as generate's")
-    parser.add_argument("--profile", action="store_true", help="the kernels of a step, on a GPU")
-    parser.add_argument(
-        "--threads", type=int, default=1, help="on a CPU (1, as the command has it)"
-    )
-    parser.add_argument("--seconds", type=float, default=190.0, help="none begins later (190)")
-    args = parser.parse_args()
+    add = (made := parser(__doc__, seconds=190.0)).add_argument
+    add("--case", nargs="*", choices=(SHIPPED, *SHAPES), help="only these")
+    add("--contestant", nargs="*", choices=ROUNDS, default=tuple(ROUNDS))
+    add("--batch", nargs="*", type=int, default=(1, 8, 64), help="rows (1 8 64)")
+    prompts = "tokens of each prompt, after the first with one row only (512 4096 16384)"
+    add("--prompt", nargs="*", type=int, default=(512, 4096, 16384), help=prompts)
+    add("--tokens", type=int, default=64, help="tokens of each answer (64)")
+    add("--attention", help="a version of attention (auto; on a CPU sdpa)")
+    add("--kernels", choices=KERNELS, default="auto", help="ours: as generate's")
+    add("--profile", action="store_true", help="the kernels of a step, on a GPU")
+    add("--threads", type=int, default=1, help="on a CPU (1, as the command has it)")
+    args = made.parse_args()
     device = torch.device(args.device)
     if device.type == "cpu":
         torch.set_num_threads(args.threads)
     args.attention = args.attention or ("sdpa" if device.type == "cpu" else "auto")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     bandwidth = copy_bandwidth(device)
-    document = new_document(args, device, bandwidth)
+    protocol = {
+        "method": "whole calls, greedy; the median of rounds",
+        "rounds": ROUNDS,
+        "copy_bytes_per_second": bandwidth,
+        **{name: getattr(args, name) for name in ("attention", "kernels", "prompt", "tokens")},
+    }
+    document = new_document(device.type, ("transformers",), protocol=protocol, ratios={})
     print(f"copy {bandwidth / 1e12:.3f} TB/s", flush=True)
     for case in args.case or ((SHIPPED, *SHAPES) if device.type == "cuda" else (SHIPPED,)):
         model, version = build(case, args, device, dtype)
         for batch, prompt, contestant in turns(args, model.config):
-            if time.monotonic() - BEGAN > args.seconds:
+            if passed() > args.seconds:
                 row = {"suite": SUITE, "case": case, "contestant": contestant, "batch": batch}
                 row |= {"prompt": prompt, "reason": f"no time was left after {args.seconds:.0f} s"}
             else:
                 row = measure(case, contestant, model, batch, prompt, args, bandwidth)
             if contestant == "ours":
                 row["attention"] = version
-            document["rows"].append(row)
-            document["ratios"] = compare(document["rows"])
-            write(args.out, json.dumps(document, indent=1) + "\n")
-            shown = {k: v for k, v in row.items() if k not in ("suite", "kernels")}
-            print(json.dumps(shown), flush=True)
+            document["ratios"] = compare([*document["rows"], row])
+            keep(document, args.out, [row], hidden=("suite", "kernels"))
             for line in row.get("kernels", ()):
                 print(
                     f"  {line['us_per_token']:8.2f} us {line['per_token']:7.2f} x {line['kernel']}"
                 )
         del model
         gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
     print(json.dumps(document["ratios"], indent=1))
-    print(f"wrote {args.out} after {time.monotonic() - BEGAN:.0f} s")
+    print(f"wrote {args.out} after {passed():.0f} s")
 
 
 if __name__ == "__main__":

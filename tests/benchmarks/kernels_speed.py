@@ -1,6 +1,6 @@
 """The transformer's own matrix products against cuBLAS, on a GPU; writes JSON.
 
-    python tests/benchmarks/kernels_speed.py --out FILE
+    python -m tests.benchmarks.kernels_speed --out FILE
 
 Competitors of a shape take turns on the same inputs, each as a CUDA graph, with a cold L2 cache
 (see flash_versions/bench/measure.py). One is timed only if its results are within the budget:
@@ -9,14 +9,10 @@ output. What cannot run has a `reason` in the place of a time. Last, how the fus
 errors, those of torch's norm and product one after the other, and the difference of both.
 """
 
-import argparse
-import json
 import os
 import statistics
 from collections.abc import Callable
-from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -24,9 +20,9 @@ import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from torch import Tensor  # noqa: E402
 
+from flash_versions.bench.document import new_document  # noqa: E402
 from flash_versions.bench.measure import L2_FLUSH_BYTES, captured, reason, timed  # noqa: E402
-from flash_versions.bench.run import SCHEMA, commit, machine, source  # noqa: E402
-from flash_versions.bench.watch import write  # noqa: E402
+from tests.benchmarks.frame import keep, parser  # noqa: E402
 from transformer.model.kernels.gemm.gemm import linear, swiglu  # noqa: E402
 from transformer.model.kernels.gemm.rmsnorm import fold, norm_linear, norm_swiglu  # noqa: E402
 from transformer.model.kernels.gemm.rmsnorm_hopper import NormGemmConfig, norm_gemm  # noqa: E402
@@ -197,18 +193,9 @@ def rounding() -> list[dict]:
 
 def main() -> None:
     """Measure; the file is written again after each shape."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, required=True, help="where the JSON goes")
-    args = parser.parse_args()
-    document: dict = {
-        "schema": SCHEMA,
-        "date": datetime.now(UTC).date().isoformat(),
-        "commit": commit(),
-        "source": source(),
-        "machine": machine(),
-        "protocol": {"rounds": ROUNDS, "l2_flush_bytes": L2_FLUSH_BYTES, "method": "CUDA graph"},
-        "rows": [],
-    }
+    args = parser(__doc__, device=False).parse_args()
+    method = {"rounds": ROUNDS, "l2_flush_bytes": L2_FLUSH_BYTES, "method": "CUDA graph"}
+    document = new_document(protocol=method)
     linear(*inputs(256, 256, 256)[:2])  # a first call says if this cannot work at all
     parts: list[Callable[[], list[dict]]] = [
         *(partial(measure, "gemm", shape) for shape in SHAPES),
@@ -217,11 +204,7 @@ def main() -> None:
         rounding,
     ]
     for part in parts:
-        rows = part()
-        document["rows"] += rows
-        for row in rows:
-            print(row, flush=True)
-        write(args.out, json.dumps(document, indent=1) + "\n")
+        keep(document, args.out, part())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Training on several GPUs against one: the same results, and how much faster; writes JSON.
 
-    python tests/benchmarks/parallel_gpu.py --gpus 2 4 --out FILE
+    python -m tests.benchmarks.parallel_gpu --gpus 2 4 --out FILE
 
 It starts everything in processes of its own, under torchrun where there are several. First what
 must be equal, in float32: GRPO and supervised training on the most processes, the same interrupted
@@ -16,16 +16,13 @@ The file is written again after each part that is done, so that a run that is en
 `--device cpu --tiny` runs the same under gloo, to try the command.
 """
 
-import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from pathlib import Path
 from threading import Lock
 
@@ -34,15 +31,14 @@ os.environ["NCCL_NVLS_ENABLE"] = "0"  # multicast over NVLink is not what is mea
 
 import torch  # noqa: E402
 
-from flash_versions.bench.run import SCHEMA, commit, machine, source  # noqa: E402
-from flash_versions.bench.watch import write  # noqa: E402
+from flash_versions.bench.document import new_document, save  # noqa: E402
+from tests.benchmarks.frame import parser, passed  # noqa: E402
 from tests.benchmarks.parallel_gpu_worker import EQUAL, FAST, GROWING, QWEN, TINY  # noqa: E402
 from transformer.model.decoder import Transformer  # noqa: E402
 from transformer.model.weights import save_model  # noqa: E402
 from transformer.training import byte_tokenizer  # noqa: E402
 
-BEGAN = time.monotonic()
-WORKER = Path(__file__).with_name("parallel_gpu_worker.py").resolve()
+WORKER = ("-m", "tests.benchmarks.parallel_gpu_worker")
 SPEED, CHECKS = "processes", "processes checks"
 LIMIT = 100.0  # seconds without another part that is done, until whoever is in it has failed
 # What float32 and another order of sums may differ by, as a share. Gradients agree well; a weight
@@ -96,10 +92,10 @@ class Session:
         self.args, self.folder = args, folder
 
     def say(self, text):
-        print(f"{time.monotonic() - BEGAN:5.0f} s  {text}", flush=True)
+        print(f"{passed():5.0f} s  {text}", flush=True)
 
     def left(self):
-        return min(LIMIT, self.args.seconds - (time.monotonic() - BEGAN))
+        return min(LIMIT, self.args.seconds - passed())
 
     def start(self, command, log, gpus=None, poll=lambda: False):
         """`finished`, and the end of what a command that failed said."""
@@ -132,7 +128,7 @@ class Session:
         while missing:
             log = self.folder / f"{missing[0]} {size}.log"
             sizes = "tiny" if self.args.tiny else "full"
-            command = torchrun(size, WORKER, self.folder, self.args.device, sizes, *missing)
+            command = torchrun(size, *WORKER, self.folder, self.args.device, sizes, *missing)
             reason = self.start(command, log, gpus, collect)
             collect()
             if missing:
@@ -240,40 +236,27 @@ def random_model(folder, config, device):
         (folder / name).write_text(content, encoding="utf-8")
 
 
-def new_document(args):
-    """A document without rows."""
-    place = {"gpu": "none", "torch": torch.__version__, "python": platform.python_version()}
-    return {
-        "schema": SCHEMA,
-        "date": datetime.now(UTC).date().isoformat(),
-        "commit": commit(),
-        "source": source(),
-        "machine": machine() if args.device == "cuda" else place,
-        "gpus": max(args.gpus),
-        "protocol": {
-            "method": "the same global batch, but for the rows that say per GPU; slowest rank,"
-            " median of steps after a first one",
-            "NCCL_NVLS_ENABLE": os.environ["NCCL_NVLS_ENABLE"],
-        },
-        "rows": [],
-    }
-
-
 def measure(args, folder):
     """Everything; the file is written again after each part."""
-    session, document = Session(args, folder), new_document(args)
+    session = Session(args, folder)
+    protocol = {
+        "method": "the same global batch, but for the rows that say per GPU; slowest rank,"
+        " median of steps after a first one",
+        "NCCL_NVLS_ENABLE": os.environ["NCCL_NVLS_ENABLE"],
+    }
+    document = new_document(args.device, gpus=max(args.gpus), protocol=protocol)
     checks, found, one_at_a_time = [], {name: {} for name in args.what}, Lock()
 
     def keep(rows):
         for row in rows:
             checks.append(row)
             print(json.dumps(row), flush=True)
-        save()
+        write()
 
-    def save():
+    def write():
         timed = [row for name in args.what for row in speed(name, found[name])]
         document["rows"] = checks + timed
-        write(args.out, json.dumps(document, indent=1) + "\n")
+        save(document, args.out)
 
     def done(name, size, result):
         with one_at_a_time:
@@ -281,7 +264,7 @@ def measure(args, folder):
             for also in [x for x, same in GROWING.items() if same == name and size == 1]:
                 if also in found:
                     found[also][1] = result
-            save()
+            write()
 
     most = max(args.gpus)
     random_model(folder / "random", TINY if args.tiny else QWEN, args.device)
@@ -301,15 +284,12 @@ def measure(args, folder):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, required=True, help="where the JSON goes")
-    parser.add_argument("--gpus", type=int, nargs="+", default=[2], help="beside one (2)")
-    parser.add_argument("--part", choices=(CHECKS, SPEED), help="only this")
-    parser.add_argument("--what", nargs="+", choices=FAST, default=[*FAST], help="time only this")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="sizes for a CPU")
-    parser.add_argument("--seconds", type=float, default=230.0, help="for everything")
-    args = parser.parse_args()
+    add = (made := parser(__doc__, seconds=230.0)).add_argument
+    add("--gpus", type=int, nargs="+", default=[2], help="beside one (2)")
+    add("--part", choices=(CHECKS, SPEED), help="only this")
+    add("--what", nargs="+", choices=FAST, default=[*FAST], help="time only this")
+    add("--tiny", action="store_true", help="sizes for a CPU")
+    args = made.parse_args()
     args.available = torch.cuda.device_count() if args.device == "cuda" else 1
     with tempfile.TemporaryDirectory() as folder:
         measure(args, Path(folder))

@@ -1,7 +1,7 @@
-"""A process of tests/benchmarks/parallel_gpu.py: does the parts that it is given, and leaves what
+"""A process of tests.benchmarks.parallel_gpu: does the parts that it is given, and leaves what
 it finds.
 
-    [torchrun --nproc-per-node N] parallel_gpu_worker.py FOLDER DEVICE tiny|full PART ...
+    python -m tests.benchmarks.parallel_gpu_worker FOLDER DEVICE tiny|full PART ...
 
 Rank 0 writes FOLDER/"PART N.pt"; a rank that fails says why in FOLDER/"PART N reason".
 """
@@ -15,7 +15,8 @@ from unittest import mock
 
 import torch
 
-from flash_versions.bench.watch import write
+from flash_versions.bench.files import write
+from tests.benchmarks.frame import forget_peak, now, peak_gib
 from tests.helpers.random_checkpoint import QWEN
 from transformer.generation.command import ElsewhereError
 from transformer.model.decoder import Config, choose_attention
@@ -127,8 +128,7 @@ def supervised_equal(world, folder, tiny):
 
 def meet(world):
     """Seconds at which all ranks have done all that was asked of them."""
-    if world.device.type == "cuda":
-        torch.cuda.synchronize()
+    now(world.device)  # waits for it
     world.barrier()
     return time.perf_counter()
 
@@ -139,8 +139,8 @@ def rates(world, tokens, **seconds):
     for phase, times in seconds.items():
         each = [count / spent for count, spent in zip(tokens, times)]
         found[f"{phase}_tokens_per_second"] = statistics.median(each)
-    if world.device.type == "cuda":
-        found["peak_gib"] = world.most(torch.cuda.max_memory_allocated()) / 2**30
+    if (peak := peak_gib(world.device)) is not None:
+        found["peak_gib"] = world.most(peak)
     return found
 
 
@@ -168,7 +168,11 @@ def large_grpo(world, folder, tiny, times=1):
     sizes = {"prompts": 4, "group": 4, "max_tokens": 48} if tiny else {"prompts": 128, "group": 16}
     sizes["prompts"] *= times
     settings = Settings(
-        **{"model": str(folder / "random"), "task": "parallel_gpu_worker:Varied", "max_tokens": 256}
+        **{
+            "model": str(folder / "random"),
+            "task": "tests.benchmarks.parallel_gpu_worker:Varied",
+            "max_tokens": 256,
+        }
         | {"micro_batch": 128, "lr": 1e-6, "eval_every": 0}
         | sizes
     )
@@ -228,9 +232,8 @@ def work(names, folder, device, tiny):
     """A rank: do what is named; rank 0 leaves what it finds in the folder."""
     with connected(own_device(device)) as world:
         for name in names:
-            if world.device.type == "cuda":
-                torch.cuda.empty_cache()
-                torch.cuda.reset_peak_memory_stats()
+            torch.cuda.empty_cache()
+            forget_peak(world.device)
             try:
                 found = (EQUAL | FAST)[name](world, folder, tiny)
             except ElsewhereError:

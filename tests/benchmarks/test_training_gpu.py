@@ -94,7 +94,7 @@ def test_file_holds_what_was_asked_for(part, expected, tmp_path, monkeypatch):
     out = tmp_path / "training.json"
     monkeypatch.setattr(training_gpu, "layer_rows", lambda: [row("layer", "fa3")])
     monkeypatch.setattr(training_gpu, "curve", partial(row, "training curve"))
-    monkeypatch.setattr(training_gpu, "machine", lambda: {"gpu": "none"})
+    monkeypatch.setattr("flash_versions.bench.document.machine", lambda device: {"gpu": "none"})
     monkeypatch.setattr("sys.argv", ["training_gpu.py", "--out", str(out), *part])
     training_gpu.main()
     document = json.loads(out.read_text())

@@ -1,6 +1,6 @@
 """Training with our kernels against torch's attention, on a GPU; writes JSON.
 
-    python tests/benchmarks/training_gpu.py --out FILE
+    python -m tests.benchmarks.training_gpu --out FILE
 
 First one attention layer, forward and backward through autograd as a model calls it: what the host
 takes to launch is part of it. Every competitor in turn, round after round; a time is that of STEPS
@@ -9,14 +9,10 @@ for 200 steps with each version and seed: the loss after every step. Versions di
 only, and the curve of one may be as far from another's as those of two seeds are.
 """
 
-import argparse
-import json
 import os
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -26,9 +22,9 @@ import torch  # noqa: E402
 from torch.nn.attention import SDPBackend  # noqa: E402
 
 from flash_versions import attention  # noqa: E402
+from flash_versions.bench.document import new_document  # noqa: E402
 from flash_versions.bench.peers import torch_backend  # noqa: E402
-from flash_versions.bench.run import SCHEMA, commit, machine, source  # noqa: E402
-from flash_versions.bench.watch import write  # noqa: E402
+from tests.benchmarks.frame import keep, now, parser  # noqa: E402
 from transformer.training.corpus import Teacher  # noqa: E402
 from transformer.training.run import Recipe, Training  # noqa: E402
 
@@ -55,12 +51,10 @@ def layer_rows() -> list[dict]:
         functions[name] = partial(torch_backend, backend, causal=True)
 
     def seconds(function: Callable) -> float:
-        torch.cuda.synchronize()
-        began = time.perf_counter()
+        began = now(DEVICE)
         for _ in range(STEPS):
             torch.autograd.grad(function(*leaves), leaves, do)
-        torch.cuda.synchronize()
-        return (time.perf_counter() - began) / STEPS
+        return (now(DEVICE) - began) / STEPS
 
     for function in functions.values():
         seconds(function)
@@ -89,32 +83,18 @@ def curve(version: str, seed: int) -> dict:
 
 def main() -> None:
     """Measure; the file is written again after each part."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, required=True, help="where the JSON goes")
-    parser.add_argument("--part", choices=(LAYER, CURVE), help="only this")
-    args = parser.parse_args()
-    document: dict = {
-        "schema": SCHEMA,
-        "date": datetime.now(UTC).date().isoformat(),
-        "commit": commit(),
-        "source": source(),
-        "machine": machine(),
-        "protocol": {"rounds": ROUNDS, "steps": STEPS, "method": "wall clock, interleaved, median"},
-        "rows": [],
-    }
-
-    def keep(rows: list[dict]) -> None:
-        document["rows"] += rows
-        for row in rows:
-            print({k: v for k, v in row.items() if k not in ("times", "losses")}, flush=True)
-        write(args.out, json.dumps(document, indent=1) + "\n")
-
+    made = parser(__doc__, device=False)
+    made.add_argument("--part", choices=(LAYER, CURVE), help="only this")
+    args = made.parse_args()
+    method = {"rounds": ROUNDS, "steps": STEPS, "method": "wall clock, interleaved, median"}
+    document = new_document(DEVICE, protocol=method)
+    keep_here = partial(keep, document, args.out, hidden=("times", "losses"))
     if args.part != CURVE:
-        keep(layer_rows())
+        keep_here(layer_rows())
     if args.part != LAYER:
         for seed in SEEDS:
             for version in ("sdpa", *VERSIONS[1:]):
-                keep([curve(version, seed)])
+                keep_here([curve(version, seed)])
 
 
 if __name__ == "__main__":

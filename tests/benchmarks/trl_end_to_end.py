@@ -1,6 +1,6 @@
 """The sloppy checkpoint learns three-digit sums with TRL's trainer: what our own is compared with.
 
-    python tests/benchmarks/trl_end_to_end.py --seed 0
+    python -m tests.benchmarks.trl_end_to_end --seed 0
 
 Needs the extra `trl`. The answer is one line of JSON on standard output: the settings, TRL's mean
 reward, completion length and seconds of every step, and the held-out accuracy before and after,

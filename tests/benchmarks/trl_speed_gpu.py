@@ -1,6 +1,6 @@
 """A step of GRPO by our trainer against one by TRL's, which samples with `generate`; writes JSON.
 
-    python tests/benchmarks/trl_speed_gpu.py --out FILE
+    python -m tests.benchmarks.trl_speed_gpu --out FILE
 
 Needs the extra `trl`. Both train the same checkpoint on the same problems in bf16 with fp32 master
 weights: "shipped" is the checkpoint `sloppy` on its sums, "qwen2.5-0.5b" random weights of that
@@ -13,20 +13,15 @@ A step has two phases, each timed between two waits for the device. "rollout": f
 rewards (TRL: `_generate_and_score_completions`). "learn": all else, the optimiser included.
 """
 
-import argparse
 import gc
-import importlib.metadata
 import json
 import os
-import platform
 import signal
 import statistics
 import tempfile
-import time
 import zlib
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 
@@ -38,8 +33,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback  #
 from transformers.trainer_callback import PrinterCallback  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 
-from flash_versions.bench.run import SCHEMA, commit, machine, source  # noqa: E402
-from flash_versions.bench.watch import write  # noqa: E402
+from flash_versions.bench.document import new_document  # noqa: E402
+from tests.benchmarks.frame import forget_peak, keep, now, parser, passed, peak_gib, reason  # noqa: E402
 from tests.helpers.random_checkpoint import QWEN, TINY, write_checkpoint  # noqa: E402
 from transformer.generation.chat import Tokenizer, encode_chat, load_template  # noqa: E402
 from transformer.model.weights import find_checkpoint  # noqa: E402
@@ -47,7 +42,6 @@ from transformer.rl.recipes import Settings, find_task  # noqa: E402
 from transformer.rl.trainer import Trainer, resolved  # noqa: E402
 from transformer.training import byte_tokenizer  # noqa: E402
 
-BEGAN = time.monotonic()
 LIBRARIES = ("trl", "transformers", "accelerate", "datasets", "tokenizers")
 SUITE = "grpo step"
 PHASES = ("seconds", "rollout_seconds", "learn_seconds")
@@ -123,14 +117,11 @@ class Clock:
 
     def now(self):
         """Seconds, once the device has done all that it was given."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter()
+        return now(self.device)
 
     def begin(self):
         """A step begins."""
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
+        forget_peak(self.device)
         self.began = self.now()
 
     def rolled_out(self, seconds, completions, rewards):
@@ -148,8 +139,7 @@ class Clock:
         """The step is over."""
         seconds = self.now() - self.began
         spent = dict(zip(PHASES, (seconds, self.rollout, seconds - self.rollout)))
-        peak = torch.cuda.max_memory_allocated() / 2**30 if self.device.type == "cuda" else None
-        self.steps.append({**spent, **self.seen, "peak_gib": peak})
+        self.steps.append({**spent, **self.seen, "peak_gib": peak_gib(self.device)})
 
 
 def ours(case, clock, steps, micro_batch, attention):
@@ -297,17 +287,16 @@ def measure(case, name, device, args, limit):
     """The row of a contestant. Out of memory, it tries once more with half the micro-batch."""
     run, how = CONTESTANTS[name]
     for micro_batch in (case.micro_batch, case.micro_batch // 2):
-        clock, reason = Clock(device), None
+        clock, failed = Clock(device), None
         try:
             with limited(limit):
                 run(case, clock, args.warm_up + args.steps, micro_batch, how)
         except Exception as error:  # whatever it is, the other contestants go on
-            reason = f"{type(error).__name__}: {str(error)[:300]}"
+            failed = reason(error)
             memory = isinstance(error, torch.OutOfMemoryError)
         gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-        if reason is None or not memory:
+        torch.cuda.empty_cache()
+        if failed is None or not memory:
             break
     timed = clock.steps[args.warm_up :]
     row = {
@@ -323,8 +312,8 @@ def measure(case, name, device, args, limit):
     }
     if timed:
         row |= {f"{phase}_best": best(timed, phase) for phase in PHASES}
-    if reason is not None:
-        row["reason"] = reason
+    if failed is not None:
+        row["reason"] = failed
     return row
 
 
@@ -345,36 +334,18 @@ def compare(rows):
     }
 
 
-def new_document(device, args):
-    """A document without rows."""
-    place = {"gpu": "none", "torch": torch.__version__, "python": platform.python_version()}
-    versions = {name: importlib.metadata.version(name) for name in LIBRARIES}
-    return {
-        "schema": SCHEMA,
-        "date": datetime.now(UTC).date().isoformat(),
-        "commit": commit(),
-        "source": source(),
-        "machine": (machine() if device.type == "cuda" else place) | versions,
-        "protocol": {**PROTOCOL, "warm_up": args.warm_up, "steps": args.steps, "tiny": args.tiny},
-        "rows": [],
-        "ratios": {},
-    }
-
-
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, required=True, help="where the JSON goes")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="small models and few rows")
-    parser.add_argument("--case", help="only this one: shipped or qwen2.5-0.5b")
-    parser.add_argument("--also", nargs="*", default=[], choices=ALSO, help="more contestants")
-    parser.add_argument("--warm-up", type=int, default=1, help="steps that are not counted (1)")
-    parser.add_argument("--steps", type=int, default=3, help="timed steps of a contestant (3)")
-    parser.add_argument("--micro-batch", type=int, help="of the case qwen2.5-0.5b, for all (64)")
-    parser.add_argument("--seconds", type=float, default=300.0, help="for everything")
-    args = parser.parse_args()
+    add = (made := parser(__doc__, seconds=300.0)).add_argument
+    add("--tiny", action="store_true", help="small models and few rows")
+    add("--case", help="only this one: shipped or qwen2.5-0.5b")
+    add("--also", nargs="*", default=[], choices=ALSO, help="more contestants")
+    add("--warm-up", type=int, default=1, help="steps that are not counted (1)")
+    add("--steps", type=int, default=3, help="timed steps of a contestant (3)")
+    add("--micro-batch", type=int, help="of the case qwen2.5-0.5b, for all (64)")
+    args = made.parse_args()
     device = torch.device(args.device)
-    document = new_document(device, args)
+    protocol = {**PROTOCOL, **{name: getattr(args, name) for name in ("warm_up", "steps", "tiny")}}
+    document = new_document(device.type, LIBRARIES, protocol=protocol, ratios={})
     names = [*ALWAYS, *args.also]
     with tempfile.TemporaryDirectory() as folder:
         chosen = [c for c in cases(Path(folder), args.tiny) if args.case in (None, c.name)]
@@ -385,16 +356,14 @@ def main():
             refuse_other_prompts(case)
             rows = []
             for name in names:
-                remaining = args.seconds - (time.monotonic() - BEGAN)
+                remaining = args.seconds - passed()
                 limit = max(1.0, remaining * 2 / (left + 1))  # almost twice an equal share
                 rows.append(measure(case, name, device, args, limit))
                 left -= 1
-                document["rows"].append(rows[-1])
                 document["ratios"][case.name] = compare(rows)
-                write(args.out, json.dumps(document, indent=1) + "\n")
-                print(json.dumps(rows[-1]), flush=True)
+                keep(document, args.out, rows[-1:])
             print(case.name, json.dumps(document["ratios"][case.name]), flush=True)
-    print(f"wrote {args.out} after {time.monotonic() - BEGAN:.0f} s")
+    print(f"wrote {args.out} after {passed():.0f} s")
 
 
 if __name__ == "__main__":

@@ -162,7 +162,7 @@ def compile_backward(name: str, shape: str, arch: str) -> list[dict]:
     o, lse = torch.empty_like(request.q), torch.empty(1, request.q.shape[2], request.q.shape[1])
     given = request, o, lse, None, torch.empty_like(o), lse
     with compiling(arch) as found:
-        if fa3_backward.left_to_fa2(request):
+        if fa3_backward.left_to_gathering(request):
             return []
         if name == "fa3":
             fa3_backward.backward(*given)

@@ -26,18 +26,16 @@ ASKED = """
 import json
 import flash_versions
 from flash_versions import VERSIONS, diff
-from flash_versions.bench import results, suites
+from flash_versions.bench import suites
 from flash_versions.plot.figures import PLOTS
 from tests.flash_versions.versions import test_attention
-from tests.helpers.synthetic_results import document
+from tests.helpers.committed_results import RESULTS
 from transformer import generate
 
 shape = suites.SUITES["quick"][0]
 measured = [one.name for one in suites.competitors("table", shape)]
-table = document()
-table["rows"] += [{**row, "version": "fa2_pairs"} for row in table["rows"]
-                  if row["version"] == "fa2"]
-panels = PLOTS["forward"].data(results.merged([table]))
+rows = [{**row, "version": "fa2_pairs"} for row in RESULTS["rows"] if row.get("version") == "fa2"]
+panels = PLOTS["forward"].data(RESULTS | {"rows": RESULTS["rows"] + rows})
 figure = PLOTS["forward"].draw(panels)
 print(json.dumps({
     "file": flash_versions.__file__,
@@ -57,7 +55,7 @@ def copy(tmp_path_factory):
     """A copy of the repository's code to which the page's commands added the version."""
     top = tmp_path_factory.mktemp("copy")
     without = shutil.ignore_patterns("__pycache__", "checkpoints")
-    for name in ("flash_versions", "transformer", "tests", "docs/examples"):
+    for name in ("flash_versions", "transformer", "tests", "docs/examples", "docs/results"):
         shutil.copytree(ROOT / name, top / name, ignore=without)
     shutil.copy(ROOT / "pyproject.toml", top)
     subprocess.run(["bash", "-e", SCRIPT], cwd=top, check=True)

@@ -60,8 +60,8 @@ class Answers:
     def add(self, index: int, completion: Completion) -> None:
         """Take the answer to a prompt; it is written once those before it are."""
         self._waiting[index] = completion
-        while completion := self._waiting.pop(self.given, None):
-            answered = {**self.lines[self.given], **describe(completion)}
+        while self.given in self._waiting:
+            answered = {**self.lines[self.given], **describe(self._waiting.pop(self.given))}
             line = json.dumps(answered, ensure_ascii=False) + "\n"
             if self.path is None:
                 sys.stdout.write(line)

@@ -27,6 +27,12 @@ def describe_error(error: Exception) -> str:
     return str(error)
 
 
+def say(text: str) -> None:
+    """Write to standard error at once."""
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
 class ElsewhereError(Exception):
     """Another process of the run failed, and says why."""
 

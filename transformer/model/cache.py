@@ -155,8 +155,9 @@ class KVCache(Cache):
             span = Span(self.keys_values, slice(None), slice(self.longest, stop), stop, None)
             self.lengths += count
         else:
+            added: int | torch.Tensor = count
             if padding is None and count == 1:  # a step of decoding: fewer launches
-                slots, added = self.lengths[:, None].long(), count
+                slots = self.lengths[:, None].long()
             else:
                 slots, added = self.slots(count, padding)
             rows = torch.arange(len(self.lengths), device=self.lengths.device)[:, None]

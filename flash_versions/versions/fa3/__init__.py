@@ -36,7 +36,7 @@ def choose_forward(request: Request) -> Forward:
     """
     if request.precision is not None:
         return partial(serve_fp8, kernel=forward_quantized)
-    if forward.left_to_fa2(request):
+    if forward.left_to_gathering(request):
         return packing.forward
     if forward_hopper.left_to_portable(request):
         return forward.forward
@@ -50,7 +50,7 @@ def choose_backward(request: Request) -> Backward:
     """
     if not (backward.needs_pointers(request) or backward_hopper.left_to_portable(request)):
         return partial(backward_hopper.launch, backward_hopper.make_plan(request))
-    if backward.left_to_fa2(request):
+    if backward.left_to_gathering(request):
         return packing_backward.backward
     return backward.backward
 

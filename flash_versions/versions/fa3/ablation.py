@@ -35,7 +35,7 @@ def varied(request: Request, **switches: Any) -> tuple[torch.Tensor, torch.Tenso
     Raises:
         ValueError: this kernel does not serve the request.
     """
-    if reason := forward.left_to_fa2(request) or forward_hopper.left_to_portable(request):
+    if reason := forward.left_to_gathering(request) or forward_hopper.left_to_portable(request):
         raise ValueError(reason)
     return forward_hopper.forward(request, replace(default_config(request), **switches))
 

@@ -377,10 +377,10 @@ def needs_pointers(request: Request) -> str | None:
     """Why boxes cannot serve a request's gradients, as a sentence, or None: the forward's reasons
     but for the splits, which a backward does not have.
     """
-    return forward.left_to_fa2(request._replace(num_splits=1))
+    return forward.left_to_gathering(request._replace(num_splits=1))
 
 
-def left_to_fa2(request: Request) -> str | None:
+def left_to_gathering(request: Request) -> str | None:
     """Why a request's gradients are left to FA2's kernels, as a sentence, or None."""
     if reason := needs_pointers(request):
         return reason
@@ -420,7 +420,7 @@ def backward(
     function: Any = exp2,
     share: tuple | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Gradients of attention, of a request that is not `left_to_fa2`.
+    """Gradients of attention, of a request that is not `left_to_gathering`.
 
     Args:
         request: as in the forward. Few rows are served, too, only not as fast.

@@ -279,7 +279,7 @@ def choose_config(request: Request) -> LaunchConfig:
     return config
 
 
-def left_to_fa2(request: Request) -> str | None:
+def left_to_gathering(request: Request) -> str | None:
     """Why a request is left to FA2's forward, as a sentence, or None.
 
     Decoding stays there unchanged: it waits for memory, not for what FA3 makes faster.
@@ -327,7 +327,7 @@ def heads_of_section(request: Request) -> int:
 def forward(
     request: Request, config: LaunchConfig | None = None, persistent: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """Attention and its LSE, of a request that is not `left_to_fa2`.
+    """Attention and its LSE, of a request that is not `left_to_gathering`.
 
     Args:
         request: see `Request`. Few rows are served, too, only not as fast; num_splits is not read.

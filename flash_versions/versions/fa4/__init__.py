@@ -20,7 +20,7 @@ def choose_forward(request: Request) -> Forward:
     """The kernel for a request, asked in FA3's order."""
     if request.precision is not None:
         return partial(fa3.serve_fp8, kernel=forward_quantized)
-    if fa3.forward.left_to_fa2(request):
+    if fa3.forward.left_to_gathering(request):
         return fa3.packing.forward
     if fa3.forward_hopper.left_to_portable(request):
         return forward.forward

@@ -38,7 +38,9 @@ def varied(request: Request, **switches: Any) -> tuple[torch.Tensor, torch.Tenso
     Raises:
         ValueError: this kernel does not serve the request.
     """
-    if reason := fa3.forward.left_to_fa2(request) or fa3.forward_hopper.left_to_portable(request):
+    if reason := fa3.forward.left_to_gathering(request) or fa3.forward_hopper.left_to_portable(
+        request
+    ):
         raise ValueError(reason)
     return forward_hopper.forward(request, replace(default_config(request), **switches))
 

@@ -75,7 +75,7 @@ def backward(
     q_config: LaunchConfig | None = None,
     eighths: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Gradients of attention, of a request that is not `fa3.backward.left_to_fa2`.
+    """Gradients of attention, of a request that is not `fa3.backward.left_to_gathering`.
 
     Args:
         request: as o, lse, statistics, do, dlse and the configurations, see FA3's.

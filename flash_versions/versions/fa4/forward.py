@@ -331,7 +331,7 @@ def forward(
     eighths: int | None = None,
     counts: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """Attention and its LSE, of a request that is not `fa3.forward.left_to_fa2`.
+    """Attention and its LSE, of a request that is not `fa3.forward.left_to_gathering`.
 
     Args:
         request: see `Request`. Few rows are served, too, only not as fast; num_splits is not read.

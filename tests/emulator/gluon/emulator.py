@@ -1,17 +1,17 @@
 """Gluon kernels for Hopper, run on the CPU: Triton interprets none of them.
 
 `load` imports modules anew with stand-ins in the place of Triton. The same source, host code and
-all, then computes with torch tensors, one thread per partition; gluon_machine.py lets them take
+all, then computes with torch tensors, one thread per partition; machine.py lets them take
 turns.
 
-Hardware may be fast or slow. `gluon_machine.order` says which of these freedoms an emulation takes.
+Hardware may be fast or slow. `machine.order` says which of these freedoms an emulation takes.
 Loads that are late find whoever does not wait for `full`; products that are late, that is, which
 read their tiles when they are waited for, find whoever releases a tile too early. Stores always
 leave late. Shared memory begins as NaN.
 
 Not modelled: layouts, registers, speed. A missing fence is noticed only before a TMA
 store or a product.
-Boxes are in gluon_tma.py, and inline PTX is read by gluon_ptx.py.
+Boxes are in tma.py, and inline PTX is read by ptx.py.
 """
 
 import ast

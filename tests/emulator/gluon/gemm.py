@@ -1,4 +1,4 @@
-"""What a matrix product asks of gluon_emulator.py beyond attention: an accumulator that stays in
+"""What a matrix product asks of emulator.py beyond attention: an accumulator that stays in
 flight from product to product, and loads of a vector. `load` is its `load` with these.
 """
 

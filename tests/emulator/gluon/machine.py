@@ -1,4 +1,4 @@
-"""Partitions that take turns, and barriers: who runs when in gluon_emulator.py.
+"""Partitions that take turns, and barriers: who runs when in emulator.py.
 
 Each is a thread, but only one runs at a time, and at each barrier it is decided who goes on:
 nothing is timed, the same seed gives the same order, and a dead-lock is seen at once.

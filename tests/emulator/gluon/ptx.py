@@ -1,4 +1,4 @@
-"""Inline PTX for gluon_emulator.py: what the kernels for Hopper write that Gluon has no word for.
+"""Inline PTX for emulator.py: what the kernels for Hopper write that Gluon has no word for.
 
 `elementwise` reads the text, so that what is wrong in it has its effect. A register is one of all
 threads of a partition at once, with 32 bits or a predicate: a tensor (warps, lanes, calls), as the

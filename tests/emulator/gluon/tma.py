@@ -1,4 +1,4 @@
-"""TMA for gluon_emulator.py: boxes of tensors, copied to shared memory and from there."""
+"""TMA for emulator.py: boxes of tensors, copied to shared memory and from there."""
 
 import math
 from typing import NamedTuple

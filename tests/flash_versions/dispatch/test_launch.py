@@ -45,9 +45,10 @@ LAUNCHERS = {
     "backward, wide": backward_hopper_wide.launch_wide,
     "finish": backward_rows.launch_finish,
 }
-# Python functions of this package that a warm forward and backward may enter. Fewer than half of
-# those it took when every call decided everything anew.
-MOST_CALLS = 160
+MOST_CALLS = 115  # of Python functions of this package, by a warm forward and backward
+# (calls of Python functions of this package, files, folders, changes from folder to folder) that a
+# first forward may take until the kernel starts, and a later one: those of docs/design.md.
+WAYS = [(116, 23, 9, 46), (45, 10, 5, 10)]
 
 
 class StandIn:
@@ -265,6 +266,33 @@ def test_a_warm_call_does_little(name, launches):
     assert entered.total() <= MOST_CALLS, entered.most_common()
     for decided in ("make_plan", "choose_config", "layout", "default_config", "box_steps"):
         assert not any(function.endswith(f".{decided}") for function in entered), decided
+
+
+def test_the_way_of_a_call_is_short(launches):
+    """From `attention` until a kernel starts: the first call, and one that is remembered."""
+    q, k, v = (x.detach() for x in inputs(B=16, M=512, N=512))
+    package = Path(flash_versions.__file__).parent
+    entered = []
+
+    def note(frame, event, _):
+        file = Path(frame.f_code.co_filename)
+        if event == "call" and not launches and package in file.parents:
+            entered.append(file.relative_to(package))
+
+    for calls, files, rooms, changes in WAYS:
+        entered.clear()
+        launches.clear()
+        sys.setprofile(note)
+        try:
+            attention(q, k, v, causal=True)
+        finally:
+            sys.setprofile(None)
+        assert [name for name, *_ in launches] == ["forward of fa4"]
+        walked = [file.parent for file in entered]
+        assert len(entered) <= calls
+        assert len(set(entered)) <= files
+        assert len(set(walked)) <= rooms
+        assert sum(a != b for a, b in zip(walked, walked[1:])) <= changes
 
 
 def test_a_descriptor_is_copied_and_keeps_no_tensor():

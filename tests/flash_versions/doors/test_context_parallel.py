@@ -434,7 +434,6 @@ def test_zigzag_balances_the_work(size):
 
 
 def test_the_command_for_gpus_on_the_cpu(tmp_path):
-    command = ROOT / "tests/benchmarks/context_parallel_gpu.py"
     out = tmp_path / "results.json"
     launch = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     options = ("--device=cpu", "--length=256", "--version=reference", f"--out={out}")
@@ -443,7 +442,8 @@ def test_the_command_for_gpus_on_the_cpu(tmp_path):
         "GIT_COMMIT": "abc1234",
         "OMP_NUM_THREADS": "1",
     }
-    subprocess.run((*launch, str(command), *options), env=environment, check=True, timeout=100)
+    command = (*launch, "-m", "tests.benchmarks.context_parallel_gpu", *options)
+    subprocess.run(command, env=environment, check=True, timeout=100)
     document = json.loads(out.read_text())
     assert document["commit"] == "abc1234" and document["gpus"] == 2
     rows = document["rows"]

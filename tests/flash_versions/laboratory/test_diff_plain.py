@@ -52,7 +52,7 @@ class Call:
         monkeypatch.setattr(Launcher, "__call__", launch)
 
     def module(self, name):
-        return importlib.import_module(f"flash_versions.{self.version}.{name}")
+        return importlib.import_module(f"flash_versions.versions.{self.version}.{name}")
 
     def forward(self):
         found = self.module("forward").forward(self.request, CONFIG, **self.options)

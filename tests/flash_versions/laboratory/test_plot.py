@@ -3,6 +3,7 @@
 import json
 import re
 import xml.etree.ElementTree as ET
+from statistics import fmean, geometric_mean
 
 import matplotlib as mpl
 import pytest
@@ -10,26 +11,10 @@ import pytest
 from flash_versions.bench import results
 from flash_versions.plot import figures as plot
 from flash_versions.plot import timeline
-from tests.helpers.synthetic_results import (
-    CURVES,
-    FP8_SPEED,
-    FP8_VARIANTS,
-    SPEED,
-    VARIANTS,
-    all_results,
-    document,
-    generation,
-    matrix_products,
-    trace,
-    training,
-)
-
-RESULTS = results.read_results()
-SYNTHETIC = results.merged(all_results())
-SOURCES = {"committed": RESULTS, "synthetic": SYNTHETIC}
+from tests.helpers.committed_results import RESULTS, of_suite, rate, ratio, row_of, without
 
 
-def drawn(name, source):
+def drawn(name, source=RESULTS):
     """{panel title: axes} of a figure."""
     with mpl.rc_context(plot.STYLE):
         figure = plot.PLOTS[name].draw(plot.PLOTS[name].data(source))
@@ -37,160 +22,81 @@ def drawn(name, source):
 
 
 def lines_of(ax):
-    """{competitor: [(x, y)]} of what is drawn, without the roofs."""
-    roofs = ("roof", "tensor cores", "exp2", "one after the other")
-    return {
-        line.get_gid(): list(zip(line.get_xdata(), line.get_ydata()))
-        for line in ax.lines
-        if line.get_gid() not in roofs
-    }
+    """{competitor: [(x, y)]} of what is drawn."""
+    return {line.get_gid(): list(zip(*line.get_data())) for line in ax.lines}
+
+
+# All figures.
 
 
 @pytest.mark.parametrize("name", plot.PLOTS)
 def test_committed_figures_are_of_the_committed_results(name):
     """Else: python -m flash_versions.plot."""
     path, data = plot.FIGURES / f"{name}.svg", plot.PLOTS[name].data(RESULTS)
-    assert path.exists() == (data is not None)
-    if data is not None:
-        assert plot.digest(data) in path.read_text()
+    assert plot.digest(data) in path.read_text()
+    other = re.sub(r"\d(?=\D*$)", lambda found: "7" if found[0] == "3" else "3", json.dumps(data))
+    assert plot.digest(json.loads(other)) != plot.digest(data)
+    assert plot.PLOTS[name].data(RESULTS | {"rows": [], "trace": None}) is None
 
 
 def test_no_other_figures_are_committed():
     found = {path.stem for path in plot.FIGURES.iterdir()}
     elsewhere = {"grpo-sums", "grpo-countdown"}  # tests/documents/test_grpo_results.py
     elsewhere |= {"flash-attention", "lessons"}  # tests/documents/test_pictures.py
-    assert found - elsewhere <= set(plot.PLOTS)
+    assert found == elsewhere | set(plot.PLOTS)
 
 
-@pytest.mark.parametrize("name, suite", [("forward", "table"), ("backward", "backward")])
-@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
-def test_rates_are_those_of_the_results(name, suite, source):
-    rows = [row for row in source["rows"] if row["suite"] == suite and "tflops" in row]
+@pytest.mark.parametrize("name", ["memory", "ablation", "timeline"])
+def test_svg_is_small_valid_and_the_same_each_time(name):
+    data = plot.PLOTS[name].data(RESULTS)
+    text = plot.svg(name, data)
+    assert len(text) < 250_000 and plot.digest(data) in text
+    assert ET.fromstring(text).tag.endswith("svg")
+    assert not re.search(r"20\d\d-\d\d-\d\d", text)
+    assert plot.svg(name, data) == text
+
+
+def test_command_draws_and_removes(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(plot, "ROOT", tmp_path)
+    monkeypatch.setattr(plot, "FIGURES", tmp_path / "figures")
+    monkeypatch.setattr(plot, "PLOTS", {name: plot.PLOTS[name] for name in ("backward", "fp8")})
+    monkeypatch.setattr(plot, "read_results", lambda: RESULTS)
+    assert plot.main() == 0
+    assert {path.name for path in plot.FIGURES.iterdir()} == {"backward.svg", "fp8.svg"}
+    lost = without(lambda row: row["suite"] != "fp8")
+    monkeypatch.setattr(plot, "read_results", lambda: lost)
+    assert plot.main() == 0
+    assert [path.name for path in plot.FIGURES.iterdir()] == ["backward.svg"]
+    assert "fp8: nothing was measured to draw it from" in capsys.readouterr().err
+
+
+# Lines and bars.
+
+
+@pytest.mark.parametrize(
+    "name, suite, key",
+    [
+        ("forward", "table", "tflops"),
+        ("backward", "backward", "tflops"),
+        ("fp8", "fp8", "tflops"),
+        ("memory", "table", "peak_mib"),
+    ],
+)
+def test_lines_are_those_of_the_results(name, suite, key):
     expected = {}
-    for row in rows:
-        panel = f"D={row['D']} {'causal' if row['causal'] else 'full'}"
-        line = expected.setdefault(panel, {}).setdefault(row["version"], [])
-        line.append((row["N"], row["tflops"]))
-    panels = drawn(name, source)
-    assert {panel: lines_of(ax) for panel, ax in panels.items()} == {
-        panel: {version: sorted(line) for version, line in lines.items()}
-        for panel, lines in expected.items()
-    }
+    for row in of_suite(suite):
+        if key in row and not (name == "memory" and row["causal"]):
+            lines = expected.setdefault(f"D={row['D']} {results.mask(row)}", {})
+            lines.setdefault(row["version"], []).append((row["N"], row[key]))
+    expected = {p: {x: sorted(line) for x, line in found.items()} for p, found in expected.items()}
+    assert {panel: lines_of(ax) for panel, ax in drawn(name).items()} == expected
 
 
 def test_speedup_is_over_torch():
-    for ax in drawn("speedup", SYNTHETIC).values():
-        for version, points in lines_of(ax).items():
-            ratio = SPEED[version] / SPEED["torch fa2"]
-            assert [y for _, y in points] == pytest.approx([ratio] * len(points))
-
-
-def test_memory_is_linear_but_for_plain_pytorch():
-    panels = drawn("memory", SYNTHETIC)
-    assert list(panels) == ["D=64 full", "D=128 full", "D=256 full"]
-    for ax in panels.values():
-        for version, points in lines_of(ax).items():
-            rows = [r for r in SYNTHETIC["rows"] if r["suite"] == "table" and not r["causal"]]
-            found = {r["N"]: r["peak_mib"] for r in rows if r["version"] == version}
-            assert all(
-                y in [r["peak_mib"] for r in rows if (r["version"], r["N"]) == (version, x)]
-                for x, y in points
-            )
-            assert len(points) == len(found)
-
-
-@pytest.mark.parametrize("name", ["ablation", "ablation-fp8"])
-def test_ablation_bars_are_ratios(name):
-    panels = drawn(name, SYNTHETIC)
-    peer, speed = ("cuDNN", 600.0) if name == "ablation" else ("cuDNN FP8", 880.0)
-    assert "fa3, D=128 causal" in panels and len(panels) == 2 * 6
-    for title, ax in panels.items():
-        version = title.split(",")[0]
-        earlier = ["fa3"] if version == "fa4" else []
-        bars = [patch.get_width() for patch in ax.patches]
-        assert [label.get_text() for label in ax.get_yticklabels()] == [*VARIANTS, *earlier, peer]
-        ratios = [*VARIANTS.values(), *(SPEED[v] / SPEED["fa4"] for v in earlier)]
-        ratios.append(speed / SPEED[version])
-        assert bars == pytest.approx([100 * (ratio - 1) for ratio in ratios])
-
-
-def test_fp8_lines_keep_the_colour_of_their_version():
-    panels = drawn("fp8", SYNTHETIC)
-    assert len(panels) == 6
-    for ax in panels.values():
-        lines = {line.get_gid(): line for line in ax.lines}
-        assert set(lines) == {
-            *(f"{v} {x}".rstrip() for v in ("fa3", "fa4") for x in ("", *FP8_VARIANTS)),
-            "cudnn",
-            "cudnn fp8",
-        }
-        for version, other in (("fa3", "fa4"), ("fa4", "fa3")):
-            styles = set()
-            for x in ("", *FP8_VARIANTS):
-                line = lines[f"{version} {x}".rstrip()]
-                assert line.get_color() == lines[version].get_color() != lines[other].get_color()
-                styles.add((line.get_linestyle(), line.get_marker()))
-            assert len(styles) == 3
-
-
-def test_gradients_in_order_keep_the_colour_of_their_version():
-    for ax in drawn("backward", SYNTHETIC).values():
-        lines = {line.get_gid(): line for line in ax.lines}
-        ordered, fa3 = lines.pop("fa3 deterministic"), lines["fa3"]
-        assert ordered.get_color() == fa3.get_color()
-        assert ordered.get_linestyle() != fa3.get_linestyle()
-        assert len({line.get_color() for line in lines.values()}) == len(lines)
-
-
-def test_curves_are_means_and_ranges_of_seeds():
-    """Of a loss that is 5 / (1 + step / 20) with 0, 0.1 or 0.2 for the seed, in windows of 10."""
-    panels = drawn("training", SYNTHETIC)
-    assert list(panels) == ["sdpa and fa3", "sdpa and fa4"]
-    exact = [sum(5 / (1 + step / 20) for step in range(s, s + 10)) / 10 for s in range(0, 60, 10)]
-    for title, ax in panels.items():
-        lines = lines_of(ax)
-        assert set(lines) == set(title.split(" and "))
-        for name, points in lines.items():
-            assert [x for x, _ in points] == [10, 20, 30, 40, 50, 60]
-            expected = [loss + 0.1 + CURVES[name] for loss in exact]
-            assert [y for _, y in points] == pytest.approx(expected)
-            [band] = [area for area in ax.collections if area.get_gid() == name]
-            last = [y for x, y in band.get_paths()[0].vertices if x == 60]
-            assert (min(last), max(last)) == pytest.approx((expected[-1] - 0.1, expected[-1] + 0.1))
-
-
-def test_roofline_places_points_by_their_intensity():
-    """Without a mask, S queries and keys: 4 S^2 D operations on 8 S D bytes; decoding with 4 query
-    heads per key head: four times the one FLOP per byte.
-    """
-    panels = drawn("roofline", SYNTHETIC)
-    assert list(panels) == ["D=64 full", "D=128 full", "D=256 full"]
-    rows = [r for r in SYNTHETIC["rows"] if (r["suite"], r.get("D")) == ("table", 128)]
-    rates = {r["N"]: r["tflops"] for r in rows if not r["causal"] and r["version"] == "fa2"}
-    decode, *points = lines_of(panels["D=128 full"])["fa2"][2:]
-    assert dict(points) == pytest.approx({n / 2: rate for n, rate in rates.items()})
-    assert decode[0] == pytest.approx(4, rel=1e-3)
-    assert decode[1] == pytest.approx(4 * SPEED["fa2"] / 200, rel=1e-3)
-
-
-def test_roofs_of_the_h200():
-    """FlashAttention-3's own count: 3.9 TFLOP/s of special functions against 989 of products."""
-    assert plot.exp2_roof(128) / (4 * 128) == pytest.approx(3.9, rel=0.02)
-    assert plot.exp2_roof(64) == pytest.approx(plot.TENSOR_TFLOPS)
-    [roof] = [
-        line for line in drawn("roofline", RESULTS)["D=128 full"].lines if line.get_gid() == "roof"
-    ]
-    (x0, ridge, _), (y0, flat, _) = roof.get_data()
-    assert (y0 / x0, flat) == (plot.HBM_TB_PER_S, plot.TENSOR_TFLOPS)
-    assert ridge * plot.HBM_TB_PER_S == pytest.approx(flat)
-
-
-def test_roofs_are_of_this_gpu_only():
-    suites = {
-        suite: about | {"machine": about["machine"] | {"gpu": "NVIDIA A100"}}
-        for suite, about in RESULTS["suites"].items()
-    }
-    assert plot.roofline_data(RESULTS | {"suites": suites}) is None
+    lines = lines_of(drawn("speedup")["D=64 causal"])
+    place = {"N": 4096, "D": 64, "causal": True}
+    assert dict(lines["fa3"])[4096] == ratio("table", "fa3", "torch fa2", **place)
+    assert {y for _, y in lines["torch fa2"]} == {1.0}
 
 
 def test_what_failed_is_left_out_and_the_rest_is_drawn():
@@ -199,51 +105,54 @@ def test_what_failed_is_left_out_and_the_rest_is_drawn():
         | {"reason": "wrong output"}
         if row.get("version") in ("fa3", "torch fa2")
         else row
-        for row in SYNTHETIC["rows"]
+        for row in RESULTS["rows"]
     ]
-    source = SYNTHETIC | {"rows": rows}
-    for ax in drawn("forward", source).values():
-        assert set(lines_of(ax)) == set(SPEED) - {"fa3", "torch fa2"}
-    assert plot.PLOTS["speedup"].data(source) is None
-    assert list(plot.PLOTS["ablation"].data(source)) == ["fa4"]
+    everyone = {row["version"] for row in of_suite("table") if row["D"] == 64}
+    found = lines_of(drawn("forward", RESULTS | {"rows": rows})["D=64 full"])
+    assert set(found) == everyone - {"fa3", "torch fa2"}
+    assert plot.PLOTS["speedup"].data(RESULTS | {"rows": rows}) is None
+    assert list(plot.PLOTS["ablation"].data(RESULTS | {"rows": rows})) == ["fa4"]
 
 
-@pytest.mark.parametrize("name", plot.PLOTS)
-def test_svg_is_small_and_valid(name):
-    data = plot.PLOTS[name].data(SYNTHETIC)
-    text = plot.svg(name, data)
-    assert len(text) < 250_000
-    assert ET.fromstring(text).tag.endswith("svg")
-    assert not re.search(r"20\d\d-\d\d-\d\d", text)
-    assert plot.digest(data) in text
+def test_ablation_bars_are_means_of_ratios():
+    ax = drawn("ablation")["fa4, D=128 causal"]
+    bars = dict(zip([x.get_text() for x in ax.get_yticklabels()], ax.patches, strict=True))
+    lengths = {row["N"] for row in of_suite("ablation") if row["D"] == 128}
+    for title, name in (
+        ("always rescale", "fa4 always rescale"),
+        ("fa3", "fa3"),
+        ("cuDNN", "cudnn"),
+    ):
+        places = [{"N": n, "D": 128, "causal": True} for n in lengths]
+        mean = geometric_mean(ratio("ablation", name, "fa4", **place) for place in places)
+        assert bars[title].get_width() == pytest.approx(100 * (mean - 1))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in ("memory", "ablation") else pytest.mark.wide)
-        for name in plot.PLOTS
-    ],
-)
-def test_svg_is_the_same_each_time(name):
-    """Of lines and of bars."""
-    data = plot.PLOTS[name].data(SYNTHETIC)
-    assert plot.svg(name, data) == plot.svg(name, data)
+def test_curves_are_means_and_ranges_of_seeds():
+    panels = drawn("training")
+    assert list(panels) == ["sdpa and fa3", "sdpa and fa4"]
+    for name in ("sdpa", "fa3"):
+        ax = panels["sdpa and fa3"]
+        losses = [row["losses"] for row in of_suite("training curve") if row["version"] == name]
+        last = [fmean(loss[-plot.WINDOW :]) for loss in losses]
+        assert lines_of(ax)[name][-1] == (200, pytest.approx(fmean(last)))
+        [band] = [area for area in ax.collections if area.get_gid() == name]
+        ends = [y for x, y in band.get_paths()[0].vertices if x == 200]
+        assert (min(ends), max(ends)) == pytest.approx((min(last), max(last)))
 
 
-def test_digest_changes_with_the_data():
-    data = plot.PLOTS["forward"].data(SYNTHETIC)
-    changed = json.loads(json.dumps(data))
-    next(iter(next(iter(changed.values())).values()))[0][1] *= 1.001
-    assert plot.digest(json.loads(json.dumps(data))) == plot.digest(data) != plot.digest(changed)
-
-
-def test_everyone_is_told_apart():
-    everyone = SPEED | FP8_SPEED
-    versions = [name for name in everyone if name not in plot.PEERS]
-    styles = [plot.style_of(name, versions) for name in everyone]
-    assert len({style["color"] for style in styles}) == len(styles)
-    assert len({style["marker"] for style in styles}) == len(styles)
+def test_variants_keep_the_colour_of_their_version_and_all_are_told_apart():
+    for name in ("fp8", "backward"):
+        lines = {line.get_gid(): line for line in drawn(name)["D=64 causal"].lines}
+        looks = {(x.get_color(), x.get_linestyle(), x.get_marker()) for x in lines.values()}
+        assert len(looks) == len(lines)
+        for version, line in lines.items():
+            if version not in plot.PEERS:
+                assert line.get_color() == lines[version.split()[0]].get_color()
+        plain = [
+            x.get_color() for name, x in lines.items() if " " not in name or name in plot.PEERS
+        ]
+        assert len(set(plain)) == len(plain)
     assert set(plot.PEER_STYLES) == set(plot.PEERS)
 
 
@@ -257,12 +166,88 @@ def test_names_do_not_touch_and_stay_inside(heights):
     assert plot.spread([0.1, 0.5, 0.9], 0.06) == pytest.approx([0.1, 0.5, 0.9])
 
 
+# The roofline.
+
+
+def test_roofline_places_points_by_their_intensity():
+    """Without a mask, S queries and keys: 4 S^2 D operations on 8 S D bytes; decoding with 4 query
+    heads per key head: four times the one FLOP per byte.
+    """
+    found = lines_of(drawn("roofline")["D=128 full"])["fa2"]
+    rates = {row["N"]: row["tflops"] for row in of_suite("table")
+             if (row["version"], row["D"], row["causal"]) == ("fa2", 128, False)}  # fmt: skip
+    prefill = {x: y for x, y in found if x > 10}
+    assert prefill == pytest.approx({n / 2: rate for n, rate in rates.items()})
+    decode = [y for x, y in found if x == pytest.approx(4, rel=1e-3)]
+    lengths = [row["N"] for row in of_suite("decode") if (row["version"], row["B"]) == ("fa2", 1)]
+    expected = [4 * rate("decode", "fa2", B=1, N=n) for n in lengths]
+    assert sorted(decode) == pytest.approx(sorted(expected), rel=1e-3)
+
+
+def test_roofs_of_the_h200():
+    """FlashAttention-3's own count: 3.9 TFLOP/s of special functions against 989 of products."""
+    assert plot.exp2_roof(128) / (4 * 128) == pytest.approx(3.9, rel=0.02)
+    (x0, y0), (ridge, flat), _ = lines_of(drawn("roofline")["D=128 full"])["roof"]
+    assert (y0 / x0, flat) == (plot.HBM_TB_PER_S, plot.TENSOR_TFLOPS)
+    assert ridge * plot.HBM_TB_PER_S == pytest.approx(flat)
+    suites = {
+        suite: about | {"machine": about["machine"] | {"gpu": "NVIDIA A100"}}
+        for suite, about in RESULTS["suites"].items()
+    }
+    assert plot.roofline_data(RESULTS | {"suites": suites}) is None
+
+
+# The transformer.
+
+
+def test_bars_of_products_are_ratios_to_the_library():
+    ax = drawn("products")["a product"]
+    [bars] = [x for x in ax.containers if x.get_label() == "ours"]
+    shapes = [label.get_text().partition("\n")[0] for label in ax.get_yticklabels()]
+    expected = [ratio("gemm", "ours", "cuBLAS", shape=shape) for shape in shapes]
+    assert len(shapes) == 7 and [bar.get_width() for bar in bars] == pytest.approx(expected)
+    lost = without(lambda row: row.get("version") != "cuBLAS")
+    assert list(plot.PLOTS["products"].data(lost)) == ["norm gemm"]
+
+
+def test_lines_of_generation_are_tokens_per_second():
+    panels = drawn("generation")
+    place = {"case": "llama-3.2-1b", "contestant": "ours"}
+    for title, key, x, other in (
+        ("rows of a batch", "batch", 64, {"prompt": 512}),
+        ("tokens before, one row", "prompt", 16384, {"batch": 1}),
+    ):
+        row = row_of("generate", **{key: x}, **other, **place)
+        points = lines_of(panels[title])["llama-3.2-1b ours"]
+        assert dict(points)[x] == pytest.approx(1000 * row["batch"] / row["ms_per_step"])
+
+
 # The timeline.
+
+
+def trace(tiles=4, steps=6, clock=1000.0):
+    """The roles of a program with so many tiles: a loader that is ahead, two consumers in turns,
+    and what stores; 100 cycles for each step, from cycle 5000 on.
+    """
+    roles = {}
+    for tile in range(tiles):
+        for step in range(steps):
+            at = 5000 + (tile * steps + step) * 100
+            for role, shift in (("loader", 0), ("consumer 0", 40), ("consumer 1", 90)):
+                states = ("await room", "copy") if role == "loader" else ("multiply", "softmax")
+                middle, end = at + shift + 50, at + shift + 100
+                roles.setdefault(role, []).append([states[0], at + shift, middle])
+                roles[role].append([states[1], middle, end])
+        end = 5000 + (tile + 1) * steps * 100
+        roles.setdefault("storer", []).append(["await o", end - 200, end])
+        roles["storer"].append(["store", end, end + 80])
+    what = {"version": "fa4", "D": 128, "S": 1024}
+    return {"what": what, "clock_mhz": clock, "programs": [{"program": 7, "roles": roles}]}
 
 
 def test_timeline_shows_a_few_tiles_and_where_the_first_ends():
     """4 tiles of 6 steps of 100 cycles at 1000 MHz, which begin at cycle 5000."""
-    panels = drawn("timeline", SYNTHETIC)
+    panels = drawn("timeline", {"trace": trace()})
     assert list(panels) == ["a few tiles", "where the first tile ends"]
     whole, close = panels.values()
     assert whole.get_xlim() == pytest.approx((0, 1.88))  # to the end of the third store
@@ -286,7 +271,7 @@ def bars_of(ax, state):
 
 
 def test_timeline_bars_are_the_intervals_of_the_trace():
-    whole = drawn("timeline", SYNTHETIC)["a few tiles"]
+    whole = drawn("timeline", {"trace": trace()})["a few tiles"]
     stores = bars_of(whole, "store")
     expected = [(0.6 * tile, 0.6 * tile + 0.08, 3) for tile in (1, 2, 3)]
     assert [x for bar in stores for x in bar] == pytest.approx([x for b in expected for x in b])
@@ -337,32 +322,3 @@ def test_states_are_told_apart_and_waiting_is_grey():
     colours = timeline.colours_of(states)
     assert len({colours[state] for state in states[:10]}) == 10
     assert colours["await k"] == colours["idle"] == timeline.WAIT_COLOUR
-
-
-# The command.
-
-
-def test_command_draws_and_removes(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(plot, "ROOT", tmp_path)
-    monkeypatch.setattr(plot, "FIGURES", tmp_path / "figures")
-    monkeypatch.setattr(results, "RESULTS", tmp_path / "results")
-    results.RESULTS.mkdir()
-    path = results.RESULTS / "h200.json"
-    path.write_text(json.dumps(document()))
-    others = {
-        "h200-trace.json": trace(),
-        "h200-training.json": training(),
-        "h200-kernels.json": matrix_products(),
-        "h200-generate.json": generation(),
-    }
-    for name, content in others.items():
-        (results.RESULTS / name).write_text(json.dumps(content))
-    assert plot.main() == 0
-    assert {path.name for path in plot.FIGURES.iterdir()} == {f"{name}.svg" for name in plot.PLOTS}
-    rows = [row for row in SYNTHETIC["rows"] if row["suite"] == "backward"]
-    path.write_text(json.dumps(document() | {"rows": rows}))
-    for name in others:
-        (results.RESULTS / name).unlink()
-    assert plot.main() == 0
-    assert [path.name for path in plot.FIGURES.iterdir()] == ["backward.svg"]
-    assert "ablation: nothing was measured to draw it from" in capsys.readouterr().err

@@ -72,7 +72,7 @@ def test_gradients_of_the_kernels_themselves(case, dtype, device):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_any_strides_that_descriptors_take(layout, device):
     request = make_request(*(LAYOUTS[layout](x) for x in inputs(device)), causal=True)
-    assert portable.left_to_fa2(request) is None
+    assert portable.left_to_gathering(request) is None
     assert_right(request, *portable.forward(request)[:2])
 
 
@@ -80,7 +80,7 @@ def test_the_stride_of_a_single_element_does_not_matter(device):
     q, k, v = (x[:1, :, :1] for x in inputs(device))
     odd = [x.as_strided(x.shape, (7, x.stride(1), 3, 1)) for x in (q, k, v)]
     request = make_request(*odd)
-    assert portable.left_to_fa2(request) is None
+    assert portable.left_to_gathering(request) is None
     expected = portable.forward(make_request(q, k, v))[0]
     assert torch.equal(portable.forward(request)[0], expected)
 
@@ -104,7 +104,7 @@ def test_keys_past_the_length_do_not_leak(causal, device):
     q, k, v = inputs(device, N=200)
     lengths = torch.tensor([130, 71], device=device)
     request = make_request(q, k, v, causal=causal, kv_lengths=lengths)
-    assert portable.left_to_fa2(request) is None
+    assert portable.left_to_gathering(request) is None
     clean, lse, _ = portable.forward(request)
     assert_right(request, clean, lse)
     gradients, do = gradients_of(request, backward.backward)
@@ -125,7 +125,7 @@ def test_neighbours_in_a_packing_do_not_leak(poisoned, device):
     q, k, v = (x.bfloat16() for x in packed_inputs(lengths, lengths, device))
     cu_seqlens = bounds(lengths, device)
     request = make_request(q, k, v, causal=True, cu_seqlens_q=cu_seqlens, num_splits=1)
-    assert portable.left_to_fa2(request) is None and backward.left_to_fa2(request) is None
+    assert portable.left_to_gathering(request) is None and backward.left_to_gathering(request) is None
     clean, do = gradients_of(request, backward.backward)
     assert_gradients_right(request, clean, do)
     clean["o"], lse, _ = portable.forward(request)
@@ -333,11 +333,11 @@ LEFT_TO_FA2 = {
 
 
 @pytest.mark.parametrize("name", LEFT_TO_FA2)
-def test_what_is_left_to_fa2(name, device, monkeypatch):
+def test_what_is_left_to_gathering(name, device, monkeypatch):
     change, shape, options, sentence = LEFT_TO_FA2[name]
     q, k, v = (change(x) for x in inputs(device, **shape))
     request = make_request(q, k, v, **options)
-    check_left_to_fa2(request, sentence, monkeypatch)
+    check_left_to_gathering(request, sentence, monkeypatch)
 
 
 SEQUENCES_LEFT_TO_FA2 = {
@@ -347,13 +347,13 @@ SEQUENCES_LEFT_TO_FA2 = {
 
 
 @pytest.mark.parametrize("name", SEQUENCES_LEFT_TO_FA2)
-def test_sequences_left_to_fa2(name, device, monkeypatch):
+def test_sequences_left_to_gathering(name, device, monkeypatch):
     given, sentence = SEQUENCES_LEFT_TO_FA2[name]
     options = {key: torch.tensor(value, device=device) for key, value in given.items()}
-    check_left_to_fa2(make_request(*inputs(device), **options), sentence, monkeypatch)
+    check_left_to_gathering(make_request(*inputs(device), **options), sentence, monkeypatch)
 
 
-def check_left_to_fa2(request, sentence, monkeypatch):
+def check_left_to_gathering(request, sentence, monkeypatch):
     assert pytest.raises(ValueError, raise_reason, request).match(sentence)
     expected = packing.forward(request)[0]
     monkeypatch.setattr(portable, "forward", None)
@@ -362,31 +362,31 @@ def check_left_to_fa2(request, sentence, monkeypatch):
 
 
 def raise_reason(request):
-    if reason := portable.left_to_fa2(request):
+    if reason := portable.left_to_gathering(request):
         raise ValueError(reason)
 
 
-def test_packed_decoding_is_left_to_fa2(device):
+def test_packed_decoding_is_left_to_gathering(device):
     """By the mean: 100 sequences of one query are as many rows as one of a hundred."""
     q, k, v = packed_inputs([1] * 100, [2] * 100, device)
     cu_seqlens = {
         "cu_seqlens_q": bounds([1] * 100, device),
         "cu_seqlens_k": bounds([2] * 100, device),
     }
-    reason = portable.left_to_fa2(make_request(q, k, v, **cu_seqlens))
+    reason = portable.left_to_gathering(make_request(q, k, v, **cu_seqlens))
     assert reason is not None and reason.startswith(
         "the sequences have fewer than 64 query rows (1)"
     )
     whole = {"cu_seqlens_q": bounds([100], device), "cu_seqlens_k": bounds([200], device)}
-    assert portable.left_to_fa2(make_request(q, k, v, **whole)) is None
+    assert portable.left_to_gathering(make_request(q, k, v, **whole)) is None
 
 
-def test_few_tiles_and_many_keys_are_left_to_fa2(device, monkeypatch):
+def test_few_tiles_and_many_keys_are_left_to_gathering(device, monkeypatch):
     request = make_request(*inputs(device, M=64, N=4096, heads=1, kv_heads=1, batch=1))
     monkeypatch.setattr(devices, "assumed", Properties(num_sms=132))
-    assert portable.left_to_fa2(request).startswith("the keys are to be split in 32")
+    assert portable.left_to_gathering(request).startswith("the keys are to be split in 32")
     monkeypatch.setattr(devices, "assumed", Properties(num_sms=1))
-    assert portable.left_to_fa2(request) is None
+    assert portable.left_to_gathering(request) is None
 
 
 def test_what_fa3_serves_does_not_go_to_fa2(device, monkeypatch):
@@ -397,9 +397,9 @@ def test_what_fa3_serves_does_not_go_to_fa2(device, monkeypatch):
 
 
 @pytest.mark.parametrize(("capability", "left"), [((8, 0), True), ((8, 9), True), ((9, 0), False)])
-def test_a_gpu_without_tma_is_left_to_fa2(capability, left, device, monkeypatch):
+def test_a_gpu_without_tma_is_left_to_gathering(capability, left, device, monkeypatch):
     monkeypatch.setattr(devices, "assumed", Properties(capability, H200_SHARED_MEMORY))
-    reason = portable.left_to_fa2(make_request(*inputs(device)))
+    reason = portable.left_to_gathering(make_request(*inputs(device)))
     assert (reason is not None) == left
     if left:
         assert reason.startswith(f"compute capability {capability[0]}.{capability[1]} has no TMA")
@@ -427,10 +427,10 @@ def test_a_gradient_that_no_descriptor_takes_is_copied(name, device):
 
 
 @pytest.mark.parametrize("name", sorted({*LEFT_TO_FA2} - {"splits", "no keys"}))
-def test_gradients_that_are_left_to_fa2(name, device, monkeypatch):
+def test_gradients_that_are_left_to_gathering(name, device, monkeypatch):
     change, shape, options, sentence = LEFT_TO_FA2[name]
     request = make_request(*(change(x) for x in inputs(device, **shape)), **options)
-    assert re.search(sentence, backward.left_to_fa2(request))
+    assert re.search(sentence, backward.left_to_gathering(request))
     o, lse, _ = packing.forward(request)
     given = request, o, lse, None, torch.randn_like(o), None
     expected = packing_backward.backward(*given)[:3]
@@ -443,8 +443,8 @@ def test_gradients_that_are_left_to_fa2(name, device, monkeypatch):
 def test_split_keys_have_gradients_of_their_own(device):
     shape = {"M": 64, "batch": 1, "heads": 1, "kv_heads": 1, "dtype": torch.bfloat16}
     request = make_request(*inputs(device, **shape), num_splits=2)
-    assert portable.left_to_fa2(request) is not None
-    assert backward.left_to_fa2(request) is None
+    assert portable.left_to_gathering(request) is not None
+    assert backward.left_to_gathering(request) is None
 
 
 ON_A_GPU = {
@@ -468,7 +468,7 @@ def test_gradients_on_a_gpu_are_for_boxes_where_products_read_them(name, device,
     capability, shape, sentence = ON_A_GPU[name]
     monkeypatch.setattr(devices, "assumed", Properties(capability, H200_SHARED_MEMORY))
     request = make_request(*inputs(device, **({"dtype": torch.bfloat16} | shape)))
-    found = backward.left_to_fa2(request)
+    found = backward.left_to_gathering(request)
     assert found is None if sentence is None else found.startswith(sentence)
 
 

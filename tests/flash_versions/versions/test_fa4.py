@@ -438,7 +438,7 @@ def test_variants_of_the_backward(name, device, monkeypatch):
         with pytest.raises(ValueError, match="Hopper"):
             variant(request, None, None, None, None, None)
     asked = []
-    monkeypatch.setattr(ablation, "left_to_portable", lambda request: None)
+    monkeypatch.setattr(ablation.fa3.backward_hopper, "left_to_portable", lambda request: None)
     monkeypatch.setattr(explicit.exact, "backward", lambda *given, **how: asked.append(how))
     variant(request, None, None, None, None, None)
     assert asked == [{"function": explicit.exp2, "share": int(name[0])}]
@@ -447,7 +447,7 @@ def test_variants_of_the_backward(name, device, monkeypatch):
 # ---- what is left to others ----
 
 
-def test_few_queries_are_left_to_fa2(device, monkeypatch):
+def test_few_queries_are_left_to_gathering(device, monkeypatch):
     request = make_request(*inputs(device, M=1))
     expected = packing.forward(request)[0]
     monkeypatch.setattr(portable, "forward", None)

@@ -392,8 +392,8 @@ launch_forward = Launcher(forward_kernel)
 
 
 def left_to_portable(request: Request) -> str | None:
-    """Why a request that is not left to FA2 (`forward.left_to_fa2`) is left to the portable kernel,
-    as a sentence, or None.
+    """Why a request that is not left to FA2 (`forward.left_to_gathering`) is left to the portable
+    kernel, as a sentence, or None.
     """
     q = request.q
     if not wgmma.available(q.device):

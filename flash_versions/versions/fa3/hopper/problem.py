@@ -8,22 +8,6 @@ from flash_versions.versions.tiles.score_mods import tanh
 from flash_versions.versions.tiles.triton_compat import aggregate
 
 
-@gluon.jit
-def row_and_tile(number, tiles, rows, section, SECTIONS: gl.constexpr):
-    """(row, tile) of a tile's number, of `tiles` tiles in each of `rows` rows.
-
-    The tiles of a row are neighbours. With SECTIONS, the first tiles of all rows of a section come
-    first, then all their second ones.
-    """
-    if SECTIONS:
-        first = number // (section * tiles) * section
-        width = gl.minimum(section, rows - first)
-        position = number - first * tiles
-        return first + position % width, position // width
-    else:
-        return number // tiles, number % tiles
-
-
 @aggregate
 class QueryProblem:
     """What is computed, and in which tiles."""
@@ -59,10 +43,15 @@ class QueryProblem:
         of all heads of a section come first: what ends last began first.
         """
         tiles = gl.cdiv(self.q_length, self.BLOCK_Q)
-        rows = self.heads * self.batch
-        row, tile = row_and_tile(tile, tiles, rows, self.section, self.RIGHT)
         if self.RIGHT:
-            tile = tiles - 1 - tile
+            first = tile // (self.section * tiles) * self.section
+            width = gl.minimum(self.section, self.heads * self.batch - first)
+            position = tile - first * tiles
+            row = first + position % width
+            tile = tiles - 1 - position // width
+        else:
+            row = tile // tiles
+            tile = tile % tiles
         return tile * self.BLOCK_Q, row % self.heads, row // self.heads
 
     @gluon.jit

@@ -3,7 +3,6 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from flash_versions.versions.fa3.hopper.problem import row_and_tile
 from flash_versions.versions.tiles.algebra import block_range, first_visible, last_visible
 from flash_versions.versions.tiles.score_mods import tanh
 from flash_versions.versions.tiles.triton_compat import aggregate
@@ -41,8 +40,15 @@ class KeyProblem:
         queries, the heaviest tiles of all heads of a section come first.
         """
         tiles = gl.cdiv(self.kv_length, self.BLOCK_KV)
-        rows = self.kv_heads * self.batch
-        row, tile = row_and_tile(tile, tiles, rows, self.section, self.RIGHT)
+        if self.RIGHT:
+            first = tile // (self.section * tiles) * self.section
+            width = gl.minimum(self.section, self.kv_heads * self.batch - first)
+            position = tile - first * tiles
+            row = first + position % width
+            tile = position // width
+        else:
+            row = tile // tiles
+            tile = tile % tiles
         return tile * self.BLOCK_KV, row % self.kv_heads, row // self.kv_heads
 
     @gluon.jit
