@@ -125,7 +125,9 @@ def test_neighbours_in_a_packing_do_not_leak(poisoned, device):
     q, k, v = (x.bfloat16() for x in packed_inputs(lengths, lengths, device))
     cu_seqlens = bounds(lengths, device)
     request = make_request(q, k, v, causal=True, cu_seqlens_q=cu_seqlens, num_splits=1)
-    assert portable.left_to_gathering(request) is None and backward.left_to_gathering(request) is None
+    assert (
+        portable.left_to_gathering(request) is None and backward.left_to_gathering(request) is None
+    )
     clean, do = gradients_of(request, backward.backward)
     assert_gradients_right(request, clean, do)
     clean["o"], lse, _ = portable.forward(request)
