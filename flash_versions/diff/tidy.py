@@ -35,7 +35,7 @@ def tidy(body: Block, parameters: set[str], wanted: Mapping[str, str], merged: s
     names = short_names(body, parameters, wanted)
     for node in mentions(body):
         node.id = names.get(node.id, node.id)
-    return without_copies(body)
+    return without_dead(body, reads(body))
 
 
 def mentions(body: Iterable[ast.AST]) -> list[ast.Name]:
@@ -54,7 +54,9 @@ def targets(s: ast.stmt) -> list[ast.Name]:
 
 
 def without_dead(body: Block, read: Counter[str]) -> Block:
-    """The statements without assignments that nothing reads and blocks that do nothing."""
+    """The statements without assignments that nothing reads, without `x = x`, and without blocks
+    that do nothing.
+    """
     found = []
     for s in body:
         if isinstance(s, ast.Assign):
@@ -62,7 +64,8 @@ def without_dead(body: Block, read: Counter[str]) -> Block:
             for target in targets(s):
                 if read[target.id] == own[target.id]:
                     target.id = "_"
-            if all(target.id == "_" for target in targets(s)):
+            names = [target.id for target in targets(s)]
+            if {*names} == {"_"} or (isinstance(s.value, ast.Name) and names == [s.value.id]):
                 continue
         elif isinstance(s, ast.If | ast.For):
             s.body, s.orelse = without_dead(s.body, read), without_dead(s.orelse, read)
@@ -111,20 +114,6 @@ class Put(ast.NodeTransformer):
     def visit_Name(self, node: ast.Name) -> ast.expr:
         """The expression, where the variable is read."""
         return self.value if node.id == self.name else node
-
-
-def without_copies(body: Block) -> Block:
-    """The statements without `x = x`."""
-    found = []
-    for s in body:
-        if isinstance(s, ast.If | ast.For):
-            s.body, s.orelse = without_copies(s.body), without_copies(s.orelse)
-        match s:
-            case ast.Assign([ast.Name(id=name)], ast.Name(id=same)) if name == same:
-                pass
-            case _:
-                found.append(s)
-    return found
 
 
 # Names: variables whose lives do not meet may share one.
