@@ -1,6 +1,7 @@
 """What changes from one version to the next: diffs of kernels, kernels as a plain call sees them.
 
-May import: nothing; it reads the sources of `versions` (the names that it knows: `names.py`).
+May import: nothing; it reads the sources of `versions`. Names of these that it knows are constants
+at the top of `files`, `inline` and `plain`.
 """
 
 from flash_versions.diff.files import version_names

@@ -6,7 +6,8 @@ the place of their calls. Every variable that this makes has a name of its own (
 nothing is confused on the way; `tidy` gives short names back.
 
 What it relies on: no function has an effect but its stores, a returned branch is decided by the
-call, and the calls of a kept function differ in run-time values and in keyword arguments only.
+call, the calls of a kept function differ in run-time values and in keyword arguments only, and no
+function put in the place of its call returns variables of a loop in another order.
 """
 
 import ast
