@@ -294,15 +294,16 @@ def test_sources_are_those_of_the_package(displayed):
 
 def test_changes_lead_from_one_version_to_the_next(displayed):
     """What goes is the old version's, what comes is the new one's, also where it is imported."""
-    for name, page in (("fold_block", "fa2/forward.py"), ("softmax_step", "tile.py")):
+    old, algebra = "versions/fa1/forward.py", "versions/tiles/algebra.py"
+    for name, page in (("fold_block", "versions/fa2/forward.py"), ("softmax_step", algebra)):
         lessons.changes("fa1", "fa2", name, plain=False)
         head, *lines = displayed[-1]["text/plain"].splitlines()
-        assert head == "--- fa1/forward.py" and lines[0] == f"+++ {page}"
-        for sign, file in (("-", "fa1/forward.py"), ("+", page)):
+        assert head == f"--- {old}" and lines[0] == f"+++ {page}"
+        for sign, file in (("-", old), ("+", page)):
             marked = [line[1:] for line in lines[1:] if line[:1] == sign]
             assert marked and set(marked) <= set((ROOT / file).read_text().splitlines())
     lessons.changes("fa2", "fa3", "softmax_step", plain=False)
-    assert "has not changed: both versions use tile.py" in displayed[-1]["text/plain"]
+    assert f"has not changed: both versions use {algebra}" in displayed[-1]["text/plain"]
 
 
 def test_changes_are_those_of_plain_kernels(displayed):

@@ -14,17 +14,12 @@ from flash_versions.versions.fa3 import ablation
 from flash_versions.versions.fa3.hopper import forward as forward_hopper
 from flash_versions.versions.fa3.hopper import host
 from flash_versions.versions.fa3.hopper.config import HopperConfig
-from flash_versions.versions.tiles import tile_scheduler, wgmma
+from flash_versions.versions.tiles import tile_scheduler
 from tests.flash_versions.versions.test_fa3 import DESCRIBED
+from tests.gpu.test_hopper_backward import on_hopper, qkv
 from tests.helpers.budget import assert_gradients_right, assert_right, assert_within_budget
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or not wgmma.available(torch.device("cuda")),
-        reason="needs a Hopper GPU",
-    ),
-]
+pytestmark = on_hopper
 DTYPES = [torch.float16, torch.bfloat16]
 SMALL = HopperConfig(2, block_kv=128, stages=2)  # fits at head_dim 64 with up to four stages
 CONFIGS = {
@@ -43,12 +38,6 @@ CONFIGS = {
     "dynamic": replace(SMALL, scheduler="dynamic"),
     "dynamic, three consumers": replace(SMALL, consumers=3, scheduler="dynamic"),
 }
-
-
-def qkv(M, N, heads, D, kv_heads=None, batch=1, dtype=torch.bfloat16):
-    q = torch.randn(batch, M, heads, D, device="cuda", dtype=dtype)
-    k, v = torch.randn(2, batch, N, kv_heads or heads, D, device="cuda", dtype=dtype)
-    return q, k, v
 
 
 def check(config, q, k, v, **options):

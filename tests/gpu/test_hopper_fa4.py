@@ -18,18 +18,12 @@ from flash_versions.versions.fa4.hopper import config
 from flash_versions.versions.fa4.hopper import forward as forward_hopper
 from flash_versions.versions.fa4.hopper.config import RolesConfig
 from flash_versions.versions.fp8.quantize import prepare
-from flash_versions.versions.tiles import wgmma
 from tests.flash_versions.versions.test_fa3 import DESCRIBED
-from tests.gpu.test_hopper import DTYPES, differing, qkv
+from tests.gpu.test_hopper import DTYPES, differing
+from tests.gpu.test_hopper_backward import on_hopper, qkv
 from tests.helpers.budget import assert_right, assert_within_budget
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or not wgmma.available(torch.device("cuda")),
-        reason="needs a Hopper GPU",
-    ),
-]
+pytestmark = on_hopper
 SMALL = RolesConfig(2, block_kv=128, stages=2)
 CONFIGS = {
     "as it is": SMALL,

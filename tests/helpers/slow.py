@@ -44,7 +44,6 @@ SLOW = [
     "flash_versions/versions/test_decode.py::test_what_the_compiler_makes_of_it",
     "flash_versions/versions/test_fa3.py::test_equivalence_of_the_kernel_itself",
     "flash_versions/versions/test_fa3.py::test_gradients_of_the_kernels_themselves",
-    "flash_versions/versions/test_fa3.py::test_neighbours_in_a_packing_do_not_leak_into_gradients",
     "flash_versions/versions/test_property.py",
     "flash_versions/versions/test_quantize.py::test_compiles_without_spills_in_16_byte_accesses",
     "gpu/test_hopper_backward.py",

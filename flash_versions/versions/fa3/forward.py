@@ -35,7 +35,7 @@ Q tile and `num_stages` tiles of K and of V.
 Sources. Shah, Bikshandi, Zhang, Thakkar, Ramani, Dao 2024, "FlashAttention-3: Fast and Accurate
 Attention with Asynchrony and Low-precision", section 3. This is the part of it that needs no warp
 specialisation: the paper's producer warps, its ping-pong between warpgroups and its overlap of
-products and softmax inside of one are `forward_hopper.py`'s. The persistent grid and the order of
+products and softmax inside of one are in `hopper/forward.py`. The persistent grid and the order of
 tiles are from the code of FlashAttention 3.
 """
 

@@ -1,5 +1,7 @@
 """Decoding: few queries on many keys, everything that a call may ask for, split or whole."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -10,15 +12,13 @@ from flash_versions.versions.fa2 import combine, decode
 from flash_versions.versions.fa2 import forward as fa2
 from tests.compile import apart
 from tests.helpers.budget import assert_right
+from tests.helpers.inputs import random_inputs
 from tests.helpers.rotation import rotated
 
 CONFIG = LaunchConfig(block_q=16, block_kv=32, num_warps=4, num_stages=1)  # 5 blocks in 150 keys
-
-
-def inputs(device, M=1, N=150, heads=8, kv_heads=2, head_dim=64, batch=2, dtype=torch.bfloat16):
-    q = torch.randn(batch, M, heads, head_dim, device=device).to(dtype)
-    k, v = torch.randn(2, batch, N, kv_heads, head_dim, device=device).to(dtype)
-    return q, k, v
+inputs = partial(
+    random_inputs, M=1, N=150, heads=8, kv_heads=2, batch=2, head_dim=64, dtype=torch.bfloat16
+)
 
 
 def assert_decodes(request, config=CONFIG):

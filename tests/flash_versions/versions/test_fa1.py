@@ -1,5 +1,7 @@
 """What only FA1 has: the statistics that it saves, and its backward from them."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -8,12 +10,11 @@ from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.versions.fa1.backward import backward
 from flash_versions.versions.fa1.forward import forward
 from tests.helpers.budget import assert_gradients_right
+from tests.helpers.inputs import random_inputs
 
-
-def inputs(device, M=50, N=130, heads=2, kv_heads=2, batch=2, head_dim=64, dtype=torch.float32):
-    q = torch.randn(batch, M, heads, head_dim, device=device)
-    k, v = torch.randn(2, batch, N, kv_heads, head_dim, device=device)
-    return tuple(x.to(dtype) for x in (q, k, v))
+inputs = partial(
+    random_inputs, M=50, N=130, heads=2, kv_heads=2, batch=2, head_dim=64, dtype=torch.float32
+)
 
 
 def test_saved_statistics_are_the_softmax_maximum_and_sum(device):

@@ -1,5 +1,7 @@
 """What only FA2 has: splitting the keys, the reduction, and the choice of how many splits."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -10,15 +12,13 @@ from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.versions.fa2 import backward as fa2_backward
 from flash_versions.versions.fa2 import forward as fa2
 from tests.helpers.budget import assert_gradients_right, assert_within_budget
+from tests.helpers.inputs import random_inputs
 from tests.helpers.rotation import rotated
 
 CONFIG = LaunchConfig(block_q=16, block_kv=32, num_warps=4, num_stages=2)  # 5 blocks in 150 keys
-
-
-def inputs(device, M=7, N=150, heads=4, kv_heads=2, dtype=torch.float32, batch=2, head_dim=64):
-    q = torch.randn(batch, M, heads, head_dim, device=device)
-    k, v = torch.randn(2, batch, N, kv_heads, head_dim, device=device)
-    return tuple(x.to(dtype) for x in (q, k, v))
+inputs = partial(
+    random_inputs, M=7, N=150, heads=4, kv_heads=2, batch=2, head_dim=64, dtype=torch.float32
+)
 
 
 def forward(*tensors, config=CONFIG, **options):

@@ -1,6 +1,7 @@
 """What only FA3 has: descriptors, the walk of a persistent grid, and what is left to FA2."""
 
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -26,17 +27,15 @@ from flash_versions.versions.tiles.tma import undescribable
 from tests.flash_versions.versions.test_attention import CASES, DTYPES, EVERY_DTYPE, LAYOUTS
 from tests.flash_versions.versions.test_packed import bounds, packed_inputs
 from tests.helpers.budget import assert_gradients_right, assert_right
+from tests.helpers.inputs import random_inputs
 from tests.helpers.rotation import rotated
 
 interpreted = pytest.mark.skipif(
     torch.cuda.is_available(), reason="swaps code that only the interpreter re-reads"
 )
-
-
-def inputs(device, M=70, N=130, heads=4, kv_heads=2, batch=2, head_dim=32, dtype=torch.float32):
-    q = torch.randn(batch, M, heads, head_dim, device=device)
-    k, v = torch.randn(2, batch, N, kv_heads, head_dim, device=device)
-    return q.to(dtype), k.to(dtype), (v + 0.5).to(dtype)
+inputs = partial(
+    random_inputs, M=70, N=130, heads=4, kv_heads=2, batch=2, head_dim=32, dtype=torch.float32
+)
 
 
 def gradients_of(request, differentiate, do=None, dlse=None, **options):
@@ -108,63 +107,39 @@ def test_keys_past_the_length_do_not_leak(causal, device):
     assert portable.left_to_gathering(request) is None
     clean, lse, _ = portable.forward(request)
     assert_right(request, clean, lse)
+    gradients, do = gradients_of(request, backward.backward)
+    assert_gradients_right(request, gradients, do)
     for row, length in enumerate(lengths.tolist()):
         k[row, length:], v[row, length:] = float("nan"), float("nan")
+        assert not gradients["dk"][row, length:].any() and not gradients["dv"][row, length:].any()
     assert torch.equal(portable.forward(request)[0], clean)
-
-
-@pytest.mark.filterwarnings("ignore:All-NaN slice")  # of a tile of the poisoned sequence
-@pytest.mark.parametrize("poisoned", [0, 1, 2])
-def test_neighbours_in_a_packing_do_not_leak(poisoned, device):
-    lengths = [70, 90, 65]
-    q, k, v = packed_inputs(lengths, lengths, device)
-    cu_seqlens = bounds(lengths, device)
-    request = make_request(q, k, v, causal=True, cu_seqlens_q=cu_seqlens, num_splits=1)
-    assert portable.left_to_gathering(request) is None
-    clean, lse, _ = portable.forward(request)
-    assert_right(request, clean, lse)
-    first, end = cu_seqlens[poisoned : poisoned + 2].tolist()
-    for x in (q, k, v):
-        x[first:end] = float("nan")
-    o, lse, _ = portable.forward(request)
-    others = torch.ones(sum(lengths), dtype=torch.bool, device=device)
-    others[first:end] = False
-    assert torch.equal(o[0, others], clean[0, others]) and o[0, ~others].isnan().all()
-    assert lse[0][:, others].isfinite().all()
-
-
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-def test_keys_past_the_length_do_not_leak_into_gradients(causal, device):
-    q, k, v = inputs(device, N=200)
-    lengths = torch.tensor([130, 71], device=device)
-    request = make_request(q, k, v, causal=causal, kv_lengths=lengths)
-    clean, do = gradients_of(request, backward.backward)
-    assert_gradients_right(request, clean, do)
-    for row, length in enumerate(lengths.tolist()):
-        k[row, length:], v[row, length:] = float("nan"), float("nan")
-        assert not clean["dk"][row, length:].any() and not clean["dv"][row, length:].any()
     again, _ = gradients_of(request, backward.backward, do)
-    assert all(torch.equal(again[name], clean[name]) for name in clean)
+    assert all(torch.equal(again[name], gradients[name]) for name in gradients)
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice")  # of a tile of the poisoned sequence
 @pytest.mark.filterwarnings("ignore:invalid value")
 @pytest.mark.parametrize("poisoned", [0, 1, 2])
-def test_neighbours_in_a_packing_do_not_leak_into_gradients(poisoned, device):
+def test_neighbours_in_a_packing_do_not_leak(poisoned, device):
     lengths = [70, 90, 65]
     q, k, v = (x.bfloat16() for x in packed_inputs(lengths, lengths, device))
     cu_seqlens = bounds(lengths, device)
-    request = make_request(q, k, v, causal=True, cu_seqlens_q=cu_seqlens)
+    request = make_request(q, k, v, causal=True, cu_seqlens_q=cu_seqlens, num_splits=1)
+    assert portable.left_to_gathering(request) is None
     assert backward.left_to_gathering(request) is None
     clean, do = gradients_of(request, backward.backward)
     assert_gradients_right(request, clean, do)
+    clean["o"], lse, _ = portable.forward(request)
+    assert_right(request, clean["o"], lse)
     first, end = cu_seqlens[poisoned : poisoned + 2].tolist()
     for x in (q, k, v):
         x[first:end] = float("nan")
     do[:, first:end] = float("nan")
     again, _ = gradients_of(request, backward.backward, do)
+    again["o"], lse, _ = portable.forward(request)
     others = torch.ones(sum(lengths), dtype=torch.bool, device=device)
     others[first:end] = False
+    assert lse[0][:, others].isfinite().all()
     for name in clean:
         assert torch.equal(again[name][0, others], clean[name][0, others]), name
         assert again[name][0, ~others].isnan().all(), name

@@ -2,6 +2,7 @@
 exponentials by a polynomial.
 """
 
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -32,6 +33,7 @@ from flash_versions.versions.tiles import wgmma
 from flash_versions.versions.tiles.algebra import finalize
 from tests.flash_versions.versions.test_attention import CASES
 from tests.helpers.budget import assert_gradients_right, assert_right
+from tests.helpers.inputs import random_inputs
 from transformer.model.weights import load_model
 from transformer.training.corpus import Teacher, draw_chat
 
@@ -41,12 +43,9 @@ interpreted = pytest.mark.skipif(
 SHIPPED = Path(transformer.__file__).parent / "checkpoints" / "reinforced"
 SMALL = LaunchConfig(16, 32, num_warps=4, num_stages=2)
 HALF = [torch.float16, torch.bfloat16]
-
-
-def inputs(device, M=64, N=128, heads=2, kv_heads=1, batch=1, head_dim=32, dtype=torch.bfloat16):
-    q = torch.randn(batch, M, heads, head_dim, device=device)
-    k, v = torch.randn(2, batch, N, kv_heads, head_dim, device=device)
-    return q.to(dtype), k.to(dtype), (v + 0.5).to(dtype)
+inputs = partial(
+    random_inputs, M=64, N=128, heads=2, kv_heads=1, batch=1, head_dim=32, dtype=torch.bfloat16
+)
 
 
 def staircase(device, steps, block=32, M=16, dtype=torch.float32, head_dim=16):

@@ -2,6 +2,8 @@
 form, and what a call may not ask for.
 """
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -16,15 +18,13 @@ from flash_versions.versions.fp8.quantize import dequantize, prepare, quantize
 from flash_versions.versions.oracle.budget import assess_request
 from tests.flash_versions.versions.test_attention import CASES, LAYOUTS
 from tests.helpers.budget import assert_right, assert_within_budget
+from tests.helpers.inputs import random_inputs
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 SERVED = [case for case in CASES if not case.options.get("dropout_p")]
-
-
-def inputs(device, M=70, N=150, heads=2, kv_heads=1, batch=1, head_dim=32, dtype=torch.bfloat16):
-    q = torch.randn(batch, M, heads, head_dim, device=device)
-    k, v = torch.randn(2, batch, N, kv_heads, head_dim, device=device)
-    return q.to(dtype), k.to(dtype), (v + 0.5).to(dtype)
+inputs = partial(
+    random_inputs, M=70, N=150, heads=2, kv_heads=1, batch=1, head_dim=32, dtype=torch.bfloat16
+)
 
 
 def check(q, k, v, version="fa3", **options):
@@ -87,12 +87,6 @@ def test_keys_past_the_length_may_be_anything(device):
     assert torch.equal(again, o) and torch.equal(lse_again, lse)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_any_strides(layout, device):
-    q, k, v = (LAYOUTS[layout](x) for x in inputs(device))
-    check(q, k, v, precision="fp8", causal=True)
-
-
 # ---- inputs that are quantised already ----
 
 
@@ -153,12 +147,11 @@ def per_row(scale, x, name):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_quantised_inputs_of_any_strides(layout, device):
-    q, k, v = (
-        LAYOUTS[layout](x.view(torch.int8)).view(E4M3)
-        for x in quantised(device, M=20, N=40, head_dim=24 if layout == "expanded" else 32)
-    )
-    check(q, k, v)
+def test_any_strides(layout, device):
+    """Of inputs that are quantised inside, and of those that are so already."""
+    q, k, v = inputs(device, M=20, N=140)
+    check(*(LAYOUTS[layout](x) for x in (q, k, v)), precision="fp8", causal=True)
+    check(*(LAYOUTS[layout](x.to(E4M3).view(torch.int8)).view(E4M3) for x in (q, k, v)))
 
 
 def test_quantised_inputs_with_lengths(device):
@@ -357,21 +350,14 @@ def test_the_baseline_is_fp8_too(device):
     assert torch.allclose(lse, attention_reference(*dequantised)[1])
 
 
-def test_compiles_as_one_graph(device):
-    def layer(q, k, v):
+@pytest.mark.parametrize("eight", [False, True], ids=["quantises", "quantised already"])
+def test_compiles_as_one_graph(eight, device):
+    def layer(q, k, v, scale):
+        if eight:
+            return attention(q, k, v, v_descale=scale, causal=True) + 1
         return attention(q * 2, k, v, precision="fp8:head", causal=True) + 1
 
-    q, k, v = inputs(device)
-    with torch.no_grad():
-        compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-        assert torch.equal(compiled(q, k, v), layer(q, k, v))
-
-
-def test_compiles_with_quantised_inputs(device):
-    def layer(q, k, v, scale):
-        return attention(q, k, v, v_descale=scale) + 1
-
-    given = *quantised(device), torch.ones(1, 1, device=device)
+    given = *(quantised if eight else inputs)(device), torch.ones(1, 1, device=device)
     with torch.no_grad():
         compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
         result = compiled(*given)
