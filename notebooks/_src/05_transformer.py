@@ -692,7 +692,7 @@ check("advance", advance)
 #
 # ## Where to read on
 #
-# * The model: [model.py](../transformer/model/decoder.py); its cache: [cache.py](../transformer/model/cache.py);
+# * The model: [decoder.py](../transformer/model/decoder.py); its cache: [cache.py](../transformer/model/cache.py);
 #   the loop: [engine.py](../transformer/generation/engine.py), [decoding.py](../transformer/generation/decoding.py).
 # * RoFormer (arXiv:2104.09864), section 3.4: the rotary embedding. GQA (arXiv:2305.13245): why key
 #   heads are shared. Qwen3 (arXiv:2505.09388), section 2: this very architecture.

@@ -705,7 +705,7 @@ else:
 # %% [markdown]
 # ## Where to read on
 #
-# * The loss and a table of the papers' choices: [grpo_loss.py](../transformer/rl/loss.py); a step:
+# * The loss and a table of the papers' choices: [loss.py](../transformer/rl/loss.py); a step:
 #   [trainer.py](../transformer/rl/trainer.py); what sampler and trainer share:
 #   [rollout.py](../transformer/rl/rollout.py); all options: [grpo.md](../docs/grpo.md).
 # * DeepSeekMath (arXiv:2402.03300), section 4.1: GRPO. DAPO (arXiv:2503.14476), section 3:

@@ -40,7 +40,6 @@ SLOW = [
     "flash_versions/laboratory/test_inspect.py::test_code_to_a_file",
     "flash_versions/laboratory/test_inspect.py::test_precision_compiles_what_quantises_too",
     "flash_versions/laboratory/test_plot.py::test_command_draws_and_removes",
-    "flash_versions/laboratory/test_plot.py::test_svg_is_small_and_valid",
     "flash_versions/versions/test_decode.py::test_what_the_compiler_makes_of_it",
     "flash_versions/versions/test_fa3.py::test_equivalence_of_the_kernel_itself",
     "flash_versions/versions/test_fa3.py::test_gradients_of_the_kernels_themselves",

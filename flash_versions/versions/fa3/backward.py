@@ -41,7 +41,7 @@ sequences in blocks that are masked anyway.
 
 Sources. Dao 2023, "FlashAttention-2", Algorithm 2; Shah, Bikshandi, Zhang, Thakkar, Ramani, Dao
 2024, "FlashAttention-3", section 3. The paper's backward is warp-specialised and has a warp that
-adds dQ up in memory: that is what `hopper/backward` does. This is the part that needs neither.
+adds dQ up in memory, as `hopper/backward` does. This is the part of it that needs neither.
 """
 
 from typing import Any
