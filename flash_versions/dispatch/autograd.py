@@ -42,7 +42,7 @@ def run(name: str | Version, request: Request) -> tuple[torch.Tensor, torch.Tens
     ("auto"); differentiable. A baseline may give None for the LSE.
     """
     watched, differentiated = is_watched(request), request.needs_grad
-    if watched:
+    if watched or not isinstance(name, str | Version):  # the latter is refused
         version = choose_version(name, request)
     else:
         version, forward = choose(request, name, differentiated)
@@ -74,6 +74,8 @@ def choose(request: Request, name: str | Version, differentiated: bool) -> tuple
 
 def choose_forward(request: Request, version: Version) -> Forward:
     """What computes a request: of a version of several kernels one, with its launch planned."""
+    if version.backward is None:
+        return version.forward
     if max(request.q.shape[1], request.max_kv_length) >= 2**31:
         raise ValueError("q or k is longer than 2^31 - 1 rows, what the kernels count to.")
     if request.q.numel() == 0 or request.batch == 0:

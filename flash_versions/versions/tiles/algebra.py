@@ -57,7 +57,7 @@ def block_range(first_low, last_low, first_high, last_high, BLOCK: tl.constexpr)
     begin = first_low // BLOCK
     end = tl.maximum(tl.cdiv(last_high + 1, BLOCK), begin)
     full_begin = tl.minimum(tl.maximum(tl.cdiv(first_high, BLOCK), begin), end)
-    full_end = tl.minimum(tl.maximum((last_low + 1) // BLOCK, full_begin), end)
+    full_end = tl.minimum(tl.maximum(tl.maximum(last_low + 1, 0) // BLOCK, full_begin), end)
     return begin, full_begin, full_end, end
 
 

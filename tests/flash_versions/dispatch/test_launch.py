@@ -223,6 +223,11 @@ def test_gradients_are_refused_after_a_call_without(launches, monkeypatch):
             attention(*leaves, kv_starts=starts, version="fa3")
 
 
+def test_a_version_that_is_no_name_is_refused(launches):
+    with pytest.raises(ValueError, match=r"version=\['fa3'\] is unknown; there are auto, fa1"):
+        attention(*inputs(), version=["fa3"])
+
+
 def test_a_description_says_everything():
     """Each field and each property of a tensor makes another."""
     q, k, v = (x.detach() for x in inputs())
