@@ -55,7 +55,7 @@ from transformer.generation.engine import generate, pad_left
 from transformer.model.rope import Rope, rotary_table, rotate
 from transformer.generation.sampling import (
     Sampling,
-    draw,
+    draw_from,
     keep_top_p,
     process_logits,
     row_generators,
@@ -555,7 +555,7 @@ show(keep_top_p)
 # %%
 p = logits.float().softmax(-1)
 numbers = uniform_numbers(row_generators(seed=0, rows=1), 10_000)[0]
-drawn = draw(p.expand(len(numbers), -1), numbers)
+drawn = draw_from(p.expand(len(numbers), -1), numbers)
 for letter, token in zip(letters[:3], shown.tolist()):
     print(f"{letter!r}: p = {p[0, token]:.3f}, drawn {(drawn == token).float().mean():.3f}")
 
@@ -579,7 +579,7 @@ print("row 2 alone:", say([greeting], generators=generators(1, first=2))[0][0].t
 
 # %%
 show(Decoding._step)
-show(Decoding._choose)
+show(Decoding._sample_next)
 
 # %% [markdown]
 # ## Streaming

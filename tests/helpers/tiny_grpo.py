@@ -207,5 +207,5 @@ def run_command(argv: list[str]) -> None:
 def processes() -> Iterator:
     """Where processes begin that have imported everything already."""
     context = get_context("forkserver")
-    context.set_forkserver_preload(["tiny_grpo", "transformer.grpo"])
+    context.set_forkserver_preload(["tests.helpers.tiny_grpo", "transformer.grpo"])
     yield context

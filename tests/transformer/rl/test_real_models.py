@@ -71,7 +71,7 @@ def folder(request, tmp_path) -> Path:
     return tmp_path / "model"
 
 
-WITH = {"task": "test_real_models:Verbose", "max_tokens": 8, "lr": 1e-2}
+WITH = {"task": f"{__name__}:Verbose", "max_tokens": 8, "lr": 1e-2}
 
 
 def test_a_policy_knows_what_its_checkpoint_says(folder):
