@@ -59,7 +59,8 @@ from transformer.rl.rollout import collate, completion_logprobs, roll_out
 from transformer.generation.sampling import Sampling
 from transformer.tasks.task import Problem, Task
 from transformer.train import SLOPPY
-from transformer.rl.trainer import GAP, Trainer, resolved
+from transformer.rl.learner import GAP
+from transformer.rl.trainer import Trainer, resolved
 
 torch.set_num_threads(1)  # the model is so small that a second thread brings little
 torch.set_printoptions(precision=3, sci_mode=False, linewidth=100)
