@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.paths import ROOT
+from tests.helpers import ROOT
 
 MOST_ENTRIES = 12  # of a folder
 MAKING = "versions.tiles versions.fp8 dispatch"  # what versions are made of

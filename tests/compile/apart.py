@@ -14,7 +14,7 @@ import subprocess
 import sys
 from functools import cache
 
-from tests.helpers.paths import ROOT
+from tests.helpers import ROOT
 
 
 @cache

@@ -20,7 +20,7 @@ from flash_versions.versions.fa4.hopper import config, trace
 from flash_versions.versions.fa4.hopper import forward as forward_hopper
 from tests.compile import apart
 from tests.compile.test_compile import SHARED_MEMORY, TENSOR_CORE
-from tests.helpers.paths import ROOT
+from tests.helpers import ROOT
 
 # (head_dim, causal, variant) by architecture.
 CALLS = {

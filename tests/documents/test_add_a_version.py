@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from tests.helpers.paths import ROOT
+from tests.helpers import ROOT
 
 NAME = "fa2_pairs"
 SCRIPT = ROOT / "docs/examples/add.sh"

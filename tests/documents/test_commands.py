@@ -7,7 +7,7 @@ import pytest
 from flash_versions import BASELINES, VERSIONS, __main__
 from flash_versions.diff import __main__ as diff
 from flash_versions.diff import changed, files, lesson, plain_source
-from tests.helpers.paths import ROOT
+from tests.helpers import ROOT
 
 
 def test_table_names_every_version(capsys):

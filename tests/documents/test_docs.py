@@ -11,8 +11,8 @@ import pytest
 
 import flash_versions
 from flash_versions import VERSIONS
-from tests.helpers.paths import ROOT
-from tests.helpers.site_links import broken
+from tests.documents.site_links import broken
+from tests.helpers import ROOT
 
 DOCS = ROOT / "docs"
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")

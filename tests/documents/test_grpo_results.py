@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.paths import ROOT
+from tests.helpers import ROOT
 from transformer.rl.recipes import RECIPES, Settings
 from transformer.rl.run import CONFIG, read_metrics
 

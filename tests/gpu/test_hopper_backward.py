@@ -27,8 +27,8 @@ from flash_versions.versions.fa3.hopper.backward import kernel as backward_hoppe
 from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig
 from flash_versions.versions.fa4.hopper import backward as shared_out
 from flash_versions.versions.tiles import wgmma
+from tests.helpers import ROOT
 from tests.helpers.budget import assert_gradients_right
-from tests.helpers.paths import ROOT
 
 # name -> (head_dim, head_dim of v, queries, keys, heads, options)
 CALLS: dict[str, tuple[int, int, int, int, int, dict]] = {

@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.helpers import shared_gpu
-from tests.helpers.paths import ROOT
+from tests.helpers import ROOT, shared_gpu
 
 FAILING = """
 from pathlib import Path

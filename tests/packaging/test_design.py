@@ -2,7 +2,7 @@
 
 import re
 
-from tests.helpers.paths import ROOT
+from tests.helpers import ROOT
 
 DESIGN = (ROOT / "docs" / "design.md").read_text()
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.helpers.paths import ROOT
+from tests.helpers import ROOT
 from transformer.rl.run import read_metrics
 
 PACKAGES = [

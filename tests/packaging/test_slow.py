@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from tests.helpers.paths import ROOT
+from tests.helpers import ROOT
 from tests.helpers.slow import SLOW
 
 

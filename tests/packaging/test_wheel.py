@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from tests.helpers.paths import ROOT
+from tests.helpers import ROOT
 
 pytestmark = pytest.mark.xdist_group("wheel")
 

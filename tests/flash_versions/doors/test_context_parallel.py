@@ -26,7 +26,7 @@ from flash_versions.integrations.distributed.context_parallel import (
 from flash_versions.integrations.distributed.merge import merge_attention_states
 from flash_versions.versions.oracle.budget import assess_request
 from flash_versions.versions.oracle.reference import REFERENCE
-from tests.helpers.paths import ROOT
+from tests.helpers import ROOT
 
 pytestmark = pytest.mark.xdist_group("context_parallel")  # the processes start once
 TIMEOUT = timedelta(seconds=120)

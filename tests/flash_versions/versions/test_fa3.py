@@ -26,8 +26,7 @@ from flash_versions.versions.fa3.hopper.config import HopperConfig
 from flash_versions.versions.tiles.tma import undescribable
 from tests.flash_versions.versions.test_attention import CASES, DTYPES, EVERY_DTYPE, LAYOUTS
 from tests.flash_versions.versions.test_packed import bounds, packed_inputs
-from tests.helpers.budget import assert_gradients_right, assert_right
-from tests.helpers.inputs import random_inputs
+from tests.helpers.budget import assert_gradients_right, assert_right, random_inputs
 from tests.helpers.rotation import rotated
 
 interpreted = pytest.mark.skipif(

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from flash_versions.versions.oracle.budget import Accuracy
+from tests.helpers import ROOT
 from tests.helpers.family_checkpoints import (
     CHECKPOINTS,
     FAMILIES,
@@ -18,7 +19,6 @@ from tests.helpers.family_checkpoints import (
     make_checkpoint,
     make_tokens,
 )
-from tests.helpers.paths import ROOT
 from transformer.generation.engine import EngineOptions, generate
 from transformer.model.cache import KVCache
 from transformer.model.decoder import Transformer
