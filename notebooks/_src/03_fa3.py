@@ -49,7 +49,7 @@ import numpy as np
 import torch
 from IPython.display import Markdown, display
 from lessons import changes, check, film, guess, instructions, measured, own_gpu, record, show
-from lessons.exercises_03 import finish_time
+from lessons.exercises.notebook_03 import finish_time
 from lessons.pictures import gantt, tiles
 from matplotlib.figure import Figure
 

@@ -1,6 +1,6 @@
 """Exercises by name: a hint, and what holds a reader's function against the truth.
 
-The exercises of notebook NN are registered in `exercises_NN.py`:
+The exercises of notebook NN are registered in `notebook_NN.py`:
 
     @exercise("combine", hint="bring both parts to the larger maximum first")
     def check_combine(combine):
@@ -47,10 +47,8 @@ def exercise(name: str, hint: str) -> Callable[[Checker], Checker]:
 @cache
 def load_exercises() -> None:
     """Import every module of exercises."""
-    package = importlib.import_module("lessons")
-    for module in pkgutil.iter_modules(package.__path__):
-        if module.name.startswith("exercises_"):
-            importlib.import_module(f"lessons.{module.name}")
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
 
 
 def find_exercise(name: str) -> Exercise:
