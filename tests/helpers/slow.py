@@ -3,8 +3,8 @@
 `make test` has to end within 4 minutes on two cores, and to show every version, every feature,
 forward, backward, what the compiler makes of them, and the models. So these tests are left out:
 each took seconds of processor time, and tests that stay show most of what it shows. A name stands
-for a whole file or for a function of it. One rule comes before the names: of the architectures,
-`make test` compiles for sm_90 only.
+for a whole file or for a function of it. Two rules come before the names: of the architectures,
+`make test` compiles for sm_90 only, and what bfloat16 shows it does not repeat for float16.
 """
 
 import re
@@ -12,13 +12,19 @@ import re
 import pytest
 
 SLOW = [
+    "benchmarks/test_parallel_gpu.py",
+    "benchmarks/test_training_gpu.py",
     "compile/test_fa4_compile.py",
     "compile/test_gemm_compile.py",
     "compile/test_rmsnorm_gemm_compile.py",
     "documents/test_add_a_version.py",
     "documents/test_docs.py",
+    "documents/test_lessons.py::test_instructions_are_those_of_the_architecture",
+    "documents/test_lessons.py::test_recording_changes_no_bit",
     "documents/test_notebooks.py",
+    "documents/test_pictures.py",
     "emulator/test_fa4_emulated.py::test_every_switch",
+    "emulator/test_fa4_emulated.py::test_fp8_thresholds",
     "emulator/test_fa4_emulated.py::test_nothing_is_found_where_no_bug_is",
     "emulator/test_fa4_emulated.py::test_planted_bugs_are_found",
     "emulator/test_fp8_emulated.py::test_every_switch",
@@ -26,31 +32,52 @@ SLOW = [
     "emulator/test_fp8_emulated.py::test_scales_of_every_kind",
     "emulator/test_gemm_emulated.py::test_every_switch",
     "emulator/test_hopper_backward_emulated.py::test_every_switch",
+    "emulator/test_hopper_backward_emulated.py::test_head_dims",
     "emulator/test_hopper_backward_emulated.py::test_nothing_is_found_where_no_bug_is",
     "emulator/test_hopper_backward_emulated.py::test_planted_bugs_are_found",
     "emulator/test_hopper_emulated.py::test_every_switch",
     "emulator/test_hopper_emulated.py::test_planted_bugs_are_found",
     "emulator/test_rmsnorm_gemm_emulated.py::test_every_switch_emulated",
     "emulator/test_roles.py::test_every_role_follows_the_table",
+    "flash_versions/dispatch/test_interpreter.py::test_triton_imported_first_is_refused_in_words",
+    "flash_versions/dispatch/test_interpreter.py::test_turned_on_too_late_is_refused_in_words",
+    "flash_versions/dispatch/test_interpreter.py::test_whatever_turns_it_on_makes_bf16_right",
     "flash_versions/dispatch/test_ops.py::test_compile_takes_every_length_without_recompiling",
     "flash_versions/dispatch/test_ops.py::test_opcheck",
     "flash_versions/doors/test_context_parallel.py::test_the_command_for_gpus_on_the_cpu",
+    "flash_versions/doors/test_integrations_hf.py::test_compile_of_training",
     "flash_versions/doors/test_integrations_hf.py::test_every_version",
-    "flash_versions/laboratory/test_inspect.py::test_chosen_kernel_as_json",
-    "flash_versions/laboratory/test_inspect.py::test_code_to_a_file",
-    "flash_versions/laboratory/test_inspect.py::test_precision_compiles_what_quantises_too",
-    "flash_versions/laboratory/test_plot.py::test_command_draws_and_removes",
+    "flash_versions/doors/test_integrations_hf.py::test_generate_token_for_token",
+    "flash_versions/doors/test_integrations_hf.py::test_logits_and_gradients",
+    "flash_versions/laboratory/test_accuracy.py",
+    "flash_versions/laboratory/test_bench.py",
+    "flash_versions/laboratory/test_inspect.py",
+    "flash_versions/laboratory/test_measure.py",
+    "flash_versions/laboratory/test_plot.py",
+    "flash_versions/laboratory/test_report.py",
+    "flash_versions/oracle/test_budget.py::test_flash_arithmetic_is_within_budget",
+    "flash_versions/versions/test_attention.py::test_any_strides",
+    "flash_versions/versions/test_attention.py::test_gradients_of_any_strides",
     "flash_versions/versions/test_decode.py::test_what_the_compiler_makes_of_it",
+    "flash_versions/versions/test_fa1.py::test_backward_of_any_tile",
     "flash_versions/versions/test_fa3.py::test_equivalence_of_the_kernel_itself",
     "flash_versions/versions/test_fa3.py::test_gradients_of_the_kernels_themselves",
+    "flash_versions/versions/test_packed.py::test_more_sequences_than_are_searched_at_once",
+    "flash_versions/versions/test_packed.py::test_rows_of_no_sequence_see_no_key",
     "flash_versions/versions/test_property.py",
     "flash_versions/versions/test_quantize.py::test_compiles_without_spills_in_16_byte_accesses",
     "gpu/test_hopper_backward.py",
     "gpu/test_shared_gpu.py",
     "packaging/test_wheel.py",
     "transformer/generation/test_generate_refusals.py::test_the_command_in_a_process_of_its_own",
+    "transformer/kernels/test_gemv.py::test_compiled_code",
+    "transformer/kernels/test_gemv.py::test_qkv",
+    "transformer/kernels/test_sample.py::test_a_draw_inverts_the_cumulative_distribution",
     "transformer/model/test_checkpoints.py::test_every_attention_gives_the_same_text",
     "transformer/model/test_checkpoints.py::test_reinforced_meets_its_bar_on_held_out_problems",
+    "transformer/model/test_families.py::test_greedy_answers_are_those_of_transformers",
+    "transformer/model/test_fused.py::test_greedy_tokens_are_those_of_the_ordinary_forward",
+    "transformer/model/test_paged_cache.py::test_a_row_does_not_depend_on_who_had_its_place",
     "transformer/rl/test_grpo.py::test_a_damaged_state_is_one_sentence",
     "transformer/rl/test_grpo.py::test_the_final_checkpoint_loads_everywhere",
     "transformer/rl/test_grpo.py::test_the_sloppy_model_learns_to_add",
@@ -63,7 +90,7 @@ SLOW = [
     "transformer/training/test_ship.py",
     "transformer/training/test_train.py::test_any_attention_can_train",
 ]
-OTHER_ARCHITECTURE = re.compile(r"\bsm_(?!90)\d+")
+REPEATED = re.compile(r"\bsm_(?!90)\d+|(?<!b)float16")
 
 
 def pytest_configure(config):
@@ -74,5 +101,5 @@ def pytest_collection_modifyitems(items):
     for item in items:
         path, _, name = item.nodeid.removeprefix("tests/").partition("::")
         function = f"{path}::{name.partition('[')[0]}"
-        if path in SLOW or function in SLOW or OTHER_ARCHITECTURE.search(name):
+        if path in SLOW or function in SLOW or REPEATED.search(name):
             item.add_marker(pytest.mark.slow)
