@@ -1,10 +1,11 @@
 """What `make test` leaves to `make test-all`.
 
 `make test` takes five minutes on two cores (the aim is four) and shows every version, every
-feature, forward, backward, what the compiler makes of them, and the models. So these tests are left out:
-each took seconds of processor time, and tests that stay show most of what it shows. A name stands
-for a whole file or for a function of it. Two rules come before the names: of the architectures,
-`make test` compiles for sm_90 only, and what bfloat16 shows it does not repeat for float16.
+feature, forward, backward, what the compiler makes of them, and the models. So these tests are left
+out: each took seconds of processor time, and tests that stay show most of what it shows. A name
+stands for a whole file or for a function of it. Two rules come before the names: of the
+architectures, `make test` compiles for sm_90 only, and what bfloat16 shows it does not repeat for
+float16.
 """
 
 import re
