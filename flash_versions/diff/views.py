@@ -177,7 +177,7 @@ def lesson(old: str, new: str, context: int = 3) -> list[str]:
     """Unified diff of all files of a version, line by line; files that it does not have it imports.
 
     Where one version defines what the other imports from a page that all versions share, the shared
-    definition stands in the place of the import. What the later version imports from the earlier
+    definition replaces the import. What the later version imports from the earlier
     one is unchanged, so both leave it out, with all that only it needs.
 
     Args:

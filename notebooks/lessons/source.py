@@ -14,7 +14,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
 from flash_versions.diff import plain_functions
-from flash_versions.diff.files import BLOT, FOLDER, ROOT, definitions, parse, path_of, version_names
+from flash_versions.diff.files import FOLDER, ROOT, definitions, parse, path_of, version_names
 
 LINE = (
     "font-family:monospace;margin:0;padding:0 .6em;line-height:1.35;font-size:90%;white-space:pre;"
@@ -43,7 +43,7 @@ def show(function: Callable[..., Any], docstring: bool = True) -> None:
 
 def lines_without_docstring(path: Path, name: str) -> list[str]:
     """The lines of a function without its docstring; none if the file does not define it."""
-    return [line for line in definitions(path).get(name, []) if line != BLOT]
+    return definitions(path).get(name, [])
 
 
 def changes(

@@ -81,7 +81,7 @@ class Cache:
         """Let every forward from now on have the same shapes, whatever the lengths are.
 
         They are then known to the device only, and a row that is full writes over its last slots:
-        whoever reads it has to stop before. `truncate` ends this.
+        a reader of it has to stop before. `truncate` ends this.
         """
         self.fixed, self.longest = True, self.capacity
 
