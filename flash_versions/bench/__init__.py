@@ -1,5 +1,5 @@
-"""The benchmark: the shapes that are timed, against whom, and the results as they are committed.
+"""The benchmark: the shapes that it times, the peers that take part, and the committed results.
 
-May import: everything but `plot`, `report`, `inspect` and `diff`; no other room imports it, but
-those that show its results.
+May import: everything but `plot`, `report`, `inspect` and `diff`. Only the rooms that show its
+results import it.
 """

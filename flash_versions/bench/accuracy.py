@@ -1,19 +1,19 @@
-"""What 8 bits cost: errors of FP8 attention against exact attention of the unquantised inputs:
+"""The errors of FP8 attention against exact attention of the unquantised inputs:
 `python -m flash_versions.bench.accuracy --out docs/results/h200-accuracy.json`.
 
-The error budget (`budget.py`) asks whether a kernel computes right what it was given, and so takes
-the quantised inputs for granted. Here the question is what a caller loses who passes bf16 tensors
+The error budget (`budget.py`) asks whether a kernel is right for the inputs that it gets, so it
+takes the quantised inputs as exact. This module asks what a caller loses who passes bf16 tensors
 with precision="fp8": quantisation, 8-bit P and kernel together, for every granularity of scales,
-with and without rotation, with attention in bf16 beside them.
+with and without rotation. Attention in bf16 stands beside them.
 
 * gaussian: all entries from N(0, 1).
 * outliers: the same with 0.1 % of the entries times 100.
 * paper: N(0, 1) + N(0, 100) * Bernoulli(0.001), with which FlashAttention-3's paper measures
   (section 4.3, table 3): outliers of about 10.
 
-Three measures, each relative, as different things show in them: the root mean square weighs large
-errors most, here the rows in which one key outweighs all others and the wrong one wins; the mean
-error of a row counts every query alike.
+Three relative measures show different things. The root mean square gives most weight to large
+errors: rows in which one key outweighs all others and the wrong key wins. The mean error of a row
+counts every query alike.
 """
 
 import argparse
@@ -46,7 +46,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Shape:
-    """What is computed: one sequence, as many keys as queries."""
+    """One sequence with as many keys as queries."""
 
     length: int
     heads: int
@@ -59,7 +59,7 @@ class Shape:
 
 
 def draw(distribution: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    """A bf16 tensor of one of the DISTRIBUTIONS; ValueError if there is no such."""
+    """A random bf16 tensor from one of the DISTRIBUTIONS; ValueError for an unknown name."""
     if distribution not in DISTRIBUTIONS:
         known = ", ".join(DISTRIBUTIONS)
         raise ValueError(f"distribution={distribution!r} is unknown; there are {known}.")
@@ -129,10 +129,12 @@ def main(arguments: list[str] | None = None) -> int:
         description="errors of FP8 attention against fp64 attention of the unquantised inputs",
     )
     add = made.add_argument
-    add("--out", type=Path, help="JSON to write; otherwise lines are printed, no more")
-    add("--version", choices=VERSIONS, default="fa3", help="whose FP8 kernel, fa3 unless told")
-    add("--device", choices=("cuda", "cpu"), help="a GPU if there is one, unless told")
-    add("--length", type=int, help="of the sequence, 8192 unless told; interpreted 512")
+    add("--out", type=Path, help="the JSON file to write (none)")
+    add(
+        "--version", choices=VERSIONS, default="fa3", help="the version whose FP8 kernel runs (fa3)"
+    )
+    add("--device", choices=("cuda", "cpu"), help="where to run (cuda if it can)")
+    add("--length", type=int, help="tokens of the sequence (8192; interpreted 512)")
     add("--seed", type=int, default=0, help="of the inputs")
     options = made.parse_args(arguments)
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,4 +1,4 @@
-"""What every JSON document of results begins with: when and where it was measured."""
+"""The head of every JSON document of results: when, where and on what it was measured."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ Document = dict[str, Any]
 
 
 def machine(device: str = "cuda") -> dict[str, str]:
-    """What ran where: GPU, driver and versions; of a CPU, versions only."""
+    """GPU, driver and library versions; on a CPU only the versions."""
     versions = {"torch": torch.__version__, "triton": triton.__version__}
     versions["python"] = platform.python_version()
     if device == "cpu":
@@ -46,7 +46,7 @@ def machine(device: str = "cuda") -> dict[str, str]:
 
 
 def commit() -> str:
-    """The commit that is measured: from git, or from GIT_COMMIT where there is no repository."""
+    """The measured commit: GIT_COMMIT if it is set, otherwise what git says."""
     git = ["git", "describe", "--always", "--dirty"]
     try:
         found = subprocess.run(git, capture_output=True, text=True, cwd=PACKAGE).stdout.strip()
@@ -56,7 +56,7 @@ def commit() -> str:
 
 
 def source() -> str:
-    """A digest of the package's code: two states of one dirty tree have the same commit."""
+    """A digest of the package's code, since uncommitted changes leave the commit as it was."""
     digest = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
         digest.update(f"{path.relative_to(PACKAGE)}\n".encode() + path.read_bytes())

@@ -1,4 +1,4 @@
-"""Files that another process reads: replaced as a whole, and the mark of what is running."""
+"""Write files that another process reads, and mark which competitor is running."""
 
 import faulthandler
 import json
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def write(path: Path, text: str) -> None:
-    """Replace a file, whole or not at all."""
+    """Replace a file completely, or leave it as it is if writing fails."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     temporary.write_text(text)
     temporary.replace(path)
@@ -40,6 +40,6 @@ class Mark:
         return json.loads(self.path.read_text()) if self.path.exists() else None
 
     def clear(self) -> None:
-        """Nothing is running any more."""
+        """Remove the mark: nothing is running."""
         faulthandler.cancel_dump_traceback_later()
         self.path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""Time the competitors of one shape in turns, correctness first.
+"""Time the competitors of one shape in turns, after checking their results.
 
-All competitors of a shape run in one process on the same inputs, in turns, so that clocks and
-temperature are the same for all: the ratio between them is the result, the TFLOP/s are its unit.
+All competitors of a shape run in one process on the same inputs and take turns, so that clock and
+temperature are the same for all of them. Compare their ratios: TFLOP/s depend on the day's clocks.
 A kernel is timed only if its output is within its error budget. Each call is a CUDA graph, replayed
 between two events after the L2 cache was overwritten; the time is the median over the rounds.
 """
@@ -38,7 +38,7 @@ class DeviceLostError(RuntimeError):
 
 
 def unmarked(version: str, reason: str | None = None) -> None:
-    """The `mark` of a measurement without a watchdog."""
+    """Do nothing: the `mark` of a measurement without a watchdog."""
 
 
 class Telemetry:
@@ -103,7 +103,7 @@ def captured(prepare: Callable[[], Callable[[], Tensors]]) -> tuple[Launch, Tens
 def timed(
     calls: Mapping[str, Launch], rounds: int, mark: Mark = unmarked
 ) -> dict[str, list[float]]:
-    """Milliseconds of each round of each call; the calls take turns and find a cold L2 cache.
+    """Milliseconds of every round of each call. The calls take turns and find a cold L2 cache.
 
     Another one begins each round. A slow call stops early: see ENOUGH_MS. While a round is waited
     for, the next is already queued, so that the GPU never idles; `mark` says for whom.

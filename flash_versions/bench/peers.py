@@ -1,5 +1,6 @@
-"""What the versions are measured against: functions of q, k, v (batch, length, heads, head_dim)
-that return o, from torch, from an installed flash-attn-4 or cuDNN front end, and plain PyTorch.
+"""The peers of the versions: functions of q, k, v (batch, length, heads, head_dim) that return o.
+They come from torch, from flash-attn-4 and cuDNN's front end where these are installed, and from
+plain PyTorch.
 """
 
 import os
@@ -168,7 +169,7 @@ def cudnn_handle(device: torch.device) -> Any:
 
 
 def installed(module: str) -> bool:
-    """Whether a module is there; it is not imported, which can take seconds."""
+    """Whether a module is installed. It is not imported, because that can take seconds."""
     try:
         return find_spec(module) is not None
     except ImportError:  # of its parent, which may be another one's, and broken
@@ -212,7 +213,7 @@ def plain(q, k, v, causal: bool) -> torch.Tensor:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that a tensor could still take: free on the device, or held by torch and unused."""
+    """Bytes that a tensor could still take: free on the device, or reserved by torch but unused."""
     held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + held
 

@@ -1,7 +1,8 @@
-"""Launch FA4's kernel for Hopper with its clock on, and write down what every role did:
+"""Launch FA4's kernel for Hopper with tracing on and record the states of every role:
 `python -m flash_versions.bench.record --out docs/results/h200-trace.json`.
 
-Every program's states are held against the table in `roles.py`; the document has the first ones.
+The states of every program are checked against the table in `roles.py`. The document keeps those of
+the first programs.
 `python -m flash_versions.plot` draws it.
 """
 
@@ -86,7 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not wgmma.available(device):
-        sys.stderr.write("a Hopper GPU (compute capability 9.0) is needed; there is none.\n")
+        sys.stderr.write("a Hopper GPU (compute capability 9.0) is needed, and there is none.\n")
         return 1
     heads = 2048 // options.head_dim
     shape = (max(1, 8192 // options.length), options.length, heads, options.head_dim)

@@ -1,4 +1,4 @@
-"""Measured results as they are committed: read, and looked up.
+"""Read the committed results, and look up rows in them.
 
 docs/results holds JSON documents of `bench`, of `accuracy`, of tests/benchmarks and of a trace;
 `report` makes tables of them, `plot` figures.
@@ -65,23 +65,23 @@ def shapes(document: Document, suite: str) -> dict[tuple, dict[str, Row]]:
 
 
 def names(document: Document, suite: str) -> list[str]:
-    """Who took part in a suite: the versions in the order of measurement, then the peers."""
+    """The competitors of a suite: the versions in the order of measurement, then the peers."""
     found = dict.fromkeys(row["version"] for row in document["rows"] if row["suite"] == suite)
     return [n for n in found if n not in PEERS] + [n for n in PEERS if n in found]
 
 
 def label(name: str) -> str:
-    """What a column is called."""
+    """The title of a competitor's column."""
     return PEERS[name].label if name in PEERS else name
 
 
 def mask(row: Row) -> str:
-    """Causal or full."""
+    """A row's mask: "causal" or "full"."""
     return "causal" if row["causal"] else "full"
 
 
 def any_row(group: dict[str, Row]) -> Row:
-    """A row, for what all of a shape have in common."""
+    """Any row of a group, for the fields that all of them share."""
     return next(iter(group.values()))
 
 

@@ -43,7 +43,7 @@ Group = tuple[str, Shape | None]  # a suite and one of its shapes; None: the sui
 
 
 def protocol(rounds: int) -> dict[str, Any]:
-    """How it is measured."""
+    """The settings of a measurement, as the document states them."""
     return {
         "method": "interleaved CUDA graph replays between events, median",
         "rounds": rounds,
@@ -85,7 +85,7 @@ def save_sorted(document: Document, path: Path) -> None:
 
 
 def groups(suites: Iterable[str]) -> list[Group]:
-    """What is measured one after another: every shape of every suite."""
+    """Every shape of every suite, in the order of measurement."""
     nothing: list[Shape | None] = [None]
     return [(suite, shape) for suite in suites for shape in SUITES[suite] or nothing]
 
@@ -153,7 +153,7 @@ def run(path: Path, suites: list[str], rounds: int, mark: Mark) -> None:
 
 
 def summary(rows: Rows) -> str:
-    """One line on a group: rates where there are any."""
+    """One line about a group: the rates that it has."""
     found = []
     for row in rows:
         for unit, form in (
@@ -169,7 +169,7 @@ def summary(rows: Rows) -> str:
 
 
 def lose(path: Path, lost: dict[str, Any]) -> None:
-    """Write the competitor of a mark into the document, so that it is not tried again."""
+    """Write a marked competitor and its reason into the document; it is not tried again."""
     document = json.loads(path.read_text())
     row = {"suite": lost["place"]["suite"], "version": lost["version"], **lost["place"]}
     others = [
@@ -197,7 +197,7 @@ def supervise(command: list[str], path: Path, mark: Mark) -> int:
 
 
 def catalogue() -> str:
-    """What there is to measure, and against what."""
+    """The list of suites, versions and peers."""
     lines = ["suites (--suite NAME ..., default: all but quick)"]
     for name, shapes in SUITES.items():
         number = f"{len(shapes)} shapes" if shapes else ""
@@ -213,7 +213,7 @@ def catalogue() -> str:
 
 
 def say(line: str) -> None:
-    """Progress, on stderr."""
+    """Print progress to stderr."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 

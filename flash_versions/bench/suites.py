@@ -148,7 +148,7 @@ FIRST_TO_ADD = "fa3"  # the version whose gradients programs add up in any order
 
 @dataclass(frozen=True)
 class Competitor:
-    """Something to measure: a function of q, k, v that returns o.
+    """A function of q, k, v that returns o, and how to measure it.
 
     Attributes:
         name: unique among those of a shape.
@@ -172,7 +172,7 @@ class Competitor:
     verify: Callable[..., None] | None = None
 
     def given(self, q, k, v) -> tuple:
-        """What the function takes."""
+        """The arguments of the function."""
         return (q, k, v) if self.prepare is None else self.prepare(q, k, v)
 
     def forward(self, q, k, v, do) -> Callable[[], Tensors]:
@@ -192,7 +192,7 @@ class Competitor:
         return partial(torch.autograd.grad, o, leaves, do, retain_graph=True)
 
     def row(self, suite: str, shape: Shape) -> dict[str, Any]:
-        """What a row of results says before anything is measured."""
+        """The fields of a row that are known before it is measured."""
         way = "backward" if suite.endswith("backward") else "forward"
         way = suite if suite == "quantize" else way
         row = {"suite": suite, "version": self.name, "pass": way, "precision": self.precision}
@@ -304,7 +304,7 @@ def fp8_competitor(
 
 
 def quantized_request(how: Fp8, causal: bool, q, k, v) -> tuple[Request, Quantized]:
-    """What the FP8 kernels take."""
+    """The request and the quantised tensors that FP8 kernels take."""
     return make_request(q, k, v, causal=causal, precision=how), quantize(q, k, v, how)
 
 
@@ -325,7 +325,7 @@ def quantizers() -> Iterator[Competitor]:
 
 
 def for_copy(q, k, v) -> Tensors:
-    """What is copied, and where to."""
+    """The source and the target of the copy."""
     source = torch.cat([x.flatten() for x in (q, k, v)])
     return source, torch.empty_like(source)
 
@@ -351,13 +351,13 @@ def first_to_split() -> str | None:
 
 
 def takes(version: Version, **asked: Any) -> bool:
-    """Whether a version can do something, for what it can do at all."""
+    """Whether a version supports an option."""
     x = torch.empty(1, 1, 1, 64, dtype=torch.bfloat16, device=device())
     return version.unsupported(Request(x, x, x, **asked)) is None
 
 
 def device() -> str:
-    """Where the versions run."""
+    """The device on which the versions run."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 

@@ -22,8 +22,8 @@ PAGE = """<!doctype html>
 <meta charset="utf-8">
 <title>{title}</title>
 <style>
-pre {{ font: 14px/1.4 monospace; }} .add {{ background: #dfd; }} .del {{ background: #fdd; }}
-.at {{ color: #06c; }}
+pre {{ font: 14px/1.4 monospace; overflow-x: auto; }}
+.add {{ background: #dfd; }} .del {{ background: #fdd; }} .at {{ color: #06c; }}
 </style>
 <h1>{title}</h1>
 <pre>

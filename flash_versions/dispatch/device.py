@@ -2,9 +2,9 @@
 inspector can replace the answers at one place.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -13,6 +13,18 @@ from flash_versions.dispatch import interpreter
 # Shared memory in bytes that a program may use: on an H200; in the interpreter, without limit.
 H200_SHARED_MEMORY = 232_448
 UNLIMITED = 1 << 40
+
+Function = TypeVar("Function", bound=Callable)
+
+
+def constant_in_compile(function: Function) -> Function:
+    """Let torch.compile call a function once, while it traces, and keep the result.
+
+    It does what `torch.compiler.assume_constant_result` does. That one imports torch's compiler,
+    which takes as long as the rest of the package, also in a program that compiles nothing.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 class Properties(NamedTuple):
@@ -50,7 +62,7 @@ class Devices:
         """Whether a kernel may be launched while the one before it runs, and wait for it there."""
         return self[device].capability >= (9, 0) and not interpreter.enabled()
 
-    @torch.compiler.assume_constant_result
+    @constant_in_compile
     def limits(self, device: torch.device) -> str | None:
         """Why the kernels cannot run on a device, as a sentence, or None."""
         if device.type not in ("cpu", "cuda"):

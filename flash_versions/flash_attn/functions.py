@@ -79,7 +79,21 @@ def flash_attn_func(
     Raises:
         ValueError: an argument is malformed, or the version does not support what was asked for.
     """
-    return _attend(**locals())
+    return _attend(
+        q,
+        k,
+        v,
+        dropout_p=dropout_p,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        window_size=window_size,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        deterministic=deterministic,
+        return_attn_probs=return_attn_probs,
+        s_aux=s_aux,
+        version=version,
+    )
 
 
 def _with_options(function: Function) -> Function:
@@ -166,7 +180,26 @@ def flash_attn_varlen_func(
     Raises:
         ValueError: an argument is malformed, or the version does not support what was asked for.
     """
-    return _attend(**locals())
+    return _attend(
+        q,
+        k,
+        v,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k,
+        dropout_p=dropout_p,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        window_size=window_size,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        deterministic=deterministic,
+        return_attn_probs=return_attn_probs,
+        block_table=block_table,
+        s_aux=s_aux,
+        version=version,
+    )
 
 
 @_with_options

@@ -201,7 +201,7 @@ def draw_lines(
         ax.set_xlim(lengths[0] / 1.3, lengths[-1] * 4.5)  # room for the names
         ax.set_xticks(lengths, [f"{x // 1024}k" if x >= 1024 else str(x) for x in lengths])
         ax.set_title(panel, loc="left")
-        ax.set_xlabel("sequence length S")
+        ax.set_xlabel("sequence length")
     axes[0].set_ylabel(unit)
     figure.suptitle(title, x=0.01, ha="left")
     figure.draw_without_rendering()  # fixes the limits
@@ -265,7 +265,8 @@ def draw_ablation(found: dict[str, dict[str, dict[str, float]]]) -> Figure:
         ax.bar_label(drawn, [f"{x:+.1f} %" for x in percents], padding=3, fontsize=8)
         ax.axvline(0, color="black", linewidth=0.8)
         ax.invert_yaxis()
-        ax.margins(x=0.2)
+        ax.use_sticky_edges = False  # a bar that begins at 0 needs room for its label, too
+        ax.margins(x=0.3)
         ax.grid(visible=False, axis="y")
         ax.set_title(f"{version}, {panel}", loc="left")
         ax.set_xlabel("faster or slower than the version, %")

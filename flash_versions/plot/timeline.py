@@ -1,4 +1,4 @@
-"""The timeline of a launch: what every role of one program did when, from a trace.
+"""Draw the timeline of a launch from a trace: the states of every role of one program over time.
 
 A trace is a JSON document in docs/results with, for some programs, the intervals of each role:
 
@@ -31,7 +31,7 @@ Roles = dict[str, list[Interval]]
 
 
 class Window(NamedTuple):
-    """What a panel shows."""
+    """The part of the time axis that a panel shows."""
 
     start: float
     end: float
@@ -65,7 +65,7 @@ def timeline_data(trace: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def title(trace: dict[str, Any], program: dict[str, Any]) -> str:
-    """What was traced."""
+    """The title: which launch was traced."""
     what = ", ".join(f"{key}={value}" for key, value in trace["what"].items())
     return f"Program {program['program']}: {what}"
 

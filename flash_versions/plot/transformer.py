@@ -101,14 +101,17 @@ def draw_generation(found: dict[str, Any]) -> Figure:
     return figure
 
 
+STYLES = {"ours": "-", "transformers": "--", "transformers compiled": ":"}
+
+
 def draw_rates(ax: Axes, cases: list[str], lines: dict[tuple[str, str], Any]) -> None:
-    """A line for each model and contestant; transformers' are dashed."""
+    """A line for each model and contestant: a colour for the model, a style for the contestant."""
     colours = ["#56B4E9", "#0072B2", "#D55E00", "#CC79A7", "#009E73"]
     for (case, who), points in lines.items():
         number = cases.index(case)
         ax.plot(
             *zip(*points),
-            linestyle="-" if who == "ours" else "--",
+            linestyle=STYLES[who],
             marker=MARKERS[number],
             color=colours[number],
             gid=f"{case} {who}",

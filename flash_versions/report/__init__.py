@@ -1,4 +1,4 @@
-"""Tables of committed results, written into the documents.
+"""Write the tables of committed results into the documents.
 
 May import: `bench.results` and what that imports.
 """

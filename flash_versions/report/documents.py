@@ -1,12 +1,12 @@
 """Turn measured results into the tables of the documents: `python -m flash_versions.report`.
 
-Every figure in README.md and docs/ stands between two markers that name its table:
+Every table of measurements in README.md and docs/ stands between two markers that name it:
 
     <!-- results: prefill -->  ...  <!-- end -->
 
-and is written by this module from docs/results/*.json, so that prose cannot drift from what was
-measured; a test holds the documents against the JSON. Columns are the versions and peers that the
-JSON has; a table of which nothing was measured says so.
+This module writes the table from docs/results/*.json, and a test compares the documents with the
+JSON. The columns are the versions and peers that the JSON has. Where nothing was measured, the text
+names the command that measures.
 """
 
 import re
@@ -32,6 +32,7 @@ from flash_versions.bench.results import (
     shapes,
 )
 from flash_versions.report import transformer as report_transformer
+from flash_versions.report import versions as report_versions
 from flash_versions.report.tables import (
     bench,
     by_shape,
@@ -41,6 +42,7 @@ from flash_versions.report.tables import (
     pivot,
     provenance,
     rate,
+    where,
     where_and_when,
 )
 
@@ -59,7 +61,7 @@ def rates(
     wanted: Callable[[Row], bool] = lambda row: True,
     base: str = "torch fa2",
 ) -> str:
-    """TFLOP/s of everything, and the versions' ratio to a peer in the same rounds."""
+    """TFLOP/s of all competitors, and the ratio of each version to a peer of the same rounds."""
     groups = {w: group for w, group in by_shape(document, suite).items() if wanted(any_row(group))}
     if not groups:
         return not_measured(bench(suite))
@@ -78,8 +80,8 @@ def is_headline(row: Row) -> bool:
 
 
 def mean_ratio(groups: list[dict[str, Row]], name: str, base: str) -> str | None:
-    """The geometric mean of the ratios of two rates over the shapes that have both; None for none,
-    and how many of how many if it is not all.
+    """The geometric mean of the ratios of two rates over the shapes that have both; it says how
+    many these are if they are not all. None if no shape has both.
     """
     pairs = [(rate_of(group, name), rate_of(group, base)) for group in groups]
     ratios = [own / other for own, other in pairs if own and other]
@@ -137,6 +139,29 @@ def ablation(document: Document, suite: str = "ablation", peer: str = "cudnn") -
     return "\n\n".join([*tables, provenance(document, suite)]) + "\n"
 
 
+def worth(document: Document, version: str) -> str:
+    """The speed of a version with one thing changed, and cuDNN's, at the longest length of each
+    head dim and mask; the version itself is 1.
+    """
+    longest: dict[tuple[int, bool], dict[str, Row]] = {}
+    for group in sorted(
+        shapes(document, "ablation").values(), key=lambda group: any_row(group)["N"]
+    ):
+        longest[any_row(group)["D"], any_row(group)["causal"]] = group
+    members = ablated(longest.values()).get(version)
+    if not members:
+        return not_measured(bench("ablation"))
+    body = []
+    for name in (*members, "cudnn"):
+        cells = []
+        for group in longest.values():
+            own, other = rate_of(group, version), rate_of(group, name)
+            cells.append(f"{other / own:.2f}" if own and other else "-")
+        body.append([members.get(name) or label(name), *cells])
+    header = [f"speed; {version} = 1", *(where(any_row(group)) for group in longest.values())]
+    return f"{markdown(header, body)}\n\n{provenance(document, 'ablation')}\n"
+
+
 def fp8(document: Document) -> str:
     """TFLOP/s of the FP8 kernels alone, and their ratio to the same version in bf16 and to cuDNN's
     FP8 kernel.
@@ -159,7 +184,7 @@ def fp8(document: Document) -> str:
 
 
 def bandwidth(group: dict[str, Row], name: str, copy: float | None) -> str | None:
-    """TB/s, and the share of a copy's if that is known."""
+    """TB/s, and its share of the rate of a copy if that is known."""
     found = group.get(name, {}).get("tb_per_s")
     if not found:
         return None
@@ -300,6 +325,8 @@ TABLES: dict[str, Callable[[Document], str]] = {
     "summary": summary,
     "ablation": ablation,
     "ablation fp8": partial(ablation, suite="ablation fp8", peer="cudnn fp8"),
+    "worth fa3": partial(worth, version="fa3"),
+    "worth fa4": partial(worth, version="fa4"),
     "fp8": fp8,
     "quantize": quantization,
     "fp8 accuracy": fp8_accuracy,
@@ -308,6 +335,7 @@ TABLES: dict[str, Callable[[Document], str]] = {
     "launch": launch,
     "several gpus": several_gpus,
     "ablation backward": partial(ablation, suite="ablation backward"),
+    **report_versions.TABLES,
     **report_transformer.TABLES,
 }
 

@@ -1,4 +1,4 @@
-"""What tables of results are made of: their cells, and where their figures are from."""
+"""The parts of tables: cells, rows, and the sentence about where and when they were measured."""
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from flash_versions.bench.results import Document, Row, any_row, label, mask, ra
 
 
 def not_measured(command: str) -> str:
-    """The text that takes the place of a table of which nothing was measured."""
+    """The text instead of a table whose suite was not measured."""
     return f"Not measured yet: `{command}`.\n"
 
 
@@ -48,12 +48,12 @@ def grouped(document: Document, suite: str, *keys: str, by: str) -> dict[Any, di
 
 
 def by_shape(document: Document, suite: str) -> dict[str, dict[str, Row]]:
-    """The groups of a suite under what a table calls their shape."""
+    """The groups of a suite, by the name of their shape in a table."""
     return {where(any_row(group)): group for group in shapes(document, suite).values()}
 
 
 def where(row: Row) -> str:
-    """A shape as tables call it; of the suite "seeds" batch and heads tell shapes apart."""
+    """The name of a shape in a table; in the suite "seeds" batch and heads belong to it."""
     few = f"B={row['B']}, H={row['H']}, " if row["suite"] == "seeds" else ""
     return f"{few}D={row['D']} {mask(row)}, S={row['N']}"
 

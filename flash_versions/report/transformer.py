@@ -18,7 +18,7 @@ from flash_versions.report.tables import (
 
 
 def script(name: str) -> str:
-    """The text in the place of a table that a script of tests/benchmarks measures."""
+    """The text instead of a table that a script of tests/benchmarks did not measure yet."""
     return not_measured(f"python -m tests.benchmarks.{name} --out FILE")
 
 
@@ -132,28 +132,77 @@ def rounding(document: Document) -> str:
 
 
 def generation(document: Document, compared_only: bool = False) -> str:
-    """Tokens per second of generation, its share of the bandwidth bound, and transformers'; of what
-    both were timed at only, if asked for.
+    """Generation: tokens per second, milliseconds of a step, and those of transformers' `generate`.
+
+    The ratio is to the compiled step, because a user who wants speed compiles.
+
+    Args:
+        document: of which the suite "generate" is shown.
+        compared_only: show only the larger models (of 1 and 8 billion weights), at the shapes at
+            which transformers was timed, too.
     """
     cases = grouped(document, "generate", "case", "batch", "prompt", by="contestant")
-    if not cases:
+    others = {
+        "transformers compiled": "transformers, static cache, compiled: ms a step (times ours)",
+        "transformers": "transformers as called by default: ms a step",
+    }
+    steps = {
+        where: {name: row["ms_per_step"] for name, row in rows.items() if "ms_per_step" in row}
+        for where, rows in cases.items()
+    }
+    if compared_only:
+        steps = {w: x for w, x in steps.items() if w[0].startswith("llama") and len(x) > 1}
+    if not any("ours" in found for found in steps.values()):
         return script("generate_speed")
+    known = {name for found in steps.values() for name in found}
+    titles = {name: title for name, title in others.items() if name in known}
     body = []
-    for (case, batch, prompt), rows in cases.items():
-        ours, theirs = rows.get("ours", {}), rows.get("transformers", {})
-        step, other = ours.get("ms_per_step"), theirs.get("ms_per_step")
-        if not step or (compared_only and not other):  # or time ran out
-            continue
-        cells = [f"{case}, batch {batch}, {prompt} tokens before"]
-        cells += [f"{1000 * batch / step:,.0f}", f"{step:.2f}", f"{ours['share']:.0%}"]
-        cells += [f"{other:.2f}", f"{other / step:.1f} x"] if other else ["-", "-"]
-        both = "seconds" in ours and "seconds" in theirs
-        cells.append(f"{theirs['seconds'] / ours['seconds']:.1f} x" if both else "-")
-        body.append(cells)
-    header = ["model", "tokens/s", "ms a step", "of the bandwidth bound", "transformers: ms a step"]
-    header += ["times faster", "a whole call"]
+    for (case, batch, prompt), found in steps.items():
+        if step := found.get("ours"):  # or time ran out
+            cells = [f"{case}, batch {batch}, {prompt} tokens before"]
+            share = cases[case, batch, prompt]["ours"]["share"]
+            cells += [f"{1000 * batch / step:,.0f}", f"{step:.2f}", f"{share:.0%}"]
+            for name in titles:
+                other = found.get(name)
+                ratio = f" ({other / step:.1f} x)" if other and name != "transformers" else ""
+                cells.append(f"{other:.2f}{ratio}" if other else "-")
+            body.append(cells)
+    header = ["model", "tokens/s", "ms a step", "of the bandwidth bound", *titles.values()]
+    return f"{markdown(header, body)}\n\nbf16, greedy. {generated_when(document, [*steps])}.\n"
+
+
+def generated_when(document: Document, shown: list[tuple]) -> str:
+    """Where and when generation was measured, and which rows are of another commit."""
     about = where_and_when(document, "generate", ("transformers",))
-    return f"{markdown(header, body)}\n\nbf16, greedy. {about}.\n"
+    earlier = {
+        (row["date"], row["commit"][:7])
+        for row in document["rows"]
+        if row["suite"] == "generate" and "commit" in row
+        if (row["case"], row["batch"], row["prompt"]) in shown
+    }
+    dates = [f"{date} (commit {commit})" for date, commit in sorted(earlier)]
+    return f"{about}; some rows are of {' and '.join(dates)}" if dates else about
+
+
+def shipped_models(document: Document) -> str:
+    """The share of right greedy replies of each shipped model, by kind of question."""
+    found = grouped(document, "shipped models", "asked", by="model")
+    if not found:
+        return script("model_bars")
+    models = dict.fromkeys(model for rows in found.values() for model in rows)
+
+    def cell(rows: dict[str, Row], column: str) -> str | None:
+        row = next(iter(rows.values()))
+        if column == "questions":
+            return f"{row['problems']:,}"
+        if column == "wanted":
+            return f"{row['bar']:.1%}" if row["bar"] else None
+        return f"{rows[column]['right']:.1%}" if column in rows else None
+
+    columns = ("questions", *models, "wanted")
+    table = pivot("right replies to", found, columns, cell, {name: name for name in columns})
+    where = where_and_when(document, "shipped models").removeprefix("none, ")
+    return f"{table}\n\nGreedy. {where}.\n"
 
 
 TABLES: dict[str, Callable[[Document], str]] = {
@@ -167,5 +216,6 @@ TABLES: dict[str, Callable[[Document], str]] = {
     "norm gemm swiglu": partial(products, suite="norm gemm swiglu", base="cuBLAS alone"),
     "norm gemm numerics": rounding,
     "generate": generation,
+    "shipped models": shipped_models,
     "headline generate": partial(generation, compared_only=True),
 }

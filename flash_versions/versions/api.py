@@ -146,9 +146,32 @@ def attention(
     Raises:
         ValueError: an argument is malformed, or the version does not support what was asked for.
     """
-    arguments = locals()
-    name = arguments.pop("version")
-    o, lse = run(name, make_request(**arguments))
+    request = make_request(
+        q,
+        k,
+        v,
+        causal=causal,
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        sink=sink,
+        dropout_p=dropout_p,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        kv_lengths=kv_lengths,
+        kv_starts=kv_starts,
+        block_table=block_table,
+        num_splits=num_splits,
+        return_lse=return_lse,
+        precision=precision,
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
+        deterministic=deterministic,
+        check=check,
+    )
+    o, lse = run(version, request)
     if cu_seqlens_q is not None:
         o, lse = o.squeeze(0), lse if lse is None else lse.squeeze(0)
     if not return_lse:

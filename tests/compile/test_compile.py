@@ -13,7 +13,7 @@ from tests.compile import apart
 from tests.compile.compile_kernels import PARTS
 
 KIB = 1024
-for_hopper = pytest.mark.for_hopper
+other_tritons = pytest.mark.other_tritons
 SHARED_MEMORY = {
     "sm_80": 163 * KIB,
     "sm_89": 99 * KIB,
@@ -41,7 +41,7 @@ def triton_version() -> tuple[int, ...]:
 def of_part(arch: str, part: str):
     """A test's parameters; one worker for a part, so that each is compiled once."""
     group = pytest.mark.xdist_group(f"compile {arch} {part}")
-    marks = [group] + [pytest.mark.wide] * (part == "wide") + [for_hopper] * (arch == "sm_90")
+    marks = [group] + [pytest.mark.wide] * (part == "wide") + [other_tritons] * (arch == "sm_90")
     return pytest.param(arch, part, marks=marks, id=f"{arch}-{part}")
 
 
@@ -197,8 +197,8 @@ def events(loop) -> list[str]:
 @pytest.mark.parametrize(
     ("version", "part"),
     [
-        pytest.param("fa3", "fa3", marks=[with_fa3, for_hopper], id="fa3"),
-        pytest.param("fa4", "fa4 fp8", marks=[with_fp8, for_hopper], id="fa4"),
+        pytest.param("fa3", "fa3", marks=[with_fa3, other_tritons], id="fa3"),
+        pytest.param("fa4", "fa4 fp8", marks=[with_fp8, other_tritons], id="fa4"),
     ],
 )
 def test_the_hopper_kernel_serves_what_it_should(version, part):
@@ -265,7 +265,7 @@ def between_the_waits(row):
         yield "MUFU.EX2" in found[found.index("wait 1") : found.index("wait 0")]
 
 
-@for_hopper
+@other_tritons
 @with_fa3
 def test_the_late_wait_keeps_the_exponentials_between_the_waits():
     """And without it, ptxas moves the second wait in front of them: the faster order."""
@@ -280,7 +280,7 @@ def test_the_late_wait_of_other_head_dims(arch, part):
         assert all(between_the_waits(hopper_kernels(part)["fa3", shape, "late wait"])), shape
 
 
-@for_hopper
+@other_tritons
 @with_fa2
 def test_split_launches_the_reduction():
     rows = [row for row in compiled("sm_90", "fa1 fa2") if row["shape"] == "decode-128"]
@@ -288,7 +288,7 @@ def test_split_launches_the_reduction():
     assert kernels == {"decode_kernel", "combine_kernel"}
 
 
-@for_hopper
+@other_tritons
 @with_fa2
 def test_fa2_needs_three_kernels_for_the_gradients_and_fa1_one():
     def kernels(version):

@@ -22,7 +22,7 @@ def for_hopper() -> dict[str, dict]:
     return {name: row for name, row in compiled("sm_90").items() if "portable" not in name}
 
 
-@pytest.mark.for_hopper
+@pytest.mark.other_tritons
 @with_hopper
 @pytest.mark.parametrize("arch", ARCHES)
 def test_the_portable_kernel_fits_and_uses_the_tensor_cores(arch):
@@ -37,7 +37,7 @@ def test_the_portable_kernel_fits_and_uses_the_tensor_cores(arch):
             assert row[TENSOR_CORE[arch]] > 0 and row["cp_async"] + row["tma_loads"] > 0, row
 
 
-@pytest.mark.for_hopper
+@pytest.mark.other_tritons
 @with_hopper
 def test_nothing_spills_and_no_product_waits_for_the_one_before():
     for row in for_hopper().values():
@@ -46,7 +46,7 @@ def test_nothing_spills_and_no_product_waits_for_the_one_before():
         assert not row["unused_barriers"], row
 
 
-@pytest.mark.for_hopper
+@pytest.mark.other_tritons
 @with_hopper
 def test_the_main_loop_keeps_a_product_in_flight():
     """Two consumers, each with a loop of 64 columns of K: 8 products of 64 x 128 x 16 or, where a
@@ -60,7 +60,7 @@ def test_the_main_loop_keeps_a_product_in_flight():
             assert loop["local_memory"] == 0 and loop["instructions"] < 80, row
 
 
-@pytest.mark.for_hopper
+@pytest.mark.other_tritons
 @with_hopper
 def test_the_epilogue_is_stmatrix_a_fence_and_stores_by_tma():
     """128 x 128 numbers of 16 bits are, for each of 128 threads, 16 times 4 registers; there are

@@ -92,6 +92,7 @@ def run(folder, *options, **files):
     return done.stdout + done.stderr
 
 
+@pytest.mark.wide
 @by_workers
 def test_a_failure_is_written_when_it_happens(tmp_path, workers):
     (tmp_path / "failures").write_text("of an earlier run")
@@ -102,6 +103,7 @@ def test_a_failure_is_written_when_it_happens(tmp_path, workers):
     assert written.count("is even\n") == 2 and "number 1" not in written
 
 
+@pytest.mark.wide
 @by_workers
 def test_a_large_test_has_room_or_is_skipped(tmp_path, workers):
     said = run(tmp_path, *workers, fake=FAKE, test_it=ON_A_GPU)
@@ -109,6 +111,7 @@ def test_a_large_test_has_room_or_is_skipped(tmp_path, workers):
     assert "needs 16 GiB of GPU memory, and there are 10" in said
 
 
+@pytest.mark.wide
 def test_what_follows_a_lost_gpu_says_so(tmp_path):
     said = run(tmp_path, fake=FAKE, test_it=LOSING)
     assert "1 failed, 1 error" in said, said

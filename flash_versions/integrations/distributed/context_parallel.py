@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from torch._compile import _disable_dynamo
 
 from flash_versions.dispatch.request import Request, Sides, make_request
 from flash_versions.integrations.distributed.ring import Ring, RingAttention
@@ -35,7 +36,7 @@ LAYOUTS = ("zigzag", "contiguous")
 METHODS = ("ring", "all_to_all")
 
 
-@torch.compiler.disable
+@_disable_dynamo  # as torch.compiler.disable, but it does not import torch's compiler now
 def context_parallel_attention(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -1,23 +1,23 @@
 """FlashAttention 1, backward: the gradients without ever writing P or dS to memory.
 
-Plain attention keeps the (M, N) matrix P for its backward. Here the forward kept two numbers per
-query row, the maximum score m and the sum of exponentials l; a tile of P is recomputed from them
-when it is needed: P_ij = exp(S_ij - m_i) / l_i. With S = scale Q K^T, O = P V and dO the gradient
+Plain attention keeps the (M, N) matrix P for its backward. FA1's forward keeps two numbers for each
+query, the maximum score m and the sum of exponentials l. The backward computes a tile of P again
+when it needs it: P_ij = exp(S_ij - m_i) / l_i. With S = scale Q K^T, O = P V and dO the gradient
 of O:
 
     dV = P^T dO                 O_i = sum_j P_ij V_j: key j collects P_ij dO_i from every query
     dP = dO V^T                 dP_ij = dO_i . V_j
-    dS = P * (dP - D)           the softmax: raising S_ij by x raises P_ij by P_ij x and lowers all
-                                P_ik by P_ik P_ij x, so dS_ij = P_ij (dP_ij - sum_k P_ik dP_ik)
+    dS = P * (dP - D)           the softmax: if S_ij grows by x, P_ij grows by P_ij x and all P_ik
+                                shrink by P_ik P_ij x: dS_ij = P_ij (dP_ij - sum_k P_ik dP_ik)
     dQ = scale dS K
     dK = scale dS^T Q
 
-D_i = sum_k P_ik dP_ik is a sum over all keys, which one tile does not have. But it is a product of
-two rows that every tile has: sum_k P_ik (dO_i . V_k) = dO_i . sum_k P_ik V_k = dO_i . O_i. Raising
-S_ij by x also raises LSE_i by P_ij x: a gradient of the LSE is added to dP - D.
+D_i = sum_k P_ik dP_ik is a sum over all keys, and one tile does not have all keys. But it equals
+a product of two rows that every tile has: sum_k P_ik (dO_i . V_k) = dO_i . sum_k P_ik V_k, which is
+dO_i . O_i. If S_ij grows by x, LSE_i grows by P_ij x: a gradient of the LSE is added to dP - D.
 
-Schedule: one program per key head and batch. An outer loop over KV blocks, whose dK and dV are
-summed on the chip; an inner loop over query blocks, whose dQ is summed in memory.
+Schedule: one program for each key head and sequence. The outer loop goes over KV blocks, whose dK
+and dV are summed in registers; the inner loop goes over query blocks, whose dQ is summed in memory.
 
     program (batch, key head):  for j in KV blocks:
                                     load K_j, V_j;  dK_j = dV_j = 0
@@ -32,9 +32,9 @@ summed on the chip; an inner loop over query blocks, whose dQ is summed in memor
                                             load dQ_i;  dQ_i += scale dS K_j;  store dQ_i
                                     store scale dK_j, dV_j
 
-Cost: five matrix products per pair of blocks where the forward has two. What it wastes: there are
-no more programs than key heads, so a GPU is full only with a large batch; every KV block reads and
-writes all of dQ in fp32, and reads O for the same D again.
+Cost: five matrix products for each pair of blocks; the forward has two. What it wastes: there are
+only as many programs as key heads, so only a large batch fills a GPU; for every KV block, all of dQ
+is read and written in fp32, and O is read to compute the same D again.
 
 Source: Dao et al. 2022, "FlashAttention: Fast and Memory-Efficient Exact Attention with
 IO-Awareness", Algorithm 4 and its derivation in appendix B, without dropout. Not in the paper: the

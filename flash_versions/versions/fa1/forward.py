@@ -1,30 +1,30 @@
 """FlashAttention 1, forward: attention without ever writing the score matrix to memory.
 
 Plain attention writes the (M, N) scores S = Q K^T to memory, reads them for the softmax, writes P
-and reads it again for P V: O(M N) bytes for O(M D) of input. But a softmax can be folded together
-block by block. Keep, per query row, the maximum score m and the sum of exponentials l seen so far;
-when a block of scores arrives,
+and reads it again for P V: O(M N) bytes for O(M D) of input. But a softmax can be computed block by
+block. For each query, keep the maximum score m so far, the sum of exponentials l and the result o.
+When a block of scores S_j arrives, update them:
 
     m_new = max(m, rowmax(S_j))                        P_j = exp(S_j - m_new)
     l_new = exp(m - m_new) l + rowsum(P_j)
     o_new = (exp(m - m_new) l o + P_j V_j) / l_new
 
-and o is at every moment the attention over the keys seen so far. Scores live in registers only, so
-the traffic is one pass over K and V per query block.
+After each block, o is the attention over the keys so far. Scores exist in registers only. Each
+program reads K and V once, and writes its queries' o once.
 
-Schedule: one program per query block, head and batch; an inner loop over KV blocks.
+Schedule: one program for each query block, head and sequence; a loop over KV blocks.
 
     program (batch, head, i):   load Q_i
                                 for j in KV blocks:
                                     load K_j, V_j
                                     S = Q_i K_j^T, masked
-                                    fold S and V_j into o, m, l
+                                    update o, m, l by S and V_j
                                 store O_i, m_i, l_i, LSE_i
 
 Source: Dao et al. 2022, "FlashAttention: Fast and Memory-Efficient Exact Attention with
-IO-Awareness", Algorithm 1, and Algorithm 2 for the mask. The paper's outer loop runs over KV blocks
-and re-reads O each time; here the query block is outside, so that every row of O is written once.
-The update is the paper's: o stays normalised after each block.
+IO-Awareness", Algorithm 1, and Algorithm 2 for the mask. The paper's outer loop goes over KV blocks
+and reads and writes O in each of them; here the outer loop goes over query blocks, so that each row
+of O is written once. The update is the paper's: o is normalised after each block.
 """
 
 import torch
@@ -64,7 +64,7 @@ MEASURED = {
 def softmax_step(s, row_max, row_sum):
     """One step of the online softmax on scores (queries, keys): (p, row_max, row_sum, alpha).
 
-    Natural units. alpha is the factor on everything that was summed under the old maximum.
+    Natural units. alpha corrects what was summed with the old maximum: multiply it by alpha.
     """
     new_max = tl.maximum(row_max, tl.max(s, 1))
     pivot = tl.where(new_max == float("-inf"), 0.0, new_max)  # no visible key yet: avoid inf - inf
@@ -89,7 +89,7 @@ def fold_block(
     scale,
     BLOCK_KV: tl.constexpr,
 ):
-    """Fold KV block j into the state (o, row_max, row_sum); o stays normalised."""
+    """Update the state (o, row_max, row_sum) by KV block j; o stays normalised."""
     k_pos = j * BLOCK_KV + tl.arange(0, BLOCK_KV)
     k_tile = load_rows(k, keys, k_pos, MASKED=True)
     s = tl.dot(q_tile, k_tile.T, input_precision="ieee") * scale
@@ -119,7 +119,7 @@ def attend(
     end,
     BLOCK_KV: tl.constexpr,
 ):
-    """Fold KV blocks [begin, end) into the state of a query tile: (o, row_max, row_sum), natural
+    """Update the state of a query tile by KV blocks [begin, end): (o, row_max, row_sum), natural
     units.
     """
     for j in range(begin, end):
@@ -149,7 +149,9 @@ def forward_kernel(
     BLOCK_Q: tl.constexpr,
     BLOCK_KV: tl.constexpr,
 ):
-    """One program per (query tile, head, batch); those of a head are neighbours and share K, V."""
+    """One program for each query tile, head and sequence. Programs of a head have neighbouring
+    numbers, so they run together and share K and V in L2.
+    """
     program = tl.program_id(0)
     tile = program % tiles
     head = (program // tiles) % heads

@@ -1,19 +1,19 @@
-"""FlashAttention 2, backward: two kernels that each write what they own, over the whole GPU.
+"""FlashAttention 2, backward: two kernels, in which no two programs write the same gradient.
 
-What FA1 wasted. Its one program per head walks all pairs of blocks, and most of the GPU idles. And
-it reads and writes a block of dQ in memory for every pair.
+What FA1 wasted. One program for each head computes all pairs of blocks, so most of the GPU is idle.
+And for every pair, it reads and writes a block of dQ in memory.
 
 What changes.
-* P is recomputed from the LSE alone: P = exp(S - LSE) needs neither m nor l.
-* delta_i = rowsum(dO_i * O_i) is computed once per row, by a kernel of its own, and not once per
-  pair of blocks. A gradient of the LSE is part of it: dS = P * (dP - (delta - dLSE)).
-* dK and dV belong to a KV block: one program per KV block sums over all queries that see it, in
-  registers. dQ belongs to a query block: one program per query tile sums over all its keys. That
-  computes S and dP twice, seven products in the place of five; in return no two programs add to one
-  place: no atomics, the same bits in every run.
-* As in the forward, blocks that are visible in full need no mask; a key is seen by a range of
-  queries just as a query sees a range of keys. The query heads of a key head are rows of one tile,
-  so the sum over the group happens inside the products.
+* P is computed from the LSE alone: P = exp(S - LSE) needs neither m nor l.
+* delta_i = rowsum(dO_i * O_i) is computed once for each query, by a kernel of its own, and not once
+  for each pair of blocks. It includes a gradient of the LSE: dS = P * (dP - (delta - dLSE)).
+* One program for each KV block sums its dK and dV over all queries that see it, in registers. One
+  program for each query tile sums its dQ over all its keys. So S and dP are computed twice, seven
+  products in the place of five. In return, no two programs add to the same address: there are no
+  atomics, and every run gives the same bits.
+* As in the forward, blocks that all queries see completely need no mask. A key is seen by a range
+  of queries, as a query sees a range of keys. The query heads of a key head are rows of one tile,
+  so the products sum over the group.
 
     delta program:              delta = rowsum(dO * O) - dLSE
 

@@ -1,17 +1,17 @@
-"""The reduction of split-KV: partial attentions over ranges of keys into one.
+"""Split-KV: combine attentions over ranges of keys into the attention over all keys.
 
-Each split s left an accumulator acc_s = sum_j 2^(x_j - m_s) v_j over its own keys, with its maximum
-m_s and its sum l_s = sum_j 2^(x_j - m_s), scores x in log2 units. With the global maximum m = max_s
-m_s,
+Each split s has written an accumulator acc_s = sum_j 2^(x_j - m_s) v_j over its own keys, with its
+maximum m_s and its sum l_s = sum_j 2^(x_j - m_s); scores x are in log2 units. With the maximum over
+all splits, m = max_s m_s,
 
     acc = sum_s 2^(m_s - m) acc_s          l = sum_s 2^(m_s - m) l_s          o = acc / l
 
-It is the online softmax step once more, with splits in the place of blocks. A split without a
-visible key has m_s = -inf and weighs nothing. In the loop over tiles of splits each tile is read
-once: its maxima, sums and accumulators are asked for together.
+This is the step of the online softmax, with splits in the place of blocks. A split without a
+visible key has m_s = -inf, so its weight is 0. The loop reads a tile of splits at a time: its
+maxima, sums and accumulators are loaded together.
 
-Cost: each split writes and reads head_dim + 2 floats per query row, against 2 * head_dim numbers
-per key read by the attention itself; so splits pay where keys outnumber queries by far.
+Cost: for each query, a split writes and reads head_dim + 2 numbers. Attention itself reads
+2 * head_dim numbers for each key. So splits pay if there are many more keys than queries.
 """
 
 from functools import partial

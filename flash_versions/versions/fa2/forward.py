@@ -1,39 +1,39 @@
 """FlashAttention 2, forward: spend the time on the tensor cores, and fill the GPU.
 
-What FA1 wasted. It rescales o twice per KV block, masks every block although few are cut by the
-diagonal, and multiplies each exponent by log2(e) because the hardware computes 2^x: work for the
-ordinary FP units, which on an A100 are 16 times slower than the tensor cores. And with one query
-and a long cache there is one program per head: most of the GPU idles while a few walk the keys.
+What FA1 wasted. It rescales o twice for each KV block, masks every block although the diagonal cuts
+only few, and multiplies each exponent by log2(e) because the hardware computes 2^x. The ordinary
+floating-point units do this work, and on an A100 they are 16 times slower than the tensor cores.
+With one query and a long cache, FA1 has one program for each head, and most of the GPU is idle.
 
 What changes.
-* Normalise once, at the end: the loop carries an unnormalised accumulator, and one rescale of it
-  by alpha = 2^(m - m_new) per block remains.
-* Stay in the log2 domain: log2(e) goes into the scale, so p = 2^(s * scale_log2 - m) is one FMA and
-  one exp2.
-* Two loops, and a third with a sliding window: blocks that every query of the tile sees in full
-  need no mask; only those at the edges pay for it.
-* Causal tiles start with the last queries, which see the most keys: what ends last began first.
-* The query heads that share a key head become rows of one tile, so that K and V are read once per
-  key head.
-* Split-KV: a second grid axis over ranges of KV blocks. Each program writes its accumulator,
-  maximum and sum to a workspace and `combine.py` reduces them. One split is the ordinary kernel; as
-  many splits as KV blocks is one program per block of S, and the inner loop is gone. Where all rows
-  of a key head are one small tile, `decode.py` has the same kernel with one loop.
+* Normalise once, at the end: the accumulator of the loop is not normalised, and only one
+  multiplication of it by alpha = 2^(m - m_new) remains in each block.
+* Compute in units of log2: the scale contains log2(e), so p = 2^(s * scale_log2 - m) is one
+  multiply-add and one exp2.
+* Two loops, and a third with a sliding window: blocks that every query of the tile sees completely
+  need no mask.
+* The first program of a causal head has the last queries, which see the most keys.
+* The query heads that share a key head become rows of one tile, so that K and V are read once for
+  each key head.
+* Split-KV: a second axis of the grid divides the KV blocks. Each program writes its accumulator,
+  maximum and sum to a workspace, and `combine.py` combines them. With one split this is the
+  ordinary kernel. If all rows of a key head are one small tile, `decode.py` has the same kernel
+  with one loop.
 
     program (tile, split):      load Q tile
                                 for j in this split's blocks that the window cuts on the left:
-                                    fold K_j, V_j with the mask
-                                for j in this split's blocks that are visible in full:
-                                    fold K_j, V_j
+                                    update acc, m, l by K_j, V_j, with the mask
+                                for j in this split's blocks that all queries see:
+                                    update acc, m, l by K_j, V_j
                                 for j in this split's blocks that are cut on the right:
-                                    fold K_j, V_j with the mask
+                                    update acc, m, l by K_j, V_j, with the mask
                                 store O, LSE (one split) or acc, m, l (several)
 
 Sources. The deferred normalisation, the loops and the grid over query blocks: Dao 2023,
 "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning", Algorithm 1. Not
-in that paper: splitting the keys is Flash-Decoding (Dao, Haziza, Massa, Sizov 2023), which
-FlashAttention 2.2 took in; log2 units, the order of causal tiles and packing the query heads of a
-key head are from the code of FlashAttention and its successors.
+in that paper: splitting the keys is Flash-Decoding (Dao, Haziza, Massa, Sizov 2023), part of
+FlashAttention since version 2.2; log2 units, the order of causal tiles and packing the query heads
+of a key head are from the code of FlashAttention and its successors.
 """
 
 from dataclasses import replace

@@ -1,23 +1,22 @@
-"""FlashAttention 3, backward, portable: FA2's two kernels, fed with boxes, heaviest tiles first.
+"""FlashAttention 3, backward, portable: FA2's two kernels with boxes, and heavy tiles come first.
 
-What FA2 wasted. Four tensors stream past in the place of two: the kernel for dK and dV reads a tile
-of Q and one of dO for every block, the kernel for dQ one of K and one of V. Every thread computes
-their addresses and masks, next to two accumulators, in the kernels that are short of registers
-already. And under a causal mask the first keys are seen by all queries and the last ones by a few,
-but the tiles of one head follow those of another: heavy tiles are left for the end, when the GPU is
-almost empty.
+What FA2 wasted. A backward loads four tensors block by block, a forward two: the kernel for dK and
+dV reads a tile of Q and one of dO for every block, the kernel for dQ one of K and one of V. Every
+thread computes their addresses and masks, in kernels whose two accumulators leave few registers.
+And under a causal mask all queries see the first keys and few see the last ones. FA2 takes the
+tiles of one head after the other, so that heavy tiles run at the end, when most of the GPU has no
+work left.
 
 What changes.
-* Q, K, V and dO come as boxes, by descriptors, as in `forward.py`: one thread asks, the copy engine
-  computes addresses and bounds, and the next boxes are on their way while products run.
+* Q, K, V and dO come as boxes, by descriptors, as in `forward.py`: one thread requests a box, TMA
+  computes addresses and bounds, and copies of the next boxes run at the same time as products.
 * A box holds rows of one head. So the kernel for dK and dV no longer has the query heads of a key
   head as rows of one tile: it walks over (block, head) pairs, and one loop still sums over both.
   The kernel for dQ has a program per query head.
 * Heavy tiles first, over sections of heads: for dQ the last tiles of all heads of a section, as in
-  the forward; for dK and dV the first ones. A section is as many heads as have what streams past
-  in the L2 cache: keys and values there, queries and dO here.
-* Exponentials are a parameter, `EXP2`: the next version has another way to compute them, and
-  nothing else to change.
+  the forward; for dK and dV the first ones. A section is as many heads as have in the L2 cache what
+  the kernel loads block by block: keys and values for dQ, queries and dO for dK and dV.
+* The function for exponentials is a parameter, `EXP2`, so that the next version changes only that.
 
     dK, dV program:             load K, V box
     (KV tile, key head)         for (i, h) in the query blocks that see it, times the group's heads:
@@ -32,16 +31,16 @@ What changes.
                                     S = Q K_j^T, P, dP = dO V_j^T, dS;  dQ += dS K_j
                                 store scale dQ              in flight: the next boxes of K and V
 
-What stays: delta's kernel, P from the LSE, two owners and no atomics, so the same bits in every
-run.
+What stays: delta's kernel, and P from the LSE. One program computes each tile of dQ, dK and dV, so
+there are no atomic additions, and every run has the same bits.
 
-Cost. Seven products, as FA2. K and V are fetched once per query head and tile for dQ, not once per
-group. Where a sequence ends within a box, what follows it must be set to 0 in registers: of packed
-sequences in blocks that are masked anyway.
+Cost. Seven products, as in FA2. For dQ, K and V are fetched once per query head and tile, in place
+of once per group. Where a packed sequence ends within a box, the rows of the next sequence are set
+to 0 in registers; this happens only in blocks that are masked anyway.
 
 Sources. Dao 2023, "FlashAttention-2", Algorithm 2; Shah, Bikshandi, Zhang, Thakkar, Ramani, Dao
 2024, "FlashAttention-3", section 3. The paper's backward is warp-specialised and has a warp that
-adds dQ up in memory, as `hopper/backward` does. This is the part of it that needs neither.
+adds dQ up in memory, as `hopper/backward` does. This kernel is the part that needs neither.
 """
 
 from typing import Any

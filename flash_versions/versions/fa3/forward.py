@@ -1,26 +1,28 @@
-"""FlashAttention 3, forward, portable: let the hardware fetch boxes, heaviest tiles first.
+"""FlashAttention 3, forward, portable: the hardware fetches boxes, and heavy tiles come first.
 
 What FA2 wasted. Every thread computes addresses, masks and copies for its share of each tile of K
-and V: registers and issue slots that the softmax wants, too. And the tiles of a causal mask differ
-in work: those of one head after the other leave heavy ones for the end, when the GPU is almost
-empty.
+and V. This takes registers and issue slots that the softmax needs as well. And the tiles of a
+causal mask differ in work. FA2 takes the tiles of one head after the other, so that heavy tiles of
+the last heads run at the end, when most of the GPU has no work left.
 
 What changes.
-* Tensor descriptors in the place of pointers: a descriptor says once where a (batch, head, row,
-  dim) tensor lies, and one thread asks for a box of it. Hopper's Tensor Memory Accelerator (TMA)
-  computes the addresses, fetches the box into shared memory and reads 0 outside of the tensor: no
-  mask, no register.
-* The loop over KV blocks is pipelined `num_stages` deep: boxes of the next blocks are on their way
-  while the tensor cores, which on Hopper read K and V from shared memory, work on this one.
-* Heavy tiles first, over several heads: under a causal mask the last tiles of all heads of a
-  section come before the others, so that what is left for the end is light. A section is as many
-  heads as have keys and values in the L2 cache.
+* Tensor descriptors replace pointers. A descriptor says once where a (batch, head, row, dim) tensor
+  lies, and one thread requests a box of it. Hopper's TMA (tensor memory accelerator) computes the
+  addresses, copies the box to shared memory and writes 0 for elements outside of the tensor. So a
+  load needs no mask and no registers.
+* The loop over KV blocks is pipelined `num_stages` deep: copies of the next blocks run while the
+  tensor cores, which on Hopper read K and V from shared memory, work on this one.
+* Heavy tiles first, over several heads. Under a causal mask the last tiles of all heads of a
+  section come before the others, so that light tiles run at the end. A section is as many heads as
+  have their keys and values in the L2 cache.
 * A persistent grid, on request: as many programs as the GPU holds at once, each of which walks over
-  tiles. The explicit kernel gains by it, since its producer is at the next tile while this one is
-  finished. Here nothing overlaps, and the hardware deals tiles to programs better than a fixed walk
-  does: with a causal mask it costs a tenth (docs/log.md), so every tile has its own program.
-* A box holds rows of one head, so a tile does, too: query heads are no longer packed. Their keys
-  come from the L2 cache; decoding, where packing pays, stays with FA2, and so do splits.
+  tiles. The explicit kernel gains by it, because its producer works on the next tile while the
+  consumers finish this one. In this kernel nothing overlaps, and the hardware deals tiles to
+  programs better than a fixed walk does, which with a causal mask costs a tenth of the speed
+  (docs/log.md). So by default every tile has its own program.
+* A box holds rows of one head, and so does a tile: query heads are no longer packed. The query
+  heads of a group get their common keys from the L2 cache. FA2 keeps decoding, where packing pays,
+  and splits.
 
     program p of n:     for number in p, p + n, p + 2n, ...:        n tiles: one each
                             tile = the number-th heaviest
@@ -29,14 +31,14 @@ What changes.
                                 fold K_j, V_j
                             store O, LSE
 
-Cost. K and V are fetched once per query head and tile, not once per group. Shared memory holds the
-Q tile and `num_stages` tiles of K and of V.
+Cost. K and V are fetched once per query head and tile, in place of once per group. Shared memory
+holds the Q tile and `num_stages` tiles of K and of V.
 
 Sources. Shah, Bikshandi, Zhang, Thakkar, Ramani, Dao 2024, "FlashAttention-3: Fast and Accurate
-Attention with Asynchrony and Low-precision", section 3. This is the part of it that needs no warp
-specialisation: the paper's producer warps, its ping-pong between warpgroups and its overlap of
-products and softmax inside of one are in `hopper/forward.py`. The persistent grid and the order of
-tiles are from the code of FlashAttention 3.
+Attention with Asynchrony and Low-precision", section 3. This kernel is the part of it that needs no
+warp specialisation. The paper's producer warps, its ping-pong between warpgroups and its overlap of
+products and softmax inside a warpgroup are in `hopper/forward.py`. The persistent grid and the
+order of tiles are from the code of FlashAttention 3.
 """
 
 from dataclasses import replace

@@ -1,21 +1,22 @@
 """FlashAttention 4, backward, portable: FA3's kernels, with exponentials on two units.
 
-What FA3 wasted. Both kernels recompute P = 2^(S - LSE): two exponentials for every score in the
-place of the forward's one, and the multiply-add units have time left meanwhile.
+What FA3 wasted. Both kernels recompute P = 2^(S - LSE), so that a backward computes two
+exponentials for every score where a forward computes one. Meanwhile the multiply-add units idle.
 
-What changes. A share of these exponentials is a polynomial (`exp2.py`), as in the forward; on or
-off by `eighths`. The LSE is known, so there is no maximum, no reference and nothing to rescale: of
-the forward's two tricks this is the one that a backward has. P is rounded to 16 bits for dV as in
-the forward, and dS for dQ and dK, which hides the polynomial's error there as well.
+What changes. A polynomial computes a share of these exponentials (`exp2.py`), as in the forward;
+`eighths` sets the share. The LSE is known, so a backward has no maximum, no reference and nothing
+to rescale, and the polynomial is the only one of the forward's two tricks that applies. P is
+rounded to 16 bits for dV as in the forward, and dS for dQ and dK, which covers the polynomial's
+error.
 
     P^T = 2^(S^T - LSE)   [exp unit]        now:    P^T = 2^(S^T - LSE)   [exp unit | multiply-add]
 
 Everything else is FA3's, kernels included: they take 2^x as a parameter.
 
-Cost. A polynomial is 8 instructions in the place of one that keeps the exponential unit busy for 8
-cycles of a warp. A backward has five products for each of its exponentials and a forward two, or
-seven for two in two kernels: there is less to gain than in the forward, and it is off where it does
-not pay there.
+Cost. A polynomial takes 8 instructions in place of one that keeps the exponential unit busy for 8
+cycles of a warp. A backward has five products for each exponential (or in two kernels seven for
+two) and a forward has two, so there is less to gain than in the forward. The polynomial is off
+where it does not pay in the forward.
 
 Source. Zadouri et al. 2026, "FlashAttention-4: Algorithm and Kernel Pipelining Co-Design for
 Asymmetric Hardware Scaling", arXiv:2603.05451, which was written for Blackwell.

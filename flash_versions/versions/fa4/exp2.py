@@ -1,17 +1,17 @@
-"""2^x on the floating-point units, so that the special function unit is not alone with it.
+"""2^x on the multiply-add units, which relieves the special function unit.
 
-A multiprocessor of Hopper computes 16 exponentials a cycle and 128 multiply-adds; a tile of
-attention needs one exponential for each score. FlashAttention 4 computes a share of them with a
-polynomial, where these units have time left.
+An SM of Hopper computes 16 exponentials and 128 multiply-adds in a cycle, and a tile of attention
+needs one exponential for each score. FlashAttention 4 computes a share of them with a polynomial,
+where the multiply-add units have time left.
 
     x = n + f, n the nearest integer, f in -1/2 .. 1/2         Cody-Waite range reduction
     2^f ~ p(f) = 1 + c_1 f + ... + c_d f^d                      minimax, `fit_exp2` derives it
     2^x ~ p(f), with n added to the exponent in its bits
 
-Adding MAGIC = 1.5 * 2^23, whose last bit counts 1, rounds x to n and leaves n in the lowest bits of
-the sum. Each element takes 5 + DEGREE instructions on a GPU, in the place of one that takes 8
-cycles of a warp: maximum, add, subtract, subtract, DEGREE multiply-adds, and a shift and an add in
-one.
+Adding MAGIC = 1.5 * 2^23, whose last bit stands for 1, rounds x to n and leaves n in the lowest
+bits of the sum. Each element takes 5 + DEGREE instructions on a GPU (maximum, add, subtract,
+subtract, DEGREE multiply-adds, and a shift and an add in one), in place of one that takes 8 cycles
+of a warp.
 
 Sources: Cody and Waite 1980, "Software Manual for the Elementary Functions"; its use for a share of
 the elements: Zadouri et al. 2026, "FlashAttention-4: Algorithm and Kernel Pipelining Co-Design for

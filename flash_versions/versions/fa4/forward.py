@@ -1,22 +1,22 @@
-"""FlashAttention 4, forward, portable: leave out what changes nothing, share out what is scarce.
+"""FlashAttention 4, forward, portable: rescale only where needed, exponentials on two units.
 
-What FA3 wasted. Once loads and products wait for nobody, the softmax is what is left between two
-products. In every block the accumulator is multiplied by 2^(old maximum - new maximum), head_dim
-products for each row, and after the first few blocks that factor is 1 or close to it almost always.
-And every score costs an exponential, of which a multiprocessor computes 16 a cycle, while its
-multiply-add units, 128 a cycle, have time. Tensor cores double with each generation and these units
-do not: at head_dim 128 on Hopper exponentials take half as long as 16-bit products, in FP8 as long,
-and on Blackwell as long in 16 bits already.
+What FA3 wasted. Once loads and products overlap, the softmax is what remains between two products.
+In every block FA3 multiplies the accumulator by 2^(old maximum - new maximum), which takes head_dim
+products for each row, and after the first few blocks that factor is mostly 1 or close to it. And
+every score costs an exponential. An SM computes 16 of them in a cycle, while its multiply-add
+units, 128 operations in a cycle, have time. From one generation of GPUs to the next, tensor cores
+become faster and these units do not: at head_dim 128 on Hopper, exponentials take half as long as
+16-bit products and as long as 8-bit ones; on Blackwell they take as long as 16-bit ones.
 
 What changes.
-* Conditional rescaling (`softmax.py`). A row's maximum becomes a reference that may fall behind by
-  2^8; it is raised, and the accumulator multiplied, only where a block exceeds that. The result is
-  exact all the same.
-* Blocks from the last to the first. Of a causal query the nearest keys have the largest scores as a
-  rule, so the first reference is a good one: in the shipped model, a fourth of the blocks rescale
-  in FA3's order, one in a hundred in this one.
-* A polynomial for a share of the exponentials (`exp2.py`), on the multiply-add units; for 16-bit P
-  only, whose rounding hides its error.
+* Conditional rescaling (`softmax.py`). Each row has a reference in place of its maximum. The
+  reference is raised, and the accumulator multiplied, only where a block exceeds it by a factor of
+  more than 2^8. The result is exact all the same.
+* Blocks from the last to the first. The nearest keys of a causal query tend to have the largest
+  scores, so the first reference is a good one. notebooks/04_fa4 counts, on the scores of the
+  shipped model, how often a block rescales in each direction.
+* A polynomial for a share of the exponentials (`exp2.py`), on the multiply-add units. It is used
+  for 16-bit P only, whose rounding covers the polynomial's error.
 
     fold block j, as FA3:                       now:
         S = Q K_j^T                                 S = Q K_j^T
@@ -27,15 +27,15 @@ What changes.
 
 Everything else is FA3's: boxes, the order of tiles, the walk.
 
-Cost. The decision: one minimum over the rows of a tile and one branch for each block. The warps of
-a portable program have to agree on it, through shared memory, and the branch stands between two
-products that overlap without it: on Hopper that costs far more than it saves, and both tricks are
-off there (`choose_rule`). In the explicit kernel each warp decides for itself. A polynomial is 8
-instructions in the place of one that keeps the exponential unit busy for 8 cycles of a warp.
+Cost. The decision takes one minimum over the rows of a tile and one branch for each block. The
+warps of a portable program have to agree on it, through shared memory, and the branch separates two
+products that overlap without it. On Hopper that costs far more than it saves, and both tricks are
+off there (`choose_rule`). In the explicit kernel each warp decides for its own rows. A polynomial
+takes 8 instructions in place of one that keeps the exponential unit busy for 8 cycles of a warp.
 
 Source. Zadouri, Hoehnerbach, Shah, Liu, Thakkar, Dao 2026, "FlashAttention-4: Algorithm and Kernel
 Pipelining Co-Design for Asymmetric Hardware Scaling", arXiv:2603.05451. It was written for
-Blackwell; its tensor memory and pairs of multiprocessors have no counterpart here.
+Blackwell, whose tensor memory and pairs of SMs have no counterpart here.
 """
 
 from functools import cache

@@ -122,12 +122,14 @@ def test_import_turns_it_on_and_says_so_once():
     assert done.stderr.count("no GPU found") == 1
 
 
+@pytest.mark.other_tritons
 def test_triton_imported_first_is_refused_in_words():
     done = run(f"import triton, flash_versions; {CALL}")
     assert done.returncode == 1
     assert re.search(r"ValueError: version 'fa\d': CPU tensors need Triton's inter", done.stderr)
 
 
+@pytest.mark.other_tritons
 @pytest.mark.parametrize(
     "word", ["1", *(pytest.param(w, marks=pytest.mark.wide) for w in ("true", "on"))]
 )
@@ -142,6 +144,7 @@ def test_whatever_turns_it_on_makes_bf16_right(word):
     assert switch.NOTICE not in done.stderr
 
 
+@pytest.mark.other_tritons
 @pytest.mark.parametrize("when", ["triton", "triton, flash_versions"])
 def test_turned_on_too_late_is_refused_in_words(when):
     late = f"import {when}, os; os.environ['TRITON_INTERPRET'] = '1'; import flash_versions; {CALL}"

@@ -1,13 +1,14 @@
 """The doors of torch: operators, autograd, torch.compile, torch.export, checkpointing, autocast."""
 
 from dataclasses import replace
+from types import FunctionType
 
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 from torch.utils.checkpoint import checkpoint
 
-from flash_versions import VERSIONS, attention
+from flash_versions import VERSIONS, attention, flash_attn
 from flash_versions.dispatch.request import make_request
 from tests.flash_versions.versions.test_attention import repeats_a_backward
 
@@ -32,7 +33,9 @@ OPCHECKED = {
 }
 
 
-@pytest.mark.parametrize("requires_grad", [True, False], ids=["grad", "no grad"])
+@pytest.mark.parametrize(
+    "requires_grad", [True, pytest.param(False, marks=pytest.mark.wide)], ids=["grad", "no grad"]
+)
 @pytest.mark.parametrize("name", OPCHECKED)
 @by_version
 def test_opcheck(version, name, requires_grad):
@@ -83,6 +86,13 @@ def test_compile_takes_every_length_without_recompiling(version, options):
         for g, e in zip(gradients, torch.autograd.grad(expected.square().sum(), given)):
             assert torch.equal(g, e)
     assert counter.frame_count == 1
+
+
+def test_nothing_asks_for_its_locals():
+    """torch.compile knows locals() from torch 2.12 on, and older ones are supported."""
+    for function in (attention, *vars(flash_attn.functions).values()):
+        if isinstance(function, FunctionType):
+            assert "locals" not in function.__code__.co_names, function
 
 
 def test_compile_of_packed_sequences_takes_every_total():

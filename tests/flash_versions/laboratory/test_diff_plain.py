@@ -28,6 +28,7 @@ OUTPUTS = {
     "dkdv_kernel": {"dk_out", "dv_out"},
     "dq_kernel": {"dq_out"},
 }
+BORROWED = {("fa3", "delta_kernel")}  # launched by a version, shown with the one before
 interpreted = pytest.mark.skipif(not interpreter.enabled(), reason="bits are those of NumPy")
 
 
@@ -94,9 +95,10 @@ def replayed(call, folder, backward=False):
     """
     plain = as_module(plain_source(call.version, call.causal, call.head_dim, backward), folder)
     kernels = plain_kernels(call.version, call.causal, call.head_dim, backward)
-    assert [name for name, _, _ in call.launches] == [list(x.functions)[-1] for x in kernels]
+    launches = [x for x in call.launches if (call.version, x[0]) not in BORROWED]
+    assert [name for name, _, _ in launches] == [list(x.functions)[-1] for x in kernels]
     pairs, outputs = [], {}
-    for kernel, (name, grid, given) in zip(kernels, call.launches):
+    for kernel, (name, grid, given) in zip(kernels, launches):
         arguments = {}
         for parameter, path in kernel.functions[name].parameters.items():
             value = follow(given, path)
@@ -141,15 +143,15 @@ def test_other_types_and_head_dims(version, dtype, head_dim, monkeypatch, tmp_pa
 
 
 @interpreted
-@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("lengths", LENGTHS[1:], ids=str)
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
-@pytest.mark.parametrize("version", ["fa1", "fa2"])
+@pytest.mark.parametrize("version", ["fa1", "fa2", "fa3"])
 def test_backward_is_the_full_kernel_to_the_bit(version, causal, lengths, monkeypatch, tmp_path):
     """And within the error budget of the fp64 reference."""
     call = Call(version, causal, lengths, monkeypatch)
     call.backward()
     pairs, outputs = replayed(call, tmp_path, backward=True)
-    assert len(pairs) == (3 if version == "fa1" else 4) and all(same_bits(pairs))
+    assert len(pairs) == {"fa1": 3, "fa2": 4, "fa3": 3}[version] and all(same_bits(pairs))
     results = {name: outputs[name].to(call.do.dtype) for name in ("dq", "dk", "dv")}
     for name, accuracy in assess_request(results, call.request, call.do).items():
         assert accuracy.ok, f"{name}: {accuracy}"

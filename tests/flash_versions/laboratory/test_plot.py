@@ -43,6 +43,7 @@ def test_no_other_figures_are_committed():
     found = {path.stem for path in plot.FIGURES.iterdir()}
     elsewhere = {"grpo-sums", "grpo-countdown"}  # tests/documents/test_grpo_results.py
     elsewhere |= {"flash-attention", "lessons"}  # tests/documents/test_pictures.py
+    elsewhere |= {"walkthrough"}  # a screenshot of a page, for the README
     assert found == elsewhere | set(plot.PLOTS)
 
 
@@ -164,6 +165,17 @@ def test_names_do_not_touch_and_stay_inside(heights):
     assert all(b - a >= 0.06 - 1e-9 for a, b in zip(moved, moved[1:]))
     assert min(moved) >= -1e-9 and max(moved) <= 1 + 1e-9
     assert plot.spread([0.1, 0.5, 0.9], 0.06) == pytest.approx([0.1, 0.5, 0.9])
+
+
+@pytest.mark.parametrize("name", ["ablation", "ablation-fp8"])
+def test_labels_of_bars_are_within_their_panels(name):
+    panels = drawn(name).values()
+    for ax in panels:
+        ax.figure.draw_without_rendering()
+        left, right = ax.get_window_extent().intervalx
+        for text in ax.texts:
+            low, high = text.get_window_extent().intervalx
+            assert left <= low and high <= right, text.get_text()
 
 
 # The roofline.

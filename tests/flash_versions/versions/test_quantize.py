@@ -397,7 +397,7 @@ def compiled(calls):
             call,
             id=call,
             marks=[pytest.mark.xdist_group(f"compile_quantize {kind}")]
-            + [pytest.mark.for_hopper] * (kind == "Hopper"),
+            + [pytest.mark.other_tritons] * (kind == "Hopper"),
         )
         for kind, calls in CALLS.items()
         for call in calls

@@ -1,27 +1,26 @@
-"""FlashAttention 3 in FP8, forward, portable: half the bytes, twice the products.
+"""FlashAttention 3 in FP8, forward, portable: half the bytes, twice the rate of products.
 
-What 16 bits waste. A tensor core multiplies 8-bit numbers twice as fast as 16-bit ones, and copies
-and shared memory hold twice as many. But e4m3 has 3 bits of mantissa and ends at 448.
+What 16 bits waste. A tensor core multiplies 8-bit numbers twice as fast as 16-bit ones, and tiles
+of 8-bit numbers take half the memory and traffic. But e4m3 has 3 bits of fraction and ends at 448.
 
 What changes against `forward.py`.
 * Q, K and V come as `quantize.Quantized`: 8-bit numbers, each block of rows with a scale. The
-  scales of Q and K are a factor on the products, which get one anyway: scale_log2 becomes a number
-  per row and KV block. The running maximum stays in scaled units, so blocks of different scales
-  meet on one axis.
+  scales of Q and K become part of the factor of the scores: scale_log2 is then a number per row and
+  KV block. The running maximum is in scaled units, so blocks with different scales are comparable.
 * P = exp2(score - maximum) is rounded to 8 bits before P V. Its largest element is 1, and e4m3
-  below 2^-6 loses bits: so P is multiplied by 2^OFFSET = 256, by adding OFFSET to the exponent.
-  `row_sum` counts in the same unit, so it cancels in o and is subtracted in the LSE.
-* The accumulator is kept in units of the head's largest V scale: P of a block is multiplied by its
-  own scale over that one, again in the exponent, and what `row_sum` counts is not:
+  loses bits below 2^-6. So P is multiplied by 2^OFFSET = 256, by adding OFFSET to the exponent.
+  `row_sum` has the same factor, which cancels in o and is subtracted in the LSE.
+* The accumulator is kept in units of the head's largest V scale. P of a block is multiplied by its
+  own V scale over that one, again in the exponent; `row_sum` does not have this factor:
 
       P_j = 2^(score_j - row_max + shift_j),     shift_j = OFFSET + log2(v_scale_j / v_reference)
       o = v_reference * sum_j P_j V_j / row_sum, row_sum = sum_j P_j * v_reference / v_scale_j
 
-* V is transposed, as the tensor cores want 8-bit operands with the summed dimension contiguous, and
-  its keys are permuted within groups of 16, so that the registers which hold P after the first
-  product are the ones that the second product reads: `in_order_of_values` moves no data on them.
+* V is transposed, because tensor cores read 8-bit operands only with the summed dimension
+  contiguous. Its keys are permuted within groups of 16, so that the registers which hold P after
+  the first product are the ones that the second product reads: `in_order_of_values` moves no data.
 
-Cost. Rounding: see `budget.py`. Quantising reads the inputs once and is launched before.
+Cost. The rounding errors are in `budget.py`. A kernel that quantises reads the inputs once before.
 
 Source. Shah et al. 2024, section 3.3, "Low-precision with FP8": scales per block. The factor 2^8 is
 from the code of FlashAttention 3.
@@ -32,7 +31,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from flash_versions.dispatch.device import H200_SHARED_MEMORY, devices
+from flash_versions.dispatch.device import H200_SHARED_MEMORY, constant_in_compile, devices
 from flash_versions.dispatch.launch import Launcher, layout, placement
 from flash_versions.dispatch.precision import BLOCK_KEYS, BLOCK_ROWS, Quantized
 from flash_versions.dispatch.request import Request
@@ -260,7 +259,7 @@ def limits(request: Request) -> str | None:
     return fp8_limits(request) or devices.limits(device) or tensor_core_limits(device)
 
 
-@torch.compiler.assume_constant_result
+@constant_in_compile
 def tensor_core_limits(device: torch.device) -> str | None:
     """Why a device has no FP8, as a sentence, or None."""
     capability = devices[device].capability

@@ -1,17 +1,17 @@
-"""FlashAttention 3 in FP8, forward, on Hopper: the same kernel, fed with bytes.
+"""FlashAttention 3 in FP8, forward, on Hopper: the same kernel on 8-bit tensors.
 
-What 16 bits waste. The tensor cores multiply 8-bit numbers twice as fast, and tiles take half the
-shared memory and half the traffic.
+What 16 bits waste. The tensor cores multiply 8-bit numbers twice as fast, and tiles of them take
+half the shared memory and half the traffic.
 
 What changes, all of it in `operands.py` and `scales.py`:
 * V is stored transposed, and P needs no shuffle to become its left operand.
-* P is scaled by 2^8, as e4m3 has few bits for small numbers, and the row sum with it; the LSE loses
-  the 8 again.
-* The scales of Q and K multiply the scores, whose scale is a factor anyway; that of V multiplies o.
+* P is multiplied by 2^8, because e4m3 has few bits for small numbers. The row sum has the same
+  factor, which is subtracted from the LSE.
+* The scales of Q and K become part of the factor of the scores; that of V multiplies o.
 
 Cost. The products take half the time, the exponentials as long as before: 512 cycles of the tensor
-cores and 512 of the special function units for 64 rows and 128 keys at head_dim 128. Two such
-consumers keep neither busy all the time.
+cores and 512 of the special function units for 64 rows and 128 keys at head_dim 128. Two consumers
+keep neither unit busy all the time.
 
 Source: Shah et al. 2024, "FlashAttention-3", section 3.3; scales for blocks and the rotation of Q
 and K are in its text and not in its code.

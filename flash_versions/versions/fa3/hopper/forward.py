@@ -1,23 +1,27 @@
 """FlashAttention 3, forward, on Hopper: the asynchrony written out by hand.
 
-What the portable kernel wastes. Its warps all do the same: they issue loads, issue a product, wait
-for it, compute a softmax, and while they do one, the units that do the others idle. Hopper's TMA
-copies tiles and its tensor cores multiply them (WGMMA) while the warps that asked for it go on.
+What the portable kernel wastes. All its warps do the same: they issue loads, issue a product, wait
+for it and compute a softmax. While they do one of these, the units that do the others idle. On
+Hopper, TMA copies tiles and the tensor cores multiply them (WGMMA) while the warps that issued the
+work go on.
 
 What changes.
 * Warp specialisation. One producer warp only issues TMA loads; two or three warpgroups of consumers
-  only compute, 64 query rows each. The registers that the producer does not need are given to the
-  consumers. Pipelines of tiles, with barriers that say `full` and `empty`, connect them.
-* Overlap inside a warpgroup. S of block j is issued before P V of block j - 1; the softmax of j
-  runs when S is there, whatever P V does. So the first block is peeled off, and P V is one behind.
-* Ping-pong. Consumers take turns at the tensor cores: while one computes its softmax, the other has
-  its products there.
-* P stays in registers: the accumulator of S is, converted to 16 bits, the left operand of P V.
-* Persistent programs. One per SM walks from tile to tile: Q has two buffers, O one of
-  its own, so that the producer is already at the next tile while this one is finished and stored
-  (at head_dim 256 there is no room for these: O leaves through the only buffer of Q).
+  only compute, 64 query rows each. The consumers get the registers that the producer does not need.
+  Pipelines of tiles, with barriers that say `full` and `empty`, connect them.
+* Overlap inside a warpgroup. A consumer issues S of a block before P V of the previous block, and
+  computes the softmax as soon as S is there, while P V may still run. So the first block comes
+  before the loop, and P V is one block late.
+* Ping-pong. Consumers take turns at the tensor cores: while one computes its softmax, the tensor
+  cores work on the products of the other.
+* P stays in registers: the accumulator of S, rounded to 16 bits, is the left operand of P V.
+* Persistent programs. One program per SM walks from tile to tile. Q has two buffers and O has one
+  of its own, so that the producer can load for the next tile while the consumers finish and store
+  this one. (At head_dim 256 shared memory has no room for these buffers, and O is stored through
+  the only buffer of Q.)
 
-One program with two consumers; a column is a stretch of time, [..] what the tensor cores do:
+One program with two consumers. Time runs from left to right, [..] is work of the tensor cores.
+Blocks are counted in the order in which they are visited, from the last block of keys to the first:
 
     producer     K0 Q V0  K1 V1  K2 V2  waits for `empty` slots, then K0' Q' V0' of the next
                      | full
@@ -35,14 +39,15 @@ One program with two consumers; a column is a stretch of time, [..] what the ten
     consumer        its own O of the tile before has left           tma.store_wait
     consumer        the tile that the producer claimed              scheduler.full
 
-Cost. Per block of 128 keys and 64 rows at head_dim 128: 1024 cycles of the tensor cores, and 66
-exponentials of 8 cycles each for every warp, half as long, which hide behind the products of the
-other consumer. At head_dim 64 the products are half, and the exponentials take as long as they.
+Cost. A block of 128 keys and 64 rows at head_dim 128 takes 1024 cycles of the tensor cores. Its
+exponentials, 66 for every warp with 8 cycles each, take half as long and hide behind the products
+of the other consumer. At head_dim 64 the products take half the time, as long as the exponentials.
 
-The last wait of the loop stands behind the softmax in this text, and ptxas moves it to the front:
-P V is then complete before the exponentials begin, and rescaling acc and rounding P run in their
-shadow. LATE_WAIT puts a branch in between, and the wait stays where the paper has it. On an H200
-that is slower (docs/progression.md): the other consumer keeps the tensor cores busy anyway.
+The last wait of the loop comes after the softmax in this text, and ptxas moves it before the
+exponentials. P V is then complete before they begin, and the compiler can mix rescaling acc and
+rounding P with them. LATE_WAIT puts a branch in between, so that the wait stays where the paper has
+it. On an H200 that is slower (docs/progression.md), because the other consumer keeps the tensor
+cores busy anyway.
 
 Source: Shah et al. 2024, "FlashAttention-3: Fast and Accurate Attention with Asynchrony and
 Low-precision", arXiv:2407.08608, Algorithm 2 and sections 3.1 and 3.2. Its code has the order of

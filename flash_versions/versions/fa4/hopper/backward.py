@@ -1,14 +1,14 @@
 """FlashAttention 4, backward, on Hopper: FA3's kernels, with exponentials on two units.
 
-What changes. A share of P = 2^(S - LSE) is a polynomial, as in the portable `backward.py`. FA3's
-kernels for Hopper take 2^x as a parameter, too. In the accumulator of S^T as in that of S, which
-columns are polynomials is a choice of registers: no data moves.
+What changes. A polynomial computes a share of P = 2^(S - LSE), as in the portable `backward.py`.
+FA3's kernels for Hopper take 2^x as a parameter, too. The columns for the polynomial are selected
+by register, in the accumulator of S^T as in that of S, so no data moves.
 
     P^T = 2^(S^T - LSE)   [exp unit]        now:    P^T = 2^(S^T - LSE)   [exp unit | multiply-add]
 
-Cost. Eight instructions in the place of one, for the share. What is to be had for them: a step of
-128 keys and 64 queries keeps the exponential units busy for 512 cycles, and the tensor cores for
-2560 at head_dim 128, for 1280 at 64. So the share is 0 unless it is asked for.
+Cost. Eight instructions in place of one, for the share. There is little to gain: a step of 128 keys
+and 64 queries keeps the exponential units busy for 512 cycles, and the tensor cores for 2560 at
+head_dim 128 and 1280 at head_dim 64. So the share is 0 unless a caller asks for it.
 
 Source. Zadouri et al. 2026, "FlashAttention-4: Algorithm and Kernel Pipelining Co-Design for
 Asymmetric Hardware Scaling", arXiv:2603.05451, which was written for Blackwell.

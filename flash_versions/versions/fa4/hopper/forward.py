@@ -1,19 +1,22 @@
-"""FlashAttention 4, forward, on Hopper: roles with states, and less to do in the one that matters.
+"""FlashAttention 4, forward, on Hopper: roles with states, and less work for the consumers.
 
-What FA3 wasted. Its consumers do everything that is not a load: they multiply the accumulator by 1
-in almost every block, leave the multiply-add units idle while the special function unit computes
+What FA3 wasted. Its consumers do everything but the loads. They multiply the accumulator by 1 in
+most blocks, leave the multiply-add units idle while the special function unit computes
 exponentials, and at the end of a tile wait for their own stores.
 
 What changes.
-* Roles. Loader, consumers (products and softmax) and storer are programs of their own; `roles.py`
-  has their states and transitions as a table, and this text enters them by name. An instrumented
-  launch writes down when (`trace.py`), and that is held against the table.
+* Roles. Loader, consumers (products and softmax) and storer are separate programs of the kernel.
+  `roles.py` has their states and transitions as a table, and this text enters them by name. An
+  instrumented launch notes when (`trace.py`), and a test compares that with the table.
 * Conditional rescaling (`softmax.py`): a warp multiplies its part of the accumulator only if one of
-  its rows was raised. The correction is a state of the consumers and not a role: Hopper's
-  accumulator is in their registers, and only they reach it. (On Blackwell it is in tensor memory,
-  and warps of their own correct it.)
+  its rows was raised. The correction is a state of the consumers and not a role, because Hopper's
+  accumulator is in the consumers' registers, which no other warp can read. (On Blackwell it is in
+  tensor memory, and separate warps correct it.)
 * A polynomial for some of the exponentials (`exp2.py`).
 * The storer copies O while the consumers begin the next tile.
+
+By default conditional rescaling is on above head_dim 128 only, and the polynomial in FP8 at
+head_dim 65 to 128 only: elsewhere they cost speed on an H200 (`config.py`, docs/progression.md).
 
     loader      claim load load load ...      claim load ...
     consumer    await score softmax correct score softmax correct ... drain hand over  await ...
@@ -30,8 +33,8 @@ What changes.
 Everything that is imported from FA3 is unchanged: pipelines, schedulers, products, P in registers,
 scales of FP8.
 
-Source. Zadouri et al. 2026, "FlashAttention-4", arXiv:2603.05451, of which this takes what Hopper
-has a use for.
+Source. Zadouri et al. 2026, "FlashAttention-4", arXiv:2603.05451; this kernel takes from it what
+Hopper can use.
 """
 
 import torch

@@ -1,8 +1,7 @@
 """The roles of FA4's kernel for Hopper as one table: the states of each, and what comes next.
 
-`forward.py` follows it: where a role enters a state, its code says `trace.enter(...,
-STATE)`. An instrumented launch (`trace.py`) writes down when, and `check` holds what was written
-against the table.
+`forward.py` follows it: where a role enters a state, its code calls `trace.enter(..., STATE)`. An
+instrumented launch (`trace.py`) notes when, and `check` compares these notes with the table.
 """
 
 from collections.abc import Iterable
@@ -45,7 +44,7 @@ MEANING = {
     ("loader", "claim"): "take the next tile from the scheduler",
     ("loader", "load"): "wait for empty slots, ask for a block of K and V, with the first for Q",
     ("consumer", "await"): "wait for Q and K",
-    ("consumer", "score"): "S of this block and P V of the last one are at the tensor cores",
+    ("consumer", "score"): "S of this block and P V of the one before are at the tensor cores",
     ("consumer", "softmax"): "raise references, exponentials, row sums",
     ("consumer", "correct"): "wait for P V, rescale acc where a reference was raised, round P",
     ("consumer", "drain"): "the last P V, and the division by the row sum",

@@ -1,0 +1,91 @@
+"""The README's first sentence with a number, and its table: what each version is worth."""
+
+from collections.abc import Callable
+
+from flash_versions import VERSIONS
+from flash_versions.bench.results import Document, Row, label, rate_of
+from flash_versions.report.tables import bench, by_shape, markdown, not_measured, where_and_when
+
+SHAPE = "D=128 causal, S=8192"  # (B, H, S, D) = (2, 16, 8192, 128), the shape of the project's bar
+PEERS = ("torch fa2", "cudnn", "flash-attn-4", "plain")
+LINK = "flash_versions/versions"
+
+
+def hook(document: Document) -> str:
+    """The fastest version's rate, and how it compares with what torch users have."""
+    group = by_shape(document, "table").get(SHAPE, {})
+    rates = {name: rate_of(group, name) for name in (*VERSIONS, *PEERS)}
+    cudnn, torch_fa2 = rates["cudnn"], rates["torch fa2"]
+    best = max((rates[name] or 0.0, name) for name in VERSIONS)
+    if not (best[0] and cudnn and torch_fa2):
+        return not_measured(bench("table"))
+    gpu = document["suites"]["table"]["machine"]["gpu"]
+    return (
+        f"**{best[0]:.0f} TFLOP/s on an {gpu}, in a kernel that you can read from top to bottom: "
+        f"{best[0] / cudnn:.2f} times cuDNN's attention, {best[0] / torch_fa2:.2f} times the "
+        f"FlashAttention-2 in torch** (causal, bf16, head_dim 128, 8192 tokens).\n"
+    )
+
+
+def steps(document: Document) -> str:
+    """A row for each version: what it saw wasted, its idea, its rates and what the step gained;
+    then the other implementations at the same shape.
+    """
+    forward = by_shape(document, "table").get(SHAPE, {})
+    backward = by_shape(document, "backward").get(SHAPE, {})
+    if not (forward and backward):
+        return not_measured(bench("table"))
+    body, before = [], ""
+    for name, version in VERSIONS.items():
+        cells = [f"[{name.upper()}]({LINK}/{name}/forward.py)", version.wasted, version.idea]
+        rates = [gained(group, name, before) for group in (forward, backward)]
+        if name == "fa4":
+            rates[0] += "; [both ideas are off here](#fa4-on-hopper)"
+            rates[1] += "; FA3's kernel"
+        body.append([*cells, *rates])
+        before = name
+    for name in PEERS:
+        rates = [f"{rate_of(group, name) or 0:.0f}" for group in (forward, backward)]
+        body.append([label(name), "", "", *(rate if rate != "0" else "-" for rate in rates)])
+    header = ["version", "what it saw wasted", "idea", "forward, TFLOP/s", "backward, TFLOP/s"]
+    note = (
+        "Causal, bf16, (B, S, H, D) = (2, 8192, 16, 128). "
+        f"Forward: {where_and_when(document, 'table', ('flash-attn-4',))}. "
+        f"Backward: {where_and_when(document, 'backward')}."
+    )
+    return f"{markdown(header, body)}\n\n{note}\n"
+
+
+def gained(group: dict[str, Row], name: str, before: str) -> str:
+    """A rate, and how many times that of the version before."""
+    own, other = rate_of(group, name), rate_of(group, before)
+    if not own:
+        return "-"
+    return f"{own:.0f} ({own / other:.2f} x {before.upper()})" if other else f"{own:.0f}"
+
+
+def switched_off(document: Document) -> str:
+    """Why both ideas of FA4 are off by default on Hopper up to head_dim 128."""
+    group = by_shape(document, "ablation").get("D=128 causal, S=16384", {})
+    own = rate_of(group, "fa4")
+    rescale, polynomial = (
+        rate_of(group, f"fa4 {variant}") for variant in ("rescale if grown", "1/8 polynomial")
+    )
+    if not (own and rescale and polynomial):
+        return not_measured(bench("ablation"))
+    return (
+        "Up to head_dim 128, both ideas of FA4 are off by default on Hopper in 16 bits, because "
+        "they cost more there than they save. To decide whether a rescale can be left out costs "
+        f"more than the rescale: {rescale / own:.2f} times the speed. The instructions of the "
+        "polynomial compete with the rest of the softmax: an eighth of the exponentials by "
+        f"polynomial gives {polynomial / own:.2f} times the speed (causal, 16384 tokens). They are "
+        "meant for Blackwell, whose tensor cores are faster while its exponentials are not. At "
+        "head_dim 256 the first idea is on.\n"
+    )
+
+
+TABLES: dict[str, Callable[[Document], str]] = {
+    "hook": hook,
+    "steps": steps,
+    "fa4 on hopper": switched_off,
+}
