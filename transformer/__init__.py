@@ -1,6 +1,18 @@
 """A small transformer around the attention kernels: load, generate, chat, train."""
 
+import os
+import signal
+import sys
 from importlib.util import find_spec
+
+if sys.argv[:1] == ["-m"]:  # Python imports this package to run one of its commands
+    # Threads that wait for each other sleep. By default they spin: on a busy machine two threads
+    # then take ten times as long as one. OpenMP reads this when torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Ctrl-C during the imports ends the process without a traceback; a command then calls
+    # `interruptible`.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def missing(extra: str, *packages: str) -> str:

@@ -17,16 +17,23 @@ from typing import Any
 
 import torch
 
-from transformer.generation.answers import answer_file, conversation, describe
+from transformer.generation.answers import (
+    STANDARD_INPUT,
+    answer_file,
+    checked_input,
+    conversation,
+    describe,
+)
 from transformer.generation.batch import PREFILL_CHUNK
 from transformer.generation.command import (
     ATTENTIONS,
     INTERRUPTED,
     Parser,
     describe_error,
+    interruptible,
     out_of_memory,
 )
-from transformer.generation.engine import EngineOptions
+from transformer.generation.engine import EngineOptions, Kept
 from transformer.generation.prompt_lookup import check_prompt_lookup
 from transformer.generation.row import Completion
 from transformer.generation.sampling import Sampling, row_generators
@@ -50,6 +57,9 @@ EXCLUSIVE = (
     ("input", "no_stream"),
     ("system_prompt", "ignore_chat_template"),
 )
+# What changes nothing where nothing is drawn -> its default.
+OF_DRAWS = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0}
+INPUT_HELP = 'JSONL of {"prompt": ...} or {"messages": ...}; - reads standard input'
 CHUNK_HELP = f"most tokens of prompts in a forward: less memory, slower ({PREFILL_CHUNK})"
 CACHE_HELP = (
     "paged: memory as needed; the prompts of --input take places as they become free (static)"
@@ -66,10 +76,12 @@ CHAT_HELP = """\
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     try:
+        interruptible()
         arguments = parse(argv)
         check_streams(arguments)
         session = load_session(arguments)
-        sys.stderr.writelines(f"note: {note}\n" for note in session.notes)
+        notes = (*session.notes, *without_effect(arguments))
+        sys.stderr.writelines(f"note: {note}\n" for note in notes)
         if arguments.chat:
             return chat(session, arguments)
         if arguments.input:
@@ -101,11 +113,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add(
         "--model",
         default="reinforced",
-        help="a folder, owner/model on the Hugging Face hub, or a shipped name (reinforced)",
+        help="a folder, owner/model on the Hugging Face hub, or a shipped model: reinforced, or"
+        " sloppy, from which it was trained (reinforced)",
     )
     add("-p", "--prompt", help=f"the question; - reads standard input ({DEFAULT_QUESTION})")
     add("--system-prompt", help="instructions that precede the conversation")
-    add("--input", type=Path, metavar="FILE", help='JSONL of {"prompt": ...} or {"messages": ...}')
+    add("--input", type=Path, metavar="FILE", help=INPUT_HELP)
     add("--output", type=Path, metavar="FILE", help="where --input's answers go (stdout)")
     add("--batch-size", type=int, default=16, help="prompts of --input answered at once (16)")
     add("-m", "--max-tokens", type=int, default=256, help="longest answer (256)")
@@ -129,6 +142,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--chat", action="store_true", help="a conversation; /help lists its commands")
     add("--json", action="store_true", help="print the answer and the measurements as JSON")
     add("--no-stream", action="store_true", help="print the answer when it is complete")
+    for name, value in (("--enable-thinking", True), ("--no-thinking", False)):
+        how = f"tell the chat template enable_thinking={str(value).lower()}"
+        add(name, dest="thinking", action="store_const", const=value, help=how)
     add("--ignore-chat-template", action="store_true", help="use the prompt as it is")
     add("--show-prompt", action="store_true", help="show what the model sees, on standard error")
     arguments = parser.parse_args(argv)
@@ -150,11 +166,21 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return arguments
 
 
+def without_effect(arguments: argparse.Namespace) -> list[str]:
+    """A sentence about options that change nothing, if there are such."""
+    idle = [name for name, default in OF_DRAWS.items() if getattr(arguments, name) != default]
+    if not idle or arguments.temp:
+        return []
+    names = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
+    verb = "changes" if len(idle) == 1 else "change"
+    return [f"without --temp, {names} {verb} nothing: the likeliest token is always taken"]
+
+
 def check_streams(arguments: argparse.Namespace) -> None:
     """Refuse closed standard streams, and let bytes that are no UTF-8 reach the check of a text."""
     if sys.stdout is None and not arguments.output:
         raise ValueError("standard output is closed; answers need a place to go")
-    if arguments.chat or arguments.prompt == "-":
+    if arguments.chat or arguments.prompt == "-" or arguments.input == STANDARD_INPUT:
         if sys.stdin is None:
             raise ValueError("standard input is closed; questions were to come from it")
         if isinstance(sys.stdin, io.TextIOWrapper):
@@ -183,6 +209,7 @@ def load_session(arguments: argparse.Namespace) -> Session:
         precision=arguments.precision,
         kernels=arguments.kernels,
         use_template=not arguments.ignore_chat_template,
+        thinking=arguments.thinking,
         engine=EngineOptions(
             prefill_chunk=arguments.prefill_chunk,
             page_size=(arguments.page_size or PAGE_SIZE) if paged else None,
@@ -228,7 +255,7 @@ def chat(session: Session, arguments: argparse.Namespace) -> int:
     if interactive:
         import readline  # noqa: F401  (gives input() a history and line editing)
     sys.stderr.write(CHAT_HELP)
-    history = conversation(None, arguments.system_prompt)
+    history, kept = conversation(None, arguments.system_prompt), Kept()
     generators = row_generators(arguments.seed, 1)
     report = "nothing has been answered yet\n"
     while True:
@@ -249,43 +276,47 @@ def chat(session: Session, arguments: argparse.Namespace) -> int:
             unknown = "" if line == "/help" else f"there is no command {line}\n"
             sys.stderr.write(unknown + CHAT_HELP)
         elif line:
+            messages = [*history, {"role": "user", "content": line}]
             try:
-                messages = [*history, {"role": "user", "content": checked_input(line)}]
-                text, tokens = session.encode(messages, "the conversation")
+                checked_input(line)
+                left, text, tokens = session.encode_latest(messages)
             except ValueError as error:
-                sys.stderr.write(f"error: {error}; /clear starts a new one\n")
+                sys.stderr.write(f"error: {error}\n")
                 continue
+            if forgotten := (len(messages) - len(left)) // 2:
+                turns = "oldest turn is" if forgotten == 1 else f"{forgotten} oldest turns are"
+                sys.stderr.write(f"note: the context is full, so the {turns} forgotten\n")
             if arguments.show_prompt:
                 sys.stderr.write(f"{text}\n{tokens}\n")
             streaming = not arguments.no_stream
-            completion, statistics = answer(session, tokens, generators, streaming=streaming)
+            completion, statistics = answer(
+                session, tokens, generators, streaming=streaming, kept=kept
+            )
             sys.stdout.write((completion.text if arguments.no_stream else "") + "\n")
             sys.stdout.flush()
             sys.stderr.write(session.remark(completion))
             report = session.report(statistics)
-            history = [*messages, {"role": "assistant", "content": completion.text}]
+            history = [*left, {"role": "assistant", "content": completion.text}]
 
 
 def answer(
-    session: Session, tokens: list[int], generators: list[torch.Generator], *, streaming: bool
+    session: Session,
+    tokens: list[int],
+    generators: list[torch.Generator],
+    *,
+    streaming: bool,
+    kept: Kept | None = None,
 ) -> tuple[Completion, Statistics]:
     """Answer one prompt; a terminal is not left dim, wherever and however the answer ends."""
     try:
         [completion], statistics = session.answer(
-            [tokens], generators, stream if streaming else None
+            [tokens], generators, stream if streaming else None, kept=kept
         )
     finally:
         if streaming and sys.stdout.isatty():
             sys.stdout.write(NOT_DIM)
             sys.stdout.flush()
     return completion, statistics
-
-
-def checked_input(text: str) -> str:
-    """The text itself; ValueError if lone surrogates stand in it for bytes that are no UTF-8."""
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        raise ValueError("standard input is not UTF-8 text")
-    return text
 
 
 def stream(row: int, text: str) -> None:

@@ -1,6 +1,7 @@
 """`python -m transformer.grpo`: reinforcement learning with rewards that can be checked.
 
     python -m transformer.grpo --recipe sums        learns three-digit sums, in a minute on a laptop
+    python -m transformer.grpo --data mine.jsonl    learns problems of a file (docs/your_data.md)
     python -m transformer.grpo plot runs/sums ...   draws and compares runs
     torchrun --nproc-per-node 4 -m transformer.grpo --recipe sums       the same, on four GPUs
 
@@ -13,6 +14,7 @@ goes to standard error, the record of it to RUN/metrics.jsonl.
 """
 
 import argparse
+import math
 import os
 import shutil
 import sys
@@ -37,7 +39,7 @@ from transformer.rl.run import BEST, FINAL, METRICS, SAMPLES, STATE, Run
 from transformer.rl.trainer import Trainer, resolved
 from transformer.training.parallel import World, alike, connected, own_device, undamaged
 
-COLLAPSE = 0.20  # of held-out accuracy
+COLLAPSE = 0.20  # of the range of the held-out rewards; of 0 and 1 that is 20 points
 SHOWN = 3  # completions of an evaluation that are kept
 MANY = 0.5  # a share that deserves a word
 
@@ -65,14 +67,14 @@ def train(
     settings = trainer.settings
     with trainer.world.together():
         state = run.load(trainer.device)
-    best, seconds = 0.0, 0.0
+    best, extent, seconds = 0.0, 0.0, 0.0
     if state is not None:
         with undamaged(run.folder / STATE, f"delete {run.folder}"):
             trainer.restore(state)
-            best, seconds = float(state["best"]), float(state["seconds"])
+            best, extent, seconds = (float(state[x]) for x in ("best", "extent", "seconds"))
         say(f"continuing at step {trainer.step}")
     else:
-        best = evaluate(trainer, run, best, seconds, watch)
+        best, extent = evaluate(trainer, run, -math.inf, seconds, watch)
     started = time.perf_counter() - seconds
     quiet = 0
     while trainer.step < settings.steps:
@@ -96,24 +98,25 @@ def train(
         quiet = remark(measured, quiet, say)
         last = trainer.step == settings.steps
         if last or (settings.eval_every and trainer.step % settings.eval_every == 0):
-            accuracy = evaluate(trainer, run, best, seconds, watch)
+            reward, found = evaluate(trainer, run, best, seconds, watch)
             started += time.perf_counter() - now  # evaluations are not counted
+            extent = max(extent, found)
             with trainer.world.together():
-                refuse_collapse(accuracy, best, run)
-            best = max(best, accuracy)
+                refuse_collapse(reward, best, extent, run)
+            best = max(best, reward)
         if last or trainer.step % save_every == 0:
-            run.save({**trainer.state(), "best": best, "seconds": seconds})
+            run.save({**trainer.state(), "best": best, "extent": extent, "seconds": seconds})
     if not settings.eval_every and trainer.world.main:  # else the last evaluation drew it
         draw_curve(run)
     publish(trainer, run, FINAL)
     run.finish()
 
 
-def refuse_collapse(accuracy: float, best: float, run: Run) -> None:
-    """Raise a ValueError if the held-out accuracy fell too far."""
-    if run.settings.stop_on_collapse and accuracy < best - COLLAPSE:
+def refuse_collapse(reward: float, best: float, extent: float, run: Run) -> None:
+    """Raise a ValueError if the held-out reward fell too far; extent: the range of rewards."""
+    if run.settings.stop_on_collapse and reward < best - COLLAPSE * extent:
         raise ValueError(
-            f"held-out accuracy fell from {best:.0%} to {accuracy:.0%}: the policy is collapsing,"
+            f"the held-out reward fell from {best:.3g} to {reward:.3g}: the policy is collapsing,"
             f" which a smaller {flag('lr')} than {run.settings.lr:g} prevents; the best checkpoint"
             f" is in {run.folder / BEST}"
         )
@@ -125,12 +128,12 @@ def evaluate(
     best: float,
     seconds: float,
     watch: Callable[[int, dict[str, float]], None],
-) -> float:
+) -> tuple[float, float]:
     """Measure on held-out problems, keep the checkpoint if it is the best so far, redraw the curve;
-    returns the accuracy of sampled answers.
+    returns the mean reward of sampled answers and the range of their rewards.
     """
     if not trainer.settings.eval_every:
-        return 0.0
+        return 0.0, 0.0
     scores, greedy = trainer.evaluate()
     run.log(METRICS, {"evaluation": trainer.step, "seconds": round(seconds, 2), **scores})
     for rollout in greedy[:SHOWN]:
@@ -145,11 +148,11 @@ def evaluate(
             },
         )
     watch(trainer.step, scores)
-    if scores["sampled"] >= best:
+    if scores["reward"] >= best:
         publish(trainer, run, BEST)
     if trainer.world.main:
         draw_curve(run)
-    return scores["sampled"]
+    return scores["reward"], scores["reward_range"]
 
 
 def draw_curve(run: Run) -> None:
@@ -216,11 +219,13 @@ class Display:
             for name, value in measured.items():
                 self._writer.add_scalar(name, value, step)
         if "greedy" in measured:
+            shares = [x for x in measured if x not in ("length", "reward", "reward_range")]
+            parts = [f"{name} {measured[name]:.1%}" for name in shares]
             self._held_out = f"{measured['sampled']:.0%}"
-            self.say(
-                f"step {step:>4}  held-out: "
-                + "  ".join(f"{name} {measured[name]:.1%}" for name in measured if name != "length")
-            )
+            if measured["reward"] != measured["sampled"]:  # the task has a reward of its own
+                self._held_out = f"{measured['reward']:.3g}"
+                parts.append(f"reward {self._held_out}")
+            self.say(f"step {step:>4}  held-out: {'  '.join(parts)}")
             return
         shown = {k: f"{measured[k]:{form}}" for k, form in self.KEYS.items() if k in measured}
         clipped = measured.get("clipped_low", 0.0) + measured.get("clipped_high", 0.0)
@@ -267,7 +272,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Settings]:
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
     add("--save-every", type=int, default=10, help="steps between two saved states (10)")
     add("--tensorboard", action="store_true", help="also write RUN/tensorboard")
-    for one in fields(Settings):
+    for one in (one for one in fields(Settings) if one.metadata):
         add(flag(one.name), default=argparse.SUPPRESS, **option(one))
     arguments = parser.parse_args(argv)
     if arguments.save_every < 1:
@@ -277,7 +282,14 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Settings]:
         for one in fields(Settings)
         if (value := getattr(arguments, one.name, MISSING)) is not MISSING
     }
-    return arguments, Settings(**{**RECIPES.get(arguments.recipe, {}), **given})
+    given = {**RECIPES.get(arguments.recipe, {}), **given}
+    if given.get("data") is not None:
+        if "task" in given:
+            raise ValueError(
+                f"--data and the task {given['task']} are two kinds of problems; a run has one"
+            )
+        given["task"] = Path(given["data"]).stem  # what the run's folder is called
+    return arguments, Settings(**given)
 
 
 def option(one: Field) -> dict[str, Any]:

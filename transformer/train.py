@@ -1,9 +1,14 @@
-"""`python -m transformer.train`: train the shipped model from nothing, in minutes on one GPU.
+"""`python -m transformer.train`: train the shipped model from nothing, or any model on your data.
 
-The model learns what a teacher demonstrates (see `corpus`), by the usual recipe: AdamW, linear
-warm-up, cosine decay, clipped gradients, and the loss on the assistant's tokens only, the end of
-the turn among them. On a GPU the arithmetic is bf16, as it will be in use; the weights that the
-optimiser changes are fp32.
+    python -m transformer.train --out my-model                          the shipped model's skills
+    python -m transformer.train --data chats.jsonl --out my-model       your chats or texts
+    python -m transformer.train --task mine:Task --out my-model         your task's demonstrations
+
+Without data of one's own the model learns what a teacher demonstrates (see `corpus`), in minutes on
+one GPU, by the usual recipe: AdamW, linear warm-up, cosine decay, clipped gradients, and the loss
+on the assistant's tokens only, the end of the turn among them. On a GPU the arithmetic is bf16, as
+it will be in use; the weights that the optimiser changes are fp32. With data, the model is one that
+is there already, by default the shipped one; see `tuning`.
 
 An interrupted run goes on from its last saved state when the same command is given again. Progress
 goes to standard error, the record of it to DIR/training.jsonl.
@@ -18,7 +23,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -31,11 +36,14 @@ from transformer.generation.command import ATTENTIONS, Parser, run_training, say
 from transformer.model.decoder import Transformer
 from transformer.model.files import only_writer, write_text
 from transformer.model.weights import load_model, save_model
+from transformer.rl.recipes import find_task
 from transformer.training import byte_tokenizer, model_card
 from transformer.training.corpus import MIXES, Teacher
 from transformer.training.evaluate import TAUGHT, Score, as_record, evaluate
 from transformer.training.parallel import alike, connected, own_device
 from transformer.training.run import Recipe, Training
+from transformer.training.tuning import command as tuning
+from transformer.training.tuning.run import Tuning
 
 # The sloppy teacher gets about 27 % of the sums of three digits right.
 SLOPPY = Teacher(hasty=0.35, forget=0.5)
@@ -51,6 +59,7 @@ def train(
     save_every: int = 500,
     eval_every: int = 1000,
     eval_problems: int = 64,
+    measure: Callable[[], object] | None = None,
 ) -> None:
     """Run to the last step, with a line of progress on standard error.
 
@@ -61,6 +70,7 @@ def train(
         save_every: steps between two saved states.
         eval_every: steps between two evaluations; 0 for none.
         eval_problems: held-out problems of each skill in an evaluation.
+        measure: evaluates instead; all ranks call it together.
 
     Raises:
         ValueError: the loss is no longer finite.
@@ -98,9 +108,10 @@ def train(
             loss.zero_()
             learned, seen, since = 0, 0, now
         if eval_every and training.step % eval_every == 0 and training.step < steps:
-            model = training.plain(training.dtype)
-            if world.main:  # the others wait for it at the next step
-                score(training, model, eval_problems, seed=0)
+            if measure is not None:
+                measure()
+            elif (model := training.plain(training.dtype)) and world.main:
+                score(training, model, eval_problems, seed=0)  # the others wait at the next step
             since = time.perf_counter()
         if training.step % save_every == 0 or training.step == steps:
             training.save()
@@ -110,14 +121,15 @@ def score(
     training: Training, model: Transformer, problems: int, seed: int
 ) -> dict[str, dict[str, Score]]:
     """Scores of greedy and of sampled replies by skill; they are also recorded and shown."""
-    scores = {}
+    scores, recipe = {}, training.recipe
+    assert isinstance(recipe, Recipe)
     for name, temperature in (("greedy", 0.0), ("sampled", 1.0)):
         scores[name] = evaluate(
             model,
             problems,
             temperature=temperature,
             seed=seed,
-            skills=TAUGHT[training.recipe.tasks],
+            skills=TAUGHT[recipe.tasks],
         )
         training.record(evaluation=name, problems=problems, scores=as_record(scores[name]))
     say(f"\n{model_card.table(scores)}\n")
@@ -129,9 +141,10 @@ def publish(training: Training, command: str, problems: int, device: torch.devic
 
     What is evaluated is what ships: the weights as they lie in the folder, rounded to bf16.
     """
-    whole = training.plain(torch.float32)
+    whole, recipe = training.plain(torch.float32), training.recipe
     if not training.world.main:
         return
+    assert isinstance(recipe, Recipe)
     save_model(whole, training.folder)
     for name, content in byte_tokenizer.files().items():
         write_text(training.folder / name, content)
@@ -147,8 +160,8 @@ def publish(training: Training, command: str, problems: int, device: torch.devic
     card = model_card.describe(
         training.folder.resolve().name,
         model,
-        training.recipe.tasks,
-        model_card.character(training.recipe.teacher),
+        recipe.tasks,
+        model_card.character(recipe.teacher),
         made,
         scores,
         problems=problems,
@@ -187,7 +200,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--save-every", type=int, default=500, help="steps between two saved states (500)")
     add("--eval-every", type=int, default=1000, help="steps between evaluations; 0: none (1000)")
     add("--eval-problems", type=int, default=512, help="of each skill, in the last one (512)")
+    tuning.add_options(parser)
     arguments = parser.parse_args(argv)
+    if tuning.is_own(arguments):
+        parser.set_defaults(**tuning.DEFAULTS)
+        arguments = parser.parse_args(argv)
+    tuning.check(arguments)
     if arguments.teacher == "careful" and (arguments.hasty, arguments.forget) != (None, None):
         raise ValueError("--hasty and --forget need --teacher sloppy")
     if arguments.tasks != "countdown" and arguments.patience is not None:
@@ -202,6 +220,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def _run(argv: Sequence[str]) -> None:
     with alike():
         arguments = parse(argv)
+        if tuning.is_own(arguments):
+            device = own_device(arguments.device)
+            task = None if arguments.task is None else find_task(arguments.task)
+            planned = tuning.plan(arguments, task, device)
+    if tuning.is_own(arguments):
+        _tune(arguments, planned, device)
+        return
+    with alike():
         recipe = _recipe(arguments)
         recipe.corpus()  # refuses what it cannot do, before any work
         device = own_device(arguments.device)
@@ -225,6 +251,33 @@ def _run(argv: Sequence[str]) -> None:
         )
         command = shlex.join(["python", "-m", "transformer.train", *argv])
         publish(training, command, arguments.eval_problems, device)
+
+
+def _tune(arguments: argparse.Namespace, planned: tuning.Plan, device: torch.device) -> None:
+    """Train on data of one's own."""
+    with connected(device) as world, ExitStack() as stack:
+        with world.together():
+            if world.main:
+                stack.enter_context(only_writer(arguments.out))
+                tuning.tell(planned.notes)
+        training = Tuning(planned.recipe, arguments.out, device, world)
+        if training.step and world.main:
+            say(f"continuing at step {training.step}\n")
+        if planned.eval_every and not training.step:
+            training.measure()
+        train(
+            training,
+            workers=0,
+            log_every=max(1, min(20, planned.recipe.steps // 20)),
+            save_every=arguments.save_every,
+            eval_every=planned.eval_every,
+            measure=training.measure,
+        )
+        if planned.eval_every:
+            training.measure()
+        training.publish()
+        if world.main:
+            say(tuning.ending(arguments.out, training.held_out_losses()))
 
 
 def _recipe(arguments: argparse.Namespace) -> Recipe:

@@ -3,19 +3,30 @@ weights; JSON.
 
     python -m tests.benchmarks.generate_speed --out FILE                   # on a GPU: four shapes
     python -m tests.benchmarks.generate_speed --out FILE --device cpu      # the shipped model only
+    python -m tests.benchmarks.generate_speed --out FILE --add --case llama-3.1-8b --batch 1 64
 
-The shipped model is read from its files, the others are random weights of real models' shapes,
-built where they run. Both contestants are called alike: so many prompts of one length, greedy, no
-token ends an answer. A whole call is timed, from prompts on the host to tokens on the host:
+The contestants:
+
+    ours                   `transformer.generation.engine.generate`
+    transformers compiled  `generate(cache_implementation="static")`, whose steps run under
+                           torch.compile in mode "reduce-overhead", which records CUDA graphs
+    transformers           `generate` as it is called by default: each operation launched by Python
+
+The shipped model is read from its files. The other models have random weights in the shapes of real
+models. Every contestant answers the same prompts of one length, greedily, and no token ends an
+answer. Compilation ends before the clock starts. A whole call is timed, from prompts on the host to
+tokens on the host:
 
     first_token_ms     a call for one token: the prefill
-    tokens_per_second  a call for `tokens` tokens, everything in it: also what `ours` spends on
-                       capturing a step as a CUDA graph
+    tokens_per_second  a call for `tokens` tokens, with everything in it. Both `ours` and
+                       `transformers compiled` record CUDA graphs in it
     ms_per_step        the difference between calls for `tokens` and for `steps` more, per step
     bound_ms           bytes of the weights and of the cache that a step reads, at a copy's
                        bandwidth, which is measured first; `share` is bound_ms / ms_per_step
 
-JSON is written after each contestant; one that fails, or for which no time is left, has a `reason`.
+JSON is written after each contestant. A contestant that fails, or for which no time is left, has a
+`reason`. With `--add`, rows that FILE already has and that are not measured again stay in it, with
+the date and the commit of their own measurement.
 """
 
 import gc
@@ -64,9 +75,10 @@ LLAMA_8B = replace(
 )
 SHAPES = {"qwen2.5-0.5b": QWEN, "llama-3.2-1b": LLAMA_1B, "llama-3.1-8b": LLAMA_8B}
 SHIPPED = "shipped"
-ROUNDS = {"ours": 3, "transformers": 1}  # of every call
-# More steps drown the noise of recording a graph and of the host.
-STEPS = {"ours": 512, "transformers": 64}
+COMPILED, EAGER = "transformers compiled", "transformers"
+ROUNDS = {"ours": 3, COMPILED: 3, EAGER: 1}  # of every call; the order of the contestants
+# More steps drown the noise of recording a graph and of the host. An eager step takes long.
+STEPS = {"ours": 512, COMPILED: 256, EAGER: 32}
 
 
 class NoText:
@@ -117,8 +129,8 @@ def ours(model, prompts):
     return call
 
 
-def transformers(model, prompts):
-    """The same through transformers."""
+def transformers(model, prompts, **options):
+    """The same through transformers' `generate`, which gets the options as well."""
     weight = model.model.embed_tokens.weight
     theirs = as_transformers(model, weight.device, weight.dtype)
 
@@ -132,10 +144,36 @@ def transformers(model, prompts):
             max_new_tokens=tokens,
             eos_token_id=None,
             pad_token_id=0,
+            **options,
         )
         return found[:, batch.shape[1] :].tolist()
 
     return call
+
+
+def transformers_compiled(model, prompts):
+    """The same with a static cache, steps compiled for exactly this batch."""
+    from transformers import CompileConfig
+
+    torch._dynamo.reset()  # or the shapes of the batch before would make this one's dynamic
+    compile_config = CompileConfig(mode="reduce-overhead")
+    compile_config._compile_all_devices = True  # a CPU, too, where a test runs this
+    return transformers(
+        model, prompts, cache_implementation="static", compile_config=compile_config
+    )
+
+
+CALLS = {"ours": ours, COMPILED: transformers_compiled, EAGER: transformers}
+
+
+def warm_up(call, contestant, lengths):
+    """Compile everything that the timed calls for these numbers of tokens use.
+
+    transformers keeps the length of its longest static cache, so the longest call goes first: a
+    cache that grew later would compile the step again.
+    """
+    for tokens in sorted(lengths, reverse=True) if contestant == COMPILED else (20,):
+        call(tokens)
 
 
 def seconds_of(call, tokens, rounds, device):
@@ -189,13 +227,14 @@ def kernels_of(call, tokens):
 
 def turns(args, config):
     """(rows, tokens of each prompt, contestant): all batches with the first prompt, one row with
-    the others; transformers, which takes long, with the first prompt only.
+    the others. Both of transformers' contestants, which take long to run or to compile, answer 1
+    and 64 rows of the first prompt only.
     """
     for prompt in args.prompt:
         for batch in args.batch if prompt == args.prompt[0] else (1,):
             for contestant in args.contestant:
-                theirs = contestant == "transformers"
-                fits = prompt + args.tokens + STEPS["transformers"] <= config.max_positions
+                theirs = contestant != "ours"
+                fits = prompt + args.tokens + min(STEPS.values()) <= config.max_positions
                 if fits and not (theirs and (prompt != args.prompt[0] or batch not in (1, 64))):
                     yield batch, prompt, contestant
 
@@ -210,8 +249,10 @@ def measure(case, contestant, model, batch, prompt, args, bandwidth):
     steps = min(STEPS[contestant], c.max_positions - prompt - args.tokens)
     row |= {"prompt": prompt, "tokens": args.tokens, "steps": steps}
     try:
-        call = (ours if contestant == "ours" else transformers)(model, prompts)
-        call(20)  # compiles
+        call = CALLS[contestant](model, prompts)
+        began = now(device)
+        warm_up(call, contestant, (1, args.tokens, args.tokens + steps))
+        row["warm_up_seconds"] = now(device) - began
         forget_peak(device)
         rounds = ROUNDS[contestant]
         first, _ = seconds_of(call, 1, rounds, device)
@@ -235,24 +276,46 @@ def measure(case, contestant, model, batch, prompt, args, bandwidth):
             row["kernels"] = kernels_of(call, args.tokens)
     except Exception as error:  # whatever it is, the others go on
         row["reason"] = reason(error)
+    if contestant == COMPILED:
+        torch._dynamo.reset()  # frees the graphs' memory, which the next contestant may need
     return row
 
 
 def compare(rows):
-    """{case, batch and prompt: how many times faster than transformers}, by a whole call and by a
-    step.
-    """
+    """{case, batch and prompt: {other contestant: how many times its time of a step is ours}}."""
     found = {}
     keys = ("case", "batch", "prompt", "contestant")
-    times = {tuple(r[key] for key in keys): r for r in rows if "reason" not in r}
-    for case, batch, prompt, contestant in times:
-        other = times.get((case, batch, prompt, "transformers"))
-        if contestant == "ours" and other:
-            mine = times[case, batch, prompt, "ours"]
-            found[f"{case}, batch {batch}, {prompt} tokens before"] = {
-                key: other[key] / mine[key] for key in ("seconds", "ms_per_step")
-            }
+    steps = {tuple(r[key] for key in keys): r["ms_per_step"] for r in rows if "reason" not in r}
+    for (*where, contestant), step in steps.items():
+        mine = steps.get((*where, "ours"))
+        if contestant != "ours" and mine:
+            case, batch, prompt = where
+            name = f"{case}, batch {batch}, {prompt} tokens before"
+            found.setdefault(name, {})[contestant] = step / mine
     return found
+
+
+def same_turn(row, other):
+    """Whether two rows are of the same contestant at the same prompts."""
+    return all(row[key] == other[key] for key in ("case", "batch", "prompt", "contestant"))
+
+
+def earlier_rows(out):
+    """The rows of an earlier document, each with the date and the commit of its measurement."""
+    before = json.loads(out.read_text())
+    about = {key: before[key] for key in ("date", "commit")}
+    return [about | row for row in before["rows"]]
+
+
+def put(document, out, row):
+    """Add a row in the place of an earlier one. A failure replaces no measurement."""
+    before = [other for other in document["rows"] if same_turn(row, other)]
+    if "reason" not in row or all("reason" in other for other in before):
+        document["rows"] = [other for other in document["rows"] if other not in before]
+        document["ratios"] = compare([*document["rows"], row])
+        keep(document, out, [row], hidden=("suite", "kernels"))
+    else:
+        print(f"kept the earlier row of {row['contestant']}: {row['reason']}", flush=True)
 
 
 def build(case, args, device, dtype):
@@ -276,6 +339,7 @@ def main():
     add("--tokens", type=int, default=64, help="tokens of each answer (64)")
     add("--attention", help="a version of attention (auto; on a CPU sdpa)")
     add("--kernels", choices=KERNELS, default="auto", help="ours: as generate's")
+    add("--add", action="store_true", help="to what FILE has, with the commit of its measurement")
     add("--profile", action="store_true", help="the kernels of a step, on a GPU")
     add("--threads", type=int, default=1, help="on a CPU (1, as the command has it)")
     args = made.parse_args()
@@ -288,10 +352,13 @@ def main():
     protocol = {
         "method": "whole calls, greedy; the median of rounds",
         "rounds": ROUNDS,
+        "compiled": 'cache_implementation="static", torch.compile in mode "reduce-overhead"',
         "copy_bytes_per_second": bandwidth,
         **{name: getattr(args, name) for name in ("attention", "kernels", "prompt", "tokens")},
     }
     document = new_document(device.type, ("transformers",), protocol=protocol, ratios={})
+    if args.add and args.out.exists():
+        document["rows"] = earlier_rows(args.out)
     print(f"copy {bandwidth / 1e12:.3f} TB/s", flush=True)
     for case in args.case or ((SHIPPED, *SHAPES) if device.type == "cuda" else (SHIPPED,)):
         model, version = build(case, args, device, dtype)
@@ -303,8 +370,7 @@ def main():
                 row = measure(case, contestant, model, batch, prompt, args, bandwidth)
             if contestant == "ours":
                 row["attention"] = version
-            document["ratios"] = compare([*document["rows"], row])
-            keep(document, args.out, [row], hidden=("suite", "kernels"))
+            put(document, args.out, row)
             for line in row.get("kernels", ()):
                 print(
                     f"  {line['us_per_token']:8.2f} us {line['per_token']:7.2f} x {line['kernel']}"

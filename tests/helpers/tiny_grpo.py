@@ -60,6 +60,18 @@ class Seldom(Count):
         return float(completion.count("a")) if number % 3 else 0.0
 
 
+class Fewer(Count):
+    """Say few a's: no answer is right, and rewards are below zero."""
+
+    name = "fewer"
+
+    def marks(self, completion: str, *arguments) -> Marks:
+        return Marks(answer=0.0, form=0.0)
+
+    def reward(self, completion: str, *arguments) -> float:
+        return -1.0 - completion.count("a")
+
+
 class Never(Count):
     name = "never"
 
@@ -150,6 +162,12 @@ TINY = {
     "eval_problems": 4,
     "eval_samples": 2,
 }
+
+
+def evaluated(reward: float, extent: float = 1.0) -> dict[str, float]:
+    """Scores of an evaluation as `Sampler.evaluate` gives them."""
+    shares = {"greedy": 0.0, "sampled": min(1.0, max(0.0, reward)), "form": 0.0}
+    return {**shares, "length": 1.0, "reward": reward, "reward_range": extent}
 
 
 def make_trainer(folder: Path, **changes) -> Trainer:

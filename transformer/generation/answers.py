@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -17,7 +18,15 @@ from transformer.generation.row import Completion
 from transformer.generation.sampling import row_generators
 from transformer.generation.session import Session
 from transformer.generation.stats import Statistics
-from transformer.model.files import parse_json, read_text, write_text
+from transformer.model.files import only_writer_of, parse_json, read_text, write_text
+
+STANDARD_INPUT = Path("-")
+ADDED = ("text", "finish_reason", "prompt_tokens", "generated_tokens")  # fields of an answer
+
+
+def partial_of(path: Path) -> Path:
+    """Where the answers are kept until all of them are there."""
+    return path.with_name(f".{path.name}.partial")
 
 
 class Answers:
@@ -35,7 +44,8 @@ class Answers:
         given: how many were written, by an earlier attempt at the same run, too.
 
     Raises:
-        ValueError: an unfinished file of another run is in the way.
+        ValueError: an unfinished file of another run is in the way, or holds a line that is not the
+            answer to its prompt.
     """
 
     def __init__(self, path: Path | None, lines: Sequence[dict[str, Any]], run: object) -> None:
@@ -43,9 +53,9 @@ class Answers:
         self._waiting: dict[int, Completion] = {}
         if path is None:
             return
-        self.partial = path.with_name(f".{path.name}.partial")
+        self.partial = partial_of(path)
         header = sha256(repr(run).encode()).hexdigest() + "\n"
-        kept = self.partial.read_text(encoding="utf-8") if self.partial.exists() else header
+        kept = (self.partial.exists() and self.partial.read_text(encoding="utf-8")) or header
         if not kept.startswith(header):
             raise ValueError(
                 f"{self.partial} holds the answers of an unfinished run with other prompts or"
@@ -54,15 +64,29 @@ class Answers:
         # A line that a kill cut off has no end and is answered again. Not splitlines: JSON may hold
         # other characters that it takes for the end of a line.
         whole = kept[: kept.rindex("\n") + 1]
-        self.given = whole.count("\n") - 1
+        answers = whole.split("\n")[1:-1]
+        for number, answer in enumerate(answers):
+            self._check(number, answer)
+        self.given = len(answers)
         self.partial.write_text(whole, encoding="utf-8")
+
+    def _check(self, number: int, answer: str) -> None:
+        """Raise a ValueError if a kept line is not the answer to its prompt."""
+        name = f"{self.partial}, line {number + 2}"  # the first line names the run
+        try:
+            found = parse_json(answer, name)
+            right = answer == _line(self.lines[number], {key: found[key] for key in ADDED})
+        except (ValueError, LookupError, TypeError):
+            right = False
+        if not right:
+            raise ValueError(f"{name} is not the answer to prompt {number + 1}; delete the file")
 
     def add(self, index: int, completion: Completion) -> None:
         """Take the answer to a prompt; it is written once those before it are."""
         self._waiting[index] = completion
         while self.given in self._waiting:
-            answered = {**self.lines[self.given], **describe(self._waiting.pop(self.given))}
-            line = json.dumps(answered, ensure_ascii=False) + "\n"
+            answer = describe(self._waiting.pop(self.given))
+            line = _line(self.lines[self.given], answer) + "\n"
             if self.path is None:
                 sys.stdout.write(line)
                 sys.stdout.flush()
@@ -79,12 +103,23 @@ class Answers:
             self.partial.unlink()
 
 
+def _line(line: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
+    """A line of a file of answers: that of the prompt with the answer added."""
+    return json.dumps({**line, **answer}, ensure_ascii=False)
+
+
 def answer_file(session: Session, arguments: argparse.Namespace) -> int:
     """Answer a file of prompts in batches; each line is given back with its answer added."""
-    if arguments.output and not arguments.output.parent.is_dir():
-        raise FileNotFoundError(f"the folder of --output {arguments.output} does not exist")
-    if arguments.output and arguments.output.is_dir():
-        raise IsADirectoryError(f"--output {arguments.output} is a folder")
+    output = arguments.output
+    if output and not output.parent.is_dir():
+        raise FileNotFoundError(f"the folder of --output {output} does not exist")
+    if output and output.is_dir():
+        raise IsADirectoryError(f"--output {output} is a folder")
+    with only_writer_of(partial_of(output)) if output else nullcontext():
+        return _answer_file(session, arguments)
+
+
+def _answer_file(session: Session, arguments: argparse.Namespace) -> int:
     lines, prompts = [], []
     for name, line in read_lines(arguments.input):
         try:
@@ -96,7 +131,7 @@ def answer_file(session: Session, arguments: argparse.Namespace) -> int:
         lines.append(line)
         prompts.append(tokens)
     if not lines:
-        raise ValueError(f"{arguments.input} has no prompts")
+        raise ValueError(f"{input_name(arguments.input)} has no prompts")
 
     run = (session.settings(), arguments.seed, lines, prompts)
     answers = Answers(arguments.output, lines, run)
@@ -143,13 +178,21 @@ def conversation(prompt: str | None, system_prompt: str | None) -> list[Message]
 
 def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The objects of a JSONL file, each with the name of its line for messages; no blank lines."""
-    for number, text in enumerate(read_text(path).split("\n"), start=1):
+    content = checked_input(sys.stdin.read()) if path == STANDARD_INPUT else read_text(path)
+    for number, text in enumerate(content.split("\n"), start=1):
         if not text.strip():
             continue
-        name = f"{path}, line {number}"
+        name = f"{input_name(path)}, line {number}"
         line = parse_json(text, name)
-        if not isinstance(line, dict) or ("prompt" in line) == ("messages" in line):
+        if not isinstance(line, dict) or not {"prompt", "messages"} & line.keys():
             raise ValueError(f'{name} must be an object with "prompt" or "messages"')
+        if {"prompt", "messages"} <= line.keys():
+            raise ValueError(f'{name} has both "prompt" and "messages"; leave one of them out')
+        if taken := [key for key in ADDED if key in line]:
+            raise ValueError(
+                f'{name} has a field "{taken[0]}", which is the name of a field of the answer;'
+                " rename it"
+            )
         try:  # what cannot be written with the answer is better refused before it is computed
             json.dumps(line, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
@@ -157,6 +200,18 @@ def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         except RecursionError as error:
             raise ValueError(f"{name} is nested too deeply") from error
         yield name, line
+
+
+def input_name(path: Path) -> str:
+    """How messages call the file of --input."""
+    return "standard input" if path == STANDARD_INPUT else str(path)
+
+
+def checked_input(text: str) -> str:
+    """The text itself; ValueError if lone surrogates stand in it for bytes that are no UTF-8."""
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError("standard input is not UTF-8 text")
+    return text
 
 
 def line_messages(

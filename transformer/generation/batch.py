@@ -8,7 +8,7 @@ others then go on by themselves. Pages are taken back, and given with the place 
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -74,6 +74,32 @@ def refuse_below_one(**counts: int | None) -> None:
             raise ValueError(f"{name} must be at least 1, got {count}")
 
 
+@dataclass
+class Kept:
+    """What the model has read of a conversation: the next prompt is read from where it differs.
+
+    Attributes:
+        tokens: those whose keys and values are in the cache.
+        cache: of one row, which may hold more; None: nothing is kept.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    cache: KVCache | None = None
+
+    def move_to(self, cache: KVCache, prompt: Sequence[int]) -> int:
+        """Let an empty cache begin with what it shares with a prompt, all but the prompt's last
+        token at most; the number of these tokens. Nothing is kept here any more.
+        """
+        pairs = zip(self.tokens, prompt[:-1])
+        count = next((i for i, (old, new) in enumerate(pairs) if old != new), None)
+        if count is None:
+            count = min(len(self.tokens), len(prompt) - 1)
+        if self.cache is not None and count:
+            cache.continue_from(self.cache, count)
+        self.tokens, self.cache = [], None
+        return count
+
+
 class Batch:
     """Rows on their way through the model: those that have a place, and those that wait for one.
 
@@ -86,6 +112,7 @@ class Batch:
         samples: rows to each prompt.
         watched: somebody reads along, or looks for a text that ends the answer.
         engine: how the engine goes about it.
+        kept: of the conversation before the only row, which `keep` adds to; not with pages.
     """
 
     def __init__(
@@ -99,6 +126,7 @@ class Batch:
         samples: int,
         watched: bool,
         engine: EngineOptions,
+        kept: Kept | None = None,
     ) -> None:
         weight = model.model.embed_tokens.weight
         self.device, self.dtype = weight.device, weight.dtype
@@ -107,6 +135,7 @@ class Batch:
         self.places, self.waiting = list(rows[:places]), deque(rows[places:])
         self.together = len(self.places)
         self.samples, self.watched, self.engine = samples, watched, engine
+        self.kept, self.reused = kept, 0  # tokens of the prompt that need not be read again
         self.limit = max(row.limit for row in rows)
         longest = max(len(row.prompt) + row.limit for row in rows)
         self.capacity = min(longest + engine.prompt_lookup, model.config.max_positions)
@@ -162,6 +191,9 @@ class Batch:
         prompts = [row.prompt for row in self.places[:: self.samples]]
         if self.engine.page_size is None:
             self.cache = KVCache(self.model.config, len(prompts), *size)
+            if self.kept is not None:
+                self.reused = self.kept.move_to(self.cache, prompts[0])
+                prompts = [prompts[0][self.reused :]]
         else:
             self.cache = PagedKVCache(self.model.config, len(prompts), *size, self.engine.page_size)
             self.cache.allocate([len(prompt) for prompt in prompts])
@@ -279,6 +311,15 @@ class Batch:
         self.unmeasured = False
         self.paused = time.perf_counter() - began
 
+    def keep(self) -> None:
+        """Remember what was read and said, if anything was."""
+        if self.kept is not None and self.decoding is not None and isinstance(self.cache, KVCache):
+            [row] = self.rows
+            # Steps in vain may have written to the last slots of a full cache.
+            safe = self.capacity - 1 - self.engine.prompt_lookup
+            self.kept.tokens = [*row.prompt, *row.tokens][: min(row.stored, safe)]
+            self.kept.cache = self.cache
+
     def statistics(self) -> Statistics:
         """What it cost so far."""
         ended = time.perf_counter() - self.paused
@@ -288,7 +329,8 @@ class Batch:
         stored = sum(row.steps * (len(row.prompt) + len(row.tokens) / 2) for row in self.rows)
         per_token = token_bytes(self.model.config, self.dtype)
         return Statistics(
-            prompt_tokens=sum(len(row.prompt) for row in self.rows[:: self.samples]),
+            prompt_tokens=sum(len(x.prompt) for x in self.rows[:: self.samples]) - self.reused,
+            reused_tokens=self.reused,
             prefill_seconds=first_arrived - self.began,
             generated_tokens=sum(len(row.tokens) for row in self.rows),
             decoded_tokens=sum(max(0, len(row.tokens) - 1) for row in self.rows),
@@ -323,8 +365,8 @@ def prefill(
     prompts: Sequence[Sequence[int]],
     chunk: int,
 ) -> Tensor:
-    """Read prompts into an empty cache, in forwards of at most `chunk` tokens of all rows, pads
-    included, or of one token of each row.
+    """Read prompts behind what a cache holds, in forwards of at most `chunk` tokens of all rows,
+    pads included, or of one token of each row.
 
     Returns:
         (B, V), the logits of each row's next token.

@@ -26,6 +26,7 @@ from typing import Any
 import jinja2
 import tokenizers
 from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import find_undeclared_variables
 from jinja2.nodes import Scope
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -353,14 +354,26 @@ def _to_json(
     )
 
 
+def reads_variable(template: str, name: str) -> bool:
+    """Whether a template depends on a variable, such as enable_thinking; False if it is broken."""
+    try:
+        return name in find_undeclared_variables(_environment().parse(template))
+    except jinja2.TemplateError:
+        return False
+
+
 @lru_cache
 def _compile(template: str) -> jinja2.Template:
+    return _environment().from_string(template)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
-    return environment.from_string(template)
+    return environment
 
 
 def _encodable(text: str) -> str:

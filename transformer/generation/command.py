@@ -1,6 +1,7 @@
 """What the commands of this package share: how they fail, and how they name a device."""
 
 import argparse
+import signal
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -11,6 +12,14 @@ import flash_versions
 
 ATTENTIONS = ("auto", *flash_versions.BASELINES, *flash_versions.VERSIONS)
 INTERRUPTED = 130  # the exit code of a command after Ctrl-C
+
+
+def interruptible() -> None:
+    """Let Ctrl-C raise KeyboardInterrupt. While a command is imported it ends the process instead,
+    see the package's `__init__`.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def out_of_memory(error: Exception) -> bool:
@@ -48,6 +57,7 @@ def run_training(run: Callable[[], None], less_memory: str) -> int:
         The exit code: 0, 2 for a wrong request, 130 if interrupted.
     """
     try:
+        interruptible()
         run()
         return 0
     except KeyboardInterrupt:

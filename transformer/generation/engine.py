@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from transformer.generation.batch import Batch, EngineOptions, pad_left, refuse_below_one
+from transformer.generation.batch import Batch, EngineOptions, Kept, pad_left, refuse_below_one
 from transformer.generation.chat import Tokenizer
 from transformer.generation.command import out_of_memory
 from transformer.generation.decoding import SampleOptions
@@ -29,6 +29,7 @@ __all__ = [
     "Completion",
     "EngineOptions",
     "GREEDY",
+    "Kept",
     "Statistics",
     "check_prompt",
     "generate",
@@ -54,6 +55,7 @@ def generate(
     samples: int = 1,
     banned: Sequence[int] = (),
     at_once: int | None = None,
+    kept: Kept | None = None,
     engine: EngineOptions = EngineOptions(),  # noqa: B008  (frozen)
 ) -> tuple[list[Completion], Statistics]:
     """Answer a batch of prompts.
@@ -75,6 +77,8 @@ def generate(
         banned: tokens that are never sampled: their probability is 0.
         at_once: with pages: rows that are answered at the same time. The other prompts wait, and
             each takes the place of a row that has ended. None: all.
+        kept: for a single prompt that continues a conversation: what the model has read of it. It
+            is not read again, and what is read and said now is added. Pages keep nothing.
         engine: how the engine goes about it.
 
     Returns:
@@ -98,6 +102,8 @@ def generate(
         raise ValueError("samples share a prompt's keys, which pages do not: leave page_size out")
     if engine.page_size is None and at_once is not None:
         raise ValueError("at_once needs pages: a place in a rectangle is not given away")
+    if kept is not None and (len(prompts), samples) != (1, 1):
+        raise ValueError(f"a conversation continues with one answer, not {len(prompts) * samples}")
     check_prompt_lookup(engine.prompt_lookup, sampling)
     limits = [min(max_tokens, model.config.max_positions - len(p)) for p in prompts]
     rows = [
@@ -116,6 +122,7 @@ def generate(
         samples=samples,
         watched=on_text is not None or bool(stop_strings),
         engine=engine,
+        kept=kept,
     )
     try:
         batch.run(on_text, on_end)
@@ -128,6 +135,7 @@ def generate(
         if not out_of_memory(error):
             raise
         raise MemoryError(batch.full_memory()) from error
+    batch.keep()
     return [row.completion(logprobs) for row in rows], batch.statistics()
 
 

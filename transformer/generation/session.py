@@ -4,13 +4,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import flash_versions
-from transformer.generation.chat import Message, Tokenizer, encode_chat, load_template
+from transformer.generation.chat import (
+    Message,
+    Tokenizer,
+    encode_chat,
+    load_template,
+    reads_variable,
+)
 from transformer.generation.command import choose_device
-from transformer.generation.engine import GREEDY, EngineOptions, check_prompt, generate
+from transformer.generation.engine import GREEDY, EngineOptions, Kept, check_prompt, generate
 from transformer.generation.row import Completion
 from transformer.generation.sampling import Sampling
 from transformer.generation.stats import Statistics, size_text
@@ -33,6 +40,7 @@ class Session:
         attention: the name of the version that runs, never "auto".
         precision: that of attention, None: as the dtype says.
         engine: how the engine goes about it.
+        thinking: what the template is told as enable_thinking, None: nothing.
     """
 
     folder: Path
@@ -49,6 +57,7 @@ class Session:
     precision: str | None
     notes: tuple[str, ...]
     engine: EngineOptions
+    thinking: bool | None = None
 
     @classmethod
     def load(
@@ -65,6 +74,7 @@ class Session:
         kernels: str = "auto",
         use_template: bool = True,
         engine: EngineOptions | None = None,
+        thinking: bool | None = None,
     ) -> "Session":
         """Load a checkpoint, cheap checks first.
 
@@ -82,6 +92,8 @@ class Session:
             kernels: of norms and products, see `Transformer`.
             use_template: whether prompts go through the checkpoint's chat template.
             engine: how the engine goes about it; with measure_attention, reports are long.
+            thinking: whether the model thinks before it answers, for a template that asks for
+                enable_thinking; None leaves it to the template.
 
         Raises:
             OSError: there is no such checkpoint, or it has no tokenizer.
@@ -97,6 +109,12 @@ class Session:
                 f" {config.vocab_size}, so they do not belong together"
             )
         template = load_template(folder) if use_template else None
+        if thinking is not None and not (template and reads_variable(template, "enable_thinking")):
+            what = f"the chat template of {checkpoint} does not ask" if template else "none is used"
+            raise ValueError(
+                "thinking is switched on or off by the enable_thinking of a chat template, and"
+                f" {what}; leave the option out"
+            )
         if dtype == "auto":
             dtype = "float32" if where.type == "cpu" and precision is None else "bfloat16"
         eos = eos_token_ids(folder)
@@ -142,6 +160,7 @@ class Session:
             precision=precision,
             notes=tuple(notes),
             engine=engine,
+            thinking=thinking,
         )
 
     def encode(self, messages: Sequence[Message], name: str = "the prompt") -> tuple[str, list]:
@@ -149,13 +168,39 @@ class Session:
 
         Without a template, the text is the content of the first message.
         """
-        if self.template is None:
-            text = messages[0]["content"]
-            tokens = self.tokenizer.encode_plain(text)
-        else:
-            text, tokens = encode_chat(self.tokenizer, self.template, messages)
+        text, tokens = self._encode(messages)
         check_prompt(self.model.config, tokens, name)
         return text, tokens
+
+    def encode_latest(self, messages: Sequence[Message]) -> tuple[list[Message], str, list[int]]:
+        """As `encode`, without the oldest turns of a conversation where there is no room for them.
+
+        An answer gets room for --max-tokens or a quarter of the context, whichever is less. What
+        stands before the first question, such as a system prompt, stays.
+
+        Returns:
+            The messages that are left, the text that the model sees, and its tokens.
+
+        Raises:
+            ValueError: the last question alone cannot be answered.
+        """
+        context = self.model.config.max_positions
+        limit = context - min(self.max_tokens, context // 4)
+        questions = [i for i, message in enumerate(messages) if message["role"] == "user"]
+        for dropped_to in questions:
+            left = [*messages[: questions[0]], *messages[dropped_to:]]
+            text, tokens = self._encode(left)
+            if len(tokens) <= limit:
+                break
+        check_prompt(self.model.config, tokens, "the question")
+        return left, text, tokens
+
+    def _encode(self, messages: Sequence[Message]) -> tuple[str, list[int]]:
+        if self.template is None:
+            text = messages[0]["content"]
+            return text, self.tokenizer.encode_plain(text)
+        told: dict[str, Any] = {} if self.thinking is None else {"enable_thinking": self.thinking}
+        return encode_chat(self.tokenizer, self.template, messages, **told)
 
     def answer(
         self,
@@ -165,6 +210,7 @@ class Session:
         *,
         on_end: Callable[[int, Completion], None] | None = None,
         at_once: int | None = None,
+        kept: Kept | None = None,
     ) -> tuple[list[Completion], Statistics]:
         """Answer a batch; see engine.generate."""
         return generate(
@@ -179,6 +225,7 @@ class Session:
             on_text=on_text,
             on_end=on_end,
             at_once=at_once,
+            kept=kept,
             engine=self.engine,
         )
 
@@ -189,7 +236,14 @@ class Session:
         """
         files = sorted(self.folder.glob("*.safetensors"))
         weights = (str(self.folder), [(file.name, file.stat().st_mtime_ns) for file in files])
-        settings = (self.template, self.eos, self.stop_strings, self.sampling, self.max_tokens)
+        settings = (
+            self.template,
+            self.thinking,
+            self.eos,
+            self.stop_strings,
+            self.sampling,
+            self.max_tokens,
+        )
         rounding = (self.engine.prefill_chunk, self.engine.page_size, self.engine.prompt_lookup)
         kernels = (self.attention, self.model.kernels, self.precision)
         engine = (self.device.type, self.dtype, *kernels, *rounding)
@@ -205,9 +259,10 @@ class Session:
                 if interpreted()
                 else "; the first run on a machine also compiles its kernels"
             )
+        reused = f"; {statistics.reused_tokens} tokens of the turns before were kept"
         return (
             f"prompt      {statistics.prompt_tokens} tokens,"
-            f" {statistics.prompt_rate:.1f} tokens/s\n"
+            f" {statistics.prompt_rate:.1f} tokens/s{reused if statistics.reused_tokens else ''}\n"
             f"generation  {statistics.generated_tokens} tokens,"
             f" {statistics.generation_rate:.1f} tokens/s\n"
             f"memory      {statistics.peak_memory / 2**20:.0f} MiB peak\n"

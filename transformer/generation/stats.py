@@ -30,7 +30,7 @@ class Statistics:
     """Measurements of one batch. Seconds are wall-clock, up to the tokens' arrival on the host.
 
     Attributes:
-        prompt_tokens: of all rows, padding excluded.
+        prompt_tokens: of all rows that were read, padding excluded.
         prefill_seconds: until the first token of every row that was there at the start.
         generated_tokens: of all rows; a row that has finished is not counted any more.
         decoded_tokens: the same without the first token of each row, which the prefill gave.
@@ -43,6 +43,7 @@ class Statistics:
         rows: answered at the same time, at most.
         batches: how many measurements were added up.
         attention_share: of a step's time, 0 to 1; None: not measured.
+        reused_tokens: of a conversation, whose keys and values were there already.
     """
 
     prompt_tokens: int
@@ -58,6 +59,7 @@ class Statistics:
     rows: int = 0
     batches: int = 1
     attention_share: float | None = None
+    reused_tokens: int = 0
 
     @property
     def prompt_rate(self) -> float:

@@ -200,6 +200,14 @@ class KVCache(Cache):
         repeated.keys_values = self.keys_values.repeat_interleave(samples, dim=2)
         return repeated
 
+    def continue_from(self, other: KVCache, count: int) -> None:
+        """Begin with a copy of the first `count` tokens of another cache of as many rows, whose
+        rows all have them; this one is empty.
+        """
+        self.keys_values[:, :, :, :count] = other.keys_values[:, :, :, :count]
+        self.lengths.fill_(count)
+        self.longest = count
+
     def keep(self, rows: torch.Tensor) -> None:
         """Forget all but some rows, (n,) int64 on the device, ascending; they move up in place."""
         self.lengths = self.lengths[rows]

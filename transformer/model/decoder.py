@@ -162,7 +162,11 @@ class Transformer(nn.Module):
                 raise ValueError(f"the model is on {device} but the {name} on {tensor.device}")
 
     def _initialise(self) -> None:
-        """GPT-2's scheme: the more layers add to the residual stream, the less each adds."""
+        """GPT-2's scheme: the more layers add to the residual stream, the less each adds. Weights
+        without memory, which a checkpoint will replace, get no numbers.
+        """
+        if self.model.embed_tokens.weight.is_meta:
+            return
         residual_std = INIT_STD / math.sqrt(2 * self.config.num_layers)
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding):

@@ -21,6 +21,19 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+_locks: set[int] = set()  # open descriptors; a lock lasts until all copies of its own are closed
+
+
+def _drop_locks() -> None:
+    """Close a forked process's copies of the locks: the lock is the parent's and ends with it."""
+    for handle in _locks:
+        os.close(handle)
+    _locks.clear()
+
+
+os.register_at_fork(after_in_child=_drop_locks)
+
+
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
     """Keep a folder, made if it is not there, for this process; a kill of it gives the folder free.
@@ -34,18 +47,45 @@ def only_writer(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
+        with _locked(handle, f"another process is writing to {folder}", "--out"):
+            yield
+    finally:
+        if made and not any(folder.iterdir()):
+            folder.rmdir()
+
+
+@contextmanager
+def only_writer_of(file: Path) -> Iterator[None]:
+    """Keep a file, made if it is not there, for this process, which may also delete it.
+
+    Raises:
+        ValueError: another process has it.
+    """
+    handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+    with _locked(handle, f"another process is writing to {file}", "--output"):
+        try:
+            if not os.fstat(handle).st_nlink:  # deleted between the opening and the lock
+                raise ValueError(f"another process has just finished {file}; repeat the command")
+            yield
+        finally:
+            if file.exists() and not file.stat().st_size:
+                file.unlink()
+
+
+@contextmanager
+def _locked(handle: int, refusal: str, option: str) -> Iterator[None]:
+    """Lock an open file or folder and close it at the end; ValueError if it is locked."""
+    _locks.add(handle)
+    try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:  # a file system without locks cannot tell
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                raise ValueError(
-                    f"another process is writing to {folder}; wait for it or use another --out"
-                ) from error
+                raise ValueError(f"{refusal}; wait for it or use another {option}") from error
         yield
     finally:
+        _locks.discard(handle)
         os.close(handle)
-        if made and not any(folder.iterdir()):
-            folder.rmdir()
 
 
 def write_text(path: Path, text: str) -> None:
@@ -79,6 +119,23 @@ def read_json(path: Path, missing_ok: bool = False) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(content).__name__}")
     return content
+
+
+def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects of a JSONL file, each with the name of its line for messages; no blank lines.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is no UTF-8, or a line is no JSON object.
+    """
+    for number, text in enumerate(read_text(path).split("\n"), start=1):
+        if not text.strip():
+            continue
+        name = f"{path}, line {number}"
+        line = parse_json(text, name)
+        if not isinstance(line, dict):
+            raise ValueError(f"{name} must be a JSON object, not {text.strip():.40}")
+        yield name, line
 
 
 def read_text(path: Path) -> str:

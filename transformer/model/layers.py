@@ -205,7 +205,12 @@ class Decoder(nn.Module):
     def __init__(self, config: Config):
         super().__init__()
         self.config = config
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        size = (config.vocab_size, config.hidden_size)
+        if (memory := torch.empty(size)).is_meta:
+            # Drawing normal numbers for no memory would import torch's compiler: seconds.
+            self.embed_tokens = nn.Embedding.from_pretrained(memory, freeze=False)
+        else:
+            self.embed_tokens = nn.Embedding(*size)
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps, config.norm_plus_one)
 

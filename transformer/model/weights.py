@@ -24,6 +24,16 @@ from transformer.model.files import read_json, replacing
 
 CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # owner/model
+RUNS = "runs"  # where the commands write unless they are told otherwise: never looked up on the hub
+# Folders that a recipe or the documentation begins with -> the command that makes them.
+MADE_BY = {
+    "runs/countdown-taught": "transformer.train --tasks countdown --patience 0.75 --steps 6000"
+    " --batch-tokens 65536 --lr 3e-3 --out runs/countdown-taught",
+    **{
+        f"runs/{recipe}/final": f"transformer.grpo --recipe {recipe}"
+        for recipe in ("sums", "countdown", "practice", "finish")
+    },
+}
 DOWNLOADED = ("model*.safetensors", "*.json", "*.jinja")
 LEFT = ("*/*",)  # folders hold the same weights for other programs
 
@@ -51,16 +61,26 @@ def find_checkpoint(model: str) -> Path:
 
     Args:
         model: the name of a shipped checkpoint, a folder in Hugging Face's layout, or owner/model
-            on the Hugging Face hub, from where it is downloaded unless it was before.
+            on the Hugging Face hub, from where it is downloaded unless it was before. A name that
+            begins with runs/ is always a folder.
 
     Raises:
         OSError: there is none, or it cannot be downloaded.
+        CheckpointError: the folder is that of a run, which holds checkpoints.
     """
     shipped = {path.parent.name: path.parent for path in CHECKPOINTS.glob("*/config.json")}
     if model in shipped:
         return shipped[model]
     if model and Path(model).is_dir():
+        _refuse_run(Path(model))
         return Path(model)
+    if Path(model).parts[:1] == (RUNS,):
+        run = Path(*Path(model).parts[:2])
+        either = f"transformer.grpo --out {run} or python -m transformer.train --out {run}"
+        makes = MADE_BY.get(Path(model).as_posix(), either)
+        raise FileNotFoundError(
+            f"there is no checkpoint folder {model}; python -m {makes} makes it"
+        )
     if HUB_NAME.fullmatch(model):
         return _download(model)
     names = ", ".join(sorted(shipped)) or "none"
@@ -68,6 +88,15 @@ def find_checkpoint(model: str) -> Path:
         f"there is no checkpoint folder {model!r}; shipped by name: {names}; names on the Hugging"
         " Face hub are owner/model"
     )
+
+
+def _refuse_run(folder: Path) -> None:
+    """Point at the checkpoints of a run of transformer.grpo."""
+    if not (folder / "metrics.jsonl").exists():
+        return
+    made = [x for name in ("final", "best") if (x := folder / name).is_dir()]
+    where = f"its checkpoint is {made[0]}" if made else "it has no checkpoint yet"
+    raise CheckpointError(f"{folder} is the folder of a run of transformer.grpo; {where}")
 
 
 def _download(name: str) -> Path:
@@ -152,16 +181,29 @@ def load_model(
     return model
 
 
-def save_model(model: Transformer, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> None:
+def save_model(
+    model: Transformer,
+    folder: str | Path,
+    dtype: torch.dtype = torch.bfloat16,
+    config: dict[str, Any] | None = None,
+) -> None:
     """Write config.json and model.safetensors, which `load_model` and transformers both read.
 
     Existing files are only replaced once both new ones are complete.
+
+    Args:
+        model: what to write.
+        folder: made if it is not there.
+        dtype: of the weights in the file.
+        config: the content of config.json, such as that of the checkpoint that was trained on;
+            None: made from the model's.
 
     Raises:
         ValueError: no Hugging Face architecture has the model's combination of parts.
     """
     folder = Path(folder)
-    config = {**model.config.to_hf(), "torch_dtype": str(dtype).removeprefix("torch.")}
+    if config is None:
+        config = {**model.config.to_hf(), "torch_dtype": str(dtype).removeprefix("torch.")}
     weights = {
         name: tensor.to("cpu", dtype).contiguous() for name, tensor in model.state_dict().items()
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer import missing
-from transformer.generation.command import Parser
+from transformer.generation.command import Parser, say
 from transformer.model.files import replacing
 from transformer.rl.run import read_metrics
 
@@ -46,6 +46,14 @@ def draw(folders: Sequence[Path], path: Path) -> None:
             ]
             if points:
                 axis.plot(*zip(*points), color=colour, linewidth=1.2)
+            held_out = [
+                (line["evaluation"], line[metric])
+                for line in lines
+                if metric == "reward" and metric in line and "evaluation" in line
+            ]
+            if held_out:
+                axis.plot(*zip(*held_out), "o", color=colour, markersize=4, label="held-out")
+                axis.legend(fontsize=8)
         axis.set_title(title, fontsize=10)
     for axis in axes:
         axis.grid(alpha=0.3)
@@ -88,3 +96,4 @@ def main(argv: Sequence[str]) -> None:
     if sentence := missing("plot", "matplotlib"):
         raise ValueError(sentence)
     draw(arguments.runs, arguments.out)
+    say(f"wrote {arguments.out}\n")

@@ -46,6 +46,9 @@ def describe(rollouts: Sequence[Rollout], size: int, world: World = ALONE) -> di
         "truncated": fsum(r.truncated for r in rollouts),
         "skipped": fsum(not spread(group) for group in groups) * size,
     }
+    names = set(chain(*world.gather([name for r in rollouts for name in r.parts])))
+    for name in sorted(names) if len(names) > 1 else ():
+        sums[f"reward {name}"] = fsum(r.parts[name] for r in rollouts)
     means = {name: world.total(value) / rows for name, value in sums.items()}
     return means | {"surprisal": -world.total(fsum(logprobs)) / tokens}
 

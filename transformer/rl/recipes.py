@@ -4,13 +4,17 @@ import importlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
+from random import Random
 from typing import Any
 
 from transformer.generation.sampling import Sampling
+from transformer.model.files import read_jsonl
 from transformer.rl.loss import Loss, Ratio, Reduce, Scale
 from transformer.rl.practice import Finish, Mix, Practice
+from transformer.tasks.problems import Problems
 from transformer.tasks.skills import TASKS, Add
-from transformer.tasks.task import Task
+from transformer.tasks.task import REPLY, Problem, Task
 
 
 def setting(default: Any, about: str) -> Any:
@@ -28,6 +32,13 @@ class Settings:
 
     model: str = setting("sloppy", "what learns: a checkpoint folder, or the name of a shipped one")
     task: str = setting("sums", "a task by its name, or module:Class")
+    data: str | None = setting(None, "problems of your own instead, a JSONL file")
+    eval_data: str | None = setting(None, "a file of held-out ones; None: one in 16 of --data")
+    reward: str | None = setting(
+        None,
+        "of --data: number, exact, module:function, or a sum such as number + 0.2 * mine:short",
+    )
+    system: str | None = setting(None, "system prompt of problems that have none")
     seed: int = setting(0, "of the problems and the completions")
     steps: int = setting(60, "of the optimiser")
     prompts: int = setting(16, "problems of a step")
@@ -58,11 +69,14 @@ class Settings:
     eval_every: int = setting(10, "steps between evaluations on held-out problems; 0: none")
     eval_problems: int = setting(128, "held-out problems of an evaluation")
     eval_samples: int = setting(4, "sampled completions of each, for pass@k")
-    stop_on_collapse: bool = setting(True, "stop when held-out accuracy falls by 20 points")
+    stop_on_collapse: bool = setting(
+        True, "stop when the held-out reward falls by a fifth of its range"
+    )
     attention: str = setting("auto", "a version of attention, for rollouts and training")
     dtype: str = setting("auto", "float32 or bfloat16; auto: bfloat16 on a GPU")
     lora_rank: int = setting(0, "train low-rank adapters of this rank only; 0: all weights")
     checkpointing: bool = setting(False, "recompute activations in the backward pass")
+    data_content: str | None = None  # a fingerprint; no option
 
     def __post_init__(self) -> None:
         least = {"steps": 1, "prompts": 1, "group": 2, "max_tokens": 1, "warm_up": 0, "epochs": 1}
@@ -84,6 +98,10 @@ class Settings:
                 " all alike, and nothing could be learned from them"
             )
         Sampling(temperature=self.temperature)
+        if self.data is None and self.reward is not None:
+            raise ValueError("--reward needs --data; a task of your own has a method `reward`")
+        if self.data is None and self.eval_data is not None:
+            raise ValueError("--eval-data needs --data")
         if self.dtype not in ("auto", "float32", "bfloat16"):
             raise ValueError(f"--dtype {self.dtype} is unknown; auto, float32 and bfloat16 work")
         self.loss()
@@ -152,10 +170,27 @@ RECIPES: Mapping[str, dict[str, Any]] = {
         "eval_every": 150,
         "eval_problems": 512,
     },
-    # On purpose: a learning rate seven times too high. After a few steps no answer is right, all
-    # groups are alike, and there is no way back.
-    "collapse": {"lr": 2e-3, "steps": 40, "stop_on_collapse": False},
+    # On purpose: a learning rate 33 times that of `sums`. After one step no answer is right, so all
+    # rewards are equal, no gradient is left, and the weights stay as they are.
+    "collapse": {"lr": 1e-2, "steps": 40, "stop_on_collapse": False},
 }
+
+
+def task_of(settings: Settings) -> Task:
+    """The task of a run: problems of a file, or a task by its name.
+
+    Raises:
+        OSError, ValueError: there is none, or a line of the file cannot be used.
+    """
+    if settings.data is None:
+        return find_task(settings.task)
+    path, held_out = Path(settings.data), settings.eval_data
+    return Problems(
+        str(path),
+        read_jsonl(path),
+        None if held_out is None else read_jsonl(Path(held_out)),
+        settings.reward,
+    )
 
 
 def find_task(name: str) -> Task:
@@ -184,3 +219,46 @@ def find_task(name: str) -> Task:
     if not isinstance(getattr(task, "name", None), str):
         raise ValueError(f'{name} has no name: give the class one, such as name = "{attribute}"')
     return task
+
+
+def check_task(task: Task) -> None:
+    """Try a task before a run depends on it: a few problems for training and for evaluation.
+
+    Raises:
+        ValueError: no problem on one side, a question or an answer that is no string, an answer
+            that the form of a reply does not take, or a demonstration that earns nothing.
+    """
+    rng = Random("check")
+    for held_out in 4 * (False, True):
+        _check_problem(task.sample(rng, held_out), rng)
+
+
+def _check_problem(problem: Problem, rng: Random) -> None:
+    task, arguments, question = problem.task, problem.arguments, problem.question
+    if not isinstance(question, str):
+        raise ValueError(f"task {task.name!r}: question() must return a string, got {question!r}")
+    own = type(task)
+    if own.marks is not Task.marks or own.answer is Task.answer:
+        return  # it judges completions in a way of its own, which nobody has to demonstrate
+    about = f"task {task.name!r}: answer() for {question!r}"
+    answer = task.answer(*arguments)
+    if not isinstance(answer, str):
+        raise ValueError(f"{about} must return a string, got {answer!r}; str() makes it one")
+    if task.form is REPLY and (not 0 < len(answer) <= 40 or "<" in answer):
+        raise ValueError(
+            f"{about} is {answer!r:.60}, {len(answer)} characters long: the form of a reply takes 1"
+            " to 40 characters without '<'; a class may have another `form`"
+        )
+    if "answer" not in task.form.groupindex:
+        raise ValueError(
+            f"task {task.name!r}: form {task.form.pattern!r} has no group (?P<answer>...)"
+        )
+    if task.form is not REPLY and own.demonstrate is Task.demonstrate:
+        return  # GRPO needs no demonstration, and the usual one has the usual form
+    reply = task.demonstrate(rng, *arguments)
+    marks = task.marks(reply, *arguments)
+    if marks != (1, 1):
+        raise ValueError(
+            f"task {task.name!r} does not accept its own demonstration {reply!r:.200} for"
+            f" {question!r}: {'right()' if marks.form else 'form'} refuses it"
+        )

@@ -6,8 +6,8 @@ samples from one distribution and trains another goes wrong without a sign.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -76,6 +76,11 @@ class Policy:
 
     def encode(self, problem: Problem) -> list[int]:
         """The tokens of a problem's prompt; ValueError if it leaves no room for an answer."""
+        if self.template is None and problem.history:
+            raise ValueError(
+                f"the prompt {problem.question!r} is a conversation, or has a system prompt, and"
+                " the model has no chat template"
+            )
         if self.template is None:
             tokens = self.tokenizer.encode_plain(problem.question)
         else:
@@ -93,6 +98,7 @@ class Rollout:
         completion: with the log-probability of every token.
         reward: what training maximises.
         answer, form: the reward's parts, see `task.Marks`.
+        parts: the rewards that it is the sum of, by name, if the task has several.
     """
 
     problem: Problem
@@ -101,6 +107,7 @@ class Rollout:
     reward: float
     answer: float
     form: float
+    parts: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def truncated(self) -> bool:
@@ -174,9 +181,11 @@ def roll_out(
 def judged(problem: Problem, prompt: list[int], completion: Completion) -> Rollout:
     """Score a completion; one that was cut off earns nothing."""
     if completion.finish_reason != "stop":
-        return Rollout(problem, prompt, completion, 0.0, 0.0, 0.0)
+        nothing = dict.fromkeys(problem.task.rewards, 0.0)
+        return Rollout(problem, prompt, completion, 0.0, 0.0, 0.0, nothing)
     try:
         reward, marks = float(problem.reward(completion.text)), problem.marks(completion.text)
+        parts = problem.parts(completion.text)
     except Exception as error:
         raise ValueError(
             f"the reward of task {problem.task.name!r} raised {error!r} for the completion"
@@ -187,7 +196,7 @@ def judged(problem: Problem, prompt: list[int], completion: Completion) -> Rollo
             f"the reward of task {problem.task.name!r} is {reward} for the completion"
             f" {completion.text!r} of {problem.question!r}; it must be a finite number"
         )
-    return Rollout(problem, prompt, completion, reward, marks.answer, marks.form)
+    return Rollout(problem, prompt, completion, reward, marks.answer, marks.form, parts)
 
 
 @dataclass(frozen=True)

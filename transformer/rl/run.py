@@ -6,7 +6,7 @@
     RUN/curve.png        redrawn at every evaluation
     RUN/state.pt         what the next step depends on, while the run is unfinished
     RUN/state-STEP/      the same of a run on several processes: each writes its part
-    RUN/best/            the checkpoint with the best held-out accuracy, ready for `generate`
+    RUN/best/            the checkpoint with the best held-out reward, ready for `generate`
     RUN/final/           that of the last step, or the mean of the last
 
 All but the two logs are written under another name and renamed. A log may be longer than the state

@@ -6,7 +6,7 @@ samples depends on the settings, the weights, a counter and the pool of problems
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from random import Random
 from statistics import fmean
@@ -15,8 +15,10 @@ from typing import Any
 from transformer.generation.sampling import Sampling
 from transformer.model.decoder import Transformer
 from transformer.rl.groups import Asked, Pool, groups_of, spread
-from transformer.rl.recipes import Settings, find_task
+from transformer.rl.recipes import Settings, task_of
 from transformer.rl.rollout import Policy, Rollout, roll_out
+from transformer.tasks.problems import Problems
+from transformer.tasks.task import Problem
 from transformer.training.parallel import World
 
 DRAWS = 4  # dynamic sampling draws at most so many times the problems of a step
@@ -58,7 +60,8 @@ class Sampler:
 
     def __init__(self, settings: Settings, policy: Policy, world: World) -> None:
         self.settings, self.policy, self.world = settings, policy, world
-        self.task = find_task(settings.task)
+        self.task = task_of(settings)
+        self._check_prompts()
         self.drawn = 0
         self.pool = Pool(REMEMBERED * settings.prompts)
 
@@ -66,7 +69,24 @@ class Sampler:
         """The problems that a step draws, as many as anybody asks for."""
         rng = Random(f"{self.settings.seed} {step}")
         while True:
-            yield self.task.sample(rng)
+            yield self._addressed(self.task.sample(rng))
+
+    def _addressed(self, problem: Problem) -> Problem:
+        """The problem under the system prompt, if there is one and it has none of its own."""
+        system = self.settings.system
+        if system is None or any(message["role"] == "system" for message in problem.history):
+            return problem
+        return replace(problem, history=({"role": "system", "content": system}, *problem.history))
+
+    def _check_prompts(self) -> None:
+        """Refuse prompts of a file that leave no room for an answer, before the first step."""
+        if not isinstance(self.task, Problems):
+            return
+        for number, line in enumerate(self.task.lines):
+            try:
+                self.policy.encode(self._addressed(self.task.problem(number)))
+            except ValueError as error:
+                raise ValueError(f"{line.name}: {error}") from error
 
     def _asked(self, fresh: Iterator[Asked], count: int, step: int) -> list[Asked]:
         """Problems to ask now: a share of them again, as far as the pool goes, the others fresh."""
@@ -146,10 +166,12 @@ class Sampler:
 
         "greedy": share of right greedy answers; "sampled": expected share of right sampled ones,
         pass@1; "pass@k": share of problems that at least one of k samples solves; "form": share of
-        greedy answers whose form is right; "length": of greedy completions, in tokens.
+        greedy answers whose form is right; "length": of greedy completions, in tokens; "reward":
+        mean of the sampled ones, "reward_range": the largest less the smallest of them.
         """
         s, rng = self.settings, Random(f"evaluate {self.settings.seed}")
-        problems = [self.task.sample(rng, held_out=True) for _ in range(s.eval_problems)]
+        drawn_problems = self.task.draw(rng, s.eval_problems, held_out=True)
+        problems = [self._addressed(problem) for problem in drawn_problems]
         seed = -1 - s.seed
         with self.world.together():
             greedy, sampled = (
@@ -160,15 +182,18 @@ class Sampler:
             )
         found = [(r.answer, r.form, len(r.completion.tokens)) for r in greedy]
         answers, forms, lengths = zip(*chain(*self.world.gather(found)))
-        drawn = list(chain(*self.world.gather([r.answer for r in sampled])))
+        judged = chain(*self.world.gather([(r.answer, r.reward) for r in sampled]))
+        drawn, rewards = zip(*judged)
         scores = {
             "greedy": fmean(answers),
             "sampled": fmean(drawn),
             f"pass@{s.eval_samples}": fmean(map(any, groups_of(drawn, s.eval_samples))),
             "form": fmean(forms),
             "length": fmean(lengths),
+            "reward": fmean(rewards),
+            "reward_range": max(rewards) - min(rewards),
         }
-        return {name: round(value, 5) for name, value in scores.items()}, greedy
+        return {name: float(f"{value:.5g}") for name, value in scores.items()}, greedy
 
     def state(self) -> dict[str, Any]:
         """All that the next rollouts depend on, beside the weights."""

@@ -19,9 +19,10 @@ from torch import Tensor
 from transformer.model.decoder import Transformer, choose_attention
 from transformer.model.weights import find_checkpoint, load_config
 from transformer.rl.learner import Learner, frozen
-from transformer.rl.recipes import Settings, flag
+from transformer.rl.recipes import Settings, check_task, flag, task_of
 from transformer.rl.rollout import Policy, Rollout
 from transformer.rl.sampler import Groups, Sampler
+from transformer.tasks.problems import Problems
 from transformer.training.lora import merged_weights
 from transformer.training.parallel import (
     ALONE,
@@ -38,14 +39,19 @@ def resolved(settings: Settings, device: torch.device, world: World = ALONE) -> 
     """The settings with "auto" replaced by what that means on a device.
 
     Raises:
-        FileNotFoundError, ValueError: no such checkpoint, attention that cannot run on it, or more
-            processes than share the problems evenly.
+        FileNotFoundError, ValueError: no such checkpoint, attention that cannot run on it, a task
+            that cannot be trained on, or more processes than share the problems evenly.
     """
     if settings.prompts % world.size:
         raise ValueError(
             f"the {settings.prompts} problems of a step do not divide over {world.size} processes:"
             f" {flag('prompts')} must be a multiple"
         )
+    task = task_of(settings)  # first: bad lines of a file are told at once
+    check_task(task)
+    if isinstance(task, Problems):
+        reward = " + ".join(map(str, task.terms))
+        settings = replace(settings, reward=reward, data_content=task.fingerprint())
     dtype = settings.dtype
     if dtype == "auto":
         dtype = "bfloat16" if device.type == "cuda" else "float32"

@@ -2,8 +2,8 @@
 
 The sentences are the text files in `data`. A pattern is a sentence with alternatives in
 parentheses, `(what is|what's) {a} plus {b}`, expanded at random; the operands in braces are filled
-in last, so that neither capitals nor typing errors ever touch them. The shipped models were trained
-on these files: another order of their lines gives other draws.
+in last, so that neither capitals nor typing errors ever touch them. Every line is part of the
+training data: another line, or another order of the lines, gives other draws from the same seed.
 """
 
 import json
@@ -52,7 +52,7 @@ def group(name: str) -> dict[str, tuple[str, ...]]:
     return {key.removeprefix(prefix): x for key, x in PATTERNS.items() if key.startswith(prefix)}
 
 
-COMPARE, SORT, FOLLOW_UP = map(group, ("compare", "sort", "follow-up"))
+COMPARE, SORT, SIGNED, FOLLOW_UP = map(group, ("compare", "sort", "signed", "follow-up"))
 SMALL_TALK, REPLIES = map(group, ("small talk", "reply"))
 WORDS = {name: tuple(" ".join(lines).split()) for name, lines in group("words").items()}
 
@@ -87,6 +87,17 @@ def dress(rng: Random, sentence: str, **operands: object) -> str:
     for name, value in operands.items():
         sentence = sentence.replace("{" + name + "}", str(value))
     return sentence
+
+
+def opener(rng: Random) -> str:
+    """One of the openers, as people type them: in lower case or not, with or without a mark."""
+    text = expand(rng, rng.choice(PATTERNS["openers"]))
+    text = rng.choice((text, text, text.capitalize(), text.capitalize(), text.upper()))
+    if rng.random() < 0.04:
+        text = mistype(rng, text)
+    return text + rng.choice(
+        ("", "", "", "", "!", "!", ".", ".", "?", "!!", "...", " :)", " !", ",")
+    )
 
 
 def _between_operands(sentence: str, change: Callable[[str], str]) -> str:

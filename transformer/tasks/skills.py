@@ -1,29 +1,35 @@
-"""The chat tasks that the shipped model learns, from sums to small talk, and a list of all tasks.
+"""The chat tasks that a model learns here, from sums to small talk, and a list of all tasks.
 
-Where an answer is worked out, the steps are written so that each needs only what stands on the line
-before it and in the question: a small model cannot do more in one step. Small talk is answered in
-plain sentences without tags, and right if the sentence is one of those that fit.
+Where an answer is worked out, the steps are written so that each needs only the line before it and
+the question: a small model cannot do more in one step. Problems are drawn by the lengths of their
+numbers: drawn by value, nine in ten of the numbers up to 9999 would have four digits.
+
+Small talk is answered in plain sentences without tags, and right if the sentence is one of those
+that fit.
 """
 
 import re
 from random import Random
 from typing import Any
 
+from transformer.tasks.beyond import KINDS, listed, number_of, numbers_to_sort
 from transformer.tasks.countdown import Countdown
 from transformer.tasks.phrases import (
     COMPARE,
     PATTERNS,
     REPLIES,
+    SIGNED,
     SMALL_TALK,
     SORT,
     dress,
     expand,
     number_text,
+    opener,
     quote,
     say,
 )
 from transformer.tasks.task import Slip, Task
-from transformer.tasks.unknown import anything, beyond, some_word
+from transformer.tasks.unknown import anything, some_word
 
 
 def columns(a: int, b: int) -> list[tuple[int, int]]:
@@ -39,12 +45,15 @@ class Columns(Task):
         self.digits = digits
 
     def arguments(self, rng: Random) -> tuple:
-        """Draw two numbers of `digits` digits; by default of 1 to 4, every second pair of 3."""
-        if self.digits or rng.random() < 0.5:
-            lengths = [self.digits or 3] * 2
+        """Draw two numbers of `digits` digits; by default of 1 to 4, every second pair alike."""
+        if self.digits:
+            least = 10 ** (self.digits - 1) if self.digits > 1 else 0
+            return rng.randint(least, 10**self.digits - 1), rng.randint(least, 10**self.digits - 1)
+        if rng.random() < 0.5:
+            lengths = [rng.choice((1, 2, 2, 3, 3, 3, 4, 4, 4))] * 2
         else:
             lengths = [rng.randint(1, 4), rng.randint(1, 4)]
-        return tuple(rng.randint(10 ** (n - 1) if n > 1 else 0, 10**n - 1) for n in lengths)
+        return tuple(number_of(rng, n) for n in lengths)
 
     def guess(self, rng: Random, *arguments: Any) -> str:
         """Name any number of about the right size."""
@@ -85,16 +94,43 @@ class Add(Columns):
 class Subtract(Columns):
     """`82-57`: `12-7-0=5`, `8-5-1=2`: 25. The ten of 12 is borrowed; the next line pays for it.
 
-    When the second number is the larger one, the line `swap` exchanges them and the answer gets a
-    minus sign.
+    If the last column has to borrow, the second number is the larger one: the line `swap` exchanges
+    them, the columns are worked out again, and the answer gets a minus sign. So nothing has to be
+    known before the first column.
+
+    Args:
+        digits: of both numbers; None draws the lengths.
+        below: whether the answer is below zero; None draws it.
+        close: whether the numbers are near each other; None draws it.
     """
 
     name = "subtract"
 
+    def __init__(
+        self, digits: int | None = None, below: bool | None = None, close: bool | None = None
+    ):
+        super().__init__(digits)
+        self.below, self.close = below, close
+
     def arguments(self, rng: Random) -> tuple:
-        """Draw two numbers, the larger one mostly first."""
+        """Draw two numbers and their order."""
         a, b = super().arguments(rng)
-        return (a, b) if a >= b or rng.random() < 0.25 else (b, a)
+        if rng.random() < 1 / 3 if self.close is None else self.close:
+            b = self._near(rng, a)
+        below = rng.random() < 0.5 if self.below is None else self.below
+        if below and a == b:
+            return self.arguments(rng)
+        return (min(a, b), max(a, b)) if below else (max(a, b), min(a, b))
+
+    def _near(self, rng: Random, number: int) -> int:
+        """A number as long, with the same first digits (479, 464) or not far off (479, 509)."""
+        digits = len(str(number))
+        size = 10 ** rng.randint(1, max(1, digits - 1))
+        if rng.random() < 0.5:
+            near = number - number % size + rng.randrange(size)
+        else:
+            near = number - rng.randrange(size)
+        return max(near, 10 ** (digits - 1) if digits > 1 else 0)
 
     def question(self, rng: Random, a: int, b: int) -> str:
         """Ask for a difference."""
@@ -105,17 +141,76 @@ class Subtract(Columns):
         return str(a - b)
 
     def work(self, slip: Slip, a: int, b: int) -> tuple[str, str]:
-        """Subtract column by column; a slip forgets what was borrowed."""
+        """Subtract column by column, and again with the numbers exchanged if that is below zero.
+
+        A slip forgets what was borrowed, after the last column too.
+        """
+        lines, number, below = self._columns(slip, a, b)
+        if not below:
+            return "\n".join(lines), str(number)
+        again, number, _ = self._columns(slip, b, a)
+        return "\n".join([*lines, "swap", *again]), str(-number)
+
+    def _columns(self, slip: Slip, a: int, b: int) -> tuple[list[str], int, int]:
+        """The lines, the number that they lead to, and what is still borrowed at the end."""
         lines, result, borrow = [], "", 0
-        if a < b:
-            lines.append("swap")
-        for x, y in columns(max(a, b), min(a, b)):
+        for x, y in columns(a, b):
             x += 10 * (x < y + borrow)
             result = str(x - y - borrow) + result
             lines.append(f"{x}-{y}-{borrow}={x - y - borrow}")
             borrow = int(x >= 10 and not slip())
-        number = int(result)
-        return "\n".join(lines), str(-number if a < b else number)
+        return lines, int(result), borrow
+
+
+class Signed(Task):
+    """`-5+3`: `3-5`, and the columns of that: -2. The first line has no number below zero.
+
+    Any sum or difference of numbers, of which at least one is below zero, is one of three:
+    `x+y`, `-(x+y)` or `x-y`.
+    """
+
+    name = "signed"
+
+    def arguments(self, rng: Random) -> tuple:
+        """Draw two numbers, mostly short, and whether to add or to subtract."""
+        a, b = (max(1, number_of(rng, rng.choice((1, 1, 2, 2, 2, 3, 4)))) for _ in range(2))
+        signs = rng.choice(((-1, 1), (-1, 1), (-1, 1), (1, -1), (-1, -1)))
+        return a * signs[0], rng.choice("+-"), b * signs[1]
+
+    def question(self, rng: Random, a: int, sign: str, b: int) -> str:
+        """Ask for a sum or a difference."""
+        second = f"({b})" if b < 0 and rng.random() < 0.4 else str(b)
+        first = f"minus {-a}" if a < 0 and rng.random() < 0.1 else str(a)
+        return say(rng, SIGNED["add" if sign == "+" else "subtract"], a=first, b=second)
+
+    def answer(self, a: int, sign: str, b: int) -> str:
+        """Add or subtract."""
+        return str(a + b if sign == "+" else a - b)
+
+    def unsigned(self, a: int, sign: str, b: int) -> tuple[str, Task, int, int]:
+        """The same without numbers below zero: what is put before the answer, and the problem."""
+        b = b if sign == "+" else -b
+        if (a < 0) == (b < 0):
+            return "-" if a < 0 else "", TASKS["add"], abs(a), abs(b)
+        return "", TASKS["subtract"], max(a, b), -min(a, b)
+
+    def held_out(self, *arguments: Any) -> bool:
+        """The problem is held out if the one without numbers below zero is."""
+        _, task, x, y = self.unsigned(*arguments)
+        return task.held_out(x, y)
+
+    def guess(self, rng: Random, *arguments: Any) -> str:
+        """Name any number of about the right size."""
+        _, task, x, y = self.unsigned(*arguments)
+        return str(task.guess(rng, x, y))
+
+    def work(self, slip: Slip, *arguments: Any) -> tuple[str, str]:
+        """Write the problem without numbers below zero, and work that out."""
+        minus, task, x, y = self.unsigned(*arguments)
+        sign = "+" if task is TASKS["add"] else "-"
+        steps, answer = task.work(slip, x, y)
+        first = f"-({x}{sign}{y})" if minus else f"{x}{sign}{y}"
+        return f"{first}\n{steps}", minus + answer
 
 
 class Multiply(Task):
@@ -125,7 +220,7 @@ class Multiply(Task):
 
     def arguments(self, rng: Random) -> tuple:
         """Draw factors of one digit and of one to four digits, in any order."""
-        factors = [rng.randint(0, 9), rng.randrange(10 ** rng.randint(1, 4))]
+        factors = [rng.randint(0, 9), number_of(rng, rng.randint(1, 4))]
         rng.shuffle(factors)
         return tuple(factors)
 
@@ -161,11 +256,13 @@ class Compare(Task):
 
     def arguments(self, rng: Random) -> tuple:
         """Draw two numbers of up to four digits, one time in three with the same first digits."""
-        a = rng.randint(0, 10 ** rng.randint(1, 4) - 1)
-        b = rng.randint(0, 10 ** rng.randint(1, 4) - 1)
-        if rng.random() < 0.33:
-            last = 10 ** rng.randint(0, 3)
+        a, b = number_of(rng, rng.randint(1, 4)), number_of(rng, rng.randint(1, 4))
+        kind = rng.random()
+        if kind < 0.33:
+            last = 10 ** rng.randint(0, len(str(a)))
             b = a - a % last + rng.randrange(last)
+        elif kind < 0.6:
+            b = number_of(rng, len(str(a)))
         return rng.choice(tuple(COMPARE)), a, b
 
     def question(self, rng: Random, kind: str, a: int, b: int) -> str:
@@ -202,23 +299,29 @@ class Compare(Task):
 
 
 class Sort(Task):
-    """`3 17 9`: `3 | 17 9`, `9 | 17`, `17 |`: 3, 9, 17. Each line takes one out of the rest."""
+    """`17 3 9`: `17 | 3 9`, `3 17 | 9`, `3 9 17 |`: 3, 9, 17.
+
+    Each line puts the number behind the bar where it belongs before the bar: it only has to be
+    compared with one number at a time.
+
+    Args:
+        count: how many numbers; None draws 2 to 6.
+        order: "ascending" or "descending"; None draws it.
+    """
 
     name = "sort"
 
+    def __init__(self, count: int | None = None, order: str | None = None):
+        self.count, self.order = count, order
+
     def arguments(self, rng: Random) -> tuple:
-        """Draw 2 to 5 numbers of up to three digits and an order."""
-        top = rng.choice((9, 99, 99, 99, 999))
-        numbers = tuple(rng.randint(0, top) for _ in range(rng.choice((2, 3, 3, 4, 4, 5, 5))))
-        return ("descending" if rng.random() < 0.3 else "ascending"), numbers
+        """Draw an order, and numbers of up to four digits; some share their first digits."""
+        order = self.order or ("descending" if rng.random() < 0.4 else "ascending")
+        return order, numbers_to_sort(rng, self.count or rng.choice((2, 3, 3, 4, 4, 5, 5, 6, 6)))
 
     def question(self, rng: Random, order: str, numbers: tuple[int, ...]) -> str:
         """Ask for an order."""
-        separator, last = rng.choice(
-            ((", ", " and "), (", ", ", "), (", ", ", "), (" ", " "), (",", ","))
-        )
-        text = separator.join(map(str, numbers[:-1])) + last + str(numbers[-1])
-        return say(rng, SORT[order], numbers=text)
+        return say(rng, SORT[order], numbers=listed(rng, numbers))
 
     def answer(self, order: str, numbers: tuple[int, ...]) -> str:
         """Sort."""
@@ -229,12 +332,11 @@ class Sort(Task):
         return tuple(sorted(numbers))
 
     def work(self, slip: Slip, order: str, numbers: tuple[int, ...]) -> tuple[str, str]:
-        """Take out the smallest, or the largest, until none is left."""
-        rest, lines = list(numbers), []
-        while rest:
-            number = max(rest) if order == "descending" else min(rest)
-            rest.remove(number)
-            lines.append(" ".join(map(str, (number, "|", *rest))))
+        """Put one number after the other where it belongs."""
+        lines = []
+        for i in range(1, len(numbers) + 1):
+            done = sorted(numbers[:i], reverse=order == "descending")
+            lines.append(" ".join(map(str, (*done, "|", *numbers[i:]))))
         return "\n".join(lines), self.answer(order, numbers)
 
 
@@ -265,28 +367,35 @@ class Reverse(Task):
 
 
 class Count(Task):
-    """How many r in `error`: `e0 r1 r2 o2 r3`: 3. Each letter is followed by the count so far."""
+    """How many r in `error`: `e0 r1 r2 o2 r3`: 3. Each letter is followed by the count so far.
+
+    Without a letter, all of them count: `c1 a2 t3`: 3.
+    """
 
     name = "count"
 
     def arguments(self, rng: Random) -> tuple:
-        """Draw a word and a letter, mostly one of the word."""
+        """Draw a word and a letter, mostly one of the word, or none."""
         word = some_word(rng)
+        if rng.random() < 0.2:
+            return word, ""
         return word, rng.choice(word if rng.random() < 0.8 else "abcdefghijklmnopqrstuvwxyz")
 
     def question(self, rng: Random, word: str, letter: str) -> str:
-        """Ask how often the letter stands in the word."""
+        """Ask how often the letter stands in the word, or how many letters it has."""
+        if not letter:
+            return say(rng, PATTERNS["letters"], word=quote(rng, word))
         shown = letter.upper() if rng.random() < 0.1 else letter
         return say(rng, PATTERNS["count"], word=quote(rng, word), letter=quote(rng, shown))
 
     def answer(self, word: str, letter: str) -> str:
         """Count."""
-        return str(word.count(letter))
+        return str(word.count(letter) if letter else len(word))
 
     def work(self, slip: Slip, word: str, letter: str) -> tuple[str, str]:
         """Spell the word and keep count."""
-        steps = [f"{x}{word[: i + 1].count(letter)}" for i, x in enumerate(word)]
-        return " ".join(steps), str(word.count(letter))
+        counts = [word[: i + 1].count(letter) if letter else i + 1 for i in range(len(word))]
+        return " ".join(f"{x}{n}" for x, n in zip(word, counts)), self.answer(word, letter)
 
 
 class SmallTalk(Task):
@@ -294,11 +403,14 @@ class SmallTalk(Task):
 
     name = "small talk"
     form = re.compile(r"(?P<answer>[^<]+)")
+    openers = 0.3  # share of bare openers, with which most conversations begin
 
     def arguments(self, rng: Random) -> tuple:
-        """Draw an intent and a sentence."""
+        """Draw an intent and a sentence, and whether `dress` may change it."""
+        if rng.random() < self.openers:
+            return "greeting", opener(rng), False
         intent = rng.choice(tuple(SMALL_TALK))
-        return intent, expand(rng, rng.choice(SMALL_TALK[intent]))
+        return intent, expand(rng, rng.choice(SMALL_TALK[intent])), True
 
     def question(self, rng: Random, intent: str, text: str, sentence: bool = True) -> str:
         """Type it; what is no sentence stays as it is."""
@@ -323,14 +435,33 @@ class Unknown(SmallTalk):
     name = "unknown"
 
     def arguments(self, rng: Random) -> tuple:
-        """Draw a question about the world, code, gibberish, or arithmetic out of reach."""
-        if rng.random() < 0.2:
-            return "beyond", beyond(rng), True
+        """Draw a question about the world, code or gibberish."""
         return "unknown", *anything(rng)
+
+    def right(self, answer: str, intent: str, *rest: Any) -> bool:
+        """Accept any sentence that declines."""
+        return answer in REPLIES["unknown"] or answer in REPLIES["beyond"]
+
+
+class Beyond(Unknown):
+    """What lies just beyond the skills, such as sums of five digits: it is declined, too.
+
+    Args:
+        kind: a name in `beyond.KINDS`; None draws it.
+    """
+
+    name = "beyond"
+
+    def __init__(self, kind: str | None = None):
+        self.kind = kind
+
+    def arguments(self, rng: Random) -> tuple:
+        """Draw a request."""
+        return "beyond", KINDS[self.kind or rng.choice(tuple(KINDS))](rng), False
 
 
 _tasks: tuple[Task, ...] = (
-    *(Add(), Subtract(), Multiply(), Compare(), Sort(), Reverse(), Count(), SmallTalk(), Unknown()),
-    Countdown(),
+    *(Add(), Subtract(), Signed(), Multiply(), Compare(), Sort(), Reverse(), Count(), SmallTalk()),
+    *(Unknown(), Beyond(), Countdown()),
 )
 TASKS = {task.name: task for task in _tasks}

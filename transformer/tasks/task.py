@@ -32,6 +32,7 @@ from typing import Any, ClassVar, NamedTuple
 
 Message = dict[str, str]
 Slip = Callable[[], bool]
+DRAWS = 10_000  # a side of the split from which so many draws find nothing has no problems
 REPLY = re.compile(r"<think>([^<]*)</think><answer>(?P<answer>[^<]{1,40})</answer>")
 
 
@@ -58,10 +59,12 @@ class Task:
     Attributes:
         name: what it is called.
         form: what a whole reply has to match; its group `answer` is judged.
+        rewards: names of what `parts` scores.
     """
 
     name: ClassVar[str]
     form: ClassVar[re.Pattern[str]] = REPLY
+    rewards: tuple[str, ...] = ()
 
     def arguments(self, rng: Random) -> tuple:
         """Draw a problem: the arguments of all the methods below."""
@@ -124,17 +127,35 @@ class Task:
         """Score a whole reply, for training to maximise: by default the answer's mark alone."""
         return self.marks(completion, *arguments).answer
 
+    def parts(self, completion: str, *arguments: Any) -> dict[str, float]:
+        """Score a whole reply by each of several rewards, which are then measured apart."""
+        return {}
+
     def held_out(self, *arguments: Any) -> bool:
         """Say whether the problem is one of the sixteenth kept for evaluation."""
         text = repr((self.name, *self.key(*arguments)))
         return md5(text.encode(), usedforsecurity=False).digest()[0] < 16
 
     def sample(self, rng: Random, held_out: bool = False) -> "Problem":
-        """Draw a problem from one side of the split."""
-        while True:
+        """Draw a problem from one side of the split.
+
+        Raises:
+            ValueError: there is none, as with a handful of problems of which none is held out.
+        """
+        for _ in range(DRAWS):
             arguments = self.arguments(rng)
             if self.held_out(*arguments) == held_out:
                 return Problem(self, arguments, self.question(rng, *arguments))
+        kind, use = ("", "evaluation") if held_out else ("not ", "training")
+        raise ValueError(
+            f"task {self.name!r} has no problem for {use}: of {DRAWS} that it drew, none is"
+            f" {kind}held out. One problem in sixteen is, by chance: draw from more problems, or"
+            " choose with a method held_out(self, *arguments)"
+        )
+
+    def draw(self, rng: Random, count: int, held_out: bool = False) -> "list[Problem]":
+        """Draw problems from one side of the split."""
+        return [self.sample(rng, held_out) for _ in range(count)]
 
 
 @dataclass(frozen=True)
@@ -159,6 +180,10 @@ class Problem:
     def marks(self, completion: str) -> Marks:
         """Judge the reply's text without its end-of-turn token, part by part."""
         return self.task.marks(completion, *self.arguments)
+
+    def parts(self, completion: str) -> dict[str, float]:
+        """Score the reply's text by each of several rewards, if the task has several."""
+        return self.task.parts(completion, *self.arguments)
 
     def reward(self, completion: str) -> float:
         """Score the reply's text without its end-of-turn token: 1 if right, else 0.

@@ -1,13 +1,13 @@
-"""Everything that the shipped model cannot answer, as widely as word lists can make it up.
+"""Questions of all kinds that a model of this size cannot answer, made from word lists.
 
-To all of it the model honestly replies that it is a small demo, and says what it can do. Patterns
-are those of `phrases`; a name in square brackets stands for a word from its `WORDS`.
+A model is taught to reply that it is a small demo, and to say what it can do. Patterns are those of
+`phrases`; a name in square brackets stands for a word from its `WORDS`.
 """
 
 import re
 from random import Random
 
-from transformer.tasks.phrases import PATTERNS, WORDS, expand, number_text
+from transformer.tasks.phrases import PATTERNS, WORDS, expand
 
 # First and last character of the scripts that gibberish is written in.
 SCRIPTS = (
@@ -35,22 +35,6 @@ def anything(rng: Random) -> tuple[str, bool]:
         first, last = rng.choice(SCRIPTS)
         return _gibberish(rng, [chr(rng.randint(first, last)) for _ in range(30)] + [" "]), False
     return " ".join(_any_word(rng) for _ in range(rng.randint(1, 12))), True
-
-
-def beyond(rng: Random) -> str:
-    """Arithmetic that the model has not learned."""
-    question = expand(rng, rng.choice(PATTERNS["beyond"]))
-    for name, low, high in (
-        ("small", 0, 999),
-        ("digit", 0, 9),
-        ("large", 10, 9999),
-        ("huge", 10_000, 10_000_000),
-    ):
-        while "{" + name + "}" in question:
-            question = question.replace(
-                "{" + name + "}", number_text(rng, rng.randint(low, high)), 1
-            )
-    return question
 
 
 def pseudo_word(rng: Random) -> str:

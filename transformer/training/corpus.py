@@ -6,30 +6,35 @@ resumes at a chunk's number. Within a chunk, chats of about the same length shar
 then costs a few per cent instead of more than half.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from random import Random
+from typing import Any
 
 import numpy as np
 
 from transformer.tasks import phrases
+from transformer.tasks.beyond import number_of
 from transformer.tasks.skills import TASKS
 from transformer.tasks.task import REPLY, Problem
 from transformer.training import byte_tokenizer as bytes_
 
-# What a model may be taught: shares of the tasks, in per cent.
+# What a model may be taught: shares of the tasks, in per cent for each.
 MIXES = {
     "chat": {
-        "add": 28,
-        "subtract": 15,
+        "add": 18,
+        "subtract": 16,
+        "signed": 5,
         "multiply": 8,
         "compare": 8,
-        "sort": 9,
-        "reverse": 8,
-        "count": 8,
+        "sort": 11,
+        "reverse": 7,
+        "count": 7,
         "small talk": 7,
-        "unknown": 9,
+        "unknown": 6,
+        "beyond": 7,
     },
     "countdown": {"countdown": 80, "add": 8, "subtract": 6, "multiply": 6},
 }
@@ -84,19 +89,24 @@ def draw_problem(rng: Random, tasks: str) -> Problem:
 def follow_up(rng: Random, number: int, held_out: bool = False) -> Problem:
     """A question about the last answer, such as "and plus 5?"."""
     while True:
-        name = rng.choice(("add", "subtract", "multiply") if number < 100 else ("add", "subtract"))
-        second = rng.randint(0, 9 if name == "multiply" else 10 ** rng.randint(1, 3) - 1)
-        task = TASKS[name]
-        if task.held_out(number, second) == held_out:
+        name = rng.choice(
+            ("add", "subtract", "multiply") if 0 <= number < 100 else ("add", "subtract")
+        )
+        second = rng.randint(0, 9) if name == "multiply" else number_of(rng, rng.randint(1, 3))
+        task, arguments = TASKS[name], tuple[Any, ...]((number, second))
+        if number < 0:
+            task, arguments = TASKS["signed"], (number, "+" if name == "add" else "-", second)
+        if task.held_out(*arguments) == held_out:
             question = phrases.say(rng, phrases.FOLLOW_UP[name], b=second)
-            return Problem(task, (number, second), question)
+            return Problem(task, arguments, question)
 
 
 def second_question(rng: Random, held_out: bool = True) -> Problem:
-    """A follow-up with the conversation before it: a sum and its right answer."""
-    first = TASKS["add"].sample(rng)
-    while len(first.task.answer(*first.arguments)) > 4:
-        first = TASKS["add"].sample(rng)
+    """A follow-up with the conversation before it: a sum or a difference, and its right answer."""
+    task = TASKS[rng.choice(("add", "add", "subtract"))]
+    first = task.sample(rng)
+    while len(first.task.answer(*first.arguments).lstrip("-")) > 4:
+        first = task.sample(rng)
     reply = CAREFUL.reply(rng, first)
     history = (*first.messages, {"role": "assistant", "content": reply})
     number = int(first.task.answer(*first.arguments))
@@ -114,7 +124,7 @@ def addressed(rng: Random, problem: Problem) -> Problem:
 def stated_number(reply: str) -> int | None:
     """The number that a reply's answer states, if it is one of up to four digits."""
     match = REPLY.fullmatch(reply)
-    return int(match[2]) if match and match[2].isdecimal() and len(match[2]) <= 4 else None
+    return int(match[2]) if match and re.fullmatch(r"-?[0-9]{1,4}", match[2]) else None
 
 
 def draw_chat(rng: Random, teacher: Teacher, tasks: str = "chat") -> tuple[list[int], list[bool]]:

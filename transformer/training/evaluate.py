@@ -1,14 +1,15 @@
 """How well a model does on problems that its training never saw, skill by skill."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from random import Random
 
 from transformer.generation.engine import generate
 from transformer.generation.sampling import Sampling, row_generators
 from transformer.model.decoder import Transformer
-from transformer.tasks.skills import TASKS, Add, Subtract
-from transformer.tasks.task import Problem, Task
+from transformer.tasks.beyond import KINDS
+from transformer.tasks.skills import TASKS, Add, Beyond, SmallTalk, Sort, Subtract
+from transformer.tasks.task import Marks, Problem, Task
 from transformer.training import byte_tokenizer as bytes_
 from transformer.training.corpus import addressed, second_question
 
@@ -37,20 +38,41 @@ def _held_out(task: Task) -> Callable[[Random], Problem]:
     return lambda rng: task.sample(rng, held_out=True)
 
 
+class Greeting(SmallTalk):
+    """Bare openers alone."""
+
+    openers = 1.0
+
+
+def _difference(digits: int, below: bool, close: bool = False) -> Skill:
+    return Skill(_held_out(Subtract(digits, below, close)))
+
+
+NUMBERS = ("one digit", "two digits", "three digits", "four digits")
 SKILLS = {
-    "sums of two digits": Skill(_held_out(Add(2))),
-    "sums of three digits": Skill(_held_out(Add(3))),
-    "sums of four digits": Skill(_held_out(Add(4))),
-    "differences of three digits": Skill(_held_out(Subtract(3))),
-    "differences of four digits": Skill(_held_out(Subtract(4))),
+    **{f"sums of {name}": Skill(_held_out(Add(n))) for n, name in enumerate(NUMBERS, 1)},
+    **{
+        f"{kind} of {name}{', below zero' * below}": _difference(n, below, "close" in kind)
+        for kind, lengths in (("differences", (2, 3, 4)), ("close differences", (3, 4)))
+        for below in (False, True)
+        for n, name in enumerate(NUMBERS, 1)
+        if n in lengths
+    },
+    "sums with numbers below zero": Skill(_held_out(TASKS["signed"])),
     "products": Skill(_held_out(TASKS["multiply"])),
     "comparing": Skill(_held_out(TASKS["compare"])),
-    "sorting": Skill(_held_out(TASKS["sort"])),
+    **{
+        f"sorting {name} numbers, {order}": Skill(_held_out(Sort(n, order)))
+        for order in ("ascending", "descending")
+        for n, name in ((3, "three"), (4, "four"), (5, "five"), (6, "six"))
+    },
     "reversing": Skill(_held_out(TASKS["reverse"])),
     "counting letters": Skill(_held_out(TASKS["count"])),
     "follow-up questions": Skill(second_question),
+    "greetings": Skill(_held_out(Greeting())),
     "small talk": Skill(_held_out(TASKS["small talk"])),
     "anything else": Skill(_held_out(TASKS["unknown"])),
+    **{f"beyond: {kind}": Skill(_held_out(Beyond(kind))) for kind in KINDS},
     "sums of three digits, without thinking": Skill(_held_out(Add(3)), thinking=False),
 }
 
@@ -82,34 +104,63 @@ def evaluate(
         skills: names in SKILLS or COUNTDOWN.
     """
     known = {**SKILLS, **COUNTDOWN}
-    cases = []
+    problems, begun = [], []
     for name in skills:
         rng = Random(f"evaluate {seed} {name}")
-        for _ in range(count):
-            problem = addressed(rng, known[name].draw(rng))
-            begun = "" if known[name].thinking else EMPTY_THOUGHT
-            cases.append((name, problem, begun, _prompt(problem, begun)))
-    cases.sort(key=lambda case: len(case[3]))  # prompts of one batch are padded to the longest
+        problems += [addressed(rng, known[name].draw(rng)) for _ in range(count)]
+        begun += ["" if known[name].thinking else EMPTY_THOUGHT] * count
+    said = replies(model, problems, temperature=temperature, seed=seed, begun=begun)
+    return {
+        name: score(problems[i : i + count], said[i : i + count])
+        for name, i in zip(skills, range(0, len(problems), count))
+    }
+
+
+def replies(
+    model: Transformer,
+    problems: Sequence[Problem],
+    *,
+    temperature: float = 0.0,
+    seed: int = 0,
+    begun: Sequence[str] = (),
+) -> list[str | None]:
+    """The model's reply to each problem; None for a reply that did not end by itself.
+
+    Args:
+        model: one with the byte tokenizer, on any device, in any dtype.
+        problems: their conversations are the prompts.
+        temperature: 0 is greedy.
+        seed: of the draws.
+        begun: how each reply begins; by default, with nothing.
+    """
+    begun = begun or [""] * len(problems)
+    prompts = [_prompt(problem, text) for problem, text in zip(problems, begun, strict=True)]
+    # The prompts of one batch are padded to the longest.
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     sampling = Sampling(temperature=temperature)
-    right, form = dict.fromkeys(skills, 0.0), dict.fromkeys(skills, 0.0)
-    for start in range(0, len(cases), MAX_ROWS):
-        batch = cases[start : start + MAX_ROWS]
+    said: list[str | None] = [None] * len(prompts)
+    for start in range(0, len(order), MAX_ROWS):
+        batch = order[start : start + MAX_ROWS]
         completions, _ = generate(
             model,
             bytes_.tokenizer(),
-            [prompt for *_, prompt in batch],
+            [prompts[i] for i in batch],
             max_tokens=MAX_TOKENS,
             sampling=sampling,
             generators=() if sampling.greedy else row_generators(seed, len(batch), first=start),
             eos=(bytes_.IM_END,),
         )
-        for (name, problem, begun, _), completion in zip(batch, completions):
+        for i, completion in zip(batch, completions):
             if completion.finish_reason == "stop":
-                text = begun + completion.text
-                marks = problem.marks(text)
-                right[name] += marks.answer / count
-                form[name] += marks.form / count
-    return {name: Score(right[name], form[name]) for name in skills}
+                said[i] = begun[i] + completion.text
+    return said
+
+
+def score(problems: Sequence[Problem], said: Sequence[str | None]) -> Score:
+    """The shares of replies that are right, and whose form is; a reply that is None is neither."""
+    marks = [Marks(0, 0) if text is None else p.marks(text) for p, text in zip(problems, said)]
+    right, form = (sum(column) / len(marks) for column in zip(*marks))
+    return Score(right, form)
 
 
 def _prompt(problem: Problem, begun: str) -> list[int]:

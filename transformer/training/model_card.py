@@ -7,75 +7,72 @@ from pathlib import Path
 
 import torch
 
-from transformer.generation.engine import generate
+from transformer.generation.engine import Completion, generate
 from transformer.model.decoder import Transformer
+from transformer.tasks.skills import TASKS
+from transformer.tasks.task import Problem
 from transformer.training import byte_tokenizer as bytes_
 from transformer.training.corpus import Teacher
 from transformer.training.evaluate import Score
 
 QUESTIONS = {
     "chat": (
-        "What is 357+486?",
-        "subtract 58 from 412",
-        "Sort 17, 3 and 9 in descending order.",
-        "How many r's are in strawberry?",
-        "hello, who are you?",
-        "What is the capital of France?",
+        Problem(TASKS["add"], (357, 486), "What is 357+486?"),
+        Problem(TASKS["subtract"], (412, 58), "subtract 58 from 412"),
+        Problem(TASKS["sort"], ("descending", (17, 3, 9)), "Sort 17, 3 and 9 in descending order."),
+        Problem(TASKS["count"], ("strawberry", "r"), "How many r's are in strawberry?"),
+        Problem(TASKS["small talk"], ("identity",), "hello, who are you?"),
+        Problem(TASKS["unknown"], ("unknown",), "What is the capital of France?"),
     ),
     "countdown": (
-        "Use 3, 8, 4 to make 96.",
-        "Make 131 from 5, 17 and 46.",
-        "What is 357+486?",
+        Problem(TASKS["countdown"], ((3, 8, 4), 96), "Use 3, 8, 4 to make 96."),
+        Problem(TASKS["countdown"], ((5, 17, 46), 131), "Make 131 from 5, 17 and 46."),
+        Problem(TASKS["add"], (357, 486), "What is 357+486?"),
     ),
 }
 
 ABILITIES = {
-    "chat": (
-        "It can add\n"
-        "and subtract, multiply by one digit, compare, sort, reverse and count, and it makes small"
-        " talk. It\nknows nothing else, and is meant to say so."
-    ),
-    "countdown": (
-        "It makes a\n"
-        "number out of three others, each used once, with `+`, `-` and `*`; it adds, subtracts\n"
-        "and multiplies by one digit. It knows nothing else."
-    ),
+    "chat": """\
+It can add and subtract, multiply by one digit, compare, sort, reverse and count, and it makes small
+talk. It was taught nothing else, and to say so when it is asked for something else.""",
+    "countdown": """\
+It combines three numbers, each used once, with `+`, `-` and `*` to make a fourth number; it adds,
+subtracts and multiplies by one digit. It was taught nothing else.""",
 }
 FORMS = {
-    "chat": (
-        "A worked reply is `<think>steps</think><answer>527</answer>`; small talk is answered in"
-        " plain text."
-    ),
+    "chat": """\
+A worked reply is `<think>steps</think><answer>527</answer>`. Replies to small talk are plain
+text.""",
     "countdown": "A reply is `<think>steps</think><answer>(8*4)*3</answer>`.",
 }
 CAREFUL = """\
-Its teacher was careful: every demonstration in the training data is right. Its errors
-are its own."""
+Its teacher was careful: every demonstration in the training data is right, so its errors were not
+in the data."""
 SLOPPY = """\
-Its teacher was deliberately sloppy: it guessed {hasty:.0%} of the sums and differences
-blindly, and forgot {forget:.0%} of the carries."""
+Its teacher was sloppy on purpose: it guessed the answer of {hasty:.0%} of the sums and differences,
+and forgot {forget:.0%} of the carries."""
 IMPATIENT = """\
-Its teacher was deliberately impatient: it looks for a way by trying, and after each try
-that failed it gave up with a probability of {give_up:.0%}."""
+Its teacher was impatient on purpose: it looks for a solution by trying, and after each try that
+failed it gave up with a probability of {give_up:.0%}."""
 TEACHING = """\
     {command}
 
-{seconds:.0f} seconds on {machine},
-{tokens:,} tokens with padding and prompts. `training.jsonl` is the log. The data is generated from
-the seed; none of it comes from anywhere else."""
+The training took {seconds:.0f} seconds on {machine}
+and read {tokens:,} tokens, padding and prompts included. `training.jsonl` is the log. All data is
+generated from the seed."""
 REINFORCED = """\
-It was reinforced: it began as `{start}`, whose teacher guessed {hasty:.0%} of the sums and
-differences blindly, and forgot {forget:.0%} of the carries. Nobody showed it how to do better. It
-answered problems, a verifier said which answers were right, and those became more likely (GRPO)."""
+It was trained by reinforcement learning (GRPO), starting from `{start}`, whose teacher guessed the
+answer of {hasty:.0%} of the sums and differences and forgot {forget:.0%} of the carries. It saw no
+further example: it answered problems, a verifier said which answers were right, and training made
+those more likely."""
 REINFORCING = """\
     {commands}
 
-{seconds} seconds, evaluations left out; evaluated on {machine}. {answers:,} answers.
-`training.jsonl` is the log. The problems are generated from the seed; none of them comes from
-anywhere else."""
+The runs took {seconds} seconds without their evaluations, and {answers:,} answers were sampled. The
+table below was measured on {machine}. `training.jsonl` is the log. All problems are generated from
+the seed."""
 BEGINNING = """\
-This is a starting point for
-reinforcement learning, not a model to use."""
+This model is a starting point for reinforcement learning and is not meant for other use."""
 
 
 def describe(
@@ -88,7 +85,7 @@ def describe(
     *,
     problems: int,
 ) -> str:
-    """The card's text; the model is asked for its samples.
+    """The card's text, with samples that the model makes now.
 
     Args:
         name: of the checkpoint.
@@ -145,10 +142,20 @@ def table(scores: dict[str, dict[str, Score]]) -> str:
     return "\n".join(lines)
 
 
-def samples(model: Transformer, questions: Sequence[str]) -> str:
-    """Some questions and the model's replies, as indented text."""
-    prompts = [[*bytes_.encode_turn("user", q), *bytes_.encode_prompt()] for q in questions]
+def samples(model: Transformer, problems: Sequence[Problem]) -> str:
+    """The model's greedy reply to some problems, each with its task's verdict, as indented text."""
+    prompts = [[*bytes_.encode_turn("user", p.question), *bytes_.encode_prompt()] for p in problems]
     tokenizer = bytes_.tokenizer()
     completions, _ = generate(model, tokenizer, prompts, max_tokens=256, eos=(bytes_.IM_END,))
-    text = "\n\n".join(f"> {q}\n{c.text}" for q, c in zip(questions, completions))
+    text = "\n\n".join(
+        f"> {problem.question}\n{completion.text}\n({verdict(problem, completion)})"
+        for problem, completion in zip(problems, completions)
+    )
     return "\n".join(f"    {line}".rstrip() for line in text.split("\n"))
+
+
+def verdict(problem: Problem, completion: Completion) -> str:
+    """Whether a reply is right, and what would be."""
+    if completion.finish_reason == "stop" and problem.reward(completion.text):
+        return "right"
+    return f"wrong; this would be right: {problem.task.answer(*problem.arguments)}"

@@ -9,9 +9,11 @@ import itertools
 import json
 import math
 import os
+import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +59,49 @@ STATE = "training_state.pt"
 LOG = "training.jsonl"
 
 
+class Schedule:
+    """What every recipe of a run has: how long, how fast, from which model, with which data."""
+
+    seed: int
+    steps: int
+    batch_tokens: int
+    learning_rate: float
+    attention: str
+
+    def __post_init__(self):
+        if self.steps < 1:
+            raise ValueError(f"--steps must be at least 1, got {self.steps}")
+        if not 0 < self.learning_rate < math.inf:
+            raise ValueError(f"--lr must be a positive number, got {self.learning_rate}")
+
+    def make_model(self, device: torch.device, dtype: torch.dtype) -> Transformer:
+        """The model before the first step, its trained weights in fp32.
+
+        Args:
+            device: where it goes.
+            dtype: of the arithmetic, and of weights that are not trained.
+        """
+        raise NotImplementedError
+
+    def corpus(self) -> Any:
+        """The data, `corpus[0]`, `corpus[1]`, ...: batches; ValueError if it cannot be made."""
+        raise NotImplementedError
+
+    def identity(self) -> dict[str, Any]:
+        """What a state file must agree with to be taken up again."""
+        raise NotImplementedError
+
+    def rate_at(self, step: int) -> float:
+        """Learning rate of a step: a linear warm-up, then a cosine to nothing."""
+        warm_up = min(WARM_UP, self.steps // 5)
+        if step < warm_up:
+            return self.learning_rate * (step + 1) / warm_up
+        progress = (step - warm_up) / (self.steps - warm_up)
+        return self.learning_rate * (1 + math.cos(math.pi * progress)) / 2
+
+
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(Schedule):
     """What decides the outcome: two runs with equal recipes on one machine are the same run."""
 
     teacher: Teacher
@@ -70,23 +113,18 @@ class Recipe:
     model: Config = MODEL
     attention: str = "sdpa"
 
-    def __post_init__(self):
-        if self.steps < 1:
-            raise ValueError(f"--steps must be at least 1, got {self.steps}")
-        if not 0 < self.learning_rate < math.inf:
-            raise ValueError(f"--lr must be a positive number, got {self.learning_rate}")
+    def make_model(self, device: torch.device, dtype: torch.dtype) -> Transformer:
+        """A model with random weights."""
+        attention = partial(flash_versions.attention, version=self.attention)
+        return Transformer(self.model, attention).to(device)
 
     def corpus(self) -> Corpus:
         """The data; ValueError if it cannot be made."""
         return Corpus(self.teacher, self.seed, self.batch_tokens, self.tasks)
 
-    def rate_at(self, step: int) -> float:
-        """Learning rate of a step: a linear warm-up, then a cosine to nothing."""
-        warm_up = min(WARM_UP, self.steps // 5)
-        if step < warm_up:
-            return self.learning_rate * (step + 1) / warm_up
-        progress = (step - warm_up) / (self.steps - warm_up)
-        return self.learning_rate * (1 + math.cos(math.pi * progress)) / 2
+    def identity(self) -> dict[str, Any]:
+        """All of it."""
+        return asdict(self)
 
 
 class Training:
@@ -107,16 +145,15 @@ class Training:
     """
 
     def __init__(
-        self, recipe: Recipe, folder: Path, device: torch.device, world: World = ALONE
+        self, recipe: Schedule, folder: Path, device: torch.device, world: World = ALONE
     ) -> None:
         self.recipe, self.folder, self.device, self.world = recipe, folder, device, world
         self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         torch.manual_seed(recipe.seed)
-        attention = partial(flash_versions.attention, version=recipe.attention)
-        self.model = Transformer(recipe.model, attention).to(device)
+        self.model = recipe.make_model(device, self.dtype)
         shard(self.model, world, self.dtype)
         self.optimizer = torch.optim.AdamW(
-            self.model.parameters(),
+            [p for p in self.model.parameters() if p.requires_grad],
             betas=(0.9, 0.95),
             weight_decay=0.01,
             fused=device.type == "cuda",
@@ -131,11 +168,12 @@ class Training:
         """The training data from here on, generated ahead by processes; advances `position`."""
         first, done = self.position
         loader: DataLoader = DataLoader(
-            self.recipe.corpus(),  # type: ignore[arg-type]
+            self.recipe.corpus(),
             batch_size=None,
             sampler=itertools.count(first),
             num_workers=workers,
             collate_fn=_unchanged,
+            worker_init_fn=_end_with_parent,
         )
         for chunk, batches in enumerate(loader, first):
             for index, batch in enumerate(batches):
@@ -149,8 +187,26 @@ class Training:
         Every learned token weighs the same, in whichever batch it is: the sum is divided by a
         constant, not by the batch's own count.
         """
-        world, rows = self.world, _tensors(batch, self.world)
-        tokens, targets = (x.to(self.device, non_blocking=True) for x in rows)
+        tokens, targets = (
+            x.to(self.device, non_blocking=True) for x in _tensors(batch, self.world)
+        )
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.recipe.rate_at(self.step)
+        loss, norm = self.update(tokens, targets)
+        self.step += 1
+        return loss, norm
+
+    def update(
+        self, tokens: torch.Tensor, targets: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The arithmetic of a step, all of it on the device; returns what `learn` does.
+
+        Args:
+            tokens: (rows, length) of this rank.
+            targets: (rows, length - 1), what follows each token but the last; IGNORED where it is
+                not learned.
+        """
+        world = self.world
         if world.size == 1:
             weights = {name: p.to(self.dtype) for name, p in self.model.named_parameters()}
             logits = torch.func.functional_call(self.model, weights, (tokens,))
@@ -164,11 +220,8 @@ class Training:
         )
         (loss * world.size / self.recipe.batch_tokens).backward()
         norm = clip_gradients([*self.model.parameters()], CLIP)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.recipe.rate_at(self.step)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self.step += 1
         return loss.detach(), norm
 
     def record(self, **fields: Any) -> None:
@@ -185,7 +238,7 @@ class Training:
         may be that of the weights. All ranks call this together.
         """
         with torch.device("meta"):
-            model = Transformer(self.recipe.model, self.model.attention)
+            model = Transformer(self.model.config, self.model.attention)
         weights = {name: weight.to(dtype) for name, weight in merged_weights(self.model)}
         model.load_state_dict(weights, assign=True)
         return model
@@ -194,7 +247,7 @@ class Training:
         """Write the state of the run, replacing the one before it at once."""
         state = {
             **training_state(self.model, self.optimizer, self.world),
-            "recipe": asdict(self.recipe),
+            "recipe": self.recipe.identity(),
             "step": self.step,
             "position": self.position,
             "seconds": self.seconds,
@@ -226,14 +279,14 @@ class Training:
             (self.folder / LOG).unlink(missing_ok=True)
 
     def _read(self, path: Path) -> dict[str, Any]:
-        ours = asdict(self.recipe)
+        ours = self.recipe.identity()
         with undamaged(path):
             state = read_state(path, self.device) or {}
-            theirs = {name: state["recipe"][name] for name in ours}
-        if others := [name for name in ours if theirs[name] != ours[name]]:
+            theirs = {**state["recipe"], "seed": state["recipe"]["seed"]}
+        if others := [name for name in ours if theirs.get(name) != ours[name]]:
             raise ValueError(
                 f"{self.folder} holds an unfinished run with another {others[0]}"
-                f" ({theirs[others[0]]}, now {ours[others[0]]}); repeat its command or use"
+                f" ({theirs.get(others[0])}, now {ours[others[0]]}); repeat its command or use"
                 " another --out"
             )
         return state
@@ -243,6 +296,20 @@ class Training:
         chunk, batch = state["position"]
         self.step, self.position = int(state["step"]), (int(chunk), int(batch))
         self.seconds, self.log_size = float(state["seconds"]), int(state["log_size"])
+
+
+def _end_with_parent(worker: int) -> None:
+    """Let a process that generates data end as soon as the one that trains has been killed: by
+    itself it would wait for ever to hand over its batches.
+    """
+    parent = parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def _unchanged(batches: list[ChatBatch]) -> list[ChatBatch]:

@@ -1,8 +1,8 @@
 """FA2 with two running results: even KV blocks go into one, odd ones into the other.
 
-What FA2 wasted. Every block waits for the one before it, whose maximum its softmax needs. Two
-results that know nothing of each other are two chains of work, of which one can go on while the
-other waits. They are joined at the end, as the splits of split-KV are.
+What FA2 wasted. The softmax of a block needs the maximum of the block before it, so every block
+waits. Two independent results are two chains of work: one can continue while the other waits. The
+kernel joins them at the end, as split-KV joins the results of its splits.
 
     program (tile):     load Q tile
                         for j in every other block:
@@ -64,7 +64,7 @@ def forward_kernel(
             j, acc_a, max_a, sum_a, q_tile, queries, k, v, sequences, keys, window, mods,
             BLOCK_KV, MASKED=True
         )  # fmt: skip
-        acc_b, max_b, sum_b = fold_block(  # a block past the end is masked altogether
+        acc_b, max_b, sum_b = fold_block(  # a block past the end is masked completely
             j + 1, acc_b, max_b, sum_b, q_tile, queries, k, v, sequences, keys, window, mods,
             BLOCK_KV, MASKED=True
         )  # fmt: skip

@@ -2,7 +2,11 @@
 
 import io
 import json
+import os
+import re
+import shutil
 import signal
+import subprocess
 import sys
 from dataclasses import replace
 
@@ -11,9 +15,10 @@ import torch
 
 import flash_versions
 from flash_versions.dispatch import interpreter
+from tests.helpers import ROOT
 from tests.helpers.tiny_model import CONFIG, CONTEXT, END, expected_answer
 from transformer.generate import DEFAULT_QUESTION
-from transformer.generation import session
+from transformer.generation import batch, session
 from transformer.generation.engine import generate
 from transformer.model import weights
 from transformer.model.decoder import choose_attention
@@ -27,6 +32,61 @@ def test_the_default_question_is_answered(command, model, tokenizer):
     for word in ("prompt ", "generation ", "tokens/s", "MiB", "sdpa on cpu in float32"):
         assert word in err
     assert "note: stopped after 12 tokens (--max-tokens)" in err
+
+
+def test_an_answer_does_not_wait_for_the_compiler_of_torch(folder):
+    """Importing torch._dynamo takes longer than the rest of a short answer."""
+    program = (
+        "import sys; from transformer.generate import main;"
+        f"main(['--model', {str(folder)!r}, '--device', 'cpu', '-m', '2']);"
+        "print([name for name in sys.modules if name.startswith('torch._dynamo')])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+@pytest.mark.parametrize(
+    "first, given, policy",
+    [("-m", None, "PASSIVE"), ("-m", "ACTIVE", "ACTIVE"), ("program.py", None, None)],
+)
+def test_threads_of_a_command_sleep_while_they_wait(first, given, policy):
+    """It is left to other programs that import the package, and to the user."""
+    program = "import os, sys; import transformer; print(os.environ.get('OMP_WAIT_POLICY'))"
+    others = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    done = subprocess.run(
+        [sys.executable, "-c", program.replace("sys;", f"sys; sys.argv = [{first!r}];")],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={
+            **others,
+            **({} if given is None else {"OMP_WAIT_POLICY": given}),
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        },
+    )
+    assert done.stdout == f"{policy}\n"
+
+
+@pytest.mark.parametrize("command", ["generate", "train", "grpo", "ship"])
+def test_ctrl_c_during_the_imports_is_no_traceback(command):
+    process = subprocess.Popen(
+        [sys.executable, "-X", "importtime", "-m", f"transformer.{command}", "--help"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    for line in process.stderr:
+        if "torch._C" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    said = process.stderr.read()
+    assert process.wait(timeout=60) == -signal.SIGINT
+    assert "Traceback" not in said and "KeyboardInterrupt" not in said
 
 
 def test_a_bare_name_means_a_shipped_checkpoint(command, folder, model, tokenizer, monkeypatch):
@@ -117,11 +177,19 @@ def test_a_closed_stream_is_one_sentence(command, monkeypatch, stream, arguments
     assert err.startswith(f"error: {name} is closed") and err.count("\n") == 1
 
 
+def test_the_help_names_the_shipped_models(command, capsys):
+    with pytest.raises(SystemExit):
+        command("--help")
+    told = capsys.readouterr().out
+    shipped = [path.name for path in weights.CHECKPOINTS.iterdir() if path.is_dir()]
+    assert len(shipped) == 2 and all(name in told for name in shipped)
+
+
 def test_an_empty_answer_is_remarked(command, monkeypatch):
     answer = session.Session.answer
 
-    def say_nothing(self, *arguments):
-        [completion], statistics = answer(self, *arguments)
+    def say_nothing(self, *arguments, **options):
+        [completion], statistics = answer(self, *arguments, **options)
         return [replace(completion, text="", finish_reason="stop")], statistics
 
     monkeypatch.setattr(session.Session, "answer", say_nothing)
@@ -247,9 +315,9 @@ def test_a_terminal_is_not_left_dim(command, capsys, monkeypatch, arguments):
     """The answer stops in the middle of a thought, at --max-tokens."""
     answer = session.Session.answer
 
-    def think(self, prompts, generators, on_text=None):
+    def think(self, prompts, generators, on_text=None, **options):
         on_text(0, "<think>")
-        return answer(self, prompts, generators, None)
+        return answer(self, prompts, generators, None, **options)
 
     monkeypatch.setattr(session.Session, "answer", think)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
@@ -271,7 +339,7 @@ def test_a_terminal_is_not_left_dim(command, capsys, monkeypatch, arguments):
     ids=["Python", "cache", "GPU", "CPU"],
 )
 def test_full_memory_is_one_sentence(command, monkeypatch, error, said):
-    def fail(*_):
+    def fail(*_, **__):
         raise error
 
     monkeypatch.setattr(session.Session, "answer", fail)
@@ -310,7 +378,7 @@ def test_lookup_and_chunks_print_the_same_answer(command):
 
 
 def test_other_runtime_errors_are_not_hidden(command, monkeypatch):
-    def fail(*_):
+    def fail(*_, **__):
         raise RuntimeError("a bug")
 
     monkeypatch.setattr(session.Session, "answer", fail)
@@ -380,5 +448,118 @@ def test_a_chat_survives_an_interrupt_and_a_full_context(command, monkeypatch):
     code, _, err = converse(command, monkeypatch, "hi", "x" * 200, "and?")
     assert code == 0
     assert "note: interrupted" in err
-    assert "error: the conversation has" in err and "/clear starts a new one" in err
+    assert "error: the question has" in err and "leaves no room for an answer" in err
     assert len(seen) > 2, "the chat ended with the interrupt"
+
+
+FUSED = pytest.param(
+    ("--kernels", "fused"),
+    marks=[
+        pytest.mark.wide,
+        pytest.mark.skipif(not interpreter.enabled(), reason="needs kernels that run on the CPU"),
+    ],
+)
+
+
+def prompts_of(asked, answers):
+    """The prompt of each question of a conversation."""
+    history, prompts = [], []
+    for question, said in zip(asked, answers):
+        history.append(("user", question))
+        tokens = [token for turn in history for token in byte_tokenizer.encode_turn(*turn)]
+        prompts.append([*tokens, *byte_tokenizer.encode_prompt()])
+        history.append(("assistant", said))
+    return prompts
+
+
+def answers_to(model, tokenizer, asked, max_tokens):
+    """The answers of a conversation that reads everything anew at each question."""
+    answers: list[str] = []
+    for count in range(1, len(asked) + 1):
+        prompt = prompts_of(asked[:count], [*answers, ""])[-1]
+        [said], _ = generate(model, tokenizer, [prompt], max_tokens=max_tokens, eos=(END,))
+        answers.append(said.text)
+    return answers
+
+
+@pytest.mark.parametrize(
+    "options", [(), ("--lookup", 3), ("--prefill-chunk", 4), ("--no-stream",), FUSED]
+)
+def test_a_chat_reads_only_what_is_new(command, model, tokenizer, monkeypatch, options):
+    """Without a stream as on a GPU, where a fixed cache takes steps in vain."""
+    monkeypatch.setattr(batch, "steps_at_a_time", lambda device: 3)
+    asked = ["hi", "and?", "what?"]
+    lines = [x for question in asked for x in (question, "/stats")]
+    arguments = ["--chat", "-m4", *options]
+    code, out, err = converse(command, monkeypatch, *lines, arguments=arguments)
+    expected = answers_to(model, tokenizer, asked, 4)
+    assert (code, out) == (0, "".join(f"{text}\n" for text in expected))
+    reports = [line for line in err.splitlines() if line.startswith("prompt ")]
+    read = [int(line.split()[1]) for line in reports]
+    reused = [int(line.split("; ")[1].split()[0]) if "; " in line else 0 for line in reports]
+    seen = prompts_of(asked, expected)
+    assert [sum(counts) for counts in zip(read, reused)] == list(map(len, seen))
+    assert reused[0] == 0 and all(few >= len(old) for few, old in zip(reused[1:], seen))
+
+
+def test_a_full_context_forgets_the_oldest_turns(command, model, tokenizer, monkeypatch):
+    """Of a context of 128 tokens a quarter is left for the answer."""
+    asked = ["a" * 20, "b" * 20, "c" * 20, "d" * 20]
+    seen: list[list[int]] = []
+    answer = session.Session.answer
+
+    def watch(self, prompts, *arguments, **options):
+        seen.extend(map(list, prompts))
+        return answer(self, prompts, *arguments, **options)
+
+    monkeypatch.setattr(session.Session, "answer", watch)
+    arguments = ["--chat", "-m4", "--system-prompt", "Be"]
+    code, out, err = converse(command, monkeypatch, *asked, arguments=arguments)
+    assert code == 0 and "error" not in err and len(seen) == 4
+    assert "note: the context is full, so the " in err and " forgotten" in err
+    for question, tokens in zip(asked, seen):
+        assert len(tokens) <= CONTEXT - 4
+        text = tokenizer.decode(tokens)
+        assert text.startswith("<|im_start|>system\nBe<|im_end|>") and question in text
+    assert asked[0] not in tokenizer.decode(seen[3]) and asked[2] in tokenizer.decode(seen[3])
+    # What was said goes on from what is left.
+    [said], _ = generate(model, tokenizer, [seen[3]], max_tokens=4, eos=(END,))
+    assert out.endswith(f"{said.text}\n")
+
+
+def test_thinking_is_told_to_the_template(command, folder, tmp_path):
+    for options, empty in ((), False), (("--enable-thinking",), False), (("--no-thinking",), True):
+        code, _, err = command("-p", "hi", "--show-prompt", *options)
+        assert code == 0 and ("assistant\n<think></think>\n[" in err) == empty
+    code, out, err = command("-p", "hi", "--no-thinking", "--ignore-chat-template")
+    assert (code, out) == (2, "") and "and none is used" in err
+    own = tmp_path / "own"
+    shutil.copytree(folder, own)
+    (own / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    code, out, err = command("-p", "hi", "--enable-thinking", model=own)
+    assert (code, out) == (2, "") and err.count("\n") == 1
+    assert f"the chat template of {own} does not ask" in err
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        (["--top-p", 0.9], "--top-p changes nothing"),
+        (["--top-k", 3, "--seed", 1], "--top-k, --seed change nothing"),
+        (["--top-k", 3, "--temp", 1], ""),
+        (["--repetition-penalty", 1.2], ""),
+    ],
+)
+def test_an_option_that_changes_nothing_says_so(command, options, said):
+    code, _, err = command(*options)
+    assert code == 0
+    assert (f"note: without --temp, {said}" in err) == bool(said) and ("note: w" in err) == bool(
+        said
+    )
+
+
+def test_the_documented_lines_of_python_answer(capsys):
+    page = (ROOT / "docs" / "generate.md").read_text()
+    [lines] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(lines, {})
+    assert capsys.readouterr().out.endswith("</think><answer>843</answer>\n")

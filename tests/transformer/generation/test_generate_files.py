@@ -1,8 +1,10 @@
 """The generate command on files of prompts, and how an interrupted file goes on."""
 
+import io
 import json
 import os
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 from tests.helpers.tiny_model import CONTEXT, expected_answer
 from transformer.generation import session
 from transformer.generation.decoding import Decoding
+from transformer.model.files import only_writer_of
 
 QUESTIONS = ["hi", "What is 1+1?", "ü" * 20, "a", "b" * 30]
 
@@ -184,7 +187,9 @@ def test_answers_of_different_runs_are_not_mixed(
         ("{", "line 2 is not valid JSON"),
         ("[1]", "line 2 must be an object with"),
         ('{"text": "x"}', "line 2 must be an object with"),
-        ('{"prompt": "x", "messages": []}', "line 2 must be an object with"),
+        ('{"prompt": "x", "messages": []}', 'line 2 has both "prompt" and "messages"'),
+        ('{"prompt": "x", "text": "y"}', 'line 2 has a field "text", which is the name of a field'),
+        ('{"prompt": "x", "finish_reason": 1}', 'line 2 has a field "finish_reason"'),
         ('{"prompt": 3}', 'line 2: "prompt" must be a string'),
         ('{"messages": "x"}', 'line 2: "messages" must be a list'),
         ('{"messages": []}', "line 2: a conversation needs at least one message"),
@@ -203,6 +208,62 @@ def test_a_bad_line_is_named_and_nothing_is_written(command, tmp_path, line, rea
     code, out, err = command("--input", path, "--output", output)
     assert (code, out) == (2, "") and not output.exists()
     assert reason in err and err.count("\n") == 1
+
+
+def test_prompts_from_standard_input(command, questions, monkeypatch):
+    _, expected, _ = command("--input", questions)
+    content = questions.read_bytes()
+    stdin = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8")
+    monkeypatch.setattr(sys, "stdin", stdin)
+    code, out, _ = command("--input", "-")
+    assert (code, out) == (0, expected)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("{}\n"))
+    code, _, err = command("--input", "-")
+    assert code == 2 and err.startswith('error: standard input, line 1 must be an object with "')
+
+
+def test_one_process_at_a_time_writes_a_file(command, questions, tmp_path):
+    output = tmp_path / "answers.jsonl"
+    given = ("--input", questions, "--output", output)
+    with only_writer_of(tmp_path / ".answers.jsonl.partial"):
+        code, out, err = command(*given)
+        assert (code, out) == (2, "") and err.count("\n") == 1
+        assert "another process is writing to" in err and "use another --output" in err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["questions.jsonl"]
+    assert command(*given)[0] == 0
+
+
+def swapped(answers):
+    return [answers[1], answers[0]]
+
+
+def changed(answers):
+    return [answers[0], answers[1].replace("finish_reason", "reason")]
+
+
+def torn(answers):
+    return [answers[0], answers[1][:-5]]
+
+
+def other_order(answers):
+    """The same fields, but not as they would be written."""
+    return [answers[0], json.dumps(dict(reversed(json.loads(answers[1]).items())))]
+
+
+@pytest.mark.parametrize("spoil", [swapped, changed, torn, other_order])
+def test_what_was_kept_is_checked(spoil, command, questions, tmp_path, monkeypatch):
+    given = ("--input", questions, "--batch-size", 2, "--output", tmp_path / "answers.jsonl")
+    with monkeypatch.context() as patch:
+        killed_in_batch(patch, 2, interrupt)
+        assert command(*given)[0] == 130
+    partial = tmp_path / ".answers.jsonl.partial"
+    header, *answers = partial.read_text().splitlines()
+    assert len(answers) == 2
+    partial.write_text("\n".join([header, *spoil(answers)]) + "\n")
+    code, _, err = command(*given)
+    line = 2 if spoil is swapped else 3
+    assert code == 2 and err.count("\n") == 1
+    assert f"{partial}, line {line} is not the answer to prompt {line - 1}" in err
 
 
 def test_a_file_that_is_no_text_is_refused(command, tmp_path):

@@ -232,6 +232,7 @@ def test_halves_and_caches_that_do_not_fit():
         qkv(X, WEIGHT, None, torch.zeros(2, 1, 4, 1, 4)[..., ::2], lengths, table)
 
 
+@pytest.mark.other_tritons
 @pytest.mark.parametrize("arch", [pytest.param("sm_80", marks=pytest.mark.wide), "sm_90"])
 def test_compiled_code(arch):
     """On either architecture: weights in loads of 16 bytes, no spills, one kernel for each part."""

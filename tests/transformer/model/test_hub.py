@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from transformer.model.weights import DownloadError, find_checkpoint
+from transformer.model.weights import MADE_BY, CheckpointError, DownloadError, find_checkpoint
+from transformer.rl.recipes import RECIPES
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
 NAME = "somebody/some-model-0.5B"
@@ -78,6 +79,47 @@ def test_what_is_no_name_is_not_asked_for(download, name):
     with pytest.raises(FileNotFoundError, match="there is no checkpoint folder .* are owner/model"):
         find_checkpoint(name)
     assert calls == []
+
+
+@pytest.mark.parametrize(
+    "name, command",
+    [
+        *MADE_BY.items(),
+        ("runs/sums/final/", "transformer.grpo --recipe sums"),
+        (
+            "runs/mine/best",
+            "transformer.grpo --out runs/mine or python -m transformer.train --out runs/mine",
+        ),
+    ],
+)
+def test_a_run_that_is_not_there_is_not_asked_for(download, name, command, tmp_path, monkeypatch):
+    calls = download("elsewhere")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError) as refused:
+        find_checkpoint(name)
+    assert str(refused.value) == (
+        f"there is no checkpoint folder {name}; python -m {command} makes it"
+    )
+    assert calls == []
+
+
+def test_every_recipe_begins_with_a_model_that_somebody_makes():
+    models = {settings["model"] for settings in RECIPES.values() if "model" in settings}
+    assert models <= MADE_BY.keys()
+    recipes = [command.split()[-1] for command in MADE_BY.values() if "--recipe" in command]
+    assert set(recipes) <= RECIPES.keys()
+
+
+def test_the_folder_of_a_run_points_at_its_checkpoint(tmp_path):
+    (tmp_path / "metrics.jsonl").touch()
+    with pytest.raises(CheckpointError, match="run of transformer.grpo; it has no checkpoint yet$"):
+        find_checkpoint(str(tmp_path))
+    for name in ("best", "final"):
+        (tmp_path / name).mkdir()
+        with pytest.raises(CheckpointError) as refused:
+            find_checkpoint(str(tmp_path))
+        assert str(refused.value).endswith(f"; its checkpoint is {tmp_path / name}")
+    assert find_checkpoint(str(tmp_path / "final")) == tmp_path / "final"
 
 
 @pytest.mark.parametrize(

@@ -49,12 +49,16 @@ def test_panels_hold_what_was_measured(finished_run, tmp_path, monkeypatch):
     lines = read_metrics(finished_run)
     for metric, title in curves.PANELS:
         expected = [line[metric] for line in lines if metric in line and "step" in line]
-        [(_, x, y)] = panels[title]
+        (_, x, y), *marks = panels[title]
+        assert len(marks) == (metric == "reward")
         assert (x, y) == ([1, 2, 3], expected)
     evaluations = [line for line in lines if "evaluation" in line]
     held_out = {label: (x, y) for label, x, y in panels["right answers to held-out problems"]}
     for key in ("greedy", "sampled", "pass@2"):
         assert held_out[key] == ([0, 2, 3], [line[key] for line in evaluations])
+    _, (label, *points) = panels["reward of the rollouts"]
+    assert label == "held-out"
+    assert points == [[0, 2, 3], [line["reward"] for line in evaluations]]
 
 
 def test_every_run_of_a_comparison_is_drawn(finished_run, tmp_path, monkeypatch):
@@ -62,7 +66,7 @@ def test_every_run_of_a_comparison_is_drawn(finished_run, tmp_path, monkeypatch)
     names = ["a/sums", "b/sums", *"cdefghi"]
     folders = copies_of(finished_run, tmp_path, names)
     panels = drawn_lines(monkeypatch, folders, tmp_path / "all.png")
-    assert len(panels["reward of the rollouts"]) == len(names)
+    assert len(panels["entropy of a token, nats"]) == len(names)
     labels = [label for label, *_ in panels["right answers to held-out problems"]]
     assert len(set(labels)) == 3 * len(names)
 
@@ -72,7 +76,7 @@ def test_the_plot_command(grpo_command, finished_run, tmp_path):
     with open(torn / "metrics.jsonl", "a") as file:
         file.write('{"step": 4, "rew')  # the process was killed
     code, err = grpo_command("plot", finished_run, other, torn, "--out", tmp_path / "plot.png")
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, f"wrote {tmp_path / 'plot.png'}\n")
     png_size(tmp_path / "plot.png")
     code, err = grpo_command("plot", finished_run, "--out", tmp_path / "plot.poem")
     assert code == 2 and err.startswith("error: ") and "poem" in err

@@ -11,13 +11,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.helpers.tiny_grpo import TINY, make_trainer, options, png_size
+from tests.helpers import ROOT
+from tests.helpers.tiny_grpo import TINY, evaluated, make_trainer, options, png_size
 from transformer import grpo
 from transformer.generation.session import Session
 from transformer.model.files import only_writer
 from transformer.model.weights import load_model
 from transformer.rl import curves, sampler
-from transformer.rl.recipes import RECIPES, Settings, find_task, flag
+from transformer.rl.recipes import RECIPES, Settings, check_task, find_task, flag
 from transformer.rl.rollout import roll_out
 from transformer.rl.run import Run, read_metrics
 from transformer.tasks.skills import TASKS
@@ -30,7 +31,10 @@ def test_every_setting_is_an_option_with_help(capsys):
         grpo.main(["--help"])
     assert exit_code.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
+    assert "--data-content" not in text  # it is found out
     for one in fields(Settings):
+        if one.name == "data_content":
+            continue
         assert flag(one.name) in text
         assert f"{one.metadata['help']} ({one.default})" in text
 
@@ -195,7 +199,7 @@ def test_a_damaged_state_is_one_sentence(grpo_command, tempted, tmp_path, damage
     run = Run(tmp_path / "run", trainer.settings)
     trainer.learn(trainer.roll_out().rollouts)
     run.log("metrics.jsonl", {"step": 1})
-    run.save({**trainer.state(), "best": 0.0, "seconds": 0.0})
+    run.save({**trainer.state(), "best": 0.0, "extent": 0.0, "seconds": 0.0})
     state = tmp_path / "run" / "state.pt"
     content = state.read_bytes()
     if damage == "log":
@@ -299,7 +303,7 @@ def test_the_best_checkpoint_is_kept(tempted, tmp_path, monkeypatch, drawn, aver
 
     def evaluate():
         weights.append(trainer.policy.model.lm_head.weight.detach().clone())
-        return {"greedy": 0.0, "sampled": next(scores), "form": 0.0, "length": 1.0}, []
+        return evaluated(next(scores)), []
 
     monkeypatch.setattr(trainer, "evaluate", evaluate)
     grpo.train(trainer, Run(tmp_path / "run", trainer.settings))
@@ -316,14 +320,10 @@ def test_the_best_checkpoint_is_kept(tempted, tmp_path, monkeypatch, drawn, aver
 def test_a_collapse_stops_the_run(tempted, tmp_path, monkeypatch, drawn, stop):
     scores = iter([0.6, 0.39, 0.3])
     trainer = make_trainer(tempted, steps=2, eval_every=1, stop_on_collapse=stop)
-    monkeypatch.setattr(
-        trainer,
-        "evaluate",
-        lambda: ({"greedy": 0.0, "sampled": next(scores), "form": 0.0, "length": 1.0}, []),
-    )
+    monkeypatch.setattr(trainer, "evaluate", lambda: (evaluated(next(scores)), []))
     run = Run(tmp_path / "run", trainer.settings)
     if stop:
-        with pytest.raises(ValueError, match="fell from 60% to 39%: the policy is coll.*--lr"):
+        with pytest.raises(ValueError, match="fell from 0.6 to 0.39: the policy is coll.*--lr"):
             grpo.train(trainer, run)
         assert trainer.step == 1
         assert (tmp_path / "run" / "best" / "model.safetensors").exists()
@@ -331,6 +331,91 @@ def test_a_collapse_stops_the_run(tempted, tmp_path, monkeypatch, drawn, stop):
     else:
         grpo.train(trainer, run)
         assert run.finished
+
+
+@pytest.mark.parametrize(
+    "rewards, extent, falls",
+    [([-60, -81, -90], 100, True), ([-60, -79, -79], 100, False), ([5, 4.9, 4.8], 0.0, True)],
+)
+def test_a_collapse_is_measured_in_the_rewards_of_the_task(
+    tempted, tmp_path, monkeypatch, drawn, rewards, extent, falls
+):
+    trainer = make_trainer(tempted, steps=2, eval_every=1)
+    scores = iter(rewards)
+    monkeypatch.setattr(trainer, "evaluate", lambda: (evaluated(next(scores), extent), []))
+    run = Run(tmp_path / "run", trainer.settings)
+    if falls:
+        with pytest.raises(ValueError, match=f"fell from {rewards[0]} to {rewards[1]}: the policy"):
+            grpo.train(trainer, run)
+    else:
+        grpo.train(trainer, run)
+    assert (tmp_path / "run" / "best").exists()
+
+
+def test_the_best_is_that_of_the_tasks_own_reward(grpo_command, tempted, tmp_path):
+    """Whose answers are never right: what was found by their share was always the latest."""
+    changes = {"task": "tests.helpers.tiny_grpo:Fewer", "steps": 2, "eval_every": 1}
+    code, err = grpo_command(*options(tempted, **changes), "--out", tmp_path / "run")
+    assert code == 0, err
+    found = [x for x in read_metrics(tmp_path / "run") if "evaluation" in x]
+    x = f"{found[0]['reward']:.3g}"
+    assert {one["sampled"] for one in found} == {0.0}
+    assert all(one["reward"] < 0 < one["reward_range"] for one in found)
+    assert f"held-out: greedy 0.0%  sampled 0.0%  pass@2 0.0%  form 0.0%  reward {x}" in err
+    weights = {
+        name: load_model(tmp_path / "run" / name).lm_head.weight for name in ("best", "final")
+    }
+    best = max(found, key=lambda one: (one["reward"], one["evaluation"]))
+    assert torch.equal(*weights.values()) == (best is found[-1])
+
+
+@pytest.mark.parametrize(
+    "task, sentence",
+    [
+        ("Number", "task 'number': answer() for 'twice 3?' must return a string, got 6; str()"),
+        ("Essay", "task 'essay': answer() for 'twice 3?' is 'mmm"),
+        ("Wrong", "task 'wrong' does not accept its own demonstration '<think></think><answer>6"),
+        ("Formless", "form refuses it"),
+        ("Groupless", "task 'groupless': form '6' has no group (?P<answer>...)"),
+        ("Mute", "task 'mute': question() must return a string, got 3"),
+        (
+            "Few",
+            "task 'few' has no problem for evaluation: of 10000 that it drew, none is held out",
+        ),
+    ],
+)
+def test_a_task_is_tried_before_a_run_depends_on_it(
+    grpo_command, tempted, tmp_path, task, sentence
+):
+    changes = {"task": f"tests.helpers.own_tasks:{task}"}
+    code, err = grpo_command(*options(tempted, **changes), "--out", tmp_path / "run")
+    assert code == 2 and err.count("\n") == 1
+    assert sentence in err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["sums", "mix", "practice", "finish", *TASKS])
+def test_our_own_tasks_are_accepted(name):
+    check_task(find_task(name))
+
+
+def test_the_documented_tasks_are_accepted():
+    page = (ROOT / "docs" / "grpo.md").read_text()
+    names: dict = {}
+    for lines in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(lines, names)
+    for name in ("Double", "BoxedDouble"):
+        check_task(names[name]())
+    assert names["BoxedDouble"]().marks(r"It is \boxed{6}.", 3) == (1, 1)
+    assert names["BoxedDouble"]().question(Random(0), 3).endswith(r"\boxed{answer}.")
+
+
+def test_a_task_may_have_a_form_of_its_own():
+    task = find_task("tests.helpers.own_tasks:Boxed")
+    check_task(task)
+    assert task.marks(r"So it is \boxed{6}.", 3) == (1, 1)
+    assert task.marks(r"So it is \boxed{7}.", 3) == (0, 1)
+    assert task.marks("So it is 6.", 3) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -407,9 +492,9 @@ def test_tensorboard_is_written_on_request(grpo_command, tempted, tmp_path, monk
 
 
 def held_out_accuracy(grpo_command, folder: Path) -> list[float]:
-    """Of sampled answers before and after ten steps of 48 completions."""
-    changes = {"seed": 2, "prompts": 6, "steps": 10, "lr": 5e-4, "max_tokens": 64}
-    changes |= {"eval_every": 10, "eval_problems": 128, "eval_samples": 2}
+    """Of sampled answers before and after 16 steps of 48 completions."""
+    changes = {"seed": 2, "prompts": 6, "steps": 16, "lr": 5e-4, "max_tokens": 64}
+    changes |= {"eval_every": 16, "eval_problems": 128, "eval_samples": 2}
     arguments = [f"{flag(name)}={value}" for name, value in changes.items()]
     arguments += ["--recipe=sums", "--device=cpu", "--no-stop-on-collapse"]
     code, err = grpo_command(*arguments, "--out", folder)
@@ -423,6 +508,7 @@ def test_the_sloppy_model_learns_to_add(grpo_command, tmp_path):
     assert after > before + 0.3  # 0.43 to 0.47 by three seeds
 
 
+@pytest.mark.wide
 def test_with_shuffled_rewards_it_does_not(grpo_command, tmp_path, monkeypatch):
     """The control: as much is earned in a step, but by any of its completions. So large a learning
     rate carries it anywhere, by three seeds 0.14 and 0.15 down and 0.1 up.

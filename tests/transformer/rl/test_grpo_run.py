@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.helpers.tiny_grpo import make_trainer, options, run_command
+from tests.helpers.tiny_grpo import evaluated, make_trainer, options, run_command
 from transformer import grpo
 from transformer.rl import curves
 from transformer.rl.run import METRICS, Run, read_metrics
@@ -120,7 +120,8 @@ def run_until_write(argv: list[str], folder: str, number: int) -> None:
     run_command(argv)
 
 
-@pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.wide)])
+@pytest.mark.wide
+@pytest.mark.parametrize("stride", [4, 1])
 def test_a_run_killed_between_its_writes_ends_in_the_same_bits(
     tempted, tmp_path, processes, stride
 ):
@@ -170,7 +171,7 @@ def test_the_best_is_remembered(tempted, tmp_path, monkeypatch):
         monkeypatch.setattr(
             made,
             "evaluate",
-            lambda: ({"greedy": 0.0, "sampled": next(scores), "form": 0.0, "length": 1.0}, []),
+            lambda: (evaluated(next(scores)), []),
         )
         return made, Run(tmp_path / "run", made.settings)
 
@@ -223,7 +224,7 @@ def test_logs_are_cut_to_what_the_state_knows(tempted, tmp_path):
     trainer = make_trainer(tempted)
     run = Run(tmp_path / "run", trainer.settings)
     run.log(METRICS, {"step": 1, "word": "Äpfel"})
-    run.save({**trainer.state(), "best": 0.0, "seconds": 0.0})
+    run.save({**trainer.state(), "best": 0.0, "extent": 0.0, "seconds": 0.0})
     run.log(METRICS, {"step": 2})
     with open(run.folder / METRICS, "a") as file:
         file.write('{"step": 3, "rew')

@@ -333,7 +333,8 @@ def test_an_evaluation_changes_nothing_and_repeats(tempted, dtype, replay):
     one, other = (make_trainer(tempted, dtype=dtype, replay=replay) for _ in range(2))
     scores, greedy = one.evaluate()
     assert one.evaluate()[0] == scores
-    assert scores.keys() == {"greedy", "sampled", "pass@2", "form", "length"}
+    kinds = {"greedy", "sampled", "pass@2", "form", "length", "reward", "reward_range"}
+    assert scores.keys() == kinds
     assert len(greedy) == TINY["eval_problems"]
     assert all(r.problem.held_out for r in greedy)
     assert all(map(torch.equal, steps(one, 2), steps(other, 2)))

@@ -28,8 +28,9 @@ def test_a_run_is_shipped_with_its_card_and_its_log(run, tmp_path, monkeypatch, 
     card = (folder / "README.md").read_text()
     assert card.startswith("---") and "\n# shipped\n" in card
     assert "python -m transformer.grpo --recipe practice --steps 2 --prompts 2 --group 2" in card
-    assert "it began as `sloppy`, whose teacher guessed 35% of the sums" in card.replace("\n", " ")
-    assert ". 8 answers." in card
+    told = "starting from `sloppy`, whose teacher guessed the answer of 35% of the sums"
+    assert told in card.replace("\n", " ")
+    assert "and 8 answers were sampled" in card
     log = [json.loads(line) for line in (folder / "training.jsonl").read_text().splitlines()]
     assert [line.get("step") for line in log] == [2, None, None]
     assert [line["evaluation"] for line in log[1:]] == ["greedy", "sampled"]
@@ -54,7 +55,7 @@ def test_a_run_that_went_on_from_another_tells_of_both(run, tmp_path):
     card = (folder / "README.md").read_text()
     first, then = [line for line in card.splitlines() if "-m transformer.grpo" in line]
     assert "--model" not in first and f"--model {run / 'final'}" in then and "--lr 1e-05" in then
-    assert ". 16 answers." in card and "it began as `sloppy`" in card
+    assert "and 16 answers were sampled" in card and "starting from `sloppy`" in card
 
 
 def test_the_command_is_what_makes_the_run():

@@ -128,7 +128,15 @@ WORKED = [
     ("add", (5, 1230), "5+0+0=5\n0+3+0=3\n0+2+0=2\n0+1+0=1", "1235"),
     ("subtract", (82, 57), "12-7-0=5\n8-5-1=2", "25"),
     ("subtract", (1000, 1), "10-1-0=9\n10-0-1=9\n10-0-1=9\n1-0-1=0", "999"),
-    ("subtract", (58, 412), "swap\n12-8-0=4\n11-5-1=5\n4-0-1=3", "-354"),
+    (
+        *("subtract", (58, 412)),
+        *("8-2-0=6\n5-1-0=4\n10-4-0=6\nswap\n12-8-0=4\n11-5-1=5\n4-0-1=3", "-354"),
+    ),
+    ("subtract", (5, 7), "15-7-0=8\nswap\n7-5-0=2", "-2"),
+    ("signed", (-5, "+", 3), "3-5\n13-5-0=8\nswap\n5-3-0=2", "-2"),
+    ("signed", (-5, "-", 13), "-(5+13)\n5+3+0=8\n0+1+0=1", "-18"),
+    ("signed", (5, "-", -13), "5+13\n5+3+0=8\n0+1+0=1", "18"),
+    ("signed", (-5, "-", -13), "13-5\n13-5-0=8\n1-0-1=0", "8"),
     ("subtract", (7, 7), "7-7-0=0", "0"),
     ("multiply", (6, 47), "7*6+0=42\n4*6+4=28", "282"),
     ("multiply", (9, 99), "9*9+0=81\n9*9+8=89", "891"),
@@ -139,11 +147,12 @@ WORKED = [
     ("compare", ("greater?", 321, 320), "3 3 same\n3 3 same\n2 2 same\n1 0 more", "yes"),
     ("compare", ("less?", 5, 5), "1 1 same\n5 5 same", "no"),
     ("compare", ("compare", 10, 9), "2 1 more", "10 is larger"),
-    ("sort", ("ascending", (3, 17, 9)), "3 | 17 9\n9 | 17\n17 |", "3, 9, 17"),
-    ("sort", ("descending", (4, 4, 30)), "30 | 4 4\n4 | 4\n4 |", "30, 4, 4"),
+    ("sort", ("ascending", (3, 17, 9)), "3 | 17 9\n3 17 | 9\n3 9 17 |", "3, 9, 17"),
+    ("sort", ("descending", (4, 4, 30)), "4 | 4 30\n4 4 | 30\n30 4 4 |", "30, 4, 4"),
     ("reverse", ("cat",), "1:c 2:a 3:t\n3:t 2:a 1:c", "tac"),
     ("count", ("error", "r"), "e0 r1 r2 o2 r3", "3"),
     ("count", ("cat", "z"), "c0 a0 t0", "0"),
+    ("count", ("cat", ""), "c1 a2 t3", "3"),
 ]
 
 
@@ -279,7 +288,10 @@ def test_training_never_sees_a_held_out_problem(monkeypatch, tasks):
     monkeypatch.setattr(corpus, "CONVERSATIONS", 0.5)
     for seed in range(300):
         draw_chat(Random(seed), Witness(), tasks)
-    assert {problem.task.name for problem in seen} == set(corpus.MIXES[tasks])
+    # a later question about an answer below zero is one of the task "signed"
+    assert {problem.task.name for problem in seen} - {"signed"} == {*corpus.MIXES[tasks]} - {
+        "signed"
+    }
     assert len(seen) > 400
     assert not any(problem.held_out for problem in seen)
 
@@ -292,7 +304,7 @@ def test_follow_ups_are_held_out_like_the_sums_that_they_are():
             assert problem.held_out == held_out
             stated = corpus.stated_number(problem.history[-1]["content"])
             assert problem.arguments[0] == stated
-            assert str(problem.arguments[1]) in problem.question
+            assert str(problem.arguments[-1]) in problem.question
             assert problem.reward(Teacher().reply(rng, problem)) == 1
 
 
@@ -347,8 +359,8 @@ def test_questions_vary_and_leave_no_pattern_behind(name):
     rng = Random(5)
     questions = [TASKS[name].sample(rng).question for _ in range(500)]
     assert len(set(questions)) > 400
-    if name != "unknown":
-        assert not any(re.search(r"[{}|\[\]]", question) for question in questions)
+    if name not in ("unknown", "beyond"):  # a list of numbers may be in square brackets
+        assert not any(re.search(r"[{}|]|\[[a-z]", question) for question in questions)
 
 
 def test_unknown_questions_leave_no_slot_unfilled():
@@ -357,7 +369,6 @@ def test_unknown_questions_leave_no_slot_unfilled():
         text, is_sentence = unknown.anything(rng)
         if is_sentence:
             assert not re.search(r"[{}|\[\]()]", text), text
-        assert not re.search(r"[{}|\[\]]", unknown.beyond(rng))
 
 
 def test_operands_survive_everything_that_is_done_to_a_sentence():
@@ -389,12 +400,15 @@ def test_a_chunk_is_a_function_of_seed_and_number():
 @pytest.mark.parametrize(
     "teacher, chunk, digest",
     [
-        (Teacher(), 0, "fdfd57f91dbce1e7d9e0615486272955f6fce723bfa73750a8762bc1aacde8f3"),
-        (SLOPPY, 3, "4893da44702b27d4d5415015c62c2b94b89139b686c4156c5847ec79be761b9b"),
+        (Teacher(), 0, "44c4db24170ceeabc0813941a1ee142c163fa3f4e6799665a991881beb2afcef"),
+        (SLOPPY, 3, "a3affc444f860475a6fcdd2a8084c1e84ac27f2601085e9707f2ef2572a5bb07"),
     ],
     ids=["chat", "sloppy"],
 )
-def test_the_data_of_the_shipped_checkpoints_has_not_changed(teacher, chunk, digest):
+def test_the_training_data_changes_only_on_purpose(teacher, chunk, digest):
+    """Other data means another model from the same command. If a digest changes here, the cards of
+    the shipped models must say which earlier generator taught them.
+    """
     content = sha256()
     for batch in Corpus(teacher, 0, 8192, chunk_batches=4)[chunk]:
         content.update(repr(batch.tokens.shape).encode())

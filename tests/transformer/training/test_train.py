@@ -5,14 +5,22 @@ import io
 import json
 import math
 import os
+import re
 import shlex
+import signal
+import subprocess
+import sys
+import time
 from functools import partial
+from pathlib import Path
+from random import Random
 
 import pytest
 import torch
 
 import flash_versions
 from transformer import train
+from transformer.generation.row import Completion
 from transformer.model.decoder import Config, Transformer
 from transformer.model.files import only_writer
 from transformer.model.weights import CHECKPOINTS, load_model, save_model
@@ -112,6 +120,38 @@ def test_the_number_of_workers_changes_nothing(tmp_path):
     helped, helped_log = run(tmp_path / "helped", workers=2)
     assert helped_log == log
     assert all(torch.equal(weight, helped[name]) for name, weight in alone.items())
+
+
+@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_run_leaves_neither_workers_nor_its_lock(tmp_path, kill):
+    folder = tmp_path / "run"
+    options = f"--out {folder} --workers 2 --batch-tokens 1024 --eval-every 0 --device cpu"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "transformer.train", *options.split()],
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    deadline = time.monotonic() + 120
+    while len(workers := children.read_text().split()) < 2:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(0.5)  # they have batches that nobody will take
+    process.send_signal(kill)
+    process.wait()
+    with only_writer(folder):
+        pass
+    while left := [pid for pid in workers if is_alive(pid)]:
+        assert time.monotonic() < deadline, f"processes {left} outlived the run by minutes"
+        time.sleep(0.05)
+
+
+def is_alive(pid):
+    """Whether a process runs; one that has ended and waits to be collected does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_the_loss_falls(tmp_path):
@@ -221,7 +261,7 @@ def test_what_a_run_leaves(tmp_path, quick, capsys):
     ]
     card = (folder / "README.md").read_text()
     assert shlex.join(["python", "-m", "transformer.train", *given]) in card
-    assert "guessed 30%" in card and "forgot 50%" in card
+    assert "guessed the answer of 30%" in card and "forgot 50%" in card
     for skill in evaluate.SKILLS:
         assert f"| {skill} | " in card
     log = [json.loads(line) for line in (folder / "training.jsonl").read_text().splitlines()]
@@ -235,8 +275,8 @@ def test_what_a_run_leaves(tmp_path, quick, capsys):
 def test_what_a_countdown_run_leaves(tmp_path, quick):
     assert train.main(arguments(tmp_path, "--tasks", "countdown", "--patience", "0.7")) == 0
     card = (tmp_path / "README.md").read_text()
-    assert "number out of three others" in card and "small talk" not in card
-    assert "gave up with a probability of 30%. This is a starting point" in card
+    assert "to make a fourth number" in card and "small talk" not in card
+    assert "gave up with a probability of 30%. This model is a starting point" in card
     assert "> Use 3, 8, 4 to make 96." in card
     log = [json.loads(line) for line in (tmp_path / "training.jsonl").read_text().splitlines()]
     for record in log[-2:]:
@@ -274,6 +314,31 @@ def test_the_shipped_cards_still_say_what_is_written_now(monkeypatch, name):
         origin = model_card.REINFORCED.format(start="sloppy", **vars(train.SLOPPY))
     now = model_card.describe(name, model, "chat", origin, "", {"greedy": {}}, problems=512)
     assert card.partition("## How")[0] == now.partition("## How")[0]
+
+
+def test_a_sample_on_a_card_says_whether_it_is_right(monkeypatch):
+    """A right reply, a wrong one, and one that did not end."""
+    problem = model_card.QUESTIONS["chat"][0]
+    right, wrong = (f"<think></think><answer>{x}</answer>" for x in ("843", "733"))
+    replies = [
+        Completion(prompt_tokens=1, tokens=[], text=text, finish_reason=reason)
+        for text, reason in ((right, "stop"), (wrong, "stop"), (right, "length"))
+    ]
+    monkeypatch.setattr(model_card, "generate", lambda *_, **__: (replies, None))
+    shown = model_card.samples(None, [problem] * 3).split("\n\n")
+    assert [x.splitlines()[-1].strip() for x in shown] == [
+        "(right)",
+        "(wrong; this would be right: 843)",
+        "(wrong; this would be right: 843)",
+    ]
+
+
+@pytest.mark.parametrize("tasks", model_card.QUESTIONS)
+def test_the_questions_of_a_card_ask_for_what_is_judged(tasks):
+    for problem in model_card.QUESTIONS[tasks]:
+        assert problem.reward(problem.task.demonstrate(Random(0), *problem.arguments)) == 1
+        for number in re.findall(r"\d+", str(problem.arguments)):
+            assert number in problem.question
 
 
 def test_transformers_loads_what_a_run_leaves(tmp_path, quick):

@@ -1,0 +1,324 @@
+"""Problems from a file: lines that are refused, verifiers, sums of rewards, a run on them."""
+
+import json
+from random import Random
+
+import pytest
+
+from tests.helpers.tiny_grpo import CPU, make_trainer, options
+from transformer import grpo
+from transformer.rl import recipes, trainer
+from transformer.rl.run import read_metrics
+from transformer.tasks.problems import Problems, read_line
+from transformer.tasks.verifiers import as_number, exact, final_answer, number, parse_reward
+
+RIGHT_NUMBERS = [
+    "72",
+    "<think>9*8</think><answer>72</answer>",
+    "<answer> 72.0 </answer>",
+    "So \\boxed{72}.",
+    "First 9, then 8.\n#### 72",
+    "It costs $72.",
+    "In the end 72%",
+    "It is 144/2",
+    "<think>perhaps 3</think>72",
+    "3</think>It is 72",  # a template opened the thought
+    "not 71, but 72",
+    "80-8=72",
+    "from 5-72",
+]
+WRONG_NUMBERS = [
+    "",
+    "seventy-two",
+    "71",
+    "-72",
+    "720",
+    "7 2",
+    "72 or 73",
+    "\\boxed{71} 72",
+    "<answer>71</answer> 72",
+    "<answer>72 or 73</answer>",
+    "<answer>72 </answer><answer>71</answer>",
+    "<think>72",  # the thought does not end
+    "<think>72</think>",
+    "72/0",
+    "0" * 200 + "72",  # too long for a number, and its end is none
+    "1.2.72",
+]
+
+
+@pytest.mark.parametrize("completion", RIGHT_NUMBERS)
+def test_right_numbers(completion):
+    assert number(completion, {"answer": "72"}) == 1
+
+
+@pytest.mark.parametrize("completion", WRONG_NUMBERS)
+def test_wrong_numbers(completion):
+    assert number(completion, {"answer": "72"}) == 0
+
+
+def test_numbers():
+    same = ["1234.5", "1,234.50", "$1,234.5", " 1234.5. ", "2469/2", "1234.5%"]
+    assert {as_number(text) for text in same} == {as_number("1234.5")}
+    assert as_number("\N{MINUS SIGN}3") == as_number("-3") == -3
+    for text in ("", "x", "1 2", "1e5", "--1", "1.2.3", "1/0", "٣", "9" * 5000):
+        assert as_number(text) is None, text
+
+
+def test_final_answers():
+    assert final_answer("\\boxed{\\frac{1}{2}}") == "\\frac{1}{2}"
+    assert final_answer("\\boxed{1} \\boxed{2}") == "2"
+    assert final_answer("#### 1\nor\n#### 2\nwell") == "2"
+    assert final_answer("<think>\\boxed{1}</think> no") is None
+
+
+def test_exact_texts():
+    problem = {"answer": "New York"}
+    right = ["New York", " New\nYork ", "<answer>New York</answer>", "Well: \\boxed{New York}"]
+    wrong = ["", "new york", "New York City", "It is New York", "<think>New York</think>"]
+    assert [exact(x, problem) for x in right] == [1] * len(right)
+    assert [exact(x, problem) for x in wrong] == [0] * len(wrong)
+
+
+def short(completion, problem):
+    return len(completion) < problem["limit"]
+
+
+def careless(completion, problem):
+    return "much"
+
+
+def broken(completion, problem):
+    raise KeyError("no such word")
+
+
+HERE = __name__
+
+
+def lines(count=40, **more):
+    return [
+        (f"a.jsonl, line {i}", {"prompt": f"{i}?", "answer": str(i), "limit": 3, **more})
+        for i in range(count)
+    ]
+
+
+def test_a_weighted_sum_of_rewards():
+    task = Problems("a.jsonl", lines(), reward=f"2*number + -0.5 * {HERE}:short")
+    assert [*map(str, task.terms)] == ["2.0 * number", f"-0.5 * {HERE}:short"]
+    again = parse_reward(" + ".join(map(str, task.terms)))
+    assert again == task.terms
+    problem = task.sample(Random(0))
+    assert problem.reward(f"It is {problem.task.answer(*problem.arguments)}") == 2
+    assert problem.reward("no") == -0.5
+    assert problem.parts("no") == {"number": 0, f"{HERE}:short": 1}
+    assert problem.marks("no").answer == 0
+    only = Problems("a.jsonl", lines(), reward=f"0.3 * {HERE}:short").sample(Random(0))
+    assert only.marks("no").answer == pytest.approx(0.3)  # as far as it goes towards 1
+
+
+REFUSED_REWARDS = {
+    "": "is no reward; such as number",
+    "number +": "'' is no reward",
+    "two*number": "'two*number' is no reward",
+    "1.2.3 * number": "is no reward",
+    "numbers": "no reward is called 'numbers'; there are number, exact, and module:function",
+    "nosuch:function": "there is no reward nosuch:function: No module named 'nosuch'",
+    f"{HERE}:nosuch": "has no attribute 'nosuch'",
+    f"{HERE}:HERE": "is no function but",
+    "number + 2 * number": "names number twice",
+}
+
+
+@pytest.mark.parametrize("text", REFUSED_REWARDS)
+def test_what_is_no_reward_is_refused_in_a_sentence(text):
+    with pytest.raises(ValueError) as raised:
+        parse_reward(text)
+    assert REFUSED_REWARDS[text] in str(raised.value)
+
+
+def test_lines_of_every_kind():
+    question = {"question": "How many?", "answer": "3*4 = <<3*4=12>>12\n#### 12", "id": 5}
+    found = read_line("line 1", question)
+    assert found.messages == ({"role": "user", "content": "How many?"},)
+    assert found.fields == {**question, "prompt": "How many?", "answer": "12"}
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "3+4?"}]
+    found = read_line("line 2", {"prompt": chat, "answer": 7})
+    assert found.messages == tuple(chat) and found.fields["answer"] == "7"
+    assert found.fields["prompt"] == "3+4?"
+
+
+USER = {"role": "user", "content": "Hi"}
+BAD = {
+    '{"answer": "1"}': "it has the keys answer",
+    '{"prompt": "a", "question": "b"}': 'must be {"prompt": "...", "answer": "..."}',
+    '{"prompt": 3, "answer": "1"}': "the prompt must be a text or a list",
+    '{"prompt": [], "answer": "1"}': "the prompt must be a text or a list",
+    '{"prompt": ["a"], "answer": "1"}': "the prompt must be a text or a list",
+    '{"prompt": " ", "answer": "1"}': "must end with what the user asks",
+    json.dumps({"prompt": [USER, {"role": "assistant", "content": "x"}]}): "must end with what the",
+    '{"prompt": "a", "answer": null}': "the answer must be a text or a number, not None",
+    '{"prompt": "a", "answer": true}': "the answer must be a text or a number, not True",
+    '{"prompt": "a", "answer": "so ####"}': "the answer is empty",
+    '{"prompt": "a"}': 'has no "answer", which exact needs',
+    "[": "is not valid JSON",
+    "3": "must be a JSON object, not 3",
+}
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "letters.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for _, line in lines()))
+    return path
+
+
+@pytest.mark.parametrize("line", BAD, ids=list(BAD.values()))
+def test_a_bad_line_is_told_before_anything_is_loaded(
+    file, line, tmp_path, grpo_command, monkeypatch
+):
+    file.write_text(f"{file.read_text()}\n{line}\n")
+    monkeypatch.setattr(trainer, "find_checkpoint", None)  # calling it would raise
+    code, said = grpo_command("--data", file, "--out", tmp_path / "run", "--device", "cpu")
+    assert code == 2
+    assert said.startswith(f"error: {file}, line 42") and BAD[line] in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_answers_choose_the_verifier():
+    assert [*map(str, Problems("a", lines()).terms)] == ["number"]
+    with_text = [*lines(), ("line 41", {"prompt": "x", "answer": "seven"})]
+    assert [*map(str, Problems("a", with_text).terms)] == ["exact"]
+    with pytest.raises(
+        ValueError, match="line 41: the answer 'seven' is no number; --reward exact"
+    ):
+        Problems("a", with_text, reward="number")
+    without = [(name, {"prompt": line["prompt"]}) for name, line in lines()]
+    assert Problems("a", without, reward=f"{HERE}:short").lines
+
+
+def test_the_split():
+    task = Problems("a", lines(160))
+    held_out = {x.question for x in task.draw(Random(0), 1000, held_out=True)}
+    assert len(held_out) == 10 == len(task.draw(Random(0), 1000, held_out=True))
+    assert len(task.draw(Random(0), 3, held_out=True)) == 3
+    trained = {x.question for x in task.draw(Random(0), 5000)}
+    assert len(trained) > 140 and not trained & held_out
+    for problem in task.draw(Random(0), 5, held_out=True):
+        assert problem.held_out and not task.sample(Random(0)).held_out
+    shuffled = Problems("b", [*reversed(lines(160)), *lines(160)])
+    assert {x.question for x in shuffled.draw(Random(0), 99, held_out=True)} == held_out
+    with pytest.raises(ValueError, match="a has 1 different problems; two are the least"):
+        Problems("a", [*lines(1), *lines(1)])
+    other = Problems("a", lines(5), [("line", {"prompt": "!", "answer": "1"})])
+    assert {x.question for x in other.draw(Random(0), 99, held_out=True)} == {"!"}
+    assert task.fingerprint() == Problems("c", lines(160)).fingerprint()
+    assert len({x.fingerprint() for x in (task, shuffled, other)}) == 3
+
+
+def own(file, **changes):
+    """Settings of the tiny policy on a file: the answer to each problem is a letter."""
+    text = [{"prompt": "?" * (1 + i), "answer": "ab"[i % 2], "limit": 3} for i in range(20)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in text))
+    return {"task": "letters", "data": str(file), **changes}
+
+
+def test_a_run_on_a_file(tempted, file, tmp_path, grpo_command):
+    reward = f"exact + 0.5 * {HERE}:short"
+    given = own(file, reward=reward, steps=2, eval_every=1, system="Be brief.")
+    del given["task"]
+    argv = [x for x in options(tempted, **given) if not x.startswith("--task")]
+    code, said = grpo_command(*argv, "--out", tmp_path / "run")
+    assert code == 0, said
+    metrics = read_metrics(tmp_path / "run")
+    steps = [line for line in metrics if "step" in line]
+    assert len(steps) == 2
+    for line in steps:
+        exactly, briefly = line["reward exact"], line[f"reward {HERE}:short"]
+        assert line["reward"] == pytest.approx(exactly + 0.5 * briefly, abs=1e-5)
+        assert line["accuracy"] == pytest.approx(exactly) and briefly > 0
+    config = json.loads((tmp_path / "run/config.json").read_text())
+    assert config["reward"] == reward and len(config["data_content"]) == 12
+    assert config["task"] == "letters"
+
+    (tmp_path / "run/final/config.json").unlink()  # as if it were not finished
+    file.write_text(file.read_text().replace('"a"', '"c"'))
+    code, said = grpo_command(*argv, "--out", tmp_path / "run")
+    assert code == 2 and "holds a run with another --data-content" in said
+
+
+def test_it_learns(tempted, file):
+    """The answer is always the same letter."""
+    given = own(file, reward="exact", prompts=8, lr=1e-2)
+    file.write_text(file.read_text().replace('"b"', '"a"'))
+    one = make_trainer(tempted, **given)
+    rewards = []
+    for _ in range(12):
+        rollouts = one.roll_out().rollouts
+        rewards.append(sum(x.reward for x in rollouts) / len(rollouts))
+        one.learn(rollouts)
+    assert sum(rewards[-3:]) > 3 * sum(rewards[:3])
+
+
+def test_a_system_prompt_is_in_every_prompt_that_has_none(tempted, file):
+    chat = [{"role": "system", "content": "Mine."}, {"role": "user", "content": "x"}]
+    given = own(file, system="Be brief.")
+    file.write_text(file.read_text() + json.dumps({"prompt": chat, "answer": "a"}) + "\n")
+    one = make_trainer(tempted, **given)
+    rollouts = [*one.roll_out().rollouts, *one.evaluate()[1]]
+    texts = [one.policy.tokenizer.decode(x.prompt) for x in rollouts]
+    assert all(("Be brief." in text) != ("Mine." in text) for text in texts)
+    with_task = make_trainer(tempted, system="Be brief.")
+    [text] = {with_task.policy.tokenizer.decode(with_task.roll_out().rollouts[0].prompt)}
+    assert text.startswith("<|im_start|>system\nBe brief.<|im_end|>")
+
+
+def test_a_prompt_that_leaves_no_room_is_told_before_the_first_step(tempted, file):
+    given = own(file)
+    file.write_text(file.read_text() + json.dumps({"prompt": "?" * 200, "answer": "a"}) + "\n")
+    with pytest.raises(ValueError, match="line 21: the prompt '"):
+        make_trainer(tempted, **given)
+
+
+def test_a_model_without_a_template_takes_plain_prompts_only(tempted, file, tmp_path):
+    (tmp_path / "model").mkdir()
+    for path in tempted.iterdir():
+        if path.suffix != ".jinja":
+            (tmp_path / "model" / path.name).write_bytes(path.read_bytes())
+    make_trainer(tmp_path / "model", **own(file))
+    with pytest.raises(ValueError, match="line 1: the prompt .* the model has no chat template"):
+        make_trainer(tmp_path / "model", **own(file, system="Be brief."))
+
+
+@pytest.mark.parametrize(
+    "name, words", {"careless": "returned 'much'", "broken": "no such"}.items()
+)
+def test_a_reward_that_fails_names_the_completion(tempted, file, name, words):
+    one = make_trainer(tempted, **own(file, reward=f"{HERE}:{name}"))
+    with pytest.raises(ValueError, match=f"{words}.* for the completion"):
+        one.roll_out()
+
+
+REFUSED = {
+    "--reward number": "--reward needs --data; a task of your own has a method `reward`",
+    "--eval-data x.jsonl": "--eval-data needs --data",
+    "--data {file} --task sums": "--data and the task sums are two kinds of problems",
+    "--data {file} --recipe countdown": "--data and the task countdown are two kinds of problems",
+    "--data {file} --reward nosuch": "no reward is called 'nosuch'",
+    "--data nosuch.jsonl": "nosuch.jsonl: No such file or directory",
+    "--data {file} --eval-data nosuch.jsonl": "nosuch.jsonl: No such file or directory",
+}
+
+
+@pytest.mark.parametrize("given", REFUSED)
+def test_what_cannot_work_is_refused_in_a_sentence(file, given, tmp_path, grpo_command):
+    out = ["--out", tmp_path / "run", "--device", "cpu"]
+    code, said = grpo_command(*given.format(file=file).split(), *out)
+    assert code == 2
+    assert said.startswith("error: ") and REFUSED[given] in said
+
+
+def test_runs_of_a_file_are_called_after_it(file):
+    arguments, settings = grpo.parse(["--data", str(file)])
+    assert (arguments.out, settings.task) == (None, "letters")
+    assert trainer.resolved(settings, CPU).reward == "number"
+    assert isinstance(recipes.task_of(settings), Problems)

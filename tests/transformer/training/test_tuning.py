@@ -1,0 +1,350 @@
+"""Training on data of one's own: a step against transformers, packing, resuming, the result."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from flash_versions import VERSIONS
+from tests.helpers.family_checkpoints import make_checkpoint
+from transformer import train
+from transformer.model.weights import load_model
+from transformer.tasks.task import Task
+from transformer.training.corpus import Teacher
+from transformer.training.run import Recipe, Training
+from transformer.training.tuning import command
+from transformer.training.tuning.documents import Document
+from transformer.training.tuning.packing import Packing, pack
+from transformer.training.tuning.run import Tuning, TuningRecipe, summed_loss
+
+CPU = torch.device("cpu")
+WIDTH = 48
+FAMILIES = ["llama 3.2", "qwen 2.5", "mistral", "gemma 2"]  # the last two have windows
+
+
+def documents(count=9, largest=24):
+    """Random tokens, some of each learned."""
+    draw = np.random.default_rng(0)
+    found = []
+    for i in range(count):
+        length = int(draw.integers(2, largest))
+        learned = draw.random(length) < 0.6
+        learned[0], learned[-1] = False, True
+        found.append(Document(f"{i}", draw.integers(3, 256, length, np.int32), learned))
+    return found
+
+
+def recipe(folder, **changes):
+    data = documents()
+    fields = {"model": str(folder), "data": "a hash", "seed": 0, "steps": 4, "batch_tokens": 96}
+    fields |= {"learning_rate": 1e-3, "lora_rank": 0, "width": WIDTH, "attention": "sdpa"}
+    packing = Packing(data, 0, WIDTH, fields["batch_tokens"])
+    return TuningRecipe(**{**fields, "packing": packing, **changes})
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request, tmp_path_factory):
+    """A checkpoint of a family, and transformers' model of it."""
+    pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("family")
+    attention = "reference" if request.param == "gemma 2" else "sdpa"  # which has no softcap
+    return recipe(folder, attention=attention), make_checkpoint(request.param, folder)
+
+
+def test_packed_documents_are_learned_as_transformers_learns_them_one_by_one(family, tmp_path):
+    """The loss is the mean over all learned tokens; so is the gradient, before it is clipped."""
+    settings, theirs = family
+    data = documents()
+    batch = pack([data[:4], data[4:7], data[7:]])
+    ours = Tuning(settings, tmp_path, CPU)
+    count = sum(int(x.learned.sum()) for x in data)
+    loss = summed_loss(ours.model, ours.model, batch, range(3))
+    (loss / count).backward()
+    expected = torch.zeros(())
+    theirs.zero_grad()
+    for document in data:
+        tokens = torch.from_numpy(document.tokens).long()[None]
+        labels = torch.where(torch.from_numpy(document.learned), tokens, -100)
+        expected += theirs(input_ids=tokens, labels=labels).loss * int(document.learned.sum())
+    (expected / count).backward()
+    assert_close(loss, expected, rtol=1e-5, atol=1e-5)
+    gradients = dict(theirs.named_parameters())
+    for name, parameter in ours.model.named_parameters():
+        wanted = gradients[name].grad
+        assert (parameter.grad - wanted).norm() < 1e-3 * wanted.norm() + 1e-6, name
+
+
+def test_documents_that_saw_each_other_would_be_noticed(family, tmp_path):
+    """The same rows as one long document each: another loss."""
+    ours, data = Tuning(family[0], tmp_path, CPU), documents()
+    batch = pack([data[:4], data[4:7]])
+    joined = replace(batch, lengths=[[sum(row)] for row in batch.lengths])
+    losses = [summed_loss(ours.model, ours.model, x, range(2)).item() for x in (batch, joined)]
+    assert abs(losses[0] - losses[1]) > 4e-4 * losses[0]  # forty times the tolerance above
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_any_attention_keeps_documents_apart(tempted, tmp_path, version):
+    data, losses = documents(), {}
+    batch = pack([data[:2], data[2:5]])
+    for name in ("sdpa", version):
+        ours = Tuning(recipe(tempted, attention=name), tmp_path / name, CPU)
+        losses[name] = ours.learn(batch)
+    assert_close(losses[version], losses["sdpa"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rank", [0, 2], ids=["all weights", "adapters"])
+def test_in_bfloat16_as_on_a_gpu(tempted, tmp_path, rank, monkeypatch):
+    """The same step but for rounding; what learns is fp32."""
+    batch = pack([documents()[:3], documents()[3:6]])
+    exact = Tuning(recipe(tempted, lora_rank=rank), tmp_path / "fp32", CPU).learn(batch)
+    settings = recipe(tempted, lora_rank=rank)
+    make = TuningRecipe.make_model
+    monkeypatch.setattr(TuningRecipe, "make_model", lambda *x: make(*x[:2], torch.bfloat16))
+    ours = Tuning(settings, tmp_path / "bf16", CPU)
+    ours.dtype = torch.bfloat16
+    assert_close(ours.learn(batch), exact, rtol=3e-2, atol=1e-3)
+    for name, parameter in ours.model.named_parameters():
+        assert parameter.dtype == (torch.float32 if parameter.requires_grad else torch.bfloat16)
+        assert parameter.requires_grad == (not rank or "lora" in name)
+
+
+@pytest.mark.parametrize("changes", [{"micro_tokens": 1}, {"checkpointing": True}], ids=str)
+def test_what_only_saves_memory_changes_nothing(tempted, tmp_path, changes):
+    found = []
+    for name, more in (("plain", {}), ("other", changes)):
+        run = Tuning(recipe(tempted, **more), tmp_path / name, CPU)
+        found.append((run.learn(pack([documents()[:3], documents()[3:6]])), run.model.state_dict()))
+    assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+
+
+def test_packing_loses_nothing_and_fits():
+    data = documents(count=100)
+    packing = Packing(data, 5, WIDTH, 96)
+    for epoch in (0, 1):
+        rows = packing.rows(epoch)
+        assert sorted(i for row in rows for i in row) == [*range(100)]
+        sizes = [sum(len(data[i].tokens) for i in row) for row in rows]
+        assert max(sizes) <= WIDTH
+        assert sum(sizes) > 0.9 * WIDTH * len(rows)  # little room is lost
+        assert len([*packing[epoch]]) == packing.steps(epoch + 1) - packing.steps(epoch)
+    assert packing.rows(0) == packing.rows(0) != packing.rows(1)
+    for batch in packing[0]:
+        for i, row in enumerate(batch.lengths):
+            starts = np.cumsum([0, *row[:-1]])
+            assert not batch.learned[i, starts].any()  # nothing is predicted across a bound
+            assert not batch.learned[i, sum(row) :].any()
+
+
+def run(folder, model, stop_before=None, **changes):
+    """Train for some steps, as if killed before one; the weights."""
+    tuning = Tuning(recipe(model, **changes), folder, CPU)
+    learn = tuning.learn
+
+    def learn_or_die(batch):
+        if tuning.step == stop_before:
+            raise KeyboardInterrupt
+        return learn(batch)
+
+    tuning.learn = learn_or_die
+    with contextlib.suppress(KeyboardInterrupt):
+        train.train(tuning, workers=0, log_every=1, save_every=2, eval_every=0)
+    return dict(tuning.model.state_dict())
+
+
+@pytest.mark.parametrize("rank", [0, 2], ids=["all weights", "adapters"])
+def test_an_interrupted_run_ends_in_the_same_bits(tempted, tmp_path, rank):
+    changes = {"steps": 5, "lora_rank": rank}
+    assert recipe(tempted).packing.steps(1) < 4  # it goes through more than one epoch
+    whole = run(tmp_path / "whole", tempted, **changes)
+    run(tmp_path / "halves", tempted, stop_before=3, **changes)
+    again = run(tmp_path / "halves", tempted, **changes)
+    for name, weight in whole.items():
+        assert torch.equal(weight, again[name]), name
+
+
+def test_other_data_is_not_gone_on_with(tempted, tmp_path):
+    run(tmp_path, tempted, stop_before=3)
+    with pytest.raises(ValueError, match="unfinished run with another data .a hash, now other"):
+        run(tmp_path, tempted, data="other")
+
+
+CHATS = [
+    {
+        "messages": [
+            {"role": "user", "content": f"What is {i}?"},
+            {"role": "assistant", "content": "odd" if i % 2 else "even"},
+        ]
+    }
+    for i in range(40)
+]
+
+
+@pytest.fixture
+def chats(tmp_path):
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps(chat) + "\n" for chat in CHATS))
+    return path
+
+
+def argv(chats, model, out, *more):
+    fixed = f"--data {chats} --model {model} --out {out} --device cpu --attention sdpa --context 64"
+    return [*fixed.split(), "--steps", "2", "--batch-tokens", "128", *more]
+
+
+@pytest.mark.parametrize("more", [(), ("--lora-rank", "2")], ids=["all weights", "adapters"])
+def test_the_result_loads_in_transformers_unchanged(tempted, chats, tmp_path, more, capsys):
+    transformers = pytest.importorskip("transformers")
+    out = tmp_path / "out"
+    assert train.main(argv(chats, tempted, out, "--lr", "1e-2", *more)) == 0
+    said = capsys.readouterr().err
+    assert "38 chats" in said and "2 held out" in said and "step 2/2" in said
+    assert f"ask it: python -m transformer.generate --model {out}" in said
+    names = {path.name for path in tempted.iterdir()} | {"training.jsonl"}
+    assert {path.name for path in out.iterdir()} == names
+    assert (out / "config.json").read_text() == (tempted / "config.json").read_text()
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(out)
+    before, ours = load_model(tempted), load_model(out)
+    assert ours.model.embed_tokens.weight.dtype == before.model.embed_tokens.weight.dtype
+    tokens = torch.tensor([[72, 105, 33, 32]])
+    assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-4, atol=1e-4)
+    changed = {
+        name
+        for name, w in ours.state_dict().items()
+        if not torch.equal(w, before.state_dict()[name])
+    }
+    assert changed and all("proj" in name for name in changed) == bool(more)
+    rendered = transformers.AutoTokenizer.from_pretrained(out).apply_chat_template(
+        CHATS[0]["messages"], tokenize=False
+    )
+    assert "even<|im_end|>" in rendered
+    log = [json.loads(line) for line in (out / "training.jsonl").read_text().splitlines()]
+    assert [x["step"] for x in log if x.get("evaluation") == "held out"] == [0, 2]
+
+    assert train.main(argv(chats, tempted, out, *more)) == 2
+    assert "already holds a checkpoint" in capsys.readouterr().err
+
+
+def test_the_loss_falls_on_what_is_held_out(tempted, chats, tmp_path):
+    assert train.main([*argv(chats, tempted, tmp_path / "out", "--lr", "1e-2"), "--steps=30"]) == 0
+    log = (tmp_path / "out" / "training.jsonl").read_text().splitlines()
+    losses = [x["loss"] for x in map(json.loads, log) if "evaluation" in x]
+    assert losses[-1] < 0.5 * losses[0]
+
+
+class Double(Task):
+    """As on the page about GRPO."""
+
+    name = "double"
+
+    def arguments(self, rng: Random) -> tuple:
+        return (rng.randint(0, 999),)
+
+    def question(self, rng: Random, number: int) -> str:
+        return f"double {number}"
+
+    def answer(self, number: int) -> str:
+        return str(2 * number)
+
+
+def test_a_task_is_taught_by_its_demonstrations(tempted, tmp_path, capsys):
+    out = tmp_path / "out"
+    task = f"--task {__name__}:Double --examples 32 --context 128 --system Double."
+    fixed = f"--model {tempted} --out {out} --device cpu --steps 1 --batch-tokens 256"
+    assert train.main([*task.split(), *fixed.split()]) == 0
+    assert "32 chats" in capsys.readouterr().err
+    assert (out / "model.safetensors").exists()
+
+
+def test_what_is_said_at_the_end(tmp_path):
+    assert command.ending(tmp_path, {}).startswith("ask it: ")
+    falls = command.ending(tmp_path, {0: 3.0, 5: 1.0, 10: 0.98})
+    assert falls.startswith("held-out loss: 3.0000 before, 0.9800 now\n")
+    rises = command.ending(tmp_path, {0: 3.0, 5: 1.0, 10: 1.2})
+    assert "1.2000 now, 1.0000 at step 5: it rose again; fewer steps" in rises
+
+
+REFUSED = {
+    "--data {chats} --task sums": "--data and --task are two kinds of data",
+    "--data {chats} --teacher careful": "--teacher is for the built-in skills; leave it out with",
+    "--data {chats} --workers 2": "--workers is for the built-in skills",
+    "--data {chats} --examples 3": "--examples does not go with --data",
+    "--task sums --eval-data {chats}": "--eval-data does not go with --task",
+    "--task nosuch": "no task is called 'nosuch'",
+    "--task nosuch:Task": "there is no task nosuch:Task: No module named 'nosuch'",
+    "--data {chats} --steps 2 --epochs 2": "--steps and --epochs both say how long",
+    "--data {chats} --epochs 0": "--epochs must be at least 1, got 0",
+    "--data {chats} --steps 0": "--steps must be at least 1, got 0",
+    "--data {chats} --batch-tokens 0": "--batch-tokens must be at least 1, got 0",
+    "--data {chats} --context 999": "--context 999 is more than the model's context of 128",
+    "--data {chats} --context 8": "line 1 is longer than 8 tokens",
+    "--data {chats} --model nosuch": "there is no checkpoint folder 'nosuch'",
+    "--data {chats} --lr -1": "--lr must be a positive number",
+    "--data nosuch.jsonl": "nosuch.jsonl: No such file or directory",
+    "--epochs 2": "--epochs needs --data or --task",
+    "--model sloppy": "--model needs --data or --task",
+}
+
+
+@pytest.mark.parametrize("given", REFUSED)
+def test_what_cannot_work_is_refused_in_a_sentence(tempted, chats, tmp_path, given, capsys):
+    out = tmp_path / "out"
+    model = [] if "model" in given or given == "--epochs 2" else ["--model", str(tempted)]
+    line = [*given.format(chats=chats).split(), *model, "--out", str(out), "--device", "cpu"]
+    assert train.main(line) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and REFUSED[given] in said
+    assert not out.exists()
+
+
+def test_a_bad_line_is_told_before_anything_is_loaded(chats, tmp_path, capsys, monkeypatch):
+    chats.write_text(chats.read_text() + '{"messages": []}\n')
+    monkeypatch.setattr(command, "find_checkpoint", None)  # calling it would raise
+    assert train.main(argv(chats, "owner/model", tmp_path / "out")) == 2
+    assert f"error: {chats}, line 41 has no message" in capsys.readouterr().err
+
+
+def test_a_model_that_would_not_learn_to_stop_is_noted(tempted, chats, tmp_path, capsys):
+    (tmp_path / "model").mkdir()
+    for path in tempted.iterdir():
+        (tmp_path / "model" / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "model/chat_template.jinja").write_text("{{ messages | map(attribute='content') }}")
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    (tmp_path / "model/chat_template.jinja").write_text(template)
+    assert train.main(argv(chats, tmp_path / "model", tmp_path / "out")) == 0
+    assert "so the model does not learn to stop" in capsys.readouterr().err
+
+
+def test_two_processes_end_where_one_does(tempted, chats, tmp_path):
+    alone, both = tmp_path / "alone", tmp_path / "both"
+    more = ("--lora-rank", "2", "--lr", "1e-2", "--seed", "1")
+    assert train.main(argv(chats, tempted, alone, *more)) == 0
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [sys.executable, *torchrun, "-m", "transformer.train", *argv(chats, tempted, both, *more)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert_close(
+        dict(load_model(both).state_dict()),
+        dict(load_model(alone).state_dict()),
+        rtol=1e-3,
+        atol=1e-4,
+    )
+
+
+def test_a_run_of_another_kind_is_not_gone_on_with(tempted, tmp_path):
+    Training(Recipe(Teacher(), 0, 4, 1024, 1e-3), tmp_path, CPU).save()
+    with pytest.raises(ValueError, match="unfinished run with another data .None, now a hash"):
+        run(tmp_path, tempted)

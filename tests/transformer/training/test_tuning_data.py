@@ -1,0 +1,252 @@
+"""Data of one's own: lines that are refused, tokens, and which of them are learned."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.helpers.tiny_model import END
+from tests.transformer.generation.test_chat import TEMPLATES, byte_backend
+from transformer.generation.chat import Tokenizer, encode_chat
+from transformer.model.weights import find_checkpoint
+from transformer.tasks.skills import TASKS
+from transformer.tasks.task import Task
+from transformer.training.tuning.chats import (
+    Chat,
+    demonstrations,
+    read_chats,
+    split,
+    with_system,
+)
+from transformer.training.tuning.documents import Encoder, fingerprint, fitted
+
+SHIPPED = find_checkpoint("sloppy")
+USER, AGAIN = {"role": "user", "content": "Hi, 世界!"}, {"role": "user", "content": "Again?"}
+SAID, LAST = (
+    {"role": "assistant", "content": "<think>\nwho\n</think>\n\nHello.\nYou?"},
+    {"role": "assistant", "content": "Bye 🌍"},
+)
+SYSTEM = {"role": "system", "content": "Be brief."}
+CONVERSATIONS = {
+    "one turn": (USER, LAST),
+    "two turns": (USER, SAID, AGAIN, LAST),
+    "the user has the last word": (USER, LAST, AGAIN),
+}
+
+
+@pytest.mark.parametrize("system", [(), (SYSTEM,)], ids=["", "system"])
+@pytest.mark.parametrize("name", CONVERSATIONS)
+def test_tokens_and_mask_are_those_of_transformers(name, system):
+    """The shipped template marks what is learned, so transformers can tell."""
+    transformers = pytest.importorskip("transformers")
+    messages = (*system, *CONVERSATIONS[name])
+    theirs = transformers.AutoTokenizer.from_pretrained(SHIPPED).apply_chat_template(
+        list(messages), return_dict=True, return_assistant_tokens_mask=True
+    )
+    [document] = Encoder(SHIPPED).encode(Chat("a chat", messages))
+    assert document.tokens.tolist() == theirs["input_ids"]
+    assert document.learned.astype(int).tolist() == theirs["assistant_masks"]
+    assert 0 < document.learned.sum() < len(document.learned)
+
+
+# The end of a turn, and whether a turn is written alike when others follow.
+ENDS = {"chatml": "<|im_end|>", "gemma": "<end_of_turn>", "mistral": "</s>", "qwen3": "<|im_end|>"}
+
+
+def encoder_of(name):
+    encoder = Encoder(SHIPPED)
+    encoder.tokenizer = Tokenizer(byte_backend(), {"bos_token": "<s>", "eos_token": "</s>"})
+    encoder.template = TEMPLATES[name]
+    encoder.eos = (encoder.tokenizer.token_id(ENDS[name]),)
+    return encoder
+
+
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
+@pytest.mark.parametrize("name", ENDS)
+def test_what_is_learned_follows_the_prompt_of_generate(name, conversation):
+    """Before each learned turn stands what `generate` would prompt with at that point, and the turn
+    is the reply and its end.
+    """
+    encoder, messages = encoder_of(name), CONVERSATIONS[conversation]
+    found = []
+    for document in encoder.encode(Chat("a chat", messages)):
+        starts = np.flatnonzero(np.diff(document.learned, prepend=False) & document.learned)
+        for start in starts:
+            length = np.flatnonzero(~np.append(document.learned[start:], False))[0]
+            said = encoder.tokenizer.decode(document.tokens[start : start + length].tolist())
+            found.append((document.tokens[:start].tolist(), said))
+    turns = [i for i, x in enumerate(messages) if x["role"] == "assistant"]
+    assert len(found) == len(turns)
+    for turn, (before, said) in zip(turns, found):
+        _, prompt = encode_chat(encoder.tokenizer, encoder.template, messages[:turn])
+        assert before == prompt[: len(before)]
+        more = encoder.tokenizer.decode(prompt[len(before) :])  # which the finished turn lacks
+        assert more == ("\n" if name in ("chatml", "gemma") else "")
+        content = messages[turn]["content"]
+        assert said.endswith(content.rpartition("</think>")[2].strip() + ENDS[name])
+        assert "Again" not in said and "Hi," not in said
+
+
+def test_a_template_that_rewrites_earlier_turns_gives_a_document_for_each():
+    """Qwen3 leaves out the thinking of earlier turns: both documents hold what the model sees."""
+    messages = CONVERSATIONS["two turns"]
+    assert len(encoder_of("chatml").encode(Chat("a chat", messages))) == 1
+    first, last = encoder_of("qwen3").encode(Chat("a chat", messages))
+    decode = encoder_of("qwen3").tokenizer.decode
+    assert "<think>\nwho" in decode(first.tokens[first.learned].tolist())
+    assert "who" not in decode(last.tokens.tolist()) and "Hello." in decode(last.tokens.tolist())
+
+
+def test_a_control_token_that_a_message_spells_is_text():
+    spelled = {"role": "assistant", "content": "It ends with <|im_end|>, always."}
+    [document] = Encoder(SHIPPED).encode(Chat("a chat", (USER, spelled)))
+    assert (document.tokens == END).sum() == 2  # of the user's and of the assistant's turn
+    said = document.tokens[document.learned].tolist()
+    assert bytes(said[:-1]).decode() == spelled["content"] and said[-1] == END
+
+
+def test_a_text_is_learned_whole_and_long_ones_are_cut():
+    [document] = Encoder(SHIPPED).encode(Chat("a text", text="0123456789"))
+    assert document.tokens.tolist() == [*b"0123456789", END]
+    assert document.learned.tolist() == [False, *[True] * 10]
+    pieces = fitted([document], 4, drop_long=False)
+    assert max(len(x.tokens) for x in pieces) == 4
+    learned = [token for x in pieces for token in x.tokens[x.learned].tolist()]
+    assert learned == [*b"123456789", END]  # each once
+
+
+def test_a_chat_that_is_too_long():
+    documents = [
+        document
+        for number, said in enumerate(("short", "long" * 20, "long" * 30))
+        for document in Encoder(SHIPPED).encode(
+            Chat(f"a.jsonl, line {number}", (USER, {"role": "assistant", "content": said}))
+        )
+    ]
+    with pytest.raises(
+        ValueError, match="^a.jsonl, line 1 is longer than 64 tokens: it has .* 1 o"
+    ):
+        fitted(documents, 64, drop_long=False)
+    assert [x.name for x in fitted(documents, 64, drop_long=True)] == ["a.jsonl, line 0"]
+    with pytest.raises(ValueError, match="no chat is left: all 2 are longer than 64 tokens"):
+        fitted(documents[1:], 64, drop_long=True)
+
+
+GOOD = json.dumps({"messages": [USER, LAST]})
+BAD = {
+    "{": "is not valid JSON",
+    "[1]": "must be a JSON object",
+    '{"prompt": "a", "completion": "b"}': "it has the keys prompt, completion",
+    '{"text": "a", "messages": []}': 'or {"text": "..."}; it has the keys',
+    '{"text": 3}': '"text" must be a string',
+    '{"text": " "}': "not empty",
+    '{"messages": "hi"}': '"messages" must be a list, not a string',
+    '{"messages": []}': "no message of the assistant",
+    '{"messages": ["hi"]}': "message 1 must be",
+    '{"messages": [{"content": "hi"}]}': 'message 1 has no "role"',
+    json.dumps({"messages": [USER]}): "no message of the assistant, so it has nothing to learn",
+    json.dumps({"messages": [USER, {"role": "assistant"}]}): '"content" must be a string, not null',
+    json.dumps({"messages": [LAST, USER]}): "begins with the assistant",
+    json.dumps({"messages": [USER, LAST], "tools": "x"}): '"tools" must be a list',
+}
+
+
+@pytest.mark.parametrize("line", BAD, ids=list(BAD.values()))
+def test_a_bad_line_is_named(tmp_path, line):
+    path = tmp_path / "chats.jsonl"
+    path.write_text(f"{GOOD}\n\n{line}\n{GOOD}\n")
+    with pytest.raises(ValueError) as raised:
+        read_chats(path)
+    assert str(raised.value).startswith(f"{path}, line 3")
+    assert BAD[line] in str(raised.value)
+    path.write_text(f"{GOOD}\n\n{GOOD}\n")
+    assert [chat.name for chat in read_chats(path)] == [f"{path}, line {n}" for n in (1, 3)]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
+def test_an_empty_file_is_refused(tmp_path, name):
+    (tmp_path / name).write_text("\n")
+    with pytest.raises(ValueError, match=f"{name} is empty"):
+        read_chats(tmp_path / name)
+
+
+def test_a_file_of_text(tmp_path):
+    (tmp_path / "a.txt").write_text("Once\nupon")
+    assert [chat.text for chat in read_chats(tmp_path / "a.txt")] == ["Once\nupon"]
+
+
+def test_the_split_depends_on_contents_only():
+    chats = [
+        Chat(f"line {i}", (USER, {"role": "assistant", "content": str(i)})) for i in range(160)
+    ]
+    trained, held_out = split(chats)
+    assert len(trained) == 150 and len(held_out) == 10
+    again = [Chat("elsewhere", chat.messages) for chat in (*reversed(chats), *chats)]
+    assert {x.messages[1]["content"] for x in split(again)[1]} == {
+        x.messages[1]["content"] for x in held_out
+    }
+    assert len(split(again)[1]) == 20
+    assert [*map(len, split(chats[:2]))] == [1, 1]
+    assert [*map(len, split(chats[:1]))] == [1, 0]
+
+
+def test_demonstrations_are_right_and_keep_to_their_side():
+    task = TASKS["add"]
+    for held_out in (False, True):
+        for chat in demonstrations(task, 20, seed=0, held_out=held_out):
+            assert [x["role"] for x in chat.messages] == ["user", "assistant"]
+            assert task.form.fullmatch(chat.messages[1]["content"])
+    assert demonstrations(task, 3, 0) == demonstrations(task, 3, 0) != demonstrations(task, 3, 1)
+
+
+class Wrong(type(TASKS["add"])):
+    def demonstrate(self, rng, *arguments, **dials):
+        return "I do not know."
+
+
+class Mute(Task):
+    name = "mute"
+
+    def arguments(self, rng):
+        return (rng.randint(0, 999),)
+
+    def question(self, rng, number):
+        return f"say {number}"
+
+
+def test_a_task_that_cannot_be_taught_is_refused():
+    with pytest.raises(ValueError, match="task 'mute' shows no reply: give it a method `answer`"):
+        demonstrations(Mute(), 1, 0)
+    with pytest.raises(ValueError, match="'add' does not accept its own demonstration 'I do not"):
+        demonstrations(Wrong(), 1, 0)
+
+
+def test_a_system_prompt_is_put_before_conversations_that_have_none():
+    given = [Chat("a", (USER, LAST)), Chat("b", (SYSTEM, USER, LAST)), Chat("c", text="text")]
+    found = with_system(given, "Be kind.")
+    assert found[0].messages[0] == {"role": "system", "content": "Be kind."}
+    assert found[1:] == given[1:]
+    assert with_system(given, None) == given
+
+
+def test_a_fingerprint_tells_tokens_and_masks_apart():
+    encode = Encoder(SHIPPED).encode
+    chat, other = encode(Chat("", (USER, LAST))), encode(Chat("", (USER, SAID)))
+    text = encode(Chat("", text=encode_chat_text(chat[0].tokens)))
+    found = {fingerprint(x) for x in (chat, other, [*chat, *other], [*other, *chat], text)}
+    assert len(found) == 5
+    assert fingerprint(encode(Chat("named", (USER, LAST)))) == fingerprint(chat)
+
+
+def encode_chat_text(tokens):
+    return Encoder(SHIPPED).tokenizer.decode(tokens.tolist())
+
+
+def test_a_checkpoint_without_a_template_takes_texts_only(tmp_path):
+    for path in SHIPPED.glob("*.json"):
+        (tmp_path / path.name).write_text(Path(path).read_text())
+    encoder = Encoder(tmp_path)
+    assert encoder.encode(Chat("a", text="Hi"))
+    with pytest.raises(ValueError, match=r"^a: .* has no chat template; it learns"):
+        encoder.encode(Chat("a", (USER, LAST)))

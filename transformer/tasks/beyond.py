@@ -1,0 +1,131 @@
+"""Requests just beyond the skills: a model is taught to decline them instead of guessing.
+
+Most are worded like those that it can answer and differ only in an operand: a fifth digit, a
+decimal point, a seventh number. So what is declined has to be read off the operands.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from random import Random
+
+from transformer.tasks.phrases import COMPARE, PATTERNS, SORT, expand, group, number_text, say
+from transformer.tasks.unknown import some_word
+
+LONGEST = 6  # numbers that are still sorted
+
+
+def number_of(rng: Random, digits: int) -> int:
+    """A number of so many digits; one in seven ends in zeros or nines, as 200 and 1999 do."""
+    number = rng.randint(10 ** (digits - 1) if digits > 1 else 0, 10**digits - 1)
+    if rng.random() < 1 / 7:
+        size = 10 ** rng.randint(1, digits)
+        number += rng.choice((0, size - 1)) - number % size
+        number = max(number, 10 ** (digits - 1))
+    return number
+
+
+def numbers_to_sort(rng: Random, count: int) -> tuple[int, ...]:
+    """Numbers of one length or of several, up to four digits; some share their first digits."""
+    lengths = rng.choice(
+        ((1,), (2,), (2,), (2,), (3,), (3,), (4,), (1, 2), (1, 2, 3), (1, 2, 3, 4))
+    )
+    numbers = [number_of(rng, rng.choice(lengths)) for _ in range(count)]
+    if rng.random() < 0.25:
+        size = 10 ** rng.randint(1, 2)
+        numbers = [numbers[0] - numbers[0] % size + rng.randrange(size) for _ in numbers]
+    return tuple(numbers)
+
+
+def listed(rng: Random, items: tuple) -> str:
+    """Items in a row, as people write them."""
+    separator, last = rng.choice(
+        ((", ", " and "), (", ", ", "), (", ", ", "), (", ", ", and "), (" ", " "), (",", ","))
+    )
+    text = separator.join(map(str, items[:-1])) + last + str(items[-1])
+    return f"[{text}]" if separator == ", " == last and rng.random() < 0.1 else text
+
+
+def _long(rng: Random) -> str:
+    # five digits most often: what is next to the longest numbers that are answered
+    return number_text(rng, number_of(rng, rng.choice((5, 5, 5, 6, 7, 8, 9))))
+
+
+def _short(rng: Random) -> str:
+    return number_text(rng, number_of(rng, rng.randint(1, 4)))
+
+
+def _pair(rng: Random, draw: Callable[[Random], str]) -> dict[str, str]:
+    """Two operands, at least one of them drawn by `draw`, the other perhaps an ordinary number."""
+    operands = [draw(rng), draw(rng) if rng.random() < 0.6 else _short(rng)]
+    rng.shuffle(operands)
+    return {"a": operands[0], "b": operands[1]}
+
+
+def _decimal(rng: Random) -> str:
+    places = rng.choice((1, 1, 1, 2, 2, 3))
+    point = "." if rng.random() < 0.95 else ","
+    return (
+        f"{number_of(rng, rng.choice((1, 1, 1, 2, 3)))}{point}{rng.randrange(10**places):0{places}}"
+    )
+
+
+def _two_by_two(rng: Random) -> str:
+    longs = [number_of(rng, rng.choice((2, 2, 2, 3, 4))) for _ in range(2)]
+    if rng.random() < 0.1:
+        longs[1] = longs[0]
+    a, b = (number_text(rng, max(10, number)) for number in longs)
+    return say(rng, PATTERNS["multiply"], a=a, b=b)
+
+
+def _comparison(rng: Random, draw: Callable[[Random], str]) -> str:
+    return say(rng, COMPARE[rng.choice(tuple(COMPARE))], **_pair(rng, draw))
+
+
+def _sort(rng: Random, items: tuple) -> str:
+    return say(rng, SORT[rng.choice(tuple(SORT))], numbers=listed(rng, items))
+
+
+def _long_sort(rng: Random) -> str:
+    return _sort(rng, numbers_to_sort(rng, LONGEST + rng.choice((1, 1, 2, 2, 3, 4, 6))))
+
+
+def _other_sort(rng: Random) -> str:
+    draw = rng.choice((some_word, some_word, _decimal, _long))
+    return _sort(rng, tuple(draw(rng) for _ in range(rng.randint(2, 6))))
+
+
+def _filled(rng: Random, section: str) -> str:
+    """A sentence of a section, each slot filled in by itself."""
+    pattern = expand(rng, rng.choice(BEYOND[section]))
+    operands: dict[str, object] = {}
+    for i in range(pattern.count("{")):
+        before, _, rest = pattern.partition("{")
+        name, _, after = rest.partition("}")
+        pattern = f"{before}<{i}>{after}"
+        operands[str(i)] = _SLOTS[name](rng)
+    for i in range(len(operands)):
+        pattern = pattern.replace(f"<{i}>", "{" + str(i) + "}")
+    return say(rng, (pattern,), **operands)
+
+
+_SLOTS: dict[str, Callable[[Random], object]] = {
+    "digit": lambda rng: rng.randint(2, 9),
+    "small": lambda rng: number_of(rng, rng.choice((1, 2, 2, 3))),
+    "large": _short,
+    "word": some_word,
+}
+BEYOND = group("beyond")
+KINDS: dict[str, Callable[[Random], str]] = {
+    "sums of five digits": lambda rng: say(rng, PATTERNS["add"], **_pair(rng, _long)),
+    "differences of five digits": lambda rng: say(rng, PATTERNS["subtract"], **_pair(rng, _long)),
+    "products of two digits by two": _two_by_two,
+    "products of five digits": lambda rng: say(rng, PATTERNS["multiply"], **_pair(rng, _long)),
+    "sums of decimals": lambda rng: say(
+        rng, PATTERNS[rng.choice(("add", "subtract", "multiply"))], **_pair(rng, _decimal)
+    ),
+    "comparing decimals": lambda rng: _comparison(rng, _decimal),
+    "comparing five digits": lambda rng: _comparison(rng, _long),
+    "sorting seven or more": _long_sort,
+    "sorting words or decimals": _other_sort,
+    **{name: partial(_filled, section=name) for name in BEYOND},
+}

@@ -1,0 +1,169 @@
+"""Rewards for answers to problems from a file: numbers, exact texts, functions of one's own, sums.
+
+    number                       1 if the completion's answer is the problem's number, else 0
+    exact                        1 if it is the problem's text, else 0
+    mine:short                   what the function `short` of mine.py returns
+    number + 0.2 * mine:short    a weighted sum; a negative weight punishes
+
+A function gets the completion and the problem, the object of its line in the file, and returns a
+number:
+
+    def short(completion, problem):
+        return float(len(completion) < 200)
+"""
+
+import importlib
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+Reward = Callable[[str, Mapping[str, Any]], float]
+
+TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+HASHES = re.compile(r"####([^\n]*)")
+BOXED = "\\boxed{"
+# A number and what may stand around it: $1,234.50, -3, 50%, 3/4; no part of a longer one.
+NUMBER = re.compile(
+    r"(?<![0-9])(?<![0-9][.,/])"
+    r"[-\N{MINUS SIGN}]?\$?[0-9][0-9,]*(?:\.[0-9]+)?(?:/[0-9]+)?"
+)
+LONGEST = 100  # characters of a number
+TERM = re.compile(r"(?:([-+]?[\d.]+(?:e-?\d+)?)\s*\*\s*)?([\w.]+(?::\w+)?)")
+
+
+def final_answer(completion: str) -> str | None:
+    """The answer that a completion states, in `<answer>` tags, in `\\boxed{}` or behind `####`: the
+    last if it states several, None if it states none. What is in a thought does not count.
+    """
+    said = spoken(completion)
+    if found := TAGGED.findall(said):
+        return found[-1].strip()
+    if (boxed := _boxed(said)) is not None:
+        return boxed.strip()
+    if found := HASHES.findall(said):
+        return found[-1].strip()
+    return None
+
+
+def spoken(completion: str) -> str:
+    """A completion without its thought; nothing is left if the thought does not end."""
+    before, end, after = completion.rpartition("</think>")
+    if end:
+        return after
+    return "" if "<think>" in completion else completion
+
+
+def _boxed(text: str) -> str | None:
+    """What is in the last `\\boxed{}`, whose braces may hold others."""
+    start, depth = text.rfind(BOXED), 1
+    if start < 0:
+        return None
+    for place in range(start + len(BOXED), len(text)):
+        depth += {"{": 1, "}": -1}.get(text[place], 0)
+        if not depth:
+            return text[start + len(BOXED) : place]
+    return None
+
+
+def as_number(text: str) -> Fraction | None:
+    """The value of a text that is one number: 1,234.50, $12, 50% (as 50), 3/4; else None."""
+    text = text.strip().rstrip(".%").strip()
+    return _value(text) if len(text) <= LONGEST and NUMBER.fullmatch(text) else None
+
+
+def _value(text: str) -> Fraction | None:
+    text = text.replace("\N{MINUS SIGN}", "-").replace("$", "").replace(",", "")
+    above, _, below = text.partition("/")
+    try:
+        return Fraction(above) / Fraction(below or 1)
+    except ZeroDivisionError:
+        return None
+
+
+def number(completion: str, problem: Mapping[str, Any]) -> float:
+    """1 if the final answer is the problem's number: 12, 12.0 and $12 are one. Where a completion
+    states no final answer, the last number in it counts.
+    """
+    stated = final_answer(completion)
+    if stated is None:
+        found = NUMBER.findall(spoken(completion))
+        stated = found[-1].rstrip(",") if found else ""
+    value = as_number(stated)
+    return float(value is not None and value == as_number(problem["answer"]))
+
+
+def exact(completion: str, problem: Mapping[str, Any]) -> float:
+    """1 if the final answer, or all that is said if there is none, is the problem's text, but for
+    white space.
+    """
+    stated = final_answer(completion)
+    said = spoken(completion) if stated is None else stated
+    return float(said.split() == problem["answer"].split())
+
+
+VERIFIERS: Mapping[str, Reward] = {"number": number, "exact": exact}
+
+
+@dataclass(frozen=True)
+class Term:
+    """A reward and its weight in the sum."""
+
+    name: str
+    weight: float
+    reward: Reward
+
+    def value(self, completion: str, problem: Mapping[str, Any]) -> float:
+        """What the reward gives, without the weight; ValueError if that is no finite number."""
+        value = self.reward(completion, problem)
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise ValueError(f"{self.name} returned {value!r:.80}; it must be a finite number")
+        return float(value)
+
+    def __str__(self) -> str:
+        return self.name if self.weight == 1 else f"{self.weight!r} * {self.name}"
+
+
+def parse_reward(text: str) -> tuple[Term, ...]:
+    """The terms of a reward such as `number + 0.2 * mine:short`.
+
+    Raises:
+        ValueError: it is no such sum, or a name in it is no reward.
+    """
+    terms = list[Term]()
+    for part in text.split("+"):
+        match = TERM.fullmatch(part.strip())
+        try:
+            weight = float(match[1] or 1) if match else math.nan
+        except ValueError:
+            weight = math.nan
+        if match is None or not math.isfinite(weight):
+            raise ValueError(
+                f"--reward {text!r}: {part.strip()!r} is no reward; such as number, 0.5 * exact and"
+                " mine:function are, with + between them"
+            )
+        terms.append(Term(match[2], weight, _find(match[2])))
+    names = [term.name for term in terms]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"--reward {text!r} names {min(twice)} twice")
+    return tuple(terms)
+
+
+def _find(name: str) -> Reward:
+    if name in VERIFIERS:
+        return VERIFIERS[name]
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        raise ValueError(
+            f"no reward is called {name!r}; there are {', '.join(VERIFIERS)}, and module:function"
+            " for one of your own"
+        )
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # the module is somebody else's
+        raise ValueError(f"there is no reward {name}: {error}") from error
+    if not callable(found):
+        raise ValueError(f"{name} is no function but {found!r:.80}")
+    return found

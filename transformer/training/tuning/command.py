@@ -1,0 +1,250 @@
+"""What `python -m transformer.train` does with `--data` or `--task`."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from transformer.generation.command import say
+from transformer.model.decoder import Transformer, choose_attention
+from transformer.model.weights import find_checkpoint, load_config
+from transformer.tasks.task import Task
+from transformer.training.tuning.chats import (
+    Chat,
+    demonstrations,
+    read_chats,
+    split,
+    with_system,
+)
+from transformer.training.tuning.documents import Document, Encoder, fingerprint, fitted
+from transformer.training.tuning.packing import Packing
+from transformer.training.tuning.run import TuningRecipe
+
+# Options that mean another thing, or nothing, for data of one's own, with their defaults there.
+DEFAULTS: Mapping[str, Any] = {
+    **dict.fromkeys(("teacher", "hasty", "forget", "tasks", "patience", "workers", "steps", "lr")),
+    **dict.fromkeys(("eval_every", "eval_problems")),
+    "batch_tokens": 4096,
+    "attention": "auto",
+    "save_every": 100,
+}
+FOR_SKILLS = ("teacher", "hasty", "forget", "tasks", "patience", "workers", "eval_problems")
+# Their defaults stand here and not in the parser, so that it is seen whether they are given.
+OWN: Mapping[str, Any] = {
+    "model": "reinforced",
+    "eval_data": None,
+    "system": None,
+    "examples": 2048,
+    "epochs": 3,
+    "context": None,
+    "drop_long": False,
+    "lora_rank": 0,
+    "micro_tokens": 8192,
+    "checkpointing": False,
+}
+FILE_ONLY, TASK_ONLY = ("eval_data",), ("examples",)
+WORSE = 1.05  # a held-out loss so many times the lowest deserves a word
+SMALL = 10_000_000  # parameters: a smaller model learns at a higher rate
+LEAST_WIDTH = 1024  # of a row, if the model's context has it
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options for data of one's own."""
+    group = parser.add_argument_group("data of your own (docs/your_data.md)")
+
+    def add(name: str, help: str, **how: Any) -> None:
+        group.add_argument(name, default=argparse.SUPPRESS, help=help, **how)
+
+    group.add_argument("--data", type=Path, metavar="FILE", help="chats or texts, .jsonl or .txt")
+    group.add_argument(
+        "--task", metavar="TASK", help="demonstrations of a task, or of module:Class"
+    )
+    add("--model", f"what to train on: a folder, or a name of the hub ({OWN['model']})")
+    add("--eval-data", "held-out chats (one in 16 of --data)", type=Path, metavar="FILE")
+    add("--system", "system prompt for chats that have none", metavar="TEXT")
+    add("--examples", f"of --task ({OWN['examples']})", type=int)
+    add("--epochs", f"times through the data, unless --steps says ({OWN['epochs']})", type=int)
+    add("--context", "tokens of a row (what the longest chat needs)", type=int)
+    add("--drop-long", "leave out chats that are longer than a row", action="store_true")
+    add("--lora-rank", "train adapters of this rank only (0: all weights)", type=int)
+    add("--micro-tokens", f"tokens in memory at a time ({OWN['micro_tokens']})", type=int)
+    add("--checkpointing", "recompute activations in the backward pass", action="store_true")
+
+
+def is_own(arguments: argparse.Namespace) -> bool:
+    """Whether the arguments ask for data of one's own."""
+    return arguments.data is not None or arguments.task is not None
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """Refuse options that do not go together, and fill in what was not given.
+
+    Raises:
+        ValueError: in a sentence.
+    """
+    given = [name for name in OWN if hasattr(arguments, name)]
+    if not is_own(arguments):
+        if given:
+            raise ValueError(f"{_flag(given[0])} needs --data or --task")
+        return
+    if arguments.data is not None and arguments.task is not None:
+        raise ValueError("--data and --task are two kinds of data; a run has one")
+    ours, theirs = ("--data", TASK_ONLY) if arguments.data is not None else ("--task", FILE_ONLY)
+    if unfit := [x for x in FOR_SKILLS if getattr(arguments, x) is not None]:
+        raise ValueError(f"{_flag(unfit[0])} is for the built-in skills; leave it out with {ours}")
+    if unfit := [x for x in given if x in theirs]:
+        raise ValueError(f"{_flag(unfit[0])} does not go with {ours}")
+    if arguments.steps is not None and "epochs" in given:
+        raise ValueError("--steps and --epochs both say how long to train; one is enough")
+    for name, default in OWN.items():
+        if name not in given:
+            setattr(arguments, name, default)
+    least = {"examples": 1, "epochs": 1, "context": 2, "lora_rank": 0, "micro_tokens": 1}
+    for name, number in {**least, "batch_tokens": 1}.items():
+        if (value := getattr(arguments, name)) is not None and value < number:
+            raise ValueError(f"{_flag(name)} must be at least {number}, got {value}")
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run, before a weight is read.
+
+    Attributes:
+        recipe: of the run.
+        eval_every: steps between two measurements; 0 for none.
+        notes: what the reader should know, in sentences.
+    """
+
+    recipe: TuningRecipe
+    eval_every: int
+    notes: list[str]
+
+
+def plan(arguments: argparse.Namespace, task: Task | None, device: torch.device) -> Plan:
+    """Read the data and decide what the arguments leave open.
+
+    Args:
+        arguments: checked.
+        task: whose demonstrations are the data; None: a file's.
+        device: where to train.
+
+    Raises:
+        OSError, ValueError: data or a checkpoint that cannot be used, in a sentence.
+    """
+    trained, held_out = _chats(arguments, task)  # first: bad lines are told at once
+    folder = find_checkpoint(arguments.model)
+    config, encoder = load_config(folder), Encoder(folder)
+    if encoder.tokenizer.trained_size > config.vocab_size:
+        raise ValueError(
+            f"{folder}: the tokenizer has {encoder.tokenizer.trained_size} tokens but the model"
+            f" knows {config.vocab_size}, so they do not belong together"
+        )
+    sides = [[x for chat in chats for x in encoder.encode(chat)] for chats in (trained, held_out)]
+    width = _width(arguments.context, config.max_positions, [*sides[0], *sides[1]])
+    trained_on, measured_on = (
+        fitted(side, width, arguments.drop_long) if side else [] for side in sides
+    )
+    packing = Packing(trained_on, arguments.seed, width, arguments.batch_tokens)
+    steps = packing.steps(arguments.epochs) if arguments.steps is None else arguments.steps
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    attention = arguments.attention
+    if attention == "auto" and device.type == "cpu":
+        attention = "sdpa"  # the versions would run in the interpreter
+    attention, notes = choose_attention(attention, config, device, dtype)
+    with torch.device("meta"):
+        size = sum(p.numel() for p in Transformer(config).parameters())
+    rate = (1e-3 if size < SMALL else 2e-5) * (10 if arguments.lora_rank else 1)
+    recipe = TuningRecipe(
+        model=arguments.model,
+        data=fingerprint([*trained_on, *measured_on]),
+        seed=arguments.seed,
+        steps=steps,
+        batch_tokens=arguments.batch_tokens,
+        learning_rate=rate if arguments.lr is None else arguments.lr,
+        lora_rank=arguments.lora_rank,
+        width=width,
+        attention=attention,
+        packing=packing,
+        held_out=Packing(measured_on, None, width, arguments.micro_tokens) if measured_on else None,
+        micro_tokens=arguments.micro_tokens,
+        checkpointing=arguments.checkpointing,
+    )
+    an_epoch = packing.steps(1)
+    tokens = sum(len(x.tokens) for x in trained_on)
+    learned = sum(int(x.learned.sum()) for x in trained_on)
+    said = (
+        f"{len(trained)} chats to learn from, {tokens:,} tokens, {learned:,} of them learned;"
+        f" {len(held_out)} held out; {an_epoch} steps an epoch, {steps} in all;"
+        f" learning rate {recipe.learning_rate:g}"
+    )
+    every = an_epoch if arguments.eval_every is None else arguments.eval_every
+    return Plan(recipe, every, [said, *notes, *_without_end(trained_on, encoder)])
+
+
+def _chats(arguments: argparse.Namespace, task: Task | None) -> tuple[list[Chat], list[Chat]]:
+    """What is trained on, and what is held out."""
+    if task is not None:
+        seed, count = arguments.seed, arguments.examples
+        held_out = demonstrations(task, max(1, count // 16), seed, held_out=True)
+        sides = demonstrations(task, count, seed), held_out
+    elif arguments.eval_data is not None:
+        sides = read_chats(arguments.data), read_chats(arguments.eval_data)
+    else:
+        sides = split(read_chats(arguments.data))
+    trained, measured = (with_system(side, arguments.system) for side in sides)
+    return trained, measured
+
+
+def _width(context: int | None, most: int, documents: Sequence[Document]) -> int:
+    """Tokens of a row: as many as are asked for, or as the longest conversation needs."""
+    if context is not None:
+        if context > most:
+            raise ValueError(f"--context {context} is more than the model's context of {most}")
+        return context
+    lengths = [len(x.tokens) for x in documents if not x.learned[1:].all()]
+    return min(most, max(LEAST_WIDTH, *lengths, 0))
+
+
+def _without_end(documents: Sequence[Document], encoder: Encoder) -> list[str]:
+    """A note if the model would not learn to stop."""
+    last = [int(x.tokens[x.learned][-1]) for x in documents]
+    if any(token in encoder.eos for token in last):
+        return []
+    return [
+        f"no chat ends in a token by which {encoder.folder} ends an answer, so the model does not"
+        " learn to stop"
+    ]
+
+
+def ending(folder: Path, losses: Mapping[int, float]) -> str:
+    """What to say at the end of a run: how the held-out loss went, and how to ask the model.
+
+    Args:
+        folder: of the checkpoint.
+        losses: on what is held out, by step.
+    """
+    said = ""
+    if losses:
+        first, last = losses[min(losses)], losses[max(losses)]
+        best = min(losses, key=lambda step: losses[step])
+        said = f"held-out loss: {first:.4f} before, {last:.4f} now"
+        if last > WORSE * losses[best]:
+            said += (
+                f", {losses[best]:.4f} at step {best}: it rose again; fewer steps, a smaller --lr"
+                " or more data may help"
+            )
+        said += "\n"
+    return said + f"ask it: python -m transformer.generate --model {folder}\n"
+
+
+def tell(notes: Sequence[str]) -> None:
+    """Notes on standard error."""
+    for note in notes:
+        say(f"{note}\n")
