@@ -14,21 +14,24 @@
 # %% [markdown]
 # # Start here: attention, the memory wall, a first kernel
 #
-# These notebooks lead from FlashAttention 1 to FlashAttention 4, in kernels that run. You need some
-# Python, some PyTorch and a little linear algebra. You need no GPU: the kernels run in Triton's
-# interpreter, on the CPU, and every step in them can be looked at.
+# Attention is the part of a language model that lets each token look at the others. FlashAttention computes
+# it several times as fast as plain PyTorch code, with the same result. These notebooks lead from
+# FlashAttention 1 to FlashAttention 4, in kernels that run. You need some Python, some PyTorch and a little
+# linear algebra. You need no GPU: the kernels run on the CPU, in Triton's interpreter, which lets you look
+# at every step.
 #
-# This one lays the ground.
+# This notebook takes about 40 minutes. After it you know
 #
-# 1. What attention computes, with four queries and four keys.
-# 2. Why it is slow: not for its arithmetic, but for a matrix that it writes to memory.
-# 3. How to read a Triton kernel: programs, blocks, pointers, masks.
-# 4. The shape of the first attention kernel, and a look at it at work.
+# 1. what attention computes, from an example with four queries and four keys;
+# 2. why plain attention is slow: it moves a large matrix to memory and back;
+# 3. how to read a Triton kernel: programs, blocks, pointers, masks;
+# 4. how the kernel of FlashAttention 1 is structured, and what it does at each step.
 #
-# Before some cells you are asked for a guess. Write it down where it says `None`, then run the cell:
-# a number that you have guessed wrong stays in mind longer than one that you have read.
+# Some cells ask you for a guess first. Write your guess in the place of `None`, then run the cell. You will
+# remember a number better if you have guessed it before. Calls of `checked` in the code make sure that a
+# sentence of the text is true; you can skip them.
 
-# %%
+# %% tags=["hide-cell"]
 # On Google Colab only: fetch the package, and what it needs.
 import os
 import subprocess
@@ -42,8 +45,10 @@ if "google.colab" in sys.modules and not os.path.exists("lessons"):
     subprocess.run(pip, check=True)
     sys.path[:0] = [os.getcwd(), os.path.dirname(os.getcwd())]
 
-# %%
-from lessons import check, film, guess, measured, own_gpu, record, show
+# %% tags=["hide-cell"]
+# %matplotlib inline
+from lessons import check, checked, film, guess, measured, own_gpu, record, show_plain
+from lessons.pictures import gpu
 
 import numpy as np
 import torch
@@ -53,7 +58,7 @@ from IPython.display import Markdown
 from matplotlib.figure import Figure
 
 from flash_versions import VERSIONS, attention, compare
-from flash_versions.versions.fa1 import forward as fa1
+from flash_versions.bench.results import rate_of, read_results, shapes
 from flash_versions.plot.figures import HBM_TB_PER_S, TENSOR_TFLOPS
 from flash_versions.dispatch.device import H200_SHARED_MEMORY
 
@@ -63,8 +68,9 @@ torch.set_printoptions(precision=3, sci_mode=False)
 # %% [markdown]
 # ## Attention, by hand
 #
-# Four tokens. Each has a **query** (what it looks for), a **key** (what it offers to those who look)
-# and a **value** (what it hands over). They are rows of three matrices, here with two numbers each.
+# Take four tokens. Each token has a **query** (what it looks for), a **key** (what others find it by) and a
+# **value** (what it hands over). The matrices $Q$, $K$ and $V$ have one row for each
+# token, here with two numbers. The number of elements of a row is called **head_dim**, in formulas $d$.
 
 # %%
 q = torch.tensor([[2.0, 0], [0, 2], [1, 1], [2, 2]])
@@ -72,18 +78,20 @@ k = torch.tensor([[1.0, 0], [0, 1], [2, 0], [1, 2]])
 v = torch.tensor([[1.0, 0], [0, 1], [1, 1], [-1, 2]])
 
 # %% [markdown]
-# The **score** of a query and a key is their dot product, divided by the square root of their length
-# so that long vectors do not have larger scores: $S = Q K^T / \sqrt{d}$. One row for each query, one
-# column for each key.
+# The **score** of a query and a key is their dot product, divided by $\sqrt{d}$. Without this division,
+# scores would grow with head_dim. All scores together are the matrix $S = Q K^T / \sqrt{d}$, with a row for
+# each query and a column for each key.
 
 # %%
 s = q @ k.T / k.shape[1] ** 0.5
 s
 
 # %% [markdown]
-# A **softmax** of each row makes weights of the scores: positive, and together 1. The exponential of a
-# large score overflows, so the largest score of the row is subtracted first. That changes nothing:
-# numerator and denominator are divided by the same number.
+# A **softmax** turns each row of scores into weights: positive numbers whose sum is 1. A query's weight for
+# a key is the exponential of their score, divided by the sum of the query's exponentials. The exponential
+# of a large score overflows, so a query's largest score is subtracted first. This does not change the
+# weights, because it divides the numerator and the denominator by the same number. The matrix of weights is
+# called $P$.
 
 # %%
 exponentials = torch.exp(s - s.max(1, keepdim=True).values)
@@ -91,37 +99,43 @@ p = exponentials / exponentials.sum(1, keepdim=True)
 p
 
 # %% [markdown]
-# The **output** of a query is the mean of all values, with these weights: $O = P V$.
+# The **output** of a query is the mean of all values, with the query's row of $P$ as weights:
+# $O = P V$. <!-- key -->
 
 # %%
 o = p @ v
 o
 
 # %% [markdown]
-# That is all that attention is. A language model adds one rule: a token may look at itself and at what
-# came before it, and not at what comes after. Scores of later keys are set to $-\infty$, whose
-# exponential is 0. This is the **causal mask**.
+# This is all that attention computes. A language model adds one rule: a token may look at itself and at
+# earlier tokens, and not at later ones. The scores of later keys are set to $-\infty$, whose exponential is
+# 0. This rule is the **causal mask**. With it, all weights above the diagonal are
+#    0. <!-- checked: masked_weights -->
 
 # %%
 hidden = torch.ones(4, 4, dtype=torch.bool).triu(1)
-torch.softmax(s.masked_fill(hidden, float("-inf")), 1)
+weights = torch.softmax(s.masked_fill(hidden, float("-inf")), 1)
+checked("masked_weights", (weights[hidden] == 0).all() and (weights[~hidden] > 0).all())
+weights
 
 # %% [markdown]
-# The package computes the same with a kernel. Its tensors have four dimensions: batch, length, heads,
-# head dimension. A layer of a model has many **heads**, each with queries, keys and values of its own;
-# they know nothing of each other, so one is enough to understand all.
+# The package computes attention with one kernel. Its tensors have four dimensions: batch, length, heads and
+# head_dim. A layer of a model has several **heads**. Each head has its own queries, keys and values and
+# does not see those of other heads, so one head is enough to understand attention. The kernel's result is
+# the same as the result by hand. <!-- checked: kernel_agrees -->
 
 # %%
 found = attention(*(x[None, :, None] for x in (q, k, v)), version="fa1")
 print("by hand\n", o)
 print("by the kernel\n", found[0, :, 0])
+checked("kernel_agrees", torch.allclose(found[0, :, 0], o, atol=1e-5))
 
 # %% [markdown]
 # ## The memory wall
 #
-# Four tokens have 16 scores. A text has more tokens, and the score matrix has a number for *every pair*
-# of them. K and V have one row for each token. Compare what they take, for one head of 128 numbers in
-# 16 bits.
+# Four tokens have 16 scores. A text of $N$ tokens has $N^2$ scores, one for *every pair* of tokens, while
+# $K$ and $V$ have $N$ rows each. The next cell compares their sizes, for one head with head_dim 128 and 2
+# bytes for each number.
 
 # %%
 HEAD_DIM, BYTES = 128, 2
@@ -143,77 +157,95 @@ for length in (256, 1024, 4096, 16384, 65536):
     print(f"{length:8,}  {kv}  {scores}")
 
 # %% [markdown]
-# The inputs grow with the length, the scores with its square. *Before you run the next cell:* of how
-# many tokens on is the score matrix larger than K and V together?
+# $K$ and $V$ grow with the number of tokens, the score matrix with its square. *Guess before you run the
+# next cell:* what is the smallest number of tokens for which the score matrix is larger than $K$ and $V$
+# together?
 
 # %%
 my_guess = None  # your guess here
 
 # %%
-even = next(n for n in range(1, 10**6) if score_bytes(n) > kv_bytes(n))
-guess(my_guess, even, "the score matrix is larger from", "tokens on")
+first_larger = next(n for n in range(1, 10**6) if score_bytes(n) > kv_bytes(n))
+guess(my_guess, first_larger, "the score matrix is larger from", "tokens on")
 
 # %% [markdown]
-# A matrix that large does not fit on the chip. A GPU has many small processors, **multiprocessors**,
-# each with registers and some **shared memory** next to its arithmetic units. All else lies in the
-# large memory beside the chip (HBM on big GPUs), and comes and goes over a bus that they share. The
-# datasheet of an H200 says how large and how fast these are.
+# The score matrix of a long text does not fit on the chip of a GPU. The next picture shows the parts of an
+# H200, the GPU that all measurements of these notebooks are from. <!-- key --> [A GPU in ten
+# words](../docs/gpu.md) explains every part. For now, three of them matter:
+#
+# * An **SM** (streaming multiprocessor) is one of the many processors of a GPU. Each has **registers** and
+#   **shared memory**: fast, and small.
+# * The **tensor cores** of an SM multiply matrices. They do nearly all arithmetic of attention.
+# * **HBM** is the memory beside the chip. It is large, and all SMs share the connection to it.
 
-# %%
+# %% tags=["hide-input"]
+gpu.draw()
+
+# %% tags=["hide-input"]
 ridge = TENSOR_TFLOPS / HBM_TB_PER_S
 Markdown(
-    f"A program on a multiprocessor of an H200 has {H200_SHARED_MEMORY / 2**10:.0f} KiB of shared memory. "
-    f"The tensor cores of the GPU do {TENSOR_TFLOPS:g} tera floating-point operations in a second, its memory "
-    f"moves {HBM_TB_PER_S:g} terabytes. So for every byte that is moved it could do "
-    f"**{ridge:.0f} operations**. A computation that does fewer waits for memory."
+    f"A kernel can use {H200_SHARED_MEMORY / 2**10:.0f} KiB of shared memory on an SM of an H200. In one second, the "
+    f"tensor cores of the GPU can do {TENSOR_TFLOPS:g} x 10¹² operations, and HBM can move {HBM_TB_PER_S:g} x 10¹² bytes "
+    f"(NVIDIA's datasheet). So the GPU can do **{ridge:.0f} operations in the time that it needs to move one byte**. A "
+    "computation with fewer operations for each byte has to wait for memory."
 )
 
 # %% [markdown]
-# How many does attention do? Its two products have $4 S^2 d$ operations. Plain attention writes $S$, reads
-# it for the softmax, writes $P$ and reads that again.
+# How many operations does attention do for each byte that it moves? Its two products, $Q K^T$ and $P V$,
+# have $2 N^2 d$ operations each. Plain attention writes $S$ to HBM, reads it for the softmax, writes $P$,
+# and reads $P$ for the second product.
 
 # %%
 length = 16384
 operations = 4 * length**2 * HEAD_DIM
 least = 2 * kv_bytes(length)  # q, k and v are read once, o is written once
 plain = least + 4 * score_bytes(length)
-print(f"plain attention     {operations / plain:8,.0f} operations for a byte")
-print(f"without the matrix  {operations / least:8,.0f} operations for a byte")
+print(f"plain attention         {operations / plain:8,.0f} operations for each byte")
+print(f"if S and P stay on chip {operations / least:8,.0f} operations for each byte")
 
-# %%
+# %% tags=["hide-input"]
+assert operations / plain < ridge < operations / least
 Markdown(
-    f"With the matrix, attention does {operations / plain:.0f} operations for a byte, where the GPU "
-    f"could do {ridge:.0f}: memory is the limit, and the tensor cores idle. Without it there would be "
-    f"work enough. **This is FlashAttention's idea: the same result, and the matrix is never written.** "
-    "It is computed a block at a time, used, and forgotten, on the chip."
+    f"Plain attention does {operations / plain:.0f} operations for each byte, fewer than the {ridge:.0f} of the GPU: "
+    "memory sets its speed, and the tensor cores are idle for most of the time. Without the two matrices, "
+    "arithmetic would set the speed. **This is the idea of FlashAttention: compute the same result, and never write the "
+    "matrices $S$ and $P$ to memory.** They are computed on the chip in small blocks, and each block is used at once "
+    "and then forgotten."
 )
 
 # %% [markdown]
-# What was measured on an H200 says the same. Each line is the memory that a forward needs beside its
-# inputs, over the length. The longer the sequences, the fewer there are, so the number of tokens is always
-# the same.
+# The next figure shows measurements on an H200: the memory that a forward pass needs in addition to its
+# inputs. Each panel is for one head_dim (`D`), without a mask (`full`), with the sequence length on its
+# horizontal axis. Longer sequences come in smaller batches, so the total number of tokens is the same
+# everywhere. <!-- key --> The memory of plain PyTorch grows with the length, because of $S$ and $P$, and
+# that of all other implementations does not grow. <!-- checked: memory_grows -->
 
-# %%
-measured(
-    "memory",
-    "Plain PyTorch's line rises with the length: that is the score matrix. All others are flat.",
+# %% tags=["hide-input"]
+measured("memory")
+table = shapes(read_results(), "table")
+full = sorted((shape[3], row) for shape, row in table.items() if shape[5:] == (128, False))
+(_, short), (_, long) = full[0], full[-1]
+growth = {name: long[name]["peak_mib"] / short[name]["peak_mib"] for name in set(long) & set(short)}
+checked(
+    "memory_grows",
+    growth.pop("plain") > 5 and max(growth.values()) < 1.1 and set(VERSIONS) < set(growth),
 )
 
 # %% [markdown]
 # ## A first Triton kernel
 #
-# A **kernel** is a function that the GPU runs many times at once. In Triton, one such run is called a
-# **program**. All programs run the same code; each asks for its number, `tl.program_id`, and works on its
-# own piece, a **block**.
+# A **kernel** is a function that a GPU runs many times at once. In Triton, one such run is called a
+# **program**. All programs execute the same code. Each reads its own number with `tl.program_id` and works
+# on its own part of the data, a **block**.
 #
-# Here is the smallest useful one: it adds two vectors.
+# The smallest useful kernel adds two vectors:
 
 
 # %%
 @triton.jit
 def add_kernel(x, y, out, n, BLOCK: tl.constexpr):
     """out = x + y, of n numbers each; every program adds BLOCK of them."""
-    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # which numbers are mine
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # positions of this program's numbers
     mine = index < n  # the last block may reach past the end
     a = tl.load(x + index, mask=mine, other=0.0)
     b = tl.load(y + index, mask=mine, other=0.0)
@@ -232,20 +264,22 @@ x, y = torch.arange(10.0), 100 * torch.ones(10)
 add(x, y)
 
 # %% [markdown]
-# Line by line.
+# What each part does:
 #
-# * `x`, `y` and `out` arrive as **pointers**: the address of a tensor's first number. A kernel knows
-#   nothing of shapes.
-# * `tl.arange(0, BLOCK)` is a vector. Almost everything in a kernel is one: `index` holds the places of this
-#   program's numbers, and `x + index` is a vector of addresses.
-# * `tl.load` fetches all of them at once, `tl.store` writes all of them at once.
-# * `BLOCK` is a `tl.constexpr`: known when the kernel is compiled, and a power of two.
-# * `mine` is the **mask**. Ten numbers do not divide into blocks of four, and the last program must leave
-#   alone what lies behind the end.
-# * `add_kernel[(programs,)](...)` launches it; in the brackets stands the **grid**, how many programs there
-#   are.
+# * `x`, `y` and `out` arrive as **pointers**, the addresses of the first numbers of three tensors. A kernel
+#   does not know the shape of a tensor.
+# * `tl.arange(0, BLOCK)` is a vector of the numbers 0 to `BLOCK` - 1. Most variables of a kernel are
+#   vectors or matrices: `index` has the positions of this program's numbers, and `x + index` is a vector of
+#   addresses.
+# * `tl.load` reads from all of these addresses at once, and `tl.store` writes to all of them.
+# * `BLOCK` is a `tl.constexpr`, a constant that is known when the kernel is compiled. It has to be a power
+#   of two.
+# * `mine` is a **mask**, a vector of true and false. Ten numbers do not divide into blocks of four, so the last
+#   program has two positions past the end. The mask keeps it from reading and writing there.
+# * `add_kernel[(programs,)](...)` launches the kernel. The brackets contain the **grid**, the number of
+#   programs.
 #
-# *Guess:* how many programs does a vector of 1000 numbers need, in blocks of 128?
+# *Guess:* how many programs does a vector of 1000 numbers need, with blocks of 128?
 
 # %%
 my_guess = None  # your guess here
@@ -254,8 +288,8 @@ my_guess = None  # your guess here
 guess(my_guess, triton.cdiv(1000, 128), "programs")
 
 # %% [markdown]
-# Where there is no GPU, Triton **interprets** a kernel: it runs the programs one after the other, with NumPy
-# in the place of the hardware. So you may print in it.
+# Without a GPU, Triton **interprets** a kernel: it runs the programs one after the other and uses NumPy for
+# their operations. So a kernel can print, too. Here three programs share ten numbers:
 
 
 # %%
@@ -269,8 +303,8 @@ def talking_kernel(n, BLOCK: tl.constexpr):
 talking_kernel[(3,)](10, BLOCK=4)
 
 # %% [markdown]
-# What if the mask is forgotten? Nothing warns you. The kernel writes to whatever lies behind the vector, here
-# to two numbers of its neighbour.
+# What happens without the mask? You get no error. The kernel writes past the end of its vector, here into the
+# first two numbers of the vector behind it. <!-- checked: neighbour_overwritten -->
 
 
 # %%
@@ -287,21 +321,24 @@ x, y = torch.arange(12.0), 100 * torch.ones(12)
 careless_kernel[(3,)](x, y, mine, BLOCK=4)
 print("mine      ", mine)
 print("neighbour ", neighbour)
+checked("neighbour_overwritten", (neighbour != 0).tolist() == [True, True] + [False] * 4)
 
 # %% [markdown]
 # ## Tiles
 #
-# Attention works on matrices, and a block of a matrix is a **tile**. Memory is a line of numbers all the same:
-# row $i$, column $j$ of a matrix lies at place $i \cdot \text{stride} + j$. A column of row numbers plus a row of
-# column numbers gives a square of places:
+# Attention works on matrices. A rectangular block of a matrix is called a **tile**. Memory is one long row
+# of numbers, so element $(i, j)$ of a matrix is at position $i \cdot \text{stride} + j$, where the stride
+# is the length of a row. If a column of row numbers and a row of column numbers are added, the result is a
+# matrix with the positions of all elements of a tile:
 
 # %%
 rows, columns, stride = torch.arange(4, 8), torch.arange(0, 4), 10
 rows[:, None] * stride + columns[None, :]
 
 # %% [markdown]
-# In a kernel, `[:, None]` and `[None, :]` do the same, and `tl.dot` multiplies tiles, on the tensor cores of a
-# GPU. This kernel computes the scores: each program one tile of the matrix. The grid has two axes now.
+# In a kernel, `[:, None]` and `[None, :]` work in the same way. `tl.dot` multiplies two tiles, on a GPU
+# with the tensor cores. The next kernel computes scores. Each program computes one tile of the score
+# matrix, so the grid has two dimensions.
 
 
 # %%
@@ -326,53 +363,59 @@ scores_kernel[(3, 3)](q, k, s, 12, 16**-0.5, DIM=16, BLOCK=4)
 print("the same as PyTorch, but for rounding:", torch.allclose(s, q @ k.T / 4, atol=1e-5))
 
 # %% [markdown]
-# It is also the first line of plain attention, and its last line, `tl.store`, is what FlashAttention does not do.
+# This kernel is the first step of plain attention. It ends with a `tl.store` that writes the score matrix
+# to memory. FlashAttention has no such instruction.
 
 # %% [markdown]
-# ## The shape of FA1's kernel
+# ## The kernel of FlashAttention 1
 #
-# Now you can read the real thing. It looks longer than it is: most lines say which rows and keys a program
-# works on. Look for `tl.program_id`, for the tile that is loaded, for the call of `attend`, for the stores.
+# Now you can read the package's first kernel. The cell shows it as it runs for a causal call without
+# options; below it, the kernel with all options can be unfolded. About half of its lines compute which
+# queries and keys a program works on. At the first reading, find four things: `tl.program_id`, the tile of
+# queries that is loaded, the loop, and the stores at the end.
 
-# %%
-show(fa1.forward_kernel)
-
-# %% [markdown]
-# A program has one tile of **queries**. `load_rows` and `store_rows` are the tile arithmetic from above, with
-# the mask; `block_range` says which blocks of keys the tile sees at all. The loop over them is in `attend`:
-
-# %%
-show(fa1.attend)
+# %% tags=["hide-input"]
+show_plain("fa1", "forward_kernel")
 
 # %% [markdown]
-# Three things travel round the loop, all on the chip: `o`, the output so far; `row_max`, the largest score so far
-# of each query; `row_sum`, the sum of the exponentials so far. What happens to them in `fold_block` is the lesson
-# of [the next notebook](01_fa1.ipynb). Here, only watch where the scores are.
+# * A program works on one tile of **queries**. `load_rows` and `store_rows` do the arithmetic of tiles that
+#   you have just seen, with the mask (`MASKED=True`).
+# * `Rows` names the sequence and the head that a program works on. `row` has the positions of its queries.
+# * `last_key` is the last key that each query sees, and `end` is the number of blocks of keys that the tile
+#   sees. The loop visits these blocks one after the other.
+# * Three variables go from one pass of the loop to the next, all in registers. `acc` is the result so far.
+#   `row_max` is the largest score of each query so far, and `row_sum` is the sum of its exponentials so
+#   far.
+# * `lse`, the log-sum-exp, is computed from these two and stored for the backward pass.
 #
-# `record` runs the package's kernel in the interpreter and takes notes: one `Step` for each block of keys that a
-# program folds in.
+# [The next notebook](01_fa1.ipynb) explains `fold_block`, which adds one block of keys to these variables.
+# Here, only observe where scores exist. `record` runs the package's kernel in the interpreter and keeps a
+# `Step` for each block of keys that a program visits. Twelve queries and twelve keys in tiles of four make
+# three programs. The first one visits one block of keys, the last one
+# three. <!-- checked: visited_blocks -->
 
 # %%
 q, k, v = (torch.randn(1, 12, 1, 16) for _ in range(3))
 steps = record("fa1", q, k, v, causal=True, block_q=4, block_kv=4)
 for step in steps:
     print(
-        f"program {step.program}, keys {4 * step.j} to {4 * step.j + 3}: s is",
+        f"program {step.program}, keys {4 * step.j} to {4 * step.j + 3}: s has the shape",
         step.after["s"].shape,
     )
+checked("visited_blocks", [step.program for step in steps] == [0, 1, 1, 2, 2, 2])
 
 # %% [markdown]
-# *Guess:* the scores of 12 queries and 12 keys are 144 numbers. How many of them exist at any one time, if one
-# program runs after the other?
+# *Guess:* the scores of 12 queries and 12 keys are 144 numbers. If the programs run one after the other,
+# how many scores exist at the same time?
 
 # %%
 my_guess = None  # your guess here
 
 # %%
-guess(my_guess, max(step.after["s"].size for step in steps), "scores that exist at a time")
+guess(my_guess, max(step.after["s"].size for step in steps), "scores that exist at the same time")
 
 
-# %%
+# %% tags=["hide-input"]
 def draw(step):
     """The score matrix, of which only one tile exists."""
     figure = Figure(figsize=(3.4, 3.4), layout="constrained")
@@ -388,21 +431,21 @@ def draw(step):
     ax.set_yticks(range(0, 12, 4))
     ax.set_xlabel("key")
     ax.set_ylabel("query")
-    ax.set_title(f"program {step.program}, KV block {step.j}")
+    ax.set_title(f"program {step.program}, keys {4 * step.j} to {4 * step.j + 3}")
     return figure
 
 
 film(
     steps,
     draw,
-    "Scores that exist, one step after the other. White: never computed, forgotten, or hidden by the "
-    "causal mask. Blocks above the diagonal are not visited at all.",
+    "The scores that exist at each step; move the slider. A white square is a score that is not computed yet, that is "
+    "forgotten already, or that the causal mask hides. No program visits a tile above the diagonal.",
 )
 
 # %% [markdown]
-# And the result is that of plain attention. Not bit for bit: sums are in another order, and floating-point
-# numbers round. The package holds every version against attention in 64 bits, and asks that its error be no more
-# than twice that of plain PyTorch.
+# The result is that of plain attention, up to rounding: the kernel adds its numbers in another order. The
+# package compares every version with attention in 64-bit arithmetic. A version passes if its error is at
+# most twice the error of plain PyTorch, plus an allowance for rounding the result.
 
 # %% tags=["varies"]
 _ = compare(steps.o, q, k, v, causal=True)
@@ -410,23 +453,31 @@ _ = compare(steps.o, q, k, v, causal=True)
 # %% [markdown]
 # ## Where this leads
 #
-# Each version starts from what the one before it wasted.
+# Each version of FlashAttention begins with something that the version before it wastes.
 
-# %%
-print(*(f"{x.title}: {x.idea}\n    instead of {x.wasted}" for x in VERSIONS.values()), sep="\n")
+# %% tags=["hide-input"]
+lines = ["| version | what was wasted before it | its idea |", "|---|---|---|"]
+lines += [f"| {x.title} | {x.wasted} | {x.idea} |" for x in VERSIONS.values()]
+Markdown("\n".join(lines))
 
 # %% [markdown]
-# What that was worth, measured on an H200 against the FlashAttention 2 that comes with PyTorch:
+# You do not have to understand every word of this table now; a notebook explains each row. <!-- key -->
+#
+# The next figure shows how many times as fast as PyTorch's own FlashAttention 2 each version was on an
+# H200. Solid lines are the versions of this package. <!-- key -->
 
-# %%
-measured(
-    "speedup",
-    "How many times as fast as PyTorch's FlashAttention 2. Solid lines are the versions of this package.",
+# %% tags=["hide-input"]
+measured("speedup")
+rates = {name: rate_of(long, name) for name in (*VERSIONS, "torch fa2")}
+Markdown(
+    "At head_dim 128, without a mask and with 16,384 tokens in a sequence, the ratios are "
+    + ", ".join(f"{rates[name] / rates['torch fa2']:.2f} ({name})" for name in VERSIONS)
+    + "."
 )
 
 # %% [markdown]
-# On a machine with a GPU, the next cell times all versions on it, in a minute or two, and draws them beside
-# the H200.
+# If your machine has a GPU, the next cell measures all versions on it, which takes a minute or two, and
+# draws the results beside those of the H200.
 
 # %% tags=["varies"]
 own_gpu()
@@ -434,9 +485,10 @@ own_gpu()
 # %% [markdown]
 # ## Exercises
 #
-# **1. A mask.** In the package, the causal mask is aligned at the *end*: of `m` queries and `n` keys, the last
-# query sees the last key. (A chat with 100 tokens in its cache asks with one new query; it must see all of them.)
-# Which is the last key that query `i` sees? Keys count from 0; -1 says that it sees none.
+# **1. A mask.** In this package, the causal mask is aligned at the *end*: with `m` queries and `n` keys,
+# the last query sees the last key. (If a chat has 100 tokens in its cache and asks with one new query, this
+# query has to see all of them.) Return the number of the last key that query `i` sees. Keys count from 0;
+# return -1 if the query sees no key.
 
 
 # %%
@@ -448,9 +500,10 @@ def last_key(i, m, n):
 check("last_key", last_key)
 
 # %% [markdown]
-# **2. A kernel.** Write a softmax of each row: one program for a row, and the whole row in one block. `BLOCK` is a
-# power of two and the row may be shorter, so you need a mask. What do you load where there is no number?
-# (Functions you need: `tl.load`, `tl.max(x, 0)`, `tl.exp`, `tl.sum(x, 0)`, `tl.store`.)
+# **2. A kernel.** Write a softmax of each row. Each program computes one row, and the whole row is in one
+# block. `BLOCK` is a power of two and can be larger than `columns`, so you need a mask. Which value should
+# `tl.load` put in the positions past the end? You need these functions: `tl.load`, `tl.max(x, 0)`,
+# `tl.exp`, `tl.sum(x, 0)`, `tl.store`.
 
 
 # %%
@@ -471,13 +524,18 @@ def row_softmax(x):
 check("row_softmax", row_softmax)
 
 # %% [markdown]
-# Solutions are in [solutions/](solutions), each with the mistakes that the check knows.
+# Solutions are in [solutions/](solutions), with the mistakes that `check` recognises.
 #
 # ## Where to read on
 #
-# * [01_fa1](01_fa1.ipynb): how a softmax is folded together block by block.
-# * Vaswani et al. 2017, "Attention Is All You Need", arXiv:1706.03762, section 3.2: attention.
-# * Dao et al. 2022, "FlashAttention", arXiv:2205.14135, section 2: the memory wall, and what a GPU is made of.
+# * [01_fa1](01_fa1.ipynb): how a softmax is computed block by block.
+# * [A GPU in ten words](../docs/gpu.md), and [the glossary](../docs/glossary.md) with all terms of these
+#   notebooks.
+# * Vaswani et al. 2017, [Attention Is All You Need](https://arxiv.org/abs/1706.03762): section 3.2 defines
+#   attention.
+# * Dao et al. 2022, [FlashAttention](https://arxiv.org/abs/2205.14135): section 2 explains the memory wall
+#   and the parts of a GPU.
 # * Triton's own tutorials, "Vector Addition" and "Fused Softmax", in `python/tutorials` of its repository.
-# * In the package: `flash_versions/versions/tiles/rows.py` and `algebra.py` for tiles and masks, `flash_versions/dispatch/interpreter/faithful.py` for what runs
-#   when there is no GPU.
+# * In the package: [tiles/rows.py](../flash_versions/versions/tiles/rows.py) loads and stores tiles,
+#   [tiles/algebra.py](../flash_versions/versions/tiles/algebra.py) computes masks, and
+#   [interpreter/faithful.py](../flash_versions/dispatch/interpreter/faithful.py) runs kernels without a GPU.

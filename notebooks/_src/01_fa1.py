@@ -14,15 +14,18 @@
 # %% [markdown]
 # # FA1: scores never leave the chip
 #
-# Attention is three lines of PyTorch. On a GPU they are slow, and arithmetic is not the reason:
-# they write a matrix with one number for every pair of a query and a key to memory, and read it
-# back. FlashAttention 1 computes the same result and never writes that matrix.
+# Attention is three lines of PyTorch. On a GPU they are slow, and not because of their arithmetic: they
+# write a matrix with one number for every pair of a query and a key to memory, and read it back.
+# FlashAttention 1 (FA1) computes the same result and never writes that matrix.
 #
-# After this notebook you can write its central step yourself; you will have watched the real
-# kernel do it, block by block. [00_start](00_start.ipynb) says what attention is, what memory
-# costs, and how to read a Triton kernel. No GPU is needed.
+# The idea in one sentence: **compute the softmax block by block, and correct earlier blocks when a later
+# block has a larger score.** This notebook derives the correction by hand, shows it in the kernel, and runs
+# the kernel step by step. After it you can write the correction yourself, which is the first exercise.
+#
+# Time: about 60 minutes. You need [00_start](00_start.ipynb): what attention is, what memory costs, how to
+# read a Triton kernel. You need no GPU.
 
-# %%
+# %% tags=["hide-cell"]
 # On Google Colab only: fetch the package, and what it needs.
 import os
 import subprocess
@@ -36,18 +39,27 @@ if "google.colab" in sys.modules and not os.path.exists("lessons"):
     subprocess.run(pip, check=True)
     sys.path[:0] = [os.getcwd(), os.path.dirname(os.getcwd())]
 
-# %%
+# %% tags=["hide-cell"]
 # %matplotlib inline
 from unittest.mock import patch
 
 import numpy as np
 import torch
 from IPython.display import Markdown
-from lessons import check, film, guess, instructions, measured, own_gpu, record, show
+from lessons import (
+    check,
+    checked,
+    film,
+    guess,
+    instructions,
+    measured,
+    own_gpu,
+    record,
+    show_plain,
+)
 from lessons.pictures import softmax_state, tiles, traffic
 
 from flash_versions import attention, compare
-from flash_versions.versions.fa1 import backward as fa1_backward
 from flash_versions.versions.fa1 import forward as fa1
 from flash_versions.plot.figures import HBM_TB_PER_S, TENSOR_TFLOPS
 from flash_versions.bench.results import rate_of, read_results, shapes
@@ -57,8 +69,8 @@ np.set_printoptions(precision=3, suppress=True)
 # %% [markdown]
 # ## What plain attention wastes
 #
-# Here are the three lines, for one head. `s` and `p` have a row for every query and a column for
-# every key.
+# These are the three lines, for one head. `s` has the scores and `p` the weights; both have a row for each
+# query and a column for each key.
 
 
 # %%
@@ -70,11 +82,12 @@ def plain(q, k, v):
 
 
 # %% [markdown]
-# Count what they move. The inputs and the output are small; the two matrices are not. The last
-# two lines divide by what an H200 can do at best, according to its datasheet.
+# The next cell counts the bytes that they move, for one head with 8192 tokens. It also divides by what an
+# H200 can do at best according to its datasheet: the bytes by the bandwidth of HBM, the operations by the
+# rate of the tensor cores.
 
 # %%
-length, head_dim, size = 8192, 128, 2  # one head in bf16, 2 bytes to a number
+length, head_dim, size = 8192, 128, 2  # one head in bf16, 2 bytes for each number
 tensors = 4 * length * head_dim * size  # q, k and v are read, o is written
 matrices = 4 * length * length * size  # s is written and read, so is p
 flops = 4 * length * length * head_dim  # two products, a multiplication and an addition each
@@ -86,22 +99,22 @@ print(f"s and p           {matrices / 2**20:8.0f} MiB")
 print(f"time to multiply  {arithmetic * 1e6:8.0f} microseconds")
 print(f"time to move      {memory * 1e6:8.0f} microseconds")
 
-# %%
+# %% tags=["hide-input"]
 Markdown(
-    f"So {matrices / (tensors + matrices):.0%} of the traffic is a matrix that nobody asked for, and "
-    f"moving it takes {memory / arithmetic:.0f} times as long as the arithmetic. The tensor cores wait."
+    f"`s` and `p` are {matrices / (tensors + matrices):.0%} of the bytes, although they are neither inputs nor results. "
+    f"Moving all bytes takes {memory / arithmetic:.1f} times as long as the multiplications, so the tensor cores wait "
+    "for memory."
 )
 
 # %% [markdown]
-# Why not simply keep it on the chip? It does not fit: a multiprocessor has a few hundred KiB. And
-# it cannot be cut up just like that: a softmax divides by a sum over *all* keys, and subtracts
-# the largest of *all* scores first, so that no exponential overflows. When the first block of
-# keys is there, neither is known.
+# Can `s` stay on the chip? As a whole it does not fit: the shared memory of an SM has 228 KiB. In blocks it
+# would fit, but a softmax needs the largest of *all* scores of a query and the sum over *all* keys. When
+# the first block of keys has arrived, neither is known.
 
 # %% [markdown]
 # ## The idea, by hand
 #
-# Take four queries, four keys, and scores that one can compute with.
+# Take four queries, four keys, and simple scores.
 
 # %%
 scores = np.array([[1.0, 3, 2, 5], [4, 4, 0, 1], [0, 1, 2, 3], [6, 0, 2, 1]])
@@ -113,25 +126,25 @@ print("softmax\n", softmax)
 print("o\n", softmax @ values)
 
 # %% [markdown]
-# Now pretend that only the first two keys have arrived. Do what can be done: take the maximum `m`
-# and the sum `l` of *these*, and with them the attention `o` over these.
+# Now assume that only the first two keys have arrived. Compute what is possible: the maximum `m` and the
+# sum `l` over *these* keys, and with them the attention `o` over these keys.
 
 # %%
 first = scores[:, :2]
 m = first.max(1)
 p = np.exp(first - m[:, None])
-l = p.sum(1)  # noqa: E741
+l = p.sum(1)
 o = p @ values[:2] / l[:, None]
 print("m", m)
 print("l", l)
 print("o\n", o)
 
 # %% [markdown]
-# The other two keys arrive. In some rows the maximum grows. Every exponential in `l` was computed
-# as $e^{s - m}$ and should have been $e^{s - m_\text{new}}$: it is off by the factor $\alpha =
-# e^{m - m_\text{new}}$, *the same one for all of them*. So the sum can be corrected after the
-# fact, without a look at the old scores. So can `o`, which is a sum of the same exponentials with
-# values behind them, divided by `l`.
+# The other two keys arrive, and for some queries the maximum grows. Each exponential in `l` was computed as
+# $e^{s - m}$, but it should have been $e^{s - m_\text{new}}$. To correct it, multiply it by
+# $\alpha = e^{m - m_\text{new}}$. **This factor is the same for all earlier keys of a query.** So the sum
+# `l` is corrected by one multiplication, without the old scores. `o` is corrected in the same way, because
+# `o` times `l` is a sum of the same exponentials, each multiplied by a value.
 
 # %%
 second = scores[:, 2:]
@@ -144,84 +157,91 @@ print("m      ", m, "->", m_new)
 print("alpha  ", alpha)
 print("o\n", o_new)
 print("equal to the softmax over all keys:", np.allclose(o_new, softmax @ values))
+checked("alpha_is_one", (alpha[m_new == m] == 1).all() and (alpha[m_new > m] < 1).all())
+checked("exact", np.allclose(o_new, softmax @ values))
 
 # %% [markdown]
-# Nothing is approximate. Where the maximum did not grow, `alpha` is 1 and the old part stays as
-# it is. Where it grew, the old part shrinks. This is the **online softmax**; `m`, `l` and a row
-# of `o` stand for all keys that a query has seen so far.
+# The result is exact, not an approximation. <!-- checked: exact --> Where the maximum did not grow, `alpha`
+# is 1 and nothing changes; where it grew, `alpha` is less than 1 and the old part
+# shrinks. <!-- checked: alpha_is_one --> This algorithm is the **online softmax**. Its state is `m`, `l`
+# and `o`: everything that has to be kept of the keys that a query has seen.
 #
 # ## The kernel
 #
-# Here is that step in the package. `s` is a tile of scores in registers: a row for each query of
-# the tile, a column for each key of the block.
+# This is the correction in the package's kernel. `s` is a tile of scores in registers, with a row for each
+# query of the program and a column for each key of the block. <!-- key -->
 
-# %%
-show(fa1.softmax_step)
+# %% tags=["hide-input"]
+show_plain("fa1", "softmax_step")
 
 # %% [markdown]
-# One line was not needed above: `pivot`. With a mask, a query may see no key of a block. Then its
-# maximum is $-\infty$, and $-\infty - (-\infty)$ is not a number.
+# Compared with the calculation by hand, only `pivot` is new. With a mask, a query may see no key in the
+# first block. Its maximum is still $-\infty$ then, and $-\infty - (-\infty)$ is not a number. <!-- key -->
 #
-# Around this step stands what happens to one block of keys. There is no version before FA1 to
-# hold it against, so hold it against the three lines of PyTorch:
+# `softmax_step` is called by `fold_block`, which adds one block of keys to the state. (Its `o` is `acc` in
+# `forward_kernel`.) Its steps correspond to the three lines of PyTorch:
 #
-# | plain | FA1, one block of keys |
+# | plain attention | FA1, for one block of keys |
 # |---|---|
 # | `s = q @ k.mT * scale` | `s = tl.dot(q_tile, k_tile.T) * scale` |
 # | `p = softmax(s)` | `p, new_max, new_sum, alpha = softmax_step(s, row_max, row_sum)` |
-# | `o = p @ v` | `pv = tl.dot(p, v_tile)`, and `o` is corrected and added to |
+# | `o = p @ v` | `pv = tl.dot(p, v_tile)`, and the corrected `o` is added |
 
-# %%
-show(fa1.fold_block)
-
-# %% [markdown]
-# A loop folds one block after another, and a program does that for one tile of queries. The
-# programs of all tiles run side by side on the GPU's multiprocessors.
-
-# %%
-show(fa1.attend, docstring=False)
+# %% tags=["hide-input"]
+show_plain("fa1", "fold_block")
 
 # %% [markdown]
-# The picture shows the score matrix, cut into tiles, each with the number of its turn. The
-# paper's loop goes over keys outside and queries inside, and so reads and writes `o` again and
-# again. The kernel here has the queries outside: `o` stays in registers and is written once.
+# `load_rows` loads the keys and the values of the block. `input_precision="ieee"` makes products of fp32
+# inputs exact and does not affect bf16. `p` is rounded to the type of V, because tensor cores multiply
+# numbers of one type. `tl.where` is the causal mask: it replaces the scores of keys after `last_key` by
+# $-\infty$. `norm` is $1 / l_\text{new}$; its `tl.where` avoids a division by 0 for queries that have seen
+# no key.
+#
+# A program calls `fold_block` for one block of keys after another, with the queries of one tile. You have
+# read this loop in `forward_kernel`, in [00_start](00_start.ipynb). The programs of all tiles run at the
+# same time on the SMs of the GPU.
+#
+# Two pictures show in which order the tiles of the score matrix are computed. Tiles above the diagonal,
+# which a causal mask hides, are never computed. <!-- key --> On the left is the loop of the original paper:
+# keys outside, queries inside. It reads and writes `o` once for each block of keys. On the right is the
+# kernel of this package, with queries outside: `o` stays in registers and is written once. Each of its
+# programs, p0 to p5, computes one row of tiles, from left to right; the number in a tile is its
+# turn. <!-- key -->
 
-# %%
+# %% tags=["hide-input"]
 tiles.compare(causal=True, versions=("paper", "fa1"))
-
-# %% [markdown]
-# *p0 to p5 are programs: each works through its row of tiles from left to right. Tiles above the
-# diagonal, which a causal mask hides in full, are never visited.*
 
 # %% [markdown]
 # ## Two predictions
 #
-# Guess before you run the next cells; write a number in the place of `None`.
+# Guess before you run the next cells: write a number in the place of `None`.
 #
-# Every program reads the keys and values that its queries see. So how many times is a key asked
-# for in all, with 8192 queries in the tiles that FA1 takes on an H200?
+# First prediction. Each program reads all keys that its queries see. There are 8192 queries, and the tiles
+# have the size that FA1 uses on an H200. How many programs read the same key, without a mask?
 
 # %%
 block_q = fa1.MEASURED[head_dim].block_q
-print("queries of a tile:", block_q)
+print("queries in a tile:", block_q)
 my_guess = None  # your guess here
 
 # %%
-guess(my_guess, length // block_q, "times that each key is asked for")
+guess(my_guess, length // block_q, "programs that read the same key")
 counted = {name: traffic.count(name, length, head_dim) for name in ("plain", "fa1")}
-print(f"FA1's programs ask for       {counted['fa1'].asked / 2**20:4.0f} MiB")
-print(f"with each number once it is  {counted['fa1'].least / 2**20:4.0f} MiB")
-print(f"plain attention moves        {counted['plain'].asked / 2**20:4.0f} MiB")
+print(f"FA1's programs read and write     {counted['fa1'].asked / 2**20:4.0f} MiB")
+print(f"each number of q, k, v, o once is {counted['fa1'].least / 2**20:4.0f} MiB")
+print(f"plain attention moves             {counted['plain'].asked / 2**20:4.0f} MiB")
+checked("as_much_as_plain", 0.8 < counted["fa1"].asked / counted["plain"].asked < 1.25)
 
 # %% [markdown]
-# Does that not come to as much as plain attention moves? The programs *ask* for it. But those of
-# one head run at the same time and ask for the same keys, which are few enough to stay in the
-# GPU's L2 cache. So memory itself sees each of them about once. The scores of plain attention, of
-# all heads, are far too many for a cache. And the larger the tile of queries, the less is asked
-# for: that is why tiles are as large as the registers allow.
+# FA1's programs read about as many bytes as plain attention moves. <!-- checked: as_much_as_plain --> Why
+# is FA1 faster? Programs of the same head run at about the same time and read the same keys. These fit into
+# the **L2** cache between the SMs and HBM, so HBM delivers each key about once, and L2 delivers the other
+# copies. The scores of plain attention do not fit into L2: the 32 heads of the measurement below have 4 GiB
+# of scores, and L2 has 60 MiB. Larger tiles of queries also help, because fewer programs read each key.
+# Tiles are therefore as large as the registers allow.
 #
-# Second prediction: 64 queries look at 256 keys with random scores, in 8 blocks of 32. In how
-# many of the 8 blocks does the maximum of a row grow, on average over the rows?
+# Second prediction. 64 queries look at 256 keys with random scores, in 8 blocks of 32 keys. In how many of
+# the 8 blocks does the maximum of a query grow, on average?
 
 # %%
 my_guess = None  # your guess here
@@ -229,8 +249,8 @@ my_guess = None  # your guess here
 # %% [markdown]
 # ## Watch it run
 #
-# `record` runs the package's kernel in Triton's interpreter, which executes each operation on a
-# tile with NumPy. It keeps what the kernel had in its registers before and after each block.
+# `record` runs the package's kernel in Triton's interpreter, which executes each operation on a tile with
+# NumPy. It keeps the variables of the kernel before and after each block.
 
 # %%
 generator = torch.Generator().manual_seed(0)
@@ -238,22 +258,29 @@ q, k, v = (torch.randn(1, n, 1, 32, generator=generator) for n in (64, 256, 256)
 steps = record("fa1", q, k, v, block_q=64, block_kv=32)
 grown = np.stack([step.after["row_max"] > step.before["row_max"] for step in steps])
 guess(my_guess, float(grown.sum(0).mean()), "blocks in which the maximum grows")
+checked("few_blocks", grown.sum(0).mean() < 4 and grown[0].all())
+checked("rarer", grown[1:3].mean() > 2 * grown[-2:].mean())
 
 # %% [markdown]
-# Few: among random scores, a new one is the largest so far more and more rarely. FA1 corrects `o`
-# in every block all the same. Keep this in mind; [FA4](04_fa4.ipynb) makes something of it.
+# The maximum grows in fewer than half of the blocks. <!-- checked: few_blocks --> Among random scores, a
+# new score is less and less often the largest so far: the maximum grows more than twice as often in the
+# second and third block as in the last two. <!-- checked: rarer --> FA1 corrects `o` in every block all the
+# same. [FA4](04_fa4.ipynb) uses this observation.
+#
+# The film shows the state of four queries, one frame for each block: the maximum `m`, the sum `l`, and the
+# length of `o`. <!-- key --> Where `m` grows, `l` is first multiplied by `alpha`, which makes it smaller,
+# and then the block's exponentials are added.
 
-# %%
+# %% tags=["hide-input"]
 film(
     softmax_state.frames(steps),
     softmax_state.frame,
-    "The state of four queries, block after block: the maximum climbs in ever rarer steps, the sum "
-    "drops where it does, and o settles.",
+    "m, l and the length of o for four queries, after each block. Move the slider.",
 )
 
 # %% [markdown]
-# The kernel's docstring says that `o` is at every moment the attention over the keys seen so far.
-# Hold it to that: after each block, against a softmax over the first keys.
+# After each block, `o` is the attention over the keys so far. The next cell compares it with a softmax over
+# these keys.
 
 # %%
 s = (q[0, :, 0] @ k[0, :, 0].T * 32**-0.5).double()
@@ -264,30 +291,34 @@ for step in steps:
     print(f"after {seen:3} keys, o is the attention over them: {right}")
 
 # %% [markdown]
-# With a causal mask, query 0 sees one key and query 63 sees 64. Here with four tiles of 16
-# queries: which blocks does each visit?
+# With a causal mask, query 0 sees one key and query 63 sees 64. With four tiles of 16 queries and blocks of
+# 16 keys, program 0 visits one block and program 3 visits all four. <!-- checked: causal_blocks -->
 
 # %%
 q, k, v = (torch.randn(1, 64, 1, 32, generator=generator) for _ in range(3))
 steps = record("fa1", q, k, v, block_q=16, block_kv=16, causal=True)
-for program in range(4):
-    print(f"program {program} visits blocks", *[s.j for s in steps if s.program == program])
+visited = [[step.j for step in steps if step.program == program] for program in range(4)]
+for program, blocks in enumerate(visited):
+    print(f"program {program} visits blocks", *blocks)
+checked("causal_blocks", visited == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]])
+
+# %% [markdown]
+# `compare` is the package's own check. It reports the error against attention in 64-bit arithmetic, and the
+# budget: twice the error of plain PyTorch, plus an allowance for rounding the result.
 
 # %% tags=["varies"]
 accuracy = compare(steps.o, q, k, v, causal=True)
 
 # %% [markdown]
-# This is the package's own verdict: the error against 64-bit arithmetic, and the most that is
-# allowed, twice the error of plain PyTorch and the rounding of the result.
+# ## What the compiler makes of it
 #
-# ## What the compiler made of it
-#
-# The interpreter shows what a kernel computes, not what it costs. For that, compile it; no GPU is
-# needed for this either. These are the instructions of the loop over the blocks, for each score
-# in it: on an A100 (sm_80), an H200 (sm_90) and a B200 (sm_100).
+# The interpreter shows what a kernel computes, but not how fast. The compiler's instructions say more, and
+# compiling needs no GPU. The first table counts the instructions of the loop over blocks, divided by the
+# number of scores in a block, for three GPUs. <!-- key --> `MUFU`, `FMUL` and so on are the names of
+# instructions. <!-- key -->
 
 
-# %%
+# %% tags=["hide-input"]
 def per_score(found, scores=128 * 64):
     """Instructions of the hot loop by name, for each score of its block: 128 queries, 64 keys."""
     threads = 32 * found["num_warps"]
@@ -320,70 +351,108 @@ table(
     digits=2,
 )
 
-# %%
+# %% tags=["hide-input"]
+checked("about_six", 6 <= loops["H200"]["FMUL"] < 7 and 1 <= loops["H200"]["MUFU"] < 1.2)
 Markdown(
-    f"One exponential for each score is needed. But {loops['H200']['FMUL']:.1f} multiplications? One is "
-    "the scale; one turns $e^x$ into $2^x$, which is all that the hardware has; two stand round each "
-    "exponential in case its result is tiny; and two correct `o`, which here has as many numbers as the "
-    "tile has scores. The products of the tensor cores hardly show in such a list: one instruction stands "
-    "for thousands of multiplications. **These ordinary instructions are what FA2 will save.**"
+    f"Each score needs one exponential. But why {loops['H200']['FMUL']:.1f} multiplications on an H200?"
 )
 
-# %%
+# %% [markdown]
+# Six of them can be named: <!-- checked: about_six -->
+#
+# * one multiplies the score by the scale $1 / \sqrt{d}$;
+# * one turns $e^x$ into $2^{x \log_2 e}$, because the hardware only computes powers of two;
+# * two keep very small (denormal) results exact: if the exponent is below -126, it is halved before the
+#   exponential, and the result is squared;
+# * two correct `o`: one multiplies by `alpha * row_sum`, one by `norm`. At head_dim 64 and 64 keys in a
+#   block, `o` has as many numbers as the tile has scores.
+#
+# The matrix products hardly count in such a list, because one instruction of a tensor core does thousands
+# of multiplications. All other instructions are executed by the other units of an SM, while the tensor
+# cores wait. **FA2 removes many of them.**
+#
+# The second table has the resources of a program. <!-- key --> No registers are spilled: the whole state
+# fits. The same source becomes a different product instruction on each GPU
+# generation. <!-- checked: resources -->
+
+# %% tags=["hide-input"]
+products = {"A100": "mma_sync", "H200": "wgmma", "B200": "tcgen05"}
+checked(
+    "resources",
+    all(found["spill_stores"] == 0 for found in compiled.values())
+    and all(
+        (compiled[gpu].get(kind, 0) > 0) == (gpu == own)
+        for gpu in products
+        for own, kind in products.items()
+    ),
+)
 table(
     compiled,
     [
         ("registers of a thread", "registers"),
-        ("bytes spilled from them", "spill_stores"),
-        ("shared memory of a program, bytes", "shared"),
-        ("products by mma.sync, the A100's way", "mma_sync"),
-        ("products by wgmma, Hopper's", "wgmma"),
-        ("products by tcgen05, Blackwell's", "tcgen05"),
+        ("bytes of registers that are spilled", "spill_stores"),
+        ("bytes of shared memory of a program", "shared"),
+        ("product instructions: mma.sync, of the A100", "mma_sync"),
+        ("product instructions: wgmma, of Hopper", "wgmma"),
+        ("product instructions: tcgen05, of Blackwell", "tcgen05"),
     ],
     digits=0,
 )
 
 # %% [markdown]
-# The same source, three ways to multiply; and nothing is spilled: the whole state fits in
-# registers.
-#
 # ## What it is worth
 #
-# First counted, which any laptop can do: bytes and arithmetic against the length, with a causal
-# mask.
+# First a count, then measurements. The count is of bytes and operations of one head over the sequence
+# length, with a causal mask. <!-- key -->
+#
+# * Left: the bytes that programs read and write. The green curve counts each number of the inputs and the
+#   result once. The L2 cache serves the difference between FA1's curve and the green one, so HBM only sees
+#   about the green one. Plain attention has no such help. <!-- key -->
+# * Middle: the operations for each byte. <!-- key -->
+# * Right: the operations that are computed, divided by those that are needed. Plain attention also
+#   multiplies for the half of the scores that the mask hides. FA1 computes hidden scores only in tiles on
+#   the diagonal. <!-- key -->
 
-# %%
+# %% tags=["hide-input"]
 traffic.against_length(causal=True)
 
 # %% [markdown]
-# *Left: what programs ask for, and (green) what they need at the least. What lies between the two
-# is the L2 cache's to answer; plain attention's line has no such help. Middle: the work that each
-# byte brings. Right: half of plain attention's products are of scores that the mask hides; with
-# tiles only those on the diagonal are.*
-#
-# What an H200 measured, from the committed results:
+# The next figure shows the memory that was measured on an H200, in addition to the inputs. Plain PyTorch's
+# memory grows with the sequence length, and FA1's does not. <!-- checked: memory_grows -->
 
-# %%
-measured("memory", "Plain PyTorch's matrices grow with the length; what FA1 takes does not.")
-
-# %%
-measured(
-    "forward", "FA1 against plain PyTorch is this notebook; the lines above are those to come."
-)
-
-# %%
+# %% tags=["hide-input"]
 document = read_results()
+measured("memory")
+memory_of = {
+    name: [row[name]["peak_mib"] for shape, row in sorted(shapes(document, "table").items(), key=lambda x: x[0][3])
+           if shape[5:] == (128, False)]
+    for name in ("plain", "fa1")
+}  # fmt: skip
+checked("memory_grows", memory_of["plain"][-1] > 5 * memory_of["plain"][0])
+checked("memory_grows", max(memory_of["fa1"]) < 1.1 * min(memory_of["fa1"]))
+
+# %% [markdown]
+# And this is the speed, in TFLOP/s: 10¹² operations in a second. This notebook is about the difference
+# between plain PyTorch and fa1. Later notebooks explain the faster versions. <!-- key -->
+
+# %% tags=["hide-input"]
+measured("forward")
 row = shapes(document, "table")[(2, 16, 16, 8192, 8192, 128, False)]
+fa1_rate, plain_rate, torch_rate = (rate_of(row, name) for name in ("fa1", "plain", "torch fa2"))
+checked("like_torch", 0.8 < fa1_rate / torch_rate < 1.2)
+checked("a_third", all(0.28 < rate / TENSOR_TFLOPS < 0.4 for rate in (fa1_rate, torch_rate)))
 Markdown(
-    f"At 8192 keys and head dimension 128, plain PyTorch takes {row['plain']['peak_mib']:,.0f} MiB beside its "
-    f"inputs and FA1 {row['fa1']['peak_mib']:,.0f}. FA1 is {rate_of(row, 'fa1') / rate_of(row, 'plain'):.1f} "
-    f"times as fast, and about as fast as torch's own FlashAttention-2 kernel "
-    f"({rate_of(row, 'fa1'):.0f} and {rate_of(row, 'torch fa2'):.0f} TFLOP/s). But the GPU could do "
-    f"{TENSOR_TFLOPS:.0f}."
+    f"With 8192 queries and keys, at head_dim 128 and without a mask, plain PyTorch needs {row['plain']['peak_mib']:,.0f} "
+    f"MiB in addition to its inputs and FA1 {row['fa1']['peak_mib']:,.0f} MiB. FA1 does {fa1_rate:.0f} TFLOP/s, "
+    f"{fa1_rate / plain_rate:.1f} times as many as plain PyTorch. PyTorch's own FlashAttention 2 kernel, which was written "
+    f"for the generation before the H200, does {torch_rate:.0f} TFLOP/s. The tensor cores could do {TENSOR_TFLOPS:.0f}."
 )
 
 # %% [markdown]
-# On a GPU of your own, this cell measures it and draws it beside the H200:
+# FA1 is about as fast as PyTorch's kernel. <!-- checked: like_torch --> Both reach about a third of what the
+# tensor cores can do; the next notebooks look for the rest. <!-- checked: a_third -->
+#
+# If your machine has a GPU, this cell measures all versions on it and draws them beside the H200:
 
 # %% tags=["varies"]
 own_gpu()
@@ -391,10 +460,10 @@ own_gpu()
 # %% [markdown]
 # ## Backward, in short
 #
-# Training needs gradients, and their formulas need `p`, the very matrix that was never written.
-# Plain PyTorch keeps it from the forward. FA1 keeps two numbers for each query, `m` and `l`, and
-# *computes each tile of `p` again* when it needs it: $p = e^{s - m} / l$. Arithmetic is cheap
-# here, memory is not.
+# Training needs the gradients of `q`, `k` and `v`, and their formulas contain `p`, the matrix that was
+# never written. Plain PyTorch keeps `p` from the forward pass. FA1 keeps two numbers for each query, `m`
+# and `l`, and *computes each tile of `p` again* when it needs it: $p = e^{s - m} / l$. This costs
+# arithmetic and saves memory.
 
 # %%
 kept = length * length * size
@@ -403,9 +472,11 @@ print(f"kept by plain attention  {kept / 2**20:8.2f} MiB for one head")
 print(f"kept by FA1              {statistics / 2**20:8.2f} MiB")
 
 # %% [markdown]
-# By hand, with the scores from above. The only surprise is `delta`: the softmax's gradient needs
-# a sum over all keys, which one tile does not have; but it equals a product of two rows that
-# every tile has, $\sum_k p_k \, (dO \cdot v_k) = dO \cdot o$.
+# The next cell computes the gradients by hand, with the scores from the beginning. `do` is the gradient of
+# the result, $dO$. One step needs an explanation, `delta`. The gradient of a softmax contains a sum over
+# all keys, $\sum_k p_k \, (dO \cdot v_k)$, and one tile does not have all keys. But $\sum_k p_k v_k$ is
+# `o`, so the sum equals $dO \cdot o$, which a program can compute from the query's rows of `do` and
+# `o`. <!-- key -->
 
 # %%
 s = torch.tensor(scores, requires_grad=True)
@@ -415,7 +486,7 @@ do = torch.tensor([[1.0, 2], [0, 1], [1, 1], [-1, 3]], dtype=torch.double)
 o.backward(do)  # autograd's answer
 
 m = torch.tensor(scores).max(1).values  # all that the forward kept, beside o
-l = torch.exp(torch.tensor(scores) - m[:, None]).sum(1)  # noqa: E741
+l = torch.exp(torch.tensor(scores) - m[:, None]).sum(1)
 p = torch.exp(torch.tensor(scores) - m[:, None]) / l[:, None]  # p, again
 delta = (do * o.detach()).sum(1)
 dp = do @ torch.tensor(values).T
@@ -424,12 +495,12 @@ print("dv is right:", torch.allclose(p.T @ do, x.grad))
 print("ds is right:", torch.allclose(ds, s.grad))
 
 # %% [markdown]
-# The kernel does this for one block of keys and one block of queries. `dk` and `dv` belong to the
-# keys and stay in registers; `dq` is loaded, added to, and stored.
+# The kernel does the same for one block of keys and one block of queries, with the same names. `dk` and
+# `dv` belong to the keys and stay in registers while the loop goes over the queries. `dq` belongs to the
+# queries: for each block of keys it is loaded, added to, and stored.
 
-# %%
-show(fa1_backward.probabilities, docstring=False)
-show(fa1_backward.fold_queries, docstring=False)
+# %% tags=["hide-input"]
+show_plain("fa1", "probabilities", "fold_queries", file="backward.py")
 
 # %% tags=["varies"]
 leaves = [x.clone().requires_grad_() for x in (q, k, v)]
@@ -439,23 +510,25 @@ o.backward(do)
 gradients = {f"d{name}": x.grad for name, x in zip("qkv", leaves)}
 accuracy = compare(o.detach(), q, k, v, causal=True, do=do, **gradients)
 
-# %%
-multiprocessors = 132  # of an H200
+# %% tags=["hide-input"]
+sms = 132  # of an H200
 row = shapes(document, "backward")[(2, 16, 16, 8192, 8192, 128, False)]
+fa1_rate, plain_rate = rate_of(row, "fa1"), rate_of(row, "plain")
+assert fa1_rate < plain_rate / 2
 Markdown(
-    f"Right, but slow: {rate_of(row, 'fa1'):.0f} TFLOP/s where plain PyTorch has "
-    f"{rate_of(row, 'plain'):.0f} on an H200. The paper's schedule has one program for each head. In this "
-    f"measurement that is {2 * 16} programs on {multiprocessors} multiprocessors, and each of them reads and "
-    f"writes all of `dq` once for each block of keys. Memory is saved, the GPU is not filled. That is the "
-    f"next version's business."
+    f"The gradients are right, but FA1's backward is slow: {fa1_rate:.0f} TFLOP/s on an H200, where plain PyTorch has "
+    f"{plain_rate:.0f}. It uses one program for each head, as in the paper. This measurement has 2 sequences of 16 heads, "
+    f"so {2 * 16} programs run on {sms} SMs, and most SMs have no work. Each program also reads and writes all "
+    f"of its `dq` once for each block of keys. FA2 mends both."
 )
 
 # %% [markdown]
 # ## Exercises
 #
-# **1. Write the rescale step.** The state of a tile is `o` (rows, dim), `row_max` and `row_sum`
-# (rows). Fold a block in: scores `s` (rows, keys), values `v` (keys, dim). Return the three, new.
-# `o` stays normalised, as in FA1. Mind the row that has seen no key yet.
+# **1. Write the correction.** The state of a tile is `o` (rows, dim), `row_max` (rows) and `row_sum`
+# (rows). Add a block of keys with scores `s` (rows, keys) and values `v` (keys, dim), and return the new
+# `o`, `row_max` and `row_sum`. `o` stays normalised, as in FA1. Consider queries that have seen no key so
+# far. <!-- key -->
 
 
 # %%
@@ -466,19 +539,20 @@ def fold(o, row_max, row_sum, s, v):
 check("fold", fold)
 
 # %% [markdown]
-# **2. Break the mask.** Leave `mask_scores` out of the kernel and leave its loop as it is. Some
-# rows of a causal result change and others do not. This cell does it to the real kernel:
+# **2. Break the mask.** This cell runs the real kernel with `mask_scores` replaced by a function that masks
+# nothing. The loop is unchanged. Some queries of a causal call get a wrong result, and others do not.
 
 # %%
 right = record("fa1", q, k, v, block_q=16, block_kv=16, causal=True).o
 with patch.object(fa1, "mask_scores", lambda s, *_: s):
     broken = record("fa1", q, k, v, block_q=16, block_kv=16, causal=True).o
 same = (right == broken).all(-1).flatten().nonzero().flatten()
-print("rows that are still right:", *same.tolist())
+print("queries whose result is still right:", *same.tolist())
 
 # %% [markdown]
-# Why these? Write down which rows change, for any length and any tiles; the check asks the
-# kernel. The length is a multiple of both sizes, so no block reaches past the last key.
+# Why these queries? Write a function that returns the queries whose result changes, for any length and any
+# tile sizes. The check compares it with the kernel. You may assume that the length is a multiple of both
+# sizes, so that no block reaches past the last key.
 
 
 # %%
@@ -493,12 +567,11 @@ check("rows_that_change", rows_that_change)
 #
 # ## Where to read on
 #
-# * Dao et al. 2022, [FlashAttention](https://arxiv.org/abs/2205.14135): Algorithm 1 is the
-#   forward, Algorithm 4 and appendix B the backward, section 3.2 counts bytes.
+# * Dao et al. 2022, [FlashAttention](https://arxiv.org/abs/2205.14135): Algorithm 1 is the forward pass,
+#   Algorithm 4 and appendix B are the backward pass, section 3.2 counts bytes.
 # * Milakov and Gimelshein 2018, [Online normalizer calculation for
-#   softmax](https://arxiv.org/abs/1805.02867): the trick with `alpha`, before there was
-#   FlashAttention.
+#   softmax](https://arxiv.org/abs/1805.02867): the correction by `alpha`, four years before FlashAttention.
 # * The first release, in CUDA:
 #   [fmha_fprop_kernel_1xN.h](https://github.com/Dao-AILab/flash-attention/blob/v1.0.9/csrc/flash_attn/src/fmha_fprop_kernel_1xN.h).
-# * [flash_versions/versions/fa1](../flash_versions/versions/fa1): the two files of this notebook, whole.
-# * Next: [FlashAttention 2](02_fa2.ipynb) does the same with less of everything else.
+# * [flash_versions/versions/fa1](../flash_versions/versions/fa1): the complete kernels of this notebook.
+# * Next: [FlashAttention 2](02_fa2.ipynb) keeps the algorithm and removes instructions.

@@ -14,14 +14,22 @@
 # %% [markdown]
 # # FA2: the same result with less of everything else
 #
-# FA1 took the score matrix out of memory. What is left is a loop in which the tensor cores
-# multiply for a short while and wait for ordinary arithmetic the rest of the time; and, when
-# there are few queries, a GPU of which most does nothing. FlashAttention 2 has no new formula. It
-# takes work away.
+# FA1 keeps the score matrix out of memory. Two kinds of waste remain. Between two matrix products, the
+# tensor cores wait while other units execute many ordinary instructions. And when there are few queries,
+# most of the GPU has no work.
 #
-# Read [01_fa1](01_fa1.ipynb) first.
+# FlashAttention 2 (FA2) has no new formula. Its idea in one sentence: **do everything that is not a matrix
+# product less often, and cut the work into more programs.** Its changes:
+#
+# * divide by the sum of exponentials once at the end, not after every block;
+# * compute with powers of two, so that the scale and the conversion are one instruction;
+# * apply the mask only in blocks that the diagonal cuts;
+# * share the keys of one query among several programs (split-KV);
+# * in the backward pass, use one program for each block of keys, not one for each head.
+#
+# Time: about 60 minutes. Read [01_fa1](01_fa1.ipynb) first. You need no GPU.
 
-# %%
+# %% tags=["hide-cell"]
 # On Google Colab only: fetch the package, and what it needs.
 import os
 import subprocess
@@ -35,14 +43,26 @@ if "google.colab" in sys.modules and not os.path.exists("lessons"):
     subprocess.run(pip, check=True)
     sys.path[:0] = [os.getcwd(), os.path.dirname(os.getcwd())]
 
-# %%
+# %% tags=["hide-cell"]
 # %matplotlib inline
 from unittest.mock import patch
 
 import numpy as np
 import torch
 from IPython.display import Markdown
-from lessons import changes, check, film, guess, instructions, measured, own_gpu, record, show
+from lessons import (
+    changes,
+    check,
+    checked,
+    film,
+    guess,
+    instructions,
+    measured,
+    own_gpu,
+    record,
+    show,
+    show_plain,
+)
 from lessons.pictures import rooflines, splits, tiles, traffic
 from matplotlib.figure import Figure
 
@@ -50,18 +70,17 @@ from flash_versions import attention, compare
 from flash_versions.versions.fa2 import backward as fa2_backward
 from flash_versions.versions.fa2 import combine as fa2_combine
 from flash_versions.versions.fa2 import forward as fa2
-from flash_versions.plot.figures import HBM_TB_PER_S
+from flash_versions.plot.figures import HBM_TB_PER_S, TENSOR_TFLOPS, exp2_roof
 from flash_versions.bench.results import rate_of, read_results, shapes
-from flash_versions.versions.tiles.algebra import finalize
 
 np.set_printoptions(precision=3, suppress=True)
 document = read_results()
 
 # %% [markdown]
-# ## What FA1 wasted
+# ## What FA1 wastes
 #
-# **Multiplications.** The loop over the blocks as the compiler leaves it for an H200: how many
-# ordinary multiplications are there for one score?
+# **Multiplications.** The next cell compiles FA1's kernel for an H200 and counts the ordinary
+# multiplications in its loop over blocks, for each score.
 
 
 # %%
@@ -74,51 +93,51 @@ def per_score(found, scores=128 * 64):
 
 
 (fa1_loop,) = per_score(instructions("fa1", "sm_90", head_dim=64, causal=True))
-print(f"multiplications for each score: {fa1_loop['FMUL']:.1f}")
+print(f"FA1, multiplications for each score: {fa1_loop['FMUL']:.1f}")
 
 # %% [markdown]
-# **Masks.** A causal mask is a comparison and a selection for every score. But only blocks that
-# the diagonal cuts need it; those below it are visible in full, those above are not visited.
+# **Masks.** A causal mask costs a comparison and a selection for each score. FA1 does this in every block
+# that it visits, although only blocks on the diagonal need it. All queries of a tile see blocks left of the
+# diagonal completely.
 
 # %%
 length, block_q, block_kv = 8192, 128, 64
 in_tile = block_q // block_kv
 visited = sum((tile + 1) * in_tile for tile in range(length // block_q))
 cut = length // block_q * in_tile
-print(f"blocks visited {visited}, cut by the diagonal {cut}: {cut / visited:.1%}")
+print(f"blocks visited: {visited}, blocks that need the mask: {cut} ({cut / visited:.1%})")
 
 # %% [markdown]
-# **The GPU.** When a model writes text, one query at a time looks at a long cache of keys. FA1
-# has one program for each head. A GPU has many more multiprocessors than that, and each program
-# walks the whole cache alone.
+# **The GPU.** When a model writes text, one query at a time looks at many keys in the KV cache. This is
+# called **decoding**. FA1 has one program for each head. A GPU has many more SMs than that, and each
+# program reads all keys alone.
 
 # %%
-multiprocessors = 132  # of an H200
+sms = 132  # of an H200
 decode = {shape[4]: row for shape, row in shapes(document, "decode").items() if shape[0] == 1}
 keys = max(decode)
 found = decode[keys]["fa1"]
-print(f"programs {found['H']}, multiprocessors {multiprocessors}")
-print(
-    f"{keys} keys: {found['tb_per_s']:.2f} TB/s of keys and values; an H200 can read {HBM_TB_PER_S}"
-)
+print(f"FA1's programs: {found['H']}; SMs of an H200: {sms}")
+print(f"rate of reading {keys:,} keys and values: {found['tb_per_s']:.2f} TB/s, measured")
+print(f"bandwidth of an H200: {HBM_TB_PER_S} TB/s")
 
 # %% [markdown]
 # ## The ideas, by hand
 #
-# **Normalise once.** FA1 divides by the sum after every block, and multiplies by the old sum
-# before the next. Leave both out. Carry the sum of exponentials times values as it is (`acc`) and
-# divide at the very end. One correction by `alpha` remains.
+# **Normalise once.** In every block, FA1 multiplies `o` by the old sum and divides it by the new one. FA2
+# does neither. It keeps the sum of exponentials times values without dividing, in a variable `acc`, and
+# divides once at the end. Only the correction by `alpha` remains in the loop.
 
 # %%
 scores = np.array([[1.0, 3, 2, 5], [4, 4, 0, 1], [0, 1, 2, 3], [6, 0, 2, 1]])
 values = np.array([[1.0, 0], [0, 1], [2, 2], [4, -4]])
 
-m, l, acc = np.full(4, -np.inf), np.zeros(4), np.zeros((4, 2))  # noqa: E741
+m, l, acc = np.full(4, -np.inf), np.zeros(4), np.zeros((4, 2))
 for block in (slice(0, 2), slice(2, 4)):
     m_new = np.maximum(m, scores[:, block].max(1))
     alpha = np.exp(m - m_new)
     p = np.exp(scores[:, block] - m_new[:, None])
-    l = alpha * l + p.sum(1)  # noqa: E741
+    l = alpha * l + p.sum(1)
     acc = alpha[:, None] * acc + p @ values[block]
     m = m_new
     print("alpha", alpha, "\nacc\n", acc)
@@ -127,21 +146,25 @@ truth = torch.softmax(torch.tensor(scores), -1) @ torch.tensor(values)
 print("equal after the last division:", np.allclose(o, truth))
 
 # %% [markdown]
-# **Compute powers of two.** The hardware has $2^x$ and no $e^x$; $e^x = 2^{x \log_2 e}$ costs a
-# multiplication for each score. But scores are multiplied by a scale in any case, $1/\sqrt{d}$.
-# Put $\log_2 e$ into it, and keep the maximum in these units, too. Then `s * scale_log2 - m` is a
-# single instruction, a multiply-add.
+# **Compute powers of two.** The hardware computes $2^x$ and not $e^x$. So $e^x = 2^{x \log_2 e}$ costs one
+# more multiplication for each score. But each score is multiplied by $1 / \sqrt{d}$ in any case. FA2
+# multiplies this scale by $\log_2 e$ in advance and keeps the maximum in the same units (units of log2).
+# Then `s * scale_log2 - m` is one instruction, a multiply-add. The next cell computes the exponentials of
+# one query in both ways. They are equal. <!-- checked: powers_of_two -->
 
 # %%
 scale_log2 = np.log2(np.e)  # times 1 / sqrt(d), which is 1 here
-print(np.exp2(scores[0] * scale_log2 - (scores[0] * scale_log2).max()))
-print(np.exp(scores[0] - scores[0].max()))
+with_two = np.exp2(scores[0] * scale_log2 - (scores[0] * scale_log2).max())
+with_e = np.exp(scores[0] - scores[0].max())
+print("with powers of 2:", with_two)
+print("with powers of e:", with_e)
+checked("powers_of_two", np.allclose(with_two, with_e))
 
 # %% [markdown]
-# **Split the keys.** Let two programs share the keys of one query. Each does the loop above on
-# its own half, and knows nothing of the other. What they leave, `acc`, `m` and `l`, can be added
-# when both are brought to one maximum: the online softmax step once more, with whole halves in
-# the place of blocks.
+# **Split the keys.** Let two programs share the keys of one query. Each runs the same loop on its half of
+# the keys and does not know the other half. Each has a result `acc`, a maximum `m` and a sum `l`. To
+# combine them, correct both to the common maximum and add. This is the step of the online softmax again,
+# with halves in the place of blocks. <!-- key -->
 
 # %%
 halves = []
@@ -153,57 +176,63 @@ for half in (slice(0, 2), slice(2, 4)):
 (acc_a, m_a, l_a), (acc_b, m_b, l_b) = halves
 m = max(m_a, m_b)
 weight_a, weight_b = np.exp(m_a - m), np.exp(m_b - m)
-print("weights", weight_a, weight_b)
-print("o", (weight_a * acc_a + weight_b * acc_b) / (weight_a * l_a + weight_b * l_b))
-print("o over all keys", truth[0].numpy())
+combined = (weight_a * acc_a + weight_b * acc_b) / (weight_a * l_a + weight_b * l_b)
+print(f"weights {weight_a:.3f} {weight_b:.3f}")
+print("o, combined     ", combined)
+print("o over all keys ", truth[0].numpy())
+assert np.allclose(combined, truth[0])
 
 # %% [markdown]
 # ## The kernel: what changes
 #
-# Red was in FA1, green is in FA2. First the softmax step: powers of two, and the scale inside.
+# The next cells compare FA1's and FA2's kernels as a causal call without options runs them. Red lines are
+# FA1's, green lines are FA2's. <!-- key --> `changes(..., plain=False)` shows the kernels with all options.
+#
+# First the softmax step: powers of two, with the scale inside.
 
 # %%
 changes("fa1", "fa2", "softmax_step")
 
 # %% [markdown]
-# Then a block of keys. `o` has become `acc`, and the two lines that normalised it are gone:
-# `acc * alpha` goes into the product as what it is added to. The mask has become a question that
-# the *compiler* answers, for `MASKED` is a constant. (The function as it is written also calls
-# `cap_scores`, `add_alibi`, `drop` and `rows_in_pages` for options of the API. A call that does not
-# use them compiles without them, and the view below leaves them out; `plain=False` shows them.)
+# Next, one block of keys.
+#
+# * `o` is now called `acc`, and the two lines that normalised it are gone. <!-- key -->
+# * `acc * alpha` is passed to `tl.dot` as its accumulator: `tl.dot(p, v, x)` computes `x + p @ v`.
+# * `MASKED` is a `tl.constexpr`. The compiler makes two versions of the function, and the one with
+#   `MASKED=False` has no comparisons.
 
 # %%
 changes("fa1", "fa2", "fold_block")
 
 # %% [markdown]
-# One loop has become three, with the same body: with a mask on the left (only for a sliding
-# window), without a mask, with a mask on the right.
+# Last, the kernel.
+#
+# * The loop has become two: the first visits blocks that all queries of the tile see, without a mask; the
+#   second visits blocks that the diagonal cuts. `full_end` is the block where the second begins. (The full
+#   kernel has a third loop on the left side, for sliding windows.)
+# * The division has moved behind the loops.
+# * `tile = tiles - 1 - ...`: the first program takes the last tile of a head, which has the most keys to
+#   visit. Long work should not start last. [FA3](03_fa3.ipynb) counts what this order gains, and improves
+#   it.
 
 # %%
-changes("fa1", "fa2", "attend", plain=False)
+changes("fa1", "fa2", "forward_kernel")
 
 # %% [markdown]
-# And the division has moved behind the loops.
+# One more change is not visible here. Models often let several query heads share one head of keys and
+# values (GQA). FA2 puts the queries of all these heads into *one tile*, so a program reads K and V once for
+# all of them.
+#
+# Which tile comes when? The number in a tile is its turn within its program. In FA2, program
+# p0 has the last queries, and only tiles on the diagonal have a mask. <!-- key -->
 
-# %%
-show(finalize)
-
-# %% [markdown]
-# Two more things happen outside the loop. Query heads that share a key head become *rows of one
-# tile*, so that K and V are read once for all of them. And causal tiles begin with the last
-# queries, which see the most keys: what takes longest should not start last.
-
-# %%
+# %% tags=["hide-input"]
 tiles.compare(causal=True, versions=("fa1", "fa2"))
-
-# %% [markdown]
-# *The numbers say in which order tiles are visited; FA2 begins at the bottom. Only tiles on the
-# diagonal pay for the mask.*
 
 # %% [markdown]
 # ## Two predictions
 #
-# FA1 has the number of multiplications for each score that was printed above. How many has FA2's
+# First prediction. You have seen how many multiplications FA1's loop has for each score. How many has FA2's
 # loop without a mask?
 
 # %%
@@ -215,8 +244,8 @@ fa2_loop, fa2_masked = per_score(compiled["sm_90"])
 guess(my_guess, fa2_loop["FMUL"], "multiplications for each score")
 
 # %% [markdown]
-# And: 4 query heads share one key head, one query looks at 64 keys in blocks of 16. FA1 folds 16
-# blocks, 4 for each head. How many does FA2 fold?
+# Second prediction. 4 query heads share one key head. One query in each head looks at 64 keys, in blocks of
+# 16. FA1 calls `fold_block` 16 times: 4 times for each head. How often does FA2 call it?
 
 # %%
 my_guess = None  # your guess here
@@ -224,56 +253,77 @@ my_guess = None  # your guess here
 # %% [markdown]
 # ## Watch it run
 #
-# The real kernels, in the interpreter.
+# The next cells run the real kernels in the interpreter.
 
 # %%
 generator = torch.Generator().manual_seed(0)
 q = torch.randn(1, 1, 4, 32, generator=generator)  # (batch, length, heads, head_dim)
 k, v = (torch.randn(1, 64, 1, 32, generator=generator) for _ in range(2))
 folds = {name: len(record(name, q, k, v, block_kv=16)) for name in ("fa1", "fa2")}
-print("FA1 folds", folds["fa1"])
-guess(my_guess, folds["fa2"], "FA2 folds")
+print("FA1 calls fold_block", folds["fa1"], "times")
+guess(my_guess, folds["fa2"], "FA2 calls it", "times")
+assert folds["fa1"] == 16
 
 # %% [markdown]
-# A causal run of 64 queries in tiles of 16. Each frame is a step: the scores that a program has
-# folded so far, and the size of each row of `acc`. Blocks on the diagonal come with a mask (white
-# is $-\infty$), the others without.
+# Now a causal call with 64 queries in tiles of 16. A frame of the film is one block. <!-- key --> On the
+# left are the scores that have been computed so far; masked scores are white. On the right is the length of
+# `acc` for each query of the tile, before and after the block. <!-- key --> Blocks with a mask are on the
+# diagonal. <!-- checked: masks_on_the_diagonal --> `acc` is not normalised: in most blocks it grows, and in
+# a few it shrinks, because a larger maximum has arrived. <!-- checked: acc_grows -->
 
-# %%
+# %% tags=["hide-input"]
 q, k, v = (torch.randn(1, 64, 1, 32, generator=generator) for _ in range(3))
 steps = record("fa2", q, k, v, block_q=16, block_kv=16, causal=True)
 
 
+def tile_of(step):
+    """The query tile of a step: the first program has the last tile."""
+    return 3 - step.program
+
+
+def masked(step):
+    """Whether the block has scores that are hidden."""
+    return bool(np.isinf(step.after["s"]).any())
+
+
 def draw(index):
-    """The score matrix after this step, and what the rows of acc have grown to."""
+    """The score matrix after this step, and how long the rows of acc are."""
     figure = Figure(figsize=(7, 3.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     seen = np.full((64, 64), np.nan)
     for step in steps[: index + 1]:
-        tile = 3 - step.program  # causal: the last queries first
+        tile = tile_of(step)
         seen[16 * tile : 16 * tile + 16, 16 * step.j : 16 * step.j + 16] = step.after["s"]
     seen[np.isinf(seen)] = np.nan
     left.imshow(seen, vmin=-15, vmax=15, cmap="coolwarm")
     left.set(xlabel="key", ylabel="query", xticks=range(0, 65, 16), yticks=range(0, 65, 16))
     left.grid(color="0.7")
     step = steps[index]
-    masked = np.isinf(step.after["s"]).any()
-    figure.suptitle(f"program {step.program}, block {step.j}: {'mask' if masked else 'no mask'}")
-    rows = 16 * (3 - step.program) + np.arange(16)
+    mask = "with a mask" if masked(step) else "no mask"
+    figure.suptitle(f"program {step.program}, block {step.j}: {mask}")
+    rows = 16 * tile_of(step) + np.arange(16)
     for name, colour in (("before", "0.8"), ("after", "#0072B2")):
         state = getattr(step, name)
         size = np.linalg.norm(state["acc"], axis=1)
         right.barh(rows, size, color=colour, height=0.9 if name == "before" else 0.5, label=name)
-    right.set(xlim=(0, 40), ylim=(rows[-1] + 0.5, rows[0] - 0.5), xlabel="|acc| of a row")
+    right.set(
+        xlim=(0, 40), ylim=(rows[-1] + 0.5, rows[0] - 0.5), xlabel="length of acc", ylabel="query"
+    )
     right.legend(loc="lower right", frameon=False)
     return figure
 
 
+change = np.concatenate([
+    np.linalg.norm(step.after["acc"], axis=1) - np.linalg.norm(step.before["acc"], axis=1)
+    for step in steps if step.j
+])  # fmt: skip
+checked("acc_grows", 0.5 < (change > 0).mean() < 1)
+checked("masks_on_the_diagonal", all(masked(step) == (step.j == tile_of(step)) for step in steps))
 film(
     range(len(steps)),
     draw,
-    "Left, the scores computed so far: the last tile of queries comes first. Right, acc of the tile's rows: it is "
-    "not normalised and grows with every key, and shrinks where a larger maximum arrives.",
+    "Left: the scores that have been computed; the last tile of queries comes first. Right: the length of acc, for each "
+    "query of the tile.",
 )
 
 # %% tags=["varies"]
@@ -282,9 +332,10 @@ accuracy = compare(steps.o, q, k, v, causal=True)
 # %% [markdown]
 # ## Split the keys, watched
 #
-# One query, 192 keys, 4 splits. Each split is a program of its own on the grid's second axis.
+# One query looks at 192 keys, in 4 splits. Each split is a program of its own, on the second axis of the
+# grid. The picture shows which blocks of keys each split has. <!-- key -->
 
-# %%
+# %% tags=["hide-input"]
 splits.ranges(blocks=12, n=4)
 
 # %%
@@ -299,8 +350,9 @@ for split, state in last.items():
     )
 
 # %% [markdown]
-# Take what the splits left and reduce it, two at a time, as the picture below does. The order
-# does not matter. Units are log2, so weights are powers of two.
+# Combine the results of the splits two at a time; the order does not matter.
+# FA2's maximum is in units of log2, so the weights are powers of two. <!-- key --> The result equals that
+# of the kernel. <!-- checked: combined -->
 
 # %%
 parts = [(x["acc"][0], x["row_max"][0], x["row_sum"][0]) for x in last.values()]
@@ -309,39 +361,45 @@ while len(parts) > 1:
     m = max(m_a, m_b)
     a, b = np.exp2(m_a - m), np.exp2(m_b - m)
     parts = [*parts[2:], (a * acc_a + b * acc_b, m, a * l_a + b * l_b)]
-acc, m, l = parts[0]  # noqa: E741
-print("equal to what the kernel wrote:", np.allclose(acc / l, steps.o[0, 0, 0], atol=1e-6))
+acc, m, l = parts[0]
+equal = np.allclose(acc / l, steps.o[0, 0, 0], atol=1e-6)
+print("equal to what the kernel wrote:", equal)
+checked("combined", equal)
 
-# %%
+# %% tags=["hide-input"]
 splits.tree(4)
 
 # %% [markdown]
-# *Each leaf is a split, each node brings two parts to one maximum and adds them.*
+# *Each coloured box is the result of one split. Each white box combines two results.* <!-- key -->
 #
-# In the package the reduction is a kernel of its own. It does not build a tree: one program for
-# each row walks over the splits, a tile of them at a time, and keeps a maximum and sums as FA1 does
-# for keys. Where it can, the GPU launches it while the splits are still at work; `gdc_wait` waits
-# for them.
+# In the package, a second kernel combines the splits. It does not build a tree. It has one program for each
+# query of each head. The program loops over the splits, several at a time, and keeps a maximum, a sum and
+# an accumulator, as FA1 does for blocks of keys. On an H200, the GPU can launch this kernel while splits
+# are still running; `gdc_wait` waits until they are done. <!-- key -->
 
-# %%
+# %% tags=["hide-input"]
 show(fa2_combine.combine_kernel, docstring=False)
 
 # %% [markdown]
-# How many splits? As many as fill the GPU, twice over; but a split gets at least four blocks, or
-# the reduction costs more than it gains.
+# How many splits should there be? If there are enough programs without splits (`FULL` is 0.8 of a program
+# for each SM), none. Otherwise, the package takes as many as give two programs to each SM. But each split
+# gets at least four blocks, because combining very short splits costs more than it
+# gains. <!-- checked: full -->
 
 # %%
-show(fa2.choose_num_splits)
+show(fa2.choose_num_splits, docstring=False)
+checked("full", fa2.FULL == 0.8)
 for heads in (8, 32, 128):
-    chosen = fa2.choose_num_splits(heads, 131072 // 64, multiprocessors)
-    print(f"{heads:3} programs, 131072 keys: {chosen} splits")
+    chosen = fa2.choose_num_splits(heads, 131072 // 64, sms)
+    print(f"{heads:3} programs without splits, 131072 keys: {chosen} splits")
 
 # %% [markdown]
-# ## What the compiler made of it
+# ## What the compiler makes of it
 #
-# Instructions for each score, of FA1's loop and of FA2's two, with a mask and without.
+# This table counts instructions for each score: for FA1's loop, and for FA2's loops without and with a
+# mask. <!-- key -->
 
-# %%
+# %% tags=["hide-input"]
 columns = {"FA1, H200": fa1_loop, "FA2, H200": fa2_loop, "FA2 masked, H200": fa2_masked}
 for gpu, arch in (("A100", "sm_80"), ("B200", "sm_100")):
     columns[f"FA2, {gpu}"] = per_score(compiled[arch])[0]
@@ -360,83 +418,106 @@ for label, names in rows.items():
     lines.append(f"| {label} | " + " | ".join(f"{x:.2f}" for x in numbers) + " |")
 Markdown("\n".join(lines))
 
-# %%
+# %% tags=["hide-input"]
 saved = 1 - sum(fa2_loop.values()) / sum(fa1_loop.values())
+assert 1 <= fa2_loop["FMUL"] < 1.2 and 1 <= fa2_loop["FFMA"] < 1.2
+assert abs(fa2_loop["MUFU"] - fa1_loop["MUFU"]) < 0.2
 Markdown(
-    f"The loop without a mask has {saved:.0%} fewer instructions than FA1's. Of {fa1_loop['FMUL']:.1f} "
-    f"multiplications {fa2_loop['FMUL']:.1f} is left, `acc * alpha`, and one multiply-add makes the exponent. The "
-    f"exponentials themselves are the same number in both: there is one for each score, and no schedule can save "
-    f"it. [FA4](04_fa4.ipynb) comes back to them."
+    f"FA2's loop without a mask has {saved:.0%} fewer instructions than FA1's. Of {fa1_loop['FMUL']:.1f} multiplications for each "
+    f"score, {fa2_loop['FMUL']:.1f} is left: `acc * alpha`. One multiply-add computes the exponent. The two multiplications that "
+    "kept denormal results are gone, too, because `tl.exp2` rounds such results to 0. The number of "
+    "exponentials is the same in both, one for each score. [FA4](04_fa4.ipynb) reduces their cost."
 )
 
 # %% [markdown]
-# The same without a compiler, counted from the schedules: what there is to do beside the products
-# of the tensor cores.
+# The next figure needs no compiler. It counts, from the order of tiles alone, how much ordinary work there
+# is for each score that a query sees, with a causal mask. <!-- key --> From FA1 to FA2, most comparisons
+# with the mask go, and so does half of the products with `o` or `acc`. <!-- checked: ordinary_work --> The
+# bar of FA4 for these products assumes that its threshold is on, which [FA4's notebook](04_fa4.ipynb)
+# explains. <!-- key -->
 
-# %%
+# %% tags=["hide-input"]
+one, two = (traffic.count(name, 8192, 64, causal=True) for name in ("fa1", "fa2"))
+checked("ordinary_work", two.masked < 0.1 * one.masked)
+checked("ordinary_work", 0.45 < (two.rescales / two.needed) / (one.rescales / one.needed) < 0.55)
 traffic.ordinary_work(head_dim=64)
 
 # %% [markdown]
-# *With a causal mask, for each score that a query sees. From FA1 to FA2 most comparisons go, and
-# half of the products with the accumulator; the exponentials stay.*
-#
 # ## What it is worth
 #
-# Measured on an H200, from the committed results.
+# The next figure was measured on an H200. It shows how many times as fast as PyTorch's own FlashAttention 2
+# each version is. This notebook is about the distance from fa1 to fa2. <!-- key -->
 
-# %%
-measured("speedup", "From fa1 to fa2 is what this notebook is about, as a ratio.")
-
-# %%
+# %% tags=["hide-input"]
+measured("speedup")
 table = [
     row for shape, row in shapes(document, "table").items() if shape[5] == 64 and shape[3] > 1024
 ]
 gains = [rate_of(row, "fa2") / rate_of(row, "fa1") for row in table]
-long = decode[keys]
-group = long["fa1"]["H"] // long["fa1"]["Hkv"]
+assert min(gains) > 1
 Markdown(
-    f"At head dimension 64, from 2048 keys on, FA2 is {min(gains):.2f} to {max(gains):.2f} times as fast as FA1. "
-    f"With one query and {keys:,} keys, FA1 takes in keys and values at {long['fa1']['tb_per_s']:.2f} "
-    f"TB/s. With the query heads packed a key is read once and not {group} times, but fewer programs "
-    f"are there to wait for memory: {long['fa2 unsplit']['tb_per_s']:.2f}. With the keys split it is "
-    f"{long['fa2']['tb_per_s']:.2f}, {long['fa1']['ms_p50'] / long['fa2']['ms_p50']:.0f} times as fast "
-    f"as FA1, from a second axis of the grid."
+    f"At head_dim 64, with 2048 keys or more, FA2 is {min(gains):.2f} to {max(gains):.2f} times as fast as FA1."
 )
 
-# %%
+# %% tags=["hide-input"]
+long = decode[keys]
+group = long["fa1"]["H"] // long["fa1"]["Hkv"]
+programs = long["fa1"]["Hkv"]
+assert long["fa2 unsplit"]["tb_per_s"] < 0.1 * HBM_TB_PER_S < 0.5 * long["fa2"]["tb_per_s"]
+Markdown(
+    f"**Decoding** with one query and {keys:,} keys:\n\n"
+    f"* FA1 reads keys and values at {long['fa1']['tb_per_s']:.2f} TB/s, with {long['fa1']['H']} programs. Each key is read "
+    f"{group} times, once for each query head.\n"
+    f"* FA2 without splits reads each key once, but has only {programs} programs. They cannot keep enough loads in flight: "
+    f"they reach {long['fa2 unsplit']['tb_per_s']:.2f} TB/s.\n"
+    f"* FA2 with splits reaches {long['fa2']['tb_per_s']:.2f} TB/s of {HBM_TB_PER_S}. It takes "
+    f"{1000 * long['fa2']['ms_p50']:.0f} microseconds, where FA1 takes {1000 * long['fa1']['ms_p50']:.0f}."
+)
+
+# %% [markdown]
+# A roofline shows what limits a kernel. The horizontal axis is the number of operations for each byte, the
+# vertical axis is the measured rate. The slope is the most that the bandwidth of HBM allows, the flat line
+# the most that the tensor cores can do. Each version is a bar: at its left end, all bytes that its programs
+# read and write are counted, and at its right end, each number of inputs and result once. If the left end
+# is above the slope, the L2 cache has delivered some of the bytes. <!-- key -->
+#
+# The bandwidth of HBM would allow more than twice the rates of FA1 and FA2 at their right ends, so it does
+# not limit them. <!-- checked: not_memory --> The dotted line is the next limit: the rate of a kernel that
+# computes all matrix products first, and then all exponentials. FA3 is above it, because it does both at
+# the same time. <!-- checked: fa3_above -->
+
+# %% tags=["hide-input"]
+points = rooflines.points()
+checked("not_memory", all(points[v][2] < 0.5 * points[v][1] * HBM_TB_PER_S for v in ("fa1", "fa2")))
+in_turn = 1 / (1 / TENSOR_TFLOPS + 1 / exp2_roof(128))
+checked("fa3_above", points["fa2"][2] < in_turn < points["fa3"][2])
 rooflines.draw()
 
 # %% [markdown]
-# *The slope is what memory allows, the flat roof what the tensor cores do. Plain attention stands
-# under the slope. A version is a line: at its left end the bytes that its programs ask for are
-# counted, at its right end every number once; a left end above the slope says that the L2 cache
-# answered. So memory no longer limits FA1 and FA2. The dotted line is the next limit: what can be
-# reached if products and exponentials take turns. FA3 stands above it.*
-
-# %% [markdown]
-# On a GPU of your own:
+# If your machine has a GPU, this cell measures all versions on it:
 
 # %% tags=["varies"]
 own_gpu()
 
 # %% [markdown]
-# ## Backward: two passes, each writes what it owns
+# ## Backward: two passes, each program writes its own part
 #
-# FA1's backward had one program for each head, which read and wrote all of `dq` for each block of
-# keys. FA2 cuts it in pieces that do not meet:
+# FA1's backward had one program for each head, which read and wrote all of `dq` for each block of keys. FA2
+# splits it so that no two programs write the same gradient:
 #
-# * a small kernel computes `delta`, once for each row;
-# * one program for each block of *keys* walks the queries that see it, and owns a piece of `dk`
-#   and `dv`;
-# * one program for each tile of *queries* walks its keys, and owns a piece of `dq`.
+# * a small kernel computes `delta`, once for each query;
+# * in the second kernel, a program has one block of *keys*, loops over the queries that see it, and
+#   computes the block's `dk` and `dv`;
+# * in the third kernel, a program has one tile of *queries*, loops over their keys, and computes the tile's
+#   `dq`.
 #
-# Each program keeps what it owns in registers and writes it once. The scores are computed twice
-# for that: seven products of tiles in the place of five. And the forward leaves one number for
-# each row in the place of two, the LSE: $p = e^{s - \mathrm{lse}}$ needs neither `m` nor `l`.
+# Each program keeps its gradients in registers and writes them once. The price: the second and the third
+# kernel both compute the scores and the gradient of the weights, so there are seven products of tiles in
+# the place of five. The forward pass also stores less: one number for each query, not two. This is the
+# log-sum-exp (LSE), $\text{lse} = m + \log l$. With it, the weights are $p = e^{s - \text{lse}}$.
 
-# %%
-show(fa2_backward.probabilities)
-show(fa2_backward.fold_keys, docstring=False)
+# %% tags=["hide-input"]
+show_plain("fa2", "probabilities", "fold_keys", file="backward.py")
 
 # %% tags=["varies"]
 q, k, v = (torch.randn(1, 64, 1, 32, generator=generator) for _ in range(3))
@@ -447,29 +528,41 @@ o.backward(do)
 gradients = {f"d{name}": x.grad for name, x in zip("qkv", leaves)}
 accuracy = compare(o.detach(), q, k, v, causal=True, do=do, **gradients)
 
-# %%
+# %% tags=["hide-input"]
 shape = (2, 16, 16, 8192, 8192, 128, False)
 row = shapes(document, "backward")[shape]
 batch, heads, tile = shape[0], shape[1], fa2_backward.MEASURED_KV[128].block_kv
 Markdown(
-    f"With {batch} sequences of {shape[3]} keys and {heads} heads, that is "
-    f"{batch * heads * shape[3] // tile} programs for `dk` and `dv` where FA1 had {batch * heads}. On an H200: "
-    f"{rate_of(row, 'fa2'):.0f} TFLOP/s where FA1 had {rate_of(row, 'fa1'):.0f}, plain PyTorch "
-    f"{rate_of(row, 'plain'):.0f}."
+    f"With {batch} sequences of {shape[3]} keys and {heads} heads, FA2 has "
+    f"{batch * heads * shape[3] // tile} programs for `dk` and `dv`, and FA1 has {batch * heads}. On an H200, FA2's backward does "
+    f"{rate_of(row, 'fa2'):.0f} TFLOP/s, FA1's {rate_of(row, 'fa1'):.0f}, and plain PyTorch's {rate_of(row, 'plain'):.0f}."
 )
 
-# %%
-measured(
-    "backward", "FA1's falls with the length: fewer sequences, fewer programs. FA2's does not."
+# %% [markdown]
+# In the next figure, longer sequences come in smaller batches. <!-- key --> FA1 is slowest for the longest
+# sequences, where it has the fewest programs, and FA2 does not become
+# slower. <!-- checked: backward_over_length -->
+
+# %% tags=["hide-input"]
+measured("backward")
+over_length = {
+    name: [rate_of(row, name) for shape, row in sorted(shapes(document, "backward").items(), key=lambda x: x[0][3])
+           if shape[5:] == (128, False)]
+    for name in ("fa1", "fa2")
+}  # fmt: skip
+checked(
+    "backward_over_length",
+    over_length["fa1"][-1] == min(over_length["fa1"]) < 0.5 * max(over_length["fa1"]),
 )
+checked("backward_over_length", over_length["fa2"][-1] > 0.95 * max(over_length["fa2"]))
 
 # %% [markdown]
 # ## Exercises
 #
-# **1. Write the combine step.** `acc` is (splits, rows, dim), `row_max` and `row_sum` are
-# (splits, rows), in log2 units. Return `o` (rows, dim) and the LSE (rows) in natural units. Some
-# splits see no key of a row (`row_max` is $-\infty$), some rows see no key at all: `o` is 0
-# there, and the LSE $-\infty$.
+# **1. Combine splits.** `acc` has the shape (splits, rows, dim); `row_max` and `row_sum` have the shape
+# (splits, rows) and are in units of log2. Return `o` (rows, dim) and the LSE (rows), the latter in natural
+# units. For some rows a split has seen no key; its `row_max` is $-\infty$ there. Some rows see no key at
+# all: their `o` is 0, and their LSE is $-\infty$.
 
 
 # %%
@@ -480,15 +573,15 @@ def combine(acc, row_max, row_sum):
 check("combine", combine)
 
 # %% [markdown]
-# **2. Fix the missing rescale.** First see what it does: here the real kernel runs with an
-# `alpha` of 1.
+# **2. Repair a loop without a correction.** First see what happens: this cell runs the real kernel with
+# `alpha` set to 1. Most queries get a wrong result, but some do not. <!-- checked: some_right -->
 
 # %%
 step = fa2.softmax_step
 
 
 def without_alpha(*given):
-    """The softmax step, and nothing to correct acc by."""
+    """The softmax step, without a correction of acc."""
     p, row_max, row_sum, alpha = step(*given)
     return p, row_max, row_sum, alpha * 0 + 1
 
@@ -497,21 +590,24 @@ right = record("fa2", q, k, v, block_q=64, block_kv=16)
 with patch.object(fa2, "softmax_step", without_alpha):
     broken = record("fa2", q, k, v, block_q=64, block_kv=16)
 same = (right.o == broken.o).all(-1).flatten().nonzero().flatten()
-print("rows that are still right:", *same.tolist())
+print("queries whose result is still right:", *same.tolist())
+checked("some_right", 0 < len(same) < 32)
 
 # %% [markdown]
-# Why these? Look at the maxima, block after block, of a row that is right and of two that are
-# not.
+# Why these queries? Look at the maximum after each block, for one query whose result is right and for two
+# others. If the largest score of a query is in the first block, no later block needs a
+# correction. <!-- checked: right_from_the_start -->
 
 # %%
 maxima = np.stack([step.after["row_max"] for step in right])
 others = [row for row in range(64) if row not in same]
 for row in (int(same[0]), *others[:2]):
-    print(f"row {row:2}", maxima[:, row])
+    print(f"query {row:2}", maxima[:, row])
+constant = (maxima == maxima[0]).all(0)
+checked("right_from_the_start", constant.nonzero()[0].tolist() == same.tolist())
 
 # %% [markdown]
-# Where the largest score is in the first block, nothing has to be corrected later. Now repair
-# this loop. It is FA2's in NumPy, and one factor is missing.
+# Now repair this loop. It is FA2's loop in NumPy, and one factor is missing.
 
 
 # %%
@@ -539,12 +635,12 @@ check("attend", attend)
 #
 # ## Where to read on
 #
-# * Dao 2023, [FlashAttention-2](https://arxiv.org/abs/2307.08691): section 3.1 for the algorithm,
-#   3.2 for the grid.
+# * Dao 2023, [FlashAttention-2](https://arxiv.org/abs/2307.08691): section 3.1 has the algorithm, section
+#   3.2 the grid.
 # * Dao, Haziza, Massa, Sizov 2023, [Flash-Decoding for long-context
-#   inference](https://pytorch.org/blog/flash-decoding/): splitting the keys.
+#   inference](https://pytorch.org/blog/flash-decoding/): how the keys are split.
 # * The original, in CUDA:
 #   [csrc/flash_attn/src/flash_fwd_kernel.h](https://github.com/Dao-AILab/flash-attention/blob/main/csrc/flash_attn/src/flash_fwd_kernel.h).
-# * `python -m flash_versions.diff fa1 fa2` prints the whole lesson.
-# * Next: [FlashAttention 3](03_fa3.ipynb). The loop is lean now, and still one thing after the
-#   other.
+# * `python -m flash_versions.diff fa1 fa2 --plain` writes all changes of the forward kernels to the terminal.
+# * Next: [FlashAttention 3](03_fa3.ipynb). FA2's loop has few instructions left, but it still executes its
+#   steps one after the other.

@@ -12,23 +12,28 @@
 # ---
 
 # %% [markdown]
-# # FA4: less to do in the place that matters
+# # FA4: less work between two products
 #
-# After FA3 nobody waits for loads, and products of one group of warps hide the softmax of another.
-# What is left between two products is the softmax itself. Tensor cores double with every generation
-# of GPUs; the units that compute a softmax do not. So FA4 asks of every step between two products:
-# is it needed? And if it is, can a unit that has time do it?
+# FA3 hides its copies behind computation, and the products of one warpgroup behind the softmax of
+# another. The softmax itself is what remains between two products. From one generation of GPUs to
+# the next, tensor cores have become much faster, and the units that compute a softmax have not. So
+# FA4 asks two questions about every step between two products. Is it needed? And if it is, can a
+# unit do it that would be idle?
 #
-# * **Conditional rescaling**: multiply the accumulator only when the maximum has grown *much*.
-# * **A polynomial for 2^x**: compute a share of the exponentials on the multiply-add units.
-# * **Roles with states**: loader, consumers and storer as programs of their own.
+# * **Conditional rescaling.** The accumulator is multiplied only when a row's maximum has grown by
+#   more than a threshold.
+# * **A polynomial for 2^x.** A share of the exponentials runs on the multiply-add units.
+# * **Roles with states.** Loader, consumers and storer are separate parts of the kernel, each run by
+#   warps of its own.
 #
-# FA4 was designed for Blackwell GPUs. Here it is measured on Hopper, and not everything pays there.
-# That is part of the lesson.
+# FA4 was designed for Blackwell GPUs. This project measures it on Hopper, where the first two ideas
+# pay only in some cases. By default the kernel for Hopper uses conditional rescaling only where
+# head_dim is larger than 128, and the polynomial only in FP8 at head_dim 65 to 128. The measurements at the end of this
+# notebook say why.
 #
-# Before you start: [03_fa3](03_fa3.ipynb).
+# Time: about 60 minutes. Read [03_fa3](03_fa3.ipynb) first. You need no GPU.
 
-# %%
+# %% tags=["hide-cell"]
 # On Google Colab only: fetch the package, and what it needs.
 import os
 import subprocess
@@ -42,7 +47,7 @@ if "google.colab" in sys.modules and not os.path.exists("lessons"):
     subprocess.run(pip, check=True)
     sys.path[:0] = [os.getcwd(), os.path.dirname(os.getcwd())]
 
-# %%
+# %% tags=["hide-cell"]
 # %matplotlib inline
 from random import Random
 
@@ -50,40 +55,45 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from IPython.display import Markdown, display
-from lessons import changes, check, film, guess, instructions, measured, own_gpu, record, show
+from lessons import changes, check, checked, film, guess, instructions, measured, own_gpu, record
+from lessons import show, show_plain
+from lessons.fit_exp2 import chosen_degree, evaluate, measure, remez, rounded
 from lessons.pictures import roles as role_pictures
 from matplotlib.figure import Figure
 
-from flash_versions.versions.fa4 import exp2, softmax
-from flash_versions.versions.fa4.hopper import forward as forward_hopper
-from flash_versions.versions.fa4 import forward as fa4
-from flash_versions.versions.fa4.hopper.config import FP8_THRESHOLD
-from lessons.fit_exp2 import chosen_degree, evaluate, measure, remez, rounded
-from flash_versions.plot.figures import EXP2_PER_TENSOR_FLOP
+from flash_versions.bench.results import ablation_ratios, read_results, shapes
 from flash_versions.dispatch.request import make_request
-from flash_versions.bench.results import ablation_ratios, read_results
-from flash_versions.versions.tiles.algebra import LOG2E
 from flash_versions.dispatch.sizes import LaunchConfig
-from transformer.training.corpus import Teacher, draw_chat
+from flash_versions.plot.figures import EXP2_PER_TENSOR_FLOP
+from flash_versions.versions.fa4 import exp2
+from flash_versions.versions.fa4 import forward as fa4
+from flash_versions.versions.fa4.hopper.config import FP8_THRESHOLD, default_config, fp8_config
+from flash_versions.versions.tiles.algebra import LOG2E
 from transformer.generation.session import find_checkpoint
 from transformer.model.weights import load_model
+from transformer.training.corpus import Teacher, draw_chat
 
 torch.manual_seed(0)
+
+
+def say(text):
+    """Display a sentence."""
+    display(Markdown(text))
 
 
 def table(head, rows):
     """Display rows as a table: the first column is text, the others are numbers."""
     lines = [head, ["---", *["--:"] * (len(head) - 1)], *rows]
-    display(Markdown("\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)))
+    say("\n".join(f"| {' | '.join(map(str, line))} |" for line in lines))
 
 
 # %% [markdown]
-# ## What FA3 wasted
+# ## What FA3 wastes
 #
 # In every block FA3 multiplies the whole accumulator by alpha = 2^(old maximum − new maximum). How
-# often does that change anything? Random numbers would be an easy answer. Here are real ones:
-# queries and keys of the small chat model that comes with the package, in all of its layers, while
-# it reads a few chats.
+# often does that change anything? The answer depends on the scores, so this notebook takes real
+# ones: queries and keys of the small chat model that comes with the package, in all of its layers,
+# while it reads a few chats.
 
 # %%
 layers = []
@@ -104,41 +114,52 @@ while len(tokens) < 512:
 with torch.no_grad():
     model(torch.tensor([tokens[:512]]))
 q, k, v = layers[0]
-print(f"{len(layers)} layers; q {tuple(q.shape)}, k {tuple(k.shape)}")
+print(f"{len(layers)} layers; q {tuple(q.shape)}, k {tuple(k.shape)}: batch, length, heads, dim")
+
+# %% [markdown]
+# Now run FA3's kernel on the second layer, in Triton's interpreter, and look at every alpha after a
+# tile's first block:
 
 # %%
 steps = record("fa3", *layers[1], causal=True, block_q=64, block_kv=64)
 later = np.concatenate([step.after["alpha"] for step in steps if step.j > 0])
-print(f"{later.size} times a row of the accumulator was multiplied by alpha")
-print(f"{np.mean(later == 1):5.1%} of them by exactly 1")
-print(f"{np.mean((later < 1) & (later > 2.0**-8)):5.1%} by something between 1 and 2^-8")
-print(f"{np.mean(later <= 2.0**-8):5.1%} by less")
+one, near = np.mean(later == 1), np.mean((later < 1) & (later > 2.0**-8))
+say(
+    f"The kernel multiplied a row of the accumulator {later.size} times. In {one:.1%} of the cases "
+    f"alpha was exactly 1, so nothing changed. In {near:.1%} it was between 1 and 2^-8, and in "
+    f"{1 - one - near:.1%} it was 2^-8 or less."
+)
+checked("most_near_one", one > 0.3 and one + near > 0.9)
 
 # %% [markdown]
-# Each of these is a product for every number of the row, in the one place where everybody waits.
-# Many change nothing at all, and most of the others change something that nobody needs, as you will
-# see.
+# Each of these multiplications takes head_dim products, at a moment when the next step of the
+# warpgroup has to wait for them. More than nine tenths of them multiply by 1, or by a number above
+# 2^-8. <!-- checked: most_near_one --> The next section shows that the kernel can leave out most of
+# these.
 #
-# The second waste is one of balance. Cycles that a multiprocessor of Hopper needs for a tile of 128
-# x 128 scores, by unit:
+# The second waste is one of balance. How many cycles does an SM of Hopper need for a tile of 128 x
+# 128 scores?
 
-# %%
+# %% tags=["hide-input"]
 FLOP_PER_CYCLE = 16 / EXP2_PER_TENSOR_FLOP  # at 16 exponentials a cycle
-rows = []
-for head_dim in (64, 128, 256):
-    products = 4 * 128 * 128 * head_dim / FLOP_PER_CYCLE
-    rows.append([head_dim, f"{products:.0f}", f"{products / 2:.0f}", f"{128 * 128 / 16:.0f}"])
-table(["head_dim", "products, 16 bits", "products, 8 bits", "exponentials"], rows)
+cycles = {d: 4 * 128 * 128 * d / FLOP_PER_CYCLE for d in (64, 128, 256)}
+exponentials = 128 * 128 / 16
+table(
+    ["head_dim", "cycles of products in 16 bits", "of products in 8 bits", "of exponentials"],
+    [[d, f"{c:.0f}", f"{c / 2:.0f}", f"{exponentials:.0f}"] for d, c in cycles.items()],
+)
+checked("as_long_in_fp8", cycles[128] / 2 == exponentials)
 
 # %% [markdown]
-# In 8 bits at head_dim 128 the exponentials take as long as the products. Meanwhile the
-# multiply-add units, which are several times as fast as the one for special functions, have time.
+# In 8 bits at head_dim 128 the exponentials take as long as the products.
+# <!-- checked: as_long_in_fp8 --> Meanwhile the multiply-add units have time. An SM of Hopper does
+# 128 multiply-adds in a cycle, and 16 exponentials.
 
 # %% [markdown]
 # ## Conditional rescaling, by hand
 #
-# Four queries, four keys, one key to a block. The scores are in powers of two. FA3 keeps the
-# running maximum m and sums 2^(x − m).
+# Take four queries and four keys, one key to a block. The scores are in log2 units, that is,
+# exponents of 2. FA3 keeps the running maximum m and sums 2^(x − m).
 
 # %%
 x = torch.tensor(
@@ -166,38 +187,45 @@ def attention_by(rule):
 
 
 o3, lse3, alphas3 = attention_by(torch.maximum)
-print("alpha of each block, FA3:", alphas3, sep="\n")
+torch.set_printoptions(precision=4, sci_mode=False)
+print("alpha of each query (row) and block (column), FA3:", alphas3, sep="\n")
 
 # %% [markdown]
-# FA4's rule: a row has a **reference** r, and it is raised to the maximum only where a block
-# exceeds it by more than a threshold of 8, that is, by a factor of 2^8.
+# In FA4 a row has a **reference** r in place of the maximum. FA4 raises r, to the new maximum, only
+# where the maximum exceeds r by more than a threshold of 8, that is, by a factor of more than 2^8.
 
 # %%
 o4, lse4, alphas4 = attention_by(lambda s, r: torch.where(s > r + 8, s, r))
-print("alpha of each block, FA4:", alphas4, sep="\n")
-print("blocks in which a row is rescaled:",
-      f"FA3 {(alphas3 < 1).any(0).sum()}, FA4 {(alphas4 < 1).any(0).sum()}")  # fmt: skip
+print("alpha of each query (row) and block (column), FA4:", alphas4, sep="\n")
+count3, count4 = (int((alphas < 1).sum()) for alphas in (alphas3, alphas4))
 print("the same o:", torch.allclose(o3, o4), " the same LSE:", torch.allclose(lse3, lse4))
+say(f"FA3 multiplies {count3} times by an alpha below 1, FA4 {count4} times.")
+checked("same_result", torch.allclose(o3, o4) and torch.allclose(lse3, lse4))
 
 # %% [markdown]
-# Why is that exact, and not an approximation? At every moment
+# The results are the same. <!-- checked: same_result --> Why is this exact, and not an
+# approximation? At every moment
 #
 # > row_sum = Σ 2^(x − r)  and  acc = Σ 2^(x − r) v
 #
-# hold for *whatever* r is, and at the end acc / row_sum is a quotient in which 2^(−r) cancels. The
-# maximum is just one choice of r. It is a safe one, because no P exceeds 1. With the threshold no P
-# exceeds 2^8, and a format like bf16 does not mind: its numbers are as exact at 256 as at 1.
+# hold for *every* choice of r. At the end acc / row_sum is a quotient in which 2^(−r) cancels. The
+# maximum is one choice of r, and a safe one, because with it no P exceeds 1. With the threshold no P
+# exceeds 2^8. A floating-point format such as bf16 has the same relative precision at 256 as at 1:
 
 # %%
 for dtype in (torch.bfloat16, torch.float16, torch.float8_e4m3fn):
     kind = torch.finfo(dtype)
     print(f"{str(dtype):22} largest {kind.max:9.3g}, relative rounding error {kind.eps / 2:.3g}")
-print(f"P of 8 bits has less room above: its threshold is at most {FP8_THRESHOLD:g}")
+say(
+    f"The largest number of e4m3 is 448, so in FP8 P has less room. The threshold there can be 8 at "
+    f"most, and is {FP8_THRESHOLD:g} by default where it is used: P then starts at "
+    f"2^{8 - FP8_THRESHOLD:g} and may grow to 2^8."
+)
 
 # %% [markdown]
 # ### Exercise: `raise_reference`
 #
-# Decide when to rescale. A reference of −inf means that the row has not seen a key yet.
+# Decide when to rescale. A row that has not seen a key yet has a reference of −inf.
 
 
 # %%
@@ -211,29 +239,34 @@ check("raise_reference", raise_reference)
 # %% [markdown]
 # ## The kernel
 #
-# The same decision in the package, and what it changes in the kernel.
+# This is the same decision in the package, as a causal call without options runs it with a threshold
+# of 8:
 
-# %%
-show(softmax.raise_reference)
-
-# %%
-changes("fa3", "fa4", "fold_block")
-
-# %%
-show(fa4.rescale)
+# %% tags=["hide-input"]
+show_plain("fa4", "raise_reference")
 
 # %% [markdown]
-# The decision is made for a *tile*: if no row was raised, nothing is multiplied. One row is enough
-# to pay for all. (Blocks that a mask cuts always multiply; they are few in a long sequence, and a
-# second branch would cost registers.)
+# And this is what changes in the function that folds a block of keys into the state. `mixed_exp2`
+# computes 2 of 8 exponentials by a polynomial of degree 3, as FA4 does on Blackwell; the section
+# after the next one explains it.
+
+# %% tags=["hide-input"]
+changes("fa3", "fa4", "fold_block")
+
+# %% [markdown]
+# Each row has a reference of its own. But whether the accumulator is multiplied is decided for many
+# rows at once: this portable kernel decides for a whole *tile*, and the kernel for Hopper for the 16
+# rows of a *warp*. If any of them was raised, all of them are multiplied, the others by exactly 1.
+# Blocks that the mask cuts (`MASKED`) are always multiplied. They are few in a long
+# sequence, and a second branch would cost registers.
 
 # %% [markdown]
 # ## How often, on real scores?
 #
 # ### Your prediction
 #
-# The chat model again, all layers and heads, tiles of 64 queries, blocks of 64 keys. Of the blocks
-# after a tile's first one, in what share is the accumulator rescaled with a threshold of 8?
+# Take the chat model again, all layers and heads, tiles of 64 queries and blocks of 64 keys. In what
+# share of the blocks after a tile's first one is the accumulator multiplied, with a threshold of 8?
 
 # %%
 my_guess = None  # your guess here, between 0 and 1
@@ -263,24 +296,33 @@ def replay(threshold, backwards, size=64):
 blocks, raised = replay(8.0, backwards=True)
 guess(my_guess, raised / blocks, "share of the blocks")
 
-# %%
+# %% [markdown]
+# How does that share depend on the threshold, and on the direction in which a kernel walks over the
+# keys?
+
+# %% tags=["hide-input"]
 thresholds = np.arange(0, 11)
 figure, ax = plt.subplots(figsize=(6, 2.8), layout="constrained")
+shares = {}
 for backwards, label in ((False, "first block to last"), (True, "last block to first")):
-    shares = [raised / blocks for blocks, raised in (replay(t, backwards) for t in thresholds)]
-    ax.plot(thresholds, shares, "o-", label=label)
+    counted = [replay(t, backwards) for t in thresholds]
+    shares[label] = np.array([raised / blocks for blocks, raised in counted])
+    ax.plot(thresholds, shares[label], "o-", label=label)
 ax.set(xlabel="threshold, log2", ylabel="blocks that rescale", ylim=(0, 1.05))
 ax.legend(frameon=False)
 plt.close(figure)
-figure
+display(figure)
+forwards, backwards = shares.values()
+checked("threshold_helps", forwards[8] < forwards[0] / 2 and backwards[8] < backwards[0] / 2)
+checked("direction_helps", (backwards[1:9] < forwards[1:9]).all())
 
 # %% [markdown]
-# *Two things help. The threshold, and the order: of a causal query the nearest keys tend to have
-# the largest scores, so a kernel that begins with the last block has a good reference from the
-# start. FA4's kernels walk that way.*
+# *The share of blocks in which the accumulator is multiplied. <!-- key -->* A threshold of 8 more
+# than halves it. <!-- checked: threshold_helps --> Walking from the last block to the first helps as
+# well: <!-- checked: direction_helps --> the nearest keys tend to have the largest scores, so a
+# kernel that begins with them has a good reference from the start. FA4's kernels walk this way.
 #
-# The kernel itself counts, too. It multiplies in all blocks that are cut, and in as many others as
-# the replay says:
+# The kernel can count its own multiplications. Here it runs on all layers:
 
 # %%
 config = LaunchConfig(block_q=64, block_kv=64, num_warps=4, num_stages=1)
@@ -288,18 +330,25 @@ counts = torch.zeros(2, dtype=torch.int32)
 for q, k, v in layers:
     fa4.forward(make_request(q, k, v, causal=True), config, threshold=8.0, counts=counts)
 cut = sum(q.shape[2] * q.shape[1] // 64 for q, _, _ in layers)  # one for each tile and head
-print(f"blocks folded {counts[0]}, rescaled {counts[1]} = {cut} that are cut + {counts[1] - cut}")
-print(f"replay in fp64: {raised} of {blocks}")
+folded, rescaled = counts.tolist()
+say(
+    f"The kernel folded {folded} blocks and multiplied the accumulator in {rescaled} of them: in "
+    f"the {cut} blocks that the mask cuts, and in {rescaled - cut} others. The replay in fp64 "
+    f"expects {raised} others."
+)
+checked("kernel_is_replay", folded == cut + blocks and abs(rescaled - cut - raised) <= 2)
 
 # %% [markdown]
+# So the kernel does what the replay says. <!-- checked: kernel_is_replay -->
+#
 # ## A run with every intermediate
 #
-# One head of the model over 128 tokens, in tiles of 32. In each frame: the scores of a block, P
-# (darkest from 1 on), and for every query of the tile the true running maximum (dots) and the
-# reference that the kernel uses (line). A dot may rise above the line as long as it stays out of
-# the grey: there the line follows.
+# One head of the model reads 128 tokens, in tiles of 32. Each frame shows the scores of a block, P
+# (the darkest green is 1 or more), and two numbers for every query of the tile: its true running
+# maximum (dot) and the reference that the kernel uses (line). The grey area begins 8 above the
+# reference. <!-- key -->
 
-# %%
+# %% tags=["hide-input"]
 q, k, v = (x[:, :128] for x in layers[2])
 steps = record("fa4", q[:, :, 1:2], k, v, causal=True, block_q=32, block_kv=32)
 scale_log2 = q.shape[3] ** -0.5 * LOG2E.value
@@ -325,29 +374,41 @@ def draw(number):
     return figure
 
 
+shown = [number for number, step in enumerate(steps) if step.program in (0, 2)]
 film(
-    [number for number, step in enumerate(steps) if step.program in (0, 2)],
+    shown,
     draw,
-    "Two of the tiles: that of the last queries, which comes first, and a later one. Each begins "
-    "with its last block, on the diagonal. Then dots leave their lines now and then; only where one "
-    "reaches the grey is a row raised, and the accumulator rescaled.",
+    "Two of the tiles: first that of the last queries, then one of earlier queries. Each starts "
+    "with its last block, on the diagonal.",
 )
-
-# %%
+after_first = [steps[number] for number in shown if steps[number].before["row_max"].max() > -np.inf]
+above = [
+    (s.after["s"].max(1) * scale_log2 - s.before["row_max"] - 8, s.after["alpha"] < 1)
+    for s in after_first
+]
+sure = [(excess[abs(excess) > 1e-3] > 0, raised[abs(excess) > 1e-3]) for excess, raised in above]
+checked("only_in_the_grey", all((over == raised).all() for over, raised in sure))
 largest = max(step.after["p"].max() for step in steps)
-print(f"the largest P of the whole run: {largest:.4g}")
+checked("p_in_range", 1 < largest <= 256)
+say(f"The largest P of the whole run is {largest:.4g}.")
+
+# %% [markdown]
+# The true maximum may exceed the reference. Only if it reaches the grey area of the frame before, the
+# kernel raises the reference to the new maximum. <!-- checked: only_in_the_grey --> P may therefore
+# exceed 1, and it stays below 2^8 = 256. <!-- checked: p_in_range -->
 
 # %% [markdown]
 # ## 2^x without an exponential
 #
 # The special function unit computes 2^x. A multiply-add unit can do it as well:
 #
-# 1. Split x = n + f, n the nearest integer, f between −1/2 and 1/2 (Cody and Waite).
-# 2. 2^f is a smooth function on a short interval: a polynomial of low degree does.
-# 3. 2^n costs nothing: n is *added to the exponent bits* of the result.
+# 1. Split x = n + f, where n is the nearest integer and f lies between −1/2 and 1/2. (This range
+#    reduction is by Cody and Waite.)
+# 2. 2^f is a smooth function on a short interval, so a polynomial of low degree approximates it.
+# 3. Multiplying by 2^n takes one addition: n is *added to the exponent bits* of the result.
 #
-# Even rounding to n is done by an addition: a large number like 1.5 · 2^23 has no bits left for a
-# fraction, so x + 1.5 · 2^23 rounds x to an integer and leaves it in its lowest bits.
+# Rounding x to n is an addition, too. A number as large as 1.5 · 2^23 has no bits left for a
+# fraction, so x + 1.5 · 2^23 is rounded to an integer, which stands in its lowest bits.
 
 # %%
 fit = remez(3)
@@ -357,7 +418,7 @@ shifted = one + magic
 n, f = int(shifted - magic), float(one - (shifted - magic))
 c3, c2, c1 = fit.coefficients
 power = np.float32(((c3 * f + c2) * f + c1) * f + 1)
-print(f"x = {one}: n = {n}, f = {f:.4f}")
+print(f"x = {one:.1f}: n = {n}, f = {f:.4f}")
 print(f"bits of x + 1.5 * 2^23: {shifted.view(np.int32):032b}  (the last ones are n)")
 print(f"2^f by the polynomial:  {power.view(np.int32):032b}  = {power:.7f}")
 result = (power.view(np.int32) + (shifted.view(np.int32) << 23)).view(np.float32)
@@ -367,8 +428,8 @@ print(f"exactly: {2.0 ** float(one):.7f}")
 # %% [markdown]
 # ### Exercise: `polynomial_exp2`
 #
-# Write it for a whole tensor, with integer shifts. P is rounded to bf16 afterwards, so three digits
-# are enough; masked scores are −inf and have to become exactly 0.
+# Write it for a whole tensor, with integer shifts. P is rounded to bf16 afterwards, so three decimal
+# digits are enough. Masked scores are −inf and have to become exactly 0.
 
 
 # %%
@@ -380,34 +441,40 @@ def polynomial_exp2(x, coefficients):
 check("polynomial_exp2", polynomial_exp2)
 
 # %% [markdown]
-# Where do the coefficients come from? The polynomial whose *largest* relative error is as small as
-# possible, under the condition p(0) = 1, so that the largest element of a row stays exactly 1.
-# `fit_exp2.py` derives it by Remez' exchange. A Taylor series of the same degree is exact at 0 and
-# bad at the ends.
+# Where do the coefficients come from? They are those of the polynomial whose *largest* relative
+# error is smallest, with the condition p(0) = 1, so that the largest element of a row stays exactly
+# 1. `fit_exp2.py` finds it with Remez' exchange algorithm. The next plot compares it with a Taylor
+# series. <!-- key -->
 
-# %%
+# %% tags=["hide-input"]
 f = np.linspace(-0.5, 0.5, 1001)
 figure, ax = plt.subplots(figsize=(7, 2.8), layout="constrained")
+wrong = {}
 for degree in (2, 3, 4):
     polynomial = np.polyval([*remez(degree).coefficients, 1.0], f)
-    ax.semilogy(f, np.abs(polynomial / np.exp2(f) - 1) + 1e-12, label=f"degree {degree}")
+    wrong[degree] = np.abs(polynomial / np.exp2(f) - 1)
+    ax.semilogy(f, wrong[degree] + 1e-12, label=f"degree {degree}")
 taylor = np.polyval([np.log(2) ** 3 / 6, np.log(2) ** 2 / 2, np.log(2), 1.0], f)
-ax.semilogy(f, np.abs(taylor / np.exp2(f) - 1) + 1e-12, "k:", label="Taylor, degree 3")
+wrong["taylor"] = np.abs(taylor / np.exp2(f) - 1)
+ax.semilogy(f, wrong["taylor"] + 1e-12, "k:", label="Taylor, degree 3")
 ax.axhline(torch.finfo(torch.bfloat16).eps / 2, color="grey", linestyle="--")
 ax.text(-0.5, torch.finfo(torch.bfloat16).eps / 1.8, "rounding to bf16", color="grey", fontsize=8)
 ax.set(xlabel="f", ylabel="relative error of 2^f", ylim=(1e-8, 1e-1))
 ax.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
 plt.close(figure)
-figure
+display(figure)
+checked("taylor_worse", wrong["taylor"].max() > 3 * wrong[3].max())
 
 # %% [markdown]
-# *The relative error of the polynomials, before anything is rounded. The dashed line is what
-# rounding to bf16 costs anyway.*
+# *The relative error of the polynomials, before anything is rounded. The dashed line is the largest
+# error that rounding to bf16 makes anyway. <!-- key -->* The Taylor series of degree 3 is exact near
+# 0, and at the ends its error is more than three times the largest one of our polynomial of the same
+# degree. <!-- checked: taylor_worse -->
 #
 # ### Your prediction
 #
-# P is rounded after 2^x. Allow the polynomial no larger error *after that* than rounding alone may
-# have. Which degree is enough for bf16?
+# P is rounded after 2^x. Require that the error after rounding is at most that of rounding alone.
+# Which degree is enough for bf16?
 
 # %%
 my_guess = None  # 2, 3, 4 or 5
@@ -420,123 +487,187 @@ for dtype in (torch.float8_e4m3fn, torch.bfloat16, torch.float16):
     name = str(dtype).removeprefix("torch.")
     errors = [f"{one.after_cast:.6f}" for one in found]
     rows.append([name, f"{found[0].allowed:.6f}", *errors, chosen_degree(dtype)])
-table(["P in", "allowed", "degree 2", "degree 3", "degree 4", "chosen"], rows)
+table(
+    ["P is rounded to", "largest error allowed", "of degree 2", "of degree 3", "of degree 4",
+     "chosen degree"], rows
+)  # fmt: skip
 
-# %%
+# %% tags=["hide-input"]
 x = np.linspace(-2, 0, 40 * 500, dtype=np.float32)
 exact = np.exp2(x.astype(np.float64))
 figure, ax = plt.subplots(figsize=(7, 2.6), layout="constrained")
+worst = []
 for label, values, style in (
     ("polynomial of degree 2", evaluate(x, remez(2).coefficients), "-"),
     ("polynomial of degree 3", evaluate(x, remez(3).coefficients), "-"),
     ("exact exponential", np.exp2(x), "k:"),
 ):
     error = np.abs(rounded(values, torch.bfloat16) / exact - 1)
+    worst.append(error.max())
     ax.plot(x.reshape(40, 500)[:, 250], error.reshape(40, 500).max(1), style, label=label)
-ax.axhline(torch.finfo(torch.bfloat16).eps / 2, color="grey", linestyle="--")
+allowed = torch.finfo(torch.bfloat16).eps / 2
+ax.axhline(allowed, color="grey", linestyle="--")
 ax.set(xlabel="x", ylabel="largest relative error\nafter rounding to bf16", ylim=(0, None))
 ax.legend(frameon=False, fontsize=8)
 plt.close(figure)
-figure
+display(figure)
+checked("degree_two_beyond", worst[0] > 1.05 * allowed)
+checked("degree_three_below", worst[1] <= allowed)
 
 # %% [markdown]
-# *The largest error of 2^x after it is rounded to bf16; the dashed line is what rounding may cost.
-# Degree 2 goes beyond it; degree 3 lies close to the exact exponential and stays below.*
-#
-# Only a *share* of the exponentials goes that way, so that both units are busy. Which columns of a
-# block? The kernel can be asked: record a block, and look where P is not what an exponential gives.
+# *The largest error of 2^x after it is rounded to bf16. The dashed line is the error that is
+# allowed. <!-- key -->* Degree 2 exceeds it; <!-- checked: degree_two_beyond --> degree 3 stays
+# below. <!-- checked: degree_three_below -->
 
-# %%
-show(exp2.polynomial_exp2)
+# %% tags=["hide-input"]
+show(exp2.polynomial_exp2, docstring=False)
+
+# %% [markdown]
+# A kernel uses the polynomial for a *share* of the exponentials only, so that both units are busy.
+# For which columns of a block? Record a block, and look where P differs from an exponential. In the
+# output, P marks a polynomial and a dot an exponential. <!-- key -->
 
 # %%
 q, k, v = (torch.randn(1, 64, 1, 32).bfloat16() for _ in range(3))
+found = {}
 for eighths in (1, 2, 4):
     steps = record("fa4", q, k, v, block_q=64, block_kv=64, eighths=eighths)
     s, p = steps[0].after["s"], steps[0].after["p"]
     scale = np.float32(32**-0.5 * LOG2E.value)
     exponential = np.exp2(s * scale - steps[0].after["row_max"][:, None])
-    by_polynomial = (np.abs(p / exponential - 1) > 1e-6).any(0)
-    print(f"{eighths}/8:", "".join("P" if column else "." for column in by_polynomial))
+    found[eighths] = (np.abs(p / exponential - 1) > 1e-6).any(0)
+    print(f"{eighths}/8:", "".join("P" if column else "." for column in found[eighths]))
+checked("share_is_as_asked", all(x.sum() == 64 * eighths / 8 for eighths, x in found.items()))
 
 # %% [markdown]
-# P marks a polynomial. The pattern looks odd and is chosen with care: in the accumulator of a
-# tensor core the bits of a column's number that decide are *register* numbers. So every thread has
-# its share of both kinds, and no number moves between threads.
+# Each line has as many P as was asked for. <!-- checked: share_is_as_asked --> The pattern selects
+# columns by register index. A thread holds some columns of the accumulator in its registers, so every
+# thread gets the same mix, and no number moves between threads.
 
 # %% [markdown]
 # ## Roles with states
 #
-# FA4's kernel for Hopper is three programs that meet at barriers. What each may do is a table, and
-# the kernel's text enters its states by name (`trace.enter(...)`).
+# FA4's kernel for Hopper divides its warps into three roles that meet at barriers: a loader, two or
+# three consumers, and a storer. A table lists the states of each role and the transitions between
+# them.
+# The kernel's text enters its states by name, with `trace.enter(...)`; in the code below, click
+# "with every option" to see these calls.
 
-# %%
-role_pictures.state_machine()
-
-# %% [markdown]
-# *Each role goes round its own circle. The consumers' has the decision of this notebook: whether
-# the accumulator is multiplied at all.*
-
-# %%
-show(forward_hopper.attend, docstring=False)
+# %% tags=["hide-input"]
+display(role_pictures.state_machine())
 
 # %% [markdown]
-# An instrumented launch writes down when a role enters which state. From the committed trace, the
-# share of the time that the consumers of one program spend in each:
+# *Boxes are states, arrows are transitions with their conditions. <!-- key --> In the state
+# `correct` of a consumer stands the decision of this notebook: each warp multiplies its rows of the
+# accumulator if one of them was raised. <!-- key -->*
+#
+# With the threshold, this is what changes in the consumer's function from FA3 to FA4:
 
-# %%
+# %% tags=["hide-input"]
+changes("fa3-hopper", "fa4-hopper", "attend")
+
+# %% [markdown]
+# `fold_scores` now raises references in place of maxima, and `correct` multiplies the accumulator
+# where it has to. `correct` is written in PTX, NVIDIA's assembly language, because the decision is
+# made by a warp and Gluon has no word for that. `vote.sync.any` asks whether any thread of the warp
+# has a raised row; where the answer is no, a branch (`bra`) skips the multiplications.
+
+# %% tags=["hide-input"]
+show_plain("fa4-hopper", "correct")
+
+# %% [markdown]
+# The storer is one warp. It waits until a consumer has put its O into shared memory (`o_full`),
+# starts the copy to memory, and tells the consumer when the buffer can be used again (`o_empty`):
+
+# %% tags=["hide-input"]
+show_plain("fa4-hopper", "store")
+
+# %% [markdown]
+# An instrumented launch notes when a role enters a state. This table shows, from the committed
+# trace, the share of its time that each consumer of one program spends in each state. <!-- key -->
+
+# %% tags=["hide-input"]
 results = read_results()
 trace = results["trace"]
 program = trace["programs"][0]["roles"]
 consumers = [name for name in program if name.startswith("consumer")]
 states = list(dict.fromkeys(state for state, _, _ in program["consumer 0"]))
-rows = []
-for state in states:
-    row = [state]
-    for name in consumers:
-        total = program[name][-1][2] - program[name][0][1]
-        row.append(
-            f"{sum(end - start for s, start, end in program[name] if s == state) / total:.1%}"
-        )
-    rows.append(row)
+spent = {
+    name: {
+        state: sum(end - start for s, start, end in program[name] if s == state)
+        / (program[name][-1][2] - program[name][0][1])
+        for state in states
+    }
+    for name in consumers
+}
 print(trace["machine"]["gpu"], trace["what"])
-table(["state", *consumers], rows)
+table(
+    ["state", *consumers],
+    [[state, *(f"{spent[name][state]:.1%}" for name in consumers)] for state in states],
+)
+checked("mostly_softmax", all(max(x, key=x.get) == "softmax" for x in spent.values()))
+checked("little_waiting", all(x["await"] + x["hand over"] < 0.1 for x in spent.values()))
 
-# %%
+# %% [markdown]
+# Consumers spend more time in the softmax than in any other state.
+# <!-- checked: mostly_softmax --> They spend
+# less than a tenth of it on waiting for tiles and on handing over O.
+# <!-- checked: little_waiting -->
+
+# %% tags=["hide-input"]
 measured("timeline")
 
 # %% [markdown]
-# *Above: a few tiles of one program. Below: where the first tile ends. The consumers have handed
-# their O over and do not wait for the storer; grey is their wait for Q and K of the next tile.*
+# *Above: a few tiles of one program. <!-- key --> Below: the moment at which the first tile ends. The consumers
+# hand over their O and do not wait for the storer; the grey stretch is their wait for Q and K of the
+# next tile. <!-- key -->*
 #
-# As in FA3, Triton's interpreter cannot run this kernel. `tests/emulator/test_fa4_emulated.py` runs its text
-# in the emulator, with every role as late as the rules allow; `tests/emulator/test_roles.py` holds the
-# states that it goes through against the table.
+# Triton's interpreter cannot run this kernel, as in FA3. `tests/emulator/test_fa4_emulated.py` runs
+# its text in the emulator, with every role as late as the rules allow, and
+# `tests/emulator/test_roles.py` compares the states that it enters with `roles.py`.
 
 # %% [markdown]
 # ## What the compiler made of it
 
-# %%
+# %% tags=["hide-input"]
 found = {
     (version, arch): one
     for version, arches in (("FA3", ("sm_90", "sm_100")), ("FA4", ("sm_80", "sm_90", "sm_100")))
     for arch, one in instructions(version.lower(), arches, causal=True).items()
 }
-found["FA4 in FP8", "sm_90"] = instructions("fa4", "sm_90", causal=True, precision="fp8:head")
+for version in ("FA3", "FA4"):
+    one = instructions(version.lower(), "sm_90", causal=True, precision="fp8:head")
+    found[f"{version} in FP8", "sm_90"] = one
+names = {"sm_80": "Ampere", "sm_90": "Hopper", "sm_100": "Blackwell"}
 kinds = {
     "ex2": "exponentials", "wgmma": "products, Hopper's", "tcgen05": "products, Blackwell's",
     "mma_sync": "products, Ampere's", "tma_loads": "copies of boxes in", "tma_stores": "and out",
     "spill_loads": "spills, bytes",
 }  # fmt: skip
 rows = [[label, *(one[kind] for one in found.values())] for kind, label in kinds.items()]
-opcodes = [one["opcodes"] for one in found.values()]  # FFMA2 does two at once
-rows.append(["multiply-adds", *(one.get("FFMA", 0) + 2 * one.get("FFMA2", 0) for one in opcodes)])
-table(["", *map(", ".join, found)], rows)
+fmas = {
+    key: one["opcodes"].get("FFMA", 0) + 2 * one["opcodes"].get("FFMA2", 0)  # FFMA2 does two
+    for key, one in found.items()
+}
+rows.append(["multiply-adds", *fmas.values()])
+table(["instructions", *(f"{version}, {names[arch]}" for version, arch in found)], rows)
+
+
+def fewer_exponentials(version, other, arch):
+    """Whether the first version has fewer exponentials and more multiply-adds than the second."""
+    less = found[version, arch]["ex2"] < found[other, arch]["ex2"]
+    return less and fmas[version, arch] > fmas[other, arch]
+
+
+checked("polynomial_on_blackwell", fewer_exponentials("FA4", "FA3", "sm_100"))
+checked("none_on_hopper", found["FA4", "sm_90"]["ex2"] == found["FA3", "sm_90"]["ex2"])
+checked("but_in_fp8", fewer_exponentials("FA4 in FP8", "FA3 in FP8", "sm_90"))
 
 # %% [markdown]
-# Compare each FA4 with the FA3 of the same GPU. On Blackwell (sm_100) some of the exponentials have
-# become multiply-adds. On Hopper (sm_90) none has: there the polynomial is used in FP8 only. On
-# Ampere (sm_80) the call is FA2's. All of this is a matter of measurement:
+# Compare each FA4 with the FA3 of the same GPU. On Blackwell some exponentials have become
+# multiply-adds. <!-- checked: polynomial_on_blackwell --> On Hopper in 16 bits none has.
+# <!-- checked: none_on_hopper --> In FP8 some have. <!-- checked: but_in_fp8 --> On Ampere the
+# call goes to FA2's kernel. These choices follow the measurements of the next section.
 
 # %% [markdown]
 # ## What it is worth, measured
@@ -544,56 +675,89 @@ table(["", *map(", ".join, found)], rows)
 # ### Your prediction
 #
 # On an H200, in bf16 at head_dim 128 without a mask, an eighth of the exponentials becomes
-# polynomials. The speed compared with none of them?
+# polynomials. What is the speed, divided by the speed with none of them?
 
 # %%
 my_guess = None  # your guess here: 1 is no change, 1.05 is five percent faster
 
-# %%
+# %% tags=["hide-input"]
 bf16 = ablation_ratios(results)["fa4"]
 fp8 = ablation_ratios(results, "ablation fp8", "cudnn fp8")["fa4"]
-without = bf16["D=128 full"]["always rescale"]
-guess(my_guess, bf16["D=128 full"]["1/8 polynomial"] / without, "against no polynomial")
-
-# %%
-names = ("rescale if grown", "1/8 polynomial", "2/8 polynomial", "4/8 polynomial", "both, 1/8")
-columns = [
-    (f"{what}, D={head_dim}", group[f"D={head_dim} full"])
+columns = {
+    f"{what}, head_dim {d}": {
+        name: ratio / group[f"D={d} full"]["always rescale"]
+        for name, ratio in group[f"D={d} full"].items()
+    }
     for what, group in (("bf16", bf16), ("FP8", fp8))
-    for head_dim in (64, 128, 256)
-]
+    for d in (64, 128, 256)
+}
+guess(my_guess, columns["bf16, head_dim 128"]["1/8 polynomial"], "against no polynomial")
+
+# %% tags=["hide-input"]
+tricks = {
+    "rescale if grown": "conditional rescaling",
+    "1/8 polynomial": "1/8 of the exponentials by polynomial",
+    "2/8 polynomial": "2/8 by polynomial",
+    "4/8 polynomial": "4/8 by polynomial",
+    "both, 1/8": "conditional rescaling and 1/8",
+}
 table(
-    ["speed, against neither trick", *(title for title, _ in columns)],
-    [[name, *(f"{c[name] / c['always rescale']:.2f}" for _, c in columns)] for name in names],
+    ["speed, relative to neither trick", *columns],
+    [[label, *(f"{c[name]:.2f}" for c in columns.values())] for name, label in tricks.items()],
+)
+rescale, eighth = ({c: x[name] for c, x in columns.items()} for name in list(tricks)[:2])
+half = {c: x["4/8 polynomial"] for c, x in columns.items()}
+checked("both_cost", rescale["bf16, head_dim 128"] < 0.99 and eighth["bf16, head_dim 128"] < 0.99)
+checked("threshold_pays", min(rescale["bf16, head_dim 256"], rescale["FP8, head_dim 256"]) > 1.01)
+checked("no_gain_at_64", eighth["bf16, head_dim 64"] < 0.99)
+checked("best_for_eighth", max(eighth, key=eighth.get) == "FP8, head_dim 128")
+checked("eighth_gains", eighth["FP8, head_dim 128"] > 1.01)
+checked("half_costs", max(half.values()) < 0.95)
+requests = [make_request(*[torch.zeros(1, 2, 1, d, dtype=torch.bfloat16)] * 3) for d in (128, 256)]
+defaults = [(default_config(r), fp8_config(r)) for r in requests]
+checked(
+    "off_where_it_costs",
+    [(a.threshold > 0, a.eighths, b.threshold > 0, b.eighths) for a, b in defaults]
+    == [(False, 0, False, 1), (True, 0, True, 0)],
 )
 
 # %% [markdown]
-# Read it by column.
+# Read it column by column.
 #
-# * **bf16**: at head_dim 128 both tricks cost. Products take twice as long as exponentials there,
-#   and hide them: the decision and the extra instructions are work in the one place that counts. At
-#   head_dim 256 the threshold pays: the accumulator is twice as wide, so a rescale that is left out
-#   saves more. At head_dim 64 exponentials take as long as products, and one would expect a gain
-#   from the polynomial; there is none. So one measures.
-# * **FP8 at head_dim 128**: products and exponentials take equally long, and an eighth on the other
-#   unit is a gain. More than that is not, as several instructions take the place of one.
-# * **FP8 at head_dim 256**: the threshold again.
+# * **bf16, head_dim 128**: both tricks cost speed. <!-- checked: both_cost --> Products take twice
+#   as long as exponentials there and hide them. The decision and the polynomial's instructions are
+#   additional work between two products.
+# * **head_dim 256, bf16 and FP8**: conditional rescaling pays. <!-- checked: threshold_pays --> The
+#   accumulator is twice as wide, so a multiplication that is left out saves twice as much.
+# * **bf16, head_dim 64**: exponentials take as long as products, so a gain from the polynomial would
+#   be plausible. The measurement shows a loss. <!-- checked: no_gain_at_64 -->
+# * **FP8, head_dim 128**: products and exponentials take equally long, and moving an eighth of the
+#   exponentials to another unit is a gain. <!-- checked: eighth_gains --> It is the best case for
+#   an eighth. <!-- checked: best_for_eighth -->
+# * **Half of the exponentials** by polynomial is a loss everywhere, because several instructions
+#   take the place of one. <!-- checked: half_costs -->
 #
-# Where a trick costs, the kernel has it off. What is left of FA4 there are the roles. On a chip
-# with faster products, for which FA4 was written, the balance is another one.
+# The kernel for Hopper has each trick switched off where it costs.
+# <!-- checked: off_where_it_costs --> (Conditional rescaling in FP8 at head_dim 128 gains about a
+# percent and stays off, because P loses range for it.) What remains of FA4 in these cases are its
+# roles. A GPU with faster products, for which FA4 was designed, has a different balance.
 
-# %%
-measured("ablation-fp8")
-
-# %% [markdown]
-# *One thing changed, in FP8. Bars to the left are slower than the version as it is.*
-
-# %%
+# %% tags=["hide-input"]
 measured("speedup")
+table_rows = shapes(results, "table")
+(shape,) = [s for s in table_rows if s[4] == 16384 and s[5] == 128 and not s[6]]
+rates = {x: table_rows[shape][x]["tflops"] for x in ("fa1", "fa2", "fa3", "fa4")}
+say(
+    "At 16384 tokens and head_dim 128 without a mask, "
+    + ", ".join(f"{name.upper()} reaches {rate:.0f} TFLOP/s" for name, rate in rates.items())
+    + "."
+)
+checked("roles_keep_up", abs(rates["fa4"] / rates["fa3"] - 1) < 0.05)
 
 # %% [markdown]
-# *All versions against torch's FlashAttention-2, over the length. From FA1 to FA4, this is what the
-# four notebooks were about.*
+# *The speed of all versions relative to FlashAttention-2 in PyTorch, over the length. <!-- key -->*
+# At this shape both of FA4's tricks are off, and FA4 is as fast as FA3.
+# <!-- checked: roles_keep_up -->
 
 # %% [markdown]
 # ## On your own GPU
@@ -607,11 +771,11 @@ own_gpu()
 # * Zadouri, Hoehnerbach, Shah, Liu, Thakkar, Dao 2026,
 #   [FlashAttention-4](https://arxiv.org/abs/2603.05451): the sections on conditional rescaling and
 #   on emulating the exponential.
-# * Upstream:
+# * The authors' code:
 #   [flash_attn/cute](https://github.com/Dao-AILab/flash-attention/tree/main/flash_attn/cute) of
 #   flash-attention, `flash_fwd_sm100.py` and `softmax.py`.
-# * Here: the docstrings of `flash_versions/versions/fa4/softmax.py` (why it is exact, and stays in range),
-#   `exp2.py` and `fit_exp2.py` (run `python -m lessons.fit_exp2`), and what was tried
-#   and did not help in [log.md](../docs/log.md).
+# * This project: the docstrings of `flash_versions/versions/fa4/softmax.py` (why the rescaling is
+#   exact, and stays in range), `exp2.py` and `fit_exp2.py` (run `python -m lessons.fit_exp2`), and
+#   what was tried and did not help, in [log.md](../docs/log.md).
 # * Solutions: `notebooks/solutions/raise_reference.py` and `polynomial_exp2.py`. Next:
-#   [05_transformer](05_transformer.ipynb), where these kernels are one line of a model that talks.
+#   [05_transformer](05_transformer.ipynb), a model that talks and runs on these kernels.

@@ -14,15 +14,16 @@
 # %% [markdown]
 # # GRPO: a model learns from a verifier
 #
-# A model that was taught by examples learns its teacher's mistakes too. Where an answer can be
-# *checked*, it can do better than its teacher: let it answer each question several times, check the
-# answers, and make the right ones more likely. That is GRPO, *group relative policy optimisation*,
-# and this notebook builds it from its formulas, trains a real model with it in a few seconds, and
-# then breaks it in the ways in which it is usually broken.
+# A model that learned from examples has also learned the mistakes in the examples. Where an answer can be
+# *checked*, the model can become better than its teacher. Let it answer each question several times, let a
+# *verifier* (code that knows the truth) mark the answers, and make the right ones more likely. This method
+# is called GRPO, *group relative policy optimisation*. This notebook builds it from its formulas, trains a
+# real model with it for eight steps, and then shows how it breaks.
 #
-# You need [05_transformer](05_transformer.ipynb): tokens, sampling, log-probabilities. And what a gradient is.
+# You need [05_transformer](05_transformer.ipynb) (tokens, sampling, log-probabilities), and you should
+# know what a gradient is.
 
-# %%
+# %% tags=["hide-cell"]
 # On Google Colab only: fetch the package, and what it needs.
 import os
 import subprocess
@@ -36,22 +37,23 @@ if "google.colab" in sys.modules and not os.path.exists("lessons"):
     subprocess.run(pip, check=True)
     sys.path[:0] = [os.getcwd(), os.path.dirname(os.getcwd())]
 
-# %%
+# %% tags=["hide-cell"]
 import copy
 import json
 import tempfile
 from functools import partial
 from pathlib import Path
 from random import Random
+from statistics import fmean
 
 import matplotlib.pyplot as plt
 import torch
 from IPython.display import Image, Markdown, display
-from lessons import check, film, guess, show
+from lessons import check, checked, film, guess, show
 
 import flash_versions
 from transformer.rl import curves
-from transformer.rl.groups import describe
+from transformer.rl.groups import describe, groups_of
 from transformer.rl.loss import Loss, Totals, group_advantages, grpo_loss, length_mask
 from transformer.rl.run import read_metrics
 from transformer.rl.recipes import RECIPES, Settings, find_task
@@ -62,65 +64,85 @@ from transformer.train import SLOPPY
 from transformer.rl.learner import GAP
 from transformer.rl.trainer import Trainer, resolved
 
-torch.set_num_threads(1)  # the model is so small that a second thread brings little
+torch.set_num_threads(1)  # a model this small gains little from a second thread
 torch.set_printoptions(precision=3, sci_mode=False, linewidth=100)
 CPU, PLAIN = torch.device("cpu"), Loss()
 RESULTS = Path("../docs/results/grpo")
 
 # %% [markdown]
-# ## What examples leave on the table
+# ## What the model can do, and what it does
 #
-# The shipped model `sloppy` had a careless teacher:
+# The package ships a model `sloppy`. It learned from a careless teacher:
 
 # %%
 display(
     Markdown(
-        f"It guessed **{SLOPPY.hasty:.0%}** of the sums blindly, and where it worked one out it"
+        f"The teacher guessed the answer of **{SLOPPY.hasty:.0%}** of the sums. In the other sums it"
         f" forgot **{SLOPPY.forget:.0%}** of the carries."
     )
 )
 
 # %% [markdown]
-# Let the pupil answer four sums, four times each. A *rollout* is a completion with its
-# log-probabilities and its reward; the prompt is read once for the four.
+# `sloppy` now answers 48 sums that were kept out of its training (*held-out* sums), each four times. Four
+# words of this field:
+#
+# * the *policy* is the model that learns;
+# * a *completion* is what the model writes after a prompt, here the steps and the answer;
+# * a *rollout* is one sampled completion, with the log-probabilities of its tokens and its *reward*: 1 if
+#   the answer is right and 0 if not;
+# * a *group* is the set of rollouts for one question.
+#
+# We keep four groups: one with three right answers, one with one, one with none, and one with two.
 
 # %%
 settings = Settings(**RECIPES["sums"] | {"eval_problems": 48, "eval_samples": 2})
 trainer = Trainer(resolved(settings, CPU), CPU)
 policy, model, task = trainer.policy, trainer.policy.model, find_task("sums")
-rng = Random(10)
-problems = [task.sample(rng, held_out=True) for _ in range(4)]
 untrained = copy.deepcopy(model)
 LIMIT = settings.max_tokens
-rollouts = roll_out(policy, model, problems, 4, max_tokens=LIMIT, sampling=Sampling(), seed=10)
-for number, problem in enumerate(problems):
-    answers = [r.completion.text.split("<answer>")[-1].removesuffix("</answer>") for r in rollouts]
-    print(f"{problem.question:38} {task.answer(*problem.arguments):>5}   it says", end=" ")
-    print(*answers[4 * number : 4 * number + 4])
+rng = Random(10)
+drawn = [task.sample(rng, held_out=True) for _ in range(48)]
+sampled = roll_out(policy, model, drawn, 4, max_tokens=LIMIT, sampling=Sampling(), seed=10)
+by_group = groups_of(sampled, 4)
+right_answers = [sum(rollout.reward for rollout in group) for group in by_group]
+chosen = [right_answers.index(count) for count in (3, 1, 0, 2)]
+problems = [drawn[number] for number in chosen]
+rollouts = [rollout for number in chosen for rollout in by_group[number]]
+for problem, number in zip(problems, chosen):
+    truth = task.answer(*problem.arguments)
+    said = [
+        r.completion.text.split("<answer>")[-1].removesuffix("</answer>") for r in by_group[number]
+    ]
+    print(f"{problem.question:38} right: {truth:>5}   answers:", *(f"{x:>5}" for x in said))
 print("\none answer in full:", rollouts[0].completion.text, sep="\n")
 
 # %% [markdown]
-# Sometimes right, sometimes wrong, on the same question. On many questions that gives two numbers:
-# how often a sampled answer is right, and how often at least one of four is. From the committed
-# run, before its first step:
+# The model answers the same question sometimes rightly and sometimes wrongly. Two numbers describe this
+# for many questions: how often one sampled answer is right, and how often at least one of four is. They
+# come from a committed run, before its first step:
 
 # %%
 before = read_metrics(RESULTS / "sums-seed0")[0]
 settings_of_run = json.loads((RESULTS / "sums-seed0" / "config.json").read_text())
 display(
     Markdown(
-        f"Of {settings_of_run['eval_problems']} held-out sums, one answer is right for"
-        f" **{before['sampled']:.0%}**, at least one of four for **{before['pass@4']:.0%}**. It"
-        " *can* do far more than it does. What lies between the two is what there is to learn."
+        f"Of {settings_of_run['eval_problems']} held-out sums, **{before['sampled']:.0%}**"
+        f" get a right answer at the first try, and **{before['pass@4']:.0%}** get at least one in four"
+        " tries."
     )
 )
+checked("it_can_do_more", before["pass@4"] > 1.5 * before["sampled"])
 
 # %% [markdown]
+# The model can do far more than it does at the first try. <!-- checked: it_can_do_more --> GRPO closes
+# this gap: it makes the model do always what it sometimes does already.
+#
 # ## The reward
 #
-# A task knows the truth, so it can judge: 1 for a right answer in the right form, else 0. Nothing
-# for the form alone, and nothing for a reply that goes on, answers twice or does not end. Each of
-# these rules closes a loophole that a model would find.
+# A task knows the truth, so it can judge an answer. The reward is 1 for a right answer in the right form,
+# and 0 for everything else. The form alone earns nothing. A reply also earns nothing if it continues
+# after the answer, answers twice, or does not end. Each of these rules closes a way to earn rewards
+# without learning to add.
 
 # %%
 problem = task.sample(Random(1))
@@ -139,19 +161,21 @@ for reply in (
 # %% [markdown]
 # ## Advantages: 4 x 4 numbers by hand
 #
-# Four questions, four answers: a table of rewards. An answer is good if it is better than the
-# others *to the same question*. So take the mean of its row away and divide by the row's spread.
-# That is the *advantage*; no second model has to learn what to expect of a question, the group
-# says it.
+# Four questions with four answers each give a table of rewards. An answer is good if it is better than
+# the other answers *to the same question*. So we subtract the mean of its group from each reward and
+# divide by the standard deviation of the group. The result is the *advantage* of the answer. Other
+# methods train a second model to predict what a question will earn; GRPO uses the mean of the group.
 
 # %%
 rewards = torch.tensor([r.reward for r in rollouts]).view(4, 4)
 mean, spread = rewards.mean(1, keepdim=True), rewards.std(1, keepdim=True)
-print("rewards:", rewards, sep="\n")
+print("rewards, a row for each group:", rewards, sep="\n")
 print("\nmean and standard deviation of each row:", torch.cat((mean, spread), 1), sep="\n")
+checked("one_right_three_wrong", rewards[1].sum() == 1)
 
 # %% [markdown]
-# The second row has one right answer and three wrong ones. What is the advantage of the right one?
+# **Predict.** The second row has one right answer and three wrong ones. <!-- checked: one_right_three_wrong -->
+# What is the advantage of the right one?
 
 # %%
 my_guess = None  # your guess here
@@ -161,28 +185,36 @@ advantages = group_advantages(rewards)
 guess(my_guess, round(advantages[1].max().item(), 3), "advantage of the only right answer")
 print("\nadvantages:", advantages, sep="\n")
 assert torch.allclose(advantages, (rewards - mean) / (spread + 1e-4))
+extremes = advantages[1].max(), -advantages[0].min()
+checked("rare_counts_much", torch.isclose(*extremes) and extremes[0] > advantages[3].max())
+checked("alike_teaches_nothing", not advantages[2].any())
 
 # %% [markdown]
-# A rare success counts much, a rare failure (first row) just as much the other way. And the third
-# row, in which nobody knew, is all zeros: **a group whose answers are all alike teaches nothing**.
-# Keep that in mind for the end.
+# A rare right answer gets a large positive advantage, and a rare wrong answer (first row) an equally
+# large negative one. <!-- checked: rare_counts_much --> In the third row every answer is wrong, and every
+# advantage is 0. <!-- checked: alike_teaches_nothing --> **A group whose rewards are all equal teaches
+# nothing.** The section on collapse returns to this.
 #
-# Without the division (Dr. GRPO), rows with few surprises weigh less:
+# Dr. GRPO, a variant, does not divide by the standard deviation. Compared with the other groups, groups
+# with one rare answer then weigh less: <!-- checked: undivided_rare_weighs_less -->
 
 # %%
-print(group_advantages(rewards, scale="none"))
+undivided = group_advantages(rewards, scale="none")
+print(undivided)
+ratio_of = [new[1].max() / new[3].max() for new in (undivided, advantages)]
+checked("undivided_rare_weighs_less", ratio_of[0] < ratio_of[1])
 
 # %% [markdown]
 # ## The loss of a token
 #
-# Every token of a completion gets its completion's advantage A. With r, how many times as likely
-# the token is now as it was when it was sampled,
+# Every token of a completion gets the advantage A of its completion. Let r be the *ratio*: the
+# probability of the token now, divided by its probability when it was sampled. The loss of the token is
 #
 #     l = -min(r A, clip(r, 0.8, 1.28) A)
 #
-# The first product alone would do for one step: its gradient makes tokens more likely where A > 0.
-# The second one bounds how much can be gained before new answers are sampled. The curves below are
-# the package's own function, one token at a time.
+# The product r A alone would be enough for a single step: its gradient makes tokens with A > 0 more
+# likely. The clipped product limits how much one batch of answers can change a token's probability. The
+# curves come from the package's own function, called with one token: <!-- key -->
 
 # %%
 ONE = Totals(rows=1, tokens=1, limit=1)
@@ -204,27 +236,37 @@ def loss_of_token(r, advantage, loss=PLAIN):
 
 
 fig, axes = plt.subplots(1, 2, figsize=(10, 3.2))
+push = {}
 for advantage, colour in ((1.0, "C0"), (-1.0, "C3")):
     values, slopes = zip(*(loss_of_token(r.item(), advantage) for r in ratios))
+    push[advantage] = -torch.tensor(slopes)
     axes[0].plot(ratios, [-v for v in values], colour, label=f"A = {advantage:+.0f}")
-    axes[1].plot(ratios, [-s for s in slopes], colour)
-for ax, title in zip(axes, ("what is gained", "the push on the token's log-probability")):
-    ax.set(title=title, xlabel="r, how many times as likely as when it was sampled")
+    axes[1].plot(ratios, push[advantage], colour)
+for ax, title in zip(axes, ("minus the loss", "push on the token's log-probability")):
+    ax.set(title=title, xlabel="ratio r")
     ax.axvspan(0.8, 1.28, color="grey", alpha=0.12)
     ax.axhline(0, color="grey", linewidth=0.6)
 axes[0].legend()
 plt.tight_layout()
+above, below = ratios > 1.285, ratios < 0.795
+checked("good_stops_at_the_bound", not push[1.0][above].any() and (push[1.0][~above] > 0.3).all())
+checked("bad_stops_at_the_bound", not push[-1.0][below].any() and (push[-1.0][~below] < -0.3).all())
 
 # %% [markdown]
-# *What to see: a good token (blue) is pushed up until it is 1.28 times as likely, then no more. A
-# bad one (red) is pushed down until 0.8. The other sides stay open: a good token that has become
-# less likely is always pushed back. In the first step after sampling r is 1, in the middle of the
-# grey band, and nothing is clipped.*
+# *How to read it: blue is a token of a good answer, red one of a bad answer. The grey band contains the
+# ratios between the two bounds. The right-hand curve is minus the derivative of the loss: the direction
+# in which training moves the log-probability. <!-- key -->*
 #
-# The upper bound is wider than the lower one (DAPO's *clip-higher*): from a probability of 0.01,
-# 1.2 times is a step of 0.002, so rare good ideas would hardly ever be taken up.
+# A good token is pushed up until its ratio is 1.28, and then no further; below the band it is still
+# pushed up. <!-- checked: good_stops_at_the_bound --> A bad token is pushed down until its ratio is 0.8,
+# and above the band it is still pushed down. <!-- checked: bad_stops_at_the_bound --> In the first step
+# after sampling, the weights are those that sampled, so every r is 1 and nothing is clipped.
 #
-# In the package:
+# Why is the upper bound wider than the lower one? With 1.2, a token of probability 0.01 could only reach
+# 0.012 in one round of answers, while a token of probability 0.5 could reach 0.6. Rare good tokens would
+# grow too slowly. The paper on DAPO, another variant, introduced this under the name *clip-higher*.
+#
+# The two functions in the package:
 
 # %%
 show(group_advantages, docstring=False)
@@ -233,8 +275,8 @@ show(grpo_loss, docstring=False)
 # %% [markdown]
 # ## Why the value of the loss says nothing
 #
-# A falling loss means learning: not here. We compute the loss of the sixteen rollouts, with GRPO's
-# own weights: every completion counts the same. What is its value?
+# In most training a falling loss means progress. **Predict:** what is the value of the loss of these
+# sixteen rollouts, if every completion has the same weight?
 
 # %%
 my_guess = None  # your guess here
@@ -259,16 +301,18 @@ norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
 model.zero_grad()
 guess(my_guess, round(abs(loss.item()), 5), "value of the loss")
 print(f"norm of its gradient: {norm:.1f}")
+checked("loss_0_gradient_not", abs(loss) < 1e-5 and norm > 0.01)
 
 # %% [markdown]
-# It is minus the mean advantage, and advantages sum to 0 in every group. It is 0 before, during and
-# after training, while the gradient is not: `old` equals `logprobs` in value, but only one of the
-# two is differentiated. Watch rewards, not the loss.
+# The loss is 0, and its gradient is not. <!-- checked: loss_0_gradient_not --> With all ratios equal to 1,
+# the loss is minus the mean of the advantages, and the advantages of a group sum to 0. So this loss is 0
+# in every step, however well the model adds. The gradient is not 0, because it weighs the tokens of each
+# completion with that completion's own advantage. Watch the rewards instead of the loss.
 #
 # ## One step by hand
 #
-# The gradient goes through every token of every completion. One step of AdamW, and then the
-# probability of each of the sixteen completions, after against before:
+# The gradient flows through every token of every completion. The next cell takes one step with the
+# optimiser AdamW. It then computes how many times as likely each of the sixteen completions has become.
 
 # %% tags=["varies"]
 student = copy.deepcopy(model)
@@ -281,16 +325,23 @@ with torch.no_grad():
     change = (logprobs_of(student, batch) - logprobs).sum(1).exp().view(4, 4)
 for row, reward in zip(change, rewards):
     print("   ".join(f"{'right' if r else 'wrong'} x {c:4.2f}" for r, c in zip(reward, row)))
+checked(
+    "right_up_wrong_down",
+    all(
+        change[g][rewards[g] == 1].mean() > 1 > change[g][rewards[g] == 0].mean() for g in (0, 1, 3)
+    ),
+)
 
 # %% [markdown]
-# Right answers became more likely and wrong ones less, in the groups that had both. The third group
-# pushed nowhere; it moves because the others move the weights that it shares with them.
+# In each group with both kinds of answers, the right ones became more likely on average and the wrong ones
+# less. <!-- checked: right_up_wrong_down --> The third group adds nothing to the gradient. Its
+# probabilities change because all groups share the same weights.
 #
-# Training runs the backward of attention, too. With FA2's kernels in the place of torch's, forward
-# and backward in the interpreter, two completions give the same gradient:
+# Training also runs the backward pass of attention. The next cell computes the gradient for two
+# completions twice: with FA2's kernels in Triton's interpreter, and with torch's attention.
 
 # %%
-pair = collate([rollouts[0], rollouts[3]], CPU)
+pair = collate([rollouts[int(rewards[0].argmax())], rollouts[int(rewards[0].argmin())]], CPU)
 
 
 def gradient(version):
@@ -305,23 +356,23 @@ def gradient(version):
 
 
 ours, theirs = gradient("fa2"), gradient("sdpa")
-print(f"{len(ours):,} numbers; distance relative to their size below 1e-4:", end=" ")
+print(f"{len(ours):,} numbers; relative distance of the two gradients below 1e-4:", end=" ")
 print(bool((ours - theirs).norm() < 1e-4 * theirs.norm()))
 
 # %% [markdown]
 # ## A real run
 #
-# Eight steps of the recipe `sums`, with its settings:
+# Now eight steps of the recipe `sums`. Some of its settings:
 
 # %%
-for name in ("prompts", "group", "temperature", "lr", "clip_low", "clip_high", "beta", "seed"):
+for name in ("prompts", "group", "temperature", "lr", "clip_low", "clip_high", "seed"):
     print(
         f"{name:12} {getattr(settings, name):<8} {Settings.__dataclass_fields__[name].metadata['help']}"
     )
 
 # %% [markdown]
-# These are the settings and the seed of the committed run; problems and draws depend on nothing
-# else. What share of held-out sums will it answer right after eight steps, sampled?
+# **Predict.** Before the first step, about one sampled answer in four to the held-out sums is
+# right. <!-- checked: begins_at_a_quarter --> What share is right after eight steps?
 
 # %%
 my_guess = None  # your guess here
@@ -343,15 +394,17 @@ def table(metrics):
     """Print what matters of each step."""
     print("step  reward  length  entropy  skipped  |gradient|")
     for step, one in enumerate(metrics, 1):
+        entropy = f"{one['entropy']:8.3f}" if "entropy" in one else "       -"
         print(
-            f"{step:4} {one['reward']:7.2f} {one['length']:7.1f} {one.get('entropy', 0):8.3f}"
-            f" {one['skipped']:8.0%} {one.get('gradient_norm', 0):10.2f}"
+            f"{step:4} {one['reward']:7.2f} {one['length']:7.1f} {entropy} {one['skipped']:8.0%}"
+            f" {one.get('gradient_norm', 0):10.2f}"
         )
 
 
 # %% [markdown]
-# While it learns we look at its two vices, on one sum that is half worked out: does it begin with
-# `easy`, the word before a blind guess? And does it remember the carry in the second line?
+# Before each step we also look at the two bad habits of the model, in a sum that is half worked out. Does
+# it begin with the letter `e`, of `easy`, which the teacher wrote before a guess? Does it remember the
+# carry of `7+6`?
 
 # %%
 sum_of_two = Problem(task, (357, 486), "What is 357+486?")
@@ -359,7 +412,7 @@ half_done = policy.encode(sum_of_two) + policy.tokenizer.encode("<think>7+6+0=13
 think_at = half_done.index(policy.tokenizer.token_id("<think>"))
 
 
-def vices():
+def habits():
     """Probabilities of the token after <think>, and of the carry."""
     with torch.no_grad():
         p = model(torch.tensor([half_done]))[0].softmax(-1)
@@ -372,23 +425,37 @@ def vices():
 
 
 # %% tags=["varies"]
-live = train(trainer, 8, vices)
+started, _ = trainer.evaluate()
+live = train(trainer, 8, habits)
 table(live)
-scores, greedy = trainer.evaluate()
+scores, _ = trainer.evaluate()
 guess(my_guess, scores["sampled"], "right answers to held-out sums, sampled, after eight steps")
+print(f"before the first step: {started['sampled']:.4g}")
+checked("begins_at_a_quarter", 0.15 < started["sampled"] < 0.35)
+start, end = (
+    {k: fmean(s[k] for s in part) for k in ("reward", "length", "entropy")}
+    for part in (live[:3], live[-3:])
+)
+checked("reward_rises", end["reward"] > start["reward"])
+checked("length_rises", end["length"] > start["length"])
+checked("entropy_falls", end["entropy"] < start["entropy"])
 
 # %% [markdown]
-# * **reward**: the share of right answers among the rollouts.
-# * **length** grows. Nobody rewards length; but the teacher's blind guesses were short
-#   (`<think>easy</think>`), and worked answers are right more often.
-# * **entropy** falls: it becomes sure.
-# * **skipped**: groups in which all are right teach nothing any more. It is a sign of success here.
+# The columns, with the last three steps compared to the first three: <!-- key -->
 #
-# The vices, before each of the steps:
+# * **reward**, the share of right answers among the rollouts, rises. <!-- checked: reward_rises -->
+# * **length**, the tokens of a completion, rises. <!-- checked: length_rises --> No rule rewards length.
+#   But a guess (`<think>easy</think>`) is short and mostly wrong, so guesses become rare.
+# * **entropy**, which measures how uncertain the model is about the next token,
+#   falls. <!-- checked: entropy_falls -->
+# * **skipped** is the share of the groups whose rewards are all equal. They are left out of the step.
+# * **|gradient|** is the norm of the gradient.
+#
+# The two bad habits:
 
 
 # %%
-def draw_vices(step):
+def draw_habits(step):
     """Two choices of the model before a step."""
     figure = plt.Figure(figsize=(5, 2.2), layout="constrained")
     for ax, names in zip(figure.subplots(1, 2), (("guess", "work"), ("forgotten", "carried"))):
@@ -401,67 +468,96 @@ def draw_vices(step):
 # %% tags=["varies"]
 film(
     range(len(live)),
-    draw_vices,
-    "Left: the probability to begin with a guess or with work. Right: to forget the carry of 7+6 or"
-    " to write it. Nobody says which is right: only whole answers are judged.",
+    draw_habits,
+    "Left: the probability that the model begins with a guess, or with work. Right: the probability that"
+    " it forgets the carry of 7+6, or writes it.",
 )
+display(
+    Markdown(
+        f"From step 1 to step {len(live)}, the probability of a guess goes from {live[0]['guess']:.2f} to"
+        f" {live[-1]['guess']:.2f}, and that of a forgotten carry from {live[0]['forgotten']:.2f} to"
+        f" {live[-1]['forgotten']:.2f}."
+    )
+)
+checked("guesses_become_rarer", live[-1]["guess"] < live[0]["guess"])
+checked("carries_are_kept", live[-1]["forgotten"] < live[0]["forgotten"])
 
 # %% [markdown]
-# What it says now to the first of the four sums, and to one with carries, greedily:
+# The model guesses less, <!-- checked: guesses_become_rarer --> and it forgets fewer
+# carries. <!-- checked: carries_are_kept --> No reward mentions guesses or carries: the verifier judged
+# whole answers only.
+#
+# Greedy answers of the trained model to the first of the four sums, and to the sum that was half worked
+# out:
 
 # %% tags=["varies"]
 for rollout in roll_out(
     policy, model, [problems[0], sum_of_two], 1, max_tokens=LIMIT, sampling=Sampling(temperature=0)
 ):
-    print(rollout.problem.question, "\n", rollout.completion.text, "\n")
+    verdict = "right" if rollout.reward else "wrong"
+    print(rollout.problem.question, rollout.completion.text, f"({verdict})\n", sep="\n")
 
 # %% [markdown]
 # ## The whole run
 #
-# The committed results have the whole run, with three seeds.
+# The repository contains the whole run, once for each of three random seeds:
 
 # %%
 folders = sorted(RESULTS.glob("sums-seed*"))
+runs = {folder.name: read_metrics(folder) for folder in folders}
+evaluated = {name: [m for m in lines if "evaluation" in m] for name, lines in runs.items()}
 with tempfile.TemporaryDirectory() as folder:
     curves.draw(folders, Path(folder) / "curve.png")
     display(Image((Path(folder) / "curve.png").read_bytes(), alt="curves of three GRPO runs"))
-
-# %% [markdown]
-# *What to see: nearly all of the rise comes before the second evaluation; then most groups are
-# skipped, for the task is solved. The solid line, one answer, reaches the dotted one, the best
-# of four: what it could do sometimes it now does always.*
-
-# %%
-for folder in folders:
-    evaluations = [m for m in read_metrics(folder) if "evaluation" in m]
-    first, last = evaluations[0], evaluations[-1]
+for name, found in evaluated.items():
     print(
-        f"{folder.name}: sampled {first['sampled']:.1%} -> {last['sampled']:.1%}"
-        f" after {last['evaluation']} steps, {last['seconds']:.0f} s"
+        f"{name}: sampled {found[0]['sampled']:.1%} -> {found[-1]['sampled']:.1%}"
+        f" after {found[-1]['evaluation']} steps, {found[-1]['seconds']:.0f} s"
     )
+rises = [
+    (f[1]["sampled"] - f[0]["sampled"]) / (f[-1]["sampled"] - f[0]["sampled"])
+    for f in evaluated.values()
+]
+late = [fmean([m["skipped"] for m in lines if "step" in m][-20:]) for lines in runs.values()]
+checked("most_of_the_rise_is_early", min(rises) > 0.8)
+late_rewards = [m["reward"] for lines in runs.values() for m in lines[-20:] if "step" in m]
+checked("most_groups_are_skipped_late", min(late) > 0.8 and fmean(late_rewards) > 0.95)
+checked("one_try_beats_four", all(f[-1]["sampled"] > f[0]["pass@4"] for f in evaluated.values()))
 
 # %% [markdown]
-# The live run above against the committed one. Same seeds: on many machines the first steps agree
-# exactly, until the rounding of a sum decides a draw.
+# *How to read it: a colour is a seed. In the first panel, the solid line is the share of sampled answers
+# that are right, the dashed line that of greedy answers, and the dotted line (pass@4) the share of sums
+# with at least one right answer in four. <!-- key --> A group "without a spread" has equal rewards and is
+# skipped. <!-- key -->*
+#
+# More than four fifths of the rise come before the second evaluation. <!-- checked: most_of_the_rise_is_early -->
+# In the last twenty steps more than four fifths of the groups are skipped: nearly every answer is right, so
+# there is nothing left to learn. <!-- checked: most_groups_are_skipped_late --> At the end, one try is right
+# more often than the best of four tries at the beginning. <!-- checked: one_try_beats_four -->
+#
+# The next cell draws the eight steps of this notebook over the committed runs. Equal seeds draw equal
+# problems. The rounding of sums differs between machines, and sooner or later it changes a sampled token;
+# from there on the runs differ.
 
 # %% tags=["varies"]
 fig, ax = plt.subplots(figsize=(7, 3))
-for folder in folders:
-    rewards_of = [m["reward"] for m in read_metrics(folder) if "step" in m]
+for lines in runs.values():
+    rewards_of = [m["reward"] for m in lines if "step" in m]
     ax.plot(range(1, 1 + len(rewards_of)), rewards_of, color="lightgrey")
 ax.plot(range(1, 1 + len(live)), [one["reward"] for one in live], "o-", markersize=4)
 ax.set(xlabel="step", ylabel="reward of the rollouts", ylim=(0, 1), xlim=(0, 40))
-ax.set_title("this notebook's run (blue) on the committed ones (grey)", fontsize=10)
+ax.set_title("this notebook's run (blue) and the committed ones (grey)", fontsize=10)
 plt.tight_layout()
 
 # %% [markdown]
 # ## Collapse
 #
-# Now the recipe `collapse`. It differs from `sums` in its learning rate: how many times as high is it?
+# The recipe `collapse` is the same as `sums`, with a learning rate that is far too high. We take four
+# steps of it:
 
 # %%
 wild_settings = Settings(**RECIPES["collapse"] | {"prompts": 8})
-print(f"{settings.lr:g} -> {wild_settings.lr:g}, {wild_settings.lr / settings.lr:.1f} times")
+print(f"learning rate: {settings.lr:g} in sums, {wild_settings.lr:g} in collapse")
 
 # %% tags=["varies"]
 wild = Trainer(resolved(wild_settings, CPU), CPU)
@@ -470,19 +566,24 @@ table(collapsed)
 said = roll_out(
     wild.policy, wild.policy.model, problems[:1], 3, max_tokens=LIMIT, sampling=Sampling()
 )
-print("\nasked", repr(problems[0].question), "it now says:")
+print("\nquestion:", problems[0].question, "\nanswers now:")
 for rollout in said:
     print(repr(rollout.completion.text))
+afterwards = collapsed[1:]
+checked("no_answer_is_right", collapsed[0]["reward"] > 0 == max(m["reward"] for m in afterwards))
+checked("no_step_is_taken", all(m["skipped"] == 1 and not m["learned"] for m in afterwards))
 
 # %% [markdown]
-# Within a few steps no answer is right. Then every group is alike, every advantage is 0 and there
-# is no gradient: *no way back*, whatever the learning rate is from there on. (The entropy and the
-# gradient read 0 because no token is learned from any more.)
+# One step was enough: from the second step on, no answer is right. <!-- checked: no_answer_is_right -->
+# Every group is then skipped, so no gradient is computed and the weights stay as they
+# are. <!-- checked: no_step_is_taken --> (The entropy is measured on the tokens of the step, and there are
+# none.) The run can only recover if a right answer appears by chance.
 #
-# How can so few steps do that? The gradient's norm is clipped, but AdamW divides by the gradient's
-# own size: at the beginning every weight moves by about the learning rate, up or down. So take the
-# one step from above again, in the same direction, with other lengths, and ask how likely the right
-# and the wrong answers of the three groups with a spread are afterwards.
+# Why can one step do that? The norm of the gradient is limited, but AdamW divides the gradient of each
+# weight by its usual size. So the first step changes every weight by about the learning rate, however small
+# the gradient is. The next cell takes the one step by hand again, with several learning rates. It plots how
+# the log-probabilities of the right and the wrong answers change, on average over the groups that have
+# both.
 
 # %% tags=["varies"]
 logprobs = logprobs_of(untrained, batch)
@@ -491,7 +592,7 @@ gradients = torch.autograd.grad(loss, list(untrained.parameters()))
 
 
 def after_one_step(lr):
-    """How many times as likely each completion is, (16,), in logarithms."""
+    """Change of the log-probability of each completion, (16,), nats."""
     student = copy.deepcopy(untrained)
     for parameter, one in zip(student.parameters(), gradients):
         parameter.grad = one
@@ -500,39 +601,50 @@ def after_one_step(lr):
         return (logprobs_of(student, batch) - logprobs).sum(1)
 
 
-lengths = torch.logspace(-4.5, -2, 11).tolist()
-changes = torch.stack([after_one_step(lr) for lr in lengths])
+rates = sorted({*torch.logspace(-4.5, -2, 9).tolist(), settings.lr, wild_settings.lr})
+changes = torch.stack([after_one_step(lr) for lr in rates])
 fig, ax = plt.subplots(figsize=(7, 3.2))
-for name, chosen, colour in (("right", advantages > 0, "C0"), ("wrong", advantages < 0, "C3")):
-    ax.plot(lengths, changes[:, chosen.flatten()].mean(1), "o-", color=colour, label=name)
+mean_change = {}
+for name, picked, colour in (("right", advantages > 0, "C0"), ("wrong", advantages < 0, "C3")):
+    points = changes[:, picked.flatten()].mean(1)
+    mean_change[name] = dict(zip(rates, points.tolist()))
+    ax.plot(rates, points, "o-", color=colour, label=name)
 ax.axhline(0, color="grey", linewidth=0.6)
 for name, lr in (("sums", settings.lr), ("collapse", wild_settings.lr)):
     ax.axvline(lr, color="black", linestyle=":")
-    ax.text(lr, 0.02, f" {name}", transform=ax.get_xaxis_transform(), fontsize=9)
+    ax.text(lr, 0.02, f"{name} ", transform=ax.get_xaxis_transform(), fontsize=9, ha="right")
 ax.set(xscale="log", yscale="symlog", xlabel="learning rate of one step")
 ax.set_ylabel("change of the log-probability")
 ax.set_ylim(top=3)
 ax.legend(loc="center left", fontsize=9)
 plt.tight_layout()
+small, large = (
+    [mean_change[name][lr] for name in ("right", "wrong")] for lr in (settings.lr, wild_settings.lr)
+)
+checked("a_small_step_helps", small[0] > 0 > small[1])
+checked("a_large_step_destroys", max(large) < -3)
 
 # %% [markdown]
-# *What to see: a short step does what the gradient says, right answers up and wrong ones down. Too
-# long a step leaves the region in which the gradient means anything, and everything that the model
-# knew how to say, the right answers too, becomes unlikely.*
+# With the learning rate of `sums`, the right answers become more likely and the wrong ones
+# less. <!-- checked: a_small_step_helps --> With that of `collapse`, all answers become far less likely,
+# the right ones too. <!-- checked: a_large_step_destroys --> The gradient describes the loss only near the
+# current weights, and the large step goes beyond that region.
 #
-# So the signs to watch: the reward falls to 0, skipped jumps to 100 %, nothing is learned. Compare
-# with success, where skipped rises as well, but with a reward near 1. The command stops a run whose
-# held-out accuracy falls far below its best, and keeps the best checkpoint.
+# So a collapse shows in three numbers together: the reward falls towards 0, skipped rises to 100 %, and
+# nothing is learned. Success also makes skipped rise, but with a reward near 1. The command
+# `python -m transformer.grpo` stops a run whose accuracy on held-out problems falls 20 points below its
+# best, and it keeps the best checkpoint.
 #
-# ## Three bugs that train all the same
+# ## Three bugs that raise no error
 #
-# Each of these has been in public implementations. None raises an error.
+# With each of these bugs, the formulas still give numbers and the training continues.
 #
 # ### 1. The temperature in one place only
 #
-# Rollouts are sampled at a temperature. The trainer has to divide its logits by the same one, or it
-# computes the probabilities of another model. Both sides compute the log-probability of every
-# token, so there is a number to watch, the *gap* between the two.
+# Rollouts are sampled at a temperature. The trainer must divide its logits by the same temperature, or it
+# computes the probabilities of another model. The sampler and the trainer both compute the
+# log-probability of every token, so their distance can be measured. We call it the *gap*. The unit of a
+# log-probability is the nat.
 
 
 # %%
@@ -561,31 +673,44 @@ gaps = {
 }
 for name, distance in list(gaps.items())[:4]:
     largest = "below 1e-4" if distance.max() < 1e-4 else f"{distance.max():.2f}"
-    print(f"{name:24} largest gap {largest}")
+    average = "below 1e-4" if distance.mean() < 1e-4 else f"{distance.mean():.3f}"
+    print(f"{name:24} largest gap {largest}, mean {average}")
+bugs, fine = (
+    [gaps[name] for name in gaps if name.startswith(start)] for start in ("sampler", "both 0")
+)
+checked("without_the_bug_rounding", max(g.max() for g in (gaps["both 1"], *fine)) < GAP / 10)
+checked("with_the_bug_far_above", min(g.max() for g in bugs) > 10 * GAP)
+checked("few_tokens_show_it", max((g > 0.01).float().mean() for g in bugs) < 0.2)
+checked("the_mean_is_small", max(g.mean() / g.max() for g in bugs) < 0.1)
 
 # %%
 fig, ax = plt.subplots(figsize=(8, 3))
 for name, distance in gaps.items():
     ordered = distance.clamp(min=1e-9).sort(descending=True).values
     ax.plot(torch.linspace(0, 1, len(ordered)), ordered, label=name)
-ax.axhline(GAP, color="black", linestyle=":", label="more than this stops the trainer")
+ax.axhline(GAP, color="black", linestyle=":", label="a larger gap stops the trainer")
 ax.set(yscale="log", xlabel="share of the tokens", ylabel="gap, nats", ylim=(1e-9, 2))
 ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-ax.set_title("distance of the sampler's and the trainer's log-probabilities", fontsize=10)
+ax.set_title("gap of each token, the largest first", fontsize=10)
 plt.tight_layout()
+checked("bf16_has_a_gap", gaps["both 1, sampler in bf16"].max() > GAP)
 
 # %% [markdown]
-# *What to see: done right, the gap is rounding, far below the line. With the bug it is far above,
-# but only for a part of the tokens: where the model is sure, every temperature gives 1. So the mean
-# looks harmless, and the largest gap tells. A sampler in bf16 has a gap, too; that is no bug but
-# rounding, which `--importance-cap` corrects for.*
+# With equal temperatures the gap is rounding and stays far below the
+# limit. <!-- checked: without_the_bug_rounding --> With different ones its largest value is far
+# above. <!-- checked: with_the_bug_far_above --> But more than four fifths of the tokens have a gap below
+# 0.01 nats: where the model is sure, every temperature gives a probability near
+# 1. <!-- checked: few_tokens_show_it --> The mean gap is less than a tenth of the largest gap, so look at
+# the largest one. <!-- checked: the_mean_is_small --> A sampler that computes in bf16 exceeds the limit as
+# well; this is rounding and no bug, and the option `--importance-cap` corrects for
+# it. <!-- checked: bf16_has_a_gap -->
 #
-# ### 2. The end of the turn, out of the loss
+# ### 2. The loss leaves out the end of the turn
 #
-# A completion ends with an end-of-turn token, and the policy chose it. Two common masks lose it:
-# one that stops at the last token of text, and `tokens != pad` in the many checkpoints in which the
-# end of a turn and the padding are one id. Here are a short completion and a longer one under the
-# three masks, with 9 as the id of both:
+# The policy also chose the token that ends a completion, so this token belongs in the loss. Two common
+# *masks* (which tokens count) lose it: one that stops at the last token of text, and `tokens != pad` where
+# one id serves both for the end of a turn and for padding, as in many checkpoints. The example has a short
+# good completion and a longer bad one. The id 9 is both the end of a turn and the padding.
 
 # %%
 completions = torch.tensor([[5, 6, 9, 9, 9], [5, 6, 7, 8, 9]])  # lengths 3 and 5, padded with 9
@@ -594,25 +719,32 @@ masks = {
     "without the end": length_mask(torch.tensor([3, 5]) - 1, 5),
     "tokens != pad": completions != 9,
 }
+pushes = {}
 for name, mask in masks.items():
     zeros = torch.zeros(2, 5, requires_grad=True)
     totals_of = Totals(rows=2, tokens=int(mask.sum()), limit=5)
-    grpo_loss(zeros, zeros.detach(), torch.tensor([1.0, -1.0]), mask, PLAIN, totals_of)[
-        0
-    ].backward()
-    print(f"{name}: push on each token's log-probability", 0 - zeros.grad, sep="\n")
+    signs = torch.tensor([1.0, -1.0])
+    grpo_loss(zeros, zeros.detach(), signs, mask, PLAIN, totals_of)[0].backward()
+    pushes[name] = 0 - zeros.grad
+    print(f"{name}: push on each token's log-probability", pushes[name], sep="\n")
+ends = {name: pushed[[0, 1], [2, 4]] for name, pushed in pushes.items()}
+checked("the_right_mask_pushes_the_end", (ends.pop("by length (right)") != 0).all())
+checked("wrong_masks_do_not", not any(end.any() for end in ends.values()))
 
 # %% [markdown]
-# With a wrong mask the last token gets no push: the good completion does not learn to stop there,
-# the bad one not to. Nothing else looks different. It shows late, if at all: in the length of the
-# completions, and in the share of them that hit the limit (`truncated`). The package counts tokens
-# by length, and its shipped tokenizer keeps the two ids apart.
+# With the right mask, the end of the good completion is pushed up and that of the bad one
+# down. <!-- checked: the_right_mask_pushes_the_end --> With a wrong mask, neither end gets a push, so the
+# model does not learn where to stop. <!-- checked: wrong_masks_do_not --> Everything else looks normal. The
+# bug shows late, if at all: in the length of the completions, and in the share of those that reach the
+# limit (`truncated` in the metrics). The package counts tokens by length, and its shipped tokenizer has
+# different ids for the end of a turn and for padding.
 #
-# ### 3. A mean in every micro-batch
+# ### 3. A mean over each micro-batch
 #
-# A batch that does not fit in memory goes through the model in micro-batches, whose gradients add
-# up. A loss that divides by *its own* number of tokens then depends on the split. The sixteen
-# completions in two halves, sorted by length as a trainer sorts them:
+# A batch that does not fit in memory goes through the model in parts, the *micro-batches*, and their
+# gradients are added. If the loss divides by the number of tokens of its *own* micro-batch, the weight of
+# a token depends on the split. Here the sixteen completions are sorted by length, as trainers do, and
+# split in two halves:
 
 # %%
 by_length = sorted(len(rollout.completion.tokens) for rollout in rollouts)
@@ -624,13 +756,13 @@ print("weight of a token, by the batch's size:", *(f"{1 / sum(counts):.5f}" for 
 print(f"a token of a short answer counts {own[0] / own[1]:.2f} times as much as one of a long one")
 
 # %% [markdown]
-# It shows only in comparison: another micro-batch size gives another run. `Totals` carries the
-# sizes of the whole batch for that reason.
+# A single run does not show this bug: only a run with another micro-batch size differs. In the package,
+# `Totals` carries the sizes of the whole batch to every micro-batch for this reason.
 #
 # ## Exercises
 #
-# **Advantages.** From rewards (groups, G) to advantages, with the standard deviation of the group
-# (Bessel's correction: divide by G - 1) plus 1e-4. Do not use the package's.
+# **Advantages.** From rewards (groups, G) to advantages, with the standard deviation of the group (divide
+# by G - 1) plus 1e-4. Do not use the package's function.
 
 
 # %%
@@ -643,7 +775,7 @@ check("advantages_of", advantages_of)
 
 
 # %% [markdown]
-# **The loss of one token.** All are plain numbers.
+# **The loss of one token.** All arguments and the result are plain numbers.
 
 
 # %%
@@ -655,9 +787,9 @@ def clipped_loss(logprob, old, advantage, low=0.2, high=0.28):
 check("clipped_loss", clipped_loss)
 
 # %% [markdown]
-# **A task in ten lines.** The sum of a number's digits: `arguments` draws a number from 0 to 9999,
-# `question` asks for the sum of its digits and has the number in it, `answer` gives the right
-# answer as text. This is all that a run needs: put the class in a file `digits.py` and start
+# **A task in ten lines.** The task is the sum of the digits of a number. `arguments` draws a number from 0
+# to 9999, `question` asks for the sum of its digits and contains the number, and `answer` returns the
+# right answer as text. A run needs no more than this: write the class into a file `digits.py` and start
 # `python -m transformer.grpo --task digits:DigitSum --out runs/digits`.
 
 
@@ -681,11 +813,12 @@ class DigitSum(Task):
 check("digit_sum", lambda: DigitSum())
 
 # %% [markdown]
-# Solutions are in `notebooks/solutions`.
+# The solutions are in `notebooks/solutions`.
 #
 # ## On your GPU
 #
-# The same recipe, twenty steps, drawn over the committed ones. It does nothing without a GPU.
+# The next cell takes twenty steps of the same recipe on your GPU and draws them over the committed runs.
+# Without a GPU it does nothing.
 
 # %% tags=["varies"]
 if torch.cuda.is_available():
@@ -701,7 +834,7 @@ if torch.cuda.is_available():
         curves.draw([run, *folders], picture)
         display(Image(picture.read_bytes(), alt="this machine's run and the committed ones"))
 else:
-    print("There is no GPU here, so nothing is trained.")
+    print("This machine has no GPU, so this cell trained nothing.")
 
 # %% [markdown]
 # ## Where to read on
@@ -713,5 +846,5 @@ else:
 #   clip-higher, dynamic sampling, the token-level loss. Understanding R1-Zero (arXiv:2503.20783),
 #   section 3: why Dr. GRPO does not divide. GSPO (arXiv:2507.18071), section 4: a ratio for the
 #   whole sequence.
-# * Upstream: `trl/trainer/grpo_trainer.py` in [TRL](https://github.com/huggingface/trl), against
-#   which this package's loss is tested.
+# * `trl/trainer/grpo_trainer.py` in [TRL](https://github.com/huggingface/trl): a test compares this
+#   package's loss with it.

@@ -1,6 +1,7 @@
 """What the notebooks are told with: sources, recorded kernels, films, predictions, exercises.
 
-    from lessons import show, changes, record, film, instructions, guess, check, measured, own_gpu
+    from lessons import show, show_plain, changes, record, film, instructions
+    from lessons import guess, check, checked, measured, own_gpu
 
 The kernels themselves are those of `flash_versions`: nothing here computes attention. Notebooks run
 in the folder `notebooks/`, where this package is found.
@@ -16,17 +17,19 @@ if "triton" not in sys.modules:
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from lessons.answers import check, guess  # noqa: E402
+from lessons.claims import checked  # noqa: E402
 from lessons.compiled import instructions  # noqa: E402
 from lessons.films import film  # noqa: E402
 from lessons.measurements import measured, own_gpu  # noqa: E402
 from lessons.recording import Recording, Step, record  # noqa: E402
-from lessons.source import changes, show  # noqa: E402
+from lessons.source import changes, show, show_plain  # noqa: E402
 
 __all__ = [
     "Recording",
     "Step",
     "changes",
     "check",
+    "checked",
     "film",
     "guess",
     "instructions",
@@ -34,4 +37,5 @@ __all__ = [
     "own_gpu",
     "record",
     "show",
+    "show_plain",
 ]

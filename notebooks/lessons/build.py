@@ -2,7 +2,8 @@
 
 A person edits `_src/NAME.py`; `NAME.ipynb` beside it is made from it here, the same file from the
 same sources: no times, no counters, cell names that come from their place and text. A cell whose
-output may differ from run to run carries the tag "varies".
+output may differ from run to run carries the tag "varies", one whose code is not part of the lesson
+"hide-cell" (with what it shows) or "hide-input".
 """
 
 import argparse
@@ -19,12 +20,15 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
+from lessons.claims import on_one_line
+from lessons.glossary import link_first_uses
 from transformer.model.files import write_text
 
 NOTEBOOKS = Path(__file__).parent.parent
 SOURCES = NOTEBOOKS / "_src"
 TIMEOUT = 600  # seconds that a cell may take
 VARIES = "varies"
+FOLDED = {"hide-cell", "hide-input"}  # tags of cells whose code a page and Jupyter show on demand
 ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}")
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 LANGUAGE = {"name": "python", "file_extension": ".py", "mimetype": "text/x-python"}
@@ -45,7 +49,12 @@ def read_source(name: str) -> NotebookNode:
     if not path.exists():
         raise ValueError(f"there is no {path.name}; there are {', '.join(notebook_names())}.")
     notebook = jupytext.read(path)
+    linked: set[str] = set()  # terms of the glossary that the notebook has used
     for number, cell in enumerate(notebook.cells):
+        if cell.cell_type == "markdown":
+            cell.source = link_first_uses(on_one_line(cell.source), linked, "../docs/glossary.md")
+        if FOLDED.intersection(cell.metadata.get("tags", [])):
+            cell.metadata["jupyter"] = {"source_hidden": True}
         text = hashlib.sha256(cell.source.encode()).hexdigest()[:8]
         cell.id = f"{number:02}-{text}"
     notebook.metadata = {
@@ -136,12 +145,35 @@ def without_pictures(text: Any) -> str:
     return re.sub(r"data:image/[a-z+]+;base64,[A-Za-z0-9+/=]+", "data:image", str(text))
 
 
-def build(name: str) -> Path:
-    """Run one notebook and write it; nothing is written if a cell fails."""
-    notebook = execute(read_source(name))
-    path = NOTEBOOKS / f"{name}.ipynb"
+def build(name: str, text_only: bool = False) -> Path:
+    """Run one notebook and write it; nothing is written if a cell fails.
+
+    Args:
+        name: of the notebook.
+        text_only: keep the outputs that are there and run nothing.
+
+    Raises:
+        CellExecutionError: a cell raised.
+        ValueError: there is no such notebook, or `text_only` and its code has changed.
+    """
+    path, notebook = NOTEBOOKS / f"{name}.ipynb", read_source(name)
+    notebook = with_outputs_of(path, notebook) if text_only else execute(notebook)
     write_text(path, nbformat.writes(notebook) + "\n")
     return path
+
+
+def with_outputs_of(path: Path, notebook: NotebookNode) -> NotebookNode:
+    """A notebook with the outputs of a committed one, whose code is the same; ValueError."""
+    old = nbformat.read(path, as_version=4) if path.exists() else nbformat.v4.new_notebook()
+    code, before = (
+        [cell for cell in cells if cell.cell_type == "code"]
+        for cells in (notebook.cells, old.cells)
+    )
+    if [cell.source for cell in code] != [cell.source for cell in before]:
+        raise ValueError("a cell of code has changed; build without --text.")
+    for cell, committed in zip(code, before):
+        cell.outputs, cell.execution_count = committed.outputs, committed.execution_count
+    return notebook
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -150,10 +182,13 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m lessons.build", description="run notebooks and write them with outputs"
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="such as 00_start; none: all")
+    parser.add_argument(
+        "--text", action="store_true", help="only text or tags have changed: keep all outputs"
+    )
     options = parser.parse_args(arguments)
     for name in options.names or notebook_names():
         try:
-            path = build(name.removesuffix(".py").removesuffix(".ipynb"))
+            path = build(name.removesuffix(".py").removesuffix(".ipynb"), options.text)
         except (CellExecutionError, ValueError) as error:
             sys.stderr.write(f"error: {name}: {error}\n")
             return 1

@@ -8,6 +8,7 @@ from html import escape
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 from IPython.display import HTML, Image, Markdown, display
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -16,7 +17,7 @@ from PIL import Image as Picture
 MAX_FRAMES = 20
 MAX_BYTES = 600_000
 STRIP = 6  # pictures in the static strip
-COLOURS = 64  # of a frame: drawings need few, and each halves the file
+COLOURS = 256  # of a picture's palette
 DPIS = (100, 80, 64, 48)
 PLAYER = """<div id="{id}" style="max-width:{width}px">
 <img alt="{alt}" style="width:100%" src="{first}">
@@ -71,12 +72,33 @@ def spread(count: int, limit: int) -> list[int]:
 
 
 def picture(figure: Figure, dpi: int) -> Picture.Image:
-    """A figure as pixels of few colours."""
+    """A figure as pixels with a palette."""
     FigureCanvasAgg(figure)
     buffer = io.BytesIO()
     with mpl.rc_context({"savefig.bbox": None}):
         figure.savefig(buffer, format="png", dpi=dpi, facecolor="white")
-    return Picture.open(buffer).convert("RGB").quantize(COLOURS, dither=Picture.Dither.NONE)
+    return with_palette(Picture.open(buffer).convert("RGB"))
+
+
+def with_palette(image: Picture.Image) -> Picture.Image:
+    """A picture with a palette: the colours that most of its pixels have, and those that are
+    farthest from all others. Any other colour becomes the nearest one of these.
+    """
+    packed = np.array(image, np.uint32) @ np.array([1 << 16, 1 << 8, 1], np.uint32)
+    colours, places, counts = np.unique(packed, return_inverse=True, return_counts=True)
+    rgb = (colours[:, None] >> np.array([16, 8, 0]) & 255).astype(np.int32)
+    kept = np.argsort(-counts.astype(np.int64), kind="stable")[: COLOURS // 2]
+    near, distance = np.zeros(len(rgb), np.uint8), np.full(len(rgb), np.iinfo(np.int32).max)
+    palette: list[np.ndarray] = []
+    while len(palette) < min(COLOURS, len(rgb)):
+        index = kept[len(palette)] if len(palette) < len(kept) else distance.argmax()
+        away = ((rgb - rgb[index]) ** 2).sum(1)
+        near[away < distance] = len(palette)
+        distance = np.minimum(distance, away)
+        palette.append(rgb[index])
+    made = Picture.fromarray(near[places].reshape(packed.shape), "P")
+    made.putpalette(np.array(palette, np.uint8).tobytes())
+    return made
 
 
 def png(image: Picture.Image) -> bytes:
@@ -114,4 +136,4 @@ def strip(frames: list[Picture.Image]) -> Picture.Image:
     sheet = Picture.new("RGB", (columns * width, rows * height), "white")
     for number, frame in enumerate(frames):
         sheet.paste(frame.convert("RGB"), (number % columns * width, number // columns * height))
-    return sheet.quantize(COLOURS, dither=Picture.Dither.NONE)
+    return with_palette(sheet)

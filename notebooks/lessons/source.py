@@ -14,7 +14,17 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
 from flash_versions.diff import plain_functions
-from flash_versions.diff.files import FOLDER, ROOT, definitions, parse, path_of, version_names
+from flash_versions.diff.files import (
+    EXPLICIT,
+    FOLDER,
+    ROOT,
+    definitions,
+    kernels_of,
+    parse,
+    path_of,
+    version_names,
+)
+from flash_versions.diff.plain import switched
 
 LINE = (
     "font-family:monospace;margin:0;padding:0 .6em;line-height:1.35;font-size:90%;white-space:pre;"
@@ -35,10 +45,40 @@ def show(function: Callable[..., Any], docstring: bool = True) -> None:
     if not docstring:
         lines = lines_without_docstring(path, plain.__name__) or lines
     where = path.relative_to(ROOT.parent) if path.is_relative_to(ROOT.parent) else path.name
-    formatter = HtmlFormatter(noclasses=True, nobackground=True, prestyles=LINE)
-    code = highlight("".join(f"{line.rstrip()}\n" for line in lines), PythonLexer(), formatter)
     title = f"{where}, line {first}"
-    display_text(f"<code>{html.escape(title)}</code>\n{code}", [title, "", *lines])
+    display_text(f"<code>{html.escape(title)}</code>\n{coloured(lines)}", [title, "", *lines])
+
+
+def show_plain(version: str, *names: str, file: str = "forward.py") -> None:
+    """Display functions of a version's kernels as a causal call without options runs them.
+
+    A fold-out under each has the function with every option.
+
+    Args:
+        version: such as "fa2", whose portable kernels are meant, or "fa3-hopper", "fa4-hopper".
+        names: of the functions; docstrings are left out.
+        file: "forward.py" or "backward.py".
+
+    Raises:
+        ValueError: the version has no such file or function.
+    """
+    for name in names:
+        _, lines = find_plain(version, file, name)
+        title = f"{version}/{file}, as a causal call without options runs it"
+        where, full = find(version, file, name)
+        display_text(
+            f"<code>{html.escape(title)}</code>\n{coloured(lines)}"
+            f"<details><summary>with every option: <code>{html.escape(where)}</code></summary>\n"
+            f"{coloured(full)}</details>",
+            [title, "", *lines],
+        )
+
+
+def coloured(lines: list[str]) -> str:
+    """Lines of Python as HTML with highlights."""
+    formatter = HtmlFormatter(noclasses=True, nobackground=True, prestyles=LINE)
+    text = "".join(f"{line.rstrip()}\n" for line in lines)
+    return highlight(text, PythonLexer(), formatter)
 
 
 def lines_without_docstring(path: Path, name: str) -> list[str]:
@@ -93,7 +133,11 @@ def display_text(page: str, lines: list[str]) -> None:
 
 def find_plain(version: str, file: str, name: str) -> tuple[str, list[str]]:
     """A function of a version's plain kernels: a heading for it, and its lines."""
-    functions = plain_functions(version, backward=file == "backward.py")
+    backward = file == "backward.py"
+    if version in EXPLICIT:
+        functions = switched(*kernels_of(version, backward))
+    else:
+        functions = plain_functions(version, backward=backward)
     if name not in functions:
         raise ValueError(
             f"the plain kernels of {version} have no {name!r}; they have {', '.join(functions)}. "
@@ -106,8 +150,11 @@ def find(version: str, file: str, name: str) -> tuple[str, list[str]]:
     """Where a version has a function from, and its lines without the docstring. What it imports is
     looked up there.
     """
-    path = FOLDER / version / file
-    if version not in version_names() or not path.exists():
+    if version in EXPLICIT:
+        path = path_of(EXPLICIT[version][file == "backward.py"])
+    else:
+        path = FOLDER / version / file
+    if version not in [*version_names(), *EXPLICIT] or not path or not path.exists():
         raise ValueError(f"there is no {version}/{file}.")
     pages = [path]
     for node in parse(path)[0].body:

@@ -1,4 +1,4 @@
-"""The exercises of the first notebook: the causal mask, and a softmax as a kernel."""
+"""The exercises of 00_start: the causal mask, and a softmax as a kernel."""
 
 from collections.abc import Callable
 
@@ -31,8 +31,8 @@ def check_last_key(last_key: Callable[[int, int, int], int]) -> None:
 
 @exercise(
     "row_softmax",
-    hint="index = tl.arange(0, BLOCK); load x + row * columns + index under a mask, and think of "
-    "what the exponential of the padding must be.",
+    hint="index = tl.arange(0, BLOCK); load x + row * columns + index with a mask. The "
+    "exponential of a value past the end must be 0.",
 )
 def check_row_softmax(row_softmax: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Rows that fill a block, rows that do not, large scores."""

@@ -1,4 +1,4 @@
-"""The exercises of the first notebook: the step of the online softmax, and a broken mask."""
+"""The exercises of 01_fa1: the step of the online softmax, and a broken mask."""
 
 from collections.abc import Callable
 from unittest.mock import patch
@@ -15,7 +15,9 @@ State = tuple[np.ndarray, np.ndarray, np.ndarray]  # o (rows, dim), row_max and 
 BLOCK = 4  # keys
 
 
-@exercise("fold", hint="How much is all that was summed under the old maximum worth under the new?")
+@exercise(
+    "fold", hint="multiply what was summed with the old maximum by exp(old maximum - new maximum)."
+)
 def check_fold(fold: Callable[..., State]) -> None:
     """Hold one step of FA1's online softmax against the softmax of everything seen so far."""
     generator = np.random.default_rng(0)
@@ -65,8 +67,8 @@ def state_after(scores: np.ndarray, values: np.ndarray) -> State:
 
 @exercise(
     "rows_that_change",
-    hint="Which keys does the last row of a tile see, and where does the block end that has the "
-    "last of them?",
+    hint="without the mask, a query sees all keys of the blocks that its tile visits. For which "
+    "queries is this the same as with the mask?",
 )
 def check_rows_that_change(rows_that_change: Callable[[int, int, int], list[int]]) -> None:
     """Hold a list of rows against those that FA1's own kernel gets wrong without its mask."""

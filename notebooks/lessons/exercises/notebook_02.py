@@ -1,4 +1,4 @@
-"""The exercises of the second notebook: the reduction of split-KV, and a missing rescale."""
+"""The exercises of 02_fa2: the reduction of split-KV, and a missing correction."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ Pair = tuple[np.ndarray, np.ndarray]
 DIM = 3
 
 
-@exercise("combine", hint="Bring all splits to one maximum first; then sums may be added.")
+@exercise("combine", hint="correct all splits to the largest of their maxima first; then add.")
 def check_combine(combine: Callable[..., Pair]) -> None:
     """Hold the reduction of splits against the softmax over all keys at once."""
     generator = np.random.default_rng(0)
@@ -51,7 +51,10 @@ def partial(scores: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndar
     return p @ values, row_max, p.sum(1)
 
 
-@exercise("attend", hint="When the maximum grows, what else was summed under the old one?")
+@exercise(
+    "attend",
+    hint="row_sum is corrected by alpha. Which other sum was computed with the old maximum?",
+)
 def check_attend(attend: Callable[..., np.ndarray]) -> None:
     """Hold a loop over KV blocks against plain attention."""
     generator = np.random.default_rng(0)

@@ -10,23 +10,23 @@ import torch
 from lessons.exercises import exercise
 
 LOG2E = 1.4426950408889634
-OFFSET = 8.0  # P of 8 bits counts 2^8 times, see flash_versions.versions.fp8.quantize
-P_ROUNDING = 2.0**-4  # what rounding to e4m3 may cost a normal number, relatively
+OFFSET = 8.0  # P of 8 bits is multiplied by 2^8, see flash_versions.versions.fp8.quantize
+P_ROUNDING = 2.0**-4  # the largest relative error of a normal number that is rounded to e4m3
 ORDER_HINT = (
-    "the later a tile's queries stand, the more blocks they see: tile t has t + 1. Begin with the "
-    "last tile of every head, then the one before it of every head."
+    "tile t sees t + 1 blocks of keys, so the last tile of a head has most work. Begin with the "
+    "last tile of every head, then take the tile before it of every head, and so on."
 )
 BLOCK_HINT = (
-    "three units meet: score = s8 * q_scale * k_scale * scale_log2; P = 2^(score - row_max + "
-    "shift) with shift = 8 + log2(v_scale / v_reference), rounded by .to(torch.float8_e4m3fn); "
-    "and row_sum counts P without V's scale."
+    "three scales are involved: score = s8 * q_scale * k_scale * scale_log2; P = 2^(score - "
+    "row_max + shift) with shift = 8 + log2(v_scale / v_reference), rounded by "
+    ".to(torch.float8_e4m3fn); and row_sum counts P without V's scale."
 )
 
 Tile = tuple[int, int]  # head, tile of that head
 
 
 def finish_time(order: Iterable[Tile], processors: int) -> int:
-    """When the last tile is done, in blocks of keys: whoever is free takes the next tile."""
+    """When the last tile is done, in blocks of keys, if a processor that is free takes the next."""
     free = [0] * processors
     for _, tile in order:
         heapq.heappush(free, heapq.heappop(free) + tile + 1)
@@ -49,15 +49,15 @@ def check_order(function: Callable[[int, int], list[Tile]]) -> None:
         late, best = finish_time(found, processors), heaviest_first(heads, tiles, processors)
         for number, (weight, following) in enumerate(itertools.pairwise(weights)):
             assert weight >= following, (
-                f"with {heads} heads of {tiles} tiles, number {number} in your order sees {weight} "
-                f"blocks of keys and the one after it {following}: a heavier tile waits behind a "
-                f"lighter one. {processors} multiprocessors finish after {late} blocks; with the "
-                f"heaviest first it is {best}."
+                f"with {heads} heads of {tiles} tiles, the tile at place {number} of your order "
+                f"sees {weight} blocks of keys and the next one {following}, so a heavier tile "
+                f"comes after a lighter one. {processors} SMs then finish after {late} blocks; "
+                f"with the heaviest tiles first they finish after {best}."
             )
 
 
 def heaviest_first(heads: int, tiles: int, processors: int) -> int:
-    """When the best order that the lesson knows is done."""
+    """When the last tile is done if the heaviest tiles come first."""
     order = sorted(itertools.product(range(heads), range(tiles)), key=lambda place: -place[1])
     return finish_time(order, processors)
 
@@ -111,11 +111,11 @@ def check_block(function: Callable[..., Any]) -> None:
             off = int((row_sum / units - 1).abs().argmax())
             assert torch.allclose(row_sum, units, rtol=P_ROUNDING), (
                 f"with {said}, row_sum of row {off} is {row_sum[off]:.3f} and should be 2^8 times "
-                f"the sum of 2^(score - row_max), whatever V's scale is: {units[off]:.3f}."
+                f"the sum of 2^(score - row_max), without V's scale: {units[off]:.3f}."
             )
             worst = ((o - exact).abs() / bound).max().item()
             assert worst <= 1, (
-                f"with {said}, acc / row_sum * v_reference is off by {worst:.1f} times what "
-                f"rounding P to 8 bits explains; the first number is {o[0, 0]:.3f} "
+                f"with {said}, the error of acc / row_sum * v_reference is {worst:.1f} times as "
+                f"large as rounding P to 8 bits explains; its first number is {o[0, 0]:.3f} "
                 f"and should be {exact[0, 0]:.3f}."
             )

@@ -15,7 +15,7 @@ RESCALE_HINT = (
     "key: it takes block_max, and alpha is 1, as there is nothing to rescale."
 )
 EXP2_HINT = (
-    "n = torch.round(x); f = x - n; p = c_3, then p = p * f + c_2, p * f + c_1, p * f + 1; last, "
+    "n = torch.round(x); f = x - n; p = c_3, then p = p * f + c_2, p * f + c_1, p * f + 1. Then "
     "add n * 2^23 to the bits: (p.view(torch.int32) + (n.int() << 23)).view(torch.float32). Clamp "
     "x to -127 first."
 )
@@ -53,8 +53,8 @@ def check_rescale(function: Callable[..., Any]) -> None:
     block_max, reference = torch.tensor([4.0, 9.0]), torch.tensor([3.0, 9.5])
     found, alpha = function(block_max, reference, 0.0)
     assert found.tolist() == [4.0, 9.5] and alpha.tolist() == [0.5, 1.0], (
-        f"with a threshold of 0 it is the running maximum: references {found.tolist()} and alphas "
-        f"{alpha.tolist()} should be [4.0, 9.5] and [0.5, 1.0]."
+        f"with a threshold of 0 the reference is the running maximum: your references "
+        f"{found.tolist()} and alphas {alpha.tolist()} should be [4.0, 9.5] and [0.5, 1.0]."
     )
 
 
@@ -78,7 +78,7 @@ def check_exp2(function: Callable[..., Any]) -> None:
     worst = int(error.nan_to_num(INF).argmax())
     assert error[worst] <= 1.05 * fit.error, (
         f"the largest relative error is {error[worst]:.2g}, at x = {x[worst]:.4f}; the "
-        f"polynomial's own is {fit.error:.2g}. (On which interval is it a good one?)"
+        f"polynomial's own is {fit.error:.2g}. (On which interval is the polynomial accurate?)"
     )
     own = torch.from_numpy(evaluate(x.numpy(), fit.coefficients, fused=False)).double()
     assert ((found - own) / exact).abs().max() <= 1e-6, (
@@ -88,6 +88,6 @@ def check_exp2(function: Callable[..., Any]) -> None:
     far = torch.tensor([-127.0, -200.0, -INF])
     found = function(far, fit.coefficients)
     assert found.tolist() == [0.0] * 3, (
-        f"from -127 on, where masked scores are, it is 0; you have {found.tolist()} at "
-        f"{far.tolist()}."
+        f"at -127 and below, where masked scores are, 2^x has to be 0; you have {found.tolist()} "
+        f"at {far.tolist()}."
     )

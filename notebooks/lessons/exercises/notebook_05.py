@@ -50,8 +50,8 @@ def check_rotate_head(rotate_head):
 
 @exercise(
     "advance",
-    hint="A row's tokens in order are 0, 1, ... count - 1; take the pads off and go round: (order -"
-    " padding) % count.",
+    hint="Number the tokens of a row 0, 1, ... count - 1. The first real one has the number"
+    " `padding`, so (number - padding) % count is a token's place behind those that the row holds.",
 )
 def check_advance(advance):
     """Against the package's cache, from an empty and from a filled one."""

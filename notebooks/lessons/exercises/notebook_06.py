@@ -42,8 +42,8 @@ def check_advantages_of(advantages_of):
 
 @exercise(
     "clipped_loss",
-    hint="r = math.exp(logprob - old); take the smaller of two products, and minus in"
-    " front of it: a loss is what is made smaller.",
+    hint="r = math.exp(logprob - old). The loss is minus the smaller of two products, because"
+    " training makes a loss smaller.",
 )
 def check_clipped_loss(clipped_loss):
     """Against the package, inside of the bounds and on either side of them, for both signs."""

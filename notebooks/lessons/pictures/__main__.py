@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from flash_versions.bench.files import write
 from flash_versions.bench.results import ROOT
 from flash_versions.plot.figures import FIGURES, STYLE, digest
-from lessons.pictures import animation, gantt, roles, rooflines, splits, tiles, traffic
+from lessons.pictures import animation, gantt, gpu, roles, rooflines, splits, tiles, traffic
 
 ANIMATION = FIGURES / "flash-attention.gif"
 FOLDER = FIGURES / "lessons"
@@ -31,6 +31,7 @@ class Picture(NamedTuple):
 
 
 PICTURES = {
+    "gpu": Picture(gpu.data, gpu.draw),
     "tiles": Picture(tiles.data, tiles.compare),
     "walk": Picture(tiles.data, tiles.walk_order),
     "splits": Picture(splits.data, splits.tree),

@@ -1,9 +1,10 @@
-"""The animation above the fold of the README: S visited tile by tile, m, l and o beside it, and
-plain attention's S in memory for contrast. The numbers are computed, with NumPy, as they are shown.
+"""The animation of the README: plain attention writes all scores S to memory; FlashAttention has
+one tile of S on the chip, with the state m, l and o of its rows. Each counts the bytes that it
+moves through memory. NumPy computes the numbers that are shown.
 """
 
 import io
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,7 +14,7 @@ from matplotlib.patches import Rectangle
 from PIL import Image
 
 from flash_versions.plot.figures import digest
-from lessons.pictures.style import BLUE, GREEN, INK, ORANGE, PALE, SKY, VERMILION, bare, styled
+from lessons.pictures.style import BLUE, GREEN, GREY, INK, ORANGE, SKY, VERMILION, bare, styled
 
 BLOCKS, SIZE, DIM = 6, 4, 4  # tiles of S on a side; rows of a tile; head_dim
 DPI = 80
@@ -70,56 +71,77 @@ def rounded(x: np.ndarray) -> list[float]:
     return [round(float(value), 4) for value in x]
 
 
+class Bytes(NamedTuple):
+    """What went through memory so far, in 16-bit numbers of 2 bytes."""
+
+    scores: int  # S and P, which plain attention writes and reads once each
+    rest: int  # Q, K and V read, O written
+
+
+def plain_bytes(number: int) -> Bytes:
+    """Plain attention's bytes with frame `number`: it reads Q, K and V once and writes O once."""
+    tile, block = divmod(number, BLOCKS)
+    rows = (tile + 1) + 2 * (BLOCKS if tile else block + 1) + (tile + (block == BLOCKS - 1))
+    return Bytes(4 * 2 * SIZE * SIZE * (number + 1), 2 * rows * SIZE * DIM)
+
+
+def flash_bytes(number: int) -> Bytes:
+    """FlashAttention's: no score, but it reads K and V once for every tile of queries."""
+    tile, block = divmod(number, BLOCKS)
+    rows = (tile + 1) + 2 * (number + 1) + (tile + (block == BLOCKS - 1))
+    return Bytes(0, 2 * rows * SIZE * DIM)
+
+
 @styled
 def draw(shown: Film, number: int) -> Figure:
     """One frame."""
     moment, scores = shown.moments[number], np.array(shown.scores)
-    figure = Figure(figsize=(9.4, 3.7))
-    plain = figure.add_axes((0.015, 0.14, 0.29, 0.72))
-    flash = figure.add_axes((0.345, 0.14, 0.29, 0.72))
+    figure = Figure(figsize=(10.4, 4.9))
+    box(figure, (0.01, 0.03, 0.335, 0.85), "HBM: the GPU's memory", VERMILION)
+    box(figure, (0.355, 0.03, 0.335, 0.85), "HBM: the GPU's memory", VERMILION)
+    box(figure, (0.72, 0.03, 0.27, 0.85), "chip: registers", BLUE)
+    figure.text(0.178, 0.945, "plain attention", ha="center", fontsize=13, weight="bold")
+    figure.text(0.672, 0.945, "FlashAttention", ha="center", fontsize=13, weight="bold")
+
+    plain = figure.add_axes((0.065, 0.25, 0.25, 0.53))
     matrix(plain, scores)
-    matrix(flash, scores)
-    plain.set_title("plain attention: S in memory", fontsize=10)
-    flash.set_title("FlashAttention: a tile on the chip", fontsize=10)
     for other in shown.moments[number + 1 :]:
-        cover(plain, other, "white")
-    for other in shown.moments:
-        if other is not moment:
-            cover(flash, other, PALE if other in shown.moments[:number] else "white")
-    for ax in (plain, flash):
-        corner = (moment.block * SIZE - 0.5, moment.tile * SIZE - 0.5)
-        ax.add_patch(Rectangle(corner, SIZE, SIZE, fill=False, edgecolor=INK, linewidth=2.2))
-    written = (number + 1) * SIZE * SIZE
-    caption(plain, f"scores in memory: {written}", VERMILION)
-    done = (number + 1) // BLOCKS * SIZE
-    caption(flash, f"scores in memory: 0, rows of O written: {done}", BLUE)
-    limits = [
-        np.array([getattr(m, name) for m in shown.moments]) for name in ("row_max", "row_sum")
-    ]
-    panels: list[tuple[str, list[float], str, Any]] = [
-        ("m", moment.row_max, SKY, limits[0].max()),
-        ("l", moment.row_sum, ORANGE, limits[1].max()),
-        ("|o|", moment.o, GREEN, max(max(m.o) for m in shown.moments)),
-    ]
-    for place, (name, values, colour, high) in enumerate(panels):
-        ax = figure.add_axes((0.695 + 0.1 * place, 0.14, 0.08, 0.72))
-        ax.barh(range(SIZE), values, color=colour, edgecolor=INK, linewidth=0.6)
-        ax.set_xlim(min(0.0, limits[0].min() if name == "m" else 0.0), 1.05 * float(high))
-        ax.set_ylim(SIZE - 0.5, -0.5)
-        ax.set_xticks([])
-        ax.set_yticks([])
-        ax.set_title(name, fontsize=10)
-        ax.grid(visible=False)
-    first = moment.tile * SIZE
-    figure.text(
-        0.835, 0.045, f"state of query rows {first} to {first + SIZE - 1}", ha="center", fontsize=9
-    )
+        cover(plain, other)
+    outline(plain, moment)
+    plain.set_xlabel("keys", fontsize=9)
+    plain.set_ylabel("queries", fontsize=9)
+    counter(figure, 0.178, plain_bytes(number))
+
+    flash = figure.add_axes((0.41, 0.25, 0.25, 0.53))
+    inputs_and_output(flash, moment)
+    outline(flash, moment)
+    flash.set_xlabel("keys; S is never stored", fontsize=9)
+    flash.set_ylabel("queries", fontsize=9)
+    counter(figure, 0.522, flash_bytes(number))
+
+    chip(figure, shown, moment, scores)
     return figure
+
+
+def box(figure: Figure, place: tuple[float, float, float, float], name: str, colour: str) -> None:
+    """A memory, with its name on top."""
+    x, y, width, height = place
+    ax = figure.add_axes(place)
+    bare(ax)
+    ax.set(xlim=(0, 1), ylim=(0, 1), zorder=-1)
+    ax.add_patch(Rectangle((0, 0), 1, 1, fill=False, edgecolor=colour, linewidth=2.5))
+    figure.text(x + width / 2, y + height - 0.05, name, ha="center", fontsize=9, color=colour)
+
+
+def counter(figure: Figure, x: float, moved: Bytes) -> None:
+    """What went through a memory so far."""
+    figure.text(x, 0.115, f"S and P: {moved.scores:,} bytes moved", ha="center", fontsize=10)
+    figure.text(x, 0.06, f"Q, K, V, O: {moved.rest:,} bytes moved", ha="center", fontsize=10)
 
 
 def matrix(ax: Axes, scores: np.ndarray) -> None:
     """S as colours, with the lines between tiles."""
-    low, high = np.percentile(scores, (4, 96))  # a few large ones would leave the rest grey
+    low, high = limits(scores)
     ax.imshow(scores, cmap="cividis", vmin=low, vmax=high, interpolation="nearest", aspect="equal")
     bare(ax)
     for line in range(BLOCKS + 1):
@@ -127,15 +149,78 @@ def matrix(ax: Axes, scores: np.ndarray) -> None:
         ax.axvline(line * SIZE - 0.5, color="#bbbbbb", linewidth=0.6)
 
 
-def cover(ax: Axes, moment: Moment, colour: str) -> None:
+def limits(scores: np.ndarray) -> tuple[float, float]:
+    """The ends of the colours; a few large scores would leave the rest grey."""
+    low, high = np.percentile(scores, (4, 96))
+    return float(low), float(high)
+
+
+def cover(ax: Axes, moment: Moment) -> None:
     """Hide a tile of S."""
     place = (moment.block * SIZE - 0.5, moment.tile * SIZE - 0.5)
-    ax.add_patch(Rectangle(place, SIZE, SIZE, facecolor=colour, edgecolor="#bbbbbb", linewidth=0.6))
+    ax.add_patch(Rectangle(place, SIZE, SIZE, facecolor="white", edgecolor="#bbbbbb", lw=0.6))
 
 
-def caption(ax: Axes, text: str, colour: str) -> None:
-    """A line below a matrix."""
-    ax.text(0.5, -0.09, text, transform=ax.transAxes, ha="center", fontsize=10, color=colour)
+def outline(ax: Axes, moment: Moment) -> None:
+    """The tile of the moment."""
+    place = (moment.block * SIZE - 0.5, moment.tile * SIZE - 0.5)
+    ax.add_patch(Rectangle(place, SIZE, SIZE, fill=False, edgecolor=INK, linewidth=2.2))
+
+
+def inputs_and_output(ax: Axes, moment: Moment) -> None:
+    """Q, K, V and O round the place of S, which is never stored; a step's part is coloured."""
+    end = BLOCKS * SIZE
+    bare(ax)
+    ax.set(xlim=(-3.2, end + 2.2), ylim=(end - 0.2, -6.5), aspect="equal")
+    ax.add_patch(
+        Rectangle((-0.5, -0.5), end, end, fill=False, edgecolor=GREY, linestyle="--", linewidth=1)
+    )
+    last = moment.block == BLOCKS - 1
+    for number in range(BLOCKS):
+        start = number * SIZE - 0.5
+        here, done = number == moment.tile, number < moment.tile or (number == moment.tile and last)
+        column, row = number == moment.block, SKY if here else "white"
+        for corner, size, colour in (
+            ((start, -3), (SIZE, 1.8), ORANGE if column else "white"),  # K
+            ((start, -5.6), (SIZE, 1.8), ORANGE if column else "white"),  # V
+            ((-3, start), (1.8, SIZE), row),  # Q
+            ((end + 0.2, start), (1.8, SIZE), GREEN if done else "white"),  # O
+        ):
+            ax.add_patch(Rectangle(corner, *size, facecolor=colour, edgecolor=GREY, linewidth=0.8))
+    for x, y, name in ((-2.1, -2.1, "K"), (-2.1, -4.7, "V"), (-2.1, 1.5, "Q")):
+        ax.text(x, y, name, ha="center", va="center", fontsize=9)
+    ax.text(end + 1.1, -2.1, "O", ha="center", va="center", fontsize=9)
+
+
+def chip(figure: Figure, shown: Film, moment: Moment, scores: np.ndarray) -> None:
+    """The tile on the chip, and the state of its rows."""
+    rows, columns = (slice(n * SIZE, (n + 1) * SIZE) for n in (moment.tile, moment.block))
+    tile = figure.add_axes((0.735, 0.52, 0.11, 0.22))
+    low, high = limits(scores)
+    tile.imshow(scores[rows, columns], cmap="cividis", vmin=low, vmax=high, aspect="equal")
+    bare(tile)
+    tile.set_title("one tile of S", fontsize=9)
+    first = rows.start
+    figure.text(0.925, 0.66, f"queries {first} to {first + SIZE - 1}", ha="center", fontsize=9)
+    first = columns.start
+    figure.text(0.925, 0.60, f"keys {first} to {first + SIZE - 1}", ha="center", fontsize=9)
+    for place, (name, colour) in enumerate((("row_max", SKY), ("row_sum", ORANGE), ("o", GREEN))):
+        ends = [x for other in shown.moments for x in getattr(other, name)]
+        ax = figure.add_axes((0.745 + 0.082 * place, 0.27, 0.062, 0.17))
+        ax.barh(range(SIZE), getattr(moment, name), color=colour, edgecolor=INK, linewidth=0.6)
+        ax.set(xlim=(min(0.0, *ends), 1.05 * max(ends)), ylim=(SIZE - 0.5, -0.5))
+        ax.set_xticks([])
+        ax.set_yticks([])
+        ax.set_title(("m", "l", "|o|")[place], fontsize=10)
+        ax.grid(visible=False)
+    for line, text in enumerate(
+        (
+            "m: a row's largest score so far",
+            "l: its sum of exp(score - m)",
+            "|o|: length of its output so far",
+        )
+    ):
+        figure.text(0.745, 0.195 - 0.055 * line, text, fontsize=9)
 
 
 def pixels(figure: Figure) -> Image.Image:

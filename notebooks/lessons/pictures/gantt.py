@@ -124,7 +124,7 @@ def schedules(durations: Durations | None = None, blocks: int = 4) -> Figure:
     longest = max(map(total, runs.values()))
     for ax, (name, tasks) in zip(axes, runs.items()):
         zero = min(t.start for t in tasks if t.unit == TENSOR_CORE)
-        draw_program(ax, tasks, zero)
+        draw_program(ax, tasks, blocks - 1, zero)
         busy = sum(t.end - t.start for t in tasks if t.unit == TENSOR_CORE) / total(tasks)
         ax.axvline(total(tasks), color=INK, linewidth=1)
         ax.set_title(
@@ -136,8 +136,10 @@ def schedules(durations: Durations | None = None, blocks: int = 4) -> Figure:
     return figure
 
 
-def draw_program(ax: Axes, tasks: list[Task], zero: float = 0.0) -> None:
-    """Three rows: the tensor core, and the two consumers."""
+def draw_program(ax: Axes, tasks: list[Task], last: int, zero: float = 0.0) -> None:
+    """Three rows: the tensor core, and the two consumers. `last` is the number of the last block of
+    keys, with which the kernel begins.
+    """
     rows = [TENSOR_CORE, "consumer 0", "consumer 1"]
     bars: dict[tuple[int, str], list[tuple[float, float]]] = {}
     for task in tasks:
@@ -146,9 +148,16 @@ def draw_program(ax: Axes, tasks: list[Task], zero: float = 0.0) -> None:
         if task.unit == TENSOR_CORE:
             bars.setdefault((0, CONSUMER_COLOURS[consumer]), []).append((start, length))
             if length > NAMED:
-                name = f"S{task.block}" if task.what == "S" else f"PV{task.block}"
                 middle = start + length / 2
-                ax.text(middle, 0, name, ha="center", va="center", fontsize=7, color="white")
+                ax.text(
+                    middle,
+                    0,
+                    f"{task.what}{last - task.block}",
+                    ha="center",
+                    va="center",
+                    fontsize=7,
+                    color="white",
+                )
         elif task.what in WORK_COLOURS:
             bars.setdefault((1 + consumer, WORK_COLOURS[task.what]), []).append((start, length))
     for (row, colour), found in bars.items():
@@ -249,7 +258,7 @@ def beside_trace(blocks: int = 4) -> Figure:
     tasks = [t._replace(end=min(t.end, zero + length)) for t in tasks if t.start < zero + length]
     figure = Figure(figsize=(9.5, 4.4), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    draw_program(above, tasks, zero)
+    draw_program(above, tasks, read_results()["trace"]["what"]["S"] // KEYS - 1, zero)
     above.set_title("simulated: overlap and ping-pong", loc="left")
     colours = {"score": BLUE, "softmax": SKY, "correct": VERMILION}
     for row, intervals in enumerate(window.values()):

@@ -83,10 +83,10 @@ def draw(head_dim: int = 128, length: int = LENGTH, causal: bool = False) -> Fig
     ax.set_yscale("log")
     ax.set_xlim(least, most)
     ax.set_ylim(30, 2000)
-    ax.set_xlabel("needed FLOP per byte (counted): asked for, to the least")
+    ax.set_xlabel("FLOP for each byte (counted): left end, as programs read; right end, once")
     ax.set_ylabel("TFLOP/s (measured)")
     mask = "causal" if causal else "full"
-    ax.set_title(f"S={length}, head_dim {head_dim}, {mask}, bf16, H200", loc="left")
+    ax.set_title(f"{length} queries and keys, head_dim {head_dim}, {mask}, bf16, H200", loc="left")
     ax.legend(fontsize=8, frameon=False, loc="lower right", title="TFLOP/s")
     return figure
 

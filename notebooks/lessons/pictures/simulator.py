@@ -1,18 +1,21 @@
 """A small simulator of FA3's program: a producer that loads, two consumers that compute.
 
-What there is, and its rules:
+Its rules:
 
 * The tensor core works on one product at a time, instruction by instruction. If products of both
-  consumers wait, it alternates between them. With ping-pong, who has the turn is served first.
+  consumers wait, it alternates between them. With ping-pong, it serves them in the order in which
+  they were issued.
 * The exponential unit (16 numbers a cycle) works for one consumer at a time, and alternates.
 * Each consumer has warps of its own for the rest of the softmax and for rescaling.
-* K and V have rings of slots. A load takes a slot when both consumers have read what was there, and
-  is there `load` cycles later; loads do not slow each other down.
+* K and V have pipelines of slots. A load begins when both consumers have read what was in its slot,
+  and ends `load` cycles later; loads do not slow each other down.
+* Blocks are counted in the order in which they are visited. The kernel walks from the last block of
+  keys to the first, so block 0 here is its last one.
 
 The consumers' programs are those of flash_versions/versions/fa3/hopper/forward.py: `attend` with
-overlap, `attend_in_order` without. What is left out: shared issue slots of the two consumers'
-warps, bank conflicts, clocks that change, the end of a tile. So times are good to ten percent, no
-more.
+overlap, `attend_in_order` without. The simulator leaves out the issue slots that the two consumers'
+warps share, bank conflicts, clocks that change and the end of a tile, so its times are good to ten
+percent and no more.
 """
 
 import heapq
@@ -49,6 +52,15 @@ class Task(NamedTuple):
     what: str
     consumer: int | None
     block: int
+    start: float
+    end: float
+
+
+class Logged(NamedTuple):
+    """A request of a consumer, and how long it kept the consumer."""
+
+    consumer: int
+    request: Request
     start: float
     end: float
 
@@ -183,6 +195,7 @@ def simulate(
     ping_pong: bool = True,
     stages: int = 2,
     apart: float = 0.0,
+    log: list[Logged] | None = None,
 ) -> list[Task]:
     """One tile of two consumers over so many blocks of keys, as tasks in the order of their start.
 
@@ -193,15 +206,26 @@ def simulate(
         ping_pong: the consumers take turns at the tensor core.
         stages: slots of each ring.
         apart: cycles by which the second consumer begins later.
+        log: gets every request of the consumers.
     """
     units = [
         Unit(TENSOR_CORE, float("inf") if ping_pong else INSTRUCTION, ping_pong, durations.answer),
         Unit(EXP_UNIT, TURN, False, 0.0),
     ]
     consume = overlapped if overlap else in_order
-    programs = [produce(durations, blocks, stages)]
-    programs += [consume(durations, blocks, ping_pong, c, apart * c) for c in range(CONSUMERS)]
-    return Machine(units).run(programs)
+    machine, programs = Machine(units), [produce(durations, blocks, stages)]
+    for c in range(CONSUMERS):
+        program = consume(durations, blocks, ping_pong, c, apart * c)
+        programs.append(program if log is None else logged(program, machine, c, log))
+    return machine.run(programs)
+
+
+def logged(program: Program, machine: Machine, consumer: int, log: list[Logged]) -> Program:
+    """A program whose requests are written down."""
+    for request in program:
+        start = machine.now
+        yield request
+        log.append(Logged(consumer, request, start, machine.now))
 
 
 def total(tasks: list[Task]) -> float:

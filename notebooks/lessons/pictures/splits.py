@@ -153,9 +153,9 @@ def ranges(blocks: int = 10, n: int = 4) -> Figure:
         ax.set_ylim(splits - 0.5, -0.5)
         ax.set_xlim(0, blocks)
         ax.grid(visible=False)
-    axes[0].set_title("one program folds all KV blocks", loc="left")
-    axes[1].set_title(f"{n} programs fold their shares at the same time", loc="left")
-    axes[1].set_xlabel("time, in KV blocks (a number is a KV block); the reduction follows")
+    axes[0].set_title("one program for all KV blocks", loc="left")
+    axes[1].set_title(f"{n} programs at the same time", loc="left")
+    axes[1].set_xlabel("time, in KV blocks (each box is one); then the results are combined")
     return figure
 
 

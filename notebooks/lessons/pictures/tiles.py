@@ -10,7 +10,7 @@ from lessons.pictures.schedule import Visit, Walked, square, visits, walk
 from lessons.pictures.style import BLUE, INK, ORANGE, PALE, SKY, TITLES, bare, styled
 
 FULL, CUT, UNSEEN = SKY, ORANGE, PALE
-NAMES = {**TITLES, "fa3 hopper": "FA3, explicit"}
+NAMES = {**TITLES, "fa3 hopper": "FA3, for Hopper"}
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 COMPARED = ("paper", "fa1", "fa2", "fa4")
 

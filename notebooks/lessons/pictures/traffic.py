@@ -23,7 +23,7 @@ from lessons.pictures.style import GREEN, INK, TITLES, line_of, styled
 
 ITEM = 2  # bytes of bf16
 STATISTIC = 4  # bytes of an fp32 number
-LEAST = "inputs and results once: an L2 cache that forgets nothing"
+LEAST = "each number of inputs and results once"
 COUNTED = ("plain", "paper", "fa1", "fa2", "fa3", "fa4")
 LENGTHS = tuple(512 * 2**i for i in range(6))
 STATISTICS = {"paper": 2, "fa1": 3}  # numbers stored for a row; the others store the LSE alone
@@ -140,12 +140,12 @@ def against_length(
     """Over the length: bytes, the intensity that follows, FLOPs against those that are needed."""
     figure = Figure(figsize=(9.6, 3.9), layout="constrained")
     axes = figure.subplots(1, 3)
-    titles = ("MB, read and written", "needed FLOP per byte", "FLOP / needed FLOP")
+    titles = ("MB, read and written", "needed FLOP for each byte", "FLOP / needed FLOP")
     for ax, title in zip(axes, titles):
         ax.set_xscale("log", base=2)
         ax.set_xticks(lengths, [f"{n // 1024}k" if n >= 1024 else str(n) for n in lengths])
         ax.tick_params(axis="x", labelsize=8)
-        ax.set_xlabel("sequence length S")
+        ax.set_xlabel("sequence length")
         ax.set_title(title, loc="left")
     found: dict[tuple[tuple[int, int], ...], list[str]] = {}
     for version in COUNTED:  # those with the same numbers are one line
@@ -155,7 +155,7 @@ def against_length(
         counts = [count(same[0], n, head_dim, causal) for n in lengths]
         version, style = same[0], line_of(same[0])
         label = ", ".join(TITLES[one] for one in same)
-        label += ": S and P in memory" if version == "plain" else ": asked for"
+        label += ": S and P in memory" if version == "plain" else ": read and written by programs"
         axes[0].plot(lengths, [c.asked / 1e6 for c in counts], **style, label=label, gid=version)
         axes[1].plot(lengths, [c.needed / c.asked for c in counts], **style, gid=version)
         axes[2].plot(lengths, [c.flops / c.needed for c in counts], **style, gid=version)
@@ -189,7 +189,8 @@ def ordinary_work(head_dim: int = 128, length: int = 8192, causal: bool = True) 
     for ax, (field, title) in zip(axes, panels.items()):
         values = [getattr(c, field) * 4 * head_dim / c.needed for c in counts]
         colours = [line_of(v)["color"] for v in versions]
-        drawn = ax.barh([TITLES[v] for v in versions], values, color=colours, height=0.65)
+        labels = TITLES | {"fa4": "FA4, threshold on"}
+        drawn = ax.barh([labels[v] for v in versions], values, color=colours, height=0.65)
         ax.bar_label(drawn, fmt="%.2f", padding=3, fontsize=8)
         ax.margins(x=0.2)
         ax.grid(visible=False, axis="y")
