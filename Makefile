@@ -37,7 +37,7 @@ generate: $(VENV)/.ready-transformer ## a small language model answers a questio
 chat: $(VENV)/.ready-transformer ## talk to it
 	@$(BIN)/python -m transformer.generate --chat
 
-test: $(VENV)/.ready-test ## every version and feature once, kernels interpreted and compiled: no GPU, 5 minutes
+test: $(VENV)/.ready-test ## every version and feature once, kernels interpreted and compiled: no GPU, 4 minutes
 	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest $(WORKERS) -m "not (slow or wide)" $(ARGS)
 
 test-all: $(VENV)/.ready-test ## everything that needs no GPU

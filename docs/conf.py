@@ -23,6 +23,7 @@ extensions = [
     "docstrings",
     "mathml",
     "repository",
+    "glossary",
     "generated_pages",
 ]
 exclude_patterns = ["_build", "_made", "jupyter_execute", "extensions", "examples", "results"]
@@ -33,6 +34,7 @@ html_theme = "furo"
 html_title = "flash-versions"
 html_static_path = ["extensions/static"]
 html_css_files = ["site.css"]
+html_search_scorer = str(DOCS / "extensions" / "search_scorer.js")
 html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False
@@ -45,6 +47,10 @@ html_math_renderer = "mathml"
 # The walkthroughs are shown as they were committed; their own tests execute them.
 nb_execution_mode = "off"
 nb_merge_streams = True
+nb_render_markdown_format = "myst"  # outputs have tables and formulas, too
+# Set-up carries the tag "hide-cell", the code of a drawing "hide-input".
+nb_code_prompt_show = "Show the code"
+nb_code_prompt_hide = "Hide the code"
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"

@@ -33,7 +33,7 @@ def pytest_configure(config):
     )
     config.addinivalue_line(
         "markers",
-        "for_hopper: compiles for Hopper; .ci/run does that with other Tritons only",
+        "other_tritons: .ci/run does it with the oldest and the newest Triton only",
     )
 
 

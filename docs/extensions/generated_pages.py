@@ -14,6 +14,7 @@ from pathlib import Path
 
 import nbformat
 import version_pages
+import walkthroughs
 import where_it_runs
 from sphinx.application import Sphinx
 from sphinx.util import logging
@@ -49,8 +50,8 @@ def index(title: str, text: str, pages: Iterable[str]) -> str:
 
 
 def make_walkthroughs(folder: Path) -> list[str]:
-    """Copy the committed notebooks into the site, and list them; returns their names."""
-    names = []
+    """Copy the committed notebooks into the site, and write their first page; returns names."""
+    notebooks = {}
     for path in sorted(NOTEBOOKS.glob("[0-9]*.ipynb")):
         notebook = nbformat.read(path, as_version=4)
         if not any(cell.cell_type == "markdown" for cell in notebook.cells):
@@ -59,30 +60,24 @@ def make_walkthroughs(folder: Path) -> list[str]:
         language = notebook.metadata.setdefault("language_info", {"name": "python"})
         language["pygments_lexer"] = "ipython3"  # knows %magic and !commands
         write_changed(folder / path.name, nbformat.writes(notebook) + "\n")
-        names.append(path.stem)
-    text = (
-        "One notebook for each step, executed as you see it; open one in Jupyter, run it, and "
-        "change it: no GPU is needed."
-        if names
-        else "There are none yet: `notebooks/` holds no executed notebook."
-    )
-    write_changed(folder / "index.md", index("Walkthroughs", text, names))
-    keep_only(folder, ["index.md", *(f"{name}.ipynb" for name in names)])
-    return names
+        notebooks[path.stem] = notebook
+    write_changed(folder / "index.md", walkthroughs.page(notebooks))
+    keep_only(folder, ["index.md", *(f"{name}.ipynb" for name in notebooks)])
+    return list(notebooks)
 
 
-def make_versions(folder: Path, diffs: Path, walkthroughs: list[str]) -> None:
+def make_versions(folder: Path, diffs: Path, notebooks: list[str]) -> None:
     """A page for each version, and the whole diffs as pages of their own."""
     names = list(VERSIONS)
     made = []
     for before, name in zip([None, *names], names):
-        notebook = next((n for n in walkthroughs if name in n.split("_")), None)
+        notebook = next((n for n in notebooks if name in n.split("_")), None)
         write_changed(folder / f"{name}.md", version_pages.page(name, before, notebook))
         if before is not None:
             made.append(f"{before}-{name}.html")
             html = diff.as_html(before, name, version_pages.lesson(before, name))
             write_changed(diffs / made[-1], html.replace("<!doctype html>", version_pages.DOCTYPE))
-    text = "What each saw wasted, what it changed, and the code that is new in it."
+    text = "Each page says what was wasted before, what the version changes, and which code is new."
     write_changed(folder / "index.md", index("The versions, one page each", text, names))
     keep_only(folder, ["index.md", *(f"{name}.md" for name in names)])
     keep_only(diffs, made)
@@ -104,8 +99,8 @@ def make_all(app: Sphinx) -> None:
     """Everything, before the first page is read."""
     made = DOCS / "_made"
     processes = [ask_where("1"), ask_where("0")]
-    walkthroughs = make_walkthroughs(DOCS / "walkthroughs")
-    make_versions(DOCS / "versions", made / "extra" / "diffs", walkthroughs)
+    notebooks = make_walkthroughs(DOCS / "walkthroughs")
+    make_versions(DOCS / "versions", made / "extra" / "diffs", notebooks)
     answers = []
     for process in processes:
         answer, errors = process.communicate()

@@ -122,13 +122,13 @@ def kernels(name: str) -> str:
 
 def figures(version: Version, before: list[Version]) -> list[tuple[str, str]]:
     """Which measured figures a version's page shows, and what to see in them."""
-    found = [("speedup.svg", "Forward, against torch's FlashAttention-2, over the length.")]
+    found = [("speedup.svg", "Speed of the forward relative to torch's FlashAttention-2.")]
     if version.variants:
-        found.append(("ablation.svg", "What each part is worth: one thing changed at a time."))
+        found.append(("ablation.svg", "What each part is worth: the speed with one thing changed."))
     if version.forward_quantized is not None:
-        found.append(("fp8.svg", "In FP8 and in bf16: the kernels alone."))
+        found.append(("fp8.svg", "TFLOP/s in FP8 and in bf16, of the kernels alone."))
     if all(version.backward is not other.backward for other in before):
-        found.append(("backward.svg", "The gradients: TFLOP/s over the length."))
+        found.append(("backward.svg", "TFLOP/s of the backward over the length."))
     return [pair for pair in found if (ROOT / "docs" / "figures" / pair[0]).exists()]
 
 
@@ -136,8 +136,8 @@ def changes(name: str, before: str) -> str:
     """The diff of the plain kernels, and a link to that of all files."""
     lines, everything = diff.plain_diff(before, name), f"{len(lesson(before, name)):,} lines"
     return (
-        f"The forward kernels as a plain causal call sees them: what serves options, which such a "
-        f"call compiles away, is left out. `python -m flash_versions.diff {before} {name} --plain` "
+        f"These are the forward kernels of a plain causal call, without the code for options that "
+        f"such a call compiles away. `python -m flash_versions.diff {before} {name} --plain` "
         f"prints these {diff.changed(lines)} changed lines; without `--plain` it shows the kernels "
         f"with every option, and with `--all` "
         f'<a href="../diffs/{before}-{name}.html">all files, {everything}</a>.\n\n'
@@ -179,7 +179,7 @@ def page(name: str, before: str | None, notebook: str | None) -> str:
         f"## The files\n\n{file_map(name)}",
     ]
     if before is None:
-        made.append(f"It is the first; what it is held against are {baselines}.\n")
+        made.append(f"It is the first version. The tests compare it with {baselines}.\n")
     else:
         made.append(f"## What changed since {VERSIONS[before].title}\n\n{changes(name, before)}")
     made.append("## Measured\n")

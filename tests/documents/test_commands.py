@@ -1,12 +1,14 @@
 """The package's own commands: the table of `python -m flash_versions` and the lesson of `diff`."""
 
+import importlib.util
+import itertools
 import re
 
 import pytest
 
 from flash_versions import BASELINES, VERSIONS, __main__
 from flash_versions.diff import __main__ as diff
-from flash_versions.diff import changed, files, lesson, plain_source
+from flash_versions.diff import changed, files, lesson, plain_diff, plain_source
 from tests.helpers import ROOT
 
 
@@ -197,6 +199,34 @@ def test_readme_table_tells_what_the_code_tells(name):
     readme = (ROOT / "README.md").read_text()
     assert f"| {version.wasted} | {version.idea} |" in readme
     assert f"(flash_versions/versions/{name}/forward.py)" in readme
+
+
+def test_readme_names_what_there_is():
+    """Commands, and the files and pictures that it links to; its ratios are to what users have."""
+    readme = (ROOT / "README.md").read_text()
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    named = re.findall(r"\bmake ([a-z-]+)", re.sub(r"`make\n", "`make ", readme))
+    assert len(named) > 5 and set(named) <= set(targets)
+    modules = re.findall(r"python -m ([a-z_.]+[a-z])", readme)
+    assert len(modules) > 5
+    for module in modules:
+        assert importlib.util.find_spec(module), module
+    links = re.findall(r"\]\(([^)#]+)|src=\"([^\"]+)", readme)
+    paths = [one or other for one, other in links]
+    assert len(paths) > 30
+    for path in paths:
+        assert "://" in path or (ROOT / path).exists(), path
+    assert not [x for x in re.findall(r"([\d.]+) x\b", readme) if float(x) > 20]  # of a bound host
+
+
+def test_readme_counts_the_lines_that_change():
+    """Of the plain kernels, as `--plain` prints them."""
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    for before, name in itertools.pairwise(VERSIONS):
+        count = changed(plain_diff(before, name))
+        assert re.search(
+            rf"{count} (changed lines )?from {before.upper()} to {name.upper()}", readme
+        )
 
 
 def test_no_version_number_in_an_identifier():

@@ -2,7 +2,11 @@
 network, and a browser has nothing to complain about.
 """
 
+import html
+import importlib
+import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +19,9 @@ from tests.documents.site_links import broken
 from tests.helpers import ROOT
 
 DOCS = ROOT / "docs"
+nbformat = pytest.importorskip("nbformat")
+sys.path.append(str(DOCS / "extensions"))
+walkthroughs = importlib.import_module("walkthroughs")
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
 # Nothing but the site's own files: no update, no proxy, no name is resolved.
@@ -67,11 +74,40 @@ def test_every_document_and_notebook_has_its_page(site):
         assert (site / f"{name}.html").exists(), name
 
 
+def test_every_walkthrough_says_what_it_takes(site):
+    """Its time, what it needs and what it teaches; set-up and drawings are folded."""
+    text = (site / "walkthroughs/index.html").read_text()
+    names = [path.stem for path in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))]
+    places = [text.index(f'href="{name}.html"') for name in names]
+    assert places == sorted(places)
+    assert text.count("minutes.</strong>") == text.count("What you need:") == len(names)
+    for name in names:
+        notebook = nbformat.read(ROOT / f"notebooks/{name}.ipynb", as_version=4)
+        tags = [set(cell.metadata.get("tags", ())) for cell in notebook.cells]
+        folded = [x for x in tags if x & {"hide-cell", "hide-input"}]
+        page = (site / f"walkthroughs/{name}.html").read_text()
+        assert page.count(">Show the code<") == len(folded), name
+
+
+def test_time_counts_words_code_and_exercises():
+    """Not folded cells; rounded up to 5 minutes."""
+    cell = nbformat.v4.new_code_cell
+    lines = "\n".join(["x = 1"] * walkthroughs.LINES)
+    cells = [nbformat.v4.new_markdown_cell("word " * (4 * walkthroughs.WORDS)), cell(lines)]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    assert walkthroughs.minutes(notebook) == 5
+    notebook.cells.append(cell(lines, metadata={"tags": ["hide-cell"]}))
+    assert walkthroughs.minutes(notebook) == 5
+    notebook.cells.append(cell('check("name", function)'))
+    assert walkthroughs.minutes(notebook) == 5 * math.ceil((5 + walkthroughs.EXERCISE) / 5)
+
+
 @pytest.mark.parametrize("name", VERSIONS)
 def test_every_version_is_told(site, name):
     """On a page of its own, with its idea and all its files; and on those about all versions."""
     text = (site / f"versions/{name}.html").read_text()
-    assert VERSIONS[name].title in text and VERSIONS[name].idea[1:] in text
+    plain = html.unescape(re.sub("<[^>]*>", "", text))  # without the glossary's links
+    assert VERSIONS[name].title in plain and VERSIONS[name].idea[1:] in plain
     for path in (ROOT / "flash_versions/versions" / name).rglob("*.py"):
         file = path.relative_to(ROOT).as_posix()
         assert path.name == "__init__.py" or f"{file}.html" in text, file
@@ -81,6 +117,22 @@ def test_every_version_is_told(site, name):
     if before >= 0:
         lines = (site / f"diffs/{list(VERSIONS)[before]}-{name}.html").read_text()
         assert 'class="add"' in lines and f"{name}/forward.py" in lines
+
+
+def test_terms_show_their_definition(site):
+    """On pages and in notebooks, the first use only."""
+    for page, to in (("numerics", "glossary"), ("walkthroughs/01_fa1", "../glossary")):
+        text = (site / f"{page}.html").read_text()
+        for term in ("tensor-core", "program"):
+            found = re.findall(rf'<a class="term [^>]+ href="{to}.html#{term}" title="(.*?)"', text)
+            assert len(found) == 1 and len(found[0]) > 20, (page, term)
+    assert 'class="term ' not in (site / "glossary.html").read_text()
+
+
+def test_tables_of_outputs_are_tables(site):
+    for page in ("00_start", "01_fa1", "02_fa2"):
+        text = (site / f"walkthroughs/{page}.html").read_text()
+        assert "<td" in text and "|--" not in re.sub(r"<pre.*?</pre>", "", text, flags=re.DOTALL)
 
 
 def test_every_public_name_is_documented(site):
@@ -184,3 +236,68 @@ def test_a_browser_complains(fault, browser, tmp_path):
     path = tmp_path / "page.html"
     path.write_text(f"<!doctype html><p>Text</p>{fault}")
     assert complaints(browser, path.as_uri())
+
+
+WIDTHS = (390, 1280, 1400, 1600, 1920)  # of a phone, of laptops, of a large screen
+# What is wider than its place, or further right than the window, and cannot be scrolled to.
+CUT_OFF = """
+    const width = document.documentElement.clientWidth, found = []
+    const style = x => getComputedStyle(x)
+    const scrolls = x => x && x != document.body && x != document.documentElement
+        && (['auto', 'scroll'].includes(style(x).overflowX) || scrolls(x.parentElement))
+    const drawn = x => x.checkVisibility({visibilityProperty: true}) && x.clientWidth > 1
+    if (document.documentElement.scrollWidth > width + 1) found.push('the page is too wide')
+    for (const x of document.querySelectorAll('article *, .toc-drawer *, .sidebar-drawer *')) {
+        const drawer = x.closest('.toc-drawer, .sidebar-drawer')
+        if (!drawn(x) || (drawer && style(drawer).position == 'fixed')) continue
+        const name = x.tagName + ' ' + x.className + ': ' + x.textContent.trim().slice(0, 40)
+        const hidden = ['hidden', 'clip'].includes(style(x).overflowX)
+        if (hidden && x.scrollWidth > x.clientWidth + 2) found.push('cut off: ' + name)
+        if (x.getBoundingClientRect().right > width + 1 && !scrolls(x.parentElement))
+            found.push('beyond the edge: ' + name)
+    }
+    return found.slice(0, 5)"""
+
+
+def cut_off(browser, address, width):
+    """What of a page cannot be seen in a window of a width."""
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.get(address)
+    try:
+        return browser.execute_script(CUT_OFF)
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_nothing_is_cut_off(site, browser, width):
+    found = {name: cut_off(browser, (site / name).as_uri(), width) for name in pages(site)}
+    assert {name: said for name, said in found.items() if said} == {}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "<p style='width: 500px'>wide",
+        "<p style='overflow: hidden; white-space: nowrap; width: 50px'>a sentence that is long",
+        "<p style='position: absolute; left: 380px; width: 100px'>outside",
+    ],
+)
+def test_what_is_cut_off_is_found(browser, tmp_path, fault):
+    path = tmp_path / "page.html"
+    begin = "<!doctype html><article><div style='overflow: auto'><pre>scrolls " + "x" * 200
+    path.write_text(f"{begin}</pre></div>")
+    assert cut_off(browser, path.as_uri(), 390) == []
+    path.write_text(f"{begin}</pre></div>{fault}</article>")
+    assert cut_off(browser, path.as_uri(), 390)
+
+
+@pytest.mark.parametrize("name", VERSIONS)
+@pytest.mark.parametrize("asked", ["{}", "FlashAttention {}"])
+def test_a_search_finds_the_page_of_a_version_first(site, browser, name, asked):
+    query = asked.format(name if asked == "{}" else name.removeprefix("fa")).replace(" ", "+")
+    browser.get(f"{(site / 'search.html').as_uri()}?q={query}")
+    waiting = importlib.import_module("selenium.webdriver.support.wait").WebDriverWait(browser, 20)
+    first = waiting.until(lambda x: x.find_elements("css selector", "#search-results li a"))[0]
+    assert first.get_attribute("href").partition("?")[0].endswith(f"/versions/{name}.html")

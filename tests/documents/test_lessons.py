@@ -170,6 +170,24 @@ def test_films_have_a_picture_for_each_step(displayed, count, frames):
     assert (width, height) == (columns * 300, rows * 150)
 
 
+def test_flat_areas_keep_their_colours():
+    """A map of 100 greens and two small cells of other colours stays as it was drawn."""
+    shades = np.array([(0, 100 + i, 0) for i in range(100)], np.uint8).repeat(40, 0)
+    drawn = np.concatenate([shades, [(0, 128, 128)] * 4, [(255, 0, 0)] * 4]).astype(np.uint8)
+    drawn = drawn.reshape(-1, 8, 3)
+    shown = films.with_palette(Picture.fromarray(drawn))
+    assert np.array_equal(np.array(shown.convert("RGB")), drawn)
+
+
+def test_rare_colours_become_their_neighbours():
+    """Also one that is far from the frequent ones, where a palette does not hold all colours."""
+    greys = np.arange(256, dtype=np.uint8).repeat(40)[:, None].repeat(3, 1)
+    purples = np.array([(45, 0, 40 + i) for i in range(40)], np.uint8)
+    drawn = np.concatenate([greys, purples])[None]
+    shown = np.array(films.with_palette(Picture.fromarray(drawn)).convert("RGB"))
+    assert np.abs(shown.astype(int) - drawn).max() <= 3
+
+
 def test_films_are_the_same_each_time(displayed):
     """Byte for byte."""
     for _ in range(2):
@@ -288,8 +306,23 @@ def test_sources_are_those_of_the_package(displayed):
         assert lines[0] == text[0] == "@triton.jit" and "def fold_block(" in lines
         kept = [x for x in text[: len(lines) + 1] if docstring or '"""' not in x]
         assert lines == kept[: len(lines)]
-        assert ('"""Fold KV block' in page["text/plain"]) == docstring
+        assert ('"""' in page["text/plain"]) == docstring
         assert "<span" in page["text/html"]
+
+
+@pytest.mark.parametrize(
+    "version, name, option", [("fa2", "fold_block", "mods"), ("fa3-hopper", "attend", "capped")]
+)
+def test_plain_sources_lead_to_the_full_ones(displayed, version, name, option):
+    """What serves an option is in the fold-out only."""
+    lessons.show_plain(version, name)
+    page = displayed[-1]
+    plain, full = page["text/html"].split("<details>")
+    assert page["text/plain"].startswith(f"{version}/forward.py, as a causal call")
+    assert f"def {name}(" in page["text/plain"] and option not in page["text/plain"]
+    assert option not in plain and option in full
+    with pytest.raises(ValueError, match="nothing"):
+        lessons.show_plain(version, "nothing")
 
 
 def test_changes_lead_from_one_version_to_the_next(displayed):

@@ -31,6 +31,7 @@ from lessons.pictures import (  # noqa: E402
 )
 from lessons.pictures import (
     animation,
+    attend,
     gantt,
     roles,
     rooflines,
@@ -361,6 +362,38 @@ def test_a_program_that_waits_for_ever_is_an_error():
         Machine([]).run([program()])
 
 
+# The loop of attend
+
+
+def test_lines_are_those_of_the_kernel():
+    """In their order; each is explained."""
+    path = Path(attend.__file__).parents[3] / "flash_versions/versions/fa3/hopper/forward.py"
+    body = path.read_text().partition("def attend(")[2].partition("def attend_in_order")[0]
+    written = iter(body[body.index("for block in") :].splitlines())
+    lines = [line.strip() for line in attend.loop() if "fold_scores(" not in line]
+    assert all(any(line == other.strip() for other in written) for line in lines)
+    assert {line.strip() for line in attend.loop()} == set(attend.LINES)
+    assert all(f"`{line}`".replace("|", "\\|") in attend.explained() for line in attend.LINES)
+
+
+def test_a_line_without_an_explanation_is_refused(monkeypatch):
+    monkeypatch.setattr(attend, "LINES", dict(list(attend.LINES.items())[:-1]))
+    with pytest.raises(ValueError, match="per_row"):
+        attend.loop.__wrapped__()
+
+
+def test_lines_work_one_after_the_other_and_products_at_the_same_time():
+    found, core, (start, middle, end) = attend.bars()
+    assert 0 == start < middle < end
+    lines = [bar for bar in found if bar.kind not in ("S", "PV")]
+    for one, other in itertools.combinations(lines, 2):  # a consumer does one thing at a time
+        same = {one.kind, other.kind} == {"correct"}  # the trace has rounding and rescaling as one
+        assert same or one.end <= other.start or other.end <= one.start
+    scores, values = ([bar.block for bar in found if bar.kind == kind] for kind in ("S", "PV"))
+    assert len(scores) == 2 and values == [block - 1 for block in scores]
+    assert {task.consumer for task in core} == {0, 1}
+
+
 # Numbers in pictures
 
 
@@ -372,6 +405,22 @@ def test_the_tree_ends_in_attention_over_all_keys():
         assert root.acc / root.l == pytest.approx(expected.item(), rel=1e-12)
     with pytest.raises(ValueError, match="n=9"):
         splits.levels(9)
+
+
+def test_the_animation_counts_what_goes_through_memory():
+    """Of the whole matrix: S and P written and read once each. FlashAttention moves no score, and
+    reads K and V once for each tile of queries. A moment adds what it touches.
+    """
+    rows, row = animation.BLOCKS * animation.SIZE, 2 * animation.DIM
+    last = animation.BLOCKS**2 - 1
+    assert animation.plain_bytes(last) == (4 * 2 * rows * rows, 4 * rows * row)
+    assert animation.flash_bytes(last) == (0, (2 + 2 * animation.BLOCKS) * rows * row)
+    one = animation.SIZE * row
+    assert animation.plain_bytes(0) == (8 * animation.SIZE**2, 3 * one)
+    assert animation.flash_bytes(0) == (0, 3 * one)
+    assert animation.plain_bytes(6).rest - animation.plain_bytes(5).rest == one  # another Q
+    assert animation.flash_bytes(6).rest - animation.flash_bytes(5).rest == 3 * one
+    assert animation.flash_bytes(5).rest - animation.flash_bytes(4).rest == 3 * one  # and O
 
 
 def test_the_animation_computes_attention():
@@ -456,6 +505,7 @@ DRAWN = {
     "bars": lambda: softmax_state.bars(softmax_state.example()[0]),
     "over blocks": lambda: softmax_state.over_blocks(softmax_state.example()),
     "animation": lambda: animation.draw(animation.film(), 20),
+    "attend": attend.beside_time,
 }
 
 

@@ -1,0 +1,122 @@
+"""The first page of the walkthroughs: each one's time, what it needs and what it teaches."""
+
+from math import ceil
+from typing import NamedTuple
+
+from nbformat import NotebookNode
+
+WORDS, LINES, EXERCISE = 150, 15, 8  # read in a minute; minutes for an exercise
+
+
+class Plan(NamedTuple):
+    """What a reader has to know before a notebook, and what they can do after it."""
+
+    needs: str
+    goals: tuple[str, ...]
+
+
+PLANS = {
+    "00_start": Plan(
+        "Python, some PyTorch, matrix products. No GPU and no knowledge of GPUs.",
+        (
+            "compute attention by hand for four queries and four keys",
+            "say why the score matrix, and not the arithmetic, makes attention slow",
+            "read a Triton kernel: programs, blocks, pointers, masks",
+        ),
+    ),
+    "01_fa1": Plan(
+        "Walkthrough 00.",
+        (
+            "compute a softmax block by block with the online softmax",
+            "read FlashAttention 1, forward and backward",
+            "predict how many bytes it moves",
+        ),
+    ),
+    "02_fa2": Plan(
+        "Walkthrough 01.",
+        (
+            "say which work of FA1 is unnecessary, and how FA2 leaves it out",
+            "split the keys of one query over several programs and combine the results",
+            "find out when a kernel has too few programs",
+        ),
+    ),
+    "03_fa3": Plan(
+        "Walkthrough 02. This is the hardest one; take a break before the Hopper kernel.",
+        (
+            "explain how a producer and consumers exchange tiles through barriers",
+            "read a warp-specialised kernel line by line beside its timeline",
+            "compute attention in FP8 and say where the error comes from",
+        ),
+    ),
+    "04_fa4": Plan(
+        "Walkthrough 03.",
+        (
+            "leave out rescales that change nothing, with an exact result",
+            "replace an exponential by a polynomial and choose its degree",
+            "say why both ideas are off on Hopper up to head_dim 128",
+        ),
+    ),
+    "05_transformer": Plan(
+        "Walkthrough 00; 01 to 04 help, but nothing depends on them.",
+        (
+            "follow one forward pass of a decoder by hand: rotations, grouped heads, cache",
+            "generate text, greedily and by sampling",
+            "see what the KV cache saves, and what attention looks at",
+        ),
+    ),
+    "06_grpo": Plan(
+        "Walkthrough 05.",
+        (
+            "write a reward and compute advantages within a group of answers",
+            "read the loss of GRPO and the curves of a training",
+            "train a model with it in minutes, and recognise a collapse",
+        ),
+    ),
+}
+
+
+def minutes(notebook: NotebookNode) -> int:
+    """An estimate of the time that a notebook takes, rounded up to 5 minutes."""
+    words = lines = exercises = 0
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            words += len(cell.source.split())
+        elif "hide-cell" not in cell.metadata.get("tags", ()):
+            lines += sum(bool(line.strip()) for line in cell.source.splitlines())
+            exercises += sum(line.startswith("check(") for line in cell.source.splitlines())
+    return 5 * ceil((words / WORDS + lines / LINES + EXERCISE * exercises) / 5)
+
+
+def title(notebook: NotebookNode) -> str:
+    """A notebook's heading."""
+    text = next(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    return text.splitlines()[0].lstrip("# ")
+
+
+def page(notebooks: dict[str, NotebookNode]) -> str:
+    """The page, as Markdown.
+
+    Args:
+        notebooks: by name, in the order of reading.
+
+    Raises:
+        KeyError: a notebook has no plan in `PLANS`.
+    """
+    times = {name: minutes(notebook) for name, notebook in notebooks.items()}
+    made = [
+        "# Walkthroughs\n",
+        "Each notebook is one step, shown here as it was run. To change something, open it in "
+        "Jupyter with `make lab`, or in Colab; no GPU is needed. Read them in this order.\n",
+        f"All together take about {round(sum(times.values()) / 60)} hours. The times are "
+        f"estimates: {WORDS} words and {LINES} lines of code a minute, {EXERCISE} minutes for each "
+        "exercise.\n",
+    ]
+    for name, notebook in notebooks.items():
+        needs, goals = PLANS[name]
+        number = name.split("_")[0]
+        made.append(f"## {number}: [{title(notebook)}]({name}.ipynb)\n")
+        made.append(f"**About {times[name]} minutes.** What you need: {needs} Afterwards you can\n")
+        made.append("".join(f"* {goal}\n" for goal in goals))
+    listed = "\n".join(notebooks)
+    made.append(f"```{{toctree}}\n:maxdepth: 1\n:hidden:\n\n{listed}\n```\n")
+    return "\n".join(made)
