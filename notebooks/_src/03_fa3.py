@@ -622,7 +622,7 @@ say(attend.explained())
 
 # %% [markdown]
 # Triton's interpreter does not know Gluon, so this notebook cannot record a run of this kernel. The
-# tests run it without a GPU all the same. `tests/emulator/gluon/emulator.py` executes its text on
+# tests run it without a GPU all the same. `flash_versions/dispatch/emulator/emulator.py` executes its text on
 # the CPU, each role in a thread of its own, and makes copies and products as late as the rules of
 # the hardware allow. A kernel with a missing wait then computes wrong numbers, and the test fails.
 

@@ -5,8 +5,8 @@ import re
 import textwrap
 from typing import NamedTuple
 
-from tests.emulator.gluon import machine as gluon_machine
-from tests.emulator.gluon.machine import ORDERS, Deadlock
+from flash_versions.dispatch.emulator import machine as gluon_machine
+from flash_versions.dispatch.emulator.machine import ORDERS, Deadlock
 
 WRONG = "wrong result"
 

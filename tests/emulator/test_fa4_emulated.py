@@ -9,13 +9,13 @@ import torch
 
 from flash_versions.dispatch.autograd import in_vectors, narrowed
 from flash_versions.dispatch.device import Properties, devices
+from flash_versions.dispatch.emulator import emulator as gluon_emulator
+from flash_versions.dispatch.emulator import machine as gluon_machine
+from flash_versions.dispatch.emulator.machine import ORDERS
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.oracle import budget, reference
 from flash_versions.versions.oracle.budget import assess_request
 from lessons.fit_exp2 import remez
-from tests.emulator.gluon import emulator as gluon_emulator
-from tests.emulator.gluon import machine as gluon_machine
-from tests.emulator.gluon.machine import ORDERS
 from tests.emulator.planted_bugs import WRONG, Bug, assert_found, outcomes, plant
 from tests.flash_versions.versions.test_attention import CASES
 from tests.helpers.quantized import prepare

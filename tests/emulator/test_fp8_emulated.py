@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from flash_versions.dispatch.device import Properties, devices
+from flash_versions.dispatch.emulator import emulator as gluon_emulator
+from flash_versions.dispatch.emulator import machine as gluon_machine
+from flash_versions.dispatch.emulator.machine import ORDERS
 from flash_versions.dispatch.precision import Fp8
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.version import fp8_limits
 from flash_versions.versions.fp8 import quantize
 from flash_versions.versions.oracle import budget, reference
 from flash_versions.versions.oracle.budget import assess_request
-from tests.emulator.gluon import emulator as gluon_emulator
-from tests.emulator.gluon import machine as gluon_machine
-from tests.emulator.gluon.machine import ORDERS
 from tests.emulator.planted_bugs import WRONG, Bug, assert_found, outcomes, plant
 from tests.flash_versions.versions.test_attention import CASES
 from tests.helpers.quantized import prepare

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from flash_versions.dispatch.autograd import in_vectors, narrowed, widened
+from flash_versions.dispatch.emulator import emulator as gluon_emulator
+from flash_versions.dispatch.emulator import machine as gluon_machine
+from flash_versions.dispatch.emulator.machine import ORDERS
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fa3.hopper.backward import rows
 from flash_versions.versions.oracle.budget import assess_request
 from flash_versions.versions.oracle.reference import forward
-from tests.emulator.gluon import emulator as gluon_emulator
-from tests.emulator.gluon import machine as gluon_machine
-from tests.emulator.gluon.machine import ORDERS
 from tests.emulator.hopper_backward_bugs import BUGS, RUNS
 from tests.emulator.planted_bugs import assert_found, outcomes, plant
 from tests.flash_versions.versions.test_attention import CASES

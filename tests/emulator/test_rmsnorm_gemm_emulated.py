@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from flash_versions.dispatch.device import Properties, devices
-from tests.emulator.gluon import emulator as gluon_emulator
-from tests.emulator.gluon import gemm as gluon_gemm
-from tests.emulator.gluon import machine as gluon_machine
-from tests.emulator.gluon.machine import ORDERS
+from flash_versions.dispatch.emulator import emulator as gluon_emulator
+from flash_versions.dispatch.emulator import machine as gluon_machine
+from flash_versions.dispatch.emulator.machine import ORDERS
+from tests.emulator import gemm as gluon_gemm
 from tests.emulator.planted_bugs import WRONG, Bug, assert_found, outcomes, plant
 from tests.transformer.kernels.test_gemm import assess
 from tests.transformer.kernels.test_rmsnorm_gemm import (

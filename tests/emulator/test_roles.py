@@ -6,6 +6,9 @@ import pytest
 import torch
 
 from flash_versions.dispatch.device import Properties, devices
+from flash_versions.dispatch.emulator import emulator as gluon_emulator
+from flash_versions.dispatch.emulator import machine as gluon_machine
+from flash_versions.dispatch.emulator.machine import ORDERS
 from flash_versions.dispatch.precision import Fp8
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fa4.hopper.roles import (
@@ -19,9 +22,6 @@ from flash_versions.versions.fa4.hopper.roles import (
 )
 from flash_versions.versions.fp8.quantize import quantize
 from flash_versions.versions.tiles.rows import cdiv
-from tests.emulator.gluon import emulator as gluon_emulator
-from tests.emulator.gluon import machine as gluon_machine
-from tests.emulator.gluon.machine import ORDERS
 
 LOADED = gluon_emulator.load("flash_versions.versions.fa4.hopper.forward")
 forward_hopper, trace = LOADED["fa4.hopper.forward"], LOADED["fa4.hopper.trace"]

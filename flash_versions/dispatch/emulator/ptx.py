@@ -9,7 +9,7 @@ import re
 
 import torch
 
-from tests.emulator.gluon.machine import named_barrier
+from flash_versions.dispatch.emulator.machine import named_barrier
 
 UNWRITTEN = torch.tensor(-1, dtype=torch.int32)  # a NaN
 FP8 = {"e4m3x2": torch.float8_e4m3fn, "e5m2x2": torch.float8_e5m2}

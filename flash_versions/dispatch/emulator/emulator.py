@@ -28,8 +28,8 @@ from unittest.mock import patch
 
 import torch
 
-from tests.emulator.gluon import ptx as gluon_ptx
-from tests.emulator.gluon.machine import (
+from flash_versions.dispatch.emulator import ptx as gluon_ptx
+from flash_versions.dispatch.emulator.machine import (
     Barrier,
     Barriers,
     MBarrierLayout,
@@ -38,7 +38,7 @@ from tests.emulator.gluon.machine import (
     run_grid,
     warp_specialize,
 )
-from tests.emulator.gluon.tma import TensorDescriptor, fence_async_shared, tma
+from flash_versions.dispatch.emulator.tma import TensorDescriptor, fence_async_shared, tma
 
 
 # ------------------------------------------------------------------------------- values

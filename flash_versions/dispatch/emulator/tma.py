@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from tests.emulator.gluon.machine import Load, here
+from flash_versions.dispatch.emulator.machine import Load, here
 
 
 class Box(NamedTuple):

@@ -6,8 +6,8 @@ from unittest.mock import patch
 
 import torch
 
-from tests.emulator.gluon import emulator as gluon_emulator
-from tests.emulator.gluon.emulator import Tensor, gl, gluon, here, module, tensor_of
+from flash_versions.dispatch.emulator import emulator as gluon_emulator
+from flash_versions.dispatch.emulator.emulator import Tensor, gl, gluon, here, module, tensor_of
 
 
 class Accumulator:
