@@ -1,4 +1,6 @@
-"""Gluon kernels for Hopper on the CPU: their text computes with torch, a thread for each partition.
+"""Gluon kernels for Hopper and Blackwell on the CPU: torch computes their text.
+
+Each partition of warps is a thread.
 
 May import: torch, triton; nothing of this package. It loads a kernel's module anew by its name.
 """

@@ -1,4 +1,4 @@
-"""Gluon kernels for Hopper, run on the CPU: Triton interprets none of them.
+"""Gluon kernels for Hopper and Blackwell, run on the CPU: Triton interprets none of them.
 
 `load` imports modules anew with stand-ins in the place of Triton. The same source, host code and
 all, then computes with torch tensors, one thread per partition; machine.py lets them take
@@ -11,7 +11,8 @@ leave late. Shared memory begins as NaN.
 
 Not modelled: layouts, registers, speed. A missing fence is noticed only before a TMA
 store or a product.
-Boxes are in tma.py, and inline PTX is read by ptx.py.
+Boxes are in tma.py, Blackwell's tensor memory and products in tmem.py, and inline PTX is read by
+ptx.py.
 """
 
 import ast
@@ -19,7 +20,6 @@ import contextlib
 import functools
 import importlib
 import math
-import operator
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -39,73 +39,27 @@ from flash_versions.dispatch.emulator.machine import (
     warp_specialize,
 )
 from flash_versions.dispatch.emulator.tma import TensorDescriptor, fence_async_shared, tma
+from flash_versions.dispatch.emulator.tmem import (
+    TensorMemory,
+    TensorMemoryLayout,
+    allocate_tensor_memory,
+    get_tmem_reg_layout,
+    tcgen05_commit,
+    tcgen05_mma,
+)
+from flash_versions.dispatch.emulator.values import (
+    Tensor,
+    allocation,
+    computed,
+    raw,
+    tensor_of,
+)
 
 
 # ------------------------------------------------------------------------------- values
 def constexpr(value):
     """A compile-time constant: for kernels a plain number, for the host one with a `value`."""
     return type("constexpr", (type(value),), {"value": value})(value)
-
-
-def raw(x):
-    return x.data if isinstance(x, Tensor) else x
-
-
-def tensor_of(x):
-    """The torch tensor of a value; a Python number is an int32 or an fp32."""
-    if isinstance(x, Tensor):
-        return x.data
-    kind = {bool: torch.bool, float: torch.float32}.get(type(x), torch.int32)
-    return torch.tensor(float(x) if isinstance(x, float) else x, dtype=kind)
-
-
-class Tensor:
-    """A tensor in registers, or a number at run time: one of no dimension."""
-
-    class type:
-        layout = None
-
-    def __init__(self, data):
-        self.data, self.shape, self.dtype = data, list(data.shape), data.dtype
-
-    def to(self, dtype, bitcast=False):
-        return Tensor(self.data.view(dtype) if bitcast else self.data.to(dtype))
-
-    def reshape(self, shape):
-        return Tensor(self.data.reshape(shape))
-
-    def permute(self, axes):
-        return Tensor(self.data.permute(axes))
-
-    def __getitem__(self, index):
-        return Tensor(self.data[index])
-
-    def __neg__(self):
-        return Tensor(-self.data)
-
-    def __bool__(self):
-        return bool(self.data)
-
-    def __index__(self):
-        return int(self.data)
-
-
-def computed(function):
-    return lambda *values: Tensor(function(*map(tensor_of, values)))
-
-
-def truncated(a, b):
-    return torch.div(a, b, rounding_mode="trunc")
-
-
-_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
-for _name in ("add", "sub", "mul", "truediv", "lshift", "and", "or", "xor", *_COMPARISONS):
-    _function = getattr(operator, f"__{_name}__")
-    setattr(Tensor, f"__{_name}__", lambda a, b, f=_function: Tensor(f(a.data, raw(b))))
-    setattr(Tensor, f"__r{_name}__", lambda a, b, f=_function: Tensor(f(raw(b), a.data)))
-for _name, _function in {"floordiv": truncated, "mod": torch.fmod}.items():  # as in C
-    setattr(Tensor, f"__{_name}__", computed(_function))
-    setattr(Tensor, f"__r{_name}__", computed(lambda a, b, f=_function: f(b, a)))
 
 
 class Pointer(NamedTuple):
@@ -136,16 +90,18 @@ def atomic_add(pointer, value):
     return Tensor(before)
 
 
-def allocation(x):
-    """Which allocation of shared memory, or what registers, a value is part of."""
-    return x.data.untyped_storage().data_ptr()
-
-
 class Shared:
     """Tiles in shared memory; views share their storage."""
 
     def __init__(self, data):
         self.data, self.shape, self.dtype = data, list(data.shape), data.dtype
+
+    @property
+    def region(self):
+        """The elements that it covers, from the first to the last: (storage, begin, end)."""
+        begin = self.data.storage_offset()
+        steps = zip(self.data.shape, self.data.stride())
+        return allocation(self), begin, begin + 1 + sum((n - 1) * step for n, step in steps)
 
     def index(self, i):
         assert 0 <= i < self.shape[0], f"slot {i} of {self.shape[0]}"
@@ -162,6 +118,7 @@ class Shared:
 
     def store(self, value):
         assert (value.shape, value.dtype) == (self.shape, self.dtype), "a tile of another kind"
+        here.partition.program.check_write(self, "shared memory")
         self.data.copy_(value.data)
         unfenced = here.partition.program.unfenced
         unfenced[self.data.data_ptr()] = here.partition, allocation(self)
@@ -287,6 +244,7 @@ ARITHMETIC = {
     "to_tensor": computed(lambda x: x),
     "cdiv": lambda a, b: (a + (b - 1)) // b,
     "max": lambda x, axis: Tensor(x.data.amax(axis)),
+    "min": lambda x, axis: Tensor(x.data.amin(axis)),
     "sum": lambda x, axis: Tensor(x.data.sum(axis)),
     "reshape": Tensor.reshape,
     "permute": Tensor.permute,
@@ -337,7 +295,20 @@ def builtin(function):
     return functools.partial(function, _semantic=Semantic)
 
 
-HOPPER = "triton.experimental.gluon.language.nvidia.hopper"
+NVIDIA = "triton.experimental.gluon.language.nvidia"
+HOPPER = f"{NVIDIA}.hopper"
+blackwell = module(
+    f"{NVIDIA}.blackwell",
+    mbarrier,
+    tma,
+    fence_async_shared,
+    allocate_tensor_memory,
+    get_tmem_reg_layout,
+    tcgen05_commit,
+    tcgen05_mma,
+    TensorMemoryLayout,
+    tensor_memory_descriptor=TensorMemory,
+)
 MODULES = {
     "triton": module("triton", jit, language=tl),
     "triton.language": tl,
@@ -345,6 +316,8 @@ MODULES = {
     "triton.experimental.gluon": gluon,
     gl.__name__: gl,
     f"{gl.__name__}._core": module("core", builtin),
+    NVIDIA: module(NVIDIA, blackwell=blackwell),
+    blackwell.__name__: blackwell,
     HOPPER: module(HOPPER, mbarrier, tma, fence_async_shared, warpgroup_mma, warpgroup_mma_wait),
     "triton.experimental.gluon.nvidia.hopper": module("host", TensorDescriptor),
 }

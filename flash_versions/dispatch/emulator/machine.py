@@ -101,6 +101,13 @@ class Machine:
             x.turn.release()
 
 
+def overlap(tile, others):
+    """Whether a tile has a place in common with others."""
+    storage, begin, end = tile.region
+    regions = [x.region for x in others]
+    return any(storage == s and begin < e and b < end for s, b, e in regions)
+
+
 class Program:
     """What the partitions of a program share."""
 
@@ -108,6 +115,19 @@ class Program:
         self.machine, self.id, self.programs = machine, number, programs
         self.named_barriers = {}  # id -> [threads that have arrived, times that it was complete]
         self.unfenced = {}  # address of a tile written from registers -> (partition, allocation)
+        self.columns = 0  # of tensor memory that are allocated
+        self.queue = []  # products of Blackwell's tensor cores that are not computed yet, in order
+
+    def check_read(self, tile, what):
+        """Fail if a product that is not computed yet writes to a tile that is read."""
+        for product in self.queue:
+            assert not overlap(tile, product.written), f"{what} is read before its product is done"
+
+    def check_write(self, tile, what):
+        """Fail if a product that is not computed yet reads or writes a tile that is written."""
+        for product in self.queue:
+            touched = (*product.operands, *product.written)
+            assert not overlap(tile, touched), f"{what} is written while a product is to use it"
 
 
 class Partition:
@@ -203,9 +223,10 @@ class Load:
         assert tile.shape == descriptor.block_type.shape, "a tile of another shape than the box"
         self.part, self.place = descriptor.box(coordinates)
         self.bytes, self.barrier = descriptor.block_type.nbytes, barrier
-        self.tile, self.late = tile, late
+        self.tile, self.late, self.program = tile, late, here.partition.program
 
     def land(self):
+        self.program.check_write(self.tile, "shared memory")
         self.tile.data.zero_()[self.place] = self.part
         self.barrier.arrive(0, -self.bytes)
 
