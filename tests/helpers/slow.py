@@ -26,6 +26,7 @@ SLOW = [
     "documents/test_notebooks.py",
     "documents/test_pictures.py",
     "documents/test_your_data.py",
+    "emulator/test_blackwell_emulated.py::test_every_switch",
     "emulator/test_fa4_emulated.py::test_every_switch",
     "emulator/test_fa4_emulated.py::test_fp8_thresholds",
     "emulator/test_fa4_emulated.py::test_nothing_is_found_where_no_bug_is",
