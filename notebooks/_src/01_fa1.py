@@ -361,8 +361,8 @@ Markdown(
 )
 
 # %% [markdown]
-# The table has a little more than one exponential for each score, because `alpha` is one, too. Six of the
-# multiplications can be named: <!-- checked: about_six -->
+# The table has a little more than one exponential for each score, because `alpha` is one, too.
+# <!-- checked: about_six --> Six of the multiplications can be named: <!-- checked: about_six -->
 #
 # * one multiplies the score by the scale $1 / \sqrt{d}$;
 # * one turns $e^x$ into $2^{x \log_2 e}$, because the hardware only computes powers of two;

@@ -485,7 +485,7 @@ Markdown(
 # line the most that the tensor cores can do. Each version is a horizontal bar, because its bytes can be
 # counted in two ways. Its left end counts all bytes that its programs read and write. Its right end
 # counts each number of the inputs and the result once. If the left end is above the slope, HBM alone
-# could not have delivered all those bytes: L2 delivered some. <!-- key -->
+# could not have delivered all those bytes, and L2 delivered some. <!-- key -->
 #
 # At the right ends of FA1 and FA2, the slope is at more than twice their rates. So the bandwidth of HBM
 # does not limit them. <!-- checked: not_memory --> The dotted line is a lower limit, for a kernel that

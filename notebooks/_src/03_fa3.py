@@ -456,7 +456,7 @@ checked("counter_as_good", last[2] == last[0] < last[1])
 # Four tiles of 16 queries, four blocks of 16 keys, causal. Each frame of the film shows which tiles have
 # been visited, the scores of the current block, P, and the state of the rows. <!-- key --> FA3 has two
 # kernels. The film shows the portable one in Triton, which the interpreter can run; it walks from the
-# first block to the last. The one for Hopper follows below.
+# first block to the last. <!-- key --> The one for Hopper follows below.
 
 # %% tags=["hide-input"]
 q, k, v = (torch.randn(1, 64, 1, 16) for _ in range(3))
@@ -623,8 +623,8 @@ checked("other_during_softmax", any(t.start < exp.end and t.end > soft.start for
 
 # %% [markdown]
 # *A bar shows when a line runs. For a line that issues a product, the bar shows when the tensor cores
-# compute this product. Lines without a bar take almost no time. A hatched bar is a wait. The table below
-# has the lines with their numbers. <!-- key -->*
+# compute this product. <!-- key --> Lines without a bar take almost no time. A hatched bar is a wait. The
+# table below has the lines with their numbers. <!-- key -->*
 #
 # Line 15 begins while P V of the previous block still runs: this is the overlap inside a warpgroup.
 # <!-- checked: pv_during_softmax --> During the rest of line 15 the tensor cores work on the
@@ -635,10 +635,10 @@ checked("other_during_softmax", any(t.start < exp.end and t.end > soft.start for
 say(attend.explained())
 
 # %% [markdown]
-# Triton's interpreter does not know Gluon, so the film above shows the portable kernel. The tests run the
-# kernel for Hopper without a GPU, too. `flash_versions/dispatch/emulator/emulator.py` executes its text
-# on the CPU, each role in a thread of its own, and makes copies and products as late as the rules of the
-# hardware allow. A kernel with a missing wait then computes wrong numbers, and the test fails.
+# Triton's interpreter does not know Gluon, so this notebook recorded the portable kernel. The tests run
+# the kernel for Hopper without a GPU, too. `flash_versions/dispatch/emulator/emulator.py` executes its
+# text on the CPU, each role in a thread of its own, and makes copies and products as late as the rules of
+# the hardware allow. A kernel with a missing wait then computes wrong numbers, and the test fails.
 
 # %% [markdown]
 # ## What the compiler made of it

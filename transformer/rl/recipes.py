@@ -206,7 +206,7 @@ def find_task(name: str) -> Task:
         try:
             task = task()
         except Exception as error:  # the class is the user's
-            raise ValueError(f"task {name} cannot be made: {error}") from error
+            raise ValueError(f"there is no task {name}: {error}") from error
     if not isinstance(task, Task):
         raise ValueError(f"{name} is no transformer.tasks.task.Task but {task!r:.80}")
     if not isinstance(getattr(task, "name", None), str):
