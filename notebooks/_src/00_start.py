@@ -207,7 +207,7 @@ print(f"if S and P stay on chip {operations / least:8,.0f} operations for each b
 assert operations / plain < ridge < operations / least
 Markdown(
     f"Plain attention does {operations / plain:.0f} operations for each byte, fewer than the {ridge:.0f} of the GPU: "
-    "memory sets its speed, and the tensor cores are idle for most of the time. Without the two matrices, "
+    "memory sets its speed, and the tensor cores are idle for most of the time. If $S$ and $P$ never went to memory, "
     "arithmetic would set the speed. **This is the idea of FlashAttention: compute the same result, and never write the "
     "matrices $S$ and $P$ to memory.** They are computed on the chip in small blocks, and each block is used at once "
     "and then forgotten."
@@ -326,10 +326,10 @@ checked("neighbour_overwritten", (neighbour != 0).tolist() == [True, True] + [Fa
 # %% [markdown]
 # ## Tiles
 #
-# Attention works on matrices. A rectangular block of a matrix is called a **tile**. Memory is one long row
-# of numbers, so element $(i, j)$ of a matrix is at position $i \cdot \text{stride} + j$, where the stride
-# is the length of a row. If a column of row numbers and a row of column numbers are added, the result is a
-# matrix with the positions of all elements of a tile:
+# Attention works on matrices. A rectangular block of a matrix is called a **tile**. Memory is one long
+# row of numbers, so element $(i, j)$ of a matrix is at position $i \cdot \text{stride} + j$, where the
+# stride is the length of a row. To get the positions of all elements of a tile, multiply a column with
+# the tile's row numbers by the stride, and add a row with its column numbers:
 
 # %%
 rows, columns, stride = torch.arange(4, 8), torch.arange(0, 4), 10
@@ -364,15 +364,15 @@ print("the same as PyTorch, but for rounding:", torch.allclose(s, q @ k.T / 4, a
 
 # %% [markdown]
 # This kernel is the first step of plain attention. It ends with a `tl.store` that writes the score matrix
-# to memory. FlashAttention has no such instruction.
+# to memory. FlashAttention never stores a tile of scores.
 
 # %% [markdown]
 # ## The kernel of FlashAttention 1
 #
-# Now you can read the package's first kernel. The cell shows it as it runs for a causal call without
-# options; below it, the kernel with all options can be unfolded. About half of its lines compute which
-# queries and keys a program works on. At the first reading, find four things: `tl.program_id`, the tile of
-# queries that is loaded, the loop, and the stores at the end.
+# Now you can read the package's first kernel. The cell shows it as it runs for a causal call without any
+# other option; below it, the kernel with all options can be unfolded. About half of its lines compute
+# which queries and keys a program works on. At the first reading, find four things: `tl.program_id`, the
+# tile of queries that is loaded, the loop, and the stores at the end.
 
 # %% tags=["hide-input"]
 show_plain("fa1", "forward_kernel")
@@ -380,19 +380,22 @@ show_plain("fa1", "forward_kernel")
 # %% [markdown]
 # * A program works on one tile of **queries**. `load_rows` and `store_rows` do the arithmetic of tiles that
 #   you have just seen, with the mask (`MASKED=True`).
-# * `Rows` names the sequence and the head that a program works on. `row` has the positions of its queries.
+# * `Rows(sequence, head, start, length)` is a small tuple: it says which rows of a tensor belong to the
+#   sequence and the head of the program. `row` has the positions of its queries.
 # * `last_key` is the last key that each query sees, and `end` is the number of blocks of keys that the tile
 #   sees. The loop visits these blocks one after the other.
 # * Three variables go from one pass of the loop to the next, all in registers. `acc` is the result so far.
 #   `row_max` is the largest score of each query so far, and `row_sum` is the sum of its exponentials so
 #   far.
-# * `lse`, the log-sum-exp, is computed from these two and stored for the backward pass.
+# * `lse`, the log-sum-exp of a query's scores, is $\log \sum_j e^{s_j}$. It is computed from `row_max`
+#   and `row_sum`, and callers can ask for it. `row_max` and `row_sum` are stored, too: the backward pass
+#   needs them.
 #
-# [The next notebook](01_fa1.ipynb) explains `fold_block`, which adds one block of keys to these variables.
-# Here, only observe where scores exist. `record` runs the package's kernel in the interpreter and keeps a
-# `Step` for each block of keys that a program visits. Twelve queries and twelve keys in tiles of four make
-# three programs. The first one visits one block of keys, the last one
-# three. <!-- checked: visited_blocks -->
+# [The next notebook](01_fa1.ipynb) explains `fold_block`, which adds one block of keys to these
+# variables. Here, only observe which scores are on the chip at each step. `record` runs the package's
+# kernel in the interpreter and keeps a `Step` for each block of keys that a program visits. Twelve
+# queries and twelve keys in tiles of four make three programs. The first one visits one block of keys,
+# the last one three. <!-- checked: visited_blocks -->
 
 # %%
 q, k, v = (torch.randn(1, 12, 1, 16) for _ in range(3))
@@ -438,14 +441,16 @@ def draw(step):
 film(
     steps,
     draw,
-    "The scores that exist at each step; move the slider. A white square is a score that is not computed yet, that is "
+    "The scores that exist at each step; move the slider. A blank square is a score that is not computed yet, that is "
     "forgotten already, or that the causal mask hides. No program visits a tile above the diagonal.",
 )
 
 # %% [markdown]
 # The result is that of plain attention, up to rounding: the kernel adds its numbers in another order. The
-# package compares every version with attention in 64-bit arithmetic. A version passes if its error is at
-# most twice the error of plain PyTorch, plus an allowance for rounding the result.
+# package compares every version with attention in 64-bit arithmetic. A version passes if its largest
+# error is at most twice that of plain PyTorch, plus an allowance for rounding. The allowance depends on
+# the type of the numbers. For fp32 it is larger than the error of plain PyTorch itself; the package
+# documents it in `oracle/budget.py`.
 
 # %% tags=["varies"]
 _ = compare(steps.o, q, k, v, causal=True)

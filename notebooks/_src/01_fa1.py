@@ -82,9 +82,9 @@ def plain(q, k, v):
 
 
 # %% [markdown]
-# The next cell counts the bytes that they move, for one head with 8192 tokens. It also divides by what an
-# H200 can do at best according to its datasheet: the bytes by the bandwidth of HBM, the operations by the
-# rate of the tensor cores.
+# The next cell counts the bytes that they move, for one head with 8192 tokens. From these it computes two
+# times for an H200: the bytes divided by the bandwidth of HBM, and the operations divided by the rate of
+# the tensor cores, both from the datasheet.
 
 # %%
 length, head_dim, size = 8192, 128, 2  # one head in bf16, 2 bytes for each number
@@ -107,9 +107,9 @@ Markdown(
 )
 
 # %% [markdown]
-# Can `s` stay on the chip? As a whole it does not fit: the shared memory of an SM has 228 KiB. In blocks it
-# would fit, but a softmax needs the largest of *all* scores of a query and the sum over *all* keys. When
-# the first block of keys has arrived, neither is known.
+# Can `s` stay on the chip? As a whole it does not fit: the shared memory of an SM has 228 KiB, of which a
+# program can use 227. In blocks it would fit, but a softmax needs the largest of *all* scores of a query
+# and the sum over *all* keys. When the first block of keys has arrived, neither is known.
 
 # %% [markdown]
 # ## The idea, by hand
@@ -140,11 +140,12 @@ print("l", l)
 print("o\n", o)
 
 # %% [markdown]
-# The other two keys arrive, and for some queries the maximum grows. Each exponential in `l` was computed as
-# $e^{s - m}$, but it should have been $e^{s - m_\text{new}}$. To correct it, multiply it by
-# $\alpha = e^{m - m_\text{new}}$. **This factor is the same for all earlier keys of a query.** So the sum
-# `l` is corrected by one multiplication, without the old scores. `o` is corrected in the same way, because
-# `o` times `l` is a sum of the same exponentials, each multiplied by a value.
+# The other two keys arrive, and for some queries the maximum grows. Each exponential in `l` was computed
+# as $e^{s - m}$, but it should have been $e^{s - m_\text{new}}$. To correct it, multiply it by $\alpha =
+# e^{m - m_\text{new}}$. **This factor is the same for all earlier keys of a query.** So the sum `l` is
+# corrected by one multiplication, without the old scores. `o` is corrected in a similar way. `o` times
+# `l` is a sum of the same exponentials, each multiplied by a value. So `o` is multiplied by `l` and by
+# $\alpha$, and after the new values are added, it is divided by the new `l`.
 
 # %%
 second = scores[:, 2:]
@@ -191,22 +192,22 @@ show_plain("fa1", "softmax_step")
 show_plain("fa1", "fold_block")
 
 # %% [markdown]
-# `load_rows` loads the keys and the values of the block. `input_precision="ieee"` makes products of fp32
-# inputs exact and does not affect bf16. `p` is rounded to the type of V, because tensor cores multiply
-# numbers of one type. `tl.where` is the causal mask: it replaces the scores of keys after `last_key` by
-# $-\infty$. `norm` is $1 / l_\text{new}$; its `tl.where` avoids a division by 0 for queries that have seen
-# no key.
+# `load_rows` loads the keys and the values of the block. `input_precision="ieee"` multiplies fp32 inputs
+# with all their bits; without it, the tensor cores would first cut their fractions to 10 bits (tf32). It
+# does not affect bf16. `p` is rounded to the type of V, because tensor cores multiply numbers of one
+# type. `tl.where` is the causal mask: it replaces the scores of keys after `last_key` by $-\infty$.
+# `norm` is $1 / l_\text{new}$; its `tl.where` avoids a division by 0 for queries that have seen no key.
 #
 # A program calls `fold_block` for one block of keys after another, with the queries of one tile. You have
-# read this loop in `forward_kernel`, in [00_start](00_start.ipynb). The programs of all tiles run at the
-# same time on the SMs of the GPU.
+# read this loop in `forward_kernel`, in [00_start](00_start.ipynb). The programs of many tiles run at the
+# same time, on all SMs of the GPU.
 #
 # Two pictures show in which order the tiles of the score matrix are computed. Tiles above the diagonal,
-# which a causal mask hides, are never computed. <!-- key --> On the left is the loop of the original paper:
-# keys outside, queries inside. It reads and writes `o` once for each block of keys. On the right is the
-# kernel of this package, with queries outside: `o` stays in registers and is written once. Each of its
-# programs, p0 to p5, computes one row of tiles, from left to right; the number in a tile is its
-# turn. <!-- key -->
+# which a causal mask hides, are never computed. <!-- key --> On the left is the loop of the original
+# paper: keys outside, queries inside. It reads and writes `o` once for each block of keys. On the right
+# is the kernel of this package, with queries outside: `o` stays in registers and is written once. Each of
+# its programs, p0 to p5, computes one row of tiles, from left to right; the numbers count the tiles of
+# one program. <!-- key -->
 
 # %% tags=["hide-input"]
 tiles.compare(causal=True, versions=("paper", "fa1"))
@@ -234,14 +235,15 @@ checked("as_much_as_plain", 0.8 < counted["fa1"].asked / counted["plain"].asked 
 
 # %% [markdown]
 # FA1's programs read about as many bytes as plain attention moves. <!-- checked: as_much_as_plain --> Why
-# is FA1 faster? Programs of the same head run at about the same time and read the same keys. These fit into
-# the **L2** cache between the SMs and HBM, so HBM delivers each key about once, and L2 delivers the other
-# copies. The scores of plain attention do not fit into L2: the 32 heads of the measurement below have 4 GiB
-# of scores, and L2 has 60 MiB. Larger tiles of queries also help, because fewer programs read each key.
-# Tiles are therefore as large as the registers allow.
+# is FA1 faster? Programs of the same head run at about the same time and read the same keys. These fit
+# into the **L2** cache between the SMs and HBM, so HBM delivers each key about once, and L2 delivers the
+# other copies. The scores of plain attention do not fit into L2: 32 heads of 8192 tokens, as in the
+# measurements further below, have 4 GiB of scores, and L2 has 60 MiB. Larger tiles of queries also help,
+# because fewer programs read each key. Tiles are therefore as large as the registers allow.
 #
-# Second prediction. 64 queries look at 256 keys with random scores, in 8 blocks of 32 keys. In how many of
-# the 8 blocks does the maximum of a query grow, on average?
+# Second prediction. 64 queries look at 256 keys with random scores, in 8 blocks of 32 keys. In how many
+# of the 8 blocks does the maximum of a query grow, on average? The first block counts, because the
+# maximum begins at $-\infty$.
 
 # %%
 my_guess = None  # your guess here
@@ -264,12 +266,12 @@ checked("rarer", grown[1:3].mean() > 2 * grown[-2:].mean())
 # %% [markdown]
 # The maximum grows in fewer than half of the blocks. <!-- checked: few_blocks --> Among random scores, a
 # new score is less and less often the largest so far: the maximum grows more than twice as often in the
-# second and third block as in the last two. <!-- checked: rarer --> FA1 corrects `o` in every block all the
-# same. [FA4](04_fa4.ipynb) uses this observation.
+# second and third block as in the last two. <!-- checked: rarer --> FA1 nevertheless corrects `o` in
+# every block. [FA4](04_fa4.ipynb) uses this observation.
 #
-# The film shows the state of four queries, one frame for each block: the maximum `m`, the sum `l`, and the
-# length of `o`. <!-- key --> Where `m` grows, `l` is first multiplied by `alpha`, which makes it smaller,
-# and then the block's exponentials are added.
+# The film shows the state of four queries, one frame for each block: the maximum `m`, the sum `l`, and
+# the norm of the vector `o`. <!-- key --> Where `m` grows, `l` is first multiplied by `alpha`, which
+# makes it smaller, and then the block's exponentials are added.
 
 # %% tags=["hide-input"]
 film(
@@ -303,8 +305,9 @@ for program, blocks in enumerate(visited):
 checked("causal_blocks", visited == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]])
 
 # %% [markdown]
-# `compare` is the package's own check. It reports the error against attention in 64-bit arithmetic, and the
-# budget: twice the error of plain PyTorch, plus an allowance for rounding the result.
+# `compare` is the package's own check. It reports the largest error against attention in 64-bit
+# arithmetic, and the budget: twice the error of plain PyTorch, plus an allowance for rounding. For fp32
+# most of the budget is the allowance.
 
 # %% tags=["varies"]
 accuracy = compare(steps.o, q, k, v, causal=True)
@@ -358,12 +361,14 @@ Markdown(
 )
 
 # %% [markdown]
-# Six of them can be named: <!-- checked: about_six -->
+# The table has a little more than one exponential for each score, because `alpha` is one, too.
+# <!-- checked: about_six --> Six of the multiplications can be named: <!-- checked: about_six -->
 #
 # * one multiplies the score by the scale $1 / \sqrt{d}$;
 # * one turns $e^x$ into $2^{x \log_2 e}$, because the hardware only computes powers of two;
-# * two keep very small (denormal) results exact: if the exponent is below -126, it is halved before the
-#   exponential, and the result is squared;
+# * two keep very small (denormal) results exact. The unit for $2^x$ returns 0 if $x$ is below -126. So
+#   the compiler multiplies $x$ by 1/2 there, and the result by itself. Elsewhere it multiplies both by 1,
+#   so every score pays for two multiplications;
 # * two correct `o`: one multiplies by `alpha * row_sum`, one by `norm`. At head_dim 64 and 64 keys in a
 #   block, `o` has as many numbers as the tile has scores.
 #
@@ -371,9 +376,10 @@ Markdown(
 # of multiplications. All other instructions are executed by the other units of an SM, while the tensor
 # cores wait. **FA2 removes many of them.**
 #
-# The second table has the resources of a program. <!-- key --> No registers are spilled: the whole state
-# fits. The same source becomes a different product instruction on each GPU
-# generation. <!-- checked: resources -->
+# The second table has the resources of a program. <!-- key --> No registers are **spilled**, that is,
+# moved to slower memory because there are too few of them: the whole state fits. The same source becomes
+# a different product instruction on each GPU generation: the A100 is of the Ampere generation, the H200
+# of Hopper, the B200 of Blackwell. <!-- checked: resources -->
 
 # %% tags=["hide-input"]
 products = {"A100": "mma_sync", "H200": "wgmma", "B200": "tcgen05"}
@@ -402,12 +408,13 @@ table(
 # %% [markdown]
 # ## What it is worth
 #
-# First a count, then measurements. The count is of bytes and operations of one head over the sequence
-# length, with a causal mask. <!-- key -->
+# First a count, then measurements. The count shows how many bytes and operations one head needs, for
+# different sequence lengths, with a causal mask. <!-- key -->
 #
 # * Left: the bytes that programs read and write. The green curve counts each number of the inputs and the
-#   result once. The L2 cache serves the difference between FA1's curve and the green one, so HBM only sees
-#   about the green one. Plain attention has no such help. <!-- key -->
+#   result once. FA1's curve is higher, because several programs read the same keys. L2 serves these
+#   repeated reads, so HBM delivers about as many bytes as the green curve shows. Plain attention has no
+#   such help. <!-- key -->
 # * Middle: the operations for each byte. <!-- key -->
 # * Right: the operations that are computed, divided by those that are needed. Plain attention also
 #   multiplies for the half of the scores that the mask hides. FA1 computes hidden scores only in tiles on
@@ -472,11 +479,12 @@ print(f"kept by plain attention  {kept / 2**20:8.2f} MiB for one head")
 print(f"kept by FA1              {statistics / 2**20:8.2f} MiB")
 
 # %% [markdown]
-# The next cell computes the gradients by hand, with the scores from the beginning. `do` is the gradient of
+# The next cell computes two of the gradients by hand, with the scores from the beginning: `dv`, and `ds`,
+# the gradient of the scores, from which `dq` and `dk` follow by one product each. `do` is the gradient of
 # the result, $dO$. One step needs an explanation, `delta`. The gradient of a softmax contains a sum over
 # all keys, $\sum_k p_k \, (dO \cdot v_k)$, and one tile does not have all keys. But $\sum_k p_k v_k$ is
-# `o`, so the sum equals $dO \cdot o$, which a program can compute from the query's rows of `do` and
-# `o`. <!-- key -->
+# `o`, so the sum equals $dO \cdot o$, which a program can compute from the query's rows of `do` and `o`.
+# <!-- key -->
 
 # %%
 s = torch.tensor(scores, requires_grad=True)

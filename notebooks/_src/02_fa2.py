@@ -18,11 +18,12 @@
 # tensor cores wait while other units execute many ordinary instructions. And when there are few queries,
 # most of the GPU has no work.
 #
-# FlashAttention 2 (FA2) has no new formula. Its idea in one sentence: **do everything that is not a matrix
-# product less often, and cut the work into more programs.** Its changes:
+# FlashAttention 2 (FA2) has no new formula. Its idea in one sentence: **execute fewer instructions
+# between two matrix products, and give all SMs work.** Its changes:
 #
 # * divide by the sum of exponentials once at the end, not after every block;
-# * compute with powers of two, so that the scale and the conversion are one instruction;
+# * compute with powers of two, so that one multiplication does both the scale and the change from $e^x$
+#   to $2^x$;
 # * apply the mask only in blocks that the diagonal cuts;
 # * share the keys of one query among several programs (split-KV);
 # * in the backward pass, use one program for each block of keys, not one for each head.
@@ -109,8 +110,8 @@ print(f"blocks visited: {visited}, blocks that need the mask: {cut} ({cut / visi
 
 # %% [markdown]
 # **The GPU.** When a model writes text, one query at a time looks at many keys in the KV cache. This is
-# called **decoding**. FA1 has one program for each head. A GPU has many more SMs than that, and each
-# program reads all keys alone.
+# called **decoding**. With one query, FA1 has only one tile of queries and so one program for each head.
+# A GPU has many more SMs than that, and each program reads all keys alone.
 
 # %%
 sms = 132  # of an H200
@@ -146,11 +147,12 @@ truth = torch.softmax(torch.tensor(scores), -1) @ torch.tensor(values)
 print("equal after the last division:", np.allclose(o, truth))
 
 # %% [markdown]
-# **Compute powers of two.** The hardware computes $2^x$ and not $e^x$. So $e^x = 2^{x \log_2 e}$ costs one
-# more multiplication for each score. But each score is multiplied by $1 / \sqrt{d}$ in any case. FA2
-# multiplies this scale by $\log_2 e$ in advance and keeps the maximum in the same units (units of log2).
-# Then `s * scale_log2 - m` is one instruction, a multiply-add. The next cell computes the exponentials of
-# one query in both ways. They are equal. <!-- checked: powers_of_two -->
+# **Compute powers of two.** The hardware computes $2^x$ and not $e^x$. So $e^x = 2^{x \log_2 e}$ costs
+# one more multiplication for each score. But each score is multiplied by $1 / \sqrt{d}$ in any case. FA2
+# replaces this scale by $\text{scale\_log2} = \log_2 e / \sqrt{d}$. Its maximum `m` is the maximum of `s
+# * scale_log2`, that is, it is in units of log2. Then `s * scale_log2 - m`, the exponent of 2, is one
+# instruction, a multiply-add. The next cell computes the exponentials of one query in both ways. They are
+# equal. <!-- checked: powers_of_two -->
 
 # %%
 scale_log2 = np.log2(np.e)  # times 1 / sqrt(d), which is 1 here
@@ -208,8 +210,9 @@ changes("fa1", "fa2", "fold_block")
 # Last, the kernel.
 #
 # * The loop has become two: the first visits blocks that all queries of the tile see, without a mask; the
-#   second visits blocks that the diagonal cuts. `full_end` is the block where the second begins. (The full
-#   kernel has a third loop on the left side, for sliding windows.)
+#   second visits blocks that the diagonal cuts. `full_end` is the block where the second begins. (The
+#   full kernel has a third loop before these two, for blocks that the left edge of a sliding window
+#   cuts.)
 # * The division has moved behind the loops.
 # * `tile = tiles - 1 - ...`: the first program takes the last tile of a head, which has the most keys to
 #   visit. Long work should not start last. [FA3](03_fa3.ipynb) counts what this order gains, and improves
@@ -266,10 +269,10 @@ assert folds["fa1"] == 16
 
 # %% [markdown]
 # Now a causal call with 64 queries in tiles of 16. A frame of the film is one block. <!-- key --> On the
-# left are the scores that have been computed so far; masked scores are white. On the right is the length of
+# left are the scores that have been computed so far; masked scores are white. On the right is the norm of
 # `acc` for each query of the tile, before and after the block. <!-- key --> Blocks with a mask are on the
-# diagonal. <!-- checked: masks_on_the_diagonal --> `acc` is not normalised: in most blocks it grows, and in
-# a few it shrinks, because a larger maximum has arrived. <!-- checked: acc_grows -->
+# diagonal. <!-- checked: masks_on_the_diagonal --> `acc` is not normalised: in most blocks it grows, and
+# in a few it shrinks, because a larger maximum has arrived. <!-- checked: acc_grows -->
 
 # %% tags=["hide-input"]
 q, k, v = (torch.randn(1, 64, 1, 32, generator=generator) for _ in range(3))
@@ -372,19 +375,21 @@ splits.tree(4)
 # %% [markdown]
 # *Each coloured box is the result of one split. Each white box combines two results.* <!-- key -->
 #
-# In the package, a second kernel combines the splits. It does not build a tree. It has one program for each
-# query of each head. The program loops over the splits, several at a time, and keeps a maximum, a sum and
-# an accumulator, as FA1 does for blocks of keys. On an H200, the GPU can launch this kernel while splits
-# are still running; `gdc_wait` waits until they are done. <!-- key -->
+# In the package, a second kernel combines the splits. It does not build a tree. It has one program for
+# each query of each head. The program loops over the splits, several at a time, and keeps a maximum, a
+# sum and an accumulator, as the forward kernel does for blocks of keys. Starting a kernel takes some
+# microseconds. On an H200, the GPU can therefore start this kernel while splits are still running: the
+# first kernel allows it with `gdc_launch_dependents`, and `gdc_wait` in the second waits until the splits
+# are done. <!-- key -->
 
 # %% tags=["hide-input"]
 show(fa2_combine.combine_kernel, docstring=False)
 
 # %% [markdown]
-# How many splits should there be? If there are enough programs without splits (`FULL` is 0.8 of a program
-# for each SM), none. Otherwise, the package takes as many as give two programs to each SM. But each split
-# gets at least four blocks, because combining very short splits costs more than it
-# gains. <!-- checked: full -->
+# How many splits should there be? The package counts the programs that there are without splits. If there
+# is at least 0.8 of a program for each SM (`FULL`), it does not split, which the code calls 1 split.
+# Otherwise, it takes as many splits as give two programs to each SM. But each split gets at least four
+# blocks, because combining very short splits costs more than it gains. <!-- checked: full -->
 
 # %%
 show(fa2.choose_num_splits, docstring=False)
@@ -430,11 +435,11 @@ Markdown(
 )
 
 # %% [markdown]
-# The next figure needs no compiler. It counts, from the order of tiles alone, how much ordinary work there
-# is for each score that a query sees, with a causal mask. <!-- key --> From FA1 to FA2, most comparisons
-# with the mask go, and so does half of the products with `o` or `acc`. <!-- checked: ordinary_work --> The
-# bar of FA4 for these products assumes that its threshold is on, which [FA4's notebook](04_fa4.ipynb)
-# explains. <!-- key -->
+# The next figure needs no compiler. It counts, from the order of tiles alone, how much ordinary work
+# there is for each score that a query sees, with a causal mask. <!-- key --> FA2 needs only a few of
+# FA1's comparisons with the mask. It needs half of FA1's multiplications of `o` (in FA2, `acc`) by a
+# factor. <!-- checked: ordinary_work --> FA4 can leave out most of these multiplications; the figure
+# assumes that it does, and [FA4's notebook](04_fa4.ipynb) explains when. <!-- key -->
 
 # %% tags=["hide-input"]
 one, two = (traffic.count(name, 8192, 64, causal=True) for name in ("fa1", "fa2"))
@@ -466,25 +471,27 @@ programs = long["fa1"]["Hkv"]
 assert long["fa2 unsplit"]["tb_per_s"] < 0.1 * HBM_TB_PER_S < 0.5 * long["fa2"]["tb_per_s"]
 Markdown(
     f"**Decoding** with one query and {keys:,} keys:\n\n"
-    f"* FA1 reads keys and values at {long['fa1']['tb_per_s']:.2f} TB/s, with {long['fa1']['H']} programs. Each key is read "
+    f"* FA1 reads keys and values at {long['fa1']['tb_per_s']:.2f} TB/s, with {long['fa1']['H']} programs. This rate counts each key once, although FA1 reads it "
     f"{group} times, once for each query head.\n"
-    f"* FA2 without splits reads each key once, but has only {programs} programs. They cannot keep enough loads in flight: "
-    f"they reach {long['fa2 unsplit']['tb_per_s']:.2f} TB/s.\n"
+    f"* FA2 without splits reads each key once, but has only {programs} programs. A program waits for its loads "
+    f"for most of the time, and so few programs cannot have enough of them under way at once: they reach {long['fa2 unsplit']['tb_per_s']:.2f} TB/s.\n"
     f"* FA2 with splits reaches {long['fa2']['tb_per_s']:.2f} TB/s of {HBM_TB_PER_S}. It takes "
     f"{1000 * long['fa2']['ms_p50']:.0f} microseconds, where FA1 takes {1000 * long['fa1']['ms_p50']:.0f}."
 )
 
 # %% [markdown]
-# A roofline shows what limits a kernel. The horizontal axis is the number of operations for each byte, the
-# vertical axis is the measured rate. The slope is the most that the bandwidth of HBM allows, the flat line
-# the most that the tensor cores can do. Each version is a bar: at its left end, all bytes that its programs
-# read and write are counted, and at its right end, each number of inputs and result once. If the left end
-# is above the slope, the L2 cache has delivered some of the bytes. <!-- key -->
+# A roofline shows what limits a kernel. The horizontal axis is the number of operations for each byte,
+# the vertical axis is the measured rate. The slope is the most that the bandwidth of HBM allows, the flat
+# line the most that the tensor cores can do. Each version is a horizontal bar, because its bytes can be
+# counted in two ways. Its left end counts all bytes that its programs read and write. Its right end
+# counts each number of the inputs and the result once. If the left end is above the slope, HBM alone
+# could not have delivered all those bytes, and L2 delivered some. <!-- key -->
 #
-# The bandwidth of HBM would allow more than twice the rates of FA1 and FA2 at their right ends, so it does
-# not limit them. <!-- checked: not_memory --> The dotted line is the next limit: the rate of a kernel that
-# computes all matrix products first, and then all exponentials. FA3 is above it, because it does both at
-# the same time. <!-- checked: fa3_above -->
+# At the right ends of FA1 and FA2, the slope is at more than twice their rates. So the bandwidth of HBM
+# does not limit them. <!-- checked: not_memory --> The dotted line is a lower limit, for a kernel that
+# never multiplies matrices and computes exponentials at the same time. An SM computes 16 exponentials in
+# a cycle and 2048 multiply-adds of tensor cores, so the exponentials take a part of the time. FA3 is
+# above it, because it does both at the same time. <!-- checked: fa3_above -->
 
 # %% tags=["hide-input"]
 points = rooflines.points()
@@ -511,9 +518,10 @@ own_gpu()
 # * in the third kernel, a program has one tile of *queries*, loops over their keys, and computes the tile's
 #   `dq`.
 #
-# Each program keeps its gradients in registers and writes them once. The price: the second and the third
-# kernel both compute the scores and the gradient of the weights, so there are seven products of tiles in
-# the place of five. The forward pass also stores less: one number for each query, not two. This is the
+# Each program keeps its gradients in registers and writes them once. The price is two more products. One
+# kernel needs five products of tiles: the scores $QK^T$, the gradient of the weights $dO\,V^T$, and `dv`,
+# `dk` and `dq`. The second and the third kernel both compute the first two, so there are seven. The
+# backward pass also needs less from the forward pass: one number for each query, not two. This is the
 # log-sum-exp (LSE), $\text{lse} = m + \log l$. With it, the weights are $p = e^{s - \text{lse}}$.
 
 # %% tags=["hide-input"]

@@ -87,11 +87,12 @@ def table(head, rows):
 # %% [markdown]
 # ## What FA2 wastes
 #
-# The cell below compiles FA2's kernel for a Hopper GPU and lists the events of its inner loop in
-# their order. (Compiling needs no GPU. It takes a while the first time.) `HGMMA` is a product on the tensor
-# cores, `MUFU.EX2` an exponential on the special function unit, `LDGSTS` a copy of 16 bytes into
-# shared memory. `BAR.SYNC` makes all warps of the program wait for each other, `wait 0` waits until
-# no product is unfinished, and `x8` stands for eight instructions. <!-- key -->
+# The cell below compiles FA2's kernel for a Hopper GPU and lists the events of its inner loop in their
+# order. (Compiling needs no GPU. It takes a while the first time.) `HGMMA` is the machine instruction for
+# a WGMMA, a product on the tensor cores (`smem` if both operands are in shared memory, `regs` if one is
+# in registers), `MUFU.EX2` an exponential on the special function unit, `LDGSTS` a copy of 16 bytes into
+# shared memory. `BAR.SYNC` makes warps wait for each other, `wait 0` waits until all products are
+# finished, and `x8` means eight instructions. <!-- key -->
 
 # %% tags=["hide-input"]
 fa2 = instructions("fa2", "sm_90", causal=True)
@@ -117,8 +118,9 @@ checked("fa2_in_turn", order == sorted(order))
 # of the tile, and then issue P V. <!-- checked: fa2_in_turn --> While they compute the
 # exponentials, they give the tensor cores nothing to do.
 #
-# What does that cost? The next table compares two rates of an SM, how much it multiplies and how
-# many exponentials it computes in a cycle, with what FA2 reaches on an H200. <!-- key -->
+# What does that cost? An SM has a fixed rate for products and a fixed rate for exponentials. The next
+# table computes from them how many cycles each of the two needs for one tile of scores, and compares the
+# result with the speed that FA2 reaches on an H200. <!-- key -->
 
 # %% tags=["hide-input"]
 results = read_results()
@@ -153,7 +155,8 @@ say(
 )
 
 # %% [markdown]
-# Faster arithmetic is not the way out. FA3 keeps two units busy at the same time.
+# FA3 keeps the two units busy at the same time. (The other way out is to make exponentials cheaper.
+# [FA4](04_fa4.ipynb) takes it.)
 
 # %% [markdown]
 # ## Overlap by hand
@@ -246,9 +249,11 @@ gain = {series: bars["both"] / bars["neither"] for series, bars in speeds.items(
 guess(my_guess, gain["measured on an H200"], "both, against neither, on an H200", "times as fast")
 
 # %% [markdown]
-# Why this much? A small simulator helps: two warpgroups, called consumers here, one tensor core and
-# one exponential unit, with durations from a traced launch on an H200. <!-- key --> The next
-# picture shows both consumers starting in the same cycle. <!-- key -->
+# Why this much? A small simulator helps. It has two warpgroups, called *consumers* because they use the
+# tiles that have been loaded. They share one tensor core and one exponential unit. (The simulator treats
+# the four tensor cores of an SM as one.) The durations come from a launch of the kernel on an H200 that
+# noted when each step began. <!-- key --> The next picture shows both consumers starting in the same
+# cycle. <!-- key -->
 
 # %% tags=["hide-input"]
 display(gantt.schedules())
@@ -272,8 +277,8 @@ display(gantt.against_measured())
 step, apart, gpu = speeds.values()
 say(
     f"With neither overlap the two consumers of the picture run in step: both issue products, then "
-    f"both compute a softmax while the tensor core idles. Then both kinds of overlap together gain "
-    f"a factor of {1 / step['neither']:.2f}. Consumers that start half a block apart already use "
+    f"both compute a softmax while the tensor core idles. If they start like this, both kinds "
+    f"of overlap together make them faster by a factor of {1 / step['neither']:.2f}. Consumers that start half a block apart already use "
     f"the tensor core in turn; they gain {1 / apart['neither']:.2f}. The H200 gains "
     f"{1 / gpu['neither']:.2f}, like consumers that are half a block apart."
 )
@@ -291,10 +296,11 @@ checked("gpu_like_apart", all(abs(gpu[name] / apart[name] - 1) < 0.1 for name in
 # %% [markdown]
 # ## Asynchronous copies
 #
-# FA2's threads compute the address of every element that they load, and a mask for rows beyond the
-# end. FA3 uses a **tensor descriptor**. It says once where a tensor lies, which shape and strides
-# it has, and which box one copy takes. A copy then needs only the position of the box. One thread
-# requests it, TMA performs it, and elements outside of the tensor arrive as zeros.
+# FA2's threads compute the address of every element that they load, and a mask for rows beyond the end.
+# FA3 uses a **tensor descriptor**. It says once at which address a tensor begins, which shape and strides
+# it has, and how large a **box** is, the part of the tensor that one copy takes. A copy then needs only
+# the position of the box. One thread requests it, TMA performs it, and elements outside of the tensor
+# arrive as zeros.
 
 # %%
 x = torch.randn(1, 6, 2, 16)  # (batch, length, heads, head_dim)
@@ -328,10 +334,10 @@ checked("zeros_arrive", not beyond[0].any())
 checked("scores_masked", np.isneginf(beyond[1]).all() and not beyond[2].any())
 
 # %% [markdown]
-# The two rows behind the end are zeros. <!-- checked: zeros_arrive --> A key of zeros has a score
-# of 0, like many a real key, so the kernel masks the *scores* of this block: they are −inf, and
-# their p is 0. <!-- checked: scores_masked --> The *loads* need no mask any more. This is what
-# changes in the function that folds a block of keys into the state:
+# The two rows behind the end are zeros. <!-- checked: zeros_arrive --> A key of zeros has a score of 0
+# and not −inf, so it would get a weight in the softmax. The kernel therefore masks the *scores* of this
+# block: they become −inf, and their p is 0. <!-- checked: scores_masked --> The *loads* need no mask any
+# more. This is what changes in the function that folds a block of keys into the state:
 
 # %% tags=["hide-input"]
 changes("fa2", "fa3", "fold_block")
@@ -376,7 +382,7 @@ guess(my_guess, fa2_end, "FA2's order", "blocks")
 table(["order in which tiles start", "blocks until the last tile is done"], list(ends.items()))
 say(
     f"In FA1's order the last tile is done after {fa1_end} blocks, in FA2's after {fa2_end}. FA3's "
-    f"order takes {fa3_end}, and {ideal:.1f} is the least that is possible."
+    f"order takes {fa3_end}, and {ideal:.1f} would be an even share of all blocks for each SM."
 )
 checked("reversing_gains_nothing", fa1_end == fa2_end)
 checked("together_gains", fa3_end < 0.7 * fa2_end)
@@ -402,11 +408,13 @@ def causal_order(heads, tiles):
 check("causal_order", causal_order)
 
 # %% [markdown]
-# In the kernel, a program gets its number in the grid and computes from it which tile of which head
-# is its own. `section` is how many heads take part together: as many as have their keys and values
-# in the L2 cache at the same time. With more of them the order would cost more memory traffic than
-# it saves time. The result counts the tiles of all heads, head after head; within a head, number 0 is
-# its heaviest tile.
+# In the kernel, a program has its `number` in the grid and computes from it which tile of which head it
+# works on. `tiles` is the number of tiles of a head, `total` the number of tiles of all heads. The order
+# takes `section` heads together, and the next ones after them. A section has as many heads as have their
+# keys and values in the L2 cache at the same time; if it had more, their keys would have to be read from
+# HBM again and again. `first` is the first head of the section, `width` the number of its heads, and
+# `turn` the position of the program in the section. The function returns `head * tiles + t`, where `t` =
+# 0 is the heaviest tile of a head.
 
 # %% tags=["hide-input"]
 show_plain("fa3", "heavy_first")
@@ -434,18 +442,21 @@ checked("counter_as_good", last[2] == last[0] < last[1])
 
 # %% [markdown]
 # *Which SM works on which tile, and when. The letter is the head; a bar is as long as the tile has
-# blocks. <!-- key --> The first two panels are FA2's and FA3's order. <!-- key --> The last two
-# panels are for **persistent** programs, one per SM, which stay on the GPU and walk from tile to
-# tile. <!-- key --> They either follow fixed rounds ("static"), or claim the next tile from a
-# counter when they are free ("claimed").* The counter ends as early as the grid; the fixed rounds
-# end later. <!-- checked: counter_as_good -->
+# blocks. <!-- key --> The first two panels are FA2's and FA3's order. <!-- key --> The last two panels
+# are for **persistent** programs, one per SM, which stay on the GPU and walk from tile to tile.
+# <!-- key --> A persistent program needs no new start for each tile and can load the next tile's data
+# while it finishes the last one. It either takes every n-th tile, n being the number of programs
+# ("static"), or claims the next tile from a counter when it is free ("claimed").* With the counter, the
+# last tile ends as early as in the second panel; with the static order it ends later.
+# <!-- checked: counter_as_good -->
 
 # %% [markdown]
 # ## A run with every intermediate
 #
-# Four tiles of 16 queries, four blocks of 16 keys, causal. Each frame of the film shows which tiles
-# have been visited, the scores of the current block, P, and the state of the rows. <!-- key --> This is the
-# portable kernel, which walks from the first block to the last.
+# Four tiles of 16 queries, four blocks of 16 keys, causal. Each frame of the film shows which tiles have
+# been visited, the scores of the current block, P, and the state of the rows. <!-- key --> FA3 has two
+# kernels. The film shows the portable one in Triton, which the interpreter can run; it walks from the
+# first block to the last. <!-- key --> The one for Hopper follows below.
 
 # %% tags=["hide-input"]
 q, k, v = (torch.randn(1, 64, 1, 16) for _ in range(3))
@@ -565,13 +576,16 @@ refills = [(filled, number - SLOTS) for number, (filled, _) in enumerate(fills)]
 checked("never_overwritten", all(t < filled for filled, n in refills for t, b in reads if b == n))
 
 # %% [markdown]
-# A new barrier counts as "the previous phase is over". The producer waits for the phase *opposite*
-# to the consumers', so its first wait on each slot returns at once.
-# <!-- checked: first_waits_return --> Later it asks for a block only after both consumers have read
-# what the slot held before. <!-- checked: never_overwritten -->
+# A barrier has a phase, 0 or 1, that changes each time all its arrivals have come. A wait names a phase
+# and returns when this phase is over. The phase of a new barrier is 0. Consumers first wait for phase 0
+# of `full`, which is over when the first tile has arrived. The producer first waits for phase 1 of
+# `empty`. A new barrier treats phase 1, the one before 0, as over, so the producer's first wait on each
+# slot returns at once. <!-- checked: first_waits_return --> Later it asks for a block only after both
+# consumers have read what the slot held before. <!-- checked: never_overwritten -->
 #
-# The kernel does the same. `fill` waits for the empty slot, tells the `full` barrier how many bytes
-# to expect, and starts the copy:
+# The kernel does the same. `fill` waits for the empty slot and starts the copy. The phase of a `full`
+# barrier ends when all arrivals have come *and* all bytes that it was told to expect have been written.
+# `fill` arrives once and names the bytes, and TMA counts them as it writes them:
 
 # %% tags=["hide-input"]
 show(pipeline.Pipeline.fill)
@@ -608,9 +622,9 @@ checked("pv_during_softmax", pv.start < soft.start < pv.end)
 checked("other_during_softmax", any(t.start < exp.end and t.end > soft.start for t in others))
 
 # %% [markdown]
-# *A bar says when a line works; a product's bar says when the tensor cores work on it, which is
-# after its line has issued it. Lines without a bar take next to no time. A hatched bar is a wait.
-# <!-- key -->*
+# *A bar shows when a line runs. For a line that issues a product, the bar shows when the tensor cores
+# compute this product. <!-- key --> Lines without a bar take almost no time. A hatched bar is a wait. The
+# table below has the lines with their numbers. <!-- key -->*
 #
 # Line 15 begins while P V of the previous block still runs: this is the overlap inside a warpgroup.
 # <!-- checked: pv_during_softmax --> During the rest of line 15 the tensor cores work on the
@@ -621,9 +635,9 @@ checked("other_during_softmax", any(t.start < exp.end and t.end > soft.start for
 say(attend.explained())
 
 # %% [markdown]
-# Triton's interpreter does not know Gluon, so this notebook cannot record a run of this kernel. The
-# tests run it without a GPU all the same. `flash_versions/dispatch/emulator/emulator.py` executes its text on
-# the CPU, each role in a thread of its own, and makes copies and products as late as the rules of
+# Triton's interpreter does not know Gluon, so this notebook recorded the portable kernel. The tests run
+# the kernel for Hopper without a GPU, too. `flash_versions/dispatch/emulator/emulator.py` executes its
+# text on the CPU, each role in a thread of its own, and makes copies and products as late as the rules of
 # the hardware allow. A kernel with a missing wait then computes wrong numbers, and the test fails.
 
 # %% [markdown]
@@ -669,12 +683,14 @@ checked("both_issued", order.index("HGMMA smem") < products < exponentials)
 checked("wait_moved", order.index("wait 0") < exponentials)
 
 # %% [markdown]
-# FA3 issues both products before the exponentials. <!-- checked: both_issued --> One detail is
-# different from the source. The line that waits for P V is line 16, after the softmax, and in the
-# compiled code `wait 0` comes *before* the exponentials. <!-- checked: wait_moved --> The assembler
-# may move it there, because the instruction does not say which registers it waits for. So P V of
-# the same warpgroup does not run during the exponentials; the products of the other warpgroup do.
-# Is that a loss? The next measurement answers it.
+# FA3 issues both products before the exponentials. <!-- checked: both_issued --> One detail is different
+# from the source. The line that waits for P V is line 16, after the softmax, and in the compiled code
+# `wait 0` comes *before* the exponentials. <!-- checked: wait_moved --> NVIDIA's assembler, which makes
+# machine code of what Triton compiled, has moved it: `wait 0` does not name the registers that it waits
+# for, so the assembler may place it before the softmax. So in the compiled kernel, P V of the same
+# warpgroup does not run during its exponentials; the products of the other warpgroup do. What remains of
+# the overlap inside a warpgroup? It issues S of the next block together with P V of this one and waits
+# once for both, where FA2 waits for each of them. The next measurement shows what that is worth.
 
 # %% [markdown]
 # ## What each idea is worth, measured
@@ -718,15 +734,15 @@ checked("static_causal_only", all((loss[panel]["static"] > 0.1) == ("causal" in 
 checked("portable_slowest", all(max(loss[p], key=loss[p].get) == "portable" for p in panels))
 
 # %% [markdown]
-# * **No overlap** costs least at head_dim 64. <!-- checked: overlap_least_at_64 --> There
-#   exponentials take as long as products, so the exponential unit limits the speed as much as the
-#   tensor cores do. The kernel also has *three* consumers at head_dim 64, so two others can supply
-#   products while one computes its softmax.
+# * **No overlap** costs least at head_dim 64. <!-- checked: overlap_least_at_64 --> The kernel has
+#   *three* consumers there and only two at other head dimensions. While one consumer computes its
+#   softmax, two others supply products, which is probably why the tensor cores have work without this
+#   overlap.
 # * **No ping-pong** costs less than 5 % everywhere. <!-- checked: ping_pong_little --> The H200's
 #   consumers are probably apart without it, as the simulator suggests.
-# * **The wait for P V after the softmax** is the order of the paper and of the source text. It is
-#   slower than the compiler's order. <!-- checked: late_wait_slower --> The other warpgroup keeps
-#   the tensor cores busy anyway, so a later wait only exposes our own rescaling and rounding.
+# * **The wait for P V after the softmax** is the order of the paper and of the source text. It is slower
+#   than the compiler's order. <!-- checked: late_wait_slower --> The other warpgroup keeps the tensor
+#   cores busy in any case. A later wait only delays the rescaling and rounding that come after it.
 # * **Fixed rounds** cost more than 10 % with a causal mask and less without one.
 #   <!-- checked: static_causal_only --> Causal tiles differ in their work, and a counter gives the
 #   next tile to the program that is free.
@@ -804,8 +820,8 @@ checked("int8_right_end", worst["int8"][-4:].max() < worst["e4m3"][-4:].max() < 
 checked("e4m3_flat", worst["e4m3"][32:].max() < 0.07)
 
 # %% [markdown]
-# *The largest relative error of a number, by how many times smaller it is than the largest number
-# that shares its scale. <!-- key -->* int8 is better at the right end only.
+# *Horizontal: how many times smaller a number is than the largest number with the same scale. Vertical:
+# the largest relative error of such numbers. <!-- key -->* int8 is better at the right end only.
 # <!-- checked: int8_right_end --> The error of e4m3 stays the same over 12 powers of two.
 # <!-- checked: e4m3_flat -->
 #
@@ -835,14 +851,14 @@ say(
 # %% [markdown]
 # ### Why
 #
-# A small number that shares its scale with a large one loses little. A large product loses much.
-# Where an outlier of a query meets an outlier of a key **in the same dimension**, one product
-# dominates the score. It is wrong by a few percent, and a few percent of a large score decide which
-# key gets the weight.
+# In e4m3, a small number keeps its relative accuracy beside a large one. The problem is large products.
+# Where an outlier of a query meets an outlier of a key **in the same dimension**, one product dominates
+# the score. It is wrong by a few percent, and a few percent of a large score decide which key gets the
+# weight.
 #
-# The rotation multiplies queries and keys by the same orthogonal matrix: random signs, then a
-# Hadamard matrix, whose entries are all +1 or −1. No score changes. But the large product is now
-# spread over all dimensions. Each dimension has an error of its own, and independent errors partly
+# The rotation multiplies queries and keys by the same orthogonal matrix: random signs, then a Hadamard
+# matrix, whose entries are all $+1/\sqrt{d}$ or $-1/\sqrt{d}$. No score changes. But the large product is
+# now spread over all dimensions. Each dimension has an error of its own, and independent errors partly
 # cancel. The next cell uses the package's quantiser, in the interpreter.
 
 # %%
@@ -918,15 +934,17 @@ checked("rotation_helps_here", here["block+hadamard"] < 0.8 * here["block"])
 #
 # ### Where the scales go
 #
-# Each scale becomes part of a number that the kernel multiplies by or adds anyway:
+# The kernel needs no extra multiplication for a scale. It multiplies the scale into a factor, or adds its
+# logarithm to an exponent, that it has already:
 #
 # * **The scales of Q and K** become part of the factor that takes a product to log2 units. The
 #   running maximum is kept in these units, so blocks with different scales are comparable.
-# * **The scale of V** becomes part of the exponent of P. The accumulator is kept in units of the
-#   head's largest scale, `v_reference`, so P of a block is multiplied by `v_scale / v_reference`.
-#   That is one addition to an exponent which is computed anyway.
-# * **A factor of 2^8** makes P larger before it is rounded, because P is at most 1 and e4m3 has
-#   fewer bits below 2^-6.
+# * **The scale of V** becomes part of the exponent of P. The accumulator is kept in units of the head's
+#   largest scale, `v_reference`, so P of a block is multiplied by `v_scale / v_reference`. P is $2^x$, so
+#   this is one addition: $2^x \cdot c = 2^{x + \log_2 c}$.
+# * **A factor of 2^8** makes P larger before it is rounded, because P is at most 1, and e4m3 has its full
+#   three bits of fraction only for numbers from 2^-6 to 448. Smaller numbers are denormal and have fewer
+#   bits.
 # * **The sum of a row** adds up P times 2^8, but *without* V's scale.
 #
 # These are the two functions, with every option of a call:
@@ -977,9 +995,10 @@ say(
 checked("less_than_twice", 1.1 < gain < 1.8)
 
 # %% [markdown]
-# *TFLOP/s in FP8 and in 16 bits on an H200, of the attention kernel alone. <!-- key -->* Twice the
-# rate of products does not give twice the speed. <!-- checked: less_than_twice --> The products take
-# half the time, and the softmax between them takes as long as before. FA4 begins there.
+# *TFLOP/s in FP8 and in 16 bits on an H200, of the attention kernel alone. <!-- key -->* Twice the rate
+# of products does not give twice the speed. <!-- checked: less_than_twice --> The products take half the
+# time, and the exponentials take as long as before. At head_dim 128 the two now take equally long, so
+# every moment in which either unit waits costs time. FA4 begins there.
 
 # %% [markdown]
 # ## On your own GPU

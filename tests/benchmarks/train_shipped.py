@@ -21,7 +21,7 @@ from transformer import train
 from transformer.training import byte_tokenizer
 from transformer.training.corpus import ChatBatch, Teacher
 from transformer.training.parallel import ALONE
-from transformer.training.run import IGNORED, Recipe, Training, _tensors
+from transformer.training.run import IGNORED, Recipe, Training, row_tensors
 
 PROBED = 6  # batches of the probe, each learned five times
 AGREE = 0.1  # rounding moves an early loss by a few per cent; a wrong step moves it by more
@@ -68,7 +68,7 @@ class Captured(Training):
 
 def full(batch: ChatBatch, batch_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The tensors of a batch with as many rows as fit, so that there are few shapes."""
-    tokens, targets = _tensors(batch, ALONE)
+    tokens, targets = row_tensors(batch, ALONE)
     missing = batch_tokens // tokens.shape[1] - tokens.shape[0]
     tokens = F.pad(tokens, (0, 0, 0, missing), value=byte_tokenizer.PAD)
     return tokens, F.pad(targets, (0, 0, 0, missing), value=IGNORED)

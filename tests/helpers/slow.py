@@ -3,7 +3,7 @@
 `make test` takes four minutes on two cores and shows every version, every
 feature, forward, backward, what the compiler makes of them, and the models. So these tests are left
 out: each took seconds of processor time, and tests that stay show most of what it shows. A name
-stands for a whole file or for a function of it. Two rules come before the names: of the
+is that of a file or of a function in it. Two rules come before the names: of the
 architectures, `make test` compiles for sm_90 only, and what bfloat16 shows it does not repeat for
 float16.
 """

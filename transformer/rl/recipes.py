@@ -1,6 +1,5 @@
 """The settings of a GRPO run, and recipes: settings that were found to work, by name."""
 
-import importlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -12,6 +11,7 @@ from transformer.generation.sampling import Sampling
 from transformer.model.files import read_jsonl
 from transformer.rl.loss import Loss, Ratio, Reduce, Scale
 from transformer.rl.practice import Finish, Mix, Practice
+from transformer.tasks.named import find_named
 from transformer.tasks.problems import Problems
 from transformer.tasks.skills import TASKS, Add
 from transformer.tasks.task import REPLY, Problem, Task
@@ -201,23 +201,17 @@ def find_task(name: str) -> Task:
     """
     known: dict[str, Task] = {"sums": Add(3), "mix": Mix(), **TASKS}
     known |= {task.name: task for task in (Practice(), Finish())}
-    if name in known:
-        return known[name]
-    module, _, attribute = name.partition(":")
-    if not attribute:
-        raise ValueError(
-            f"no task is called {name!r}; there are {', '.join(known)}, and module:Class for one of"
-            " your own"
-        )
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-        task = found() if isinstance(found, type) and issubclass(found, Task) else found
-    except Exception as error:  # the module is somebody else's
-        raise ValueError(f"there is no task {name}: {error}") from error
+    task = find_named(name, known, "task", "module:Class")
+    if isinstance(task, type) and issubclass(task, Task):
+        try:
+            task = task()
+        except Exception as error:  # the class is the user's
+            raise ValueError(f"there is no task {name}: {error}") from error
     if not isinstance(task, Task):
         raise ValueError(f"{name} is no transformer.tasks.task.Task but {task!r:.80}")
     if not isinstance(getattr(task, "name", None), str):
-        raise ValueError(f'{name} has no name: give the class one, such as name = "{attribute}"')
+        example = name.rpartition(":")[2]
+        raise ValueError(f'{name} has no name: give the class one, such as name = "{example}"')
     return task
 
 

@@ -61,7 +61,7 @@ _operand = re.compile(r"(\{\w+\})")
 
 
 def expand(rng: Random, pattern: str) -> str:
-    """One of the sentences that a pattern stands for."""
+    """One of the sentences that a pattern describes."""
     while "(" in pattern:
         pattern = _alternatives.sub(lambda group: rng.choice(group[1].split("|")), pattern)
     return pattern

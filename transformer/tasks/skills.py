@@ -382,7 +382,7 @@ class Count(Task):
         return word, rng.choice(word if rng.random() < 0.8 else "abcdefghijklmnopqrstuvwxyz")
 
     def question(self, rng: Random, word: str, letter: str) -> str:
-        """Ask how often the letter stands in the word, or how many letters it has."""
+        """Ask how often the letter occurs in the word, or how many letters it has."""
         if not letter:
             return say(rng, PATTERNS["letters"], word=quote(rng, word))
         shown = letter.upper() if rng.random() < 0.1 else letter

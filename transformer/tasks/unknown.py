@@ -1,7 +1,7 @@
 """Questions of all kinds that a model of this size cannot answer, made from word lists.
 
 A model is taught to reply that it is a small demo, and to say what it can do. Patterns are those of
-`phrases`; a name in square brackets stands for a word from its `WORDS`.
+`phrases`; a name in square brackets is replaced by a word from its `WORDS`.
 """
 
 import re

@@ -12,13 +12,14 @@ number:
         return float(len(completion) < 200)
 """
 
-import importlib
 import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
+
+from transformer.tasks.named import find_named
 
 Reward = Callable[[str, Mapping[str, Any]], float]
 
@@ -152,18 +153,7 @@ def parse_reward(text: str) -> tuple[Term, ...]:
 
 
 def _find(name: str) -> Reward:
-    if name in VERIFIERS:
-        return VERIFIERS[name]
-    module, _, attribute = name.partition(":")
-    if not attribute:
-        raise ValueError(
-            f"no reward is called {name!r}; there are {', '.join(VERIFIERS)}, and module:function"
-            " for one of your own"
-        )
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # the module is somebody else's
-        raise ValueError(f"there is no reward {name}: {error}") from error
+    found = find_named(name, VERIFIERS, "reward", "module:function")
     if not callable(found):
         raise ValueError(f"{name} is no function but {found!r:.80}")
     return found

@@ -188,7 +188,7 @@ class Training:
         constant, not by the batch's own count.
         """
         tokens, targets = (
-            x.to(self.device, non_blocking=True) for x in _tensors(batch, self.world)
+            x.to(self.device, non_blocking=True) for x in row_tensors(batch, self.world)
         )
         for group in self.optimizer.param_groups:
             group["lr"] = self.recipe.rate_at(self.step)
@@ -316,7 +316,7 @@ def _unchanged(batches: list[ChatBatch]) -> list[ChatBatch]:
     return batches
 
 
-def _tensors(batch: ChatBatch, world: World) -> tuple[torch.Tensor, torch.Tensor]:
+def row_tensors(batch: ChatBatch, world: World) -> tuple[torch.Tensor, torch.Tensor]:
     """A rank's rows of a batch: tokens (rows, length), and what follows each but the last; IGNORED
     if it is not learned. A rank without a row gets one of which nothing is learned.
     """

@@ -8,7 +8,7 @@ where the multiply-add units have time left.
     2^f ~ p(f) = 1 + c_1 f + ... + c_d f^d                      minimax, `fit_exp2` derives it
     2^x ~ p(f), with n added to the exponent in its bits
 
-Adding MAGIC = 1.5 * 2^23, whose last bit stands for 1, rounds x to n and leaves n in the lowest
+Adding MAGIC = 1.5 * 2^23, whose last bit is worth 1, rounds x to n and leaves n in the lowest
 bits of the sum. Each element takes 5 + DEGREE instructions on a GPU (maximum, add, subtract,
 subtract, DEGREE multiply-adds, and a shift and an add in one), in place of one that takes 8 cycles
 of a warp.

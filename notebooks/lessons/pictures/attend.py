@@ -62,8 +62,8 @@ LINES = {
         "Ping-pong: waits until the other consumer has issued its products.", ("turn",)
     ),
     "s_token = multiply_qk(q_tile, buffers.k.tile(stage))": Line(
-        "Issues S = Q Kᵀ and goes on at once. The **token** stands for a product that has been "
-        "issued and may not be finished.",
+        "Issues S = Q Kᵀ and goes on at once. The **token** says which product has been "
+        "issued; the product may not be finished.",
         product="S",
     ),
     "buffers.v.wait(before)": Line(
@@ -98,12 +98,13 @@ LINES = {
     "buffers.v.release(before)": Line("This consumer has read the previous block's V."),
     "p = rounded(p, buffers.v.tile(stage), acc)": Line(
         "`rounded` rounds P to V's type. The result stays in registers: each thread already holds "
-        "those numbers of P that the next product takes from it.",
+        "those numbers of P that the instruction for P V reads from this thread.",
         work=("correct",),
     ),
     "acc = acc * per_row(alpha, acc)[:, None]": Line(
-        "Rescales acc. `alpha` has a number for each row of S; `per_row` gives it the layout of "
-        "acc's rows, in which every thread holds the same rows, so nothing moves.",
+        "Rescales acc. `alpha` has a number for each row of S; A layout says which "
+        "thread holds which numbers. `per_row` gives `alpha` the layout of acc's rows. There each "
+        "thread holds the same rows as before, so no data moves.",
         work=("correct",),
     ),
 }

@@ -111,7 +111,8 @@ def test_in_bfloat16_as_on_a_gpu(tempted, tmp_path, rank, monkeypatch):
     monkeypatch.setattr(TuningRecipe, "make_model", lambda *x: make(*x[:2], torch.bfloat16))
     ours = Tuning(settings, tmp_path / "bf16", CPU)
     ours.dtype = torch.bfloat16
-    assert_close(ours.learn(batch), exact, rtol=3e-2, atol=1e-3)
+    # A loss is a difference of logits that were rounded to 2^-8 of themselves in every layer.
+    assert_close(ours.learn(batch), exact, rtol=8 * 2**-8, atol=1e-3)
     for name, parameter in ours.model.named_parameters():
         assert parameter.dtype == (torch.float32 if parameter.requires_grad else torch.bfloat16)
         assert parameter.requires_grad == (not rank or "lora" in name)
