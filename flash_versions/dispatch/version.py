@@ -80,6 +80,9 @@ VERSIONS: dict[str, Version] = {}  # by name, the oldest first
 BASELINES: dict[str, Version] = {}  # what autograd differentiates, to hold the versions against
 
 
+EXPLICIT: dict[str, Version] = {}  # kernels that are reached by their name only
+
+
 def register(versions: Iterable[Version]) -> None:
     """Make versions known by name: to `attention`, the operators, and all that shows or measures
     them.
@@ -92,7 +95,7 @@ def choose_version(name: str | Version, request: Request) -> Version:
     """The version of that name, or for "auto" the newest that supports the request; ValueError if
     there is none. A version need not be registered.
     """
-    known = VERSIONS | BASELINES
+    known = VERSIONS | BASELINES | EXPLICIT
     if isinstance(name, Version):
         version = name
     elif name == "auto":

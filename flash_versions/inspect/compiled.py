@@ -24,7 +24,7 @@ from flash_versions.dispatch import interpreter
 from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.launch import Launcher
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.version import Forward, Version
+from flash_versions.dispatch.version import EXPLICIT, Forward, Version
 from flash_versions.inspect.sass import HotLoop, disassemble, find_hot_loops, parse, resources
 from flash_versions.versions.api import VERSIONS
 from flash_versions.versions.fp8.quantize import prepare
@@ -362,9 +362,10 @@ def find_version(chosen: str | Version) -> Version:
     """A version by name; ValueError if there is none."""
     if isinstance(chosen, Version):
         return chosen
-    if chosen not in VERSIONS:
-        raise ValueError(f"version={chosen!r} is unknown; there are {', '.join(VERSIONS)}.")
-    return VERSIONS[chosen]
+    known = VERSIONS | EXPLICIT
+    if chosen not in known:
+        raise ValueError(f"version={chosen!r} is unknown; there are {', '.join(known)}.")
+    return known[chosen]
 
 
 def find_forward(chosen: Version, variant: str | None, precision: str | None = None) -> Forward:

@@ -7,12 +7,19 @@ import torch
 from flash_versions.dispatch.autograd import run
 from flash_versions.dispatch.precision import Fp8
 from flash_versions.dispatch.request import Options, Sides, make_request
-from flash_versions.dispatch.version import BASELINES, VERSIONS, choose_version, register
+from flash_versions.dispatch.version import (
+    BASELINES,
+    EXPLICIT,
+    VERSIONS,
+    choose_version,
+    register,
+)
 from flash_versions.versions import fa1, fa2, fa3, fa4
 from flash_versions.versions.oracle.reference import REFERENCE, SDPA
 
 register(module.VERSION for module in (fa1, fa2, fa3, fa4))
 register((REFERENCE, SDPA))
+EXPLICIT[fa4.EXPLICIT.name] = fa4.EXPLICIT
 
 __all__ = ["BASELINES", "VERSIONS", "attention", "choose_version"]
 

@@ -3,6 +3,8 @@
 May import: `fa3`, `fp8`, `tiles`, `dispatch`.
 """
 
+import warnings
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -12,20 +14,49 @@ from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.version import Backward, Chosen, Forward, Version
 from flash_versions.versions import fa3
 from flash_versions.versions.fa4 import ablation, backward, forward
+from flash_versions.versions.fa4.blackwell import forward as forward_blackwell
 from flash_versions.versions.fa4.hopper import forward as forward_hopper
 from flash_versions.versions.fa4.hopper.config import default_config
 
 
+def is_verified(kernel: str) -> bool:
+    """Whether a kernel has passed a verification on this machine's GPU; none can be run yet."""
+    return False
+
+
 def choose_forward(request: Request) -> Forward:
-    """The kernel for a request, asked in FA3's order."""
+    """The kernel for a request, asked in FA3's order. The kernel for Blackwell serves only where it
+    was verified, as it never ran on hardware.
+    """
     if request.precision is not None:
         return partial(fa3.serve_fp8, kernel=forward_quantized)
     if fa3.forward.left_to_gathering(request):
         return fa3.packing.forward
     if fa3.forward_hopper.left_to_portable(request):
+        if is_verified(BLACKWELL) and not forward_blackwell.left_to_portable(request):
+            return plan_blackwell(request)
         return forward.forward
     plan = forward_hopper.make_plan(request, default_config(request), request.q.dtype)
     return partial(forward_hopper.launch, plan)
+
+
+def plan_blackwell(request: Request) -> Forward:
+    """The kernel for Blackwell, with its launch planned."""
+    plan = forward_blackwell.make_plan(request, forward_blackwell.default_config(request))
+    return partial(forward_blackwell.launch, plan)
+
+
+def choose_blackwell(request: Request) -> Forward:
+    """The kernel for Blackwell, as it was asked for by its name; one line says that it is not
+    verified.
+    """
+    if request.q.is_cuda and not is_verified(BLACKWELL):
+        warnings.warn(
+            f"version {BLACKWELL!r} is not verified on this GPU: the kernel only ran in an "
+            f"emulator, so compare its results with version 'fa4'.",
+            stacklevel=2,
+        )
+    return plan_blackwell(request)
 
 
 def choose_backward(request: Request) -> Backward:
@@ -43,6 +74,18 @@ def forward_quantized(
     return forward_hopper.forward_quantized(request, quantized)
 
 
+def blackwell_limits(request: Request) -> str | None:
+    """What the kernel for Blackwell cannot serve."""
+    if request.precision is not None:
+        return f"precision={request.precision!r} is not possible; it comes with version 'fa4'."
+    return (
+        fa3.limits(request)
+        or fa3.forward.left_to_gathering(request)
+        or forward_blackwell.left_to_portable(request)
+    )
+
+
+BLACKWELL = "fa4-blackwell"
 VERSION = Version(
     name="fa4",
     title="FlashAttention 4",
@@ -56,4 +99,15 @@ VERSION = Version(
     backward_variants=ablation.BACKWARD_VARIANTS,
     forward_quantized=forward_quantized,
     fp8_variants=ablation.FP8_VARIANTS,
+)
+EXPLICIT = replace(
+    VERSION,
+    name=BLACKWELL,
+    title="FlashAttention 4 for Blackwell, not verified on hardware",
+    forward=Chosen(choose_blackwell),
+    limits=blackwell_limits,
+    variants={},
+    backward_variants={},
+    forward_quantized=None,
+    fp8_variants={},
 )

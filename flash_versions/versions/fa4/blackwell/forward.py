@@ -94,7 +94,7 @@ from flash_versions.versions.tiles.triton_compat import aggregate, store_tile
 TILES = gl.constexpr(2)  # of a program, 128 queries each
 BLOCK_KV = gl.constexpr(128)
 PARTS = gl.constexpr(4)  # of the columns of S: a part of P is added up before the next is computed
-CHUNK = gl.constexpr(32)  # columns of O that the correction has in registers
+CHUNK = gl.constexpr(16)  # columns of O that the correction has in registers
 ALPHA = gl.constexpr(64)  # columns of S behind P
 ROW_SUM = gl.constexpr(65)
 ROW_MAX = gl.constexpr(66)
