@@ -218,10 +218,10 @@ BUGS = {
     "O forgets the blocks before": Bug("multiply", [("i > 0, i + 1", "False, i + 1")], WRONG),
     "K is read before it is there": Bug(
         "multiply", [("if t == 0:\n                        buffers.kv.wait(stage)", "pass")],
-        f"{EARLY}|{WRONG}"
+        f"{EARLY}|{WRONG}|more arrivals"
     ),
     "V is read before it is there": Bug(
-        "multiply", [("buffers.kv.wait(v_stage)", "pass")], f"{EARLY}|{WRONG}"
+        "multiply", [("buffers.kv.wait(v_stage)", "pass")], f"{EARLY}|{WRONG}|more arrivals"
     ),
     "Q is read before it is there": Bug(
         "multiply", [("buffers.q.wait(buffers.q.at(t, round & 1))", "pass")], f"{EARLY}|{WRONG}"
@@ -306,7 +306,7 @@ BUGS = {
     ),
     "O is handed over without a fence": Bug(
         "hand_over",
-        [("buffers.o.publish(stage)", "mbarrier.arrive(buffers.o.full.index(t), count=1)")],
+        [("buffers.o.publish(stage)", "mbarrier.arrive(buffers.o.full.index(0), count=1)")],
         "without fence_async_shared"
     ),
     "O is overwritten before it has left": Bug(

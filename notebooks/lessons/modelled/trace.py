@@ -208,7 +208,7 @@ def record(threshold: float, eighths: int, blocks: int = 8, head_dim: int = 128)
         for n in (256, 128 * blocks, 128 * blocks)
     )
     schedule = config.BlackwellConfig(
-        stages=3 if head_dim > 64 else 6, threshold=threshold, eighths=eighths
+        stages=4 if head_dim > 64 else 9, threshold=threshold, eighths=eighths
     )
     watch = Watch()
     with (

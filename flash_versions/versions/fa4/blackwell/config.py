@@ -21,7 +21,7 @@ class BlackwellConfig:
         scheduler: "static" or "dynamic", see `tile_scheduler.Scheduler`.
     """
 
-    stages: int = 3
+    stages: int = 4
     threshold: float = MAX_THRESHOLD
     eighths: int = 2
     degree: int | None = None
@@ -50,4 +50,4 @@ class BlackwellConfig:
 
 def default_config(request: Request) -> BlackwellConfig:
     """As many slots as shared memory has room for, and both ideas on, as in the paper."""
-    return BlackwellConfig(stages=3 if max(request.q.shape[3], request.v.shape[3]) > 64 else 6)
+    return BlackwellConfig(stages=4 if max(request.q.shape[3], request.v.shape[3]) > 64 else 9)

@@ -115,7 +115,7 @@ class Buffers:
 
     q: Pipeline  # a slot for each tile
     kv: Pipeline
-    o: Pipeline  # a slot for each tile
+    o: Pipeline  # one slot: both tiles take it in turns, in each of its two phases the same tile
     s: tensor_memory_descriptor
     acc: tensor_memory_descriptor
     s_full: gl.shared_memory_descriptor
@@ -328,7 +328,7 @@ def hand_over(problem, buffers, lse_out, tile, round, t: gl.constexpr, D: gl.con
     row_sum = buffers.get(t, ROW_SUM, O)
     row_max = buffers.get(t, ROW_MAX, O)
     mbarrier.arrive(buffers.sums_empty.index(t), count=1)
-    stage = buffers.o.at(t, round & 1)
+    stage = buffers.o.at(0, t)
     buffers.o.wait_empty(stage)
     mbarrier.wait(buffers.o_full.index(t), round & 1)
     for c in gl.static_range(D // CHUNK):
@@ -375,9 +375,9 @@ def store(problem, buffers, scheduler, o):
     while tile < scheduler.number:
         query, head, sequence = problem.locate(tile)
         for t in gl.static_range(TILES):
-            stage = buffers.o.at(t, round & 1)
+            stage = buffers.o.at(0, t)
             buffers.o.wait(stage)
-            store_tile(o, [sequence, head, query + t * ROWS, 0], buffers.o.tiles.index(t))
+            store_tile(o, [sequence, head, query + t * ROWS, 0], buffers.o.tiles.index(0))
             tma.store_wait(0)
             buffers.o.release(stage)
         tile = scheduler.receive(round)
@@ -429,7 +429,7 @@ def forward_kernel(
     buffers = Buffers(
         make_pipeline(q, TILES, 1),
         make_pipeline(k, STAGES, 1),
-        make_pipeline(o, TILES, 1),
+        make_pipeline(o, 1, 1),
         allocate_tensor_memory(gl.float32, [TILES, ROWS, BLOCK_KV], S),
         allocate_tensor_memory(gl.float32, [TILES, ROWS, D], O),
         make_barriers(1),
