@@ -187,6 +187,10 @@ def remarks(kernel: Compiled) -> str:
     limit = ARCHES[kernel.arch].shared_memory
     if kernel.shared > limit:
         lines.append(f"does not fit: a program may use {limit:,} bytes of shared memory")
+    for role in kernel.roles:
+        lines.append(
+            f"role {role.function}: warps: {role.warps}, registers per thread: {role.registers}"
+        )
     lines += [*kernel.serialised, *kernel.assembly.injected]
     for loop in kernel.hot_loops:
         local = f", {loop.local_memory} of them to or from spilled registers"

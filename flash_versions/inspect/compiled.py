@@ -25,6 +25,7 @@ from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.launch import Launcher
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.version import EXPLICIT, Forward, Version
+from flash_versions.inspect.roles import Role, find_roles
 from flash_versions.inspect.sass import HotLoop, disassemble, find_hot_loops, parse, resources
 from flash_versions.versions.api import VERSIONS
 from flash_versions.versions.fp8.quantize import prepare
@@ -152,6 +153,12 @@ class Compiled:
         """Bytes of stack: registers that were spilled."""
         return self.usage[1]
 
+    @property
+    def roles(self) -> list[Role]:
+        """The roles of a warp-specialised kernel."""
+        source = self.code.src.fn.src
+        return find_roles(source, self.ttgir, self.num_warps, self.registers)
+
     @cached_property
     def counts(self) -> dict[str, int]:
         """How many instructions of each kind are in the PTX; the kinds are those of COUNTED."""
@@ -214,6 +221,7 @@ class Compiled:
             "spill_stores": self.assembly.spill_stores,
             "spill_loads": self.assembly.spill_loads,
             "shared": self.shared,
+            "roles": [role._asdict() for role in self.roles],
             "serialised": list(self.serialised),
             "injected": list(self.assembly.injected),
             "counts": self.counts,

@@ -109,8 +109,8 @@ class Product:
             barrier.arrive(1)
 
 
-def tcgen05_mma(a, b, acc, *, use_acc=True, pred=True, mbarriers=(), mbarrier_preds=None):
-    """Queue a product; without barriers, which commit it, nothing tells when it is done."""
+def tcgen05_mma(a, b, acc, *, use_acc=True, pred=True, mbarriers=None, mbarrier_preds=None):
+    """Queue a product, whose barriers tell when it is done; without a list of them, wait for it."""
     if not pred:
         return
     (M, K), (K_b, N) = a.shape, b.shape
@@ -128,10 +128,14 @@ def tcgen05_mma(a, b, acc, *, use_acc=True, pred=True, mbarriers=(), mbarrier_pr
         acc.data.copy_(product + acc.data if use_acc else product)
 
     use_acc = bool(use_acc)
-    preds = [True] * len(mbarriers) if mbarrier_preds is None else mbarrier_preds
-    told = [barrier for barrier, told in zip(mbarriers, preds, strict=True) if told]
-    Product((a, b), (acc,), compute, told)
-    here.partition.pause()
+    barriers = mbarriers or []
+    preds = [True] * len(barriers) if mbarrier_preds is None else mbarrier_preds
+    told = [barrier for barrier, told in zip(barriers, preds, strict=True) if told]
+    product = Product((a, b), (acc,), compute, told)
+    if mbarriers is None:
+        here.partition.pause(lambda: product not in product.program.queue)
+    else:
+        here.partition.pause()
 
 
 def tcgen05_commit(barrier, pred=True):
