@@ -52,13 +52,13 @@ def test_it_compiles_and_fits(call):
 def test_little_is_spilled_and_not_in_the_softmax(call):
     """Up to Triton 3.7 the loop writes no register to local memory, and reads at most one number
     from there (causal, head_dim 128); 3.9 writes up to two and reads up to three. Half of the
-    exponentials by polynomial spill a little more than the rest.
+    exponentials by polynomial spill a little more than the rest, one register in the loop.
     """
     row = compiled()[call]
     assert row["spill_stores"] <= SPILLED + (16 if call[3] == 4 else 0)
     assert len(row["softmax"]) == 2, "one for each tile"
     for loop in row["softmax"]:
-        assert loop.get("STL", 0) <= (2 if LATE else 0)
+        assert loop.get("STL", 0) <= (2 if LATE else call[3] == 4)
         assert loop.get("LDL", 0) <= (3 if LATE else 1)
 
 
