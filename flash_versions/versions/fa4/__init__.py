@@ -11,17 +11,13 @@ import torch
 
 from flash_versions.dispatch.precision import Quantized
 from flash_versions.dispatch.request import Request
+from flash_versions.dispatch.verified import is_verified
 from flash_versions.dispatch.version import Backward, Chosen, Forward, Version
 from flash_versions.versions import fa3
 from flash_versions.versions.fa4 import ablation, backward, forward
 from flash_versions.versions.fa4.blackwell import forward as forward_blackwell
 from flash_versions.versions.fa4.hopper import forward as forward_hopper
 from flash_versions.versions.fa4.hopper.config import default_config
-
-
-def is_verified(kernel: str) -> bool:
-    """Whether a kernel has passed a verification on this machine's GPU; none can be run yet."""
-    return False
 
 
 def choose_forward(request: Request) -> Forward:
@@ -53,7 +49,7 @@ def choose_blackwell(request: Request) -> Forward:
     if request.q.is_cuda and not is_verified(BLACKWELL):
         warnings.warn(
             f"version {BLACKWELL!r} is not verified on this GPU: the kernel only ran in an "
-            f"emulator, so compare its results with version 'fa4'.",
+            f"emulator, so run python -m flash_versions.verify before you rely on it.",
             stacklevel=2,
         )
     return plan_blackwell(request)

@@ -147,7 +147,7 @@ class Replay:
                     heapq.heappush(self.events, (role.wakes, len(self.spans), ()))
                     return True
             case trace.Arrive():
-                self.barriers[operation.barrier].arrive(operation.count, operation.bytes)
+                self.barriers[operation.barrier].arrive(operation.arrivals, operation.bytes)
             case trace.Copy():
                 self.copy(operation)
             case trace.Product():

@@ -11,6 +11,7 @@ import torch
 from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.emulator import emulator, machine, tmem
 from flash_versions.dispatch.request import make_request
+from flash_versions.versions.oracle.reference import attention_reference
 
 FIRST_COLUMNS = 0, 256  # of S and of O of tile 0
 KERNEL = "flash_versions.versions.fa4.blackwell.forward"
@@ -29,7 +30,7 @@ class Arrive(NamedTuple):
     """At a barrier; the phase of which then expects so many bytes more."""
 
     barrier: int
-    count: int
+    arrivals: int
     bytes: int = 0
 
 
@@ -218,9 +219,7 @@ def record(threshold: float, eighths: int, blocks: int = 8, head_dim: int = 128)
         watching(watch),
     ):
         o, _, _ = forward.forward(make_request(q, k, v), schedule)
-    exact = torch.nn.functional.scaled_dot_product_attention(
-        *(x.double().transpose(1, 2) for x in (q, k, v))
-    ).transpose(1, 2)
+    exact, _ = attention_reference(q.double(), k.double(), v.double())
     counts = [barrier.count for _, barrier in watch.barriers.values()]
     roles = {name: tuple(watch.roles[name]) for name in PRINTED_ORDER}
     return Trace(roles, tuple(counts), blocks, float((o.double() - exact).abs().max()))

@@ -1,0 +1,106 @@
+"""The part of a verification that may hang or lose the GPU: a process of its own.
+
+`python -m flash_versions.verify.trial VERSION FIRST END SMALL TIMED` tries the cases from FIRST to
+END - 1, and prints a line of JSON before each of them and one after it. With TIMED it then times
+the version.
+"""
+
+import json
+import sys
+from functools import partial
+from typing import Any
+
+import torch
+import triton
+from torch.nn.functional import scaled_dot_product_attention
+
+from flash_versions import attention
+from flash_versions.dispatch.request import make_request
+from flash_versions.dispatch.version import EXPLICIT, VERSIONS
+from flash_versions.verify.cases import Case, draw
+from flash_versions.versions.oracle.budget import assess_request
+
+TIMED_SHAPES = (4, 4096, 16, 64), (4, 4096, 16, 128)  # batch, length, heads, head_dim
+
+
+def refused(version: str, case: Case, device: str) -> str | None:
+    """Why a version does not take a case, as a sentence, or None."""
+    q, k, v, _ = case.inputs(device)
+    found = (VERSIONS | EXPLICIT)[version].unsupported(make_request(q, k, v, **case.options()))
+    if found is None and case.backward and (VERSIONS | EXPLICIT)[version].backward is None:
+        return f"version {version!r} has no backward."
+    return found
+
+
+def results(version: str, case: Case, device: str) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """What a version computes for a case, by name, and the gradient of o that it got."""
+    *inputs, do = case.inputs(device)
+    q, k, v = (x.requires_grad_(case.backward) for x in inputs)
+    o, lse = attention(
+        q, k, v, version=version, return_lse=True, deterministic=True, **case.options()
+    )
+    found = {"o": o.detach(), "lse": lse.detach()}
+    if case.backward:
+        o.backward(do)
+        found |= {f"d{name}": x.grad for name, x in zip("qkv", (q, k, v)) if x.grad is not None}
+    return found, do
+
+
+def attempt(version: str, case: Case, device: str) -> dict[str, Any]:
+    """A case's outcome: "passed", "refused" or "failed", and what was found."""
+    if why := refused(version, case, device):
+        return {"outcome": "refused", "why": why}
+    first, do = results(version, case, device)
+    again, _ = results(version, case, device)
+    request = make_request(*case.inputs(device)[:3], **case.options())
+    found = assess_request(first, request, do if case.backward else None)
+    wrong = [f"{name}: {accuracy}" for name, accuracy in found.items() if not accuracy.ok]
+    wrong += [
+        f"{name}: two runs differ" for name, x in first.items() if not torch.equal(x, again[name])
+    ]
+    share = max(x.error / x.budget if x.budget else 0.0 for x in found.values())
+    if wrong:
+        return {"outcome": "failed", "why": "; ".join(wrong)}
+    return {"outcome": "passed", "share_of_budget": share}
+
+
+def timed(version: str) -> list[dict[str, Any]]:
+    """Speed of the forward against torch's scaled_dot_product_attention, causal, in bf16."""
+    rows = []
+    for shape in TIMED_SHAPES:
+        inputs = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+        q, k, v = (x.transpose(1, 2) for x in inputs)
+        calls = {
+            "ms": partial(attention, *inputs, causal=True, version=version),
+            "sdpa_ms": partial(scaled_dot_product_attention, q, k, v, is_causal=True),
+        }
+        times = {name: triton.testing.do_bench(call) for name, call in calls.items()}
+        rows.append({"shape": shape, **times})
+    return rows
+
+
+def say(**found: Any) -> None:
+    """A line for the parent process."""
+    print(json.dumps(found), flush=True)  # noqa: T201
+
+
+def main(arguments: list[str]) -> int:
+    """Try cases; returns the exit code."""
+    version, first, end, small, time_it = arguments[0], *map(int, arguments[1:])
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    for number in range(first, end):
+        say(begins=number)
+        try:
+            found = attempt(version, draw(number, bool(small)), device)
+        except Exception as error:  # reported, as every other outcome
+            found = {"outcome": "failed", "why": f"{type(error).__name__}: {error}"}
+        say(number=number, **found)
+    if time_it:
+        say(begins="timing")
+        say(timing=timed(version))
+    say(done=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

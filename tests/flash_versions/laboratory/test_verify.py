@@ -1,0 +1,159 @@
+"""`flash_versions.verify`: what passes, what fails, what hangs, and what is remembered."""
+
+import json
+import time
+
+import pytest
+import torch
+
+from flash_versions.dispatch import verified
+from flash_versions.dispatch.version import EXPLICIT, VERSIONS
+from flash_versions.verify import __main__ as command
+from flash_versions.verify import trial
+from flash_versions.verify.cases import draw
+from flash_versions.verify.supervise import try_version
+from flash_versions.versions import fa4
+
+HELPER = "tests.helpers.trials"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+@pytest.fixture
+def b200(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *x: "NVIDIA B200")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *x: (10, 0))
+
+
+def test_a_small_verification_without_a_gpu(tmp_path, capsys):
+    out = tmp_path / "report.json"
+    assert command.main(["--interpret", "--versions", "fa2", "--out", str(out)]) == 0
+    assert "fa2            passed  3 right, 0 wrong" in capsys.readouterr().out
+    report = json.loads(out.read_text())
+    assert report["machine"]["gpu"] == "none"
+    (row,) = report["rows"]
+    assert [case["outcome"] for case in row["cases"]] == ["passed"] * 3
+    assert all(0 < case["share_of_budget"] < 1 for case in row["cases"])
+    assert verified.read() == []  # an interpreter says nothing of a GPU
+
+
+@pytest.mark.parametrize("what", ["o", "lse", "dq", "dk", "dv"])
+def test_a_wrong_result_fails(what, monkeypatch):
+    """An error of a hundredth in one element; the case has a backward."""
+    case = next(draw(i, small=True) for i in range(100) if draw(i, small=True).backward)
+    really = trial.results
+
+    def spoiled(*arguments):
+        found, do = really(*arguments)
+        found[what].view(-1)[0] += 0.5
+        return found, do
+
+    assert trial.attempt("fa2", case, "cpu")["outcome"] == "passed"
+    monkeypatch.setattr(trial, "results", spoiled)
+    found = trial.attempt("fa2", case, "cpu")
+    assert found["outcome"] == "failed"
+    assert found["why"].startswith(f"{what}: error") and "OVER its budget" in found["why"]
+
+
+def test_a_result_that_varies_fails(monkeypatch):
+    really = trial.results
+
+    def varied(*arguments):
+        found, do = really(*arguments)
+        found["o"].view(-1)[0] += 1e-6 * torch.rand(()).to(found["o"].dtype)
+        return found, do
+
+    case = next(draw(i, small=True) for i in range(100) if draw(i, True).dtype == "float32")
+    monkeypatch.setattr(trial, "results", varied)
+    assert "o: two runs differ" in trial.attempt("fa2", case, "cpu")["why"]
+
+
+def test_what_a_version_does_not_take_is_no_failure():
+    case = next(draw(i, small=True) for i in range(200) if draw(i, small=True).softcap)
+    found = trial.attempt("fa1", case, "cpu")
+    assert found["outcome"] == "refused" and "softcap" in found["why"]
+
+
+def test_a_case_that_hangs_is_ended_and_the_rest_goes_on():
+    told, began = [], time.monotonic()
+    verdict = try_version("hangs", 4, True, False, 2.0, told.append, HELPER)
+    assert time.monotonic() - began < 30
+    assert [row["outcome"] for row in verdict.cases] == ["passed", "failed", "passed", "passed"]
+    assert "did not end within 2 s" in told[0] and "number=1" in told[0]
+    assert not verdict.passed
+
+
+def test_a_process_that_dies_is_named():
+    verdict = try_version("dies", 3, True, False, 20.0, lambda text: None, HELPER)
+    assert [row["outcome"] for row in verdict.cases] == ["passed", "failed", "passed"]
+    assert verdict.cases[1]["why"] == "the process ended with 7: illegal memory access"
+
+
+def test_the_cases_differ_and_are_always_the_same():
+    found = [draw(i, small=False) for i in range(200)]
+    assert found == [draw(i, small=False) for i in range(200)]
+    assert {x.head_dim for x in found} >= {64, 128, 256}
+    assert any(x.causal for x in found) and any(x.window for x in found)
+    assert any(x.heads != x.kv_heads for x in found) and any(x.backward for x in found)
+    assert any(x.queries > x.keys for x in found)  # queries that see no key
+
+
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        ([], "no GPU was found"),
+        (["--versions", "fa9"], "version 'fa9' is unknown; there are fa1, "),
+        (["--interpret", "--limit", "0"], "--limit 0 is not possible"),
+    ],
+)
+def test_wrong_requests_are_one_sentence(arguments, expected, capsys):
+    assert command.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert expected in error and error.count("\n") == 1
+
+
+def test_another_gpu_than_the_one_that_was_meant(b200, capsys):
+    assert command.main(["--arch", "sm_90"]) == 2
+    assert "--arch sm_90 was asked for, and NVIDIA B200 is sm_100." in capsys.readouterr().err
+
+
+def test_the_kernel_for_blackwell_is_tried_on_blackwell_only(b200, monkeypatch):
+    assert command.chosen(command.parse([])) == [*VERSIONS, *EXPLICIT]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *x: (9, 0))
+    assert command.chosen(command.parse([])) == list(VERSIONS)
+
+
+def test_what_passed_is_remembered_for_this_gpu(b200, monkeypatch):
+    assert not verified.is_verified(fa4.BLACKWELL)
+    verified.note(fa4.BLACKWELL)
+    verified.note("fa2")
+    assert verified.is_verified(fa4.BLACKWELL) and verified.is_verified("fa2")
+    assert not verified.is_verified("fa3")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *x: "another GPU")
+    assert not verified.is_verified(fa4.BLACKWELL)
+
+
+@pytest.mark.parametrize("text", ["{", '{"kernel": "fa4-blackwell"}', "[1]"])
+def test_a_damaged_record_verifies_nothing(b200, text):
+    verified.path().parent.mkdir(parents=True)
+    verified.path().write_text(text)
+    with pytest.warns(UserWarning, match="is damaged and was ignored"):
+        assert not verified.is_verified(fa4.BLACKWELL)
+    with pytest.warns(UserWarning):
+        verified.note(fa4.BLACKWELL)
+    assert verified.is_verified(fa4.BLACKWELL)
+
+
+def test_only_a_whole_verification_on_a_gpu_is_remembered(b200, monkeypatch, tmp_path):
+    verdict = command.Verdict("fa2", [{"outcome": "passed"}], [])
+    monkeypatch.setattr(command, "try_version", lambda *x: verdict)
+    monkeypatch.setattr(command, "new_document", lambda device: {"rows": []})
+    rest = ["--versions", "fa2", "--out", str(tmp_path / "report.json")]
+    assert command.main(["--quick", *rest]) == 0
+    assert not verified.is_verified("fa2")
+    assert command.main(rest) == 0
+    assert verified.is_verified("fa2")
