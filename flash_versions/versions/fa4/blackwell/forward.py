@@ -53,8 +53,9 @@ waits for the correction.
 Tile 0 and tile 1 take the same blocks of keys, so under a causal mask tile 0 has one block that is
 masked in full.
 
-Source. Zadouri et al. 2026, "FlashAttention-4", arXiv:2603.05451. Roles and columns are those of
-its code in outline. Problem, pipelines and scheduler are FA3's, unchanged.
+Sources. Zadouri et al. 2026, "FlashAttention-4", arXiv:2603.05451: roles and columns are those of
+its code in outline. Alpha, sums and maxima in spare columns of S are as in the Gluon example of
+Triton's repository. Problem, pipelines and scheduler are FA3's, unchanged.
 """
 
 import torch
