@@ -124,7 +124,7 @@ def attention(
             kv_heads, dim), and key j of sequence b is row j % page_size of page block_table[b, j //
             page_size]. Entries up to its length must be pages that exist, seen or not.
         version: a name in VERSIONS or BASELINES, or "auto": the newest version that takes these
-            inputs.
+            inputs. "fa4-blackwell" is FA4's kernel for Blackwell, which never ran on hardware.
         num_splits: FA2's split-KV: ranges into which the keys are split; None lets the version
             choose.
         return_lse: also return the log-sum-exp of the scores.

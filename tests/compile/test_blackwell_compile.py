@@ -51,15 +51,17 @@ def test_it_compiles_and_fits(call):
 @pytest.mark.parametrize("call", CALLS, ids=str)
 def test_little_is_spilled_and_not_in_the_softmax(call):
     """Up to Triton 3.7 the loop writes no register to local memory, and reads at most one number
-    from there (causal, head_dim 128); 3.9 writes up to two and reads up to three. Half of the
-    exponentials by polynomial spill a little more than the rest, one register in the loop.
+    from there (causal, head_dim 128); 3.9 writes up to two and reads up to three. With half of the
+    exponentials by polynomial it is more: up to three written, four read.
     """
     row = compiled()[call]
-    assert row["spill_stores"] <= SPILLED + (16 if call[3] == 4 else 0)
+    half = call[3] == 4
+    assert row["spill_stores"] <= (72 if half else SPILLED)
     assert len(row["softmax"]) == 2, "one for each tile"
+    reads, writes = (4, 3) if half else (3, 2) if LATE else (1, 0)
     for loop in row["softmax"]:
-        assert loop.get("STL", 0) <= (2 if LATE else call[3] == 4)
-        assert loop.get("LDL", 0) <= (3 if LATE else 1)
+        assert loop.get("LDL", 0) <= reads
+        assert loop.get("STL", 0) <= writes
 
 
 def test_registers_of_the_roles():

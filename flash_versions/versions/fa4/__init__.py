@@ -16,6 +16,7 @@ from flash_versions.dispatch.version import Backward, Chosen, Forward, Version
 from flash_versions.versions import fa3
 from flash_versions.versions.fa4 import ablation, backward, forward
 from flash_versions.versions.fa4.blackwell import forward as forward_blackwell
+from flash_versions.versions.fa4.blackwell import host as host_blackwell
 from flash_versions.versions.fa4.hopper import forward as forward_hopper
 from flash_versions.versions.fa4.hopper.config import default_config
 
@@ -29,7 +30,7 @@ def choose_forward(request: Request) -> Forward:
     if fa3.forward.left_to_gathering(request):
         return fa3.packing.forward
     if fa3.forward_hopper.left_to_portable(request):
-        if is_verified(BLACKWELL) and not forward_blackwell.left_to_portable(request):
+        if is_verified(BLACKWELL) and not host_blackwell.left_to_portable(request):
             return plan_blackwell(request)
         return forward.forward
     plan = forward_hopper.make_plan(request, default_config(request), request.q.dtype)
@@ -77,7 +78,7 @@ def blackwell_limits(request: Request) -> str | None:
     return (
         fa3.limits(request)
         or fa3.forward.left_to_gathering(request)
-        or forward_blackwell.left_to_portable(request)
+        or host_blackwell.left_to_portable(request)
     )
 
 

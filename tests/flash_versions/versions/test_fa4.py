@@ -5,6 +5,7 @@ exponentials by a polynomial.
 from functools import partial
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,13 +18,13 @@ from flash_versions.dispatch.autograd import in_vectors
 from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import LaunchConfig
-from flash_versions.versions import fa3
+from flash_versions.versions import fa3, fa4
 from flash_versions.versions.fa2 import backward as packing_backward
 from flash_versions.versions.fa2 import forward as packing
 from flash_versions.versions.fa3 import backward as exact_backward
 from flash_versions.versions.fa3 import forward as unconditional
 from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
-from flash_versions.versions.fa4 import VERSION, ablation, backward
+from flash_versions.versions.fa4 import EXPLICIT, VERSION, ablation, backward, blackwell_limits
 from flash_versions.versions.fa4 import forward as portable
 from flash_versions.versions.fa4.exp2 import DEGREES
 from flash_versions.versions.fa4.hopper import backward as explicit
@@ -472,3 +473,35 @@ def test_counting_rescales_of_a_call(device):
     blocks, rescales = portable.count_rescales(make_request(q, k, v))
     assert blocks > 0 and rescales == 0
     assert portable.count_rescales(make_request(q, k, v), threshold=0.0) == (blocks, blocks)
+
+
+# ---- the kernel for Blackwell, by its name ----
+
+
+@pytest.mark.parametrize("change, sentence", [
+    ({}, "is no sm_100 GPU"),
+    ({"precision": "fp8"}, "it comes with version 'fa4'"),
+    ({"M": 1}, "fewer than 64 query rows"),
+], ids=str)  # fmt: skip
+def test_what_the_kernel_for_blackwell_refuses(change, sentence, device):
+    request = make_request(*inputs(device, M=change.get("M", 64)), num_splits=1)
+    request = request._replace(precision=change.get("precision"))
+    assert sentence in blackwell_limits(request)
+
+
+def test_it_is_reached_by_its_name_only(device):
+    q, k, v = inputs(device, M=64)
+    with pytest.raises(ValueError, match="version 'fa4-blackwell': .* is no sm_100 GPU"):
+        flash_versions.attention(q, k, v, version=EXPLICIT.name)
+    assert EXPLICIT.name not in flash_versions.VERSIONS
+
+
+@pytest.mark.parametrize("verified", [False, True])
+def test_one_line_says_that_it_is_not_verified(verified, monkeypatch, recwarn):
+    monkeypatch.setattr(fa4, "is_verified", lambda kernel: verified)
+    monkeypatch.setattr(fa4, "plan_blackwell", lambda request: "planned")
+    on_gpu = SimpleNamespace(q=SimpleNamespace(is_cuda=True))
+    assert fa4.choose_blackwell(on_gpu) == "planned"
+    assert ["not verified on this GPU" in str(warning.message) for warning in recwarn] == [
+        True for _ in range(not verified)
+    ]

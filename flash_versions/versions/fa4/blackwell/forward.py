@@ -50,11 +50,15 @@ is rescaled: alpha of block j follows S of block j, which is computed after P V 
 Alpha was read when the next one is written: S of the next block follows P V of this one, which
 waits for the correction.
 
+Hardware may need more: Triton orders accesses to tensor memory by waits and
+barriers and emits no `tcgen05.fence`, which the emulator does not model.
+
 Tile 0 and tile 1 take the same blocks of keys, so under a causal mask tile 0 has one block that is
 masked in full.
 
-Source. Zadouri et al. 2026, "FlashAttention-4", arXiv:2603.05451. Roles and columns are those of
-its code in outline. Problem, pipelines and scheduler are FA3's, unchanged.
+Sources. Zadouri et al. 2026, "FlashAttention-4", arXiv:2603.05451: roles and columns are those of
+its code in outline. Alpha, sums and maxima in spare columns of S are as in the Gluon example of
+Triton's repository. Problem, pipelines and scheduler are FA3's, unchanged.
 """
 
 import torch
@@ -71,10 +75,8 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
 from flash_versions.dispatch.autograd import narrowed
 from flash_versions.dispatch.launch import Launcher, Plan
 from flash_versions.dispatch.request import Request
-from flash_versions.versions.fa3.hopper.forward import PORTABLE_ONLY
 from flash_versions.versions.fa3.hopper.host import COUNTS, new_results
 from flash_versions.versions.fa3.hopper.problem import QueryProblem
-from flash_versions.versions.fa4.blackwell import tensor_memory
 from flash_versions.versions.fa4.blackwell.config import BlackwellConfig, default_config
 from flash_versions.versions.fa4.blackwell.host import make_plan, tensors
 from flash_versions.versions.fa4.blackwell.tensor_memory import (
@@ -457,33 +459,14 @@ def forward_kernel(
 launch_forward = Launcher(forward_kernel)
 
 
-def left_to_portable(request: Request) -> str | None:
-    """Why a request that is not left to FA2 (`fa3.forward.left_to_gathering`) is left to the
-    portable kernel, as a sentence, or None.
-    """
-    q, v = request.q, request.v
-    if not tensor_memory.available(q.device):
-        return f"{q.device} is no sm_100 GPU (compute capability 10.0), or kernels are interpreted."
-    if q.dtype not in (torch.float16, torch.bfloat16):
-        return f"q has dtype {q.dtype}; float16 and bfloat16 are what this kernel multiplies."
-    if (head_dim := max(q.shape[3], v.shape[3])) > 128:
-        return f"head_dim {head_dim} is left to the portable kernel; tensor memory holds up to 128."
-    for name in PORTABLE_ONLY:
-        if getattr(request, name) is not None:
-            return f"{name} is left to the portable kernel."
-    if request.dropout_p > 0:
-        return "dropout_p is left to the portable kernel."
-    return None
-
-
 def forward(
     request: Request, config: BlackwellConfig | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
     """Attention and its LSE on an sm_100 GPU.
 
     Args:
-        request: see `Request`; one that is not `left_to_portable`, on the current GPU, with rows
-            that boxes can reach.
+        request: see `Request`; one that is not `host.left_to_portable`, on the current GPU, with
+            rows that boxes can reach.
         config: the switches; None takes `default_config`.
 
     Returns:

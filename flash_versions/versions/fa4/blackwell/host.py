@@ -1,4 +1,6 @@
-"""The host's side of FA4's kernel for Blackwell: tensors as boxes, the arguments of a launch."""
+"""The host's side of FA4's kernel for Blackwell: which calls it serves, and the arguments of a
+launch.
+"""
 
 import torch
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -6,7 +8,9 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.launch import Plan, layout
 from flash_versions.dispatch.request import Request
+from flash_versions.versions.fa3.hopper.forward import PORTABLE_ONLY
 from flash_versions.versions.fa3.hopper.host import box_width, counters, numbers, window_constants
+from flash_versions.versions.fa4.blackwell import tensor_memory
 from flash_versions.versions.fa4.blackwell.config import BlackwellConfig
 from flash_versions.versions.fa4.blackwell.tensor_memory import ROWS
 from flash_versions.versions.fa4.exp2 import DEGREES
@@ -15,6 +19,25 @@ from flash_versions.versions.tiles.tma import describe_swizzled
 
 # (maxnreg of softmax, of the roles of one warp); the correction gets what is left of 64 K.
 REGISTERS = 192, 32
+
+
+def left_to_portable(request: Request) -> str | None:
+    """Why a request that is not left to FA2 (`fa3.forward.left_to_gathering`) is left to the
+    portable kernel, as a sentence, or None.
+    """
+    q, v = request.q, request.v
+    if not tensor_memory.available(q.device):
+        return f"{q.device} is no sm_100 GPU (compute capability 10.0), or kernels are interpreted."
+    if q.dtype not in (torch.float16, torch.bfloat16):
+        return f"q has dtype {q.dtype}; float16 and bfloat16 are what this kernel multiplies."
+    if (head_dim := max(q.shape[3], v.shape[3])) > 128:
+        return f"head_dim {head_dim} is left to the portable kernel; tensor memory holds up to 128."
+    for name in PORTABLE_ONLY:
+        if getattr(request, name) is not None:
+            return f"{name} is left to the portable kernel."
+    if request.dropout_p > 0:
+        return "dropout_p is left to the portable kernel."
+    return None
 
 
 def tile_width(request: Request) -> int:
