@@ -27,9 +27,9 @@
 # 3. how to read a Triton kernel: programs, blocks, pointers, masks;
 # 4. how the kernel of FlashAttention 1 is structured, and what it does at each step.
 #
-# Some cells ask you for a guess first. Write your guess in the place of `None`, then run the cell. You will
-# remember a number better if you have guessed it before. Calls of `checked` in the code make sure that a
-# sentence of the text is true; you can skip them.
+# Some cells ask you for a guess first. Write your guess in the place of `None`, then run the cell. You
+# will remember a number better if you have guessed it before. Calls of `checked` in the code test whether
+# a sentence of the text is true; you can skip them.
 
 # %% tags=["hide-cell"]
 # On Google Colab only: fetch the package, and what it needs.
@@ -328,8 +328,9 @@ checked("neighbour_overwritten", (neighbour != 0).tolist() == [True, True] + [Fa
 #
 # Attention works on matrices. A rectangular block of a matrix is called a **tile**. Memory is one long
 # row of numbers, so element $(i, j)$ of a matrix is at position $i \cdot \text{stride} + j$, where the
-# stride is the length of a row. To get the positions of all elements of a tile, multiply a column with
-# the tile's row numbers by the stride, and add a row with its column numbers:
+# stride is the length of a row. A tile needs the positions of all its elements. Write its row numbers as
+# a column vector and its column numbers as a row vector. Then $\text{rows} \cdot \text{stride} +
+# \text{columns}$ is a matrix with all positions:
 
 # %%
 rows, columns, stride = torch.arange(4, 8), torch.arange(0, 4), 10
@@ -369,10 +370,11 @@ print("the same as PyTorch, but for rounding:", torch.allclose(s, q @ k.T / 4, a
 # %% [markdown]
 # ## The kernel of FlashAttention 1
 #
-# Now you can read the package's first kernel. The cell shows it as it runs for a causal call without any
-# other option; below it, the kernel with all options can be unfolded. About half of its lines compute
-# which queries and keys a program works on. At the first reading, find four things: `tl.program_id`, the
-# tile of queries that is loaded, the loop, and the stores at the end.
+# Now you can read the package's first kernel. The package's kernel has options such as sliding windows.
+# The cell shows what is left of it in a call that only asks for a causal mask. Below it you can unfold
+# the kernel with all options. About half of its lines compute which queries and keys a program works on.
+# At the first reading, find four things: `tl.program_id`, the tile of queries that is loaded, the loop,
+# and the stores at the end.
 
 # %% tags=["hide-input"]
 show_plain("fa1", "forward_kernel")
@@ -384,9 +386,9 @@ show_plain("fa1", "forward_kernel")
 #   sequence and the head of the program. `row` has the positions of its queries.
 # * `last_key` is the last key that each query sees, and `end` is the number of blocks of keys that the tile
 #   sees. The loop visits these blocks one after the other.
-# * Three variables go from one pass of the loop to the next, all in registers. `acc` is the result so far.
-#   `row_max` is the largest score of each query so far, and `row_sum` is the sum of its exponentials so
-#   far.
+# * Three variables go from one pass of the loop to the next, all in registers. `row_max` is the largest
+#   score of each query so far. `row_sum` is the sum of $e^{s - \text{row\_max}}$ over the keys so far.
+#   `acc` is the result for the keys so far, already divided by `row_sum`.
 # * `lse`, the log-sum-exp of a query's scores, is $\log \sum_j e^{s_j}$. It is computed from `row_max`
 #   and `row_sum`, and callers can ask for it. `row_max` and `row_sum` are stored, too: the backward pass
 #   needs them.
@@ -448,9 +450,8 @@ film(
 # %% [markdown]
 # The result is that of plain attention, up to rounding: the kernel adds its numbers in another order. The
 # package compares every version with attention in 64-bit arithmetic. A version passes if its largest
-# error is at most twice that of plain PyTorch, plus an allowance for rounding. The allowance depends on
-# the type of the numbers. For fp32 it is larger than the error of plain PyTorch itself; the package
-# documents it in `oracle/budget.py`.
+# error is within a budget: twice the largest error of plain PyTorch, plus an allowance for rounding. In
+# fp32 the allowance is the larger part of the budget. `oracle/budget.py` says how it is computed.
 
 # %% tags=["varies"]
 _ = compare(steps.o, q, k, v, causal=True)
@@ -458,7 +459,7 @@ _ = compare(steps.o, q, k, v, causal=True)
 # %% [markdown]
 # ## Where this leads
 #
-# Each version of FlashAttention begins with something that the version before it wastes.
+# Each version of FlashAttention removes something that the version before it wastes.
 
 # %% tags=["hide-input"]
 lines = ["| version | what was wasted before it | its idea |", "|---|---|---|"]
@@ -468,8 +469,8 @@ Markdown("\n".join(lines))
 # %% [markdown]
 # You do not have to understand every word of this table now; a notebook explains each row. <!-- key -->
 #
-# The next figure shows how many times as fast as PyTorch's own FlashAttention 2 each version was on an
-# H200. Solid lines are the versions of this package. <!-- key -->
+# The next figure shows the speed of each version on an H200, divided by the speed of PyTorch's own
+# FlashAttention 2. Solid lines are the versions of this package. <!-- key -->
 
 # %% tags=["hide-input"]
 measured("speedup")

@@ -144,8 +144,8 @@ print("o\n", o)
 # as $e^{s - m}$, but it should have been $e^{s - m_\text{new}}$. To correct it, multiply it by $\alpha =
 # e^{m - m_\text{new}}$. **This factor is the same for all earlier keys of a query.** So the sum `l` is
 # corrected by one multiplication, without the old scores. `o` is corrected in a similar way. `o` times
-# `l` is a sum of the same exponentials, each multiplied by a value. So `o` is multiplied by `l` and by
-# $\alpha$, and after the new values are added, it is divided by the new `l`.
+# `l` is a sum of the same exponentials, each multiplied by a value. So $o_\text{new} = (\alpha \, l \, o
+# + p V) / l_\text{new}$, where $p$ are the exponentials of the new block.
 
 # %%
 second = scores[:, 2:]
@@ -267,11 +267,11 @@ checked("rarer", grown[1:3].mean() > 2 * grown[-2:].mean())
 # The maximum grows in fewer than half of the blocks. <!-- checked: few_blocks --> Among random scores, a
 # new score is less and less often the largest so far: the maximum grows more than twice as often in the
 # second and third block as in the last two. <!-- checked: rarer --> FA1 nevertheless corrects `o` in
-# every block. [FA4](04_fa4.ipynb) uses this observation.
+# every block. [FA4](04_fa4.ipynb) leaves out corrections that are not needed.
 #
 # The film shows the state of four queries, one frame for each block: the maximum `m`, the sum `l`, and
-# the norm of the vector `o`. <!-- key --> Where `m` grows, `l` is first multiplied by `alpha`, which
-# makes it smaller, and then the block's exponentials are added.
+# the length (Euclidean norm) of the vector `o`. <!-- key --> Where `m` grows, `l` is first multiplied by
+# `alpha`, which makes it smaller, and then the block's exponentials are added.
 
 # %% tags=["hide-input"]
 film(
@@ -361,14 +361,17 @@ Markdown(
 )
 
 # %% [markdown]
-# The table has a little more than one exponential for each score, because `alpha` is one, too.
-# <!-- checked: about_six --> Six of the multiplications can be named: <!-- checked: about_six -->
+# `MUFU` is an instruction of the special function unit, and `FMUL` is a multiplication. There is a little
+# more than one `MUFU` for each score, because that unit also computes `alpha` and $1 / l_\text{new}$ for
+# each query and block. <!-- checked: about_six --> Six of the multiplications can be named:
+# <!-- checked: about_six -->
 #
 # * one multiplies the score by the scale $1 / \sqrt{d}$;
 # * one turns $e^x$ into $2^{x \log_2 e}$, because the hardware only computes powers of two;
 # * two keep very small (denormal) results exact. The unit for $2^x$ returns 0 if $x$ is below -126. So
-#   the compiler multiplies $x$ by 1/2 there, and the result by itself. Elsewhere it multiplies both by 1,
-#   so every score pays for two multiplications;
+#   for such $x$ the compiler computes $2^{x/2}$ and squares it. The machine code has no branch for that:
+#   it always multiplies $x$ by a factor and the result by another, which are 1 for other $x$. So every
+#   score pays for two multiplications;
 # * two correct `o`: one multiplies by `alpha * row_sum`, one by `norm`. At head_dim 64 and 64 keys in a
 #   block, `o` has as many numbers as the tile has scores.
 #
@@ -479,12 +482,12 @@ print(f"kept by plain attention  {kept / 2**20:8.2f} MiB for one head")
 print(f"kept by FA1              {statistics / 2**20:8.2f} MiB")
 
 # %% [markdown]
-# The next cell computes two of the gradients by hand, with the scores from the beginning: `dv`, and `ds`,
-# the gradient of the scores, from which `dq` and `dk` follow by one product each. `do` is the gradient of
-# the result, $dO$. One step needs an explanation, `delta`. The gradient of a softmax contains a sum over
-# all keys, $\sum_k p_k \, (dO \cdot v_k)$, and one tile does not have all keys. But $\sum_k p_k v_k$ is
-# `o`, so the sum equals $dO \cdot o$, which a program can compute from the query's rows of `do` and `o`.
-# <!-- key -->
+# The next cell computes two gradients by hand, for the small matrix of scores that this notebook began
+# with. `dv` is one of them. The other is `ds`, the gradient of the scores; one more product each gives
+# `dq` and `dk`. `do` is the gradient of the result, $dO$. One step needs an explanation, `delta`. The
+# gradient of a softmax contains a sum over all keys, $\sum_k p_k \, (dO \cdot v_k)$, and one tile does
+# not have all keys. But $\sum_k p_k v_k$ is `o`, so the sum equals $dO \cdot o$, which a program can
+# compute from the query's rows of `do` and `o`. <!-- key -->
 
 # %%
 s = torch.tensor(scores, requires_grad=True)

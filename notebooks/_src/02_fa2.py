@@ -149,8 +149,8 @@ print("equal after the last division:", np.allclose(o, truth))
 # %% [markdown]
 # **Compute powers of two.** The hardware computes $2^x$ and not $e^x$. So $e^x = 2^{x \log_2 e}$ costs
 # one more multiplication for each score. But each score is multiplied by $1 / \sqrt{d}$ in any case. FA2
-# replaces this scale by $\text{scale\_log2} = \log_2 e / \sqrt{d}$. Its maximum `m` is the maximum of `s
-# * scale_log2`, that is, it is in units of log2. Then `s * scale_log2 - m`, the exponent of 2, is one
+# replaces this scale by $\text{scale\_log2} = \log_2 e / \sqrt{d}$. The maximum `m` is now that of `s *
+# scale_log2`; these numbers are in *log2 units*. Then `s * scale_log2 - m`, the exponent of 2, is one
 # instruction, a multiply-add. The next cell computes the exponentials of one query in both ways. They are
 # equal. <!-- checked: powers_of_two -->
 
@@ -211,12 +211,12 @@ changes("fa1", "fa2", "fold_block")
 #
 # * The loop has become two: the first visits blocks that all queries of the tile see, without a mask; the
 #   second visits blocks that the diagonal cuts. `full_end` is the block where the second begins. (The
-#   full kernel has a third loop before these two, for blocks that the left edge of a sliding window
-#   cuts.)
+#   kernel with all options has a third loop before these two. It visits the blocks that the left edge of
+#   a sliding window cuts.)
 # * The division has moved behind the loops.
 # * `tile = tiles - 1 - ...`: the first program takes the last tile of a head, which has the most keys to
-#   visit. Long work should not start last. [FA3](03_fa3.ipynb) counts what this order gains, and improves
-#   it.
+#   visit. Long work should not start last. [FA3](03_fa3.ipynb) counts what this order gains, which is
+#   little, and finds a better one.
 
 # %%
 changes("fa1", "fa2", "forward_kernel")
@@ -353,9 +353,9 @@ for split, state in last.items():
     )
 
 # %% [markdown]
-# Combine the results of the splits two at a time; the order does not matter.
-# FA2's maximum is in units of log2, so the weights are powers of two. <!-- key --> The result equals that
-# of the kernel. <!-- checked: combined -->
+# Combine the results of the splits two at a time; the order does not matter. FA2's maximum is in log2
+# units, so the weights are powers of two. <!-- key --> The result equals that of the kernel.
+# <!-- checked: combined -->
 
 # %%
 parts = [(x["acc"][0], x["row_max"][0], x["row_sum"][0]) for x in last.values()]
@@ -378,18 +378,18 @@ splits.tree(4)
 # In the package, a second kernel combines the splits. It does not build a tree. It has one program for
 # each query of each head. The program loops over the splits, several at a time, and keeps a maximum, a
 # sum and an accumulator, as the forward kernel does for blocks of keys. Starting a kernel takes some
-# microseconds. On an H200, the GPU can therefore start this kernel while splits are still running: the
-# first kernel allows it with `gdc_launch_dependents`, and `gdc_wait` in the second waits until the splits
-# are done. <!-- key -->
+# microseconds. On an H200, the GPU can start this kernel before the splits are done and so hide that
+# time. `gdc_wait` waits until their results are in memory. `gdc_launch_dependents` allows the kernel that
+# follows to start early in the same way. <!-- key -->
 
 # %% tags=["hide-input"]
 show(fa2_combine.combine_kernel, docstring=False)
 
 # %% [markdown]
-# How many splits should there be? The package counts the programs that there are without splits. If there
-# is at least 0.8 of a program for each SM (`FULL`), it does not split, which the code calls 1 split.
-# Otherwise, it takes as many splits as give two programs to each SM. But each split gets at least four
-# blocks, because combining very short splits costs more than it gains. <!-- checked: full -->
+# How many splits should there be? The package counts the programs without splits. If their number is at
+# least 0.8 times the number of SMs (`FULL`), each query keeps all its keys together: 1 split. Otherwise,
+# the number of splits is chosen so that each SM gets about two programs. But each split gets at least
+# four blocks, because combining very short splits costs more than it gains. <!-- checked: full -->
 
 # %%
 show(fa2.choose_num_splits, docstring=False)
@@ -437,9 +437,9 @@ Markdown(
 # %% [markdown]
 # The next figure needs no compiler. It counts, from the order of tiles alone, how much ordinary work
 # there is for each score that a query sees, with a causal mask. <!-- key --> FA2 needs only a few of
-# FA1's comparisons with the mask. It needs half of FA1's multiplications of `o` (in FA2, `acc`) by a
-# factor. <!-- checked: ordinary_work --> FA4 can leave out most of these multiplications; the figure
-# assumes that it does, and [FA4's notebook](04_fa4.ipynb) explains when. <!-- key -->
+# FA1's comparisons with the mask. FA1 multiplies `o` by two factors in each block, and FA2 multiplies
+# `acc` by one. <!-- checked: ordinary_work --> FA4 can leave out most of these multiplications; the
+# figure assumes that it does, and [FA4's notebook](04_fa4.ipynb) explains when. <!-- key -->
 
 # %% tags=["hide-input"]
 one, two = (traffic.count(name, 8192, 64, causal=True) for name in ("fa1", "fa2"))
@@ -473,8 +473,8 @@ Markdown(
     f"**Decoding** with one query and {keys:,} keys:\n\n"
     f"* FA1 reads keys and values at {long['fa1']['tb_per_s']:.2f} TB/s, with {long['fa1']['H']} programs. This rate counts each key once, although FA1 reads it "
     f"{group} times, once for each query head.\n"
-    f"* FA2 without splits reads each key once, but has only {programs} programs. A program waits for its loads "
-    f"for most of the time, and so few programs cannot have enough of them under way at once: they reach {long['fa2 unsplit']['tb_per_s']:.2f} TB/s.\n"
+    f"* FA2 without splits reads each key once, but has only {programs} programs. A program spends most of its time "
+    f"waiting for loads, and {programs} programs do not request enough bytes at a time. Together they reach {long['fa2 unsplit']['tb_per_s']:.2f} TB/s.\n"
     f"* FA2 with splits reaches {long['fa2']['tb_per_s']:.2f} TB/s of {HBM_TB_PER_S}. It takes "
     f"{1000 * long['fa2']['ms_p50']:.0f} microseconds, where FA1 takes {1000 * long['fa1']['ms_p50']:.0f}."
 )
@@ -488,10 +488,10 @@ Markdown(
 # could not have delivered all those bytes, and L2 delivered some. <!-- key -->
 #
 # At the right ends of FA1 and FA2, the slope is at more than twice their rates. So the bandwidth of HBM
-# does not limit them. <!-- checked: not_memory --> The dotted line is a lower limit, for a kernel that
-# never multiplies matrices and computes exponentials at the same time. An SM computes 16 exponentials in
-# a cycle and 2048 multiply-adds of tensor cores, so the exponentials take a part of the time. FA3 is
-# above it, because it does both at the same time. <!-- checked: fa3_above -->
+# does not limit them. <!-- checked: not_memory --> The dotted line is another upper limit. It holds for a
+# kernel that computes all products first and all exponentials afterwards, never both at a time. (An SM
+# computes 16 exponentials or 2048 multiply-adds of tensor cores in a cycle.) FA3 is above it, because it
+# does both at the same time. <!-- checked: fa3_above -->
 
 # %% tags=["hide-input"]
 points = rooflines.points()
@@ -518,11 +518,12 @@ own_gpu()
 # * in the third kernel, a program has one tile of *queries*, loops over their keys, and computes the tile's
 #   `dq`.
 #
-# Each program keeps its gradients in registers and writes them once. The price is two more products. One
-# kernel needs five products of tiles: the scores $QK^T$, the gradient of the weights $dO\,V^T$, and `dv`,
-# `dk` and `dq`. The second and the third kernel both compute the first two, so there are seven. The
-# backward pass also needs less from the forward pass: one number for each query, not two. This is the
-# log-sum-exp (LSE), $\text{lse} = m + \log l$. With it, the weights are $p = e^{s - \text{lse}}$.
+# Each program keeps its gradients in registers and writes them once. The price is two more products. A
+# single kernel would need five products of tiles: the scores $QK^T$, the gradient of the weights
+# $dO\,V^T$, and `dv`, `dk` and `dq`. The second and the third kernel both compute the first two, so there
+# are seven. The backward pass also needs less from the forward pass: one number for each query, not two.
+# This is the log-sum-exp (LSE), $\text{lse} = m + \log l$. With it, the weights are $p = e^{s -
+# \text{lse}}$.
 
 # %% tags=["hide-input"]
 show_plain("fa2", "probabilities", "fold_keys", file="backward.py")
@@ -568,9 +569,9 @@ checked("backward_over_length", over_length["fa2"][-1] > 0.95 * max(over_length[
 # ## Exercises
 #
 # **1. Combine splits.** `acc` has the shape (splits, rows, dim); `row_max` and `row_sum` have the shape
-# (splits, rows) and are in units of log2. Return `o` (rows, dim) and the LSE (rows), the latter in natural
-# units. For some rows a split has seen no key; its `row_max` is $-\infty$ there. Some rows see no key at
-# all: their `o` is 0, and their LSE is $-\infty$.
+# (splits, rows) and are in log2 units. Return `o` (rows, dim) and the LSE (rows), with the natural
+# logarithm. For some rows a split has seen no key; its `row_max` is $-\infty$ there. Some rows see no key
+# at all: their `o` is 0, and their LSE is $-\infty$.
 
 
 # %%

@@ -388,11 +388,11 @@ checked("reversing_gains_nothing", fa1_end == fa2_end)
 checked("together_gains", fa3_end < 0.7 * fa2_end)
 
 # %% [markdown]
-# With this many heads FA2's reversal gains nothing over FA1.
-# <!-- checked: reversing_gains_nothing --> The tiles of the last heads start last, and heavy tiles
-# are among them. While these run, most other SMs have no work left. FA3 takes the tiles of **all
-# heads together**, the heaviest first. The tiles that start last are then short, and the end comes
-# much earlier. <!-- checked: together_gains -->
+# With this many heads FA2's order, the longest tile of a head first, gains nothing over FA1.
+# <!-- checked: reversing_gains_nothing --> The tiles of the last heads start last, and heavy tiles are
+# among them. While these run, most other SMs have no work left. FA3 takes the tiles of **all heads
+# together**, the heaviest first. The tiles that start last are then short, and the end comes much
+# earlier. <!-- checked: together_gains -->
 #
 # ### Exercise: `causal_order`
 #
@@ -410,11 +410,11 @@ check("causal_order", causal_order)
 # %% [markdown]
 # In the kernel, a program has its `number` in the grid and computes from it which tile of which head it
 # works on. `tiles` is the number of tiles of a head, `total` the number of tiles of all heads. The order
-# takes `section` heads together, and the next ones after them. A section has as many heads as have their
-# keys and values in the L2 cache at the same time; if it had more, their keys would have to be read from
-# HBM again and again. `first` is the first head of the section, `width` the number of its heads, and
-# `turn` the position of the program in the section. The function returns `head * tiles + t`, where `t` =
-# 0 is the heaviest tile of a head.
+# takes `section` heads together, and the next ones after them. The keys and values of all heads of a
+# section fit into the L2 cache together. In a larger section, they would push each other out of the
+# cache. `first` is the first head of the section, `width` the number of its heads, and `turn` the
+# position of the program in the section. The function returns `head * tiles + t`, where `t` = 0 is the
+# heaviest tile of a head.
 
 # %% tags=["hide-input"]
 show_plain("fa3", "heavy_first")
@@ -499,17 +499,17 @@ checked("exact", error < 1e-5)
 print(f"largest difference to exact attention: {error:.1e}")
 
 # %% [markdown]
-# The kernel folds ten blocks. <!-- checked: ten_blocks --> The tile with the last queries comes
-# first and takes four of them. <!-- checked: last_queries_first --> The result agrees with exact
-# attention to fp32's precision. <!-- checked: exact -->
+# The kernel folds ten blocks. <!-- checked: ten_blocks --> The tile with the last queries comes first and
+# takes four of these blocks. <!-- checked: last_queries_first --> The result agrees with exact attention
+# to fp32's precision. <!-- checked: exact -->
 
 # %% [markdown]
 # ## Pipelines and barriers, by hand
 #
-# The portable kernel leaves the overlap to the compiler. A kernel with warps that *only load* and
-# warps that *only compute* has to say which warp waits for which. FA3's second kernel says so. It is
-# written in **Gluon**, a language of the Triton project in which the author places data and
-# barriers explicitly.
+# The portable kernel leaves the overlap to the compiler. A kernel with warps that *only load* and warps
+# that *only compute* has to say which warp waits for which. FA3's kernel for Hopper says it. It is
+# written in **Gluon**, a language of the Triton project in which the author places data and barriers
+# explicitly.
 #
 # Its main tool is a **barrier** in shared memory that counts arrivals. When all have arrived, its
 # **phase** flips (0, 1, 0, 1, ...), and every warp that waits for the end of that phase goes on.
@@ -585,7 +585,7 @@ checked("never_overwritten", all(t < filled for filled, n in refills for t, b in
 #
 # The kernel does the same. `fill` waits for the empty slot and starts the copy. The phase of a `full`
 # barrier ends when all arrivals have come *and* all bytes that it was told to expect have been written.
-# `fill` arrives once and names the bytes, and TMA counts them as it writes them:
+# `mbarrier.expect` is one arrival that also names the bytes, and TMA counts them as it writes them:
 
 # %% tags=["hide-input"]
 show(pipeline.Pipeline.fill)
@@ -626,10 +626,10 @@ checked("other_during_softmax", any(t.start < exp.end and t.end > soft.start for
 # compute this product. <!-- key --> Lines without a bar take almost no time. A hatched bar is a wait. The
 # table below has the lines with their numbers. <!-- key -->*
 #
-# Line 15 begins while P V of the previous block still runs: this is the overlap inside a warpgroup.
-# <!-- checked: pv_during_softmax --> During the rest of line 15 the tensor cores work on the
-# products of consumer 1: this is the overlap between warpgroups.
-# <!-- checked: other_during_softmax -->
+# Line 15 begins while P V of the previous block still runs: this is the overlap inside a warpgroup, as
+# the source text has it. (The compiler will change that, as you will see.)
+# <!-- checked: pv_during_softmax --> During the rest of line 15 the tensor cores work on the products of
+# consumer 1: this is the overlap between warpgroups. <!-- checked: other_during_softmax -->
 
 # %% tags=["hide-input"]
 say(attend.explained())
@@ -637,8 +637,8 @@ say(attend.explained())
 # %% [markdown]
 # Triton's interpreter does not know Gluon, so this notebook recorded the portable kernel. The tests run
 # the kernel for Hopper without a GPU, too. `flash_versions/dispatch/emulator/emulator.py` executes its
-# text on the CPU, each role in a thread of its own, and makes copies and products as late as the rules of
-# the hardware allow. A kernel with a missing wait then computes wrong numbers, and the test fails.
+# source code on the CPU. It lets the roles take turns, and finishes copies and products as late as the
+# hardware might. A kernel with a missing wait then computes wrong numbers, and the test fails.
 
 # %% [markdown]
 # ## What the compiler made of it
@@ -665,10 +665,11 @@ checked("two_copies", hopper["wgmma"] == 2 * fa2["wgmma"] and hopper["ex2"] == 2
 checked("tcgen05_on_blackwell", blackwell["tcgen05"] and not blackwell["wgmma"])
 
 # %% [markdown]
-# Ampere has no TMA, and there FA3 hands the call to FA2's kernel. <!-- checked: ampere_is_fa2 -->
-# On Hopper it is the Gluon kernel. It has a copy of the loop for each consumer, hence twice the
-# products and exponentials of FA2. <!-- checked: two_copies --> On Blackwell it is the portable
-# kernel, whose products the compiler translates to that generation's instruction.
+# Ampere has no TMA, and there FA3 hands the call to FA2's kernel. <!-- checked: ampere_is_fa2 --> On
+# Hopper it is the Gluon kernel. It has code of its own for each consumer: the first block, the loop and
+# the last P V. FA2 has two loops, one of them with the mask. So the numbers of products and exponentials
+# here are twice those of FA2. <!-- checked: two_copies --> On Blackwell it is the portable kernel, whose
+# products the compiler translates to that generation's instruction.
 # <!-- checked: tcgen05_on_blackwell -->
 #
 # The order of events in Hopper's loop. `HGMMA smem` is Q Kᵀ, `HGMMA regs` is P V, `BAR.ARV` is
@@ -686,11 +687,12 @@ checked("wait_moved", order.index("wait 0") < exponentials)
 # FA3 issues both products before the exponentials. <!-- checked: both_issued --> One detail is different
 # from the source. The line that waits for P V is line 16, after the softmax, and in the compiled code
 # `wait 0` comes *before* the exponentials. <!-- checked: wait_moved --> NVIDIA's assembler, which makes
-# machine code of what Triton compiled, has moved it: `wait 0` does not name the registers that it waits
-# for, so the assembler may place it before the softmax. So in the compiled kernel, P V of the same
-# warpgroup does not run during its exponentials; the products of the other warpgroup do. What remains of
-# the overlap inside a warpgroup? It issues S of the next block together with P V of this one and waits
-# once for both, where FA2 waits for each of them. The next measurement shows what that is worth.
+# machine code of what Triton compiled, has moved it: an instruction that waits may be moved to an earlier
+# place without changing the result. So in the compiled kernel, P V of the same warpgroup does not run
+# during its exponentials; the products of the other warpgroup do. What remains of the overlap inside a
+# warpgroup? It issues S of the next block directly before P V of this one, so the tensor cores get two
+# products in a row from each warpgroup and have work for longer. The next measurement shows what that is
+# worth.
 
 # %% [markdown]
 # ## What each idea is worth, measured
@@ -746,7 +748,7 @@ checked("portable_slowest", all(max(loss[p], key=loss[p].get) == "portable" for 
 # * **Fixed rounds** cost more than 10 % with a causal mask and less without one.
 #   <!-- checked: static_causal_only --> Causal tiles differ in their work, and a counter gives the
 #   next tile to the program that is free.
-# * **The portable kernel** is the one that you recorded in this notebook, on the GPU. It is the
+# * **The portable kernel** is the one whose film this notebook shows; here it runs on the GPU. It is the
 #   slowest variant in every column. <!-- checked: portable_slowest -->
 
 # %% tags=["hide-input"]
@@ -820,8 +822,8 @@ checked("int8_right_end", worst["int8"][-4:].max() < worst["e4m3"][-4:].max() < 
 checked("e4m3_flat", worst["e4m3"][32:].max() < 0.07)
 
 # %% [markdown]
-# *Horizontal: how many times smaller a number is than the largest number with the same scale. Vertical:
-# the largest relative error of such numbers. <!-- key -->* int8 is better at the right end only.
+# *Horizontal: the size of a number, divided by the largest number with the same scale. Vertical: the
+# largest relative error of such numbers. <!-- key -->* int8 is better at the right end only.
 # <!-- checked: int8_right_end --> The error of e4m3 stays the same over 12 powers of two.
 # <!-- checked: e4m3_flat -->
 #

@@ -102,9 +102,9 @@ LINES = {
         work=("correct",),
     ),
     "acc = acc * per_row(alpha, acc)[:, None]": Line(
-        "Rescales acc. `alpha` has a number for each row of S; A layout says which "
-        "thread holds which numbers. `per_row` gives `alpha` the layout of acc's rows. There each "
-        "thread holds the same rows as before, so no data moves.",
+        "Rescales acc. `alpha` has one number for each row of S. `per_row` only tells the compiler "
+        "that it is used with the rows of acc. Each thread already has the numbers of its rows, so "
+        "no data moves.",
         work=("correct",),
     ),
 }
