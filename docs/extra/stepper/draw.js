@@ -72,7 +72,7 @@ const draw = (() => {
   function matrix(canvas, found, state, range, outputs, now) {
     const scale = found.cell, { queries, keys } = found.call;
     const rows = queries / scale, columns = keys / scale;
-    const room = 46, [, all] = [0, canvas.clientWidth], unit = (all - 2 * room - 4) / Math.max(rows, columns);
+    const room = 46, outputWidth = 40, unit = (canvas.clientWidth - 2 * room - outputWidth + 10) / Math.max(rows, columns);
     const top = 52, [ctx] = context(canvas, top + unit * rows + 22);
     const left = room, right = left + unit * columns + 8;
     ctx.font = "12px system-ui, sans-serif";
@@ -98,11 +98,11 @@ const draw = (() => {
     label("V", left - 17, 19);
     label("K", left - 17, 41);
     label("Q", left - 35, top + unit * rows / 2);
-    label("O", right + 28, top + unit * rows / 2);
+    label("O", right + outputWidth + 10, top + unit * rows / 2);
     label("S: queries down, keys across", left + unit * columns / 2, top + unit * rows + 16);
     ctx.fillStyle = colour("empty");
     ctx.fillRect(left, top, unit * columns, unit * rows);
-    ctx.fillRect(right, top, 18, unit * rows);
+    ctx.fillRect(right, top, outputWidth, unit * rows);
     const clip = (row, i, size) => row + i < size;
     for (const tile of state.tiles) {
       ctx.globalAlpha = now.tiles.includes(tile) ? 1 : 0.3;
@@ -115,7 +115,7 @@ const draw = (() => {
     for (const part of state.rows)
       part.values.forEach((row, i) => {
         if (!clip(part.row, i, rows)) return;
-        row.forEach((value, j) => cell(ctx, value, outputs, true, right + j * 18 / row.length, top + (part.row + i) * unit, 18 / row.length, unit));
+        row.forEach((value, j) => cell(ctx, value, outputs, true, right + j * outputWidth / row.length, top + (part.row + i) * unit, outputWidth / row.length, unit));
       });
     for (const tile of now.tiles) {
       const h = Math.min(tile.values.length, rows - tile.row), w = Math.min(tile.values[0].length, columns - tile.column);

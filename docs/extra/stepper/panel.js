@@ -7,10 +7,12 @@ const makePanel = (() => {
     return made;
   };
   const NAMES = {
-    q: "Q tile", k: "K tile", v: "V tile", s: "S = Q Kᵀ", p: "P", m: "m, maximum", l: "l, sum", alpha: "alpha", acc: "acc, the output",
+    q: "Q tile", k: "K tile", v: "V tile", s: "S = Q Kᵀ", p: "P", m: "m: max", l: "l: sum", alpha: "alpha", acc: "acc: output",
   };
+  const SPANS = { q: 2, k: 2, v: 2, s: 3, p: 3, acc: 3 }, HOPPER_SPANS = { s: 2, p: 2, acc: 6 };
   const SIGNED = new Set(["q", "k", "v", "acc"]);
   const WORD = /\b(def|for|in|if|else|while|return|import|from|as)\b/g;
+  const SLOTS = { copy: "copying", landed: "holds", free: "free" };
   const bytes = x => x.toLocaleString("en-US");
 
   function marked(line) {
@@ -35,6 +37,7 @@ const makePanel = (() => {
   return (recording, name) => {
     const { states, progress } = stateOf(recording), { hopper, steps, call } = recording;
     const said = make("p", { className: "said" }), where = make("p", { className: "where" });
+    const line = make("code", { className: "line" }), slots = make("ul", { className: "slots" });
     said.setAttribute("aria-live", "polite");
     const rows = recording.source.map(marked), pre = make("pre", { tabIndex: 0 }, make("code", {}, ...rows));
     const picture = make("canvas"), chip = make("div", { className: "chip" }), lane = make("canvas");
@@ -43,11 +46,12 @@ const makePanel = (() => {
     const shown = hopper ? ["s", "p", "m", "l", "acc"] : ["q", "k", "v", "s", "p", "m", "l", "alpha", "acc"];
     const values = Object.fromEntries(shown.map(x => [x, draw.limits(steps.map(step => (step.set && step.set[x]) || []), SIGNED.has(x))]));
     const outputs = draw.limits(steps.map(step => (step.set && step.set.o) || []), true);
+    if (hopper) chip.append(make("h3", {}, "shared memory"), slots);
     for (const owner of owners) {
-      if (hopper) chip.append(make("h3", { style: "grid-column: 1 / -1; margin: 0.2rem 0 0" }, `registers of ${owner}`));
+      if (hopper) chip.append(make("h3", {}, `registers of ${owner}`));
       for (const x of shown) {
         const canvas = make("canvas"), caption = make("figcaption", {}, NAMES[x]);
-        const figure = make("figure", { className: SIGNED.has(x) ? "wide" : "" }, caption, canvas);
+        const figure = make("figure", { style: `grid-column: span ${(hopper ? HOPPER_SPANS : SPANS)[x] || 1}` }, caption, canvas);
         canvas.setAttribute("role", "img");
         canvas.setAttribute("aria-label", NAMES[x]);
         figures.push({ owner, x, canvas, figure });
@@ -66,10 +70,10 @@ const makePanel = (() => {
     }
     const section = (className, title, ...children) => make("section", { className }, make("h3", {}, title), ...children);
     const element = make("article", { className: "panel" },
-      make("h2", {}, recording.title), where, said,
+      make("h2", {}, recording.title), where, said, line,
       make("div", { className: "views" },
         section("code", "the kernel, as a plain call sees it", pre),
-        section("picture", "HBM: inputs, scores, output", picture, section("bytes", "bytes through HBM so far", list)),
+        section("picture", "Q, K, V, O are in HBM; only the outlined scores exist, on the chip", picture, section("bytes", "bytes through HBM so far", list)),
         section("state", hopper ? `on the chip (a cell is the mean of ${recording.cell} × ${recording.cell})` : "on the chip", chip)));
     let bars;
     if (hopper) {
@@ -105,6 +109,7 @@ const makePanel = (() => {
         row.classList.add("now");
         pre.scrollTop = row.offsetTop - pre.clientHeight / 2;
         pre.scrollLeft = 0;
+        line.textContent = row.textContent.trim();
       }
       draw.matrix(picture, recording, state, values.s, outputs, onChip(index, state));
       const set = step.set || {};
@@ -119,6 +124,8 @@ const makePanel = (() => {
       tracks.here.number.textContent = bytes(step.read + step.written);
       tracks.plain.bar.replaceChildren(part("plain", plainBytes(call)));
       tracks.plain.number.textContent = `${bytes(plainBytes(call))} in all`;
+      slots.replaceChildren(...Object.entries(hopper ? state.slots : {}).sort().map(([key, slot]) =>
+        make("li", { className: slot.state }, `${key}: ${SLOTS[slot.state]}${key[0] == "Q" || slot.state == "free" ? "" : ` ${slot.block}`}`)));
       if (hopper) lanes.paint(lane, recording, bars, index);
     }
 

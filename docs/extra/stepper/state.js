@@ -7,6 +7,7 @@ const stateOf = (() => {
     for (const step of found.steps) {
       const set = step.set || {};
       if (step.what == "load Q" || step.what == "combine") chip = {};
+      if (step.what == "load K") chip = { q: chip.q, m: chip.m, l: chip.l, acc: chip.acc };
       if (!set.o) chip = { ...chip, ...set };
       if (set.s) {
         const tile = { row: step.tile * block_q, column: step.block * block_kv, values: set.s, owner: 0 };

@@ -59,7 +59,7 @@ const words = (() => {
       : `acc of ${step.lane} now includes block ${step.block}.`,
     softmax: step => `${lane(step)} computes the softmax of block ${step.block}: mask, m, P and l. Products of the other consumer can run meanwhile.`,
     rescale: (step, found) => found.call.kernel.startsWith("fa4")
-      ? `${lane(step)}: ${step.rows} of 64 rows raise their reference. FA4 rescales acc only where m has grown by more than a factor of 2⁸.`
+      ? `${lane(step)}: ${step.rows} of 64 rows raise their reference m. FA4 rescales a row of acc only if its maximum has grown by more than 8, which is a factor of 2⁸ in P.`
       : `${lane(step)} multiplies acc by alpha. alpha differs from 1 in ${step.rows} of 64 rows, and all are multiplied.`,
     store: step => `TMA copies O of consumer ${step.consumer} from shared memory to HBM.`,
   };

@@ -48,7 +48,7 @@ STEPS: dict[str, dict[str, tuple[str, dict[str, str]]]] = {
         "p": ("exponentials", {"p": "p"}),
         "alpha": ("correction", {"alpha": "alpha"}),
     },
-    "combine_kernel": {"store_rows(o": ("combine", {})},
+    "combine_kernel": {"store_row_values(lse_out": ("combine", {})},
 }
 
 
