@@ -7,7 +7,7 @@ const makePanel = (() => {
     return made;
   };
   const NAMES = {
-    q: "Q tile", k: "K tile", v: "V tile", s: "S = Q Kᵀ", p: "P", m: "m: max", l: "l: sum", alpha: "alpha", acc: "acc: output",
+    q: "Q tile", k: "K tile", v: "V tile", s: "S = Q Kᵀ", p: "P", m: "m", l: "l", alpha: "alpha", acc: "acc: output",
   };
   const SPANS = { q: 2, k: 2, v: 2, s: 3, p: 3, acc: 3 }, HOPPER_SPANS = { s: 2, p: 2, acc: 6 };
   const SIGNED = new Set(["q", "k", "v", "acc"]);

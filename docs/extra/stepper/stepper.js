@@ -50,7 +50,6 @@ const stepper = (() => {
     for (const button of byId("versions").children) button.setAttribute("aria-pressed", button.value == version);
     byId("beside").value = beside;
     go(at);
-    tellHeight();
   }
 
   // The step of a second kernel at which as much of its work is done.
@@ -151,8 +150,10 @@ const stepper = (() => {
     go(step);
   }
 
+  // A page that embeds this one makes its frame as high as it needs.
   function tellHeight() {
-    if (parent != window) parent.postMessage({ stepperHeight: document.body.scrollHeight + 8 }, "*");
+    const height = Math.ceil(document.body.getBoundingClientRect().height) + 8;
+    if (parent != window) parent.postMessage({ stepperHeight: height }, "*");
   }
 
   function start() {
@@ -170,7 +171,8 @@ const stepper = (() => {
     document.documentElement.classList.toggle("embedded", location.search == "?embedded");
     addEventListener("keydown", key);
     addEventListener("hashchange", follow);
-    addEventListener("resize", () => { go(step); tellHeight(); });
+    addEventListener("resize", () => go(step));
+    new ResizeObserver(tellHeight).observe(document.body);
     addEventListener("storage", theme);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", theme);
     theme();
