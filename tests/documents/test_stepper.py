@@ -42,7 +42,7 @@ def request_of(name):
 # Recordings
 
 
-@pytest.mark.parametrize("name", command.KERNELS)
+@pytest.mark.parametrize("name", command.CALLS)
 def test_results_are_right(name):
     """Those that are recorded, by the fp64 oracle; and the rows of O that the steps show."""
     found, request = recorded(name), request_of(name)._replace(num_splits=None)
@@ -105,7 +105,8 @@ def test_every_step_has_its_line(name):
         "store O": "store_rows(o",
         "exponentials": "tl.exp", "sum": "softmax_step(", "softmax": "fold_scores(",
         "wait": "wait", "copy": ".fill(", "store": "store_tile(", "product": "multiply_",
-        "combine": "store_row_values(lse_out", "done": "warpgroup_mma_wait", "rescale": "per_row(alpha",
+        "combine": "store_row_values(lse_out", "done": "warpgroup_mma_wait",
+        "rescale": "per_row(alpha",
     }  # fmt: skip
     for step in found["steps"]:
         line = lines[step["line"] - 1]
@@ -145,7 +146,7 @@ def close(one, other):
     return one == other
 
 
-@pytest.mark.parametrize("name", command.KERNELS)
+@pytest.mark.parametrize("name", command.CALLS)
 def test_committed_recordings_are_of_todays_kernels(name):
     """Else: python -m lessons.stepper, in notebooks/."""
     path = command.FOLDER / f"{name}.js"
@@ -236,7 +237,6 @@ def addresses():
         server.shutdown()
 
 
-@pytest.mark.slow
 def test_a_reader_steps(browser, addresses):  # noqa: F811
     """From a file and from a server: keys, buttons, another version, no complaint."""
     for address in addresses:
@@ -264,7 +264,6 @@ def test_a_reader_steps(browser, addresses):  # noqa: F811
         assert [x for x in browser.get_log("browser") if x["level"] == "SEVERE"] == []
 
 
-@pytest.mark.slow
 def test_links_name_a_moment(browser):  # noqa: F811
     open_page(browser, PAGE.as_uri(), "#version=fa2&step=7")
     assert step_of(browser) == [7]
@@ -279,7 +278,6 @@ def test_links_name_a_moment(browser):  # noqa: F811
     assert 'no recording "gone"' in browser.find_element("css selector", ".error").text
 
 
-@pytest.mark.slow
 def test_two_versions_go_by_the_work_done(browser):  # noqa: F811
     """Where as many tiles of S are begun, whatever it took."""
     open_page(browser, PAGE.as_uri(), "#version=fa1&step=1&beside=fa2")
@@ -293,7 +291,6 @@ def test_two_versions_go_by_the_work_done(browser):  # noqa: F811
         assert abs(done[0] - done[1]) <= 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("width", [390, 860, 1400])
 @pytest.mark.parametrize("name", command.KERNELS)
 def test_nothing_is_cut_off(name, width, browser):  # noqa: F811
