@@ -165,7 +165,11 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if options.name:
             if not re.fullmatch(r"[a-zA-Z0-9-]+", options.name):
-                raise ValueError(f"the name {options.name!r} is not possible; use letters and -.")
+                raise ValueError(
+                    f"the name {options.name!r} is not possible; use letters, digits and -."
+                )
+            if options.name in CALLS:
+                raise ValueError(f"{options.name} is a recording of the site; choose another name.")
             given = {x: y for x, y in vars(options).items() if x in Call._fields and y is not None}
             start = CALLS.get(options.kernel, Call(options.kernel))
             calls = {options.name: start._replace(**given, causal=not options.full)}
