@@ -292,7 +292,7 @@ def test_two_versions_go_by_the_work_done(browser):  # noqa: F811
         assert abs(done[0] - done[1]) <= 1
 
 
-@pytest.mark.parametrize("width", [390, 860, 1400])
+@pytest.mark.parametrize("width", [390, 1000, 1400])
 @pytest.mark.parametrize("name", command.KERNELS)
 def test_nothing_is_cut_off(name, width, browser):  # noqa: F811
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
