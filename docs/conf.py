@@ -26,8 +26,16 @@ extensions = [
     "glossary",
     "generated_pages",
 ]
-exclude_patterns = ["_build", "_made", "jupyter_execute", "extensions", "examples", "results"]
-html_extra_path = ["_made/extra"]
+exclude_patterns = [
+    "_build",
+    "_made",
+    "jupyter_execute",
+    "extensions",
+    "examples",
+    "results",
+    "extra",
+]
+html_extra_path = ["_made/extra", "extra"]
 (DOCS / "_made" / "extra").mkdir(parents=True, exist_ok=True)  # Sphinx looks before it is filled
 
 html_theme = "furo"

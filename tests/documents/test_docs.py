@@ -28,7 +28,7 @@ DRIVER = shutil.which("chromedriver")
 QUIET = [
     "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update", "--disable-quic",
-    "--host-resolver-rules=MAP * ~NOTFOUND", "--window-size=1300,900",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--window-size=1300,900",
 ]  # fmt: skip
 # One worker builds the site, for all tests of this file.
 pytestmark = pytest.mark.xdist_group("docs")

@@ -48,6 +48,7 @@ from lessons.pictures.simulator import (  # noqa: E402
     simulate,
     total,
 )
+from lessons.stepper import __main__ as stepper  # noqa: E402
 
 interpreted = pytest.mark.skipif(not interpreter.enabled(), reason="looks into kernels")
 SHAPES = [
@@ -414,27 +415,33 @@ def test_the_animation_counts_what_goes_through_memory():
     rows, row = animation.BLOCKS * animation.SIZE, 2 * animation.DIM
     last = animation.BLOCKS**2 - 1
     assert animation.plain_bytes(last) == (4 * 2 * rows * rows, 4 * rows * row)
-    assert animation.flash_bytes(last) == (0, (2 + 2 * animation.BLOCKS) * rows * row)
+    statistics = 3 * 4 * rows  # m, l and the LSE of each row, which FA1 writes in fp32
+    flash = (2 + 2 * animation.BLOCKS) * rows * row + statistics
+    assert animation.flash_bytes(last) == (0, flash)
     one = animation.SIZE * row
     assert animation.plain_bytes(0) == (8 * animation.SIZE**2, 3 * one)
     assert animation.flash_bytes(0) == (0, 3 * one)
     assert animation.plain_bytes(6).rest - animation.plain_bytes(5).rest == one  # another Q
     assert animation.flash_bytes(6).rest - animation.flash_bytes(5).rest == 3 * one
-    assert animation.flash_bytes(5).rest - animation.flash_bytes(4).rest == 3 * one  # and O
+    end = animation.flash_bytes(5).rest - animation.flash_bytes(4).rest
+    assert end == 3 * one + 3 * 4 * animation.SIZE  # and O, m, l, LSE
 
 
 def test_the_animation_computes_attention():
-    q, k, v = (torch.from_numpy(x)[None] for x in animation.inputs())
-    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v)[0].norm(dim=1)
+    """To the precision of bf16, in which P is rounded."""
+    tensors = stepper.inputs(stepper.CALLS[animation.RECORDING])
+    q, k, v = (x[0, :, 0].double() for x in tensors)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v).norm(dim=1)
     scores = torch.tensor(animation.film().scores)
+    torch.testing.assert_close(scores.double(), q @ k.T / 2, rtol=1e-3, atol=1e-3)
     for moment in animation.film().moments:
         rows = slice(moment.tile * animation.SIZE, (moment.tile + 1) * animation.SIZE)
         seen = scores[rows, : (moment.block + 1) * animation.SIZE]
-        assert moment.row_max == pytest.approx(seen.amax(1).tolist(), abs=2e-4)
+        assert moment.row_max == pytest.approx(seen.amax(1).tolist(), abs=2e-3)
         sums = (seen - seen.amax(1, keepdim=True)).exp().sum(1)
-        assert moment.row_sum == pytest.approx(sums.tolist(), rel=1e-3)
+        assert moment.row_sum == pytest.approx(sums.tolist(), rel=5e-3)
         if moment.block == animation.BLOCKS - 1:
-            assert moment.o == pytest.approx(expected[rows].tolist(), abs=2e-4)
+            assert moment.o == pytest.approx(expected[rows].tolist(), rel=2e-2)
 
 
 def test_bars_show_the_state():

@@ -35,6 +35,7 @@ from flash_versions.dispatch.emulator.machine import (
     MBarrierLayout,
     here,
     mbarrier,
+    note,
     run_grid,
     warp_specialize,
 )
@@ -168,6 +169,7 @@ def warpgroup_mma(a, b, acc, use_acc=True, is_async=False):
     if not machine.draw(machine.order.late_products):
         product.compute()
     here.partition.products.append(product)
+    note("product", product)
     return product if is_async else warpgroup_mma_wait(0, deps=[product])
 
 
@@ -180,6 +182,7 @@ def warpgroup_mma_wait(num_outstanding, deps):
         if product.result is None:
             product.compute()
         product.done = True
+        note("done", product)
     assert all(x.done for x in deps), "a product is read while it is in flight"
     results = tuple(x.result for x in deps)
     return results[0] if len(results) == 1 else results

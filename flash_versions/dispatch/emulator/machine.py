@@ -32,6 +32,18 @@ HARNESS = (*map(str, Path(__file__).parent.glob("*.py")), threading.__file__)
 RESIDENT = 3  # programs of a grid that run at once
 order = ORDERS["any order"]  # of the next launch
 here = threading.local()  # .partition: who runs in this thread
+watcher = None  # called with (partition, what, tile, barrier, cycle) at each event
+
+
+def note(what, tile=None, barrier=None, partition=None):
+    """Tell the watcher of an event: "wait", "resume" or "arrive" at a barrier; "copy" and "landed"
+    of a load, "store" of a tile; "product" and "done" of what the tensor cores multiply.
+
+    A tile is a Load, a Product or a tile in shared memory. What lands has the partition that asked.
+    """
+    if watcher is not None:
+        partition = partition or here.partition
+        watcher(partition, what, tile, barrier, partition.program.machine.tick())
 
 
 class Deadlock(RuntimeError):
@@ -223,11 +235,14 @@ class Load:
         assert tile.shape == descriptor.block_type.shape, "a tile of another shape than the box"
         self.part, self.place = descriptor.box(coordinates)
         self.bytes, self.barrier = descriptor.block_type.nbytes, barrier
-        self.tile, self.late, self.program = tile, late, here.partition.program
+        self.tile, self.late = tile, late
+        self.partition = here.partition
+        note("copy", self, barrier)
 
     def land(self):
-        self.program.check_write(self.tile, "shared memory")
+        self.partition.program.check_write(self.tile, "shared memory")
         self.tile.data.zero_()[self.place] = self.part
+        note("landed", self, self.barrier, self.partition)
         self.barrier.arrive(0, -self.bytes)
 
 
@@ -247,11 +262,14 @@ class mbarrier:
     def arrive(barrier, count):
         here.partition.pause()
         barrier.arrive(count)
+        note("arrive", barrier=barrier)
 
     def wait(barrier, phase, pred=True):
         if pred:
             phase = int(phase)
+            note("wait", barrier=barrier)
             here.partition.pause(lambda: barrier.phase != phase)
+            note("resume", barrier=barrier)
 
 
 def named_barrier(action, number, threads):
@@ -261,4 +279,7 @@ def named_barrier(action, number, threads):
     complete = barrier[1] + 1
     if barrier[0] == int(threads):
         barrier[:] = 0, complete
+    note("arrive" if action == "arrive" else "wait", barrier=number)
     here.partition.pause(lambda: action == "arrive" or barrier[1] >= complete)
+    if action == "sync":
+        note("resume", barrier=number)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from flash_versions.dispatch.emulator.machine import Load, here
+from flash_versions.dispatch.emulator.machine import Load, here, note
 
 
 class Box(NamedTuple):
@@ -56,6 +56,7 @@ class tma:
         assert tile.shape == descriptor.block_type.shape, "a tile of another shape than the box"
         part, place = descriptor.box(coordinates)
         here.partition.stores.append(lambda: write(part, tile.data[place]))
+        note("store", tile)
 
     def store_wait(pendings):
         stores = here.partition.stores

@@ -1,9 +1,11 @@
 """The animation of the README: plain attention writes all scores S to memory; FlashAttention has
 one tile of S on the chip, with the state m, l and o of its rows. Each counts the bytes that it
-moves through memory. NumPy computes the numbers that are shown.
+moves through memory. The scores, the state and FlashAttention's bytes are those of a recording of
+FA1 (`python -m lessons.stepper`); plain attention's bytes are computed.
 """
 
 import io
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -15,8 +17,11 @@ from PIL import Image
 
 from flash_versions.plot.figures import digest
 from lessons.pictures.style import BLUE, GREEN, GREY, INK, ORANGE, SKY, VERMILION, bare, styled
+from lessons.stepper.__main__ import CALLS, FOLDER, read
 
-BLOCKS, SIZE, DIM = 6, 4, 4  # tiles of S on a side; rows of a tile; head_dim
+RECORDING = "fa1-full"
+SIZE, DIM = CALLS[RECORDING].block_q, CALLS[RECORDING].head_dim  # rows of a tile; head_dim
+BLOCKS = CALLS[RECORDING].queries // SIZE  # tiles of S on a side
 DPI = 80
 MILLISECONDS, LAST = 260, 2600  # a frame is shown, the last one
 COLOURS = 96  # of the palette
@@ -30,6 +35,7 @@ class Moment(NamedTuple):
     row_max: list[float]
     row_sum: list[float]
     o: list[float]  # length of each row's output so far
+    moved: int  # bytes that went through memory so far
 
 
 class Film(NamedTuple):
@@ -39,35 +45,31 @@ class Film(NamedTuple):
     moments: list[Moment]
 
 
-def inputs(seed: int = 5) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Random q, k and v of one head, (rows, head_dim)."""
-    random = np.random.default_rng(seed)
-    q, k, v = (random.normal(size=(BLOCKS * SIZE, DIM)) for _ in range(3))
-    return 1.1 * q, 1.1 * k, v
-
-
+@cache
 def film() -> Film:
-    """Attention of `inputs` by the online softmax, moment by moment."""
-    q, k, v = inputs()
-    scores = q @ k.T / np.sqrt(DIM)
-    moments = []
-    for tile in range(BLOCKS):
-        rows = slice(tile * SIZE, (tile + 1) * SIZE)
-        row_max, row_sum, acc = np.full(SIZE, -np.inf), np.zeros(SIZE), np.zeros((SIZE, DIM))
-        for block in range(BLOCKS):
-            keys = slice(block * SIZE, (block + 1) * SIZE)
-            s = scores[rows, keys]
-            new = np.maximum(row_max, s.max(1))
-            p, alpha = np.exp(s - new[:, None]), np.exp(row_max - new)
-            row_max, row_sum = new, alpha * row_sum + p.sum(1)
-            acc = alpha[:, None] * acc + p @ v[keys]
-            o = np.linalg.norm(acc / row_sum[:, None], axis=1)
-            moments.append(Moment(tile, block, *(rounded(x) for x in (row_max, row_sum, o))))
+    """The recording as the animation shows it, moment by moment."""
+    steps = read(FOLDER / f"{RECORDING}.js")["steps"]
+    scores, moments = np.zeros((BLOCKS * SIZE, BLOCKS * SIZE)), []
+    state: dict[str, np.ndarray] = {}
+    for step in steps:
+        found = step.get("set", {})
+        state |= {x: np.array(found[x]) for x in ("m", "l", "acc") if x in found}
+        tile, block = step["tile"], step.get("block")
+        if step["what"] == "scores":
+            rows, keys = (slice(x * SIZE, (x + 1) * SIZE) for x in (tile, block))
+            scores[rows, keys] = found["s"]
+        elif step["what"] == "accumulate":
+            moved = step["read"] + step["written"]
+            row_max, row_sum = rounded(state["m"]), rounded(state["l"])
+            length = rounded(np.linalg.norm(state["acc"], axis=1))
+            moments.append(Moment(tile, block, row_max, row_sum, length, moved))
+        elif step["what"].startswith("store"):
+            moments[-1] = moments[-1]._replace(moved=step["read"] + step["written"])
     return Film([rounded(row) for row in scores], moments)
 
 
 def rounded(x: np.ndarray) -> list[float]:
-    """Numbers that are the same on every machine."""
+    """Numbers of 4 digits behind the point."""
     return [round(float(value), 4) for value in x]
 
 
@@ -75,7 +77,7 @@ class Bytes(NamedTuple):
     """What went through memory so far, in 16-bit numbers of 2 bytes."""
 
     scores: int  # S and P, which plain attention writes and reads once each
-    rest: int  # Q, K and V read, O written
+    rest: int  # Q, K and V read, O and numbers of its rows written
 
 
 def plain_bytes(number: int) -> Bytes:
@@ -86,10 +88,10 @@ def plain_bytes(number: int) -> Bytes:
 
 
 def flash_bytes(number: int) -> Bytes:
-    """FlashAttention's: no score, but it reads K and V once for every tile of queries."""
-    tile, block = divmod(number, BLOCKS)
-    rows = (tile + 1) + 2 * (number + 1) + (tile + (block == BLOCKS - 1))
-    return Bytes(0, 2 * rows * SIZE * DIM)
+    """FA1's, as recorded: no score, but it reads K and V once for every tile of queries. It writes
+    m, l and the LSE of each row besides O.
+    """
+    return Bytes(0, film().moments[number].moved)
 
 
 @styled
@@ -110,14 +112,14 @@ def draw(shown: Film, number: int) -> Figure:
     outline(plain, moment)
     plain.set_xlabel("keys", fontsize=9)
     plain.set_ylabel("queries", fontsize=9)
-    counter(figure, 0.178, plain_bytes(number))
+    counter(figure, 0.178, plain_bytes(number), "Q, K, V, O")
 
     flash = figure.add_axes((0.41, 0.25, 0.25, 0.53))
     inputs_and_output(flash, moment)
     outline(flash, moment)
     flash.set_xlabel("keys; S is never stored", fontsize=9)
     flash.set_ylabel("queries", fontsize=9)
-    counter(figure, 0.522, flash_bytes(number))
+    counter(figure, 0.522, flash_bytes(number), "Q, K, V, O, m, l, LSE")
 
     chip(figure, shown, moment, scores)
     return figure
@@ -133,10 +135,10 @@ def box(figure: Figure, place: tuple[float, float, float, float], name: str, col
     figure.text(x + width / 2, y + height - 0.05, name, ha="center", fontsize=9, color=colour)
 
 
-def counter(figure: Figure, x: float, moved: Bytes) -> None:
+def counter(figure: Figure, x: float, moved: Bytes, rest: str) -> None:
     """What went through a memory so far."""
     figure.text(x, 0.115, f"S and P: {moved.scores:,} bytes moved", ha="center", fontsize=10)
-    figure.text(x, 0.06, f"Q, K, V, O: {moved.rest:,} bytes moved", ha="center", fontsize=10)
+    figure.text(x, 0.06, f"{rest}: {moved.rest:,} bytes moved", ha="center", fontsize=10)
 
 
 def matrix(ax: Axes, scores: np.ndarray) -> None:

@@ -1,0 +1,237 @@
+"""Record a kernel for Hopper: each event of its partitions in the emulator, in their order."""
+
+import sys
+from collections import deque
+from types import FrameType
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+
+from flash_versions.dispatch.autograd import in_vectors
+from flash_versions.dispatch.device import Properties, devices
+from flash_versions.dispatch.emulator import emulator, machine
+from flash_versions.dispatch.request import make_request
+from lessons.stepper import source
+
+ORDER = machine.Order(seed=0, late_products=0.5, late_loads=0.5)
+CONFIGS = {"fa3": "HopperConfig", "fa4": "RolesConfig"}
+LANES = {"produce": "producer", "load": "loader", "store": "storer"}
+WARPGROUP_ROWS = 64
+CELL = 4  # rows and columns of a tile that are one cell of a picture
+FUNCTIONS = ("attend", "consume", "produce", "load", "store")
+
+
+class Watch:
+    """The events of a running kernel, and the bytes that it moved."""
+
+    def __init__(self, shown: str) -> None:
+        self.shown = shown
+        self.steps: list[dict[str, Any]] = []
+        self.read = self.written = 0
+        self.copied: dict[int, dict[str, Any]] = {}  # by load: what its step said
+        self.scored: dict[str, deque[int]] = {}  # by lane: blocks whose P V is to come
+        self.products: dict[int, dict[str, Any]] = {}
+
+    def event(self, partition: Any, what: str, tile: Any, barrier: Any, cycle: int) -> None:
+        """What the emulator calls; see `machine.note`."""
+        if what == "landed":
+            self.read += tile.bytes
+            self.add({**self.copied.pop(id(tile)), "what": "landed", "set": {}})
+        elif what == "done":
+            product = self.products.pop(id(tile))
+            found = tile.result.data.float().numpy()
+            values = {"s": mean(found)} if product["of"] == "S" else {"acc": mean(found)}
+            line = self.place(partition, what)["line"]
+            self.add({**product, "what": "done", "line": line, "set": values})
+        else:
+            step = self.place(partition, what)
+            step |= self.about(step, what, tile, barrier)
+            self.add(step)
+
+    def place(self, partition: Any, what: str) -> dict[str, Any]:
+        """Where a partition is: its lane, its line, the tile and the block that it works on."""
+        frame = kernel_frame()
+        found, function = frame.f_locals, frame.f_code.co_name
+        lane = partition.name.partition(", ")[2]
+        name, _, number = lane.partition(" ")
+        statement = source.at(frame)
+        outer = caller(frame, ("consume", "produce", "load", "store"))
+        block = found.get("block")
+        if block is None and function == "attend":
+            block = int(found["end"]) - 1
+        return {
+            "what": what,
+            "lane": LANES.get(name, f"consumer {number}"),
+            "line": source.line_of(statement, self.shown) if statement else None,
+            "query": first_query(outer.f_locals),
+            "block": None if block is None else int(block),
+            "set": {},
+            "frame": frame,
+        }
+
+    def about(self, step: dict[str, Any], what: str, tile: Any, barrier: Any) -> dict[str, Any]:
+        """What else an event says: which barrier, which slot, which product."""
+        frame: FrameType = step.pop("frame")
+        lane = step["lane"]
+        found = caller(frame, ("consume", "produce", "load", "store")).f_locals
+        if barrier is not None:
+            step["barrier"] = name_of(barrier, found["buffers"])
+        if what == "copy":
+            step["of"], step["slot"] = slot_of(tile.barrier, found["buffers"])
+            self.copied[id(tile)] = {**step, "set": {}}
+        elif what == "product":
+            is_scores = isinstance(tile.a, emulator.Shared)
+            step["of"] = "S" if is_scores else "PV"
+            blocks = self.scored.setdefault(lane, deque())
+            if is_scores:
+                blocks.append(step["block"])
+            else:
+                step["block"] = blocks.popleft()
+            self.products[id(tile)] = {**step}
+        elif what == "store":
+            self.written += tile.data.numel() * tile.data.element_size()
+            number = int(found["c"]) if "c" in found else int(lane.split()[-1])
+            step |= {"of": "O", "consumer": number}
+            step["set"] = {"o": mean(tile.data.float().reshape(tile.shape[-2:]).numpy())}
+        elif what == "softmax":
+            step |= {"set": tile}
+        elif what == "rescale":
+            step |= {"rows": tile}
+        return step
+
+    def add(self, step: dict[str, Any]) -> None:
+        """Append a step, with the bytes so far; a wait that nothing comes between was none."""
+        before = self.steps[-1] if self.steps else {}
+        same = all(before.get(x) == step.get(x) for x in ("lane", "barrier"))
+        if step["what"] == "resume" and before.get("what") == "wait" and same:
+            self.steps.pop()
+            step["what"] = "pass"
+        self.steps.append({**step, "read": self.read, "written": self.written})
+
+    def softmax(self, original: Any) -> Any:
+        """`fold_scores`, which then also is an event."""
+
+        def fold_scores(s: Any, *arguments: Any) -> Any:
+            p, row_max, row_sum, alpha = original(s, *arguments)
+            parts = {"s": mean(s.data.numpy()), "p": mean(p.data.float().numpy())}
+            rows = {"m": row_max.data.numpy(), "l": row_sum.data.numpy()}
+            rows = {name: value.reshape(-1, CELL)[:, 0] for name, value in rows.items()}
+            machine.note("softmax", parts | rows)
+            return p, row_max, row_sum, alpha
+
+        return fold_scores
+
+    def rescale(self, original: Any) -> Any:
+        """`per_row`, which in `attend` hands out by what acc is multiplied."""
+
+        def per_row(x: Any, acc: Any) -> Any:
+            if sys._getframe(1).f_code.co_name == "attend":
+                machine.note("rescale", int((x.data != 1).sum()))
+            return original(x, acc)
+
+        return per_row
+
+    def store_rows(self, original: Any) -> Any:
+        """Gluon's `store`, which then counts."""
+
+        def store(pointer: Any, value: Any, mask: Any = True) -> None:
+            rows = emulator.tensor_of(mask).broadcast_to(value.data.shape)
+            self.written += int(rows.sum()) * pointer.data.element_size()
+            original(pointer, value, mask)
+
+        return store
+
+
+def first_query(found: dict[str, Any]) -> int | None:
+    """The first row of q that a partition is about, from the variables of its loop over tiles."""
+    if "query" not in found:
+        return None
+    shared = int(found["query"]) + WARPGROUP_ROWS * int(found.get("c", 0))
+    return shared if "CONSUMER" not in found or "q_stage" in found else None
+
+
+def kernel_frame() -> FrameType:
+    """The innermost frame of a function that the page shows."""
+    return caller(sys._getframe(), FUNCTIONS)
+
+
+def caller(frame: FrameType | None, names: tuple[str, ...]) -> FrameType:
+    """The innermost frame, from this one outwards, of a kernel's function of these names."""
+    while frame is not None:
+        is_kernel = frame.f_code.co_filename.endswith("hopper/forward.py")
+        if is_kernel and frame.f_code.co_name in names:
+            return frame
+        frame = frame.f_back
+    raise LookupError(f"no function of the kernel runs; {', '.join(names)} were looked for.")
+
+
+def slot_of(barrier: Any, buffers: Any) -> tuple[str, int]:
+    """The pipeline, such as "K", and the slot of a barrier that says `full`."""
+    for name in ("q", "k", "v"):
+        full = getattr(buffers, name).full
+        for i, other in enumerate(full):
+            if other is barrier:
+                return name.upper(), i
+    raise LookupError("a copy that no pipeline waits for")
+
+
+def name_of(barrier: Any, buffers: Any) -> str:
+    """A barrier as the page calls it, such as "K full 0"."""
+    if isinstance(barrier, str | int):
+        return f"turn of consumer {int(barrier) - 8}"
+    for name in ("q", "k", "v"):
+        for side in ("full", "empty"):
+            for i, other in enumerate(getattr(getattr(buffers, name), side)):
+                if other is barrier:
+                    return f"{name.upper()} {side} {i}"
+    for side in ("full", "empty"):
+        for i, other in enumerate(getattr(buffers, f"o_{side}", ())):
+            if other is barrier:
+                return f"O {side} {i}"
+    raise LookupError("a barrier that the kernel does not share")
+
+
+def mean(tile: np.ndarray) -> np.ndarray:
+    """A tile with a cell for every 4 by 4 numbers: the mean of those that are not masked."""
+    rows, columns = tile.shape
+    cells = tile.reshape(rows // CELL, CELL, columns // CELL, CELL)
+    seen = np.isfinite(cells)
+    number = seen.sum((1, 3))
+    total = np.where(seen, cells, 0).sum((1, 3))
+    return np.where(number > 0, total / np.maximum(number, 1), -np.inf).astype(np.float32)
+
+
+def record(
+    version: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
+) -> dict[str, Any]:
+    """Run a version's forward for Hopper on a GPU of one SM and write down its events.
+
+    Args:
+        version: "fa3" or "fa4".
+        q: (1, M, 1, head_dim), 16 bits, on the CPU.
+        k: (1, N, 1, head_dim).
+        v: (1, N, 1, head_dim).
+        causal: whether a query sees only keys up to its own place.
+
+    Returns:
+        steps; o (M, head_dim) as the kernel wrote it; its lse (M,); the source that is shown.
+    """
+    loaded = emulator.load(f"flash_versions.versions.{version}.hopper.forward")
+    module = loaded[f"{version}.hopper.forward"]
+    config = getattr(loaded[f"{version}.hopper.config"], CONFIGS[version])(block_kv=64)
+    shown = source.text(f"{version}-hopper", causal, q.shape[3])
+    watch = Watch(shown)
+    request = in_vectors(make_request(q, k, v, causal=causal))
+    with (
+        patch.object(loaded["tiles.wgmma"], "available", lambda device: True),
+        patch.object(devices, "assumed", Properties(num_sms=1)),
+        patch.object(machine, "order", ORDER),
+        patch.object(machine, "watcher", watch.event),
+        patch.object(module, "fold_scores", watch.softmax(module.fold_scores)),
+        patch.object(module, "per_row", watch.rescale(module.per_row)),
+        patch.object(emulator.gl, "store", watch.store_rows(emulator.gl.store)),
+    ):
+        o, lse, _ = module.forward(request, config)
+    return {"steps": watch.steps, "o": o[0, :, 0], "lse": lse[0, 0], "source": shown}

@@ -1,0 +1,177 @@
+"""Record a portable kernel: each statement that moves or computes a tile, as it runs in Triton's
+interpreter.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.runtime import interpreter
+
+from lessons.recording import array_of, config_of, forward_of, make_request
+from lessons.stepper import source
+
+# The statements that are steps, by function and by what they assign or call: what happens, and
+# which variables it sets, under the name that the page shows.
+FORWARD = {
+    "q_tile": ("load Q", {"q_tile": "q"}),
+    "acc": ("begin", {"acc": "acc"}),
+    "row_max": ("begin", {"row_max": "m"}),
+    "row_sum": ("begin", {"row_sum": "l"}),
+    "store_rows(o": ("store O", {}),
+    "store_rows(acc": ("store partial", {}),
+    "store_row_values(lse_out": ("store LSE", {}),
+    "store_row_values(row_max_out": ("store m", {}),
+    "store_row_values(row_sum_out": ("store l", {}),
+    "store_row_values(row_max": ("store m", {}),
+    "store_row_values(row_sum": ("store l", {}),
+}
+STEPS: dict[str, dict[str, tuple[str, dict[str, str]]]] = {
+    "forward_kernel": FORWARD,
+    "forward_tile": FORWARD,
+    "fold_block": {
+        "k_tile": ("load K", {"k_tile": "k"}),
+        "s": ("scores", {"s": "s"}),
+        "p": ("sum", {"row_max": "m", "row_sum": "l", "new_max": "m", "new_sum": "l"}),
+        "v_tile": ("load V", {"v_tile": "v"}),
+        "acc": ("accumulate", {"acc": "acc"}),
+        "o": ("accumulate", {"o": "acc"}),
+    },
+    "softmax_step": {
+        "new_max": ("maximum", {"new_max": "m"}),
+        "p": ("exponentials", {"p": "p"}),
+        "alpha": ("correction", {"alpha": "alpha"}),
+    },
+    "combine_kernel": {"store_row_values(lse_out": ("combine", {})},
+}
+
+
+class Watch:
+    """The steps of a running kernel, and the bytes that it moved."""
+
+    def __init__(self, shown: str, versions: str) -> None:
+        self.shown, self.versions = shown, versions
+        self.steps: list[dict[str, Any]] = []
+        self.read = self.written = self.tile = 0
+        self.pending: dict[FrameType, source.Statement | None] = {}
+        self.last: Any = None  # what s was when it was a step
+
+    def enter(self, frame: FrameType, event: str, _: Any) -> Any:
+        """Python's trace function: which functions are watched line by line."""
+        code = frame.f_code
+        if code.co_name in STEPS and self.versions in code.co_filename:
+            return self.follow
+        return None
+
+    def follow(self, frame: FrameType, event: str, _: Any) -> Any:
+        """A line begins, or a function returns: the statement before it is complete."""
+        now = source.at(frame) if event == "line" else None
+        before = self.pending.get(frame)
+        if before is not None and now != before:
+            self.finish(before, frame.f_locals)
+        self.pending[frame] = now
+        if event == "return":
+            del self.pending[frame]
+        return self.follow
+
+    def finish(self, statement: source.Statement, found: dict[str, Any]) -> None:
+        """Write a statement down, if it is a step."""
+        step = STEPS[statement.function].get(statement.name)
+        if step is None:
+            return
+        what, names = step
+        if what == "scores":
+            if found["s"] is self.last:
+                return  # an option that is off
+            what = "mask" if statement.number else "scores"
+            self.last = found["s"]
+        elif statement.number:  # what only an option changes
+            return
+        if what == "load Q":
+            self.tile = int(array_of(found["tile"]).item())
+        program, split = (int(array_of(tl.program_id(axis)).item()) for axis in (0, 1))
+        self.steps.append(
+            {
+                "what": what,
+                "line": source.line_of(statement, self.shown),
+                "program": program,
+                "split": split,
+                "tile": self.tile if what != "combine" else program,
+                "block": int(array_of(found["j"]).item()) if "j" in found else None,
+                "read": self.read,
+                "written": self.written,
+                "set": {short: array_of(found[x]) for x, short in names.items() if x in found},
+            }
+        )
+        if statement.function == "softmax_step":
+            self.steps[-1]["block"] = self.steps[-2]["block"]
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Watch what runs in this context."""
+        memory = interpreter._interpreter
+
+        def load(pointers: Any, mask: Any, other: Any, dtype: Any) -> Any:
+            self.read += int(np.count_nonzero(mask)) * np.dtype(dtype).itemsize
+            return memory.load(pointers, mask, other, dtype)
+
+        def store(pointers: Any, value: Any, mask: Any) -> Any:
+            self.written += int(np.count_nonzero(mask)) * value.dtype.itemsize
+            return memory.store(pointers, value, mask)
+
+        known = {name: getattr(memory, name) for name in dir(memory) if not name.startswith("__")}
+        watched = type("Memory", (), {**{x: staticmethod(y) for x, y in known.items()}})
+        watched.load, watched.store = staticmethod(load), staticmethod(store)  # type: ignore[attr-defined]
+        before = sys.gettrace()
+        with patch.object(interpreter, "_interpreter", watched):
+            sys.settrace(self.enter)
+            try:
+                yield
+            finally:
+                sys.settrace(before)
+
+
+def record(
+    name: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    block_q: int,
+    block_kv: int,
+) -> dict[str, Any]:
+    """Run a version's portable forward and write down its steps.
+
+    Args:
+        name: "fa1", "fa2", or "fa2-split" with two splits of the keys.
+        q: (1, M, 1, head_dim) on the CPU, 16 bits or fp32.
+        k: (1, N, 1, head_dim).
+        v: (1, N, 1, head_dim).
+        causal: whether a query sees only keys up to its own place.
+        block_q: rows of a query tile, a power of two.
+        block_kv: keys of a block, a power of two.
+
+    Returns:
+        steps; o (M, head_dim) as the kernel wrote it; its lse (M,); the source that is shown.
+    """
+    version, _, split = name.partition("-")
+    module = forward_of(version)
+    splits = (2 if split else 1) if version == "fa2" else None
+    request = make_request(q, k, v, causal=causal, num_splits=splits)
+    shown = source.text(name, causal, q.shape[3])
+    watch = Watch(shown, "flash_versions/versions")
+    whole = patch.object(module, "decodes", lambda request: False, create=True)
+    with whole, watch.running():
+        o, lse, _ = module.forward(request, config_of(block_q, block_kv))
+    for step in watch.steps:
+        if step["what"] in ("store O", "combine"):
+            first = step["tile"] * (1 if step["what"] == "combine" else block_q)
+            rows = 1 if step["what"] == "combine" else block_q
+            step["set"]["o"] = o[0, first : first + rows, 0].float().numpy()
+    return {"steps": watch.steps, "o": o[0, :, 0], "lse": lse[0, 0], "source": shown}

@@ -1,0 +1,310 @@
+"""The stepper: recordings are what the kernels do and compute, and the page shows them."""
+
+import functools
+import http.server
+import importlib
+import json
+import threading
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from flash_versions.dispatch import interpreter
+from flash_versions.dispatch.request import make_request
+from flash_versions.versions.oracle.budget import assess_request
+from lessons.recording import config_of
+from lessons.stepper import __main__ as command
+from lessons.stepper import hopper, source
+from tests.documents.test_docs import CUT_OFF, browser  # noqa: F401
+from tests.helpers import ROOT
+
+PAGE = ROOT / "docs" / "extra" / "stepper" / "index.html"
+PORTABLE = [x for x in command.KERNELS if "hopper" not in x]
+pytestmark = [
+    pytest.mark.skipif(not interpreter.enabled(), reason="recordings are of interpreted kernels"),
+    pytest.mark.xdist_group("stepper"),
+]
+
+
+@functools.cache
+def recorded(name):
+    """A call of the site, recorded now."""
+    return command.record(command.CALLS[name])
+
+
+def request_of(name):
+    call = command.CALLS[name]
+    splits = {"fa2": 1, "fa2-split": 2}.get(name)
+    return make_request(*command.inputs(call), causal=call.causal, num_splits=splits)
+
+
+# Recordings
+
+
+@pytest.mark.parametrize("name", command.CALLS)
+def test_results_are_right(name):
+    """Those that are recorded, by the fp64 oracle; and the rows of O that the steps show."""
+    found, request = recorded(name), request_of(name)._replace(num_splits=None)
+    results = {"o": found["o"][None, :, None], "lse": found["lse"][None, None]}
+    for what, accuracy in assess_request(results, request).items():
+        assert accuracy.ok, f"{what}: {accuracy}"
+    call, shown = command.CALLS[name], {}
+    for step in found["steps"]:
+        if "o" in step["set"]:
+            first = step["query"] if "query" in step else step["tile"] * call.block_q
+            first = step["tile"] if step["what"] == "combine" else first
+            shown[first] = torch.from_numpy(step["set"]["o"])
+    rows = torch.cat([shown[x] for x in sorted(shown)])
+    o = found["o"].float()
+    if found["hopper"]:
+        o = torch.from_numpy(hopper.mean(o.numpy()))
+    torch.testing.assert_close(rows, o, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", PORTABLE)
+def test_recording_changes_no_bit(name):
+    call, version = command.CALLS[name], name.partition("-")[0]
+    module = importlib.import_module(f"flash_versions.versions.{version}.forward")
+    with patch.object(module, "decodes", lambda request: False, create=True):
+        o, lse, _ = module.forward(request_of(name), config_of(call.block_q, call.block_kv))
+    assert torch.equal(o[0, :, 0], recorded(name)["o"])
+    assert torch.equal(lse[0, 0], recorded(name)["lse"])
+
+
+def visited(call, rows):
+    """(tile, number of KV blocks that it sees) of a causal call of as many keys as queries."""
+    return [(first, -(-(first + rows) // call.block_kv)) for first in range(0, call.queries, rows)]
+
+
+@pytest.mark.parametrize("name", command.KERNELS)
+def test_bytes_are_those_of_the_schedule(name):
+    """Counted by hand: Q once, K and V for each block that a tile sees, O and its statistics."""
+    call, last = command.CALLS[name], recorded(name)["steps"][-1]
+    row, length = 2 * call.head_dim, call.queries
+    rows = 128 if "hopper" in name else call.block_q
+    tiles, splits = visited(call, rows), 2 if name == "fa2-split" else 1
+    blocks = sum(number for _, number in tiles)
+    read = splits * length * row + 2 * blocks * call.block_kv * row
+    written = length * (row + 4)
+    if name == "fa1":
+        written += 2 * 4 * length
+    if splits == 2:  # acc, m and l in fp32, written by the splits and read by the combination
+        partial = splits * length * (4 * call.head_dim + 8)
+        read, written = read + partial, written + partial
+    assert (last["read"], last["written"]) == (read, written)
+
+
+@pytest.mark.parametrize("name", command.KERNELS)
+def test_every_step_has_its_line(name):
+    found = recorded(name)
+    lines = found["source"].split("\n")
+    words = {
+        "load Q": "load_rows(q", "load K": "load_rows(k", "load V": "load_rows(v",
+        "scores": "tl.dot(q_tile", "mask": "tl.where(", "maximum": "tl.maximum",
+        "store O": "store_rows(o",
+        "exponentials": "tl.exp", "sum": "softmax_step(", "softmax": "fold_scores(",
+        "wait": "wait", "copy": ".fill(", "store": "store_tile(", "product": "multiply_",
+        "combine": "store_row_values(lse_out", "done": "warpgroup_mma_wait",
+        "rescale": "per_row(alpha",
+    }  # fmt: skip
+    for step in found["steps"]:
+        line = lines[step["line"] - 1]
+        if step["what"] in words and "named_barrier" not in line and ".fill" not in line:
+            assert words[step["what"]] in line, (step["what"], line)
+
+
+@pytest.mark.parametrize("name", ["fa3-hopper", "fa4-hopper"])
+def test_hopper_events_obey_the_barriers(name):
+    """No product reads a tile that has not landed, and no copy fills a slot that is not free."""
+    landed, reads = {}, {}
+    for step in recorded(name)["steps"]:
+        if step["what"] == "copy":
+            key = step["of"], step["slot"]
+            assert landed.get(key) is None or step["of"] == "Q" or reads[key] == 2, step
+            landed[key], reads[key] = None, 0
+        elif step["what"] == "landed":
+            key = step["of"], step["slot"]
+            landed[key] = step["block"]
+        elif step["what"] == "product":
+            which = "K" if step["of"] == "S" else "V"
+            assert step["block"] in [x for (of, _), x in landed.items() if of == which], step
+        elif step["what"] == "arrive" and " empty " in step["barrier"]:
+            of, _, slot = step["barrier"].split()
+            if of in "KV":
+                reads[of, int(slot)] += 1
+
+
+def close(one, other):
+    """Whether JSON values are the same, numbers up to the rounding of another machine."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(close(one[x], other[x]) for x in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(close, one, other))
+    if isinstance(one, float) or isinstance(other, float):
+        return one is not None and other is not None and one == pytest.approx(other, 5e-3, 1e-2)
+    return one == other
+
+
+@pytest.mark.parametrize("name", command.CALLS)
+def test_committed_recordings_are_of_todays_kernels(name):
+    """Else: python -m lessons.stepper, in notebooks/."""
+    path = command.FOLDER / f"{name}.js"
+    assert path.stat().st_size < command.MAX_BYTES
+    assert close(command.read(path), json.loads(json.dumps(command.pack(recorded(name)))))
+
+
+def test_a_changed_step_is_noticed():
+    found = command.pack(recorded("fa1"))
+    other = json.loads(json.dumps(found))
+    other["steps"][5]["set"]["s"][0][0] += 0.5
+    assert close(found, json.loads(json.dumps(found))) and not close(found, other)
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (["mine", "--kernel", "fa9"], "kernel='fa9' is unknown"),
+        (["mine", "--queries", "0"], "queries=0 is not possible"),
+        (["mine", "--block-q", "12"], "block_q=12 is not possible"),
+        (["my recording"], "the name 'my recording' is not possible"),
+        (["fa2", "--queries", "16"], "fa2 is a recording of the site"),
+        (["mine", "--kernel", "fa3-hopper", "--queries", "100"], "use a multiple of 128"),
+    ],
+)
+def test_wrong_calls_are_one_sentence(arguments, sentence, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "FOLDER", tmp_path)
+    assert command.main(arguments) == 2
+    assert sentence in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_your_own_call(tmp_path, monkeypatch):
+    """Lengths that no block divides, without a mask."""
+    monkeypatch.setattr(command, "FOLDER", tmp_path)
+    monkeypatch.setattr(command, "ROOT", tmp_path)
+    given = ["--kernel", "fa2", "--queries", "12", "--keys", "20", "--full"]
+    assert command.main(["mine", *given]) == 0
+    found = command.read(tmp_path / "mine.js")
+    q, k, v = command.inputs(command.Call("fa2", queries=12, keys=20))
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        *(x.transpose(1, 2).double() for x in (q, k, v))
+    )[0, 0]
+    torch.testing.assert_close(torch.tensor(found["o"]).double(), expected, rtol=0.02, atol=0.02)
+
+
+def test_a_statement_that_the_plain_kernel_lacks_is_refused():
+    statement = source.Statement("fold_block", "nothing", "nothing = 1", 0, 1, 1)
+    with pytest.raises(ValueError, match="nothing = 1"):
+        source.line_of(statement, source.text("fa1", True, 16))
+
+
+# The page
+
+
+def step_of(driver):
+    return [int(x) for x in driver.execute_script(
+        "return [...document.querySelectorAll('.panel')].map(x => x.dataset.step)"
+    )]  # fmt: skip
+
+
+def open_page(driver, address, fragment=""):
+    """Open the page and wait for its panels."""
+    driver.get("about:blank")
+    driver.get(f"{address}{fragment}")
+    wait_for(driver, "return document.querySelectorAll('.panel[data-step]').length > 0")
+
+
+def wait_for(driver, condition):
+    wait = importlib.import_module("selenium.webdriver.support.ui").WebDriverWait
+    wait(driver, 10).until(lambda x: x.execute_script(condition))
+
+
+def press(driver, key, times=1):
+    keys = importlib.import_module("selenium.webdriver.common.keys").Keys
+    for _ in range(times):
+        driver.find_element("tag name", "body").send_keys(getattr(keys, key))
+
+
+@pytest.fixture
+def addresses():
+    """The page as a file, and from a server of files."""
+    folder = str(PAGE.parent)
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=folder)
+    handler.log_message = lambda *_: None
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield PAGE.as_uri(), f"http://127.0.0.1:{server.server_port}/index.html"
+        server.shutdown()
+
+
+def test_a_reader_steps(browser, addresses):  # noqa: F811
+    """From a file and from a server: keys, buttons, another version, no complaint."""
+    for address in addresses:
+        open_page(browser, address)
+        browser.get_log("browser")
+        press(browser, "ARROW_RIGHT", 20)
+        assert step_of(browser) == [21]
+        assert "step 21 of 122" in browser.find_element("id", "count").text
+        now = browser.find_element("css selector", "pre .now").text.strip()
+        assert now == browser.find_element("css selector", ".line").text
+        press(browser, "ARROW_LEFT")
+        assert step_of(browser) == [20]
+        press(browser, "END")
+        assert step_of(browser) == [len(recorded("fa1")["steps"])]
+        press(browser, "HOME")
+        assert step_of(browser) == [1]
+        press(browser, "SPACE")
+        wait_for(browser, "return document.querySelector('.panel').dataset.step > 2")
+        press(browser, "SPACE")
+        browser.find_element("css selector", "button[value=fa3-hopper]").click()
+        wait_for(browser, "return document.querySelector('.panel').dataset.version == 'fa3-hopper'")
+        browser.find_element("id", "forward").click()
+        assert step_of(browser) == [2]
+        assert browser.current_url.endswith("#version=fa3-hopper&step=2")
+        assert [x for x in browser.get_log("browser") if x["level"] == "SEVERE"] == []
+
+
+def test_links_name_a_moment(browser):  # noqa: F811
+    open_page(browser, PAGE.as_uri(), "#version=fa2&step=7")
+    assert step_of(browser) == [7]
+    assert browser.find_element("css selector", ".panel").get_attribute("data-version") == "fa2"
+    open_page(browser, PAGE.as_uri(), "#version=fa1&step=122&beside=fa2-split")
+    assert step_of(browser) == [122, len(recorded("fa2-split")["steps"])]
+    browser.execute_script("location.hash = '#version=fa2&step=100000'")
+    wait_for(browser, "return document.querySelectorAll('.panel').length == 1")
+    assert step_of(browser) == [len(recorded("fa2")["steps"])]
+    browser.execute_script("location.hash = '#version=gone'")
+    wait_for(browser, "return !!document.querySelector('.error')")
+    assert 'no recording "gone"' in browser.find_element("css selector", ".error").text
+
+
+def test_two_versions_go_by_the_work_done(browser):  # noqa: F811
+    """Where as many tiles of S are begun, whatever it took."""
+    open_page(browser, PAGE.as_uri(), "#version=fa1&step=1&beside=fa2")
+    steps = [recorded(name)["steps"] for name in ("fa1", "fa2")]
+    for _ in range(5):
+        press(browser, "ARROW_RIGHT", 12)
+        done = [
+            sum(x["what"] == "scores" for x in one[: at - 1])
+            for one, at in zip(steps, step_of(browser), strict=True)
+        ]
+        assert abs(done[0] - done[1]) <= 1
+
+
+@pytest.mark.parametrize("width", [390, 1000, 1400])
+@pytest.mark.parametrize("name", command.KERNELS)
+def test_nothing_is_cut_off(name, width, browser):  # noqa: F811
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        for fragment in (f"#version={name}&step=60", f"#version=fa1&beside={name}"):
+            open_page(browser, PAGE.as_uri(), fragment)
+            assert browser.execute_script(CUT_OFF) == []
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_the_page_is_small():
+    files = [x for x in PAGE.parent.iterdir() if x.is_file()]
+    assert sum(x.stat().st_size for x in files) < 2_000_000
