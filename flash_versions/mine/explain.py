@@ -1,7 +1,7 @@
 """Why is a result wrong? The wrong elements, and the mistake that gives the same numbers.
 
 A mistake is tried by asking the fp64 oracle for what it would give: if the kernel's result is that,
-within the budget of the right one, the mistake is found.
+within its error budget, the mistake is found.
 """
 
 import math
@@ -12,7 +12,13 @@ from torch.nn.functional import pad
 
 from flash_versions.dispatch.request import Request
 from flash_versions.mine.guard import never_stored
-from flash_versions.versions.oracle.budget import Accuracy, in_dtype, max_error, plain_pytorch
+from flash_versions.versions.oracle.budget import (
+    Accuracy,
+    assess_request,
+    in_dtype,
+    max_error,
+    plain_pytorch,
+)
 
 INDICES = {"o": ("batch", "query", "head", "dim"), "lse": ("batch", "head", "query")}
 OF_GRADIENT = ("batch", "row", "head", "dim")
@@ -70,7 +76,7 @@ def find_mistake(
         if other.k.shape[1] == 0:
             continue
         found = plain_pytorch(in_dtype(other, torch.float64), None, None)[name]
-        if max_error(found, right) > budget and max_error(result, found) <= budget:
+        if max_error(found, right) > budget and assess_request({name: result}, other)[name].ok:
             return words
     return None
 
