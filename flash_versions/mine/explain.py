@@ -53,7 +53,7 @@ def mistakes(request: Request) -> Iterator[tuple[str, Request]]:
         for block in BLOCKS:
             if (rest := N % block) and rest < N and request.kv_lengths is None:
                 yield (
-                    f"the last {rest} keys are missing, which fill no block of {block}",
+                    f"the last {rest} keys are missing: they fill no whole block of {block}",
                     request._replace(k=k[:, :-rest], v=v[:, :-rest]),
                 )
             if rest and request.kv_lengths is None:

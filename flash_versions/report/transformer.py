@@ -177,8 +177,8 @@ def generated_when(document: Document, shown: list[tuple]) -> str:
     earlier = {
         (row["date"], row["commit"][:7])
         for row in document["rows"]
-        if row["suite"] == "generate" and "commit" in row
-        if (row["case"], row["batch"], row["prompt"]) in shown
+        if row["suite"] == "generate" and (row["case"], row["batch"], row["prompt"]) in shown
+        if "commit" in row and row["commit"] != document["suites"]["generate"]["commit"]
     }
     dates = [f"{date} (commit {commit})" for date, commit in sorted(earlier)]
     return f"{about}; some rows are of {' and '.join(dates)}" if dates else about

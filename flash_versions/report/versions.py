@@ -40,7 +40,8 @@ def steps(document: Document) -> str:
         cells = [f"[{name.upper()}]({LINK}/{name}/forward.py)", version.wasted, version.idea]
         rates = [gained(group, name, before) for group in (forward, backward)]
         if name == "fa4":
-            rates[0] += "; [both ideas are off here](#fa4-on-hopper)"
+            where = "#fa4-on-hopper-and-on-blackwell"
+            rates[0] += f"; [both ideas are off on Hopper, and modelled on Blackwell]({where})"
             rates[1] += "; FA3's kernel"
         body.append([*cells, *rates])
         before = name

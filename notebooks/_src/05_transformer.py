@@ -281,8 +281,8 @@ print("layers, heads, queries, keys:", tuple(weights.shape))
 
 # %% [markdown]
 # Each line of the worked sum begins with two digits that the model has to copy from the question. Does
-# a head do this copying? For each of the heads we average one weight over the copied digits: the weight
-# of the right digit of the question, in the step that writes its copy.
+# a head do this copying? For each head we count the copied digits whose original has the largest weight
+# of all tokens, in the step that writes the copy.
 
 # %%
 plus = names.index("+")  # of the question
@@ -290,23 +290,28 @@ breaks = [n for n in range(answer_at, len(names)) if names[n] in ("<think>", "â†
 copied = {}  # place of a digit that is copied -> place of the digit in the question
 for column, begin in enumerate(breaks[:-1]):
     copied[begin + 1], copied[begin + 3] = plus - 1 - column, plus + 3 - column
-share = torch.stack([weights[:, :, n - 1, source] for n, source in copied.items()]).mean(0)
-print(
-    "mean weight on the right digit, a row for each layer, a column for each head:", share, sep="\n"
+on_original = torch.stack([weights[:, :, n - 1].argmax(-1) == at for n, at in copied.items()]).sum(
+    0
 )
-LAYER, HEAD = divmod(int(share.argmax()), config.num_heads)
-others = share.flatten().sort(descending=True).values[1]
+print(
+    f"of {len(copied)} copied digits, a row for each layer, a column for each head:", on_original,
+    sep="\n",
+)  # fmt: skip
+LAYER, HEAD = divmod(int(on_original.argmax()), config.num_heads)
+share = torch.stack([weights[LAYER, HEAD, n - 1, at] for n, at in copied.items()]).mean()
+others = on_original.flatten().sort(descending=True).values[1]
 display(
     Markdown(
-        f"Head {HEAD + 1} of layer {LAYER + 1} has **{share.max():.0%}** of its attention on the digit"
-        f" that is being copied, on average. The next best head has {others:.0%}."
+        f"Head {HEAD + 1} of layer {LAYER + 1} looks most at the original of"
+        f" **{on_original.max()} of {len(copied)}** digits, with {share:.0%} of its attention on"
+        f" average. The next best head does so for {others}."
     )
 )
-checked("one_head_copies", share.max() > 0.5 and share.max() > others)
+checked("one_head_copies", on_original.max() == len(copied) > others)
 
 # %% [markdown]
-# One head copies digits from the question. <!-- checked: one_head_copies --> Its weights, for all tokens
-# that the model wrote:
+# One head looks at the original whenever a digit of the question is copied.
+# <!-- checked: one_head_copies --> Its weights, for all tokens that the model wrote:
 
 # %%
 first = names.index("W")
@@ -340,14 +345,14 @@ display(
         " of the answer."
     )
 )
-checked("looks_at_what_it_copies", sum(hits[n] for n in copied) > len(copied) / 2)
+checked("looks_at_what_it_copies", all(hits[n] for n in copied))
 
 # %% [markdown]
 # *How to read it: a row belongs to a token that the model is about to write, a column to a token that it
 # can see. <!-- key --> A red square marks the token that a careful person would copy: a digit of the
 # question, or, for the answer, the last digit of a line, from the lowest line up. <!-- key -->*
 #
-# When the model copies a digit, this head mostly looks at the original. <!-- checked: looks_at_what_it_copies -->
+# When the model copies a digit of the question, this head looks at the original. <!-- checked: looks_at_what_it_copies -->
 # It was not programmed to do so; the training formed it.
 #
 # **Predict.** Before the model writes the first digit of the answer, which token has most of this head's

@@ -5,10 +5,10 @@
 #     OUT=results bash tests/benchmarks/train_shipped.sh
 #
 # Every stage is a command of the project. If the time is up (LIMIT seconds), the same command goes
-# on with what is missing, as long as runs/ is there. On one H200 the shipped models took 273 s to
-# teach and 663 s to practise. At the end OUT has both checkpoints, with their cards and logs, the
+# on with what is missing, as long as runs/ is there. On one H200 the shipped models took 113 s to
+# teach and 703 s to practise. At the end OUT has both checkpoints, with their cards and logs, the
 # metrics of the runs and the measured bars (shipped.json): they replace transformer/checkpoints,
-# docs/results/grpo/{practice,finish}-seed0 and docs/results/cpu-shipped-models.json.
+# docs/results/grpo/{practice,finish}-seed0 and docs/results/h200-shipped-models.json.
 #
 # A dry run on the CPU: DEVICE=cpu GRPO="--attention sdpa --steps 2 --prompts 2 --max-tokens 8"
 # TAUGHT="--steps 2 --batch-tokens 1024" PROBLEMS=1, in a clone that may lose its checkpoints.

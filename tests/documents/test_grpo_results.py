@@ -91,30 +91,18 @@ def test_countdown_on_a_gpu(seed):
 
 
 def test_practice_on_a_gpu():
-    """From below 65 % of everything to nearly all, in about eleven minutes of training."""
-    folder = ROOT / "docs/results/grpo/practice-seed0"
-    recipe = Settings(**RECIPES["practice"], attention="fa4", dtype="bfloat16")
-    assert settings_of(folder) == recipe
-    scores = [line for line in read_metrics(folder) if "evaluation" in line]
-    assert scores[0]["greedy"] < 0.65 and scores[-1]["greedy"] >= 0.99
-    assert scores[-1]["evaluation"] == recipe.steps and 600 < scores[-1]["seconds"] < 690
-
-
-def test_the_reinforced_model_is_as_good_as_the_taught_one():
-    """Better in all skills together, and worse in none: by no more than two standard errors."""
-    folder = ROOT / "docs/results/grpo/finish-seed0"
-    recipe = Settings(**RECIPES["finish"], attention="sdpa", dtype="float32")
-    assert replace(settings_of(folder), eval_every=recipe.eval_every) == recipe
-    found = json.loads((folder / "skills.json").read_text())
-    ours, chat = found["reinforced"], found["chat"]
-    text = (ROOT / "docs/grpo.md").read_text()
-    gains, better = [], []
-    for skill, score in ours["greedy"].items():
-        p, q = score["right"], chat["greedy"][skill]["right"]
-        uncertain = math.sqrt(p * (1 - p) / ours["problems"] + q * (1 - q) / chat["problems"])
-        assert p - q >= -2 * uncertain, skill
-        assert f"| {skill} | {p:.1%} | {q:.1%} |".replace("%", " %") in text
-        gains.append(p - q)
-        better += [skill] if p - q > 3 * uncertain else []
-    assert statistics.mean(gains) > 0.003
-    assert sorted(better) == ["comparing", "differences of four digits", "small talk"]
+    """From three fifths of all sampled answers right to nearly all; then the same with close
+    numbers. Both runs shared their GPU with another program.
+    """
+    rewards = {}
+    for name in ("practice", "finish"):
+        folder = ROOT / f"docs/results/grpo/{name}-seed0"
+        recipe = Settings(**RECIPES[name], attention="fa4", dtype="bfloat16")
+        assert replace(settings_of(folder), eval_every=recipe.eval_every) == recipe
+        lines = read_metrics(folder)
+        rewards[name] = [line["reward"] for line in lines]
+        assert lines[-1]["step"] == recipe.steps
+        assert lines[-1]["seconds"] < {"practice": 660, "finish": 75}[name]
+    assert 0.58 < rewards["practice"][0] < 0.62
+    assert statistics.mean(rewards["practice"][-10:]) > 0.98
+    assert statistics.mean(rewards["finish"][-10:]) > 0.98

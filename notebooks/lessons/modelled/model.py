@@ -40,6 +40,7 @@ class Span(NamedTuple):
         start: in cycles.
         end: in cycles.
         tile: 0 or 1, of a product; else None.
+        touched: columns of tensor memory that it uses, as (first, the one behind the last).
     """
 
     lane: str
@@ -47,6 +48,7 @@ class Span(NamedTuple):
     start: float
     end: float
     tile: int | None = None
+    touched: tuple[tuple[int, int], ...] = ()
 
 
 class Run(NamedTuple):
@@ -91,6 +93,7 @@ class Role:
     operations: deque[trace.Operation]
     left: dict[str, float] = field(default_factory=dict)  # cycles of each unit
     doing: str = ""
+    touched: tuple[tuple[int, int], ...] = ()
     started: float = 0.0
     wakes: float = 0.0  # not before this cycle
 
@@ -155,6 +158,7 @@ class Replay:
             case _:
                 role.left = self.cost(operation, role.name)
                 role.doing, role.started = operation.what, self.now
+                role.touched = getattr(operation, "touched", ())
                 if not role.left:
                     raise ValueError(f"{operation} costs nothing")
         role.operations.popleft()
@@ -180,7 +184,8 @@ class Replay:
         self.busy[TENSOR] += operations / self.rates.tensor
         self.at(self.tensor_free, tuple((barrier, 1, 0) for barrier in operation.barriers))
         if operations:
-            self.spans.append(Span(TENSOR, operation.what, start, self.tensor_free, operation.tile))
+            tile, touched = operation.tile, operation.touched
+            self.spans.append(Span(TENSOR, operation.what, start, self.tensor_free, tile, touched))
 
     def at(self, time: float, arrivals: tuple[tuple[int, int, int], ...]) -> None:
         """Arrive at barriers later."""
@@ -235,5 +240,5 @@ class Replay:
 
     def finish(self, role: Role) -> None:
         """Note a piece of work that a role has done."""
-        self.spans.append(Span(role.name, role.doing, role.started, self.now))
+        self.spans.append(Span(role.name, role.doing, role.started, self.now, touched=role.touched))
         role.started = 0.0

@@ -51,6 +51,7 @@ class Product(NamedTuple):
     columns: int
     shared_bytes: int
     barriers: tuple[int, ...]
+    touched: tuple[tuple[int, int], ...]  # columns of tensor memory: (first, behind the last)
 
 
 class Moved(NamedTuple):
@@ -58,6 +59,7 @@ class Moved(NamedTuple):
 
     what: str  # load, store
     bytes: int
+    touched: tuple[tuple[int, int], ...]
 
 
 class Work(NamedTuple):
@@ -153,12 +155,13 @@ def watching(watch: Watch) -> Iterator[None]:
                 columns,
                 sum(x.data.numel() * x.data.element_size() for x in shared),
                 tuple(watch.number(x) for x in barriers),
+                tuple(x.region[1:] for x in (*operands, *written) if x not in shared),
             )
         )
         really["product"](made, operands, written, compute, barriers)
 
     def load(tile: Any, layout: Any = None) -> Any:
-        watch.note(Moved("load", size_of(tile)))
+        watch.note(Moved("load", size_of(tile), (tile.region[1:],)))
         if watch.role().startswith("softmax"):
             watch.note(Work("maximum", 1.0))
         return really["load"](tile, layout)
@@ -166,7 +169,7 @@ def watching(watch: Watch) -> Iterator[None]:
     def store(tile: Any, value: Any) -> None:
         if watch.role().startswith("softmax") and tile.shape[-1] > 1:
             watch.note(Work("exponentials", tile.shape[-1] / 128))
-        watch.note(Moved("store", size_of(tile)))
+        watch.note(Moved("store", size_of(tile), (tile.region[1:],)))
         really["store"](tile, value)
 
     targets: list[tuple[Any, str, Callable[..., Any]]] = [

@@ -17,7 +17,17 @@ from matplotlib.figure import Figure
 from flash_versions.bench.files import write
 from flash_versions.bench.results import ROOT
 from flash_versions.plot.figures import FIGURES, STYLE, digest
-from lessons.pictures import animation, gantt, gpu, roles, rooflines, splits, tiles, traffic
+from lessons.pictures import (
+    animation,
+    blackwell,
+    gantt,
+    gpu,
+    roles,
+    rooflines,
+    splits,
+    tiles,
+    traffic,
+)
 
 ANIMATION = FIGURES / "flash-attention.gif"
 FOLDER = FIGURES / "lessons"
@@ -39,6 +49,7 @@ PICTURES = {
     "schedules-measured": Picture(gantt.data, gantt.against_measured),
     "schedules-traced": Picture(gantt.data, gantt.beside_trace),
     "roles": Picture(roles.data, roles.state_machine),
+    "blackwell": Picture(blackwell.data, blackwell.timeline),
     "traffic": Picture(traffic.data, traffic.against_length),
     "ordinary-work": Picture(traffic.data, traffic.ordinary_work),
     "rooflines": Picture(rooflines.data, rooflines.draw),
