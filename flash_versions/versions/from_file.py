@@ -5,6 +5,7 @@ The file has FEATURES and `forward(request)`; it may have `backward(request, o, 
 """
 
 import importlib.util
+import re
 import sys
 from collections.abc import Callable
 from os import PathLike, fspath
@@ -13,6 +14,7 @@ from types import ModuleType
 
 import torch
 
+from flash_versions.dispatch import launch
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.version import EXPLICIT, Backward, Forward, Version, kernel_limits
 from flash_versions.versions.fa2 import backward as fa2_backward
@@ -66,6 +68,7 @@ def load_version(path: str | PathLike[str]) -> Version:
         return kernel_limits(request) or own_limits(request)
 
     backward = getattr(module, "backward", None)
+    launch.decided.clear()  # of the file as it was before
     EXPLICIT[name] = Version(
         name=name,
         title=(module.__doc__ or name).strip().splitlines()[0],
@@ -85,7 +88,7 @@ def run_file(path: Path) -> ModuleType:
         raise FileNotFoundError(
             f"{path} is not there; python -m flash_versions.mine new writes such a file."
         )
-    name = f"flash_versions_file_{abs(hash(path.resolve()))}"
+    name = re.sub(r"\W", "_", str(path.resolve()))
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ValueError(f"{path} is no Python file; its name must end in .py.")

@@ -1,6 +1,7 @@
 """A version in a file: loading it, what `mine check` says of planted mistakes, the ranking."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,10 +9,11 @@ import pytest
 import torch
 
 import flash_versions
+from flash_versions.dispatch import launch
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.version import EXPLICIT
 from flash_versions.inspect import sass
-from flash_versions.mine import command, rank, start
+from flash_versions.mine import command, rank, start, times
 from flash_versions.mine.check import Outcome, find_faults
 from flash_versions.mine.guard import guard, guarded_input, guarding, never_stored
 from flash_versions.mine.summary import common_property
@@ -153,6 +155,16 @@ def test_a_file_that_is_no_version_is_refused(name, tmp_path):
         load(tmp_path, change)
 
 
+def test_a_changed_file_counts_when_it_is_loaded_again(tmp_path, monkeypatch):
+    """What was decided for calls of the file, on a GPU, is forgotten."""
+    monkeypatch.setitem(launch.decided, ("choose",), "before")
+    o, q = [], torch.randn(1, 3, 1, 16)
+    for number in (1, 2):
+        version = load(tmp_path, ("    return o, lse", f"    return o.fill_({number}), lse"))
+        o.append(flash_versions.attention(q, q, q, version=version.name).unique().item())
+    assert o == [1, 2] and not launch.decided
+
+
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(FileNotFoundError, match="mine new writes such a file"):
         flash_versions.load_version(tmp_path / "mine.py")
@@ -238,6 +250,24 @@ def test_new_keeps_a_file_and_bench_needs_a_gpu(tmp_path, capsys, monkeypatch):
     assert "no GPU was found" in capsys.readouterr().err
 
 
+def test_bench_names_the_fastest_first(tmp_path, monkeypatch):
+    """With times that are given: one version cannot run, and the file is half as fast as FA2."""
+    found = [
+        {"version": "fa1", "reason": "it is too old."},
+        {"version": "mine.py", "ms_p50": 2.0},
+        {"version": "fa2", "ms_p50": 1.0},
+    ]
+    monkeypatch.setattr(times, "measure", lambda suite, shape, rounds: found)
+    monkeypatch.setattr(times, "VERSIONS", known := {})
+    version = replace(load(tmp_path), name="mine.py")
+    title, refused, first, second, *others = times.lines(version)
+    assert known == {"mine.py": version} and len(others) == 12
+    assert "B=4 H=16 D=128 full S=4096" in title and refused.split()[0] == "fa1"
+    flops = 4 * 4 * 16 * 4096**2 * 128
+    assert first.split()[:5] == ["fa2", "1.000", "ms", f"{flops / 1e9:.1f}", "TFLOP/s"]
+    assert first.endswith("2.00 x as fast as mine.py") and second.split()[0] == "mine.py"
+
+
 def loop(*opcodes):
     """A loop of these instructions."""
     return sass.HotLoop(tuple(sass.Instruction("", opcode, "R0, R0") for opcode in opcodes))
@@ -250,8 +280,7 @@ def test_instructions_per_score():
     kernel = SimpleNamespace(hot_loops=[warps], num_warps=4, ttgir="")
     assert rank.per_score(kernel, 64) == 66 * 32 / (16 * 64)
     wgmma = loop(*["HGMMA.64x128x16.F32.BF16"] * 4, *["HGMMA.64x64x16.F32.BF16"] * 8, *softmax)
-    kernel.hot_loops = [wgmma, loop(*wgmma.opcodes.elements(), *softmax)]
-    kernel.hot_loops[1] = loop(*[x.opcode for x in wgmma.instructions], *softmax)
+    kernel.hot_loops = [loop(*[x.opcode for x in wgmma.instructions], *softmax), wgmma]
     assert rank.per_score(kernel, 64) == 14 * 128 / (64 * 128)  # the loop with fewer
     tcgen05 = "tc_gen5_mma %q : !ttg.memdesc<{}x{}xbf16, #s>, !ttg.memdesc<{}x{}xbf16, #s>, !ttg\n"
     kernel.ttgir = tcgen05.format(128, 64, 64, 32) + 2 * tcgen05.format(128, 32, 32, 64)
