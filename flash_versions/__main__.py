@@ -54,6 +54,7 @@ def main() -> int:
         "\nNext, in this environment:\n"
         "  python -m transformer.generate             a small model answers through these kernels\n"
         "  python -m flash_versions.diff fa1 fa2      what changes from one version to the next\n"
+        "  python -m flash_versions.mine new          an attention of your own, in one file\n"
         "  make test                                  every version against the fp64 oracle\n"
     )
     return 0

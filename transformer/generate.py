@@ -26,9 +26,9 @@ from transformer.generation.answers import (
 )
 from transformer.generation.batch import PREFILL_CHUNK
 from transformer.generation.command import (
-    ATTENTIONS,
     INTERRUPTED,
     Parser,
+    attention_name,
     describe_error,
     interruptible,
     out_of_memory,
@@ -43,6 +43,7 @@ from transformer.model.decoder import KERNELS
 from transformer.model.paged_cache import PAGE_SIZE
 
 DESCRIPTION = "Ask a model a question, a file of questions, or chat with it."
+ATTENTION_HELP = "a version of attention, or a file of yours, such as mine.py (auto)"
 DEFAULT_QUESTION = "What is 357+486?"
 # With fewer parameters, threads wait longer for each other than they work, above all on a busy CPU.
 WORTH_THREADS = 10_000_000
@@ -129,7 +130,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--repetition-penalty", type=float, default=1.0, help="above 1: repeat less (1)")
     add("--seed", type=int, default=0, help="of the draws; row i of a file has its own stream (0)")
     add("--stop", action="append", default=[], metavar="TEXT", help="ends the answer; repeatable")
-    add("--attention", choices=ATTENTIONS, default="auto", help="version of attention (auto)")
+    add("--attention", type=attention_name, default="auto", help=ATTENTION_HELP)
     add("--kernels", choices=KERNELS, default="auto", help="of norms and products (auto)")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
     add("--dtype", choices=("auto", *DTYPES), default="auto", help="of weights and cache (auto)")

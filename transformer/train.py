@@ -32,7 +32,7 @@ from pathlib import Path
 import torch
 
 import flash_versions
-from transformer.generation.command import ATTENTIONS, Parser, run_training, say
+from transformer.generation.command import Parser, attention_name, run_training, say
 from transformer.model.decoder import Transformer
 from transformer.model.files import only_writer, write_text
 from transformer.model.weights import load_model, save_model
@@ -194,7 +194,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--steps", type=int, default=6000, help="of the optimiser (6000)")
     add("--batch-tokens", type=int, default=65536, help="per step, padding included (65536)")
     add("--lr", type=float, default=3e-3, help="peak of the learning rate (3e-3)")
-    add("--attention", choices=ATTENTIONS, default="sdpa", help="version of attention (sdpa)")
+    add("--attention", type=attention_name, default="sdpa", help="a version, or mine.py (sdpa)")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
     add("--workers", type=int, help="processes that generate data (one per core but one)")
     add("--save-every", type=int, default=500, help="steps between two saved states (500)")
@@ -286,6 +286,8 @@ def _recipe(arguments: argparse.Namespace) -> Recipe:
         teacher = replace(teacher, patience=PATIENCE)
     dials = {name: getattr(arguments, name) for name in ("hasty", "forget", "patience")}
     given = {name: value for name, value in dials.items() if value is not None}
+    if arguments.attention.endswith(".py"):
+        flash_versions.load_version(arguments.attention)
     return Recipe(
         replace(teacher, **given),
         arguments.seed,

@@ -19,12 +19,12 @@ from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.launch import remembered
 from flash_versions.dispatch.request import PLACES, Request
 from flash_versions.dispatch.version import (
-    VERSIONS,
     Backward,
     Chosen,
     Forward,
     Version,
     choose_version,
+    differentiable,
 )
 
 Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
@@ -247,7 +247,7 @@ class FirstDerivative(torch.autograd.Function):
 def forward(version: str, *arguments: Any) -> tuple[torch.Tensor, ...]:
     """(o, lse, statistics) of the request with these fields; see `Version`."""
     request = Request(*arguments)
-    o, lse, statistics = run_forward(VERSIONS[version], request)
+    o, lse, statistics = run_forward(differentiable(version), request)
     return o, lse, o.new_empty(0) if statistics is None else statistics
 
 
@@ -262,14 +262,14 @@ def forward(version: str, *arguments: Any) -> tuple[torch.Tensor, ...]:
 def backward(version: str, *arguments: Any) -> tuple[torch.Tensor, ...]:
     """(dq, dk, dv, dsink) of the request with these fields; dsink is empty without a sink."""
     request = Request(*arguments[: len(NAMES)])
-    *gradients, dsink = run_backward(VERSIONS[version], request, *arguments[len(NAMES) :])
+    *gradients, dsink = run_backward(differentiable(version), request, *arguments[len(NAMES) :])
     return *gradients, gradients[0].new_empty(0) if dsink is None else dsink
 
 
 @forward.register_fake
 def fake_forward(version: str, *arguments: Any) -> tuple[torch.Tensor, ...]:
     """Results of the right shapes, types and strides."""
-    o, lse, statistics = empty_results(VERSIONS[version], Request(*arguments))
+    o, lse, statistics = empty_results(differentiable(version), Request(*arguments))
     return o, lse, o.new_empty(0) if statistics is None else statistics
 
 

@@ -91,6 +91,11 @@ def register(versions: Iterable[Version]) -> None:
         (VERSIONS if version.backward else BASELINES)[version.name] = version
 
 
+def differentiable(name: str) -> Version:
+    """The version of that name, which has a backward; KeyError if there is none."""
+    return VERSIONS[name] if name in VERSIONS else EXPLICIT[name]
+
+
 def choose_version(name: str | Version, request: Request) -> Version:
     """The version of that name, or for "auto" the newest that supports the request; ValueError if
     there is none. A version need not be registered.

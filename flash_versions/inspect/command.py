@@ -249,9 +249,9 @@ def write_out(path: Path, text: str) -> None:
     sys.stderr.write(f"wrote {path}\n")
 
 
-def compile_elsewhere(arguments: list[str]) -> int:
-    """Run the command in a process that does not interpret kernels; returns its exit code."""
-    command = [sys.executable, "-m", "flash_versions.inspect", *arguments]
+def compile_elsewhere(arguments: list[str], module: str = "flash_versions.inspect") -> int:
+    """Run a command in a process that does not interpret kernels; returns its exit code."""
+    command = [sys.executable, "-m", module, *arguments]
     code = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "0"}).returncode
     if code < 0:
         name = signal.Signals(-code).name

@@ -19,6 +19,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.compiler import make_backend
+from triton.runtime.jit import JITFunction
 
 from flash_versions.dispatch import interpreter
 from flash_versions.dispatch.device import Properties, devices
@@ -29,6 +30,7 @@ from flash_versions.inspect.roles import Role, find_roles
 from flash_versions.inspect.sass import HotLoop, disassemble, find_hot_loops, parse, resources
 from flash_versions.versions.api import VERSIONS
 from flash_versions.versions.fp8.quantize import prepare
+from flash_versions.versions.from_file import load_version
 
 KIB = 1024
 
@@ -312,7 +314,10 @@ def compiling(arch: str = "sm_90") -> Iterator[list[Compiled]]:
             found.append(Compiled(kernel.__name__, kernel.__module__, arch, code))
 
     def compile_launch(launcher: Launcher, *args: Any, **options: Any) -> None:
-        launch(Launcher(CompileOnly(launcher.kernel, keep)), *args, **options)
+        launch(Launcher(launcher.kernel), *args, **options)  # one that has compiled nothing yet
+
+    def compile_only(kernel: Any, grid: tuple[int, ...]) -> Callable[..., None]:
+        return CompileOnly(kernel, keep)[grid]
 
     capability = divmod(about.capability, 10)
     properties = Properties(capability, about.shared_memory, about.num_sms)
@@ -321,10 +326,12 @@ def compiling(arch: str = "sm_90") -> Iterator[list[Compiled]]:
     try:
         driver.set_active(CompileDriver(about.capability))
         Launcher.__call__ = compile_launch  # type: ignore[method-assign, assignment]
+        JITFunction.__getitem__ = compile_only  # also of kernels that are launched without one
         with devices.assume(properties):
             yield found
     finally:
         Launcher.__call__ = launch  # type: ignore[method-assign]
+        del JITFunction.__getitem__  # it is inherited again
         driver._active = previous
 
 
@@ -367,9 +374,11 @@ def compile_call(
 
 
 def find_version(chosen: str | Version) -> Version:
-    """A version by name; ValueError if there is none."""
+    """A version by name, or from a file; ValueError if there is none."""
     if isinstance(chosen, Version):
         return chosen
+    if chosen.endswith(".py"):
+        return load_version(chosen)
     known = VERSIONS | EXPLICIT
     if chosen not in known:
         raise ValueError(f"version={chosen!r} is unknown; there are {', '.join(known)}.")

@@ -1,11 +1,8 @@
-"""The reader's version of docs/add_a_version.md, added to a copy of the package as the page says:
-the suite, the benchmark, the diff, the tables and the plots pick it up by its name.
-"""
+"""The commands of docs/add_a_version.md in their order, from an empty folder."""
 
-import ast
-import json
 import os
-import shutil
+import re
+import shlex
 import subprocess
 import sys
 
@@ -13,132 +10,77 @@ import pytest
 
 from tests.helpers import ROOT
 
-NAME = "fa2_pairs"
-SCRIPT = ROOT / "docs/examples/add.sh"
-CASES = [
-    "float32-one query, many keys",
-    "float32-grouped heads 8:4",
-    "float32-more queries than keys: rows without a key",
-    "bfloat16-causal, several blocks",
-    "float16-everything at once",
-]
-ASKED = """
-import json
-import flash_versions
-from flash_versions import VERSIONS, diff
-from flash_versions.bench import suites
-from flash_versions.plot.figures import PLOTS
-from tests.flash_versions.versions import test_attention
-from tests.helpers.committed_results import RESULTS
-from transformer import generate
-
-shape = suites.SUITES["quick"][0]
-measured = [one.name for one in suites.competitors("table", shape)]
-rows = [{**row, "version": "fa2_pairs"} for row in RESULTS["rows"] if row.get("version") == "fa2"]
-panels = PLOTS["forward"].data(RESULTS | {"rows": RESULTS["rows"] + rows})
-figure = PLOTS["forward"].draw(panels)
-print(json.dumps({
-    "file": flash_versions.__file__,
-    "versions": list(VERSIONS),
-    "bench": measured,
-    "cases": [case.id for case in test_attention.EVERYTHING],
-    "diff": diff.lesson("fa2", "fa2_pairs"),
-    "attentions": list(generate.ATTENTIONS),
-    "lines": sorted({line.get_gid() for axis in figure.axes for line in axis.lines}),
-    "labels": sorted({text.get_text() for axis in figure.axes for text in axis.texts}),
-}))
-"""
+PAGE = (ROOT / "docs/add_a_version.md").read_text()
+COMMANDS = re.findall(r"^python (-m .*)$", PAGE, re.MULTILINE)
+# Given last, so they count: a few tokens, some groups of which have a spread of rewards.
+SMALLER = {
+    "inspect": "--arch sm_90",
+    "generate": "--device cpu",
+    "grpo": "--steps 1 --prompts 4 --group 4 --max-tokens 40 --eval-every 0 --device cpu",
+}
 
 
-@pytest.fixture(scope="module")
-def copy(tmp_path_factory):
-    """A copy of the repository's code to which the page's commands added the version."""
-    top = tmp_path_factory.mktemp("copy")
-    without = shutil.ignore_patterns("__pycache__", "checkpoints")
-    for name in ("flash_versions", "transformer", "tests", "docs/examples", "docs/results"):
-        shutil.copytree(ROOT / name, top / name, ignore=without)
-    shutil.copy(ROOT / "pyproject.toml", top)
-    subprocess.run(["bash", "-e", SCRIPT], cwd=top, check=True)
-    return top
-
-
-def python(top, *arguments):
-    """Run Python on the copy: its output, and how it ended."""
-    environment = {**os.environ, "PYTHONPATH": str(top), "CUDA_VISIBLE_DEVICES": ""}
-    for name in ("TRITON_INTERPRET", "PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER"):
-        environment.pop(name, None)
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=top, env=environment, capture_output=True, text=True
+def walk(folder, words):
+    """Run a command of the page without a GPU."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    environment.pop("TRITON_INTERPRET", None)
+    return subprocess.run(
+        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True
     )
-    return done.stdout + done.stderr, done.returncode
-
-
-def suite(top, *cases):
-    """Run cases of the copy's equivalence suite."""
-    chosen = [
-        f"tests/flash_versions/versions/test_attention.py::test_equivalence[{NAME}-{case}]"
-        for case in cases
-    ]
-    return python(top, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen)
-
-
-def code_lines(path):
-    """The lines of a file that are neither docstring nor import nor comment nor empty."""
-    source, lines = path.read_text(), set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef):  # its body's statements come by themselves
-            lines |= set(range(node.lineno, node.body[0].lineno))
-        elif isinstance(node, ast.stmt) and not isinstance(node, ast.Import | ast.ImportFrom):
-            is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-            lines |= set() if is_text else set(range(node.lineno, node.end_lineno + 1))
-    return len(lines)
-
-
-def test_its_kernel_is_about_sixty_lines():
-    assert 50 < code_lines(ROOT / f"docs/examples/{NAME}/forward.py") < 70
 
 
 @pytest.fixture(scope="module")
-def asked(copy):
-    """What the parts of the package say that iterate over the versions."""
-    output, code = python(copy, "-c", ASKED)
-    assert code == 0, output
-    found = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
-    assert found["file"].startswith(str(copy))
-    return found
+def walked(tmp_path_factory):
+    """What each command of the page printed, by its name; and the folder."""
+    folder = tmp_path_factory.mktemp("empty")
+    found = {}
+    for command in COMMANDS:
+        words = shlex.split(command)
+        name = words[2] if words[1] == "flash_versions.mine" else words[1].partition(".")[2]
+        found[name] = walk(folder, [*words, *SMALLER.get(name, "").split()])
+    return folder, found
 
 
-def test_the_package_knows_it(asked):
-    assert asked["versions"].index(NAME) == asked["versions"].index("fa2") + 1
-    for where in ("bench", "attentions", "lines", "labels"):
-        assert NAME in asked[where], where
+def test_every_command_ends_as_the_page_says(walked):
+    assert list(walked[1]) == ["new", "check", "inspect", "bench", "generate", "grpo"]
+    for name, done in walked[1].items():
+        assert done.returncode == (2 if name == "bench" else 0), (name, done.stderr[-2000:])
+    assert "no GPU was found" in walked[1]["bench"].stderr
 
 
-def test_its_diff_is_its_lesson(asked):
-    text = "\n".join(asked["diff"])
-    assert "+def join(acc_a, max_a, sum_a, acc_b, max_b, sum_b):" in text
-    assert "def fold_block" not in text  # imported: unchanged
+def test_the_file_is_right(walked):
+    tried, others = re.search(
+        r"^\d+ of (\d+) cases are right; (\d+) need", walked[1]["check"].stdout, re.MULTILINE
+    ).groups()
+    assert int(tried) > 20 and int(others) > 10
+    assert f"{tried} of {tried} cases are right" in walked[1]["check"].stdout
+    assert "WRONG" not in walked[1]["check"].stdout
 
 
-def test_the_suite_has_its_cases(asked):
-    of = {name: [x for x in asked["cases"] if x.startswith(f"{name}-")] for name in (NAME, "fa2")}
-    assert len(of[NAME]) == len(of["fa2"]) > 100
-    assert {f"{NAME}-{case}" for case in CASES} <= set(of[NAME])
+def test_the_ranking_has_all_versions(walked):
+    _, _, *lines = walked[1]["inspect"].stdout.splitlines()
+    names, numbers = zip(*[line.split()[:2] for line in lines])
+    assert sorted(names) == ["fa1", "fa2", "fa3", "fa4", "mine.py"]
+    assert list(map(float, numbers)) == sorted(map(float, numbers))
+    assert names.index("fa2") < names.index("mine.py") < names.index("fa1")
 
 
-def test_its_cases_pass(copy):
-    """Some of them; forward, and backward where a case has one of its own."""
-    output, code = suite(copy, *CASES)
-    assert code == 0 and f"{len(CASES)} passed" in output, output[-3000:]
+def test_the_model_answers_and_learns(walked):
+    folder, found = walked
+    assert "<answer>1, 2, 5, 9</answer>" in found["generate"].stdout
+    assert "mine.py on cpu" in found["generate"].stderr + found["generate"].stdout
+    metrics = (folder / "runs/mine/metrics.jsonl").read_text()
+    assert re.search(r'"learned": [^0]|"learned": 0\.0*[1-9]', metrics), metrics
+    assert (folder / "runs/mine/final/model.safetensors").exists()
 
 
-def test_the_suite_sees_a_mistake_in_it(copy, tmp_path):
-    """The two results added without bringing them to one maximum."""
-    broken = tmp_path / "broken"
-    shutil.copytree(copy, broken)
-    path = broken / f"flash_versions/versions/{NAME}/forward.py"
-    right = "acc = acc_a * alpha[:, None] + acc_b * beta[:, None]"
-    assert right in path.read_text()
-    path.write_text(path.read_text().replace(right, "acc = acc_a + acc_b"))
-    output, code = suite(broken, "bfloat16-causal, several blocks")
-    assert code == 1 and "1 failed" in output and "OVER its budget" in output, output[-2000:]
+def test_the_mistake_of_the_page_is_explained(walked, tmp_path):
+    right, wrong = re.search(r"replace `(.*)` by `(.*)`\.", PAGE).groups()
+    text = (walked[0] / "mine.py").read_text()
+    assert text.count(right) == 1
+    (tmp_path / "mine.py").write_text(text.replace(right, wrong))
+    done = walk(tmp_path, ["-m", "flash_versions.mine", "check"])
+    assert done.returncode == 1, done.stderr
+    assert re.search(r"o\[.*\] is .*, and .* is right;", done.stdout)
+    assert "OVER its budget" in done.stdout
+    assert re.search(r"All \d+ wrong cases, .* have more than 64 keys", done.stdout)

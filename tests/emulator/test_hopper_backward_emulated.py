@@ -15,9 +15,9 @@ from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fa3.hopper.backward import rows
 from flash_versions.versions.oracle.budget import assess_request
 from flash_versions.versions.oracle.reference import forward
+from flash_versions.versions.oracle.suite import CASES
 from tests.emulator.hopper_backward_bugs import BUGS, RUNS
 from tests.emulator.planted_bugs import assert_found, outcomes, plant
-from tests.flash_versions.versions.test_attention import CASES
 from tests.helpers.rotation import rotated
 
 LOADED = gluon_emulator.load("flash_versions.versions.fa4.hopper.backward")

@@ -14,6 +14,15 @@ ATTENTIONS = ("auto", *flash_versions.BASELINES, *flash_versions.VERSIONS)
 INTERRUPTED = 130  # the exit code of a command after Ctrl-C
 
 
+def attention_name(text: str) -> str:
+    """The name of a version or a baseline, or a file of a version, for argparse."""
+    if text in ATTENTIONS or text.endswith(".py"):
+        return text
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is unknown; {', '.join(ATTENTIONS)} and a file such as mine.py work"
+    )
+
+
 def interruptible() -> None:
     """Let Ctrl-C raise KeyboardInterrupt. While a command is imported it ends the process instead,
     see the package's `__init__`.

@@ -131,7 +131,7 @@ class Session:
         model = load_model(folder, attend, where, DTYPES[dtype], kernels)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         if (
-            version in flash_versions.VERSIONS
+            version not in flash_versions.BASELINES
             and interpreted()
             and parameters > INTERPRETED_PARAMETERS
         ):
@@ -253,7 +253,7 @@ class Session:
         """The measurements as lines of text."""
         precision = "" if self.precision is None else f" and {self.precision}"
         where = f"{self.attention} on {self.device} in {self.dtype}{precision}"
-        if self.attention in flash_versions.VERSIONS:
+        if self.attention not in flash_versions.BASELINES:
             where += (
                 "; its kernels run in Triton's interpreter: slow by design, for reading"
                 if interpreted()

@@ -72,7 +72,7 @@ class Settings:
     stop_on_collapse: bool = setting(
         True, "stop when the held-out reward falls by a fifth of its range"
     )
-    attention: str = setting("auto", "a version of attention, for rollouts and training")
+    attention: str = setting("auto", "a version of attention, or mine.py, in rollouts and training")
     dtype: str = setting("auto", "float32 or bfloat16; auto: bfloat16 on a GPU")
     lora_rank: int = setting(0, "train low-rank adapters of this rank only; 0: all weights")
     checkpointing: bool = setting(False, "recompute activations in the backward pass")

@@ -30,9 +30,9 @@ from flash_versions.versions.fa4.exp2 import DEGREES
 from flash_versions.versions.fa4.hopper import backward as explicit
 from flash_versions.versions.fa4.hopper import forward as forward_hopper
 from flash_versions.versions.fa4.softmax import raise_reference
+from flash_versions.versions.oracle.suite import CASES
 from flash_versions.versions.tiles import wgmma
 from flash_versions.versions.tiles.algebra import finalize
-from tests.flash_versions.versions.test_attention import CASES
 from tests.helpers.budget import assert_gradients_right, assert_right, random_inputs
 from transformer.model.weights import load_model
 from transformer.training.corpus import Teacher, draw_chat

@@ -34,7 +34,7 @@ def choose_for_all(
     torch's own attention, or where that knows too little, PyTorch written out.
 
     Args:
-        name: of a version or a baseline, or "auto".
+        name: of a version or a baseline, a file of yours such as "mine.py", or "auto".
         heads: of queries, of keys, and their dimension.
         kinds: what each kind of layer asks of attention, see `Config.attention_options`.
         device, dtype: the model's.
@@ -43,7 +43,10 @@ def choose_for_all(
 
     Raises:
         ValueError: it cannot run, in one sentence.
+        OSError: there is no such file.
     """
+    if name.endswith(".py"):
+        flash_versions.load_version(name)
     requests = _requests(heads, kinds, device, dtype, precision, paged)
     names = reversed(flash_versions.VERSIONS) if name == "auto" else [name]
     refused = None
