@@ -78,6 +78,8 @@ SLOW = [
     "flash_versions/versions/test_quantize.py::test_compiles_without_spills_in_16_byte_accesses",
     "gpu/test_hopper_backward.py",
     "gpu/test_shared_gpu.py",
+    "packaging/test_kernels_hub.py::test_transformers_uses_it",
+    "packaging/test_kernels_hub.py::test_kernels_loads_it",
     "packaging/test_wheel.py",
     "transformer/generation/test_generate_refusals.py::test_the_command_in_a_process_of_its_own",
     "transformer/kernels/test_gemv.py::test_compiled_code",

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-PACKAGES = ("flash_versions", "transformer")
+PACKAGES = (__name__.partition(".")[0], "transformer")
 # Functions that declare something while a module is imported; others compute.
 DECLARING = ("aggregate", "builtin", "constexpr", "constexpr_function", "jit")
 WHAT_WORKS = (
