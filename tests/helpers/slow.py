@@ -80,6 +80,8 @@ SLOW = [
     "gpu/test_shared_gpu.py",
     "packaging/test_kernels_hub.py::test_transformers_uses_it",
     "packaging/test_kernels_hub.py::test_kernels_loads_it",
+    "packaging/test_types.py::test_a_program_of_a_user_is_clean",
+    "packaging/test_types.py::test_wrong_calls_are_found",
     "packaging/test_wheel.py",
     "transformer/generation/test_generate_refusals.py::test_the_command_in_a_process_of_its_own",
     "transformer/kernels/test_gemv.py::test_compiled_code",
