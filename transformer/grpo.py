@@ -306,20 +306,20 @@ def _run_in(
         return
     with world.together():
         trainer = Trainer(settings, world.device, world)
+        if world.main:
+            tracker = open_tracker(arguments.report_to, run.folder, asdict(settings))
+            stack.callback(tracker.close)
     if not world.main:
         train(trainer, run, save_every=arguments.save_every)
         return
     undrawn = missing("plot", "matplotlib")
     if undrawn:
         progress.say(f"note: the run will have no curve.png: {undrawn}")
-    tracker = open_tracker(arguments.report_to, run.folder, asdict(settings))
-    display = Display(progress, tracker)
+    stack.callback(progress.close)
     progress.start(settings.steps)
-    try:
-        train(trainer, run, save_every=arguments.save_every, say=progress.say, watch=display.watch)
-    finally:
-        progress.close()
-        tracker.close()
+    watch = Display(progress, tracker).watch
+    train(trainer, run, save_every=arguments.save_every, say=progress.say, watch=watch)
+    progress.close()
     if not undrawn:
         progress.say(f"the curve: {run.folder / 'curve.png'}")
     progress.say(f"ask it: python -m transformer.generate --model {run.folder / FINAL}")

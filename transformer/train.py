@@ -301,10 +301,11 @@ def _watched(training: Training, arguments: argparse.Namespace, stack: ExitStack
     main = training.world.main
     progress = Progress(arguments.quiet or not main)
     stack.callback(progress.close)
-    if main:
-        settings = training.recipe.identity()
-        training.tracker = open_tracker(arguments.report_to, training.folder, settings)
-        stack.callback(training.tracker.close)
+    with training.world.together():
+        if main:
+            settings = training.recipe.identity()
+            training.tracker = open_tracker(arguments.report_to, training.folder, settings)
+            stack.callback(training.tracker.close)
     if training.step:
         progress.say(f"continuing at step {training.step}")
     return progress

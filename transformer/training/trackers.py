@@ -100,7 +100,7 @@ def open_tracker(name: str, folder: Path, settings: Mapping[str, Any]) -> Tracke
         settings: what the tracker shows beside the curves.
 
     Raises:
-        ValueError: it is not installed.
+        ValueError: it is not installed, or wandb cannot begin a run.
     """
     check(name)
     if name == "tensorboard":
@@ -111,5 +111,11 @@ def open_tracker(name: str, folder: Path, settings: Mapping[str, Any]) -> Tracke
         import wandb
 
         about = {"name": folder.resolve().name, "config": dict(settings)}
-        return WeightsAndBiases(wandb.init(project=PROJECT, dir=str(folder), **about))
+        try:
+            return WeightsAndBiases(wandb.init(project=PROJECT, dir=str(folder), **about))
+        except Exception as error:  # wandb's own errors, such as that no key is there
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ValueError(
+                f"--report-to wandb: {reason} (WANDB_MODE=offline needs no account)"
+            ) from error
     return Nothing()

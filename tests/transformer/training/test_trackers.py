@@ -111,6 +111,19 @@ def test_a_missing_tracker_is_asked_for(
     assert not run.exists()
 
 
+def test_a_tracker_that_cannot_begin_is_one_sentence(tune, tmp_path, monkeypatch, capsys):
+    def init(**about):
+        raise RuntimeError("no key is configured\nmore")
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    assert train.main([*tune, "--out", str(tmp_path / "out"), "--report-to", "wandb"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    expected = (
+        "error: --report-to wandb: no key is configured (WANDB_MODE=offline needs no account)"
+    )
+    assert error == expected
+
+
 def test_quiet_says_nothing_but_errors(grpo_command, tempted, tune, tmp_path, capsys):
     arguments = [*options(tempted, steps=1), "--out", tmp_path / "run", "--quiet"]
     assert grpo_command(*arguments) == (0, "")
