@@ -9,7 +9,7 @@ KERNEL_TESTS := tests/flash_versions/versions tests/flash_versions/dispatch/test
 	tests/compile tests/documents/test_lessons.py tests/transformer/kernels/test_gemv.py
 WORKERS := -q -n auto --maxprocesses 8 --dist loadgroup
 
-.PHONY: help generate chat test test-all test-wide test-gpu test-triton test-trl fuzz lint bench plot lab notebooks docs clean
+.PHONY: help generate chat test test-all test-wide test-gpu test-triton test-trl fuzz lint bench plot lab notebooks docs kernels-hub clean
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -84,6 +84,9 @@ notebooks: $(VENV)/.ready-notebooks ## run notebooks and write them with outputs
 docs: $(VENV)/.ready-docs ## build the site, warnings being errors: docs/_build/html/index.html
 	$(BIN)/python -m sphinx -W --keep-going -q docs docs/_build/html
 	@echo "Open docs/_build/html/index.html"
+
+kernels-hub: $(VENV)/.ready ## write the kernel for Hugging Face's Kernels Hub: dist/kernels-hub
+	$(BIN)/python -m flash_versions.integrations.hub dist/kernels-hub
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) .triton-* .pytest_cache .mypy_cache .ruff_cache

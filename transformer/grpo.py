@@ -22,14 +22,13 @@ import time
 import types
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, asdict, fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from tqdm import tqdm
-
 from transformer import missing
-from transformer.generation.command import Parser, run_training, say
+from transformer.generation.command import Parser, run_training
+from transformer.generation.progress import Progress
 from transformer.model.files import only_writer
 from transformer.model.weights import save_model, text_files
 from transformer.rl import curves
@@ -37,7 +36,9 @@ from transformer.rl.groups import describe
 from transformer.rl.recipes import RECIPES, Settings, flag
 from transformer.rl.run import BEST, FINAL, METRICS, SAMPLES, STATE, Run
 from transformer.rl.trainer import Trainer, resolved
+from transformer.training import trackers
 from transformer.training.parallel import World, alike, connected, own_device, undamaged
+from transformer.training.trackers import TRACKERS, Tracker, open_tracker
 
 COLLAPSE = 0.20  # of the range of the held-out rewards; of 0 and 1 that is 20 points
 SHOWN = 3  # completions of an evaluation that are kept
@@ -202,22 +203,17 @@ def remark(measured: dict[str, float], quiet: int, say: Callable[[str], None]) -
 
 
 class Display:
-    """The live line, and TensorBoard if it is asked for."""
+    """The progress of a run, and its tracker."""
 
     KEYS = {"reward": ".2f", "length": ".0f", "entropy": ".3f", "skipped": ".0%", "kl": ".3f"}
 
-    def __init__(self, steps: int, at: int, board: Path | None) -> None:
+    def __init__(self, progress: Progress, tracker: Tracker) -> None:
         self._held_out = ""
-        self._writer: Any = None
-        if board is not None:
-            self._writer = tensorboard_writer()(str(board))
-        self._bar = tqdm(total=steps, initial=at, desc="step", unit="step", dynamic_ncols=True)
+        self._progress, self._tracker = progress, tracker
 
     def watch(self, step: int, measured: dict[str, float]) -> None:
         """Show the metrics of a step or of an evaluation."""
-        if self._writer is not None:
-            for name, value in measured.items():
-                self._writer.add_scalar(name, value, step)
+        self._tracker.log(step, measured)
         if "greedy" in measured:
             shares = [x for x in measured if x not in ("length", "reward", "reward_range")]
             parts = [f"{name} {measured[name]:.1%}" for name in shares]
@@ -225,38 +221,15 @@ class Display:
             if measured["reward"] != measured["sampled"]:  # the task has a reward of its own
                 self._held_out = f"{measured['reward']:.3g}"
                 parts.append(f"reward {self._held_out}")
-            self.say(f"step {step:>4}  held-out: {'  '.join(parts)}")
+            self._progress.say(f"step {step:>4}  held-out: {'  '.join(parts)}")
             return
         shown = {k: f"{measured[k]:{form}}" for k, form in self.KEYS.items() if k in measured}
         clipped = measured.get("clipped_low", 0.0) + measured.get("clipped_high", 0.0)
-        rate = f"{measured['tokens_per_second']:,.0f}"
-        self._bar.set_postfix(
-            {**shown, "clipped": f"{clipped:.1%}", "tokens/s": rate, "held-out": self._held_out},
-            refresh=False,
-        )
-        self._bar.update(step - self._bar.n)
-
-    def say(self, line: str) -> None:
-        """A line above the live one."""
-        self._bar.write(line, file=sys.stderr)
-
-    def close(self) -> None:
-        """End the line."""
-        self._bar.close()
-        if self._writer is not None:
-            self._writer.close()
-
-
-def tensorboard_writer() -> Any:
-    """The class that writes for TensorBoard; ValueError if the package is not there."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise ValueError(
-            "--tensorboard: tensorboard is not installed; "
-            "pip install 'flash-versions[tensorboard]' does that."
-        ) from error
-    return SummaryWriter
+        shown["clipped"] = f"{clipped:.1%}"
+        shown["tokens/s"] = f"{measured['tokens_per_second']:,.0f}"
+        if self._held_out:
+            shown["held-out"] = self._held_out
+        self._progress.step(step, shown)
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Settings]:
@@ -271,7 +244,8 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Settings]:
     add("--out", type=Path, metavar="RUN", help="the run's folder (runs/RECIPE)")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
     add("--save-every", type=int, default=10, help="steps between two saved states (10)")
-    add("--tensorboard", action="store_true", help="also write RUN/tensorboard")
+    add("--report-to", choices=TRACKERS, default="none", help="a tracker of experiments (none)")
+    add("--quiet", action="store_true", help="say nothing but errors")
     for one in (one for one in fields(Settings) if one.metadata):
         add(flag(one.name), default=argparse.SUPPRESS, **option(one))
     arguments = parser.parse_args(argv)
@@ -322,32 +296,33 @@ def _run_in(
     with world.together():
         settings = resolved(settings, world.device, world)
         folder = arguments.out or Path("runs") / (arguments.recipe or settings.task)
-        if arguments.tensorboard:
-            tensorboard_writer()  # refuses what is missing before there is a folder
+        trackers.check(arguments.report_to)
         if world.main:
             stack.enter_context(only_writer(folder))
         run = Run(folder, settings, world)
+    progress = Progress(arguments.quiet or not world.main)
     if run.finished:
-        if world.main:
-            say(f"{run.folder} is finished: {run.folder / 'curve.png'}\n")
+        progress.say(f"{run.folder} is finished: {run.folder / 'curve.png'}")
         return
     with world.together():
         trainer = Trainer(settings, world.device, world)
+        if world.main:
+            tracker = open_tracker(arguments.report_to, run.folder, asdict(settings))
+            stack.callback(tracker.close)
     if not world.main:
         train(trainer, run, save_every=arguments.save_every)
         return
     undrawn = missing("plot", "matplotlib")
     if undrawn:
-        say(f"note: the run will have no curve.png: {undrawn}\n")
-    board = run.folder / "tensorboard" if arguments.tensorboard else None
-    display = Display(settings.steps, 0, board)
-    try:
-        train(trainer, run, save_every=arguments.save_every, say=display.say, watch=display.watch)
-    finally:
-        display.close()
+        progress.say(f"note: the run will have no curve.png: {undrawn}")
+    stack.callback(progress.close)
+    progress.start(settings.steps)
+    watch = Display(progress, tracker).watch
+    train(trainer, run, save_every=arguments.save_every, say=progress.say, watch=watch)
+    progress.close()
     if not undrawn:
-        say(f"the curve: {run.folder / 'curve.png'}\n")
-    say(f"ask it: python -m transformer.generate --model {run.folder / FINAL}\n")
+        progress.say(f"the curve: {run.folder / 'curve.png'}")
+    progress.say(f"ask it: python -m transformer.generate --model {run.folder / FINAL}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

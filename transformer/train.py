@@ -23,7 +23,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -32,16 +32,18 @@ from pathlib import Path
 import torch
 
 import flash_versions
-from transformer.generation.command import Parser, attention_name, run_training, say
+from transformer.generation.command import Parser, attention_name, run_training
+from transformer.generation.progress import Progress
 from transformer.model.decoder import Transformer
 from transformer.model.files import only_writer, write_text
 from transformer.model.weights import load_model, save_model
 from transformer.rl.recipes import find_task
-from transformer.training import byte_tokenizer, model_card
+from transformer.training import byte_tokenizer, model_card, trackers
 from transformer.training.corpus import MIXES, Teacher
 from transformer.training.evaluate import TAUGHT, Score, as_record, evaluate
 from transformer.training.parallel import alike, connected, own_device
 from transformer.training.run import Recipe, Training
+from transformer.training.trackers import TRACKERS, open_tracker
 from transformer.training.tuning import command as tuning
 from transformer.training.tuning.run import Tuning
 
@@ -60,8 +62,9 @@ def train(
     eval_every: int = 1000,
     eval_problems: int = 64,
     measure: Callable[[], object] | None = None,
+    progress: Progress | None = None,
 ) -> None:
-    """Run to the last step, with a line of progress on standard error.
+    """Run to the last step.
 
     Args:
         training: where to begin.
@@ -71,11 +74,14 @@ def train(
         eval_every: steps between two evaluations; 0 for none.
         eval_problems: held-out problems of each skill in an evaluation.
         measure: evaluates instead; all ranks call it together.
+        progress: shows how far it is; None: nothing does.
 
     Raises:
         ValueError: the loss is no longer finite.
     """
     steps, batches = training.recipe.steps, training.batches(workers)
+    progress = progress or Progress(quiet=True)
+    progress.start(steps)
     before, started = training.seconds, time.perf_counter()
     loss, learned, seen, since = torch.zeros((), device=training.device), 0, 0, started
     world = training.world
@@ -87,6 +93,7 @@ def train(
         seen += batch.tokens.size
         now = time.perf_counter()
         training.seconds = before + now - started
+        shown = None
         if training.step % log_every == 0 or training.step == steps:
             mean = world.sum(loss).item() / learned
             with world.together():
@@ -103,22 +110,23 @@ def train(
                 "seconds": round(training.seconds, 1),
             }
             training.record(**fields)
-            if world.main:
-                _show(training.step, steps, fields)
+            shown = _shown(fields)
             loss.zero_()
             learned, seen, since = 0, 0, now
+        progress.step(training.step, shown)
         if eval_every and training.step % eval_every == 0 and training.step < steps:
             if measure is not None:
                 measure()
             elif (model := training.plain(training.dtype)) and world.main:
-                score(training, model, eval_problems, seed=0)  # the others wait at the next step
+                score(training, model, eval_problems, 0, progress)  # others wait at the next step
             since = time.perf_counter()
         if training.step % save_every == 0 or training.step == steps:
             training.save()
+    progress.close()
 
 
 def score(
-    training: Training, model: Transformer, problems: int, seed: int
+    training: Training, model: Transformer, problems: int, seed: int, progress: Progress
 ) -> dict[str, dict[str, Score]]:
     """Scores of greedy and of sampled replies by skill; they are also recorded and shown."""
     scores, recipe = {}, training.recipe
@@ -132,11 +140,13 @@ def score(
             skills=TAUGHT[recipe.tasks],
         )
         training.record(evaluation=name, problems=problems, scores=as_record(scores[name]))
-    say(f"\n{model_card.table(scores)}\n")
+    progress.say(model_card.table(scores))
     return scores
 
 
-def publish(training: Training, command: str, problems: int, device: torch.device) -> None:
+def publish(
+    training: Training, command: str, problems: int, device: torch.device, progress: Progress
+) -> None:
     """Write the checkpoint and what is known about it; the state of the run is then deleted.
 
     What is evaluated is what ships: the weights as they lie in the folder, rounded to bf16.
@@ -150,7 +160,7 @@ def publish(training: Training, command: str, problems: int, device: torch.devic
         write_text(training.folder / name, content)
     attention = partial(flash_versions.attention, version="sdpa")
     model = load_model(training.folder, attention, device, training.dtype)
-    scores = score(training, model, problems, seed=1)
+    scores = score(training, model, problems, 1, progress)
     made = model_card.TEACHING.format(
         command=command,
         seconds=training.seconds,
@@ -170,14 +180,14 @@ def publish(training: Training, command: str, problems: int, device: torch.devic
     training.finish()
 
 
-def _show(step: int, steps: int, fields: dict[str, float]) -> None:
-    left = fields["seconds"] / step * (steps - step)
-    line = (
-        f"step {step}/{steps}  loss {fields['loss']:.4f}  lr {fields['learning_rate']:.2e}"
-        f"  |grad| {fields['gradient_norm']:.3f}  {fields['tokens_per_second']:,} tokens/s"
-        f"  {left:.0f} s left"
-    )
-    say(f"\r{line:<100}" if sys.stderr.isatty() else f"{line}\n")
+def _shown(fields: Mapping[str, float]) -> dict[str, str]:
+    """Measurements in few characters."""
+    return {
+        "loss": f"{fields['loss']:.4f}",
+        "lr": f"{fields['learning_rate']:.2e}",
+        "|grad|": f"{fields['gradient_norm']:.3f}",
+        "tokens/s": f"{fields['tokens_per_second']:,}",
+    }
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -200,6 +210,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--save-every", type=int, default=500, help="steps between two saved states (500)")
     add("--eval-every", type=int, default=1000, help="steps between evaluations; 0: none (1000)")
     add("--eval-problems", type=int, default=512, help="of each skill, in the last one (512)")
+    add("--report-to", choices=TRACKERS, default="none", help="a tracker of experiments (none)")
+    add("--quiet", action="store_true", help="say nothing but errors")
     tuning.add_options(parser)
     arguments = parser.parse_args(argv)
     if tuning.is_own(arguments):
@@ -237,47 +249,66 @@ def _run(argv: Sequence[str]) -> None:
         workers = min(16, max(1, (os.cpu_count() or 2) // here - 1))
     with connected(device) as world, ExitStack() as stack:
         with world.together():
+            trackers.check(arguments.report_to)
             if world.main:
                 stack.enter_context(only_writer(arguments.out))
         training = Training(recipe, arguments.out, device, world)
-        if training.step and world.main:
-            say(f"continuing at step {training.step}\n")
+        progress = _watched(training, arguments, stack)
         train(
             training,
             workers=workers,
             save_every=arguments.save_every,
             eval_every=arguments.eval_every,
             eval_problems=min(64, arguments.eval_problems),
+            progress=progress,
         )
         command = shlex.join(["python", "-m", "transformer.train", *argv])
-        publish(training, command, arguments.eval_problems, device)
+        publish(training, command, arguments.eval_problems, device, progress)
 
 
 def _tune(arguments: argparse.Namespace, planned: tuning.Plan, device: torch.device) -> None:
     """Train on data of one's own."""
     with connected(device) as world, ExitStack() as stack:
         with world.together():
+            trackers.check(arguments.report_to)
             if world.main:
                 stack.enter_context(only_writer(arguments.out))
-                tuning.tell(planned.notes)
         training = Tuning(planned.recipe, arguments.out, device, world)
-        if training.step and world.main:
-            say(f"continuing at step {training.step}\n")
+        progress = _watched(training, arguments, stack)
+        for note in planned.notes:
+            progress.say(note)
+        measure = partial(training.measure, progress)
         if planned.eval_every and not training.step:
-            training.measure()
+            measure()
         train(
             training,
             workers=0,
             log_every=max(1, min(20, planned.recipe.steps // 20)),
             save_every=arguments.save_every,
             eval_every=planned.eval_every,
-            measure=training.measure,
+            measure=measure,
+            progress=progress,
         )
         if planned.eval_every:
-            training.measure()
+            measure()
         training.publish()
         if world.main:
-            say(tuning.ending(arguments.out, training.held_out_losses()))
+            progress.say(tuning.ending(arguments.out, training.held_out_losses()))
+
+
+def _watched(training: Training, arguments: argparse.Namespace, stack: ExitStack) -> Progress:
+    """Progress and tracker of a run, both ended with `stack`; other ranks say and send nothing."""
+    main = training.world.main
+    progress = Progress(arguments.quiet or not main)
+    stack.callback(progress.close)
+    with training.world.together():
+        if main:
+            settings = training.recipe.identity()
+            training.tracker = open_tracker(arguments.report_to, training.folder, settings)
+            stack.callback(training.tracker.close)
+    if training.step:
+        progress.say(f"continuing at step {training.step}")
+    return progress
 
 
 def _recipe(arguments: argparse.Namespace) -> Recipe:

@@ -69,6 +69,8 @@ class Devices:
             return f"q is on {device}; NVIDIA GPUs and, interpreted, the CPU work."
         if interpreter.enabled():
             return None  # on a GPU the interpreter copies to the host and back: slow, and right
+        if sentence := interpreter.triton_missing():
+            return sentence
         if device.type == "cpu" and self.assumed is None:
             return (
                 "CPU tensors need Triton's interpreter, which is off; set TRITON_INTERPRET=1 "

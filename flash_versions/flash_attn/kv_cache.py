@@ -126,7 +126,8 @@ def append_op(
     """`append_to_cache` after its checks: one opaque call for torch.compile."""
     if k.device.type == "cpu" and not interpreter.enabled():
         raise ValueError(
-            "k is on the CPU, where appending needs Triton's interpreter, which is off; set "
+            interpreter.triton_missing()
+            or "k is on the CPU, where appending needs Triton's interpreter, which is off; set "
             "TRITON_INTERPRET=1 before Python starts."
         )
     batch, new, kv_heads, _ = k.shape

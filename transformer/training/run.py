@@ -39,6 +39,7 @@ from transformer.training.parallel import (
     undamaged,
     write_state,
 )
+from transformer.training.trackers import Nothing, Tracker
 
 MODEL = Config(
     vocab_size=byte_tokenizer.VOCAB_SIZE,
@@ -162,6 +163,7 @@ class Training:
         self.position = (0, 0)  # chunk of the corpus, batch of the chunk
         self.seconds = 0.0
         self.log_size = 0
+        self.tracker: Tracker = Nothing()  # a command puts another in its place
         self._resume()
 
     def batches(self, workers: int) -> Iterator[ChatBatch]:
@@ -225,9 +227,11 @@ class Training:
         return loss.detach(), norm
 
     def record(self, **fields: Any) -> None:
-        """Append a line to the log."""
+        """Append a line to the log, and tell the tracker."""
         if not self.world.main:
             return
+        kind = fields.get("evaluation")
+        self.tracker.log(self.step, fields if kind is None else {kind: fields})
         line = json.dumps({"step": self.step, **fields}) + "\n"
         with open(self.folder / LOG, "a") as file:
             file.write(line)

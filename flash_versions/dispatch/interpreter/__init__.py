@@ -3,6 +3,7 @@
 May import: torch, triton, numpy; nothing of this package.
 """
 
+from flash_versions.dispatch.interpreter.absent import triton_missing
 from flash_versions.dispatch.interpreter.switch import enable_without_gpu, enabled
 
-__all__ = ["enable_without_gpu", "enabled"]
+__all__ = ["enable_without_gpu", "enabled", "triton_missing"]

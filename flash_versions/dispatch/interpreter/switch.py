@@ -4,14 +4,13 @@
 of all.
 """
 
-import importlib.util
 import os
 import sys
 from functools import cache
 
 import torch
 
-from flash_versions.dispatch.interpreter import faithful
+from flash_versions.dispatch.interpreter import absent, faithful
 
 NOTICE = (
     "flash_versions: no GPU found, so the Triton kernels run in Triton's CPU interpreter: "
@@ -26,10 +25,12 @@ def enabled() -> bool:
     Triton's own functions decide when triton is imported, the kernels of this package when the
     package is. The environment may have changed in between, and after.
     """
+    if not at_import["interpreted"]:  # nor is there a triton to ask where it is missing
+        return False
     from triton.language import cdiv
     from triton.runtime.interpreter import InterpretedFunction
 
-    return at_import["interpreted"] and isinstance(cdiv, InterpretedFunction)
+    return isinstance(cdiv, InterpretedFunction)
 
 
 at_import = {"interpreted": False}  # what the kernels of this package were told
@@ -39,16 +40,12 @@ def enable_without_gpu() -> None:
     """Turn the interpreter on where there is no GPU, and say so once on stderr.
 
     Too late if triton was imported before: then nothing changes here, and `attention` refuses CPU
-    tensors. An explicit TRITON_INTERPRET in the environment is respected.
-
-    Raises:
-        ImportError: Triton is not installed (it exists for Linux only).
+    tensors. An explicit TRITON_INTERPRET in the environment is respected. Without triton, the
+    kernels can be imported from here on, and refuse to run: see `absent`.
     """
-    if importlib.util.find_spec("triton") is None:
-        raise ImportError(
-            "flash_versions needs triton, which is not installed and has wheels for Linux only "
-            f"(this is {sys.platform}); use Linux, WSL or a container."
-        )
+    if absent.triton_missing():
+        absent.import_kernels_without_triton()
+        return
     chosen = os.environ.get("TRITON_INTERPRET")
     if chosen is None and "triton" not in sys.modules and not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"

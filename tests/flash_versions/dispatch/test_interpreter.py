@@ -10,7 +10,6 @@ import torch
 import triton
 import triton.language as tl
 
-from flash_versions.dispatch import interpreter
 from flash_versions.dispatch.interpreter import switch
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is off")
@@ -156,9 +155,3 @@ def test_turned_on_too_late_is_refused_in_words(when):
 def test_the_environment_can_keep_it_off():
     done = run(f"import flash_versions; {CALL}", TRITON_INTERPRET="0")
     assert "CPU tensors need Triton's interpreter" in done.stderr
-
-
-def test_a_machine_without_triton_is_told_what_to_do(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ImportError, match="needs triton.*Linux"):
-        interpreter.enable_without_gpu()

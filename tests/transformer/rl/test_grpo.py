@@ -2,11 +2,9 @@
 
 import json
 import re
-import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -450,42 +448,6 @@ def test_two_processes_do_not_write_one_run(grpo_command, tempted, tmp_path):
     assert f"another process is writing to {tmp_path / 'run'}; wait for it or use" in err
     assert not (tmp_path / "run").exists()  # who made it and wrote nothing removes it
     assert grpo_command(*arguments)[0] == 0
-
-
-# --- TensorBoard
-
-
-def test_tensorboard_is_asked_for_if_it_is_missing(grpo_command, tempted, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    code, err = grpo_command(*options(tempted), "--out", tmp_path / "run", "--tensorboard")
-    assert code == 2
-    assert err.startswith("error: --tensorboard: tensorboard is not installed; pip install 'flash-")
-    assert not (tmp_path / "run").exists()
-
-
-def test_tensorboard_is_written_on_request(grpo_command, tempted, tmp_path, monkeypatch):
-    written = []
-
-    class SummaryWriter:
-        def __init__(self, folder):
-            assert folder == str(tmp_path / "run" / "tensorboard")
-
-        def add_scalar(self, name, value, step):
-            written.append((name, step, value))
-
-        def close(self):
-            written.append("closed")
-
-    module = SimpleNamespace(SummaryWriter=SummaryWriter)
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-    arguments = options(tempted, steps=2, eval_every=2)
-    code, err = grpo_command(*arguments, "--out", tmp_path / "run", "--tensorboard")
-    assert code == 0, err
-    assert written.pop() == "closed"
-    for line in read_metrics(tmp_path / "run"):
-        step = line.get("step", line.get("evaluation"))
-        name = "reward" if "step" in line else "sampled"
-        assert (name, step, pytest.approx(line[name], rel=1e-5)) in written
 
 
 # --- learning

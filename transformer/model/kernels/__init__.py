@@ -2,3 +2,5 @@
 
 May import: `flash_versions`, below its public API, too.
 """
+
+import flash_versions  # noqa: F401  # before triton: it turns the interpreter on where it is needed

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from transformer.generation.command import say
 from transformer.model.decoder import Transformer, choose_attention
 from transformer.model.weights import find_checkpoint, load_config
 from transformer.tasks.task import Task
@@ -241,10 +240,4 @@ def ending(folder: Path, losses: Mapping[int, float]) -> str:
                 " or more data may help"
             )
         said += "\n"
-    return said + f"ask it: python -m transformer.generate --model {folder}\n"
-
-
-def tell(notes: Sequence[str]) -> None:
-    """Notes on standard error."""
-    for note in notes:
-        say(f"{note}\n")
+    return said + f"ask it: python -m transformer.generate --model {folder}"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer.generation.command import say
+from transformer.generation.progress import Progress
 from transformer.model.decoder import Transformer
 from transformer.model.files import parse_json, read_json, read_text, write_text
 from transformer.model.weights import find_checkpoint, load_model, save_model
@@ -133,7 +133,7 @@ class Tuning(Training):
 
         return summed_loss(model, forward, batch, rows)
 
-    def measure(self) -> None:
+    def measure(self, progress: Progress) -> None:
         """Record and show the mean loss per token on what is held out, if anything is."""
         if self.recipe.held_out is None:
             return
@@ -147,7 +147,8 @@ class Tuning(Training):
                 count += int(batch.learned[:, 1:].sum())
         mean = loss / count
         self.record(evaluation=HELD_OUT, loss=round(mean, 5), tokens=count)
-        say(f"\nheld out: loss {mean:.4f}, perplexity {math.exp(min(mean, 99.0)):.2f}\n")
+        perplexity = math.exp(min(mean, 99.0))
+        progress.say(f"held out: loss {mean:.4f}, perplexity {perplexity:.2f}")
 
     def held_out_losses(self) -> dict[int, float]:
         """What was measured so far, by step."""

@@ -44,6 +44,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.interpreter import enabled as interpreted
+from flash_versions.dispatch.interpreter import triton_missing
 from flash_versions.versions.tiles.rows import cdiv
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -269,7 +270,8 @@ def check_device(x: torch.Tensor) -> None:
     """Refuse, with a ValueError, a tensor that is where kernels do not run."""
     if x.device.type == "cpu" and not interpreted():
         raise ValueError(
-            "x is on the CPU, where these kernels need Triton's interpreter: set"
+            triton_missing()
+            or "x is on the CPU, where these kernels need Triton's interpreter: set"
             " TRITON_INTERPRET=1 before Python starts"
         )
 

@@ -1,0 +1,139 @@
+"""`--report-to` and `--quiet` of `train` and `grpo`: what trackers are told, and what is said."""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from tests.helpers.tiny_grpo import options
+from transformer import train
+from transformer.rl.run import read_metrics
+from transformer.training import trackers
+
+CHATS = [
+    {"messages": [{"role": "user", "content": str(n)}, {"role": "assistant", "content": "yes"}]}
+    for n in range(40)
+]
+
+
+class FakeTracker:
+    """Stands for TensorBoard's writer and for wandb; keeps what it is told."""
+
+    def __init__(self):
+        self.told, self.about, self.is_closed = {}, {}, False
+
+    def SummaryWriter(self, folder):
+        self.about = {"dir": folder}
+        return self
+
+    def add_scalar(self, name, value, step):
+        self.told[step, name] = value
+
+    def init(self, **about):
+        self.about = about
+        return self
+
+    def log(self, measured, step):
+        self.told |= {(step, name): value for name, value in measured.items()}
+
+    def close(self):
+        self.is_closed = True
+
+    finish = close
+
+
+@pytest.fixture(params=["tensorboard", "wandb"])
+def tracker(request, monkeypatch):
+    """A tracker's name, and what stands for its package."""
+    fake = FakeTracker()
+    module = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb"}[request.param]
+    namespace = SimpleNamespace(SummaryWriter=fake.SummaryWriter, init=fake.init)
+    monkeypatch.setitem(sys.modules, module, namespace)
+    return request.param, fake
+
+
+@pytest.fixture
+def tune(tempted, tmp_path):
+    """The arguments of a small run on chats, without its folder."""
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text("".join(json.dumps(chat) + "\n" for chat in CHATS))
+    fixed = f"--data {chats} --model {tempted} --device cpu --context 64"
+    return [*fixed.split(), "--steps", "2", "--batch-tokens", "128"]
+
+
+def test_grpo_reports(grpo_command, tempted, tmp_path, tracker):
+    name, fake = tracker
+    run = tmp_path / "run"
+    code, err = grpo_command(
+        *options(tempted, steps=2, eval_every=2), "--out", run, "--report-to", name
+    )
+    assert code == 0, err
+    assert fake.is_closed
+    lines = read_metrics(run)
+    assert len(lines) == 4  # two steps, an evaluation before and after
+    for line in lines:
+        step, key = line.get("step", line.get("evaluation")), "reward"
+        assert fake.told[step, key if "step" in line else "sampled"] == pytest.approx(
+            line[key if "step" in line else "sampled"], rel=1e-5
+        )
+    if name == "wandb":
+        assert fake.about["name"] == "run" and fake.about["dir"] == str(run)
+        assert fake.about["config"]["steps"] == 2
+    else:
+        assert fake.about["dir"] == str(run / "tensorboard")
+
+
+def test_train_reports(tune, tmp_path, tracker):
+    name, fake = tracker
+    out = tmp_path / "out"
+    assert train.main([*tune, "--out", str(out), "--report-to", name]) == 0
+    assert fake.is_closed
+    log = [json.loads(line) for line in (out / "training.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in log] == [0, 1, 2, 2]
+    for line in log:
+        kind = "held out/loss" if "evaluation" in line else "loss"
+        assert fake.told[line["step"], kind] == line["loss"]
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+def test_a_missing_tracker_is_asked_for(
+    grpo_command, tempted, tune, tmp_path, monkeypatch, capsys, name
+):
+    module = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb"}[name]
+    monkeypatch.setitem(sys.modules, module, None)
+    report, run = ["--report-to", name], tmp_path / "run"
+    sentence = f"error: --report-to {name}: {name} is not installed; pip install 'flash-versions["
+    code, err = grpo_command(*options(tempted), "--out", run, *report)
+    assert code == 2 and err.startswith(sentence)
+    assert train.main([*tune, "--out", str(run), *report]) == 2
+    assert sentence in capsys.readouterr().err
+    assert not run.exists()
+
+
+def test_a_tracker_that_cannot_begin_is_one_sentence(tune, tmp_path, monkeypatch, capsys):
+    def init(**about):
+        raise RuntimeError("no key is configured\nmore")
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    assert train.main([*tune, "--out", str(tmp_path / "out"), "--report-to", "wandb"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    expected = (
+        "error: --report-to wandb: no key is configured (WANDB_MODE=offline needs no account)"
+    )
+    assert error == expected
+
+
+def test_quiet_says_nothing_but_errors(grpo_command, tempted, tune, tmp_path, capsys):
+    arguments = [*options(tempted, steps=1), "--out", tmp_path / "run", "--quiet"]
+    assert grpo_command(*arguments) == (0, "")
+    assert read_metrics(tmp_path / "run")
+    again = [*tune, "--out", str(tmp_path / "out"), "--quiet"]
+    assert train.main(again) == 0 and capsys.readouterr().err == ""
+    assert train.main(again) == 2 and "already holds a checkpoint" in capsys.readouterr().err
+
+
+def test_only_numbers_are_drawn():
+    measured = {"loss": 1.5, "step": 3, "ok": True, "text": "x", "greedy": {"sum": {"right": 2}}}
+    found = trackers.numbers(measured)
+    assert found == {"loss": 1.5, "step": 3, "greedy/sum/right": 2}
