@@ -79,6 +79,8 @@ SLOW = [
     "gpu/test_hopper_backward.py",
     "gpu/test_shared_gpu.py",
     "packaging/test_wheel.py",
+    "trainers/test_fsdp.py",
+    "trainers/test_trainer.py::test_the_whole_model_compiled",
     "transformer/generation/test_generate_refusals.py::test_the_command_in_a_process_of_its_own",
     "transformer/kernels/test_gemv.py::test_compiled_code",
     "transformer/kernels/test_gemv.py::test_qkv",
