@@ -28,8 +28,8 @@
 # 4. how the kernel of FlashAttention 1 is structured, and what it does at each step.
 #
 # Some cells ask you for a guess first. Write your guess in the place of `None`, then run the cell. You
-# will remember a number better if you have guessed it before. Calls of `checked` in the code test whether
-# a sentence of the text is true; you can skip them.
+# will remember a number better if you have guessed it before. Calls of `checked` in the code test
+# whether the text is still true; you can skip them.
 
 # %% tags=["hide-cell"]
 # On Google Colab only: fetch the package, and what it needs.
@@ -119,7 +119,8 @@ checked("masked_weights", (weights[hidden] == 0).all() and (weights[~hidden] > 0
 weights
 
 # %% [markdown]
-# The package computes attention with one kernel. Its tensors have four dimensions: batch, length, heads and
+# The package of this project, `flash_versions`, computes attention with one *kernel*, a function that runs
+# on the GPU. Its tensors have four dimensions: batch, length, heads and
 # head_dim. A layer of a model has several **heads**. Each head has its own queries, keys and values and
 # does not see those of other heads, so one head is enough to understand attention. The kernel's result is
 # the same as the result by hand. <!-- checked: kernel_agrees -->
@@ -191,8 +192,8 @@ Markdown(
 )
 
 # %% [markdown]
-# How many operations does attention do for each byte that it moves? Its two products, $Q K^T$ and $P V$,
-# have $2 N^2 d$ operations each. Plain attention writes $S$ to HBM, reads it for the softmax, writes $P$,
+# How many operations does attention do for each byte that it moves? Each of the $N^2$ scores of $Q K^T$
+# takes $d$ multiplications and $d$ additions, and $P V$ takes as many: $2 N^2 d$ operations each. Plain attention writes $S$ to HBM, reads it for the softmax, writes $P$,
 # and reads $P$ for the second product.
 
 # %%
@@ -303,8 +304,8 @@ def talking_kernel(n, BLOCK: tl.constexpr):
 talking_kernel[(3,)](10, BLOCK=4)
 
 # %% [markdown]
-# What happens without the mask? You get no error. The kernel writes past the end of its vector, here into the
-# first two numbers of the vector behind it. <!-- checked: neighbour_overwritten -->
+# What happens without the mask? Here you get no error: the kernel writes past the end of its vector, into
+# the first two numbers of the vector behind it. <!-- checked: neighbour_overwritten -->
 
 
 # %%
@@ -337,8 +338,8 @@ rows, columns, stride = torch.arange(4, 8), torch.arange(0, 4), 10
 rows[:, None] * stride + columns[None, :]
 
 # %% [markdown]
-# In a kernel, `[:, None]` and `[None, :]` work in the same way. `tl.dot` multiplies two tiles, on a GPU
-# with the tensor cores. The next kernel computes scores. Each program computes one tile of the score
+# In a kernel, `[:, None]` and `[None, :]` work in the same way. `tl.dot` computes the matrix product
+# of two tiles; on a GPU, the tensor cores do it. The next kernel computes scores. Each program computes one tile of the score
 # matrix, so the grid has two dimensions.
 
 
@@ -370,9 +371,9 @@ print("the same as PyTorch, but for rounding:", torch.allclose(s, q @ k.T / 4, a
 # %% [markdown]
 # ## The kernel of FlashAttention 1
 #
-# Now you can read the package's first kernel. The package's kernel has options such as sliding windows.
-# The cell shows what is left of it in a call that only asks for a causal mask. Below it you can unfold
-# the kernel with all options. About half of its lines compute which queries and keys a program works on.
+# Now you can read the package's first kernel. Callers can ask it for more than a causal mask, such as a
+# sliding window. The cell shows the kernel without the code of these options. Below it you can unfold the
+# whole kernel. About half of its lines compute which queries and keys a program works on.
 # At the first reading, find four things: `tl.program_id`, the tile of queries that is loaded, the loop,
 # and the stores at the end.
 
@@ -380,17 +381,18 @@ print("the same as PyTorch, but for rounding:", torch.allclose(s, q @ k.T / 4, a
 show_plain("fa1", "forward_kernel")
 
 # %% [markdown]
-# * A program works on one tile of **queries**. `load_rows` and `store_rows` do the arithmetic of tiles that
-#   you have just seen, with the mask (`MASKED=True`).
-# * `Rows(sequence, head, start, length)` is a small tuple: it says which rows of a tensor belong to the
-#   sequence and the head of the program. `row` has the positions of its queries.
+# * A program works on one tile of **queries**. `load_rows` and `store_rows` compute the addresses
+#   of a tile, as you have just seen, and leave out rows behind the end.
+# * The first dimension of a tensor, the batch, counts *sequences*. `Rows(sequence, head, start, length)` is
+#   a small tuple. It says which rows of a tensor belong to one head of one sequence. `row` has the positions of its queries.
 # * `last_key` is the last key that each query sees, and `end` is the number of blocks of keys that the tile
 #   sees. The loop visits these blocks one after the other.
 # * Three variables go from one pass of the loop to the next, all in registers. `row_max` is the largest
 #   score of each query so far. `row_sum` is the sum of $e^{s - \text{row\_max}}$ over the keys so far.
-#   `acc` is the result for the keys so far, already divided by `row_sum`.
-# * `lse`, the log-sum-exp of a query's scores, is $\log \sum_j e^{s_j}$. It is computed from `row_max`
-#   and `row_sum`, and callers can ask for it. `row_max` and `row_sum` are stored, too: the backward pass
+#   `acc` is the result for the keys so far, already divided by `row_sum`; when `row_sum` grows,
+#   `acc` is corrected.
+# * `lse`, the log-sum-exp of a query's scores, is $\log \sum_j e^{s_j}$, which equals row_max +
+#   $\log$(row_sum). Callers can ask for it. `row_max` and `row_sum` are stored, too: the backward pass
 #   needs them.
 #
 # [The next notebook](01_fa1.ipynb) explains `fold_block`, which adds one block of keys to these
@@ -450,8 +452,9 @@ film(
 # %% [markdown]
 # The result is that of plain attention, up to rounding: the kernel adds its numbers in another order. The
 # package compares every version with attention in 64-bit arithmetic. A version passes if its largest
-# error is within a budget: twice the largest error of plain PyTorch, plus an allowance for rounding. In
-# fp32 the allowance is the larger part of the budget. `oracle/budget.py` says how it is computed.
+# error is within a budget: twice the largest error of plain PyTorch, plus an allowance for roundings that
+# even a perfect kernel may add. In fp32 the allowance is the larger part of the budget. `oracle/budget.py`
+# says how it is computed.
 
 # %% tags=["varies"]
 _ = compare(steps.o, q, k, v, causal=True)
@@ -475,6 +478,10 @@ Markdown("\n".join(lines))
 # %% tags=["hide-input"]
 measured("speedup")
 rates = {name: rate_of(long, name) for name in (*VERSIONS, "torch fa2")}
+checked(
+    "fa2_faster_fa4_like_fa3",
+    abs(rates["fa4"] / rates["fa3"] - 1) < 0.05 < rates["fa2"] / rates["torch fa2"] - 1,
+)
 Markdown(
     "At head_dim 128, without a mask and with 16,384 tokens in a sequence, the ratios are "
     + ", ".join(f"{rates[name] / rates['torch fa2']:.2f} ({name})" for name in VERSIONS)
@@ -482,6 +489,9 @@ Markdown(
 )
 
 # %% [markdown]
+# Our FA2 is faster than PyTorch's, which was written for the GPU generation before the H200. FA4 is made
+# for the generation after it, and gains almost nothing here. <!-- checked: fa2_faster_fa4_like_fa3 -->
+#
 # If your machine has a GPU, the next cell measures all versions on it, which takes a minute or two, and
 # draws the results beside those of the H200.
 
@@ -530,7 +540,7 @@ def row_softmax(x):
 check("row_softmax", row_softmax)
 
 # %% [markdown]
-# Solutions are in [solutions/](solutions), with the mistakes that `check` recognises.
+# Solutions are in [solutions/](solutions). Each file also has wrong answers, to test `check` with.
 #
 # ## Where to read on
 #

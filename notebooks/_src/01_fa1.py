@@ -176,7 +176,8 @@ checked("exact", np.allclose(o_new, softmax @ values))
 show_plain("fa1", "softmax_step")
 
 # %% [markdown]
-# Compared with the calculation by hand, only `pivot` is new. With a mask, a query may see no key in the
+# In the code `m` is called `row_max`, and `l` is called `row_sum`. Compared with the calculation by hand,
+# only `pivot` is new. With a mask, a query may see no key in the
 # first block. Its maximum is still $-\infty$ then, and $-\infty - (-\infty)$ is not a number. <!-- key -->
 #
 # `softmax_step` is called by `fold_block`, which adds one block of keys to the state. (Its `o` is `acc` in
@@ -203,9 +204,9 @@ show_plain("fa1", "fold_block")
 # same time, on all SMs of the GPU.
 #
 # Two pictures show in which order the tiles of the score matrix are computed. Tiles above the diagonal,
-# which a causal mask hides, are never computed. <!-- key --> On the left is the loop of the original
-# paper: keys outside, queries inside. It reads and writes `o` once for each block of keys. On the right
-# is the kernel of this package, with queries outside: `o` stays in registers and is written once. Each of
+# which a causal mask hides, are never computed. <!-- key --> On the left is the order of the original
+# paper: an outer loop over keys, an inner one over queries. It reads and writes `o` once for each block of keys. On the right
+# is the kernel of this package, whose outer loop is over queries: `o` stays in registers and is written once. Each of
 # its programs, p0 to p5, computes one row of tiles, from left to right; the numbers count the tiles of
 # one program. <!-- key -->
 
@@ -239,7 +240,8 @@ checked("as_much_as_plain", 0.8 < counted["fa1"].asked / counted["plain"].asked 
 # into the **L2** cache between the SMs and HBM, so HBM delivers each key about once, and L2 delivers the
 # other copies. The scores of plain attention do not fit into L2: 32 heads of 8192 tokens, as in the
 # measurements further below, have 4 GiB of scores, and L2 has 60 MiB. Larger tiles of queries also help,
-# because fewer programs read each key. Tiles are therefore as large as the registers allow.
+# because fewer programs read each key. So tiles should be large. How large they
+# can be depends on the registers, which have to hold the tile's scores and `o`.
 #
 # Second prediction. 64 queries look at 256 keys with random scores, in 8 blocks of 32 keys. In how many
 # of the 8 blocks does the maximum of a query grow, on average? The first block counts, because the
@@ -293,7 +295,7 @@ for step in steps:
     print(f"after {seen:3} keys, o is the attention over them: {right}")
 
 # %% [markdown]
-# With a causal mask, query 0 sees one key and query 63 sees 64. With four tiles of 16 queries and blocks of
+# Now 64 queries look at 64 keys. With a causal mask, query 0 sees one key and query 63 sees all. With four tiles of 16 queries and blocks of
 # 16 keys, program 0 visits one block and program 3 visits all four. <!-- checked: causal_blocks -->
 
 # %%
@@ -315,9 +317,9 @@ accuracy = compare(steps.o, q, k, v, causal=True)
 # %% [markdown]
 # ## What the compiler makes of it
 #
-# The interpreter shows what a kernel computes, but not how fast. The compiler's instructions say more, and
-# compiling needs no GPU. The first table counts the instructions of the loop over blocks, divided by the
-# number of scores in a block, for three GPUs. <!-- key --> `MUFU`, `FMUL` and so on are the names of
+# The interpreter shows what a kernel computes, but not how fast. The machine code that the compiler makes says
+# more, and compiling needs no GPU. The first table counts the instructions of the loop over blocks for each
+# score that it computes, for three GPUs. <!-- key --> `MUFU`, `FMUL` and so on are the names of
 # instructions. <!-- key -->
 
 
@@ -363,25 +365,26 @@ Markdown(
 # %% [markdown]
 # `MUFU` is an instruction of the special function unit, and `FMUL` is a multiplication. There is a little
 # more than one `MUFU` for each score, because that unit also computes `alpha` and $1 / l_\text{new}$ for
-# each query and block. <!-- checked: about_six --> Six of the multiplications can be named:
+# each query and block. (On the A100 and the H200 four threads share a query, and each computes both.)
+# <!-- checked: about_six --> Six of the multiplications can be named:
 # <!-- checked: about_six -->
 #
 # * one multiplies the score by the scale $1 / \sqrt{d}$;
 # * one turns $e^x$ into $2^{x \log_2 e}$, because the hardware only computes powers of two;
-# * two keep very small (denormal) results exact. The unit for $2^x$ returns 0 if $x$ is below -126. So
-#   for such $x$ the compiler computes $2^{x/2}$ and squares it. The machine code has no branch for that:
-#   it always multiplies $x$ by a factor and the result by another, which are 1 for other $x$. So every
-#   score pays for two multiplications;
+# * two keep very small (denormal) results exact. The unit for $2^x$ returns 0 if $x$ is below -126. For
+#   such $x$ the compiler computes $2^{x/2}$, which takes one multiplication, and squares it, which takes
+#   another. Both instructions have a condition, and each score has to pass them whether it is true or
+#   not;
 # * two correct `o`: one multiplies by `alpha * row_sum`, one by `norm`. At head_dim 64 and 64 keys in a
-#   block, `o` has as many numbers as the tile has scores.
+#   block, `o` has as many numbers as the tile has scores, so each of them counts as one for a score.
 #
 # The matrix products hardly count in such a list, because one instruction of a tensor core does thousands
 # of multiplications. All other instructions are executed by the other units of an SM, while the tensor
 # cores wait. **FA2 removes many of them.**
 #
-# The second table has the resources of a program. <!-- key --> No registers are **spilled**, that is,
-# moved to slower memory because there are too few of them: the whole state fits. The same source becomes
-# a different product instruction on each GPU generation: the A100 is of the Ampere generation, the H200
+# The second table says what a program uses: registers of each of its threads, shared memory, and the
+# instruction that multiplies tiles. <!-- key --> No number had to be moved from registers to slower memory
+# (*spilled*). The same source becomes a different product instruction on each GPU generation: the A100 is of the Ampere generation, the H200
 # of Hopper, the B200 of Blackwell. <!-- checked: resources -->
 
 # %% tags=["hide-input"]
@@ -459,7 +462,8 @@ Markdown(
 )
 
 # %% [markdown]
-# FA1 is about as fast as PyTorch's kernel. <!-- checked: like_torch --> Both reach about a third of what the
+# FA1 is about as fast as PyTorch's kernel, <!-- checked: like_torch --> which is FlashAttention 2, written
+# for the GPU generation before the H200. Both reach about a third of what the
 # tensor cores can do; the next notebooks look for the rest. <!-- checked: a_third -->
 #
 # If your machine has a GPU, this cell measures all versions on it and draws them beside the H200:
@@ -471,8 +475,8 @@ own_gpu()
 # ## Backward, in short
 #
 # Training needs the gradients of `q`, `k` and `v`, and their formulas contain `p`, the matrix that was
-# never written. Plain PyTorch keeps `p` from the forward pass. FA1 keeps two numbers for each query, `m`
-# and `l`, and *computes each tile of `p` again* when it needs it: $p = e^{s - m} / l$. This costs
+# never written. Plain PyTorch keeps `p` from the forward pass. FA1 keeps its result `o` and two numbers for each
+# query, `m` and `l`, and *computes each tile of `p` again* when it needs it: $p = e^{s - m} / l$. This costs
 # arithmetic and saves memory.
 
 # %%
@@ -483,8 +487,10 @@ print(f"kept by FA1              {statistics / 2**20:8.2f} MiB")
 
 # %% [markdown]
 # The next cell computes two gradients by hand, for the small matrix of scores that this notebook began
-# with. `dv` is one of them. The other is `ds`, the gradient of the scores; one more product each gives
-# `dq` and `dk`. `do` is the gradient of the result, $dO$. One step needs an explanation, `delta`. The
+# with. `dv` is one of them. The other is `ds`, the gradient of the scores, from which one more product
+# each gives `dq` and `dk`: $ds = p \, (dp - \delta)$, where $dp = dO \, V^T$ and `do` is the gradient of the
+# result, $dO$. The
+# term `delta` needs an explanation. The
 # gradient of a softmax contains a sum over all keys, $\sum_k p_k \, (dO \cdot v_k)$, and one tile does
 # not have all keys. But $\sum_k p_k v_k$ is `o`, so the sum equals $dO \cdot o$, which a program can
 # compute from the query's rows of `do` and `o`. <!-- key -->
@@ -550,8 +556,8 @@ def fold(o, row_max, row_sum, s, v):
 check("fold", fold)
 
 # %% [markdown]
-# **2. Break the mask.** This cell runs the real kernel with `mask_scores` replaced by a function that masks
-# nothing. The loop is unchanged. Some queries of a causal call get a wrong result, and others do not.
+# **2. Break the mask.** In the kernel with all options, a function `mask_scores` applies the mask. This cell
+# replaces it by a function that masks nothing. The loop is unchanged. Some queries of a causal call get a wrong result, and others do not.
 
 # %%
 right = record("fa1", q, k, v, block_q=16, block_kv=16, causal=True).o

@@ -26,7 +26,7 @@
 #   to $2^x$;
 # * apply the mask only in blocks that the diagonal cuts;
 # * share the keys of one query among several programs (split-KV);
-# * in the backward pass, use one program for each block of keys, not one for each head.
+# * in the backward pass, use many programs for each head, not one.
 #
 # Time: about 60 minutes. Read [01_fa1](01_fa1.ipynb) first. You need no GPU.
 
@@ -149,8 +149,9 @@ print("equal after the last division:", np.allclose(o, truth))
 # %% [markdown]
 # **Compute powers of two.** The hardware computes $2^x$ and not $e^x$. So $e^x = 2^{x \log_2 e}$ costs
 # one more multiplication for each score. But each score is multiplied by $1 / \sqrt{d}$ in any case. FA2
-# replaces this scale by $\text{scale\_log2} = \log_2 e / \sqrt{d}$. The maximum `m` is now that of `s *
-# scale_log2`; these numbers are in *log2 units*. Then `s * scale_log2 - m`, the exponent of 2, is one
+# replaces this scale by $\text{scale\_log2} = \log_2 e / \sqrt{d}$. `s` is now a plain product of a query
+# and a key, and `m` is the maximum of `s * scale_log2`. Such a number is an exponent of 2; the code says
+# that it is in *log2 units*. Then `s * scale_log2 - m`, the exponent of 2, is one
 # instruction, a multiply-add. The next cell computes the exponentials of one query in both ways. They are
 # equal. <!-- checked: powers_of_two -->
 
@@ -215,7 +216,7 @@ changes("fa1", "fa2", "fold_block")
 #   a sliding window cuts.)
 # * The division has moved behind the loops.
 # * `tile = tiles - 1 - ...`: the first program takes the last tile of a head, which has the most keys to
-#   visit. Long work should not start last. [FA3](03_fa3.ipynb) counts what this order gains, which is
+#   visit. If this tile started last, the other SMs would be done and wait for it. [FA3](03_fa3.ipynb) counts what this order gains, which is
 #   little, and finds a better one.
 
 # %%
@@ -378,16 +379,17 @@ splits.tree(4)
 # In the package, a second kernel combines the splits. It does not build a tree. It has one program for
 # each query of each head. The program loops over the splits, several at a time, and keeps a maximum, a
 # sum and an accumulator, as the forward kernel does for blocks of keys. Starting a kernel takes some
-# microseconds. On an H200, the GPU can start this kernel before the splits are done and so hide that
-# time. `gdc_wait` waits until their results are in memory. `gdc_launch_dependents` allows the kernel that
-# follows to start early in the same way. <!-- key -->
+# microseconds. An H200 can start this kernel while the splits still run, which hides that time. The kernel
+# then waits in `gdc_wait` (gdc: grid dependency control) until the results of the splits are in memory. With
+# `gdc_launch_dependents` it allows whatever kernel the program launches next to start early, too.
+# <!-- key -->
 
 # %% tags=["hide-input"]
 show(fa2_combine.combine_kernel, docstring=False)
 
 # %% [markdown]
-# How many splits should there be? The package counts the programs without splits. If their number is at
-# least 0.8 times the number of SMs (`FULL`), each query keeps all its keys together: 1 split. Otherwise,
+# How many splits should there be? The package computes how many programs there would be with one split. If
+# they occupy at least 80 % of the SMs (`FULL`), it stays at one split. Otherwise,
 # the number of splits is chosen so that each SM gets about two programs. But each split gets at least
 # four blocks, because combining very short splits costs more than it gains. <!-- checked: full -->
 
@@ -429,7 +431,7 @@ assert 1 <= fa2_loop["FMUL"] < 1.2 and 1 <= fa2_loop["FFMA"] < 1.2
 assert abs(fa2_loop["MUFU"] - fa1_loop["MUFU"]) < 0.2
 Markdown(
     f"FA2's loop without a mask has {saved:.0%} fewer instructions than FA1's. Of {fa1_loop['FMUL']:.1f} multiplications for each "
-    f"score, {fa2_loop['FMUL']:.1f} is left: `acc * alpha`. One multiply-add computes the exponent. The two multiplications that "
+    f"score, {fa2_loop['FMUL']:.1f} is left: `acc * alpha`, as `acc` has a number for each score here. One multiply-add computes the exponent. The two multiplications that "
     "kept denormal results are gone, too, because `tl.exp2` rounds such results to 0. The number of "
     "exponentials is the same in both, one for each score. [FA4](04_fa4.ipynb) reduces their cost."
 )
@@ -450,8 +452,8 @@ traffic.ordinary_work(head_dim=64)
 # %% [markdown]
 # ## What it is worth
 #
-# The next figure was measured on an H200. It shows how many times as fast as PyTorch's own FlashAttention 2
-# each version is. This notebook is about the distance from fa1 to fa2. <!-- key -->
+# The next figure was measured on an H200. It shows the speed of each version, divided by that of
+# PyTorch's own FlashAttention 2. This notebook is about the distance from fa1 to fa2. <!-- key -->
 
 # %% tags=["hide-input"]
 measured("speedup")
@@ -481,15 +483,15 @@ Markdown(
 
 # %% [markdown]
 # A roofline shows what limits a kernel. The horizontal axis is the number of operations for each byte,
-# the vertical axis is the measured rate. The slope is the most that the bandwidth of HBM allows, the flat
-# line the most that the tensor cores can do. Each version is a horizontal bar, because its bytes can be
-# counted in two ways. Its left end counts all bytes that its programs read and write. Its right end
-# counts each number of the inputs and the result once. If the left end is above the slope, HBM alone
-# could not have delivered all those bytes, and L2 delivered some. <!-- key -->
+# the vertical axis is the measured rate. The slanted line is the most that the bandwidth of HBM
+# allows, the flat line the most that the tensor cores can do. The bytes of a version can be counted in two
+# ways, so each version is a horizontal bar between two points. For the left point, all bytes that its
+# programs read and write are counted; for the right point, each number of the inputs and the result once. A
+# left point above the slanted line means that L2 delivered some of the bytes. <!-- key -->
 #
-# At the right ends of FA1 and FA2, the slope is at more than twice their rates. So the bandwidth of HBM
-# does not limit them. <!-- checked: not_memory --> The dotted line is another upper limit. It holds for a
-# kernel that computes all products first and all exponentials afterwards, never both at a time. (An SM
+# The right points of FA1 and FA2 could be more than twice as high before they met the slanted line. So the
+# bandwidth of HBM does not limit them. <!-- checked: not_memory --> The dotted line is another upper limit,
+# for a kernel that computes either products or exponentials at any moment, and never both. (An SM
 # computes 16 exponentials or 2048 multiply-adds of tensor cores in a cycle.) FA3 is above it, because it
 # does both at the same time. <!-- checked: fa3_above -->
 
@@ -507,7 +509,7 @@ rooflines.draw()
 own_gpu()
 
 # %% [markdown]
-# ## Backward: two passes, each program writes its own part
+# ## Backward: each program writes its own part
 #
 # FA1's backward had one program for each head, which read and wrote all of `dq` for each block of keys. FA2
 # splits it so that no two programs write the same gradient:
@@ -520,10 +522,10 @@ own_gpu()
 #
 # Each program keeps its gradients in registers and writes them once. The price is two more products. A
 # single kernel would need five products of tiles: the scores $QK^T$, the gradient of the weights
-# $dO\,V^T$, and `dv`, `dk` and `dq`. The second and the third kernel both compute the first two, so there
-# are seven. The backward pass also needs less from the forward pass: one number for each query, not two.
+# $dO\,V^T$, and `dv`, `dk` and `dq`. The second kernel computes four of them (all but `dq`), and the third computes
+# three (the first two and `dq`): seven in all. The backward pass also needs less from the forward pass: one number for each query, not two.
 # This is the log-sum-exp (LSE), $\text{lse} = m + \log l$. With it, the weights are $p = e^{s -
-# \text{lse}}$.
+# \text{lse}}$. The next cell shows two functions of the third kernel.
 
 # %% tags=["hide-input"]
 show_plain("fa2", "probabilities", "fold_keys", file="backward.py")
@@ -582,7 +584,7 @@ def combine(acc, row_max, row_sum):
 check("combine", combine)
 
 # %% [markdown]
-# **2. Repair a loop without a correction.** First see what happens: this cell runs the real kernel with
+# **2. Repair a loop whose correction is missing.** First see what happens: this cell runs the real kernel with
 # `alpha` set to 1. Most queries get a wrong result, but some do not. <!-- checked: some_right -->
 
 # %%

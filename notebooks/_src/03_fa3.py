@@ -15,8 +15,8 @@
 # # FA3: load, multiply and exponentiate at the same time
 #
 # FA2 does its steps one after the other: its warps load a tile, multiply, compute exponentials and
-# multiply again. On a Hopper GPU three different units do these steps, and all three could work at
-# the same time. FA3 changes no formula. It changes which warps do what, and when:
+# multiply again. On a Hopper GPU three different units do these steps: one copies, the tensor cores
+# multiply, and the special function unit computes exponentials. All three could work at the same time. FA3 changes no formula. It changes which warps do what, and when:
 #
 # * **Asynchronous copies.** One thread requests a whole tile, and a copy engine, TMA, fetches it.
 # * **Asynchronous products.** A warpgroup (four warps) issues a matrix product and goes on while
@@ -91,8 +91,8 @@ def table(head, rows):
 # order. (Compiling needs no GPU. It takes a while the first time.) `HGMMA` is the machine instruction for
 # a WGMMA, a product on the tensor cores (`smem` if both operands are in shared memory, `regs` if one is
 # in registers), `MUFU.EX2` an exponential on the special function unit, `LDGSTS` a copy of 16 bytes into
-# shared memory. `BAR.SYNC` makes warps wait for each other, `wait 0` waits until all products are
-# finished, and `x8` means eight instructions. <!-- key -->
+# shared memory. `BAR.SYNC` makes warps wait for each other. `wait 0` waits until all products are
+# finished. `x8` means that eight such instructions follow each other. <!-- key -->
 
 # %% tags=["hide-input"]
 fa2 = instructions("fa2", "sm_90", causal=True)
@@ -118,9 +118,10 @@ checked("fa2_in_turn", order == sorted(order))
 # of the tile, and then issue P V. <!-- checked: fa2_in_turn --> While they compute the
 # exponentials, they give the tensor cores nothing to do.
 #
-# What does that cost? An SM has a fixed rate for products and a fixed rate for exponentials. The next
-# table computes from them how many cycles each of the two needs for one tile of scores, and compares the
-# result with the speed that FA2 reaches on an H200. <!-- key -->
+# What does that cost? An SM has a fixed rate for products and a fixed rate for exponentials. From
+# both rates follow the cycles that the products and the exponentials of one tile of scores need. If they
+# come in turns, their sum limits the speed; the next table has this limit beside the speed that FA2 reaches
+# on an H200. <!-- key -->
 
 # %% tags=["hide-input"]
 results = read_results()
@@ -163,7 +164,7 @@ say(
 #
 # Take four queries and four keys, one key to a block, so four steps. Both loops below walk from the
 # last block of keys to the first one, as FA3's kernel for Hopper does: with a causal mask it then
-# begins with the block on the diagonal, which needs the mask. (FA2 walks from the first block to
+# begins with the block on the diagonal, the only one that needs the mask, and its loop needs none. (FA2 walks from the first block to
 # the last. The result is the same up to rounding.)
 #
 # First FA2's order of operations: S, softmax and P V of one block after the other.
@@ -251,8 +252,8 @@ guess(my_guess, gain["measured on an H200"], "both, against neither, on an H200"
 # %% [markdown]
 # Why this much? A small simulator helps. It has two warpgroups, called *consumers* because they use the
 # tiles that have been loaded. They share one tensor core and one exponential unit. (The simulator treats
-# the four tensor cores of an SM as one.) The durations come from a launch of the kernel on an H200 that
-# noted when each step began. <!-- key --> The next picture shows both consumers starting in the same
+# the four tensor cores of an SM as one.) The durations were measured on an H200: in
+# one launch, the kernel recorded the time at which each step began. <!-- key --> The next picture shows both consumers starting in the same
 # cycle. <!-- key -->
 
 # %% tags=["hide-input"]
@@ -298,9 +299,9 @@ checked("gpu_like_apart", all(abs(gpu[name] / apart[name] - 1) < 0.1 for name in
 #
 # FA2's threads compute the address of every element that they load, and a mask for rows beyond the end.
 # FA3 uses a **tensor descriptor**. It says once at which address a tensor begins, which shape and strides
-# it has, and how large a **box** is, the part of the tensor that one copy takes. A copy then needs only
-# the position of the box. One thread requests it, TMA performs it, and elements outside of the tensor
-# arrive as zeros.
+# it has, and how large a **box** is. A box is the part of the tensor that one copy takes. A copy then needs
+# only the position of the box. One thread requests it, TMA performs it, and elements outside of the tensor
+# arrive as zeros. (A dimension with one element, here the batch, may have any stride.)
 
 # %%
 x = torch.randn(1, 6, 2, 16)  # (batch, length, heads, head_dim)
@@ -310,15 +311,15 @@ print("strides", box.strides)
 print("box    ", box.block_shape)
 
 # %% [markdown]
-# This is FA3's function that loads a box. The notebook shows kernels as a causal call without
-# options runs them, "plain" in the headings of diffs. A click below the code shows the same function
-# with every option.
+# FA3 has two kernels: a *portable* one in Triton, which runs on every GPU and in the interpreter, and one
+# for Hopper, of which more below. This is the portable kernel's function that loads a box. As in the
+# notebooks before, the code of unused options is left out; a click below it shows the whole function.
 
 # %% tags=["hide-input"]
 show_plain("fa3", "load_rows")
 
 # %% [markdown]
-# Now the real kernel, in Triton's interpreter, which runs its text with NumPy. There are six keys
+# Now the whole portable kernel, in Triton's interpreter. There are six keys
 # in blocks of four, so the second box ends two rows behind the last key.
 
 # %%
@@ -351,8 +352,8 @@ changes("fa2", "fa3", "fold_block")
 #
 # With a causal mask the last tile of queries sees all keys and the first tile sees one block. The
 # GPU gives the next tile to the first SM that is free. Suppose that there are 16 heads with 16
-# tiles each, on 132 SMs. If all SMs were busy until the end, the work would take this many blocks
-# of keys:
+# tiles each, on 132 SMs, and count time in blocks: an SM computes one block of keys after the other. If all
+# SMs were busy until the end, the work would take so long:
 
 # %%
 HEADS, TILES, SMS = 16, 16, 132
@@ -413,8 +414,8 @@ check("causal_order", causal_order)
 # takes `section` heads together, and the next ones after them. The keys and values of all heads of a
 # section fit into the L2 cache together. In a larger section, they would push each other out of the
 # cache. `first` is the first head of the section, `width` the number of its heads, and `turn` the
-# position of the program in the section. The function returns `head * tiles + t`, where `t` = 0 is the
-# heaviest tile of a head.
+# position of the program in the section. The function returns `head * tiles + t`. Here tiles are counted
+# from the other end than in the exercise: `t` = 0 is the *last* tile of queries, the heaviest one.
 
 # %% tags=["hide-input"]
 show_plain("fa3", "heavy_first")
@@ -427,7 +428,7 @@ checked("starting_tiles", [v.tile for v in starts] == [0, 5, 5])
 checked("last_block_first", [v.block for v in starts] == [0, 0, 5])
 
 # %% [markdown]
-# *One head. p0 is the tile that starts first; the numbers in a row are the order of its blocks.
+# *One head. Here p0 is the tile that starts first; the numbers in a row are the order of its blocks.
 # <!-- key --> FA1 starts with the lightest tile, FA2 and FA3 with the heaviest.
 # <!-- checked: starting_tiles --> FA3's kernel for Hopper also walks the
 # blocks of each tile from the last to the first. <!-- checked: last_block_first -->*
@@ -445,7 +446,7 @@ checked("counter_as_good", last[2] == last[0] < last[1])
 # blocks. <!-- key --> The first two panels are FA2's and FA3's order. <!-- key --> The last two panels
 # are for **persistent** programs, one per SM, which stay on the GPU and walk from tile to tile.
 # <!-- key --> A persistent program needs no new start for each tile and can load the next tile's data
-# while it finishes the last one. It either takes every n-th tile, n being the number of programs
+# while it finishes the current one. It either takes every n-th tile, n being the number of programs
 # ("static"), or claims the next tile from a counter when it is free ("claimed").* With the counter, the
 # last tile ends as early as in the second panel; with the static order it ends later.
 # <!-- checked: counter_as_good -->
@@ -454,9 +455,8 @@ checked("counter_as_good", last[2] == last[0] < last[1])
 # ## A run with every intermediate
 #
 # Four tiles of 16 queries, four blocks of 16 keys, causal. Each frame of the film shows which tiles have
-# been visited, the scores of the current block, P, and the state of the rows. <!-- key --> FA3 has two
-# kernels. The film shows the portable one in Triton, which the interpreter can run; it walks from the
-# first block to the last. <!-- key --> The one for Hopper follows below.
+# been visited, the scores of the current block, P, and the state of the rows. <!-- key --> It is the
+# portable kernel, which walks from the first block to the last. <!-- key --> The one for Hopper follows below.
 
 # %% tags=["hide-input"]
 q, k, v = (torch.randn(1, 64, 1, 16) for _ in range(3))
@@ -516,7 +516,8 @@ print(f"largest difference to exact attention: {error:.1e}")
 #
 # A **pipeline** connects the producer with the consumers. It has a few slots for tiles, its
 # *stages*. Each slot has two barriers. `full` flips when the copy has landed, `empty` when every
-# consumer has read the slot. Here is a pipeline of two slots with two consumers, in Python. It
+# consumer has read the slot. A wait names a phase, 0 or 1, and returns when this phase is over. A new
+# barrier is in phase 0, so phase 1 counts as over. Here is a pipeline of two slots with two consumers, in Python. It
 # loads five blocks of K, the last one first.
 
 
@@ -576,16 +577,15 @@ refills = [(filled, number - SLOTS) for number, (filled, _) in enumerate(fills)]
 checked("never_overwritten", all(t < filled for filled, n in refills for t, b in reads if b == n))
 
 # %% [markdown]
-# A barrier has a phase, 0 or 1, that changes each time all its arrivals have come. A wait names a phase
-# and returns when this phase is over. The phase of a new barrier is 0. Consumers first wait for phase 0
-# of `full`, which is over when the first tile has arrived. The producer first waits for phase 1 of
-# `empty`. A new barrier treats phase 1, the one before 0, as over, so the producer's first wait on each
-# slot returns at once. <!-- checked: first_waits_return --> Later it asks for a block only after both
+# Consumers first wait for phase 0 of `full`, which is over when the first tile has arrived. The producer
+# first waits for phase 1 of `empty`, which is over from the start: the slots are empty, and its first wait
+# on each slot returns without waiting. <!-- checked: first_waits_return --> Later it asks for a block only after both
 # consumers have read what the slot held before. <!-- checked: never_overwritten -->
 #
 # The kernel does the same. `fill` waits for the empty slot and starts the copy. The phase of a `full`
 # barrier ends when all arrivals have come *and* all bytes that it was told to expect have been written.
-# `mbarrier.expect` is one arrival that also names the bytes, and TMA counts them as it writes them:
+# `mbarrier.expect` arrives at the barrier and tells it how many bytes to expect. TMA subtracts the bytes
+# that it has written:
 
 # %% tags=["hide-input"]
 show(pipeline.Pipeline.fill)
@@ -626,9 +626,9 @@ checked("other_during_softmax", any(t.start < exp.end and t.end > soft.start for
 # compute this product. <!-- key --> Lines without a bar take almost no time. A hatched bar is a wait. The
 # table below has the lines with their numbers. <!-- key -->*
 #
-# Line 15 begins while P V of the previous block still runs: this is the overlap inside a warpgroup, as
-# the source text has it. (The compiler will change that, as you will see.)
-# <!-- checked: pv_during_softmax --> During the rest of line 15 the tensor cores work on the products of
+# In the kernel as it is written, the softmax in line 15 begins while P V of the
+# previous block still runs: this is the overlap inside a warpgroup. <!-- checked: pv_during_softmax -->
+# (The compiled kernel differs in this point; see the next section.) During the rest of line 15 the tensor cores work on the products of
 # consumer 1: this is the overlap between warpgroups. <!-- checked: other_during_softmax -->
 
 # %% tags=["hide-input"]
@@ -666,14 +666,14 @@ checked("tcgen05_on_blackwell", blackwell["tcgen05"] and not blackwell["wgmma"])
 
 # %% [markdown]
 # Ampere has no TMA, and there FA3 hands the call to FA2's kernel. <!-- checked: ampere_is_fa2 --> On
-# Hopper it is the Gluon kernel. It has code of its own for each consumer: the first block, the loop and
-# the last P V. FA2 has two loops, one of them with the mask. So the numbers of products and exponentials
-# here are twice those of FA2. <!-- checked: two_copies --> On Blackwell it is the portable kernel, whose
+# Hopper it is the Gluon kernel. It has a copy of the code for each of its two consumers: the first block, the loop and
+# the last P V, 32 products in each copy. FA2 has 32 in all, in two loops. So the numbers of products and of
+# exponentials here are twice those of FA2. <!-- checked: two_copies --> On Blackwell it is the portable kernel, whose
 # products the compiler translates to that generation's instruction.
 # <!-- checked: tcgen05_on_blackwell -->
 #
-# The order of events in Hopper's loop. `HGMMA smem` is Q Kᵀ, `HGMMA regs` is P V, `BAR.ARV` is
-# `named_barrier_arrive`. <!-- key -->
+# Here is the order of events in the loop of the kernel for Hopper. `HGMMA smem` is Q Kᵀ,
+# `HGMMA regs` is P V, and `BAR.ARV` is `named_barrier_arrive`. <!-- key -->
 
 # %% tags=["hide-input"]
 print("FA2:", events(fa2))
@@ -686,12 +686,12 @@ checked("wait_moved", order.index("wait 0") < exponentials)
 # %% [markdown]
 # FA3 issues both products before the exponentials. <!-- checked: both_issued --> One detail is different
 # from the source. The line that waits for P V is line 16, after the softmax, and in the compiled code
-# `wait 0` comes *before* the exponentials. <!-- checked: wait_moved --> NVIDIA's assembler, which makes
-# machine code of what Triton compiled, has moved it: an instruction that waits may be moved to an earlier
-# place without changing the result. So in the compiled kernel, P V of the same warpgroup does not run
+# `wait 0` comes *before* the exponentials. <!-- checked: wait_moved --> NVIDIA's assembler, the last step of the
+# compiler, has moved it. Waiting earlier cannot change a result, so it is allowed to do that. So in the compiled kernel, P V of the same warpgroup does not run
 # during its exponentials; the products of the other warpgroup do. What remains of the overlap inside a
-# warpgroup? It issues S of the next block directly before P V of this one, so the tensor cores get two
-# products in a row from each warpgroup and have work for longer. The next measurement shows what that is
+# warpgroup? Each warpgroup issues S of the next block directly before P V of this one. So the tensor cores
+# get two products in a row from each warpgroup, and have work for longer while the other one computes its
+# softmax. The next measurement shows what that is
 # worth.
 
 # %% [markdown]
@@ -743,8 +743,9 @@ checked("portable_slowest", all(max(loss[p], key=loss[p].get) == "portable" for 
 # * **No ping-pong** costs less than 5 % everywhere. <!-- checked: ping_pong_little --> The H200's
 #   consumers are probably apart without it, as the simulator suggests.
 # * **The wait for P V after the softmax** is the order of the paper and of the source text. It is slower
-#   than the compiler's order. <!-- checked: late_wait_slower --> The other warpgroup keeps the tensor
-#   cores busy in any case. A later wait only delays the rescaling and rounding that come after it.
+#   than the compiler's order. <!-- checked: late_wait_slower --> Probably the other warpgroup
+#   keeps the tensor cores busy in any case, and a later wait only delays the rescaling and rounding that
+#   come after it.
 # * **Fixed rounds** cost more than 10 % with a causal mask and less without one.
 #   <!-- checked: static_causal_only --> Causal tiles differ in their work, and a counter gives the
 #   next tile to the program that is free.
@@ -772,8 +773,9 @@ print(f"{len(e4m3)} positive numbers, from {e4m3[0]:g} to {e4m3[-1]:g}; around 1
 print(e4m3[(e4m3 >= 1) & (e4m3 <= 2)].tolist())
 
 # %% [markdown]
-# So a tensor is divided by a **scale** before it is rounded. The scale makes its largest magnitude
-# the largest number of the format, and is kept beside the tensor. By hand, on 4 x 4 numbers with
+# Larger numbers do not fit, and very small ones lose bits. So a tensor is divided by a
+# **scale** before it is rounded, so that its largest element becomes the largest number of the format. The
+# scale is kept beside the tensor. By hand, on 4 x 4 numbers with
 # one outlier, in e4m3 and, for comparison, in int8:
 
 
@@ -936,20 +938,22 @@ checked("rotation_helps_here", here["block+hadamard"] < 0.8 * here["block"])
 #
 # ### Where the scales go
 #
-# The kernel needs no extra multiplication for a scale. It multiplies the scale into a factor, or adds its
-# logarithm to an exponent, that it has already:
+# The kernel already multiplies scores by a factor, and already computes exponents of 2. The scales become
+# part of these, so they cost no instruction for each score:
 #
 # * **The scales of Q and K** become part of the factor that takes a product to log2 units. The
 #   running maximum is kept in these units, so blocks with different scales are comparable.
-# * **The scale of V** becomes part of the exponent of P. The accumulator is kept in units of the head's
-#   largest scale, `v_reference`, so P of a block is multiplied by `v_scale / v_reference`. P is $2^x$, so
+# * **The scale of V** becomes part of the exponent of P. A block of V has its own scale, and the
+#   accumulator has one for all blocks: the largest of the head, `v_reference`. So P of a block is
+#   multiplied by `v_scale / v_reference`. P is $2^x$, so
 #   this is one addition: $2^x \cdot c = 2^{x + \log_2 c}$.
 # * **A factor of 2^8** makes P larger before it is rounded, because P is at most 1, and e4m3 has its full
 #   three bits of fraction only for numbers from 2^-6 to 448. Smaller numbers are denormal and have fewer
 #   bits.
-# * **The sum of a row** adds up P times 2^8, but *without* V's scale.
+# * **The sum of a row** adds up P times 2^8, but *without* V's scale, which belongs to V only. At the end
+#   `acc` is divided by this sum, and both factors of 2^8 cancel.
 #
-# These are the two functions, with every option of a call:
+# These are the two functions of the portable kernel, with every option of a call:
 
 # %% tags=["hide-input"]
 show(forward_fp8.softmax_step)
@@ -998,9 +1002,9 @@ checked("less_than_twice", 1.1 < gain < 1.8)
 
 # %% [markdown]
 # *TFLOP/s in FP8 and in 16 bits on an H200, of the attention kernel alone. <!-- key -->* Twice the rate
-# of products does not give twice the speed. <!-- checked: less_than_twice --> The products take half the
-# time, and the exponentials take as long as before. At head_dim 128 the two now take equally long, so
-# every moment in which either unit waits costs time. FA4 begins there.
+# of products does not give twice the speed. <!-- checked: less_than_twice --> At head_dim 128, products and
+# exponentials now take equally long. With a perfect overlap that would still be twice the speed, but then
+# neither unit may ever wait, and each of them does. FA4 begins there.
 
 # %% [markdown]
 # ## On your own GPU

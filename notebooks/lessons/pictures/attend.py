@@ -97,14 +97,14 @@ LINES = {
     ),
     "buffers.v.release(before)": Line("This consumer has read the previous block's V."),
     "p = rounded(p, buffers.v.tile(stage), acc)": Line(
-        "`rounded` rounds P to V's type. The result stays in registers: each thread already holds "
-        "those numbers of P that the instruction for P V reads from this thread.",
+        "`rounded` rounds P to V's type. P V reads P from registers, and each thread has the "
+        "numbers that it has to contribute, so nothing moves.",
         work=("correct",),
     ),
     "acc = acc * per_row(alpha, acc)[:, None]": Line(
-        "Rescales acc. `alpha` has one number for each row of S. `per_row` only tells the compiler "
-        "that it is used with the rows of acc. Each thread already has the numbers of its rows, so "
-        "no data moves.",
+        "Rescales acc. `alpha` has one number for each row. S and acc differ in width, so the "
+        "compiler has a layout for the rows of each; `per_row` changes alpha's from one to the "
+        "other. Each thread has the same rows in both, so no data moves.",
         work=("correct",),
     ),
 }
