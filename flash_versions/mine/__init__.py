@@ -2,3 +2,9 @@
 
 May import: the package's public call, `dispatch`, `versions`, `bench`, `inspect`.
 """
+
+from flash_versions.dispatch.interpreter import triton_missing
+
+if sentence := triton_missing():
+    # With this name, `python -m` ends with the sentence and without a traceback.
+    raise ImportError(sentence, name=__name__)

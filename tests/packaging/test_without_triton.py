@@ -59,7 +59,7 @@ for package in ("flash_versions", "transformer"):
         except ImportError as error:
             assert sentence in str(error)
             refusing.append(module.name)
-assert refusing == ["flash_versions.inspect", "flash_versions.verify"]
+assert refusing == [f"flash_versions.{room}" for room in ("inspect", "mine", "verify")]
 
 with pytest.raises(ModuleNotFoundError):  # for everything else triton is missing as before
     import triton
@@ -95,6 +95,7 @@ def test_a_model_answers(run, options):
     "transformer.generate --attention fa2",
     "transformer.train --attention fa1 --steps 1 --out trained",
     "flash_versions.inspect fa2",
+    "flash_versions.mine new",
     "flash_versions.verify --interpret",
 ])  # fmt: skip
 def test_a_command_that_needs_kernels_says_so(run, command):
