@@ -9,7 +9,7 @@ KERNEL_TESTS := tests/flash_versions/versions tests/flash_versions/dispatch/test
 	tests/compile tests/documents/test_lessons.py tests/transformer/kernels/test_gemv.py
 WORKERS := -q -n auto --maxprocesses 8 --dist loadgroup
 
-.PHONY: help generate chat test test-all test-wide test-gpu test-triton test-trl fuzz lint bench plot lab notebooks docs kernels-hub clean
+.PHONY: help generate chat test test-all test-wide test-gpu test-triton test-trl test-trainers fuzz lint bench plot lab notebooks docs kernels-hub clean
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -59,6 +59,9 @@ test-triton: $(VENV)/.ready-test ## kernel tests with another Triton: make test-
 
 test-trl: $(VENV)/.ready-test $(VENV)/.ready-trl ## the GRPO loss, log-probabilities and advantages against TRL's
 	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -q tests/transformer/rl/test_grpo_trl.py
+
+test-trainers: $(VENV)/.ready-test $(VENV)/.ready-trainers ## Trainer, TRL, PEFT and FSDP2 with our attention, step by step against SDPA
+	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -q tests/trainers $(ARGS)
 
 fuzz: $(VENV)/.ready-test ## 600 random calls of each version, forward and backward, against the fp64 oracle
 	CUDA_VISIBLE_DEVICES= HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -q -n 2 tests/flash_versions/versions/test_property.py

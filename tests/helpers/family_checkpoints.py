@@ -86,6 +86,7 @@ CHECKPOINTS = {
     "qwen 3, yarn": ("Qwen3", {"head_dim": 32, **rope(1e6, **YARN)}),
     "mistral": ("Mistral", {"head_dim": 128, "sliding_window": WINDOW}),
     "mistral, no window": ("Mistral", {"head_dim": 128, "sliding_window": None}),
+    "gemma": ("Gemma", {"head_dim": 256, "num_attention_heads": 2, "num_key_value_heads": 1}),
     "gemma 2": (
         "Gemma2",
         {**GEMMA, "attn_logit_softcapping": 4.0, "final_logit_softcapping": 1.0},
@@ -153,7 +154,7 @@ def as_transformers_4(data):
     data["rope_scaling"] = None if ropes["rope_type"] == "default" else ropes
     data["torch_dtype"] = data.pop("dtype")
     if data["model_type"].startswith("gemma"):  # these named no layers
-        del data["layer_types"]
+        data.pop("layer_types", None)
         data.pop("_sliding_window_pattern", None)
     return data
 

@@ -13,6 +13,7 @@ import re
 import pytest
 
 SLOW = [
+    "benchmarks/test_aoti.py",
     "benchmarks/test_generate_speed.py::test_all_contestants_say_the_same",
     "benchmarks/test_parallel_gpu.py",
     "benchmarks/test_training_gpu.py",
@@ -83,6 +84,8 @@ SLOW = [
     "packaging/test_types.py::test_a_program_of_a_user_is_clean",
     "packaging/test_types.py::test_wrong_calls_are_found",
     "packaging/test_wheel.py",
+    "trainers/test_fsdp.py",
+    "trainers/test_trainer.py::test_the_whole_model_compiled",
     "transformer/generation/test_generate_refusals.py::test_the_command_in_a_process_of_its_own",
     "transformer/kernels/test_gemv.py::test_compiled_code",
     "transformer/kernels/test_gemv.py::test_qkv",

@@ -59,7 +59,7 @@ for package in ("flash_versions", "transformer"):
         except ImportError as error:
             assert sentence in str(error)
             refusing.append(module.name)
-assert refusing == [f"flash_versions.{room}" for room in ("inspect", "mine", "verify")]
+assert refusing == [f"flash_versions.{name}" for name in ("inspect", "mine", "verify")]
 
 with pytest.raises(ModuleNotFoundError):  # for everything else triton is missing as before
     import triton

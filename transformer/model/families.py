@@ -148,6 +148,14 @@ FAMILIES = {
         tied=True,
         mlp_bias=True,
     ),
+    "GemmaForCausalLM": Family(
+        "gemma",
+        {"norm_plus_one": True, "scaled_embeddings": True},
+        layer_types=(FULL,),
+        tied=True,
+        head_dim=256,
+        activation="gelu_pytorch_tanh",
+    ),
     "Gemma2ForCausalLM": Family(
         "gemma2",
         GEMMA,
@@ -206,6 +214,8 @@ def read_parts(data: Data, num_layers: int) -> Data:
     ropes = family.ropes(data, rope, windowed)
     attention_bias = family.attention_bias and read_key(data, "attention_bias", bool, False)
     activation = read_key(data, family.activation_key, str, family.activation)
+    if architecture == "GemmaForCausalLM" and activation == "gelu":
+        activation = family.activation  # what Google's first files mean by it
     if activation not in ACTIVATIONS:
         raise ValueError(
             f"activation {activation!r} is not supported; known are {', '.join(ACTIVATIONS)}"

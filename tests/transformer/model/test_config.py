@@ -368,3 +368,12 @@ def test_a_longer_rotary_table_begins_with_the_bits_of_a_shorter_one(parameters)
     for length in (1, 2, 3, 64, 777):
         shorter = rotary_table(rope, 64, length, device, torch.float32)
         assert torch.equal(shorter, whole[:length]), length
+
+
+def test_gelu_of_the_first_gemma_is_its_tanh_form():
+    """As transformers reads it; elsewhere this word is refused."""
+    gemma = {**HF, "architectures": ["GemmaForCausalLM"]}
+    assert Config.from_hf({**gemma, "hidden_act": "gelu"}) == Config.from_hf(gemma)
+    assert Config.from_hf(gemma).activation == "gelu_tanh"
+    with pytest.raises(ValueError, match="activation 'gelu' is not supported"):
+        Config.from_hf({**HF, "hidden_act": "gelu"})
