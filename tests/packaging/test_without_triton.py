@@ -95,6 +95,7 @@ def test_a_model_answers(run, options):
     "transformer.generate --attention fa2",
     "transformer.train --attention fa1 --steps 1 --out trained",
     "flash_versions.inspect fa2",
+    "flash_versions.mine new",
     "flash_versions.verify --interpret",
 ])  # fmt: skip
 def test_a_command_that_needs_kernels_says_so(run, command):
