@@ -11,6 +11,8 @@ import traceback
 from pathlib import Path
 from typing import NamedTuple
 
+from flash_versions.dispatch.emulator.deadlock import explain
+
 
 class Order(NamedTuple):
     """Seed of what is drawn, and the probabilities that a product or a load is late.
@@ -65,7 +67,7 @@ class Machine:
         self.order = order
         self.random = random.Random(order.seed)
         self.partitions, self.loads, self.threads = [], [], []
-        self.error, self.cycle = None, 0
+        self.error, self.cycle, self.turns = None, 0, 0
 
     def tick(self):
         """The next cycle: no two events are of one."""
@@ -93,11 +95,12 @@ class Machine:
 
     def next(self):
         """Choose who goes on, and let it."""
+        self.turns += 1
         while self.partitions:
             able = [x for x in (*self.partitions, *self.loads) if x.ready()]
             if not able:
-                waiting = "".join(f"\n  {x.name} in {x.where()}" for x in self.partitions)
-                self.fail(Deadlock(f"dead-lock, everybody waits:{waiting}"))
+                lines = (f"\n  {explain(x, self.partitions)}" for x in self.partitions)
+                self.fail(Deadlock(f"dead-lock, all partitions wait:{''.join(lines)}"))
                 break
             chosen = self.random.choice([x for x in able if not x.late] or able)
             if chosen not in self.loads:
@@ -152,6 +155,7 @@ class Partition:
         self.turn = threading.Semaphore(0)
         self.ready, self.late = always, False
         self.products, self.stores = [], []
+        self.waits = None  # (barrier, phase) while it waits at an mbarrier
 
     def run(self):
         here.partition, machine = self, self.program.machine
@@ -211,7 +215,13 @@ class Barrier:
 
     count = pending = missing_bytes = phase = 0
 
-    def arrive(self, count, missing_bytes=0):
+    def __init__(self):
+        self.arrived = {}  # name of a partition -> turn of its last arrival, the latest last
+
+    def arrive(self, count, missing_bytes=0, partition=None):
+        partition = partition or here.partition
+        self.arrived.pop(partition.name, None)
+        self.arrived[partition.name] = partition.program.machine.turns
         self.pending -= count
         self.missing_bytes += missing_bytes
         assert self.pending >= 0, "more arrivals at a barrier than it counts"
@@ -243,7 +253,7 @@ class Load:
         self.partition.program.check_write(self.tile, "shared memory")
         self.tile.data.zero_()[self.place] = self.part
         note("landed", self, self.barrier, self.partition)
-        self.barrier.arrive(0, -self.bytes)
+        self.barrier.arrive(0, -self.bytes, self.partition)
 
 
 class MBarrierLayout:
@@ -268,7 +278,9 @@ class mbarrier:
         if pred:
             phase = int(phase)
             note("wait", barrier=barrier)
+            here.partition.waits = barrier, phase
             here.partition.pause(lambda: barrier.phase != phase)
+            here.partition.waits = None
             note("resume", barrier=barrier)
 
 

@@ -93,7 +93,7 @@ class Product:
     def __init__(self, operands, written, compute, barriers):
         self.operands, self.written, self.compute = operands, written, compute
         self.barriers = barriers
-        self.program = here.partition.program
+        self.partition, self.program = here.partition, here.partition.program
         machine = self.program.machine
         self.late = machine.draw(machine.order.late_products)
         self.program.queue.append(self)
@@ -106,7 +106,7 @@ class Product:
         self.program.queue.pop(0)
         self.compute()
         for barrier in self.barriers:
-            barrier.arrive(1)
+            barrier.arrive(1, partition=self.partition)
 
 
 def tcgen05_mma(a, b, acc, *, use_acc=True, pred=True, mbarriers=None, mbarrier_preds=None):
