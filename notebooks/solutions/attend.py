@@ -52,3 +52,16 @@ def wrong_rescaled_too_late(q, k, v, block):
         acc = (acc + p @ v[first : first + block]) * alpha[:, None]
         row_max = new_max
     return acc / row_sum[:, None]
+
+
+def wrong_plain_softmax(q, k, v, block):
+    """All keys at once."""
+    s = q @ k.T / np.sqrt(q.shape[1])
+    p = np.exp(s - s.max(1, keepdims=True))
+    return p / p.sum(1, keepdims=True) @ v
+
+
+def wrong_dropped_tail(q, k, v, block):
+    """Only whole blocks."""
+    whole = len(k) // block * block
+    return attend(q, k[:whole], v[:whole], block)

@@ -37,9 +37,20 @@ def without_maximum(x, y, columns, BLOCK: tl.constexpr):
     tl.store(y + start + index, p / tl.sum(p, 0), mask=inside)
 
 
+@triton.jit
+def unmasked_store(x, y, columns, BLOCK: tl.constexpr):
+    """Stores the padding, too: behind the last row is memory of something else."""
+    index = tl.arange(0, BLOCK)
+    inside = index < columns
+    start = tl.program_id(0) * columns
+    s = tl.load(x + start + index, mask=inside, other=float("-inf"))
+    p = tl.exp(s - tl.max(s, 0))
+    tl.store(y + start + index, p / tl.sum(p, 0))
+
+
 def launched(kernel, x):
     """What a kernel makes of x."""
-    y = torch.full_like(x, float("nan"))
+    y = torch.empty_like(x)
     kernel[(x.shape[0],)](x, y, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
     return y
 
@@ -57,3 +68,13 @@ def wrong_padding(x):
 def wrong_overflow(x):
     """The row's maximum is not subtracted."""
     return launched(without_maximum, x)
+
+
+def wrong_store(x):
+    """The store has no mask."""
+    return launched(unmasked_store, x)
+
+
+def wrong_torch(x):
+    """No kernel at all."""
+    return torch.softmax(x, 1)

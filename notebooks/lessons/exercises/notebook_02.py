@@ -8,6 +8,7 @@ from lessons.exercises import exercise
 
 Pair = tuple[np.ndarray, np.ndarray]
 DIM = 3
+WIDTH = 4  # head_dim of `attend`
 
 
 @exercise("combine", hint="correct all splits to the largest of their maxima first; then add.")
@@ -58,10 +59,11 @@ def partial(scores: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndar
 def check_attend(attend: Callable[..., np.ndarray]) -> None:
     """Hold a loop over KV blocks against plain attention."""
     generator = np.random.default_rng(0)
-    q, k, v = (generator.normal(size=(8, 4)) for _ in range(3))
+    q, k, v = (generator.normal(size=(8, WIDTH)) for _ in range(3))
     loop_and_compare(attend, q, k, v, 8, "one block")
     loop_and_compare(attend, q, k, v, 2, "blocks of 2 keys")
     loop_and_compare(attend, q, k * 5, v, 1, "blocks of 1 key, large scores")
+    loop_and_compare(attend, q, k[:7], v[:7], 3, "7 keys in blocks of 3")
 
 
 def loop_and_compare(
@@ -77,8 +79,34 @@ def loop_and_compare(
     p = np.exp(scores - scores.max(1, keepdims=True))
     truth = p / p.sum(1, keepdims=True) @ v
     with np.errstate(all="ignore"):
-        found = attend(q.copy(), k.copy(), v.copy(), block)
+        found = attend(q.copy(), in_blocks(k, block), in_blocks(v, block), block)
     compare(np.asarray(found, dtype=float), truth, "o", which)
+
+
+class InBlocks(np.ndarray):
+    """Rows of keys or values, of which a product may take `block` at a time."""
+
+    block: int
+
+    def __array_finalize__(self, other: object) -> None:
+        self.block = getattr(other, "block", 0)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: object, **named: object):
+        for x in inputs:
+            if ufunc is np.matmul and isinstance(x, InBlocks):
+                keys = x.size // WIDTH
+                assert keys <= x.block, (
+                    f"a product takes {keys} keys at once; the loop has to take {x.block}."
+                )
+        plain = [x.view(np.ndarray) if isinstance(x, InBlocks) else x for x in inputs]
+        return getattr(ufunc, method)(*plain, **named)
+
+
+def in_blocks(x: np.ndarray, block: int) -> InBlocks:
+    """A copy that refuses larger products."""
+    made = x.copy().view(InBlocks)
+    made.block = block
+    return made
 
 
 def compare(found: np.ndarray, truth: np.ndarray, name: str, which: str) -> None:
