@@ -131,6 +131,8 @@ def test_a_chat_that_is_too_long():
     assert [x.name for x in fitted(documents, 64, drop_long=True)] == ["a.jsonl, line 0"]
     with pytest.raises(ValueError, match="no chat is left: all 2 are longer than 64 tokens"):
         fitted(documents[1:], 64, drop_long=True)
+    with pytest.raises(ValueError, match="^no held-out chat is left"):
+        fitted(documents[1:], 64, True, "held-out chat")
 
 
 GOOD = json.dumps({"messages": [USER, LAST]})

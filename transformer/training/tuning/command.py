@@ -148,7 +148,8 @@ def plan(arguments: argparse.Namespace, task: Task | None, device: torch.device)
     sides = [[x for chat in chats for x in encoder.encode(chat)] for chats in (trained, held_out)]
     width = _width(arguments.context, config.max_positions, [*sides[0], *sides[1]])
     trained_on, measured_on = (
-        fitted(side, width, arguments.drop_long) if side else [] for side in sides
+        fitted(side, width, arguments.drop_long, what) if side else []
+        for side, what in zip(sides, ("chat to train on", "held-out chat"), strict=True)
     )
     packing = Packing(trained_on, arguments.seed, width, arguments.batch_tokens)
     steps = packing.steps(arguments.epochs) if arguments.steps is None else arguments.steps

@@ -134,13 +134,16 @@ def _document(chat: Chat, tokens: Sequence[int], learned: Sequence[int]) -> Docu
     return Document(chat.name, np.array(tokens, np.int32), which)
 
 
-def fitted(documents: Sequence[Document], width: int, drop_long: bool) -> list[Document]:
+def fitted(
+    documents: Sequence[Document], width: int, drop_long: bool, what: str = "chat"
+) -> list[Document]:
     """The documents, those that are too long cut if they are texts.
 
     Args:
         documents: of any length.
         width: the largest length.
         drop_long: leave out conversations that are longer.
+        what: one of them is called in a message.
 
     Raises:
         ValueError: a conversation is longer, or nothing is left.
@@ -162,7 +165,7 @@ def fitted(documents: Sequence[Document], width: int, drop_long: bool) -> list[D
             " a larger --context takes them if the model's allows it, --drop-long leaves them out"
         )
     if not found:
-        raise ValueError(f"no chat is left: all {len(long)} are longer than {width} tokens")
+        raise ValueError(f"no {what} is left: all {len(long)} are longer than {width} tokens")
     return found
 
 
