@@ -290,13 +290,10 @@ breaks = [n for n in range(answer_at, len(names)) if names[n] in ("<think>", "â†
 copied = {}  # place of a digit that is copied -> place of the digit in the question
 for column, begin in enumerate(breaks[:-1]):
     copied[begin + 1], copied[begin + 3] = plus - 1 - column, plus + 3 - column
-on_original = torch.stack([weights[:, :, n - 1].argmax(-1) == at for n, at in copied.items()]).sum(
-    0
-)
-print(
-    f"of {len(copied)} copied digits, a row for each layer, a column for each head:", on_original,
-    sep="\n",
-)  # fmt: skip
+hits_of_heads = [weights[:, :, n - 1].argmax(-1) == at for n, at in copied.items()]
+on_original = torch.stack(hits_of_heads).sum(0)
+print(f"of {len(copied)} copied digits, a row for each layer, a column for each head:")
+print(on_original)
 LAYER, HEAD = divmod(int(on_original.argmax()), config.num_heads)
 share = torch.stack([weights[LAYER, HEAD, n - 1, at] for n, at in copied.items()]).mean()
 others = on_original.flatten().sort(descending=True).values[1]
