@@ -534,7 +534,7 @@ def row_softmax(x):
     y = torch.empty_like(x)
     block = triton.next_power_of_2(x.shape[1])
     row_softmax_kernel[(x.shape[0],)](x, y, x.shape[1], BLOCK=block)
-    return None if y.isnan().all() else y  # None: nothing was written
+    return y
 
 
 check("row_softmax", row_softmax)

@@ -149,6 +149,26 @@ def test_wrong_variants_do_not_pass(name, capsys):
         assert capsys.readouterr().out.startswith(f"{name}: wrong. "), function.__name__
 
 
+@pytest.mark.parametrize(
+    "name, wrong, reason",
+    [
+        ("row_softmax", "wrong_store", "a store goes to element 6 of a tensor that has 6"),
+        ("row_softmax", "wrong_load", "a load goes to element 6 of a tensor that has 6"),
+        ("row_softmax", "wrong_copy", "calls `softmax` of PyTorch"),
+        ("attend", "wrong_plain_softmax", "take 2 keys at a time"),
+        ("attend", "wrong_other_products", "take 2 keys at a time"),
+        ("attend", "wrong_dropped_tail", "7 keys in blocks of 3"),
+        ("fold_fp8", "wrong_not_rounded", "no error of rounding"),
+        ("polynomial_exp2", "wrong_power_of_two", "calls `rpow` of PyTorch"),
+        ("polynomial_exp2", "wrong_exponential_of_numpy", "more exact than the polynomial"),
+    ],
+)
+def test_wrong_variants_are_told_why(name, wrong, reason, capsys):
+    """What the check says has to lead to the mistake."""
+    check(name, getattr(solution_of(name), wrong))
+    assert reason in capsys.readouterr().out
+
+
 def test_every_exercise_is_asked_once_and_solved_once():
     """No solution without a question, no question without a solution."""
     asked = [

@@ -12,6 +12,7 @@ from lessons.exercises import exercise
 LOG2E = 1.4426950408889634
 OFFSET = 8.0  # P of 8 bits is multiplied by 2^8, see flash_versions.versions.fp8.quantize
 P_ROUNDING = 2.0**-4  # the largest relative error of a normal number that is rounded to e4m3
+LEAST = 0.01  # of that error; fp32 alone makes a thousandth of this
 ORDER_HINT = (
     "tile t sees t + 1 blocks of keys, so the last tile of a head has most work. Begin with the "
     "last tile of every head, then take the tile before it of every head, and so on."
@@ -118,4 +119,8 @@ def check_block(function: Callable[..., Any]) -> None:
                 f"with {said}, the error of acc / row_sum * v_reference is {worst:.1f} times as "
                 f"large as rounding P to 8 bits explains; its first number is {o[0, 0]:.3f} "
                 f"and should be {exact[0, 0]:.3f}."
+            )
+            assert worst > LEAST, (
+                f"with {said}, acc has no error of rounding: the tensor cores multiply P of 8 "
+                f"bits, so round it before the product, with .to(torch.float8_e4m3fn).float()."
             )

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from lessons.exercises import exercise
+from lessons.exercises.kernels import EXPONENTIALS, Without
 from lessons.fit_exp2 import evaluate, remez
 
 DEGREE = 3
@@ -73,7 +74,9 @@ def check_exp2(function: Callable[..., Any]) -> None:
         f"have {found[wrong][0]:g}."
     )
     x = torch.linspace(-126, 8, 50_001)
-    found, exact = function(x.clone(), fit.coefficients).double(), torch.exp2(x.double())
+    exact = torch.exp2(x.double())
+    with Without(EXPONENTIALS, "add n to the bits of the exponent"):
+        found = function(x.clone(), fit.coefficients).double()
     error = ((found - exact) / exact).abs()
     worst = int(error.nan_to_num(INF).argmax())
     assert error[worst] <= 1.05 * fit.error, (
