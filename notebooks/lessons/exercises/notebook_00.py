@@ -11,7 +11,10 @@ from lessons.exercises.kernels import compare, run_guarded
 
 @exercise(
     "last_key",
-    hint="the last query, m - 1, sees the last key, n - 1; each query before it sees one less.",
+    "Which key does the last query, m - 1, see last?",
+    "The last query sees key n - 1; each query before it sees one key less.",
+    "Query i is m - 1 - i queries before the last one. Where there are more queries than keys, "
+    "the first ones see no key.",
 )
 def check_last_key(last_key: Callable[[int, int, int], int]) -> None:
     """Against what the reference attends to."""
@@ -31,8 +34,11 @@ def check_last_key(last_key: Callable[[int, int, int], int]) -> None:
 
 @exercise(
     "row_softmax",
-    hint="index = tl.arange(0, BLOCK); load x + row * columns + index with a mask. The "
-    "exponential of a value past the end must be 0.",
+    "index = tl.arange(0, BLOCK) has the columns. The row of a program begins at "
+    "tl.program_id(0) * columns, and index < columns is the mask of its load and of its store.",
+    "What is loaded past the end takes part in the sum, unless its exponential is 0.",
+    'Load with other=float("-inf"), subtract tl.max(s, 0) before the exponential, and divide by '
+    "tl.sum(p, 0).",
 )
 def check_row_softmax(row_softmax: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Rows that fill a block, rows that do not, large scores; every access is watched."""

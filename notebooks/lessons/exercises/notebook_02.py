@@ -11,7 +11,14 @@ DIM = 3
 WIDTH = 4  # head_dim of `attend`
 
 
-@exercise("combine", hint="correct all splits to the largest of their maxima first; then add.")
+@exercise(
+    "combine",
+    "Correct all splits to the largest of their maxima first; then add.",
+    "top = row_max.max(0), and the weight of a split is np.exp2(row_max - top). The weights "
+    "multiply both acc and row_sum.",
+    "Where top is -inf, subtract 0 instead. Where the total is 0, divide by 1. The LSE is "
+    "(top + log2 of the total) * np.log(2).",
+)
 def check_combine(combine: Callable[..., Pair]) -> None:
     """Hold the reduction of splits against the softmax over all keys at once."""
     generator = np.random.default_rng(0)
@@ -54,7 +61,8 @@ def partial(scores: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 @exercise(
     "attend",
-    hint="row_sum is corrected by alpha. Which other sum was computed with the old maximum?",
+    "row_sum is corrected by alpha. Which other sum was computed with the old maximum?",
+    "Correct acc before the new block is added to it: acc * alpha[:, None].",
 )
 def check_attend(attend: Callable[..., np.ndarray]) -> None:
     """Hold a loop over KV blocks against plain attention."""
