@@ -49,7 +49,7 @@ from random import Random
 import matplotlib.pyplot as plt
 import torch
 from IPython.display import Markdown, display
-from lessons import check, checked, film, guess, show
+from lessons import check, checked, film, guess, predictions, show
 
 import flash_versions
 from flash_versions.plot.figures import TENSOR_TFLOPS
@@ -863,7 +863,17 @@ check("advance", advance)
 
 # %% [markdown]
 # The solutions are in `notebooks/solutions`.
+
+# %% [markdown]
+# ## Your predictions
 #
+# Every guess of this notebook beside the truth. A number within a factor of 2 is a good guess: you know
+# what sets it. Look once more at those that were further away.
+
+# %%
+predictions()
+
+# %% [markdown]
 # ## Where to read on
 #
 # * The model: [decoder.py](../transformer/model/decoder.py); its cache:
