@@ -34,6 +34,7 @@ def tiny(monkeypatch):
     monkeypatch.setattr(generate_speed, "STEPS", dict.fromkeys(generate_speed.STEPS, 4))
     monkeypatch.setattr(generate_speed, "copy_bandwidth", lambda device: 1e9)
     monkeypatch.setattr(generate_speed, "new_document", document)
+    monkeypatch.setattr(generate_speed, "passed", lambda: 1.0)  # however old the process is
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
