@@ -28,8 +28,9 @@
 # 4. how the kernel of FlashAttention 1 is structured, and what it does at each step.
 #
 # Some cells ask you for a guess first. Write your guess in the place of `None`, then run the cell. You
-# will remember a number better if you have guessed it before. Calls of `checked` in the code test
-# whether the text is still true; you can skip them.
+# will remember a number better if you have guessed it before. Until you guess, the answer is folded; a
+# click shows it. The end of the notebook compares all your guesses with the truth. Calls of `checked` in
+# the code test whether the text is still true; you can skip them.
 
 # %% tags=["hide-cell"]
 # On Google Colab only: fetch the package, and what it needs.
@@ -47,7 +48,7 @@ if "google.colab" in sys.modules and not os.path.exists("lessons"):
 
 # %% tags=["hide-cell"]
 # %matplotlib inline
-from lessons import check, checked, film, guess, measured, own_gpu, record, show_plain
+from lessons import check, checked, film, guess, measured, own_gpu, predictions, record, show_plain
 from lessons.pictures import gpu
 
 import numpy as np
@@ -534,14 +535,25 @@ def row_softmax(x):
     y = torch.empty_like(x)
     block = triton.next_power_of_2(x.shape[1])
     row_softmax_kernel[(x.shape[0],)](x, y, x.shape[1], BLOCK=block)
-    return None if y.isnan().all() else y  # None: nothing was written
+    return y
 
 
 check("row_softmax", row_softmax)
 
 # %% [markdown]
-# Solutions are in [solutions/](solutions). Each file also has wrong answers, to test `check` with.
+# Solutions are in [solutions/](solutions). Each file also has wrong answers, to test `check` with. You
+# also find hints and a solution folded below each exercise; each hint says a little more.
+
+# %% [markdown]
+# ## Your predictions
 #
+# Every guess of this notebook beside the truth. A number within a factor of 2 is a good guess: you know
+# what sets it. Look once more at those that were further away.
+
+# %%
+predictions()
+
+# %% [markdown]
 # ## Where to read on
 #
 # * [01_fa1](01_fa1.ipynb): how a softmax is computed block by block.

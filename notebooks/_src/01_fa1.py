@@ -54,6 +54,7 @@ from lessons import (
     instructions,
     measured,
     own_gpu,
+    predictions,
     record,
     show_plain,
 )
@@ -581,7 +582,17 @@ check("rows_that_change", rows_that_change)
 
 # %% [markdown]
 # Solutions are in [solutions/](solutions).
+
+# %% [markdown]
+# ## Your predictions
 #
+# Every guess of this notebook beside the truth. A number within a factor of 2 is a good guess: you know
+# what sets it. Look once more at those that were further away.
+
+# %%
+predictions()
+
+# %% [markdown]
 # ## Where to read on
 #
 # * Dao et al. 2022, [FlashAttention](https://arxiv.org/abs/2205.14135): Algorithm 1 is the forward pass,

@@ -60,6 +60,7 @@ from lessons import (
     instructions,
     measured,
     own_gpu,
+    predictions,
     record,
     show,
     show_plain,
@@ -643,7 +644,17 @@ check("attend", attend)
 
 # %% [markdown]
 # Solutions are in [solutions/](solutions).
+
+# %% [markdown]
+# ## Your predictions
 #
+# Every guess of this notebook beside the truth. A number within a factor of 2 is a good guess: you know
+# what sets it. Look once more at those that were further away.
+
+# %%
+predictions()
+
+# %% [markdown]
 # ## Where to read on
 #
 # * Dao 2023, [FlashAttention-2](https://arxiv.org/abs/2307.08691): section 3.1 has the algorithm, section

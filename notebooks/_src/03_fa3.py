@@ -53,7 +53,7 @@ import numpy as np
 import torch
 from IPython.display import Markdown, display
 from lessons import changes, check, checked, film, guess, instructions, measured, own_gpu, record
-from lessons import show, show_plain
+from lessons import predictions, show, show_plain
 from lessons.exercises.notebook_03 import finish_time
 from lessons.pictures import attend, gantt, tiles
 from lessons.pictures.schedule import square, visits
@@ -1011,6 +1011,15 @@ checked("less_than_twice", 1.1 < gain < 1.8)
 
 # %% tags=["varies"]
 own_gpu()
+
+# %% [markdown]
+# ## Your predictions
+#
+# Every guess of this notebook beside the truth. A number within a factor of 2 is a good guess: you know
+# what sets it. Look once more at those that were further away.
+
+# %%
+predictions()
 
 # %% [markdown]
 # ## Where to read on

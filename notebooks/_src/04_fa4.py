@@ -56,7 +56,7 @@ import numpy as np
 import torch
 from IPython.display import Markdown, display
 from lessons import changes, check, checked, film, guess, instructions, measured, own_gpu, record
-from lessons import show, show_plain
+from lessons import predictions, show, show_plain
 from lessons.fit_exp2 import chosen_degree, evaluate, measure, remez, rounded
 from lessons.modelled import compare
 from lessons.modelled.counts import of_softmax
@@ -1025,6 +1025,15 @@ checked("eighth_with_fewer", fastest["half the multiply-adds"] == 1)
 
 # %% tags=["varies"]
 own_gpu()
+
+# %% [markdown]
+# ## Your predictions
+#
+# Every guess of this notebook beside the truth. A number within a factor of 2 is a good guess: you know
+# what sets it. Look once more at those that were further away.
+
+# %%
+predictions()
 
 # %% [markdown]
 # ## Where to read on

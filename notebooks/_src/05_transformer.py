@@ -49,7 +49,7 @@ from random import Random
 import matplotlib.pyplot as plt
 import torch
 from IPython.display import Markdown, display
-from lessons import check, checked, film, guess, show
+from lessons import check, checked, film, guess, predictions, show
 
 import flash_versions
 from flash_versions.plot.figures import TENSOR_TFLOPS
@@ -290,13 +290,10 @@ breaks = [n for n in range(answer_at, len(names)) if names[n] in ("<think>", "â†
 copied = {}  # place of a digit that is copied -> place of the digit in the question
 for column, begin in enumerate(breaks[:-1]):
     copied[begin + 1], copied[begin + 3] = plus - 1 - column, plus + 3 - column
-on_original = torch.stack([weights[:, :, n - 1].argmax(-1) == at for n, at in copied.items()]).sum(
-    0
-)
-print(
-    f"of {len(copied)} copied digits, a row for each layer, a column for each head:", on_original,
-    sep="\n",
-)  # fmt: skip
+hits_of_heads = [weights[:, :, n - 1].argmax(-1) == at for n, at in copied.items()]
+on_original = torch.stack(hits_of_heads).sum(0)
+print(f"of {len(copied)} copied digits, a row for each layer, a column for each head:")
+print(on_original)
 LAYER, HEAD = divmod(int(on_original.argmax()), config.num_heads)
 share = torch.stack([weights[LAYER, HEAD, n - 1, at] for n, at in copied.items()]).mean()
 others = on_original.flatten().sort(descending=True).values[1]
@@ -866,7 +863,17 @@ check("advance", advance)
 
 # %% [markdown]
 # The solutions are in `notebooks/solutions`.
+
+# %% [markdown]
+# ## Your predictions
 #
+# Every guess of this notebook beside the truth. A number within a factor of 2 is a good guess: you know
+# what sets it. Look once more at those that were further away.
+
+# %%
+predictions()
+
+# %% [markdown]
 # ## Where to read on
 #
 # * The model: [decoder.py](../transformer/model/decoder.py); its cache:

@@ -49,7 +49,7 @@ from statistics import fmean
 import matplotlib.pyplot as plt
 import torch
 from IPython.display import Image, Markdown, display
-from lessons import check, checked, film, guess, show
+from lessons import check, checked, film, guess, predictions, show
 
 import flash_versions
 from transformer.rl import curves
@@ -835,6 +835,15 @@ if torch.cuda.is_available():
         display(Image(picture.read_bytes(), alt="this machine's run and the committed ones"))
 else:
     print("This machine has no GPU, so this cell trained nothing.")
+
+# %% [markdown]
+# ## Your predictions
+#
+# Every guess of this notebook beside the truth. A number within a factor of 2 is a good guess: you know
+# what sets it. Look once more at those that were further away.
+
+# %%
+predictions()
 
 # %% [markdown]
 # ## Where to read on

@@ -1,7 +1,7 @@
 """What the notebooks are told with: sources, recorded kernels, films, predictions, exercises.
 
     from lessons import show, show_plain, changes, record, film, instructions
-    from lessons import guess, check, checked, measured, own_gpu
+    from lessons import guess, predictions, check, checked, measured, own_gpu
 
 The kernels themselves are those of `flash_versions`: nothing here computes attention. Notebooks run
 in the folder `notebooks/`, where this package is found.
@@ -16,7 +16,7 @@ import sys
 if "triton" not in sys.modules:
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from lessons.answers import check, guess  # noqa: E402
+from lessons.answers import check, guess, predictions  # noqa: E402
 from lessons.claims import checked  # noqa: E402
 from lessons.compiled import instructions  # noqa: E402
 from lessons.films import film  # noqa: E402
@@ -35,6 +35,7 @@ __all__ = [
     "instructions",
     "measured",
     "own_gpu",
+    "predictions",
     "record",
     "show",
     "show_plain",

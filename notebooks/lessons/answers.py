@@ -3,18 +3,31 @@
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lessons.exercises import find_exercise
+from lessons.folded import display_answer, display_help
 
 NUMBER = (int, float, np.integer, np.floating)
 WITHIN = 0.1  # of the truth: close enough for a prediction
+FACTOR = 2  # what counts as near in the comparison at the end
+
+
+class Prediction(NamedTuple):
+    """What a reader said of a number, and what it is."""
+
+    mine: Any
+    truth: Any
+    unit: str
+
+
+PREDICTIONS: dict[str, Prediction] = {}  # of this notebook, by what was predicted
 
 
 def guess(mine: Any, truth: Any, what: str, unit: str = "") -> None:
-    """Print a prediction beside the truth.
+    """Note a prediction and print it beside the truth, which is folded away if there is none.
 
     Args:
         mine: the reader's; None if there is none.
@@ -22,12 +35,33 @@ def guess(mine: Any, truth: Any, what: str, unit: str = "") -> None:
         what: is predicted, such as "bytes read from memory".
         unit: of a number.
     """
+    PREDICTIONS[what] = Prediction(mine, truth, unit)
     said = f"{what}: {written(truth)} {unit}".rstrip()
     if mine is None:
-        print(f"you did not guess\n{said}")
+        print("you did not guess")
+        display_answer(said)
         return
     print(f"your guess: {written(mine)} {unit}".rstrip())
     print(f"{said}  ({verdict(mine, truth)})")
+
+
+def predictions() -> None:
+    """Print how near the predictions of this notebook were; what was not guessed stays hidden."""
+    made = {what: one for what, one in PREDICTIONS.items() if one.mine is not None}
+    print(f"you made {len(made)} of {len(PREDICTIONS)} predictions")
+    if made:
+        near = sum(is_near(one.mine, one.truth) for one in made.values())
+        print(f"within {FACTOR} x, or right: {near} of {len(made)}")
+    for what, (mine, truth, unit) in made.items():
+        said = f"you said {written(mine)}, it is {written(truth)} {unit}".rstrip()
+        print(f"* {what}: {said} ({verdict(mine, truth)})")
+
+
+def is_near(mine: Any, truth: Any) -> bool:
+    """Whether a prediction is right, or a number within a factor of the true one."""
+    if mine == truth or not (isinstance(mine, NUMBER) and isinstance(truth, NUMBER)):
+        return bool(mine == truth)
+    return bool(mine * truth > 0 and 1 / FACTOR <= mine / truth <= FACTOR)
 
 
 def verdict(mine: Any, truth: Any) -> str:
@@ -57,7 +91,8 @@ def written(value: Any) -> str:
 def check(name: str, function: Callable[..., Any]) -> None:
     """Say whether a reader's function solves an exercise: not solved yet, what is wrong, or right.
 
-    Nothing that the function does ends the notebook.
+    Unless it is right, the hints and a solution follow, folded. Nothing that the function does ends
+    the notebook.
     """
     exercise = find_exercise(name)
 
@@ -71,10 +106,12 @@ def check(name: str, function: Callable[..., Any]) -> None:
     try:
         exercise.checker(attempt)
     except NotImplementedError:
-        print(f"{name}: not solved yet. Hint: {exercise.hint}")
+        print(f"{name}: not solved yet")
     except AssertionError as error:
         print(f"{name}: wrong. {error or 'it does not pass the check.'}")
     except Exception as error:
         print(f"{name}: wrong. It raised {type(error).__name__}: {error}")
     else:
         print(f"{name}: right")
+        return
+    display_help(exercise)

@@ -61,7 +61,34 @@ def wrong_plain_softmax(q, k, v, block):
     return p / p.sum(1, keepdims=True) @ v
 
 
+def over(starts, q, k, v, block):
+    """The loop over these first keys of blocks."""
+    scale_log2 = np.log2(np.e) / np.sqrt(q.shape[1])
+    acc, row_sum = np.zeros((len(q), v.shape[1])), np.zeros(len(q))
+    row_max = np.full(len(q), -np.inf)
+    for first in starts:
+        s = q @ k[first : first + block].T * scale_log2
+        new_max = np.maximum(row_max, s.max(1))
+        p, alpha = np.exp2(s - new_max[:, None]), np.exp2(row_max - new_max)
+        row_sum = alpha * row_sum + p.sum(1)
+        acc = acc * alpha[:, None] + p @ v[first : first + block]
+        row_max = new_max
+    return acc / row_sum[:, None]
+
+
 def wrong_dropped_tail(q, k, v, block):
     """Only whole blocks."""
-    whole = len(k) // block * block
-    return attend(q, k[:whole], v[:whole], block)
+    return over(range(0, len(k) - block + 1, block), q, k, v, block)
+
+
+def wrong_other_products(q, k, v, block):
+    """All keys at once, by another name of the product."""
+    s = np.einsum("md,nd->mn", q, k) / np.sqrt(q.shape[1])
+    p = np.exp(s - s.max(1, keepdims=True))
+    return np.dot(p / p.sum(1, keepdims=True), v)
+
+
+def wrong_tail_counts_twice(q, k, v, block):
+    """The last block begins early enough to be whole, and some keys are in two blocks."""
+    starts = (min(first, len(k) - block) for first in range(0, len(k), block))
+    return over(starts, q, k, v, block)

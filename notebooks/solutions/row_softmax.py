@@ -48,6 +48,25 @@ def unmasked_store(x, y, columns, BLOCK: tl.constexpr):
     tl.store(y + start + index, p / tl.sum(p, 0))
 
 
+@triton.jit
+def unmasked_load(x, y, columns, BLOCK: tl.constexpr):
+    """Right numbers; of the last row it reads memory of something else."""
+    index = tl.arange(0, BLOCK)
+    inside = index < columns
+    start = tl.program_id(0) * columns
+    s = tl.where(inside, tl.load(x + start + index), float("-inf"))
+    p = tl.exp(s - tl.max(s, 0))
+    tl.store(y + start + index, p / tl.sum(p, 0), mask=inside)
+
+
+@triton.jit
+def copied(x, y, columns, BLOCK: tl.constexpr):
+    """y = x."""
+    index = tl.arange(0, BLOCK)
+    at = tl.program_id(0) * columns + index
+    tl.store(y + at, tl.load(x + at, mask=index < columns), mask=index < columns)
+
+
 def launched(kernel, x):
     """What a kernel makes of x."""
     y = torch.empty_like(x)
@@ -78,3 +97,13 @@ def wrong_store(x):
 def wrong_torch(x):
     """No kernel at all."""
     return torch.softmax(x, 1)
+
+
+def wrong_load(x):
+    """The load has no mask."""
+    return launched(unmasked_load, x)
+
+
+def wrong_copy(x):
+    """PyTorch computes, and the kernel copies."""
+    return launched(copied, torch.softmax(x, 1))

@@ -19,7 +19,7 @@ from flash_versions.diff import plain_source
 from flash_versions.diff.files import ROOT
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import LaunchConfig
-from lessons import answers, compiled, exercises, films, measurements, recording, source
+from lessons import answers, compiled, exercises, films, folded, measurements, recording, source
 
 SHAPE = {"block_q": 4, "block_kv": 4}
 
@@ -28,7 +28,7 @@ SHAPE = {"block_q": 4, "block_kv": 4}
 def displayed(monkeypatch):
     """What a cell would show: a list of display objects or of {type: text}."""
     shown = []
-    for module in (films, measurements, source):
+    for module in (films, folded, measurements, source):
         monkeypatch.setattr(module, "display", lambda item, raw=False: shown.append(item))
     return shown
 
@@ -224,7 +224,6 @@ def test_films_that_are_too_large_are_refused(displayed, monkeypatch):
 @pytest.mark.parametrize(
     "mine, truth, verdict",
     [
-        (None, 12.0, "you did not guess"),
         (12, 12.0, "(right)"),
         (11.5, 12.0, "(close)"),
         (24, 12.0, "(2 times too high)"),
@@ -236,10 +235,46 @@ def test_films_that_are_too_large_are_refused(displayed, monkeypatch):
     ],
 )
 def test_predictions_stand_beside_the_truth(mine, truth, verdict, capsys):
-    """Which is shown whatever was guessed."""
+    """Which is printed as soon as something was guessed."""
     answers.guess(mine, truth, "bytes read", "MiB")
     out = capsys.readouterr().out
     assert verdict in out and f"bytes read: {answers.written(truth)} MiB" in out
+
+
+def test_the_truth_is_folded_before_a_guess(displayed, capsys):
+    """Neither printed nor shown by a front end without HTML."""
+    answers.guess(None, 12.0, "bytes <read>", "MiB")
+    assert capsys.readouterr().out == "you did not guess\n"
+    (page,) = displayed
+    assert "12" not in page["text/plain"]
+    answer = "<details><summary>the answer</summary>bytes &lt;read&gt;: 12 MiB</details>"
+    assert page["text/html"] == answer
+
+
+def test_predictions_are_compared_at_the_end(displayed, monkeypatch, capsys):
+    """Each once, the last guess counts, and what was not guessed is not told."""
+    monkeypatch.setattr(answers, "PREDICTIONS", {})
+    answers.predictions()
+    assert capsys.readouterr().out == "you made 0 of 0 predictions\n"
+    for mine, truth, what in (
+        (None, 77, "programs"),
+        (5, 10, "bytes"),
+        (9, 10, "rows"),
+        (21, 10, "blocks"),
+        (-10, 10, "signs"),
+        (0, 0.0, "zeros"),
+        ("K", "V", "letters"),
+        ("V", "V", "words"),
+        (4.9, 10, "bytes"),
+    ):
+        answers.guess(mine, truth, what, "of them")
+    capsys.readouterr()
+    answers.predictions()
+    first, second, *lines = capsys.readouterr().out.splitlines()
+    assert first == "you made 7 of 8 predictions"
+    assert second == "within 2 x, or right: 3 of 7"  # rows, zeros, words
+    assert lines[0] == "* bytes: you said 4.9, it is 10 of them (2 times too low)"
+    assert not [line for line in lines if "programs" in line or "77" in line]
 
 
 @pytest.mark.parametrize(
@@ -252,11 +287,13 @@ def test_numbers_are_written_short(value, text):
 
 
 @pytest.fixture
-def doubling(monkeypatch):
+def doubling(monkeypatch, tmp_path):
     """An exercise."""
     monkeypatch.setattr(exercises, "EXERCISES", {})
+    monkeypatch.setattr(folded, "SOLUTIONS", tmp_path)
+    (tmp_path / "doubling.py").write_text("def doubling(x):\n    return x + x\n")
 
-    @exercises.exercise("doubling", hint="add it to itself")
+    @exercises.exercise("doubling", "twice what it is", "add <it> to itself")
     def check_doubling(double):
         found = double(3)
         if found != 6:  # pytest would add words to an assert
@@ -269,13 +306,21 @@ def doubling(monkeypatch):
         (lambda x: 2 * x, "right"),
         (lambda x: x, "wrong. of 3 it is 3; it should be 6"),
         (lambda x: x.y, "wrong. It raised AttributeError: 'int' object has no attribute 'y'"),
-        (lambda x: None, "not solved yet. Hint: add it to itself"),
+        (lambda x: None, "not solved yet"),
     ],
 )
-def test_exercises_have_three_verdicts(doubling, capsys, function, verdict):
-    """And never end a notebook."""
+def test_exercises_have_three_verdicts(doubling, displayed, capsys, function, verdict):
+    """And never end a notebook; help is folded, one step in the other, until it is right."""
     answers.check("doubling", function)
     assert capsys.readouterr().out == f"doubling: {verdict}\n"
+    if verdict == "right":
+        assert not displayed
+        return
+    (page,) = displayed
+    assert page["text/plain"] == "A solution is in solutions/doubling.py."
+    order = [r"<details><summary>first of 2", "twice", "<details><summary>second of 2"]
+    order += ["add &lt;it&gt;", "<details><summary>a solution", "doubling", "</details>" * 3]
+    assert re.search(".*".join(order), page["text/html"], re.DOTALL)
 
 
 def test_an_exercise_that_is_not_written_is_not_wrong(doubling, capsys):

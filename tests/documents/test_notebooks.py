@@ -9,7 +9,7 @@ import re
 import nbformat
 import pytest
 
-from lessons import build
+from lessons import build, folded
 from lessons.answers import check
 from lessons.exercises import EXERCISES, load_exercises
 
@@ -120,9 +120,9 @@ def test_pictures_in_pages_are_not_compared():
     assert build.without_pictures(PICTURE) == build.without_pictures(other)
 
 
-def solution_of(name):
+def solution_of(name, folder=SOLUTIONS):
     """The module with an exercise's solution."""
-    path = SOLUTIONS / f"{name}.py"
+    path = folder / f"{name}.py"
     spec = importlib.util.spec_from_file_location(f"solution_{name}", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -130,12 +130,26 @@ def solution_of(name):
 
 
 @pytest.mark.parametrize("name", sorted(EXERCISES))
-def test_solutions_pass(name, capsys):
+def test_solutions_pass(name, capsys, monkeypatch):
     """And a function that is still to be written is not called wrong."""
+    monkeypatch.setattr(folded, "display", lambda item, raw: print(item["text/plain"]))
     check(name, getattr(solution_of(name), name))
     assert capsys.readouterr().out == f"{name}: right\n"
     check(name, lambda *args, **named: None)
-    assert capsys.readouterr().out == f"{name}: not solved yet. Hint: {EXERCISES[name].hint}\n"
+    out = capsys.readouterr().out
+    assert out == f"{name}: not solved yet\nA solution is in solutions/{name}.py.\n"
+
+
+@pytest.mark.parametrize("name", sorted(EXERCISES))
+def test_what_is_shown_as_a_solution_passes(name, capsys, tmp_path):
+    """With what its file imports, and nothing else of the file."""
+    lines = (SOLUTIONS / f"{name}.py").read_text().splitlines()
+    imports = [line for line in lines if line.startswith(("import ", "from "))]
+    shown = folded.solution(name)
+    assert "wrong_" not in shown and len(EXERCISES[name].hints) > 1
+    (tmp_path / f"{name}.py").write_text("\n".join([*imports, shown, ""]))
+    check(name, getattr(solution_of(name, tmp_path), name))
+    assert capsys.readouterr().out == f"{name}: right\n"
 
 
 @pytest.mark.parametrize("name", sorted(EXERCISES))
@@ -147,6 +161,26 @@ def test_wrong_variants_do_not_pass(name, capsys):
     for function in wrong:
         check(name, function)
         assert capsys.readouterr().out.startswith(f"{name}: wrong. "), function.__name__
+
+
+@pytest.mark.parametrize(
+    "name, wrong, reason",
+    [
+        ("row_softmax", "wrong_store", "a store goes to element 6 of a tensor that has 6"),
+        ("row_softmax", "wrong_load", "a load goes to element 6 of a tensor that has 6"),
+        ("row_softmax", "wrong_copy", "calls `softmax` of PyTorch"),
+        ("attend", "wrong_plain_softmax", "take 2 keys at a time"),
+        ("attend", "wrong_other_products", "take 2 keys at a time"),
+        ("attend", "wrong_dropped_tail", "7 keys in blocks of 3"),
+        ("fold_fp8", "wrong_not_rounded", "no error of rounding"),
+        ("polynomial_exp2", "wrong_power_of_two", "calls `rpow` of PyTorch"),
+        ("polynomial_exp2", "wrong_exponential_of_numpy", "more exact than the polynomial"),
+    ],
+)
+def test_wrong_variants_are_told_why(name, wrong, reason, capsys):
+    """What the check says has to lead to the mistake."""
+    check(name, getattr(solution_of(name), wrong))
+    assert reason in capsys.readouterr().out
 
 
 def test_every_exercise_is_asked_once_and_solved_once():

@@ -1,14 +1,14 @@
-"""Exercises by name: a hint, and what holds a reader's function against the truth.
+"""Exercises by name: hints, and what holds a reader's function against the truth.
 
 The exercises of notebook NN are registered in `notebook_NN.py`:
 
-    @exercise("combine", hint="bring both parts to the larger maximum first")
+    @exercise("combine", "which maximum do all parts share?", "the larger one: correct both to it")
     def check_combine(combine):
         found = combine(first, second)
         assert close(found, truth), f"row 0 is {found[0]:.3f}; it should be {truth[0]:.3f}"
 
 A checker returns if the function is right and raises an AssertionError with a sentence if not. The
-solution is in `notebooks/solutions/combine.py` as a function `combine`; beside it stand functions
+solution is in `notebooks/solutions/combine.py` as a function `combine`; the file also has functions
 `wrong_...`, each with a mistake that the checker has to find.
 """
 
@@ -25,20 +25,20 @@ class Exercise(NamedTuple):
     """What a reader is asked to write."""
 
     name: str
-    hint: str
+    hints: tuple[str, ...]  # each says more than the one before it
     checker: Checker
 
 
 EXERCISES: dict[str, Exercise] = {}
 
 
-def exercise(name: str, hint: str) -> Callable[[Checker], Checker]:
+def exercise(name: str, *hints: str) -> Callable[[Checker], Checker]:
     """Register a checker under the exercise's name."""
 
     def register(checker: Checker) -> Checker:
         if name in EXERCISES and EXERCISES[name].checker.__module__ != checker.__module__:
             raise ValueError(f"exercise {name!r} is in two modules; each needs a name of its own.")
-        EXERCISES[name] = Exercise(name, hint, checker)
+        EXERCISES[name] = Exercise(name, hints, checker)
         return checker
 
     return register

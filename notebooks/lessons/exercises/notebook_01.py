@@ -16,7 +16,13 @@ BLOCK = 4  # keys
 
 
 @exercise(
-    "fold", hint="multiply what was summed with the old maximum by exp(old maximum - new maximum)."
+    "fold",
+    "Begin with the new maximum of each row. Which of your three numbers were computed with the "
+    "old one?",
+    "Multiply what was summed with the old maximum by alpha = exp(old maximum - new maximum). o is "
+    "no sum: multiply it by the old row_sum first, and divide by the new one at the end.",
+    "A row that has seen no key has the maximum -inf, and -inf - (-inf) is not a number: subtract "
+    "0 there. Its sum is 0: divide by 1.",
 )
 def check_fold(fold: Callable[..., State]) -> None:
     """Hold one step of FA1's online softmax against the softmax of everything seen so far."""
@@ -67,8 +73,13 @@ def state_after(scores: np.ndarray, values: np.ndarray) -> State:
 
 @exercise(
     "rows_that_change",
-    hint="without the mask, a query sees all keys of the blocks that its tile visits. For which "
+    "Without the mask, a query sees all keys of the blocks that its tile visits. For which "
     "queries is this the same as with the mask?",
+    "The tile of query i ends with query (i // block_q + 1) * block_q - 1, which sees as many keys "
+    "as it has queries before it, and itself.",
+    "The loop ends with the block of that key: it visits "
+    "((i // block_q + 1) * block_q - 1) // block_kv + 1 blocks. Query i changes if they have more "
+    "than i + 1 keys.",
 )
 def check_rows_that_change(rows_that_change: Callable[[int, int, int], list[int]]) -> None:
     """Hold a list of rows against those that FA1's own kernel gets wrong without its mask."""

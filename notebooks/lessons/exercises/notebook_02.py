@@ -11,7 +11,14 @@ DIM = 3
 WIDTH = 4  # head_dim of `attend`
 
 
-@exercise("combine", hint="correct all splits to the largest of their maxima first; then add.")
+@exercise(
+    "combine",
+    "Correct all splits to the largest of their maxima first; then add.",
+    "top = row_max.max(0), and the weight of a split is np.exp2(row_max - top). The weights "
+    "multiply both acc and row_sum.",
+    "Where top is -inf, subtract 0 instead. Where the total is 0, divide by 1. The LSE is "
+    "(top + log2 of the total) * np.log(2).",
+)
 def check_combine(combine: Callable[..., Pair]) -> None:
     """Hold the reduction of splits against the softmax over all keys at once."""
     generator = np.random.default_rng(0)
@@ -54,7 +61,8 @@ def partial(scores: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 @exercise(
     "attend",
-    hint="row_sum is corrected by alpha. Which other sum was computed with the old maximum?",
+    "row_sum is corrected by alpha. Which other sum was computed with the old maximum?",
+    "Correct acc before the new block is added to it: acc * alpha[:, None].",
 )
 def check_attend(attend: Callable[..., np.ndarray]) -> None:
     """Hold a loop over KV blocks against plain attention."""
@@ -79,34 +87,33 @@ def loop_and_compare(
     p = np.exp(scores - scores.max(1, keepdims=True))
     truth = p / p.sum(1, keepdims=True) @ v
     with np.errstate(all="ignore"):
-        found = attend(q.copy(), in_blocks(k, block), in_blocks(v, block), block)
+        found = attend(q.copy(), InBlocks(k, block), InBlocks(v, block), block)
     compare(np.asarray(found, dtype=float), truth, "o", which)
 
 
-class InBlocks(np.ndarray):
-    """Rows of keys or values, of which a product may take `block` at a time."""
+class InBlocks:
+    """Rows of keys or values, of which a slice may take `block` at a time."""
 
-    block: int
+    def __init__(self, rows: np.ndarray, block: int) -> None:
+        self.rows, self.block, self.shape = rows, block, rows.shape
 
-    def __array_finalize__(self, other: object) -> None:
-        self.block = getattr(other, "block", 0)
+    def __len__(self) -> int:
+        return len(self.rows)
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: object, **named: object):
-        for x in inputs:
-            if ufunc is np.matmul and isinstance(x, InBlocks):
-                keys = x.size // WIDTH
-                assert keys <= x.block, (
-                    f"a product takes {keys} keys at once; the loop has to take {x.block}."
-                )
-        plain = [x.view(np.ndarray) if isinstance(x, InBlocks) else x for x in inputs]
-        return getattr(ufunc, method)(*plain, **named)
+    def __getitem__(self, part: slice) -> np.ndarray:
+        taken = self.rows[part].copy()
+        assert isinstance(part, slice) and len(taken) <= self.block, (
+            f"the loop has to take {self.block} keys at a time: k[first : first + block]."
+        )
+        return taken
 
+    def __array__(self, *args: object, **named: object) -> np.ndarray:
+        return self[:]
 
-def in_blocks(x: np.ndarray, block: int) -> InBlocks:
-    """A copy that refuses larger products."""
-    made = x.copy().view(InBlocks)
-    made.block = block
-    return made
+    @property
+    def T(self) -> np.ndarray:
+        """Transposed, if all rows are one block."""
+        return self[:].T
 
 
 def compare(found: np.ndarray, truth: np.ndarray, name: str, which: str) -> None:

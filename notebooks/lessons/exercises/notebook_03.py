@@ -12,14 +12,19 @@ from lessons.exercises import exercise
 LOG2E = 1.4426950408889634
 OFFSET = 8.0  # P of 8 bits is multiplied by 2^8, see flash_versions.versions.fp8.quantize
 P_ROUNDING = 2.0**-4  # the largest relative error of a normal number that is rounded to e4m3
-ORDER_HINT = (
-    "tile t sees t + 1 blocks of keys, so the last tile of a head has most work. Begin with the "
-    "last tile of every head, then take the tile before it of every head, and so on."
+LEAST = 0.01  # of that error; fp32 alone makes a thousandth of this
+ORDER_HINTS = (
+    "Tile t sees t + 1 blocks of keys. Which tiles have most work, and of which heads are they?",
+    "Begin with the last tile of every head; then take the tile before it of every head.",
+    "Two loops: the outer one over reversed(range(tiles)), the inner one over range(heads).",
 )
-BLOCK_HINT = (
-    "three scales are involved: score = s8 * q_scale * k_scale * scale_log2; P = 2^(score - "
-    "row_max + shift) with shift = 8 + log2(v_scale / v_reference), rounded by "
-    ".to(torch.float8_e4m3fn); and row_sum counts P without V's scale."
+BLOCK_HINTS = (
+    "A score in log2 units is s8 * q_scale * k_scale * scale_log2. With it, the step is that of "
+    "FA2: new maximum, alpha, P, row_sum, acc.",
+    "V's scale and the factor 2^8 are part of P's exponent: P = 2^(score - row_max + shift) with "
+    "shift = 8 + log2(v_scale / v_reference).",
+    "row_sum counts P without V's scale, so multiply its sum by v_reference / v_scale. Round P by "
+    ".to(torch.float8_e4m3fn).float() for the product only.",
 )
 
 Tile = tuple[int, int]  # head, tile of that head
@@ -33,7 +38,7 @@ def finish_time(order: Iterable[Tile], processors: int) -> int:
     return max(free)
 
 
-@exercise("causal_order", ORDER_HINT)
+@exercise("causal_order", *ORDER_HINTS)
 def check_order(function: Callable[[int, int], list[Tile]]) -> None:
     """function(heads, tiles) -> (head, tile) in the order in which they begin."""
     for heads, tiles, processors in ((1, 4, 2), (6, 8, 12), (5, 16, 16)):
@@ -101,7 +106,7 @@ def folded(
     return o, row_sum, torch.stack([exact, bound]), p.sum(1) * 2**OFFSET
 
 
-@exercise("fold_fp8", BLOCK_HINT)
+@exercise("fold_fp8", *BLOCK_HINTS)
 def check_block(function: Callable[..., Any]) -> None:
     """function(state, s8, v8, q_scale, k_scale, v_scale, v_reference, scale_log2) -> state."""
     generator = torch.Generator().manual_seed(3)
@@ -118,4 +123,8 @@ def check_block(function: Callable[..., Any]) -> None:
                 f"with {said}, the error of acc / row_sum * v_reference is {worst:.1f} times as "
                 f"large as rounding P to 8 bits explains; its first number is {o[0, 0]:.3f} "
                 f"and should be {exact[0, 0]:.3f}."
+            )
+            assert worst > LEAST, (
+                f"with {said}, acc has no error of rounding: the tensor cores multiply P of 8 "
+                f"bits, so round it before the product, with .to(torch.float8_e4m3fn).float()."
             )

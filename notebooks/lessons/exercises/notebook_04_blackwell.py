@@ -8,15 +8,17 @@ from lessons.exercises import exercise
 from lessons.modelled import counts
 from lessons.modelled.rates import B200, Rates
 
-REPAIR_HINT = (
-    "the complaint says that tensor memory is touched while a product uses it. Which product reads "
-    "or writes O, and which barrier does it wait for? Two lines of the inner loop have to change "
-    "places: return text.replace(the two lines as they are, the two lines in the other order)."
+REPAIR_HINTS = (
+    "The complaint says that tensor memory is touched while a product uses it. Which product reads "
+    "or writes O, and which barrier does it wait for?",
+    "Two lines of the inner loop have to change places.",
+    "Return text.replace(the two lines as they are, the two lines in the other order).",
 )
-SHARE_HINT = (
+SHARE_HINTS = (
+    "Compute three times for each share, and compare the longest of them.",
     "4 warps of 32 threads execute each instruction of the counts, so a unit takes "
-    "instructions * 128 / rate cycles, and issuing takes one cycle for each instruction. For each "
-    "share take the longest of the three times, and return the share whose longest is shortest."
+    "instructions * 128 / rate cycles. Issuing takes one cycle for each instruction.",
+    "Return the share whose longest time is shortest: min(counts, key=...).",
 )
 GPUS: dict[str, Rates] = {
     "a B200": B200,
@@ -27,7 +29,7 @@ GPUS: dict[str, Rates] = {
 }
 
 
-@exercise("repair", REPAIR_HINT)
+@exercise("repair", *REPAIR_HINTS)
 def check_repair(function: Callable[..., Any]) -> None:
     """function(text of the correction with the bug) -> the text without it."""
     broken = planted.planted()
@@ -40,7 +42,7 @@ def check_repair(function: Callable[..., Any]) -> None:
     assert planted.outcomes(broken)["late products"], "the bug has to be there before"
 
 
-@exercise("best_share", SHARE_HINT)
+@exercise("best_share", *SHARE_HINTS)
 def check_share(function: Callable[..., Any]) -> None:
     """function(counts by eighths, rates) -> eighths, whose busiest unit is done first."""
     found = counts.of_softmax()

@@ -22,8 +22,9 @@ SHAPE = Config(
 
 @exercise(
     "rotate_head",
-    hint="Angles are position / theta ** (torch.arange(0, n, 2) / n), one for each pair; a turned"
-    " pair is (a cos - b sin, b cos + a sin).",
+    "Pair i has the elements i and i + n / 2. All pairs turn, each by an angle of its own.",
+    "The angles are position / theta ** (torch.arange(0, n, 2) / n), one for each pair.",
+    "A turned pair is (a cos - b sin, b cos + a sin).",
 )
 def check_rotate_head(rotate_head):
     """Against the package, for several positions, sizes and thetas."""
@@ -50,8 +51,10 @@ def check_rotate_head(rotate_head):
 
 @exercise(
     "advance",
-    hint="Number the tokens of a row 0, 1, ... count - 1. The first real one has the number"
-    " `padding`, so (number - padding) % count is a token's place behind those that the row holds.",
+    "Pads are not kept: a row grows by count - padding.",
+    "Number the tokens of a row 0, 1, ... count - 1. The first real one has the number `padding`"
+    " and goes to the row's first free slot.",
+    "(number - padding) % count is a token's place behind those that the row holds.",
 )
 def check_advance(advance):
     """Against the package's cache, from an empty and from a filled one."""

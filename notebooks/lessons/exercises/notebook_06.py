@@ -21,8 +21,9 @@ REWARDS = (
 
 @exercise(
     "advantages_of",
-    hint="rewards.mean(1, keepdim=True) and rewards.std(1, keepdim=True) keep a column for each"
-    " row.",
+    "Each row is a group. A group's own mean and standard deviation are what its rewards are"
+    " compared with.",
+    "rewards.mean(1, keepdim=True) and rewards.std(1, keepdim=True) keep a column for each row.",
 )
 def check_advantages_of(advantages_of):
     """Against the package, for groups of several sizes."""
@@ -42,8 +43,10 @@ def check_advantages_of(advantages_of):
 
 @exercise(
     "clipped_loss",
-    hint="r = math.exp(logprob - old). The loss is minus the smaller of two products, because"
-    " training makes a loss smaller.",
+    "r = math.exp(logprob - old) says how many times as likely the token is now.",
+    "There are two products with the advantage: one with r, one with r clipped to 1 - low ..."
+    " 1 + high.",
+    "The loss is minus the smaller of the two products, because training makes a loss smaller.",
 )
 def check_clipped_loss(clipped_loss):
     """Against the package, inside of the bounds and on either side of them, for both signs."""
@@ -71,8 +74,9 @@ def check_clipped_loss(clipped_loss):
 
 @exercise(
     "digit_sum",
-    hint="arguments returns (rng.randint(0, 9999),), a tuple; answer returns"
-    " str(sum(map(int, str(number)))).",
+    "arguments draws with the generator that it is given, and returns a tuple of one number.",
+    "arguments returns (rng.randint(0, 9999),); question has to contain the number.",
+    "answer returns str(sum(map(int, str(number)))).",
 )
 def check_digit_sum(digit_sum):
     """Draws problems, and has the task judge right and wrong replies."""
