@@ -14,7 +14,7 @@
 # TAUGHT="--steps 2 --batch-tokens 1024" PROBLEMS=1, in a clone that may lose its checkpoints.
 set -eu
 PY=${PY:-python3} DEVICE=${DEVICE:-cuda} PROBLEMS=${PROBLEMS:-512} LIMIT=${LIMIT:-570}
-TAUGHT=${TAUGHT:---steps 7500 --lr 3e-3} GRPO=${GRPO:---attention fa4 --dtype bfloat16}
+TAUGHT=${TAUGHT:---steps 12000 --lr 3e-3} GRPO=${GRPO:---attention fa4 --dtype bfloat16}
 export OMP_NUM_THREADS=2 TOKENIZERS_PARALLELISM=false
 models=transformer/checkpoints
 mkdir -p "$OUT" runs

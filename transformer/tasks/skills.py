@@ -299,10 +299,11 @@ class Compare(Task):
 
 
 class Sort(Task):
-    """`17 3 9`: `17 | 3 9`, `3 17 | 9`, `3 9 17 |`: 3, 9, 17.
+    """`17 3 9`: `17 | 03 09`, `03 17 | 09`, `03 09 17 |`: 3, 9, 17.
 
-    Each line puts the number behind the bar where it belongs before the bar: it only has to be
-    compared with one number at a time.
+    Each line puts the number behind the bar where it belongs before the bar. All numbers get as
+    many digits as the longest has: the first digit that differs then decides which is the smaller,
+    and no line depends on counting digits.
 
     Args:
         count: how many numbers; None draws 2 to 6.
@@ -317,7 +318,8 @@ class Sort(Task):
     def arguments(self, rng: Random) -> tuple:
         """Draw an order, and numbers of up to four digits; some share their first digits."""
         order = self.order or ("descending" if rng.random() < 0.4 else "ascending")
-        return order, numbers_to_sort(rng, self.count or rng.choice((2, 3, 3, 4, 4, 5, 5, 6, 6)))
+        count = self.count or rng.choice((2, 3, 3, 4, 4, 5, 5, 5, 6, 6, 6, 6))
+        return order, numbers_to_sort(rng, count)
 
     def question(self, rng: Random, order: str, numbers: tuple[int, ...]) -> str:
         """Ask for an order."""
@@ -333,10 +335,12 @@ class Sort(Task):
 
     def work(self, slip: Slip, order: str, numbers: tuple[int, ...]) -> tuple[str, str]:
         """Put one number after the other where it belongs."""
+        width = max(len(str(number)) for number in numbers)
         lines = []
         for i in range(1, len(numbers) + 1):
             done = sorted(numbers[:i], reverse=order == "descending")
-            lines.append(" ".join(map(str, (*done, "|", *numbers[i:]))))
+            written = [f"{number:0{width}}" for number in (*done, *numbers[i:])]
+            lines.append(" ".join((*written[:i], "|", *written[i:])))
         return "\n".join(lines), self.answer(order, numbers)
 
 

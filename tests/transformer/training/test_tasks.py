@@ -147,8 +147,8 @@ WORKED = [
     ("compare", ("greater?", 321, 320), "3 3 same\n3 3 same\n2 2 same\n1 0 more", "yes"),
     ("compare", ("less?", 5, 5), "1 1 same\n5 5 same", "no"),
     ("compare", ("compare", 10, 9), "2 1 more", "10 is larger"),
-    ("sort", ("ascending", (3, 17, 9)), "3 | 17 9\n3 17 | 9\n3 9 17 |", "3, 9, 17"),
-    ("sort", ("descending", (4, 4, 30)), "4 | 4 30\n4 4 | 30\n30 4 4 |", "30, 4, 4"),
+    ("sort", ("ascending", (3, 17, 9)), "03 | 17 09\n03 17 | 09\n03 09 17 |", "3, 9, 17"),
+    ("sort", ("descending", (4, 4, 30)), "04 | 04 30\n04 04 | 30\n30 04 04 |", "30, 4, 4"),
     ("reverse", ("cat",), "1:c 2:a 3:t\n3:t 2:a 1:c", "tac"),
     ("count", ("error", "r"), "e0 r1 r2 o2 r3", "3"),
     ("count", ("cat", "z"), "c0 a0 t0", "0"),
@@ -400,8 +400,8 @@ def test_a_chunk_is_a_function_of_seed_and_number():
 @pytest.mark.parametrize(
     "teacher, chunk, digest",
     [
-        (Teacher(), 0, "44c4db24170ceeabc0813941a1ee142c163fa3f4e6799665a991881beb2afcef"),
-        (SLOPPY, 3, "a3affc444f860475a6fcdd2a8084c1e84ac27f2601085e9707f2ef2572a5bb07"),
+        (Teacher(), 0, "8595d344eb44c37329158a0b0ea9b5fd4c3478d005bf1d57e0903aea208306e9"),
+        (SLOPPY, 3, "a0b88161684c0aa80f82e547ae3f813c7231460088b7aa8877acc52f312c86f9"),
     ],
     ids=["chat", "sloppy"],
 )
