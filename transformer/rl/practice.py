@@ -54,7 +54,10 @@ FINISH: dict[Task, int] = {
     Subtract(4, close=True): 15,
     Subtract(3, close=True): 10,
     Subtract(): 8,
+    Subtract(2): 60,
     **OTHERS,
+    TASKS["multiply"]: 20,
+    TASKS["small talk"]: 20,
 }
 
 
@@ -73,7 +76,7 @@ class Practice(Task):
 
 
 class Finish(Practice):
-    """The same with what is wrong after that: more close numbers."""
+    """The same with what is wrong after that: close numbers, short ones in words, new wordings."""
 
     name = "finish"
     shares = FINISH
