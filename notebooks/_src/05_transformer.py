@@ -304,11 +304,11 @@ display(
         f" average. The next best head does so for {others}."
     )
 )
-checked("one_head_copies", on_original.max() == len(copied) > others)
+checked("one_head_copies", on_original.max() >= len(copied) - 1 and others <= 1)
 
 # %% [markdown]
-# One head looks at the original whenever a digit of the question is copied.
-# <!-- checked: one_head_copies --> Its weights, for all tokens that the model wrote:
+# One head looks most at the original for all copied digits or all but one, and no other head does so
+# for more than one. <!-- checked: one_head_copies --> Its weights, for all tokens that the model wrote:
 
 # %%
 first = names.index("W")
@@ -342,15 +342,16 @@ display(
         " of the answer."
     )
 )
-checked("looks_at_what_it_copies", all(hits[n] for n in copied))
+checked("looks_at_what_it_copies", sum(hits[n] for n in copied) >= len(copied) - 1)
 
 # %% [markdown]
 # *How to read it: a row belongs to a token that the model is about to write, a column to a token that it
 # can see. <!-- key --> A red square marks the token that a careful person would copy: a digit of the
 # question, or, for the answer, the last digit of a line, from the lowest line up. <!-- key -->*
 #
-# When the model copies a digit of the question, this head looks at the original. <!-- checked: looks_at_what_it_copies -->
-# It was not programmed to do so; the training formed it.
+# When the model copies a digit of the question, this head looks at the original, with at most one
+# exception. <!-- checked: looks_at_what_it_copies --> It was not programmed to do so; the training
+# formed it.
 #
 # **Predict.** Before the model writes the first digit of the answer, which token has most of this head's
 # attention? Write what is in its line up to that token, such as `"7+6+0=1"`.

@@ -14,8 +14,8 @@ answered rightly. The kinds of questions:
     asked: phrasings   the 200 questions there, of all skills and of what lies beyond them
 
 The phrasings were written before their author had read the generator. Then their numbers and words
-were replaced by held-out ones, and 30 that the generator does produce by others. The openers are
-the commonest that there are, so training sees most of them.
+were replaced by held-out ones. About two in three have a wording that some pattern of the generator
+also gives. The openers are the commonest that there are, so training sees most of them.
 """
 
 from functools import partial

@@ -17,7 +17,6 @@ from transformer.model.weights import CHECKPOINTS, load_model
 from transformer.training.evaluate import evaluate, replies
 
 NAMES = ("reinforced", "sloppy")
-WAYS = ("ascending", "descending")
 THREE_DIGITS = "sums of three digits"
 SIX = "sorting six numbers, ascending"
 SKILLS_OF_A_TEST = [
@@ -81,60 +80,22 @@ def test_what_the_documents_say_of_all_questions():
     barred = [row for row in rows if row["bar"] and row["model"] == "reinforced"]
     missed = [row for row in barred if row["right"] < row["bar"]]
     assert f"{len(barred) - len(missed)} of the {len(barred)} bars" in text
-    sorts = [row for row in missed if row["asked"].startswith("sorting")]
-    assert {row["asked"] for row in sorts} == {
-        f"sorting {n} numbers, {way}" for n in ("four", "five", "six") for way in WAYS
-    }
-    others = [row for row in missed if row not in sorts]
-    assert [row["asked"] for row in others] == ["asked: phrasings", "differences of two digits"]
-    for row in others:
+    two_digits = "differences of two digits"
+    assert [row["asked"] for row in missed] == [two_digits, f"{two_digits}, below zero"]
+    for row in missed:
         count = row["problems"]
         right, wanted = round(row["right"] * count), math.ceil(row["bar"] * count)
         assert f"answers {right} of {count}, and {wanted} are wanted" in text
-    places = [
-        first_mistake_is_a_place(*said, "descending" in row["asked"])
-        for row in sorts
-        for said in row["wrong"]
-    ]
-    assert f"In {sum(places)} of the {len(places)} wrong replies" in text
+    wrong = [question for row in missed for question, _ in row["wrong"]]
+    in_words = [question for question in wrong if len(re.findall(r"[0-9]+", question)) < 2]
+    assert 2 * len(in_words) >= len(wrong)
+    [talk] = [x["right"] for x in rows if x["asked"] == "small talk" and x["model"] == NAMES[0]]
+    assert f"Of small talk it gets {percent(talk)} right" in text
 
 
 def percent(share):
     """As the documents write it."""
     return f"{100 * share:.1f} %"
-
-
-def first_mistake_is_a_place(question, reply, descending):
-    """Whether a sort first goes wrong where the next number is inserted at a wrong place."""
-    asked = [int(number) for number in re.findall(r"\d+", question)]
-    steps = reply.partition("<think>")[2].partition("</think>")[0].splitlines()
-    before = []
-    for count, step in enumerate(steps, 1):
-        numbers = [int(number) for number in step.partition("|")[0].split()]
-        if numbers != sorted(asked[:count], reverse=descending):
-            new = asked[count - 1]
-            return any(numbers == [*before[:i], new, *before[i:]] for i in range(count))
-        before = numbers
-    raise AssertionError(f"no step is wrong: {reply}")
-
-
-@pytest.mark.parametrize(
-    "steps, place",
-    [
-        ("2 | 9 5\n2 9 | 5\n2 9 5 |", True),
-        ("2 | 9 5\n9 2 | 5\n9 2 5 |", True),  # the first mistake counts
-        ("2 | 9 5\n2 9 | 5\n5 9 2 |", False),  # another order
-        ("2 | 9 5\n2 9 | 5\n2 4 9 |", False),  # another number
-        ("2 | 9\n2 9 |", None),
-    ],
-)
-def test_mistakes_of_a_sort_are_told_apart(steps, place):
-    said = "sort 2 9 5", f"<think>{steps}</think><answer>9</answer>", False
-    if place is None:
-        with pytest.raises(AssertionError, match="no step is wrong"):
-            first_mistake_is_a_place(*said)
-    else:
-        assert first_mistake_is_a_place(*said) is place
 
 
 @pytest.mark.wide
