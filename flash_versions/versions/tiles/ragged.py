@@ -51,9 +51,9 @@ def packed_descriptor(
 
 
 @gluon.jit
-def box_in_sequence(first, length, head, row):
-    """The coordinates of a box that begins at a row of a sequence."""
-    return FAR, first + length, head, FAR - length + row, 0
+def box_in_sequence(first, length, head, row, dim=0):
+    """The coordinates of a box that begins at a row and a dim of a sequence."""
+    return FAR, first + length, head, FAR - length + row, dim
 
 
 @gluon.jit
@@ -64,11 +64,11 @@ def planned_tiles(plan):
 
 @gluon.jit
 def planned_tile(plan, number):
-    """A line of a plan: (number of the tile in its sequence, the sequence's first query, its number
+    """A line of a plan: (sequence, number of the tile there, the sequence's first query, its number
     of queries, the same of its keys).
     """
     line = plan + LINE * (number + 1)
     return (
-        gl.load(line + 1), gl.load(line + 2), gl.load(line + 3), gl.load(line + 4),
+        gl.load(line), gl.load(line + 1), gl.load(line + 2), gl.load(line + 3), gl.load(line + 4),
         gl.load(line + 5),
     )  # fmt: skip

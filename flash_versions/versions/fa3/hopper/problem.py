@@ -65,7 +65,7 @@ class QueryProblem:
             row = first + position % width
             tile = position // width
             if self.PACKED:
-                tile, q_first, q_length, kv_first, kv_length = planned_tile(self.plan, tile)
+                _, tile, q_first, q_length, kv_first, kv_length = planned_tile(self.plan, tile)
                 mine = self.of_sequence(q_first, q_length, kv_first, kv_length)
                 return mine, tile * self.BLOCK_Q, row, row * 0
             else:
