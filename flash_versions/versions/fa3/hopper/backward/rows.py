@@ -93,9 +93,7 @@ def exchanged(x):
 
 
 @triton.jit(do_not_specialize=["q_length", "heads", "blocks"])
-def finish_kernel(
-    dq_sum, dq, plan, sequences, scale, q_length, heads, blocks, BLOCK: tl.constexpr
-):
+def finish_kernel(dq_sum, dq, plan, sequences, scale, q_length, heads, blocks, BLOCK: tl.constexpr):
     """dQ = scale * its sum, rounded."""
     sequence, rows, padded, pos = locate_rows(plan, sequences, q_length, heads, blocks, BLOCK)
     if sequence < 0:
