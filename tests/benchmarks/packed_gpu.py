@@ -31,6 +31,7 @@ from flash_versions.bench.document import new_document  # noqa: E402
 from flash_versions.bench.measure import captured, reason, timed  # noqa: E402
 from flash_versions.dispatch.request import Request, make_request  # noqa: E402
 from flash_versions.versions.fa3 import backward, forward  # noqa: E402
+from flash_versions.versions.fa3.hopper import forward as forward_hopper  # noqa: E402
 from flash_versions.versions.oracle.budget import assess_request  # noqa: E402
 from tests.benchmarks.frame import keep, parser, passed  # noqa: E402
 
@@ -242,6 +243,7 @@ def warm_up(number: int) -> str | None:
 
 def main() -> int:
     """Check and measure; the exit code is 1 if a check failed."""
+    forward_hopper.PACKED = True
     command = parser(__doc__, seconds=200, device=False)
     command.add_argument("--check", type=int, help="check this shape only, and do not measure")
     command.add_argument("--only", type=int, nargs="+", default=range(SHAPES), help="shapes")

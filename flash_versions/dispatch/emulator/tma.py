@@ -38,6 +38,9 @@ class TensorDescriptor:
         address = sum(i * step for i, step in zip(corner, self.strides)) * size % 2**64
         steps = [step if n > 1 else 0 for step, n in zip(self.strides, extent)]
         first = self.base.storage_offset() + address // size
+        last = first + sum((n - 1) * step for n, step in zip(extent, steps))
+        end = self.base.untyped_storage().nbytes() // size
+        assert 0 <= first <= last < end, f"the box at {corner} lies outside of the tensor"
         return self.base.as_strided(extent, steps, first), tuple(map(slice, extent))
 
 

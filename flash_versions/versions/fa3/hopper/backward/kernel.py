@@ -245,6 +245,8 @@ def consume(
     # Among begin .. end, as a later key's first and last query are no earlier, and the window's
     # bounds are not negative: even of keys past the last one, begin is no later than that end.
     _, full_begin, full_end, _ = problem.blocks(key, WARPGROUP_ROWS)
+    if problem.PACKED:  # but of a sequence without queries
+        full_begin, full_end = gl.minimum(full_begin, end), gl.minimum(full_end, end)
     BLOCK_Q: gl.constexpr = problem.BLOCK_Q
     state = first_state(problem, buffers, begin, end, EARLY, CONSUMER)
     held = hold(buffers, BLOCK_Q, HELD, CONSUMER)
