@@ -328,7 +328,11 @@ MODULES = {
 
 ROOMS = ("flash_versions.versions.", "transformer.model.kernels.")
 # Portable kernels that emulated host code launches: Triton interprets these.
-INTERPRETED = ("flash_versions.versions.fp8.", "flash_versions.versions.fa3.hopper.backward.rows")
+INTERPRETED = (
+    "flash_versions.versions.fp8.",
+    "flash_versions.versions.fa3.hopper.backward.rows",
+    "flash_versions.versions.tiles.varlen_scheduler",
+)
 
 
 def parts(name, found):

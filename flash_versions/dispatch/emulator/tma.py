@@ -23,18 +23,25 @@ class TensorDescriptor:
         self.dtype, self.layout = base.dtype, layout
         self.block_type = Box(block_shape, math.prod(block_shape) * base.element_size())
 
-    @property
-    def data(self):
-        """The tensor as the boxes see it; asked anew, as a copy may have another base."""
-        return self.base.as_strided(self.shape, self.strides)
-
     def box(self, coordinates):
-        """The part of the tensor that lies in a box, and the slices of a tile where it belongs."""
+        """The part of the tensor that lies in a box, and the slices of a tile where it belongs.
+
+        Addresses are counted modulo 2^64, which `tiles/ragged.py` relies on.
+        """
         corner = [int(i) for i in coordinates]
         assert min(corner) >= 0, f"a box at {corner}"
-        ends = [i + n for i, n in zip(corner, self.block_type.shape, strict=True)]
-        part = self.data[tuple(map(slice, corner, ends))]
-        return part, tuple(map(slice, part.shape))
+        box = zip(self.shape, corner, self.block_type.shape, strict=True)
+        extent = [max(0, min(n - i, wide)) for n, i, wide in box]
+        if 0 in extent:
+            return self.base.new_empty(extent), tuple(map(slice, extent))
+        size = self.base.element_size()
+        address = sum(i * step for i, step in zip(corner, self.strides)) * size % 2**64
+        steps = [step if n > 1 else 0 for step, n in zip(self.strides, extent)]
+        first = self.base.storage_offset() + address // size
+        last = first + sum((n - 1) * step for n, step in zip(extent, steps))
+        end = self.base.untyped_storage().nbytes() // size
+        assert 0 <= first <= last < end, f"the box at {corner} lies outside of the tensor"
+        return self.base.as_strided(extent, steps, first), tuple(map(slice, extent))
 
 
 class tma:

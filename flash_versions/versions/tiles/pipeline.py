@@ -35,6 +35,12 @@ class Stage:
         return Stage(slot, gl.where(last, self.phase ^ 1, self.phase), self.STAGES)
 
 
+@gluon.jit
+def as_matrix(tile):
+    """A tile in shared memory, or a box of any rank, as its rows and dims."""
+    return tile.reshape([tile.shape[-2], tile.shape[-1]])
+
+
 @aggregate
 class Pipeline:
     """STAGES slots for tiles in shared memory, which a producer fills and consumers read in turn.
@@ -84,8 +90,7 @@ class Pipeline:
     @gluon.jit
     def tile(self, stage):
         """The slot as a matrix of rows and dims."""
-        tile = self.tiles.index(stage.slot)
-        return tile.reshape([tile.shape[2], tile.shape[3]])
+        return as_matrix(self.tiles.index(stage.slot))
 
     @gluon.jit
     def publish(self, stage):

@@ -1,6 +1,7 @@
 """Which program works on which tile, where sequences have lengths of their own.
 
-A small kernel plans the tiles of packed sequences on the GPU, so the host never reads a length.
+A small kernel plans the tiles of packed sequences on the GPU, so the host never reads a length. The
+heaviest tiles come first: what begins last is then short, and no program is left with a long one.
 """
 
 from typing import NamedTuple
@@ -14,15 +15,18 @@ from flash_versions.dispatch.request import Request
 from flash_versions.versions.tiles.rows import Rows, cdiv
 from flash_versions.versions.tiles.sequences import Sequences, key_rows, query_rows
 
-PLANNED = 128  # tiles of packed sequences that one program plans, and sequences that it looks at
+PLANNED = 64  # tiles of packed sequences that one program plans, and sequences that it looks at
+LINE_SIZE = 8  # int32 of a line of a plan
+LINE = tl.constexpr(LINE_SIZE)
 
 
 class Tiles(NamedTuple):
     """The tiles of a request's queries or keys.
 
-    Sequences of one length have `number` each. Packed ones share them by a plan, (number, 8) int32
-    with one line for each tile: its sequence, its number there, the first row and the length of the
-    sequence's queries, the same of its keys. The sequence is -1 where there is nothing to do.
+    Sequences of one length have `number` each. Packed ones share them by a plan, (1 + number, 8)
+    int32. Its first line begins with how many tiles there are; then it has one line for each: its
+    sequence, its number there, the first row and the length of the sequence's queries, the same of
+    its keys. The heaviest tiles come first. Behind the last tile, the sequence is -1.
     """
 
     number: int
@@ -30,16 +34,13 @@ class Tiles(NamedTuple):
 
     @classmethod
     def of_queries(cls, request: Request, block: int, group: int) -> "Tiles":
-        """Tiles of `block` rows, `group` rows to a query. Where later queries see more keys, the
-        last tile of each sequence comes first.
-        """
-        cu_seqlens, last_first = request.cu_seqlens_q, request.window_right is not None
-        return cls._of(request, request.q.shape[1], group, block, cu_seqlens, last_first)
+        """Tiles of `block` rows, `group` rows to a query."""
+        return cls._of(request, request.q.shape[1], group, block, request.cu_seqlens_q, False)
 
     @classmethod
     def of_keys(cls, request: Request, block: int) -> "Tiles":
         """Tiles of `block` keys."""
-        return cls._of(request, request.k.shape[1], 1, block, request.cu_seqlens_k, False)
+        return cls._of(request, request.k.shape[1], 1, block, request.cu_seqlens_k, True)
 
     @classmethod
     def _of(
@@ -49,12 +50,12 @@ class Tiles(NamedTuple):
         group: int,
         block: int,
         cu_seqlens: torch.Tensor | None,
-        last_first: bool,
+        of_keys: bool,
     ) -> "Tiles":
         if cu_seqlens is None:
             return cls(cdiv(length * group, block), None)
         count = length * group // block + request.batch
-        plan = torch.empty((count, 8), dtype=torch.int32, device=cu_seqlens.device)
+        plan = torch.empty((1 + count, LINE_SIZE), dtype=torch.int32, device=cu_seqlens.device)
         launch_plan(
             (
                 plan.device,
@@ -71,9 +72,42 @@ class Tiles(NamedTuple):
                 request.batch,
                 count,
             ),
-            {"GROUP": group, "BLOCK": block, "LAST_FIRST": last_first, "PLANNED": PLANNED},
+            {
+                "GROUP": group,
+                "BLOCK": block,
+                "OF_KEYS": of_keys,
+                "CAUSAL": request.window_right is not None,
+                "PLANNED": PLANNED,
+            },
         )
         return cls(count, plan)
+
+
+@triton.jit
+def weight(tile, own, other, BLOCK: tl.constexpr, OF_KEYS: tl.constexpr, CAUSAL: tl.constexpr):
+    """What a tile sees, or is seen by, of a sequence of `own` rows of which the other tensor has
+    `other`: the mask's diagonal ends at the last row of both.
+    """
+    if CAUSAL and OF_KEYS:
+        return other - tl.maximum(tile * BLOCK - (own - other), 0)
+    elif CAUSAL:
+        return other - own + tl.minimum((tile + 1) * BLOCK, own)
+    else:
+        return other + tile * 0
+
+
+@triton.jit
+def heavier(than, own, other, BLOCK: tl.constexpr, OF_KEYS: tl.constexpr, CAUSAL: tl.constexpr):
+    """How many tiles of a sequence have more weight."""
+    tiles = tl.cdiv(own, BLOCK)
+    if CAUSAL and OF_KEYS:
+        found = tl.minimum(tl.cdiv(tl.maximum(own - than, 0), BLOCK), tiles)
+    elif CAUSAL:
+        lighter = tl.maximum(than - (other - own), 0) // BLOCK
+        found = tiles - tl.minimum(lighter, tl.maximum(tiles - 1, 0))
+    else:
+        found = tiles
+    return tl.where(other > than, found, 0)
 
 
 @triton.jit(do_not_specialize=["q_length", "kv_length", "batch", "count"])
@@ -87,37 +121,64 @@ def plan_kernel(
     count,
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
-    LAST_FIRST: tl.constexpr,
+    OF_KEYS: tl.constexpr,
+    CAUSAL: tl.constexpr,
     PLANNED: tl.constexpr,
 ):
-    """Plan PLANNED tiles of packed sequences, without asking how many each sequence has.
+    """Plan PLANNED tiles of packed sequences, each program for itself.
 
-    Those of sequence b begin at cu_seqlens[b] * GROUP // BLOCK + b, which leaves room for all of
-    its own; so a tile belongs to the last sequence that begins at or before it.
+    Room i is for a tile of the last sequence whose rooms begin at or before it; those of sequence b
+    begin at cu_seqlens[b] * GROUP // BLOCK + b, which is enough for all of its tiles. Where a tile
+    comes is the number of tiles that are heavier, and of those before it that weigh the same:
+    counted by sequences, as weights change steadily along one. Rooms without a tile come last.
     """
-    line = tl.program_id(0) * PLANNED + tl.arange(0, PLANNED)
-    tile = count - 1 - line if LAST_FIRST else line
+    room = tl.program_id(0) * PLANNED + tl.arange(0, PLANNED)
     begun = tl.zeros([PLANNED], tl.int32)
     for first in range(0, batch, PLANNED):
         b = first + tl.arange(0, PLANNED)
         start = tl.load(cu_seqlens + b, mask=b < batch, other=0).to(tl.int64)
         begins = (start * GROUP // BLOCK).to(tl.int32) + b
-        at_or_before = (begins[None, :] <= tile[:, None]) & (b < batch)[None, :]
+        at_or_before = (begins[None, :] <= room[:, None]) & (b < batch)[None, :]
         begun += tl.sum(at_or_before.to(tl.int32), 1)
     sequence = tl.maximum(begun - 1, 0)
     start = tl.load(cu_seqlens + sequence).to(tl.int64)
-    length = tl.load(cu_seqlens + sequence + 1).to(tl.int64) - start
-    tile -= (start * GROUP // BLOCK).to(tl.int32) + sequence
-    has_rows = (begun > 0) & (tile * BLOCK < length * GROUP)
+    tile = room - (start * GROUP // BLOCK).to(tl.int32) - sequence
     rows = query_rows(sequences, sequence, 0, q_length)
     keys = key_rows(sequences, sequence, 0, kv_length)
-    target, exists = plan + 8 * line, line < count
-    tl.store(target, tl.where(has_rows, sequence, -1), mask=exists)
-    tl.store(target + 1, tile, mask=exists)
-    tl.store(target + 2, rows.first, mask=exists)
-    tl.store(target + 3, rows.length, mask=exists)
-    tl.store(target + 4, keys.first, mask=exists)
-    tl.store(target + 5, keys.length, mask=exists)
+    own, other = (keys.length, rows.length) if OF_KEYS else (rows.length, keys.length)
+    own *= GROUP
+    other *= GROUP
+    has_rows = (begun > 0) & (tile * BLOCK < own)
+    mine = weight(tile, own, other, BLOCK, OF_KEYS, CAUSAL)
+
+    place = tl.where(CAUSAL and not OF_KEYS, tl.cdiv(own, BLOCK) - 1 - tile, tile)
+    total, tiles_before = 0, tl.zeros([PLANNED], tl.int32)
+    for first in range(0, batch, PLANNED):
+        b = first + tl.arange(0, PLANNED)
+        theirs = tl.minimum(b, batch - 1)
+        q_own = query_rows(sequences, theirs, 0, q_length).length
+        k_own = key_rows(sequences, theirs, 0, kv_length).length
+        own_b, other_b = (k_own, q_own) if OF_KEYS else (q_own, k_own)
+        own_b = tl.where(b < batch, own_b * GROUP, 0)
+        tiles = tl.cdiv(own_b, BLOCK)
+        total += tl.sum(tiles)
+        before = b[None, :] < sequence[:, None]
+        tiles_before += tl.sum(tl.where(before, tiles[None, :], 0), 1)
+        than = mine[:, None] - before.to(tl.int32)
+        more = heavier(than, own_b[None, :], (other_b * GROUP)[None, :], BLOCK, OF_KEYS, CAUSAL)
+        place += tl.sum(tl.where(b[None, :] == sequence[:, None], 0, more), 1)
+    in_rooms_before = tiles_before + tl.minimum(tl.maximum(tile, 0), tl.cdiv(own, BLOCK))
+    place = tl.where(has_rows, place, total + room - in_rooms_before)
+
+    exists = room < count
+    line = plan + LINE * (1 + place)
+    tl.store(line, tl.where(has_rows, sequence, -1), mask=exists)
+    tl.store(line + 1, tile, mask=exists)
+    tl.store(line + 2, rows.first, mask=exists)
+    tl.store(line + 3, rows.length, mask=exists)
+    tl.store(line + 4, keys.first, mask=exists)
+    tl.store(line + 5, keys.length, mask=exists)
+    tl.store(plan, total)
 
 
 launch_plan = Launcher(plan_kernel)
@@ -135,7 +196,7 @@ def find_tile(
     """
     if plan is not None:
         head = program % heads
-        line = plan + program // heads * 8
+        line = plan + LINE * (1 + program // heads)
         tile, sequence = tl.load(line + 1), tl.load(line)
         rows = Rows(sequence, head, tl.load(line + 2), tl.load(line + 3))
         keys = Rows(sequence, head, tl.load(line + 4), tl.load(line + 5))

@@ -1,11 +1,14 @@
 """Sequences that are not rows of a rectangle: packed, left-padded, in pages."""
 
+import random
+
 import pytest
 import torch
 
 from flash_versions import VERSIONS, attention
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.tiles import varlen_scheduler
+from flash_versions.versions.tiles.varlen_scheduler import Tiles
 from tests.flash_versions.versions.test_attention import by_dtype, check, repeats_a_backward
 from tests.helpers.budget import assert_gradients_right, assert_within_budget
 
@@ -241,3 +244,49 @@ def test_entries_past_the_length_are_never_followed(device):
     clean = torch.tensor([[2, 1, 0, 0]], dtype=torch.int32, device=device)
     wild = attention(q, k, v, block_table=table, **options)
     assert torch.equal(wild, attention(q, k, v, block_table=clean, **options))
+
+
+def planned(lengths_q, lengths_k, device, block, group, causal, of_keys, first):
+    """(lines of a plan up to the last tile, lines behind it), and what each tile weighs."""
+    bounds_q, bounds_k = bounds(lengths_q, device) + first, bounds(lengths_k, device)
+    q = torch.zeros(sum(lengths_q) + 2 * first, 2 * group, 16, device=device)
+    k = torch.zeros(sum(lengths_k), 2, 16, device=device)
+    given = {"cu_seqlens_q": bounds_q, "cu_seqlens_k": bounds_k, "causal": causal}
+    request = make_request(q, k, k, **given)
+    tiles = Tiles.of_keys(request, block) if of_keys else Tiles.of_queries(request, block, group)
+    weights = {}
+    for sequence, (queries, keys) in enumerate(zip(lengths_q, lengths_k)):
+        own, other = (keys, queries) if of_keys else (queries * group, keys * group)
+        for tile in range(-(-own // block)):
+            if causal and of_keys:
+                weight = other - max(0, tile * block - (own - other))
+            else:
+                weight = other - own + min((tile + 1) * block, own) if causal else other
+            weights[sequence, tile] = weight
+    number, lines = int(tiles.plan[0, 0]), tiles.plan[1:].tolist()
+    for sequence, _, *rows in lines[:number]:
+        expected = [
+            bounds_q[sequence],
+            lengths_q[sequence],
+            bounds_k[sequence],
+            lengths_k[sequence],
+        ]
+        assert rows[:4] == list(map(int, expected))
+    return lines[:number], lines[number:], weights
+
+
+@pytest.mark.parametrize("of_keys", [False, True], ids=["queries", "keys"])
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_plan_has_every_tile_once_the_heaviest_first(seed, causal, of_keys, device):
+    rng = random.Random(seed)
+    count = (1, 2, 7, 7, 7, 150)[seed]
+    draw = [[rng.choice((0, 1, 64, 65, rng.randrange(300))) for _ in range(count)] for _ in "qk"]
+    lengths_q, lengths_k = ([1, *x] for x in (draw if seed % 2 else draw[:1] * 2))
+    group = 1 if of_keys else 1 + seed % 3
+    given = (64, group, causal, of_keys, 3 * (seed % 2))
+    lines, rest, weights = planned(lengths_q, lengths_k, device, *given)
+    found = [(line[0], line[1]) for line in lines]
+    assert sorted(found) == sorted(weights)
+    assert [weights[tile] for tile in found] == sorted(weights.values(), reverse=True)
+    assert all(line[0] == -1 for line in rest)

@@ -82,6 +82,7 @@ from flash_versions.versions.tiles import wgmma
 from flash_versions.versions.tiles.algebra import finalize, softmax_step
 from flash_versions.versions.tiles.pipeline import (
     Pipeline,
+    as_matrix,
     make_pipeline,
     named_barrier_arrive,
     named_barrier_sync,
@@ -91,8 +92,11 @@ from flash_versions.versions.tiles.triton_compat import aggregate, store_tile
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout
 
 PORTABLE_ONLY = (
-    "alibi_slopes", "sink", "cu_seqlens_q", "cu_seqlens_k", "kv_lengths", "kv_starts", "block_table"
+    "alibi_slopes", "sink", "kv_lengths", "kv_starts", "block_table"
 )  # fmt: skip
+# The kernels for Hopper compute packed sequences, forward and backward; so far they did so in the
+# emulator only. When tests/benchmarks/packed_gpu.py has found them right on a GPU, this goes.
+PACKED = False
 
 
 @aggregate
@@ -130,21 +134,22 @@ def produce(problem, schedule, buffers, scheduler, q, k, v):
     round = 0
     stage = buffers.k.at(0, 0)
     while tile < scheduler.number:
-        query, head, sequence = problem.locate(tile)
-        begin, _, _, end = problem.blocks(query, problem.BLOCK_Q)
+        mine, query, head, sequence = problem.locate(tile)
+        begin, _, _, end = mine.blocks(query, mine.BLOCK_Q)
         tile = scheduler.claim(round)
         kv_head = head // problem.GROUP
         for block in range(end - 1, begin - 1, -1):
-            first_key = block * problem.BLOCK_KV
-            buffers.k.fill(stage, k, [sequence, kv_head, first_key, 0])
+            key = block * problem.BLOCK_KV
+            buffers.k.fill(stage, k, mine.kv_box(sequence, kv_head, key))
             if block == end - 1:
                 for c in gl.static_range(schedule.CONSUMERS):
                     q_stage = buffers.q_stage(schedule, round, c)
-                    buffers.q.fill(q_stage, q, [sequence, head, query + c * WARPGROUP_ROWS, 0])
+                    row = query + c * WARPGROUP_ROWS
+                    buffers.q.fill(q_stage, q, mine.q_box(sequence, head, row))
             if is_fp8(v.dtype):  # transposed
-                buffers.v.fill(stage, v, [sequence, kv_head, 0, first_key])
+                buffers.v.fill(stage, v, [sequence, kv_head, 0, key])
             else:
-                buffers.v.fill(stage, v, [sequence, kv_head, first_key, 0])
+                buffers.v.fill(stage, v, mine.kv_box(sequence, kv_head, key))
             stage = stage.next()
         round += 1
     scheduler.retire()
@@ -159,7 +164,7 @@ def per_row(x, acc):
 @gluon.jit
 def first_state(buffers, BLOCK_KV: gl.constexpr):
     """(acc, row_max, row_sum) of rows that have seen no key."""
-    DIMS: gl.constexpr = buffers.o.shape[4]
+    DIMS: gl.constexpr = buffers.o.shape[-1]
     FP8: gl.constexpr = is_fp8(buffers.v.tiles.dtype)
     rows: gl.constexpr = gl.SliceLayout(1, accumulator_layout(BLOCK_KV, FP8))
     acc = gl.zeros([WARPGROUP_ROWS, DIMS], gl.float32, accumulator_layout(DIMS, FP8))
@@ -269,20 +274,20 @@ def consume(problem, schedule, scales, buffers, scheduler, o, lse_out, CONSUMER:
         if CONSUMER == schedule.CONSUMERS - 1:
             named_barrier_arrive(CONSUMER, schedule.CONSUMERS)  # consumer 0 begins
     while tile < scheduler.number:
-        query, head, sequence = problem.locate(tile)
-        begin, _, _, end = problem.blocks(query, problem.BLOCK_Q)
+        mine, query, head, sequence = problem.locate(tile)
+        begin, _, _, end = mine.blocks(query, mine.BLOCK_Q)
         query += CONSUMER * WARPGROUP_ROWS
-        tile_scales = scales.of_tile(problem, query, head, sequence)
+        tile_scales = scales.of_tile(mine, query, head, sequence)
         q_stage = buffers.q_stage(schedule, round, CONSUMER)
         buffers.q.wait(q_stage)
         q_tile = buffers.q.tile(q_stage)
         if schedule.OVERLAP:
             acc, row_max, row_sum, stage = attend(
-                problem, schedule, tile_scales, buffers, q_tile, stage, query, begin, end, CONSUMER
+                mine, schedule, tile_scales, buffers, q_tile, stage, query, begin, end, CONSUMER
             )
         else:
             acc, row_max, row_sum, stage = attend_in_order(
-                problem, schedule, tile_scales, buffers, q_tile, stage, query, begin, end, CONSUMER
+                mine, schedule, tile_scales, buffers, q_tile, stage, query, begin, end, CONSUMER
             )
         if schedule.EPILOGUE_BUFFER:
             buffers.q.release(q_stage)
@@ -292,16 +297,15 @@ def consume(problem, schedule, scales, buffers, scheduler, o, lse_out, CONSUMER:
         if scales.FP8:
             out *= tile_scales.value
         rows = query + gl.arange(0, WARPGROUP_ROWS, layout=gl.SliceLayout(1, acc.type.layout))
-        first = (sequence * problem.heads + head).to(gl.int64) * problem.q_length
-        gl.store(lse_out + first + rows, lse, mask=rows < problem.q_length)
+        gl.store(mine.lse_rows(lse_out, sequence, head) + rows, lse, mask=rows < mine.q_length)
         tma.store_wait(0)  # of the tile before
         if schedule.EPILOGUE_BUFFER:
             o_tile = buffers.o.index(CONSUMER)
         else:
             o_tile = buffers.o.index(q_stage.slot)
-        o_tile.reshape([o_tile.shape[2], o_tile.shape[3]]).store(out.to(o.dtype))
+        as_matrix(o_tile).store(out.to(o.dtype))
         fence_async_shared()
-        store_tile(o, [sequence, head, query, 0], o_tile)
+        store_tile(o, mine.q_box(sequence, head, query), o_tile)
         if not schedule.EPILOGUE_BUFFER:
             tma.store_wait(0)
             buffers.q.release(q_stage)
@@ -318,6 +322,7 @@ def forward_kernel(
     o,
     lse_out,
     counters,
+    plan,
     q_scale,
     k_scale,
     v_scale,
@@ -337,6 +342,7 @@ def forward_kernel(
     EDGE: gl.constexpr,
     CUT: gl.constexpr,
     CAP: gl.constexpr,
+    PACKED: gl.constexpr,
     FP8: gl.constexpr,
     PER_BLOCK: gl.constexpr,
     SHIFT: gl.constexpr,
@@ -353,10 +359,11 @@ def forward_kernel(
 ):
     """Divide the warps of a program into consumers, four each, and one producer."""
     problem = QueryProblem(
-        gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(heads), gl.to_tensor(batch),
-        gl.to_tensor(section), gl.to_tensor(window_left), gl.to_tensor(window_right),
-        gl.to_tensor(scale_log2), gl.to_tensor(cap_scale),
-        GROUP, LEFT, RIGHT, EDGE, CUT, CAP, CONSUMERS * WARPGROUP_ROWS, k.block_type.shape[2]
+        plan, gl.to_tensor(q_length), gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(q_length),
+        gl.to_tensor(kv_length), gl.to_tensor(heads), gl.to_tensor(batch), gl.to_tensor(section),
+        gl.to_tensor(window_left), gl.to_tensor(window_right), gl.to_tensor(scale_log2),
+        gl.to_tensor(cap_scale), GROUP, LEFT, RIGHT, EDGE, CUT, CAP, PACKED,
+        CONSUMERS * WARPGROUP_ROWS, k.block_type.shape[-2]
     )  # fmt: skip
     scales = Scales(q_scale, k_scale, v_scale, v_reference, FP8, PER_BLOCK, SHIFT)
     schedule = Schedule(CONSUMERS, Q_STAGES, EPILOGUE_BUFFER, OVERLAP, PING_PONG, LATE_WAIT)
@@ -410,6 +417,10 @@ def left_to_portable(request: Request) -> str | None:
             return f"{name} is left to the portable kernel."
     if request.dropout_p > 0:
         return "dropout_p is left to the portable kernel."
+    if request.cu_seqlens_q is not None and not PACKED:
+        return "packed sequences are left to the portable kernel until this one ran them on a GPU."
+    if request.cu_seqlens_q is not None and request.cu_seqlens_k is None:
+        return "packed queries of keys that are not packed are left to the portable kernel."
     return None
 
 
@@ -445,5 +456,5 @@ def launch(
     """
     boxes = boxes or describe_inputs(request, plan.config)
     o, lse = new_results(request)
-    launch_forward.launch(plan, tensors(plan.config, boxes, o, lse, scales))
+    launch_forward.launch(plan, tensors(request, plan.config, boxes, o, lse, scales))
     return narrowed(o, request.v), lse, None

@@ -1,5 +1,6 @@
 """The host's side of FA3's kernel for Hopper: tensors as boxes, and the arguments of a launch."""
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -12,10 +13,12 @@ from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import padded_head_dim
 from flash_versions.versions.fa3.forward import heads_of_section
 from flash_versions.versions.fa3.hopper.config import HopperConfig
+from flash_versions.versions.tiles.ragged import describe_packed
 from flash_versions.versions.tiles.rows import cdiv
 from flash_versions.versions.tiles.score_mods import ScoreMods
 from flash_versions.versions.tiles.tile_scheduler import Counters
 from flash_versions.versions.tiles.tma import describe_swizzled
+from flash_versions.versions.tiles.varlen_scheduler import Tiles
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 # Change from call to call: no kernel of its own for each.
@@ -38,11 +41,17 @@ def describe_inputs(
             f"head_dim {q.shape[3]} and {v.shape[3]} of v differ, and O fits Q's buffer only if "
             f"they do not; use epilogue_buffer=True."
         )
+    describe = boxes_of(request)
     return (
-        describe_swizzled(q, WARPGROUP_ROWS.value, width),
-        describe_swizzled(k, config.block_kv, width),
-        describe_swizzled(v, config.block_kv, width_v),
+        describe(q, WARPGROUP_ROWS.value, width),
+        describe(k, config.block_kv, width),
+        describe(v, config.block_kv, width_v),
     )
+
+
+def boxes_of(request: Request) -> Callable[[torch.Tensor, int, int], TensorDescriptor]:
+    """How the tensors of a request are described."""
+    return describe_swizzled if request.cu_seqlens_q is None else describe_packed
 
 
 @cache
@@ -52,24 +61,33 @@ def box_width(head_dim: int) -> int:
 
 
 def new_results(request: Request) -> tuple[torch.Tensor, torch.Tensor]:
-    """o (batch, M, heads, head_dim_v) and lse (batch, heads, M), not written yet; o with rows of
-    whole 16-byte vectors, which FP8 inputs need not have.
+    """o (batch, M, heads, head_dim_v) and lse (batch, heads, M), not written yet, but for rows that
+    belong to no sequence; o with rows of whole 16-byte vectors, which FP8 inputs need not have.
     """
     q = request.q
     o = q.new_empty((*q.shape[:3], cdiv(request.v.shape[3], 8) * 8), dtype=request.out_dtype)
-    return o, q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32)
+    lse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32)
+    if request.cu_seqlens_q is not None:
+        o.zero_()
+        lse.fill_(float("-inf"))
+    return o, lse
 
 
 def num_programs(request: Request, config: HopperConfig) -> int:
-    """A program for each tile, or as many as the GPU holds at once."""
+    """A program for each tile, or as many as the GPU holds at once; of packed sequences, for each
+    tile that there may be.
+    """
     batch, q_length, heads, _ = request.q.shape
     tiles = cdiv(q_length, config.block_q) * heads * batch
+    if request.cu_seqlens_q is not None:
+        tiles = (q_length // config.block_q + request.batch) * heads
     if config.scheduler == "grid":
         return tiles
     return min(tiles, devices[request.q.device].num_sms)
 
 
 def tensors(
+    request: Request,
     config: HopperConfig,
     boxes: tuple[TensorDescriptor, ...],
     o: torch.Tensor,
@@ -77,11 +95,13 @@ def tensors(
     scales: tuple[torch.Tensor, ...] | None,
 ) -> tuple:
     """The arguments of the kernel that are tensors."""
+    plan = Tiles.of_queries(request, config.block_q, 1).plan
     return (
         *boxes,
-        describe_swizzled(o, WARPGROUP_ROWS.value, box_width(o.shape[3])),
+        boxes_of(request)(o, WARPGROUP_ROWS.value, box_width(o.shape[3])),
         lse,
         counters.pair(o.device) if config.scheduler == "dynamic" else lse,
+        lse if plan is None else plan,
         *(scales or (lse, lse, lse, lse)),
     )
 
@@ -113,8 +133,9 @@ def constants(request: Request, config: HopperConfig) -> dict[str, Any]:
         config.block_q == config.block_kv
         and (kv_length - request.q.shape[1] + (right or 0)) % config.block_kv == 0
     )
-    cut = left is not None or (right is not None and not aligned)
-    return {**window_constants(request, config.block_kv), "CUT": cut}
+    packed = request.cu_seqlens_q is not None
+    cut = left is not None or (right is not None and (packed or not aligned))
+    return {**window_constants(request, config.block_kv), "CUT": cut, "PACKED": packed}
 
 
 def window_constants(request: Request, block_kv: int) -> dict[str, Any]:
@@ -123,7 +144,7 @@ def window_constants(request: Request, block_kv: int) -> dict[str, Any]:
         "GROUP": request.group,
         "LEFT": request.window_left is not None,
         "RIGHT": request.window_right is not None,
-        "EDGE": request.k.shape[1] % block_kv != 0,
+        "EDGE": request.cu_seqlens_k is not None or request.k.shape[1] % block_kv != 0,
         "CAP": request.softcap is not None,
     }
 
@@ -139,7 +160,7 @@ def make_plan(
     """The launch of the kernel; dtype is that of the tensors that it reads, the rest for FP8."""
     return Plan(
         config,
-        (*layout(request), config.block_kv, dtype, *map(placement, scales or ())),
+        (*layout(request), config.block_q, config.block_kv, dtype, *map(placement, scales or ())),
         (num_programs(request, config), 1, 1),
         numbers(request),
         {

@@ -4,14 +4,21 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from flash_versions.versions.tiles.algebra import block_range, first_visible, last_visible
+from flash_versions.versions.tiles.ragged import box_in_sequence, planned_tile, planned_tiles
 from flash_versions.versions.tiles.score_mods import tanh
 from flash_versions.versions.tiles.triton_compat import aggregate
 
 
 @aggregate
 class QueryProblem:
-    """What is computed, and in which tiles."""
+    """What is computed, and in which tiles. Of packed sequences, `locate` gives that of a tile's
+    own sequence: from there on, no line of a kernel asks whether sequences are packed.
+    """
 
+    plan: gl.tensor  # of the tiles of packed sequences, see `varlen_scheduler.Tiles`; else anything
+    rows: gl.tensor  # of q, all sequences together if they are packed
+    q_first: gl.tensor  # the row of q where the sequence begins; 0 if not packed
+    kv_first: gl.tensor
     q_length: gl.tensor
     kv_length: gl.tensor
     heads: gl.tensor
@@ -27,32 +34,78 @@ class QueryProblem:
     EDGE: gl.constexpr  # the keys end within a block
     CUT: gl.constexpr  # more blocks than a tile's first may have to be masked
     CAP: gl.constexpr
+    PACKED: gl.constexpr
     BLOCK_Q: gl.constexpr
     BLOCK_KV: gl.constexpr
 
     @gluon.jit
     def num_tiles(self):
         """Query tiles of all heads and sequences."""
-        return gl.cdiv(self.q_length, self.BLOCK_Q) * self.heads * self.batch
+        if self.PACKED:
+            return planned_tiles(self.plan) * self.heads
+        else:
+            return gl.cdiv(self.q_length, self.BLOCK_Q) * self.heads * self.batch
 
     @gluon.jit
     def locate(self, tile):
-        """Tile number -> (first query, head, sequence).
+        """Tile number -> (the problem of its sequence, first query, head, sequence).
 
         Neighbours share a head, and its keys. Where later queries see more keys, the heaviest tiles
-        of all heads of a section come first: what ends last began first.
+        of all heads of a section come first: what ends last began first. So do those of packed
+        sequences, all of which are sequence 0.
         """
-        tiles = gl.cdiv(self.q_length, self.BLOCK_Q)
-        if self.RIGHT:
+        if self.PACKED:
+            tiles = planned_tiles(self.plan)
+        else:
+            tiles = gl.cdiv(self.q_length, self.BLOCK_Q)
+        if self.PACKED or self.RIGHT:
             first = tile // (self.section * tiles) * self.section
             width = gl.minimum(self.section, self.heads * self.batch - first)
             position = tile - first * tiles
             row = first + position % width
-            tile = tiles - 1 - position // width
+            tile = position // width
+            if self.PACKED:
+                _, tile, q_first, q_length, kv_first, kv_length = planned_tile(self.plan, tile)
+                mine = self.of_sequence(q_first, q_length, kv_first, kv_length)
+                return mine, tile * self.BLOCK_Q, row, row * 0
+            else:
+                tile = tiles - 1 - tile
+                return self, tile * self.BLOCK_Q, row % self.heads, row // self.heads
         else:
             row = tile // tiles
             tile = tile % tiles
-        return tile * self.BLOCK_Q, row % self.heads, row // self.heads
+            return self, tile * self.BLOCK_Q, row % self.heads, row // self.heads
+
+    @gluon.jit
+    def of_sequence(self, q_first, q_length, kv_first, kv_length):
+        """The problem of one of the packed sequences."""
+        return QueryProblem(
+            self.plan, self.rows, q_first, kv_first, q_length, kv_length, self.heads, self.batch,
+            self.section, self.window_left, self.window_right, self.scale_log2, self.cap_scale,
+            self.GROUP, self.LEFT, self.RIGHT, self.EDGE, self.CUT, self.CAP, self.PACKED,
+            self.BLOCK_Q, self.BLOCK_KV
+        )  # fmt: skip
+
+    @gluon.jit
+    def q_box(self, sequence, head, query):
+        """The coordinates of a box of Q or O."""
+        if self.PACKED:
+            return box_in_sequence(self.q_first, self.q_length, head, query)
+        else:
+            return sequence, head, query, 0
+
+    @gluon.jit
+    def kv_box(self, sequence, kv_head, key):
+        """The coordinates of a box of K or V."""
+        if self.PACKED:
+            return box_in_sequence(self.kv_first, self.kv_length, kv_head, key)
+        else:
+            return sequence, kv_head, key, 0
+
+    @gluon.jit
+    def lse_rows(self, lse, sequence, head):
+        """Where the sequence's LSE begins in lse (batch, heads, rows)."""
+        return lse + (sequence * self.heads + head).to(gl.int64) * self.rows + self.q_first
 
     @gluon.jit
     def blocks(self, query, ROWS: gl.constexpr):

@@ -165,7 +165,7 @@ def load(problem, buffers, scheduler, q, k, v):
     round = 0
     stage = buffers.kv.at(0, 0)
     while tile < scheduler.number:
-        query, head, sequence = problem.locate(tile)
+        _, query, head, sequence = problem.locate(tile)
         begin, _, _, end = problem.blocks(query, problem.BLOCK_Q)
         tile = scheduler.claim(round)
         kv_head = head // problem.GROUP
@@ -226,7 +226,7 @@ def multiply(problem, buffers, scheduler):
     step = 0  # blocks of all tiles so far
     stage = buffers.kv.at(0, 0)
     while tile < scheduler.number:
-        query, _, _ = problem.locate(tile)
+        _, query, _, _ = problem.locate(tile)
         begin, _, _, end = problem.blocks(query, problem.BLOCK_Q)
         blocks = end - begin
         buffers.kv.wait(stage)
@@ -283,7 +283,7 @@ def softmax(problem, schedule, buffers, scheduler, T: gl.constexpr):
     round = 0
     step = 0
     while tile < scheduler.number:
-        query, _, _ = problem.locate(tile)
+        _, query, _, _ = problem.locate(tile)
         begin, _, _, end = problem.blocks(query, problem.BLOCK_Q)
         query += T * ROWS
         _, full_begin, full_end, _ = problem.blocks(query, ROWS)
@@ -325,7 +325,7 @@ def rescale(acc, alpha, D: gl.constexpr):
 def hand_over(problem, buffers, lse_out, tile, round, t: gl.constexpr, D: gl.constexpr):
     """Normalise O of a tile for the storer, and write its LSE."""
     O: gl.constexpr = registers_of(gl.float32, CHUNK)  # noqa: E741
-    query, head, sequence = problem.locate(tile)
+    _, query, head, sequence = problem.locate(tile)
     mbarrier.wait(buffers.sums_full.index(t), round & 1)
     row_sum = buffers.get(t, ROW_SUM, O)
     row_max = buffers.get(t, ROW_MAX, O)
@@ -339,8 +339,8 @@ def hand_over(problem, buffers, lse_out, tile, round, t: gl.constexpr, D: gl.con
         buffers.o.tile(stage).slice(c * CHUNK, CHUNK, dim=1).store(out.to(buffers.o.tiles.dtype))
         if c == 0:
             rows = query + t * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, O))
-            first = (sequence * problem.heads + head).to(gl.int64) * problem.q_length
-            gl.store(lse_out + first + rows, lse, mask=rows < problem.q_length)
+            lse_rows = problem.lse_rows(lse_out, sequence, head)
+            gl.store(lse_rows + rows, lse, mask=rows < problem.q_length)
     buffers.o.publish(stage)
 
 
@@ -353,7 +353,7 @@ def correct(problem, buffers, scheduler, lse_out):
     round = 0
     step = 0  # blocks with an alpha so far
     while tile < scheduler.number:
-        query, _, _ = problem.locate(tile)
+        _, query, _, _ = problem.locate(tile)
         begin, _, _, end = problem.blocks(query, problem.BLOCK_Q)
         for t in gl.static_range(TILES):  # O of the tile before was read
             mbarrier.arrive(buffers.p_full.index(t), count=1)
@@ -375,7 +375,7 @@ def store(problem, buffers, scheduler, o):
     tile = gl.program_id(0)
     round = 0
     while tile < scheduler.number:
-        query, head, sequence = problem.locate(tile)
+        _, query, head, sequence = problem.locate(tile)
         for t in gl.static_range(TILES):
             stage = buffers.o.at(0, t)
             buffers.o.wait(stage)
@@ -419,10 +419,10 @@ def forward_kernel(
 ):
     """Allocate what the roles share, and divide the warps of a program among them."""
     problem = QueryProblem(
-        gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(heads), gl.to_tensor(batch),
-        gl.to_tensor(section), gl.to_tensor(window_left), gl.to_tensor(window_right),
-        gl.to_tensor(scale_log2), gl.to_tensor(cap_scale),
-        GROUP, LEFT, RIGHT, EDGE, CUT, CAP, TILES * ROWS, BLOCK_KV
+        lse_out, gl.to_tensor(q_length), gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(q_length),
+        gl.to_tensor(kv_length), gl.to_tensor(heads), gl.to_tensor(batch), gl.to_tensor(section),
+        gl.to_tensor(window_left), gl.to_tensor(window_right), gl.to_tensor(scale_log2),
+        gl.to_tensor(cap_scale), GROUP, LEFT, RIGHT, EDGE, CUT, CAP, False, TILES * ROWS, BLOCK_KV
     )  # fmt: skip
     schedule = Schedule(THRESHOLD, EIGHTHS, DEGREE)
     D: gl.constexpr = o.block_type.shape[3]

@@ -82,6 +82,7 @@ from flash_versions.versions.fa4.softmax import raise_reference
 from flash_versions.versions.tiles.algebra import finalize
 from flash_versions.versions.tiles.pipeline import (
     Pipeline,
+    as_matrix,
     make_pipeline,
     named_barrier_arrive,
     named_barrier_sync,
@@ -136,22 +137,23 @@ def load(problem, schedule, buffers, scheduler, trace, q, k, v):
     stage = buffers.k.at(0, 0)
     trace.enter(LOADER, round, 0, CLAIM)
     while tile < scheduler.number:
-        query, head, sequence = problem.locate(tile)
-        begin, _, _, end = problem.blocks(query, problem.BLOCK_Q)
+        mine, query, head, sequence = problem.locate(tile)
+        begin, _, _, end = mine.blocks(query, mine.BLOCK_Q)
         tile = scheduler.claim(round)
         kv_head = head // problem.GROUP
         for block in range(end - 1, begin - 1, -1):
             trace.enter(LOADER, round, end - 1 - block, LOAD)
-            first_key = block * problem.BLOCK_KV
-            buffers.k.fill(stage, k, [sequence, kv_head, first_key, 0])
+            key = block * problem.BLOCK_KV
+            buffers.k.fill(stage, k, mine.kv_box(sequence, kv_head, key))
             if block == end - 1:
                 for c in gl.static_range(schedule.CONSUMERS):
                     q_stage = buffers.q_stage(schedule, round, c)
-                    buffers.q.fill(q_stage, q, [sequence, head, query + c * WARPGROUP_ROWS, 0])
+                    row = query + c * WARPGROUP_ROWS
+                    buffers.q.fill(q_stage, q, mine.q_box(sequence, head, row))
             if is_fp8(v.dtype):  # transposed
-                buffers.v.fill(stage, v, [sequence, kv_head, 0, first_key])
+                buffers.v.fill(stage, v, [sequence, kv_head, 0, key])
             else:
-                buffers.v.fill(stage, v, [sequence, kv_head, first_key, 0])
+                buffers.v.fill(stage, v, mine.kv_box(sequence, kv_head, key))
             stage = stage.next()
         round += 1
         trace.enter(LOADER, round, 0, CLAIM)
@@ -283,14 +285,14 @@ def consume(
             named_barrier_arrive(CONSUMER, schedule.CONSUMERS)  # consumer 0 begins
     trace.enter(ME, round, 0, AWAIT)
     while tile < scheduler.number:
-        query, head, sequence = problem.locate(tile)
-        begin, _, _, end = problem.blocks(query, problem.BLOCK_Q)
+        mine, query, head, sequence = problem.locate(tile)
+        begin, _, _, end = mine.blocks(query, mine.BLOCK_Q)
         query += CONSUMER * WARPGROUP_ROWS
-        tile_scales = scales.of_tile(problem, query, head, sequence)
+        tile_scales = scales.of_tile(mine, query, head, sequence)
         q_stage = buffers.q_stage(schedule, round, CONSUMER)
         buffers.q.wait(q_stage)
         acc, row_max, row_sum, stage = attend(
-            problem, schedule, tile_scales, buffers, trace, buffers.q.tile(q_stage), stage, query,
+            mine, schedule, tile_scales, buffers, trace, buffers.q.tile(q_stage), stage, query,
             begin, end, round, CONSUMER
         )  # fmt: skip
         if schedule.EPILOGUE_BUFFER:
@@ -300,11 +302,10 @@ def consume(
             out *= tile_scales.value
         trace.enter(ME, round, 0, HAND_OVER)
         rows = query + gl.arange(0, WARPGROUP_ROWS, layout=gl.SliceLayout(1, acc.type.layout))
-        first = (sequence * problem.heads + head).to(gl.int64) * problem.q_length
-        gl.store(lse_out + first + rows, lse, mask=rows < problem.q_length)
+        gl.store(mine.lse_rows(lse_out, sequence, head) + rows, lse, mask=rows < mine.q_length)
         mbarrier.wait(buffers.o_empty.index(CONSUMER), (round & 1) ^ 1)
         o_tile = buffers.o_tile(schedule, q_stage, CONSUMER)
-        o_tile.reshape([o_tile.shape[2], o_tile.shape[3]]).store(out.to(o.dtype))
+        as_matrix(o_tile).store(out.to(o.dtype))
         fence_async_shared()
         mbarrier.arrive(buffers.o_full.index(CONSUMER), count=1)
         tile = scheduler.receive(round)
@@ -319,13 +320,13 @@ def store(problem, schedule, buffers, scheduler, trace, o):
     round = 0
     trace.enter(STORER, round, 0, IDLE)
     while tile < scheduler.number:
-        query, head, sequence = problem.locate(tile)
+        mine, query, head, sequence = problem.locate(tile)
         for c in gl.static_range(schedule.CONSUMERS):
             mbarrier.wait(buffers.o_full.index(c), round & 1)
             trace.enter(STORER, round, c, STORE)
             q_stage = buffers.q_stage(schedule, round, c)
-            corner = [sequence, head, query + c * WARPGROUP_ROWS, 0]
-            store_tile(o, corner, buffers.o_tile(schedule, q_stage, c))
+            box = mine.q_box(sequence, head, query + c * WARPGROUP_ROWS)
+            store_tile(o, box, buffers.o_tile(schedule, q_stage, c))
             tma.store_wait(0)
             mbarrier.arrive(buffers.o_empty.index(c), count=1)
             if not schedule.EPILOGUE_BUFFER:
@@ -343,6 +344,7 @@ def forward_kernel(
     o,
     lse_out,
     counters,
+    plan,
     q_scale,
     k_scale,
     v_scale,
@@ -363,6 +365,7 @@ def forward_kernel(
     EDGE: gl.constexpr,
     CUT: gl.constexpr,
     CAP: gl.constexpr,
+    PACKED: gl.constexpr,
     FP8: gl.constexpr,
     PER_BLOCK: gl.constexpr,
     SHIFT: gl.constexpr,
@@ -383,10 +386,11 @@ def forward_kernel(
 ):
     """Divide the warps of a program into consumers, four each, one loader and one storer."""
     problem = QueryProblem(
-        gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(heads), gl.to_tensor(batch),
-        gl.to_tensor(section), gl.to_tensor(window_left), gl.to_tensor(window_right),
-        gl.to_tensor(scale_log2), gl.to_tensor(cap_scale),
-        GROUP, LEFT, RIGHT, EDGE, CUT, CAP, CONSUMERS * WARPGROUP_ROWS, k.block_type.shape[2]
+        plan, gl.to_tensor(q_length), gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(q_length),
+        gl.to_tensor(kv_length), gl.to_tensor(heads), gl.to_tensor(batch), gl.to_tensor(section),
+        gl.to_tensor(window_left), gl.to_tensor(window_right), gl.to_tensor(scale_log2),
+        gl.to_tensor(cap_scale), GROUP, LEFT, RIGHT, EDGE, CUT, CAP, PACKED,
+        CONSUMERS * WARPGROUP_ROWS, k.block_type.shape[-2]
     )  # fmt: skip
     scales = Scales(q_scale, k_scale, v_scale, v_reference, FP8, PER_BLOCK, SHIFT)
     schedule = Schedule(
@@ -485,6 +489,6 @@ def launch(
     """
     boxes = boxes or describe_inputs(request, plan.config)
     o, lse = new_results(request)
-    given = tensors(plan.config, boxes, o, lse, scales)
+    given = tensors(request, plan.config, boxes, o, lse, scales)
     launch_forward.launch(plan, (*given, lse if stamps is None else stamps))
     return narrowed(o, request.v), lse, None

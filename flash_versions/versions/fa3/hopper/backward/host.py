@@ -16,12 +16,14 @@ from flash_versions.versions.fa3.hopper.backward.config import (
 from flash_versions.versions.fa3.hopper.backward.rows import Workspace
 from flash_versions.versions.fa3.hopper.host import (
     box_width,
+    boxes_of,
     score_scales,
     window_bounds,
     window_constants,
 )
 from flash_versions.versions.tiles.rows import cdiv
 from flash_versions.versions.tiles.tma import describe_swizzled
+from flash_versions.versions.tiles.varlen_scheduler import Tiles
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 # Change from call to call: no kernel of its own for each.
@@ -34,7 +36,7 @@ REGISTERS = {"CONSUMER_REGISTERS": 208, "ACCUMULATOR_REGISTERS": 72, "PRODUCER_R
 WIDE_REGISTERS = {"CONSUMER_REGISTERS": 240, "PRODUCER_REGISTERS": 24}
 
 
-def boxes(request: Request, space: Workspace, config: BackwardConfig) -> tuple:
+def tensors(request: Request, space: Workspace, config: BackwardConfig) -> tuple:
     """The arguments of the kernel that are tensors."""
     q, k, v = request.q, request.k, request.v
     width, width_v = box_width(q.shape[3]), box_width(v.shape[3])
@@ -42,15 +44,18 @@ def boxes(request: Request, space: Workspace, config: BackwardConfig) -> tuple:
     # all; of 64 keys half of the dims of dK and dV, and a quarter of those of dQ.
     parts = 1 if config.block_kv == 128 else 2
     dq_parts = 1 if config.held else 2 * parts
+    describe = boxes_of(request)
+    plan = Tiles.of_keys(request, config.block_kv).plan
     return (
-        describe_swizzled(q, config.block_q, width),
-        describe_swizzled(k, config.block_kv, width),
-        describe_swizzled(v, config.block_kv, width_v),
-        describe_swizzled(space.do, config.block_q, width_v),
+        describe(q, config.block_q, width),
+        describe(k, config.block_kv, width),
+        describe(v, config.block_kv, width_v),
+        describe(space.do, config.block_q, width_v),
         describe_values(space.values, config.block_q),
         describe_swizzled(space.dq_sum, config.block_q, width // dq_parts),
-        describe_swizzled(space.dk, WARPGROUP_ROWS.value, width // parts),
-        describe_swizzled(space.dv, WARPGROUP_ROWS.value, width_v // parts),
+        describe(space.dk, WARPGROUP_ROWS.value, width // parts),
+        describe(space.dv, WARPGROUP_ROWS.value, width_v // parts),
+        space.values if plan is None else plan,
     )
 
 
@@ -80,16 +85,20 @@ def make_plan(
     config = config or default_config(request)
     config.check(request)
     batch, kv_length, kv_heads, _ = request.k.shape
+    tiles = cdiv(kv_length, config.block_kv) * batch
+    if request.cu_seqlens_k is not None:  # as many as there may be
+        tiles = kv_length // config.block_kv + request.batch
     chosen = {"EARLY": config.early, "HELD": config.held, **REGISTERS}
     if config.block_kv == 64:
         chosen = WIDE_REGISTERS
     return Plan(
         config,
         (*layout(request), config.block_q, config.held),
-        (cdiv(kv_length, config.block_kv) * kv_heads * batch, 1, 1),
+        (tiles * kv_heads, 1, 1),
         numbers(request),
         {
             **window_constants(request, config.block_kv),
+            "PACKED": request.cu_seqlens_k is not None,
             "EXP2": function,
             "SHARE": share,
             "STAGES": config.stages,

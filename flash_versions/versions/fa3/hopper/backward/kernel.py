@@ -75,7 +75,7 @@ from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.backward import exp2
 from flash_versions.versions.fa3.hopper import forward as forward_hopper
 from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig
-from flash_versions.versions.fa3.hopper.backward.host import COUNTS, boxes, make_plan
+from flash_versions.versions.fa3.hopper.backward.host import COUNTS, make_plan, tensors
 from flash_versions.versions.fa3.hopper.backward.problem import KeyProblem
 from flash_versions.versions.fa3.hopper.backward.rows import finish, prepare
 from flash_versions.versions.fa3.hopper.backward.tiles import (
@@ -105,24 +105,24 @@ from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layo
 @gluon.jit
 def produce(problem, buffers, q, k, v, do, values):
     """The producer: load K and V, and for each head of the group Q and dO of all that see them."""
-    key, kv_head, sequence = problem.locate(gl.program_id(0))
+    problem, key, kv_head, sequence = problem.locate(gl.program_id(0))
     begin, _, _, end = problem.blocks(key, problem.BLOCK_KV)
     stage = buffers.q.at(0, 0)
     if begin < end:
-        buffers.k.fill(buffers.k.at(0, 0), k, [sequence, kv_head, key, 0])
+        buffers.k.fill(buffers.k.at(0, 0), k, problem.kv_box(sequence, kv_head, key))
         for step in range(problem.GROUP * (end - begin)):
             head = kv_head * problem.GROUP + step // (end - begin)
             query = (begin + step % (end - begin)) * problem.BLOCK_Q
             buffers.q.wait_empty(stage)  # and so is the slot of dO
+            box = problem.q_box(sequence, head, query)
+            column = problem.padded_first + query
             buffers.q.load_with(
-                stage, q, [sequence, head, query, 0],
-                buffers.lse, values, [sequence, head, 0, query],
+                stage, q, box, buffers.lse, values, [sequence, head, 0, column]
             )  # fmt: skip
             if step == 0:
-                buffers.v.fill(buffers.v.at(0, 0), v, [sequence, kv_head, key, 0])
+                buffers.v.fill(buffers.v.at(0, 0), v, problem.kv_box(sequence, kv_head, key))
             buffers.do.load_with(
-                stage, do, [sequence, head, query, 0],
-                buffers.delta, values, [sequence, head, 1, query],
+                stage, do, box, buffers.delta, values, [sequence, head, 1, column]
             )  # fmt: skip
             stage = stage.next()
 
@@ -203,8 +203,8 @@ def fold_queries(
 @gluon.jit
 def first_state(problem, buffers, begin, end, EARLY: gl.constexpr, CONSUMER: gl.constexpr):
     """dK and dV of keys that no query has been folded into, when K and V are there."""
-    DIMS: gl.constexpr = buffers.k.tiles.shape[4]
-    DIMS_V: gl.constexpr = buffers.v.tiles.shape[4]
+    DIMS: gl.constexpr = buffers.k.tiles.shape[-1]
+    DIMS_V: gl.constexpr = buffers.v.tiles.shape[-1]
     stage = buffers.q.at(0, 0)
     buffers.k.wait(buffers.k.at(0, 0), begin < end)
     if EARLY:
@@ -239,12 +239,14 @@ def consume(
     CONSUMER: gl.constexpr,
 ):
     """A consumer: dK and dV of 64 keys."""
-    key, kv_head, sequence = problem.locate(gl.program_id(0))
+    problem, key, kv_head, sequence = problem.locate(gl.program_id(0))
     begin, _, _, end = problem.blocks(key, problem.BLOCK_KV)
     key += CONSUMER * WARPGROUP_ROWS
     # Among begin .. end, as a later key's first and last query are no earlier, and the window's
     # bounds are not negative: even of keys past the last one, begin is no later than that end.
     _, full_begin, full_end, _ = problem.blocks(key, WARPGROUP_ROWS)
+    if problem.PACKED:  # but of a sequence without queries
+        full_begin, full_end = gl.minimum(full_begin, end), gl.minimum(full_end, end)
     BLOCK_Q: gl.constexpr = problem.BLOCK_Q
     state = first_state(problem, buffers, begin, end, EARLY, CONSUMER)
     held = hold(buffers, BLOCK_Q, HELD, CONSUMER)
@@ -272,7 +274,7 @@ def consume(
         free = free.next()
     dk = state.dk * problem.scale
     buffers.q.wait_empty(free)  # and so is the slot of dO
-    corner = [sequence, kv_head, key, 0]
+    corner = problem.kv_box(sequence, kv_head, key)
     box = free.slot * (BLOCK_Q // WARPGROUP_ROWS)
     store_gradient(state.dv, buffers.do, box, dv_out, corner)
     store_gradient(dk, buffers.q, box, dk_out, corner)
@@ -284,8 +286,8 @@ def accumulate(problem, buffers, dq_sum):
     """The warpgroup of dQ: of each block, dQ = dS K, all dims or a half at a time, as the boxes of
     `dq_sum` are.
     """
-    PARTS: gl.constexpr = buffers.k.tiles.shape[4] // dq_sum.block_type.shape[3]
-    key, kv_head, sequence = problem.locate(gl.program_id(0))
+    PARTS: gl.constexpr = buffers.k.tiles.shape[-1] // dq_sum.block_type.shape[3]
+    problem, key, kv_head, sequence = problem.locate(gl.program_id(0))
     begin, _, _, end = problem.blocks(key, problem.BLOCK_KV)
     k_stage = buffers.k.at(0, 0)
     ds_stage = buffers.ds.at(0, 0)
@@ -300,7 +302,8 @@ def accumulate(problem, buffers, dq_sum):
                 dq = warpgroup_mma_wait(0, deps=[multiply_dq(ds_tile, k_tile, part, PARTS)])
                 if part == PARTS - 1:
                     buffers.ds.release(ds_stage)
-                corner = [sequence, head, block * problem.BLOCK_Q, part * dq.shape[1]]
+                row = problem.padded_first + block * problem.BLOCK_Q
+                corner = [sequence, head, row, part * dq.shape[1]]
                 tile = ds_stage.slot if PARTS == 1 else part
                 add_dq(dq, buffers.dq.index(tile), dq_sum, corner, 1)
             ds_stage = ds_stage.next()
@@ -317,6 +320,7 @@ def backward_kernel(
     dq_sum,
     dk_out,
     dv_out,
+    plan,
     q_length,
     kv_length,
     kv_heads,
@@ -332,6 +336,7 @@ def backward_kernel(
     RIGHT: gl.constexpr,
     EDGE: gl.constexpr,
     CAP: gl.constexpr,
+    PACKED: gl.constexpr,
     EXP2: gl.constexpr,
     SHARE: gl.constexpr,
     STAGES: gl.constexpr,
@@ -342,13 +347,14 @@ def backward_kernel(
     PRODUCER_REGISTERS: gl.constexpr,
 ):
     """Divide the warps of a program: four for each consumer, four for dQ, and the producer."""
-    BLOCK_Q: gl.constexpr = q.block_type.shape[2]
-    KEYS: gl.constexpr = k.block_type.shape[2]
+    BLOCK_Q: gl.constexpr = q.block_type.shape[-2]
+    KEYS: gl.constexpr = k.block_type.shape[-2]
     problem = KeyProblem(
-        gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(kv_heads),
-        gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
-        gl.to_tensor(window_right), gl.to_tensor(scale), gl.to_tensor(scale_log2),
-        gl.to_tensor(cap_scale), GROUP, LEFT, RIGHT, EDGE, CAP, EXP2, SHARE, BLOCK_Q, KEYS
+        plan, gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(q_length),
+        gl.to_tensor(kv_length), gl.to_tensor(kv_heads), gl.to_tensor(batch), gl.to_tensor(section),
+        gl.to_tensor(window_left), gl.to_tensor(window_right), gl.to_tensor(scale),
+        gl.to_tensor(scale_log2), gl.to_tensor(cap_scale), GROUP, LEFT, RIGHT, EDGE, CAP, PACKED,
+        EXP2, SHARE, BLOCK_Q, KEYS
     )  # fmt: skip
     rows: gl.constexpr = [STAGES] + values.block_type.shape
     halves: gl.constexpr = [2] + dq_sum.block_type.shape
@@ -441,5 +447,5 @@ def launch(
     config = plan.config
     space = prepare(request, o, lse, do, dlse, config)
     launcher = launch_wide if config.block_kv == 64 else launch_backward
-    launcher.launch(plan, boxes(request, space, config))
-    return finish(request, space.dq_sum), space.dk, space.dv, None
+    launcher.launch(plan, tensors(request, space, config))
+    return finish(request, space), space.dk, space.dv, None

@@ -4,14 +4,21 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from flash_versions.versions.tiles.algebra import block_range, first_visible, last_visible
+from flash_versions.versions.tiles.ragged import box_in_sequence, planned_tile, planned_tiles
 from flash_versions.versions.tiles.score_mods import tanh
 from flash_versions.versions.tiles.triton_compat import aggregate
 
 
 @aggregate
 class KeyProblem:
-    """What is computed, and in which tiles: of keys, that queries stream past."""
+    """What is computed, and in which tiles: of keys, that queries stream past. Of packed sequences,
+    `locate` gives the problem of a tile's own sequence, as `QueryProblem` does.
+    """
 
+    plan: gl.tensor  # of the tiles of packed sequences, see `varlen_scheduler.Tiles`; else anything
+    q_first: gl.tensor  # the row of q where the sequence begins; 0 if not packed
+    kv_first: gl.tensor
+    padded_first: gl.tensor  # where the sequence begins in the workspace, see `rows.Workspace`
     q_length: gl.tensor
     kv_length: gl.tensor
     kv_heads: gl.tensor
@@ -27,6 +34,7 @@ class KeyProblem:
     RIGHT: gl.constexpr
     EDGE: gl.constexpr  # the keys end within a tile
     CAP: gl.constexpr
+    PACKED: gl.constexpr
     EXP2: gl.constexpr  # 2^x, a function of a tile and of SHARE
     SHARE: gl.constexpr
     BLOCK_Q: gl.constexpr
@@ -34,22 +42,66 @@ class KeyProblem:
 
     @gluon.jit
     def locate(self, tile):
-        """Tile number -> (first key, key head, sequence).
+        """Tile number -> (the problem of its sequence, first key, key head, sequence).
 
         Neighbours share a head, and the dQ that they add to. Where early keys are seen by more
-        queries, the heaviest tiles of all heads of a section come first.
+        queries, the heaviest tiles of all heads of a section come first. So do those of packed
+        sequences, all of which are sequence 0; past the last one, a tile has no key and no query.
         """
-        tiles = gl.cdiv(self.kv_length, self.BLOCK_KV)
-        if self.RIGHT:
+        exists = True
+        if self.PACKED:
+            tiles = planned_tiles(self.plan)
+            exists = tile < tiles * self.kv_heads
+            tile = gl.where(exists, tile, 0)
+            tiles = gl.maximum(tiles, 1)
+        else:
+            tiles = gl.cdiv(self.kv_length, self.BLOCK_KV)
+        if self.PACKED or self.RIGHT:
             first = tile // (self.section * tiles) * self.section
             width = gl.minimum(self.section, self.kv_heads * self.batch - first)
             position = tile - first * tiles
             row = first + position % width
             tile = position // width
+            if self.PACKED:
+                mine, tile = self.of_tile(tile, exists)
+                return mine, tile * self.BLOCK_KV, row, row * 0
+            else:
+                return self, tile * self.BLOCK_KV, row % self.kv_heads, row // self.kv_heads
         else:
             row = tile // tiles
             tile = tile % tiles
-        return tile * self.BLOCK_KV, row % self.kv_heads, row // self.kv_heads
+            return self, tile * self.BLOCK_KV, row % self.kv_heads, row // self.kv_heads
+
+    @gluon.jit
+    def of_tile(self, number, exists):
+        """(the problem of a planned tile's sequence, the tile's number there)."""
+        sequence, tile, q_first, q_length, kv_first, kv_length = planned_tile(self.plan, number)
+        padded_first = (q_first + sequence * self.BLOCK_Q) // self.BLOCK_Q * self.BLOCK_Q
+        q_length = gl.where(exists, q_length, 0)
+        kv_length = gl.where(exists, kv_length, 0)
+        mine = KeyProblem(
+            self.plan, q_first, kv_first, padded_first, q_length, kv_length, self.kv_heads,
+            self.batch, self.section, self.window_left, self.window_right, self.scale,
+            self.scale_log2, self.cap_scale, self.GROUP, self.LEFT, self.RIGHT, self.EDGE, self.CAP,
+            self.PACKED, self.EXP2, self.SHARE, self.BLOCK_Q, self.BLOCK_KV
+        )  # fmt: skip
+        return mine, tile
+
+    @gluon.jit
+    def q_box(self, sequence, head, query):
+        """The coordinates of a box of Q or dO."""
+        if self.PACKED:
+            return box_in_sequence(self.q_first, self.q_length, head, query)
+        else:
+            return sequence, head, query, 0
+
+    @gluon.jit
+    def kv_box(self, sequence, kv_head, key, dim=0):
+        """The coordinates of a box of K or V, or of their gradients."""
+        if self.PACKED:
+            return box_in_sequence(self.kv_first, self.kv_length, kv_head, key, dim)
+        else:
+            return sequence, kv_head, key, dim
 
     @gluon.jit
     def blocks(self, key, KEYS: gl.constexpr):

@@ -20,18 +20,26 @@ from flash_versions.versions.tiles.rows import (
     load_rows,
     store_rows,
 )
+from flash_versions.versions.tiles.sequences import Sequences, new_results
 from flash_versions.versions.tiles.tma import undescribable
+from flash_versions.versions.tiles.varlen_scheduler import Tiles, find_tile
 
 BLOCK = 64  # rows of a program
 
 
 @triton.jit
-def locate_rows(heads, q_length, blocks, BLOCK: tl.constexpr):
-    """(Rows, positions) of a program: a block of one head and sequence."""
-    program = tl.program_id(0)
-    row = program // blocks
-    rows = Rows(row // heads, row % heads, program * 0, q_length)
-    return rows, program % blocks * BLOCK + tl.arange(0, BLOCK)
+def locate_rows(plan, sequences, q_length, heads, blocks, BLOCK: tl.constexpr):
+    """(Rows, Rows of the workspace, positions) of a program: a block of one head and sequence. Of
+    packed sequences, each begins in the workspace at a multiple of BLOCK.
+    """
+    tile, sequence, rows, _ = find_tile(
+        tl.program_id(0), plan, sequences, q_length, 0, heads, blocks, LAST_FIRST=False
+    )
+    padded_first = rows.first * 0
+    if plan is not None:
+        padded_first = (rows.first + sequence * BLOCK) // BLOCK * BLOCK
+    padded = Rows(rows.batch, rows.head, padded_first, rows.length)
+    return sequence, rows, padded, tile * BLOCK + tl.arange(0, BLOCK)
 
 
 @triton.jit(do_not_specialize=["q_length", "padded_length", "heads", "blocks"])
@@ -42,6 +50,8 @@ def prepare_kernel(
     dlse,
     values,
     dq_sum,
+    plan,
+    sequences,
     q_length,
     padded_length,
     heads,
@@ -55,7 +65,9 @@ def prepare_kernel(
     An LSE of +inf makes P = 0: for a query that sees no key, and past the last one. There, delta is
     0, as dLSE may well be NaN.
     """
-    rows, pos = locate_rows(heads, q_length, blocks, BLOCK)
+    sequence, rows, padded, pos = locate_rows(plan, sequences, q_length, heads, blocks, BLOCK)
+    if sequence < 0:  # a plan has room for more tiles than there are
+        return
     o_tile = load_rows(o, rows, pos, MASKED=True).to(tl.float32)
     do_tile = load_rows(do, rows, pos, MASKED=True).to(tl.float32)
     delta = tl.sum(o_tile * do_tile, 1)
@@ -63,11 +75,12 @@ def prepare_kernel(
         delta -= load_row_values(dlse, rows, pos, 0.0)
     row_lse = load_row_values(lse, rows, pos, float("-inf"))
     sees_nothing = row_lse == float("-inf")
-    target = values + (rows.batch.to(tl.int64) * heads + rows.head) * 2 * padded_length + pos
-    exists = pos < padded_length
+    target = values + (rows.batch.to(tl.int64) * heads + rows.head) * 2 * padded_length
+    target += padded.first + pos
+    exists = padded.first + pos < padded_length
     tl.store(target, tl.where(sees_nothing, float("inf"), row_lse * LOG2E), mask=exists)
     tl.store(target + padded_length, tl.where(sees_nothing, 0.0, delta), mask=exists)
-    store_rows(dq_sum, rows, pos, tl.zeros([BLOCK, dq_sum.PADDED], tl.float32))
+    store_rows(dq_sum, padded, pos, tl.zeros([BLOCK, dq_sum.PADDED], tl.float32))
 
 
 @triton.jit
@@ -80,10 +93,12 @@ def exchanged(x):
 
 
 @triton.jit(do_not_specialize=["q_length", "heads", "blocks"])
-def finish_kernel(dq_sum, dq, scale, q_length, heads, blocks, BLOCK: tl.constexpr):
+def finish_kernel(dq_sum, dq, plan, sequences, scale, q_length, heads, blocks, BLOCK: tl.constexpr):
     """dQ = scale * its sum, rounded."""
-    rows, pos = locate_rows(heads, q_length, blocks, BLOCK)
-    total = exchanged(load_rows(dq_sum, rows, pos, MASKED=True))
+    sequence, rows, padded, pos = locate_rows(plan, sequences, q_length, heads, blocks, BLOCK)
+    if sequence < 0:
+        return
+    total = exchanged(load_rows(dq_sum, padded, pos, MASKED=True))
     store_rows(dq, rows, pos, total * scale)
 
 
@@ -94,9 +109,13 @@ launch_finish = Launcher(finish_kernel)
 class Workspace(NamedTuple):
     """What the kernel needs beside the request, and what it leaves.
 
+    Of packed sequences, each has whole blocks of rows in `values` and `dq_sum`, which no other
+    shares: what is added past its last query disturbs nobody.
+
     values: LSE and delta of each query (batch, heads, 2, padded length), fp32.
     dq_sum: (batch, M, heads, head_dim in whole 32s) fp32, heads apart in memory, with columns
-        `exchanged`.
+        `exchanged`; packed: (1, padded length, ...).
+    tiles: blocks of queries.
     """
 
     do: torch.Tensor
@@ -104,6 +123,8 @@ class Workspace(NamedTuple):
     dq_sum: torch.Tensor
     dk: torch.Tensor
     dv: torch.Tensor
+    tiles: Tiles
+    block: int  # queries of a tile
 
 
 def prepare(
@@ -119,15 +140,23 @@ def prepare(
     batch, q_length, heads, head_dim = q.shape
     if undescribable("do", do) is not None:  # such as the gradient of a sum: one number for all
         do = do.clone(memory_format=torch.contiguous_format)
-    padded = config.padded_length(q_length)
+    packed = request.cu_seqlens_q is not None
+    block = config.block_q if packed else BLOCK
+    padded = config.padded_length(q_length + request.batch * block if packed else q_length)
     values = q.new_empty((batch, heads, 2, padded), dtype=torch.float32)
     width = cdiv(head_dim, 32) * 32
-    dq_sum = q.new_empty((batch, heads, q_length, width), dtype=torch.float32).transpose(1, 2)
-    dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (k, v))
-    blocks = cdiv(padded, BLOCK)
+    length = padded if packed else q_length
+    dq_sum = q.new_empty((batch, heads, length, width), dtype=torch.float32).transpose(1, 2)
+    dk, dv = (new_results(x.shape, x, request.cu_seqlens_k) for x in (k, v))
+    tiles = Tiles.of_queries(request, block, 1)
+    if not packed:
+        tiles = Tiles(cdiv(padded, block), None)
     launch_prepare(
-        (q.device, head_dim, do.shape[3], *map(placement, (do, o, lse, dlse, dq_sum))),
-        (blocks * heads * batch,),
+        (
+            *(q.device, head_dim, do.shape[3]),
+            *map(placement, (do, o, lse, dlse, dq_sum, request.cu_seqlens_q)),
+        ),
+        (tiles.number * heads * batch,),
         (
             View.of(do),
             View.of(o),
@@ -135,28 +164,38 @@ def prepare(
             View.of_rows(lse if dlse is None else dlse),
             values,
             View.of(dq_sum),
+            tiles.plan,
+            Sequences.of(request),
             q_length,
             padded,
             heads,
-            blocks,
+            tiles.number,
         ),
-        {"HAS_DLSE": dlse is not None, "BLOCK": BLOCK},
+        {"HAS_DLSE": dlse is not None, "BLOCK": block},
     )
-    return Workspace(do, values, dq_sum, dk, dv)
+    return Workspace(do, values, dq_sum, dk, dv, tiles, block)
 
 
-def finish(request: Request, dq_sum: torch.Tensor) -> torch.Tensor:
+def finish(request: Request, space: Workspace) -> torch.Tensor:
     """dQ (batch, M, heads, head_dim) of its sum, contiguous, in q's dtype."""
-    q = request.q
+    q, dq_sum, tiles = request.q, space.dq_sum, space.tiles
     batch, q_length, heads, head_dim = q.shape
-    dq = torch.empty_like(q, memory_format=torch.contiguous_format)
+    dq = new_results(q.shape, q, request.cu_seqlens_q)
     source = View.of(dq_sum)
     target = View.of(dq)._replace(PADDED=source.PADDED)  # of 16 dims, 32 columns
-    blocks = cdiv(q_length, BLOCK)
     launch_finish(
-        (q.device, head_dim, placement(dq_sum), placement(dq)),
-        (blocks * heads * batch,),
-        (source, target, request.scale, q_length, heads, blocks),
-        {"BLOCK": BLOCK},
+        (q.device, head_dim, *map(placement, (dq_sum, dq, request.cu_seqlens_q))),
+        (tiles.number * heads * batch,),
+        (
+            source,
+            target,
+            tiles.plan,
+            Sequences.of(request),
+            request.scale,
+            q_length,
+            heads,
+            tiles.number,
+        ),
+        {"BLOCK": space.block},
     )
     return dq

@@ -8,7 +8,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
 )
 
-from flash_versions.versions.tiles.pipeline import Pipeline
+from flash_versions.versions.tiles.pipeline import Pipeline, as_matrix
 from flash_versions.versions.tiles.triton_compat import add_tile, aggregate, reinterpret, store_tile
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout, unknown_zero
 
@@ -141,7 +141,7 @@ def add_dq(dq, tile, dq_sum, corner, IN_FLIGHT: gl.constexpr):
     """
     dq = exchanged(dq)
     tma.store_wait(IN_FLIGHT)
-    tile.reshape([tile.shape[2], tile.shape[3]]).store(dq)
+    as_matrix(tile).store(dq)
     fence_async_shared()
     add_tile(dq_sum, corner, tile)
 
@@ -152,9 +152,9 @@ def store_gradient(x, pipeline, slot, desc, coordinates):
     or reads; slots are counted as if each had the size of a box.
     """
     box: gl.constexpr = desc.block_type.shape
-    WHOLE: gl.constexpr = pipeline.tiles.shape[3] * pipeline.tiles.shape[4]
-    shape: gl.constexpr = [pipeline.STAGES * WHOLE // (box[2] * box[3])] + box
+    WHOLE: gl.constexpr = pipeline.tiles.shape[-2] * pipeline.tiles.shape[-1]
+    shape: gl.constexpr = [pipeline.STAGES * WHOLE // (box[-2] * box[-1])] + box
     tile = reinterpret(pipeline.tiles, shape, desc.layout).index(slot)
-    tile.reshape([tile.shape[2], tile.shape[3]]).store(x.to(desc.dtype))
+    as_matrix(tile).store(x.to(desc.dtype))
     fence_async_shared()
     store_tile(desc, coordinates, tile)

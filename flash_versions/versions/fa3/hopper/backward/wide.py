@@ -83,26 +83,26 @@ class WideState:
 @gluon.jit
 def produce_wide(problem, buffers, q, k, v, do, values):
     """The producer: as that of `kernel.py`, with pipelines of different lengths."""
-    key, kv_head, sequence = problem.locate(gl.program_id(0))
+    problem, key, kv_head, sequence = problem.locate(gl.program_id(0))
     begin, _, _, end = problem.blocks(key, problem.BLOCK_KV)
     q_stage = buffers.q.at(0, 0)
     do_stage = buffers.do.at(0, 0)
     if begin < end:
-        buffers.k.fill(buffers.k.at(0, 0), k, [sequence, kv_head, key, 0])
+        buffers.k.fill(buffers.k.at(0, 0), k, problem.kv_box(sequence, kv_head, key))
         for step in range(problem.GROUP * (end - begin)):
             head = kv_head * problem.GROUP + step // (end - begin)
             query = (begin + step % (end - begin)) * problem.BLOCK_Q
             buffers.q.wait_empty(q_stage)
+            box = problem.q_box(sequence, head, query)
+            column = problem.padded_first + query
             buffers.q.load_with(
-                q_stage, q, [sequence, head, query, 0],
-                buffers.lse, values, [sequence, head, 0, query],
+                q_stage, q, box, buffers.lse, values, [sequence, head, 0, column]
             )  # fmt: skip
             if step == 0:
-                buffers.v.fill(buffers.v.at(0, 0), v, [sequence, kv_head, key, 0])
+                buffers.v.fill(buffers.v.at(0, 0), v, problem.kv_box(sequence, kv_head, key))
             buffers.do.wait_empty(do_stage)
             buffers.do.load_with(
-                do_stage, do, [sequence, head, query, 0],
-                buffers.delta, values, [sequence, head, 1, query],
+                do_stage, do, box, buffers.delta, values, [sequence, head, 1, column]
             )  # fmt: skip
             q_stage = q_stage.next()
             do_stage = do_stage.next()
@@ -177,11 +177,12 @@ def fold_queries_wide(
     dk = warpgroup_mma_wait(1, deps=[dk_token])
     buffers.q.release(q_stage)
     dq = warpgroup_mma_wait(0, deps=[dq_token])
-    corner = [sequence, head, query, 2 * CONSUMER * dq.shape[1]]
+    row = problem.padded_first + query
+    corner = [sequence, head, row, 2 * CONSUMER * dq.shape[1]]
     add_dq(dq, buffers.dq.index(CONSUMER), dq_sum, corner, 0)
     dq_token = multiply_dq(ds_tile, k_tile, 2 * CONSUMER + 1, 4)
     dq = warpgroup_mma_wait(0, deps=[dq_token])
-    corner = [sequence, head, query, (2 * CONSUMER + 1) * dq.shape[1]]
+    corner = [sequence, head, row, (2 * CONSUMER + 1) * dq.shape[1]]
     add_dq(dq, buffers.dq.index(CONSUMER), dq_sum, corner, 0)
     return WideState(dk, dv, q_stage.next(), do_stage.next(), stage.next())
 
@@ -189,12 +190,12 @@ def fold_queries_wide(
 @gluon.jit
 def consume_wide(problem, buffers, dq_sum, dk_out, dv_out, CONSUMER: gl.constexpr):
     """A consumer: 64 keys, and half of the dims."""
-    key, kv_head, sequence = problem.locate(gl.program_id(0))
+    problem, key, kv_head, sequence = problem.locate(gl.program_id(0))
     begin, full_begin, full_end, end = problem.blocks(key, problem.BLOCK_KV)
     k_stage = buffers.k.at(0, 0)
     ROWS: gl.constexpr = problem.BLOCK_KV
-    DIMS: gl.constexpr = buffers.k.tiles.shape[4] // 2
-    DIMS_V: gl.constexpr = buffers.v.tiles.shape[4] // 2
+    DIMS: gl.constexpr = buffers.k.tiles.shape[-1] // 2
+    DIMS_V: gl.constexpr = buffers.v.tiles.shape[-1] // 2
     buffers.k.wait(k_stage, begin < end)
     buffers.v.wait(k_stage, begin < end)
     state = WideState(
@@ -221,9 +222,10 @@ def consume_wide(problem, buffers, dq_sum, dk_out, dv_out, CONSUMER: gl.constexp
     dk = state.dk * problem.scale
     do_slot = 2 * state.do_stage.slot + CONSUMER  # in halves
     q_slot = 2 * state.q_stage.slot + CONSUMER
-    dv_corner = [sequence, kv_head, key, CONSUMER * DIMS_V]
+    dv_corner = problem.kv_box(sequence, kv_head, key, CONSUMER * DIMS_V)
+    dk_corner = problem.kv_box(sequence, kv_head, key, CONSUMER * DIMS)
     store_gradient(state.dv, buffers.do, do_slot, dv_out, dv_corner)
-    store_gradient(dk, buffers.q, q_slot, dk_out, [sequence, kv_head, key, CONSUMER * DIMS])
+    store_gradient(dk, buffers.q, q_slot, dk_out, dk_corner)
     tma.store_wait(0)
 
 
@@ -237,6 +239,7 @@ def backward_wide_kernel(
     dq_sum,
     dk_out,
     dv_out,
+    plan,
     q_length,
     kv_length,
     kv_heads,
@@ -252,6 +255,7 @@ def backward_wide_kernel(
     RIGHT: gl.constexpr,
     EDGE: gl.constexpr,
     CAP: gl.constexpr,
+    PACKED: gl.constexpr,
     EXP2: gl.constexpr,
     SHARE: gl.constexpr,
     STAGES: gl.constexpr,
@@ -259,13 +263,14 @@ def backward_wide_kernel(
     PRODUCER_REGISTERS: gl.constexpr,
 ):
     """Divide the warps of a program into two consumers, four each, and one producer."""
-    BLOCK_Q: gl.constexpr = q.block_type.shape[2]
-    KEYS: gl.constexpr = k.block_type.shape[2]
+    BLOCK_Q: gl.constexpr = q.block_type.shape[-2]
+    KEYS: gl.constexpr = k.block_type.shape[-2]
     problem = KeyProblem(
-        gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(kv_heads),
-        gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
-        gl.to_tensor(window_right), gl.to_tensor(scale), gl.to_tensor(scale_log2),
-        gl.to_tensor(cap_scale), GROUP, LEFT, RIGHT, EDGE, CAP, EXP2, SHARE, BLOCK_Q, KEYS
+        plan, gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(q_length),
+        gl.to_tensor(kv_length), gl.to_tensor(kv_heads), gl.to_tensor(batch), gl.to_tensor(section),
+        gl.to_tensor(window_left), gl.to_tensor(window_right), gl.to_tensor(scale),
+        gl.to_tensor(scale_log2), gl.to_tensor(cap_scale), GROUP, LEFT, RIGHT, EDGE, CAP, PACKED,
+        EXP2, SHARE, BLOCK_Q, KEYS
     )  # fmt: skip
     lse: gl.constexpr = [STAGES] + values.block_type.shape
     delta: gl.constexpr = [1] + values.block_type.shape

@@ -1,0 +1,184 @@
+"""Packed sequences in the kernels for Hopper, without a GPU."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+
+from flash_versions.dispatch.device import Properties, devices
+from flash_versions.dispatch.emulator import emulator as gluon_emulator
+from flash_versions.dispatch.emulator import machine as gluon_machine
+from flash_versions.dispatch.emulator.machine import ORDERS
+from flash_versions.dispatch.request import make_request
+from flash_versions.versions.oracle.budget import assess_request
+from tests.emulator.planted_bugs import WRONG, Bug, assert_found, outcomes, plant
+
+FA3 = gluon_emulator.load("flash_versions.versions.fa4.hopper.backward")
+FA4 = gluon_emulator.load("flash_versions.versions.fa4.hopper.forward")
+FORWARD = {"fa3": FA3["fa3.hopper.forward"], "fa4": FA4["fa4.hopper.forward"]}
+BACKWARD = FA3["fa3.hopper.backward.kernel"]
+# Lengths of queries and of keys; packed tensors begin with a row of no sequence, and end with one.
+LENGTHS = {
+    "alike": ([70, 0, 1, 130], [70, 0, 1, 130]),
+    "different": ([40, 0, 65, 9], [128, 30, 7, 0]),
+    "one": ([200], [200]),
+}
+OPTIONS = {
+    "full": {},
+    "causal": {"causal": True},
+    "window": {"window": (50, 20)},
+    "softcap": {"causal": True, "softcap": 5.0},
+}
+
+
+@pytest.fixture(autouse=True)
+def small_hopper(monkeypatch):
+    """A GPU of two multiprocessors, so that programs walk over several tiles."""
+    for loaded in (FA3, FA4):
+        monkeypatch.setattr(loaded["tiles.wgmma"], "available", lambda device: True)
+        monkeypatch.setattr(loaded["fa3.hopper.forward"], "PACKED", True)
+    monkeypatch.setattr(devices, "assumed", Properties(num_sms=2))
+
+
+def packed(lengths, heads=(2, 2), head_dim=64, poisoned=None, dtype=torch.bfloat16, **options):
+    """A request, and what o's gradient is. A poisoned sequence is NaN throughout, and so are the
+    rows of no sequence.
+    """
+    tensors = []
+    bounds = [torch.tensor([1, *n]).cumsum(0).int() for n in lengths]
+    for bound, head in ((bounds[0], heads[0]), (bounds[1], heads[1]), (bounds[1], heads[1])):
+        tensors.append(torch.randn(int(bound[-1]) + 1, head, head_dim).to(dtype))
+    tensors.append(torch.randn_like(tensors[0]))
+    for x, bound in zip(tensors, (bounds[0], bounds[1], bounds[1], bounds[0])):
+        own = torch.zeros(len(x), dtype=torch.bool)
+        for sequence, (begin, end) in enumerate(pairwise(bound.tolist())):
+            own[begin:end] = sequence != poisoned
+        x[~own] = math.nan
+    q, k, v, do = tensors
+    cu_seqlens = {"cu_seqlens_q": bounds[0], "cu_seqlens_k": bounds[1]}
+    request = make_request(q, k, v, num_splits=1, **cu_seqlens, **options)
+    assert FORWARD["fa3"].left_to_portable(request) is None
+    assert BACKWARD.left_to_portable(request) is None
+    return request, do
+
+
+def computed(request, do, version="fa3"):
+    """Results and gradients of the emulated kernels, by name."""
+    o, lse, _ = FORWARD[version].forward(request)
+    dq, dk, dv, _ = BACKWARD.backward(request, o, lse, None, do[None], None)
+    return {"o": o, "dq": dq, "dk": dk, "dv": dv}
+
+
+def rows_of(bounds, poisoned):
+    """(rows of sequences that are not poisoned, rows of no sequence)."""
+    starts, none = bounds.tolist(), [0, int(bounds[-1])]
+    kept = [
+        row
+        for sequence, (begin, end) in enumerate(pairwise(starts))
+        for row in range(begin, end)
+        if sequence != poisoned
+    ]
+    return torch.tensor(kept, dtype=torch.long), torch.tensor(none)
+
+
+def within_budget(results, request, do, poisoned=None):
+    """Whether all that is of no poisoned sequence is within the budget, as if the others were
+    alone, and rows of no sequence are 0.
+    """
+    queries, no_query = rows_of(request.cu_seqlens_q, poisoned)
+    keys, no_key = rows_of(request.cu_seqlens_k, poisoned)
+    lengths = [bounds.diff().tolist() for bounds in (request.cu_seqlens_q, request.cu_seqlens_k)]
+    cu_seqlens = [
+        torch.tensor([0, *(n for i, n in enumerate(x) if i != poisoned)]).cumsum(0).int()
+        for x in lengths
+    ]
+    alone = request._replace(
+        q=request.q[:, queries], k=request.k[:, keys], v=request.v[:, keys],
+        cu_seqlens_q=cu_seqlens[0], cu_seqlens_k=cu_seqlens[1],
+    )  # fmt: skip
+    of_queries = {"o": queries, "dq": queries}
+    cut = {name: x[:, of_queries.get(name, keys)] for name, x in results.items()}
+    outside = {"o": no_query, "dq": no_query}
+    empty = [x[:, outside.get(name, no_key)] for name, x in results.items()]
+    accuracies = assess_request(cut, alone, do[None, queries])
+    return all(x.ok for x in accuracies.values()) and not any(x.any() for x in empty)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("version", FORWARD)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+def test_every_mask(lengths, options, version, order, monkeypatch):
+    monkeypatch.setattr(gluon_machine, "order", ORDERS[order])
+    request, do = packed(lengths, heads=(4, 2), **options)
+    assert within_budget(computed(request, do, version), request, do)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("head_dim", [80, 128, 192, 256])
+def test_head_dims(head_dim, causal):
+    """Up to 128, and the wider kernel of the backward."""
+    request, do = packed(LENGTHS["alike"], heads=(2, 1), head_dim=head_dim, causal=causal)
+    for version in FORWARD:
+        assert within_budget(computed(request, do, version), request, do)
+
+
+@pytest.mark.parametrize("version", FORWARD)
+@pytest.mark.parametrize("poisoned", [0, 2, 3])
+def test_nan_stays_in_its_sequence(poisoned, version):
+    request, do = packed(LENGTHS["alike"], poisoned=poisoned, causal=True)
+    results = computed(request, do, version)
+    assert within_budget(results, request, do, poisoned)
+    own = slice(*request.cu_seqlens_q[poisoned : poisoned + 2].tolist())
+    assert all(x[:, own].isnan().all() for x in results.values())  # and is not hidden
+
+
+def test_until_it_ran_on_a_gpu_calls_do_not_take_it(monkeypatch):
+    request, _ = packed(LENGTHS["one"])
+    monkeypatch.setattr(FORWARD["fa3"], "PACKED", False)
+    assert "packed sequences" in FORWARD["fa3"].left_to_portable(request)
+
+
+BUGS = {
+    "a box ends a row too late": Bug(
+        "box_in_sequence",
+        [("first + length, head, FAR - length", "first + length + 1, head, FAR - length - 1")],
+        WRONG,
+    ),
+    "a tile of another sequence's keys": Bug(
+        "planned_tile", [("gl.load(line + 4)", "gl.load(line + 4) + 1")], WRONG
+    ),
+    "a tile of another sequence's queries": Bug(
+        "planned_tile", [("gl.load(line + 2)", "gl.load(line + 2) + 1")], WRONG
+    ),
+    "two sequences share a row of dQ": Bug(
+        "KeyProblem.of_tile", [("q_first + sequence * self.BLOCK_Q", "q_first")], WRONG
+    ),
+    "the last tiles are skipped": Bug(
+        "planned_tiles", [("gl.load(plan)", "gl.load(plan) - 2")], WRONG
+    ),
+    "LSE of another sequence": Bug("QueryProblem.lse_rows", [("+ self.q_first", "")], WRONG),
+    "the last block of keys is skipped": Bug(
+        "QueryProblem.of_sequence",
+        [("q_length, kv_length", "q_length, kv_length // 64 * 64")],
+        WRONG,
+    ),
+}
+
+
+def right():
+    """Whether sequences with one of NaN between them are computed rightly."""
+    torch.manual_seed(0)
+    request, do = packed(([70, 5, 90], [70, 5, 90]), poisoned=1, causal=True)
+    return within_budget(computed(request, do), request, do, 1)
+
+
+@pytest.mark.parametrize("bug", BUGS.values(), ids=BUGS)
+def test_planted_bugs_are_found(bug, monkeypatch):
+    plant(bug, FA3.values(), monkeypatch)
+    assert_found(bug, right, monkeypatch)
+
+
+def test_nothing_is_found_where_no_bug_is(monkeypatch):
+    assert list(outcomes(right, monkeypatch)) == ["", "", ""]
