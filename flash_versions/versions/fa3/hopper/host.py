@@ -1,6 +1,5 @@
 """The host's side of FA3's kernel for Hopper: tensors as boxes, and the arguments of a launch."""
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -41,17 +40,12 @@ def describe_inputs(
             f"head_dim {q.shape[3]} and {v.shape[3]} of v differ, and O fits Q's buffer only if "
             f"they do not; use epilogue_buffer=True."
         )
-    describe = boxes_of(request)
+    describe = describe_swizzled if request.cu_seqlens_q is None else describe_packed
     return (
         describe(q, WARPGROUP_ROWS.value, width),
         describe(k, config.block_kv, width),
         describe(v, config.block_kv, width_v),
     )
-
-
-def boxes_of(request: Request) -> Callable[[torch.Tensor, int, int], TensorDescriptor]:
-    """How the tensors of a request are described."""
-    return describe_swizzled if request.cu_seqlens_q is None else describe_packed
 
 
 @cache
@@ -95,13 +89,16 @@ def tensors(
     scales: tuple[torch.Tensor, ...] | None,
 ) -> tuple:
     """The arguments of the kernel that are tensors."""
-    plan = Tiles.of_queries(request, config.block_q, 1).plan
+    plan: torch.Tensor | None = lse
+    describe = describe_swizzled
+    if request.cu_seqlens_q is not None:
+        describe, plan = describe_packed, Tiles.of_queries(request, config.block_q, 1).plan
     return (
         *boxes,
-        boxes_of(request)(o, WARPGROUP_ROWS.value, box_width(o.shape[3])),
+        describe(o, WARPGROUP_ROWS.value, box_width(o.shape[3])),
         lse,
         counters.pair(o.device) if config.scheduler == "dynamic" else lse,
-        lse if plan is None else plan,
+        plan,
         *(scales or (lse, lse, lse, lse)),
     )
 

@@ -16,11 +16,11 @@ from flash_versions.versions.fa3.hopper.backward.config import (
 from flash_versions.versions.fa3.hopper.backward.rows import Workspace
 from flash_versions.versions.fa3.hopper.host import (
     box_width,
-    boxes_of,
     score_scales,
     window_bounds,
     window_constants,
 )
+from flash_versions.versions.tiles.ragged import describe_packed
 from flash_versions.versions.tiles.rows import cdiv
 from flash_versions.versions.tiles.tma import describe_swizzled
 from flash_versions.versions.tiles.varlen_scheduler import Tiles
@@ -44,8 +44,10 @@ def tensors(request: Request, space: Workspace, config: BackwardConfig) -> tuple
     # all; of 64 keys half of the dims of dK and dV, and a quarter of those of dQ.
     parts = 1 if config.block_kv == 128 else 2
     dq_parts = 1 if config.held else 2 * parts
-    describe = boxes_of(request)
-    plan = Tiles.of_keys(request, config.block_kv).plan
+    plan: torch.Tensor | None = space.values
+    describe = describe_swizzled
+    if request.cu_seqlens_k is not None:
+        describe, plan = describe_packed, Tiles.of_keys(request, config.block_kv).plan
     return (
         describe(q, config.block_q, width),
         describe(k, config.block_kv, width),
@@ -55,7 +57,7 @@ def tensors(request: Request, space: Workspace, config: BackwardConfig) -> tuple
         describe_swizzled(space.dq_sum, config.block_q, width // dq_parts),
         describe(space.dk, WARPGROUP_ROWS.value, width // parts),
         describe(space.dv, WARPGROUP_ROWS.value, width_v // parts),
-        space.values if plan is None else plan,
+        plan,
     )
 
 

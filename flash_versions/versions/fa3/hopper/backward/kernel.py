@@ -77,7 +77,7 @@ from flash_versions.versions.fa3.hopper import forward as forward_hopper
 from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig
 from flash_versions.versions.fa3.hopper.backward.host import COUNTS, make_plan, tensors
 from flash_versions.versions.fa3.hopper.backward.problem import KeyProblem
-from flash_versions.versions.fa3.hopper.backward.rows import finish, prepare
+from flash_versions.versions.fa3.hopper.backward.rows import BLOCK, finish, prepare
 from flash_versions.versions.fa3.hopper.backward.tiles import (
     Buffers,
     add_dq,
@@ -448,4 +448,6 @@ def launch(
     space = prepare(request, o, lse, do, dlse, config)
     launcher = launch_wide if config.block_kv == 64 else launch_backward
     launcher.launch(plan, tensors(request, space, config))
-    return finish(request, space), space.dk, space.dv, None
+    block = BLOCK if space.tiles is None else config.block_q
+    dq = finish(request, space.dq_sum, space.tiles, block)
+    return dq, space.dk, space.dv, None

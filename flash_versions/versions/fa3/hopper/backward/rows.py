@@ -29,17 +29,21 @@ BLOCK = 64  # rows of a program
 
 @triton.jit
 def locate_rows(plan, sequences, q_length, heads, blocks, BLOCK: tl.constexpr):
-    """(Rows, Rows of the workspace, positions) of a program: a block of one head and sequence. Of
-    packed sequences, each begins in the workspace at a multiple of BLOCK.
+    """(sequence, Rows, Rows of the workspace, positions) of a program: a block of one head and
+    sequence. Of packed sequences, each begins in the workspace at a multiple of BLOCK.
     """
-    tile, sequence, rows, _ = find_tile(
-        tl.program_id(0), plan, sequences, q_length, 0, heads, blocks, LAST_FIRST=False
-    )
-    padded_first = rows.first * 0
-    if plan is not None:
-        padded_first = (rows.first + sequence * BLOCK) // BLOCK * BLOCK
-    padded = Rows(rows.batch, rows.head, padded_first, rows.length)
-    return sequence, rows, padded, tile * BLOCK + tl.arange(0, BLOCK)
+    program = tl.program_id(0)
+    if plan is None:
+        row = program // blocks
+        rows = Rows(row // heads, row % heads, program * 0, q_length)
+        return row // heads, rows, rows, program % blocks * BLOCK + tl.arange(0, BLOCK)
+    else:
+        tile, sequence, rows, _ = find_tile(
+            program, plan, sequences, q_length, 0, heads, blocks, LAST_FIRST=False
+        )
+        first = (rows.first + sequence * BLOCK) // BLOCK * BLOCK
+        padded = Rows(rows.batch, rows.head, first, rows.length)
+        return sequence, rows, padded, tile * BLOCK + tl.arange(0, BLOCK)
 
 
 @triton.jit(do_not_specialize=["q_length", "padded_length", "heads", "blocks"])
@@ -66,8 +70,9 @@ def prepare_kernel(
     0, as dLSE may well be NaN.
     """
     sequence, rows, padded, pos = locate_rows(plan, sequences, q_length, heads, blocks, BLOCK)
-    if sequence < 0:  # a plan has room for more tiles than there are
-        return
+    if plan is not None:
+        if sequence < 0:  # a plan has room for more tiles than there are
+            return
     o_tile = load_rows(o, rows, pos, MASKED=True).to(tl.float32)
     do_tile = load_rows(do, rows, pos, MASKED=True).to(tl.float32)
     delta = tl.sum(o_tile * do_tile, 1)
@@ -96,8 +101,9 @@ def exchanged(x):
 def finish_kernel(dq_sum, dq, plan, sequences, scale, q_length, heads, blocks, BLOCK: tl.constexpr):
     """dQ = scale * its sum, rounded."""
     sequence, rows, padded, pos = locate_rows(plan, sequences, q_length, heads, blocks, BLOCK)
-    if sequence < 0:
-        return
+    if plan is not None:
+        if sequence < 0:
+            return
     total = exchanged(load_rows(dq_sum, padded, pos, MASKED=True))
     store_rows(dq, rows, pos, total * scale)
 
@@ -115,7 +121,7 @@ class Workspace(NamedTuple):
     values: LSE and delta of each query (batch, heads, 2, padded length), fp32.
     dq_sum: (batch, M, heads, head_dim in whole 32s) fp32, heads apart in memory, with columns
         `exchanged`; packed: (1, padded length, ...).
-    tiles: blocks of queries.
+    tiles: of packed sequences, blocks of queries.
     """
 
     do: torch.Tensor
@@ -123,8 +129,7 @@ class Workspace(NamedTuple):
     dq_sum: torch.Tensor
     dk: torch.Tensor
     dv: torch.Tensor
-    tiles: Tiles
-    block: int  # queries of a tile
+    tiles: Tiles | None
 
 
 def prepare(
@@ -140,23 +145,25 @@ def prepare(
     batch, q_length, heads, head_dim = q.shape
     if undescribable("do", do) is not None:  # such as the gradient of a sum: one number for all
         do = do.clone(memory_format=torch.contiguous_format)
-    packed = request.cu_seqlens_q is not None
-    block = config.block_q if packed else BLOCK
-    padded = config.padded_length(q_length + request.batch * block if packed else q_length)
+    length, block, tiles, sequences = q_length, BLOCK, None, None
+    if request.cu_seqlens_q is not None:
+        block = config.block_q
+        tiles, sequences = Tiles.of_queries(request, block, 1), Sequences.of(request)
+        length = config.padded_length(q_length + request.batch * block)
+        dk, dv = (new_results(x.shape, x, request.cu_seqlens_k) for x in (k, v))
+    else:
+        dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (k, v))
+    padded = config.padded_length(length)
     values = q.new_empty((batch, heads, 2, padded), dtype=torch.float32)
     width = cdiv(head_dim, 32) * 32
-    length = padded if packed else q_length
     dq_sum = q.new_empty((batch, heads, length, width), dtype=torch.float32).transpose(1, 2)
-    dk, dv = (new_results(x.shape, x, request.cu_seqlens_k) for x in (k, v))
-    tiles = Tiles.of_queries(request, block, 1)
-    if not packed:
-        tiles = Tiles(cdiv(padded, block), None)
+    blocks = cdiv(padded, block) if tiles is None else tiles.number
     launch_prepare(
         (
-            *(q.device, head_dim, do.shape[3]),
-            *map(placement, (do, o, lse, dlse, dq_sum, request.cu_seqlens_q)),
+            *(q.device, head_dim, do.shape[3], tiles is None),
+            *map(placement, (do, o, lse, dlse, dq_sum)),
         ),
-        (tiles.number * heads * batch,),
+        (blocks * heads * batch,),
         (
             View.of(do),
             View.of(o),
@@ -164,38 +171,38 @@ def prepare(
             View.of_rows(lse if dlse is None else dlse),
             values,
             View.of(dq_sum),
-            tiles.plan,
-            Sequences.of(request),
+            tiles and tiles.plan,
+            sequences,
             q_length,
             padded,
             heads,
-            tiles.number,
+            blocks,
         ),
         {"HAS_DLSE": dlse is not None, "BLOCK": block},
     )
-    return Workspace(do, values, dq_sum, dk, dv, tiles, block)
+    return Workspace(do, values, dq_sum, dk, dv, tiles)
 
 
-def finish(request: Request, space: Workspace) -> torch.Tensor:
-    """dQ (batch, M, heads, head_dim) of its sum, contiguous, in q's dtype."""
-    q, dq_sum, tiles = request.q, space.dq_sum, space.tiles
+def finish(
+    request: Request, dq_sum: torch.Tensor, tiles: Tiles | None = None, block: int = BLOCK
+) -> torch.Tensor:
+    """dQ (batch, M, heads, head_dim) of its sum, contiguous, in q's dtype; of packed sequences by
+    the tiles of so many queries that `prepare` planned.
+    """
+    q = request.q
     batch, q_length, heads, head_dim = q.shape
-    dq = new_results(q.shape, q, request.cu_seqlens_q)
+    if tiles is None:
+        dq = torch.empty_like(q, memory_format=torch.contiguous_format)
+        plan, sequences, blocks = None, None, cdiv(q_length, block)
+    else:
+        dq = new_results(q.shape, q, request.cu_seqlens_q)
+        plan, sequences, blocks = tiles.plan, Sequences.of(request), tiles.number
     source = View.of(dq_sum)
     target = View.of(dq)._replace(PADDED=source.PADDED)  # of 16 dims, 32 columns
     launch_finish(
-        (q.device, head_dim, *map(placement, (dq_sum, dq, request.cu_seqlens_q))),
-        (tiles.number * heads * batch,),
-        (
-            source,
-            target,
-            tiles.plan,
-            Sequences.of(request),
-            request.scale,
-            q_length,
-            heads,
-            tiles.number,
-        ),
-        {"BLOCK": space.block},
+        (q.device, head_dim, tiles is None, placement(dq_sum), placement(dq)),
+        (blocks * heads * batch,),
+        (source, target, plan, sequences, request.scale, q_length, heads, blocks),
+        {"BLOCK": block},
     )
     return dq
