@@ -48,8 +48,8 @@ BUGS = {
     "rows of values are not counted": Bug(
         "Pipeline.load_with", [(" + values_desc.block_type.nbytes", "")], "dead-lock"
     ),
-    "LSE is delta": Bug("produce", [("head, 0, query", "head, 1, query")], WRONG),
-    "delta is LSE": Bug("produce", [("head, 1, query", "head, 0, query")], WRONG),
+    "LSE is delta": Bug("produce", [("head, 0, column", "head, 1, column")], WRONG),
+    "delta is LSE": Bug("produce", [("head, 1, column", "head, 0, column")], WRONG),
     "all of a group have the Q of one head": Bug(
         "produce", [("head = kv_head * problem.GROUP + step", "head = kv_head + step")], WRONG
     ),
