@@ -9,7 +9,7 @@ KERNEL_TESTS := tests/flash_versions/versions tests/flash_versions/dispatch/test
 	tests/compile tests/documents/test_lessons.py tests/transformer/kernels/test_gemv.py
 WORKERS := -q -n auto --maxprocesses 8 --dist loadgroup
 
-.PHONY: help generate chat test test-all test-wide test-gpu test-triton test-trl test-trainers fuzz lint bench plot lab notebooks docs kernels-hub clean
+.PHONY: help generate chat puzzles test test-all test-wide test-gpu test-triton test-trl test-trainers fuzz lint bench plot lab notebooks docs kernels-hub clean
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -36,6 +36,9 @@ generate: $(VENV)/.ready-transformer ## a small language model answers a questio
 
 chat: $(VENV)/.ready-transformer ## talk to it
 	@$(BIN)/python -m transformer.generate --chat
+
+puzzles: $(VENV)/.ready ## kernels to write, from a masked copy to a backward
+	@$(BIN)/python -m flash_versions.puzzles
 
 test: $(VENV)/.ready-test ## every version and feature once, kernels interpreted and compiled: no GPU, 4 minutes
 	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest $(WORKERS) -m "not (slow or wide)" $(ARGS)

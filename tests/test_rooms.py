@@ -14,7 +14,7 @@ from tests.helpers import ROOT
 MOST_ENTRIES = 12  # of a folder, beside what Python asks for
 ASKED_FOR = {"__init__.py", "__main__.py", "py.typed", "__pycache__"}
 MAKING = "versions.tiles versions.fp8 dispatch"  # what versions are made of
-LABORATORY = ("bench", "diff", "inspect", "mine", "plot", "report", "verify")
+LABORATORY = ("bench", "diff", "inspect", "mine", "plot", "puzzles", "report", "verify")
 DOORS = ("flash_versions", "flash_versions.flash_attn", "flash_versions.integrations")
 # What the modules of a room may import of their own package, beside the room; "." is the package's
 # own `__init__`. A room that is not here belongs to the one around it.

@@ -1,0 +1,172 @@
+"""`python -m flash_versions.puzzles`: kernels to write, from a masked copy to a backward.
+
+status            what is solved, and what to do next (so does no command at all)
+start [NAME]      writes puzzles/NAME.py: the task, and a kernel with lines to fill in
+check [NAME]      is it right? In Triton's interpreter, in seconds; needs no GPU
+hint [NAME]       one more hint
+solution [NAME]   a solution
+
+NAME is a puzzle's name or number; without it, the first one that is not solved.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from flash_versions.bench.files import write
+from flash_versions.puzzles import progress
+from flash_versions.puzzles.puzzle import PUZZLES, Puzzle, find_puzzle
+
+PROGRAM = "python -m flash_versions.puzzles"
+SECONDS = 60  # of a check; a right file takes five
+RIGHT, WRONG, UNTOUCHED = 0, 1, 3  # exit codes of check.py
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """The options of the command."""
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.set_defaults(run=run_status, name=None, folder=Path("puzzles"))
+    commands = parser.add_subparsers(metavar="COMMAND")
+
+    def add(name: str, run: Callable[[argparse.Namespace], int], about: str) -> None:
+        one = commands.add_parser(name, help=about, description=about)
+        one.set_defaults(run=run)
+        if name != "status":
+            one.add_argument("name", nargs="?", help="a puzzle (the first that is not solved)")
+        if name in ("start", "check"):
+            one.add_argument(
+                "--folder", type=Path, default=Path("puzzles"), help="of your files (puzzles)"
+            )
+
+    add("status", run_status, "what is solved, and what to do next")
+    add("start", run_start, "write the file to fill in")
+    add("check", run_check, "is it right?")
+    add("hint", run_hint, "show one more hint")
+    add("solution", run_solution, "show a solution")
+    return parser.parse_args(arguments)
+
+
+def chosen(options: argparse.Namespace) -> Puzzle:
+    """The puzzle that is named, or the first that is not solved; ValueError."""
+    if options.name is not None:
+        return find_puzzle(options.name)
+    solved = progress.load().solved
+    for puzzle in PUZZLES.values():
+        if puzzle.name not in solved:
+            return puzzle
+    raise ValueError(f"all {len(PUZZLES)} are solved; name one: {', '.join(PUZZLES)}.")
+
+
+def say(text: str) -> None:
+    """Print."""
+    sys.stdout.write(f"{text}\n")
+
+
+def run_status(options: argparse.Namespace) -> int:
+    """List the puzzles with what is solved."""
+    found = progress.load()
+    group = ""
+    for puzzle in PUZZLES.values():
+        if puzzle.group != group:
+            group = puzzle.group
+            say(f"{group}")
+        mark = "x" if puzzle.name in found.solved else " "
+        say(f"  [{mark}] {puzzle.number:2} {puzzle.name:16} {puzzle.title}")
+    solved = [x for x in PUZZLES if x in found.solved]
+    say(f"{len(solved)} of {len(PUZZLES)} are solved.")
+    if len(solved) < len(PUZZLES):
+        name = next(x for x in PUZZLES if x not in found.solved)
+        start = (options.folder / f"{name}.py").exists()
+        say(f"Next: {PROGRAM} {'check' if start else 'start'} {name}")
+    return 0
+
+
+def run_start(options: argparse.Namespace) -> int:
+    """Write the file of a puzzle; one that is there stays."""
+    puzzle = chosen(options)
+    file = options.folder / f"{puzzle.name}.py"
+    if file.exists():
+        raise FileExistsError(
+            f"{file} is there already; check it with {PROGRAM} check {puzzle.name}, move it away, "
+            "or give another --folder."
+        )
+    options.folder.mkdir(parents=True, exist_ok=True)
+    write(file, puzzle.stub)
+    say(f"{puzzle.number}. {puzzle.task}\n\nwrote {file}. Fill it in; then:")
+    say(f"  {PROGRAM} check {puzzle.name}")
+    return 0
+
+
+def run_check(options: argparse.Namespace) -> int:
+    """Check a learner's file in a process of its own, and keep that it is right."""
+    puzzle = chosen(options)
+    file = options.folder / f"{puzzle.name}.py"
+    if not file.exists():
+        raise FileNotFoundError(f"there is no {file}; write it with {PROGRAM} start {puzzle.name}.")
+    code, said = check_elsewhere(puzzle, file)
+    say(said)
+    found = progress.load()
+    if code == RIGHT and puzzle.name not in found.solved:
+        progress.save(found._replace(solved=[*found.solved, puzzle.name]))
+    if code == RIGHT:
+        solved = len(set(PUZZLES) & {*found.solved, puzzle.name})
+        say(f"{solved} of {len(PUZZLES)} are solved.")
+        return 0
+    if found.hints.get(puzzle.name, 0) < len(puzzle.hints):
+        say(f"A hint: {PROGRAM} hint {puzzle.name}")
+    return 1
+
+
+def check_elsewhere(puzzle: Puzzle, file: Path) -> tuple[int, str]:
+    """Run check.py; its exit code and what it says. An endless loop is stopped."""
+    command = [sys.executable, "-m", "flash_versions.puzzles.check", puzzle.name, str(file)]
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(
+            command, env=environment, timeout=SECONDS, capture_output=True, text=True
+        )
+    except subprocess.TimeoutExpired:
+        return (
+            WRONG,
+            f"{puzzle.name}: not yet. It takes more than {SECONDS} s: does every loop end?",
+        )
+    if done.returncode not in (RIGHT, WRONG, UNTOUCHED) or not done.stdout:
+        return WRONG, f"{puzzle.name}: the check itself failed.\n{done.stderr.strip()}"
+    return done.returncode, done.stdout.strip()
+
+
+def run_hint(options: argparse.Namespace) -> int:
+    """Show the hints so far and one more."""
+    puzzle = chosen(options)
+    found = progress.load()
+    shown = min(found.hints.get(puzzle.name, 0) + 1, len(puzzle.hints))
+    progress.save(found._replace(hints=found.hints | {puzzle.name: shown}))
+    for number, hint in enumerate(puzzle.hints[:shown], 1):
+        say(f"{number} of {len(puzzle.hints)}: {hint}")
+    if shown == len(puzzle.hints):
+        say(f"There are no more. A solution: {PROGRAM} solution {puzzle.name}")
+    return 0
+
+
+def run_solution(options: argparse.Namespace) -> int:
+    """Print a solution."""
+    say(chosen(options).solution.strip())
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns the exit code: 1 for a wrong solution, 2 for what cannot be done."""
+    options = parse(arguments)
+    try:
+        return options.run(options)
+    except OSError as error:
+        said = f"{error.filename}: {error.strerror}" if error.strerror else str(error)
+        sys.stderr.write(f"error: {said}\n")
+    except ValueError as error:
+        sys.stderr.write(f"error: {error}\n")
+    return 2
