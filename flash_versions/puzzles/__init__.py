@@ -1,4 +1,10 @@
 """Puzzles: kernels to write, from a masked copy to FlashAttention's backward, checked as you go.
 
-May import: the public names, dispatch, versions and what looks at kernels (mine, bench, inspect).
+May import: the package's public call, `dispatch`, `versions`, `bench`, `inspect`, `mine`.
 """
+
+from flash_versions.dispatch.interpreter import triton_missing
+
+if sentence := triton_missing():
+    # With this name, `python -m` ends with the sentence and without a traceback.
+    raise ImportError(sentence, name=__name__)

@@ -10,6 +10,8 @@ import pytest
 
 from tests.helpers import ROOT
 
+# One worker takes the walk, for all tests of it.
+pytestmark = pytest.mark.xdist_group("add_a_version")
 PAGE = (ROOT / "docs/add_a_version.md").read_text()
 COMMANDS = re.findall(r"^python (-m .*)$", PAGE, re.MULTILINE)
 # Given last, so they count: a few tokens, some groups of which have a spread of rewards.

@@ -238,7 +238,7 @@ def test_a_browser_complains(fault, browser, tmp_path):
     assert complaints(browser, path.as_uri())
 
 
-WIDTHS = (390, 1280, 1400, 1600, 1920)  # of a phone, of laptops, of a large screen
+WIDTHS = (390, 1280, 1920)  # of a phone, of a laptop, of a large screen
 # What is wider than its place, or further right than the window, and cannot be scrolled to.
 CUT_OFF = """
     const width = document.documentElement.clientWidth, found = []

@@ -59,7 +59,7 @@ for package in ("flash_versions", "transformer"):
         except ImportError as error:
             assert sentence in str(error)
             refusing.append(module.name)
-assert refusing == [f"flash_versions.{name}" for name in ("inspect", "mine", "verify")]
+assert refusing == [f"flash_versions.{name}" for name in ("inspect", "mine", "puzzles", "verify")]
 
 with pytest.raises(ModuleNotFoundError):  # for everything else triton is missing as before
     import triton
@@ -96,6 +96,7 @@ def test_a_model_answers(run, options):
     "transformer.train --attention fa1 --steps 1 --out trained",
     "flash_versions.inspect fa2",
     "flash_versions.mine new",
+    "flash_versions.puzzles",
     "flash_versions.verify --interpret",
 ])  # fmt: skip
 def test_a_command_that_needs_kernels_says_so(run, command):

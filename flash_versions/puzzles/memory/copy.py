@@ -41,7 +41,8 @@ HINTS = (
     "tl.load(pointers, mask=...) does not touch memory where the mask is False, and tl.store "
     "neither.",
     "The elements that exist are those with index < length.",
-    "inside = index < length; then tl.store(y + index, tl.load(x + index, mask=inside), mask=inside)",
+    "inside = index < length; then "
+    "tl.store(y + index, tl.load(x + index, mask=inside), mask=inside)",
 )
 RESULTS = ("y",)
 TILE = 16
