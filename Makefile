@@ -37,7 +37,7 @@ generate: $(VENV)/.ready-transformer ## a small language model answers a questio
 chat: $(VENV)/.ready-transformer ## talk to it
 	@$(BIN)/python -m transformer.generate --chat
 
-puzzles: $(VENV)/.ready ## kernels to write, from a masked copy to a backward
+puzzles: $(VENV)/.ready ## kernels to write, from a masked copy to a small FlashAttention 3
 	@$(BIN)/python -m flash_versions.puzzles
 
 test: $(VENV)/.ready-test ## every version and feature once, kernels interpreted and compiled: no GPU, 4 minutes

@@ -9,6 +9,7 @@ What it asks of a puzzle's file, below its line CHECK:
     reads(...)  elements that may be loaded, by name of an input; of others it may be any number
     TILE        elements that one load may have
     LOOPS       what a loop may not contain: "a division", "tl.exp"
+    review(...) of a kernel in Gluon: looks at the events, (partition, what), of machine.note
 """
 
 import ast
@@ -17,14 +18,19 @@ import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from traceback import extract_tb
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
+from flash_versions.dispatch.emulator import machine
+from flash_versions.dispatch.emulator.emulator import run_file
 from flash_versions.mine.check import describe
+from flash_versions.mine.guard import guarding
 from flash_versions.puzzles.puzzle import Puzzle, find_puzzle
-from flash_versions.puzzles.watch import Accesses, run_watched
+from flash_versions.puzzles.watch import Accesses, KernelsOnly, run_watched
 
 # Of the largest number of a result, in steps of the inputs' type, beside the error of `spec`.
 STEPS = 4
@@ -44,23 +50,32 @@ def check(puzzle: Puzzle, file: Path) -> str | None:
     module = importlib.import_module(f"flash_versions.puzzles.{puzzle.group}.{puzzle.name}")
     try:
         review(ast.parse(text), getattr(module, "LOOPS", ()))
-        function = runpy.run_path(str(file)).get(puzzle.name)
+        gluon = "triton.experimental" in text
+        function = (run_file(file) if gluon else runpy.run_path(str(file))).get(puzzle.name)
         assert callable(function), f"the file has no function {puzzle.name}."
         torch.manual_seed(0)
         for which, inputs in module.cases().items():
             try:
-                try_case(module, function, inputs)
+                (try_emulated if gluon else try_case)(module, function, inputs)
             except AssertionError as error:
-                raise AssertionError(f"{which}: {error}") from None
+                raise AssertionError(f"{which}: {at_line(error, file)}{error}") from None
     except AssertionError as error:
         return str(error)
     except NotImplementedError:
         return "no kernel stores anything."
+    except machine.Deadlock as error:
+        return str(error)
     except SyntaxError as error:
         return f"line {error.lineno} of {file}: {error.msg}"
     except Exception as error:
         return describe(error, file)
     return None
+
+
+def at_line(error: BaseException, file: Path) -> str:
+    """The line of a file that an error came through last, in front of what is said of it."""
+    lines = [x.lineno for x in extract_tb(error.__traceback__) if x.filename == str(file)]
+    return f"line {lines[-1]}: " if lines else ""
 
 
 def review(tree: ast.Module, loops: tuple[str, ...]) -> None:
@@ -100,7 +115,7 @@ def try_case(module: ModuleType, function: Callable[..., Any], inputs: tuple) ->
     for name, found, truth, plain in zip(
         wanted, results, listed(module.spec(*exact)), listed(module.spec(*inputs))
     ):
-        compare(name, found, truth, plain, accesses)
+        compare(name, found, truth, plain, plain.dtype, accesses)
     if hasattr(module, "reads"):
         count_reads(accesses, module.reads(*inputs))
     for seen in accesses.results:
@@ -108,6 +123,30 @@ def try_case(module: ModuleType, function: Callable[..., Any], inputs: tuple) ->
             f"{seen.name} is stored {seen.stores / seen.tensor.numel():.3g} times; store each "
             "element once."
         )
+
+
+def try_emulated(module: ModuleType, function: Callable[..., Any], inputs: tuple) -> None:
+    """Run one case of a Gluon kernel in the emulator, with early and late copies and products."""
+    for order in machine.ORDERS.values():
+        events: list[tuple[str, str]] = []
+
+        def note(partition: Any, what: str, *_: Any, seen: list = events) -> None:
+            seen.append((partition.name, what))
+
+        with (
+            patch.object(machine, "order", order),
+            patch.object(machine, "watcher", note),
+            guarding(),
+            KernelsOnly(function.__code__.co_filename),
+        ):
+            result = function(*(x.clone() for x in inputs))
+        exact = tuple(x.double() for x in inputs)
+        results = result if isinstance(result, tuple) else (result,)
+        plain, truth = listed(module.spec(*inputs)), listed(module.spec(*exact))
+        for name, found, right, usual in zip(module.RESULTS, results, truth, plain, strict=True):
+            compare(name, found, right, usual, inputs[0].dtype)
+        if hasattr(module, "review"):
+            module.review(events, *inputs)
 
 
 def is_float(x: Any) -> bool:
@@ -121,24 +160,32 @@ def listed(results: Any) -> tuple[torch.Tensor, ...]:
 
 
 def compare(
-    name: str, found: Any, truth: torch.Tensor, plain: torch.Tensor, accesses: Accesses
+    name: str,
+    found: Any,
+    truth: torch.Tensor,
+    plain: torch.Tensor,
+    kind: torch.dtype,
+    accesses: Accesses | None = None,
 ) -> None:
-    """Refuse a result that is further from the truth than PyTorch in the inputs' type may be."""
+    """Refuse a result that is further from the truth than twice what PyTorch is, plus some steps of
+    a type: its own, or that of the inputs where the kernel rounds on the way.
+    """
     assert torch.is_tensor(found) and found.shape == truth.shape, (
         f"{name} should be a tensor of shape {list(truth.shape)}, not "
         f"{f'of {list(found.shape)}' if torch.is_tensor(found) else repr(found)[:80]}."
     )
     finite = truth.isfinite()
     largest = truth[finite].abs().max().item() if finite.any() else 0.0
-    steps = FP32_STEPS if plain.dtype == torch.float32 else STEPS
-    allowed = steps * torch.finfo(plain.dtype).eps * max(largest, 1.0)
+    steps = FP32_STEPS if kind == torch.float32 else STEPS
+    allowed = steps * torch.finfo(kind).eps * max(largest, 1.0)
     allowed += 2 * (plain.double() - truth)[finite].abs().max().item() if finite.any() else 0.0
     error = (found.double() - truth).abs()
     wrong = ~((error <= allowed) | (found.double() == truth))
     if not wrong.any():
         return
     at = tuple(wrong.nonzero()[0].tolist())
-    stored = next((x for x in accesses.results if x.tensor.data_ptr() == found.data_ptr()), None)
+    results = accesses.results if accesses else []
+    stored = next((x for x in results if x.tensor.data_ptr() == found.data_ptr()), None)
     if stored is not None and found.is_contiguous():
         flat = sum(i * step for i, step in zip(at, found.stride()))
         assert stored.program[flat] >= 0, f"{name}{list(at)} is never stored."

@@ -1,8 +1,8 @@
-"""`python -m flash_versions.puzzles`: kernels to write, from a masked copy to a backward.
+"""`python -m flash_versions.puzzles`: kernels to write, up to a small FlashAttention 3.
 
 status            what is solved, and what to do next (so does no command at all)
 start [NAME]      writes puzzles/NAME.py: the task, and a kernel with lines to fill in
-check [NAME]      is it right? In Triton's interpreter, in seconds; needs no GPU
+check [NAME]      is it right? In seconds, without a GPU
 hint [NAME]       one more hint
 solution [NAME]   a solution
 

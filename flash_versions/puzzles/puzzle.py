@@ -16,6 +16,7 @@ ORDER = {
     "softmax": ("row_softmax", "online_softmax", "running_average", "fa1"),
     "forward": ("fa2", "causal", "heads", "split_keys", "combine"),
     "backward": ("delta", "dk_dv", "dq", "backward"),
+    "hopper": ("ring", "producer", "overlap", "ping_pong", "rescale", "fa3"),
 }  # the file of a puzzle has its name
 CHECK = "\n\n# ---- check ----\n"
 WRITTEN = re.compile(r"^( *)# write: (.*(?:\n\1# .*)*?)\n(?:.*\n)*?\1# end\n", re.MULTILINE)

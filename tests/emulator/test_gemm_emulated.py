@@ -186,8 +186,8 @@ BUGS = {
         "load outside",
         (SMALL, "bias"),
     ),
-    "a residual is read before it is there": Bug("finish", [("out.wait(stage)", "pass")], WRONG,
-                                                 RESIDUAL),
+    "a residual is read before it is there": Bug("finish", [("out.wait(stage)", "pass")],
+                                                 "more arrivals", RESIDUAL),
     "a residual is loaded over a sum that is being stored": Bug(
         "finish", [("                tma.store_wait(1)\n", "")], WRONG, RESIDUAL
     ),

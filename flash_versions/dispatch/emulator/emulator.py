@@ -20,6 +20,7 @@ import contextlib
 import functools
 import importlib
 import math
+import runpy
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -125,6 +126,8 @@ class Shared:
         unfenced[self.data.data_ptr()] = here.partition, allocation(self)
 
     def load(self, layout):
+        machine = here.partition.program.machine  # a slow read finds who releases before it
+        here.partition.pause(late=machine.draw(machine.order.late_products))
         return Tensor(self.data.clone())
 
 
@@ -212,7 +215,7 @@ class Jit:
     def __getitem__(self, grid):
         return functools.partial(self.launch, grid)
 
-    def launch(self, grid, *arguments, num_warps, num_stages, **constants):
+    def launch(self, grid, *arguments, num_warps, num_stages=None, **constants):
         arguments = [Pointer(x.view(-1)) if isinstance(x, torch.Tensor) else x for x in arguments]
         run_grid(functools.partial(self.function, **constants), grid[0], arguments)
 
@@ -338,17 +341,29 @@ INTERPRETED = (
 def parts(name, found):
     """Append the modules that an emulated kernel is made of, each after those it imports."""
     importlib.import_module(name)  # and all else that it imports, with the real Triton
-    if name in found:
-        return found
-    for node in ast.walk(ast.parse(Path(sys.modules[name].__file__).read_text())):
+    if name not in found:
+        parts_of(Path(sys.modules[name].__file__).read_text(), found)
+        found.append(name)
+    return found
+
+
+def parts_of(text, found):
+    """Append the modules that a text imports and that are emulated, each after its own."""
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom):
             imported = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
             for part in imported:
-                is_file = part in sys.modules and not hasattr(sys.modules[part], "__path__")
-                if is_file and part.startswith(ROOMS) and not part.startswith(INTERPRETED):
+                if part.startswith(ROOMS) and not part.startswith(INTERPRETED) and is_file(part):
                     parts(part, found)
-    found.append(name)
     return found
+
+
+def is_file(name):
+    """Whether a name is that of a module with a file, and of no package or function."""
+    try:
+        return not hasattr(importlib.import_module(name), "__path__")
+    except ModuleNotFoundError:
+        return False
 
 
 def load(name):
@@ -358,6 +373,20 @@ def load(name):
         The modules by name, without the "flash_versions.versions." in front; the kernel's is last.
     """
     names = parts(name, [])
+    with emulated(names):
+        return {x.removeprefix(ROOMS[0]): importlib.import_module(x) for x in names}
+
+
+def run_file(path):
+    """Run a file that is no module of the package as `load` imports one; returns its names."""
+    names = parts_of(path.read_text(), [])
+    with emulated(names):
+        return runpy.run_path(str(path))
+
+
+@contextlib.contextmanager
+def emulated(names):
+    """Inside, these modules and what imports Triton are imported with the emulator in its place."""
     packages = {name.rpartition(".")[0] for name in names}
     namespaces = [vars(sys.modules[package]) for package in packages]
     with contextlib.ExitStack() as stack:
@@ -366,4 +395,4 @@ def load(name):
         sys.modules.update(MODULES)
         for name in names:
             del sys.modules[name]
-        return {x.removeprefix(ROOMS[0]): importlib.import_module(x) for x in names}
+        yield

@@ -91,7 +91,7 @@ class Machine:
             thread.join()
         if self.error:
             raise self.error
-        assert not self.loads, "programs end with loads in flight"
+        assert not self.loads, "programs end with loads in flight: no partition has waited for them"
 
     def next(self):
         """Choose who goes on, and let it."""

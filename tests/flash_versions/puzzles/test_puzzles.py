@@ -10,6 +10,7 @@ import torch
 from flash_versions.puzzles import command
 from flash_versions.puzzles.check import check
 from flash_versions.puzzles.puzzle import PUZZLES
+from tests.compile.apart import compiled
 from tests.flash_versions.puzzles.wrong import WRONG
 
 HINTS = 3
@@ -53,6 +54,15 @@ def test_mistakes_are_explained(name, i, tmp_path):
     assert wrong.old in puzzle.solution
     text = puzzle.solution.replace(wrong.old, wrong.new)
     assert wrong.said in (check(puzzle, write(tmp_path, name, text)) or "right")
+
+
+def test_solutions_compile_for_a_gpu():
+    """What the interpreter and the emulator take need not compile."""
+    rows = compiled("puzzle_kernels")
+    assert {x["puzzle"] for x in rows} == set(PUZZLES)
+    hopper = [x for x in rows if PUZZLES[x["puzzle"]].group == "hopper"]
+    assert all(x["copies"] for x in hopper)
+    assert [x["puzzle"] for x in hopper if not x["wgmma"]] == ["ring"]
 
 
 def test_each_puzzle_has_three_mistakes():
