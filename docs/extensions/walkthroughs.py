@@ -5,7 +5,10 @@ from typing import NamedTuple
 
 from nbformat import NotebookNode
 
+from flash_versions.puzzles.puzzle import MINUTES, PUZZLES
+
 WORDS, LINES, EXERCISE = 150, 15, 8  # read in a minute; minutes for an exercise
+PAGE_MINUTES = 30  # for the page of the backward
 
 
 class Plan(NamedTuple):
@@ -75,6 +78,42 @@ PLANS = {
 }
 
 
+class Writing(NamedTuple):
+    """What to write after a notebook or a page."""
+
+    link: str
+    minutes: int
+
+
+def puzzles(group: str) -> Writing:
+    """The puzzles of a group."""
+    numbers = [x.number for x in PUZZLES.values() if x.group == group]
+    text = f"[puzzles {numbers[0]} to {numbers[-1]}](../puzzles.md): {group}"
+    return Writing(text, MINUTES[group])
+
+
+BACKWARD = "[the backward](../backward.md)"
+WRITE = {
+    "00_start": puzzles("memory"),
+    "01_fa1": puzzles("softmax"),
+    "02_fa2": puzzles("forward"),
+    BACKWARD: puzzles("backward"),
+    "03_fa3": puzzles("hopper"),
+    "04_fa4": Writing("[an attention of your own](../add_a_version.md)", 60),
+    "05_transformer": Writing("[chats of your own](../your_data.md)", 30),
+    "06_grpo": Writing("[a task of your own](../grpo.md#a-task-of-your-own)", 30),
+}
+
+
+def contents(titles: dict[str, str], times: dict[str, int]) -> str:
+    """A table with reading and writing side by side, and minutes for each."""
+    lines = ["| read | minutes | then write | minutes |", "| --- | --: | --- | --: |"]
+    for name, (link, time) in WRITE.items():
+        read = f"[{titles[name]}]({name}.ipynb)" if name in titles else name
+        lines.append(f"| {read} | {times.get(name, PAGE_MINUTES)} | {link} | {time} |")
+    return "\n".join(lines) + "\n"
+
+
 def minutes(notebook: NotebookNode) -> int:
     """An estimate of the time that a notebook takes, rounded up to 5 minutes."""
     words = lines = exercises = 0
@@ -109,7 +148,8 @@ def page(notebooks: dict[str, NotebookNode]) -> str:
         "Jupyter with `make lab`, or in Colab; no GPU is needed. Read them in this order.\n",
         f"All together take about {round(sum(times.values()) / 60)} hours. The times are "
         f"estimates: {WORDS} words and {LINES} lines of code a minute, {EXERCISE} minutes for each "
-        "exercise.\n",
+        "exercise. Then write kernels yourself; what to write after which notebook:\n",
+        contents({name: title(notebook) for name, notebook in notebooks.items()}, times),
     ]
     for name, notebook in notebooks.items():
         needs, goals = PLANS[name]

@@ -18,6 +18,8 @@ ORDER = {
     "backward": ("delta", "dk_dv", "dq", "backward"),
     "hopper": ("ring", "producer", "overlap", "ping_pong", "rescale", "fa3"),
 }  # the file of a puzzle has its name
+# Of a group, estimated for someone who has read the walkthrough before it.
+MINUTES = {"memory": 40, "softmax": 80, "forward": 100, "backward": 100, "hopper": 150}
 CHECK = "\n\n# ---- check ----\n"
 WRITTEN = re.compile(r"^( *)# write: (.*(?:\n\1# .*)*?)\n(?:.*\n)*?\1# end\n", re.MULTILINE)
 

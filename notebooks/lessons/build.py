@@ -20,6 +20,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
+from lessons import puzzles
 from lessons.claims import on_one_line
 from lessons.glossary import link_first_uses
 from transformer.model.files import write_text
@@ -156,7 +157,13 @@ def build(name: str, text_only: bool = False) -> Path:
         CellExecutionError: a cell raised.
         ValueError: there is no such notebook, or `text_only` and its code has changed.
     """
-    path, notebook = NOTEBOOKS / f"{name}.ipynb", read_source(name)
+    path = NOTEBOOKS / f"{name}.ipynb"
+    if name == puzzles.NAME:  # made from the puzzles, and a reader's to run
+        made = puzzles.notebook()
+        made.metadata = {"kernelspec": KERNEL, "language_info": LANGUAGE}
+        write_text(path, nbformat.writes(made) + "\n")
+        return path
+    notebook = read_source(name)
     notebook = with_outputs_of(path, notebook) if text_only else execute(notebook)
     write_text(path, nbformat.writes(notebook) + "\n")
     return path
@@ -186,7 +193,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--text", action="store_true", help="only text or tags have changed: keep all outputs"
     )
     options = parser.parse_args(arguments)
-    for name in options.names or notebook_names():
+    for name in options.names or [*notebook_names(), puzzles.NAME]:
         try:
             path = build(name.removesuffix(".py").removesuffix(".ipynb"), options.text)
         except (CellExecutionError, ValueError) as error:

@@ -8,8 +8,10 @@ import re
 
 import nbformat
 import pytest
+from IPython.terminal.interactiveshell import TerminalInteractiveShell
 
-from lessons import build, folded
+from flash_versions.puzzles.puzzle import PUZZLES
+from lessons import build, folded, puzzles
 from lessons.answers import check
 from lessons.exercises import EXERCISES, load_exercises
 
@@ -45,7 +47,29 @@ def test_every_notebook_is_there():
     """One executed notebook for each text, and no other."""
     names = build.notebook_names()
     assert names[0] == "00_start"
-    assert {path.stem for path in build.NOTEBOOKS.glob("*.ipynb")} == set(names)
+    assert {path.stem for path in build.NOTEBOOKS.glob("*.ipynb")} == {*names, puzzles.NAME}
+
+
+def test_the_notebook_of_puzzles_is_made_from_them(tmp_path, monkeypatch):
+    """Else: make notebooks NAMES=puzzles."""
+    before = (build.NOTEBOOKS / "puzzles.ipynb").read_text()
+    monkeypatch.setattr(build, "NOTEBOOKS", tmp_path)
+    assert build.build("puzzles").read_text() == before
+
+
+def test_a_cell_of_the_notebook_of_puzzles_is_checked(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    shell = TerminalInteractiveShell()
+    [cell] = [x for x in puzzles.notebook().cells if x.source.startswith("%%puzzle copy\n")]
+    monkeypatch.syspath_prepend(str(build.NOTEBOOKS))
+    shell.run_cell("%load_ext lessons.puzzles").raise_error()
+    shell.run_cell(cell.source).raise_error()
+    assert "copy: not written yet." in capsys.readouterr().out
+    shell.run_cell(f"%%puzzle copy\n{PUZZLES['copy'].solution}").raise_error()
+    assert "copy: right.\n1 of 23 are solved." in capsys.readouterr().out
+    shell.run_cell("%hint scale_rows").raise_error()
+    assert "1 of 3: Element (i, j) of x" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", build.notebook_names())

@@ -9,9 +9,10 @@ import torch
 
 from flash_versions.puzzles import command
 from flash_versions.puzzles.check import check
-from flash_versions.puzzles.puzzle import PUZZLES
+from flash_versions.puzzles.puzzle import MINUTES, ORDER, PUZZLES
 from tests.compile.apart import compiled
 from tests.flash_versions.puzzles.wrong import WRONG
+from tests.helpers import ROOT
 
 HINTS = 3
 MISTAKES = [(name, i) for name, wrong in WRONG.items() for i in range(len(wrong))]
@@ -76,6 +77,16 @@ def own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return tmp_path
+
+
+def test_the_page_lists_the_puzzles():
+    page = (ROOT / "docs/puzzles.md").read_text()
+    rows = re.findall(r"^\| (\w+) \| (.*) \| (\d+) \|$", page, re.MULTILINE)
+    listed = {group: names.replace("*", "").split(", ") for group, names, _ in rows}
+    assert listed == {group: list(names) for group, names in ORDER.items()}
+    assert {group: int(minutes) for group, _, minutes in rows} == MINUTES
+    assert page.startswith(f"# Puzzles\n\n{len(PUZZLES)} kernels")
+    assert f"{len(PUZZLES)} kernels to write" in (ROOT / "README.md").read_text()
 
 
 def run(capsys, *arguments):
