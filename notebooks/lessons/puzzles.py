@@ -19,7 +19,8 @@ NAME = "puzzles"
 FOLDER = Path("puzzles")  # in `notebooks`, where notebooks run
 BEGIN = """# Puzzles: write the kernels yourself
 
-{count} kernels, from a masked copy to FlashAttention 1, 2, the backward and a small FlashAttention 3.
+{count} kernels, from a masked copy to FlashAttention 1, 2, the backward and a small
+FlashAttention 3.
 A cell has lines to fill in where it says `Write here`. Run it: the check takes some seconds, counts
 loads and stores, and says what is wrong. `%hint NAME` shows one more of three hints. No GPU is
 needed.
