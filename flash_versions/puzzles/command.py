@@ -108,18 +108,25 @@ def run_check(options: argparse.Namespace) -> int:
     file = options.folder / f"{puzzle.name}.py"
     if not file.exists():
         raise FileNotFoundError(f"there is no {file}; write it with {PROGRAM} start {puzzle.name}.")
-    code, said = check_elsewhere(puzzle, file)
-    say(said)
-    found = progress.load()
-    if code == RIGHT and puzzle.name not in found.solved:
-        progress.save(found._replace(solved=[*found.solved, puzzle.name]))
-    if code == RIGHT:
-        solved = len(set(PUZZLES) & {*found.solved, puzzle.name})
-        say(f"{solved} of {len(PUZZLES)} are solved.")
+    if check_and_keep(puzzle, file):
         return 0
-    if found.hints.get(puzzle.name, 0) < len(puzzle.hints):
+    if progress.load().hints.get(puzzle.name, 0) < len(puzzle.hints):
         say(f"A hint: {PROGRAM} hint {puzzle.name}")
     return 1
+
+
+def check_and_keep(puzzle: Puzzle, file: Path) -> bool:
+    """Say what the check of a file says; whether it is right, which is kept."""
+    code, said = check_elsewhere(puzzle, file)
+    say(said)
+    if code != RIGHT:
+        return False
+    found = progress.load()
+    if puzzle.name not in found.solved:
+        found = found._replace(solved=[*found.solved, puzzle.name])
+        progress.save(found)
+    say(f"{len(set(PUZZLES) & set(found.solved))} of {len(PUZZLES)} are solved.")
+    return True
 
 
 def check_elsewhere(puzzle: Puzzle, file: Path) -> tuple[int, str]:

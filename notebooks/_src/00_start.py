@@ -517,28 +517,13 @@ def last_key(i, m, n):
 check("last_key", last_key)
 
 # %% [markdown]
-# **2. A kernel.** Write a softmax of each row. Each program computes one row, and the whole row is in one
-# block. `BLOCK` is a power of two and can be larger than `columns`, so you need a mask. Which value should
-# `tl.load` put in the positions past the end? You need these functions: `tl.load`, `tl.max(x, 0)`,
-# `tl.exp`, `tl.sum(x, 0)`, `tl.store`.
-
+# **2. A kernel.** Write a softmax of each row. The cell is a puzzle: it is checked when it runs, in a process
+# of its own, and every load and store is watched. You need these functions: `tl.load`, `tl.max(x, 0)`,
+# `tl.exp`, `tl.where`, `tl.sum(x, 0)`, `tl.store`. [Puzzles](../docs/puzzles.md) has more of this kind, from
+# easier ones to the backward.
 
 # %%
-@triton.jit
-def row_softmax_kernel(x, y, columns, BLOCK: tl.constexpr):
-    """y = softmax of each row of x (rows, columns); one program for a row."""
-    # your code here
-
-
-def row_softmax(x):
-    """Softmax of each row of x (rows, columns)."""
-    y = torch.empty_like(x)
-    block = triton.next_power_of_2(x.shape[1])
-    row_softmax_kernel[(x.shape[0],)](x, y, x.shape[1], BLOCK=block)
-    return y
-
-
-check("row_softmax", row_softmax)
+# puzzle: row_softmax
 
 # %% [markdown]
 # Solutions are in [solutions/](solutions). Each file also has wrong answers, to test `check` with. You

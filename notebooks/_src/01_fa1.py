@@ -584,6 +584,13 @@ check("rows_that_change", rows_that_change)
 # Solutions are in [solutions/](solutions).
 
 # %% [markdown]
+# **3. The kernel.** Write the loop of FlashAttention 1 in Triton. The cell is checked when it runs: its results,
+# and how often each element is loaded.
+
+# %%
+# puzzle: fa1
+
+# %% [markdown]
 # ## Your predictions
 #
 # Every guess of this notebook beside the truth. A number within a factor of 2 is a good guess: you know

@@ -646,6 +646,13 @@ check("attend", attend)
 # Solutions are in [solutions/](solutions).
 
 # %% [markdown]
+# **3. The reduction, as a kernel.** In exercise 1 the parts were arrays. Here each program loads what it needs of
+# them. The check puts NaN in a part that has no keys.
+
+# %%
+# puzzle: combine
+
+# %% [markdown]
 # ## Your predictions
 #
 # Every guess of this notebook beside the truth. A number within a factor of 2 is a good guess: you know

@@ -1013,6 +1013,14 @@ checked("less_than_twice", 1.1 < gain < 1.8)
 own_gpu()
 
 # %% [markdown]
+# **A ring of your own.** Write both sides of a ring of two slots in Gluon: the warp that lets TMA copy, and the
+# warps that read. The check runs your kernel in the emulator, with late copies and late reads. If everybody waits, it
+# says who waits where, and for what.
+
+# %%
+# puzzle: ring
+
+# %% [markdown]
 # ## Your predictions
 #
 # Every guess of this notebook beside the truth. A number within a factor of 2 is a good guess: you know

@@ -1027,6 +1027,13 @@ checked("eighth_with_fewer", fastest["half the multiply-adds"] == 1)
 own_gpu()
 
 # %% [markdown]
+# **The rescale in a kernel.** Leave rescales out that change little, in the loop of a kernel for Hopper. The check
+# counts them.
+
+# %%
+# puzzle: rescale
+
+# %% [markdown]
 # ## Your predictions
 #
 # Every guess of this notebook beside the truth. A number within a factor of 2 is a good guess: you know

@@ -16,6 +16,7 @@ import sys
 if "triton" not in sys.modules:
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+from lessons import puzzles  # noqa: E402
 from lessons.answers import check, guess, predictions  # noqa: E402
 from lessons.claims import checked  # noqa: E402
 from lessons.compiled import instructions  # noqa: E402
@@ -23,6 +24,8 @@ from lessons.films import film  # noqa: E402
 from lessons.measurements import measured, own_gpu  # noqa: E402
 from lessons.recording import Recording, Step, record  # noqa: E402
 from lessons.source import changes, show, show_plain  # noqa: E402
+
+puzzles.register()
 
 __all__ = [
     "Recording",

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lessons.exercises import find_exercise
-from lessons.folded import display_answer, display_help
+from lessons.folded import display_answer, display_help, solution
 
 NUMBER = (int, float, np.integer, np.floating)
 WITHIN = 0.1  # of the truth: close enough for a prediction
@@ -114,4 +114,4 @@ def check(name: str, function: Callable[..., Any]) -> None:
     else:
         print(f"{name}: right")
         return
-    display_help(exercise)
+    display_help(exercise.hints, solution(name), f"A solution is in solutions/{name}.py.")

@@ -52,6 +52,8 @@ def read_source(name: str) -> NotebookNode:
     notebook = jupytext.read(path)
     linked: set[str] = set()  # terms of the glossary that the notebook has used
     for number, cell in enumerate(notebook.cells):
+        if cell.source.startswith(puzzles.MARK):
+            cell.source = puzzles.cell_of(cell.source.removeprefix(puzzles.MARK))
         if cell.cell_type == "markdown":
             cell.source = link_first_uses(on_one_line(cell.source), linked, "../docs/glossary.md")
         if FOLDED.intersection(cell.metadata.get("tags", [])):

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from IPython.display import display
 
-from lessons.exercises import Exercise
 from lessons.source import coloured
 
 SOLUTIONS = Path(__file__).parents[1] / "solutions"
@@ -31,15 +30,20 @@ def display_answer(answer: str) -> None:
     display_folded([("the answer", html.escape(answer))], "Write your guess to see the answer.")
 
 
-def display_help(exercise: Exercise) -> None:
-    """Display the hints of an exercise one by one, and behind the last one its solution."""
-    hints = exercise.hints
+def display_help(hints: tuple[str, ...], solution: str, where: str) -> None:
+    """Display hints one by one, and behind the last one a solution.
+
+    Args:
+        hints: each says more than the one before it.
+        solution: its text.
+        where: to find it, for a front end without HTML.
+    """
     steps = [
         (f"{ORDINALS[number]} of {len(hints)} hints", f"<p>{html.escape(hint)}</p>")
         for number, hint in enumerate(hints)
     ]
-    steps.append(("a solution", coloured(solution(exercise.name).splitlines())))
-    display_folded(steps, f"A solution is in solutions/{exercise.name}.py.")
+    steps.append(("a solution", coloured(solution.splitlines())))
+    display_folded(steps, where)
 
 
 def solution(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The exercises of 00_start: the causal mask, and a softmax as a kernel."""
+"""The exercise of 00_start: the causal mask."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,6 @@ import torch
 
 from flash_versions import attention_reference
 from lessons.exercises import exercise
-from lessons.exercises.kernels import compare, run_guarded
 
 
 @exercise(
@@ -30,22 +29,3 @@ def check_last_key(last_key: Callable[[int, int, int], int]) -> None:
                 f"of {m} queries and {n} keys, query {i} sees keys up to {truth}; you say {found}."
             )
             assert truth < 0 or abs(o[0, i, 0, 0].item() - truth / 2) < 1e-9
-
-
-@exercise(
-    "row_softmax",
-    "index = tl.arange(0, BLOCK) has the columns. The row of a program begins at "
-    "tl.program_id(0) * columns, and index < columns is the mask of its load and of its store.",
-    "What is loaded past the end takes part in the sum, unless its exponential is 0.",
-    'Load with other=float("-inf"), subtract tl.max(s, 0) before the exponential, and divide by '
-    "tl.sum(p, 0).",
-)
-def check_row_softmax(row_softmax: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Rows that fill a block, rows that do not, large scores; every access is watched."""
-    for which, x in {
-        "rows of 4 numbers": torch.tensor([[1.0, 2, 3, 4], [0, 0, 0, 0]]),
-        "rows of 3 numbers, in a block of 4": torch.tensor([[1.0, 2, 3], [-9, -8, -7]]),
-        "scores of 200 and more": torch.tensor([[200.0, 201.0], [0.0, 300.0]]),
-    }.items():
-        truth = torch.softmax(x.double(), 1)
-        compare(run_guarded(row_softmax, x), truth, "y", which)
