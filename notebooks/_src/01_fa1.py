@@ -47,6 +47,7 @@ import numpy as np
 import torch
 from IPython.display import Markdown
 from lessons import (
+    bytes_moved,
     check,
     checked,
     film,
@@ -58,6 +59,7 @@ from lessons import (
     record,
     show_plain,
 )
+from lessons.folded import display_answer
 from lessons.pictures import softmax_state, tiles, traffic
 
 from flash_versions import attention, compare
@@ -105,6 +107,42 @@ Markdown(
     f"`s` and `p` are {matrices / (tensors + matrices):.0%} of the bytes, although they are neither inputs nor results. "
     f"Moving all bytes takes {memory / arithmetic:.1f} times as long as the multiplications, so the tensor cores wait "
     "for memory."
+)
+
+# %% [markdown]
+# **Change one line.** The next cell runs the three lines on 1024 tokens and lists the operations of PyTorch with the
+# bytes that each of them reads and writes. Which operation moves most? One change saves two passes over the scores, and
+# the result stays the same. Change a line of `mine`, run the cell again, and watch the sum.
+
+
+# %%
+def mine(q, k, v):
+    """The three lines, yours to change."""
+    s = q @ k.mT * q.shape[-1] ** -0.5
+    p = torch.softmax(s, -1)
+    return p @ v
+
+
+one_head = torch.randn(3, 1024, 128).bfloat16()
+moved = bytes_moved(mine, *one_head)
+for name, count in moved:
+    print(f"{name:10} {count / 2**20:6.2f} MiB")
+print(f"{'all':10} {sum(count for _, count in moved) / 2**20:6.2f} MiB")
+right = torch.allclose(mine(*one_head).float(), plain(*one_head).float(), atol=0.02)
+print("the result is", "the same" if right else "another one")
+
+
+# %% tags=["hide-input"]
+def scaled_before(q, k, v):
+    """The scale on q."""
+    return torch.softmax(q * q.shape[-1] ** -0.5 @ k.mT, -1) @ v
+
+
+before = sum(count for _, count in moved) / 2**20
+after = sum(count for _, count in bytes_moved(scaled_before, *one_head)) / 2**20
+display_answer(
+    f"s = q * q.shape[-1] ** -0.5 @ k.mT scales q, which is small, and no scores: {after:.2f} in place of "
+    f"{before:.2f} MiB. While each line is an operation of its own, s and p have to be written."
 )
 
 # %% [markdown]

@@ -61,10 +61,12 @@ from lessons import (
     measured,
     own_gpu,
     predictions,
+    recompiled,
     record,
     show,
     show_plain,
 )
+from lessons.folded import display_answer
 from lessons.pictures import rooflines, splits, tiles, traffic
 from matplotlib.figure import Figure
 
@@ -96,6 +98,34 @@ def per_score(found, scores=128 * 64):
 
 (fa1_loop,) = per_score(instructions("fa1", "sm_90", head_dim=64, causal=True))
 print(f"FA1, multiplications for each score: {fa1_loop['FMUL']:.1f}")
+
+# %% [markdown]
+# **Change one line.** In FA1's loop, `the_line` keeps `o` normalised. What is left of it if `o` may stay a sum
+# until the loop has ended? (The last division is then missing, so the result is wrong. Only the count matters here.)
+# Write your line; the cell compiles FA1 with it, in a copy of the package.
+
+# %%
+the_line = "o = (o * (alpha * row_sum)[:, None] + pv) * norm[:, None]"
+my_line = the_line  # change it
+
+
+def with_line(line):
+    """FA1's loop with another line."""
+    file = "versions/fa1/forward.py"
+    (loop,) = per_score(recompiled(file, the_line, line, "fa1", head_dim=64, causal=True))
+    return loop
+
+
+changed = with_line(my_line)
+for name in ("FMUL", "FFMA", "FADD", "MUFU"):
+    print(f"{name}  {fa1_loop[name]:5.2f} -> {changed[name]:5.2f} for each score")
+
+# %% tags=["hide-input"]
+unnormalised = "o = o * alpha[:, None] + pv"
+left = with_line(unnormalised)["FMUL"]
+display_answer(
+    f"{unnormalised} leaves {left:.2f} multiplications for each score, in place of {fa1_loop['FMUL']:.2f}."
+)
 
 # %% [markdown]
 # **Masks.** A causal mask costs a comparison and a selection for each score. FA1 does this in every block

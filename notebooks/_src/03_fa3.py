@@ -53,8 +53,9 @@ import numpy as np
 import torch
 from IPython.display import Markdown, display
 from lessons import changes, check, checked, film, guess, instructions, measured, own_gpu, record
-from lessons import predictions, show, show_plain
+from lessons import predictions, recompiled, show, show_plain
 from lessons.exercises.notebook_03 import finish_time
+from lessons.folded import display_answer
 from lessons.pictures import attend, gantt, tiles
 from lessons.pictures.schedule import square, visits
 from matplotlib.figure import Figure
@@ -117,8 +118,35 @@ checked("fa2_in_turn", order == sorted(order))
 # Read the line from the left. <!-- key --> The warps issue S = Q Kᵀ, **wait** for it, compute all exponentials
 # of the tile, and then issue P V. <!-- checked: fa2_in_turn --> While they compute the
 # exponentials, they give the tensor cores nothing to do.
-#
-# What does that cost? An SM has a fixed rate for products and a fixed rate for exponentials. From
+
+# %% [markdown]
+# **Change one line.** FA2's loop at least loads ahead: `LDGSTS` copies a later block while this one is computed.
+# `num_stages=3` in `the_line` asks for it. Ask for one stage, and the cell compiles FA2 with your line, in a copy of
+# the package. What happens to the copies, and who waits now?
+
+# %%
+the_line = "128: LaunchConfig(128, 128, num_warps=8, num_stages=3),"
+my_line = the_line  # change it
+
+
+def with_line(line):
+    """FA2 with another line."""
+    return recompiled("versions/fa2/forward.py", the_line, line, "fa2", causal=True)
+
+
+changed = with_line(my_line)
+print(f"copies in the code: {fa2['cp_async']} -> {changed['cp_async']}")
+print(events(changed))
+
+# %% tags=["hide-input"]
+one_stage = with_line(the_line.replace("num_stages=3", "num_stages=1"))
+display_answer(
+    f"{fa2['cp_async']} -> {one_stage['cp_async']} asynchronous copies: the warps load a block themselves, through "
+    f"registers, and wait for it: {events(one_stage)}"
+)
+
+# %% [markdown]
+# What do the turns cost? An SM has a fixed rate for products and a fixed rate for exponentials. From
 # both rates follow the cycles that the products and the exponentials of one tile of scores need. If they
 # come in turns, their sum limits the speed; the next table has this limit beside the speed that FA2 reaches
 # on an H200. <!-- key -->

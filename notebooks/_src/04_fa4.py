@@ -56,7 +56,8 @@ import numpy as np
 import torch
 from IPython.display import Markdown, display
 from lessons import changes, check, checked, film, guess, instructions, measured, own_gpu, record
-from lessons import predictions, show, show_plain
+from lessons import predictions, recompiled, show, show_plain
+from lessons.folded import display_answer
 from lessons.fit_exp2 import chosen_degree, evaluate, measure, remez, rounded
 from lessons.modelled import compare
 from lessons.modelled.counts import of_softmax
@@ -98,7 +99,57 @@ def table(head, rows):
 # %% [markdown]
 # ## What FA3 wastes
 #
-# In every block FA3 multiplies the whole accumulator by alpha = 2^(old maximum − new maximum). How
+# What is left between two products? The cell below compiles FA3's kernel for a Hopper GPU and counts the arithmetic of
+# its loop over blocks, for a thread. `MUFU` is the special function unit, which computes exponentials: 16 of them in a
+# cycle on an SM, while `FFMA`, `FMUL` and `FADD` (multiply-add, multiply, add) have 128 lanes. Which unit is busy for
+# longest?
+
+# %%
+ARITHMETIC = {"MUFU": 16, "FFMA": 128, "FMUL": 128, "FADD": 128}  # results of an SM in a cycle
+
+
+def arithmetic(found):
+    """Instructions of the hot loop by name."""
+    return {name: found["hot_loops"][0]["opcodes"].get(name, 0) for name in ARITHMETIC}
+
+
+fa3_loop = arithmetic(instructions("fa3", "sm_90", causal=True))
+table(
+    ["FA3's loop", *ARITHMETIC],
+    [["instructions of a thread", *fa3_loop.values()],
+     ["cycles of an SM, for 256 threads", *(256 * fa3_loop[x] // rate for x, rate in ARITHMETIC.items())]],
+)  # fmt: skip
+
+# %% [markdown]
+# **Change one line.** In FA3's loop, `the_line` computes p = 2^x. Write something in its place that has no exponential; a straight line
+# will do, as only the count matters here (`x` stands for `s * scale_log2 - pivot[:, None]`). The cell compiles FA3 with
+# it, in a copy of the package.
+
+# %%
+the_line = "p = tl.exp2(s * scale_log2 - pivot[:, None])"
+my_line = the_line  # change it
+
+
+def with_line(line):
+    """FA3's loop with another line."""
+    return arithmetic(recompiled("versions/tiles/algebra.py", the_line, line, "fa3", causal=True))
+
+
+changed = with_line(my_line)
+for name, count in fa3_loop.items():
+    print(f"{name}  {count} -> {changed[name]}")
+
+# %% tags=["hide-input"]
+straight = "p = 1.0 + 0.7 * (s * scale_log2 - pivot[:, None])"
+left = with_line(straight)
+display_answer(
+    f"{straight} leaves {left['MUFU']} of {fa3_loop['MUFU']} on the special function unit and makes {left['FFMA']} multiply-adds "
+    f"of {fa3_loop['FFMA']}. FA4 does this with a polynomial that is as exact as the rounding of P, and for a share of the "
+    "exponentials, so that both units are busy."
+)
+
+# %% [markdown]
+# The other waste is a rescale. In every block FA3 multiplies the whole accumulator by alpha = 2^(old maximum − new maximum). How
 # often does that change anything? The answer depends on the scores, so this notebook takes real
 # ones: queries and keys of the small chat model that comes with the package, in all of its layers,
 # while it reads a few chats.

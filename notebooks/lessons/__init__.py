@@ -19,9 +19,10 @@ if "triton" not in sys.modules:
 from lessons import puzzles  # noqa: E402
 from lessons.answers import check, guess, predictions  # noqa: E402
 from lessons.claims import checked  # noqa: E402
-from lessons.compiled import instructions  # noqa: E402
+from lessons.compiled import instructions, recompiled  # noqa: E402
 from lessons.films import film  # noqa: E402
 from lessons.measurements import measured, own_gpu  # noqa: E402
+from lessons.moved import bytes_moved  # noqa: E402
 from lessons.recording import Recording, Step, record  # noqa: E402
 from lessons.source import changes, show, show_plain  # noqa: E402
 
@@ -30,6 +31,7 @@ puzzles.register()
 __all__ = [
     "Recording",
     "Step",
+    "bytes_moved",
     "changes",
     "check",
     "checked",
@@ -40,6 +42,7 @@ __all__ = [
     "own_gpu",
     "predictions",
     "record",
+    "recompiled",
     "show",
     "show_plain",
 ]

@@ -8,6 +8,7 @@ cache folder for as long as the package's sources and Triton stay the same.
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -57,6 +58,40 @@ def instructions(
     return found[arch] if isinstance(arch, str) else found
 
 
+def recompiled(
+    file: str, line: str, changed: str, version: str, *, kernel: str = "forward_kernel", **call: Any
+) -> dict[str, Any]:
+    """What `instructions` says after a line of the package was changed, in a copy of it.
+
+    Args:
+        file: of the package, such as "versions/fa1/forward.py".
+        line: that it has once, without the spaces in front.
+        changed: what takes its place.
+        version: as in `instructions`, and so are kernel and call; for "sm_90".
+
+    Raises:
+        ValueError: the file does not have this line just once, or it does not compile any more.
+    """
+    text = (PACKAGE / file).read_text()
+    found = [x for x in text.splitlines() if x.strip() == line.strip()]
+    if len(found) != 1:
+        raise ValueError(f"{file} has the line {line.strip()!r} {len(found)} times, not once.")
+    indent = found[0][: -len(found[0].lstrip())]
+    call_line = [version, "--arch", "sm_90", "--json", *options_of(call)]
+    kept = cache_folder() / f"{name_of([*call_line, file, line, changed])}.json"
+    if not kept.exists():
+        with tempfile.TemporaryDirectory() as folder:
+            copy = Path(folder) / PACKAGE.name
+            shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+            (copy / file).write_text(text.replace(found[0], indent + changed.strip()))
+            [(code, out, errors)] = compiled([call_line], Path(folder))
+        if code:
+            said = (errors.strip().splitlines() or ["no reason given"])[-1]
+            raise ValueError(f"with {changed.strip()!r} it does not compile: {said}")
+        write(kept, out)
+    return counts_of(json.loads(kept.read_text()), kernel)
+
+
 def options_of(call: dict[str, Any]) -> list[str]:
     """A call as options of the command."""
     options = []
@@ -94,14 +129,16 @@ def inspected(calls: list[list[str]]) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in kept]
 
 
-def compiled(calls: list[list[str]]) -> list[tuple[int, str, str]]:
-    """Exit code, output and errors of each call, in a process that does not interpret."""
+def compiled(calls: list[list[str]], root: Path = PACKAGE.parent) -> list[tuple[int, str, str]]:
+    """Exit code, output and errors of each call, in a process that does not interpret; `root` has
+    the package.
+    """
     done = subprocess.run(
         [sys.executable, "-P", str(Path(__file__).with_name("compile_all.py"))],
         input=json.dumps(calls),
         capture_output=True,
         text=True,
-        env=compiling(),
+        env=compiling(root),
     )
     if done.returncode:
         said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
@@ -109,9 +146,9 @@ def compiled(calls: list[list[str]]) -> list[tuple[int, str, str]]:
     return json.loads(done.stdout)
 
 
-def compiling() -> dict[str, str]:
+def compiling(root: Path = PACKAGE.parent) -> dict[str, str]:
     """The environment of a process that compiles kernels and finds this package."""
-    paths = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")]))
+    paths = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
     return os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": paths}
 
 

@@ -20,6 +20,8 @@ from flash_versions.diff.files import ROOT
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import LaunchConfig
 from lessons import answers, compiled, exercises, films, folded, measurements, recording, source
+from lessons.compiled import PACKAGE, instructions, recompiled
+from lessons.moved import bytes_moved
 
 SHAPE = {"block_q": 4, "block_kv": 4}
 
@@ -493,3 +495,39 @@ def test_a_benchmark_that_fails_is_a_sentence(displayed, monkeypatch):
     monkeypatch.setattr(measurements.subprocess, "run", lambda *args, **named: failed)
     lessons.own_gpu()
     assert "out of memory" in displayed[0].data
+
+
+def test_a_changed_line_is_compiled():
+    """In a copy: the package stays as it is."""
+    file, line = (
+        "versions/fa1/forward.py",
+        "o = (o * (alpha * row_sum)[:, None] + pv) * norm[:, None]",
+    )
+    before = (PACKAGE / file).read_text()
+    same, other = (
+        recompiled(file, line, new, "fa1", head_dim=64, causal=True)
+        for new in (line, "o = o * alpha[:, None] + pv")
+    )
+    usual = instructions("fa1", head_dim=64, causal=True)
+    assert same["opcodes"] == usual["opcodes"]
+    assert other["opcodes"]["FMUL"] < usual["opcodes"]["FMUL"]
+    assert (PACKAGE / file).read_text() == before
+
+
+@pytest.mark.parametrize(
+    "line, new, words",
+    [
+        ("o = 1", "o = 2", "has the line 'o = 1' 0 times, not once"),
+        ("p, new_max, new_sum, alpha = softmax_step(s, row_max, row_sum)", "p = nothing",
+         "with 'p = nothing' it does not compile: "),
+    ],
+)  # fmt: skip
+def test_a_line_that_cannot_be_changed_is_named(line, new, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        recompiled("versions/fa1/forward.py", line, new, "fa1", head_dim=64)
+
+
+def test_bytes_are_those_of_inputs_and_results():
+    x, w = torch.randn(30, 20), torch.randn(20, 50)
+    found = bytes_moved(lambda x, w: torch.softmax(x @ w.T.T, 1), x, w)
+    assert found == [("mm", 4 * (600 + 1000 + 1500)), ("_softmax", 4 * (1500 + 1500))]
