@@ -86,6 +86,20 @@ CHECKPOINTS = {
     "qwen 3, yarn": ("Qwen3", {"head_dim": 32, **rope(1e6, **YARN)}),
     "mistral": ("Mistral", {"head_dim": 128, "sliding_window": WINDOW}),
     "mistral, no window": ("Mistral", {"head_dim": 128, "sliding_window": None}),
+    "granite": (
+        "Granite",
+        {
+            "head_dim": 16,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.4,  # neither 1 nor the root of head_dim
+            "residual_multiplier": 0.7,
+            "logits_scaling": 8.0,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "olmo 2": ("Olmo2", {"rope_theta": 5e5, "attention_bias": True}),
     "gemma": ("Gemma", {"head_dim": 256, "num_attention_heads": 2, "num_key_value_heads": 1}),
     "gemma 2": (
         "Gemma2",
@@ -138,7 +152,9 @@ def make_checkpoint(name, folder):
         for parameter in model.parameters():
             if parameter.dim() == 1:  # norms of 1 and biases of 0 would hide a missing one
                 parameter.add_(0.1 * torch.randn_like(parameter))
-        if family.startswith("Gemma"):  # else each token, whose embedding is its head, says itself
+        if family == "Olmo2":  # else what the layers add, which is normed, hides the token
+            model.model.embed_tokens.weight.mul_(10)
+        if family.startswith(("Gemma", "Granite")):  # else each token says itself
             model.model.embed_tokens.weight.mul_(0.1)
     model.save_pretrained(folder, max_shard_size="200KB")
     return model

@@ -6,7 +6,14 @@ import reprlib
 from dataclasses import dataclass
 from typing import Any
 
-from transformer.model.families import ACTIVATIONS, FAMILIES, find_family, read_parts, write_parts
+from transformer.model.families import (
+    ACTIVATIONS,
+    FAMILIES,
+    MULTIPLIERS,
+    find_family,
+    read_parts,
+    write_parts,
+)
 from transformer.model.rope import Rope, is_positive
 
 # Field of Config -> the key of config.json that must give it.
@@ -18,6 +25,10 @@ HF_KEYS = {
     "num_heads": "num_attention_heads",
     "max_positions": "max_position_embeddings",
 }
+
+OPTIONAL_NUMBERS = (
+    "query_pre_attn_scalar", "scores_softcap", "logits_softcap", "attention_multiplier"
+)  # fmt: skip
 
 # Field of Config -> the largest size that is no mistake; positions are counted in int32.
 LARGEST = {"num_layers": 1024, "max_positions": 2**31 - 1}
@@ -35,7 +46,13 @@ class Config:
         activation: what the gate goes through: "silu" or "gelu_tanh".
         norm_plus_one: see `model.RMSNorm`.
         four_norms: also norm what attention and feed-forward give, before it is added.
+        norms_after: norm that only, and not what they read (OLMo 2).
+        qk_norm_of_all_heads: norm queries and keys as wholes, before they are cut into heads.
         scaled_embeddings: multiply them by the root of hidden_size.
+        embedding_multiplier: multiply them by this (Granite).
+        residual_multiplier: multiply what a part adds.
+        logits_scaling: divide the logits by this.
+        attention_multiplier: the scale of the scores; None: see query_pre_attn_scalar.
         query_pre_attn_scalar: scores are divided by its root; None: by that of head_dim.
         scores_softcap: scores s become softcap * tanh(s / softcap); None: they stay.
         logits_softcap: the same for the logits.
@@ -66,7 +83,13 @@ class Config:
     activation: str = "silu"
     norm_plus_one: bool = False
     four_norms: bool = False
+    norms_after: bool = False
+    qk_norm_of_all_heads: bool = False
     scaled_embeddings: bool = False
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_scaling: float = 1.0
+    attention_multiplier: float | None = None
     query_pre_attn_scalar: float | None = None
     scores_softcap: float | None = None
     logits_softcap: float | None = None
@@ -85,9 +108,12 @@ class Config:
             raise ValueError(f"head_dim must be even for the rotary embedding, not {self.head_dim}")
         if not is_positive(self.norm_eps):
             raise ValueError(f"norm_eps must be a positive number, not {self.norm_eps!r}")
-        for name in ("query_pre_attn_scalar", "scores_softcap", "logits_softcap"):
-            if (value := getattr(self, name)) is not None and not is_positive(value):
-                raise ValueError(f"{name} must be a positive number or None, not {value!r}")
+        for name in (*OPTIONAL_NUMBERS, *MULTIPLIERS):
+            optional = name in OPTIONAL_NUMBERS
+            value = getattr(self, name)
+            if not (is_positive(value) or (optional and value is None)):
+                or_none = " or None" if optional else ""
+                raise ValueError(f"{name} must be a positive number{or_none}, not {value!r}")
         if self.activation not in ACTIVATIONS.values():
             known = ", ".join(dict.fromkeys(ACTIVATIONS.values()))
             raise ValueError(f"activation {self.activation!r} is unknown; known are {known}")
@@ -107,7 +133,9 @@ class Config:
         softcap and window where it has them.
         """
         scalar = self.query_pre_attn_scalar
-        options: dict[str, Any] = {"scale": (self.head_dim if scalar is None else scalar) ** -0.5}
+        options: dict[str, Any] = {"scale": self.attention_multiplier}
+        if self.attention_multiplier is None:
+            options["scale"] = (self.head_dim if scalar is None else scalar) ** -0.5
         if self.scores_softcap is not None:
             options["softcap"] = self.scores_softcap
         window = self.layer_windows[layer] if self.layer_windows else None
@@ -142,7 +170,7 @@ class Config:
             **sizes,
             num_kv_heads=_check_size("num_key_value_heads", kv_heads, "num_kv_heads"),
             head_dim=head_dim,
-            norm_eps=data.get("rms_norm_eps", cls.norm_eps),
+            norm_eps=data.get("rms_norm_eps", family.norm_eps),
             **parts,
         )
 

@@ -1,4 +1,4 @@
-"""A decoder-only transformer: Llama, Qwen, SmolLM, Mistral and Gemma from one set of parts.
+"""A decoder-only transformer: Llama, Qwen, Mistral, Gemma and others from one set of parts.
 
     x = embedding(tokens)
     x = x + attention(norm(x))         in every layer
@@ -7,11 +7,12 @@
 
 The families differ only in switches of `Config`: biases (Qwen2), a norm on each query and key head
 (Qwen3, Gemma 3), layers that see a window of the past only (Mistral, Gemma), each layer's rotary
-embedding (scaled in Llama 3, two kinds in Gemma 3, none in some layers of SmolLM3), and Gemma's
-norms behind the parts as well as before them. Parameters carry Hugging Face's names, so a
-checkpoint loads without a table of renamings. Attention is handed in: the model computes queries,
-keys and values as (batch, length, heads, head_dim) and calls what it was given; the key heads that
-a group of query heads shares are never repeated in memory. `layers` holds the parts.
+embedding (scaled in Llama 3, two kinds in Gemma 3, none in some layers of SmolLM3), norms behind
+the parts (OLMo 2) or on both sides of them (Gemma), and multipliers (Granite). Parameters carry
+Hugging Face's names, so a checkpoint loads without a table of renamings. Attention is handed in:
+the model computes queries, keys and values as (batch, length, heads, head_dim) and calls what it
+was given; the key heads that a group of query heads shares are never repeated in memory. `layers`
+holds the parts.
 
 Sources: Llama 3 (arXiv:2407.21783), Qwen3 (arXiv:2505.09388), Mistral (arXiv:2310.06825), Gemma 2
 (arXiv:2408.00118), Gemma 3 (arXiv:2503.19786), RMSNorm (arXiv:1910.07467), rotary embedding
@@ -119,6 +120,8 @@ class Transformer(nn.Module):
             x = x[wanted]
         tied, softcap = self.config.tied_embeddings, self.config.logits_softcap
         logits = F.linear(x, self.model.embed_tokens.weight) if tied else self.lm_head(x)
+        if self.config.logits_scaling != 1:
+            logits = logits / self.config.logits_scaling
         return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
     def _takes_few(

@@ -31,6 +31,9 @@ LOCAL_THETA = 1e4
 # Name of an activation in a config.json -> in `Config`.
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
+# Granite's numbers, which its files call the same; 1 where they are not given.
+MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "logits_scaling")
+
 Data = dict[str, Any]
 
 
@@ -103,6 +106,7 @@ class Family:
         theta: `rope_theta` where it is not given.
         tied: `tie_word_embeddings` where it is not given.
         head_dim: where it is not given; None: hidden_size by heads.
+        norm_eps: `rms_norm_eps` where it is not given.
         attention_bias: whether the key of that name is honoured.
         mlp_bias: the same.
         activation_key: which key names the activation.
@@ -110,6 +114,7 @@ class Family:
         softcaps: `attn_logit_softcapping` and `final_logit_softcapping` where they are not given;
             without the first, the family has none; None: it has no such keys.
         query_pre_attn_scalar: where it is not given; None: the family has no such key.
+        multipliers: whether it has MULTIPLIERS and `attention_multiplier`.
     """
 
     model_type: str
@@ -121,12 +126,14 @@ class Family:
     theta: float = Rope.theta
     tied: bool = False
     head_dim: int | None = None
+    norm_eps: float = 1e-6
     attention_bias: bool = True
     mlp_bias: bool = False
     activation_key: str = "hidden_act"
     activation: str = "silu"
     softcaps: tuple[float | None, float | None] | None = None
     query_pre_attn_scalar: float | None = None
+    multipliers: bool = False
 
 
 GEMMA = {"norm_plus_one": True, "four_norms": True, "scaled_embeddings": True}
@@ -147,6 +154,13 @@ FAMILIES = {
         theta=2e6,
         tied=True,
         mlp_bias=True,
+    ),
+    "GraniteForCausalLM": Family("granite", layer_types=(FULL,), mlp_bias=True, multipliers=True),
+    "Olmo2ForCausalLM": Family(
+        "olmo2",
+        {"norms_after": True, "qk_norm_of_all_heads": True},
+        layer_types=(FULL,),
+        norm_eps=1e-5,
     ),
     "GemmaForCausalLM": Family(
         "gemma",
@@ -235,12 +249,15 @@ def read_parts(data: Data, num_layers: int) -> Data:
         if scores is None and data.get("attn_logit_softcapping") is not None:
             # Transformers reads it for Gemma 3 and leaves the scores as they are.
             raise ValueError(f"attn_logit_softcapping must be null in {architecture}")
-        parts["scores_softcap"] = _read_number(data, "attn_logit_softcapping", scores)
-        parts["logits_softcap"] = _read_number(data, "final_logit_softcapping", logits)
+        parts["scores_softcap"] = _read_number(data, "attn_logit_softcapping", scores, True)
+        parts["logits_softcap"] = _read_number(data, "final_logit_softcapping", logits, True)
     if family.query_pre_attn_scalar is not None:
         parts["query_pre_attn_scalar"] = _read_number(
             data, "query_pre_attn_scalar", family.query_pre_attn_scalar
         )
+    if family.multipliers:
+        for key in (*MULTIPLIERS, "attention_multiplier"):
+            parts[key] = _read_number(data, key, 1.0)
     return {**parts, **family.parts}
 
 
@@ -274,6 +291,9 @@ def write_parts(config: Any, family: Family) -> Data:
         data["final_logit_softcapping"] = config.logits_softcap
     if family.query_pre_attn_scalar is not None:
         data["query_pre_attn_scalar"] = config.query_pre_attn_scalar
+    if family.multipliers:
+        for key in (*MULTIPLIERS, "attention_multiplier"):
+            data[key] = getattr(config, key)
     return data
 
 
@@ -363,10 +383,12 @@ def _period(data: Data, key: str, default: int) -> int:
     return period
 
 
-def _read_number(data: Data, key: str, default: float | None) -> float | None:
+def _read_number(
+    data: Data, key: str, default: float | None, optional: bool = False
+) -> float | None:
     """A positive number; None where it is null and may be."""
     value = data.get(key, default)
-    if value is None and key != "query_pre_attn_scalar":
+    if value is None and optional:
         return None
     if not is_positive(value):
         raise ValueError(f"{key} must be a positive number, not {value!r:.40}")

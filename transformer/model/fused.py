@@ -36,13 +36,14 @@ from torch import nn
 
 from transformer.model.cache import KVCache, Span
 from transformer.model.config import Config
+from transformer.model.families import MULTIPLIERS
 from transformer.model.kernels.decode.embed import embed
 from transformer.model.kernels.decode.gemv import DTYPES, Norm, linear, swiglu
 from transformer.model.kernels.decode.gemv_qkv import qkv
 from transformer.model.kernels.gemm import gemm
 from transformer.model.kernels.gemm.rmsnorm import fold, norm_linear, norm_swiglu
 from transformer.model.kernels.host import devices
-from transformer.model.layers import Decoder, FeedForward, Products, RMSNorm
+from transformer.model.layers import Decoder, FeedForward, MaybeNorm, Products, RMSNorm
 from transformer.model.paged_cache import PagedKVCache
 from transformer.model.rope import rotary_table
 
@@ -62,6 +63,10 @@ def unsupported(config: Config) -> str | None:
     """Why a model of this shape has no fused forward; None if it has one."""
     if config.norm_plus_one or config.four_norms or config.scaled_embeddings:
         return "Gemma's norms and embeddings are not fused"
+    if config.norms_after:
+        return "OLMo 2's norms are not fused"
+    if any(getattr(config, name) != 1 for name in MULTIPLIERS):
+        return "Granite's multipliers are not fused"
     if config.activation != "silu":
         return f"the activation {config.activation} is not fused, only silu"
     if config.logits_softcap is not None:
@@ -251,10 +256,10 @@ class FusedProducts(Products):
     """
 
     def project(
-        self, x: torch.Tensor, norm: RMSNorm, layers: Sequence[nn.Linear]
+        self, x: torch.Tensor, norm: MaybeNorm, layers: Sequence[nn.Linear]
     ) -> Sequence[torch.Tensor]:
         """As in `Products`, with the norm inside one product."""
-        if not plain(*layers):
+        if isinstance(norm, nn.Identity) or not plain(*layers):
             return super().project(x, norm, layers)
         if torch.is_grad_enabled():
             weight = torch.cat(tuple(layer.weight for layer in layers))
@@ -265,10 +270,11 @@ class FusedProducts(Products):
         found = norm_linear(x, scale_of(norm), norm.eps, weight, bias, folded=kept)
         return found.split([layer.out_features for layer in layers], -1)
 
-    def gate(self, x: torch.Tensor, norm: RMSNorm, mlp: FeedForward) -> torch.Tensor:
+    def gate(self, x: torch.Tensor, norm: MaybeNorm, mlp: FeedForward) -> torch.Tensor:
         """As in `Products`, with norm and silu inside the product."""
         gate, up = mlp.gate_up
-        if mlp.activation is not F.silu or gate.bias is not None or not plain(gate, up):
+        biased = gate.bias is not None or not plain(gate, up)
+        if biased or mlp.activation is not F.silu or isinstance(norm, nn.Identity):
             return super().gate(x, norm, mlp)
         weights = None
         if not torch.is_grad_enabled():

@@ -42,34 +42,44 @@ class RMSNorm(nn.Module):
         size: of the last dimension.
         eps: added to the mean square.
         plus_one: Gemma's kind. The scale is 1 + weight, and only the product is rounded.
+        rounded_last: only the product is rounded, as in OLMo 2.
     """
 
-    def __init__(self, size: int, eps: float, plus_one: bool = False):
+    def __init__(self, size: int, eps: float, plus_one: bool = False, rounded_last: bool = False):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(size) if plus_one else torch.ones(size))
         self.eps = eps
         self.plus_one = plus_one
+        self.rounded_last = plus_one or rounded_last
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Same shape and dtype as x."""
-        if self.plus_one:
+        if self.rounded_last:
             wide = x.to(torch.promote_types(x.dtype, torch.float32))
-            scale = 1 + self.weight.type_as(wide)
+            scale = self.plus_one + self.weight.type_as(wide)
             return F.rms_norm(wide, x.shape[-1:], scale, self.eps).type_as(x)
         return self.weight.type_as(x) * F.rms_norm(x, x.shape[-1:], eps=self.eps)
+
+
+MaybeNorm = RMSNorm | nn.Identity  # of what a part reads; OLMo 2 has none there
+
+
+def norm_of(config: Config, size: int) -> RMSNorm:
+    """A norm of a model's kind."""
+    return RMSNorm(size, config.norm_eps, config.norm_plus_one, config.norms_after)
 
 
 class Products:
     """What a layer's norms and projections are computed by: torch's operations, one by one."""
 
     def project(
-        self, x: torch.Tensor, norm: RMSNorm, layers: Sequence[nn.Linear]
+        self, x: torch.Tensor, norm: MaybeNorm, layers: Sequence[nn.Linear]
     ) -> Sequence[torch.Tensor]:
         """What each layer makes of the normed x, (batch, length, its outputs)."""
         h = norm(x)
         return [layer(h) for layer in layers]
 
-    def gate(self, x: torch.Tensor, norm: RMSNorm, mlp: FeedForward) -> torch.Tensor:
+    def gate(self, x: torch.Tensor, norm: MaybeNorm, mlp: FeedForward) -> torch.Tensor:
         """activation(gate) * up of the normed x, (batch, length, intermediate)."""
         gate, up = self.project(x, norm, mlp.gate_up)
         return mlp.activation(gate) * up
@@ -95,10 +105,12 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(config.hidden_size, kv_size, bias=config.qkv_bias)
         self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=config.qkv_bias)
         self.o_proj = nn.Linear(q_size, config.hidden_size, bias=config.output_bias)
-        norm: Callable[[], nn.Module] = nn.Identity
-        if config.qk_norm:
-            norm = partial(RMSNorm, self.head_dim, config.norm_eps, config.norm_plus_one)
-        self.q_norm, self.k_norm = norm(), norm()
+        self.whole = config.qk_norm_of_all_heads
+        self.q_norm: MaybeNorm = nn.Identity()
+        self.k_norm: MaybeNorm = nn.Identity()
+        if config.qk_norm or self.whole:
+            q_size, kv_size = (q_size, kv_size) if self.whole else (self.head_dim, self.head_dim)
+            self.q_norm, self.k_norm = norm_of(config, q_size), norm_of(config, kv_size)
 
     @property
     def qkv(self) -> tuple[nn.Linear, ...]:
@@ -108,7 +120,7 @@ class Attention(nn.Module):
     def forward(
         self,
         x: torch.Tensor,
-        norm: RMSNorm,
+        norm: MaybeNorm,
         rotation: Rotation,
         attend: Callable,
         span: Span | PagedSpan | None,
@@ -124,9 +136,12 @@ class Attention(nn.Module):
             span: where keys and values go in the cache; None keeps none.
             products: what computes the projections.
         """
-        projected = products.project(x, norm, self.qkv)
-        q, k, v = (rearrange(p, "b t (h d) -> b t h d", d=self.head_dim) for p in projected)
-        q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = products.project(x, norm, self.qkv)
+        if self.whole:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = (rearrange(p, "b t (h d) -> b t h d", d=self.head_dim) for p in (q, k, v))
+        if not self.whole:
+            q, k = self.q_norm(q), self.k_norm(k)
         if rotation is not None:
             q, k = rotate(q, *rotation), rotate(k, *rotation)
         stored: dict[str, torch.Tensor | None] = {"kv_lengths": None}
@@ -154,7 +169,7 @@ class FeedForward(nn.Module):
         """The projections that read the hidden states."""
         return self.gate_proj, self.up_proj
 
-    def forward(self, x: torch.Tensor, norm: RMSNorm, products: Products = TORCH) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, norm: MaybeNorm, products: Products = TORCH) -> torch.Tensor:
         """(batch, length, hidden) to the same; `norm` is that of x, before the projections."""
         return products.last(products.gate(x, norm, self), self.down_proj)
 
@@ -162,21 +177,24 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """One layer: tokens look at each other, then each is processed alone.
 
-    What a part adds to x is normed once more where the layer has four norms. The name of the norm
-    between the two parts then tells the side on which it stands.
+    Where the layer has four norms, what a part adds to x is normed once more; where it has norms
+    after the parts, only then. The name of the norm between the two parts then tells the side on
+    which it is.
     """
 
     def __init__(self, config: Config, layer: int):
         super().__init__()
-        norm = partial(RMSNorm, config.hidden_size, config.norm_eps, config.norm_plus_one)
-        self.input_layernorm = norm()
+        norm = partial(norm_of, config, config.hidden_size)
+        before: Callable[[], MaybeNorm] = nn.Identity if config.norms_after else norm
+        self.input_layernorm = before()
         self.self_attn = Attention(config, layer)
         self.post_attention_layernorm = norm()
-        self.four_norms = config.four_norms
-        if self.four_norms:
-            self.pre_feedforward_layernorm = norm()
+        self.normed_after = config.four_norms or config.norms_after
+        if self.normed_after:
+            self.pre_feedforward_layernorm = before()
             self.post_feedforward_layernorm = norm()
         self.mlp = FeedForward(config)
+        self.multiplier = config.residual_multiplier
 
     def forward(
         self,
@@ -188,15 +206,19 @@ class Block(nn.Module):
     ) -> torch.Tensor:
         """(batch, length, hidden) to the same; the other arguments are those of `Attention`."""
         added = self.self_attn(x, self.input_layernorm, rotation, attend, span, products)
-        before_mlp = self.post_attention_layernorm
-        if self.four_norms:
+        before_mlp: MaybeNorm = self.post_attention_layernorm
+        if self.normed_after:
             added = self.post_attention_layernorm(added)
             before_mlp = self.pre_feedforward_layernorm
-        x = x + added
+        x = x + self.scaled(added)
         added = self.mlp(x, before_mlp, products)
-        if self.four_norms:
+        if self.normed_after:
             added = self.post_feedforward_layernorm(added)
-        return x + added
+        return x + self.scaled(added)
+
+    def scaled(self, added: torch.Tensor) -> torch.Tensor:
+        """What a part adds, times Granite's multiplier."""
+        return added if self.multiplier == 1 else added * self.multiplier
 
 
 class Decoder(nn.Module):
@@ -212,7 +234,7 @@ class Decoder(nn.Module):
         else:
             self.embed_tokens = nn.Embedding(*size)
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
-        self.norm = RMSNorm(config.hidden_size, config.norm_eps, config.norm_plus_one)
+        self.norm = norm_of(config, config.hidden_size)
 
     @property
     def blocks(self) -> list[Block]:
@@ -231,6 +253,8 @@ class Decoder(nn.Module):
         x = self.embed_tokens(tokens)
         if c.scaled_embeddings:  # by a number of x's dtype, filled in on the device
             x = x * x.new_full((), math.sqrt(c.hidden_size))
+        if c.embedding_multiplier != 1:
+            x = x * c.embedding_multiplier
         positions = slice(tokens.shape[1]) if span is None else span.positions
         reach = tokens.shape[1] if span is None else span.capacity  # one table for a whole answer
         length = min(1 << (reach - 1).bit_length(), c.max_positions)  # few lengths, few tables

@@ -212,6 +212,8 @@ def test_each_family_has_its_own_layers_with_windows(given, windows):
         ({"layer_ropes": (None,) * 3}, "layer_ropes has 3 entries for 2 layers"),
         ({"layer_windows": (0, None)}, "a layer's window must be a positive integer"),
         ({"scores_softcap": 0.0}, "scores_softcap must be a positive number or None, not 0.0"),
+        ({"logits_scaling": 0.0}, "logits_scaling must be a positive number, not 0.0"),
+        ({"attention_multiplier": -1}, "attention_multiplier must be a positive number or None"),
         ({"logits_softcap": math.inf}, "logits_softcap must be a positive number or None, not inf"),
         ({"activation": "relu"}, "activation 'relu' is unknown; known are silu, gelu_tanh"),
     ],
@@ -310,6 +312,10 @@ ROPE_4 = "rope_scaling"
         (
             {**GEMMA2, "query_pre_attn_scalar": None},
             "query_pre_attn_scalar must be a positive number",
+        ),
+        (
+            {"architectures": ["GraniteForCausalLM"], "residual_multiplier": None},
+            "residual_multiplier must be a positive number, not None",
         ),
         ({**GEMMA2, "hidden_activation": "gelu"}, "activation 'gelu' is not supported"),
         ({**GEMMA3, "attn_logit_softcapping": 50.0}, "must be null in Gemma3ForCausalLM"),

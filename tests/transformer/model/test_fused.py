@@ -260,11 +260,23 @@ def test_what_does_not_fit_takes_the_ordinary_forward():
         assert not fused.fits(model, one, cache, None)
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "gemma"])
+NO_FUSED_STEP = {
+    "gemma": {"norm_plus_one": True, "four_norms": True, "activation": "gelu_tanh"},
+    "granite": {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0},
+    "olmo": {"norms_after": True, "qk_norm_of_all_heads": True},
+}
+
+
+@pytest.mark.parametrize("family", NO_FUSED_STEP)
+def test_a_step_that_is_not_fused_is_refused_by_name(family):
+    with pytest.raises(ValueError, match=r"kernels='fused' does not work .* (is|are) not fused"):
+        tiny("cpu", kernels="fused", **NO_FUSED_STEP[family])
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *NO_FUSED_STEP])
 def test_many_tokens(device, family):
     """A prefill on the fused kernels: the logits of the ordinary forward."""
-    gemma = {"norm_plus_one": True, "four_norms": True, "activation": "gelu_tanh"}
-    model = tiny(device, **FAMILIES.get(family, gemma))
+    model = tiny(device, **{**FAMILIES, **NO_FUSED_STEP}[family])
     tokens = torch.randint(101, (2, 9), device=device)
     with torch.no_grad():
         expected = model(tokens)
