@@ -187,7 +187,7 @@ BUGS = {
         (SMALL, "bias"),
     ),
     "a residual is read before it is there": Bug("finish", [("out.wait(stage)", "pass")],
-                                                 "more arrivals", RESIDUAL),
+                                                 f"{WRONG}|more arrivals", RESIDUAL),
     "a residual is loaded over a sum that is being stored": Bug(
         "finish", [("                tma.store_wait(1)\n", "")], WRONG, RESIDUAL
     ),

@@ -154,7 +154,7 @@ WRONG = {
         Wrong("dead-lock, all partitions wait", "(i // 2 & 1) ^ 1)", "i // 2 & 1)"),
         Wrong("It waits for the end of phase 0 of slot 0 of `empty`, which needs 1 more arrival",
               "        mbarrier.arrive(empty.index(slot), count=1)\n", ""),
-        Wrong("loads in flight: no partition has waited for them", "        mbarrier.wait(full.index(slot), i // 2 & 1)\n", ""),
+        Wrong("The last arrival came from program 0, consume 0, at turn", "        mbarrier.wait(full.index(slot), i // 2 & 1)\n", ""),
         Wrong("5 tiles: y[0, 0]",
               "        total += slots.index(slot).load(layout).to(gl.float32)\n        mbarrier.arrive(empty.index(slot), count=1)\n",
               "        mbarrier.arrive(empty.index(slot), count=1)\n        total += slots.index(slot).load(layout).to(gl.float32)\n"),
