@@ -25,17 +25,16 @@ class KernelsOnly(TorchFunctionMode):
 
     Args:
         file: whose calls are looked at; those of Triton and of the check are not.
-        allowed: further functions of PyTorch by name.
     """
 
-    def __init__(self, file: str, allowed: frozenset[str] = frozenset()) -> None:
+    def __init__(self, file: str) -> None:
         super().__init__()
-        self.file, self.allowed = file, MEMORY | ATTRIBUTES | allowed
+        self.file = file
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         caller = sys._getframe(1)
         name = func.__name__.strip("_")
-        assert caller.f_code.co_filename != self.file or name in self.allowed, (
+        assert caller.f_code.co_filename != self.file or name in MEMORY | ATTRIBUTES, (
             f"`{name}` of PyTorch is called; the kernel has to compute."
         )
         return func(*args, **kwargs or {})
@@ -149,7 +148,6 @@ def run_watched(
     function: Callable[..., Any],
     inputs: dict[str, Any],
     largest: int | None = None,
-    allowed: frozenset[str] = frozenset(),
 ) -> tuple[Any, Accesses]:
     """Call a function that launches kernels, with every access watched.
 
@@ -157,7 +155,6 @@ def run_watched(
         function: allocates its results with `torch.empty` or `torch.empty_like`.
         inputs: by name; tensors are copied, to memory between margins of NaN.
         largest: elements that a load may have.
-        allowed: functions of PyTorch that it may call though they compute.
 
     Raises:
         AssertionError: a wrong access, in a sentence.
@@ -171,7 +168,7 @@ def run_watched(
         tensors = {name: x for name, x in given.items() if torch.is_tensor(x)}
         accesses = Accesses(tensors, allocated, largest)
         file = function.__code__.co_filename
-        with watching(accesses), KernelsOnly(file, allowed), np.errstate(all="ignore"):
+        with watching(accesses), KernelsOnly(file), np.errstate(all="ignore"):
             result = function(*given.values())
     assert not accesses.fault, accesses.fault
     if not any(x.stores for x in accesses.tensors()):

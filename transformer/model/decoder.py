@@ -17,7 +17,7 @@ holds the parts.
 Sources: Llama 3 (arXiv:2407.21783), Qwen3 (arXiv:2505.09388), Mistral (arXiv:2310.06825), Gemma 2
 (arXiv:2408.00118), Gemma 3 (arXiv:2503.19786), RMSNorm (arXiv:1910.07467), rotary embedding
 (arXiv:2104.09864), grouped queries (arXiv:2305.13245), SwiGLU (arXiv:2002.05202), YaRN
-(arXiv:2309.00071).
+(arXiv:2309.00071), OLMo 2 (arXiv:2501.00656), Granite's multipliers (IBM, Granite 3.0, 2024).
 """
 
 from __future__ import annotations
