@@ -31,7 +31,6 @@ from flash_versions.bench.document import new_document  # noqa: E402
 from flash_versions.bench.measure import captured, reason, timed  # noqa: E402
 from flash_versions.dispatch.request import Request, make_request  # noqa: E402
 from flash_versions.versions.fa3 import backward, forward  # noqa: E402
-from flash_versions.versions.fa3.hopper import forward as forward_hopper  # noqa: E402
 from flash_versions.versions.oracle.budget import assess_request  # noqa: E402
 from tests.benchmarks.frame import keep, parser, passed  # noqa: E402
 
@@ -194,8 +193,9 @@ def flash_attn_4(q, k, v, bounds, longest, causal):
     """flash-attn-4."""
     from flash_attn.cute import flash_attn_varlen_func
 
-    lengths = {"max_seqlen_q": longest, "max_seqlen_k": longest}
-    found = flash_attn_varlen_func(q, k, v, bounds, bounds, causal=causal, **lengths)
+    ragged = {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds}
+    ragged |= {"max_seqlen_q": longest, "max_seqlen_k": longest}
+    found = flash_attn_varlen_func(q, k, v, causal=causal, **ragged)
     return found[0] if isinstance(found, tuple) else found
 
 
@@ -243,7 +243,6 @@ def warm_up(number: int) -> str | None:
 
 def main() -> int:
     """Check and measure; the exit code is 1 if a check failed."""
-    forward_hopper.PACKED = True
     command = parser(__doc__, seconds=200, device=False)
     command.add_argument("--check", type=int, help="check this shape only, and do not measure")
     command.add_argument("--only", type=int, nargs="+", default=range(SHAPES), help="shapes")

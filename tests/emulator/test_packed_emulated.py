@@ -37,7 +37,6 @@ def small_hopper(monkeypatch):
     """A GPU of two multiprocessors, so that programs walk over several tiles."""
     for loaded in (FA3, FA4):
         monkeypatch.setattr(loaded["tiles.wgmma"], "available", lambda device: True)
-        monkeypatch.setattr(loaded["fa3.hopper.forward"], "PACKED", True)
     monkeypatch.setattr(devices, "assumed", Properties(num_sms=2))
 
 
@@ -136,12 +135,6 @@ def test_nan_stays_in_its_sequence(poisoned, version):
     assert within_budget(results, request, do, poisoned)
     own = slice(*request.cu_seqlens_q[poisoned : poisoned + 2].tolist())
     assert all(x[:, own].isnan().all() for x in results.values())  # and is not hidden
-
-
-def test_until_it_ran_on_a_gpu_calls_do_not_take_it(monkeypatch):
-    request, _ = packed(LENGTHS["one"])
-    monkeypatch.setattr(FORWARD["fa3"], "PACKED", False)
-    assert "packed sequences" in FORWARD["fa3"].left_to_portable(request)
 
 
 BUGS = {

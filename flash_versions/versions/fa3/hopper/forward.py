@@ -91,12 +91,7 @@ from flash_versions.versions.tiles.tile_scheduler import make_scheduler
 from flash_versions.versions.tiles.triton_compat import aggregate, store_tile
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout
 
-PORTABLE_ONLY = (
-    "alibi_slopes", "sink", "kv_lengths", "kv_starts", "block_table"
-)  # fmt: skip
-# The kernels for Hopper compute packed sequences, forward and backward; so far they did so in the
-# emulator only. When tests/benchmarks/packed_gpu.py has found them right on a GPU, this goes.
-PACKED = False
+PORTABLE_ONLY = ("alibi_slopes", "sink", "kv_lengths", "kv_starts", "block_table")
 
 
 @aggregate
@@ -417,8 +412,6 @@ def left_to_portable(request: Request) -> str | None:
             return f"{name} is left to the portable kernel."
     if request.dropout_p > 0:
         return "dropout_p is left to the portable kernel."
-    if request.cu_seqlens_q is not None and not PACKED:
-        return "packed sequences are left to the portable kernel until this one ran them on a GPU."
     if request.cu_seqlens_q is not None and request.cu_seqlens_k is None:
         return "packed queries of keys that are not packed are left to the portable kernel."
     return None

@@ -8,7 +8,6 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.launch import Plan, layout
 from flash_versions.dispatch.request import Request
-from flash_versions.versions.fa3.hopper.forward import PORTABLE_ONLY
 from flash_versions.versions.fa3.hopper.host import box_width, counters, numbers, window_constants
 from flash_versions.versions.fa4.blackwell import tensor_memory
 from flash_versions.versions.fa4.blackwell.config import BlackwellConfig
@@ -17,6 +16,9 @@ from flash_versions.versions.fa4.exp2 import DEGREES
 from flash_versions.versions.tiles.rows import cdiv
 from flash_versions.versions.tiles.tma import describe_swizzled
 
+PORTABLE_ONLY = (
+    "alibi_slopes", "sink", "cu_seqlens_q", "cu_seqlens_k", "kv_lengths", "kv_starts", "block_table"
+)  # fmt: skip
 # (maxnreg of softmax, of the roles of one warp); the correction gets what is left of 64 K.
 REGISTERS = 192, 32
 
