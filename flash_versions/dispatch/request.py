@@ -58,6 +58,12 @@ class Request(NamedTuple):
         return self.q.shape[0] if self.cu_seqlens_q is None else self.cu_seqlens_q.shape[0] - 1
 
     @property
+    def is_ragged(self) -> bool:
+        """Whether sequences have lengths of their own, which only the GPU knows."""
+        packed = self.cu_seqlens_q is not None
+        return packed or self.kv_lengths is not None or self.kv_starts is not None
+
+    @property
     def group(self) -> int:
         """Query heads per key head."""
         return self.q.shape[2] // self.k.shape[2]

@@ -9,6 +9,9 @@ contestants take turns, forward and backward, each as a CUDA graph with a cold L
 (flash_versions/bench/measure.py): fa3 and fa4, the portable kernels that packed sequences went to
 before, torch's varlen_attn and flash-attn-4 where they are installed, and for the rate fa3 on a
 batch of equal rows as long as the mean, whose FLOPs are counted the same way.
+
+Last, the same for a batch of rows with ends of their own (kv_lengths), a sink and ALiBi: fa3 and
+fa4 against the portable kernels, and against fa3 without them.
 """
 
 import os
@@ -41,7 +44,8 @@ HEADS = 16
 MEANS = (256, 512, 1024, 2048, 4096)
 ROUNDS = 12
 SHAPES = 20
-WARM_UP_PROCESSES = 10
+WARM_UP_PROCESSES = 14
+ASKED = ("kv_lengths", "sink", "alibi_slopes")
 
 
 class Shape(NamedTuple):
@@ -160,22 +164,27 @@ def contestants(shape: Shape) -> Iterator[tuple[str, str, tuple[int, ...], Calla
 def ours(shape, name, inputs, dense, is_backward):
     """A call of this package."""
     q, k, v, do, bounds = inputs
-    options = {"causal": shape.causal, "version": "fa3" if dense else name}
+    options = {"causal": shape.causal}
     if dense:
         q, k, v, do = (x.unflatten(0, (-1, shape.mean)) for x in (q, k, v, do))
     else:
         options["cu_seqlens_q"] = bounds
+    return our_call("fa3" if dense else name, (q, k, v, do), options, is_backward)
+
+
+def our_call(name, inputs, options, is_backward):
+    """A call of a version, or of FA3's portable kernels."""
+    q, k, v, do = inputs
     if name == "portable":
-        del options["version"]
         request = make_request(q, k, v, **options)
         if not is_backward:
             return lambda: portable(request, None)
         o, lse, _ = forward.forward(request)
-        return lambda: backward.backward(request, o, lse, None, do[None], None)[:3]
+        return lambda: backward.backward(request, o, lse, None, do.view_as(o), None)[:3]
     if not is_backward:
-        return lambda: (attention(q, k, v, **options),)
+        return lambda: (attention(q, k, v, version=name, **options),)
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-    o = attention(*leaves, **options)
+    o = attention(*leaves, version=name, **options)
     return lambda: torch.autograd.grad(o, leaves, do, retain_graph=True)
 
 
@@ -214,31 +223,74 @@ def theirs(peer, shape, inputs, is_backward):
 
 def measure(shape: Shape) -> list[dict]:
     """Rows of a shape's contestants."""
-    replays, rows = {}, {}
+    found = []
     for name, which, lengths, prepare in contestants(shape):
-        key = f"{name} {which}"
-        rows[key] = {
+        row = {
             "suite": SUITE, "shape": shape.number, "mean": shape.mean, "head_dim": shape.head_dim,
             "heads": HEADS, "group": shape.group, "causal": shape.causal,
             "sequences": len(lengths), "version": name, "pass": which,
+            "flops": shape.flops(lengths) * (2.5 if which == "backward" else 1),
         }  # fmt: skip
+        found.append((row, prepare))
+    return time_all(found)
+
+
+def time_all(contestants: list[tuple[dict, Callable]]) -> list[dict]:
+    """The rows, with the times of what they prepare."""
+    replays = {}
+    for i, (row, prepare) in enumerate(contestants):
         try:
-            replays[key] = captured(prepare)[0]
-            rows[key]["flops"] = shape.flops(lengths) * (2.5 if which == "backward" else 1)
+            replays[str(i)] = captured(prepare)[0]
         except Exception as error:  # whatever a library raises, the others are measured
-            rows[key]["reason"] = reason(error)
-    for key, times in timed(replays, ROUNDS).items():
+            row["reason"] = reason(error)
+    for i, times in timed(replays, ROUNDS).items():
+        row, _ = contestants[int(i)]
         ms = statistics.median(times)
-        rows[key] |= {"ms_p50": ms, "tflops": rows[key]["flops"] / ms / 1e9}
-    return list(rows.values())
+        row |= {"ms_p50": ms, "tflops": row["flops"] / ms / 1e9}
+    return [row for row, _ in contestants]
 
 
-def warm_up(number: int) -> str | None:
+def asked_call(name: str, asked: str | None, head_dim: int, is_backward: bool) -> Callable:
+    """A call with one thing asked for, of 8 causal rows of 4096 tokens."""
+    generator = torch.Generator(DEVICE).manual_seed(head_dim)
+    given = {"generator": generator, "device": DEVICE, "dtype": torch.bfloat16}
+    q, k, v, do = (torch.randn(8, 4096, heads, head_dim, **given) for heads in (16, 4, 4, 16))
+    options: dict = {"causal": True}
+    if asked == "kv_lengths":
+        options[asked] = torch.linspace(1024, 4096, 8, device=DEVICE).int()
+    elif asked is not None:
+        options[asked] = torch.rand(16, device=DEVICE)
+    return our_call(name, (q, k, v, do), options, is_backward)
+
+
+def asked(head_dim: int) -> list[tuple[dict, Callable]]:
+    """Contestants of all that can be asked for, at a head_dim."""
+    contestants = []
+    for option in (None, *ASKED):
+        for name in ("fa3", "fa4", "portable"):
+            for which in ("forward", "backward"):
+                if (name, which) == ("fa4", "backward"):  # FA3's
+                    continue
+                seen = 8 * 4096 * 4096 / 2
+                if option == "kv_lengths":  # the last query sees the last key
+                    seen = sum(n * n / 2 for n in torch.linspace(1024, 4096, 8).int().tolist())
+                flops = 4 * seen * head_dim * 16 * (2.5 if which == "backward" else 1)
+                row = {
+                    "suite": "asked for", "asked": option, "head_dim": head_dim, "heads": 16,
+                    "group": 4, "version": name, "pass": which, "flops": flops,
+                }  # fmt: skip
+                is_backward = which == "backward"
+                contestants.append((row, partial(asked_call, name, option, head_dim, is_backward)))
+    return contestants
+
+
+def warm_up(what: tuple[str, int]) -> str | None:
     """Compile a shape's kernels and check them, in a process of its own."""
-    command = [sys.executable, "-m", "tests.benchmarks.packed_gpu", "--check", str(number)]
+    option, number = what
+    command = [sys.executable, "-m", "tests.benchmarks.packed_gpu", option, str(number)]
     done = run([*command, "--out", "none"], capture_output=True, text=True, timeout=150)
     print((done.stdout + done.stderr[-1500:]).strip() if done.returncode else done.stdout.strip())
-    return None if done.returncode == 0 else f"shape {number} failed its check"
+    return None if done.returncode == 0 else f"{option} {number} failed"
 
 
 def main() -> int:
@@ -246,7 +298,12 @@ def main() -> int:
     command = parser(__doc__, seconds=200, device=False)
     command.add_argument("--check", type=int, help="check this shape only, and do not measure")
     command.add_argument("--only", type=int, nargs="+", default=range(SHAPES), help="shapes")
+    command.add_argument("--warm", type=int, help="compile what is asked for at a head_dim")
     arguments = command.parse_args()
+    if arguments.warm is not None:
+        for _, prepare in asked(arguments.warm):
+            prepare()()
+        return 0
     if arguments.check is not None:
         shape = Shape.drawn(arguments.check)
         print(f"shape {shape.number}: within the budget, {check(shape):.2f} of it", flush=True)
@@ -257,7 +314,9 @@ def main() -> int:
                 print(reason(error))
         return 0
     with ThreadPoolExecutor(WARM_UP_PROCESSES) as pool:
-        failed = [text for text in pool.map(warm_up, arguments.only) if text]
+        jobs = [("--warm", 256), ("--warm", 128), ("--warm", 64)]
+        jobs += [("--check", number) for number in arguments.only]
+        failed = [text for text in pool.map(warm_up, jobs) if text]
     print("\n".join(failed), flush=True)
     document = new_document(libraries=("flash-attn-4",), suite=SUITE, tokens=TOKENS)
     document["failed"] = failed
@@ -266,6 +325,9 @@ def main() -> int:
             print(f"the time is up before shape {number}", flush=True)
             break
         keep(document, arguments.out, measure(Shape.drawn(number)))
+    for head_dim in (64, 128, 256):
+        if passed() < arguments.seconds:
+            keep(document, arguments.out, time_all(asked(head_dim)))
     return bool(failed)
 
 

@@ -61,6 +61,10 @@ SHAPES = {
     "softcap-128": Shape(head_dim=128, backward=False, options={"softcap": 30.0}),
     "decode-128": Shape(1, 4096, 32, 8, 128, backward=False, options={"num_splits": 4}),
     "packed": Shape(kv_heads=2, head_dim=128, options={"causal": True, "cu_seqlens_q": INT32}),
+    "padded": Shape(
+        head_dim=128,
+        options={"causal": True, "kv_lengths": INT32[:1], "sink": torch.empty(4)},
+    ),
     "scores": Shape(
         options={
             "window": (100, 20),
@@ -116,17 +120,17 @@ REPEATED = {
 WIDE = {
     "fa1": (
         "full-64", "full-128", "ragged-128", "192-by-128", "64-by-256", "prefill-80",
-        "prefill-128-fp32", "window-256", "prefill-64", "prefill-256",
+        "prefill-128-fp32", "window-256", "prefill-64", "prefill-256", "padded",
     ),
     "fa2": (
         "full-64", "full-128", "ragged-128", "64-by-256", "softcap-128", "prefill-80",
-        "prefill-64", "prefill-256", "packed",
+        "prefill-64", "prefill-256", "packed", "padded",
     ),
     "fa3": ("full-64", "ragged-128", "64-by-256", "prefill-128-fp32", "scores"),
     "fa4": ("64-by-256", "prefill-128-fp32", "scores", "packed", "prefill-80"),
 }  # fmt: skip
 # Elsewhere: head_dim 64 needs less of everything, and 256 has the least room on sm_89.
-WIDE_ELSEWHERE = {"sm_89": ("prefill-64", "prefill-128-fp32")}
+WIDE_ELSEWHERE = {"sm_89": ("prefill-64", "prefill-128-fp32", "padded")}
 VARIANTS = ("no overlap", "late wait", "portable, persistent")  # of FA3, at head_dim 128
 # Portable backwards, and whether they repeat for another size what another shows.
 PORTABLE_BACKWARD = {
@@ -275,7 +279,7 @@ def wide(version: str, shape: str, arch: str) -> bool:
     """Whether it repeats for another size what others show."""
     if arch == "sm_90":
         return shape in WIDE[version]
-    return shape in WIDE_ELSEWHERE.get(arch, ("prefill-64", "prefill-256"))
+    return shape in WIDE_ELSEWHERE.get(arch, ("prefill-64", "prefill-256", "padded"))
 
 
 def compile_versions(arch: str, part: str) -> list[dict]:

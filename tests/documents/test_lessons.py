@@ -358,7 +358,7 @@ def test_sources_are_those_of_the_package(displayed):
 
 
 @pytest.mark.parametrize(
-    "version, name, option", [("fa2", "fold_block", "mods"), ("fa3-hopper", "attend", "capped")]
+    "version, name, option", [("fa2", "fold_block", "mods"), ("fa3-hopper", "attend", "scored")]
 )
 def test_plain_sources_lead_to_the_full_ones(displayed, version, name, option):
     """What serves an option is in the fold-out only."""

@@ -74,7 +74,7 @@ class Pointer(NamedTuple):
 
 def load_scalar(pointer):
     assert 0 <= pointer.offset < pointer.data.numel(), "a load past the ends of a tensor"
-    return Tensor(pointer.data[pointer.offset].clone())
+    return Tensor(pointer.data[pointer.offset].detach().clone())
 
 
 def store(pointer, value, mask=True):
@@ -334,6 +334,7 @@ ROOMS = ("flash_versions.versions.", "transformer.model.kernels.")
 INTERPRETED = (
     "flash_versions.versions.fp8.",
     "flash_versions.versions.fa3.hopper.backward.rows",
+    "flash_versions.versions.tiles.sequences",
     "flash_versions.versions.tiles.varlen_scheduler",
 )
 

@@ -71,7 +71,7 @@ from flash_versions.versions.tiles.score_mods import (
     place_queries,
     sink_state,
 )
-from flash_versions.versions.tiles.sequences import Sequences, new_results, rows_in_pages
+from flash_versions.versions.tiles.sequences import Sequences, new_lse, new_results, rows_in_pages
 from flash_versions.versions.tiles.varlen_scheduler import Tiles, find_tile
 
 # Change from call to call, a growing cache's with every token: no kernel of its own for each.
@@ -360,9 +360,7 @@ def forward(
     num_splits = splits_of(request, programs, config.block_kv, READ_AT_ONCE if few_rows else 1)
 
     o = new_results((*q.shape[:3], v.shape[3]), q, request.cu_seqlens_q)
-    lse = torch.empty((batch, heads, q_length), dtype=torch.float32, device=q.device)
-    if request.cu_seqlens_q is not None:
-        lse.fill_(float("-inf"))
+    lse = new_lse((batch, heads, q_length), q, request.cu_seqlens_q)
     partials = None
     if num_splits > 1:
         partials = Partials.allocate(num_splits, o, request.cu_seqlens_q is not None)

@@ -68,7 +68,7 @@ from flash_versions.versions.tiles.score_mods import (
     place_queries,
     sink_state,
 )
-from flash_versions.versions.tiles.sequences import Sequences, new_results
+from flash_versions.versions.tiles.sequences import Sequences, new_lse, new_results
 from flash_versions.versions.tiles.tma import describe, undescribable
 from flash_versions.versions.tiles.varlen_scheduler import Tiles, find_tile
 
@@ -289,8 +289,6 @@ def left_to_gathering(request: Request) -> str | None:
     q, k, v = request.q, request.k, request.v
     if request.block_table is not None:
         return "block_table scatters the keys over pages; a box takes rows that lie in a line."
-    if request.kv_starts is not None:
-        return "kv_starts is for left-padded batches that decode, which FA2 serves."
     for name, x in (("q", q), ("k", k), ("v", v)):
         if reason := undescribable(name, x):
             return reason
@@ -352,9 +350,7 @@ def forward(
         programs = min(resident, total)
 
     o = new_results((*q.shape[:3], v.shape[3]), q, request.cu_seqlens_q)
-    lse = torch.empty((batch, heads, q_length), dtype=torch.float32, device=q.device)
-    if request.cu_seqlens_q is not None:
-        lse.fill_(float("-inf"))
+    lse = new_lse((batch, heads, q_length), q, request.cu_seqlens_q)
     launch_forward(
         layout(request),
         (programs,),

@@ -57,7 +57,7 @@ def varied_fp8(
 
 def varied_backward(
     request: Request, *given: Any, eighths: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """The backward of the kernel for Hopper with a share of polynomials.
 
     Raises:

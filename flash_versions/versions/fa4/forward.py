@@ -68,7 +68,7 @@ from flash_versions.versions.tiles.score_mods import (
     place_queries,
     sink_state,
 )
-from flash_versions.versions.tiles.sequences import Sequences, new_results
+from flash_versions.versions.tiles.sequences import Sequences, new_lse, new_results
 from flash_versions.versions.tiles.tma import describe
 from flash_versions.versions.tiles.varlen_scheduler import Tiles, find_tile
 
@@ -360,9 +360,7 @@ def forward(
     total = tiles.number * heads * batch  # packed: a batch of one
 
     o = new_results((*q.shape[:3], v.shape[3]), q, request.cu_seqlens_q)
-    lse = torch.empty((batch, heads, q_length), dtype=torch.float32, device=q.device)
-    if request.cu_seqlens_q is not None:
-        lse.fill_(float("-inf"))
+    lse = new_lse((batch, heads, q_length), q, request.cu_seqlens_q)
     launch_forward(
         (*layout(request), threshold, eighths, counts is None),
         (total,),

@@ -1,8 +1,8 @@
-"""Packed sequences for Hopper's Tensor Memory Accelerator: boxes that end with their sequence.
+"""Ragged sequences for Hopper's Tensor Memory Accelerator: boxes that end with their sequence.
 
-A box of a packed tensor may reach past the end of its sequence. What it would read there belongs to
-the next one, and 0 * NaN is NaN; what it would write there is the next one's. So a box must know
-where its sequence ends, and TMA compares coordinates only with the shape of the whole tensor.
+A box may reach past the end of its sequence. What it would read there belongs to the next one or to
+nobody, and 0 * NaN is NaN; what it would write there is not its own. So a box must know where its
+sequence ends, and TMA compares coordinates only with the shape of the whole tensor.
 
 Two dimensions in front make it compare with the sequence. Row r of a sequence of n rows that begins
 at row f is asked for at coordinates (FAR, f + n, head, FAR - n + r, dim), in a tensor of FAR rows:
@@ -27,22 +27,24 @@ LINE = gl.constexpr(LINE_SIZE)
 BACK = 2**34  # elements: times FAR, and 2 or 4 bytes, a multiple of 2^64
 
 
-def describe_packed(x: torch.Tensor, rows: int, dims: int) -> TensorDescriptor:
-    """A (1, total, heads, dim) tensor of packed sequences for TMA, as boxes of `rows` rows and
-    `dims` dims of one head of one sequence; see `box_in_sequence`.
+def describe_ragged(x: torch.Tensor, rows: int, dims: int) -> TensorDescriptor:
+    """A (batch, length, heads, dim) tensor of ragged sequences for TMA, as boxes of `rows` rows and
+    `dims` dims of one head of one sequence; see `box_in_sequence`. Its rows are counted from the
+    first one of all, and all at one distance: more than one in the batch are whole rows apart.
 
     Raises:
         ValueError: it has more than 2^30 rows.
     """
-    if x.shape[1] > FAR.value:
-        raise ValueError(f"{x.shape[1]} packed rows are too many; 2^30 are possible.")
-    return described(packed_descriptor, x, rows, dims)
+    total = x.shape[1] if x.shape[0] == 1 else x.stride(0) // x.stride(1) * x.shape[0]
+    if total > FAR.value:
+        raise ValueError(f"{total} rows are too many; 2^30 are possible.")
+    return described(ragged_descriptor, x, rows, dims)
 
 
-def packed_descriptor(
+def ragged_descriptor(
     x: torch.Tensor, shape: list[int], strides: list[int], box: list[int]
 ) -> TensorDescriptor:
-    """The boxes of `describe_packed`."""
+    """The boxes of `describe_ragged`."""
     _, heads, _, dim = shape
     _, head, row, _ = strides
     return swizzled_descriptor(

@@ -10,8 +10,11 @@ import torch
 import triton
 import triton.language as tl
 
+from flash_versions.dispatch.launch import Launcher, placement
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.tiles.rows import Rows
+
+CLEARING = 264  # programs that fill rows of no sequence: two for each multiprocessor of an H200
 
 
 class Sequences(NamedTuple):
@@ -91,8 +94,58 @@ def rows_in_pages(sequences, rows, index):
 
 
 def new_results(
-    shape: tuple[int, ...], like: torch.Tensor, cu_seqlens: torch.Tensor | None
+    shape: tuple[int, ...],
+    like: torch.Tensor,
+    cu_seqlens: torch.Tensor | None,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Memory for results; of packed sequences 0, for rows may belong to none of them."""
-    allocate = torch.empty if cu_seqlens is None else torch.zeros
-    return allocate(shape, dtype=like.dtype, device=like.device)
+    """Memory for results (batch, rows, heads, dim), not written yet, in the dtype of `like` or
+    another; of packed sequences, rows that belong to none of them are 0.
+    """
+    x = torch.empty(shape, dtype=dtype or like.dtype, device=like.device)
+    if cu_seqlens is not None:
+        fill_outside(x.view(1, shape[1], -1), cu_seqlens, 0.0)
+    return x
+
+
+def new_lse(
+    shape: tuple[int, int, int], like: torch.Tensor, cu_seqlens: torch.Tensor | None
+) -> torch.Tensor:
+    """The same for an LSE (batch, heads, rows), where it is -inf."""
+    x = torch.empty(shape, dtype=torch.float32, device=like.device)
+    if cu_seqlens is not None:
+        fill_outside(x[0, :, :, None], cu_seqlens, float("-inf"))
+    return x
+
+
+def fill_outside(x: torch.Tensor, cu_seqlens: torch.Tensor, value: float) -> None:
+    """Fill the rows of a contiguous x (groups, rows, width) that are before the first or behind the
+    last of packed sequences: usually none, so nearly all of x is left to who writes the others.
+    """
+    groups, rows, width = x.shape
+    programs = CLEARING if x.is_cuda else 1
+    launch_fill(
+        (x.device, x.dtype, placement(cu_seqlens)),
+        (programs, groups),
+        (x, cu_seqlens, cu_seqlens.shape[0] - 1, rows, width),
+        {"VALUE": value, "BLOCK": 1024},
+    )
+
+
+@triton.jit(do_not_specialize=["batch", "rows", "width"])
+def fill_kernel(x, cu_seqlens, batch, rows, width, VALUE: tl.constexpr, BLOCK: tl.constexpr):
+    """Fill what is before the first of the sequences and behind the last, a group of rows for each
+    program of the second dimension of the grid.
+    """
+    begin = tl.load(cu_seqlens).to(tl.int64) * width
+    inside = tl.load(cu_seqlens + batch).to(tl.int64) * width - begin
+    size = tl.cast(rows, tl.int64) * width
+    group = x + tl.program_id(1) * size
+    mine = tl.program_id(0).to(tl.int64) * BLOCK
+    for first in range(mine, size - inside, tl.num_programs(0).to(tl.int64) * BLOCK):
+        i = first + tl.arange(0, BLOCK)
+        at = tl.where(i < begin, i, i + inside)
+        tl.store(group + at, tl.full([BLOCK], VALUE, x.dtype.element_ty), mask=at < size)
+
+
+launch_fill = Launcher(fill_kernel)

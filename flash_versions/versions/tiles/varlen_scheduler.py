@@ -23,39 +23,42 @@ LINE = tl.constexpr(LINE_SIZE)
 class Tiles(NamedTuple):
     """The tiles of a request's queries or keys.
 
-    Sequences of one length have `number` each. Packed ones share them by a plan, (1 + number, 8)
-    int32. Its first line begins with how many tiles there are; then it has one line for each: its
-    sequence, its number there, the first row and the length of the sequence's queries, the same of
-    its keys. The heaviest tiles come first. Behind the last tile, the sequence is -1.
+    Sequences of one length have `number` each. Packed ones, and others where a kernel asks for it
+    (`planned`), share them by a plan, (1 + number, 8) int32. Its first line begins with how many
+    tiles there are; then it has one line for each: its sequence, its number there, the first row
+    and the length of the sequence's queries, the same of its keys. The heaviest tiles come first.
+    Behind the last tile, the sequence is -1.
     """
 
     number: int
     plan: torch.Tensor | None
 
     @classmethod
-    def of_queries(cls, request: Request, block: int, group: int) -> "Tiles":
+    def of_queries(cls, request: Request, block: int, group: int, planned: bool = False) -> "Tiles":
         """Tiles of `block` rows, `group` rows to a query."""
-        return cls._of(request, request.q.shape[1], group, block, request.cu_seqlens_q, False)
+        return cls._of(request, request.q, group, block, request.cu_seqlens_q, False, planned)
 
     @classmethod
-    def of_keys(cls, request: Request, block: int) -> "Tiles":
+    def of_keys(cls, request: Request, block: int, planned: bool = False) -> "Tiles":
         """Tiles of `block` keys."""
-        return cls._of(request, request.k.shape[1], 1, block, request.cu_seqlens_k, True)
+        return cls._of(request, request.k, 1, block, request.cu_seqlens_k, True, planned)
 
     @classmethod
     def _of(
         cls,
         request: Request,
-        length: int,
+        x: torch.Tensor,
         group: int,
         block: int,
         cu_seqlens: torch.Tensor | None,
         of_keys: bool,
+        planned: bool,
     ) -> "Tiles":
-        if cu_seqlens is None:
+        length = x.shape[1]
+        if cu_seqlens is None and not planned:
             return cls(cdiv(length * group, block), None)
-        count = length * group // block + request.batch
-        plan = torch.empty((1 + count, LINE_SIZE), dtype=torch.int32, device=cu_seqlens.device)
+        count = x.shape[0] * length * group // block + request.batch
+        plan = torch.empty((1 + count, LINE_SIZE), dtype=torch.int32, device=x.device)
         launch_plan(
             (
                 plan.device,
@@ -110,6 +113,16 @@ def heavier(than, own, other, BLOCK: tl.constexpr, OF_KEYS: tl.constexpr, CAUSAL
     return tl.where(other > than, found, 0)
 
 
+@triton.jit
+def first_room(cu_seqlens, sequence, length, GROUP: tl.constexpr, BLOCK: tl.constexpr):
+    """The first room for a sequence's tiles."""
+    if cu_seqlens is not None:
+        start = tl.load(cu_seqlens + sequence).to(tl.int64)
+    else:
+        start = sequence.to(tl.int64) * length
+    return (start * GROUP // BLOCK).to(tl.int32) + sequence
+
+
 @triton.jit(do_not_specialize=["q_length", "kv_length", "batch", "count"])
 def plan_kernel(
     plan,
@@ -125,24 +138,25 @@ def plan_kernel(
     CAUSAL: tl.constexpr,
     PLANNED: tl.constexpr,
 ):
-    """Plan PLANNED tiles of packed sequences, each program for itself.
+    """Plan PLANNED tiles of sequences, each program for itself.
 
     Room i is for a tile of the last sequence whose rooms begin at or before it; those of sequence b
-    begin at cu_seqlens[b] * GROUP // BLOCK + b, which is enough for all of its tiles. Where a tile
+    begin at start[b] * GROUP // BLOCK + b, which is enough for all of its tiles: start is
+    cu_seqlens, without it b times the length. Where a tile
     comes is the number of tiles that are heavier, and of those before it that weigh the same:
     counted by sequences, as weights change steadily along one. Rooms without a tile come last.
     """
+    length = kv_length if OF_KEYS else q_length
     room = tl.program_id(0) * PLANNED + tl.arange(0, PLANNED)
     begun = tl.zeros([PLANNED], tl.int32)
     for first in range(0, batch, PLANNED):
         b = first + tl.arange(0, PLANNED)
-        start = tl.load(cu_seqlens + b, mask=b < batch, other=0).to(tl.int64)
-        begins = (start * GROUP // BLOCK).to(tl.int32) + b
+        theirs = tl.minimum(b, batch - 1)
+        begins = first_room(cu_seqlens, theirs, length, GROUP, BLOCK)
         at_or_before = (begins[None, :] <= room[:, None]) & (b < batch)[None, :]
         begun += tl.sum(at_or_before.to(tl.int32), 1)
     sequence = tl.maximum(begun - 1, 0)
-    start = tl.load(cu_seqlens + sequence).to(tl.int64)
-    tile = room - (start * GROUP // BLOCK).to(tl.int32) - sequence
+    tile = room - first_room(cu_seqlens, sequence, length, GROUP, BLOCK)
     rows = query_rows(sequences, sequence, 0, q_length)
     keys = key_rows(sequences, sequence, 0, kv_length)
     own, other = (keys.length, rows.length) if OF_KEYS else (rows.length, keys.length)

@@ -341,7 +341,6 @@ def test_what_is_left_to_gathering(name, device, monkeypatch):
 
 
 SEQUENCES_LEFT_TO_FA2 = {
-    "left-padded": ({"kv_starts": [3, 0]}, "^kv_starts is for left-padded batches"),
     "in pages": ({"kv_lengths": [20, 130], "block_table": [[0], [1]]}, "^block_table scatters"),
 }
 

@@ -7,7 +7,7 @@ import torch
 
 from flash_versions import VERSIONS, attention
 from flash_versions.dispatch.request import make_request
-from flash_versions.versions.tiles import varlen_scheduler
+from flash_versions.versions.tiles import sequences, varlen_scheduler
 from flash_versions.versions.tiles.varlen_scheduler import Tiles
 from tests.flash_versions.versions.test_attention import by_dtype, check, repeats_a_backward
 from tests.helpers.budget import assert_gradients_right, assert_within_budget
@@ -124,6 +124,18 @@ def test_rows_of_no_sequence_see_no_key(version, num_splits, device):
     assert not gradients[0][outside].any()
     assert not gradients[1][103:].any() and not gradients[2][103:].any()
     assert_gradients_right(make_request(*leaves, **given), gradients, *upstream)
+
+
+@pytest.mark.parametrize("bounds_given", [[0, 40], [5, 20, 35], [7], [0, 0, 40], [40, 40]])
+def test_only_rows_of_no_sequence_are_filled(bounds_given, device):
+    cu_seqlens = torch.tensor(bounds_given, device=device, dtype=torch.int32)
+    for shape in ((1, 40, 6), (3, 40, 1), (1, 40, 2048)):
+        x = torch.ones(shape, device=device)
+        sequences.fill_outside(x, cu_seqlens, float("-inf"))
+        inside = slice(bounds_given[0], bounds_given[-1])
+        assert (x[:, inside] == 1).all()
+        assert (x[:, : inside.start] == -torch.inf).all()
+        assert (x[:, inside.stop :] == -torch.inf).all()
 
 
 def test_no_sequence_but_rows(device):

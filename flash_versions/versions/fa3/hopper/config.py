@@ -68,8 +68,7 @@ def default_config(request: Request) -> HopperConfig:
     """The fastest configuration that was found on an H200 (docs/log.md)."""
     causal = request.window_right is not None
     head_dim, head_dim_v = request.q.shape[3], request.v.shape[3]
-    packed = request.cu_seqlens_q is not None
-    scheduler = "dynamic" if causal or packed else "static"
+    scheduler = "dynamic" if causal or request.is_ragged else "static"
     if max(head_dim, head_dim_v) > 128:
         return HopperConfig(
             block_kv=64,

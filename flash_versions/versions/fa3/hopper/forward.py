@@ -69,9 +69,12 @@ from flash_versions.dispatch.launch import Launcher, Plan
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.fp8.scales import Scales, shifted_softmax_step
 from flash_versions.versions.fa3.hopper.config import HopperConfig, default_config
+from flash_versions.versions.fa3.hopper.head_mods import make_head_mods
 from flash_versions.versions.fa3.hopper.host import (
     COUNTS,
+    MORE_COUNTS,
     describe_inputs,
+    kv_apart,
     make_plan,
     new_results,
     tensors,
@@ -90,8 +93,6 @@ from flash_versions.versions.tiles.pipeline import (
 from flash_versions.versions.tiles.tile_scheduler import make_scheduler
 from flash_versions.versions.tiles.triton_compat import aggregate, store_tile
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout
-
-PORTABLE_ONLY = ("alibi_slopes", "sink", "kv_lengths", "kv_starts", "block_table")
 
 
 @aggregate
@@ -157,14 +158,19 @@ def per_row(x, acc):
 
 
 @gluon.jit
-def first_state(buffers, BLOCK_KV: gl.constexpr):
-    """(acc, row_max, row_sum) of rows that have seen no key."""
+def first_state(problem, buffers):
+    """(acc, row_max, row_sum) of rows that have seen no key, but for a sink (`sink_state`)."""
     DIMS: gl.constexpr = buffers.o.shape[-1]
     FP8: gl.constexpr = is_fp8(buffers.v.tiles.dtype)
-    rows: gl.constexpr = gl.SliceLayout(1, accumulator_layout(BLOCK_KV, FP8))
+    rows: gl.constexpr = gl.SliceLayout(1, accumulator_layout(problem.BLOCK_KV, FP8))
     acc = gl.zeros([WARPGROUP_ROWS, DIMS], gl.float32, accumulator_layout(DIMS, FP8))
     row_max = gl.full([WARPGROUP_ROWS], float("-inf"), gl.float32, rows)
-    return acc, row_max, gl.zeros([WARPGROUP_ROWS], gl.float32, rows)
+    row_sum = gl.zeros([WARPGROUP_ROWS], gl.float32, rows)
+    if problem.mods.SINK:
+        sink = problem.mods.sink
+        row_max = gl.zeros([WARPGROUP_ROWS], gl.float32, rows) + sink
+        row_sum += gl.where(sink == float("-inf"), 0.0, 1.0)
+    return acc, row_max, row_sum
 
 
 @gluon.jit
@@ -185,11 +191,11 @@ def attend(
     flight together with P V of the block before: (acc, row_max, row_sum, next stage of K and V).
     """
     _, full_begin, full_end, _ = problem.blocks(query, WARPGROUP_ROWS)
-    acc, row_max, row_sum = first_state(buffers, problem.BLOCK_KV)
+    acc, row_max, row_sum = first_state(problem, buffers)
     buffers.k.wait(stage)
     s = warpgroup_mma_wait(0, deps=[multiply_qk(q_tile, buffers.k.tile(stage))])
     buffers.k.release(stage)
-    s = problem.capped(s)
+    s = problem.scored(s, query, end - 1)
     if problem.LEFT or problem.RIGHT or problem.EDGE:
         s = problem.masked(s, query, end - 1)
     p, row_max, row_sum, alpha = fold_scores(s, row_max, row_sum, problem, scales, end - 1)
@@ -210,7 +216,7 @@ def attend(
             named_barrier_arrive(CONSUMER, schedule.CONSUMERS)
         s = warpgroup_mma_wait(1, deps=[s_token])
         buffers.k.release(stage)
-        s = problem.capped(s)
+        s = problem.scored(s, query, block)
         if problem.CUT:
             if (block >= full_end) | (block < full_begin):
                 s = problem.masked(s, query, block)
@@ -234,7 +240,7 @@ def attend_in_order(
 ):
     """`attend` without the overlap: each product is waited for before the next step."""
     _, full_begin, full_end, _ = problem.blocks(query, WARPGROUP_ROWS)
-    acc, row_max, row_sum = first_state(buffers, problem.BLOCK_KV)
+    acc, row_max, row_sum = first_state(problem, buffers)
     for block in range(end - 1, begin - 1, -1):
         buffers.k.wait(stage)
         if schedule.PING_PONG:
@@ -244,7 +250,7 @@ def attend_in_order(
             named_barrier_arrive(CONSUMER, schedule.CONSUMERS)
         s = warpgroup_mma_wait(0, deps=[s_token])
         buffers.k.release(stage)
-        s = problem.capped(s)
+        s = problem.scored(s, query, block)
         if problem.LEFT or problem.RIGHT or problem.EDGE:
             if (block >= full_end) | (block < full_begin):
                 s = problem.masked(s, query, block)
@@ -309,7 +315,7 @@ def consume(problem, schedule, scales, buffers, scheduler, o, lse_out, CONSUMER:
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=COUNTS)
+@gluon.jit(do_not_specialize=COUNTS + MORE_COUNTS)
 def forward_kernel(
     q,
     k,
@@ -318,6 +324,8 @@ def forward_kernel(
     lse_out,
     counters,
     plan,
+    slopes,
+    sinks,
     q_scale,
     k_scale,
     v_scale,
@@ -331,13 +339,19 @@ def forward_kernel(
     window_right,
     scale_log2,
     cap_scale,
+    kv_apart,
+    slopes_batch_stride,
+    slopes_head_stride,
     GROUP: gl.constexpr,
     LEFT: gl.constexpr,
     RIGHT: gl.constexpr,
     EDGE: gl.constexpr,
     CUT: gl.constexpr,
     CAP: gl.constexpr,
+    RAGGED: gl.constexpr,
     PACKED: gl.constexpr,
+    ALIBI: gl.constexpr,
+    SINK: gl.constexpr,
     FP8: gl.constexpr,
     PER_BLOCK: gl.constexpr,
     SHIFT: gl.constexpr,
@@ -353,12 +367,13 @@ def forward_kernel(
     PRODUCER_REGISTERS: gl.constexpr,
 ):
     """Divide the warps of a program into consumers, four each, and one producer."""
+    mods = make_head_mods(slopes, sinks, slopes_batch_stride, slopes_head_stride, ALIBI, SINK)
     problem = QueryProblem(
-        plan, gl.to_tensor(q_length), gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(q_length),
-        gl.to_tensor(kv_length), gl.to_tensor(heads), gl.to_tensor(batch), gl.to_tensor(section),
-        gl.to_tensor(window_left), gl.to_tensor(window_right), gl.to_tensor(scale_log2),
-        gl.to_tensor(cap_scale), GROUP, LEFT, RIGHT, EDGE, CUT, CAP, PACKED,
-        CONSUMERS * WARPGROUP_ROWS, k.block_type.shape[-2]
+        plan, mods, gl.to_tensor(q_length), gl.to_tensor(kv_apart), gl.to_tensor(0),
+        gl.to_tensor(0), gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(heads),
+        gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
+        gl.to_tensor(window_right), gl.to_tensor(scale_log2), gl.to_tensor(cap_scale), GROUP, LEFT,
+        RIGHT, EDGE, CUT, CAP, RAGGED, PACKED, CONSUMERS * WARPGROUP_ROWS, k.block_type.shape[-2]
     )  # fmt: skip
     scales = Scales(q_scale, k_scale, v_scale, v_reference, FP8, PER_BLOCK, SHIFT)
     schedule = Schedule(CONSUMERS, Q_STAGES, EPILOGUE_BUFFER, OVERLAP, PING_PONG, LATE_WAIT)
@@ -407,13 +422,18 @@ def left_to_portable(request: Request) -> str | None:
         return f"{q.device} is no Hopper GPU (compute capability 9.0), or kernels are interpreted."
     if q.dtype not in (torch.float16, torch.bfloat16):
         return f"q has dtype {q.dtype}; float16 and bfloat16 are what WGMMA multiplies here."
-    for name in PORTABLE_ONLY:
-        if getattr(request, name) is not None:
-            return f"{name} is left to the portable kernel."
+    if request.block_table is not None:
+        return "block_table is left to FA2's kernel: a box takes rows that lie in a line."
     if request.dropout_p > 0:
-        return "dropout_p is left to the portable kernel."
-    if request.cu_seqlens_q is not None and request.cu_seqlens_k is None:
-        return "packed queries of keys that are not packed are left to the portable kernel."
+        return (
+            "dropout_p is left to the portable kernel: a random number takes a hundred "
+            "instructions, so tensor cores wait for those, whatever the kernel."
+        )
+    if request.is_ragged and kv_apart(request) is None:
+        return (
+            f"k and v with strides {request.k.stride()} and {request.v.stride()} are left to the "
+            f"portable kernel: from one sequence to the next it has to be as many rows in both."
+        )
     return None
 
 
@@ -447,7 +467,7 @@ def launch(
     """Launch the kernel on the request's Q, K and V; in FP8, on other boxes and on the tensors of
     `Scales`.
     """
-    boxes = boxes or describe_inputs(request, plan.config)
+    boxes = boxes or describe_inputs(request, plan)
     o, lse = new_results(request)
-    launch_forward.launch(plan, tensors(request, plan.config, boxes, o, lse, scales))
+    launch_forward.launch(plan, tensors(request, plan, boxes, o, lse, scales))
     return narrowed(o, request.v), lse, None

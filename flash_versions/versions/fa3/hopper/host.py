@@ -12,7 +12,8 @@ from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import padded_head_dim
 from flash_versions.versions.fa3.forward import heads_of_section
 from flash_versions.versions.fa3.hopper.config import HopperConfig
-from flash_versions.versions.tiles.ragged import describe_packed
+from flash_versions.versions.tiles import sequences
+from flash_versions.versions.tiles.ragged import describe_ragged
 from flash_versions.versions.tiles.rows import cdiv
 from flash_versions.versions.tiles.score_mods import ScoreMods
 from flash_versions.versions.tiles.tile_scheduler import Counters
@@ -25,27 +26,42 @@ COUNTS = [
     "q_length", "kv_length", "heads", "batch", "section",
     "window_left", "window_right", "scale_log2", "cap_scale",
 ]  # fmt: skip
+MORE_COUNTS = ["kv_apart", "slopes_batch_stride", "slopes_head_stride"]
 
 counters = Counters()
 
 
 def describe_inputs(
-    request: Request, config: HopperConfig
+    request: Request, plan: Plan
 ) -> tuple[TensorDescriptor, TensorDescriptor, TensorDescriptor]:
     """Q, K and V as boxes."""
     q, k, v = request.q, request.k, request.v
     width, width_v = box_width(q.shape[3]), box_width(v.shape[3])
+    config = plan.config
     if width != width_v and not config.epilogue_buffer:
         raise ValueError(
             f"head_dim {q.shape[3]} and {v.shape[3]} of v differ, and O fits Q's buffer only if "
             f"they do not; use epilogue_buffer=True."
         )
-    describe = describe_swizzled if request.cu_seqlens_q is None else describe_packed
+    describe = describe_ragged if plan.constants["RAGGED"] else describe_swizzled
+    describe_q = describe_swizzled if request.cu_seqlens_q is None else describe_ragged
     return (
-        describe(q, WARPGROUP_ROWS.value, width),
+        describe_q(q, WARPGROUP_ROWS.value, width),
         describe(k, config.block_kv, width),
         describe(v, config.block_kv, width_v),
     )
+
+
+def kv_apart(request: Request) -> int | None:
+    """Rows from one sequence's first key to the next one's; 0 if they are packed; None if there is
+    no such number, or v has another one.
+    """
+    if request.cu_seqlens_k is not None or request.k.shape[0] == 1:
+        return 0
+    (k_batch, k_row, *_), (v_batch, v_row, *_) = request.k.stride(), request.v.stride()
+    if request.k.shape[1] == 1 or k_batch % k_row or k_batch // k_row * v_row != v_batch:
+        return None
+    return k_batch // k_row
 
 
 @cache
@@ -58,13 +74,14 @@ def new_results(request: Request) -> tuple[torch.Tensor, torch.Tensor]:
     """o (batch, M, heads, head_dim_v) and lse (batch, heads, M), not written yet, but for rows that
     belong to no sequence; o with rows of whole 16-byte vectors, which FP8 inputs need not have.
     """
-    q = request.q
-    o = q.new_empty((*q.shape[:3], cdiv(request.v.shape[3], 8) * 8), dtype=request.out_dtype)
-    lse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32)
-    if request.cu_seqlens_q is not None:
-        o.zero_()
-        lse.fill_(float("-inf"))
-    return o, lse
+    q, cu_seqlens = request.q, request.cu_seqlens_q
+    shape = (*q.shape[:3], cdiv(request.v.shape[3], 8) * 8)
+    shape_lse = (q.shape[0], q.shape[2], q.shape[1])
+    if cu_seqlens is None:
+        o = q.new_empty(shape, dtype=request.out_dtype)
+        return o, q.new_empty(shape_lse, dtype=torch.float32)
+    o = sequences.new_results(shape, q, cu_seqlens, request.out_dtype)
+    return o, sequences.new_lse(shape_lse, q, cu_seqlens)
 
 
 def num_programs(request: Request, config: HopperConfig) -> int:
@@ -73,7 +90,7 @@ def num_programs(request: Request, config: HopperConfig) -> int:
     """
     batch, q_length, heads, _ = request.q.shape
     tiles = cdiv(q_length, config.block_q) * heads * batch
-    if request.cu_seqlens_q is not None:
+    if request.cu_seqlens_q is not None:  # at most
         tiles = (q_length // config.block_q + request.batch) * heads
     if config.scheduler == "grid":
         return tiles
@@ -82,23 +99,26 @@ def num_programs(request: Request, config: HopperConfig) -> int:
 
 def tensors(
     request: Request,
-    config: HopperConfig,
+    plan: Plan,
     boxes: tuple[TensorDescriptor, ...],
     o: torch.Tensor,
     lse: torch.Tensor,
     scales: tuple[torch.Tensor, ...] | None,
 ) -> tuple:
     """The arguments of the kernel that are tensors."""
-    plan: torch.Tensor | None = lse
-    describe = describe_swizzled
-    if request.cu_seqlens_q is not None:
-        describe, plan = describe_packed, Tiles.of_queries(request, config.block_q, 1).plan
+    config = plan.config
+    tiles: torch.Tensor | None = lse
+    if plan.constants["RAGGED"]:
+        tiles = Tiles.of_queries(request, config.block_q, 1, planned=True).plan
+    describe = describe_swizzled if request.cu_seqlens_q is None else describe_ragged
     return (
         *boxes,
         describe(o, WARPGROUP_ROWS.value, box_width(o.shape[3])),
         lse,
         counters.pair(o.device) if config.scheduler == "dynamic" else lse,
-        plan,
+        tiles,
+        lse if request.alibi_slopes is None else request.alibi_slopes,
+        lse if request.sink is None else request.sink,
         *(scales or (lse, lse, lse, lse)),
     )
 
@@ -109,6 +129,12 @@ def numbers(request: Request) -> tuple:
     section = heads_of_section(request)
     bounds, scales = window_bounds(request), score_scales(request)
     return q_length, request.k.shape[1], heads, batch, section, *bounds, *scales
+
+
+def slopes_strides(request: Request) -> tuple[int, int]:
+    """Those of `ScoreMods`; 0 without ALiBi."""
+    mods = ScoreMods.of(request)
+    return mods.slopes_batch_stride, mods.slopes_head_stride or 0
 
 
 def window_bounds(request: Request) -> tuple[int, int]:
@@ -130,9 +156,16 @@ def constants(request: Request, config: HopperConfig) -> dict[str, Any]:
         config.block_q == config.block_kv
         and (kv_length - request.q.shape[1] + (right or 0)) % config.block_kv == 0
     )
-    packed = request.cu_seqlens_q is not None
-    cut = left is not None or (right is not None and (packed or not aligned))
-    return {**window_constants(request, config.block_kv), "CUT": cut, "PACKED": packed}
+    ragged = request.is_ragged
+    cut = left is not None or (right is not None and (ragged or not aligned))
+    return {
+        **window_constants(request, config.block_kv),
+        "CUT": cut,
+        "RAGGED": ragged,
+        "PACKED": request.cu_seqlens_q is not None,
+        "ALIBI": request.alibi_slopes is not None,
+        "SINK": request.sink is not None,
+    }
 
 
 def window_constants(request: Request, block_kv: int) -> dict[str, Any]:
@@ -141,7 +174,7 @@ def window_constants(request: Request, block_kv: int) -> dict[str, Any]:
         "GROUP": request.group,
         "LEFT": request.window_left is not None,
         "RIGHT": request.window_right is not None,
-        "EDGE": request.cu_seqlens_k is not None or request.k.shape[1] % block_kv != 0,
+        "EDGE": request.is_ragged or request.k.shape[1] % block_kv != 0,
         "CAP": request.softcap is not None,
     }
 
@@ -159,7 +192,7 @@ def make_plan(
         config,
         (*layout(request), config.block_q, config.block_kv, dtype, *map(placement, scales or ())),
         (num_programs(request, config), 1, 1),
-        numbers(request),
+        (*numbers(request), kv_apart(request) or 0, *slopes_strides(request)),
         {
             **constants(request, config),
             "FP8": scales is not None,

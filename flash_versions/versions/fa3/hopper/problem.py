@@ -3,6 +3,7 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from flash_versions.versions.fa3.hopper.head_mods import HeadMods
 from flash_versions.versions.tiles.algebra import block_range, first_visible, last_visible
 from flash_versions.versions.tiles.ragged import box_in_sequence, planned_tile, planned_tiles
 from flash_versions.versions.tiles.score_mods import tanh
@@ -11,14 +12,16 @@ from flash_versions.versions.tiles.triton_compat import aggregate
 
 @aggregate
 class QueryProblem:
-    """What is computed, and in which tiles. Of packed sequences, `locate` gives that of a tile's
-    own sequence: from there on, no line of a kernel asks whether sequences are packed.
+    """What is computed, and in which tiles. `locate` gives that of a tile's own sequence and head:
+    from there on, no line of a kernel asks how the sequences lie.
     """
 
-    plan: gl.tensor  # of the tiles of packed sequences, see `varlen_scheduler.Tiles`; else anything
+    plan: gl.tensor  # of the tiles of ragged sequences, see `varlen_scheduler.Tiles`; else anything
+    mods: HeadMods
     rows: gl.tensor  # of q, all sequences together if they are packed
+    kv_apart: gl.tensor  # rows of k from one sequence to the next; 0 if packed
     q_first: gl.tensor  # the row of q where the sequence begins; 0 if not packed
-    kv_first: gl.tensor
+    kv_first: gl.tensor  # of k, the same, whether packed or not
     q_length: gl.tensor
     kv_length: gl.tensor
     heads: gl.tensor
@@ -34,56 +37,63 @@ class QueryProblem:
     EDGE: gl.constexpr  # the keys end within a block
     CUT: gl.constexpr  # more blocks than a tile's first may have to be masked
     CAP: gl.constexpr
-    PACKED: gl.constexpr
+    RAGGED: gl.constexpr  # sequences have lengths of their own
+    PACKED: gl.constexpr  # and their queries lie one behind the other
     BLOCK_Q: gl.constexpr
     BLOCK_KV: gl.constexpr
 
     @gluon.jit
     def num_tiles(self):
         """Query tiles of all heads and sequences."""
-        if self.PACKED:
+        if self.RAGGED:
             return planned_tiles(self.plan) * self.heads
         else:
             return gl.cdiv(self.q_length, self.BLOCK_Q) * self.heads * self.batch
 
     @gluon.jit
     def locate(self, tile):
-        """Tile number -> (the problem of its sequence, first query, head, sequence).
+        """Tile number -> (the problem of its sequence and head, first query, head, sequence).
 
         Neighbours share a head, and its keys. Where later queries see more keys, the heaviest tiles
-        of all heads of a section come first: what ends last began first. So do those of packed
-        sequences, all of which are sequence 0.
+        of all heads of a section come first: what ends last began first. So do those of ragged
+        sequences, by their plan. All packed sequences are sequence 0 of q and of o.
         """
-        if self.PACKED:
-            tiles = planned_tiles(self.plan)
+        if self.RAGGED:
+            tiles, rows = planned_tiles(self.plan), self.heads
         else:
-            tiles = gl.cdiv(self.q_length, self.BLOCK_Q)
-        if self.PACKED or self.RIGHT:
+            tiles, rows = gl.cdiv(self.q_length, self.BLOCK_Q), self.heads * self.batch
+        if self.RAGGED or self.RIGHT:
             first = tile // (self.section * tiles) * self.section
-            width = gl.minimum(self.section, self.heads * self.batch - first)
+            width = gl.minimum(self.section, rows - first)
             position = tile - first * tiles
             row = first + position % width
             tile = position // width
-            if self.PACKED:
-                _, tile, q_first, q_length, kv_first, kv_length = planned_tile(self.plan, tile)
-                mine = self.of_sequence(q_first, q_length, kv_first, kv_length)
-                return mine, tile * self.BLOCK_Q, row, row * 0
-            else:
+            if not self.RAGGED:
                 tile = tiles - 1 - tile
-                return self, tile * self.BLOCK_Q, row % self.heads, row // self.heads
         else:
             row = tile // tiles
             tile = tile % tiles
-            return self, tile * self.BLOCK_Q, row % self.heads, row // self.heads
+        if self.RAGGED:
+            sequence, tile, q_first, q_length, kv_first, kv_length = planned_tile(self.plan, tile)
+            kv_first += sequence * self.kv_apart
+            mine = self.of_tile(sequence, row, q_first, q_length, kv_first, kv_length)
+            return mine, tile * self.BLOCK_Q, row, sequence * 0 if self.PACKED else sequence
+        else:
+            head, sequence = row % self.heads, row // self.heads
+            mine = self.of_tile(
+                sequence, head, self.q_first, self.q_length, self.kv_first, self.kv_length
+            )
+            return mine, tile * self.BLOCK_Q, head, sequence
 
     @gluon.jit
-    def of_sequence(self, q_first, q_length, kv_first, kv_length):
-        """The problem of one of the packed sequences."""
+    def of_tile(self, sequence, head, q_first, q_length, kv_first, kv_length):
+        """The problem of a sequence and a head."""
+        mods = self.mods.of_head(sequence, head, self.scale_log2)
         return QueryProblem(
-            self.plan, self.rows, q_first, kv_first, q_length, kv_length, self.heads, self.batch,
-            self.section, self.window_left, self.window_right, self.scale_log2, self.cap_scale,
-            self.GROUP, self.LEFT, self.RIGHT, self.EDGE, self.CUT, self.CAP, self.PACKED,
-            self.BLOCK_Q, self.BLOCK_KV
+            self.plan, mods, self.rows, self.kv_apart, q_first, kv_first, q_length, kv_length,
+            self.heads, self.batch, self.section, self.window_left, self.window_right,
+            self.scale_log2, self.cap_scale, self.GROUP, self.LEFT, self.RIGHT, self.EDGE, self.CUT,
+            self.CAP, self.RAGGED, self.PACKED, self.BLOCK_Q, self.BLOCK_KV
         )  # fmt: skip
 
     @gluon.jit
@@ -97,7 +107,7 @@ class QueryProblem:
     @gluon.jit
     def kv_box(self, sequence, kv_head, key):
         """The coordinates of a box of K or V."""
-        if self.PACKED:
+        if self.RAGGED:
             return box_in_sequence(self.kv_first, self.kv_length, kv_head, key)
         else:
             return sequence, kv_head, key, 0
@@ -143,3 +153,14 @@ class QueryProblem:
     def capped(self, s):
         """Scores with softcap, see `score_mods.cap_scores`."""
         return tanh(s * self.cap_scale) if self.CAP else s
+
+    @gluon.jit
+    def scored(self, s, query, block):
+        """Products of a consumer's queries with a block of keys as scores: softcap, then ALiBi."""
+        s = self.capped(s)
+        if self.mods.ALIBI:
+            q_pos = query + gl.arange(0, s.shape[0], layout=gl.SliceLayout(1, s.type.layout))
+            k_pos = gl.arange(0, s.shape[1], layout=gl.SliceLayout(0, s.type.layout))
+            own_place = q_pos + self.kv_length - self.q_length - block * self.BLOCK_KV
+            s = self.mods.biased(s, own_place[:, None] - k_pos[None, :])
+        return s

@@ -43,7 +43,7 @@ def exp2_half(x, EIGHTHS: tl.constexpr):
 
 def backward(
     request: Request, *given: Any, eighths: int = 0
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Gradients of attention on a Hopper GPU.
 
     Args:
@@ -54,7 +54,7 @@ def backward(
         ValueError: eighths is out of range, or the configuration does not fit the request.
 
     Returns:
-        dq, dk, dv, None as FA3's.
+        dq, dk, dv, dsink as FA3's.
     """
     if eighths not in range(9):
         raise ValueError(f"eighths={eighths} is not possible; 0 to 8 are.")

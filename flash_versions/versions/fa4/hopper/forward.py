@@ -54,8 +54,10 @@ from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
 from flash_versions.versions.fa3.fp8.scales import Scales
 from flash_versions.versions.fa3.hopper.forward import first_state, per_row
+from flash_versions.versions.fa3.hopper.head_mods import make_head_mods
 from flash_versions.versions.fa3.hopper.host import (
     COUNTS,
+    MORE_COUNTS,
     describe_inputs,
     new_results,
     tensors,
@@ -214,13 +216,13 @@ def attend(
     """
     ME: gl.constexpr = FIXED_ROLES + CONSUMER
     _, full_begin, full_end, _ = problem.blocks(query, WARPGROUP_ROWS)
-    acc, row_max, row_sum = first_state(buffers, problem.BLOCK_KV)
+    acc, row_max, row_sum = first_state(problem, buffers)
     buffers.k.wait(stage)
     trace.enter(ME, round, 0, SCORE)
     s = warpgroup_mma_wait(0, deps=[multiply_qk(q_tile, buffers.k.tile(stage))])
     buffers.k.release(stage)
     trace.enter(ME, round, 0, SOFTMAX)
-    s = problem.capped(s)
+    s = problem.scored(s, query, end - 1)
     if problem.LEFT or problem.RIGHT or problem.EDGE:
         s = problem.masked(s, query, end - 1)
     p, row_max, row_sum, alpha = fold_scores(
@@ -246,7 +248,7 @@ def attend(
         s = warpgroup_mma_wait(1, deps=[s_token])
         buffers.k.release(stage)
         trace.enter(ME, round, end - 1 - block, SOFTMAX)
-        s = problem.capped(s)
+        s = problem.scored(s, query, block)
         if problem.CUT:
             if (block >= full_end) | (block < full_begin):
                 s = problem.masked(s, query, block)
@@ -336,7 +338,7 @@ def store(problem, schedule, buffers, scheduler, trace, o):
         round += 1
 
 
-@gluon.jit(do_not_specialize=COUNTS)
+@gluon.jit(do_not_specialize=COUNTS + MORE_COUNTS)
 def forward_kernel(
     q,
     k,
@@ -345,6 +347,8 @@ def forward_kernel(
     lse_out,
     counters,
     plan,
+    slopes,
+    sinks,
     q_scale,
     k_scale,
     v_scale,
@@ -359,13 +363,19 @@ def forward_kernel(
     window_right,
     scale_log2,
     cap_scale,
+    kv_apart,
+    slopes_batch_stride,
+    slopes_head_stride,
     GROUP: gl.constexpr,
     LEFT: gl.constexpr,
     RIGHT: gl.constexpr,
     EDGE: gl.constexpr,
     CUT: gl.constexpr,
     CAP: gl.constexpr,
+    RAGGED: gl.constexpr,
     PACKED: gl.constexpr,
+    ALIBI: gl.constexpr,
+    SINK: gl.constexpr,
     FP8: gl.constexpr,
     PER_BLOCK: gl.constexpr,
     SHIFT: gl.constexpr,
@@ -385,12 +395,13 @@ def forward_kernel(
     OTHER_REGISTERS: gl.constexpr,
 ):
     """Divide the warps of a program into consumers, four each, one loader and one storer."""
+    mods = make_head_mods(slopes, sinks, slopes_batch_stride, slopes_head_stride, ALIBI, SINK)
     problem = QueryProblem(
-        plan, gl.to_tensor(q_length), gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(q_length),
-        gl.to_tensor(kv_length), gl.to_tensor(heads), gl.to_tensor(batch), gl.to_tensor(section),
-        gl.to_tensor(window_left), gl.to_tensor(window_right), gl.to_tensor(scale_log2),
-        gl.to_tensor(cap_scale), GROUP, LEFT, RIGHT, EDGE, CUT, CAP, PACKED,
-        CONSUMERS * WARPGROUP_ROWS, k.block_type.shape[-2]
+        plan, mods, gl.to_tensor(q_length), gl.to_tensor(kv_apart), gl.to_tensor(0),
+        gl.to_tensor(0), gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(heads),
+        gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
+        gl.to_tensor(window_right), gl.to_tensor(scale_log2), gl.to_tensor(cap_scale), GROUP, LEFT,
+        RIGHT, EDGE, CUT, CAP, RAGGED, PACKED, CONSUMERS * WARPGROUP_ROWS, k.block_type.shape[-2]
     )  # fmt: skip
     scales = Scales(q_scale, k_scale, v_scale, v_reference, FP8, PER_BLOCK, SHIFT)
     schedule = Schedule(
@@ -487,8 +498,8 @@ def launch(
     """Launch the kernel on the request's Q, K and V; in FP8, on other boxes and on the tensors of
     `Scales`.
     """
-    boxes = boxes or describe_inputs(request, plan.config)
+    boxes = boxes or describe_inputs(request, plan)
     o, lse = new_results(request)
-    given = tensors(request, plan.config, boxes, o, lse, scales)
+    given = tensors(request, plan, boxes, o, lse, scales)
     launch_forward.launch(plan, (*given, lse if stamps is None else stamps))
     return narrowed(o, request.v), lse, None

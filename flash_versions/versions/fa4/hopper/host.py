@@ -4,7 +4,13 @@ import torch
 
 from flash_versions.dispatch.launch import Plan, layout, placement
 from flash_versions.dispatch.request import Request
-from flash_versions.versions.fa3.hopper.host import constants, num_programs, numbers
+from flash_versions.versions.fa3.hopper.host import (
+    constants,
+    kv_apart,
+    num_programs,
+    numbers,
+    slopes_strides,
+)
 from flash_versions.versions.fa4.exp2 import DEGREES
 from flash_versions.versions.fa4.hopper.config import RolesConfig
 from flash_versions.versions.fp8.quantize import P_OFFSET
@@ -23,7 +29,7 @@ def make_plan(
         config,
         (*layout(request), config.block_kv, dtype, *map(placement, scales or ())),
         (num_programs(request, config), 1, 1),
-        numbers(request),
+        (*numbers(request), kv_apart(request) or 0, *slopes_strides(request)),
         {
             **constants(request, config),
             "FP8": scales is not None,

@@ -17,10 +17,11 @@ from flash_versions.versions.fa3.hopper.backward.rows import Workspace
 from flash_versions.versions.fa3.hopper.host import (
     box_width,
     score_scales,
+    slopes_strides,
     window_bounds,
     window_constants,
 )
-from flash_versions.versions.tiles.ragged import describe_packed
+from flash_versions.versions.tiles.ragged import describe_ragged
 from flash_versions.versions.tiles.rows import cdiv
 from flash_versions.versions.tiles.tma import describe_swizzled
 from flash_versions.versions.tiles.varlen_scheduler import Tiles
@@ -30,34 +31,39 @@ from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 COUNTS = [
     "q_length", "kv_length", "kv_heads", "batch", "section",
     "window_left", "window_right", "scale", "scale_log2", "cap_scale",
+    "kv_apart", "slopes_batch_stride", "slopes_head_stride",
 ]  # fmt: skip
 # Of a thread, 64 K in all. 200 and 88 are too few: ptxas then has products wait for each other.
 REGISTERS = {"CONSUMER_REGISTERS": 208, "ACCUMULATOR_REGISTERS": 72, "PRODUCER_REGISTERS": 24}
 WIDE_REGISTERS = {"CONSUMER_REGISTERS": 240, "PRODUCER_REGISTERS": 24}
 
 
-def tensors(request: Request, space: Workspace, config: BackwardConfig) -> tuple:
+def tensors(request: Request, space: Workspace, plan: Plan) -> tuple:
     """The arguments of the kernel that are tensors."""
-    q, k, v = request.q, request.k, request.v
+    q, k, v = request.q, space.k, space.v
+    config = plan.config
+    tiles: torch.Tensor | None = space.values
     width, width_v = box_width(q.shape[3]), box_width(v.shape[3])
     # What leaves at once: of 128 keys, dK and dV of a consumer's 64 and half of the dims of dQ, or
     # all; of 64 keys half of the dims of dK and dV, and a quarter of those of dQ.
     parts = 1 if config.block_kv == 128 else 2
     dq_parts = 1 if config.held else 2 * parts
-    plan: torch.Tensor | None = space.values
     describe = describe_swizzled
-    if request.cu_seqlens_k is not None:
-        describe, plan = describe_packed, Tiles.of_keys(request, config.block_kv).plan
+    describe_q = describe_swizzled if request.cu_seqlens_q is None else describe_ragged
+    if plan.constants["RAGGED"]:
+        describe = describe_ragged
+        tiles = Tiles.of_keys(request, config.block_kv, planned=True).plan
     return (
-        describe(q, config.block_q, width),
+        describe_q(q, config.block_q, width),
         describe(k, config.block_kv, width),
         describe(v, config.block_kv, width_v),
-        describe(space.do, config.block_q, width_v),
+        describe_q(space.do, config.block_q, width_v),
         describe_values(space.values, config.block_q),
         describe_swizzled(space.dq_sum, config.block_q, width // dq_parts),
         describe(space.dk, WARPGROUP_ROWS.value, width // parts),
         describe(space.dv, WARPGROUP_ROWS.value, width_v // parts),
-        plan,
+        tiles,
+        space.values if request.alibi_slopes is None else request.alibi_slopes,
     )
 
 
@@ -68,7 +74,8 @@ def numbers(request: Request) -> tuple:
     section = heads_of_section(request)
     bounds = window_bounds(request)
     return (
-        request.q.shape[1], kv_length, kv_heads, batch, section, *bounds, request.scale, *scales
+        request.q.shape[1], kv_length, kv_heads, batch, section, *bounds, request.scale, *scales,
+        0 if request.cu_seqlens_k is not None else kv_length, *slopes_strides(request)
     )  # fmt: skip
 
 
@@ -88,8 +95,8 @@ def make_plan(
     config.check(request)
     batch, kv_length, kv_heads, _ = request.k.shape
     tiles = cdiv(kv_length, config.block_kv) * batch
-    if request.cu_seqlens_k is not None:  # as many as there may be
-        tiles = kv_length // config.block_kv + request.batch
+    if request.is_ragged:  # as many as a plan has lines
+        tiles = batch * kv_length // config.block_kv + request.batch
     chosen = {"EARLY": config.early, "HELD": config.held, **REGISTERS}
     if config.block_kv == 64:
         chosen = WIDE_REGISTERS
@@ -100,7 +107,9 @@ def make_plan(
         numbers(request),
         {
             **window_constants(request, config.block_kv),
-            "PACKED": request.cu_seqlens_k is not None,
+            "RAGGED": request.is_ragged,
+            "PACKED": request.cu_seqlens_q is not None,
+            "ALIBI": request.alibi_slopes is not None,
             "EXP2": function,
             "SHARE": share,
             "STAGES": config.stages,

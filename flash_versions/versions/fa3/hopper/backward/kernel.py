@@ -92,6 +92,7 @@ from flash_versions.versions.fa3.hopper.backward.tiles import (
     widened,
 )
 from flash_versions.versions.fa3.hopper.backward.wide import launch_wide
+from flash_versions.versions.fa3.hopper.head_mods import make_head_mods
 from flash_versions.versions.tiles.pipeline import (
     Stage,
     make_handover,
@@ -245,28 +246,29 @@ def consume(
     # Among begin .. end, as a later key's first and last query are no earlier, and the window's
     # bounds are not negative: even of keys past the last one, begin is no later than that end.
     _, full_begin, full_end, _ = problem.blocks(key, WARPGROUP_ROWS)
-    if problem.PACKED:  # but of a sequence without queries
+    if problem.RAGGED:  # but of a sequence without queries
         full_begin, full_end = gl.minimum(full_begin, end), gl.minimum(full_end, end)
     BLOCK_Q: gl.constexpr = problem.BLOCK_Q
     state = first_state(problem, buffers, begin, end, EARLY, CONSUMER)
     held = hold(buffers, BLOCK_Q, HELD, CONSUMER)
     for member in range(problem.GROUP):
         last = gl.where(member + 1 < problem.GROUP, end, end - 1)  # no block that is not followed
+        mine = problem.of_head(kv_head * problem.GROUP + member)
         if problem.RIGHT or problem.EDGE:
             for block in range(begin, full_begin):
                 state = fold_queries(
-                    state, held, problem, buffers, block * BLOCK_Q, key, block < last, True, EARLY,
+                    state, held, mine, buffers, block * BLOCK_Q, key, block < last, True, EARLY,
                     CONSUMER
                 )  # fmt: skip
         for block in range(full_begin, full_end):
             state = fold_queries(
-                state, held, problem, buffers, block * BLOCK_Q, key, block < last, False, EARLY,
+                state, held, mine, buffers, block * BLOCK_Q, key, block < last, False, EARLY,
                 CONSUMER
             )  # fmt: skip
         if problem.LEFT:
             for block in range(full_end, end):
                 state = fold_queries(
-                    state, held, problem, buffers, block * BLOCK_Q, key, block < last, True, EARLY,
+                    state, held, mine, buffers, block * BLOCK_Q, key, block < last, True, EARLY,
                     CONSUMER
                 )  # fmt: skip
     free = state.stage
@@ -321,6 +323,7 @@ def backward_kernel(
     dk_out,
     dv_out,
     plan,
+    slopes,
     q_length,
     kv_length,
     kv_heads,
@@ -331,12 +334,17 @@ def backward_kernel(
     scale,
     scale_log2,
     cap_scale,
+    kv_apart,
+    slopes_batch_stride,
+    slopes_head_stride,
     GROUP: gl.constexpr,
     LEFT: gl.constexpr,
     RIGHT: gl.constexpr,
     EDGE: gl.constexpr,
     CAP: gl.constexpr,
+    RAGGED: gl.constexpr,
     PACKED: gl.constexpr,
+    ALIBI: gl.constexpr,
     EXP2: gl.constexpr,
     SHARE: gl.constexpr,
     STAGES: gl.constexpr,
@@ -349,12 +357,14 @@ def backward_kernel(
     """Divide the warps of a program: four for each consumer, four for dQ, and the producer."""
     BLOCK_Q: gl.constexpr = q.block_type.shape[-2]
     KEYS: gl.constexpr = k.block_type.shape[-2]
+    mods = make_head_mods(slopes, slopes, slopes_batch_stride, slopes_head_stride, ALIBI, False)
     problem = KeyProblem(
-        plan, gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(q_length),
-        gl.to_tensor(kv_length), gl.to_tensor(kv_heads), gl.to_tensor(batch), gl.to_tensor(section),
-        gl.to_tensor(window_left), gl.to_tensor(window_right), gl.to_tensor(scale),
-        gl.to_tensor(scale_log2), gl.to_tensor(cap_scale), GROUP, LEFT, RIGHT, EDGE, CAP, PACKED,
-        EXP2, SHARE, BLOCK_Q, KEYS
+        plan, mods, gl.to_tensor(0), gl.to_tensor(kv_apart), gl.to_tensor(0), gl.to_tensor(0),
+        gl.to_tensor(0), gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(kv_heads),
+        gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
+        gl.to_tensor(window_right), gl.to_tensor(scale), gl.to_tensor(scale_log2),
+        gl.to_tensor(cap_scale), GROUP, LEFT, RIGHT, EDGE, CAP, RAGGED, PACKED, EXP2, SHARE,
+        BLOCK_Q, KEYS
     )  # fmt: skip
     rows: gl.constexpr = [STAGES] + values.block_type.shape
     halves: gl.constexpr = [2] + dq_sum.block_type.shape
@@ -410,7 +420,7 @@ def backward(
     config: BackwardConfig | None = None,
     function: Any = exp2,
     share: int | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Gradients of attention on a Hopper GPU.
 
     Args:
@@ -428,7 +438,7 @@ def backward(
         ValueError: the configuration does not fit the request.
 
     Returns:
-        dq, dk, dv like q, k, v, contiguous; no dsink, as no sink comes here.
+        dq, dk, dv like q, k, v, contiguous; dsink like the sink, or None without one.
     """
     plan = make_plan(request, config, function, share)
     return launch(plan, request, o, lse, statistics, do, dlse)
@@ -442,12 +452,12 @@ def launch(
     statistics: None,
     do: torch.Tensor,
     dlse: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Launch the kernels; arguments and results as those of `backward`."""
     config = plan.config
     space = prepare(request, o, lse, do, dlse, config)
     launcher = launch_wide if config.block_kv == 64 else launch_backward
-    launcher.launch(plan, tensors(request, space, config))
+    launcher.launch(plan, tensors(request, space, plan))
     block = BLOCK if space.tiles is None else config.block_q
     dq = finish(request, space.dq_sum, space.tiles, block)
-    return dq, space.dk, space.dv, None
+    return dq, space.dk, space.dv, space.dsink

@@ -3,6 +3,7 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from flash_versions.versions.fa3.hopper.head_mods import HeadMods
 from flash_versions.versions.tiles.algebra import block_range, first_visible, last_visible
 from flash_versions.versions.tiles.ragged import box_in_sequence, planned_tile, planned_tiles
 from flash_versions.versions.tiles.score_mods import tanh
@@ -11,11 +12,14 @@ from flash_versions.versions.tiles.triton_compat import aggregate
 
 @aggregate
 class KeyProblem:
-    """What is computed, and in which tiles: of keys, that queries stream past. Of packed sequences,
-    `locate` gives the problem of a tile's own sequence, as `QueryProblem` does.
+    """What is computed, and in which tiles: of keys, that queries stream past. `locate` gives the
+    problem of a tile's own sequence, as `QueryProblem` does, and `of_head` that of a head.
     """
 
-    plan: gl.tensor  # of the tiles of packed sequences, see `varlen_scheduler.Tiles`; else anything
+    plan: gl.tensor  # of the tiles of ragged sequences, see `varlen_scheduler.Tiles`; else anything
+    mods: HeadMods
+    sequence: gl.tensor  # its number among all, packed or not
+    kv_apart: gl.tensor  # rows of k from one sequence to the next; 0 if packed
     q_first: gl.tensor  # the row of q where the sequence begins; 0 if not packed
     kv_first: gl.tensor
     padded_first: gl.tensor  # where the sequence begins in the workspace, see `rows.Workspace`
@@ -34,7 +38,8 @@ class KeyProblem:
     RIGHT: gl.constexpr
     EDGE: gl.constexpr  # the keys end within a tile
     CAP: gl.constexpr
-    PACKED: gl.constexpr
+    RAGGED: gl.constexpr  # sequences have lengths of their own
+    PACKED: gl.constexpr  # and their queries lie one behind the other
     EXP2: gl.constexpr  # 2^x, a function of a tile and of SHARE
     SHARE: gl.constexpr
     BLOCK_Q: gl.constexpr
@@ -45,47 +50,74 @@ class KeyProblem:
         """Tile number -> (the problem of its sequence, first key, key head, sequence).
 
         Neighbours share a head, and the dQ that they add to. Where early keys are seen by more
-        queries, the heaviest tiles of all heads of a section come first. So do those of packed
-        sequences, all of which are sequence 0; past the last one, a tile has no key and no query.
+        queries, the heaviest tiles of all heads of a section come first. So do those of ragged
+        sequences; past the last one, a tile has no key and no query. All packed sequences are
+        sequence 0 of q.
         """
         exists = True
-        if self.PACKED:
-            tiles = planned_tiles(self.plan)
+        if self.RAGGED:
+            tiles, rows = planned_tiles(self.plan), self.kv_heads
             exists = tile < tiles * self.kv_heads
             tile = gl.where(exists, tile, 0)
             tiles = gl.maximum(tiles, 1)
         else:
-            tiles = gl.cdiv(self.kv_length, self.BLOCK_KV)
-        if self.PACKED or self.RIGHT:
+            tiles, rows = gl.cdiv(self.kv_length, self.BLOCK_KV), self.kv_heads * self.batch
+        if self.RAGGED or self.RIGHT:
             first = tile // (self.section * tiles) * self.section
-            width = gl.minimum(self.section, self.kv_heads * self.batch - first)
+            width = gl.minimum(self.section, rows - first)
             position = tile - first * tiles
             row = first + position % width
             tile = position // width
-            if self.PACKED:
-                mine, tile = self.of_tile(tile, exists)
-                return mine, tile * self.BLOCK_KV, row, row * 0
-            else:
-                return self, tile * self.BLOCK_KV, row % self.kv_heads, row // self.kv_heads
         else:
             row = tile // tiles
             tile = tile % tiles
-            return self, tile * self.BLOCK_KV, row % self.kv_heads, row // self.kv_heads
+        if self.RAGGED:
+            mine, tile = self.of_tile(tile, exists)
+            sequence = mine.sequence * 0 if self.PACKED else mine.sequence
+            return mine, tile * self.BLOCK_KV, row, sequence
+        else:
+            sequence = row // self.kv_heads
+            mine = self.replaced(
+                self.mods, sequence, self.q_first, self.kv_first, self.padded_first, self.q_length,
+                self.kv_length
+            )  # fmt: skip
+            return mine, tile * self.BLOCK_KV, row % self.kv_heads, sequence
 
     @gluon.jit
     def of_tile(self, number, exists):
         """(the problem of a planned tile's sequence, the tile's number there)."""
         sequence, tile, q_first, q_length, kv_first, kv_length = planned_tile(self.plan, number)
-        padded_first = (q_first + sequence * self.BLOCK_Q) // self.BLOCK_Q * self.BLOCK_Q
+        sequence = gl.where(exists, sequence, 0)  # of no tile at all there is no sequence
+        padded_first = q_first
+        if self.PACKED:
+            padded_first = (q_first + sequence * self.BLOCK_Q) // self.BLOCK_Q * self.BLOCK_Q
+        kv_first += sequence * self.kv_apart
         q_length = gl.where(exists, q_length, 0)
         kv_length = gl.where(exists, kv_length, 0)
-        mine = KeyProblem(
-            self.plan, q_first, kv_first, padded_first, q_length, kv_length, self.kv_heads,
-            self.batch, self.section, self.window_left, self.window_right, self.scale,
-            self.scale_log2, self.cap_scale, self.GROUP, self.LEFT, self.RIGHT, self.EDGE, self.CAP,
-            self.PACKED, self.EXP2, self.SHARE, self.BLOCK_Q, self.BLOCK_KV
-        )  # fmt: skip
+        mine = self.replaced(
+            self.mods, sequence, q_first, kv_first, padded_first, q_length, kv_length
+        )
         return mine, tile
+
+    @gluon.jit
+    def of_head(self, head):
+        """The problem of a query head."""
+        mods = self.mods.of_head(self.sequence, head, self.scale_log2)
+        return self.replaced(
+            mods, self.sequence, self.q_first, self.kv_first, self.padded_first, self.q_length,
+            self.kv_length
+        )  # fmt: skip
+
+    @gluon.jit
+    def replaced(self, mods, sequence, q_first, kv_first, padded_first, q_length, kv_length):
+        """The problem with these in the place of its own."""
+        return KeyProblem(
+            self.plan, mods, sequence, self.kv_apart, q_first, kv_first, padded_first, q_length,
+            kv_length, self.kv_heads, self.batch, self.section, self.window_left,
+            self.window_right, self.scale, self.scale_log2, self.cap_scale, self.GROUP, self.LEFT,
+            self.RIGHT, self.EDGE, self.CAP, self.RAGGED, self.PACKED, self.EXP2, self.SHARE,
+            self.BLOCK_Q, self.BLOCK_KV
+        )  # fmt: skip
 
     @gluon.jit
     def q_box(self, sequence, head, query):
@@ -98,7 +130,7 @@ class KeyProblem:
     @gluon.jit
     def kv_box(self, sequence, kv_head, key, dim=0):
         """The coordinates of a box of K or V, or of their gradients."""
-        if self.PACKED:
+        if self.RAGGED:
             return box_in_sequence(self.kv_first, self.kv_length, kv_head, key, dim)
         else:
             return sequence, kv_head, key, dim
@@ -155,12 +187,22 @@ class KeyProblem:
         return gl.convert_layout(parts.reshape([KEYS, QUERIES]), s.type.layout, assert_trivial=True)
 
     @gluon.jit
+    def biased(self, s, key, query):
+        """ALiBi on scores (keys, queries) from these first ones on."""
+        if self.mods.ALIBI:
+            k_pos = key + gl.arange(0, s.shape[0], layout=gl.SliceLayout(1, s.type.layout))
+            q_pos = gl.arange(0, s.shape[1], layout=gl.SliceLayout(0, s.type.layout))
+            own_place = q_pos + (query + self.kv_length - self.q_length)
+            s = self.mods.biased(s, own_place[None, :] - k_pos[:, None])
+        return s
+
+    @gluon.jit
     def probabilities(self, s, lse2, key, query, masked):
         """(P, slope) of scores: P = 2^(S - LSE), and slope = dS / (dP - delta), which is P but for
         softcap, whose derivative it has.
         """
         capped = tanh(s * self.cap_scale) if self.CAP else s
-        s = capped
+        s = self.biased(capped, key, query)
         if self.LEFT or self.RIGHT or self.EDGE:
             if masked:
                 s = self.masked(s, key, query)

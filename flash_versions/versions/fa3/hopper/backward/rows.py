@@ -8,8 +8,9 @@ import torch
 import triton
 import triton.language as tl
 
-from flash_versions.dispatch.launch import Launcher, placement
+from flash_versions.dispatch.launch import Launcher, layout, placement
 from flash_versions.dispatch.request import Request
+from flash_versions.versions.fa2.backward import compute_delta, sink_gradient
 from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig
 from flash_versions.versions.tiles.algebra import LOG2E
 from flash_versions.versions.tiles.rows import (
@@ -118,17 +119,22 @@ class Workspace(NamedTuple):
     Of packed sequences, each has whole blocks of rows in `values` and `dq_sum`, which no other
     shares: what is added past its last query disturbs nobody.
 
+    k, v: those of the request, with sequences right behind each other.
     values: LSE and delta of each query (batch, heads, 2, padded length), fp32.
     dq_sum: (batch, M, heads, head_dim in whole 32s) fp32, heads apart in memory, with columns
         `exchanged`; packed: (1, padded length, ...).
+    dsink: the gradient of the sink, if there is one.
     tiles: of packed sequences, blocks of queries.
     """
 
+    k: torch.Tensor
+    v: torch.Tensor
     do: torch.Tensor
     values: torch.Tensor
     dq_sum: torch.Tensor
     dk: torch.Tensor
     dv: torch.Tensor
+    dsink: torch.Tensor | None
     tiles: Tiles | None
 
 
@@ -150,9 +156,17 @@ def prepare(
         block = config.block_q
         tiles, sequences = Tiles.of_queries(request, block, 1), Sequences.of(request)
         length = config.padded_length(q_length + request.batch * block)
-        dk, dv = (new_results(x.shape, x, request.cu_seqlens_k) for x in (k, v))
+    if request.is_ragged:  # keys may belong to no sequence
+        k, v = k.contiguous(), v.contiguous()
+        dk, dv = torch.zeros_like(k), torch.zeros_like(v)
     else:
         dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (k, v))
+    dsink = None
+    if request.sink is not None:
+        delta = compute_delta(
+            (*layout(request), *map(placement, (do, o, lse, dlse))), o, lse, do, dlse
+        )
+        dsink = sink_gradient(request.sink, lse, delta)
     padded = config.padded_length(length)
     values = q.new_empty((batch, heads, 2, padded), dtype=torch.float32)
     width = cdiv(head_dim, 32) * 32
@@ -180,7 +194,7 @@ def prepare(
         ),
         {"HAS_DLSE": dlse is not None, "BLOCK": block},
     )
-    return Workspace(do, values, dq_sum, dk, dv, tiles)
+    return Workspace(k, v, do, values, dq_sum, dk, dv, dsink, tiles)
 
 
 def finish(

@@ -43,6 +43,7 @@ from flash_versions.versions.fa3.hopper.backward.tiles import (
     multiply_dq,
     store_gradient,
 )
+from flash_versions.versions.fa3.hopper.head_mods import make_head_mods
 from flash_versions.versions.tiles.pipeline import (
     Exchange,
     Pipeline,
@@ -159,7 +160,8 @@ def fold_queries_wide(
     dp_token = multiply(v_tile, do_half.permute((1, 0)))
     s = warpgroup_mma_wait(1, deps=[s_token])
     lse = half_of_values(buffers.lse, q_stage.slot, s, CONSUMER)
-    p, slope = problem.probabilities(s, lse, key, query + CONSUMER * HALF_Q, masked)
+    mine = problem.of_head(head)
+    p, slope = mine.probabilities(s, lse, key, query + CONSUMER * HALF_Q, masked)
     half_of_dims(p_tile, CONSUMER).store(p.to(do_tile.dtype))
     buffers.p.publish(stage)
     p_tile = buffers.p.receive(stage)
@@ -240,6 +242,7 @@ def backward_wide_kernel(
     dk_out,
     dv_out,
     plan,
+    slopes,
     q_length,
     kv_length,
     kv_heads,
@@ -250,12 +253,17 @@ def backward_wide_kernel(
     scale,
     scale_log2,
     cap_scale,
+    kv_apart,
+    slopes_batch_stride,
+    slopes_head_stride,
     GROUP: gl.constexpr,
     LEFT: gl.constexpr,
     RIGHT: gl.constexpr,
     EDGE: gl.constexpr,
     CAP: gl.constexpr,
+    RAGGED: gl.constexpr,
     PACKED: gl.constexpr,
+    ALIBI: gl.constexpr,
     EXP2: gl.constexpr,
     SHARE: gl.constexpr,
     STAGES: gl.constexpr,
@@ -265,12 +273,14 @@ def backward_wide_kernel(
     """Divide the warps of a program into two consumers, four each, and one producer."""
     BLOCK_Q: gl.constexpr = q.block_type.shape[-2]
     KEYS: gl.constexpr = k.block_type.shape[-2]
+    mods = make_head_mods(slopes, slopes, slopes_batch_stride, slopes_head_stride, ALIBI, False)
     problem = KeyProblem(
-        plan, gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(q_length),
-        gl.to_tensor(kv_length), gl.to_tensor(kv_heads), gl.to_tensor(batch), gl.to_tensor(section),
-        gl.to_tensor(window_left), gl.to_tensor(window_right), gl.to_tensor(scale),
-        gl.to_tensor(scale_log2), gl.to_tensor(cap_scale), GROUP, LEFT, RIGHT, EDGE, CAP, PACKED,
-        EXP2, SHARE, BLOCK_Q, KEYS
+        plan, mods, gl.to_tensor(0), gl.to_tensor(kv_apart), gl.to_tensor(0), gl.to_tensor(0),
+        gl.to_tensor(0), gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(kv_heads),
+        gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
+        gl.to_tensor(window_right), gl.to_tensor(scale), gl.to_tensor(scale_log2),
+        gl.to_tensor(cap_scale), GROUP, LEFT, RIGHT, EDGE, CAP, RAGGED, PACKED, EXP2, SHARE,
+        BLOCK_Q, KEYS
     )  # fmt: skip
     lse: gl.constexpr = [STAGES] + values.block_type.shape
     delta: gl.constexpr = [1] + values.block_type.shape

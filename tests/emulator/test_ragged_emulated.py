@@ -1,4 +1,4 @@
-"""Packed sequences in the kernels for Hopper, without a GPU."""
+"""Ragged sequences, sinks and slopes in the kernels for Hopper, without a GPU."""
 
 import math
 from itertools import pairwise
@@ -127,6 +127,98 @@ def test_head_dims(head_dim, causal):
         assert within_budget(computed(request, do, version), request, do)
 
 
+def padded(lengths, starts, q_length=70, head_dim=64, heads=(4, 2), transposed=False, **options):
+    """A request of rows whose keys begin and end where they like, NaN before and behind them, the
+    same without NaN, and what o's gradient is.
+    """
+    batch, kv_length = len(lengths), max(lengths) + 9
+    q, do = torch.randn(2, batch, q_length, heads[0], head_dim, dtype=torch.bfloat16)
+    k, v = torch.randn(2, batch, kv_length, heads[1], head_dim, dtype=torch.bfloat16)
+    options |= {"kv_lengths": torch.tensor(lengths)}
+    if starts:
+        options |= {"kv_starts": torch.tensor(starts)}
+    exact = make_request(q, k, v, num_splits=1, **options)
+    if transposed:  # as a cache of transformers lies
+        k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k, v))
+    else:
+        k, v = k.clone(), v.clone()
+    for b, (begin, end) in enumerate(zip(starts or [0] * batch, lengths)):
+        for x in (k, v):
+            x[b, :begin], x[b, max(begin, end) :] = math.nan, math.nan
+    return make_request(q, k, v, num_splits=1, **options), exact, do
+
+
+def assert_right(request, exact, do, version):
+    """Results and gradients of the emulated kernels are within the budget of the exact ones."""
+    assert FORWARD["fa3"].left_to_portable(request) is None
+    assert BACKWARD.left_to_portable(request) is None
+    o, lse, _ = FORWARD[version].forward(request)
+    dlse = torch.randn_like(lse)
+    dq, dk, dv, dsink = BACKWARD.backward(request, o, lse, None, do, dlse)
+    results = {"o": o, "lse": lse, "dq": dq, "dk": dk, "dv": dv}
+    if request.sink is not None:
+        results["dsink"] = dsink
+    accuracies = assess_request(results, exact, do, dlse)
+    assert all(x.ok for x in accuracies.values()), accuracies
+
+
+@pytest.mark.parametrize("version", FORWARD)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("starts", [None, [0, 64, 5, 30, 3]], ids=["ends", "starts and ends"])
+def test_padded_rows(starts, options, version):
+    request, exact, do = padded([130, 128, 0, 30, 7], starts, **options)
+    assert_right(request, exact, do, version)
+
+
+@pytest.mark.parametrize("head_dim", [80, 256])
+def test_padded_caches_of_transformers(head_dim):
+    """Keys of one sequence and head lie one behind the other."""
+    request, exact, do = padded([130, 20], None, head_dim=head_dim, transposed=True, causal=True)
+    assert_right(request, exact, do, "fa3")
+
+
+def test_rows_at_no_common_distance_are_left_to_the_portable_kernel():
+    request, _, _ = padded([130, 20], None)
+    other = request._replace(v=request.v.transpose(1, 2).contiguous().transpose(1, 2))
+    assert "as many rows in both" in FORWARD["fa3"].left_to_portable(other)
+
+
+@pytest.mark.parametrize("version", FORWARD)
+def test_packed_queries_on_a_cache(version):
+    """A chunk of new tokens for each row, which is filled to another length."""
+    request, exact, _ = padded([130, 0, 99], None, causal=True)
+    lengths = [70, 3, 65]
+    q, do = torch.randn(2, 1, sum(lengths), 4, 64, dtype=torch.bfloat16)
+    chunks = {"q": q, "cu_seqlens_q": torch.tensor([0, *lengths]).cumsum(0).int()}
+    assert_right(request._replace(**chunks), exact._replace(**chunks), do, version)
+
+
+@pytest.mark.parametrize("version", FORWARD)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("kind", ["dense", "padded", "packed"])
+def test_sinks_and_slopes(kind, head_dim, version):
+    """A slope for each head, and for each head of each sequence; a sink of -inf is none."""
+    options = {
+        "sink": torch.tensor([1.5, -math.inf, -2.0, 9.0]),
+        "alibi_slopes": torch.rand(4),
+        "causal": True,
+    }
+    if kind == "dense":
+        q, do = torch.randn(2, 2, 70, 4, head_dim, dtype=torch.bfloat16)
+        k, v = torch.randn(2, 2, 90, 2, head_dim, dtype=torch.bfloat16)
+        request = exact = make_request(q, k, v, num_splits=1, **options)
+    elif kind == "padded":
+        options["alibi_slopes"] = torch.rand(3, 4)
+        request, exact, do = padded([100, 0, 30], [5, 0, 30], head_dim=head_dim, **options)
+    else:
+        options["alibi_slopes"] = torch.rand(4, 4)
+        request, do = packed(LENGTHS["different"], heads=(4, 2), head_dim=head_dim, **options)
+        clean = (x.nan_to_num() for x in (request.q, request.k, request.v))
+        exact = request._replace(**dict(zip("qkv", clean)))
+        do = do[None].nan_to_num()
+    assert_right(request, exact, do, version)
+
+
 @pytest.mark.parametrize("version", FORWARD)
 @pytest.mark.parametrize("poisoned", [0, 2, 3])
 def test_nan_stays_in_its_sequence(poisoned, version):
@@ -157,11 +249,50 @@ BUGS = {
     ),
     "LSE of another sequence": Bug("QueryProblem.lse_rows", [("+ self.q_first", "")], WRONG),
     "the last block of keys is skipped": Bug(
-        "QueryProblem.of_sequence",
-        [("q_length, kv_length", "q_length, kv_length // 64 * 64")],
+        "QueryProblem.of_tile",
+        [("q_length, kv_length,", "q_length, kv_length // 64 * 64,")],
         WRONG,
     ),
 }
+
+
+BUGS_OF_PADDED_ROWS = {
+    "keys of another row": Bug(
+        "QueryProblem.locate", [("sequence * self.kv_apart", "sequence * 0")], WRONG
+    ),
+    "gradients for the keys of another row": Bug(
+        "KeyProblem.of_tile", [("sequence * self.kv_apart", "sequence * 0")], WRONG
+    ),
+    "one sink for all heads": Bug("HeadMods.of_head", [("self.sinks + head", "self.sinks")], WRONG),
+    "one slope for all heads": Bug(
+        "HeadMods.of_head", [("head * self.head_stride", "head * 0")], WRONG
+    ),
+    "the slopes of another row": Bug("HeadMods.of_head", [("* self.batch_stride", "* 0")], WRONG),
+    "a query is taken to be where the first key is": Bug(
+        "KeyProblem.biased", [("query + self.kv_length - self.q_length", "query")], WRONG
+    ),
+}
+
+
+def padded_right():
+    """Whether padded rows with a sink and slopes are computed rightly."""
+    torch.manual_seed(0)
+    mods = {"sink": torch.randn(4), "alibi_slopes": torch.rand(2, 4)}
+    request, exact, do = padded([70, 40], [0, 3], causal=True, **mods)
+    o, lse, _ = FORWARD["fa3"].forward(request)
+    gradients = BACKWARD.backward(request, o, lse, None, do, None)
+    results = {"o": o, **dict(zip(("dq", "dk", "dv", "dsink"), gradients))}
+    return all(x.ok for x in assess_request(results, exact, do).values())
+
+
+@pytest.mark.parametrize("bug", BUGS_OF_PADDED_ROWS.values(), ids=BUGS_OF_PADDED_ROWS)
+def test_planted_bugs_of_padded_rows_are_found(bug, monkeypatch):
+    plant(bug, FA3.values(), monkeypatch)
+    assert_found(bug, padded_right, monkeypatch)
+
+
+def test_nothing_is_found_in_padded_rows(monkeypatch):
+    assert list(outcomes(padded_right, monkeypatch)) == ["", "", ""]
 
 
 def right():
