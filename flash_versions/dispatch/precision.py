@@ -116,7 +116,7 @@ def checked_precision(
         precision: what the caller gave: None, a text or an `Fp8`.
         q: (batch, M, heads, head_dim), 8-bit if it is quantised already; so k.
         k: (batch, N, kv_heads, head_dim).
-        asked: the options of the call: of these, DESCALES as the caller gave them.
+        asked: the options of the call, as the caller gave them.
 
     Raises:
         ValueError: the precision is unknown, or does not go with the dtype; a scale is malformed.
@@ -143,7 +143,7 @@ def checked_precision(
         return str(how)
     if isinstance(precision, str):
         Fp8.parse(precision)  # or it is unknown
-    implied = str(Fp8(_checked_descales(q, k, descales), dtype=q.dtype))
+    implied = str(Fp8(_checked_descales(q, k, descales, asked), dtype=q.dtype))
     if precision not in (None, "fp8", implied) and str(precision) != implied:
         raise ValueError(
             f"precision={str(precision)!r} says how to quantise, and q has dtype {q.dtype}, so it "
@@ -152,8 +152,13 @@ def checked_precision(
     return implied
 
 
-def _checked_descales(q: torch.Tensor, k: torch.Tensor, descales: Mapping[str, object]) -> str:
-    """What shares a scale, the finest of the three: "tensor", "head" or "block"."""
+def _checked_descales(
+    q: torch.Tensor, k: torch.Tensor, descales: Mapping[str, object], asked: Mapping[str, Any]
+) -> str:
+    """What shares a scale, the finest of the three: "tensor", "head" or "block". The shape is not
+    looked at where k has not that of its sequences: FP8 has neither pages nor packed sequences.
+    """
+    has_shape = asked["block_table"] is None and asked["cu_seqlens_q"] is None
     batch, kv_heads = k.shape[0], k.shape[2]
     of_keys = (batch, kv_heads, -(-k.shape[1] // BLOCK_KEYS))
     of_queries = (batch, q.shape[2], -(-q.shape[1] // BLOCK_ROWS))
@@ -162,7 +167,8 @@ def _checked_descales(q: torch.Tensor, k: torch.Tensor, descales: Mapping[str, o
         if not isinstance(x, torch.Tensor):
             raise ValueError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor.")
         blocks = of_queries if name == "q_descale" else of_keys
-        if x.dtype != torch.float32 or tuple(x.shape) not in ((), (1,), (batch, kv_heads), blocks):
+        fits = tuple(x.shape) in ((), (1,), (batch, kv_heads), blocks) or not has_shape
+        if x.dtype != torch.float32 or not fits:
             raise ValueError(
                 f"{name} has shape {tuple(x.shape)} and dtype {x.dtype}; it must be float32 of "
                 f"shape (1,), {(batch, kv_heads)} for the key heads or {blocks} for blocks."
@@ -171,5 +177,5 @@ def _checked_descales(q: torch.Tensor, k: torch.Tensor, descales: Mapping[str, o
             raise ValueError(f"{name} requires grad, and has no gradient; call .detach() on it.")
         if x.device != q.device:
             raise ValueError(f"{name} is on {x.device}, q is on {q.device}; use one device.")
-        finest = max(finest, x.dim() - 1)
+        finest = max(finest, min(x.dim(), 3) - 1)
     return ("tensor", "head", "block")[finest]

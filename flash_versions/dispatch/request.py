@@ -335,13 +335,10 @@ def _check_lengths(request: Request) -> None:
             check_integers(name, x, shape, q.device)
     if request.cu_seqlens_k is not None and request.kv_lengths is not None:
         raise ValueError("cu_seqlens_k and kv_lengths were both given; one of them gives lengths.")
-    if paged:
-        if request.kv_lengths is None and request.cu_seqlens_k is None:
-            raise ValueError("block_table needs kv_lengths (or cu_seqlens_k): pages have no end.")
-    elif request.cu_seqlens_k is not None:
+    if request.cu_seqlens_k is not None and not paged:
         if request.kv_starts is not None:
             raise ValueError("kv_starts and cu_seqlens_k were both given; the latter says it all.")
-    elif k.shape[0] != batch:
+    elif k.shape[0] != batch and not paged:
         raise ValueError(
             f"q has {batch} sequences and k has shape {tuple(k.shape)}; the batch must be equal."
         )

@@ -28,11 +28,11 @@ from typing import Any, TypeVar
 import torch
 
 from flash_versions.dispatch.precision import is_fp8
-from flash_versions.dispatch.request import check_integers
+from flash_versions.dispatch.request import Sides, check_integers
 from flash_versions.flash_attn.kv_cache import append_to_cache, as_block_table, capacity_of, rotate
 from flash_versions.versions.api import attention
 
-WindowSize = tuple[int | None, int | None]
+WindowSize = tuple[int | None, int | None] | torch.Tensor
 Function = TypeVar("Function", bound=Callable[..., Any])
 Output = Any  # a tensor, or a tuple for a caller that asks for the LSE
 
@@ -64,7 +64,8 @@ def flash_attn_func(
         softmax_scale: positive factor on the scores; None means head_dim ** -0.5.
         causal: query i sees keys j <= i + N - M.
         window_size: (left, right), inclusive: query i sees keys i + N - M - left .. i + N - M +
-            right; -1 (or None) on a side means no bound. With causal, right is 0.
+            right; -1 (or None) on a side means no bound. With causal, right is 0. A tensor of two
+            integers is read on the host.
         softcap: scores s become softcap * tanh(s / softcap); 0 means off.
         alibi_slopes: (heads,) or (batch, heads): score (i, j) loses slope * |i + N - M - j|.
         deterministic: the same inputs give the same gradients to the bit; see `attention`.
@@ -288,7 +289,8 @@ def flash_attn_with_kvcache(
         cache_batch_idx: (batch,) integers: sequence b is row cache_batch_idx[b] of the cache.
         cache_leftpad: (batch,) integers: the keys of sequence b begin at slot cache_leftpad[b].
         block_table: (batch, max_pages) integers: slot j of sequence b is row j % page_size of page
-            block_table[b, j // page_size]; any page size.
+            block_table[b, j // page_size]; any page size. With cache_batch_idx, too, sequence b has
+            row cache_batch_idx[b] of the table.
         rotary_interleaved: turn pairs of dimensions 2i and 2i + 1; else i and i + rotary_dim / 2.
         num_splits: ranges into which the keys are split; 0 lets the version choose.
         return_softmax_lse: also return the LSE.
@@ -411,13 +413,14 @@ def _attend(
     return (*result, None) if return_attn_probs else result
 
 
-def _bounds(window_size: WindowSize) -> WindowSize:
-    """The window with None in the place of -1."""
-    if not isinstance(window_size, tuple | list) or len(window_size) != 2:
+def _bounds(window_size: WindowSize) -> Sides:
+    """The window with None in the place of -1; the numbers of a tensor are read on the host."""
+    given: Any = window_size.tolist() if isinstance(window_size, torch.Tensor) else window_size
+    if not isinstance(given, tuple | list) or len(given) != 2:
         raise ValueError(
             f"window_size={window_size!r} must be a pair (left, right), with -1 for no bound."
         )
-    left, right = (None if side == -1 else side for side in window_size)
+    left, right = (None if side == -1 else side for side in given)
     if any(side is not None and side < 0 for side in (left, right)):
         raise ValueError(
             f"window_size={window_size!r} must hold whole numbers, or -1 for no bound."

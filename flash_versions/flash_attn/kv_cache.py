@@ -272,18 +272,15 @@ def rotate(
 def as_block_table(
     block_table: torch.Tensor | None, cache_batch_idx: torch.Tensor | None, x: torch.Tensor
 ) -> torch.Tensor | None:
-    """The one of both that was given for the sequences of x, as a block table: a row of a cache is
-    a page that holds a whole sequence.
+    """Where the sequences of x lie, as a block table: without one, a row of a cache is a page that
+    holds a whole sequence; with both, sequence b has row cache_batch_idx[b] of the table.
     """
-    check_integers("block_table", block_table, (x.shape[0], None), x.device)
+    rows = x.shape[0] if cache_batch_idx is None else None
+    check_integers("block_table", block_table, (rows, None), x.device)
+    check_integers("cache_batch_idx", cache_batch_idx, (x.shape[0],), x.device)
     if cache_batch_idx is None:
         return block_table
-    if block_table is not None:
-        raise ValueError(
-            "cache_batch_idx and block_table were both given; each says where a sequence lies."
-        )
-    check_integers("cache_batch_idx", cache_batch_idx, (x.shape[0],), x.device)
-    return cache_batch_idx[:, None]
+    return cache_batch_idx[:, None] if block_table is None else block_table[cache_batch_idx.long()]
 
 
 def capacity_of(cache: torch.Tensor, block_table: torch.Tensor | None) -> int:

@@ -122,7 +122,8 @@ def attention(
             kv_starts[b] (left padding), which is position 0.
         block_table: (batch, max_pages) integers, for inference: k and v are (pages, page_size,
             kv_heads, dim), and key j of sequence b is row j % page_size of page block_table[b, j //
-            page_size]. Entries up to its length must be pages that exist, seen or not.
+            page_size]. Entries up to its length must be pages that exist, seen or not. Without
+            kv_lengths and cu_seqlens_k, all pages are full.
         version: a name in VERSIONS or BASELINES, or "auto": the newest version that takes these
             inputs. "fa4-blackwell" is FA4's kernel for Blackwell, which never ran on hardware.
         num_splits: FA2's split-KV: ranges into which the keys are split; None lets the version

@@ -118,7 +118,6 @@ REFUSED = {
         packed(cu_seqlens_q=BOUNDS, cu_seqlens_k=BOUNDS[:2]), r"cu_seqlens_k .*shape \(3,\)"),
     "bounds and lengths": (packed(cu_seqlens_q=BOUNDS, kv_lengths=BOUNDS[1:]), "both given"),
     "bounds and starts": (packed(cu_seqlens_q=BOUNDS, kv_starts=BOUNDS[1:]), "both given"),
-    "pages without lengths": (arguments(block_table=PAGES), "block_table needs kv_lengths"),
     "pages: 1-D": (arguments(block_table=ONE, kv_lengths=ONE), r"block_table .*\(1, any\)"),
     "softcap in fa1": (arguments(version="fa1", softcap=1.0), "'fa1': softcap.*'fa2'"),
     "dropout in fa1": (arguments(version="fa1", dropout_p=0.5), "'fa1': dropout_p=0.5.*'fa2'"),

@@ -83,6 +83,7 @@ CALLS = {
     "causal": ({"causal": True, "deterministic": True}, {"causal": True}),
     "scale": ({"softmax_scale": 0.3}, {"scale": 0.3}),
     "window": ({"window_size": (4, 2)}, {"window": (4, 2)}),
+    "window: a tensor": ({"window_size": torch.tensor([4, -1])}, {"window": (4, None)}),
     "window: left only": ({"window_size": (4, -1)}, {"window": (4, None)}),
     "window: right only": ({"window_size": [None, 0]}, {"causal": True}),
     "window: as transformers": (

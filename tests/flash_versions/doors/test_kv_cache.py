@@ -201,10 +201,6 @@ REFUSED_APPENDS = {
     "table: batch": ({"block_table": LENGTHS[None]}, r"block_table has shape \(1, 2\)"),
     "index: shape": ({"cache_batch_idx": LENGTHS[None]}, r"cache_batch_idx has shape \(1, 2\)"),
     "index: dtype": ({"cache_batch_idx": LENGTHS.float()}, "cache_batch_idx .*int32 or int64"),
-    "index and table": (
-        {"cache_batch_idx": LENGTHS, "block_table": LENGTHS[:, None]},
-        "cache_batch_idx and block_table were both given",
-    ),
     "rotary: one": ({"rotary_cos": TABLE}, "rotary_cos and rotary_sin go together"),
     "rotary: too wide": (
         {"rotary_cos": torch.ones(8, 9), "rotary_sin": torch.ones(8, 9)},
@@ -394,6 +390,11 @@ def test_pages_and_rows_give_the_same_bits(version, device):
     assert torch.equal(found, expected)
     found = flash_attn_with_kvcache(q, *spread, k, v, cache_batch_idx=rows, **options)
     assert torch.equal(found, expected)
+    again = [x.clone() for x in paged]
+    order_of_rows = torch.tensor([2, 0, 1], device=device)  # a table of more rows, in another order
+    options |= {"block_table": table[order_of_rows], "cache_batch_idx": order_of_rows.argsort()}
+    assert torch.equal(flash_attn_with_kvcache(q, *again, k, v, **options), expected)
+    assert all(torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in zip(again, paged))
     for x, pages, larger in zip(dense, paged, spread):
         assert torch.equal(pages[order].view_as(x).nan_to_num(), x.nan_to_num())
         assert torch.equal(larger[rows.long()].nan_to_num(), x.nan_to_num())
@@ -507,10 +508,6 @@ REFUSED_STEPS = {
     "lengths: shape": ({"cache_seqlens": LENGTHS[:1]}, r"cache_seqlens .* shape \(2,\)"),
     "padding: shape": ({"cache_leftpad": LENGTHS[:1]}, r"cache_leftpad .* shape \(2,\)"),
     "rotary without k": ({"rotary_cos": TABLE, "rotary_sin": TABLE}, "rotary_cos .* need k and v"),
-    "index and table": (
-        {"cache_batch_idx": LENGTHS, "block_table": LENGTHS[:, None]},
-        "cache_batch_idx and block_table were both given",
-    ),
     "splits": ({"num_splits": -1}, "num_splits=-1 must be"),
     "gradient": ({"q": NEW.clone().requires_grad_()}, "q requires grad, and a step on a cache"),
 }

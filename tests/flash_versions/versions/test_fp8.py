@@ -382,6 +382,15 @@ def test_scores_whose_scale_underflows(device):
     check(*eight, q_descale=tiny, k_descale=tiny)
 
 
+def test_pages_are_refused_by_their_name(device):
+    """And not by the shape of a scale, which is that of sequences."""
+    q, k, v = quantised(device, E4M3, heads=2, kv_heads=2, batch=2)
+    pages = {"block_table": torch.zeros(2, 3, dtype=torch.int32, device=device)}
+    scale = torch.ones(2, 2, device=device)
+    with pytest.raises(ValueError, match="block_table is not possible with precision="):
+        attention(q, k[:1], v[:1], k_descale=scale, **pages)
+
+
 def test_descales_that_are_refused(device):
     q, k, v = quantised(device, E4M3, heads=2, kv_heads=2, batch=1)
     scale = torch.ones(1, device=device)

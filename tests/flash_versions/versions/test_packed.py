@@ -233,6 +233,15 @@ def test_pages_are_the_dense_cache(M, page_size, num_splits, device):
     assert_within_budget(o, None, q, dense_k, dense_v, **options)
 
 
+def test_pages_without_lengths_are_full(device):
+    q = torch.randn(3, 20, 4, 32, device=device)
+    kv = torch.randn(3, 96, 2, 64, device=device)
+    pages, table = in_pages(kv, 32, device)
+    k, v = pages.split(32, -1)
+    o = attention(q, k, v, block_table=table, causal=True, version="fa2", check=True)
+    assert_within_budget(o, None, q, *kv.split(32, -1), causal=True)
+
+
 def test_packed_queries_on_pages(device):
     q, _, _ = packed_inputs([5, 1, 9], [1], device)
     kv = torch.randn(3, 80, 2, 64, device=device)
