@@ -1,7 +1,6 @@
 """What the host does for a launch: little, and nothing that another call has left behind.
 
-Kernels are replaced by stand-ins that note their launches, and CPU tensors pass as those of a
-Hopper GPU. The answer that was not remembered is the oracle of the one that was.
+The answer that was not remembered is the oracle of the one that was.
 """
 
 import sys
@@ -18,89 +17,21 @@ from triton import knobs
 import flash_versions
 from flash_versions import VERSIONS, attention
 from flash_versions.dispatch import launch
-from flash_versions.dispatch.device import H200_SHARED_MEMORY, Properties, devices
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fa2 import forward as packing
 from flash_versions.versions.fa3 import backward as portable_backward
-from flash_versions.versions.fa3.hopper import forward as fa3_hopper
-from flash_versions.versions.fa3.hopper.backward import (
-    kernel as backward_hopper,
-)
-from flash_versions.versions.fa3.hopper.backward import (
-    rows as backward_rows,
-)
-from flash_versions.versions.fa3.hopper.backward import (
-    wide as backward_hopper_wide,
-)
-from flash_versions.versions.fa4.hopper import forward as fa4_hopper
-from flash_versions.versions.tiles import tile_scheduler, wgmma
 from flash_versions.versions.tiles import tma as descriptor
+from tests.helpers.launches import LAUNCHERS, noted, noted_launches
 
-H200 = Properties((9, 0), H200_SHARED_MEMORY, num_sms=132)
-LAUNCHERS = {
-    "forward": fa3_hopper.launch_forward,
-    "forward of fa4": fa4_hopper.launch_forward,
-    "prepare": backward_rows.launch_prepare,
-    "backward": backward_hopper.launch_backward,
-    "backward, wide": backward_hopper_wide.launch_wide,
-    "finish": backward_rows.launch_finish,
-}
 MOST_CALLS = 116  # of Python functions of this package, by a warm forward and backward
 # (calls of Python functions of this package, files, folders, changes from folder to folder) that a
 # first forward may take until the kernel starts, and a later one: those of docs/design.md.
 WAYS = [(117, 23, 9, 46), (45, 10, 5, 10)]
 
 
-class StandIn:
-    """A kernel, and its compiled forms, that note what they are launched with."""
-
-    def __init__(self, name, launches, constants=None):
-        self.name, self.launches, self.constants = name, launches, constants
-        self.function = self.packed_metadata = None
-
-    def __getitem__(self, grid):
-        def run(*arguments, **constants):
-            options = {constants.pop(name) for name in ("num_warps", "num_stages")}
-            form = StandIn(self.name, self.launches, (constants, options))
-            form.note(grid, (*arguments, *constants.values()))
-            return form
-
-        return run
-
-    def run(self, x, y, z, stream, function, metadata, about, enter, leave, *arguments):
-        self.note((x, y, z), arguments)
-
-    def note(self, grid, arguments):
-        """What the GPU would be told: of a tensor all but its address."""
-        grid = (*grid, 1, 1)[:3]
-        self.launches.append((self.name, grid, self.constants, *map(noted, arguments)))
-
-
-def noted(x):
-    """An argument as something to compare."""
-    if isinstance(x, torch.Tensor):
-        return x.dtype, x.shape, x.stride()
-    if hasattr(x, "base"):
-        return [noted(x.base), *[repr(v) for k, v in vars(x).items() if k != "base"]]
-    return [noted(y) for y in x] if isinstance(x, tuple) else repr(x)
-
-
 @pytest.fixture
 def launches(monkeypatch):
-    """The launches, in order."""
-    found = []
-    for name, launcher in LAUNCHERS.items():
-        monkeypatch.setattr(launcher, "kernel", StandIn(name, found))
-        monkeypatch.setattr(launcher, "compiled", {})
-    driver = SimpleNamespace(get_current_device=lambda: 0, get_current_stream=lambda device: 0)
-    monkeypatch.setattr(launch, "runtime_driver", SimpleNamespace(active=driver))
-    monkeypatch.setattr(launch, "on_gpu", lambda request: True)
-    monkeypatch.setattr(launch, "decided", {})
-    monkeypatch.setattr(
-        tile_scheduler.Counters, "pair", lambda *given: torch.zeros(2, dtype=torch.int32)
-    )
-    monkeypatch.setattr(wgmma, "available", lambda device: True)
-    with devices.assume(H200):
+    with noted_launches(monkeypatch) as found:
         yield found
 
 
@@ -144,6 +75,14 @@ CALLS = {
     "narrow": (lambda: inputs(D=64), PLAIN),
     "wide": (lambda: inputs(D=256), PLAIN),
     "narrow values": (lambda: inputs(Dv=64), PLAIN),
+    "a sink": (inputs, PLAIN | {"sink": torch.ones(4)}),
+    "slopes": (inputs, PLAIN | {"alibi_slopes": torch.ones(4)}),
+    "slopes of each sequence": (inputs, PLAIN | {"alibi_slopes": torch.ones(2, 4)}),
+    "lengths": (inputs, PLAIN | {"kv_lengths": torch.tensor([200, 3])}),
+    "lengths of a cache": (lambda: [inputs()[0], *map(by_heads, inputs()[1:])],
+                           PLAIN | {"kv_lengths": torch.tensor([200, 3])}),
+    "packed": (lambda: [x.detach()[0].requires_grad_() for x in inputs()],
+               PLAIN | {"cu_seqlens_q": torch.tensor([0, 100, 256])}),
 }  # fmt: skip
 
 

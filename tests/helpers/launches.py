@@ -1,0 +1,80 @@
+"""A Hopper GPU that notes launches: kernels are replaced by stand-ins, and CPU tensors pass as
+those of an H200.
+"""
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import torch
+
+from flash_versions.dispatch import launch
+from flash_versions.dispatch.device import H200_SHARED_MEMORY, Properties, devices
+from flash_versions.versions.fa3.hopper import forward as fa3_hopper
+from flash_versions.versions.fa3.hopper.backward import kernel as backward_hopper
+from flash_versions.versions.fa3.hopper.backward import rows as backward_rows
+from flash_versions.versions.fa3.hopper.backward import wide as backward_hopper_wide
+from flash_versions.versions.fa4.hopper import forward as fa4_hopper
+from flash_versions.versions.tiles import tile_scheduler, wgmma
+
+H200 = Properties((9, 0), H200_SHARED_MEMORY, num_sms=132)
+LAUNCHERS = {
+    "forward": fa3_hopper.launch_forward,
+    "forward of fa4": fa4_hopper.launch_forward,
+    "prepare": backward_rows.launch_prepare,
+    "backward": backward_hopper.launch_backward,
+    "backward, wide": backward_hopper_wide.launch_wide,
+    "finish": backward_rows.launch_finish,
+}
+
+
+class StandIn:
+    """A kernel, and its compiled forms, that note what they are launched with."""
+
+    def __init__(self, name, launches, constants=None):
+        self.name, self.launches, self.constants = name, launches, constants
+        self.function = self.packed_metadata = None
+
+    def __getitem__(self, grid):
+        def run(*arguments, **constants):
+            options = {constants.pop(name) for name in ("num_warps", "num_stages")}
+            form = StandIn(self.name, self.launches, (constants, options))
+            form.note(grid, (*arguments, *constants.values()))
+            return form
+
+        return run
+
+    def run(self, x, y, z, stream, function, metadata, about, enter, leave, *arguments):
+        self.note((x, y, z), arguments)
+
+    def note(self, grid, arguments):
+        """What the GPU would be told: of a tensor all but its address."""
+        grid = (*grid, 1, 1)[:3]
+        self.launches.append((self.name, grid, self.constants, *map(noted, arguments)))
+
+
+def noted(x):
+    """An argument as something to compare."""
+    if isinstance(x, torch.Tensor):
+        return x.dtype, x.shape, x.stride()
+    if hasattr(x, "base"):
+        return [noted(x.base), *[repr(v) for k, v in vars(x).items() if k != "base"]]
+    return [noted(y) for y in x] if isinstance(x, tuple) else repr(x)
+
+
+@contextmanager
+def noted_launches(monkeypatch):
+    """Inside, a list of the launches, in order."""
+    found = []
+    for name, launcher in LAUNCHERS.items():
+        monkeypatch.setattr(launcher, "kernel", StandIn(name, found))
+        monkeypatch.setattr(launcher, "compiled", {})
+    driver = SimpleNamespace(get_current_device=lambda: 0, get_current_stream=lambda device: 0)
+    monkeypatch.setattr(launch, "runtime_driver", SimpleNamespace(active=driver))
+    monkeypatch.setattr(launch, "on_gpu", lambda request: True)
+    monkeypatch.setattr(launch, "decided", {})
+    monkeypatch.setattr(
+        tile_scheduler.Counters, "pair", lambda *given: torch.zeros(2, dtype=torch.int32)
+    )
+    monkeypatch.setattr(wgmma, "available", lambda device: True)
+    with devices.assume(H200):
+        yield found
