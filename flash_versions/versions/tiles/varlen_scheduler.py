@@ -174,12 +174,13 @@ def plan_kernel(
         k_own = key_rows(sequences, theirs, 0, kv_length).length
         own_b, other_b = (k_own, q_own) if OF_KEYS else (q_own, k_own)
         own_b = tl.where(b < batch, own_b * GROUP, 0)
+        other_b = b * 0 + other_b * GROUP  # one for all, or of each
         tiles = tl.cdiv(own_b, BLOCK)
         total += tl.sum(tiles)
         before = b[None, :] < sequence[:, None]
         tiles_before += tl.sum(tl.where(before, tiles[None, :], 0), 1)
         than = mine[:, None] - before.to(tl.int32)
-        more = heavier(than, own_b[None, :], (other_b * GROUP)[None, :], BLOCK, OF_KEYS, CAUSAL)
+        more = heavier(than, own_b[None, :], other_b[None, :], BLOCK, OF_KEYS, CAUSAL)
         place += tl.sum(tl.where(b[None, :] == sequence[:, None], 0, more), 1)
     in_rooms_before = tiles_before + tl.minimum(tl.maximum(tile, 0), tl.cdiv(own, BLOCK))
     place = tl.where(has_rows, place, total + room - in_rooms_before)

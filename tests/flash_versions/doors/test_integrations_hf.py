@@ -6,6 +6,7 @@ attention in fp32, plus one rounding. In the fp64 run every row is alone, withou
 
 import sys
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -533,3 +534,23 @@ def test_packing_puts_every_slot_into_one_sequence():
 def test_ragged_moves_to_a_device():
     seen = packed(Ragged(LENGTH, LENGTH, causal=True), LEFT.bool()).to("meta")
     assert seen.keys.is_meta and seen.cu_seqlens_q.is_meta and seen.kv_starts is None
+
+
+def test_the_page_trains_on_packed_documents():
+    """The lines of docs/plug_in.md, against one document after the other in eager attention."""
+    page = (Path(__file__).parents[3] / "docs" / "plug_in.md").read_text()
+    (lines,) = [x for x in page.split("```python\n") if "DataCollatorWithFlattening" in x]
+    model = model_of("Llama", "fv_fa3", vocab_size=128)
+    names = {"model": model}
+    exec(lines.partition("```")[0], names)
+    alone = model_of("Llama", "eager", vocab_size=128).double()
+    alone.load_state_dict(model.state_dict())
+    total = 0
+    for document in ([5, 17, 99, 3], [8, 2]):
+        ids = torch.tensor([document])
+        total += alone(input_ids=ids, labels=ids).loss * (len(document) - 1)
+    (total / 4).backward()  # four tokens are predicted
+    assert names["loss"].item() == pytest.approx(total.item() / 4, rel=64 * EPS)
+    for own, other in zip(model.parameters(), alone.parameters()):
+        scale = other.grad.abs().max()
+        assert (own.grad - other.grad).abs().max() <= 64 * EPS * scale
