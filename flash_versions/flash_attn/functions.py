@@ -29,6 +29,7 @@ import torch
 
 from flash_versions.dispatch.precision import is_fp8
 from flash_versions.dispatch.request import Sides, check_integers
+from flash_versions.flash_attn.forward_only import forward_only
 from flash_versions.flash_attn.kv_cache import append_to_cache, as_block_table, capacity_of, rotate
 from flash_versions.versions.api import attention
 
@@ -169,8 +170,9 @@ def flash_attn_varlen_func(
         cu_seqlens_k: the same for k and v; with a block_table its differences give the lengths.
         max_seqlen_q: an integer or a tensor; not looked at.
         max_seqlen_k: an integer or a tensor; not looked at.
-        block_table: (batch, max_pages) integers, for inference: key j of sequence b is row j %
-            page_size of page block_table[b, j // page_size].
+        block_table: (batch, max_pages) integers: key j of sequence b is row j % page_size of page
+            block_table[b, j // page_size]. Then there is no gradient: a backward raises a
+            ValueError.
 
     The others are those of `flash_attn_func`; M and N are the lengths of each sequence.
 
@@ -181,7 +183,8 @@ def flash_attn_varlen_func(
     Raises:
         ValueError: an argument is malformed, or the version does not support what was asked for.
     """
-    return _attend(
+    attend = _attend if block_table is None else _attend_to_pages
+    return attend(
         q,
         k,
         v,
@@ -243,6 +246,7 @@ def flash_attn_varlen_kvpacked_func(
     return flash_attn_varlen_func(q, k, v, *lengths, *options, **named)
 
 
+@forward_only("a step on a cache")
 def flash_attn_with_kvcache(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -267,7 +271,9 @@ def flash_attn_with_kvcache(
     s_aux: torch.Tensor | None = None,
     version: str = "auto",
 ) -> Output:
-    """One step of decoding: append to a cache in place, then attend to all of it. No gradient.
+    """One step of decoding: append to a cache in place, then attend to all of it.
+
+    There is no gradient: inputs may require grad, and a backward raises a ValueError.
 
     The lengths stay on the device: no step waits for them, and a step can be a CUDA graph.
 
@@ -302,19 +308,13 @@ def flash_attn_with_kvcache(
         is fp32, natural log, (batch, heads, M).
 
     Raises:
-        ValueError: an argument is malformed, one that wants a gradient, or the version does not
-            support what was asked for.
+        ValueError: an argument is malformed, or the version does not support what was asked for.
     """
     tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v, "s_aux": s_aux}
     for name, x in tensors.items():
         optional = name in ("k", "v", "s_aux")
         if not isinstance(x, torch.Tensor) and not (optional and x is None):
             raise ValueError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor.")
-        if x is not None and x.requires_grad and torch.is_grad_enabled():
-            raise ValueError(
-                f"{name} requires grad, and a step on a cache has no backward; call it under "
-                f"torch.no_grad()."
-            )
     block_table = as_block_table(block_table, cache_batch_idx, q)
     batch, capacity = q.shape[0], capacity_of(k_cache, block_table)
     new = 0 if k is None else k.shape[1]
@@ -411,6 +411,9 @@ def _attend(
         **options,
     )
     return (*result, None) if return_attn_probs else result
+
+
+_attend_to_pages = forward_only("attention to keys in pages")(_attend)
 
 
 def _bounds(window_size: WindowSize) -> Sides:

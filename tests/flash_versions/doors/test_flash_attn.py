@@ -230,6 +230,11 @@ def test_pages(device):
     result = flash_attn_varlen_func(q, *pages.unbind(2), *lengths, 12, 14, **options)
     in_rows = {"cu_seqlens_q": lengths[0], "cu_seqlens_k": lengths[1]}
     assert_within_budget(result, q, *kv.unbind(1), causal=True, **in_rows)
+    q.requires_grad_()
+    out, lse, none = flash_attn_varlen_func(q, *pages.unbind(2), *lengths, 12, 14, **options)
+    assert torch.equal(out, result[0]) and torch.equal(lse, result[1]) and none is None
+    with pytest.raises(ValueError, match="attention to keys in pages has no backward"):
+        out.sum().backward()
 
 
 def test_last_dimension_that_is_not_contiguous(device):
