@@ -32,9 +32,17 @@ OPTIONS = {
 }
 
 
+def poisoned_memory(*shape, empty=torch.empty, **options):
+    x = empty(*shape, **options)
+    return x.fill_(math.nan) if x.is_floating_point() else x
+
+
 @pytest.fixture(autouse=True)
 def small_hopper(monkeypatch):
-    """A GPU of two multiprocessors, so that programs walk over several tiles."""
+    """A GPU of two multiprocessors, so that programs walk over several tiles, and memory that holds
+    NaN until it is written.
+    """
+    monkeypatch.setattr(torch, "empty", poisoned_memory)
     for loaded in (FA3, FA4):
         monkeypatch.setattr(loaded["tiles.wgmma"], "available", lambda device: True)
     monkeypatch.setattr(devices, "assumed", Properties(num_sms=2))

@@ -104,7 +104,7 @@ def new_results(
     """
     x = torch.empty(shape, dtype=dtype or like.dtype, device=like.device)
     if cu_seqlens is not None:
-        fill_outside(x.view(1, shape[1], -1), cu_seqlens, 0.0)
+        fill_outside(x.flatten(2), cu_seqlens, 0.0)
     return x
 
 

@@ -119,7 +119,7 @@ class Workspace(NamedTuple):
     Of packed sequences, each has whole blocks of rows in `values` and `dq_sum`, which no other
     shares: what is added past its last query disturbs nobody.
 
-    k, v: those of the request, with sequences right behind each other.
+    k, v: those of the request; of rows with lengths of their own, contiguous.
     values: LSE and delta of each query (batch, heads, 2, padded length), fp32.
     dq_sum: (batch, M, heads, head_dim in whole 32s) fp32, heads apart in memory, with columns
         `exchanged`; packed: (1, padded length, ...).
@@ -156,7 +156,9 @@ def prepare(
         block = config.block_q
         tiles, sequences = Tiles.of_queries(request, block, 1), Sequences.of(request)
         length = config.padded_length(q_length + request.batch * block)
-    if request.is_ragged:  # keys may belong to no sequence
+    if request.cu_seqlens_k is not None:
+        dk, dv = (new_results(x.shape, x, request.cu_seqlens_k) for x in (k, v))
+    elif request.is_ragged:  # keys past the end of their sequence have no gradient
         k, v = k.contiguous(), v.contiguous()
         dk, dv = torch.zeros_like(k), torch.zeros_like(v)
     else:
@@ -175,7 +177,7 @@ def prepare(
     launch_prepare(
         (
             *(q.device, head_dim, do.shape[3], tiles is None),
-            *map(placement, (do, o, lse, dlse, dq_sum)),
+            *map(placement, (do, o, lse, dlse, dq_sum, *(sequences or ())[:5])),
         ),
         (blocks * heads * batch,),
         (
@@ -214,7 +216,10 @@ def finish(
     source = View.of(dq_sum)
     target = View.of(dq)._replace(PADDED=source.PADDED)  # of 16 dims, 32 columns
     launch_finish(
-        (q.device, head_dim, tiles is None, placement(dq_sum), placement(dq)),
+        (
+            *(q.device, head_dim, tiles is None),
+            *map(placement, (dq_sum, dq, *(sequences or ())[:5])),
+        ),
         (blocks * heads * batch,),
         (source, target, plan, sequences, request.scale, q_length, heads, blocks),
         {"BLOCK": block},
