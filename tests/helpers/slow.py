@@ -6,9 +6,6 @@ out: each took seconds of processor time, and tests that stay show most of what 
 is that of a file or of a function in it. Two rules come before the names: of the
 architectures, `make test` compiles for sm_90 only, and what bfloat16 shows it does not repeat for
 float16.
-
-WIDE is what not even `make test-all` runs but `make test-wide`, for a release: half a minute each,
-for what other tests show in part.
 """
 
 import re
@@ -121,12 +118,6 @@ SLOW = [
     "transformer/training/test_train.py::test_any_attention_can_train",
     "transformer/training/test_tuning.py::test_two_processes_end_where_one_does",
 ]
-WIDE = [
-    "benchmarks/test_aoti.py",
-    "benchmarks/test_generate_speed.py::test_all_contestants_say_the_same",
-    "compile/test_blackwell_compile.py::test_it_compiles_and_fits[(64, 'full', 'bfloat16', 2)]",
-    "compile/test_fa4_compile.py::test_it_compiles_fits_and_spills_nothing[sm_89]",
-]
 END_OF_NAME = re.compile(r"[\[@]")  # what follows are parameters, and a group of pytest-xdist
 REPEATED = re.compile(r"\bsm_(?!90)\d+|(?<!b)float16")
 
@@ -141,5 +132,3 @@ def pytest_collection_modifyitems(items):
         function = f"{path}::{END_OF_NAME.split(name)[0]}"
         if path in SLOW or function in SLOW or REPEATED.search(name):
             item.add_marker(pytest.mark.slow)
-        if any((path + "::" + name).startswith(chosen) for chosen in WIDE):
-            item.add_marker(pytest.mark.wide)
