@@ -20,6 +20,7 @@ from flash_versions.dispatch.precision import Fp8  # noqa: E402
 from flash_versions.dispatch.version import Version  # noqa: E402
 from flash_versions.integrations.distributed.context_parallel import context_parallel_attention  # noqa: E402
 from flash_versions.integrations.distributed.merge import merge_attention_states  # noqa: E402
+from flash_versions.versions import masks  # noqa: E402
 from flash_versions.versions.api import BASELINES, VERSIONS, attention  # noqa: E402
 from flash_versions.versions.from_file import load_version  # noqa: E402
 from flash_versions.versions.oracle.budget import compare  # noqa: E402
@@ -36,5 +37,6 @@ __all__ = [
     "compare",
     "context_parallel_attention",
     "load_version",
+    "masks",
     "merge_attention_states",
 ]

@@ -22,7 +22,8 @@ class Request(NamedTuple):
 
     q, k and v are always 4-D. Packed sequences are (1, total, heads, head_dim) with cu_seqlens_q
     (queries) and cu_seqlens_k (keys); with a block_table, k and v are (pages, page_size, kv_heads,
-    head_dim) and cu_seqlens_k only gives lengths. Causal is window_right = 0; None is no bound.
+    head_dim) and cu_seqlens_k only gives lengths. query_starts and query_ends are (batch, kv_heads,
+    N), expanded where the caller gave one for all. Causal is window_right = 0; None is no bound.
     precision is the text of an `Fp8`, or None: as the dtype says. 8-bit tensors always have one;
     times their descales they are what they stand for. deterministic may be None, torch's own
     setting: ask `is_deterministic`.
@@ -44,6 +45,8 @@ class Request(NamedTuple):
     kv_lengths: torch.Tensor | None = None
     kv_starts: torch.Tensor | None = None
     block_table: torch.Tensor | None = None
+    query_starts: torch.Tensor | None = None
+    query_ends: torch.Tensor | None = None
     num_splits: int | None = None
     return_lse: bool = False
     precision: str | None = None
@@ -62,6 +65,11 @@ class Request(NamedTuple):
         """Whether sequences have lengths of their own, which only the GPU knows."""
         packed = self.cu_seqlens_q is not None
         return packed or self.kv_lengths is not None or self.kv_starts is not None
+
+    @property
+    def has_intervals(self) -> bool:
+        """Whether keys say which queries see them."""
+        return self.query_starts is not None or self.query_ends is not None
 
     @property
     def group(self) -> int:
@@ -119,6 +127,8 @@ class Options(TypedDict, total=False):
     kv_lengths: torch.Tensor | None
     kv_starts: torch.Tensor | None
     block_table: torch.Tensor | None
+    query_starts: torch.Tensor | None
+    query_ends: torch.Tensor | None
     num_splits: int | None
     precision: str | Fp8 | None
     q_descale: torch.Tensor | None
@@ -170,6 +180,9 @@ def make_request(
     for name in OPTIONAL_TENSORS:
         if asked[name] is not None:
             asked[name] = _contiguous(asked[name])
+    for name in INTERVALS:
+        if asked[name] is not None:
+            asked[name] = _of_each_key(name, asked, k)
     asked["precision"] = checked_precision(asked["precision"], q, k, asked)
     request = Request(q, k, v, window_left=left, window_right=right, dropout_seed=seed, **asked)
     _check_lengths(request)
@@ -260,6 +273,7 @@ CHECKS: dict[str, Callable[[str, object], Any]] = {
     "return_lse": _checked_flag,
     "deterministic": _checked_choice,
 }
+INTERVALS = ("query_starts", "query_ends")
 MADE = ("window_left", "window_right", "dropout_seed")  # from other options, or drawn
 DEFAULTS: dict[str, Any] = {
     **{name: x for name, x in Request._field_defaults.items() if name not in MADE},
@@ -344,6 +358,28 @@ def _check_lengths(request: Request) -> None:
         )
 
 
+def _of_each_key(name: str, asked: dict[str, Any], k: torch.Tensor) -> torch.Tensor:
+    """An end of each key's interval of queries, as (batch, kv_heads, N)."""
+    for other in ("cu_seqlens_q", "cu_seqlens_k", "kv_lengths", "kv_starts", "block_table"):
+        if asked[other] is not None:
+            raise ValueError(
+                f"{other} and {name} were both given; intervals say of every key who sees it, so "
+                f"leave one of them out (query_ends of 0: nobody sees the key)."
+            )
+    x = asked[name]
+    batch, n, kv_heads, _ = k.shape
+    if not isinstance(x, torch.Tensor):
+        raise ValueError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor.")
+    if tuple(x.shape) not in [(n,), (batch, n), (batch, kv_heads, n)] or x.dtype not in INTEGERS:
+        raise ValueError(
+            f"{name} has shape {tuple(x.shape)} and dtype {x.dtype}; it must be int32 or int64 of "
+            f"shape ({n},), ({batch}, {n}) or ({batch}, {kv_heads}, {n}): a number for each key."
+        )
+    if x.device != k.device:
+        raise ValueError(f"{name} is on {x.device}, q is on {k.device}; use one device.")
+    return (x[:, None] if x.dim() == 2 else x).expand(batch, kv_heads, n)
+
+
 def check_integers(
     name: str, x: object, shape: tuple[int | None, ...], device: torch.device
 ) -> None:
@@ -401,6 +437,14 @@ def check_values(request: Request) -> None:
         ValueError: a value is out of range; the sentence names it.
     """
     _check_descales(request)
+    for name in INTERVALS:
+        if (x := getattr(request, name)) is not None and x.numel():
+            low, high = (int(bound) for bound in x.aminmax())
+            if low < 0 or high > request.q.shape[1]:
+                raise ValueError(
+                    f"{name} holds {low if low < 0 else high}; queries are counted from 0 to "
+                    f"{request.q.shape[1]}, their number."
+                )
     _check_cu_seqlens("cu_seqlens_q", request.cu_seqlens_q, request.q.shape[1])
     paged = request.block_table is not None
     _check_cu_seqlens("cu_seqlens_k", request.cu_seqlens_k, None if paged else request.k.shape[1])

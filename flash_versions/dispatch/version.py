@@ -8,7 +8,7 @@ import torch
 
 from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.precision import Quantized
-from flash_versions.dispatch.request import Request
+from flash_versions.dispatch.request import INTERVALS, Request
 
 Forward = Callable[[Request], tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]]
 ForwardQuantized = Callable[[Request, Quantized], tuple[torch.Tensor, torch.Tensor, None]]
@@ -143,6 +143,9 @@ def fp8_limits(request: Request) -> str | None:
             f"{precision} is forward only and an input requires grad; call it under "
             f"torch.no_grad(), or leave precision out."
         )
+    for name in INTERVALS:
+        if getattr(request, name) is not None:
+            return f"{name} is not possible with {precision}; leave one of them out."
     for name in ("cu_seqlens_q", "cu_seqlens_k", "kv_starts", "block_table"):
         if getattr(request, name) is not None:
             return (

@@ -77,6 +77,8 @@ def attention(
     kv_lengths: torch.Tensor | None = None,
     kv_starts: torch.Tensor | None = None,
     block_table: torch.Tensor | None = None,
+    query_starts: torch.Tensor | None = None,
+    query_ends: torch.Tensor | None = None,
     version: str = "auto",
     num_splits: int | None = None,
     return_lse: bool = False,
@@ -124,6 +126,12 @@ def attention(
             kv_heads, dim), and key j of sequence b is row j % page_size of page block_table[b, j //
             page_size]. Entries up to its length must be pages that exist, seen or not. Without
             kv_lengths and cu_seqlens_k, all pages are full.
+        query_starts: (N,), (batch, N) or (batch, kv_heads, N) integers: queries i <
+            query_starts[j] do not see key j, whatever causal and window allow. Queries are counted
+            from 0, wherever the diagonal is. None: the first one sees it. `flash_versions.masks`
+            makes these for documents, shared prompts and trees.
+        query_ends: the same: queries i >= query_ends[j] do not see key j. Not together with
+            lengths, packed sequences, pages or FP8.
         version: a name in VERSIONS or BASELINES, or "auto": the newest version that takes these
             inputs. "fa4-blackwell" is FA4's kernel for Blackwell, which never ran on hardware.
         num_splits: FA2's split-KV: ranges into which the keys are split; None lets the version
@@ -142,8 +150,9 @@ def attention(
             which no two programs add to one place. False: a faster kernel may add in any order,
             where a version has one. None: as torch.use_deterministic_algorithms says when the
             gradients are computed. The forward gives the same bits in any case.
-        check: read the values of cu_seqlens, kv_lengths, kv_starts, block_table and the scales on
-            the host and refuse what is out of range; otherwise they stay on the device, unread.
+        check: read the values of cu_seqlens, kv_lengths, kv_starts, block_table, query_starts,
+            query_ends and the scales on the host and refuse what is out of range; otherwise they
+            stay on the device, unread.
 
     Returns:
         o: (batch, M, heads, head_dim_v) in q's dtype, for an 8-bit q in bfloat16; 0 for a query
@@ -170,6 +179,8 @@ def attention(
         kv_lengths=kv_lengths,
         kv_starts=kv_starts,
         block_table=block_table,
+        query_starts=query_starts,
+        query_ends=query_ends,
         num_splits=num_splits,
         return_lse=return_lse,
         precision=precision,

@@ -31,6 +31,7 @@ FEATURES: dict[str, Callable[[Request], bool]] = {
     "cu_seqlens": lambda x: x.cu_seqlens_q is not None or x.cu_seqlens_k is not None,
     "kv_starts": lambda x: x.kv_starts is not None,
     "block_table": lambda x: x.block_table is not None,
+    "query_intervals": lambda x: x.has_intervals,
     "grouped_heads": lambda x: x.group > 1,
     "head_dim_v": lambda x: x.v.shape[3] != x.q.shape[3],
 }

@@ -74,6 +74,11 @@ SHAPES = {
             "dropout_p": 0.1,
         }
     ),
+    "intervals": Shape(
+        kv_heads=2,
+        head_dim=128,
+        options={"causal": True, "query_ends": torch.zeros(512, dtype=torch.int32)},
+    ),
     "pages": Shape(
         backward=False,
         options={"kv_lengths": INT32[:1], "block_table": INT32[None]},

@@ -8,7 +8,8 @@ from flash_versions.dispatch.version import Version, kernel_limits
 from flash_versions.versions.fa1 import backward, forward
 
 FROM_FA2_ON = (
-    "softcap", "alibi_slopes", "sink", "cu_seqlens_q", "cu_seqlens_k", "kv_starts", "block_table"
+    "softcap", "alibi_slopes", "sink", "cu_seqlens_q", "cu_seqlens_k", "kv_starts", "block_table",
+    "query_starts", "query_ends",
 )  # fmt: skip
 
 

@@ -50,6 +50,14 @@ from flash_versions.versions.tiles.algebra import (
     last_visible,
     mask_scores,
 )
+from flash_versions.versions.tiles.intervals import (
+    Intervals,
+    by_key,
+    listed_block,
+    listed_blocks,
+    mask_intervals,
+    query_blocks,
+)
 from flash_versions.versions.tiles.rows import (
     Rows,
     View,
@@ -126,6 +134,8 @@ def fold_queries(
         s = mask_scores(
             s, k_pos[:, None], queries.first_key[None, :], queries.last_key[None, :], window
         )
+        if window.by_key is not None:
+            s = mask_intervals(s, queries.pos[None, :], k_pos[:, None], keys, window.intervals)
     row_lse = load_row_values(lse, rows, queries.pos, float("inf"))
     p = probabilities(s, row_lse[None, :], mods.scale_log2)
     do_tile = load_rows(do, rows, queries.pos, MASKED)
@@ -168,6 +178,8 @@ def fold_keys(
         s = mask_scores(
             s, k_pos[None, :], queries.first_key[:, None], queries.last_key[:, None], window
         )
+        if window.by_key is not None:
+            s = mask_intervals(s, queries.pos[:, None], k_pos[None, :], keys, window.intervals)
     p = probabilities(s, row_lse[:, None], mods.scale_log2)
     v_tile = load_rows(v, keys, k_pos, MASKED)
     dp = tl.dot(do_tile, v_tile.T, input_precision="ieee")
@@ -251,17 +263,22 @@ def dkdv_kernel(
         (last_visible(high, offset, window.left, rows.length) + 1) * GROUP - 1,
         BLOCK_Q,
     )
+    k_pos = low + tl.arange(0, BLOCK_KV)
+    if window.by_key is not None:
+        begin, full_begin, full_end, end = query_blocks(
+            window.intervals, keys, k_pos, rows.length, begin, full_begin, full_end, end, GROUP,
+            BLOCK_Q
+        )  # fmt: skip
     if low > high:  # past the keys of this sequence: only zeros to write
         full_begin, full_end, end = begin, begin, begin
 
-    k_pos = low + tl.arange(0, BLOCK_KV)
     k_tile = load_rows(k, keys, k_pos, MASKED=True)
     v_tile = load_rows(v, keys, k_pos, MASKED=True)
     dk = tl.zeros([BLOCK_KV, k.PADDED], tl.float32)
     dv = tl.zeros([BLOCK_KV, v.PADDED], tl.float32)
     # Keys past the end are not masked: what they collect are rows of dk and dv that are never
     # stored. Queries past the end are: their P is 0.
-    if window.right is not None:
+    if window.right is not None or window.by_key is not None:
         for i in range(begin, full_begin):
             dk, dv = fold_queries(
                 i, dk, dv, k_tile, v_tile, k_pos, q, do, lse, delta, sequence, kv_heads,
@@ -325,22 +342,35 @@ def dq_kernel(
     row_lse = load_row_values(lse, rows, queries.pos, float("inf"))
     row_delta = load_row_values(delta, rows, queries.pos, 0.0)
     dq = tl.zeros([BLOCK_Q, q.PADDED], tl.float32)
-    if window.left is not None:
-        for j in range(begin, full_begin):
+    if window.by_key is not None:
+        line, masked, all_blocks = listed_blocks(window.intervals, keys, tile)
+        for i in range(masked):
+            dq = fold_keys(
+                listed_block(window.intervals, line, i, masked), dq, q_tile, do_tile, row_lse,
+                row_delta, queries, k, v, keys, window, mods, BLOCK_KV, MASKED=True
+            )  # fmt: skip
+        for i in range(masked, all_blocks):
+            dq = fold_keys(
+                listed_block(window.intervals, line, i, masked), dq, q_tile, do_tile, row_lse,
+                row_delta, queries, k, v, keys, window, mods, BLOCK_KV, MASKED=False
+            )  # fmt: skip
+    else:
+        if window.left is not None:
+            for j in range(begin, full_begin):
+                dq = fold_keys(
+                    j, dq, q_tile, do_tile, row_lse, row_delta, queries, k, v, keys, window, mods,
+                    BLOCK_KV, MASKED=True
+                )  # fmt: skip
+        for j in range(full_begin, full_end):
+            dq = fold_keys(
+                j, dq, q_tile, do_tile, row_lse, row_delta, queries, k, v, keys, window, mods,
+                BLOCK_KV, MASKED=False
+            )  # fmt: skip
+        for j in range(full_end, end):
             dq = fold_keys(
                 j, dq, q_tile, do_tile, row_lse, row_delta, queries, k, v, keys, window, mods,
                 BLOCK_KV, MASKED=True
             )  # fmt: skip
-    for j in range(full_begin, full_end):
-        dq = fold_keys(
-            j, dq, q_tile, do_tile, row_lse, row_delta, queries, k, v, keys, window, mods,
-            BLOCK_KV, MASKED=False
-        )  # fmt: skip
-    for j in range(full_end, end):
-        dq = fold_keys(
-            j, dq, q_tile, do_tile, row_lse, row_delta, queries, k, v, keys, window, mods,
-            BLOCK_KV, MASKED=True
-        )  # fmt: skip
     store_rows(dq_out, rows, queries.pos, dq * scale)
 
 
@@ -408,7 +438,8 @@ def backward(
     dq = new_results(q.shape, q, request.cu_seqlens_q)
     dk, dv = (new_results(x.shape, x, request.cu_seqlens_k) for x in (k, v))
     views = tuple(View.of(x) for x in (q, k, v, do))
-    window = Window(request.window_left, request.window_right)
+    sides = request.window_left, request.window_right
+    window = Window(*sides, *by_key(Intervals.of(request)))
     given = (Sequences.of(request), window, ScoreMods.of(request), request.scale)
     lengths = (q_length, kv_length, kv_heads)
     key = (*layout(request), kv_length, *map(placement, (do, o, lse, dlse)))
@@ -427,8 +458,10 @@ def backward(
     )
     config = q_config or backward_config(request, MEASURED_Q)
     tiles = Tiles.of_queries(request, config.block_q, group)
+    intervals = Intervals.listed(request, config.block_q, config.block_kv)
+    given = (given[0], Window(*sides, *by_key(intervals)), *given[2:])
     launch_dq(
-        key,
+        (*key, intervals and placement(intervals.lists)),
         (tiles.number * kv_heads * batch,),
         (*views, *row_views, View.of(dq), tiles.plan, *given, *lengths, tiles.number),
         {"GROUP": group, "BLOCK_Q": config.block_q, "BLOCK_KV": config.block_kv},

@@ -43,7 +43,7 @@ import triton
 import triton.language as tl
 
 from flash_versions.dispatch.device import devices
-from flash_versions.dispatch.launch import Launcher, layout
+from flash_versions.dispatch.launch import Launcher, layout, placement
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import LaunchConfig, default_config, padded_head_dim
 from flash_versions.versions.fa2.combine import Partials, combine
@@ -54,6 +54,13 @@ from flash_versions.versions.tiles.algebra import (
     finalize,
     mask_scores,
     softmax_step,
+)
+from flash_versions.versions.tiles.intervals import (
+    Intervals,
+    by_key,
+    listed_block,
+    listed_blocks,
+    mask_intervals,
 )
 from flash_versions.versions.tiles.rows import (
     Rows,
@@ -121,6 +128,8 @@ def fold_block(
         s = mask_scores(
             s, k_pos[None, :], queries.first_key[:, None], queries.last_key[:, None], window
         )
+        if window.by_key is not None:
+            s = mask_intervals(s, queries.pos[:, None], k_pos[None, :], keys, window.intervals)
     p, row_max, row_sum, alpha = softmax_step(s, row_max, row_sum, mods.scale_log2)
     p = drop(p, mods, queries.sequence_head[:, None], queries.pos[:, None], k_pos[None, :])
     v_tile = load_rows(v, keys, k_pos, MASKED)
@@ -171,6 +180,42 @@ def attend(
 
 
 @triton.jit
+def attend_listed(
+    acc,
+    row_max,
+    row_sum,
+    q_tile,
+    queries,
+    k,
+    v,
+    sequences,
+    keys,
+    window,
+    mods,
+    tile,
+    split,
+    num_splits,
+    BLOCK_KV: tl.constexpr,
+):
+    """The same with one split of the blocks that an interval mask leaves of a tile."""
+    line, masked, all_blocks = listed_blocks(window.intervals, keys, tile)
+    blocks_per_split = tl.cdiv(all_blocks, num_splits)
+    begin = tl.minimum(split * blocks_per_split, all_blocks)
+    end = tl.minimum(begin + blocks_per_split, all_blocks)
+    for i in range(begin, tl.minimum(masked, end)):
+        acc, row_max, row_sum = fold_block(
+            listed_block(window.intervals, line, i, masked), acc, row_max, row_sum, q_tile,
+            queries, k, v, sequences, keys, window, mods, BLOCK_KV, MASKED=True
+        )  # fmt: skip
+    for i in range(tl.maximum(masked, begin), end):
+        acc, row_max, row_sum = fold_block(
+            listed_block(window.intervals, line, i, masked), acc, row_max, row_sum, q_tile,
+            queries, k, v, sequences, keys, window, mods, BLOCK_KV, MASKED=False
+        )  # fmt: skip
+    return acc, row_max, row_sum
+
+
+@triton.jit
 def forward_tile(
     tile,
     split,
@@ -212,10 +257,16 @@ def forward_tile(
     row_max = tl.full([BLOCK_Q], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_Q], tl.float32)
     row_max, row_sum = sink_state(row_max, row_sum, mods, rows.head, split == 0)
-    acc, row_max, row_sum = attend(
-        acc, row_max, row_sum, q_tile, queries, k, v, sequences, keys, window, mods,
-        begin, full_begin, full_end, end, BLOCK_KV
-    )  # fmt: skip
+    if window.by_key is not None:
+        acc, row_max, row_sum = attend_listed(
+            acc, row_max, row_sum, q_tile, queries, k, v, sequences, keys, window, mods,
+            tile, split, num_splits, BLOCK_KV
+        )  # fmt: skip
+    else:
+        acc, row_max, row_sum = attend(
+            acc, row_max, row_sum, q_tile, queries, k, v, sequences, keys, window, mods,
+            begin, full_begin, full_end, end, BLOCK_KV
+        )  # fmt: skip
     if mods.dropout_rescale is not None:
         acc *= mods.dropout_rescale
     if SPLIT:
@@ -312,7 +363,7 @@ def decodes(request: Request) -> bool:
     tiles would not fit the registers.
     """
     rows = request.q.shape[1] * request.group
-    alike = request.cu_seqlens_q is None
+    alike = request.cu_seqlens_q is None and not request.has_intervals
     return alike and rows <= DECODING_ROWS and request.q.dtype != torch.float32
 
 
@@ -365,11 +416,12 @@ def forward(
     if num_splits > 1:
         partials = Partials.allocate(num_splits, o, request.cu_seqlens_q is not None)
     overlap = few_rows and num_splits > 1 and devices.launches_overlap(q.device)
-    key = (*layout(request), num_splits)
+    intervals = Intervals.listed(request, config.block_q, config.block_kv)
+    key = (*layout(request), num_splits, intervals and placement(intervals.lists))
     tensors = (View.of(q), View.of(k), View.of(v), View.of(o), View.of_rows(lse), partials)
     about = (
         Sequences.of(request),
-        Window(request.window_left, request.window_right),
+        Window(request.window_left, request.window_right, *by_key(intervals)),
         ScoreMods.of(request),
         q_length,
         request.max_kv_length,

@@ -289,6 +289,8 @@ def left_to_gathering(request: Request) -> str | None:
     q, k, v = request.q, request.k, request.v
     if request.block_table is not None:
         return "block_table scatters the keys over pages; a box takes rows that lie in a line."
+    if request.query_starts is not None or request.query_ends is not None:
+        return "query_starts and query_ends are left to FA2's kernels, which skip blocks by a list."
     for name, x in (("q", q), ("k", k), ("v", v)):
         if reason := undescribable(name, x):
             return reason

@@ -10,7 +10,7 @@ from einops import repeat
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flash_versions.dispatch.precision import Quantized
-from flash_versions.dispatch.request import Request, make_request
+from flash_versions.dispatch.request import INTERVALS, Request, make_request
 from flash_versions.dispatch.version import Version, fp8_limits
 from flash_versions.versions.fp8.quantize import P_OFFSET, dequantize, prepare
 
@@ -34,6 +34,7 @@ def attention_reference(
         s_ij = softcap * tanh(s_ij / softcap)                      with a softcap
         s_ij = s_ij - alibi_slopes[h] * |i + n - m - j|            with ALiBi
         s_ij = -inf              unless i + n - m - left <= j <= i + n - m + right, the window
+        s_ij = -inf              unless query_starts[j] <= i < query_ends[j], the interval of key j
         lse_i = log(sum_j exp(s_ij) + exp(sink[h]))                the last term only with a sink
         p_ij = exp(s_ij - lse_i)
         p_ij = 0 if dropped, else p_ij / (1 - dropout_p)           with dropout
@@ -159,6 +160,10 @@ def attend(
         visible = visible & (behind <= request.window_left)
     if request.window_right is not None:
         visible = visible & (behind >= -request.window_right)
+    if request.query_starts is not None:
+        visible = visible & (i >= of_each_head(request.query_starts, request))
+    if request.query_ends is not None:
+        visible = visible & (i < of_each_head(request.query_ends, request))
     s = s.masked_fill(~visible, float("-inf"))
     # A row of -inf has no softmax: give it zeros, in the result and in every gradient.
     empty = ~visible.any(-1, keepdim=True)
@@ -173,6 +178,11 @@ def attend(
         keep = dropout_keep(request, first, batch, m, n)
         p = p[..., :n].masked_fill(~keep, 0.0) / (1 - request.dropout_p)
     return weigh(p, v), lse.masked_fill(empty[..., 0], float("-inf"))
+
+
+def of_each_head(x: torch.Tensor, request: Request) -> torch.Tensor:
+    """Numbers of keys (batch, kv_heads, n) for scores: (batch, heads, 1, n)."""
+    return repeat(x, "b h n -> b (h g) 1 n", g=request.group)
 
 
 def at_least_fp32(dtype: torch.dtype) -> torch.dtype:
@@ -303,7 +313,7 @@ def _no_more_than_sdpa(request: Request) -> str | None:
         return "it does not return the LSE; use version='reference' or one of the kernels."
     if request.dropout_p > 0:
         return "dropout_p draws another mask here; use version='reference' or one of the kernels."
-    others = ("softcap", "alibi_slopes", "sink", *SEQUENCES)
+    others = ("softcap", "alibi_slopes", "sink", *INTERVALS, *SEQUENCES)
     for name in others:
         if name != "kv_lengths" and getattr(request, name) is not None:
             return f"{name} is not possible; use version='reference' or one of the kernels."

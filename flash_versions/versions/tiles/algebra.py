@@ -18,11 +18,15 @@ LN2 = tl.constexpr(math.log(2.0))
 class Window(NamedTuple):
     """Query i of m sees keys i + n - m - left .. i + n - m + right of n; None is no bound.
 
-    Causal is (None, 0): bottom-right aligned, so the last query sees the last key.
+    Causal is (None, 0): bottom-right aligned, so the last query sees the last key. by_key is 1
+    where keys have intervals of queries besides (`tiles/intervals.py`): Triton 3.6 cannot compare
+    these, a tuple with None in it, with None.
     """
 
     left: Any
     right: Any
+    by_key: Any = None
+    intervals: Any = None
 
 
 @triton.jit

@@ -118,6 +118,18 @@ REFUSED = {
         packed(cu_seqlens_q=BOUNDS, cu_seqlens_k=BOUNDS[:2]), r"cu_seqlens_k .*shape \(3,\)"),
     "bounds and lengths": (packed(cu_seqlens_q=BOUNDS, kv_lengths=BOUNDS[1:]), "both given"),
     "bounds and starts": (packed(cu_seqlens_q=BOUNDS, kv_starts=BOUNDS[1:]), "both given"),
+    "intervals: shape": (
+        arguments(query_ends=ones(2, 4).int()), r"query_ends .*\(4,\), \(1, 4\) or \(1, 2, 4\)"),
+    "intervals: a list": (arguments(query_starts=[0, 1, 2, 3]), "query_starts is a list"),
+    "intervals: floats": (arguments(query_ends=ones(4)), "query_ends has .*int32 or int64"),
+    "intervals: device": (
+        arguments(query_ends=ones(4, device="meta").int()), "query_ends is on meta"),
+    "intervals and lengths": (
+        arguments(query_ends=ones(4).int(), kv_lengths=ONE), "kv_lengths and query_ends were both"),
+    "intervals in fa1": (
+        arguments(version="fa1", query_ends=ones(4).int()), "'fa1': query_ends.*'fa2'"),
+    "intervals in FP8": (
+        half(precision="fp8", query_ends=ones(4).int()), "query_ends is not possible with"),
     "pages: 1-D": (arguments(block_table=ONE, kv_lengths=ONE), r"block_table .*\(1, any\)"),
     "softcap in fa1": (arguments(version="fa1", softcap=1.0), "'fa1': softcap.*'fa2'"),
     "dropout in fa1": (arguments(version="fa1", dropout_p=0.5), "'fa1': dropout_p=0.5.*'fa2'"),
@@ -197,6 +209,9 @@ WRONG_VALUES = {
     "length": (arguments(kv_lengths=torch.tensor([5])), "sequence 0 has 5 keys.*0 to 4"),
     "length below 0": (arguments(kv_lengths=torch.tensor([-1])), "sequence 0 has -1 keys"),
     "start": (arguments(kv_starts=torch.tensor([5])), r"kv_starts\[0\]=5 .* 0 to 4"),
+    "interval": (arguments(query_ends=torch.tensor([0, 4, 4, 5])), "query_ends holds 5; .*0 to 4"),
+    "interval before 0": (
+        arguments(query_starts=torch.tensor([0, -1, 0, 0])), "query_starts holds -1"),
     "page": (arguments(block_table=PAGES + 1, kv_lengths=ONE), r"block_table\[0\] has page 1"),
     "room in the pages": (arguments(block_table=PAGES, kv_lengths=ONE * 9), "0 has 9 keys"),
     "scale 0": (eight_bits(k_descale=torch.zeros(1)), "k_descale holds 0.0; .*positive and finite"),

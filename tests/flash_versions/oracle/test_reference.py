@@ -329,6 +329,7 @@ SDPA_REFUSES = {
     "dropout_p": {"dropout_p": 0.1},
     "kv_starts": {"kv_starts": torch.tensor([0, 1])},
     "block_table": {"block_table": torch.zeros(2, 1).int(), "kv_lengths": torch.ones(2).int()},
+    "query_starts": {"query_starts": torch.zeros(9).int()},
     "return_lse": {"return_lse": True},
     "num_splits": {"num_splits": 2},
 }

@@ -43,7 +43,9 @@ def calls(draw):
         options["scale"] = draw(st.sampled_from([0.05, 0.3, 1.0]))
     for feature in draw(st.sets(st.sampled_from(["softcap", "alibi", "sink", "dropout"]))):
         options[feature] = True
-    options["sequences"] = draw(st.sampled_from(["alike", "alike", "lengths", "packed"]))
+    options["sequences"] = draw(
+        st.sampled_from(["alike", "alike", "lengths", "packed", "intervals"])
+    )
     return shape, draw(st.sampled_from(list(LAYOUTS))), draw(st.sampled_from(DTYPES)), options
 
 
@@ -78,6 +80,11 @@ def full_options(shape, options, device):
     sequences = options.pop("sequences")
     if sequences == "lengths":
         options["kv_lengths"] = torch.randint(0, shape["N"] + 1, (batch,), device=device)
+    if sequences == "intervals":
+        shapes = [(shape["N"],), (batch, shape["N"]), (batch, shape["kv_heads"], shape["N"])]
+        for name in ("query_starts", "query_ends"):
+            of = shapes[int(torch.randint(len(shapes), ()))]
+            options[name] = torch.randint(shape["M"] + 1, of, device=device)
     if sequences == "packed":
         options["cu_seqlens_q"] = ends(batch * shape["M"], batch).to(device)
         options["cu_seqlens_k"] = ends(batch * shape["N"], batch).to(device)

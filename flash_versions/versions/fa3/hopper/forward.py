@@ -424,6 +424,8 @@ def left_to_portable(request: Request) -> str | None:
         return f"q has dtype {q.dtype}; float16 and bfloat16 are what WGMMA multiplies here."
     if request.block_table is not None:
         return "block_table is left to FA2's kernel: a box takes rows that lie in a line."
+    if request.query_starts is not None or request.query_ends is not None:
+        return "query_starts and query_ends are left to FA2's kernels, which skip blocks by a list."
     if request.dropout_p > 0:
         return (
             "dropout_p is left to the portable kernel: a random number takes a hundred "

@@ -1,0 +1,141 @@
+"""Masks that are intervals: documents, a shared prompt, trees, prefixes, and FlashMask's form.
+
+Each function returns options of `attention`, for as many queries as keys:
+
+    o = attention(q, k, v, **masks.documents([300, 512, 212], device="cuda"))
+"""
+
+from collections.abc import Sequence
+from typing import TypedDict
+
+import torch
+
+Counts = torch.Tensor | Sequence[int]
+Device = torch.device | str | None
+
+
+class MaskOptions(TypedDict, total=False):
+    """The options of `attention` that make a mask."""
+
+    causal: bool
+    query_starts: torch.Tensor
+    query_ends: torch.Tensor
+
+
+def documents(lengths: Counts, *, causal: bool = True, device: Device = None) -> MaskOptions:
+    """Documents one behind the other, none of which sees another.
+
+    Args:
+        lengths: of the documents, in order; their sum is the number of queries and keys.
+        causal: whether a query sees only keys up to its own.
+        device: of the tensors; None: that of the lengths.
+
+    Raises:
+        ValueError: lengths are not one row of integers.
+    """
+    lengths = _integers("lengths", lengths, device)
+    ends = lengths.cumsum(0)
+    options: MaskOptions = {"causal": causal, "query_ends": ends.repeat_interleave(lengths)}
+    if not causal:
+        options["query_starts"] = (ends - lengths).repeat_interleave(lengths)
+    return options
+
+
+def shared_prompt(prompt: int, answers: Counts, *, device: Device = None) -> MaskOptions:
+    """One prompt with several answers behind it: each sees the prompt and itself, so the prompt is
+    computed once. Position embeddings of each answer go on from the end of the prompt.
+
+    Args:
+        prompt: its number of tokens.
+        answers: the number of tokens of each answer, in order.
+        device: of the tensors; None: that of the answers.
+
+    Raises:
+        ValueError: the prompt is shorter than 0, or answers are not one row of integers.
+    """
+    if prompt < 0:
+        raise ValueError(f"prompt={prompt} must be at least 0.")
+    answers = _integers("answers", answers, device)
+    ends = (prompt + answers.cumsum(0)).repeat_interleave(answers)
+    whole = torch.full((prompt,), prompt, device=ends.device) + answers.sum()
+    return {"causal": True, "query_ends": torch.cat((whole, ends))}
+
+
+def tree(parents: Sequence[int], *, device: Device = None) -> MaskOptions:
+    """A tree of tokens, such as drafts that are verified together: each sees itself and those it
+    descends from.
+
+    Args:
+        parents: of each token, the place of its parent, or -1. A token comes right behind its
+            parent, or behind a brother with all that descends from him (depth first).
+        device: of the tensors; None: torch's default.
+
+    Raises:
+        ValueError: tokens are in another order.
+    """
+    ends = [0] * len(parents)
+    path: list[int] = []  # from the root to the last token
+    for i, parent in enumerate([*parents, -1]):  # one root more, to end the last tree
+        while path and path[-1] != parent:
+            ends[path.pop()] = i
+        if parent != -1 and not path:
+            raise ValueError(
+                f"parents[{i}]={parent} is not the token before it nor one that this descends "
+                f"from; put tokens in depth-first order."
+            )
+        path.append(i)
+    return {"causal": True, "query_ends": torch.tensor(ends, dtype=torch.int64, device=device)}
+
+
+def prefix(length: int, total: int, *, device: Device = None) -> MaskOptions:
+    """The first `length` of `total` tokens see each other, the others what is before them.
+
+    Raises:
+        ValueError: the length is not from 0 to the total.
+    """
+    if not 0 <= length <= total:
+        raise ValueError(f"length={length} must lie from 0 to total={total}.")
+    place = torch.arange(total, device=device)
+    return {"query_starts": torch.where(place < length, 0, place)}
+
+
+def from_flashmask(startend_row_indices: torch.Tensor, *, causal: bool) -> MaskOptions:
+    """What FlashMask's `startend_row_indices` means, (batch, heads, N, 1, 2 or 4) integers, where
+    it leaves each key one interval of queries. Four columns, and two with causal, are read on the
+    host.
+
+    Args:
+        startend_row_indices: for each key, the first row that is masked below the diagonal; with
+            causal and two columns, also the end of these rows; else the end of the rows that are
+            masked above it; four columns have start and end of both. heads are 1 or the key heads.
+        causal: as it was given to FlashMask.
+
+    Raises:
+        ValueError: another shape, or rows are seen again below masked ones.
+    """
+    x = startend_row_indices
+    columns = (1, 2) if causal else (2, 4)
+    if x.dim() != 4 or x.shape[3] not in columns:
+        raise ValueError(
+            f"startend_row_indices has shape {tuple(x.shape)}; it must be (batch, heads, N, "
+            f"{columns[0]} or {columns[1]}) with causal={causal}."
+        )
+    if x.shape[1] == 1:
+        x = x[:, 0]
+    rows, last = x.shape[-2], x.shape[-1]
+    again = (causal and last == 2) or last == 4
+    if again and bool((x[..., 1] < rows).any() or (last == 4 and (x[..., 2] > 0).any())):
+        raise ValueError(
+            "startend_row_indices masks rows between others that see a key; an interval cannot."
+        )
+    options: MaskOptions = {"causal": causal, "query_ends": x[..., 0].contiguous()}
+    if not causal:
+        options["query_starts"] = x[..., -1].contiguous()
+    return options
+
+
+def _integers(name: str, x: Counts, device: Device) -> torch.Tensor:
+    x = torch.as_tensor(x, device=device)
+    if x.dim() != 1 or (x.numel() and (x.is_floating_point() or x.dtype == torch.bool)):
+        raise ValueError(f"{name} has shape {tuple(x.shape)} and dtype {x.dtype}; give integers.")
+    return x.long()

@@ -1,0 +1,159 @@
+"""Masks that are intervals, against masks that are written out and against packed sequences."""
+
+import pytest
+import torch
+
+from flash_versions import VERSIONS, attention, attention_reference, masks
+from flash_versions.dispatch.request import make_request
+from flash_versions.versions.tiles.intervals import Intervals
+from tests.flash_versions.versions.test_attention import check
+from tests.flash_versions.versions.test_packed import bounds
+
+FROM_FA2_ON = [name for name in VERSIONS if name != "fa1"]
+by_version = pytest.mark.parametrize("version", FROM_FA2_ON)
+
+
+def inputs(n, heads=2, kv_heads=2, head_dim=32, dtype=torch.float64, device="cpu"):
+    q = torch.randn(1, n, heads, head_dim, dtype=dtype, device=device)
+    k, v = torch.randn(2, 1, n, kv_heads, head_dim, dtype=dtype, device=device)
+    return q, k, v
+
+
+def seen(n, options):
+    """Which keys each query sees, (n, n), through the reference: o with one-hot values is p."""
+    q, k = torch.zeros(2, 1, n, 1, 4, dtype=torch.float64)
+    v = torch.eye(n, dtype=torch.float64)[None, :, None]
+    o, _ = attention_reference(q, k, v, **options)
+    return o[0, :, 0] > 0
+
+
+def test_documents_see_themselves():
+    lengths = [3, 1, 0, 4]
+    document = torch.tensor([0, 0, 0, 1, 3, 3, 3, 3])
+    same = document[:, None] == document
+    assert torch.equal(seen(8, masks.documents(lengths)), same.tril())
+    assert torch.equal(seen(8, masks.documents(torch.tensor(lengths), causal=False)), same)
+
+
+def test_answers_see_the_prompt_and_themselves():
+    found = seen(9, masks.shared_prompt(3, [2, 4]))
+    owner = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2])
+    expected = ((owner == 0) | (owner[:, None] == owner)).tril()
+    assert torch.equal(found, expected)
+
+
+def test_a_tree_sees_its_ancestors():
+    parents = [-1, 0, 1, 1, 0, 4, -1, 6]
+    expected = torch.zeros(8, 8, dtype=torch.bool)
+    for i in range(8):
+        j = i
+        while j >= 0:
+            expected[i, j] = True
+            j = parents[j]
+    assert torch.equal(seen(8, masks.tree(parents)), expected)
+    assert masks.tree([])["query_ends"].shape == (0,)
+
+
+@pytest.mark.parametrize("parents", [[-1, 0, 0, 1], [0], [-1, 2, 1], [-1, -2]])
+def test_a_tree_is_in_depth_first_order(parents):
+    with pytest.raises(ValueError, match="depth-first"):
+        masks.tree(parents)
+
+
+def test_a_prefix_sees_itself():
+    i, j = torch.arange(6)[:, None], torch.arange(6)
+    for length in (0, 4, 6):
+        assert torch.equal(seen(6, masks.prefix(length, 6)), (j < length) | (j <= i))
+    with pytest.raises(ValueError, match="length=7 must lie from 0 to total=6"):
+        masks.prefix(7, 6)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("columns", [1, 2, 4])
+def test_flashmask_means_the_same(causal, columns):
+    """Against FlashMask's own words: rows [start, end) below the diagonal are masked, and above."""
+    n = 7
+    x = torch.randint(n + 1, (1, 1, n, columns))
+    if columns == 4 or (causal and columns == 2):
+        x[..., 1] = n
+    if columns == 4:
+        x[..., 2] = 0
+    if (causal, columns) in ((True, 4), (False, 1)):
+        with pytest.raises(ValueError, match="startend_row_indices has shape"):
+            masks.from_flashmask(x, causal=causal)
+        return
+    i, j = torch.arange(n)[:, None], torch.arange(n)
+    expected = (i < x[0, 0, :, 0]) & (j <= i if causal else i >= x[0, 0, :, -1])
+    assert torch.equal(seen(n, masks.from_flashmask(x, causal=causal)), expected)
+    if columns == 4:
+        x[..., 1] = 3
+        with pytest.raises(ValueError, match="an interval cannot"):
+            masks.from_flashmask(x, causal=causal)
+
+
+@by_version
+@pytest.mark.parametrize("causal", [True, False])
+def test_documents_are_packed_sequences(version, causal, device):
+    """The same numbers, up to rounding, as the same documents packed."""
+    lengths = [70, 1, 130, 64]
+    q, k, v = inputs(sum(lengths), heads=4, dtype=torch.float32, device=device)
+    options = masks.documents(lengths, causal=causal, device=device)
+    o = attention(q, k, v, version=version, **options)
+    flat = (x[0] for x in (q, k, v))
+    given = {"cu_seqlens_q": bounds(lengths, device), "causal": causal}
+    packed = attention(*flat, version=version, **given)
+    torch.testing.assert_close(o[0], packed, rtol=1e-5, atol=1e-5)
+
+
+MASKS = {
+    "a shared prompt": lambda n, device: masks.shared_prompt(100, [60, n - 160], device=device),
+    "a tree": lambda n, device: masks.tree([-1] + [(i - 1) // 40 * 40 if i % 40 == 1 else i - 1
+                                            for i in range(1, n)], device=device),
+    "nobody": lambda n, device: {"query_ends": torch.zeros(n, dtype=torch.int32, device=device)},
+    "starts after their ends": lambda n, device: {
+        "query_starts": torch.full((n,), 90, device=device),
+        "query_ends": torch.full((n,), 30, device=device),
+    },
+    "numbers far out of range": lambda n, device: {
+        "query_starts": torch.full((n,), -(2**40), device=device),
+        "query_ends": torch.full((n,), 2**40, device=device),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_in_the_kernels(name, device):
+    """GQA with groups that tiles cut, both passes, within the error budget."""
+    n = 200
+    q, k, v = inputs(n, heads=6, dtype=torch.float32, device=device)
+    check("fa2", q, k, v, **MASKS[name](n, device))
+
+
+def test_split_keys(device):
+    """Each split takes a share of the list, some of them nothing."""
+    lengths = [100, 30, 70]
+    q, k, v = inputs(200, dtype=torch.float32, device=device)
+    options = masks.documents(lengths, device=device)
+    check("fa2", q, k, v, backward=False, num_splits=4, **options)
+
+
+def test_blocks_that_nobody_sees_are_not_listed(device):
+    """Two documents of four blocks each: a tile of queries has its own document's blocks only, the
+    diagonal one with a mask.
+    """
+    q, k, v = inputs(512, dtype=torch.float32, device=device)
+    request = make_request(q, k, v, **masks.documents([256, 256], device=device))
+    lists = Intervals.listed(request, 64, 64).lists
+    assert lists.shape == (1, 1, 8, 2 + 8)
+    for tile, line in enumerate(lists[0, 0].tolist()):
+        masked, others = line[:2]
+        assert line[2 : 2 + masked] == [tile]
+        assert line[len(line) - others :][::-1] == list(range(tile // 4 * 4, tile))
+
+
+def test_a_nan_that_is_not_seen_stays_where_it_is(device):
+    """Whole blocks of another document are not read: a NaN in them reaches no other document."""
+    q, k, v = inputs(256, dtype=torch.float32, device=device)
+    k[:, 128:], v[:, 128:] = float("nan"), float("nan")
+    o = attention(q, k, v, version="fa2", **masks.documents([128, 128], device=device))
+    assert o[:, :128].isfinite().all()
