@@ -53,10 +53,8 @@ class Intervals(NamedTuple):
         if not request.has_intervals:
             return None
         starts, ends = request.query_starts, request.query_ends
-        return cls(
-            starts, *(starts.stride()[:2] if starts is not None else (0, 0)),
-            ends, *(ends.stride()[:2] if ends is not None else (0, 0)),
-        )  # fmt: skip
+        of_starts, of_ends = (x.stride() if x is not None else (0, 0, 0) for x in (starts, ends))
+        return cls(starts, of_starts[0], of_starts[1], ends, of_ends[0], of_ends[1])
 
     @classmethod
     def listed(cls, request: Request, block_q: int, block_kv: int) -> "Intervals | None":
