@@ -29,7 +29,7 @@ FIXED = {
     **dict.fromkeys(("plan", "partials", "cu_seqlens_q", "cu_seqlens_k", "kv_lengths")),
     **dict.fromkeys(("kv_starts", "block_table", "block_table_stride", "page_size")),
     **dict.fromkeys(("cap_scale", "slopes", "slopes_head_stride", "sink", "dropout_seed")),
-    **dict.fromkeys(("dropout_threshold", "dropout_rescale", "counts", "by_key", "intervals")),
+    **dict.fromkeys(("dropout_threshold", "dropout_rescale", "counts", "intervals")),
     "share": None,
     "slopes_batch_stride": 0,
     "GROUP": 1,

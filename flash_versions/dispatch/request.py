@@ -274,6 +274,7 @@ CHECKS: dict[str, Callable[[str, object], Any]] = {
     "deterministic": _checked_choice,
 }
 INTERVALS = ("query_starts", "query_ends")
+PLANS = "flash_versions_plans"  # an attribute of tensors, see `masks.plan_mask`
 MADE = ("window_left", "window_right", "dropout_seed")  # from other options, or drawn
 DEFAULTS: dict[str, Any] = {
     **{name: x for name, x in Request._field_defaults.items() if name not in MADE},
@@ -377,7 +378,10 @@ def _of_each_key(name: str, asked: dict[str, Any], k: torch.Tensor) -> torch.Ten
         )
     if x.device != k.device:
         raise ValueError(f"{name} is on {x.device}, q is on {k.device}; use one device.")
-    return (x[:, None] if x.dim() == 2 else x).expand(batch, kv_heads, n)
+    for_all = (x[:, None] if x.dim() == 2 else x).expand(batch, kv_heads, n)
+    if (plans := getattr(x, PLANS, None)) is not None:
+        setattr(for_all, PLANS, plans)
+    return for_all
 
 
 def check_integers(

@@ -10,6 +10,8 @@ from typing import TypedDict
 
 import torch
 
+from flash_versions.dispatch.request import INTERVALS, PLANS
+
 Counts = torch.Tensor | Sequence[int]
 Device = torch.device | str | None
 
@@ -132,6 +134,33 @@ def from_flashmask(startend_row_indices: torch.Tensor, *, causal: bool) -> MaskO
     if not causal:
         options["query_starts"] = x[..., -1].contiguous()
     return options
+
+
+def plan_mask(options: MaskOptions) -> MaskOptions:
+    """The same mask, whose lists of blocks are made once: by the first call with a shape in each
+    stream, for all calls that follow, such as those of a model's other layers, and their backward.
+
+        mask = masks.plan_mask(masks.documents(lengths, device="cuda"))
+        for layer in layers: ... attention(q, k, v, **mask)
+
+    A plan lives as long as the mask. One that is changed in place is planned anew. Compiled calls
+    (torch.compile) and captured graphs make lists of their own.
+
+    Args:
+        options: of any function here, or options of `attention` with query_starts or query_ends.
+
+    Raises:
+        ValueError: there is neither of them.
+    """
+    tensors = {name: options[name] for name in INTERVALS if name in options}
+    if not tensors:
+        raise ValueError(f"options has {', '.join(options) or 'nothing'}; query_ends is missing.")
+    plans: dict = {}
+    planned = options.copy()
+    for name, x in tensors.items():
+        planned[name] = x.view_as(x)  # the same numbers, but the caller's tensor stays as it is
+        setattr(planned[name], PLANS, plans)
+    return planned
 
 
 def _integers(name: str, x: Counts, device: Device) -> torch.Tensor:

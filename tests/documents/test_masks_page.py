@@ -31,7 +31,7 @@ def test_who_sees_whom():
 def test_which_blocks_are_listed():
     q, k, v = torch.zeros(3, 1, 512, 1, 16)
     request = make_request(q, k, v, **masks.documents([256, 256]))
-    lists = Intervals.listed(request, 64, 64).lists[0, 0].tolist()
+    lists = Intervals.of(request, 64, 64).lists[0].tolist()
     rows = [line for line in PICTURES[1].splitlines() if line[:8].strip().isdigit()]
     assert len(rows) == len(lists) == 8
     for tile, (row, line) in enumerate(zip(rows, lists)):

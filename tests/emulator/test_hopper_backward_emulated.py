@@ -188,7 +188,7 @@ def test_full_blocks_of_a_consumer_are_among_those_of_its_program(left, right, e
     given |= {"window_left": window_left, "window_right": window_right}
     given = {name: gluon_emulator.Tensor(x) for name, x in given.items()}
     problem = SimpleNamespace(**given, LEFT=left, RIGHT=right, EDGE=edge, BLOCK_Q=block_q)
-    blocks = LOADED["fa3.hopper.backward.problem"].KeyProblem.blocks
+    blocks = LOADED["fa3.hopper.backward.problem"].KeyProblem.blocks_in_window
     key = gluon_emulator.Tensor(128 * tile)
     begin, _, _, end = (gluon_emulator.tensor_of(x) for x in blocks(problem, key, 128))
     for consumer in range(2):

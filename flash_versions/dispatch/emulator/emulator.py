@@ -72,9 +72,14 @@ class Pointer(NamedTuple):
         return Pointer(self.data, self.offset + tensor_of(offset).long())
 
 
-def load_scalar(pointer):
-    assert 0 <= pointer.offset < pointer.data.numel(), "a load past the ends of a tensor"
-    return Tensor(pointer.data[pointer.offset].detach().clone())
+def load_values(pointer, mask=True, other=0):
+    offset, mask, other = torch.broadcast_tensors(
+        pointer.offset, tensor_of(mask), tensor_of(other).to(pointer.data.dtype)
+    )
+    inside = (offset >= 0) & (offset < pointer.data.numel())
+    assert (inside | ~mask).all(), "a load past the ends of a tensor"
+    values = pointer.data.detach()[torch.where(mask, offset, 0)]
+    return Tensor(torch.where(mask, values, other))
 
 
 def store(pointer, value, mask=True):
@@ -278,7 +283,7 @@ gl = module(
     **dict.fromkeys(("SliceLayout", "BlockedLayout", "SwizzledSharedLayout"), Layout),
     tensor=Tensor,
     shared_memory_descriptor=Shared,
-    load=load_scalar,
+    load=load_values,
     num_warps=lambda: 4,
     program_id=lambda axis: Tensor(torch.tensor(here.partition.program.id, dtype=torch.int32)),
     num_programs=lambda axis: here.partition.program.programs,
@@ -334,6 +339,7 @@ ROOMS = ("flash_versions.versions.", "transformer.model.kernels.")
 INTERPRETED = (
     "flash_versions.versions.fp8.",
     "flash_versions.versions.fa3.hopper.backward.rows",
+    "flash_versions.versions.tiles.intervals",
     "flash_versions.versions.tiles.sequences",
     "flash_versions.versions.tiles.varlen_scheduler",
 )

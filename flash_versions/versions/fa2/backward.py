@@ -48,14 +48,14 @@ from flash_versions.versions.tiles.algebra import (
     blocks_of_queries,
     first_visible,
     last_visible,
+    mask_outside,
     mask_scores,
 )
 from flash_versions.versions.tiles.intervals import (
     Intervals,
-    by_key,
     listed_block,
     listed_blocks,
-    mask_intervals,
+    load_bounds,
     query_blocks,
 )
 from flash_versions.versions.tiles.rows import (
@@ -131,11 +131,13 @@ def fold_queries(
     distance = (queries.pos + queries.offset)[None, :] - k_pos[:, None]
     s = add_alibi(capped, queries.slope[None, :], distance, mods)
     if MASKED:
-        s = mask_scores(
-            s, k_pos[:, None], queries.first_key[None, :], queries.last_key[None, :], window
-        )
-        if window.by_key is not None:
-            s = mask_intervals(s, queries.pos[None, :], k_pos[:, None], keys, window.intervals)
+        if window.intervals is not None:
+            starts, ends = load_bounds(window.intervals, keys, k_pos)
+            s = mask_outside(s, queries.pos[None, :], starts[:, None], ends[:, None])
+        else:
+            s = mask_scores(
+                s, k_pos[:, None], queries.first_key[None, :], queries.last_key[None, :], window
+            )
     row_lse = load_row_values(lse, rows, queries.pos, float("inf"))
     p = probabilities(s, row_lse[None, :], mods.scale_log2)
     do_tile = load_rows(do, rows, queries.pos, MASKED)
@@ -175,11 +177,13 @@ def fold_keys(
     distance = (queries.pos + queries.offset)[:, None] - k_pos[None, :]
     s = add_alibi(capped, queries.slope[:, None], distance, mods)
     if MASKED:
-        s = mask_scores(
-            s, k_pos[None, :], queries.first_key[:, None], queries.last_key[:, None], window
-        )
-        if window.by_key is not None:
-            s = mask_intervals(s, queries.pos[:, None], k_pos[None, :], keys, window.intervals)
+        if window.intervals is not None:
+            starts, ends = load_bounds(window.intervals, keys, k_pos)
+            s = mask_outside(s, queries.pos[:, None], starts[None, :], ends[None, :])
+        else:
+            s = mask_scores(
+                s, k_pos[None, :], queries.first_key[:, None], queries.last_key[:, None], window
+            )
     p = probabilities(s, row_lse[:, None], mods.scale_log2)
     v_tile = load_rows(v, keys, k_pos, MASKED)
     dp = tl.dot(do_tile, v_tile.T, input_precision="ieee")
@@ -264,11 +268,10 @@ def dkdv_kernel(
         BLOCK_Q,
     )
     k_pos = low + tl.arange(0, BLOCK_KV)
-    if window.by_key is not None:
+    if window.intervals is not None:
         begin, full_begin, full_end, end = query_blocks(
-            window.intervals, keys, k_pos, rows.length, begin, full_begin, full_end, end, GROUP,
-            BLOCK_Q
-        )  # fmt: skip
+            window.intervals, keys, tile, GROUP, BLOCK_Q
+        )
     if low > high:  # past the keys of this sequence: only zeros to write
         full_begin, full_end, end = begin, begin, begin
 
@@ -278,7 +281,7 @@ def dkdv_kernel(
     dv = tl.zeros([BLOCK_KV, v.PADDED], tl.float32)
     # Keys past the end are not masked: what they collect are rows of dk and dv that are never
     # stored. Queries past the end are: their P is 0.
-    if window.right is not None or window.by_key is not None:
+    if window.right is not None or window.intervals is not None:
         for i in range(begin, full_begin):
             dk, dv = fold_queries(
                 i, dk, dv, k_tile, v_tile, k_pos, q, do, lse, delta, sequence, kv_heads,
@@ -342,7 +345,7 @@ def dq_kernel(
     row_lse = load_row_values(lse, rows, queries.pos, float("inf"))
     row_delta = load_row_values(delta, rows, queries.pos, 0.0)
     dq = tl.zeros([BLOCK_Q, q.PADDED], tl.float32)
-    if window.by_key is not None:
+    if window.intervals is not None:
         line, masked, all_blocks = listed_blocks(window.intervals, keys, tile)
         for i in range(masked):
             dq = fold_keys(
@@ -438,9 +441,8 @@ def backward(
     dq = new_results(q.shape, q, request.cu_seqlens_q)
     dk, dv = (new_results(x.shape, x, request.cu_seqlens_k) for x in (k, v))
     views = tuple(View.of(x) for x in (q, k, v, do))
-    sides = request.window_left, request.window_right
-    window = Window(*sides, *by_key(Intervals.of(request)))
-    given = (Sequences.of(request), window, ScoreMods.of(request), request.scale)
+    sides, sequences = (request.window_left, request.window_right), Sequences.of(request)
+    given = (ScoreMods.of(request), request.scale)
     lengths = (q_length, kv_length, kv_heads)
     key = (*layout(request), kv_length, *map(placement, (do, o, lse, dlse)))
     delta = compute_delta(key, o, lse, do, dlse)
@@ -448,22 +450,24 @@ def backward(
 
     config = kv_config or backward_config(request, MEASURED_KV)
     tiles = Tiles.of_keys(request, config.block_kv)
+    intervals = Intervals.of(request, config.block_kv)
+    about = (tiles.plan, sequences, Window(*sides, intervals))
     launch_dkdv(
-        key,
+        (*key, intervals and intervals.key),
         (tiles.number * kv_heads * k.shape[0],),
-        (*views, *row_views, View.of(dk), View.of(dv), tiles.plan, *given, *lengths, tiles.number),
+        (*views, *row_views, View.of(dk), View.of(dv), *about, *given, *lengths, tiles.number),
         {"GROUP": group, "BLOCK_Q": config.block_q, "BLOCK_KV": config.block_kv},
         config.num_warps,
         config.num_stages,
     )
     config = q_config or backward_config(request, MEASURED_Q)
     tiles = Tiles.of_queries(request, config.block_q, group)
-    intervals = Intervals.listed(request, config.block_q, config.block_kv)
-    given = (given[0], Window(*sides, *by_key(intervals)), *given[2:])
+    intervals = Intervals.of(request, config.block_kv, config.block_q)
+    about = (tiles.plan, sequences, Window(*sides, intervals))
     launch_dq(
-        (*key, intervals and placement(intervals.lists)),
+        (*key, intervals and intervals.key),
         (tiles.number * kv_heads * batch,),
-        (*views, *row_views, View.of(dq), tiles.plan, *given, *lengths, tiles.number),
+        (*views, *row_views, View.of(dq), *about, *given, *lengths, tiles.number),
         {"GROUP": group, "BLOCK_Q": config.block_q, "BLOCK_KV": config.block_kv},
         config.num_warps,
         config.num_stages,

@@ -43,7 +43,7 @@ import triton
 import triton.language as tl
 
 from flash_versions.dispatch.device import devices
-from flash_versions.dispatch.launch import Launcher, layout, placement
+from flash_versions.dispatch.launch import Launcher, layout
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import LaunchConfig, default_config, padded_head_dim
 from flash_versions.versions.fa2.combine import Partials, combine
@@ -52,15 +52,15 @@ from flash_versions.versions.tiles.algebra import (
     Window,
     blocks_of_queries,
     finalize,
+    mask_outside,
     mask_scores,
     softmax_step,
 )
 from flash_versions.versions.tiles.intervals import (
     Intervals,
-    by_key,
     listed_block,
     listed_blocks,
-    mask_intervals,
+    load_bounds,
 )
 from flash_versions.versions.tiles.rows import (
     Rows,
@@ -125,11 +125,13 @@ def fold_block(
     distance = (queries.pos + queries.offset)[:, None] - k_pos[None, :]
     s = add_alibi(s, queries.slope[:, None], distance, mods)
     if MASKED:
-        s = mask_scores(
-            s, k_pos[None, :], queries.first_key[:, None], queries.last_key[:, None], window
-        )
-        if window.by_key is not None:
-            s = mask_intervals(s, queries.pos[:, None], k_pos[None, :], keys, window.intervals)
+        if window.intervals is not None:
+            starts, ends = load_bounds(window.intervals, keys, k_pos)
+            s = mask_outside(s, queries.pos[:, None], starts[None, :], ends[None, :])
+        else:
+            s = mask_scores(
+                s, k_pos[None, :], queries.first_key[:, None], queries.last_key[:, None], window
+            )
     p, row_max, row_sum, alpha = softmax_step(s, row_max, row_sum, mods.scale_log2)
     p = drop(p, mods, queries.sequence_head[:, None], queries.pos[:, None], k_pos[None, :])
     v_tile = load_rows(v, keys, k_pos, MASKED)
@@ -257,7 +259,7 @@ def forward_tile(
     row_max = tl.full([BLOCK_Q], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_Q], tl.float32)
     row_max, row_sum = sink_state(row_max, row_sum, mods, rows.head, split == 0)
-    if window.by_key is not None:
+    if window.intervals is not None:
         acc, row_max, row_sum = attend_listed(
             acc, row_max, row_sum, q_tile, queries, k, v, sequences, keys, window, mods,
             tile, split, num_splits, BLOCK_KV
@@ -416,12 +418,12 @@ def forward(
     if num_splits > 1:
         partials = Partials.allocate(num_splits, o, request.cu_seqlens_q is not None)
     overlap = few_rows and num_splits > 1 and devices.launches_overlap(q.device)
-    intervals = Intervals.listed(request, config.block_q, config.block_kv)
-    key = (*layout(request), num_splits, intervals and placement(intervals.lists))
+    intervals = Intervals.of(request, config.block_kv, config.block_q)
+    key = (*layout(request), num_splits, intervals and intervals.key)
     tensors = (View.of(q), View.of(k), View.of(v), View.of(o), View.of_rows(lse), partials)
     about = (
         Sequences.of(request),
-        Window(request.window_left, request.window_right, *by_key(intervals)),
+        Window(request.window_left, request.window_right, intervals),
         ScoreMods.of(request),
         q_length,
         request.max_kv_length,

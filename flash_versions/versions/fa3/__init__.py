@@ -32,14 +32,14 @@ from flash_versions.versions.tiles.tma import undescribable
 def choose_forward(request: Request) -> Forward:
     """The kernel for a request, asked in this order. FA2 has what boxes do not reach, and decoding,
     which waits for memory, not for what FA3 makes faster; on Hopper the explicit kernel has all
-    that it takes, and the portable one the rest.
+    that it takes, and the portable one the rest, but for lists of blocks.
     """
     if request.precision is not None:
         return partial(serve_fp8, kernel=forward_quantized)
     if forward.left_to_gathering(request):
         return packing.forward
     if forward_hopper.left_to_portable(request):
-        return forward.forward
+        return packing.forward if forward.needs_lists(request) else forward.forward
     plan = forward_hopper.make_plan(request, default_config(request), request.q.dtype)
     return partial(forward_hopper.launch, plan)
 

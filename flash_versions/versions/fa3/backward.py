@@ -381,7 +381,7 @@ def needs_pointers(request: Request) -> str | None:
 
 def left_to_gathering(request: Request) -> str | None:
     """Why a request's gradients are left to FA2's kernels, as a sentence, or None."""
-    if reason := needs_pointers(request):
+    if reason := needs_pointers(request) or forward.needs_lists(request):
         return reason
     device, config = request.q.device, backward_config(request, MEASURED_KV)
     if devices[device].shared_memory == UNLIMITED:

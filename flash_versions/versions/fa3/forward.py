@@ -289,8 +289,6 @@ def left_to_gathering(request: Request) -> str | None:
     q, k, v = request.q, request.k, request.v
     if request.block_table is not None:
         return "block_table scatters the keys over pages; a box takes rows that lie in a line."
-    if request.query_starts is not None or request.query_ends is not None:
-        return "query_starts and query_ends are left to FA2's kernels, which skip blocks by a list."
     for name, x in (("q", q), ("k", k), ("v", v)):
         if reason := undescribable(name, x):
             return reason
@@ -311,6 +309,15 @@ def left_to_gathering(request: Request) -> str | None:
     programs = cdiv(q.shape[1], config.block_q) * q.shape[2] * q.shape[0]
     if (num_splits := splits_of(request, programs, config.block_kv)) > 1:
         return f"the keys are to be split in {num_splits}, which FA2 does."
+    return None
+
+
+def needs_lists(request: Request) -> str | None:
+    """Why FA2's kernels serve a request in the place of the portable ones here, as a sentence, or
+    None.
+    """
+    if request.has_intervals:
+        return "query_starts and query_ends need lists of blocks, which FA2's kernels walk over."
     return None
 
 

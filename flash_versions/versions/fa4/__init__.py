@@ -32,7 +32,7 @@ def choose_forward(request: Request) -> Forward:
     if fa3.forward_hopper.left_to_portable(request):
         if is_verified(BLACKWELL) and not host_blackwell.left_to_portable(request):
             return plan_blackwell(request)
-        return forward.forward
+        return fa3.packing.forward if fa3.forward.needs_lists(request) else forward.forward
     plan = forward_hopper.make_plan(request, default_config(request), request.q.dtype)
     return partial(forward_hopper.launch, plan)
 

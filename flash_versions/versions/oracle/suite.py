@@ -26,8 +26,8 @@ class Case:
     batch: int = 1
     kv_lengths: tuple[int, ...] | None = None
     alibi: tuple[int, ...] = ()
-    starts: tuple[int, ...] = ()  # shapes
-    ends: tuple[int, ...] = ()
+    starts: tuple[int, ...] | None = None  # the dimensions in front of the keys
+    ends: tuple[int, ...] | None = None
     sink: bool = False
     options: dict = field(default_factory=dict)
 
@@ -48,10 +48,11 @@ class Case:
             found["kv_lengths"] = torch.tensor(self.kv_lengths, device=device)
         if self.alibi:
             found["alibi_slopes"] = torch.rand(self.alibi, device=device)
-        if self.starts:
-            found["query_starts"] = torch.randint(self.M // 2, self.starts, device=device)
-        if self.ends:
-            found["query_ends"] = torch.randint(self.M + 1, self.ends, device=device)
+        if self.starts is not None:
+            shape = (*self.starts, self.N)
+            found["query_starts"] = torch.randint(self.M // 2, shape, device=device)
+        if self.ends is not None:
+            found["query_ends"] = torch.randint(self.M + 1, (*self.ends, self.N), device=device)
         if self.sink:
             found["sink"] = torch.randn(self.heads, device=device, requires_grad=True)
         return found
@@ -104,11 +105,11 @@ CASES = [
     Case("sink", 70, 100, causal=True, sink=True),
     Case("sink, rows without a key", 100, 40, causal=True, heads=4, sink=True),
     Case("dropout", 70, 100, causal=True, heads=4, batch=2, options={"dropout_p": 0.3}),
-    Case("keys seen up to a query", 150, 150, causal=True, ends=(150,)),
-    Case("keys seen from a query on", 100, 170, batch=2, starts=(2, 170)),
+    Case("keys seen up to a query", 150, 150, causal=True, ends=()),
+    Case("keys seen from a query on", 100, 170, batch=2, starts=(2,)),
     Case("intervals of queries by head, grouped", 150, 200, heads=6, batch=2, causal=True,
-         starts=(200,), ends=(2, 2, 200), options={"window": (90, None)}),
-    Case("intervals, more queries than keys", 170, 40, starts=(40,), ends=(40,), sink=True,
+         starts=(), ends=(2, 2), options={"window": (90, None)}),
+    Case("intervals, more queries than keys", 170, 40, starts=(), ends=(), sink=True,
          alibi=(2,), options={"softcap": 3.0, "dropout_p": 0.1}),
     Case("everything at once", 100, 130, heads=4, batch=2, causal=True, kv_lengths=(130, 70),
          alibi=(4,), sink=True, options={"window": (60, None), "softcap": 3.0, "dropout_p": 0.1}),

@@ -13,19 +13,18 @@ import triton.language as tl
 
 LOG2E = tl.constexpr(math.log2(math.e))
 LN2 = tl.constexpr(math.log(2.0))
+EVER = tl.constexpr(2**30)  # later than every query
 
 
 class Window(NamedTuple):
     """Query i of m sees keys i + n - m - left .. i + n - m + right of n; None is no bound.
 
-    Causal is (None, 0): bottom-right aligned, so the last query sees the last key. by_key is 1
-    where keys have intervals of queries besides (`tiles/intervals.py`): Triton 3.6 cannot compare
-    these, a tuple with None in it, with None.
+    Causal is (None, 0): bottom-right aligned, so the last query sees the last key. Where keys have
+    intervals of queries (`tiles/intervals.py`), these say it all.
     """
 
     left: Any
     right: Any
-    by_key: Any = None
     intervals: Any = None
 
 
@@ -66,6 +65,22 @@ def block_range(first_low, last_low, first_high, last_high, BLOCK: tl.constexpr)
 
 
 @triton.jit
+def blocks_in_span(
+    first_start, last_start, first_end, last_end, GROUP: tl.constexpr, BLOCK_Q: tl.constexpr
+):
+    """The blocks of query rows, GROUP to a query, that see any of some keys, as `block_range` gives
+    them: of these keys' intervals, the first and the last start and end.
+    """
+    first_start = tl.minimum(first_start, last_end)  # of a tile that no query sees
+    last_start = tl.minimum(last_start, last_end)
+    begin = first_start * GROUP // BLOCK_Q
+    end = tl.maximum(tl.cdiv(last_end * GROUP, BLOCK_Q), begin)
+    full_begin = tl.minimum(tl.cdiv(last_start * GROUP, BLOCK_Q), end)
+    full_end = tl.minimum(tl.maximum(first_end * GROUP // BLOCK_Q, full_begin), end)
+    return begin, full_begin, full_end, end
+
+
+@triton.jit
 def blocks_of_queries(
     tile,
     q_length,
@@ -99,6 +114,14 @@ def mask_scores(s, k_pos, first_key, last_key, window):
     if window.left is not None:
         visible = visible & (k_pos >= first_key)
     return tl.where(visible, s, float("-inf"))
+
+
+@triton.jit
+def mask_outside(s, query, starts, ends):
+    """Scores with -inf where a query is outside the interval of a key. The vectors broadcast
+    against s: query (queries, 1) and the others (1, keys), or the other way round.
+    """
+    return tl.where((query >= starts) & (query < ends), s, float("-inf"))
 
 
 @triton.jit

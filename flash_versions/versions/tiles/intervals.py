@@ -1,8 +1,14 @@
 """Interval masks: each key says which queries see it, query_starts[j] <= i < query_ends[j].
 
-One number or two for a key make documents, a prompt that answers share, and trees of answers. For
-every tile of queries a small kernel lists the blocks of keys that the tile sees: those that need
-the mask, then those that all of its queries see. Blocks that none of them sees are never loaded.
+One number or two for a key make documents, a prompt that answers share, and trees of answers. Two
+small kernels prepare the others' work on the GPU:
+
+* `fold_kernel` intersects the interval of each key with what causal and a window leave of it. From
+  then on, the interval alone says whether a query sees the key. Of each block of keys the kernel
+  notes the first and the last start and end.
+* `list_kernel` makes, from these four numbers of each block, a list for each tile of queries: the
+  blocks of keys that need the mask, then those that all queries of the tile see. Blocks that none
+  of them sees are never loaded.
 
 For a tile of keys no list is needed: the queries that see any of its keys lie between the first
 start and the last end.
@@ -18,113 +24,153 @@ import triton
 import triton.language as tl
 
 from flash_versions.dispatch.launch import Launcher, layout
-from flash_versions.dispatch.request import Request
-from flash_versions.versions.tiles.algebra import Window, blocks_of_queries
+from flash_versions.dispatch.request import PLANS, Request
+from flash_versions.versions.tiles.algebra import EVER, blocks_in_span
 from flash_versions.versions.tiles.rows import cdiv
 
-EVER = tl.constexpr(2**30)  # later than every query
-AT_ONCE = 32  # blocks that a program looks at together
-COUNTS = ["batch_stride", "head_stride", "tile_stride", "q_length", "kv_length"]
+AT_ONCE = 64  # blocks that a program looks at together
+COUNTS = [
+    "starts_batch_stride", "starts_head_stride", "ends_batch_stride", "ends_head_stride",
+    "window_left", "window_right", "q_length", "kv_length",
+]  # fmt: skip
 
 
 class Intervals(NamedTuple):
-    """Where a kernel finds the interval of a key, and the blocks that a tile of queries sees.
+    """What the two kernels leave, one line for all rows and key heads that share their intervals.
 
-    starts and ends point to (batch, kv_heads, N) integers; None: from the first query, to the last.
-    lists points to (batch, kv_heads, tiles, 2 + blocks) int32. A tile's list begins with the number
-    of blocks that need the mask and the number of the others; then come the former in ascending
-    order, and from the end of the list on, backwards, the latter.
+    bounds: (lines, blocks, 2, keys of a block) int32: the starts of the keys of a block, then their
+        ends; (EVER, 0) for a key that no query sees, or that does not exist.
+    spans: (lines, blocks, 4) int32: the first and the last start in a block, the first and the last
+        end.
+    lists: (lines, tiles, 2 + blocks) int32. A tile's list begins with the number of blocks that
+        need the mask and the number of the others; then come the former in ascending order, and
+        from the end of the list on, backwards, the latter. Anything if none was asked for.
+    batch_lines, head_lines: from one row of the batch to the next, and from one key head to the
+        next, so many lines.
     """
 
-    starts: Any
-    starts_batch_stride: Any
-    starts_head_stride: Any
-    ends: Any
-    ends_batch_stride: Any
-    ends_head_stride: Any
-    lists: Any = None
-    lists_batch_stride: Any = None
-    lists_head_stride: Any = None
-    lists_stride: Any = None
+    bounds: Any
+    spans: Any
+    lists: Any
+    batch_lines: Any
+    head_lines: Any
+    blocks: Any
+    tiles: Any
 
     @classmethod
-    def of(cls, request: Request) -> "Intervals | None":
-        """The intervals of a request, without lists; None if it has none."""
+    def of(
+        cls, request: Request, block_kv: int, block_q: int | None = None, parts: int = 0
+    ) -> "Intervals | None":
+        """The intervals of a request, by blocks of block_kv keys; None if it has none.
+
+        Args:
+            request: see `Request`.
+            block_kv: keys of a block.
+            block_q: rows of a tile that wants a list, `request.group` to a query, or one to a query
+                if there are parts.
+            parts: a tile has so many parts of rows. Its list then is the number of blocks, at least
+                one, and (block << 2 * parts) + flags for each, in ascending order. Flag 2 i says
+                that a key of the block starts within part i of the rows, or behind it, and flag
+                2 i + 1 that one ends there, or before.
+        """
         if not request.has_intervals:
             return None
-        starts, ends = request.query_starts, request.query_ends
-        of_starts, of_ends = (x.stride() if x is not None else (0, 0, 0) for x in (starts, ends))
-        return cls(starts, of_starts[0], of_starts[1], ends, of_ends[0], of_ends[1])
+        kept, key = kept_plans(request), (block_kv, block_q, parts)
+        if kept is None:
+            return cls.made(request, *key)
+        lengths = request.q.shape, request.k.shape[1:3], request.window_left, request.window_right
+        key = (*key, *lengths)
+        if key not in kept:
+            kept[key] = cls.made(request, *key[:3])
+        return kept[key]
 
     @classmethod
-    def listed(cls, request: Request, block_q: int, block_kv: int) -> "Intervals | None":
-        """The same with lists for tiles of block_q rows, `request.group` to a query."""
-        intervals = cls.of(request)
-        if intervals is None:
-            return None
-        given = [x for x in (request.query_starts, request.query_ends) if x is not None]
-        # One list for all that share an interval.
-        batch = 1 if all(x.stride(0) == 0 for x in given) else request.batch
-        heads = 1 if all(x.stride(1) == 0 for x in given) else request.k.shape[2]
-        q_length, kv_length = request.q.shape[1], request.k.shape[1]
-        tiles = cdiv(q_length * request.group, block_q)
-        blocks = cdiv(kv_length, block_kv)
-        lists = torch.empty(
-            (batch, heads, tiles, 2 + blocks), dtype=torch.int32, device=request.q.device
-        )
-        window = Window(request.window_left, request.window_right, *by_key(intervals))
-        launch_list(
-            layout(request),
-            (tiles, heads, batch),
-            (lists, *lists.stride()[:3], window, q_length, kv_length),
-            {
-                "GROUP": request.group,
-                "BLOCK_Q": block_q,
-                "BLOCK_KV": block_kv,
-                "AT_ONCE": AT_ONCE,
-            },
-        )
-        by_batch, by_head = lists.stride()[:2]
-        return intervals._replace(
-            lists=lists,
-            lists_batch_stride=0 if batch == 1 else by_batch,
-            lists_head_stride=0 if heads == 1 else by_head,
-            lists_stride=lists.stride(2),
-        )
+    def made(cls, request: Request, block_kv: int, block_q: int | None, parts: int) -> "Intervals":
+        """`of`, made anew."""
+        batch_lines, head_lines, lines, blocks = shape_of(request, block_kv)
+        key, q_length, kv_length = layout(request), request.q.shape[1], request.k.shape[1]
+        new = torch.empty if request.q.device.type == "cpu" else request.q.new_empty
+        given = {"dtype": torch.int32, "device": request.q.device}
+        bounds = new((lines, blocks, 2, block_kv), **given)
+        spans = new((lines, blocks, 4), **given)
+        heads = request.k.shape[2] if head_lines else 1
+        grid = (heads, lines // heads)
+        arguments: list[Any] = []
+        for x in (request.query_starts, request.query_ends):
+            arguments += [x, *(x.stride()[:2] if x is not None else (0, 0))]
+        launch_fold(
+            key,
+            (blocks, *grid),
+            (
+                bounds, spans, *arguments, request.window_left, request.window_right, q_length,
+                kv_length,
+            ),
+            {"BLOCK_KV": block_kv},
+        )  # fmt: skip
+        lists, tiles = spans, 0  # any: Triton 3.6 compares no tuple with None in it with None
+        if block_q is not None:
+            group = 1 if parts else request.group
+            tiles = cdiv(q_length * group, block_q)
+            lists = new((lines, tiles, 2 + blocks), **given)
+            launch_list(
+                key,
+                (tiles, *grid),
+                (lists, spans, q_length, blocks),
+                {"GROUP": group, "BLOCK_Q": block_q, "PARTS": parts, "AT_ONCE": AT_ONCE},
+            )
+        return cls(bounds, spans, lists, batch_lines, head_lines, blocks, tiles)
+
+    @property
+    def key(self) -> tuple:
+        """What compiled code may depend on beside the request's layout."""
+        return self.batch_lines, self.head_lines, self.blocks, self.tiles
 
 
-def by_key(intervals: Intervals | None) -> tuple:
-    """What a `Window` has of them behind its sides."""
-    return () if intervals is None else (1, intervals)
+def kept_plans(request: Request) -> dict | None:
+    """Where calls in this stream keep the intervals of a mask that is to be planned once
+    (`masks.plan_mask`); None if it is not.
 
-
-@triton.jit
-def load_intervals(intervals, batch, head, key, exists, START: tl.constexpr, END: tl.constexpr):
-    """(starts, ends) of keys; START and END of those that do not exist."""
-    starts = tl.where(exists, 0, START)
-    ends = tl.where(exists, EVER, END)
-    if intervals.starts is not None:
-        line = batch.to(tl.int64) * intervals.starts_batch_stride
-        line += head.to(tl.int64) * intervals.starts_head_stride
-        starts = tl.load(intervals.starts + line + key, mask=exists, other=START)
-        starts = tl.minimum(tl.maximum(starts, 0), EVER).to(tl.int32)
-    if intervals.ends is not None:
-        line = batch.to(tl.int64) * intervals.ends_batch_stride
-        line += head.to(tl.int64) * intervals.ends_head_stride
-        ends = tl.load(intervals.ends + line + key, mask=exists, other=END)
-        ends = tl.minimum(tl.maximum(ends, 0), EVER).to(tl.int32)
-    return starts, ends
-
-
-@triton.jit
-def mask_intervals(s, query, key, keys, intervals):
-    """Scores with -inf where a query is outside the interval of a key. The positions are (queries,
-    1) and (1, keys), or the other way round, as s is.
+    A graph that is being captured makes its own: nobody else must read what it writes at replay. A
+    tensor that was changed in place since then is another mask.
     """
-    starts, ends = load_intervals(
-        intervals, keys.batch, keys.head, key, key < keys.length, START=0, END=0
+    given = [x for x in (request.query_starts, request.query_ends) if x is not None]
+    plans = getattr(given[0], PLANS, None)
+    if plans is None:
+        return None
+    stream = 0
+    if request.q.is_cuda:
+        if torch.cuda.is_current_stream_capturing():
+            return None
+        stream = torch.cuda.current_stream(request.q.device).cuda_stream
+    versions = tuple(None if x.is_inference() else x._version for x in given)
+    return plans.setdefault((request.q.device, stream, versions), {})
+
+
+def shape_of(request: Request, block_kv: int) -> tuple[int, int, int, int]:
+    """(batch_lines, head_lines, lines, blocks) of a request's `Intervals`."""
+    given = [x for x in (request.query_starts, request.query_ends) if x is not None]
+    kv_length, kv_heads = request.k.shape[1:3]
+    heads = 1 if all(x.stride(1) == 0 for x in given) else kv_heads
+    batch = 1 if all(x.stride(0) == 0 for x in given) else request.batch
+    batch_lines = heads if batch > 1 else 0
+    return batch_lines, int(heads > 1), batch * heads, cdiv(kv_length, block_kv)
+
+
+@triton.jit
+def line_of(intervals, keys):
+    """The line of a row and a key head."""
+    return keys.batch * intervals.batch_lines + keys.head * intervals.head_lines
+
+
+@triton.jit
+def load_bounds(intervals, keys, k_pos):
+    """(starts, ends) of the keys of a block, which begin at a multiple of their number."""
+    BLOCK_KV: tl.constexpr = k_pos.shape[0]
+    line = (
+        intervals.bounds + line_of(intervals, keys).to(tl.int64) * intervals.blocks * 2 * BLOCK_KV
     )
-    return tl.where((query >= starts) & (query < ends), s, float("-inf"))
+    place = line + k_pos // BLOCK_KV * 2 * BLOCK_KV + k_pos % BLOCK_KV
+    return tl.load(place), tl.load(place + BLOCK_KV)
 
 
 @triton.jit
@@ -132,9 +178,8 @@ def listed_blocks(intervals, keys, tile):
     """(line, masked, all) of a tile: its list, for `listed_block`, and how many blocks of it need
     the mask, and are there.
     """
-    line = intervals.lists + keys.batch.to(tl.int64) * intervals.lists_batch_stride
-    line += keys.head.to(tl.int64) * intervals.lists_head_stride
-    line += tile.to(tl.int64) * intervals.lists_stride
+    number = line_of(intervals, keys).to(tl.int64) * intervals.tiles + tile
+    line = intervals.lists + number * (2 + intervals.blocks)
     masked = tl.load(line)
     return line, masked, masked + tl.load(line + 1)
 
@@ -142,82 +187,125 @@ def listed_blocks(intervals, keys, tile):
 @triton.jit
 def listed_block(intervals, line, i, masked):
     """The block at place i of a list."""
-    return tl.load(line + tl.where(i < masked, 2 + i, intervals.lists_stride - 1 - i + masked))
+    return tl.load(line + tl.where(i < masked, 2 + i, intervals.blocks + 1 - i + masked))
 
 
 @triton.jit
-def query_blocks(
-    intervals,
-    keys,
-    key,
-    q_length,
-    begin,
-    full_begin,
-    full_end,
-    end,
-    GROUP: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-):
-    """The blocks of query rows that see a tile of keys, as `algebra.block_range` gives them, from
-    those that the window leaves.
+def query_blocks(intervals, keys, tile, GROUP: tl.constexpr, BLOCK_Q: tl.constexpr):
+    """The blocks of query rows, GROUP to a query, that see a tile of keys, as
+    `algebra.block_range` gives them.
     """
-    exists = key < keys.length
-    first, until = load_intervals(intervals, keys.batch, keys.head, key, exists, EVER, 0)
-    last, before = load_intervals(intervals, keys.batch, keys.head, key, exists, 0, EVER)
-    begin = tl.maximum(begin, tl.minimum(tl.min(first, 0), q_length) * GROUP // BLOCK_Q)
-    end = tl.minimum(end, tl.cdiv(tl.minimum(tl.max(until, 0), q_length) * GROUP, BLOCK_Q))
-    end = tl.maximum(end, begin)
-    all_begun = tl.cdiv(tl.minimum(tl.max(last, 0), q_length) * GROUP, BLOCK_Q)
-    none_ended = tl.minimum(tl.min(before, 0), q_length) * GROUP // BLOCK_Q
-    full_begin = tl.minimum(tl.maximum(tl.maximum(full_begin, all_begun), begin), end)
-    full_end = tl.minimum(tl.maximum(tl.minimum(full_end, none_ended), full_begin), end)
-    return begin, full_begin, full_end, end
+    place = line_of(intervals, keys).to(tl.int64) * intervals.blocks + tile
+    span = intervals.spans + place * 4
+    return blocks_in_span(
+        tl.load(span), tl.load(span + 1), tl.load(span + 2), tl.load(span + 3), GROUP, BLOCK_Q
+    )
+
+
+@triton.jit
+def clipped(x):
+    """Numbers of any integer type as int32 from 0 to EVER."""
+    return tl.minimum(tl.maximum(x, 0), EVER).to(tl.int32)
 
 
 @triton.jit(do_not_specialize=COUNTS)
-def list_kernel(
-    lists,
-    batch_stride,
-    head_stride,
-    tile_stride,
-    window,
+def fold_kernel(
+    bounds,
+    spans,
+    starts,
+    starts_batch_stride,
+    starts_head_stride,
+    ends,
+    ends_batch_stride,
+    ends_head_stride,
+    window_left,
+    window_right,
     q_length,
     kv_length,
+    BLOCK_KV: tl.constexpr,
+):
+    """The bounds and the span of one block of keys, a program for each."""
+    block, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    key = block * BLOCK_KV + tl.arange(0, BLOCK_KV)
+    exists = key < kv_length
+    place = key + (q_length - kv_length)  # the query that has this key as its own
+    start, end = key * 0, key * 0 + q_length
+    if window_right is not None:
+        start = tl.maximum(place - window_right, 0)
+    if window_left is not None:
+        end = tl.minimum(place + window_left + 1, q_length)
+    if starts is not None:
+        line = batch.to(tl.int64) * starts_batch_stride + head.to(tl.int64) * starts_head_stride
+        start = tl.maximum(start, clipped(tl.load(starts + line + key, mask=exists, other=0)))
+    if ends is not None:
+        line = batch.to(tl.int64) * ends_batch_stride + head.to(tl.int64) * ends_head_stride
+        end = tl.minimum(end, clipped(tl.load(ends + line + key, mask=exists, other=0)))
+    is_seen = exists & (start < end)
+    start = tl.where(is_seen, start, EVER)
+    end = tl.where(is_seen, end, 0)
+    line = (batch * tl.num_programs(1) + head).to(tl.int64) * tl.num_programs(0) + block
+    target = bounds + line * 2 * BLOCK_KV + tl.arange(0, BLOCK_KV)
+    tl.store(target, start)
+    tl.store(target + BLOCK_KV, end)
+    tl.store(spans + line * 4, tl.min(start, 0))
+    tl.store(spans + line * 4 + 1, tl.max(start, 0))
+    tl.store(spans + line * 4 + 2, tl.min(end, 0))
+    tl.store(spans + line * 4 + 3, tl.max(end, 0))
+
+
+@triton.jit(do_not_specialize=["q_length", "blocks"])
+def list_kernel(
+    lists,
+    spans,
+    q_length,
+    blocks,
     GROUP: tl.constexpr,
     BLOCK_Q: tl.constexpr,
-    BLOCK_KV: tl.constexpr,
+    PARTS: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
     """List the blocks of one tile, a program for each."""
     tile, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    intervals = window.intervals
-    begin, full_begin, full_end, end = blocks_of_queries(
-        tile, q_length, kv_length, window, GROUP, BLOCK_Q, BLOCK_KV
-    )
-    low = tile * BLOCK_Q // GROUP
-    high = tl.minimum((tile * BLOCK_Q + BLOCK_Q - 1) // GROUP, q_length - 1)
-    line = lists + batch.to(tl.int64) * batch_stride + head.to(tl.int64) * head_stride
-    line += tile.to(tl.int64) * tile_stride
+    number = (batch * tl.num_programs(1) + head).to(tl.int64)
+    line = lists + (number * tl.num_programs(0) + tile) * (2 + blocks)
+    spans += number * blocks * 4
     masked, others = 0, 0
-    for first in range(begin, end, AT_ONCE):
+    for first in range(0, blocks, AT_ONCE):
         block = first + tl.arange(0, AT_ONCE)
-        key = block[:, None] * BLOCK_KV + tl.arange(0, BLOCK_KV)[None, :]
-        exists = key < kv_length
-        starts, ends = load_intervals(intervals, batch, head, key, exists, EVER, 0)
-        seen = (starts <= high) & (ends > low)
-        whole = ((starts <= low) & (ends > high)) | ~exists
-        is_seen = (tl.max(seen.to(tl.int32), 1) > 0) & (block < end)
-        is_whole = (tl.min(whole.to(tl.int32), 1) > 0) & (block >= full_begin) & (block < full_end)
-        is_masked = (is_seen & ~is_whole).to(tl.int32)
-        is_other = (is_seen & is_whole).to(tl.int32)
-        place = 2 + masked + tl.cumsum(is_masked, 0) - 1
-        tl.store(line + place, block, mask=is_masked > 0)
-        place = tile_stride - others - tl.cumsum(is_other, 0)
-        tl.store(line + place, block, mask=is_other > 0)
+        exists = block < blocks
+        first_start = tl.load(spans + block * 4, mask=exists, other=EVER)
+        last_start = tl.load(spans + block * 4 + 1, mask=exists, other=EVER)
+        first_end = tl.load(spans + block * 4 + 2, mask=exists, other=0)
+        last_end = tl.load(spans + block * 4 + 3, mask=exists, other=0)
+        low = tile * BLOCK_Q // GROUP
+        high = tl.minimum((tile * BLOCK_Q + BLOCK_Q - 1) // GROUP, q_length - 1)
+        is_seen = (first_start <= high) & (last_end > low)
+        is_cut = (last_start > low) | (first_end <= high)
+        entry = block
+        if PARTS > 0:
+            entry = block << 2 * PARTS
+            for part in tl.static_range(PARTS):
+                low = tile * BLOCK_Q + part * (BLOCK_Q // PARTS)
+                high = tl.minimum(low + BLOCK_Q // PARTS, q_length) - 1
+                entry += (last_start > low).to(tl.int32) << 2 * part
+                entry += (first_end <= high).to(tl.int32) << 2 * part + 1
+            is_cut = is_seen  # flags say it, so one kind is enough
+        is_masked = (is_seen & is_cut).to(tl.int32)
+        is_other = (is_seen & ~is_cut).to(tl.int32)
+        place = (1 if PARTS > 0 else 2) + masked + tl.cumsum(is_masked, 0) - 1
+        tl.store(line + place, entry, mask=is_masked > 0)
+        place = 2 + blocks - others - tl.cumsum(is_other, 0)
+        tl.store(line + place, entry, mask=is_other > 0)
         masked += tl.sum(is_masked)
         others += tl.sum(is_other)
-    tl.store(line, masked)
-    tl.store(line + 1, others)
+    if PARTS > 0:
+        if masked == 0:
+            tl.store(line + 1, (1 << 2 * PARTS) - 1)  # block 0, masked in full
+        tl.store(line, tl.maximum(masked, 1))
+    else:
+        tl.store(line, masked)
+        tl.store(line + 1, others)
 
 
+launch_fold = Launcher(fold_kernel)
 launch_list = Launcher(list_kernel)

@@ -128,6 +128,18 @@ def make_pipeline_beside(desc, STAGES: gl.constexpr, empty):
 
 
 @gluon.jit
+def make_companion(desc, pipeline, STAGES: gl.constexpr, CONSUMERS: gl.constexpr):
+    """Allocate a pipeline whose tiles come with those of another one (`load_with`), and so are full
+    when those are, but which consumers may still read when they have released those.
+    """
+    tiles = gl.allocate_shared_memory(desc.dtype, [STAGES] + desc.block_type.shape, desc.layout)
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(STAGES):
+        mbarrier.init(empty.index(slot), count=CONSUMERS)
+    return Pipeline(tiles, pipeline.full, empty, STAGES)
+
+
+@gluon.jit
 def make_tiles(desc, STAGES: gl.constexpr):
     """Allocate tiles for a descriptor's boxes, as a pipeline whose barriers no warp waits on."""
     tiles = gl.allocate_shared_memory(desc.dtype, [STAGES] + desc.block_type.shape, desc.layout)

@@ -194,7 +194,7 @@ def test_what_is_not_declared_is_refused(tmp_path):
         request = make_request(*case.inputs(torch.float32, "cpu"), **options)
         needed = [x for x in ("window", "softcap", "dropout_p") if options.get(x)]
         needed += ["alibi_slopes"] * bool(case.alibi) + ["sink"] * case.sink
-        needed += ["query_intervals"] * bool(case.starts or case.ends)
+        needed += ["query_intervals"] * (case.starts is not None or case.ends is not None)
         needed += ["head_dim_v"] * (case.head_dim_v not in (None, case.head_dim))
         reason = version.unsupported(request)
         assert (reason is None) == (not needed), (case.name, reason)

@@ -143,9 +143,9 @@ def test_blocks_that_nobody_sees_are_not_listed(device):
     """
     q, k, v = inputs(512, dtype=torch.float32, device=device)
     request = make_request(q, k, v, **masks.documents([256, 256], device=device))
-    lists = Intervals.listed(request, 64, 64).lists
-    assert lists.shape == (1, 1, 8, 2 + 8)
-    for tile, line in enumerate(lists[0, 0].tolist()):
+    lists = Intervals.of(request, 64, 64).lists
+    assert lists.shape == (1, 8, 2 + 8)
+    for tile, line in enumerate(lists[0].tolist()):
         masked, others = line[:2]
         assert line[2 : 2 + masked] == [tile]
         assert line[len(line) - others :][::-1] == list(range(tile // 4 * 4, tile))
@@ -157,3 +157,39 @@ def test_a_nan_that_is_not_seen_stays_where_it_is(device):
     k[:, 128:], v[:, 128:] = float("nan"), float("nan")
     o = attention(q, k, v, version="fa2", **masks.documents([128, 128], device=device))
     assert o[:, :128].isfinite().all()
+
+
+def counted(monkeypatch):
+    """How often lists are made."""
+    made = []
+    monkeypatch.setattr(
+        Intervals,
+        "made",
+        classmethod(lambda cls, *given, make=Intervals.made: made.append(given) or make(*given)),
+    )
+    return made
+
+
+def test_a_planned_mask_is_listed_once(device, monkeypatch):
+    """By the first layer, for all others and for all backwards; each kernel has lists of its own."""
+    made = counted(monkeypatch)
+    q, k, v = inputs(200, dtype=torch.float32, device=device)
+    mask = masks.documents([150, 50], device=device)
+    planned = masks.plan_mask(mask)
+
+    def step(options):
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        o = attention(*leaves, version="fa2", **options)
+        return o, *torch.autograd.grad(o.sum(), leaves)
+
+    expected = step(mask)
+    alone = len(made)
+    for _ in range(3):
+        assert all(map(torch.equal, step(planned), expected))
+    assert len(made) == 2 * alone
+    planned["query_ends"].fill_(0)
+    assert not step(planned)[0].any()  # another mask
+    attention(q[:, :100], k, v, version="fa2", **planned)  # another shape
+    assert len(made) == 3 * alone + 1
+    with pytest.raises(ValueError, match="options has causal; query_ends is missing"):
+        masks.plan_mask({"causal": True})

@@ -68,7 +68,8 @@ def default_config(request: Request) -> HopperConfig:
     """The fastest configuration that was found on an H200 (docs/log.md)."""
     causal = request.window_right is not None
     head_dim, head_dim_v = request.q.shape[3], request.v.shape[3]
-    scheduler = "dynamic" if causal or request.is_ragged else "static"
+    uneven = causal or request.is_ragged or request.has_intervals
+    scheduler = "dynamic" if uneven else "static"
     if max(head_dim, head_dim_v) > 128:
         return HopperConfig(
             block_kv=64,
@@ -101,6 +102,8 @@ def prefers_two_consumers(request: Request) -> bool:
     less, and fewer tiles may fill the SMs worse.
     """
     q = request.q
+    if request.has_intervals:  # more blocks are cut of higher tiles
+        return True
     if request.cu_seqlens_q is not None:  # lengths are on the GPU; the mean is known
         return q.shape[1] <= 4096 * request.batch
     if request.window_right is not None:

@@ -79,6 +79,7 @@ from flash_versions.versions.fa3.hopper.host import (
     new_results,
     tensors,
 )
+from flash_versions.versions.fa3.hopper.intervals import fill_keys, make_block_lists, mask_listed
 from flash_versions.versions.fa3.hopper.operands import is_fp8, multiply_pv, multiply_qk, rounded
 from flash_versions.versions.fa3.hopper.problem import QueryProblem
 from flash_versions.versions.tiles import wgmma
@@ -86,6 +87,7 @@ from flash_versions.versions.tiles.algebra import finalize, softmax_step
 from flash_versions.versions.tiles.pipeline import (
     Pipeline,
     as_matrix,
+    make_companion,
     make_pipeline,
     named_barrier_arrive,
     named_barrier_sync,
@@ -114,6 +116,7 @@ class Buffers:
     q: Pipeline  # Q_STAGES slots for each consumer
     k: Pipeline
     v: Pipeline
+    bounds: Pipeline  # intervals of the keys in k's slots, if they have any
     o: gl.shared_memory_descriptor  # a tile for each consumer, or the slots of q
 
     @gluon.jit
@@ -124,20 +127,23 @@ class Buffers:
 
 
 @gluon.jit
-def produce(problem, schedule, buffers, scheduler, q, k, v):
+def produce(problem, schedule, buffers, scheduler, q, k, v, bounds):
     """The producer: for each tile, load Q and the blocks of K and V that it sees, last first."""
     tile = gl.program_id(0)
     round = 0
     stage = buffers.k.at(0, 0)
     while tile < scheduler.number:
         mine, query, head, sequence = problem.locate(tile)
-        begin, _, _, end = mine.blocks(query, mine.BLOCK_Q)
+        begin, end = mine.visited(query)
         tile = scheduler.claim(round)
         kv_head = head // problem.GROUP
-        for block in range(end - 1, begin - 1, -1):
+        entry = mine.entry(end - 1)
+        for place in range(end - 1, begin - 1, -1):
+            block = mine.block_of(entry)
+            entry = mine.entry(place - 1)
             key = block * problem.BLOCK_KV
-            buffers.k.fill(stage, k, mine.kv_box(sequence, kv_head, key))
-            if block == end - 1:
+            fill_keys(mine, buffers, stage, k, bounds, sequence, kv_head, block)
+            if place == end - 1:
                 for c in gl.static_range(schedule.CONSUMERS):
                     q_stage = buffers.q_stage(schedule, round, c)
                     row = query + c * WARPGROUP_ROWS
@@ -187,22 +193,29 @@ def fold_scores(s, row_max, row_sum, problem, scales, block):
 def attend(
     problem, schedule, scales, buffers, q_tile, stage, query, begin, end, CONSUMER: gl.constexpr
 ):
-    """Fold KV blocks end - 1 .. begin into the state of a consumer's rows, with S of one block in
-    flight together with P V of the block before: (acc, row_max, row_sum, next stage of K and V).
+    """Fold the KV blocks at places end - 1 .. begin into the state of a consumer's rows, with S of
+    one block in flight together with P V of the block before: (acc, row_max, row_sum, next stage of
+    K and V).
     """
     _, full_begin, full_end, _ = problem.blocks(query, WARPGROUP_ROWS)
     acc, row_max, row_sum = first_state(problem, buffers)
+    entry = problem.entry(end - 1)
+    block = problem.block_of(entry)
     buffers.k.wait(stage)
     s = warpgroup_mma_wait(0, deps=[multiply_qk(q_tile, buffers.k.tile(stage))])
     buffers.k.release(stage)
-    s = problem.scored(s, query, end - 1)
+    s = problem.scored(s, query, block)
     if problem.LEFT or problem.RIGHT or problem.EDGE:
-        s = problem.masked(s, query, end - 1)
-    p, row_max, row_sum, alpha = fold_scores(s, row_max, row_sum, problem, scales, end - 1)
+        s = problem.masked(s, query, block)
+    if problem.lists.ON:
+        s = mask_listed(s, query, entry, buffers.bounds, stage, CONSUMER)
+    p, row_max, row_sum, alpha = fold_scores(s, row_max, row_sum, problem, scales, block)
     p = rounded(p, buffers.v.tile(stage), acc)
     if schedule.LATE_WAIT:
         buffers.k.wait(stage.next(), end - 1 > begin)
-    for block in range(end - 2, begin - 1, -1):
+    for place in range(end - 2, begin - 1, -1):
+        entry = problem.entry(place)
+        block = problem.block_of(entry)
         before = stage
         stage = stage.next()
         if not schedule.LATE_WAIT:
@@ -220,9 +233,11 @@ def attend(
         if problem.CUT:
             if (block >= full_end) | (block < full_begin):
                 s = problem.masked(s, query, block)
+        if problem.lists.ON:
+            s = mask_listed(s, query, entry, buffers.bounds, stage, CONSUMER)
         p, row_max, row_sum, alpha = fold_scores(s, row_max, row_sum, problem, scales, block)
         if schedule.LATE_WAIT:
-            buffers.k.wait(stage.next(), block > begin)
+            buffers.k.wait(stage.next(), place > begin)
         acc = warpgroup_mma_wait(0, deps=[acc_token])
         buffers.v.release(before)
         p = rounded(p, buffers.v.tile(stage), acc)
@@ -241,7 +256,9 @@ def attend_in_order(
     """`attend` without the overlap: each product is waited for before the next step."""
     _, full_begin, full_end, _ = problem.blocks(query, WARPGROUP_ROWS)
     acc, row_max, row_sum = first_state(problem, buffers)
-    for block in range(end - 1, begin - 1, -1):
+    for place in range(end - 1, begin - 1, -1):
+        entry = problem.entry(place)
+        block = problem.block_of(entry)
         buffers.k.wait(stage)
         if schedule.PING_PONG:
             named_barrier_sync(CONSUMER)
@@ -254,6 +271,8 @@ def attend_in_order(
         if problem.LEFT or problem.RIGHT or problem.EDGE:
             if (block >= full_end) | (block < full_begin):
                 s = problem.masked(s, query, block)
+        if problem.lists.ON:
+            s = mask_listed(s, query, entry, buffers.bounds, stage, CONSUMER)
         p, row_max, row_sum, alpha = fold_scores(s, row_max, row_sum, problem, scales, block)
         acc = acc * per_row(alpha, acc)[:, None]
         v_tile = buffers.v.tile(stage)
@@ -276,7 +295,7 @@ def consume(problem, schedule, scales, buffers, scheduler, o, lse_out, CONSUMER:
             named_barrier_arrive(CONSUMER, schedule.CONSUMERS)  # consumer 0 begins
     while tile < scheduler.number:
         mine, query, head, sequence = problem.locate(tile)
-        begin, _, _, end = mine.blocks(query, mine.BLOCK_Q)
+        begin, end = mine.visited(query)
         query += CONSUMER * WARPGROUP_ROWS
         tile_scales = scales.of_tile(mine, query, head, sequence)
         q_stage = buffers.q_stage(schedule, round, CONSUMER)
@@ -326,6 +345,8 @@ def forward_kernel(
     plan,
     slopes,
     sinks,
+    bounds,
+    lists,
     q_scale,
     k_scale,
     v_scale,
@@ -342,6 +363,10 @@ def forward_kernel(
     kv_apart,
     slopes_batch_stride,
     slopes_head_stride,
+    batch_lines,
+    head_lines,
+    listed_blocks,
+    listed_tiles,
     GROUP: gl.constexpr,
     LEFT: gl.constexpr,
     RIGHT: gl.constexpr,
@@ -352,6 +377,7 @@ def forward_kernel(
     PACKED: gl.constexpr,
     ALIBI: gl.constexpr,
     SINK: gl.constexpr,
+    LISTED: gl.constexpr,
     FP8: gl.constexpr,
     PER_BLOCK: gl.constexpr,
     SHIFT: gl.constexpr,
@@ -368,8 +394,11 @@ def forward_kernel(
 ):
     """Divide the warps of a program into consumers, four each, and one producer."""
     mods = make_head_mods(slopes, sinks, slopes_batch_stride, slopes_head_stride, ALIBI, SINK)
+    block_lists = make_block_lists(
+        lists, batch_lines, head_lines, listed_blocks, listed_tiles, CONSUMERS, LISTED
+    )
     problem = QueryProblem(
-        plan, mods, gl.to_tensor(q_length), gl.to_tensor(kv_apart), gl.to_tensor(0),
+        plan, mods, block_lists, gl.to_tensor(q_length), gl.to_tensor(kv_apart), gl.to_tensor(0),
         gl.to_tensor(0), gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(heads),
         gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
         gl.to_tensor(window_right), gl.to_tensor(scale_log2), gl.to_tensor(cap_scale), GROUP, LEFT,
@@ -380,11 +409,14 @@ def forward_kernel(
     q_pipeline = make_pipeline(q, CONSUMERS * Q_STAGES, 1)
     k_pipeline = make_pipeline(k, STAGES, CONSUMERS)
     v_pipeline = make_pipeline(v, STAGES, CONSUMERS)
+    bounds_pipeline = k_pipeline
+    if LISTED:
+        bounds_pipeline = make_companion(bounds, k_pipeline, STAGES, CONSUMERS)
     if EPILOGUE_BUFFER:
         o_tiles = gl.allocate_shared_memory(o.dtype, [CONSUMERS] + o.block_type.shape, o.layout)
     else:
         o_tiles = q_pipeline.tiles
-    buffers = Buffers(q_pipeline, k_pipeline, v_pipeline, o_tiles)
+    buffers = Buffers(q_pipeline, k_pipeline, v_pipeline, bounds_pipeline, o_tiles)
     scheduler = make_scheduler(problem.num_tiles(), counters, SCHEDULER, CONSUMERS)
     fence_async_shared()
     if CONSUMERS == 2:
@@ -392,7 +424,7 @@ def forward_kernel(
             [
                 (consume, (problem, schedule, scales, buffers, scheduler, o, lse_out, 0)),
                 (consume, (problem, schedule, scales, buffers, scheduler, o, lse_out, 1)),
-                (produce, (problem, schedule, buffers, scheduler, q, k, v)),
+                (produce, (problem, schedule, buffers, scheduler, q, k, v, bounds)),
             ],
             [4, 1],
             [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
@@ -403,7 +435,7 @@ def forward_kernel(
                 (consume, (problem, schedule, scales, buffers, scheduler, o, lse_out, 0)),
                 (consume, (problem, schedule, scales, buffers, scheduler, o, lse_out, 1)),
                 (consume, (problem, schedule, scales, buffers, scheduler, o, lse_out, 2)),
-                (produce, (problem, schedule, buffers, scheduler, q, k, v)),
+                (produce, (problem, schedule, buffers, scheduler, q, k, v, bounds)),
             ],
             [4, 4, 1],
             [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS],
@@ -424,8 +456,6 @@ def left_to_portable(request: Request) -> str | None:
         return f"q has dtype {q.dtype}; float16 and bfloat16 are what WGMMA multiplies here."
     if request.block_table is not None:
         return "block_table is left to FA2's kernel: a box takes rows that lie in a line."
-    if request.query_starts is not None or request.query_ends is not None:
-        return "query_starts and query_ends are left to FA2's kernels, which skip blocks by a list."
     if request.dropout_p > 0:
         return (
             "dropout_p is left to the portable kernel: a random number takes a hundred "

@@ -13,6 +13,7 @@ from flash_versions.dispatch.sizes import padded_head_dim
 from flash_versions.versions.fa3.forward import heads_of_section
 from flash_versions.versions.fa3.hopper.config import HopperConfig
 from flash_versions.versions.tiles import sequences
+from flash_versions.versions.tiles.intervals import Intervals, shape_of
 from flash_versions.versions.tiles.ragged import describe_ragged
 from flash_versions.versions.tiles.rows import cdiv
 from flash_versions.versions.tiles.score_mods import ScoreMods
@@ -26,7 +27,10 @@ COUNTS = [
     "q_length", "kv_length", "heads", "batch", "section",
     "window_left", "window_right", "scale_log2", "cap_scale",
 ]  # fmt: skip
-MORE_COUNTS = ["kv_apart", "slopes_batch_stride", "slopes_head_stride"]
+MORE_COUNTS = [
+    "kv_apart", "slopes_batch_stride", "slopes_head_stride",
+    "batch_lines", "head_lines", "listed_blocks", "listed_tiles",
+]  # fmt: skip
 
 counters = Counters()
 
@@ -107,6 +111,7 @@ def tensors(
 ) -> tuple:
     """The arguments of the kernel that are tensors."""
     config = plan.config
+    bounds, lists = describe_intervals(request, config) or (lse, lse)
     tiles: torch.Tensor | None = lse
     if plan.constants["RAGGED"]:
         tiles = Tiles.of_queries(request, config.block_q, 1, planned=True).plan
@@ -119,8 +124,33 @@ def tensors(
         tiles,
         lse if request.alibi_slopes is None else request.alibi_slopes,
         lse if request.sink is None else request.sink,
+        bounds,
+        lists,
         *(scales or (lse, lse, lse, lse)),
     )
+
+
+def describe_intervals(
+    request: Request, config: HopperConfig
+) -> tuple[TensorDescriptor, torch.Tensor] | None:
+    """The intervals of keys as a box for each block, and the lists of the tiles; None if a request
+    has no intervals.
+    """
+    block_kv = config.block_kv
+    intervals = Intervals.of(request, block_kv, config.block_q, config.consumers)
+    if intervals is None:
+        return None
+    bounds = intervals.bounds.view(-1, intervals.blocks, 1, 2 * block_kv)
+    return describe_swizzled(bounds, 1, 2 * block_kv), intervals.lists
+
+
+def more_numbers(request: Request, config: HopperConfig) -> tuple:
+    """MORE_COUNTS, which end the arguments that are numbers."""
+    lines: tuple[int, ...] = (0, 0, 0, 0)
+    if request.has_intervals:
+        batch_lines, head_lines, _, blocks = shape_of(request, config.block_kv)
+        lines = batch_lines, head_lines, blocks, cdiv(request.q.shape[1], config.block_q)
+    return (kv_apart(request) or 0, *slopes_strides(request), *lines)
 
 
 def numbers(request: Request) -> tuple:
@@ -158,6 +188,8 @@ def constants(request: Request, config: HopperConfig) -> dict[str, Any]:
     )
     ragged = request.is_ragged
     cut = left is not None or (right is not None and (ragged or not aligned))
+    if request.has_intervals:  # which say all that a window and the keys' end say
+        request, cut = request._replace(window_left=None, window_right=None), False
     return {
         **window_constants(request, config.block_kv),
         "CUT": cut,
@@ -165,6 +197,7 @@ def constants(request: Request, config: HopperConfig) -> dict[str, Any]:
         "PACKED": request.cu_seqlens_q is not None,
         "ALIBI": request.alibi_slopes is not None,
         "SINK": request.sink is not None,
+        "LISTED": request.has_intervals,
     }
 
 
@@ -174,7 +207,8 @@ def window_constants(request: Request, block_kv: int) -> dict[str, Any]:
         "GROUP": request.group,
         "LEFT": request.window_left is not None,
         "RIGHT": request.window_right is not None,
-        "EDGE": request.is_ragged or request.k.shape[1] % block_kv != 0,
+        "EDGE": request.is_ragged
+        or (not request.has_intervals and request.k.shape[1] % block_kv != 0),
         "CAP": request.softcap is not None,
     }
 
@@ -192,7 +226,7 @@ def make_plan(
         config,
         (*layout(request), config.block_q, config.block_kv, dtype, *map(placement, scales or ())),
         (num_programs(request, config), 1, 1),
-        (*numbers(request), kv_apart(request) or 0, *slopes_strides(request)),
+        (*numbers(request), *more_numbers(request, config)),
         {
             **constants(request, config),
             "FP8": scales is not None,

@@ -4,6 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from flash_versions.versions.fa3.hopper.head_mods import HeadMods
+from flash_versions.versions.fa3.hopper.intervals import BlockLists
 from flash_versions.versions.tiles.algebra import block_range, first_visible, last_visible
 from flash_versions.versions.tiles.ragged import box_in_sequence, planned_tile, planned_tiles
 from flash_versions.versions.tiles.score_mods import tanh
@@ -18,6 +19,7 @@ class QueryProblem:
 
     plan: gl.tensor  # of the tiles of ragged sequences, see `varlen_scheduler.Tiles`; else anything
     mods: HeadMods
+    lists: BlockLists  # of interval masks
     rows: gl.tensor  # of q, all sequences together if they are packed
     kv_apart: gl.tensor  # rows of k from one sequence to the next; 0 if packed
     q_first: gl.tensor  # the row of q where the sequence begins; 0 if not packed
@@ -62,7 +64,7 @@ class QueryProblem:
             tiles, rows = planned_tiles(self.plan), self.heads
         else:
             tiles, rows = gl.cdiv(self.q_length, self.BLOCK_Q), self.heads * self.batch
-        if self.RAGGED or self.RIGHT:
+        if self.RAGGED or self.RIGHT or self.lists.ON:
             first = tile // (self.section * tiles) * self.section
             width = gl.minimum(self.section, rows - first)
             position = tile - first * tiles
@@ -76,24 +78,25 @@ class QueryProblem:
         if self.RAGGED:
             sequence, tile, q_first, q_length, kv_first, kv_length = planned_tile(self.plan, tile)
             kv_first += sequence * self.kv_apart
-            mine = self.of_tile(sequence, row, q_first, q_length, kv_first, kv_length)
+            mine = self.of_tile(tile, sequence, row, q_first, q_length, kv_first, kv_length)
             return mine, tile * self.BLOCK_Q, row, sequence * 0 if self.PACKED else sequence
         else:
             head, sequence = row % self.heads, row // self.heads
             mine = self.of_tile(
-                sequence, head, self.q_first, self.q_length, self.kv_first, self.kv_length
+                tile, sequence, head, self.q_first, self.q_length, self.kv_first, self.kv_length
             )
             return mine, tile * self.BLOCK_Q, head, sequence
 
     @gluon.jit
-    def of_tile(self, sequence, head, q_first, q_length, kv_first, kv_length):
-        """The problem of a sequence and a head."""
+    def of_tile(self, tile, sequence, head, q_first, q_length, kv_first, kv_length):
+        """The problem of a tile of a sequence and a head."""
         mods = self.mods.of_head(sequence, head, self.scale_log2)
+        lists = self.lists.of_tile(sequence, head // self.GROUP, tile)
         return QueryProblem(
-            self.plan, mods, self.rows, self.kv_apart, q_first, kv_first, q_length, kv_length,
-            self.heads, self.batch, self.section, self.window_left, self.window_right,
-            self.scale_log2, self.cap_scale, self.GROUP, self.LEFT, self.RIGHT, self.EDGE, self.CUT,
-            self.CAP, self.RAGGED, self.PACKED, self.BLOCK_Q, self.BLOCK_KV
+            self.plan, mods, lists, self.rows, self.kv_apart, q_first, kv_first,
+            q_length, kv_length, self.heads, self.batch, self.section, self.window_left,
+            self.window_right, self.scale_log2, self.cap_scale, self.GROUP, self.LEFT, self.RIGHT,
+            self.EDGE, self.CUT, self.CAP, self.RAGGED, self.PACKED, self.BLOCK_Q, self.BLOCK_KV
         )  # fmt: skip
 
     @gluon.jit
@@ -116,6 +119,27 @@ class QueryProblem:
     def lse_rows(self, lse, sequence, head):
         """Where the sequence's LSE begins in lse (batch, heads, rows)."""
         return lse + (sequence * self.heads + head).to(gl.int64) * self.rows + self.q_first
+
+    @gluon.jit
+    def visited(self, query):
+        """(begin, end): a tile visits what is at the places end - 1 .. begin, see `entry`."""
+        if self.lists.ON:
+            return 1 - self.lists.number, gl.to_tensor(1)
+        else:
+            begin, _, _, end = self.blocks(query, self.BLOCK_Q)
+            return begin, end
+
+    @gluon.jit
+    def entry(self, place):
+        """What a tile visits at a place: a block, which is the place itself; or a block and flags
+        from its list.
+        """
+        return self.lists.entry(place) if self.lists.ON else place
+
+    @gluon.jit
+    def block_of(self, entry):
+        """The number of a block that is visited."""
+        return entry >> 2 * self.lists.PARTS if self.lists.ON else entry
 
     @gluon.jit
     def blocks(self, query, ROWS: gl.constexpr):

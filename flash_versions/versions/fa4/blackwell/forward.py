@@ -77,6 +77,7 @@ from flash_versions.dispatch.launch import Launcher, Plan
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.hopper.head_mods import make_head_mods
 from flash_versions.versions.fa3.hopper.host import COUNTS, new_results
+from flash_versions.versions.fa3.hopper.intervals import make_block_lists
 from flash_versions.versions.fa3.hopper.problem import QueryProblem
 from flash_versions.versions.fa4.blackwell.config import BlackwellConfig, default_config
 from flash_versions.versions.fa4.blackwell.host import make_plan, tensors
@@ -420,12 +421,13 @@ def forward_kernel(
 ):
     """Allocate what the roles share, and divide the warps of a program among them."""
     mods = make_head_mods(lse_out, lse_out, 0, 0, False, False)
+    lists = make_block_lists(lse_out, 0, 0, 0, 0, 1, False)
     problem = QueryProblem(
-        lse_out, mods, gl.to_tensor(q_length), gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0),
-        gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(heads), gl.to_tensor(batch),
-        gl.to_tensor(section), gl.to_tensor(window_left), gl.to_tensor(window_right),
-        gl.to_tensor(scale_log2), gl.to_tensor(cap_scale), GROUP, LEFT, RIGHT, EDGE, CUT, CAP,
-        False, False, TILES * ROWS, BLOCK_KV
+        lse_out, mods, lists, gl.to_tensor(q_length), gl.to_tensor(0), gl.to_tensor(0),
+        gl.to_tensor(0), gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(heads),
+        gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
+        gl.to_tensor(window_right), gl.to_tensor(scale_log2), gl.to_tensor(cap_scale), GROUP, LEFT,
+        RIGHT, EDGE, CUT, CAP, False, False, TILES * ROWS, BLOCK_KV
     )  # fmt: skip
     schedule = Schedule(THRESHOLD, EIGHTHS, DEGREE)
     D: gl.constexpr = o.block_type.shape[3]

@@ -17,7 +17,8 @@ from flash_versions.versions.tiles.rows import cdiv
 from flash_versions.versions.tiles.tma import describe_swizzled
 
 PORTABLE_ONLY = (
-    "alibi_slopes", "sink", "cu_seqlens_q", "cu_seqlens_k", "kv_lengths", "kv_starts", "block_table"
+    "alibi_slopes", "sink", "cu_seqlens_q", "cu_seqlens_k", "kv_lengths", "kv_starts",
+    "block_table", "query_starts", "query_ends",
 )  # fmt: skip
 # (maxnreg of softmax, of the roles of one warp); the correction gets what is left of 64 K.
 REGISTERS = 192, 32

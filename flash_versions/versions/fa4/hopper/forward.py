@@ -62,6 +62,7 @@ from flash_versions.versions.fa3.hopper.host import (
     new_results,
     tensors,
 )
+from flash_versions.versions.fa3.hopper.intervals import fill_keys, make_block_lists, mask_listed
 from flash_versions.versions.fa3.hopper.operands import is_fp8, multiply_pv, multiply_qk, rounded
 from flash_versions.versions.fa3.hopper.problem import QueryProblem
 from flash_versions.versions.fa4.exp2 import mixed_exp2
@@ -85,6 +86,7 @@ from flash_versions.versions.tiles.algebra import finalize
 from flash_versions.versions.tiles.pipeline import (
     Pipeline,
     as_matrix,
+    make_companion,
     make_pipeline,
     named_barrier_arrive,
     named_barrier_sync,
@@ -115,6 +117,7 @@ class Buffers:
     q: Pipeline  # Q_STAGES slots for each consumer
     k: Pipeline
     v: Pipeline
+    bounds: Pipeline  # intervals of the keys in k's slots, if they have any
     o: gl.shared_memory_descriptor  # a tile for each consumer, or the slots of q
     o_full: gl.shared_memory_descriptor  # barriers, one for each consumer
     o_empty: gl.shared_memory_descriptor
@@ -132,7 +135,7 @@ class Buffers:
 
 
 @gluon.jit
-def load(problem, schedule, buffers, scheduler, trace, q, k, v):
+def load(problem, schedule, buffers, scheduler, trace, q, k, v, bounds):
     """The loader: for each tile, ask for Q and the blocks of K and V that it sees, last first."""
     tile = gl.program_id(0)
     round = 0
@@ -140,14 +143,17 @@ def load(problem, schedule, buffers, scheduler, trace, q, k, v):
     trace.enter(LOADER, round, 0, CLAIM)
     while tile < scheduler.number:
         mine, query, head, sequence = problem.locate(tile)
-        begin, _, _, end = mine.blocks(query, mine.BLOCK_Q)
+        begin, end = mine.visited(query)
         tile = scheduler.claim(round)
         kv_head = head // problem.GROUP
-        for block in range(end - 1, begin - 1, -1):
-            trace.enter(LOADER, round, end - 1 - block, LOAD)
+        entry = mine.entry(end - 1)
+        for place in range(end - 1, begin - 1, -1):
+            trace.enter(LOADER, round, end - 1 - place, LOAD)
+            block = mine.block_of(entry)
+            entry = mine.entry(place - 1)
             key = block * problem.BLOCK_KV
-            buffers.k.fill(stage, k, mine.kv_box(sequence, kv_head, key))
-            if block == end - 1:
+            fill_keys(mine, buffers, stage, k, bounds, sequence, kv_head, block)
+            if place == end - 1:
                 for c in gl.static_range(schedule.CONSUMERS):
                     q_stage = buffers.q_stage(schedule, round, c)
                     row = query + c * WARPGROUP_ROWS
@@ -211,35 +217,40 @@ def attend(
     problem, schedule, scales, buffers, trace, q_tile, stage, query, begin, end, round,
     CONSUMER: gl.constexpr
 ):  # fmt: skip
-    """Fold KV blocks end - 1 .. begin into the state of a consumer's rows, with S of one block in
-    flight together with P V of the block before: (acc, row_max, row_sum, next stage of K and V).
+    """Fold the KV blocks at places end - 1 .. begin into the state of a consumer's rows, with S of
+    one block in flight together with P V of the block before: (acc, row_max, row_sum, next stage of
+    K and V).
     """
     ME: gl.constexpr = FIXED_ROLES + CONSUMER
     _, full_begin, full_end, _ = problem.blocks(query, WARPGROUP_ROWS)
     acc, row_max, row_sum = first_state(problem, buffers)
+    entry = problem.entry(end - 1)
+    block = problem.block_of(entry)
     buffers.k.wait(stage)
     trace.enter(ME, round, 0, SCORE)
     s = warpgroup_mma_wait(0, deps=[multiply_qk(q_tile, buffers.k.tile(stage))])
     buffers.k.release(stage)
     trace.enter(ME, round, 0, SOFTMAX)
-    s = problem.scored(s, query, end - 1)
+    s = problem.scored(s, query, block)
     if problem.LEFT or problem.RIGHT or problem.EDGE:
-        s = problem.masked(s, query, end - 1)
-    p, row_max, row_sum, alpha = fold_scores(
-        s, row_max, row_sum, problem, schedule, scales, end - 1
-    )
+        s = problem.masked(s, query, block)
+    if problem.lists.ON:
+        s = mask_listed(s, query, entry, buffers.bounds, stage, CONSUMER)
+    p, row_max, row_sum, alpha = fold_scores(s, row_max, row_sum, problem, schedule, scales, block)
     trace.enter(ME, round, 0, CORRECT)
     p = rounded(p, buffers.v.tile(stage), acc)
     if schedule.LATE_WAIT:
         buffers.k.wait(stage.next(), end - 1 > begin)
-    for block in range(end - 2, begin - 1, -1):
+    for place in range(end - 2, begin - 1, -1):
+        entry = problem.entry(place)
+        block = problem.block_of(entry)
         before = stage
         stage = stage.next()
         if not schedule.LATE_WAIT:
             buffers.k.wait(stage)
         if schedule.PING_PONG:
             named_barrier_sync(CONSUMER)
-        trace.enter(ME, round, end - 1 - block, SCORE)
+        trace.enter(ME, round, end - 1 - place, SCORE)
         s_token = multiply_qk(q_tile, buffers.k.tile(stage))
         buffers.v.wait(before)
         acc_token = multiply_pv(p, buffers.v.tile(before), acc)
@@ -247,17 +258,19 @@ def attend(
             named_barrier_arrive(CONSUMER, schedule.CONSUMERS)
         s = warpgroup_mma_wait(1, deps=[s_token])
         buffers.k.release(stage)
-        trace.enter(ME, round, end - 1 - block, SOFTMAX)
+        trace.enter(ME, round, end - 1 - place, SOFTMAX)
         s = problem.scored(s, query, block)
         if problem.CUT:
             if (block >= full_end) | (block < full_begin):
                 s = problem.masked(s, query, block)
+        if problem.lists.ON:
+            s = mask_listed(s, query, entry, buffers.bounds, stage, CONSUMER)
         p, row_max, row_sum, alpha = fold_scores(
             s, row_max, row_sum, problem, schedule, scales, block
         )
-        trace.enter(ME, round, end - 1 - block, CORRECT)
+        trace.enter(ME, round, end - 1 - place, CORRECT)
         if schedule.LATE_WAIT:
-            buffers.k.wait(stage.next(), block > begin)
+            buffers.k.wait(stage.next(), place > begin)
         acc = warpgroup_mma_wait(0, deps=[acc_token])
         buffers.v.release(before)
         p = rounded(p, buffers.v.tile(stage), acc)
@@ -288,7 +301,7 @@ def consume(
     trace.enter(ME, round, 0, AWAIT)
     while tile < scheduler.number:
         mine, query, head, sequence = problem.locate(tile)
-        begin, _, _, end = mine.blocks(query, mine.BLOCK_Q)
+        begin, end = mine.visited(query)
         query += CONSUMER * WARPGROUP_ROWS
         tile_scales = scales.of_tile(mine, query, head, sequence)
         q_stage = buffers.q_stage(schedule, round, CONSUMER)
@@ -349,6 +362,8 @@ def forward_kernel(
     plan,
     slopes,
     sinks,
+    bounds,
+    lists,
     q_scale,
     k_scale,
     v_scale,
@@ -366,6 +381,10 @@ def forward_kernel(
     kv_apart,
     slopes_batch_stride,
     slopes_head_stride,
+    batch_lines,
+    head_lines,
+    listed_blocks,
+    listed_tiles,
     GROUP: gl.constexpr,
     LEFT: gl.constexpr,
     RIGHT: gl.constexpr,
@@ -376,6 +395,7 @@ def forward_kernel(
     PACKED: gl.constexpr,
     ALIBI: gl.constexpr,
     SINK: gl.constexpr,
+    LISTED: gl.constexpr,
     FP8: gl.constexpr,
     PER_BLOCK: gl.constexpr,
     SHIFT: gl.constexpr,
@@ -396,8 +416,11 @@ def forward_kernel(
 ):
     """Divide the warps of a program into consumers, four each, one loader and one storer."""
     mods = make_head_mods(slopes, sinks, slopes_batch_stride, slopes_head_stride, ALIBI, SINK)
+    block_lists = make_block_lists(
+        lists, batch_lines, head_lines, listed_blocks, listed_tiles, CONSUMERS, LISTED
+    )
     problem = QueryProblem(
-        plan, mods, gl.to_tensor(q_length), gl.to_tensor(kv_apart), gl.to_tensor(0),
+        plan, mods, block_lists, gl.to_tensor(q_length), gl.to_tensor(kv_apart), gl.to_tensor(0),
         gl.to_tensor(0), gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(heads),
         gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
         gl.to_tensor(window_right), gl.to_tensor(scale_log2), gl.to_tensor(cap_scale), GROUP, LEFT,
@@ -418,6 +441,9 @@ def forward_kernel(
     q_pipeline = make_pipeline(q, CONSUMERS * Q_STAGES, 1)
     k_pipeline = make_pipeline(k, STAGES, CONSUMERS)
     v_pipeline = make_pipeline(v, STAGES, CONSUMERS)
+    bounds_pipeline = k_pipeline
+    if LISTED:
+        bounds_pipeline = make_companion(bounds, k_pipeline, STAGES, CONSUMERS)
     o_full = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
     o_empty = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
     for c in gl.static_range(CONSUMERS):
@@ -427,7 +453,7 @@ def forward_kernel(
         o_tiles = gl.allocate_shared_memory(o.dtype, [CONSUMERS] + o.block_type.shape, o.layout)
     else:
         o_tiles = q_pipeline.tiles
-    buffers = Buffers(q_pipeline, k_pipeline, v_pipeline, o_tiles, o_full, o_empty)
+    buffers = Buffers(q_pipeline, k_pipeline, v_pipeline, bounds_pipeline, o_tiles, o_full, o_empty)
     scheduler = make_scheduler(problem.num_tiles(), counters, SCHEDULER, CONSUMERS + 1)
     fence_async_shared()
     if CONSUMERS == 2:
@@ -435,7 +461,7 @@ def forward_kernel(
             [
                 (consume, (problem, schedule, scales, buffers, scheduler, trace, o, lse_out, 0)),
                 (consume, (problem, schedule, scales, buffers, scheduler, trace, o, lse_out, 1)),
-                (load, (problem, schedule, buffers, scheduler, trace, q, k, v)),
+                (load, (problem, schedule, buffers, scheduler, trace, q, k, v, bounds)),
                 (store, (problem, schedule, buffers, scheduler, trace, o)),
             ],
             [4, 1, 1],
@@ -447,7 +473,7 @@ def forward_kernel(
                 (consume, (problem, schedule, scales, buffers, scheduler, trace, o, lse_out, 0)),
                 (consume, (problem, schedule, scales, buffers, scheduler, trace, o, lse_out, 1)),
                 (consume, (problem, schedule, scales, buffers, scheduler, trace, o, lse_out, 2)),
-                (load, (problem, schedule, buffers, scheduler, trace, q, k, v)),
+                (load, (problem, schedule, buffers, scheduler, trace, q, k, v, bounds)),
                 (store, (problem, schedule, buffers, scheduler, trace, o)),
             ],
             [4, 4, 1, 1],

@@ -6,10 +6,9 @@ from flash_versions.dispatch.launch import Plan, layout, placement
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.hopper.host import (
     constants,
-    kv_apart,
+    more_numbers,
     num_programs,
     numbers,
-    slopes_strides,
 )
 from flash_versions.versions.fa4.exp2 import DEGREES
 from flash_versions.versions.fa4.hopper.config import RolesConfig
@@ -29,7 +28,7 @@ def make_plan(
         config,
         (*layout(request), config.block_kv, dtype, *map(placement, scales or ())),
         (num_programs(request, config), 1, 1),
-        (*numbers(request), kv_apart(request) or 0, *slopes_strides(request)),
+        (*numbers(request), *more_numbers(request, config)),
         {
             **constants(request, config),
             "FP8": scales is not None,

@@ -21,6 +21,7 @@ from flash_versions.versions.fa3.hopper.host import (
     window_bounds,
     window_constants,
 )
+from flash_versions.versions.tiles.intervals import Intervals, shape_of
 from flash_versions.versions.tiles.ragged import describe_ragged
 from flash_versions.versions.tiles.rows import cdiv
 from flash_versions.versions.tiles.tma import describe_swizzled
@@ -32,6 +33,7 @@ COUNTS = [
     "q_length", "kv_length", "kv_heads", "batch", "section",
     "window_left", "window_right", "scale", "scale_log2", "cap_scale",
     "kv_apart", "slopes_batch_stride", "slopes_head_stride",
+    "batch_lines", "head_lines", "spanned_blocks",
 ]  # fmt: skip
 # Of a thread, 64 K in all. 200 and 88 are too few: ptxas then has products wait for each other.
 REGISTERS = {"CONSUMER_REGISTERS": 208, "ACCUMULATOR_REGISTERS": 72, "PRODUCER_REGISTERS": 24}
@@ -48,6 +50,7 @@ def tensors(request: Request, space: Workspace, plan: Plan) -> tuple:
     # all; of 64 keys half of the dims of dK and dV, and a quarter of those of dQ.
     parts = 1 if config.block_kv == 128 else 2
     dq_parts = 1 if config.held else 2 * parts
+    intervals = Intervals.of(request, WARPGROUP_ROWS.value)
     describe = describe_swizzled
     describe_q = describe_swizzled if request.cu_seqlens_q is None else describe_ragged
     if plan.constants["RAGGED"]:
@@ -64,6 +67,7 @@ def tensors(request: Request, space: Workspace, plan: Plan) -> tuple:
         describe(space.dv, WARPGROUP_ROWS.value, width_v // parts),
         tiles,
         space.values if request.alibi_slopes is None else request.alibi_slopes,
+        *((space.values,) * 2 if intervals is None else intervals[:2]),
     )
 
 
@@ -72,10 +76,14 @@ def numbers(request: Request) -> tuple:
     batch, kv_length, kv_heads, _ = request.k.shape
     scales = score_scales(request)
     section = heads_of_section(request)
+    lines: tuple[int, ...] = (0, 0, 0)
+    if request.has_intervals:
+        batch_lines, head_lines, _, blocks = shape_of(request, WARPGROUP_ROWS.value)
+        lines = batch_lines, head_lines, blocks
     bounds = window_bounds(request)
     return (
         request.q.shape[1], kv_length, kv_heads, batch, section, *bounds, request.scale, *scales,
-        0 if request.cu_seqlens_k is not None else kv_length, *slopes_strides(request)
+        0 if request.cu_seqlens_k is not None else kv_length, *slopes_strides(request), *lines
     )  # fmt: skip
 
 
@@ -107,9 +115,12 @@ def make_plan(
         numbers(request),
         {
             **window_constants(request, config.block_kv),
+            # Intervals begin and end where they like, as a window with both bounds does.
+            **({"LEFT": True, "RIGHT": True} if request.has_intervals else {}),
             "RAGGED": request.is_ragged,
             "PACKED": request.cu_seqlens_q is not None,
             "ALIBI": request.alibi_slopes is not None,
+            "SPANS": request.has_intervals,
             "EXP2": function,
             "SHARE": share,
             "STAGES": config.stages,

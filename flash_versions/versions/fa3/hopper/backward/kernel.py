@@ -93,6 +93,7 @@ from flash_versions.versions.fa3.hopper.backward.tiles import (
 )
 from flash_versions.versions.fa3.hopper.backward.wide import launch_wide
 from flash_versions.versions.fa3.hopper.head_mods import make_head_mods
+from flash_versions.versions.fa3.hopper.intervals import make_key_spans
 from flash_versions.versions.tiles.pipeline import (
     Stage,
     make_handover,
@@ -248,6 +249,9 @@ def consume(
     _, full_begin, full_end, _ = problem.blocks(key, WARPGROUP_ROWS)
     if problem.RAGGED:  # but of a sequence without queries
         full_begin, full_end = gl.minimum(full_begin, end), gl.minimum(full_end, end)
+    if problem.spans.ON:  # and of keys that no query sees
+        full_begin = gl.maximum(full_begin, begin)
+        full_end = gl.maximum(full_end, full_begin)
     BLOCK_Q: gl.constexpr = problem.BLOCK_Q
     state = first_state(problem, buffers, begin, end, EARLY, CONSUMER)
     held = hold(buffers, BLOCK_Q, HELD, CONSUMER)
@@ -324,6 +328,8 @@ def backward_kernel(
     dv_out,
     plan,
     slopes,
+    bounds,
+    spans,
     q_length,
     kv_length,
     kv_heads,
@@ -337,6 +343,9 @@ def backward_kernel(
     kv_apart,
     slopes_batch_stride,
     slopes_head_stride,
+    batch_lines,
+    head_lines,
+    spanned_blocks,
     GROUP: gl.constexpr,
     LEFT: gl.constexpr,
     RIGHT: gl.constexpr,
@@ -345,6 +354,7 @@ def backward_kernel(
     RAGGED: gl.constexpr,
     PACKED: gl.constexpr,
     ALIBI: gl.constexpr,
+    SPANS: gl.constexpr,
     EXP2: gl.constexpr,
     SHARE: gl.constexpr,
     STAGES: gl.constexpr,
@@ -358,13 +368,16 @@ def backward_kernel(
     BLOCK_Q: gl.constexpr = q.block_type.shape[-2]
     KEYS: gl.constexpr = k.block_type.shape[-2]
     mods = make_head_mods(slopes, slopes, slopes_batch_stride, slopes_head_stride, ALIBI, False)
+    key_spans = make_key_spans(
+        bounds, spans, batch_lines, head_lines, spanned_blocks, WARPGROUP_ROWS, SPANS
+    )
     problem = KeyProblem(
-        plan, mods, gl.to_tensor(0), gl.to_tensor(kv_apart), gl.to_tensor(0), gl.to_tensor(0),
-        gl.to_tensor(0), gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(kv_heads),
-        gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
-        gl.to_tensor(window_right), gl.to_tensor(scale), gl.to_tensor(scale_log2),
-        gl.to_tensor(cap_scale), GROUP, LEFT, RIGHT, EDGE, CAP, RAGGED, PACKED, EXP2, SHARE,
-        BLOCK_Q, KEYS
+        plan, mods, key_spans, gl.to_tensor(0), gl.to_tensor(kv_apart), gl.to_tensor(0),
+        gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(q_length), gl.to_tensor(kv_length),
+        gl.to_tensor(kv_heads), gl.to_tensor(batch), gl.to_tensor(section),
+        gl.to_tensor(window_left), gl.to_tensor(window_right), gl.to_tensor(scale),
+        gl.to_tensor(scale_log2), gl.to_tensor(cap_scale), GROUP, LEFT, RIGHT, EDGE, CAP, RAGGED,
+        PACKED, EXP2, SHARE, BLOCK_Q, KEYS
     )  # fmt: skip
     rows: gl.constexpr = [STAGES] + values.block_type.shape
     halves: gl.constexpr = [2] + dq_sum.block_type.shape

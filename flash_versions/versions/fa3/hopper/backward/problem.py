@@ -4,6 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from flash_versions.versions.fa3.hopper.head_mods import HeadMods
+from flash_versions.versions.fa3.hopper.intervals import KeySpans
 from flash_versions.versions.tiles.algebra import block_range, first_visible, last_visible
 from flash_versions.versions.tiles.ragged import box_in_sequence, planned_tile, planned_tiles
 from flash_versions.versions.tiles.score_mods import tanh
@@ -18,6 +19,7 @@ class KeyProblem:
 
     plan: gl.tensor  # of the tiles of ragged sequences, see `varlen_scheduler.Tiles`; else anything
     mods: HeadMods
+    spans: KeySpans  # of interval masks
     sequence: gl.tensor  # its number among all, packed or not
     kv_apart: gl.tensor  # rows of k from one sequence to the next; 0 if packed
     q_first: gl.tensor  # the row of q where the sequence begins; 0 if not packed
@@ -77,9 +79,10 @@ class KeyProblem:
             return mine, tile * self.BLOCK_KV, row, sequence
         else:
             sequence = row // self.kv_heads
+            spans = self.spans.of_head(sequence, row % self.kv_heads)
             mine = self.replaced(
-                self.mods, sequence, self.q_first, self.kv_first, self.padded_first, self.q_length,
-                self.kv_length
+                self.mods, spans, sequence, self.q_first, self.kv_first, self.padded_first,
+                self.q_length, self.kv_length
             )  # fmt: skip
             return mine, tile * self.BLOCK_KV, row % self.kv_heads, sequence
 
@@ -95,7 +98,7 @@ class KeyProblem:
         q_length = gl.where(exists, q_length, 0)
         kv_length = gl.where(exists, kv_length, 0)
         mine = self.replaced(
-            self.mods, sequence, q_first, kv_first, padded_first, q_length, kv_length
+            self.mods, self.spans, sequence, q_first, kv_first, padded_first, q_length, kv_length
         )
         return mine, tile
 
@@ -104,16 +107,16 @@ class KeyProblem:
         """The problem of a query head."""
         mods = self.mods.of_head(self.sequence, head, self.scale_log2)
         return self.replaced(
-            mods, self.sequence, self.q_first, self.kv_first, self.padded_first, self.q_length,
-            self.kv_length
+            mods, self.spans, self.sequence, self.q_first, self.kv_first, self.padded_first,
+            self.q_length, self.kv_length
         )  # fmt: skip
 
     @gluon.jit
-    def replaced(self, mods, sequence, q_first, kv_first, padded_first, q_length, kv_length):
+    def replaced(self, mods, spans, sequence, q_first, kv_first, padded_first, q_length, kv_length):
         """The problem with these in the place of its own."""
         return KeyProblem(
-            self.plan, mods, sequence, self.kv_apart, q_first, kv_first, padded_first, q_length,
-            kv_length, self.kv_heads, self.batch, self.section, self.window_left,
+            self.plan, mods, spans, sequence, self.kv_apart, q_first, kv_first, padded_first,
+            q_length, kv_length, self.kv_heads, self.batch, self.section, self.window_left,
             self.window_right, self.scale, self.scale_log2, self.cap_scale, self.GROUP, self.LEFT,
             self.RIGHT, self.EDGE, self.CAP, self.RAGGED, self.PACKED, self.EXP2, self.SHARE,
             self.BLOCK_Q, self.BLOCK_KV
@@ -140,6 +143,14 @@ class KeyProblem:
         """The blocks of queries that see KEYS keys, as `algebra.block_range` gives them: (begin,
         full_begin, full_end, end). Keys past the last one are masked, so no block is full.
         """
+        if self.spans.ON:
+            return self.spans.query_blocks(key, KEYS, self.BLOCK_Q)
+        else:
+            return self.blocks_in_window(key, KEYS)
+
+    @gluon.jit
+    def blocks_in_window(self, key, KEYS: gl.constexpr):
+        """`blocks` without intervals."""
         left = self.window_left if self.LEFT else None
         right = self.window_right if self.RIGHT else None
         last = gl.minimum(key + KEYS, self.kv_length) - 1
@@ -176,12 +187,15 @@ class KeyProblem:
         eight = 8 * gl.arange(0, QUERIES // 8, layout=gl.SliceLayout(0, eights))[None, :, None]
         rest = query + gl.arange(0, 8, layout=gl.SliceLayout(0, rests))
         offset = self.q_length - self.kv_length
-        first = first_visible(k_pos, offset, right)
+        if self.spans.ON:
+            first, last = self.spans.of_keys(k_pos)
+        else:
+            first = first_visible(k_pos, offset, right)
+            last = last_visible(k_pos, offset, left, self.q_length)
         if self.EDGE:
             first = gl.where(k_pos < self.kv_length, first, self.q_length + QUERIES)
         visible = eight >= (first[:, None] - rest[None, :])[:, None, :]
         if self.LEFT:
-            last = last_visible(k_pos, offset, left, self.q_length)
             visible = visible & (eight <= (last[:, None] - rest[None, :])[:, None, :])
         parts = gl.where(visible, parts, float("-inf"))
         return gl.convert_layout(parts.reshape([KEYS, QUERIES]), s.type.layout, assert_trivial=True)

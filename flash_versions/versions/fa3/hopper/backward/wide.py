@@ -44,6 +44,7 @@ from flash_versions.versions.fa3.hopper.backward.tiles import (
     store_gradient,
 )
 from flash_versions.versions.fa3.hopper.head_mods import make_head_mods
+from flash_versions.versions.fa3.hopper.intervals import make_key_spans
 from flash_versions.versions.tiles.pipeline import (
     Exchange,
     Pipeline,
@@ -52,7 +53,7 @@ from flash_versions.versions.tiles.pipeline import (
     make_pipeline,
 )
 from flash_versions.versions.tiles.triton_compat import aggregate
-from flash_versions.versions.tiles.wgmma import accumulator_layout, unknown_zero
+from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout, unknown_zero
 
 
 @aggregate
@@ -243,6 +244,8 @@ def backward_wide_kernel(
     dv_out,
     plan,
     slopes,
+    bounds,
+    spans,
     q_length,
     kv_length,
     kv_heads,
@@ -256,6 +259,9 @@ def backward_wide_kernel(
     kv_apart,
     slopes_batch_stride,
     slopes_head_stride,
+    batch_lines,
+    head_lines,
+    spanned_blocks,
     GROUP: gl.constexpr,
     LEFT: gl.constexpr,
     RIGHT: gl.constexpr,
@@ -264,6 +270,7 @@ def backward_wide_kernel(
     RAGGED: gl.constexpr,
     PACKED: gl.constexpr,
     ALIBI: gl.constexpr,
+    SPANS: gl.constexpr,
     EXP2: gl.constexpr,
     SHARE: gl.constexpr,
     STAGES: gl.constexpr,
@@ -274,13 +281,16 @@ def backward_wide_kernel(
     BLOCK_Q: gl.constexpr = q.block_type.shape[-2]
     KEYS: gl.constexpr = k.block_type.shape[-2]
     mods = make_head_mods(slopes, slopes, slopes_batch_stride, slopes_head_stride, ALIBI, False)
+    key_spans = make_key_spans(
+        bounds, spans, batch_lines, head_lines, spanned_blocks, WARPGROUP_ROWS, SPANS
+    )
     problem = KeyProblem(
-        plan, mods, gl.to_tensor(0), gl.to_tensor(kv_apart), gl.to_tensor(0), gl.to_tensor(0),
-        gl.to_tensor(0), gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(kv_heads),
-        gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
-        gl.to_tensor(window_right), gl.to_tensor(scale), gl.to_tensor(scale_log2),
-        gl.to_tensor(cap_scale), GROUP, LEFT, RIGHT, EDGE, CAP, RAGGED, PACKED, EXP2, SHARE,
-        BLOCK_Q, KEYS
+        plan, mods, key_spans, gl.to_tensor(0), gl.to_tensor(kv_apart), gl.to_tensor(0),
+        gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(q_length), gl.to_tensor(kv_length),
+        gl.to_tensor(kv_heads), gl.to_tensor(batch), gl.to_tensor(section),
+        gl.to_tensor(window_left), gl.to_tensor(window_right), gl.to_tensor(scale),
+        gl.to_tensor(scale_log2), gl.to_tensor(cap_scale), GROUP, LEFT, RIGHT, EDGE, CAP, RAGGED,
+        PACKED, EXP2, SHARE, BLOCK_Q, KEYS
     )  # fmt: skip
     lse: gl.constexpr = [STAGES] + values.block_type.shape
     delta: gl.constexpr = [1] + values.block_type.shape
