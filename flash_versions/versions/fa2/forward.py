@@ -46,6 +46,7 @@ from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.launch import Launcher, layout, placement
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import LaunchConfig, default_config, padded_head_dim
+from flash_versions.versions.fa2 import shares
 from flash_versions.versions.fa2.combine import Partials, combine
 from flash_versions.versions.fa2.decode import launch_decode
 from flash_versions.versions.tiles.algebra import (
@@ -368,13 +369,15 @@ def decodes(request: Request) -> bool:
 
 
 def decoding_config(request: Request, programs: int) -> LaunchConfig:
-    """Tile sizes for decoding, where so many programs do the work of one split: as many bytes under
-    way whatever the head dim, or as fit.
-    """
+    """Tile sizes for decoding, where so many programs do the work of one split."""
+    for_each = programs / devices[request.q.device].num_sms
+    return fitted(request, CROWDED if for_each > 3 else WHOLE if FULL <= for_each <= 1 else SHARED)
+
+
+def fitted(request: Request, config: LaunchConfig) -> LaunchConfig:
+    """Tile sizes for decoding with as many bytes under way whatever the head dim, or as fit."""
     q = request.q
     head_dim = padded_head_dim(max(q.shape[3], request.v.shape[3]))
-    for_each = programs / devices[q.device].num_sms
-    config = CROWDED if for_each > 3 else WHOLE if FULL <= for_each <= 1 else SHARED
     rows = q.shape[1] * request.group
     config = replace(
         config,
@@ -403,6 +406,9 @@ def forward(
     kv_heads = heads // group
     if few_rows := decodes(request):
         programs = kv_heads * batch
+        uneven = request.is_ragged or request.cu_seqlens_k is not None
+        if uneven and request.num_splits is None:
+            return shares.forward(request, config or fitted(request, SHARED))
         config = config or decoding_config(request, programs)
     else:
         config = config or default_config(q_length * group, request, MEASURED)
@@ -414,7 +420,7 @@ def forward(
     lse = new_lse((batch, heads, q_length), q, request.cu_seqlens_q)
     partials = None
     if num_splits > 1:
-        partials = Partials.allocate(num_splits, o, request.cu_seqlens_q is not None)
+        partials = Partials.allocate(num_splits * batch, o, request.cu_seqlens_q is not None)
     overlap = few_rows and num_splits > 1 and devices.launches_overlap(q.device)
     intervals = Intervals.listed(request, config.block_q, config.block_kv)
     key = (*layout(request), num_splits, intervals and placement(intervals.lists))
