@@ -90,10 +90,8 @@ def find_share(
     BLOCK_KV: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
-    """The blocks [begin, end) of a share, those of all sequences (total), the number of shares that
-    have any, the share's sequences [first, last], and where the first of them begins.
-
-    Without blocks, first is greater than last.
+    """The blocks [begin, end) of a share, the number of all blocks, the number of shares that have
+    any, the first sequence of the share and the block with which it begins, its start.
     """
     total = 0
     for b in range(0, batch, AT_ONCE):
@@ -105,17 +103,16 @@ def find_share(
     used = tl.maximum(tl.minimum(shares, total), 1).to(tl.int64)
     begin = (tl.minimum(share, used) * total // used).to(tl.int32)
     end = (tl.minimum(share + 1, used) * total // used).to(tl.int32)
-    before, first, start, last = 0, 0, 0, 0
+    before, sequence, start = 0, 0, 0
     for b in range(0, batch, AT_ONCE):
         blocks = blocks_of_sequences(
             b, batch, sequences, window, q_length, kv_length, GROUP, BLOCK_Q, BLOCK_KV, AT_ONCE
         )
         ends = before + tl.cumsum(blocks, 0)
-        first += tl.sum((ends <= begin).to(tl.int32))
+        sequence += tl.sum((ends <= begin).to(tl.int32))
         start += tl.sum(tl.where(ends <= begin, blocks, 0))
-        last += tl.sum((ends < end).to(tl.int32))
         before += tl.sum(blocks)
-    return begin, end, total, used, first, last, start
+    return begin, end, total, used, sequence, start
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -150,12 +147,12 @@ def shares_kernel(
     if OVERLAP:
         gdc_launch_dependents()
     head, share = tl.program_id(0) % kv_heads, tl.program_id(0) // kv_heads
-    begin, end, total, used, first, last, start = find_share(
+    begin, end, total, used, sequence, start = find_share(
         share, shares, batch, sequences, window, q_length, kv_length, GROUP, BLOCK_Q, BLOCK_KV,
         AT_ONCE
     )  # fmt: skip
     pieces = 0
-    for sequence in tl.range(first, last + 1, disable_licm=True):
+    while start < end:
         rows = query_rows(sequences, sequence, head, q_length)
         keys = key_rows(sequences, sequence, head, kv_length)
         queries = place_queries(0, sequence, kv_heads, rows, keys, window, mods, GROUP, BLOCK_Q)
@@ -177,9 +174,9 @@ def shares_kernel(
             store_partial(partials, slot, rows, queries, *state)
         if (start >= begin) & (stop > end):  # the share with block i is the last that begins by i
             pieces = ((stop * used - 1) // total).to(tl.int32) - share + 1
-        start = stop
+        sequence, start = sequence + 1, stop
     if head == 0:
-        tl.store(cut + 2 * share, last)
+        tl.store(cut + 2 * share, sequence - 1)
         tl.store(cut + 2 * share + 1, pieces)
 
 
