@@ -109,36 +109,38 @@ def load_pages(sequences, rows, index):
 
 
 @triton.jit
-def block_in_page(sequences, BLOCK: tl.constexpr):
-    """Whether no block of keys spans two pages: known when the kernel is compiled."""
-    ALIGNED: tl.constexpr = sequences.kv_starts is None  # so a sequence begins where a page does
-    return ALIGNED and sequences.PAGE_SIZE % BLOCK == 0
+def looked_up(sequences, j, BLOCK: tl.constexpr):
+    """The keys of block j whose pages have to be known: the first one if no block lies in two
+    pages, else all. A sequence begins where a page does, unless it has a start.
+    """
+    if sequences.kv_starts is not None:
+        return j * BLOCK + tl.arange(0, BLOCK)
+    elif sequences.PAGE_SIZE % BLOCK == 0:
+        return j * BLOCK
+    else:
+        return j * BLOCK + tl.arange(0, BLOCK)
 
 
 @triton.jit
 def pages_of_block(sequences, rows, j, BLOCK: tl.constexpr):
-    """The pages of block j of keys: one where a page has whole blocks, else one for each key.
+    """The pages of the keys of block j that are `looked_up`.
 
-    A loop asks for those of the next block while it works on this one: the loads of the keys then
-    wait for no other load, and the compiler can have as many under way as without pages.
+    A loop asks for those of the next block while it works on this one. The loads of keys then wait
+    for no other load, and the compiler keeps as many of them under way as without pages.
     """
     if sequences.block_table is None:
         return rows.batch
-    elif block_in_page(sequences, BLOCK):
-        return load_pages(sequences, rows, j * BLOCK)
     else:
-        return load_pages(sequences, rows, j * BLOCK + tl.arange(0, BLOCK))
+        return load_pages(sequences, rows, looked_up(sequences, j, BLOCK))
 
 
 @triton.jit
 def rows_of_block(sequences, rows, pages, j, BLOCK: tl.constexpr):
-    """The rows of block j of keys, for indices among the sequence's keys."""
+    """The rows of block j of keys in its pages, for indices among the sequence's keys."""
     if sequences.block_table is None:
         return rows
     else:
-        index = j * BLOCK
-        if not block_in_page(sequences, BLOCK):
-            index += tl.arange(0, BLOCK)
+        index = looked_up(sequences, j, BLOCK)
         offset = (rows.first + index) % sequences.PAGE_SIZE - index
         return Rows(pages, rows.head, offset, rows.length)
 

@@ -191,7 +191,8 @@ def test_what_the_compiler_makes_of_it():
     assert len(kernels) == 6 and {row["kernel"] for row in rows if row["early"]} == {
         "combine_kernel"
     }
-    for row in kernels:
+    for i, row in enumerate(kernels):
         assert not row["spills"] and set(row["copied"]) == {"0x10"}, row
-        assert row["waits"] == kernels[0]["waits"] and row["waits"][0] > 0, row
+        without_pages = kernels[i // 3 * 3]  # of the same head_dim
+        assert row["waits"] == without_pages["waits"] and row["waits"][0] > 0, row
         assert row["dependency"] == ["launch_dependents"], row
