@@ -9,6 +9,8 @@ What changes.
 * One loop: every block is masked. The mask costs nothing where the arithmetic waits for memory.
 * Both loads of a block are asked for before anything is computed with either.
 * Shares of the splits differ by one block at most, so that no program works while all others rest.
+* With keys in pages, the pages of the next block are looked up while a block is worked on: the
+  loads of its keys do not wait for another load.
 * The reduction is launched as soon as every program has begun, and waits on the GPU for what they
   write (programmatic dependent launch, from Hopper on): launching takes none of the time.
 

@@ -18,7 +18,7 @@ What changes.
 * Split-KV: a second axis of the grid divides the KV blocks. Each program writes its accumulator,
   maximum and sum to a workspace, and `combine.py` combines them. With one split this is the
   ordinary kernel. If all rows of a key head are one small tile, `decode.py` has the same kernel
-  with one loop.
+  with one loop, and `shares.py` one for sequences of different lengths.
 
     program (tile, split):      load Q tile
                                 for j in this split's blocks that the window cuts on the left:
