@@ -16,7 +16,7 @@ What changes.
 
     program (key head of a sequence, split):    let the reduction be launched
                                                 load Q tile
-                                                for j in range(begin, end):
+                                                for j in this split's blocks:
                                                     load K_j and V_j
                                                     fold them with the mask
                                                 store O, LSE (one split) or acc, m, l (several)
