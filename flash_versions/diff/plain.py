@@ -27,7 +27,7 @@ GIVEN = {  # named tuples that kernels are given, by parameter
 # heads as query heads, and does not split the keys.
 FIXED = {
     **dict.fromkeys(("plan", "partials", "cu_seqlens_q", "cu_seqlens_k", "kv_lengths")),
-    **dict.fromkeys(("kv_starts", "block_table", "block_table_stride", "page_size")),
+    **dict.fromkeys(("kv_starts", "block_table", "block_table_stride", "PAGE_SIZE")),
     **dict.fromkeys(("cap_scale", "slopes", "slopes_head_stride", "sink", "dropout_seed")),
     **dict.fromkeys(("dropout_threshold", "dropout_rescale", "counts", "intervals")),
     "share": None,

@@ -16,6 +16,9 @@ CALLS = {  # name: (batch, queries, head_dim, options)
 }
 
 
+PAGES = (None, 16, 64)  # of so many keys, the last as long as a block
+
+
 def row(call: str, kernel: Compiled) -> dict:
     """What the test looks at."""
     return {
@@ -25,14 +28,17 @@ def row(call: str, kernel: Compiled) -> dict:
         "shared": kernel.shared,
         "mma_sync": kernel.counts["mma_sync"],
         "copied": re.findall(r"cp\.async\.c[ag]\.[^,]*,[^,]*, (\w+)", kernel.ptx),
+        "waits": [int(n) for n in re.findall(r"cp\.async\.wait_group\s+(\d+)", kernel.ptx)],
         "loops": [loop.local_memory for loop in kernel.hot_loops],
         "dependency": re.findall(r"griddepcontrol\.(\w+)", kernel.ptx),
         "early": kernel.code.metadata.launch_pdl,
     }
 
 
-def rows() -> list[dict]:
-    """The rows of all calls."""
+def rows(part: str = "") -> list[dict]:
+    """The rows of all calls; of part "shares", those of sequences with lengths of their own."""
+    if part == "shares":
+        return [row for dim in (64, 128) for page_size in PAGES for row in shared(dim, page_size)]
     rows = []
     for name, (batch, queries, head_dim, options) in CALLS.items():
         q = torch.empty(batch, queries, 32, head_dim, dtype=torch.bfloat16)
@@ -41,3 +47,15 @@ def rows() -> list[dict]:
             row(name, kernel) for kernel in compile_call("fa2", make_request(q, k, k, **options))
         ]
     return rows
+
+
+def shared(head_dim: int, page_size: int | None) -> list[dict]:
+    """The rows of a call of 16 sequences."""
+    q = torch.empty(16, 1, 32, head_dim, dtype=torch.bfloat16)
+    k = torch.empty(16, 8192, 8, head_dim, dtype=torch.bfloat16)
+    given = {"kv_lengths": torch.zeros(16, dtype=torch.int32), "causal": True}
+    if page_size is not None:
+        k = k.view(-1, page_size, 8, head_dim)
+        given["block_table"] = torch.zeros(16, 8192 // page_size, dtype=torch.int32)
+    name = f"{head_dim}, pages of {page_size}"
+    return [row(name, kernel) for kernel in compile_call("fa2", make_request(q, k, k, **given))]

@@ -10,6 +10,9 @@ This is the step of the online softmax, with splits in the place of blocks. A sp
 visible key has m_s = -inf, so its weight is 0. The loop reads a tile of splits at a time: its
 maxima, sums and accumulators are loaded together.
 
+If the keys of all sequences were cut into equal shares (`shares.py`), the programs belong to the
+shares: one combines the parts of the sequence that begins in its share and continues in others.
+
 Cost: for each query, a split writes and reads head_dim + 2 numbers. Attention itself reads
 2 * head_dim numbers for each key. So splits pay if there are many more keys than queries.
 """
@@ -39,19 +42,20 @@ TILE = 8192  # numbers of the splits' accumulators that a program has in registe
 
 
 class Partials(NamedTuple):
-    """What the splits leave: fp32 views whose batch index is split * batches + batch."""
+    """What the splits leave: fp32 views whose batch index is the slot, split * batches + batch;
+    `shares_kernel` says what it is of shares.
+    """
 
-    acc: View  # (splits * batches, M, heads, head_dim_v), unnormalised
-    row_max: View  # (splits * batches, heads, M), log2 units
-    row_sum: View  # (splits * batches, heads, M)
+    acc: View  # (slots, M, heads, head_dim_v), unnormalised
+    row_max: View  # (slots, heads, M), log2 units
+    row_sum: View  # (slots, heads, M)
 
     @classmethod
-    def allocate(cls, num_splits: int, o: torch.Tensor, packed: bool) -> "Partials":
-        """A workspace for num_splits partial results of o (batch, M, heads, head_dim_v). If packed,
-        rows may belong to no sequence: they have seen no key.
+    def allocate(cls, slots: int, o: torch.Tensor, packed: bool) -> "Partials":
+        """A workspace for partial results of o (batch, M, heads, head_dim_v). If packed, rows may
+        belong to no sequence: they have seen no key.
         """
-        batch, q_length, heads, head_dim = o.shape
-        slots = num_splits * batch
+        _, q_length, heads, head_dim = o.shape
         acc = o.new_empty((slots, q_length, heads, head_dim), dtype=torch.float32)
         statistics = o.new_empty((2, slots, heads, q_length), dtype=torch.float32)
         if packed:
@@ -62,12 +66,16 @@ class Partials(NamedTuple):
 
 
 @triton.jit
-def slots_of(split, num_splits, batches, batch, head, q_pos):
+def slots_of(split, num_splits, batches, batch, head, q_pos, cut):
     """One query row in the slots of the splits: (Rows of length 1 each, the index to read there: 0,
-    or 1 for a split that does not exist, which is past the length).
+    or 1 for a split that does not exist, which is past the length). Of shares, `batch` is the one
+    that has the first part.
     """
-    slots = Rows(split * batches + batch, head, q_pos, q_pos * 0 + 1)
-    return slots, (split >= num_splits).to(tl.int32)
+    if cut is None:
+        slot = split * batches + batch
+    else:
+        slot = 2 * (batch + split) + (split == 0).to(tl.int32)
+    return Rows(slot, head, q_pos, q_pos * 0 + 1), (split >= num_splits).to(tl.int32)
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -75,6 +83,7 @@ def combine_kernel(
     partials,
     o,
     lse_out,
+    cut,
     num_splits,
     batches,
     heads,
@@ -82,7 +91,9 @@ def combine_kernel(
     BLOCK_SPLITS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """One program per query row; the splits are the rows of its tile."""
+    """One program per query row, of every share where there are shares; the splits are the rows of
+    its tile.
+    """
     program = tl.program_id(0)
     q_pos = program % q_length
     head = (program // q_length) % heads
@@ -91,12 +102,18 @@ def combine_kernel(
     if OVERLAP:
         gdc_launch_dependents()  # what follows may fetch its own tensors meanwhile
         gdc_wait()
+    sequence = batch
+    if cut is not None:
+        sequence = tl.load(cut + 2 * batch)
+        num_splits = tl.load(cut + 2 * batch + 1)
+        if num_splits == 0:
+            return
     split = tl.arange(0, BLOCK_SPLITS)
     maximum = tl.full([], float("-inf"), tl.float32)
     total = tl.zeros([], tl.float32)
     acc = tl.zeros([o.PADDED], tl.float32)
     for first in range(0, num_splits, BLOCK_SPLITS):
-        slots, past_end = slots_of(first + split, num_splits, batches, batch, head, q_pos)
+        slots, past_end = slots_of(first + split, num_splits, batches, batch, head, q_pos, cut)
         partial_max = load_row_values(partials.row_max, slots, past_end, float("-inf"))
         partial_sum = load_row_values(partials.row_sum, slots, past_end, 0.0)
         partial_acc = load_rows(partials.acc, slots, past_end, MASKED=True)
@@ -112,7 +129,7 @@ def combine_kernel(
     row_max = tl.full([1], 0.0, tl.float32) + maximum
     row_sum = tl.full([1], 0.0, tl.float32) + total
     out, lse = finalize(acc[None, :], row_max, row_sum)
-    rows = Rows(batch, head, batch * 0, q_length)
+    rows = Rows(sequence, head, sequence * 0, q_length)
     store_rows(o, rows, row, out)
     store_row_values(lse_out, rows, row, lse)
 
@@ -146,24 +163,28 @@ def combine(
     o: torch.Tensor,
     lse: torch.Tensor,
     overlap: bool = False,
+    cut: torch.Tensor | None = None,
 ) -> None:
     """Reduce the partial results into o (batch, M, heads, head_dim_v) and lse (batch, heads, M).
 
     Args:
         partials: what the splits left.
         key: that of the forward (see `Launcher`).
-        num_splits: their number.
+        num_splits: their number; with `cut`, that of the shares.
         o: written.
         lse: written.
         overlap: launch while the splits are still being computed; their kernel must allow it.
+        cut: (shares, 2), which sequences shares have cut, see `shares_kernel`; None: every sequence
+            has all splits.
     """
     batch, q_length, heads, _ = o.shape
+    rows = q_length * heads * (batch if cut is None else num_splits)
     out = View.of(o)
     block_splits = min(TILE // out.PADDED.value, 1 << (num_splits - 1).bit_length())
     launch = launch_combine_early if overlap else launch_combine
     launch(
-        key,
-        (q_length * heads * batch,),
-        (partials, out, View.of_rows(lse), num_splits, batch, heads, q_length),
+        (*key, cut is None),
+        (rows,),
+        (partials, out, View.of_rows(lse), cut, num_splits, batch, heads, q_length),
         {"BLOCK_SPLITS": max(16, block_splits), "OVERLAP": overlap},
     )

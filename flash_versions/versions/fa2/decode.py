@@ -9,6 +9,8 @@ What changes.
 * One loop: every block is masked. The mask costs nothing where the arithmetic waits for memory.
 * Both loads of a block are asked for before anything is computed with either.
 * Shares of the splits differ by one block at most, so that no program works while all others rest.
+* With keys in pages, the pages of the next block are looked up while a block is worked on: the
+  loads of its keys do not wait for another load.
 * The reduction is launched as soon as every program has begun, and waits on the GPU for what they
   write (programmatic dependent launch, from Hopper on): launching takes none of the time.
 
@@ -47,7 +49,12 @@ from flash_versions.versions.tiles.score_mods import (
     place_queries,
     sink_state,
 )
-from flash_versions.versions.tiles.sequences import key_rows, query_rows, rows_in_pages
+from flash_versions.versions.tiles.sequences import (
+    key_rows,
+    pages_of_block,
+    query_rows,
+    rows_of_block,
+)
 
 # Change from call to call, a growing cache's with every token: no kernel of its own for each.
 COUNTS = ["q_length", "kv_length", "slots", "kv_heads", "num_splits"]
@@ -63,7 +70,6 @@ def fold_block(
     queries,
     k,
     v,
-    sequences,
     keys,
     window,
     mods,
@@ -71,7 +77,6 @@ def fold_block(
 ):
     """Fold KV block j into the state: (acc, row_max, row_sum)."""
     k_pos = j * BLOCK_KV + tl.arange(0, BLOCK_KV)
-    keys = rows_in_pages(sequences, keys, k_pos)
     k_tile = load_rows(k, keys, k_pos, MASKED=True)
     v_tile = load_rows(v, keys, k_pos, MASKED=True)
     s = cap_scores(tl.dot(q_tile, k_tile.T), mods)
@@ -84,6 +89,60 @@ def fold_block(
     p = drop(p, mods, queries.sequence_head[:, None], queries.pos[:, None], k_pos[None, :])
     acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None])
     return acc, row_max, row_sum
+
+
+@triton.jit
+def attend(
+    begin,
+    end,
+    is_first,
+    q,
+    k,
+    v,
+    rows,
+    keys,
+    queries,
+    sequences,
+    window,
+    mods,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_KV: tl.constexpr,
+):
+    """What the queries of a key head see in KV blocks [begin, end), and if these are the first in
+    the sink: (acc, row_max, row_sum).
+    """
+    q_tile = load_rows(q, rows, queries.pos, MASKED=True)
+    acc = tl.zeros([BLOCK_Q, v.PADDED], tl.float32)
+    row_max = tl.full([BLOCK_Q], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BLOCK_Q], tl.float32)
+    row_max, row_sum = sink_state(row_max, row_sum, mods, rows.head, is_first)
+    pages = pages_of_block(sequences, keys, begin, BLOCK_KV)
+    for j in range(begin, end):
+        block = rows_of_block(sequences, keys, pages, j, BLOCK_KV)
+        pages = pages_of_block(sequences, keys, j + 1, BLOCK_KV)
+        acc, row_max, row_sum = fold_block(
+            j, acc, row_max, row_sum, q_tile, queries, k, v, block, window, mods, BLOCK_KV
+        )
+    if mods.dropout_rescale is not None:
+        acc *= mods.dropout_rescale
+    return acc, row_max, row_sum
+
+
+@triton.jit
+def store_result(o, lse_out, rows, queries, acc, row_max, row_sum):
+    """Write O and the LSE of queries that have seen all of their keys."""
+    out, lse = finalize(acc, row_max, row_sum)
+    store_rows(o, rows, queries.pos, out)
+    store_row_values(lse_out, rows, queries.pos, lse)
+
+
+@triton.jit
+def store_partial(partials, slot, rows, queries, acc, row_max, row_sum):
+    """Write the state of queries that have seen a part of their keys to a slot of the workspace."""
+    rows = Rows(slot, rows.head, rows.first, rows.length)
+    store_rows(partials.acc, rows, queries.pos, acc)
+    store_row_values(partials.row_max, rows, queries.pos, row_max)
+    store_row_values(partials.row_sum, rows, queries.pos, row_sum)
 
 
 @triton.jit
@@ -130,26 +189,14 @@ def decode_kernel(
     )
     begin, end = share_of(split, num_splits, begin, end)
 
-    q_tile = load_rows(q, rows, queries.pos, MASKED=True)
-    acc = tl.zeros([BLOCK_Q, v.PADDED], tl.float32)
-    row_max = tl.full([BLOCK_Q], float("-inf"), tl.float32)
-    row_sum = tl.zeros([BLOCK_Q], tl.float32)
-    row_max, row_sum = sink_state(row_max, row_sum, mods, rows.head, split == 0)
-    for j in range(begin, end):
-        acc, row_max, row_sum = fold_block(
-            j, acc, row_max, row_sum, q_tile, queries, k, v, sequences, keys, window, mods, BLOCK_KV
-        )
-    if mods.dropout_rescale is not None:
-        acc *= mods.dropout_rescale
+    state = attend(
+        begin, end, split == 0, q, k, v, rows, keys, queries, sequences, window, mods,
+        BLOCK_Q, BLOCK_KV
+    )  # fmt: skip
     if SPLIT:
-        slot = Rows(split * slots + rows.batch, rows.head, rows.first, rows.length)
-        store_rows(partials.acc, slot, queries.pos, acc)
-        store_row_values(partials.row_max, slot, queries.pos, row_max)
-        store_row_values(partials.row_sum, slot, queries.pos, row_sum)
+        store_partial(partials, split * slots + rows.batch, rows, queries, *state)
     else:
-        out, lse = finalize(acc, row_max, row_sum)
-        store_rows(o, rows, queries.pos, out)
-        store_row_values(lse_out, rows, queries.pos, lse)
+        store_result(o, lse_out, rows, queries, *state)
 
 
 launch_decode = Launcher(decode_kernel)

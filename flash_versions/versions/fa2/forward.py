@@ -18,7 +18,7 @@ What changes.
 * Split-KV: a second axis of the grid divides the KV blocks. Each program writes its accumulator,
   maximum and sum to a workspace, and `combine.py` combines them. With one split this is the
   ordinary kernel. If all rows of a key head are one small tile, `decode.py` has the same kernel
-  with one loop.
+  with one loop, and `shares.py` one for sequences of different lengths.
 
     program (tile, split):      load Q tile
                                 for j in this split's blocks that the window cuts on the left:
@@ -46,6 +46,7 @@ from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.launch import Launcher, layout
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import LaunchConfig, default_config, padded_head_dim
+from flash_versions.versions.fa2 import shares
 from flash_versions.versions.fa2.combine import Partials, combine
 from flash_versions.versions.fa2.decode import launch_decode
 from flash_versions.versions.tiles.algebra import (
@@ -370,13 +371,15 @@ def decodes(request: Request) -> bool:
 
 
 def decoding_config(request: Request, programs: int) -> LaunchConfig:
-    """Tile sizes for decoding, where so many programs do the work of one split: as many bytes under
-    way whatever the head dim, or as fit.
-    """
+    """Tile sizes for decoding, where so many programs do the work of one split."""
+    for_each = programs / devices[request.q.device].num_sms
+    return fitted(request, CROWDED if for_each > 3 else WHOLE if FULL <= for_each <= 1 else SHARED)
+
+
+def fitted(request: Request, config: LaunchConfig) -> LaunchConfig:
+    """Tile sizes for decoding with as many bytes under way whatever the head dim, or as fit."""
     q = request.q
     head_dim = padded_head_dim(max(q.shape[3], request.v.shape[3]))
-    for_each = programs / devices[q.device].num_sms
-    config = CROWDED if for_each > 3 else WHOLE if FULL <= for_each <= 1 else SHARED
     rows = q.shape[1] * request.group
     config = replace(
         config,
@@ -405,6 +408,9 @@ def forward(
     kv_heads = heads // group
     if few_rows := decodes(request):
         programs = kv_heads * batch
+        uneven = request.is_ragged or request.cu_seqlens_k is not None
+        if uneven and request.num_splits is None:
+            return shares.forward(request, config or fitted(request, SHARED))
         config = config or decoding_config(request, programs)
     else:
         config = config or default_config(q_length * group, request, MEASURED)
@@ -416,7 +422,7 @@ def forward(
     lse = new_lse((batch, heads, q_length), q, request.cu_seqlens_q)
     partials = None
     if num_splits > 1:
-        partials = Partials.allocate(num_splits, o, request.cu_seqlens_q is not None)
+        partials = Partials.allocate(num_splits * batch, o, request.cu_seqlens_q is not None)
     overlap = few_rows and num_splits > 1 and devices.launches_overlap(q.device)
     intervals = Intervals.of(request, config.block_kv, config.block_q)
     key = (*layout(request), num_splits, intervals and intervals.key)

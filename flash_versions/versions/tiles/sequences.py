@@ -4,6 +4,7 @@ in pages.
 Packed sequences are one batch with a first row each; keys in pages are rows found through a table.
 """
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +22,8 @@ class Sequences(NamedTuple):
     """Where the sequences lie; None where all are alike. See `api.attention`.
 
     With a block table, key j of sequence b is row j % page_size of page block_table[b, j //
-    page_size], and a page is what a batch row is without.
+    page_size], and a page is what a batch row is without. PAGE_SIZE is a compile-time constant, so
+    that no key costs a division.
     """
 
     cu_seqlens_q: Any
@@ -30,7 +32,7 @@ class Sequences(NamedTuple):
     kv_starts: Any
     block_table: Any
     block_table_stride: Any
-    page_size: Any
+    PAGE_SIZE: Any
 
     @classmethod
     def of(cls, request: Request) -> "Sequences":
@@ -43,8 +45,14 @@ class Sequences(NamedTuple):
             request.kv_starts,
             table,
             None if table is None else table.stride(0),
-            None if table is None else request.k.shape[1],
+            None if table is None else constant(request.k.shape[1]),
         )
+
+
+@cache
+def constant(number: int) -> tl.constexpr:
+    """A number as a compile-time constant. The same object each time: a launch compares them."""
+    return tl.constexpr(number)
 
 
 @triton.jit
@@ -85,12 +93,56 @@ def key_rows(sequences, sequence, head, kv_length):
 def rows_in_pages(sequences, rows, index):
     """Rows of keys for these indices: with a block table, each in its page; else as they are."""
     if sequences.block_table is not None:
-        row = rows.first + index
-        entry = rows.batch.to(tl.int64) * sequences.block_table_stride + row // sequences.page_size
-        page = tl.load(sequences.block_table + entry, mask=index < rows.length, other=0)
-        return Rows(page, rows.head, row % sequences.page_size - index, rows.length)
+        page = load_pages(sequences, rows, index)
+        offset = (rows.first + index) % sequences.PAGE_SIZE - index
+        return Rows(page, rows.head, offset, rows.length)
     else:
         return rows
+
+
+@triton.jit
+def load_pages(sequences, rows, index):
+    """The pages of keys at these indices; 0 past the length."""
+    entry = rows.batch.to(tl.int64) * sequences.block_table_stride
+    entry += (rows.first + index) // sequences.PAGE_SIZE
+    return tl.load(sequences.block_table + entry, mask=index < rows.length, other=0)
+
+
+@triton.jit
+def looked_up(sequences, j, BLOCK: tl.constexpr):
+    """The keys of block j whose pages have to be known: the first one if no block lies in two
+    pages, else all. A sequence begins where a page does, unless it has a start.
+    """
+    if sequences.kv_starts is not None:
+        return j * BLOCK + tl.arange(0, BLOCK)
+    elif sequences.PAGE_SIZE % BLOCK == 0:
+        return j * BLOCK
+    else:
+        return j * BLOCK + tl.arange(0, BLOCK)
+
+
+@triton.jit
+def pages_of_block(sequences, rows, j, BLOCK: tl.constexpr):
+    """The pages of the keys of block j that are `looked_up`.
+
+    A loop asks for those of the next block while it works on this one. The loads of keys then wait
+    for no other load, and the compiler keeps as many of them under way as without pages.
+    """
+    if sequences.block_table is None:
+        return rows.batch
+    else:
+        return load_pages(sequences, rows, looked_up(sequences, j, BLOCK))
+
+
+@triton.jit
+def rows_of_block(sequences, rows, pages, j, BLOCK: tl.constexpr):
+    """The rows of block j of keys in its pages, for indices among the sequence's keys."""
+    if sequences.block_table is None:
+        return rows
+    else:
+        index = looked_up(sequences, j, BLOCK)
+        offset = (rows.first + index) % sequences.PAGE_SIZE - index
+        return Rows(pages, rows.head, offset, rows.length)
 
 
 def new_results(

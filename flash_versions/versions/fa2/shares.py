@@ -1,0 +1,251 @@
+"""FlashAttention 2, forward of few queries on sequences of different lengths: equal shares.
+
+What a split of every sequence wastes here. If all sequences get as many programs, the work of a
+program is as long as its sequence: most programs end early, and the memory is idle while the last
+ones read. The lengths are on the GPU, so the host cannot give long sequences more programs.
+
+What changes.
+* The KV blocks of all sequences lie in one line, one sequence behind the other. The line is cut
+  into as many shares as there is room for programs on the GPU, none longer than another by more
+  than one block. A share may end in the middle of a sequence.
+* Every program finds its share itself: it adds up the blocks of all sequences, and looks where the
+  share begins. This takes one read of the lengths, which a program would wait for anyway.
+* A sequence that lies in one share as a whole is finished there. Of one that is cut, each share
+  leaves a partial result, and `combine.py` combines them. In one share no more than the first and
+  the last sequence are cut, so the workspace and the reduction grow with the number of shares, and
+  not with that of the sequences.
+
+    program (key head, share):      find the first and the last sequence of the share
+                                    for each sequence between them:
+                                        load Q tile
+                                        for j in the blocks that both have:
+                                            fold K_j and V_j with the mask
+                                        store O, LSE (all of the sequence) or acc, m, l (a part)
+
+All key heads have the same shares: the programs of a share read neighbouring memory at about the
+same time.
+
+Sources. One line of work, cut evenly: Osama, Merrill, Cecka, Garland, Owens 2023, "Stream-K". For
+decoding: the scheduler of FlashInfer (Ye et al. 2025).
+"""
+
+from dataclasses import replace
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
+
+from flash_versions.dispatch.device import devices
+from flash_versions.dispatch.launch import Launcher, layout
+from flash_versions.dispatch.request import Request
+from flash_versions.dispatch.sizes import LaunchConfig, padded_head_dim
+from flash_versions.versions.fa2.combine import Partials, combine
+from flash_versions.versions.fa2.decode import attend, store_partial, store_result
+from flash_versions.versions.tiles.algebra import Window, blocks_of_queries
+from flash_versions.versions.tiles.rows import Rows, View
+from flash_versions.versions.tiles.score_mods import ScoreMods, place_queries
+from flash_versions.versions.tiles.sequences import Sequences, key_rows, query_rows
+
+# Change from call to call: no kernel of its own for each.
+COUNTS = ["q_length", "kv_length", "batch", "kv_heads", "shares"]
+AT_ONCE = 256  # sequences whose blocks a program adds up at once
+RESERVED = 3072  # bytes of shared memory that a program takes besides its tiles, at most
+WARPS = 8  # for so many a multiprocessor has all the registers that they can ask for
+
+
+@triton.jit
+def blocks_of_sequences(
+    first,
+    batch,
+    sequences,
+    window,
+    q_length,
+    kv_length,
+    GROUP: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_KV: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):
+    """The number of blocks of AT_ONCE sequences from the first on, 0 behind the last. A sequence
+    without a visible key counts as one block, so that a program writes its result.
+    """
+    sequence = first + tl.arange(0, AT_ONCE)
+    keys = key_rows(sequences, tl.minimum(sequence, batch - 1), 0, kv_length)
+    begin, _, _, end = blocks_of_queries(0, q_length, keys.length, window, GROUP, BLOCK_Q, BLOCK_KV)
+    return tl.where(sequence < batch, tl.maximum(end - begin, 1), 0)
+
+
+@triton.jit
+def find_share(
+    share,
+    shares,
+    batch,
+    sequences,
+    window,
+    q_length,
+    kv_length,
+    GROUP: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_KV: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):
+    """The blocks [begin, end) of a share, the number of all blocks, the number of shares that have
+    any, the first sequence of the share and the block with which it begins, its start.
+    """
+    total = 0
+    for b in range(0, batch, AT_ONCE):
+        total += tl.sum(
+            blocks_of_sequences(
+                b, batch, sequences, window, q_length, kv_length, GROUP, BLOCK_Q, BLOCK_KV, AT_ONCE
+            )
+        )
+    used = tl.maximum(tl.minimum(shares, total), 1).to(tl.int64)
+    begin = (tl.minimum(share, used) * total // used).to(tl.int32)
+    end = (tl.minimum(share + 1, used) * total // used).to(tl.int32)
+    before, sequence, start = 0, 0, 0
+    for b in range(0, batch, AT_ONCE):
+        blocks = blocks_of_sequences(
+            b, batch, sequences, window, q_length, kv_length, GROUP, BLOCK_Q, BLOCK_KV, AT_ONCE
+        )
+        ends = before + tl.cumsum(blocks, 0)
+        sequence += tl.sum((ends <= begin).to(tl.int32))
+        start += tl.sum(tl.where(ends <= begin, blocks, 0))
+        before += tl.sum(blocks)
+    return begin, end, total, used, sequence, start
+
+
+@triton.jit(do_not_specialize=COUNTS)
+def shares_kernel(
+    q,
+    k,
+    v,
+    o,
+    lse_out,
+    partials,
+    cut,
+    sequences,
+    window,
+    mods,
+    q_length,
+    kv_length,
+    batch,
+    kv_heads,
+    shares,
+    GROUP: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_KV: tl.constexpr,
+    OVERLAP: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):
+    """One program per key head and share.
+
+    The partial result of a share's sequence goes to slot 2 * share of the workspace, or to the next
+    one if the sequence begins in the share. If it continues in others, line `share` of `cut` says
+    so: the sequence, and in how many shares it lies; else the number is 0.
+    """
+    if OVERLAP:
+        gdc_launch_dependents()
+    head, share = tl.program_id(0) % kv_heads, tl.program_id(0) // kv_heads
+    begin, end, total, used, sequence, start = find_share(
+        share, shares, batch, sequences, window, q_length, kv_length, GROUP, BLOCK_Q, BLOCK_KV,
+        AT_ONCE
+    )  # fmt: skip
+    pieces = 0
+    while start < end:
+        rows = query_rows(sequences, sequence, head, q_length)
+        keys = key_rows(sequences, sequence, head, kv_length)
+        queries = place_queries(0, sequence, kv_heads, rows, keys, window, mods, GROUP, BLOCK_Q)
+        rows = Rows(rows.batch, queries.head, rows.first, rows.length)
+        first_block, _, _, end_block = blocks_of_queries(
+            0, rows.length, keys.length, window, GROUP, BLOCK_Q, BLOCK_KV
+        )
+        stop = start + tl.maximum(end_block - first_block, 1)
+        j_begin = first_block + tl.maximum(begin - start, 0)
+        j_end = tl.minimum(first_block + end - start, end_block)
+        state = attend(
+            j_begin, j_end, start >= begin, q, k, v, rows, keys, queries, sequences, window, mods,
+            BLOCK_Q, BLOCK_KV
+        )  # fmt: skip
+        if (start >= begin) & (stop <= end):
+            store_result(o, lse_out, rows, queries, *state)
+        else:
+            slot = 2 * share + (start >= begin).to(tl.int32)
+            store_partial(partials, slot, rows, queries, *state)
+        if (start >= begin) & (stop > end):  # the share with block i is the last that begins by i
+            pieces = ((stop * used - 1) // total).to(tl.int32) - share + 1
+        sequence, start = sequence + 1, stop
+    if head == 0:
+        tl.store(cut + 2 * share, sequence - 1)
+        tl.store(cut + 2 * share + 1, pieces)
+
+
+launch_shares = Launcher(shares_kernel)
+
+
+def shares_of(request: Request, config: LaunchConfig) -> int:
+    """How many shares a key head gets: as many as there are programs on the GPU at the same time,
+    which its shared memory and its registers limit.
+    """
+    about = devices[request.q.device]
+    head_dim = padded_head_dim(max(request.q.shape[3], request.v.shape[3]))
+    under_way = replace(config, num_stages=max(1, config.num_stages - 1))
+    size = under_way.shared_bytes(head_dim, request.q.element_size()) + RESERVED
+    at_once = max(1, min(about.shared_memory // size, WARPS // config.num_warps))
+    return max(1, at_once * about.num_sms // request.k.shape[2])
+
+
+def forward(
+    request: Request, config: LaunchConfig, shares: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """Attention and its LSE of a request that `decodes`, as `fa2.forward` returns them.
+
+    Args:
+        request: see `Request`; num_splits is not looked at.
+        config: tile sizes.
+        shares: of each key head; None: as many as fill the GPU.
+    """
+    q, k, v, group = request.q, request.k, request.v, request.group
+    batch, q_length, heads, _ = q.shape
+    kv_heads = heads // group
+    if shares is None:
+        shares = shares_of(request, config)
+    o = q.new_empty((*q.shape[:3], v.shape[3]))
+    lse = q.new_empty((batch, heads, q_length), dtype=torch.float32)
+    partials = Partials.allocate(2 * shares, o, packed=False)
+    cut = torch.empty((shares, 2), dtype=torch.int32, device=q.device)
+    overlap = shares > 1 and devices.launches_overlap(q.device)
+    key = (*layout(request), shares)
+    launch_shares(
+        key,
+        (kv_heads * shares,),
+        (
+            View.of(q),
+            View.of(k),
+            View.of(v),
+            View.of(o),
+            View.of_rows(lse),
+            partials,
+            cut,
+            Sequences.of(request),
+            Window(request.window_left, request.window_right),
+            ScoreMods.of(request),
+            q_length,
+            request.max_kv_length,
+            batch,
+            kv_heads,
+            shares,
+        ),
+        {
+            "GROUP": group,
+            "BLOCK_Q": config.block_q,
+            "BLOCK_KV": config.block_kv,
+            "OVERLAP": overlap,
+            "AT_ONCE": AT_ONCE,
+        },
+        config.num_warps,
+        config.num_stages,
+    )
+    if shares > 1:
+        combine(partials, key, shares, o, lse, overlap, cut)
+    return o, lse, None

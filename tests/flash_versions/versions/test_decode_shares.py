@@ -1,0 +1,226 @@
+"""Decoding of sequences of different lengths: equal shares of all blocks, in any layout."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from flash_versions import attention
+from flash_versions.dispatch.device import Properties, devices
+from flash_versions.dispatch.request import make_request
+from flash_versions.dispatch.sizes import LaunchConfig
+from flash_versions.versions.fa2 import forward as fa2
+from flash_versions.versions.fa2 import shares
+from tests.compile import apart
+from tests.helpers.budget import assert_right, random_inputs
+from tests.helpers.rotation import rotated
+
+CONFIG = LaunchConfig(block_q=16, block_kv=16, num_warps=4, num_stages=1)
+inputs = partial(
+    random_inputs, M=1, N=150, heads=8, kv_heads=2, batch=5, head_dim=32, dtype=torch.bfloat16
+)
+LENGTHS = {
+    "nothing, one, one past a block": [0, 1, 17, 150, 0],
+    "one long among short": [3, 5, 150, 2, 1],
+    "all full": [150] * 5,
+    "all empty": [0] * 5,
+    "whole blocks": [16, 32, 48, 64, 80],
+}
+SHARES = [1, 2, 3, 5, 16, 60]  # there are 50 blocks at most
+
+
+def assert_shared(request, number, config=CONFIG):
+    """Within the budget of `o` and of the LSE in so many shares."""
+    assert fa2.decodes(request)
+    o, lse, _ = shares.forward(request, config, number)
+    assert_right(request, o, lse)
+    return o, lse
+
+
+@pytest.mark.parametrize(("name", "number"), rotated(LENGTHS, SHARES, name=str))
+def test_lengths(name, number, device):
+    lengths = torch.tensor(LENGTHS[name], device=device)
+    q, k, v = inputs(device)
+    for b, length in enumerate(LENGTHS[name]):  # what nobody may read
+        k[b, length:], v[b, length:] = float("nan"), float("nan")
+    request = make_request(q, k, v, causal=True, kv_lengths=lengths)
+    o, lse = assert_shared(request, number)
+    again, lse_again, _ = shares.forward(request, CONFIG, number)
+    assert torch.equal(o, again) and torch.equal(lse, lse_again)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "queries"), [(2, 2, 1), (4, 1, 3), (8, 1, 1), (16, 2, 4)]
+)
+def test_groups_and_queries(heads, kv_heads, queries, device):
+    q, k, v = inputs(device, heads=heads, kv_heads=kv_heads, M=queries)
+    lengths = torch.tensor([150, 33, 2, 0, 80], device=device)
+    config = replace(CONFIG, block_q=32 if queries == 4 else 16)
+    assert_shared(make_request(q, k, v, causal=True, kv_lengths=lengths), 4, config)
+
+
+def options_of(device):
+    """What a call may ask for besides lengths."""
+    return {
+        "window": {"causal": True, "window": (40, None)},
+        "window ahead": {"window": (20, 10)},
+        "softcap": {"softcap": 3.0},
+        "sink": {"sink": torch.tensor([3.0, -5.0, 0.0, float("-inf")] * 2, device=device)},
+        "alibi": {"causal": True, "alibi_slopes": torch.rand(5, 8, device=device)},
+        "dropout": {"dropout_p": 0.3},
+        "starts": {"kv_starts": torch.tensor([3, 140, 0, 0, 149], device=device)},
+    }
+
+
+@pytest.mark.parametrize(("name", "number"), rotated(options_of("cpu"), [1, 3, 9], name=str))
+def test_options(name, number, device):
+    q, k, v = inputs(device, M=2)
+    lengths = torch.tensor([150, 141, 2, 0, 150], device=device)
+    assert_shared(make_request(q, k, v, kv_lengths=lengths, **options_of(device)[name]), number)
+
+
+def paged(x, page_size, lengths):
+    """(batch, N, ...) as shuffled pages and the table that finds them; what belongs to no sequence
+    is NaN, and the entries of unused pages are those of no page.
+    """
+    batch, n = x.shape[:2]
+    of_each = -(-n // page_size)
+    pages = x.new_full((batch * of_each + 3, page_size, *x.shape[2:]), float("nan"))
+    order = torch.randperm(len(pages), generator=torch.Generator().manual_seed(page_size))
+    table = order[: batch * of_each].view(batch, of_each).int().to(x.device)
+    for b, length in enumerate(lengths):
+        for i in range(-(-length // page_size)):
+            part = x[b, i * page_size : min((i + 1) * page_size, length)]
+            pages[table[b, i], : len(part)] = part
+        table[b, -(-length // page_size) :] = -1
+    return pages, table
+
+
+@pytest.mark.parametrize(
+    ("page_size", "number", "starts"),
+    [
+        (8, 3, False), (16, 4, True), (24, 4, False), (32, 3, False), (32, 1, True), (64, 5, False),
+        (128, 7, False), (128, 2, True), (256, 2, False),
+    ],
+)  # fmt: skip
+def test_pages(page_size, number, starts, device):
+    """Pages shorter and longer than a block, with lengths and starts inside of pages: the same bits
+    as without pages.
+    """
+    lengths = [150, 1, 17, 0, 128]
+    q, k, v = inputs(device)
+    k_pages, table = paged(k, page_size, lengths)
+    v_pages, _ = paged(v, page_size, lengths)
+    given = {"kv_lengths": torch.tensor(lengths, device=device)}
+    if starts:
+        given["kv_starts"] = torch.tensor([70, 0, 3, 0, 127], device=device)
+    request = make_request(q, k_pages, v_pages, causal=True, block_table=table, **given)
+    found = shares.forward(request, CONFIG, number)
+    o, lse = assert_shared(make_request(q, k, v, causal=True, **given), number)
+    assert torch.equal(found[0], o) and torch.equal(found[1], lse)
+
+
+def test_more_sequences_than_are_looked_at_at_once(device, monkeypatch):
+    monkeypatch.setattr(shares, "AT_ONCE", 4)
+    q, k, v = inputs(device, batch=11, N=40)
+    lengths = torch.tensor([7, 0, 40, 40, 1, 2, 3, 33, 16, 17, 40], device=device)
+    request = make_request(q, k, v, causal=True, kv_lengths=lengths)
+    for number in (1, 5, 9):
+        assert_shared(request, number)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="counts blocks in the interpreter")
+def test_shares_differ_by_a_block(device, monkeypatch):
+    counts, attend, find_share = [], shares.attend, shares.find_share
+
+    def begin_share(*given):
+        counts.append(0)
+        return find_share(*given)
+
+    def count(begin, end, *given):
+        counts[-1] += int(end) - int(begin)
+        return attend(begin, end, *given)
+
+    monkeypatch.setattr(shares, "find_share", begin_share)
+    monkeypatch.setattr(shares, "attend", count)
+    q, k, v = inputs(device)
+    lengths = torch.tensor([150, 33, 1, 16, 80], device=device)  # 10, 3, 1, 1 and 5 blocks
+    shares.forward(make_request(q, k, v, causal=True, kv_lengths=lengths), CONFIG, 6)
+    assert sorted(counts) == [3, 3, 3, 3] * 2 + [4] * 4  # of two heads
+
+
+@pytest.mark.parametrize(
+    ("given", "shared"),
+    [
+        ({}, False),
+        ({"num_splits": 1}, False),
+        ({"num_splits": 2, "kv_lengths": [9, 8, 7, 6, 5]}, False),
+        ({"kv_lengths": [9, 8, 7, 6, 5]}, True),
+        ({"kv_starts": [9, 8, 7, 6, 5]}, True),
+    ],
+)
+def test_who_shares(given, shared, device, monkeypatch):
+    """Calls of sequences with lengths of their own, unless they ask for a number of splits."""
+    calls, forward = [], shares.forward
+    monkeypatch.setattr(shares, "forward", lambda *a: calls.append(1) or forward(*a))
+    given = {
+        x: torch.tensor(n, device=device) if isinstance(n, list) else n for x, n in given.items()
+    }
+    attention(*inputs(device), causal=True, version="fa2", **given)
+    assert bool(calls) == shared
+
+
+def test_no_sequence(device):
+    q, k, v = (x[:0] for x in inputs(device))
+    lengths = torch.zeros(0, dtype=torch.int32, device=device)
+    o = attention(q, k, v, causal=True, kv_lengths=lengths, version="fa2")
+    assert o.shape == q.shape
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "kv_heads", "expected"),
+    [(128, 8, 33), (64, 8, 33), (128, 32, 8), (128, 1, 264), (256, 8, 33), (128, 300, 1)],
+)
+def test_as_many_shares_as_fit_the_gpu(head_dim, kv_heads, expected, monkeypatch):
+    monkeypatch.setattr(devices, "assumed", Properties((9, 0), 232_448, 132))
+    q = torch.empty(1, 1, kv_heads, head_dim, dtype=torch.bfloat16)
+    request = make_request(q, q, q)
+    assert shares.shares_of(request, fa2.fitted(request, fa2.SHARED)) == expected
+
+
+def test_what_the_compiler_makes_of_it():
+    """16 bytes a copy, as many blocks under way with pages as without, nothing spilled."""
+    rows = apart.compiled("decode_kernels", "shares")
+    kernels = [row for row in rows if row["kernel"] == "shares_kernel"]
+    assert len(kernels) == 6 and {row["kernel"] for row in rows if row["early"]} == {
+        "combine_kernel"
+    }
+    for i, row in enumerate(kernels):
+        assert not row["spills"] and set(row["copied"]) == {"0x10"}, row
+        without_pages = kernels[i // 3 * 3]  # of the same head_dim
+        assert row["waits"] == without_pages["waits"] and row["waits"][0] > 0, row
+        assert row["dependency"] == ["launch_dependents"], row
+
+
+@pytest.mark.gpu
+def test_a_graph_follows_the_lengths():
+    """Replayed with other lengths; the same bits 100 times while the reduction overlaps."""
+    q, k, v = inputs("cuda", batch=16, N=8192, heads=32, kv_heads=8, head_dim=128)
+    lengths = torch.full((16,), 8192, device="cuda")
+    call = partial(attention, q, k, v, causal=True, version="fa2")
+    call(kv_lengths=lengths)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replayed = call(kv_lengths=lengths)
+    generator = torch.Generator("cuda").manual_seed(0)
+    for _ in range(20):
+        lengths.random_(0, 8193, generator=generator)
+        expected = call(kv_lengths=lengths, num_splits=1)
+        first = call(kv_lengths=lengths)
+        torch.testing.assert_close(first, expected, rtol=2.0**-6, atol=2.0**-10)
+        different = torch.zeros((), dtype=torch.int64, device="cuda")
+        for _ in range(100):
+            graph.replay()
+            different += (replayed != first).any()
+        assert different.item() == 0
