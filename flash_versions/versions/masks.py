@@ -10,7 +10,7 @@ from typing import TypedDict
 
 import torch
 
-from flash_versions.dispatch.request import INTERVALS, PLANS
+from flash_versions.dispatch.request import PLANS
 
 Counts = torch.Tensor | Sequence[int]
 Device = torch.device | str | None
@@ -152,15 +152,22 @@ def plan_mask(options: MaskOptions) -> MaskOptions:
     Raises:
         ValueError: there is neither of them.
     """
-    tensors = {name: options[name] for name in INTERVALS if name in options}
-    if not tensors:
+    if "query_starts" not in options and "query_ends" not in options:
         raise ValueError(f"options has {', '.join(options) or 'nothing'}; query_ends is missing.")
     plans: dict = {}
     planned = options.copy()
-    for name, x in tensors.items():
-        planned[name] = x.view_as(x)  # the same numbers, but the caller's tensor stays as it is
-        setattr(planned[name], PLANS, plans)
+    if "query_starts" in options:
+        planned["query_starts"] = _with_plans(options["query_starts"], plans)
+    if "query_ends" in options:
+        planned["query_ends"] = _with_plans(options["query_ends"], plans)
     return planned
+
+
+def _with_plans(x: torch.Tensor, plans: dict) -> torch.Tensor:
+    """The same numbers as a tensor of its own, so that the caller's stays as it is."""
+    x = x.view_as(x)
+    setattr(x, PLANS, plans)
+    return x
 
 
 def _integers(name: str, x: Counts, device: Device) -> torch.Tensor:

@@ -45,6 +45,7 @@ class Shape:
 
 CAUSAL = {"causal": True}
 INT32 = torch.zeros(2, dtype=torch.int32)
+ENDS = {"query_ends": torch.zeros(512, dtype=torch.int32)}
 SHAPES = {
     "prefill-64": Shape(options=CAUSAL),
     "prefill-128": Shape(head_dim=128, options=CAUSAL),
@@ -74,11 +75,9 @@ SHAPES = {
             "dropout_p": 0.1,
         }
     ),
-    "intervals": Shape(
-        kv_heads=2,
-        head_dim=128,
-        options={"causal": True, "query_ends": torch.zeros(512, dtype=torch.int32)},
-    ),
+    "intervals-64": Shape(kv_heads=2, options=CAUSAL | ENDS),
+    "intervals-128": Shape(kv_heads=2, head_dim=128, options=CAUSAL | ENDS),
+    "intervals-256": Shape(kv_heads=2, head_dim=256, options=CAUSAL | ENDS),
     "pages": Shape(
         backward=False,
         options={"kv_lengths": INT32[:1], "block_table": INT32[None]},
@@ -129,10 +128,13 @@ WIDE = {
     ),
     "fa2": (
         "full-64", "full-128", "ragged-128", "64-by-256", "softcap-128", "prefill-80",
-        "prefill-64", "prefill-256", "packed", "padded",
+        "prefill-64", "prefill-256", "packed", "padded", "intervals-64", "intervals-256",
     ),
     "fa3": ("full-64", "ragged-128", "64-by-256", "prefill-128-fp32", "scores"),
-    "fa4": ("64-by-256", "prefill-128-fp32", "scores", "packed", "prefill-80"),
+    "fa4": (
+        "64-by-256", "prefill-128-fp32", "scores", "packed", "prefill-80", "intervals-64",
+        "intervals-256",
+    ),
 }  # fmt: skip
 # Elsewhere: head_dim 64 needs less of everything, and 256 has the least room on sm_89.
 WIDE_ELSEWHERE = {"sm_89": ("prefill-64", "prefill-128-fp32", "padded")}

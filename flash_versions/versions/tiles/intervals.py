@@ -17,6 +17,7 @@ Source: Wang et al. 2024, "FlashMask: Efficient and Rich Mask Extension of Flash
 arXiv:2410.01359, which keeps the rows that are masked; here it is those that are not.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -75,13 +76,13 @@ class Intervals(NamedTuple):
         """
         if not request.has_intervals:
             return None
-        kept, key = kept_plans(request), (block_kv, block_q, parts)
+        kept = kept_plans(request)
         if kept is None:
-            return cls.made(request, *key)
+            return cls.made(request, block_kv, block_q, parts)
         lengths = request.q.shape, request.k.shape[1:3], request.window_left, request.window_right
-        key = (*key, *lengths)
+        key = (block_kv, block_q, parts, *lengths)
         if key not in kept:
-            kept[key] = cls.made(request, *key[:3])
+            kept[key] = cls.made(request, block_kv, block_q, parts)
         return kept[key]
 
     @classmethod
@@ -89,10 +90,8 @@ class Intervals(NamedTuple):
         """`of`, made anew."""
         batch_lines, head_lines, lines, blocks = shape_of(request, block_kv)
         key, q_length, kv_length = layout(request), request.q.shape[1], request.k.shape[1]
-        new = torch.empty if request.q.device.type == "cpu" else request.q.new_empty
-        given = {"dtype": torch.int32, "device": request.q.device}
-        bounds = new((lines, blocks, 2, block_kv), **given)
-        spans = new((lines, blocks, 4), **given)
+        new = partial(torch.empty, dtype=torch.int32, device=request.q.device)
+        bounds, spans = new((lines, blocks, 2, block_kv)), new((lines, blocks, 4))
         heads = request.k.shape[2] if head_lines else 1
         grid = (heads, lines // heads)
         arguments: list[Any] = []
@@ -111,7 +110,7 @@ class Intervals(NamedTuple):
         if block_q is not None:
             group = 1 if parts else request.group
             tiles = cdiv(q_length * group, block_q)
-            lists = new((lines, tiles, 2 + blocks), **given)
+            lists = new((lines, tiles, 2 + blocks))
             launch_list(
                 key,
                 (tiles, *grid),

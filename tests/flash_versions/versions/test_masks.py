@@ -171,7 +171,7 @@ def counted(monkeypatch):
 
 
 def test_a_planned_mask_is_listed_once(device, monkeypatch):
-    """By the first layer, for all others and for all backwards; each kernel has lists of its own."""
+    """By the first layer, for all others and for all backwards; a kernel has lists of its own."""
     made = counted(monkeypatch)
     q, k, v = inputs(200, dtype=torch.float32, device=device)
     mask = masks.documents([150, 50], device=device)
