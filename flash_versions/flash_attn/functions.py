@@ -30,7 +30,13 @@ import torch
 from flash_versions.dispatch.precision import is_fp8
 from flash_versions.dispatch.request import Sides, check_integers
 from flash_versions.flash_attn.forward_only import forward_only
-from flash_versions.flash_attn.kv_cache import append_to_cache, as_block_table, capacity_of, rotate
+from flash_versions.flash_attn.kv_cache import (
+    append_to_cache,
+    as_block_table,
+    capacity_of,
+    places_of,
+    rotate,
+)
 from flash_versions.versions.api import attention
 
 WindowSize = tuple[int | None, int | None] | torch.Tensor
@@ -268,6 +274,9 @@ def flash_attn_with_kvcache(
     num_splits: int = 0,
     return_softmax_lse: bool = False,
     *,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k_new: torch.Tensor | None = None,
+    max_seqlen_q: int | torch.Tensor | None = None,
     s_aux: torch.Tensor | None = None,
     version: str = "auto",
 ) -> Output:
@@ -300,12 +309,19 @@ def flash_attn_with_kvcache(
         rotary_interleaved: turn pairs of dimensions 2i and 2i + 1; else i and i + rotary_dim / 2.
         num_splits: ranges into which the keys are split; 0 lets the version choose.
         return_softmax_lse: also return the LSE.
+        cu_seqlens_q: (batch + 1,) integers: q is packed, (total_q, heads, head_dim), as in
+            `flash_attn_varlen_func`.
+        cu_seqlens_k_new: (batch + 1,) integers: k and v are packed, (total_new, kv_heads, dim):
+            sequence b appends the rows cu_seqlens_k_new[b] .. cu_seqlens_k_new[b+1] - 1.
+        max_seqlen_q: an integer or a tensor; not looked at.
 
-    The others are those of `flash_attn_func`; N there is the length after appending.
+    The last three are FlashAttention 3's. The others are those of `flash_attn_func`; N there is the
+    length after appending.
 
     Returns:
-        out (batch, M, heads, head_dim_v). With return_softmax_lse, (out, softmax_lse): softmax_lse
-        is fp32, natural log, (batch, heads, M).
+        out (batch, M, heads, head_dim_v), packed (total_q, heads, head_dim_v). With
+        return_softmax_lse, (out, softmax_lse): softmax_lse is fp32, natural log, (batch, heads, M),
+        packed (heads, total_q).
 
     Raises:
         ValueError: an argument is malformed, or the version does not support what was asked for.
@@ -315,9 +331,14 @@ def flash_attn_with_kvcache(
         optional = name in ("k", "v", "s_aux")
         if not isinstance(x, torch.Tensor) and not (optional and x is None):
             raise ValueError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor.")
-    block_table = as_block_table(block_table, cache_batch_idx, q)
-    batch, capacity = q.shape[0], capacity_of(k_cache, block_table)
-    new = 0 if k is None else k.shape[1]
+    check_integers("cu_seqlens_q", cu_seqlens_q, (None,), q.device)
+    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+    check_integers("cu_seqlens_k_new", cu_seqlens_k_new, (batch + 1,), q.device)
+    if cu_seqlens_k_new is not None and k is None:
+        raise ValueError("cu_seqlens_k_new was given without k and v, whose rows it cuts.")
+    block_table = as_block_table(block_table, cache_batch_idx, batch, q.device)
+    capacity = capacity_of(k_cache, block_table)
+    new = 0 if k is None or cu_seqlens_k_new is not None else k.shape[1]
     if cache_seqlens is None:
         if k is not None:
             raise ValueError("cache_seqlens is None; appending k needs the lengths before it.")
@@ -344,16 +365,22 @@ def flash_attn_with_kvcache(
             rotary_cos=rotary_cos,
             rotary_sin=rotary_sin,
             rotary_interleaved=rotary_interleaved,
+            cu_seqlens_k_new=cu_seqlens_k_new,
         )
     elif k is not None or v is not None:
         raise ValueError("k and v go together; one of them is None.")
     elif rotary_cos is not None or rotary_sin is not None:
         raise ValueError("rotary_cos and rotary_sin need k and v, the tokens at these positions.")
     if rotary_cos is not None and rotary_sin is not None:
-        positions = cache_seqlens[:, None].expand(batch, q.shape[1])
-        if causal or _bounds(window_size) != (None, None):
-            positions = positions + torch.arange(q.shape[1], device=q.device)
-        q = rotate(q, rotary_cos, rotary_sin, positions, rotary_interleaved)
+        if cu_seqlens_q is None:
+            before, place = cache_seqlens[:, None], torch.arange(q.shape[1], device=q.device)[None]
+        else:
+            sequence, place = (x[None] for x in places_of(cu_seqlens_q, q.shape[0]))
+            before = torch.nn.functional.pad(cache_seqlens, (0, 1))[sequence]
+        one_by_one = bool(causal) or _bounds(window_size) != (None, None)
+        rows = q if cu_seqlens_q is None else q[None]
+        positions = before + place * one_by_one
+        q = rotate(rows, rotary_cos, rotary_sin, positions, rotary_interleaved).view_as(q)
     result = _attend(
         q,
         k_cache,
@@ -363,7 +390,8 @@ def flash_attn_with_kvcache(
         softcap=softcap,
         softmax_scale=softmax_scale,
         s_aux=s_aux,
-        kv_lengths=cache_seqlens + new,
+        cu_seqlens_q=cu_seqlens_q,
+        kv_lengths=cache_seqlens + (new if cu_seqlens_k_new is None else cu_seqlens_k_new.diff()),
         kv_starts=cache_leftpad,
         block_table=block_table,
         causal=causal,

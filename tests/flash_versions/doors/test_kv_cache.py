@@ -154,6 +154,36 @@ def test_append(dtype, rotary, name, device):
     assert torch.equal(memory, expected)
 
 
+@pytest.mark.parametrize("where", ["own row", "rows by index", "pages"])
+@by_dtype
+def test_append_of_packed_tokens(dtype, where, device):
+    """The bits that each sequence's own append gives, an empty one and rows of none among them."""
+    starts, lengths = [0, 3, 3, 8], torch.tensor([5, 7, 9], dtype=torch.int32, device=device)
+    k, v = torch.randn(11, HEADS, DIM + DIM_V, device=device).to(dtype).split([DIM, DIM_V], -1)
+    cos, sin = tables(device, 16)
+    memory = torch.randn(6, 6 if where == "pages" else 12, HEADS, DIM + DIM_V, device=device)
+    memory = memory.to(dtype)[: 3 if where == "own row" else 6]
+    options = {
+        "own row": {},
+        "rows by index": {"cache_batch_idx": torch.tensor([4, 0, 3], device=device)},
+        "pages": {"block_table": torch.tensor([[4, 1], [0, 5], [3, 2]], device=device)},
+    }[where]
+    expected = memory.clone()
+    for b in range(3):
+        row, own = slice(starts[b], starts[b + 1]), {x: y[b : b + 1] for x, y in options.items()}
+        own = own or {"cache_batch_idx": torch.tensor([b], device=device)}
+        caches = expected.split([DIM, DIM_V], -1)
+        append_to_cache(
+            *caches, k[None, row], v[None, row], lengths[b : b + 1],
+            rotary_cos=cos, rotary_sin=sin, **own,
+        )  # fmt: skip
+    append_to_cache(
+        *memory.split([DIM, DIM_V], -1), k, v, lengths, rotary_cos=cos, rotary_sin=sin,
+        cu_seqlens_k_new=torch.tensor(starts, dtype=torch.int32, device=device), **options,
+    )  # fmt: skip
+    assert torch.equal(memory, expected)
+
+
 def test_append_of_any_strides(device):
     k_cache, v_cache = torch.zeros(2, HEADS, 9, 2, DIM, device=device).transpose(1, 2).unbind(3)
     k = torch.randn(2, HEADS, 3, DIM, device=device).transpose(1, 2)
@@ -168,12 +198,13 @@ def test_append_of_any_strides(device):
 def test_append_is_a_well_formed_operator(device):
     k_cache, v_cache, k, v = torch.randn(4, 2, 3, HEADS, DIM, device=device).unbind(0)
     lengths = torch.tensor([0, 2], device=device)
-    arguments = (k_cache, v_cache, k, v, lengths, None, *tables(device, 8), True)
+    arguments = (k_cache, v_cache, k, v, lengths, None, None, *tables(device, 8), True)
     torch.library.opcheck(append_op, arguments)
 
 
 CACHE, NEW, LENGTHS = torch.ones(2, 8, 2, 16), torch.ones(2, 3, 2, 16), torch.tensor([0, 1])
 TABLE = torch.ones(8, 8)
+CU = torch.tensor([0, 1, 3])
 
 
 def appended(**changes):
@@ -193,6 +224,15 @@ REFUSED_APPENDS = {
     "k: other device": ({"v": NEW.to("meta")}, "v is on meta, k is on cpu"),
     "k: fewer sequences": (
         {"k": NEW[:1], "v": NEW[:1], "cache_seqlens": LENGTHS[:1]},
+        "k has 1 sequences and k_cache 2",
+    ),
+    "packed: rank": ({"cu_seqlens_k_new": CU}, r"k has shape \(2, 3, 2, 16\); .*\(total, heads"),
+    "packed: heads": (
+        {"k": NEW[0], "v": NEW[0, :, :1], "cu_seqlens_k_new": CU},
+        r"v has shape \(3, 1, 16\); .* \(3, 2, 16\)",
+    ),
+    "packed: sequences": (
+        {"k": NEW[0], "v": NEW[0], "cu_seqlens_k_new": CU[:2], "cache_seqlens": LENGTHS[:1]},
         "k has 1 sequences and k_cache 2",
     ),
     "lengths: shape": ({"cache_seqlens": LENGTHS[:1]}, r"cache_seqlens .* shape \(2,\)"),
@@ -305,6 +345,51 @@ def test_queries_and_new_keys_may_differ_in_number(device):
     caches = filled_cache(device, lengths.tolist())
     out = flash_attn_with_kvcache(q[:, 1:], *caches, k, v, cache_seqlens=lengths, causal=True)
     assert_within_budget(out, None, q[:, 1:], *caches, causal=True, kv_lengths=lengths + 3)
+
+
+@pytest.mark.parametrize("rotary", ROTARY)
+@by_version
+def test_packed_tokens(version, rotary, device):
+    """Sequences of which one appends three tokens, one none and one five; two rows are of none."""
+    cu = torch.tensor([0, 3, 3, 8], dtype=torch.int32, device=device)
+    lengths = torch.tensor([20, 7, 26], dtype=torch.int32, device=device)
+    q, k, v = (x[0] for x in inputs(device, M=10, batch=1))
+    caches = filled_cache(device, lengths.tolist())
+    options = {"causal": True, "version": version, "return_softmax_lse": True}
+    seen_q = q.clone()
+    if rotary != "plain":
+        interleaved = ROTARY[rotary]
+        cos, sin = tables(device, 16)
+        options |= {"rotary_cos": cos, "rotary_sin": sin, "rotary_interleaved": interleaved}
+        positions = torch.tensor([[20, 21, 22, 26, 27, 28, 29, 30]], device=device)
+        seen_q[:8] = rotate(q[None, :8], cos, sin, positions, interleaved)[0]
+    out, lse = flash_attn_with_kvcache(
+        q, *caches, k, v, cache_seqlens=lengths, cu_seqlens_q=cu, cu_seqlens_k_new=cu,
+        max_seqlen_q=5, **options,
+    )  # fmt: skip
+    ends = [23, 7, 31]
+    for b, end in enumerate(ends):
+        new = slice(cu[b], cu[b + 1])
+        assert torch.equal(caches[1][b, lengths[b] : end], v[new])
+        assert caches[1][b, end:].isnan().all()
+        if new.start < new.stop:
+            keys, values = (cache[b : b + 1, :end] for cache in caches)
+            found = out[None, new], lse[None, :, new]
+            assert_within_budget(*found, seen_q[None, new], keys, values, causal=True)
+    assert not out[8:].any() and (lse[:, 8:] == -torch.inf).all()
+
+
+def test_packed_keys_of_padded_queries(device):
+    """Each sequence has two queries, at the end of what it has then."""
+    lengths = torch.tensor([20, 0, 29], device=device)
+    cu = torch.tensor([0, 2, 6, 8], device=device)
+    q, _, _ = inputs(device, M=2)
+    _, k, v = (x[0] for x in inputs(device, M=8, batch=1))
+    caches = filled_cache(device, lengths.tolist())
+    out = flash_attn_with_kvcache(
+        q, *caches, k, v, cache_seqlens=lengths, cu_seqlens_k_new=cu, causal=True
+    )
+    assert_within_budget(out, None, q, *caches, causal=True, kv_lengths=lengths + cu.diff())
 
 
 WHERE_QUERIES_ARE = {
@@ -463,6 +548,25 @@ def test_compiled_step(device):
     assert counter.frame_count == 1
 
 
+def test_compiled_step_of_packed_tokens(device):
+    """No length is read on the host, or there would be no one graph."""
+
+    def step(q, k_cache, v_cache, k, v, cos, sin, lengths, cu):
+        return flash_attn_with_kvcache(
+            q, k_cache, v_cache, k, v, cos, sin, lengths,
+            causal=True, cu_seqlens_q=cu, cu_seqlens_k_new=cu,
+        )  # fmt: skip
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    q, k, v = (x[0] for x in inputs(device, M=8, batch=1))
+    lengths = torch.tensor([20, 0, 26], device=device)
+    cu = torch.tensor([0, 3, 3, 8], device=device)
+    caches = filled_cache(device, lengths.tolist())
+    arguments = (k, v, *tables(device, 16, positions=32), lengths, cu)
+    expected = step(q, *[x.clone() for x in caches], *arguments)
+    assert torch.equal(compiled(q, *caches, *arguments), expected)
+
+
 @pytest.mark.gpu
 def test_step_as_a_cuda_graph():
     """Captured once, replayed while the lengths grow: nothing in it waits for the device."""
@@ -507,6 +611,11 @@ REFUSED_STEPS = {
     "negative": ({"cache_seqlens": -1}, "cache_seqlens=-1"),
     "lengths: shape": ({"cache_seqlens": LENGTHS[:1]}, r"cache_seqlens .* shape \(2,\)"),
     "padding: shape": ({"cache_leftpad": LENGTHS[:1]}, r"cache_leftpad .* shape \(2,\)"),
+    "packed keys without k": ({"cu_seqlens_k_new": CU}, "cu_seqlens_k_new was given without k"),
+    "packed keys: shape": (
+        {"k": NEW[0], "v": NEW[0], "cu_seqlens_k_new": CU[:2], "cache_seqlens": 0},
+        r"cu_seqlens_k_new .* shape \(3,\)",
+    ),
     "rotary without k": ({"rotary_cos": TABLE, "rotary_sin": TABLE}, "rotary_cos .* need k and v"),
     "splits": ({"num_splits": -1}, "num_splits=-1 must be"),
 }
