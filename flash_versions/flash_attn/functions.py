@@ -34,9 +34,9 @@ from flash_versions.flash_attn.kv_cache import (
     append_to_cache,
     as_block_table,
     capacity_of,
-    places_of,
     rotate,
 )
+from flash_versions.flash_attn.packing import UsedQueries, places_of
 from flash_versions.versions.api import attention
 
 WindowSize = tuple[int | None, int | None] | torch.Tensor
@@ -148,8 +148,8 @@ def flash_attn_varlen_func(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
+    cu_seqlens_q: torch.Tensor | None,
+    cu_seqlens_k: torch.Tensor | None,
     max_seqlen_q: int | torch.Tensor,
     max_seqlen_k: int | torch.Tensor,
     dropout_p: float = 0.0,
@@ -162,6 +162,7 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
     block_table: torch.Tensor | None = None,
     *,
+    seqused_q: torch.Tensor | None = None,
     s_aux: torch.Tensor | None = None,
     version: str = "auto",
 ) -> Output:
@@ -172,25 +173,36 @@ def flash_attn_varlen_func(
         k: (total_k, kv_heads, head_dim); with a block_table (pages, page_size, kv_heads, head_dim).
         v: like k, with any head_dim.
         cu_seqlens_q: (batch + 1,) integers from 0 to total_q: sequence b has the rows
-            cu_seqlens_q[b] .. cu_seqlens_q[b+1] - 1.
+            cu_seqlens_q[b] .. cu_seqlens_q[b+1] - 1. None: q is (batch, M, heads, head_dim).
         cu_seqlens_k: the same for k and v; with a block_table its differences give the lengths.
+            None: k and v are (batch, N, kv_heads, dim), or packed as q is.
         max_seqlen_q: an integer or a tensor; not looked at.
         max_seqlen_k: an integer or a tensor; not looked at.
         block_table: (batch, max_pages) integers: key j of sequence b is row j % page_size of page
             block_table[b, j // page_size]. Then there is no gradient: a backward raises a
             ValueError.
+        seqused_q: (batch,) integers, as in FlashAttention 3: only the first seqused_q[b] queries of
+            sequence b are used, and M is their number. The others have out = 0, the LSE -inf and
+            zero gradients. q is copied, and so is out.
 
     The others are those of `flash_attn_func`; M and N are the lengths of each sequence.
 
     Returns:
         out (total_q, heads, head_dim_v). With return_attn_probs, (out, softmax_lse, None):
-        softmax_lse is fp32, natural log, (heads, total_q).
+        softmax_lse is fp32, natural log, (heads, total_q). If q is not packed, they are as
+        `flash_attn_func` returns them.
 
     Raises:
         ValueError: an argument is malformed, or the version does not support what was asked for.
     """
     attend = _attend if block_table is None else _attend_to_pages
-    return attend(
+    used = None
+    if seqused_q is not None:
+        if cu_seqlens_k is None and block_table is None and k.dim() == 3:
+            cu_seqlens_k = cu_seqlens_q
+        used = UsedQueries.of(q, cu_seqlens_q, seqused_q)
+        q, cu_seqlens_q = used.q, used.cu_seqlens
+    result = attend(
         q,
         k,
         v,
@@ -210,6 +222,10 @@ def flash_attn_varlen_func(
         s_aux=s_aux,
         version=version,
     )
+    if used is None:
+        return result
+    out, lse = used.in_place(*result[:2]) if return_attn_probs else used.in_place(result, None)
+    return (out, lse, None) if return_attn_probs else out
 
 
 @_with_options

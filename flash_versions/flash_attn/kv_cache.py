@@ -20,6 +20,7 @@ from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.launch import Launcher, placement
 from flash_versions.dispatch.request import check_integers
 from flash_versions.dispatch.sizes import padded_head_dim
+from flash_versions.flash_attn.packing import places_of
 from flash_versions.versions.tiles.rows import Rows, View, cdiv, load_rows, row_pointers, store_rows
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -285,15 +286,6 @@ def rotate(
     a, b = turned.to(wide).unflatten(-1, pairs).unbind(pair_dim)
     turned = torch.stack((a * cos - b * sin, a * sin + b * cos), pair_dim).flatten(-2)
     return torch.cat((turned.to(x.dtype), rest), -1)
-
-
-def places_of(cu_seqlens: torch.Tensor, total: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each row of a packed tensor: its sequence, and its place there. The sequence of rows
-    behind the last one is the number of sequences.
-    """
-    row = torch.arange(total, dtype=cu_seqlens.dtype, device=cu_seqlens.device)
-    sequence = torch.searchsorted(cu_seqlens[1:].contiguous(), row, right=True)
-    return sequence, row - cu_seqlens[sequence]
 
 
 def as_block_table(

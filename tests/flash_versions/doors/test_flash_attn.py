@@ -65,7 +65,7 @@ SIGNATURES = {
 # By keyword, None by default: a sink under its name in transformers, the others FlashAttention 3's.
 ADDED = {
     "flash_attn_func": ["s_aux"],
-    "flash_attn_varlen_func": ["s_aux"],
+    "flash_attn_varlen_func": ["s_aux", "seqused_q"],
     "flash_attn_with_kvcache": ["s_aux", "cu_seqlens_q", "cu_seqlens_k_new", "max_seqlen_q"],
 }
 
@@ -242,6 +242,63 @@ def test_pages(device):
         out.sum().backward()
 
 
+USED = {  # used queries of each sequence: none, some, all; and more than there are
+    "packed": (PACKED, [5, 12]),
+    "packed, none": (PACKED, [0, 7]),
+    "packed, too many": (PACKED, [9, 99]),
+    "packed, rows of no sequence": (torch.tensor([0, 9, 18]), [4, 9]),
+    "padded": (None, [4, 9]),
+    "padded, none": (None, [9, 0]),
+}
+
+
+@pytest.mark.parametrize("keys", ["packed keys", "padded keys"])
+@pytest.mark.parametrize("name", USED)
+@by_version
+def test_used_queries(version, name, keys, device):
+    """Each sequence by itself with the queries that it uses, forward and backward; no trace of the
+    others, whatever they hold.
+    """
+    cu_q, counts = USED[name]
+    q = (dense if cu_q is None else packed)(device)[0].requires_grad_()
+    kv = (packed if keys == "packed keys" else dense)(device)[1]
+    k, v = (x.clone().requires_grad_() for x in kv.unbind(kv.dim() - 3))
+    cu_q, cu_k = (x if x is None else x.to(device) for x in (cu_q, PACKED_K))
+    rows = []  # of each sequence that are used
+    for b, count in enumerate(counts):
+        first, end = (0, 9) if cu_q is None else cu_q[b : b + 2].tolist()
+        used = slice(first, min(first + count, end))
+        rows.append((b, used) if cu_q is None else (used,))
+    is_used = torch.zeros(q.shape[:-2], dtype=torch.bool, device=device)
+    for row in rows:
+        is_used[row] = True
+    with torch.no_grad():
+        q[~is_used] = float("nan")
+    out, lse, nothing = flash_attn_varlen_func(
+        q, k, v, cu_q, cu_k if keys == "packed keys" else None, 12, 14, causal=True,
+        seqused_q=torch.tensor(counts, dtype=torch.int32, device=device),
+        return_attn_probs=True, version=version,
+    )  # fmt: skip
+    assert nothing is None and out.shape == q.shape
+    assert lse.shape == ((2, 4, 9) if cu_q is None else (4, 21))
+    do, dlse = torch.randn_like(out), torch.randn_like(lse)
+    dq, dk, dv = torch.autograd.grad((out, lse), (q, k, v), (do, dlse))
+    by_query = lse.mT
+    assert not out[~is_used].any() and not dq[~is_used].any()
+    assert (by_query[~is_used] == -torch.inf).all()
+    for b, row in enumerate(rows):
+        if row[-1].start == row[-1].stop:
+            continue
+        own = slice(*cu_k[b : b + 2].tolist()) if keys == "packed keys" else b
+        own_k, own_v, own_dk, own_dv = (x[own].reshape(1, -1, 2, 16) for x in (k, v, dk, dv))
+        found = compare(
+            out[row][None], q[row][None], own_k, own_v, causal=True,
+            lse=by_query[row].mT[None], do=do[row][None], dlse=dlse.mT[row].mT[None],
+            dq=dq[row][None], dk=own_dk, dv=own_dv,
+        )  # fmt: skip
+        assert all(accuracy.ok for accuracy in found.values()), found
+
+
 def test_last_dimension_that_is_not_contiguous(device):
     q, kv = dense(device)
     k, v = kv.unbind(2)
@@ -319,6 +376,24 @@ REFUSED = {
     "qkv: two": (flash_attn_qkvpacked_func, (torch.ones(1, 2, 2, 2, 16),), {}, "qkv has .* 3, h"),
     "qkv: rank": (flash_attn_qkvpacked_func, (X,), {}, r"qkv has shape \(1, 2, 2, 16\)"),
     "kv: three": (flash_attn_kvpacked_func, (X, torch.ones(1, 2, 3, 2, 16)), {}, "kv has shape"),
+    "used queries: packed": (
+        flash_attn_varlen_func,
+        (X[0], X, X, None, None, 2, 2),
+        {"seqused_q": PACKED[:1]},
+        r"q has shape \(2, 2, 16\); with seqused_q and without cu_seqlens_q .*\(batch, length",
+    ),
+    "used queries: padded": (
+        flash_attn_varlen_func,
+        (X, X, X, PACKED, PACKED, 2, 2),
+        {"seqused_q": PACKED[:2]},
+        r"q has shape .* with seqused_q and with cu_seqlens_q it must be \(total",
+    ),
+    "used queries: shape": (
+        flash_attn_varlen_func,
+        (X, X, X, None, None, 2, 2),
+        {"seqused_q": PACKED},
+        r"seqused_q has shape \(3,\) .* of shape \(1,\)",
+    ),
     "version": (flash_attn_func, (X, X, X), {"version": "fa9"}, "version='fa9' is unknown"),
 }
 
