@@ -71,8 +71,9 @@ def flash_attn_func(
         softmax_scale: positive factor on the scores; None means head_dim ** -0.5.
         causal: query i sees keys j <= i + N - M.
         window_size: (left, right), inclusive: query i sees keys i + N - M - left .. i + N - M +
-            right; -1 (or None) on a side means no bound. With causal, right is 0. A tensor of two
-            integers is read on the host.
+            right. None or any negative number on a side means no bound, as in FlashAttention 2 and
+            3, so no window is empty: (0, 0) is one key. (FlashAttention 4 counts a negative number
+            as a distance.) With causal, right is 0. A tensor of two integers is read on the host.
         softcap: scores s become softcap * tanh(s / softcap); 0 means off.
         alibi_slopes: (heads,) or (batch, heads): score (i, j) loses slope * |i + N - M - j|.
         deterministic: the same inputs give the same gradients to the bit; see `attention`.
@@ -461,17 +462,15 @@ _attend_to_pages = forward_only("attention to keys in pages")(_attend)
 
 
 def _bounds(window_size: WindowSize) -> Sides:
-    """The window with None in the place of -1; the numbers of a tensor are read on the host."""
+    """The window with None in the place of what is negative; the numbers of a tensor are read on
+    the host.
+    """
     given: Any = window_size.tolist() if isinstance(window_size, torch.Tensor) else window_size
     if not isinstance(given, tuple | list) or len(given) != 2:
         raise ValueError(
             f"window_size={window_size!r} must be a pair (left, right), with -1 for no bound."
         )
-    left, right = (None if side == -1 else side for side in given)
-    if any(side is not None and side < 0 for side in (left, right)):
-        raise ValueError(
-            f"window_size={window_size!r} must hold whole numbers, or -1 for no bound."
-        )
+    left, right = (None if side is None or side < 0 else side for side in given)
     return left, right
 
 

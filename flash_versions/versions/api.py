@@ -106,7 +106,8 @@ def attention(
             aligned).
         scale: positive factor on the scores; None means head_dim ** -0.5.
         window: (left, right), inclusive: query i sees keys i + N - M - left .. i + N - M + right;
-            None on a side means no bound. With causal, right is 0.
+            None on a side means no bound. With causal, right is 0. Neither is negative: a query
+            sees key i + N - M, where there is one.
         softcap: scores s become softcap * tanh(s / softcap).
         alibi_slopes: (heads,) or (batch, heads): score (i, j) loses slope * |i + N - M - j|. No
             gradient.

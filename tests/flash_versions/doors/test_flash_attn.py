@@ -89,6 +89,10 @@ CALLS = {
     "scale": ({"softmax_scale": 0.3}, {"scale": 0.3}),
     "window": ({"window_size": (4, 2)}, {"window": (4, 2)}),
     "window: a tensor": ({"window_size": torch.tensor([4, -1])}, {"window": (4, None)}),
+    "window: any negative number": ({"window_size": (4, -7)}, {"window": (4, None)}),
+    "window: two negative numbers": ({"window_size": (-2, -3)}, {}),
+    "window: negative and causal": ({"window_size": (-9, -2), "causal": True}, {"causal": True}),
+    "window: one key": ({"window_size": (0, 0)}, {"window": (0, 0)}),
     "window: left only": ({"window_size": (4, -1)}, {"window": (4, None)}),
     "window: right only": ({"window_size": [None, 0]}, {"causal": True}),
     "window: as transformers": (
@@ -371,6 +375,7 @@ def test_gradient_of_a_sink(device):
 X = torch.ones(1, 2, 2, 16)
 REFUSED = {
     "window: a number": (flash_attn_func, (X, X, X), {"window_size": 5}, "window_size=5 must be"),
+    "window: none": (flash_attn_func, (X, X, X), {"window_size": ()}, r"window_size=\(\) .*pair"),
     "window: three": (flash_attn_func, (X, X, X), {"window_size": (1, 2, 3)}, "window_size=.*pair"),
     "softcap below 0": (flash_attn_func, (X, X, X), {"softcap": -1.0}, "softcap=-1.0 must be"),
     "qkv: two": (flash_attn_qkvpacked_func, (torch.ones(1, 2, 2, 2, 16),), {}, "qkv has .* 3, h"),
