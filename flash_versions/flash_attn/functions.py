@@ -36,7 +36,7 @@ from flash_versions.flash_attn.kv_cache import (
     capacity_of,
     rotate,
 )
-from flash_versions.flash_attn.packing import UsedQueries, places_of
+from flash_versions.flash_attn.packing import UsedQueries, in_chunks, places_of, unpacked
 from flash_versions.versions.api import attention
 
 WindowSize = tuple[int | None, int | None] | torch.Tensor
@@ -57,6 +57,7 @@ def flash_attn_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
     *,
+    attention_chunk: int = 0,
     s_aux: torch.Tensor | None = None,
     version: str = "auto",
 ) -> Output:
@@ -78,6 +79,10 @@ def flash_attn_func(
         alibi_slopes: (heads,) or (batch, heads): score (i, j) loses slope * |i + N - M - j|.
         deterministic: the same inputs give the same gradients to the bit; see `attention`.
         return_attn_probs: also return the LSE.
+        attention_chunk: as in FlashAttention 3, for Llama 4: query i, at position p = i + N - M,
+            sees only keys j with j // attention_chunk = p // attention_chunk. 0 means no chunks. It
+            is a mask of `masks.chunks`, which FA1 refuses; lengths, packed sequences and pages are
+            cut into chunks.
         s_aux: (heads,), a logit in the denominator of every softmax that belongs to no key.
         version: which kernels.
 
@@ -100,6 +105,7 @@ def flash_attn_func(
         alibi_slopes=alibi_slopes,
         deterministic=deterministic,
         return_attn_probs=return_attn_probs,
+        attention_chunk=attention_chunk,
         s_aux=s_aux,
         version=version,
     )
@@ -164,6 +170,7 @@ def flash_attn_varlen_func(
     block_table: torch.Tensor | None = None,
     *,
     seqused_q: torch.Tensor | None = None,
+    attention_chunk: int = 0,
     s_aux: torch.Tensor | None = None,
     version: str = "auto",
 ) -> Output:
@@ -220,6 +227,7 @@ def flash_attn_varlen_func(
         deterministic=deterministic,
         return_attn_probs=return_attn_probs,
         block_table=block_table,
+        attention_chunk=attention_chunk,
         s_aux=s_aux,
         version=version,
     )
@@ -294,6 +302,7 @@ def flash_attn_with_kvcache(
     cu_seqlens_q: torch.Tensor | None = None,
     cu_seqlens_k_new: torch.Tensor | None = None,
     max_seqlen_q: int | torch.Tensor | None = None,
+    attention_chunk: int = 0,
     s_aux: torch.Tensor | None = None,
     version: str = "auto",
 ) -> Output:
@@ -406,6 +415,7 @@ def flash_attn_with_kvcache(
         window_size=window_size,
         softcap=softcap,
         softmax_scale=softmax_scale,
+        attention_chunk=attention_chunk,
         s_aux=s_aux,
         cu_seqlens_q=cu_seqlens_q,
         kv_lengths=cache_seqlens + (new if cu_seqlens_k_new is None else cu_seqlens_k_new.diff()),
@@ -428,6 +438,7 @@ def _attend(
     window_size: WindowSize,
     softcap: float,
     softmax_scale: float | None,
+    attention_chunk: int,
     s_aux: torch.Tensor | None,
     deterministic: bool = False,
     max_seqlen_q: object = None,
@@ -443,6 +454,9 @@ def _attend(
             f"attention(q, k, v, q_descale=..., k_descale=..., v_descale=...)."
         )
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    shape = q.shape[:-2]
+    if attention_chunk != 0:
+        q, k, v, options = in_chunks(attention_chunk, q, k, v, options)
     result = attention(
         q,
         k,
@@ -455,6 +469,9 @@ def _attend(
         return_lse=return_attn_probs,
         **options,
     )
+    if q.shape[:-2] != shape:  # packed for its chunks
+        out, lse = unpacked(*(result if return_attn_probs else (result, None)), shape)
+        result = (out, lse) if return_attn_probs else out
     return (*result, None) if return_attn_probs else result
 
 

@@ -5,7 +5,7 @@ import inspect
 import pytest
 import torch
 
-from flash_versions import attention, flash_attn
+from flash_versions import attention, flash_attn, masks
 from flash_versions.flash_attn import (
     flash_attn_func,
     flash_attn_kvpacked_func,
@@ -62,7 +62,7 @@ SIGNATURES = {
         "return_softmax_lse": False,
     },
 }
-# By keyword, None by default: a sink under its name in transformers, the others FlashAttention 3's.
+# By keyword, None by default: a sink under its name in transformers, others of FlashAttention 3.
 ADDED = {
     "flash_attn_func": ["s_aux"],
     "flash_attn_varlen_func": ["s_aux", "seqused_q"],
@@ -76,7 +76,8 @@ def test_signature_is_that_of_flash_attention_2(name):
     ours = {p.name: p.default for p in parameters if p.kind is not p.KEYWORD_ONLY}
     assert list(ours.items()) == list(SIGNATURES[name].items())
     added = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-    assert added == dict.fromkeys(ADDED.get(name, ())) | {"version": "auto"}
+    expected = dict.fromkeys(ADDED.get(name, ())) | {"attention_chunk": 0, "version": "auto"}
+    assert added == expected
 
 
 # ---- one call in FlashAttention's terms and in ours ----
@@ -246,6 +247,89 @@ def test_pages(device):
         out.sum().backward()
 
 
+# ---- chunks: each sequence by itself with an interval mask, forward and backward ----
+
+CHUNKED = {
+    "causal": (4, {"causal": True}, {}),
+    "causal, of one key": (1, {"causal": True}, {}),
+    "causal, of all keys": (100, {"causal": True}, {}),
+    "full": (4, {}, {}),
+    "window, alibi, sink, softcap": (
+        4,
+        {"causal": True, "window_size": (3, -1), "softcap": 2.0},
+        {"window": (3, None), "softcap": 2.0},
+    ),
+}
+# q's, k's cu_seqlens: fewer queries than keys, more, none, a length that is a multiple of 4
+SEQUENCES = {
+    "dense": (None, None),
+    "packed": (torch.tensor([0, 9, 13, 13, 21]), torch.tensor([0, 4, 12, 15, 20])),
+    "packed, rows of no sequence": (PACKED - torch.tensor([0, 0, 3]), PACKED_K),
+    "padded keys": (PACKED, None),
+    "padded queries": (None, PACKED_K),
+}
+
+
+def chunks_of(k, q, size, causal):
+    return masks.chunks(k.shape[1], size, queries=q.shape[1], causal=causal, device=q.device)
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+@pytest.mark.parametrize("call", CHUNKED)
+@by_version
+def test_chunks(version, call, name, device):
+    size, theirs, ours = CHUNKED[call]
+    cu_q, cu_k = (x if x is None else x.to(device) for x in SEQUENCES[name])
+    q = (dense if cu_q is None else packed)(device)[0].requires_grad_()
+    kv = (dense if cu_k is None else packed)(device)[1]
+    k, v = (x.clone().requires_grad_() for x in kv.unbind(kv.dim() - 3))
+    batch = 2 if cu_q is None else cu_q.shape[0] - 1
+    slopes, sink = None, None
+    if "alibi" in call:
+        slopes = torch.rand(batch, 4, device=device)
+        sink = SINK.to(device).requires_grad_()
+    named = {"alibi_slopes": slopes, "s_aux": sink, "version": version, "return_attn_probs": True}
+    named |= theirs | {"attention_chunk": size}
+    if name == "dense":
+        out, lse, _ = flash_attn_func(q, k, v, **named)
+    else:
+        out, lse, _ = flash_attn_varlen_func(q, k, v, cu_q, cu_k, 12, 14, **named)
+    assert out.shape == q.shape
+    assert lse.shape == ((2, 4, 9) if cu_q is None else (4, 21))
+    do, dlse = torch.randn_like(out), torch.randn_like(lse)
+    dq, dk, dv = torch.autograd.grad((out, lse), (q, k, v), (do, dlse))
+    for b in range(batch):
+        of_q = b if cu_q is None else slice(*cu_q[b : b + 2].tolist())
+        of_k = b if cu_k is None else slice(*cu_k[b : b + 2].tolist())
+        own_q, own_out, own_dq, own_do = (x[of_q].view(1, -1, 4, 16) for x in (q, out, dq, do))
+        own_k, own_v, own_dk, own_dv = (x[of_k].view(1, -1, 2, 16) for x in (k, v, dk, dv))
+        own_lse, own_dlse = (x[b][None] if cu_q is None else x[None, :, of_q] for x in (lse, dlse))
+        seen = chunks_of(own_k, own_q, size, theirs.get("causal", False))
+        alibi = None if slopes is None else slopes[b]
+        found = compare(
+            own_out, own_q, own_k, own_v, **ours, **seen, alibi_slopes=alibi, sink=sink,
+            lse=own_lse, do=own_do, dlse=own_dlse, dq=own_dq, dk=own_dk, dv=own_dv,
+        )  # fmt: skip
+        assert all(accuracy.ok for accuracy in found.values()), found
+    if "no sequence" in name:
+        assert not out[18:].any() and not dq[18:].any()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_chunks_in_pages(causal, device):
+    """With the bits that packed keys give: a part's keys begin inside a page."""
+    q, kv = packed(device)
+    lengths = (PACKED.to(device), PACKED_K.to(device))
+    pages = torch.randn(5, 8, 2, 2, 16, device=device)
+    pages[3], pages[1, :6], pages[4, :6] = kv[:8], kv[8:14], kv[14:]
+    table = torch.tensor([[3, 1], [4, 0]], dtype=torch.int32, device=device)
+    options = {"causal": causal, "attention_chunk": 5, "return_attn_probs": True}
+    expected = flash_attn_varlen_func(q, *kv.unbind(1), *lengths, 12, 14, **options)
+    options["block_table"] = table
+    found = flash_attn_varlen_func(q, *pages.unbind(2), *lengths, 12, 14, **options)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
 USED = {  # used queries of each sequence: none, some, all; and more than there are
     "packed": (PACKED, [5, 12]),
     "packed, none": (PACKED, [0, 7]),
@@ -381,6 +465,13 @@ REFUSED = {
     "qkv: two": (flash_attn_qkvpacked_func, (torch.ones(1, 2, 2, 2, 16),), {}, "qkv has .* 3, h"),
     "qkv: rank": (flash_attn_qkvpacked_func, (X,), {}, r"qkv has shape \(1, 2, 2, 16\)"),
     "kv: three": (flash_attn_kvpacked_func, (X, torch.ones(1, 2, 3, 2, 16)), {}, "kv has shape"),
+    "chunk: below 1": (flash_attn_func, (X, X, X), {"attention_chunk": -4}, "attention_chunk=-4 m"),
+    "chunk: a fraction": (
+        flash_attn_func,
+        (X, X, X),
+        {"attention_chunk": 0.5},
+        "chunk=0.5 must be",
+    ),
     "used queries: packed": (
         flash_attn_varlen_func,
         (X[0], X, X, None, None, 2, 2),

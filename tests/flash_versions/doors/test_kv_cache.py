@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from flash_versions import attention
+from flash_versions import attention, masks
 from flash_versions.flash_attn import flash_attn_with_kvcache
 from flash_versions.flash_attn.kv_cache import append_op, append_to_cache, rotate
 from flash_versions.versions.oracle.budget import assess
@@ -483,6 +483,49 @@ def test_pages_and_rows_give_the_same_bits(version, device):
     for x, pages, larger in zip(dense, paged, spread):
         assert torch.equal(pages[order].view_as(x).nan_to_num(), x.nan_to_num())
         assert torch.equal(larger[rows.long()].nan_to_num(), x.nan_to_num())
+
+
+@pytest.mark.parametrize("where", ["rows", "rows by index", "pages", "packed queries"])
+@pytest.mark.parametrize("queries", [1, 3, 9])
+@pytest.mark.parametrize("causal", [True, False])
+def test_chunks(causal, queries, where, device):
+    """Against an interval mask on each sequence: chunks are counted from the padding's end, and
+    keys of other chunks are never multiplied. One sequence is shorter than its queries.
+    """
+    lengths, starts, size = [20, 2, 29], [3, 1, 0], 5
+    q, _, _ = inputs(device, M=queries)
+    caches = filled_cache(device, lengths)
+    for cache in caches:
+        for b, start in enumerate(starts):
+            before = start + max(lengths[b] - start - queries, 0) // size * size
+            cache[b, :before] = float("nan")
+    given, seen_q = [x.clone() for x in caches], q
+    options = {"cache_seqlens": torch.tensor(lengths, device=device)}
+    if where == "rows by index":
+        given = [x[[1, 2, 0]] for x in given]
+        options["cache_batch_idx"] = torch.tensor([2, 0, 1], device=device)
+    elif where == "pages":
+        order = torch.randperm(12, device=device)
+        for i, cache in enumerate(caches):
+            given[i] = torch.empty(12, 8, *cache.shape[2:], device=device)
+            given[i][order] = cache.view(12, 8, *cache.shape[2:])
+        options["block_table"] = order.view(3, 4)
+    elif where == "packed queries":
+        seen_q = q.flatten(0, 1)
+        options["cu_seqlens_q"] = torch.arange(4, device=device) * queries
+    out, lse = flash_attn_with_kvcache(
+        seen_q, *given, cache_leftpad=torch.tensor(starts, device=device), causal=causal,
+        attention_chunk=size, return_softmax_lse=True, **options,
+    )  # fmt: skip
+    assert out.shape[:-1] == seen_q.shape[:-1]
+    out = out.view(3, queries, 4, DIM_V)
+    if where == "packed queries":
+        lse = lse.unflatten(1, (3, queries)).transpose(0, 1)
+    for b, (start, end) in enumerate(zip(starts, lengths)):
+        keys, values = (cache[b : b + 1, start:end].nan_to_num() for cache in caches)
+        seen = masks.chunks(end - start, size, queries=queries, causal=causal, device=device)
+        own = slice(b, b + 1)
+        assert_within_budget(out[own], lse[own], q[own], keys, values, **seen)
 
 
 @pytest.mark.parametrize("indexed", [False, True], ids=["own row", "row by index"])
