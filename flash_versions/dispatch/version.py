@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from flash_versions.dispatch.device import devices
-from flash_versions.dispatch.precision import Quantized
+from flash_versions.dispatch.precision import GATHERED, Quantized, is_fp8
 from flash_versions.dispatch.request import INTERVALS, Request
 
 Forward = Callable[[Request], tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]]
@@ -138,23 +138,25 @@ def kernel_limits(request: Request) -> str | None:
 def fp8_limits(request: Request) -> str | None:
     """The limits of attention in FP8, whatever computes it."""
     precision = f"precision={request.precision!r}"
-    if request.needs_grad:
-        return (
-            f"{precision} is forward only and an input requires grad; call it under "
-            f"torch.no_grad(), or leave precision out."
-        )
     for name in INTERVALS:
         if getattr(request, name) is not None:
             return f"{name} is not possible with {precision}; leave one of them out."
-    for name in ("cu_seqlens_q", "cu_seqlens_k", "kv_starts", "block_table"):
-        if getattr(request, name) is not None:
+    for name in GATHERED:
+        if getattr(request, name) is not None and not is_fp8(request.q):
             return (
-                f"{name} is not possible with {precision}; give sequences of one length, or "
-                f"kv_lengths, or leave precision out."
+                f"{name} is not possible with {precision} of 16-bit inputs; give q, k and v in 8 "
+                f"bits with their descales, or sequences of one length, or leave precision out."
             )
+    if request.gathers_fp8:
+        for name, x in (("q", request.q), ("v", request.v)):
+            if x.shape[-1] % 16:
+                return (
+                    f"{name} has head_dim {x.shape[-1]}; packed or paged sequences in 8 bits have "
+                    f"multiples of 16."
+                )
     if request.dropout_p > 0:
         return f"dropout_p={request.dropout_p} is not possible with {precision}; leave one out."
-    if request.num_splits not in (None, 1):
+    if request.num_splits not in (None, 1) and not request.gathers_fp8:
         return f"num_splits={request.num_splits} is not possible with {precision}; leave one out."
     head_dim = request.q.shape[-1]
     if "hadamard" in (request.precision or "") and head_dim not in (16, 32, 64, 128, 256):

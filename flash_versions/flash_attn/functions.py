@@ -3,13 +3,13 @@
     from flash_versions.flash_attn import flash_attn_func
 
 `causal` and `window_size` are aligned to the bottom right, as there. New, by keyword: `version`, a
-name in VERSIONS or BASELINES, or "auto" for the newest that can; and `s_aux`, an attention sink
-(see `attention`) under the name that transformers looks for.
+name in VERSIONS or BASELINES, or "auto" for the newest that can; `s_aux`, an attention sink (see
+`attention`) under the name that transformers looks for; and arguments of FlashAttention 3.
 
 What differs from FlashAttention 2:
 
-* More is possible: float32, head dims of any size up to 256 and another one in v, pages of any
-  size, softcap with dropout, a gradient through the LSE.
+* More is possible: float32, 8-bit floats, head dims of any size up to 256 and another one in v,
+  pages of any size, softcap with dropout, a gradient through the LSE.
 * A query that sees no key has the LSE -inf instead of +inf; out is 0 as there.
 * With return_attn_probs, S_dmask is None: the probabilities are never in memory. Dropout draws
   other numbers, from torch's generator.
@@ -27,7 +27,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from flash_versions.dispatch.precision import is_fp8
 from flash_versions.dispatch.request import Sides, check_integers
 from flash_versions.flash_attn.forward_only import forward_only
 from flash_versions.flash_attn.kv_cache import (
@@ -41,6 +40,7 @@ from flash_versions.versions.api import attention
 
 WindowSize = tuple[int | None, int | None] | torch.Tensor
 Function = TypeVar("Function", bound=Callable[..., Any])
+NOT_STACKED = ("q", "k", "v", "q_descale", "k_descale", "v_descale", "s_aux")
 Output = Any  # a tensor, or a tuple for a caller that asks for the LSE
 
 
@@ -58,6 +58,9 @@ def flash_attn_func(
     return_attn_probs: bool = False,
     *,
     attention_chunk: int = 0,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
     s_aux: torch.Tensor | None = None,
     version: str = "auto",
 ) -> Output:
@@ -83,6 +86,11 @@ def flash_attn_func(
             sees only keys j with j // attention_chunk = p // attention_chunk. 0 means no chunks. It
             is a mask of `masks.chunks`, which FA1 refuses; lengths, packed sequences and pages are
             cut into chunks.
+        q_descale: with an 8-bit q, k and v, as in FlashAttention 3, (1,) or (batch, kv_heads): what
+            the numbers of q count, for the query heads of a key head; see `attention`. out is
+            bfloat16, and a backward raises a ValueError.
+        k_descale: the same of k.
+        v_descale: the same of v.
         s_aux: (heads,), a logit in the denominator of every softmax that belongs to no key.
         version: which kernels.
 
@@ -106,6 +114,9 @@ def flash_attn_func(
         deterministic=deterministic,
         return_attn_probs=return_attn_probs,
         attention_chunk=attention_chunk,
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
         s_aux=s_aux,
         version=version,
     )
@@ -116,7 +127,7 @@ def _with_options(function: Function) -> Function:
     and v: its signature says them one by one.
     """
     options = inspect.signature(flash_attn_func).parameters.values()
-    chosen = [p for p in options if p.name not in ("q", "k", "v", "s_aux")]
+    chosen = [p for p in options if p.name not in NOT_STACKED]
     own = inspect.signature(function).parameters.values()
     first = [p for p in own if p.kind is p.POSITIONAL_OR_KEYWORD]
     returned = inspect.signature(function).return_annotation
@@ -171,6 +182,9 @@ def flash_attn_varlen_func(
     *,
     seqused_q: torch.Tensor | None = None,
     attention_chunk: int = 0,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
     s_aux: torch.Tensor | None = None,
     version: str = "auto",
 ) -> Output:
@@ -228,6 +242,9 @@ def flash_attn_varlen_func(
         return_attn_probs=return_attn_probs,
         block_table=block_table,
         attention_chunk=attention_chunk,
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
         s_aux=s_aux,
         version=version,
     )
@@ -303,6 +320,9 @@ def flash_attn_with_kvcache(
     cu_seqlens_k_new: torch.Tensor | None = None,
     max_seqlen_q: int | torch.Tensor | None = None,
     attention_chunk: int = 0,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
     s_aux: torch.Tensor | None = None,
     version: str = "auto",
 ) -> Output:
@@ -416,6 +436,9 @@ def flash_attn_with_kvcache(
         softcap=softcap,
         softmax_scale=softmax_scale,
         attention_chunk=attention_chunk,
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
         s_aux=s_aux,
         cu_seqlens_q=cu_seqlens_q,
         kv_lengths=cache_seqlens + (new if cu_seqlens_k_new is None else cu_seqlens_k_new.diff()),
@@ -448,11 +471,6 @@ def _attend(
     """`attention` in the terms of FlashAttention 2: out, or (out, lse, None); options keep their
     names.
     """
-    if is_fp8(q):
-        raise ValueError(
-            f"q has dtype {q.dtype}, for which FlashAttention 2 has no scales; use "
-            f"attention(q, k, v, q_descale=..., k_descale=..., v_descale=...)."
-        )
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     shape = q.shape[:-2]
     if attention_chunk != 0:

@@ -18,12 +18,13 @@ import triton.language as tl
 from flash_versions.dispatch import interpreter
 from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.launch import Launcher, placement
+from flash_versions.dispatch.precision import NAMES, is_fp8
 from flash_versions.dispatch.request import check_integers
 from flash_versions.dispatch.sizes import padded_head_dim
 from flash_versions.flash_attn.packing import places_of
 from flash_versions.versions.tiles.rows import Rows, View, cdiv, load_rows, row_pointers, store_rows
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, *NAMES)
 # Change from call to call: no kernel of its own for each.
 COUNTS = ["max_pages", "num_pages", "page_size", "new", "kv_heads", "rows"]
 
@@ -140,6 +141,8 @@ def append_op(
     rows = batch * new * kv_heads
     if rows == 0:
         return
+    if is_fp8(k):  # bits to copy, on a GPU that knows no such numbers, too
+        k_cache, v_cache, k, v = (x.view(torch.int8) for x in (k_cache, v_cache, k, v))
     rotary = None
     if rotary_cos is not None and rotary_sin is not None:
         rotary = Rotary(
@@ -210,7 +213,8 @@ def append_to_cache(
 
     Args:
         k_cache: (batch, N, kv_heads, head_dim), or pages (pages, page_size, kv_heads, head_dim);
-            float32, float16 or bfloat16. Any strides, but the last dimension's must be 1.
+            float32, float16, bfloat16 or 8-bit floats. Any strides, but the last dimension's must
+            be 1.
         v_cache: like k_cache, with any head_dim.
         k: (batch, new, kv_heads, head_dim), in the cache's dtype.
         v: like k, with v_cache's head_dim.
@@ -332,8 +336,8 @@ def _check_new_rows(
             )
         if x.dtype not in DTYPES or x.dtype != k_cache.dtype:
             raise ValueError(
-                f"{name} has dtype {x.dtype}, k_cache has {k_cache.dtype}; use float32, float16 or "
-                f"bfloat16 for all."
+                f"{name} has dtype {x.dtype}, k_cache has {k_cache.dtype}; use float32, float16, "
+                f"bfloat16 or an 8-bit float for all."
             )
         if x.device != k.device:
             raise ValueError(f"{name} is on {x.device}, k is on {k.device}; use one device.")
@@ -369,6 +373,11 @@ def _check_rotary(
 ) -> None:
     if rotary_cos is None or rotary_sin is None:
         raise ValueError("rotary_cos and rotary_sin go together; one of them is None.")
+    if is_fp8(k):
+        raise ValueError(
+            f"rotary_cos was given and k has dtype {k.dtype}, which would be rounded once more; "
+            f"turn q and k before they are quantised."
+        )
     for name, x in (("rotary_cos", rotary_cos), ("rotary_sin", rotary_sin)):
         if x.dim() != 2 or x.shape != rotary_cos.shape or not 0 < 2 * x.shape[1] <= k.shape[-1]:
             raise ValueError(

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from flash_versions.dispatch.precision import DESCALES, is_fp8
 from flash_versions.dispatch.request import check_integers
 from flash_versions.versions import masks
 
@@ -54,7 +55,11 @@ class UsedQueries(NamedTuple):
         order = (~is_used).to(torch.uint8).argsort(stable=True)
         lengths = torch.minimum(seqused_q.clamp(min=0), cu_seqlens_q.diff())
         cu_seqlens = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
-        return cls(q.index_select(0, order), cu_seqlens, order, shape)
+        if is_fp8(q):  # torch selects no rows of 8-bit floats
+            q = q.view(torch.int8).index_select(0, order).view(q.dtype)
+        else:
+            q = q.index_select(0, order)
+        return cls(q, cu_seqlens, order, shape)
 
     def in_place(
         self, out: torch.Tensor, lse: torch.Tensor | None
@@ -147,7 +152,8 @@ def in_chunks(
         options.get(name)
         for name in ("cu_seqlens_q", "cu_seqlens_k", "kv_lengths", "kv_starts", "block_table")
     )
-    if all(x is None for x in (cu_q, cu_k, lengths, table)):
+    # In FP8 there is no interval mask.
+    if all(x is None for x in (cu_q, cu_k, lengths, table)) and not is_fp8(q):
         seen = masks.chunks(
             k.shape[1], size, queries=q.shape[1], causal=options["causal"], device=q.device
         )
@@ -186,7 +192,8 @@ def in_chunks(
         parts = Parts.of_chunks(cu_q, in_rows.diff(), size, q.shape[0])
         begun = in_rows[parts.sequence] + parts.starts
         where = {"cu_seqlens_k": torch.cat((begun, in_rows[-1:]))}
-    slopes = options.get("alibi_slopes")
-    if isinstance(slopes, torch.Tensor) and slopes.dim() == 2:
-        where["alibi_slopes"] = slopes[parts.sequence]
+    for name in ("alibi_slopes", *DESCALES):
+        x = options.get(name)
+        if isinstance(x, torch.Tensor) and x.dim() == 2:
+            where[name] = x[parts.sequence]
     return q, k, v, options | where | {"cu_seqlens_q": parts.cu_seqlens_q}

@@ -160,16 +160,22 @@ REFUSED = {
     "FP8 in fa1": (half(version="fa1", precision="fp8"), "'fa1': precision=.* version 'fa3'"),
     "FP8 in fa2": (eight_bits(version="fa2"), "'fa2': precision='fp8:tensor:e4m3' is not.*'fa3'"),
     "FP8 in sdpa": (half(version="sdpa", precision="fp8"), "'sdpa': precision=.* version='fa3'"),
-    "gradient in FP8": (
-        half(precision="fp8", q=ones(1, 4, 2, 64).half().requires_grad_()), "only and .*no_grad"),
-    "gradient in FP8, reference": (
-        half(version="reference", precision="fp8", sink=ones(2).requires_grad_()), "forward only"),
     "starts in FP8": (half(precision="fp8", kv_starts=ONE), "kv_starts is not possible with"),
     "pages in FP8": (
         half(precision="fp8", block_table=PAGES, kv_lengths=ONE), "block_table is not possible"),
     "packed in FP8": (
-        eight_bits(cu_seqlens_q=BOUNDS) | {n: x[0] for n, x in eight_bits().items()},
-        "cu_seqlens_q is not possible with precision='fp8:tensor:e4m3'"),
+        half(precision="fp8", cu_seqlens_q=BOUNDS) | {n: x[0] for n, x in half().items()},
+        "cu_seqlens_q is not possible with precision='fp8:block:e4m3' of 16-bit .*in 8 bits"),
+    "packed in FP8: dims": (
+        {n: x[0, ..., :24] for n, x in eight_bits().items()} | {"cu_seqlens_q": BOUNDS},
+        "q has head_dim 24; packed or paged sequences in 8 bits have multiples of 16"),
+    "packed in FP8: blocks": (
+        {n: x[0] for n, x in eight_bits().items()}
+        | {"cu_seqlens_q": BOUNDS, "k_descale": ones(2, 2, 1)},
+        r"k_descale has shape \(2, 2, 1\) .* of shape \(1,\), \(2, 2\) for the key heads\."),
+    "packed in FP8: no bounds": (
+        {n: x[0] for n, x in eight_bits().items()} | {"cu_seqlens_q": 3, "k_descale": ones(1)},
+        "cu_seqlens_q is a int; it must be a torch.Tensor"),
     "dropout in FP8": (half(precision="fp8", dropout_p=0.1), "dropout_p=0.1 is not possible with"),
     "splits in FP8": (half(precision="fp8", num_splits=2), "num_splits=2 is not possible with"),
     "rotation of 80 dims": (

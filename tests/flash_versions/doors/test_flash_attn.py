@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from flash_versions import attention, flash_attn, masks
+from flash_versions.dispatch.precision import DESCALES
 from flash_versions.flash_attn import (
     flash_attn_func,
     flash_attn_kvpacked_func,
@@ -64,9 +65,15 @@ SIGNATURES = {
 }
 # By keyword, None by default: a sink under its name in transformers, others of FlashAttention 3.
 ADDED = {
-    "flash_attn_func": ["s_aux"],
-    "flash_attn_varlen_func": ["s_aux", "seqused_q"],
-    "flash_attn_with_kvcache": ["s_aux", "cu_seqlens_q", "cu_seqlens_k_new", "max_seqlen_q"],
+    "flash_attn_func": ["s_aux", *DESCALES],
+    "flash_attn_varlen_func": ["s_aux", "seqused_q", *DESCALES],
+    "flash_attn_with_kvcache": [
+        "s_aux",
+        *DESCALES,
+        "cu_seqlens_q",
+        "cu_seqlens_k_new",
+        "max_seqlen_q",
+    ],
 }
 
 
@@ -385,6 +392,45 @@ def test_used_queries(version, name, keys, device):
             dq=dq[row][None], dk=own_dk, dv=own_dv,
         )  # fmt: skip
         assert all(accuracy.ok for accuracy in found.values()), found
+
+
+# ---- 8-bit inputs ----
+
+
+def eight_bits(x):
+    """x rounded to 8 bits, and what it stands for."""
+    x8 = x.to(torch.float8_e4m3fn)
+    return x8, x8.to(x.dtype)
+
+
+@pytest.mark.parametrize("name", ["chunks", "used queries", "dense chunks"])
+def test_8_bits(name, device):
+    """What the doors make of lengths and chunks is the same, up to the rounding of P and o to 16
+    bits, with 8-bit tensors and their scales and with fp32 tensors of the same values.
+    """
+    make = dense if name == "dense chunks" else packed
+    q, kv = make(device)
+    (q8, q), (kv8, kv) = eight_bits(q), eight_bits(kv)
+    k8, v8 = kv8.unbind(kv.dim() - 3)
+    k, v = kv.unbind(kv.dim() - 3)
+    lengths = (PACKED.to(device), PACKED_K.to(device), 12, 14)
+    scales = {x: torch.tensor([[0.5, 2.0], [0.25, 4.0]], device=device) for x in DESCALES}
+    rows_q = torch.arange(2, device=device).repeat_interleave(PACKED.diff().to(device))
+    rows_k = torch.arange(2, device=device).repeat_interleave(PACKED_K.diff().to(device))
+    by_q, by_k = (scales["k_descale"][x][..., None] for x in (rows_q, rows_k))
+    if name == "dense chunks":
+        by_q = by_k = scales["k_descale"][:, None, :, None]
+    q, k, v = q * by_q.repeat_interleave(2, -2), k * by_k, v * by_k
+    options = {"causal": True, "attention_chunk": 4}
+    if name == "used queries":
+        options = {"causal": True, "seqused_q": torch.tensor([5, 12], device=device)}
+    door = flash_attn_func
+    if name != "dense chunks":
+        door, options = flash_attn_varlen_func, dict(zip(LENGTHS, lengths)) | options
+    expected = door(q, k, v, **options)
+    found = door(q8, k8, v8, **options, **scales)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), expected, rtol=0, atol=2.0**-7 * v.abs().max())
 
 
 def test_last_dimension_that_is_not_contiguous(device):

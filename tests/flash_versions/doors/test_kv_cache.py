@@ -205,6 +205,7 @@ def test_append_is_a_well_formed_operator(device):
 CACHE, NEW, LENGTHS = torch.ones(2, 8, 2, 16), torch.ones(2, 3, 2, 16), torch.tensor([0, 1])
 TABLE = torch.ones(8, 8)
 CU = torch.tensor([0, 1, 3])
+CACHES = (CACHE, CACHE, NEW, NEW)
 
 
 def appended(**changes):
@@ -241,6 +242,11 @@ REFUSED_APPENDS = {
     "table: batch": ({"block_table": LENGTHS[None]}, r"block_table has shape \(1, 2\)"),
     "index: shape": ({"cache_batch_idx": LENGTHS[None]}, r"cache_batch_idx has shape \(1, 2\)"),
     "index: dtype": ({"cache_batch_idx": LENGTHS.float()}, "cache_batch_idx .*int32 or int64"),
+    "rotary: 8 bits": (
+        {x: y.to(torch.float8_e4m3fn) for x, y in zip(("k_cache", "v_cache", "k", "v"), CACHES)}
+        | {"rotary_cos": TABLE, "rotary_sin": TABLE},
+        "rotary_cos was given and k has dtype torch.float8_e4m3fn, .* before they are quantised",
+    ),
     "rotary: one": ({"rotary_cos": TABLE}, "rotary_cos and rotary_sin go together"),
     "rotary: too wide": (
         {"rotary_cos": torch.ones(8, 9), "rotary_sin": torch.ones(8, 9)},
@@ -550,6 +556,45 @@ def test_left_padding(version, indexed, device):
     for b, start in enumerate(starts):
         keys, values = (cache[b : b + 1, start : lengths[b] + 3] for cache in caches)
         assert_within_budget(out[b : b + 1], None, seen_q[b : b + 1], keys, values, causal=True)
+
+
+@pytest.mark.parametrize("where", ["rows", "pages", "packed tokens"])
+def test_8_bits(where, device):
+    """Append and attend with scales of each head: the bits in the cache are those of k and v, and
+    the result is that of fp32 tensors, up to the rounding of P and o to 16 bits.
+    """
+    lengths = torch.tensor([20, 0, 25], dtype=torch.int32, device=device)
+    q, k, v = (torch.randn(3, 3, heads, 32, device=device) for heads in (4, 2, 2))
+    caches = [torch.randn(3, 32, 2, 32, device=device) for _ in range(2)]
+    scales = {f"{x}_descale": torch.rand(3, 2, device=device) + 0.5 for x in "qkv"}
+    given = [x.to(torch.float8_e4m3fn) for x in (q, *caches, k, v)]
+    of_q, *of_kv = (scales[f"{x}_descale"][:, None, :, None] for x in "qkvkv")
+    exact = [x.float() * scale for x, scale in zip(given[1:], of_kv)]
+    options = {"cache_seqlens": lengths, "causal": True}
+    expected = flash_attn_with_kvcache(
+        given[0].float() * of_q.repeat_interleave(2, 2), *exact, **options
+    )
+    if where == "pages":
+        order = torch.randperm(12, device=device)
+        for i in (1, 2):
+            pages = torch.empty(12, 8, 2, 32, dtype=torch.int8, device=device)
+            pages[order] = given[i].view(torch.int8).view(12, 8, 2, 32)
+            given[i] = pages.view(torch.float8_e4m3fn)
+        options["block_table"] = order.view(3, 4)
+    elif where == "packed tokens":
+        for i in (0, 3, 4):
+            given[i] = given[i].flatten(0, 1)
+        bounds = torch.arange(4, device=device) * 3
+        options |= {"cu_seqlens_q": bounds, "cu_seqlens_k_new": bounds}
+    out = flash_attn_with_kvcache(*given, **options, **scales)
+    assert out.dtype == torch.bfloat16
+    atol = 2.0**-7 * exact[1].abs().max()
+    torch.testing.assert_close(out.float().view_as(expected), expected, rtol=0, atol=atol)
+    for i, scale in ((1, of_kv[0]), (2, of_kv[1])):
+        cache = given[i].float()
+        cache = cache[order].view(3, 32, 2, 32) if where == "pages" else cache
+        for b, length in enumerate(lengths.tolist()):
+            assert torch.equal((cache * scale)[b, : length + 3], exact[i - 1][b, : length + 3])
 
 
 def test_sequences_that_are_padding(device):
