@@ -97,5 +97,5 @@ def backward_config(request: Request, measured: Mapping[int, LaunchConfig]) -> L
     hopper = devices[q.device].capability == (9, 0)
     if plain and hopper and q.shape[3] == v.shape[3] in measured:
         return measured[head_dim]
-    block = 64 if head_dim <= 128 else 32
+    block = 64 if head_dim <= 128 else 32 if head_dim <= 256 else 16
     return LaunchConfig(block, block, 8, num_stages=2 if limit > 150_000 else 1)

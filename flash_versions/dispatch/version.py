@@ -9,9 +9,12 @@ import torch
 from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.precision import GATHERED, Quantized, is_fp8
 from flash_versions.dispatch.request import INTERVALS, Request
+from flash_versions.dispatch.sizes import padded_head_dim
 
 Forward = Callable[[Request], tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]]
 ForwardQuantized = Callable[[Request, Quantized], tuple[torch.Tensor, torch.Tensor, None]]
+WIDE = 256  # head dims up to this one have kernels of every version
+WIDEST = 512  # and up to this one FA2's
 Backward = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]]
 
 
@@ -124,7 +127,7 @@ def kernel_limits(request: Request) -> str | None:
         return f"precision={request.precision!r} is not possible; it comes with version 'fa3'."
     if q.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"q has dtype {q.dtype}; float32, float16 and bfloat16 work."
-    if reason := head_dim_limits(request):
+    if reason := head_dim_limits(request, WIDEST):
         return reason
     for name in ("kv_starts", "block_table"):
         if getattr(request, name) is not None and request.needs_grad:
@@ -132,7 +135,23 @@ def kernel_limits(request: Request) -> str | None:
                 f"{name} is for inference and an input requires grad; call it under "
                 f"torch.no_grad(), or pass the keys without {name}."
             )
-    return devices.limits(q.device)
+    return devices.limits(q.device) or wide_limits(request)
+
+
+def wide_limits(request: Request) -> str | None:
+    """Why the tiles of a backward do not fit into a GPU, as a sentence, or None: in fp32 the
+    smallest ones, of 16 rows, are two of q's and two of v's width.
+    """
+    q, v = request.q, request.v
+    if q.dtype != torch.float32 or not request.needs_grad:
+        return None
+    width = padded_head_dim(q.shape[3]) + padded_head_dim(v.shape[3])
+    if 2 * 16 * 4 * width < devices[q.device].shared_memory:
+        return None
+    return (
+        f"q has head_dim {q.shape[3]} and v {v.shape[3]} in {q.dtype} and an input requires grad, "
+        f"for which the GPU has too little shared memory; 16 bits work, or 256 in one of them."
+    )
 
 
 def fp8_limits(request: Request) -> str | None:
@@ -164,12 +183,14 @@ def fp8_limits(request: Request) -> str | None:
             f"q has head_dim {head_dim}; {precision} rotates powers of two from 16 to 256: leave "
             f"hadamard out."
         )
-    return head_dim_limits(request)
+    if reason := head_dim_limits(request, WIDE):
+        return f"{reason[:-1]} with {precision}."
+    return None
 
 
-def head_dim_limits(request: Request) -> str | None:
+def head_dim_limits(request: Request, widest: int) -> str | None:
     """Why the head dims of a request are too wide, as a sentence, or None."""
     for name, x in (("q", request.q), ("v", request.v)):
-        if x.shape[-1] > 256:
-            return f"{name} has head_dim {x.shape[-1]}; head dims up to 256 work."
+        if x.shape[-1] > widest:
+            return f"{name} has head_dim {x.shape[-1]}; head dims up to {widest} work."
     return None

@@ -8,7 +8,7 @@ name in VERSIONS or BASELINES, or "auto" for the newest that can; `s_aux`, an at
 
 What differs from FlashAttention 2:
 
-* More is possible: float32, 8-bit floats, head dims of any size up to 256 and another one in v,
+* More is possible: float32, 8-bit floats, head dims of any size up to 512 and another one in v,
   pages of any size, softcap with dropout, a gradient through the LSE.
 * A query that sees no key has the LSE -inf instead of +inf; out is 0 as there.
 * With return_attn_probs, S_dmask is None: the probabilities are never in memory. Dropout draws
@@ -475,7 +475,7 @@ def _attend(
     shape = q.shape[:-2]
     if attention_chunk != 0:
         q, k, v, options = in_chunks(attention_chunk, q, k, v, options)
-    result = attention(
+    result: Any = attention(
         q,
         k,
         v,
@@ -487,10 +487,10 @@ def _attend(
         return_lse=return_attn_probs,
         **options,
     )
+    out, lse = result if return_attn_probs else (result, None)
     if q.shape[:-2] != shape:  # packed for its chunks
-        out, lse = unpacked(*(result if return_attn_probs else (result, None)), shape)
-        result = (out, lse) if return_attn_probs else out
-    return (*result, None) if return_attn_probs else result
+        out, lse = unpacked(out, lse, shape)
+    return (out, lse, None) if return_attn_probs else out
 
 
 _attend_to_pages = forward_only("attention to keys in pages")(_attend)

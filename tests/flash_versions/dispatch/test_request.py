@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from flash_versions import VERSIONS, attention
+from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.precision import Fp8
 from flash_versions.dispatch.request import (
     DEFAULTS,
@@ -178,6 +179,11 @@ REFUSED = {
         "cu_seqlens_q is a int; it must be a torch.Tensor"),
     "dropout in FP8": (half(precision="fp8", dropout_p=0.1), "dropout_p=0.1 is not possible with"),
     "splits in FP8": (half(precision="fp8", num_splits=2), "num_splits=2 is not possible with"),
+    "head_dim in FP8": (
+        half(precision="fp8", v=ones(1, 4, 2, 300).half()),
+        "v has head_dim 300; head dims up to 256 work with precision='fp8:block:e4m3'"),
+    "head_dim in fa1": (
+        arguments(version="fa1", v=ones(1, 4, 2, 300)), "up to 256 work, more with version='fa2'"),
     "rotation of 80 dims": (
         half(precision="fp8:hadamard", **dict.fromkeys("qk", ones(1, 4, 2, 80).half())),
         "head_dim 80; .*powers of two from 16 to 256"),
@@ -200,8 +206,21 @@ def test_version_limits(version, device):
     limits = VERSIONS[version].unsupported
     assert limits(request()) is None
     assert "torch.float64" in limits(request(torch.float64))
-    assert "q has head_dim 257" in limits(request(head_dim=257))
-    assert "v has head_dim 300" in limits(request(dim_v=300))
+    widest = 256 if version == "fa1" else 512
+    assert limits(request(head_dim=widest, dim_v=widest)) is None
+    assert f"q has head_dim {widest + 1}" in limits(request(head_dim=widest + 1))
+    assert f"v has head_dim 600; head dims up to {widest} work" in limits(request(dim_v=600))
+
+
+def test_a_wide_backward_in_fp32_needs_shared_memory(monkeypatch):
+    q = torch.ones(1, 2, 2, 512, requires_grad=True)
+    limits = VERSIONS["fa2"].unsupported
+    for capability, memory, refused in (((12, 0), 101_376, True), ((9, 0), 232_448, False)):
+        monkeypatch.setattr(devices, "assumed", Properties(capability, memory, 100))
+        assert bool(limits(Request(q, q, q))) == refused
+        for fits in (q[..., :256], q.half(), q.detach()):
+            assert limits(Request(fits, fits, fits)) is None
+        assert limits(Request(q, q, q[..., :256])) is None
 
 
 # ---- check=True: the values themselves, read on the host ----
