@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "flash_versions.versions.fa4": f"{MAKING} versions.fa3",
     "flash_versions.versions.oracle": "dispatch versions.fp8",
     "flash_versions.versions.api": "dispatch versions",
-    "flash_versions.flash_attn": "dispatch versions.tiles versions.api",
+    "flash_versions.flash_attn": "dispatch versions.tiles versions.masks versions.api",
     "flash_versions.integrations": "dispatch versions.tiles versions.api",
     "flash_versions.integrations.hub": "dispatch versions.api flash_attn",
     **dict.fromkeys(

@@ -30,7 +30,7 @@ FIXED = {
     **dict.fromkeys(("kv_starts", "block_table", "block_table_stride", "PAGE_SIZE")),
     **dict.fromkeys(("cap_scale", "slopes", "slopes_head_stride", "sink", "dropout_seed")),
     **dict.fromkeys(("dropout_threshold", "dropout_rescale", "counts", "intervals")),
-    "share": None,
+    **dict.fromkeys(("score_descale", "value_descale", "share")),
     "slopes_batch_stride": 0,
     "GROUP": 1,
     "num_splits": 1,

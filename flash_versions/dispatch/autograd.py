@@ -46,7 +46,11 @@ def run(name: str | Version, request: Request) -> tuple[torch.Tensor, torch.Tens
         version = choose_version(name, request)
     else:
         version, forward = choose(request, name, differentiated)
-    if version.backward is None:
+    if version.backward is None and differentiated and request.precision is not None:
+        # Autograd would take the gradient of the rounding for 1.
+        inputs = request.q, request.k, request.v, request.sink
+        o, lse = Attention.apply(version, version.forward, request, *inputs)
+    elif version.backward is None:
         o, lse, _ = version.forward(request)
     elif forward_ad._current_level >= 0:
         raise RuntimeError(
@@ -170,7 +174,16 @@ def run_backward(
     do: torch.Tensor | None,
     dlse: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """(dq, dk, dv, dsink); do or dlse is None if nothing depends on o or on the LSE."""
+    """(dq, dk, dv, dsink); do or dlse is None if nothing depends on o or on the LSE.
+
+    Raises:
+        ValueError: the request is in FP8, which has no gradients.
+    """
+    if request.precision is not None:
+        raise ValueError(
+            f"precision={request.precision!r} is forward only and a gradient of its result was "
+            f"asked for; call it under torch.no_grad(), detach the result, or leave precision out."
+        )
     no_gradient = do is None and dlse is None
     if o.numel() == 0 or request.k.numel() == 0 or request.batch == 0 or no_gradient:
         dq, dk, dv = (x.new_zeros(x.shape) for x in (request.q, request.k, request.v))

@@ -96,6 +96,8 @@ class Quantized(NamedTuple):
     v_reference: torch.Tensor
 
 
+# With any of these, 8-bit rows are gathered one by one.
+GATHERED = ("cu_seqlens_q", "cu_seqlens_k", "kv_starts", "block_table")
 DESCALES = ("q_descale", "k_descale", "v_descale")
 
 
@@ -155,11 +157,14 @@ def checked_precision(
 def _checked_descales(
     q: torch.Tensor, k: torch.Tensor, descales: Mapping[str, object], asked: Mapping[str, Any]
 ) -> str:
-    """What shares a scale, the finest of the three: "tensor", "head" or "block". The shape is not
-    looked at where k has not that of its sequences: FP8 has neither pages nor packed sequences.
+    """What shares a scale, the finest of the three: "tensor", "head" or "block". Blocks are those
+    of tensors whose rows are sequences of one length.
     """
-    has_shape = asked["block_table"] is None and asked["cu_seqlens_q"] is None
-    batch, kv_heads = k.shape[0], k.shape[2]
+    in_rows = all(asked[name] is None for name in GATHERED)
+    cu_seqlens_q, kv_heads = asked["cu_seqlens_q"], k.shape[2]
+    batch = q.shape[0]
+    if isinstance(cu_seqlens_q, torch.Tensor) and cu_seqlens_q.dim() == 1:
+        batch = cu_seqlens_q.shape[0] - 1
     of_keys = (batch, kv_heads, -(-k.shape[1] // BLOCK_KEYS))
     of_queries = (batch, q.shape[2], -(-q.shape[1] // BLOCK_ROWS))
     finest = 0
@@ -167,11 +172,12 @@ def _checked_descales(
         if not isinstance(x, torch.Tensor):
             raise ValueError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor.")
         blocks = of_queries if name == "q_descale" else of_keys
-        fits = tuple(x.shape) in ((), (1,), (batch, kv_heads), blocks) or not has_shape
+        fits = tuple(x.shape) in ((), (1,), (batch, kv_heads)) or (in_rows and x.shape == blocks)
         if x.dtype != torch.float32 or not fits:
+            of_blocks = f" or {blocks} for blocks" if in_rows else ""
             raise ValueError(
                 f"{name} has shape {tuple(x.shape)} and dtype {x.dtype}; it must be float32 of "
-                f"shape (1,), {(batch, kv_heads)} for the key heads or {blocks} for blocks."
+                f"shape (1,), {(batch, kv_heads)} for the key heads{of_blocks}."
             )
         if x.requires_grad and torch.is_grad_enabled():
             raise ValueError(f"{name} requires grad, and has no gradient; call .detach() on it.")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypedDict, Unpack
 import numpy as np
 import torch
 
-from flash_versions.dispatch.precision import DESCALES, Fp8, checked_precision, is_fp8
+from flash_versions.dispatch.precision import DESCALES, GATHERED, Fp8, checked_precision, is_fp8
 
 INTEGERS = (torch.int32, torch.int64)
 Sides = tuple[int | None, int | None]  # of a window: how far a query sees to its left and right
@@ -70,6 +70,11 @@ class Request(NamedTuple):
     def has_intervals(self) -> bool:
         """Whether keys say which queries see them."""
         return self.query_starts is not None or self.query_ends is not None
+
+    @property
+    def gathers_fp8(self) -> bool:
+        """Whether this is attention to 8-bit tensors whose rows have to be gathered."""
+        return is_fp8(self.q) and any(getattr(self, name) is not None for name in GATHERED)
 
     @property
     def group(self) -> int:

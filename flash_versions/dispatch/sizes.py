@@ -62,18 +62,20 @@ def default_config(
     q, v = request.q, request.v
     head_dim = padded_head_dim(max(q.shape[3], v.shape[3]))
     limit = devices[q.device].shared_memory
+    as_measured = H200_SHARED_MEMORY <= limit < UNLIMITED and q.element_size() == 2
     block_q = min(128, max(16, 1 << (rows - 1).bit_length()))
     if q.dtype == torch.float32:  # exact products run on the ordinary FP units and need registers
         config = LaunchConfig(min(block_q, 64 if head_dim <= 64 else 32), 32, 8, 2)
     elif block_q < 64:
         config = LaunchConfig(block_q, 64, num_warps=4, num_stages=3)
-    elif H200_SHARED_MEMORY <= limit < UNLIMITED and q.shape[3] == v.shape[3] in measured:
+    elif as_measured and q.shape[3] == v.shape[3] in measured:
         config = measured[head_dim]
     elif head_dim > 128:
         config = LaunchConfig(64, 64, num_warps=8, num_stages=2)
     else:
         config = LaunchConfig(block_q, 64, num_warps=8 if block_q == 128 else 4, num_stages=2)
-    return config.fitted(head_dim, q.element_size(), limit)
+    # 8-bit tiles are multiplied in 16 bits.
+    return config.fitted(head_dim, max(2, q.element_size()), limit)
 
 
 def backward_config(request: Request, measured: Mapping[int, LaunchConfig]) -> LaunchConfig:
@@ -95,5 +97,5 @@ def backward_config(request: Request, measured: Mapping[int, LaunchConfig]) -> L
     hopper = devices[q.device].capability == (9, 0)
     if plain and hopper and q.shape[3] == v.shape[3] in measured:
         return measured[head_dim]
-    block = 64 if head_dim <= 128 else 32
+    block = 64 if head_dim <= 128 else 32 if head_dim <= 256 else 16
     return LaunchConfig(block, block, 8, num_stages=2 if limit > 150_000 else 1)

@@ -7,11 +7,14 @@ from typing import Any
 import torch
 
 from flash_versions.dispatch.device import devices
-from flash_versions.dispatch.precision import Quantized
+from flash_versions.dispatch.precision import GATHERED, Quantized, is_fp8
 from flash_versions.dispatch.request import INTERVALS, Request
+from flash_versions.dispatch.sizes import padded_head_dim
 
 Forward = Callable[[Request], tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]]
 ForwardQuantized = Callable[[Request, Quantized], tuple[torch.Tensor, torch.Tensor, None]]
+WIDE = 256  # head dims up to this one have kernels of every version
+WIDEST = 512  # and up to this one FA2's
 Backward = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]]
 
 
@@ -124,7 +127,7 @@ def kernel_limits(request: Request) -> str | None:
         return f"precision={request.precision!r} is not possible; it comes with version 'fa3'."
     if q.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"q has dtype {q.dtype}; float32, float16 and bfloat16 work."
-    if reason := head_dim_limits(request):
+    if reason := head_dim_limits(request, WIDEST):
         return reason
     for name in ("kv_starts", "block_table"):
         if getattr(request, name) is not None and request.needs_grad:
@@ -132,29 +135,47 @@ def kernel_limits(request: Request) -> str | None:
                 f"{name} is for inference and an input requires grad; call it under "
                 f"torch.no_grad(), or pass the keys without {name}."
             )
-    return devices.limits(q.device)
+    return devices.limits(q.device) or wide_limits(request)
+
+
+def wide_limits(request: Request) -> str | None:
+    """Why the tiles of a backward do not fit into a GPU, as a sentence, or None: in fp32 the
+    smallest ones, of 16 rows, are two of q's and two of v's width.
+    """
+    q, v = request.q, request.v
+    if q.dtype != torch.float32 or not request.needs_grad:
+        return None
+    width = padded_head_dim(q.shape[3]) + padded_head_dim(v.shape[3])
+    if 2 * 16 * 4 * width < devices[q.device].shared_memory:
+        return None
+    return (
+        f"q has head_dim {q.shape[3]} and v {v.shape[3]} in {q.dtype} and an input requires grad, "
+        f"for which the GPU has too little shared memory; 16 bits work, or 256 in one of them."
+    )
 
 
 def fp8_limits(request: Request) -> str | None:
     """The limits of attention in FP8, whatever computes it."""
     precision = f"precision={request.precision!r}"
-    if request.needs_grad:
-        return (
-            f"{precision} is forward only and an input requires grad; call it under "
-            f"torch.no_grad(), or leave precision out."
-        )
     for name in INTERVALS:
         if getattr(request, name) is not None:
             return f"{name} is not possible with {precision}; leave one of them out."
-    for name in ("cu_seqlens_q", "cu_seqlens_k", "kv_starts", "block_table"):
-        if getattr(request, name) is not None:
+    for name in GATHERED:
+        if getattr(request, name) is not None and not is_fp8(request.q):
             return (
-                f"{name} is not possible with {precision}; give sequences of one length, or "
-                f"kv_lengths, or leave precision out."
+                f"{name} is not possible with {precision} of 16-bit inputs; give q, k and v in 8 "
+                f"bits with their descales, or sequences of one length, or leave precision out."
             )
+    if request.gathers_fp8:
+        for name, x in (("q", request.q), ("v", request.v)):
+            if x.shape[-1] % 16:
+                return (
+                    f"{name} has head_dim {x.shape[-1]}; packed or paged sequences in 8 bits have "
+                    f"multiples of 16."
+                )
     if request.dropout_p > 0:
         return f"dropout_p={request.dropout_p} is not possible with {precision}; leave one out."
-    if request.num_splits not in (None, 1):
+    if request.num_splits not in (None, 1) and not request.gathers_fp8:
         return f"num_splits={request.num_splits} is not possible with {precision}; leave one out."
     head_dim = request.q.shape[-1]
     if "hadamard" in (request.precision or "") and head_dim not in (16, 32, 64, 128, 256):
@@ -162,12 +183,14 @@ def fp8_limits(request: Request) -> str | None:
             f"q has head_dim {head_dim}; {precision} rotates powers of two from 16 to 256: leave "
             f"hadamard out."
         )
-    return head_dim_limits(request)
+    if reason := head_dim_limits(request, WIDE):
+        return f"{reason[:-1]} with {precision}."
+    return None
 
 
-def head_dim_limits(request: Request) -> str | None:
+def head_dim_limits(request: Request, widest: int) -> str | None:
     """Why the head dims of a request are too wide, as a sentence, or None."""
     for name, x in (("q", request.q), ("v", request.v)):
-        if x.shape[-1] > 256:
-            return f"{name} has head_dim {x.shape[-1]}; head dims up to 256 work."
+        if x.shape[-1] > widest:
+            return f"{name} has head_dim {x.shape[-1]}; head dims up to {widest} work."
     return None

@@ -1,6 +1,6 @@
 """FlashAttention 2's functions, the KV cache's included, for code that calls that library.
 
-May import: `dispatch`, `versions.api`, `versions.tiles`; never a single version.
+May import: `dispatch`, `versions.api`, `versions.masks`, `versions.tiles`; never a single version.
 """
 
 from flash_versions.flash_attn.functions import (

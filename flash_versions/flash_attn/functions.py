@@ -3,13 +3,13 @@
     from flash_versions.flash_attn import flash_attn_func
 
 `causal` and `window_size` are aligned to the bottom right, as there. New, by keyword: `version`, a
-name in VERSIONS or BASELINES, or "auto" for the newest that can; and `s_aux`, an attention sink
-(see `attention`) under the name that transformers looks for.
+name in VERSIONS or BASELINES, or "auto" for the newest that can; `s_aux`, an attention sink (see
+`attention`) under the name that transformers looks for; and arguments of FlashAttention 3.
 
 What differs from FlashAttention 2:
 
-* More is possible: float32, head dims of any size up to 256 and another one in v, pages of any
-  size, softcap with dropout, a gradient through the LSE.
+* More is possible: float32, 8-bit floats, head dims of any size up to 512 and another one in v,
+  pages of any size, softcap with dropout, a gradient through the LSE.
 * A query that sees no key has the LSE -inf instead of +inf; out is 0 as there.
 * With return_attn_probs, S_dmask is None: the probabilities are never in memory. Dropout draws
   other numbers, from torch's generator.
@@ -27,14 +27,20 @@ from typing import Any, TypeVar
 
 import torch
 
-from flash_versions.dispatch.precision import is_fp8
 from flash_versions.dispatch.request import Sides, check_integers
 from flash_versions.flash_attn.forward_only import forward_only
-from flash_versions.flash_attn.kv_cache import append_to_cache, as_block_table, capacity_of, rotate
+from flash_versions.flash_attn.kv_cache import (
+    append_to_cache,
+    as_block_table,
+    capacity_of,
+    rotate,
+)
+from flash_versions.flash_attn.packing import UsedQueries, in_chunks, places_of, unpacked
 from flash_versions.versions.api import attention
 
 WindowSize = tuple[int | None, int | None] | torch.Tensor
 Function = TypeVar("Function", bound=Callable[..., Any])
+NOT_STACKED = ("q", "k", "v", "q_descale", "k_descale", "v_descale", "s_aux")
 Output = Any  # a tensor, or a tuple for a caller that asks for the LSE
 
 
@@ -51,6 +57,10 @@ def flash_attn_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
     *,
+    attention_chunk: int = 0,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
     s_aux: torch.Tensor | None = None,
     version: str = "auto",
 ) -> Output:
@@ -65,12 +75,22 @@ def flash_attn_func(
         softmax_scale: positive factor on the scores; None means head_dim ** -0.5.
         causal: query i sees keys j <= i + N - M.
         window_size: (left, right), inclusive: query i sees keys i + N - M - left .. i + N - M +
-            right; -1 (or None) on a side means no bound. With causal, right is 0. A tensor of two
-            integers is read on the host.
+            right. None or any negative number on a side means no bound, as in FlashAttention 2 and
+            3, so no window is empty: (0, 0) is one key. (FlashAttention 4 counts a negative number
+            as a distance.) With causal, right is 0. A tensor of two integers is read on the host.
         softcap: scores s become softcap * tanh(s / softcap); 0 means off.
         alibi_slopes: (heads,) or (batch, heads): score (i, j) loses slope * |i + N - M - j|.
         deterministic: the same inputs give the same gradients to the bit; see `attention`.
         return_attn_probs: also return the LSE.
+        attention_chunk: as in FlashAttention 3, for Llama 4: query i, at position p = i + N - M,
+            sees only keys j with j // attention_chunk = p // attention_chunk. 0 means no chunks. It
+            is a mask of `masks.chunks`, which FA1 refuses; lengths, packed sequences and pages are
+            cut into chunks.
+        q_descale: with an 8-bit q, k and v, as in FlashAttention 3, (1,) or (batch, kv_heads): what
+            the numbers of q count, for the query heads of a key head; see `attention`. out is
+            bfloat16, and a backward raises a ValueError.
+        k_descale: the same of k.
+        v_descale: the same of v.
         s_aux: (heads,), a logit in the denominator of every softmax that belongs to no key.
         version: which kernels.
 
@@ -93,6 +113,10 @@ def flash_attn_func(
         alibi_slopes=alibi_slopes,
         deterministic=deterministic,
         return_attn_probs=return_attn_probs,
+        attention_chunk=attention_chunk,
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
         s_aux=s_aux,
         version=version,
     )
@@ -103,7 +127,7 @@ def _with_options(function: Function) -> Function:
     and v: its signature says them one by one.
     """
     options = inspect.signature(flash_attn_func).parameters.values()
-    chosen = [p for p in options if p.name not in ("q", "k", "v", "s_aux")]
+    chosen = [p for p in options if p.name not in NOT_STACKED]
     own = inspect.signature(function).parameters.values()
     first = [p for p in own if p.kind is p.POSITIONAL_OR_KEYWORD]
     returned = inspect.signature(function).return_annotation
@@ -142,8 +166,8 @@ def flash_attn_varlen_func(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
+    cu_seqlens_q: torch.Tensor | None,
+    cu_seqlens_k: torch.Tensor | None,
     max_seqlen_q: int | torch.Tensor,
     max_seqlen_k: int | torch.Tensor,
     dropout_p: float = 0.0,
@@ -156,6 +180,11 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
     block_table: torch.Tensor | None = None,
     *,
+    seqused_q: torch.Tensor | None = None,
+    attention_chunk: int = 0,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
     s_aux: torch.Tensor | None = None,
     version: str = "auto",
 ) -> Output:
@@ -166,25 +195,36 @@ def flash_attn_varlen_func(
         k: (total_k, kv_heads, head_dim); with a block_table (pages, page_size, kv_heads, head_dim).
         v: like k, with any head_dim.
         cu_seqlens_q: (batch + 1,) integers from 0 to total_q: sequence b has the rows
-            cu_seqlens_q[b] .. cu_seqlens_q[b+1] - 1.
+            cu_seqlens_q[b] .. cu_seqlens_q[b+1] - 1. None: q is (batch, M, heads, head_dim).
         cu_seqlens_k: the same for k and v; with a block_table its differences give the lengths.
+            None: k and v are (batch, N, kv_heads, dim), or packed as q is.
         max_seqlen_q: an integer or a tensor; not looked at.
         max_seqlen_k: an integer or a tensor; not looked at.
         block_table: (batch, max_pages) integers: key j of sequence b is row j % page_size of page
             block_table[b, j // page_size]. Then there is no gradient: a backward raises a
             ValueError.
+        seqused_q: (batch,) integers, as in FlashAttention 3: only the first seqused_q[b] queries of
+            sequence b are used, and M is their number. The others have out = 0, the LSE -inf and
+            zero gradients. q is copied, and so is out.
 
     The others are those of `flash_attn_func`; M and N are the lengths of each sequence.
 
     Returns:
         out (total_q, heads, head_dim_v). With return_attn_probs, (out, softmax_lse, None):
-        softmax_lse is fp32, natural log, (heads, total_q).
+        softmax_lse is fp32, natural log, (heads, total_q). If q is not packed, they are as
+        `flash_attn_func` returns them.
 
     Raises:
         ValueError: an argument is malformed, or the version does not support what was asked for.
     """
     attend = _attend if block_table is None else _attend_to_pages
-    return attend(
+    used = None
+    if seqused_q is not None:
+        if cu_seqlens_k is None and block_table is None and k.dim() == 3:
+            cu_seqlens_k = cu_seqlens_q
+        used = UsedQueries.of(q, cu_seqlens_q, seqused_q)
+        q, cu_seqlens_q = used.q, used.cu_seqlens
+    result = attend(
         q,
         k,
         v,
@@ -201,9 +241,17 @@ def flash_attn_varlen_func(
         deterministic=deterministic,
         return_attn_probs=return_attn_probs,
         block_table=block_table,
+        attention_chunk=attention_chunk,
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
         s_aux=s_aux,
         version=version,
     )
+    if used is None:
+        return result
+    out, lse = used.in_place(*result[:2]) if return_attn_probs else used.in_place(result, None)
+    return (out, lse, None) if return_attn_probs else out
 
 
 @_with_options
@@ -268,6 +316,13 @@ def flash_attn_with_kvcache(
     num_splits: int = 0,
     return_softmax_lse: bool = False,
     *,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k_new: torch.Tensor | None = None,
+    max_seqlen_q: int | torch.Tensor | None = None,
+    attention_chunk: int = 0,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
     s_aux: torch.Tensor | None = None,
     version: str = "auto",
 ) -> Output:
@@ -300,12 +355,19 @@ def flash_attn_with_kvcache(
         rotary_interleaved: turn pairs of dimensions 2i and 2i + 1; else i and i + rotary_dim / 2.
         num_splits: ranges into which the keys are split; 0 lets the version choose.
         return_softmax_lse: also return the LSE.
+        cu_seqlens_q: (batch + 1,) integers: q is packed, (total_q, heads, head_dim), as in
+            `flash_attn_varlen_func`.
+        cu_seqlens_k_new: (batch + 1,) integers: k and v are packed, (total_new, kv_heads, dim):
+            sequence b appends the rows cu_seqlens_k_new[b] .. cu_seqlens_k_new[b+1] - 1.
+        max_seqlen_q: an integer or a tensor; not looked at.
 
-    The others are those of `flash_attn_func`; N there is the length after appending.
+    The last three are FlashAttention 3's. The others are those of `flash_attn_func`; N there is the
+    length after appending.
 
     Returns:
-        out (batch, M, heads, head_dim_v). With return_softmax_lse, (out, softmax_lse): softmax_lse
-        is fp32, natural log, (batch, heads, M).
+        out (batch, M, heads, head_dim_v), packed (total_q, heads, head_dim_v). With
+        return_softmax_lse, (out, softmax_lse): softmax_lse is fp32, natural log, (batch, heads, M),
+        packed (heads, total_q).
 
     Raises:
         ValueError: an argument is malformed, or the version does not support what was asked for.
@@ -315,9 +377,14 @@ def flash_attn_with_kvcache(
         optional = name in ("k", "v", "s_aux")
         if not isinstance(x, torch.Tensor) and not (optional and x is None):
             raise ValueError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor.")
-    block_table = as_block_table(block_table, cache_batch_idx, q)
-    batch, capacity = q.shape[0], capacity_of(k_cache, block_table)
-    new = 0 if k is None else k.shape[1]
+    check_integers("cu_seqlens_q", cu_seqlens_q, (None,), q.device)
+    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+    check_integers("cu_seqlens_k_new", cu_seqlens_k_new, (batch + 1,), q.device)
+    if cu_seqlens_k_new is not None and k is None:
+        raise ValueError("cu_seqlens_k_new was given without k and v, whose rows it cuts.")
+    block_table = as_block_table(block_table, cache_batch_idx, batch, q.device)
+    capacity = capacity_of(k_cache, block_table)
+    new = 0 if k is None or cu_seqlens_k_new is not None else k.shape[1]
     if cache_seqlens is None:
         if k is not None:
             raise ValueError("cache_seqlens is None; appending k needs the lengths before it.")
@@ -344,16 +411,22 @@ def flash_attn_with_kvcache(
             rotary_cos=rotary_cos,
             rotary_sin=rotary_sin,
             rotary_interleaved=rotary_interleaved,
+            cu_seqlens_k_new=cu_seqlens_k_new,
         )
     elif k is not None or v is not None:
         raise ValueError("k and v go together; one of them is None.")
     elif rotary_cos is not None or rotary_sin is not None:
         raise ValueError("rotary_cos and rotary_sin need k and v, the tokens at these positions.")
     if rotary_cos is not None and rotary_sin is not None:
-        positions = cache_seqlens[:, None].expand(batch, q.shape[1])
-        if causal or _bounds(window_size) != (None, None):
-            positions = positions + torch.arange(q.shape[1], device=q.device)
-        q = rotate(q, rotary_cos, rotary_sin, positions, rotary_interleaved)
+        if cu_seqlens_q is None:
+            before, place = cache_seqlens[:, None], torch.arange(q.shape[1], device=q.device)[None]
+        else:
+            sequence, place = (x[None] for x in places_of(cu_seqlens_q, q.shape[0]))
+            before = torch.nn.functional.pad(cache_seqlens, (0, 1))[sequence]
+        one_by_one = bool(causal) or _bounds(window_size) != (None, None)
+        rows = q if cu_seqlens_q is None else q[None]
+        positions = before + place * one_by_one
+        q = rotate(rows, rotary_cos, rotary_sin, positions, rotary_interleaved).view_as(q)
     result = _attend(
         q,
         k_cache,
@@ -362,8 +435,13 @@ def flash_attn_with_kvcache(
         window_size=window_size,
         softcap=softcap,
         softmax_scale=softmax_scale,
+        attention_chunk=attention_chunk,
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
         s_aux=s_aux,
-        kv_lengths=cache_seqlens + new,
+        cu_seqlens_q=cu_seqlens_q,
+        kv_lengths=cache_seqlens + (new if cu_seqlens_k_new is None else cu_seqlens_k_new.diff()),
         kv_starts=cache_leftpad,
         block_table=block_table,
         causal=causal,
@@ -383,6 +461,7 @@ def _attend(
     window_size: WindowSize,
     softcap: float,
     softmax_scale: float | None,
+    attention_chunk: int,
     s_aux: torch.Tensor | None,
     deterministic: bool = False,
     max_seqlen_q: object = None,
@@ -392,13 +471,11 @@ def _attend(
     """`attention` in the terms of FlashAttention 2: out, or (out, lse, None); options keep their
     names.
     """
-    if is_fp8(q):
-        raise ValueError(
-            f"q has dtype {q.dtype}, for which FlashAttention 2 has no scales; use "
-            f"attention(q, k, v, q_descale=..., k_descale=..., v_descale=...)."
-        )
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    result = attention(
+    shape = q.shape[:-2]
+    if attention_chunk != 0:
+        q, k, v, options = in_chunks(attention_chunk, q, k, v, options)
+    result: Any = attention(
         q,
         k,
         v,
@@ -410,24 +487,25 @@ def _attend(
         return_lse=return_attn_probs,
         **options,
     )
-    return (*result, None) if return_attn_probs else result
+    out, lse = result if return_attn_probs else (result, None)
+    if q.shape[:-2] != shape:  # packed for its chunks
+        out, lse = unpacked(out, lse, shape)
+    return (out, lse, None) if return_attn_probs else out
 
 
 _attend_to_pages = forward_only("attention to keys in pages")(_attend)
 
 
 def _bounds(window_size: WindowSize) -> Sides:
-    """The window with None in the place of -1; the numbers of a tensor are read on the host."""
+    """The window with None in the place of what is negative; the numbers of a tensor are read on
+    the host.
+    """
     given: Any = window_size.tolist() if isinstance(window_size, torch.Tensor) else window_size
     if not isinstance(given, tuple | list) or len(given) != 2:
         raise ValueError(
             f"window_size={window_size!r} must be a pair (left, right), with -1 for no bound."
         )
-    left, right = (None if side == -1 else side for side in given)
-    if any(side is not None and side < 0 for side in (left, right)):
-        raise ValueError(
-            f"window_size={window_size!r} must hold whole numbers, or -1 for no bound."
-        )
+    left, right = (None if side is None or side < 0 else side for side in given)
     return left, right
 
 

@@ -18,11 +18,13 @@ import triton.language as tl
 from flash_versions.dispatch import interpreter
 from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.launch import Launcher, placement
+from flash_versions.dispatch.precision import NAMES, is_fp8
 from flash_versions.dispatch.request import check_integers
 from flash_versions.dispatch.sizes import padded_head_dim
+from flash_versions.flash_attn.packing import places_of
 from flash_versions.versions.tiles.rows import Rows, View, cdiv, load_rows, row_pointers, store_rows
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, *NAMES)
 # Change from call to call: no kernel of its own for each.
 COUNTS = ["max_pages", "num_pages", "page_size", "new", "kv_heads", "rows"]
 
@@ -70,6 +72,7 @@ def append_kernel(
     k,
     v,
     cache_seqlens,
+    sequences,
     block_table,
     rotary,
     max_pages,
@@ -82,7 +85,8 @@ def append_kernel(
 ):
     """One program for BLOCK_ROWS rows of the new k and v; a row is one head of one token.
 
-    Rows, and what follows from them, are 64-bit numbers.
+    `sequences` has the row of the table for each batch row; None: its own. Rows, and what follows
+    from them, are 64-bit numbers.
     """
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     head = row % kv_heads
@@ -92,8 +96,10 @@ def append_kernel(
     fits = (row < rows) & (slot >= 0) & (slot < max_pages * page_size)
     slot = tl.where(fits, slot, 0)
     page = batch
+    if sequences is not None:
+        page = tl.load(sequences + batch, mask=fits, other=0).to(tl.int64)
     if block_table is not None:
-        entry = block_table + batch * max_pages + slot // page_size
+        entry = block_table + page * max_pages + slot // page_size
         page = tl.load(entry, mask=fits, other=-1).to(tl.int64)
     fits = fits & (page >= 0) & (page < num_pages)
     page = tl.where(fits, page, 0)
@@ -118,6 +124,7 @@ def append_op(
     k: torch.Tensor,
     v: torch.Tensor,
     cache_seqlens: torch.Tensor,
+    sequences: torch.Tensor | None,
     block_table: torch.Tensor | None,
     rotary_cos: torch.Tensor | None,
     rotary_sin: torch.Tensor | None,
@@ -134,6 +141,8 @@ def append_op(
     rows = batch * new * kv_heads
     if rows == 0:
         return
+    if is_fp8(k):  # bits to copy, on a GPU that knows no such numbers, too
+        k_cache, v_cache, k, v = (x.view(torch.int8) for x in (k_cache, v_cache, k, v))
     rotary = None
     if rotary_cos is not None and rotary_sin is not None:
         rotary = Rotary(
@@ -145,7 +154,8 @@ def append_op(
             tl.constexpr(rotary_interleaved),
         )
     block_rows = max(1, 2048 // max(padded_head_dim(x.shape[3]) for x in (k, v)))
-    tensors = (k_cache, v_cache, k, v, cache_seqlens, block_table, rotary_cos, rotary_sin)
+    where = (cache_seqlens, sequences, block_table)
+    tensors = (k_cache, v_cache, k, v, *where, rotary_cos, rotary_sin)
     pairs = None if rotary is None else rotary.PAIRS.value
     with devices.on_device(k):
         launch_append(
@@ -163,8 +173,7 @@ def append_op(
                 View.of(v_cache),
                 View.of(k),
                 View.of(v),
-                cache_seqlens,
-                block_table,
+                *where,
                 rotary,
                 1 if block_table is None else block_table.shape[1],
                 k_cache.shape[0],
@@ -194,6 +203,7 @@ def append_to_cache(
     rotary_cos: torch.Tensor | None = None,
     rotary_sin: torch.Tensor | None = None,
     rotary_interleaved: bool = True,
+    cu_seqlens_k_new: torch.Tensor | None = None,
 ) -> None:
     """Write new keys and values into a cache, in place; the keys turned by their positions.
 
@@ -203,7 +213,8 @@ def append_to_cache(
 
     Args:
         k_cache: (batch, N, kv_heads, head_dim), or pages (pages, page_size, kv_heads, head_dim);
-            float32, float16 or bfloat16. Any strides, but the last dimension's must be 1.
+            float32, float16, bfloat16 or 8-bit floats. Any strides, but the last dimension's must
+            be 1.
         v_cache: like k_cache, with any head_dim.
         k: (batch, new, kv_heads, head_dim), in the cache's dtype.
         v: like k, with v_cache's head_dim.
@@ -217,20 +228,32 @@ def append_to_cache(
         rotary_sin: like rotary_cos.
         rotary_interleaved: pairs are the dimensions 2i and 2i + 1 (GPT-J); else i and i +
             rotary_dim / 2 (GPT-NeoX, Llama in Hugging Face's layout).
+        cu_seqlens_k_new: (batch + 1,) integers: k and v are packed, (total_new, kv_heads, dim), and
+            sequence b has the rows cu_seqlens_k_new[b] .. cu_seqlens_k_new[b+1] - 1 of them. Rows
+            of no sequence are dropped.
 
     Raises:
         ValueError: an argument is malformed; the sentence names it.
     """
-    block_table = as_block_table(block_table, cache_batch_idx, k)
-    _check_new_rows(k_cache, v_cache, k, v, block_table)
-    check_integers("cache_seqlens", cache_seqlens, k.shape[:1], k.device)
+    check_integers("cu_seqlens_k_new", cu_seqlens_k_new, (None,), k.device)
+    batch = k.shape[0] if cu_seqlens_k_new is None else cu_seqlens_k_new.shape[0] - 1
+    block_table = as_block_table(block_table, cache_batch_idx, batch, k.device)
+    _check_new_rows(k_cache, v_cache, k, v, block_table, batch, cu_seqlens_k_new is not None)
+    check_integers("cache_seqlens", cache_seqlens, (batch,), k.device)
     if rotary_cos is not None or rotary_sin is not None:
         _check_rotary(rotary_cos, rotary_sin, k, capacity_of(k_cache, block_table))
+    sequences = None
+    if cu_seqlens_k_new is not None:  # every token by itself: it knows its sequence and its slot
+        sequences, place = places_of(cu_seqlens_k_new, k.shape[0])
+        before = torch.nn.functional.pad(cache_seqlens, (0, 1), value=-k.shape[0])
+        cache_seqlens = before[sequences] + place
+        k, v = k[:, None], v[:, None]
     append_op(
         k_cache,
         v_cache,
         *(x if x.stride(3) == 1 else x.contiguous() for x in (k, v)),
         cache_seqlens.contiguous(),
+        sequences,
         None if block_table is None else block_table.contiguous(),
         rotary_cos,
         rotary_sin,
@@ -270,14 +293,17 @@ def rotate(
 
 
 def as_block_table(
-    block_table: torch.Tensor | None, cache_batch_idx: torch.Tensor | None, x: torch.Tensor
+    block_table: torch.Tensor | None,
+    cache_batch_idx: torch.Tensor | None,
+    batch: int,
+    device: torch.device,
 ) -> torch.Tensor | None:
-    """Where the sequences of x lie, as a block table: without one, a row of a cache is a page that
+    """Where so many sequences lie, as a block table: without one, a row of a cache is a page that
     holds a whole sequence; with both, sequence b has row cache_batch_idx[b] of the table.
     """
-    rows = x.shape[0] if cache_batch_idx is None else None
-    check_integers("block_table", block_table, (rows, None), x.device)
-    check_integers("cache_batch_idx", cache_batch_idx, (x.shape[0],), x.device)
+    rows = batch if cache_batch_idx is None else None
+    check_integers("block_table", block_table, (rows, None), device)
+    check_integers("cache_batch_idx", cache_batch_idx, (batch,), device)
     if cache_batch_idx is None:
         return block_table
     return cache_batch_idx[:, None] if block_table is None else block_table[cache_batch_idx.long()]
@@ -294,16 +320,24 @@ def _check_new_rows(
     k: torch.Tensor,
     v: torch.Tensor,
     block_table: torch.Tensor | None,
+    batch: int,
+    packed: bool,
 ) -> None:
     for name, x in (("k_cache", k_cache), ("v_cache", v_cache), ("k", k), ("v", v)):
-        if x.dim() != 4:
+        if packed and name in ("k", "v"):
+            if x.dim() != 3:
+                raise ValueError(
+                    f"{name} has shape {tuple(x.shape)}; with cu_seqlens_k_new it must be (total, "
+                    f"heads, head_dim)."
+                )
+        elif x.dim() != 4:
             raise ValueError(
                 f"{name} has shape {tuple(x.shape)}; it must be (batch, length, heads, head_dim)."
             )
         if x.dtype not in DTYPES or x.dtype != k_cache.dtype:
             raise ValueError(
-                f"{name} has dtype {x.dtype}, k_cache has {k_cache.dtype}; use float32, float16 or "
-                f"bfloat16 for all."
+                f"{name} has dtype {x.dtype}, k_cache has {k_cache.dtype}; use float32, float16, "
+                f"bfloat16 or an 8-bit float for all."
             )
         if x.device != k.device:
             raise ValueError(f"{name} is on {x.device}, k is on {k.device}; use one device.")
@@ -319,14 +353,14 @@ def _check_new_rows(
             f"may differ in the last dimension only."
         )
     for name, x, cache in (("k", k, k_cache), ("v", v, v_cache)):
-        if x.shape[:2] != k.shape[:2] or x.shape[2:] != cache.shape[2:]:
+        if x.shape[:-2] != k.shape[:-2] or x.shape[-2:] != cache.shape[2:]:
             raise ValueError(
                 f"{name} has shape {tuple(x.shape)}; for this cache it must be "
-                f"{(*k.shape[:2], *cache.shape[2:])}."
+                f"{(*k.shape[:-2], *cache.shape[2:])}."
             )
-    if block_table is None and k.shape[0] != k_cache.shape[0]:
+    if block_table is None and batch != k_cache.shape[0]:
         raise ValueError(
-            f"k has {k.shape[0]} sequences and k_cache {k_cache.shape[0]}; they must be the same "
+            f"k has {batch} sequences and k_cache {k_cache.shape[0]}; they must be the same "
             f"without cache_batch_idx and block_table."
         )
 
@@ -339,11 +373,16 @@ def _check_rotary(
 ) -> None:
     if rotary_cos is None or rotary_sin is None:
         raise ValueError("rotary_cos and rotary_sin go together; one of them is None.")
+    if is_fp8(k):
+        raise ValueError(
+            f"rotary_cos was given and k has dtype {k.dtype}, which would be rounded once more; "
+            f"turn q and k before they are quantised."
+        )
     for name, x in (("rotary_cos", rotary_cos), ("rotary_sin", rotary_sin)):
-        if x.dim() != 2 or x.shape != rotary_cos.shape or not 0 < 2 * x.shape[1] <= k.shape[3]:
+        if x.dim() != 2 or x.shape != rotary_cos.shape or not 0 < 2 * x.shape[1] <= k.shape[-1]:
             raise ValueError(
                 f"{name} has shape {tuple(x.shape)}; both must be (positions, rotary_dim / 2), "
-                f"with a rotary_dim from 2 to k's head_dim {k.shape[3]}."
+                f"with a rotary_dim from 2 to k's head_dim {k.shape[-1]}."
             )
         if x.shape[0] < capacity:
             raise ValueError(

@@ -106,7 +106,8 @@ def attention(
             aligned).
         scale: positive factor on the scores; None means head_dim ** -0.5.
         window: (left, right), inclusive: query i sees keys i + N - M - left .. i + N - M + right;
-            None on a side means no bound. With causal, right is 0.
+            None on a side means no bound. With causal, right is 0. Neither is negative: a query
+            sees key i + N - M, where there is one.
         softcap: scores s become softcap * tanh(s / softcap).
         alibi_slopes: (heads,) or (batch, heads): score (i, j) loses slope * |i + N - M - j|. No
             gradient.
@@ -139,12 +140,13 @@ def attention(
         return_lse: also return the log-sum-exp of the scores.
         precision: "fp8" or an `Fp8`: quantise float16 or bfloat16 inputs to 8 bits first,
             which halves the time of the products and costs accuracy. For inference. None: as the
-            dtype says; 8-bit inputs are multiplied as they are.
+            dtype says; 8-bit inputs are multiplied as they are, packed sequences and pages of them
+            in 16 bits.
         q_descale: the scale of an 8-bit q, float32 and positive: q * q_descale is what it stands
             for. (1,) for all of it, (batch, kv_heads) for the query heads of each key head, or
             (batch, heads, ceil(M / 64)) for every 64 queries. None is 1.
         k_descale: the scale of an 8-bit k: (1,), (batch, kv_heads), or (batch, kv_heads, ceil(N /
-            128)) for every 128 keys.
+            128)) for every 128 keys. No blocks with packed sequences, pages or kv_starts.
         v_descale: the same of v.
         deterministic: True: the same inputs give the same gradients to the bit, from kernels in
             which no two programs add to one place. False: a faster kernel may add in any order,

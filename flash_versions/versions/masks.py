@@ -1,6 +1,6 @@
-"""Masks that are intervals: documents, a shared prompt, trees, prefixes, and FlashMask's form.
+"""Masks that are intervals: documents, a shared prompt, trees, prefixes, chunks, FlashMask's form.
 
-Each function returns options of `attention`, for as many queries as keys:
+Each function returns options of `attention`, for as many queries as keys if it says nothing else:
 
     o = attention(q, k, v, **masks.documents([300, 512, 212], device="cuda"))
 """
@@ -99,6 +99,38 @@ def prefix(length: int, total: int, *, device: Device = None) -> MaskOptions:
         raise ValueError(f"length={length} must lie from 0 to total={total}.")
     place = torch.arange(total, device=device)
     return {"query_starts": torch.where(place < length, 0, place)}
+
+
+def chunks(
+    length: int,
+    size: int,
+    *,
+    queries: int | None = None,
+    causal: bool = True,
+    device: Device = None,
+) -> MaskOptions:
+    """Chunks of so many keys: the query at position p sees only keys j with j // size = p // size,
+    as in Llama 4.
+
+    Args:
+        length: the number of keys.
+        size: of a chunk; the last one may be shorter.
+        queries: their number, if there are not as many as keys. The last one is at the position of
+            the last key.
+        causal: whether a query sees only keys up to its own.
+        device: of the tensors; None: torch's default.
+
+    Raises:
+        ValueError: the size is below 1.
+    """
+    if size < 1:
+        raise ValueError(f"size={size} must be at least 1.")
+    queries = length if queries is None else queries
+    starts = torch.arange(length, device=device) // size * size + queries - length
+    options: MaskOptions = {"causal": causal, "query_ends": (starts + size).clamp(0, queries)}
+    if not causal:
+        options["query_starts"] = starts.clamp(0, queries)
+    return options
 
 
 def from_flashmask(startend_row_indices: torch.Tensor, *, causal: bool) -> MaskOptions:

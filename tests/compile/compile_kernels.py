@@ -188,8 +188,9 @@ def compile_append(arch: str) -> list[dict]:
     new = torch.empty(1, 3, 2, 128, dtype=torch.bfloat16)
     tables = torch.empty(2, 64, 64)
     # Tensors on the CPU are let through only where kernels are interpreted.
+    where = INT32[:1], INT32[:1], INT32[None]
     with compiling(arch) as found, mock.patch.object(interpreter, "enabled", lambda: True):
-        kv_cache.append_op._init_fn(cache, cache, new, new, INT32[:1], INT32[None], *tables, True)
+        kv_cache.append_op._init_fn(cache, cache, new, new, *where, *tables, True)
     return [row("", "append", kernel) for kernel in found]
 
 

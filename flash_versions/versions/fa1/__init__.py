@@ -4,7 +4,7 @@ May import: `tiles`, `dispatch`.
 """
 
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.version import Version, kernel_limits
+from flash_versions.dispatch.version import WIDE, Version, head_dim_limits, kernel_limits
 from flash_versions.versions.fa1 import backward, forward
 
 FROM_FA2_ON = (
@@ -22,6 +22,8 @@ def limits(request: Request) -> str | None:
             return f"{name} is not possible; use version='fa2' or later."
     if request.dropout_p > 0:
         return f"dropout_p={request.dropout_p} is not possible; use version='fa2' or later."
+    if reason := head_dim_limits(request, WIDE):
+        return f"{reason[:-1]}, more with version='fa2' or later."
     return kernel_limits(request)
 
 

@@ -44,6 +44,7 @@ import triton.language as tl
 
 from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.launch import Launcher, layout
+from flash_versions.dispatch.precision import is_fp8
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import LaunchConfig, default_config, padded_head_dim
 from flash_versions.versions.fa2 import shares
@@ -75,7 +76,10 @@ from flash_versions.versions.tiles.score_mods import (
     ScoreMods,
     add_alibi,
     cap_scores,
+    descale_scores,
+    descale_values,
     drop,
+    in_16_bits,
     place_queries,
     sink_state,
 )
@@ -121,8 +125,9 @@ def fold_block(
     """Fold KV block j into the state: (acc, row_max, row_sum)."""
     k_pos = j * BLOCK_KV + tl.arange(0, BLOCK_KV)
     keys = rows_in_pages(sequences, keys, k_pos)
-    k_tile = load_rows(k, keys, k_pos, MASKED)
-    s = cap_scores(tl.dot(q_tile, k_tile.T, input_precision="ieee"), mods)
+    k_tile = in_16_bits(load_rows(k, keys, k_pos, MASKED), mods)
+    s = tl.dot(q_tile, k_tile.T, input_precision="ieee")
+    s = cap_scores(descale_scores(s, mods, queries.sequence_head), mods)
     distance = (queries.pos + queries.offset)[:, None] - k_pos[None, :]
     s = add_alibi(s, queries.slope[:, None], distance, mods)
     if MASKED:
@@ -135,7 +140,7 @@ def fold_block(
             )
     p, row_max, row_sum, alpha = softmax_step(s, row_max, row_sum, mods.scale_log2)
     p = drop(p, mods, queries.sequence_head[:, None], queries.pos[:, None], k_pos[None, :])
-    v_tile = load_rows(v, keys, k_pos, MASKED)
+    v_tile = in_16_bits(load_rows(v, keys, k_pos, MASKED), mods)
     acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision="ieee")
     return acc, row_max, row_sum
 
@@ -255,7 +260,7 @@ def forward_tile(
         full_begin = tl.minimum(tl.maximum(full_begin, begin), end)
         full_end = tl.maximum(tl.minimum(full_end, end), full_begin)
 
-    q_tile = load_rows(q, rows, queries.pos, MASKED=True)
+    q_tile = in_16_bits(load_rows(q, rows, queries.pos, MASKED=True), mods)
     acc = tl.zeros([BLOCK_Q, v.PADDED], tl.float32)
     row_max = tl.full([BLOCK_Q], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_Q], tl.float32)
@@ -272,6 +277,7 @@ def forward_tile(
         )  # fmt: skip
     if mods.dropout_rescale is not None:
         acc *= mods.dropout_rescale
+    acc = descale_values(acc, mods, queries.sequence_head)
     if SPLIT:
         slot = Rows(split * slots + rows.batch, rows.head, rows.first, rows.length)
         store_rows(partials.acc, slot, queries.pos, acc)
@@ -363,11 +369,11 @@ def splits_of(request: Request, programs: int, block_kv: int, at_once: int = 1) 
 
 def decodes(request: Request) -> bool:
     """Whether the query rows of a key head are one small tile, for `decode.py`. In fp32 its large
-    tiles would not fit the registers.
+    tiles would not fit the registers; it does not read 8-bit numbers.
     """
     rows = request.q.shape[1] * request.group
     alike = request.cu_seqlens_q is None and not request.has_intervals
-    return alike and rows <= DECODING_ROWS and request.q.dtype != torch.float32
+    return alike and rows <= DECODING_ROWS and request.q.element_size() == 2
 
 
 def decoding_config(request: Request, programs: int) -> LaunchConfig:
@@ -400,8 +406,8 @@ def forward(
         config: tile sizes; None chooses by shape and device.
 
     Returns:
-        o (batch, M, heads, head_dim_v), contiguous, in q's dtype; lse natural log, fp32 (batch,
-        heads, M); no further statistics.
+        o (batch, M, heads, head_dim_v), contiguous, in the request's out_dtype; lse natural log,
+        fp32 (batch, heads, M); no further statistics.
     """
     q, k, v, group = request.q, request.k, request.v, request.group
     batch, q_length, heads, _ = q.shape
@@ -418,7 +424,7 @@ def forward(
         programs = tiles.number * kv_heads * batch  # packed: a batch of one
     num_splits = splits_of(request, programs, config.block_kv, READ_AT_ONCE if few_rows else 1)
 
-    o = new_results((*q.shape[:3], v.shape[3]), q, request.cu_seqlens_q)
+    o = new_results((*q.shape[:3], v.shape[3]), q, request.cu_seqlens_q, request.out_dtype)
     lse = new_lse((batch, heads, q_length), q, request.cu_seqlens_q)
     partials = None
     if num_splits > 1:
@@ -426,11 +432,14 @@ def forward(
     overlap = few_rows and num_splits > 1 and devices.launches_overlap(q.device)
     intervals = Intervals.of(request, config.block_kv, config.block_q)
     key = (*layout(request), num_splits, intervals and intervals.key)
+    mods = ScoreMods.of(request)
+    if is_fp8(q):
+        mods = mods.with_descales(request)
     tensors = (View.of(q), View.of(k), View.of(v), View.of(o), View.of_rows(lse), partials)
     about = (
         Sequences.of(request),
         Window(request.window_left, request.window_right, intervals),
-        ScoreMods.of(request),
+        mods,
         q_length,
         request.max_kv_length,
         batch,

@@ -35,7 +35,7 @@ def choose_forward(request: Request) -> Forward:
     that it takes, and the portable one the rest, but for lists of blocks.
     """
     if request.precision is not None:
-        return partial(serve_fp8, kernel=forward_quantized)
+        return choose_fp8(request, forward_quantized)
     if forward.left_to_gathering(request):
         return packing.forward
     if forward_hopper.left_to_portable(request):
@@ -53,6 +53,13 @@ def choose_backward(request: Request) -> Backward:
     if backward.left_to_gathering(request):
         return packing_backward.backward
     return backward.backward
+
+
+def choose_fp8(request: Request, kernel: ForwardQuantized) -> Forward:
+    """What computes a request in FP8: this kernel, or FA2's for rows that boxes do not reach, which
+    multiplies 8-bit numbers in 16 bits.
+    """
+    return packing.forward if request.gathers_fp8 else partial(serve_fp8, kernel=kernel)
 
 
 def serve_fp8(

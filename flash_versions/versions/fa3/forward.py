@@ -51,6 +51,7 @@ from flash_versions.dispatch.device import UNLIMITED, devices
 from flash_versions.dispatch.launch import Launcher, layout
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import LaunchConfig, default_config
+from flash_versions.dispatch.version import WIDE
 from flash_versions.versions.fa2.forward import splits_of
 from flash_versions.versions.tiles.algebra import (
     Window,
@@ -289,6 +290,8 @@ def left_to_gathering(request: Request) -> str | None:
     q, k, v = request.q, request.k, request.v
     if request.block_table is not None:
         return "block_table scatters the keys over pages; a box takes rows that lie in a line."
+    if (widest := max(q.shape[3], v.shape[3])) > WIDE:
+        return f"head_dim {widest} is left to FA2's kernels; these have head dims up to {WIDE}."
     for name, x in (("q", q), ("k", k), ("v", v)):
         if reason := undescribable(name, x):
             return reason

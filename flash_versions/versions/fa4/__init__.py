@@ -26,7 +26,7 @@ def choose_forward(request: Request) -> Forward:
     was verified, as it never ran on hardware.
     """
     if request.precision is not None:
-        return partial(fa3.serve_fp8, kernel=forward_quantized)
+        return fa3.choose_fp8(request, forward_quantized)
     if fa3.forward.left_to_gathering(request):
         return fa3.packing.forward
     if fa3.forward_hopper.left_to_portable(request):

@@ -170,8 +170,14 @@ def assess_request(
         dlse: the gradient of the LSE that they come from, or None.
 
     Raises:
-        ValueError: a gradient without do, or a shape that is not the request's.
+        ValueError: a gradient without do, a shape that is not the request's, or a request that
+            gathers 8-bit rows.
     """
+    if request.gathers_fp8:
+        raise ValueError(
+            "packed or paged sequences in 8 bits have no budget; compare with attention_reference "
+            "of the tensors that q, k and v stand for."
+        )
     gradients = [name for name in results if name not in ("o", "lse")]
     if do is None and gradients:
         raise ValueError(f"{gradients[0]} was given without do, the gradient of o that it is from.")

@@ -54,7 +54,8 @@ def attention_reference(
 
     All arithmetic is in the dtype of the inputs: fp64 inputs make an oracle, bf16 inputs the plain
     PyTorch whose error the kernels may not exceed twofold. In FP8 it is fp32 on the dequantised
-    inputs, with 8-bit p. Differentiable in q, k, v and sink, but for FP8. O(m n) memory.
+    inputs, with 8-bit p; of packed or paged sequences p is not rounded. Differentiable in q, k, v
+    and sink, but for FP8. O(m n) memory.
 
     Args:
         q: (batch, M, heads, head_dim) in any float dtype, or packed (total_q, heads, head_dim).
@@ -77,6 +78,11 @@ def forward(request: Request) -> tuple[torch.Tensor, torch.Tensor, None]:
     """`attention_reference` of a Request: (o, lse, None)."""
     if request.precision is None:
         return *forward_weighed(request, weighted_sum), None
+    if request.gathers_fp8:
+        q, k, v = (x.float() for x in (request.q, request.k, request.v))
+        exact = request._replace(q=q, k=k, v=v, precision=None)
+        o, lse = forward_weighed(exact, weighted_sum)
+        return o.to(request.out_dtype), lse, None
     o, lse = forward_fp8(request, prepare(request))
     return o, lse, None
 
@@ -126,9 +132,22 @@ def forward_weighed(request: Request, weigh: Weigh) -> tuple[torch.Tensor, torch
         if request.cu_seqlens_q is not None:
             row, queries = 0, slice(*request.cu_seqlens_q[b : b + 2].tolist())
         keys, values = (keys_of(request, x, b, slots)[None] for x in (k, v))
-        found = attend(q[row, queries][None], keys, values, request, weigh, first=b)
+        own = q[row, queries][None]
+        own = descaled(own, request.q_descale, b)
+        keys = descaled(keys, request.k_descale, b)
+        values = descaled(values, request.v_descale, b)
+        found = attend(own, keys, values, request, weigh, first=b)
         o[row, queries], lse[row, :, queries] = found[0][0], found[1][0]
     return o, lse
+
+
+def descaled(x: torch.Tensor, descale: torch.Tensor | None, b: int) -> torch.Tensor:
+    """What the 8-bit numbers of sequence b stand for: x (1, length, heads, dim)."""
+    if descale is None:
+        return x
+    if descale.dim() == 2:
+        descale = descale[b].repeat_interleave(x.shape[2] // descale.shape[1])[:, None]
+    return x * descale.to(x.dtype)
 
 
 def attend(

@@ -6,6 +6,7 @@ Whatever a call does not use is None at compile time: no instruction is left of 
 
 from typing import Any, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 
@@ -29,6 +30,8 @@ class ScoreMods(NamedTuple):
     dropout_seed: Any  # pointer to one int64
     dropout_threshold: Any  # p * 2^32
     dropout_rescale: Any  # 1 / (1 - p): what a probability that is kept counts
+    score_descale: Any = None  # pointers to what 8-bit numbers count, fp32 (batch, heads)
+    value_descale: Any = None
 
     @classmethod
     def of(cls, request: Request) -> "ScoreMods":
@@ -46,6 +49,42 @@ class ScoreMods(NamedTuple):
             dropout_threshold=round(request.dropout_p * 2**32) if dropout else None,
             dropout_rescale=1 / (1 - request.dropout_p) if dropout else None,
         )
+
+    def with_descales(self, request: Request) -> "ScoreMods":
+        """The same for the 8-bit tensors of a request: q and k count as one."""
+        batch, _, kv_heads, group = request.batch, *request.k.shape[1:3], request.group
+        q, k, v = (
+            torch.ones((), device=request.q.device) if x is None else x
+            for x in (request.q_descale, request.k_descale, request.v_descale)
+        )
+        score, value = (
+            x.expand(batch, kv_heads).repeat_interleave(group, 1).contiguous() for x in (q * k, v)
+        )
+        return self._replace(score_descale=score, value_descale=value)
+
+
+@triton.jit
+def in_16_bits(tile, mods):
+    """A tile of 8-bit numbers in bf16, which has them all; any other tile as it is."""
+    return tile.to(tl.bfloat16) if mods.score_descale is not None else tile
+
+
+@triton.jit
+def descale_scores(s, mods, sequence_head):
+    """Products of 8-bit numbers times what they count."""
+    if mods.score_descale is not None:
+        return s * tl.load(mods.score_descale + sequence_head)[:, None]
+    else:
+        return s
+
+
+@triton.jit
+def descale_values(acc, mods, sequence_head):
+    """A sum of 8-bit values times what they count."""
+    if mods.value_descale is not None:
+        return acc * tl.load(mods.value_descale + sequence_head)[:, None]
+    else:
+        return acc
 
 
 @triton.jit

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from flash_versions import VERSIONS, attention
+from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.precision import Fp8
 from flash_versions.dispatch.request import (
     DEFAULTS,
@@ -160,18 +161,29 @@ REFUSED = {
     "FP8 in fa1": (half(version="fa1", precision="fp8"), "'fa1': precision=.* version 'fa3'"),
     "FP8 in fa2": (eight_bits(version="fa2"), "'fa2': precision='fp8:tensor:e4m3' is not.*'fa3'"),
     "FP8 in sdpa": (half(version="sdpa", precision="fp8"), "'sdpa': precision=.* version='fa3'"),
-    "gradient in FP8": (
-        half(precision="fp8", q=ones(1, 4, 2, 64).half().requires_grad_()), "only and .*no_grad"),
-    "gradient in FP8, reference": (
-        half(version="reference", precision="fp8", sink=ones(2).requires_grad_()), "forward only"),
     "starts in FP8": (half(precision="fp8", kv_starts=ONE), "kv_starts is not possible with"),
     "pages in FP8": (
         half(precision="fp8", block_table=PAGES, kv_lengths=ONE), "block_table is not possible"),
     "packed in FP8": (
-        eight_bits(cu_seqlens_q=BOUNDS) | {n: x[0] for n, x in eight_bits().items()},
-        "cu_seqlens_q is not possible with precision='fp8:tensor:e4m3'"),
+        half(precision="fp8", cu_seqlens_q=BOUNDS) | {n: x[0] for n, x in half().items()},
+        "cu_seqlens_q is not possible with precision='fp8:block:e4m3' of 16-bit .*in 8 bits"),
+    "packed in FP8: dims": (
+        {n: x[0, ..., :24] for n, x in eight_bits().items()} | {"cu_seqlens_q": BOUNDS},
+        "q has head_dim 24; packed or paged sequences in 8 bits have multiples of 16"),
+    "packed in FP8: blocks": (
+        {n: x[0] for n, x in eight_bits().items()}
+        | {"cu_seqlens_q": BOUNDS, "k_descale": ones(2, 2, 1)},
+        r"k_descale has shape \(2, 2, 1\) .* of shape \(1,\), \(2, 2\) for the key heads\."),
+    "packed in FP8: no bounds": (
+        {n: x[0] for n, x in eight_bits().items()} | {"cu_seqlens_q": 3, "k_descale": ones(1)},
+        "cu_seqlens_q is a int; it must be a torch.Tensor"),
     "dropout in FP8": (half(precision="fp8", dropout_p=0.1), "dropout_p=0.1 is not possible with"),
     "splits in FP8": (half(precision="fp8", num_splits=2), "num_splits=2 is not possible with"),
+    "head_dim in FP8": (
+        half(precision="fp8", v=ones(1, 4, 2, 300).half()),
+        "v has head_dim 300; head dims up to 256 work with precision='fp8:block:e4m3'"),
+    "head_dim in fa1": (
+        arguments(version="fa1", v=ones(1, 4, 2, 300)), "up to 256 work, more with version='fa2'"),
     "rotation of 80 dims": (
         half(precision="fp8:hadamard", **dict.fromkeys("qk", ones(1, 4, 2, 80).half())),
         "head_dim 80; .*powers of two from 16 to 256"),
@@ -194,8 +206,21 @@ def test_version_limits(version, device):
     limits = VERSIONS[version].unsupported
     assert limits(request()) is None
     assert "torch.float64" in limits(request(torch.float64))
-    assert "q has head_dim 257" in limits(request(head_dim=257))
-    assert "v has head_dim 300" in limits(request(dim_v=300))
+    widest = 256 if version == "fa1" else 512
+    assert limits(request(head_dim=widest, dim_v=widest)) is None
+    assert f"q has head_dim {widest + 1}" in limits(request(head_dim=widest + 1))
+    assert f"v has head_dim 600; head dims up to {widest} work" in limits(request(dim_v=600))
+
+
+def test_a_wide_backward_in_fp32_needs_shared_memory(monkeypatch):
+    q = torch.ones(1, 2, 2, 512, requires_grad=True)
+    limits = VERSIONS["fa2"].unsupported
+    for capability, memory, refused in (((12, 0), 101_376, True), ((9, 0), 232_448, False)):
+        monkeypatch.setattr(devices, "assumed", Properties(capability, memory, 100))
+        assert bool(limits(Request(q, q, q))) == refused
+        for fits in (q[..., :256], q.half(), q.detach()):
+            assert limits(Request(fits, fits, fits)) is None
+        assert limits(Request(q, q, q[..., :256])) is None
 
 
 # ---- check=True: the values themselves, read on the host ----

@@ -5,7 +5,8 @@ import inspect
 import pytest
 import torch
 
-from flash_versions import attention, flash_attn
+from flash_versions import attention, flash_attn, masks
+from flash_versions.dispatch.precision import DESCALES
 from flash_versions.flash_attn import (
     flash_attn_func,
     flash_attn_kvpacked_func,
@@ -62,7 +63,18 @@ SIGNATURES = {
         "return_softmax_lse": False,
     },
 }
-WITH_SINK = {"flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"}
+# By keyword, None by default: a sink under its name in transformers, others of FlashAttention 3.
+ADDED = {
+    "flash_attn_func": ["s_aux", *DESCALES],
+    "flash_attn_varlen_func": ["s_aux", "seqused_q", *DESCALES],
+    "flash_attn_with_kvcache": [
+        "s_aux",
+        *DESCALES,
+        "cu_seqlens_q",
+        "cu_seqlens_k_new",
+        "max_seqlen_q",
+    ],
+}
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
@@ -71,7 +83,8 @@ def test_signature_is_that_of_flash_attention_2(name):
     ours = {p.name: p.default for p in parameters if p.kind is not p.KEYWORD_ONLY}
     assert list(ours.items()) == list(SIGNATURES[name].items())
     added = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-    assert added == ({"s_aux": None} if name in WITH_SINK else {}) | {"version": "auto"}
+    expected = dict.fromkeys(ADDED.get(name, ())) | {"attention_chunk": 0, "version": "auto"}
+    assert added == expected
 
 
 # ---- one call in FlashAttention's terms and in ours ----
@@ -84,6 +97,10 @@ CALLS = {
     "scale": ({"softmax_scale": 0.3}, {"scale": 0.3}),
     "window": ({"window_size": (4, 2)}, {"window": (4, 2)}),
     "window: a tensor": ({"window_size": torch.tensor([4, -1])}, {"window": (4, None)}),
+    "window: any negative number": ({"window_size": (4, -7)}, {"window": (4, None)}),
+    "window: two negative numbers": ({"window_size": (-2, -3)}, {}),
+    "window: negative and causal": ({"window_size": (-9, -2), "causal": True}, {"causal": True}),
+    "window: one key": ({"window_size": (0, 0)}, {"window": (0, 0)}),
     "window: left only": ({"window_size": (4, -1)}, {"window": (4, None)}),
     "window: right only": ({"window_size": [None, 0]}, {"causal": True}),
     "window: as transformers": (
@@ -237,6 +254,185 @@ def test_pages(device):
         out.sum().backward()
 
 
+# ---- chunks: each sequence by itself with an interval mask, forward and backward ----
+
+CHUNKED = {
+    "causal": (4, {"causal": True}, {}),
+    "causal, of one key": (1, {"causal": True}, {}),
+    "causal, of all keys": (100, {"causal": True}, {}),
+    "full": (4, {}, {}),
+    "window, alibi, sink, softcap": (
+        4,
+        {"causal": True, "window_size": (3, -1), "softcap": 2.0},
+        {"window": (3, None), "softcap": 2.0},
+    ),
+}
+# q's, k's cu_seqlens: fewer queries than keys, more, none, a length that is a multiple of 4
+SEQUENCES = {
+    "dense": (None, None),
+    "packed": (torch.tensor([0, 9, 13, 13, 21]), torch.tensor([0, 4, 12, 15, 20])),
+    "packed, rows of no sequence": (PACKED - torch.tensor([0, 0, 3]), PACKED_K),
+    "padded keys": (PACKED, None),
+    "padded queries": (None, PACKED_K),
+}
+
+
+def chunks_of(k, q, size, causal):
+    return masks.chunks(k.shape[1], size, queries=q.shape[1], causal=causal, device=q.device)
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+@pytest.mark.parametrize("call", CHUNKED)
+@by_version
+def test_chunks(version, call, name, device):
+    size, theirs, ours = CHUNKED[call]
+    cu_q, cu_k = (x if x is None else x.to(device) for x in SEQUENCES[name])
+    q = (dense if cu_q is None else packed)(device)[0].requires_grad_()
+    kv = (dense if cu_k is None else packed)(device)[1]
+    k, v = (x.clone().requires_grad_() for x in kv.unbind(kv.dim() - 3))
+    batch = 2 if cu_q is None else cu_q.shape[0] - 1
+    slopes, sink = None, None
+    if "alibi" in call:
+        slopes = torch.rand(batch, 4, device=device)
+        sink = SINK.to(device).requires_grad_()
+    named = {"alibi_slopes": slopes, "s_aux": sink, "version": version, "return_attn_probs": True}
+    named |= theirs | {"attention_chunk": size}
+    if name == "dense":
+        out, lse, _ = flash_attn_func(q, k, v, **named)
+    else:
+        out, lse, _ = flash_attn_varlen_func(q, k, v, cu_q, cu_k, 12, 14, **named)
+    assert out.shape == q.shape
+    assert lse.shape == ((2, 4, 9) if cu_q is None else (4, 21))
+    do, dlse = torch.randn_like(out), torch.randn_like(lse)
+    dq, dk, dv = torch.autograd.grad((out, lse), (q, k, v), (do, dlse))
+    for b in range(batch):
+        of_q = b if cu_q is None else slice(*cu_q[b : b + 2].tolist())
+        of_k = b if cu_k is None else slice(*cu_k[b : b + 2].tolist())
+        own_q, own_out, own_dq, own_do = (x[of_q].view(1, -1, 4, 16) for x in (q, out, dq, do))
+        own_k, own_v, own_dk, own_dv = (x[of_k].view(1, -1, 2, 16) for x in (k, v, dk, dv))
+        own_lse, own_dlse = (x[b][None] if cu_q is None else x[None, :, of_q] for x in (lse, dlse))
+        seen = chunks_of(own_k, own_q, size, theirs.get("causal", False))
+        alibi = None if slopes is None else slopes[b]
+        found = compare(
+            own_out, own_q, own_k, own_v, **ours, **seen, alibi_slopes=alibi, sink=sink,
+            lse=own_lse, do=own_do, dlse=own_dlse, dq=own_dq, dk=own_dk, dv=own_dv,
+        )  # fmt: skip
+        assert all(accuracy.ok for accuracy in found.values()), found
+    if "no sequence" in name:
+        assert not out[18:].any() and not dq[18:].any()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_chunks_in_pages(causal, device):
+    """With the bits that packed keys give: a part's keys begin inside a page."""
+    q, kv = packed(device)
+    lengths = (PACKED.to(device), PACKED_K.to(device))
+    pages = torch.randn(5, 8, 2, 2, 16, device=device)
+    pages[3], pages[1, :6], pages[4, :6] = kv[:8], kv[8:14], kv[14:]
+    table = torch.tensor([[3, 1], [4, 0]], dtype=torch.int32, device=device)
+    options = {"causal": causal, "attention_chunk": 5, "return_attn_probs": True}
+    expected = flash_attn_varlen_func(q, *kv.unbind(1), *lengths, 12, 14, **options)
+    options["block_table"] = table
+    found = flash_attn_varlen_func(q, *pages.unbind(2), *lengths, 12, 14, **options)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+USED = {  # used queries of each sequence: none, some, all; and more than there are
+    "packed": (PACKED, [5, 12]),
+    "packed, none": (PACKED, [0, 7]),
+    "packed, too many": (PACKED, [9, 99]),
+    "packed, rows of no sequence": (torch.tensor([0, 9, 18]), [4, 9]),
+    "padded": (None, [4, 9]),
+    "padded, none": (None, [9, 0]),
+}
+
+
+@pytest.mark.parametrize("keys", ["packed keys", "padded keys"])
+@pytest.mark.parametrize("name", USED)
+@by_version
+def test_used_queries(version, name, keys, device):
+    """Each sequence by itself with the queries that it uses, forward and backward; no trace of the
+    others, whatever they hold.
+    """
+    cu_q, counts = USED[name]
+    q = (dense if cu_q is None else packed)(device)[0].requires_grad_()
+    kv = (packed if keys == "packed keys" else dense)(device)[1]
+    k, v = (x.clone().requires_grad_() for x in kv.unbind(kv.dim() - 3))
+    cu_q, cu_k = (x if x is None else x.to(device) for x in (cu_q, PACKED_K))
+    rows = []  # of each sequence that are used
+    for b, count in enumerate(counts):
+        first, end = (0, 9) if cu_q is None else cu_q[b : b + 2].tolist()
+        used = slice(first, min(first + count, end))
+        rows.append((b, used) if cu_q is None else (used,))
+    is_used = torch.zeros(q.shape[:-2], dtype=torch.bool, device=device)
+    for row in rows:
+        is_used[row] = True
+    with torch.no_grad():
+        q[~is_used] = float("nan")
+    out, lse, nothing = flash_attn_varlen_func(
+        q, k, v, cu_q, cu_k if keys == "packed keys" else None, 12, 14, causal=True,
+        seqused_q=torch.tensor(counts, dtype=torch.int32, device=device),
+        return_attn_probs=True, version=version,
+    )  # fmt: skip
+    assert nothing is None and out.shape == q.shape
+    assert lse.shape == ((2, 4, 9) if cu_q is None else (4, 21))
+    do, dlse = torch.randn_like(out), torch.randn_like(lse)
+    dq, dk, dv = torch.autograd.grad((out, lse), (q, k, v), (do, dlse))
+    by_query = lse.mT
+    assert not out[~is_used].any() and not dq[~is_used].any()
+    assert (by_query[~is_used] == -torch.inf).all()
+    for b, row in enumerate(rows):
+        if row[-1].start == row[-1].stop:
+            continue
+        own = slice(*cu_k[b : b + 2].tolist()) if keys == "packed keys" else b
+        own_k, own_v, own_dk, own_dv = (x[own].reshape(1, -1, 2, 16) for x in (k, v, dk, dv))
+        found = compare(
+            out[row][None], q[row][None], own_k, own_v, causal=True,
+            lse=by_query[row].mT[None], do=do[row][None], dlse=dlse.mT[row].mT[None],
+            dq=dq[row][None], dk=own_dk, dv=own_dv,
+        )  # fmt: skip
+        assert all(accuracy.ok for accuracy in found.values()), found
+
+
+# ---- 8-bit inputs ----
+
+
+def eight_bits(x):
+    """x rounded to 8 bits, and what it stands for."""
+    x8 = x.to(torch.float8_e4m3fn)
+    return x8, x8.to(x.dtype)
+
+
+@pytest.mark.parametrize("name", ["chunks", "used queries", "dense chunks"])
+def test_8_bits(name, device):
+    """What the doors make of lengths and chunks is the same, up to the rounding of P and o to 16
+    bits, with 8-bit tensors and their scales and with fp32 tensors of the same values.
+    """
+    make = dense if name == "dense chunks" else packed
+    q, kv = make(device)
+    (q8, q), (kv8, kv) = eight_bits(q), eight_bits(kv)
+    k8, v8 = kv8.unbind(kv.dim() - 3)
+    k, v = kv.unbind(kv.dim() - 3)
+    lengths = (PACKED.to(device), PACKED_K.to(device), 12, 14)
+    scales = {x: torch.tensor([[0.5, 2.0], [0.25, 4.0]], device=device) for x in DESCALES}
+    rows_q = torch.arange(2, device=device).repeat_interleave(PACKED.diff().to(device))
+    rows_k = torch.arange(2, device=device).repeat_interleave(PACKED_K.diff().to(device))
+    by_q, by_k = (scales["k_descale"][x][..., None] for x in (rows_q, rows_k))
+    if name == "dense chunks":
+        by_q = by_k = scales["k_descale"][:, None, :, None]
+    q, k, v = q * by_q.repeat_interleave(2, -2), k * by_k, v * by_k
+    options = {"causal": True, "attention_chunk": 4}
+    if name == "used queries":
+        options = {"causal": True, "seqused_q": torch.tensor([5, 12], device=device)}
+    door = flash_attn_func
+    if name != "dense chunks":
+        door, options = flash_attn_varlen_func, dict(zip(LENGTHS, lengths)) | options
+    expected = door(q, k, v, **options)
+    found = door(q8, k8, v8, **options, **scales)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), expected, rtol=0, atol=2.0**-7 * v.abs().max())
+
+
 def test_last_dimension_that_is_not_contiguous(device):
     q, kv = dense(device)
     k, v = kv.unbind(2)
@@ -309,11 +505,37 @@ def test_gradient_of_a_sink(device):
 X = torch.ones(1, 2, 2, 16)
 REFUSED = {
     "window: a number": (flash_attn_func, (X, X, X), {"window_size": 5}, "window_size=5 must be"),
+    "window: none": (flash_attn_func, (X, X, X), {"window_size": ()}, r"window_size=\(\) .*pair"),
     "window: three": (flash_attn_func, (X, X, X), {"window_size": (1, 2, 3)}, "window_size=.*pair"),
     "softcap below 0": (flash_attn_func, (X, X, X), {"softcap": -1.0}, "softcap=-1.0 must be"),
     "qkv: two": (flash_attn_qkvpacked_func, (torch.ones(1, 2, 2, 2, 16),), {}, "qkv has .* 3, h"),
     "qkv: rank": (flash_attn_qkvpacked_func, (X,), {}, r"qkv has shape \(1, 2, 2, 16\)"),
     "kv: three": (flash_attn_kvpacked_func, (X, torch.ones(1, 2, 3, 2, 16)), {}, "kv has shape"),
+    "chunk: below 1": (flash_attn_func, (X, X, X), {"attention_chunk": -4}, "attention_chunk=-4 m"),
+    "chunk: a fraction": (
+        flash_attn_func,
+        (X, X, X),
+        {"attention_chunk": 0.5},
+        "chunk=0.5 must be",
+    ),
+    "used queries: packed": (
+        flash_attn_varlen_func,
+        (X[0], X, X, None, None, 2, 2),
+        {"seqused_q": PACKED[:1]},
+        r"q has shape \(2, 2, 16\); with seqused_q and without cu_seqlens_q .*\(batch, length",
+    ),
+    "used queries: padded": (
+        flash_attn_varlen_func,
+        (X, X, X, PACKED, PACKED, 2, 2),
+        {"seqused_q": PACKED[:2]},
+        r"q has shape .* with seqused_q and with cu_seqlens_q it must be \(total",
+    ),
+    "used queries: shape": (
+        flash_attn_varlen_func,
+        (X, X, X, None, None, 2, 2),
+        {"seqused_q": PACKED},
+        r"seqused_q has shape \(3,\) .* of shape \(1,\)",
+    ),
     "version": (flash_attn_func, (X, X, X), {"version": "fa9"}, "version='fa9' is unknown"),
 }
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from flash_versions import attention
+from flash_versions import attention, masks
 from flash_versions.flash_attn import flash_attn_with_kvcache
 from flash_versions.flash_attn.kv_cache import append_op, append_to_cache, rotate
 from flash_versions.versions.oracle.budget import assess
@@ -154,6 +154,36 @@ def test_append(dtype, rotary, name, device):
     assert torch.equal(memory, expected)
 
 
+@pytest.mark.parametrize("where", ["own row", "rows by index", "pages"])
+@by_dtype
+def test_append_of_packed_tokens(dtype, where, device):
+    """The bits that each sequence's own append gives, an empty one and rows of none among them."""
+    starts, lengths = [0, 3, 3, 8], torch.tensor([5, 7, 9], dtype=torch.int32, device=device)
+    k, v = torch.randn(11, HEADS, DIM + DIM_V, device=device).to(dtype).split([DIM, DIM_V], -1)
+    cos, sin = tables(device, 16)
+    memory = torch.randn(6, 6 if where == "pages" else 12, HEADS, DIM + DIM_V, device=device)
+    memory = memory.to(dtype)[: 3 if where == "own row" else 6]
+    options = {
+        "own row": {},
+        "rows by index": {"cache_batch_idx": torch.tensor([4, 0, 3], device=device)},
+        "pages": {"block_table": torch.tensor([[4, 1], [0, 5], [3, 2]], device=device)},
+    }[where]
+    expected = memory.clone()
+    for b in range(3):
+        row, own = slice(starts[b], starts[b + 1]), {x: y[b : b + 1] for x, y in options.items()}
+        own = own or {"cache_batch_idx": torch.tensor([b], device=device)}
+        caches = expected.split([DIM, DIM_V], -1)
+        append_to_cache(
+            *caches, k[None, row], v[None, row], lengths[b : b + 1],
+            rotary_cos=cos, rotary_sin=sin, **own,
+        )  # fmt: skip
+    append_to_cache(
+        *memory.split([DIM, DIM_V], -1), k, v, lengths, rotary_cos=cos, rotary_sin=sin,
+        cu_seqlens_k_new=torch.tensor(starts, dtype=torch.int32, device=device), **options,
+    )  # fmt: skip
+    assert torch.equal(memory, expected)
+
+
 def test_append_of_any_strides(device):
     k_cache, v_cache = torch.zeros(2, HEADS, 9, 2, DIM, device=device).transpose(1, 2).unbind(3)
     k = torch.randn(2, HEADS, 3, DIM, device=device).transpose(1, 2)
@@ -168,12 +198,14 @@ def test_append_of_any_strides(device):
 def test_append_is_a_well_formed_operator(device):
     k_cache, v_cache, k, v = torch.randn(4, 2, 3, HEADS, DIM, device=device).unbind(0)
     lengths = torch.tensor([0, 2], device=device)
-    arguments = (k_cache, v_cache, k, v, lengths, None, *tables(device, 8), True)
+    arguments = (k_cache, v_cache, k, v, lengths, None, None, *tables(device, 8), True)
     torch.library.opcheck(append_op, arguments)
 
 
 CACHE, NEW, LENGTHS = torch.ones(2, 8, 2, 16), torch.ones(2, 3, 2, 16), torch.tensor([0, 1])
 TABLE = torch.ones(8, 8)
+CU = torch.tensor([0, 1, 3])
+CACHES = (CACHE, CACHE, NEW, NEW)
 
 
 def appended(**changes):
@@ -195,12 +227,26 @@ REFUSED_APPENDS = {
         {"k": NEW[:1], "v": NEW[:1], "cache_seqlens": LENGTHS[:1]},
         "k has 1 sequences and k_cache 2",
     ),
+    "packed: rank": ({"cu_seqlens_k_new": CU}, r"k has shape \(2, 3, 2, 16\); .*\(total, heads"),
+    "packed: heads": (
+        {"k": NEW[0], "v": NEW[0, :, :1], "cu_seqlens_k_new": CU},
+        r"v has shape \(3, 1, 16\); .* \(3, 2, 16\)",
+    ),
+    "packed: sequences": (
+        {"k": NEW[0], "v": NEW[0], "cu_seqlens_k_new": CU[:2], "cache_seqlens": LENGTHS[:1]},
+        "k has 1 sequences and k_cache 2",
+    ),
     "lengths: shape": ({"cache_seqlens": LENGTHS[:1]}, r"cache_seqlens .* shape \(2,\)"),
     "lengths: floats": ({"cache_seqlens": LENGTHS.float()}, "cache_seqlens .*int32 or int64"),
     "table: shape": ({"block_table": LENGTHS}, r"block_table has shape \(2,\)"),
     "table: batch": ({"block_table": LENGTHS[None]}, r"block_table has shape \(1, 2\)"),
     "index: shape": ({"cache_batch_idx": LENGTHS[None]}, r"cache_batch_idx has shape \(1, 2\)"),
     "index: dtype": ({"cache_batch_idx": LENGTHS.float()}, "cache_batch_idx .*int32 or int64"),
+    "rotary: 8 bits": (
+        {x: y.to(torch.float8_e4m3fn) for x, y in zip(("k_cache", "v_cache", "k", "v"), CACHES)}
+        | {"rotary_cos": TABLE, "rotary_sin": TABLE},
+        "rotary_cos was given and k has dtype torch.float8_e4m3fn, .* before they are quantised",
+    ),
     "rotary: one": ({"rotary_cos": TABLE}, "rotary_cos and rotary_sin go together"),
     "rotary: too wide": (
         {"rotary_cos": torch.ones(8, 9), "rotary_sin": torch.ones(8, 9)},
@@ -307,6 +353,51 @@ def test_queries_and_new_keys_may_differ_in_number(device):
     assert_within_budget(out, None, q[:, 1:], *caches, causal=True, kv_lengths=lengths + 3)
 
 
+@pytest.mark.parametrize("rotary", ROTARY)
+@by_version
+def test_packed_tokens(version, rotary, device):
+    """Sequences of which one appends three tokens, one none and one five; two rows are of none."""
+    cu = torch.tensor([0, 3, 3, 8], dtype=torch.int32, device=device)
+    lengths = torch.tensor([20, 7, 26], dtype=torch.int32, device=device)
+    q, k, v = (x[0] for x in inputs(device, M=10, batch=1))
+    caches = filled_cache(device, lengths.tolist())
+    options = {"causal": True, "version": version, "return_softmax_lse": True}
+    seen_q = q.clone()
+    if rotary != "plain":
+        interleaved = ROTARY[rotary]
+        cos, sin = tables(device, 16)
+        options |= {"rotary_cos": cos, "rotary_sin": sin, "rotary_interleaved": interleaved}
+        positions = torch.tensor([[20, 21, 22, 26, 27, 28, 29, 30]], device=device)
+        seen_q[:8] = rotate(q[None, :8], cos, sin, positions, interleaved)[0]
+    out, lse = flash_attn_with_kvcache(
+        q, *caches, k, v, cache_seqlens=lengths, cu_seqlens_q=cu, cu_seqlens_k_new=cu,
+        max_seqlen_q=5, **options,
+    )  # fmt: skip
+    ends = [23, 7, 31]
+    for b, end in enumerate(ends):
+        new = slice(cu[b], cu[b + 1])
+        assert torch.equal(caches[1][b, lengths[b] : end], v[new])
+        assert caches[1][b, end:].isnan().all()
+        if new.start < new.stop:
+            keys, values = (cache[b : b + 1, :end] for cache in caches)
+            found = out[None, new], lse[None, :, new]
+            assert_within_budget(*found, seen_q[None, new], keys, values, causal=True)
+    assert not out[8:].any() and (lse[:, 8:] == -torch.inf).all()
+
+
+def test_packed_keys_of_padded_queries(device):
+    """Each sequence has two queries, at the end of what it has then."""
+    lengths = torch.tensor([20, 0, 29], device=device)
+    cu = torch.tensor([0, 2, 6, 8], device=device)
+    q, _, _ = inputs(device, M=2)
+    _, k, v = (x[0] for x in inputs(device, M=8, batch=1))
+    caches = filled_cache(device, lengths.tolist())
+    out = flash_attn_with_kvcache(
+        q, *caches, k, v, cache_seqlens=lengths, cu_seqlens_k_new=cu, causal=True
+    )
+    assert_within_budget(out, None, q, *caches, causal=True, kv_lengths=lengths + cu.diff())
+
+
 WHERE_QUERIES_ARE = {
     "causal": ({"causal": True}, {"causal": True}, True),
     "window": ({"window_size": (9, 9)}, {"window": (9, 9)}, True),
@@ -400,6 +491,49 @@ def test_pages_and_rows_give_the_same_bits(version, device):
         assert torch.equal(larger[rows.long()].nan_to_num(), x.nan_to_num())
 
 
+@pytest.mark.parametrize("where", ["rows", "rows by index", "pages", "packed queries"])
+@pytest.mark.parametrize("queries", [1, 3, 9])
+@pytest.mark.parametrize("causal", [True, False])
+def test_chunks(causal, queries, where, device):
+    """Against an interval mask on each sequence: chunks are counted from the padding's end, and
+    keys of other chunks are never multiplied. One sequence is shorter than its queries.
+    """
+    lengths, starts, size = [20, 2, 29], [3, 1, 0], 5
+    q, _, _ = inputs(device, M=queries)
+    caches = filled_cache(device, lengths)
+    for cache in caches:
+        for b, start in enumerate(starts):
+            before = start + max(lengths[b] - start - queries, 0) // size * size
+            cache[b, :before] = float("nan")
+    given, seen_q = [x.clone() for x in caches], q
+    options = {"cache_seqlens": torch.tensor(lengths, device=device)}
+    if where == "rows by index":
+        given = [x[[1, 2, 0]] for x in given]
+        options["cache_batch_idx"] = torch.tensor([2, 0, 1], device=device)
+    elif where == "pages":
+        order = torch.randperm(12, device=device)
+        for i, cache in enumerate(caches):
+            given[i] = torch.empty(12, 8, *cache.shape[2:], device=device)
+            given[i][order] = cache.view(12, 8, *cache.shape[2:])
+        options["block_table"] = order.view(3, 4)
+    elif where == "packed queries":
+        seen_q = q.flatten(0, 1)
+        options["cu_seqlens_q"] = torch.arange(4, device=device) * queries
+    out, lse = flash_attn_with_kvcache(
+        seen_q, *given, cache_leftpad=torch.tensor(starts, device=device), causal=causal,
+        attention_chunk=size, return_softmax_lse=True, **options,
+    )  # fmt: skip
+    assert out.shape[:-1] == seen_q.shape[:-1]
+    out = out.view(3, queries, 4, DIM_V)
+    if where == "packed queries":
+        lse = lse.unflatten(1, (3, queries)).transpose(0, 1)
+    for b, (start, end) in enumerate(zip(starts, lengths)):
+        keys, values = (cache[b : b + 1, start:end].nan_to_num() for cache in caches)
+        seen = masks.chunks(end - start, size, queries=queries, causal=causal, device=device)
+        own = slice(b, b + 1)
+        assert_within_budget(out[own], lse[own], q[own], keys, values, **seen)
+
+
 @pytest.mark.parametrize("indexed", [False, True], ids=["own row", "row by index"])
 @by_version
 def test_left_padding(version, indexed, device):
@@ -422,6 +556,45 @@ def test_left_padding(version, indexed, device):
     for b, start in enumerate(starts):
         keys, values = (cache[b : b + 1, start : lengths[b] + 3] for cache in caches)
         assert_within_budget(out[b : b + 1], None, seen_q[b : b + 1], keys, values, causal=True)
+
+
+@pytest.mark.parametrize("where", ["rows", "pages", "packed tokens"])
+def test_8_bits(where, device):
+    """Append and attend with scales of each head: the bits in the cache are those of k and v, and
+    the result is that of fp32 tensors, up to the rounding of P and o to 16 bits.
+    """
+    lengths = torch.tensor([20, 0, 25], dtype=torch.int32, device=device)
+    q, k, v = (torch.randn(3, 3, heads, 32, device=device) for heads in (4, 2, 2))
+    caches = [torch.randn(3, 32, 2, 32, device=device) for _ in range(2)]
+    scales = {f"{x}_descale": torch.rand(3, 2, device=device) + 0.5 for x in "qkv"}
+    given = [x.to(torch.float8_e4m3fn) for x in (q, *caches, k, v)]
+    of_q, *of_kv = (scales[f"{x}_descale"][:, None, :, None] for x in "qkvkv")
+    exact = [x.float() * scale for x, scale in zip(given[1:], of_kv)]
+    options = {"cache_seqlens": lengths, "causal": True}
+    expected = flash_attn_with_kvcache(
+        given[0].float() * of_q.repeat_interleave(2, 2), *exact, **options
+    )
+    if where == "pages":
+        order = torch.randperm(12, device=device)
+        for i in (1, 2):
+            pages = torch.empty(12, 8, 2, 32, dtype=torch.int8, device=device)
+            pages[order] = given[i].view(torch.int8).view(12, 8, 2, 32)
+            given[i] = pages.view(torch.float8_e4m3fn)
+        options["block_table"] = order.view(3, 4)
+    elif where == "packed tokens":
+        for i in (0, 3, 4):
+            given[i] = given[i].flatten(0, 1)
+        bounds = torch.arange(4, device=device) * 3
+        options |= {"cu_seqlens_q": bounds, "cu_seqlens_k_new": bounds}
+    out = flash_attn_with_kvcache(*given, **options, **scales)
+    assert out.dtype == torch.bfloat16
+    atol = 2.0**-7 * exact[1].abs().max()
+    torch.testing.assert_close(out.float().view_as(expected), expected, rtol=0, atol=atol)
+    for i, scale in ((1, of_kv[0]), (2, of_kv[1])):
+        cache = given[i].float()
+        cache = cache[order].view(3, 32, 2, 32) if where == "pages" else cache
+        for b, length in enumerate(lengths.tolist()):
+            assert torch.equal((cache * scale)[b, : length + 3], exact[i - 1][b, : length + 3])
 
 
 def test_sequences_that_are_padding(device):
@@ -461,6 +634,25 @@ def test_compiled_step(device):
         for x, y in zip(caches, eager_caches):
             assert torch.equal(x.nan_to_num(), y.nan_to_num())
     assert counter.frame_count == 1
+
+
+def test_compiled_step_of_packed_tokens(device):
+    """No length is read on the host, or there would be no one graph."""
+
+    def step(q, k_cache, v_cache, k, v, cos, sin, lengths, cu):
+        return flash_attn_with_kvcache(
+            q, k_cache, v_cache, k, v, cos, sin, lengths,
+            causal=True, cu_seqlens_q=cu, cu_seqlens_k_new=cu,
+        )  # fmt: skip
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    q, k, v = (x[0] for x in inputs(device, M=8, batch=1))
+    lengths = torch.tensor([20, 0, 26], device=device)
+    cu = torch.tensor([0, 3, 3, 8], device=device)
+    caches = filled_cache(device, lengths.tolist())
+    arguments = (k, v, *tables(device, 16, positions=32), lengths, cu)
+    expected = step(q, *[x.clone() for x in caches], *arguments)
+    assert torch.equal(compiled(q, *caches, *arguments), expected)
 
 
 @pytest.mark.gpu
@@ -507,6 +699,11 @@ REFUSED_STEPS = {
     "negative": ({"cache_seqlens": -1}, "cache_seqlens=-1"),
     "lengths: shape": ({"cache_seqlens": LENGTHS[:1]}, r"cache_seqlens .* shape \(2,\)"),
     "padding: shape": ({"cache_leftpad": LENGTHS[:1]}, r"cache_leftpad .* shape \(2,\)"),
+    "packed keys without k": ({"cu_seqlens_k_new": CU}, "cu_seqlens_k_new was given without k"),
+    "packed keys: shape": (
+        {"k": NEW[0], "v": NEW[0], "cu_seqlens_k_new": CU[:2], "cache_seqlens": 0},
+        r"cu_seqlens_k_new .* shape \(3,\)",
+    ),
     "rotary without k": ({"rotary_cos": TABLE, "rotary_sin": TABLE}, "rotary_cos .* need k and v"),
     "splits": ({"num_splits": -1}, "num_splits=-1 must be"),
 }

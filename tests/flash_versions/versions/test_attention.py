@@ -217,6 +217,18 @@ def test_keys_past_the_length_have_zero_gradient(version, device):
 
 
 @by_version
+def test_head_dims_up_to_512(version, device):
+    """FA2's kernels for all versions, of every dtype; also a step of decoding, and its splits."""
+    dtypes = DTYPES if version == "fa2" else DTYPES[2:]
+    for dtype, (head_dim, dim_v) in zip(dtypes, ((320, 512), (512, 40), (64, 512))):
+        shape = {"heads": 4, "head_dim": head_dim, "head_dim_v": dim_v}
+        check(version, *Case("", 20, 70, **shape).inputs(dtype, device), causal=True)
+        q, k, v = Case("", 1, 300, **shape).inputs(dtype, device)
+        check(version, q, k, v, backward=False)
+        check(version, q, k, v, backward=False, num_splits=3)
+
+
+@by_version
 def test_padding_of_the_head_dim_is_never_read(version, device):
     """24 dims are padded to 32 inside; in memory, what follows them belongs to somebody else."""
     q, k, v = Case("", 70, 140, head_dim=24).inputs(torch.float32, device)

@@ -168,6 +168,129 @@ def test_quantised_inputs_with_lengths(device):
     assert all(map(torch.equal, before, after))
 
 
+# ---- 8-bit rows that are gathered: packed sequences, pages, padding on the left ----
+
+LENGTHS_Q, LENGTHS_K = [9, 0, 70, 3], [14, 5, 150, 1]
+
+
+def bounds(lengths, device):
+    return torch.tensor([0, *lengths], device=device).cumsum(0)
+
+
+def assert_16_bits(found, q, k, v, **options):
+    """Results of one sequence, against fp64 on what its 8-bit numbers stand for: of 16 bits only P
+    and o are rounded, each by 2^-8 of itself.
+    """
+    o, lse = found
+    right, right_lse = attention_reference(q, k, v, **options)
+    size, _ = attention_reference(q, k, v.abs(), **options)
+    assert ((o - right).abs() <= 2.0**-7 * size + 1e-6).all()
+    torch.testing.assert_close(lse.double(), right_lse, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=["e4m3", "e5m2"])
+@pytest.mark.parametrize("form", ["none", "tensor", "head"])
+@pytest.mark.parametrize("version", ["auto", "fa3", "reference"])
+def test_packed_sequences(version, form, dtype, device):
+    of_q, of_k = bounds(LENGTHS_Q, device), bounds(LENGTHS_K, device)
+    q = torch.randn(82 + 3, 4, 32, device=device).to(dtype)  # the last three are of no sequence
+    k, v = torch.randn(2, 170, 2, 32, device=device).to(dtype)
+    shape = {"tensor": (1,), "head": (4, 2)}.get(form)
+    names = [] if shape is None else [f"{name}_descale" for name in "qkv"]
+    scales = {name: random_scales(*shape, device=device) for name in names}
+    options = {"causal": True, "softcap": 3.0, "scale": 0.3}
+    o, lse = attention(
+        q, k, v, cu_seqlens_q=of_q, cu_seqlens_k=of_k, version=version, return_lse=True,
+        **scales, **options,
+    )  # fmt: skip
+    assert o.dtype == torch.bfloat16 and not o[82:].any()
+    for b in range(4):
+        own_q, own_k = (slice(*x[b : b + 2].tolist()) for x in (of_q, of_k))
+        exact = []
+        for name, x in (("q", q[own_q]), ("k", k[own_k]), ("v", v[own_k])):
+            scale = scales.get(f"{name}_descale")
+            scale = scale if scale is None or scale.dim() == 1 else scale[b : b + 1]
+            exact.append(x[None].double() * per_row(scale, x[None], name))
+        assert_16_bits((o[None, own_q], lse[None, :, own_q]), *exact, **options)
+
+
+@pytest.mark.parametrize("queries", [1, 7])
+@pytest.mark.parametrize("where", ["pages", "padding on the left"])
+def test_gathered_keys(where, queries, device):
+    """With the bits of the same sequences packed; NaN lies where no key is."""
+    kv_lengths = [33, 1, 20]
+    q = torch.randn(3 * queries, 4, 32, device=device).to(E4M3)
+    rows = torch.randn(2, sum(kv_lengths), 2, 32, device=device).to(E4M3).view(torch.int8)
+    nan = torch.tensor(float("nan"), device=device).to(E4M3).view(torch.int8)
+    caches = nan.expand(2, 3, 40, 2, 32).clone()
+    starts = [0, 0, 0] if where == "pages" else [7, 30, 20]
+    for b, (first, of_b) in enumerate(zip(starts, rows.split(kv_lengths, 1))):
+        caches[:, b, first : first + of_b.shape[1]] = of_b
+    lengths = torch.tensor(kv_lengths, device=device)
+    ends = torch.tensor(starts, device=device) + lengths
+    options = {"kv_lengths": ends, "kv_starts": torch.tensor(starts, device=device)}
+    if where == "pages":
+        order = torch.randperm(15, device=device)
+        pages = torch.empty(2, 15, 8, 2, 32, dtype=torch.int8, device=device)
+        pages[:, order] = caches.view(2, 15, 8, 2, 32)
+        caches, options = pages, {"kv_lengths": ends, "block_table": order.view(3, 5)}
+    scales = {f"{name}_descale": random_scales(3, 2, device=device) for name in "qkv"}
+    scales |= {"causal": True, "return_lse": True, "num_splits": 1}
+    k, v = caches.view(E4M3)
+    o, lse = attention(q.view(3, queries, 4, 32), k, v, **options, **scales)
+    of_q = torch.arange(4, device=device) * queries
+    of_k = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+    packed = attention(q, *rows.view(E4M3), cu_seqlens_q=of_q, cu_seqlens_k=of_k, **scales)
+    assert torch.equal(o.flatten(0, 1), packed[0])
+    assert torch.equal(lse.transpose(0, 1).flatten(1), packed[1])
+
+
+def test_gathered_keys_are_split(device):
+    """As in decoding: each split scales its own sum of values."""
+    q = torch.randn(1, 1, 4, 32, device=device).to(E4M3)
+    k, v = torch.randn(2, 1, 700, 2, 32, device=device).to(E4M3)
+    options = {"kv_starts": torch.tensor([3], device=device), "return_lse": True}
+    scales = {f"{name}_descale": random_scales(1, 2, device=device) for name in "qkv"}
+    found = attention(q, k, v, num_splits=4, **options, **scales)
+    exact = (x.double() * per_row(scales[f"{n}_descale"], x, n) for n, x in zip("qkv", (q, k, v)))
+    q, k, v = exact
+    assert_16_bits(found, q, k[:, 3:], v[:, 3:])
+
+
+# ---- inputs that require grad ----
+
+
+@pytest.mark.parametrize("kind", ["16 bits", "8 bits", "8 bits, packed"])
+@pytest.mark.parametrize("version", ["auto", "reference"])
+def test_only_a_gradient_is_refused(version, kind, device):
+    """The forward gives what it gives without gradients."""
+    q, k, v = (inputs if kind == "16 bits" else quantised)(device, M=20, N=20)
+    options = {"precision": "fp8"} if kind == "16 bits" else {}
+    if "packed" in kind:
+        q, k, v = (x[0] for x in (q, k, v))
+        options["cu_seqlens_q"] = torch.tensor([0, 6, 20], device=device)
+    options |= {"version": version, "sink": torch.zeros(2, device=device)}
+    expected = attention(q, k, v, **options)
+    k.requires_grad_()
+    o = attention(q, k, v, **options)
+    assert torch.equal(o, expected) and o.requires_grad
+    with pytest.raises(ValueError, match=r"precision='fp8:\w*:e4m3' is forward only .*detach the"):
+        o.float().sum().backward()
+    options["sink"] = options["sink"].requires_grad_()
+    with pytest.raises(ValueError, match="is forward only and a gradient of its result was asked"):
+        attention(q.detach(), k.detach(), v, **options).float().sum().backward()
+
+
+def test_only_a_gradient_is_refused_in_a_graph(device):
+    q, k, v = inputs(device, M=20, N=20)
+    compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
+    expected = attention(q, k, v, precision="fp8")
+    o = compiled(q.requires_grad_(), k, v, precision="fp8")
+    assert torch.equal(o, expected)
+    with pytest.raises(ValueError, match="is forward only"):
+        o.float().sum().backward()
+
+
 # ---- the kernel itself ----
 
 
@@ -337,10 +460,12 @@ def test_a_gpu_without_fp8_is_told(capability, monkeypatch):
         attention(q, k, v, precision="fp8", version="fa3")
 
 
-def test_flash_attention_2s_functions_have_no_scales():
-    q, k, v = quantised("cpu")
-    with pytest.raises(ValueError, match="q has dtype torch.float8_e4m3fn, .*q_descale=..., "):
-        flash_attn_func(q, k, v)
+def test_flash_attention_2s_functions_take_scales(device):
+    q, k, v = quantised(device, M=20, N=30)
+    scales = {f"{name}_descale": random_scales(1, 1, device=device) for name in "qkv"}
+    expected = attention(q, k, v, causal=True, return_lse=True, **scales)
+    found = flash_attn_func(q, k, v, causal=True, return_attn_probs=True, **scales)
+    assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
 
 
 def test_the_baseline_is_fp8_too(device):
@@ -384,15 +509,6 @@ def test_scores_whose_scale_underflows(device):
     tiny = torch.tensor([1e-23], device=device)
     eight = (x.to(E4M3) for x in (q, k, v))
     check(*eight, q_descale=tiny, k_descale=tiny)
-
-
-def test_pages_are_refused_by_their_name(device):
-    """And not by the shape of a scale, which is that of sequences."""
-    q, k, v = quantised(device, E4M3, heads=2, kv_heads=2, batch=2)
-    pages = {"block_table": torch.zeros(2, 3, dtype=torch.int32, device=device)}
-    scale = torch.ones(2, 2, device=device)
-    with pytest.raises(ValueError, match="block_table is not possible with precision="):
-        attention(q, k[:1], v[:1], k_descale=scale, **pages)
 
 
 def test_descales_that_are_refused(device):

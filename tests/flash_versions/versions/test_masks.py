@@ -91,6 +91,27 @@ def test_flashmask_means_the_same(causal, columns):
             masks.from_flashmask(x, causal=causal)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("keys", "queries"), [(8, None), (8, 5), (5, 8), (8, 0)])
+@pytest.mark.parametrize("size", [1, 3, 8, 2**40])
+def test_chunks_see_themselves(size, keys, queries, causal):
+    options = masks.chunks(keys, size, queries=queries, causal=causal)
+    m = keys if queries is None else queries
+    i, j = torch.arange(m)[:, None], torch.arange(keys)
+    p = i + keys - m
+    expected = (p // size == j // size) & ((j <= p) | (not causal))
+    q = torch.zeros(1, m, 1, 4, dtype=torch.float64)
+    k = torch.zeros(1, keys, 1, 4, dtype=torch.float64)
+    v = torch.eye(keys, dtype=torch.float64)[None, :, None]
+    o, _ = attention_reference(q, k, v, **options, check=True)
+    assert torch.equal(o[0, :, 0] > 0, expected)
+
+
+def test_chunks_of_nothing_are_refused():
+    with pytest.raises(ValueError, match="size=0 must be at least 1"):
+        masks.chunks(8, 0)
+
+
 @by_version
 @pytest.mark.parametrize("causal", [True, False])
 def test_documents_are_packed_sequences(version, causal, device):
