@@ -6,13 +6,14 @@ from functools import partial
 import pytest
 import torch
 
-from flash_versions import attention
+from flash_versions import attention, masks
 from flash_versions.dispatch.autograd import in_vectors
 from flash_versions.dispatch.launch import Launcher
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fa3 import ablation
 from flash_versions.versions.fa3.hopper import forward as forward_hopper
 from flash_versions.versions.fa3.hopper import host
+from flash_versions.versions.fa3.hopper.backward import kernel as backward_hopper
 from flash_versions.versions.fa3.hopper.config import HopperConfig
 from flash_versions.versions.tiles import tile_scheduler
 from tests.flash_versions.versions.test_fa3 import DESCRIBED
@@ -129,6 +130,32 @@ def test_ten_thousand_launches_bit_for_bit(stages, overlap, ping_pong):
 @pytest.mark.parametrize("D", [64, 128, 256])
 def test_the_default_ten_thousand_times(D):
     assert launches(None, 10_000, *qkv(1500, 1500, 4, D, batch=4), causal=True) == 0
+
+
+@pytest.mark.parametrize("D", [64, 128, 256])
+def test_interval_masks_ten_thousand_times(D):
+    """The lists are made anew in every launch."""
+    mask = masks.documents([400, 1, 700, 399], device="cuda")
+    q, k, v = qkv(1500, 1500, 4, D, batch=2)
+    assert launches(None, 10_000, q, k, v, **mask) == 0
+    request = make_request(q, k, v, **mask)
+    o, lse, _ = forward_hopper.forward(request)
+    run = partial(backward_hopper.backward, request, o, lse, None, torch.randn_like(o), None)
+    assert differing(lambda: run()[1:3], 2000) == 0  # dK and dV; dQ is added in any order
+
+
+def test_a_graph_follows_the_mask():
+    """A captured call reads the intervals at replay, also those of a mask that was planned."""
+    mask = masks.plan_mask(masks.documents([300, 200], device="cuda"))
+    q, k, v = qkv(500, 500, 4, 64)
+    attention(q, k, v, version="fa3", **mask)  # plans it
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o = attention(q, k, v, version="fa3", **mask)
+    other = masks.documents([100, 150, 250], device="cuda")
+    mask["query_ends"].copy_(other["query_ends"])
+    graph.replay()
+    assert torch.equal(o, attention(q, k, v, version="fa3", **other))
 
 
 def test_two_streams_at_once():

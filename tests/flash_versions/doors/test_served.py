@@ -3,13 +3,14 @@
 import pytest
 import torch
 
-from flash_versions import attention
+from flash_versions import attention, masks
 from flash_versions.flash_attn import (
     flash_attn_func,
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
 )
 from flash_versions.integrations.hf import attend
+from flash_versions.integrations.nested import nested_attention
 from tests.helpers.launches import noted_launches
 
 EXPLICIT = ["forward of fa4", "prepare", "backward", "finish"]
@@ -47,7 +48,25 @@ def documents_of_transformers():
     return attend(torch.nn.Module(), q, k, v, None, **bounds)[0]
 
 
-CALLS = [packed_documents, padded_rows, a_sink_and_slopes, documents_of_transformers]
+def nested_tensors():
+    rows = [[torch.randn(n, 4, 128).bfloat16() for n in (100, 156)] for _ in range(3)]
+    jagged = {"layout": torch.jagged, "requires_grad": True}
+    return nested_attention(*(torch.nested.nested_tensor(x, **jagged) for x in rows)).values()
+
+
+def an_interval_mask():
+    mask = masks.shared_prompt(100, [100, 56])
+    return attention(*tensors(1, 256, 4, 128), **mask)
+
+
+def chunks():
+    return flash_attn_func(*tensors(1, 256, 4, 128), causal=True, attention_chunk=100)
+
+
+CALLS = [
+    packed_documents, padded_rows, a_sink_and_slopes, documents_of_transformers, nested_tensors,
+    an_interval_mask, chunks,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__.replace("_", " "))

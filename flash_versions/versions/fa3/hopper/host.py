@@ -111,8 +111,11 @@ def tensors(
 ) -> tuple:
     """The arguments of the kernel that are tensors."""
     config = plan.config
-    bounds, lists = describe_intervals(request, config) or (lse, lse)
+    bounds: Any = lse
+    lists: torch.Tensor | None = lse
     tiles: torch.Tensor | None = lse
+    if plan.constants["LISTED"]:
+        bounds, lists = describe_intervals(request, config)
     if plan.constants["RAGGED"]:
         tiles = Tiles.of_queries(request, config.block_q, 1, planned=True).plan
     describe = describe_swizzled if request.cu_seqlens_q is None else describe_ragged
@@ -132,14 +135,11 @@ def tensors(
 
 def describe_intervals(
     request: Request, config: HopperConfig
-) -> tuple[TensorDescriptor, torch.Tensor] | None:
-    """The intervals of keys as a box for each block, and the lists of the tiles; None if a request
-    has no intervals.
-    """
+) -> tuple[TensorDescriptor, torch.Tensor]:
+    """The intervals of keys as a box for each block, and the lists of the tiles."""
     block_kv = config.block_kv
     intervals = Intervals.of(request, block_kv, config.block_q, config.consumers)
-    if intervals is None:
-        return None
+    assert intervals is not None
     bounds = intervals.bounds.view(-1, intervals.blocks, 1, 2 * block_kv)
     return describe_swizzled(bounds, 1, 2 * block_kv), intervals.lists
 
@@ -186,9 +186,9 @@ def constants(request: Request, config: HopperConfig) -> dict[str, Any]:
         config.block_q == config.block_kv
         and (kv_length - request.q.shape[1] + (right or 0)) % config.block_kv == 0
     )
-    ragged = request.is_ragged
+    ragged, listed = request.is_ragged, request.has_intervals
     cut = left is not None or (right is not None and (ragged or not aligned))
-    if request.has_intervals:  # which say all that a window and the keys' end say
+    if listed:  # intervals say all that a window and the keys' end say
         request, cut = request._replace(window_left=None, window_right=None), False
     return {
         **window_constants(request, config.block_kv),
@@ -197,7 +197,7 @@ def constants(request: Request, config: HopperConfig) -> dict[str, Any]:
         "PACKED": request.cu_seqlens_q is not None,
         "ALIBI": request.alibi_slopes is not None,
         "SINK": request.sink is not None,
-        "LISTED": request.has_intervals,
+        "LISTED": listed,
     }
 
 

@@ -50,7 +50,11 @@ def tensors(request: Request, space: Workspace, plan: Plan) -> tuple:
     # all; of 64 keys half of the dims of dK and dV, and a quarter of those of dQ.
     parts = 1 if config.block_kv == 128 else 2
     dq_parts = 1 if config.held else 2 * parts
-    intervals = Intervals.of(request, WARPGROUP_ROWS.value)
+    bounds = spans = space.values
+    if plan.constants["SPANS"]:
+        intervals = Intervals.of(request, WARPGROUP_ROWS.value)
+        assert intervals is not None
+        bounds, spans = intervals.bounds, intervals.spans
     describe = describe_swizzled
     describe_q = describe_swizzled if request.cu_seqlens_q is None else describe_ragged
     if plan.constants["RAGGED"]:
@@ -67,7 +71,8 @@ def tensors(request: Request, space: Workspace, plan: Plan) -> tuple:
         describe(space.dv, WARPGROUP_ROWS.value, width_v // parts),
         tiles,
         space.values if request.alibi_slopes is None else request.alibi_slopes,
-        *((space.values,) * 2 if intervals is None else intervals[:2]),
+        bounds,
+        spans,
     )
 
 
