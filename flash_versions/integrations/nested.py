@@ -10,6 +10,7 @@ A jagged tensor has its rows one behind the other, as packed sequences have, so 
 from typing import Any
 
 import torch
+from torch.nested._internal.nested_tensor import NestedTensor
 
 from flash_versions.versions.api import attention
 
@@ -17,7 +18,7 @@ RAGGED = 1  # the dimension of the lengths
 
 
 def nested_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any
+    q: NestedTensor, k: NestedTensor, v: NestedTensor, **options: Any
 ) -> torch.Tensor:
     """`attention` of each sequence for itself.
 
@@ -52,7 +53,7 @@ def nested_attention(
 
 def _check(name: str, x: Any) -> None:
     """Refuse what is no jagged tensor with the lengths in front of the heads."""
-    if not isinstance(x, torch.Tensor) or not x.is_nested or x.layout != torch.jagged:
+    if not isinstance(x, NestedTensor):
         raise ValueError(
             f"{name} is no jagged tensor; torch.nested.nested_tensor(..., layout=torch.jagged) "
             f"makes one, and attention takes the others."
