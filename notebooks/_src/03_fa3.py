@@ -764,7 +764,7 @@ checked("sequences_mixed", len({line[0] for line in lines[:4]}) > 1)
 #
 # ### Interval masks
 #
-# Some masks are not packed sequences. In reinforcement learning a model answers one prompt several times. Every
+# Packed sequences cannot express every mask. In reinforcement learning a model answers one prompt several times. Every
 # answer sees the prompt and itself, but no other answer. With packed sequences each answer needs a copy of the
 # prompt. A matrix of ones and zeros could say who sees whom, but it has as many elements as there are scores, and
 # the kernel would have to read them all.
@@ -773,8 +773,8 @@ checked("sequences_mixed", len({line[0] for line in lines[:4]}) > 1)
 # behind it. A key of the prompt is seen by all queries from its own on, a key of an answer by the queries from its
 # own on up to the end of this answer. So one interval of queries for each key is the whole mask, an **interval
 # mask**: query i sees key j if `query_starts[j] <= i < query_ends[j]`. With causal, the start need not be given.
-# Here is a prompt of three tokens with two answers of two tokens, and below it the scores that queries see: <!--
-# key -->
+# Here is a prompt of three tokens with two answers of two tokens, and below it the scores that queries see:
+# <!-- key -->
 
 # %%
 shared = masks.shared_prompt(3, [2, 2])
@@ -860,8 +860,8 @@ show(hopper_intervals.mask_listed, docstring=False)
 # %% [markdown]
 # How many blocks pay for how many comparisons? The next table counts it for the masks of the picture, with tiles of
 # two consumers and blocks of 128 keys. <!-- key --> Then the emulator runs the kernel with a shared prompt. Its
-# answers are compared with those of packed sequences, where each answer has its own copy of the prompt. <!-- key
-# -->
+# answers are compared with those of packed sequences, where each answer has its own copy of the prompt.
+# <!-- key -->
 
 # %%
 rows, counts = [], {}
