@@ -24,9 +24,11 @@
 # * **Roles.** One warp only loads. The other warps only compute.
 # * **Order.** With a causal mask some tiles have more work than others. FA3 starts the tiles of all
 #   heads in the order of their work, most work first.
+# * **Many sequences.** Sequences of different lengths and masks for documents, shared prompts and trees leave out the
+#   tiles that nothing needs.
 # * **8-bit numbers**, as an option. The tensor cores multiply them at twice the rate.
 #
-# Time: about 75 minutes. Read [02_fa2](02_fa2.ipynb) first, which explains the online softmax in the
+# Time: about 95 minutes. Read [02_fa2](02_fa2.ipynb) first, which explains the online softmax in the
 # form that this notebook uses. [A GPU in ten words](../docs/gpu.md) shows the units of a GPU. You need
 # no GPU.
 
@@ -47,6 +49,7 @@ if "google.colab" in sys.modules and not os.path.exists("lessons"):
 # %% tags=["hide-cell"]
 # %matplotlib inline
 import json
+from itertools import pairwise
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -54,22 +57,27 @@ import torch
 from IPython.display import Markdown, display
 from lessons import changes, check, checked, film, guess, instructions, measured, own_gpu, record
 from lessons import predictions, recompiled, show, show_plain
+from lessons.emulated import box_in_sequence, emulated
 from lessons.exercises.notebook_03 import finish_time
 from lessons.folded import display_answer
-from lessons.pictures import attend, gantt, tiles
+from lessons.pictures import attend, gantt, masked, tiles
 from lessons.pictures.schedule import square, visits
 from matplotlib.figure import Figure
 
-from flash_versions import attention, attention_reference
+from flash_versions import attention, attention_reference, masks
 from flash_versions.bench.accuracy import SCHEMES, errors, exact_attention
 from flash_versions.bench.accuracy import draw as draw_inputs
 from flash_versions.bench.results import RESULTS, ablation_ratios, read_results, shapes
 from flash_versions.dispatch.precision import Fp8
+from flash_versions.dispatch.request import make_request
 from flash_versions.plot.figures import EXP2_PER_TENSOR_FLOP, TENSOR_TFLOPS
 from flash_versions.versions.fa3.fp8 import forward as forward_fp8
+from flash_versions.versions.fa3.hopper import intervals as hopper_intervals
 from flash_versions.versions.fp8.quantize import dequantize, quantize
 from flash_versions.versions.tiles import pipeline
+from flash_versions.versions.tiles.intervals import Intervals
 from flash_versions.versions.tiles.tma import describe
+from flash_versions.versions.tiles.varlen_scheduler import Tiles
 
 torch.manual_seed(0)
 
@@ -654,9 +662,9 @@ checked("other_during_softmax", any(t.start < exp.end and t.end > soft.start for
 # compute this product. <!-- key --> Lines without a bar take almost no time. A hatched bar is a wait. The
 # table below has the lines with their numbers. <!-- key -->*
 #
-# In the kernel as it is written, the softmax in line 15 begins while P V of the
+# In the kernel as it is written, the softmax in line 17 begins while P V of the
 # previous block still runs: this is the overlap inside a warpgroup. <!-- checked: pv_during_softmax -->
-# (The compiled kernel differs in this point; see the next section.) During the rest of line 15 the tensor cores work on the products of
+# (The compiled kernel differs in this point; see "What the compiler made of it".) During the rest of line 17 the tensor cores work on the products of
 # consumer 1: this is the overlap between warpgroups. <!-- checked: other_during_softmax -->
 
 # %% tags=["hide-input"]
@@ -667,6 +675,223 @@ say(attend.explained())
 # the kernel for Hopper without a GPU, too. `flash_versions/dispatch/emulator/emulator.py` executes its
 # source code on the CPU. It lets the roles take turns, and finishes copies and products as late as the
 # hardware might. A kernel with a missing wait then computes wrong numbers, and the test fails.
+
+# %% [markdown]
+# ## From one sequence to many
+#
+# So far all sequences of a batch have had the same length. Texts have different lengths, and the usual batch
+# **pads** each of them to the length of the longest one. The next cell draws the lengths of 64 documents and counts
+# what that costs with a causal mask: rows, which pass through every layer of a model, and scores, which attention
+# computes. <!-- key -->
+
+# %%
+generator = torch.Generator().manual_seed(1)
+lengths = (850 * torch.exp(0.6 * torch.randn(64, generator=generator))).long()
+longest = int(lengths.max())
+rows_padded = len(lengths) * longest / int(lengths.sum())
+scores_padded = len(lengths) * longest * (longest + 1) / int((lengths * (lengths + 1)).sum())
+say(
+    f"The documents have {lengths.float().mean():.0f} tokens on average, and the longest has "
+    f"{longest}. Padding makes {rows_padded:.1f} times as many rows and {scores_padded:.1f} times "
+    f"as many scores."
+)
+
+# %% [markdown]
+# ### Packed sequences
+#
+# **Packed sequences** need no padding. They lie end to end in one tensor of shape (total, heads, head_dim), and
+# `cu_seqlens` says where each begins and where the last one ends: lengths 70, 40 and 90 give `[0, 70, 110, 200]`.
+# In the kernel for Hopper two things change.
+#
+# **A box has to end with its sequence.** The last box of a sequence also covers keys of the next one. Their scores
+# are masked, so their p is 0. That is not enough: P V multiplies this 0 by the values of the neighbour, and 0 times
+# NaN is NaN. A broken sequence would break the one in front of it. TMA replaces only what lies outside of the
+# *whole tensor* by zeros. So the kernel describes the tensor to TMA in such a way that everything behind the
+# sequence counts as outside; `tiles/ragged.py` explains how.
+#
+# The next cell runs the kernel for Hopper in the emulator. The second of three sequences is NaN throughout. Then it
+# runs the kernel once more with boxes of K and V that end with the tensor. <!-- key -->
+
+
+# %%
+def to_the_end(first, length, head, row):
+    """A box that ends with the tensor, and not with its sequence."""
+    return box_in_sequence(first, 200 - first, head, row)
+
+
+print("0 x NaN:", 0.0 * torch.nan)
+cu_seqlens = torch.tensor([0, 70, 110, 200], dtype=torch.int32)
+q, k, v = (torch.randn(200, 1, 64).bfloat16() for _ in range(3))
+for x in (q, k, v):
+    x[70:110] = torch.nan
+packed = {"causal": True, "cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens}
+broken = {}
+for boxes, box in (("their sequence", box_in_sequence), ("the tensor", to_the_end)):
+    o = emulated(q, k, v, box, **packed)
+    broken[boxes] = [int(o[a:b].isnan().any(2).sum()) for a, b in pairwise(cu_seqlens.tolist())]
+    print(f"boxes end with {boxes}: rows with NaN of each sequence: {broken[boxes]}")
+checked("nan_stays", broken["their sequence"] == [0, 40, 0])
+checked("nan_leaks", broken["the tensor"] == [70, 40, 0])
+
+# %% [markdown]
+# With boxes that end with their sequence, only the poisoned sequence is NaN. <!-- checked: nan_stays --> With the
+# other boxes, every row of the sequence in front of it becomes NaN, too. <!-- checked: nan_leaks --> O has boxes
+# that end with their sequence for another reason: a tile must not overwrite results of the next sequence.
+#
+# **The tiles have to be planned.** The host does not know the lengths, which are on the GPU, and reading them would
+# make it wait. So a small kernel on the GPU plans the tiles before attention starts. It writes for each tile: its
+# sequence, its number there, where the sequence begins, and how long it is. As in "The order of causal tiles", the
+# tiles with most work come first, here over all sequences. The next table is such a plan of three sequences, with
+# tiles of 128 queries. <!-- key -->
+
+# %%
+bounds = torch.tensor([0, 70, 470, 620], dtype=torch.int32)  # lengths 70, 400, 150
+x = torch.zeros(620, 1, 64)
+request = make_request(x, x, x, causal=True, cu_seqlens_q=bounds, cu_seqlens_k=bounds)
+plan = Tiles.of_queries(request, 128, 1).plan.tolist()
+lines = [line[:6] for line in plan[1 : 1 + plan[0][0]]]
+keys_seen = [min(128 * (tile + 1), n) for _, tile, _, n, _, _ in lines]
+table(
+    ["place in the plan", "sequence", "its tile", "first row", "rows of the sequence", "keys seen"],
+    [[i, *line[:4], seen] for i, (line, seen) in enumerate(zip(lines, keys_seen))],
+)
+checked("heaviest_tile_first", keys_seen == sorted(keys_seen, reverse=True))
+checked("sequences_mixed", len({line[0] for line in lines[:4]}) > 1)
+
+# %% [markdown]
+# The tiles are in the order of the keys that they see. <!-- checked: heaviest_tile_first --> So tiles of different
+# sequences are next to each other. <!-- checked: sequences_mixed -->
+#
+# ### Interval masks
+#
+# Packed sequences cannot express every mask. In reinforcement learning a model answers one prompt several times. Every
+# answer sees the prompt and itself, but no other answer. With packed sequences each answer needs a copy of the
+# prompt. A matrix of ones and zeros could say who sees whom, but it has as many elements as there are scores, and
+# the kernel would have to read them all.
+#
+# Both can be avoided, because the queries that see a key are neighbours. Put the prompt first and the answers
+# behind it. A key of the prompt is seen by all queries from its own on, a key of an answer by the queries from its
+# own on up to the end of this answer. So one interval of queries for each key is the whole mask, an **interval
+# mask**: query i sees key j if `query_starts[j] <= i < query_ends[j]`. With causal, the start need not be given.
+# Here is a prompt of three tokens with two answers of two tokens, and below it the scores that queries see:
+# <!-- key -->
+
+# %%
+shared = masks.shared_prompt(3, [2, 2])
+print("query_ends", shared["query_ends"].tolist())
+for i in range(7):
+    print(" ".join("#" if j <= i < end else "." for j, end in enumerate(shared["query_ends"])))
+
+# %% [markdown]
+# ### Your prediction
+#
+# A prompt of 1024 tokens has 8 answers of 384 tokens each. Tiles have 128 queries, blocks 128 keys. Causal
+# attention over these 4096 tokens computes 528 tiles of the score matrix. What share of them does the mask leave?
+# (You can count it: how many tiles does the prompt have, and how many has an answer?)
+
+# %%
+my_guess = None  # your guess here, between 0 and 1
+
+# %% tags=["hide-input"]
+answers = masks.shared_prompt(1024, [384] * 8)
+left = masked.tiled(answers, 128).count("masked", "full")
+causal = masked.tiled({"causal": True, "query_ends": torch.full((4096,), 4096)}, 128)
+checked("causal_tiles", causal.count("masked", "full") == 528)
+guess(my_guess, left / 528, "tiles that the mask of 8 answers leaves, of those of causal")
+copies = 8 * sum(range(1, 1 + (1024 + 384) // 128))
+say(
+    f"The mask leaves {left} of 528 tiles. Packed sequences with a copy of the prompt for each "
+    f"answer would have {copies} tiles, and {8 * (1024 + 384) / 4096:.2f} times as many rows in "
+    f"all layers of the model."
+)
+display(masked.draw())
+found = masked.data()
+whole = found.pop("causal alone").count("masked", "full")
+checked("fewer_than_causal", all(one.count("masked", "full") < whole for one in found.values()))
+checked("mostly_unmasked", all(one.count("full") > one.count("masked") for name, one in
+                               found.items() if "documents" not in name))  # fmt: skip
+
+# %% [markdown]
+# Causal alone computes 528 tiles. <!-- checked: causal_tiles --> *The picture shows masks of 1024 tokens, in tiles
+# of 64 queries and 64 keys, from the lists that the kernels use. <!-- key -->* Every mask leaves fewer tiles than
+# causal alone. <!-- checked: fewer_than_causal --> With the shared prompt and with the tree, most of the computed
+# tiles need no mask. <!-- checked: mostly_unmasked -->
+#
+# ### From intervals to a list of blocks
+#
+# How does a program know which blocks its tile needs, without looking at every key? Two small kernels prepare it:
+#
+# 1. **Fold.** The first kernel intersects the interval of each key with what causal and a window allow. A causal
+#    mask makes the start of key j at least j. From then on the interval says everything, and no kernel computes the
+#    diagonal again.
+# 2. **Four numbers.** The same kernel notes for each block of keys the first and the last start, and the first and
+#    the last end.
+# 3. **List.** The second kernel compares the four numbers of each block with the first and the last query of each
+#    tile. Blocks that no query of the tile sees are left out, and are never loaded. The rest is the list of the
+#    tile.
+#
+# ### Exercise: `tile_kind`
+#
+# Write the comparison of step 3. A tile has the queries `low` to `high`, both included.
+
+
+# %%
+def tile_kind(first_start, last_start, first_end, last_end, low, high):
+    """The kind of a tile with a block of keys: "skipped", "masked" or "full".
+
+    Query i sees a key if start <= i < end. The four numbers are the smallest and the largest start
+    of the block's keys, and the smallest and the largest end. "skipped": no query sees a key of the
+    block, as far as the four numbers say. "full": every query sees every key.
+    """
+    raise NotImplementedError  # your code here
+
+
+check("tile_kind", tile_kind)
+
+# %% [markdown]
+# In the kernel for Hopper, a list replaces the range of blocks in the loops of `produce` and `attend`. An entry of
+# it is the number of a block and, for each consumer, two flags: whether a start cuts queries of this consumer, and
+# whether an end does. The producer loads the starts and ends of the keys together with the block, so they arrive in
+# shared memory by TMA. The consumer makes a comparison only if its flag is set:
+
+# %% tags=["hide-input"]
+show(hopper_intervals.mask_listed, docstring=False)
+
+# %% [markdown]
+# How many blocks pay for how many comparisons? The next table counts it for the masks of the picture, with tiles of
+# two consumers and blocks of 128 keys. <!-- key --> Then the emulator runs the kernel with a shared prompt. Its
+# answers are compared with those of packed sequences, where each answer has its own copy of the prompt.
+# <!-- key -->
+
+# %%
+rows, counts = [], {}
+for name, options in masked.examples().items():
+    lists = Intervals.of(masked.request_of(options), 128, 128, parts=2).lists[0]
+    entries = torch.cat([line[1 : 1 + int(line[0])] for line in lists])
+    comparisons = torch.cat([(entries >> 2 * c & 1) + (entries >> 2 * c + 1 & 1) for c in (0, 1)])
+    counts[name] = comparisons.bincount(minlength=3).tolist()
+    rows.append([name, *counts[name]])
+table(["blocks of a consumer with", "no comparison", "one", "both"], rows)
+checked("one_comparison", all(one > both for _, one, both in counts.values()))
+
+q, k, v = (torch.randn(1, 200, 1, 64).bfloat16() for _ in range(3))
+shared = emulated(q, k, v, **masks.shared_prompt(100, [60, 40]))[0, 100:]
+ranges = [[*range(160)], [*range(100), *range(160, 200)]]  # the prompt and an answer
+copied = torch.tensor([*ranges[0], *ranges[1]])
+ends = torch.tensor([0, 160, 300], dtype=torch.int32)
+o = emulated(*(x[0, copied] for x in (q, k, v)), causal=True, cu_seqlens_q=ends, cu_seqlens_k=ends)
+difference = (shared - torch.cat([o[100:160], o[260:]])).abs().max()
+print(f"largest difference of the answers: {difference:.0e}; {len(copied)} rows instead of 200")
+checked("as_with_copies", difference < 0.02)
+
+# %% [markdown]
+# More blocks pay for one comparison than for both. <!-- checked: one_comparison --> The answers are the same as
+# with copies of the prompt, up to the rounding of bf16. <!-- checked: as_with_copies -->
+#
+# The backward has tiles of keys. The queries that see such a tile lie between its first start and its last end, so
+# it needs no list: each thread reads the interval of its two keys. Lists depend on the mask only and not on the
+# layer, so `masks.plan_mask` makes them once for all layers of a model. [masks.md](../docs/masks.md) says which
+# form to choose for which mask.
 
 # %% [markdown]
 # ## What the compiler made of it
@@ -713,7 +938,7 @@ checked("wait_moved", order.index("wait 0") < exponentials)
 
 # %% [markdown]
 # FA3 issues both products before the exponentials. <!-- checked: both_issued --> One detail is different
-# from the source. The line that waits for P V is line 16, after the softmax, and in the compiled code
+# from the source. The line that waits for P V is line 18, after the softmax, and in the compiled code
 # `wait 0` comes *before* the exponentials. <!-- checked: wait_moved --> NVIDIA's assembler, the last step of the
 # compiler, has moved it. Waiting earlier cannot change a result, so it is allowed to do that. So in the compiled kernel, P V of the same warpgroup does not run
 # during its exponentials; the products of the other warpgroup do. What remains of the overlap inside a
@@ -1065,10 +1290,12 @@ predictions()
 #   section 3.2 the overlap inside a warpgroup, section 3.3 FP8.
 # * The authors' code: [hopper/](https://github.com/Dao-AILab/flash-attention/tree/main/hopper) of
 #   flash-attention, `mainloop_fwd_sm90_tma_gmma_ws.hpp`.
+# * Wang et al. 2024, [FlashMask](https://arxiv.org/abs/2410.01359): masks as intervals of each key. It keeps the
+#   queries that are masked, and this project those that are not.
 # * This project: `flash_versions/versions/fa3/forward.py` and `fa3/hopper/forward.py`, whose
 #   docstrings draw the schedule; `tiles/pipeline.py`; `tiles/tile_scheduler.py`;
 #   [fp8.md](../docs/fp8.md); and what did not work, in [log.md](../docs/log.md).
 # * All kernels as you saw them here, in one text: `python -m flash_versions.diff --show fa3 --plain`
 #   and `--show fa3-hopper --plain`.
-# * Solutions: `notebooks/solutions/causal_order.py` and `fold_fp8.py`. Next:
+# * Solutions: `causal_order.py`, `tile_kind.py` and `fold_fp8.py` in `notebooks/solutions`. Next:
 #   [04_fa4](04_fa4.ipynb).

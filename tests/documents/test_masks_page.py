@@ -42,3 +42,17 @@ def test_which_blocks_are_listed():
         assert masked == [j for j, cell in enumerate(cells) if cell == "/"] == line[2 : 2 + line[0]]
         assert others == [j for j, cell in enumerate(cells) if cell == "#"]
         assert others == line[::-1][: line[1]]
+
+
+def test_which_blocks_are_listed_on_hopper():
+    q, k, v = torch.zeros(3, 1, 512, 1, 16)
+    request = make_request(q, k, v, **masks.documents([230, 282]))
+    lists = Intervals.of(request, 64, 128, parts=2).lists[0].tolist()
+    drawn = [re.split(r"  +", line.strip()) for line in PICTURES[2].splitlines()[1:]]
+    found = []
+    for tile, (number, *entries) in enumerate(lists):
+        for entry in entries[:number]:
+            flags = [["start"] * (entry >> 2 * c & 1) + ["end"] * (entry >> 2 * c + 1 & 1)
+                     for c in (0, 1)]  # fmt: skip
+            found.append([str(tile), str(entry >> 4), *(", ".join(x) or "-" for x in flags)])
+    assert found == drawn

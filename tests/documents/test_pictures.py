@@ -370,7 +370,7 @@ def test_lines_are_those_of_the_kernel():
     """In their order; each is explained."""
     path = Path(attend.__file__).parents[3] / "flash_versions/versions/fa3/hopper/forward.py"
     body = path.read_text().partition("def attend(")[2].partition("def attend_in_order")[0]
-    written = iter(body[body.index("for block in") :].splitlines())
+    written = iter(body[body.index("for place in") :].splitlines())
     lines = [line.strip() for line in attend.loop() if "fold_scores(" not in line]
     assert all(any(line == other.strip() for other in written) for line in lines)
     assert {line.strip() for line in attend.loop()} == set(attend.LINES)

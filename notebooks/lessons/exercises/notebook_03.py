@@ -1,4 +1,6 @@
-"""The exercises of 03_fa3: the order of causal tiles, and the scales of one FP8 block."""
+"""The exercises of 03_fa3: the order of causal tiles, which tiles an interval mask leaves, and the
+scales of one FP8 block.
+"""
 
 import heapq
 import itertools
@@ -17,6 +19,14 @@ ORDER_HINTS = (
     "Tile t sees t + 1 blocks of keys. Which tiles have most work, and of which heads are they?",
     "Begin with the last tile of every head; then take the tile before it of every head.",
     "Two loops: the outer one over reversed(range(tiles)), the inner one over range(heads).",
+)
+KIND_HINTS = (
+    "A query i sees a key if start <= i < end. Which query of the tile sees the key with the first "
+    "start, if any of them does? And which one the key with the last end?",
+    "No query of the tile sees the block if the first start is behind `high`, or the last end is "
+    "at or before `low`.",
+    "All queries see all keys if even the last start is at or before `low`, and even the first end "
+    "is behind `high`.",
 )
 BLOCK_HINTS = (
     "A score in log2 units is s8 * q_scale * k_scale * scale_log2. With it, the step is that of "
@@ -65,6 +75,44 @@ def heaviest_first(heads: int, tiles: int, processors: int) -> int:
     """When the last tile is done if the heaviest tiles come first."""
     order = sorted(itertools.product(range(heads), range(tiles)), key=lambda place: -place[1])
     return finish_time(order, processors)
+
+
+@exercise("tile_kind", *KIND_HINTS)
+def check_kind(function: Callable[..., str]) -> None:
+    """function(first_start, last_start, first_end, last_end, low, high) -> the kind of a tile."""
+    generator = torch.Generator().manual_seed(5)
+    queries = torch.arange(4, 8)
+    for number in range(400):
+        keys = 1 + number % 3
+        starts = torch.randint(12, (keys,), generator=generator)
+        ends = starts + torch.randint(1, 9, (keys,), generator=generator)
+        seen = (queries[:, None] >= starts) & (queries[:, None] < ends)
+        given = [int(x) for x in (starts.min(), starts.max(), ends.min(), ends.max(), 4, 7)]
+        kind = function(*given)
+        assert kind in ("skipped", "masked", "full"), (
+            f'return "skipped", "masked" or "full"; you returned {kind!r}.'
+        )
+        said = (
+            f"queries 4 to 7 and keys with intervals "
+            f"{', '.join(f'[{a}, {b})' for a, b in zip(starts.tolist(), ends.tolist()))}, which "
+            f"give tile_kind{tuple(given)}: you returned {kind!r}"
+        )
+        assert kind != "skipped" or not seen.any(), (
+            f"{said}, but the queries see {int(seen.sum())} of the {seen.numel()} scores, and they "
+            f"would be lost."
+        )
+        assert kind != "full" or seen.all(), (
+            f"{said}, but the queries see only {int(seen.sum())} of the {seen.numel()} scores, and "
+            f"the others would count, too."
+        )
+        assert kind != "masked" or not seen.all(), (
+            f"{said}, but the queries see all {seen.numel()} scores, so the tile needs no mask."
+        )
+        outside = given[0] > given[5] or given[3] <= given[4]
+        assert kind == "skipped" or not outside, (
+            f"{said}, but the four numbers say that the queries see no score, so the tile need not "
+            f"be computed."
+        )
 
 
 def folded(

@@ -44,10 +44,15 @@ class Line(NamedTuple):
 
 MASK = "Only a block that the causal mask cuts is masked; `problem.CUT` is a constant."
 LINES = {
-    "for block in range(end - 2, begin - 1, -1):": Line(
+    "for place in range(end - 2, begin - 1, -1):": Line(
         "Walks from the last block but one to the first. The last block, on the diagonal, was done "
         "before the loop."
     ),
+    "entry = problem.entry(place)": Line(
+        "What is at this place: the block with this number. With an interval mask it is an entry "
+        "of a list, which has flags, too."
+    ),
+    "block = problem.block_of(entry)": Line("The number of the block, without flags."),
     "before = stage": Line(
         "`stage` says in which slot of the pipeline a block is. `before` keeps the slot of the "
         "previous iteration's block, whose V is still needed."
@@ -118,7 +123,7 @@ def loop() -> tuple[str, ...]:
         ValueError: a line has no explanation here.
     """
     _, text = find_plain("fa3-hopper", "forward.py", "attend")
-    start = next(i for i, line in enumerate(text) if line.strip().startswith("for block"))
+    start = next(i for i, line in enumerate(text) if line.strip().startswith("for place"))
     depth = indent(text[start])
     length = next(i for i, line in enumerate(text[start + 1 :], 1) if indent(line) <= depth)
     found = tuple(line[depth:] for line in text[start : start + length])
