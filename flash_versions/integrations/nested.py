@@ -18,7 +18,7 @@ RAGGED = 1  # the dimension of the lengths
 
 
 def nested_attention(
-    q: NestedTensor, k: NestedTensor, v: NestedTensor, **options: Any
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any
 ) -> torch.Tensor:
     """`attention` of each sequence for itself.
 
@@ -36,8 +36,7 @@ def nested_attention(
     Returns:
         o (batch, lengths as in q, heads, head_dim_v), nested.
     """
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        _check(name, x)
+    q, k, v = (_jagged(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
     if k.shape[0] != q.shape[0] or v.shape[0] != q.shape[0]:
         raise ValueError(
             f"q has {q.shape[0]} sequences, k {k.shape[0]} and v {v.shape[0]}; give as many."
@@ -51,8 +50,8 @@ def nested_attention(
     return torch.nested.nested_tensor_from_jagged(o, q.offsets())
 
 
-def _check(name: str, x: Any) -> None:
-    """Refuse what is no jagged tensor with the lengths in front of the heads."""
+def _jagged(name: str, x: Any) -> NestedTensor:
+    """x, if it is a jagged tensor with the lengths in front of the heads."""
     if not isinstance(x, NestedTensor):
         raise ValueError(
             f"{name} is no jagged tensor; torch.nested.nested_tensor(..., layout=torch.jagged) "
@@ -65,3 +64,4 @@ def _check(name: str, x: Any) -> None:
         )
     if x.lengths() is not None:
         raise ValueError(f"{name} has rows of no sequence; give a contiguous tensor.")
+    return x
