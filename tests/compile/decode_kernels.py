@@ -38,7 +38,7 @@ def row(call: str, kernel: Compiled) -> dict:
 def rows(part: str = "") -> list[dict]:
     """The rows of all calls; of part "shares", those of sequences with lengths of their own."""
     if part == "shares":
-        return [found for dim in (64, 128) for size in PAGES for found in shared(dim, size)]
+        return [found for size in PAGES for found in shared(size)]
     found = []
     for name, (batch, queries, head_dim, options) in CALLS.items():
         q = torch.empty(batch, queries, 32, head_dim, dtype=torch.bfloat16)
@@ -49,7 +49,7 @@ def rows(part: str = "") -> list[dict]:
     return found
 
 
-def shared(head_dim: int, page_size: int | None) -> list[dict]:
+def shared(page_size: int | None, head_dim: int = 128) -> list[dict]:
     """The rows of a call of 16 sequences."""
     q = torch.empty(16, 1, 32, head_dim, dtype=torch.bfloat16)
     k = torch.empty(16, 8192, 8, head_dim, dtype=torch.bfloat16)

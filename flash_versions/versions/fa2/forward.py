@@ -408,8 +408,7 @@ def forward(
     kv_heads = heads // group
     if few_rows := decodes(request):
         programs = kv_heads * batch
-        uneven = request.is_ragged or request.cu_seqlens_k is not None
-        if uneven and request.num_splits is None:
+        if request.num_splits is None and shares.pay(request):
             return shares.forward(request, config or fitted(request, SHARED))
         config = config or decoding_config(request, programs)
     else:
