@@ -1,20 +1,20 @@
 """Decoding over caches of rows of different lengths and in pages: checked, then timed; writes JSON.
 
-    python -m tests.benchmarks.decode_gpu --out FILE [--seconds 150] [--only NAME ...]
+    python -m tests.benchmarks.decode_gpu --out FILE [--seconds 80] [--only NAME ...] [--variants]
 
 First, processes side by side compile all kernels and check drawn cases: every contestant has to be
 within the error budget and to give the same bits twice, with NaN in every slot that belongs to no
 sequence. Then the contestants of each shape take turns, each as a CUDA graph with a cold L2 cache
 (flash_versions/bench/measure.py): a device copy that moves as many bytes as the sequences have keys
-and values, the kernel as it was before (decode_before.py), what a call gets now ("fa2"), and equal
-shares of all blocks with other tiles (VARIANTS). Last, a table with the share of the copy's rate.
+and values, the kernel as it was before (decode_before.py), what a call gets now ("fa2"), and, if
+asked for, other kernels and tiles (VARIANTS). Last, a table with the share of the copy's rate.
 """
 
 import os
 import random
 import statistics
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from subprocess import run
@@ -26,44 +26,43 @@ import torch  # noqa: E402
 
 from flash_versions.bench.document import new_document  # noqa: E402
 from flash_versions.bench.measure import captured, reason, timed  # noqa: E402
-from flash_versions.dispatch.device import devices  # noqa: E402
 from flash_versions.dispatch.request import Request, make_request  # noqa: E402
 from flash_versions.dispatch.sizes import LaunchConfig  # noqa: E402
 from flash_versions.versions.fa2 import forward as fa2  # noqa: E402
 from flash_versions.versions.fa2 import shares  # noqa: E402
 from flash_versions.versions.oracle.budget import assess_request  # noqa: E402
-from tests.benchmarks import decode_before  # noqa: E402
+from tests.benchmarks import decode_before, decode_flat  # noqa: E402
 from tests.benchmarks.frame import keep, parser, passed  # noqa: E402
 
 DEVICE = "cuda"
 SUITE = "decode, lengths and pages"
 ROUNDS = 20
-CHECKS = 16  # drawn cases
-RANDOM_SHAPES = 8
+CHECKS = 10  # drawn cases
+RANDOM_SHAPES = 6
 AGAIN = 20  # times that a case is computed once more, for the same bits
 PROCESSES = 14
-# Tiles for equal shares, and how many programs each multiprocessor gets.
-VARIANTS = {
-    "64 keys, 2 at once": (fa2.SHARED, 2),
-    "64 keys, 4 stages": (LaunchConfig(16, 64, num_warps=4, num_stages=4), 2),
-    "64 keys, 8 warps": (LaunchConfig(16, 64, num_warps=8, num_stages=4), 2),
-    "128 keys": (fa2.WHOLE, 1),
-    "32 keys, 2 at once": (LaunchConfig(16, 32, num_warps=4, num_stages=5), 2),
-    "32 keys, 3 at once": (LaunchConfig(16, 32, num_warps=4, num_stages=5), 3),
-}
-FEW = list(VARIANTS)[:2]  # where not all of them are timed
-SIZES = {"16x8k": (16, 8192), "64x4k": (64, 4096), "128x1k": (128, 1024), "4x32k": (4, 32768)}
+SHAPES = {  # name: (batch, length, of rows, of pages by their size; and what of both: see Shape)
+    "16x8k": (16, 8192, {None: ("full", "uniform", "equal"), 64: ("full", "uniform"),
+                         16: ("full", "uniform")}),
+    "64x4k": (64, 4096, {None: ("full", "uniform", "equal"), 64: ("full", "uniform"),
+                         16: ("full",)}),
+    "4x32k": (4, 32768, {None: ("uniform", "equal"), 64: ("uniform",)}),
+    "128x1k": (128, 1024, {None: ("uniform", "equal"), 64: ("uniform",)}),
+    "32x16k": (32, 16384, {None: ("one long",), 64: ("one long",)}),
+    "1024x256": (1024, 256, {None: ("uniform",)}),
+    "1x128k": (1, 131072, {None: ("uniform",)}),
+}  # fmt: skip
 
 
 class Shape(NamedTuple):
-    """A decoding step. `lengths` is None (all rows are full, and the call is not told so), "equal"
-    (it is told so), "uniform" (in S/4 .. S), or "one long" (one row is full, the others have S/16).
+    """A decoding step. `lengths` is "full" (all rows are, and the call is not told so), "equal" (it
+    is told so), "uniform" (in S/4 .. S), or "one long" (one row is full, the others have S/16).
     """
 
     name: str
     batch: int
     length: int
-    lengths: str | None
+    lengths: str
     page: int | None
     head_dim: int = 128
     heads: int = 32
@@ -81,11 +80,6 @@ class Shape(NamedTuple):
         return [self.length] * self.batch
 
     @property
-    def variants(self) -> Iterable[str]:
-        """Those that are timed: fewer where the rows are full or the shape is drawn."""
-        return VARIANTS if self.lengths and not self.name.startswith("random") else FEW
-
-    @property
     def bytes(self) -> int:
         """What has to be read of K and V."""
         return 2 * sum(self.drawn_lengths()) * self.kv_heads * self.head_dim * self.dtype.itemsize
@@ -97,7 +91,7 @@ class Shape(NamedTuple):
         q = make(self.batch, self.queries, self.heads, self.head_dim)
         k, v = (make(self.batch, self.length, self.kv_heads, self.head_dim) for _ in range(2))
         given = {"causal": True}
-        if self.lengths is not None:
+        if self.lengths != "full":
             given["kv_lengths"] = torch.tensor(self.drawn_lengths(), device=DEVICE).int()
         if self.page is not None:
             number = self.batch * self.length // self.page
@@ -109,24 +103,16 @@ class Shape(NamedTuple):
 
 def shapes() -> list[Shape]:
     """What is measured."""
-    found = []
-    for size, (batch, length) in SIZES.items():
-        for page in (None, 64, 16, 256):
-            for lengths in (None, "uniform"):
-                name = f"{size} {f'pages of {page}' if page else 'rows'} {lengths or 'full'}"
-                found.append(Shape(name, batch, length, lengths, page))
-                if page in (None, 64) and size in ("16x8k", "64x4k"):
-                    found.append(Shape(f"D=64 {name}", batch, length, lengths, page, 64))
-        found.append(Shape(f"{size} rows equal", batch, length, "equal", None))
+    found = [
+        Shape(f"{size} {f'pages of {page}' if page else 'rows'} {how}", batch, length, how, page)
+        for size, (batch, length, layouts) in SHAPES.items()
+        for page, lengths in layouts.items()
+        for how in lengths
+    ]
     found += [
-        Shape("32x16k one long", 32, 16384, "one long", None),
-        Shape("32x16k pages of 64 one long", 32, 16384, "one long", 64),
-        Shape("1024x256 uniform", 1024, 256, "uniform", None),
-        Shape("1024x256 full", 1024, 256, None, None),
-        Shape("40x8k full", 40, 8192, None, None),
-        Shape("1x128k uniform", 1, 131072, "uniform", None),
-        Shape("1x128k full", 1, 131072, None, None),
-        Shape("1x4k uniform", 1, 4096, "uniform", None),
+        Shape("D=64 16x8k rows uniform", 16, 8192, "uniform", None, 64),
+        Shape("D=64 16x8k pages of 64 full", 16, 8192, "full", 64, 64),
+        Shape("D=64 64x4k rows uniform", 64, 4096, "uniform", None, 64),
         Shape("16x8k 32 key heads", 16, 8192, "uniform", None, kv_heads=32),
     ]
     return found + [random_shape(number) for number in range(RANDOM_SHAPES)]
@@ -144,23 +130,38 @@ def random_shape(number: int) -> Shape:
                  kv_heads, rng.choice((1, 1, 2)))  # fmt: skip
 
 
-def in_shares(request: Request, config: LaunchConfig, at_once: int) -> tuple[torch.Tensor, ...]:
-    """A call in equal shares, with so many programs for each multiprocessor."""
-    programs = at_once * devices[request.q.device].num_sms
-    number = max(1, programs // request.k.shape[2])
-    return shares.forward(request, fa2.fitted(request, config), number)[:2]
+def in_shares(request: Request, config: LaunchConfig, flat: bool) -> tuple[torch.Tensor, ...]:
+    """A call in equal shares, with the loop of the package or a flat one."""
+    kept = shares.launch_shares
+    shares.launch_shares = decode_flat.launch_flat if flat else kept
+    try:
+        return shares.forward(request, fa2.fitted(request, config))[:2]
+    finally:
+        shares.launch_shares = kept
+
+
+VARIANTS = {
+    "flat": partial(in_shares, config=fa2.SHARED, flat=True),
+    "flat, 128 keys": partial(in_shares, config=fa2.WHOLE, flat=True),
+    "nested": partial(in_shares, config=fa2.SHARED, flat=False),
+    "nested, 128 keys": partial(in_shares, config=fa2.WHOLE, flat=False),
+}
+WIDE_PAGED = LaunchConfig(16, 64, num_warps=8, num_stages=5)
 
 
 def contestants(
-    request: Request, variants: Iterable[str]
+    request: Request, variants: bool
 ) -> dict[str, Callable[[], tuple[torch.Tensor, ...]]]:
     """What computes a request, by name."""
     found = {
         "before": lambda: decode_before.forward(request)[:2],
         "fa2": lambda: fa2.forward(request)[:2],
     }
-    for name in variants:
-        found[name] = partial(in_shares, request, *VARIANTS[name])
+    if variants and request.is_ragged:
+        found |= {name: partial(call, request) for name, call in VARIANTS.items()}
+    elif variants and request.block_table is not None:
+        config = fa2.fitted(request, WIDE_PAGED)
+        found["pages, 8 warps"] = lambda: fa2.forward(request, config)[:2]
     return found
 
 
@@ -208,15 +209,14 @@ def checked_request(number: int) -> tuple[Request, Request]:
 
 
 def check(number: int) -> str:
-    """Compute a drawn case by each contestant and one of the variants, and in splits.
+    """Compute a drawn case by each contestant, and in splits.
 
     Raises:
         AssertionError: an error is beyond the budget, or bits differ.
     """
     request, exact = checked_request(number)
     worst = 0.0
-    variants = list(VARIANTS)[number % len(VARIANTS) :][:1]
-    for name, call in contestants(request, variants).items():
+    for name, call in contestants(request, variants=True).items():
         o, lse = call()
         for what, accuracy in assess_request({"o": o, "lse": lse}, exact).items():
             assert accuracy.ok, f"case {number}, {name}: {what}: {accuracy}"
@@ -233,17 +233,22 @@ def check(number: int) -> str:
     return f"case {number}: within the budget, {worst:.2f} of it"
 
 
-def for_copy(shape: Shape) -> Callable[[], tuple[torch.Tensor, ...]]:
-    """A copy that reads and writes as many bytes together as the shape's keys and values have."""
-    source = torch.randint(0, 100, (shape.bytes // 2,), device=DEVICE, dtype=torch.uint8)
+def copies(shape: Shape) -> dict[str, Callable[[], tuple[torch.Tensor, ...]]]:
+    """Copies that read and write as many bytes together as the shape's keys and values have: the
+    driver's, which is slow for some sizes, and that of a kernel. The faster one counts.
+    """
+    source = torch.randint(0, 100, (shape.bytes // 8,), device=DEVICE, dtype=torch.int32)
     target = torch.empty_like(source)
-    return lambda: (target.copy_(source),)
+    return {
+        "copy": lambda: (target.copy_(source),),
+        "copy by a kernel": lambda: (torch.neg(source, out=target),),
+    }
 
 
-def measure(shape: Shape) -> list[dict]:
+def measure(shape: Shape, variants: bool) -> list[dict]:
     """Rows of a shape's contestants."""
     request = shape.request()
-    calls = {"copy": for_copy(shape), **contestants(request, shape.variants)}
+    calls = {**copies(shape), **contestants(request, variants)}
     rows, replays = {}, {}
     for name, call in calls.items():
         rows[name] = {
@@ -257,7 +262,7 @@ def measure(shape: Shape) -> list[dict]:
     for name, times in timed(replays, ROUNDS).items():
         ms = statistics.median(times)
         rows[name] |= {"ms_p50": ms, "tb_per_s": shape.bytes / ms / 1e9}
-    rate = rows["copy"]["tb_per_s"]
+    rate = max(rows[name]["tb_per_s"] for name in copies(shape))
     for row in rows.values():
         if "tb_per_s" in row:
             row["of_copy"] = row["tb_per_s"] / rate
@@ -266,29 +271,30 @@ def measure(shape: Shape) -> list[dict]:
 
 def table(rows: list[dict]) -> str:
     """Shares of the copy's rate, a line for each shape."""
-    columns = ["before", "fa2", *VARIANTS]
+    columns = [x for x in dict.fromkeys(row["version"] for row in rows) if "copy" not in x]
     lines = [f"{'share of a copy':58} copy TB/s " + " | ".join(columns)]
     for name in dict.fromkeys(row["name"] for row in rows):
         of = {row["version"]: row for row in rows if row["name"] == name}
         shares_of_copy = " | ".join(
             f"{of.get(x, {}).get('of_copy', float('nan')):{max(5, len(x))}.3f}" for x in columns
         )
-        lines.append(f"{name:58} {of['copy']['tb_per_s']:9.2f} {shares_of_copy}")
+        rate = max(row["tb_per_s"] for x, row in of.items() if "copy" in x)
+        lines.append(f"{name:58} {rate:9.2f} {shares_of_copy}")
     return "\n".join(lines)
 
 
-def warm(name: str) -> None:
+def warm(name: str, variants: bool) -> None:
     """Compile what a shape launches."""
     shape = next(shape for shape in shapes() if shape.name == name)
-    for call in contestants(shape.request(), shape.variants).values():
+    for call in contestants(shape.request(), variants).values():
         call()
     torch.cuda.synchronize()
 
 
-def elsewhere(option: str, value: str) -> str | None:
+def elsewhere(option: str, value: str, *options: str) -> str | None:
     """Run one step in a process of its own; why it failed, or None."""
     command = [sys.executable, "-m", "tests.benchmarks.decode_gpu", option, value, "--out", "none"]
-    done = run(command, capture_output=True, text=True, timeout=150)
+    done = run([*command, *options], capture_output=True, text=True, timeout=150)
     if done.returncode:
         print(f"{option} {value} failed:\n{done.stderr[-1500:]}", flush=True)
         return f"{option} {value} failed: {done.stderr.strip().splitlines()[-1]}"
@@ -299,16 +305,17 @@ def elsewhere(option: str, value: str) -> str | None:
 
 def main() -> int:
     """Check and measure; the exit code is 1 if a check failed."""
-    command = parser(__doc__, seconds=150, device=False)
+    command = parser(__doc__, seconds=80, device=False)
     command.add_argument("--check", type=int, help="check this case only, and do not measure")
     command.add_argument("--warm", help="compile the kernels of this shape only")
     command.add_argument("--only", nargs="+", help="shapes whose names contain one of these")
+    command.add_argument("--variants", action="store_true", help="time VARIANTS, too")
     arguments = command.parse_args()
     if arguments.check is not None:
         print(check(arguments.check))
         return 0
     if arguments.warm is not None:
-        warm(arguments.warm)
+        warm(arguments.warm, arguments.variants)
         return 0
     wanted = [
         shape
@@ -317,10 +324,11 @@ def main() -> int:
     ]
     # A kernel depends on few things of a shape: one of each kind compiles it for the others.
     kinds = {
-        (s.page, s.head_dim, s.kv_heads, s.heads, s.queries, s.lengths is None, len(s.variants)): s
+        (s.page, s.head_dim, s.heads, s.kv_heads, s.queries, s.lengths == "full", s.batch): s
         for s in wanted
     }
-    jobs = [("--warm", shape.name) for shape in kinds.values()]
+    options = ["--variants"] if arguments.variants else []
+    jobs = [("--warm", shape.name, *options) for shape in kinds.values()]
     jobs += [("--check", str(number)) for number in range(CHECKS)]
     with ThreadPoolExecutor(PROCESSES) as pool:
         failed = [text for text in pool.map(lambda job: elsewhere(*job), jobs) if text]
@@ -331,7 +339,7 @@ def main() -> int:
         if passed() > arguments.seconds:
             print(f"the time is up before {shape.name}", flush=True)
             break
-        keep(document, arguments.out, measure(shape), hidden=("suite", "dtype"))
+        keep(document, arguments.out, measure(shape, arguments.variants), hidden=("suite", "dtype"))
         torch.cuda.empty_cache()
     print(table(document["rows"]), flush=True)
     return bool(failed)

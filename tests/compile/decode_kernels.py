@@ -38,18 +38,18 @@ def row(call: str, kernel: Compiled) -> dict:
 def rows(part: str = "") -> list[dict]:
     """The rows of all calls; of part "shares", those of sequences with lengths of their own."""
     if part == "shares":
-        return [row for dim in (64, 128) for page_size in PAGES for row in shared(dim, page_size)]
-    rows = []
+        return [found for size in PAGES for found in shared(size)]
+    found = []
     for name, (batch, queries, head_dim, options) in CALLS.items():
         q = torch.empty(batch, queries, 32, head_dim, dtype=torch.bfloat16)
         k = torch.empty(batch, 8192, 8, head_dim, dtype=torch.bfloat16)
-        rows += [
+        found += [
             row(name, kernel) for kernel in compile_call("fa2", make_request(q, k, k, **options))
         ]
-    return rows
+    return found
 
 
-def shared(head_dim: int, page_size: int | None) -> list[dict]:
+def shared(page_size: int | None, head_dim: int = 128) -> list[dict]:
     """The rows of a call of 16 sequences."""
     q = torch.empty(16, 1, 32, head_dim, dtype=torch.bfloat16)
     k = torch.empty(16, 8192, 8, head_dim, dtype=torch.bfloat16)

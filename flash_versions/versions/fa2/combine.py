@@ -180,7 +180,8 @@ def combine(
     batch, q_length, heads, _ = o.shape
     rows = q_length * heads * (batch if cut is None else num_splits)
     out = View.of(o)
-    block_splits = min(TILE // out.PADDED.value, 1 << (num_splits - 1).bit_length())
+    most = num_splits if cut is None else min(num_splits, 2 * num_splits // batch + 2)  # usually
+    block_splits = min(TILE // out.PADDED.value, 1 << (most - 1).bit_length())
     launch = launch_combine_early if overlap else launch_combine
     launch(
         (*key, cut is None),

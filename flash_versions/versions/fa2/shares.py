@@ -8,8 +8,8 @@ What changes.
 * The KV blocks of all sequences lie in one line, one sequence behind the other. The line is cut
   into as many shares as there is room for programs on the GPU, none longer than another by more
   than one block. A share may end in the middle of a sequence.
-* Every program finds its share itself: it adds up the blocks of all sequences, and looks where the
-  share begins. This takes one read of the lengths, which a program would wait for anyway.
+* Every program finds its share itself: it reads the lengths of all sequences at once, adds up their
+  blocks, and looks where the share begins. A program would wait for its own length anyway.
 * A sequence that lies in one share as a whole is finished there. Of one that is cut, each share
   leaves a partial result, and `combine.py` combines them. In one share no more than the first and
   the last sequence are cut, so the workspace and the reduction grow with the number of shares, and
@@ -43,37 +43,17 @@ from flash_versions.dispatch.sizes import LaunchConfig, padded_head_dim
 from flash_versions.versions.fa2.combine import Partials, combine
 from flash_versions.versions.fa2.decode import attend, store_partial, store_result
 from flash_versions.versions.tiles.algebra import Window, blocks_of_queries
-from flash_versions.versions.tiles.rows import Rows, View
+from flash_versions.versions.tiles.rows import Rows, View, cdiv
 from flash_versions.versions.tiles.score_mods import ScoreMods, place_queries
 from flash_versions.versions.tiles.sequences import Sequences, key_rows, query_rows
 
 # Change from call to call: no kernel of its own for each.
 COUNTS = ["q_length", "kv_length", "batch", "kv_heads", "shares"]
-AT_ONCE = 256  # sequences whose blocks a program adds up at once
+SEQUENCES = 64  # whose blocks a program adds up at once, at least: no kernel for each small batch
 RESERVED = 3072  # bytes of shared memory that a program takes besides its tiles, at most
+LONG = 2048
+MOST_SEQUENCES = 1024
 WARPS = 8  # for so many a multiprocessor has all the registers that they can ask for
-
-
-@triton.jit
-def blocks_of_sequences(
-    first,
-    batch,
-    sequences,
-    window,
-    q_length,
-    kv_length,
-    GROUP: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_KV: tl.constexpr,
-    AT_ONCE: tl.constexpr,
-):
-    """The number of blocks of AT_ONCE sequences from the first on, 0 behind the last. A sequence
-    without a visible key counts as one block, so that a program writes its result.
-    """
-    sequence = first + tl.arange(0, AT_ONCE)
-    keys = key_rows(sequences, tl.minimum(sequence, batch - 1), 0, kv_length)
-    begin, _, _, end = blocks_of_queries(0, q_length, keys.length, window, GROUP, BLOCK_Q, BLOCK_KV)
-    return tl.where(sequence < batch, tl.maximum(end - begin, 1), 0)
 
 
 @triton.jit
@@ -88,31 +68,32 @@ def find_share(
     GROUP: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_KV: tl.constexpr,
-    AT_ONCE: tl.constexpr,
+    BATCH: tl.constexpr,
 ):
-    """The blocks [begin, end) of a share, the number of all blocks, the number of shares that have
-    any, the first sequence of the share and the block with which it begins, its start.
+    """The blocks [begin, end) of a share, the first sequence of the share and the block with which
+    it begins, its start; and how many blocks a share has, which the first `longer` shares have one
+    more than.
+
+    A sequence without a visible key counts as one block, so that a program writes its result.
     """
-    total = 0
-    for b in range(0, batch, AT_ONCE):
-        total += tl.sum(
-            blocks_of_sequences(
-                b, batch, sequences, window, q_length, kv_length, GROUP, BLOCK_Q, BLOCK_KV, AT_ONCE
-            )
-        )
-    used = tl.maximum(tl.minimum(shares, total), 1).to(tl.int64)
-    begin = (tl.minimum(share, used) * total // used).to(tl.int32)
-    end = (tl.minimum(share + 1, used) * total // used).to(tl.int32)
-    before, sequence, start = 0, 0, 0
-    for b in range(0, batch, AT_ONCE):
-        blocks = blocks_of_sequences(
-            b, batch, sequences, window, q_length, kv_length, GROUP, BLOCK_Q, BLOCK_KV, AT_ONCE
-        )
-        ends = before + tl.cumsum(blocks, 0)
-        sequence += tl.sum((ends <= begin).to(tl.int32))
-        start += tl.sum(tl.where(ends <= begin, blocks, 0))
-        before += tl.sum(blocks)
-    return begin, end, total, used, sequence, start
+    i = tl.arange(0, BATCH)
+    keys = key_rows(sequences, tl.minimum(i, batch - 1), 0, kv_length)
+    first, _, _, end = blocks_of_queries(0, q_length, keys.length, window, GROUP, BLOCK_Q, BLOCK_KV)
+    ends = tl.cumsum(tl.where(i < batch, tl.maximum(end - first, 1), 0), 0)
+    total = tl.max(ends, 0)
+    blocks, longer = total // shares, total % shares
+    begin = share * blocks + tl.minimum(share, longer)
+    end = begin + blocks + (share < longer).to(tl.int32)
+    before = ends <= begin
+    sequence = tl.sum((before & (i < batch)).to(tl.int32), 0)
+    start = tl.max(tl.where(before, ends, 0), 0)
+    return begin, end, sequence, start, blocks, longer
+
+
+@triton.jit
+def share_with(block, blocks, longer):
+    """The share that has a block, if shares have so many blocks and the first ones one more."""
+    return tl.maximum(block // (blocks + 1), (block - longer) // tl.maximum(blocks, 1))
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -136,7 +117,7 @@ def shares_kernel(
     BLOCK_Q: tl.constexpr,
     BLOCK_KV: tl.constexpr,
     OVERLAP: tl.constexpr,
-    AT_ONCE: tl.constexpr,
+    BATCH: tl.constexpr,
 ):
     """One program per key head and share.
 
@@ -147,9 +128,9 @@ def shares_kernel(
     if OVERLAP:
         gdc_launch_dependents()
     head, share = tl.program_id(0) % kv_heads, tl.program_id(0) // kv_heads
-    begin, end, total, used, sequence, start = find_share(
+    begin, end, sequence, start, blocks, longer = find_share(
         share, shares, batch, sequences, window, q_length, kv_length, GROUP, BLOCK_Q, BLOCK_KV,
-        AT_ONCE
+        BATCH
     )  # fmt: skip
     pieces = 0
     while start < end:
@@ -172,8 +153,8 @@ def shares_kernel(
         else:
             slot = 2 * share + (start >= begin).to(tl.int32)
             store_partial(partials, slot, rows, queries, *state)
-        if (start >= begin) & (stop > end):  # the share with block i is the last that begins by i
-            pieces = ((stop * used - 1) // total).to(tl.int32) - share + 1
+        if (start >= begin) & (stop > end):
+            pieces = share_with(stop - 1, blocks, longer) - share + 1
         sequence, start = sequence + 1, stop
     if head == 0:
         tl.store(cut + 2 * share, sequence - 1)
@@ -183,16 +164,31 @@ def shares_kernel(
 launch_shares = Launcher(shares_kernel)
 
 
+def pay(request: Request) -> bool:
+    """Whether equal shares pay: for at least two sequences, the longest of LONG keys or more.
+
+    Of shorter ones a program has many, and each costs it a beginning and an end; without shares no
+    program waits for them long. Every program adds up all sequences, so there may not be too many.
+    """
+    uneven = request.is_ragged or request.cu_seqlens_k is not None
+    batch = request.q.shape[0]
+    return uneven and 1 < batch <= MOST_SEQUENCES and request.max_kv_length >= LONG
+
+
 def shares_of(request: Request, config: LaunchConfig) -> int:
     """How many shares a key head gets: as many as there are programs on the GPU at the same time,
-    which its shared memory and its registers limit.
+    which its shared memory and its registers limit; or up to 1 / 20 fewer, if sequences of one
+    length then begin and end with shares, which takes fewer reductions.
     """
     about = devices[request.q.device]
     head_dim = padded_head_dim(max(request.q.shape[3], request.v.shape[3]))
     under_way = replace(config, num_stages=max(1, config.num_stages - 1))
     size = under_way.shared_bytes(head_dim, request.q.element_size()) + RESERVED
     at_once = max(1, min(about.shared_memory // size, WARPS // config.num_warps))
-    return max(1, at_once * about.num_sms // request.k.shape[2])
+    shares = max(1, at_once * about.num_sms // request.k.shape[2])
+    batch = max(1, request.q.shape[0])
+    even = shares - shares % batch if batch <= shares else cdiv(batch, cdiv(batch, shares))
+    return even if even >= 0.95 * shares else shares
 
 
 def forward(
@@ -241,7 +237,7 @@ def forward(
             "BLOCK_Q": config.block_q,
             "BLOCK_KV": config.block_kv,
             "OVERLAP": overlap,
-            "AT_ONCE": AT_ONCE,
+            "BATCH": max(SEQUENCES, 1 << (batch - 1).bit_length()),
         },
         config.num_warps,
         config.num_stages,
