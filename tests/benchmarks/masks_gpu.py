@@ -41,7 +41,7 @@ PROMPTS = {SHAPES + i: (head_dim, batch) for i, (head_dim, batch) in enumerate(
     (head_dim, batch) for batch in (1, 4) for head_dim in (64, 128)
 )}  # fmt: skip
 KV_HEADS = 4  # of the prompts
-WARM_UP_PROCESSES = 6  # whose references in fp64 fit on an H100 together
+WARM_UP_PROCESSES = 10  # whose references in fp64 fit on an H200 together
 
 
 def drawn_masks(shape: Shape) -> Iterator[tuple[int, dict]]:
