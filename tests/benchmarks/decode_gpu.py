@@ -1,13 +1,13 @@
 """Decoding over caches of rows of different lengths and in pages: checked, then timed; writes JSON.
 
-    python -m tests.benchmarks.decode_gpu --out FILE [--seconds 80] [--only NAME ...] [--variants]
+    python -m tests.benchmarks.decode_gpu --out FILE [--seconds 80] [--only NAME ...]
 
 First, processes side by side compile all kernels and check drawn cases: every contestant has to be
 within the error budget and to give the same bits twice, with NaN in every slot that belongs to no
 sequence. Then the contestants of each shape take turns, each as a CUDA graph with a cold L2 cache
 (flash_versions/bench/measure.py): a device copy that moves as many bytes as the sequences have keys
-and values, the kernel as it was before (decode_before.py), what a call gets now ("fa2"), and, if
-asked for, other kernels and tiles (VARIANTS). Last, a table with the share of the copy's rate.
+and values, the kernel as it was before (decode_before.py), and what a call gets now
+("fa2"). Last, a table with the share of the copy's rate.
 """
 
 import os
@@ -27,11 +27,9 @@ import torch  # noqa: E402
 from flash_versions.bench.document import new_document  # noqa: E402
 from flash_versions.bench.measure import captured, reason, timed  # noqa: E402
 from flash_versions.dispatch.request import Request, make_request  # noqa: E402
-from flash_versions.dispatch.sizes import LaunchConfig  # noqa: E402
 from flash_versions.versions.fa2 import forward as fa2  # noqa: E402
-from flash_versions.versions.fa2 import shares  # noqa: E402
 from flash_versions.versions.oracle.budget import assess_request  # noqa: E402
-from tests.benchmarks import decode_before, decode_flat  # noqa: E402
+from tests.benchmarks import decode_before  # noqa: E402
 from tests.benchmarks.frame import keep, parser, passed  # noqa: E402
 
 DEVICE = "cuda"
@@ -130,39 +128,12 @@ def random_shape(number: int) -> Shape:
                  kv_heads, rng.choice((1, 1, 2)))  # fmt: skip
 
 
-def in_shares(request: Request, config: LaunchConfig, flat: bool) -> tuple[torch.Tensor, ...]:
-    """A call in equal shares, with the loop of the package or a flat one."""
-    kept = shares.launch_shares
-    shares.launch_shares = decode_flat.launch_flat if flat else kept
-    try:
-        return shares.forward(request, fa2.fitted(request, config))[:2]
-    finally:
-        shares.launch_shares = kept
-
-
-VARIANTS = {
-    "flat": partial(in_shares, config=fa2.SHARED, flat=True),
-    "flat, 128 keys": partial(in_shares, config=fa2.WHOLE, flat=True),
-    "nested": partial(in_shares, config=fa2.SHARED, flat=False),
-    "nested, 128 keys": partial(in_shares, config=fa2.WHOLE, flat=False),
-}
-WIDE_PAGED = LaunchConfig(16, 64, num_warps=8, num_stages=5)
-
-
-def contestants(
-    request: Request, variants: bool
-) -> dict[str, Callable[[], tuple[torch.Tensor, ...]]]:
+def contestants(request: Request) -> dict[str, Callable[[], tuple[torch.Tensor, ...]]]:
     """What computes a request, by name."""
-    found = {
+    return {
         "before": lambda: decode_before.forward(request)[:2],
         "fa2": lambda: fa2.forward(request)[:2],
     }
-    if variants and request.is_ragged:
-        found |= {name: partial(call, request) for name, call in VARIANTS.items()}
-    elif variants and request.block_table is not None:
-        config = fa2.fitted(request, WIDE_PAGED)
-        found["pages, 8 warps"] = lambda: fa2.forward(request, config)[:2]
-    return found
 
 
 def checked_request(number: int) -> tuple[Request, Request]:
@@ -216,7 +187,7 @@ def check(number: int) -> str:
     """
     request, exact = checked_request(number)
     worst = 0.0
-    for name, call in contestants(request, variants=True).items():
+    for name, call in contestants(request).items():
         o, lse = call()
         for what, accuracy in assess_request({"o": o, "lse": lse}, exact).items():
             assert accuracy.ok, f"case {number}, {name}: {what}: {accuracy}"
@@ -245,10 +216,10 @@ def copies(shape: Shape) -> dict[str, Callable[[], tuple[torch.Tensor, ...]]]:
     }
 
 
-def measure(shape: Shape, variants: bool) -> list[dict]:
+def measure(shape: Shape) -> list[dict]:
     """Rows of a shape's contestants."""
     request = shape.request()
-    calls = {**copies(shape), **contestants(request, variants)}
+    calls = {**copies(shape), **contestants(request)}
     rows, replays = {}, {}
     for name, call in calls.items():
         rows[name] = {
@@ -283,18 +254,18 @@ def table(rows: list[dict]) -> str:
     return "\n".join(lines)
 
 
-def warm(name: str, variants: bool) -> None:
+def warm(name: str) -> None:
     """Compile what a shape launches."""
     shape = next(shape for shape in shapes() if shape.name == name)
-    for call in contestants(shape.request(), variants).values():
+    for call in contestants(shape.request()).values():
         call()
     torch.cuda.synchronize()
 
 
-def elsewhere(option: str, value: str, *options: str) -> str | None:
+def elsewhere(option: str, value: str) -> str | None:
     """Run one step in a process of its own; why it failed, or None."""
     command = [sys.executable, "-m", "tests.benchmarks.decode_gpu", option, value, "--out", "none"]
-    done = run([*command, *options], capture_output=True, text=True, timeout=150)
+    done = run(command, capture_output=True, text=True, timeout=150)
     if done.returncode:
         print(f"{option} {value} failed:\n{done.stderr[-1500:]}", flush=True)
         return f"{option} {value} failed: {done.stderr.strip().splitlines()[-1]}"
@@ -309,13 +280,12 @@ def main() -> int:
     command.add_argument("--check", type=int, help="check this case only, and do not measure")
     command.add_argument("--warm", help="compile the kernels of this shape only")
     command.add_argument("--only", nargs="+", help="shapes whose names contain one of these")
-    command.add_argument("--variants", action="store_true", help="time VARIANTS, too")
     arguments = command.parse_args()
     if arguments.check is not None:
         print(check(arguments.check))
         return 0
     if arguments.warm is not None:
-        warm(arguments.warm, arguments.variants)
+        warm(arguments.warm)
         return 0
     wanted = [
         shape
@@ -327,8 +297,7 @@ def main() -> int:
         (s.page, s.head_dim, s.heads, s.kv_heads, s.queries, s.lengths == "full", s.batch): s
         for s in wanted
     }
-    options = ["--variants"] if arguments.variants else []
-    jobs = [("--warm", shape.name, *options) for shape in kinds.values()]
+    jobs = [("--warm", shape.name) for shape in kinds.values()]
     jobs += [("--check", str(number)) for number in range(CHECKS)]
     with ThreadPoolExecutor(PROCESSES) as pool:
         failed = [text for text in pool.map(lambda job: elsewhere(*job), jobs) if text]
@@ -339,7 +308,7 @@ def main() -> int:
         if passed() > arguments.seconds:
             print(f"the time is up before {shape.name}", flush=True)
             break
-        keep(document, arguments.out, measure(shape, arguments.variants), hidden=("suite", "dtype"))
+        keep(document, arguments.out, measure(shape), hidden=("suite", "dtype"))
         torch.cuda.empty_cache()
     print(table(document["rows"]), flush=True)
     return bool(failed)
