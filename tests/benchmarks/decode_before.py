@@ -182,8 +182,7 @@ def forward(request: Request) -> tuple[torch.Tensor, torch.Tensor, None]:
     batch, q_length, heads, _ = q.shape
     kv_heads = heads // group
     programs = kv_heads * batch
-    rows_only = request._replace(block_table=None)  # pages did not change the tiles
-    config = fa2.decoding_config(rows_only, programs)
+    config = fa2.decoding_config(request, programs)
     num_splits = fa2.splits_of(request, programs, config.block_kv, fa2.READ_AT_ONCE)
     o = q.new_empty((*q.shape[:3], v.shape[3]))
     lse = q.new_empty((batch, heads, q_length), dtype=torch.float32)

@@ -99,9 +99,8 @@ MEASURED = {
     256: LaunchConfig(128, 64, num_warps=8, num_stages=2),
 }
 # The fastest in decoding on an H200, at head_dim 128: for one program on each multiprocessor, for
-# up to three (as with splits), and for more; PAGED instead of WHOLE for keys in shorter pages.
+# up to three (as with splits), and for more.
 WHOLE = LaunchConfig(16, 128, num_warps=8, num_stages=3)
-PAGED = LaunchConfig(16, 64, num_warps=4, num_stages=5)
 SHARED = LaunchConfig(16, 64, num_warps=4, num_stages=3)
 CROWDED = LaunchConfig(16, 64, num_warps=4, num_stages=2)
 
@@ -378,16 +377,9 @@ def decodes(request: Request) -> bool:
 
 
 def decoding_config(request: Request, programs: int) -> LaunchConfig:
-    """Tile sizes for decoding, where so many programs do the work of one split.
-
-    Of a block in several pages, every key's page is looked up: such blocks are small, and more of
-    them are under way.
-    """
+    """Tile sizes for decoding, where so many programs do the work of one split."""
     for_each = programs / devices[request.q.device].num_sms
-    config = CROWDED if for_each > 3 else WHOLE if FULL <= for_each <= 1 else SHARED
-    if request.block_table is not None and request.k.shape[1] < config.block_kv:
-        config = PAGED if config is WHOLE else SHARED
-    return fitted(request, config)
+    return fitted(request, CROWDED if for_each > 3 else WHOLE if FULL <= for_each <= 1 else SHARED)
 
 
 def fitted(request: Request, config: LaunchConfig) -> LaunchConfig:

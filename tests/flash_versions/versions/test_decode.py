@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from flash_versions import attention
-from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.versions.fa2 import combine, decode
@@ -97,23 +96,6 @@ def test_pages(page_size, num_splits, device):
         q, *caches, causal=True, kv_lengths=lengths, block_table=table, num_splits=num_splits
     )
     assert_decodes(request)
-
-
-@pytest.mark.parametrize(
-    ("page_size", "programs", "expected"),
-    [
-        (None, 128, fa2.WHOLE), (256, 128, fa2.WHOLE), (64, 128, fa2.PAGED), (16, 128, fa2.PAGED),
-        (64, 512, fa2.CROWDED), (16, 512, fa2.SHARED), (16, 200, fa2.SHARED),
-    ],
-)  # fmt: skip
-def test_blocks_in_several_pages_are_small(page_size, programs, expected, monkeypatch):
-    monkeypatch.setattr(devices, "assumed", Properties((9, 0), 232_448, 132))
-    q = torch.empty(1, 1, 8, 128, dtype=torch.bfloat16)
-    k, table = torch.empty(1, page_size or 256, 8, 128, dtype=torch.bfloat16), None
-    if page_size is not None:
-        table = torch.zeros(1, 1, dtype=torch.int32)
-    request = make_request(q, k, k, block_table=table)
-    assert fa2.decoding_config(request, programs) == expected
 
 
 @pytest.mark.parametrize("num_splits", [1, 3])
