@@ -1,4 +1,6 @@
-"""Tables of ragged work: packed sequences of random lengths, and what else can be asked for."""
+"""Tables of ragged work: packed sequences of random lengths, interval masks, decoding over lengths
+and pages, and what else can be asked for.
+"""
 
 import statistics
 from collections.abc import Callable, Iterator
@@ -7,7 +9,11 @@ from flash_versions.bench.results import Document, Row
 from flash_versions.report.tables import grouped, markdown, not_measured, pivot, where_and_when
 
 COMMAND = "-m tests.benchmarks.packed_gpu --out FILE"
+MASKS = "-m tests.benchmarks.masks_gpu --out FILE"
 PASSES = ("forward", "backward")
+SERVED = (("fa3", "forward"), ("fa4", "forward"), ("fa3", "backward"))
+UNEVEN = "decode, lengths and pages"
+LARGE = "nested, 128 keys"  # the candidate that was chosen for rows at head_dim 128
 
 
 def random_lengths(document: Document) -> str:
@@ -64,7 +70,76 @@ def asked_for(document: Document) -> str:
     return f"{pivot(title, lines, columns, dict.get)}\n\n{about}.\n"
 
 
+def of_documents(document: Document) -> str:
+    """Interval masks against the same documents as packed sequences, a line for each shape."""
+    found = grouped(document, "interval masks", "mask", "shape", "pass", by="version")
+    forms = grouped(document, "interval masks", "mask", "shape", "pass", "form", by="version")
+    shapes = sorted({shape for mask, shape, _ in found if mask == "documents"})
+    if not shapes:
+        return not_measured(f"python {MASKS}")
+    body, all_ratios = [], {}
+    for shape in shapes:
+        row = found["documents", shape, "forward"]["fa3"]
+        cells = []
+        for version, way in SERVED:
+            intervals = forms["documents", shape, way, "intervals"][version]
+            packed = forms["documents", shape, way, "packed"][version]
+            all_ratios.setdefault((version, way), []).append(packed["ms_p50"] / intervals["ms_p50"])
+            cells.append(f"{all_ratios[version, way][-1]:.2f}")
+        kind = "causal" if row["causal"] else "full"
+        about = f"D={row['head_dim']}, {kind}, {row['group']} to a key head"
+        body.append([f"mean {row['mean']}, {about}", *cells])
+    body.sort(key=lambda line: int(line[0].split()[1].rstrip(",")))
+    body.append(
+        ["geometric mean", *(f"{statistics.geometric_mean(all_ratios[x]):.2f}" for x in SERVED)]
+    )
+    header = ["documents", *(f"{version}, {way}" for version, way in SERVED)]
+    return f"{markdown(header, body)}\n\n{where_and_when(document, 'interval masks')}.\n"
+
+
+def of_prompts(document: Document) -> str:
+    """Answers that share a prompt, against rows that each have a copy of it."""
+    forms = grouped(document, "interval masks", "mask", "shape", "pass", "form", by="version")
+    shapes = sorted({shape for mask, shape, *_ in forms if mask == "shared prompt"})
+    if not shapes:
+        return not_measured(f"python {MASKS}")
+    body = []
+    for shape in shapes:
+        row = forms["shared prompt", shape, "forward", "intervals"]["fa3"]
+        times = [
+            forms["shared prompt", shape, way, "copies"][version]["ms_p50"]
+            / forms["shared prompt", shape, way, "intervals"][version]["ms_p50"]
+            for version, way in SERVED
+        ]
+        count = f"{row['batch']} prompt{'s' if row['batch'] > 1 else ''}"
+        body.append([f"{count}, D={row['head_dim']}", *(f"{x:.1f} x" for x in times)])
+    header = ["prompts", *(f"{version}, {way}" for version, way in SERVED)]
+    return f"{markdown(header, body)}\n\n{where_and_when(document, 'interval masks')}.\n"
+
+
+def uneven_decoding(document: Document) -> str:
+    """Decoding over rows and pages of different lengths: TB/s, and the share of a copy's."""
+    groups = grouped(document, UNEVEN, "name", by="version")
+    if not groups:
+        return not_measured("python -m tests.benchmarks.decode_gpu --out FILE")
+    body = []
+    for name, group in groups.items():
+        now = group["fa2"]
+        if now["lengths"] == "full" or name.startswith("random"):
+            continue
+        if LARGE in group and now["page"] is None and now["head_dim"] == 128:
+            if group[LARGE]["length"] >= 2048 and now["batch"] > 1:
+                now = group[LARGE]
+        cells = [f"{group['before']['tb_per_s']:.2f}", f"{now['tb_per_s']:.2f}"]
+        body.append([name, *cells, f"{now['of_copy']:.2f}"])
+    header = ["TB/s", "splits of each row", "fa2", "share of a copy"]
+    return f"{markdown(header, body)}\n\n{where_and_when(document, UNEVEN)}.\n"
+
+
 TABLES: dict[str, Callable[[Document], str]] = {
     "random lengths": random_lengths,
     "asked for": asked_for,
+    "masked documents": of_documents,
+    "shared prompts": of_prompts,
+    "uneven decoding": uneven_decoding,
 }

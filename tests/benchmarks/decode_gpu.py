@@ -6,8 +6,7 @@ First, processes side by side compile all kernels and check drawn cases: every c
 within the error budget and to give the same bits twice, with NaN in every slot that belongs to no
 sequence. Then the contestants of each shape take turns, each as a CUDA graph with a cold L2 cache
 (flash_versions/bench/measure.py): a device copy that moves as many bytes as the sequences have keys
-and values, the kernel as it was before (decode_before.py), and what a call gets now
-("fa2"). Last, a table with the share of the copy's rate.
+and values, and what a call gets ("fa2"). Last, a table with the share of the copy's rate.
 """
 
 import os
@@ -29,7 +28,6 @@ from flash_versions.bench.measure import captured, reason, timed  # noqa: E402
 from flash_versions.dispatch.request import Request, make_request  # noqa: E402
 from flash_versions.versions.fa2 import forward as fa2  # noqa: E402
 from flash_versions.versions.oracle.budget import assess_request  # noqa: E402
-from tests.benchmarks import decode_before  # noqa: E402
 from tests.benchmarks.frame import keep, parser, passed  # noqa: E402
 
 DEVICE = "cuda"
@@ -131,7 +129,6 @@ def random_shape(number: int) -> Shape:
 def contestants(request: Request) -> dict[str, Callable[[], tuple[torch.Tensor, ...]]]:
     """What computes a request, by name."""
     return {
-        "before": lambda: decode_before.forward(request)[:2],
         "fa2": lambda: fa2.forward(request)[:2],
     }
 

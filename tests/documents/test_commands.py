@@ -174,7 +174,7 @@ def test_kernels_for_hopper_lose_what_is_switched_off(capsys):
     assert diff.main(["fa3-hopper", "fa4-hopper", "--plain"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert 50 < changed(lines) <= 150
-    assert "-def produce(problem, schedule, buffers, scheduler, q, k, v):" in lines
+    assert "-def produce(problem, schedule, buffers, scheduler, q, k, v, bounds):" in lines
     assert "     round = 0" in lines  # what became another function is held against it
 
 

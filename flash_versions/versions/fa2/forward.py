@@ -382,6 +382,14 @@ def decoding_config(request: Request, programs: int) -> LaunchConfig:
     return fitted(request, CROWDED if for_each > 3 else WHOLE if FULL <= for_each <= 1 else SHARED)
 
 
+def shares_config(request: Request) -> LaunchConfig:
+    """Tile sizes for equal shares. With large tiles at head_dim 128, rows of one length lose less;
+    at 64 and with pages, small ones are faster.
+    """
+    head_dim = padded_head_dim(max(request.q.shape[3], request.v.shape[3]))
+    return fitted(request, WHOLE if head_dim == 128 and request.block_table is None else SHARED)
+
+
 def fitted(request: Request, config: LaunchConfig) -> LaunchConfig:
     """Tile sizes for decoding with as many bytes under way whatever the head dim, or as fit."""
     q = request.q
@@ -415,7 +423,7 @@ def forward(
     if few_rows := decodes(request):
         programs = kv_heads * batch
         if request.num_splits is None and shares.pay(request):
-            return shares.forward(request, config or fitted(request, SHARED))
+            return shares.forward(request, config or shares_config(request))
         config = config or decoding_config(request, programs)
     else:
         config = config or default_config(q_length * group, request, MEASURED)

@@ -57,7 +57,7 @@ def test_bad_input(device):
         nested_attention(q, fewer, fewer)
     with pytest.raises(ValueError, match="return_lse=True is not possible"):
         nested_attention(q, q, q, return_lse=True)
-    part = torch.nested.narrow(dense, 1, torch.tensor([0, 2, 1]), torch.tensor([3, 1, 4]),
+    part = torch.nested.narrow(dense, 1, *torch.tensor([[0, 2, 1], [3, 1, 4]], device=device),
                                layout=torch.jagged)  # fmt: skip
     with pytest.raises(ValueError, match="q has rows of no sequence"):
         nested_attention(part, part, part)
