@@ -77,7 +77,8 @@ def of_documents(document: Document) -> str:
     shapes = sorted({shape for mask, shape, _ in found if mask == "documents"})
     if not shapes:
         return not_measured(f"python {MASKS}")
-    body, all_ratios = [], {}
+    body: list[list[str]] = []
+    all_ratios: dict[tuple[str, str], list[float]] = {}
     for shape in shapes:
         row = found["documents", shape, "forward"]["fa3"]
         cells = []

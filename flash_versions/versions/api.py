@@ -131,8 +131,8 @@ def attention(
             query_starts[j] do not see key j, whatever causal and window allow. Queries are counted
             from 0, wherever the diagonal is. None: the first one sees it. `flash_versions.masks`
             makes these for documents, shared prompts and trees.
-        query_ends: the same: queries i >= query_ends[j] do not see key j. Not together with
-            lengths, packed sequences, pages or FP8.
+        query_ends: the same: queries i >= query_ends[j] do not see key j. If that is no later than
+            its start, no query sees it. Not together with lengths, packed sequences, pages or FP8.
         version: a name in VERSIONS or BASELINES, or "auto": the newest version that takes these
             inputs. "fa4-blackwell" is FA4's kernel for Blackwell, which never ran on hardware.
         num_splits: FA2's split-KV: ranges into which the keys are split; None lets the version
