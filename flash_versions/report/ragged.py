@@ -9,6 +9,7 @@ from flash_versions.bench.results import Document, Row
 from flash_versions.report.tables import grouped, markdown, not_measured, pivot, where_and_when
 
 COMMAND = "-m tests.benchmarks.packed_gpu --out FILE"
+HEADS = 16
 MASKS = "-m tests.benchmarks.masks_gpu --out FILE"
 PASSES = ("forward", "backward")
 SERVED = (("fa3", "forward"), ("fa4", "forward"), ("fa3", "backward"))
@@ -87,8 +88,8 @@ def of_documents(document: Document) -> str:
             packed = forms["documents", shape, way, "packed"][version]
             all_ratios.setdefault((version, way), []).append(packed["ms_p50"] / intervals["ms_p50"])
             cells.append(f"{all_ratios[version, way][-1]:.2f}")
-        kind = "causal" if row["causal"] else "full"
-        about = f"D={row['head_dim']}, {kind}, {row['group']} to a key head"
+        kind = "causal" if row["causal"] else "not causal"
+        about = f"D={row['head_dim']}, {kind}, {HEADS // row['group']} key heads"
         body.append([f"mean {row['mean']}, {about}", *cells])
     body.sort(key=lambda line: int(line[0].split()[1].rstrip(",")))
     body.append(

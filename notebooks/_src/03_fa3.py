@@ -766,12 +766,12 @@ checked("sequences_mixed", len({line[0] for line in lines[:4]}) > 1)
 #
 # Packed sequences cannot express every mask. In reinforcement learning a model answers one prompt several times. Every
 # answer sees the prompt and itself, but no other answer. With packed sequences each answer needs a copy of the
-# prompt. A matrix of ones and zeros could say who sees whom, but it has as many elements as there are scores, and
+# prompt. A matrix of ones and zeros could say which query sees which key, but it has as many elements as there are scores, and
 # the kernel would have to read them all.
 #
-# Both can be avoided, because the queries that see a key are neighbours. Put the prompt first and the answers
-# behind it. A key of the prompt is seen by all queries from its own on, a key of an answer by the queries from its
-# own on up to the end of this answer. So one interval of queries for each key is the whole mask, an **interval
+# We need neither copies nor a matrix, because the queries that see a key follow each other without a gap. Put the
+# prompt first and the answers behind it. Key j of the prompt is seen by every query from j on. Key j of an answer
+# is seen by the queries from j to the end of that answer. So one interval of queries for each key is the whole mask, an **interval
 # mask**: query i sees key j if `query_starts[j] <= i < query_ends[j]`. With causal, the start need not be given.
 # Here is a prompt of three tokens with two answers of two tokens, and below it the scores that queries see:
 # <!-- key -->
@@ -814,8 +814,8 @@ checked("mostly_unmasked", all(one.count("full") > one.count("masked") for name,
 # %% [markdown]
 # Causal alone computes 528 tiles. <!-- checked: causal_tiles --> *The picture shows masks of 1024 tokens, in tiles
 # of 64 queries and 64 keys, from the lists that the kernels use. <!-- key -->* Every mask leaves fewer tiles than
-# causal alone. <!-- checked: fewer_than_causal --> With the shared prompt and with the tree, most of the computed
-# tiles need no mask. <!-- checked: mostly_unmasked -->
+# causal alone. <!-- checked: fewer_than_causal --> In tiles of this size, most of the computed tiles of the shared
+# prompt and of the tree need no mask. <!-- checked: mostly_unmasked -->
 #
 # ### From intervals to a list of blocks
 #
@@ -824,8 +824,8 @@ checked("mostly_unmasked", all(one.count("full") > one.count("masked") for name,
 # 1. **Fold.** The first kernel intersects the interval of each key with what causal and a window allow. A causal
 #    mask makes the start of key j at least j. From then on the interval says everything, and no kernel computes the
 #    diagonal again.
-# 2. **Four numbers.** The same kernel notes for each block of keys the first and the last start, and the first and
-#    the last end.
+# 2. **Four numbers.** The same kernel stores for each block of keys the smallest and the largest start, and the
+#    smallest and the largest end.
 # 3. **List.** The second kernel compares the four numbers of each block with the first and the last query of each
 #    tile. Blocks that no query of the tile sees are left out, and are never loaded. The rest is the list of the
 #    tile.
@@ -888,8 +888,9 @@ checked("as_with_copies", difference < 0.02)
 # More blocks pay for one comparison than for both. <!-- checked: one_comparison --> The answers are the same as
 # with copies of the prompt, up to the rounding of bf16. <!-- checked: as_with_copies -->
 #
-# The backward has tiles of keys. The queries that see such a tile lie between its first start and its last end, so
-# it needs no list: each thread reads the interval of its two keys. Lists depend on the mask only and not on the
+# The backward on Hopper has tiles of keys, also for dQ. The queries that see such a tile lie between the smallest
+# start and the largest end of its keys, so no list is needed. A thread has two of the keys, and reads their
+# intervals from memory. Lists depend on the mask only and not on the
 # layer, so `masks.plan_mask` makes them once for all layers of a model. [masks.md](../docs/masks.md) says which
 # form to choose for which mask.
 
