@@ -4,6 +4,7 @@
 arguments, and `make_request` fills them in from `Options`.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any, NamedTuple, TypedDict, Unpack
@@ -184,10 +185,10 @@ def make_request(
         asked["scale"] = q.shape[-1] ** -0.5
     for name in OPTIONAL_TENSORS:
         if asked[name] is not None:
-            asked[name] = _contiguous(asked[name])
-    for name in INTERVALS:
-        if asked[name] is not None:
-            asked[name] = _of_each_key(name, asked, k)
+            if name in INTERVALS:
+                asked[name] = _of_each_key(name, asked, k)
+            else:
+                asked[name] = _contiguous(asked[name])
     asked["precision"] = checked_precision(asked["precision"], q, k, asked)
     request = Request(q, k, v, window_left=left, window_right=right, dropout_seed=seed, **asked)
     _check_lengths(request)
@@ -280,6 +281,20 @@ CHECKS: dict[str, Callable[[str, object], Any]] = {
 }
 INTERVALS = ("query_starts", "query_ends")
 PLANS = "flash_versions_plans"  # an attribute of tensors, see `masks.plan_mask`
+
+
+class Plans(dict):
+    """What is kept with the tensors of one mask. A copy of them, or a file, gets none of it."""
+
+    def __deepcopy__(self, memo: dict) -> "Plans":
+        """None yet."""
+        return Plans()
+
+    def __reduce__(self) -> tuple:
+        """As what torch.load takes."""
+        return OrderedDict, ()
+
+
 MADE = ("window_left", "window_right", "dropout_seed")  # from other options, or drawn
 DEFAULTS: dict[str, Any] = {
     **{name: x for name, x in Request._field_defaults.items() if name not in MADE},
@@ -383,8 +398,11 @@ def _of_each_key(name: str, asked: dict[str, Any], k: torch.Tensor) -> torch.Ten
         )
     if x.device != k.device:
         raise ValueError(f"{name} is on {x.device}, q is on {k.device}; use one device.")
+    plans = getattr(x, PLANS, None)
+    if x.stride(-1) != 1 and n > 1:  # a copy, which does not know when x changes
+        x, plans = x.contiguous(), None
     for_all = (x[:, None] if x.dim() == 2 else x).expand(batch, kv_heads, n)
-    if (plans := getattr(x, PLANS, None)) is not None:
+    if plans is not None:
         setattr(for_all, PLANS, plans)
     return for_all
 

@@ -10,7 +10,7 @@ from typing import TypedDict
 
 import torch
 
-from flash_versions.dispatch.request import PLANS
+from flash_versions.dispatch.request import PLANS, Plans
 
 Counts = torch.Tensor | Sequence[int]
 Device = torch.device | str | None
@@ -134,9 +134,9 @@ def chunks(
 
 
 def from_flashmask(startend_row_indices: torch.Tensor, *, causal: bool) -> MaskOptions:
-    """What FlashMask's `startend_row_indices` means, (batch, heads, N, 1, 2 or 4) integers, where
-    it leaves each key one interval of queries. Four columns, and two with causal, are read on the
-    host.
+    """What FlashMask's `startend_row_indices` means, (batch, heads, N, 1, 2 or 4) integers, for N
+    queries, where it leaves each key one interval of queries. Four columns, and two with causal,
+    are read on the host.
 
     Args:
         startend_row_indices: for each key, the first row that is masked below the diagonal; with
@@ -175,8 +175,10 @@ def plan_mask(options: MaskOptions) -> MaskOptions:
         mask = masks.plan_mask(masks.documents(lengths, device="cuda"))
         for layer in layers: ... attention(q, k, v, **mask)
 
-    A plan lives as long as the mask. One that is changed in place is planned anew. Compiled calls
-    (torch.compile) and captured graphs make lists of their own.
+    A plan lives as long as the mask. One that is changed in place by torch's operations is planned
+    anew; changes that torch does not count (through .data, NumPy, a graph's replay or a kernel of
+    your own) are not seen, so call this function again after them. Compiled calls (torch.compile)
+    and captured graphs make lists of their own.
 
     Args:
         options: of any function here, or options of `attention` with query_starts or query_ends.
@@ -186,7 +188,7 @@ def plan_mask(options: MaskOptions) -> MaskOptions:
     """
     if "query_starts" not in options and "query_ends" not in options:
         raise ValueError(f"options has {', '.join(options) or 'nothing'}; query_ends is missing.")
-    plans: dict = {}
+    plans = Plans()
     planned = options.copy()
     if "query_starts" in options:
         planned["query_starts"] = _with_plans(options["query_starts"], plans)
@@ -195,9 +197,12 @@ def plan_mask(options: MaskOptions) -> MaskOptions:
     return planned
 
 
-def _with_plans(x: torch.Tensor, plans: dict) -> torch.Tensor:
-    """The same numbers as a tensor of its own, so that the caller's stays as it is."""
-    x = x.view_as(x)
+def _with_plans(x: torch.Tensor, plans: Plans) -> torch.Tensor:
+    """The same numbers as a tensor of its own, so that the caller's stays as it is. A tensor of
+    torch.inference_mode does not count its changes, so it is copied to one that does.
+    """
+    with torch.inference_mode(False):
+        x = x.clone() if x.is_inference() else x.view_as(x)
     setattr(x, PLANS, plans)
     return x
 

@@ -450,7 +450,10 @@ def backward(
 
     config = kv_config or backward_config(request, MEASURED_KV)
     tiles = Tiles.of_keys(request, config.block_kv)
-    intervals = Intervals.of(request, config.block_kv)
+    q_config = q_config or backward_config(request, MEASURED_Q)
+    listed = Intervals.of(request, q_config.block_kv, q_config.block_q)
+    alike = listed is None or config.block_kv == q_config.block_kv
+    intervals = listed if alike else Intervals.of(request, config.block_kv)
     about = (tiles.plan, sequences, Window(*sides, intervals))
     launch_dkdv(
         (*key, intervals and intervals.key),
@@ -460,12 +463,11 @@ def backward(
         config.num_warps,
         config.num_stages,
     )
-    config = q_config or backward_config(request, MEASURED_Q)
+    config = q_config
     tiles = Tiles.of_queries(request, config.block_q, group)
-    intervals = Intervals.of(request, config.block_kv, config.block_q)
-    about = (tiles.plan, sequences, Window(*sides, intervals))
+    about = (tiles.plan, sequences, Window(*sides, listed))
     launch_dq(
-        (*key, intervals and intervals.key),
+        (*key, listed and listed.key),
         (tiles.number * kv_heads * batch,),
         (*views, *row_views, View.of(dq), *about, *given, *lengths, tiles.number),
         {"GROUP": group, "BLOCK_Q": config.block_q, "BLOCK_KV": config.block_kv},

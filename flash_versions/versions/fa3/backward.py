@@ -437,6 +437,8 @@ def backward(
     Returns:
         dq, dk, dv like q, k, v, contiguous; dsink like the sink, or None without one.
     """
+    if reason := forward.needs_lists(request):
+        raise ValueError(reason)
     q, k, v, group = request.q, request.k, request.v, request.group
     batch, q_length, heads, _ = q.shape
     kv_heads = k.shape[2]

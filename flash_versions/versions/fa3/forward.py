@@ -351,6 +351,8 @@ def forward(
         o (batch, M, heads, head_dim_v), contiguous, in q's dtype; lse natural log, fp32 (batch,
         heads, M); no further statistics.
     """
+    if reason := needs_lists(request):
+        raise ValueError(reason)
     q, k, v = request.q, request.k, request.v
     batch, q_length, heads, _ = q.shape
     config = config or choose_config(request)

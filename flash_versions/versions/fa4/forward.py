@@ -55,6 +55,7 @@ from flash_versions.versions.fa3.forward import (
     heads_of_section,
     heavy_first,
     load_rows,
+    needs_lists,
 )
 from flash_versions.versions.fa4.exp2 import DEGREES, mixed_exp2
 from flash_versions.versions.fa4.softmax import raise_reference
@@ -349,6 +350,8 @@ def forward(
         o (batch, M, heads, head_dim_v), contiguous, in q's dtype; lse natural log, fp32 (batch,
         heads, M); no further statistics.
     """
+    if reason := needs_lists(request):
+        raise ValueError(reason)
     q, k, v = request.q, request.k, request.v
     batch, q_length, heads, _ = q.shape
     config = config or choose_config(request)

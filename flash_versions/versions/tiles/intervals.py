@@ -32,7 +32,7 @@ from flash_versions.versions.tiles.rows import cdiv
 AT_ONCE = 64  # blocks that a program looks at together
 COUNTS = [
     "starts_batch_stride", "starts_head_stride", "ends_batch_stride", "ends_head_stride",
-    "window_left", "window_right", "q_length", "kv_length",
+    "window_left", "window_right", "q_length", "kv_length", "blocks", "heads",
 ]  # fmt: skip
 
 
@@ -93,16 +93,15 @@ class Intervals(NamedTuple):
         new = partial(torch.empty, dtype=torch.int32, device=request.q.device)
         bounds, spans = new((lines, blocks, 2, block_kv)), new((lines, blocks, 4))
         heads = request.k.shape[2] if head_lines else 1
-        grid = (heads, lines // heads)
         arguments: list[Any] = []
         for x in (request.query_starts, request.query_ends):
             arguments += [x, *(x.stride()[:2] if x is not None else (0, 0))]
         launch_fold(
             key,
-            (blocks, *grid),
+            (blocks * lines,),
             (
                 bounds, spans, *arguments, request.window_left, request.window_right, q_length,
-                kv_length,
+                kv_length, blocks, heads,
             ),
             {"BLOCK_KV": block_kv},
         )  # fmt: skip
@@ -113,8 +112,8 @@ class Intervals(NamedTuple):
             lists = new((lines, tiles, 2 + blocks))
             launch_list(
                 key,
-                (tiles, *grid),
-                (lists, spans, q_length, blocks),
+                (tiles * lines,),
+                (lists, spans, q_length, blocks, tiles),
                 {"GROUP": group, "BLOCK_Q": block_q, "PARTS": parts, "AT_ONCE": AT_ONCE},
             )
         return cls(bounds, spans, lists, batch_lines, head_lines, blocks, tiles)
@@ -127,22 +126,28 @@ class Intervals(NamedTuple):
 
 def kept_plans(request: Request) -> dict | None:
     """Where calls in this stream keep the intervals of a mask that is to be planned once
-    (`masks.plan_mask`); None if it is not.
+    (`masks.plan_mask`); None if it is not, or if one of its tensors is of another mask.
 
-    A graph that is being captured makes its own: nobody else must read what it writes at replay. A
-    tensor that was changed in place since then is another mask.
+    A graph that is being captured makes its own: nobody else must read what it writes at replay.
+    Plans of tensors that were changed in place since then are dropped.
     """
-    given = [x for x in (request.query_starts, request.query_ends) if x is not None]
+    tensors = request.query_starts, request.query_ends
+    given = [x for x in tensors if x is not None]
     plans = getattr(given[0], PLANS, None)
-    if plans is None:
+    if plans is None or any(getattr(x, PLANS, None) is not plans for x in given):
         return None
     stream = 0
     if request.q.is_cuda:
         if torch.cuda.is_current_stream_capturing():
             return None
         stream = torch.cuda.current_stream(request.q.device).cuda_stream
-    versions = tuple(None if x.is_inference() else x._version for x in given)
-    return plans.setdefault((request.q.device, stream, versions), {})
+    where, versions = (
+        (request.q.device, stream),
+        tuple(x if x is None else x._version for x in tensors),
+    )
+    if where not in plans or plans[where][0] != versions:
+        plans[where] = versions, {}
+    return plans[where][1]
 
 
 def shape_of(request: Request, block_kv: int) -> tuple[int, int, int, int]:
@@ -221,10 +226,13 @@ def fold_kernel(
     window_right,
     q_length,
     kv_length,
+    blocks,
+    heads,
     BLOCK_KV: tl.constexpr,
 ):
     """The bounds and the span of one block of keys, a program for each."""
-    block, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    block, line = tl.program_id(0) % blocks, tl.program_id(0) // blocks
+    head, batch = line % heads, line // heads
     key = block * BLOCK_KV + tl.arange(0, BLOCK_KV)
     exists = key < kv_length
     place = key + (q_length - kv_length)  # the query that has this key as its own
@@ -234,40 +242,40 @@ def fold_kernel(
     if window_left is not None:
         end = tl.minimum(place + window_left + 1, q_length)
     if starts is not None:
-        line = batch.to(tl.int64) * starts_batch_stride + head.to(tl.int64) * starts_head_stride
-        start = tl.maximum(start, clipped(tl.load(starts + line + key, mask=exists, other=0)))
+        given = batch.to(tl.int64) * starts_batch_stride + head.to(tl.int64) * starts_head_stride
+        start = tl.maximum(start, clipped(tl.load(starts + given + key, mask=exists, other=0)))
     if ends is not None:
-        line = batch.to(tl.int64) * ends_batch_stride + head.to(tl.int64) * ends_head_stride
-        end = tl.minimum(end, clipped(tl.load(ends + line + key, mask=exists, other=0)))
+        given = batch.to(tl.int64) * ends_batch_stride + head.to(tl.int64) * ends_head_stride
+        end = tl.minimum(end, clipped(tl.load(ends + given + key, mask=exists, other=0)))
     is_seen = exists & (start < end)
     start = tl.where(is_seen, start, EVER)
     end = tl.where(is_seen, end, 0)
-    line = (batch * tl.num_programs(1) + head).to(tl.int64) * tl.num_programs(0) + block
-    target = bounds + line * 2 * BLOCK_KV + tl.arange(0, BLOCK_KV)
+    number = tl.program_id(0).to(tl.int64)
+    target = bounds + number * 2 * BLOCK_KV + tl.arange(0, BLOCK_KV)
     tl.store(target, start)
     tl.store(target + BLOCK_KV, end)
-    tl.store(spans + line * 4, tl.min(start, 0))
-    tl.store(spans + line * 4 + 1, tl.max(start, 0))
-    tl.store(spans + line * 4 + 2, tl.min(end, 0))
-    tl.store(spans + line * 4 + 3, tl.max(end, 0))
+    tl.store(spans + number * 4, tl.min(start, 0))
+    tl.store(spans + number * 4 + 1, tl.max(start, 0))
+    tl.store(spans + number * 4 + 2, tl.min(end, 0))
+    tl.store(spans + number * 4 + 3, tl.max(end, 0))
 
 
-@triton.jit(do_not_specialize=["q_length", "blocks"])
+@triton.jit(do_not_specialize=["q_length", "blocks", "tiles"])
 def list_kernel(
     lists,
     spans,
     q_length,
     blocks,
+    tiles,
     GROUP: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     PARTS: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
     """List the blocks of one tile, a program for each."""
-    tile, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    number = (batch * tl.num_programs(1) + head).to(tl.int64)
-    line = lists + (number * tl.num_programs(0) + tile) * (2 + blocks)
-    spans += number * blocks * 4
+    tile = tl.program_id(0) % tiles
+    line = lists + tl.program_id(0).to(tl.int64) * (2 + blocks)
+    spans += (tl.program_id(0) // tiles).to(tl.int64) * blocks * 4
     masked, others = 0, 0
     for first in range(0, blocks, AT_ONCE):
         block = first + tl.arange(0, AT_ONCE)

@@ -1,11 +1,13 @@
 """Masks that are intervals, against masks that are written out and against packed sequences."""
 
+import copy
+
 import pytest
 import torch
 
 from flash_versions import VERSIONS, attention, attention_reference, masks
 from flash_versions.dispatch.request import make_request
-from flash_versions.versions.tiles.intervals import Intervals
+from flash_versions.versions.tiles.intervals import Intervals, shape_of
 from tests.flash_versions.versions.test_attention import check
 from tests.flash_versions.versions.test_packed import bounds
 
@@ -214,3 +216,70 @@ def test_a_planned_mask_is_listed_once(device, monkeypatch):
     assert len(made) == 3 * alone + 1
     with pytest.raises(ValueError, match="options has causal; query_ends is missing"):
         masks.plan_mask({"causal": True})
+
+
+def right(options, device):
+    """Whether FA2 computes what the reference does."""
+    torch.manual_seed(0)
+    q, k, v = inputs(128, dtype=torch.float32, device=device)
+    o = attention(q, k, v, version="fa2", **options)
+    return torch.allclose(o, attention(q, k, v, version="reference", **options), atol=1e-4)
+
+
+def ends_at(n, device):
+    return torch.full((128,), n, device=device)
+
+
+def test_a_plan_is_of_its_own_mask_only(device):
+    """Not of a mask that has one of its tensors, of a changed one, or of a changed copy."""
+    tensors = {"query_starts": ends_at(0, device), "query_ends": ends_at(64, device)}
+    mask = masks.plan_mask(tensors)
+    assert right(mask, device)
+    assert right({**mask, "query_ends": ends_at(100, device)}, device)
+    for name in mask:
+        assert right({name: mask[name]}, device)
+    mask["query_ends"].fill_(30)
+    assert right(mask, device)
+    copied = copy.deepcopy(mask)
+    copied["query_ends"].fill_(90)
+    assert right(copied, device) and right(mask, device)
+    with torch.inference_mode():
+        served = masks.plan_mask({"query_ends": ends_at(128, device)})
+        assert right(served, device)
+        served["query_ends"].fill_(64)
+        assert right(served, device)
+
+
+def test_plans_of_changed_masks_are_dropped(device):
+    mask = masks.plan_mask({"query_ends": ends_at(128, device)})
+    for n in (100, 64, 30):
+        mask["query_ends"].fill_(n)
+        assert right(mask, device)
+    (plans,) = (x.flash_versions_plans for x in mask.values())
+    assert [len(kept) for _, kept in plans.values()] == [1]
+
+
+def test_a_planned_mask_is_saved_without_its_plan(device, tmp_path):
+    mask = masks.plan_mask({"query_ends": ends_at(64, device)})
+    assert right(mask, device)
+    torch.save(mask, tmp_path / "mask.pt")
+    assert right(torch.load(tmp_path / "mask.pt"), device)
+
+
+def test_expanded_masks_share_their_lists(device, monkeypatch):
+    """One line for all, as of a mask without a batch; and a step between keys is a copy."""
+    made = counted(monkeypatch)
+    q, k, v = (torch.randn(3, 64, 4, 16, device=device) for _ in range(3))
+    ends = torch.randint(65, (64,), device=device)
+    expected = attention(q, k, v, version="fa2", query_ends=ends)
+    for same in (ends.expand(3, 64), ends.expand(3, 4, 64), ends[:, None].repeat(1, 2)[:, 0]):
+        assert torch.equal(attention(q, k, v, version="fa2", query_ends=same), expected)
+    assert {shape_of(request, 64)[2] for request, *_ in made} == {1}
+
+
+@pytest.mark.parametrize("version", ["fa3", "fa4"])
+def test_portable_kernels_without_lists_refuse(version, device):
+    q, k, v = inputs(128, dtype=torch.float32, device=device)
+    request = make_request(q, k, v, query_ends=ends_at(64, device))
+    with pytest.raises(ValueError, match="need lists of blocks"):
+        VERSIONS[version].variants["portable"](request)
