@@ -22,6 +22,7 @@ OTHERS = {"accuracy", "launch", "backward profile", "backward peer", "grpo step"
 OTHERS |= {"layer", "training curve", "gemm", "gemm swiglu", "norm gemm", "norm gemm swiglu"}
 OTHERS |= {"norm gemm numerics", "context parallel", "context parallel backward", "processes"}
 OTHERS |= {"processes of four", "processes checks", "shipped models", "packed, random", "asked for"}
+OTHERS |= {"interval masks", "decode, lengths and pages"}
 TABLE = {"B": 2, "N": 8192, "D": 128, "causal": True}  # the headline
 LONG = {"N": 16384, "D": 64, "causal": True}
 
@@ -403,6 +404,37 @@ def test_packed_sequences_of_random_lengths_meet_their_bars(way, bars):
     for other, bar in bars.items():
         found = [rates["fa3"] / rates[other] for rates in by_shape.values()]
         assert geometric_mean(found) >= bar and min(found) >= 0.85, other
+
+
+@pytest.mark.parametrize(
+    ("mask", "other", "way", "bar", "least"),
+    [
+        ("documents", "packed", "forward", 0.89, 0.75),
+        ("documents", "packed", "backward", 0.95, 0.9),
+        ("shared prompt", "copies", "forward", 3.5, 3.3),
+        ("shared prompt", "copies", "backward", 2.7, 2.1),
+    ],
+)
+def test_interval_masks_meet_their_bars(mask, other, way, bar, least):
+    forms = {}
+    for row in of_suite("interval masks"):
+        if (row["mask"], row["pass"], row["version"]) == (mask, way, "fa3"):
+            forms.setdefault(row["shape"], {})[row["form"]] = row["ms_p50"]
+    found = [ms[other] / ms["intervals"] for ms in forms.values()]
+    assert len(found) == {"documents": 12, "shared prompt": 4}[mask]
+    assert geometric_mean(found) >= bar and min(found) >= least
+
+
+def test_decoding_over_different_lengths_meets_its_bars():
+    """A share of a copy's rate; and nothing is 3 % slower than before."""
+    rates = {}
+    for row in of_suite("decode, lengths and pages"):
+        rates.setdefault(row["name"], {})[row["version"]] = row["of_copy"]
+    assert rates["64x4k rows uniform"]["nested, 128 keys"] >= 0.92
+    assert rates["64x4k pages of 64 uniform"]["fa2"] >= 0.92
+    assert rates["16x8k rows uniform"]["nested, 128 keys"] >= 0.83
+    for name in ("16x8k rows equal", "64x4k rows equal", "4x32k rows equal"):
+        assert rates[name]["nested, 128 keys"] >= 0.97 * rates[name]["before"], name
 
 
 @pytest.mark.parametrize("D", [64, 128, 256])

@@ -49,9 +49,10 @@ def gradients_of(request, differentiate, do=None, dlse=None, **options):
 # ---- the kernel on calls of every kind, also on those that FA2 would get ----
 
 DESCRIBED = [case for case in CASES if case.batch and case.M and case.N]
+PORTABLE = [case for case in DESCRIBED if (case.starts, case.ends) == (None, None)]  # no lists
 
 
-@pytest.mark.parametrize(("case", "dtype"), rotated(DESCRIBED, DTYPES, EVERY_DTYPE))
+@pytest.mark.parametrize(("case", "dtype"), rotated(PORTABLE, DTYPES, EVERY_DTYPE))
 def test_equivalence_of_the_kernel_itself(case, dtype, device):
     request = in_vectors(make_request(*case.inputs(dtype, device), **case.all_options(device)))
     with torch.no_grad():
@@ -59,7 +60,7 @@ def test_equivalence_of_the_kernel_itself(case, dtype, device):
     assert_right(request, o, lse)
 
 
-@pytest.mark.parametrize(("case", "dtype"), rotated(DESCRIBED, DTYPES, EVERY_DTYPE))
+@pytest.mark.parametrize(("case", "dtype"), rotated(PORTABLE, DTYPES, EVERY_DTYPE))
 def test_gradients_of_the_kernels_themselves(case, dtype, device):
     request = in_vectors(make_request(*case.inputs(dtype, device), **case.all_options(device)))
     dlse = torch.randn(case.batch, case.heads, case.M, device=device)
