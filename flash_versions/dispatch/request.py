@@ -4,7 +4,6 @@
 arguments, and `make_request` fills them in from `Options`.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any, NamedTuple, TypedDict, Unpack
@@ -281,18 +280,6 @@ CHECKS: dict[str, Callable[[str, object], Any]] = {
 }
 INTERVALS = ("query_starts", "query_ends")
 PLANS = "flash_versions_plans"  # an attribute of tensors, see `masks.plan_mask`
-
-
-class Plans(dict):
-    """What is kept with the tensors of one mask. A copy of them, or a file, gets none of it."""
-
-    def __deepcopy__(self, memo: dict) -> "Plans":
-        """None yet."""
-        return Plans()
-
-    def __reduce__(self) -> tuple:
-        """As what torch.load takes."""
-        return OrderedDict, ()
 
 
 MADE = ("window_left", "window_right", "dropout_seed")  # from other options, or drawn

@@ -5,12 +5,13 @@ Each function returns options of `attention`, for as many queries as keys if it 
     o = attention(q, k, v, **masks.documents([300, 512, 212], device="cuda"))
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TypedDict
 
 import torch
 
-from flash_versions.dispatch.request import PLANS, Plans
+from flash_versions.dispatch.request import PLANS
 
 Counts = torch.Tensor | Sequence[int]
 Device = torch.device | str | None
@@ -22,6 +23,18 @@ class MaskOptions(TypedDict, total=False):
     causal: bool
     query_starts: torch.Tensor
     query_ends: torch.Tensor
+
+
+class Plans(dict):
+    """What is kept with the tensors of one mask. A copy of them, or a file, gets none of it."""
+
+    def __deepcopy__(self, memo: dict) -> "Plans":
+        """None yet."""
+        return Plans()
+
+    def __reduce__(self) -> tuple:
+        """As what torch.load takes."""
+        return OrderedDict, ()
 
 
 def documents(lengths: Counts, *, causal: bool = True, device: Device = None) -> MaskOptions:

@@ -57,18 +57,8 @@ def truncated(a, b):
 
 
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
-for _name in (
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "lshift",
-    "rshift",
-    "and",
-    "or",
-    "xor",
-    *_COMPARISONS,
-):
+_OPERATORS = "add", "sub", "mul", "truediv", "lshift", "rshift", "and", "or", "xor"
+for _name in (*_OPERATORS, *_COMPARISONS):
     _function = getattr(operator, f"__{_name}__")
     setattr(Tensor, f"__{_name}__", lambda a, b, f=_function: Tensor(f(a.data, raw(b))))
     setattr(Tensor, f"__r{_name}__", lambda a, b, f=_function: Tensor(f(raw(b), a.data)))

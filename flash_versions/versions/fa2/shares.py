@@ -10,7 +10,7 @@ What changes.
   than one block. A share may end in the middle of a sequence.
 * Every program finds its share itself: it reads the lengths of all sequences at once, adds up their
   blocks, and looks where the share begins. A program would wait for its own length anyway.
-* A sequence that lies in one share as a whole is finished there. Of one that is cut, each share
+* A share that has a whole sequence finishes it. Of a sequence that is cut, each share
   leaves a partial result, and `combine.py` combines them. In one share no more than the first and
   the last sequence are cut, so the workspace and the reduction grow with the number of shares, and
   not with that of the sequences.

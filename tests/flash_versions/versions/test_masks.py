@@ -7,6 +7,7 @@ import torch
 
 from flash_versions import VERSIONS, attention, attention_reference, masks
 from flash_versions.dispatch.request import make_request
+from flash_versions.versions.oracle.budget import assess_request
 from flash_versions.versions.tiles.intervals import Intervals, shape_of
 from tests.flash_versions.versions.test_attention import check
 from tests.flash_versions.versions.test_packed import bounds
@@ -219,11 +220,11 @@ def test_a_planned_mask_is_listed_once(device, monkeypatch):
 
 
 def right(options, device):
-    """Whether FA2 computes what the reference does."""
+    """Whether FA2's result is within the error budget."""
     torch.manual_seed(0)
     q, k, v = inputs(128, dtype=torch.float32, device=device)
     o = attention(q, k, v, version="fa2", **options)
-    return torch.allclose(o, attention(q, k, v, version="reference", **options), atol=1e-4)
+    return assess_request({"o": o}, make_request(q, k, v, **options))["o"].ok
 
 
 def ends_at(n, device):
