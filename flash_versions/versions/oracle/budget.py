@@ -176,7 +176,7 @@ def assess_request(
     if request.gathers_fp8:
         raise ValueError(
             "packed or paged sequences in 8 bits have no budget; compare with attention_reference "
-            "of the tensors that q, k and v stand for."
+            "of q, k and v with their scales multiplied in."
         )
     gradients = [name for name in results if name not in ("o", "lse")]
     if do is None and gradients:

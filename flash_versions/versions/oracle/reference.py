@@ -142,7 +142,7 @@ def forward_weighed(request: Request, weigh: Weigh) -> tuple[torch.Tensor, torch
 
 
 def descaled(x: torch.Tensor, descale: torch.Tensor | None, b: int) -> torch.Tensor:
-    """What the 8-bit numbers of sequence b stand for: x (1, length, heads, dim)."""
+    """Sequence b with its scales multiplied in: x (1, length, heads, dim)."""
     if descale is None:
         return x
     if descale.dim() == 2:

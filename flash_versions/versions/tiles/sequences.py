@@ -110,7 +110,7 @@ def load_pages(sequences, rows, index):
 
 @triton.jit
 def looked_up(sequences, j, BLOCK: tl.constexpr):
-    """The keys of block j whose pages have to be known: the first one if no block lies in two
+    """The keys of block j whose pages have to be known: the first one if no block is in two
     pages, else all. A sequence begins where a page does, unless it has a start.
     """
     if sequences.kv_starts is not None:

@@ -398,7 +398,7 @@ def test_used_queries(version, name, keys, device):
 
 
 def eight_bits(x):
-    """x rounded to 8 bits, and what it stands for."""
+    """x rounded to 8 bits, and the same with its scale multiplied in."""
     x8 = x.to(torch.float8_e4m3fn)
     return x8, x8.to(x.dtype)
 

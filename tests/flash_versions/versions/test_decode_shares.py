@@ -42,7 +42,7 @@ def assert_shared(request, number, config=CONFIG):
 def test_lengths(name, number, device):
     lengths = torch.tensor(LENGTHS[name], device=device)
     q, k, v = inputs(device)
-    for b, length in enumerate(LENGTHS[name]):  # what nobody may read
+    for b, length in enumerate(LENGTHS[name]):  # slots that no result may depend on
         k[b, length:], v[b, length:] = float("nan"), float("nan")
     request = make_request(q, k, v, causal=True, kv_lengths=lengths)
     o, lse = assert_shared(request, number)

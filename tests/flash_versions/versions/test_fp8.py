@@ -178,7 +178,7 @@ def bounds(lengths, device):
 
 
 def assert_16_bits(found, q, k, v, **options):
-    """Results of one sequence, against fp64 on what its 8-bit numbers stand for: of 16 bits only P
+    """Results of one sequence, against fp64 on its dequantised numbers: of 16 bits only P
     and o are rounded, each by 2^-8 of itself.
     """
     o, lse = found
