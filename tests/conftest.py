@@ -13,6 +13,7 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 import triton  # noqa: E402
 from flash_versions.dispatch import launch  # noqa: E402
+from flash_versions.dispatch.replay import keys  # noqa: E402
 
 pytest_plugins = [
     f"tests.helpers.{name}" for name in ("shared_gpu", "slow", "tiny_model", "tiny_grpo")
@@ -77,8 +78,9 @@ def poisoned_memory(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def nothing_decided(monkeypatch):
-    """What `launch.remembered` knows was decided under the patches of other tests."""
+    """What was decided, and calls that were kept, under the patches of other tests."""
     monkeypatch.setattr(launch, "decided", {})
+    monkeypatch.setattr(keys, "known", {})
 
 
 @pytest.fixture(autouse=True)

@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "flash_versions.dispatch": "",
     "flash_versions.dispatch.interpreter": "",
     "flash_versions.dispatch.emulator": "",
+    "flash_versions.dispatch.replay": "",
     "flash_versions.versions.tiles": "dispatch",
     "flash_versions.versions.fp8": "dispatch versions.tiles",
     "flash_versions.versions.fa1": MAKING,

@@ -15,7 +15,7 @@ import torch
 
 from flash_versions import VERSIONS, Fp8, attention
 from flash_versions.bench.peers import PEERS
-from flash_versions.dispatch import autograd as ops
+from flash_versions.dispatch.autograd.call import run
 from flash_versions.dispatch.precision import Quantized
 from flash_versions.dispatch.request import Request, make_request
 from flash_versions.dispatch.version import Forward, ForwardQuantized, Version
@@ -368,7 +368,7 @@ def forward(function: Forward, causal: bool, q, k, v) -> torch.Tensor:
 
 def differentiable(version: Version, causal: bool, q, k, v) -> torch.Tensor:
     """o of a version that need not be one of VERSIONS, to be differentiated."""
-    return ops.run(version, make_request(q, k, v, causal=causal))[0]
+    return run(version, make_request(q, k, v, causal=causal))[0]
 
 
 def ragged_lengths(shape: Shape) -> tuple[int, ...]:

@@ -16,9 +16,10 @@ from functools import wraps
 from typing import Any
 
 import torch
-from triton import knobs
 from triton.runtime import driver as runtime_driver
 
+from flash_versions.dispatch.replay.driver import has_hooks
+from flash_versions.dispatch.replay.tape import note
 from flash_versions.dispatch.request import PLACES, Request
 
 MAX_KEYS = 4096
@@ -66,6 +67,7 @@ class Launcher:
             *arguments, **constants, num_warps=num_warps, num_stages=num_stages
         )
         if compiled is not None:  # an interpreted kernel has no compiled form
+            note(compiled, grid + (1,) * (3 - len(grid)), (*arguments, *constants.values()))
             if len(self.compiled) >= MAX_KEYS:
                 self.compiled.clear()
             self.compiled[key] = compiled
@@ -84,8 +86,8 @@ def start(compiled: Any, grid: tuple[int, ...], arguments: tuple) -> None:
     """Launch a compiled form that was launched before: compiled[grid](*arguments), but without the
     calls for hooks where nobody, such as a profiler, has set one.
     """
-    enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
-    if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):  # a chain of hooks, or one
+    note(compiled, grid, arguments)
+    if has_hooks():
         compiled[grid](*arguments)
         return
     driver = runtime_driver.active

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from flash_versions.dispatch.autograd import run_backward, run_forward
+from flash_versions.dispatch.autograd.compute import run_backward, run_forward
 from flash_versions.dispatch.request import Request, make_request
 from flash_versions.dispatch.version import Version
 from flash_versions.mine.explain import explain

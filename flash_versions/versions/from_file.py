@@ -15,6 +15,7 @@ from types import ModuleType
 import torch
 
 from flash_versions.dispatch import launch
+from flash_versions.dispatch.replay import keys
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.version import EXPLICIT, Backward, Forward, Version, kernel_limits
 from flash_versions.versions.fa2 import backward as fa2_backward
@@ -70,6 +71,7 @@ def load_version(path: str | PathLike[str]) -> Version:
 
     backward = getattr(module, "backward", None)
     launch.decided.clear()  # of the file as it was before
+    keys.known.clear()
     EXPLICIT[name] = Version(
         name=name,
         title=(module.__doc__ or name).strip().splitlines()[0],

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flash_versions import attention, masks
-from flash_versions.dispatch.autograd import in_vectors
+from flash_versions.dispatch.autograd.compute import in_vectors
 from flash_versions.dispatch.launch import Launcher
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fa3 import ablation

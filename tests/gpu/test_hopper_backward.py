@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from flash_versions import attention
-from flash_versions.dispatch.autograd import in_vectors, narrowed, widened
+from flash_versions.dispatch.autograd.compute import in_vectors, narrowed, widened
 from flash_versions.dispatch.launch import Launcher
 from flash_versions.dispatch.request import make_request
 from flash_versions.inspect.command import Compiled, compiling

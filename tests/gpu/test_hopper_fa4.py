@@ -7,7 +7,7 @@ import torch
 
 from flash_versions import attention
 from flash_versions.bench.record import record
-from flash_versions.dispatch.autograd import in_vectors
+from flash_versions.dispatch.autograd.compute import in_vectors
 from flash_versions.dispatch.precision import Fp8
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper

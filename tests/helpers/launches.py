@@ -9,6 +9,7 @@ import torch
 
 from flash_versions.dispatch import launch
 from flash_versions.dispatch.device import H200_SHARED_MEMORY, Properties, devices
+from flash_versions.dispatch.replay import tape
 from flash_versions.versions.fa3.hopper import forward as fa3_hopper
 from flash_versions.versions.fa3.hopper.backward import kernel as backward_hopper
 from flash_versions.versions.fa3.hopper.backward import rows as backward_rows
@@ -30,14 +31,14 @@ LAUNCHERS = {
 class StandIn:
     """A kernel, and its compiled forms, that note what they are launched with."""
 
-    def __init__(self, name, launches, constants=None):
-        self.name, self.launches, self.constants = name, launches, constants
+    def __init__(self, name, launches, tell, constants=None):
+        self.name, self.launches, self.tell, self.constants = name, launches, tell, constants
         self.function = self.packed_metadata = None
 
     def __getitem__(self, grid):
         def run(*arguments, **constants):
             options = {constants.pop(name) for name in ("num_warps", "num_stages")}
-            form = StandIn(self.name, self.launches, (constants, options))
+            form = StandIn(self.name, self.launches, self.tell, (constants, options))
             form.note(grid, (*arguments, *constants.values()))
             return form
 
@@ -47,13 +48,13 @@ class StandIn:
         self.note((x, y, z), arguments)
 
     def note(self, grid, arguments):
-        """What the GPU would be told: of a tensor all but its address."""
+        """What the GPU would be told, in the words of `tell`."""
         grid = (*grid, 1, 1)[:3]
-        self.launches.append((self.name, grid, self.constants, *map(noted, arguments)))
+        self.launches.append((self.name, grid, self.constants, *map(self.tell, arguments)))
 
 
 def noted(x):
-    """An argument as something to compare."""
+    """An argument as something to compare: of a tensor all but its address."""
     if isinstance(x, torch.Tensor):
         return x.dtype, x.shape, x.stride()
     if hasattr(x, "base"):
@@ -62,19 +63,19 @@ def noted(x):
 
 
 @contextmanager
-def noted_launches(monkeypatch):
+def noted_launches(monkeypatch, tell=noted):
     """Inside, a list of the launches, in order."""
     found = []
     for name, launcher in LAUNCHERS.items():
-        monkeypatch.setattr(launcher, "kernel", StandIn(name, found))
+        monkeypatch.setattr(launcher, "kernel", StandIn(name, found, tell))
         monkeypatch.setattr(launcher, "compiled", {})
     driver = SimpleNamespace(get_current_device=lambda: 0, get_current_stream=lambda device: 0)
     monkeypatch.setattr(launch, "runtime_driver", SimpleNamespace(active=driver))
     monkeypatch.setattr(launch, "on_gpu", lambda request: True)
     monkeypatch.setattr(launch, "decided", {})
-    monkeypatch.setattr(
-        tile_scheduler.Counters, "pair", lambda *given: torch.zeros(2, dtype=torch.int32)
-    )
+    pair = torch.zeros(2, dtype=torch.int32)
+    monkeypatch.setitem(tape.lasting, pair.data_ptr(), pair)
+    monkeypatch.setattr(tile_scheduler.Counters, "pair", lambda *given: pair)
     monkeypatch.setattr(wgmma, "available", lambda device: True)
     with devices.assume(H200):
         yield found

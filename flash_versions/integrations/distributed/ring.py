@@ -46,7 +46,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
-from flash_versions.dispatch import autograd as ops
+from flash_versions.dispatch.autograd import compute
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.version import Version
 from flash_versions.integrations.distributed.merge import merge_attention_states
@@ -178,7 +178,7 @@ def ring_forward(
         transfer = ring.pass_on(flat, KEYS) if step + 1 < ring.size else None
         if (here := ring.part(step, q.shape[1])) is not None:
             request = ring.request(here, q, *like(flat, k, v))
-            o_part, lse_part, _ = ops.run_forward(ring.version, request)
+            o_part, lse_part, _ = compute.run_forward(ring.version, request)
             o_part = o_part.to(wide(q.dtype))
             if step == 0:
                 o, lse = o_part, lse_part
@@ -258,7 +258,7 @@ def part_backward(
     statistics = None
     if version.num_statistics:  # FA1 divides exp(S - m) by l; from an LSE, m is the LSE and l is 1
         statistics = torch.stack((lse, torch.ones_like(lse)))
-    dq, dk, dv, _ = ops.run_backward(version, request, o, lse, statistics, do, dlse)
+    dq, dk, dv, _ = compute.run_backward(version, request, o, lse, statistics, do, dlse)
     return dq, dk, dv
 
 

@@ -6,6 +6,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.runtime import driver
 
+from flash_versions.dispatch.replay.tape import lasting
 from flash_versions.versions.tiles.triton_compat import aggregate
 
 
@@ -118,5 +119,6 @@ class Counters:
                 pairs = torch.zeros((self.PAIRS, self.APART), dtype=torch.int32, device=device)
                 torch.cuda.current_stream(device).synchronize()  # other streams may use them
                 self.free[device] = list(pairs[:, :2])
-            self.of_stream[key] = self.free[device].pop()
+            pair = self.of_stream[key] = self.free[device].pop()
+            lasting[pair.data_ptr()] = pair
         return self.of_stream[key]

@@ -9,7 +9,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from flash_versions.dispatch.autograd import in_vectors
+from flash_versions.dispatch.autograd.compute import in_vectors
 from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.emulator import emulator, machine
 from flash_versions.dispatch.request import make_request

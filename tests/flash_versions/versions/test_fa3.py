@@ -10,7 +10,7 @@ import triton.language as tl
 
 from flash_versions import VERSIONS, attention
 from flash_versions.dispatch import launch
-from flash_versions.dispatch.autograd import in_vectors
+from flash_versions.dispatch.autograd.compute import in_vectors
 from flash_versions.dispatch.device import H200_SHARED_MEMORY, Properties, devices
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import LaunchConfig

@@ -14,7 +14,7 @@ import triton.language as tl
 
 import flash_versions
 import transformer
-from flash_versions.dispatch.autograd import in_vectors
+from flash_versions.dispatch.autograd.compute import in_vectors
 from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import LaunchConfig

@@ -64,7 +64,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from flash_versions.dispatch.autograd import narrowed
+from flash_versions.dispatch.autograd.compute import narrowed
 from flash_versions.dispatch.launch import Launcher, Plan
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.fp8.scales import Scales, shifted_softmax_step
@@ -476,7 +476,7 @@ def forward(
 
     Args:
         request: see `Request`; one that is not `left_to_portable`, on the current GPU, with rows
-            padded as `autograd.in_vectors` does.
+            padded as `compute.in_vectors` does.
         config: the schedule; None chooses by shape.
 
     Raises:

@@ -72,7 +72,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
     tma,
 )
 
-from flash_versions.dispatch.autograd import narrowed
+from flash_versions.dispatch.autograd.compute import narrowed
 from flash_versions.dispatch.launch import Launcher, Plan
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.hopper.head_mods import make_head_mods

@@ -47,7 +47,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from flash_versions.dispatch.autograd import narrowed
+from flash_versions.dispatch.autograd.compute import narrowed
 from flash_versions.dispatch.launch import Launcher, Plan
 from flash_versions.dispatch.precision import Quantized
 from flash_versions.dispatch.request import Request

@@ -1,0 +1,4 @@
+"""Computing a request, as torch sees it: plain functions, operators, a node of autograd.
+
+May import: `dispatch`.
+"""

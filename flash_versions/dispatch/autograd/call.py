@@ -1,0 +1,215 @@
+"""A call of attention: an operator serves it, or a node of autograd, or kernels alone.
+
+A custom operator costs tens of microseconds on the host, as much as launching the kernels. So a
+call on plain tensors, with nobody watching, runs the same code without it: `run` chooses. What was
+chosen is a `Call`, which serves later calls with other tensors, too.
+"""
+
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from flash_versions.dispatch.autograd.compute import (
+    Results,
+    choose,
+    launch_forward,
+    run_backward,
+)
+from flash_versions.dispatch.autograd.operators import refuse_double_backward
+from flash_versions.dispatch.replay import keys
+from flash_versions.dispatch.replay.tape import Tape
+from flash_versions.dispatch.request import PLACES, TENSORS, Request
+from flash_versions.dispatch.version import Forward, Version, choose_version
+
+
+def run(
+    name: str | Version, request: Request, key: tuple | None = None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(o, lse) of a request by the version of that name, or by the newest that supports it
+    ("auto"); differentiable. A baseline may give None for the LSE, and the versions do so if the
+    request does not ask for it. With a key, how the call was served is kept for later ones.
+    """
+    watched, differentiated = is_watched(request), request.needs_grad
+    if watched or not isinstance(name, str | Version):  # the latter is refused
+        version = choose_version(name, request)
+    else:
+        version, forward = choose(request, name, differentiated)
+    if version.backward is None and differentiated and request.precision is not None:
+        # Autograd would take the gradient of the rounding for 1.
+        return serve(*make_call(version, version.forward, request, differentiated))
+    if version.backward is None:
+        o, lse, _ = version.forward(request)
+        return o, lse
+    if forward_ad._current_level >= 0:
+        raise RuntimeError(
+            "attention has no forward-mode derivative; use version='reference' for torch.func.jvp "
+            "and torch.autograd.forward_ad."
+        )
+    if watched:
+        o, lse, _ = torch.ops.flash_versions.forward(version.name, *request)
+        return o, lse
+    call, tensors = make_call(version, forward, request, differentiated)
+    if key is not None:
+        keys.keep(key, call)
+    return serve(call, tensors)
+
+
+def is_watched(request: Request) -> bool:
+    """Whether somebody needs to see an operator: torch.compile or torch.export, a dispatch mode
+    (fake tensors, tracing), a tensor subclass, a transform such as vmap.
+    """
+    if (
+        torch.compiler.is_compiling()
+        or torch.jit.is_tracing()
+        or _get_current_dispatch_mode() is not None
+    ):
+        return True
+    level = torch._C._functorch.maybe_get_level
+    for x in request:
+        if x is not None and isinstance(x, torch.Tensor):
+            if type(x) not in keys.PLAIN or level(x) >= 0:
+                return True
+    return False
+
+
+class Call:
+    """How a request is served: everything but the tensors, which come from call to call.
+
+    Attributes:
+        planned: what computes the forward.
+        fields: the request without its tensors.
+        names: the fields that are tensors, in order. Packed q, k and v may come as the caller's
+            (total, heads, head_dim); results and gradients then have no batch, too.
+        one_cut: cu_seqlens_q cuts the keys, too.
+        forward: tensors -> (o, lse, statistics).
+        backwards: the same of the gradients, by what they depend on beside the call.
+    """
+
+    def __init__(
+        self,
+        version: Version,
+        planned: Forward,
+        fields: Request,
+        names: tuple[str, ...],
+        one_cut: bool,
+        differentiated: bool,
+    ) -> None:
+        self.version, self.planned, self.fields = version, planned, fields
+        self.names, self.one_cut, self.differentiated = names, one_cut, differentiated
+        self.forward = Tape(self.compute)
+        self.backwards: dict[tuple, Tape] = {}
+
+    def request(self, tensors: tuple[torch.Tensor, ...]) -> Request:
+        """The request for these tensors."""
+        found: dict[str, Any] = dict(zip(self.names, tensors))
+        for name in ("q", "k", "v"):
+            if found[name].dim() == 3:
+                found[name] = found[name].unsqueeze(0)
+        if self.one_cut:
+            found["cu_seqlens_k"] = found["cu_seqlens_q"]
+        return self.fields._replace(**found)
+
+    def compute(self, *tensors: torch.Tensor) -> Results:
+        """(o, lse, statistics) by the kernels that were chosen."""
+        o, lse, statistics = launch_forward(self.planned, self.request(tensors))
+        if tensors[0].dim() == 3:
+            o, lse = o.squeeze(0), lse.squeeze(0)
+        return o, lse, statistics
+
+    def gradients(self, *tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        """(dq, dk, dv, dsink); after the tensors of the call come o, lse, statistics, do, dlse."""
+        inputs: Any = tensors[: len(self.names)]
+        o, lse, statistics, do, dlse = tensors[len(self.names) :]
+        assert o is not None and lse is not None
+        if inputs[0].dim() == 3:
+            o, lse = o.unsqueeze(0), lse.unsqueeze(0)
+            do, dlse = (x if x is None else x.unsqueeze(0) for x in (do, dlse))
+        request = self.request(inputs)
+        *found, dsink = run_backward(self.version, request, o, lse, statistics, do, dlse)
+        return *[dx.view(x.shape) for dx, x in zip(found, inputs)], dsink
+
+    def backward(self, saved: tuple, addresses: list[int] | None, do: Any, dlse: Any) -> tuple:
+        """The gradients for what was saved at these addresses; None: in no case by a tape."""
+        tensors = *saved, do, dlse
+        if (
+            addresses is None
+            or do is None
+            or not keys.is_quiet()
+            or (place := keys.place_of(do)) is None
+        ):
+            return self.gradients(*tensors)
+        if addresses != [x.data_ptr() for x in saved if x is not None]:
+            return self.gradients(*tensors)  # a hook of autograd's had them elsewhere meanwhile
+        key = *place, self.fields.is_deterministic, *keys.described(do, addresses)
+        if dlse is not None:
+            key = *key, *keys.described(dlse, [*addresses, do.data_ptr()])
+        tape = self.backwards.get(key)
+        if tape is None:
+            tape = self.backwards[key] = Tape(self.gradients)
+        return tape(tensors, place[1])
+
+
+def make_call(
+    version: Version, planned: Forward, request: Request, differentiated: bool
+) -> tuple[Call, tuple[torch.Tensor, ...]]:
+    """The call that serves a request, and its tensors."""
+    fields: tuple[Any, ...] = request
+    found = {name: fields[i] for name, i in zip(TENSORS, PLACES) if fields[i] is not None}
+    one_cut = request.cu_seqlens_q is not None and request.cu_seqlens_k is request.cu_seqlens_q
+    if one_cut:
+        del found["cu_seqlens_k"]
+    others = request._replace(**dict.fromkeys(TENSORS))
+    call = Call(version, planned, others, tuple(found), one_cut, differentiated)
+    return call, tuple(found.values())
+
+
+def serve(
+    call: Call, tensors: tuple[torch.Tensor, ...], stream: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(o, lse) of a call with these tensors, differentiable; lse is None if it is not asked for.
+    With a stream, a tape may be played there.
+    """
+    if not call.differentiated:
+        o, lse, _ = call.forward(tensors, stream)
+        return o, lse
+    if call.fields.return_lse:
+        return Attention.apply(call, stream, *tensors)
+    return Attention.apply(call, stream, *tensors), None
+
+
+class Attention(torch.autograd.Function):
+    """The forward and the backward of a call, for autograd without an operator."""
+
+    @staticmethod
+    def forward(ctx: Any, call, stream, *tensors):  # noqa: D102
+        saved = *tensors, *call.forward(tensors, stream)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*saved)
+        ctx.call = call
+        ctx.addresses = None
+        if stream is not None:
+            ctx.addresses = [x.data_ptr() for x in saved if x is not None]
+        o, lse, _ = saved[-3:]
+        return (o, lse) if call.fields.return_lse else o
+
+    @staticmethod
+    def backward(ctx: Any, do, dlse=None):  # noqa: D102
+        call, saved = ctx.call, ctx.saved_tensors
+        gradients = call.backward(saved, ctx.addresses, do, dlse)
+        if torch.is_grad_enabled():  # create_graph=True
+            gradients = FirstDerivative.apply(*saved[:3], do, dlse, *gradients)
+        *gradients, dsink = gradients
+        others = [dsink if name == "sink" else None for name in call.names[3:]]
+        return None, None, *gradients, *others
+
+
+class FirstDerivative(torch.autograd.Function):
+    """Gradients that cannot be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, q, k, v, do, dlse, *gradients):  # noqa: D102
+        return tuple(x if x is None else x.clone() for x in gradients)
+
+    backward = staticmethod(refuse_double_backward)

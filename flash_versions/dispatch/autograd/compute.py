@@ -1,0 +1,148 @@
+"""The results and the gradients of a request: the kernel is chosen, tensors are put in its form."""
+
+from functools import partial
+
+import torch
+
+from flash_versions.dispatch.device import devices
+from flash_versions.dispatch.launch import remembered
+from flash_versions.dispatch.request import Request
+from flash_versions.dispatch.version import (
+    Backward,
+    Chosen,
+    Forward,
+    Version,
+    choose_version,
+)
+
+Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+
+
+@remembered
+def choose(request: Request, name: str | Version, differentiated: bool) -> tuple[Version, Forward]:
+    """The version that serves a request, and what computes its forward there. What a version
+    refuses may depend on whether gradients are asked for.
+    """
+    version = choose_version(name, request)
+    return version, choose_forward(request, version)
+
+
+def choose_forward(request: Request, version: Version) -> Forward:
+    """What computes a request: of a version of several kernels one, with its launch planned."""
+    if version.backward is None:
+        return version.forward
+    if max(request.q.shape[1], request.max_kv_length) >= 2**31:
+        raise ValueError("q or k is longer than 2^31 - 1 rows, what the kernels count to.")
+    if request.q.numel() == 0 or request.batch == 0:
+        return partial(nothing_to_launch, version)
+    if isinstance(version.forward, Chosen):
+        return version.forward.choose(in_vectors(request))
+    return version.forward
+
+
+planned_forward = remembered(choose_forward)
+
+
+@remembered
+def choose_backward(request: Request, version: Version) -> Backward:
+    """The same of the backward, of a request that is `in_vectors`."""
+    assert version.backward is not None
+    if isinstance(version.backward, Chosen):
+        return version.backward.choose(request)
+    return version.backward
+
+
+def run_forward(version: Version, request: Request) -> Results:
+    """(o, lse, statistics), which is None if the version has none."""
+    return launch_forward(planned_forward(request, version), request)
+
+
+def launch_forward(forward: Forward, request: Request) -> Results:
+    """The results of what `choose_forward` chose for a request."""
+    with devices.on_device(request.q):
+        o, lse, statistics = forward(in_vectors(request))
+    assert lse is not None  # only a baseline has none
+    return narrowed(o, request.v), lse, statistics
+
+
+def nothing_to_launch(version: Version, request: Request) -> Results:
+    """The results of a request without queries."""
+    o, lse, statistics = empty_results(version, request)
+    return o.zero_(), lse.fill_(float("-inf")), statistics
+
+
+def in_vectors(request: Request) -> Request:
+    """The request with rows of whole 16-byte vectors and no less than a tile's 16 elements, padded
+    by zeros, which change no product. 8-bit tensors stay: they are laid out anew anyway.
+
+    With values of fewer than 16 dims, Triton 3.6 compiles a product that reads past its shared
+    memory on Hopper.
+    """
+    if request.precision is not None or not (request.q.shape[3] % 16 or request.v.shape[3] % 16):
+        return request
+    q, k, v = widened(request.q), widened(request.k), widened(request.v)
+    if q is request.q and k is request.k and v is request.v:
+        return request
+    return request._replace(q=q, k=k, v=v)
+
+
+def widened(x: torch.Tensor) -> torch.Tensor:
+    """x with its last dimension padded as `in_vectors` says; x itself if it needs no padding."""
+    dims = x.shape[3]
+    missing = max(16 - dims, -dims % (16 // x.element_size()))
+    return torch.nn.functional.pad(x, (0, missing)) if missing else x
+
+
+def narrowed(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """x without what `widened` added to `like`."""
+    return x if x.shape[3] == like.shape[3] else x[..., : like.shape[3]].contiguous()
+
+
+def run_backward(
+    version: Version,
+    request: Request,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    statistics: torch.Tensor | None,
+    do: torch.Tensor | None,
+    dlse: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """(dq, dk, dv, dsink); do or dlse is None if nothing depends on o or on the LSE.
+
+    Raises:
+        ValueError: the request is in FP8, which has no gradients.
+    """
+    if request.precision is not None:
+        raise ValueError(
+            f"precision={request.precision!r} is forward only and a gradient of its result was "
+            f"asked for; call it under torch.no_grad(), detach the result, or leave precision out."
+        )
+    no_gradient = do is None and dlse is None
+    if o.numel() == 0 or request.k.numel() == 0 or request.batch == 0 or no_gradient:
+        dq, dk, dv = (x.new_zeros(x.shape) for x in (request.q, request.k, request.v))
+        dsink = None if request.sink is None else torch.zeros_like(request.sink)
+        if dsink is not None and dlse is not None and request.batch > 0:
+            dsink += dlse.sum((0, 2))  # no key: the sink alone is the LSE
+        return dq, dk, dv, dsink
+    if do is None:
+        do = o.new_zeros(o.shape)
+    elif do.stride(3) != 1 and do.shape[3] > 1:
+        do = do.contiguous()  # such as the gradient of a sum: one number for all
+    do = do.resolve_neg()
+    if dlse is not None:
+        dlse = dlse.resolve_neg()
+    aligned = in_vectors(request)
+    with devices.on_device(o):
+        dq, dk, dv, dsink = choose_backward(aligned, version)(
+            aligned, widened(o), lse, statistics, widened(do), dlse
+        )
+    return narrowed(dq, request.q), narrowed(dk, request.k), narrowed(dv, request.v), dsink
+
+
+def empty_results(version: Version, request: Request) -> Results:
+    """(o, lse, statistics) without their contents; statistics is None if the version has none."""
+    q, n = request.q, version.num_statistics
+    batch, q_length, heads, _ = q.shape
+    o = q.new_empty((batch, q_length, heads, request.v.shape[3]), dtype=request.out_dtype)
+    lse = q.new_empty((batch, heads, q_length), dtype=torch.float32)
+    return o, lse, lse.new_empty((n, *lse.shape)) if n else None

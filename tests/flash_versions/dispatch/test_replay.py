@@ -1,0 +1,387 @@
+"""Calls that are replayed: they launch what the ordinary way launches, or go the ordinary way.
+
+Kernels are stand-ins that note what they are launched with; CPU tensors pass as those of an H200.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from flash_versions import attention
+from flash_versions.dispatch import launch as launch_module
+from flash_versions.dispatch.launch import start
+from flash_versions.dispatch.replay import driver, keys
+from flash_versions.dispatch.replay.tape import Recording, Tape, lasting
+from flash_versions.versions.tiles import sequences, varlen_scheduler
+from tests.flash_versions.dispatch.test_launch import CALLS, inputs, late, step
+from tests.helpers.launches import LAUNCHERS, noted_launches
+
+STREAM = 7
+# The backwards that do more than to take memory and to launch kernels, by what they do.
+NOT_REPLAYED = {"a sink": "aten.neg", "lengths of a cache": "aten.clone"}
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """What is launched, as (kernel, grid, arguments, which of them are addresses)."""
+    monkeypatch.setattr(keys, "place_of", lambda x: (0, STREAM))
+    monkeypatch.setitem(LAUNCHERS, "plan", varlen_scheduler.launch_plan)
+    monkeypatch.setitem(LAUNCHERS, "fill", sequences.launch_fill)
+    with noted_launches(monkeypatch, flat) as found:
+        yield found
+
+
+def flat(x):
+    """The parts of an argument: (is an address, value)."""
+    if isinstance(x, torch.Tensor):
+        return [(True, x.data_ptr())]
+    if driver.is_descriptor(x):
+        others = [(False, repr(y)) for name, y in vars(x).items() if name != "base"]
+        return [(True, x.base.data_ptr()), *others]
+    if isinstance(x, tuple):
+        return [part for y in x for part in flat(y)]
+    return [(False, repr(x) if not isinstance(x, int) else x)]
+
+
+def same(replayed, ordinary):
+    """Whether two calls launch the same: kernels, grids, numbers, and one address where the other
+    has one.
+    """
+    if [x[:2] for x in replayed] != [x[:2] for x in ordinary]:
+        return False
+    pairs = set()
+    for a, b in zip(replayed, ordinary):
+        a, b = ([part for x in told[3:] for part in x] for told in (a, b))
+        if len(a) != len(b):
+            return False
+        for (_, mine), (is_address, theirs) in zip(a, b):
+            if is_address:
+                pairs.add((mine, theirs))
+            elif mine != theirs:
+                return False
+    return len({x for x, _ in pairs}) == len(pairs)
+
+
+def described(results):
+    return [(x.dtype, x.shape, x.stride()) for x in results]
+
+
+@pytest.mark.parametrize("name", ["fa3", "fa4"])
+@pytest.mark.parametrize("case", CALLS)
+def test_a_replay_launches_what_the_ordinary_way_launches(case, name, launches):
+    make, options = CALLS[case]
+
+    def call():
+        launches.clear()
+        leaves = make()
+        o, lse = attention(*leaves, version=name, return_lse=True, **options)
+        forward = launches.copy()  # apart, as the backward may get temporaries of the forward
+        launches.clear()
+        gradients = torch.autograd.grad((o, lse), leaves, (torch.ones_like(o), lse.detach()))
+        return forward, launches.copy(), (o, lse, *gradients)
+
+    *ordinary, results = call()
+    kept = []  # so that every call has other memory
+    for _ in range(4):
+        *replayed, theirs = call()
+        kept.append(theirs)
+        assert described(theirs) == described(results)
+        assert all(map(same, replayed, ordinary))
+    (found,) = keys.known.values()
+    assert found.forward.replay is not None
+    (tape,) = found.backwards.values()
+    assert (tape.reason or "").partition(".default")[0] == NOT_REPLAYED.get(case, ""), tape.reason
+
+
+def test_the_comparison_finds_what_differs():
+    ordinary = [("kernel", (1, 1, 1), None, [(True, 16)], [(True, 32)], [(False, 5)])]
+
+    def told(a, b, n):
+        return [("kernel", (1, 1, 1), None, [(False, a)], [(False, b)], [(False, n)])]
+
+    assert same(told(160, 320, 5), ordinary)
+    assert not same(told(160, 320, 6), ordinary), "another number"
+    assert same(told(320, 160, 5), ordinary)
+    twice = ordinary + ordinary
+    assert not same(told(160, 320, 5) + told(320, 160, 5), twice), "addresses exchanged"
+    assert not same(told(160, 320, 5), twice), "a launch less"
+
+
+def test_the_same_key_has_the_same_launches(launches):
+    """Calls by turns: no key is another's."""
+    ordinary = {}
+    for _ in range(4):
+        for case, (make, options) in CALLS.items():
+            launches.clear()
+            step("fa3", make(), **options)
+            assert same(launches, ordinary.setdefault(case, launches.copy())), case
+    assert len(keys.known) == len(CALLS)
+
+
+def test_tensors_that_begin_at_one_address(launches):
+    """attention(q, x, x) is another call than attention(q, k, v)."""
+    q, k, v = (x.detach() for x in inputs())
+    for _ in range(4):
+        attention(q, k, k, version="fa3")
+    launches.clear()
+    attention(q, k, v, version="fa3")
+    addresses = {value for x in launches[0][3:] for _, value in x}
+    assert {q.data_ptr(), k.data_ptr(), v.data_ptr()} <= addresses
+    leaves = inputs()
+    for do in [leaves[0].detach()] * 4 + [torch.randn(leaves[0].shape).bfloat16()]:
+        o = attention(*leaves, version="fa3")
+        launches.clear()
+        torch.autograd.grad(o, leaves, do)
+        addresses = {value for told in launches for x in told[3:] for _, value in x}
+        assert {x.data_ptr() for x in (*leaves, do)} <= addresses
+
+
+def watched(call):
+    with FlopCounterMode(display=False):
+        return call()
+
+
+def cast(call):
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        return call()
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+
+
+def mapped(call):
+    return torch.vmap(lambda _: call())(torch.ones(1))
+
+
+def hooked(call):
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda x: x):
+        return call()
+
+
+@pytest.mark.parametrize("how", [watched, cast, mapped])
+def test_what_torch_changes_goes_the_ordinary_way(how, launches):
+    q, k, v = (x.detach() for x in inputs())
+    found = []
+
+    def call():
+        found.append(keys.find((q, k, v), (None,) * 7, ("fa3",)))
+        return q
+
+    how(call)
+    assert found == [(None, None)]
+    assert keys.find((q, k, v), (None,) * 7, ("fa3",))[1] is not None
+
+
+def test_saved_tensors_that_were_moved_go_the_ordinary_way(launches):
+    leaves = inputs()
+    for _ in range(3):
+        step("fa3", leaves)
+    (call,) = keys.known.values()
+    (tape,) = call.backwards.values()
+    assert tape.replay is not None
+    tape.replay = None
+    tape.reason = "it is not asked"
+
+    def both():
+        launches.clear()
+        step("fa3", leaves)
+
+    hooked(both)
+    assert [name for name, *_ in launches] == ["forward", "prepare", "backward", "finish"]
+    prepared = {value for told in launches[1:] for x in told[3:] for _, value in x}
+    assert not {x.data_ptr() for x in leaves} & prepared, "the copies are what it read"
+
+
+def test_checkpointed_calls_are_replayed(launches):
+    leaves = inputs()
+    for _ in range(4):
+        launches.clear()
+        o = checkpoint(partial(attention, version="fa3"), *leaves, use_reentrant=False)
+        torch.autograd.grad(o, leaves, torch.ones_like(o))
+        names = [name for name, *_ in launches]
+        assert names == ["forward", "forward", "prepare", "backward", "finish"]
+
+
+BAD = {
+    "causal is a number": {"causal": 1},
+    "scale is a bool": {"scale": True},
+    "a window of bools": {"window": (True, False)},
+    "a window as text": {"window": "10"},
+    "a version that is no name": {"version": ["fa3"]},
+    "lengths that are no tensor": {"kv_lengths": [1, 2]},
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_argument_is_refused_after_good_ones_that_are_equal(case, launches):
+    q, k, v = (x.detach() for x in inputs())
+    good = ({"causal": True}, {"scale": 1.0}, {"window": (1, 0)}, {})
+    for _ in range(4):
+        for options in good:
+            attention(q, k, v, **{"version": "fa3"} | options)
+    with pytest.raises(ValueError, match=r"must (be|hold)|is unknown"):
+        attention(q, k, v, **{"version": "fa3"} | BAD[case])
+
+
+def test_gradients_are_asked_for_by_grad_mode(launches):
+    leaves = inputs()
+    for _ in range(4):
+        with torch.no_grad():
+            assert not attention(*leaves, version="fa3").requires_grad
+        assert attention(*leaves, version="fa3").requires_grad
+        assert attention(leaves[0].detach(), *leaves[1:], version="fa3").requires_grad
+        assert not attention(*(x.detach() for x in leaves), version="fa3").requires_grad
+
+
+def test_only_what_is_asked_for_is_returned(launches):
+    leaves = inputs()
+    for _ in range(4):
+        assert isinstance(attention(*leaves, version="fa3"), torch.Tensor)
+        o, lse = attention(*leaves, version="fa3", return_lse=True)
+        assert o.shape == (2, 256, 4, 128) and lse.shape == (2, 4, 256)
+        (dq,) = torch.autograd.grad(lse, leaves[:1], lse.detach())
+        assert dq.shape == leaves[0].shape
+
+
+def test_a_second_derivative_is_refused(launches):
+    leaves = inputs()
+    for _ in range(4):
+        o = attention(*leaves, version="fa3")
+        (dq,) = torch.autograd.grad(o, leaves[:1], torch.ones_like(o), create_graph=True)
+        with pytest.raises(RuntimeError, match="no second derivative"):
+            torch.autograd.grad(dq.sum(), leaves[:1])
+
+
+def test_an_unaligned_tensor_is_another_call(launches):
+    q, k, v = (x.detach() for x in inputs())
+    for _ in range(3):
+        attention(q, k, v, version="fa3")
+    launches.clear()
+    assert (
+        keys.find((late(q), k, v), (None,) * 7, ("fa3",))[1]
+        != keys.find((q, k, v), (None,) * 7, ("fa3",))[1]
+    )
+
+
+# The tape alone
+
+
+class Kernel:
+    """A compiled kernel that does something to tensors it knows by address."""
+
+    function = packed_metadata = None
+
+    def __init__(self, effect):
+        self.effect = effect
+
+    def run(self, x, y, z, stream, function, metadata, about, enter, leave, *arguments):
+        self.effect(*arguments)
+
+
+def launch(kernel, *arguments):
+    start(kernel, (1, 1, 1), arguments)
+
+
+@pytest.fixture
+def driven(monkeypatch):
+    """Triton's driver, for a kernel that needs none."""
+    active = SimpleNamespace(get_current_device=lambda: 0, get_current_stream=lambda device: 0)
+    monkeypatch.setattr(launch_module, "runtime_driver", SimpleNamespace(active=active))
+
+
+def recorded(function, *tensors):
+    tape = Tape(function)
+    results = [tape(tensors, STREAM) for _ in range(3)]
+    return tape, results
+
+
+REFUSED = {
+    "an operation of torch": (lambda x, k: (torch.empty(4).copy_(x),), "aten.copy_"),
+    "a result that was given": (lambda x, k: (x,), "was not taken here"),
+    "a part of the memory": (lambda x, k: (torch.empty(8)[:4],), "a part of the memory"),
+    "two results in one": (lambda x, k: (lambda y: (y, y))(torch.empty(4)), "share memory"),
+    "a tensor from elsewhere": (
+        lambda x, k: (launch(k, ELSEWHERE), (torch.empty(4),))[1], "neither given nor taken",
+    ),
+    "a fill behind a launch": (
+        lambda x, k: (lambda y: (launch(k, y), (y.fill_(1.0),))[1])(torch.empty(4)), "aten.fill_",
+    ),
+    "a value that is read": (lambda x, k: (torch.empty(int(x[0].item())),), "_local_scalar_dense"),
+}  # fmt: skip
+ELSEWHERE = torch.zeros(4)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_no_tape_can_do_is_done_by_the_function(case, driven):
+    function, reason = REFUSED[case]
+    kernel = Kernel(lambda *given: None)
+    tape, _ = recorded(lambda x: function(x, kernel), torch.full((4,), 3.0))
+    assert tape.replay is None and reason in tape.reason
+
+
+def test_what_lasts_stays_where_it_is(driven, monkeypatch):
+    seen = []
+    kernel, pair = Kernel(lambda *given: seen.append(given)), torch.zeros(2)
+    monkeypatch.setitem(lasting, pair.data_ptr(), pair)
+
+    def function(x):
+        y = torch.empty(4)
+        launch(kernel, x, pair, (y, 5, None), 7)
+        return (y,)
+
+    tape, results = recorded(function, torch.zeros(4))
+    assert tape.replay is not None
+    *_, (x, lasts, (y, *numbers), seven) = seen
+    assert lasts == pair.data_ptr() and y == results[-1][0].data_ptr()
+    assert (numbers, seven) == ([5, None], 7) and isinstance(x, int)
+
+
+def empty(n, **options):
+    """Memory that the tests' fixture does not fill."""
+    return torch.empty_strided((n,), (1,), **options)
+
+
+def test_memory_is_filled_and_temporaries_lie_apart(driven):
+    seen = []
+    kernel = Kernel(lambda *given: seen.append(given))
+
+    def function(x):
+        a, b, c = empty(3), empty(100, dtype=torch.bfloat16), torch.zeros(5)
+        o = torch.empty(2, 4).fill_(-1.0)
+        launch(kernel, a, b[8:], c, o[1])
+        return (o.squeeze(0), None)
+
+    tape, results = recorded(function, torch.zeros(4))
+    assert tape.replay is not None
+    a, b, c, o = seen[-1]
+    assert b - a == 256 + 16 and o == results[-1][0].data_ptr() + 16 and c not in (a, b, o)
+    assert torch.equal(results[-1][0], torch.full((2, 4), -1.0)) and results[-1][1] is None
+
+
+def test_a_recording_is_of_its_thread(driven):
+    kernel = Kernel(lambda *given: None)
+    with Recording() as recording, ThreadPoolExecutor(1) as pool:
+        pool.submit(launch, kernel, torch.zeros(2)).result()
+        assert recording.launches == []
+        launch(kernel, torch.zeros(2))
+        assert len(recording.launches) == 1
+
+
+def test_a_function_that_fails_is_asked_again():
+    def function(x):
+        if asked.append(x) or len(asked) < 3:
+            raise ValueError("not yet")
+        return (torch.empty(1),)
+
+    asked = []
+    tape = Tape(function)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="not yet"):
+            tape((torch.zeros(1),), STREAM)
+    tape((torch.zeros(1),), STREAM)
+    assert tape.replay is not None and len(asked) == 3
