@@ -267,23 +267,27 @@ def launch_at(
 
 def filled(x: tuple, number_of: NumberOf) -> Callable[[list[int]], tuple] | None:
     """How a tuple follows from the addresses; None if it is a constant."""
-    numbers: list[tuple[int, int]] = []
-    constant = list(x)
-    for i, y in enumerate(x):
-        if isinstance(y, torch.Tensor):
-            constant[i] = y.data_ptr()
-            if (number := number_of(y)) is not None:
-                numbers.append((i, number))
-        elif isinstance(y, tuple) and filled(y, number_of):
-            raise Impossible("a kernel got a tensor in a tuple in a tuple.")
+    constant = [y.data_ptr() if isinstance(y, torch.Tensor) else y for y in x]
+    numbers = [
+        (i, number)
+        for i, y in enumerate(x)
+        if isinstance(y, torch.Tensor) and (number := number_of(y)) is not None
+    ]
+    inner = [
+        (i, fill)
+        for i, y in enumerate(x)
+        if isinstance(y, tuple) and (fill := filled(y, number_of)) is not None
+    ]
 
     def fill(addresses: list[int]) -> tuple:
         elements = constant.copy()
         for i, number in numbers:
             elements[i] = addresses[number]
+        for i, inside in inner:
+            elements[i] = inside(addresses)
         return tuple(elements)
 
-    return fill if numbers else None
+    return fill if numbers or inner else None
 
 
 class Maps(dict[int, Any]):

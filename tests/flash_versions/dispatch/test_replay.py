@@ -331,13 +331,13 @@ def test_what_lasts_stays_where_it_is(driven, monkeypatch):
 
     def function(x):
         y = torch.empty(4)
-        launch(kernel, x, pair, (y, 5, None), 7)
+        launch(kernel, x, pair, ((y, 5, None), pair), 7)
         return (y,)
 
     tape, results = recorded(function, torch.zeros(4))
     assert tape.replay is not None
-    *_, (x, lasts, (y, *numbers), seven) = seen
-    assert lasts == pair.data_ptr() and y == results[-1][0].data_ptr()
+    *_, (x, lasts, ((y, *numbers), again), seven) = seen
+    assert lasts == again == pair.data_ptr() and y == results[-1][0].data_ptr()
     assert (numbers, seven) == ([5, None], 7) and isinstance(x, int)
 
 

@@ -1,0 +1,147 @@
+"""Calls that are replayed on a GPU give the ordinary way's bits, wherever their tensors are."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from triton import knobs
+
+from flash_versions import VERSIONS, attention
+from flash_versions.dispatch.replay import keys
+
+pytestmark = pytest.mark.gpu
+BF16 = {"device": "cuda", "dtype": torch.bfloat16}
+
+
+def dense(B=2, M=300, N=412, heads=4, kv_heads=2, D=64, Dv=None):
+    shapes = (B, M, heads, D), (B, N, kv_heads, D), (B, N, kv_heads, Dv or D)
+    return [torch.randn(shape, **BF16) for shape in shapes]
+
+
+def packed(total=700, heads=4, kv_heads=2, D=64):
+    return [torch.randn(total, h, D, **BF16) for h in (heads, kv_heads, kv_heads)]
+
+
+def cuts(*bounds):
+    return torch.tensor(bounds, dtype=torch.int32, device="cuda")
+
+
+def pages():
+    shapes = (2, 1, 8, 128), (16, 64, 2, 128), (16, 64, 2, 128)
+    return [torch.randn(shape, **BF16) for shape in shapes]
+
+
+CALLS = {
+    "full": (dense, dict),
+    "causal": (dense, lambda: {"causal": True}),
+    "head dim 128": (lambda: dense(D=128), lambda: {"causal": True}),
+    "head dim 256": (lambda: dense(D=256), lambda: {"causal": True}),
+    "head dim 72": (lambda: dense(D=72), dict),
+    "values of their own": (lambda: dense(D=128, Dv=64), dict),
+    "window": (dense, lambda: {"window": (100, 20)}),
+    "softcap": (dense, lambda: {"softcap": 20.0}),
+    "slopes": (dense, lambda: {"alibi_slopes": torch.ones(4, device="cuda") / 8}),
+    "sink": (dense, lambda: {"sink": torch.ones(4, device="cuda")}),
+    "lengths": (dense, lambda: {"kv_lengths": cuts(412, 77), "causal": True}),
+    "packed": (packed, lambda: {"cu_seqlens_q": cuts(0, 20, 500, 690), "causal": True}),
+    "packed by two": (
+        packed, lambda: {"cu_seqlens_q": cuts(0, 20, 700), "cu_seqlens_k": cuts(0, 300, 700)},
+    ),
+    "decode": (lambda: dense(M=1, N=4096, D=128), dict),
+    "decode, lengths": (lambda: dense(M=1, N=4096, D=128), lambda: {"kv_lengths": cuts(4000, 9)}),
+    "pages": (
+        pages, lambda: {"kv_lengths": cuts(500, 33), "block_table": cuts(*range(16)).view(2, 8)},
+    ),
+}  # fmt: skip
+
+
+def results(version, leaves, options):
+    """o, the LSE and, where there is a backward, the gradients, dQ of which is deterministic."""
+    if "block_table" in options:
+        with torch.no_grad():
+            return attention(*leaves, version=version, return_lse=True, **options)
+    leaves = [x.detach().requires_grad_() for x in leaves]
+    o, lse = attention(*leaves, version=version, return_lse=True, deterministic=True, **options)
+    dlse = torch.where(lse.isfinite(), 0.5, 0.0)
+    return o, lse, *torch.autograd.grad((o, lse), leaves, (torch.cos(o.detach()), dlse))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("case", CALLS)
+def test_a_replay_gives_the_bits_of_the_ordinary_way(case, version, monkeypatch):
+    make, given = CALLS[case]
+    options = given()
+    kept = [make() for _ in range(5)]
+
+    def everything():
+        return [results(version, leaves, options) for leaves in kept for _ in range(2)]
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(keys, "place_of", lambda x: None)
+            expected = everything()
+    except ValueError as error:
+        pytest.skip(str(error))
+    assert not keys.known
+    found = everything()
+    assert len(keys.known) == 1
+    for mine, theirs in zip(found, expected):
+        for x, y in zip(mine, theirs, strict=True):
+            assert torch.equal(x, y)
+    (call,) = keys.known.values()
+    assert call.forward.replay is not None or version == "fa1", call.forward.reason
+
+
+@pytest.mark.parametrize("version", ["fa2", "fa4"])
+def test_streams_and_threads(version):
+    """Several at once, each with other tensors."""
+    inputs = [dense(B=1, M=2048, N=2048) for _ in range(8)]
+    expected = [results(version, leaves, {"causal": True}) for leaves in inputs]
+    torch.cuda.synchronize()
+
+    def work(leaves):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            found = [results(version, leaves, {"causal": True}) for _ in range(20)]
+            torch.cuda.current_stream().synchronize()
+        return found
+
+    with ThreadPoolExecutor(4) as pool:
+        for found, right in zip(pool.map(work, inputs), expected):
+            for mine in found:
+                assert all(map(torch.equal, mine, right))
+
+
+def test_a_graph_captures_after_replays():
+    q, k, v = dense()
+    for _ in range(4):
+        expected = attention(q, k, v, causal=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o = attention(q, k, v, causal=True)
+    q.copy_(torch.randn_like(q))
+    graph.replay()
+    assert torch.equal(o, attention(q, k, v, causal=True))
+    assert not torch.equal(o, expected)
+
+
+def test_a_hook_of_triton_sees_every_launch(monkeypatch):
+    q, k, v = dense()
+    for _ in range(4):
+        attention(q, k, v)
+    seen = []
+    monkeypatch.setattr(knobs.runtime, "launch_enter_hook", lambda metadata: seen.append(metadata))
+    attention(q, k, v)
+    assert len(seen) == 1
+
+
+def test_no_memory_is_kept():
+    def step():
+        results("fa4", dense(M=1024, N=1024), {"causal": True})
+
+    for _ in range(4):
+        step()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    for _ in range(50):
+        step()
+    assert torch.cuda.memory_allocated() == before
