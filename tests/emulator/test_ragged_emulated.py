@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from flash_versions.dispatch.autograd import without_unseeing
 from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.emulator import emulator as gluon_emulator
 from flash_versions.dispatch.emulator import machine as gluon_machine
@@ -176,6 +177,21 @@ def assert_right(request, exact, do, version):
 def test_padded_rows(starts, options, version):
     request, exact, do = padded([130, 128, 0, 30, 7], starts, **options)
     assert_right(request, exact, do, version)
+
+
+@pytest.mark.parametrize("head_dim", [64, 256])
+def test_queries_in_front_of_the_first_key_may_be_nan(head_dim):
+    """As in a batch that is padded on the left: they have no gradient, and change no other."""
+    request, exact, do = padded([70, 40], [5, 30], head_dim=head_dim, causal=True)
+    q, poisoned = request.q.clone(), do.clone()
+    for b, unseeing in enumerate((5, 60)):
+        q[b, :unseeing] = poisoned[b, :unseeing] = math.nan
+    request, poisoned = without_unseeing(request._replace(q=q), poisoned)
+    o, lse, _ = FORWARD["fa3"].forward(request)
+    gradients = BACKWARD.backward(request, o, lse, None, poisoned, None)
+    assert not any(x[0, :5].any() or x[1, :30].any() for x in gradients[:3])
+    results = {"o": o, **dict(zip(("dq", "dk", "dv"), gradients))}
+    assert all(x.ok for x in assess_request(results, exact, do).values())
 
 
 @pytest.mark.parametrize("head_dim", [80, 256])

@@ -75,7 +75,7 @@ from flash_versions.versions.tiles.score_mods import (
     place_queries,
     uncap_gradient,
 )
-from flash_versions.versions.tiles.sequences import Sequences, new_results
+from flash_versions.versions.tiles.sequences import Sequences, new_key_gradients, new_results
 from flash_versions.versions.tiles.varlen_scheduler import Tiles, find_tile
 
 COUNTS = ["q_length", "kv_length", "kv_heads", "tiles"]
@@ -256,7 +256,7 @@ def dkdv_kernel(
         if sequence < 0:
             return
     low = tile * BLOCK_KV
-    if plan is not None:
+    if plan is not None or sequences.kv_starts is not None:  # all other rows are 0 already
         kv_length = keys.length
     high = tl.minimum(low + BLOCK_KV, keys.length) - 1
     offset = rows.length - keys.length
@@ -439,7 +439,7 @@ def backward(
     batch, q_length, heads, _ = q.shape
     kv_length, kv_heads = k.shape[1:3]
     dq = new_results(q.shape, q, request.cu_seqlens_q)
-    dk, dv = (new_results(x.shape, x, request.cu_seqlens_k) for x in (k, v))
+    dk, dv = new_key_gradients(request)
     views = tuple(View.of(x) for x in (q, k, v, do))
     sides, sequences = (request.window_left, request.window_right), Sequences.of(request)
     given = (ScoreMods.of(request), request.scale)

@@ -160,6 +160,19 @@ def new_results(
     return x
 
 
+def new_key_gradients(request: Request) -> tuple[torch.Tensor, torch.Tensor]:
+    """Memory for dK and dV, as `new_results`; with kv_starts all of it is 0, because the kernels
+    write no row in front of a sequence's first key.
+    """
+    k, v = request.k, request.v
+    if request.kv_starts is not None:
+        return k.new_zeros(k.shape), v.new_zeros(v.shape)
+    return (
+        new_results(k.shape, k, request.cu_seqlens_k),
+        new_results(v.shape, v, request.cu_seqlens_k),
+    )
+
+
 def new_lse(
     shape: tuple[int, int, int], like: torch.Tensor, cu_seqlens: torch.Tensor | None
 ) -> torch.Tensor:

@@ -135,8 +135,9 @@ REFUSED = {
     "softcap in fa1": (arguments(version="fa1", softcap=1.0), "'fa1': softcap.*'fa2'"),
     "dropout in fa1": (arguments(version="fa1", dropout_p=0.5), "'fa1': dropout_p=0.5.*'fa2'"),
     "grad through starts": (
-        arguments(version="fa2", kv_starts=ONE, q=ones(1, 4, 2, 64).requires_grad_()),
-        "'fa2': kv_starts is for inference.*no_grad"),
+        arguments(version="fa2", block_table=torch.zeros(1, 1, dtype=torch.int32),
+                  q=ones(1, 4, 2, 64).requires_grad_()),
+        "'fa2': block_table is for inference.*no_grad"),
     "dropout in sdpa": (arguments(version="sdpa", dropout_p=0.5), "'sdpa': dropout_p"),
     "bounds: a list": (packed(cu_seqlens_q=[0, 4]), "cu_seqlens_q is a list"),
     "bounds: 0-dim": (packed(cu_seqlens_q=torch.tensor(4)), r"cu_seqlens_q has shape \(\)"),

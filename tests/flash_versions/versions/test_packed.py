@@ -9,7 +9,12 @@ from flash_versions import VERSIONS, attention
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.tiles import sequences, varlen_scheduler
 from flash_versions.versions.tiles.varlen_scheduler import Tiles
-from tests.flash_versions.versions.test_attention import by_dtype, check, repeats_a_backward
+from tests.flash_versions.versions.test_attention import (
+    by_backward,
+    by_dtype,
+    check,
+    repeats_a_backward,
+)
 from tests.helpers.budget import assert_gradients_right, assert_within_budget
 
 by_version = pytest.mark.parametrize("version", VERSIONS)
@@ -197,6 +202,28 @@ def test_left_padding(M, num_splits, device):
     o, lse = attention(q, k, v, num_splits=num_splits, return_lse=True, version="fa2", **given)
     assert_within_budget(o, lse, q, k, v, **given)
     assert not o[2].any()
+
+
+@pytest.mark.parametrize("starts", [[0, 3, 66], [70, 64, 1]])
+@by_backward
+def test_padding_on_the_left_may_be_nan(version, starts, device):
+    """It changes no bit of a result, and its own gradients are 0."""
+    q, k, v, do = torch.randn(4, 3, 70, 4, 32, device=device)
+    options = {"causal": True, "kv_starts": torch.tensor(starts, device=device)}
+
+    def computed():
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        o = attention(*leaves, version=version, deterministic=True, **options)
+        return o, *torch.autograd.grad(o, leaves, do)
+
+    clean = computed()
+    for b, start in enumerate(starts):
+        for x in (q, k, v, do):
+            x[b, :start] = torch.nan
+    poisoned = computed()
+    assert all(torch.equal(x, y) for x, y in zip(clean, poisoned))
+    assert not any(x[b, :start].any() for x in poisoned for b, start in enumerate(starts))
+    assert all(x[b, start:].any() for x in poisoned for b, start in enumerate(starts) if start < 70)
 
 
 def in_pages(x, page_size, device):
