@@ -120,7 +120,8 @@ def attention(
         cu_seqlens_k: the same for k and v (total, kv_heads, dim); None, with packed k: as the
             queries'. With block_table, its differences give lengths only.
         kv_lengths: (batch,) integers: sequence b has only its first kv_lengths[b] keys, and causal,
-            window and ALiBi align to kv_lengths[b] in the place of N. Clamped to 0 .. N.
+            window and ALiBi align to kv_lengths[b] in the place of N. Clamped to 0 .. N. With
+            cu_seqlens_k, N is the length that it gives; the keys behind have zero gradients.
         kv_starts: (batch,) integers: the keys of sequence b start in row kv_starts[b] (left
             padding), which is position 0. Clamped to 0 .. the sequence's end. Rows in front of it
             have zero gradients.

@@ -208,6 +208,19 @@ def test_rows_at_no_common_distance_are_left_to_the_portable_kernel():
 
 
 @pytest.mark.parametrize("version", FORWARD)
+@pytest.mark.parametrize("head_dim", [64, 256])
+def test_packed_keys_of_which_the_first_few_are_used(head_dim, version):
+    """The others are NaN, and have no gradient."""
+    used = {"kv_lengths": torch.tensor([40, 0, 9, 64])}  # of 70, 0, 1 and 130
+    request, do = packed(LENGTHS["alike"], (4, 2), head_dim, causal=True, **used)
+    exact = request._replace(**{name: getattr(request, name).nan_to_num() for name in "qkv"})
+    unused = [*range(41, 71), *range(72 + 64, 72 + 130)]
+    k, v = exact.k.clone(), exact.v.clone()
+    k[:, unused] = v[:, unused] = math.nan
+    assert_right(request._replace(k=k, v=v), exact, do[None].nan_to_num(), version)
+
+
+@pytest.mark.parametrize("version", FORWARD)
 def test_packed_queries_on_a_cache(version):
     """A chunk of new tokens for each row, which is filled to another length."""
     request, exact, _ = padded([130, 0, 99], None, causal=True)
