@@ -14,7 +14,6 @@ from flash_versions.flash_attn import (
     flash_attn_varlen_func,
     flash_attn_varlen_kvpacked_func,
     flash_attn_varlen_qkvpacked_func,
-    functions,
 )
 from flash_versions.versions.oracle.budget import assess, compare
 
@@ -205,7 +204,10 @@ def test_options_by_position(device):
 def test_deterministic_is_handed_on(asked, expected, device, monkeypatch):
     """False is the default, and leaves it to torch's own setting."""
     found = []
-    monkeypatch.setattr(functions, "attention", lambda *x, **y: found.append(y["deterministic"]))
+    monkeypatch.setattr(
+        "flash_versions.flash_attn.call.attention",
+        lambda *x, **y: found.append(y["deterministic"]),
+    )
     q, kv = dense(device)
     flash_attn_func(q, *kv.unbind(2), deterministic=asked)
     flash_attn_kvpacked_func(q, kv, deterministic=asked)
