@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from flash_versions.dispatch.request import check_integers
 from flash_versions.flash_attn.call import Output, WindowSize, attend, attend_to_pages
 from flash_versions.flash_attn.packing import UsedQueries
 
@@ -170,6 +171,7 @@ def flash_attn_varlen_func(
     block_table: torch.Tensor | None = None,
     *,
     seqused_q: torch.Tensor | None = None,
+    seqused_k: torch.Tensor | None = None,
     attention_chunk: int = 0,
     q_descale: torch.Tensor | None = None,
     k_descale: torch.Tensor | None = None,
@@ -195,6 +197,9 @@ def flash_attn_varlen_func(
         seqused_q: (batch,) integers, as in FlashAttention 3: only the first seqused_q[b] queries of
             sequence b are used, and M is their number. The others have out = 0, the LSE -inf and
             zero gradients. q is copied, and so is out.
+        seqused_k: (batch,) integers, as in FlashAttention 3: only the first seqused_k[b] keys of
+            sequence b are used, and N is their number. The others have zero gradients. Nothing is
+            copied.
 
     The others are those of `flash_attn_func`; M and N are the lengths of each sequence.
 
@@ -206,6 +211,10 @@ def flash_attn_varlen_func(
     Raises:
         ValueError: an argument is malformed, or the version does not support what was asked for.
     """
+    if seqused_k is not None:
+        check_integers("cu_seqlens_q", cu_seqlens_q, (None,), q.device)
+        batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+        check_integers("seqused_k", seqused_k, (batch,), q.device)
     chosen = attend if block_table is None else attend_to_pages
     used = None
     if seqused_q is not None:
@@ -221,6 +230,7 @@ def flash_attn_varlen_func(
         cu_seqlens_k=cu_seqlens_k,
         max_seqlen_q=max_seqlen_q,
         max_seqlen_k=max_seqlen_k,
+        kv_lengths=seqused_k,
         dropout_p=dropout_p,
         softmax_scale=softmax_scale,
         causal=causal,
