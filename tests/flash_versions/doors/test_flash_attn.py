@@ -7,6 +7,7 @@ import torch
 
 from flash_versions import attention, flash_attn, masks
 from flash_versions.dispatch.precision import DESCALES
+from flash_versions.dispatch.request import make_request
 from flash_versions.flash_attn import (
     flash_attn_func,
     flash_attn_kvpacked_func,
@@ -15,7 +16,7 @@ from flash_versions.flash_attn import (
     flash_attn_varlen_kvpacked_func,
     flash_attn_varlen_qkvpacked_func,
 )
-from flash_versions.versions.oracle.budget import assess, compare
+from flash_versions.versions.oracle.budget import assess, assess_request, compare
 
 NEEDED = inspect.Parameter.empty
 OPTIONS = {
@@ -478,34 +479,50 @@ def eight_bits(x):
 
 @pytest.mark.parametrize("name", ["chunks", "used queries", "used keys", "dense chunks"])
 def test_8_bits(name, device):
-    """What the doors make of lengths and chunks is the same, up to the rounding of P and o to 16
-    bits, with 8-bit tensors and their scales and with fp32 tensors of the same values.
+    """Each sequence by itself: out has the budget of bf16 tensors with the numbers that the 8-bit
+    tensors and their scales stand for.
     """
-    make = dense if name == "dense chunks" else packed
-    q, kv = make(device)
+    is_dense = name == "dense chunks"
+    q, kv = (dense if is_dense else packed)(device)
     (q8, q), (kv8, kv) = eight_bits(q), eight_bits(kv)
-    k8, v8 = kv8.unbind(kv.dim() - 3)
-    k, v = kv.unbind(kv.dim() - 3)
-    lengths = (PACKED.to(device), PACKED_K.to(device), 12, 14)
-    scales = {x: torch.tensor([[0.5, 2.0], [0.25, 4.0]], device=device) for x in DESCALES}
-    rows_q = torch.arange(2, device=device).repeat_interleave(PACKED.diff().to(device))
-    rows_k = torch.arange(2, device=device).repeat_interleave(PACKED_K.diff().to(device))
-    by_q, by_k = (scales["k_descale"][x][..., None] for x in (rows_q, rows_k))
-    if name == "dense chunks":
-        by_q = by_k = scales["k_descale"][:, None, :, None]
-    q, k, v = q * by_q.repeat_interleave(2, -2), k * by_k, v * by_k
-    options = {"causal": True, "attention_chunk": 4}
-    if name == "used queries":
-        options = {"causal": True, "seqused_q": torch.tensor([5, 12], device=device)}
-    if name == "used keys":
-        options = {"causal": True, "seqused_k": torch.tensor([11, 5], device=device)}
-    door = flash_attn_func
-    if name != "dense chunks":
-        door, options = flash_attn_varlen_func, dict(zip(LENGTHS, lengths)) | options
-    expected = door(q, k, v, **options)
-    found = door(q8, k8, v8, **options, **scales)
-    assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found.float(), expected, rtol=0, atol=2.0**-7 * v.abs().max())
+    bounds = {"cu_seqlens_q": PACKED.to(device), "cu_seqlens_k": PACKED_K.to(device)}
+    scale = torch.tensor([[0.5, 2.0], [0.25, 4.0]], device=device)
+    options = {"causal": True, "return_attn_probs": True} | dict.fromkeys(DESCALES, scale)
+    used_q, used_k = [9, 12], [14, 6]
+    if "chunks" in name:
+        options["attention_chunk"] = 4
+    elif name == "used queries":
+        used_q = [5, 12]
+        options["seqused_q"] = torch.tensor(used_q, device=device)
+    else:
+        used_k = [11, 5]
+        options["seqused_k"] = torch.tensor(used_k, device=device)
+    if is_dense:
+        out, lse, _ = flash_attn_func(q8, *kv8.unbind(2), **options)
+        first_q, first_k, used_q, used_k = [0, 9], [0, 14], [9, 9], [14, 14]
+        q, kv, out, lse = (
+            q.flatten(0, 1),
+            kv.flatten(0, 1),
+            out.flatten(0, 1),
+            torch.cat((*lse,), 1),
+        )
+    else:
+        lengths = {"max_seqlen_q": 12, "max_seqlen_k": 14}
+        out, lse, _ = flash_attn_varlen_func(q8, *kv8.unbind(1), **bounds, **lengths, **options)
+        first_q, first_k = PACKED.tolist(), PACKED_K.tolist()
+    assert out.dtype == torch.bfloat16
+    for b in range(2):
+        of_q, of_k = (
+            slice(first[b], first[b] + used[b])
+            for first, used in ((first_q, used_q), (first_k, used_k))
+        )
+        own_q = (q[of_q] * scale[b].repeat_interleave(2)[:, None])[None]
+        own_k, own_v = ((x[of_k] * scale[b][:, None])[None] for x in kv.unbind(1))
+        seen = chunks_of(own_k, own_q, 4, True) if "chunks" in name else {"causal": True}
+        own = own_q, own_k, own_v
+        assert assess(out[None, of_q], None, *(x.bfloat16() for x in own), **seen)["o"].ok
+        in_fp32 = make_request(*own, **seen)
+        assert assess_request({"lse": lse[None, :, of_q]}, in_fp32)["lse"].ok
 
 
 def test_last_dimension_that_is_not_contiguous(device):
