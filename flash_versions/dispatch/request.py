@@ -355,8 +355,6 @@ def _check_lengths(request: Request) -> None:
     ):
         if (x := getattr(request, name)) is not None:
             check_integers(name, x, shape, q.device)
-    if request.cu_seqlens_k is not None and request.kv_lengths is not None:
-        raise ValueError("cu_seqlens_k and kv_lengths were both given; one of them gives lengths.")
     if request.cu_seqlens_k is not None and not paged:
         if request.kv_starts is not None:
             raise ValueError("kv_starts and cu_seqlens_k were both given; the latter says it all.")
@@ -466,11 +464,12 @@ def check_values(request: Request) -> None:
     lengths = [longest] * request.batch
     if request.cu_seqlens_k is not None:
         lengths = request.cu_seqlens_k.diff().tolist()
+    rooms = [longest] * request.batch
     if request.kv_lengths is not None:
-        lengths = request.kv_lengths.tolist()
-    for b, length in enumerate(lengths):
-        if not 0 <= length <= longest:
-            raise ValueError(f"sequence {b} has {length} keys; there is room for 0 to {longest}.")
+        rooms, lengths = lengths, request.kv_lengths.tolist()
+    for b, (length, room) in enumerate(zip(lengths, rooms)):
+        if not 0 <= length <= room:
+            raise ValueError(f"sequence {b} has {length} keys; there is room for 0 to {room}.")
     if request.kv_starts is not None:
         for b, (start, length) in enumerate(zip(request.kv_starts.tolist(), lengths)):
             if not 0 <= start <= length:

@@ -129,12 +129,11 @@ def kernel_limits(request: Request) -> str | None:
         return f"q has dtype {q.dtype}; float32, float16 and bfloat16 work."
     if reason := head_dim_limits(request, WIDEST):
         return reason
-    for name in ("kv_starts", "block_table"):
-        if getattr(request, name) is not None and request.needs_grad:
-            return (
-                f"{name} is for inference and an input requires grad; call it under "
-                f"torch.no_grad(), or pass the keys without {name}."
-            )
+    if request.block_table is not None and request.needs_grad:
+        return (
+            "block_table is for inference and an input requires grad; call it under "
+            "torch.no_grad(), or pass the keys without block_table."
+        )
     return devices.limits(q.device) or wide_limits(request)
 
 

@@ -70,6 +70,11 @@ class UsedQueries(NamedTuple):
         return unpacked(out, None if lse is None else lse.index_select(1, places), self.shape)
 
 
+def used_of(room: torch.Tensor, lengths: torch.Tensor | None) -> torch.Tensor:
+    """How many keys each sequence uses of those for which there is room: all, or `lengths`."""
+    return room if lengths is None else torch.minimum(lengths.clamp(min=0), room)
+
+
 def as_packed(
     x: torch.Tensor, cu_seqlens: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -152,25 +157,27 @@ def in_chunks(
         options.get(name)
         for name in ("cu_seqlens_q", "cu_seqlens_k", "kv_lengths", "kv_starts", "block_table")
     )
+    if cu_k is None and table is None and k.dim() == 3:
+        cu_k = cu_q
     # In FP8 there is no interval mask.
     if all(x is None for x in (cu_q, cu_k, lengths, table)) and not is_fp8(q):
         seen = masks.chunks(
             k.shape[1], size, queries=q.shape[1], causal=options["causal"], device=q.device
         )
         return q, k, v, options | seen
-    is_cached = lengths is not None or table is not None
+    is_cached = table is not None or "kv_starts" in options  # the step on a cache has it
     check_integers("cu_seqlens_q", cu_q, (None,), q.device)
     batch = q.shape[0] if cu_q is None else cu_q.shape[0] - 1
     check_integers("cu_seqlens_k", cu_k, (batch + 1,), q.device)
+    check_integers("kv_lengths", lengths, (batch,), q.device)
     check_integers("block_table", table, (batch, None), q.device)
     if batch == 0:
         return q, k, v, options
     if is_cached:
         if table is None:  # a row of the cache is a page
             table = torch.arange(batch, device=q.device)[:, None]
-        if lengths is None:
-            lengths = cu_k.diff()
-        lengths = lengths.clamp(0, table.shape[1] * k.shape[1])
+        room = torch.full((batch,), table.shape[1] * k.shape[1], device=q.device)
+        lengths = used_of(used_of(room, None if cu_k is None else cu_k.diff()), lengths)
         starts = lengths * 0 if starts is None else torch.minimum(starts.clamp(min=0), lengths)
         if cu_q is None and q.shape[1] == 1:  # a query in the last chunk: its keys begin there
             before = (lengths - starts - 1).clamp(min=0) // size * size
@@ -185,13 +192,13 @@ def in_chunks(
             "block_table": table[parts.sequence],
         }
     else:
-        if cu_k is None and k.dim() == 3:
-            cu_k = cu_q
         q, cu_q = as_packed(q, cu_q)
         (k, in_rows), (v, _) = as_packed(k, cu_k), as_packed(v, cu_k)
-        parts = Parts.of_chunks(cu_q, in_rows.diff(), size, q.shape[0])
+        parts = Parts.of_chunks(cu_q, used_of(in_rows.diff(), lengths), size, q.shape[0])
         begun = in_rows[parts.sequence] + parts.starts
         where = {"cu_seqlens_k": torch.cat((begun, in_rows[-1:]))}
+        if lengths is not None:  # behind the last part of a sequence are keys that are not used
+            where["kv_lengths"] = parts.ends - parts.starts
     for name in ("alibi_slopes", *DESCALES):
         x = options.get(name)
         if isinstance(x, torch.Tensor) and x.dim() == 2:

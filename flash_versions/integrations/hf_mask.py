@@ -5,9 +5,9 @@ function of every layer. Ours answers with a `Ragged`, in one of three forms:
 
 * plain: every row is one sequence, and causal and window say the rest.
 * by ends: row b has the keys in slots kv_starts[b] .. kv_lengths[b] - 1. Nothing is copied, which
-  decoding with a cache needs.
-* packed: the real tokens of all rows, one after another. It has gradients, whatever side the
-  padding is on.
+  decoding with a cache needs. Training takes it, too, on whatever side the padding is.
+* packed: the real tokens of all rows, one after another. It takes what has no ends: pads between
+  real tokens, and windows that look ahead. A compiled model trains on it, as it sees no pads.
 
 In a compiled model, no value is read on the host in any form. What would have to be read is
 asserted on the device instead.
@@ -211,7 +211,7 @@ def with_padding(seen: Ragged, real: torch.Tensor) -> Ragged:
         if not (has_holes or left if seen.causal else anywhere):
             return seen
         aligned = seen.causal or seen.window is None
-        by_ends = aligned and not has_holes and not (left and torch.is_grad_enabled())
+        by_ends = aligned and not has_holes
     if not by_ends:
         return packed(seen, real)
     first = (real.cumsum(1) == 0).sum(1, dtype=torch.int32)

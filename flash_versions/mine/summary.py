@@ -32,6 +32,7 @@ PROPERTIES: dict[str, Property] = {
     ),
     "grouped heads": lambda x: x.case.heads != x.case.kv_heads,
     "kv_lengths": lambda x: x.case.kv_lengths is not None,
+    "kv_starts": lambda x: x.case.kv_starts is not None,
     "a causal mask with as many queries as keys": lambda x: x.case.causal and x.case.M == x.case.N,
     "a causal mask": lambda x: x.case.causal,
     "no causal mask": lambda x: not x.case.causal,

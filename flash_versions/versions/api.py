@@ -121,9 +121,11 @@ def attention(
         cu_seqlens_k: the same for k and v (total, kv_heads, dim); None, with packed k: as the
             queries'. With block_table, its differences give lengths only.
         kv_lengths: (batch,) integers: sequence b has only its first kv_lengths[b] keys, and causal,
-            window and ALiBi align to kv_lengths[b] in the place of N. Clamped to 0 .. N.
-        kv_starts: (batch,) integers, for inference: the keys of sequence b start in row
-            kv_starts[b] (left padding), which is position 0.
+            window and ALiBi align to kv_lengths[b] in the place of N. Clamped to 0 .. N. With
+            cu_seqlens_k, N is the length that it gives; the keys behind have zero gradients.
+        kv_starts: (batch,) integers: the keys of sequence b start in row kv_starts[b] (left
+            padding), which is position 0. Clamped to 0 .. the sequence's end. Rows in front of it
+            have zero gradients.
         block_table: (batch, max_pages) integers, for inference: k and v are (pages, page_size,
             kv_heads, dim), and key j of sequence b is row j % page_size of page block_table[b, j //
             page_size]. Entries up to its length must be pages that exist, seen or not. Without

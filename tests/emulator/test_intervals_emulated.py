@@ -129,7 +129,7 @@ BUGS = {
         "BlockLists.of_tile", [("kv_head * self.head_lines", "kv_head * 0")], WRONG
     ),
     "the last block of a list is skipped": Bug(
-        "BlockLists.of_tile", [("gl.load(line)", "gl.maximum(gl.load(line) - 1, 1)")], WRONG
+        "BlockLists.of_tile", [("gl.load(own)", "gl.maximum(gl.load(own) - 1, 1)")], WRONG
     ),
     "intervals are given back before they are read": Bug(
         "mask_listed",

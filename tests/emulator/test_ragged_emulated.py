@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from flash_versions.dispatch.autograd import without_unseeing
 from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.emulator import emulator as gluon_emulator
 from flash_versions.dispatch.emulator import machine as gluon_machine
@@ -178,6 +179,21 @@ def test_padded_rows(starts, options, version):
     assert_right(request, exact, do, version)
 
 
+@pytest.mark.parametrize("head_dim", [64, 256])
+def test_queries_in_front_of_the_first_key_may_be_nan(head_dim):
+    """As in a batch that is padded on the left: they have no gradient, and change no other."""
+    request, exact, do = padded([70, 40], [5, 30], head_dim=head_dim, causal=True)
+    q, poisoned = request.q.clone(), do.clone()
+    for b, unseeing in enumerate((5, 60)):
+        q[b, :unseeing] = poisoned[b, :unseeing] = math.nan
+    request, poisoned = without_unseeing(request._replace(q=q), poisoned)
+    o, lse, _ = FORWARD["fa3"].forward(request)
+    gradients = BACKWARD.backward(request, o, lse, None, poisoned, None)
+    assert not any(x[0, :5].any() or x[1, :30].any() for x in gradients[:3])
+    results = {"o": o, **dict(zip(("dq", "dk", "dv"), gradients))}
+    assert all(x.ok for x in assess_request(results, exact, do).values())
+
+
 @pytest.mark.parametrize("head_dim", [80, 256])
 def test_padded_caches_of_transformers(head_dim):
     """Keys of one sequence and head lie one behind the other."""
@@ -189,6 +205,19 @@ def test_rows_at_no_common_distance_are_left_to_the_portable_kernel():
     request, _, _ = padded([130, 20], None)
     other = request._replace(v=request.v.transpose(1, 2).contiguous().transpose(1, 2))
     assert "as many rows in both" in FORWARD["fa3"].left_to_portable(other)
+
+
+@pytest.mark.parametrize("version", FORWARD)
+@pytest.mark.parametrize("head_dim", [64, 256])
+def test_packed_keys_of_which_the_first_few_are_used(head_dim, version):
+    """The others are NaN, and have no gradient."""
+    used = {"kv_lengths": torch.tensor([40, 0, 9, 64])}  # of 70, 0, 1 and 130
+    request, do = packed(LENGTHS["alike"], (4, 2), head_dim, causal=True, **used)
+    exact = request._replace(**{name: getattr(request, name).nan_to_num() for name in "qkv"})
+    unused = [*range(41, 71), *range(72 + 64, 72 + 130)]
+    k, v = exact.k.clone(), exact.v.clone()
+    k[:, unused] = v[:, unused] = math.nan
+    assert_right(request._replace(k=k, v=v), exact, do[None].nan_to_num(), version)
 
 
 @pytest.mark.parametrize("version", FORWARD)

@@ -131,12 +131,29 @@ def run_backward(
     do = do.resolve_neg()
     if dlse is not None:
         dlse = dlse.resolve_neg()
+    request, do = without_unseeing(request, do)
     aligned = in_vectors(request)
     with devices.on_device(o):
         dq, dk, dv, dsink = choose_backward(aligned, version)(
             aligned, widened(o), lse, statistics, widened(do), dlse
         )
     return narrowed(dq, request.q), narrowed(dk, request.k), narrowed(dv, request.v), dsink
+
+
+def without_unseeing(request: Request, do: torch.Tensor) -> tuple[Request, torch.Tensor]:
+    """The request and do with 0 in rows of queries that lie in front of their sequence's first key,
+    in a batch that is padded on the left. They see no key, and what is NaN there would spread: a
+    product of tiles has 0 * NaN in its sums.
+    """
+    starts, right = request.kv_starts, request.window_right
+    if starts is None or right is None or request.cu_seqlens_q is not None:
+        return request, do
+    q_length, longest = request.q.shape[1], request.max_kv_length
+    ends = longest if request.kv_lengths is None else request.kv_lengths.clamp(0, longest)
+    first_seeing = q_length - right - (ends - starts.clamp(min=0)).clamp(min=0)
+    place = torch.arange(q_length, device=do.device)
+    unseeing = (place < first_seeing[:, None])[:, :, None, None]
+    return request._replace(q=request.q.masked_fill(unseeing, 0.0)), do.masked_fill(unseeing, 0.0)
 
 
 def empty_results(version: Version, request: Request) -> Results:

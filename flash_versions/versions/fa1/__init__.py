@@ -8,7 +8,7 @@ from flash_versions.dispatch.version import WIDE, Version, head_dim_limits, kern
 from flash_versions.versions.fa1 import backward, forward
 
 FROM_FA2_ON = (
-    "softcap", "alibi_slopes", "sink", "cu_seqlens_q", "cu_seqlens_k", "kv_starts", "block_table",
+    "softcap", "alibi_slopes", "sink", "cu_seqlens_q", "cu_seqlens_k", "block_table",
     "query_starts", "query_ends",
 )  # fmt: skip
 

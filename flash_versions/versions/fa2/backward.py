@@ -48,14 +48,12 @@ from flash_versions.versions.tiles.algebra import (
     blocks_of_queries,
     first_visible,
     last_visible,
-    mask_outside,
-    mask_scores,
 )
 from flash_versions.versions.tiles.intervals import (
     Intervals,
     listed_block,
     listed_blocks,
-    load_bounds,
+    mask_unseen,
     query_blocks,
 )
 from flash_versions.versions.tiles.rows import (
@@ -75,7 +73,7 @@ from flash_versions.versions.tiles.score_mods import (
     place_queries,
     uncap_gradient,
 )
-from flash_versions.versions.tiles.sequences import Sequences, new_results
+from flash_versions.versions.tiles.sequences import Sequences, new_key_gradients, new_results
 from flash_versions.versions.tiles.varlen_scheduler import Tiles, find_tile
 
 COUNTS = ["q_length", "kv_length", "kv_heads", "tiles"]
@@ -131,13 +129,7 @@ def fold_queries(
     distance = (queries.pos + queries.offset)[None, :] - k_pos[:, None]
     s = add_alibi(capped, queries.slope[None, :], distance, mods)
     if MASKED:
-        if window.intervals is not None:
-            starts, ends = load_bounds(window.intervals, keys, k_pos)
-            s = mask_outside(s, queries.pos[None, :], starts[:, None], ends[:, None])
-        else:
-            s = mask_scores(
-                s, k_pos[:, None], queries.first_key[None, :], queries.last_key[None, :], window
-            )
+        s = mask_unseen(s, queries, keys, k_pos, window, KEYS_FIRST=True)
     row_lse = load_row_values(lse, rows, queries.pos, float("inf"))
     p = probabilities(s, row_lse[None, :], mods.scale_log2)
     do_tile = load_rows(do, rows, queries.pos, MASKED)
@@ -177,13 +169,7 @@ def fold_keys(
     distance = (queries.pos + queries.offset)[:, None] - k_pos[None, :]
     s = add_alibi(capped, queries.slope[:, None], distance, mods)
     if MASKED:
-        if window.intervals is not None:
-            starts, ends = load_bounds(window.intervals, keys, k_pos)
-            s = mask_outside(s, queries.pos[:, None], starts[None, :], ends[None, :])
-        else:
-            s = mask_scores(
-                s, k_pos[None, :], queries.first_key[:, None], queries.last_key[:, None], window
-            )
+        s = mask_unseen(s, queries, keys, k_pos, window, KEYS_FIRST=False)
     p = probabilities(s, row_lse[:, None], mods.scale_log2)
     v_tile = load_rows(v, keys, k_pos, MASKED)
     dp = tl.dot(do_tile, v_tile.T, input_precision="ieee")
@@ -256,7 +242,7 @@ def dkdv_kernel(
         if sequence < 0:
             return
     low = tile * BLOCK_KV
-    if plan is not None:
+    if plan is not None or sequences.kv_starts is not None:  # all other rows are 0 already
         kv_length = keys.length
     high = tl.minimum(low + BLOCK_KV, keys.length) - 1
     offset = rows.length - keys.length
@@ -439,7 +425,7 @@ def backward(
     batch, q_length, heads, _ = q.shape
     kv_length, kv_heads = k.shape[1:3]
     dq = new_results(q.shape, q, request.cu_seqlens_q)
-    dk, dv = (new_results(x.shape, x, request.cu_seqlens_k) for x in (k, v))
+    dk, dv = new_key_gradients(request)
     views = tuple(View.of(x) for x in (q, k, v, do))
     sides, sequences = (request.window_left, request.window_right), Sequences.of(request)
     given = (ScoreMods.of(request), request.scale)

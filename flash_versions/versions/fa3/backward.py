@@ -85,7 +85,7 @@ from flash_versions.versions.tiles.score_mods import (
     place_queries,
     uncap_gradient,
 )
-from flash_versions.versions.tiles.sequences import Sequences, new_results
+from flash_versions.versions.tiles.sequences import Sequences, new_key_gradients, new_results
 from flash_versions.versions.tiles.tma import describe, undescribable
 from flash_versions.versions.tiles.varlen_scheduler import Tiles, find_tile
 
@@ -257,7 +257,7 @@ def dkdv_kernel(
         if sequence < 0:
             return
     low = tile * BLOCK_KV
-    if plan is not None:
+    if plan is not None or sequences.kv_starts is not None:  # all other rows are 0 already
         kv_length = keys.length
     high = tl.minimum(low + BLOCK_KV, keys.length) - 1
     offset = rows.length - keys.length
@@ -439,13 +439,13 @@ def backward(
     """
     if reason := forward.needs_lists(request):
         raise ValueError(reason)
-    q, k, v, group = request.q, request.k, request.v, request.group
+    q, k, group = request.q, request.k, request.group
     batch, q_length, heads, _ = q.shape
     kv_heads = k.shape[2]
     if undescribable("do", do):  # such as an expanded one, whose steps are 0
         do = do.clone(memory_format=torch.contiguous_format)
     dq = new_results(q.shape, q, request.cu_seqlens_q)
-    dk, dv = (new_results(x.shape, x, request.cu_seqlens_k) for x in (k, v))
+    dk, dv = new_key_gradients(request)
     window = Window(request.window_left, request.window_right)
     given = (Sequences.of(request), window, ScoreMods.of(request), share, request.scale)
     lengths = (q_length, k.shape[1], kv_heads)

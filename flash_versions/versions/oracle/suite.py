@@ -25,6 +25,7 @@ class Case:
     causal: bool = False
     batch: int = 1
     kv_lengths: tuple[int, ...] | None = None
+    kv_starts: tuple[int, ...] | None = None
     alibi: tuple[int, ...] = ()
     starts: tuple[int, ...] | None = None  # the dimensions in front of the keys
     ends: tuple[int, ...] | None = None
@@ -46,6 +47,8 @@ class Case:
         found = dict(self.options, causal=self.causal)
         if self.kv_lengths:
             found["kv_lengths"] = torch.tensor(self.kv_lengths, device=device)
+        if self.kv_starts:
+            found["kv_starts"] = torch.tensor(self.kv_starts, device=device)
         if self.alibi:
             found["alibi_slopes"] = torch.rand(self.alibi, device=device)
         if self.starts is not None:
@@ -87,6 +90,11 @@ CASES = [
     Case("lengths per row, causal", 20, 150, batch=4, causal=True, kv_lengths=(150, 64, 10, 0)),
     Case("lengths per row, one query", 1, 150, batch=3, heads=4, kv_lengths=(150, 65, 1)),
     Case("lengths past the end and below 0", 5, 20, batch=2, kv_lengths=(99, -3)),
+    Case("padding on the left", 70, 70, batch=4, causal=True, kv_starts=(0, 3, 66, 70)),
+    Case("padding on both sides", 20, 150, batch=3, kv_lengths=(150, 99, 30),
+         kv_starts=(64, 5, 30)),
+    Case("starts behind the end and below 0", 5, 20, batch=2, kv_lengths=(7, 9),
+         kv_starts=(9, -3)),
     Case("values wider than keys", 70, 90, head_dim=32, head_dim_v=64, causal=True),
     Case("values narrower than keys", 40, 70, head_dim=192, head_dim_v=128, kv_heads=1),
     Case("window to the left", 150, 150, causal=True, options={"window": (40, None)}),

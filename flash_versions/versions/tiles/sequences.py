@@ -68,7 +68,7 @@ def query_rows(sequences, sequence, head, q_length):
 
 @triton.jit
 def key_rows(sequences, sequence, head, kv_length):
-    """The rows of a sequence's keys; lengths and starts are clamped to 0 .. kv_length."""
+    """The rows of a sequence's keys; lengths and starts are clamped to what there is."""
     batch = sequence
     first = sequence * 0
     end = kv_length
@@ -82,7 +82,7 @@ def key_rows(sequences, sequence, head, kv_length):
             batch = batch * 0
     if sequences.kv_lengths is not None:
         given = tl.load(sequences.kv_lengths + sequence)
-        end = tl.minimum(tl.maximum(given, 0), kv_length).to(tl.int32)
+        end = first + tl.minimum(tl.maximum(given, 0), end - first).to(tl.int32)
     if sequences.kv_starts is not None:
         given = tl.load(sequences.kv_starts + sequence)
         first = tl.minimum(tl.maximum(given, 0), end).to(tl.int32)
@@ -158,6 +158,21 @@ def new_results(
     if cu_seqlens is not None:
         fill_outside(x.flatten(2), cu_seqlens, 0.0)
     return x
+
+
+def new_key_gradients(request: Request) -> tuple[torch.Tensor, torch.Tensor]:
+    """Memory for dK and dV, as `new_results`. All of it is 0 where rows between sequences may
+    belong to none, because the kernels write no such row: with kv_starts those in front of a
+    sequence's first key, of packed keys with kv_lengths those behind its last one.
+    """
+    k, v = request.k, request.v
+    unused = request.cu_seqlens_k is not None and request.kv_lengths is not None
+    if request.kv_starts is not None or unused:
+        return k.new_zeros(k.shape), v.new_zeros(v.shape)
+    return (
+        new_results(k.shape, k, request.cu_seqlens_k),
+        new_results(v.shape, v, request.cu_seqlens_k),
+    )
 
 
 def new_lse(

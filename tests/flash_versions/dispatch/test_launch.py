@@ -156,12 +156,12 @@ def test_an_address_that_boxes_cannot_reach(launches, monkeypatch):
 def test_gradients_are_refused_after_a_call_without(launches, monkeypatch):
     results = torch.empty(2, 256, 4, 128), torch.empty(2, 4, 256), None
     monkeypatch.setattr(packing, "forward", lambda request: results)
-    leaves, starts = inputs(), torch.zeros(2, dtype=torch.int32)
+    leaves, table = inputs(), torch.zeros(2, 1, dtype=torch.int32)
     for _ in range(2):
         with torch.no_grad():
-            attention(*leaves, kv_starts=starts, version="fa3")
-        with pytest.raises(ValueError, match="kv_starts is for inference"):
-            attention(*leaves, kv_starts=starts, version="fa3")
+            attention(*leaves, block_table=table, version="fa3")
+        with pytest.raises(ValueError, match="block_table is for inference"):
+            attention(*leaves, block_table=table, version="fa3")
 
 
 def test_a_version_that_is_no_name_is_refused(launches):

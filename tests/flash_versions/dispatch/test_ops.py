@@ -90,7 +90,8 @@ def test_compile_takes_every_length_without_recompiling(version, options):
 
 def test_nothing_asks_for_its_locals():
     """torch.compile knows locals() from torch 2.12 on, and older ones are supported."""
-    for function in (attention, *vars(flash_attn.functions).values()):
+    modules = flash_attn.functions, flash_attn.step, flash_attn.call
+    for function in (attention, *(x for module in modules for x in vars(module).values())):
         if isinstance(function, FunctionType):
             assert "locals" not in function.__code__.co_names, function
 

@@ -117,7 +117,6 @@ REFUSED = {
     "bounds: empty": (packed(cu_seqlens_q=BOUNDS[:0]), "cu_seqlens_q is empty"),
     "bounds: of other batches": (
         packed(cu_seqlens_q=BOUNDS, cu_seqlens_k=BOUNDS[:2]), r"cu_seqlens_k .*shape \(3,\)"),
-    "bounds and lengths": (packed(cu_seqlens_q=BOUNDS, kv_lengths=BOUNDS[1:]), "both given"),
     "bounds and starts": (packed(cu_seqlens_q=BOUNDS, kv_starts=BOUNDS[1:]), "both given"),
     "intervals: shape": (
         arguments(query_ends=ones(2, 4).int()), r"query_ends .*\(4,\), \(1, 4\) or \(1, 2, 4\)"),
@@ -135,8 +134,9 @@ REFUSED = {
     "softcap in fa1": (arguments(version="fa1", softcap=1.0), "'fa1': softcap.*'fa2'"),
     "dropout in fa1": (arguments(version="fa1", dropout_p=0.5), "'fa1': dropout_p=0.5.*'fa2'"),
     "grad through starts": (
-        arguments(version="fa2", kv_starts=ONE, q=ones(1, 4, 2, 64).requires_grad_()),
-        "'fa2': kv_starts is for inference.*no_grad"),
+        arguments(version="fa2", block_table=torch.zeros(1, 1, dtype=torch.int32),
+                  q=ones(1, 4, 2, 64).requires_grad_()),
+        "'fa2': block_table is for inference.*no_grad"),
     "dropout in sdpa": (arguments(version="sdpa", dropout_p=0.5), "'sdpa': dropout_p"),
     "bounds: a list": (packed(cu_seqlens_q=[0, 4]), "cu_seqlens_q is a list"),
     "bounds: 0-dim": (packed(cu_seqlens_q=torch.tensor(4)), r"cu_seqlens_q has shape \(\)"),
@@ -232,6 +232,8 @@ WRONG_VALUES = {
     "keys too few": (
         packed(cu_seqlens_q=BOUNDS, cu_seqlens_k=torch.tensor([0, 1, 3])), "k ends with 3"),
     "length": (arguments(kv_lengths=torch.tensor([5])), "sequence 0 has 5 keys.*0 to 4"),
+    "length of packed keys": (
+        packed(cu_seqlens_q=BOUNDS, kv_lengths=BOUNDS[1:]), "sequence 1 has 4 keys.*0 to 3"),
     "length below 0": (arguments(kv_lengths=torch.tensor([-1])), "sequence 0 has -1 keys"),
     "start": (arguments(kv_starts=torch.tensor([5])), r"kv_starts\[0\]=5 .* 0 to 4"),
     "interval": (arguments(query_ends=torch.tensor([0, 4, 4, 5])), "query_ends holds 5; .*0 to 4"),

@@ -7,6 +7,7 @@ import torch
 
 from flash_versions import attention, flash_attn, masks
 from flash_versions.dispatch.precision import DESCALES
+from flash_versions.dispatch.request import make_request
 from flash_versions.flash_attn import (
     flash_attn_func,
     flash_attn_kvpacked_func,
@@ -14,9 +15,8 @@ from flash_versions.flash_attn import (
     flash_attn_varlen_func,
     flash_attn_varlen_kvpacked_func,
     flash_attn_varlen_qkvpacked_func,
-    functions,
 )
-from flash_versions.versions.oracle.budget import assess, compare
+from flash_versions.versions.oracle.budget import assess, assess_request, compare
 
 NEEDED = inspect.Parameter.empty
 OPTIONS = {
@@ -66,7 +66,7 @@ SIGNATURES = {
 # By keyword, None by default: a sink under its name in transformers, others of FlashAttention 3.
 ADDED = {
     "flash_attn_func": ["s_aux", *DESCALES],
-    "flash_attn_varlen_func": ["s_aux", "seqused_q", *DESCALES],
+    "flash_attn_varlen_func": ["s_aux", "seqused_q", "seqused_k", *DESCALES],
     "flash_attn_with_kvcache": [
         "s_aux",
         *DESCALES,
@@ -205,7 +205,10 @@ def test_options_by_position(device):
 def test_deterministic_is_handed_on(asked, expected, device, monkeypatch):
     """False is the default, and leaves it to torch's own setting."""
     found = []
-    monkeypatch.setattr(functions, "attention", lambda *x, **y: found.append(y["deterministic"]))
+    monkeypatch.setattr(
+        "flash_versions.flash_attn.call.attention",
+        lambda *x, **y: found.append(y["deterministic"]),
+    )
     q, kv = dense(device)
     flash_attn_func(q, *kv.unbind(2), deterministic=asked)
     flash_attn_kvpacked_func(q, kv, deterministic=asked)
@@ -394,6 +397,77 @@ def test_used_queries(version, name, keys, device):
         assert all(accuracy.ok for accuracy in found.values()), found
 
 
+USED_KEYS = {  # cu_seqlens_q, cu_seqlens_k, used keys: none, some, all; and more than there are
+    "packed": (PACKED, PACKED_K, [9, 6]),
+    "packed, none": (PACKED, PACKED_K, [0, 5]),
+    "packed, too many": (PACKED, PACKED_K, [99, 2]),
+    "padded keys": (PACKED, None, [14, 3]),
+    "padded": (None, None, [11, 0]),
+}
+
+
+@pytest.mark.parametrize("chunk", [0, 4])
+@pytest.mark.parametrize("name", USED_KEYS)
+@by_version
+def test_used_keys(version, name, chunk, device):
+    """Each sequence by itself with the keys that it uses, forward and backward; no trace of the
+    others, whatever they hold.
+    """
+    cu_q, cu_k, counts = USED_KEYS[name]
+    q = (dense if cu_q is None else packed)(device)[0].requires_grad_()
+    kv = (dense if cu_k is None else packed)(device)[1]
+    k, v = (x.clone().requires_grad_() for x in kv.unbind(kv.dim() - 3))
+    cu_q, cu_k = (x if x is None else x.to(device) for x in (cu_q, cu_k))
+    is_used, rows = torch.zeros(k.shape[:-2], dtype=torch.bool, device=device), []
+    for b, count in enumerate(counts):
+        first, end = (0, 14) if cu_k is None else cu_k[b : b + 2].tolist()
+        used = slice(first, min(first + count, end))
+        rows.append((b, used) if cu_k is None else (used,))
+        is_used[rows[-1]] = True
+    with torch.no_grad():
+        k[~is_used] = v[~is_used] = float("nan")
+    out, lse, _ = flash_attn_varlen_func(
+        q, k, v, cu_q, cu_k, 12, 14, causal=True, attention_chunk=chunk,
+        seqused_k=torch.tensor(counts, dtype=torch.int32, device=device),
+        return_attn_probs=True, version=version,
+    )  # fmt: skip
+    do, dlse = torch.randn_like(out), torch.randn_like(lse)
+    dq, dk, dv = torch.autograd.grad((out, lse), (q, k, v), (do, dlse))
+    assert not dk[~is_used].any() and not dv[~is_used].any()
+    for b, row in enumerate(rows):
+        of_q = b if cu_q is None else slice(*cu_q[b : b + 2].tolist())
+        own_q, own_out, own_dq, own_do = (x[of_q].view(1, -1, 4, 16) for x in (q, out, dq, do))
+        own_lse, own_dlse = (x[b][None] if cu_q is None else x[None, :, of_q] for x in (lse, dlse))
+        own_k, own_v, own_dk, own_dv = (x[row][None] for x in (k, v, dk, dv))
+        seen = chunks_of(own_k, own_q, chunk, True) if chunk else {"causal": True}
+        found = compare(
+            own_out, own_q, own_k, own_v, **seen,
+            lse=own_lse, do=own_do, dlse=own_dlse, dq=own_dq, dk=own_dk, dv=own_dv,
+        )  # fmt: skip
+        assert all(accuracy.ok for accuracy in found.values()), found
+
+
+@pytest.mark.parametrize("chunk", [0, 5])
+def test_used_keys_in_pages(chunk, device):
+    """With the bits of packed keys: the lengths that cu_seqlens_k gives end them, too, if there."""
+    q, kv = packed(device)
+    cu_q, cu_k = PACKED.to(device), PACKED_K.to(device)
+    used = torch.tensor([11, 6], dtype=torch.int32, device=device)
+    pages = torch.full((5, 8, 2, 2, 16), torch.nan, device=device)
+    pages[3], pages[1, :3], pages[4, :6] = kv[:8], kv[8:11], kv[14:]
+    table = torch.tensor([[3, 1], [4, 0]], dtype=torch.int32, device=device)
+    options = {"causal": True, "attention_chunk": chunk, "return_attn_probs": True}
+    expected = flash_attn_varlen_func(
+        q, *kv.unbind(1), cu_q, cu_k, 12, 14, seqused_k=used, **options
+    )
+    options["block_table"] = table
+    for bounds, counts in ((None, used), (cu_k, used + torch.tensor([0, 9], device=device))):
+        found = flash_attn_varlen_func(
+            q, *pages.unbind(2), cu_q, bounds, 12, 14, seqused_k=counts, **options
+        )
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
 # ---- 8-bit inputs ----
 
 
@@ -403,34 +477,52 @@ def eight_bits(x):
     return x8, x8.to(x.dtype)
 
 
-@pytest.mark.parametrize("name", ["chunks", "used queries", "dense chunks"])
+@pytest.mark.parametrize("name", ["chunks", "used queries", "used keys", "dense chunks"])
 def test_8_bits(name, device):
-    """What the doors make of lengths and chunks is the same, up to the rounding of P and o to 16
-    bits, with 8-bit tensors and their scales and with fp32 tensors of the same values.
+    """Each sequence by itself: out has the budget of bf16 tensors with the numbers that the 8-bit
+    tensors and their scales stand for.
     """
-    make = dense if name == "dense chunks" else packed
-    q, kv = make(device)
+    is_dense = name == "dense chunks"
+    q, kv = (dense if is_dense else packed)(device)
     (q8, q), (kv8, kv) = eight_bits(q), eight_bits(kv)
-    k8, v8 = kv8.unbind(kv.dim() - 3)
-    k, v = kv.unbind(kv.dim() - 3)
-    lengths = (PACKED.to(device), PACKED_K.to(device), 12, 14)
-    scales = {x: torch.tensor([[0.5, 2.0], [0.25, 4.0]], device=device) for x in DESCALES}
-    rows_q = torch.arange(2, device=device).repeat_interleave(PACKED.diff().to(device))
-    rows_k = torch.arange(2, device=device).repeat_interleave(PACKED_K.diff().to(device))
-    by_q, by_k = (scales["k_descale"][x][..., None] for x in (rows_q, rows_k))
-    if name == "dense chunks":
-        by_q = by_k = scales["k_descale"][:, None, :, None]
-    q, k, v = q * by_q.repeat_interleave(2, -2), k * by_k, v * by_k
-    options = {"causal": True, "attention_chunk": 4}
-    if name == "used queries":
-        options = {"causal": True, "seqused_q": torch.tensor([5, 12], device=device)}
-    door = flash_attn_func
-    if name != "dense chunks":
-        door, options = flash_attn_varlen_func, dict(zip(LENGTHS, lengths)) | options
-    expected = door(q, k, v, **options)
-    found = door(q8, k8, v8, **options, **scales)
-    assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found.float(), expected, rtol=0, atol=2.0**-7 * v.abs().max())
+    bounds = {"cu_seqlens_q": PACKED.to(device), "cu_seqlens_k": PACKED_K.to(device)}
+    scale = torch.tensor([[0.5, 2.0], [0.25, 4.0]], device=device)
+    options = {"causal": True, "return_attn_probs": True} | dict.fromkeys(DESCALES, scale)
+    used_q, used_k = [9, 12], [14, 6]
+    if "chunks" in name:
+        options["attention_chunk"] = 4
+    elif name == "used queries":
+        used_q = [5, 12]
+        options["seqused_q"] = torch.tensor(used_q, device=device)
+    else:
+        used_k = [11, 5]
+        options["seqused_k"] = torch.tensor(used_k, device=device)
+    if is_dense:
+        out, lse, _ = flash_attn_func(q8, *kv8.unbind(2), **options)
+        first_q, first_k, used_q, used_k = [0, 9], [0, 14], [9, 9], [14, 14]
+        q, kv, out, lse = (
+            q.flatten(0, 1),
+            kv.flatten(0, 1),
+            out.flatten(0, 1),
+            torch.cat((*lse,), 1),
+        )
+    else:
+        lengths = {"max_seqlen_q": 12, "max_seqlen_k": 14}
+        out, lse, _ = flash_attn_varlen_func(q8, *kv8.unbind(1), **bounds, **lengths, **options)
+        first_q, first_k = PACKED.tolist(), PACKED_K.tolist()
+    assert out.dtype == torch.bfloat16
+    for b in range(2):
+        of_q, of_k = (
+            slice(first[b], first[b] + used[b])
+            for first, used in ((first_q, used_q), (first_k, used_k))
+        )
+        own_q = (q[of_q] * scale[b].repeat_interleave(2)[:, None])[None]
+        own_k, own_v = ((x[of_k] * scale[b][:, None])[None] for x in kv.unbind(1))
+        seen = chunks_of(own_k, own_q, 4, True) if "chunks" in name else {"causal": True}
+        own = own_q, own_k, own_v
+        assert assess(out[None, of_q], None, *(x.bfloat16() for x in own), **seen)["o"].ok
+        in_fp32 = make_request(*own, **seen)
+        assert assess_request({"lse": lse[None, :, of_q]}, in_fp32)["lse"].ok
 
 
 def test_last_dimension_that_is_not_contiguous(device):
@@ -535,6 +627,12 @@ REFUSED = {
         (X, X, X, None, None, 2, 2),
         {"seqused_q": PACKED},
         r"seqused_q has shape \(3,\) .* of shape \(1,\)",
+    ),
+    "used keys: shape": (
+        flash_attn_varlen_func,
+        (X, X, X, None, None, 2, 2),
+        {"seqused_k": PACKED},
+        r"seqused_k has shape \(3,\) .* of shape \(1,\)",
     ),
     "version": (flash_attn_func, (X, X, X), {"version": "fa9"}, "version='fa9' is unknown"),
 }

@@ -16,7 +16,7 @@ from transformers.masking_utils import create_causal_mask, create_chunked_causal
 
 from flash_versions import BASELINES, VERSIONS
 from flash_versions.integrations import hf
-from flash_versions.integrations.hf_mask import Ragged, packed
+from flash_versions.integrations.hf_mask import Ragged, packed, with_padding
 from tests.helpers.rotation import rotated
 
 NAMES = hf.register()
@@ -519,6 +519,16 @@ def test_no_mask_means_what_the_call_or_the_layer_says(device):
     o, _ = hf.attend(layer, q, q, q, None, version="fa2")
     full = torch.nn.functional.scaled_dot_product_attention(q, q, q)
     assert (o.transpose(1, 2) - full).abs().max() < 1e-5
+
+
+def test_training_on_padded_rows_copies_nothing():
+    """Whatever the side and the pattern, keys are told by their ends."""
+    assert torch.is_grad_enabled()
+    for causal in (True, False):
+        seen = with_padding(Ragged(LENGTH, LENGTH, causal=causal), LEFT.bool())
+        assert seen.kv_starts.tolist() == [2, 9] and seen.cu_seqlens_q is None
+    seen = with_padding(Ragged(LENGTH, LENGTH, causal=False), LEFT.flip(1).bool())
+    assert seen.kv_lengths.tolist() == [LENGTH - 2, LENGTH - 9] and seen.cu_seqlens_q is None
 
 
 def test_packing_puts_every_slot_into_one_sequence():

@@ -195,6 +195,7 @@ def test_what_is_not_declared_is_refused(tmp_path):
         needed = [x for x in ("window", "softcap", "dropout_p") if options.get(x)]
         needed += ["alibi_slopes"] * bool(case.alibi) + ["sink"] * case.sink
         needed += ["query_intervals"] * (case.starts is not None or case.ends is not None)
+        needed += ["kv_starts"] * (case.kv_starts is not None)
         needed += ["head_dim_v"] * (case.head_dim_v not in (None, case.head_dim))
         reason = version.unsupported(request)
         assert (reason is None) == (not needed), (case.name, reason)

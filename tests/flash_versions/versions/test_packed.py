@@ -9,7 +9,12 @@ from flash_versions import VERSIONS, attention
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.tiles import sequences, varlen_scheduler
 from flash_versions.versions.tiles.varlen_scheduler import Tiles
-from tests.flash_versions.versions.test_attention import by_dtype, check, repeats_a_backward
+from tests.flash_versions.versions.test_attention import (
+    by_backward,
+    by_dtype,
+    check,
+    repeats_a_backward,
+)
 from tests.helpers.budget import assert_gradients_right, assert_within_budget
 
 by_version = pytest.mark.parametrize("version", VERSIONS)
@@ -126,6 +131,34 @@ def test_rows_of_no_sequence_see_no_key(version, num_splits, device):
     assert_gradients_right(make_request(*leaves, **given), gradients, *upstream)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@by_version
+def test_packed_keys_of_which_the_first_few_are_used(version, causal, device):
+    """None, some, all, and more than there are. The others may be NaN; their gradients are 0."""
+    q, k, v = packed_inputs([40, 0, 33, 20], [60, 9, 50, 64], device)
+    given = {
+        "cu_seqlens_q": bounds([40, 0, 33, 20], device),
+        "cu_seqlens_k": bounds([60, 9, 50, 64], device),
+        "kv_lengths": torch.tensor([33, 9, 0, 99], device=device),
+        "causal": causal,
+    }
+    backward = device == "cuda" or not repeats_a_backward(version)
+    check(version, q, k, v, backward=backward, **given)
+    clean = with_gradients(version, q, k, v, given)
+    unused = [*range(33, 60), *range(69, 119)]
+    k[unused] = v[unused] = torch.nan
+    poisoned = with_gradients(version, q, k, v, given)
+    assert all(torch.equal(x, y) for x, y in zip(clean, poisoned))
+    assert not poisoned[2][unused].any() and not poisoned[3][unused].any()
+
+
+def with_gradients(version, q, k, v, options, do=None):
+    """(o, dq, dk, dv) of a call."""
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    o = attention(*leaves, version=version, deterministic=True, **options)
+    return o, *torch.autograd.grad(o, leaves, torch.ones_like(o) if do is None else do)
+
+
 @pytest.mark.parametrize("bounds_given", [[0, 40], [5, 20, 35], [7], [0, 0, 40], [40, 40]])
 def test_only_rows_of_no_sequence_are_filled(bounds_given, device):
     cu_seqlens = torch.tensor(bounds_given, device=device, dtype=torch.int32)
@@ -197,6 +230,22 @@ def test_left_padding(M, num_splits, device):
     o, lse = attention(q, k, v, num_splits=num_splits, return_lse=True, version="fa2", **given)
     assert_within_budget(o, lse, q, k, v, **given)
     assert not o[2].any()
+
+
+@pytest.mark.parametrize("starts", [[0, 3, 66], [70, 64, 1]])
+@by_backward
+def test_padding_on_the_left_may_be_nan(version, starts, device):
+    """It changes no bit of a result, and its own gradients are 0."""
+    q, k, v, do = torch.randn(4, 3, 70, 4, 32, device=device)
+    options = {"causal": True, "kv_starts": torch.tensor(starts, device=device)}
+    clean = with_gradients(version, q, k, v, options, do)
+    for b, start in enumerate(starts):
+        for x in (q, k, v, do):
+            x[b, :start] = torch.nan
+    poisoned = with_gradients(version, q, k, v, options, do)
+    assert all(torch.equal(x, y) for x, y in zip(clean, poisoned))
+    assert not any(x[b, :start].any() for x in poisoned for b, start in enumerate(starts))
+    assert all(x[b, start:].any() for x in poisoned for b, start in enumerate(starts) if start < 70)
 
 
 def in_pages(x, page_size, device):

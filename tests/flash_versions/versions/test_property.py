@@ -44,7 +44,7 @@ def calls(draw):
     for feature in draw(st.sets(st.sampled_from(["softcap", "alibi", "sink", "dropout"]))):
         options[feature] = True
     options["sequences"] = draw(
-        st.sampled_from(["alike", "alike", "lengths", "packed", "intervals"])
+        st.sampled_from(["alike", "alike", "lengths", "padded", "packed", "used", "intervals"])
     )
     return shape, draw(st.sampled_from(list(LAYOUTS))), draw(st.sampled_from(DTYPES)), options
 
@@ -78,14 +78,16 @@ def full_options(shape, options, device):
     if options.pop("dropout", False):
         options["dropout_p"] = 0.2
     sequences = options.pop("sequences")
-    if sequences == "lengths":
+    if sequences in ("lengths", "padded", "used"):
         options["kv_lengths"] = torch.randint(0, shape["N"] + 1, (batch,), device=device)
+    if sequences == "padded":
+        options["kv_starts"] = torch.randint(-1, shape["N"] + 2, (batch,), device=device)
     if sequences == "intervals":
         shapes = [(shape["N"],), (batch, shape["N"]), (batch, shape["kv_heads"], shape["N"])]
         for name in ("query_starts", "query_ends"):
             of = shapes[int(torch.randint(len(shapes), ()))]
             options[name] = torch.randint(shape["M"] + 1, of, device=device)
-    if sequences == "packed":
+    if sequences in ("packed", "used"):
         options["cu_seqlens_q"] = ends(batch * shape["M"], batch).to(device)
         options["cu_seqlens_k"] = ends(batch * shape["N"], batch).to(device)
     return options
@@ -102,7 +104,7 @@ def test_any_call(version, device, call, seed):
     torch.manual_seed(seed)
     if version == "fa1":  # what it does not offer would be refused
         drawn = {k: v for k, v in drawn.items() if k in ("causal", "window", "scale")}
-        drawn["sequences"] = "lengths" if seed % 2 else "alike"
+        drawn["sequences"] = ("alike", "lengths", "padded")[seed % 3]
     options = full_options(shape, drawn, device)
     q, k, v = tensors(shape, dtype, device)
     if "cu_seqlens_q" in options:

@@ -20,7 +20,7 @@ class BlockLists:
 
     lists: gl.tensor
     number: gl.tensor  # blocks of this list
-    row: gl.tensor  # where the intervals of the tile are in `Intervals.bounds`
+    line: gl.tensor  # of `Intervals.bounds`, where the intervals of the tile's keys are
     batch_lines: gl.tensor
     head_lines: gl.tensor
     blocks: gl.tensor
@@ -32,10 +32,10 @@ class BlockLists:
     def of_tile(self, sequence, kv_head, tile):
         """The list of a tile of queries."""
         if self.ON:
-            row = sequence * self.batch_lines + kv_head * self.head_lines
-            line = self.lists + (row.to(gl.int64) * self.tiles + tile) * (2 + self.blocks)
+            line = sequence * self.batch_lines + kv_head * self.head_lines
+            own = self.lists + (line.to(gl.int64) * self.tiles + tile) * (2 + self.blocks)
             return BlockLists(
-                line, gl.load(line), row, self.batch_lines, self.head_lines, self.blocks,
+                own, gl.load(own), line, self.batch_lines, self.head_lines, self.blocks,
                 self.tiles, self.PARTS, self.ON
             )  # fmt: skip
         else:
@@ -55,7 +55,7 @@ class KeySpans:
 
     bounds: gl.tensor
     spans: gl.tensor
-    row: gl.tensor  # of a sequence and a key head
+    line: gl.tensor  # of `Intervals`, of a sequence and a key head
     batch_lines: gl.tensor
     head_lines: gl.tensor
     blocks: gl.tensor
@@ -65,16 +65,16 @@ class KeySpans:
     @gluon.jit
     def of_head(self, sequence, kv_head):
         """Those of a sequence and a key head."""
-        row = sequence * self.batch_lines + kv_head * self.head_lines
+        line = sequence * self.batch_lines + kv_head * self.head_lines
         return KeySpans(
-            self.bounds, self.spans, row, self.batch_lines, self.head_lines, self.blocks,
+            self.bounds, self.spans, line, self.batch_lines, self.head_lines, self.blocks,
             self.BLOCK, self.ON
         )  # fmt: skip
 
     @gluon.jit
     def query_blocks(self, key, KEYS: gl.constexpr, BLOCK_Q: gl.constexpr):
         """The blocks of queries that see KEYS keys, as `algebra.block_range` gives them."""
-        spans = self.spans + self.row.to(gl.int64) * self.blocks * 4
+        spans = self.spans + self.line.to(gl.int64) * self.blocks * 4
         first_start, last_start = gl.to_tensor(EVER), gl.to_tensor(0)
         first_end, last_end = gl.to_tensor(EVER), gl.to_tensor(0)
         for i in gl.static_range(KEYS // self.BLOCK):
@@ -90,7 +90,7 @@ class KeySpans:
     def of_keys(self, k_pos):
         """(first, last) query that sees each of these keys."""
         exists = k_pos < self.blocks * self.BLOCK
-        place = self.bounds + (self.row.to(gl.int64) * self.blocks * 2) * self.BLOCK
+        place = self.bounds + (self.line.to(gl.int64) * self.blocks * 2) * self.BLOCK
         place += k_pos // self.BLOCK * 2 * self.BLOCK + k_pos % self.BLOCK
         first = gl.load(place, mask=exists, other=EVER)
         return first, gl.load(place + self.BLOCK, mask=exists, other=0) - 1
@@ -127,7 +127,7 @@ def fill_keys(problem, buffers, stage, k, bounds, sequence, kv_head, block):
         buffers.k.wait_empty(stage)
         buffers.bounds.wait_empty(stage)
         buffers.k.load_with(
-            stage, k, box, buffers.bounds.tiles, bounds, [problem.lists.row, 0, block, 0]
+            stage, k, box, buffers.bounds.tiles, bounds, [problem.lists.line, 0, block, 0]
         )
     else:
         buffers.k.fill(stage, k, box)

@@ -21,7 +21,7 @@ from flash_versions.versions.tiles.rows import (
     load_rows,
     store_rows,
 )
-from flash_versions.versions.tiles.sequences import Sequences, new_results
+from flash_versions.versions.tiles.sequences import Sequences, new_key_gradients, new_results
 from flash_versions.versions.tiles.tma import undescribable
 from flash_versions.versions.tiles.varlen_scheduler import Tiles, find_tile
 
@@ -157,7 +157,7 @@ def prepare(
         tiles, sequences = Tiles.of_queries(request, block, 1), Sequences.of(request)
         length = config.padded_length(q_length + request.batch * block)
     if request.cu_seqlens_k is not None:
-        dk, dv = (new_results(x.shape, x, request.cu_seqlens_k) for x in (k, v))
+        dk, dv = new_key_gradients(request)
     elif request.is_ragged:  # keys past the end of their sequence have no gradient
         k, v = k.contiguous(), v.contiguous()
         dk, dv = torch.zeros_like(k), torch.zeros_like(v)
