@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from flash_versions.dispatch.autograd import without_unseeing
+from flash_versions.dispatch.autograd.compute import without_unseeing
 from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.emulator import emulator as gluon_emulator
 from flash_versions.dispatch.emulator import machine as gluon_machine

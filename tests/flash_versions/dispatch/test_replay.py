@@ -118,7 +118,7 @@ def test_the_same_key_has_the_same_launches(launches):
     for _ in range(4):
         for case, (make, options) in CALLS.items():
             launches.clear()
-            step("fa3", make(), **options)
+            attention(*make(), version="fa3", **options)
             assert same(launches, ordinary.setdefault(case, launches.copy())), case
     assert len(keys.known) == len(CALLS)
 
