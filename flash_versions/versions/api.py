@@ -169,16 +169,19 @@ def attention(
         ValueError: an argument is malformed, or the version does not support what was asked for.
     """
     call = key = None
-    plain = query_starts is None and query_ends is None and precision is None
-    plain = plain and q_descale is None and k_descale is None and v_descale is None
-    if plain and not (dropout_p or check or torch.compiler.is_compiling()):
-        cuts = cu_seqlens_q, None if cu_seqlens_k is cu_seqlens_q else cu_seqlens_k
-        others = alibi_slopes, sink, *cuts, kv_lengths, kv_starts, block_table
+    common = precision is query_starts is query_ends is q_descale is k_descale is v_descale is None
+    if common and not (dropout_p or check or torch.compiler.is_compiling()):
+        others: tuple = ()
+        if not (alibi_slopes is sink is cu_seqlens_q is cu_seqlens_k is None):
+            others = alibi_slopes, sink, cu_seqlens_q
+            others += (None if cu_seqlens_k is cu_seqlens_q else cu_seqlens_k,)
+        if not (kv_lengths is kv_starts is block_table is None):
+            others += kv_lengths, kv_starts, block_table
         sides = (*window, *map(type, window)) if isinstance(window, tuple) else window
-        options = causal, scale, sides, softcap, num_splits, return_lse, deterministic
-        call, key = find((q, k, v), others, (version, *options))
+        options = version, causal, scale, sides, softcap, num_splits, return_lse, deterministic
+        call, key = find(q, k, v, others, options)
         if call is not None and key is not None:
-            given = q, k, v, *[x for x in others if x is not None]
+            given = (q, k, v, *[x for x in others if x is not None]) if others else (q, k, v)
             o, lse = serve(call, given, key[1])
             return (o, lse) if return_lse else o  # type: ignore[return-value]
     request = make_request(

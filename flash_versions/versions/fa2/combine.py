@@ -56,13 +56,14 @@ class Partials(NamedTuple):
         belong to no sequence: they have seen no key.
         """
         _, q_length, heads, head_dim = o.shape
+        shape = slots, heads, q_length
         acc = o.new_empty((slots, q_length, heads, head_dim), dtype=torch.float32)
-        statistics = o.new_empty((2, slots, heads, q_length), dtype=torch.float32)
+        row_max, row_sum = (o.new_empty(shape, dtype=torch.float32) for _ in range(2))
         if packed:
             acc.zero_()
-            statistics[0].fill_(float("-inf"))
-            statistics[1].zero_()
-        return cls(View.of(acc), View.of_rows(statistics[0]), View.of_rows(statistics[1]))
+            row_max.fill_(float("-inf"))
+            row_sum.zero_()
+        return cls(View.of(acc), View.of_rows(row_max), View.of_rows(row_sum))
 
 
 @triton.jit

@@ -169,12 +169,12 @@ def test_what_torch_changes_goes_the_ordinary_way(how, launches):
     found = []
 
     def call():
-        found.append(keys.find((q, k, v), (None,) * 7, ("fa3",)))
+        found.append(keys.find(q, k, v, (), ("fa3",)))
         return q
 
     how(call)
     assert found == [(None, None)]
-    assert keys.find((q, k, v), (None,) * 7, ("fa3",))[1] is not None
+    assert keys.find(q, k, v, (), ("fa3",))[1] is not None
 
 
 def test_saved_tensors_that_were_moved_go_the_ordinary_way(launches):
@@ -262,10 +262,7 @@ def test_an_unaligned_tensor_is_another_call(launches):
     for _ in range(3):
         attention(q, k, v, version="fa3")
     launches.clear()
-    assert (
-        keys.find((late(q), k, v), (None,) * 7, ("fa3",))[1]
-        != keys.find((q, k, v), (None,) * 7, ("fa3",))[1]
-    )
+    assert keys.find(late(q), k, v, (), ("fa3",))[1] != keys.find(q, k, v, (), ("fa3",))[1]
 
 
 # The tape alone
