@@ -28,7 +28,7 @@ from tests.helpers.launches import LAUNCHERS, noted, noted_launches
 MOST_CALLS = {True: 60, False: 137}
 # (calls of Python functions of this package, files, folders, changes from folder to folder) that a
 # first forward may take until the kernel starts, and a replayed one: those of docs/design.md.
-WAYS = [(135, 25, 11, 66), (20, 5, 3, 4)]
+WAYS = [(135, 25, 11, 66), (11, 5, 3, 3)]
 
 
 @pytest.fixture
