@@ -6,14 +6,8 @@ import reprlib
 from dataclasses import dataclass
 from typing import Any
 
-from transformer.model.families import (
-    ACTIVATIONS,
-    FAMILIES,
-    MULTIPLIERS,
-    find_family,
-    read_parts,
-    write_parts,
-)
+from transformer.model.families.family import FAMILIES, find_family
+from transformer.model.families.keys import ACTIVATIONS, MULTIPLIERS, read_parts, write_parts
 from transformer.model.rope import Rope, is_positive
 
 # Field of Config -> the key of config.json that must give it.

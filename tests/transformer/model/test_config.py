@@ -10,7 +10,7 @@ import torch
 
 import transformer
 from transformer.model.decoder import Config
-from transformer.model.families import FAMILIES
+from transformer.model.families.family import FAMILIES
 from transformer.model.rope import Rope, rotary_table, rotate
 
 HF = {

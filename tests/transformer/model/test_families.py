@@ -22,7 +22,7 @@ from tests.helpers.family_checkpoints import (
 from transformer.generation.engine import EngineOptions, generate
 from transformer.model.cache import KVCache
 from transformer.model.decoder import Transformer
-from transformer.model.families import FAMILIES as ARCHITECTURES
+from transformer.model.families.family import FAMILIES as ARCHITECTURES
 from transformer.model.weights import load_config, load_model, save_model
 
 HALF_ULP = 2.0**-9  # one rounding to bf16, relative

@@ -1,0 +1,150 @@
+"""The checkpoint families: which switches of `Config` each has, and how its config.json is read.
+
+All families are the same parts with other switches, so a family is a row of FAMILIES: the switches
+that all its models share, the defaults of keys that its files may leave out, and rules for what
+differs from layer to layer. Defaults are those of Hugging Face's transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from transformer.model.families.rules import (
+    FULL,
+    SLIDING,
+    Data,
+    one_rope,
+    rope_by_window,
+    rope_or_none,
+    windows_but_in_every_sixth,
+    windows_everywhere,
+    windows_in_every_other,
+    windows_in_last_layers,
+    windows_without_rope,
+)
+from transformer.model.rope import Rope, read_key
+
+
+@dataclass(frozen=True)
+class Family:
+    """How the config.json of one architecture is read.
+
+    Attributes:
+        model_type: its name in config.json.
+        parts: fields of `Config` that all models of the family have alike.
+        windowed: (content of config.json, layers) -> whether each layer has a window, for files
+            without `layer_types`.
+        layer_types: the types that layers may have.
+        window_switch: whether windows also need the key `use_sliding_window`.
+        ropes: (content, main rotary embedding, whether each layer has a window) -> the rotary
+            embedding of each layer.
+        theta: `rope_theta` where it is not given.
+        tied: `tie_word_embeddings` where it is not given.
+        head_dim: where it is not given; None: hidden_size by heads.
+        norm_eps: `rms_norm_eps` where it is not given.
+        attention_bias: whether the key of that name is honoured.
+        mlp_bias: the same.
+        activation_key: which key names the activation.
+        activation: its value where it is not given.
+        softcaps: `attn_logit_softcapping` and `final_logit_softcapping` where they are not given;
+            without the first, the family has none; None: it has no such keys.
+        query_pre_attn_scalar: where it is not given; None: the family has no such key.
+        multipliers: whether it has MULTIPLIERS and `attention_multiplier`.
+    """
+
+    model_type: str
+    parts: Data = field(default_factory=dict)
+    windowed: Callable[[Data, int], list[bool]] = windows_in_last_layers
+    layer_types: tuple[str, ...] = (FULL, SLIDING)
+    window_switch: bool = False
+    ropes: Callable[[Data, Rope, list[bool]], tuple[Rope | None, ...]] = one_rope
+    theta: float = Rope.theta
+    tied: bool = False
+    head_dim: int | None = None
+    norm_eps: float = 1e-6
+    attention_bias: bool = True
+    mlp_bias: bool = False
+    activation_key: str = "hidden_act"
+    activation: str = "silu"
+    softcaps: tuple[float | None, float | None] | None = None
+    query_pre_attn_scalar: float | None = None
+    multipliers: bool = False
+
+
+GEMMA = {"norm_plus_one": True, "four_norms": True, "scaled_embeddings": True}
+
+# Architecture of a config.json -> how it is read.
+FAMILIES = {
+    "LlamaForCausalLM": Family("llama", layer_types=(FULL,), mlp_bias=True),
+    "MistralForCausalLM": Family("mistral", windowed=windows_everywhere, attention_bias=False),
+    "Qwen2ForCausalLM": Family(
+        "qwen2", {"qkv_bias": True}, window_switch=True, attention_bias=False
+    ),
+    "Qwen3ForCausalLM": Family("qwen3", {"qk_norm": True}, window_switch=True, head_dim=128),
+    "SmolLM3ForCausalLM": Family(
+        "smollm3",
+        windowed=windows_without_rope,
+        window_switch=True,
+        ropes=rope_or_none,
+        theta=2e6,
+        tied=True,
+        mlp_bias=True,
+    ),
+    "GraniteForCausalLM": Family("granite", layer_types=(FULL,), mlp_bias=True, multipliers=True),
+    "Olmo2ForCausalLM": Family(
+        "olmo2",
+        {"norms_after": True, "qk_norm_of_all_heads": True},
+        layer_types=(FULL,),
+        norm_eps=1e-5,
+    ),
+    "GemmaForCausalLM": Family(
+        "gemma",
+        {"norm_plus_one": True, "scaled_embeddings": True},
+        layer_types=(FULL,),
+        tied=True,
+        head_dim=256,
+        activation="gelu_pytorch_tanh",
+    ),
+    "Gemma2ForCausalLM": Family(
+        "gemma2",
+        GEMMA,
+        windowed=windows_in_every_other,
+        tied=True,
+        head_dim=256,
+        activation_key="hidden_activation",
+        activation="gelu_pytorch_tanh",
+        softcaps=(50.0, 30.0),
+        query_pre_attn_scalar=256,
+    ),
+    "Gemma3ForCausalLM": Family(
+        "gemma3_text",
+        {**GEMMA, "qk_norm": True},
+        windowed=windows_but_in_every_sixth,
+        ropes=rope_by_window,
+        theta=1e6,
+        tied=True,
+        head_dim=256,
+        activation_key="hidden_activation",
+        activation="gelu_pytorch_tanh",
+        softcaps=(None, None),
+        query_pre_attn_scalar=256,
+    ),
+}
+
+
+def find_family(data: Data) -> tuple[str, Family]:
+    """The architecture of a config.json and its family.
+
+    Raises:
+        ValueError: it is none of FAMILIES, or reads more than text.
+    """
+    name = (read_key(data, "architectures", list, []) or ["none"])[0]
+    if isinstance(name, str) and name in FAMILIES:
+        return name, FAMILIES[name]
+    if "text_config" in data:
+        raise ValueError(
+            f"architecture {name} is not supported: with text_config it describes a model of more"
+            " than text; use a text-only checkpoint, such as gemma-3-1b of Gemma 3"
+        )
+    raise ValueError(f"architecture {name} is not supported; known are {', '.join(FAMILIES)}")
