@@ -89,11 +89,15 @@ class Kept:
     def move_to(self, cache: KVCache, prompt: Sequence[int]) -> int:
         """Let an empty cache begin with what it shares with a prompt, all but the prompt's last
         token at most; the number of these tokens. Nothing is kept here any more.
+
+        They share nothing if keys turn otherwise in the longer text.
         """
         pairs = zip(self.tokens, prompt[:-1])
         count = next((i for i, (old, new) in enumerate(pairs) if old != new), None)
         if count is None:
             count = min(len(self.tokens), len(prompt) - 1)
+        if self.cache is not None and self.cache.ropes != cache.ropes:
+            count = 0
         if self.cache is not None and count:
             cache.continue_from(self.cache, count)
         self.tokens, self.cache = [], None

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformer.model.families.family import FAMILIES, find_family
 from transformer.model.families.keys import ACTIVATIONS, MULTIPLIERS, read_parts, write_parts
-from transformer.model.rope import Rope, is_positive
+from transformer.model.rope import BY_LENGTH, Rope, is_positive
 
 # Field of Config -> the key of config.json that must give it.
 HF_KEYS = {
@@ -100,6 +100,9 @@ class Config:
             )
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even for the rotary embedding, not {self.head_dim}")
+        for rope in {self.rope, *self.layer_ropes} - {None}:
+            rope.turned(self.head_dim)
+            rope.for_length(self.max_positions, self.head_dim)
         if not is_positive(self.norm_eps):
             raise ValueError(f"norm_eps must be a positive number, not {self.norm_eps!r}")
         for name in (*OPTIONAL_NUMBERS, *MULTIPLIERS):
@@ -118,9 +121,17 @@ class Config:
             if window is not None:
                 _check_size("a layer's window", window, "max_positions")
 
-    def rope_of(self, layer: int) -> Rope | None:
-        """The rotary embedding of a layer, None if it has none."""
-        return self.layer_ropes[layer] if self.layer_ropes else self.rope
+    @property
+    def trained_positions(self) -> int:
+        """The tokens up to which the rotary embeddings do not depend on the length of a text."""
+        ropes = {self.rope, *self.layer_ropes} - {None}
+        limits = [x.original_max_position_embeddings for x in ropes if x and x.type in BY_LENGTH]
+        return min(limits, default=self.max_positions)
+
+    def ropes_at(self, length: int) -> tuple[Rope | None, ...]:
+        """The rotary embedding of each layer in texts of up to so many tokens; None: none."""
+        ropes = self.layer_ropes or (self.rope,) * self.num_layers
+        return tuple(rope and rope.for_length(length, self.head_dim) for rope in ropes)
 
     def attention_options(self, layer: int) -> dict[str, Any]:
         """What a layer asks of `flash_versions.attention` beyond causal attention: scale, and
@@ -149,6 +160,7 @@ class Config:
             name: _check_size(key, data.get(key), name) for name, key in HF_KEYS.items()
         }
         parts = read_parts(data, sizes["num_layers"])
+        sizes["max_positions"] = parts["rope"].context(sizes["max_positions"])
         head_dim = family.head_dim if data.get("head_dim") is None else data["head_dim"]
         if head_dim is None:
             if sizes["hidden_size"] % sizes["num_heads"]:
@@ -180,6 +192,8 @@ class Config:
             "head_dim": self.head_dim,
             "rms_norm_eps": self.norm_eps,
         }
+        if self.rope.type == "dynamic":
+            data["max_position_embeddings"] = self.rope.original_max_position_embeddings
         for architecture, family in FAMILIES.items():
             described = {
                 "architectures": [architecture],

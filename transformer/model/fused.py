@@ -71,8 +71,11 @@ def unsupported(config: Config) -> str | None:
         return f"the activation {config.activation} is not fused, only silu"
     if config.logits_softcap is not None:
         return "the softcap of the logits is not fused"
-    if any(config.rope_of(layer) is None for layer in range(config.num_layers)):
-        return "layers without a rotary embedding are not fused"
+    for rope in config.ropes_at(1):
+        if rope is None:
+            return "layers without a rotary embedding are not fused"
+        if rope.turned(config.head_dim) < config.head_dim:
+            return "a rotary embedding of parts of heads is not fused"
     return None
 
 
@@ -187,7 +190,7 @@ def forward(
             bias,
             keys_values,
             cache.lengths,
-            rotary_table(config.rope_of(layer), config.head_dim, reach, device, x.dtype),
+            rotary_table(cache.ropes[layer], config.head_dim, reach, device, x.dtype),
             block_table=block_table,
             norm=norm_of(block.input_layernorm),
             q_norm=norm_of(attention.q_norm) if config.qk_norm else None,

@@ -259,8 +259,7 @@ class Decoder(nn.Module):
         reach = tokens.shape[1] if span is None else span.capacity  # one table for a whole answer
         length = min(1 << (reach - 1).bit_length(), c.max_positions)  # few lengths, few tables
         rotations: dict[Rope | None, Rotation] = {None: None}
-        for layer, block in enumerate(self.layers):
-            rope = c.rope_of(layer)
+        for rope, block in zip(c.ropes_at(reach), self.layers, strict=True):
             if rope not in rotations:  # one for all layers, or one of a few
                 table = rotary_table(rope, c.head_dim, length, x.device, x.dtype)
                 rotations[rope] = table[positions].unbind(-3)

@@ -11,7 +11,7 @@ import torch
 import transformer
 from transformer.model.decoder import Config
 from transformer.model.families.family import FAMILIES
-from transformer.model.rope import Rope, rotary_table, rotate
+from transformer.model.rope import BY_LENGTH, Rope, rotary_table, rotate
 
 HF = {
     "architectures": ["LlamaForCausalLM"],
@@ -38,9 +38,9 @@ QWEN3 = Config(
 )
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-QWEN2, MISTRAL, SMOLLM3, GEMMA2, GEMMA3 = (
+QWEN2, MISTRAL, SMOLLM3, GEMMA2, GEMMA3, PHI3 = (
     {"architectures": [f"{name}ForCausalLM"]}
-    for name in ("Qwen2", "Mistral", "SmolLM3", "Gemma2", "Gemma3")
+    for name in ("Qwen2", "Mistral", "SmolLM3", "Gemma2", "Gemma3", "Phi3")
 )
 GEMMA = replace(
     QWEN3,
@@ -60,6 +60,18 @@ LLAMA3 = {
     "original_max_position_embeddings": 128,
 }
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+DYNAMIC = {"type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 128}
+LONGROPE = {
+    "type": "longrope",
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+    "short_factor": [1.0, 1.5],
+    "long_factor": [1.0, 6.0],
+}
+PAIRS = {
+    name: tuple(1 + i / x for i in range(32))
+    for name, x in (("short_factor", 64), ("long_factor", 4))
+}
 ROPES = {
     "default": {"theta": 1e6},
     "linear": {"type": "linear", "factor": 4.0},
@@ -70,24 +82,45 @@ ROPES = {
     "yarn, mscale": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.8},
     "yarn, betas": {**YARN, "beta_fast": 20.0, "beta_slow": 2.0},
     "yarn, ramp of no width": {**YARN, "original_max_position_embeddings": 6},
+    "dynamic": DYNAMIC,
+    "longrope": {**LONGROPE, **PAIRS},
+    "longrope, attention factor": {**LONGROPE, **PAIRS, "attention_factor": 1.25},
 }
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("parameters", ROPES.values(), ids=ROPES)
 def test_rotary_embedding_has_the_bits_of_transformers(parameters, dtype):
+    """In short texts and in long ones, which some types tell apart."""
     llama = pytest.importorskip("transformers.models.llama.modeling_llama")
     rope, positions, head_dim = Rope(**parameters), 512, 64
     data = {f"rope_{n}" if n in ("theta", "type") else n: v for n, v in parameters.items()}
     theirs = llama.LlamaConfig(
         head_dim=head_dim,
-        max_position_embeddings=positions,
+        max_position_embeddings=128 if rope.type == "dynamic" else positions,
         rope_parameters={"rope_theta": rope.theta, "rope_type": rope.type, **data},
     )
     q = torch.randn(1, positions, 3, head_dim, generator=torch.Generator().manual_seed(0)).to(dtype)
-    cos, sin = llama.LlamaRotaryEmbedding(theirs)(q, torch.arange(positions)[None])
-    expected, _ = llama.apply_rotary_pos_emb(q, q, cos, sin, unsqueeze_dim=2)
-    table = rotary_table(rope, head_dim, positions, q.device, dtype)
+    for length in (positions, 129, 128, 3):
+        x, at = q[:, :length], torch.arange(length)[None]
+        cos, sin = llama.LlamaRotaryEmbedding(theirs)(x, at)
+        expected, _ = llama.apply_rotary_pos_emb(x, x, cos, sin, unsqueeze_dim=2)
+        resolved = rope.for_length(length, head_dim)
+        table = rotary_table(resolved, head_dim, length, q.device, dtype)
+        assert torch.equal(rotate(x, *table.unbind(1)), expected)
+        assert (resolved == rope) == (length <= 128 or rope.type not in BY_LENGTH)
+
+
+@pytest.mark.parametrize("turned", [0.75, 0.25])
+def test_part_of_a_head_turns_as_in_transformers(turned):
+    phi = pytest.importorskip("transformers.models.phi3.modeling_phi3")
+    theirs = phi.Phi3Config(
+        hidden_size=256, num_attention_heads=4, partial_rotary_factor=turned, rope_theta=1e4
+    )
+    q = torch.randn(1, 50, 3, 64, generator=torch.Generator().manual_seed(0))
+    cos, sin = phi.Phi3RotaryEmbedding(theirs)(q, torch.arange(50)[None])
+    expected, _ = phi.apply_rotary_pos_emb(q, q, cos, sin, unsqueeze_dim=2)
+    table = rotary_table(Rope(partial_rotary_factor=turned), 64, 50, q.device, q.dtype)
     assert torch.equal(rotate(q, *table.unbind(1)), expected)
 
 
@@ -268,7 +301,22 @@ ROPE_4 = "rope_scaling"
             "sliding_attention are not supported",
         ),
         ({"layer_types": ["full_attention", "linear_attention"]}, "linear_attention are not"),
-        ({ROPE_4: {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic' is not supported"),
+        ({ROPE_4: {"type": "axial", "factor": 2.0}}, "rope type 'axial' is not supported"),
+        (
+            {ROPE_4: {"type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 32}},
+            "of rope type 'dynamic' is max_position_embeddings",
+        ),
+        ({ROPE_4: LONGROPE, "max_position_embeddings": 10**9}, "short_factor has 2 numbers for 6"),
+        ({ROPE_4: {**LONGROPE, "long_factor": 2}}, "long_factor must be a list, not 2"),
+        ({ROPE_4: {**LONGROPE, "long_factor": [0]}}, "long_factor must be a list of positive numb"),
+        ({ROPE_4: {**LONGROPE, "short_factor": None}}, "needs the parameter short_factor"),
+        ({ROPE_4: {"type": "su"}}, "rope type 'su' is not supported; known are default"),
+        (
+            {**PHI3, ROPE_4: {"type": "linear", "factor": 2.0}},
+            "rope type 'linear' is not supported here; known are default, longrope",
+        ),
+        ({**PHI3, "partial_rotary_factor": 0.1}, "1 of 12 dimensions of a head cannot turn"),
+        ({**PHI3, "partial_rotary_factor": 2}, "partial_rotary_factor must be at most 1, not 2"),
         ({ROPE_4: {"type": "linear"}}, "'linear' needs the parameter factor"),
         ({ROPE_4: {"type": "linear", "factor": -2}}, "factor must be a positive number, not -2"),
         ({ROPE_4: {"type": "llama3", "factor": 2.0}}, "needs the parameter low_freq_factor"),
@@ -334,9 +382,19 @@ def test_what_the_model_cannot_do_is_refused_by_name(change, sentence):
 SHIPPED = json.loads(
     Path(transformer.__file__).with_name("checkpoints").joinpath("sloppy/config.json").read_text()
 )
+LISTS = {name: list(factors) for name, factors in PAIRS.items()}
 EXTREMES = [None, 0, -1, "x", [], {}, [[1]], {"a": [1]}, 10**12, 10**400, True, 1.5, 1e-320]
-ROPE_KEYS = [*ROPES["yarn, mscale"], *LLAMA3, "rope_type", "rope_theta", "theta", "truncate"]
+ROPE_KEYS = [
+    *ROPES["yarn, mscale"],
+    *LLAMA3,
+    *PAIRS,
+    "rope_type",
+    "rope_theta",
+    "theta",
+    "truncate",
+]
 MORE_KEYS = ["layer_types", "sliding_window", "max_window_layers", "rope_parameters", "hidden_act"]
+MORE_KEYS += ["partial_rotary_factor", "original_max_position_embeddings"]
 MORE_KEYS += ["no_rope_layers", "no_rope_layer_interval", "sliding_window_pattern"]
 MORE_KEYS += ["attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"]
 MORE_KEYS += ["hidden_activation", "rope_local_base_freq", "use_bidirectional_attention"]
@@ -349,7 +407,7 @@ def test_any_value_of_any_key_gives_a_config_or_a_value_error(family):
     changes = [{key: value} for key in [*sound, *MORE_KEYS] for value in EXTREMES]
     changes += [
         {ROPE_4: {**scaling, key: value}}
-        for scaling in (YARN, LLAMA3, {})
+        for scaling in (YARN, LLAMA3, {}, {**LONGROPE, **LISTS}, DYNAMIC)
         for key in ROPE_KEYS
         for value in EXTREMES
     ]
@@ -361,8 +419,8 @@ def test_any_value_of_any_key_gives_a_config_or_a_value_error(family):
             assert "\n" not in str(error)
             outcomes.add("refused")
         else:
-            for rope in {config.rope, *config.layer_ropes} - {None}:
-                rotary_table(rope, 64, 4, torch.device("cpu"), torch.float32)
+            for rope in {*config.ropes_at(1), *config.ropes_at(config.max_positions)} - {None}:
+                rotary_table(rope, config.head_dim, 4, torch.device("cpu"), torch.float32)
             outcomes.add("accepted")
     assert outcomes == {"refused", "accepted"}
 
