@@ -40,7 +40,24 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,  # far less than the lengths below: the scaling bites
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+DYNAMIC = {"rope_type": "dynamic", "factor": 4.0}
 WINDOW = 11
+LONGROPE_BEGINS = 64
+
+
+def longrope(head_dim, turned=1.0):
+    """Phi-3's; pairs turn up to three times slower in texts longer than LONGROPE_BEGINS."""
+    pairs = int(head_dim * turned) // 2
+    factors = {
+        "short_factor": [1 + pair / pairs / 4 for pair in range(pairs)],
+        "long_factor": [1 + 2 * pair / pairs for pair in range(pairs)],
+        "partial_rotary_factor": turned,
+        "original_max_position_embeddings": LONGROPE_BEGINS,
+    }
+    keys = rope(1e4, rope_type="longrope", **factors)
+    return {**keys, "original_max_position_embeddings": LONGROPE_BEGINS}
+
+
 QWEN_WINDOWS = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2}
 GEMMA = {
     "head_dim": 256,
@@ -84,6 +101,16 @@ CHECKPOINTS = {
     "qwen 3": ("Qwen3", {"head_dim": 128, **rope(1e6)}),
     "qwen 3, windows": ("Qwen3", {"head_dim": 64, **QWEN_WINDOWS, **rope(1e6)}),
     "qwen 3, yarn": ("Qwen3", {"head_dim": 32, **rope(1e6, **YARN)}),
+    "qwen 3, dynamic": (
+        "Qwen3",
+        {"head_dim": 32, "max_position_embeddings": 64, **rope(1e4, **DYNAMIC)},
+    ),
+    "phi 3": ("Phi3", {"hidden_size": 128, "sliding_window": WINDOW}),
+    "phi 3, longrope": ("Phi3", {"hidden_size": 256, **longrope(64)}),
+    "phi 4 mini": (
+        "Phi3",
+        {"hidden_size": 256, "tie_word_embeddings": True, **longrope(64, 0.75)},
+    ),
     "mistral": ("Mistral", {"head_dim": 128, "sliding_window": WINDOW}),
     "mistral, no window": ("Mistral", {"head_dim": 128, "sliding_window": None}),
     "granite": (

@@ -143,7 +143,7 @@ def test_every_switch_matters(theirs, name):
         "activation": "gelu_tanh" if config.activation == "silu" else "silu",
     }
     changes = [{switch: value} for switch, value in off.items() if getattr(config, switch) != value]
-    ropes = [config.rope_of(layer) for layer in range(config.num_layers)]
+    ropes = config.ropes_at(1)
     for rope in set(ropes) - {None}:
         other = replace(rope, theta=rope.theta / 2)
         changes.append({"layer_ropes": tuple(other if r == rope else r for r in ropes)})

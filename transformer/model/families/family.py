@@ -7,9 +7,10 @@ differs from layer to layer. Defaults are those of Hugging Face's transformers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from transformer.model.families.layout import Layout, Shapes, joined_projections, one_by_one
 from transformer.model.families.rules import (
     FULL,
     SLIDING,
@@ -36,6 +37,7 @@ class Family:
         windowed: (content of config.json, layers) -> whether each layer has a window, for files
             without `layer_types`.
         layer_types: the types that layers may have.
+        window: `sliding_window` where it is not given; None: no window.
         window_switch: whether windows also need the key `use_sliding_window`.
         ropes: (content, main rotary embedding, whether each layer has a window) -> the rotary
             embedding of each layer.
@@ -51,12 +53,18 @@ class Family:
             without the first, the family has none; None: it has no such keys.
         query_pre_attn_scalar: where it is not given; None: the family has no such key.
         multipliers: whether it has MULTIPLIERS and `attention_multiplier`.
+        rope_types: the types of rotary embeddings, by other names; None: those of ROPE_TYPES.
+        original: `original_max_position_embeddings` where it is not given beside the parameters of
+            the rotary embedding; None: it is one of them.
+        partly_rotated: whether the key `partial_rotary_factor` is honoured.
+        layout: shapes of the parameters -> how its files store them.
     """
 
     model_type: str
     parts: Data = field(default_factory=dict)
     windowed: Callable[[Data, int], list[bool]] = windows_in_last_layers
     layer_types: tuple[str, ...] = (FULL, SLIDING)
+    window: int | None = 4096
     window_switch: bool = False
     ropes: Callable[[Data, Rope, list[bool]], tuple[Rope | None, ...]] = one_rope
     theta: float = Rope.theta
@@ -70,6 +78,10 @@ class Family:
     softcaps: tuple[float | None, float | None] | None = None
     query_pre_attn_scalar: float | None = None
     multipliers: bool = False
+    rope_types: Mapping[str, str] | None = None
+    original: int | None = None
+    partly_rotated: bool = False
+    layout: Callable[[Shapes], Layout] = one_by_one
 
 
 GEMMA = {"norm_plus_one": True, "four_norms": True, "scaled_embeddings": True}
@@ -78,6 +90,17 @@ GEMMA = {"norm_plus_one": True, "four_norms": True, "scaled_embeddings": True}
 FAMILIES = {
     "LlamaForCausalLM": Family("llama", layer_types=(FULL,), mlp_bias=True),
     "MistralForCausalLM": Family("mistral", windowed=windows_everywhere, attention_bias=False),
+    "Phi3ForCausalLM": Family(
+        "phi3",
+        windowed=windows_everywhere,
+        window=None,
+        norm_eps=1e-5,
+        attention_bias=False,
+        rope_types={"default": "default", **dict.fromkeys(("longrope", "su", "yarn"), "longrope")},
+        original=4096,
+        partly_rotated=True,
+        layout=joined_projections,
+    ),
     "Qwen2ForCausalLM": Family(
         "qwen2", {"qkv_bias": True}, window_switch=True, attention_bias=False
     ),

@@ -13,14 +13,13 @@ from transformer.model.families.rules import (
     FULL,
     LOCAL_THETA,
     SLIDING,
-    SLIDING_WINDOW,
     Data,
     is_switched_on,
     rope_by_window,
     rope_or_none,
     windows_everywhere,
 )
-from transformer.model.rope import Rope, is_positive, read_key
+from transformer.model.rope import ORIGINAL, Rope, is_positive, read_key
 
 # Name of an activation in a config.json -> in `Config`.
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -37,6 +36,7 @@ def read_parts(data: Data, num_layers: int) -> Data:
     """
     architecture, family = find_family(data)
     _refuse_unsupported(data)
+    data = {"sliding_window": family.window, **data}
     windows = layer_windows(data, architecture, family, num_layers)
     windowed = [window is not None for window in windows] or [False] * num_layers
     rope = _main_rope(data, family)
@@ -96,8 +96,9 @@ def write_parts(config: Any, family: Family) -> Data:
         data["use_sliding_window"] = True
         data["max_window_layers"] = next(i for i, window in enumerate(windows) if window)
     if family.ropes is rope_or_none:
-        data["pad_token_id"] = None  # its default is a token of a large vocabulary
         data["no_rope_layers"] = [int(rope is not None) for rope in ropes]
+    if family.model_type in ("smollm3", "phi3"):
+        data["pad_token_id"] = None  # its default is a token of a large vocabulary
     if family.ropes is rope_by_window:
         local = next((rope for rope, window in zip(ropes, windows) if rope and window), None)
         data["rope_local_base_freq"] = LOCAL_THETA if local is None else local.theta
@@ -106,6 +107,8 @@ def write_parts(config: Any, family: Family) -> Data:
         data["final_logit_softcapping"] = config.logits_softcap
     if family.query_pre_attn_scalar is not None:
         data["query_pre_attn_scalar"] = config.query_pre_attn_scalar
+    if family.original is not None and config.rope.type == "longrope":
+        data[ORIGINAL] = config.rope.original_max_position_embeddings
     if family.multipliers:
         for key in (*MULTIPLIERS, "attention_multiplier"):
             data[key] = getattr(config, key)
@@ -135,7 +138,7 @@ def layer_windows(
         return ()
     if family.window_switch and not is_switched_on(data):
         raise ValueError("layer_types names sliding_attention, but use_sliding_window is off")
-    size = data.get("sliding_window", SLIDING_WINDOW)
+    size = data["sliding_window"]
     if type(size) is not int or not 0 < size < 2**30:
         raise ValueError(
             f"sliding_window must be a positive integer below 2^30 for layers of type"
@@ -166,7 +169,13 @@ def _main_rope(data: Data, family: Family) -> Rope:
         scaling = read_key(data, "rope_scaling", dict, {})
         whole = {**read_key(ropes, FULL, dict, {}), **scaling}
         data = {**data, "rope_parameters": whole, "rope_scaling": None}
-    return Rope.from_hf(data)
+    original = family.original and read_key(data, ORIGINAL, int, family.original)
+    rope = Rope.from_hf(data, family.rope_types, original)
+    if rope.partial_rotary_factor != 1 and not family.partly_rotated:
+        raise ValueError(
+            f"partial_rotary_factor {rope.partial_rotary_factor} is not supported, only whole heads"
+        )
+    return rope
 
 
 def _read_number(

@@ -14,7 +14,6 @@ from transformer.model.rope import Rope, read_key
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 # Keys that transformers fills in where a config.json does not have them.
-SLIDING_WINDOW = 4096
 MAX_WINDOW_LAYERS = 28
 SLIDING_WINDOW_PATTERN = 6
 NO_ROPE_LAYER_INTERVAL = 4
@@ -37,7 +36,7 @@ def windows_without_rope(data: Data, num_layers: int) -> list[bool]:
 
 
 def windows_everywhere(data: Data, num_layers: int) -> list[bool]:
-    """Mistral."""
+    """Mistral and Phi-3."""
     return [has_size(data)] * num_layers
 
 
@@ -95,8 +94,8 @@ def is_switched_on(data: Data) -> bool:
 
 
 def has_size(data: Data) -> bool:
-    """Whether there is a window's size; one that is missing has a default, null means no window."""
-    return "sliding_window" not in data or read_key(data, "sliding_window", int, None) is not None
+    """Whether there is a window's size; null means no window."""
+    return read_key(data, "sliding_window", int, None) is not None
 
 
 def _period(data: Data, key: str, default: int) -> int:
