@@ -127,6 +127,16 @@ CHECKPOINTS = {
         },
     ),
     "olmo 2": ("Olmo2", {"rope_theta": 5e5, "attention_bias": True}),
+    "olmo 3": (
+        "Olmo3",
+        {
+            "sliding_window": WINDOW,
+            "rope_parameters": {
+                "full_attention": {**YARN, "attention_factor": 1.2, "rope_theta": 5e5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
+            },
+        },
+    ),
     "gemma": ("Gemma", {"head_dim": 256, "num_attention_heads": 2, "num_key_value_heads": 1}),
     "gemma 2": (
         "Gemma2",
@@ -179,7 +189,7 @@ def make_checkpoint(name, folder):
         for parameter in model.parameters():
             if parameter.dim() == 1:  # norms of 1 and biases of 0 would hide a missing one
                 parameter.add_(0.1 * torch.randn_like(parameter))
-        if family == "Olmo2":  # else what the layers add, which is normed, hides the token
+        if family.startswith("Olmo"):  # else what the layers add, which is normed, hides the token
             model.model.embed_tokens.weight.mul_(10)
         if family.startswith(("Gemma", "Granite")):  # else each token says itself
             model.model.embed_tokens.weight.mul_(0.1)

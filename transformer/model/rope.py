@@ -207,6 +207,12 @@ class Rope:
             **({} if turned is None else {"partial_rotary_factor": turned}),
         }
 
+    def parameters(self) -> dict[str, Any]:
+        """The same as one object, as transformers 5 writes them."""
+        keys = self.to_hf()
+        scaling = keys.pop("rope_scaling") or {"rope_type": "default"}
+        return {**keys, **scaling}
+
     def context(self, longest: int) -> int:
         """The tokens that a model has positions for, by those that config.json names: dynamic lets
         texts be longer than that by its factor.

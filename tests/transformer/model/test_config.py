@@ -38,9 +38,9 @@ QWEN3 = Config(
 )
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-QWEN2, MISTRAL, SMOLLM3, GEMMA2, GEMMA3, PHI3 = (
+QWEN2, MISTRAL, SMOLLM3, GEMMA2, GEMMA3, PHI3, OLMO3 = (
     {"architectures": [f"{name}ForCausalLM"]}
-    for name in ("Qwen2", "Mistral", "SmolLM3", "Gemma2", "Gemma3", "Phi3")
+    for name in ("Qwen2", "Mistral", "SmolLM3", "Gemma2", "Gemma3", "Phi3", "Olmo3")
 )
 GEMMA = replace(
     QWEN3,
@@ -72,6 +72,16 @@ PAIRS = {
     name: tuple(1 + i / x for i in range(32))
     for name, x in (("short_factor", 64), ("long_factor", 4))
 }
+DYNAMIC_64 = {"type": "dynamic", "factor": 2.5, "original_max_position_embeddings": 64}
+LONGROPE_6 = {**LONGROPE, "short_factor": (1.0,) * 6, "long_factor": (2.0,) * 6}
+LONGROPE_8 = {**LONGROPE, "short_factor": (1.0,) * 8, "long_factor": (2.0,) * 8}
+OLMO = replace(
+    QWEN3,
+    qk_norm=False,
+    norms_after=True,
+    qk_norm_of_all_heads=True,
+    rope=Rope(5e5, **YARN),
+)
 ROPES = {
     "default": {"theta": 1e6},
     "linear": {"type": "linear", "factor": 4.0},
@@ -174,6 +184,13 @@ def test_qwen2_has_its_own_idea_of_biases():
         replace(GEMMA, logits_softcap=30.0),
         replace(GEMMA, qk_norm=True, layer_windows=(8, None), layer_ropes=(Rope(1e3), Rope())),
         replace(GEMMA, qk_norm=True, query_pre_attn_scalar=2.5, qkv_bias=True, output_bias=True),
+        replace(OLMO, layer_windows=(8, None), layer_ropes=(Rope(1e3), Rope(5e5, **YARN))),
+        replace(OLMO, layer_windows=(None, 8), layer_ropes=(Rope(5e5, **YARN), Rope(5e5))),
+        replace(OLMO, rope=Rope(5e5), layer_windows=(8, None)),
+        replace(QWEN3, qk_norm=False, rope=Rope(**LONGROPE_8)),
+        replace(QWEN3, rope=Rope(**DYNAMIC_64), max_positions=160),
+        replace(QWEN3, qk_norm=False, rope=Rope(partial_rotary_factor=0.5), layer_windows=(8, 8)),
+        replace(QWEN3, qk_norm=False, rope=Rope(**LONGROPE_6, partial_rotary_factor=0.75)),
     ],
     ids=lambda config: "-".join(name for name, value in vars(config).items() if value != 0)[-40:],
 )
@@ -220,6 +237,7 @@ def test_missing_keys_mean_what_they_mean_to_transformers(architecture):
             (None, None, None, 8),
         ),
         (GEMMA2, (8, None, 8, None)),
+        (OLMO3, (8, 8, 8, None)),
         ({**GEMMA3, "sliding_window_pattern": 3}, (8, 8, None, 8)),
         (
             {**GEMMA2, "layer_types": [FULL] * 4},

@@ -13,11 +13,14 @@ from dataclasses import dataclass, field
 from transformer.model.families.layout import Layout, Shapes, joined_projections, one_by_one
 from transformer.model.families.rules import (
     FULL,
+    OLMO_THETA,
     SLIDING,
     Data,
     one_rope,
     rope_by_window,
     rope_or_none,
+    unscaled_by_window,
+    windows_but_in_every_fourth,
     windows_but_in_every_sixth,
     windows_everywhere,
     windows_in_every_other,
@@ -119,6 +122,14 @@ FAMILIES = {
         "olmo2",
         {"norms_after": True, "qk_norm_of_all_heads": True},
         layer_types=(FULL,),
+        norm_eps=1e-5,
+    ),
+    "Olmo3ForCausalLM": Family(
+        "olmo3",
+        {"norms_after": True, "qk_norm_of_all_heads": True},
+        windowed=windows_but_in_every_fourth,
+        ropes=unscaled_by_window,
+        theta=OLMO_THETA,
         norm_eps=1e-5,
     ),
     "GemmaForCausalLM": Family(

@@ -17,6 +17,7 @@ from transformer.model.families.rules import (
     is_switched_on,
     rope_by_window,
     rope_or_none,
+    unscaled_by_window,
     windows_everywhere,
 )
 from transformer.model.rope import ORIGINAL, Rope, is_positive, read_key
@@ -102,6 +103,10 @@ def write_parts(config: Any, family: Family) -> Data:
     if family.ropes is rope_by_window:
         local = next((rope for rope, window in zip(ropes, windows) if rope and window), None)
         data["rope_local_base_freq"] = LOCAL_THETA if local is None else local.theta
+    if family.ropes is unscaled_by_window:  # only transformers 5 has two of them
+        local = next((rope for rope, window in zip(ropes, windows) if rope and window), None)
+        local = local or Rope(theta=config.rope.theta)
+        data["rope_parameters"] = {FULL: config.rope.parameters(), SLIDING: local.parameters()}
     if family.softcaps is not None:
         data["attn_logit_softcapping"] = config.scores_softcap
         data["final_logit_softcapping"] = config.logits_softcap
@@ -160,7 +165,7 @@ def _main_rope(data: Data, family: Family) -> Rope:
     if data.get("rope_theta") is None:
         data = {**data, "rope_theta": family.theta}
     ropes = read_key(data, "rope_parameters", dict, {})
-    if family.ropes is rope_by_window and ropes:
+    if family.ropes in (rope_by_window, unscaled_by_window) and ropes:
         if others := sorted(str(name) for name in ropes.keys() - {FULL, SLIDING}):
             raise ValueError(
                 f"rope_parameters {others[0]!r} is not supported, only those of full_attention and"

@@ -2,7 +2,8 @@
 
 A token of a layer of type "sliding_attention" sees the newest `sliding_window` tokens only, itself
 included (Longformer, arXiv:2004.05150). Layers may have two rotary embeddings (Gemma 3: a faster
-one where there is a window), or some of them none at all (SmolLM3, after arXiv:2501.18795).
+one where there is a window; OLMo 3: one that is not scaled there), or some of them none at all
+(SmolLM3, after arXiv:2501.18795).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ MAX_WINDOW_LAYERS = 28
 SLIDING_WINDOW_PATTERN = 6
 NO_ROPE_LAYER_INTERVAL = 4
 LOCAL_THETA = 1e4
+OLMO_THETA = 5e5
 
 Data = dict[str, Any]
 
@@ -51,6 +53,11 @@ def windows_but_in_every_sixth(data: Data, num_layers: int) -> list[bool]:
     return [(layer + 1) % period != 0 for layer in range(num_layers)]
 
 
+def windows_but_in_every_fourth(data: Data, num_layers: int) -> list[bool]:
+    """OLMo 3."""
+    return [(layer + 1) % 4 != 0 for layer in range(num_layers)]
+
+
 def one_rope(data: Data, rope: Rope, windowed: list[bool]) -> tuple[Rope | None, ...]:
     """The same rotary embedding in every layer."""
     return (rope,) * len(windowed)
@@ -63,16 +70,26 @@ def rope_or_none(data: Data, rope: Rope, windowed: list[bool]) -> tuple[Rope | N
 
 def rope_by_window(data: Data, rope: Rope, windowed: list[bool]) -> tuple[Rope | None, ...]:
     """Gemma 3: one of its own for layers with a window, under transformers 4's key or 5's."""
+    local = _local_rope(data, data.get("rope_local_base_freq"), LOCAL_THETA)
+    return tuple(local if window else rope for window in windowed)
+
+
+def unscaled_by_window(data: Data, rope: Rope, windowed: list[bool]) -> tuple[Rope | None, ...]:
+    """OLMo 3: layers with a window do not need the scaling for longer texts."""
+    local = _local_rope(data, data.get("rope_theta"), OLMO_THETA)
+    return tuple(local if window else rope for window in windowed)
+
+
+def _local_rope(data: Data, theta: Any, default: float) -> Rope:
+    """The rotary embedding of layers with a window."""
     ropes = read_key(data, "rope_parameters", dict, {})
-    theta = data.get("rope_local_base_freq")
-    local = Rope.from_hf(
+    return Rope.from_hf(
         {
             "max_position_embeddings": data["max_position_embeddings"],
-            "rope_theta": LOCAL_THETA if theta is None else theta,
+            "rope_theta": default if theta is None else theta,
             "rope_parameters": read_key(ropes, SLIDING, dict, {}),
         }
     )
-    return tuple(local if window else rope for window in windowed)
 
 
 def _rotated(data: Data, num_layers: int) -> list[bool]:
