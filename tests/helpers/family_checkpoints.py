@@ -13,6 +13,9 @@ import flash_versions
 
 attention = functools.partial(flash_versions.attention, version="reference")
 
+# Written out in PyTorch, in any dtype.
+EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
+
 SIZES = {
     "vocab_size": 512,
     "hidden_size": 64,
@@ -59,6 +62,7 @@ def longrope(head_dim, turned=1.0):
 
 
 QWEN_WINDOWS = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2}
+QWEN_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 GEMMA = {
     "head_dim": 256,
     "num_attention_heads": 2,
@@ -113,6 +117,18 @@ CHECKPOINTS = {
     ),
     "mistral": ("Mistral", {"head_dim": 128, "sliding_window": WINDOW}),
     "mistral, no window": ("Mistral", {"head_dim": 128, "sliding_window": None}),
+    "mixtral": ("Mixtral", {"num_local_experts": 5, "sliding_window": WINDOW}),
+    "qwen 3 moe": ("Qwen3Moe", {**QWEN_EXPERTS, "head_dim": 32, "norm_topk_prob": True}),
+    "qwen 3 moe, mixed": (
+        "Qwen3Moe",
+        {
+            **QWEN_EXPERTS,
+            "mlp_only_layers": [1],
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "attention_bias": True,
+        },
+    ),
     "granite": (
         "Granite",
         {
@@ -170,6 +186,7 @@ VARIANTS = {
     "llama, linear",
     "smollm 3, windows",
     "qwen 3, yarn",
+    "qwen 3 moe, mixed",
     "mistral, no window",
     "gemma 2, no softcaps",
 }
@@ -183,7 +200,7 @@ def make_checkpoint(name, folder):
     family, differs = CHECKPOINTS[name]
     torch.manual_seed(0)
     kind = f"{family}TextConfig" if family == "Gemma3" else f"{family}Config"
-    config = getattr(transformers, kind)(**{**SIZES, **differs}, attn_implementation="eager")
+    config = getattr(transformers, kind)(**{**SIZES, **differs}, **EAGER)
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():

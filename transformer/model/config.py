@@ -24,6 +24,8 @@ OPTIONAL_NUMBERS = (
     "query_pre_attn_scalar", "scores_softcap", "logits_softcap", "attention_multiplier"
 )  # fmt: skip
 
+EXPERT_SIZES = ("experts_per_token", "expert_size")
+
 # Field of Config -> the largest size that is no mistake; positions are counted in int32.
 LARGEST = {"num_layers": 1024, "max_positions": 2**31 - 1}
 LARGEST_ELSEWHERE = 2**20
@@ -52,6 +54,11 @@ class Config:
         logits_softcap: the same for the logits.
         layer_windows: per layer, how many tokens each one sees, itself included; None: all before.
             () is None everywhere.
+        num_experts: feed-forwards of a layer, of which each token takes some; 0: one for all.
+        experts_per_token: how many it takes.
+        expert_size: the intermediate size of each.
+        normed_routing: their weights add up to 1; else they are parts of a softmax over all.
+        dense_layers: layers with one feed-forward all the same.
         layer_ropes: per layer, the rotary embedding; None: none. () is `rope` everywhere.
 
     Raises:
@@ -87,12 +94,23 @@ class Config:
     query_pre_attn_scalar: float | None = None
     scores_softcap: float | None = None
     logits_softcap: float | None = None
+    num_experts: int = 0
+    experts_per_token: int = 0
+    expert_size: int = 0
+    normed_routing: bool = False
+    dense_layers: tuple[int, ...] = ()
     layer_windows: tuple[int | None, ...] = ()
     layer_ropes: tuple[Rope | None, ...] = ()
 
     def __post_init__(self):
         for name in (*HF_KEYS, "num_kv_heads", "head_dim"):
             _check_size(name, getattr(self, name), name)
+        for name in ("num_experts", *EXPERT_SIZES) if self.num_experts else ():
+            _check_size(name, getattr(self, name), name)
+        if self.experts_per_token > self.num_experts:
+            raise ValueError(
+                f"a token cannot take {self.experts_per_token} of {self.num_experts} experts"
+            )
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"query heads ({self.num_heads}) must be a multiple of key heads"

@@ -33,6 +33,7 @@ import flash_versions
 from transformer.model import fused
 from transformer.model.cache import KVCache
 from transformer.model.config import Config
+from transformer.model.experts import Experts, in_one_product
 from transformer.model.kernels.host import choose_for_all
 from transformer.model.layers import TORCH, Decoder
 from transformer.model.paged_cache import PagedKVCache
@@ -124,6 +125,14 @@ class Transformer(nn.Module):
             logits = logits / self.config.logits_scaling
         return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
+    @property
+    def waits_for_device(self) -> bool:
+        """Whether a forward on a GPU reads values back from it, which a CUDA graph cannot."""
+        experts = [module for module in self.modules() if isinstance(module, Experts)]
+        return not all(
+            in_one_product(x.gate_up_proj) and in_one_product(x.down_proj) for x in experts
+        )
+
     def _takes_few(
         self, tokens: torch.Tensor, cache: KVCache | PagedKVCache, padding: torch.Tensor | None
     ) -> bool:
@@ -175,6 +184,9 @@ class Transformer(nn.Module):
             if isinstance(module, nn.Linear | nn.Embedding):
                 into_residual = name.endswith(("o_proj", "down_proj"))
                 nn.init.normal_(module.weight, std=residual_std if into_residual else INIT_STD)
+            if isinstance(module, Experts):
+                nn.init.normal_(module.gate_up_proj, std=INIT_STD)
+                nn.init.normal_(module.down_proj, std=residual_std)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
 

@@ -67,6 +67,8 @@ def unsupported(config: Config) -> str | None:
         return "OLMo 2's norms are not fused"
     if any(getattr(config, name) != 1 for name in MULTIPLIERS):
         return "Granite's multipliers are not fused"
+    if config.num_experts:
+        return "mixtures of experts are not fused"
     if config.activation != "silu":
         return f"the activation {config.activation} is not fused, only silu"
     if config.logits_softcap is not None:

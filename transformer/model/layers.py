@@ -19,6 +19,7 @@ from torch import nn
 
 from transformer.model.cache import Span
 from transformer.model.config import Config
+from transformer.model.experts import MixtureOfExperts
 from transformer.model.paged_cache import PagedSpan
 from transformer.model.rope import Rope, rotary_table, rotate
 
@@ -174,6 +175,14 @@ class FeedForward(nn.Module):
         return products.last(products.gate(x, norm, self), self.down_proj)
 
 
+def feed_forward(config: Config, layer: int) -> FeedForward | MixtureOfExperts:
+    """What a layer does with each token alone."""
+    if not config.num_experts or layer in config.dense_layers:
+        return FeedForward(config)
+    activation = ACTIVATIONS[config.activation]
+    return MixtureOfExperts(config, lambda gate, up: activation(gate) * up)
+
+
 class Block(nn.Module):
     """One layer: tokens look at each other, then each is processed alone.
 
@@ -193,7 +202,7 @@ class Block(nn.Module):
         if self.normed_after:
             self.pre_feedforward_layernorm = before()
             self.post_feedforward_layernorm = norm()
-        self.mlp = FeedForward(config)
+        self.mlp = feed_forward(config, layer)
         self.multiplier = config.residual_multiplier
 
     def forward(

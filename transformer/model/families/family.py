@@ -10,7 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from transformer.model.families.layout import Layout, Shapes, joined_projections, one_by_one
+from transformer.model.families.layout import (
+    Layout,
+    Shapes,
+    experts_apart,
+    joined_projections,
+    one_by_one,
+)
 from transformer.model.families.rules import (
     FULL,
     OLMO_THETA,
@@ -23,6 +29,7 @@ from transformer.model.families.rules import (
     windows_but_in_every_fourth,
     windows_but_in_every_sixth,
     windows_everywhere,
+    windows_everywhere_if_switched_on,
     windows_in_every_other,
     windows_in_last_layers,
     windows_without_rope,
@@ -60,6 +67,8 @@ class Family:
         original: `original_max_position_embeddings` where it is not given beside the parameters of
             the rotary embedding; None: it is one of them.
         partly_rotated: whether the key `partial_rotary_factor` is honoured.
+        experts: the keys of the numbers of a mixture of experts, by field of `Config`, and their
+            values where they are not given; None: it is none.
         layout: shapes of the parameters -> how its files store them.
     """
 
@@ -84,6 +93,7 @@ class Family:
     rope_types: Mapping[str, str] | None = None
     original: int | None = None
     partly_rotated: bool = False
+    experts: Mapping[str, tuple[str, int | None]] | None = None
     layout: Callable[[Shapes], Layout] = one_by_one
 
 
@@ -93,6 +103,21 @@ GEMMA = {"norm_plus_one": True, "four_norms": True, "scaled_embeddings": True}
 FAMILIES = {
     "LlamaForCausalLM": Family("llama", layer_types=(FULL,), mlp_bias=True),
     "MistralForCausalLM": Family("mistral", windowed=windows_everywhere, attention_bias=False),
+    "MixtralForCausalLM": Family(
+        "mixtral",
+        {"normed_routing": True},
+        windowed=windows_everywhere,
+        window=None,
+        theta=1e6,
+        norm_eps=1e-5,
+        attention_bias=False,
+        experts={
+            "num_experts": ("num_local_experts", 8),
+            "experts_per_token": ("num_experts_per_tok", 2),
+            "expert_size": ("intermediate_size", None),
+        },
+        layout=experts_apart("block_sparse_moe", "w1", "w3", "w2"),
+    ),
     "Phi3ForCausalLM": Family(
         "phi3",
         windowed=windows_everywhere,
@@ -108,6 +133,18 @@ FAMILIES = {
         "qwen2", {"qkv_bias": True}, window_switch=True, attention_bias=False
     ),
     "Qwen3ForCausalLM": Family("qwen3", {"qk_norm": True}, window_switch=True, head_dim=128),
+    "Qwen3MoeForCausalLM": Family(
+        "qwen3_moe",
+        {"qk_norm": True},
+        windowed=windows_everywhere_if_switched_on,
+        window_switch=True,
+        experts={
+            "num_experts": ("num_experts", 128),
+            "experts_per_token": ("num_experts_per_tok", 8),
+            "expert_size": ("moe_intermediate_size", 768),
+        },
+        layout=experts_apart("mlp", "gate_proj", "up_proj", "down_proj"),
+    ),
     "SmolLM3ForCausalLM": Family(
         "smollm3",
         windowed=windows_without_rope,

@@ -6,6 +6,7 @@ is refused here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from transformer.model.families.family import Family, find_family
@@ -19,8 +20,12 @@ from transformer.model.families.rules import (
     rope_or_none,
     unscaled_by_window,
     windows_everywhere,
+    windows_everywhere_if_switched_on,
 )
 from transformer.model.rope import ORIGINAL, Rope, is_positive, read_key
+
+# Rules that make all layers alike, and do not read `layer_types`.
+WINDOWS_ALIKE = (windows_everywhere, windows_everywhere_if_switched_on)
 
 # Name of an activation in a config.json -> in `Config`.
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -74,6 +79,8 @@ def read_parts(data: Data, num_layers: int) -> Data:
     if family.multipliers:
         for key in (*MULTIPLIERS, "attention_multiplier"):
             parts[key] = _read_number(data, key, 1.0)
+    if family.experts is not None:
+        parts |= _read_experts(data, family.experts, num_layers)
     return {**parts, **family.parts}
 
 
@@ -91,7 +98,7 @@ def write_parts(config: Any, family: Family) -> Data:
     ropes = config.layer_ropes or (config.rope,) * config.num_layers
     if SLIDING in family.layer_types and (any(windows) or not family.window_switch):
         data["sliding_window"] = max((window for window in windows if window), default=None)
-        if family.windowed is not windows_everywhere:  # transformers' Mistral warns of the key
+        if family.windowed not in WINDOWS_ALIKE:  # transformers' Mistral warns of the key
             data["layer_types"] = [SLIDING if window else FULL for window in windows]
     if any(windows) and family.window_switch:
         data["use_sliding_window"] = True
@@ -114,6 +121,10 @@ def write_parts(config: Any, family: Family) -> Data:
         data["query_pre_attn_scalar"] = config.query_pre_attn_scalar
     if family.original is not None and config.rope.type == "longrope":
         data[ORIGINAL] = config.rope.original_max_position_embeddings
+    if family.experts is not None:
+        data |= {key: getattr(config, name) for name, (key, _) in family.experts.items()}
+        data["norm_topk_prob"] = config.normed_routing
+        data["mlp_only_layers"] = list(config.dense_layers)
     if family.multipliers:
         for key in (*MULTIPLIERS, "attention_multiplier"):
             data[key] = getattr(config, key)
@@ -137,7 +148,7 @@ def layer_windows(
         )
     if len(types) != num_layers:
         raise ValueError(f"layer_types names {len(types)} layers of {num_layers}")
-    if family.windowed is windows_everywhere and types != ruled:
+    if family.windowed in WINDOWS_ALIKE and types != ruled:
         raise ValueError(f"layer_types of {architecture} must be {ruled[0]} in every layer")
     if SLIDING not in types:
         return ()
@@ -158,6 +169,25 @@ def _refuse_unsupported(data: Data) -> None:
         raise ValueError("quantized weights are not supported; use the unquantized checkpoint")
     if read_key(data, "use_bidirectional_attention", bool, False):
         raise ValueError("use_bidirectional_attention is not supported, only causal attention")
+
+
+def _read_experts(data: Data, keys: Mapping[str, tuple[str, int | None]], num_layers: int) -> Data:
+    """The fields of `Config` for a mixture of experts."""
+    if "num_experts" in data:  # transformers takes it for the same in all families
+        data = {"num_local_experts": data["num_experts"], **data}
+    elif "num_local_experts" in data:
+        data = {"num_experts": data["num_local_experts"], **data}
+    parts: Data = {name: data.get(key, default) for name, (key, default) in keys.items()}
+    if type(count := parts["num_experts"]) is not int or count < 1:
+        key = keys["num_experts"][0]
+        raise ValueError(f"{key} must be a positive integer, not {count!r:.40}")
+    step = read_key(data, "decoder_sparse_step", int, 1)
+    if step != 1:
+        raise ValueError(f"decoder_sparse_step {step} is not supported, only 1; mlp_only_layers is")
+    dense = read_key(data, "mlp_only_layers", list, [])
+    parts["dense_layers"] = tuple(layer for layer in range(num_layers) if layer in dense)
+    parts["normed_routing"] = read_key(data, "norm_topk_prob", bool, False)
+    return parts
 
 
 def _main_rope(data: Data, family: Family) -> Rope:

@@ -6,8 +6,9 @@ same list: stored[there] = parameter[here].
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from types import EllipsisType
 
 import torch
@@ -65,6 +66,34 @@ def joined_projections(shapes: Shapes) -> Layout:
         stored.shape[0] += shape[0]
         stored.pieces.append(Piece(name, there=slice(start, stored.shape[0])))
     return layout
+
+
+def experts_apart(room: str, gate: str, up: str, down: str) -> Callable[[Shapes], Layout]:
+    """Mixtures whose experts are tensors of their own.
+
+    Args:
+        room: what the feed-forward is called.
+        gate, up, down: what an expert's projections are called.
+    """
+
+    def layout_of(shapes: Shapes) -> Layout:
+        layout: Layout = {}
+        for name, shape in shapes.items():
+            above, experts, projection = name.replace(".mlp.", f".{room}.").partition(".experts.")
+            if not experts:
+                within = ".gate." in name or ".experts." in name  # a dense layer keeps its names
+                layout[above if within else name] = Stored(shape, [Piece(name)])
+                continue
+            half = shape[1] // 2
+            parts = {down: slice(None)}
+            if projection == "gate_up_proj":
+                parts = {gate: slice(half), up: slice(half, None)}
+            for expert, (part, rows) in product(range(shape[0]), parts.items()):
+                stored = Stored([shape[1] // len(parts), shape[2]], [Piece(name, (expert, rows))])
+                layout[f"{above}.experts.{expert}.{part}.weight"] = stored
+        return layout
+
+    return layout_of
 
 
 def unpack(parameters: dict[str, Tensor], stored: Tensor, pieces: list[Piece]) -> None:

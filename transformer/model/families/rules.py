@@ -38,8 +38,13 @@ def windows_without_rope(data: Data, num_layers: int) -> list[bool]:
 
 
 def windows_everywhere(data: Data, num_layers: int) -> list[bool]:
-    """Mistral and Phi-3."""
+    """Mistral, Mixtral and Phi-3."""
     return [has_size(data)] * num_layers
+
+
+def windows_everywhere_if_switched_on(data: Data, num_layers: int) -> list[bool]:
+    """Qwen3 with experts."""
+    return [is_switched_on(data)] * num_layers
 
 
 def windows_in_every_other(data: Data, num_layers: int) -> list[bool]:
