@@ -144,6 +144,9 @@ def test_every_switch_matters(theirs, name):
         "activation": "gelu_tanh" if config.activation == "silu" else "silu",
     }
     changes = [{switch: value} for switch, value in off.items() if getattr(config, switch) != value]
+    if config.num_experts:
+        changes += [{"normed_routing": not config.normed_routing}]
+        changes += [{"experts_per_token": config.experts_per_token - 1}]
     ropes = config.ropes_at(1)
     for rope in set(ropes) - {None}:
         other = replace(rope, theta=rope.theta / 2)
