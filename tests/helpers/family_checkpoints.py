@@ -62,6 +62,7 @@ def longrope(head_dim, turned=1.0):
 
 
 QWEN_WINDOWS = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2}
+PHI = {"hidden_size": 256, "initializer_range": 0.08}  # head_dim is 64, as in `longrope(64)`
 QWEN_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 GEMMA = {
     "head_dim": 256,
@@ -110,10 +111,10 @@ CHECKPOINTS = {
         {"head_dim": 32, "max_position_embeddings": 64, **rope(1e4, **DYNAMIC)},
     ),
     "phi 3": ("Phi3", {"hidden_size": 128, "sliding_window": WINDOW}),
-    "phi 3, longrope": ("Phi3", {"hidden_size": 256, **longrope(64)}),
+    "phi 3, longrope": ("Phi3", {**PHI, **longrope(64)}),
     "phi 4 mini": (
         "Phi3",
-        {"hidden_size": 256, "tie_word_embeddings": True, **longrope(64, 0.75)},
+        {**PHI, "tie_word_embeddings": True, **longrope(64, 0.75)},
     ),
     "mistral": ("Mistral", {"head_dim": 128, "sliding_window": WINDOW}),
     "mistral, no window": ("Mistral", {"head_dim": 128, "sliding_window": None}),
@@ -151,6 +152,17 @@ CHECKPOINTS = {
                 "full_attention": {**YARN, "attention_factor": 1.2, "rope_theta": 5e5},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
             },
+        },
+    ),
+    "gpt-oss": (
+        "GptOss",
+        {
+            "head_dim": 64,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "sliding_window": WINDOW,
+            "swiglu_limit": 1.5,
+            **rope(1.5e5, **YARN, truncate=False),
         },
     ),
     "gemma": ("Gemma", {"head_dim": 256, "num_attention_heads": 2, "num_key_value_heads": 1}),

@@ -21,7 +21,8 @@ HF_KEYS = {
 }
 
 OPTIONAL_NUMBERS = (
-    "query_pre_attn_scalar", "scores_softcap", "logits_softcap", "attention_multiplier"
+    "query_pre_attn_scalar", "scores_softcap", "logits_softcap", "attention_multiplier",
+    "swiglu_limit",
 )  # fmt: skip
 
 EXPERT_SIZES = ("experts_per_token", "expert_size")
@@ -44,6 +45,8 @@ class Config:
         four_norms: also norm what attention and feed-forward give, before it is added.
         norms_after: norm that only, and not what they read (OLMo 2).
         qk_norm_of_all_heads: norm queries and keys as wholes, before they are cut into heads.
+        sinks: each head has a logit in the denominator of its softmax that belongs to no token.
+        swiglu_limit: bounds of gate and up in gpt-oss's kind of silu; None: silu itself.
         scaled_embeddings: multiply them by the root of hidden_size.
         embedding_multiplier: multiply them by this (Granite).
         residual_multiplier: multiply what a part adds.
@@ -86,6 +89,8 @@ class Config:
     four_norms: bool = False
     norms_after: bool = False
     qk_norm_of_all_heads: bool = False
+    sinks: bool = False
+    swiglu_limit: float | None = None
     scaled_embeddings: bool = False
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0

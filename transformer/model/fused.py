@@ -69,6 +69,8 @@ def unsupported(config: Config) -> str | None:
         return "Granite's multipliers are not fused"
     if config.num_experts:
         return "mixtures of experts are not fused"
+    if config.sinks or config.swiglu_limit is not None:
+        return "gpt-oss's sinks and clamped silu are not fused"
     if config.activation != "silu":
         return f"the activation {config.activation} is not fused, only silu"
     if config.logits_softcap is not None:

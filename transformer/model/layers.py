@@ -20,6 +20,7 @@ from torch import nn
 from transformer.model.cache import Span
 from transformer.model.config import Config
 from transformer.model.experts import MixtureOfExperts
+from transformer.model.families.keys import SWIGLU_ALPHA
 from transformer.model.paged_cache import PagedSpan
 from transformer.model.rope import Rope, rotary_table, rotate
 
@@ -31,6 +32,19 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
 }
+
+
+def gated_by(config: Config) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """How gate and up become what `down_proj` reads."""
+    activation, limit = ACTIVATIONS[config.activation], config.swiglu_limit
+    if limit is None:
+        return lambda gate, up: activation(gate) * up
+
+    def clamped(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        return (up + 1) * (gate * torch.sigmoid(SWIGLU_ALPHA * gate))
+
+    return clamped
 
 
 class RMSNorm(nn.Module):
@@ -83,7 +97,7 @@ class Products:
     def gate(self, x: torch.Tensor, norm: MaybeNorm, mlp: FeedForward) -> torch.Tensor:
         """activation(gate) * up of the normed x, (batch, length, intermediate)."""
         gate, up = self.project(x, norm, mlp.gate_up)
-        return mlp.activation(gate) * up
+        return mlp.gated(gate, up)
 
     def last(self, x: torch.Tensor, layer: nn.Linear) -> torch.Tensor:
         """What the layer makes of x (..., its inputs)."""
@@ -112,6 +126,7 @@ class Attention(nn.Module):
         if config.qk_norm or self.whole:
             q_size, kv_size = (q_size, kv_size) if self.whole else (self.head_dim, self.head_dim)
             self.q_norm, self.k_norm = norm_of(config, q_size), norm_of(config, kv_size)
+        self.sinks = nn.Parameter(torch.zeros(config.num_heads)) if config.sinks else None
 
     @property
     def qkv(self) -> tuple[nn.Linear, ...]:
@@ -149,6 +164,8 @@ class Attention(nn.Module):
         if span is not None:
             k, v = span.append(self.layer, k, v)
             stored = span.options
+        if self.sinks is not None:
+            stored = {**stored, "sink": self.sinks}
         o = attend(q, k, v, causal=True, **stored, **self.options)
         o = rearrange(o, "b t h d -> b t (h d)")
         return products.last(o, self.o_proj)
@@ -163,7 +180,7 @@ class FeedForward(nn.Module):
         self.gate_proj = nn.Linear(hidden, intermediate, bias=bias)
         self.up_proj = nn.Linear(hidden, intermediate, bias=bias)
         self.down_proj = nn.Linear(intermediate, hidden, bias=bias)
-        self.activation = ACTIVATIONS[config.activation]
+        self.activation, self.gated = ACTIVATIONS[config.activation], gated_by(config)
 
     @property
     def gate_up(self) -> tuple[nn.Linear, ...]:
@@ -179,8 +196,7 @@ def feed_forward(config: Config, layer: int) -> FeedForward | MixtureOfExperts:
     """What a layer does with each token alone."""
     if not config.num_experts or layer in config.dense_layers:
         return FeedForward(config)
-    activation = ACTIVATIONS[config.activation]
-    return MixtureOfExperts(config, lambda gate, up: activation(gate) * up)
+    return MixtureOfExperts(config, gated_by(config))
 
 
 class Block(nn.Module):

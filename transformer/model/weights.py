@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from transformer.model.decoder import Config, Transformer
 from transformer.model.families.family import Family, find_family
 from transformer.model.families.layout import pack, unpack
+from transformer.model.families.mxfp4 import with_dequantised
 from transformer.model.files import read_json, replacing
 
 CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
@@ -178,6 +179,7 @@ def load_model(
     with torch.device("meta"):
         model = Transformer(config, attention, kernels)
     files = {name: file for file in _open_all(folder) for name in file.keys()}  # noqa: SIM118
+    files = with_dequantised(files, device)
     weights = model.state_dict()
     layout = family.layout({name: list(tensor.shape) for name, tensor in weights.items()})
     _check_fit(folder, {name: stored.shape for name, stored in layout.items()}, files)
@@ -210,7 +212,9 @@ def save_model(
         ValueError: no Hugging Face architecture has the model's combination of parts.
     """
     folder = Path(folder)
-    if config is None:
+    if config is not None:  # whose weights may have been quantized, which these are not
+        config = {key: value for key, value in config.items() if key != "quantization_config"}
+    else:
         config = {**model.config.to_hf(), "torch_dtype": str(dtype).removeprefix("torch.")}
     parameters = model.state_dict()
     layout = find_family(config)[1].layout({n: list(x.shape) for n, x in parameters.items()})

@@ -38,9 +38,20 @@ QWEN3 = Config(
 )
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-QWEN2, MISTRAL, SMOLLM3, GEMMA2, GEMMA3, PHI3, OLMO3 = (
+QWEN3_MOE, QWEN2, MISTRAL, SMOLLM3, GEMMA2, GEMMA3, PHI3, OLMO3, MIXTRAL, GPT_OSS = (
     {"architectures": [f"{name}ForCausalLM"]}
-    for name in ("Qwen2", "Mistral", "SmolLM3", "Gemma2", "Gemma3", "Phi3", "Olmo3")
+    for name in (
+        "Qwen3Moe",
+        "Qwen2",
+        "Mistral",
+        "SmolLM3",
+        "Gemma2",
+        "Gemma3",
+        "Phi3",
+        "Olmo3",
+        "Mixtral",
+        "GptOss",
+    )
 )
 GEMMA = replace(
     QWEN3,
@@ -238,6 +249,11 @@ def test_missing_keys_mean_what_they_mean_to_transformers(architecture):
         ),
         (GEMMA2, (8, None, 8, None)),
         (OLMO3, (8, 8, 8, None)),
+        (GPT_OSS, (8, None, 8, None)),
+        (MIXTRAL, (8, 8, 8, 8)),
+        ({**MIXTRAL, "sliding_window": None}, ()),
+        ({**QWEN3_MOE, "use_sliding_window": True}, (8, 8, 8, 8)),
+        (QWEN3_MOE, ()),
         ({**GEMMA3, "sliding_window_pattern": 3}, (8, 8, None, 8)),
         (
             {**GEMMA2, "layer_types": [FULL] * 4},
@@ -314,6 +330,19 @@ ROPE_4 = "rope_scaling"
         ({"head_dim": 15}, "head_dim must be even"),
         ({"rms_norm_eps": math.nan}, "norm_eps must be a positive number"),
         ({"quantization_config": {"bits": 4}}, "quantized weights"),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, "quantized weights"),
+        ({**GPT_OSS, "quantization_config": {"quant_method": "fp8"}}, "quantized weights"),
+        ({**GPT_OSS, "swiglu_alpha": 1}, "swiglu_alpha 1 is not supported, only 1.702"),
+        (
+            {**MIXTRAL, "num_local_experts": 0},
+            "num_local_experts must be a positive integer, not 0",
+        ),
+        ({**MIXTRAL, "num_experts_per_tok": 9}, "a token cannot take 9 of 8 experts"),
+        ({**MIXTRAL, "num_experts_per_tok": None}, "experts_per_token must be a positive integer"),
+        (
+            {**QWEN3_MOE, "decoder_sparse_step": 2},
+            "decoder_sparse_step 2 is not supported, only 1",
+        ),
         (
             {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
             "sliding_attention are not supported",
@@ -412,7 +441,9 @@ ROPE_KEYS = [
     "truncate",
 ]
 MORE_KEYS = ["layer_types", "sliding_window", "max_window_layers", "rope_parameters", "hidden_act"]
-MORE_KEYS += ["partial_rotary_factor", "original_max_position_embeddings"]
+MORE_KEYS += ["num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size"]
+MORE_KEYS += ["mlp_only_layers", "decoder_sparse_step", "norm_topk_prob", "swiglu_limit"]
+MORE_KEYS += ["quantization_config", "partial_rotary_factor", "original_max_position_embeddings"]
 MORE_KEYS += ["no_rope_layers", "no_rope_layer_interval", "sliding_window_pattern"]
 MORE_KEYS += ["attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"]
 MORE_KEYS += ["hidden_activation", "rope_local_base_freq", "use_bidirectional_attention"]

@@ -141,8 +141,10 @@ def test_every_switch_matters(theirs, name):
         "scores_softcap": None,
         "logits_softcap": None,
         "layer_ropes": (),
-        "activation": "gelu_tanh" if config.activation == "silu" else "silu",
+        "swiglu_limit": config.swiglu_limit and 2 * config.swiglu_limit,
     }
+    if config.swiglu_limit is None:
+        off["activation"] = "gelu_tanh" if config.activation == "silu" else "silu"
     changes = [{switch: value} for switch, value in off.items() if getattr(config, switch) != value]
     if config.num_experts:
         changes += [{"normed_routing": not config.normed_routing}]

@@ -14,6 +14,7 @@ from transformer.model.families.layout import (
     Layout,
     Shapes,
     experts_apart,
+    experts_together,
     joined_projections,
     one_by_one,
 )
@@ -56,6 +57,7 @@ class Family:
         head_dim: where it is not given; None: hidden_size by heads.
         norm_eps: `rms_norm_eps` where it is not given.
         attention_bias: whether the key of that name is honoured.
+        biased: its value where it is not given.
         mlp_bias: the same.
         activation_key: which key names the activation.
         activation: its value where it is not given.
@@ -64,11 +66,14 @@ class Family:
         query_pre_attn_scalar: where it is not given; None: the family has no such key.
         multipliers: whether it has MULTIPLIERS and `attention_multiplier`.
         rope_types: the types of rotary embeddings, by other names; None: those of ROPE_TYPES.
+        scaling: parameters of the rotary embedding where they are not given.
+        swiglu_limit: where it is not given; None: the family has no such key.
         original: `original_max_position_embeddings` where it is not given beside the parameters of
             the rotary embedding; None: it is one of them.
         partly_rotated: whether the key `partial_rotary_factor` is honoured.
         experts: the keys of the numbers of a mixture of experts, by field of `Config`, and their
             values where they are not given; None: it is none.
+        mxfp4: whether its weights may be stored in that format.
         layout: shapes of the parameters -> how its files store them.
     """
 
@@ -84,6 +89,7 @@ class Family:
     head_dim: int | None = None
     norm_eps: float = 1e-6
     attention_bias: bool = True
+    biased: bool = False
     mlp_bias: bool = False
     activation_key: str = "hidden_act"
     activation: str = "silu"
@@ -91,9 +97,12 @@ class Family:
     query_pre_attn_scalar: float | None = None
     multipliers: bool = False
     rope_types: Mapping[str, str] | None = None
+    scaling: Data | None = None
+    swiglu_limit: float | None = None
     original: int | None = None
     partly_rotated: bool = False
     experts: Mapping[str, tuple[str, int | None]] | None = None
+    mxfp4: bool = False
     layout: Callable[[Shapes], Layout] = one_by_one
 
 
@@ -168,6 +177,30 @@ FAMILIES = {
         ropes=unscaled_by_window,
         theta=OLMO_THETA,
         norm_eps=1e-5,
+    ),
+    "GptOssForCausalLM": Family(
+        "gpt_oss",
+        {"normed_routing": True, "mlp_bias": True, "sinks": True},
+        windowed=windows_in_every_other,
+        window=128,
+        theta=1.5e5,
+        scaling={
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "original_max_position_embeddings": 4096,
+            "truncate": False,
+        },
+        head_dim=64,
+        norm_eps=1e-5,
+        biased=True,
+        experts={
+            "num_experts": ("num_local_experts", 128),
+            "experts_per_token": ("num_experts_per_tok", 4),
+            "expert_size": ("intermediate_size", None),
+        },
+        swiglu_limit=7.0,
+        mxfp4=True,
+        layout=experts_together,
     ),
     "GemmaForCausalLM": Family(
         "gemma",

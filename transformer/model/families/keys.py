@@ -6,7 +6,7 @@ is refused here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
 from typing import Any
 
 from transformer.model.families.family import Family, find_family
@@ -30,6 +30,8 @@ WINDOWS_ALIKE = (windows_everywhere, windows_everywhere_if_switched_on)
 # Name of an activation in a config.json -> in `Config`.
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
+SWIGLU_ALPHA = 1.702  # of gpt-oss, whose silu is nearly gelu
+
 # Granite's numbers, which its files call the same; 1 where they are not given.
 MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "logits_scaling")
 
@@ -41,13 +43,13 @@ def read_parts(data: Data, num_layers: int) -> Data:
         ValueError: a key that asks for what the model does not do.
     """
     architecture, family = find_family(data)
-    _refuse_unsupported(data)
+    _refuse_unsupported(data, family)
     data = {"sliding_window": family.window, **data}
     windows = layer_windows(data, architecture, family, num_layers)
     windowed = [window is not None for window in windows] or [False] * num_layers
     rope = _main_rope(data, family)
     ropes = family.ropes(data, rope, windowed)
-    attention_bias = family.attention_bias and read_key(data, "attention_bias", bool, False)
+    attention_bias = family.attention_bias and read_key(data, "attention_bias", bool, family.biased)
     activation = read_key(data, family.activation_key, str, family.activation)
     if architecture == "GemmaForCausalLM" and activation == "gelu":
         activation = family.activation  # what Google's first files mean by it
@@ -76,11 +78,15 @@ def read_parts(data: Data, num_layers: int) -> Data:
         parts["query_pre_attn_scalar"] = _read_number(
             data, "query_pre_attn_scalar", family.query_pre_attn_scalar
         )
+    if family.swiglu_limit is not None:
+        parts["swiglu_limit"] = _read_number(data, "swiglu_limit", family.swiglu_limit)
+        if (alpha := data.get("swiglu_alpha", SWIGLU_ALPHA)) != SWIGLU_ALPHA:
+            raise ValueError(f"swiglu_alpha {alpha!r:.40} is not supported, only {SWIGLU_ALPHA}")
     if family.multipliers:
         for key in (*MULTIPLIERS, "attention_multiplier"):
             parts[key] = _read_number(data, key, 1.0)
     if family.experts is not None:
-        parts |= _read_experts(data, family.experts, num_layers)
+        parts |= _read_experts(data, family, num_layers)
     return {**parts, **family.parts}
 
 
@@ -119,12 +125,15 @@ def write_parts(config: Any, family: Family) -> Data:
         data["final_logit_softcapping"] = config.logits_softcap
     if family.query_pre_attn_scalar is not None:
         data["query_pre_attn_scalar"] = config.query_pre_attn_scalar
+    if family.swiglu_limit is not None:
+        data["swiglu_limit"] = config.swiglu_limit
     if family.original is not None and config.rope.type == "longrope":
         data[ORIGINAL] = config.rope.original_max_position_embeddings
     if family.experts is not None:
         data |= {key: getattr(config, name) for name, (key, _) in family.experts.items()}
-        data["norm_topk_prob"] = config.normed_routing
-        data["mlp_only_layers"] = list(config.dense_layers)
+        if "normed_routing" not in family.parts:
+            data["norm_topk_prob"] = config.normed_routing
+            data["mlp_only_layers"] = list(config.dense_layers)
     if family.multipliers:
         for key in (*MULTIPLIERS, "attention_multiplier"):
             data[key] = getattr(config, key)
@@ -163,26 +172,28 @@ def layer_windows(
     return tuple(size if kind == SLIDING else None for kind in types)
 
 
-def _refuse_unsupported(data: Data) -> None:
+def _refuse_unsupported(data: Data, family: Family) -> None:
     """Refuse keys that ask for what this model does not do."""
-    if data.get("quantization_config") is not None:
+    quantized = read_key(data, "quantization_config", dict, None)
+    if quantized is not None and not (family.mxfp4 and quantized.get("quant_method") == "mxfp4"):
         raise ValueError("quantized weights are not supported; use the unquantized checkpoint")
     if read_key(data, "use_bidirectional_attention", bool, False):
         raise ValueError("use_bidirectional_attention is not supported, only causal attention")
 
 
-def _read_experts(data: Data, keys: Mapping[str, tuple[str, int | None]], num_layers: int) -> Data:
+def _read_experts(data: Data, family: Family, num_layers: int) -> Data:
     """The fields of `Config` for a mixture of experts."""
-    if "num_experts" in data:  # transformers takes it for the same in all families
-        data = {"num_local_experts": data["num_experts"], **data}
-    elif "num_local_experts" in data:
-        data = {"num_experts": data["num_local_experts"], **data}
+    keys = family.experts or {}
+    for key, other in itertools.permutations(("num_experts", "num_local_experts")):
+        if key not in data and other in data:  # transformers 5 takes them for the same
+            data = {**data, key: data[other]}
     parts: Data = {name: data.get(key, default) for name, (key, default) in keys.items()}
     if type(count := parts["num_experts"]) is not int or count < 1:
         key = keys["num_experts"][0]
         raise ValueError(f"{key} must be a positive integer, not {count!r:.40}")
-    step = read_key(data, "decoder_sparse_step", int, 1)
-    if step != 1:
+    if "normed_routing" in family.parts:
+        return parts
+    if (step := read_key(data, "decoder_sparse_step", int, 1)) != 1:
         raise ValueError(f"decoder_sparse_step {step} is not supported, only 1; mlp_only_layers is")
     dense = read_key(data, "mlp_only_layers", list, [])
     parts["dense_layers"] = tuple(layer for layer in range(num_layers) if layer in dense)
@@ -194,6 +205,8 @@ def _main_rope(data: Data, family: Family) -> Rope:
     """The rotary embedding of layers without one of their own."""
     if data.get("rope_theta") is None:
         data = {**data, "rope_theta": family.theta}
+    if not (data.get("rope_scaling") or data.get("rope_parameters")):
+        data = {**data, "rope_parameters": family.scaling}
     ropes = read_key(data, "rope_parameters", dict, {})
     if family.ropes in (rope_by_window, unscaled_by_window) and ropes:
         if others := sorted(str(name) for name in ropes.keys() - {FULL, SLIDING}):

@@ -28,11 +28,15 @@ JOINED = {
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a stored tensor, and the part of a parameter that it is; ... is all of it."""
+    """A part of a stored tensor, and the part of a parameter that it is; ... is all of it.
+
+    `swapped` says that it is stored with its last two dimensions swapped.
+    """
 
     parameter: str
     here: Index = ...
     there: Index = ...
+    swapped: bool = False
 
 
 @dataclass
@@ -96,14 +100,36 @@ def experts_apart(room: str, gate: str, up: str, down: str) -> Callable[[Shapes]
     return layout_of
 
 
+def experts_together(shapes: Shapes) -> Layout:
+    """gpt-oss: all experts in one tensor, inputs first; gate and up take turns."""
+    layout: Layout = {}
+    whole, even, odd = slice(None), slice(0, None, 2), slice(1, None, 2)
+    for name, shape in shapes.items():
+        _, experts, projection = name.partition(".experts.")
+        if not experts:
+            layout[name.replace(".mlp.gate.", ".mlp.router.")] = Stored(shape, [Piece(name)])
+            continue
+        swapped = len(shape) == 3  # biases have nothing to swap
+        stored = Stored([shape[0], shape[2], shape[1]] if swapped else shape)
+        layout[name] = stored
+        if not projection.startswith("gate_up"):
+            stored.pieces.append(Piece(name, swapped=swapped))
+            continue
+        half = shape[1] // 2
+        for rows, turns in ((slice(half), even), (slice(half, None), odd)):
+            there = (whole, whole, turns) if swapped else (whole, turns)
+            stored.pieces.append(Piece(name, (whole, rows), there, swapped))
+    return layout
+
+
 def unpack(parameters: dict[str, Tensor], stored: Tensor, pieces: list[Piece]) -> None:
     """Put the pieces of a stored tensor where they belong in the parameters, which are without
-    memory at first; one that is a whole parameter stays a view of the stored tensor.
+    memory at first; rows that are a whole parameter stay a view of the stored tensor.
     """
     for piece in pieces:
-        part = stored[piece.there]
+        part = stored[piece.there].mT if piece.swapped else stored[piece.there]
         if piece.here is ...:
-            parameters[piece.parameter] = part
+            parameters[piece.parameter] = part.contiguous()
             continue
         if (parameter := parameters[piece.parameter]).is_meta:
             parameter = torch.empty(parameter.shape, dtype=part.dtype, device=part.device)
@@ -113,11 +139,11 @@ def unpack(parameters: dict[str, Tensor], stored: Tensor, pieces: list[Piece]) -
 
 def pack(parameters: Mapping[str, Tensor], stored: Stored) -> Tensor:
     """A tensor of a file, from the parameters."""
-    first, *others = stored.pieces
-    whole = parameters[first.parameter][first.here]
-    if not others and first.there is ...:
-        return whole
-    tensor = whole.new_empty(stored.shape)
-    for piece in stored.pieces:
-        tensor[piece.there] = parameters[piece.parameter][piece.here]
+    parts = [(x, parameters[x.parameter][x.here]) for x in stored.pieces]
+    parts = [(x, part.mT if x.swapped else part) for x, part in parts]
+    if parts[0][0].there is ...:
+        return parts[0][1]
+    tensor = parts[0][1].new_empty(stored.shape)
+    for piece, part in parts:
+        tensor[piece.there] = part
     return tensor

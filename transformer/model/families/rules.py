@@ -48,7 +48,7 @@ def windows_everywhere_if_switched_on(data: Data, num_layers: int) -> list[bool]
 
 
 def windows_in_every_other(data: Data, num_layers: int) -> list[bool]:
-    """Gemma 2: the first, the third and so on."""
+    """Gemma 2 and gpt-oss: the first, the third and so on."""
     return [layer % 2 == 0 for layer in range(num_layers)]
 
 
