@@ -43,7 +43,7 @@ from transformer.model.kernels.decode.gemv_qkv import qkv
 from transformer.model.kernels.gemm import gemm
 from transformer.model.kernels.gemm.rmsnorm import fold, norm_linear, norm_swiglu
 from transformer.model.kernels.host import devices
-from transformer.model.layers import Decoder, FeedForward, MaybeNorm, Products, RMSNorm
+from transformer.model.layers import Block, Decoder, FeedForward, MaybeNorm, Products, RMSNorm
 from transformer.model.paged_cache import PagedKVCache
 from transformer.model.rope import rotary_table
 
@@ -97,8 +97,14 @@ def fits(model: Model, tokens: torch.Tensor, cache: Any, padding: torch.Tensor |
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled(weight.device.type)
         and not torch.compiler.is_compiling()
-        and all(plain(*block.self_attn.qkv, *block.mlp.gate_up) for block in model.model.blocks)
+        and all(plain(*x.self_attn.qkv, *mlp_of(x).gate_up) for x in model.model.blocks)
     )
+
+
+def mlp_of(block: Block) -> FeedForward:
+    """The feed-forward of a layer; `unsupported` refuses experts."""
+    assert isinstance(block.mlp, FeedForward)
+    return block.mlp
 
 
 def plain(*layers: nn.Module) -> bool:
@@ -180,7 +186,7 @@ def forward(
 
     x = embed(tokens, embedding, cache.lengths, cache.capacity, overlap=overlap)
     for layer, block in enumerate(decoder.blocks):
-        attention, down_proj = block.self_attn, block.mlp.down_proj
+        attention, mlp = block.self_attn, mlp_of(block)
         weight, bias = joined(attention.qkv)
         if isinstance(span, Span):
             keys_values, block_table = span.keys_values[layer], None
@@ -202,7 +208,7 @@ def forward(
             overlap=overlap,
         )
         o = model.attention(q, k, v, causal=True, **span.options, **attention.options)
-        gate_up, gate_up_bias = joined(block.mlp.gate_up)
+        gate_up, gate_up_bias = joined(mlp.gate_up)
         x = linear(
             o.flatten(2).flatten(0, 1),
             attention.o_proj.weight,
@@ -220,8 +226,8 @@ def forward(
         )
         x = linear(
             h,
-            down_proj.weight,
-            down_proj.bias,
+            mlp.down_proj.weight,
+            mlp.down_proj.bias,
             residual=x,
             overwrite=True,
             overlap=overlap,
