@@ -86,6 +86,8 @@ PAIRS = {
 DYNAMIC_64 = {"type": "dynamic", "factor": 2.5, "original_max_position_embeddings": 64}
 LONGROPE_6 = {**LONGROPE, "short_factor": (1.0,) * 6, "long_factor": (2.0,) * 6}
 LONGROPE_8 = {**LONGROPE, "short_factor": (1.0,) * 8, "long_factor": (2.0,) * 8}
+EXPERTS = {"num_experts": 6, "experts_per_token": 2, "expert_size": 32}
+MIXED = replace(QWEN3, qk_norm=False, **{**EXPERTS, "expert_size": 80}, normed_routing=True)
 OLMO = replace(
     QWEN3,
     qk_norm=False,
@@ -199,6 +201,11 @@ def test_qwen2_has_its_own_idea_of_biases():
         replace(OLMO, layer_windows=(None, 8), layer_ropes=(Rope(5e5, **YARN), Rope(5e5))),
         replace(OLMO, rope=Rope(5e5), layer_windows=(8, None)),
         replace(QWEN3, qk_norm=False, rope=Rope(**LONGROPE_8)),
+        replace(QWEN3, **EXPERTS, dense_layers=(1,)),
+        replace(QWEN3, **EXPERTS, qkv_bias=True, output_bias=True, layer_windows=(8, 8)),
+        replace(MIXED, layer_windows=(8, 8)),
+        replace(MIXED, mlp_bias=True, sinks=True, swiglu_limit=7.0, layer_windows=(8, None)),
+        replace(MIXED, mlp_bias=True, sinks=True, swiglu_limit=5.0, rope=Rope(**YARN)),
         replace(QWEN3, rope=Rope(**DYNAMIC_64), max_positions=160),
         replace(QWEN3, qk_norm=False, rope=Rope(partial_rotary_factor=0.5), layer_windows=(8, 8)),
         replace(QWEN3, qk_norm=False, rope=Rope(**LONGROPE_6, partial_rotary_factor=0.75)),

@@ -102,6 +102,7 @@ def write_parts(config: Any, family: Family) -> Data:
     }
     windows = config.layer_windows or (None,) * config.num_layers
     ropes = config.layer_ropes or (config.rope,) * config.num_layers
+    local = next((rope for rope, window in zip(ropes, windows) if rope and window), None)
     if SLIDING in family.layer_types and (any(windows) or not family.window_switch):
         data["sliding_window"] = max((window for window in windows if window), default=None)
         if family.windowed not in WINDOWS_ALIKE:  # transformers' Mistral warns of the key
@@ -114,12 +115,12 @@ def write_parts(config: Any, family: Family) -> Data:
     if family.model_type in ("smollm3", "phi3"):
         data["pad_token_id"] = None  # its default is a token of a large vocabulary
     if family.ropes is rope_by_window:
-        local = next((rope for rope, window in zip(ropes, windows) if rope and window), None)
         data["rope_local_base_freq"] = LOCAL_THETA if local is None else local.theta
     if family.ropes is unscaled_by_window:  # only transformers 5 has two of them
-        local = next((rope for rope, window in zip(ropes, windows) if rope and window), None)
         local = local or Rope(theta=config.rope.theta)
         data["rope_parameters"] = {FULL: config.rope.parameters(), SLIDING: local.parameters()}
+    if family.scaling is not None:  # else no scaling would mean this one
+        data["rope_parameters"] = config.rope.parameters()
     if family.softcaps is not None:
         data["attn_logit_softcapping"] = config.scores_softcap
         data["final_logit_softcapping"] = config.logits_softcap
