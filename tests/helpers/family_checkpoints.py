@@ -13,6 +13,9 @@ import flash_versions
 
 attention = functools.partial(flash_versions.attention, version="reference")
 
+# Written out in PyTorch, in any dtype.
+EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
+
 SIZES = {
     "vocab_size": 512,
     "hidden_size": 64,
@@ -40,8 +43,27 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,  # far less than the lengths below: the scaling bites
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+DYNAMIC = {"rope_type": "dynamic", "factor": 4.0}
 WINDOW = 11
+LONGROPE_BEGINS = 64
+
+
+def longrope(head_dim, turned=1.0):
+    """Phi-3's; pairs turn up to three times slower in texts longer than LONGROPE_BEGINS."""
+    pairs = int(head_dim * turned) // 2
+    factors = {
+        "short_factor": [1 + pair / pairs / 4 for pair in range(pairs)],
+        "long_factor": [1 + 2 * pair / pairs for pair in range(pairs)],
+        "partial_rotary_factor": turned,
+        "original_max_position_embeddings": LONGROPE_BEGINS,
+    }
+    keys = rope(1e4, rope_type="longrope", **factors)
+    return {**keys, "original_max_position_embeddings": LONGROPE_BEGINS}
+
+
 QWEN_WINDOWS = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2}
+PHI = {"hidden_size": 256, "initializer_range": 0.08}  # head_dim is 64, as in `longrope(64)`
+QWEN_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 GEMMA = {
     "head_dim": 256,
     "num_attention_heads": 2,
@@ -84,8 +106,30 @@ CHECKPOINTS = {
     "qwen 3": ("Qwen3", {"head_dim": 128, **rope(1e6)}),
     "qwen 3, windows": ("Qwen3", {"head_dim": 64, **QWEN_WINDOWS, **rope(1e6)}),
     "qwen 3, yarn": ("Qwen3", {"head_dim": 32, **rope(1e6, **YARN)}),
+    "qwen 3, dynamic": (
+        "Qwen3",
+        {"head_dim": 32, "max_position_embeddings": 64, **rope(1e4, **DYNAMIC)},
+    ),
+    "phi 3": ("Phi3", {"hidden_size": 128, "sliding_window": WINDOW}),
+    "phi 3, longrope": ("Phi3", {**PHI, **longrope(64)}),
+    "phi 4 mini": (
+        "Phi3",
+        {**PHI, "tie_word_embeddings": True, **longrope(64, 0.75)},
+    ),
     "mistral": ("Mistral", {"head_dim": 128, "sliding_window": WINDOW}),
     "mistral, no window": ("Mistral", {"head_dim": 128, "sliding_window": None}),
+    "mixtral": ("Mixtral", {"num_local_experts": 5, "sliding_window": WINDOW}),
+    "qwen 3 moe": ("Qwen3Moe", {**QWEN_EXPERTS, "head_dim": 32, "norm_topk_prob": True}),
+    "qwen 3 moe, mixed": (
+        "Qwen3Moe",
+        {
+            **QWEN_EXPERTS,
+            "mlp_only_layers": [1],
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "attention_bias": True,
+        },
+    ),
     "granite": (
         "Granite",
         {
@@ -100,6 +144,27 @@ CHECKPOINTS = {
         },
     ),
     "olmo 2": ("Olmo2", {"rope_theta": 5e5, "attention_bias": True}),
+    "olmo 3": (
+        "Olmo3",
+        {
+            "sliding_window": WINDOW,
+            "rope_parameters": {
+                "full_attention": {**YARN, "attention_factor": 1.2, "rope_theta": 5e5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
+            },
+        },
+    ),
+    "gpt-oss": (
+        "GptOss",
+        {
+            "head_dim": 64,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "sliding_window": WINDOW,
+            "swiglu_limit": 1.5,
+            **rope(1.5e5, **YARN, truncate=False),
+        },
+    ),
     "gemma": ("Gemma", {"head_dim": 256, "num_attention_heads": 2, "num_key_value_heads": 1}),
     "gemma 2": (
         "Gemma2",
@@ -133,6 +198,7 @@ VARIANTS = {
     "llama, linear",
     "smollm 3, windows",
     "qwen 3, yarn",
+    "qwen 3 moe, mixed",
     "mistral, no window",
     "gemma 2, no softcaps",
 }
@@ -146,13 +212,13 @@ def make_checkpoint(name, folder):
     family, differs = CHECKPOINTS[name]
     torch.manual_seed(0)
     kind = f"{family}TextConfig" if family == "Gemma3" else f"{family}Config"
-    config = getattr(transformers, kind)(**{**SIZES, **differs}, attn_implementation="eager")
+    config = getattr(transformers, kind)(**{**SIZES, **differs}, **EAGER)
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:  # norms of 1 and biases of 0 would hide a missing one
                 parameter.add_(0.1 * torch.randn_like(parameter))
-        if family == "Olmo2":  # else what the layers add, which is normed, hides the token
+        if family.startswith("Olmo"):  # else what the layers add, which is normed, hides the token
             model.model.embed_tokens.weight.mul_(10)
         if family.startswith(("Gemma", "Granite")):  # else each token says itself
             model.model.embed_tokens.weight.mul_(0.1)

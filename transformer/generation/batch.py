@@ -48,8 +48,8 @@ class EngineOptions:
         prompt_lookup: propose so many tokens a step by looking them up in the row's own text, see
             `prompt_lookup`; 0: none. Greedy only, without a repetition penalty.
         measure_attention: also measure its share of a step.
-        cuda_graph: on a GPU, capture a step and replay it. The model's attention then must not wait
-            for the device, nor depend on values there.
+        cuda_graph: on a GPU, capture a step and replay it, unless the model waits for the device.
+            Its attention must not, nor depend on values there.
 
     Raises:
         ValueError: a number that is too small.
@@ -89,11 +89,15 @@ class Kept:
     def move_to(self, cache: KVCache, prompt: Sequence[int]) -> int:
         """Let an empty cache begin with what it shares with a prompt, all but the prompt's last
         token at most; the number of these tokens. Nothing is kept here any more.
+
+        They share nothing if keys turn otherwise in the longer text.
         """
         pairs = zip(self.tokens, prompt[:-1])
         count = next((i for i, (old, new) in enumerate(pairs) if old != new), None)
         if count is None:
             count = min(len(self.tokens), len(prompt) - 1)
+        if self.cache is not None and self.cache.ropes != cache.ropes:
+            count = 0
         if self.cache is not None and count:
             cache.continue_from(self.cache, count)
         self.tokens, self.cache = [], None
@@ -140,6 +144,7 @@ class Batch:
         longest = max(len(row.prompt) + row.limit for row in rows)
         self.capacity = min(longest + engine.prompt_lookup, model.config.max_positions)
         self.cuda_graph = engine.cuda_graph and on_gpu and self.limit > WORTH_A_GRAPH
+        self.cuda_graph = self.cuda_graph and not model.waits_for_device
         self.at_a_time = 1 if watched or engine.prompt_lookup else steps_at_a_time(self.device)
         # Steps go on beyond a row's end before the host looks, which a fixed cache allows.
         self.fixed = self.cuda_graph or self.at_a_time > 1 or engine.page_size is not None

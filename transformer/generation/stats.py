@@ -118,8 +118,14 @@ def size_text(size: float) -> str:
 
 
 def weight_bytes(model: Transformer) -> int:
-    """Bytes of weights that a step reads: an embedding is looked up, unless it is the head, too."""
-    total = sum(parameter.nbytes for parameter in model.parameters())
+    """Bytes of weights that a step reads: an embedding is looked up, unless it is the head, too; of
+    the experts count those of one token, and other tokens may have others.
+    """
+    config, total = model.config, 0
+    for name, parameter in model.named_parameters():
+        experts = ".experts." in name
+        share = config.experts_per_token / config.num_experts if experts else 1
+        total += int(share * parameter.nbytes)
     embedding = 0 if model.config.tied_embeddings else model.model.embed_tokens.weight.nbytes
     return total - embedding
 
@@ -150,7 +156,7 @@ def attention_share(
         cache: with room for one more token; afterwards it holds what it held.
 
     Returns:
-        The share; None if the model did not call its attention.
+        The share; None if the model did not call its attention, or waits for a GPU in between.
     """
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
     attend = model.attention
@@ -175,7 +181,7 @@ def attention_share(
             step()
         finally:
             model.attention = attend
-        if not calls:
+        if not calls or (tokens.is_cuda and model.waits_for_device):
             return None
         clock = _gpu_seconds if tokens.is_cuda else _cpu_seconds
         return min(1.0, clock(attention_only, tokens.device) / clock(step, tokens.device))

@@ -39,6 +39,7 @@ class Cache:
     Attributes:
         lengths: (batch,) int32 on the device, the tokens stored in each row.
         longest: no row is longer (known to the host).
+        ropes: how keys turn in each layer, which may depend on the capacity (see `rope.BY_LENGTH`).
         fixed: see `fix`.
 
     Raises:
@@ -54,6 +55,7 @@ class Cache:
                 f" not {capacity}"
             )
         self.capacity = capacity
+        self.ropes = config.ropes_at(capacity)
         self.lengths = torch.zeros(batch, dtype=torch.int32, device=device)
         self.longest = 0
         self.fixed = False

@@ -6,15 +6,9 @@ import reprlib
 from dataclasses import dataclass
 from typing import Any
 
-from transformer.model.families import (
-    ACTIVATIONS,
-    FAMILIES,
-    MULTIPLIERS,
-    find_family,
-    read_parts,
-    write_parts,
-)
-from transformer.model.rope import Rope, is_positive
+from transformer.model.families.family import FAMILIES, find_family
+from transformer.model.families.keys import ACTIVATIONS, MULTIPLIERS, read_parts, write_parts
+from transformer.model.rope import BY_LENGTH, Rope, is_positive
 
 # Field of Config -> the key of config.json that must give it.
 HF_KEYS = {
@@ -27,8 +21,11 @@ HF_KEYS = {
 }
 
 OPTIONAL_NUMBERS = (
-    "query_pre_attn_scalar", "scores_softcap", "logits_softcap", "attention_multiplier"
+    "query_pre_attn_scalar", "scores_softcap", "logits_softcap", "attention_multiplier",
+    "swiglu_limit",
 )  # fmt: skip
+
+EXPERT_SIZES = ("experts_per_token", "expert_size")
 
 # Field of Config -> the largest size that is no mistake; positions are counted in int32.
 LARGEST = {"num_layers": 1024, "max_positions": 2**31 - 1}
@@ -48,6 +45,8 @@ class Config:
         four_norms: also norm what attention and feed-forward give, before it is added.
         norms_after: norm that only, and not what they read (OLMo 2).
         qk_norm_of_all_heads: norm queries and keys as wholes, before they are cut into heads.
+        sinks: each head has a logit in the denominator of its softmax that belongs to no token.
+        swiglu_limit: bounds of gate and up in gpt-oss's kind of silu; None: silu itself.
         scaled_embeddings: multiply them by the root of hidden_size.
         embedding_multiplier: multiply them by this (Granite).
         residual_multiplier: multiply what a part adds.
@@ -58,6 +57,11 @@ class Config:
         logits_softcap: the same for the logits.
         layer_windows: per layer, how many tokens each one sees, itself included; None: all before.
             () is None everywhere.
+        num_experts: feed-forwards of a layer, of which each token takes some; 0: one for all.
+        experts_per_token: how many it takes.
+        expert_size: the intermediate size of each.
+        normed_routing: their weights add up to 1; else they are parts of a softmax over all.
+        dense_layers: layers with one feed-forward all the same.
         layer_ropes: per layer, the rotary embedding; None: none. () is `rope` everywhere.
 
     Raises:
@@ -85,6 +89,8 @@ class Config:
     four_norms: bool = False
     norms_after: bool = False
     qk_norm_of_all_heads: bool = False
+    sinks: bool = False
+    swiglu_limit: float | None = None
     scaled_embeddings: bool = False
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
@@ -93,12 +99,23 @@ class Config:
     query_pre_attn_scalar: float | None = None
     scores_softcap: float | None = None
     logits_softcap: float | None = None
+    num_experts: int = 0
+    experts_per_token: int = 0
+    expert_size: int = 0
+    normed_routing: bool = False
+    dense_layers: tuple[int, ...] = ()
     layer_windows: tuple[int | None, ...] = ()
     layer_ropes: tuple[Rope | None, ...] = ()
 
     def __post_init__(self):
         for name in (*HF_KEYS, "num_kv_heads", "head_dim"):
             _check_size(name, getattr(self, name), name)
+        for name in ("num_experts", *EXPERT_SIZES) if self.num_experts else ():
+            _check_size(name, getattr(self, name), name)
+        if self.experts_per_token > self.num_experts:
+            raise ValueError(
+                f"a token cannot take {self.experts_per_token} of {self.num_experts} experts"
+            )
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"query heads ({self.num_heads}) must be a multiple of key heads"
@@ -106,6 +123,9 @@ class Config:
             )
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even for the rotary embedding, not {self.head_dim}")
+        for rope in {self.rope, *self.layer_ropes} - {None}:
+            rope.turned(self.head_dim)
+            rope.for_length(self.max_positions, self.head_dim)
         if not is_positive(self.norm_eps):
             raise ValueError(f"norm_eps must be a positive number, not {self.norm_eps!r}")
         for name in (*OPTIONAL_NUMBERS, *MULTIPLIERS):
@@ -124,9 +144,17 @@ class Config:
             if window is not None:
                 _check_size("a layer's window", window, "max_positions")
 
-    def rope_of(self, layer: int) -> Rope | None:
-        """The rotary embedding of a layer, None if it has none."""
-        return self.layer_ropes[layer] if self.layer_ropes else self.rope
+    @property
+    def trained_positions(self) -> int:
+        """The tokens up to which the rotary embeddings do not depend on the length of a text."""
+        ropes = {self.rope, *self.layer_ropes} - {None}
+        limits = [x.original_max_position_embeddings for x in ropes if x and x.type in BY_LENGTH]
+        return min(limits, default=self.max_positions)
+
+    def ropes_at(self, length: int) -> tuple[Rope | None, ...]:
+        """The rotary embedding of each layer in texts of up to so many tokens; None: none."""
+        ropes = self.layer_ropes or (self.rope,) * self.num_layers
+        return tuple(rope and rope.for_length(length, self.head_dim) for rope in ropes)
 
     def attention_options(self, layer: int) -> dict[str, Any]:
         """What a layer asks of `flash_versions.attention` beyond causal attention: scale, and
@@ -155,6 +183,7 @@ class Config:
             name: _check_size(key, data.get(key), name) for name, key in HF_KEYS.items()
         }
         parts = read_parts(data, sizes["num_layers"])
+        sizes["max_positions"] = parts["rope"].context(sizes["max_positions"])
         head_dim = family.head_dim if data.get("head_dim") is None else data["head_dim"]
         if head_dim is None:
             if sizes["hidden_size"] % sizes["num_heads"]:
@@ -186,6 +215,8 @@ class Config:
             "head_dim": self.head_dim,
             "rms_norm_eps": self.norm_eps,
         }
+        if self.rope.type == "dynamic":
+            data["max_position_embeddings"] = self.rope.original_max_position_embeddings
         for architecture, family in FAMILIES.items():
             described = {
                 "architectures": [architecture],

@@ -8,7 +8,8 @@
 The families differ only in switches of `Config`: biases (Qwen2), a norm on each query and key head
 (Qwen3, Gemma 3), layers that see a window of the past only (Mistral, Gemma), each layer's rotary
 embedding (scaled in Llama 3, two kinds in Gemma 3, none in some layers of SmolLM3), norms behind
-the parts (OLMo 2) or on both sides of them (Gemma), and multipliers (Granite). Parameters carry
+the parts (OLMo 2) or on both sides of them (Gemma), multipliers (Granite), experts of which each
+token takes some in place of the feed-forward (Mixtral), and sinks (gpt-oss). Parameters carry
 Hugging Face's names, so a checkpoint loads without a table of renamings. Attention is handed in:
 the model computes queries, keys and values as (batch, length, heads, head_dim) and calls what it
 was given; the key heads that a group of query heads shares are never repeated in memory. `layers`
@@ -17,7 +18,8 @@ holds the parts.
 Sources: Llama 3 (arXiv:2407.21783), Qwen3 (arXiv:2505.09388), Mistral (arXiv:2310.06825), Gemma 2
 (arXiv:2408.00118), Gemma 3 (arXiv:2503.19786), RMSNorm (arXiv:1910.07467), rotary embedding
 (arXiv:2104.09864), grouped queries (arXiv:2305.13245), SwiGLU (arXiv:2002.05202), YaRN
-(arXiv:2309.00071), OLMo 2 (arXiv:2501.00656), Granite's multipliers (IBM, Granite 3.0, 2024).
+(arXiv:2309.00071), OLMo 2 (arXiv:2501.00656), Granite's multipliers (IBM, Granite 3.0, 2024),
+Mixtral (arXiv:2401.04088), gpt-oss (arXiv:2508.10925), Phi-3 (arXiv:2404.14219).
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ import flash_versions
 from transformer.model import fused
 from transformer.model.cache import KVCache
 from transformer.model.config import Config
+from transformer.model.experts import Experts, in_one_product
 from transformer.model.kernels.host import choose_for_all
 from transformer.model.layers import TORCH, Decoder
 from transformer.model.paged_cache import PagedKVCache
@@ -124,6 +127,14 @@ class Transformer(nn.Module):
             logits = logits / self.config.logits_scaling
         return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
+    @property
+    def waits_for_device(self) -> bool:
+        """Whether a forward on a GPU reads values back from it, which a CUDA graph cannot."""
+        experts = [module for module in self.modules() if isinstance(module, Experts)]
+        return not all(
+            in_one_product(x.gate_up_proj) and in_one_product(x.down_proj) for x in experts
+        )
+
     def _takes_few(
         self, tokens: torch.Tensor, cache: KVCache | PagedKVCache, padding: torch.Tensor | None
     ) -> bool:
@@ -175,6 +186,9 @@ class Transformer(nn.Module):
             if isinstance(module, nn.Linear | nn.Embedding):
                 into_residual = name.endswith(("o_proj", "down_proj"))
                 nn.init.normal_(module.weight, std=residual_std if into_residual else INIT_STD)
+            if isinstance(module, Experts):
+                nn.init.normal_(module.gate_up_proj, std=INIT_STD)
+                nn.init.normal_(module.down_proj, std=residual_std)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
 
@@ -193,4 +207,4 @@ def choose_attention(
         if (options := config.attention_options(layer)) not in kinds:
             kinds.append(options)
     heads = (config.num_heads, config.num_kv_heads, config.head_dim)
-    return choose_for_all(name, heads, kinds, device, dtype, precision, paged)
+    return choose_for_all(name, heads, kinds, device, dtype, precision, paged, config.sinks)

@@ -36,14 +36,14 @@ from torch import nn
 
 from transformer.model.cache import KVCache, Span
 from transformer.model.config import Config
-from transformer.model.families import MULTIPLIERS
+from transformer.model.families.keys import MULTIPLIERS
 from transformer.model.kernels.decode.embed import embed
 from transformer.model.kernels.decode.gemv import DTYPES, Norm, linear, swiglu
 from transformer.model.kernels.decode.gemv_qkv import qkv
 from transformer.model.kernels.gemm import gemm
 from transformer.model.kernels.gemm.rmsnorm import fold, norm_linear, norm_swiglu
 from transformer.model.kernels.host import devices
-from transformer.model.layers import Decoder, FeedForward, MaybeNorm, Products, RMSNorm
+from transformer.model.layers import Block, Decoder, FeedForward, MaybeNorm, Products, RMSNorm
 from transformer.model.paged_cache import PagedKVCache
 from transformer.model.rope import rotary_table
 
@@ -67,12 +67,19 @@ def unsupported(config: Config) -> str | None:
         return "OLMo 2's norms are not fused"
     if any(getattr(config, name) != 1 for name in MULTIPLIERS):
         return "Granite's multipliers are not fused"
+    if config.num_experts:
+        return "mixtures of experts are not fused"
+    if config.sinks or config.swiglu_limit is not None:
+        return "gpt-oss's sinks and clamped silu are not fused"
     if config.activation != "silu":
         return f"the activation {config.activation} is not fused, only silu"
     if config.logits_softcap is not None:
         return "the softcap of the logits is not fused"
-    if any(config.rope_of(layer) is None for layer in range(config.num_layers)):
-        return "layers without a rotary embedding are not fused"
+    for rope in config.ropes_at(1):
+        if rope is None:
+            return "layers without a rotary embedding are not fused"
+        if rope.turned(config.head_dim) < config.head_dim:
+            return "a rotary embedding of parts of heads is not fused"
     return None
 
 
@@ -90,8 +97,14 @@ def fits(model: Model, tokens: torch.Tensor, cache: Any, padding: torch.Tensor |
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled(weight.device.type)
         and not torch.compiler.is_compiling()
-        and all(plain(*block.self_attn.qkv, *block.mlp.gate_up) for block in model.model.blocks)
+        and all(plain(*x.self_attn.qkv, *mlp_of(x).gate_up) for x in model.model.blocks)
     )
+
+
+def mlp_of(block: Block) -> FeedForward:
+    """The feed-forward of a layer; `unsupported` refuses experts."""
+    assert isinstance(block.mlp, FeedForward)
+    return block.mlp
 
 
 def plain(*layers: nn.Module) -> bool:
@@ -173,7 +186,7 @@ def forward(
 
     x = embed(tokens, embedding, cache.lengths, cache.capacity, overlap=overlap)
     for layer, block in enumerate(decoder.blocks):
-        attention, down_proj = block.self_attn, block.mlp.down_proj
+        attention, mlp = block.self_attn, mlp_of(block)
         weight, bias = joined(attention.qkv)
         if isinstance(span, Span):
             keys_values, block_table = span.keys_values[layer], None
@@ -187,7 +200,7 @@ def forward(
             bias,
             keys_values,
             cache.lengths,
-            rotary_table(config.rope_of(layer), config.head_dim, reach, device, x.dtype),
+            rotary_table(cache.ropes[layer], config.head_dim, reach, device, x.dtype),
             block_table=block_table,
             norm=norm_of(block.input_layernorm),
             q_norm=norm_of(attention.q_norm) if config.qk_norm else None,
@@ -195,7 +208,7 @@ def forward(
             overlap=overlap,
         )
         o = model.attention(q, k, v, causal=True, **span.options, **attention.options)
-        gate_up, gate_up_bias = joined(block.mlp.gate_up)
+        gate_up, gate_up_bias = joined(mlp.gate_up)
         x = linear(
             o.flatten(2).flatten(0, 1),
             attention.o_proj.weight,
@@ -213,8 +226,8 @@ def forward(
         )
         x = linear(
             h,
-            down_proj.weight,
-            down_proj.bias,
+            mlp.down_proj.weight,
+            mlp.down_proj.bias,
             residual=x,
             overwrite=True,
             overlap=overlap,

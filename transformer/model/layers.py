@@ -19,6 +19,8 @@ from torch import nn
 
 from transformer.model.cache import Span
 from transformer.model.config import Config
+from transformer.model.experts import MixtureOfExperts
+from transformer.model.families.keys import SWIGLU_ALPHA
 from transformer.model.paged_cache import PagedSpan
 from transformer.model.rope import Rope, rotary_table, rotate
 
@@ -30,6 +32,19 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
 }
+
+
+def gated_by(config: Config) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """How gate and up become what `down_proj` reads."""
+    activation, limit = ACTIVATIONS[config.activation], config.swiglu_limit
+    if limit is None:
+        return lambda gate, up: activation(gate) * up
+
+    def clamped(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        return (up + 1) * (gate * torch.sigmoid(SWIGLU_ALPHA * gate))
+
+    return clamped
 
 
 class RMSNorm(nn.Module):
@@ -82,7 +97,7 @@ class Products:
     def gate(self, x: torch.Tensor, norm: MaybeNorm, mlp: FeedForward) -> torch.Tensor:
         """activation(gate) * up of the normed x, (batch, length, intermediate)."""
         gate, up = self.project(x, norm, mlp.gate_up)
-        return mlp.activation(gate) * up
+        return mlp.gated(gate, up)
 
     def last(self, x: torch.Tensor, layer: nn.Linear) -> torch.Tensor:
         """What the layer makes of x (..., its inputs)."""
@@ -111,6 +126,7 @@ class Attention(nn.Module):
         if config.qk_norm or self.whole:
             q_size, kv_size = (q_size, kv_size) if self.whole else (self.head_dim, self.head_dim)
             self.q_norm, self.k_norm = norm_of(config, q_size), norm_of(config, kv_size)
+        self.sinks = nn.Parameter(torch.zeros(config.num_heads)) if config.sinks else None
 
     @property
     def qkv(self) -> tuple[nn.Linear, ...]:
@@ -148,6 +164,8 @@ class Attention(nn.Module):
         if span is not None:
             k, v = span.append(self.layer, k, v)
             stored = span.options
+        if self.sinks is not None:
+            stored = {**stored, "sink": self.sinks}
         o = attend(q, k, v, causal=True, **stored, **self.options)
         o = rearrange(o, "b t h d -> b t (h d)")
         return products.last(o, self.o_proj)
@@ -162,7 +180,7 @@ class FeedForward(nn.Module):
         self.gate_proj = nn.Linear(hidden, intermediate, bias=bias)
         self.up_proj = nn.Linear(hidden, intermediate, bias=bias)
         self.down_proj = nn.Linear(intermediate, hidden, bias=bias)
-        self.activation = ACTIVATIONS[config.activation]
+        self.activation, self.gated = ACTIVATIONS[config.activation], gated_by(config)
 
     @property
     def gate_up(self) -> tuple[nn.Linear, ...]:
@@ -172,6 +190,13 @@ class FeedForward(nn.Module):
     def forward(self, x: torch.Tensor, norm: MaybeNorm, products: Products = TORCH) -> torch.Tensor:
         """(batch, length, hidden) to the same; `norm` is that of x, before the projections."""
         return products.last(products.gate(x, norm, self), self.down_proj)
+
+
+def feed_forward(config: Config, layer: int) -> FeedForward | MixtureOfExperts:
+    """What a layer does with each token alone."""
+    if not config.num_experts or layer in config.dense_layers:
+        return FeedForward(config)
+    return MixtureOfExperts(config, gated_by(config))
 
 
 class Block(nn.Module):
@@ -193,7 +218,7 @@ class Block(nn.Module):
         if self.normed_after:
             self.pre_feedforward_layernorm = before()
             self.post_feedforward_layernorm = norm()
-        self.mlp = FeedForward(config)
+        self.mlp = feed_forward(config, layer)
         self.multiplier = config.residual_multiplier
 
     def forward(
@@ -259,8 +284,7 @@ class Decoder(nn.Module):
         reach = tokens.shape[1] if span is None else span.capacity  # one table for a whole answer
         length = min(1 << (reach - 1).bit_length(), c.max_positions)  # few lengths, few tables
         rotations: dict[Rope | None, Rotation] = {None: None}
-        for layer, block in enumerate(self.layers):
-            rope = c.rope_of(layer)
+        for rope, block in zip(c.ropes_at(reach), self.layers, strict=True):
             if rope not in rotations:  # one for all layers, or one of a few
                 table = rotary_table(rope, c.head_dim, length, x.device, x.dtype)
                 rotations[rope] = table[positions].unbind(-3)

@@ -3,7 +3,8 @@
 The angle between a query and a key then depends on their distance only (arXiv:2104.09864). A model
 trained on short texts has never seen its slow pairs turn far; the scaling types slow them down for
 longer contexts: all pairs alike (linear), or only those that turn rarely, with a ramp in between
-(Llama 3, arXiv:2407.21783; YaRN, arXiv:2309.00071).
+(Llama 3, arXiv:2407.21783; YaRN, arXiv:2309.00071). Two types slow them down in longer texts only:
+dynamic by the length of the text, longrope by a factor of each pair (arXiv:2402.13753).
 
 Formulas and their order of rounding are those of Hugging Face's transformers.
 """
@@ -11,7 +12,8 @@ Formulas and their order of rounding are those of Hugging Face's transformers.
 import functools
 import math
 import reprlib
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -30,7 +32,12 @@ ROPE_TYPES: dict[str, tuple[str, ...]] = {
         "high_freq_factor",
     ),
     "yarn": ("factor", "original_max_position_embeddings"),
+    "dynamic": ("factor", "original_max_position_embeddings"),
+    "longrope": ("factor", "original_max_position_embeddings", "short_factor", "long_factor"),
 }
+ORIGINAL = "original_max_position_embeddings"
+BY_LENGTH = ("dynamic", "longrope")  # types whose frequencies depend on the length of the text
+BY_PAIR = ("short_factor", "long_factor")  # parameters that are a number for each pair
 
 
 def read_key(data: dict[str, Any], key: str, kind: type, default: Any) -> Any:
@@ -63,15 +70,20 @@ class Rope:
         theta: the slowest pair turns about theta times slower than the fastest.
         type: a key of ROPE_TYPES.
         factor: slow pairs turn this many times slower than without scaling.
-        original_max_position_embeddings: the context of the first training; llama3 and yarn.
+        original_max_position_embeddings: the context of the first training; llama3, yarn, dynamic
+            and longrope.
         low_freq_factor: pairs that turn less often in that context are slowed down fully; llama3.
         high_freq_factor: pairs that turn more often are left alone; llama3.
         beta_fast: pairs that turn more often are left alone; yarn.
         beta_slow: pairs that turn less often are slowed down fully; yarn.
-        attention_factor: multiplies queries and keys; None lets `magnitude` compute it; yarn.
+        attention_factor: multiplies queries and keys; None lets `magnitude` compute it; yarn and
+            longrope.
         mscale: see `magnitude`; yarn.
         mscale_all_dim: see `magnitude`; yarn.
         truncate: whether yarn's ramp begins and ends at whole pairs.
+        partial_rotary_factor: the share of a head's dimensions that turns, the first ones.
+        short_factor: by how much each pair turns slower; longrope.
+        long_factor: the same in texts that are longer than the original context; longrope.
 
     Raises:
         ValueError: an unknown type, or a parameter out of range.
@@ -89,6 +101,9 @@ class Rope:
     mscale: float = 0.0
     mscale_all_dim: float = 0.0
     truncate: bool = True
+    partial_rotary_factor: float = 1.0
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
 
     def __post_init__(self):
         if not isinstance(self.type, str) or self.type not in ROPE_TYPES:
@@ -99,6 +114,10 @@ class Rope:
             raise ValueError(f"rope parameter truncate must be true or false, not {self.truncate}")
         needed = ("theta", "beta_fast", "beta_slow", *ROPE_TYPES[self.type])
         for name, value in asdict(self).items():
+            if name in BY_PAIR:
+                if type(value) is not tuple or not all(map(is_positive, value)):
+                    raise ValueError(f"rope parameter {name} must be a list of positive numbers")
+                continue
             if name in ("type", "truncate") or (name not in needed and value in (None, 0)):
                 continue
             if not is_positive(value):
@@ -106,6 +125,12 @@ class Rope:
                 raise ValueError(f"rope parameter {key} must be a positive number, not {value!r}")
         if self.type == "yarn" and self.theta < 2:  # the ramp's ends are logarithms to this base
             raise ValueError(f"rope_theta must be at least 2 for yarn, not {self.theta}")
+        if self.partial_rotary_factor > 1:
+            raise ValueError(
+                f"partial_rotary_factor must be at most 1, not {self.partial_rotary_factor}"
+            )
+        if self.type == "longrope" and self.original_max_position_embeddings < 2:
+            raise ValueError(f"rope parameter {ORIGINAL} must be at least 2 for longrope")
         if self.high_freq_factor <= self.low_freq_factor:
             raise ValueError(
                 f"rope parameter high_freq_factor ({self.high_freq_factor}) must exceed"
@@ -113,8 +138,18 @@ class Rope:
             )
 
     @classmethod
-    def from_hf(cls, data: dict[str, Any]) -> "Rope":
+    def from_hf(
+        cls,
+        data: dict[str, Any],
+        types: Mapping[str, str] | None = None,
+        original: int | None = None,
+    ) -> "Rope":
         """Read a config.json: transformers 5's `rope_parameters`, or 4's `rope_scaling`.
+
+        Args:
+            data: the content of config.json.
+            types: what its names of types mean; None: they are those of ROPE_TYPES.
+            original: the context of the first training; None: it is among the parameters.
 
         Raises:
             ValueError: a parameter that is missing, or that would change the result and is unknown.
@@ -126,13 +161,24 @@ class Rope:
         theta = given.pop("rope_theta", data.get("rope_theta"))
         older_name = read_key(given, "type", str, "default")
         rope_type = read_key(given, "rope_type", str, older_name)
+        if types is not None and rope_type not in types:
+            raise ValueError(
+                f"rope type {rope_type!r} is not supported here; known are {', '.join(types)}"
+            )
+        rope_type = rope_type if types is None else types[rope_type]
         given = {name: given[name] for name in given.keys() - {"type", "rope_type"}}
-        turned = given.pop("partial_rotary_factor", data.get("partial_rotary_factor"))
-        if turned not in (None, 1):
-            raise ValueError(f"partial_rotary_factor {turned} is not supported, only whole heads")
+        if data.get("partial_rotary_factor") is not None:
+            given.setdefault("partial_rotary_factor", data["partial_rotary_factor"])
         required = ROPE_TYPES.get(rope_type, ())
-        if "original_max_position_embeddings" in required:
-            given.setdefault("original_max_position_embeddings", data["max_position_embeddings"])
+        context = data["max_position_embeddings"]
+        if rope_type == "dynamic" and given.setdefault(ORIGINAL, context) != context:
+            raise ValueError(f"{ORIGINAL} of rope type 'dynamic' is max_position_embeddings")
+        if ORIGINAL in required:
+            given[ORIGINAL] = given.get(ORIGINAL, context) if original is None else original
+        if rope_type == "longrope" and is_positive(given[ORIGINAL]):
+            given.setdefault("factor", context / given[ORIGINAL])
+        for name in given.keys() & BY_PAIR:
+            given[name] = tuple(read_key(given, name, list, ()))
         known = {field.name for field in fields(cls)[2:]} & given.keys()  # but theta and type
         parameters = {name: given[name] for name in known}
         rope = cls(cls.theta if theta is None else theta, rope_type, **parameters)
@@ -146,37 +192,87 @@ class Rope:
         """The keys of config.json as transformers 4 writes them; transformers 5 reads them too."""
         defaults = asdict(Rope())
         scaling = {
-            name: value
+            name: list(value) if name in BY_PAIR else value
             for name, value in asdict(self).items()
             if name in ROPE_TYPES[self.type] or value != defaults[name]
         }
         scaling.pop("theta", None)
+        if self.type == "dynamic":
+            scaling.pop(ORIGINAL)  # see `from_hf`
         rope_type = scaling.pop("type", "default")
+        turned = scaling.pop("partial_rotary_factor", None)
         return {
             "rope_theta": self.theta,
             "rope_scaling": {"rope_type": rope_type, **scaling} if scaling else None,
+            **({} if turned is None else {"partial_rotary_factor": turned}),
         }
 
+    def parameters(self) -> dict[str, Any]:
+        """The same as one object, as transformers 5 writes them."""
+        keys = self.to_hf()
+        scaling = keys.pop("rope_scaling") or {"rope_type": "default"}
+        return {**keys, **scaling}
+
+    def context(self, longest: int) -> int:
+        """The tokens that a model has positions for, by those that config.json names: dynamic lets
+        texts be longer than that by its factor.
+        """
+        return max(longest, int(longest * self.factor)) if self.type == "dynamic" else longest
+
+    def turned(self, head_dim: int) -> int:
+        """How many of a head's dimensions turn.
+
+        Raises:
+            ValueError: an odd number, or not as many pairs as the parameters have numbers.
+        """
+        dim = int(head_dim * self.partial_rotary_factor)
+        if dim < 2 or dim % 2:
+            raise ValueError(f"{dim} of {head_dim} dimensions of a head cannot turn in pairs")
+        for name in BY_PAIR if self.type == "longrope" else ():
+            if (given := len(getattr(self, name))) != dim // 2:
+                raise ValueError(f"rope parameter {name} has {given} numbers for {dim // 2} pairs")
+        return dim
+
+    def for_length(self, length: int, head_dim: int) -> "Rope":
+        """How pairs turn in texts of up to so many tokens: always the same, but by BY_LENGTH."""
+        if self.type not in BY_LENGTH or length <= self.original_max_position_embeddings:
+            return self
+        if self.type == "longrope":
+            return replace(self, short_factor=self.long_factor)
+        excess = (
+            torch.tensor(length, device="cpu") * self.factor / self.original_max_position_embeddings
+        )
+        dim = self.turned(head_dim)
+        stretched = (excess - (self.factor - 1)) ** (dim / max(dim - 2, 1))  # 2: it turns by 1
+        return replace(self, theta=(self.theta * stretched).item())
+
     def frequencies(self, head_dim: int) -> torch.Tensor:
-        """Radians per position of each pair: (head_dim / 2,) fp32."""
-        frequency = 1.0 / self.theta ** (torch.arange(0, head_dim, 2).float() / head_dim)
+        """Radians per position of each pair that turns: (turned / 2,) fp32."""
+        dim = self.turned(head_dim)
+        exponents = torch.arange(0, dim, 2).float() / dim
+        if self.type == "longrope":
+            return 1.0 / (torch.tensor(self.short_factor) * self.theta**exponents)
+        frequency = 1.0 / self.theta**exponents
         match self.type:
             case "linear":
                 return frequency / self.factor
             case "llama3":
                 kept = self._kept_by_llama3(frequency)
             case "yarn":
-                kept = self._kept_by_yarn(head_dim)
+                kept = self._kept_by_yarn(dim)
             case _:
                 return frequency
         return (1 - kept) * frequency / self.factor + kept * frequency
 
     def magnitude(self) -> float:
-        """What cosine and sine are multiplied by: YaRN's softmax temperature, elsewhere 1."""
-        if self.type != "yarn":
+        """What cosine and sine are multiplied by: a softmax temperature, or 1."""
+        if self.type not in ("yarn", "longrope"):
             return 1.0
         if self.attention_factor is not None:
             return self.attention_factor
+        if self.type == "longrope":
+            longer = math.log(max(self.factor, 1.0))
+            return math.sqrt(1 + longer / math.log(self.original_max_position_embeddings))
 
         def stretch(strength: float) -> float:
             return 0.1 * strength * math.log(max(self.factor, 1.0)) + 1.0
@@ -191,26 +287,26 @@ class Rope:
         kept = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
         return kept.clamp(0, 1)
 
-    def _kept_by_yarn(self, head_dim: int) -> torch.Tensor:
+    def _kept_by_yarn(self, dim: int) -> torch.Tensor:
         """The same, linear in the pair's index instead of in its turns."""
 
         def pair_that_turns(turns: float) -> float:
             wavelength = self.original_max_position_embeddings / (turns * 2 * math.pi)
-            return head_dim * math.log(wavelength) / (2 * math.log(self.theta))
+            return dim * math.log(wavelength) / (2 * math.log(self.theta))
 
         first, last = pair_that_turns(self.beta_fast), pair_that_turns(self.beta_slow)
         if self.truncate:
             first, last = math.floor(first), math.ceil(last)
-        first, last = max(first, 0), min(last, head_dim - 1)
+        first, last = max(first, 0), min(last, dim - 1)
         width = last - first or 0.001  # a ramp without width is a step
-        return 1 - ((torch.arange(head_dim // 2) - first) / width).clamp(0, 1)
+        return 1 - ((torch.arange(dim // 2) - first) / width).clamp(0, 1)
 
 
 @functools.lru_cache(maxsize=8)
 def rotary_table(
     rope: Rope, head_dim: int, positions: int, device: torch.device, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Cosine and sine of positions 0, 1, ...: (positions, 2, 1, head_dim); recent ones are kept.
+    """Cosine and sine of positions 0, 1, ...: (positions, 2, 1, turned); recent ones are kept.
 
     A longer table begins with the bits of a shorter one, so the length is the caller's choice. Both
     halves of a head share their angles. The sine of the first half is negated here, so that
@@ -225,14 +321,16 @@ def rotary_table(
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Turn each pair (x[i], x[i + head_dim / 2]) by its angle.
+    """Turn each pair (x[i], x[i + turned / 2]) by its angle; what lies behind them stays.
 
     This half-split pairing is Hugging Face's; Meta's own checkpoints pair neighbours instead.
 
     Args:
         x: (batch, length, heads, head_dim).
-        cos: (length, 1, head_dim) or (batch, length, 1, head_dim), from `rotary_table`.
+        cos: (length, 1, turned) or (batch, length, 1, turned), from `rotary_table`.
         sin: the same, with the first half negated.
     """
+    if (turned := cos.shape[-1]) < x.shape[-1]:
+        return torch.cat((rotate(x[..., :turned], cos, sin), x[..., turned:]), dim=-1)
     halves_swapped = x.roll(x.shape[-1] // 2, dims=-1)
     return (x * cos + halves_swapped * sin).type_as(x)  # autocast mixes bf16 x with an fp32 table

@@ -20,6 +20,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from transformer.model.decoder import Config, Transformer
+from transformer.model.families.family import Family, find_family
+from transformer.model.families.layout import pack, unpack
+from transformer.model.families.mxfp4 import with_dequantised
 from transformer.model.files import read_json, replacing
 
 CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
@@ -136,13 +139,17 @@ def load_config(folder: str | Path) -> Config:
     Raises:
         CheckpointError: it is missing, or describes a model that is not supported.
     """
-    folder = Path(folder)
+    return _read_config(Path(folder))[1]
+
+
+def _read_config(folder: Path) -> tuple[Family, Config]:
+    """What a config.json describes; CheckpointError: nothing that is supported."""
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder; a checkpoint is one, with a config.json")
     path = folder / "config.json"
     data = _read_json(path)
     try:
-        return Config.from_hf(data)
+        return find_family(data)[1], Config.from_hf(data)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
 
@@ -168,15 +175,18 @@ def load_model(
             weights are not exactly those that config.json asks for.
     """
     folder = Path(folder)
-    config = load_config(folder)
+    family, config = _read_config(folder)
     with torch.device("meta"):
         model = Transformer(config, attention, kernels)
     files = {name: file for file in _open_all(folder) for name in file.keys()}  # noqa: SIM118
-    shapes = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
-    _check_fit(folder, shapes, files)
+    files = with_dequantised(files, device)
+    weights = model.state_dict()
+    layout = family.layout({name: list(tensor.shape) for name, tensor in weights.items()})
+    _check_fit(folder, {name: stored.shape for name, stored in layout.items()}, files)
     if dtype is None:
         dtype = DTYPES[files[EMBEDDING].get_slice(EMBEDDING).get_dtype()]
-    weights = {name: files[name].get_tensor(name).to(device, dtype) for name in shapes}
+    for name, stored in layout.items():
+        unpack(weights, files[name].get_tensor(name).to(device, dtype), stored.pieces)
     model.load_state_dict(weights, assign=True)
     return model
 
@@ -202,10 +212,15 @@ def save_model(
         ValueError: no Hugging Face architecture has the model's combination of parts.
     """
     folder = Path(folder)
-    if config is None:
+    if config is not None:  # whose weights may have been quantized, which these are not
+        config = {key: value for key, value in config.items() if key != "quantization_config"}
+    else:
         config = {**model.config.to_hf(), "torch_dtype": str(dtype).removeprefix("torch.")}
+    parameters = model.state_dict()
+    layout = find_family(config)[1].layout({n: list(x.shape) for n, x in parameters.items()})
     weights = {
-        name: tensor.to("cpu", dtype).contiguous() for name, tensor in model.state_dict().items()
+        name: pack(parameters, stored).to("cpu", dtype).contiguous()
+        for name, stored in layout.items()
     }
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / "config.json") as json_file, replacing(folder / WEIGHTS) as file:

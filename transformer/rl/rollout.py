@@ -144,7 +144,8 @@ def roll_out(
     Raises:
         ValueError: a filter (top-k, top-p, min-p, a repetition penalty): the trainer would have to
             apply it, too, and a token that it dropped could not be learned; a prompt that leaves no
-            room; a reward that is no finite number or that raised, by its task and its completion.
+            room; texts so long that the rotary embedding depends on the length; a reward that is no
+            finite number or that raised, by its task and its completion.
         KeyboardInterrupt: the batch was interrupted.
     """
     if sampling != Sampling(temperature=sampling.temperature):
@@ -153,6 +154,13 @@ def roll_out(
             " set, filters would make the trained distribution another one than the sampled"
         )
     prompts = [policy.encode(problem) for problem in problems]
+    trained, longest = model.config.trained_positions, max(map(len, prompts), default=0)
+    if trained < min(longest + max_tokens, model.config.max_positions):
+        raise ValueError(
+            f"beyond {trained} tokens the rotary embedding of this model depends on the length of"
+            f" the longest text of a batch, which training does not know: a prompt of {longest}"
+            f" tokens leaves {max(0, trained - longest)} for max_tokens, not {max_tokens}"
+        )
     number = len(problems) * samples
     rollouts: dict[int, Rollout] = {}
 

@@ -71,7 +71,7 @@ def add_adapters(model: Transformer, rank: int, seed: int, dtype: torch.dtype) -
     generator = torch.Generator().manual_seed(seed)
     for module in [*model.model.layers.modules()]:
         for name, child in [*module.named_children()]:
-            if isinstance(child, nn.Linear):
+            if isinstance(child, nn.Linear) and name.endswith("_proj"):  # not the router of experts
                 setattr(module, name, AdaptedLinear(child, rank, generator))
 
 

@@ -221,8 +221,11 @@ def test_attention_must_serve_every_layer(monkeypatch):
         assert choose_attention(name, windowed, cpu, dtype) == (name, [])
         with pytest.raises(ValueError, match=f"version '{name}': softcap is not possible"):
             choose_attention(name, capped, cpu, dtype)
+    sinking = replace(CONFIG, sinks=True)
+    with pytest.raises(ValueError, match="version 'sdpa': sink is not possible"):
+        choose_attention("sdpa", sinking, cpu, dtype)
     if interpreter.enabled():
-        for config in (windowed, capped):
+        for config in (windowed, capped, sinking):
             assert choose_attention("auto", config, cpu, dtype)[0] in flash_versions.VERSIONS
     # Where no kernel runs:
     monkeypatch.setattr(interpreter, "enabled", lambda: False)

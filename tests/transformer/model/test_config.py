@@ -10,8 +10,8 @@ import torch
 
 import transformer
 from transformer.model.decoder import Config
-from transformer.model.families import FAMILIES
-from transformer.model.rope import Rope, rotary_table, rotate
+from transformer.model.families.family import FAMILIES
+from transformer.model.rope import BY_LENGTH, Rope, rotary_table, rotate
 
 HF = {
     "architectures": ["LlamaForCausalLM"],
@@ -38,9 +38,20 @@ QWEN3 = Config(
 )
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-QWEN2, MISTRAL, SMOLLM3, GEMMA2, GEMMA3 = (
+QWEN3_MOE, QWEN2, MISTRAL, SMOLLM3, GEMMA2, GEMMA3, PHI3, OLMO3, MIXTRAL, GPT_OSS = (
     {"architectures": [f"{name}ForCausalLM"]}
-    for name in ("Qwen2", "Mistral", "SmolLM3", "Gemma2", "Gemma3")
+    for name in (
+        "Qwen3Moe",
+        "Qwen2",
+        "Mistral",
+        "SmolLM3",
+        "Gemma2",
+        "Gemma3",
+        "Phi3",
+        "Olmo3",
+        "Mixtral",
+        "GptOss",
+    )
 )
 GEMMA = replace(
     QWEN3,
@@ -60,6 +71,30 @@ LLAMA3 = {
     "original_max_position_embeddings": 128,
 }
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+DYNAMIC = {"type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 128}
+LONGROPE = {
+    "type": "longrope",
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+    "short_factor": [1.0, 1.5],
+    "long_factor": [1.0, 6.0],
+}
+PAIRS = {
+    name: tuple(1 + i / x for i in range(32))
+    for name, x in (("short_factor", 64), ("long_factor", 4))
+}
+DYNAMIC_64 = {"type": "dynamic", "factor": 2.5, "original_max_position_embeddings": 64}
+LONGROPE_6 = {**LONGROPE, "short_factor": (1.0,) * 6, "long_factor": (2.0,) * 6}
+LONGROPE_8 = {**LONGROPE, "short_factor": (1.0,) * 8, "long_factor": (2.0,) * 8}
+EXPERTS = {"num_experts": 6, "experts_per_token": 2, "expert_size": 32}
+MIXED = replace(QWEN3, qk_norm=False, **{**EXPERTS, "expert_size": 80}, normed_routing=True)
+OLMO = replace(
+    QWEN3,
+    qk_norm=False,
+    norms_after=True,
+    qk_norm_of_all_heads=True,
+    rope=Rope(5e5, **YARN),
+)
 ROPES = {
     "default": {"theta": 1e6},
     "linear": {"type": "linear", "factor": 4.0},
@@ -70,24 +105,45 @@ ROPES = {
     "yarn, mscale": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.8},
     "yarn, betas": {**YARN, "beta_fast": 20.0, "beta_slow": 2.0},
     "yarn, ramp of no width": {**YARN, "original_max_position_embeddings": 6},
+    "dynamic": DYNAMIC,
+    "longrope": {**LONGROPE, **PAIRS},
+    "longrope, attention factor": {**LONGROPE, **PAIRS, "attention_factor": 1.25},
 }
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("parameters", ROPES.values(), ids=ROPES)
 def test_rotary_embedding_has_the_bits_of_transformers(parameters, dtype):
+    """In short texts and in long ones, which some types tell apart."""
     llama = pytest.importorskip("transformers.models.llama.modeling_llama")
     rope, positions, head_dim = Rope(**parameters), 512, 64
     data = {f"rope_{n}" if n in ("theta", "type") else n: v for n, v in parameters.items()}
     theirs = llama.LlamaConfig(
         head_dim=head_dim,
-        max_position_embeddings=positions,
+        max_position_embeddings=128 if rope.type == "dynamic" else positions,
         rope_parameters={"rope_theta": rope.theta, "rope_type": rope.type, **data},
     )
     q = torch.randn(1, positions, 3, head_dim, generator=torch.Generator().manual_seed(0)).to(dtype)
-    cos, sin = llama.LlamaRotaryEmbedding(theirs)(q, torch.arange(positions)[None])
-    expected, _ = llama.apply_rotary_pos_emb(q, q, cos, sin, unsqueeze_dim=2)
-    table = rotary_table(rope, head_dim, positions, q.device, dtype)
+    for length in (positions, 129, 128, 3):
+        x, at = q[:, :length], torch.arange(length)[None]
+        cos, sin = llama.LlamaRotaryEmbedding(theirs)(x, at)
+        expected, _ = llama.apply_rotary_pos_emb(x, x, cos, sin, unsqueeze_dim=2)
+        resolved = rope.for_length(length, head_dim)
+        table = rotary_table(resolved, head_dim, length, q.device, dtype)
+        assert torch.equal(rotate(x, *table.unbind(1)), expected)
+        assert (resolved == rope) == (length <= 128 or rope.type not in BY_LENGTH)
+
+
+@pytest.mark.parametrize("turned", [0.75, 0.25])
+def test_part_of_a_head_turns_as_in_transformers(turned):
+    phi = pytest.importorskip("transformers.models.phi3.modeling_phi3")
+    theirs = phi.Phi3Config(
+        hidden_size=256, num_attention_heads=4, partial_rotary_factor=turned, rope_theta=1e4
+    )
+    q = torch.randn(1, 50, 3, 64, generator=torch.Generator().manual_seed(0))
+    cos, sin = phi.Phi3RotaryEmbedding(theirs)(q, torch.arange(50)[None])
+    expected, _ = phi.apply_rotary_pos_emb(q, q, cos, sin, unsqueeze_dim=2)
+    table = rotary_table(Rope(partial_rotary_factor=turned), 64, 50, q.device, q.dtype)
     assert torch.equal(rotate(q, *table.unbind(1)), expected)
 
 
@@ -141,6 +197,18 @@ def test_qwen2_has_its_own_idea_of_biases():
         replace(GEMMA, logits_softcap=30.0),
         replace(GEMMA, qk_norm=True, layer_windows=(8, None), layer_ropes=(Rope(1e3), Rope())),
         replace(GEMMA, qk_norm=True, query_pre_attn_scalar=2.5, qkv_bias=True, output_bias=True),
+        replace(OLMO, layer_windows=(8, None), layer_ropes=(Rope(1e3), Rope(5e5, **YARN))),
+        replace(OLMO, layer_windows=(None, 8), layer_ropes=(Rope(5e5, **YARN), Rope(5e5))),
+        replace(OLMO, rope=Rope(5e5), layer_windows=(8, None)),
+        replace(QWEN3, qk_norm=False, rope=Rope(**LONGROPE_8)),
+        replace(QWEN3, **EXPERTS, dense_layers=(1,)),
+        replace(QWEN3, **EXPERTS, qkv_bias=True, output_bias=True, layer_windows=(8, 8)),
+        replace(MIXED, layer_windows=(8, 8)),
+        replace(MIXED, mlp_bias=True, sinks=True, swiglu_limit=7.0, layer_windows=(8, None)),
+        replace(MIXED, mlp_bias=True, sinks=True, swiglu_limit=5.0, rope=Rope(**YARN)),
+        replace(QWEN3, rope=Rope(**DYNAMIC_64), max_positions=160),
+        replace(QWEN3, qk_norm=False, rope=Rope(partial_rotary_factor=0.5), layer_windows=(8, 8)),
+        replace(QWEN3, qk_norm=False, rope=Rope(**LONGROPE_6, partial_rotary_factor=0.75)),
     ],
     ids=lambda config: "-".join(name for name, value in vars(config).items() if value != 0)[-40:],
 )
@@ -187,6 +255,12 @@ def test_missing_keys_mean_what_they_mean_to_transformers(architecture):
             (None, None, None, 8),
         ),
         (GEMMA2, (8, None, 8, None)),
+        (OLMO3, (8, 8, 8, None)),
+        (GPT_OSS, (8, None, 8, None)),
+        (MIXTRAL, (8, 8, 8, 8)),
+        ({**MIXTRAL, "sliding_window": None}, ()),
+        ({**QWEN3_MOE, "use_sliding_window": True}, (8, 8, 8, 8)),
+        (QWEN3_MOE, ()),
         ({**GEMMA3, "sliding_window_pattern": 3}, (8, 8, None, 8)),
         (
             {**GEMMA2, "layer_types": [FULL] * 4},
@@ -263,12 +337,40 @@ ROPE_4 = "rope_scaling"
         ({"head_dim": 15}, "head_dim must be even"),
         ({"rms_norm_eps": math.nan}, "norm_eps must be a positive number"),
         ({"quantization_config": {"bits": 4}}, "quantized weights"),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, "quantized weights"),
+        ({**GPT_OSS, "quantization_config": {"quant_method": "fp8"}}, "quantized weights"),
+        ({**GPT_OSS, "swiglu_alpha": 1}, "swiglu_alpha 1 is not supported, only 1.702"),
+        (
+            {**MIXTRAL, "num_local_experts": 0},
+            "num_local_experts must be a positive integer, not 0",
+        ),
+        ({**MIXTRAL, "num_experts_per_tok": 9}, "a token cannot take 9 of 8 experts"),
+        ({**MIXTRAL, "num_experts_per_tok": None}, "experts_per_token must be a positive integer"),
+        (
+            {**QWEN3_MOE, "decoder_sparse_step": 2},
+            "decoder_sparse_step 2 is not supported, only 1",
+        ),
         (
             {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
             "sliding_attention are not supported",
         ),
         ({"layer_types": ["full_attention", "linear_attention"]}, "linear_attention are not"),
-        ({ROPE_4: {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic' is not supported"),
+        ({ROPE_4: {"type": "axial", "factor": 2.0}}, "rope type 'axial' is not supported"),
+        (
+            {ROPE_4: {"type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 32}},
+            "of rope type 'dynamic' is max_position_embeddings",
+        ),
+        ({ROPE_4: LONGROPE, "max_position_embeddings": 10**9}, "short_factor has 2 numbers for 6"),
+        ({ROPE_4: {**LONGROPE, "long_factor": 2}}, "long_factor must be a list, not 2"),
+        ({ROPE_4: {**LONGROPE, "long_factor": [0]}}, "long_factor must be a list of positive numb"),
+        ({ROPE_4: {**LONGROPE, "short_factor": None}}, "needs the parameter short_factor"),
+        ({ROPE_4: {"type": "su"}}, "rope type 'su' is not supported; known are default"),
+        (
+            {**PHI3, ROPE_4: {"type": "linear", "factor": 2.0}},
+            "rope type 'linear' is not supported here; known are default, longrope",
+        ),
+        ({**PHI3, "partial_rotary_factor": 0.1}, "1 of 12 dimensions of a head cannot turn"),
+        ({**PHI3, "partial_rotary_factor": 2}, "partial_rotary_factor must be at most 1, not 2"),
         ({ROPE_4: {"type": "linear"}}, "'linear' needs the parameter factor"),
         ({ROPE_4: {"type": "linear", "factor": -2}}, "factor must be a positive number, not -2"),
         ({ROPE_4: {"type": "llama3", "factor": 2.0}}, "needs the parameter low_freq_factor"),
@@ -334,9 +436,21 @@ def test_what_the_model_cannot_do_is_refused_by_name(change, sentence):
 SHIPPED = json.loads(
     Path(transformer.__file__).with_name("checkpoints").joinpath("sloppy/config.json").read_text()
 )
+LISTS = {name: list(factors) for name, factors in PAIRS.items()}
 EXTREMES = [None, 0, -1, "x", [], {}, [[1]], {"a": [1]}, 10**12, 10**400, True, 1.5, 1e-320]
-ROPE_KEYS = [*ROPES["yarn, mscale"], *LLAMA3, "rope_type", "rope_theta", "theta", "truncate"]
+ROPE_KEYS = [
+    *ROPES["yarn, mscale"],
+    *LLAMA3,
+    *PAIRS,
+    "rope_type",
+    "rope_theta",
+    "theta",
+    "truncate",
+]
 MORE_KEYS = ["layer_types", "sliding_window", "max_window_layers", "rope_parameters", "hidden_act"]
+MORE_KEYS += ["num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size"]
+MORE_KEYS += ["mlp_only_layers", "decoder_sparse_step", "norm_topk_prob", "swiglu_limit"]
+MORE_KEYS += ["quantization_config", "partial_rotary_factor", "original_max_position_embeddings"]
 MORE_KEYS += ["no_rope_layers", "no_rope_layer_interval", "sliding_window_pattern"]
 MORE_KEYS += ["attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"]
 MORE_KEYS += ["hidden_activation", "rope_local_base_freq", "use_bidirectional_attention"]
@@ -349,7 +463,7 @@ def test_any_value_of_any_key_gives_a_config_or_a_value_error(family):
     changes = [{key: value} for key in [*sound, *MORE_KEYS] for value in EXTREMES]
     changes += [
         {ROPE_4: {**scaling, key: value}}
-        for scaling in (YARN, LLAMA3, {})
+        for scaling in (YARN, LLAMA3, {}, {**LONGROPE, **LISTS}, DYNAMIC)
         for key in ROPE_KEYS
         for value in EXTREMES
     ]
@@ -361,8 +475,8 @@ def test_any_value_of_any_key_gives_a_config_or_a_value_error(family):
             assert "\n" not in str(error)
             outcomes.add("refused")
         else:
-            for rope in {config.rope, *config.layer_ropes} - {None}:
-                rotary_table(rope, 64, 4, torch.device("cpu"), torch.float32)
+            for rope in {*config.ropes_at(1), *config.ropes_at(config.max_positions)} - {None}:
+                rotary_table(rope, config.head_dim, 4, torch.device("cpu"), torch.float32)
             outcomes.add("accepted")
     assert outcomes == {"refused", "accepted"}
 

@@ -11,6 +11,7 @@ from flash_versions.versions.oracle.budget import Accuracy
 from tests.helpers import ROOT
 from tests.helpers.family_checkpoints import (
     CHECKPOINTS,
+    EAGER,
     FAMILIES,
     WINDOW,
     as_transformers_4,
@@ -22,7 +23,7 @@ from tests.helpers.family_checkpoints import (
 from transformer.generation.engine import EngineOptions, generate
 from transformer.model.cache import KVCache
 from transformer.model.decoder import Transformer
-from transformer.model.families import FAMILIES as ARCHITECTURES
+from transformer.model.families.family import FAMILIES as ARCHITECTURES
 from transformer.model.weights import load_config, load_model, save_model
 
 HALF_ULP = 2.0**-9  # one rounding to bf16, relative
@@ -61,7 +62,7 @@ def test_bf16_is_as_accurate_as_transformers(theirs, name):
     """Both are compared with the fp64 model; ours may have twice their error, and its rounding."""
     folder, model = theirs(name)
     tokens = make_tokens(100, batch=4)
-    load = functools.partial(type(model).from_pretrained, folder, attn_implementation="eager")
+    load = functools.partial(type(model).from_pretrained, folder, **EAGER)
     ours = load_model(folder, attention, dtype=torch.bfloat16)
     with torch.no_grad():
         exact = load(dtype=torch.float64)(tokens).logits
@@ -120,7 +121,7 @@ def test_what_we_write_is_the_same_model_to_both(theirs, name, tmp_path):
     save_model(ours, tmp_path, torch.float32)
     assert load_config(tmp_path) == load_config(folder)
     again, report = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path, attn_implementation="eager", output_loading_info=True
+        tmp_path, output_loading_info=True, **EAGER
     )
     assert not any(report.values()), report
     assert_same_logits(load_model(tmp_path, attention), model, lengths=[40])
@@ -140,10 +141,15 @@ def test_every_switch_matters(theirs, name):
         "scores_softcap": None,
         "logits_softcap": None,
         "layer_ropes": (),
-        "activation": "gelu_tanh" if config.activation == "silu" else "silu",
+        "swiglu_limit": config.swiglu_limit and 2 * config.swiglu_limit,
     }
+    if config.swiglu_limit is None:
+        off["activation"] = "gelu_tanh" if config.activation == "silu" else "silu"
     changes = [{switch: value} for switch, value in off.items() if getattr(config, switch) != value]
-    ropes = [config.rope_of(layer) for layer in range(config.num_layers)]
+    if config.num_experts:
+        changes += [{"normed_routing": not config.normed_routing}]
+        changes += [{"experts_per_token": config.experts_per_token - 1}]
+    ropes = config.ropes_at(1)
     for rope in set(ropes) - {None}:
         other = replace(rope, theta=rope.theta / 2)
         changes.append({"layer_ropes": tuple(other if r == rope else r for r in ropes)})
@@ -190,7 +196,7 @@ def test_bf16_on_a_gpu_is_as_accurate_as_transformers(theirs, on_gpu, name):
         found = [ours(prompts, cache, pads.cuda(), last_only=True)]
         found += [ours(tokens[:, i : i + 1].cuda(), cache) for i in range(90, 100)]
         actual = torch.cat(found, dim=1).cpu()
-        load = functools.partial(type(model).from_pretrained, folder, attn_implementation="eager")
+        load = functools.partial(type(model).from_pretrained, folder, **EAGER)
         exact, plain = (
             torch.cat([other(row[None]).logits[:, -11:] for row in rows])
             for other in (load(dtype=torch.float64), load(dtype=torch.bfloat16))

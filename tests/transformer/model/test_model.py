@@ -39,13 +39,16 @@ VARIED = replace(
     query_pre_attn_scalar=3.0,
     scores_softcap=1.0,
     logits_softcap=2.0,
+    sinks=True,
     layer_windows=(3, None, 1, 6),
-    layer_ropes=(Rope(1e2), Rope(), None, Rope(1e2)),
+    layer_ropes=(Rope(1e2), Rope(partial_rotary_factor=0.5), None, Rope(1e2)),
 )
 BOTH = pytest.mark.parametrize("config", [CONFIG, VARIED], ids=["alike", "varied"])
 
 
-def masked_attention(q, k, v, *, causal, scale, kv_lengths, window=(None, 0), softcap=None):
+def masked_attention(
+    q, k, v, *, causal, scale, kv_lengths, window=(None, 0), softcap=None, sink=None
+):
     """Attention spelt out with a mask, in fp64: shares nothing with the package."""
     assert causal
     q_length, kv_length, dtype = q.shape[1], k.shape[1], q.dtype
@@ -62,7 +65,9 @@ def masked_attention(q, k, v, *, causal, scale, kv_lengths, window=(None, 0), so
     s = torch.einsum("bmhd,bnhd->bhmn", q, k) * scale
     s = s if softcap is None else softcap * torch.tanh(s / softcap)
     s = s.masked_fill(~visible, -math.inf)
-    p = s.softmax(-1).nan_to_num(0)
+    if sink is not None:
+        s = torch.cat((s, sink.double().view(-1, 1, 1).expand(*s.shape[:3], 1)), dim=-1)
+    p = s.softmax(-1).nan_to_num(0)[..., :kv_length]
     return torch.einsum("bhmn,bnhd->bmhd", p, v).to(dtype)
 
 

@@ -204,8 +204,8 @@ DAMAGES = {
         "config.json: architecture GPT2LMHeadModel is not supported; known are LlamaForCausalLM",
     ),
     "rope type": (
-        _edit_json("config.json", rope_scaling={"type": "dynamic", "factor": 2.0}),
-        "config.json: rope type 'dynamic' is not supported",
+        _edit_json("config.json", rope_scaling={"type": "axial", "factor": 2.0}),
+        "config.json: rope type 'axial' is not supported",
     ),
     "truncated": (_truncate, "two.safetensors is truncated or no safetensors file"),
     "empty file": (_write("one.safetensors", b""), "one.safetensors is truncated or no safet"),

@@ -31,6 +31,7 @@ SIZES = {
     "max_position_embeddings": 256,
     "eos_token_id": ENDS,
 }
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
 
 class Verbose(Task):
@@ -51,12 +52,14 @@ class Verbose(Task):
         return len(completion) / 10
 
 
-@pytest.fixture(params=["Qwen2", "Llama"])
+@pytest.fixture(params=["Qwen2", "Llama", "Qwen3Moe"])
 def folder(request, tmp_path) -> Path:
     """A random checkpoint in the layout of Hugging Face."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    config = getattr(transformers, f"{request.param}Config")(**SIZES)
+    config = getattr(transformers, f"{request.param}Config")(
+        **SIZES, **(EXPERTS if request.param == "Qwen3Moe" else {})
+    )
     getattr(transformers, f"{request.param}ForCausalLM")(config).save_pretrained(tmp_path / "model")
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = tokenizers.Tokenizer(models.BPE({x: i for i, x in enumerate(letters)}, merges=[]))

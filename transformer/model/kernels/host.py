@@ -27,6 +27,7 @@ def choose_for_all(
     dtype: torch.dtype,
     precision: str | None = None,
     paged: bool = False,
+    sinks: bool = False,
 ) -> tuple[str, list[str]]:
     """The version that will run in all layers, and notes on the choice.
 
@@ -40,6 +41,7 @@ def choose_for_all(
         device, dtype: the model's.
         precision: that of attention.
         paged: whether keys and values lie in pages.
+        sinks: whether each head has one.
 
     Raises:
         ValueError: it cannot run, in one sentence.
@@ -47,7 +49,7 @@ def choose_for_all(
     """
     if name.endswith(".py"):
         flash_versions.load_version(name)
-    requests = _requests(heads, kinds, device, dtype, precision, paged)
+    requests = _requests(heads, kinds, device, dtype, precision, paged, sinks)
     names = reversed(flash_versions.VERSIONS) if name == "auto" else [name]
     refused = None
     for version in names:
@@ -77,6 +79,7 @@ def _requests(
     dtype: torch.dtype,
     precision: str | None,
     paged: bool,
+    sinks: bool,
 ) -> list[Request]:
     """A small request for each kind of layer: what it asks of attention in a decoding step."""
     q = torch.zeros(1, 1, heads[0], heads[2], device=device, dtype=dtype)
@@ -88,5 +91,6 @@ def _requests(
         "kv_lengths": ones,
         "block_table": table,
         "precision": precision,
+        "sink": torch.zeros(heads[0], device=device, dtype=dtype) if sinks else None,
     }
     return [make_request(q, k, k, **common, **options) for options in kinds]

@@ -146,7 +146,7 @@ def plan(arguments: argparse.Namespace, task: Task | None, device: torch.device)
             f" knows {config.vocab_size}, so they do not belong together"
         )
     sides = [[x for chat in chats for x in encoder.encode(chat)] for chats in (trained, held_out)]
-    width = _width(arguments.context, config.max_positions, [*sides[0], *sides[1]])
+    width = _width(arguments.context, config.trained_positions, [*sides[0], *sides[1]])
     trained_on, measured_on = (
         fitted(side, width, arguments.drop_long, what) if side else []
         for side, what in zip(sides, ("chat to train on", "held-out chat"), strict=True)

@@ -1,0 +1,122 @@
+"""Rotary embeddings that depend on the length of a text: one length for a whole answer."""
+
+import pytest
+import torch
+
+from tests.helpers.family_checkpoints import LONGROPE_BEGINS, attention, make_checkpoint
+from transformer.generation.engine import GREEDY, Kept, generate
+from transformer.model import fused
+from transformer.model.cache import KVCache
+from transformer.model.config import Config
+from transformer.model.decoder import Transformer
+from transformer.model.rope import Rope
+from transformer.model.weights import load_model
+from transformer.rl.rollout import roll_out
+
+BEGINS = 16
+CONTEXT = 48
+TYPES = {
+    "longrope": {"short_factor": (1.0,) * 4, "long_factor": (1.0, 2.0, 4.0, 8.0)},
+    "dynamic": {},
+}
+
+
+class Numbers:
+    """A tokenizer whose texts are lists of tokens."""
+
+    def decode(self, tokens):
+        return "".join(f"{token} " for token in tokens)
+
+
+@pytest.fixture(params=TYPES)
+def model(request):
+    """Half of each head turns, by the length beyond BEGINS tokens."""
+    rope = Rope(
+        type=request.param,
+        factor=3.0,
+        original_max_position_embeddings=BEGINS,
+        partial_rotary_factor=0.5,
+        **TYPES[request.param],
+    )
+    sizes = [97, 48, 80, 2, 4, 2, 16, CONTEXT]
+    torch.manual_seed(0)
+    made = Transformer(Config(*sizes, rope=rope), attention)
+    for parameter in made.parameters():
+        parameter.data.add_(0.2 * torch.randn_like(parameter))
+    return made.double().requires_grad_(False)
+
+
+def make_tokens(length, batch=1):
+    return torch.randint(97, (batch, length), generator=torch.Generator().manual_seed(length))
+
+
+@pytest.mark.parametrize("length", [BEGINS, BEGINS + 1, CONTEXT])
+def test_steps_equal_the_whole_text(model, length):
+    """In a cache for a text of that length, as `generate` makes it."""
+    tokens = make_tokens(length, batch=2)
+    cache = KVCache(model.config, 2, length, dtype=torch.float64)
+    logits = [model(part, cache) for part in tokens.split([length - 9, 1, 5, 1, 1, 1], dim=1)]
+    torch.testing.assert_close(torch.cat(logits, 1), model(tokens), rtol=0, atol=1e-11)
+
+
+def test_the_length_matters_from_where_it_should(model):
+    tokens = make_tokens(BEGINS)
+
+    def logits(capacity):
+        return model(tokens, KVCache(model.config, 1, capacity, dtype=torch.float64))
+
+    assert torch.equal(logits(BEGINS), model(tokens))
+    assert (logits(BEGINS + 1) - model(tokens)).abs().max() > 1e-3
+
+
+def test_a_conversation_that_grows_too_long_is_read_again(model):
+    """Keys that were turned for a short text are of no use in a long one."""
+    kept, prompt = Kept(), make_tokens(5)[0].tolist()
+    reused = []
+    for length in (BEGINS - 8, BEGINS - 3, CONTEXT - 8, CONTEXT - 4):
+        prompt += make_tokens(length - len(prompt))[0].tolist()
+        [answer], _ = generate(model, Numbers(), [prompt], max_tokens=3, kept=kept)
+        [alone], _ = generate(model, Numbers(), [prompt], max_tokens=3)
+        assert answer.tokens == alone.tokens
+        reused.append(kept.tokens[: len(prompt)] == prompt and len(kept.tokens) >= len(prompt))
+        prompt = [*prompt, *answer.tokens]
+    assert all(reused)
+
+
+def test_kept_keys_are_used_while_they_turn_alike(model):
+    for capacities, count in (((9, 16), 6), ((9, 17), 0), ((17, 17), 6)):
+        old, new = (KVCache(model.config, 1, n, dtype=torch.float64) for n in capacities)
+        assert Kept(list(range(8)), old).move_to(new, [*range(6), 90, 91]) == count
+
+
+def test_rollouts_of_texts_that_are_too_long_are_refused(model):
+    class Policy:
+        def encode(self, problem):
+            return [1] * 10
+
+    with pytest.raises(ValueError, match="beyond 16 tokens .* of 10 tokens leaves 6 for max_toke"):
+        roll_out(Policy(), model, ["a problem"], 2, max_tokens=7, sampling=GREEDY)
+
+
+def test_part_of_a_head_is_not_fused(model):
+    assert "parts of heads" in fused.unsupported(model.config)
+
+
+@pytest.mark.parametrize("name", ["phi 3, longrope", "phi 4 mini"])
+def test_long_answers_are_those_of_transformers(tmp_path, name):
+    """A prompt is beyond the original context, or the whole answer within it."""
+    pytest.importorskip("transformers")
+    theirs = make_checkpoint(name, tmp_path)
+    ours = load_model(tmp_path, attention)
+    for length, count in ((LONGROPE_BEGINS + 6, 16), (LONGROPE_BEGINS - 16, 16)):
+        prompt = make_tokens(length)
+        [answer], _ = generate(ours, Numbers(), prompt.tolist(), max_tokens=count)
+        expected = theirs.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            do_sample=False,
+            max_new_tokens=count,
+            eos_token_id=None,
+        )[0, length:]
+        assert answer.tokens == expected.tolist()
+        assert len(set(answer.tokens)) > 4

@@ -1,0 +1,239 @@
+"""The keys of a config.json beyond sizes: read into fields of `Config`, and written from them.
+
+Keys mean what they mean to Hugging Face's transformers; one that would be ignored there and matters
+is refused here.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from transformer.model.families.family import Family, find_family
+from transformer.model.families.rules import (
+    FULL,
+    LOCAL_THETA,
+    SLIDING,
+    Data,
+    is_switched_on,
+    rope_by_window,
+    rope_or_none,
+    unscaled_by_window,
+    windows_everywhere,
+    windows_everywhere_if_switched_on,
+)
+from transformer.model.rope import ORIGINAL, Rope, is_positive, read_key
+
+# Rules that make all layers alike, and do not read `layer_types`.
+WINDOWS_ALIKE = (windows_everywhere, windows_everywhere_if_switched_on)
+
+# Name of an activation in a config.json -> in `Config`.
+ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+
+SWIGLU_ALPHA = 1.702  # of gpt-oss, whose silu is nearly gelu
+
+# Granite's numbers, which its files call the same; 1 where they are not given.
+MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "logits_scaling")
+
+
+def read_parts(data: Data, num_layers: int) -> Data:
+    """The fields of `Config` by which families differ, from the content of a config.json.
+
+    Raises:
+        ValueError: a key that asks for what the model does not do.
+    """
+    architecture, family = find_family(data)
+    _refuse_unsupported(data, family)
+    data = {"sliding_window": family.window, **data}
+    windows = layer_windows(data, architecture, family, num_layers)
+    windowed = [window is not None for window in windows] or [False] * num_layers
+    rope = _main_rope(data, family)
+    ropes = family.ropes(data, rope, windowed)
+    attention_bias = family.attention_bias and read_key(data, "attention_bias", bool, family.biased)
+    activation = read_key(data, family.activation_key, str, family.activation)
+    if architecture == "GemmaForCausalLM" and activation == "gelu":
+        activation = family.activation  # what Google's first files mean by it
+    if activation not in ACTIVATIONS:
+        raise ValueError(
+            f"activation {activation!r} is not supported; known are {', '.join(ACTIVATIONS)}"
+        )
+    parts: Data = {
+        "layer_windows": windows,
+        "rope": rope,
+        "layer_ropes": () if set(ropes) == {rope} else ropes,
+        "tied_embeddings": read_key(data, "tie_word_embeddings", bool, family.tied),
+        "qkv_bias": attention_bias,
+        "output_bias": attention_bias,
+        "mlp_bias": family.mlp_bias and read_key(data, "mlp_bias", bool, False),
+        "activation": ACTIVATIONS[activation],
+    }
+    if family.softcaps is not None:
+        scores, logits = family.softcaps
+        if scores is None and data.get("attn_logit_softcapping") is not None:
+            # Transformers reads it for Gemma 3 and leaves the scores as they are.
+            raise ValueError(f"attn_logit_softcapping must be null in {architecture}")
+        parts["scores_softcap"] = _read_number(data, "attn_logit_softcapping", scores, True)
+        parts["logits_softcap"] = _read_number(data, "final_logit_softcapping", logits, True)
+    if family.query_pre_attn_scalar is not None:
+        parts["query_pre_attn_scalar"] = _read_number(
+            data, "query_pre_attn_scalar", family.query_pre_attn_scalar
+        )
+    if family.swiglu_limit is not None:
+        parts["swiglu_limit"] = _read_number(data, "swiglu_limit", family.swiglu_limit)
+        if (alpha := data.get("swiglu_alpha", SWIGLU_ALPHA)) != SWIGLU_ALPHA:
+            raise ValueError(f"swiglu_alpha {alpha!r:.40} is not supported, only {SWIGLU_ALPHA}")
+    if family.multipliers:
+        for key in (*MULTIPLIERS, "attention_multiplier"):
+            parts[key] = _read_number(data, key, 1.0)
+    if family.experts is not None:
+        parts |= _read_experts(data, family, num_layers)
+    return {**parts, **family.parts}
+
+
+def write_parts(config: Any, family: Family) -> Data:
+    """The keys of config.json for the fields that `read_parts` gives, as a family writes them."""
+    name = {ours: theirs for theirs, ours in ACTIVATIONS.items() if theirs != "swish"}
+    data = {
+        **config.rope.to_hf(),
+        "tie_word_embeddings": config.tied_embeddings,
+        "attention_bias": config.output_bias,
+        "mlp_bias": config.mlp_bias,
+        family.activation_key: name[config.activation],
+    }
+    windows = config.layer_windows or (None,) * config.num_layers
+    ropes = config.layer_ropes or (config.rope,) * config.num_layers
+    local = next((rope for rope, window in zip(ropes, windows) if rope and window), None)
+    if SLIDING in family.layer_types and (any(windows) or not family.window_switch):
+        data["sliding_window"] = max((window for window in windows if window), default=None)
+        if family.windowed not in WINDOWS_ALIKE:  # transformers' Mistral warns of the key
+            data["layer_types"] = [SLIDING if window else FULL for window in windows]
+    if any(windows) and family.window_switch:
+        data["use_sliding_window"] = True
+        data["max_window_layers"] = next(i for i, window in enumerate(windows) if window)
+    if family.ropes is rope_or_none:
+        data["no_rope_layers"] = [int(rope is not None) for rope in ropes]
+    if family.model_type in ("smollm3", "phi3"):
+        data["pad_token_id"] = None  # its default is a token of a large vocabulary
+    if family.ropes is rope_by_window:
+        data["rope_local_base_freq"] = LOCAL_THETA if local is None else local.theta
+    if family.ropes is unscaled_by_window:  # only transformers 5 has two of them
+        local = local or Rope(theta=config.rope.theta)
+        data["rope_parameters"] = {FULL: config.rope.parameters(), SLIDING: local.parameters()}
+    if family.scaling is not None:  # else no scaling would mean this one
+        data["rope_parameters"] = config.rope.parameters()
+    if family.softcaps is not None:
+        data["attn_logit_softcapping"] = config.scores_softcap
+        data["final_logit_softcapping"] = config.logits_softcap
+    if family.query_pre_attn_scalar is not None:
+        data["query_pre_attn_scalar"] = config.query_pre_attn_scalar
+    if family.swiglu_limit is not None:
+        data["swiglu_limit"] = config.swiglu_limit
+    if family.original is not None and config.rope.type == "longrope":
+        data[ORIGINAL] = config.rope.original_max_position_embeddings
+    if family.experts is not None:
+        data |= {key: getattr(config, name) for name, (key, _) in family.experts.items()}
+        if "normed_routing" not in family.parts:
+            data["norm_topk_prob"] = config.normed_routing
+            data["mlp_only_layers"] = list(config.dense_layers)
+    if family.multipliers:
+        for key in (*MULTIPLIERS, "attention_multiplier"):
+            data[key] = getattr(config, key)
+    return data
+
+
+def layer_windows(
+    data: Data, architecture: str, family: Family, num_layers: int
+) -> tuple[int | None, ...]:
+    """How many tokens each layer's attention sees, None for all; () if no layer has a window.
+
+    Raises:
+        ValueError: layers of a type that the family does not have, or windows without a size.
+    """
+    ruled = [SLIDING if window else FULL for window in family.windowed(data, num_layers)]
+    types = read_key(data, "layer_types", list, []) or ruled
+    if others := sorted({str(kind) for kind in types} - set(family.layer_types)):
+        raise ValueError(
+            f"layers of type {', '.join(others)} are not supported, only"
+            f" {' and '.join(family.layer_types)} in {architecture}"
+        )
+    if len(types) != num_layers:
+        raise ValueError(f"layer_types names {len(types)} layers of {num_layers}")
+    if family.windowed in WINDOWS_ALIKE and types != ruled:
+        raise ValueError(f"layer_types of {architecture} must be {ruled[0]} in every layer")
+    if SLIDING not in types:
+        return ()
+    if family.window_switch and not is_switched_on(data):
+        raise ValueError("layer_types names sliding_attention, but use_sliding_window is off")
+    size = data["sliding_window"]
+    if type(size) is not int or not 0 < size < 2**30:
+        raise ValueError(
+            f"sliding_window must be a positive integer below 2^30 for layers of type"
+            f" sliding_attention, not {size!r:.40}"
+        )
+    return tuple(size if kind == SLIDING else None for kind in types)
+
+
+def _refuse_unsupported(data: Data, family: Family) -> None:
+    """Refuse keys that ask for what this model does not do."""
+    quantized = read_key(data, "quantization_config", dict, None)
+    if quantized is not None and not (family.mxfp4 and quantized.get("quant_method") == "mxfp4"):
+        raise ValueError("quantized weights are not supported; use the unquantized checkpoint")
+    if read_key(data, "use_bidirectional_attention", bool, False):
+        raise ValueError("use_bidirectional_attention is not supported, only causal attention")
+
+
+def _read_experts(data: Data, family: Family, num_layers: int) -> Data:
+    """The fields of `Config` for a mixture of experts."""
+    keys = family.experts or {}
+    for key, other in itertools.permutations(("num_experts", "num_local_experts")):
+        if key not in data and other in data:  # transformers 5 takes them for the same
+            data = {**data, key: data[other]}
+    parts: Data = {name: data.get(key, default) for name, (key, default) in keys.items()}
+    if type(count := parts["num_experts"]) is not int or count < 1:
+        key = keys["num_experts"][0]
+        raise ValueError(f"{key} must be a positive integer, not {count!r:.40}")
+    if "normed_routing" in family.parts:
+        return parts
+    if (step := read_key(data, "decoder_sparse_step", int, 1)) != 1:
+        raise ValueError(f"decoder_sparse_step {step} is not supported, only 1; mlp_only_layers is")
+    dense = read_key(data, "mlp_only_layers", list, [])
+    parts["dense_layers"] = tuple(layer for layer in range(num_layers) if layer in dense)
+    parts["normed_routing"] = read_key(data, "norm_topk_prob", bool, False)
+    return parts
+
+
+def _main_rope(data: Data, family: Family) -> Rope:
+    """The rotary embedding of layers without one of their own."""
+    if data.get("rope_theta") is None:
+        data = {**data, "rope_theta": family.theta}
+    if not (data.get("rope_scaling") or data.get("rope_parameters")):
+        data = {**data, "rope_parameters": family.scaling}
+    ropes = read_key(data, "rope_parameters", dict, {})
+    if family.ropes in (rope_by_window, unscaled_by_window) and ropes:
+        if others := sorted(str(name) for name in ropes.keys() - {FULL, SLIDING}):
+            raise ValueError(
+                f"rope_parameters {others[0]!r} is not supported, only those of full_attention and"
+                " of sliding_attention"
+            )
+        scaling = read_key(data, "rope_scaling", dict, {})
+        whole = {**read_key(ropes, FULL, dict, {}), **scaling}
+        data = {**data, "rope_parameters": whole, "rope_scaling": None}
+    original = family.original and read_key(data, ORIGINAL, int, family.original)
+    rope = Rope.from_hf(data, family.rope_types, original)
+    if rope.partial_rotary_factor != 1 and not family.partly_rotated:
+        raise ValueError(
+            f"partial_rotary_factor {rope.partial_rotary_factor} is not supported, only whole heads"
+        )
+    return rope
+
+
+def _read_number(
+    data: Data, key: str, default: float | None, optional: bool = False
+) -> float | None:
+    """A positive number; None where it is null and may be."""
+    value = data.get(key, default)
+    if value is None and optional:
+        return None
+    if not is_positive(value):
+        raise ValueError(f"{key} must be a positive number, not {value!r:.40}")
+    return value

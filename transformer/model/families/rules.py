@@ -1,0 +1,127 @@
+"""What differs from layer to layer, by the rules of each family: windows and rotary embeddings.
+
+A token of a layer of type "sliding_attention" sees the newest `sliding_window` tokens only, itself
+included (Longformer, arXiv:2004.05150). Layers may have two rotary embeddings (Gemma 3: a faster
+one where there is a window; OLMo 3: one that is not scaled there), or some of them none at all
+(SmolLM3, after arXiv:2501.18795).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformer.model.rope import Rope, read_key
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+# Keys that transformers fills in where a config.json does not have them.
+MAX_WINDOW_LAYERS = 28
+SLIDING_WINDOW_PATTERN = 6
+NO_ROPE_LAYER_INTERVAL = 4
+LOCAL_THETA = 1e4
+OLMO_THETA = 5e5
+
+Data = dict[str, Any]
+
+
+def windows_in_last_layers(data: Data, num_layers: int) -> list[bool]:
+    """Qwen: from layer `max_window_layers` on. Llama, whose files may have the keys as well: none
+    may follow, see `layer_types`.
+    """
+    first = read_key(data, "max_window_layers", int, MAX_WINDOW_LAYERS)
+    return [is_switched_on(data) and layer >= first for layer in range(num_layers)]
+
+
+def windows_without_rope(data: Data, num_layers: int) -> list[bool]:
+    """SmolLM3: in the layers that have no rotary embedding."""
+    return [is_switched_on(data) and not rotated for rotated in _rotated(data, num_layers)]
+
+
+def windows_everywhere(data: Data, num_layers: int) -> list[bool]:
+    """Mistral, Mixtral and Phi-3."""
+    return [has_size(data)] * num_layers
+
+
+def windows_everywhere_if_switched_on(data: Data, num_layers: int) -> list[bool]:
+    """Qwen3 with experts."""
+    return [is_switched_on(data)] * num_layers
+
+
+def windows_in_every_other(data: Data, num_layers: int) -> list[bool]:
+    """Gemma 2 and gpt-oss: the first, the third and so on."""
+    return [layer % 2 == 0 for layer in range(num_layers)]
+
+
+def windows_but_in_every_sixth(data: Data, num_layers: int) -> list[bool]:
+    """Gemma 3, whose number six is a key."""
+    period = _period(data, "sliding_window_pattern", SLIDING_WINDOW_PATTERN)
+    return [(layer + 1) % period != 0 for layer in range(num_layers)]
+
+
+def windows_but_in_every_fourth(data: Data, num_layers: int) -> list[bool]:
+    """OLMo 3."""
+    return [(layer + 1) % 4 != 0 for layer in range(num_layers)]
+
+
+def one_rope(data: Data, rope: Rope, windowed: list[bool]) -> tuple[Rope | None, ...]:
+    """The same rotary embedding in every layer."""
+    return (rope,) * len(windowed)
+
+
+def rope_or_none(data: Data, rope: Rope, windowed: list[bool]) -> tuple[Rope | None, ...]:
+    """SmolLM3: none in some layers."""
+    return tuple(rope if rotated else None for rotated in _rotated(data, len(windowed)))
+
+
+def rope_by_window(data: Data, rope: Rope, windowed: list[bool]) -> tuple[Rope | None, ...]:
+    """Gemma 3: one of its own for layers with a window, under transformers 4's key or 5's."""
+    local = _local_rope(data, data.get("rope_local_base_freq"), LOCAL_THETA)
+    return tuple(local if window else rope for window in windowed)
+
+
+def unscaled_by_window(data: Data, rope: Rope, windowed: list[bool]) -> tuple[Rope | None, ...]:
+    """OLMo 3: layers with a window do not need the scaling for longer texts."""
+    local = _local_rope(data, data.get("rope_theta"), OLMO_THETA)
+    return tuple(local if window else rope for window in windowed)
+
+
+def _local_rope(data: Data, theta: Any, default: float) -> Rope:
+    """The rotary embedding of layers with a window."""
+    ropes = read_key(data, "rope_parameters", dict, {})
+    return Rope.from_hf(
+        {
+            "max_position_embeddings": data["max_position_embeddings"],
+            "rope_theta": default if theta is None else theta,
+            "rope_parameters": read_key(ropes, SLIDING, dict, {}),
+        }
+    )
+
+
+def _rotated(data: Data, num_layers: int) -> list[bool]:
+    """Whether each layer of SmolLM3 has a rotary embedding: 1 in `no_rope_layers` says it has."""
+    given = read_key(data, "no_rope_layers", list, None)
+    if given is None:
+        period = _period(data, "no_rope_layer_interval", NO_ROPE_LAYER_INTERVAL)
+        return [(layer + 1) % period != 0 for layer in range(num_layers)]
+    if len(given) < num_layers or not all(value in (0, 1) for value in given):
+        raise ValueError(
+            f"no_rope_layers must be 0 or 1 for each of {num_layers} layers, not {given!r:.60}"
+        )
+    return [value == 1 for value in given[:num_layers]]
+
+
+def is_switched_on(data: Data) -> bool:
+    """Whether config.json switches windows on."""
+    return read_key(data, "use_sliding_window", bool, False) and has_size(data)
+
+
+def has_size(data: Data) -> bool:
+    """Whether there is a window's size; null means no window."""
+    return read_key(data, "sliding_window", int, None) is not None
+
+
+def _period(data: Data, key: str, default: int) -> int:
+    period = read_key(data, key, int, default)
+    if period < 1:
+        raise ValueError(f"{key} must be a positive integer, not {period}")
+    return period
