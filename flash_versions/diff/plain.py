@@ -50,6 +50,7 @@ SWITCHES = {
     **dict.fromkeys(("FP8", "is_fp8", "CAP", "LEFT", "LATE_WAIT", "RAGGED", "SINK", "ON"), False),
     **dict.fromkeys(("OVERLAP", "PING_PONG", "EPILOGUE_BUFFER"), True),
     "CONSUMERS": 2,
+    "PANELS": 1,
     "THRESHOLD": 8.0,
 }
 IDLE = {"trace.enter"}  # calls that then do nothing

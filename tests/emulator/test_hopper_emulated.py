@@ -157,7 +157,7 @@ def test_the_same_bits_in_every_order(monkeypatch):
 
 
 USUAL = (SMALL, 330)  # schedule and number of keys
-V_WAITED = "acc = warpgroup_mma_wait(0, deps=[acc_token])"
+V_WAITED = "acc = acc.wait(acc_token)"
 BUGS = {
     "K is not released": Bug(
         "attend", [("        buffers.k.release(stage)", "        pass")], "produce 2 in .*fill"
@@ -202,10 +202,10 @@ BUGS = {
     ),
     "Q is read before it is there": Bug("consume", [("buffers.q.wait(q_stage)", "pass")], WRONG),
     "S is read while it is in flight": Bug(
-        "attend", [("_wait(1, deps=[s_token])", "_wait(2, deps=[s_token])")], "in flight"
+        "attend", [("_wait(acc.PANELS,", "_wait(acc.PANELS + 1,")], "in flight"
     ),
     "the rest of P V is not waited for": Bug(
-        "attend", [("_wait(0, deps=[acc_token])", "_wait(1, deps=[acc_token])")], "in flight"
+        "Output.wait", [("_wait(0, deps=[tokens[0]])", "_wait(1, deps=[tokens[0]])")], "in flight"
     ),
     "a slot is filled before it is empty": Bug(
         "Pipeline.fill", [("mbarrier.wait(self.empty.index(stage.slot), stage.phase ^ 1)", "pass")],
@@ -234,7 +234,7 @@ BUGS = {
         "consume 0 in .*named_barrier_sync"
     ),
     "the accumulator is not rescaled": Bug(
-        "attend", [("acc = acc * per_row(alpha, acc)[:, None]", "pass")], WRONG
+        "attend", [("acc = acc.rescaled(alpha)", "pass")], WRONG
     ),
     "O is overwritten while it is stored": Bug(
         "consume", [("tma.store_wait(0)  # of the tile before", "pass")], WRONG
