@@ -156,6 +156,7 @@ def test_neighbours_in_a_packing_do_not_leak(poisoned, device):
         ({"block_kv": 96}, "block_kv=96 is not possible; 64 and 128 are"),
         ({"stages": 0}, "stages=0 and q_stages=2 must be at least 1"),
         ({"stages": 1, "late_wait": True}, "use stages=2"),
+        ({"section": 0}, "section=0 must be at least 1"),
         ({"scheduler": "fair"}, "scheduler='fair' is unknown; there are grid, static, dynamic"),
     ],
     ids=str,

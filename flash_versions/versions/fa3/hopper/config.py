@@ -33,6 +33,10 @@ class HopperConfig:
         late_wait: keep the wait for P V behind the softmax, from where ptxas would move it to the
             front; without overlap there is nothing to move.
         scheduler: "grid", "static" or "dynamic", see `tile_scheduler.Scheduler`.
+        section: query heads, of all sequences, whose tiles are worked on together; None chooses by
+            what fits in the L2 cache (`heads_of_section`).
+        upward: tiles walk from their first key to the last; otherwise from the last, where a causal
+            mask cuts, to the first. Upward, tiles that begin together read the same keys together.
     """
 
     consumers: int = 2
@@ -44,6 +48,8 @@ class HopperConfig:
     ping_pong: bool = True
     late_wait: bool = False
     scheduler: str = "static"
+    section: int | None = None
+    upward: bool = False
 
     def __post_init__(self) -> None:
         if self.consumers not in (2, 3):
@@ -58,6 +64,8 @@ class HopperConfig:
             raise ValueError(
                 "late_wait with stages=1 would wait for a K that waits for this V; use stages=2."
             )
+        if self.section is not None and self.section < 1:
+            raise ValueError(f"section={self.section} must be at least 1.")
         if self.scheduler not in SCHEDULERS:
             raise ValueError(
                 f"scheduler={self.scheduler!r} is unknown; there are {', '.join(SCHEDULERS)}."

@@ -174,10 +174,10 @@ def more_numbers(request: Request, config: HopperConfig) -> tuple:
     return (kv_apart(request) or 0, *slopes_strides(request), *lines)
 
 
-def numbers(request: Request) -> tuple:
+def numbers(request: Request, section: int | None = None) -> tuple:
     """The arguments that follow them, up to the first constant."""
     batch, q_length, heads, _ = request.q.shape
-    section = heads_of_section(request)
+    section = section or heads_of_section(request)
     bounds, scales = window_bounds(request), score_scales(request)
     return q_length, request.k.shape[1], heads, batch, section, *bounds, *scales
 
@@ -212,9 +212,14 @@ def constants(request: Request, config: HopperConfig) -> dict[str, Any]:
     cut = left is not None or (right is not None and (ragged or not aligned))
     if listed:  # intervals say all that a window and the keys' end say
         request, cut = request._replace(window_left=None, window_right=None), False
+    shared = window_constants(request, config.block_kv)
+    upward = config.upward and not listed
+    if upward:  # what is cut is visited last
+        cut = shared["LEFT"] or shared["RIGHT"] or shared["EDGE"]
     return {
-        **window_constants(request, config.block_kv),
+        **shared,
         "CUT": cut,
+        "UPWARD": upward,
         "RAGGED": ragged,
         "PACKED": request.cu_seqlens_q is not None,
         "ALIBI": request.alibi_slopes is not None,
@@ -250,7 +255,7 @@ def make_plan(
         config,
         (*layout(request), config.block_q, config.block_kv, dtype, *map(placement, scales or ())),
         (num_programs(request, config), 1, 1),
-        (*numbers(request), *more_numbers(request, config)),
+        (*numbers(request, config.section), *more_numbers(request, config)),
         {
             **constants(request, config),
             "FP8": scales is not None,
