@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 
@@ -45,6 +46,19 @@ def padded_head_dim(head_dim: int) -> int:
     multiplies.
     """
     return max(16, 1 << (head_dim - 1).bit_length())
+
+
+@cache
+def panel_widths(head_dim: int) -> tuple[int, ...]:
+    """The tile widths for a head dimension in kernels that can divide it into two panels: powers of
+    two, the first at least 64, the second at least 16 and smaller than the first.
+
+    One panel if two would be as wide: 64 + 64 for 112 dims are 128.
+    """
+    padded = max(64, padded_head_dim(head_dim))
+    first = padded // 2
+    second = padded_head_dim(head_dim - first)
+    return (first, second) if first >= 64 and second < first else (padded,)
 
 
 def default_config(

@@ -57,6 +57,9 @@ SHAPES = {
     "ragged-128": Shape(500, 700, head_dim=128, backward=False, options=CAUSAL),
     "long-64": Shape(8192, 8192, backward=False, options=CAUSAL),
     "window-256": Shape(head_dim=256, backward=False, options={"window": (100, 20)}),
+    "panels-96": Shape(kv_heads=2, head_dim=96, backward=False, options=CAUSAL | ENDS),
+    "panels-160": Shape(head_dim=160, dtype=torch.float16, backward=False),
+    "panels-192": Shape(kv_heads=2, head_dim=192, backward=False, options=CAUSAL),
     "192-by-128": Shape(head_dim=192, head_dim_v=128, backward=False, options=CAUSAL),
     "64-by-256": Shape(head_dim_v=256, backward=False),
     "softcap-128": Shape(head_dim=128, backward=False, options={"softcap": 30.0}),
@@ -113,11 +116,15 @@ PARTS = {
     "sm_100": ("all", "wide"),
     "sm_120": ("all", "wide"),
 }
-# Of FA4, which has FA3's boxes, masks and tiles; test_fa4_compile.py has more of its own.
+# Of FA4, which has FA3's boxes, masks and tiles; test_fa4_compile.py has more of its own. Only the
+# kernels for Hopper have panels.
 REPEATED = {
+    "fa1": ("panels-96", "panels-160", "panels-192"),
+    "fa2": ("panels-96", "panels-160", "panels-192"),
     "fa3": ("decode-128",),  # FA2's
     "fa4": (
         "decode-128", "full-64", "full-128", "ragged-128", "192-by-128", "softcap-128", "pages",
+        "panels-96",
     ),
 }  # fmt: skip
 # On Hopper.
@@ -130,10 +137,10 @@ WIDE = {
         "full-64", "full-128", "ragged-128", "64-by-256", "softcap-128", "prefill-80",
         "prefill-64", "prefill-256", "packed", "padded", "intervals-64", "intervals-256",
     ),
-    "fa3": ("full-64", "ragged-128", "64-by-256", "prefill-128-fp32", "scores"),
+    "fa3": ("full-64", "ragged-128", "64-by-256", "prefill-128-fp32", "scores", "panels-160"),
     "fa4": (
         "64-by-256", "prefill-128-fp32", "scores", "packed", "prefill-80", "intervals-64",
-        "intervals-256",
+        "intervals-256", "panels-160",
     ),
 }  # fmt: skip
 # Elsewhere: head_dim 64 needs less of everything, and 256 has the least room on sm_89.

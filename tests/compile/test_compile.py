@@ -236,6 +236,24 @@ def test_the_hopper_kernel_is_asynchronous(arch, part):
             assert (found.index(f"{product} regs") < waits[0]) == overlaps, key
 
 
+# Products of a loop: of S, each with 16 dims, and for each panel of O, each with 16 keys.
+PRODUCTS = {
+    "prefill-80": 80 // 16 + 2 * 128 // 16,
+    "panels-96": 96 // 16 + 2 * 128 // 16,
+    "panels-160": 160 // 16 + 2 * 128 // 16,
+    "panels-192": 192 // 16 + 2 * 64 // 16,
+    "192-by-128": 192 // 16 + 128 // 16,
+}
+
+
+@by_kernel_of_hopper
+def test_a_head_dim_in_two_panels_is_not_padded(arch, part):
+    found = {k: row for k, row in hopper_kernels(part).items() if k[1] in PRODUCTS}
+    assert len(found) == {"fa3": 4, "fa4 fp8": 1, "wide": 3}[part]
+    for key, row in found.items():
+        assert [loop["opcodes"]["HGMMA"] for loop in row["loops"]] == [PRODUCTS[key[1]]] * 2, key
+
+
 @pytest.mark.parametrize(("arch", "part"), [of_part("sm_90", "fa4 fp8"), of_part("sm_90", "wide")])
 def test_bytes_halve_the_products_and_add_nothing(arch, part):
     """A product of 64 rows takes 32 numbers at a time, not 16. Nothing moves P between threads:

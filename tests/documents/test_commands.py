@@ -168,7 +168,7 @@ def test_kernels_are_shown_without_the_host(capsys):
 def test_kernels_for_hopper_lose_what_is_switched_off(capsys):
     assert diff.main(["--show", "fa4-hopper", "--plain"]) == 0
     out = capsys.readouterr().out
-    assert "acc = correct(acc, per_row(alpha, acc))" in out and "def store(" in out
+    assert "acc = corrected(acc, alpha)" in out and "def store(" in out
     for word in ("trace", "LATE_WAIT", "is_fp8", "scored", '"""', "attend_in_order"):
         assert word not in out
     assert diff.main(["fa3-hopper", "fa4-hopper", "--plain"]) == 0

@@ -104,14 +104,14 @@ def test_every_step_has_its_line(name):
         "scores": "tl.dot(q_tile", "mask": "tl.where(", "maximum": "tl.maximum",
         "store O": "store_rows(o",
         "exponentials": "tl.exp", "sum": "softmax_step(", "softmax": "fold_scores(",
-        "wait": "wait", "copy": "fill", "store": "store_tile(", "product": "multiply_",
-        "combine": "store_row_values(lse_out", "done": "warpgroup_mma_wait",
-        "rescale": "per_row(alpha",
+        "wait": "wait", "copy": "fill", "store": "o.store(", "product": "multiply_",
+        "combine": "store_row_values(lse_out", "done": "_wait( acc.wait(",
+        "rescale": "acc.rescaled(alpha corrected(acc,",
     }  # fmt: skip
     for step in found["steps"]:
         line = lines[step["line"] - 1]
         if step["what"] in words and "named_barrier" not in line and "fill" not in line:
-            assert words[step["what"]] in line, (step["what"], line)
+            assert any(x in line for x in words[step["what"]].split(" ")), (step["what"], line)
 
 
 @pytest.mark.parametrize("name", ["fa3-hopper", "fa4-hopper"])

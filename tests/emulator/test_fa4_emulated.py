@@ -36,6 +36,7 @@ CONFIGS = {
     "four stages": replace(SMALL, stages=4),
     "one stage": replace(SMALL, stages=1, ping_pong=False),
     "late wait": replace(SMALL, late_wait=True, stages=3),
+    "upward": replace(SMALL, upward=True, section=3),
     "grid": replace(SMALL, scheduler="grid"),
     "dynamic": replace(SMALL, scheduler="dynamic"),
     "dynamic, three consumers": replace(SMALL, consumers=3, stages=3, scheduler="dynamic"),
@@ -298,7 +299,7 @@ def in_fp8():
 FP8 = replace(SMALL, threshold=4.0)
 DYNAMIC = replace(SMALL, scheduler="dynamic", stages=4)
 ONE_Q = replace(SMALL, q_stages=1, epilogue_buffer=False)
-V_WAITED = "acc = warpgroup_mma_wait(0, deps=[acc_token])"
+V_WAITED = "acc = acc.wait(acc_token)"
 O_TAKEN = "mbarrier.arrive(buffers.o_empty.index(c), count=1)"
 O_FULL = "mbarrier.wait(buffers.o_full.index(c), round & 1)"
 O_EMPTY = "mbarrier.wait(buffers.o_empty.index(CONSUMER), (round & 1) ^ 1)"
@@ -378,7 +379,7 @@ BUGS = {
         "consume 1 in .*named_barrier_sync"
     ),
     "the accumulator is not corrected": Bug(
-        "attend", [("acc = correct(acc, per_row(alpha, acc))", "pass")], WRONG
+        "attend", [("acc = corrected(acc, alpha)", "pass")], WRONG
     ),
     "one of a thread's two rows decides": Bug(
         "correct", [(" setp.ne.or.f32 mine, $3, 0f3F800000, mine;", "")], WRONG,
@@ -411,7 +412,7 @@ BUGS = {
         "consume", [("row_max - scales.SHIFT", "row_max")], WRONG, (FP8, in_fp8)
     ),
     "the scale of V is forgotten": Bug(
-        "consume", [("out *= tile_scales.value", "pass")], WRONG, (FP8, in_fp8)
+        "consume", [("out = out.scaled(tile_scales.value)", "pass")], WRONG, (FP8, in_fp8)
     ),
     "the scale of another block of K": Bug(
         "TileScales.of_block", [("block * problem.BLOCK_KV // KEYS_OF_SCALE", "block")], WRONG,

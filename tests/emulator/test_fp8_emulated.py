@@ -207,7 +207,7 @@ def inputs_of_bugs():
 
 BUGS = {
     "the scale of V is forgotten": Bug(
-        "consume", [("out *= tile_scales.value", "pass")], WRONG
+        "consume", [("out = out.scaled(tile_scales.value)", "pass")], WRONG
     ),
     "the LSE counts what P is scaled by": Bug(
         "consume", [("row_max -= scales.SHIFT", "pass")], WRONG
@@ -252,7 +252,7 @@ BUGS = {
         WRONG,
     ),
     "the rest of P V is not waited for": Bug(
-        "attend", [("_wait(0, deps=[acc_token])", "_wait(1, deps=[acc_token])")], "in flight"
+        "Output.wait", [("_wait(0, deps=[tokens[0]])", "_wait(1, deps=[tokens[0]])")], "in flight"
     ),
 }  # fmt: skip
 

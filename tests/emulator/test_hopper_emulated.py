@@ -37,6 +37,8 @@ CONFIGS = {
     "aligned tiles": replace(SMALL, block_kv=128),
     "four stages": replace(SMALL, stages=4),
     "one stage, in order": replace(SMALL, stages=1, overlap=False),
+    "upward": replace(SMALL, upward=True),
+    "upward, in order, heads in pairs": replace(SMALL, upward=True, overlap=False, section=2),
     "grid": replace(SMALL, scheduler="grid"),
     "dynamic": replace(SMALL, scheduler="dynamic"),
     "dynamic, three consumers": replace(SMALL, consumers=3, stages=3, scheduler="dynamic"),
@@ -112,6 +114,7 @@ def test_causal_tiles_that_end_with_a_block(M, N, block_kv):
     """Where only a tile's first block is cut by the mask, the others are not masked."""
     check(replace(SMALL, block_kv=block_kv), *qkv(M, N, 2, 64), causal=True)
     check(replace(SMALL, block_kv=block_kv), *qkv(M, N, 1, 64), window=(None, 128))
+    check(replace(SMALL, block_kv=block_kv, upward=True), *qkv(M, N, 2, 64), causal=True)
 
 
 @pytest.mark.parametrize("variant", SWITCHES)
@@ -131,6 +134,7 @@ def test_every_variant_of_the_ablation(variant):
 @pytest.mark.parametrize("D", [64, 128])
 def test_windows_and_softcap(options, M, N, D):
     check(None, *qkv(M, N, 2, D, kv_heads=1), **options)
+    check(replace(SMALL, upward=True), *qkv(M, N, 2, D, kv_heads=1), **options)
     check(replace(SMALL, overlap=False), *qkv(M, N, 2, D, kv_heads=1), **options)
 
 
@@ -157,7 +161,7 @@ def test_the_same_bits_in_every_order(monkeypatch):
 
 
 USUAL = (SMALL, 330)  # schedule and number of keys
-V_WAITED = "acc = warpgroup_mma_wait(0, deps=[acc_token])"
+V_WAITED = "acc = acc.wait(acc_token)"
 BUGS = {
     "K is not released": Bug(
         "attend", [("        buffers.k.release(stage)", "        pass")], "produce 2 in .*fill"
@@ -202,10 +206,10 @@ BUGS = {
     ),
     "Q is read before it is there": Bug("consume", [("buffers.q.wait(q_stage)", "pass")], WRONG),
     "S is read while it is in flight": Bug(
-        "attend", [("_wait(1, deps=[s_token])", "_wait(2, deps=[s_token])")], "in flight"
+        "attend", [("_wait(acc.PANELS,", "_wait(acc.PANELS + 1,")], "in flight"
     ),
     "the rest of P V is not waited for": Bug(
-        "attend", [("_wait(0, deps=[acc_token])", "_wait(1, deps=[acc_token])")], "in flight"
+        "Output.wait", [("_wait(0, deps=[tokens[0]])", "_wait(1, deps=[tokens[0]])")], "in flight"
     ),
     "a slot is filled before it is empty": Bug(
         "Pipeline.fill", [("mbarrier.wait(self.empty.index(stage.slot), stage.phase ^ 1)", "pass")],
@@ -234,7 +238,7 @@ BUGS = {
         "consume 0 in .*named_barrier_sync"
     ),
     "the accumulator is not rescaled": Bug(
-        "attend", [("acc = acc * per_row(alpha, acc)[:, None]", "pass")], WRONG
+        "attend", [("acc = acc.rescaled(alpha)", "pass")], WRONG
     ),
     "O is overwritten while it is stored": Bug(
         "consume", [("tma.store_wait(0)  # of the tile before", "pass")], WRONG

@@ -163,7 +163,13 @@ class Product:
 
     def compute(self):
         product = self.a.data.float() @ self.b.data.float()
-        self.result = Tensor(product + self.acc.data if self.use_acc else product)
+        if self.use_acc and isinstance(self.acc, Product):  # one after the other
+            if self.acc.result is None:
+                self.acc.compute()
+            product += self.acc.result.data
+        elif self.use_acc:
+            product += self.acc.data
+        self.result = Tensor(product)
 
 
 def warpgroup_mma(a, b, acc, use_acc=True, is_async=False):

@@ -45,6 +45,8 @@ class TensorDescriptor:
 
 
 class tma:
+    tensor_descriptor = TensorDescriptor
+
     def async_load(descriptor, coordinates, barrier, tile):
         machine = here.partition.program.machine
         late = machine.draw(machine.order.late_loads)

@@ -80,9 +80,10 @@ LINES = {
     "named_barrier_arrive(CONSUMER, schedule.CONSUMERS)": Line(
         "Ping-pong: now the other consumer may issue its products."
     ),
-    "s = warpgroup_mma_wait(1, deps=[s_token])": Line(
+    "s = warpgroup_mma_wait(acc.PANELS, deps=[s_token])": Line(
         "Waits until at most **one** issued product is unfinished. Products finish in the order in "
-        "which they were issued, so S is there, and P V may still be running.",
+        "which they were issued, so S is there, and P V may still be running. `acc.PANELS` is 1 at "
+        "head_dim 64, 128 and 256. At 192 it is 2: P V is two products, 128 and 64 dims wide.",
         ("done", "S"),
     ),
     "buffers.k.release(stage)": Line(
@@ -96,7 +97,7 @@ LINES = {
         "inputs it also applies their scales.",
         work=("softmax", "exp"),
     ),
-    "acc = warpgroup_mma_wait(0, deps=[acc_token])": Line(
+    "acc = acc.wait(acc_token)": Line(
         "Waits until **no** issued product is unfinished: acc has P V of the previous block.",
         ("done", "PV"),
     ),
@@ -106,10 +107,10 @@ LINES = {
         "numbers that it has to contribute, so nothing moves.",
         work=("correct",),
     ),
-    "acc = acc * per_row(alpha, acc)[:, None]": Line(
+    "acc = acc.rescaled(alpha)": Line(
         "Rescales acc. `alpha` has one number for each row. S and acc differ in width, so the "
-        "compiler has a layout for the rows of each; `per_row` changes alpha's from one to the "
-        "other. Each thread has the same rows in both, so no data moves.",
+        "compiler has a layout for the rows of each, and alpha's is changed from one to the other. "
+        "Each thread has the same rows in both, so no data moves.",
         work=("correct",),
     ),
 }

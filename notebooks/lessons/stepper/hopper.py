@@ -124,10 +124,10 @@ class Watch:
         return fold_scores
 
     def rescale(self, original: Any) -> Any:
-        """`per_row`, which in `attend` hands out by what acc is multiplied."""
+        """`per_row`, which hands out by what acc is multiplied where it is rescaled."""
 
         def per_row(x: Any, acc: Any) -> Any:
-            if sys._getframe(1).f_code.co_name == "attend":
+            if sys._getframe(1).f_code.co_name in ("rescaled", "corrected"):
                 machine.note("rescale", int((x.data != 1).sum()))
             return original(x, acc)
 
@@ -170,7 +170,7 @@ def caller(frame: FrameType | None, names: tuple[str, ...]) -> FrameType:
 def slot_of(barrier: Any, buffers: Any) -> tuple[str, int]:
     """The pipeline, such as "K", and the slot of a barrier that says `full`."""
     for name in ("q", "k", "v"):
-        full = getattr(buffers, name).full
+        full = getattr(buffers, name).first.full
         for i, other in enumerate(full):
             if other is barrier:
                 return name.upper(), i
@@ -183,7 +183,7 @@ def name_of(barrier: Any, buffers: Any) -> str:
         return f"turn of consumer {int(barrier) - 8}"
     for name in ("q", "k", "v"):
         for side in ("full", "empty"):
-            for i, other in enumerate(getattr(getattr(buffers, name), side)):
+            for i, other in enumerate(getattr(getattr(buffers, name).first, side)):
                 if other is barrier:
                     return f"{name.upper()} {side} {i}"
     for side in ("full", "empty"):
@@ -219,7 +219,7 @@ def record(
         steps; o (M, head_dim) as the kernel wrote it; its lse (M,); the source that is shown.
     """
     loaded = emulator.load(f"flash_versions.versions.{version}.hopper.forward")
-    module = loaded[f"{version}.hopper.forward"]
+    module, panels = loaded[f"{version}.hopper.forward"], loaded["fa3.hopper.panels"]
     config = getattr(loaded[f"{version}.hopper.config"], CONFIGS[version])(block_kv=64)
     shown = source.text(f"{version}-hopper", causal, q.shape[3])
     watch = Watch(shown)
@@ -230,7 +230,8 @@ def record(
         patch.object(machine, "order", ORDER),
         patch.object(machine, "watcher", watch.event),
         patch.object(module, "fold_scores", watch.softmax(module.fold_scores)),
-        patch.object(module, "per_row", watch.rescale(module.per_row)),
+        patch.object(panels, "per_row", watch.rescale(panels.per_row)),
+        patch.object(module, "per_row", watch.rescale(panels.per_row), create=True),  # FA4's own
         patch.object(emulator.gl, "store", watch.store_rows(emulator.gl.store)),
     ):
         o, lse, _ = module.forward(request, config)

@@ -2,6 +2,7 @@
 
 import re
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from flash_versions.dispatch import launch
 from flash_versions.dispatch.autograd.compute import in_vectors
 from flash_versions.dispatch.device import H200_SHARED_MEMORY, Properties, devices
 from flash_versions.dispatch.request import make_request
-from flash_versions.dispatch.sizes import LaunchConfig
+from flash_versions.dispatch.sizes import LaunchConfig, panel_widths
 from flash_versions.versions import fa3
 from flash_versions.versions.fa2 import backward as packing_backward
 from flash_versions.versions.fa2 import forward as packing
@@ -22,7 +23,7 @@ from flash_versions.versions.fa3 import forward as portable
 from flash_versions.versions.fa3.forward import heavy_first
 from flash_versions.versions.fa3.hopper import forward as forward_hopper
 from flash_versions.versions.fa3.hopper.backward import kernel as backward_hopper
-from flash_versions.versions.fa3.hopper.config import HopperConfig
+from flash_versions.versions.fa3.hopper.config import HopperConfig, default_config, fits_through_q
 from flash_versions.versions.tiles.tma import undescribable
 from tests.flash_versions.versions.test_attention import CASES, DTYPES, EVERY_DTYPE, LAYOUTS
 from tests.flash_versions.versions.test_packed import bounds, packed_inputs
@@ -155,6 +156,7 @@ def test_neighbours_in_a_packing_do_not_leak(poisoned, device):
         ({"block_kv": 96}, "block_kv=96 is not possible; 64 and 128 are"),
         ({"stages": 0}, "stages=0 and q_stages=2 must be at least 1"),
         ({"stages": 1, "late_wait": True}, "use stages=2"),
+        ({"section": 0}, "section=0 must be at least 1"),
         ({"scheduler": "fair"}, "scheduler='fair' is unknown; there are grid, static, dynamic"),
     ],
     ids=str,
@@ -169,6 +171,29 @@ def test_o_does_not_leave_through_a_q_of_another_width(device):
     request = make_request(q, k, v[..., :64])
     with pytest.raises(ValueError, match="head_dim 128 and 64 of v differ"):
         forward_hopper.forward(request, HopperConfig(epilogue_buffer=False))
+
+
+HEAD_DIMS = (8, 64, 72, 96, 112, 128, 130, 160, 192, 200, 256)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_every_head_dim_has_tiles_that_fit(causal, device):
+    """In shared memory, with at least two slots of K and V; and O, whose 64 rows take a register
+    of each thread for two dims, in registers beside as many for S and half as many for P.
+    """
+    for head_dim, head_dim_v in product(HEAD_DIMS, HEAD_DIMS):
+        q, k, v = (
+            torch.empty(1, 256, 4, dims, dtype=torch.bfloat16, device=device)
+            for dims in (head_dim, head_dim, head_dim_v)
+        )
+        config = default_config(make_request(q, k, v, causal=causal))
+        widths, widths_v = panel_widths(head_dim), panel_widths(head_dim_v)
+        assert config.fits(sum(widths), sum(widths_v)), (head_dim, head_dim_v)
+        assert config.stages >= 2
+        assert config.epilogue_buffer or fits_through_q(widths, widths_v)
+        scores = config.block_kv // 2
+        registers = sum(widths_v) // 2 + scores + scores // 2
+        assert registers <= {2: 180, 3: 130}[config.consumers], (head_dim, head_dim_v)
 
 
 # ---- the walk ----

@@ -1,14 +1,19 @@
 """The switches of FA3's kernel for Hopper, and how they are set."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from flash_versions.dispatch.device import devices
+from flash_versions.dispatch.device import H200_SHARED_MEMORY, devices
 from flash_versions.dispatch.request import Request
+from flash_versions.dispatch.sizes import panel_widths
 from flash_versions.versions.tiles.rows import cdiv
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 # Rows that a consumer of three gets done while one of two does a row, at head_dim 64 (docs/log.md).
 THREE_TO_TWO = 1.16
+# Of O, 64 rows of which take a register of each thread for two dims. S of 128 keys takes 64
+# registers and P 32, of 240.
+MOST_DIMS_BESIDE_128_KEYS = 160
+OTHER_BYTES = 3 * 1024  # what a program has in shared memory beside tiles, at most
 SCHEDULERS = ("grid", "static", "dynamic")
 
 
@@ -28,6 +33,10 @@ class HopperConfig:
         late_wait: keep the wait for P V behind the softmax, from where ptxas would move it to the
             front; without overlap there is nothing to move.
         scheduler: "grid", "static" or "dynamic", see `tile_scheduler.Scheduler`.
+        section: query heads, of all sequences, whose tiles are worked on together; None chooses by
+            what fits in the L2 cache (`heads_of_section`).
+        upward: tiles walk from their first key to the last; otherwise from the last, where a causal
+            mask cuts, to the first. Upward, tiles that begin together read the same keys together.
     """
 
     consumers: int = 2
@@ -39,6 +48,8 @@ class HopperConfig:
     ping_pong: bool = True
     late_wait: bool = False
     scheduler: str = "static"
+    section: int | None = None
+    upward: bool = False
 
     def __post_init__(self) -> None:
         if self.consumers not in (2, 3):
@@ -53,6 +64,8 @@ class HopperConfig:
             raise ValueError(
                 "late_wait with stages=1 would wait for a K that waits for this V; use stages=2."
             )
+        if self.section is not None and self.section < 1:
+            raise ValueError(f"section={self.section} must be at least 1.")
         if self.scheduler not in SCHEDULERS:
             raise ValueError(
                 f"scheduler={self.scheduler!r} is unknown; there are {', '.join(SCHEDULERS)}."
@@ -63,6 +76,18 @@ class HopperConfig:
         """Query rows of a tile."""
         return self.consumers * WARPGROUP_ROWS.value
 
+    def shared_bytes(self, width: int, width_v: int) -> int:
+        """Shared memory of the tiles of 16-bit numbers, in bytes; width and width_v are the columns
+        of Q and K, and of V and O.
+        """
+        o_width = width_v if self.epilogue_buffer else 0
+        q_and_o = self.block_q * (self.q_stages * width + o_width)
+        return 2 * (q_and_o + self.stages * self.block_kv * (width + width_v))
+
+    def fits(self, width: int, width_v: int) -> bool:
+        """Whether the tiles fit, and barriers and the intervals of keys with them."""
+        return self.shared_bytes(width, width_v) + OTHER_BYTES <= H200_SHARED_MEMORY
+
 
 def default_config(request: Request) -> HopperConfig:
     """The fastest configuration that was found on an H200 (docs/log.md)."""
@@ -71,18 +96,34 @@ def default_config(request: Request) -> HopperConfig:
     uneven = causal or request.is_ragged or request.has_intervals
     scheduler = "dynamic" if uneven else "static"
     if max(head_dim, head_dim_v) > 128:
-        return HopperConfig(
-            block_kv=64,
-            q_stages=1,
-            # O goes through Q's buffer where there is no room, and there only if it is as wide.
-            epilogue_buffer=min(head_dim, head_dim_v) <= 128,
-            scheduler=scheduler,
-        )
+        return wide_config(panel_widths(head_dim), panel_widths(head_dim_v), scheduler)
     if max(head_dim, head_dim_v) > 64:
         return HopperConfig(scheduler=scheduler)
     if prefers_two_consumers(request):
         return HopperConfig(2, stages=3, ping_pong=not causal, scheduler=scheduler)
     return HopperConfig(3, stages=3, scheduler=scheduler)
+
+
+def fits_through_q(widths: tuple[int, ...], widths_v: tuple[int, ...]) -> bool:
+    """Whether O's panels are panels of Q, so that O can go through Q's buffer."""
+    return widths[: len(widths_v)] == widths_v
+
+
+def wide_config(widths: tuple[int, ...], widths_v: tuple[int, ...], scheduler: str) -> HopperConfig:
+    """The largest tiles above head_dim 128, where shared memory and registers are short.
+
+    Two slots of K and V come before a buffer for O and a second Q. Tiles have 128 keys if these
+    fit, and O leaves registers for so many scores; otherwise 64 keys, in a third slot if it fits.
+    """
+    width, width_v = sum(widths), sum(widths_v)
+    config = HopperConfig(
+        q_stages=1, epilogue_buffer=not fits_through_q(widths, widths_v), scheduler=scheduler
+    )
+    if width_v <= MOST_DIMS_BESIDE_128_KEYS and config.fits(width, width_v):
+        return config
+    config = replace(config, block_kv=64)
+    deeper = replace(config, stages=3)
+    return deeper if deeper.fits(width, width_v) else config
 
 
 def fp8_config(request: Request) -> HopperConfig:

@@ -80,20 +80,29 @@ from flash_versions.versions.fa3.hopper.host import (
     tensors,
 )
 from flash_versions.versions.fa3.hopper.intervals import fill_keys, make_block_lists, mask_listed
-from flash_versions.versions.fa3.hopper.operands import is_fp8, multiply_pv, multiply_qk, rounded
+from flash_versions.versions.fa3.hopper.operands import is_fp8
+from flash_versions.versions.fa3.hopper.panels import (
+    PanelPipeline,
+    Tiles,
+    make_boxes,
+    make_panel_pipeline,
+    make_tiles,
+    multiply_pv,
+    multiply_qk,
+    rounded,
+    zero_output,
+)
 from flash_versions.versions.fa3.hopper.problem import QueryProblem
 from flash_versions.versions.tiles import wgmma
-from flash_versions.versions.tiles.algebra import finalize, softmax_step
+from flash_versions.versions.tiles.algebra import softmax_step
 from flash_versions.versions.tiles.pipeline import (
     Pipeline,
-    as_matrix,
     make_companion,
-    make_pipeline,
     named_barrier_arrive,
     named_barrier_sync,
 )
 from flash_versions.versions.tiles.tile_scheduler import make_scheduler
-from flash_versions.versions.tiles.triton_compat import aggregate, store_tile
+from flash_versions.versions.tiles.triton_compat import aggregate
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout
 
 
@@ -113,11 +122,11 @@ class Schedule:
 class Buffers:
     """What the partitions share."""
 
-    q: Pipeline  # Q_STAGES slots for each consumer
-    k: Pipeline
-    v: Pipeline
+    q: PanelPipeline  # Q_STAGES slots for each consumer
+    k: PanelPipeline
+    v: PanelPipeline
     bounds: Pipeline  # intervals of the keys in k's slots, if they have any
-    o: gl.shared_memory_descriptor  # a tile for each consumer, or the slots of q
+    o: Tiles  # a slot for each consumer, or the slots of q
 
     @gluon.jit
     def q_stage(self, schedule, round, CONSUMER: gl.constexpr):
@@ -148,7 +157,7 @@ def produce(problem, schedule, buffers, scheduler, q, k, v, bounds):
                     q_stage = buffers.q_stage(schedule, round, c)
                     row = query + c * WARPGROUP_ROWS
                     buffers.q.fill(q_stage, q, mine.q_box(sequence, head, row))
-            if is_fp8(v.dtype):  # transposed
+            if is_fp8(v.first.dtype):  # transposed
                 buffers.v.fill(stage, v, [sequence, kv_head, 0, key])
             else:
                 buffers.v.fill(stage, v, mine.kv_box(sequence, kv_head, key))
@@ -158,18 +167,11 @@ def produce(problem, schedule, buffers, scheduler, q, k, v, bounds):
 
 
 @gluon.jit
-def per_row(x, acc):
-    """A number for each row of S as one for each row of acc."""
-    return gl.convert_layout(x, gl.SliceLayout(1, acc.type.layout), assert_trivial=True)
-
-
-@gluon.jit
 def first_state(problem, buffers):
     """(acc, row_max, row_sum) of rows that have seen no key, but for a sink (`sink_state`)."""
-    DIMS: gl.constexpr = buffers.o.shape[-1]
-    FP8: gl.constexpr = is_fp8(buffers.v.tiles.dtype)
+    FP8: gl.constexpr = is_fp8(buffers.v.first.tiles.dtype)
     rows: gl.constexpr = gl.SliceLayout(1, accumulator_layout(problem.BLOCK_KV, FP8))
-    acc = gl.zeros([WARPGROUP_ROWS, DIMS], gl.float32, accumulator_layout(DIMS, FP8))
+    acc = zero_output(buffers.o, FP8)
     row_max = gl.full([WARPGROUP_ROWS], float("-inf"), gl.float32, rows)
     row_sum = gl.zeros([WARPGROUP_ROWS], gl.float32, rows)
     if problem.mods.SINK:
@@ -227,7 +229,7 @@ def attend(
         acc_token = multiply_pv(p, buffers.v.tile(before), acc)
         if schedule.PING_PONG:
             named_barrier_arrive(CONSUMER, schedule.CONSUMERS)
-        s = warpgroup_mma_wait(1, deps=[s_token])
+        s = warpgroup_mma_wait(acc.PANELS, deps=[s_token])
         buffers.k.release(stage)
         s = problem.scored(s, query, block)
         if problem.CUT:
@@ -238,13 +240,13 @@ def attend(
         p, row_max, row_sum, alpha = fold_scores(s, row_max, row_sum, problem, scales, block)
         if schedule.LATE_WAIT:
             buffers.k.wait(stage.next(), place > begin)
-        acc = warpgroup_mma_wait(0, deps=[acc_token])
+        acc = acc.wait(acc_token)
         buffers.v.release(before)
         p = rounded(p, buffers.v.tile(stage), acc)
-        acc = acc * per_row(alpha, acc)[:, None]
+        acc = acc.rescaled(alpha)
     buffers.v.wait(stage)
     acc_token = multiply_pv(p, buffers.v.tile(stage), acc)
-    acc = warpgroup_mma_wait(0, deps=[acc_token])
+    acc = acc.wait(acc_token)
     buffers.v.release(stage)
     return acc, row_max, row_sum, stage.next()
 
@@ -274,11 +276,11 @@ def attend_in_order(
         if problem.lists.ON:
             s = mask_listed(s, query, entry, buffers.bounds, stage, CONSUMER)
         p, row_max, row_sum, alpha = fold_scores(s, row_max, row_sum, problem, scales, block)
-        acc = acc * per_row(alpha, acc)[:, None]
+        acc = acc.rescaled(alpha)
         v_tile = buffers.v.tile(stage)
         buffers.v.wait(stage)
         acc_token = multiply_pv(rounded(p, v_tile, acc), v_tile, acc)
-        acc = warpgroup_mma_wait(0, deps=[acc_token])
+        acc = acc.wait(acc_token)
         buffers.v.release(stage)
         stage = stage.next()
     return acc, row_max, row_sum, stage
@@ -313,19 +315,19 @@ def consume(problem, schedule, scales, buffers, scheduler, o, lse_out, CONSUMER:
             buffers.q.release(q_stage)
         if scales.FP8:
             row_max -= scales.SHIFT  # which row_sum counts
-        out, lse = finalize(acc, per_row(row_max, acc), per_row(row_sum, acc))
+        out, lse = acc.finalized(row_max, row_sum)
         if scales.FP8:
-            out *= tile_scales.value
-        rows = query + gl.arange(0, WARPGROUP_ROWS, layout=gl.SliceLayout(1, acc.type.layout))
+            out = out.scaled(tile_scales.value)
+        rows = query + gl.arange(0, WARPGROUP_ROWS, layout=lse.type.layout)
         gl.store(mine.lse_rows(lse_out, sequence, head) + rows, lse, mask=rows < mine.q_length)
         tma.store_wait(0)  # of the tile before
         if schedule.EPILOGUE_BUFFER:
             o_tile = buffers.o.index(CONSUMER)
         else:
             o_tile = buffers.o.index(q_stage.slot)
-        as_matrix(o_tile).store(out.to(o.dtype))
+        out.write(o_tile)
         fence_async_shared()
-        store_tile(o, mine.q_box(sequence, head, query), o_tile)
+        o.store(mine.q_box(sequence, head, query), o_tile)
         if not schedule.EPILOGUE_BUFFER:
             tma.store_wait(0)
             buffers.q.release(q_stage)
@@ -340,6 +342,10 @@ def forward_kernel(
     k,
     v,
     o,
+    q_second,
+    k_second,
+    v_second,
+    o_second,
     lse_out,
     counters,
     plan,
@@ -372,12 +378,15 @@ def forward_kernel(
     RIGHT: gl.constexpr,
     EDGE: gl.constexpr,
     CUT: gl.constexpr,
+    UPWARD: gl.constexpr,
     CAP: gl.constexpr,
     RAGGED: gl.constexpr,
     PACKED: gl.constexpr,
     ALIBI: gl.constexpr,
     SINK: gl.constexpr,
     LISTED: gl.constexpr,
+    PANELS: gl.constexpr,
+    PANELS_V: gl.constexpr,
     FP8: gl.constexpr,
     PER_BLOCK: gl.constexpr,
     SHIFT: gl.constexpr,
@@ -402,20 +411,23 @@ def forward_kernel(
         gl.to_tensor(0), gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(heads),
         gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
         gl.to_tensor(window_right), gl.to_tensor(scale_log2), gl.to_tensor(cap_scale), GROUP, LEFT,
-        RIGHT, EDGE, CUT, CAP, RAGGED, PACKED, CONSUMERS * WARPGROUP_ROWS, k.block_type.shape[-2]
+        RIGHT, EDGE, CUT, UPWARD, CAP, RAGGED, PACKED, CONSUMERS * WARPGROUP_ROWS,
+        k.block_type.shape[-2]
     )  # fmt: skip
     scales = Scales(q_scale, k_scale, v_scale, v_reference, FP8, PER_BLOCK, SHIFT)
     schedule = Schedule(CONSUMERS, Q_STAGES, EPILOGUE_BUFFER, OVERLAP, PING_PONG, LATE_WAIT)
-    q_pipeline = make_pipeline(q, CONSUMERS * Q_STAGES, 1)
-    k_pipeline = make_pipeline(k, STAGES, CONSUMERS)
-    v_pipeline = make_pipeline(v, STAGES, CONSUMERS)
-    bounds_pipeline = k_pipeline
+    q, k = make_boxes(q, q_second, PANELS), make_boxes(k, k_second, PANELS)
+    v, o = make_boxes(v, v_second, PANELS_V), make_boxes(o, o_second, PANELS_V)
+    q_pipeline = make_panel_pipeline(q, CONSUMERS * Q_STAGES, 1)
+    k_pipeline = make_panel_pipeline(k, STAGES, CONSUMERS)
+    v_pipeline = make_panel_pipeline(v, STAGES, CONSUMERS)
+    bounds_pipeline = k_pipeline.first
     if LISTED:
-        bounds_pipeline = make_companion(bounds, k_pipeline, STAGES, CONSUMERS)
+        bounds_pipeline = make_companion(bounds, k_pipeline.first, STAGES, CONSUMERS)
     if EPILOGUE_BUFFER:
-        o_tiles = gl.allocate_shared_memory(o.dtype, [CONSUMERS] + o.block_type.shape, o.layout)
+        o_tiles = make_tiles(o, CONSUMERS)
     else:
-        o_tiles = q_pipeline.tiles
+        o_tiles = q_pipeline.slots(o.PANELS)
     buffers = Buffers(q_pipeline, k_pipeline, v_pipeline, bounds_pipeline, o_tiles)
     scheduler = make_scheduler(problem.num_tiles(), counters, SCHEDULER, CONSUMERS)
     fence_async_shared()

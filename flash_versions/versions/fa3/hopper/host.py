@@ -9,9 +9,9 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.launch import Plan, layout, placement
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.sizes import padded_head_dim
+from flash_versions.dispatch.sizes import padded_head_dim, panel_widths
 from flash_versions.versions.fa3.forward import heads_of_section
-from flash_versions.versions.fa3.hopper.config import HopperConfig
+from flash_versions.versions.fa3.hopper.config import HopperConfig, fits_through_q
 from flash_versions.versions.tiles import sequences
 from flash_versions.versions.tiles.intervals import Intervals, shape_of
 from flash_versions.versions.tiles.ragged import describe_ragged
@@ -38,22 +38,39 @@ counters = Counters()
 def describe_inputs(
     request: Request, plan: Plan
 ) -> tuple[TensorDescriptor, TensorDescriptor, TensorDescriptor]:
-    """Q, K and V as boxes."""
+    """Q, K and V as boxes, of the first panel of their head dims."""
     q, k, v = request.q, request.k, request.v
-    width, width_v = box_width(q.shape[3]), box_width(v.shape[3])
+    widths, widths_v = panel_widths(q.shape[3]), panel_widths(v.shape[3])
     config = plan.config
-    if width != width_v and not config.epilogue_buffer:
+    if not (config.epilogue_buffer or fits_through_q(widths, widths_v)):
         raise ValueError(
-            f"head_dim {q.shape[3]} and {v.shape[3]} of v differ, and O fits Q's buffer only if "
-            f"they do not; use epilogue_buffer=True."
+            f"head_dim {q.shape[3]} and {v.shape[3]} of v differ, and O, in tiles {widths_v} wide, "
+            f"does not fit Q's, which are {widths} wide; use epilogue_buffer=True."
         )
     describe = describe_ragged if plan.constants["RAGGED"] else describe_swizzled
     describe_q = describe_swizzled if request.cu_seqlens_q is None else describe_ragged
     return (
-        describe_q(q, WARPGROUP_ROWS.value, width),
-        describe(k, config.block_kv, width),
-        describe(v, config.block_kv, width_v),
+        describe_q(q, WARPGROUP_ROWS.value, widths[0]),
+        describe(k, config.block_kv, widths[0]),
+        describe(v, config.block_kv, widths_v[0]),
     )
+
+
+def describe_second_panels(request: Request, plan: Plan, o: torch.Tensor, none: Any) -> list:
+    """Q, K, V and O as boxes of the second panel of their head dims, `none` where there is one."""
+    boxes = [none] * 4
+    describe = describe_ragged if plan.constants["RAGGED"] else describe_swizzled
+    describe_q = describe_swizzled if request.cu_seqlens_q is None else describe_ragged
+    block_kv = plan.config.block_kv
+    if plan.constants["PANELS"] == 2:
+        _, width = panel_widths(request.q.shape[3])
+        boxes[0] = describe_q(request.q, WARPGROUP_ROWS.value, width)
+        boxes[1] = describe(request.k, block_kv, width)
+    if plan.constants["PANELS_V"] == 2:
+        _, width = panel_widths(request.v.shape[3])
+        boxes[2] = describe(request.v, block_kv, width)
+        boxes[3] = describe_q(o, WARPGROUP_ROWS.value, width)
+    return boxes
 
 
 def kv_apart(request: Request) -> int | None:
@@ -104,7 +121,7 @@ def num_programs(request: Request, config: HopperConfig) -> int:
 def tensors(
     request: Request,
     plan: Plan,
-    boxes: tuple[TensorDescriptor, ...],
+    boxes: tuple[TensorDescriptor, TensorDescriptor, TensorDescriptor],
     o: torch.Tensor,
     lse: torch.Tensor,
     scales: tuple[torch.Tensor, ...] | None,
@@ -119,9 +136,13 @@ def tensors(
     if plan.constants["RAGGED"]:
         tiles = Tiles.of_queries(request, config.block_q, 1, planned=True).plan
     describe = describe_swizzled if request.cu_seqlens_q is None else describe_ragged
+    two = plan.constants["PANELS_V"] == 2
+    width_o = panel_widths(o.shape[3])[0] if two else box_width(o.shape[3])
+    two = two or plan.constants["PANELS"] == 2
     return (
         *boxes,
-        describe(o, WARPGROUP_ROWS.value, box_width(o.shape[3])),
+        describe(o, WARPGROUP_ROWS.value, width_o),
+        *(describe_second_panels(request, plan, o, lse) if two else (lse, lse, lse, lse)),
         lse,
         counters.pair(o.device) if config.scheduler == "dynamic" else lse,
         tiles,
@@ -153,10 +174,10 @@ def more_numbers(request: Request, config: HopperConfig) -> tuple:
     return (kv_apart(request) or 0, *slopes_strides(request), *lines)
 
 
-def numbers(request: Request) -> tuple:
+def numbers(request: Request, section: int | None = None) -> tuple:
     """The arguments that follow them, up to the first constant."""
     batch, q_length, heads, _ = request.q.shape
-    section = heads_of_section(request)
+    section = section or heads_of_section(request)
     bounds, scales = window_bounds(request), score_scales(request)
     return q_length, request.k.shape[1], heads, batch, section, *bounds, *scales
 
@@ -187,17 +208,25 @@ def constants(request: Request, config: HopperConfig) -> dict[str, Any]:
         and (kv_length - request.q.shape[1] + (right or 0)) % config.block_kv == 0
     )
     ragged, listed = request.is_ragged, request.has_intervals
+    quantized = request.precision is not None  # tiles of 8-bit numbers are padded to one panel
     cut = left is not None or (right is not None and (ragged or not aligned))
     if listed:  # intervals say all that a window and the keys' end say
         request, cut = request._replace(window_left=None, window_right=None), False
+    shared = window_constants(request, config.block_kv)
+    upward = config.upward and not listed
+    if upward:  # what is cut is visited last
+        cut = shared["LEFT"] or shared["RIGHT"] or shared["EDGE"]
     return {
-        **window_constants(request, config.block_kv),
+        **shared,
         "CUT": cut,
+        "UPWARD": upward,
         "RAGGED": ragged,
         "PACKED": request.cu_seqlens_q is not None,
         "ALIBI": request.alibi_slopes is not None,
         "SINK": request.sink is not None,
         "LISTED": listed,
+        "PANELS": 1 if quantized else len(panel_widths(request.q.shape[3])),
+        "PANELS_V": 1 if quantized else len(panel_widths(request.v.shape[3])),
     }
 
 
@@ -226,7 +255,7 @@ def make_plan(
         config,
         (*layout(request), config.block_q, config.block_kv, dtype, *map(placement, scales or ())),
         (num_programs(request, config), 1, 1),
-        (*numbers(request), *more_numbers(request, config)),
+        (*numbers(request, config.section), *more_numbers(request, config)),
         {
             **constants(request, config),
             "FP8": scales is not None,

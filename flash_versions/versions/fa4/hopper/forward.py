@@ -53,7 +53,7 @@ from flash_versions.dispatch.precision import Quantized
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
 from flash_versions.versions.fa3.fp8.scales import Scales
-from flash_versions.versions.fa3.hopper.forward import first_state, per_row
+from flash_versions.versions.fa3.hopper.forward import first_state
 from flash_versions.versions.fa3.hopper.head_mods import make_head_mods
 from flash_versions.versions.fa3.hopper.host import (
     COUNTS,
@@ -63,7 +63,19 @@ from flash_versions.versions.fa3.hopper.host import (
     tensors,
 )
 from flash_versions.versions.fa3.hopper.intervals import fill_keys, make_block_lists, mask_listed
-from flash_versions.versions.fa3.hopper.operands import is_fp8, multiply_pv, multiply_qk, rounded
+from flash_versions.versions.fa3.hopper.operands import is_fp8
+from flash_versions.versions.fa3.hopper.panels import (
+    Output,
+    PanelPipeline,
+    Tiles,
+    make_boxes,
+    make_panel_pipeline,
+    make_tiles,
+    multiply_pv,
+    multiply_qk,
+    per_row,
+    rounded,
+)
 from flash_versions.versions.fa3.hopper.problem import QueryProblem
 from flash_versions.versions.fa4.exp2 import mixed_exp2
 from flash_versions.versions.fa4.hopper.config import RolesConfig, default_config, fp8_config
@@ -82,17 +94,14 @@ from flash_versions.versions.fa4.hopper.roles import (
 )
 from flash_versions.versions.fa4.hopper.trace import FIXED_ROLES, LOADER, STORER, Trace
 from flash_versions.versions.fa4.softmax import raise_reference
-from flash_versions.versions.tiles.algebra import finalize
 from flash_versions.versions.tiles.pipeline import (
     Pipeline,
-    as_matrix,
     make_companion,
-    make_pipeline,
     named_barrier_arrive,
     named_barrier_sync,
 )
 from flash_versions.versions.tiles.tile_scheduler import make_scheduler
-from flash_versions.versions.tiles.triton_compat import aggregate, store_tile
+from flash_versions.versions.tiles.triton_compat import aggregate
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 
@@ -114,11 +123,11 @@ class Schedule:
 class Buffers:
     """What the roles share."""
 
-    q: Pipeline  # Q_STAGES slots for each consumer
-    k: Pipeline
-    v: Pipeline
+    q: PanelPipeline  # Q_STAGES slots for each consumer
+    k: PanelPipeline
+    v: PanelPipeline
     bounds: Pipeline  # intervals of the keys in k's slots, if they have any
-    o: gl.shared_memory_descriptor  # a tile for each consumer, or the slots of q
+    o: Tiles  # a slot for each consumer, or the slots of q
     o_full: gl.shared_memory_descriptor  # barriers, one for each consumer
     o_empty: gl.shared_memory_descriptor
 
@@ -158,7 +167,7 @@ def load(problem, schedule, buffers, scheduler, trace, q, k, v, bounds):
                     q_stage = buffers.q_stage(schedule, round, c)
                     row = query + c * WARPGROUP_ROWS
                     buffers.q.fill(q_stage, q, mine.q_box(sequence, head, row))
-            if is_fp8(v.dtype):  # transposed
+            if is_fp8(v.first.dtype):  # transposed
                 buffers.v.fill(stage, v, [sequence, kv_head, 0, key])
             else:
                 buffers.v.fill(stage, v, mine.kv_box(sequence, kv_head, key))
@@ -194,8 +203,18 @@ def correction_constraints(n):
 
 
 @gluon.jit
+def corrected(acc, alpha):
+    """`Output.rescaled`, for the warps in which a row was raised; the others have nothing to do."""
+    first = correct(acc.first, per_row(alpha, acc.first))
+    second = acc.second
+    if acc.PANELS == 2:
+        second = correct(second, per_row(alpha, second))
+    return Output(first, second, acc.PANELS)
+
+
+@gluon.jit
 def correct(acc, alpha):
-    """acc * alpha, for the warps in which a row was raised; the others have nothing to do."""
+    """acc * alpha of one accumulator."""
     N: gl.constexpr = acc.shape[1] // 2  # numbers of a thread
     PTX: gl.constexpr = correction_ptx(N)
     CONSTRAINTS: gl.constexpr = correction_constraints(N)
@@ -256,7 +275,7 @@ def attend(
         acc_token = multiply_pv(p, buffers.v.tile(before), acc)
         if schedule.PING_PONG:
             named_barrier_arrive(CONSUMER, schedule.CONSUMERS)
-        s = warpgroup_mma_wait(1, deps=[s_token])
+        s = warpgroup_mma_wait(acc.PANELS, deps=[s_token])
         buffers.k.release(stage)
         trace.enter(ME, round, end - 1 - place, SOFTMAX)
         s = problem.scored(s, query, block)
@@ -271,17 +290,17 @@ def attend(
         trace.enter(ME, round, end - 1 - place, CORRECT)
         if schedule.LATE_WAIT:
             buffers.k.wait(stage.next(), place > begin)
-        acc = warpgroup_mma_wait(0, deps=[acc_token])
+        acc = acc.wait(acc_token)
         buffers.v.release(before)
         p = rounded(p, buffers.v.tile(stage), acc)
         if schedule.THRESHOLD > 0:
-            acc = correct(acc, per_row(alpha, acc))
+            acc = corrected(acc, alpha)
         else:
-            acc = acc * per_row(alpha, acc)[:, None]
+            acc = acc.rescaled(alpha)
     buffers.v.wait(stage)
     trace.enter(ME, round, 0, DRAIN)
     acc_token = multiply_pv(p, buffers.v.tile(stage), acc)
-    acc = warpgroup_mma_wait(0, deps=[acc_token])
+    acc = acc.wait(acc_token)
     buffers.v.release(stage)
     return acc, row_max, row_sum, stage.next()
 
@@ -312,15 +331,15 @@ def consume(
         )  # fmt: skip
         if schedule.EPILOGUE_BUFFER:
             buffers.q.release(q_stage)
-        out, lse = finalize(acc, per_row(row_max - scales.SHIFT, acc), per_row(row_sum, acc))
+        out, lse = acc.finalized(row_max - scales.SHIFT, row_sum)
         if scales.FP8:
-            out *= tile_scales.value
+            out = out.scaled(tile_scales.value)
         trace.enter(ME, round, 0, HAND_OVER)
-        rows = query + gl.arange(0, WARPGROUP_ROWS, layout=gl.SliceLayout(1, acc.type.layout))
+        rows = query + gl.arange(0, WARPGROUP_ROWS, layout=lse.type.layout)
         gl.store(mine.lse_rows(lse_out, sequence, head) + rows, lse, mask=rows < mine.q_length)
         mbarrier.wait(buffers.o_empty.index(CONSUMER), (round & 1) ^ 1)
         o_tile = buffers.o_tile(schedule, q_stage, CONSUMER)
-        as_matrix(o_tile).store(out.to(o.dtype))
+        out.write(o_tile)
         fence_async_shared()
         mbarrier.arrive(buffers.o_full.index(CONSUMER), count=1)
         tile = scheduler.receive(round)
@@ -341,7 +360,7 @@ def store(problem, schedule, buffers, scheduler, trace, o):
             trace.enter(STORER, round, c, STORE)
             q_stage = buffers.q_stage(schedule, round, c)
             box = mine.q_box(sequence, head, query + c * WARPGROUP_ROWS)
-            store_tile(o, box, buffers.o_tile(schedule, q_stage, c))
+            o.store(box, buffers.o_tile(schedule, q_stage, c))
             tma.store_wait(0)
             mbarrier.arrive(buffers.o_empty.index(c), count=1)
             if not schedule.EPILOGUE_BUFFER:
@@ -357,6 +376,10 @@ def forward_kernel(
     k,
     v,
     o,
+    q_second,
+    k_second,
+    v_second,
+    o_second,
     lse_out,
     counters,
     plan,
@@ -390,12 +413,15 @@ def forward_kernel(
     RIGHT: gl.constexpr,
     EDGE: gl.constexpr,
     CUT: gl.constexpr,
+    UPWARD: gl.constexpr,
     CAP: gl.constexpr,
     RAGGED: gl.constexpr,
     PACKED: gl.constexpr,
     ALIBI: gl.constexpr,
     SINK: gl.constexpr,
     LISTED: gl.constexpr,
+    PANELS: gl.constexpr,
+    PANELS_V: gl.constexpr,
     FP8: gl.constexpr,
     PER_BLOCK: gl.constexpr,
     SHIFT: gl.constexpr,
@@ -424,7 +450,8 @@ def forward_kernel(
         gl.to_tensor(0), gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(heads),
         gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
         gl.to_tensor(window_right), gl.to_tensor(scale_log2), gl.to_tensor(cap_scale), GROUP, LEFT,
-        RIGHT, EDGE, CUT, CAP, RAGGED, PACKED, CONSUMERS * WARPGROUP_ROWS, k.block_type.shape[-2]
+        RIGHT, EDGE, CUT, UPWARD, CAP, RAGGED, PACKED, CONSUMERS * WARPGROUP_ROWS,
+        k.block_type.shape[-2]
     )  # fmt: skip
     scales = Scales(q_scale, k_scale, v_scale, v_reference, FP8, PER_BLOCK, SHIFT)
     schedule = Schedule(
@@ -438,21 +465,23 @@ def forward_kernel(
         DEGREE,
     )
     trace = Trace(stamps, CONSUMERS, TRACED_ROUNDS, TRACED_BLOCKS, TRACED_ROUNDS > 0)
-    q_pipeline = make_pipeline(q, CONSUMERS * Q_STAGES, 1)
-    k_pipeline = make_pipeline(k, STAGES, CONSUMERS)
-    v_pipeline = make_pipeline(v, STAGES, CONSUMERS)
-    bounds_pipeline = k_pipeline
+    q, k = make_boxes(q, q_second, PANELS), make_boxes(k, k_second, PANELS)
+    v, o = make_boxes(v, v_second, PANELS_V), make_boxes(o, o_second, PANELS_V)
+    q_pipeline = make_panel_pipeline(q, CONSUMERS * Q_STAGES, 1)
+    k_pipeline = make_panel_pipeline(k, STAGES, CONSUMERS)
+    v_pipeline = make_panel_pipeline(v, STAGES, CONSUMERS)
+    bounds_pipeline = k_pipeline.first
     if LISTED:
-        bounds_pipeline = make_companion(bounds, k_pipeline, STAGES, CONSUMERS)
+        bounds_pipeline = make_companion(bounds, k_pipeline.first, STAGES, CONSUMERS)
     o_full = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
     o_empty = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
     for c in gl.static_range(CONSUMERS):
         mbarrier.init(o_full.index(c), count=1)
         mbarrier.init(o_empty.index(c), count=1)
     if EPILOGUE_BUFFER:
-        o_tiles = gl.allocate_shared_memory(o.dtype, [CONSUMERS] + o.block_type.shape, o.layout)
+        o_tiles = make_tiles(o, CONSUMERS)
     else:
-        o_tiles = q_pipeline.tiles
+        o_tiles = q_pipeline.slots(o.PANELS)
     buffers = Buffers(q_pipeline, k_pipeline, v_pipeline, bounds_pipeline, o_tiles, o_full, o_empty)
     scheduler = make_scheduler(problem.num_tiles(), counters, SCHEDULER, CONSUMERS + 1)
     fence_async_shared()

@@ -1,0 +1,262 @@
+"""Head dims between the powers of two: a head dim as one panel of columns or as two.
+
+Gluon's tiles are powers of two wide, and the tensor cores multiply what a tile pads, too: 192 dims
+in tiles of 256 cost a third more products and a third more shared memory. As two panels, one of 128
+dims and one of 64, they cost what they are (`sizes.panel_widths`):
+
+    S = Q0 K0^T + Q1 K1^T      a sum over dims: one accumulator, the products one after the other
+    O = [P V0 | P V1]          an accumulator for each panel
+
+Each panel has boxes and tiles of its own. A slot of a pipeline has a tile for each, and one barrier
+that counts the bytes of both. With one panel nothing is left of all this in the compiled kernel.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from flash_versions.versions.fa3.hopper import operands
+from flash_versions.versions.tiles.algebra import finalize
+from flash_versions.versions.tiles.pipeline import Pipeline, as_matrix, make_pipeline
+from flash_versions.versions.tiles.triton_compat import aggregate, load_tile, store_tile
+from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout
+
+
+@aggregate
+class Boxes:
+    """A tensor for TMA: a descriptor for each panel, of the same tensor with another box."""
+
+    first: tma.tensor_descriptor
+    second: tma.tensor_descriptor  # the first again if there is one panel
+    PANELS: gl.constexpr
+
+    @gluon.jit
+    def beside(self, coordinates):
+        """The coordinates of the second panel's box beside a box of the first."""
+        return coordinates[:-1] + (gl.to_tensor(self.first.block_type.shape[-1]),)
+
+    @gluon.jit
+    def store(self, coordinates, tiles):
+        """TMA: copy tiles to the boxes at these coordinates."""
+        store_tile(self.first, coordinates, tiles.first)
+        if self.PANELS == 2:
+            store_tile(self.second, self.beside(coordinates), tiles.second)
+
+
+@gluon.jit
+def make_boxes(first, second, PANELS: gl.constexpr):
+    """The boxes of a kernel's two arguments; `second` is anything if there is one panel."""
+    if PANELS == 1:
+        second = first
+    return Boxes(first, second, PANELS)
+
+
+@aggregate
+class Tiles:
+    """Shared memory for boxes: a tile for each panel, or a row of slots for such tiles."""
+
+    first: gl.shared_memory_descriptor
+    second: gl.shared_memory_descriptor  # the first again if there is one panel
+    PANELS: gl.constexpr
+
+    @gluon.jit
+    def index(self, slot):
+        """The tiles of a slot."""
+        return Tiles(self.first.index(slot), self.second.index(slot), self.PANELS)
+
+    @gluon.jit
+    def as_matrices(self):
+        """Tiles of any rank as their rows and dims."""
+        return Tiles(as_matrix(self.first), as_matrix(self.second), self.PANELS)
+
+
+@gluon.jit
+def make_tiles(boxes, SLOTS: gl.constexpr):
+    """Allocate slots for boxes."""
+    shape: gl.constexpr = [SLOTS] + boxes.first.block_type.shape
+    first = gl.allocate_shared_memory(boxes.first.dtype, shape, boxes.first.layout)
+    return Tiles(first, make_second(first, boxes, SLOTS), boxes.PANELS)
+
+
+@gluon.jit
+def make_second(first, boxes, SLOTS: gl.constexpr):
+    """Allocate slots for the boxes of the second panel; `first` if there is none."""
+    if boxes.PANELS == 2:
+        shape: gl.constexpr = [SLOTS] + boxes.second.block_type.shape
+        return gl.allocate_shared_memory(boxes.second.dtype, shape, boxes.second.layout)
+    else:
+        return first
+
+
+@aggregate
+class PanelPipeline:
+    """A `Pipeline` whose slots have a tile for each panel."""
+
+    first: Pipeline  # its barriers are those of both panels
+    second: gl.shared_memory_descriptor  # slots
+    PANELS: gl.constexpr
+
+    @gluon.jit
+    def at(self, slot, phase):
+        """A stage."""
+        return self.first.at(slot, phase)
+
+    @gluon.jit
+    def fill(self, stage, boxes, coordinates):
+        """Producer: when the slot is empty, start to load the boxes at these coordinates."""
+        if boxes.PANELS == 2:
+            self.first.wait_empty(stage)
+            beside = boxes.beside(coordinates)
+            self.first.load_with(stage, boxes.first, coordinates, self.second, boxes.second, beside)
+        else:
+            self.first.fill(stage, boxes.first, coordinates)
+
+    @gluon.jit
+    def load_with(self, stage, boxes, coordinates, values, values_desc, values_coordinates):
+        """`Pipeline.load_with`."""
+        if boxes.PANELS == 2:
+            full = self.first.full.index(stage.slot)
+            nbytes: gl.constexpr = boxes.first.block_type.nbytes + boxes.second.block_type.nbytes
+            mbarrier.expect(full, nbytes + values_desc.block_type.nbytes)
+            tiles = self.slots(2).index(stage.slot)
+            load_tile(boxes.first, coordinates, full, tiles.first)
+            load_tile(boxes.second, boxes.beside(coordinates), full, tiles.second)
+            load_tile(values_desc, values_coordinates, full, values.index(stage.slot))
+        else:
+            self.first.load_with(
+                stage, boxes.first, coordinates, values, values_desc, values_coordinates
+            )
+
+    @gluon.jit
+    def wait_empty(self, stage):
+        """Wait until every consumer has read what was in the slot."""
+        self.first.wait_empty(stage)
+
+    @gluon.jit
+    def wait(self, stage, pred=True):
+        """Consumer: wait until the slot is full."""
+        self.first.wait(stage, pred)
+
+    @gluon.jit
+    def release(self, stage):
+        """Consumer: this slot has been read."""
+        self.first.release(stage)
+
+    @gluon.jit
+    def slots(self, PANELS: gl.constexpr):
+        """All slots, of one panel or of both."""
+        return Tiles(self.first.tiles, self.second, PANELS)
+
+    @gluon.jit
+    def tile(self, stage):
+        """The slot as matrices of rows and dims."""
+        return self.slots(self.PANELS).index(stage.slot).as_matrices()
+
+
+@gluon.jit
+def make_panel_pipeline(boxes, STAGES: gl.constexpr, CONSUMERS: gl.constexpr):
+    """Allocate a pipeline of tiles for boxes."""
+    first = make_pipeline(boxes.first, STAGES, CONSUMERS)
+    return PanelPipeline(first, make_second(first.tiles, boxes, STAGES), boxes.PANELS)
+
+
+@gluon.jit
+def multiply_qk(q_tile, k_tile):
+    """Issue S = Q K^T: a token to wait for."""
+    s_token = operands.multiply_qk(q_tile.first, k_tile.first)
+    if q_tile.PANELS == 2:
+        k_second = k_tile.second.permute((1, 0))
+        s_token = warpgroup_mma(q_tile.second, k_second, s_token, is_async=True)
+    return s_token
+
+
+@gluon.jit
+def multiply_pv(p, v_tile, acc):
+    """Issue acc + P V, of a P from `rounded`: what `Output.wait` waits for."""
+    first = operands.multiply_pv(p, v_tile.first, acc.first)
+    if acc.PANELS == 2:
+        operand: gl.constexpr = gl.DotOperandLayout(0, acc.second.type.layout, 2)
+        p = gl.convert_layout(p, operand, assert_trivial=True)
+        return first, operands.multiply_pv(p, v_tile.second, acc.second)
+    else:
+        return first, first
+
+
+@gluon.jit
+def rounded(p, v_tile, acc):
+    """P, rounded to V's type, in the registers that `multiply_pv` takes it from."""
+    return operands.rounded(p, v_tile.first, acc.first)
+
+
+@gluon.jit
+def per_row(x, acc):
+    """A number for each row of S as one for each row of an accumulator."""
+    return gl.convert_layout(x, gl.SliceLayout(1, acc.type.layout), assert_trivial=True)
+
+
+@aggregate
+class Output:
+    """A consumer's rows of O in registers, an accumulator for each panel."""
+
+    first: gl.tensor
+    second: gl.tensor  # anything if there is one panel
+    PANELS: gl.constexpr  # as many products of P and V are in flight together
+
+    @gluon.jit
+    def wait(self, tokens):
+        """The sums that `multiply_pv` issued."""
+        if self.PANELS == 2:
+            first, second = warpgroup_mma_wait(0, deps=[tokens[0], tokens[1]])
+            return Output(first, second, self.PANELS)
+        else:
+            return Output(warpgroup_mma_wait(0, deps=[tokens[0]]), self.second, self.PANELS)
+
+    @gluon.jit
+    def rescaled(self, alpha):
+        """Each row times its alpha."""
+        first = self.first * per_row(alpha, self.first)[:, None]
+        second = self.second
+        if self.PANELS == 2:
+            second = second * per_row(alpha, second)[:, None]
+        return Output(first, second, self.PANELS)
+
+    @gluon.jit
+    def finalized(self, row_max, row_sum):
+        """See `algebra.finalize`: (O, LSE)."""
+        first, second = self.first, self.second
+        first, lse = finalize(first, per_row(row_max, first), per_row(row_sum, first))
+        if self.PANELS == 2:
+            second, _ = finalize(second, per_row(row_max, second), per_row(row_sum, second))
+        return Output(first, second, self.PANELS), lse
+
+    @gluon.jit
+    def scaled(self, factor):
+        """All numbers times one."""
+        return Output(self.first * factor, self.second * factor, self.PANELS)
+
+    @gluon.jit
+    def write(self, tiles):
+        """Round O to the type of tiles in shared memory, and write it there."""
+        as_matrix(tiles.first).store(self.first.to(tiles.first.dtype))
+        if self.PANELS == 2:
+            as_matrix(tiles.second).store(self.second.to(tiles.second.dtype))
+
+
+@gluon.jit
+def zero_output(tiles, FP8: gl.constexpr):
+    """O of rows that have seen no key, as wide as tiles for it in shared memory."""
+    second = gl.to_tensor(0)
+    if tiles.PANELS == 2:
+        second = zeros(tiles.second.shape[-1], FP8)
+    return Output(zeros(tiles.first.shape[-1], FP8), second, tiles.PANELS)
+
+
+@gluon.jit
+def zeros(DIMS: gl.constexpr, FP8: gl.constexpr):
+    """An accumulator of a warpgroup's rows."""
+    return gl.zeros([WARPGROUP_ROWS, DIMS], gl.float32, accumulator_layout(DIMS, FP8))
