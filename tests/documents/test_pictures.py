@@ -68,7 +68,8 @@ SIMPLE = Durations(load=100, product=10, answer=1, scores=5, exponentials=8, cor
 def watch(monkeypatch, version, shape, heads=1, num_splits=None):
     """Run a version's kernel: (visits, rows of keys and queries that were loaded, splits)."""
     module = importlib.import_module(f"flash_versions.versions.{version}.forward")
-    fold, mask, load = module.fold_block, module.mask_scores, module.load_rows
+    masking = "mask_unseen" if version == "fa2" else "mask_scores"
+    fold, mask, load = module.fold_block, getattr(module, masking), module.load_rows
     seen, masked, rows = [], [], []
 
     def fold_block(j, *rest, **named):
@@ -78,9 +79,9 @@ def watch(monkeypatch, version, shape, heads=1, num_splits=None):
         seen.append((program, split, int(j), len(masked) > before))
         return result
 
-    def mask_scores(*arguments):
+    def noted_mask(*arguments, **named):
         masked.append(1)
-        return mask(*arguments)
+        return mask(*arguments, **named)
 
     def load_rows(view, of, index, *rest, **named):
         tile = load(view, of, index, *rest, **named)
@@ -91,7 +92,7 @@ def watch(monkeypatch, version, shape, heads=1, num_splits=None):
 
     for name, wrapper in (
         ("fold_block", fold_block),
-        ("mask_scores", mask_scores),
+        (masking, noted_mask),
         ("load_rows", load_rows),
     ):
         monkeypatch.setattr(module, name, wrapper)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flash_versions import masks
-from flash_versions.dispatch.autograd import in_vectors, narrowed
+from flash_versions.dispatch.autograd.compute import in_vectors, narrowed
 from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.emulator import emulator as gluon_emulator
 from flash_versions.dispatch.emulator import machine as gluon_machine

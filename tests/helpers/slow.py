@@ -76,6 +76,7 @@ SLOW = [
     "flash_versions/versions/test_attention.py::test_any_strides",
     "flash_versions/versions/test_attention.py::test_gradients_of_any_strides",
     "flash_versions/versions/test_decode.py::test_what_the_compiler_makes_of_it",
+    "flash_versions/versions/test_decode_shares.py::test_what_the_compiler_makes_of_it",
     "flash_versions/versions/test_fa1.py::test_backward_of_any_tile",
     "flash_versions/versions/test_fa3.py::test_equivalence_of_the_kernel_itself",
     "flash_versions/versions/test_fa3.py::test_gradients_of_the_kernels_themselves",

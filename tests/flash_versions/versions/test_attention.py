@@ -10,13 +10,22 @@ import torch
 
 from flash_versions import BASELINES, VERSIONS, attention
 from flash_versions.dispatch.request import make_request
+from flash_versions.versions.fa3.forward import FEW_ROWS, left_to_gathering, needs_lists
 from flash_versions.versions.oracle.budget import assess_request
 from flash_versions.versions.oracle.suite import CASES, DTYPES, Case
 from tests.helpers.budget import assert_gradients_right, assert_ok, assert_within_budget
 
 # One of the three dtypes of a case, another for the next version: the others are wide, but for
-# cases that have every feature, of FA2 and later and of FA1.
+# cases that have every feature, of FA2 and later and of FA1. So is what repeats FA2's kernels.
 EVERY_DTYPE = ("everything at once", "window, lengths per row")
+
+
+def repeats_fa2(version, case):
+    """Whether a later version leaves the case to FA2's kernels: few queries, interval masks."""
+    intervals = case.starts is not None or case.ends is not None
+    return version not in ("fa1", "fa2") and (case.M < FEW_ROWS or intervals)
+
+
 EVERYTHING = [
     pytest.param(
         version,
@@ -24,7 +33,8 @@ EVERYTHING = [
         case,
         id=f"{version}-{str(dtype).removeprefix('torch.')}-{case.name}",
         marks=pytest.mark.wide
-        if (i + j + k) % len(DTYPES) and case.name not in EVERY_DTYPE
+        if case.name not in EVERY_DTYPE
+        and ((i + j + k) % len(DTYPES) or repeats_fa2(version, case))
         else (),
     )
     for (i, version), (j, dtype), (k, case) in product(
@@ -78,6 +88,14 @@ def test_equivalence(version, dtype, case, device):
     q, k, v = case.inputs(dtype, device)
     backward = device == "cuda" or not repeats_a_backward(version) or case is CASES[-1]
     check(version, q, k, v, backward=backward, **case.all_options(device))
+
+
+def test_what_is_left_to_fa2_is_told_by_the_case():
+    """On the CPU, where tiles may be as large as they like; and they serve nothing else."""
+    for case in (x for x in CASES if x.batch and x.M and x.N):
+        request = make_request(*case.inputs(torch.float32, "cpu"), **case.all_options("cpu"))
+        reason = left_to_gathering(request) or needs_lists(request)
+        assert repeats_fa2("fa3", case) == (reason is not None), (case.name, reason)
 
 
 @by_version

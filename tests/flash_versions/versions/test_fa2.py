@@ -81,10 +81,10 @@ CUT = {  # of 256 queries in tiles of 64, blocks of 32 keys; the number of pairs
 @pytest.mark.parametrize("name", CUT)
 def test_only_blocks_that_are_cut_pay_for_the_mask(name, monkeypatch):
     options, expected = CUT[name]
-    calls, mask_scores = [], fa2.mask_scores
+    calls, mask_unseen = [], fa2.mask_unseen
     for module in (fa2, fa2_backward):
         monkeypatch.setattr(
-            module, "mask_scores", lambda *a, **k: calls.append(1) or mask_scores(*a, **k)
+            module, "mask_unseen", lambda *a, **k: calls.append(1) or mask_unseen(*a, **k)
         )
     q, k, v = inputs("cpu", M=256, N=256, heads=1, kv_heads=1, batch=1, head_dim=16)
     request, config = make_request(q, k, v, **options), LaunchConfig(64, 32, 4, 2)

@@ -2,7 +2,7 @@
 
 import re
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 import torch
@@ -120,8 +120,7 @@ def test_keys_past_the_length_do_not_leak(causal, device):
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice")  # of a tile of the poisoned sequence
 @pytest.mark.filterwarnings("ignore:invalid value")
-@pytest.mark.parametrize("poisoned", [0, 1, 2])
-def test_neighbours_in_a_packing_do_not_leak(poisoned, device):
+def test_neighbours_in_a_packing_do_not_leak(device):
     lengths = [70, 90, 65]
     q, k, v = (x.bfloat16() for x in packed_inputs(lengths, lengths, device))
     cu_seqlens = bounds(lengths, device)
@@ -132,18 +131,21 @@ def test_neighbours_in_a_packing_do_not_leak(poisoned, device):
     assert_gradients_right(request, clean, do)
     clean["o"], lse, _ = portable.forward(request)
     assert_right(request, clean["o"], lse)
-    first, end = cu_seqlens[poisoned : poisoned + 2].tolist()
-    for x in (q, k, v):
-        x[first:end] = float("nan")
-    do[:, first:end] = float("nan")
-    again, _ = gradients_of(request, backward.backward, do)
-    again["o"], lse, _ = portable.forward(request)
-    others = torch.ones(sum(lengths), dtype=torch.bool, device=device)
-    others[first:end] = False
-    assert lse[0][:, others].isfinite().all()
-    for name in clean:
-        assert torch.equal(again[name][0, others], clean[name][0, others]), name
-        assert again[name][0, ~others].isnan().all(), name
+    for first, end in pairwise(cu_seqlens.tolist()):
+        of_one = torch.zeros(sum(lengths), dtype=torch.bool, device=device)
+        of_one[first:end] = True
+        poisoned = {
+            name: getattr(request, name).masked_fill(of_one[:, None, None], float("nan"))
+            for name in "qkv"
+        }
+        another = request._replace(**poisoned)
+        poisoned_do = do.masked_fill(of_one[:, None, None], float("nan"))
+        again, _ = gradients_of(another, backward.backward, poisoned_do)
+        again["o"], lse, _ = portable.forward(another)
+        assert lse[0][:, ~of_one].isfinite().all()
+        for name in clean:
+            assert torch.equal(again[name][0, ~of_one], clean[name][0, ~of_one]), name
+            assert again[name][0, of_one].isnan().all(), name
 
 
 # ---- the switches of the kernel for Hopper ----
@@ -442,13 +444,12 @@ GRADIENTS = {
 
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_a_gradient_that_no_descriptor_takes_is_copied(name, device):
-    request = make_request(*inputs(device), causal=True)
-    do = GRADIENTS[name](torch.randn(2, 70, 4, 32, device=device))
+    request = make_request(*inputs(device, N=70, heads=2, kv_heads=1), causal=True)
+    do = GRADIENTS[name](torch.randn(2, 70, 2, 32, device=device))
     assert undescribable("do", do)
     gradients, _ = gradients_of(request, backward.backward, do)
     expected, _ = gradients_of(request, backward.backward, do.clone())
     assert all(torch.equal(gradients[x], expected[x]) for x in expected)
-    assert_gradients_right(request, gradients, do)
 
 
 @pytest.mark.parametrize("name", sorted({*LEFT_TO_FA2} - {"splits", "no keys"}))
