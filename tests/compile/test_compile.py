@@ -45,6 +45,7 @@ def of_part(arch: str, part: str):
     """A test's parameters; one worker for a part, so that each is compiled once."""
     group = pytest.mark.xdist_group(f"compile {arch} {part}")
     marks = [group] + [pytest.mark.wide] * (part == "wide") + [other_tritons] * (arch == "sm_90")
+    marks += [pytest.mark.slow] * (part in ("fa1 fa2", "fa4 fp8"))  # `make test` compiles FA3
     return pytest.param(arch, part, marks=marks, id=f"{arch}-{part}")
 
 
@@ -203,7 +204,7 @@ def events(loop) -> list[str]:
     ("version", "part"),
     [
         pytest.param("fa3", "fa3", marks=[with_fa3, other_tritons], id="fa3"),
-        pytest.param("fa4", "fa4 fp8", marks=[with_fp8, other_tritons], id="fa4"),
+        pytest.param("fa4", "fa4 fp8", marks=[with_fp8, other_tritons, pytest.mark.slow], id="fa4"),
     ],
 )
 def test_the_hopper_kernel_serves_what_it_should(version, part):

@@ -4,8 +4,8 @@
 feature, forward, backward, what the compiler makes of them, and the models. So these tests are left
 out: each took seconds of processor time, and tests that stay show most of what it shows. A name
 is that of a file or of a function in it. Two rules come before the names: of the
-architectures, `make test` compiles for sm_90 only, and what bfloat16 shows it does not repeat for
-float16.
+architectures, `make test` compiles for sm_90 only, and there FA3's kernels only, the explicit ones
+and what they leave to others; and what bfloat16 shows it does not repeat for float16.
 """
 
 import re
@@ -18,13 +18,18 @@ SLOW = [
     "benchmarks/test_parallel_gpu.py",
     "benchmarks/test_training_gpu.py",
     "compile/test_blackwell_compile.py",
+    "compile/test_compile.py::test_fa2_needs_three_kernels_for_the_gradients_and_fa1_one",
+    "compile/test_compile.py::test_split_launches_the_reduction",
     "compile/test_fa4_compile.py",
     "compile/test_gemm_compile.py",
     "compile/test_rmsnorm_gemm_compile.py",
     "documents/test_add_a_version.py",
     "documents/test_docs.py",
+    "documents/test_lessons.py::test_a_changed_line_is_compiled",
     "documents/test_lessons.py::test_instructions_are_those_of_the_architecture",
     "documents/test_lessons.py::test_recording_changes_no_bit",
+    "documents/test_modelled.py::test_no_unit_is_busy_for_longer_than_the_run",
+    "documents/test_modelled.py::test_nothing_but_products_takes_time",
     "documents/test_notebooks.py",
     "documents/test_pictures.py",
     "documents/test_stepper.py::test_a_reader_steps",
