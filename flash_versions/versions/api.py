@@ -151,9 +151,9 @@ def attention(
         k_descale: the scale of an 8-bit k: (1,), (batch, kv_heads), or (batch, kv_heads, ceil(N /
             128)) for every 128 keys. No blocks with packed sequences, pages or kv_starts.
         v_descale: the same of v.
-        deterministic: True: the same inputs give the same gradients to the bit, from kernels in
-            which no two programs add to one place. False: a faster kernel may add in any order,
-            where a version has one. None: as torch.use_deterministic_algorithms says when the
+        deterministic: True: the same inputs give the same gradients to the bit, because all sums
+            have a fixed order. False: a faster kernel may add in any order, where a version has
+            one. None: as torch.use_deterministic_algorithms says when the
             gradients are computed. The forward gives the same bits in any case.
         check: read the values of cu_seqlens, kv_lengths, kv_starts, block_table, query_starts,
             query_ends and the scales on the host and refuse what is out of range; otherwise they

@@ -240,15 +240,16 @@ def test_what_is_left_to_the_portable_kernels(monkeypatch):
     monkeypatch.setattr(LOADED["tiles.wgmma"], "available", lambda device: True)
     q, k, v = qkv(8, 8, 1, 64)
     assert backward_hopper.left_to_portable(make_request(q, k, v)) is None
-    for options in ({"deterministic": True}, {"dropout_p": 0.5}):
-        reason = backward_hopper.left_to_portable(make_request(q, k, v, **options))
-        assert next(iter(options)) in reason
+    assert "dropout" in backward_hopper.left_to_portable(make_request(q, k, v, dropout_p=0.5))
     for D, D_v, left in ((256, 256, False), (192, 128, False), (256, 64, True), (64, 256, True)):
         reason = backward_hopper.left_to_portable(make_request(*qkv(8, 8, 1, D, D_v=D_v)))
         assert (reason is not None and f"head_dim {D} and {D_v}" in reason) == left
+    ends = {"causal": True, "query_ends": torch.full((8,), 8, dtype=torch.int32)}
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    assert "deterministic" in backward_hopper.left_to_portable(make_request(q, k, v))
-    assert backward_hopper.left_to_portable(make_request(q, k, v, deterministic=False)) is None
+    assert backward_hopper.left_to_portable(make_request(q, k, v)) is None
+    assert "intervals" in backward_hopper.left_to_portable(make_request(q, k, v, **ends))
+    fast = make_request(q, k, v, deterministic=False, **ends)
+    assert backward_hopper.left_to_portable(fast) is None
 
 
 def test_a_schedule_for_another_head_dim():

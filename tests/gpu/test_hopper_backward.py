@@ -45,7 +45,12 @@ CALLS: dict[str, tuple[int, int, int, int, int, dict]] = {
     "causal-256": (256, 256, 500, 700, 8, {"causal": True}),
     "192-by-128": (192, 128, 512, 512, 4, {"window": (100, 20), "softcap": 30.0}),
     "80": (80, 80, 512, 512, 4, {"causal": True}),
+    "ordered-64": (64, 64, 512, 512, 4, {"deterministic": True}),
+    "ordered-128": (128, 128, 512, 512, 4, {"causal": True, "deterministic": True}),
+    "ordered-256": (256, 256, 512, 512, 4, {"deterministic": True}),
 }
+# Of these, the same calls without turns.
+FAST = {"ordered-64": "full-64", "ordered-128": "causal-128", "ordered-256": "full-256"}
 # name -> (the call, eighths of the exponentials that are polynomials)
 SHARES = {
     "full-64, 2/8": ("full-64", 2),
@@ -54,7 +59,7 @@ SHARES = {
 }
 WIDE = {
     "causal-64", "softcap-64", "full-128", "ragged-128", "window-128", "128-by-64", "causal-256",
-    "80", "full-64, 2/8", "causal-256, 3/8",
+    "80", "ordered-64", "full-64, 2/8", "causal-256, 3/8",
 }  # fmt: skip
 MOVES_DATA = ("SHFL", "PRMT", "STS", "LDS", "STSM", "LDSM")
 SHARED_MEMORY = 227 * 1024
@@ -106,6 +111,7 @@ def row(kernel: Compiled) -> dict:
         "serialised": kernel.serialised,
         "loops": [
             {
+                "instructions": len(loop.instructions),
                 "local_memory": loop.local_memory,
                 "products": loop.opcodes["HGMMA"],
                 "exponentials": loop.opcodes["MUFU"],
@@ -248,6 +254,22 @@ def test_five_products_and_an_exponential_for_a_score(call):
         assert loop["exponentials"] == each * 64 * 64 // 128
     for loop in dq_loops(call):
         assert loop["products"] == dq_parts * 128 // 16
+
+
+@compiles
+@pytest.mark.parametrize("call", of(*FAST))
+def test_turns_cost_consumers_next_to_nothing(call):
+    """The loops of the kernel stay uniform for ptxas: the same products, moves and, but for a few,
+    instructions, and no more spills.
+    """
+    ordered, fast = consumer_loops(call), explicit(FAST[call])
+    assert explicit(call)["stack"] <= fast["stack"] + 16
+    loops = [x for x in fast["loops"] if x["exponentials"]]
+    most = 80 if call == "ordered-256" else 16  # there, consumers add to dQ
+    for with_turns, without in zip(ordered, loops, strict=True):
+        assert with_turns["products"] == without["products"]
+        assert with_turns["exponentials"] == without["exponentials"]
+        assert with_turns["instructions"] <= without["instructions"] + most
 
 
 @compiles
@@ -395,17 +417,100 @@ class TestOnHopper:
         torch.cuda.synchronize()
         assert [int(different) for different in counts] == [0, 0]
 
-    def test_attention_uses_it_unless_it_must_be_deterministic(self, monkeypatch):
+    @pytest.mark.parametrize("D", [64, 128, 256])
+    @pytest.mark.parametrize("options", [
+        {}, {"causal": True}, {"window": (200, 50)}, {"window": (None, 300)},
+        {"window": (200, None)}, {"softcap": 5.0, "causal": True},
+    ], ids=str)  # fmt: skip
+    def test_in_order(self, options, D):
+        """Lengths that end within a tile, groups of heads, queries without keys."""
+        for M, N in ((900, 1100), (1100, 900), (2500, 2500)):
+            inputs = qkv(M, N, 6, D, kv_heads=2, batch=2)
+            request, do, _, run = prepared(*inputs, deterministic=True, **options)
+            found = run()
+            named = {n: narrowed(x, y) for n, x, y in zip(("dq", "dk", "dv"), found, inputs)}
+            assert_gradients_right(request, named, do, None)
+            again = run()
+            assert all(torch.equal(x, y) for x, y in zip(found[:3], again[:3]))
+
+    @pytest.mark.parametrize("D", [64, 128, 256])
+    @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+    def test_packed_sequences_and_own_lengths_in_order(self, causal, D):
+        options = {"causal": causal, "deterministic": True, "version": "fa3"}
+        lengths = [1, 900, 0, 130, 2000, 64, 777]
+        ragged = {"cu_seqlens_q": torch.tensor([0, *lengths], device="cuda").cumsum(0).int()}
+        rows = {"kv_lengths": torch.tensor([700, 0, 3, 128], device="cuda")}
+        for inputs, about in (
+            ([x[0] for x in qkv(sum(lengths), sum(lengths), 8, D, kv_heads=2)], ragged),
+            (qkv(500, 900, 8, D, kv_heads=2, batch=4), rows),
+        ):
+            leaves = [x.requires_grad_() for x in inputs]
+            o = attention(*leaves, **options, **about)
+            do = torch.randn_like(o)
+            found = torch.autograd.grad(o, leaves, do, retain_graph=True)
+            request = make_request(*(x.detach() for x in leaves), causal=causal, **about)
+            named = {n: x.view_as(y) for n, x, y in zip(("dq", "dk", "dv"), found, request[:3])}
+            assert_gradients_right(request, named, do.view_as(request.q), None)
+            for _ in range(10):
+                again = torch.autograd.grad(o, leaves, do, retain_graph=True)
+                assert all(torch.equal(x, y) for x, y in zip(found, again))
+
+    @pytest.mark.parametrize("D", [64, 128, 256])
+    @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+    def test_the_same_bits_beside_other_work(self, D, causal):
+        """A hundred launches in a graph while another stream multiplies matrices: programs begin
+        when an SM has room for them.
+        """
+        run = prepared(*qkv(2000, 2000, 8, D, kv_heads=2, batch=2), causal=causal,
+                       deterministic=True)[3]  # fmt: skip
+        expected = run()
+        different = torch.zeros((), dtype=torch.int64, device="cuda")
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(100):
+                for x, y in zip(run()[:3], expected):
+                    different += (x != y).any()
+        other = torch.cuda.Stream()
+        a = torch.randn(1024, 1024, device="cuda", dtype=torch.bfloat16)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(other):
+            for _ in range(2000):
+                a @ a
+        graph.replay()
+        torch.cuda.synchronize()
+        assert int(different) == 0
+
+    def test_several_streams_in_order(self):
+        """Launches that wait for turns share the SMs, and all of them end."""
+        shapes = [(300, 64, False), (3000, 64, False), (3000, 128, True), (3000, 256, False)]
+        runs = [
+            prepared(*qkv(S, S, 4, D), causal=causal, deterministic=True)[3]
+            for S, D, causal in shapes
+        ]
+        expected = [run() for run in runs]
+        streams = [torch.cuda.Stream() for _ in runs]
+        different = [torch.zeros((), dtype=torch.int64, device="cuda") for _ in runs]
+        torch.cuda.synchronize()
+        for _ in range(100):
+            for stream, run, right, count in zip(streams, runs, expected, different):
+                with torch.cuda.stream(stream):
+                    for x, y in zip(run()[:3], right):
+                        count += (x != y).any()
+        torch.cuda.synchronize()
+        assert [int(count) for count in different] == [0] * len(runs)
+
+    def test_attention_uses_it_in_order_or_not(self, monkeypatch):
         seen = []
         launch = Launcher.launch
         monkeypatch.setattr(
-            Launcher, "launch", lambda *given: (seen.append(given[0]), launch(*given))
+            Launcher, "launch", lambda *given: (seen.append(given[:2]), launch(*given))
         )
         leaves = [x.requires_grad_() for x in qkv(500, 500, 16, 128, kv_heads=4, batch=4)]
-        attention(*leaves, causal=True, version="fa3").sum().backward()
-        assert seen.count(backward_hopper.launch_backward) == 1
-        attention(*leaves, causal=True, version="fa3", deterministic=True).sum().backward()
-        assert seen.count(backward_hopper.launch_backward) == 1
+        for ordered in (False, True):
+            attention(*leaves, causal=True, version="fa3", deterministic=ordered).sum().backward()
+        plans = [plan for launcher, plan in seen if launcher is backward_hopper.launch_backward]
+        assert [plan.constants["ORDERED"] for plan in plans] == [False, True]
 
 
 def main() -> None:

@@ -7,7 +7,8 @@ turns.
 Hardware may be fast or slow. `machine.order` says which of these freedoms an emulation takes.
 Loads that are late find whoever does not wait for `full`; products that are late, that is, which
 read their tiles when they are waited for, find whoever releases a tile too early. Stores always
-leave late. Shared memory begins as NaN.
+leave late: a tile is read when that is waited for. What was read reaches memory then, or, if it is
+late as loads are, when that is waited for or the warps end. Shared memory begins as NaN.
 
 Not modelled: layouts, registers, speed. A missing fence is noticed only before a TMA
 store or a product.
@@ -24,7 +25,6 @@ import runpy
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -50,6 +50,7 @@ from flash_versions.dispatch.emulator.tmem import (
     tcgen05_mma,
 )
 from flash_versions.dispatch.emulator.values import (
+    Pointer,
     Tensor,
     allocation,
     computed,
@@ -62,14 +63,6 @@ from flash_versions.dispatch.emulator.values import (
 def constexpr(value):
     """A compile-time constant: for kernels a plain number, for the host one with a `value`."""
     return type("constexpr", (type(value),), {"value": value})(value)
-
-
-class Pointer(NamedTuple):
-    data: torch.Tensor
-    offset: torch.Tensor = torch.tensor(0)
-
-    def __add__(self, offset):
-        return Pointer(self.data, self.offset + tensor_of(offset).long())
 
 
 def load_values(pointer, mask=True, other=0):
@@ -90,7 +83,7 @@ def store(pointer, value, mask=True):
     pointer.data[offset[mask]] = value[mask]
 
 
-def atomic_add(pointer, value):
+def atomic_add(pointer, value, sem="acq_rel"):
     here.partition.pause()
     before = pointer.data[pointer.offset].clone()
     pointer.data[pointer.offset] += value
@@ -206,7 +199,8 @@ def warpgroup_mma_wait(num_outstanding, deps):
 def inline_asm_elementwise(asm, constraints, args, dtype, is_pure, pack):
     if "%clock64" in asm:
         return Tensor(torch.tensor(here.partition.program.machine.tick()))
-    return Tensor(gluon_ptx.elementwise(asm, constraints, [x.data for x in args], dtype, pack))
+    args = [x if isinstance(x, Pointer) else x.data for x in args]
+    return Tensor(gluon_ptx.elementwise(asm, constraints, args, dtype, pack))
 
 
 # ------------------------------------------------------------------------------- Triton's modules

@@ -32,6 +32,7 @@ ORDERS = {
 }
 HARNESS = (*map(str, Path(__file__).parent.glob("*.py")), threading.__file__)
 RESIDENT = 3  # programs of a grid that run at once
+begun = range  # of a number of programs: in which order they begin
 order = ORDERS["any order"]  # of the next launch
 here = threading.local()  # .partition: who runs in this thread
 watcher = None  # called with (partition, what, tile, barrier, cycle) at each event
@@ -39,9 +40,11 @@ watcher = None  # called with (partition, what, tile, barrier, cycle) at each ev
 
 def note(what, tile=None, barrier=None, partition=None):
     """Tell the watcher of an event: "wait", "resume" or "arrive" at a barrier; "copy" and "landed"
-    of a load, "store" of a tile; "product" and "done" of what the tensor cores multiply.
+    of a load, "store" of a tile and "stored" in memory; "product" and "done" of what the tensor
+    cores multiply.
 
-    A tile is a Load, a Product or a tile in shared memory. What lands has the partition that asked.
+    A tile is a Load, a Store, a Product or a tile in shared memory. What lands has the partition
+    that asked.
     """
     if watcher is not None:
         partition = partition or here.partition
@@ -155,6 +158,10 @@ class Partition:
         self.turn = threading.Semaphore(0)
         self.ready, self.late = always, False
         self.products, self.stores = [], []
+        self.leaving = []  # stores whose tile was read, and that are not in memory yet
+        # Fences that are missing: between what was read of other programs and TMA, and between what
+        # TMA has written and what tells other programs of it.
+        self.before_tma, self.before_count = set(), set()
         self.waits = None  # (barrier, phase) while it waits at an mbarrier
 
     def run(self):
@@ -165,6 +172,8 @@ class Partition:
                 self.function(*self.arguments)
                 assert not self.products, "a partition ends with products in flight"
                 assert not self.stores, "a partition ends with stores in flight"
+                for x in self.leaving:
+                    x.land()
         except Stopped:
             pass
         except BaseException as error:
@@ -191,10 +200,10 @@ class Partition:
 
 def run_grid(kernel, programs, arguments):
     """Run a kernel's programs, a few at once."""
+    numbers = list(begun(programs))
     for first in range(0, programs, RESIDENT):
         machine = Machine()
-        numbers = range(first, min(first + RESIDENT, programs))
-        resident = [Program(machine, i, programs) for i in numbers]
+        resident = [Program(machine, i, programs) for i in numbers[first : first + RESIDENT]]
         machine.run([Partition(x, "kernel", kernel, arguments) for x in resident])
 
 
@@ -243,6 +252,7 @@ class Load:
 
     def __init__(self, descriptor, coordinates, barrier, tile, late):
         assert tile.shape == descriptor.block_type.shape, "a tile of another shape than the box"
+        self.coordinates = [int(i) for i in coordinates]
         self.part, self.place = descriptor.box(coordinates)
         self.bytes, self.barrier = descriptor.block_type.nbytes, barrier
         self.tile, self.late = tile, late

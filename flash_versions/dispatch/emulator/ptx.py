@@ -2,16 +2,21 @@
 
 `elementwise` reads the text, so that what is wrong in it has its effect. A register is one of all
 threads of a partition at once, with 32 bits or a predicate: a tensor (warps, lanes, calls), as the
-text is executed once for every `pack` elements that a thread holds.
+text is executed once for every `pack` elements that a thread holds. What all threads have alike, a
+scalar or a pointer, is one element for all; a text in which threads are elected is one of 4 warps.
 """
 
 import re
 
 import torch
 
-from flash_versions.dispatch.emulator.machine import named_barrier
+from flash_versions.dispatch.emulator.machine import here, named_barrier
+from flash_versions.dispatch.emulator.tma import wait_stored
+from flash_versions.dispatch.emulator.values import Pointer
 
 UNWRITTEN = torch.tensor(-1, dtype=torch.int32)  # a NaN
+ELECTED = torch.arange(32).view(1, 32, 1).expand(4, 32, 1) == 0
+FENCES = "fence.acq_rel.gpu", "fence.proxy.async.global"  # relaxed: both; acquire: the second
 FP8 = {"e4m3x2": torch.float8_e4m3fn, "e5m2x2": torch.float8_e5m2}
 
 
@@ -50,8 +55,9 @@ def elementwise(asm, constraints, args, dtype, pack):
     kinds = constraints.split(",")
     number = sum(kind.startswith("=") for kind in kinds)
     assert len(kinds) == number + len(arguments), "constraints do not match the arguments"
-    shape = args[0].shape if args else ()
-    unwritten = UNWRITTEN.expand(arguments[0].shape if args else (1, 1, 1))
+    alike = not args or isinstance(args[0], Pointer)
+    shape = () if alike else args[0].shape
+    unwritten = UNWRITTEN.expand((1, 1, 1) if alike else arguments[0].shape)
     registers = {f"${i}": unwritten for i in range(number)}
     for i, (kind, value) in enumerate(zip(kinds[number:], arguments, strict=True)):
         registers[f"${number + i}"] = value
@@ -65,6 +71,8 @@ def elementwise(asm, constraints, args, dtype, pack):
 
 def registers_of(x, pack):
     """The registers that a call is given of an argument: two elements of 16 bits share one."""
+    if isinstance(x, Pointer):
+        return [x]
     if x.element_size() == 2:
         pairs = to_threads(x.view(torch.int16), pack).contiguous()
         return pairs.view(torch.int32).unbind(-1)
@@ -77,28 +85,73 @@ def bits(x):
 
 
 def execute(asm, registers):
-    """Execute a text; threads that have taken a branch forward do nothing until its label."""
-    away = {}  # label -> threads that have jumped there
-    for statement in re.split(r"(?<=[:;])", asm.strip().removeprefix("{").removesuffix("}")):
-        statement = statement.strip(" ;")
+    """Execute a text. Threads that have taken a branch forward do nothing until its label; while
+    some have taken one backward, the others do nothing until it is not taken any more.
+    """
+    text = asm.strip().removeprefix("{").removesuffix("}")
+    statements = [x.strip(" ;\n") for x in re.split(r"(?<=[:;])", text)]
+    away = {}  # label, or place of a branch backward -> threads that wait there
+    place = 0
+    while place < len(statements):
+        statement = statements[place]
         if statement.endswith(":"):
-            away.pop(statement[:-1])
-        elif statement.startswith("bar."):
-            named_barrier(*re.fullmatch(r"bar\.(\w+) (\d+), (\d+)", statement).groups())
+            away.pop(statement[:-1], None)
+        elif " bra " in statement:
+            place = branch(statement, place, statements, registers, away)
         elif statement and not statement.startswith(".reg"):
             step(statement, registers, away)
-    assert not away, f"no label {', '.join(away)} that follows"
+        place += 1
+    assert not away, f"no label {', '.join(map(str, away))} that follows"
+
+
+def branch(statement, place, statements, registers, away):
+    """Take a branch; returns the place behind which the text goes on.
+
+    A branch backward waits for what other programs write to memory: it is taken again when that has
+    changed.
+    """
+    guard, label = re.fullmatch(r"@(!?\w+) bra (\w+)", statement).groups()
+    away.pop(place, None)
+    here_now = active(away)
+    if not here_now.any():
+        return place
+    taken = guarded(guard, registers) & here_now
+    if f"{label}:" not in statements[:place]:
+        away[label] = taken
+        return place
+    if not taken.any():
+        return place
+    away[place] = here_now & ~taken
+    pointer, seen = registers["loaded"]
+    here.partition.pause(lambda: bool(pointer.data[pointer.offset] != seen))
+    return statements.index(f"{label}:")
+
+
+def guarded(guard, registers):
+    """The threads whose predicate says so."""
+    return registers[guard.removeprefix("!")] ^ guard.startswith("!")
+
+
+def active(away):
+    """The threads that wait nowhere."""
+    found = torch.ones(1, 1, 1, dtype=torch.bool)
+    for stay in away.values():
+        found = found & ~stay
+    return found
 
 
 def step(statement, registers, away):
-    guard, name, operands = re.fullmatch(r"(?:@(!?\w+) )?(\S+) (.*)", statement).groups()
+    guard, name, operands = re.fullmatch(r"(?:@(!?\w+) )?(\S+) ?(.*)", statement).groups()
     operands = re.findall(r"\{[^}]*\}|[^\s,]+", operands)
-    if name == "bra":
-        taken = registers[guard.removeprefix("!")] ^ guard.startswith("!")
-        away[operands[0]] = taken
+    threads = active(away)
+    if name.startswith("red."):
+        add(name, operands, registers, threads & guarded(guard, registers) if guard else threads)
         return
     assert guard is None, f"no guard in front of {name} is known"
-    if any(stay.all() for stay in away.values()):
+    if not threads.any():
+        return
+    if name.startswith(("bar.", "fence.", "cp.")):
+        synchronize(name, operands)
         return
     target, *operands = operands
     if target.startswith("{"):  # two registers of 16 bits from one
@@ -106,11 +159,52 @@ def step(statement, registers, away):
         both = value(*operands, registers)
         registers |= {low: both & 0xFFFF, high: both >> 16 & 0xFFFF}
         return
-    found = instruction(name, [value(x, registers) for x in operands])
+    if name.startswith("ld."):
+        found = load(name, *operands, registers)
+    elif name == "elect.sync":  # a thread of each warp
+        target, found = target.partition("|")[2], ELECTED
+    else:
+        found = instruction(name, [value(x, registers) for x in operands])
     for stay in away.values():
         before = registers.get(target, UNWRITTEN).to(found.dtype)
         found = torch.where(stay, before, found)
     registers[target] = found
+
+
+def synchronize(name, operands):
+    """Barriers, fences, and the wait for what TMA writes."""
+    if name.startswith("fence."):
+        assert name in FENCES, f"no {name} is known"
+        here.partition.before_tma -= {name}
+        here.partition.before_count -= {name}
+    elif name == "cp.async.bulk.wait_group":
+        wait_stored(int(operands[0]))
+    elif name in ("bar.sync", "bar.arrive"):
+        named_barrier(name.removeprefix("bar."), *operands)
+    else:
+        assert name == "bar.warp.sync", f"no instruction {name} is known"
+
+
+def load(name, operand, registers):
+    """A number in memory that threads load together."""
+    kind = re.fullmatch(r"ld\.(acquire|relaxed)\.gpu\.global\.u32", name)[1]
+    pointer = registers[operand.strip("[]")]
+    here.partition.pause()
+    seen = pointer.data[pointer.offset].clone()
+    registers["loaded"] = pointer, seen
+    here.partition.before_tma = set(FENCES if kind == "relaxed" else FENCES[1:])
+    return seen.view(1, 1, 1)
+
+
+def add(name, operands, registers, threads):
+    """An addition in memory by each of these threads of a warpgroup."""
+    kind = re.fullmatch(r"red\.(release|relaxed)\.gpu\.global\.add\.u32", name)[1]
+    missing = here.partition.before_count
+    assert kind == "release" or not missing, f"what TMA wrote is counted without {missing}"
+    pointer = registers[operands[0].strip("[]")]
+    here.partition.pause()
+    added = torch.where(threads.expand(ELECTED.shape), value(operands[1], registers), 0).sum()
+    pointer.data[pointer.offset] += added.to(pointer.data.dtype)
 
 
 def value(operand, registers):
@@ -134,6 +228,10 @@ def instruction(name, operands):
             return bits(torch.log2(operands[0].view(torch.float32)))
         case ["setp", "ne", "b32"]:
             return operands[0] != operands[1]
+        case ["setp", "lt", "u32"]:  # of counts, which are no larger than an int32
+            return operands[0] < operands[1]
+        case ["setp", "ge", "u32"]:
+            return operands[0] >= operands[1]
         case ["setp", "ne", *more, "f32"]:
             a, b = (x.view(torch.float32) for x in operands[:2])
             found = (a != b) & ~a.isnan() & ~b.isnan()

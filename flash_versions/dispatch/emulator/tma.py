@@ -60,18 +60,52 @@ class tma:
         tma.leave(torch.Tensor.add_, descriptor, coordinates, tile)
 
     def leave(write, descriptor, coordinates, tile):
+        missing = here.partition.before_tma
+        assert not missing, f"a TMA store behind a read without {' and '.join(sorted(missing))}"
         unfenced = here.partition.program.unfenced
         assert tile.data.data_ptr() not in unfenced, "a TMA store without fence_async_shared"
         assert tile.shape == descriptor.block_type.shape, "a tile of another shape than the box"
-        part, place = descriptor.box(coordinates)
-        here.partition.stores.append(lambda: write(part, tile.data[place]))
+        here.partition.stores.append(Store(write, descriptor, coordinates, tile))
         note("store", tile)
 
     def store_wait(pendings):
-        stores = here.partition.stores
+        """Until all but so many tiles have been read."""
+        stores, machine = here.partition.stores, here.partition.program.machine
         here.partition.pause(late=len(stores) > pendings)
         while len(stores) > pendings:
-            stores.pop(0)()
+            stores[0].read()
+            if machine.draw(machine.order.late_loads):
+                here.partition.leaving.append(stores.pop(0))
+            else:
+                stores.pop(0).land()
+
+
+def wait_stored(pendings):
+    """Until all but so many tiles are in memory."""
+    tma.store_wait(pendings)
+    here.partition.before_count = {"fence.acq_rel.gpu"}
+    stores, leaving = here.partition.stores, here.partition.leaving
+    while len(stores) + len(leaving) > pendings:
+        leaving.pop(0).land()
+
+
+class Store:
+    """A copy or an addition from shared memory to memory that is on its way."""
+
+    def __init__(self, write, descriptor, coordinates, tile):
+        self.write, self.descriptor, self.tile = write, descriptor, tile
+        self.coordinates = [int(i) for i in coordinates]
+        self.part, self.place = descriptor.box(coordinates)
+        self.partition = here.partition
+
+    def read(self):
+        """Read the tile, which may be written from now on."""
+        self.data = self.tile.data[self.place].clone()
+
+    def land(self):
+        """Write to memory."""
+        self.write(self.part, self.data)
+        note("stored", self, partition=self.partition)
 
 
 def fence_async_shared():

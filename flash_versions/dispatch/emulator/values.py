@@ -1,6 +1,7 @@
 """Tensors in registers, for emulator.py: what a kernel computes with, on torch's."""
 
 import operator
+from typing import NamedTuple
 
 import torch
 
@@ -46,6 +47,16 @@ class Tensor:
 
     def __index__(self):
         return int(self.data)
+
+
+class Pointer(NamedTuple):
+    """Where elements of a tensor in memory are."""
+
+    data: torch.Tensor
+    offset: torch.Tensor = torch.tensor(0)
+
+    def __add__(self, offset):
+        return Pointer(self.data, self.offset + tensor_of(offset).long())
 
 
 def computed(function):

@@ -20,7 +20,6 @@ from flash_versions.dispatch import launch
 from flash_versions.dispatch.replay import keys
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fa2 import forward as packing
-from flash_versions.versions.fa3 import backward as portable_backward
 from flash_versions.versions.tiles import tma as descriptor
 from tests.helpers.launches import LAUNCHERS, noted, noted_launches
 
@@ -73,6 +72,7 @@ CALLS = {
     "longer": (lambda: inputs(M=512), PLAIN),
     "more keys": (lambda: inputs(N=320), PLAIN),
     "a sequence more": (lambda: inputs(B=3), PLAIN),
+    "in order": (inputs, PLAIN | {"deterministic": True}),
     "groups": (lambda: inputs(kv_heads=2), PLAIN),
     "narrow": (lambda: inputs(D=64), PLAIN),
     "wide": (lambda: inputs(D=256), PLAIN),
@@ -117,26 +117,28 @@ def test_what_is_remembered_is_what_would_be_decided_anew(name, launches, monkey
     assert len({str(told) for told in anew.values()}) == len(anew), "two calls are one"
 
 
-def test_gradients_that_must_be_deterministic_are_asked_for_anew(launches, monkeypatch):
-    gradients = [x.detach() for x in inputs()]
-    served = []
-    monkeypatch.setattr(
-        portable_backward, "backward", lambda *_: (served.append(0), *gradients, None)[1:]
-    )
+@pytest.mark.parametrize("D", [64, 256])
+def test_gradients_that_must_be_deterministic_are_asked_for_anew(D, launches):
+    """The kernel for Hopper computes them, too, with turns; its counters are cleared before."""
 
-    def explicit(**options):
+    def ordered(**options):
         launches.clear()
-        served.clear()
-        step("fa3", inputs(), **options)
-        names = [name for name, *_ in launches]
-        assert names == (["forward"] if served else ["forward", "prepare", "backward", "finish"])
-        return not served
+        step("fa3", inputs(D=D), **options)
+        (_, prepare, backward, _) = launches
+        name, grid, (constants, _), *arguments = backward
+        assert name == ("backward" if D == 64 else "backward, wide")
+        counters = [x for x in prepare if isinstance(x, tuple) and x[0] == torch.int32]
+        assert bool(counters) == constants["ORDERED"]
+        if counters:  # a ticket, and a counter for each block of 64 queries of a head
+            assert [x[1] for x in counters] == [(1 + 2 * 4 * 256 // 64,)]
+            assert counters[0] in arguments
+        return constants["ORDERED"]
 
     for _ in range(2):
-        assert explicit() and not explicit(deterministic=True)
+        assert not ordered() and ordered(deterministic=True)
         torch.use_deterministic_algorithms(True)
         try:
-            assert not explicit() and explicit(deterministic=False)
+            assert ordered() and not ordered(deterministic=False)
         finally:
             torch.use_deterministic_algorithms(False)
 

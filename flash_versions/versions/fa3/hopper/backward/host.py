@@ -73,6 +73,7 @@ def tensors(request: Request, space: Workspace, plan: Plan) -> tuple:
         space.values if request.alibi_slopes is None else request.alibi_slopes,
         bounds,
         spans,
+        space.values if space.turns is None else space.turns,
     )
 
 
@@ -126,6 +127,7 @@ def make_plan(
             "PACKED": request.cu_seqlens_q is not None,
             "ALIBI": request.alibi_slopes is not None,
             "SPANS": request.has_intervals,
+            "ORDERED": request.is_deterministic,
             "EXP2": function,
             "SHARE": share,
             "STAGES": config.stages,

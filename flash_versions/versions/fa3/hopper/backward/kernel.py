@@ -7,7 +7,8 @@ all in turn leave the tensor cores idle while they compute exponentials.
 What changes.
 * One kernel. A program owns 128 keys and adds its share of dQ to memory: TMA adds a tile to a box
   (reduce-add, fp32). The order of the additions is the order in which programs come by, so dQ may
-  differ in its last bits from run to run; `deterministic` takes the portable kernels.
+  differ in its last bits from run to run. With `deterministic` programs wait for their turns, see
+  `turns.py`.
 * Warp specialisation. A producer warp streams Q and dO of the queries that see these keys, with a
   row of LSE and one of delta; two consumers have 64 keys each, and dK and dV in registers.
 * Transposed scores. With S^T = K Q^T, a consumer's rows are keys: P^T and dS^T are, rounded, the
@@ -32,6 +33,7 @@ One step, for block j; [..] what the tensor cores do, a column is a stretch of t
     all others      their own products                              warpgroup_mma_wait
     accumulate      what its tile of dQ had before has left         tma.store_wait
     consumer        both have read the slot that dK, dV leave by    q.empty
+    accumulate      with turns: tiles behind have added to block j  turns.advance
 
 Why no warp overwrites what another still reads: before it writes a tile, it waits until the readers
 have said that they are done, for dS and dQ as for all others. Slots of Q and of dO are given back
@@ -91,6 +93,7 @@ from flash_versions.versions.fa3.hopper.backward.tiles import (
     store_gradient,
     widened,
 )
+from flash_versions.versions.fa3.hopper.backward.turns import take_turns
 from flash_versions.versions.fa3.hopper.backward.wide import launch_wide
 from flash_versions.versions.fa3.hopper.head_mods import make_head_mods
 from flash_versions.versions.fa3.hopper.intervals import make_key_spans
@@ -107,7 +110,7 @@ from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layo
 @gluon.jit
 def produce(problem, buffers, q, k, v, do, values):
     """The producer: load K and V, and for each head of the group Q and dO of all that see them."""
-    problem, key, kv_head, sequence = problem.locate(gl.program_id(0))
+    problem, key, kv_head, sequence = problem.locate(problem.turns.number())
     begin, _, _, end = problem.blocks(key, problem.BLOCK_KV)
     stage = buffers.q.at(0, 0)
     if begin < end:
@@ -241,7 +244,7 @@ def consume(
     CONSUMER: gl.constexpr,
 ):
     """A consumer: dK and dV of 64 keys."""
-    problem, key, kv_head, sequence = problem.locate(gl.program_id(0))
+    problem, key, kv_head, sequence = problem.locate(problem.turns.number())
     begin, _, _, end = problem.blocks(key, problem.BLOCK_KV)
     key += CONSUMER * WARPGROUP_ROWS
     # Among begin .. end, as a later key's first and last query are no earlier, and the window's
@@ -293,10 +296,11 @@ def accumulate(problem, buffers, dq_sum):
     `dq_sum` are.
     """
     PARTS: gl.constexpr = buffers.k.tiles.shape[-1] // dq_sum.block_type.shape[3]
-    problem, key, kv_head, sequence = problem.locate(gl.program_id(0))
+    problem, key, kv_head, sequence = problem.locate(problem.turns.number())
     begin, _, _, end = problem.blocks(key, problem.BLOCK_KV)
     k_stage = buffers.k.at(0, 0)
     ds_stage = buffers.ds.at(0, 0)
+    counter, additions = problem.turns.counters, gl.to_tensor(0)  # of the block before
     buffers.k.wait(k_stage, begin < end)
     for member in range(problem.GROUP):
         head = kv_head * problem.GROUP + member
@@ -305,7 +309,13 @@ def accumulate(problem, buffers, dq_sum):
             ds_tile = buffers.ds.tile(ds_stage)
             k_tile = buffers.k.tile(buffers.k.at(unknown_zero(), 0))
             for part in gl.static_range(PARTS):
-                dq = warpgroup_mma_wait(0, deps=[multiply_dq(ds_tile, k_tile, part, PARTS)])
+                dq_token = multiply_dq(ds_tile, k_tile, part, PARTS)
+                if problem.turns.ON and part == 0:
+                    before, counter = counter, problem.counter(sequence, head, block)
+                    turn = problem.tiles_behind(key, block)
+                    problem.turns.advance(before, additions, counter, turn)
+                    additions = gl.to_tensor(1)
+                dq = warpgroup_mma_wait(0, deps=[dq_token])
                 if part == PARTS - 1:
                     buffers.ds.release(ds_stage)
                 row = problem.padded_first + block * problem.BLOCK_Q
@@ -313,6 +323,8 @@ def accumulate(problem, buffers, dq_sum):
                 tile = ds_stage.slot if PARTS == 1 else part
                 add_dq(dq, buffers.dq.index(tile), dq_sum, corner, 1)
             ds_stage = ds_stage.next()
+    if problem.turns.ON:
+        problem.turns.finish(counter, additions)
     tma.store_wait(0)
 
 
@@ -330,6 +342,7 @@ def backward_kernel(
     slopes,
     bounds,
     spans,
+    turns,
     q_length,
     kv_length,
     kv_heads,
@@ -355,6 +368,7 @@ def backward_kernel(
     PACKED: gl.constexpr,
     ALIBI: gl.constexpr,
     SPANS: gl.constexpr,
+    ORDERED: gl.constexpr,
     EXP2: gl.constexpr,
     SHARE: gl.constexpr,
     STAGES: gl.constexpr,
@@ -372,12 +386,13 @@ def backward_kernel(
         bounds, spans, batch_lines, head_lines, spanned_blocks, WARPGROUP_ROWS, SPANS
     )
     problem = KeyProblem(
-        plan, mods, key_spans, gl.to_tensor(0), gl.to_tensor(kv_apart), gl.to_tensor(0),
-        gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(q_length), gl.to_tensor(kv_length),
-        gl.to_tensor(kv_heads), gl.to_tensor(batch), gl.to_tensor(section),
-        gl.to_tensor(window_left), gl.to_tensor(window_right), gl.to_tensor(scale),
-        gl.to_tensor(scale_log2), gl.to_tensor(cap_scale), GROUP, LEFT, RIGHT, EDGE, CAP, RAGGED,
-        PACKED, EXP2, SHARE, BLOCK_Q, KEYS
+        plan, mods, key_spans, take_turns(turns, 1, ORDERED), gl.to_tensor(0),
+        gl.to_tensor(kv_apart), gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0),
+        gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(kv_heads),
+        gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
+        gl.to_tensor(window_right), gl.to_tensor(scale), gl.to_tensor(scale_log2),
+        gl.to_tensor(cap_scale), GROUP, LEFT, RIGHT, EDGE, CAP, RAGGED, PACKED, EXP2, SHARE,
+        BLOCK_Q, KEYS
     )  # fmt: skip
     rows: gl.constexpr = [STAGES] + values.block_type.shape
     halves: gl.constexpr = [2] + dq_sum.block_type.shape
@@ -412,8 +427,11 @@ def left_to_portable(request: Request) -> str | None:
     """Why a request that descriptors can address is left to the portable kernels, as a sentence,
     or None.
     """
-    if request.is_deterministic:
-        return "deterministic gradients are left to the portable kernels: dQ is added atomically."
+    if request.is_deterministic and request.has_intervals:
+        return (
+            "deterministic gradients with intervals are left to the portable kernels: which tiles "
+            "of keys add to a block of dQ, and so their order, is not known beforehand."
+        )
     head_dim, head_dim_v = request.q.shape[3], request.v.shape[3]
     if max(head_dim, head_dim_v) > 128 and min(head_dim, head_dim_v) <= 64:
         return (
@@ -468,7 +486,7 @@ def launch(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Launch the kernels; arguments and results as those of `backward`."""
     config = plan.config
-    space = prepare(request, o, lse, do, dlse, config)
+    space = prepare(request, o, lse, do, dlse, config, plan.constants["ORDERED"])
     launcher = launch_wide if config.block_kv == 64 else launch_backward
     launcher.launch(plan, tensors(request, space, plan))
     block = BLOCK if space.tiles is None else config.block_q

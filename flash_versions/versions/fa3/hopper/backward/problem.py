@@ -3,6 +3,7 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from flash_versions.versions.fa3.hopper.backward.turns import Turns
 from flash_versions.versions.fa3.hopper.head_mods import HeadMods
 from flash_versions.versions.fa3.hopper.intervals import KeySpans
 from flash_versions.versions.tiles.algebra import block_range, first_visible, last_visible
@@ -20,6 +21,7 @@ class KeyProblem:
     plan: gl.tensor  # of the tiles of ragged sequences, see `varlen_scheduler.Tiles`; else anything
     mods: HeadMods
     spans: KeySpans  # of interval masks
+    turns: Turns
     sequence: gl.tensor  # its number among all, packed or not
     kv_apart: gl.tensor  # rows of k from one sequence to the next; 0 if packed
     q_first: gl.tensor  # the row of q where the sequence begins; 0 if not packed
@@ -54,7 +56,7 @@ class KeyProblem:
         Neighbours share a head, and the dQ that they add to. Where early keys are seen by more
         queries, the heaviest tiles of all heads of a section come first. So do those of ragged
         sequences; past the last one, a tile has no key and no query. All packed sequences are
-        sequence 0 of q.
+        sequence 0 of q. With turns, a section's last tiles come first, which are the lightest.
         """
         exists = True
         if self.RAGGED:
@@ -64,12 +66,14 @@ class KeyProblem:
             tiles = gl.maximum(tiles, 1)
         else:
             tiles, rows = gl.cdiv(self.kv_length, self.BLOCK_KV), self.kv_heads * self.batch
-        if self.RAGGED or self.RIGHT:
+        if self.RAGGED or self.RIGHT or self.turns.ON:
             first = tile // (self.section * tiles) * self.section
             width = gl.minimum(self.section, rows - first)
             position = tile - first * tiles
             row = first + position % width
             tile = position // width
+            if self.turns.ON:
+                tile = tiles - 1 - tile
         else:
             row = tile // tiles
             tile = tile % tiles
@@ -115,11 +119,11 @@ class KeyProblem:
     def replaced(self, mods, spans, sequence, q_first, kv_first, padded_first, q_length, kv_length):
         """The problem with these in the place of its own."""
         return KeyProblem(
-            self.plan, mods, spans, sequence, self.kv_apart, q_first, kv_first, padded_first,
-            q_length, kv_length, self.kv_heads, self.batch, self.section, self.window_left,
-            self.window_right, self.scale, self.scale_log2, self.cap_scale, self.GROUP, self.LEFT,
-            self.RIGHT, self.EDGE, self.CAP, self.RAGGED, self.PACKED, self.EXP2, self.SHARE,
-            self.BLOCK_Q, self.BLOCK_KV
+            self.plan, mods, spans, self.turns, sequence, self.kv_apart, q_first, kv_first,
+            padded_first, q_length, kv_length, self.kv_heads, self.batch, self.section,
+            self.window_left, self.window_right, self.scale, self.scale_log2, self.cap_scale,
+            self.GROUP, self.LEFT, self.RIGHT, self.EDGE, self.CAP, self.RAGGED, self.PACKED,
+            self.EXP2, self.SHARE, self.BLOCK_Q, self.BLOCK_KV
         )  # fmt: skip
 
     @gluon.jit
@@ -167,6 +171,22 @@ class KeyProblem:
         if not self.LEFT:  # queries past the last one need no mask
             full_end = end
         return begin, full_begin, gl.maximum(full_begin, full_end), end
+
+    @gluon.jit
+    def tiles_behind(self, key, block):
+        """How many tiles of keys behind that of a key are seen by a block that sees this one. All
+        of them up to the last: a later tile's last query is no earlier.
+        """
+        right = self.window_right if self.RIGHT else None
+        query = (block + 1) * self.BLOCK_Q - 1
+        last = last_visible(query, self.kv_length - self.q_length, right, self.kv_length)
+        return last // self.BLOCK_KV - key // self.BLOCK_KV
+
+    @gluon.jit
+    def counter(self, sequence, head, block):
+        """The counter of a block's additions to its dQ."""
+        block += self.padded_first // self.BLOCK_Q + sequence * gl.cdiv(self.q_length, self.BLOCK_Q)
+        return self.turns.counter(block, self.kv_heads * self.GROUP, head)
 
     @gluon.jit
     def masked(self, s, key, query):

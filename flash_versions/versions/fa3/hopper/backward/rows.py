@@ -55,6 +55,7 @@ def prepare_kernel(
     dlse,
     values,
     dq_sum,
+    turns,
     plan,
     sequences,
     q_length,
@@ -63,14 +64,18 @@ def prepare_kernel(
     blocks,
     HAS_DLSE: tl.constexpr,
     BLOCK: tl.constexpr,
+    STEP: tl.constexpr,
 ):
     """The LSE in log2 units and delta = rowsum(dO * O) - dLSE, into `values` (batch, heads, 2,
-    padded_length); 0 into dQ's sum.
+    padded_length); 0 into dQ's sum and, if there are turns, into their counters of STEP rows each.
 
     An LSE of +inf makes P = 0: for a query that sees no key, and past the last one. There, delta is
     0, as dLSE may well be NaN.
     """
     sequence, rows, padded, pos = locate_rows(plan, sequences, q_length, heads, blocks, BLOCK)
+    if turns is not None:
+        if tl.program_id(0) == 0:
+            tl.store(turns, 0)
     if plan is not None:
         if sequence < 0:  # a plan has room for more tiles than there are
             return
@@ -87,6 +92,9 @@ def prepare_kernel(
     tl.store(target, tl.where(sees_nothing, float("inf"), row_lse * LOG2E), mask=exists)
     tl.store(target + padded_length, tl.where(sees_nothing, 0.0, delta), mask=exists)
     store_rows(dq_sum, padded, pos, tl.zeros([BLOCK, dq_sum.PADDED], tl.float32))
+    if turns is not None:  # in the order of `Turns.counter`
+        step = rows.batch * tl.cdiv(q_length, STEP) + (padded.first + tl.min(pos, 0)) // STEP
+        tl.store(turns + 1 + step * heads + rows.head, 0)
 
 
 @triton.jit
@@ -124,6 +132,7 @@ class Workspace(NamedTuple):
     dq_sum: (batch, M, heads, head_dim in whole 32s) fp32, heads apart in memory, with columns
         `exchanged`; packed: (1, padded length, ...).
     dsink: the gradient of the sink, if there is one.
+    turns: counters of tickets and of additions, int32, see `Turns`; None without turns.
     tiles: of packed sequences, blocks of queries.
     """
 
@@ -135,6 +144,7 @@ class Workspace(NamedTuple):
     dk: torch.Tensor
     dv: torch.Tensor
     dsink: torch.Tensor | None
+    turns: torch.Tensor | None
     tiles: Tiles | None
 
 
@@ -145,8 +155,9 @@ def prepare(
     do: torch.Tensor,
     dlse: torch.Tensor | None,
     config: BackwardConfig,
+    ordered: bool = False,
 ) -> Workspace:
-    """Allocate what the kernel needs, and fill in what it reads."""
+    """Allocate what the kernel needs, and fill in what it reads; ordered: with turns."""
     q, k, v = request.q, request.k, request.v
     batch, q_length, heads, head_dim = q.shape
     if undescribable("do", do) is not None:  # such as the gradient of a sum: one number for all
@@ -173,11 +184,15 @@ def prepare(
     values = q.new_empty((batch, heads, 2, padded), dtype=torch.float32)
     width = cdiv(head_dim, 32) * 32
     dq_sum = q.new_empty((batch, heads, length, width), dtype=torch.float32).transpose(1, 2)
+    turns = None
+    if ordered:
+        counters = 1 + batch * heads * padded // config.block_q
+        turns = q.new_empty(counters, dtype=torch.int32)
     blocks = cdiv(padded, block) if tiles is None else tiles.number
     launch_prepare(
         (
             *(q.device, head_dim, do.shape[3], tiles is None),
-            *map(placement, (do, o, lse, dlse, dq_sum, *(sequences or ())[:5])),
+            *map(placement, (do, o, lse, dlse, dq_sum, turns, *(sequences or ())[:5])),
         ),
         (blocks * heads * batch,),
         (
@@ -187,6 +202,7 @@ def prepare(
             View.of_rows(lse if dlse is None else dlse),
             values,
             View.of(dq_sum),
+            turns,
             tiles and tiles.plan,
             sequences,
             q_length,
@@ -194,9 +210,9 @@ def prepare(
             heads,
             blocks,
         ),
-        {"HAS_DLSE": dlse is not None, "BLOCK": block},
+        {"HAS_DLSE": dlse is not None, "BLOCK": block, "STEP": config.block_q},
     )
-    return Workspace(k, v, do, values, dq_sum, dk, dv, dsink, tiles)
+    return Workspace(k, v, do, values, dq_sum, dk, dv, dsink, turns, tiles)
 
 
 def finish(

@@ -16,6 +16,7 @@ One step of a consumer, for block j:
     consumer        both have written their part of P, of dS        p.full ds.full
     consumer        its own products                                warpgroup_mma_wait
     consumer        its own dQ of the time before has left          tma.store_wait
+    consumer        with turns: tiles behind have added to block j  turns.advance
 
 P and dS have two buffers: a consumer that writes those of block j + 2 has waited for P of block
 j + 1, which the other wrote when all its products of block j were done.
@@ -43,6 +44,7 @@ from flash_versions.versions.fa3.hopper.backward.tiles import (
     multiply_dq,
     store_gradient,
 )
+from flash_versions.versions.fa3.hopper.backward.turns import take_turns
 from flash_versions.versions.fa3.hopper.head_mods import make_head_mods
 from flash_versions.versions.fa3.hopper.intervals import make_key_spans
 from flash_versions.versions.tiles.pipeline import (
@@ -80,12 +82,14 @@ class WideState:
     q_stage: Stage
     do_stage: Stage
     stage: Stage  # of P and dS
+    counter: gl.tensor  # of the block before, if tiles have turns
+    additions: gl.tensor
 
 
 @gluon.jit
 def produce_wide(problem, buffers, q, k, v, do, values):
     """The producer: as that of `kernel.py`, with pipelines of different lengths."""
-    problem, key, kv_head, sequence = problem.locate(gl.program_id(0))
+    problem, key, kv_head, sequence = problem.locate(problem.turns.number())
     begin, _, _, end = problem.blocks(key, problem.BLOCK_KV)
     q_stage = buffers.q.at(0, 0)
     do_stage = buffers.do.at(0, 0)
@@ -177,6 +181,13 @@ def fold_queries_wide(
     dv = warpgroup_mma_wait(1, deps=[dv_token])
     buffers.do.release(do_stage)
     dq_token = multiply_dq(ds_tile, k_tile, 2 * CONSUMER, 4)
+    counter, additions = state.counter, state.additions
+    if problem.turns.ON:
+        block = query // problem.BLOCK_Q
+        counter = problem.counter(sequence, head, block)
+        turn = problem.tiles_behind(key, block)
+        problem.turns.advance(state.counter, additions, counter, turn)
+        additions = gl.to_tensor(1)
     dk = warpgroup_mma_wait(1, deps=[dk_token])
     buffers.q.release(q_stage)
     dq = warpgroup_mma_wait(0, deps=[dq_token])
@@ -187,13 +198,15 @@ def fold_queries_wide(
     dq = warpgroup_mma_wait(0, deps=[dq_token])
     corner = [sequence, head, row, (2 * CONSUMER + 1) * dq.shape[1]]
     add_dq(dq, buffers.dq.index(CONSUMER), dq_sum, corner, 0)
-    return WideState(dk, dv, q_stage.next(), do_stage.next(), stage.next())
+    return WideState(
+        dk, dv, q_stage.next(), do_stage.next(), stage.next(), counter, additions
+    )  # fmt: skip
 
 
 @gluon.jit
 def consume_wide(problem, buffers, dq_sum, dk_out, dv_out, CONSUMER: gl.constexpr):
     """A consumer: 64 keys, and half of the dims."""
-    problem, key, kv_head, sequence = problem.locate(gl.program_id(0))
+    problem, key, kv_head, sequence = problem.locate(problem.turns.number())
     begin, full_begin, full_end, end = problem.blocks(key, problem.BLOCK_KV)
     k_stage = buffers.k.at(0, 0)
     ROWS: gl.constexpr = problem.BLOCK_KV
@@ -207,6 +220,8 @@ def consume_wide(problem, buffers, dq_sum, dk_out, dv_out, CONSUMER: gl.constexp
         buffers.q.at(0, 0),
         buffers.do.at(0, 0),
         buffers.p.at(0, 0),
+        problem.turns.counters,
+        gl.to_tensor(0),
     )
     head = kv_head * problem.GROUP
     block = begin
@@ -220,6 +235,8 @@ def consume_wide(problem, buffers, dq_sum, dk_out, dv_out, CONSUMER: gl.constexp
         last = block == end
         head = gl.where(last, head + 1, head)
         block = gl.where(last, begin, block)
+    if problem.turns.ON:
+        problem.turns.finish(state.counter, state.additions)
     buffers.q.wait_empty(state.q_stage)
     buffers.do.wait_empty(state.do_stage)
     dk = state.dk * problem.scale
@@ -246,6 +263,7 @@ def backward_wide_kernel(
     slopes,
     bounds,
     spans,
+    turns,
     q_length,
     kv_length,
     kv_heads,
@@ -271,6 +289,7 @@ def backward_wide_kernel(
     PACKED: gl.constexpr,
     ALIBI: gl.constexpr,
     SPANS: gl.constexpr,
+    ORDERED: gl.constexpr,
     EXP2: gl.constexpr,
     SHARE: gl.constexpr,
     STAGES: gl.constexpr,
@@ -285,12 +304,13 @@ def backward_wide_kernel(
         bounds, spans, batch_lines, head_lines, spanned_blocks, WARPGROUP_ROWS, SPANS
     )
     problem = KeyProblem(
-        plan, mods, key_spans, gl.to_tensor(0), gl.to_tensor(kv_apart), gl.to_tensor(0),
-        gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(q_length), gl.to_tensor(kv_length),
-        gl.to_tensor(kv_heads), gl.to_tensor(batch), gl.to_tensor(section),
-        gl.to_tensor(window_left), gl.to_tensor(window_right), gl.to_tensor(scale),
-        gl.to_tensor(scale_log2), gl.to_tensor(cap_scale), GROUP, LEFT, RIGHT, EDGE, CAP, RAGGED,
-        PACKED, EXP2, SHARE, BLOCK_Q, KEYS
+        plan, mods, key_spans, take_turns(turns, 2, ORDERED), gl.to_tensor(0),
+        gl.to_tensor(kv_apart), gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0),
+        gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(kv_heads),
+        gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
+        gl.to_tensor(window_right), gl.to_tensor(scale), gl.to_tensor(scale_log2),
+        gl.to_tensor(cap_scale), GROUP, LEFT, RIGHT, EDGE, CAP, RAGGED, PACKED, EXP2, SHARE,
+        BLOCK_Q, KEYS
     )  # fmt: skip
     lse: gl.constexpr = [STAGES] + values.block_type.shape
     delta: gl.constexpr = [1] + values.block_type.shape
