@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from flash_versions.dispatch.autograd import in_vectors, narrowed, widened
+from flash_versions.dispatch.autograd.compute import in_vectors, narrowed, widened
 from flash_versions.dispatch.emulator import emulator as gluon_emulator
 from flash_versions.dispatch.emulator import machine as gluon_machine
 from flash_versions.dispatch.emulator.machine import ORDERS, Load
