@@ -176,7 +176,7 @@ def main() -> int:
     with ThreadPoolExecutor(WARM_UP_PROCESSES) as pool:
         failed = [text for text in pool.map(warm_up, kinds) if text]
     print("\n".join(failed), flush=True)
-    document = new_document(libraries=("flash-attn-4",), suite=SUITE, tokens=TOKENS)
+    document = new_document(suite=SUITE, tokens=TOKENS)
     document["failed"] = failed
     for number in arguments.only:
         if passed() > arguments.seconds:

@@ -57,6 +57,7 @@ PARTS = 3  # processes for the candidates of a head dim and a mask
 # Registers of a thread that a tile may take for O, S and P, by consumers; without the addresses.
 REGISTERS = {2: 192, 3: 128}
 MOST_STAGES = 4
+only_defaults = False  # --defaults
 PEERS = {
     "cudnn": partial(peers.torch_backend, SDPBackend.CUDNN_ATTENTION),
     "flash-attn-4": peers.flash_attn_4,
@@ -121,7 +122,8 @@ def drawn(batch: int, queries: int, keys: int, heads: int, dims: tuple[int, int]
 def candidates(request: Request) -> list[Candidate]:
     """All that compete for a request; none twice."""
     found: dict[tuple[str, HopperConfig], Candidate] = {}
-    for candidate in (*defaults(request), *other_tiles(request), *turned(request)):
+    others = () if only_defaults else (*other_tiles(request), *turned(request))
+    for candidate in (*defaults(request), *others):
         found.setdefault((candidate.version, candidate.config), candidate)
     return list(found.values())
 
@@ -211,7 +213,7 @@ def check(dims: tuple[int, int], causal: bool, part: int) -> float:
     checks = [(candidate, small) for candidate in candidates(small)]
     checks += [(candidate, ragged) for candidate in defaults(ragged)]
     worst = 0.0
-    for candidate, request in checks[part::PARTS]:
+    for candidate, request in checks[part :: 1 if only_defaults else PARTS]:
         if reason_not := unfit(candidate.config, request):
             print(f"{candidate.version}, {candidate.name}: {reason_not}")
             continue
@@ -297,6 +299,7 @@ def warm_up(job: tuple[tuple[int, int], bool, int]) -> str | None:
     text = f"{dims[0]}x{dims[1]}"
     command = [sys.executable, "-m", "tests.benchmarks.headdims_gpu", "--out", "none"]
     command += ["--dims", text, "--check", str(part)] + ["--causal"] * causal
+    command += ["--defaults"] * only_defaults
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     failed = done.returncode != 0
     print((done.stdout + done.stderr[-1500:] * failed).strip(), flush=True)
@@ -317,16 +320,20 @@ def main() -> int:
     command.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     command.add_argument("--check", type=int, metavar="PART", help="check a part, measure nothing")
     command.add_argument("--causal", action="store_true", help="what --check is about")
+    command.add_argument("--defaults", action="store_true", help="and the peers: no other tiles")
     arguments = command.parse_args()
+    global only_defaults
+    only_defaults = arguments.defaults
     if arguments.check is not None:
         share = check(arguments.dims[0], arguments.causal, arguments.check)
         print(f"{arguments.dims[0]}: within the budget, {share:.2f} of it", flush=True)
         return 0
-    jobs = list(product(arguments.dims, (True, False), range(PARTS)))
+    parts = 1 if only_defaults else PARTS
+    jobs = list(product(arguments.dims, (True, False), range(parts)))
     with ThreadPoolExecutor(PROCESSES) as pool:
         failed = [text for text in pool.map(warm_up, jobs) if text]
     print("\n".join(failed), flush=True)
-    document = new_document(libraries=("flash-attn-4",), suite=SUITE, tokens=TOKENS)
+    document = new_document(suite=SUITE, tokens=TOKENS)
     document["failed"] = failed
     for length, dims, causal in product(arguments.lengths, arguments.dims, (True, False)):
         if passed() > arguments.seconds:
