@@ -9,7 +9,7 @@ DESIGN = (ROOT / "docs" / "design.md").read_text()
 
 def test_where_is_x():
     rows = re.findall(r"^\| (the .+|a benchmark's shapes) \| (.+) \|$", DESIGN, re.M)
-    assert len(rows) == 7
+    assert len(rows) == 8
     for question, answer in rows:
         files = re.findall(r"\]\(\.\./([^)]+)\)", answer)
         assert files and all((ROOT / file).is_file() for file in files), question

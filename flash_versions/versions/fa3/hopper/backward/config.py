@@ -65,18 +65,16 @@ def default_config(request: Request) -> BackwardConfig:
 
 
 def heads_of_section(request: Request) -> int:
-    """Key heads, of all sequences, whose tiles come in turns: as many as have Q, dO and an fp32 dQ
-    that fit in the L2 cache; one where tiles weigh the same, unless they add to dQ in one order:
-    then those of a head are not to begin at once.
+    """Key heads, of all sequences, between which consecutive programs alternate: as many as have Q,
+    dO and an fp32 dQ that fit in the L2 cache; one where tiles weigh the same, unless they add to
+    dQ in turns and so must not all start at once.
     """
     q, v = request.q, request.v
     batch, kv_heads = request.k.shape[0], request.k.shape[2]
     if request.window_right is None and not request.is_deterministic:
         return 1
     length = q.shape[1]
-    if (
-        request.cu_seqlens_q is not None and request.is_deterministic
-    ):  # sequences of the mean length
+    if request.is_deterministic and request.cu_seqlens_q is not None:  # of a sequence, on average
         length = cdiv(length, request.batch)
     bytes_of_row = q.shape[3] * (4 + q.element_size()) + v.shape[3] * v.element_size()
     bytes_of_head = length * request.group * bytes_of_row

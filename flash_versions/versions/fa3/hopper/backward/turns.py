@@ -29,7 +29,7 @@ the next block. By then its addition has usually reached memory. One thread of e
 
 Only the first warp's thread issues TMA's additions, so only it can wait for them. All four warps
 count nevertheless: with control flow or data that depends on the warp, ptxas no longer treats the
-loops of the kernel as uniform, and each step of the consumers had 100 instructions more. A warp
+loops of the kernel as uniform, and each step of the consumers has 100 instructions more. A warp
 increments a counter only after it has seen its own turn. So a counter that has reached 4 times a
 turn includes the first warps of all tiles behind.
 
@@ -48,7 +48,8 @@ WARPS = gl.constexpr(4)  # of a warpgroup
 @gluon.constexpr_function
 def finish_ptx():
     """PTX that waits until TMA's additions are in memory, and then counts them. `wait_group.read`
-    would wait until TMA has read the tile, which is earlier.
+    would wait until TMA has read the tile, which is earlier. No fence of proxies is needed: the
+    completion of what TMA does includes one.
     """
     return """{
         .reg .pred elected;
