@@ -33,8 +33,8 @@ class HopperConfig:
         late_wait: keep the wait for P V behind the softmax, from where ptxas would move it to the
             front; without overlap there is nothing to move.
         scheduler: "grid", "static" or "dynamic", see `tile_scheduler.Scheduler`.
-        section: query heads, of all sequences, whose tiles are worked on together; None chooses by
-            what fits in the L2 cache (`heads_of_section`).
+        section: query heads, of all sequences, whose tiles are worked on together; None chooses
+            (`host.even_section`).
         upward: tiles walk from their first key to the last; otherwise from the last, where a causal
             mask cuts, to the first. Upward, tiles that begin together read the same keys together.
     """
@@ -112,13 +112,15 @@ def fits_through_q(widths: tuple[int, ...], widths_v: tuple[int, ...]) -> bool:
 def wide_config(widths: tuple[int, ...], widths_v: tuple[int, ...], scheduler: str) -> HopperConfig:
     """The largest tiles above head_dim 128, where shared memory and registers are short.
 
-    Two slots of K and V come before a buffer for O and a second Q. Tiles have 128 keys if these
+    Two slots of K and V come before a buffer for O and a second Q. Products take so much longer
+    than the softmax that consumers need no turns at the tensor cores. Tiles have 128 keys if these
     fit, and O leaves registers for so many scores; otherwise 64 keys, in a third slot if it fits.
     """
     width, width_v = sum(widths), sum(widths_v)
     config = HopperConfig(
-        q_stages=1, epilogue_buffer=not fits_through_q(widths, widths_v), scheduler=scheduler
-    )
+        q_stages=1, epilogue_buffer=not fits_through_q(widths, widths_v), ping_pong=False,
+        scheduler=scheduler
+    )  # fmt: skip
     if width_v <= MOST_DIMS_BESIDE_128_KEYS and config.fits(width, width_v):
         return config
     config = replace(config, block_kv=64)

@@ -10,7 +10,7 @@ from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.launch import Plan, layout, placement
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import padded_head_dim, panel_widths
-from flash_versions.versions.fa3.forward import heads_of_section
+from flash_versions.versions.fa3.forward import L2_BYTES, heads_of_section
 from flash_versions.versions.fa3.hopper.config import HopperConfig, fits_through_q
 from flash_versions.versions.tiles import sequences
 from flash_versions.versions.tiles.intervals import Intervals, shape_of
@@ -174,10 +174,23 @@ def more_numbers(request: Request, config: HopperConfig) -> tuple:
     return (kv_apart(request) or 0, *slopes_strides(request), *lines)
 
 
+def even_section(request: Request) -> int:
+    """`heads_of_section`, with as many heads in the last section as in the others, and whole
+    groups. Above head_dim 128 few heads fit in the L2 cache, and with twice as many, tiles of more
+    different weights fill the SMs at the end of a section (docs/log.md).
+    """
+    wide = max(request.q.shape[3], request.v.shape[3]) > 128
+    most = heads_of_section(request, 2 * L2_BYTES if wide else L2_BYTES)
+    heads, group = request.q.shape[0] * request.q.shape[2], request.group
+    if most in (1, heads):
+        return most
+    return cdiv(cdiv(heads, cdiv(heads, most)), group) * group
+
+
 def numbers(request: Request, section: int | None = None) -> tuple:
     """The arguments that follow them, up to the first constant."""
     batch, q_length, heads, _ = request.q.shape
-    section = section or heads_of_section(request)
+    section = section or even_section(request)
     bounds, scales = window_bounds(request), score_scales(request)
     return q_length, request.k.shape[1], heads, batch, section, *bounds, *scales
 

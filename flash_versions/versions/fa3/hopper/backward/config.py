@@ -6,6 +6,7 @@ from flash_versions.dispatch.request import Request
 from flash_versions.versions.tiles.rows import cdiv
 
 L2_BYTES = 32 << 20  # of the cache that a section of heads may fill
+MOST_ALTERNATING = 4  # heads of a section without a causal mask: more are slower at head_dim 64
 
 
 @dataclass(frozen=True)
@@ -78,4 +79,5 @@ def heads_of_section(request: Request) -> int:
         length = cdiv(length, request.batch)
     bytes_of_row = q.shape[3] * (4 + q.element_size()) + v.shape[3] * v.element_size()
     bytes_of_head = length * request.group * bytes_of_row
-    return min(max(1, L2_BYTES // bytes_of_head), batch * kv_heads)
+    most = MOST_ALTERNATING if request.window_right is None else batch * kv_heads
+    return min(max(1, L2_BYTES // bytes_of_head), most, batch * kv_heads)
