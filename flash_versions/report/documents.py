@@ -31,6 +31,7 @@ from flash_versions.bench.results import (
     read_results,
     shapes,
 )
+from flash_versions.report import others as report_others
 from flash_versions.report import ragged as report_ragged
 from flash_versions.report import transformer as report_transformer
 from flash_versions.report import versions as report_versions
@@ -336,6 +337,7 @@ TABLES: dict[str, Callable[[Document], str]] = {
     "launch": launch,
     "several gpus": several_gpus,
     "ablation backward": partial(ablation, suite="ablation backward"),
+    **report_others.TABLES,
     **report_ragged.TABLES,
     **report_versions.TABLES,
     **report_transformer.TABLES,
