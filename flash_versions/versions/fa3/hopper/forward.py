@@ -17,8 +17,11 @@ What changes.
 * P stays in registers: the accumulator of S, rounded to 16 bits, is the left operand of P V.
 * Persistent programs. One program per SM walks from tile to tile. Q has two buffers and O has one
   of its own, so that the producer can load for the next tile while the consumers finish and store
-  this one. (At head_dim 256 shared memory has no room for these buffers, and O is stored through
+  this one. (Above head_dim 128 shared memory has no room for these buffers, and O is stored through
   the only buffer of Q.)
+
+A head_dim between the powers of two is two panels, such as 192 = 128 + 64 (`panels.py`): then `acc`
+is two accumulators, and a product with it two products.
 
 One program with two consumers. Time runs from left to right, [..] is work of the tensor cores.
 Blocks are counted in the order in which they are visited, from the last block of keys to the first:
