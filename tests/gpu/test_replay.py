@@ -1,5 +1,6 @@
 """Calls that are replayed on a GPU give the ordinary way's bits, wherever their tensors are."""
 
+import gc
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -141,7 +142,8 @@ def test_no_memory_is_kept():
     for _ in range(4):
         step()
     torch.cuda.synchronize()
+    gc.collect()  # what other tests have left
     before = torch.cuda.memory_allocated()
     for _ in range(50):
         step()
-    assert torch.cuda.memory_allocated() == before
+    assert torch.cuda.memory_allocated() <= before

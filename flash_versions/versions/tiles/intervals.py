@@ -48,6 +48,8 @@ class Intervals(NamedTuple):
         from the end of the list on, backwards, the latter. Anything if none was asked for.
     batch_lines, head_lines: from one row of the batch to the next, and from one key head to the
         next, so many lines.
+
+    The numbers are doubled: a 1 in a tuple in a tuple is lost in Triton 3.6.
     """
 
     bounds: Any
@@ -116,7 +118,7 @@ class Intervals(NamedTuple):
                 (lists, spans, q_length, blocks, tiles),
                 {"GROUP": group, "BLOCK_Q": block_q, "PARTS": parts, "AT_ONCE": AT_ONCE},
             )
-        return cls(bounds, spans, lists, batch_lines, head_lines, blocks, tiles)
+        return cls(bounds, spans, lists, *(2 * n for n in (batch_lines, head_lines, blocks, tiles)))
 
     @property
     def key(self) -> tuple:
@@ -163,16 +165,14 @@ def shape_of(request: Request, block_kv: int) -> tuple[int, int, int, int]:
 @triton.jit
 def line_of(intervals, keys):
     """The line of a row and a key head."""
-    return keys.batch * intervals.batch_lines + keys.head * intervals.head_lines
+    return keys.batch * (intervals.batch_lines // 2) + keys.head * (intervals.head_lines // 2)
 
 
 @triton.jit
 def load_bounds(intervals, keys, k_pos):
     """(starts, ends) of the keys of a block, which begin at a multiple of their number."""
     BLOCK_KV: tl.constexpr = k_pos.shape[0]
-    line = (
-        intervals.bounds + line_of(intervals, keys).to(tl.int64) * intervals.blocks * 2 * BLOCK_KV
-    )
+    line = intervals.bounds + line_of(intervals, keys).to(tl.int64) * intervals.blocks * BLOCK_KV
     place = line + k_pos // BLOCK_KV * 2 * BLOCK_KV + k_pos % BLOCK_KV
     return tl.load(place), tl.load(place + BLOCK_KV)
 
@@ -182,8 +182,8 @@ def listed_blocks(intervals, keys, tile):
     """(line, masked, all) of a tile: its list, for `listed_block`, and how many blocks of it need
     the mask, and are there.
     """
-    number = line_of(intervals, keys).to(tl.int64) * intervals.tiles + tile
-    line = intervals.lists + number * (2 + intervals.blocks)
+    number = line_of(intervals, keys).to(tl.int64) * (intervals.tiles // 2) + tile
+    line = intervals.lists + number * (2 + intervals.blocks // 2)
     masked = tl.load(line)
     return line, masked, masked + tl.load(line + 1)
 
@@ -191,7 +191,7 @@ def listed_blocks(intervals, keys, tile):
 @triton.jit
 def listed_block(intervals, line, i, masked):
     """The block at place i of a list."""
-    return tl.load(line + tl.where(i < masked, 2 + i, intervals.blocks + 1 - i + masked))
+    return tl.load(line + tl.where(i < masked, 2 + i, intervals.blocks // 2 + 1 - i + masked))
 
 
 @triton.jit
@@ -199,7 +199,7 @@ def query_blocks(intervals, keys, tile, GROUP: tl.constexpr, BLOCK_Q: tl.constex
     """The blocks of query rows, GROUP to a query, that see a tile of keys, as
     `algebra.block_range` gives them.
     """
-    place = line_of(intervals, keys).to(tl.int64) * intervals.blocks + tile
+    place = line_of(intervals, keys).to(tl.int64) * (intervals.blocks // 2) + tile
     span = intervals.spans + place * 4
     return blocks_in_span(
         tl.load(span), tl.load(span + 1), tl.load(span + 2), tl.load(span + 3), GROUP, BLOCK_Q

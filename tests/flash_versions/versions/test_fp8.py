@@ -223,7 +223,7 @@ def test_packed_sequences(version, form, dtype, device):
 @pytest.mark.parametrize("queries", [1, 7])
 @pytest.mark.parametrize("where", ["pages", "padding on the left"])
 def test_gathered_keys(where, queries, device):
-    """With the bits of the same sequences packed; NaN lies where no key is."""
+    """As the same sequences packed, o to the bit; NaN lies where no key is."""
     kv_lengths = [33, 1, 20]
     q = torch.randn(3 * queries, 4, 32, device=device).to(E4M3)
     rows = torch.randn(2, sum(kv_lengths), 2, 32, device=device).to(E4M3).view(torch.int8)
@@ -248,7 +248,8 @@ def test_gathered_keys(where, queries, device):
     of_k = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
     packed = attention(q, *rows.view(E4M3), cu_seqlens_q=of_q, cu_seqlens_k=of_k, **scales)
     assert torch.equal(o.flatten(0, 1), packed[0])
-    assert torch.equal(lse.transpose(0, 1).flatten(1), packed[1])
+    # On a GPU the two have tiles of their own, and a sum of fp32 depends on the order of its terms.
+    torch.testing.assert_close(lse.transpose(0, 1).flatten(1), packed[1], rtol=1e-6, atol=1e-6)
 
 
 def test_gathered_keys_are_split(device):

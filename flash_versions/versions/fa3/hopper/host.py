@@ -161,7 +161,7 @@ def describe_intervals(
     block_kv = config.block_kv
     intervals = Intervals.of(request, block_kv, config.block_q, config.consumers)
     assert intervals is not None
-    bounds = intervals.bounds.view(-1, intervals.blocks, 1, 2 * block_kv)
+    bounds = intervals.bounds.view(-1, intervals.blocks // 2, 1, 2 * block_kv)
     return describe_swizzled(bounds, 1, 2 * block_kv), intervals.lists
 
 
