@@ -48,14 +48,12 @@ from flash_versions.versions.tiles.algebra import (
     blocks_of_queries,
     first_visible,
     last_visible,
-    mask_outside,
-    mask_scores,
 )
 from flash_versions.versions.tiles.intervals import (
     Intervals,
     listed_block,
     listed_blocks,
-    load_bounds,
+    mask_unseen,
     query_blocks,
 )
 from flash_versions.versions.tiles.rows import (
@@ -131,13 +129,7 @@ def fold_queries(
     distance = (queries.pos + queries.offset)[None, :] - k_pos[:, None]
     s = add_alibi(capped, queries.slope[None, :], distance, mods)
     if MASKED:
-        if window.intervals is not None:
-            starts, ends = load_bounds(window.intervals, keys, k_pos)
-            s = mask_outside(s, queries.pos[None, :], starts[:, None], ends[:, None])
-        else:
-            s = mask_scores(
-                s, k_pos[:, None], queries.first_key[None, :], queries.last_key[None, :], window
-            )
+        s = mask_unseen(s, queries, keys, k_pos, window, KEYS_FIRST=True)
     row_lse = load_row_values(lse, rows, queries.pos, float("inf"))
     p = probabilities(s, row_lse[None, :], mods.scale_log2)
     do_tile = load_rows(do, rows, queries.pos, MASKED)
@@ -177,13 +169,7 @@ def fold_keys(
     distance = (queries.pos + queries.offset)[:, None] - k_pos[None, :]
     s = add_alibi(capped, queries.slope[:, None], distance, mods)
     if MASKED:
-        if window.intervals is not None:
-            starts, ends = load_bounds(window.intervals, keys, k_pos)
-            s = mask_outside(s, queries.pos[:, None], starts[None, :], ends[None, :])
-        else:
-            s = mask_scores(
-                s, k_pos[None, :], queries.first_key[:, None], queries.last_key[:, None], window
-            )
+        s = mask_unseen(s, queries, keys, k_pos, window, KEYS_FIRST=False)
     p = probabilities(s, row_lse[:, None], mods.scale_log2)
     v_tile = load_rows(v, keys, k_pos, MASKED)
     dp = tl.dot(do_tile, v_tile.T, input_precision="ieee")

@@ -54,15 +54,13 @@ from flash_versions.versions.tiles.algebra import (
     Window,
     blocks_of_queries,
     finalize,
-    mask_outside,
-    mask_scores,
     softmax_step,
 )
 from flash_versions.versions.tiles.intervals import (
     Intervals,
     listed_block,
     listed_blocks,
-    load_bounds,
+    mask_unseen,
 )
 from flash_versions.versions.tiles.rows import (
     Rows,
@@ -131,13 +129,7 @@ def fold_block(
     distance = (queries.pos + queries.offset)[:, None] - k_pos[None, :]
     s = add_alibi(s, queries.slope[:, None], distance, mods)
     if MASKED:
-        if window.intervals is not None:
-            starts, ends = load_bounds(window.intervals, keys, k_pos)
-            s = mask_outside(s, queries.pos[:, None], starts[None, :], ends[None, :])
-        else:
-            s = mask_scores(
-                s, k_pos[None, :], queries.first_key[:, None], queries.last_key[:, None], window
-            )
+        s = mask_unseen(s, queries, keys, k_pos, window, KEYS_FIRST=False)
     p, row_max, row_sum, alpha = softmax_step(s, row_max, row_sum, mods.scale_log2)
     p = drop(p, mods, queries.sequence_head[:, None], queries.pos[:, None], k_pos[None, :])
     v_tile = in_16_bits(load_rows(v, keys, k_pos, MASKED), mods)

@@ -26,7 +26,7 @@ import triton.language as tl
 
 from flash_versions.dispatch.launch import Launcher, layout
 from flash_versions.dispatch.request import PLANS, Request
-from flash_versions.versions.tiles.algebra import EVER, blocks_in_span
+from flash_versions.versions.tiles.algebra import EVER, blocks_in_span, mask_outside, mask_scores
 from flash_versions.versions.tiles.rows import cdiv
 
 AT_ONCE = 64  # blocks that a program looks at together
@@ -175,6 +175,27 @@ def load_bounds(intervals, keys, k_pos):
     line = intervals.bounds + line_of(intervals, keys).to(tl.int64) * intervals.blocks * BLOCK_KV
     place = line + k_pos // BLOCK_KV * 2 * BLOCK_KV + k_pos % BLOCK_KV
     return tl.load(place), tl.load(place + BLOCK_KV)
+
+
+@triton.jit
+def mask_unseen(s, queries, keys, k_pos, window, KEYS_FIRST: tl.constexpr):
+    """Scores (queries, keys), or (keys, queries) with KEYS_FIRST, with -inf where an interval, or
+    without intervals the window, hides a key.
+    """
+    if window.intervals is not None:
+        starts, ends = load_bounds(window.intervals, keys, k_pos)
+        if KEYS_FIRST:
+            return mask_outside(s, queries.pos[None, :], starts[:, None], ends[:, None])
+        else:
+            return mask_outside(s, queries.pos[:, None], starts[None, :], ends[None, :])
+    elif KEYS_FIRST:
+        return mask_scores(
+            s, k_pos[:, None], queries.first_key[None, :], queries.last_key[None, :], window
+        )
+    else:
+        return mask_scores(
+            s, k_pos[None, :], queries.first_key[:, None], queries.last_key[:, None], window
+        )
 
 
 @triton.jit
