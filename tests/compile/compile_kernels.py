@@ -78,7 +78,7 @@ SHAPES = {
             "dropout_p": 0.1,
         }
     ),
-    "intervals-64": Shape(kv_heads=2, options=CAUSAL | ENDS),
+    "intervals-64": Shape(queries=64, kv_heads=2, options=CAUSAL | ENDS),  # one tile
     "intervals-128": Shape(kv_heads=2, head_dim=128, options=CAUSAL | ENDS),
     "intervals-256": Shape(kv_heads=2, head_dim=256, options=CAUSAL | ENDS),
     "pages": Shape(

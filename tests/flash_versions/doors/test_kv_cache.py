@@ -561,7 +561,8 @@ def test_left_padding(version, indexed, device):
 @pytest.mark.parametrize("where", ["rows", "pages", "packed tokens"])
 def test_8_bits(where, device):
     """Append and attend with scales of each head: the bits in the cache are those of k and v, and
-    the result has the budget of bf16 tensors with the same numbers.
+    the result has the budget of bf16 tensors with the same numbers; of rows, which are multiplied
+    in 8 bits, that of 8 bits.
     """
     lengths = torch.tensor([20, 0, 25], dtype=torch.int32, device=device)
     q, k, v = (torch.randn(3, 3, heads, 32, device=device) for heads in (4, 2, 2))
@@ -591,7 +592,13 @@ def test_8_bits(where, device):
     for b, length in enumerate(lengths.tolist()):
         own = (exact_q[b], exact[0][b, : length + 3], exact[1][b, : length + 3])
         own_out = out.view(exact_q.shape)[b : b + 1]
-        assert_within_budget(own_out, None, *(x[None].bfloat16() for x in own), causal=True)
+        if where == "rows":
+            own_rows = given[0][b], *(x[b, : length + 3] for x in given[1:3])
+            own_scales = {name: x[b : b + 1] for name, x in scales.items()}
+            request = make_request(*(x[None] for x in own_rows), causal=True, **own_scales)
+            assert_ok(assess_request({"o": own_out}, request))
+        else:
+            assert_within_budget(own_out, None, *(x[None].bfloat16() for x in own), causal=True)
     for i, scale in ((1, of_kv[0]), (2, of_kv[1])):
         cache = given[i].float()
         cache = cache[order].view(3, 32, 2, 32) if where == "pages" else cache
