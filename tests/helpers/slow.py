@@ -87,6 +87,7 @@ SLOW = [
     "gpu/test_shared_gpu.py",
     "packaging/test_kernels_hub.py::test_kernels_loads_it",
     "packaging/test_kernels_hub.py::test_transformers_uses_it",
+    "packaging/test_kernels_hub.py::test_two_of_them_share_nothing",
     "packaging/test_types.py::test_a_program_of_a_user_is_clean",
     "packaging/test_types.py::test_wrong_calls_are_found",
     "packaging/test_wheel.py",
