@@ -13,7 +13,7 @@ import re
 import pytest
 
 SLOW = [
-    "benchmarks/test_aoti.py",
+    "benchmarks/test_aoti.py::test_packages_load_and_say_what_the_models_say",
     "benchmarks/test_generate_speed.py::test_all_contestants_say_the_same",
     "benchmarks/test_parallel_gpu.py",
     "benchmarks/test_training_gpu.py",
