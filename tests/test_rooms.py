@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "flash_versions.versions.api": "dispatch versions",
     "flash_versions.flash_attn": "dispatch versions.tiles versions.masks versions.api",
     "flash_versions.integrations": "dispatch versions.tiles versions.api",
-    "flash_versions.integrations.hub": "dispatch versions.api flash_attn",
+    "flash_versions.integrations.hub": "dispatch versions.api versions.masks flash_attn",
     **dict.fromkeys(
         [f"flash_versions.{room}" for room in LABORATORY],
         f". dispatch versions flash_attn integrations {' '.join(LABORATORY)}",

@@ -93,6 +93,38 @@ def layer(document: Document) -> str:
     return f"{table}\n\n{note} {where_and_when(document, 'layer')}.\n"
 
 
+def training_step(document: Document) -> str:
+    """Tokens per second of training a whole model, against torch's attention under torch.compile;
+    the slower of the two turns of ours counts.
+    """
+    found = grouped(document, "training step", "length", by="contestant")
+    if not found:
+        return script("training_step_gpu")
+    base, again = "sdpa compiled", "ours compiled, again"
+
+    def rate_at(rows: dict[str, Row], name: str) -> float | None:
+        turns = (name, again) if name == "ours compiled" else (name,)
+        return min((rows[x]["tokens_per_second"] for x in turns if "seconds" in rows.get(x, {})),
+                   default=None)  # fmt: skip
+
+    def cell(rows: dict[str, Row], name: str) -> str | None:
+        own, other = rate_at(rows, name), rate_at(rows, base)
+        if own is None:
+            return None
+        ratio = f" ({own / other:.2f} x)" if other and name != base else ""
+        return f"{own:,.0f}{ratio}"
+
+    titles = {
+        "ours compiled": "ours, compiled",
+        base: "torch's attention, compiled",
+        "ours": "ours",
+        "sdpa": "torch's attention",
+    }
+    rows = {f"{length:,}": group for length, group in found.items()}
+    table = pivot("tokens per second; tokens of a row", rows, titles, cell, titles)
+    return f"{table}\n\n{where_and_when(document, 'training step')}.\n"
+
+
 def products(document: Document, suite: str, base: str) -> str:
     """TFLOP/s of matrix products, and the ratio of ours to another's in the same rounds."""
     groups = {}
@@ -132,9 +164,9 @@ def rounding(document: Document) -> str:
 
 
 def generation(document: Document, compared_only: bool = False) -> str:
-    """Generation: tokens per second, milliseconds of a step, and those of transformers' `generate`.
+    """Generation: tokens per second, milliseconds of a step, and those of others.
 
-    The ratio is to the compiled step, because a user who wants speed compiles.
+    The ratios are to compiled steps, because a user who wants speed compiles.
 
     Args:
         document: of which the suite "generate" is shown.
@@ -143,6 +175,7 @@ def generation(document: Document, compared_only: bool = False) -> str:
     """
     cases = grouped(document, "generate", "case", "batch", "prompt", by="contestant")
     others = {
+        "torch compiled": "torch alone, compiled as in gpt-fast: ms a step (times ours)",
         "transformers compiled": "transformers, static cache, compiled: ms a step (times ours)",
         "transformers": "transformers as called by default: ms a step",
     }
@@ -210,6 +243,7 @@ TABLES: dict[str, Callable[[Document], str]] = {
     "processes of four": partial(processes, suite="processes of four"),
     "grpo step": grpo_step,
     "layer": layer,
+    "training step": training_step,
     "gemm": partial(products, suite="gemm", base="cuBLAS"),
     "gemm swiglu": partial(products, suite="gemm swiglu", base="torch"),
     "norm gemm": partial(products, suite="norm gemm", base="cuBLAS alone"),

@@ -8,6 +8,7 @@ weights; JSON.
 The contestants:
 
     ours                   `transformer.generation.engine.generate`
+    torch compiled         a step written with torch alone, as gpt-fast has it: `torch_decoder`
     transformers compiled  `generate(cache_implementation="static")`, whose steps run under
                            torch.compile in mode "reduce-overhead", which records CUDA graphs
     transformers           `generate` as it is called by default: each operation launched by Python
@@ -43,6 +44,7 @@ import torch  # noqa: E402
 import flash_versions  # noqa: E402
 from flash_versions.bench.document import new_document, save  # noqa: E402
 from tests.benchmarks.frame import forget_peak, keep, now, parser, passed, peak_gib, reason  # noqa: E402
+from tests.benchmarks.torch_decoder import torch_compiled  # noqa: E402
 from tests.helpers.random_checkpoint import QWEN  # noqa: E402
 from transformer.generation.engine import generate  # noqa: E402
 from transformer.model.config import Config  # noqa: E402
@@ -75,10 +77,10 @@ LLAMA_8B = replace(
 )
 SHAPES = {"qwen2.5-0.5b": QWEN, "llama-3.2-1b": LLAMA_1B, "llama-3.1-8b": LLAMA_8B}
 SHIPPED = "shipped"
-COMPILED, EAGER = "transformers compiled", "transformers"
-ROUNDS = {"ours": 3, COMPILED: 3, EAGER: 2}  # of every call; the order of the contestants
+COMPILED, EAGER, ALONE = "transformers compiled", "transformers", "torch compiled"
+ROUNDS = {"ours": 3, ALONE: 3, COMPILED: 3, EAGER: 2}  # of every call; the order of the contestants
 # More steps drown the noise of recording a graph and of the host. An eager step takes long.
-STEPS = {"ours": 512, COMPILED: 256, EAGER: 128}
+STEPS = {"ours": 512, ALONE: 256, COMPILED: 256, EAGER: 128}
 
 
 class NoText:
@@ -163,16 +165,21 @@ def transformers_compiled(model, prompts):
     )
 
 
-CALLS = {"ours": ours, COMPILED: transformers_compiled, EAGER: transformers}
+CALLS = {
+    "ours": ours,
+    ALONE: torch_compiled,
+    COMPILED: transformers_compiled,
+    EAGER: transformers,
+}
 
 
 def warm_up(call, contestant, lengths):
     """Compile everything that the timed calls for these numbers of tokens use.
 
-    transformers keeps the length of its longest static cache, so the longest call goes first: a
+    A compiled step has the length of its longest static cache, so the longest call goes first: a
     cache that grew later would compile the step again.
     """
-    for tokens in sorted(lengths, reverse=True) if contestant == COMPILED else (20,):
+    for tokens in sorted(lengths, reverse=True) if contestant in (ALONE, COMPILED) else (20,):
         call(tokens)
 
 
@@ -227,8 +234,8 @@ def kernels_of(call, tokens):
 
 def turns(args, config):
     """(rows, tokens of each prompt, contestant): all batches with the first prompt, one row with
-    the others. Both of transformers' contestants, which take long to run or to compile, answer 1
-    and 64 rows of the first prompt only.
+    the others. The others than ours, which take long to run or to compile, answer 1 and 64 rows of
+    the first prompt only.
     """
     for prompt in args.prompt:
         for batch in args.batch if prompt == args.prompt[0] else (1,):
@@ -280,7 +287,7 @@ def measure(case, contestant, model, batch, prompt, args, bandwidth):
             row["kernels"] = kernels_of(call, args.tokens)
     except Exception as error:  # whatever it is, the others go on
         row["reason"] = reason(error)
-    if contestant == COMPILED:
+    if contestant in (ALONE, COMPILED):
         torch._dynamo.reset()  # frees the graphs' memory, which the next contestant may need
     return row
 
@@ -364,6 +371,7 @@ def main():
         "method": "whole calls, greedy; the median of rounds",
         "rounds": ROUNDS,
         "compiled": 'cache_implementation="static", torch.compile in mode "reduce-overhead"',
+        "torch compiled": 'static cache, torch.compile in mode "reduce-overhead", as in gpt-fast',
         "copy_bytes_per_second": bandwidth,
         **{name: getattr(args, name) for name in ("attention", "kernels", "prompt", "tokens")},
     }

@@ -1,24 +1,54 @@
-"""AOTInductor packages a model with `flash_attn_func`, on the CPU, in a process of its own."""
+"""AOTInductor packages a model with `flash_attn_func`, on the CPU, in processes of their own."""
 
 import re
 import shutil
+import signal
 import subprocess
 import sys
 
 import pytest
 
+from tests.benchmarks.aoti import stacks, verdict
 from tests.helpers import ROOT
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="AOTInductor needs a C++ compiler, g++")
-def test_a_package_loads_and_says_what_the_model_says(tmp_path):
+def test_packages_load_and_say_what_the_models_say():
+    """Also in a process that did not compile them."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.benchmarks.aoti", "--device", "cpu"],
+        [sys.executable, "-m", "tests.benchmarks.aoti", "--device", "cpu", "schema", "layer"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=300,
     )
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    found = re.search(r"works: the largest difference from the model is (\S+)", done.stdout)
-    assert found and float(found[1]) < 1e-6
+    found = re.findall(r"^(\w+) +(\w+) +works: (\S+) from the model$", done.stdout, re.M)
+    assert [x[:2] for x in found] == [
+        (case, who) for case in ("schema", "layer") for who in ("compiling", "another")
+    ], done.stdout + done.stderr[-3000:]
+    assert all(float(off) < 1e-6 for *_, off in found)
+
+
+@pytest.mark.parametrize("code, printed, expected", [
+    (0, "export\nload\nworks: 1.0e-09 from the model\n", "works: 1.0e-09 from the model"),
+    (-signal.SIGSEGV, "export\ncompile\nload\n", "died of SIGSEGV in: load"),
+    (1, "", "ended with code 1 in: its imports"),
+    (0, "load\n", "ended with code 0 in: load"),
+    (None, "export\n", "was stopped after 100 s in: export"),
+])  # fmt: skip
+def test_what_became_of_a_process(code, printed, expected):
+    assert verdict(code, printed) == expected
+
+
+def test_the_stack_of_a_process_that_died():
+    """A real one: the stacks of the thread that died, in C++ and in Python."""
+    code = (
+        "import faulthandler, torch, ctypes; faulthandler.enable();"
+        "torch._C._set_print_stack_traces_on_fatal_signal(True); ctypes.string_at(0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert verdict(done.returncode, "load\n") == "died of SIGSEGV in: load"
+    lines = stacks(f"a warning\n{done.stderr}")
+    assert lines[0].startswith("SIGSEGV") and any("ffi_call" in line for line in lines)
+    assert any("in string_at" in line for line in lines)
+    assert stacks("Traceback\nValueError: no") == ["Traceback", "ValueError: no"]

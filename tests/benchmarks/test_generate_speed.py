@@ -62,13 +62,13 @@ def measured(monkeypatch, out, *arguments):
 def test_all_contestants_say_the_same(monkeypatch, tmp_path):
     """With the same weights, the compiled one as well; every row has its times."""
     found, rows = measured(monkeypatch, tmp_path / "x.json")
-    assert [*rows] == ["ours", "transformers compiled", "transformers"]
-    assert [row.get("reason") for row in rows.values()] == [None] * 3
+    assert [*rows] == ["ours", "torch compiled", "transformers compiled", "transformers"]
+    assert [row.get("reason") for row in rows.values()] == [None] * 4
     assert len({tuple(row["said"]) for row in rows.values()}) == 1
     for row in rows.values():
         assert row["ms_per_step"] == pytest.approx(row["bound_ms"] / row["share"])
     [ratios] = found["ratios"].values()
-    assert {*ratios} == {"transformers compiled", "transformers"}
+    assert {*ratios} == {"torch compiled", "transformers compiled", "transformers"}
 
 
 def test_the_compiled_contestant_is_what_its_name_says(monkeypatch):
@@ -89,7 +89,8 @@ def test_a_failure_is_a_reason_and_the_others_go_on(monkeypatch, tmp_path):
         raise RuntimeError("no compiler here")
 
     monkeypatch.setitem(generate_speed.CALLS, "transformers compiled", fails)
-    found, rows = measured(monkeypatch, tmp_path / "x.json")
+    names = ["ours", "transformers compiled", "transformers"]
+    found, rows = measured(monkeypatch, tmp_path / "x.json", "--contestant", *names)
     assert rows["transformers compiled"]["reason"] == "RuntimeError: no compiler here"
     assert "ms_per_step" in rows["ours"] and "ms_per_step" in rows["transformers"]
     [ratios] = found["ratios"].values()

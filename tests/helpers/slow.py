@@ -13,10 +13,11 @@ import re
 import pytest
 
 SLOW = [
-    "benchmarks/test_aoti.py",
+    "benchmarks/test_aoti.py::test_packages_load_and_say_what_the_models_say",
     "benchmarks/test_generate_speed.py::test_all_contestants_say_the_same",
     "benchmarks/test_parallel_gpu.py",
     "benchmarks/test_training_gpu.py",
+    "benchmarks/test_training_step_gpu.py::test_contestants_learn_alike",
     "compile/test_blackwell_compile.py",
     "compile/test_compile.py::test_fa2_needs_three_kernels_for_the_gradients_and_fa1_one",
     "compile/test_compile.py::test_split_launches_the_reduction",
@@ -93,6 +94,7 @@ SLOW = [
     "gpu/test_shared_gpu.py",
     "packaging/test_kernels_hub.py::test_kernels_loads_it",
     "packaging/test_kernels_hub.py::test_transformers_uses_it",
+    "packaging/test_kernels_hub.py::test_two_of_them_share_nothing",
     "packaging/test_types.py::test_a_program_of_a_user_is_clean",
     "packaging/test_types.py::test_wrong_calls_are_found",
     "packaging/test_wheel.py",

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -44,6 +45,27 @@ with torch.no_grad():
         kernel.flash_attn_with_kvcache(q, *cache, k, v, cache_seqlens=0, causal=True)
     ]
 torch.save(found, "found.pt")
+"""
+TWO = """
+from kernels import get_local_kernel
+
+q, k, v, do = torch.load("inputs.pt")
+first, second = (get_local_kernel(Path(folder)) for folder in sys.argv[1:])
+known = []
+for kernel in (first, second):
+    keys = sys.modules[f"{kernel.__name__}.dispatch.replay.keys"]
+    keys.place_of = lambda x: (0, 7)  # tensors pass as those of a GPU, so that calls are kept
+    known.append(keys.known)
+    kernel.attention(q, k, v, causal=True)
+    assert [len(kept) for kept in known] == [1] * len(known)
+
+mask = first.masks.plan_mask(first.masks.documents([30, 10]))
+(name,) = vars(mask["query_ends"])
+plans = getattr(mask["query_ends"], name)
+second.attention(q, k, v, **mask)
+assert not plans
+first.attention(q, k, v, **mask)
+assert len(plans) == 1
 """
 LAYERS = """
 from kernels import (
@@ -121,14 +143,14 @@ def written(tmp_path_factory):
 
 @pytest.fixture
 def run_child(written, tmp_path):
-    """Runs a script outside the checkout with the repository's folder as its argument."""
+    """Runs a script outside the checkout with the folders of kernels as its arguments."""
 
-    def run_child(script: str) -> None:
+    def run_child(script: str, *more_folders: Path) -> None:
         environment = {name: x for name, x in os.environ.items() if name != "PYTHONPATH"}
         environment |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
         environment["LOCAL_KERNELS"] = f"someone/flash-versions={written}"
         done = subprocess.run(
-            [sys.executable, "-c", SET_UP + script, str(written)],
+            [sys.executable, "-c", SET_UP + script, str(written), *map(str, more_folders)],
             env=environment, cwd=tmp_path, capture_output=True, text=True,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
@@ -160,6 +182,7 @@ def test_nothing_is_imported_by_an_absolute_name(written):
     build = written / BUILD
     files = list(build.rglob("*.py"))
     assert len(files) > 50
+    assert {"autograd", "replay"} <= {file.parent.name for file in files}
     for file in files:
         for node in ast.walk(ast.parse(file.read_text())):
             names = [x.name for x in node.names] if isinstance(node, ast.Import) else []
@@ -176,6 +199,7 @@ def test_metadata(written, tmp_path):
     assert about["id"].isidentifier() and about["id"].startswith("flash_versions_")
     operators = (written / BUILD / "dispatch/autograd/operators.py").read_text()
     assert f'"{about["id"]}::forward"' in operators
+    assert f'"{about["id"]}_plans"' in (written / BUILD / "dispatch/request.py").read_text()
     write_kernel(tmp_path / "again")
     again = json.loads((tmp_path / "again" / BUILD / "metadata.json").read_text())
     assert again == about
@@ -210,6 +234,13 @@ def test_it_replaces_its_own_folder_only(written, tmp_path, capsys):
 def test_kernels_loads_it(script, run_child, inputs, tmp_path):
     run_child(script)
     judge(torch.load(tmp_path / "found.pt"), inputs)
+
+
+@needs_kernels
+def test_two_of_them_share_nothing(run_child, inputs, tmp_path):
+    """Calls that are replayed and plans of masks are each kernel's own; either has masks."""
+    write_kernel(tmp_path / "other", "other")
+    run_child(TWO, tmp_path / "other")
 
 
 @needs_kernels

@@ -1,9 +1,10 @@
 """Progress of long work on standard error: a bar on a terminal, lines in a log, or nothing."""
 
+import os
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
@@ -27,7 +28,7 @@ class Progress:
     def start(self, total: int) -> None:
         """Begin. The first step that is reported may be a later one, of work that goes on."""
         self._total, self._before, self._started = total, None, time.perf_counter()
-        if not self.quiet and sys.stderr.isatty():
+        if not self.quiet and has_a_bar(sys.stderr):
             how = {"desc": "step", "unit": "step", "dynamic_ncols": True}
             self._bar = tqdm(total=total, file=sys.stderr, **how)
 
@@ -73,3 +74,13 @@ class Progress:
     def _write(self, line: str) -> None:
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
+
+
+def has_a_bar(stream: TextIO) -> bool:
+    """Whether a stream is a terminal on which tqdm shows a bar: it shows none where the size is
+    said to be 0, as in containers and scripts that nobody looks at.
+    """
+    try:
+        return stream.isatty() and 0 not in os.get_terminal_size(stream.fileno())
+    except OSError:  # a terminal that cannot be asked
+        return True

@@ -49,7 +49,8 @@ def enable_without_gpu() -> None:
     chosen = os.environ.get("TRITON_INTERPRET")
     if chosen is None and "triton" not in sys.modules and not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"
-        sys.stderr.write(NOTICE)
+        if "--quiet" not in sys.argv[1:]:  # a command that imports this has not read it yet
+            sys.stderr.write(NOTICE)
     import triton
 
     at_import["interpreted"] = bool(triton.knobs.runtime.interpret)

@@ -7,7 +7,8 @@
         dispatch/ versions/ ...      the modules that it imports, in the folders of this package
 
 Imports become relative, because the `kernels` library loads a kernel under a name of its own, and
-several versions of it in one process. For the same reason torch's operators get that name.
+several versions of it in one process. For the same reason that name takes the place of this
+package's in what all of them would share: torch's operators, and an attribute of tensors.
 """
 
 import ast
@@ -21,6 +22,7 @@ PACKAGE = __name__.partition(".")[0]
 ROOT = Path(__file__).parents[2]  # the folder of this package
 ENTRY, CARD = "integrations/hub/kernel.py", "integrations/hub/card.md"
 BUILD = "build/torch-universal"
+SHARED = '"{}::', "torch.ops.{}.", '"{}_plans"'  # names that the whole process knows
 VERSION = 1  # of the functions' meaning, as the hub counts: a change that breaks callers is another
 
 
@@ -121,8 +123,8 @@ def write_kernel(folder: Path, name: str = "flash-versions") -> None:
         for path, source in sources.items():
             file = build / path
             file.parent.mkdir(parents=True, exist_ok=True)
-            for operators in ('"{}::', "torch.ops.{}."):
-                source = source.replace(operators.format(PACKAGE), operators.format(identity))
+            for name_of in SHARED:
+                source = source.replace(name_of.format(PACKAGE), name_of.format(identity))
             file.write_text(source, encoding="utf-8")
         (build / "metadata.json").write_text(json.dumps(metadata, indent=2) + "\n")
         shutil.copy(ROOT / CARD, new / "README.md")

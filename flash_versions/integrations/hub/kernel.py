@@ -15,6 +15,7 @@ from flash_versions.flash_attn import (  # noqa: E402
     flash_attn_with_kvcache,
 )
 from flash_versions.integrations.hub import layers  # noqa: E402
+from flash_versions.versions import masks  # noqa: E402
 from flash_versions.versions.api import VERSIONS, attention  # noqa: E402
 
 __all__ = [
@@ -24,4 +25,5 @@ __all__ = [
     "flash_attn_varlen_func",
     "flash_attn_with_kvcache",
     "layers",
+    "masks",
 ]

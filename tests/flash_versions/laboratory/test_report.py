@@ -258,8 +258,8 @@ def test_what_is_missing_is_a_dash_and_changes_no_other_cell():
 
 
 def test_generation_compares_with_what_somebody_who_wants_speed_would_use():
-    """The one ratio is to the compiled step. A row of another commit says so. The README shows what
-    was compared.
+    """The ratios are to compiled steps. A row of another commit says so. The README shows what was
+    compared.
     """
     place = {"suite": "generate", "prompt": 512, "batch": 1}
     step = {"ms_per_step": 2.0, "share": 0.5}
@@ -267,6 +267,7 @@ def test_generation_compares_with_what_somebody_who_wants_speed_would_use():
     old = place | {"case": "llama-old"}
     rows = [
         llama | step | {"contestant": "ours"},
+        llama | {"contestant": "torch compiled", "ms_per_step": 3.0},
         llama | {"contestant": "transformers compiled", "ms_per_step": 5.0},
         llama | {"contestant": "transformers", "ms_per_step": 50.0},
         old | step | {"contestant": "ours", "date": "1999-12-31", "commit": "abcdef0"},
@@ -276,11 +277,32 @@ def test_generation_compares_with_what_somebody_who_wants_speed_would_use():
     assert "some rows are of 1999-12-31 (commit abcdef0)" in found
     table = found.split("\n\n")[0]
     line = cells(table, "llama, batch 1, 512 tokens before")
-    assert [*line.values()][1:] == ["500", "2.00", "50%", "5.00 (2.5 x)", "50.00"]
-    assert [*cells(table, "llama-old, batch 1, 512 tokens before").values()][-2:] == ["-", "-"]
+    assert [*line.values()][1:] == ["500", "2.00", "50%", "3.00 (1.5 x)", "5.00 (2.5 x)", "50.00"]
+    assert [*cells(table, "llama-old, batch 1, 512 tokens before").values()][-3:] == ["-"] * 3
     headline = report.TABLES["headline generate"](RESULTS | {"rows": rows})
     assert "llama, batch 1" in headline and "llama-old, batch 1" not in headline
     assert "some rows" not in headline
+
+
+def test_a_training_step_is_compared_with_torch_compiled():
+    """Of the two turns of ours the slower one counts."""
+
+    def row(length, contestant, rate):
+        found = {"suite": "training step", "length": length, "contestant": contestant}
+        return found | {"seconds": 1.0, "tokens_per_second": rate}
+
+    rows = [
+        row(2048, "ours compiled", 3000.0),
+        row(2048, "sdpa compiled", 1000.0),
+        row(2048, "ours", 500.0),
+        row(2048, "ours compiled, again", 2000.0),
+        row(8192, "ours compiled", 1500.0),
+        {"suite": "training step", "length": 8192, "contestant": "sdpa compiled", "reason": "no"},
+    ]
+    about = {"suites": RESULTS["suites"] | {"training step": RESULTS["suites"]["layer"]}}
+    table = report.TABLES["training step"](RESULTS | {"rows": rows} | about).split("\n\n")[0]
+    assert [*cells(table, "2,048").values()][1:] == ["2,000 (2.00 x)", "1,000", "500 (0.50 x)", "-"]
+    assert [*cells(table, "8,192").values()][1:] == ["1,500", "-", "-", "-"]
 
 
 def test_no_measured_step_took_no_time():

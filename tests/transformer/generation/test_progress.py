@@ -1,8 +1,12 @@
 """Progress on a terminal, in a log, and not at all."""
 
 import io
+import os
+import pty
 import re
 import sys
+import termios
+from contextlib import suppress
 
 import pytest
 
@@ -60,3 +64,23 @@ def test_a_terminal_gets_a_bar(run):
 
 def test_quiet(run):
     assert run(io.StringIO(), quiet=True) == run(Terminal(), quiet=True) == ""
+
+
+@pytest.mark.parametrize("rows, columns", [(0, 0), (0, 100), (24, 100)])
+def test_a_terminal_without_a_size_gets_lines(rows, columns, monkeypatch):
+    """A pseudo-terminal, as of `docker run -t` in a script; tqdm would write nothing to it."""
+    reader, writer = pty.openpty()
+    termios.tcsetwinsize(writer, (rows, columns))
+    with os.fdopen(writer, "w") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        shown = Progress()
+        shown.start(1)
+        shown.step(1, {"loss": "0.5"})
+        shown.close()
+    written = b""
+    with suppress(OSError), os.fdopen(reader, "rb", buffering=0) as screen:  # ends with an error
+        while part := screen.read(1000):
+            written += part
+    written = written.decode()
+    assert ("step 1/1  loss 0.5" in written) == (rows == 0)
+    assert ("1/1 [" in written) == (rows > 0)

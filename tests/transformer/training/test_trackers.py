@@ -1,11 +1,14 @@
 """`--report-to` and `--quiet` of `train` and `grpo`: what trackers are told, and what is said."""
 
 import json
+import os
+import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 
+from tests.helpers import ROOT
 from tests.helpers.tiny_grpo import options
 from transformer import train
 from transformer.rl.run import read_metrics
@@ -131,6 +134,21 @@ def test_quiet_says_nothing_but_errors(grpo_command, tempted, tune, tmp_path, ca
     again = [*tune, "--out", str(tmp_path / "out"), "--quiet"]
     assert train.main(again) == 0 and capsys.readouterr().err == ""
     assert train.main(again) == 2 and "already holds a checkpoint" in capsys.readouterr().err
+
+
+def test_quiet_in_a_process_of_its_own(tmp_path):
+    """Not even that kernels would be interpreted, which the package says while it is imported."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "transformer.train", "--steps", "0", "--out", tmp_path / "x"]
+    said = [
+        subprocess.run(
+            [*command, *more], cwd=ROOT, env={**environment, "CUDA_VISIBLE_DEVICES": ""},
+            capture_output=True, text=True,
+        ).stderr.splitlines()
+        for more in ([], ["--quiet"])
+    ]  # fmt: skip
+    assert "no GPU found" in said[0][0] and said[0][1:] == said[1]
+    assert said[1] == ["error: --steps must be at least 1, got 0"]
 
 
 def test_only_numbers_are_drawn():
