@@ -160,7 +160,8 @@ def make_call(
     one_cut = request.cu_seqlens_q is not None and request.cu_seqlens_k is request.cu_seqlens_q
     if one_cut:
         del found["cu_seqlens_k"]
-    others = request._replace(**dict.fromkeys(TENSORS))
+    nothing: dict[str, Any] = dict.fromkeys(TENSORS)
+    others = request._replace(**nothing)
     call = Call(version, planned, others, tuple(found), one_cut, differentiated)
     return call, tuple(found.values())
 

@@ -67,8 +67,8 @@ class Kernel:
             return
         encode = getattr(sys.modules[type(run).__module__], "make_tensordesc_arg", None)
         shared = getattr(runtime_driver.active.utils, "launch", None)
-        own = None if shared else unwrapped(run.launch)
-        if encode is None or not (shared or own):
+        launch = shared or unwrapped(run.launch)
+        if encode is None or launch is None:
             return
         self.encode = encode
         self.more = (None,) * (len(inspect.signature(encode).parameters) - 2)
@@ -77,13 +77,13 @@ class Kernel:
         about = compiled.packed_metadata, None, None, None  # no metadata for hooks, and no hooks
 
         def start_shared(grid: tuple[int, ...], stream: int, arguments: Sequence) -> None:
-            shared(
+            launch(
                 *grid, stream, *how, *about, None, None, run.arg_annotations, run.kernel_signature,
                 arguments
             )  # fmt: skip
 
         def start_own(grid: tuple[int, ...], stream: int, arguments: Sequence) -> None:
-            own(*grid, stream, *how, None, None, *about, *arguments)  # type: ignore[misc]
+            launch(*grid, stream, *how, None, None, *about, *arguments)
 
         self.start = start_shared if shared else start_own
 

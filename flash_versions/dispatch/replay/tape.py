@@ -18,7 +18,7 @@ TAKES_ZEROS = (aten.zeros, aten.zeros_like, aten.new_zeros)
 FILLS = {aten.zero_: lambda x: 0, aten.fill_: lambda x, value: value}
 APART = 256  # bytes: where a temporary begins in the memory that all of them share
 MAX_MAPS = 64  # encoded descriptors of a launch that are kept, by address
-Results = tuple[torch.Tensor | None, ...]
+Results = tuple[Any, ...]  # tensors, or None
 Replay = Callable[[list[int], int], Results]  # of the addresses of the tensors, and a stream
 
 lasting: dict[int, torch.Tensor] = {}  # by address: what stays in memory from call to call
@@ -274,9 +274,9 @@ def filled(x: tuple, number_of: NumberOf) -> Callable[[list[int]], tuple] | None
         if isinstance(y, torch.Tensor) and (number := number_of(y)) is not None
     ]
     inner = [
-        (i, fill)
+        (i, inside)
         for i, y in enumerate(x)
-        if isinstance(y, tuple) and (fill := filled(y, number_of)) is not None
+        if isinstance(y, tuple) and (inside := filled(y, number_of)) is not None
     ]
 
     def fill(addresses: list[int]) -> tuple:
