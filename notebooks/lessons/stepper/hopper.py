@@ -35,7 +35,9 @@ class Watch:
         self.products: dict[int, dict[str, Any]] = {}
 
     def event(self, partition: Any, what: str, tile: Any, barrier: Any, cycle: int) -> None:
-        """What the emulator calls; see `machine.note`."""
+        """What the emulator calls; see `machine.note`. A store is shown when it leaves."""
+        if what == "stored":
+            return
         if what == "landed":
             self.read += tile.bytes
             self.add({**self.copied.pop(id(tile)), "what": "landed", "set": {}})

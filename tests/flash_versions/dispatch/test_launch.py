@@ -27,7 +27,7 @@ from tests.helpers.launches import LAUNCHERS, noted, noted_launches
 MOST_CALLS = {True: 60, False: 138}
 # (calls of Python functions of this package, files, folders, changes from folder to folder) that a
 # first forward may take until the kernel starts, and a replayed one: those of docs/design.md.
-WAYS = [(135, 25, 11, 66), (11, 5, 3, 3)]
+WAYS = [(135, 25, 11, 66), (15, 5, 3, 3)]
 
 
 @pytest.fixture

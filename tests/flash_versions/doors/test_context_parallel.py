@@ -181,7 +181,7 @@ def events(case):
     places = (
         (ring.Ring, "pass_on", "send"),
         (ring.Transfer, "wait", "wait"),
-        (ring.ops, "run_forward", "forward"),
+        (ring.compute, "run_forward", "forward"),
         (ring, "part_backward", "backward"),
     )
     for owner, name, what in places:
