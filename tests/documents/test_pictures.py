@@ -380,7 +380,7 @@ def test_lines_are_those_of_the_kernel():
 
 def test_a_line_without_an_explanation_is_refused(monkeypatch):
     monkeypatch.setattr(attend, "LINES", dict(list(attend.LINES.items())[:-1]))
-    with pytest.raises(ValueError, match="per_row"):
+    with pytest.raises(ValueError, match="rescaled"):
         attend.loop.__wrapped__()
 
 

@@ -187,7 +187,9 @@ BUGS = {
         "fold_queries", [("buffers.ds.publish(ds_stage)", "pass")], "accumulate 2 in .*wait"
     ),
     "dS is overwritten while it is read": Bug(
-        "fold_queries", [("buffers.ds.wait_empty(ds_stage)", "pass")], "accumulate 2 in .*wait"
+        "fold_queries",
+        [("buffers.ds.wait_empty(ds_stage)", "pass")],
+        f"accumulate 2 in .*wait|{WRONG}",
     ),
     "both consumers write the same part of dS": Bug(
         "fold_queries",

@@ -231,7 +231,7 @@ BUGS = {
         "Scales.of_tile", [("elif self.PER_BLOCK", "elif False")], WRONG
     ),
     "P's keys are in their own order": Bug(
-        "rounded", [(".permute((0, 1, 3, 2, 4))", "")], WRONG
+        "operands.rounded", [(".permute((0, 1, 3, 2, 4))", "")], WRONG
     ),
     "neighbouring keys change places": Bug(
         "rounding_ptx", [("low, $5, $4", "low, $4, $5")], WRONG
@@ -240,10 +240,10 @@ BUGS = {
         "rounding_ptx", [("{{low, high}}", "{{high, low}}")], WRONG
     ),
     "V is not transposed": Bug(
-        "produce", [("if is_fp8(v.dtype)", "if False")], "a box at|in flight|wrong result"
+        "produce", [("if is_fp8(v.first.dtype)", "if False")], "a box at|in flight|wrong result"
     ),
     "V's keys are not side by side": Bug(
-        "multiply_pv", [("v_tile.permute((1, 0))", "v_tile")], "contiguous"
+        "operands.multiply_pv", [("v_tile.permute((1, 0))", "v_tile")], "contiguous"
     ),
     "P is of the block before": Bug(
         "attend",

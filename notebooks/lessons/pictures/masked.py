@@ -72,7 +72,7 @@ def tiled(options: MaskOptions, size: int = SIZE) -> Tiled:
     kinds = []
     for line in intervals.lists[0].tolist():
         masked, whole = line[:2]
-        row = [SKIPPED] * intervals.blocks
+        row = [SKIPPED] * (intervals.blocks // 2)  # numbers are doubled there
         for block in line[2 : 2 + masked]:
             row[block] = MASKED
         for block in line[len(line) - whole :]:
