@@ -66,8 +66,8 @@ class Launcher:
         compiled = self.kernel[grid](
             *arguments, **constants, num_warps=num_warps, num_stages=num_stages
         )
+        note(compiled, grid + (1,) * (3 - len(grid)), (*arguments, *constants.values()))
         if compiled is not None:  # an interpreted kernel has no compiled form
-            note(compiled, grid + (1,) * (3 - len(grid)), (*arguments, *constants.values()))
             if len(self.compiled) >= MAX_KEYS:
                 self.compiled.clear()
             self.compiled[key] = compiled

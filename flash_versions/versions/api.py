@@ -178,8 +178,9 @@ def attention(
         if not (kv_lengths is kv_starts is block_table is None):
             others += kv_lengths, kv_starts, block_table
         sides = (*window, *map(type, window)) if isinstance(window, tuple) else window
+        one_cut = cu_seqlens_k is cu_seqlens_q  # with pages, that is not to leave the former out
         options = version, causal, scale, sides, softcap, num_splits, return_lse, deterministic
-        call, key = find(q, k, v, others, options)
+        call, key = find(q, k, v, others, (*options, one_cut))
         if call is not None and key is not None:
             given = (q, k, v, *[x for x in others if x is not None]) if others else (q, k, v)
             o, lse = serve(call, given, key[1])

@@ -321,7 +321,7 @@ def rotary_table(
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Turn each pair (x[i], x[i + turned / 2]) by its angle; what lies behind them stays.
+    """Turn each pair (x[i], x[i + turned / 2]) by its angle; dims from `turned` on stay.
 
     This half-split pairing is Hugging Face's; Meta's own checkpoints pair neighbours instead.
 

@@ -1,7 +1,7 @@
 """A call of attention: an operator serves it, or a node of autograd, or kernels alone.
 
 A custom operator costs tens of microseconds on the host, as much as launching the kernels. So a
-call on plain tensors, with nobody watching, runs the same code without it: `run` chooses. What was
+call on plain tensors that needs no operator runs the same code without it: `run` chooses. What was
 chosen is a `Call`, which serves later calls with other tensors, too.
 """
 
@@ -28,8 +28,8 @@ def run(
     name: str | Version, request: Request, key: tuple | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(o, lse) of a request by the version of that name, or by the newest that supports it
-    ("auto"); differentiable. A baseline may give None for the LSE, and the versions do so if the
-    request does not ask for it. With a key, how the call was served is kept for later ones.
+    ("auto"); differentiable. The LSE may be None if the request does not ask for it. With a key,
+    the call is kept for later ones.
     """
     watched, differentiated = is_watched(request), request.needs_grad
     if watched or not isinstance(name, str | Version):  # the latter is refused

@@ -17,7 +17,7 @@ Start = Callable[[tuple[int, ...], int, Sequence], None]  # of a grid, a stream 
 
 
 class Address:
-    """Stands for a tensor of which only the address is needed."""
+    """An address in the form of a tensor, as descriptors and launches ask for it."""
 
     __slots__ = ("address",)
 

@@ -15,7 +15,7 @@ known: dict[tuple, Any] = {}  # calls that were served, the last few thousand
 
 def place_of(x: torch.Tensor) -> tuple[int, int] | None:
     """(device, stream) where a kernel for this tensor runs, if a tape may be played there: on the
-    current GPU, in a stream that is not captured into a graph, and nobody watches.
+    current GPU, in a stream that is not captured into a graph, without hooks of a profiler.
     """
     device = x.get_device()
     if device < 0 or device != torch._C._cuda_getDevice():

@@ -92,14 +92,18 @@ current = Current()
 
 
 def note(compiled: Any, grid: tuple[int, ...], arguments: tuple) -> None:
-    """Tell the recording of this thread of a launch, if there is one."""
+    """Tell the recording of this thread of a launch, if there is one; compiled is None of a kernel
+    that is interpreted.
+    """
     if current.recording is not None:
+        if compiled is None:
+            current.recording.foreign = "an interpreted kernel"
         current.recording.launches.append((compiled, grid, arguments))
 
 
 class Tape:
-    """A function of tensors that takes memory and launches kernels; from its third call on,
-    without the function: most shapes are seen once only, and recording takes time.
+    """A function of tensors that takes memory and launches kernels. Its second call is recorded,
+    because most shapes come once only and recording takes time; later ones replay the recording.
 
     Which memory and which kernels must not depend on what is in the tensors, nor on anything else
     that differs from call to call: all tensors have one type, shape, stride and alignment, and two
@@ -131,7 +135,7 @@ class Tape:
 def prepared(recording: Recording, tensors: Sequence[torch.Tensor], results: Results) -> Replay:
     """A function that does what was recorded, for other tensors and in another stream."""
     if recording.foreign is not None:
-        raise Impossible(f"{recording.foreign} is no launch of ours.")
+        raise Impossible(f"{recording.foreign} cannot be launched again.")
     returned = {start_of(x): x for x in results if x is not None}
     if len(returned) < len([x for x in results if x is not None]):
         raise Impossible("two results share memory.")
@@ -156,7 +160,7 @@ def prepared(recording: Recording, tensors: Sequence[torch.Tensor], results: Res
         raise Impossible("a result was not taken here.")
     returns = [None if x is None else made[start_of(x)] for x in results]
 
-    # Addresses by number: those of the tensors, of what is made, and what lies behind one of them.
+    # Addresses by number: of the tensors, of what is made, and those at an offset from one of them.
     places = {start: (len(tensors) + i, 0) for start, i in made.items()}
     size = 0
     for x in shared:  # temporaries lie side by side in what is made last
@@ -165,15 +169,15 @@ def prepared(recording: Recording, tensors: Sequence[torch.Tensor], results: Res
     if size:
         makers.append(maker((size,), (1,), torch.uint8, tensors[0].device))
     numbers = {x.data_ptr(): i for i, x in enumerate(tensors)}
-    behind: list[tuple[int, int]] = []
+    offsets: list[tuple[int, int]] = []
 
     def number_of(x: torch.Tensor) -> int | None:
         """Which of the addresses is that of a tensor; None if it stays where it is."""
         address, start = x.data_ptr(), start_of(x)
         if address not in numbers and start in places:
             number, offset = places[start]
-            numbers[address] = len(tensors) + len(makers) + len(behind)
-            behind.append((number, offset + address - start))
+            numbers[address] = len(tensors) + len(makers) + len(offsets)
+            offsets.append((number, offset + address - start))
         if address in numbers:
             return numbers[address]
         if address == 0 or address in lasting:
@@ -185,7 +189,7 @@ def prepared(recording: Recording, tensors: Sequence[torch.Tensor], results: Res
     def replay(addresses: list[int], stream: int) -> Results:
         tensors = [make() for make in makers]
         addresses += [x.data_ptr() for x in tensors]
-        addresses += [addresses[n] + offset for n, offset in behind]
+        addresses += [addresses[n] + offset for n, offset in offsets]
         for i, value in filled_with:
             tensors[i].fill_(value)
         for launch in launches:

@@ -14,11 +14,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from flash_versions import attention
 from flash_versions.dispatch import launch as launch_module
-from flash_versions.dispatch.launch import start
+from flash_versions.dispatch.launch import Launcher, start
 from flash_versions.dispatch.replay import driver, keys
 from flash_versions.dispatch.replay.tape import Recording, Tape, lasting
 from flash_versions.versions.tiles import sequences, varlen_scheduler
 from tests.flash_versions.dispatch.test_launch import CALLS, inputs, late, step
+from tests.helpers.budget import assert_within_budget
 from tests.helpers.launches import LAUNCHERS, noted_launches
 
 STREAM = 7
@@ -139,6 +140,25 @@ def test_tensors_that_begin_at_one_address(launches):
         torch.autograd.grad(o, leaves, do)
         addresses = {value for told in launches for x in told[3:] for _, value in x}
         assert {x.data_ptr() for x in (*leaves, do)} <= addresses
+
+
+def test_lengths_that_are_the_queries_bounds(monkeypatch):
+    """With pages, cu_seqlens_k gives lengths, and without it all pages are full: two calls, though
+    in the first one tensor is given twice.
+    """
+    monkeypatch.setattr(keys, "place_of", lambda x: (0, STREAM))
+    q = torch.randn(5, 2, 16)
+    k, v = torch.randn(2, 2, 8, 2, 16)
+    bounds, table = torch.tensor([0, 2, 5]), torch.tensor([[0], [1]])
+    options = {"version": "fa2", "cu_seqlens_q": bounds, "block_table": table, "num_splits": 1}
+    ends = attention(q, k, v, cu_seqlens_k=bounds, **options)
+    full = attention(q, k, v, **options)
+    assert len(keys.known) == 2
+    for b, rows in enumerate((slice(0, 2), slice(2, 5))):
+        own = k[b : b + 1], v[b : b + 1]
+        assert_within_budget(full[None, rows], None, q[None, rows], *own)
+        own = (x[:, : rows.stop - rows.start] for x in own)
+        assert_within_budget(ends[None, rows], None, q[None, rows], *own)
 
 
 def watched(call):
@@ -358,6 +378,24 @@ def test_memory_is_filled_and_temporaries_lie_apart(driven):
     a, b, c, o = seen[-1]
     assert b - a == 256 + 16 and o == results[-1][0].data_ptr() + 16 and c not in (a, b, o)
     assert torch.equal(results[-1][0], torch.full((2, 4), -1.0)) and results[-1][1] is None
+
+
+def test_an_interpreted_kernel_is_not_replayed(driven):
+    """It has no compiled form that could be launched."""
+
+    class Interpreted:
+        def __getitem__(self, grid):
+            return lambda *arguments, **options: None
+
+    launcher = Launcher(Interpreted())
+
+    def function(x):
+        o = torch.empty(4)
+        launcher((), (1,), (x, o), {})
+        return (o,)
+
+    tape, _ = recorded(function, torch.zeros(4))
+    assert tape.replay is None and "interpreted" in tape.reason
 
 
 def test_a_recording_is_of_its_thread(driven):

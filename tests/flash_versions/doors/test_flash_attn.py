@@ -449,7 +449,7 @@ def test_used_keys(version, name, chunk, device):
 
 @pytest.mark.parametrize("chunk", [0, 5])
 def test_used_keys_in_pages(chunk, device):
-    """With the bits of packed keys: the lengths that cu_seqlens_k gives end them, too, if there."""
+    """The lengths that cu_seqlens_k gives end them, too, if there."""
     q, kv = packed(device)
     cu_q, cu_k = PACKED.to(device), PACKED_K.to(device)
     used = torch.tensor([11, 6], dtype=torch.int32, device=device)
@@ -457,15 +457,25 @@ def test_used_keys_in_pages(chunk, device):
     pages[3], pages[1, :3], pages[4, :6] = kv[:8], kv[8:11], kv[14:]
     table = torch.tensor([[3, 1], [4, 0]], dtype=torch.int32, device=device)
     options = {"causal": True, "attention_chunk": chunk, "return_attn_probs": True}
-    expected = flash_attn_varlen_func(
-        q, *kv.unbind(1), cu_q, cu_k, 12, 14, seqused_k=used, **options
-    )
-    options["block_table"] = table
     for bounds, counts in ((None, used), (cu_k, used + torch.tensor([0, 9], device=device))):
-        found = flash_attn_varlen_func(
-            q, *pages.unbind(2), cu_q, bounds, 12, 14, seqused_k=counts, **options
+        out, lse, _ = flash_attn_varlen_func(
+            q,
+            *pages.unbind(2),
+            cu_q,
+            bounds,
+            12,
+            14,
+            seqused_k=counts,
+            block_table=table,
+            **options,
         )
-        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+        for b, (first, count) in enumerate(zip((0, 14), used.tolist())):
+            of_q = slice(*cu_q[b : b + 2].tolist())
+            own_q, own_out = (x[of_q].view(1, -1, 4, 16) for x in (q, out))
+            own = [x[None] for x in kv[first : first + count].unbind(1)]
+            seen = chunks_of(own[0], own_q, chunk, True) if chunk else {"causal": True}
+            found = compare(own_out, own_q, *own, **seen, lse=lse[None, :, of_q])
+            assert all(accuracy.ok for accuracy in found.values()), found
 
 
 # ---- 8-bit inputs ----
@@ -480,7 +490,7 @@ def eight_bits(x):
 @pytest.mark.parametrize("name", ["chunks", "used queries", "used keys", "dense chunks"])
 def test_8_bits(name, device):
     """Each sequence by itself: out has the budget of bf16 tensors with the numbers that the 8-bit
-    tensors and their scales stand for.
+    tensors and their scales encode.
     """
     is_dense = name == "dense chunks"
     q, kv = (dense if is_dense else packed)(device)

@@ -1,4 +1,4 @@
-"""Weights in MXFP4, as gpt-oss is released: read as the bf16 weights that they stand for.
+"""Weights in MXFP4, as gpt-oss is released: read as the bf16 weights that they encode.
 
 A number has four bits, two of them in a byte, the earlier one in the low half; 32 numbers in
 succession share a power of two. A stored tensor (experts, in, out) then is two, whose inputs come
@@ -24,7 +24,7 @@ BIAS = 127  # of the exponents
 
 @dataclass(frozen=True)
 class Dequantised:
-    """A tensor that two tensors stand for, with the methods of an open file that has it."""
+    """A tensor that two tensors encode, with the methods of an open file that has it."""
 
     name: str
     blocks: Any  # the open files of either
@@ -62,7 +62,7 @@ def dequantise(blocks: Tensor, scales: Tensor) -> Tensor:
 
 
 def with_dequantised(files: dict[str, Any], device: torch.device | str) -> dict[str, Any]:
-    """Open files by the names of tensors, with one name for each two that stand for one."""
+    """Open files by the names of tensors, with one name for each two that encode one."""
     found = dict(files)
     for blocks in files:
         name = blocks.removesuffix("_blocks")

@@ -67,8 +67,8 @@ def default_config(request: Request) -> BackwardConfig:
 
 def heads_of_section(request: Request) -> int:
     """Key heads, of all sequences, between which consecutive programs alternate: as many as have Q,
-    dO and an fp32 dQ that fit in the L2 cache; one where tiles weigh the same, unless they add to
-    dQ in turns and so must not all start at once.
+    dO and an fp32 dQ that fit in the L2 cache. Without a causal mask, where tiles weigh the same,
+    one; if they add to dQ in turns, and so must not all start at once, MOST_ALTERNATING at most.
     """
     q, v = request.q, request.v
     batch, kv_heads = request.k.shape[0], request.k.shape[2]
