@@ -179,10 +179,7 @@ def turned(request: Request) -> Iterator[Candidate]:
         **{scheduler: {"scheduler": scheduler} for scheduler in fa3_config.SCHEDULERS},
     }
     if causal:
-        switches["upward"] = {"upward": True}
-        switches["upward, grid"] = {"upward": True, "scheduler": "grid"}
         switches |= {f"section of {n}": {"section": n} for n in (1, 2, 4, 8)}
-        switches |= {f"upward, section of {n}": {"upward": True, "section": n} for n in (1, 4)}
     fa3 = fa3_config.default_config(request)
     for name, values in switches.items():
         yield Candidate("fa3", name, replace(fa3, **values))
@@ -193,8 +190,6 @@ def turned(request: Request) -> Iterator[Candidate]:
     yield Candidate("fa4", "rescale always", replace(fa4, threshold=0.0))
     yield Candidate("fa4", "rescale if raised", replace(fa4, threshold=8.0))
     yield Candidate("fa4", "no ping-pong", replace(fa4, ping_pong=False))
-    if causal:
-        yield Candidate("fa4", "upward", replace(fa4, upward=True))
 
 
 def check(dims: tuple[int, int], causal: bool, part: int) -> float:

@@ -36,7 +36,7 @@ CONFIGS = {
     "four stages": replace(SMALL, stages=4),
     "one stage": replace(SMALL, stages=1, ping_pong=False),
     "late wait": replace(SMALL, late_wait=True, stages=3),
-    "upward": replace(SMALL, upward=True, section=3),
+    "heads by threes": replace(SMALL, section=3),
     "grid": replace(SMALL, scheduler="grid"),
     "dynamic": replace(SMALL, scheduler="dynamic"),
     "dynamic, three consumers": replace(SMALL, consumers=3, stages=3, scheduler="dynamic"),

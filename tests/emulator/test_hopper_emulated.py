@@ -37,8 +37,7 @@ CONFIGS = {
     "aligned tiles": replace(SMALL, block_kv=128),
     "four stages": replace(SMALL, stages=4),
     "one stage, in order": replace(SMALL, stages=1, overlap=False),
-    "upward": replace(SMALL, upward=True),
-    "upward, in order, heads in pairs": replace(SMALL, upward=True, overlap=False, section=2),
+    "in order, heads in pairs": replace(SMALL, overlap=False, section=2),
     "grid": replace(SMALL, scheduler="grid"),
     "dynamic": replace(SMALL, scheduler="dynamic"),
     "dynamic, three consumers": replace(SMALL, consumers=3, stages=3, scheduler="dynamic"),
@@ -114,7 +113,6 @@ def test_causal_tiles_that_end_with_a_block(M, N, block_kv):
     """Where only a tile's first block is cut by the mask, the others are not masked."""
     check(replace(SMALL, block_kv=block_kv), *qkv(M, N, 2, 64), causal=True)
     check(replace(SMALL, block_kv=block_kv), *qkv(M, N, 1, 64), window=(None, 128))
-    check(replace(SMALL, block_kv=block_kv, upward=True), *qkv(M, N, 2, 64), causal=True)
 
 
 @pytest.mark.parametrize("variant", SWITCHES)
@@ -134,7 +132,6 @@ def test_every_variant_of_the_ablation(variant):
 @pytest.mark.parametrize("D", [64, 128])
 def test_windows_and_softcap(options, M, N, D):
     check(None, *qkv(M, N, 2, D, kv_heads=1), **options)
-    check(replace(SMALL, upward=True), *qkv(M, N, 2, D, kv_heads=1), **options)
     check(replace(SMALL, overlap=False), *qkv(M, N, 2, D, kv_heads=1), **options)
 
 

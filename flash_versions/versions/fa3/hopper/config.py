@@ -35,8 +35,6 @@ class HopperConfig:
         scheduler: "grid", "static" or "dynamic", see `tile_scheduler.Scheduler`.
         section: query heads, of all sequences, whose tiles are worked on together; None chooses
             (`host.even_section`).
-        upward: tiles walk from their first key to the last; otherwise from the last, where a causal
-            mask cuts, to the first. Upward, tiles that begin together read the same keys together.
     """
 
     consumers: int = 2
@@ -49,7 +47,6 @@ class HopperConfig:
     late_wait: bool = False
     scheduler: str = "static"
     section: int | None = None
-    upward: bool = False
 
     def __post_init__(self) -> None:
         if self.consumers not in (2, 3):

@@ -381,7 +381,6 @@ def forward_kernel(
     RIGHT: gl.constexpr,
     EDGE: gl.constexpr,
     CUT: gl.constexpr,
-    UPWARD: gl.constexpr,
     CAP: gl.constexpr,
     RAGGED: gl.constexpr,
     PACKED: gl.constexpr,
@@ -414,8 +413,7 @@ def forward_kernel(
         gl.to_tensor(0), gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(heads),
         gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
         gl.to_tensor(window_right), gl.to_tensor(scale_log2), gl.to_tensor(cap_scale), GROUP, LEFT,
-        RIGHT, EDGE, CUT, UPWARD, CAP, RAGGED, PACKED, CONSUMERS * WARPGROUP_ROWS,
-        k.block_type.shape[-2]
+        RIGHT, EDGE, CUT, CAP, RAGGED, PACKED, CONSUMERS * WARPGROUP_ROWS, k.block_type.shape[-2]
     )  # fmt: skip
     scales = Scales(q_scale, k_scale, v_scale, v_reference, FP8, PER_BLOCK, SHIFT)
     schedule = Schedule(CONSUMERS, Q_STAGES, EPILOGUE_BUFFER, OVERLAP, PING_PONG, LATE_WAIT)

@@ -225,14 +225,9 @@ def constants(request: Request, config: HopperConfig) -> dict[str, Any]:
     cut = left is not None or (right is not None and (ragged or not aligned))
     if listed:  # intervals say all that a window and the keys' end say
         request, cut = request._replace(window_left=None, window_right=None), False
-    shared = window_constants(request, config.block_kv)
-    upward = config.upward and not listed
-    if upward:  # what is cut is visited last
-        cut = shared["LEFT"] or shared["RIGHT"] or shared["EDGE"]
     return {
-        **shared,
+        **window_constants(request, config.block_kv),
         "CUT": cut,
-        "UPWARD": upward,
         "RAGGED": ragged,
         "PACKED": request.cu_seqlens_q is not None,
         "ALIBI": request.alibi_slopes is not None,

@@ -38,7 +38,6 @@ class QueryProblem:
     RIGHT: gl.constexpr
     EDGE: gl.constexpr  # the keys end within a block
     CUT: gl.constexpr  # more blocks than a tile's first may have to be masked
-    UPWARD: gl.constexpr  # the first block comes first, otherwise the last
     CAP: gl.constexpr
     RAGGED: gl.constexpr  # sequences have lengths of their own
     PACKED: gl.constexpr  # and their queries lie one behind the other
@@ -97,8 +96,7 @@ class QueryProblem:
             self.plan, mods, lists, self.rows, self.kv_apart, q_first, kv_first,
             q_length, kv_length, self.heads, self.batch, self.section, self.window_left,
             self.window_right, self.scale_log2, self.cap_scale, self.GROUP, self.LEFT, self.RIGHT,
-            self.EDGE, self.CUT, self.UPWARD, self.CAP, self.RAGGED, self.PACKED, self.BLOCK_Q,
-            self.BLOCK_KV
+            self.EDGE, self.CUT, self.CAP, self.RAGGED, self.PACKED, self.BLOCK_Q, self.BLOCK_KV
         )  # fmt: skip
 
     @gluon.jit
@@ -129,20 +127,14 @@ class QueryProblem:
             return 1 - self.lists.number, gl.to_tensor(1)
         else:
             begin, _, _, end = self.blocks(query, self.BLOCK_Q)
-            if self.UPWARD:
-                return 1 - end, 1 - begin
-            else:
-                return begin, end
+            return begin, end
 
     @gluon.jit
     def entry(self, place):
-        """What a tile visits at a place: a block, which is the place itself, or upward its
-        negative; or a block and flags from its list.
+        """What a tile visits at a place: a block, which is the place itself; or a block and flags
+        from its list.
         """
-        if self.lists.ON:
-            return self.lists.entry(place)
-        else:
-            return -place if self.UPWARD else place
+        return self.lists.entry(place) if self.lists.ON else place
 
     @gluon.jit
     def block_of(self, entry):
