@@ -141,8 +141,11 @@ def test_templates_render_as_in_transformers(oracle, template, conversation):
 
 
 def test_entries_that_are_none_count_as_absent(oracle):
+    # transformers drops them itself from 5.24 on, so the oracle gets the conversation without them.
     conversation, template = CONVERSATIONS["thinking last"], "{{ messages[0].name is defined }}"
-    expected = oracle.apply_chat_template(conversation, chat_template=template, tokenize=False)
+    assert conversation[0]["name"] is None
+    absent = [{k: v for k, v in message.items() if v is not None} for message in conversation]
+    expected = oracle.apply_chat_template(absent, chat_template=template, tokenize=False)
     assert render_chat(template, conversation) == expected == "False"
 
 
