@@ -32,12 +32,14 @@ def refused(version: str, case: Case, device: str) -> str | None:
     return found
 
 
-def results(version: str, case: Case, device: str) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+def results(
+    version: str, case: Case, device: str, deterministic: bool = True
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """What a version computes for a case, by name, and the gradient of o that it got."""
     *inputs, do = case.inputs(device)
     q, k, v = (x.requires_grad_(case.backward) for x in inputs)
     o, lse = attention(
-        q, k, v, version=version, return_lse=True, deterministic=True, **case.options()
+        q, k, v, version=version, return_lse=True, deterministic=deterministic, **case.options()
     )
     found = {"o": o.detach(), "lse": lse.detach()}
     if case.backward:
@@ -51,13 +53,20 @@ def attempt(version: str, case: Case, device: str) -> dict[str, Any]:
     if why := refused(version, case, device):
         return {"outcome": "refused", "why": why}
     first, do = results(version, case, device)
-    again, _ = results(version, case, device)
+    # A second call of a kind is recorded and a third is replayed (dispatch/replay): both count.
+    runs = [results(version, case, device)[0] for _ in range(2)]
+    wrong = [
+        f"{name}: two runs differ"
+        for name, x in first.items()
+        if not all(torch.equal(x, run[name]) for run in runs)
+    ]
     request = make_request(*case.inputs(device)[:3], **case.options())
     found = assess_request(first, request, do if case.backward else None)
-    wrong = [f"{name}: {accuracy}" for name, accuracy in found.items() if not accuracy.ok]
-    wrong += [
-        f"{name}: two runs differ" for name, x in first.items() if not torch.equal(x, again[name])
-    ]
+    if case.backward:  # the kernels that may add in any order have a budget to keep, too
+        fast, _ = results(version, case, device, deterministic=False)
+        of_fast = assess_request(fast, request, do)
+        found |= {f"{name} with deterministic=False": x for name, x in of_fast.items()}
+    wrong += [f"{name}: {accuracy}" for name, accuracy in found.items() if not accuracy.ok]
     share = max(x.error / x.budget if x.budget else 0.0 for x in found.values())
     if wrong:
         return {"outcome": "failed", "why": "; ".join(wrong)}

@@ -47,8 +47,8 @@ def test_a_wrong_result_fails(what, monkeypatch):
     case = next(draw(i, small=True) for i in range(100) if draw(i, small=True).backward)
     really = trial.results
 
-    def spoiled(*arguments):
-        found, do = really(*arguments)
+    def spoiled(*arguments, **options):
+        found, do = really(*arguments, **options)
         found[what].view(-1)[0] += 0.5
         return found, do
 
@@ -59,11 +59,28 @@ def test_a_wrong_result_fails(what, monkeypatch):
     assert found["why"].startswith(f"{what}: error") and "OVER its budget" in found["why"]
 
 
+@pytest.mark.parametrize("what", ["dq", "dk", "dv"])
+def test_a_wrong_gradient_of_the_fast_kernels_fails(what, monkeypatch):
+    case = next(draw(i, small=True) for i in range(100) if draw(i, small=True).backward)
+    really = trial.results
+
+    def spoiled(*arguments, deterministic=True):
+        found, do = really(*arguments, deterministic=deterministic)
+        if not deterministic:
+            found[what].view(-1)[0] += 0.5
+        return found, do
+
+    monkeypatch.setattr(trial, "results", spoiled)
+    found = trial.attempt("fa2", case, "cpu")
+    assert found["outcome"] == "failed"
+    assert found["why"].startswith(f"{what} with deterministic=False: error")
+
+
 def test_a_result_that_varies_fails(monkeypatch):
     really = trial.results
 
-    def varied(*arguments):
-        found, do = really(*arguments)
+    def varied(*arguments, **options):
+        found, do = really(*arguments, **options)
         found["o"].view(-1)[0] += 1e-6 * torch.rand(()).to(found["o"].dtype)
         return found, do
 
