@@ -27,15 +27,20 @@ def place_of(x: torch.Tensor) -> tuple[int, int] | None:
 
 def is_quiet() -> bool:
     """Whether nothing of torch watches calls or changes them: torch.compile and torch.export, a
-    dispatch mode, a transform such as vmap, forward-mode differentiation, autocast.
+    dispatch mode, a transform such as vmap, forward-mode differentiation.
     """
     return not (
         torch._C._len_torch_dispatch_stack()
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch._C._get_tracing_state() is not None
         or forward_ad._current_level >= 0
-        or torch.is_autocast_enabled("cuda")
     )
+
+
+def is_cast(*tensors: torch.Tensor) -> bool:
+    """Whether autocast, which is on, changes one of them."""
+    dtype = torch.get_autocast_dtype("cuda")
+    return any(x.dtype != dtype for x in tensors)
 
 
 def described(x: torch.Tensor, addresses: list[int]) -> tuple:
@@ -59,6 +64,8 @@ def find(
         options: the other arguments.
     """
     if not (is_quiet() and type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN):
+        return None, None
+    if torch.is_autocast_enabled("cuda") and is_cast(q, k, v):
         return None, None
     place = place_of(q)
     a, b, c = q.data_ptr(), k.data_ptr(), v.data_ptr()

@@ -4,6 +4,7 @@ Kernels are stand-ins that note what they are launched with; CPU tensors pass as
 """
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 
@@ -166,12 +167,22 @@ def watched(call):
         return call()
 
 
-def cast(call):
+@contextmanager
+def autocast(dtype):
+    """torch.autocast for a GPU that is not there: it would warn, and stay off."""
+    before = torch.get_autocast_dtype("cuda")
+    torch.set_autocast_dtype("cuda", dtype)
     torch.set_autocast_enabled("cuda", True)
     try:
-        return call()
+        yield
     finally:
         torch.set_autocast_enabled("cuda", False)
+        torch.set_autocast_dtype("cuda", before)
+
+
+def cast(call):
+    with autocast(torch.float16):
+        return call()
 
 
 def mapped(call):
@@ -195,6 +206,20 @@ def test_what_torch_changes_goes_the_ordinary_way(how, launches):
     how(call)
     assert found == [(None, None)]
     assert keys.find(q, k, v, (), ("fa3",))[1] is not None
+
+
+def test_autocast_that_casts_nothing_is_replayed(launches):
+    leaves = inputs()
+    step("fa3", leaves)
+    (call,) = keys.known.values()
+    with autocast(torch.bfloat16):
+        for _ in range(3):
+            step("fa3", leaves)
+        assert list(keys.known.values()) == [call]
+        assert call.forward.replay is not None
+        # One tensor in fp32 would be cast, and without autocast be refused.
+        q, k, v = (x.detach() for x in leaves)
+        assert keys.find(q, k.float(), v, (), ("fa3",)) == (None, None)
 
 
 def test_saved_tensors_that_were_moved_go_the_ordinary_way(launches):
