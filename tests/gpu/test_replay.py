@@ -7,8 +7,10 @@ import pytest
 import torch
 from triton import knobs
 
-from flash_versions import VERSIONS, attention
+from flash_versions import VERSIONS, attention, load_version
 from flash_versions.dispatch.replay import keys
+from flash_versions.mine import start
+from tests.helpers.budget import assert_within_budget
 
 pytestmark = pytest.mark.gpu
 BF16 = {"device": "cuda", "dtype": torch.bfloat16}
@@ -135,15 +137,28 @@ def test_a_hook_of_triton_sees_every_launch(monkeypatch):
     assert len(seen) == 1
 
 
-def test_no_memory_is_kept():
-    def step():
-        results("fa4", dense(M=1024, N=1024), {"causal": True})
+@pytest.mark.parametrize("version", ["fa2", "fa4"])
+def test_no_memory_is_kept(version):
+    """Neither of any call nor of the one that was recorded."""
 
-    for _ in range(4):
-        step()
+    def step():
+        results(version, dense(M=1024, N=1024), {"causal": True})
+
+    step()
     torch.cuda.synchronize()
     gc.collect()  # what other tests have left
     before = torch.cuda.memory_allocated()
     for _ in range(50):
         step()
+    gc.collect()
     assert torch.cuda.memory_allocated() <= before
+
+
+def test_a_version_of_a_users_own_goes_on_computing():
+    mine = load_version(start.__file__)
+    for n in range(6):
+        torch.manual_seed(n)
+        q, k, v = (x.contiguous() for x in dense(M=64, N=64, kv_heads=4))
+        o, lse = attention(q, k, v, causal=True, version=mine, return_lse=True)
+        assert_within_budget(o, lse, q, k, v, causal=True)
+    assert not keys.known

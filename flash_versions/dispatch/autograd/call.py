@@ -21,7 +21,7 @@ from flash_versions.dispatch.autograd.operators import refuse_double_backward
 from flash_versions.dispatch.replay import keys
 from flash_versions.dispatch.replay.tape import Tape
 from flash_versions.dispatch.request import PLACES, TENSORS, Request
-from flash_versions.dispatch.version import Forward, Version, choose_version
+from flash_versions.dispatch.version import VERSIONS, Forward, Version, choose_version
 
 
 def run(
@@ -51,7 +51,8 @@ def run(
         o, lse, _ = torch.ops.flash_versions.forward(version.name, *request)
         return o, lse
     call, tensors = make_call(version, forward, request, differentiated)
-    if key is not None:
+    # A user's version may launch kernels past the `Launcher`s, which a tape would not know of.
+    if key is not None and VERSIONS.get(version.name) is version:
         keys.keep(key, call)
     return serve(call, tensors)
 
@@ -130,18 +131,21 @@ class Call:
         *found, dsink = run_backward(self.version, request, o, lse, statistics, do, dlse)
         return *[dx.view(x.shape) for dx, x in zip(found, inputs)], dsink
 
-    def backward(self, saved: tuple, addresses: list[int] | None, do: Any, dlse: Any) -> tuple:
-        """The gradients for what was saved at these addresses; None: in no case by a tape."""
+    def backward(self, saved: tuple, places: list | None, do: Any, dlse: Any) -> tuple:
+        """The gradients for what was saved at these places; no tape is played if that is None."""
         tensors = *saved, do, dlse
         if (
-            addresses is None
+            places is None
             or do is None
+            or do.is_neg()
+            or (dlse is not None and dlse.is_neg())
             or not keys.is_quiet()
             or (place := keys.place_of(do)) is None
         ):
             return self.gradients(*tensors)
-        if addresses != [x.data_ptr() for x in saved if x is not None]:
-            return self.gradients(*tensors)  # a hook of autograd's had them elsewhere meanwhile
+        if places != places_of(saved):  # hooks of autograd's gave other tensors back
+            return self.gradients(*tensors)
+        addresses = [address for address, *_ in places]
         key = *place, self.fields.is_deterministic, *keys.described(do, addresses)
         if dlse is not None:
             key = *key, *keys.described(dlse, [*addresses, do.data_ptr()])
@@ -149,6 +153,11 @@ class Call:
         if tape is None:
             tape = self.backwards[key] = Tape(self.gradients)
         return tape(tensors, place[1])
+
+
+def places_of(tensors: tuple) -> list:
+    """Where tensors lie and how: (address, stride, dtype)."""
+    return [(x.data_ptr(), x.stride(), x.dtype) for x in tensors if x is not None]
 
 
 def make_call(
@@ -189,16 +198,14 @@ class Attention(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*saved)
         ctx.call = call
-        ctx.addresses = None
-        if stream is not None:
-            ctx.addresses = [x.data_ptr() for x in saved if x is not None]
+        ctx.places = None if stream is None else places_of(saved)
         o, lse, _ = saved[-3:]
         return (o, lse) if call.fields.return_lse else o
 
     @staticmethod
     def backward(ctx: Any, do, dlse=None):  # noqa: D102
         call, saved = ctx.call, ctx.saved_tensors
-        gradients = call.backward(saved, ctx.addresses, do, dlse)
+        gradients = call.backward(saved, ctx.places, do, dlse)
         if torch.is_grad_enabled():  # create_graph=True
             gradients = FirstDerivative.apply(*saved[:3], do, dlse, *gradients)
         *gradients, dsink = gradients

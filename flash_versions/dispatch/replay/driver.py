@@ -1,8 +1,9 @@
 """The last layer below a launch: compiled kernels as Triton's driver takes them.
 
 `compiled.run` encodes the descriptors of a launch, asks for scratch memory, and checks each address
-with the driver. A launch that was made before needs none of that. This is the only file that knows
-how versions of Triton differ there; what it does not know is launched by `compiled.run`.
+with the driver. A launch that was made before needs none of that; only the descriptor of a tensor
+at a new address is encoded again. This is the only file that knows how versions of Triton differ
+there; what it does not know is launched by `compiled.run`.
 """
 
 import inspect

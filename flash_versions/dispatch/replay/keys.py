@@ -17,8 +17,10 @@ def place_of(x: torch.Tensor) -> tuple[int, int] | None:
     """(device, stream) where a kernel for this tensor runs, if a tape may be played there: on the
     current GPU, in a stream that is not captured into a graph, without hooks of a profiler.
     """
+    if not x.is_cuda:
+        return None
     device = x.get_device()
-    if device < 0 or device != torch._C._cuda_getDevice():
+    if device != torch._C._cuda_getDevice():
         return None
     if torch._C._cuda_isCurrentStreamCapturing() or has_hooks():
         return None

@@ -50,7 +50,7 @@ class Recording(TorchDispatchMode):
         super().__init__()
         self.taken: list[Memory] = []
         self.launches: list[tuple[Any, tuple[int, ...], tuple]] = []
-        self.foreign: Any = None  # an operation that no tape can do
+        self.foreign: Any = None  # an operation, or its name, that no tape can do
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # noqa: D105
         result = function(*args, **(kwargs or {}))
@@ -61,7 +61,7 @@ class Recording(TorchDispatchMode):
             self.taken.append(Memory(result, 0, len(self.launches)))
         elif packet in FILLS and (memory := self.untouched(args[0])):
             memory.value = FILLS[packet](*args)
-        elif not all(x.alias_info and not x.alias_info.is_write for x in function._schema.returns):
+        elif not is_view(function._schema.returns):
             self.foreign = function  # neither memory nor another look at it
         return result
 
@@ -74,12 +74,18 @@ class Recording(TorchDispatchMode):
         return None
 
     def __enter__(self) -> "Recording":
+        super().__enter__()
         current.recording = self
-        return super().__enter__()
+        return self
 
     def __exit__(self, *error: Any) -> None:
         current.recording = None
         super().__exit__(*error)
+
+
+def is_view(returns: Sequence[Any]) -> bool:
+    """Whether an operation that returns these only gives another look at memory."""
+    return bool(returns) and all(x.alias_info and not x.alias_info.is_write for x in returns)
 
 
 class Current(threading.local):
@@ -89,6 +95,9 @@ class Current(threading.local):
 
 
 current = Current()
+# torch's dispatch modes note in variables of the process whether one is on, so two threads that
+# leave theirs in the wrong order would leave it noted for ever.
+alone = threading.Lock()
 
 
 def note(compiled: Any, grid: tuple[int, ...], arguments: tuple) -> None:
@@ -107,7 +116,10 @@ class Tape:
 
     Which memory and which kernels must not depend on what is in the tensors, nor on anything else
     that differs from call to call: all tensors have one type, shape, stride and alignment, and two
-    of them begin at one address in every call or in none.
+    of them begin at one address in every call or in none. Every launch is told to `note`: a kernel
+    that is launched past it would be missing from the replay, unseen.
+
+    A tape keeps no tensor of the call that it recorded.
     """
 
     def __init__(self, function: Callable[..., Results]) -> None:
@@ -123,12 +135,17 @@ class Tape:
         if stream is None or self.reason is not None or not self.called:
             self.called = True
             return self.function(*tensors)
-        with Recording() as recording:
-            results = self.function(*tensors)
+        if not alone.acquire(blocking=False):  # another thread records: the next call can be it
+            return self.function(*tensors)
+        try:
+            with Recording() as recording:
+                results = self.function(*tensors)
+        finally:
+            alone.release()
         try:
             self.replay = prepared(recording, [x for x in tensors if x is not None], results)
-        except Impossible as error:
-            self.reason = str(error)
+        except Exception as error:  # such as a name that a later Triton changed: the results are
+            self.reason = str(error) or repr(error)  # there, and must not be lost for it
         return results
 
 
@@ -145,6 +162,8 @@ def prepared(recording: Recording, tensors: Sequence[torch.Tensor], results: Res
     shared: list[torch.Tensor] = []
     for memory in recording.taken:
         x, start = memory.tensor, start_of(memory.tensor)
+        if start in lasting:
+            continue
         result = returned.get(start)
         if result is None and memory.value is None:
             shared.append(x)
@@ -165,7 +184,7 @@ def prepared(recording: Recording, tensors: Sequence[torch.Tensor], results: Res
     size = 0
     for x in shared:  # temporaries lie side by side in what is made last
         places[start_of(x)] = len(tensors) + len(makers), size
-        size += -(-x.untyped_storage().nbytes() // APART) * APART
+        size += max(1, -(-x.untyped_storage().nbytes() // APART)) * APART
     if size:
         makers.append(maker((size,), (1,), torch.uint8, tensors[0].device))
     numbers = {x.data_ptr(): i for i, x in enumerate(tensors)}
@@ -228,7 +247,7 @@ class Launch:
     """A launch to be made again.
 
     Attributes:
-        arguments: as `start` takes them, with something to replace at the places that follow.
+        arguments: as `start` takes them, with what is to be replaced at the places that follow.
         pointers: (place, number of the address).
         maps: (place, number of the address, encoded descriptors).
         tuples: (place, function of the addresses).
@@ -258,13 +277,14 @@ def launch_at(
                 raise Impossible("a descriptor of a tensor that is neither given nor taken.")
             maps = Maps(kernel, len(launch.maps), x)
             launch.maps.append((place, number, maps))
-            expanded = kernel.expand(maps.number, x)
+            expanded = [None, *kernel.expand(maps.number, x)[1:]]
         elif isinstance(x, torch.Tensor):
             if (number := number_of(x)) is not None:
                 launch.pointers.append((place, number))
             expanded = [x.data_ptr()]
         elif isinstance(x, tuple) and (fill := filled(x, number_of)):
             launch.tuples.append((place, fill))
+            expanded = [None]
         launch.arguments += expanded
     return launch
 
@@ -282,6 +302,8 @@ def filled(x: tuple, number_of: NumberOf) -> Callable[[list[int]], tuple] | None
         for i, y in enumerate(x)
         if isinstance(y, tuple) and (inside := filled(y, number_of)) is not None
     ]
+    for i, _ in inner:
+        constant[i] = None
 
     def fill(addresses: list[int]) -> tuple:
         elements = constant.copy()

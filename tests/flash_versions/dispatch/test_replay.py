@@ -3,25 +3,33 @@
 Kernels are stand-ins that note what they are launched with; CPU tensors pass as those of an H200.
 """
 
+import gc
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
+from threading import Event
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils import _python_dispatch
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from flash_versions import attention
+from flash_versions import VERSIONS, attention
 from flash_versions.dispatch import launch as launch_module
 from flash_versions.dispatch.launch import Launcher, start
 from flash_versions.dispatch.replay import driver, keys
+from flash_versions.dispatch.replay import tape as tape_module
 from flash_versions.dispatch.replay.tape import Recording, Tape, lasting
+from flash_versions.dispatch.version import EXPLICIT
+from flash_versions.versions.fa2 import backward as fa2_backward
+from flash_versions.versions.fa2 import forward as fa2_forward
 from flash_versions.versions.tiles import sequences, varlen_scheduler
 from tests.flash_versions.dispatch.test_launch import CALLS, inputs, late, step
 from tests.helpers.budget import assert_within_budget
-from tests.helpers.launches import LAUNCHERS, noted_launches
+from tests.helpers.launches import LAUNCHERS, StandIn, noted_launches
 
 STREAM = 7
 # The backwards that do more than to take memory and to launch kernels, by what they do.
@@ -252,6 +260,86 @@ def test_checkpointed_calls_are_replayed(launches):
         assert names == ["forward", "forward", "prepare", "backward", "finish"]
 
 
+@pytest.mark.parametrize("by", ["name", "object"])
+def test_a_version_of_a_users_own_is_not_replayed(by, launches, monkeypatch):
+    """It may launch kernels that no recording is told of."""
+    called = []
+
+    def forward(request):
+        called.append(request)
+        return VERSIONS["fa3"].forward(request)
+
+    mine = replace(VERSIONS["fa3"], forward=forward)
+    monkeypatch.setitem(EXPLICIT, "mine.py", mine)
+    for n in range(1, 5):
+        attention(*inputs(), version="mine.py" if by == "name" else mine)
+        assert len(called) == n
+    assert not keys.known
+
+
+def alive():
+    gc.collect()
+    return [x for x in gc.get_objects() if type(x) in keys.PLAIN and x.dim() == 4]
+
+
+@pytest.mark.parametrize("name", ["fa2", "fa3"])
+@pytest.mark.parametrize("case", ["full", "lengths of a cache", "packed"])
+def test_what_is_kept_of_a_call_keeps_no_tensor(name, case, launches, monkeypatch):
+    make, options = CALLS[case]
+    for i, launcher in enumerate((fa2_forward.launch_forward, fa2_backward.launch_delta,
+                                  fa2_backward.launch_dkdv, fa2_backward.launch_dq)):  # fmt: skip
+        monkeypatch.setattr(launcher, "kernel", StandIn(str(i), launches, flat))
+        monkeypatch.setattr(launcher, "compiled", {})
+    before = len(alive())
+    for _ in range(4):
+        leaves = make()
+        o = attention(*leaves, version=name, **options)
+        torch.autograd.grad(o, leaves, torch.ones_like(o))
+    (call,) = keys.known.values()
+    assert call.forward.replay is not None
+    del o, leaves
+    launches.clear()
+    assert len(alive()) == before
+
+
+@pytest.mark.parametrize("what", ["do", "dlse"])
+def test_a_gradient_that_is_a_negative_view(what, launches):
+    """Its memory has the other sign."""
+    leaves = inputs()
+    for negative in (False, False, False, True):
+        o, lse = attention(*leaves, version="fa3", return_lse=True)
+        given = {"do": torch.ones_like(o), "dlse": torch.ones_like(lse)}
+        if negative:
+            given[what] = torch._neg_view(given[what])
+        launches.clear()
+        torch.autograd.grad((o, lse), leaves, tuple(given.values()))
+        addresses = {value for told in launches for x in told[3:] for _, value in x}
+        assert (given[what].data_ptr() in addresses) != negative
+
+
+def test_saved_tensors_that_come_back_with_other_strides(launches):
+    """At the old address, as torch's allocator may have it after `save_on_cpu`."""
+    leaves = [x.detach().transpose(1, 2).contiguous().transpose(1, 2) for x in inputs()]
+    leaves = [x.requires_grad_() for x in leaves]
+
+    def unpack(x):
+        again = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage(), 0, x.shape)
+        assert again.data_ptr() == x.data_ptr()
+        return again
+
+    def both():
+        o = attention(*leaves, version="fa3")
+        launches.clear()
+        torch.autograd.grad(o, leaves, torch.ones_like(o))
+        return launches.copy()
+
+    for _ in range(3):
+        kept = both()
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x.detach(), unpack):
+        found = both()
+    assert not same(found, kept), "the strides are numbers of a descriptor"
+
+
 BAD = {
     "causal is a number": {"causal": 1},
     "scale is a bool": {"scale": True},
@@ -353,6 +441,9 @@ REFUSED = {
     "a fill behind a launch": (
         lambda x, k: (lambda y: (launch(k, y), (y.fill_(1.0),))[1])(torch.empty(4)), "aten.fill_",
     ),
+    "an operation without a result": (
+        lambda x, k: (torch._foreach_zero_([x]), (torch.empty(4),))[1], "_foreach_zero_",
+    ),
     "a value that is read": (lambda x, k: (torch.empty(int(x[0].item())),), "_local_scalar_dense"),
 }  # fmt: skip
 ELSEWHERE = torch.zeros(4)
@@ -364,6 +455,66 @@ def test_what_no_tape_can_do_is_done_by_the_function(case, driven):
     kernel = Kernel(lambda *given: None)
     tape, _ = recorded(lambda x: function(x, kernel), torch.full((4,), 3.0))
     assert tape.replay is None and reason in tape.reason
+
+
+def test_a_failure_to_prepare_costs_no_result(driven, monkeypatch):
+    """Such as a part of Triton that has another name in a later release."""
+    monkeypatch.setattr(tape_module, "Kernel", lambda compiled: compiled.no_such_name)
+    kernel = Kernel(lambda *given: None)
+
+    def function(x):
+        launch(kernel, x)
+        return (torch.empty(4),)
+
+    tape, results = recorded(function, torch.zeros(4))
+    assert len(results) == 3 and "no_such_name" in tape.reason
+
+
+def test_one_thread_at_a_time_records(driven):
+    """torch's dispatch modes note in variables of the process whether one is on."""
+    inside, leave = Event(), Event()
+    slow, quick = Tape(lambda x: (torch.empty(4),)), Tape(lambda x: (torch.empty(4),))
+    x = (torch.zeros(4),)
+    for tape in (slow, quick):
+        tape(x, STREAM)
+
+    def wait(x):
+        inside.set()
+        leave.wait(10)
+        return (torch.empty(4),)
+
+    slow.function = wait
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(slow, x, STREAM)
+        inside.wait(10)
+        quick(x, STREAM)
+        assert quick.replay is None and quick.reason is None
+        leave.set()
+        first.result()
+    assert slow.replay is not None
+    quick(x, STREAM)
+    assert quick.replay is not None
+    assert not _python_dispatch._is_in_torch_dispatch_mode
+
+
+def test_what_begins_to_last_in_a_recording_is_not_made_anew(driven, monkeypatch):
+    """The first call failed before, for example for want of memory."""
+    seen, kernel = [], Kernel(lambda *given: seen.append(given))
+    monkeypatch.setattr(tape_module, "lasting", {})
+
+    def function(x):
+        if seen and not tape_module.lasting:
+            pairs = torch.zeros(8)
+            tape_module.lasting[pairs.data_ptr()] = pairs
+        launch(kernel, *tape_module.lasting.values())
+        return (torch.empty(4),)
+
+    tape = Tape(function)
+    for _ in range(4):
+        tape((torch.zeros(4),), STREAM)
+    assert tape.replay is not None
+    (address,) = tape_module.lasting
+    assert seen[-1] == (address,)
 
 
 def test_what_lasts_stays_where_it_is(driven, monkeypatch):
