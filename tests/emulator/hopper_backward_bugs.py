@@ -119,17 +119,17 @@ BUGS = {
         "in order",
     ),
     "dP is read while it is in flight": Bug(
-        "fold_queries", [("wait(1, deps=[dp_token])", "wait(2, deps=[dp_token])")], "in flight"
+        "fold_queries", [("wait(do_tile.PANELS, deps", "wait(2, deps")], "in flight"
     ),
     "dV is read while it is in flight": Bug(
-        "fold_queries", [("wait(1, deps=[dv_token])", "wait(2, deps=[dv_token])")], "in flight"
+        "fold_queries", [("wait(dv_tokens, q_tile.PANELS)", "wait(dv_tokens, 2)")], "in flight"
     ),
     "dK is read while it is in flight": Bug(
-        "fold_queries", [("wait(1, deps=[dk_token])", "wait(2, deps=[dk_token])")], "in flight"
+        "fold_queries", [("wait(dk_tokens, q_tile.PANELS)", "wait(dk_tokens, 2)")], "in flight"
     ),
     "in order: dK is read while it is in flight": Bug(
         "fold_queries",
-        [("wait(0, deps=[dk_token])", "wait(1, deps=[dk_token])")],
+        [("wait(dk_tokens)", "wait(dk_tokens, 1)")],
         "in flight",
         "in order",
     ),
@@ -243,10 +243,10 @@ BUGS = {
         f"{WRONG}|without a fence",
     ),
     "both halves of dQ are the first": Bug(
-        "accumulate", [("k_tile, part, PARTS", "k_tile, 0, PARTS")], WRONG, "in order"
+        "accumulate", [("k_tile.part(part, PARTS", "k_tile.part(0, PARTS")], WRONG, "in order"
     ),
     "the halves of dQ change places": Bug(
-        "accumulate", [("part * dq.shape[1]", "(1 - part) * dq.shape[1]")], WRONG, "in order"
+        "accumulate", [("part * WIDTH", "(1 - part) * WIDTH")], WRONG, "in order"
     ),
     "dQ belongs to another head": Bug(
         "accumulate", [("kv_head * problem.GROUP + member", "kv_head * problem.GROUP")], WRONG
@@ -261,7 +261,7 @@ BUGS = {
         "accumulate", [("corner, 1)", "corner, 2)")], WRONG
     ),
     "both halves of dQ leave by one tile": Bug(
-        "accumulate", [("buffers.dq.index(tile)", "buffers.dq.index(0)")], WRONG, "in order"
+        "accumulate", [("index(slot)", "index(0)")], WRONG, "in order"
     ),
     "held: dQ of two blocks leaves by one tile": Bug(
         "accumulate", [("ds_stage.slot if", "0 if")], WRONG
@@ -326,9 +326,9 @@ BUGS = {
         "produce_wide", [("buffers.do.wait_empty(do_stage)", "pass")], "more arrivals", "wide"
     ),
     "wide: dQ is overwritten while it leaves": Bug(
-        "fold_queries_wide", [("dq_sum, corner, 0)", "dq_sum, corner, 1)")], WRONG, "wide"
+        "add_part", [("dq_sum.PANELS - 1", "1")], WRONG, "wide"
     ),
     "wide: both consumers have the same dims of dQ": Bug(
-        "fold_queries_wide", [("2 * CONSUMER + 1, 4", "1, 4")], WRONG, "wide"
+        "part_of_dq", [("2 * CONSUMER + PART, 4", "PART, 4")], WRONG, "wide"
     ),
 }  # fmt: skip

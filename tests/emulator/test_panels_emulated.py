@@ -177,7 +177,7 @@ FORGOTTEN = {
         "attend", [("_wait(acc.PANELS,", "_wait(acc.PANELS + 1,")], IN_FLIGHT
     ),
     "the second product of P and V is not waited for": Bug(
-        "Output.wait", [("_wait(0, deps=[tokens[0], tokens[1]])",
+        "Output.wait", [("_wait(IN_FLIGHT, deps=[tokens[0], tokens[1]])",
                          "_wait(1, deps=[tokens[0], tokens[1]])")], IN_FLIGHT
     ),
 }  # fmt: skip

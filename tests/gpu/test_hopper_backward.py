@@ -25,6 +25,7 @@ from flash_versions.inspect.command import Compiled, compiling
 from flash_versions.versions.fa3.forward import forward
 from flash_versions.versions.fa3.hopper.backward import kernel as backward_hopper
 from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig
+from flash_versions.versions.fa3.hopper.config import OTHER_BYTES
 from flash_versions.versions.fa4.hopper import backward as shared_out
 from flash_versions.versions.tiles import wgmma
 from tests.helpers import ROOT
@@ -57,9 +58,22 @@ SHARES = {
     "causal-128, 2/8": ("causal-128", 2),
     "causal-256, 3/8": ("causal-256", 3),
 }
+# Head dims in two panels: name -> (as in CALLS, switches of the configuration)
+DIVIDED: dict[str, tuple[tuple, dict]] = {
+    "96, early": (
+        (96, 96, 512, 512, 4, {"causal": True}),
+        {"panels": True, "early": True, "stages": 3},
+    ),
+    "96, softcap": ((96, 96, 500, 700, 8, {"softcap": 30.0}), {"panels": True, "stages": 3}),
+    "192, divided": ((192, 192, 512, 512, 4, {}), {"panels": True, "do_stages": 2}),
+    "192 by 128, divided": (
+        (192, 128, 500, 700, 8, {"causal": True, "deterministic": True}),
+        {"panels": True, "do_stages": 2},
+    ),
+}
 WIDE = {
     "causal-64", "softcap-64", "full-128", "ragged-128", "window-128", "128-by-64", "causal-256",
-    "80", "ordered-64", "full-64, 2/8", "causal-256, 3/8",
+    "80", "ordered-64", "full-64, 2/8", "causal-256, 3/8", "96, softcap", "192 by 128, divided",
 }  # fmt: skip
 MOVES_DATA = ("SHFL", "PRMT", "STS", "LDS", "STSM", "LDSM")
 SHARED_MEMORY = 227 * 1024
@@ -86,16 +100,22 @@ def of(*calls, more=()):
 
 
 def compile_backward(
-    head_dim: int, head_dim_v: int, queries: int, keys: int, heads: int, options: dict, eighths=0
-) -> list[Compiled]:
-    """The kernels of one backward on Hopper, FA4's if some eighths are polynomials."""
+    head_dim: int, head_dim_v: int, queries: int, keys: int, heads: int, options: dict, eighths=0,
+    switches: dict | None = None,
+) -> list[Compiled]:  # fmt: skip
+    """The kernels of one backward on Hopper, FA4's if some eighths are polynomials; switches: what
+    is other than in the usual configuration of so many dims.
+    """
     q = torch.empty(1, queries, heads, head_dim, dtype=torch.bfloat16)
     k = torch.empty(1, keys, 4, head_dim, dtype=torch.bfloat16)
     v = torch.empty(1, keys, 4, head_dim_v, dtype=torch.bfloat16)
     o, lse = torch.empty(*q.shape[:3], head_dim_v, dtype=q.dtype), torch.empty(1, heads, queries)
     with compiling("sm_90") as found:
         request = make_request(q, k, v, **options)
-        shared_out.backward(request, o, lse, None, torch.empty_like(o), lse, eighths=eighths)
+        plain = BackwardConfig(block_kv=64 if max(head_dim, head_dim_v) > 128 else 128)
+        config = None if switches is None else replace(plain, **switches)
+        given = request, o, lse, None, torch.empty_like(o), lse, config
+        shared_out.backward(*given, eighths=eighths)
     return found
 
 
@@ -297,6 +317,26 @@ def test_at_head_dim_256_consumers_share_the_scores():
         assert loop["exponentials"] == 64 * 32 // 128
 
 
+@compiles
+@pytest.mark.parametrize("name", of(*DIVIDED))
+def test_two_panels_are_not_padded(name):
+    """Products sum over 96 or 192 dims; those whose results are dims are one for each panel: dV, dK
+    and dQ of a consumer, or above head_dim 128 dQ only. No loop touches a spilled register.
+    """
+    (head_dim, head_dim_v, *_), switches = DIVIDED[name]
+    wide, kernel = head_dim > 128, explicit(name)
+    config = BackwardConfig(block_kv=64 if wide else 128, **switches)
+    assert not kernel["serialised"] and not kernel["unused_barriers"]
+    assert config.fits(head_dim, head_dim_v) and kernel["shared"] <= SHARED_MEMORY
+    assert 0 < kernel["shared"] - config.shared_bytes(head_dim, head_dim_v) <= OTHER_BYTES
+    results = (2 + 2 * 2 if wide else 2 + 2) * 64 // 16
+    for loop in consumer_loops(name):
+        assert loop["products"] == (head_dim + head_dim_v) // 16 + results
+        assert loop["local_memory"] == 0
+    for loop in dq_loops(name):
+        assert (loop["products"], loop["local_memory"]) == (2 * 128 // 16, 0)
+
+
 # ---- on the device ----
 
 
@@ -373,6 +413,20 @@ class TestOnHopper:
             pytest.skip("does not fit in shared memory or in registers")
         config = replace(BackwardConfig(), **changes)
         check(*qkv(700, 900, 12, D, kv_heads=4, batch=3), config, causal=True)
+
+    @pytest.mark.parametrize("dims", [(72, 72), (80, 80), (96, 96), (96, 64), (144, 144),
+                                      (160, 160), (192, 192), (192, 128), (128, 192)])  # fmt: skip
+    @pytest.mark.parametrize("more", [False, True], ids=["as it is", "early or two slots of dO"])
+    @pytest.mark.parametrize("ordered", [False, True], ids=["any order", "in turns"])
+    def test_two_panels(self, dims, more, ordered):
+        """And padded, which has to stay right."""
+        plain = BackwardConfig(block_kv=64 if max(dims) > 128 else 128)
+        switches = {"do_stages": 2} if max(dims) > 128 else {"early": True, "stages": 3}
+        divided = replace(plain, panels=True, **(switches if more else {}))
+        for config in (divided, plain):
+            inputs = qkv(700, 900, 12, dims[0], kv_heads=4, batch=3, D_v=dims[1])
+            check(*inputs, config, causal=True, deterministic=ordered)
+            check(*qkv(300, 200, 2, dims[0], D_v=dims[1]), config, deterministic=ordered)
 
     def test_keys_past_the_end_add_nothing(self):
         q, k, v = qkv(100, 70, 1, 64)
@@ -515,6 +569,7 @@ class TestOnHopper:
 
 def main() -> None:
     calls = CALLS | {name: (*CALLS[call], eighths) for name, (call, eighths) in SHARES.items()}
+    calls |= {name: (*call, 0, switches) for name, (call, switches) in DIVIDED.items()}
     wide = sys.argv[1:] == ["wide"]
     calls = {name: call for name, call in calls.items() if (name in WIDE) == wide}
     rows = {name: {x.kernel: row(x) for x in compile_backward(*c)} for name, c in calls.items()}

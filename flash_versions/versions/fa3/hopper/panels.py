@@ -7,6 +7,9 @@ dims and one of 64, they cost what they are (`sizes.panel_widths`):
     S = Q0 K0^T + Q1 K1^T      a sum over dims: one accumulator, the products one after the other
     O = [P V0 | P V1]          an accumulator for each panel
 
+In the backward, S^T and dP^T are such sums, and dK and dV have an accumulator for each panel, or a
+consumer for each. Its second panel has at least half as many dims (`backward/config.py`).
+
 Each panel has boxes and tiles of its own. A slot of a pipeline has a tile for each, and one barrier
 that counts the bytes of both. With one panel nothing is left of all this in the compiled kernel.
 """
@@ -22,7 +25,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from flash_versions.versions.fa3.hopper import operands
 from flash_versions.versions.tiles.algebra import finalize
-from flash_versions.versions.tiles.pipeline import Pipeline, as_matrix, make_pipeline
+from flash_versions.versions.tiles.pipeline import (
+    Pipeline,
+    as_matrix,
+    make_pipeline,
+    make_pipeline_beside,
+)
 from flash_versions.versions.tiles.triton_compat import aggregate, load_tile, store_tile
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout
 
@@ -39,6 +47,11 @@ class Boxes:
     def beside(self, coordinates):
         """The coordinates of the second panel's box beside a box of the first."""
         return coordinates[:-1] + (gl.to_tensor(self.first.block_type.shape[-1]),)
+
+    @gluon.jit
+    def panel(self, PANEL: gl.constexpr):
+        """The boxes of a panel."""
+        return self.second if PANEL == 1 else self.first
 
     @gluon.jit
     def store(self, coordinates, tiles):
@@ -73,6 +86,26 @@ class Tiles:
     def as_matrices(self):
         """Tiles of any rank as their rows and dims."""
         return Tiles(as_matrix(self.first), as_matrix(self.second), self.PANELS)
+
+    @gluon.jit
+    def rows(self, start, ROWS: gl.constexpr):
+        """So many rows of matrices."""
+        first = self.first.slice(start, ROWS, dim=0)
+        return Tiles(first, self.second.slice(start, ROWS, dim=0), self.PANELS)
+
+    @gluon.jit
+    def panel(self, PANEL: gl.constexpr):
+        """The tile, or the slots, of a panel."""
+        return self.second if PANEL == 1 else self.first
+
+    @gluon.jit
+    def part(self, PART: gl.constexpr, PARTS: gl.constexpr):
+        """A part of the dims of matrices: a panel, if there are two, or a slice of the only one."""
+        if self.PANELS == 2:
+            return self.panel(PART)
+        else:
+            DIMS: gl.constexpr = self.first.shape[1] // PARTS
+            return self.first.slice(PART * DIMS, DIMS, dim=1)
 
 
 @gluon.jit
@@ -161,7 +194,19 @@ class PanelPipeline:
 @gluon.jit
 def make_panel_pipeline(boxes, STAGES: gl.constexpr, CONSUMERS: gl.constexpr):
     """Allocate a pipeline of tiles for boxes."""
-    first = make_pipeline(boxes.first, STAGES, CONSUMERS)
+    return with_second(make_pipeline(boxes.first, STAGES, CONSUMERS), boxes, STAGES)
+
+
+@gluon.jit
+def make_panel_pipeline_beside(boxes, STAGES: gl.constexpr, pipeline):
+    """Allocate a pipeline that shares the `empty` barriers of another one."""
+    empty = pipeline.first.empty
+    return with_second(make_pipeline_beside(boxes.first, STAGES, empty), boxes, STAGES)
+
+
+@gluon.jit
+def with_second(first, boxes, STAGES: gl.constexpr):
+    """A pipeline of the first panel with tiles for the second, if there is one."""
     return PanelPipeline(first, make_second(first.tiles, boxes, STAGES), boxes.PANELS)
 
 
@@ -201,20 +246,21 @@ def per_row(x, acc):
 
 @aggregate
 class Output:
-    """A consumer's rows of O in registers, an accumulator for each panel."""
+    """A consumer's rows of O, of dK or of dV in registers, an accumulator for each panel."""
 
     first: gl.tensor
     second: gl.tensor  # anything if there is one panel
     PANELS: gl.constexpr  # as many products of P and V are in flight together
 
     @gluon.jit
-    def wait(self, tokens):
-        """The sums that `multiply_pv` issued."""
+    def wait(self, tokens, IN_FLIGHT: gl.constexpr = 0):
+        """The sums that `multiply_pv` issued; so many later products may still be in flight."""
         if self.PANELS == 2:
-            first, second = warpgroup_mma_wait(0, deps=[tokens[0], tokens[1]])
+            first, second = warpgroup_mma_wait(IN_FLIGHT, deps=[tokens[0], tokens[1]])
             return Output(first, second, self.PANELS)
         else:
-            return Output(warpgroup_mma_wait(0, deps=[tokens[0]]), self.second, self.PANELS)
+            first = warpgroup_mma_wait(IN_FLIGHT, deps=[tokens[0]])
+            return Output(first, self.second, self.PANELS)
 
     @gluon.jit
     def rescaled(self, alpha):

@@ -1,12 +1,27 @@
 """The switches of FA3's backward for Hopper, and how they are set."""
 
 from dataclasses import dataclass
+from functools import cache
 
+from flash_versions.dispatch.device import H200_SHARED_MEMORY
 from flash_versions.dispatch.request import Request
+from flash_versions.dispatch.sizes import panel_widths
+from flash_versions.versions.fa3.hopper.config import OTHER_BYTES
 from flash_versions.versions.tiles.rows import cdiv
 
 L2_BYTES = 32 << 20  # of the cache that a section of heads may fill
 MOST_ALTERNATING = 4  # heads of a section without a causal mask: more are slower at head_dim 64
+
+
+@cache
+def tile_widths(head_dim: int, panels: bool) -> tuple[int, ...]:
+    """The tile widths for a head dimension. A second panel has half of the first one's dims, as
+    products with fewer read more of shared memory than tensor cores compute meanwhile.
+    """
+    first, *second = panel_widths(head_dim)
+    if not second:
+        return (first,)
+    return (first, first // 2) if panels else (2 * first,)
 
 
 @dataclass(frozen=True)
@@ -22,6 +37,9 @@ class BackwardConfig:
             registers: without it S, then P, are gone when dP comes, and P is kept in 16 bits.
         held: have V and K in registers, as left operands, and compute dQ in one product, not two:
             S, dP and dQ read less of shared memory. For head_dim up to 64.
+        panels: divide head dims of at most three quarters of a power of two into two panels, such
+            as 192 = 128 + 64 (`panels.py`); otherwise they are padded to the power of two.
+        do_stages: slots of the pipeline of dO if block_kv is 64; if not, it has as many as Q's.
     """
 
     block_kv: int = 128
@@ -29,6 +47,8 @@ class BackwardConfig:
     stages: int = 2
     early: bool = False
     held: bool = False
+    panels: bool = False
+    do_stages: int = 1
 
     def __post_init__(self) -> None:
         if self.block_kv not in (64, 128):
@@ -48,6 +68,20 @@ class BackwardConfig:
             )
         if self.held and head_dim > 64:
             raise ValueError(f"held does not fit head_dim {head_dim}; use it up to 64.")
+
+    def shared_bytes(self, head_dim: int, head_dim_v: int) -> int:
+        """Shared memory of the tiles of 16-bit numbers, of P and dS, and of dQ in fp32."""
+        widths, widths_v = (tile_widths(x, self.panels) for x in (head_dim, head_dim_v))
+        width, width_v = sum(widths), sum(widths_v)
+        do_stages, scores, dq = self.stages, 2, width * (2 if self.held else 1)
+        if self.block_kv == 64:
+            do_stages, scores, dq = self.do_stages, 4, width // (2 if len(widths) == 1 else 1)
+        queries = self.stages * width + do_stages * width_v + scores * self.block_kv + 2 * dq
+        return 2 * (self.block_kv * (width + width_v) + self.block_q * queries)
+
+    def fits(self, head_dim: int, head_dim_v: int) -> bool:
+        """Whether the tiles fit, and with them LSE, delta and barriers."""
+        return self.shared_bytes(head_dim, head_dim_v) + OTHER_BYTES <= H200_SHARED_MEMORY
 
     def padded_length(self, length: int) -> int:
         """Queries in whole steps."""

@@ -12,10 +12,10 @@ from flash_versions.versions.fa3.hopper.backward.config import (
     BackwardConfig,
     default_config,
     heads_of_section,
+    tile_widths,
 )
 from flash_versions.versions.fa3.hopper.backward.rows import Workspace
 from flash_versions.versions.fa3.hopper.host import (
-    box_width,
     score_scales,
     slopes_strides,
     window_bounds,
@@ -45,11 +45,6 @@ def tensors(request: Request, space: Workspace, plan: Plan) -> tuple:
     q, k, v = request.q, space.k, space.v
     config = plan.config
     tiles: torch.Tensor | None = space.values
-    width, width_v = box_width(q.shape[3]), box_width(v.shape[3])
-    # What leaves at once: of 128 keys, dK and dV of a consumer's 64 and half of the dims of dQ, or
-    # all; of 64 keys half of the dims of dK and dV, and a quarter of those of dQ.
-    parts = 1 if config.block_kv == 128 else 2
-    dq_parts = 1 if config.held else 2 * parts
     bounds = spans = space.values
     if plan.constants["SPANS"]:
         intervals = Intervals.of(request, WARPGROUP_ROWS.value)
@@ -60,15 +55,33 @@ def tensors(request: Request, space: Workspace, plan: Plan) -> tuple:
     if plan.constants["RAGGED"]:
         describe = describe_ragged
         tiles = Tiles.of_keys(request, config.block_kv, planned=True).plan
+    widths = tile_widths(q.shape[3], config.panels)
+    widths_v = tile_widths(v.shape[3], config.panels)
+    # Consumers of 64 keys divide the dims: a box of dK or dV is one of two panels, or half of the
+    # only one. dQ leaves in two parts, or in two of each consumer.
+    sharing = 2 if config.block_kv == 64 else 1
+    dq_parts = 1 if config.held else 2 * sharing // len(widths)
+    rows, queries, keys = WARPGROUP_ROWS.value, config.block_q, config.block_kv
+    seconds: list[Any] = [space.values] * 7
+    if len(widths) == 2:
+        seconds[0] = describe_q(q, queries, widths[1])
+        seconds[1] = describe(k, keys, widths[1])
+        seconds[4] = describe_swizzled(space.dq_sum, queries, widths[1] // dq_parts)
+        seconds[5] = describe(space.dk, rows, widths[1])
+    if len(widths_v) == 2:
+        seconds[2] = describe(v, keys, widths_v[1])
+        seconds[3] = describe_q(space.do, queries, widths_v[1])
+        seconds[6] = describe(space.dv, rows, widths_v[1])
     return (
-        describe_q(q, config.block_q, width),
-        describe(k, config.block_kv, width),
-        describe(v, config.block_kv, width_v),
-        describe_q(space.do, config.block_q, width_v),
-        describe_values(space.values, config.block_q),
-        describe_swizzled(space.dq_sum, config.block_q, width // dq_parts),
-        describe(space.dk, WARPGROUP_ROWS.value, width // parts),
-        describe(space.dv, WARPGROUP_ROWS.value, width_v // parts),
+        describe_values(space.values, queries),
+        describe_q(q, queries, widths[0]),
+        describe(k, keys, widths[0]),
+        describe(v, keys, widths_v[0]),
+        describe_q(space.do, queries, widths_v[0]),
+        describe_swizzled(space.dq_sum, queries, widths[0] // dq_parts),
+        describe(space.dk, rows, widths[0] // (sharing if len(widths) == 1 else 1)),
+        describe(space.dv, rows, widths_v[0] // (sharing if len(widths_v) == 1 else 1)),
+        *seconds,
         tiles,
         space.values if request.alibi_slopes is None else request.alibi_slopes,
         bounds,
@@ -113,7 +126,7 @@ def make_plan(
         tiles = batch * kv_length // config.block_kv + request.batch
     chosen = {"EARLY": config.early, "HELD": config.held, **REGISTERS}
     if config.block_kv == 64:
-        chosen = WIDE_REGISTERS
+        chosen = {"DO_STAGES": config.do_stages, **WIDE_REGISTERS}
     return Plan(
         config,
         (*layout(request), config.block_q, config.held),
@@ -131,6 +144,8 @@ def make_plan(
             "EXP2": function,
             "SHARE": share,
             "STAGES": config.stages,
+            "PANELS": len(tile_widths(request.q.shape[3], config.panels)),
+            "PANELS_V": len(tile_widths(request.v.shape[3], config.panels)),
             **chosen,
         },
     )

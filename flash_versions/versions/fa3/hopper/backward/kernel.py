@@ -52,7 +52,10 @@ of shared memory: of the five products only dV and dK have an operand in registe
 through L2 in fp32, once for every 128 keys: tiles of one head are neighbours, so that it stays
 there. Registers are short: dK and dV take 128 of a consumer's, and dQ is computed by halves.
 
-At head_dim 256 consumers divide the dims, not the keys: `wide.py`.
+Head dims up to 96 may be two panels, 64 + 32 (`panels.py`): then dK, dV and a product with Q or dO
+are two, and dQ is computed a panel at a time.
+
+Above head_dim 128 consumers divide the dims, not the keys: `wide.py`.
 
 Before it, a kernel computes delta and clears the sum of dQ; one behind it scales and rounds dQ.
 
@@ -85,24 +88,28 @@ from flash_versions.versions.fa3.hopper.backward.tiles import (
     add_dq,
     consumer_half,
     hold,
-    multiply,
     multiply_dq,
     multiply_into,
+    multiply_rows,
     narrowed,
     row_values,
-    store_gradient,
+    store_panels,
     widened,
 )
 from flash_versions.versions.fa3.hopper.backward.turns import take_turns
 from flash_versions.versions.fa3.hopper.backward.wide import launch_wide
 from flash_versions.versions.fa3.hopper.head_mods import make_head_mods
 from flash_versions.versions.fa3.hopper.intervals import make_key_spans
-from flash_versions.versions.tiles.pipeline import (
-    Stage,
-    make_handover,
-    make_pipeline,
-    make_pipeline_beside,
+from flash_versions.versions.fa3.hopper.panels import (
+    Output,
+    make_boxes,
+    make_panel_pipeline,
+    make_panel_pipeline_beside,
+    make_tiles,
+    multiply_qk,
+    zero_output,
 )
+from flash_versions.versions.tiles.pipeline import Stage, make_handover
 from flash_versions.versions.tiles.triton_compat import aggregate
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout, unknown_zero
 
@@ -136,8 +143,8 @@ def produce(problem, buffers, q, k, v, do, values):
 class State:
     """What a consumer takes from step to step."""
 
-    dk: gl.tensor
-    dv: gl.tensor
+    dk: Output
+    dv: Output
     s: gl.tensor  # scores of the next step; a 0 if they are computed in it
     stage: Stage  # of the next Q and dO
     ds_stage: Stage
@@ -161,46 +168,46 @@ def fold_queries(
     All that a step does, in the order in which it does it; `more`: it is not the last one.
     """
     stage, ds_stage, s = state.stage, state.ds_stage, state.s
-    k_tile = held.k if held.HELD else consumer_half(buffers.k, CONSUMER)  # behind V's, FA4 spills
-    v_tile = held.v if held.HELD else consumer_half(buffers.v, CONSUMER)
+    k_rows = held.k if held.HELD else consumer_half(buffers.k, CONSUMER)  # behind V's, FA4 spills
+    v_rows = held.v if held.HELD else consumer_half(buffers.v, CONSUMER)
     q_tile = buffers.q.tile(stage)
     do_tile = buffers.do.tile(stage)
     if EARLY:
         buffers.do.wait(stage)
-        dp_token = multiply(v_tile, do_tile.permute((1, 0)))
+        dp_token = multiply_rows(v_rows, do_tile, held.HELD)
     else:
         buffers.q.wait(stage)
-        s = warpgroup_mma_wait(0, deps=[multiply(k_tile, q_tile.permute((1, 0)))])
+        s = warpgroup_mma_wait(0, deps=[multiply_rows(k_rows, q_tile, held.HELD)])
     lse = row_values(buffers.lse, stage, s)
     p, slope = problem.probabilities(s, lse, key, query, MASKED)
     if EARLY:
-        p = p.to(do_tile.dtype)
+        p = p.to(do_tile.first.dtype)
     else:  # what is kept until dP is there has 16 bits
-        slope = narrowed(slope, do_tile)
-        p = narrowed(p, do_tile) if problem.CAP else slope
+        slope = narrowed(slope, do_tile.first)
+        p = narrowed(p, do_tile.first) if problem.CAP else slope
         buffers.do.wait(stage)
-        dp_token = multiply(v_tile, do_tile.permute((1, 0)))
-    dv_token = multiply_into(state.dv, p, do_tile)
-    dp = warpgroup_mma_wait(1, deps=[dp_token])
+        dp_token = multiply_rows(v_rows, do_tile, held.HELD)
+    dv_tokens = multiply_into(state.dv, p, do_tile)
+    dp = warpgroup_mma_wait(do_tile.PANELS, deps=[dp_token])  # dV is in flight
     buffers.ds.wait_empty(ds_stage)  # a branch: ptxas does not widen slope in front of it
     delta = row_values(buffers.delta, stage, s)
     if not EARLY:
         slope = widened(slope)
-    ds = (slope * (dp - delta[None, :])).to(q_tile.dtype)
+    ds = (slope * (dp - delta[None, :])).to(q_tile.first.dtype)
     ds_tile = buffers.ds.tile(ds_stage)
     ds_tile.slice(CONSUMER * WARPGROUP_ROWS, WARPGROUP_ROWS, dim=0).store(ds)
     buffers.ds.publish(ds_stage)
-    dk_token = multiply_into(state.dk, ds, q_tile)
-    dv = warpgroup_mma_wait(1, deps=[dv_token])
+    dk_tokens = multiply_into(state.dk, ds, q_tile)
+    dv = state.dv.wait(dv_tokens, q_tile.PANELS)
     if EARLY:
         buffers.q.wait(stage.next(), more)  # without more, scores of no matter what
-        s_token = multiply(k_tile, buffers.q.tile(stage.next()).permute((1, 0)))
-        dk = warpgroup_mma_wait(1, deps=[dk_token])
+        s_token = multiply_rows(k_rows, buffers.q.tile(stage.next()), held.HELD)
+        dk = state.dk.wait(dk_tokens, q_tile.PANELS)
         buffers.q.release(stage)  # and with it dO
         s = warpgroup_mma_wait(0, deps=[s_token])
     else:
         s = state.s
-        dk = warpgroup_mma_wait(0, deps=[dk_token])
+        dk = state.dk.wait(dk_tokens)
         buffers.q.release(stage)
     return State(dk, dv, s, stage.next(), ds_stage.next())
 
@@ -208,8 +215,6 @@ def fold_queries(
 @gluon.jit
 def first_state(problem, buffers, begin, end, EARLY: gl.constexpr, CONSUMER: gl.constexpr):
     """dK and dV of keys that no query has been folded into, when K and V are there."""
-    DIMS: gl.constexpr = buffers.k.tiles.shape[-1]
-    DIMS_V: gl.constexpr = buffers.v.tiles.shape[-1]
     stage = buffers.q.at(0, 0)
     buffers.k.wait(buffers.k.at(0, 0), begin < end)
     if EARLY:
@@ -218,15 +223,15 @@ def first_state(problem, buffers, begin, end, EARLY: gl.constexpr, CONSUMER: gl.
         )
         if begin < end:
             buffers.q.wait(stage)
-            k_tile = consumer_half(buffers.k, CONSUMER)
+            k_rows = consumer_half(buffers.k, CONSUMER)
             q_tile = buffers.q.tile(stage)
-            s = warpgroup_mma_wait(0, deps=[multiply(k_tile, q_tile.permute((1, 0)))])
+            s = warpgroup_mma_wait(0, deps=[multiply_qk(k_rows, q_tile)])
     else:
         s = gl.to_tensor(0)
     buffers.v.wait(buffers.v.at(0, 0), begin < end)
     return State(
-        gl.zeros([WARPGROUP_ROWS, DIMS], gl.float32, accumulator_layout(DIMS)),
-        gl.zeros([WARPGROUP_ROWS, DIMS_V], gl.float32, accumulator_layout(DIMS_V)),
+        zero_output(buffers.k.tile(stage), False),
+        zero_output(buffers.v.tile(stage), False),
         s,
         stage,
         buffers.ds.at(0, 0),
@@ -281,21 +286,22 @@ def consume(
     free = state.stage
     if CONSUMER == 1:
         free = free.next()
-    dk = state.dk * problem.scale
+    dk = state.dk.scaled(problem.scale)
     buffers.q.wait_empty(free)  # and so is the slot of dO
     corner = problem.kv_box(sequence, kv_head, key)
     box = free.slot * (BLOCK_Q // WARPGROUP_ROWS)
-    store_gradient(state.dv, buffers.do, box, dv_out, corner)
-    store_gradient(dk, buffers.q, box, dk_out, corner)
+    store_panels(state.dv, buffers.do, box, dv_out, corner)
+    store_panels(dk, buffers.q, box, dk_out, corner)
     tma.store_wait(0)
 
 
 @gluon.jit
 def accumulate(problem, buffers, dq_sum):
-    """The warpgroup of dQ: of each block, dQ = dS K, all dims or a half at a time, as the boxes of
-    `dq_sum` are.
+    """The warpgroup of dQ: of each block, dQ = dS K, all dims or a part of them at a time, as the
+    boxes of `dq_sum` are.
     """
-    PARTS: gl.constexpr = buffers.k.tiles.shape[-1] // dq_sum.block_type.shape[3]
+    WIDTH: gl.constexpr = dq_sum.first.block_type.shape[3]
+    PARTS: gl.constexpr = 2 if dq_sum.PANELS == 2 else buffers.k.first.tiles.shape[-1] // WIDTH
     problem, key, kv_head, sequence = problem.locate(problem.turns.number())
     begin, _, _, end = problem.blocks(key, problem.BLOCK_KV)
     k_stage = buffers.k.at(0, 0)
@@ -309,7 +315,7 @@ def accumulate(problem, buffers, dq_sum):
             ds_tile = buffers.ds.tile(ds_stage)
             k_tile = buffers.k.tile(buffers.k.at(unknown_zero(), 0))
             for part in gl.static_range(PARTS):
-                dq_token = multiply_dq(ds_tile, k_tile, part, PARTS)
+                dq_token = multiply_dq(ds_tile, k_tile.part(part, PARTS))
                 if problem.turns.ON and part == 0:
                     before, counter = counter, problem.counter(sequence, head, block)
                     turn = problem.tiles_behind(key, block)
@@ -319,9 +325,9 @@ def accumulate(problem, buffers, dq_sum):
                 if part == PARTS - 1:
                     buffers.ds.release(ds_stage)
                 row = problem.padded_first + block * problem.BLOCK_Q
-                corner = [sequence, head, row, part * dq.shape[1]]
-                tile = ds_stage.slot if PARTS == 1 else part
-                add_dq(dq, buffers.dq.index(tile), dq_sum, corner, 1)
+                corner = [sequence, head, row, part * WIDTH]
+                slot = ds_stage.slot if PARTS == 1 else part // dq_sum.PANELS
+                add_dq(dq, buffers.dq.panel(part).index(slot), dq_sum.panel(part), corner, 1)
             ds_stage = ds_stage.next()
     if problem.turns.ON:
         problem.turns.finish(counter, additions)
@@ -330,14 +336,21 @@ def accumulate(problem, buffers, dq_sum):
 
 @gluon.jit(do_not_specialize=COUNTS)
 def backward_kernel(
+    values,
     q,
     k,
     v,
     do,
-    values,
     dq_sum,
     dk_out,
     dv_out,
+    q_second,
+    k_second,
+    v_second,
+    do_second,
+    dq_second,
+    dk_second,
+    dv_second,
     plan,
     slopes,
     bounds,
@@ -372,6 +385,8 @@ def backward_kernel(
     EXP2: gl.constexpr,
     SHARE: gl.constexpr,
     STAGES: gl.constexpr,
+    PANELS: gl.constexpr,
+    PANELS_V: gl.constexpr,
     EARLY: gl.constexpr,
     HELD: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr,
@@ -395,17 +410,21 @@ def backward_kernel(
         BLOCK_Q, KEYS
     )  # fmt: skip
     rows: gl.constexpr = [STAGES] + values.block_type.shape
-    halves: gl.constexpr = [2] + dq_sum.block_type.shape
-    q_pipeline = make_pipeline(q, STAGES, 2)
+    q, k = make_boxes(q, q_second, PANELS), make_boxes(k, k_second, PANELS)
+    v, do = make_boxes(v, v_second, PANELS_V), make_boxes(do, do_second, PANELS_V)
+    dq_sum = make_boxes(dq_sum, dq_second, PANELS)
+    dk_out = make_boxes(dk_out, dk_second, PANELS)
+    dv_out = make_boxes(dv_out, dv_second, PANELS_V)
+    q_pipeline = make_panel_pipeline(q, STAGES, 2)
     buffers = Buffers(
-        make_pipeline(k, 1, 2),
-        make_pipeline(v, 1, 2),
+        make_panel_pipeline(k, 1, 2),
+        make_panel_pipeline(v, 1, 2),
         q_pipeline,
-        make_pipeline_beside(do, STAGES, q_pipeline.empty),
+        make_panel_pipeline_beside(do, STAGES, q_pipeline),
         gl.allocate_shared_memory(values.dtype, rows, values.layout),
         gl.allocate_shared_memory(values.dtype, rows, values.layout),
-        make_handover(q.dtype, KEYS, BLOCK_Q, 2),
-        gl.allocate_shared_memory(dq_sum.dtype, halves, dq_sum.layout),
+        make_handover(q.first.dtype, KEYS, BLOCK_Q, 2),
+        make_tiles(dq_sum, 2 // PANELS),
     )
     fence_async_shared()
     gl.warp_specialize(

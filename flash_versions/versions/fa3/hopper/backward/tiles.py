@@ -8,6 +8,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
 )
 
+from flash_versions.versions.fa3.hopper.panels import (
+    PanelPipeline,
+    Tiles,
+    multiply_pv,
+    multiply_qk,
+)
 from flash_versions.versions.tiles.pipeline import Pipeline, as_matrix
 from flash_versions.versions.tiles.triton_compat import add_tile, aggregate, reinterpret, store_tile
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout, unknown_zero
@@ -17,14 +23,14 @@ from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layo
 class Buffers:
     """What the partitions share."""
 
-    k: Pipeline  # one slot
-    v: Pipeline
-    q: Pipeline
-    do: Pipeline
+    k: PanelPipeline  # one slot
+    v: PanelPipeline
+    q: PanelPipeline
+    do: PanelPipeline
     lse: gl.shared_memory_descriptor  # a row for each slot of q
     delta: gl.shared_memory_descriptor  # of do
     ds: Pipeline  # (keys, queries), from the consumers to the warpgroup of dQ
-    dq: gl.shared_memory_descriptor  # two tiles: for halves of the dims, or for blocks
+    dq: Tiles  # one for each panel, or two: for halves of the dims, or for blocks
 
 
 @aggregate
@@ -40,7 +46,7 @@ class Held:
 def consumer_half(pipeline, CONSUMER: gl.constexpr):
     """A consumer's 64 rows of a tile of K or V."""
     tile = pipeline.tile(pipeline.at(unknown_zero(), 0))
-    return tile.slice(CONSUMER * WARPGROUP_ROWS, WARPGROUP_ROWS, dim=0)
+    return tile.rows(CONSUMER * WARPGROUP_ROWS, WARPGROUP_ROWS)
 
 
 @gluon.jit
@@ -48,8 +54,8 @@ def hold(buffers, BLOCK_Q: gl.constexpr, HELD: gl.constexpr, CONSUMER: gl.conste
     """A consumer's rows of V and K, for products with blocks of so many queries."""
     if HELD:
         operand: gl.constexpr = gl.DotOperandLayout(0, accumulator_layout(BLOCK_Q), 2)
-        v = consumer_half(buffers.v, CONSUMER).load(operand)
-        k = consumer_half(buffers.k, CONSUMER).load(operand)
+        v = consumer_half(buffers.v, CONSUMER).first.load(operand)
+        k = consumer_half(buffers.k, CONSUMER).first.load(operand)
         return Held(v, k, HELD)
     else:
         return Held(gl.to_tensor(0), gl.to_tensor(0), HELD)
@@ -67,10 +73,23 @@ def multiply(a, b):
 
 
 @gluon.jit
-def multiply_into(acc, a, b):
-    """Issue acc + a b, a of 16 bits in the registers of an accumulator."""
-    operand: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
-    return warpgroup_mma(gl.convert_layout(a, operand, assert_trivial=True), b, acc, is_async=True)
+def multiply_rows(rows, tile, HELD: gl.constexpr):
+    """Issue the product of a consumer's rows of K or V, in registers if HELD, and a transposed tile
+    of Q or dO: a token to wait for.
+    """
+    if HELD:
+        return multiply(rows, tile.first.permute((1, 0)))
+    else:
+        return multiply_qk(rows, tile)
+
+
+@gluon.jit
+def multiply_into(acc, a, tile):
+    """Issue acc + a b of each panel, a of 16 bits in the registers of an accumulator: what
+    `Output.wait` waits for.
+    """
+    operand: gl.constexpr = gl.DotOperandLayout(0, acc.first.type.layout, 2)
+    return multiply_pv(gl.convert_layout(a, operand, assert_trivial=True), tile, acc)
 
 
 @gluon.jit
@@ -82,10 +101,9 @@ def row_values(values, stage, like):
 
 
 @gluon.jit
-def multiply_dq(ds_tile, k_tile, PART: gl.constexpr, PARTS: gl.constexpr):
+def multiply_dq(ds_tile, k_part):
     """Issue a part of the dims of dQ = dS K, of a dS (keys, queries): a token to wait for."""
-    DIMS: gl.constexpr = k_tile.shape[1] // PARTS
-    return multiply(ds_tile.permute((1, 0)), k_tile.slice(PART * DIMS, DIMS, dim=1))
+    return multiply(ds_tile.permute((1, 0)), k_part)
 
 
 @gluon.constexpr_function
@@ -147,14 +165,23 @@ def add_dq(dq, tile, dq_sum, corner, IN_FLIGHT: gl.constexpr):
 
 
 @gluon.jit
-def store_gradient(x, pipeline, slot, desc, coordinates):
-    """Store a part of dK or dV as a box, through `slot` of a pipeline, which no other warp fills
+def store_gradient(x, slots, slot, desc, coordinates):
+    """Store a part of dK or dV as a box, through a slot of a pipeline, which no other warp fills
     or reads; slots are counted as if each had the size of a box.
     """
     box: gl.constexpr = desc.block_type.shape
-    WHOLE: gl.constexpr = pipeline.tiles.shape[-2] * pipeline.tiles.shape[-1]
-    shape: gl.constexpr = [pipeline.STAGES * WHOLE // (box[-2] * box[-1])] + box
-    tile = reinterpret(pipeline.tiles, shape, desc.layout).index(slot)
+    WHOLE: gl.constexpr = slots.shape[0] * slots.shape[-2] * slots.shape[-1]
+    shape: gl.constexpr = [WHOLE // (box[-2] * box[-1])] + box
+    tile = reinterpret(slots, shape, desc.layout).index(slot)
     as_matrix(tile).store(x.to(desc.dtype))
     fence_async_shared()
     store_tile(desc, coordinates, tile)
+
+
+@gluon.jit
+def store_panels(x, pipeline, slot, boxes, coordinates):
+    """`store_gradient` of each panel."""
+    slots = pipeline.slots(boxes.PANELS)
+    store_gradient(x.first, slots.first, slot, boxes.first, coordinates)
+    if boxes.PANELS == 2:
+        store_gradient(x.second, slots.second, slot, boxes.second, boxes.beside(coordinates))

@@ -1,0 +1,215 @@
+"""Head dims in two panels in FA3's backward for Hopper, without a GPU."""
+
+from itertools import product
+
+import pytest
+import torch
+
+from flash_versions import masks
+from flash_versions.dispatch.emulator import machine as gluon_machine
+from flash_versions.dispatch.emulator.machine import ORDERS
+from flash_versions.dispatch.request import make_request
+from flash_versions.versions.oracle.budget import assess_request
+from tests.emulator.planted_bugs import WRONG, Bug, assert_found, outcomes, plant
+from tests.emulator.test_hopper_backward_emulated import LOADED, config, differentiate
+from tests.emulator.test_ragged_emulated import poisoned_memory
+from tests.helpers.budget import assert_ok
+
+# Of q and k, and of v; with one panel on either side, too.
+HEAD_DIMS = [
+    (96, 96), (192, 192), (192, 128), (80, 80), (160, 160), (96, 64), (128, 192), (72, 72),
+    (64, 96), (192, 96), (144, 256), (112, 112), (224, 224),
+]  # fmt: skip
+M, N, HEADS, KV_HEADS = 100, 150, 2, 1
+LENGTHS = [70, 0, 1, 79]
+CU_SEQLENS = torch.tensor([0, *LENGTHS]).cumsum(0).int()
+OPTIONS = {
+    "full": {},
+    "causal": {"causal": True},
+    "window and softcap": {"window": (50, 20), "softcap": 5.0},
+    "slopes and sink": {
+        "causal": True,
+        "alibi_slopes": torch.rand(HEADS) / 16,
+        "sink": torch.randn(HEADS),
+    },
+    "rows of other lengths": {"causal": True, "kv_lengths": torch.tensor([37, 150]).int()},
+    "packed": {"causal": True, "cu_seqlens_q": CU_SEQLENS},
+    "intervals": masks.shared_prompt(50, [50, 20, 30]),
+    "in turns": {"deterministic": True},
+    "causal, in turns": {"causal": True, "deterministic": True},
+}
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch):
+    """Memory holds NaN until it is written."""
+    monkeypatch.setattr(torch, "empty", poisoned_memory)
+
+
+def request_of(dims, options, dtype=torch.bfloat16):
+    """A call with as many rows as its options are about."""
+    batch = 2 if "kv_lengths" in options else 1
+    queries, keys = (N, N) if "query_ends" in options else (M, N)
+    shapes = [(batch, queries, HEADS), (batch, keys, KV_HEADS)]
+    if "cu_seqlens_q" in options:
+        shapes = [(sum(LENGTHS), HEADS), (sum(LENGTHS), KV_HEADS)]
+    q = torch.randn(*shapes[0], dims[0], dtype=dtype)
+    k = torch.randn(*shapes[1], dims[0], dtype=dtype)
+    v = torch.randn(*shapes[1], dims[1], dtype=dtype)
+    return make_request(q, k, v, **options)
+
+
+def schedule(dims, **switches):
+    """A configuration with panels that fits head dims."""
+    block_kv = 64 if max(dims) > 128 else 128
+    return config.BackwardConfig(block_kv=block_kv, panels=True, **switches)
+
+
+def assess(request, chosen):
+    """The accuracy of the gradients of an emulated kernel."""
+    gradients, do = differentiate(chosen, request)
+    return assess_request(gradients, request, do)
+
+
+@pytest.mark.parametrize(
+    ("dims", "options"),
+    [
+        pytest.param(
+            dims,
+            OPTIONS[name],
+            id=f"{dims[0]}-{dims[1]}-{name}",
+            marks=pytest.mark.wide if (i - j) % len(HEAD_DIMS) and i > 1 else (),
+        )
+        for (i, dims), (j, name) in product(enumerate(HEAD_DIMS), enumerate(OPTIONS))
+    ],
+)
+def test_every_option_with_every_head_dim(dims, options):
+    """96 and 192 with every option; of the others one each, the rest is wide."""
+    dtype = torch.float16 if dims[0] % 64 else torch.bfloat16
+    assert_ok(assess(request_of(dims, options, dtype), schedule(dims)))
+
+
+SWITCHES = [
+    ((96, 96), {}), ((96, 80), {"early": True, "stages": 3}), ((80, 64), {"early": True}),
+    ((80, 80), {"block_q": 128}), ((192, 192), {"do_stages": 2}), ((192, 128), {"do_stages": 2}),
+    ((192, 192), {"stages": 3}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(("dims", "switches"), SWITCHES, ids=str)
+def test_every_switch_in_every_order(dims, switches, order, monkeypatch):
+    """In turns, too, which has other waits."""
+    monkeypatch.setattr(gluon_machine, "order", ORDERS[order])
+    for options in ({"causal": True}, {"deterministic": True}):
+        assert_ok(assess(request_of(dims, options), schedule(dims, **switches)))
+
+
+@pytest.mark.parametrize("D", [72, 144])
+def test_what_lies_beyond_the_head_dim_is_not_touched(D):
+    """Of 72 dims the second panel has 8; what comes next in memory is another head's, here NaN."""
+    request = request_of((D, D), {"causal": True})
+    wide = [torch.full((*x.shape[:3], D + 8), torch.nan, dtype=x.dtype) for x in request[:3]]
+    q, k, v = (place[..., :D] for place in wide)
+    for narrow, x in zip((q, k, v), request[:3]):
+        narrow.copy_(x)
+    assert_ok(assess(request._replace(q=q, k=k, v=v), schedule((D, D))))
+
+
+def test_the_widths_of_panels():
+    """At most three quarters of a power of two: a half and a quarter of it."""
+    for head_dim in range(8, 257, 8):
+        power = max(64, 1 << (head_dim - 1).bit_length())
+        assert config.tile_widths(head_dim, False) == (power,)
+        two = power > 64 and head_dim <= power * 3 // 4
+        expected = (power // 2, power // 4) if two else (power,)
+        assert config.tile_widths(head_dim, True) == expected
+
+
+IN_FLIGHT = "a product is read while it is in flight"
+OTHER_TILE = "a tile of another kind"
+BUGS = {
+    "S and dP lack the second panel": Bug("multiply_qk", [("q_tile.PANELS == 2", "False")], WRONG),
+    "dK and dV lack the second panel": Bug(
+        "Output.wait", [("Output(first, second,", "Output(first, self.second,")], WRONG
+    ),
+    "the second panel of dK is not scaled": Bug(
+        "Output.scaled", [("self.second * factor", "self.second")], WRONG
+    ),
+    "the second panels of dK and dV are not stored": Bug(
+        "store_panels", [("if boxes.PANELS == 2:", "if False:")], WRONG
+    ),
+    "the second panels of dK and dV are stored over the first": Bug(
+        "store_panels", [("boxes.beside(coordinates)", "coordinates")], WRONG
+    ),
+    "panels of dQ change places": Bug(
+        "accumulate", [("part * WIDTH", "(1 - part) * WIDTH")], WRONG
+    ),
+    "both panels of dQ are of the first panel of K": Bug(
+        "accumulate", [("k_tile.part(part, PARTS)", "k_tile.part(0, PARTS)")], OTHER_TILE
+    ),
+    "a panel of dQ is overwritten while it leaves": Bug(
+        "accumulate", [("corner, 1)", "corner, 2)")], WRONG
+    ),
+    "dP is read while it is in flight": Bug(
+        "fold_queries", [("wait(do_tile.PANELS, deps", "wait(do_tile.PANELS + 1, deps")], IN_FLIGHT
+    ),
+    "dV is read while it is in flight": Bug(
+        "fold_queries",
+        [("wait(dv_tokens, q_tile.PANELS)", "wait(dv_tokens, q_tile.PANELS + 1)")],
+        IN_FLIGHT,
+    ),
+    "early: dK is read while it is in flight": Bug(
+        "fold_queries",
+        [("wait(dk_tokens, q_tile.PANELS)", "wait(dk_tokens, q_tile.PANELS + 1)")],
+        IN_FLIGHT,
+        "early",
+    ),
+    # ---- above head_dim 128
+    "wide: S and dP lack the second panel": Bug(
+        "multiply_qk", [("q_tile.PANELS == 2", "False")], IN_FLIGHT, "wide"
+    ),
+    "wide: S is read while it is in flight": Bug(
+        "fold_queries_wide", [("wait(do_tile.PANELS,", "wait(do_tile.PANELS + 1,")], IN_FLIGHT,
+        "wide",
+    ),
+    "wide: the panels of dQ are too near": Bug(
+        "add_part", [("2 * PART * dq_sum", "PART * dq_sum")], WRONG, "wide"
+    ),
+    "wide: consumers change their halves of dQ": Bug(
+        "add_part", [("+ CONSUMER * WIDTH", "+ (1 - CONSUMER) * WIDTH")], WRONG, "wide"
+    ),
+    "wide: both parts of dQ are of the first panel of K": Bug(
+        "part_of_dq", [("k_tile.panel(PART)", "k_tile.panel(0)")], OTHER_TILE, "wide"
+    ),
+    "wide: both consumers have the same half of a panel of dQ": Bug(
+        "part_of_dq", [("k_tile.panel(PART), CONSUMER", "k_tile.panel(PART), 0")], WRONG, "wide"
+    ),
+    "wide: dQ is overwritten while it leaves": Bug(
+        "add_part", [("dq_sum.PANELS - 1", "dq_sum.PANELS")], WRONG, "wide"
+    ),
+    "wide: panels leave as if a slot had both": Bug(
+        "store_share", [("stage.slot if boxes.PANELS == 2 else", "")], f"{WRONG}|slot", "wide"
+    ),
+    "wide: the panels of dK are stored over each other": Bug(
+        "consume_wide", [("CONSUMER * dk_out", "0 * dk_out")], WRONG, "wide"
+    ),
+}  # fmt: skip
+RUNS = {None: ((96, 96), {}), "early": ((96, 96), {"early": True}), "wide": ((192, 192), {})}
+
+
+def right(case):
+    """Whether the gradients of a bug's run are."""
+    dims, switches = RUNS[case]
+    return all(x.ok for x in assess(request_of(dims, {}), schedule(dims, **switches)).values())
+
+
+@pytest.mark.parametrize("bug", BUGS.values(), ids=BUGS)
+def test_planted_bugs_are_found(bug, monkeypatch):
+    plant(bug, LOADED.values(), monkeypatch)
+    assert_found(bug, lambda: right(bug.case), monkeypatch)
+
+
+@pytest.mark.parametrize("case", RUNS)
+def test_nothing_is_found_where_no_bug_is(case, monkeypatch):
+    assert list(outcomes(lambda: right(case), monkeypatch)) == ["", "", ""]
