@@ -78,7 +78,7 @@ class Progress:
 
 def has_a_bar(stream: TextIO) -> bool:
     """Whether a stream is a terminal on which tqdm shows a bar: it shows none where the size is
-    said to be 0, as in containers and scripts that nobody looks at.
+    said to be 0, as in a container that a script started with a terminal.
     """
     try:
         return stream.isatty() and 0 not in os.get_terminal_size(stream.fileno())
