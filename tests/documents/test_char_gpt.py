@@ -9,7 +9,15 @@ import pytest
 from tests.helpers import ROOT
 
 SCRIPT = ROOT / "docs/examples/char_gpt.py"
+LINES = 80
 SHORT = "--steps 4 --batch 2 --length 16 --width 32 --heads 2 --device cpu"
+
+
+def test_its_length():
+    """A reader takes it in at once, and one line of it calls our attention."""
+    lines = SCRIPT.read_text().splitlines()
+    assert len(lines) <= LINES
+    assert sum("= attention(q, k, v" in line for line in lines) == 1
 
 
 @pytest.mark.parametrize("names", ["sdpa auto", "fa1"])
