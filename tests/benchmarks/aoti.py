@@ -4,7 +4,8 @@ Each case is one step further towards a model with `flash_attn_func`: exported, 
 package, loaded and compared with the model, and then loaded once more by a process that did not
 compile it. All of that runs in processes of their own, several at a time, and takes less than a
 minute on a GPU. A process that dies says at which stage and leaves its stack, Python's and the C++
-one. `--device cpu` does the same on a CPU, with kernels interpreted.
+one. `--device cpu` does the same on a CPU, with kernels interpreted. What users are refused on a
+GPU is tried here.
 """
 
 import argparse
@@ -23,7 +24,7 @@ import torch
 from torch import nn
 
 import flash_versions  # noqa: F401  before triton, so that a CPU interprets
-from flash_versions.dispatch.autograd.operators import REQUEST
+from flash_versions.dispatch.autograd import operators
 from flash_versions.dispatch.request import Request
 from flash_versions.flash_attn import flash_attn_func
 
@@ -47,7 +48,7 @@ def copy(x: torch.Tensor) -> torch.Tensor:
 @torch.library.custom_op(
     "aoti_probe::forward",
     mutates_args=(),
-    schema=f"(str version, {REQUEST}) -> (Tensor, Tensor, Tensor)",
+    schema=f"(str version, {operators.REQUEST}) -> (Tensor, Tensor, Tensor)",
 )
 def forward(version, q, *others):
     """What has the shapes of o, lse and statistics."""
@@ -92,6 +93,7 @@ class Model(nn.Module):
 @torch.no_grad()
 def go_through(case: str, device: str, file: Path) -> None:
     """The stages of a case in this process; those before the package only if there is none."""
+    operators.NOT_AHEAD_OF_TIME = ()
     faulthandler.enable()
     torch._C._set_print_stack_traces_on_fatal_signal(True)  # in C++, before Python's own
     dtype, head_dim, length = (torch.bfloat16, 64, 256) if device == "cuda" else (None, 16, 24)

@@ -7,12 +7,18 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
-from tests.benchmarks.aoti import stacks, verdict
+from flash_versions.dispatch.autograd import operators
+from tests.benchmarks.aoti import Model, stacks, verdict
 from tests.helpers import ROOT
 
+needs_compiler = pytest.mark.skipif(
+    shutil.which("g++") is None, reason="AOTInductor needs a C++ compiler, g++"
+)
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="AOTInductor needs a C++ compiler, g++")
+
+@needs_compiler
 def test_packages_load_and_say_what_the_models_say():
     """Also in a process that did not compile them."""
     done = subprocess.run(
@@ -27,6 +33,22 @@ def test_packages_load_and_say_what_the_models_say():
         (case, who) for case in ("schema", "layer") for who in ("compiling", "another")
     ], done.stdout + done.stderr[-3000:]
     assert all(float(off) < 1e-6 for *_, off in found)
+
+
+@needs_compiler
+def test_where_it_is_not_known_to_work_it_is_refused(monkeypatch, tmp_path):
+    """Before anything is written, and AOTInductor alone; a CPU passes for a GPU here."""
+    assert operators.NOT_AHEAD_OF_TIME == ("cuda",)
+    monkeypatch.setattr(operators, "NOT_AHEAD_OF_TIME", ("cpu",))
+    model, x = Model("attention", 16).eval(), torch.randn(1, 24, 3, 2, 16)
+    with torch.no_grad():
+        compiled = torch.compile(model, fullgraph=True)
+        torch.testing.assert_close(compiled(x), model(x))
+        exported = torch.export.export(model, (x,))
+        package = tmp_path / "model.pt2"
+        with pytest.raises(RuntimeError, match="cannot be packaged by AOTInductor for a GPU"):
+            torch._inductor.aoti_compile_and_package(exported, package_path=str(package))
+    assert not package.exists()
 
 
 @pytest.mark.parametrize("code, printed, expected", [

@@ -5,6 +5,7 @@ Both take a version's name and the fields of a `Request`. They are custom operat
 functions torch can trace into, because the kernels may also run in Triton's interpreter.
 """
 
+import sys
 from typing import Any, get_args
 
 import torch
@@ -19,6 +20,22 @@ REQUEST = ", ".join(  # the fields of a request as the arguments of an operator
     f"{KINDS[kind]} {name}" if kind in KINDS else f"{KINDS[get_args(kind)[0]]}? {name}"
     for name, kind in Request.__annotations__.items()
 )
+
+# Where AOTInductor is refused: a process that loaded a package with `forward` in it was ended by a
+# segmentation fault (an H200, torch 2.11). tests/benchmarks/aoti.py tries it nevertheless.
+NOT_AHEAD_OF_TIME = ("cuda",)
+
+
+def refuse_ahead_of_time(device: torch.device) -> None:
+    """Refuse what AOTInductor compiles for a device where its packages may not load."""
+    inductor = sys.modules.get("torch._inductor.virtualized")  # not there before it compiles
+    if inductor is None or not getattr(inductor.V.graph, "aot_mode", False):
+        return
+    if device.type in NOT_AHEAD_OF_TIME:
+        raise RuntimeError(
+            "attention cannot be packaged by AOTInductor for a GPU: loading such a package may end "
+            "the process; torch.compile and torch.export work, or version='sdpa' in the package."
+        )
 
 
 def refuse_double_backward(ctx: Any, *gradients: Any) -> tuple:
@@ -59,7 +76,9 @@ def backward(version: str, *arguments: Any) -> tuple[torch.Tensor, ...]:
 @forward.register_fake
 def fake_forward(version: str, *arguments: Any) -> tuple[torch.Tensor, ...]:
     """Results of the right shapes, types and strides."""
-    o, lse, statistics = empty_results(differentiable(version), Request(*arguments))
+    request = Request(*arguments)
+    refuse_ahead_of_time(request.q.device)
+    o, lse, statistics = empty_results(differentiable(version), request)
     return o, lse, o.new_empty(0) if statistics is None else statistics
 
 
