@@ -1,8 +1,8 @@
 """One of two processes of a run under FSDP2: torchrun -m tests.trainers.fsdp_worker FOLDER.
 
 The first process writes the steps of a run with SDPA and of one with ours to FOLDER/steps.pt.
-Sharding is `fully_shard`, torch's function that accelerate calls on GPUs; accelerate does not shard
-on CPUs.
+accelerate's `prepare` shards the model by torch's `fully_shard`. It does so on GPUs only, so it is
+told that these two processes on a CPU are such a run.
 """
 
 import sys
@@ -10,7 +10,10 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
+from accelerate import Accelerator, DistributedType
+from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import FullyShardedDataParallelPlugin
+from torch.distributed.tensor import DTensor
 
 from tests.trainers.runs import LENGTH, OURS, STEPS, VOCABULARY, random_model
 
@@ -23,21 +26,35 @@ def rows_of(step: int, rank: int) -> torch.Tensor:
     return torch.randint(3, VOCABULARY, (2, LENGTH), generator=g)
 
 
-def train(implementation: str) -> tuple[list[float], list[dict[str, torch.Tensor]]]:
+def accelerator() -> Accelerator:
+    """One that shards on a CPU."""
+    made = Accelerator(cpu=True)
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=["LlamaDecoderLayer"],
+    )
+    AcceleratorState._shared_state |= {"fsdp_plugin": plugin}
+    for state in (AcceleratorState, PartialState):
+        state._shared_state["distributed_type"] = DistributedType.FSDP
+    assert made.is_fsdp2
+    return made
+
+
+def train(
+    accelerator: Accelerator, implementation: str
+) -> tuple[list[float], list[dict[str, torch.Tensor]]]:
     """Losses, the mean of both processes, and whole gradients of each step."""
     model = random_model(implementation)
-    mesh = dist.device_mesh.init_device_mesh("cpu", (WORLD,))
-    for part in (*model.model.layers, model):
-        fully_shard(part, mesh=mesh)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    assert all(isinstance(x, DTensor) for x in model.parameters())
     losses, gradients = [], []
     for step in range(STEPS):
-        rows = rows_of(step, dist.get_rank())
+        rows = rows_of(step, accelerator.process_index)
         loss = model(input_ids=rows, labels=rows).loss
-        loss.backward()
-        mean = loss.detach().clone()
-        dist.all_reduce(mean)
-        losses.append(float(mean) / WORLD)
+        accelerator.backward(loss)
+        losses.append(float(accelerator.reduce(loss.detach(), "mean")))
         gradients.append({n: p.grad.full_tensor() for n, p in model.named_parameters()})
         optimizer.step()
         optimizer.zero_grad()
@@ -45,8 +62,8 @@ def train(implementation: str) -> tuple[list[float], list[dict[str, torch.Tensor
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
-    found = {name: train(name) for name in ("sdpa", OURS)}
-    if dist.get_rank() == 0:
+    made = accelerator()
+    found = {name: train(made, name) for name in ("sdpa", OURS)}
+    if made.is_main_process:
         torch.save(found, Path(sys.argv[1]) / "steps.pt")
     dist.destroy_process_group()

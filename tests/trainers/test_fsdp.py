@@ -1,13 +1,16 @@
-"""FSDP2 with two processes on the CPU: every step as in one process with SDPA in fp64."""
+"""FSDP2 by accelerate, two processes on the CPU: every step as in one process with SDPA in fp64."""
 
 import subprocess
 import sys
 
+import pytest
 import torch
 
-from tests.helpers import ROOT
-from tests.trainers.fsdp_worker import LR, WORLD, rows_of
-from tests.trainers.runs import OURS, STEPS, Steps, check, random_model
+pytest.importorskip("accelerate", reason="needs accelerate: make test-trainers")
+
+from tests.helpers import ROOT  # noqa: E402
+from tests.trainers.fsdp_worker import LR, WORLD, rows_of  # noqa: E402
+from tests.trainers.runs import OURS, STEPS, Steps, check, random_model  # noqa: E402
 
 
 def whole_run() -> Steps:
