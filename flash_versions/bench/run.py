@@ -115,8 +115,11 @@ def expected(group: Group) -> list[str]:
     return [] if set(names) <= set(PEERS) else names
 
 
-def run(path: Path, suites: list[str], rounds: int, mark: Mark) -> None:
-    """Measure what `path` does not have yet of the suites, and write it there after every shape."""
+def run(path: Path, suites: list[str], rounds: int, mark: Mark, quiet: bool = False) -> None:
+    """Measure what `path` does not have yet of the suites, and write it there after every shape;
+    say so unless `quiet`.
+    """
+    tell = say_nothing if quiet else say
     mark(None)
     document = continued(path, new_document(protocol=protocol(rounds)))
     save_sorted(document, path)
@@ -124,7 +127,7 @@ def run(path: Path, suites: list[str], rounds: int, mark: Mark) -> None:
     for group in groups(suites):
         if set(expected(group)) - {row["version"] for row in rows_at(document, group)}:
             todo.append(group)
-    say(f"{len(groups(suites)) - len(todo)} of {len(groups(suites))} are there already")
+    tell(f"{len(groups(suites)) - len(todo)} of {len(groups(suites))} are there already")
     if "copy_tb_per_s" not in document:
         document["copy_tb_per_s"] = copy_bandwidth(rounds)
     began = time.monotonic()
@@ -145,7 +148,7 @@ def run(path: Path, suites: list[str], rounds: int, mark: Mark) -> None:
             save_sorted(document, path)
             now = time.monotonic()
             left = (now - began) / number * (len(todo) - number)
-            say(
+            tell(
                 f"[{number}/{len(todo)}] {suite} {shape or ''}: {summary(rows)}  "
                 f"({now - started:.1f} s; {now - began:.0f} s in all, about {left:.0f} s left)"
             )
@@ -218,6 +221,10 @@ def say(line: str) -> None:
     sys.stderr.flush()
 
 
+def say_nothing(line: str) -> None:
+    """In the place of `say`, for progress that was not asked for."""
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(
@@ -238,6 +245,7 @@ def parser() -> argparse.ArgumentParser:
         help="seconds after which a competitor that hangs is left out; 0: measure in this process",
     )
     add("--list", action="store_true", help="say what there is to measure, and stop")
+    add("--quiet", action="store_true", help="say nothing but warnings and errors")
     add("--worker", action="store_true", help=argparse.SUPPRESS)
     return made
 
@@ -262,10 +270,11 @@ def main(arguments: list[str] | None = None) -> int:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     try:
         if options.worker or options.timeout == 0:
-            run(options.out, suites, options.rounds, mark)
+            run(options.out, suites, options.rounds, mark, options.quiet)
         else:
             worker = ["--worker", "--suite", *suites, "--out", str(options.out)]
             worker += ["--rounds", str(options.rounds), "--timeout", str(options.timeout)]
+            worker += ["--quiet"] * options.quiet
             command = [sys.executable, "-m", "flash_versions.bench", *worker]
             code = supervise(command, options.out, mark)
             mark.clear()
@@ -279,6 +288,6 @@ def main(arguments: list[str] | None = None) -> int:
         return 3
     if options.worker:
         return 0
-    if code == 0:
+    if code == 0 and not options.quiet:
         say(f"wrote {options.out}")
     return code

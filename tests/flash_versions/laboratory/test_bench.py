@@ -4,6 +4,7 @@ What is measured is faked; that real numbers come out is tested on a GPU, at the
 """
 
 import json
+import re
 import sys
 import types
 from dataclasses import replace
@@ -253,6 +254,24 @@ def test_command_measures_resumes_and_starts_afresh(laboratory, monkeypatch, cap
     laboratory.stop_after = 0
     assert bench.main([*command, "--fresh"]) == 130
     assert "stopped; the same command goes on" in capsys.readouterr().err
+
+
+@no_gpu
+def test_quiet(laboratory, monkeypatch, capsys):
+    """Progress is silent, in the child process, too; what a user has to know is not."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    command = ["--suite", "seeds", "--out", str(laboratory.path)]
+    assert bench.main([*command, "--timeout", "0"]) == 0
+    assert {"[1/1] seeds", "wrote"} <= set(
+        re.findall(r"\[1/1\] seeds|wrote", capsys.readouterr().err)
+    )
+    assert bench.main([*command, "--timeout", "0", "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
+    assert bench.main([*command, "--timeout", "0", "--quiet", "--fresh"]) == 0
+    [line] = capsys.readouterr().err.splitlines()
+    assert "starts anew (--fresh)" in line
+    monkeypatch.setattr(bench, "supervise", lambda command, *_: "--quiet" not in command)
+    assert bench.main([*command, "--quiet"]) == 0
 
 
 # On a GPU.
