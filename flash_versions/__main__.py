@@ -12,6 +12,17 @@ from flash_versions import VERSIONS
 from flash_versions.dispatch import interpreter
 from flash_versions.dispatch.request import Request
 
+NEXT = """\
+  python -m transformer.generate             a small model answers through these kernels
+  python -m flash_versions.diff fa1 fa2      what changes from one version to the next
+  python -m flash_versions.mine new          an attention of your own, in one file
+  make test                                  every version against the fp64 oracle
+"""
+WITHOUT_TRITON = """\
+  python -m transformer.generate             a small model answers through torch's own attention
+  python -m flash_versions.diff fa1 fa2      what changes from one version to the next
+"""
+
 
 def installed(package: str) -> str:
     """A package's version, or that it is missing."""
@@ -50,13 +61,8 @@ def main() -> int:
     width = max(len(what) for what, _ in rows)
     for what, state in rows:
         sys.stdout.write(f"{what:<{width}}  {state}\n")
-    sys.stdout.write(
-        "\nNext, in this environment:\n"
-        "  python -m transformer.generate             a small model answers through these kernels\n"
-        "  python -m flash_versions.diff fa1 fa2      what changes from one version to the next\n"
-        "  python -m flash_versions.mine new          an attention of your own, in one file\n"
-        "  make test                                  every version against the fp64 oracle\n"
-    )
+    steps = WITHOUT_TRITON if interpreter.triton_missing() else NEXT
+    sys.stdout.write(f"\nNext, in this environment:\n{steps}")
     return 0
 
 

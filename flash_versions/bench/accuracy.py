@@ -27,6 +27,7 @@ import torch
 
 from flash_versions import VERSIONS, attention
 from flash_versions.bench.document import new_document, save
+from flash_versions.dispatch.interpreter import triton_missing
 from flash_versions.dispatch.precision import Fp8
 
 SCHEMES: dict[str, Fp8 | None] = {
@@ -137,6 +138,9 @@ def main(arguments: list[str] | None = None) -> int:
     add("--length", type=int, help="tokens of the sequence (8192; interpreted 512)")
     add("--seed", type=int, default=0, help="of the inputs")
     options = made.parse_args(arguments)
+    if missing := triton_missing():
+        sys.stderr.write(f"error: {missing}\n")
+        return 2
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     shape = Shape.default(device)
     if options.length is not None:

@@ -94,6 +94,7 @@ def test_a_model_answers(run, options):
 @pytest.mark.parametrize("command", [
     "transformer.generate --attention fa2",
     "transformer.train --attention fa1 --steps 1 --out trained",
+    "flash_versions.bench.accuracy",
     "flash_versions.inspect fa2",
     "flash_versions.mine new",
     "flash_versions.puzzles",
@@ -104,6 +105,15 @@ def test_a_command_that_needs_kernels_says_so(run, command):
     assert done.returncode in (1, 2), done.stdout
     [line] = done.stderr.splitlines()
     assert SENTENCE in line and not done.stdout
+
+
+def test_what_is_named_as_the_next_step_works(run):
+    done = run("-m", "flash_versions")
+    assert done.returncode == 0 and done.stdout.count(SENTENCE) == 4, done.stderr
+    commands = [line.split("  ")[1] for line in done.stdout.partition("Next, ")[2].splitlines()[1:]]
+    assert len(commands) == 2
+    for command in commands:
+        assert run(*command.split()[1:]).returncode == 0, command
 
 
 def test_the_package(run):
