@@ -4,6 +4,8 @@ bars that the documents name.
 
 import importlib.util
 import json
+import runpy
+import sys
 from statistics import geometric_mean, median
 
 import numpy as np
@@ -18,6 +20,7 @@ from flash_versions.versions.fa4 import ablation as fa4_ablation
 from flash_versions.versions.fa4.hopper.config import default_config
 from tests.helpers.committed_results import RESULTS, cells, of_suite, rate, ratio, row_of, without
 
+MAINS = {"report": "documents", "plot": "figures"}
 OTHERS = {"accuracy", "launch", "backward profile", "backward peer", "grpo step", "generate"}
 OTHERS |= {"layer", "training curve", "gemm", "gemm swiglu", "norm gemm", "norm gemm swiglu"}
 OTHERS |= {"norm gemm numerics", "context parallel", "context parallel backward", "processes"}
@@ -36,6 +39,17 @@ def test_documents_say_what_was_measured(path):
     """Every marked block is what `python -m flash_versions.report` would write now."""
     text = path.read_text()
     assert report.filled(text, RESULTS) == text
+
+
+@pytest.mark.parametrize("room", ["report", "plot"])
+def test_commands_write_nothing_when_they_are_asked_for_something_else(room, monkeypatch):
+    written = []
+    monkeypatch.setattr(f"flash_versions.{room}.{MAINS[room]}.main", lambda: written.append(1))
+    for option, code in (("--help", 0), ("--out", 2)):
+        monkeypatch.setattr(sys, "argv", [room, option])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_module(f"flash_versions.{room}", run_name="__main__")
+        assert (ended.value.code, written) == (code, [])
 
 
 def test_every_document_with_a_table_is_looked_at():
