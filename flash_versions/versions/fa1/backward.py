@@ -47,9 +47,10 @@ import torch
 import triton
 import triton.language as tl
 
+from flash_versions.dispatch.device import UNLIMITED, devices
 from flash_versions.dispatch.launch import Launcher, layout, placement
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.sizes import LaunchConfig, padded_head_dim
+from flash_versions.dispatch.sizes import READ_SHARED_MEMORY, LaunchConfig, padded_head_dim
 from flash_versions.versions.tiles.algebra import (
     Window,
     block_range,
@@ -74,6 +75,8 @@ CONFIGS = {
     128: LaunchConfig(32, 64, num_warps=8, num_stages=1),
     256: LaunchConfig(16, 32, num_warps=8, num_stages=1),
 }
+# At head_dim 64, where products go through registers: the larger tile spills there.
+THROUGH_REGISTERS = LaunchConfig(32, 64, num_warps=4, num_stages=1)
 CONFIGS_FP32 = {  # exact products run on the ordinary FP units and need registers
     64: LaunchConfig(16, 32, num_warps=8, num_stages=1),
     128: LaunchConfig(16, 16, num_warps=8, num_stages=1),
@@ -203,9 +206,13 @@ launch_backward = Launcher(backward_kernel)
 
 
 def choose_config(request: Request) -> LaunchConfig:
-    """Tile sizes by dtype and head dims."""
+    """Tile sizes by dtype, head dims and device."""
     head_dim = max(64, padded_head_dim(max(request.q.shape[3], request.v.shape[3])))
-    return (CONFIGS_FP32 if request.q.dtype == torch.float32 else CONFIGS)[head_dim]
+    if request.q.dtype == torch.float32:
+        return CONFIGS_FP32[head_dim]
+    about = devices[request.q.device]
+    registers = about.capability[0] not in READ_SHARED_MEMORY and about.shared_memory < UNLIMITED
+    return THROUGH_REGISTERS if registers and head_dim == 64 else CONFIGS[head_dim]
 
 
 def backward(

@@ -33,7 +33,7 @@ import triton.language as tl
 
 from flash_versions.dispatch.launch import Launcher, layout
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.sizes import LaunchConfig, default_config
+from flash_versions.dispatch.sizes import TWO_OUTPUTS, LaunchConfig, default_config
 from flash_versions.versions.tiles.algebra import (
     Window,
     blocks_of_queries,
@@ -199,7 +199,7 @@ def forward(
     """
     q, k, v = request.q, request.k, request.v
     batch, q_length, heads, _ = q.shape
-    config = config or default_config(q_length, request, MEASURED)
+    config = config or default_config(q_length, request, MEASURED, TWO_OUTPUTS)
     tiles = cdiv(q_length, config.block_q)
 
     o = torch.empty((*q.shape[:3], v.shape[3]), dtype=q.dtype, device=q.device)

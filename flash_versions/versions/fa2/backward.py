@@ -40,7 +40,12 @@ import triton.language as tl
 
 from flash_versions.dispatch.launch import Launcher, layout, placement
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.sizes import LaunchConfig, backward_config
+from flash_versions.dispatch.sizes import (
+    KEY_GRADIENTS,
+    QUERY_GRADIENT,
+    LaunchConfig,
+    backward_config,
+)
 from flash_versions.versions.tiles.algebra import (
     LOG2E,
     Window,
@@ -434,9 +439,9 @@ def backward(
     delta = compute_delta(key, o, lse, do, dlse)
     row_views = View.of_rows(lse), View.of_rows(delta)
 
-    config = kv_config or backward_config(request, MEASURED_KV)
+    config = kv_config or backward_config(request, MEASURED_KV, KEY_GRADIENTS)
     tiles = Tiles.of_keys(request, config.block_kv)
-    q_config = q_config or backward_config(request, MEASURED_Q)
+    q_config = q_config or backward_config(request, MEASURED_Q, QUERY_GRADIENT)
     listed = Intervals.of(request, q_config.block_kv, q_config.block_q)
     alike = listed is None or config.block_kv == q_config.block_kv
     intervals = listed if alike else Intervals.of(request, config.block_kv)

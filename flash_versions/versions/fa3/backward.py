@@ -52,7 +52,14 @@ import triton.language as tl
 from flash_versions.dispatch.device import UNLIMITED, devices
 from flash_versions.dispatch.launch import Launcher, layout, placement
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.sizes import LaunchConfig, backward_config
+from flash_versions.dispatch.sizes import (
+    KEY_GRADIENTS,
+    QUERY_GRADIENT,
+    READ_SHARED_MEMORY,
+    ROWS_READ,
+    LaunchConfig,
+    backward_config,
+)
 from flash_versions.versions.fa2.backward import (
     MEASURED_KV,
     MEASURED_Q,
@@ -89,10 +96,6 @@ from flash_versions.versions.tiles.sequences import Sequences, new_key_gradients
 from flash_versions.versions.tiles.tma import describe, undescribable
 from flash_versions.versions.tiles.varlen_scheduler import Tiles, find_tile
 
-# Compute capabilities whose tensor cores read tiles from shared memory, and the rows that it takes.
-# Where tiles go through registers, which two accumulators have filled, they spill.
-READ_SHARED_MEMORY = (9, 10)
-ROWS_READ = 64
 COUNTS = ["q_length", "kv_length", "kv_heads", "tiles", "total", "section"]
 
 
@@ -383,10 +386,11 @@ def left_to_gathering(request: Request) -> str | None:
     """Why a request's gradients are left to FA2's kernels, as a sentence, or None."""
     if reason := needs_pointers(request) or forward.needs_lists(request):
         return reason
-    device, config = request.q.device, backward_config(request, MEASURED_KV)
+    device, config = request.q.device, backward_config(request, MEASURED_KV, KEY_GRADIENTS)
     if devices[device].shared_memory == UNLIMITED:
         return None
     major, minor = devices[device].capability
+    # Where tiles go through registers, which two accumulators have filled, they spill.
     if major in READ_SHARED_MEMORY and min(config.block_q, config.block_kv) >= ROWS_READ:
         return None
     return (
@@ -453,7 +457,7 @@ def backward(
     delta = compute_delta(key, o, lse, do, dlse)
     row_views = View.of_rows(lse), View.of_rows(delta)
 
-    config = kv_config or backward_config(request, MEASURED_KV)
+    config = kv_config or backward_config(request, MEASURED_KV, KEY_GRADIENTS)
     tiles = Tiles.of_keys(request, config.block_kv)
     total = tiles.number * kv_heads * k.shape[0]
     launch_dkdv(
@@ -475,7 +479,7 @@ def backward(
         config.num_warps,
         config.num_stages,
     )
-    config = q_config or backward_config(request, MEASURED_Q)
+    config = q_config or backward_config(request, MEASURED_Q, QUERY_GRADIENT)
     tiles = Tiles.of_queries(request, config.block_q, 1)
     total = tiles.number * heads * batch
     launch_dq(

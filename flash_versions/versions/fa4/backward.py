@@ -28,7 +28,12 @@ import torch
 import triton
 
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.sizes import LaunchConfig, backward_config
+from flash_versions.dispatch.sizes import (
+    KEY_GRADIENTS,
+    QUERY_GRADIENT,
+    LaunchConfig,
+    backward_config,
+)
 from flash_versions.versions.fa3 import backward as exact
 from flash_versions.versions.fa3.backward import MEASURED_KV, MEASURED_Q
 from flash_versions.versions.fa4.exp2 import mixed_exp2
@@ -89,8 +94,8 @@ def backward(
     Returns:
         dq, dk, dv, dsink as FA3's.
     """
-    kv_config = kv_config or backward_config(request, MEASURED_KV)
-    q_config = q_config or backward_config(request, MEASURED_Q)
+    kv_config = kv_config or backward_config(request, MEASURED_KV, KEY_GRADIENTS)
+    q_config = q_config or backward_config(request, MEASURED_Q, QUERY_GRADIENT)
     if eighths is None:
         _, eighths = choose_rule(request, q_config) if request.dropout_p == 0 else (0.0, 0)
     check_share(request, kv_config, q_config, eighths)

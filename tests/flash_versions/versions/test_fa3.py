@@ -477,8 +477,8 @@ ON_A_GPU = {
     "Hopper": ((9, 0), {}, None),
     "Hopper, wide": ((9, 0), {"head_dim": 256}, None),
     "Blackwell": ((10, 0), {"head_dim": 80}, None),
-    "Blackwell, wide": ((10, 0), {"head_dim": 256}, "tiles of 32 x 32 in torch.bfloat16 on comp"),
-    "Hopper, 192": ((9, 0), {"head_dim": 192}, "tiles of 32 x 32 in torch.bfloat16 on compute cap"),
+    "Blackwell, wide": ((10, 0), {"head_dim": 256}, "tiles of 64 x 32 in torch.bfloat16 on comp"),
+    "Hopper, 192": ((9, 0), {"head_dim": 192}, "tiles of 64 x 32 in torch.bfloat16 on compute cap"),
     "exact products": ((9, 0), {"dtype": torch.float32}, "tiles of 32 x 32 in torch.float32 on"),
     "mma.sync": (
         (12, 0),

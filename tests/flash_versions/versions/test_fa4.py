@@ -414,7 +414,7 @@ def test_the_version_serves_the_gradients(device, monkeypatch):
     expected, _ = gradients_of(request)
     exact, _ = gradients_of(request, eighths=0)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
-    config = backward.backward_config(request, backward.MEASURED_Q)
+    config = backward.backward_config(request, backward.MEASURED_Q, backward.QUERY_GRADIENT)
     _, eighths = backward.choose_rule(request, config)
     assert torch.equal(found["dq"], exact["dq"]) == (eighths == 0)
     few = make_request(*inputs(device, M=5))
