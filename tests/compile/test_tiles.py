@@ -1,0 +1,38 @@
+"""FA1's and FA2's kernels in the tiles that are chosen for GPUs on which nothing was timed: they
+fit, and their loops spill nothing.
+
+Needs no GPU. test_compile.py has head_dim 128 and Hopper's measured tiles.
+"""
+
+import pytest
+
+from flash_versions.inspect.compiled import ARCHES
+from tests.compile import apart
+from tests.compile.test_compile import triton_version
+
+HEAD_DIMS = {
+    "sm_80": (32, 64, 96, 192, 256),
+    "sm_89": (64, 96, 256),
+    "sm_90": (32, 96, 192),
+    "sm_100": (32, 64, 96, 192, 256),
+    "sm_120": (32, 64, 96, 192, 256),
+}
+OF_A_LOOP = 0.04  # of its instructions may access spilled registers where columns are padding
+
+
+def of_arch(arch: str):
+    marks = [pytest.mark.xdist_group(f"compile tiles {arch}"), pytest.mark.wide]
+    return pytest.param(arch, marks=marks, id=arch)
+
+
+@pytest.mark.parametrize("arch", [of_arch(arch) for arch in HEAD_DIMS])
+def test_tiles_fit_and_loops_spill_nothing(arch):
+    """But for a few registers where a head dim is no power of two, as its columns are masked."""
+    rows = apart.compiled("tile_kernels", arch, *map(str, HEAD_DIMS[arch]))
+    assert len(rows) == 5 * len(HEAD_DIMS[arch])
+    for row in rows:
+        assert row["shared"] <= ARCHES[arch].shared_memory and row["programs"] >= 1, row
+        padded = row["head_dim"] & (row["head_dim"] - 1) or triton_version() >= (3, 8)
+        assert row["spills"], row
+        for spills, instructions in zip(row["spills"], row["instructions"]):
+            assert spills <= (OF_A_LOOP * instructions if padded else 0), row
