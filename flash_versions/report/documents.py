@@ -33,6 +33,7 @@ from flash_versions.bench.results import (
 )
 from flash_versions.report import others as report_others
 from flash_versions.report import ragged as report_ragged
+from flash_versions.report import tiles as report_tiles
 from flash_versions.report import transformer as report_transformer
 from flash_versions.report import versions as report_versions
 from flash_versions.report.tables import (
@@ -339,6 +340,7 @@ TABLES: dict[str, Callable[[Document], str]] = {
     "ablation backward": partial(ablation, suite="ablation backward"),
     **report_others.TABLES,
     **report_ragged.TABLES,
+    **report_tiles.TABLES,
     **report_versions.TABLES,
     **report_transformer.TABLES,
 }

@@ -26,7 +26,7 @@ OTHERS |= {"layer", "training curve", "gemm", "gemm swiglu", "norm gemm", "norm 
 OTHERS |= {"norm gemm numerics", "context parallel", "context parallel backward", "processes"}
 OTHERS |= {"processes of four", "processes checks", "shipped models", "packed, random", "asked for"}
 OTHERS |= {"interval masks", "decode, lengths and pages"}
-OTHERS |= {"head dims", "deterministic backward", "host"}
+OTHERS |= {"head dims", "deterministic backward", "host", "tiles"}
 TABLE = {"B": 2, "N": 8192, "D": 128, "causal": True}  # the headline
 LONG = {"N": 16384, "D": 64, "causal": True}
 
