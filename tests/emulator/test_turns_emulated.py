@@ -215,7 +215,7 @@ def test_both_panels_of_dq_have_the_order(D, options, monkeypatch):
     assert in_order(recorder, seen_tiles(request, block_kv))
 
 
-@pytest.mark.parametrize("D", [64, 256])
+@pytest.mark.parametrize("D", [64, pytest.param(256, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("options", [{}, {"causal": True}], ids=["full", "causal"])
 def test_the_same_bits(options, D, monkeypatch):
     """In every order, on every grid."""

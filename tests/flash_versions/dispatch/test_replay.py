@@ -282,8 +282,7 @@ def alive():
     return [x for x in gc.get_objects() if type(x) in keys.PLAIN and x.dim() == 4]
 
 
-@pytest.mark.parametrize("name", ["fa2", "fa3"])
-@pytest.mark.parametrize("case", ["full", "lengths of a cache", "packed"])
+@pytest.mark.parametrize(("name", "case"), [("fa2", "full"), ("fa3", "full"), ("fa3", "packed")])
 def test_what_is_kept_of_a_call_keeps_no_tensor(name, case, launches, monkeypatch):
     make, options = CALLS[case]
     for i, launcher in enumerate((fa2_forward.launch_forward, fa2_backward.launch_delta,
