@@ -89,6 +89,7 @@ KEY_GRADIENTS = Needs(accumulators=2, scores=2.5, resident=2, stages=2)
 # Major compute capabilities whose tensor cores read tiles from shared memory (wgmma, tcgen05), and
 # the rows that it takes. Elsewhere (mma.sync) tiles go through registers.
 READ_SHARED_MEMORY = (9, 10)
+HOPPER = (9,)
 ROWS_READ = 64
 
 # Rows and warps, the most desirable first.
@@ -147,15 +148,17 @@ def default_config(
     request: Request,
     measured: Mapping[int, LaunchConfig],
     needs: Needs = ONE_OUTPUT,
+    alike: tuple[int, ...] = HOPPER,
 ) -> LaunchConfig:
     """Tile sizes for `rows` query rows in the dtype, head dims and device of a request.
 
     Args:
         rows: query rows that one program could work on.
         request: what is to be computed.
-        measured: the fastest configuration on an H200 by head_dim, for 16-bit types; used on Hopper
-            where no dimension is padding.
+        measured: the fastest configuration on an H200 by head_dim, for 16-bit types; used where no
+            dimension is padding.
         needs: of the kernel; decides elsewhere.
+        alike: major compute capabilities on which `measured` is used.
     """
     q, v = request.q, request.v
     head_dim = padded_head_dim(max(q.shape[3], v.shape[3]))
@@ -165,7 +168,7 @@ def default_config(
         config = LaunchConfig(min(block_q, 64 if head_dim <= 64 else 32), 32, 8, 2)
     elif block_q < 64:
         config = LaunchConfig(block_q, 64, num_warps=4, num_stages=3)
-    elif timed(request, measured):
+    elif timed(request, measured, alike):
         return measured[head_dim]
     else:
         return tile_for(needs, block_q, request)
@@ -173,11 +176,14 @@ def default_config(
     return config.fitted(head_dim, max(2, q.element_size()), limit)
 
 
-def timed(request: Request, measured: Mapping[int, LaunchConfig]) -> bool:
-    """Whether what was measured on an H200 is about a request."""
+def timed(
+    request: Request, measured: Mapping[int, LaunchConfig], alike: tuple[int, ...] = HOPPER
+) -> bool:
+    """Whether what was measured on an H200 is about a request, and its GPU."""
     q, v = request.q, request.v
-    hopper = devices[q.device].capability == (9, 0) and q.element_size() == 2
-    return hopper and q.shape[3] == v.shape[3] in measured
+    if devices[q.device].capability[0] not in alike or q.element_size() != 2:
+        return False
+    return q.shape[3] == v.shape[3] in measured
 
 
 def backward_config(

@@ -108,13 +108,13 @@ BUGS = {
     "Q is released while dK reads it": Bug(
         "fold_queries",
         [("buffers.q.release(stage)", "pass"),
-         ("    dv = warp", "    buffers.q.release(stage)\n    dv = warp")],
+         ("    dv = state", "    buffers.q.release(stage)\n    dv = state")],
         WRONG,
     ),
     "in order: Q is released while dK reads it": Bug(
         "fold_queries",
         [("buffers.q.release(stage)", "pass"),
-         ("    dv = warp", "    buffers.q.release(stage)\n    dv = warp")],
+         ("    dv = state", "    buffers.q.release(stage)\n    dv = state")],
         WRONG,
         "in order",
     ),
@@ -155,7 +155,7 @@ BUGS = {
         "conversion_ptx", [("{low, high}, $2", "{high, low}, $2")], WRONG, "in order, fp16"
     ),
     "in order: with softcap, dV is computed from the slope": Bug(
-        "fold_queries", [("narrowed(p, do_tile) if problem.CAP else slope", "slope")],
+        "fold_queries", [("narrowed(p, do_tile.first) if problem.CAP else slope", "slope")],
         WRONG, "softcap",
     ),
     "keys past the end are not masked": Bug(

@@ -252,7 +252,9 @@ BUGS = {
         WRONG,
     ),
     "the rest of P V is not waited for": Bug(
-        "Output.wait", [("_wait(0, deps=[tokens[0]])", "_wait(1, deps=[tokens[0]])")], "in flight"
+        "Output.wait",
+        [("_wait(IN_FLIGHT, deps=[tokens[0]])", "_wait(1, deps=[tokens[0]])")],
+        "in flight",
     ),
 }  # fmt: skip
 

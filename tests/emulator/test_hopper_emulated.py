@@ -206,7 +206,9 @@ BUGS = {
         "attend", [("_wait(acc.PANELS,", "_wait(acc.PANELS + 1,")], "in flight"
     ),
     "the rest of P V is not waited for": Bug(
-        "Output.wait", [("_wait(0, deps=[tokens[0]])", "_wait(1, deps=[tokens[0]])")], "in flight"
+        "Output.wait",
+        [("_wait(IN_FLIGHT, deps=[tokens[0]])", "_wait(1, deps=[tokens[0]])")],
+        "in flight",
     ),
     "a slot is filled before it is empty": Bug(
         "Pipeline.fill", [("mbarrier.wait(self.empty.index(stage.slot), stage.phase ^ 1)", "pass")],

@@ -50,7 +50,7 @@ import triton.language as tl
 from flash_versions.dispatch.device import UNLIMITED, devices
 from flash_versions.dispatch.launch import Launcher, layout
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.sizes import LaunchConfig, default_config
+from flash_versions.dispatch.sizes import READ_SHARED_MEMORY, LaunchConfig, default_config
 from flash_versions.dispatch.version import WIDE
 from flash_versions.versions.fa2.forward import splits_of
 from flash_versions.versions.tiles.algebra import (
@@ -273,7 +273,8 @@ def choose_config(request: Request) -> LaunchConfig:
     """Tile sizes for a request: what happens to the scores takes registers, too, most of all the
     random numbers of dropout.
     """
-    config = default_config(request.q.shape[1], request, MEASURED)
+    # On sm_100, too: in the rule's tile at head_dim 128, FA4's polynomial moves P between warps.
+    config = default_config(request.q.shape[1], request, MEASURED, alike=READ_SHARED_MEMORY)
     if request.dropout_p > 0:
         wide = max(request.q.shape[3], request.v.shape[3]) > 128
         return replace(config, block_q=min(config.block_q, 64 if wide else 128), block_kv=32)
