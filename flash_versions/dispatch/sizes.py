@@ -89,8 +89,8 @@ KEY_GRADIENTS = Needs(accumulators=2, scores=2.5, resident=2, stages=2)
 # Major compute capabilities whose tensor cores read tiles from shared memory (wgmma, tcgen05), and
 # the rows that it takes. Elsewhere (mma.sync) tiles go through registers.
 READ_SHARED_MEMORY = (9, 10)
-HOPPER = (9,)
 ROWS_READ = 64
+HOPPER = (9,)  # where the times were measured
 
 # Rows and warps, the most desirable first.
 SHAPES = ((128, 4), (128, 8), (64, 4), (64, 8), (32, 8), (16, 8))
