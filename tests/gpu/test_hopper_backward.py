@@ -24,7 +24,7 @@ from flash_versions.dispatch.request import make_request
 from flash_versions.inspect.command import Compiled, compiling
 from flash_versions.versions.fa3.forward import forward
 from flash_versions.versions.fa3.hopper.backward import kernel as backward_hopper
-from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig
+from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig, tile_widths
 from flash_versions.versions.fa3.hopper.config import OTHER_BYTES
 from flash_versions.versions.fa4.hopper import backward as shared_out
 from flash_versions.versions.tiles import wgmma
@@ -64,11 +64,11 @@ DIVIDED: dict[str, tuple[tuple, dict]] = {
         (96, 96, 512, 512, 4, {"causal": True}),
         {"panels": True, "early": True, "stages": 3},
     ),
-    "96, softcap": ((96, 96, 500, 700, 8, {"softcap": 30.0}), {"panels": True, "stages": 3}),
-    "192, divided": ((192, 192, 512, 512, 4, {}), {"panels": True, "do_stages": 2}),
+    "96, softcap": ((96, 96, 500, 700, 8, {"softcap": 30.0}), {"panels": True}),
+    "192, divided": ((192, 192, 512, 512, 4, {}), {"panels": True, "stages": 3}),
     "192 by 128, divided": (
         (192, 128, 500, 700, 8, {"causal": True, "deterministic": True}),
-        {"panels": True, "do_stages": 2},
+        {"panels": True, "stages": 3, "do_stages": 2},
     ),
 }
 WIDE = {
@@ -263,13 +263,15 @@ def test_dq_is_two_halves_or_one_product(call, parts):
 @compiles
 @pytest.mark.parametrize("call", of(*[x for x in CALLS if max(CALLS[x][:2]) <= 128]))
 def test_five_products_and_an_exponential_for_a_score(call):
-    """A product takes 16 of what is summed over at a time: S and dP sum over dims, dV and dK over
-    64 queries, and dQ, or each half of it, over 128 keys. A consumer has 64 by 64 scores.
+    """A product takes 16 of what is summed over at a time: S and dP sum over dims, each panel of dV
+    and dK over 64 queries, and dQ, or each part of it, over 128 keys. A consumer has 64 by 64
+    scores.
     """
-    dims = sum(max(64, 1 << (x - 1).bit_length()) for x in CALLS[call][:2])
+    widths = [tile_widths(x, panels=True) for x in CALLS[call][:2]]
+    dims, panels = sum(map(sum, widths)), sum(map(len, widths))
     dq_parts = 1 if max(CALLS[call][:2]) <= 64 and "softcap" not in CALLS[call][5] else 2
     for loop in consumer_loops(call):
-        assert loop["products"] == dims // 16 + 2 * 64 // 16
+        assert loop["products"] == dims // 16 + panels * 64 // 16
         each = 3 if "softcap" in CALLS[call][5] else 1  # tanh takes two
         assert loop["exponentials"] == each * 64 * 64 // 128
     for loop in dq_loops(call):
@@ -416,13 +418,13 @@ class TestOnHopper:
 
     @pytest.mark.parametrize("dims", [(72, 72), (80, 80), (96, 96), (96, 64), (144, 144),
                                       (160, 160), (192, 192), (192, 128), (128, 192)])  # fmt: skip
-    @pytest.mark.parametrize("more", [False, True], ids=["as it is", "early or two slots of dO"])
+    @pytest.mark.parametrize("more", [False, True], ids=["as it is", "early or three slots"])
     @pytest.mark.parametrize("ordered", [False, True], ids=["any order", "in turns"])
     def test_two_panels(self, dims, more, ordered):
         """And padded, which has to stay right."""
         plain = BackwardConfig(block_kv=64 if max(dims) > 128 else 128)
-        switches = {"do_stages": 2} if max(dims) > 128 else {"early": True, "stages": 3}
-        divided = replace(plain, panels=True, **(switches if more else {}))
+        switches = {"stages": 3, "early": max(dims) <= 128} if more else {}
+        divided = replace(plain, panels=True, **switches)
         for config in (divided, plain):
             inputs = qkv(700, 900, 12, dims[0], kv_heads=4, batch=3, D_v=dims[1])
             check(*inputs, config, causal=True, deterministic=ordered)

@@ -1,6 +1,6 @@
 """The switches of FA3's backward for Hopper, and how they are set."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from flash_versions.dispatch.device import H200_SHARED_MEMORY
@@ -89,12 +89,16 @@ class BackwardConfig:
 
 
 def default_config(request: Request) -> BackwardConfig:
-    """The configuration for a request."""
-    head_dim = max(request.q.shape[3], request.v.shape[3])
-    if head_dim > 128:
-        return BackwardConfig(block_kv=64)
-    if head_dim > 64:
-        return BackwardConfig()
+    """The configuration for a request. Above head_dim 128, Q and then dO have as many slots as fit;
+    up to it, more than two gain nothing.
+    """
+    dims = request.q.shape[3], request.v.shape[3]
+    if max(dims) > 128:
+        config = BackwardConfig(block_kv=64, panels=True)
+        deeper = (replace(config, stages=3, do_stages=2), replace(config, stages=3))
+        return next((x for x in deeper if x.fits(*dims)), config)
+    if max(dims) > 64:
+        return BackwardConfig(panels=True)
     # With softcap both P and its slope wait for dP, and held operands would spill.
     return BackwardConfig(stages=3, early=True, held=request.softcap is None)
 
