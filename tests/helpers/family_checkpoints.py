@@ -214,6 +214,8 @@ def make_checkpoint(name, folder):
     kind = f"{family}TextConfig" if family == "Gemma3" else f"{family}Config"
     config = getattr(transformers, kind)(**{**SIZES, **differs}, **EAGER)
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    if family == "GptOss":  # the only limit that earlier releases of transformers 5 know
+        config.swiglu_limit = model.model.layers[0].mlp.experts.limit
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:  # norms of 1 and biases of 0 would hide a missing one
