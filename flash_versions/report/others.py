@@ -8,6 +8,7 @@ from flash_versions.report.tables import grouped, markdown, not_measured, where_
 from flash_versions.versions.fa3.hopper.backward.config import MOST_ALTERNATING
 
 HEAD_DIMS = "-m tests.benchmarks.headdims_gpu --defaults --out FILE"
+HEAD_DIMS_BACKWARD = "-m tests.benchmarks.headdims_backward_gpu --out FILE"
 IN_TURNS = "-m tests.benchmarks.deterministic_gpu --out FILE"
 HOST = "-m tests.benchmarks.host_gpu --out FILE"
 PEERS = ("cudnn", "flash-attn-4")
@@ -15,50 +16,58 @@ PEERS = ("cudnn", "flash-attn-4")
 
 def head_dims(document: Document) -> str:
     """Forwards of every head dim: TFLOP/s, and over all lengths the ratio to the better peer."""
-    rows = [row for row in document["rows"] if row["suite"] == "head dims" and "tflops" in row]
-    rows = [row for row in rows if row["name"] in ("", served_by(row["dims"]))]
-    groups: dict[tuple, dict[str, Row]] = {}
-    for row in rows:
-        key = (*row["dims"], row["causal"], row["length"])
-        groups.setdefault(key, {})[row["version"]] = row
-    if not groups:
+    found = {
+        (row["version"], *shape_of(row)): row["tflops"]
+        for row in document["rows"]
+        if row["suite"] == "head dims" and "tflops" in row and row["name"] in ("", "default")
+    }
+    if not found:
         return not_measured(f"python {HEAD_DIMS}")
-    lengths = sorted({key[-1] for key in groups})
+    about = where_and_when(document, "head dims", ["flash-attn-4"])
+    table = by_head_dim(found, (*PEERS, "fa3", "fa4"), ("fa3", "fa4"))
+    return f"{table}\n\nTFLOP/s; ratio: the better of fa3 and fa4 to the better peer. {about}.\n"
+
+
+def backward_of_head_dims(document: Document) -> str:
+    """Likewise of backwards, with those that are padded to a power of two."""
+    found = {}
+    for row in document["rows"]:
+        if row["suite"] == "head dims, backward" and "tflops" in row:
+            if row["name"] in ("", "padded"):
+                found[row["name"] or row["version"], *shape_of(row)] = row["tflops"]
+            if row.get("default"):
+                found["fa3", *shape_of(row)] = row["tflops"]
+    if not found:
+        return not_measured(f"python {HEAD_DIMS_BACKWARD}")
+    about = where_and_when(document, "head dims, backward", ["flash-attn-4"])
+    table = by_head_dim(found, (*PEERS, "padded", "fa3"), ("fa3",))
+    return f"{table}\n\nTFLOP/s; ratio: fa3 to the better peer. {about}.\n"
+
+
+def shape_of(row: Row) -> tuple[int, int, bool, int]:
+    """Head dims of q and v, whether causal, and tokens."""
+    return *row["dims"], row["causal"], row["length"]
+
+
+def by_head_dim(found: dict[tuple, float], names: tuple[str, ...], own: tuple[str, ...]) -> str:
+    """A table of the rates of these contestants; found: by name and `shape_of`."""
+    lengths = sorted({key[-1] for key in found})
     shown = [n for n in (2048, 8192) if n in lengths] or lengths[:1]
     body = []
-    for dims in sorted({key[:2] for key in groups}):
-        for causal in (False, True):
-            kind = [group for key, group in groups.items() if key[:3] == (*dims, causal)]
-            if not kind:
-                continue
-            name = f"{dims[0]}" if dims[0] == dims[1] else f"{dims[0]}, {dims[1]} of v"
-            cells = [f"{name}, {'causal' if causal else 'full'}"]
-            for n in shown:
-                group = groups.get((*dims, causal, n), {})
-                for version in (*PEERS, "fa3", "fa4"):
-                    cells.append(f"{group[version]['tflops']:.0f}" if version in group else "-")
-            ratios = [x for group in kind for x in [to_the_better(group)] if x]
-            body.append([*cells, f"{statistics.geometric_mean(ratios):.2f}" if ratios else "-"])
-    columns = [f"{version}, {n // 1024}k" for n in shown for version in (*PEERS, "fa3", "fa4")]
-    header = ["head_dim", *columns, "ratio"]
-    about = where_and_when(document, "head dims", ["flash-attn-4"])
-    note = (
-        "TFLOP/s; ratio: the better of fa3 and fa4 to the better peer. Above head_dim 128 without "
-    )
-    note += "sections of equal size, which came after this run"
-    return f"{markdown(header, body)}\n\n{note}. {about}.\n"
-
-
-def served_by(dims: list[int]) -> str:
-    """The candidate that is the default since the run was looked at."""
-    return "no ping-pong" if max(dims) > 128 else "default"
-
-
-def to_the_better(group: dict[str, Row]) -> float | None:
-    """The rate of the faster of FA3 and FA4 as a share of the faster peer's."""
-    peers = [group[name]["tflops"] for name in PEERS if name in group]
-    own = [group[name]["tflops"] for name in ("fa3", "fa4") if name in group]
-    return max(own) / max(peers) if peers and own else None
+    for kind in sorted({key[1:4] for key in found}):
+        name = f"{kind[0]}" if kind[0] == kind[1] else f"{kind[0]}, {kind[1]} of v"
+        cells = [f"{name}, {'causal' if kind[2] else 'full'}"]
+        for n in shown:
+            rates = [found.get((name, *kind, n)) for name in names]
+            cells += [f"{rate:.0f}" if rate else "-" for rate in rates]
+        ratios = []
+        for n in lengths:
+            ours, theirs = ([found.get((x, *kind, n), 0) for x in group] for group in (own, PEERS))
+            if any(ours) and any(theirs):
+                ratios.append(max(ours) / max(theirs))
+        body.append([*cells, f"{statistics.geometric_mean(ratios):.2f}" if ratios else "-"])
+    columns = [f"{name}, {n // 1024}k" for n in shown for name in names]
+    return markdown(["head_dim", *columns, "ratio"], body)
 
 
 def in_turns(document: Document) -> str:
@@ -107,6 +116,7 @@ def on_the_host(document: Document) -> str:
 
 TABLES: dict[str, Callable[[Document], str]] = {
     "head dims": head_dims,
+    "head dims backward": backward_of_head_dims,
     "deterministic backward": in_turns,
     "host": on_the_host,
 }
