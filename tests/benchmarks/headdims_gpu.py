@@ -3,13 +3,13 @@
     python -m tests.benchmarks.headdims_gpu --out FILE [--defaults] [--dims 192 192x128 ...]
 
 For each head dim the candidates are FA3's and FA4's kernels as they choose their tiles; FA3's with
-every other tile that fits in shared memory and registers, with as many slots of K and V as fit; and
-both with one switch turned. Processes compile them side by side, and check each within the error
-budget on a small call that needs the same compiled kernel. A head dim of which one fails is not
-timed. Then the candidates of a shape take turns with cuDNN and flash-attn-4, each as a CUDA graph
-with a cold L2 cache (flash_versions/bench/measure.py). Shapes have 16384 tokens and heads for 2048
-dims or a little less. The last lines are a summary: for each shape the fastest candidate beside the
-default.
+every other tile that fits in shared memory and registers, with as many slots of K and V as fit, or
+one slot of V less; and both with one switch turned. Processes compile them side by side, and check
+each within the error budget on a small call that needs the same compiled kernel. A head dim of
+which one fails is not timed. Then the candidates of a shape take turns with cuDNN and flash-attn-4,
+each as a CUDA graph with a cold L2 cache (flash_versions/bench/measure.py). Shapes have 16384
+tokens and heads for 2048 dims or a little less. The last lines are a summary: for each shape the
+fastest candidate beside the default.
 """
 
 import os
@@ -57,8 +57,11 @@ PROCESSES = 15
 PARTS = 3  # processes for the candidates of a head dim and a mask
 WARM_UP_SECONDS = 200  # of such a process at most
 # Registers of a thread that a tile may take for O, S and P, by consumers; without the addresses.
-REGISTERS = {2: 180, 3: 128}
-MOST_STAGES = 4
+REGISTERS = {2: 192, 3: 128}
+# Of K and of V, most first.
+SLOTS = [
+    (stages, v_stages) for stages in (4, 3, 2, 1) for v_stages in (stages, stages - 1) if v_stages
+]
 only_defaults = False  # --defaults
 PEERS = {
     "cudnn": partial(peers.torch_backend, SDPBackend.CUDNN_ATTENTION),
@@ -147,26 +150,40 @@ def other_tiles(request: Request) -> Iterator[Candidate]:
     for consumers, block_kv in product((2, 3), (128, 64)):
         if width_v // 2 + block_kv // 2 + block_kv // 4 > REGISTERS[consumers]:
             continue
-        most = 0 if block_kv == 128 else 1  # one slot of 64 keys is not worth a try
+        most = 0 if block_kv == 128 else 2  # one slot of 64 keys is not worth a try
         for q_stages, epilogue_buffer in ((2, True), (2, False), (1, True), (1, False)):
             if not (epilogue_buffer or fits_through_q(widths, widths_v)):
                 continue
-            for stages in range(MOST_STAGES, most, -1):
-                config = replace(
-                    default, consumers=consumers, block_kv=block_kv, stages=stages,
-                    q_stages=q_stages, epilogue_buffer=epilogue_buffer,
-                    ping_pong=default.ping_pong and stages > 1,
-                )  # fmt: skip
-                if config.fits(width, width_v):
-                    yield Candidate("fa3", named(config), config)
-                    most = stages
-                    break
+            tile = replace(
+                default, consumers=consumers, block_kv=block_kv, q_stages=q_stages,
+                epilogue_buffer=epilogue_buffer,
+            )  # fmt: skip
+            for config in filled(tile, most, width, width_v):
+                yield Candidate("fa3", named(config), config)
+                most = max(most, config.stages + config.slots_of_v)
+
+
+def filled(tile: HopperConfig, most: int, width: int, width_v: int) -> Iterator[HopperConfig]:
+    """A tile with as many slots of K and V as fit, if these are more than `most` together; before
+    it, if it fits, with another slot of K alone.
+    """
+    for stages, v_stages in SLOTS:
+        alike = v_stages == stages
+        config = replace(
+            tile, stages=stages, v_stages=None if alike else v_stages,
+            ping_pong=tile.ping_pong and stages > 1,
+        )  # fmt: skip
+        if stages + v_stages > most and config.fits(width, width_v):
+            yield config
+            if alike:
+                return
 
 
 def named(config: HopperConfig) -> str:
     """A tile in few words."""
     q, o = f"{config.q_stages} Q", "O" if config.epilogue_buffer else "O through Q"
-    return f"{config.block_q}x{config.block_kv}, {config.stages} stages, {q}, {o}"
+    slots = f"{config.stages} K, {config.slots_of_v} V"
+    return f"{config.block_q}x{config.block_kv}, {slots}, {q}, {o}"
 
 
 def turned(request: Request) -> Iterator[Candidate]:
@@ -190,6 +207,7 @@ def turned(request: Request) -> Iterator[Candidate]:
     yield Candidate("fa4", "rescale always", replace(fa4, threshold=0.0))
     yield Candidate("fa4", "rescale if raised", replace(fa4, threshold=8.0))
     yield Candidate("fa4", "no ping-pong", replace(fa4, ping_pong=False))
+    yield Candidate("fa4", "late wait", replace(fa4, late_wait=True))
 
 
 def check(dims: tuple[int, int], causal: bool, part: int) -> float:

@@ -12,7 +12,7 @@ from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 THREE_TO_TWO = 1.16
 # Of O, 64 rows of which take a register of each thread for two dims. S of 128 keys takes 64
 # registers and P 32, of 240.
-MOST_DIMS_BESIDE_128_KEYS = 160
+MOST_DIMS_BESIDE_128_KEYS = 192
 OTHER_BYTES = 3 * 1024  # what a program has in shared memory beside tiles, at most
 SCHEDULERS = ("grid", "static", "dynamic")
 
@@ -24,7 +24,8 @@ class HopperConfig:
     Attributes:
         consumers: warpgroups that compute, 64 query rows each; 2 or 3.
         block_kv: keys of a tile.
-        stages: slots of the pipelines of K and of V.
+        stages: slots of the pipeline of K.
+        v_stages: slots of the pipeline of V; None: as many as of K. See `slots`.
         q_stages: buffers for a consumer's Q: with 2, the next tile's is there when it is needed.
         epilogue_buffer: O leaves through a buffer of its own; otherwise through that of Q, which
             then waits for it.
@@ -40,6 +41,7 @@ class HopperConfig:
     consumers: int = 2
     block_kv: int = 128
     stages: int = 2
+    v_stages: int | None = None
     q_stages: int = 2
     epilogue_buffer: bool = True
     overlap: bool = True
@@ -57,6 +59,11 @@ class HopperConfig:
             raise ValueError(
                 f"stages={self.stages} and q_stages={self.q_stages} must be at least 1."
             )
+        if not 1 <= self.slots_of_v <= self.stages:
+            raise ValueError(
+                f"v_stages={self.v_stages} is not possible with stages={self.stages}: V of a block "
+                f"is loaded after its K; use v_stages from 1 to {self.stages}."
+            )
         if self.late_wait and self.overlap and self.stages == 1:
             raise ValueError(
                 "late_wait with stages=1 would wait for a K that waits for this V; use stages=2."
@@ -73,13 +80,19 @@ class HopperConfig:
         """Query rows of a tile."""
         return self.consumers * WARPGROUP_ROWS.value
 
+    @property
+    def slots_of_v(self) -> int:
+        """Slots of the pipeline of V."""
+        return self.stages if self.v_stages is None else self.v_stages
+
     def shared_bytes(self, width: int, width_v: int) -> int:
         """Shared memory of the tiles of 16-bit numbers, in bytes; width and width_v are the columns
         of Q and K, and of V and O.
         """
         o_width = width_v if self.epilogue_buffer else 0
         q_and_o = self.block_q * (self.q_stages * width + o_width)
-        return 2 * (q_and_o + self.stages * self.block_kv * (width + width_v))
+        k_and_v = self.block_kv * (self.stages * width + self.slots_of_v * width_v)
+        return 2 * (q_and_o + k_and_v)
 
     def fits(self, width: int, width_v: int) -> bool:
         """Whether the tiles fit, and barriers and the intervals of keys with them."""
@@ -109,17 +122,22 @@ def fits_through_q(widths: tuple[int, ...], widths_v: tuple[int, ...]) -> bool:
 def wide_config(widths: tuple[int, ...], widths_v: tuple[int, ...], scheduler: str) -> HopperConfig:
     """The largest tiles above head_dim 128, where shared memory and registers are short.
 
-    Two slots of K and V come before a buffer for O and a second Q. Products take so much longer
-    than the softmax that consumers need no turns at the tensor cores. Tiles have 128 keys if these
-    fit, and O leaves registers for so many scores; otherwise 64 keys, in a third slot if it fits.
+    Slots of K and V come before a buffer for O and a second Q. Products take so much longer than
+    the softmax that consumers need no turns at the tensor cores. Tiles have 128 keys if two slots
+    of K and two or one of V fit, and O leaves registers for so many scores; otherwise 64 keys, in a
+    third slot if it fits.
     """
     width, width_v = sum(widths), sum(widths_v)
     config = HopperConfig(
         q_stages=1, epilogue_buffer=not fits_through_q(widths, widths_v), ping_pong=False,
         scheduler=scheduler
     )  # fmt: skip
-    if width_v <= MOST_DIMS_BESIDE_128_KEYS and config.fits(width, width_v):
-        return config
+    if width_v <= MOST_DIMS_BESIDE_128_KEYS:
+        if config.fits(width, width_v):
+            return config
+        shallow = replace(config, v_stages=1)
+        if scheduler == "dynamic" and shallow.fits(width, width_v):
+            return shallow
     config = replace(config, block_kv=64)
     deeper = replace(config, stages=3)
     return deeper if deeper.fits(width, width_v) else config

@@ -18,7 +18,7 @@ What changes.
 * Persistent programs. One program per SM walks from tile to tile. Q has two buffers and O has one
   of its own, so that the producer can load for the next tile while the consumers finish and store
   this one. (Above head_dim 128 shared memory has no room for these buffers, and O is stored through
-  the only buffer of Q.)
+  the only buffer of Q. At head_dim 192 it has no room for a second tile of V, either: `slots.py`.)
 
 A head_dim between the powers of two is two panels, such as 192 = 128 + 64 (`panels.py`): then `acc`
 is two accumulators, and a product with it two products.
@@ -96,6 +96,7 @@ from flash_versions.versions.fa3.hopper.panels import (
     zero_output,
 )
 from flash_versions.versions.fa3.hopper.problem import QueryProblem
+from flash_versions.versions.fa3.hopper.slots import fill_values, first_stages
 from flash_versions.versions.tiles import wgmma
 from flash_versions.versions.tiles.algebra import softmax_step
 from flash_versions.versions.tiles.pipeline import (
@@ -119,6 +120,7 @@ class Schedule:
     OVERLAP: gl.constexpr
     PING_PONG: gl.constexpr
     LATE_WAIT: gl.constexpr
+    V_BEHIND: gl.constexpr  # V has fewer slots than K, and is filled in another order: see `slots`
 
 
 @aggregate
@@ -143,13 +145,14 @@ def produce(problem, schedule, buffers, scheduler, q, k, v, bounds):
     """The producer: for each tile, load Q and the blocks of K and V that it sees, last first."""
     tile = gl.program_id(0)
     round = 0
-    stage = buffers.k.at(0, 0)
+    stage, values = buffers.k.at(0, 0), buffers.v.at(0, 0)
     while tile < scheduler.number:
         mine, query, head, sequence = problem.locate(tile)
         begin, end = mine.visited(query)
         tile = scheduler.claim(round)
         kv_head = head // problem.GROUP
         entry = mine.entry(end - 1)
+        key_before = 0
         for place in range(end - 1, begin - 1, -1):
             block = mine.block_of(entry)
             entry = mine.entry(place - 1)
@@ -160,11 +163,17 @@ def produce(problem, schedule, buffers, scheduler, q, k, v, bounds):
                     q_stage = buffers.q_stage(schedule, round, c)
                     row = query + c * WARPGROUP_ROWS
                     buffers.q.fill(q_stage, q, mine.q_box(sequence, head, row))
-            if is_fp8(v.first.dtype):  # transposed
-                buffers.v.fill(stage, v, [sequence, kv_head, 0, key])
+            if schedule.V_BEHIND:
+                if place < end - 1:
+                    fill_values(mine, buffers, values, v, sequence, kv_head, key_before)
+                    values = values.next()
+                key_before = key
             else:
-                buffers.v.fill(stage, v, mine.kv_box(sequence, kv_head, key))
+                fill_values(mine, buffers, stage, v, sequence, kv_head, key)
             stage = stage.next()
+        if schedule.V_BEHIND:
+            fill_values(mine, buffers, values, v, sequence, kv_head, key_before)
+            values = values.next()
         round += 1
     scheduler.retire()
 
@@ -202,55 +211,62 @@ def attend(
     one block in flight together with P V of the block before: (acc, row_max, row_sum, next stage of
     K and V).
     """
+    EARLY: gl.constexpr = schedule.V_BEHIND and not schedule.LATE_WAIT  # V's slot is given back
     _, full_begin, full_end, _ = problem.blocks(query, WARPGROUP_ROWS)
     acc, row_max, row_sum = first_state(problem, buffers)
     entry = problem.entry(end - 1)
     block = problem.block_of(entry)
-    buffers.k.wait(stage)
-    s = warpgroup_mma_wait(0, deps=[multiply_qk(q_tile, buffers.k.tile(stage))])
-    buffers.k.release(stage)
+    buffers.k.wait(stage.k)
+    s = warpgroup_mma_wait(0, deps=[multiply_qk(q_tile, buffers.k.tile(stage.k))])
+    buffers.k.release(stage.k)
     s = problem.scored(s, query, block)
     if problem.LEFT or problem.RIGHT or problem.EDGE:
         s = problem.masked(s, query, block)
     if problem.lists.ON:
-        s = mask_listed(s, query, entry, buffers.bounds, stage, CONSUMER)
+        s = mask_listed(s, query, entry, buffers.bounds, stage.k, CONSUMER)
     p, row_max, row_sum, alpha = fold_scores(s, row_max, row_sum, problem, scales, block)
-    p = rounded(p, buffers.v.tile(stage), acc)
+    p = rounded(p, buffers.v.tile(stage.v), acc)
     if schedule.LATE_WAIT:
-        buffers.k.wait(stage.next(), end - 1 > begin)
+        buffers.k.wait(stage.next().k, end - 1 > begin)
     for place in range(end - 2, begin - 1, -1):
         entry = problem.entry(place)
         block = problem.block_of(entry)
         before = stage
         stage = stage.next()
         if not schedule.LATE_WAIT:
-            buffers.k.wait(stage)
+            buffers.k.wait(stage.k)
         if schedule.PING_PONG:
             named_barrier_sync(CONSUMER)
-        s_token = multiply_qk(q_tile, buffers.k.tile(stage))
-        buffers.v.wait(before)
-        acc_token = multiply_pv(p, buffers.v.tile(before), acc)
-        if schedule.PING_PONG:
+        s_token = multiply_qk(q_tile, buffers.k.tile(stage.k))
+        if schedule.PING_PONG and schedule.V_BEHIND:
+            named_barrier_arrive(CONSUMER, schedule.CONSUMERS)
+        buffers.v.wait(before.v)
+        acc_token = multiply_pv(p, buffers.v.tile(before.v), acc)
+        if schedule.PING_PONG and not schedule.V_BEHIND:
             named_barrier_arrive(CONSUMER, schedule.CONSUMERS)
         s = warpgroup_mma_wait(acc.PANELS, deps=[s_token])
-        buffers.k.release(stage)
+        buffers.k.release(stage.k)
         s = problem.scored(s, query, block)
         if problem.CUT:
             if (block >= full_end) | (block < full_begin):
                 s = problem.masked(s, query, block)
         if problem.lists.ON:
-            s = mask_listed(s, query, entry, buffers.bounds, stage, CONSUMER)
+            s = mask_listed(s, query, entry, buffers.bounds, stage.k, CONSUMER)
+        if EARLY:
+            acc = acc.wait(acc_token)
+            buffers.v.release(before.v)
         p, row_max, row_sum, alpha = fold_scores(s, row_max, row_sum, problem, scales, block)
         if schedule.LATE_WAIT:
-            buffers.k.wait(stage.next(), place > begin)
-        acc = acc.wait(acc_token)
-        buffers.v.release(before)
-        p = rounded(p, buffers.v.tile(stage), acc)
+            buffers.k.wait(stage.next().k, place > begin)
+        if not EARLY:
+            acc = acc.wait(acc_token)
+            buffers.v.release(before.v)
+        p = rounded(p, buffers.v.tile(stage.v), acc)
         acc = acc.rescaled(alpha)
-    buffers.v.wait(stage)
-    acc_token = multiply_pv(p, buffers.v.tile(stage), acc)
+    buffers.v.wait(stage.v)
+    acc_token = multiply_pv(p, buffers.v.tile(stage.v), acc)
     acc = acc.wait(acc_token)
-    buffers.v.release(stage)
+    buffers.v.release(stage.v)
     return acc, row_max, row_sum, stage.next()
 
 
@@ -264,27 +280,27 @@ def attend_in_order(
     for place in range(end - 1, begin - 1, -1):
         entry = problem.entry(place)
         block = problem.block_of(entry)
-        buffers.k.wait(stage)
+        buffers.k.wait(stage.k)
         if schedule.PING_PONG:
             named_barrier_sync(CONSUMER)
-        s_token = multiply_qk(q_tile, buffers.k.tile(stage))
+        s_token = multiply_qk(q_tile, buffers.k.tile(stage.k))
         if schedule.PING_PONG:
             named_barrier_arrive(CONSUMER, schedule.CONSUMERS)
         s = warpgroup_mma_wait(0, deps=[s_token])
-        buffers.k.release(stage)
+        buffers.k.release(stage.k)
         s = problem.scored(s, query, block)
         if problem.LEFT or problem.RIGHT or problem.EDGE:
             if (block >= full_end) | (block < full_begin):
                 s = problem.masked(s, query, block)
         if problem.lists.ON:
-            s = mask_listed(s, query, entry, buffers.bounds, stage, CONSUMER)
+            s = mask_listed(s, query, entry, buffers.bounds, stage.k, CONSUMER)
         p, row_max, row_sum, alpha = fold_scores(s, row_max, row_sum, problem, scales, block)
         acc = acc.rescaled(alpha)
-        v_tile = buffers.v.tile(stage)
-        buffers.v.wait(stage)
+        v_tile = buffers.v.tile(stage.v)
+        buffers.v.wait(stage.v)
         acc_token = multiply_pv(rounded(p, v_tile, acc), v_tile, acc)
         acc = acc.wait(acc_token)
-        buffers.v.release(stage)
+        buffers.v.release(stage.v)
         stage = stage.next()
     return acc, row_max, row_sum, stage
 
@@ -294,7 +310,7 @@ def consume(problem, schedule, scales, buffers, scheduler, o, lse_out, CONSUMER:
     """A consumer: 64 rows of each tile."""
     tile = gl.program_id(0)
     round = 0
-    stage = buffers.k.at(0, 0)
+    stage = first_stages(buffers)
     if schedule.PING_PONG:
         if CONSUMER == schedule.CONSUMERS - 1:
             named_barrier_arrive(CONSUMER, schedule.CONSUMERS)  # consumer 0 begins
@@ -394,6 +410,7 @@ def forward_kernel(
     SHIFT: gl.constexpr,
     CONSUMERS: gl.constexpr,
     STAGES: gl.constexpr,
+    V_STAGES: gl.constexpr,
     Q_STAGES: gl.constexpr,
     EPILOGUE_BUFFER: gl.constexpr,
     OVERLAP: gl.constexpr,
@@ -416,12 +433,14 @@ def forward_kernel(
         RIGHT, EDGE, CUT, CAP, RAGGED, PACKED, CONSUMERS * WARPGROUP_ROWS, k.block_type.shape[-2]
     )  # fmt: skip
     scales = Scales(q_scale, k_scale, v_scale, v_reference, FP8, PER_BLOCK, SHIFT)
-    schedule = Schedule(CONSUMERS, Q_STAGES, EPILOGUE_BUFFER, OVERLAP, PING_PONG, LATE_WAIT)
+    schedule = Schedule(
+        CONSUMERS, Q_STAGES, EPILOGUE_BUFFER, OVERLAP, PING_PONG, LATE_WAIT, V_STAGES < STAGES
+    )
     q, k = make_boxes(q, q_second, PANELS), make_boxes(k, k_second, PANELS)
     v, o = make_boxes(v, v_second, PANELS_V), make_boxes(o, o_second, PANELS_V)
     q_pipeline = make_panel_pipeline(q, CONSUMERS * Q_STAGES, 1)
     k_pipeline = make_panel_pipeline(k, STAGES, CONSUMERS)
-    v_pipeline = make_panel_pipeline(v, STAGES, CONSUMERS)
+    v_pipeline = make_panel_pipeline(v, V_STAGES, CONSUMERS)
     bounds_pipeline = k_pipeline.first
     if LISTED:
         bounds_pipeline = make_companion(bounds, k_pipeline.first, STAGES, CONSUMERS)

@@ -271,6 +271,7 @@ def make_plan(
             "SHIFT": shift,
             "CONSUMERS": config.consumers,
             "STAGES": config.stages,
+            "V_STAGES": config.slots_of_v,
             "Q_STAGES": config.q_stages,
             "EPILOGUE_BUFFER": config.epilogue_buffer,
             "OVERLAP": config.overlap,

@@ -63,7 +63,6 @@ from flash_versions.versions.fa3.hopper.host import (
     tensors,
 )
 from flash_versions.versions.fa3.hopper.intervals import fill_keys, make_block_lists, mask_listed
-from flash_versions.versions.fa3.hopper.operands import is_fp8
 from flash_versions.versions.fa3.hopper.panels import (
     Output,
     PanelPipeline,
@@ -77,6 +76,7 @@ from flash_versions.versions.fa3.hopper.panels import (
     rounded,
 )
 from flash_versions.versions.fa3.hopper.problem import QueryProblem
+from flash_versions.versions.fa3.hopper.slots import fill_values, first_stages
 from flash_versions.versions.fa4.exp2 import mixed_exp2
 from flash_versions.versions.fa4.hopper.config import RolesConfig, default_config, fp8_config
 from flash_versions.versions.fa4.hopper.host import make_plan
@@ -114,6 +114,7 @@ class Schedule:
     EPILOGUE_BUFFER: gl.constexpr
     PING_PONG: gl.constexpr
     LATE_WAIT: gl.constexpr
+    V_BEHIND: gl.constexpr  # V has fewer slots than K, and is filled in another order: see `slots`
     THRESHOLD: gl.constexpr
     EIGHTHS: gl.constexpr
     DEGREE: gl.constexpr
@@ -148,7 +149,7 @@ def load(problem, schedule, buffers, scheduler, trace, q, k, v, bounds):
     """The loader: for each tile, ask for Q and the blocks of K and V that it sees, last first."""
     tile = gl.program_id(0)
     round = 0
-    stage = buffers.k.at(0, 0)
+    stage, values = buffers.k.at(0, 0), buffers.v.at(0, 0)
     trace.enter(LOADER, round, 0, CLAIM)
     while tile < scheduler.number:
         mine, query, head, sequence = problem.locate(tile)
@@ -156,6 +157,7 @@ def load(problem, schedule, buffers, scheduler, trace, q, k, v, bounds):
         tile = scheduler.claim(round)
         kv_head = head // problem.GROUP
         entry = mine.entry(end - 1)
+        key_before = 0
         for place in range(end - 1, begin - 1, -1):
             trace.enter(LOADER, round, end - 1 - place, LOAD)
             block = mine.block_of(entry)
@@ -167,11 +169,17 @@ def load(problem, schedule, buffers, scheduler, trace, q, k, v, bounds):
                     q_stage = buffers.q_stage(schedule, round, c)
                     row = query + c * WARPGROUP_ROWS
                     buffers.q.fill(q_stage, q, mine.q_box(sequence, head, row))
-            if is_fp8(v.first.dtype):  # transposed
-                buffers.v.fill(stage, v, [sequence, kv_head, 0, key])
+            if schedule.V_BEHIND:
+                if place < end - 1:
+                    fill_values(mine, buffers, values, v, sequence, kv_head, key_before)
+                    values = values.next()
+                key_before = key
             else:
-                buffers.v.fill(stage, v, mine.kv_box(sequence, kv_head, key))
+                fill_values(mine, buffers, stage, v, sequence, kv_head, key)
             stage = stage.next()
+        if schedule.V_BEHIND:
+            fill_values(mine, buffers, values, v, sequence, kv_head, key_before)
+            values = values.next()
         round += 1
         trace.enter(LOADER, round, 0, CLAIM)
     scheduler.retire()
@@ -241,67 +249,74 @@ def attend(
     K and V).
     """
     ME: gl.constexpr = FIXED_ROLES + CONSUMER
+    EARLY: gl.constexpr = schedule.V_BEHIND and not schedule.LATE_WAIT  # V's slot is given back
     _, full_begin, full_end, _ = problem.blocks(query, WARPGROUP_ROWS)
     acc, row_max, row_sum = first_state(problem, buffers)
     entry = problem.entry(end - 1)
     block = problem.block_of(entry)
-    buffers.k.wait(stage)
+    buffers.k.wait(stage.k)
     trace.enter(ME, round, 0, SCORE)
-    s = warpgroup_mma_wait(0, deps=[multiply_qk(q_tile, buffers.k.tile(stage))])
-    buffers.k.release(stage)
+    s = warpgroup_mma_wait(0, deps=[multiply_qk(q_tile, buffers.k.tile(stage.k))])
+    buffers.k.release(stage.k)
     trace.enter(ME, round, 0, SOFTMAX)
     s = problem.scored(s, query, block)
     if problem.LEFT or problem.RIGHT or problem.EDGE:
         s = problem.masked(s, query, block)
     if problem.lists.ON:
-        s = mask_listed(s, query, entry, buffers.bounds, stage, CONSUMER)
+        s = mask_listed(s, query, entry, buffers.bounds, stage.k, CONSUMER)
     p, row_max, row_sum, alpha = fold_scores(s, row_max, row_sum, problem, schedule, scales, block)
     trace.enter(ME, round, 0, CORRECT)
-    p = rounded(p, buffers.v.tile(stage), acc)
+    p = rounded(p, buffers.v.tile(stage.v), acc)
     if schedule.LATE_WAIT:
-        buffers.k.wait(stage.next(), end - 1 > begin)
+        buffers.k.wait(stage.next().k, end - 1 > begin)
     for place in range(end - 2, begin - 1, -1):
         entry = problem.entry(place)
         block = problem.block_of(entry)
         before = stage
         stage = stage.next()
         if not schedule.LATE_WAIT:
-            buffers.k.wait(stage)
+            buffers.k.wait(stage.k)
         if schedule.PING_PONG:
             named_barrier_sync(CONSUMER)
         trace.enter(ME, round, end - 1 - place, SCORE)
-        s_token = multiply_qk(q_tile, buffers.k.tile(stage))
-        buffers.v.wait(before)
-        acc_token = multiply_pv(p, buffers.v.tile(before), acc)
-        if schedule.PING_PONG:
+        s_token = multiply_qk(q_tile, buffers.k.tile(stage.k))
+        if schedule.PING_PONG and schedule.V_BEHIND:
+            named_barrier_arrive(CONSUMER, schedule.CONSUMERS)
+        buffers.v.wait(before.v)
+        acc_token = multiply_pv(p, buffers.v.tile(before.v), acc)
+        if schedule.PING_PONG and not schedule.V_BEHIND:
             named_barrier_arrive(CONSUMER, schedule.CONSUMERS)
         s = warpgroup_mma_wait(acc.PANELS, deps=[s_token])
-        buffers.k.release(stage)
+        buffers.k.release(stage.k)
         trace.enter(ME, round, end - 1 - place, SOFTMAX)
         s = problem.scored(s, query, block)
         if problem.CUT:
             if (block >= full_end) | (block < full_begin):
                 s = problem.masked(s, query, block)
         if problem.lists.ON:
-            s = mask_listed(s, query, entry, buffers.bounds, stage, CONSUMER)
+            s = mask_listed(s, query, entry, buffers.bounds, stage.k, CONSUMER)
+        if EARLY:
+            acc = acc.wait(acc_token)
+            buffers.v.release(before.v)
         p, row_max, row_sum, alpha = fold_scores(
             s, row_max, row_sum, problem, schedule, scales, block
         )
         trace.enter(ME, round, end - 1 - place, CORRECT)
         if schedule.LATE_WAIT:
-            buffers.k.wait(stage.next(), place > begin)
-        acc = acc.wait(acc_token)
-        buffers.v.release(before)
-        p = rounded(p, buffers.v.tile(stage), acc)
+            buffers.k.wait(stage.next().k, place > begin)
+        if not EARLY:
+            acc = acc.wait(acc_token)
+            buffers.v.release(before.v)
+        p = rounded(p, buffers.v.tile(stage.v), acc)
         if schedule.THRESHOLD > 0:
             acc = corrected(acc, alpha)
         else:
             acc = acc.rescaled(alpha)
-    buffers.v.wait(stage)
+    buffers.v.wait(stage.v)
     trace.enter(ME, round, 0, DRAIN)
-    acc_token = multiply_pv(p, buffers.v.tile(stage), acc)
+    acc_token = multiply_pv(p, buffers.v.tile(stage.v), acc)
     acc = acc.wait(acc_token)
-    buffers.v.release(stage)
+    buffers.v.release(stage.v)
     return acc, row_max, row_sum, stage.next()
 
 
@@ -313,7 +328,7 @@ def consume(
     ME: gl.constexpr = FIXED_ROLES + CONSUMER
     tile = gl.program_id(0)
     round = 0
-    stage = buffers.k.at(0, 0)
+    stage = first_stages(buffers)
     if schedule.PING_PONG:
         if CONSUMER == schedule.CONSUMERS - 1:
             named_barrier_arrive(CONSUMER, schedule.CONSUMERS)  # consumer 0 begins
@@ -426,6 +441,7 @@ def forward_kernel(
     SHIFT: gl.constexpr,
     CONSUMERS: gl.constexpr,
     STAGES: gl.constexpr,
+    V_STAGES: gl.constexpr,
     Q_STAGES: gl.constexpr,
     EPILOGUE_BUFFER: gl.constexpr,
     PING_PONG: gl.constexpr,
@@ -458,6 +474,7 @@ def forward_kernel(
         EPILOGUE_BUFFER,
         PING_PONG,
         LATE_WAIT,
+        V_STAGES < STAGES,
         THRESHOLD,
         EIGHTHS,
         DEGREE,
@@ -467,7 +484,7 @@ def forward_kernel(
     v, o = make_boxes(v, v_second, PANELS_V), make_boxes(o, o_second, PANELS_V)
     q_pipeline = make_panel_pipeline(q, CONSUMERS * Q_STAGES, 1)
     k_pipeline = make_panel_pipeline(k, STAGES, CONSUMERS)
-    v_pipeline = make_panel_pipeline(v, STAGES, CONSUMERS)
+    v_pipeline = make_panel_pipeline(v, V_STAGES, CONSUMERS)
     bounds_pipeline = k_pipeline.first
     if LISTED:
         bounds_pipeline = make_companion(bounds, k_pipeline.first, STAGES, CONSUMERS)

@@ -36,6 +36,7 @@ def make_plan(
             "SHIFT": 0.0 if scales is None else P_OFFSET - config.threshold,
             "CONSUMERS": config.consumers,
             "STAGES": config.stages,
+            "V_STAGES": config.slots_of_v,
             "Q_STAGES": config.q_stages,
             "EPILOGUE_BUFFER": config.epilogue_buffer,
             "PING_PONG": config.ping_pong,
