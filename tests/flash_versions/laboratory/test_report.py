@@ -26,7 +26,8 @@ OTHERS |= {"layer", "training curve", "gemm", "gemm swiglu", "norm gemm", "norm 
 OTHERS |= {"norm gemm numerics", "context parallel", "context parallel backward", "processes"}
 OTHERS |= {"processes of four", "processes checks", "shipped models", "packed, random", "asked for"}
 OTHERS |= {"interval masks", "decode, lengths and pages"}
-OTHERS |= {"head dims", "deterministic backward", "host", "tiles"}
+OTHERS |= {"head dims", "head dims, backward", "deterministic backward", "host", "tiles"}
+OTHERS |= {"training step"}
 TABLE = {"B": 2, "N": 8192, "D": 128, "causal": True}  # the headline
 LONG = {"N": 16384, "D": 64, "causal": True}
 
@@ -582,20 +583,31 @@ def test_the_deterministic_backward_keeps_most_of_the_speed():
         assert int(line["deterministic"]) > int(line["portable"])
 
 
-def test_every_head_dim_is_faster_than_cudnn():
-    """And at 0.8 of flash-attn-4 or more, at 128 level with it."""
+def test_every_head_dim_is_as_fast_as_the_documents_say():
+    """As cuDNN, and at 0.91 of the better peer or more; the backward at 0.69 or more, always faster
+    than padded.
+    """
     table = report.TABLES["head dims"](RESULTS)
-    for dims, least in {
-        "128": 1.0,
-        "192, 128 of v": 0.89,
-        "256": 0.89,
-        "192": 0.8,
-        "96": 0.86,
-    }.items():
+    for dims, least in {"128": 1.03, "256": 0.96, "96": 0.95, "192": 0.91, "80": 0.94}.items():
         for kind in ("full", "causal"):
             line = cells(table, f"{dims}, {kind}")
             assert float(line["ratio"]) >= least
-            assert max(int(line["fa3, 8k"]), int(line["fa4, 8k"])) > int(line["cudnn, 8k"])
+            own = max(int(line["fa3, 8k"]), int(line["fa4, 8k"]))
+            assert own >= 0.99 * int(line["cudnn, 8k"])
+    table = report.TABLES["head dims backward"](RESULTS)
+    for dims, least, gain in (
+        ("80", 0.85, 1.09), ("96", 0.94, 1.1), ("192", 0.73, 1.16), ("192, 128 of v", 0.69, 1.2)
+    ):  # fmt: skip
+        for kind in ("full", "causal"):
+            line = cells(table, f"{dims}, {kind}")
+            assert float(line["ratio"]) >= least
+            assert int(line["fa3, 8k"]) >= gain * int(line["padded, 8k"])
+
+
+def test_a_training_step_is_as_fast_as_with_torchs_attention():
+    table = report.TABLES["training step"](RESULTS)
+    for length in ("2,048", "16,384"):
+        assert "(1.0" in cells(table, length)["ours, compiled"]
 
 
 def test_the_host_is_as_fast_as_the_documents_say():

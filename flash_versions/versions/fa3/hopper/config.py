@@ -124,8 +124,8 @@ def wide_config(widths: tuple[int, ...], widths_v: tuple[int, ...], scheduler: s
 
     Slots of K and V come before a buffer for O and a second Q. Products take so much longer than
     the softmax that consumers need no turns at the tensor cores. Tiles have 128 keys if two slots
-    of K and two or one of V fit, and O leaves registers for so many scores; otherwise 64 keys, in a
-    third slot if it fits.
+    of K and V fit and O leaves registers for so many scores; where tiles weigh unlike, also if V
+    has one slot only (docs/log.md). Otherwise they have 64 keys, in a third slot if it fits.
     """
     width, width_v = sum(widths), sum(widths_v)
     config = HopperConfig(

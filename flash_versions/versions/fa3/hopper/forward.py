@@ -145,14 +145,16 @@ def produce(problem, schedule, buffers, scheduler, q, k, v, bounds):
     """The producer: for each tile, load Q and the blocks of K and V that it sees, last first."""
     tile = gl.program_id(0)
     round = 0
-    stage, values = buffers.k.at(0, 0), buffers.v.at(0, 0)
+    stage = buffers.k.at(0, 0)
+    values = buffers.v.at(0, 0)
     while tile < scheduler.number:
         mine, query, head, sequence = problem.locate(tile)
         begin, end = mine.visited(query)
         tile = scheduler.claim(round)
         kv_head = head // problem.GROUP
         entry = mine.entry(end - 1)
-        key_before = 0
+        if schedule.V_BEHIND:
+            key_before = 0
         for place in range(end - 1, begin - 1, -1):
             block = mine.block_of(entry)
             entry = mine.entry(place - 1)
@@ -211,7 +213,6 @@ def attend(
     one block in flight together with P V of the block before: (acc, row_max, row_sum, next stage of
     K and V).
     """
-    EARLY: gl.constexpr = schedule.V_BEHIND and not schedule.LATE_WAIT  # V's slot is given back
     _, full_begin, full_end, _ = problem.blocks(query, WARPGROUP_ROWS)
     acc, row_max, row_sum = first_state(problem, buffers)
     entry = problem.entry(end - 1)
@@ -252,13 +253,13 @@ def attend(
                 s = problem.masked(s, query, block)
         if problem.lists.ON:
             s = mask_listed(s, query, entry, buffers.bounds, stage.k, CONSUMER)
-        if EARLY:
+        if schedule.V_BEHIND and not schedule.LATE_WAIT:  # V's only slot is wanted back
             acc = acc.wait(acc_token)
             buffers.v.release(before.v)
         p, row_max, row_sum, alpha = fold_scores(s, row_max, row_sum, problem, scales, block)
         if schedule.LATE_WAIT:
             buffers.k.wait(stage.next().k, place > begin)
-        if not EARLY:
+        if schedule.LATE_WAIT or not schedule.V_BEHIND:
             acc = acc.wait(acc_token)
             buffers.v.release(before.v)
         p = rounded(p, buffers.v.tile(stage.v), acc)

@@ -149,7 +149,8 @@ def load(problem, schedule, buffers, scheduler, trace, q, k, v, bounds):
     """The loader: for each tile, ask for Q and the blocks of K and V that it sees, last first."""
     tile = gl.program_id(0)
     round = 0
-    stage, values = buffers.k.at(0, 0), buffers.v.at(0, 0)
+    stage = buffers.k.at(0, 0)
+    values = buffers.v.at(0, 0)
     trace.enter(LOADER, round, 0, CLAIM)
     while tile < scheduler.number:
         mine, query, head, sequence = problem.locate(tile)
@@ -157,7 +158,8 @@ def load(problem, schedule, buffers, scheduler, trace, q, k, v, bounds):
         tile = scheduler.claim(round)
         kv_head = head // problem.GROUP
         entry = mine.entry(end - 1)
-        key_before = 0
+        if schedule.V_BEHIND:
+            key_before = 0
         for place in range(end - 1, begin - 1, -1):
             trace.enter(LOADER, round, end - 1 - place, LOAD)
             block = mine.block_of(entry)
@@ -249,7 +251,6 @@ def attend(
     K and V).
     """
     ME: gl.constexpr = FIXED_ROLES + CONSUMER
-    EARLY: gl.constexpr = schedule.V_BEHIND and not schedule.LATE_WAIT  # V's slot is given back
     _, full_begin, full_end, _ = problem.blocks(query, WARPGROUP_ROWS)
     acc, row_max, row_sum = first_state(problem, buffers)
     entry = problem.entry(end - 1)
@@ -295,7 +296,7 @@ def attend(
                 s = problem.masked(s, query, block)
         if problem.lists.ON:
             s = mask_listed(s, query, entry, buffers.bounds, stage.k, CONSUMER)
-        if EARLY:
+        if schedule.V_BEHIND and not schedule.LATE_WAIT:  # V's only slot is wanted back
             acc = acc.wait(acc_token)
             buffers.v.release(before.v)
         p, row_max, row_sum, alpha = fold_scores(
@@ -304,7 +305,7 @@ def attend(
         trace.enter(ME, round, end - 1 - place, CORRECT)
         if schedule.LATE_WAIT:
             buffers.k.wait(stage.next().k, place > begin)
-        if not EARLY:
+        if schedule.LATE_WAIT or not schedule.V_BEHIND:
             acc = acc.wait(acc_token)
             buffers.v.release(before.v)
         p = rounded(p, buffers.v.tile(stage.v), acc)
