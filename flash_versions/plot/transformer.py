@@ -101,7 +101,12 @@ def draw_generation(found: dict[str, Any]) -> Figure:
     return figure
 
 
-STYLES = {"ours": "-", "transformers": "--", "transformers compiled": ":"}
+STYLES = {
+    "ours": "-",
+    "transformers": "--",
+    "transformers compiled": ":",
+    "torch compiled": "-.",
+}
 
 
 def draw_rates(ax: Axes, cases: list[str], lines: dict[tuple[str, str], Any]) -> None:

@@ -11,6 +11,7 @@ import pytest
 from flash_versions.bench import results
 from flash_versions.plot import figures as plot
 from flash_versions.plot import timeline
+from flash_versions.plot import transformer as of_models
 from tests.helpers.committed_results import RESULTS, of_suite, rate, ratio, row_of, without
 
 
@@ -155,6 +156,11 @@ def test_variants_keep_the_colour_of_their_version_and_all_are_told_apart():
         ]
         assert len(set(plain)) == len(plain)
     assert set(plot.PEER_STYLES) == set(plot.PEERS)
+
+
+def test_every_contestant_of_generation_has_a_line_of_its_own():
+    assert len(set(of_models.STYLES.values())) == len(of_models.STYLES)
+    assert {row["contestant"] for row in of_suite("generate")} <= set(of_models.STYLES)
 
 
 @pytest.mark.parametrize(
