@@ -4,6 +4,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from flash_versions.bench.results import Document, any_row, rate_of
 
@@ -86,22 +87,34 @@ def generation_data(document: Document) -> dict[str, Any] | None:
 
 
 def draw_generation(found: dict[str, Any]) -> Figure:
-    """Two panels: over the batch, and over the tokens before; a colour for each model."""
+    """Two panels: over the batch, and over the tokens before. A single point is no line, and left
+    out.
+    """
     figure = Figure(figsize=(9.2, 3.8), layout="constrained")
     titles = {"batch": "rows of a batch", "prompt": "tokens before, one row"}
-    for ax, (axis, title) in zip(figure.subplots(1, 2), titles.items()):
-        lines = {(case, who): p for case, x in found.items() for who, p in x[axis].items()}
+    for ax, (axis, title) in zip(figure.subplots(1, 2, sharey=True), titles.items()):
+        lines = {
+            (case, who): points
+            for case, panels in found.items()
+            for who, points in panels[axis].items()
+            if len(points) > 1
+        }
         draw_rates(ax, [*found], lines)
         ax.set_title(title, loc="left")
         ticks = sorted({x for points in lines.values() for x, _ in points})
         ax.set_xticks(ticks, [str(x) for x in ticks])
-    axes = figure.axes
-    axes[0].set_ylabel("tokens per second, all rows")
-    axes[0].legend(frameon=False, fontsize=7)
+    figure.axes[0].set_ylabel("tokens per second, all rows")
+    models = [
+        Line2D([], [], color=colour, marker=marker, label=case)
+        for case, colour, marker in zip(found, COLOURS, MARKERS)
+    ]
+    whose = [Line2D([], [], color=OTHERS, linestyle=x, label=who) for who, x in STYLES.items()]
+    figure.legend(handles=models + whose, loc="outside right center", frameon=False, fontsize=8)
     return figure
 
 
-STYLES = {
+COLOURS = ["#56B4E9", "#0072B2", "#D55E00", "#CC79A7", "#009E73"]
+STYLES: dict[str, Any] = {
     "ours": "-",
     "transformers": "--",
     "transformers compiled": ":",
@@ -111,16 +124,14 @@ STYLES = {
 
 def draw_rates(ax: Axes, cases: list[str], lines: dict[tuple[str, str], Any]) -> None:
     """A line for each model and contestant: a colour for the model, a style for the contestant."""
-    colours = ["#56B4E9", "#0072B2", "#D55E00", "#CC79A7", "#009E73"]
     for (case, who), points in lines.items():
         number = cases.index(case)
         ax.plot(
             *zip(*points),
             linestyle=STYLES[who],
             marker=MARKERS[number],
-            color=colours[number],
+            color=COLOURS[number],
             gid=f"{case} {who}",
-            label=f"{case}, {who}",
         )
     ax.set(xscale="log", yscale="log")
     ax.minorticks_off()
