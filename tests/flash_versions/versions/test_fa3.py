@@ -199,6 +199,25 @@ def test_every_head_dim_has_tiles_that_fit(causal, device):
         assert registers <= {2: 192, 3: 130}[config.consumers], (head_dim, head_dim_v)
 
 
+@pytest.mark.parametrize(
+    ("options", "block_kv", "slots"),
+    [
+        ({"causal": True}, 128, (2, 1)),
+        ({"window": (100, 0)}, 128, (2, 1)),
+        ({}, 64, (3, 3)),
+        ({"causal": True, "softcap": 20.0}, 64, (3, 3)),
+        ({"causal": True, "alibi_slopes": torch.ones(2)}, 64, (3, 3)),
+        ({"query_ends": torch.full((1, 2, 5), 7, dtype=torch.int32)}, 64, (3, 3)),
+    ],
+    ids=str,
+)
+def test_head_dim_192_has_128_keys_where_that_is_faster(options, block_kv, slots):
+    """And where it spills nothing."""
+    q = k = v = torch.empty(1, 5, 2, 192, dtype=torch.bfloat16)
+    config = default_config(make_request(q, k, v, **options))
+    assert (config.block_kv, (config.stages, config.slots_of_v)) == (block_kv, slots)
+
+
 # ---- the walk ----
 
 

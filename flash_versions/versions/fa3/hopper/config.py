@@ -106,7 +106,11 @@ def default_config(request: Request) -> HopperConfig:
     uneven = causal or request.is_ragged or request.has_intervals
     scheduler = "dynamic" if uneven else "static"
     if max(head_dim, head_dim_v) > 128:
-        return wide_config(panel_widths(head_dim), panel_widths(head_dim_v), scheduler)
+        widths = panel_widths(head_dim), panel_widths(head_dim_v)
+        # Others keep more in registers, and 192 dims beside 128 keys would spill.
+        plain = request.softcap is None and request.alibi_slopes is None
+        one_v = uneven and plain and not request.has_intervals
+        return wide_config(*widths, scheduler, one_v)
     if max(head_dim, head_dim_v) > 64:
         return HopperConfig(scheduler=scheduler)
     if prefers_two_consumers(request):
@@ -119,13 +123,16 @@ def fits_through_q(widths: tuple[int, ...], widths_v: tuple[int, ...]) -> bool:
     return widths[: len(widths_v)] == widths_v
 
 
-def wide_config(widths: tuple[int, ...], widths_v: tuple[int, ...], scheduler: str) -> HopperConfig:
+def wide_config(
+    widths: tuple[int, ...], widths_v: tuple[int, ...], scheduler: str, one_v: bool
+) -> HopperConfig:
     """The largest tiles above head_dim 128, where shared memory and registers are short.
 
     Slots of K and V come before a buffer for O and a second Q. Products take so much longer than
     the softmax that consumers need no turns at the tensor cores. Tiles have 128 keys if two slots
-    of K and V fit and O leaves registers for so many scores; where tiles weigh unlike, also if V
-    has one slot only (docs/log.md). Otherwise they have 64 keys, in a third slot if it fits.
+    of K and V fit and O leaves registers for so many scores; with `one_v`, which is faster only
+    where tiles weigh unlike (docs/log.md), also if one slot of V fits. Otherwise they have 64 keys,
+    in a third slot if it fits.
     """
     width, width_v = sum(widths), sum(widths_v)
     config = HopperConfig(
@@ -136,7 +143,7 @@ def wide_config(widths: tuple[int, ...], widths_v: tuple[int, ...], scheduler: s
         if config.fits(width, width_v):
             return config
         shallow = replace(config, v_stages=1)
-        if scheduler == "dynamic" and shallow.fits(width, width_v):
+        if one_v and shallow.fits(width, width_v):
             return shallow
     config = replace(config, block_kv=64)
     deeper = replace(config, stages=3)
