@@ -59,7 +59,7 @@ class HopperConfig:
             raise ValueError(
                 f"stages={self.stages} and q_stages={self.q_stages} must be at least 1."
             )
-        if not 1 <= self.slots_of_v <= self.stages:
+        if self.v_stages is not None and not 1 <= self.v_stages <= self.stages:
             raise ValueError(
                 f"v_stages={self.v_stages} is not possible with stages={self.stages}: V of a block "
                 f"is loaded after its K; use v_stages from 1 to {self.stages}."
