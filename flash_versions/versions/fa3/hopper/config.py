@@ -6,13 +6,11 @@ from flash_versions.dispatch.device import H200_SHARED_MEMORY, devices
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import panel_widths
 from flash_versions.versions.tiles.rows import cdiv
+from flash_versions.versions.tiles.triton_compat import MOST_DIMS_BESIDE_128_KEYS
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 # Rows that a consumer of three gets done while one of two does a row, at head_dim 64 (docs/log.md).
 THREE_TO_TWO = 1.16
-# Of O, 64 rows of which take a register of each thread for two dims. S of 128 keys takes 64
-# registers and P 32, of 240.
-MOST_DIMS_BESIDE_128_KEYS = 192
 OTHER_BYTES = 3 * 1024  # what a program has in shared memory beside tiles, at most
 SCHEDULERS = ("grid", "static", "dynamic")
 
