@@ -352,26 +352,28 @@ BUGS = {
         "load 2 in .*claim|wrong result", (DYNAMIC, usual)
     ),
     "K is not released": Bug(
-        "attend", [("        buffers.k.release(stage)", "        pass")], "load 2 in .*fill"
+        "attend", [("        buffers.k.release(stage.k)", "        pass")], "load 2 in .*fill"
     ),
     "V is not released": Bug(
-        "attend", [("        buffers.v.release(before)", "        pass")], "load 2 in .*fill"
+        "attend",
+        [("            buffers.v.release(before.v)\n        p", "            pass\n        p")],
+        "load 2 in .*fill",
     ),
     "Q is not released": Bug(
         "consume", [("buffers.q.release(q_stage)", "pass")], "load 2 in .*fill"
     ),
     "V is released while it is read": Bug(
         "attend",
-        [(f"{V_WAITED}\n        buffers.v.release(before)",
-          f"buffers.v.release(before)\n        {V_WAITED}")],
+        [(f"{V_WAITED}\n            buffers.v.release(before.v)",
+          f"buffers.v.release(before.v)\n            {V_WAITED}")],
         WRONG,
     ),
     "K is read before it is there": Bug(
-        "attend", [("        if not schedule.LATE_WAIT:\n            buffers.k.wait(stage)", "")],
+        "attend", [("        if not schedule.LATE_WAIT:\n            buffers.k.wait(stage.k)", "")],
         "more arrivals",
     ),
     "V is read before it is there": Bug(
-        "attend", [("buffers.v.wait(before)", "pass")], "more arrivals"
+        "attend", [("buffers.v.wait(before.v)", "pass")], "more arrivals"
     ),
     "Q is read before it is there": Bug("consume", [("buffers.q.wait(q_stage)", "pass")], WRONG),
     "the turn is not passed on": Bug(
@@ -422,7 +424,7 @@ BUGS = {
         "operands.rounded", [(".permute((0, 1, 3, 2, 4))", "")], WRONG, (FP8, in_fp8)
     ),
     "V is not transposed": Bug(
-        "load", [("if is_fp8(v.first.dtype)", "if False")], WRONG, (FP8, in_fp8)
+        "fill_values", [("if is_fp8(v.first.dtype)", "if False")], WRONG, (FP8, in_fp8)
     ),
 }  # fmt: skip
 

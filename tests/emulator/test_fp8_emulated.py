@@ -240,14 +240,14 @@ BUGS = {
         "rounding_ptx", [("{{low, high}}", "{{high, low}}")], WRONG
     ),
     "V is not transposed": Bug(
-        "produce", [("if is_fp8(v.first.dtype)", "if False")], "a box at|in flight|wrong result"
+        "fill_values", [("if is_fp8(v.first.dtype)", "if False")], "a box at|in flight|wrong result"
     ),
     "V's keys are not side by side": Bug(
         "operands.multiply_pv", [("v_tile.permute((1, 0))", "v_tile")], "contiguous"
     ),
     "P is of the block before": Bug(
         "attend",
-        [("        p = rounded(p, buffers.v.tile(stage), acc)\n        acc", "        acc"),
+        [("        p = rounded(p, buffers.v.tile(stage.v), acc)\n        acc", "        acc"),
          ("        p, row_max, row_sum, alpha = ", "        _, row_max, row_sum, alpha = ")],
         WRONG,
     ),
