@@ -14,7 +14,14 @@ PRODUCTS = {
     "norm gemm": ("cuBLAS alone", "a norm and a product"),
 }
 OURS, OTHERS = "#D55E00", "#666666"  # Okabe and Ito's vermilion, and grey
-MARKERS = "osD^vP"
+MARKERS = "osD^vP"  # of models, as COLOURS
+COLOURS = ["#56B4E9", "#0072B2", "#D55E00", "#CC79A7", "#009E73"]
+STYLES: dict[str, Any] = {  # of who generates
+    "ours": "-",
+    "transformers": "--",
+    "transformers compiled": ":",
+    "torch compiled": "-.",
+}
 
 
 def products_data(document: Document) -> dict[str, dict[str, dict[str, float]]] | None:
@@ -87,9 +94,7 @@ def generation_data(document: Document) -> dict[str, Any] | None:
 
 
 def draw_generation(found: dict[str, Any]) -> Figure:
-    """Two panels: over the batch, and over the tokens before. A single point is no line, and left
-    out.
-    """
+    """Two panels: over the batch, and over the tokens before. Single points are left out."""
     figure = Figure(figsize=(9.2, 3.8), layout="constrained")
     titles = {"batch": "rows of a batch", "prompt": "tokens before, one row"}
     for ax, (axis, title) in zip(figure.subplots(1, 2, sharey=True), titles.items()):
@@ -111,15 +116,6 @@ def draw_generation(found: dict[str, Any]) -> Figure:
     whose = [Line2D([], [], color=OTHERS, linestyle=x, label=who) for who, x in STYLES.items()]
     figure.legend(handles=models + whose, loc="outside right center", frameon=False, fontsize=8)
     return figure
-
-
-COLOURS = ["#56B4E9", "#0072B2", "#D55E00", "#CC79A7", "#009E73"]
-STYLES: dict[str, Any] = {
-    "ours": "-",
-    "transformers": "--",
-    "transformers compiled": ":",
-    "torch compiled": "-.",
-}
 
 
 def draw_rates(ax: Axes, cases: list[str], lines: dict[tuple[str, str], Any]) -> None:

@@ -18,9 +18,9 @@ GLUON_DTYPES = {
     torch.float8_e5m2: gl.float8e5,
     torch.int32: gl.int32,
 }
-# Of O, 64 rows of which take a register of each thread for two dims. S of 128 keys takes 64
-# registers and P 32, of 240; with more than 160 dims, Triton 3.9 makes products wait.
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
+# Of O, 64 rows of which take a register of each thread for two dims. S of 128 keys takes 64
+# registers and P 32, of 240. Triton 3.9 makes products wait from fewer dims on.
 MOST_DIMS_BESIDE_128_KEYS = 192 if TRITON < (3, 9) else 160
 # Triton 3.7 renamed these.
 load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared

@@ -588,7 +588,10 @@ def test_every_head_dim_is_as_fast_as_the_documents_say():
     than padded.
     """
     table = report.TABLES["head dims"](RESULTS)
-    for dims, least in {"128": 1.03, "256": 0.96, "96": 0.95, "192": 0.91, "80": 0.94}.items():
+    for dims, least in (
+        ("64", 0.98), ("80", 0.94), ("96", 0.95), ("128", 1.03), ("192, 128 of v", 0.99),
+        ("192", 0.91), ("256", 0.96),
+    ):  # fmt: skip
         for kind in ("full", "causal"):
             line = cells(table, f"{dims}, {kind}")
             assert float(line["ratio"]) >= least
@@ -607,7 +610,8 @@ def test_every_head_dim_is_as_fast_as_the_documents_say():
 def test_a_training_step_is_as_fast_as_with_torchs_attention():
     table = report.TABLES["training step"](RESULTS)
     for length in ("2,048", "16,384"):
-        assert "(1.0" in cells(table, length)["ours, compiled"]
+        _, ratio = cells(table, length)["ours, compiled"].split(" (")
+        assert float(ratio.removesuffix(" x)")) >= 1
 
 
 def test_the_host_is_as_fast_as_the_documents_say():

@@ -146,7 +146,7 @@ def produce(problem, schedule, buffers, scheduler, q, k, v, bounds):
     tile = gl.program_id(0)
     round = 0
     stage = buffers.k.at(0, 0)
-    values = buffers.v.at(0, 0)
+    values = buffers.v.at(0, 0)  # for V_BEHIND; see `slots` for why it is counted apart
     while tile < scheduler.number:
         mine, query, head, sequence = problem.locate(tile)
         begin, end = mine.visited(query)

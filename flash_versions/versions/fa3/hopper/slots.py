@@ -10,6 +10,9 @@ fewer slots than K (`Schedule.V_BEHIND`), the order of the work is another:
 
 * The producer loads K of a block before V of the block before. It waits until V's slot is empty,
   and K would wait with it, although K's own slot has been empty for longer.
+* The producer counts V's stages apart. To carry the stage of the block before under a second name,
+  `before = stage`, is wrong: when a loop begins with the same values under two names, Triton takes
+  the second one for a constant. The emulator, which runs Python, cannot see that.
 * The last V of a tile comes before Q of the next tile, which may have to wait for this tile's O.
 * A consumer gives V's slot back before the softmax and not after it, unless LATE_WAIT keeps the
   wait for P V behind the softmax.

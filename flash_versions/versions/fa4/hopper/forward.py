@@ -150,7 +150,7 @@ def load(problem, schedule, buffers, scheduler, trace, q, k, v, bounds):
     tile = gl.program_id(0)
     round = 0
     stage = buffers.k.at(0, 0)
-    values = buffers.v.at(0, 0)
+    values = buffers.v.at(0, 0)  # for V_BEHIND; see `slots` for why it is counted apart
     trace.enter(LOADER, round, 0, CLAIM)
     while tile < scheduler.number:
         mine, query, head, sequence = problem.locate(tile)
