@@ -321,7 +321,7 @@ blackwell = module(
     tensor_memory_descriptor=TensorMemory,
 )
 MODULES = {
-    "triton": module("triton", jit, language=tl, __version__="3.7"),
+    "triton": module("triton", jit, language=tl),
     "triton.language": tl,
     "triton.experimental": module("triton.experimental", gluon=gluon),
     "triton.experimental.gluon": gluon,

@@ -3,7 +3,6 @@
 from typing import Any, dataclass_transform
 
 import torch
-import triton
 from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -18,17 +17,17 @@ GLUON_DTYPES = {
     torch.float8_e5m2: gl.float8e5,
     torch.int32: gl.int32,
 }
-TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
+NAMES_ADD = hasattr(tma, "async_atomic_add")  # from Triton 3.8 on
 # Of O, 64 rows of which take a register of each thread for two dims. S of 128 keys takes 64
-# registers and P 32, of 240. Triton 3.9 makes products wait from fewer dims on.
-MOST_DIMS_BESIDE_128_KEYS = 192 if TRITON < (3, 9) else 160
+# registers and P 32, of 240. With 192 dims, 3.8 spills under a window and 3.9 makes products wait.
+MOST_DIMS_BESIDE_128_KEYS = 160 if NAMES_ADD else 192
 # Triton 3.7 renamed these.
 load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 store_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
 
 def add_tile_by_builder(desc, coordinates, tile, _semantic=None):
-    """TMA adds a tile to a box in memory; the operation has a name only from Triton 3.9 on."""
+    """TMA adds a tile to a box in memory; the operation has a name only from Triton 3.8 on."""
     coordinates = _semantic._convert_to_ir_values(coordinates, require_i64=False)
     kind = ir.DESCRIPTOR_REDUCE_KIND.ADD
     _semantic.builder.create_async_tma_reduce(kind, desc.handle, coordinates, tile.handle)
