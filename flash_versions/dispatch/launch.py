@@ -19,7 +19,7 @@ import torch
 from triton.runtime import driver as runtime_driver
 
 from flash_versions.dispatch.replay.driver import has_hooks
-from flash_versions.dispatch.replay.tape import note
+from flash_versions.dispatch.replay.recording import note
 from flash_versions.dispatch.request import PLACES, Request
 
 MAX_KEYS = 4096

@@ -9,7 +9,7 @@ import torch
 
 from flash_versions.dispatch import launch
 from flash_versions.dispatch.device import H200_SHARED_MEMORY, Properties, devices
-from flash_versions.dispatch.replay import tape
+from flash_versions.dispatch.replay import recording
 from flash_versions.versions.fa3.hopper import forward as fa3_hopper
 from flash_versions.versions.fa3.hopper.backward import kernel as backward_hopper
 from flash_versions.versions.fa3.hopper.backward import rows as backward_rows
@@ -74,7 +74,7 @@ def noted_launches(monkeypatch, tell=noted):
     monkeypatch.setattr(launch, "on_gpu", lambda request: True)
     monkeypatch.setattr(launch, "decided", {})
     pair = torch.zeros(2, dtype=torch.int32)
-    monkeypatch.setitem(tape.lasting, pair.data_ptr(), pair)
+    monkeypatch.setitem(recording.lasting, pair.data_ptr(), pair)
     monkeypatch.setattr(tile_scheduler.Counters, "pair", lambda *given: pair)
     monkeypatch.setattr(wgmma, "available", lambda device: True)
     with devices.assume(H200):

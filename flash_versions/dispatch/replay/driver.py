@@ -14,8 +14,6 @@ from typing import Any
 from triton import knobs
 from triton.runtime import driver as runtime_driver
 
-Start = Callable[[tuple[int, ...], int, Sequence], None]  # of a grid, a stream and arguments
-
 
 class Address:
     """An address in the form of a tensor, as descriptors and launches ask for it."""
@@ -49,19 +47,23 @@ def moved(descriptor: Any, address: int) -> Any:
 
 
 class Kernel:
-    """A compiled kernel that was launched before.
+    """A compiled kernel that was launched before: launch(*grid, stream, *about, *arguments).
+
+    A pointer is an int. In the place of a descriptor come the arguments that `expand` makes of it,
+    the first of which depends on the address.
 
     Attributes:
-        start: launches it. A pointer is an int. In the place of a descriptor come the arguments
-            that `expand` makes of it, the first of which depends on the address.
+        launch: Triton's launcher in C; of a Triton that is not known here, `compiled.run`.
+        about: what it is told of the kernel.
+        packs: whether it takes the arguments as one tuple.
     """
 
     def __init__(self, compiled: Any) -> None:
-        self.compiled = compiled
-        self.start: Start = self.run
+        run = self.launch = compiled.run
+        self.about: tuple = (compiled.function, compiled.packed_metadata, None, None, None)
+        self.packs = False
         self.metadata: Sequence | None = None  # of the descriptors; None: they stay as they are
         self.encode: Callable[..., list] | None = None
-        run = compiled.run
         if type(run).__name__ != "CudaLauncher" or getattr(run, "gsan_enabled", False):
             return
         if run.global_scratch_size > 0 or run.profile_scratch_size > 0:
@@ -71,27 +73,16 @@ class Kernel:
         launch = shared or unwrapped(run.launch)
         if encode is None or launch is None:
             return
-        self.encode = encode
+        self.launch, self.encode, self.packs = launch, encode, shared is not None
         self.more = (None,) * (len(inspect.signature(encode).parameters) - 2)
         self.metadata = getattr(compiled.metadata, "tensordesc_meta", None) or ()
         how = compiled.function, run.launch_cooperative_grid, run.launch_pdl
         about = compiled.packed_metadata, None, None, None  # no metadata for hooks, and no hooks
-
-        def start_shared(grid: tuple[int, ...], stream: int, arguments: Sequence) -> None:
-            launch(
-                *grid, stream, *how, *about, None, None, run.arg_annotations, run.kernel_signature,
-                arguments
-            )  # fmt: skip
-
-        def start_own(grid: tuple[int, ...], stream: int, arguments: Sequence) -> None:
-            launch(*grid, stream, *how, None, None, *about, *arguments)
-
-        self.start = start_shared if shared else start_own
-
-    def run(self, grid: tuple[int, ...], stream: int, arguments: Sequence) -> None:
-        """`start` by Triton's own layers."""
-        about = self.compiled.function, self.compiled.packed_metadata
-        self.compiled.run(*grid, stream, *about, None, None, None, *arguments)
+        scratch = None, None
+        if shared:
+            self.about = *how, *about, *scratch, run.arg_annotations, run.kernel_signature
+        else:
+            self.about = *how, *scratch, *about
 
     def expand(self, number: int, descriptor: Any) -> list:
         """The arguments in the place of a descriptor, the kernel's number-th."""

@@ -6,7 +6,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.runtime import driver
 
-from flash_versions.dispatch.replay.tape import lasting
+from flash_versions.dispatch.replay.recording import lasting
 from flash_versions.versions.tiles.triton_compat import aggregate
 
 

@@ -20,9 +20,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from flash_versions import VERSIONS, attention
 from flash_versions.dispatch import launch as launch_module
 from flash_versions.dispatch.launch import Launcher, start
-from flash_versions.dispatch.replay import driver, keys
-from flash_versions.dispatch.replay import tape as tape_module
-from flash_versions.dispatch.replay.tape import Recording, Tape, lasting
+from flash_versions.dispatch.replay import driver, keys, script
+from flash_versions.dispatch.replay.recording import Recording, lasting
+from flash_versions.dispatch.replay.tape import Tape
 from flash_versions.dispatch.version import EXPLICIT
 from flash_versions.versions.fa2 import backward as fa2_backward
 from flash_versions.versions.fa2 import forward as fa2_forward
@@ -458,7 +458,7 @@ def test_what_no_tape_can_do_is_done_by_the_function(case, driven):
 
 def test_a_failure_to_prepare_costs_no_result(driven, monkeypatch):
     """Such as a part of Triton that has another name in a later release."""
-    monkeypatch.setattr(tape_module, "Kernel", lambda compiled: compiled.no_such_name)
+    monkeypatch.setattr(script, "Kernel", lambda compiled: compiled.no_such_name)
     kernel = Kernel(lambda *given: None)
 
     def function(x):
@@ -498,22 +498,20 @@ def test_one_thread_at_a_time_records(driven):
 
 def test_what_begins_to_last_in_a_recording_is_not_made_anew(driven, monkeypatch):
     """The first call failed before, for example for want of memory."""
-    seen, kernel = [], Kernel(lambda *given: seen.append(given))
-    monkeypatch.setattr(tape_module, "lasting", {})
+    seen, lasts, kernel = [], [], Kernel(lambda *given: seen.append(given))
 
     def function(x):
-        if seen and not tape_module.lasting:
-            pairs = torch.zeros(8)
-            tape_module.lasting[pairs.data_ptr()] = pairs
-        launch(kernel, *tape_module.lasting.values())
+        if seen and not lasts:
+            lasts.append(torch.zeros(8))
+            monkeypatch.setitem(lasting, lasts[0].data_ptr(), lasts[0])
+        launch(kernel, *lasts)
         return (torch.empty(4),)
 
     tape = Tape(function)
     for _ in range(4):
         tape((torch.zeros(4),), STREAM)
     assert tape.replay is not None
-    (address,) = tape_module.lasting
-    assert seen[-1] == (address,)
+    assert seen[-1] == (lasts[0].data_ptr(),)
 
 
 def test_what_lasts_stays_where_it_is(driven, monkeypatch):

@@ -1,0 +1,218 @@
+"""A recording as a function of Python that does the same for other tensors.
+
+Its source is written and compiled, because no loop over the arguments of a launch is as fast as a
+tuple of names. Of attention's forward it is, shortened (`replay.__doc__`):
+
+    def replay(tensors, stream):
+        x0, x1, x2, = tensors
+        a0 = x0.data_ptr()
+        ...
+        y0 = take(c0, c1, c2)
+        a3 = y0.data_ptr()
+        launch0(132, 1, 1, stream, c9, c10, c11, (maps0[a0], 512, 64, a3, None))
+        return y0, y1, None,
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from flash_versions.dispatch.replay.driver import Kernel, is_descriptor, moved
+from flash_versions.dispatch.replay.recording import Recording, lasting
+
+APART = 256  # bytes: where a temporary begins in the memory that all of them share
+MAX_MAPS = 64  # encoded descriptors of a launch that are kept, by address
+Results = tuple[Any, ...]  # tensors, or None
+Replay = Callable[[Sequence[torch.Tensor | None], int], Results]  # of the tensors, in a stream
+
+
+class Impossible(Exception):
+    """What a function did cannot be replayed; the reason as a sentence."""
+
+
+def written(
+    recording: Recording, tensors: Sequence[torch.Tensor | None], results: Results
+) -> Replay:
+    """A function that does what was recorded, for other tensors and in another stream."""
+    if recording.foreign is not None:
+        raise Impossible(f"{recording.foreign} cannot be launched again.")
+    script = Script(tensors)
+    made = script.take(recording, results)
+    for launch in recording.launches:
+        script.launch(*launch)
+    returned = [None if x is None else made[start_of(x)] for x in results]
+    return script.compiled(f"return {listed(returned)}")
+
+
+class Script:
+    """The source of a replay, line by line.
+
+    Attributes:
+        values: what the source does not spell out, by the name that it has there.
+        addresses: the variable that has an address, by what the address was in the recording.
+        starts: the same of memory that the replay takes: the variable, and an offset from it.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor | None]) -> None:
+        self.lines = [f"{listed([f'x{i}' for i in range(len(tensors))])} = tensors"]
+        self.values: dict[str, Any] = {}
+        self.addresses: dict[int, str] = {}
+        self.starts: dict[int, tuple[str, int]] = {}
+        self.variables = 0
+        (self.device,) = {x.device for x in tensors if x is not None}
+        self.values["take"] = taker(self.device)
+        for i, x in enumerate(tensors):
+            if x is not None:
+                self.addresses[x.data_ptr()] = self.assign(f"x{i}.data_ptr()")
+
+    def assign(self, expression: str) -> str:
+        """A new variable for an address."""
+        self.variables += 1
+        self.lines.append(f"a{self.variables} = {expression}")
+        return f"a{self.variables}"
+
+    def name(self, value: Any, prefix: str = "c") -> str:
+        """A name for a value."""
+        name = f"{prefix}{len(self.values)}"
+        self.values[name] = value
+        return name
+
+    def take(self, recording: Recording, results: Results) -> dict[int, str]:
+        """Lines that take memory and fill it; the variables of tensors, by where they began. Those
+        that are not returned share what is taken last.
+        """
+        returned = {start_of(x): x for x in results if x is not None}
+        if len(returned) < len([x for x in results if x is not None]):
+            raise Impossible("two results share memory.")
+        made: dict[int, str] = {}
+        shared: list[torch.Tensor] = []
+        for memory in recording.taken:
+            x, start = memory.tensor, start_of(memory.tensor)
+            if start in lasting:
+                continue
+            result = returned.get(start)
+            if result is None and memory.value is None:
+                shared.append(x)
+                continue
+            like = x if result is None else result
+            if like.data_ptr() != start or like.numel() != x.numel() or not is_dense(like):
+                raise Impossible("a result is a part of the memory that was taken for it.")
+            if like.device != self.device:
+                raise Impossible("memory was taken on another device.")
+            made[start], address = self.tensor(like.shape, like.stride(), like.dtype)
+            self.starts[start] = address, 0
+            if memory.value is not None:
+                self.lines.append(f"{made[start]}.fill_({self.expression(memory.value)})")
+        if not returned.keys() <= made.keys():
+            raise Impossible("a result was not taken here.")
+        offsets, size = [], 0
+        for x in shared:
+            offsets.append(size)
+            size += max(1, -(-x.untyped_storage().nbytes() // APART)) * APART
+        if size:
+            _, address = self.tensor((size,), (1,), torch.uint8)
+            self.starts |= {start_of(x): (address, n) for x, n in zip(shared, offsets)}
+        return made
+
+    def tensor(
+        self, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype
+    ) -> tuple[str, str]:
+        """A line that takes memory for a tensor: the variables of the tensor and of its address."""
+        variable = f"y{self.variables}"
+        about = ", ".join(map(self.name, (tuple(shape), stride, dtype)))
+        self.lines.append(f"{variable} = take({about})")
+        return variable, self.assign(f"{variable}.data_ptr()")
+
+    def launch(self, compiled: Any, grid: tuple[int, ...], arguments: tuple) -> None:
+        """A line that launches a kernel with such arguments."""
+        kernel = Kernel(compiled)
+        given: list[str] = []
+        descriptors = 0
+        for x in arguments:
+            if not is_descriptor(x):
+                given.append(self.expression(x))
+                continue
+            first, *others = kernel.expand(descriptors, x)
+            if (variable := self.address(x.base)) is None:
+                raise Impossible("a descriptor of a tensor that is neither given nor taken.")
+            maps = self.name(Maps(kernel, descriptors, x), "maps")
+            given += [f"{maps}[{variable}]", *map(self.expression, others)]
+            descriptors += 1
+        if kernel.packs:
+            given = [listed(given)]
+        about = [*map(str, grid), "stream", *map(self.name, kernel.about)]
+        self.lines.append(f"{self.name(kernel.launch, 'launch')}({', '.join(about + given)})")
+
+    def address(self, x: torch.Tensor) -> str | None:
+        """The variable that has the address of a tensor; None if it stays where it is."""
+        address, start = x.data_ptr(), start_of(x)
+        if address not in self.addresses and start in self.starts:
+            variable, offset = self.starts[start]
+            offset += address - start
+            self.addresses[address] = self.assign(f"{variable} + {offset}") if offset else variable
+        if address in self.addresses:
+            return self.addresses[address]
+        if address == 0 or address in lasting:
+            return None
+        raise Impossible("a kernel got a tensor that was neither given nor taken.")
+
+    def expression(self, x: Any) -> str:
+        """An argument of a launch in the source."""
+        if isinstance(x, torch.Tensor):
+            return self.address(x) or str(x.data_ptr())
+        if isinstance(x, tuple):
+            return listed(map(self.expression, x))
+        return repr(x) if x is None or type(x) in (int, bool) else self.name(x)
+
+    def compiled(self, end: str) -> Replay:
+        """The function."""
+        source = "\n    ".join(["def replay(tensors, stream):", *self.lines, end])
+        exec(compile(source, "<replay>", "exec"), self.values)
+        replay = self.values["replay"]
+        replay.__doc__ = source
+        return replay
+
+
+def listed(expressions: Any) -> str:
+    """A tuple of expressions."""
+    return f"({''.join(f'{x}, ' for x in expressions)})"
+
+
+def start_of(x: torch.Tensor) -> int:
+    """The address where the memory of a tensor begins."""
+    return x.untyped_storage().data_ptr()
+
+
+def is_dense(x: torch.Tensor) -> bool:
+    """Whether a tensor is all of its memory."""
+    return x.untyped_storage().nbytes() == x.numel() * x.element_size()
+
+
+def taker(device: torch.device) -> Callable[..., torch.Tensor]:
+    """Takes memory for a tensor of a shape, strides and a type. On the current GPU, where a tape is
+    played, as the code does that torch.compile makes: in half the time of `torch.empty_strided`,
+    which asks who else might want to know.
+    """
+    own = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
+    if own is not None and device.type == "cuda":
+        return own
+    return lambda shape, stride, dtype: torch.empty_strided(
+        shape, stride, dtype=dtype, device=device
+    )
+
+
+class Maps(dict[int, Any]):
+    """A descriptor of a kernel, encoded for each address where its tensor was: as a rule, torch's
+    allocator gives the same memory again.
+    """
+
+    def __init__(self, kernel: Kernel, number: int, descriptor: Any) -> None:
+        super().__init__()
+        self.kernel, self.number, self.descriptor = kernel, number, moved(descriptor, 0)
+
+    def __missing__(self, address: int) -> Any:
+        if len(self) >= MAX_MAPS:
+            self.clear()
+        self[address] = self.kernel.expand(self.number, moved(self.descriptor, address))[0]
+        return self[address]
