@@ -11,14 +11,10 @@ import torch
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from flash_versions.dispatch.autograd.compute import (
-    Results,
-    choose,
-    launch_forward,
-    run_backward,
-)
+from flash_versions.dispatch.autograd.compute import choose, launch_forward, run_backward
 from flash_versions.dispatch.autograd.operators import refuse_double_backward
 from flash_versions.dispatch.replay import keys
+from flash_versions.dispatch.replay.script import Results
 from flash_versions.dispatch.replay.tape import Tape
 from flash_versions.dispatch.request import PLACES, TENSORS, Request
 from flash_versions.dispatch.version import VERSIONS, Forward, Version, choose_version
@@ -86,6 +82,7 @@ class Call:
         one_cut: cu_seqlens_q cuts the keys, too.
         forward: tensors -> (o, lse, statistics).
         backwards: the same of the gradients, by what they depend on beside the call.
+        layouts: of the tensors that are saved for them.
     """
 
     def __init__(
@@ -101,6 +98,7 @@ class Call:
         self.names, self.one_cut, self.differentiated = names, one_cut, differentiated
         self.forward = Tape(self.compute)
         self.backwards: dict[tuple, Tape] = {}
+        self.layouts: list[tuple] = []
 
     def request(self, tensors: tuple[torch.Tensor, ...]) -> Request:
         """The request for these tensors."""
@@ -113,14 +111,18 @@ class Call:
         return self.fields._replace(**found)
 
     def compute(self, *tensors: torch.Tensor) -> Results:
-        """(o, lse, statistics) by the kernels that were chosen."""
+        """(o, lse, statistics) by the kernels that were chosen; o alone if nobody needs the others,
+        which then are temporaries of the tape.
+        """
         o, lse, statistics = launch_forward(self.planned, self.request(tensors))
+        if not (self.differentiated or self.fields.return_lse):
+            return o.squeeze(0) if tensors[0].dim() == 3 else o, None, None
         if tensors[0].dim() == 3:
             o, lse = o.squeeze(0), lse.squeeze(0)
         return o, lse, statistics
 
-    def gradients(self, *tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        """(dq, dk, dv, dsink); after the tensors of the call come o, lse, statistics, do, dlse."""
+    def gradients(self, *tensors: torch.Tensor | None) -> Results:
+        """The gradient of each tensor of the call; after these come o, lse, statistics, do, dlse."""
         inputs: Any = tensors[: len(self.names)]
         o, lse, statistics, do, dlse = tensors[len(self.names) :]
         assert o is not None and lse is not None
@@ -129,23 +131,26 @@ class Call:
             do, dlse = (x if x is None else x.unsqueeze(0) for x in (do, dlse))
         request = self.request(inputs)
         *found, dsink = run_backward(self.version, request, o, lse, statistics, do, dlse)
-        return *[dx.view(x.shape) for dx, x in zip(found, inputs)], dsink
+        others = [dsink if name == "sink" else None for name in self.names[3:]]
+        return *[dx.view(x.shape) for dx, x in zip(found, inputs)], *others
 
-    def backward(self, saved: tuple, places: list | None, do: Any, dlse: Any) -> tuple:
-        """The gradients for what was saved at these places; no tape is played if that is None."""
+    def backward(self, saved: tuple, addresses: list | None, do: Any, dlse: Any) -> tuple:
+        """The gradients for what was saved, with tensors at these addresses; no tape is played if
+        that is None.
+        """
         tensors = *saved, do, dlse
         if (
-            places is None
+            addresses is None
             or do is None
             or do.is_neg()
             or (dlse is not None and dlse.is_neg())
             or not keys.is_quiet()
             or (place := keys.place_of(do)) is None
+            # hooks of autograd's gave other tensors back
+            or addresses_of(saved) != addresses
+            or layouts_of(saved) != self.layouts
         ):
             return self.gradients(*tensors)
-        if places != places_of(saved):  # hooks of autograd's gave other tensors back
-            return self.gradients(*tensors)
-        addresses = [address for address, *_ in places]
         key = *place, self.fields.is_deterministic, *keys.described(do, addresses)
         if dlse is not None:
             key = *key, *keys.described(dlse, [*addresses, do.data_ptr()])
@@ -155,9 +160,14 @@ class Call:
         return tape(tensors, place[1])
 
 
-def places_of(tensors: tuple) -> list:
-    """Where tensors lie and how: (address, stride, dtype)."""
-    return [(x.data_ptr(), x.stride(), x.dtype) for x in tensors if x is not None]
+def addresses_of(tensors: tuple) -> list[int]:
+    """Where tensors lie."""
+    return [x.data_ptr() for x in tensors if x is not None]
+
+
+def layouts_of(tensors: tuple) -> list[tuple]:
+    """How tensors lie, which is the same in every call of a `Call`: (stride, dtype)."""
+    return [(x.stride(), x.dtype) for x in tensors if x is not None]
 
 
 def make_call(
@@ -184,9 +194,10 @@ def serve(
     if not call.differentiated:
         o, lse, _ = call.forward(tensors, stream)
         return o, lse
+    apply = Attention.apply if stream is None else apply_plainly
     if call.fields.return_lse:
-        return Attention.apply(call, stream, *tensors)
-    return Attention.apply(call, stream, *tensors), None
+        return apply(call, stream, *tensors)
+    return apply(call, stream, *tensors), None
 
 
 class Attention(torch.autograd.Function):
@@ -198,19 +209,24 @@ class Attention(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*saved)
         ctx.call = call
-        ctx.places = None if stream is None else places_of(saved)
+        ctx.addresses = None if stream is None else addresses_of(saved)
+        if not call.layouts and stream is not None:
+            call.layouts = layouts_of(saved)
         o, lse, _ = saved[-3:]
         return (o, lse) if call.fields.return_lse else o
 
     @staticmethod
     def backward(ctx: Any, do, dlse=None):  # noqa: D102
         call, saved = ctx.call, ctx.saved_tensors
-        gradients = call.backward(saved, ctx.places, do, dlse)
+        gradients = call.backward(saved, ctx.addresses, do, dlse)
         if torch.is_grad_enabled():  # create_graph=True
             gradients = FirstDerivative.apply(*saved[:3], do, dlse, *gradients)
-        *gradients, dsink = gradients
-        others = [dsink if name == "sink" else None for name in call.names[3:]]
-        return None, None, *gradients, *others
+        return None, None, *gradients
+
+
+# What `Attention.apply` calls where no transform such as vmap is on, after it has looked whether an
+# argument is left over from one.
+apply_plainly = super(torch.autograd.Function, Attention).apply
 
 
 class FirstDerivative(torch.autograd.Function):
