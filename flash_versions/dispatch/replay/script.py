@@ -190,9 +190,10 @@ def is_dense(x: torch.Tensor) -> bool:
 
 
 def taker(device: torch.device) -> Callable[..., torch.Tensor]:
-    """Takes memory for a tensor of a shape, strides and a type. On the current GPU, where a tape is
-    played, as the code does that torch.compile makes: in half the time of `torch.empty_strided`,
-    which asks who else might want to know.
+    """What takes memory for a tensor of a shape, strides and a type.
+
+    On the current GPU, where a tape is played, that is what the code of torch.compile calls: half
+    of what `torch.empty_strided` costs, because it does not ask who watches (`keys.find` did).
     """
     own = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
     if own is not None and device.type == "cuda":
