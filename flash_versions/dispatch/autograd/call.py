@@ -122,7 +122,7 @@ class Call:
         return o, lse, statistics
 
     def gradients(self, *tensors: torch.Tensor | None) -> Results:
-        """The gradient of each tensor of the call, behind which come o, lse, statistics, do, dlse."""
+        """The gradients of the call's tensors; behind these come o, lse, statistics, do, dlse."""
         inputs: Any = tensors[: len(self.names)]
         o, lse, statistics, do, dlse = tensors[len(self.names) :]
         assert o is not None and lse is not None
