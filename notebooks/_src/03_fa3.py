@@ -77,7 +77,7 @@ from flash_versions.versions.fp8.quantize import dequantize, quantize
 from flash_versions.versions.tiles import pipeline
 from flash_versions.versions.tiles.intervals import Intervals
 from flash_versions.versions.tiles.tma import describe
-from flash_versions.versions.tiles.varlen_scheduler import Tiles
+from flash_versions.versions.tiles.varlen_scheduler import Tiling, lay_out
 
 torch.manual_seed(0)
 
@@ -748,7 +748,8 @@ checked("nan_leaks", broken["the tensor"] == [70, 40, 0])
 bounds = torch.tensor([0, 70, 470, 620], dtype=torch.int32)  # lengths 70, 400, 150
 x = torch.zeros(620, 1, 64)
 request = make_request(x, x, x, causal=True, cu_seqlens_q=bounds, cu_seqlens_k=bounds)
-plan = Tiles.of_queries(request, 128, 1).plan.tolist()
+(tiles,) = lay_out(request, Tiling(128))
+plan = tiles.plan.tolist()
 lines = [line[:6] for line in plan[1 : 1 + plan[0][0]]]
 keys_seen = [min(128 * (tile + 1), n) for _, tile, _, n, _, _ in lines]
 table(

@@ -78,8 +78,8 @@ from flash_versions.versions.tiles.score_mods import (
     place_queries,
     uncap_gradient,
 )
-from flash_versions.versions.tiles.sequences import Sequences, new_key_gradients, new_results
-from flash_versions.versions.tiles.varlen_scheduler import Tiles, find_tile
+from flash_versions.versions.tiles.sequences import Sequences, new_gradients
+from flash_versions.versions.tiles.varlen_scheduler import Tiling, find_tile, lay_out
 
 COUNTS = ["q_length", "kv_length", "kv_heads", "tiles"]
 # For dK and dV, block_kv is the tile and block_q what streams past; for dQ the other way round.
@@ -429,8 +429,7 @@ def backward(
     q, k, v, group = request.q, request.k, request.v, request.group
     batch, q_length, heads, _ = q.shape
     kv_length, kv_heads = k.shape[1:3]
-    dq = new_results(q.shape, q, request.cu_seqlens_q)
-    dk, dv = new_key_gradients(request)
+    dq, dk, dv = new_gradients(request)
     views = tuple(View.of(x) for x in (q, k, v, do))
     sides, sequences = (request.window_left, request.window_right), Sequences.of(request)
     given = (ScoreMods.of(request), request.scale)
@@ -440,8 +439,9 @@ def backward(
     row_views = View.of_rows(lse), View.of_rows(delta)
 
     config = kv_config or backward_config(request, MEASURED_KV, KEY_GRADIENTS)
-    tiles = Tiles.of_keys(request, config.block_kv)
     q_config = q_config or backward_config(request, MEASURED_Q, QUERY_GRADIENT)
+    tilings = Tiling(config.block_kv, of_keys=True), Tiling(q_config.block_q, group)
+    tiles, q_tiles = lay_out(request, *tilings, of_queries=(dq,), of_keys=(dk, dv))
     listed = Intervals.of(request, q_config.block_kv, q_config.block_q)
     alike = listed is None or config.block_kv == q_config.block_kv
     intervals = listed if alike else Intervals.of(request, config.block_kv)
@@ -455,12 +455,11 @@ def backward(
         config.num_stages,
     )
     config = q_config
-    tiles = Tiles.of_queries(request, config.block_q, group)
-    about = (tiles.plan, sequences, Window(*sides, listed))
+    about = (q_tiles.plan, sequences, Window(*sides, listed))
     launch_dq(
         (*key, listed and listed.key),
-        (tiles.number * kv_heads * batch,),
-        (*views, *row_views, View.of(dq), *about, *given, *lengths, tiles.number),
+        (q_tiles.number * kv_heads * batch,),
+        (*views, *row_views, View.of(dq), *about, *given, *lengths, q_tiles.number),
         {"GROUP": group, "BLOCK_Q": config.block_q, "BLOCK_KV": config.block_kv},
         config.num_warps,
         config.num_stages,

@@ -81,8 +81,8 @@ from flash_versions.versions.tiles.score_mods import (
     place_queries,
     sink_state,
 )
-from flash_versions.versions.tiles.sequences import Sequences, new_lse, new_results, rows_in_pages
-from flash_versions.versions.tiles.varlen_scheduler import Tiles, find_tile
+from flash_versions.versions.tiles.sequences import Sequences, new_outputs, rows_in_pages
+from flash_versions.versions.tiles.varlen_scheduler import Tiling, find_tile, lay_out
 
 # Change from call to call, a growing cache's with every token: no kernel of its own for each.
 COUNTS = ["q_length", "kv_length", "slots", "kv_heads", "tiles", "num_splits"]
@@ -419,12 +419,13 @@ def forward(
         config = config or decoding_config(request, programs)
     else:
         config = config or default_config(q_length * group, request, MEASURED)
-        tiles = Tiles.of_queries(request, config.block_q, group)
+    o, lse = new_outputs(request)
+    if few_rows:
+        lay_out(request, of_queries=(o, lse))
+    else:
+        (tiles,) = lay_out(request, Tiling(config.block_q, group), of_queries=(o, lse))
         programs = tiles.number * kv_heads * batch  # packed: a batch of one
     num_splits = splits_of(request, programs, config.block_kv, READ_AT_ONCE if few_rows else 1)
-
-    o = new_results((*q.shape[:3], v.shape[3]), q, request.cu_seqlens_q, request.out_dtype)
-    lse = new_lse((batch, heads, q_length), q, request.cu_seqlens_q)
     partials = None
     if num_splits > 1:
         partials = Partials.allocate(num_splits * batch, o, request.cu_seqlens_q is not None)

@@ -92,9 +92,9 @@ from flash_versions.versions.tiles.score_mods import (
     place_queries,
     uncap_gradient,
 )
-from flash_versions.versions.tiles.sequences import Sequences, new_key_gradients, new_results
+from flash_versions.versions.tiles.sequences import Sequences, new_gradients
 from flash_versions.versions.tiles.tma import describe, undescribable
-from flash_versions.versions.tiles.varlen_scheduler import Tiles, find_tile
+from flash_versions.versions.tiles.varlen_scheduler import Tiling, find_tile, lay_out
 
 COUNTS = ["q_length", "kv_length", "kv_heads", "tiles", "total", "section"]
 
@@ -448,8 +448,7 @@ def backward(
     kv_heads = k.shape[2]
     if undescribable("do", do):  # such as an expanded one, whose steps are 0
         do = do.clone(memory_format=torch.contiguous_format)
-    dq = new_results(q.shape, q, request.cu_seqlens_q)
-    dk, dv = new_key_gradients(request)
+    dq, dk, dv = new_gradients(request)
     window = Window(request.window_left, request.window_right)
     given = (Sequences.of(request), window, ScoreMods.of(request), share, request.scale)
     lengths = (q_length, k.shape[1], kv_heads)
@@ -458,7 +457,9 @@ def backward(
     row_views = View.of_rows(lse), View.of_rows(delta)
 
     config = kv_config or backward_config(request, MEASURED_KV, KEY_GRADIENTS)
-    tiles = Tiles.of_keys(request, config.block_kv)
+    q_config = q_config or backward_config(request, MEASURED_Q, QUERY_GRADIENT)
+    tilings = Tiling(config.block_kv, of_keys=True), Tiling(q_config.block_q)
+    tiles, q_tiles = lay_out(request, *tilings, of_queries=(dq,), of_keys=(dk, dv))
     total = tiles.number * kv_heads * k.shape[0]
     launch_dkdv(
         key,
@@ -479,9 +480,8 @@ def backward(
         config.num_warps,
         config.num_stages,
     )
-    config = q_config or backward_config(request, MEASURED_Q, QUERY_GRADIENT)
-    tiles = Tiles.of_queries(request, config.block_q, 1)
-    total = tiles.number * heads * batch
+    config = q_config
+    total = q_tiles.number * heads * batch
     launch_dq(
         key,
         (total,),
@@ -489,10 +489,10 @@ def backward(
             *boxes(request, do, config),
             *row_views,
             View.of(dq),
-            tiles.plan,
+            q_tiles.plan,
             *given,
             *lengths,
-            tiles.number,
+            q_tiles.number,
             total,
             heads_of_section(request),
         ),

@@ -69,9 +69,9 @@ from flash_versions.versions.tiles.score_mods import (
     place_queries,
     sink_state,
 )
-from flash_versions.versions.tiles.sequences import Sequences, new_lse, new_results
+from flash_versions.versions.tiles.sequences import Sequences, new_outputs
 from flash_versions.versions.tiles.tma import describe, undescribable
-from flash_versions.versions.tiles.varlen_scheduler import Tiles, find_tile
+from flash_versions.versions.tiles.varlen_scheduler import Tiling, find_tile, lay_out
 
 # Change from call to call, a growing cache's with every token: no kernel of its own for each.
 COUNTS = ["q_length", "kv_length", "heads", "tiles", "total", "section"]
@@ -357,15 +357,14 @@ def forward(
     q, k, v = request.q, request.k, request.v
     batch, q_length, heads, _ = q.shape
     config = config or choose_config(request)
-    tiles = Tiles.of_queries(request, config.block_q, 1)
+    o, lse = new_outputs(request)
+    (tiles,) = lay_out(request, Tiling(config.block_q), of_queries=(o, lse))
     total = tiles.number * heads * batch  # packed: a batch of one
     programs = total
     if persistent:
         resident = devices[q.device].num_sms * max(1, RESIDENT_WARPS // config.num_warps)
         programs = min(resident, total)
 
-    o = new_results((*q.shape[:3], v.shape[3]), q, request.cu_seqlens_q)
-    lse = new_lse((batch, heads, q_length), q, request.cu_seqlens_q)
     launch_forward(
         layout(request),
         (programs,),

@@ -69,9 +69,9 @@ from flash_versions.versions.tiles.score_mods import (
     place_queries,
     sink_state,
 )
-from flash_versions.versions.tiles.sequences import Sequences, new_lse, new_results
+from flash_versions.versions.tiles.sequences import Sequences, new_outputs
 from flash_versions.versions.tiles.tma import describe
-from flash_versions.versions.tiles.varlen_scheduler import Tiles, find_tile
+from flash_versions.versions.tiles.varlen_scheduler import Tiling, find_tile, lay_out
 
 THRESHOLD = 8.0  # log2: how far a block may exceed a row's reference
 EIGHTHS = 2  # of the exponentials that are polynomials
@@ -359,11 +359,9 @@ def forward(
     threshold = chosen_threshold if threshold is None else threshold
     eighths = chosen_eighths if eighths is None else eighths
     check_rule(request, config, threshold, eighths)
-    tiles = Tiles.of_queries(request, config.block_q, 1)
+    o, lse = new_outputs(request)
+    (tiles,) = lay_out(request, Tiling(config.block_q), of_queries=(o, lse))
     total = tiles.number * heads * batch  # packed: a batch of one
-
-    o = new_results((*q.shape[:3], v.shape[3]), q, request.cu_seqlens_q)
-    lse = new_lse((batch, heads, q_length), q, request.cu_seqlens_q)
     launch_forward(
         (*layout(request), threshold, eighths, counts is None),
         (total,),

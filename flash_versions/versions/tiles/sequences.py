@@ -11,11 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from flash_versions.dispatch.launch import Launcher, placement
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.tiles.rows import Rows
-
-CLEARING = 264  # programs that fill rows of no sequence: two for each multiprocessor of an H200
 
 
 class Sequences(NamedTuple):
@@ -145,74 +142,24 @@ def rows_of_block(sequences, rows, pages, j, BLOCK: tl.constexpr):
         return Rows(pages, rows.head, offset, rows.length)
 
 
-def new_results(
-    shape: tuple[int, ...],
-    like: torch.Tensor,
-    cu_seqlens: torch.Tensor | None,
-    dtype: torch.dtype | None = None,
-) -> torch.Tensor:
-    """Memory for results (batch, rows, heads, dim), not written yet, in the dtype of `like` or
-    another; of packed sequences, rows that belong to none of them are 0.
+def new_outputs(request: Request, multiple: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """Memory for o (batch, M, heads, v's head_dim, rounded up to a multiple) and for its LSE
+    (batch, heads, M), not written yet.
     """
-    x = torch.empty(shape, dtype=dtype or like.dtype, device=like.device)
-    if cu_seqlens is not None:
-        fill_outside(x.flatten(2), cu_seqlens, 0.0)
-    return x
+    q, head_dim = request.q, request.v.shape[3]
+    batch, q_length, heads, _ = q.shape
+    shape = batch, q_length, heads, -(-head_dim // multiple) * multiple
+    o = q.new_empty(shape, dtype=request.out_dtype)
+    return o, q.new_empty((batch, heads, q_length), dtype=torch.float32)
 
 
-def new_key_gradients(request: Request) -> tuple[torch.Tensor, torch.Tensor]:
-    """Memory for dK and dV, as `new_results`. All of it is 0 where rows between sequences may
-    belong to none, because the kernels write no such row: with kv_starts those in front of a
-    sequence's first key, of packed keys with kv_lengths those behind its last one.
+def new_gradients(request: Request) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Memory for dQ, dK and dV, contiguous, not written yet. dK and dV are 0 where rows between
+    sequences may belong to none, because the kernels write no such row: with kv_starts those in
+    front of a sequence's first key, of packed keys with kv_lengths those behind its last one.
     """
-    k, v = request.k, request.v
+    q, k, v = request.q, request.k, request.v
     unused = request.cu_seqlens_k is not None and request.kv_lengths is not None
     if request.kv_starts is not None or unused:
-        return k.new_zeros(k.shape), v.new_zeros(v.shape)
-    return (
-        new_results(k.shape, k, request.cu_seqlens_k),
-        new_results(v.shape, v, request.cu_seqlens_k),
-    )
-
-
-def new_lse(
-    shape: tuple[int, int, int], like: torch.Tensor, cu_seqlens: torch.Tensor | None
-) -> torch.Tensor:
-    """The same for an LSE (batch, heads, rows), where it is -inf."""
-    x = torch.empty(shape, dtype=torch.float32, device=like.device)
-    if cu_seqlens is not None:
-        fill_outside(x[0, :, :, None], cu_seqlens, float("-inf"))
-    return x
-
-
-def fill_outside(x: torch.Tensor, cu_seqlens: torch.Tensor, value: float) -> None:
-    """Fill the rows of a contiguous x (groups, rows, width) that are before the first or behind the
-    last of packed sequences: usually none, so nearly all of x is left to who writes the others.
-    """
-    groups, rows, width = x.shape
-    programs = CLEARING if x.is_cuda else 1
-    launch_fill(
-        (x.device, x.dtype, placement(cu_seqlens)),
-        (programs, groups),
-        (x, cu_seqlens, cu_seqlens.shape[0] - 1, rows, width),
-        {"VALUE": value, "BLOCK": 1024},
-    )
-
-
-@triton.jit(do_not_specialize=["batch", "rows", "width"])
-def fill_kernel(x, cu_seqlens, batch, rows, width, VALUE: tl.constexpr, BLOCK: tl.constexpr):
-    """Fill what is before the first of the sequences and behind the last, a group of rows for each
-    program of the second dimension of the grid.
-    """
-    begin = tl.load(cu_seqlens).to(tl.int64) * width
-    inside = tl.load(cu_seqlens + batch).to(tl.int64) * width - begin
-    size = tl.cast(rows, tl.int64) * width
-    group = x + tl.program_id(1) * size
-    mine = tl.program_id(0).to(tl.int64) * BLOCK
-    for first in range(mine, size - inside, tl.num_programs(0).to(tl.int64) * BLOCK):
-        i = first + tl.arange(0, BLOCK)
-        at = tl.where(i < begin, i, i + inside)
-        tl.store(group + at, tl.full([BLOCK], VALUE, x.dtype.element_ty), mask=at < size)
-
-
-launch_fill = Launcher(fill_kernel)
+        return q.new_empty(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)

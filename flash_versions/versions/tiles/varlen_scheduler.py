@@ -15,9 +15,27 @@ from flash_versions.dispatch.request import Request
 from flash_versions.versions.tiles.rows import Rows, cdiv
 from flash_versions.versions.tiles.sequences import Sequences, key_rows, query_rows
 
-PLANNED = 64  # tiles of packed sequences that one program plans, and sequences that it looks at
+PLANNED = tl.constexpr(64)  # tiles that one program plans, and sequences that it looks at
+FILLED = tl.constexpr(1024)  # numbers that a program writes at once
+FILLING = 264  # programs that fill rows of no sequence: two for each multiprocessor of an H200
 LINE_SIZE = 8  # int32 of a line of a plan
 LINE = tl.constexpr(LINE_SIZE)
+
+
+class Tiling(NamedTuple):
+    """How queries, or keys, are cut into tiles.
+
+    Attributes:
+        block: rows of a tile.
+        group: rows to a query.
+        of_keys: keys, or else queries.
+        planned: whether there is a plan for sequences that are not packed, too.
+    """
+
+    block: int
+    group: int = 1
+    of_keys: bool = False
+    planned: bool = False
 
 
 class Tiles(NamedTuple):
@@ -33,57 +51,73 @@ class Tiles(NamedTuple):
     number: int
     plan: torch.Tensor | None
 
-    @classmethod
-    def of_queries(cls, request: Request, block: int, group: int, planned: bool = False) -> "Tiles":
-        """Tiles of `block` rows, `group` rows to a query."""
-        return cls._of(request, request.q, group, block, request.cu_seqlens_q, False, planned)
 
-    @classmethod
-    def of_keys(cls, request: Request, block: int, planned: bool = False) -> "Tiles":
-        """Tiles of `block` keys."""
-        return cls._of(request, request.k, 1, block, request.cu_seqlens_k, True, planned)
+def lay_out(
+    request: Request,
+    *tilings: Tiling,
+    of_queries: tuple[torch.Tensor, ...] = (),
+    of_keys: tuple[torch.Tensor, ...] = (),
+) -> list[Tiles]:
+    """The tiles of a request. Where sequences are packed, the kernel that plans them also fills the
+    rows that belong to no sequence.
 
-    @classmethod
-    def _of(
-        cls,
-        request: Request,
-        x: torch.Tensor,
-        group: int,
-        block: int,
-        cu_seqlens: torch.Tensor | None,
-        of_keys: bool,
-        planned: bool,
-    ) -> "Tiles":
-        length = x.shape[1]
-        if cu_seqlens is None and not planned:
-            return cls(cdiv(length * group, block), None)
-        count = x.shape[0] * length * group // block + request.batch
-        plan = torch.empty((1 + count, LINE_SIZE), dtype=torch.int32, device=x.device)
-        launch_plan(
-            (
-                plan.device,
-                request.k.shape[1] if request.block_table is not None else None,
-                *map(placement, (cu_seqlens, *Sequences.of(request)[:5])),
-            ),
-            (cdiv(count, PLANNED),),
-            (
-                plan,
-                cu_seqlens,
-                Sequences.of(request),
-                request.q.shape[1],
-                request.max_kv_length,
-                request.batch,
-                count,
-            ),
-            {
-                "GROUP": group,
-                "BLOCK": block,
-                "OF_KEYS": of_keys,
-                "CAUSAL": request.window_right is not None,
-                "PLANNED": PLANNED,
-            },
-        )
-        return cls(count, plan)
+    Args:
+        request: see `Request`.
+        tilings: which tiles.
+        of_queries: results of queries, contiguous: (batch, M, heads, dim), which get 0 there, or an
+            LSE (batch, heads, M), which gets -inf.
+        of_keys: results of keys, (batch, N, kv_heads, dim).
+    """
+    cuts = request.cu_seqlens_q, request.cu_seqlens_k
+    found: list[Tiles] = []
+    for tiling in tilings:
+        x = request.k if tiling.of_keys else request.q
+        rows = x.shape[1] * tiling.group
+        if cuts[tiling.of_keys] is None and not tiling.planned:
+            found.append(Tiles(cdiv(rows, tiling.block), None))
+            continue
+        number = x.shape[0] * rows // tiling.block + request.batch
+        plan = torch.empty((1 + number, LINE_SIZE), dtype=torch.int32, device=x.device)
+        found.append(Tiles(number, plan))
+    planned = [(tiles, about) for tiles, about in zip(found, tilings) if tiles.plan is not None]
+    filled = [(x, False) for x in of_queries] if cuts[0] is not None else []
+    filled += [(x, True) for x in of_keys] if cuts[1] is not None else []
+    if not (planned or filled):
+        return found
+    plans, results = tuple(x.plan for x, _ in planned), tuple(x for x, _ in filled)
+    programs = max([cdiv(tiles.number, PLANNED.value) for tiles, _ in planned], default=1)
+    if filled and request.q.is_cuda:
+        programs = max(programs, FILLING)
+    sequences = Sequences.of(request)
+    launch_lay_out(
+        (
+            request.q.device,
+            request.k.shape[1] if request.block_table is not None else None,
+            *map(placement, (*sequences[:5], *results)),
+        ),
+        (programs,),
+        (
+            plans,
+            results,
+            sequences,
+            request.q.shape[1],
+            request.max_kv_length,
+            request.batch,
+        ),
+        {
+            "TILINGS": tuple(about[:3] for _, about in planned),
+            "RESULTS": tuple((of_keys, *form_of(x)) for x, of_keys in filled),
+            "CAUSAL": request.window_right is not None,
+        },
+    )
+    return found
+
+
+def form_of(x: torch.Tensor) -> tuple[bool, int, int]:
+    """Whether a result is an LSE (batch, heads, M), which has all rows once for each head; how many
+    times it has them, and the numbers in one of them.
+    """
+    return (True, x.shape[1], 1) if x.dim() == 3 else (False, 1, x.shape[2] * x.shape[3])
 
 
 @triton.jit
@@ -123,30 +157,40 @@ def first_room(cu_seqlens, sequence, length, GROUP: tl.constexpr, BLOCK: tl.cons
     return (start * GROUP // BLOCK).to(tl.int32) + sequence
 
 
-@triton.jit(do_not_specialize=["q_length", "kv_length", "batch", "count"])
-def plan_kernel(
+@triton.jit
+def rooms(cu_seqlens, length, batch, GROUP: tl.constexpr, BLOCK: tl.constexpr):
+    """As many as `lay_out` takes memory for. Packed sequences are one of this length."""
+    rows = tl.cast(length, tl.int64)
+    if cu_seqlens is None:
+        rows *= batch
+    return (rows * GROUP // BLOCK).to(tl.int32) + batch
+
+
+@triton.jit
+def plan_tiles(
     plan,
-    cu_seqlens,
     sequences,
     q_length,
     kv_length,
     batch,
-    count,
-    GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
     OF_KEYS: tl.constexpr,
     CAUSAL: tl.constexpr,
-    PLANNED: tl.constexpr,
 ):
     """Plan PLANNED tiles of sequences, each program for itself.
 
     Room i is for a tile of the last sequence whose rooms begin at or before it; those of sequence b
     begin at start[b] * GROUP // BLOCK + b, which is enough for all of its tiles: start is
-    cu_seqlens, without it b times the length. Where a tile
-    comes is the number of tiles that are heavier, and of those before it that weigh the same:
-    counted by sequences, as weights change steadily along one. Rooms without a tile come last.
+    cu_seqlens, without it b times the length. Where a tile comes is the number of tiles that are
+    heavier, and of those before it that weigh the same: counted by sequences, as weights change
+    steadily along one. Rooms without a tile come last.
     """
     length = kv_length if OF_KEYS else q_length
+    cu_seqlens = sequences.cu_seqlens_k if OF_KEYS else sequences.cu_seqlens_q
+    count = rooms(cu_seqlens, length, batch, GROUP, BLOCK)
+    if tl.program_id(0) * PLANNED >= count:
+        return
     room = tl.program_id(0) * PLANNED + tl.arange(0, PLANNED)
     begun = tl.zeros([PLANNED], tl.int32)
     for first in range(0, batch, PLANNED):
@@ -196,7 +240,65 @@ def plan_kernel(
     tl.store(plan, total)
 
 
-launch_plan = Launcher(plan_kernel)
+@triton.jit
+def fill_outside(
+    x,
+    sequences,
+    q_length,
+    kv_length,
+    batch,
+    OF_KEYS: tl.constexpr,
+    IS_LSE: tl.constexpr,
+    GROUPS: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Fill rows of a result that are before the first or behind the last of packed sequences:
+    usually none, so nearly all of it is left to who writes the others.
+    """
+    rows = kv_length if OF_KEYS else q_length
+    cu_seqlens = sequences.cu_seqlens_k if OF_KEYS else sequences.cu_seqlens_q
+    begin = tl.load(cu_seqlens).to(tl.int64) * WIDTH
+    inside = tl.load(cu_seqlens + batch).to(tl.int64) * WIDTH - begin
+    size = tl.cast(rows, tl.int64) * WIDTH
+    outside = size - inside  # of each group
+    mine = tl.program_id(0).to(tl.int64) * FILLED
+    for first in range(mine, GROUPS * outside, tl.num_programs(0).to(tl.int64) * FILLED):
+        number = first + tl.arange(0, FILLED)
+        group = number // outside if GROUPS > 1 else number * 0
+        i = number - group * outside
+        at = group * size + tl.where(i < begin, i, i + inside)
+        empty = tl.full([FILLED], float("-inf") if IS_LSE else 0.0, x.dtype.element_ty)
+        tl.store(x + at, empty, mask=number < GROUPS * outside)
+
+
+@triton.jit(do_not_specialize=["q_length", "kv_length", "batch"])
+def lay_out_kernel(
+    plans,
+    results,
+    sequences,
+    q_length,
+    kv_length,
+    batch,
+    TILINGS: tl.constexpr,
+    RESULTS: tl.constexpr,
+    CAUSAL: tl.constexpr,
+):
+    """What `lay_out` says: TILINGS has the first fields of each `Tiling`, RESULTS for each result
+    whether it is of keys, and its `form_of`.
+    """
+    for i in tl.static_range(len(TILINGS)):
+        plan_tiles(
+            plans[i], sequences, q_length, kv_length, batch,
+            TILINGS[i][0], TILINGS[i][1], TILINGS[i][2], CAUSAL
+        )  # fmt: skip
+    for i in tl.static_range(len(RESULTS)):
+        fill_outside(
+            results[i], sequences, q_length, kv_length, batch,
+            RESULTS[i][0], RESULTS[i][1], RESULTS[i][2], RESULTS[i][3]
+        )  # fmt: skip
+
+
+launch_lay_out = Launcher(lay_out_kernel)
 
 
 @triton.jit

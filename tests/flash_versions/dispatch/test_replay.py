@@ -27,7 +27,7 @@ from flash_versions.dispatch.replay.tape import Tape
 from flash_versions.dispatch.version import EXPLICIT
 from flash_versions.versions.fa2 import backward as fa2_backward
 from flash_versions.versions.fa2 import forward as fa2_forward
-from flash_versions.versions.tiles import sequences, varlen_scheduler
+from flash_versions.versions.tiles import varlen_scheduler
 from tests.flash_versions.dispatch.test_launch import CALLS, inputs, late, step
 from tests.helpers.budget import assert_within_budget
 from tests.helpers.launches import LAUNCHERS, StandIn, noted_launches
@@ -41,8 +41,7 @@ NOT_REPLAYED = {"a sink": "aten.neg", "lengths of a cache": "aten.clone"}
 def launches(monkeypatch):
     """What is launched, as (kernel, grid, arguments, which of them are addresses)."""
     monkeypatch.setattr(keys, "place_of", lambda x: (0, STREAM))
-    monkeypatch.setitem(LAUNCHERS, "plan", varlen_scheduler.launch_plan)
-    monkeypatch.setitem(LAUNCHERS, "fill", sequences.launch_fill)
+    monkeypatch.setitem(LAUNCHERS, "lay out", varlen_scheduler.launch_lay_out)
     with noted_launches(monkeypatch, flat) as found:
         yield found
 

@@ -8,8 +8,8 @@ import torch
 from flash_versions import VERSIONS, attention
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fa3.forward import FEW_ROWS
-from flash_versions.versions.tiles import sequences, varlen_scheduler
-from flash_versions.versions.tiles.varlen_scheduler import Tiles
+from flash_versions.versions.tiles import varlen_scheduler
+from flash_versions.versions.tiles.varlen_scheduler import Tiling, lay_out
 from tests.flash_versions.versions.test_attention import (
     by_backward,
     by_dtype,
@@ -182,13 +182,18 @@ def with_gradients(version, q, k, v, options, do=None):
 @pytest.mark.parametrize("bounds_given", [[0, 40], [5, 20, 35], [7], [0, 0, 40], [40, 40]])
 def test_only_rows_of_no_sequence_are_filled(bounds_given, device):
     cu_seqlens = torch.tensor(bounds_given, device=device, dtype=torch.int32)
-    for shape in ((1, 40, 6), (3, 40, 1), (1, 40, 2048)):
-        x = torch.ones(shape, device=device)
-        sequences.fill_outside(x, cu_seqlens, float("-inf"))
-        inside = slice(bounds_given[0], bounds_given[-1])
+    q, k, v = packed_inputs([40], [30], device)
+    bounds_k = torch.tensor([10] * len(bounds_given), device=device)
+    request = make_request(q, k, v, cu_seqlens_q=cu_seqlens, cu_seqlens_k=bounds_k)
+    o, narrow, dq = (torch.ones(1, 40, *x, device=device) for x in ((3, 2), (1, 1), (8, 256)))
+    lse, dk = torch.ones(1, 3, 40, device=device), torch.ones(1, 30, 2, 16, device=device)
+    lay_out(request, of_queries=(o, lse, narrow, dq), of_keys=(dk,))
+    inside = slice(bounds_given[0], bounds_given[-1])
+    for x, empty in ((o, 0), (narrow, 0), (dq, 0), (lse.mT, -torch.inf)):
         assert (x[:, inside] == 1).all()
-        assert (x[:, : inside.start] == -torch.inf).all()
-        assert (x[:, inside.stop :] == -torch.inf).all()
+        assert (x[:, : inside.start] == empty).all()
+        assert (x[:, inside.stop :] == empty).all()
+    assert not dk.any()
 
 
 def test_no_sequence_but_rows(device):
@@ -202,17 +207,21 @@ def test_no_sequence_but_rows(device):
     assert not any(g.any() for g in torch.autograd.grad(o.sum(), leaves))
 
 
-def test_plans_of_queries_and_keys_are_launched_apart(device, monkeypatch):
+def test_plans_of_other_bounds_are_launched_apart(device, monkeypatch):
     """int32 and int64 bounds, aligned and not, need different code: never the same key."""
     keys = []
-    monkeypatch.setattr(varlen_scheduler, "launch_plan", lambda key, *_: keys.append(key))
+
+    def note(key, grid, arguments, constants):
+        keys.append((key, *constants.values()))
+
+    monkeypatch.setattr(varlen_scheduler, "launch_lay_out", note)
     q, k, v = packed_inputs([20], [20], device)
     one = bounds([20], device)
     misaligned = torch.cat((one[:1], one))[1:]
     for other in (one.long(), misaligned):
         request = make_request(q, k, v, cu_seqlens_q=one, cu_seqlens_k=other)
-        varlen_scheduler.Tiles.of_queries(request, 64, 1)
-        varlen_scheduler.Tiles.of_keys(request, 64)
+        lay_out(request, Tiling(64))
+        lay_out(request, Tiling(64, of_keys=True))
     assert len(set(keys)) == 4
 
 
@@ -343,7 +352,7 @@ def planned(lengths_q, lengths_k, device, block, group, causal, of_keys, first):
     k = torch.zeros(sum(lengths_k), 2, 16, device=device)
     given = {"cu_seqlens_q": bounds_q, "cu_seqlens_k": bounds_k, "causal": causal}
     request = make_request(q, k, k, **given)
-    tiles = Tiles.of_keys(request, block) if of_keys else Tiles.of_queries(request, block, group)
+    (tiles,) = lay_out(request, Tiling(block, group, of_keys))
     weights = {}
     for sequence, (queries, keys) in enumerate(zip(lengths_q, lengths_k)):
         own, other = (keys, queries) if of_keys else (queries * group, keys * group)

@@ -76,10 +76,10 @@ from flash_versions.versions.fa3.hopper.head_mods import make_head_mods
 from flash_versions.versions.fa3.hopper.host import (
     COUNTS,
     MORE_COUNTS,
+    O_MULTIPLE,
     describe_inputs,
     kv_apart,
     make_plan,
-    new_results,
     tensors,
 )
 from flash_versions.versions.fa3.hopper.intervals import fill_keys, make_block_lists, mask_listed
@@ -105,6 +105,7 @@ from flash_versions.versions.tiles.pipeline import (
     named_barrier_arrive,
     named_barrier_sync,
 )
+from flash_versions.versions.tiles.sequences import new_outputs
 from flash_versions.versions.tiles.tile_scheduler import make_scheduler
 from flash_versions.versions.tiles.triton_compat import aggregate
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout
@@ -533,6 +534,6 @@ def launch(
     `Scales`.
     """
     boxes = boxes or describe_inputs(request, plan)
-    o, lse = new_results(request)
+    o, lse = new_outputs(request, O_MULTIPLE)
     launch_forward.launch(plan, tensors(request, plan, boxes, o, lse, scales))
     return narrowed(o, request.v), lse, None

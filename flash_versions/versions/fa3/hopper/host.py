@@ -12,14 +12,13 @@ from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import padded_head_dim, panel_widths
 from flash_versions.versions.fa3.forward import L2_BYTES, heads_of_section
 from flash_versions.versions.fa3.hopper.config import HopperConfig, fits_through_q
-from flash_versions.versions.tiles import sequences
 from flash_versions.versions.tiles.intervals import Intervals, shape_of
 from flash_versions.versions.tiles.ragged import describe_ragged
 from flash_versions.versions.tiles.rows import cdiv
 from flash_versions.versions.tiles.score_mods import ScoreMods
 from flash_versions.versions.tiles.tile_scheduler import Counters
 from flash_versions.versions.tiles.tma import describe_swizzled
-from flash_versions.versions.tiles.varlen_scheduler import Tiles
+from flash_versions.versions.tiles.varlen_scheduler import Tiling, lay_out
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 # Change from call to call: no kernel of its own for each.
@@ -31,6 +30,8 @@ MORE_COUNTS = [
     "kv_apart", "slopes_batch_stride", "slopes_head_stride",
     "batch_lines", "head_lines", "listed_blocks", "listed_tiles",
 ]  # fmt: skip
+
+O_MULTIPLE = 8  # of columns of o: rows of whole 16-byte vectors, which FP8 inputs need not have
 
 counters = Counters()
 
@@ -91,20 +92,6 @@ def box_width(head_dim: int) -> int:
     return max(64, padded_head_dim(head_dim))
 
 
-def new_results(request: Request) -> tuple[torch.Tensor, torch.Tensor]:
-    """o (batch, M, heads, head_dim_v) and lse (batch, heads, M), not written yet, but for rows that
-    belong to no sequence; o with rows of whole 16-byte vectors, which FP8 inputs need not have.
-    """
-    q, cu_seqlens = request.q, request.cu_seqlens_q
-    shape = (*q.shape[:3], cdiv(request.v.shape[3], 8) * 8)
-    shape_lse = (q.shape[0], q.shape[2], q.shape[1])
-    if cu_seqlens is None:
-        o = q.new_empty(shape, dtype=request.out_dtype)
-        return o, q.new_empty(shape_lse, dtype=torch.float32)
-    o = sequences.new_results(shape, q, cu_seqlens, request.out_dtype)
-    return o, sequences.new_lse(shape_lse, q, cu_seqlens)
-
-
 def num_programs(request: Request, config: HopperConfig) -> int:
     """A program for each tile, or as many as the GPU holds at once; of packed sequences, for each
     tile that there may be.
@@ -134,7 +121,8 @@ def tensors(
     if plan.constants["LISTED"]:
         bounds, lists = describe_intervals(request, config)
     if plan.constants["RAGGED"]:
-        tiles = Tiles.of_queries(request, config.block_q, 1, planned=True).plan
+        tiling = Tiling(config.block_q, planned=True)
+        tiles = lay_out(request, tiling, of_queries=(o, lse))[0].plan
     describe = describe_swizzled if request.cu_seqlens_q is None else describe_ragged
     two = plan.constants["PANELS_V"] == 2
     width_o = panel_widths(o.shape[3])[0] if two else box_width(o.shape[3])

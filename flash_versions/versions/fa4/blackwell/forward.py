@@ -76,7 +76,7 @@ from flash_versions.dispatch.autograd.compute import narrowed
 from flash_versions.dispatch.launch import Launcher, Plan
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.hopper.head_mods import make_head_mods
-from flash_versions.versions.fa3.hopper.host import COUNTS, new_results
+from flash_versions.versions.fa3.hopper.host import COUNTS, O_MULTIPLE
 from flash_versions.versions.fa3.hopper.intervals import make_block_lists
 from flash_versions.versions.fa3.hopper.problem import QueryProblem
 from flash_versions.versions.fa4.blackwell.config import BlackwellConfig, default_config
@@ -92,6 +92,7 @@ from flash_versions.versions.fa4.exp2 import mixed_exp2
 from flash_versions.versions.fa4.softmax import raise_reference
 from flash_versions.versions.tiles.algebra import finalize
 from flash_versions.versions.tiles.pipeline import Pipeline, make_pipeline
+from flash_versions.versions.tiles.sequences import new_outputs
 from flash_versions.versions.tiles.tile_scheduler import make_scheduler
 from flash_versions.versions.tiles.triton_compat import aggregate, store_tile
 
@@ -482,6 +483,6 @@ def forward(
 
 def launch(plan: Plan, request: Request) -> tuple[torch.Tensor, torch.Tensor, None]:
     """Launch the kernel as planned on the request's Q, K and V."""
-    o, lse = new_results(request)
+    o, lse = new_outputs(request, O_MULTIPLE)
     launch_forward.launch(plan, tensors(request, plan.config, o, lse))
     return narrowed(o, request.v), lse, None

@@ -25,7 +25,6 @@ from flash_versions.versions.tiles.intervals import Intervals, shape_of
 from flash_versions.versions.tiles.ragged import describe_ragged
 from flash_versions.versions.tiles.rows import cdiv
 from flash_versions.versions.tiles.tma import describe_swizzled
-from flash_versions.versions.tiles.varlen_scheduler import Tiles
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 # Change from call to call: no kernel of its own for each.
@@ -54,7 +53,8 @@ def tensors(request: Request, space: Workspace, plan: Plan) -> tuple:
     describe_q = describe_swizzled if request.cu_seqlens_q is None else describe_ragged
     if plan.constants["RAGGED"]:
         describe = describe_ragged
-        tiles = Tiles.of_keys(request, config.block_kv, planned=True).plan
+        assert space.key_tiles is not None
+        tiles = space.key_tiles.plan
     widths = tile_widths(q.shape[3], config.panels)
     widths_v = tile_widths(v.shape[3], config.panels)
     # Consumers of 64 keys divide the dims: a box of dK or dV is one of two panels, or half of the

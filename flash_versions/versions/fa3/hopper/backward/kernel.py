@@ -509,5 +509,5 @@ def launch(
     launcher = launch_wide if config.block_kv == 64 else launch_backward
     launcher.launch(plan, tensors(request, space, plan))
     block = BLOCK if space.tiles is None else config.block_q
-    dq = finish(request, space.dq_sum, space.tiles, block)
-    return dq, space.dk, space.dv, space.dsink
+    finish(request, space, block)
+    return space.dq, space.dk, space.dv, space.dsink

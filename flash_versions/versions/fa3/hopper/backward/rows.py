@@ -21,9 +21,9 @@ from flash_versions.versions.tiles.rows import (
     load_rows,
     store_rows,
 )
-from flash_versions.versions.tiles.sequences import Sequences, new_key_gradients, new_results
+from flash_versions.versions.tiles.sequences import Sequences, new_gradients
 from flash_versions.versions.tiles.tma import undescribable
-from flash_versions.versions.tiles.varlen_scheduler import Tiles, find_tile
+from flash_versions.versions.tiles.varlen_scheduler import Tiles, Tiling, find_tile, lay_out
 
 BLOCK = 64  # rows of a program
 
@@ -133,7 +133,9 @@ class Workspace(NamedTuple):
         `exchanged`; packed: (1, padded length, ...).
     dsink: the gradient of the sink, if there is one.
     turns: counters of tickets and of additions, int32, see `Turns`; None without turns.
+    dq, dk, dv: the gradients, so far written only where a row belongs to no sequence.
     tiles: of packed sequences, blocks of queries.
+    key_tiles: of sequences with lengths of their own, tiles of keys.
     """
 
     k: torch.Tensor
@@ -141,11 +143,13 @@ class Workspace(NamedTuple):
     do: torch.Tensor
     values: torch.Tensor
     dq_sum: torch.Tensor
+    dq: torch.Tensor
     dk: torch.Tensor
     dv: torch.Tensor
     dsink: torch.Tensor | None
     turns: torch.Tensor | None
     tiles: Tiles | None
+    key_tiles: Tiles | None
 
 
 def prepare(
@@ -162,18 +166,19 @@ def prepare(
     batch, q_length, heads, head_dim = q.shape
     if undescribable("do", do) is not None:  # such as the gradient of a sum: one number for all
         do = do.clone(memory_format=torch.contiguous_format)
-    length, block, tiles, sequences = q_length, BLOCK, None, None
-    if request.cu_seqlens_q is not None:
-        block = config.block_q
-        tiles, sequences = Tiles.of_queries(request, block, 1), Sequences.of(request)
-        length = config.padded_length(q_length + request.batch * block)
-    if request.cu_seqlens_k is not None:
-        dk, dv = new_key_gradients(request)
-    elif request.is_ragged:  # keys past the end of their sequence have no gradient
-        k, v = k.contiguous(), v.contiguous()
-        dk, dv = torch.zeros_like(k), torch.zeros_like(v)
-    else:
-        dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (k, v))
+    dq, dk, dv = new_gradients(request)
+    length, block, tiles, key_tiles, sequences = q_length, BLOCK, None, None, None
+    if request.is_ragged:
+        if request.cu_seqlens_k is None:  # keys past the end of their sequence have no gradient
+            k, v = k.contiguous(), v.contiguous()
+            dk.zero_(), dv.zero_()
+        tilings = Tiling(config.block_q), Tiling(config.block_kv, of_keys=True, planned=True)
+        tiles, key_tiles = lay_out(request, *tilings, of_queries=(dq,), of_keys=(dk, dv))
+        if request.cu_seqlens_q is None:
+            tiles = None
+        else:
+            block, sequences = config.block_q, Sequences.of(request)
+            length = config.padded_length(q_length + request.batch * block)
     dsink = None
     if request.sink is not None:
         delta = compute_delta(
@@ -212,32 +217,27 @@ def prepare(
         ),
         {"HAS_DLSE": dlse is not None, "BLOCK": block, "STEP": config.block_q},
     )
-    return Workspace(k, v, do, values, dq_sum, dk, dv, dsink, turns, tiles)
+    return Workspace(k, v, do, values, dq_sum, dq, dk, dv, dsink, turns, tiles, key_tiles)
 
 
-def finish(
-    request: Request, dq_sum: torch.Tensor, tiles: Tiles | None = None, block: int = BLOCK
-) -> torch.Tensor:
-    """dQ (batch, M, heads, head_dim) of its sum, contiguous, in q's dtype; of packed sequences by
-    the tiles of so many queries that `prepare` planned.
+def finish(request: Request, space: Workspace, block: int) -> None:
+    """Write dQ (batch, M, heads, head_dim), of its sum; of packed sequences by the tiles of so many
+    queries that `prepare` planned.
     """
-    q = request.q
-    batch, q_length, heads, head_dim = q.shape
+    dq, dq_sum, tiles = space.dq, space.dq_sum, space.tiles
+    batch, q_length, heads, head_dim = dq.shape
     if tiles is None:
-        dq = torch.empty_like(q, memory_format=torch.contiguous_format)
         plan, sequences, blocks = None, None, cdiv(q_length, block)
     else:
-        dq = new_results(q.shape, q, request.cu_seqlens_q)
         plan, sequences, blocks = tiles.plan, Sequences.of(request), tiles.number
     source = View.of(dq_sum)
     target = View.of(dq)._replace(PADDED=source.PADDED)  # of 16 dims, 32 columns
     launch_finish(
         (
-            *(q.device, head_dim, tiles is None),
+            *(dq.device, head_dim, tiles is None),
             *map(placement, (dq_sum, dq, *(sequences or ())[:5])),
         ),
         (blocks * heads * batch,),
         (source, target, plan, sequences, request.scale, q_length, heads, blocks),
         {"BLOCK": block},
     )
-    return dq
