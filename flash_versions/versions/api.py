@@ -168,7 +168,7 @@ def attention(
     Raises:
         ValueError: an argument is malformed, or the version does not support what was asked for.
     """
-    call = key = None
+    where = None
     common = precision is query_starts is query_ends is q_descale is k_descale is v_descale is None
     if common and not (dropout_p or check or torch.compiler.is_compiling()):
         others: tuple = ()
@@ -180,10 +180,9 @@ def attention(
         sides = (*window, *map(type, window)) if isinstance(window, tuple) else window
         one_cut = cu_seqlens_k is cu_seqlens_q  # with pages, that is not to leave the former out
         options = version, causal, scale, sides, softcap, num_splits, return_lse, deterministic
-        call, key = find(q, k, v, others, (*options, one_cut))
-        if call is not None and key is not None:
-            given = (q, k, v, *[x for x in others if x is not None]) if others else (q, k, v)
-            o, lse = serve(call, given, key[1])
+        call, tensors, where = find(q, k, v, others, (*options, one_cut))
+        if call is not None:
+            o, lse = serve(call, tensors, where)
             return (o, lse) if return_lse else o  # type: ignore[return-value]
     request = make_request(
         q,
@@ -212,7 +211,7 @@ def attention(
         deterministic=deterministic,
         check=check,
     )
-    o, lse = run(version, request, key)
+    o, lse = run(version, request, where)
     if cu_seqlens_q is not None:
         o, lse = o.squeeze(0), lse if lse is None else lse.squeeze(0)
     if not return_lse:

@@ -87,11 +87,10 @@ def test_a_replay_gives_the_bits_of_the_ordinary_way(case, version, monkeypatch)
         pytest.skip(str(error))
     assert not keys.known
     found = everything()
-    assert len(keys.known) == 1
     for mine, theirs in zip(found, expected):
         for x, y in zip(mine, theirs, strict=True):
             assert torch.equal(x, y)
-    (call,) = keys.known.values()
+    ((_, call),) = [one for found in keys.known.values() for one in found]
     assert call.forward.replay is not None or version == "fa1", call.forward.reason
 
 

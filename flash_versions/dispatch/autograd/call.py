@@ -21,11 +21,11 @@ from flash_versions.dispatch.version import VERSIONS, Forward, Version, choose_v
 
 
 def run(
-    name: str | Version, request: Request, key: tuple | None = None
+    name: str | Version, request: Request, room: keys.Room | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(o, lse) of a request by the version of that name, or by the newest that supports it
-    ("auto"); differentiable. The LSE may be None if the request does not ask for it. With a key,
-    the call is kept for later ones.
+    ("auto"); differentiable. The LSE may be None if the request does not ask for it. With room
+    for it, the call is kept for later ones.
     """
     watched, differentiated = is_watched(request), request.needs_grad
     if watched or not isinstance(name, str | Version):  # the latter is refused
@@ -48,8 +48,8 @@ def run(
         return o, lse
     call, tensors = make_call(version, forward, request, differentiated)
     # A user's version may launch kernels past the `Launcher`s, which a tape would not know of.
-    if key is not None and VERSIONS.get(version.name) is version:
-        keys.keep(key, call)
+    if room is not None and VERSIONS.get(version.name) is version:
+        room.keep(call)
     return serve(call, tensors)
 
 
@@ -81,8 +81,8 @@ class Call:
             (total, heads, head_dim); results and gradients then have no batch, too.
         one_cut: cu_seqlens_q cuts the keys, too.
         forward: tensors -> (o, lse, statistics).
-        backwards: the same of the gradients, by what they depend on beside the call.
-        layouts: of the tensors that are saved for them.
+        backwards: the same of the gradients, as `keys.known`: by what they depend on beside the
+            call and its tensors.
     """
 
     def __init__(
@@ -97,8 +97,7 @@ class Call:
         self.version, self.planned, self.fields = version, planned, fields
         self.names, self.one_cut, self.differentiated = names, one_cut, differentiated
         self.forward = Tape(self.compute)
-        self.backwards: dict[tuple, Tape] = {}
-        self.layouts: list[tuple] = []
+        self.backwards: dict[tuple, keys.Kept] = {}
 
     def request(self, tensors: tuple[torch.Tensor, ...]) -> Request:
         """The request for these tensors."""
@@ -142,32 +141,26 @@ class Call:
         if (
             addresses is None
             or do is None
-            or do.is_neg()
-            or (dlse is not None and dlse.is_neg())
-            or not keys.is_quiet()
             or (place := keys.place_of(do)) is None
-            # hooks of autograd's gave other tensors back
-            or addresses_of(saved) != addresses
-            or layouts_of(saved) != self.layouts
+            or addresses_of(saved) != addresses  # hooks of autograd's gave other tensors back
         ):
             return self.gradients(*tensors)
-        key = *place, self.fields.is_deterministic, *keys.described(do, addresses)
-        if dlse is not None:
-            key = *key, *keys.described(dlse, [*addresses, do.data_ptr()])
-        tape = self.backwards.get(key)
-        if tape is None:
-            tape = self.backwards[key] = Tape(self.gradients)
+        given = [x for x in tensors if x is not None]
+        key = *place, self.fields.is_deterministic, dlse is None
+        key += keys.shared([do] if dlse is None else [do, dlse], addresses)
+        for fits, tape in self.backwards.get(key, ()):
+            if fits(*given):
+                return tape(tensors, place[1])
+        if not (keys.is_quiet() and all(map(keys.is_plain, given))):
+            return self.gradients(*tensors)
+        tape = Tape(self.gradients)
+        keys.keep(self.backwards.setdefault(key, []), given, tape)
         return tape(tensors, place[1])
 
 
 def addresses_of(tensors: tuple) -> list[int]:
     """Where tensors lie."""
     return [x.data_ptr() for x in tensors if x is not None]
-
-
-def layouts_of(tensors: tuple) -> list[tuple]:
-    """How tensors lie, which is the same in every call of a `Call`: (stride, dtype)."""
-    return [(x.stride(), x.dtype) for x in tensors if x is not None]
 
 
 def make_call(
@@ -210,8 +203,6 @@ class Attention(torch.autograd.Function):
         ctx.save_for_backward(*saved)
         ctx.call = call
         ctx.addresses = None if stream is None else addresses_of(saved)
-        if not call.layouts and stream is not None:
-            call.layouts = layouts_of(saved)
         o, lse, _ = saved[-3:]
         return (o, lse) if call.fields.return_lse else o
 

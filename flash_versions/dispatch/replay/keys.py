@@ -1,6 +1,11 @@
-"""What decides how a call is served, as a key; and the calls that were served, by key."""
+"""What decides how a call is served, and the calls that were served before.
 
-from typing import Any
+A key has what Python knows at once: options, shapes, alignment. What else a call depends on, torch
+compares in C++, as it does before it runs a graph of torch.compile (`alike`).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
@@ -8,9 +13,11 @@ from torch.autograd import forward_ad
 from flash_versions.dispatch.replay.driver import has_hooks
 
 MAX_KEYS = 4096
+MAX_ALIKE = 16  # of one key
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 
-known: dict[tuple, Any] = {}  # calls that were served, the last few thousand
+Kept = list[tuple[Callable[..., bool], Any]]  # (which tensors, what serves them)
+known: dict[tuple, Kept] = {}  # calls that were served, the last few thousand
 
 
 def place_of(x: torch.Tensor) -> tuple[int, int] | None:
@@ -45,18 +52,43 @@ def is_cast(*tensors: torch.Tensor) -> bool:
     return any(x.dtype != dtype for x in tensors)
 
 
-def described(x: torch.Tensor, addresses: list[int]) -> tuple:
-    """What a call depends on of a tensor; of addresses, which one it shares."""
-    address = x.data_ptr()
-    same = addresses.index(address) if address in addresses else None
-    return x.dtype, x.shape, x.stride(), address % 16, x.requires_grad, x.get_device(), same
+def alike(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """Whether other tensors are like these, and the thread is in such a state: type, dtype, shape,
+    strides, device, requires_grad; and, as torch knows from the dispatch keys of both, what changes
+    the meaning of operations: negative views, inference mode, autocast (but not its dtype),
+    dispatch modes, tracing, transforms such as vmap. The grad mode is none of these.
+    """
+    sizes: Any = [list(x.shape) for x in tensors]
+    strides: Any = [list(x.stride()) for x in tensors]
+    guards = torch._C._dynamo.guards.TensorGuards
+    return guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+
+
+def keep(kept: Kept, tensors: Sequence[torch.Tensor], what: Any) -> None:
+    """Keep what serves tensors that are like these."""
+    if len(kept) >= MAX_ALIKE:
+        kept.clear()
+    kept.append((alike(tensors), what))
+
+
+class Room(NamedTuple):
+    """Where a call can be kept: under a key, for tensors like its own."""
+
+    key: tuple
+    tensors: tuple[torch.Tensor, ...]
+
+    def keep(self, call: Any) -> None:
+        """Keep a call for others like it."""
+        if len(known) >= MAX_KEYS:
+            known.clear()
+        keep(known.setdefault(self.key, []), self.tensors, call)
 
 
 def find(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, others: tuple, options: tuple
-) -> tuple[Any, tuple | None]:
-    """A call that was served before, if it was, and its key; the key of a call that cannot be
-    replayed is None.
+) -> tuple[Any, tuple[torch.Tensor, ...], Any]:
+    """(call, tensors, stream) of a call that was served before; of another (None, tensors, `Room`),
+    or (None, (), None) if it cannot be replayed.
 
     Args:
         q: as `attention` takes it.
@@ -65,38 +97,48 @@ def find(
         others: the optional tensors, each may be None; () if all are.
         options: the other arguments.
     """
-    if not (is_quiet() and type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN):
-        return None, None
+    if not (type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN):
+        return NOT_FOUND
+    if forward_ad._current_level >= 0 or (place := place_of(q)) is None:
+        return NOT_FOUND
     if torch.is_autocast_enabled("cuda") and is_cast(q, k, v):
-        return None, None
-    place = place_of(q)
-    a, b, c = q.data_ptr(), k.data_ptr(), v.data_ptr()
-    if place is None or not (a and b and c) or q.is_neg() or k.is_neg() or v.is_neg():
-        return None, None
-    key = (  # what `described` says, in one go: half of a call's time goes into this
-        *place, torch.is_grad_enabled(), options, *map(type, options),
-        q.dtype, q.shape, q.stride(), a % 16, q.requires_grad,
-        k.dtype, k.shape, k.stride(), b % 16, k.requires_grad, k.get_device(),
-        v.dtype, v.shape, v.stride(), c % 16, v.requires_grad, v.get_device(),
-        a == b, a == c, b == c,
-    )  # fmt: skip
-    addresses = [a, b, c]
-    for x in others:
-        if x is None:
-            key += (None,)
-            continue
-        if type(x) not in PLAIN or x.is_neg() or not (x.is_contiguous() and x.data_ptr()):
-            return None, None  # it would be copied, or is empty
-        key += described(x, addresses)
-        addresses.append(x.data_ptr())
+        return NOT_FOUND
+    tensors: tuple = (q, k, v)
     try:
-        return known.get(key), key
-    except TypeError:  # an option that is not hashable
-        return None, None
+        a, b, c = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        key = (
+            *place, torch.is_grad_enabled(), options, *map(type, options), q.shape, k.shape,
+            a % 16, b % 16, c % 16, a == b, a == c, b == c,
+        )  # fmt: skip
+        if others:
+            tensors += tuple([x for x in others if x is not None])
+            key += tuple([x is None for x in others]) + shared(tensors[3:], [a, b, c])
+        kept = known.get(key, ())
+    except (AttributeError, RuntimeError, TypeError):  # no tensor, without memory, not hashable
+        return NOT_FOUND
+    for fits, call in kept:
+        if a and b and c and fits(*tensors):
+            return call, tensors, place[1]
+    if not (a and b and c and is_quiet() and all(map(is_plain, tensors))):
+        return NOT_FOUND
+    if not all(x.is_contiguous() and x.data_ptr() for x in tensors[3:]):  # it would be copied
+        return NOT_FOUND
+    return None, tensors, Room(key, tensors)
 
 
-def keep(key: tuple, call: Any) -> None:
-    """Keep a call for others with its key."""
-    if len(known) >= MAX_KEYS:
-        known.clear()
-    known[key] = call
+NOT_FOUND: tuple[None, tuple, None] = (None, (), None)
+
+
+def is_plain(x: torch.Tensor) -> bool:
+    """Whether a tensor is torch's own, and its memory what it says."""
+    return type(x) in PLAIN and not x.is_neg()
+
+
+def shared(tensors: Sequence[torch.Tensor], before: list[int]) -> tuple:
+    """Of each tensor its alignment, and which address before it is its own."""
+    found: list = []
+    for x in tensors:
+        address = x.data_ptr()
+        found += address % 16, before.index(address) if address in before else None
+        before = [*before, address]
+    return tuple(found)

@@ -77,6 +77,16 @@ def same(replayed, ordinary):
     return len({x for x, _ in pairs}) == len(pairs)
 
 
+def kept():
+    """The calls that were kept."""
+    return [call for found in keys.known.values() for _, call in found]
+
+
+def tapes(call):
+    """The backwards of a call."""
+    return [tape for found in call.backwards.values() for _, tape in found]
+
+
 def described(results):
     return [(x.dtype, x.shape, x.stride()) for x in results]
 
@@ -96,15 +106,15 @@ def test_a_replay_launches_what_the_ordinary_way_launches(case, name, launches):
         return forward, launches.copy(), (o, lse, *gradients)
 
     *ordinary, results = call()
-    kept = []  # so that every call has other memory
+    theirs_all = []  # so that every call has other memory
     for _ in range(4):
         *replayed, theirs = call()
-        kept.append(theirs)
+        theirs_all.append(theirs)
         assert described(theirs) == described(results)
         assert all(map(same, replayed, ordinary))
-    (found,) = keys.known.values()
+    (found,) = kept()
     assert found.forward.replay is not None
-    (tape,) = found.backwards.values()
+    (tape,) = tapes(found)
     assert (tape.reason or "").partition(".default")[0] == NOT_REPLAYED.get(case, ""), tape.reason
 
 
@@ -130,7 +140,7 @@ def test_the_same_key_has_the_same_launches(launches):
             launches.clear()
             attention(*make(), version="fa3", **options)
             assert same(launches, ordinary.setdefault(case, launches.copy())), case
-    assert len(keys.known) == len(CALLS)
+    assert len(kept()) == len(CALLS)
 
 
 def test_tensors_that_begin_at_one_address(launches):
@@ -162,7 +172,7 @@ def test_lengths_that_are_the_queries_bounds(monkeypatch):
     options = {"version": "fa2", "cu_seqlens_q": bounds, "block_table": table, "num_splits": 1}
     ends = attention(q, k, v, cu_seqlens_k=bounds, **options)
     full = attention(q, k, v, **options)
-    assert len(keys.known) == 2
+    assert len(kept()) == 2
     for b, rows in enumerate((slice(0, 2), slice(2, 5))):
         own = k[b : b + 1], v[b : b + 1]
         assert_within_budget(full[None, rows], None, q[None, rows], *own)
@@ -205,6 +215,7 @@ def hooked(call):
 @pytest.mark.parametrize("how", [watched, cast, mapped])
 def test_what_torch_changes_goes_the_ordinary_way(how, launches):
     q, k, v = (x.detach() for x in inputs())
+    keys.find(q, k, v, (), ("fa3",))[2].keep("a call")
     found = []
 
     def call():
@@ -212,30 +223,48 @@ def test_what_torch_changes_goes_the_ordinary_way(how, launches):
         return q
 
     how(call)
-    assert found == [(None, None)]
-    assert keys.find(q, k, v, (), ("fa3",))[1] is not None
+    assert found == [keys.NOT_FOUND]
+    assert keys.find(q, k, v, (), ("fa3",)) == ("a call", (q, k, v), STREAM)
+
+
+def other_strides(x):
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [torch.Tensor.half, other_strides, torch._neg_view, torch.nn.Parameter, torch.Tensor.clone],
+)
+def test_only_tensors_that_are_alike_are_served_by_a_call(other, launches):
+    q, k, v = (x.detach() for x in inputs())
+    keys.find(q, k, v, (), ("fa3",))[2].keep("a call")
+    for given in ((other(q), k, v), (q, other(k), v), (q, k, other(v))):
+        call, _, _ = keys.find(*given, (), ("fa3",))
+        assert call == ("a call" if other is torch.Tensor.clone else None)
+    with torch.inference_mode():
+        assert keys.find(q, k, v, (), ("fa3",))[0] is None
+    with torch.no_grad():
+        assert keys.find(q, k, v, (), ("fa3",))[0] is None
 
 
 def test_autocast_that_casts_nothing_is_replayed(launches):
     leaves = inputs()
-    step("fa3", leaves)
-    (call,) = keys.known.values()
     with autocast(torch.bfloat16):
         for _ in range(3):
             step("fa3", leaves)
-        assert list(keys.known.values()) == [call]
+        (call,) = kept()
         assert call.forward.replay is not None
         # One tensor in fp32 would be cast, and without autocast be refused.
         q, k, v = (x.detach() for x in leaves)
-        assert keys.find(q, k.float(), v, (), ("fa3",)) == (None, None)
+        assert keys.find(q, k.float(), v, (), ("fa3",)) == keys.NOT_FOUND
 
 
 def test_saved_tensors_that_were_moved_go_the_ordinary_way(launches):
     leaves = inputs()
     for _ in range(3):
         step("fa3", leaves)
-    (call,) = keys.known.values()
-    (tape,) = call.backwards.values()
+    (call,) = kept()
+    (tape,) = tapes(call)
     assert tape.replay is not None
     tape.replay = None
     tape.reason = "it is not asked"
@@ -294,7 +323,7 @@ def test_what_is_kept_of_a_call_keeps_no_tensor(name, case, launches, monkeypatc
         leaves = make()
         o = attention(*leaves, version=name, **options)
         torch.autograd.grad(o, leaves, torch.ones_like(o))
-    (call,) = keys.known.values()
+    (call,) = kept()
     assert call.forward.replay is not None
     del o, leaves
     launches.clear()
@@ -333,10 +362,10 @@ def test_saved_tensors_that_come_back_with_other_strides(launches):
         return launches.copy()
 
     for _ in range(3):
-        kept = both()
+        before = both()
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x.detach(), unpack):
         found = both()
-    assert not same(found, kept), "the strides are numbers of a descriptor"
+    assert not same(found, before), "the strides are numbers of a descriptor"
 
 
 BAD = {
@@ -385,7 +414,7 @@ def test_the_lse_is_a_temporary_where_nobody_needs_it(launches):
     for _ in range(3):
         attention(q, k, v, version="fa3")
         attention(q, k, v, version="fa3", return_lse=True)
-    found = [call.forward.replay.__doc__.splitlines()[-1] for call in keys.known.values()]
+    found = [call.forward.replay.__doc__.splitlines()[-1] for call in kept()]
     assert [line.count("y") for line in found] == [1, 2]
 
 
@@ -415,7 +444,7 @@ def test_an_unaligned_tensor_is_another_call(launches):
     for _ in range(3):
         attention(q, k, v, version="fa3")
     launches.clear()
-    assert keys.find(late(q), k, v, (), ("fa3",))[1] != keys.find(q, k, v, (), ("fa3",))[1]
+    assert keys.find(late(q), k, v, (), ("fa3",))[2].key not in keys.known
 
 
 # The tape alone
