@@ -125,6 +125,21 @@ def training_step(document: Document) -> str:
     return f"{table}\n\n{where_and_when(document, 'training step')}.\n"
 
 
+def trainers(document: Document) -> str:
+    """Seconds of a step of other libraries' trainers, with our attention and with torch's."""
+    libraries = "transformers", "trl", "peft", "accelerate"
+    found = grouped(document, "trainers", "integration", by="contestant")
+    if not found:
+        return script("trainers_gpu")
+    lines = []
+    for integration, rows in found.items():
+        ours, other = (rows.get(x, {}).get("seconds") for x in ("fv_auto", "sdpa"))
+        if ours and other:
+            lines.append([integration, f"{ours:.3f}", f"{other:.3f}", f"{other / ours:.2f}"])
+    table = markdown(["seconds of a step", "ours", "torch's attention", "torch's / ours"], lines)
+    return f"{table}\n\n{where_and_when(document, 'trainers', libraries)}.\n"
+
+
 def products(document: Document, suite: str, base: str) -> str:
     """TFLOP/s of matrix products, and the ratio of ours to another's in the same rounds."""
     groups = {}
@@ -244,6 +259,7 @@ TABLES: dict[str, Callable[[Document], str]] = {
     "grpo step": grpo_step,
     "layer": layer,
     "training step": training_step,
+    "trainers": trainers,
     "gemm": partial(products, suite="gemm", base="cuBLAS"),
     "gemm swiglu": partial(products, suite="gemm swiglu", base="torch"),
     "norm gemm": partial(products, suite="norm gemm", base="cuBLAS alone"),

@@ -1,0 +1,46 @@
+"""The measurement of trainers, made small: contestants learn alike; a failure is a reason."""
+
+import json
+import sys
+
+import pytest
+
+pytest.importorskip("trl", reason="needs trl: make test-trainers")
+pytest.importorskip("peft", reason="needs peft: make test-trainers")
+
+from tests.benchmarks import trainers_gpu  # noqa: E402
+
+
+@pytest.fixture
+def measured(monkeypatch, tmp_path):
+    """The rows that the command writes of an integration."""
+    monkeypatch.setattr(trainers_gpu, "new_document", lambda *_, **about: about | {"rows": []})
+    monkeypatch.setattr(trainers_gpu, "passed", lambda: 1.0)  # however old the process is
+    monkeypatch.setattr(trainers_gpu, "WARM_UP", 1)
+
+    def measured(integration):
+        out = tmp_path / "x.json"
+        few = ["--device", "cpu", "--tiny", "--steps", "1", "--integration", integration]
+        monkeypatch.setattr(sys, "argv", ["trainers_gpu", "--out", str(out), *few])
+        trainers_gpu.main()
+        return json.loads(out.read_text())["rows"]
+
+    return measured
+
+
+@pytest.mark.parametrize("integration", ["Trainer, padded rows", "TRL SFTTrainer, packed"])
+def test_both_learn_alike(integration, measured):
+    ours, plain = measured(integration)
+    assert "reason" not in ours and "reason" not in plain, (ours, plain)
+    assert (ours["contestant"], plain["contestant"]) == trainers_gpu.CONTESTANTS
+    assert len(ours["times"]) == 1 and ours["seconds"] > 0
+    assert ours["losses"] == pytest.approx(plain["losses"], abs=2e-4)
+
+
+def test_a_failure_is_a_reason(measured, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("no trainer here")
+
+    name = "Trainer, padded rows"
+    monkeypatch.setitem(trainers_gpu.INTEGRATIONS, name, fails)
+    assert {row["reason"] for row in measured(name)} == {"RuntimeError: no trainer here"}
