@@ -12,7 +12,7 @@ def check_overflow() -> None:
         if kind.int_bitwidth >= 64 or not kind.is_int_signed():  # unsigned integers wrap around
             return
         of_name = {"add": np.add, "sub": np.subtract, "mul": np.multiply}[operation.__name__]
-        exact = of_name(left.handle.data.astype(np.int64), right.handle.data.astype(np.int64))
+        exact = of_name(left.handle.data, right.handle.data, dtype=np.int64)
         low, high = kind.get_int_min_value(), kind.get_int_max_value()
         assert exact.size == 0 or low <= exact.min() and exact.max() <= high, (
             f"{kind} overflow detected for operation {operation.__name__}"

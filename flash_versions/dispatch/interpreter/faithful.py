@@ -90,7 +90,7 @@ def _repair_arithmetic(interpreter: Any) -> None:
         return handle_of(product + acc.data, acc.dtype.scalar)
 
     def binary_op(self, left, right, op):
-        if tl.bfloat16 not in (left.dtype.scalar, right.dtype.scalar):
+        if "bf16" not in (left.dtype.scalar.name, right.dtype.scalar.name):
             return original_binary(self, left, right, op)
         result = op(decode(left), decode(right))
         if result.dtype == bool:
