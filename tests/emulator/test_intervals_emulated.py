@@ -11,7 +11,7 @@ from flash_versions.dispatch.emulator.machine import ORDERS
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.oracle.budget import assess_request
 from tests.emulator.planted_bugs import WRONG, Bug, assert_found, outcomes, plant
-from tests.emulator.test_ragged_emulated import poisoned_memory
+from tests.emulator.test_ragged_emulated import IN_TURN, poisoned_memory
 
 FA3 = gluon_emulator.load("flash_versions.versions.fa4.hopper.backward")
 FA4 = gluon_emulator.load("flash_versions.versions.fa4.hopper.forward")
@@ -74,10 +74,6 @@ def shares(request, do, version="fa3"):
 def is_right(request, do, version="fa3"):
     """Whether all of it is within the budget."""
     return all(x.ok for x in shares(request, do, version).values())
-
-
-# `make test` takes the one order that has something of the others.
-IN_TURN = [pytest.param(x, marks=[] if x == "any order" else pytest.mark.slow) for x in ORDERS]
 
 
 @pytest.mark.parametrize("order", IN_TURN)

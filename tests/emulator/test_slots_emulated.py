@@ -19,6 +19,7 @@ from tests.emulator.test_panels_emulated import (
     request_of,
     small_hopper,
 )
+from tests.emulator.test_ragged_emulated import IN_TURN
 from tests.helpers.budget import assert_ok
 
 __all__ = ["small_hopper"]  # a fixture, for all tests here
@@ -42,7 +43,7 @@ def has(version, switches):
     return not ({*OWN.values()} - {OWN[version]}) & {*switches}
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", IN_TURN)
 @pytest.mark.parametrize("switches", SCHEDULES.values(), ids=SCHEDULES)
 def test_every_schedule_in_every_order(switches, order, monkeypatch):
     """Five blocks of keys for a tile, and more tiles than programs."""
