@@ -9,6 +9,7 @@ from lessons.modelled import compare, counts, model, trace
 from lessons.modelled.rates import B200, SOURCES, Rates
 from lessons.pictures import blackwell
 
+pytestmark = pytest.mark.xdist_group("modelled")  # one worker, so that it is compiled once
 DOCS = ROOT.parent / "docs"
 FAST = Rates(**{field.name: 1e12 for field in fields(Rates)} | {"latency": 0.0, "signal": 0.0})
 BLOCKS = 8
