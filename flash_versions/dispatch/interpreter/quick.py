@@ -1,4 +1,4 @@
-"""Triton's interpreter without work that it repeats: the same numbers, four times as fast.
+"""Triton's interpreter without work that it repeats: the same numbers, six times as fast.
 
 Most of its time goes into names and types, and not into numbers (in Triton 3.6 to 3.9):
 
