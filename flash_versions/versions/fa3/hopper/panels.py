@@ -98,6 +98,11 @@ class Tiles:
         """The tile, or the slots, of a panel."""
         return self.second if PANEL == 1 else self.first
 
+    @gluon.constexpr_function
+    def width(self):
+        """The columns of matrices, of all panels."""
+        return self.first.shape[1] + (self.second.shape[1] if self.PANELS == 2 else 0)
+
     @gluon.jit
     def part(self, PART: gl.constexpr, PARTS: gl.constexpr):
         """A part of the dims of matrices: a panel, if there are two, or a slice of the only one."""

@@ -9,6 +9,7 @@ from flash_versions.dispatch.launch import Plan, layout
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.backward import exp2
 from flash_versions.versions.fa3.hopper.backward.config import (
+    DQ_WIDTH,
     BackwardConfig,
     default_config,
     heads_of_section,
@@ -36,6 +37,7 @@ COUNTS = [
 ]  # fmt: skip
 # Of a thread, 64 K in all. 200 and 88 are too few: ptxas then has products wait for each other.
 REGISTERS = {"CONSUMER_REGISTERS": 208, "ACCUMULATOR_REGISTERS": 72, "PRODUCER_REGISTERS": 24}
+HALVES_REGISTERS = {"CONSUMER_REGISTERS": 224, "ACCUMULATOR_REGISTERS": 56}
 WIDE_REGISTERS = {"CONSUMER_REGISTERS": 240, "PRODUCER_REGISTERS": 24}
 
 
@@ -61,6 +63,7 @@ def tensors(request: Request, space: Workspace, plan: Plan) -> tuple:
     # only one. dQ leaves in two parts, or in two of each consumer.
     sharing = 2 if config.block_kv == 64 else 1
     dq_parts = 1 if config.held else 2 * sharing // len(widths)
+    dq_width = DQ_WIDTH if config.halves else widths[0] // dq_parts
     rows, queries, keys = WARPGROUP_ROWS.value, config.block_q, config.block_kv
     seconds: list[Any] = [space.values] * 7
     if len(widths) == 2:
@@ -78,7 +81,7 @@ def tensors(request: Request, space: Workspace, plan: Plan) -> tuple:
         describe(k, keys, widths[0]),
         describe(v, keys, widths_v[0]),
         describe_q(space.do, queries, widths_v[0]),
-        describe_swizzled(space.dq_sum, queries, widths[0] // dq_parts),
+        describe_swizzled(space.dq_sum, queries, dq_width),
         describe(space.dk, rows, widths[0] // (sharing if len(widths) == 1 else 1)),
         describe(space.dv, rows, widths_v[0] // (sharing if len(widths_v) == 1 else 1)),
         *seconds,
@@ -125,6 +128,8 @@ def make_plan(
     if request.is_ragged:  # as many as a plan has lines
         tiles = batch * kv_length // config.block_kv + request.batch
     chosen = {"EARLY": config.early, "HELD": config.held, **REGISTERS}
+    if config.halves:
+        chosen = HALVES_REGISTERS
     if config.block_kv == 64:
         chosen = {"DO_STAGES": config.do_stages, **WIDE_REGISTERS}
     return Plan(

@@ -80,6 +80,7 @@ from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.backward import exp2
 from flash_versions.versions.fa3.hopper import forward as forward_hopper
 from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig
+from flash_versions.versions.fa3.hopper.backward.halves import launch_halves
 from flash_versions.versions.fa3.hopper.backward.host import COUNTS, make_plan, tensors
 from flash_versions.versions.fa3.hopper.backward.problem import KeyProblem
 from flash_versions.versions.fa3.hopper.backward.rows import BLOCK, finish, prepare
@@ -507,6 +508,8 @@ def launch(
     config = plan.config
     space = prepare(request, o, lse, do, dlse, config, plan.constants["ORDERED"])
     launcher = launch_wide if config.block_kv == 64 else launch_backward
+    if config.halves:
+        launcher = launch_halves
     launcher.launch(plan, tensors(request, space, plan))
     block = BLOCK if space.tiles is None else config.block_q
     finish(request, space, block)

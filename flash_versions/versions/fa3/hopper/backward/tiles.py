@@ -101,6 +101,26 @@ def row_values(values, stage, like):
 
 
 @gluon.jit
+def half_of_values(values, slot, like, HALF: gl.constexpr):
+    """`row_values` of half of a block's queries."""
+    row = values.index(slot)
+    QUERIES: gl.constexpr = row.shape[3] // 2
+    columns: gl.constexpr = gl.SliceLayout(0, like.type.layout)
+    return row.reshape([row.shape[3]]).slice(HALF * QUERIES, QUERIES).load(columns)
+
+
+@gluon.jit
+def part_of_dims(tile, PART: gl.constexpr, WIDTH: gl.constexpr):
+    """So many columns of a tile, which no panel ends within."""
+    FIRST: gl.constexpr = tile.first.shape[1]
+    DIM: gl.constexpr = PART * WIDTH
+    if DIM < FIRST:
+        return tile.first.slice(DIM, WIDTH, dim=1)
+    else:
+        return tile.second.slice(DIM - FIRST, WIDTH, dim=1)
+
+
+@gluon.jit
 def multiply_dq(ds_tile, k_part):
     """Issue a part of the dims of dQ = dS K, of a dS (keys, queries): a token to wait for."""
     return multiply(ds_tile.permute((1, 0)), k_part)

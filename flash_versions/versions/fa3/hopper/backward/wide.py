@@ -44,7 +44,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from flash_versions.dispatch.launch import Launcher
 from flash_versions.versions.fa3.hopper.backward.host import COUNTS
 from flash_versions.versions.fa3.hopper.backward.problem import KeyProblem
-from flash_versions.versions.fa3.hopper.backward.tiles import add_dq, multiply_dq, store_gradient
+from flash_versions.versions.fa3.hopper.backward.tiles import (
+    add_dq,
+    half_of_values,
+    multiply_dq,
+    store_gradient,
+)
 from flash_versions.versions.fa3.hopper.backward.turns import take_turns
 from flash_versions.versions.fa3.hopper.head_mods import make_head_mods
 from flash_versions.versions.fa3.hopper.intervals import make_key_spans
@@ -116,15 +121,6 @@ def produce_wide(problem, buffers, q, k, v, do, values):
             )  # fmt: skip
             q_stage = q_stage.next()
             do_stage = do_stage.next()
-
-
-@gluon.jit
-def half_of_values(values, slot, like, CONSUMER: gl.constexpr):
-    """A number for each query of a consumer's half of a block, as columns of a tile are held."""
-    row = values.index(slot)
-    HALF: gl.constexpr = row.shape[3] // 2
-    columns: gl.constexpr = gl.SliceLayout(0, like.type.layout)
-    return row.reshape([row.shape[3]]).slice(CONSUMER * HALF, HALF).load(columns)
 
 
 @gluon.jit

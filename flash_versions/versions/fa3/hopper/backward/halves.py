@@ -1,0 +1,381 @@
+"""FA3's backward for Hopper with 128 keys for 192 dims of q and k, and 128 of v: blocks by halves.
+
+Beside 64 keys a step reads as much of Q and dO, and adds as much to dQ, as beside 128, and P and dS
+pass through shared memory: `wide.py` moves 192 KB for a block of 64 queries and 128 keys through
+L2, and is limited by shared memory. Here, as in `kernel.py`, each of two consumers has 64 keys with
+all dims of dK and dV, P and dS are left operands in registers, and a third warpgroup computes dQ.
+dK and dV then take 160 registers of a thread. What makes room for the rest:
+
+* Halves. S, dP and what comes of them are computed for 32 queries of a block at a time.
+* No producer. Registers are given to whole warpgroups: a producer's 24 are the consumers' if the
+  warpgroup of dQ, `accumulate_and_load`, also loads Q and dO. It loads a block when its slot is
+  free, which is soon after the dS that it waits for anyway: it delays nobody.
+* dQ in boxes of 32 dims: that warpgroup has 56 registers.
+
+One step, for block j:
+
+    consumers   [S_j.0] .. [dP dV dK S of half 0 -> 1] .. [dP dV dK of half 1, S of j+1, half 0]
+      compute          P                              dS                                      P
+    accumulate  dQ_j-1 = dS K, 32 dims at a time, each added to memory; between, Q and dO to come
+
+    waits           for                                             at
+    all             the copy has landed                             k.full v.full q.full do.full
+    consumer        `accumulate_and_load` has read dS_j-2           ds.empty
+    accumulate      both have written their part of dS_j            ds.full
+    accumulate      both have read the slot of Q and dO of block j  q.empty
+    all             their own products                              warpgroup_mma_wait
+    accumulate      what its tile of dQ had before has left         tma.store_wait
+    consumer        both have read the slot that dK, dV leave by    q.empty
+    accumulate      with turns: tiles behind have added to block j  turns.advance
+
+Why none waits for ever: a consumer gives the slot of block j back behind its dS_j, and between
+these it waits for its own products only, so `accumulate_and_load`, which has seen dS_j, gets it.
+
+Cost. Per block of 64 queries and 128 keys, with 192 dims and 128 of v, 3328 cycles of the tensor
+cores and 4928 of shared memory, where two tiles of `wide.py` take 3328 and 6400; 88 KB pass through
+L2, not 176. Products with 32 columns read 1.5 times what they could in the time that they compute.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    tma,
+    warpgroup_mma_wait,
+)
+
+from flash_versions.dispatch.launch import Launcher
+from flash_versions.versions.fa3.hopper.backward.host import COUNTS
+from flash_versions.versions.fa3.hopper.backward.problem import KeyProblem
+from flash_versions.versions.fa3.hopper.backward.tiles import (
+    Buffers,
+    add_dq,
+    consumer_half,
+    half_of_values,
+    multiply_dq,
+    multiply_into,
+    narrowed,
+    part_of_dims,
+    store_panels,
+    widened,
+)
+from flash_versions.versions.fa3.hopper.backward.turns import take_turns
+from flash_versions.versions.fa3.hopper.head_mods import make_head_mods
+from flash_versions.versions.fa3.hopper.intervals import make_key_spans
+from flash_versions.versions.fa3.hopper.panels import (
+    Boxes,
+    Output,
+    make_boxes,
+    make_panel_pipeline,
+    make_panel_pipeline_beside,
+    make_tiles,
+    multiply_qk,
+    zero_output,
+)
+from flash_versions.versions.tiles.pipeline import Stage, make_handover
+from flash_versions.versions.tiles.triton_compat import aggregate
+from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout, unknown_zero
+
+DQ_TILES = gl.constexpr(3)  # as many parts of dQ may be on their way, but for one
+
+
+@aggregate
+class HalvesState:
+    """What a consumer takes from step to step."""
+
+    dk: Output
+    dv: Output
+    s: gl.tensor  # scores of the next block's first half
+    stage: Stage  # of the next Q and dO
+    ds_stage: Stage
+
+
+@gluon.jit
+def multiply_scores(buffers, stage, HALF: gl.constexpr, CONSUMER: gl.constexpr):
+    """Issue S^T of a consumer's keys and half of the queries in a slot: a token to wait for."""
+    q_tile = buffers.q.tile(stage)
+    ROWS: gl.constexpr = q_tile.first.shape[0] // 2
+    return multiply_qk(consumer_half(buffers.k, CONSUMER), q_tile.rows(HALF * ROWS, ROWS))
+
+
+@gluon.jit
+def fold_halves(state, problem, buffers, query, key, masked, more, CONSUMER: gl.constexpr):
+    """Fold a block of queries into dK and dV of a consumer's keys, one half and then the other, and
+    hand its dS over.
+
+    All that a step does, in the order in which it does it; `more`: it is not the last one.
+    """
+    ROWS: gl.constexpr = problem.BLOCK_Q // 2
+    stage, ds_stage = state.stage, state.ds_stage
+    dk, dv, s = state.dk, state.dv, state.s
+    q_block, do_block = buffers.q.tile(stage), buffers.do.tile(stage)
+    ds_rows = buffers.ds.tile(ds_stage).slice(CONSUMER * WARPGROUP_ROWS, WARPGROUP_ROWS, dim=0)
+    for half in gl.static_range(2):
+        q_tile, do_tile = q_block.rows(half * ROWS, ROWS), do_block.rows(half * ROWS, ROWS)
+        lse = half_of_values(buffers.lse, stage.slot, s, half)
+        p, slope = problem.probabilities(s, lse, key, query + half * ROWS, masked)
+        slope = narrowed(slope, do_tile.first)
+        p = narrowed(p, do_tile.first) if problem.CAP else slope
+        if half == 0:
+            buffers.do.wait(stage)
+        dp_token = multiply_qk(consumer_half(buffers.v, CONSUMER), do_tile)
+        dv_tokens = multiply_into(dv, p, do_tile)
+        dp = warpgroup_mma_wait(do_tile.PANELS, deps=[dp_token])  # dV is in flight
+        if half == 0:
+            buffers.ds.wait_empty(ds_stage)
+        delta = half_of_values(buffers.delta, stage.slot, s, half)
+        ds = (widened(slope) * (dp - delta[None, :])).to(q_tile.first.dtype)
+        ds_rows.slice(half * ROWS, ROWS, dim=1).store(ds)
+        if half == 1:
+            buffers.ds.publish(ds_stage)
+        dk_tokens = multiply_into(dk, ds, q_tile)
+        dv = dv.wait(dv_tokens, q_tile.PANELS)
+        if half == 0:
+            s_token = multiply_scores(buffers, stage, 1, CONSUMER)
+        else:
+            buffers.q.wait(stage.next(), more)  # without more, scores of no matter what
+            s_token = multiply_scores(buffers, stage.next(), 0, CONSUMER)
+        dk = dk.wait(dk_tokens, q_tile.PANELS)
+        if half == 1:
+            buffers.q.release(stage)  # and with it dO
+        s = warpgroup_mma_wait(0, deps=[s_token])
+    return HalvesState(dk, dv, s, stage.next(), ds_stage.next())
+
+
+@gluon.jit
+def first_halves_state(buffers, more, ROWS: gl.constexpr, CONSUMER: gl.constexpr):
+    """dK and dV of keys that no query has been folded into, when K and V are there, and the first
+    scores if there are any.
+    """
+    stage = buffers.q.at(0, 0)
+    s = gl.zeros([WARPGROUP_ROWS, ROWS], gl.float32, accumulator_layout(ROWS))
+    if more:
+        buffers.k.wait(buffers.k.at(0, 0))
+        buffers.q.wait(stage)
+        s = warpgroup_mma_wait(0, deps=[multiply_scores(buffers, stage, 0, CONSUMER)])
+        buffers.v.wait(buffers.v.at(0, 0))
+    return HalvesState(
+        zero_output(buffers.k.tile(stage), False),
+        zero_output(buffers.v.tile(stage), False),
+        s,
+        stage,
+        buffers.ds.at(0, 0),
+    )
+
+
+@gluon.jit
+def consume_halves(problem, buffers, dk_out, dv_out, CONSUMER: gl.constexpr):
+    """A consumer: dK and dV of 64 keys."""
+    problem, key, kv_head, sequence = problem.locate(problem.turns.number())
+    begin, _, _, end = problem.blocks(key, problem.BLOCK_KV)
+    key += CONSUMER * WARPGROUP_ROWS
+    _, full_begin, full_end, _ = problem.blocks(key, WARPGROUP_ROWS)
+    steps = problem.GROUP * (end - begin)
+    state = first_halves_state(buffers, begin < end, problem.BLOCK_Q // 2, CONSUMER)
+    head = kv_head * problem.GROUP
+    block = begin
+    for step in range(steps):
+        masked = (block < full_begin) | (block >= full_end)
+        mine = problem.of_head(head)
+        query = block * problem.BLOCK_Q
+        more = step + 1 < steps
+        state = fold_halves(state, mine, buffers, query, key, masked, more, CONSUMER)
+        block += 1
+        last = block == end
+        head = gl.where(last, head + 1, head)
+        block = gl.where(last, begin, block)
+    free = state.stage
+    if CONSUMER == 1:
+        free = free.next()
+    dk = state.dk.scaled(problem.scale)
+    buffers.q.wait_empty(free)  # and so is the slot of dO
+    corner = problem.kv_box(sequence, kv_head, key)
+    box = free.slot * (problem.BLOCK_Q // WARPGROUP_ROWS)
+    store_panels(state.dv, buffers.do, box, dv_out, corner)
+    store_panels(dk, buffers.q, box, dk_out, corner)
+    tma.store_wait(0)
+
+
+@aggregate
+class Inputs:
+    """What is loaded."""
+
+    q: Boxes
+    k: Boxes
+    v: Boxes
+    do: Boxes
+    values: tma.tensor_descriptor
+
+    @gluon.jit
+    def load(self, problem, buffers, stage, place, step, begin, end):
+        """Load K and V with the first block, and Q and dO of a step, into an empty slot."""
+        sequence, kv_head, key = place
+        head = kv_head * problem.GROUP + step // (end - begin)
+        query = (begin + step % (end - begin)) * problem.BLOCK_Q
+        box = problem.q_box(sequence, head, query)
+        column = problem.padded_first + query
+        if step == 0:
+            buffers.k.fill(buffers.k.at(0, 0), self.k, problem.kv_box(sequence, kv_head, key))
+        row = [sequence, head, 0, column]
+        buffers.q.load_with(stage, self.q, box, buffers.lse, self.values, row)
+        if step == 0:
+            buffers.v.fill(buffers.v.at(0, 0), self.v, problem.kv_box(sequence, kv_head, key))
+        row = [sequence, head, 1, column]
+        buffers.do.load_with(stage, self.do, box, buffers.delta, self.values, row)
+
+
+@gluon.jit
+def accumulate_and_load(problem, buffers, inputs, dq_sum):
+    """The warpgroup of dQ, and the producer: of each block, dQ = dS K, some dims at a time."""
+    WIDTH: gl.constexpr = dq_sum.first.block_type.shape[3]
+    problem, key, kv_head, sequence = problem.locate(problem.turns.number())
+    begin, _, _, end = problem.blocks(key, problem.BLOCK_KV)
+    place = sequence, kv_head, key
+    steps = problem.GROUP * (end - begin)
+    stage = buffers.q.at(0, 0)
+    for step in range(gl.minimum(buffers.q.first.STAGES, steps)):
+        inputs.load(problem, buffers, stage, place, step, begin, end)
+        stage = stage.next()
+    ds_stage = buffers.ds.at(0, 0)
+    counter, additions = problem.turns.counters, gl.to_tensor(0)  # of the block before
+    head = kv_head * problem.GROUP
+    block = begin
+    buffers.k.wait(buffers.k.at(0, 0), begin < end)
+    for step in range(steps):
+        buffers.ds.wait(ds_stage)
+        ds_tile = buffers.ds.tile(ds_stage)
+        k_tile = buffers.k.tile(buffers.k.at(unknown_zero(), 0))
+        PARTS: gl.constexpr = k_tile.width() // WIDTH
+        for part in gl.static_range(PARTS):
+            dq_token = multiply_dq(ds_tile, part_of_dims(k_tile, part, WIDTH))
+            if problem.turns.ON and part == 0:
+                before, counter = counter, problem.counter(sequence, head, block)
+                turn = problem.tiles_behind(key, block)
+                problem.turns.advance(before, additions, counter, turn)
+                additions = gl.to_tensor(1)
+            if part == 1:
+                coming = step + buffers.q.first.STAGES
+                if coming < steps:
+                    buffers.q.wait_empty(stage)  # and so is the slot of dO
+                    inputs.load(problem, buffers, stage, place, coming, begin, end)
+                    stage = stage.next()
+            dq = warpgroup_mma_wait(0, deps=[dq_token])
+            if part == PARTS - 1:
+                buffers.ds.release(ds_stage)
+            row = problem.padded_first + block * problem.BLOCK_Q
+            corner = [sequence, head, row, part * WIDTH]
+            tile = buffers.dq.first.index(part % DQ_TILES)
+            add_dq(dq, tile, dq_sum.first, corner, DQ_TILES - 1)
+        ds_stage = ds_stage.next()
+        block += 1
+        last = block == end
+        head = gl.where(last, head + 1, head)
+        block = gl.where(last, begin, block)
+    if problem.turns.ON:
+        problem.turns.finish(counter, additions)
+    tma.store_wait(0)
+
+
+@gluon.jit(do_not_specialize=COUNTS)
+def backward_halves_kernel(
+    values,
+    q,
+    k,
+    v,
+    do,
+    dq_sum,
+    dk_out,
+    dv_out,
+    q_second,
+    k_second,
+    v_second,
+    do_second,
+    dq_second,
+    dk_second,
+    dv_second,
+    plan,
+    slopes,
+    bounds,
+    spans,
+    turns,
+    q_length,
+    kv_length,
+    kv_heads,
+    batch,
+    section,
+    window_left,
+    window_right,
+    scale,
+    scale_log2,
+    cap_scale,
+    kv_apart,
+    slopes_batch_stride,
+    slopes_head_stride,
+    batch_lines,
+    head_lines,
+    spanned_blocks,
+    GROUP: gl.constexpr,
+    LEFT: gl.constexpr,
+    RIGHT: gl.constexpr,
+    EDGE: gl.constexpr,
+    CAP: gl.constexpr,
+    RAGGED: gl.constexpr,
+    PACKED: gl.constexpr,
+    ALIBI: gl.constexpr,
+    SPANS: gl.constexpr,
+    ORDERED: gl.constexpr,
+    EXP2: gl.constexpr,
+    SHARE: gl.constexpr,
+    STAGES: gl.constexpr,
+    PANELS: gl.constexpr,
+    PANELS_V: gl.constexpr,
+    CONSUMER_REGISTERS: gl.constexpr,
+    ACCUMULATOR_REGISTERS: gl.constexpr,
+):
+    """Divide the warps of a program: four for each consumer, four for dQ and loads."""
+    BLOCK_Q: gl.constexpr = q.block_type.shape[-2]
+    KEYS: gl.constexpr = k.block_type.shape[-2]
+    mods = make_head_mods(slopes, slopes, slopes_batch_stride, slopes_head_stride, ALIBI, False)
+    key_spans = make_key_spans(
+        bounds, spans, batch_lines, head_lines, spanned_blocks, WARPGROUP_ROWS, SPANS
+    )
+    problem = KeyProblem(
+        plan, mods, key_spans, take_turns(turns, 1, ORDERED), gl.to_tensor(0),
+        gl.to_tensor(kv_apart), gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0),
+        gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(kv_heads),
+        gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
+        gl.to_tensor(window_right), gl.to_tensor(scale), gl.to_tensor(scale_log2),
+        gl.to_tensor(cap_scale), GROUP, LEFT, RIGHT, EDGE, CAP, RAGGED, PACKED, EXP2, SHARE,
+        BLOCK_Q, KEYS
+    )  # fmt: skip
+    rows: gl.constexpr = [STAGES] + values.block_type.shape
+    q, k = make_boxes(q, q_second, PANELS), make_boxes(k, k_second, PANELS)
+    v, do = make_boxes(v, v_second, PANELS_V), make_boxes(do, do_second, PANELS_V)
+    dq_sum = make_boxes(dq_sum, dq_sum, 1)
+    dk_out = make_boxes(dk_out, dk_second, PANELS)
+    dv_out = make_boxes(dv_out, dv_second, PANELS_V)
+    q_pipeline = make_panel_pipeline(q, STAGES, 2)
+    buffers = Buffers(
+        make_panel_pipeline(k, 1, 2),
+        make_panel_pipeline(v, 1, 2),
+        q_pipeline,
+        make_panel_pipeline_beside(do, STAGES, q_pipeline),
+        gl.allocate_shared_memory(values.dtype, rows, values.layout),
+        gl.allocate_shared_memory(values.dtype, rows, values.layout),
+        make_handover(q.first.dtype, KEYS, BLOCK_Q, 2),
+        make_tiles(dq_sum, DQ_TILES),
+    )
+    inputs = Inputs(q, k, v, do, values)
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (consume_halves, (problem, buffers, dk_out, dv_out, 0)),
+            (consume_halves, (problem, buffers, dk_out, dv_out, 1)),
+            (accumulate_and_load, (problem, buffers, inputs, dq_sum)),
+        ],
+        [4, 4],
+        [CONSUMER_REGISTERS, ACCUMULATOR_REGISTERS],
+    )
+
+
+launch_halves = Launcher(backward_halves_kernel)
