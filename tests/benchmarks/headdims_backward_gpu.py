@@ -59,6 +59,7 @@ WIDE: dict[str, dict[str, Any]] = {
     "panels, 2 dO": {"panels": True, "do_stages": 2},
     "panels, 3 Q": {"panels": True, "stages": 3},
     "panels, 3 Q, 2 dO": {"panels": True, "stages": 3, "do_stages": 2},
+    "halves": {"block_kv": 128, "panels": True, "halves": True},
 }
 
 

@@ -121,7 +121,7 @@ class Shared:
         here.partition.program.check_write(self, "shared memory")
         self.data.copy_(value.data)
         unfenced = here.partition.program.unfenced
-        unfenced[self.data.data_ptr()] = here.partition, allocation(self)
+        unfenced[self.data.data_ptr()] = here.partition, self
 
     def load(self, layout):
         if here.partition.program.machine.order.late_products == 1:
@@ -167,8 +167,7 @@ class Product:
 
 def warpgroup_mma(a, b, acc, use_acc=True, is_async=False):
     assert a.shape[0] % 64 == 0 and a.dtype == b.dtype, f"no {a.shape} {a.dtype} times {b.dtype}"
-    unfenced = {where for _, where in here.partition.program.unfenced.values()}
-    assert unfenced.isdisjoint((allocation(a), allocation(b))), "a product without a fence"
+    here.partition.program.check_fenced(a, b)
     k_major = b.data.stride(0) == 1
     assert k_major or b.dtype.itemsize == 2, "8 bits need what is summed over to be contiguous"
     product = Product(a, b, acc, use_acc)

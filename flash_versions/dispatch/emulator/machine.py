@@ -132,9 +132,15 @@ class Program:
     def __init__(self, machine, number, programs):
         self.machine, self.id, self.programs = machine, number, programs
         self.named_barriers = {}  # id -> [threads that have arrived, times that it was complete]
-        self.unfenced = {}  # address of a tile written from registers -> (partition, allocation)
+        self.unfenced = {}  # address of a tile written from registers -> (partition, tile)
         self.columns = 0  # of tensor memory that are allocated
         self.queue = []  # products of Blackwell's tensor cores that are not computed yet, in order
+
+    def check_fenced(self, *operands):
+        """Fail if a product reads a tile that was written from registers without a fence."""
+        written = [tile for _, tile in self.unfenced.values()]
+        shared = [x for x in operands if hasattr(x, "region")]  # others are in registers
+        assert not any(overlap(x, written) for x in shared), "a product without a fence"
 
     def check_read(self, tile, what):
         """Fail if a product that is not computed yet writes to a tile that is read."""

@@ -120,8 +120,7 @@ def tcgen05_mma(a, b, acc, *, use_acc=True, pred=True, mbarriers=None, mbarrier_
     assert a.dtype in KINDS and a.dtype == b.dtype, f"no {a.dtype} times {b.dtype}"
     assert acc.dtype == torch.float32 and isinstance(acc, TensorMemory), "no such accumulator"
     assert not isinstance(b, TensorMemory), "B is in shared memory"
-    unfenced = {where for _, where in here.partition.program.unfenced.values()}
-    assert unfenced.isdisjoint((allocation(a), allocation(b))), "a product without a fence"
+    here.partition.program.check_fenced(a, b)
 
     def compute():
         product = a.data.float() @ b.data.float()

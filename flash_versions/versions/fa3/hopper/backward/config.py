@@ -9,8 +9,8 @@ from flash_versions.dispatch.sizes import panel_widths
 from flash_versions.versions.fa3.hopper.config import OTHER_BYTES
 from flash_versions.versions.tiles.rows import cdiv
 
-HALVES_DIMS = 320  # of dK and dV together, in as many registers of half a thread's 64 keys
-DQ_WIDTH = 32  # dims of dQ in a product, with halves
+HALVES_DIMS = 320  # of tiles of dK and dV together: of 64 keys, 160 registers of a thread
+DQ_WIDTH = 32  # dims of dQ in a product, if there are halves
 L2_BYTES = 32 << 20  # of the cache that a section of heads may fill
 MOST_ALTERNATING = 4  # heads of a section without a causal mask: more are slower at head_dim 64
 
@@ -42,8 +42,9 @@ class BackwardConfig:
         panels: divide head dims of at most three quarters of a power of two into two panels, such
             as 192 = 128 + 64 (`panels.py`); otherwise they are padded to the power of two.
         do_stages: slots of the pipeline of dO if block_kv is 64; if not, it has as many as Q's.
-        halves: have 128 keys above head_dim 128, and compute S and dP of half of a block's queries
-            at a time (`halves.py`). For tiles of 320 dims of q and v together, such as 192 + 128.
+        halves: have 128 keys above head_dim 128, too, and compute S and dP of half of a block's
+            queries at a time (`halves.py`). For HALVES_DIMS of q and v together, such as 192 and
+            128 in panels.
     """
 
     block_kv: int = 128
@@ -60,8 +61,9 @@ class BackwardConfig:
             raise ValueError(f"block_kv={self.block_kv} is not possible; 64 and 128 are.")
         if self.block_q not in (64, 128):
             raise ValueError(f"block_q={self.block_q} is not possible; 64 and 128 are.")
-        if self.halves and (self.block_kv, self.block_q, self.early, self.held) != (128, 64, 0, 0):
-            raise ValueError("halves are of 64 queries, beside 128 keys, neither early nor held.")
+        beside = self.block_kv, self.block_q, self.early, self.held
+        if self.halves and beside != (128, 64, False, False):
+            raise ValueError("halves fit block_kv=128 and block_q=64, and neither early nor held.")
         if self.stages < 2:  # the gradients of K and V leave through two slots
             raise ValueError(f"stages={self.stages} must be at least 2.")
 
@@ -69,9 +71,8 @@ class BackwardConfig:
         """Refuse a request that the configuration does not fit."""
         head_dim = max(request.q.shape[3], request.v.shape[3])
         if self.halves:
-            dims = sum(sum(tile_widths(x.shape[3], self.panels)) for x in (request.q, request.v))
-            if dims > HALVES_DIMS:
-                raise ValueError(f"halves does not fit {dims} dims of q and v; use it up to 320.")
+            if not self.has_room(request.q.shape[3], request.v.shape[3]):
+                raise ValueError(f"tiles of q and v are wider than the {HALVES_DIMS} of halves.")
         elif (head_dim > 128) != (self.block_kv == 64):
             raise ValueError(
                 f"block_kv={self.block_kv} does not fit head_dim {head_dim}; use 128 up to "
@@ -79,6 +80,11 @@ class BackwardConfig:
             )
         if self.held and head_dim > 64:
             raise ValueError(f"held does not fit head_dim {head_dim}; use it up to 64.")
+
+    def has_room(self, head_dim: int, head_dim_v: int) -> bool:
+        """Whether the registers suffice, with halves; without them, `check` says for which dims."""
+        dims = (sum(tile_widths(x, self.panels)) for x in (head_dim, head_dim_v))
+        return not self.halves or sum(dims) <= HALVES_DIMS
 
     def shared_bytes(self, head_dim: int, head_dim_v: int) -> int:
         """Shared memory of the tiles of 16-bit numbers, of P and dS, and of dQ in fp32."""
@@ -88,12 +94,14 @@ class BackwardConfig:
         if self.block_kv == 64:
             do_stages, scores, dq = self.do_stages, 4, width // (2 if len(widths) == 1 else 1)
         if self.halves:
-            dq = 3 * DQ_WIDTH
+            dq = 2 * DQ_WIDTH
         queries = self.stages * width + do_stages * width_v + scores * self.block_kv + 2 * dq
         return 2 * (self.block_kv * (width + width_v) + self.block_q * queries)
 
     def fits(self, head_dim: int, head_dim_v: int) -> bool:
-        """Whether the tiles fit, and with them LSE, delta and barriers."""
+        """Whether the tiles fit, and with them LSE, delta and barriers, and registers suffice."""
+        if not self.has_room(head_dim, head_dim_v):
+            return False
         return self.shared_bytes(head_dim, head_dim_v) + OTHER_BYTES <= H200_SHARED_MEMORY
 
     def padded_length(self, length: int) -> int:

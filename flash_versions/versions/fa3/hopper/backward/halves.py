@@ -76,8 +76,6 @@ from flash_versions.versions.tiles.pipeline import Stage, make_handover
 from flash_versions.versions.tiles.triton_compat import aggregate
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout, unknown_zero
 
-DQ_TILES = gl.constexpr(3)  # as many parts of dQ may be on their way, but for one
-
 
 @aggregate
 class HalvesState:
@@ -253,7 +251,7 @@ def accumulate_and_load(problem, buffers, inputs, dq_sum):
                 turn = problem.tiles_behind(key, block)
                 problem.turns.advance(before, additions, counter, turn)
                 additions = gl.to_tensor(1)
-            if part == 1:
+            if part == 2:
                 coming = step + buffers.q.first.STAGES
                 if coming < steps:
                     buffers.q.wait_empty(stage)  # and so is the slot of dO
@@ -264,8 +262,7 @@ def accumulate_and_load(problem, buffers, inputs, dq_sum):
                 buffers.ds.release(ds_stage)
             row = problem.padded_first + block * problem.BLOCK_Q
             corner = [sequence, head, row, part * WIDTH]
-            tile = buffers.dq.first.index(part % DQ_TILES)
-            add_dq(dq, tile, dq_sum.first, corner, DQ_TILES - 1)
+            add_dq(dq, buffers.dq.first.index(part % 2), dq_sum.first, corner, 1)
         ds_stage = ds_stage.next()
         block += 1
         last = block == end
@@ -363,7 +360,7 @@ def backward_halves_kernel(
         gl.allocate_shared_memory(values.dtype, rows, values.layout),
         gl.allocate_shared_memory(values.dtype, rows, values.layout),
         make_handover(q.first.dtype, KEYS, BLOCK_Q, 2),
-        make_tiles(dq_sum, DQ_TILES),
+        make_tiles(dq_sum, 2),
     )
     inputs = Inputs(q, k, v, do, values)
     fence_async_shared()
