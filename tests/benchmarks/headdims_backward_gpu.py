@@ -59,6 +59,10 @@ WIDE: dict[str, dict[str, Any]] = {
     "panels, 2 dO": {"panels": True, "do_stages": 2},
     "panels, 3 Q": {"panels": True, "stages": 3},
     "panels, 3 Q, 2 dO": {"panels": True, "stages": 3, "do_stages": 2},
+    "roles": {"panels": True, "roles": True},
+    "roles, 2 dO": {"panels": True, "roles": True, "do_stages": 2},
+    "roles, 3 Q": {"panels": True, "roles": True, "stages": 3},
+    "roles, 3 Q, 2 dO": {"panels": True, "roles": True, "stages": 3, "do_stages": 2},
     "halves": {"block_kv": 128, "panels": True, "halves": True},
 }
 

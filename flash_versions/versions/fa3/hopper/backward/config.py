@@ -45,6 +45,8 @@ class BackwardConfig:
         halves: have 128 keys above head_dim 128, too, and compute S and dP of half of a block's
             queries at a time (`halves.py`). For HALVES_DIMS of q and v together, such as 192 and
             128 in panels.
+        roles: with 64 keys, have one consumer compute S, P and dV and the other one dP, dS and dK,
+            and a warpgroup dQ (`roles.py`), instead of half of the dims each.
     """
 
     block_kv: int = 128
@@ -55,6 +57,7 @@ class BackwardConfig:
     panels: bool = False
     do_stages: int = 1
     halves: bool = False
+    roles: bool = False
 
     def __post_init__(self) -> None:
         if self.block_kv not in (64, 128):
@@ -64,6 +67,8 @@ class BackwardConfig:
         beside = self.block_kv, self.block_q, self.early, self.held
         if self.halves and beside != (128, 64, False, False):
             raise ValueError("halves fit block_kv=128 and block_q=64, and neither early nor held.")
+        if self.roles and self.block_kv != 64:
+            raise ValueError("roles fit block_kv=64.")
         if self.stages < 2:  # the gradients of K and V leave through two slots
             raise ValueError(f"stages={self.stages} must be at least 2.")
 

@@ -38,6 +38,11 @@ COUNTS = [
 # Of a thread, 64 K in all. 200 and 88 are too few: ptxas then has products wait for each other.
 REGISTERS = {"CONSUMER_REGISTERS": 208, "ACCUMULATOR_REGISTERS": 72, "PRODUCER_REGISTERS": 24}
 HALVES_REGISTERS = {"CONSUMER_REGISTERS": 224, "ACCUMULATOR_REGISTERS": 56}
+# The consumer of dP and dK, and the warpgroup of dQ, which has a panel at a time or 64 dims.
+ROLES_REGISTERS = {
+    2: {"GRADIENT_REGISTERS": 184, "ACCUMULATOR_REGISTERS": 128, "PRODUCER_REGISTERS": 24},
+    1: {"GRADIENT_REGISTERS": 208, "ACCUMULATOR_REGISTERS": 72, "PRODUCER_REGISTERS": 24},
+}
 WIDE_REGISTERS = {"CONSUMER_REGISTERS": 240, "PRODUCER_REGISTERS": 24}
 
 
@@ -61,8 +66,10 @@ def tensors(request: Request, space: Workspace, plan: Plan) -> tuple:
     widths_v = tile_widths(v.shape[3], config.panels)
     # Consumers of 64 keys divide the dims: a box of dK or dV is one of two panels, or half of the
     # only one. dQ leaves in two parts, or in two of each consumer.
-    sharing = 2 if config.block_kv == 64 else 1
+    sharing = 2 if config.block_kv == 64 and not config.roles else 1
     dq_parts = 1 if config.held else 2 * sharing // len(widths)
+    if config.roles and len(widths) == 1:
+        dq_parts = 4
     dq_width = DQ_WIDTH if config.halves else widths[0] // dq_parts
     rows, queries, keys = WARPGROUP_ROWS.value, config.block_q, config.block_kv
     seconds: list[Any] = [space.values] * 7
@@ -131,7 +138,11 @@ def make_plan(
     if config.halves:
         chosen = HALVES_REGISTERS
     if config.block_kv == 64:
-        chosen = {"DO_STAGES": config.do_stages, **WIDE_REGISTERS}
+        registers = WIDE_REGISTERS
+        if config.roles:
+            panels = len(tile_widths(request.q.shape[3], config.panels))
+            registers = ROLES_REGISTERS[panels]
+        chosen = {"DO_STAGES": config.do_stages, **registers}
     return Plan(
         config,
         (*layout(request), config.block_q, config.held),

@@ -79,17 +79,17 @@ from flash_versions.dispatch.launch import Launcher, Plan
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.backward import exp2
 from flash_versions.versions.fa3.hopper import forward as forward_hopper
+from flash_versions.versions.fa3.hopper.backward.accumulate import accumulate
 from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig
 from flash_versions.versions.fa3.hopper.backward.halves import launch_halves
 from flash_versions.versions.fa3.hopper.backward.host import COUNTS, make_plan, tensors
 from flash_versions.versions.fa3.hopper.backward.problem import KeyProblem
+from flash_versions.versions.fa3.hopper.backward.roles import launch_roles
 from flash_versions.versions.fa3.hopper.backward.rows import BLOCK, finish, prepare
 from flash_versions.versions.fa3.hopper.backward.tiles import (
     Buffers,
-    add_dq,
     consumer_half,
     hold,
-    multiply_dq,
     multiply_into,
     multiply_rows,
     narrowed,
@@ -112,7 +112,7 @@ from flash_versions.versions.fa3.hopper.panels import (
 )
 from flash_versions.versions.tiles.pipeline import Stage, make_handover
 from flash_versions.versions.tiles.triton_compat import aggregate
-from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout, unknown_zero
+from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout
 
 
 @gluon.jit
@@ -296,45 +296,6 @@ def consume(
     tma.store_wait(0)
 
 
-@gluon.jit
-def accumulate(problem, buffers, dq_sum):
-    """The warpgroup of dQ: of each block, dQ = dS K, all dims or a part of them at a time, as the
-    boxes of `dq_sum` are.
-    """
-    WIDTH: gl.constexpr = dq_sum.first.block_type.shape[3]
-    PARTS: gl.constexpr = 2 if dq_sum.PANELS == 2 else buffers.k.first.tiles.shape[-1] // WIDTH
-    problem, key, kv_head, sequence = problem.locate(problem.turns.number())
-    begin, _, _, end = problem.blocks(key, problem.BLOCK_KV)
-    k_stage = buffers.k.at(0, 0)
-    ds_stage = buffers.ds.at(0, 0)
-    counter, additions = problem.turns.counters, gl.to_tensor(0)  # of the block before
-    buffers.k.wait(k_stage, begin < end)
-    for member in range(problem.GROUP):
-        head = kv_head * problem.GROUP + member
-        for block in range(begin, end):
-            buffers.ds.wait(ds_stage)
-            ds_tile = buffers.ds.tile(ds_stage)
-            k_tile = buffers.k.tile(buffers.k.at(unknown_zero(), 0))
-            for part in gl.static_range(PARTS):
-                dq_token = multiply_dq(ds_tile, k_tile.part(part, PARTS))
-                if problem.turns.ON and part == 0:
-                    before, counter = counter, problem.counter(sequence, head, block)
-                    turn = problem.tiles_behind(key, block)
-                    problem.turns.advance(before, additions, counter, turn)
-                    additions = gl.to_tensor(1)
-                dq = warpgroup_mma_wait(0, deps=[dq_token])
-                if part == PARTS - 1:
-                    buffers.ds.release(ds_stage)
-                row = problem.padded_first + block * problem.BLOCK_Q
-                corner = [sequence, head, row, part * WIDTH]
-                slot = ds_stage.slot if PARTS == 1 else part // dq_sum.PANELS
-                add_dq(dq, buffers.dq.panel(part).index(slot), dq_sum.panel(part), corner, 1)
-            ds_stage = ds_stage.next()
-    if problem.turns.ON:
-        problem.turns.finish(counter, additions)
-    tma.store_wait(0)
-
-
 @gluon.jit(do_not_specialize=COUNTS)
 def backward_kernel(
     values,
@@ -510,6 +471,8 @@ def launch(
     launcher = launch_wide if config.block_kv == 64 else launch_backward
     if config.halves:
         launcher = launch_halves
+    if config.roles:
+        launcher = launch_roles
     launcher.launch(plan, tensors(request, space, plan))
     block = BLOCK if space.tiles is None else config.block_q
     finish(request, space, block)
