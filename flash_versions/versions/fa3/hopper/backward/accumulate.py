@@ -4,7 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma_wait
 
-from flash_versions.versions.fa3.hopper.backward.tiles import add_dq, multiply_dq
+from flash_versions.versions.fa3.hopper.backward.tiles import add_dq, multiply_dq, part_of_dims
 from flash_versions.versions.tiles.wgmma import unknown_zero
 
 
@@ -14,10 +14,10 @@ def accumulate(problem, buffers, dq_sum):
     boxes of `dq_sum` are.
     """
     WIDTH: gl.constexpr = dq_sum.first.block_type.shape[3]
-    PARTS: gl.constexpr = 2 if dq_sum.PANELS == 2 else buffers.k.first.tiles.shape[-1] // WIDTH
+    k_stage = buffers.k.at(0, 0)
+    PARTS: gl.constexpr = 2 if dq_sum.PANELS == 2 else buffers.k.tile(k_stage).width() // WIDTH
     problem, key, kv_head, sequence = problem.locate(problem.turns.number())
     begin, _, _, end = problem.blocks(key, problem.BLOCK_KV)
-    k_stage = buffers.k.at(0, 0)
     ds_stage = buffers.ds.at(0, 0)
     counter, additions = problem.turns.counters, gl.to_tensor(0)  # of the block before
     buffers.k.wait(k_stage, begin < end)
@@ -28,7 +28,11 @@ def accumulate(problem, buffers, dq_sum):
             ds_tile = buffers.ds.tile(ds_stage)
             k_tile = buffers.k.tile(buffers.k.at(unknown_zero(), 0))
             for part in gl.static_range(PARTS):
-                dq_token = multiply_dq(ds_tile, k_tile.part(part, PARTS))
+                if dq_sum.PANELS == 2:
+                    k_part = k_tile.panel(part)
+                else:
+                    k_part = part_of_dims(k_tile, part, WIDTH)
+                dq_token = multiply_dq(ds_tile, k_part)
                 if problem.turns.ON and part == 0:
                     before, counter = counter, problem.counter(sequence, head, block)
                     turn = problem.tiles_behind(key, block)
@@ -39,7 +43,10 @@ def accumulate(problem, buffers, dq_sum):
                     buffers.ds.release(ds_stage)
                 row = problem.padded_first + block * problem.BLOCK_Q
                 corner = [sequence, head, row, part * WIDTH]
-                slot = ds_stage.slot if PARTS == 1 else part // dq_sum.PANELS % 2
+                if PARTS % 2 == 1:  # the slots change their parts from block to block
+                    slot = ds_stage.slot ^ (part % 2)
+                else:
+                    slot = part // dq_sum.PANELS % 2
                 add_dq(dq, buffers.dq.panel(part).index(slot), dq_sum.panel(part), corner, 1)
             ds_stage = ds_stage.next()
     if problem.turns.ON:

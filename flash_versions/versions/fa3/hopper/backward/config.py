@@ -86,6 +86,32 @@ class BackwardConfig:
         if self.held and head_dim > 64:
             raise ValueError(f"held does not fit head_dim {head_dim}; use it up to 64.")
 
+    def widths(self, head_dim: int) -> tuple[int, ...]:
+        """The widths of tiles for a head dimension. With roles no consumer divides the dims, and
+        256 columns would be more than a product may have registers for at the launch.
+        """
+        widths = tile_widths(head_dim, self.panels)
+        return (128, 128) if self.roles and widths == (256,) else widths
+
+    def dq_width(self, head_dim: int, head_dim_v: int) -> int:
+        """Dims of dQ that are computed at a time and leave as a box; the second one of two panels
+        is narrower as it is, unless `dq_panels` says that such boxes are of one.
+        """
+        widths = self.widths(head_dim)
+        if self.halves:
+            return DQ_WIDTH
+        if self.roles:
+            return widths[0] if self.dq_panels(head_dim, head_dim_v) == 2 else 64
+        if self.held:
+            return widths[0]
+        return widths[0] // ((4 if self.block_kv == 64 else 2) // len(widths))
+
+    def dq_panels(self, head_dim: int, head_dim_v: int) -> int:
+        """The panels of dQ: those of q, or one where registers are short."""
+        widths = self.widths(head_dim)
+        short = self.halves or (self.roles and max(sum(widths), sum(self.widths(head_dim_v))) > 192)
+        return 1 if short else len(widths)
+
     def has_room(self, head_dim: int, head_dim_v: int) -> bool:
         """Whether the registers suffice, with halves; without them, `check` says for which dims."""
         dims = (sum(tile_widths(x, self.panels)) for x in (head_dim, head_dim_v))
@@ -93,13 +119,13 @@ class BackwardConfig:
 
     def shared_bytes(self, head_dim: int, head_dim_v: int) -> int:
         """Shared memory of the tiles of 16-bit numbers, of P and dS, and of dQ in fp32."""
-        widths, widths_v = (tile_widths(x, self.panels) for x in (head_dim, head_dim_v))
+        widths, widths_v = self.widths(head_dim), self.widths(head_dim_v)
         width, width_v = sum(widths), sum(widths_v)
         do_stages, scores, dq = self.stages, 2, width * (2 if self.held else 1)
         if self.block_kv == 64:
             do_stages, scores, dq = self.do_stages, 4, width // (2 if len(widths) == 1 else 1)
-        if self.halves:
-            dq = 2 * DQ_WIDTH
+        if self.halves or (self.roles and self.dq_panels(head_dim, head_dim_v) == 1):
+            dq = 2 * self.dq_width(head_dim, head_dim_v)
         queries = self.stages * width + do_stages * width_v + scores * self.block_kv + 2 * dq
         return 2 * (self.block_kv * (width + width_v) + self.block_q * queries)
 

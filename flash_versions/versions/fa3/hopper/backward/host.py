@@ -9,11 +9,9 @@ from flash_versions.dispatch.launch import Plan, layout
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.backward import exp2
 from flash_versions.versions.fa3.hopper.backward.config import (
-    DQ_WIDTH,
     BackwardConfig,
     default_config,
     heads_of_section,
-    tile_widths,
 )
 from flash_versions.versions.fa3.hopper.backward.rows import Workspace
 from flash_versions.versions.fa3.hopper.host import (
@@ -38,9 +36,9 @@ COUNTS = [
 # Of a thread, 64 K in all. 200 and 88 are too few: ptxas then has products wait for each other.
 REGISTERS = {"CONSUMER_REGISTERS": 208, "ACCUMULATOR_REGISTERS": 72, "PRODUCER_REGISTERS": 24}
 HALVES_REGISTERS = {"CONSUMER_REGISTERS": 224, "ACCUMULATOR_REGISTERS": 56}
-# The consumer of dP and dK, and the warpgroup of dQ, which has a panel at a time or 64 dims.
+# The consumer of dP and dK, and the warpgroup of dQ, by the panels of dQ.
 ROLES_REGISTERS = {
-    2: {"GRADIENT_REGISTERS": 184, "ACCUMULATOR_REGISTERS": 128, "PRODUCER_REGISTERS": 24},
+    2: {"GRADIENT_REGISTERS": 184, "ACCUMULATOR_REGISTERS": 112, "PRODUCER_REGISTERS": 24},
     1: {"GRADIENT_REGISTERS": 208, "ACCUMULATOR_REGISTERS": 72, "PRODUCER_REGISTERS": 24},
 }
 WIDE_REGISTERS = {"CONSUMER_REGISTERS": 240, "PRODUCER_REGISTERS": 24}
@@ -62,21 +60,18 @@ def tensors(request: Request, space: Workspace, plan: Plan) -> tuple:
         describe = describe_ragged
         assert space.key_tiles is not None
         tiles = space.key_tiles.plan
-    widths = tile_widths(q.shape[3], config.panels)
-    widths_v = tile_widths(v.shape[3], config.panels)
-    # Consumers of 64 keys divide the dims: a box of dK or dV is one of two panels, or half of the
-    # only one. dQ leaves in two parts, or in two of each consumer.
+    widths = config.widths(q.shape[3])
+    widths_v = config.widths(v.shape[3])
+    # Consumers of 64 keys divide the dims, unless they have roles: a box of dK or dV is one of two
+    # panels, or half of the only one.
     sharing = 2 if config.block_kv == 64 and not config.roles else 1
-    dq_parts = 1 if config.held else 2 * sharing // len(widths)
-    if config.roles and len(widths) == 1:
-        dq_parts = 4
-    dq_width = DQ_WIDTH if config.halves else widths[0] // dq_parts
+    dq_width = config.dq_width(q.shape[3], v.shape[3])
     rows, queries, keys = WARPGROUP_ROWS.value, config.block_q, config.block_kv
     seconds: list[Any] = [space.values] * 7
     if len(widths) == 2:
         seconds[0] = describe_q(q, queries, widths[1])
         seconds[1] = describe(k, keys, widths[1])
-        seconds[4] = describe_swizzled(space.dq_sum, queries, widths[1] // dq_parts)
+        seconds[4] = describe_swizzled(space.dq_sum, queries, dq_width * widths[1] // widths[0])
         seconds[5] = describe(space.dk, rows, widths[1])
     if len(widths_v) == 2:
         seconds[2] = describe(v, keys, widths_v[1])
@@ -140,8 +135,7 @@ def make_plan(
     if config.block_kv == 64:
         registers = WIDE_REGISTERS
         if config.roles:
-            panels = len(tile_widths(request.q.shape[3], config.panels))
-            registers = ROLES_REGISTERS[panels]
+            registers = ROLES_REGISTERS[config.dq_panels(request.q.shape[3], request.v.shape[3])]
         chosen = {"DO_STAGES": config.do_stages, **registers}
     return Plan(
         config,
@@ -160,8 +154,8 @@ def make_plan(
             "EXP2": function,
             "SHARE": share,
             "STAGES": config.stages,
-            "PANELS": len(tile_widths(request.q.shape[3], config.panels)),
-            "PANELS_V": len(tile_widths(request.v.shape[3], config.panels)),
+            "PANELS": len(config.widths(request.q.shape[3])),
+            "PANELS_V": len(config.widths(request.v.shape[3])),
             **chosen,
         },
     )

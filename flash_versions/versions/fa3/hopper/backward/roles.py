@@ -287,7 +287,8 @@ def backward_roles_kernel(
     delta: gl.constexpr = [DO_STAGES] + values.block_type.shape
     q, k = make_boxes(q, q_second, PANELS), make_boxes(k, k_second, PANELS)
     v, do = make_boxes(v, v_second, PANELS_V), make_boxes(do, do_second, PANELS_V)
-    dq_sum = make_boxes(dq_sum, dq_second, PANELS)
+    WHOLE: gl.constexpr = dq_sum.block_type.shape[-1] == q.first.block_type.shape[-1]
+    dq_sum = make_boxes(dq_sum, dq_second, PANELS if WHOLE else 1)
     dk_out = make_boxes(dk_out, dk_second, PANELS)
     dv_out = make_boxes(dv_out, dv_second, PANELS_V)
     buffers = RoleBuffers(
@@ -299,7 +300,7 @@ def backward_roles_kernel(
         gl.allocate_shared_memory(values.dtype, delta, values.layout),
         make_handover(q.first.dtype, KEYS, BLOCK_Q, 1),
         make_handover(q.first.dtype, KEYS, BLOCK_Q, 1),
-        make_tiles(dq_sum, 2 // PANELS),
+        make_tiles(dq_sum, 2 // dq_sum.PANELS),
     )
     fence_async_shared()
     gl.warp_specialize(
