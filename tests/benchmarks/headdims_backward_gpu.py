@@ -4,7 +4,8 @@
 
 For each head dim the candidates are FA3's kernel with head dims padded to a power of two, as two
 panels, and as two panels with each use of the shared memory and registers that they leave: more
-slots of Q and dO, products that are issued early. One process for each candidate and mask compiles
+slots of Q and dO, products that are issued early; above head_dim 128 also with other divisions of
+the work, `roles` and `halves` of `BackwardConfig`. One process for each candidate and mask compiles
 it and checks it within the error budget on small calls: ragged ends, two query heads to a key head,
 in any order and in turns. Each has a time limit, and one that fails is not timed. Then the
 candidates of a shape take turns with cuDNN and flash-attn-4, each as a CUDA graph with a cold L2
@@ -31,7 +32,6 @@ from flash_versions.versions.fa3.hopper.backward import host, kernel
 from flash_versions.versions.fa3.hopper.backward.config import (
     BackwardConfig,
     default_config,
-    tile_widths,
 )
 from flash_versions.versions.oracle.budget import assess_request
 from tests.benchmarks.frame import keep, parser, passed
@@ -97,13 +97,13 @@ class Call(NamedTuple):
 
 def kernel_of(request: Request, config: BackwardConfig) -> tuple:
     """What tells kernels apart: a configuration with panels may have none to divide."""
-    widths = tuple(tile_widths(x.shape[3], config.panels) for x in (request.q, request.v))
+    widths = tuple(config.widths(x.shape[3]) for x in (request.q, request.v))
     return widths, replace(config, panels=False)
 
 
 def candidates(request: Request) -> dict[str, BackwardConfig]:
     """All that fit a request, by name, and "other default" if the default is none of them; where no
-    head dim can be divided, padding alone.
+    head dim can be divided, padding and what divides the work otherwise.
     """
     dims = request.q.shape[3], request.v.shape[3]
     wide = max(dims) > 128
@@ -112,7 +112,7 @@ def candidates(request: Request) -> dict[str, BackwardConfig]:
     named = {name: config for name, config in named.items() if config.fits(*dims)}
     padded = kernel_of(request, named["padded"])[0]
     if kernel_of(request, named["panels"])[0] == padded:
-        named = {"padded": named["padded"]}
+        named = {x: config for x, config in named.items() if x == "padded" or config.roles}
     if default_name(request, named) is None:
         named["other default"] = default_config(request)
     return named
