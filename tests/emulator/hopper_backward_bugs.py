@@ -243,7 +243,7 @@ BUGS = {
         f"{WRONG}|without a fence",
     ),
     "both halves of dQ are the first": Bug(
-        "accumulate", [("k_tile.part(part, PARTS", "k_tile.part(0, PARTS")], WRONG, "in order"
+        "accumulate", [("part_of_dims(k_tile, part,", "part_of_dims(k_tile, 0,")], WRONG, "in order"
     ),
     "the halves of dQ change places": Bug(
         "accumulate", [("part * WIDTH", "(1 - part) * WIDTH")], WRONG, "in order"
@@ -264,7 +264,7 @@ BUGS = {
         "accumulate", [("index(slot)", "index(0)")], WRONG, "in order"
     ),
     "held: dQ of two blocks leaves by one tile": Bug(
-        "accumulate", [("ds_stage.slot if", "0 if")], WRONG
+        "accumulate", [("ds_stage.slot ^", "0 ^")], WRONG
     ),
     "dQ is not waited for before it is overwritten": Bug(
         "add_dq", [("tma.store_wait(IN_FLIGHT)", "pass")], WRONG

@@ -14,6 +14,7 @@ from tests.emulator.planted_bugs import WRONG, Bug, assert_found, outcomes, plan
 from tests.emulator.test_hopper_backward_emulated import LOADED, config, differentiate
 from tests.emulator.test_ragged_emulated import IN_TURN, poisoned_memory
 from tests.helpers.budget import assert_ok
+from tests.helpers.rotation import rotated
 
 # Of q and k, and of v; with one panel on either side, too.
 HEAD_DIMS = [
@@ -62,7 +63,7 @@ def request_of(dims, options, dtype=torch.bfloat16):
 def schedule(dims, **switches):
     """A configuration with panels that fits head dims."""
     block_kv = 64 if max(dims) > 128 else 128
-    return config.BackwardConfig(block_kv=block_kv, panels=True, **switches)
+    return config.BackwardConfig(**({"block_kv": block_kv, "panels": True} | switches))
 
 
 def assess(request, chosen):
@@ -89,10 +90,25 @@ def test_every_option_with_every_head_dim(dims, options):
     assert_ok(assess(request_of(dims, options, dtype), schedule(dims)))
 
 
+HALVES = {"block_kv": 128, "halves": True}
+ROLES = {"roles": True}
+DIVISIONS = [
+    ((192, 128), HALVES), ((160, 96), HALVES), ((128, 192), HALVES),
+    ((192, 192), ROLES), ((192, 128), ROLES), ((256, 256), ROLES), ((160, 200), ROLES),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "name"), rotated(DIVISIONS, list(OPTIONS), every=[0, 3]))
+def test_every_option_with_every_division(case, name):
+    dims, switches = case
+    assert_ok(assess(request_of(dims, OPTIONS[name]), schedule(dims, **switches)))
+
+
 SWITCHES = [
     ((96, 96), {}), ((96, 80), {"early": True, "stages": 3}), ((80, 64), {"early": True}),
     ((80, 80), {"block_q": 128}), ((192, 192), {"do_stages": 2}), ((192, 128), {"do_stages": 2}),
-    ((192, 192), {"stages": 3}),
+    ((192, 192), {"stages": 3}), ((192, 128), HALVES), ((192, 192), ROLES | {"do_stages": 2}),
+    ((256, 256), ROLES), ((192, 128), ROLES | {"stages": 3, "do_stages": 2}),
 ]  # fmt: skip
 
 
@@ -128,6 +144,9 @@ def test_the_widths_of_panels():
 
 IN_FLIGHT = "a product is read while it is in flight"
 OTHER_TILE = "a tile of another kind"
+NO_FENCE = "a product without a fence"
+# Not among them, as what comes before says the same: with roles, the wait for Q of dK (P is computed
+# with it).
 BUGS = {
     "S and dP lack the second panel": Bug("multiply_qk", [("q_tile.PANELS == 2", "False")], WRONG),
     "dK and dV lack the second panel": Bug(
@@ -146,7 +165,7 @@ BUGS = {
         "accumulate", [("part * WIDTH", "(1 - part) * WIDTH")], WRONG
     ),
     "both panels of dQ are of the first panel of K": Bug(
-        "accumulate", [("k_tile.part(part, PARTS)", "k_tile.part(0, PARTS)")], OTHER_TILE
+        "accumulate", [("k_tile.panel(part)", "k_tile.panel(0)")], OTHER_TILE
     ),
     "a panel of dQ is overwritten while it leaves": Bug(
         "accumulate", [("corner, 1)", "corner, 2)")], WRONG
@@ -194,8 +213,136 @@ BUGS = {
     "wide: the panels of dK are stored over each other": Bug(
         "consume_wide", [("CONSUMER * dk_out", "0 * dk_out")], WRONG, "wide"
     ),
+    # ---- halves
+    "halves: S of the first half twice": Bug(
+        "fold_halves", [("buffers, stage, 1, CONSUMER", "buffers, stage, 0, CONSUMER")], WRONG,
+        "halves",
+    ),
+    "halves: LSE of the first half twice": Bug(
+        "fold_halves", [("buffers.lse, stage.slot, s, half", "buffers.lse, stage.slot, s, 0")],
+        WRONG, "halves",
+    ),
+    "halves: delta of the first half twice": Bug(
+        "fold_halves", [("buffers.delta, stage.slot, s, half", "buffers.delta, stage.slot, s, 0")],
+        WRONG, "halves",
+    ),
+    "halves: both halves of dS have one place": Bug(
+        "fold_halves", [("ds_rows.slice(half * ROWS", "ds_rows.slice(0")], WRONG, "halves"
+    ),
+    "halves: dS is announced when half of it is written": Bug(
+        "fold_halves",
+        [("half == 1:\n            buffers.ds", "half == 0:\n            buffers.ds")],
+        NO_FENCE, "halves",
+    ),
+    "halves: dS is written over one that is read": Bug(
+        "fold_halves", [("buffers.ds.wait_empty(ds_stage)", "pass")], f"{WRONG}|more arrivals",
+        "halves",
+    ),
+    "halves: dO is read before it is there": Bug(
+        "fold_halves", [("buffers.do.wait(stage)", "pass")], f"{WRONG}|more arrivals", "halves"
+    ),
+    "halves: the next Q is read before it is there": Bug(
+        "fold_halves", [("buffers.q.wait(stage.next(), more)", "pass")], f"{WRONG}|more arrivals",
+        "halves",
+    ),
+    "halves: a Q behind the last one is waited for": Bug(
+        "fold_halves", [("stage.next(), more)", "stage.next(), True)")], "dead-lock", "halves"
+    ),
+    "halves: dV is read while it is in flight": Bug(
+        "fold_halves", [("wait(dv_tokens, q_tile.PANELS)", "wait(dv_tokens, q_tile.PANELS + 1)")],
+        IN_FLIGHT, "halves",
+    ),
+    "halves: dK is read while it is in flight": Bug(
+        "fold_halves", [("wait(dk_tokens, q_tile.PANELS)", "wait(dk_tokens, q_tile.PANELS + 1)")],
+        IN_FLIGHT, "halves",
+    ),
+    "halves: Q is released while dK reads it": Bug(
+        "fold_halves",
+        [("buffers.q.release(stage)", "pass"),
+         ("    buffers.q.wait", "    buffers.q.release(stage)\n            buffers.q.wait")],
+        WRONG, "halves",
+    ),
+    "halves: a slot of Q is filled before it is empty": Bug(
+        "accumulate_and_load", [("buffers.q.wait_empty(stage)", "pass")], f"{WRONG}|more arrivals",
+        "halves",
+    ),
+    "halves: a block too many is loaded": Bug(
+        "accumulate_and_load", [("coming < steps", "coming <= steps")], WRONG, "halves"
+    ),
+    "halves: the slot of dS is not given back": Bug(
+        "accumulate_and_load", [("buffers.ds.release(ds_stage)", "pass")], "dead-lock", "halves"
+    ),
+    "halves: dQ is overwritten while it leaves": Bug(
+        "accumulate_and_load", [("dq_sum.first, corner, 1)", "dq_sum.first, corner, 2)")], WRONG,
+        "halves",
+    ),
+    "halves: dQ has the first panel of K alone": Bug(
+        "part_of_dims", [("tile.second.slice", "tile.first.slice")], WRONG, "halves"
+    ),
+    # ---- roles
+    "roles: P is read before it is written": Bug(
+        "fold_gradients", [("buffers.p.wait(p_stage)", "pass")], "dead-lock", "roles"
+    ),
+    "roles: P is written over one that is read": Bug(
+        "fold_scores", [("buffers.p.wait_empty(p_stage)", "pass")], f"{WRONG}|more arrivals",
+        "roles",
+    ),
+    "roles: P is given back before it is read": Bug(
+        "fold_gradients",
+        [("    buffers.p.release(p_stage)\n", ""),
+         ("    slope = buf", "    buffers.p.release(p_stage)\n    slope = buf")],
+        WRONG, "roles",
+    ),
+    "roles: dS is written over one that is read": Bug(
+        "fold_gradients", [("buffers.ds.wait_empty(ds_stage)", "pass")], f"{WRONG}|more arrivals",
+        "roles",
+    ),
+    "roles: dO is read before it is there": Bug(
+        "fold_scores", [("buffers.do.wait(do_stage)", "pass")], f"{WRONG}|more arrivals", "roles"
+    ),
+    "roles: a Q behind the last one is waited for": Bug(
+        "fold_scores", [("q_stage.next(), more)", "q_stage.next(), True)")], "dead-lock", "roles"
+    ),
+    "roles: a dO behind the last one is waited for": Bug(
+        "fold_gradients", [("do_stage.next(), more)", "do_stage.next(), True)")], "dead-lock",
+        "roles",
+    ),
+    "roles: dV is read while it is in flight": Bug(
+        "fold_scores", [("buffers.k.PANELS)  # S", "buffers.k.PANELS + 1)  # S")], IN_FLIGHT,
+        "roles",
+    ),
+    "roles: dK is read while it is in flight": Bug(
+        "fold_gradients", [("buffers.v.PANELS)  # dP", "buffers.v.PANELS + 1)  # dP")], IN_FLIGHT,
+        "roles",
+    ),
+    "roles: dO is released while dV reads it": Bug(
+        "fold_scores",
+        [("    buffers.do.release(do_stage)\n", ""),
+         ("    buffers.q.wait", "    buffers.do.release(do_stage)\n    buffers.q.wait")],
+        WRONG, "roles",
+    ),
+    "roles: Q is released while dK reads it": Bug(
+        "fold_gradients",
+        [("    buffers.q.release(q_stage)\n", ""),
+         ("    buffers.do.wait", "    buffers.q.release(q_stage)\n    buffers.do.wait")],
+        WRONG, "roles",
+    ),
+    "roles: dQ is overwritten while it leaves": Bug(
+        "accumulate", [("dq_sum.panel(part), corner, 1)", "dq_sum.panel(part), corner, 2)")],
+        WRONG, "roles",
+    ),
+    "roles: an odd number of parts has the same slots in every block": Bug(
+        "accumulate", [("ds_stage.slot ^ (part % 2)", "part % 2")], WRONG, "three parts"
+    ),
 }  # fmt: skip
-RUNS = {None: ((96, 96), {}), "early": ((96, 96), {"early": True}), "wide": ((192, 192), {})}
+RUNS = {
+    None: ((96, 96), {}),
+    "early": ((96, 96), {"early": True}),
+    "wide": ((192, 192), {}),
+    "halves": ((192, 128), HALVES),
+    "roles": ((192, 128), ROLES | {"stages": 3, "do_stages": 2}),
+    "three parts": ((160, 200), ROLES),
+}
 
 
 def right(case):

@@ -260,10 +260,14 @@ def test_a_schedule_for_another_head_dim():
         request = make_request(*qkv(8, 8, 1, D))
         with pytest.raises(ValueError, match=f"block_kv={block_kv} does not fit head_dim {D}"):
             differentiate(config.BackwardConfig(block_kv), request)
+    request = make_request(*qkv(8, 8, 1, 192))
+    with pytest.raises(ValueError, match="tiles of q and v are wider than the 320 of halves"):
+        differentiate(config.BackwardConfig(halves=True, panels=True), request)
 
 
 @pytest.mark.parametrize(("options", "said"), [({"block_q": 32}, "block_q=32"),
-    ({"block_kv": 32}, "block_kv=32"),
+    ({"block_kv": 32}, "block_kv=32"), ({"halves": True, "early": True}, "halves fit"),
+    ({"roles": True}, "roles fit"),
                                                ({"stages": 1}, "stages=1")])  # fmt: skip
 def test_schedules_that_are_not_possible(options, said):
     with pytest.raises(ValueError, match=said):

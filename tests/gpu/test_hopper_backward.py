@@ -71,9 +71,19 @@ DIVIDED: dict[str, tuple[tuple, dict]] = {
         {"panels": True, "stages": 3, "do_stages": 2},
     ),
 }
+# Other divisions of the work above head_dim 128: as DIVIDED, and HGMMAs of a step, of consumers and
+# of the warpgroup of dQ.
+HALVES = {"block_kv": 128, "panels": True, "halves": True}
+ROLES = {"panels": True, "roles": True}
+DIVISIONS: dict[str, tuple[tuple, dict, tuple[int, int]]] = {
+    "192 by 128, halves": ((192, 128, 512, 512, 4, {"causal": True}), HALVES, (52, 48)),
+    "192, roles": ((192, 192, 512, 512, 4, {}), ROLES | {"stages": 3}, (20, 8)),
+    "256, roles": ((256, 256, 500, 700, 8, {"causal": True}), ROLES, (24, 16)),
+}
 WIDE = {
     "causal-64", "softcap-64", "full-128", "ragged-128", "window-128", "128-by-64", "causal-256",
     "80", "ordered-64", "full-64, 2/8", "causal-256, 3/8", "96, softcap", "192 by 128, divided",
+    "256, roles",
 }  # fmt: skip
 MOVES_DATA = ("SHFL", "PRMT", "STS", "LDS", "STSM", "LDSM")
 SHARED_MEMORY = 227 * 1024
@@ -166,7 +176,7 @@ def all_compiled(which: str) -> dict[str, dict[str, dict]]:
 
 def explicit(call: str) -> dict:
     rows = compiled(call)
-    return rows.get("backward_kernel") or rows["backward_wide_kernel"]
+    return next(x for name, x in rows.items() if name.startswith("backward_"))
 
 
 def consumer_loops(call: str) -> list[dict]:
@@ -339,6 +349,25 @@ def test_two_panels_are_not_padded(name):
         assert loop["products"] == 2 * 128 // 16 and loop["local_memory"] <= 2
 
 
+@compiles
+@pytest.mark.parametrize("name", of(*DIVISIONS))
+def test_other_divisions_of_the_work(name):
+    """Halves: two consumers, and a warpgroup that loads and computes dQ, so three in all. Roles:
+    one consumer computes exponentials, one does not. No loop of a consumer touches a spilled
+    register.
+    """
+    (head_dim, head_dim_v, *_), switches, products = DIVISIONS[name]
+    kernel, config = explicit(name), BackwardConfig(**({"block_kv": 64} | switches))
+    assert not kernel["serialised"] and not kernel["unused_barriers"]
+    assert kernel["warps"] == (12 if config.halves else 16)
+    assert config.fits(head_dim, head_dim_v) and kernel["shared"] <= SHARED_MEMORY
+    assert 0 < kernel["shared"] - config.shared_bytes(head_dim, head_dim_v) <= OTHER_BYTES
+    found = sorted(x["products"] for x in kernel["loops"])
+    assert found == sorted([products[0], *products])
+    for loop in kernel["loops"]:
+        assert loop["local_memory"] <= (0 if loop["products"] == products[0] else 4)
+
+
 # ---- on the device ----
 
 
@@ -429,6 +458,15 @@ class TestOnHopper:
             inputs = qkv(700, 900, 12, dims[0], kv_heads=4, batch=3, D_v=dims[1])
             check(*inputs, config, causal=True, deterministic=ordered)
             check(*qkv(300, 200, 2, dims[0], D_v=dims[1]), config, deterministic=ordered)
+
+    @pytest.mark.parametrize("name", DIVISIONS)
+    @pytest.mark.parametrize("ordered", [False, True], ids=["any order", "in turns"])
+    def test_other_divisions_of_the_work(self, name, ordered):
+        (D, D_v, *_), switches, _ = DIVISIONS[name]
+        config = BackwardConfig(**({"block_kv": 64} | switches))
+        inputs = qkv(700, 900, 12, D, kv_heads=4, batch=3, D_v=D_v)
+        check(*inputs, config, causal=True, deterministic=ordered)
+        check(*qkv(300, 200, 2, D, D_v=D_v), config, deterministic=ordered)
 
     def test_keys_past_the_end_add_nothing(self):
         q, k, v = qkv(100, 70, 1, 64)
@@ -571,7 +609,8 @@ class TestOnHopper:
 
 def main() -> None:
     calls = CALLS | {name: (*CALLS[call], eighths) for name, (call, eighths) in SHARES.items()}
-    calls |= {name: (*call, 0, switches) for name, (call, switches) in DIVIDED.items()}
+    divided = DIVIDED | DIVISIONS
+    calls |= {name: (*call, 0, switches) for name, (call, switches, *_) in divided.items()}
     wide = sys.argv[1:] == ["wide"]
     calls = {name: call for name, call in calls.items() if (name in WIDE) == wide}
     rows = {name: {x.kernel: row(x) for x in compile_backward(*c)} for name, c in calls.items()}
