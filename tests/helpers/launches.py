@@ -11,7 +11,9 @@ from flash_versions.dispatch import launch
 from flash_versions.dispatch.device import H200_SHARED_MEMORY, Properties, devices
 from flash_versions.dispatch.replay import recording
 from flash_versions.versions.fa3.hopper import forward as fa3_hopper
+from flash_versions.versions.fa3.hopper.backward import halves as backward_hopper_halves
 from flash_versions.versions.fa3.hopper.backward import kernel as backward_hopper
+from flash_versions.versions.fa3.hopper.backward import roles as backward_hopper_roles
 from flash_versions.versions.fa3.hopper.backward import rows as backward_rows
 from flash_versions.versions.fa3.hopper.backward import wide as backward_hopper_wide
 from flash_versions.versions.fa4.hopper import forward as fa4_hopper
@@ -24,6 +26,8 @@ LAUNCHERS = {
     "prepare": backward_rows.launch_prepare,
     "backward": backward_hopper.launch_backward,
     "backward, wide": backward_hopper_wide.launch_wide,
+    "backward, halves": backward_hopper_halves.launch_halves,
+    "backward, roles": backward_hopper_roles.launch_roles,
     "finish": backward_rows.launch_finish,
 }
 

@@ -32,7 +32,7 @@ class BackwardConfig:
 
     Attributes:
         block_kv: keys of a tile. 128: each of two consumers has 64; 64: each has all of them and
-            half of the dims, for a head_dim of more than 128.
+            half of the dims, or of the products, for a head_dim of more than 128.
         block_q: queries of a step.
         stages: slots of the pipelines of Q and of dO.
         early: issue S of the next step in this one, and dP before the exponentials. That takes

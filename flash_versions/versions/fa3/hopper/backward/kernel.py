@@ -55,7 +55,8 @@ there. Registers are short: dK and dV take 128 of a consumer's, and dQ is comput
 Head dims up to 96 may be two panels, 64 + 32 (`panels.py`): then dK, dV and a product with Q or dO
 are two, and dQ is computed a panel at a time.
 
-Above head_dim 128 consumers divide the dims, not the keys: `wide.py`.
+Above head_dim 128 consumers divide the dims, not the keys: `wide.py`. By switches, they divide the
+products (`roles.py`), or the keys, a half of a block's queries after the other (`halves.py`).
 
 Before it, a kernel computes delta and clears the sum of dQ; one behind it scales and rounds dQ.
 
@@ -404,6 +405,15 @@ def backward_kernel(
 launch_backward = Launcher(backward_kernel)
 
 
+def launcher_of(config: BackwardConfig) -> Launcher:
+    """The kernel of a configuration."""
+    if config.halves:
+        return launch_halves
+    if config.roles:
+        return launch_roles
+    return launch_wide if config.block_kv == 64 else launch_backward
+
+
 def left_to_portable(request: Request) -> str | None:
     """Why a request that descriptors can address is left to the portable kernels, as a sentence,
     or None.
@@ -468,12 +478,7 @@ def launch(
     """Launch the kernels; arguments and results as those of `backward`."""
     config = plan.config
     space = prepare(request, o, lse, do, dlse, config, plan.constants["ORDERED"])
-    launcher = launch_wide if config.block_kv == 64 else launch_backward
-    if config.halves:
-        launcher = launch_halves
-    if config.roles:
-        launcher = launch_roles
-    launcher.launch(plan, tensors(request, space, plan))
+    launcher_of(config).launch(plan, tensors(request, space, plan))
     block = BLOCK if space.tiles is None else config.block_q
     finish(request, space, block)
     return space.dq, space.dk, space.dv, space.dsink
