@@ -145,7 +145,7 @@ def test_the_widths_of_panels():
 IN_FLIGHT = "a product is read while it is in flight"
 OTHER_TILE = "a tile of another kind"
 NO_FENCE = "a product without a fence"
-# Not among them, as what comes before says the same: with roles, the wait for Q in front of dK (P is
+# Not among them, as what comes before says it: with roles, the wait for Q in front of dK (P is
 # computed with it).
 BUGS = {
     "S and dP lack the second panel": Bug("multiply_qk", [("q_tile.PANELS == 2", "False")], WRONG),
