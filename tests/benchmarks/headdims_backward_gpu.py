@@ -32,6 +32,7 @@ from flash_versions.versions.fa3.hopper.backward import host, kernel
 from flash_versions.versions.fa3.hopper.backward.config import (
     BackwardConfig,
     default_config,
+    tile_widths,
 )
 from flash_versions.versions.oracle.budget import assess_request
 from tests.benchmarks.frame import keep, parser, passed
@@ -97,7 +98,9 @@ class Call(NamedTuple):
 
 def kernel_of(request: Request, config: BackwardConfig) -> tuple:
     """What tells kernels apart: a configuration with panels may have none to divide."""
-    widths = tuple(config.widths(x.shape[3]) for x in (request.q, request.v))
+    widths = tuple(
+        tile_widths(x.shape[3], config.panels, config.roles) for x in (request.q, request.v)
+    )
     return widths, replace(config, panels=False)
 
 

@@ -354,7 +354,7 @@ def test_two_panels_are_not_padded(name):
 def test_other_divisions_of_the_work(name):
     """Halves: two consumers, and a warpgroup that loads and computes dQ, so three in all. Roles:
     one consumer computes exponentials, one does not. No loop of a consumer touches a spilled
-    register.
+    register, or at head_dim 256 only a few.
     """
     (head_dim, head_dim_v, *_), switches, products = DIVISIONS[name]
     kernel, config = explicit(name), BackwardConfig(**({"block_kv": 64} | switches))
@@ -365,7 +365,7 @@ def test_other_divisions_of_the_work(name):
     found = sorted(x["products"] for x in kernel["loops"])
     assert found == sorted([products[0], *products])
     for loop in kernel["loops"]:
-        assert loop["local_memory"] <= (0 if loop["products"] == products[0] else 4)
+        assert loop["local_memory"] <= (4 if head_dim == 256 else 0)
 
 
 # ---- on the device ----

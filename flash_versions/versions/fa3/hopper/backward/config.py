@@ -16,13 +16,15 @@ MOST_ALTERNATING = 4  # heads of a section without a causal mask: more are slowe
 
 
 @cache
-def tile_widths(head_dim: int, panels: bool) -> tuple[int, ...]:
+def tile_widths(head_dim: int, panels: bool, roles: bool = False) -> tuple[int, ...]:
     """The tile widths for a head dimension. A second panel has half of the first one's dims, as
-    products with fewer read more of shared memory than tensor cores compute meanwhile.
+    products with fewer read more of shared memory than tensor cores compute meanwhile; with roles
+    256 dims are two panels of 128, as no consumer divides them, and a product with 256 columns has
+    more registers than a thread at the launch.
     """
     first, *second = panel_widths(head_dim)
     if not second:
-        return (first,)
+        return (128, 128) if roles and first == 256 else (first,)
     return (first, first // 2) if panels else (2 * first,)
 
 
@@ -67,8 +69,8 @@ class BackwardConfig:
         beside = self.block_kv, self.block_q, self.early, self.held
         if self.halves and beside != (128, 64, False, False):
             raise ValueError("halves fit block_kv=128 and block_q=64, and neither early nor held.")
-        if self.roles and self.block_kv != 64:
-            raise ValueError("roles fit block_kv=64.")
+        if self.roles and (self.block_kv, self.panels) != (64, True):
+            raise ValueError("roles fit block_kv=64 and panels.")
         if self.stages < 2:  # the gradients of K and V leave through two slots
             raise ValueError(f"stages={self.stages} must be at least 2.")
 
@@ -86,30 +88,20 @@ class BackwardConfig:
         if self.held and head_dim > 64:
             raise ValueError(f"held does not fit head_dim {head_dim}; use it up to 64.")
 
-    def widths(self, head_dim: int) -> tuple[int, ...]:
-        """The widths of tiles for a head dimension. With roles no consumer divides the dims, and
-        256 columns would be more than a product may have registers for at the launch.
-        """
-        widths = tile_widths(head_dim, self.panels)
-        return (128, 128) if self.roles and widths == (256,) else widths
-
     def dq_width(self, head_dim: int, head_dim_v: int) -> int:
-        """Dims of dQ that are computed at a time and leave as a box; the second one of two panels
-        is narrower as it is, unless `dq_panels` says that such boxes are of one.
+        """Dims of dQ that are computed at a time and leave as a box, with halves or roles; of two
+        panels, those of the first one.
         """
-        widths = self.widths(head_dim)
         if self.halves:
             return DQ_WIDTH
-        if self.roles:
-            return widths[0] if self.dq_panels(head_dim, head_dim_v) == 2 else 64
-        if self.held:
-            return widths[0]
-        return widths[0] // ((4 if self.block_kv == 64 else 2) // len(widths))
+        if self.dq_panels(head_dim, head_dim_v) == 2:
+            return tile_widths(head_dim, self.panels, self.roles)[0]
+        return 64
 
     def dq_panels(self, head_dim: int, head_dim_v: int) -> int:
         """The panels of dQ: those of q, or one where registers are short."""
-        widths = self.widths(head_dim)
-        short = self.halves or (self.roles and max(sum(widths), sum(self.widths(head_dim_v))) > 192)
+        widths, widths_v = (tile_widths(x, self.panels, self.roles) for x in (head_dim, head_dim_v))
+        short = self.halves or (self.roles and max(sum(widths), sum(widths_v)) > 192)
         return 1 if short else len(widths)
 
     def has_room(self, head_dim: int, head_dim_v: int) -> bool:
@@ -119,7 +111,7 @@ class BackwardConfig:
 
     def shared_bytes(self, head_dim: int, head_dim_v: int) -> int:
         """Shared memory of the tiles of 16-bit numbers, of P and dS, and of dQ in fp32."""
-        widths, widths_v = self.widths(head_dim), self.widths(head_dim_v)
+        widths, widths_v = (tile_widths(x, self.panels, self.roles) for x in (head_dim, head_dim_v))
         width, width_v = sum(widths), sum(widths_v)
         do_stages, scores, dq = self.stages, 2, width * (2 if self.held else 1)
         if self.block_kv == 64:

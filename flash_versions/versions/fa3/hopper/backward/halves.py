@@ -1,7 +1,7 @@
 """FA3's backward for Hopper with 128 keys for 192 dims of q and k, and 128 of v: blocks by halves.
 
 Beside 64 keys a step reads as much of Q and dO, and adds as much to dQ, as beside 128, and P and dS
-pass through shared memory: `wide.py` moves 192 KB for a block of 64 queries and 128 keys through
+pass through shared memory: `wide.py` moves 176 KB for a block of 64 queries and 128 keys through
 L2, and is limited by shared memory. Here, as in `kernel.py`, each of two consumers has 64 keys with
 all dims of dK and dV, P and dS are left operands in registers, and a third warpgroup computes dQ.
 dK and dV then take 160 registers of a thread. What makes room for the rest:
@@ -33,7 +33,7 @@ these it waits for its own products only, so `accumulate_and_load`, which has se
 
 Cost. Per block of 64 queries and 128 keys, with 192 dims and 128 of v, 3328 cycles of the tensor
 cores and 4928 of shared memory, where two tiles of `wide.py` take 3328 and 6400; 88 KB pass through
-L2, not 176. Products with 32 columns read 1.5 times what they could in the time that they compute.
+L2, not 176. Products with 32 columns take shared memory 1.5 times as long as the tensor cores.
 """
 
 from triton.experimental import gluon

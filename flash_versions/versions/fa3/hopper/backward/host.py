@@ -12,6 +12,7 @@ from flash_versions.versions.fa3.hopper.backward.config import (
     BackwardConfig,
     default_config,
     heads_of_section,
+    tile_widths,
 )
 from flash_versions.versions.fa3.hopper.backward.rows import Workspace
 from flash_versions.versions.fa3.hopper.host import (
@@ -60,12 +61,14 @@ def tensors(request: Request, space: Workspace, plan: Plan) -> tuple:
         describe = describe_ragged
         assert space.key_tiles is not None
         tiles = space.key_tiles.plan
-    widths = config.widths(q.shape[3])
-    widths_v = config.widths(v.shape[3])
+    widths = tile_widths(q.shape[3], config.panels, config.roles)
+    widths_v = tile_widths(v.shape[3], config.panels, config.roles)
     # Consumers of 64 keys divide the dims, unless they have roles: a box of dK or dV is one of two
     # panels, or half of the only one.
     sharing = 2 if config.block_kv == 64 and not config.roles else 1
-    dq_width = config.dq_width(q.shape[3], v.shape[3])
+    dq_width = widths[0] // (1 if config.held else 2 * sharing // len(widths))
+    if config.halves or config.roles:
+        dq_width = config.dq_width(q.shape[3], v.shape[3])
     rows, queries, keys = WARPGROUP_ROWS.value, config.block_q, config.block_kv
     seconds: list[Any] = [space.values] * 7
     if len(widths) == 2:
@@ -154,8 +157,8 @@ def make_plan(
             "EXP2": function,
             "SHARE": share,
             "STAGES": config.stages,
-            "PANELS": len(config.widths(request.q.shape[3])),
-            "PANELS_V": len(config.widths(request.v.shape[3])),
+            "PANELS": len(tile_widths(request.q.shape[3], config.panels, config.roles)),
+            "PANELS_V": len(tile_widths(request.v.shape[3], config.panels, config.roles)),
             **chosen,
         },
     )

@@ -405,15 +405,6 @@ def backward_kernel(
 launch_backward = Launcher(backward_kernel)
 
 
-def launcher_of(config: BackwardConfig) -> Launcher:
-    """The kernel of a configuration."""
-    if config.halves:
-        return launch_halves
-    if config.roles:
-        return launch_roles
-    return launch_wide if config.block_kv == 64 else launch_backward
-
-
 def left_to_portable(request: Request) -> str | None:
     """Why a request that descriptors can address is left to the portable kernels, as a sentence,
     or None.
@@ -478,7 +469,9 @@ def launch(
     """Launch the kernels; arguments and results as those of `backward`."""
     config = plan.config
     space = prepare(request, o, lse, do, dlse, config, plan.constants["ORDERED"])
-    launcher_of(config).launch(plan, tensors(request, space, plan))
+    wide = launch_roles if config.roles else launch_wide
+    others = launch_halves if config.halves else launch_backward
+    (wide if config.block_kv == 64 else others).launch(plan, tensors(request, space, plan))
     block = BLOCK if space.tiles is None else config.block_q
     finish(request, space, block)
     return space.dq, space.dk, space.dv, space.dsink
