@@ -307,6 +307,10 @@ BUGS = {
         "fold_gradients", [("do_stage.next(), more)", "do_stage.next(), True)")], "dead-lock",
         "roles",
     ),
+    "roles: delta may be filled while it is read": Bug(
+        "fold_gradients", [("do.release_loaded(do_stage)", "do.release(do_stage)")],
+        "TMA fills what was read without a fence", "roles",
+    ),
     "roles: dV is read while it is in flight": Bug(
         "fold_scores", [("buffers.k.PANELS)  # S", "buffers.k.PANELS + 1)  # S")], IN_FLIGHT,
         "roles",

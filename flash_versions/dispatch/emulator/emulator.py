@@ -11,7 +11,7 @@ leave late: a tile is read when that is waited for. What was read reaches memory
 late as loads are, when that is waited for or the warps end. Shared memory begins as NaN.
 
 Not modelled: layouts, registers, speed. A missing fence is noticed only before a TMA
-store or a product.
+store or a product, or where TMA fills what registers were loaded from.
 Boxes are in tma.py, Blackwell's tensor memory and products in tmem.py, and inline PTX is read by
 ptx.py.
 """
@@ -126,6 +126,7 @@ class Shared:
     def load(self, layout):
         if here.partition.program.machine.order.late_products == 1:
             here.partition.pause(late=True)  # a read as late as products finds who releases before
+        here.partition.program.read[self.data.data_ptr(), here.partition] = self
         return Tensor(self.data.clone())
 
 

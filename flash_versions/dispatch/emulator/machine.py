@@ -133,6 +133,7 @@ class Program:
         self.machine, self.id, self.programs = machine, number, programs
         self.named_barriers = {}  # id -> [threads that have arrived, times that it was complete]
         self.unfenced = {}  # address of a tile written from registers -> (partition, tile)
+        self.read = {}  # (address of a tile read to registers, partition) -> the tile, up to a fence
         self.columns = 0  # of tensor memory that are allocated
         self.queue = []  # products of Blackwell's tensor cores that are not computed yet, in order
 
@@ -141,6 +142,12 @@ class Program:
         written = [tile for _, tile in self.unfenced.values()]
         shared = [x for x in operands if hasattr(x, "region")]  # others are in registers
         assert not any(overlap(x, written) for x in shared), "a product without a fence"
+
+    def check_loaded(self, tile):
+        """Fail if TMA fills a tile that was read to registers without a fence behind it: TMA is
+        another proxy, and may be earlier than reads that no fence says are done.
+        """
+        assert not overlap(tile, self.read.values()), "TMA fills what was read without a fence"
 
     def check_read(self, tile, what):
         """Fail if a product that is not computed yet writes to a tile that is read."""
@@ -258,6 +265,7 @@ class Load:
 
     def __init__(self, descriptor, coordinates, barrier, tile, late):
         assert tile.shape == descriptor.block_type.shape, "a tile of another shape than the box"
+        here.partition.program.check_loaded(tile)
         self.coordinates = [int(i) for i in coordinates]
         self.part, self.place = descriptor.box(coordinates)
         self.bytes, self.barrier = descriptor.block_type.nbytes, barrier

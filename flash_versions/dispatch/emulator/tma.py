@@ -113,3 +113,5 @@ def fence_async_shared():
     mine = [k for k, (writer, _) in program.unfenced.items() if writer is here.partition]
     for k in mine:
         del program.unfenced[k]
+    for k in [k for k in program.read if k[1] is here.partition]:
+        del program.read[k]

@@ -103,6 +103,14 @@ class Pipeline:
         """Consumer: this slot has been read."""
         mbarrier.arrive(self.empty.index(stage.slot), count=1)
 
+    @gluon.jit
+    def release_loaded(self, stage):
+        """Consumer: this slot has been read, to registers, too: TMA, which fills it next, could be
+        earlier than loads that no fence is behind.
+        """
+        fence_async_shared()
+        self.release(stage)
+
 
 @gluon.jit
 def make_pipeline(desc, STAGES: gl.constexpr, CONSUMERS: gl.constexpr):

@@ -186,6 +186,11 @@ class PanelPipeline:
         self.first.release(stage)
 
     @gluon.jit
+    def release_loaded(self, stage):
+        """`Pipeline.release_loaded`."""
+        self.first.release_loaded(stage)
+
+    @gluon.jit
     def slots(self, PANELS: gl.constexpr):
         """All slots, of one panel or of both."""
         return Tiles(self.first.tiles, self.second, PANELS)

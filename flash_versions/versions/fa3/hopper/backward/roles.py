@@ -108,7 +108,7 @@ def fold_scores(state, problem, buffers, query, key, masked, more):
     q_stage, do_stage, p_stage, s = state.q_stage, state.do_stage, state.p_stage, state.product
     do_tile = buffers.do.tile(do_stage)
     lse = row_values(buffers.lse, q_stage, s)
-    buffers.q.release(q_stage)
+    buffers.q.release(q_stage)  # dK, the other reader, waits for P, which has a fence behind LSE
     p, slope = problem.probabilities(s, lse, key, query, masked)
     p = p.to(do_tile.first.dtype)
     buffers.p.wait_empty(p_stage)
@@ -131,7 +131,7 @@ def fold_gradients(state, problem, buffers, more):
     ds_stage, dp = state.ds_stage, state.product
     q_tile = buffers.q.tile(q_stage)
     delta = row_values(buffers.delta, do_stage, dp)
-    buffers.do.release(do_stage)
+    buffers.do.release_loaded(do_stage)  # often the last release of the slot
     buffers.p.wait(p_stage)
     slope = buffers.p.tile(p_stage).load(dp.type.layout).to(gl.float32)
     buffers.p.release(p_stage)
