@@ -11,7 +11,7 @@ leave late: a tile is read when that is waited for. What was read reaches memory
 late as loads are, when that is waited for or the warps end. Shared memory begins as NaN.
 
 Not modelled: layouts, registers, speed. A missing fence is noticed only before a TMA
-store or a product, or where TMA fills what registers were loaded from.
+store or a product, and, if `machine.loads_need_fences`, where TMA fills what was read.
 Boxes are in tma.py, Blackwell's tensor memory and products in tmem.py, and inline PTX is read by
 ptx.py.
 """
