@@ -136,7 +136,7 @@ class Program:
         self.machine, self.id, self.programs = machine, number, programs
         self.named_barriers = {}  # id -> [threads that have arrived, times that it was complete]
         self.unfenced = {}  # address of a tile written from registers -> (partition, tile)
-        self.read = {}  # (address of a tile read to registers, partition) -> the tile, up to a fence
+        self.read = {}  # (address of a tile read to registers, partition) -> the tile
         self.columns = 0  # of tensor memory that are allocated
         self.queue = []  # products of Blackwell's tensor cores that are not computed yet, in order
 
