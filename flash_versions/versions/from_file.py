@@ -8,9 +8,10 @@ import importlib.util
 import re
 import sys
 from collections.abc import Callable
+from importlib.machinery import SourceFileLoader
 from os import PathLike, fspath
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 import torch
 
@@ -85,6 +86,16 @@ def load_version(path: str | PathLike[str]) -> Version:
     return EXPLICIT[name]
 
 
+class Fresh(SourceFileLoader):
+    """Runs what a file says now. Python's own bytecode is that of a second, in which a file may
+    change again.
+    """
+
+    def get_code(self, fullname: str) -> CodeType:
+        """The file's code, compiled anew."""
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 def run_file(path: Path) -> ModuleType:
     """The module in a file, run anew; ValueError if it cannot be run."""
     if not path.is_file():
@@ -92,8 +103,8 @@ def run_file(path: Path) -> ModuleType:
             f"{path} is not there; python -m flash_versions.mine new writes such a file."
         )
     name = re.sub(r"\W", "_", str(path.resolve()))
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
+    spec = importlib.util.spec_from_file_location(name, path, loader=Fresh(name, str(path)))
+    if spec is None or spec.loader is None or path.suffix != ".py":
         raise ValueError(f"{path} is no Python file; its name must end in .py.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # Triton reads a kernel's source by its module
