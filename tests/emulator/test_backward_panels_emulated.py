@@ -45,7 +45,6 @@ OPTIONS = {
 def poisoned(monkeypatch):
     """Memory holds NaN until it is written, and TMA is early."""
     monkeypatch.setattr(torch, "empty", poisoned_memory)
-    monkeypatch.setattr(gluon_machine, "loads_need_fences", True)
 
 
 def request_of(dims, options, dtype=torch.bfloat16):

@@ -35,9 +35,9 @@ RESIDENT = 3  # programs of a grid that run at once
 begun = range  # of a number of programs: in which order they begin
 order = ORDERS["any order"]  # of the next launch
 here = threading.local()  # .partition: who runs in this thread
-# Whether TMA must not fill what was read to registers without a fence behind it. Not all kernels
-# have such a fence: forwards under intervals and `rmsnorm_gemm` rely on TMA being late.
-loads_need_fences = False
+# Whether TMA must not fill what was read to registers without a fence behind it. None is needed
+# where a product that had those registers was waited for, as in `rmsnorm_gemm`.
+loads_need_fences = True
 watcher = None  # called with (partition, what, tile, barrier, cycle) at each event
 
 

@@ -148,5 +148,5 @@ def mask_listed(s, query, entry, bounds, stage, CONSUMER: gl.constexpr):
     if ((entry >> 2 * CONSUMER + 1) & 1) != 0:
         ends = both.slice(KEYS, KEYS).load(columns)
         s = gl.where(q_pos[:, None] < ends[None, :], s, float("-inf"))
-    bounds.release(stage)
+    bounds.release_loaded(stage)
     return s
