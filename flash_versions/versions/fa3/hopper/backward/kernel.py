@@ -473,5 +473,5 @@ def launch(
     others = launch_halves if config.halves else launch_backward
     (wide if config.block_kv == 64 else others).launch(plan, tensors(request, space, plan))
     block = BLOCK if space.tiles is None else config.block_q
-    finish(request, space, block)
+    finish(request, space.dq_sum, space.dq, space.tiles, block)
     return space.dq, space.dk, space.dv, space.dsink

@@ -220,11 +220,16 @@ def prepare(
     return Workspace(k, v, do, values, dq_sum, dq, dk, dv, dsink, turns, tiles, key_tiles)
 
 
-def finish(request: Request, space: Workspace, block: int) -> None:
+def finish(
+    request: Request,
+    dq_sum: torch.Tensor,
+    dq: torch.Tensor,
+    tiles: Tiles | None = None,
+    block: int = BLOCK,
+) -> None:
     """Write dQ (batch, M, heads, head_dim), of its sum; of packed sequences by the tiles of so many
     queries that `prepare` planned.
     """
-    dq, dq_sum, tiles = space.dq, space.dq_sum, space.tiles
     batch, q_length, heads, head_dim = dq.shape
     if tiles is None:
         plan, sequences, blocks = None, None, cdiv(q_length, block)
