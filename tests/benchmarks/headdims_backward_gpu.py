@@ -1,6 +1,6 @@
 """Backwards of head dims in two panels on a Hopper GPU, against padded ones: checked, then timed.
 
-    python -m tests.benchmarks.headdims_backward_gpu --out FILE [--dims 192 192x128 ...]
+    python -m tests.benchmarks.headdims_backward_gpu --out FILE [--defaults] [--dims 192 ...]
 
 For each head dim the candidates are FA3's kernel with head dims padded to a power of two, as two
 panels, and as two panels with each use of the shared memory and registers that they leave: more
@@ -44,6 +44,7 @@ SUITE = "head dims, backward"
 DIMS = [(192, 192), (192, 128), (96, 96), (80, 80), (160, 160), (128, 96), (128, 128), (256, 256)]
 LENGTHS = (8192, 2048, 16384)
 PROCESSES = 15
+only_defaults = False  # --defaults
 CHECK_SECONDS = 100  # of a candidate's process at most
 NARROW: dict[str, dict[str, Any]] = {  # up to head_dim 128
     "padded": {},
@@ -116,9 +117,10 @@ def candidates(request: Request) -> dict[str, BackwardConfig]:
     padded = kernel_of(request, named["padded"])[0]
     if kernel_of(request, named["panels"])[0] == padded:
         named = {x: config for x, config in named.items() if x == "padded" or config.roles}
-    if default_name(request, named) is None:
+    if (default := default_name(request, named)) is None:
         named["other default"] = default_config(request)
-    return named
+        default = "other default"
+    return {x: named[x] for x in ("padded", default)} if only_defaults else named
 
 
 def default_name(request: Request, named: dict[str, BackwardConfig]) -> str | None:
@@ -160,6 +162,7 @@ def warm_up(job: tuple[tuple[int, int], bool, str], seconds: float) -> bool:
         return False
     command = [sys.executable, "-m", "tests.benchmarks.headdims_backward_gpu", "--out", "none"]
     command += ["--dims", text, "--check", name] + ["--causal"] * causal
+    command += ["--defaults"] * only_defaults
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=CHECK_SECONDS)
     except subprocess.TimeoutExpired:
@@ -222,7 +225,10 @@ def main() -> int:
     command.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     command.add_argument("--check", metavar="NAME", help="check a candidate, measure nothing")
     command.add_argument("--causal", action="store_true", help="what --check is about")
+    command.add_argument("--defaults", action="store_true", help="beside padding and the peers")
     arguments = command.parse_args()
+    global only_defaults
+    only_defaults = arguments.defaults
     if arguments.check is not None:
         share = check(arguments.dims[0], arguments.causal, arguments.check)
         print(f"within the budget, {share:.2f} of it", flush=True)
