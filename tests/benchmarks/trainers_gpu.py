@@ -20,11 +20,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import datasets
 import peft
 import torch
 import transformers
-import trl
 
 from flash_versions.bench.document import new_document
 from flash_versions.integrations import hf
@@ -176,6 +174,9 @@ def lora(bench: Bench, attention: str) -> Any:
 
 def packed_sft(bench: Bench, attention: str) -> Any:
     """TRL's SFTTrainer, which packs rows into as many tokens as the longest has."""
+    import datasets
+    import trl
+
     rows = bench.rows([n // 4 for n in bench.lengths(8 * ROWS)])
     return trl.SFTTrainer(
         model=bench.model(attention), processing_class=bench.tokenizer,
@@ -187,6 +188,9 @@ def packed_sft(bench: Bench, attention: str) -> Any:
 
 def grpo(bench: Bench, attention: str) -> Any:
     """TRL's GRPOTrainer: 4 prompts with 8 answers each, of as many tokens as are allowed."""
+    import datasets
+    import trl
+
     prompts = ["say " + "ab" * (bench.tokens // 16)] * 4 * bench.steps
     return trl.GRPOTrainer(
         model=bench.model(attention), processing_class=bench.tokenizer,
