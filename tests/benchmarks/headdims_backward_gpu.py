@@ -102,7 +102,7 @@ def kernel_of(request: Request, config: BackwardConfig) -> tuple:
     widths = tuple(
         tile_widths(x.shape[3], config.panels, config.roles) for x in (request.q, request.v)
     )
-    return widths, replace(config, panels=False)
+    return widths, *(vars(config) | {"panels": None}).values()
 
 
 def candidates(request: Request) -> dict[str, BackwardConfig]:

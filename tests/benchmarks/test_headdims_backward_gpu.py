@@ -1,0 +1,17 @@
+"""The candidates of the backwards' measurement, which need no GPU."""
+
+import pytest
+
+from tests.benchmarks import headdims_backward_gpu as bench
+from tests.benchmarks.headdims_backward_gpu import DIMS, names
+
+
+@pytest.mark.parametrize("dims", [*DIMS, (64, 64)], ids=str)
+def test_the_default_is_a_candidate(dims, monkeypatch):
+    everything = names(dims, causal=True)
+    monkeypatch.setattr(bench, "only_defaults", True)
+    few = names(dims, causal=True)
+    assert few[0] == "padded" and len(few) <= 2 and set(few) <= set(everything)
+    expected = {(192, 128): "halves", (192, 192): "roles, 3 Q", (96, 96): "panels"}
+    assert few[-1] == expected.get(dims, few[-1])
+    assert "other default" not in few or dims == (64, 64)
