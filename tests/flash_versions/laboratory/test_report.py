@@ -27,7 +27,7 @@ OTHERS |= {"norm gemm numerics", "context parallel", "context parallel backward"
 OTHERS |= {"processes of four", "processes checks", "shipped models", "packed, random", "asked for"}
 OTHERS |= {"interval masks", "decode, lengths and pages"}
 OTHERS |= {"head dims", "head dims, backward", "deterministic backward", "host", "tiles"}
-OTHERS |= {"training step"}
+OTHERS |= {"training step", "trainers", "wide backward"}
 TABLE = {"B": 2, "N": 8192, "D": 128, "causal": True}  # the headline
 LONG = {"N": 16384, "D": 64, "causal": True}
 
@@ -607,6 +607,24 @@ def test_every_head_dim_is_as_fast_as_the_documents_say():
             assert int(line["fa3, 8k"]) >= gain * int(line["padded, 8k"])
 
 
+def test_a_wide_backward_is_as_fast_as_the_documents_say():
+    table = report.TABLES["wide backward"](RESULTS)
+    for dims, name, full, causal in (
+        ("192, 128 of v", "halves", 1.04, 1.03),
+        ("192", "roles", 0.89, 0.86),
+    ):
+        for kind, least in (("full", full), ("causal", causal)):
+            line = cells(table, f"{dims}, {kind}")
+            rates = [int(line[f"{x}, 8k"]) for x in (name, "cudnn", "flash-attn-4", "dims")]
+            assert round(rates[0] / max(rates[1:3]), 2) >= least and rates[0] >= 1.15 * rates[3]
+
+
+def test_trainers_are_faster_than_with_torchs_attention():
+    table = report.TABLES["trainers"](RESULTS)
+    for name in ("padded rows", "padding-free", "torch.compile", "gradient checkpointing"):
+        assert float(cells(table, f"Trainer, {name}")["torch's / ours"]) >= 1
+
+
 def test_a_training_step_is_as_fast_as_with_torchs_attention():
     table = report.TABLES["training step"](RESULTS)
     for length in ("2,048", "16,384"):
@@ -615,8 +633,8 @@ def test_a_training_step_is_as_fast_as_with_torchs_attention():
 
 
 def test_the_host_is_as_fast_as_the_documents_say():
-    """A forward takes 1.3 of torch's time, both passes 1.4, and half of flash-attn-4's at most."""
+    """A forward takes torch's time, both passes 1.4 times, and half of flash-attn-4's at most."""
     us = {(r["what"], r["contestant"]): r["us"] for r in of_suite("host") if "us" in r}
-    for what, most in (("forward", 1.3), ("forward and backward", 1.4)):
+    for what, most in (("forward", 1.0), ("forward and backward", 1.4)):
         assert us[what, "fa3"] <= most * us[what, "torch, cuDNN"]
         assert us[what, "fa3"] <= 0.55 * us[what, "flash-attn-4"]
