@@ -33,6 +33,7 @@ from flash_versions.bench.measure import (
 )
 from flash_versions.bench.peers import PEERS
 from flash_versions.bench.suites import ABOUT, SUITES, Shape, competitors
+from flash_versions.dispatch.extras import progress_bar
 
 IDENTITY = ("schema", "commit", "source", "machine", "protocol")
 DEFAULT_SUITES = [name for name in SUITES if name != "quick"]
@@ -131,6 +132,7 @@ def run(path: Path, suites: list[str], rounds: int, mark: Mark, quiet: bool = Fa
     if "copy_tb_per_s" not in document:
         document["copy_tb_per_s"] = copy_bandwidth(rounds)
     began = time.monotonic()
+    bar = progress_bar(len(todo), "shape", quiet)
     with Telemetry() as telemetry:
         for number, group in enumerate(todo, 1):
             suite, shape = group
@@ -148,10 +150,17 @@ def run(path: Path, suites: list[str], rounds: int, mark: Mark, quiet: bool = Fa
             save_sorted(document, path)
             now = time.monotonic()
             left = (now - began) / number * (len(todo) - number)
+            line = f"[{number}/{len(todo)}] {suite} {shape or ''}: {summary(rows)}"
+            if bar is not None:
+                bar.write(line, file=sys.stderr)
+                bar.update()
+                continue
             tell(
-                f"[{number}/{len(todo)}] {suite} {shape or ''}: {summary(rows)}  "
-                f"({now - started:.1f} s; {now - began:.0f} s in all, about {left:.0f} s left)"
+                f"{line}  ({now - started:.1f} s; {now - began:.0f} s in all, "
+                f"about {left:.0f} s left)"
             )
+    if bar is not None:
+        bar.close()
     mark.clear()
 
 

@@ -1,6 +1,9 @@
-"""Optional packages: which are missing, and the command that installs them."""
+"""Optional packages: which are missing, the command that installs them, and tqdm's bar."""
 
+import os
+import sys
 from importlib.util import find_spec
+from typing import Any, TextIO
 
 
 def missing(extra: str, *packages: str) -> str:
@@ -12,3 +15,24 @@ def missing(extra: str, *packages: str) -> str:
         f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} not installed; "
         f"pip install 'flash-versions[{extra}]' does that."
     )
+
+
+def progress_bar(total: int, unit: str, quiet: bool = False) -> Any:
+    """tqdm's bar on standard error, with the rate and the time left. None if it is not wanted, on
+    no terminal, or without tqdm: lines take its place.
+    """
+    if quiet or find_spec("tqdm") is None or not has_a_bar(sys.stderr):
+        return None
+    from tqdm import tqdm
+
+    return tqdm(total=total, desc=unit, unit=unit, file=sys.stderr, dynamic_ncols=True)
+
+
+def has_a_bar(stream: TextIO) -> bool:
+    """Whether a stream is a terminal on which tqdm shows a bar: it shows none where the size is
+    said to be 0, as in a container that a script started with a terminal.
+    """
+    try:
+        return stream.isatty() and 0 not in os.get_terminal_size(stream.fileno())
+    except OSError:  # a terminal that cannot be asked
+        return True

@@ -12,6 +12,7 @@ import torch
 
 from flash_versions.bench.document import new_document, save
 from flash_versions.dispatch import verified
+from flash_versions.dispatch.extras import progress_bar
 from flash_versions.dispatch.version import EXPLICIT, VERSIONS
 from flash_versions.verify.supervise import Verdict, try_version
 
@@ -33,6 +34,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--interpret", action="store_true", help="a few small calls in Triton's interpreter, no GPU"
     )
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for one call (180)")
+    parser.add_argument("--quiet", action="store_true", help="say nothing but what fails")
     parser.add_argument(
         "--out", type=Path, default=Path("verified.json"), help="the report (verified.json)"
     )
@@ -93,14 +95,23 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     small = options.interpret
     cases = INTERPRETED if small else QUICK if options.quick else CASES
-    verdicts = []
-    for name in chosen(options):
-        sys.stderr.write(f"{name}: {cases} calls\n")
-        verdicts.append(
-            try_version(
-                name, cases, small, not small, options.limit, lambda x: sys.stderr.write(f"{x}\n")
-            )
-        )
+    verdicts, names = [], chosen(options)
+    bar = progress_bar(cases * len(names), "call", options.quiet)
+
+    def tell(line: str) -> None:
+        if bar is None:
+            sys.stderr.write(f"{line}\n")
+        else:
+            bar.write(line, file=sys.stderr)
+
+    for name in names:
+        if not options.quiet:
+            tell(f"{name}: {cases} calls")
+        step = (lambda: None) if bar is None else bar.update
+        given = name, cases, small, not small, options.limit, tell
+        verdicts.append(try_version(*given, step=step))
+    if bar is not None:
+        bar.close()
     document = new_document("cpu" if small else "cuda")
     document["rows"] = [verdict._asdict() for verdict in verdicts]
     save(document, options.out)

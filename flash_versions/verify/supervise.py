@@ -46,6 +46,7 @@ def try_version(
     limit: float,
     tell: Callable[[str], object],
     trial: str = TRIAL,
+    step: Callable[[], object] = lambda: None,
 ) -> Verdict:
     """Try a version; a process that says nothing for `limit` seconds is ended.
 
@@ -57,6 +58,7 @@ def try_version(
         limit: in seconds.
         tell: is given a sentence about each failure.
         trial: the module that tries.
+        step: is called for each case that has ended.
     """
     rows: list[dict[str, Any]] = []
     timing: list[dict[str, Any]] = []
@@ -75,6 +77,7 @@ def try_version(
                 begun = found["begins"]
             elif "number" in found:
                 rows.append({"case": str(draw(found["number"], small)), **found})
+                step()
                 if found["outcome"] == "failed":
                     tell(f"{version}, case {rows[-1]['case']}: {found['why']}")
             elif "timing" in found:
@@ -84,6 +87,7 @@ def try_version(
         why = ended(process, limit)
         case = str(draw(begun, small)) if isinstance(begun, int) else "timing"
         rows.append({"case": case, "number": begun, "outcome": "failed", "why": why})
+        step()
         tell(f"{version}, case {case}: {why}")
         if not isinstance(begun, int) or begun + 1 >= cases:
             return Verdict(version, rows, timing)

@@ -3,6 +3,7 @@
 What is measured is faked; that real numbers come out is tested on a GPU, at the end.
 """
 
+import io
 import json
 import re
 import sys
@@ -254,6 +255,19 @@ def test_command_measures_resumes_and_starts_afresh(laboratory, monkeypatch, cap
     laboratory.stop_after = 0
     assert bench.main([*command, "--fresh"]) == 130
     assert "stopped; the same command goes on" in capsys.readouterr().err
+
+
+@no_gpu
+def test_a_terminal_gets_a_bar(laboratory, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    assert bench.main(["--suite", "seeds", "--out", str(laboratory.path), "--timeout", "0"]) == 0
+    written = sys.stderr.getvalue()
+    assert "1/1 [" in written and written.count("[1/1] seeds") == 1
 
 
 @no_gpu

@@ -1,6 +1,8 @@
 """`flash_versions.verify`: what passes, what fails, what hangs, and what is remembered."""
 
+import io
 import json
+import sys
 import time
 
 import pytest
@@ -11,7 +13,7 @@ from flash_versions.dispatch.version import EXPLICIT, VERSIONS
 from flash_versions.verify import __main__ as command
 from flash_versions.verify import trial
 from flash_versions.verify.cases import draw
-from flash_versions.verify.supervise import try_version
+from flash_versions.verify.supervise import Verdict, try_version
 from flash_versions.versions import fa4
 
 HELPER = "tests.helpers.trials"
@@ -96,12 +98,41 @@ def test_what_a_version_does_not_take_is_no_failure():
 
 
 def test_a_case_that_hangs_is_ended_and_the_rest_goes_on():
-    told, began = [], time.monotonic()
-    verdict = try_version("hangs", 4, True, False, 2.0, told.append, HELPER)
+    told, ended, began = [], [], time.monotonic()
+    verdict = try_version(
+        "hangs", 4, True, False, 2.0, told.append, HELPER, lambda: ended.append(len(told))
+    )
     assert time.monotonic() - began < 30
     assert [row["outcome"] for row in verdict.cases] == ["passed", "failed", "passed", "passed"]
     assert "did not end within 2 s" in told[0] and "number=1" in told[0]
     assert not verdict.passed
+    assert len(ended) == 4, "a step of the bar for each case"
+
+
+class Terminal(io.StringIO):
+    """A stream that says that it is a terminal."""
+
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("options", [[], ["--quiet"]], ids=["a bar", "quiet"])
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
+def test_a_terminal_gets_a_bar_and_a_log_lines(stream, options, tmp_path, monkeypatch):
+    def tried(name, cases, small, timed, limit, tell, step):
+        for _ in range(cases):
+            step()
+        tell(f"{name}: wrong")
+        return Verdict(name, [{"outcome": "passed"}], [])
+
+    monkeypatch.setattr(command, "try_version", tried)
+    monkeypatch.setattr(sys, "stderr", stream())
+    out = tmp_path / "report.json"
+    command.main(["--interpret", "--versions", "fa1", "fa2", "--out", str(out), *options])
+    written = sys.stderr.getvalue()
+    assert ("6/6 [" in written) == (stream is Terminal and not options)
+    assert ("fa2: 3 calls\n" in written) == (not options)
+    assert "fa1: wrong\n" in written and out.is_file()
 
 
 def test_a_process_that_dies_is_named():
@@ -167,7 +198,7 @@ def test_a_damaged_record_verifies_nothing(b200, text):
 
 def test_only_a_whole_verification_on_a_gpu_is_remembered(b200, monkeypatch, tmp_path):
     verdict = command.Verdict("fa2", [{"outcome": "passed"}], [])
-    monkeypatch.setattr(command, "try_version", lambda *x: verdict)
+    monkeypatch.setattr(command, "try_version", lambda *x, step: verdict)
     monkeypatch.setattr(command, "new_document", lambda device: {"rows": []})
     rest = ["--versions", "fa2", "--out", str(tmp_path / "report.json")]
     assert command.main(["--quick", *rest]) == 0
