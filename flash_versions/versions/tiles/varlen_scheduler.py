@@ -2,6 +2,8 @@
 
 A small kernel plans the tiles of packed sequences on the GPU, so the host never reads a length. The
 heaviest tiles come first: what begins last is then short, and no program is left with a long one.
+The same kernel fills rows of results that belong to no sequence, because each launch takes the host
+several microseconds.
 """
 
 from typing import NamedTuple

@@ -55,8 +55,9 @@ there. Registers are short: dK and dV take 128 of a consumer's, and dQ is comput
 Head dims up to 96 may be two panels, 64 + 32 (`panels.py`): then dK, dV and a product with Q or dO
 are two, and dQ is computed a panel at a time.
 
-Above head_dim 128 consumers divide the dims, not the keys: `wide.py`. By switches, they divide the
-products (`roles.py`), or the keys, a half of a block's queries after the other (`halves.py`).
+At head_dim 256 consumers divide the dims, not the keys: `wide.py`. At 160 and 192 they divide the
+products (`roles.py`), and for (192, 128) the keys, a half of a block's queries after the other
+(`halves.py`).
 
 Before it, a kernel computes delta and clears the sum of dQ; one behind it scales and rounds dQ.
 
