@@ -4,11 +4,14 @@ On Hopper a unit of its own, TMA, copies tiles to shared memory. It says when a 
 barrier, `full`; the reader says by another, `empty`, that the slot may be written again.
 
     producer   wait empty[0]  load -> slot 0     wait empty[1]  load -> slot 1    wait empty[0] ...
-    consumer          wait full[0]  read, arrive at empty[0]    wait full[1]  read, arrive ...
+    consumer          wait full[0]  read, fence, arrive at empty[0]   wait full[1]  read, ...
 
 An mbarrier counts arrivals and bytes. When all have come, its phase ends: 0, then 1, then 0 again.
 mbarrier.wait(b, phase) waits for the end of that phase. Of a new barrier phase 1 counts as ended,
 so a producer that begins with phase 1 finds its slots empty.
+
+A load to registers may still be on its way when the next line runs, and TMA reaches shared memory
+another way, a proxy of its own. With fence_async_shared(), loads come before what TMA does next.
 """
 
 import torch
@@ -44,9 +47,10 @@ def consume(y, slots, full, empty, tiles):
     total = gl.zeros([64, 64], gl.float32, layout)
     for i in range(tiles):
         slot = i % 2
-        # write: wait for `full`, add slots.index(slot).load(layout), arrive at `empty`
+        # write: wait for `full`, add slots.index(slot).load(layout), fence, arrive at `empty`
         mbarrier.wait(full.index(slot), i // 2 & 1)
         total += slots.index(slot).load(layout).to(gl.float32)
+        fence_async_shared()
         mbarrier.arrive(empty.index(slot), count=1)
         # end
     row = gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
@@ -88,7 +92,7 @@ HINTS = (
     "ends when the bytes have landed, too. Then load_tile(x, [i * 64, 0], full.index(slot), "
     "slots.index(slot)).",
     "The consumer reads first and arrives after that: mbarrier.wait(full.index(slot), i // 2 & 1), "
-    "the load, mbarrier.arrive(empty.index(slot), count=1).",
+    "the load, fence_async_shared(), mbarrier.arrive(empty.index(slot), count=1).",
 )
 RESULTS = ("y",)
 
