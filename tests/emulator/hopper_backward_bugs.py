@@ -54,7 +54,10 @@ BUGS = {
         "produce", [("head = kv_head * problem.GROUP + step", "head = kv_head + step")], WRONG
     ),
     "K is loaded though no query comes": Bug(
-        "produce", [("if begin < end:", "if True:")], "loads in flight", "keys without queries"
+        "produce",
+        [("if begin < end:", "if True:")],
+        "loads in flight|without a fence",
+        "keys without queries",
     ),
     # ---- the consumers
     "K is read before it is there": Bug(
@@ -184,7 +187,8 @@ BUGS = {
         "Pipeline.publish", [("fence_async_shared()", "pass")], "without a fence"
     ),
     "dS is not announced": Bug(
-        "fold_queries", [("buffers.ds.publish(ds_stage)", "pass")], "accumulate 2 in .*wait"
+        "fold_queries", [("buffers.ds.publish(ds_stage)", "pass")],
+        "accumulate 2 in .*wait|without a fence",
     ),
     "dS is overwritten while it is read": Bug(
         "fold_queries",
@@ -319,7 +323,7 @@ BUGS = {
         "fold_queries_wide",
         [("    buffers.do.release(do_stage)\n", ""),
          ("    dp = warp", "    buffers.do.release(do_stage)\n    dp = warp")],
-        WRONG,
+        f"{WRONG}|without a fence",
         "wide",
     ),
     "wide: dO is overwritten while it is read": Bug(
