@@ -110,8 +110,8 @@ class Call:
         return self.fields._replace(**found)
 
     def compute(self, *tensors: torch.Tensor) -> Results:
-        """(o, lse, statistics) by the kernels that were chosen; o alone if nobody needs the others,
-        which then are temporaries of the tape.
+        """(o, lse, statistics) by the kernels that were chosen; o alone where the others are not
+        asked for: they are temporaries of the tape then.
         """
         o, lse, statistics = launch_forward(self.planned, self.request(tensors))
         if not (self.differentiated or self.fields.return_lse):

@@ -15,6 +15,7 @@ from flash_versions.dispatch.replay.driver import has_hooks
 MAX_KEYS = 4096
 MAX_ALIKE = 16  # of one key
 PLAIN = (torch.Tensor, torch.nn.Parameter)
+Guards = getattr(torch._C._dynamo.guards, "TensorGuards", None)  # private: may go in a later torch
 
 Kept = list[tuple[Callable[..., bool], Any]]  # (which tensors, what serves them)
 known: dict[tuple, Kept] = {}  # calls that were served, the last few thousand
@@ -60,8 +61,8 @@ def alike(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
     """
     sizes: Any = [list(x.shape) for x in tensors]
     strides: Any = [list(x.stride()) for x in tensors]
-    guards = torch._C._dynamo.guards.TensorGuards
-    return guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    assert Guards is not None
+    return Guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
 
 
 def keep(kept: Kept, tensors: Sequence[torch.Tensor], what: Any) -> None:
@@ -88,7 +89,7 @@ def find(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, others: tuple, options: tuple
 ) -> tuple[Any, tuple[torch.Tensor, ...], Any]:
     """(call, tensors, stream) of a call that was served before; of another (None, tensors, `Room`),
-    or (None, (), None) if it cannot be replayed.
+    or (None, (), None) if it cannot be replayed; nothing can with a torch that has no `Guards`.
 
     Args:
         q: as `attention` takes it.
@@ -97,7 +98,7 @@ def find(
         others: the optional tensors, each may be None; () if all are.
         options: the other arguments.
     """
-    if not (type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN):
+    if Guards is None or not (type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN):
         return NOT_FOUND
     if forward_ad._current_level >= 0 or (place := place_of(q)) is None:
         return NOT_FOUND

@@ -233,7 +233,7 @@ def test_the_way_of_a_call_is_short(launches, monkeypatch):
     def note(frame, event, _):
         file = Path(frame.f_code.co_filename)
         if event == "call" and not launches and package in file.parents:
-            if file.name != "quick.py":  # which stands in for functions of Triton
+            if file.name != "quick.py":  # which replaces functions of Triton
                 entered.append(file.relative_to(package))
 
     found = []

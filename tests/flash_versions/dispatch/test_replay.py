@@ -247,6 +247,14 @@ def test_only_tensors_that_are_alike_are_served_by_a_call(other, launches):
         assert keys.find(q, k, v, (), ("fa3",))[0] is None
 
 
+def test_a_torch_without_guards_replays_nothing(launches, monkeypatch):
+    monkeypatch.setattr(keys, "Guards", None)
+    leaves = inputs()
+    for _ in range(3):
+        step("fa3", leaves)
+    assert not keys.known
+
+
 def test_autocast_that_casts_nothing_is_replayed(launches):
     leaves = inputs()
     with autocast(torch.bfloat16):

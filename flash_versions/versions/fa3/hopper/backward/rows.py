@@ -171,7 +171,8 @@ def prepare(
     if request.is_ragged:
         if request.cu_seqlens_k is None:  # keys past the end of their sequence have no gradient
             k, v = k.contiguous(), v.contiguous()
-            dk.zero_(), dv.zero_()
+            dk.zero_()
+            dv.zero_()
         tilings = Tiling(config.block_q), Tiling(config.block_kv, of_keys=True, planned=True)
         tiles, key_tiles = lay_out(request, *tilings, of_queries=(dq,), of_keys=(dk, dv))
         if request.cu_seqlens_q is None:
