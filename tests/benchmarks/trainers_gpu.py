@@ -1,12 +1,15 @@
-"""A step of other libraries' trainers with our attention, against torch's; writes JSON.
+r"""A step of other libraries' trainers with our attention, against torch's; writes JSON.
 
     python -m tests.benchmarks.trainers_gpu --out FILE                     # on a GPU
     python -m tests.benchmarks.trainers_gpu --out FILE --device cpu --tiny
+    torchrun --nproc-per-node 2 -m tests.benchmarks.trainers_gpu --integration "Trainer, FSDP2" \
+        --out FILE --add
 
 Needs the extra `trainers`. A random Llama of 0.4 billion weights in bf16 is trained as each
 integration's users train: by transformers' Trainer on rows padded to the longest, without padding,
 under torch.compile, and with gradient checkpointing; with PEFT's LoRA; by TRL's SFTTrainer on
-packed rows and by its GRPOTrainer. Only `attn_implementation` differs. Rows have random lengths,
+packed rows and by its GRPOTrainer. FSDP2 is for several GPUs: torchrun starts a process for each,
+and the first one writes. Only `attn_implementation` differs. Rows have random lengths,
 the same for both. A time is that of a step between two waits for the device, the median of
 `--steps`.
 """
@@ -15,6 +18,8 @@ the same for both. A time is that of a step between two waits for the device, th
 import flash_versions  # noqa: F401, I001
 
 import gc
+import json
+import os
 import statistics
 import tempfile
 from pathlib import Path
@@ -34,6 +39,8 @@ LIBRARIES = ("transformers", "trl", "peft", "accelerate")
 OURS = "fv_auto"
 CONTESTANTS = (OURS, "sdpa")
 WARM_UP = 3
+PROCESSES = int(os.environ.get("WORLD_SIZE", "0"))  # that torchrun has started
+FIRST = os.environ.get("RANK", "0") == "0"
 ROWS = 8  # in a step
 LENGTH = 4096  # of the longest rows
 SIZES = {
@@ -172,6 +179,18 @@ def lora(bench: Bench, attention: str) -> Any:
                          bench.lengths(ROWS))  # fmt: skip
 
 
+def sharded(bench: Bench, attention: str) -> Any:
+    """transformers' Trainer, no padding, weights divided over GPUs by accelerate's FSDP2."""
+    if not PROCESSES or bench.device == "cpu":
+        raise RuntimeError("accelerate's FSDP2 takes GPUs, and processes that torchrun has started")
+    layers = {"fsdp_version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}
+    collate = transformers.DataCollatorWithFlattening()
+    trainer = bench.trainer(bench.model(attention), collate, bench.lengths(ROWS) * PROCESSES,
+                            fsdp=True, fsdp_config=layers)  # fmt: skip
+    assert trainer.accelerator.is_fsdp2
+    return trainer
+
+
 def packed_sft(bench: Bench, attention: str) -> Any:
     """TRL's SFTTrainer, which packs rows into as many tokens as the longest has."""
     import datasets
@@ -206,6 +225,7 @@ INTEGRATIONS = {
     "Trainer, padding-free": padding_free,
     "Trainer, torch.compile": compiled,
     "Trainer, gradient checkpointing": checkpointing,
+    "Trainer, FSDP2": sharded,
     "PEFT LoRA, padded rows": lora,
     "TRL SFTTrainer, packed": packed_sft,
     "TRL GRPOTrainer": grpo,
@@ -215,6 +235,9 @@ INTEGRATIONS = {
 def measure(integration: str, attention: str, args: Any) -> dict:
     """The row of a contestant, with its times or the reason why there is none."""
     row = {"suite": SUITE, "integration": integration, "contestant": attention}
+    row |= {"processes": PROCESSES} if PROCESSES else {}
+    if passed() > args.seconds:
+        return row | {"reason": f"no time was left after {args.seconds:.0f} s"}
     try:
         with tempfile.TemporaryDirectory() as folder:
             torch._dynamo.reset()
@@ -235,25 +258,36 @@ def measure(integration: str, attention: str, args: Any) -> dict:
     return row
 
 
+def earlier_rows(document: dict, path: Path, integrations: tuple[str, ...]) -> list[dict]:
+    """The rows of a file that are not measured again; they have to be of this code and machine."""
+    earlier = json.loads(path.read_text())
+    for key in ("source", "machine"):
+        if earlier[key] != document[key]:
+            raise SystemExit(f"{path} has another {key} than this run: leave out --add")
+    return [row for row in earlier["rows"] if row["integration"] not in integrations]
+
+
 def main() -> None:
     """Measure; the file is written again after each row."""
     add = (made := parser(__doc__, seconds=300.0)).add_argument
     add("--integration", nargs="*", choices=INTEGRATIONS, default=tuple(INTEGRATIONS))
     add("--steps", type=int, default=7, help="timed steps of a contestant (7)")
+    add("--add", action="store_true", help="keep the rows of FILE that are not measured again")
     add("--tiny", action="store_true", help="a small model and short rows, to try the command")
     args = made.parse_args()
+    if PROCESSES and args.device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     hf.register()
     transformers.logging.set_verbosity_error()
     protocol = {"method": "wall clock of a step, median", "rounds": args.steps, "warm_up": WARM_UP}
     document = new_document(args.device, LIBRARIES, protocol=protocol)
+    if args.add and args.out.exists():
+        document["rows"] = earlier_rows(document, args.out, args.integration)
     for integration in args.integration:
         for attention in CONTESTANTS:
-            if passed() > args.seconds:
-                row = {"suite": SUITE, "integration": integration, "contestant": attention}
-                row["reason"] = f"no time was left after {args.seconds:.0f} s"
-            else:
-                row = measure(integration, attention, args)
-            keep(document, args.out, [row], hidden=("suite", "times"))
+            row = measure(integration, attention, args)
+            if FIRST:
+                keep(document, args.out, [row], hidden=("suite", "times"))
             gc.collect()
             torch.cuda.empty_cache()
 

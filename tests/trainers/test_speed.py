@@ -11,16 +11,21 @@ pytest.importorskip("peft", reason="needs peft: make test-trainers")
 from tests.benchmarks import trainers_gpu  # noqa: E402
 
 
+def new_document(*_, **about):
+    """One of a machine that the tests do not look at."""
+    return about | {"source": "", "machine": {}, "rows": []}
+
+
 @pytest.fixture
 def measured(monkeypatch, tmp_path):
     """The rows that the command writes of an integration."""
-    monkeypatch.setattr(trainers_gpu, "new_document", lambda *_, **about: about | {"rows": []})
+    monkeypatch.setattr(trainers_gpu, "new_document", new_document)
     monkeypatch.setattr(trainers_gpu, "passed", lambda: 1.0)  # however old the process is
     monkeypatch.setattr(trainers_gpu, "WARM_UP", 1)
 
-    def measured(integration):
+    def measured(integration, *options):
         out = tmp_path / "x.json"
-        few = ["--device", "cpu", "--tiny", "--steps", "1", "--integration", integration]
+        few = ["--device", "cpu", "--tiny", "--steps", "1", "--integration", integration, *options]
         monkeypatch.setattr(sys, "argv", ["trainers_gpu", "--out", str(out), *few])
         trainers_gpu.main()
         return json.loads(out.read_text())["rows"]
@@ -44,3 +49,16 @@ def test_a_failure_is_a_reason(measured, monkeypatch):
     name = "Trainer, padded rows"
     monkeypatch.setitem(trainers_gpu.INTEGRATIONS, name, fails)
     assert {row["reason"] for row in measured(name)} == {"RuntimeError: no trainer here"}
+    both = measured("Trainer, FSDP2", "--add")
+    assert [row["integration"] for row in both] == [name] * 2 + ["Trainer, FSDP2"] * 2
+    assert "torchrun" in both[-1]["reason"]
+
+
+def test_rows_of_another_machine_are_not_added_to(measured, monkeypatch):
+    def other(*_, **about):
+        return about | {"source": "other", "machine": {}, "rows": []}
+
+    measured("Trainer, FSDP2")
+    monkeypatch.setattr(trainers_gpu, "new_document", other)
+    with pytest.raises(SystemExit, match="another source"):
+        measured("Trainer, FSDP2", "--add")
