@@ -2,6 +2,7 @@
 bars that the documents name.
 """
 
+import ast
 import importlib.util
 import json
 import runpy
@@ -18,6 +19,7 @@ from flash_versions.dispatch.request import make_request
 from flash_versions.report import documents as report
 from flash_versions.versions.fa4 import ablation as fa4_ablation
 from flash_versions.versions.fa4.hopper.config import default_config
+from tests.helpers import ROOT
 from tests.helpers.committed_results import RESULTS, cells, of_suite, rate, ratio, row_of, without
 
 MAINS = {"report": "documents", "plot": "figures"}
@@ -599,7 +601,7 @@ def test_every_head_dim_is_as_fast_as_the_documents_say():
             assert own >= 0.99 * int(line["cudnn, 8k"])
     table = report.TABLES["head dims backward"](RESULTS)
     for dims, least, gain in (
-        ("80", 0.85, 1.09), ("96", 0.94, 1.1), ("192", 0.73, 1.16), ("192, 128 of v", 0.69, 1.2)
+        ("80", 0.85, 1.08), ("96", 0.94, 1.1), ("192", 0.83, 1.3), ("192, 128 of v", 1.0, 1.7)
     ):  # fmt: skip
         for kind in ("full", "causal"):
             line = cells(table, f"{dims}, {kind}")
@@ -621,8 +623,22 @@ def test_a_wide_backward_is_as_fast_as_the_documents_say():
 
 def test_trainers_are_faster_than_with_torchs_attention():
     table = report.TABLES["trainers"](RESULTS)
-    for name in ("padded rows", "padding-free", "torch.compile", "gradient checkpointing"):
-        assert float(cells(table, f"Trainer, {name}")["torch's / ours"]) >= 1
+    found = {
+        name: float(cells(table, name)["torch's / ours"]) for name in trainers_of_the_benchmark()
+    }
+    host = "Trainer, gradient checkpointing", "TRL GRPOTrainer"
+    assert all(ratio >= (0.95 if name in host else 1.4) for name, ratio in found.items()), found
+
+
+def trainers_of_the_benchmark():
+    """The names that it gives; the module itself needs libraries that are not installed here."""
+    tree = ast.parse((ROOT / "tests/benchmarks/trainers_gpu.py").read_text())
+    (table,) = (
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and node.targets[0].id == "INTEGRATIONS"
+    )
+    return [key.value for key in table.keys]
 
 
 def test_a_training_step_is_as_fast_as_with_torchs_attention():
