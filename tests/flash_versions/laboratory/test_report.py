@@ -601,7 +601,7 @@ def test_every_head_dim_is_as_fast_as_the_documents_say():
             assert own >= 0.99 * int(line["cudnn, 8k"])
     table = report.TABLES["head dims backward"](RESULTS)
     for dims, least, gain in (
-        ("80", 0.85, 1.08), ("96", 0.94, 1.1), ("192", 0.83, 1.3), ("192, 128 of v", 1.0, 1.7)
+        ("80", 0.85, 1.08), ("96", 0.94, 1.1), ("192", 0.83, 1.3), ("192, 128 of v", 0.99, 1.7)
     ):  # fmt: skip
         for kind in ("full", "causal"):
             line = cells(table, f"{dims}, {kind}")
