@@ -293,7 +293,7 @@ BUGS = {
     "the last tiles are skipped": Bug(
         "planned_tiles", [("gl.load(plan)", "gl.load(plan) - 2")], WRONG
     ),
-    "LSE of another sequence": Bug("QueryProblem.lse_rows", [("+ self.q_first", "")], WRONG),
+    "LSE of another sequence": Bug("QueryProblem.store_lse", [("+ self.q_first", "")], WRONG),
     "the last block of keys is skipped": Bug(
         "QueryProblem.of_tile",
         [("q_length, kv_length,", "q_length, kv_length // 64 * 64,")],

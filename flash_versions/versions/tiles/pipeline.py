@@ -10,6 +10,8 @@ Sources: the CUDA programming guide on mbarriers; named barriers as in CUTLASS's
 OrderedSequenceBarrier.
 """
 
+import math
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
@@ -35,10 +37,16 @@ class Stage:
         return Stage(slot, gl.where(last, self.phase ^ 1, self.phase), self.STAGES)
 
 
+@gluon.constexpr_function
+def rows_of(shape):
+    """The rows of a box: all but the last dimension."""
+    return math.prod(shape[:-1])
+
+
 @gluon.jit
 def as_matrix(tile):
     """A tile in shared memory, or a box of any rank, as its rows and dims."""
-    return tile.reshape([tile.shape[-2], tile.shape[-1]])
+    return tile.reshape([rows_of(tile.shape), tile.shape[-1]])
 
 
 @aggregate

@@ -27,10 +27,10 @@ LINE = gl.constexpr(LINE_SIZE)
 BACK = 2**34  # elements: times FAR, and 2 or 4 bytes, a multiple of 2^64
 
 
-def describe_ragged(x: torch.Tensor, rows: int, dims: int) -> TensorDescriptor:
+def describe_ragged(x: torch.Tensor, rows: int, dims: int, heads: int = 1) -> TensorDescriptor:
     """A (batch, length, heads, dim) tensor of ragged sequences for TMA, as boxes of `rows` rows and
-    `dims` dims of one head of one sequence; see `box_in_sequence`. Its rows are counted from the
-    first one of all, and all at one distance: more than one in the batch are whole rows apart.
+    `dims` dims of so many heads of one sequence; see `box_in_sequence`. Its rows are counted from
+    the first one of all, and all at one distance: more than one in the batch are whole rows apart.
 
     Raises:
         ValueError: it has more than 2^30 rows.
@@ -38,7 +38,7 @@ def describe_ragged(x: torch.Tensor, rows: int, dims: int) -> TensorDescriptor:
     total = x.shape[1] if x.shape[0] == 1 else x.stride(0) // x.stride(1) * x.shape[0]
     if total > FAR.value:
         raise ValueError(f"{total} rows are too many; 2^30 are possible.")
-    return described(ragged_descriptor, x, rows, dims)
+    return described(ragged_descriptor, x, rows, dims, heads)
 
 
 def ragged_descriptor(

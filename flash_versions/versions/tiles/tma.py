@@ -28,11 +28,11 @@ def describe(x: torch.Tensor, rows: int) -> TensorDescriptor:
     return described(TensorDescriptor, x, rows, padded_head_dim(x.shape[3]))
 
 
-def describe_swizzled(x: torch.Tensor, rows: int, dims: int) -> GluonDescriptor:
+def describe_swizzled(x: torch.Tensor, rows: int, dims: int, heads: int = 1) -> GluonDescriptor:
     """A (batch, length, heads, dim) tensor for TMA, as boxes of `rows` rows and `dims` dims of one
-    head. What lies outside of the tensor reads as 0 and is not written.
+    head, or of several. What lies outside of the tensor reads as 0 and is not written.
     """
-    return described(swizzled_descriptor, x, rows, dims)
+    return described(swizzled_descriptor, x, rows, dims, heads)
 
 
 def swizzled_descriptor(
@@ -43,19 +43,21 @@ def swizzled_descriptor(
     return GluonDescriptor(x, shape, strides, box, layout)
 
 
-def described(make: Callable[..., Any], x: torch.Tensor, rows: int, dims: int) -> Any:
+def described(
+    make: Callable[..., Any], x: torch.Tensor, rows: int, dims: int, heads: int = 1
+) -> Any:
     """`make(x, shape, strides, box)` for an x that is not `undescribable`, with boxes of rows and
-    dims of one head.
+    dims of so many heads.
 
     All of a descriptor but the address follows from the tensor's type, shape and strides: one that
     was made, and checked, before is copied, which takes a fraction of the time.
     """
-    key = (make, x.dtype, x.shape, x.stride(), rows, dims)
+    key = (make, x.dtype, x.shape, x.stride(), rows, dims, heads)
     like = known.get(key)
     if like is None:
         if len(known) >= MAX_KNOWN:
             known.clear()
-        found = make(x, *box_steps(x), [1, 1, rows, dims])
+        found = make(x, *box_steps(x), [1, heads, rows, dims])
         like = known[key] = (type(found), {**vars(found), "base": None})
     kind, fields = like
     copy: Any = object.__new__(kind)

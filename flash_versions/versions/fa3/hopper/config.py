@@ -11,6 +11,7 @@ from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 # Rows that a consumer of three gets done while one of two does a row, at head_dim 64 (docs/log.md).
 THREE_TO_TWO = 1.16
+FEW_QUERIES = 512  # that leave a good part of the tiles of one head empty
 OTHER_BYTES = 3 * 1024  # what a program has in shared memory beside tiles, at most
 SCHEDULERS = ("grid", "static", "dynamic")
 
@@ -34,6 +35,9 @@ class HopperConfig:
         scheduler: "grid", "static" or "dynamic", see `tile_scheduler.Scheduler`.
         section: query heads, of all sequences, whose tiles are worked on together; None chooses
             (`host.even_section`).
+        heads: query heads of a group that share a tile, a power of two. A tile then has fewer
+            queries, all of which see nearly the same keys: a causal mask hides less of its blocks,
+            and few queries fill it. Not for FP8 and ALiBi, which have numbers for each head.
     """
 
     consumers: int = 2
@@ -47,6 +51,7 @@ class HopperConfig:
     late_wait: bool = False
     scheduler: str = "static"
     section: int | None = None
+    heads: int = 1
 
     def __post_init__(self) -> None:
         if self.consumers not in (2, 3):
@@ -66,6 +71,8 @@ class HopperConfig:
             raise ValueError(
                 "late_wait with stages=1 would wait for a K that waits for this V; use stages=2."
             )
+        if self.heads not in (1, 2, 4, 8, 16, 32):
+            raise ValueError(f"heads={self.heads} is not possible; powers of two up to 32 are.")
         if self.section is not None and self.section < 1:
             raise ValueError(f"section={self.section} must be at least 1.")
         if self.scheduler not in SCHEDULERS:
@@ -75,8 +82,17 @@ class HopperConfig:
 
     @property
     def block_q(self) -> int:
-        """Query rows of a tile."""
+        """Rows of a tile."""
         return self.consumers * WARPGROUP_ROWS.value
+
+    @property
+    def queries(self) -> int:
+        """Queries of a tile: each has a row for every head of it."""
+        return self.block_q // self.heads
+
+    def q_box(self, width: int) -> tuple[int, int, int]:
+        """A consumer's part of Q and O: queries, columns and heads of a box."""
+        return WARPGROUP_ROWS.value // self.heads, width, self.heads
 
     @property
     def slots_of_v(self) -> int:
@@ -99,6 +115,26 @@ class HopperConfig:
 
 def default_config(request: Request) -> HopperConfig:
     """The fastest configuration that was found on an H200 (docs/log.md)."""
+    return replace(config_of_one_head(request), heads=heads_of_tile(request))
+
+
+def heads_of_tile(request: Request) -> int:
+    """How many query heads share a tile: of a group as many as the largest power of two that
+    divides it, where ends of sequences or a mask cut tiles, or few queries fill none. Of long rows
+    under a mask, it pays at head_dim 64, where tiles are high, and above 192 (docs/log.md).
+    """
+    if request.alibi_slopes is not None:
+        return 1
+    is_cut = request.window_left is not None or request.window_right is not None
+    head_dim = max(request.q.shape[3], request.v.shape[3])
+    pays = request.is_ragged or request.has_intervals or request.q.shape[1] < FEW_QUERIES
+    if pays or is_cut and not 64 < head_dim <= 192:
+        return min(request.group & -request.group, 32)
+    return 1
+
+
+def config_of_one_head(request: Request) -> HopperConfig:
+    """`default_config` for tiles of one head."""
     causal = request.window_right is not None
     head_dim, head_dim_v = request.q.shape[3], request.v.shape[3]
     uneven = causal or request.is_ragged or request.has_intervals
@@ -168,7 +204,7 @@ def prefers_two_consumers(request: Request) -> bool:
     if request.has_intervals:  # more blocks are cut of higher tiles
         return True
     if request.cu_seqlens_q is not None:  # lengths are on the GPU; the mean is known
-        return q.shape[1] <= 4096 * request.batch
+        return q.shape[1] <= 1024 * request.batch
     if request.window_right is not None:
         return request.k.shape[1] <= 4096
     programs = devices[q.device].num_sms

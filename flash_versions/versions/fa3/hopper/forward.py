@@ -164,8 +164,8 @@ def produce(problem, schedule, buffers, scheduler, q, k, v, bounds):
             if place == end - 1:
                 for c in gl.static_range(schedule.CONSUMERS):
                     q_stage = buffers.q_stage(schedule, round, c)
-                    row = query + c * WARPGROUP_ROWS
-                    buffers.q.fill(q_stage, q, mine.q_box(sequence, head, row))
+                    first = query + c * problem.queries(WARPGROUP_ROWS)
+                    buffers.q.fill(q_stage, q, mine.q_box(sequence, head, first))
             if schedule.V_BEHIND:
                 if place < end - 1:
                     fill_values(mine, buffers, values, v, sequence, kv_head, key_before)
@@ -190,7 +190,7 @@ def first_state(problem, buffers):
     row_max = gl.full([WARPGROUP_ROWS], float("-inf"), gl.float32, rows)
     row_sum = gl.zeros([WARPGROUP_ROWS], gl.float32, rows)
     if problem.mods.SINK:
-        sink = problem.mods.sink
+        sink = problem.sinks(WARPGROUP_ROWS, rows)
         row_max = gl.zeros([WARPGROUP_ROWS], gl.float32, rows) + sink
         row_sum += gl.where(sink == float("-inf"), 0.0, 1.0)
     return acc, row_max, row_sum
@@ -225,7 +225,7 @@ def attend(
     if problem.LEFT or problem.RIGHT or problem.EDGE:
         s = problem.masked(s, query, block)
     if problem.lists.ON:
-        s = mask_listed(s, query, entry, buffers.bounds, stage.k, CONSUMER)
+        s = mask_listed(s, problem, query, entry, buffers.bounds, stage.k, CONSUMER)
     p, row_max, row_sum, alpha = fold_scores(s, row_max, row_sum, problem, scales, block)
     p = rounded(p, buffers.v.tile(stage.v), acc)
     if schedule.LATE_WAIT:
@@ -253,7 +253,7 @@ def attend(
             if (block >= full_end) | (block < full_begin):
                 s = problem.masked(s, query, block)
         if problem.lists.ON:
-            s = mask_listed(s, query, entry, buffers.bounds, stage.k, CONSUMER)
+            s = mask_listed(s, problem, query, entry, buffers.bounds, stage.k, CONSUMER)
         if schedule.V_BEHIND and not schedule.LATE_WAIT:  # V's only slot is wanted back
             acc = acc.wait(acc_token)
             buffers.v.release(before.v)
@@ -295,7 +295,7 @@ def attend_in_order(
             if (block >= full_end) | (block < full_begin):
                 s = problem.masked(s, query, block)
         if problem.lists.ON:
-            s = mask_listed(s, query, entry, buffers.bounds, stage.k, CONSUMER)
+            s = mask_listed(s, problem, query, entry, buffers.bounds, stage.k, CONSUMER)
         p, row_max, row_sum, alpha = fold_scores(s, row_max, row_sum, problem, scales, block)
         acc = acc.rescaled(alpha)
         v_tile = buffers.v.tile(stage.v)
@@ -319,7 +319,7 @@ def consume(problem, schedule, scales, buffers, scheduler, o, lse_out, CONSUMER:
     while tile < scheduler.number:
         mine, query, head, sequence = problem.locate(tile)
         begin, end = mine.visited(query)
-        query += CONSUMER * WARPGROUP_ROWS
+        query += CONSUMER * problem.queries(WARPGROUP_ROWS)
         tile_scales = scales.of_tile(mine, query, head, sequence)
         q_stage = buffers.q_stage(schedule, round, CONSUMER)
         buffers.q.wait(q_stage)
@@ -339,8 +339,7 @@ def consume(problem, schedule, scales, buffers, scheduler, o, lse_out, CONSUMER:
         out, lse = acc.finalized(row_max, row_sum)
         if scales.FP8:
             out = out.scaled(tile_scales.value)
-        rows = query + gl.arange(0, WARPGROUP_ROWS, layout=lse.type.layout)
-        gl.store(mine.lse_rows(lse_out, sequence, head) + rows, lse, mask=rows < mine.q_length)
+        mine.store_lse(lse_out, lse, sequence, head, query)
         tma.store_wait(0)  # of the tile before
         if schedule.EPILOGUE_BUFFER:
             o_tile = buffers.o.index(CONSUMER)
@@ -394,6 +393,7 @@ def forward_kernel(
     head_lines,
     listed_blocks,
     listed_tiles,
+    HEADS: gl.constexpr,
     GROUP: gl.constexpr,
     LEFT: gl.constexpr,
     RIGHT: gl.constexpr,
@@ -431,8 +431,9 @@ def forward_kernel(
         plan, mods, block_lists, gl.to_tensor(q_length), gl.to_tensor(kv_apart), gl.to_tensor(0),
         gl.to_tensor(0), gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(heads),
         gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
-        gl.to_tensor(window_right), gl.to_tensor(scale_log2), gl.to_tensor(cap_scale), GROUP, LEFT,
-        RIGHT, EDGE, CUT, CAP, RAGGED, PACKED, CONSUMERS * WARPGROUP_ROWS, k.block_type.shape[-2]
+        gl.to_tensor(window_right), gl.to_tensor(scale_log2), gl.to_tensor(cap_scale), GROUP, HEADS,
+        LEFT, RIGHT, EDGE, CUT, CAP, RAGGED, PACKED, CONSUMERS * WARPGROUP_ROWS,
+        k.block_type.shape[-2]
     )  # fmt: skip
     scales = Scales(q_scale, k_scale, v_scale, v_reference, FP8, PER_BLOCK, SHIFT)
     schedule = Schedule(

@@ -15,7 +15,7 @@ class HeadMods:
     """
 
     slopes: gl.tensor  # pointer to ALiBi slopes (batch, heads); else anything, as all that follows
-    sinks: gl.tensor  # pointer to one logit for each head
+    sinks: gl.tensor  # pointer to one logit for each head, from this head on
     batch_stride: gl.tensor
     head_stride: gl.tensor
     slope: gl.tensor  # in the units of the scores
@@ -33,8 +33,8 @@ class HeadMods:
         if self.SINK:
             sink = gl.load(self.sinks + head).to(gl.float32) * LOG2E
         return HeadMods(
-            self.slopes, self.sinks, self.batch_stride, self.head_stride, slope, sink, self.ALIBI,
-            self.SINK
+            self.slopes, self.sinks + head, self.batch_stride, self.head_stride, slope, sink,
+            self.ALIBI, self.SINK
         )  # fmt: skip
 
     @gluon.jit

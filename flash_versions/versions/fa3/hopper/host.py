@@ -19,7 +19,6 @@ from flash_versions.versions.tiles.score_mods import ScoreMods
 from flash_versions.versions.tiles.tile_scheduler import Counters
 from flash_versions.versions.tiles.tma import describe_swizzled
 from flash_versions.versions.tiles.varlen_scheduler import Tiling, lay_out
-from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 # Change from call to call: no kernel of its own for each.
 COUNTS = [
@@ -43,6 +42,13 @@ def describe_inputs(
     q, k, v = request.q, request.k, request.v
     widths, widths_v = panel_widths(q.shape[3]), panel_widths(v.shape[3])
     config = plan.config
+    if config.heads > 1 and (request.alibi_slopes is not None or request.precision is not None):
+        raise ValueError("heads of one tile share no slope and no scale; use heads=1.")
+    if request.group % config.heads:
+        raise ValueError(
+            f"heads={config.heads} of a tile are not possible with {request.group} query heads to "
+            f"a key head; use a divisor."
+        )
     if not (config.epilogue_buffer or fits_through_q(widths, widths_v)):
         raise ValueError(
             f"head_dim {q.shape[3]} and {v.shape[3]} of v differ, and O, in tiles {widths_v} wide, "
@@ -51,7 +57,7 @@ def describe_inputs(
     describe = describe_ragged if plan.constants["RAGGED"] else describe_swizzled
     describe_q = describe_swizzled if request.cu_seqlens_q is None else describe_ragged
     return (
-        describe_q(q, WARPGROUP_ROWS.value, widths[0]),
+        describe_q(q, *config.q_box(widths[0])),
         describe(k, config.block_kv, widths[0]),
         describe(v, config.block_kv, widths_v[0]),
     )
@@ -65,12 +71,12 @@ def describe_second_panels(request: Request, plan: Plan, o: torch.Tensor, none: 
     block_kv = plan.config.block_kv
     if plan.constants["PANELS"] == 2:
         _, width = panel_widths(request.q.shape[3])
-        boxes[0] = describe_q(request.q, WARPGROUP_ROWS.value, width)
+        boxes[0] = describe_q(request.q, *plan.config.q_box(width))
         boxes[1] = describe(request.k, block_kv, width)
     if plan.constants["PANELS_V"] == 2:
         _, width = panel_widths(request.v.shape[3])
         boxes[2] = describe(request.v, block_kv, width)
-        boxes[3] = describe_q(o, WARPGROUP_ROWS.value, width)
+        boxes[3] = describe_q(o, *plan.config.q_box(width))
     return boxes
 
 
@@ -92,14 +98,18 @@ def box_width(head_dim: int) -> int:
     return max(64, padded_head_dim(head_dim))
 
 
-def num_programs(request: Request, config: HopperConfig) -> int:
-    """A program for each tile, or as many as the GPU holds at once; of packed sequences, for each
-    tile that there may be.
-    """
+def num_tiles(request: Request, config: HopperConfig) -> int:
+    """The tiles of queries; of packed sequences, those that there may be."""
     batch, q_length, heads, _ = request.q.shape
-    tiles = cdiv(q_length, config.block_q) * heads * batch
-    if request.cu_seqlens_q is not None:  # at most
-        tiles = (q_length // config.block_q + request.batch) * heads
+    tiles = cdiv(q_length, config.queries) * batch
+    if request.cu_seqlens_q is not None:
+        tiles = q_length // config.queries + request.batch
+    return tiles * (heads // config.heads)
+
+
+def num_programs(request: Request, config: HopperConfig) -> int:
+    """A program for each tile, or as many as the GPU holds at once."""
+    tiles = num_tiles(request, config)
     if config.scheduler == "grid":
         return tiles
     return min(tiles, devices[request.q.device].num_sms)
@@ -121,7 +131,7 @@ def tensors(
     if plan.constants["LISTED"]:
         bounds, lists = describe_intervals(request, config)
     if plan.constants["RAGGED"]:
-        tiling = Tiling(config.block_q, planned=True)
+        tiling = Tiling(config.queries, planned=True)
         tiles = lay_out(request, tiling, of_queries=(o, lse))[0].plan
     describe = describe_swizzled if request.cu_seqlens_q is None else describe_ragged
     two = plan.constants["PANELS_V"] == 2
@@ -129,7 +139,7 @@ def tensors(
     two = two or plan.constants["PANELS"] == 2
     return (
         *boxes,
-        describe(o, WARPGROUP_ROWS.value, width_o),
+        describe(o, *config.q_box(width_o)),
         *(describe_second_panels(request, plan, o, lse) if two else (lse, lse, lse, lse)),
         lse,
         counters.pair(o.device) if config.scheduler == "dynamic" else lse,
@@ -147,7 +157,7 @@ def describe_intervals(
 ) -> tuple[TensorDescriptor, torch.Tensor]:
     """The intervals of keys as a box for each block, and the lists of the tiles."""
     block_kv = config.block_kv
-    intervals = Intervals.of(request, block_kv, config.block_q, config.consumers)
+    intervals = Intervals.of(request, block_kv, config.queries, config.consumers)
     assert intervals is not None
     bounds = intervals.bounds.view(-1, intervals.blocks // 2, 1, 2 * block_kv)
     return describe_swizzled(bounds, 1, 2 * block_kv), intervals.lists
@@ -158,7 +168,7 @@ def more_numbers(request: Request, config: HopperConfig) -> tuple:
     lines: tuple[int, ...] = (0, 0, 0, 0)
     if request.has_intervals:
         batch_lines, head_lines, _, blocks = shape_of(request, config.block_kv)
-        lines = batch_lines, head_lines, blocks, cdiv(request.q.shape[1], config.block_q)
+        lines = batch_lines, head_lines, blocks, cdiv(request.q.shape[1], config.queries)
     return (kv_apart(request) or 0, *slopes_strides(request), *lines)
 
 
@@ -175,10 +185,10 @@ def even_section(request: Request) -> int:
     return cdiv(cdiv(heads, cdiv(heads, most)), group) * group
 
 
-def numbers(request: Request, section: int | None = None) -> tuple:
-    """The arguments that follow them, up to the first constant."""
+def numbers(request: Request, section: int | None = None, least: int = 1) -> tuple:
+    """The arguments that follow them, up to the first constant; a section has `least` heads."""
     batch, q_length, heads, _ = request.q.shape
-    section = section or even_section(request)
+    section = max(section or even_section(request), least)
     bounds, scales = window_bounds(request), score_scales(request)
     return q_length, request.k.shape[1], heads, batch, section, *bounds, *scales
 
@@ -203,9 +213,9 @@ def score_scales(request: Request) -> tuple[float, float]:
 def constants(request: Request, config: HopperConfig) -> dict[str, Any]:
     """The constants of `QueryProblem`."""
     left, right, kv_length = request.window_left, request.window_right, request.k.shape[1]
-    # Tiles as high as a block is wide, and ends that are aligned: only the last block is cut.
+    # Tiles that divide a block, and ends that are aligned: only the last block is cut.
     aligned = (
-        config.block_q == config.block_kv
+        config.block_kv % config.queries == 0
         and (kv_length - request.q.shape[1] + (right or 0)) % config.block_kv == 0
     )
     ragged, listed = request.is_ragged, request.has_intervals
@@ -214,6 +224,7 @@ def constants(request: Request, config: HopperConfig) -> dict[str, Any]:
     if listed:  # intervals say all that a window and the keys' end say
         request, cut = request._replace(window_left=None, window_right=None), False
     return {
+        "HEADS": config.heads,
         **window_constants(request, config.block_kv),
         "CUT": cut,
         "RAGGED": ragged,
@@ -251,7 +262,7 @@ def make_plan(
         config,
         (*layout(request), config.block_q, config.block_kv, dtype, *map(placement, scales or ())),
         (num_programs(request, config), 1, 1),
-        (*numbers(request, config.section), *more_numbers(request, config)),
+        (*numbers(request, config.section, config.heads), *more_numbers(request, config)),
         {
             **constants(request, config),
             "FP8": scales is not None,

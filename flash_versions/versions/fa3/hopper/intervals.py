@@ -134,14 +134,15 @@ def fill_keys(problem, buffers, stage, k, bounds, sequence, kv_head, block):
 
 
 @gluon.jit
-def mask_listed(s, query, entry, bounds, stage, CONSUMER: gl.constexpr):
+def mask_listed(s, problem, query, entry, bounds, stage, CONSUMER: gl.constexpr):
     """Scores of a consumer's queries with a listed block of keys, -inf where the key is not seen;
     `bounds` gives the slot of the keys' intervals back.
     """
     KEYS: gl.constexpr = s.shape[1]
     columns: gl.constexpr = gl.SliceLayout(0, s.type.layout)
     both = bounds.tiles.index(stage.slot).reshape([2 * KEYS])
-    q_pos = query + gl.arange(0, s.shape[0], layout=gl.SliceLayout(1, s.type.layout))
+    rows: gl.constexpr = gl.SliceLayout(1, s.type.layout)
+    q_pos = problem.positions(query, s.shape[0], rows)
     if ((entry >> 2 * CONSUMER) & 1) != 0:
         starts = both.slice(0, KEYS).load(columns)
         s = gl.where(q_pos[:, None] >= starts[None, :], s, float("-inf"))

@@ -5,7 +5,7 @@ from triton.experimental.gluon import language as gl
 
 from flash_versions.versions.fa3.hopper.head_mods import HeadMods
 from flash_versions.versions.fa3.hopper.intervals import BlockLists
-from flash_versions.versions.tiles.algebra import block_range, first_visible, last_visible
+from flash_versions.versions.tiles.algebra import LOG2E, block_range, first_visible, last_visible
 from flash_versions.versions.tiles.ragged import box_in_sequence, planned_tile, planned_tiles
 from flash_versions.versions.tiles.score_mods import tanh
 from flash_versions.versions.tiles.triton_compat import aggregate
@@ -34,6 +34,7 @@ class QueryProblem:
     scale_log2: gl.tensor
     cap_scale: gl.tensor
     GROUP: gl.constexpr
+    HEADS: gl.constexpr  # of a group, whose queries are rows of one tile, head by head
     LEFT: gl.constexpr  # the window has a left bound
     RIGHT: gl.constexpr
     EDGE: gl.constexpr  # the keys end within a block
@@ -41,32 +42,40 @@ class QueryProblem:
     CAP: gl.constexpr
     RAGGED: gl.constexpr  # sequences have lengths of their own
     PACKED: gl.constexpr  # and their queries lie one behind the other
-    BLOCK_Q: gl.constexpr
+    BLOCK_Q: gl.constexpr  # rows of a tile
     BLOCK_KV: gl.constexpr
+
+    @gluon.constexpr_function
+    def queries(self, ROWS):
+        """How many queries have so many rows of a tile, or of a consumer."""
+        return ROWS // self.HEADS
 
     @gluon.jit
     def num_tiles(self):
         """Query tiles of all heads and sequences."""
         if self.RAGGED:
-            return planned_tiles(self.plan) * self.heads
+            return planned_tiles(self.plan) * (self.heads // self.HEADS)
         else:
-            return gl.cdiv(self.q_length, self.BLOCK_Q) * self.heads * self.batch
+            tiles = gl.cdiv(self.q_length, self.queries(self.BLOCK_Q))
+            return tiles * (self.heads // self.HEADS) * self.batch
 
     @gluon.jit
     def locate(self, tile):
-        """Tile number -> (the problem of its sequence and head, first query, head, sequence).
+        """Tile number -> (the problem of its sequence and head, first query, first head, sequence).
 
         Neighbours share a head, and its keys. Where later queries see more keys, the heaviest tiles
         of all heads of a section come first: what ends last began first. So do those of ragged
         sequences, by their plan. All packed sequences are sequence 0 of q and of o.
         """
+        heads, queries = self.heads // self.HEADS, self.queries(self.BLOCK_Q)
         if self.RAGGED:
-            tiles, rows = planned_tiles(self.plan), self.heads
+            tiles, rows = planned_tiles(self.plan), heads
         else:
-            tiles, rows = gl.cdiv(self.q_length, self.BLOCK_Q), self.heads * self.batch
+            tiles, rows = gl.cdiv(self.q_length, queries), heads * self.batch
         if self.RAGGED or self.RIGHT or self.lists.ON:
-            first = tile // (self.section * tiles) * self.section
-            width = gl.minimum(self.section, rows - first)
+            section = self.section // self.HEADS
+            first = tile // (section * tiles) * section
+            width = gl.minimum(section, rows - first)
             position = tile - first * tiles
             row = first + position % width
             tile = position // width
@@ -78,14 +87,15 @@ class QueryProblem:
         if self.RAGGED:
             sequence, tile, q_first, q_length, kv_first, kv_length = planned_tile(self.plan, tile)
             kv_first += sequence * self.kv_apart
-            mine = self.of_tile(tile, sequence, row, q_first, q_length, kv_first, kv_length)
-            return mine, tile * self.BLOCK_Q, row, sequence * 0 if self.PACKED else sequence
+            head = row * self.HEADS
+            mine = self.of_tile(tile, sequence, head, q_first, q_length, kv_first, kv_length)
+            return mine, tile * queries, head, sequence * 0 if self.PACKED else sequence
         else:
-            head, sequence = row % self.heads, row // self.heads
+            head, sequence = row % heads * self.HEADS, row // heads
             mine = self.of_tile(
                 tile, sequence, head, self.q_first, self.q_length, self.kv_first, self.kv_length
             )
-            return mine, tile * self.BLOCK_Q, head, sequence
+            return mine, tile * queries, head, sequence
 
     @gluon.jit
     def of_tile(self, tile, sequence, head, q_first, q_length, kv_first, kv_length):
@@ -95,8 +105,9 @@ class QueryProblem:
         return QueryProblem(
             self.plan, mods, lists, self.rows, self.kv_apart, q_first, kv_first,
             q_length, kv_length, self.heads, self.batch, self.section, self.window_left,
-            self.window_right, self.scale_log2, self.cap_scale, self.GROUP, self.LEFT, self.RIGHT,
-            self.EDGE, self.CUT, self.CAP, self.RAGGED, self.PACKED, self.BLOCK_Q, self.BLOCK_KV
+            self.window_right, self.scale_log2, self.cap_scale, self.GROUP, self.HEADS, self.LEFT,
+            self.RIGHT, self.EDGE, self.CUT, self.CAP, self.RAGGED, self.PACKED, self.BLOCK_Q,
+            self.BLOCK_KV
         )  # fmt: skip
 
     @gluon.jit
@@ -116,9 +127,37 @@ class QueryProblem:
             return sequence, kv_head, key, 0
 
     @gluon.jit
-    def lse_rows(self, lse, sequence, head):
-        """Where the sequence's LSE begins in lse (batch, heads, rows)."""
-        return lse + (sequence * self.heads + head).to(gl.int64) * self.rows + self.q_first
+    def positions(self, query, ROWS: gl.constexpr, layout: gl.constexpr):
+        """The queries of a consumer's rows: those of its first head, then those of the next."""
+        rows = gl.arange(0, ROWS, layout=layout)
+        if self.HEADS > 1:
+            rows = rows % self.queries(ROWS)
+        return query + rows
+
+    @gluon.jit
+    def store_lse(self, lse_out, lse, sequence, head, query):
+        """Write the LSE of a consumer's rows to lse_out (batch, heads, rows)."""
+        layout: gl.constexpr = lse.type.layout
+        at = self.positions(query, lse.shape[0], layout)
+        line = lse_out + (sequence * self.heads + head).to(gl.int64) * self.rows + self.q_first
+        place = line + at
+        if self.HEADS > 1:
+            place += self.heads_of_rows(lse.shape[0], layout).to(gl.int64) * self.rows
+        gl.store(place, lse, mask=at < self.q_length)
+
+    @gluon.jit
+    def heads_of_rows(self, ROWS: gl.constexpr, layout: gl.constexpr):
+        """Which head of its tile each of a consumer's rows belongs to."""
+        return gl.arange(0, ROWS, layout=layout) // self.queries(ROWS)
+
+    @gluon.jit
+    def sinks(self, ROWS: gl.constexpr, layout: gl.constexpr):
+        """The sinks of a consumer's rows, in log2 units; one number if they have one head."""
+        if self.HEADS > 1:
+            own = gl.load(self.mods.sinks + self.heads_of_rows(ROWS, layout))
+            return own.to(gl.float32) * LOG2E
+        else:
+            return self.mods.sink
 
     @gluon.jit
     def visited(self, query):
@@ -143,12 +182,12 @@ class QueryProblem:
 
     @gluon.jit
     def blocks(self, query, ROWS: gl.constexpr):
-        """The KV blocks that ROWS queries see, as `algebra.block_range` gives them: (begin,
-        full_begin, full_end, end); at least one, which then is masked in full.
+        """The KV blocks that the queries of ROWS rows see, as `algebra.block_range` gives them:
+        (begin, full_begin, full_end, end); at least one, which then is masked in full.
         """
         left = self.window_left if self.LEFT else None
         right = self.window_right if self.RIGHT else None
-        last = gl.minimum(query + ROWS, self.q_length) - 1
+        last = gl.minimum(query + self.queries(ROWS), self.q_length) - 1
         offset = self.kv_length - self.q_length
         begin, full_begin, full_end, end = block_range(
             first_visible(query, offset, left),
@@ -164,7 +203,8 @@ class QueryProblem:
         """Scores of a consumer's queries with a block of keys, -inf where the key is not seen."""
         left = self.window_left if self.LEFT else None
         right = self.window_right if self.RIGHT else None
-        q_pos = query + gl.arange(0, s.shape[0], layout=gl.SliceLayout(1, s.type.layout))
+        rows: gl.constexpr = gl.SliceLayout(1, s.type.layout)
+        q_pos = self.positions(query, s.shape[0], rows)
         k_pos = gl.arange(0, s.shape[1], layout=gl.SliceLayout(0, s.type.layout))
         k_pos += block * self.BLOCK_KV
         offset = self.kv_length - self.q_length
@@ -183,7 +223,8 @@ class QueryProblem:
         """Products of a consumer's queries with a block of keys as scores: softcap, then ALiBi."""
         s = self.capped(s)
         if self.mods.ALIBI:
-            q_pos = query + gl.arange(0, s.shape[0], layout=gl.SliceLayout(1, s.type.layout))
+            rows: gl.constexpr = gl.SliceLayout(1, s.type.layout)
+            q_pos = self.positions(query, s.shape[0], rows)
             k_pos = gl.arange(0, s.shape[1], layout=gl.SliceLayout(0, s.type.layout))
             own_place = q_pos + self.kv_length - self.q_length - block * self.BLOCK_KV
             s = self.mods.biased(s, own_place[:, None] - k_pos[None, :])

@@ -341,9 +341,7 @@ def hand_over(problem, buffers, lse_out, tile, round, t: gl.constexpr, D: gl.con
         out, lse = finalize(part, row_max, row_sum)
         buffers.o.tile(stage).slice(c * CHUNK, CHUNK, dim=1).store(out.to(buffers.o.tiles.dtype))
         if c == 0:
-            rows = query + t * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, O))
-            lse_rows = problem.lse_rows(lse_out, sequence, head)
-            gl.store(lse_rows + rows, lse, mask=rows < problem.q_length)
+            problem.store_lse(lse_out, lse, sequence, head, query + t * ROWS)
     buffers.o.publish(stage)
 
 
@@ -427,8 +425,8 @@ def forward_kernel(
         lse_out, mods, lists, gl.to_tensor(q_length), gl.to_tensor(0), gl.to_tensor(0),
         gl.to_tensor(0), gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(heads),
         gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
-        gl.to_tensor(window_right), gl.to_tensor(scale_log2), gl.to_tensor(cap_scale), GROUP, LEFT,
-        RIGHT, EDGE, CUT, CAP, False, False, TILES * ROWS, BLOCK_KV
+        gl.to_tensor(window_right), gl.to_tensor(scale_log2), gl.to_tensor(cap_scale), GROUP, 1,
+        LEFT, RIGHT, EDGE, CUT, CAP, False, False, TILES * ROWS, BLOCK_KV
     )  # fmt: skip
     schedule = Schedule(THRESHOLD, EIGHTHS, DEGREE)
     D: gl.constexpr = o.block_type.shape[3]

@@ -170,8 +170,8 @@ def load(problem, schedule, buffers, scheduler, trace, q, k, v, bounds):
             if place == end - 1:
                 for c in gl.static_range(schedule.CONSUMERS):
                     q_stage = buffers.q_stage(schedule, round, c)
-                    row = query + c * WARPGROUP_ROWS
-                    buffers.q.fill(q_stage, q, mine.q_box(sequence, head, row))
+                    first = query + c * problem.queries(WARPGROUP_ROWS)
+                    buffers.q.fill(q_stage, q, mine.q_box(sequence, head, first))
             if schedule.V_BEHIND:
                 if place < end - 1:
                     fill_values(mine, buffers, values, v, sequence, kv_head, key_before)
@@ -265,7 +265,7 @@ def attend(
     if problem.LEFT or problem.RIGHT or problem.EDGE:
         s = problem.masked(s, query, block)
     if problem.lists.ON:
-        s = mask_listed(s, query, entry, buffers.bounds, stage.k, CONSUMER)
+        s = mask_listed(s, problem, query, entry, buffers.bounds, stage.k, CONSUMER)
     p, row_max, row_sum, alpha = fold_scores(s, row_max, row_sum, problem, schedule, scales, block)
     trace.enter(ME, round, 0, CORRECT)
     p = rounded(p, buffers.v.tile(stage.v), acc)
@@ -296,7 +296,7 @@ def attend(
             if (block >= full_end) | (block < full_begin):
                 s = problem.masked(s, query, block)
         if problem.lists.ON:
-            s = mask_listed(s, query, entry, buffers.bounds, stage.k, CONSUMER)
+            s = mask_listed(s, problem, query, entry, buffers.bounds, stage.k, CONSUMER)
         if schedule.V_BEHIND and not schedule.LATE_WAIT:  # V's only slot is wanted back
             acc = acc.wait(acc_token)
             buffers.v.release(before.v)
@@ -338,7 +338,7 @@ def consume(
     while tile < scheduler.number:
         mine, query, head, sequence = problem.locate(tile)
         begin, end = mine.visited(query)
-        query += CONSUMER * WARPGROUP_ROWS
+        query += CONSUMER * problem.queries(WARPGROUP_ROWS)
         tile_scales = scales.of_tile(mine, query, head, sequence)
         q_stage = buffers.q_stage(schedule, round, CONSUMER)
         buffers.q.wait(q_stage)
@@ -352,8 +352,7 @@ def consume(
         if scales.FP8:
             out = out.scaled(tile_scales.value)
         trace.enter(ME, round, 0, HAND_OVER)
-        rows = query + gl.arange(0, WARPGROUP_ROWS, layout=lse.type.layout)
-        gl.store(mine.lse_rows(lse_out, sequence, head) + rows, lse, mask=rows < mine.q_length)
+        mine.store_lse(lse_out, lse, sequence, head, query)
         mbarrier.wait(buffers.o_empty.index(CONSUMER), (round & 1) ^ 1)
         o_tile = buffers.o_tile(schedule, q_stage, CONSUMER)
         out.write(o_tile)
@@ -376,7 +375,7 @@ def store(problem, schedule, buffers, scheduler, trace, o):
             mbarrier.wait(buffers.o_full.index(c), round & 1)
             trace.enter(STORER, round, c, STORE)
             q_stage = buffers.q_stage(schedule, round, c)
-            box = mine.q_box(sequence, head, query + c * WARPGROUP_ROWS)
+            box = mine.q_box(sequence, head, query + c * problem.queries(WARPGROUP_ROWS))
             o.store(box, buffers.o_tile(schedule, q_stage, c))
             tma.store_wait(0)
             mbarrier.arrive(buffers.o_empty.index(c), count=1)
@@ -425,6 +424,7 @@ def forward_kernel(
     head_lines,
     listed_blocks,
     listed_tiles,
+    HEADS: gl.constexpr,
     GROUP: gl.constexpr,
     LEFT: gl.constexpr,
     RIGHT: gl.constexpr,
@@ -466,8 +466,9 @@ def forward_kernel(
         plan, mods, block_lists, gl.to_tensor(q_length), gl.to_tensor(kv_apart), gl.to_tensor(0),
         gl.to_tensor(0), gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(heads),
         gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
-        gl.to_tensor(window_right), gl.to_tensor(scale_log2), gl.to_tensor(cap_scale), GROUP, LEFT,
-        RIGHT, EDGE, CUT, CAP, RAGGED, PACKED, CONSUMERS * WARPGROUP_ROWS, k.block_type.shape[-2]
+        gl.to_tensor(window_right), gl.to_tensor(scale_log2), gl.to_tensor(cap_scale), GROUP, HEADS,
+        LEFT, RIGHT, EDGE, CUT, CAP, RAGGED, PACKED, CONSUMERS * WARPGROUP_ROWS,
+        k.block_type.shape[-2]
     )  # fmt: skip
     scales = Scales(q_scale, k_scale, v_scale, v_reference, FP8, PER_BLOCK, SHIFT)
     schedule = Schedule(

@@ -28,7 +28,7 @@ def make_plan(
         config,
         (*layout(request), config.block_kv, dtype, *map(placement, scales or ())),
         (num_programs(request, config), 1, 1),
-        (*numbers(request, config.section), *more_numbers(request, config)),
+        (*numbers(request, config.section, config.heads), *more_numbers(request, config)),
         {
             **constants(request, config),
             "FP8": scales is not None,

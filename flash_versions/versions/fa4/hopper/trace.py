@@ -8,7 +8,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from flash_versions.dispatch.request import Request
-from flash_versions.versions.fa3.hopper.host import num_programs
+from flash_versions.versions.fa3.hopper.host import num_programs, num_tiles
 from flash_versions.versions.fa4.hopper.config import RolesConfig
 from flash_versions.versions.fa4.hopper.roles import ROLES, STATES
 from flash_versions.versions.tiles.rows import cdiv
@@ -58,9 +58,8 @@ def new_stamps(request: Request, config: RolesConfig) -> torch.Tensor:
 
     A dynamic scheduler may give a program three times its share of tiles; what is beyond is lost.
     """
-    batch, q_length, heads, _ = request.q.shape
     programs = num_programs(request, config)
-    share = cdiv(cdiv(q_length, config.block_q) * heads * batch, programs)
+    share = cdiv(num_tiles(request, config), programs)
     blocks = max(cdiv(request.k.shape[1], config.block_kv), config.consumers + 1)
     roles = len(ROLES) - 1 + config.consumers
     shape = (programs, roles, 3 * share + 1, blocks, len(STATES))
