@@ -201,7 +201,7 @@ def test_full_blocks_of_a_consumer_are_among_those_of_its_program(left, right, e
 @pytest.mark.parametrize("heads", [2, 5])
 def test_sections_of_heads(heads, monkeypatch):
     """The heaviest tiles of several heads first; the last section has fewer."""
-    monkeypatch.setattr(host, "heads_of_section", lambda request: 3)
+    monkeypatch.setattr(host, "heads_of_section", lambda request, config: 3)
     check(None, *qkv(100, 200, heads, 64, batch=2), causal=True)
 
 

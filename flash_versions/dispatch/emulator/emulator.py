@@ -65,7 +65,7 @@ def constexpr(value):
     return type("constexpr", (type(value),), {"value": value})(value)
 
 
-def load_values(pointer, mask=True, other=0):
+def load_values(pointer, mask=True, other=0, cache_modifier=""):
     offset, mask, other = torch.broadcast_tensors(
         pointer.offset, tensor_of(mask), tensor_of(other).to(pointer.data.dtype)
     )
@@ -88,6 +88,11 @@ def atomic_add(pointer, value, sem="acq_rel"):
     before = pointer.data[pointer.offset].clone()
     pointer.data[pointer.offset] += value
     return Tensor(before)
+
+
+def barrier():
+    """Of the threads of a partition, which are one here: others may come in between."""
+    here.partition.pause()
 
 
 class Shared:
@@ -275,6 +280,7 @@ gl = module(
     constexpr,
     store,
     atomic_add,
+    barrier,
     warp_specialize,
     allocate_shared_memory,
     inline_asm_elementwise,

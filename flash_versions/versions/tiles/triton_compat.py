@@ -26,6 +26,7 @@ ROLES_FIT = not hasattr(tma, "CachePolicy")
 # Triton 3.7 renamed these.
 load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 store_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+thread_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
 
 def add_tile_by_builder(desc, coordinates, tile, _semantic=None):

@@ -262,6 +262,11 @@ class Output:
     second: gl.tensor  # anything if there is one panel
     PANELS: gl.constexpr  # as many products of P and V are in flight together
 
+    @gluon.constexpr_function
+    def width(self):
+        """The columns of all panels."""
+        return self.first.shape[1] + (self.second.shape[1] if self.PANELS == 2 else 0)
+
     @gluon.jit
     def wait(self, tokens, IN_FLIGHT: gl.constexpr = 0):
         """The sums that `multiply_pv` issued; so many later products may still be in flight."""

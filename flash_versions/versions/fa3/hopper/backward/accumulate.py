@@ -18,10 +18,13 @@ def accumulate(problem, buffers, dq_sum):
     PARTS: gl.constexpr = 2 if dq_sum.PANELS == 2 else buffers.k.tile(k_stage).width() // WIDTH
     problem, key, kv_head, sequence = problem.locate(problem.turns.number())
     begin, _, _, end = problem.blocks(key, problem.BLOCK_KV)
+    heads = problem.GROUP
+    if problem.PARTS > 1:
+        heads, end, _ = problem.share(kv_head, begin, end)
     ds_stage = buffers.ds.at(0, 0)
     counter, additions = problem.turns.counters, gl.to_tensor(0)  # of the block before
     buffers.k.wait(k_stage, begin < end)
-    for member in range(problem.GROUP):
+    for member in range(heads):
         head = kv_head * problem.GROUP + member
         for block in range(begin, end):
             buffers.ds.wait(ds_stage)

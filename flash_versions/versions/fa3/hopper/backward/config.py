@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import cache
 
-from flash_versions.dispatch.device import H200_SHARED_MEMORY
+from flash_versions.dispatch.device import H200_SHARED_MEMORY, devices
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import panel_widths
 from flash_versions.versions.fa3.hopper.config import OTHER_BYTES
@@ -13,6 +13,11 @@ from flash_versions.versions.tiles.triton_compat import ROLES_FIT
 HALVES_DIMS = 320  # of tiles of dK and dV together: of 64 keys, 160 registers of a thread
 DQ_WIDTH = 32  # dims of dQ in a product, if there are halves
 L2_BYTES = 32 << 20  # of the cache that a section of heads may fill
+STEPS_BESIDE = 3  # that a program takes besides: to start, to load K and V, to store dK and dV
+STEPS_TO_ADD = 2  # of a part: to leave its sums, and now and then to add all
+HEAVY_SHARE = 0.3  # of the heaviest tile's steps that a tile has under intervals
+WORTH_MORE = 0.95  # of the time of fewer parts
+MOST_PARTS = 8
 MOST_ALTERNATING = 4  # heads of a section without a causal mask: more are slower at head_dim 64
 
 
@@ -48,6 +53,10 @@ class BackwardConfig:
         halves: have 128 keys above head_dim 128, too, and compute S and dP of half of a block's
             queries at a time (`halves.py`). For HALVES_DIMS of q and v together, such as 192 and
             128 in panels.
+        parts: divide the query heads of each key head over so many programs (`parts.py`), with 128
+            keys and no halves.
+        section: key heads, of all sequences, between which consecutive programs alternate; None:
+            `heads_of_section`.
         roles: with 64 keys, have one consumer compute S, P and dV and the other one dP, dS and dK,
             and a warpgroup dQ (`roles.py`), instead of half of the dims each.
     """
@@ -61,6 +70,8 @@ class BackwardConfig:
     do_stages: int = 1
     halves: bool = False
     roles: bool = False
+    parts: int = 1
+    section: int | None = None
 
     def __post_init__(self) -> None:
         if self.block_kv not in (64, 128):
@@ -72,12 +83,18 @@ class BackwardConfig:
             raise ValueError("halves fit block_kv=128 and block_q=64, and neither early nor held.")
         if self.roles and (self.block_kv, self.panels) != (64, True):
             raise ValueError("roles fit block_kv=64 and panels.")
+        if self.parts > 1 and (self.block_kv == 64 or self.halves):
+            raise ValueError("parts fit block_kv=128, and no halves.")
         if self.stages < 2:  # the gradients of K and V leave through two slots
             raise ValueError(f"stages={self.stages} must be at least 2.")
 
     def check(self, request: Request) -> None:
         """Refuse a request that the configuration does not fit."""
         head_dim = max(request.q.shape[3], request.v.shape[3])
+        if request.group % self.parts:
+            raise ValueError(
+                f"parts={self.parts} must divide the {request.group} heads of a group."
+            )
         if self.halves:
             if not self.has_room(request.q.shape[3], request.v.shape[3]):
                 raise ValueError(f"tiles of q and v are wider than the {HALVES_DIMS} of halves.")
@@ -147,20 +164,69 @@ def default_config(request: Request) -> BackwardConfig:
         deeper = replace(config, stages=3)
         return next((x for x in (*divided, deeper) if x.fits(*dims)), config)
     if max(dims) > 64:
-        return BackwardConfig(panels=True)
-    # With softcap both P and its slope wait for dP, and held operands would spill.
-    return BackwardConfig(stages=3, early=True, held=request.softcap is None)
+        config = BackwardConfig(panels=True)
+    else:  # With softcap both P and its slope wait for dP, and held operands would spill.
+        config = BackwardConfig(stages=3, early=True, held=request.softcap is None)
+    return replace(config, parts=choose_parts(request, config))
 
 
-def heads_of_section(request: Request) -> int:
+def tiles_of_keys(request: Request, block_kv: int) -> int:
+    """Tiles of the keys of all sequences: of ragged ones, for as many as a plan has lines."""
+    batch, kv_length = request.k.shape[:2]
+    if request.is_ragged:
+        return batch * kv_length // block_kv + request.batch
+    return cdiv(kv_length, block_kv) * batch
+
+
+def choose_parts(request: Request, config: BackwardConfig) -> int:
+    """How many programs share the query heads of a key head: the fewest of which no other number
+    is expected to be much faster. Times are in steps, of one block of queries and a tile of keys.
+
+    Unless all tiles weigh the same, the heaviest ones come first. Then the time is that of the
+    heaviest one, or all that there is to do divided by the SMs. What tiles weigh under intervals
+    the host does not know: HEAVY_SHARE is that of a prompt with answers.
+    """
+    tiles = tiles_of_keys(request, config.block_kv)
+    queries, kv_heads, group = request.q.shape[1], request.k.shape[2], request.group
+    if request.cu_seqlens_q is not None:  # of a sequence, on average
+        queries, tiles = cdiv(queries, request.batch), tiles - request.batch // 2
+    longest = cdiv(queries, config.block_q) * group
+    alike = not (request.is_ragged or request.has_intervals or request.window_right is not None)
+    usual = longest
+    if request.has_intervals:
+        usual = longest * HEAVY_SHARE
+    elif request.window_right is not None:
+        usual = longest / 2
+    sms = devices[request.q.device].num_sms
+
+    def time(parts: int) -> float:
+        programs = tiles * kv_heads * parts
+        beside = STEPS_BESIDE + (STEPS_TO_ADD if parts > 1 else 0)
+        if alike:
+            return cdiv(programs, sms) * (longest / parts + beside)
+        return max(longest / parts + beside, programs * (usual / parts + beside) / sms)
+
+    best = 1
+    for parts in range(2, min(group, MOST_PARTS) + 1):
+        if group % parts == 0 and time(parts) < WORTH_MORE * time(best):
+            best = parts
+    return best
+
+
+def heads_of_section(request: Request, config: BackwardConfig) -> int:
     """Key heads, of all sequences, between which consecutive programs alternate: as many as have Q,
     dO and an fp32 dQ that fit in the L2 cache. Without a causal mask, where tiles weigh the same,
     one; if they add to dQ in turns, and so must not all start at once, MOST_ALTERNATING at most.
+    Of divided groups, which are few, all: the heaviest tiles of all heads come first.
     """
     q, v = request.q, request.v
     batch, kv_heads = request.k.shape[0], request.k.shape[2]
+    if config.section is not None:
+        return config.section
     if request.window_right is None and not request.is_deterministic:
         return 1
+    if config.parts > 1 and not request.is_deterministic:
+        return batch * kv_heads
     length = q.shape[1]
     if request.is_deterministic and request.cu_seqlens_q is not None:  # of a sequence, on average
         length = cdiv(length, request.batch)

@@ -342,8 +342,8 @@ def backward_halves_kernel(
         gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(kv_heads),
         gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
         gl.to_tensor(window_right), gl.to_tensor(scale), gl.to_tensor(scale_log2),
-        gl.to_tensor(cap_scale), GROUP, LEFT, RIGHT, EDGE, CAP, RAGGED, PACKED, EXP2, SHARE,
-        BLOCK_Q, KEYS
+        gl.to_tensor(cap_scale), GROUP, 1, LEFT, RIGHT, EDGE, CAP, RAGGED, PACKED, EXP2,
+        SHARE, BLOCK_Q, KEYS
     )  # fmt: skip
     rows: gl.constexpr = [STAGES] + values.block_type.shape
     q, k = make_boxes(q, q_second, PANELS), make_boxes(k, k_second, PANELS)

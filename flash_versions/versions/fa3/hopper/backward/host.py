@@ -13,6 +13,7 @@ from flash_versions.versions.fa3.hopper.backward.config import (
     default_config,
     heads_of_section,
     tile_widths,
+    tiles_of_keys,
 )
 from flash_versions.versions.fa3.hopper.backward.rows import Workspace
 from flash_versions.versions.fa3.hopper.host import (
@@ -23,7 +24,6 @@ from flash_versions.versions.fa3.hopper.host import (
 )
 from flash_versions.versions.tiles.intervals import Intervals, shape_of
 from flash_versions.versions.tiles.ragged import describe_ragged
-from flash_versions.versions.tiles.rows import cdiv
 from flash_versions.versions.tiles.tma import describe_swizzled
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
@@ -95,22 +95,33 @@ def tensors(request: Request, space: Workspace, plan: Plan) -> tuple:
         bounds,
         spans,
         space.values if space.turns is None else space.turns,
+        *meeting(space, plan),
     )
 
 
-def numbers(request: Request) -> tuple:
+def meeting(space: Workspace, plan: Plan) -> tuple:
+    """Where the parts of divided groups meet, of the kernel that has any."""
+    if "PARTS" not in plan.constants:
+        return ()
+    if space.sums is None:
+        return space.values, space.values
+    return space.sums, space.arrivals
+
+
+def numbers(request: Request, config: BackwardConfig) -> tuple:
     """The arguments that follow them, up to the first constant."""
     batch, kv_length, kv_heads, _ = request.k.shape
     scales = score_scales(request)
-    section = heads_of_section(request)
+    section = heads_of_section(request, config) * config.parts
     lines: tuple[int, ...] = (0, 0, 0)
     if request.has_intervals:
         batch_lines, head_lines, _, blocks = shape_of(request, WARPGROUP_ROWS.value)
         lines = batch_lines, head_lines, blocks
     bounds = window_bounds(request)
     return (
-        request.q.shape[1], kv_length, kv_heads, batch, section, *bounds, request.scale, *scales,
-        0 if request.cu_seqlens_k is not None else kv_length, *slopes_strides(request), *lines
+        request.q.shape[1], kv_length, kv_heads * config.parts, batch, section, *bounds,
+        request.scale, *scales, 0 if request.cu_seqlens_k is not None else kv_length,
+        *slopes_strides(request), *lines
     )  # fmt: skip
 
 
@@ -128,11 +139,8 @@ def make_plan(
     """The launch of the kernel between the two of `rows.py`."""
     config = config or default_config(request)
     config.check(request)
-    batch, kv_length, kv_heads, _ = request.k.shape
-    tiles = cdiv(kv_length, config.block_kv) * batch
-    if request.is_ragged:  # as many as a plan has lines
-        tiles = batch * kv_length // config.block_kv + request.batch
-    chosen = {"EARLY": config.early, "HELD": config.held, **REGISTERS}
+    programs = tiles_of_keys(request, config.block_kv) * request.k.shape[2] * config.parts
+    chosen = {"EARLY": config.early, "HELD": config.held, "PARTS": config.parts, **REGISTERS}
     if config.halves:
         chosen = HALVES_REGISTERS
     if config.block_kv == 64:
@@ -143,10 +151,11 @@ def make_plan(
     return Plan(
         config,
         (*layout(request), config.block_q, config.held),
-        (tiles * kv_heads, 1, 1),
-        numbers(request),
+        (programs, 1, 1),
+        numbers(request, config),
         {
             **window_constants(request, config.block_kv),
+            "GROUP": request.group // config.parts,
             # Intervals begin and end where they like, as a window with both bounds does.
             **({"LEFT": True, "RIGHT": True} if request.has_intervals else {}),
             "RAGGED": request.is_ragged,

@@ -85,6 +85,7 @@ from flash_versions.versions.fa3.hopper.backward.accumulate import accumulate
 from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig
 from flash_versions.versions.fa3.hopper.backward.halves import launch_halves
 from flash_versions.versions.fa3.hopper.backward.host import COUNTS, make_plan, tensors
+from flash_versions.versions.fa3.hopper.backward.parts import Parts
 from flash_versions.versions.fa3.hopper.backward.problem import KeyProblem
 from flash_versions.versions.fa3.hopper.backward.roles import launch_roles
 from flash_versions.versions.fa3.hopper.backward.rows import BLOCK, finish, prepare
@@ -122,10 +123,13 @@ def produce(problem, buffers, q, k, v, do, values):
     """The producer: load K and V, and for each head of the group Q and dO of all that see them."""
     problem, key, kv_head, sequence = problem.locate(problem.turns.number())
     begin, _, _, end = problem.blocks(key, problem.BLOCK_KV)
+    heads = problem.GROUP
+    if problem.PARTS > 1:
+        heads, end, _ = problem.share(kv_head, begin, end)
     stage = buffers.q.at(0, 0)
     if begin < end:
         buffers.k.fill(buffers.k.at(0, 0), k, problem.kv_box(sequence, kv_head, key))
-        for step in range(problem.GROUP * (end - begin)):
+        for step in range(heads * (end - begin)):
             head = kv_head * problem.GROUP + step // (end - begin)
             query = (begin + step % (end - begin)) * problem.BLOCK_Q
             buffers.q.wait_empty(stage)  # and so is the slot of dO
@@ -242,11 +246,22 @@ def first_state(problem, buffers, begin, end, EARLY: gl.constexpr, CONSUMER: gl.
 
 
 @gluon.jit
+def store_both(problem, buffers, dk, dv, free, dk_out, dv_out, corner):
+    """Store a consumer's dK and dV through a slot of Q and one of dO, once they are read."""
+    dk = dk.scaled(problem.scale)
+    buffers.q.wait_empty(free)  # and so is the slot of dO
+    box = free.slot * (problem.BLOCK_Q // WARPGROUP_ROWS)
+    store_panels(dv, buffers.do, box, dv_out, corner)
+    store_panels(dk, buffers.q, box, dk_out, corner)
+
+
+@gluon.jit
 def consume(
     problem,
     buffers,
     dk_out,
     dv_out,
+    parts,
     EARLY: gl.constexpr,
     HELD: gl.constexpr,
     CONSUMER: gl.constexpr,
@@ -254,11 +269,15 @@ def consume(
     """A consumer: dK and dV of 64 keys."""
     problem, key, kv_head, sequence = problem.locate(problem.turns.number())
     begin, _, _, end = problem.blocks(key, problem.BLOCK_KV)
+    heads = problem.GROUP
+    if problem.PARTS > 1:
+        heads, end, divided = problem.share(kv_head, begin, end)
+    first_key = key
     key += CONSUMER * WARPGROUP_ROWS
     # Among begin .. end, as a later key's first and last query are no earlier, and the window's
     # bounds are not negative: even of keys past the last one, begin is no later than that end.
     _, full_begin, full_end, _ = problem.blocks(key, WARPGROUP_ROWS)
-    if problem.RAGGED:  # but of a sequence without queries
+    if problem.RAGGED or problem.PARTS > 1:  # but of a sequence, or a part, without queries
         full_begin, full_end = gl.minimum(full_begin, end), gl.minimum(full_end, end)
     if problem.spans.ON:  # and of keys that no query sees
         full_begin = gl.maximum(full_begin, begin)
@@ -266,8 +285,8 @@ def consume(
     BLOCK_Q: gl.constexpr = problem.BLOCK_Q
     state = first_state(problem, buffers, begin, end, EARLY, CONSUMER)
     held = hold(buffers, BLOCK_Q, HELD, CONSUMER)
-    for member in range(problem.GROUP):
-        last = gl.where(member + 1 < problem.GROUP, end, end - 1)  # no block that is not followed
+    for member in range(heads):
+        last = gl.where(member + 1 < heads, end, end - 1)  # no block that is not followed
         mine = problem.of_head(kv_head * problem.GROUP + member)
         if problem.RIGHT or problem.EDGE:
             for block in range(begin, full_begin):
@@ -289,12 +308,15 @@ def consume(
     free = state.stage
     if CONSUMER == 1:
         free = free.next()
-    dk = state.dk.scaled(problem.scale)
-    buffers.q.wait_empty(free)  # and so is the slot of dO
     corner = problem.kv_box(sequence, kv_head, key)
-    box = free.slot * (BLOCK_Q // WARPGROUP_ROWS)
-    store_panels(state.dv, buffers.do, box, dv_out, corner)
-    store_panels(dk, buffers.q, box, dk_out, corner)
+    if problem.PARTS > 1:
+        dk, dv, stores = state.dk, state.dv, kv_head % problem.PARTS == 0
+        if divided:
+            dk, dv, stores = parts.add_up(problem, dk, dv, first_key, kv_head, CONSUMER)
+        if stores:
+            store_both(problem, buffers, dk, dv, free, dk_out, dv_out, corner)
+    else:
+        store_both(problem, buffers, state.dk, state.dv, free, dk_out, dv_out, corner)
     tma.store_wait(0)
 
 
@@ -320,6 +342,8 @@ def backward_kernel(
     bounds,
     spans,
     turns,
+    sums,
+    arrivals,
     q_length,
     kv_length,
     kv_heads,
@@ -353,6 +377,7 @@ def backward_kernel(
     PANELS_V: gl.constexpr,
     EARLY: gl.constexpr,
     HELD: gl.constexpr,
+    PARTS: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr,
     ACCUMULATOR_REGISTERS: gl.constexpr,
     PRODUCER_REGISTERS: gl.constexpr,
@@ -370,9 +395,10 @@ def backward_kernel(
         gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(kv_heads),
         gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
         gl.to_tensor(window_right), gl.to_tensor(scale), gl.to_tensor(scale_log2),
-        gl.to_tensor(cap_scale), GROUP, LEFT, RIGHT, EDGE, CAP, RAGGED, PACKED, EXP2, SHARE,
-        BLOCK_Q, KEYS
+        gl.to_tensor(cap_scale), GROUP, PARTS, LEFT, RIGHT, EDGE, CAP, RAGGED, PACKED, EXP2,
+        SHARE, BLOCK_Q, KEYS
     )  # fmt: skip
+    parts = Parts(sums, arrivals)
     rows: gl.constexpr = [STAGES] + values.block_type.shape
     q, k = make_boxes(q, q_second, PANELS), make_boxes(k, k_second, PANELS)
     v, do = make_boxes(v, v_second, PANELS_V), make_boxes(do, do_second, PANELS_V)
@@ -393,8 +419,8 @@ def backward_kernel(
     fence_async_shared()
     gl.warp_specialize(
         [
-            (consume, (problem, buffers, dk_out, dv_out, EARLY, HELD, 0)),
-            (consume, (problem, buffers, dk_out, dv_out, EARLY, HELD, 1)),
+            (consume, (problem, buffers, dk_out, dv_out, parts, EARLY, HELD, 0)),
+            (consume, (problem, buffers, dk_out, dv_out, parts, EARLY, HELD, 1)),
             (accumulate, (problem, buffers, dq_sum)),
             (produce, (problem, buffers, q, k, v, do, values)),
         ],

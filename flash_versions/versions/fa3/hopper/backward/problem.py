@@ -3,6 +3,7 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from flash_versions.versions.fa3.hopper.backward.parts import LEAST_STEPS
 from flash_versions.versions.fa3.hopper.backward.turns import Turns
 from flash_versions.versions.fa3.hopper.head_mods import HeadMods
 from flash_versions.versions.fa3.hopper.intervals import KeySpans
@@ -16,6 +17,8 @@ from flash_versions.versions.tiles.triton_compat import aggregate
 class KeyProblem:
     """What is computed, and in which tiles: of keys, that queries stream past. `locate` gives the
     problem of a tile's own sequence, as `QueryProblem` does, and `of_head` that of a head.
+
+    Where groups are divided (`parts.py`), each part counts as a key head, and a group is its part.
     """
 
     plan: gl.tensor  # of the tiles of ragged sequences, see `varlen_scheduler.Tiles`; else anything
@@ -38,6 +41,7 @@ class KeyProblem:
     scale_log2: gl.tensor
     cap_scale: gl.tensor
     GROUP: gl.constexpr
+    PARTS: gl.constexpr  # of a group
     LEFT: gl.constexpr  # the window has a left bound
     RIGHT: gl.constexpr
     EDGE: gl.constexpr  # the keys end within a tile
@@ -83,7 +87,7 @@ class KeyProblem:
             return mine, tile * self.BLOCK_KV, row, sequence
         else:
             sequence = row // self.kv_heads
-            spans = self.spans.of_head(sequence, row % self.kv_heads)
+            spans = self.spans.of_head(sequence, self.whole(row % self.kv_heads))
             mine = self.replaced(
                 self.mods, spans, sequence, self.q_first, self.kv_first, self.padded_first,
                 self.q_length, self.kv_length
@@ -122,8 +126,8 @@ class KeyProblem:
             self.plan, mods, spans, self.turns, sequence, self.kv_apart, q_first, kv_first,
             padded_first, q_length, kv_length, self.kv_heads, self.batch, self.section,
             self.window_left, self.window_right, self.scale, self.scale_log2, self.cap_scale,
-            self.GROUP, self.LEFT, self.RIGHT, self.EDGE, self.CAP, self.RAGGED, self.PACKED,
-            self.EXP2, self.SHARE, self.BLOCK_Q, self.BLOCK_KV
+            self.GROUP, self.PARTS, self.LEFT, self.RIGHT, self.EDGE, self.CAP, self.RAGGED,
+            self.PACKED, self.EXP2, self.SHARE, self.BLOCK_Q, self.BLOCK_KV
         )  # fmt: skip
 
     @gluon.jit
@@ -137,10 +141,45 @@ class KeyProblem:
     @gluon.jit
     def kv_box(self, sequence, kv_head, key, dim=0):
         """The coordinates of a box of K or V, or of their gradients."""
+        kv_head = self.whole(kv_head)
         if self.RAGGED:
             return box_in_sequence(self.kv_first, self.kv_length, kv_head, key, dim)
         else:
             return sequence, kv_head, key, dim
+
+    @gluon.jit
+    def whole(self, kv_head):
+        """The key head of a part of its group."""
+        if self.PARTS > 1:
+            return kv_head // self.PARTS
+        else:
+            return kv_head
+
+    @gluon.jit
+    def share(self, kv_head, begin, end):
+        """(query heads that a program walks over, the end of its blocks, whether the tile with
+        these blocks is divided): if it is not, the first part has all heads and the others none.
+        """
+        divided = (end - begin) * (self.GROUP * self.PARTS) >= LEAST_STEPS
+        is_first = kv_head % self.PARTS == 0
+        alone = gl.where(is_first, self.GROUP * self.PARTS, 0)
+        return (
+            gl.where(divided, self.GROUP, alone),
+            gl.where(divided | is_first, end, begin),
+            divided,
+        )
+
+    @gluon.jit
+    def place(self, key, kv_head):
+        """The number of a program among all: a tile's parts have neighbours. Tiles are counted
+        through all sequences, those of ragged ones as rooms of `varlen_scheduler.plan_tiles`.
+        """
+        tile = key // self.BLOCK_KV
+        if self.RAGGED:
+            tile += self.kv_first // self.BLOCK_KV + self.sequence
+        else:
+            tile += self.sequence * gl.cdiv(self.kv_length, self.BLOCK_KV)
+        return tile * self.kv_heads + kv_head
 
     @gluon.jit
     def blocks(self, key, KEYS: gl.constexpr):

@@ -11,7 +11,12 @@ import triton.language as tl
 from flash_versions.dispatch.launch import Launcher, layout, placement
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa2.backward import compute_delta, sink_gradient
-from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig
+from flash_versions.versions.fa3.hopper.backward.config import (
+    BackwardConfig,
+    tile_widths,
+    tiles_of_keys,
+)
+from flash_versions.versions.fa3.hopper.backward.parts import CONSUMERS
 from flash_versions.versions.tiles.algebra import LOG2E
 from flash_versions.versions.tiles.rows import (
     Rows,
@@ -26,6 +31,7 @@ from flash_versions.versions.tiles.tma import undescribable
 from flash_versions.versions.tiles.varlen_scheduler import Tiles, Tiling, find_tile, lay_out
 
 BLOCK = 64  # rows of a program
+CLEARED = tl.constexpr(256)  # counters that a program clears at once
 
 
 @triton.jit
@@ -47,7 +53,15 @@ def locate_rows(plan, sequences, q_length, heads, blocks, BLOCK: tl.constexpr):
         return sequence, rows, padded, tile * BLOCK + tl.arange(0, BLOCK)
 
 
-@triton.jit(do_not_specialize=["q_length", "padded_length", "heads", "blocks"])
+@triton.jit
+def clear(counters, number):
+    """0 into so many counters, by all programs together."""
+    for first in range(tl.program_id(0) * CLEARED, number, tl.num_programs(0) * CLEARED):
+        place = first + tl.arange(0, CLEARED)
+        tl.store(counters + place, tl.zeros([CLEARED], tl.int32), mask=place < number)
+
+
+@triton.jit(do_not_specialize=["arrivals_number", "q_length", "padded_length", "heads", "blocks"])
 def prepare_kernel(
     do,
     o,
@@ -56,8 +70,10 @@ def prepare_kernel(
     values,
     dq_sum,
     turns,
+    arrivals,
     plan,
     sequences,
+    arrivals_number,
     q_length,
     padded_length,
     heads,
@@ -67,7 +83,8 @@ def prepare_kernel(
     STEP: tl.constexpr,
 ):
     """The LSE in log2 units and delta = rowsum(dO * O) - dLSE, into `values` (batch, heads, 2,
-    padded_length); 0 into dQ's sum and, if there are turns, into their counters of STEP rows each.
+    padded_length). 0 into dQ's sum, if there are turns into their counters of STEP rows each, and
+    if groups are divided into those of arrivals.
 
     An LSE of +inf makes P = 0: for a query that sees no key, and past the last one. There, delta is
     0, as dLSE may well be NaN.
@@ -76,6 +93,8 @@ def prepare_kernel(
     if turns is not None:
         if tl.program_id(0) == 0:
             tl.store(turns, 0)
+    if arrivals is not None:
+        clear(arrivals, arrivals_number)
     if plan is not None:
         if sequence < 0:  # a plan has room for more tiles than there are
             return
@@ -133,6 +152,8 @@ class Workspace(NamedTuple):
         `exchanged`; packed: (1, padded length, ...).
     dsink: the gradient of the sink, if there is one.
     turns: counters of tickets and of additions, int32, see `Turns`; None without turns.
+    sums: dK and dV of the parts of divided groups, fp32, see `Parts`; None if there are none.
+    arrivals: their counters, int32.
     dq, dk, dv: the gradients, so far written only where a row belongs to no sequence.
     tiles: of packed sequences, blocks of queries.
     key_tiles: of sequences with lengths of their own, tiles of keys.
@@ -148,8 +169,22 @@ class Workspace(NamedTuple):
     dv: torch.Tensor
     dsink: torch.Tensor | None
     turns: torch.Tensor | None
+    sums: torch.Tensor | None
+    arrivals: torch.Tensor | None
     tiles: Tiles | None
     key_tiles: Tiles | None
+
+
+def new_meeting(
+    request: Request, config: BackwardConfig
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Memory for `Workspace.sums` and `Workspace.arrivals`."""
+    if config.parts == 1:
+        return None, None
+    places = tiles_of_keys(request, config.block_kv) * request.k.shape[2]
+    dims = sum(sum(tile_widths(x.shape[3], config.panels)) for x in (request.k, request.v))
+    sums = request.q.new_empty((places, config.parts, config.block_kv, dims), dtype=torch.float32)
+    return sums, request.q.new_empty(places * CONSUMERS.value, dtype=torch.int32)
 
 
 def prepare(
@@ -194,11 +229,12 @@ def prepare(
     if ordered:
         counters = 1 + batch * heads * padded // config.block_q
         turns = q.new_empty(counters, dtype=torch.int32)
+    sums, arrivals = new_meeting(request, config)
     blocks = cdiv(padded, block) if tiles is None else tiles.number
     launch_prepare(
         (
             *(q.device, head_dim, do.shape[3], tiles is None),
-            *map(placement, (do, o, lse, dlse, dq_sum, turns, *(sequences or ())[:5])),
+            *map(placement, (do, o, lse, dlse, dq_sum, turns, arrivals, *(sequences or ())[:5])),
         ),
         (blocks * heads * batch,),
         (
@@ -209,8 +245,10 @@ def prepare(
             values,
             View.of(dq_sum),
             turns,
+            arrivals,
             tiles and tiles.plan,
             sequences,
+            0 if arrivals is None else arrivals.numel(),
             q_length,
             padded,
             heads,
@@ -218,7 +256,9 @@ def prepare(
         ),
         {"HAS_DLSE": dlse is not None, "BLOCK": block, "STEP": config.block_q},
     )
-    return Workspace(k, v, do, values, dq_sum, dq, dk, dv, dsink, turns, tiles, key_tiles)
+    return Workspace(
+        k, v, do, values, dq_sum, dq, dk, dv, dsink, turns, sums, arrivals, tiles, key_tiles
+    )
 
 
 def finish(
