@@ -91,8 +91,8 @@ def atomic_add(pointer, value, sem="acq_rel"):
 
 
 def barrier():
-    """Of the threads of a partition, which are one here: others may come in between."""
-    here.partition.pause()
+    """Of the threads of a partition, which are one here: others come as far as they can."""
+    here.partition.pause(late=True)
 
 
 class Shared:
