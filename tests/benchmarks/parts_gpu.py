@@ -3,9 +3,9 @@
     python -m tests.benchmarks.parts_gpu --out FILE [--seconds 95] [--only prompt packed ...]
 
 The query heads of a key head are divided over 1, 2 or 4 programs (`parts` of `BackwardConfig`), and
-programs alternate between a few key heads or all (`section`): a prompt of 2048 tokens with 16
-answers of 256, against 16 rows with copies of it; causal and full calls of one row; packed
-sequences. All have 4 or 8 key heads, each of 4 query heads.
+programs alternate between the key heads that fit in the L2 cache or all (`section`): a prompt of
+2048 tokens with 16 answers of 256, against 16 rows with copies of it; causal and full calls of one
+row; packed sequences. All have 4 or 8 key heads, each of 4 query heads.
 
 First, a process for each kernel checks it within the error budget on a small call, dK and dV to the
 bit in a second call. Then the contestants of a shape take turns, each as a CUDA graph with a cold
@@ -29,7 +29,11 @@ from flash_versions.bench.document import new_document
 from flash_versions.dispatch.autograd.compute import in_vectors
 from flash_versions.dispatch.request import Request, make_request
 from flash_versions.versions.fa3.hopper.backward import host, kernel
-from flash_versions.versions.fa3.hopper.backward.config import default_config
+from flash_versions.versions.fa3.hopper.backward.config import (
+    default_config,
+    heads_in_cache,
+    heads_of_section,
+)
 from flash_versions.versions.oracle.budget import assess_request
 from tests.benchmarks.frame import keep, parser, passed
 from tests.benchmarks.packed_gpu import time_all
@@ -96,6 +100,7 @@ def shapes(kinds: list[str]) -> Iterator[Shape]:
                 yield Shape(kind, head_dim, 4, 1, tuple(lengths))
         else:
             lengths = (2048,) if kind == "in turns" else LENGTHS
+            lengths += (8192,) * (kind == "causal")
             for length, kv_heads, head_dim in product(lengths, (4, 8), (128, 64)):
                 yield Shape(kind, head_dim, kv_heads, 1, (length,))
 
@@ -119,10 +124,18 @@ class Call(NamedTuple):
         config = default_config(self.request)
         if parts is not None:
             heads = self.request.k.shape[0] * self.request.k.shape[2]
-            config = replace(config, parts=parts, section=heads if section == ALL else None)
+            most = heads if section == ALL else min(heads, heads_in_cache(self.request))
+            if has_sections(self.request):
+                config = replace(config, section=most)
+            config = replace(config, parts=parts)
         plan = host.make_plan(self.request, config)
         rest = self.o, self.lse, None, self.do, None
         return lambda: kernel.launch(plan, self.request, *rest)[:3]
+
+
+def has_sections(request: Request) -> bool:
+    """Whether the order of tiles depends on the heads of a section."""
+    return request.window_right is not None and not request.is_deterministic
 
 
 def check(kind: str, head_dim: int, parts: int) -> float:
@@ -169,12 +182,12 @@ def contestants(shape: Shape, right: list[int]) -> Iterator[tuple[dict, Callable
     if shape.kind == "prompt":
         copies = Call.of(shape.request(copies=True))
         yield about | {"name": "copies", "parts": 1, "default": False}, copies.planned
-    default = default_config(call.request).parts
-    for parts, section in product(right, (None, ALL)):
-        if section == ALL and (parts > 1 or shape.kind in ("full", "in turns")):
-            continue  # is so anyway, or has no sections
+    default = default_config(call.request)
+    is_all = heads_of_section(call.request, default) == shape.kv_heads * shape.batch
+    ordered = has_sections(call.request)
+    for parts, section in product(right, (None, ALL) if ordered else (None,)):
         row = {"name": f"{parts}" + (f", {ALL}" if section else ""), "parts": parts}
-        row["default"] = parts == default and not section
+        row["default"] = parts == default.parts and (section == ALL) == (is_all and ordered)
         yield about | row, partial(call.planned, parts, section)
 
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from functools import cache, partial
-from itertools import groupby
+from itertools import groupby, product
 
 import pytest
 import torch
@@ -24,7 +24,11 @@ from flash_versions.dispatch.request import make_request
 from flash_versions.inspect.command import Compiled, compiling
 from flash_versions.versions.fa3.forward import forward
 from flash_versions.versions.fa3.hopper.backward import kernel as backward_hopper
-from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig, tile_widths
+from flash_versions.versions.fa3.hopper.backward.config import (
+    BackwardConfig,
+    default_config,
+    tile_widths,
+)
 from flash_versions.versions.fa3.hopper.config import OTHER_BYTES
 from flash_versions.versions.fa4.hopper import backward as shared_out
 from flash_versions.versions.tiles import wgmma
@@ -38,6 +42,7 @@ CALLS: dict[str, tuple[int, int, int, int, int, dict]] = {
     "softcap-64": (64, 64, 512, 512, 4, {"window": (100, 20), "softcap": 30.0}),
     "full-128": (128, 128, 512, 512, 4, {}),
     "causal-128": (128, 128, 512, 512, 4, {"causal": True}),
+    "parts-64": (64, 64, 512, 512, 8, {"causal": True}),
     "ragged-128": (128, 128, 500, 700, 8, {"causal": True}),
     "window-128": (128, 128, 512, 512, 4, {"window": (100, 20)}),
     "softcap-128": (128, 128, 512, 512, 4, {"softcap": 30.0}),
@@ -468,6 +473,21 @@ class TestOnHopper:
         inputs = qkv(700, 900, 12, D, kv_heads=4, batch=3, D_v=D_v)
         check(*inputs, config, causal=True, deterministic=ordered)
         check(*qkv(300, 200, 2, D, D_v=D_v), config, deterministic=ordered)
+
+    @pytest.mark.parametrize("parts", [2, 3, 6])
+    @pytest.mark.parametrize("D", [64, 96, 128])
+    @pytest.mark.parametrize("ordered", [False, True], ids=["any order", "in turns"])
+    def test_groups_in_parts(self, ordered, D, parts):
+        """All tiles divided or some; the same bits of dK and dV in every run."""
+        for options in ({"causal": True}, {"window": (300, 100)}):
+            inputs = qkv(700, 900, 12, D, kv_heads=2, batch=3)
+            request, do, _, _ = prepared(*inputs, deterministic=ordered, **options)
+            config = replace(default_config(request), parts=parts)
+            check(*inputs, config, deterministic=ordered, **options)
+            o, lse, _ = forward(request)
+            runs = [shared_out.backward(request, o, lse, None, do, None, config) for _ in range(20)]
+            for x, found in product(range(0 if ordered else 1, 3), runs):
+                assert torch.equal(found[x], runs[0][x])
 
     def test_keys_past_the_end_add_nothing(self):
         q, k, v = qkv(100, 70, 1, 64)

@@ -18,6 +18,7 @@ STEPS_TO_ADD = 2  # of a part: to leave its sums, and now and then to add all
 HEAVY_SHARE = 0.3  # of the heaviest tile's steps that a tile has under intervals
 WORTH_MORE = 0.95  # of the time of fewer parts
 MOST_PARTS = 8
+FEW_WAVES = 4  # programs for each SM, below which the heaviest tiles of all heads come first
 MOST_ALTERNATING = 4  # heads of a section without a causal mask: more are slower at head_dim 64
 
 
@@ -217,20 +218,28 @@ def heads_of_section(request: Request, config: BackwardConfig) -> int:
     """Key heads, of all sequences, between which consecutive programs alternate: as many as have Q,
     dO and an fp32 dQ that fit in the L2 cache. Without a causal mask, where tiles weigh the same,
     one; if they add to dQ in turns, and so must not all start at once, MOST_ALTERNATING at most.
-    Of divided groups, which are few, all: the heaviest tiles of all heads come first.
+    Of few tiles of whole groups all, as a heavy one that comes late keeps the rest waiting.
     """
-    q, v = request.q, request.v
-    batch, kv_heads = request.k.shape[0], request.k.shape[2]
+    heads = request.k.shape[0] * request.k.shape[2]
     if config.section is not None:
         return config.section
-    if request.window_right is None and not request.is_deterministic:
+    if request.is_deterministic:
+        most = MOST_ALTERNATING if request.window_right is None else heads
+        return min(heads_in_cache(request), most, heads)
+    if request.window_right is None:
         return 1
-    if config.parts > 1 and not request.is_deterministic:
-        return batch * kv_heads
+    programs = tiles_of_keys(request, config.block_kv) * request.k.shape[2]
+    if request.group > 1 and programs <= FEW_WAVES * devices[request.q.device].num_sms:
+        return heads
+    return min(heads_in_cache(request), heads)
+
+
+def heads_in_cache(request: Request) -> int:
+    """Key heads that have Q, dO and an fp32 dQ of their groups in the L2 cache, at least one."""
+    q, v = request.q, request.v
     length = q.shape[1]
     if request.is_deterministic and request.cu_seqlens_q is not None:  # of a sequence, on average
         length = cdiv(length, request.batch)
     bytes_of_row = q.shape[3] * (4 + q.element_size()) + v.shape[3] * v.element_size()
     bytes_of_head = length * request.group * bytes_of_row
-    most = MOST_ALTERNATING if request.window_right is None else batch * kv_heads
-    return min(max(1, L2_BYTES // bytes_of_head), most, batch * kv_heads)
+    return max(1, L2_BYTES // bytes_of_head)
