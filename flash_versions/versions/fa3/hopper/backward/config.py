@@ -18,6 +18,8 @@ STEPS_TO_ADD = 2  # of a part: to leave its sums, and now and then to add all
 HEAVY_SHARE = 0.3  # of the heaviest tile's steps that a tile has under intervals
 WORTH_MORE = 0.95  # of the time of fewer parts
 MOST_PARTS = 8
+CACHED_BYTES = 40 << 20  # that stay in the L2 cache while others pass through
+UNCACHED = 1.2  # times as long take steps whose programs have more under way
 FEW_WAVES = 4  # programs for each SM, below which the heaviest tiles of all heads come first
 MOST_ALTERNATING = 4  # heads of a section without a causal mask: more are slower at head_dim 64
 
@@ -186,6 +188,9 @@ def choose_parts(request: Request, config: BackwardConfig) -> int:
     Unless all tiles weigh the same, the heaviest ones come first. Then the time is that of the
     heaviest one, or all that there is to do divided by the SMs. What tiles weigh under intervals
     the host does not know: HEAVY_SHARE is that of a prompt with answers.
+
+    Programs whose tiles weigh unlike do not walk over heads in step: what they have under way is Q,
+    dO and dQ of all heads that a program walks over. With fewer heads that fits in the L2 cache.
     """
     tiles = tiles_of_keys(request, config.block_kv)
     queries, kv_heads, group = request.q.shape[1], request.k.shape[2], request.group
@@ -199,13 +204,17 @@ def choose_parts(request: Request, config: BackwardConfig) -> int:
     elif request.window_right is not None:
         usual = longest / 2
     sms = devices[request.q.device].num_sms
+    under_way = min(sms, tiles * kv_heads) * config.block_kv * bytes_of_row(request)
 
     def time(parts: int) -> float:
         programs = tiles * kv_heads * parts
         beside = STEPS_BESIDE + (STEPS_TO_ADD if parts > 1 else 0)
         if alike:
             return cdiv(programs, sms) * (longest / parts + beside)
-        return max(longest / parts + beside, programs * (usual / parts + beside) / sms)
+        step = UNCACHED if under_way * (group / parts) > CACHED_BYTES else 1.0
+        return max(
+            longest / parts * step + beside, programs * (usual / parts * step + beside) / sms
+        )
 
     best = 1
     for parts in range(2, min(group, MOST_PARTS) + 1):
@@ -218,7 +227,7 @@ def heads_of_section(request: Request, config: BackwardConfig) -> int:
     """Key heads, of all sequences, between which consecutive programs alternate: as many as have Q,
     dO and an fp32 dQ that fit in the L2 cache. Without a causal mask, where tiles weigh the same,
     one; if they add to dQ in turns, and so must not all start at once, MOST_ALTERNATING at most.
-    Of few tiles of whole groups all, as a heavy one that comes late keeps the rest waiting.
+    Of few tiles under intervals all, as a heavy one that comes late keeps the rest waiting.
     """
     heads = request.k.shape[0] * request.k.shape[2]
     if config.section is not None:
@@ -229,17 +238,21 @@ def heads_of_section(request: Request, config: BackwardConfig) -> int:
     if request.window_right is None:
         return 1
     programs = tiles_of_keys(request, config.block_kv) * request.k.shape[2]
-    if request.group > 1 and programs <= FEW_WAVES * devices[request.q.device].num_sms:
+    few = programs <= FEW_WAVES * devices[request.q.device].num_sms
+    if few and request.group > 1 and request.has_intervals:
         return heads
     return min(heads_in_cache(request), heads)
 
 
 def heads_in_cache(request: Request) -> int:
     """Key heads that have Q, dO and an fp32 dQ of their groups in the L2 cache, at least one."""
-    q, v = request.q, request.v
-    length = q.shape[1]
+    length = request.q.shape[1]
     if request.is_deterministic and request.cu_seqlens_q is not None:  # of a sequence, on average
         length = cdiv(length, request.batch)
-    bytes_of_row = q.shape[3] * (4 + q.element_size()) + v.shape[3] * v.element_size()
-    bytes_of_head = length * request.group * bytes_of_row
-    return max(1, L2_BYTES // bytes_of_head)
+    return max(1, L2_BYTES // (length * request.group * bytes_of_row(request)))
+
+
+def bytes_of_row(request: Request) -> int:
+    """What a row of a query head takes of Q, dO and the fp32 sum of dQ."""
+    head_dim, head_dim_v = request.q.shape[3], request.v.shape[3]
+    return head_dim * (4 + request.q.element_size()) + head_dim_v * request.v.element_size()
