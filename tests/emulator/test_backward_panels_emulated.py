@@ -92,9 +92,11 @@ def test_every_option_with_every_head_dim(dims, options):
 
 HALVES = {"block_kv": 128, "halves": True}
 ROLES = {"roles": True}
+PAIR = {"block_kv": 128, "pair": True}
 DIVISIONS = [
     ((192, 128), HALVES), ((160, 96), HALVES), ((128, 192), HALVES),
     ((192, 192), ROLES), ((192, 128), ROLES), ((256, 256), ROLES), ((160, 200), ROLES),
+    ((192, 192), PAIR), ((160, 160), PAIR), ((128, 192), PAIR), ((160, 160), HALVES),
 ]  # fmt: skip
 
 
@@ -109,6 +111,7 @@ SWITCHES = [
     ((80, 80), {"block_q": 128}), ((192, 192), {"do_stages": 2}), ((192, 128), {"do_stages": 2}),
     ((192, 192), {"stages": 3}), ((192, 128), HALVES), ((192, 192), ROLES | {"do_stages": 2}),
     ((256, 256), ROLES), ((192, 128), ROLES | {"stages": 3, "do_stages": 2}),
+    ((192, 192), PAIR), ((160, 160), PAIR | {"do_stages": 2}),
 ]  # fmt: skip
 
 
@@ -140,6 +143,9 @@ def test_the_widths_of_panels():
         two = power > 64 and head_dim <= power * 3 // 4
         expected = (power // 2, power // 4) if two else (power,)
         assert config.tile_widths(head_dim, True) == expected
+    assert config.tile_widths(160, True, narrow=True) == (128, 32)
+    assert config.tile_widths(144, True, narrow=True) == (128, 32)
+    assert config.tile_widths(192, True, narrow=True) == (128, 64)
 
 
 IN_FLIGHT = "a product is read while it is in flight"
@@ -147,7 +153,9 @@ OTHER_TILE = "a tile of another kind"
 NO_FENCE = "a product without a fence"
 LOADED_OVER = "TMA fills what was read without a fence"
 # Not among them, as what comes before says it: with roles, the wait for Q in front of dK (P is
-# computed with it).
+# computed with it). And what the emulator, which lets a warp run until it has to wait, cannot show:
+# with a pair, a slot of Q that is given back, filled or left by while dK reads it, as all of these
+# come behind the dS of both consumers.
 BUGS = {
     "S and dP lack the second panel": Bug("multiply_qk", [("q_tile.PANELS == 2", "False")], WRONG),
     "dK and dV lack the second panel": Bug(
@@ -280,6 +288,52 @@ BUGS = {
     "halves: dQ has the first panel of K alone": Bug(
         "part_of_dims", [("tile.second.slice", "tile.first.slice")], WRONG, "halves"
     ),
+    # ---- pair
+    "pair: dS is read before it is written": Bug(
+        "add_parts", [("buffers.ds.wait(ds_stage)", "pass")], f"{WRONG}|{NO_FENCE}", "pair"
+    ),
+    "pair: dS is written over one that is read": Bug(
+        "fold_pair", [("buffers.ds.wait_empty(ds_stage)", "pass")], f"{WRONG}|more arrivals",
+        "pair",
+    ),
+    "pair: dS is announced when half of it is written": Bug(
+        "fold_pair",
+        [("half == 1:\n            buffers.ds", "half == 0:\n            buffers.ds")],
+        NO_FENCE, "pair",
+    ),
+    "pair: the slot of dS is not given back": Bug(
+        "add_parts", [("buffers.ds.release(ds_stage)", "pass")], "dead-lock", "pair"
+    ),
+    "pair: the slot of dS is given back before it is read": Bug(
+        "add_parts",
+        [("if i == MINE - 1:", "if False:"),
+         ("    buffers.ds.wait(ds_stage)\n",
+          "    buffers.ds.wait(ds_stage)\n    buffers.ds.release(ds_stage)\n")],
+        WRONG, "pair",
+    ),
+    "pair: dO is read before it is there": Bug(
+        "fold_pair", [("buffers.do.wait(do_stage)", "pass")], f"{WRONG}|more arrivals", "pair"
+    ),
+    "pair: dO is released while dV reads it": Bug(
+        "fold_pair",
+        [("            buffers.do.release(do_stage)\n", ""),
+         ("        dv = dv.wait",
+          "        if half == 1:\n            buffers.do.release(do_stage)\n        dv = dv.wait")],
+        WRONG, "pair",
+    ),
+    "pair: a slot of dO is filled before it is empty": Bug(
+        "Loader.load_do", [("buffers.do.wait_empty(stage)", "pass")], f"{WRONG}|more arrivals",
+        "pair",
+    ),
+    "pair: dQ is overwritten while it leaves": Bug(
+        "add_parts", [("dq_sum.first, corner, 1)", "dq_sum.first, corner, 2)")], WRONG, "pair"
+    ),
+    "pair: an odd number of parts has the same tiles in every block": Bug(
+        "add_parts", [("ds_stage.phase ^ (i % 2)", "i % 2")], WRONG, "pair"
+    ),
+    "pair: both consumers have the same parts of dQ": Bug(
+        "add_parts", [("2 * i + CONSUMER, WIDTH", "2 * i, WIDTH")], WRONG, "pair"
+    ),
     # ---- roles
     "roles: P is read before it is written": Bug(
         "fold_gradients", [("buffers.p.wait(p_stage)", "pass")], "dead-lock", "roles"
@@ -347,6 +401,7 @@ RUNS = {
     "halves": ((192, 128), HALVES),
     "roles": ((192, 128), ROLES | {"stages": 3, "do_stages": 2}),
     "three parts": ((160, 200), ROLES),
+    "pair": ((192, 192), PAIR),
 }
 
 

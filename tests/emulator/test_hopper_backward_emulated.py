@@ -263,11 +263,15 @@ def test_a_schedule_for_another_head_dim():
     request = make_request(*qkv(8, 8, 1, 192))
     with pytest.raises(ValueError, match="tiles of q and v are wider than the 320 of halves"):
         differentiate(config.BackwardConfig(halves=True, panels=True), request)
+    request = make_request(*qkv(8, 8, 1, 256))
+    with pytest.raises(ValueError, match="tiles of q and v are wider than the 384 of a pair"):
+        differentiate(config.BackwardConfig(pair=True, panels=True), request)
 
 
 @pytest.mark.parametrize(("options", "said"), [({"block_q": 32}, "block_q=32"),
     ({"block_kv": 32}, "block_kv=32"), ({"halves": True, "early": True}, "halves fit"),
-    ({"roles": True}, "roles fit"),
+    ({"roles": True}, "roles fit"), ({"pair": True, "block_q": 128}, "pair fits"),
+    ({"pair": True, "halves": True}, "either"),
                                                ({"stages": 1}, "stages=1")])  # fmt: skip
 def test_schedules_that_are_not_possible(options, said):
     with pytest.raises(ValueError, match=said):

@@ -80,15 +80,18 @@ DIVIDED: dict[str, tuple[tuple, dict]] = {
 # of the warpgroup of dQ.
 HALVES = {"block_kv": 128, "panels": True, "halves": True}
 ROLES = {"panels": True, "roles": True}
+PAIR = {"block_kv": 128, "panels": True, "pair": True}
 DIVISIONS: dict[str, tuple[tuple, dict, tuple[int, int]]] = {
     "192 by 128, halves": ((192, 128, 512, 512, 4, {"causal": True}), HALVES, (52, 48)),
     "192, roles": ((192, 192, 512, 512, 4, {}), ROLES | {"stages": 3}, (20, 8)),
     "256, roles": ((256, 256, 500, 700, 8, {"causal": True}), ROLES, (24, 16)),
+    "192, pair": ((192, 192, 512, 512, 4, {}), PAIR, (88,)),
+    "160, pair": ((160, 160, 500, 700, 8, {"causal": True}), PAIR, (72,)),
 }
 WIDE = {
     "causal-64", "softcap-64", "full-128", "ragged-128", "window-128", "128-by-64", "causal-256",
     "80", "ordered-64", "full-64, 2/8", "causal-256, 3/8", "96, softcap", "192 by 128, divided",
-    "256, roles",
+    "256, roles", "160, pair",
 }  # fmt: skip
 MOVES_DATA = ("SHFL", "PRMT", "STS", "LDS", "STSM", "LDSM")
 SHARED_MEMORY = 227 * 1024
@@ -359,17 +362,19 @@ def test_two_panels_are_not_padded(name):
 @pytest.mark.parametrize("name", of(*DIVISIONS))
 def test_other_divisions_of_the_work(name):
     """Halves: two consumers, and a warpgroup that loads and computes dQ, so three in all. Roles:
-    one consumer computes exponentials, one does not. No loop of a consumer touches a spilled
+    one consumer computes exponentials, one does not. Pair: two consumers alone, of which at 160
+    dims one has three parts of dQ and one two. No loop of a consumer touches a spilled
     register, or at head_dim 256 only a few.
     """
     (head_dim, head_dim_v, *_), switches, products = DIVISIONS[name]
     kernel, config = explicit(name), BackwardConfig(**({"block_kv": 64} | switches))
     assert not kernel["serialised"] and not kernel["unused_barriers"]
-    assert kernel["warps"] == (12 if config.halves else 16)
+    assert kernel["warps"] == (8 if config.pair else 12 if config.halves else 16)
     assert config.fits(head_dim, head_dim_v) and kernel["shared"] <= SHARED_MEMORY
     assert 0 < kernel["shared"] - config.shared_bytes(head_dim, head_dim_v) <= OTHER_BYTES
     found = sorted(x["products"] for x in kernel["loops"])
-    assert found == sorted([products[0], *products])
+    more = 8 * (name == "160, pair")
+    assert found == sorted([products[0] + more, *products])
     for loop in kernel["loops"]:
         assert loop["local_memory"] <= (4 if head_dim == 256 else 0)
 

@@ -13,6 +13,7 @@ from flash_versions.dispatch.replay import recording
 from flash_versions.versions.fa3.hopper import forward as fa3_hopper
 from flash_versions.versions.fa3.hopper.backward import halves as backward_hopper_halves
 from flash_versions.versions.fa3.hopper.backward import kernel as backward_hopper
+from flash_versions.versions.fa3.hopper.backward import pair as backward_hopper_pair
 from flash_versions.versions.fa3.hopper.backward import roles as backward_hopper_roles
 from flash_versions.versions.fa3.hopper.backward import rows as backward_rows
 from flash_versions.versions.fa3.hopper.backward import wide as backward_hopper_wide
@@ -27,6 +28,7 @@ LAUNCHERS = {
     "backward": backward_hopper.launch_backward,
     "backward, wide": backward_hopper_wide.launch_wide,
     "backward, halves": backward_hopper_halves.launch_halves,
+    "backward, pair": backward_hopper_pair.launch_pair,
     "backward, roles": backward_hopper_roles.launch_roles,
     "finish": backward_rows.launch_finish,
 }

@@ -165,19 +165,24 @@ def make_tiles(desc, STAGES: gl.constexpr):
 
 @gluon.jit
 def make_handover(
-    dtype: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, WRITERS: gl.constexpr
+    dtype: gl.constexpr,
+    ROWS: gl.constexpr,
+    COLUMNS: gl.constexpr,
+    WRITERS: gl.constexpr,
+    STAGES: gl.constexpr = 2,
+    READERS: gl.constexpr = 1,
 ):
-    """Allocate a pipeline of two tiles for the tensor cores: several partitions write a part each,
-    and one partition reads the tile.
+    """Allocate a pipeline of tiles for the tensor cores: several partitions write a part each, and
+    one or more read the tile.
     """
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, 1, ROWS, COLUMNS], dtype)
-    tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, ROWS, COLUMNS], layout)
-    full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(2):
+    tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, ROWS, COLUMNS], layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(STAGES):
         mbarrier.init(full.index(slot), count=WRITERS)
-        mbarrier.init(empty.index(slot), count=1)
-    return Pipeline(tiles, full, empty, 2)
+        mbarrier.init(empty.index(slot), count=READERS)
+    return Pipeline(tiles, full, empty, STAGES)
 
 
 @aggregate

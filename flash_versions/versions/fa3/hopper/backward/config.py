@@ -11,7 +11,8 @@ from flash_versions.versions.tiles.rows import cdiv
 from flash_versions.versions.tiles.triton_compat import ROLES_FIT
 
 HALVES_DIMS = 320  # of tiles of dK and dV together: of 64 keys, 160 registers of a thread
-DQ_WIDTH = 32  # dims of dQ in a product, if there are halves
+PAIR_DIMS = 384  # 192 registers of a thread
+DQ_WIDTH = 32  # dims of dQ in a product, with 128 keys above head_dim 128
 L2_BYTES = 32 << 20  # of the cache that a section of heads may fill
 STEPS_BESIDE = 3  # that a program takes besides: to start, to load K and V, to store dK and dV
 STEPS_TO_ADD = 2  # of a part: to leave its sums, and now and then to add all
@@ -25,16 +26,20 @@ MOST_ALTERNATING = 4  # heads of a section without a causal mask: more are slowe
 
 
 @cache
-def tile_widths(head_dim: int, panels: bool, roles: bool = False) -> tuple[int, ...]:
+def tile_widths(
+    head_dim: int, panels: bool, roles: bool = False, narrow: bool = False
+) -> tuple[int, ...]:
     """The tile widths for a head dimension. A second panel has half of the first one's dims, as
-    products with fewer read more of shared memory than tensor cores compute meanwhile; with roles
+    products with fewer read more of shared memory than tensor cores compute meanwhile; if `narrow`,
+    as many as dQ's parts, as these products have their left operand in registers. With roles
     256 dims are two panels of 128, as no consumer divides them, and a product with 256 columns has
     more registers than a thread at the launch.
     """
     first, *second = panel_widths(head_dim)
     if not second:
         return (128, 128) if roles and first == 256 else (first,)
-    return (first, first // 2) if panels else (2 * first,)
+    least = max(second[0], DQ_WIDTH) if narrow else first // 2
+    return (first, least) if panels else (2 * first,)
 
 
 @dataclass(frozen=True)
@@ -57,11 +62,13 @@ class BackwardConfig:
             queries at a time (`halves.py`). For HALVES_DIMS of q and v together, such as 192 and
             128 in panels.
         parts: divide the query heads of each key head over so many programs (`parts.py`), with 128
-            keys and no halves.
+            keys and neither halves nor a pair.
         section: key heads, of all sequences, between which consecutive programs alternate; None:
             `heads_of_section`.
         roles: with 64 keys, have one consumer compute S, P and dV and the other one dP, dS and dK,
             and a warpgroup dQ (`roles.py`), instead of half of the dims each.
+        pair: have 128 keys above head_dim 128, too, and two warpgroups that do everything
+            (`pair.py`). For PAIR_DIMS of q and v together.
     """
 
     block_kv: int = 128
@@ -75,6 +82,7 @@ class BackwardConfig:
     roles: bool = False
     parts: int = 1
     section: int | None = None
+    pair: bool = False
 
     def __post_init__(self) -> None:
         if self.block_kv not in (64, 128):
@@ -82,12 +90,15 @@ class BackwardConfig:
         if self.block_q not in (64, 128):
             raise ValueError(f"block_q={self.block_q} is not possible; 64 and 128 are.")
         beside = self.block_kv, self.block_q, self.early, self.held
-        if self.halves and beside != (128, 64, False, False):
-            raise ValueError("halves fit block_kv=128 and block_q=64, and neither early nor held.")
+        if (self.halves or self.pair) and beside != (128, 64, False, False):
+            name = "halves fit" if self.halves else "pair fits"
+            raise ValueError(f"{name} block_kv=128 and block_q=64, and neither early nor held.")
+        if self.halves and self.pair:
+            raise ValueError("use either halves or pair.")
         if self.roles and (self.block_kv, self.panels) != (64, True):
             raise ValueError("roles fit block_kv=64 and panels.")
-        if self.parts > 1 and (self.block_kv == 64 or self.halves):
-            raise ValueError("parts fit block_kv=128, and no halves.")
+        if self.parts > 1 and (self.block_kv == 64 or self.halves or self.pair):
+            raise ValueError("parts fit block_kv=128, and neither halves nor a pair.")
         if self.stages < 2:  # the gradients of K and V leave through two slots
             raise ValueError(f"stages={self.stages} must be at least 2.")
 
@@ -98,9 +109,10 @@ class BackwardConfig:
             raise ValueError(
                 f"parts={self.parts} must divide the {request.group} heads of a group."
             )
-        if self.halves:
+        if self.halves or self.pair:
             if not self.has_room(request.q.shape[3], request.v.shape[3]):
-                raise ValueError(f"tiles of q and v are wider than the {HALVES_DIMS} of halves.")
+                most = f"{HALVES_DIMS} of halves" if self.halves else f"{PAIR_DIMS} of a pair"
+                raise ValueError(f"tiles of q and v are wider than the {most}.")
         elif (head_dim > 128) != (self.block_kv == 64):
             raise ValueError(
                 f"block_kv={self.block_kv} does not fit head_dim {head_dim}; use 128 up to "
@@ -109,36 +121,43 @@ class BackwardConfig:
         if self.held and head_dim > 64:
             raise ValueError(f"held does not fit head_dim {head_dim}; use it up to 64.")
 
+    def widths(self, head_dim: int) -> tuple[int, ...]:
+        """`tile_widths`."""
+        return tile_widths(head_dim, self.panels, self.roles, self.halves or self.pair)
+
     def dq_width(self, head_dim: int, head_dim_v: int) -> int:
         """Dims of dQ that are computed at a time and leave as a box, with halves or roles; of two
         panels, those of the first one.
         """
-        if self.halves:
+        if self.halves or self.pair:
             return DQ_WIDTH
         if self.dq_panels(head_dim, head_dim_v) == 2:
-            return tile_widths(head_dim, self.panels, self.roles)[0]
+            return self.widths(head_dim)[0]
         return 64
 
     def dq_panels(self, head_dim: int, head_dim_v: int) -> int:
         """The panels of dQ: those of q, or one where registers are short."""
-        widths, widths_v = (tile_widths(x, self.panels, self.roles) for x in (head_dim, head_dim_v))
-        short = self.halves or (self.roles and max(sum(widths), sum(widths_v)) > 192)
+        widths, widths_v = (self.widths(x) for x in (head_dim, head_dim_v))
+        short = self.halves or self.pair or (self.roles and max(sum(widths), sum(widths_v)) > 192)
         return 1 if short else len(widths)
 
     def has_room(self, head_dim: int, head_dim_v: int) -> bool:
         """Whether the registers suffice, with halves; without them, `check` says for which dims."""
-        dims = (sum(tile_widths(x, self.panels)) for x in (head_dim, head_dim_v))
-        return not self.halves or sum(dims) <= HALVES_DIMS
+        dims = (sum(self.widths(x)) for x in (head_dim, head_dim_v))
+        most = HALVES_DIMS if self.halves else PAIR_DIMS
+        return not (self.halves or self.pair) or sum(dims) <= most
 
     def shared_bytes(self, head_dim: int, head_dim_v: int) -> int:
         """Shared memory of the tiles of 16-bit numbers, of P and dS, and of dQ in fp32."""
-        widths, widths_v = (tile_widths(x, self.panels, self.roles) for x in (head_dim, head_dim_v))
+        widths, widths_v = (self.widths(x) for x in (head_dim, head_dim_v))
         width, width_v = sum(widths), sum(widths_v)
         do_stages, scores, dq = self.stages, 2, width * (2 if self.held else 1)
         if self.block_kv == 64:
             do_stages, scores, dq = self.do_stages, 4, width // (2 if len(widths) == 1 else 1)
         if self.halves or (self.roles and self.dq_panels(head_dim, head_dim_v) == 1):
             dq = 2 * self.dq_width(head_dim, head_dim_v)
+        if self.pair:  # one slot of dS, four tiles of dQ
+            do_stages, scores, dq = self.do_stages, 1, 4 * DQ_WIDTH
         queries = self.stages * width + do_stages * width_v + scores * self.block_kv + 2 * dq
         return 2 * (self.block_kv * (width + width_v) + self.block_q * queries)
 
@@ -163,7 +182,7 @@ def default_config(request: Request) -> BackwardConfig:
         halves = BackwardConfig(halves=True, panels=True)
         config = BackwardConfig(block_kv=64, panels=True)
         roles = replace(config, roles=True, stages=3)
-        divided = [halves, *[roles] * ROLES_FIT] if max(dims) <= 192 else []
+        divided = [halves] * (min(dims) <= 128) + [roles] * ROLES_FIT if max(dims) <= 192 else []
         deeper = replace(config, stages=3)
         return next((x for x in (*divided, deeper) if x.fits(*dims)), config)
     if max(dims) > 64:

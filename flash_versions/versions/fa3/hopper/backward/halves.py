@@ -262,7 +262,10 @@ def accumulate_and_load(problem, buffers, inputs, dq_sum):
                 buffers.ds.release(ds_stage)
             row = problem.padded_first + block * problem.BLOCK_Q
             corner = [sequence, head, row, part * WIDTH]
-            add_dq(dq, buffers.dq.first.index(part % 2), dq_sum.first, corner, 1)
+            slot = part % 2
+            if PARTS % 2 == 1:  # the slots change their parts from block to block
+                slot = ds_stage.slot ^ (part % 2)
+            add_dq(dq, buffers.dq.first.index(slot), dq_sum.first, corner, 1)
         ds_stage = ds_stage.next()
         block += 1
         last = block == end

@@ -12,7 +12,6 @@ from flash_versions.versions.fa3.hopper.backward.config import (
     BackwardConfig,
     default_config,
     heads_of_section,
-    tile_widths,
     tiles_of_keys,
 )
 from flash_versions.versions.fa3.hopper.backward.rows import Workspace
@@ -37,6 +36,7 @@ COUNTS = [
 # Of a thread, 64 K in all. 200 and 88 are too few: ptxas then has products wait for each other.
 REGISTERS = {"CONSUMER_REGISTERS": 208, "ACCUMULATOR_REGISTERS": 72, "PRODUCER_REGISTERS": 24}
 HALVES_REGISTERS = {"CONSUMER_REGISTERS": 224, "ACCUMULATOR_REGISTERS": 56}
+PAIR_REGISTERS = {"CONSUMER_REGISTERS": 256}
 # The consumer of dP and dK, and the warpgroup of dQ, by the panels of dQ.
 ROLES_REGISTERS = {
     2: {"GRADIENT_REGISTERS": 184, "ACCUMULATOR_REGISTERS": 112, "PRODUCER_REGISTERS": 24},
@@ -61,13 +61,13 @@ def tensors(request: Request, space: Workspace, plan: Plan) -> tuple:
         describe = describe_ragged
         assert space.key_tiles is not None
         tiles = space.key_tiles.plan
-    widths = tile_widths(q.shape[3], config.panels, config.roles)
-    widths_v = tile_widths(v.shape[3], config.panels, config.roles)
+    widths = config.widths(q.shape[3])
+    widths_v = config.widths(v.shape[3])
     # Consumers of 64 keys divide the dims, unless they have roles: a box of dK or dV is one of two
     # panels, or half of the only one.
     sharing = 2 if config.block_kv == 64 and not config.roles else 1
     dq_width = widths[0] // (1 if config.held else 2 * sharing // len(widths))
-    if config.halves or config.roles:
+    if config.halves or config.roles or config.pair:
         dq_width = config.dq_width(q.shape[3], v.shape[3])
     rows, queries, keys = WARPGROUP_ROWS.value, config.block_q, config.block_kv
     seconds: list[Any] = [space.values] * 7
@@ -143,6 +143,8 @@ def make_plan(
     chosen = {"EARLY": config.early, "HELD": config.held, "PARTS": config.parts, **REGISTERS}
     if config.halves:
         chosen = HALVES_REGISTERS
+    if config.pair:
+        chosen = {"DO_STAGES": config.do_stages, **PAIR_REGISTERS}
     if config.block_kv == 64:
         registers = WIDE_REGISTERS
         if config.roles:
@@ -166,8 +168,8 @@ def make_plan(
             "EXP2": function,
             "SHARE": share,
             "STAGES": config.stages,
-            "PANELS": len(tile_widths(request.q.shape[3], config.panels, config.roles)),
-            "PANELS_V": len(tile_widths(request.v.shape[3], config.panels, config.roles)),
+            "PANELS": len(config.widths(request.q.shape[3])),
+            "PANELS_V": len(config.widths(request.v.shape[3])),
             **chosen,
         },
     )

@@ -85,6 +85,7 @@ from flash_versions.versions.fa3.hopper.backward.accumulate import accumulate
 from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig
 from flash_versions.versions.fa3.hopper.backward.halves import launch_halves
 from flash_versions.versions.fa3.hopper.backward.host import COUNTS, make_plan, tensors
+from flash_versions.versions.fa3.hopper.backward.pair import launch_pair
 from flash_versions.versions.fa3.hopper.backward.parts import Parts
 from flash_versions.versions.fa3.hopper.backward.problem import KeyProblem
 from flash_versions.versions.fa3.hopper.backward.roles import launch_roles
@@ -497,7 +498,7 @@ def launch(
     config = plan.config
     space = prepare(request, o, lse, do, dlse, config, plan.constants["ORDERED"])
     wide = launch_roles if config.roles else launch_wide
-    others = launch_halves if config.halves else launch_backward
+    others = launch_halves if config.halves else launch_pair if config.pair else launch_backward
     (wide if config.block_kv == 64 else others).launch(plan, tensors(request, space, plan))
     block = BLOCK if space.tiles is None else config.block_q
     finish(request, space.dq_sum, space.dq, space.tiles, block)

@@ -1,0 +1,406 @@
+"""FA3's backward for Hopper with 128 keys for 192 dims of q, k and v: two warpgroups do it all.
+
+Beside 64 keys (`wide.py`, `roles.py`) a step adds as much to dQ, and reads as much of Q and dO, as
+beside 128: with tiles of 64 keys, 96 KB of dQ for 64 queries and 128 keys, which memory, not an SM,
+limits. But dK and dV of 128 keys and 192 dims take three quarters of an SM's registers: 192 of a
+thread in each of two consumers, which leaves nothing for a third warpgroup. Here both have all
+registers that a thread can have, 255, and do everything. As in `halves.py`, a consumer has 64 keys
+with all dims, P and dS are left operands in registers, and scores are computed for 32 queries at a
+time. Each adds half of the dims of dQ, 32 at a time, and the second one also loads.
+
+One step, for block j:
+
+    products    [S_j.0] .. [dP dV dK S of half 0 -> 1] .. [dP dV dK, S of j+1, half 0] .. [dQ] x3
+    compute              P                         dS   P                         dS       add dQ
+
+    waits           for                                             at
+    both            the copy has landed                             k.full v.full q.full do.full
+    both            both have multiplied by dS_j-1                  ds.empty
+    both            both have written their part of dS_j            ds.full
+    the second      both have read the slot of Q, of dO             q.empty do.empty
+    both            their own products                              warpgroup_mma_wait
+    both            what their tile of dQ had before has left       tma.store_wait
+    both            both have read what dK and dV leave by          q.empty
+    both            with turns: tiles behind have added to block j  turns.advance
+
+Why none waits for ever: a consumer writes its dS_j and gives the slots of block j back before it
+waits for the other one's dS_j, and loads for later blocks come behind that.
+
+Cost. Per block of 64 queries and 128 keys with 192 dims, 3840 cycles of the tensor cores and 5504
+of shared memory, where two tiles of `roles.py` take 3840 and 5632; 96 KB pass through L2, not 192.
+Products with 32 columns take shared memory 1.5 times as long as the tensor cores.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    tma,
+    warpgroup_mma_wait,
+)
+
+from flash_versions.dispatch.launch import Launcher
+from flash_versions.versions.fa3.hopper.backward.halves import multiply_scores
+from flash_versions.versions.fa3.hopper.backward.host import COUNTS
+from flash_versions.versions.fa3.hopper.backward.problem import KeyProblem
+from flash_versions.versions.fa3.hopper.backward.tiles import (
+    Buffers,
+    add_dq,
+    consumer_half,
+    half_of_values,
+    multiply_dq,
+    multiply_into,
+    narrowed,
+    part_of_dims,
+    store_panels,
+    widened,
+)
+from flash_versions.versions.fa3.hopper.backward.turns import take_turns
+from flash_versions.versions.fa3.hopper.head_mods import make_head_mods
+from flash_versions.versions.fa3.hopper.intervals import make_key_spans
+from flash_versions.versions.fa3.hopper.panels import (
+    Boxes,
+    Output,
+    make_boxes,
+    make_panel_pipeline,
+    make_tiles,
+    multiply_qk,
+    zero_output,
+)
+from flash_versions.versions.tiles.pipeline import Stage, make_handover
+from flash_versions.versions.tiles.triton_compat import aggregate
+from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout, unknown_zero
+
+
+@aggregate
+class PairState:
+    """What a consumer takes from step to step."""
+
+    dk: Output
+    dv: Output
+    s: gl.tensor  # scores of the next block's first half
+    q_stage: Stage
+    do_stage: Stage
+    ds_stage: Stage
+    counter: gl.tensor  # of the block before, if tiles have turns
+    additions: gl.tensor
+
+
+@aggregate
+class Loader:
+    """What is loaded, and into which slots next; only the second consumer's loads."""
+
+    q: Boxes
+    k: Boxes
+    v: Boxes
+    do: Boxes
+    values: tma.tensor_descriptor
+
+    @gluon.jit
+    def load_kv(self, problem, buffers, place):
+        """Load K and V."""
+        sequence, kv_head, key = place
+        buffers.k.fill(buffers.k.at(0, 0), self.k, problem.kv_box(sequence, kv_head, key))
+        buffers.v.fill(buffers.v.at(0, 0), self.v, problem.kv_box(sequence, kv_head, key))
+
+    @gluon.jit
+    def load_q(self, problem, buffers, stage, place, step, begin, end):
+        """Load Q of a step, when its slot is empty."""
+        sequence, kv_head, _ = place
+        head = kv_head * problem.GROUP + step // (end - begin)
+        query = (begin + step % (end - begin)) * problem.BLOCK_Q
+        buffers.q.wait_empty(stage)
+        row = [sequence, head, 0, problem.padded_first + query]
+        box = problem.q_box(sequence, head, query)
+        buffers.q.load_with(stage, self.q, box, buffers.lse, self.values, row)
+
+    @gluon.jit
+    def load_do(self, problem, buffers, stage, place, step, begin, end):
+        """Load dO of a step, when its slot is empty."""
+        sequence, kv_head, _ = place
+        head = kv_head * problem.GROUP + step // (end - begin)
+        query = (begin + step % (end - begin)) * problem.BLOCK_Q
+        buffers.do.wait_empty(stage)
+        row = [sequence, head, 1, problem.padded_first + query]
+        box = problem.q_box(sequence, head, query)
+        buffers.do.load_with(stage, self.do, box, buffers.delta, self.values, row)
+
+
+@gluon.jit
+def anew(stage):
+    """A stage whose tile is addressed anew, see `unknown_zero`."""
+    return Stage(stage.slot + unknown_zero(), stage.phase, stage.STAGES)
+
+
+@gluon.jit
+def fold_pair(state, problem, buffers, query, key, masked, more, CONSUMER: gl.constexpr):
+    """Fold a block of queries into dK and dV of a consumer's keys, one half and then the other, and
+    write its dS; `more`: it is not the last one.
+    """
+    ROWS: gl.constexpr = problem.BLOCK_Q // 2
+    q_stage, do_stage, ds_stage = state.q_stage, state.do_stage, state.ds_stage
+    dk, dv, s = state.dk, state.dv, state.s
+    q_block = buffers.q.tile(q_stage)
+    do_block = buffers.do.tile(anew(do_stage))
+    ds_rows = buffers.ds.tile(anew(ds_stage)).slice(
+        CONSUMER * WARPGROUP_ROWS, WARPGROUP_ROWS, dim=0
+    )
+    for half in gl.static_range(2):
+        q_tile, do_tile = q_block.rows(half * ROWS, ROWS), do_block.rows(half * ROWS, ROWS)
+        lse = half_of_values(buffers.lse, q_stage.slot, s, half)
+        p, slope = problem.probabilities(s, lse, key, query + half * ROWS, masked)
+        slope = narrowed(slope, do_tile.first)
+        p = narrowed(p, do_tile.first) if problem.CAP else slope
+        if half == 0:
+            buffers.do.wait(do_stage)
+        dp_token = multiply_qk(consumer_half(buffers.v, CONSUMER), do_tile)
+        dv_tokens = multiply_into(dv, p, do_tile)
+        dp = warpgroup_mma_wait(do_tile.PANELS, deps=[dp_token])  # dV is in flight
+        if half == 0:
+            buffers.ds.wait_empty(ds_stage)
+        delta = half_of_values(buffers.delta, do_stage.slot, s, half)
+        ds = (widened(slope) * (dp - delta[None, :])).to(q_tile.first.dtype)
+        ds_rows.slice(half * ROWS, ROWS, dim=1).store(ds)
+        if half == 1:
+            buffers.ds.publish(ds_stage)
+        dk_tokens = multiply_into(dk, ds, q_tile)
+        dv = dv.wait(dv_tokens, q_tile.PANELS)
+        if half == 0:
+            s_token = multiply_scores(buffers, q_stage, 1, CONSUMER)
+        else:
+            buffers.do.release(do_stage)
+            buffers.q.wait(q_stage.next(), more)  # without more, scores of no matter what
+            s_token = multiply_scores(buffers, q_stage.next(), 0, CONSUMER)
+        dk = dk.wait(dk_tokens, q_tile.PANELS)
+        if half == 1:
+            buffers.q.release(q_stage)
+        s = warpgroup_mma_wait(0, deps=[s_token])
+    return PairState(
+        dk, dv, s, q_stage.next(), do_stage.next(), ds_stage, state.counter, state.additions
+    )  # fmt: skip
+
+
+@gluon.jit
+def add_parts(
+    state, problem, buffers, loader, loads, dq_sum, place, head, block, step, CONSUMER: gl.constexpr
+):
+    """Add every second part of the dims of a block's dQ = dS K, and load for steps to come."""
+    WIDTH: gl.constexpr = dq_sum.first.block_type.shape[3]
+    ds_stage, counter, additions = state.ds_stage, state.counter, state.additions
+    next_q, next_do, begin, end = loads
+    sequence, _, key = place
+    steps = problem.GROUP * (end - begin)
+    buffers.ds.wait(ds_stage)
+    k_tile = buffers.k.tile(buffers.k.at(unknown_zero(), 0))
+    PARTS: gl.constexpr = k_tile.width() // WIDTH
+    MINE: gl.constexpr = (PARTS + 1 - CONSUMER) // 2
+    for i in gl.static_range(MINE):
+        ds_tile = buffers.ds.tile(anew(ds_stage))
+        dq_token = multiply_dq(ds_tile, part_of_dims(k_tile, 2 * i + CONSUMER, WIDTH))
+        if problem.turns.ON and i == 0:
+            before, counter = counter, problem.counter(sequence, head, block)
+            turn = problem.tiles_behind(key, block)
+            problem.turns.advance(before, additions, counter, turn)
+            additions = gl.to_tensor(1)
+        if CONSUMER == 1 and i == 0:
+            coming = step + buffers.do.first.STAGES
+            if coming < steps:
+                loader.load_do(problem, buffers, next_do, place, coming, begin, end)
+                next_do = next_do.next()
+        dq = warpgroup_mma_wait(0, deps=[dq_token])
+        if i == MINE - 1:
+            buffers.ds.release(ds_stage)
+        row = problem.padded_first + block * problem.BLOCK_Q
+        corner = [sequence, head, row, (2 * i + CONSUMER) * WIDTH]
+        slot = 2 * CONSUMER + i % 2
+        if MINE % 2 == 1:  # the tiles change their parts from block to block
+            slot = 2 * CONSUMER + (ds_stage.phase ^ (i % 2))
+        add_dq(dq, buffers.dq.first.index(slot), dq_sum.first, corner, 1)
+    if CONSUMER == 1:
+        coming = step + buffers.q.first.STAGES
+        if coming < steps:
+            loader.load_q(problem, buffers, next_q, place, coming, begin, end)
+            next_q = next_q.next()
+    state = PairState(
+        state.dk, state.dv, state.s, state.q_stage, state.do_stage, ds_stage.next(), counter,
+        additions
+    )  # fmt: skip
+    return state, next_q, next_do
+
+
+@gluon.jit
+def first_pair_state(problem, buffers, more, CONSUMER: gl.constexpr):
+    """dK and dV of keys that no query has been folded into, when K and V are there, and the first
+    scores if there are any.
+    """
+    q_stage, do_stage = buffers.q.at(0, 0), buffers.do.at(0, 0)
+    ROWS: gl.constexpr = problem.BLOCK_Q // 2
+    s = gl.zeros([WARPGROUP_ROWS, ROWS], gl.float32, accumulator_layout(ROWS))
+    if more:
+        buffers.k.wait(buffers.k.at(0, 0))
+        buffers.q.wait(q_stage)
+        s = warpgroup_mma_wait(0, deps=[multiply_scores(buffers, q_stage, 0, CONSUMER)])
+        buffers.v.wait(buffers.v.at(0, 0))
+    return PairState(
+        zero_output(buffers.k.tile(q_stage), False),
+        zero_output(buffers.v.tile(q_stage), False),
+        s,
+        q_stage,
+        do_stage,
+        buffers.ds.at(0, 0),
+        problem.turns.counters,
+        gl.to_tensor(0),
+    )
+
+
+@gluon.jit
+def consume_pair(problem, buffers, loader, dq_sum, dk_out, dv_out, CONSUMER: gl.constexpr):
+    """A consumer: dK and dV of 64 keys, and half of the dims of dQ of all 128."""
+    problem, key, kv_head, sequence = problem.locate(problem.turns.number())
+    begin, _, _, end = problem.blocks(key, problem.BLOCK_KV)
+    place = sequence, kv_head, key
+    steps = problem.GROUP * (end - begin)
+    next_q, next_do = buffers.q.at(0, 0), buffers.do.at(0, 0)
+    if CONSUMER == 1:
+        if begin < end:
+            loader.load_kv(problem, buffers, place)
+        for step in range(gl.minimum(buffers.q.first.STAGES, steps)):
+            loader.load_q(problem, buffers, next_q, place, step, begin, end)
+            next_q = next_q.next()
+        for step in range(gl.minimum(buffers.do.first.STAGES, steps)):
+            loader.load_do(problem, buffers, next_do, place, step, begin, end)
+            next_do = next_do.next()
+    key += CONSUMER * WARPGROUP_ROWS
+    _, full_begin, full_end, _ = problem.blocks(key, WARPGROUP_ROWS)
+    state = first_pair_state(problem, buffers, begin < end, CONSUMER)
+    head = kv_head * problem.GROUP
+    block = begin
+    for step in range(steps):
+        masked = (block < full_begin) | (block >= full_end)
+        mine = problem.of_head(head)
+        query = block * problem.BLOCK_Q
+        more = step + 1 < steps
+        state = fold_pair(state, mine, buffers, query, key, masked, more, CONSUMER)
+        loads = next_q, next_do, begin, end
+        state, next_q, next_do = add_parts(
+            state, problem, buffers, loader, loads, dq_sum, place, head, block, step, CONSUMER
+        )
+        block += 1
+        last = block == end
+        head = gl.where(last, head + 1, head)
+        block = gl.where(last, begin, block)
+    if problem.turns.ON:
+        problem.turns.finish(state.counter, state.additions)
+    free = state.q_stage
+    for _ in gl.static_range(buffers.q.first.STAGES):  # V is read no more when dS is written
+        buffers.q.wait_empty(free)
+        free = free.next()
+    corner = problem.kv_box(sequence, kv_head, key)
+    store_panels(state.dv, buffers.v, CONSUMER, dv_out, corner)
+    box = CONSUMER * (problem.BLOCK_Q // WARPGROUP_ROWS)
+    store_panels(state.dk.scaled(problem.scale), buffers.q, box, dk_out, corner)
+    tma.store_wait(0)
+
+
+@gluon.jit(do_not_specialize=COUNTS)
+def backward_pair_kernel(
+    values,
+    q,
+    k,
+    v,
+    do,
+    dq_sum,
+    dk_out,
+    dv_out,
+    q_second,
+    k_second,
+    v_second,
+    do_second,
+    dq_second,
+    dk_second,
+    dv_second,
+    plan,
+    slopes,
+    bounds,
+    spans,
+    turns,
+    q_length,
+    kv_length,
+    kv_heads,
+    batch,
+    section,
+    window_left,
+    window_right,
+    scale,
+    scale_log2,
+    cap_scale,
+    kv_apart,
+    slopes_batch_stride,
+    slopes_head_stride,
+    batch_lines,
+    head_lines,
+    spanned_blocks,
+    GROUP: gl.constexpr,
+    LEFT: gl.constexpr,
+    RIGHT: gl.constexpr,
+    EDGE: gl.constexpr,
+    CAP: gl.constexpr,
+    RAGGED: gl.constexpr,
+    PACKED: gl.constexpr,
+    ALIBI: gl.constexpr,
+    SPANS: gl.constexpr,
+    ORDERED: gl.constexpr,
+    EXP2: gl.constexpr,
+    SHARE: gl.constexpr,
+    STAGES: gl.constexpr,
+    PANELS: gl.constexpr,
+    PANELS_V: gl.constexpr,
+    DO_STAGES: gl.constexpr,
+    CONSUMER_REGISTERS: gl.constexpr,
+):
+    """Divide the warps of a program: four for each consumer."""
+    BLOCK_Q: gl.constexpr = q.block_type.shape[-2]
+    KEYS: gl.constexpr = k.block_type.shape[-2]
+    mods = make_head_mods(slopes, slopes, slopes_batch_stride, slopes_head_stride, ALIBI, False)
+    key_spans = make_key_spans(
+        bounds, spans, batch_lines, head_lines, spanned_blocks, WARPGROUP_ROWS, SPANS
+    )
+    problem = KeyProblem(
+        plan, mods, key_spans, take_turns(turns, 2, ORDERED), gl.to_tensor(0),
+        gl.to_tensor(kv_apart), gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0),
+        gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(kv_heads),
+        gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
+        gl.to_tensor(window_right), gl.to_tensor(scale), gl.to_tensor(scale_log2),
+        gl.to_tensor(cap_scale), GROUP, 1, LEFT, RIGHT, EDGE, CAP, RAGGED, PACKED, EXP2,
+        SHARE, BLOCK_Q, KEYS
+    )  # fmt: skip
+    lse: gl.constexpr = [STAGES] + values.block_type.shape
+    delta: gl.constexpr = [DO_STAGES] + values.block_type.shape
+    q, k = make_boxes(q, q_second, PANELS), make_boxes(k, k_second, PANELS)
+    v, do = make_boxes(v, v_second, PANELS_V), make_boxes(do, do_second, PANELS_V)
+    dq_sum = make_boxes(dq_sum, dq_sum, 1)
+    dk_out = make_boxes(dk_out, dk_second, PANELS)
+    dv_out = make_boxes(dv_out, dv_second, PANELS_V)
+    buffers = Buffers(
+        make_panel_pipeline(k, 1, 2),
+        make_panel_pipeline(v, 1, 2),
+        make_panel_pipeline(q, STAGES, 2),
+        make_panel_pipeline(do, DO_STAGES, 2),
+        gl.allocate_shared_memory(values.dtype, lse, values.layout),
+        gl.allocate_shared_memory(values.dtype, delta, values.layout),
+        make_handover(q.first.dtype, KEYS, BLOCK_Q, 2, 1, 2),
+        make_tiles(dq_sum, 4),
+    )
+    loader = Loader(q, k, v, do, values)
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (consume_pair, (problem, buffers, loader, dq_sum, dk_out, dv_out, 0)),
+            (consume_pair, (problem, buffers, loader, dq_sum, dk_out, dv_out, 1)),
+        ],
+        [4],
+        [CONSUMER_REGISTERS],
+    )
+
+
+launch_pair = Launcher(backward_pair_kernel)
