@@ -1,15 +1,17 @@
 """Backwards of head dims in two panels on a Hopper GPU, against padded ones: checked, then timed.
 
     python -m tests.benchmarks.headdims_backward_gpu --out FILE [--defaults] [--dims 192 ...]
+        [--only pair "roles, 3 Q" ...]
 
 For each head dim the candidates are FA3's kernel with head dims padded to a power of two, as two
 panels, and as two panels with each use of the shared memory and registers that they leave: more
 slots of Q and dO, products that are issued early; above head_dim 128 also with other divisions of
-the work, `roles` and `halves` of `BackwardConfig`. One process for each candidate and mask compiles
-it and checks it within the error budget on small calls: ragged ends, two query heads to a key head,
-in any order and in turns. Each has a time limit, and one that fails is not timed. Then the
-candidates of a shape take turns with cuDNN and flash-attn-4, each as a CUDA graph with a cold L2
-cache (flash_versions/bench/measure.py). A backward is all its kernels. The last lines are a
+the work, `roles`, `halves` and `pair` of `BackwardConfig`; with --only, the default and those that
+are named. One process for each candidate and mask compiles it and checks it within the error budget
+on small calls: ragged ends, two query heads to a key head, in any order and in turns. Each has a
+time limit, and one that fails is not timed. Then the candidates of a shape take turns with cuDNN
+and flash-attn-4, each as a CUDA graph with a cold L2 cache (flash_versions/bench/measure.py). A
+backward is all its kernels. The last lines are a
 summary: for each shape the rates of peers, of padding, of the default and of the fastest candidate.
 """
 
@@ -32,7 +34,6 @@ from flash_versions.versions.fa3.hopper.backward import host, kernel
 from flash_versions.versions.fa3.hopper.backward.config import (
     BackwardConfig,
     default_config,
-    tile_widths,
 )
 from flash_versions.versions.oracle.budget import assess_request
 from tests.benchmarks.frame import keep, parser, passed
@@ -45,6 +46,7 @@ DIMS = [(192, 192), (192, 128), (96, 96), (80, 80), (160, 160), (128, 96), (128,
 LENGTHS = (8192, 2048, 16384)
 PROCESSES = 15
 only_defaults = False  # --defaults
+only: tuple[str, ...] = ()  # --only
 CHECK_SECONDS = 100  # of a candidate's process at most
 NARROW: dict[str, dict[str, Any]] = {  # up to head_dim 128
     "padded": {},
@@ -66,6 +68,8 @@ WIDE: dict[str, dict[str, Any]] = {
     "roles, 3 Q": {"panels": True, "roles": True, "stages": 3},
     "roles, 3 Q, 2 dO": {"panels": True, "roles": True, "stages": 3, "do_stages": 2},
     "halves": {"block_kv": 128, "panels": True, "halves": True},
+    "pair": {"block_kv": 128, "panels": True, "pair": True},
+    "pair, 2 dO": {"block_kv": 128, "panels": True, "pair": True, "do_stages": 2},
 }
 
 
@@ -99,9 +103,7 @@ class Call(NamedTuple):
 
 def kernel_of(request: Request, config: BackwardConfig) -> tuple:
     """What tells kernels apart: a configuration with panels may have none to divide."""
-    widths = tuple(
-        tile_widths(x.shape[3], config.panels, config.roles) for x in (request.q, request.v)
-    )
+    widths = tuple(config.widths(x.shape[3]) for x in (request.q, request.v))
     return widths, *(vars(config) | {"panels": None}).values()
 
 
@@ -120,7 +122,8 @@ def candidates(request: Request) -> dict[str, BackwardConfig]:
     if (default := default_name(request, named)) is None:
         named["other default"] = default_config(request)
         default = "other default"
-    return {x: named[x] for x in ("padded", default)} if only_defaults else named
+    wanted = ("padded",) if only_defaults else only
+    return {x: y for x, y in named.items() if not wanted or x in (*wanted, default)}
 
 
 def default_name(request: Request, named: dict[str, BackwardConfig]) -> str | None:
@@ -162,7 +165,7 @@ def warm_up(job: tuple[tuple[int, int], bool, str], seconds: float) -> bool:
         return False
     command = [sys.executable, "-m", "tests.benchmarks.headdims_backward_gpu", "--out", "none"]
     command += ["--dims", text, "--check", name] + ["--causal"] * causal
-    command += ["--defaults"] * only_defaults
+    command += ["--defaults"] * only_defaults + ["--only", *only] * bool(only)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=CHECK_SECONDS)
     except subprocess.TimeoutExpired:
@@ -226,9 +229,10 @@ def main() -> int:
     command.add_argument("--check", metavar="NAME", help="check a candidate, measure nothing")
     command.add_argument("--causal", action="store_true", help="what --check is about")
     command.add_argument("--defaults", action="store_true", help="beside padding and the peers")
+    command.add_argument("--only", nargs="+", default=[], help="candidates beside the default")
     arguments = command.parse_args()
-    global only_defaults
-    only_defaults = arguments.defaults
+    global only_defaults, only
+    only_defaults, only = arguments.defaults, tuple(arguments.only)
     if arguments.check is not None:
         share = check(arguments.dims[0], arguments.causal, arguments.check)
         print(f"within the budget, {share:.2f} of it", flush=True)
