@@ -9,6 +9,7 @@ from flash_versions.versions.fa3.hopper.backward.config import MOST_ALTERNATING
 
 HEAD_DIMS = "-m tests.benchmarks.headdims_gpu --defaults --out FILE"
 HEAD_DIMS_BACKWARD = "-m tests.benchmarks.headdims_backward_gpu --out FILE"
+PARTS = "-m tests.benchmarks.parts_gpu --out FILE"
 IN_TURNS = "-m tests.benchmarks.deterministic_gpu --out FILE"
 HOST = "-m tests.benchmarks.host_gpu --out FILE"
 PEERS = ("cudnn", "flash-attn-4")
@@ -87,6 +88,38 @@ def by_head_dim(found: dict[tuple, float], names: tuple[str, ...], own: tuple[st
     return markdown(["head_dim", *columns, "ratio"], body)
 
 
+def divided_groups(document: Document) -> str:
+    """Backwards whose groups of query heads are divided over programs: one part and the default."""
+    found: dict[tuple, dict[str, Row]] = {}
+    for row in document["rows"]:
+        if row["suite"] == "divided groups" and "ms_p50" in row:
+            lengths, batch = row["lengths"], row["batch"]
+            what = {"in turns": "causal, in turns"}.get(row["kind"], row["kind"])
+            if row["kind"] == "prompt":
+                size = f"{batch} x ({lengths[0]} + {len(lengths) - 1} x {lengths[1]})"
+            elif row["kind"] == "packed":
+                size = f"{len(lengths)} sequences of {sum(lengths) // len(lengths)}"
+            else:
+                size = f"{batch} x {lengths[0]}"
+            name = f"{what}, {size}, {row['kv_heads']} key heads, D={row['head_dim']}"
+            rows = found.setdefault((name,), {})
+            rows["default" if row["default"] else row["name"]] = row
+            if row["default"] and row["name"] == "1":
+                rows["1"] = row
+    if not found:
+        return not_measured(f"python {PARTS}")
+    body = []
+    for (name,), rows in found.items():
+        one, chosen = rows["1"]["ms_p50"], rows["default"]
+        cells = [name, f"{one:.3f}", f"{chosen['ms_p50']:.3f}", f"{chosen['parts']}"]
+        cells.append(f"{one / chosen['ms_p50']:.2f}")
+        copies = rows.get("copies")
+        body.append([*cells, f"{copies['ms_p50'] / chosen['ms_p50']:.1f} x" if copies else "-"])
+    header = ["milliseconds", "1 part", "default", "its parts", "ratio", "to rows with copies"]
+    about = where_and_when(document, "divided groups")
+    return f"{markdown(header, body)}\n\n4 query heads to a key head, bf16. {about}.\n"
+
+
 def in_turns(document: Document) -> str:
     """The deterministic backward: TFLOP/s, and its share of the rate in any order."""
     keys = "head_dim", "causal", "group", "S"
@@ -135,6 +168,7 @@ TABLES: dict[str, Callable[[Document], str]] = {
     "head dims": head_dims,
     "head dims backward": backward_of_head_dims,
     "wide backward": wide_backward,
+    "divided groups": divided_groups,
     "deterministic backward": in_turns,
     "host": on_the_host,
 }

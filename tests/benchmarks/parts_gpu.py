@@ -4,8 +4,8 @@
 
 The query heads of a key head are divided over 1, 2 or 4 programs (`parts` of `BackwardConfig`), and
 programs alternate between the key heads that fit in the L2 cache or all (`section`): a prompt of
-2048 tokens with 16 answers of 256, against 16 rows with copies of it; causal and full calls of one
-row; packed sequences. All have 4 or 8 key heads, each of 4 query heads.
+2048 tokens with 16 answers of 256, against 16 rows with copies of it; causal and full calls; packed
+sequences, 32768 tokens together. All have 4 or 8 key heads, each of 4 query heads.
 
 First, a process for each kernel checks it within the error budget on a small call, dK and dV to the
 bit in a second call. Then the contestants of a shape take turns, each as a CUDA graph with a cold
@@ -36,16 +36,21 @@ from flash_versions.versions.fa3.hopper.backward.config import (
 )
 from flash_versions.versions.oracle.budget import assess_request
 from tests.benchmarks.frame import keep, parser, passed
+from tests.benchmarks.packed_gpu import Shape as Packed
 from tests.benchmarks.packed_gpu import time_all
 
 SUITE = "divided groups"
 KINDS = ("prompt", "causal", "packed", "full", "in turns")
 GROUP = 4
 PARTS = (1, 2, 4)
+SIZES = {  # (rows, tokens, key heads)
+    "causal": ((1, 512, 4), (1, 2048, 4), (1, 2048, 8), (1, 8192, 8), (4, 2048, 8), (2, 8192, 8)),
+    "full": ((1, 512, 4), (1, 2048, 8), (4, 2048, 8)),
+    "in turns": ((1, 2048, 4),),
+}
 ALL = "all heads"  # in a section
 PROMPT, ANSWERS = 2048, [256] * 16
-LENGTHS = (512, 1024, 2048, 4096)
-PACKED = ([512] * 4, [300, 1500, 100, 700, 200, 1296], [2048, 64, 64, 1024, 896])
+NUMBERS = {256: 0, 1024: 2, 4096: 4}  # of draws of packed_gpu with this mean length
 PROCESSES = 15
 CHECK_SECONDS = 80  # of a kernel's process at most
 device = "cuda"
@@ -96,13 +101,11 @@ def shapes(kinds: list[str]) -> Iterator[Shape]:
             for batch, head_dim in product((1, 2), (128, 64)):
                 yield Shape(kind, head_dim, 4, batch, (PROMPT, *ANSWERS))
         elif kind == "packed":
-            for lengths, head_dim in product(PACKED, (128, 64)):
-                yield Shape(kind, head_dim, 4, 1, tuple(lengths))
+            for mean, head_dim in product(NUMBERS, (128, 64)):
+                yield Shape(kind, head_dim, 4, 1, Packed.drawn(NUMBERS[mean]).lengths)
         else:
-            lengths = (2048,) if kind == "in turns" else LENGTHS
-            lengths += (8192,) * (kind == "causal")
-            for length, kv_heads, head_dim in product(lengths, (4, 8), (128, 64)):
-                yield Shape(kind, head_dim, kv_heads, 1, (length,))
+            for (batch, length, kv_heads), head_dim in product(SIZES[kind], (128, 64)):
+                yield Shape(kind, head_dim, kv_heads, batch, (length,))
 
 
 class Call(NamedTuple):

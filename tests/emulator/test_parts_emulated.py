@@ -178,11 +178,11 @@ def test_parts_that_are_not_possible():
 
 CHOSEN = [  # (queries, heads, key heads, options, parts)
     (2048, 16, 4, {"causal": True}, 4), (2048, 32, 8, {"causal": True}, 2),
-    (4096, 16, 4, {"causal": True}, 2), (8192, 32, 8, {"causal": True}, 1),
+    (4096, 16, 4, {"causal": True}, 2), (8192, 32, 8, {"causal": True}, 2),
     (2048, 16, 4, {}, 2), (4096, 16, 4, {}, 1), (512, 16, 4, {}, 4), (512, 64, 8, {}, 4),
-    (512, 6, 2, {}, 3), (512, 10, 2, {}, 5), (2048, 16, 16, {"causal": True}, 1),
+    (512, 6, 2, {}, 3), (512, 10, 2, {}, 5), (8192, 16, 16, {"causal": True}, 1),
     (6144, 16, 4, masks.shared_prompt(2048, [256] * 16), 2),
-    (6144, 64, 16, masks.shared_prompt(2048, [256] * 16), 1),
+    (6144, 64, 16, masks.shared_prompt(2048, [256] * 16), 2),
 ]  # fmt: skip
 
 

@@ -29,7 +29,7 @@ OTHERS |= {"norm gemm numerics", "context parallel", "context parallel backward"
 OTHERS |= {"processes of four", "processes checks", "shipped models", "packed, random", "asked for"}
 OTHERS |= {"interval masks", "decode, lengths and pages"}
 OTHERS |= {"head dims", "head dims, backward", "deterministic backward", "host", "tiles"}
-OTHERS |= {"training step", "trainers", "wide backward"}
+OTHERS |= {"divided groups", "training step", "trainers", "wide backward"}
 TABLE = {"B": 2, "N": 8192, "D": 128, "causal": True}  # the headline
 LONG = {"N": 16384, "D": 64, "causal": True}
 

@@ -15,11 +15,11 @@ PAIR_DIMS = 384  # 192 registers of a thread
 DQ_WIDTH = 32  # dims of dQ in a product, with 128 keys above head_dim 128
 L2_BYTES = 32 << 20  # of the cache that a section of heads may fill
 STEPS_BESIDE = 3  # that a program takes besides: to start, to load K and V, to store dK and dV
-STEPS_TO_ADD = 2  # of a part: to leave its sums, and now and then to add all
+STEPS_TO_ADD = 1  # of a part: to leave its sums, and now and then to add all
 HEAVY_SHARE = 0.3  # of the heaviest tile's steps that a tile has under intervals
 WORTH_MORE = 0.95  # of the time of fewer parts
 MOST_PARTS = 8
-CACHED_BYTES = 40 << 20  # that stay in the L2 cache while others pass through
+CACHED_BYTES = 48 << 20  # that stay in the L2 cache while others pass through
 UNCACHED = 1.2  # times as long take steps whose programs have more under way
 FEW_WAVES = 4  # programs for each SM, below which the heaviest tiles of all heads come first
 MOST_ALTERNATING = 4  # heads of a section without a causal mask: more are slower at head_dim 64
@@ -213,8 +213,8 @@ def choose_parts(request: Request, config: BackwardConfig) -> int:
     """
     tiles = tiles_of_keys(request, config.block_kv)
     queries, kv_heads, group = request.q.shape[1], request.k.shape[2], request.group
-    if request.cu_seqlens_q is not None:  # of a sequence, on average
-        queries, tiles = cdiv(queries, request.batch), tiles - request.batch // 2
+    if request.cu_seqlens_q is not None:  # most of the work is in sequences longer than the mean
+        queries, tiles = 2 * queries // request.batch, tiles - request.batch // 2
     longest = cdiv(queries, config.block_q) * group
     alike = not (request.is_ragged or request.has_intervals or request.window_right is not None)
     usual = longest
