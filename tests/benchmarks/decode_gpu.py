@@ -1,12 +1,14 @@
 """Decoding over caches of rows of different lengths and in pages: checked, then timed; writes JSON.
 
     python -m tests.benchmarks.decode_gpu --out FILE [--seconds 80] [--only NAME ...]
+        [--configs 64x1 128x2x4 ...] [--checks 10]
 
 First, processes side by side compile all kernels and check drawn cases: every contestant has to be
 within the error budget and to give the same bits twice, with NaN in every slot that belongs to no
 sequence. Then the contestants of each shape take turns, each as a CUDA graph with a cold L2 cache
 (flash_versions/bench/measure.py): a device copy that moves as many bytes as the sequences have keys
-and values, and what a call gets ("fa2"). Last, a table with the share of the copy's rate.
+and values, FA2's kernels ("fa2"), and on Hopper FA3's where it takes the request ("fa3"), also with
+the switches of --configs. Last, a table with the share of the copy's rate.
 """
 
 import os
@@ -27,6 +29,7 @@ from flash_versions.bench.document import new_document  # noqa: E402
 from flash_versions.bench.measure import captured, reason, timed  # noqa: E402
 from flash_versions.dispatch.request import Request, make_request  # noqa: E402
 from flash_versions.versions.fa2 import forward as fa2  # noqa: E402
+from flash_versions.versions.fa3.hopper.decode import host as decode  # noqa: E402
 from flash_versions.versions.oracle.budget import assess_request  # noqa: E402
 from tests.benchmarks.frame import keep, parser, passed  # noqa: E402
 
@@ -126,11 +129,23 @@ def random_shape(number: int) -> Shape:
                  kv_heads, rng.choice((1, 1, 2)))  # fmt: skip
 
 
-def contestants(request: Request) -> dict[str, Callable[[], tuple[torch.Tensor, ...]]]:
+def config_of(text: str) -> decode.DecodeConfig:
+    """The switches that a text names: keys of a block x programs of a multiprocessor x slots, of
+    which the last may be missing.
+    """
+    return decode.DecodeConfig(*map(int, text.split("x")))
+
+
+def contestants(
+    request: Request, configs: list[str]
+) -> dict[str, Callable[[], tuple[torch.Tensor, ...]]]:
     """What computes a request, by name."""
-    return {
-        "fa2": lambda: fa2.forward(request)[:2],
-    }
+    found = {"fa2": lambda: fa2.forward(request)[:2]}
+    if decode.left_to_gathering(request) is None:
+        found["fa3"] = lambda: decode.forward(request)[:2]
+        for text in configs:
+            found[f"fa3 {text}"] = lambda text=text: decode.forward(request, config_of(text))[:2]
+    return found
 
 
 def checked_request(number: int) -> tuple[Request, Request]:
@@ -176,7 +191,7 @@ def checked_request(number: int) -> tuple[Request, Request]:
     return make_request(q, *poisoned, **given), exact
 
 
-def check(number: int) -> str:
+def check(number: int, configs: list[str]) -> str:
     """Compute a drawn case by each contestant, and in splits.
 
     Raises:
@@ -184,7 +199,7 @@ def check(number: int) -> str:
     """
     request, exact = checked_request(number)
     worst = 0.0
-    for name, call in contestants(request).items():
+    for name, call in contestants(request, configs).items():
         o, lse = call()
         for what, accuracy in assess_request({"o": o, "lse": lse}, exact).items():
             assert accuracy.ok, f"case {number}, {name}: {what}: {accuracy}"
@@ -213,10 +228,10 @@ def copies(shape: Shape) -> dict[str, Callable[[], tuple[torch.Tensor, ...]]]:
     }
 
 
-def measure(shape: Shape) -> list[dict]:
+def measure(shape: Shape, configs: list[str]) -> list[dict]:
     """Rows of a shape's contestants."""
     request = shape.request()
-    calls = {**copies(shape), **contestants(request)}
+    calls = {**copies(shape), **contestants(request, configs)}
     rows, replays = {}, {}
     for name, call in calls.items():
         rows[name] = {
@@ -251,17 +266,18 @@ def table(rows: list[dict]) -> str:
     return "\n".join(lines)
 
 
-def warm(name: str) -> None:
+def warm(name: str, configs: list[str]) -> None:
     """Compile what a shape launches."""
     shape = next(shape for shape in shapes() if shape.name == name)
-    for call in contestants(shape.request()).values():
+    for call in contestants(shape.request(), configs).values():
         call()
     torch.cuda.synchronize()
 
 
-def elsewhere(option: str, value: str) -> str | None:
+def elsewhere(option: str, value: str, configs: list[str]) -> str | None:
     """Run one step in a process of its own; why it failed, or None."""
     command = [sys.executable, "-m", "tests.benchmarks.decode_gpu", option, value, "--out", "none"]
+    command += ["--configs", *configs]
     done = run(command, capture_output=True, text=True, timeout=150)
     if done.returncode:
         print(f"{option} {value} failed:\n{done.stderr[-1500:]}", flush=True)
@@ -277,12 +293,16 @@ def main() -> int:
     command.add_argument("--check", type=int, help="check this case only, and do not measure")
     command.add_argument("--warm", help="compile the kernels of this shape only")
     command.add_argument("--only", nargs="+", help="shapes whose names contain one of these")
+    text = "of FA3's kernel: keys of a block x programs of a multiprocessor [x slots], such as 64x2"
+    command.add_argument("--configs", nargs="*", default=[], help=text)
+    command.add_argument("--checks", type=int, default=CHECKS, help=f"drawn cases ({CHECKS})")
     arguments = command.parse_args()
+    configs = arguments.configs
     if arguments.check is not None:
-        print(check(arguments.check))
+        print(check(arguments.check, configs))
         return 0
     if arguments.warm is not None:
-        warm(arguments.warm)
+        warm(arguments.warm, configs)
         return 0
     wanted = [
         shape
@@ -295,9 +315,9 @@ def main() -> int:
         for s in wanted
     }
     jobs = [("--warm", shape.name) for shape in kinds.values()]
-    jobs += [("--check", str(number)) for number in range(CHECKS)]
+    jobs += [("--check", str(number)) for number in range(arguments.checks)]
     with ThreadPoolExecutor(PROCESSES) as pool:
-        failed = [text for text in pool.map(lambda job: elsewhere(*job), jobs) if text]
+        failed = [text for text in pool.map(lambda job: elsewhere(*job, configs), jobs) if text]
     print(f"compiled and checked after {passed():.0f} s; {len(failed)} failed", flush=True)
     document = new_document(suite=SUITE, seed=0)
     document["failed"] = failed
@@ -305,7 +325,7 @@ def main() -> int:
         if passed() > arguments.seconds:
             print(f"the time is up before {shape.name}", flush=True)
             break
-        keep(document, arguments.out, measure(shape), hidden=("suite", "dtype"))
+        keep(document, arguments.out, measure(shape, configs), hidden=("suite", "dtype"))
         torch.cuda.empty_cache()
     print(table(document["rows"]), flush=True)
     return bool(failed)

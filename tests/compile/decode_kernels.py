@@ -16,6 +16,9 @@ CALLS = {  # name: (batch, queries, head_dim, options)
 }
 
 
+ON_HOPPER = ((None, 64), (16, 128), (64, 128), (64, 256))  # pages and head dims
+
+
 PAGES = (None, 16, 64)  # of so many keys, the last as long as a block
 
 
@@ -27,6 +30,11 @@ def row(call: str, kernel: Compiled) -> dict:
         "spills": kernel.assembly.spill_stores,
         "shared": kernel.shared,
         "mma_sync": kernel.counts["mma_sync"],
+        "wgmma": kernel.counts["wgmma"],
+        "tma_loads": kernel.counts["tma_loads"],
+        "serialised": kernel.serialised,
+        "unused_barriers": kernel.unused_barriers,
+        "roles": {role.function: role.registers for role in kernel.roles},
         "copied": re.findall(r"cp\.async\.c[ag]\.[^,]*,[^,]*, (\w+)", kernel.ptx),
         "waits": [int(n) for n in re.findall(r"cp\.async\.wait_group\s+(\d+)", kernel.ptx)],
         "loops": [loop.local_memory for loop in kernel.hot_loops],
@@ -36,9 +44,13 @@ def row(call: str, kernel: Compiled) -> dict:
 
 
 def rows(part: str = "") -> list[dict]:
-    """The rows of all calls; of part "shares", those of sequences with lengths of their own."""
+    """The rows of all calls; of part "shares", those of sequences with lengths of their own; of
+    part "hopper", those of FA3's kernel for these, and for pages.
+    """
     if part == "shares":
         return [found for size in PAGES for found in shared(size)]
+    if part == "hopper":
+        return [found for case in ON_HOPPER for found in shared(*case, version="fa3")]
     found = []
     for name, (batch, queries, head_dim, options) in CALLS.items():
         q = torch.empty(batch, queries, 32, head_dim, dtype=torch.bfloat16)
@@ -49,7 +61,7 @@ def rows(part: str = "") -> list[dict]:
     return found
 
 
-def shared(page_size: int | None, head_dim: int = 128) -> list[dict]:
+def shared(page_size: int | None, head_dim: int = 128, version: str = "fa2") -> list[dict]:
     """The rows of a call of 16 sequences."""
     q = torch.empty(16, 1, 32, head_dim, dtype=torch.bfloat16)
     k = torch.empty(16, 8192, 8, head_dim, dtype=torch.bfloat16)
@@ -58,4 +70,4 @@ def shared(page_size: int | None, head_dim: int = 128) -> list[dict]:
         k = k.view(-1, page_size, 8, head_dim)
         given["block_table"] = torch.zeros(16, 8192 // page_size, dtype=torch.int32)
     name = f"{head_dim}, pages of {page_size}"
-    return [row(name, kernel) for kernel in compile_call("fa2", make_request(q, k, k, **given))]
+    return [row(name, kernel) for kernel in compile_call(version, make_request(q, k, k, **given))]

@@ -83,6 +83,14 @@ def store(pointer, value, mask=True):
     pointer.data[offset[mask]] = value[mask]
 
 
+def associative_scan(x, axis, combine):
+    assert axis == 0 and x.data.dim() == 1, "only numbers in a line are scanned"
+    found = [Tensor(x.data[0])]
+    for value in x.data[1:]:
+        found.append(combine(found[-1], Tensor(value)))
+    return Tensor(torch.stack([value.data for value in found]))
+
+
 def atomic_add(pointer, value, sem="acq_rel"):
     here.partition.pause()
     before = pointer.data[pointer.offset].clone()
@@ -225,7 +233,7 @@ class Jit:
     def __getitem__(self, grid):
         return functools.partial(self.launch, grid)
 
-    def launch(self, grid, *arguments, num_warps, num_stages=None, **constants):
+    def launch(self, grid, *arguments, num_warps, num_stages=None, maxnreg=None, **constants):
         arguments = [Pointer(x.view(-1)) if isinstance(x, torch.Tensor) else x for x in arguments]
         run_grid(functools.partial(self.function, **constants), grid[0], arguments)
 
@@ -281,6 +289,7 @@ gl = module(
     store,
     atomic_add,
     barrier,
+    associative_scan,
     warp_specialize,
     allocate_shared_memory,
     inline_asm_elementwise,
@@ -343,6 +352,7 @@ MODULES = {
 ROOMS = ("flash_versions.versions.", "transformer.model.kernels.")
 # Portable kernels that emulated host code launches: Triton interprets these.
 INTERPRETED = (
+    "flash_versions.versions.fa2.",
     "flash_versions.versions.fp8.",
     "flash_versions.versions.fa3.hopper.backward.rows",
     "flash_versions.versions.tiles.intervals",

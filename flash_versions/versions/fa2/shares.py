@@ -177,16 +177,21 @@ def pay(request: Request) -> bool:
 
 def shares_of(request: Request, config: LaunchConfig) -> int:
     """How many shares a key head gets: as many as there are programs on the GPU at the same time,
-    which its shared memory and its registers limit; or up to 1 / 20 fewer, if sequences of one
-    length then begin and end with shares, which takes fewer reductions.
+    which its shared memory and its registers limit.
     """
     about = devices[request.q.device]
     head_dim = padded_head_dim(max(request.q.shape[3], request.v.shape[3]))
     under_way = replace(config, num_stages=max(1, config.num_stages - 1))
     size = under_way.shared_bytes(head_dim, request.q.element_size()) + RESERVED
     at_once = max(1, min(about.shared_memory // size, WARPS // config.num_warps))
-    shares = max(1, at_once * about.num_sms // request.k.shape[2])
-    batch = max(1, request.q.shape[0])
+    return even_shares(at_once * about.num_sms // request.k.shape[2], request.q.shape[0])
+
+
+def even_shares(shares: int, batch: int) -> int:
+    """So many shares, or up to 1 / 20 fewer, if sequences of one length then begin and end with
+    shares, which takes fewer reductions.
+    """
+    shares, batch = max(1, shares), max(1, batch)
     even = shares - shares % batch if batch <= shares else cdiv(batch, cdiv(batch, shares))
     return even if even >= 0.95 * shares else shares
 

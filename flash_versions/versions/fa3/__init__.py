@@ -25,19 +25,21 @@ from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
 from flash_versions.versions.fa3.hopper import forward as forward_hopper
 from flash_versions.versions.fa3.hopper.backward import kernel as backward_hopper
 from flash_versions.versions.fa3.hopper.config import default_config
+from flash_versions.versions.fa3.hopper.decode import host as decode_hopper
 from flash_versions.versions.fp8.quantize import prepare
 from flash_versions.versions.tiles.tma import undescribable
 
 
 def choose_forward(request: Request) -> Forward:
     """The kernel for a request, asked in this order. FA2 has what boxes do not reach, and decoding,
-    which waits for memory, not for what FA3 makes faster; on Hopper the explicit kernel has all
-    that it takes, and the portable one the rest, but for lists of blocks.
+    which waits for memory, not for what FA3 makes faster; on Hopper an explicit kernel has decoding
+    of sequences of different lengths and over pages, another one has all else that it takes, and
+    the portable one the rest, but for lists of blocks.
     """
     if request.precision is not None:
         return choose_fp8(request, forward_quantized)
     if forward.left_to_gathering(request):
-        return packing.forward
+        return decode_hopper.planned(request) or packing.forward
     if forward_hopper.left_to_portable(request):
         return packing.forward if forward.needs_lists(request) else forward.forward
     plan = forward_hopper.make_plan(request, default_config(request), request.q.dtype)

@@ -28,7 +28,7 @@ def choose_forward(request: Request) -> Forward:
     if request.precision is not None:
         return fa3.choose_fp8(request, forward_quantized)
     if fa3.forward.left_to_gathering(request):
-        return fa3.packing.forward
+        return fa3.decode_hopper.planned(request) or fa3.packing.forward
     if fa3.forward_hopper.left_to_portable(request):
         if is_verified(BLACKWELL) and not host_blackwell.left_to_portable(request):
             return plan_blackwell(request)

@@ -1,0 +1,220 @@
+"""The host's side of the decoding kernel for Hopper: which requests it takes, and its launch."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from flash_versions.dispatch.device import devices
+from flash_versions.dispatch.launch import Launcher, Plan, layout
+from flash_versions.dispatch.request import Request
+from flash_versions.dispatch.sizes import padded_head_dim
+from flash_versions.dispatch.version import Forward
+from flash_versions.versions.fa2 import shares as equal_shares
+from flash_versions.versions.fa2.combine import Partials, combine
+from flash_versions.versions.fa2.shares import MOST_SEQUENCES, even_shares
+from flash_versions.versions.fa3.hopper.decode.kernel import PANEL, decode_kernel
+from flash_versions.versions.fa3.hopper.host import (
+    kv_apart,
+    score_scales,
+    slopes_strides,
+    window_bounds,
+)
+from flash_versions.versions.tiles import wgmma
+from flash_versions.versions.tiles.ragged import FAR, describe_ragged
+from flash_versions.versions.tiles.tma import undescribable
+from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
+
+SCANNED = 128  # sequences whose blocks a program adds up at once, at least
+REGISTERS = 64 * 1024  # of a multiprocessor
+THREADS = 256  # Triton starts a producer's warp as a warpgroup
+
+
+@dataclass(frozen=True)
+class DecodeConfig:
+    """The switches of the kernel.
+
+    Attributes:
+        block_kv: keys of a block; 64 or 128.
+        programs: of a multiprocessor at the same time; 1 or 2.
+        slots: of the ring, each for a block of K or of V. Four are faster than six (docs/log.md).
+    """
+
+    block_kv: int = 64
+    programs: int = 2
+    slots: int = 4
+
+
+class Limited:
+    """A kernel whose programs start with so few registers that two fit on a multiprocessor."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        """The kernel on a grid."""
+        return partial(self.kernel[grid], maxnreg=REGISTERS // THREADS // 2)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.kernel, name)
+
+
+launch_alone = Launcher(decode_kernel)
+launch_by_two = Launcher(Limited(decode_kernel))
+
+
+def panels_of(head_dim: int) -> int:
+    """Panels of a tile of vectors: 1, 2 or 4."""
+    return max(1, padded_head_dim(head_dim) // PANEL.value)
+
+
+def default_config(request: Request) -> DecodeConfig:
+    """The configuration for a request."""
+    wide = max(request.q.shape[3], request.v.shape[3]) > 128
+    return DecodeConfig(programs=1 if wide else 2)
+
+
+def left_to_gathering(request: Request) -> str | None:
+    """Why a request is not for this kernel, as a sentence, or None."""
+    q, k, v = request.q, request.k, request.v
+    if not wgmma.available(q.device):
+        return f"{q.device} is no Hopper GPU (compute capability 9.0), or kernels are interpreted."
+    if q.dtype not in (torch.float16, torch.bfloat16):
+        return f"q has dtype {q.dtype}; float16 and bfloat16 are what WGMMA multiplies here."
+    if request.cu_seqlens_q is not None or request.has_intervals or request.dropout_p > 0:
+        return "packed queries, intervals and dropout_p are left to the other kernels."
+    if (rows := q.shape[1] * request.group) > WARPGROUP_ROWS.value:
+        return f"a key head has {rows} query rows; a tile has {WARPGROUP_ROWS.value}."
+    if request.num_splits is not None:
+        return "num_splits was given: shares are none of so many splits."
+    if max(q.shape[3], v.shape[3]) > 256:
+        return f"head_dim {max(q.shape[3], v.shape[3])} is left to FA2; 256 is possible."
+    if not 1 <= q.shape[0] <= MOST_SEQUENCES:
+        return f"{q.shape[0]} sequences: a program adds up the blocks of 1 to {MOST_SEQUENCES}."
+    for name, x in (("k", k), ("v", v)):
+        if reason := undescribable(name, x):
+            return reason
+    block = default_config(request).block_kv
+    page = k.shape[1]
+    if request.block_table is not None:
+        if page % 16 or (page % block and block % page):
+            return f"pages of {page} keys are left to FA2: boxes of 16 keys or more make a block."
+        if request.kv_starts is not None:
+            return "kv_starts with pages are left to FA2: a block begins where a page does."
+    apart = rows_apart(request)
+    if apart is None or apart * k.shape[0] + page > FAR.value:
+        return f"k and v with strides {k.stride()} and {v.stride()} are no rows at one distance."
+    return None
+
+
+def rows_apart(request: Request) -> int | None:
+    """Rows from one sequence, or one page, to the next, of k and of v; None if there is no such
+    number.
+    """
+    return kv_apart(request._replace(cu_seqlens_k=None))
+
+
+def pays(request: Request) -> bool:
+    """Whether the kernel is faster than FA2's: with pages, and at head_dim 64 where lengths differ.
+    Rows of 128 dims reach the same share of a copy's rate in both (docs/measuring.md).
+    """
+    narrow = max(request.q.shape[3], request.v.shape[3]) <= 64
+    return request.block_table is not None or (narrow and equal_shares.pay(request))
+
+
+def planned(request: Request) -> Forward | None:
+    """The kernel with its launch planned, if it takes a request and pays there."""
+    if not pays(request) or left_to_gathering(request):
+        return None
+    return partial(launch, make_plan(request))
+
+
+def make_plan(
+    request: Request, config: DecodeConfig | None = None, shares: int | None = None
+) -> Plan:
+    """The launch of the kernel for a request that is not `left_to_gathering`."""
+    config = config or default_config(request)
+    q, k, v = request.q, request.k, request.v
+    batch, q_length, _, head_dim = q.shape
+    kv_heads = k.shape[2]
+    paged = request.block_table is not None
+    panels, panels_v = panels_of(head_dim), panels_of(v.shape[3])
+    if shares is None:
+        shares = even_shares(config.programs * devices[q.device].num_sms // kv_heads, batch)
+    table_stride = request.block_table.stride(0) if request.block_table is not None else 0
+    q_strides = q.stride(0), q.stride(1), q.stride(2)
+    counts = q_length, request.max_kv_length, batch, kv_heads, shares, table_stride
+    constants = {
+        "GROUP": request.group,
+        "DIM": head_dim,
+        "DIM_V": v.shape[3],
+        "PAGE_SIZE": k.shape[1] if paged else 0,
+        "LENGTHS": request.kv_lengths is not None,
+        "STARTS": request.kv_starts is not None,
+        "CUTS": request.cu_seqlens_k is not None,
+        "LEFT": request.window_left is not None,
+        "RIGHT": request.window_right is not None,
+        "CAP": request.softcap is not None,
+        "ALIBI": request.alibi_slopes is not None,
+        "SINK": request.sink is not None,
+        "BLOCK_KV": config.block_kv,
+        "SLOTS": config.slots,
+        "SLOT_PANELS": max(panels, panels_v),
+        "PANELS": panels,
+        "PANELS_V": panels_v,
+        "BATCH": max(SCANNED, 1 << (batch - 1).bit_length()),
+        "OVERLAP": shares > 1 and devices.launches_overlap(q.device),
+        "PRODUCER_REGISTERS": 40,
+    }
+    numbers = (
+        *q_strides, *counts, rows_apart(request), *window_bounds(request), *score_scales(request),
+        *slopes_strides(request)
+    )  # fmt: skip
+    return Plan(config, layout(request), (kv_heads * shares, 1, 1), numbers, constants)
+
+
+def forward(
+    request: Request, config: DecodeConfig | None = None, shares: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """Attention and its LSE of a request that is not `left_to_gathering`.
+
+    Args:
+        request: see `Request`.
+        config: the switches; None chooses by shape.
+        shares: of each key head; None: as many as fill the GPU.
+    """
+    return launch(make_plan(request, config, shares), request)
+
+
+def launch(plan: Plan, request: Request) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """Launch the kernel as planned, and the reduction of what shares have cut."""
+    q, k, v = request.q, request.k, request.v
+    batch, q_length, heads, _ = q.shape
+    shares = plan.grid[0] // k.shape[2]
+    o = q.new_empty((*q.shape[:3], v.shape[3]))
+    lse = q.new_empty((batch, heads, q_length), dtype=torch.float32)
+    partials = Partials.allocate(2 * shares, o, packed=False)
+    cut = torch.empty((shares, 2), dtype=torch.int32, device=q.device)
+    box = min(plan.config.block_kv, plan.constants["PAGE_SIZE"] or plan.config.block_kv)
+    optional = (
+        request.kv_lengths, request.kv_starts, request.cu_seqlens_k, request.block_table,
+        request.alibi_slopes, request.sink,
+    )  # fmt: skip
+    tensors = (
+        describe_ragged(k, box, PANEL.value),
+        describe_ragged(v, box, PANEL.value),
+        q,
+        o,
+        lse,
+        partials.acc.ptr,
+        partials.row_max.ptr,
+        partials.row_sum.ptr,
+        cut,
+        *[lse if x is None else x for x in optional],
+    )
+    (launch_alone if plan.config.programs == 1 else launch_by_two).launch(plan, tensors)
+    if shares > 1:
+        overlap = plan.constants["OVERLAP"]
+        combine(partials, (*plan.key, shares), shares, o, lse, overlap, cut)
+    return o, lse, None

@@ -1,0 +1,276 @@
+"""What the decoding kernel for Hopper computes, and which part of it a program does."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from flash_versions.versions.tiles.algebra import LOG2E, block_range, first_visible, last_visible
+from flash_versions.versions.tiles.score_mods import tanh
+from flash_versions.versions.tiles.triton_compat import aggregate
+from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout
+
+
+@gluon.jit
+def add(a, b):
+    """What a scan sums up."""
+    return a + b
+
+
+@aggregate
+class KeyRows:
+    """Where the keys of the sequences lie: `tiles.sequences.Sequences` in Gluon."""
+
+    lengths: gl.tensor  # pointer to kv_lengths; anything if there are none, as all that follows
+    starts: gl.tensor
+    cuts: gl.tensor  # pointer to cu_seqlens_k, of which only the differences count
+    table: gl.tensor
+    table_stride: gl.tensor
+    apart: gl.tensor  # rows of k from one sequence, or one page, to the next
+    most: gl.tensor  # no sequence has more keys
+    LENGTHS: gl.constexpr
+    STARTS: gl.constexpr
+    CUTS: gl.constexpr
+    PAGE_SIZE: gl.constexpr  # 0: no pages
+
+    @gluon.jit
+    def span(self, sequence):
+        """The first key of a sequence in its rows, and how many it has; both are clamped."""
+        end = sequence * 0 + self.most
+        if self.CUTS:
+            cut = gl.load(self.cuts + sequence + 1) - gl.load(self.cuts + sequence)
+            end = gl.minimum(cut.to(gl.int32), end)
+        if self.LENGTHS:
+            given = gl.load(self.lengths + sequence)
+            end = gl.minimum(gl.maximum(given, 0), end).to(gl.int32)
+        first = sequence * 0
+        if self.STARTS:
+            given = gl.load(self.starts + sequence)
+            first = gl.minimum(gl.maximum(given, 0), end).to(gl.int32)
+        return first, end - first
+
+    @gluon.jit
+    def page(self, sequence, number, exists):
+        """A page of a sequence; 0 if it does not exist."""
+        line = self.table + sequence.to(gl.int64) * self.table_stride
+        return gl.load(line + number, mask=exists, other=0).to(gl.int32)
+
+    @gluon.jit
+    def box(self, sequence, first, length, key, BOX: gl.constexpr):
+        """Where a box of BOX keys of a sequence begins that has `length` of them: (first row of all
+        to which it belongs, how many rows belong there, its own first row among them).
+        """
+        if self.PAGE_SIZE == 0:
+            return sequence * self.apart + first, length, key
+        else:
+            number = key // self.PAGE_SIZE
+            before = number * self.PAGE_SIZE
+            page = self.page(sequence, number, key < length)
+            inside = gl.minimum(gl.maximum(length - before, 0), self.PAGE_SIZE)
+            return page * self.apart, inside, key - before
+
+
+@aggregate
+class Share:
+    """A part of the line of all blocks, see `fa2.shares`, and how long all shares are."""
+
+    number: gl.tensor
+    begin: gl.tensor
+    end: gl.tensor
+    sequence: gl.tensor  # the first one
+    start: gl.tensor  # the block with which that begins
+    blocks: gl.tensor
+    longer: gl.tensor  # the first so many shares have one block more
+
+    @gluon.jit
+    def with_block(self, block):
+        """The share that has a block."""
+        after = (block - self.longer) // gl.maximum(self.blocks, 1)
+        return gl.maximum(block // (self.blocks + 1), after)
+
+
+@aggregate
+class Piece:
+    """The part of a sequence that lies in a share."""
+
+    first: gl.tensor  # the sequence's first key in its rows
+    length: gl.tensor  # the sequence's keys
+    begin: gl.tensor  # blocks of the sequence
+    end: gl.tensor
+    full_begin: gl.tensor  # blocks outside [full_begin, full_end) are masked
+    full_end: gl.tensor
+    stop: gl.tensor  # where the next sequence starts in the line
+
+
+@aggregate
+class ScoreChanges:
+    """What happens to scores; `ScoreMods` in Gluon."""
+
+    slopes: gl.tensor  # pointer to ALiBi slopes (batch, heads); else anything, as all that follows
+    sinks: gl.tensor
+    slopes_batch_stride: gl.tensor
+    slopes_head_stride: gl.tensor
+    scale_log2: gl.tensor
+    cap_scale: gl.tensor
+    CAP: gl.constexpr
+    ALIBI: gl.constexpr
+    SINK: gl.constexpr
+
+
+@aggregate
+class Queries:
+    """The rows of a warpgroup's tile: row r is query r // GROUP in head r % GROUP of the group."""
+
+    place: gl.tensor  # a query's own place among the keys
+    first_key: gl.tensor
+    last_key: gl.tensor
+    slope: gl.tensor
+
+
+@aggregate
+class DecodeProblem:
+    """What is computed, for one key head, and in which blocks."""
+
+    keys: KeyRows
+    mods: ScoreChanges
+    kv_head: gl.tensor
+    q_length: gl.tensor
+    kv_heads: gl.tensor
+    window_left: gl.tensor
+    window_right: gl.tensor
+    GROUP: gl.constexpr
+    LEFT: gl.constexpr  # the window has a left bound
+    RIGHT: gl.constexpr
+    BLOCK_KV: gl.constexpr
+    BOX: gl.constexpr  # keys of a box, some of which make a block
+
+    @gluon.jit
+    def blocks(self, length):
+        """The blocks that the queries see of so many keys, as `algebra.block_range` gives them."""
+        left = self.window_left if self.LEFT else None
+        right = self.window_right if self.RIGHT else None
+        offset = length - self.q_length
+        first, last = offset * 0, offset * 0 + (self.q_length - 1)
+        return block_range(
+            first_visible(first, offset, left),
+            last_visible(first, offset, right, length),
+            first_visible(last, offset, left),
+            last_visible(last, offset, right, length),
+            self.BLOCK_KV,
+        )
+
+    @gluon.jit
+    def find_share(self, number, shares, batch, BATCH: gl.constexpr):
+        """A share of the line of all blocks; see `fa2.shares.find_share`."""
+        SIZE: gl.constexpr = BATCH // 128
+        layout: gl.constexpr = gl.BlockedLayout([SIZE], [32], [4], [0])
+        i = gl.arange(0, BATCH, layout=layout)
+        _, length = self.keys.span(gl.minimum(i, batch - 1))
+        first, _, _, end = self.blocks(length)
+        own = gl.where(i < batch, gl.maximum(end - first, 1), 0)
+        ends = gl.associative_scan(own, 0, add)
+        total = gl.sum(own, 0)
+        blocks, longer = total // shares, total % shares
+        begin = number * blocks + gl.minimum(number, longer)
+        stop = begin + blocks + (number < longer).to(gl.int32)
+        before = (ends <= begin) & (i < batch)
+        sequence = gl.sum(before.to(gl.int32), 0)
+        start = gl.sum(gl.where(before, own, 0), 0)
+        return Share(number, begin, stop, sequence, start, blocks, longer)
+
+    @gluon.jit
+    def piece(self, share, sequence, start):
+        """The part of a sequence that lies in a share; the sequence starts there in the line."""
+        first, length = self.keys.span(sequence)
+        begin, full_begin, full_end, end = self.blocks(length)
+        stop = start + gl.maximum(end - begin, 1)
+        piece_begin = begin + gl.maximum(share.begin - start, 0)
+        piece_end = gl.minimum(begin + share.end - start, end)
+        return Piece(first, length, piece_begin, piece_end, full_begin, full_end, stop)
+
+    @gluon.jit
+    def heads_of(self, row):
+        """The query heads of rows."""
+        return self.kv_head * self.GROUP + row % self.GROUP
+
+    @gluon.jit
+    def queries(self, sequence, length):
+        """The rows of a tile, of a sequence of so many keys."""
+        left = self.window_left if self.LEFT else None
+        right = self.window_right if self.RIGHT else None
+        row = gl.arange(0, WARPGROUP_ROWS, layout=score_rows(self.BLOCK_KV))
+        place = row // self.GROUP + (length - self.q_length)
+        slope = row.to(gl.float32)
+        if self.mods.ALIBI:
+            at = sequence.to(gl.int64) * self.mods.slopes_batch_stride
+            at += self.heads_of(row) * self.mods.slopes_head_stride
+            slope = gl.load(self.mods.slopes + at, mask=self.exist(row), other=0.0)
+            slope = slope.to(gl.float32) * (LOG2E / self.mods.scale_log2)
+        return Queries(
+            place,
+            first_visible(place, 0, left),
+            last_visible(place, 0, right, length),
+            slope,
+        )
+
+    @gluon.jit
+    def exist(self, row):
+        """Which rows of a tile are queries."""
+        return row < self.q_length * self.GROUP
+
+    @gluon.jit
+    def first_state(self, is_first):
+        """(row_max, row_sum) before the first key; a sink counts in a sequence's first piece."""
+        layout: gl.constexpr = score_rows(self.BLOCK_KV)
+        row_max = gl.full([WARPGROUP_ROWS], float("-inf"), gl.float32, layout)
+        row_sum = gl.zeros([WARPGROUP_ROWS], gl.float32, layout)
+        if self.mods.SINK:
+            row = gl.arange(0, WARPGROUP_ROWS, layout=layout)
+            mask = self.exist(row) & is_first
+            sink = gl.load(self.mods.sinks + self.heads_of(row), mask=mask, other=float("-inf"))
+            row_max = sink.to(gl.float32) * LOG2E
+            row_sum = gl.where(row_max == float("-inf"), 0.0, 1.0)
+        return row_max, row_sum
+
+    @gluon.jit
+    def scored(self, s, queries, block):
+        """Products with a block of keys as scores: softcap, then ALiBi."""
+        if self.mods.CAP:
+            s = tanh(s * self.mods.cap_scale)
+        if self.mods.ALIBI:
+            distance = queries.place[:, None] - self.keys_of(s, block)[None, :]
+            s = s - queries.slope[:, None] * gl.abs(distance).to(gl.float32)
+        return s
+
+    @gluon.jit
+    def masked(self, s, queries, block):
+        """Scores, -inf where the key is not seen."""
+        key = self.keys_of(s, block)
+        visible = key[None, :] <= queries.last_key[:, None]
+        if self.LEFT:
+            visible = visible & (key[None, :] >= queries.first_key[:, None])
+        return gl.where(visible, s, float("-inf"))
+
+    @gluon.jit
+    def keys_of(self, s, block):
+        """The numbers of a block's keys."""
+        key = gl.arange(0, self.BLOCK_KV, layout=gl.SliceLayout(0, s.type.layout))
+        return key + block * self.BLOCK_KV
+
+    @gluon.jit
+    def vectors(self, batch, row):
+        """Which rows of a contiguous (batch, M, heads, dim) tensor the rows of a tile are."""
+        heads = self.kv_heads * self.GROUP
+        query = batch.to(gl.int64) * self.q_length + row // self.GROUP
+        return query * heads + self.heads_of(row)
+
+    @gluon.jit
+    def values(self, batch, row):
+        """Where the numbers of rows are in a contiguous (batch, heads, M) tensor."""
+        heads = self.kv_heads * self.GROUP
+        head = batch.to(gl.int64) * heads + self.heads_of(row)
+        return head * self.q_length + row // self.GROUP
+
+
+@gluon.constexpr_function
+def score_rows(block_kv):
+    """The layout of one number for each row of the scores."""
+    return gl.SliceLayout(1, accumulator_layout(block_kv))

@@ -1,0 +1,355 @@
+"""The decoding kernel for Hopper, without a GPU."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from flash_versions.dispatch.device import Properties, devices
+from flash_versions.dispatch.emulator import emulator as gluon_emulator
+from flash_versions.dispatch.emulator import machine as gluon_machine
+from flash_versions.dispatch.emulator.machine import ORDERS
+from flash_versions.dispatch.request import make_request
+from flash_versions.versions.oracle.budget import assess_request
+from tests.emulator.planted_bugs import WRONG, Bug, assert_found, outcomes, plant
+
+LOADED = gluon_emulator.load("flash_versions.versions.fa3.hopper.decode.host")
+HOST = LOADED["fa3.hopper.decode.host"]
+CONFIG = HOST.DecodeConfig(slots=3)  # an odd number: K and V take turns in a slot
+LENGTHS = {
+    "nothing, one, one past a block": [0, 1, 65, 200, 0],
+    "one long among short": [3, 5, 200, 2, 1],
+    "all full": [200] * 5,
+    "all empty": [0] * 5,
+    "whole blocks": [64, 128, 192, 64, 128],
+}
+SHARES = [1, 3, 7]
+
+
+def poisoned_memory(*shape, empty=torch.empty, **options):
+    x = empty(*shape, **options)
+    return x.fill_(math.nan) if x.is_floating_point() else x
+
+
+@pytest.fixture(autouse=True)
+def small_hopper(monkeypatch):
+    """A GPU of two multiprocessors, and memory that holds NaN until it is written."""
+    monkeypatch.setattr(torch, "empty", poisoned_memory)
+    monkeypatch.setattr(LOADED["tiles.wgmma"], "available", lambda device: True)
+    monkeypatch.setattr(devices, "assumed", Properties(num_sms=2))
+
+
+def in_pages(x, page_size, lengths):
+    """(batch, N, ...) as shuffled pages and the table that finds them; what belongs to no sequence
+    is NaN, and the entries of unused pages are those of no page.
+    """
+    batch, n = x.shape[:2]
+    of_each = -(-n // page_size)
+    pages = x.new_full((batch * of_each + 3, page_size, *x.shape[2:]), math.nan)
+    order = torch.randperm(len(pages), generator=torch.Generator().manual_seed(page_size))
+    table = order[: batch * of_each].view(batch, of_each).int()
+    for b, length in enumerate(lengths):
+        for i in range(-(-length // page_size)):
+            part = x[b, i * page_size : min((i + 1) * page_size, length)]
+            pages[table[b, i], : len(part)] = part
+        table[b, -(-length // page_size) :] = -1
+    return pages, table
+
+
+def requests(
+    lengths, page_size=None, starts=None, queries=1, heads=(4, 2), dims=(64, 64), transposed=False,
+    dtype=torch.bfloat16, **options
+):  # fmt: skip
+    """A request with NaN wherever no sequence has a key, and the same in rows without NaN."""
+    batch, n = len(lengths), 200
+    q = torch.randn(batch, queries, heads[0], dims[0], dtype=dtype)
+    k, v = (torch.randn(batch, n, heads[1], dim, dtype=dtype) for dim in dims)
+    options = {"causal": True, "kv_lengths": torch.tensor(lengths)} | options
+    if starts is not None:
+        options["kv_starts"] = torch.tensor(starts)
+    exact = make_request(q, k, v, **options)
+    k, v = k.clone(), v.clone()
+    for b, length in enumerate(lengths):
+        for x in (k, v):
+            x[b, length:] = math.nan
+            x[b, : min(starts[b], length) if starts else 0] = math.nan
+    if page_size is not None:
+        (k, table), (v, _) = (in_pages(x, page_size, lengths) for x in (k, v))
+        options["block_table"] = table
+    if transposed:
+        k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k, v))
+    return make_request(q, k, v, **options), exact
+
+
+def is_right(request, exact, config=CONFIG, shares=3):
+    """Whether the results are within the budget, and the same if computed again."""
+    assert HOST.left_to_gathering(request) is None
+    o, lse, _ = HOST.forward(request, config, shares)
+    return all(x.ok for x in assess_request({"o": o, "lse": lse}, exact).values())
+
+
+# `make test` takes the one order that has something of the others.
+IN_TURN = [pytest.param(x, marks=[] if x == "any order" else pytest.mark.slow) for x in ORDERS]
+
+
+@pytest.mark.parametrize("order", IN_TURN)
+@pytest.mark.parametrize("page_size", [None, 16, 64])
+@pytest.mark.parametrize("shares", SHARES)
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+def test_lengths(lengths, shares, page_size, order, monkeypatch):
+    monkeypatch.setattr(gluon_machine, "order", ORDERS[order])
+    assert is_right(*requests(lengths, page_size), shares=shares)
+
+
+@pytest.mark.parametrize("page_size", [None, 32])
+@pytest.mark.parametrize(
+    ("heads", "queries"),
+    [((2, 2), 1), ((4, 1), 4), ((16, 1), 2), ((6, 2), 1), ((64, 1), 1), ((1, 1), 64)],
+)
+def test_groups_and_queries(heads, queries, page_size):
+    assert is_right(*requests([70, 150, 2], page_size, heads=heads, queries=queries))
+
+
+@pytest.mark.parametrize("page_size", [None, 16, 128])
+@pytest.mark.parametrize("block_kv", [64, 128])
+@pytest.mark.parametrize(
+    "dims", [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256), (64, 128)]
+)
+def test_head_dims(dims, block_kv, page_size):
+    config = replace(CONFIG, block_kv=block_kv)
+    assert is_right(*requests([130, 1, 200], page_size, dims=dims), config)
+
+
+@pytest.mark.parametrize("page_size", [16, 32, 48, 64, 128, 192, 256])
+@pytest.mark.parametrize("shares", [2, 5])
+def test_pages(page_size, shares):
+    """Shorter and longer than a block; those of 48 keys are left to FA2."""
+    request, exact = requests([150, 1, 17, 0, 128, 64], page_size)
+    if page_size == 48:
+        assert "pages of 48 keys" in HOST.left_to_gathering(request)
+    else:
+        assert is_right(request, exact, shares=shares)
+
+
+OPTIONS = {
+    "full": {"causal": False},
+    "window": {"window": (40, None)},
+    "window ahead": {"causal": False, "window": (20, 10)},
+    "softcap": {"softcap": 3.0},
+    "sink": {"sink": torch.tensor([3.0, -5.0, 0.0, -math.inf])},
+    "slopes": {"alibi_slopes": torch.rand(4)},
+    "slopes of each sequence": {"alibi_slopes": torch.rand(5, 4)},
+    "fp16": {"dtype": torch.float16},
+    "int32": {"kv_lengths": torch.tensor([200, 141, 2, 0, 200], dtype=torch.int32)},
+    "too long": {"kv_lengths": torch.tensor([10**12, 141, 2, -3, 200])},
+}
+
+
+@pytest.mark.parametrize("shares", [1, 5])
+@pytest.mark.parametrize("page_size", [None, 64])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_options(options, page_size, shares):
+    if page_size is not None and options is OPTIONS["too long"]:
+        options = {}  # rounded up to whole pages, a cache has more keys than the rows
+    assert is_right(
+        *requests([200, 141, 2, 0, 200], page_size, queries=2, **options), shares=shares
+    )
+
+
+@pytest.mark.parametrize("shares", [1, 5])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_starts(options, shares):
+    lengths, starts = [200, 141, 2, 0, 200], [3, 140, 0, 0, 199]
+    assert is_right(*requests(lengths, starts=starts, queries=2, **options), shares=shares)
+
+
+@pytest.mark.parametrize("page_size", [None, 64])
+def test_keys_of_a_head_behind_each_other(page_size):
+    """As in a cache of transformers, and as pages lie in some engines."""
+    assert is_right(*requests([150, 1, 17, 128], page_size, transposed=True))
+
+
+def test_all_of_one_length():
+    """Without lengths, in rows and in pages; cu_seqlens_k gives lengths of keys in pages."""
+    q = torch.randn(3, 1, 4, 64, dtype=torch.bfloat16)
+    k, v = torch.randn(2, 3, 192, 2, 64, dtype=torch.bfloat16)
+    exact = make_request(q, k, v, causal=True)
+    assert is_right(exact, exact)
+    (k, table), (v, _) = (in_pages(x, 64, [192] * 3) for x in (k, v))
+    assert is_right(make_request(q, k, v, causal=True, block_table=table), exact)
+
+
+def test_lengths_from_packed_keys():
+    lengths = [150, 70, 0]
+    request, exact = requests(lengths, 64)
+    cuts = torch.tensor([0, *lengths]).cumsum(0).int()
+    assert is_right(request._replace(kv_lengths=None, cu_seqlens_k=cuts), exact)
+
+
+@pytest.mark.parametrize("page_size", [None, 64])
+def test_nan_stays_in_its_sequence(page_size):
+    """What is NaN in a sequence reaches its own results, and no other's."""
+    lengths = [70, 130, 64]
+    request, exact = requests(lengths, page_size)
+    k, v = request.k.clone(), request.v.clone()
+    own = request.block_table[1, :3] if page_size else [1]
+    for x in (k, v):
+        x[own] = math.nan
+    o, lse, _ = HOST.forward(request._replace(k=k, v=v), CONFIG, 3)
+    assert o[1].isnan().all() and lse[1].isnan().all()
+    others = [0, 2]
+    alone = exact._replace(
+        **{name: getattr(exact, name)[others] for name in ("q", "k", "v", "kv_lengths")}
+    )
+    found = assess_request({"o": o[others], "lse": lse[others]}, alone)
+    assert all(x.ok for x in found.values())
+
+
+def test_more_sequences_than_are_scanned_at_once(monkeypatch):
+    lengths = [int(x) for x in torch.randint(0, 40, (150,))]
+    for shares in (1, 9):
+        assert is_right(*requests(lengths, heads=(1, 1)), shares=shares)
+
+
+@pytest.mark.parametrize("slots", [1, 2, 4])
+def test_slots(slots):
+    assert is_right(*requests([200, 3, 130], 16), replace(CONFIG, slots=slots), 2)
+
+
+def test_results_do_not_depend_on_the_layout():
+    """The same bits in rows and in pages."""
+    lengths = [150, 1, 17, 0, 128]
+    given = {"queries": 2, "heads": (8, 2)}
+    torch.manual_seed(0)
+    rows, _ = requests(lengths, **given)
+    torch.manual_seed(0)
+    pages, _ = requests(lengths, 16, **given)
+    for a, b in zip(HOST.forward(rows, CONFIG, 4)[:2], HOST.forward(pages, CONFIG, 4)[:2]):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"num_splits": 2}, "num_splits was given"),
+        ({"dropout_p": 0.1}, "dropout_p are left"),
+        ({"heads": (65, 1)}, "65 query rows"),
+        ({"dims": (512, 64)}, "head_dim 512"),
+        ({"dtype": torch.float32}, "dtype torch.float32"),
+        ({"page_size": 64, "starts": [1, 2]}, "kv_starts with pages"),
+        ({"page_size": 24}, "pages of 24 keys"),
+    ],
+)
+def test_what_is_left_to_others(change, sentence):
+    assert sentence in HOST.left_to_gathering(requests([70, 80], **change)[0])
+
+
+def test_values_at_another_distance_are_left_to_others():
+    request, _ = requests([70, 80])
+    other = request._replace(v=request.v.transpose(1, 2).contiguous().transpose(1, 2))
+    assert "no rows at one distance" in HOST.left_to_gathering(other)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, True), ({"kv_lengths": None}, False), ({"page_size": 64}, True),
+        ({"dims": (128, 128)}, False), ({"dims": (128, 128), "page_size": 16}, True),
+    ],
+)  # fmt: skip
+def test_where_it_pays(options, expected, monkeypatch):
+    monkeypatch.setattr(HOST.equal_shares, "LONG", 64)
+    assert (HOST.planned(requests([70, 80], **options)[0]) is not None) == expected
+
+
+BUGS = {
+    "a box ends a row too late": Bug(
+        "box_in_sequence",
+        [("first + length, head, FAR - length", "first + length + 1, head, FAR - length - 1")],
+        WRONG,
+    ),
+    "a page ends with its memory": Bug(
+        "KeyRows.box", [("gl.maximum(length - before, 0)", "self.PAGE_SIZE")], WRONG
+    ),
+    "the page before": Bug(
+        "KeyRows.box", [("key // self.PAGE_SIZE", "key // self.PAGE_SIZE - (key > 0)")], WRONG
+    ),
+    "a page that does not exist is looked up": Bug(
+        "KeyRows.page", [("mask=exists", "mask=True")], "outside of the tensor|past the ends|box at"
+    ),
+    "the table of another sequence": Bug(
+        "KeyRows.page", [("sequence.to(gl.int64) *", "0 *")], "outside of the tensor|box at|wrong"
+    ),
+    "the boxes of a block change places": Bug(
+        "fill", [("+ box\n", "+ (1 - box if ring.BOXES > 1 else 0)\n")], "slot|wrong"
+    ),
+    "V of the block before": Bug("produce", [("stage, v, places", "stage, k, places")], WRONG),
+    "a slot is filled before it is empty": Bug(
+        "fill", [("ring.slots.wait_empty(stage)", "pass")], "more arrivals|consume 0 in .*wait"
+    ),
+    "K is released before its product is done": Bug(
+        "attend_piece",
+        [
+            (
+                "        s = warpgroup_mma_wait(0, deps=[s])\n        ring.slots.release(stage)\n",
+                "        ring.slots.release(stage)\n        s = warpgroup_mma_wait(0, deps=[s])\n",
+            ),
+        ],
+        WRONG,
+    ),
+    "K is not waited for": Bug(
+        "attend_piece",
+        [("        ring.slots.wait(stage)\n        s = gl", "        s = gl")],
+        "more arrivals",
+    ),
+    "V is not waited for": Bug(
+        "attend_piece",
+        [("        ring.slots.wait(stage)\n        tokens", "        tokens")],
+        "more arrivals",
+    ),
+    "V is never given back": Bug(
+        "attend_piece",
+        [("V)\n        ring.slots.release(stage)", "V)")],
+        "produce 1 in .*wait_empty",
+    ),
+    "Q without a fence": Bug(
+        "load_queries", [("    fence_async_shared()\n", "")], "a product without a fence"
+    ),
+    "the end is not masked": Bug("attend_piece", [("| (block >= piece.full_end)", "")], WRONG),
+    "the accumulator is not rescaled": Bug("attend_piece", [("* alpha[:, None]", "* 1")], WRONG),
+    "a slot of the workspace is written twice": Bug(
+        "store_piece", [(" + begins.to(gl.int32)", "")], WRONG
+    ),
+    "a part is taken for the whole": Bug(
+        "consume", [("begins & ends, begins", "begins, begins")], WRONG
+    ),
+    "a piece too few is combined": Bug(
+        "consume", [("- share.number + 1", "- share.number")], WRONG
+    ),
+    "the share after is begun": Bug(
+        "DecodeProblem.piece", [("share.end - start", "share.end - start + 1")], WRONG
+    ),
+    "a share begins with its sequence": Bug(
+        "DecodeProblem.piece", [("gl.maximum(share.begin - start, 0)", "0")], WRONG
+    ),
+    "another head's query": Bug("DecodeProblem.heads_of", [("row % self.GROUP", "row * 0")], WRONG),
+}
+
+
+def case_is_right():
+    """Whether the results of the bugs' case are right: a sequence in several shares, several in
+    one, pages shorter than a block, each block in two boxes.
+    """
+    torch.manual_seed(0)
+    return is_right(*requests([200, 10, 130, 40], 32, heads=(4, 2)), shares=3)
+
+
+@pytest.mark.parametrize("bug", BUGS.values(), ids=BUGS)
+def test_planted_bugs_are_found(bug, monkeypatch):
+    plant(bug, LOADED.values(), monkeypatch)
+    assert_found(bug, case_is_right, monkeypatch)
+
+
+def test_nothing_is_found_where_no_bug_is(monkeypatch):
+    assert list(outcomes(case_is_right, monkeypatch)) == ["", "", ""]
