@@ -14,6 +14,7 @@ MASKS = "-m tests.benchmarks.masks_gpu --out FILE"
 PASSES = ("forward", "backward")
 SERVED = (("fa3", "forward"), ("fa4", "forward"), ("fa3", "backward"))
 UNEVEN = "decode, lengths and pages"
+BY_TMA = "decode by TMA"
 LARGE = "nested, 128 keys"  # the candidate that was chosen for rows at head_dim 128
 
 
@@ -138,10 +139,27 @@ def uneven_decoding(document: Document) -> str:
     return f"{markdown(header, body)}\n\n{where_and_when(document, UNEVEN)}.\n"
 
 
+def decoding_by_tma(document: Document) -> str:
+    """FA3's decoding kernel where it is used, beside FA2's: shares of a copy's rate."""
+    groups = grouped(document, BY_TMA, "name", by="version")
+    if not groups:
+        return not_measured("python -m tests.benchmarks.decode_gpu --out FILE")
+    body = []
+    for name, group in groups.items():
+        row = group.get("fa3", {})
+        if "of_copy" in row and (row["page"] is not None or row["head_dim"] <= 64):
+            shares = [group[version]["of_copy"] for version in ("fa2", "fa3")]
+            copy = row["tb_per_s"] / row["of_copy"]
+            body.append([name, f"{copy:.2f}", *(f"{share:.2f}" for share in shares)])
+    header = ["shares of a copy's rate", "copy, TB/s", "fa2", "fa3"]
+    return f"{markdown(header, body)}\n\n{where_and_when(document, BY_TMA)}.\n"
+
+
 TABLES: dict[str, Callable[[Document], str]] = {
     "random lengths": random_lengths,
     "asked for": asked_for,
     "masked documents": of_documents,
     "shared prompts": of_prompts,
     "uneven decoding": uneven_decoding,
+    "decoding by TMA": decoding_by_tma,
 }

@@ -34,7 +34,7 @@ from flash_versions.versions.oracle.budget import assess_request  # noqa: E402
 from tests.benchmarks.frame import keep, parser, passed  # noqa: E402
 
 DEVICE = "cuda"
-SUITE = "decode, lengths and pages"
+SUITE = "decode by TMA"
 ROUNDS = 20
 CHECKS = 10  # drawn cases
 RANDOM_SHAPES = 6
