@@ -45,23 +45,6 @@ def backward_of_head_dims(document: Document) -> str:
     return f"{table}\n\nTFLOP/s; ratio: fa3 to the better peer. {about}.\n"
 
 
-def wide_backward(document: Document) -> str:
-    """Backwards of 192 dims whose consumers divide the dims, the products, or the keys."""
-    names = {"": "", "roles, 3 Q": "roles", "halves": "halves"}
-    found = {}
-    for row in document["rows"]:
-        if row["suite"] == "wide backward" and "tflops" in row and row["dims"][0] == 192:
-            if row["name"] in names:
-                found[names[row["name"]] or row["version"], *shape_of(row)] = row["tflops"]
-            if row.get("default"):  # it was
-                found["dims", *shape_of(row)] = row["tflops"]
-    if not found:
-        return not_measured(f"python {HEAD_DIMS_BACKWARD}")
-    about = where_and_when(document, "wide backward", ["flash-attn-4"])
-    table = by_head_dim(found, (*PEERS, "dims", "roles", "halves"), ("roles", "halves"))
-    return f"{table}\n\nTFLOP/s; ratio: the best of ours to the better peer. {about}.\n"
-
-
 def shape_of(row: Row) -> tuple[int, int, bool, int]:
     """Head dims of q and v, whether causal, and tokens."""
     return *row["dims"], row["causal"], row["length"]
@@ -167,7 +150,6 @@ def on_the_host(document: Document) -> str:
 TABLES: dict[str, Callable[[Document], str]] = {
     "head dims": head_dims,
     "head dims backward": backward_of_head_dims,
-    "wide backward": wide_backward,
     "divided groups": divided_groups,
     "deterministic backward": in_turns,
     "host": on_the_host,

@@ -1,18 +1,18 @@
 """Backwards of head dims in two panels on a Hopper GPU, against padded ones: checked, then timed.
 
     python -m tests.benchmarks.headdims_backward_gpu --out FILE [--defaults] [--dims 192 ...]
-        [--only pair "roles, 3 Q" ...]
+        [--only pair halves ...]
 
 For each head dim the candidates are FA3's kernel with head dims padded to a power of two, as two
 panels, and as two panels with each use of the shared memory and registers that they leave: more
-slots of Q and dO, products that are issued early; above head_dim 128 also with other divisions of
-the work, `roles`, `halves` and `pair` of `BackwardConfig`; with --only, the default and those that
-are named. One process for each candidate and mask compiles it and checks it within the error budget
-on small calls: ragged ends, two query heads to a key head, in any order and in turns. Each has a
-time limit, and one that fails is not timed. Then the candidates of a shape take turns with cuDNN
-and flash-attn-4, each as a CUDA graph with a cold L2 cache (flash_versions/bench/measure.py). A
-backward is all its kernels. The last lines are a
-summary: for each shape the rates of peers, of padding, of the default and of the fastest candidate.
+slots of Q and dO, products that are issued early; above head_dim 128 padded, and with `halves` and
+`pair` of `BackwardConfig`; with --only, the default and those that are named. One process for each
+candidate and mask compiles it and checks it within the error budget on small calls: ragged ends,
+two query heads to a key head, in any order and in turns. Each has a time limit, and one that fails
+is not timed. Then the candidates of a shape take turns with cuDNN and flash-attn-4, each as a CUDA
+graph with a cold L2 cache (flash_versions/bench/measure.py). A backward is all its kernels. The
+last lines are a summary: for each shape the rates of peers, of padding, of the default and of the
+fastest candidate.
 """
 
 import subprocess
@@ -59,14 +59,6 @@ NARROW: dict[str, dict[str, Any]] = {  # up to head_dim 128
 }
 WIDE: dict[str, dict[str, Any]] = {
     "padded": {},
-    "panels": {"panels": True},
-    "panels, 2 dO": {"panels": True, "do_stages": 2},
-    "panels, 3 Q": {"panels": True, "stages": 3},
-    "panels, 3 Q, 2 dO": {"panels": True, "stages": 3, "do_stages": 2},
-    "roles": {"panels": True, "roles": True},
-    "roles, 2 dO": {"panels": True, "roles": True, "do_stages": 2},
-    "roles, 3 Q": {"panels": True, "roles": True, "stages": 3},
-    "roles, 3 Q, 2 dO": {"panels": True, "roles": True, "stages": 3, "do_stages": 2},
     "halves": {"block_kv": 128, "panels": True, "halves": True},
     "pair": {"block_kv": 128, "panels": True, "pair": True},
     "pair, 2 dO": {"block_kv": 128, "panels": True, "pair": True, "do_stages": 2},
@@ -108,17 +100,17 @@ def kernel_of(request: Request, config: BackwardConfig) -> tuple:
 
 
 def candidates(request: Request) -> dict[str, BackwardConfig]:
-    """All that fit a request, by name, and "other default" if the default is none of them; where no
-    head dim can be divided, padding and what divides the work otherwise.
+    """All that fit a request, by name, and "other default" if the default is none of them; up to
+    head_dim 128, where no head dim can be divided, padding alone.
     """
     dims = request.q.shape[3], request.v.shape[3]
     wide = max(dims) > 128
     plain = BackwardConfig(block_kv=64 if wide else 128)
     named = {name: replace(plain, **x) for name, x in (WIDE if wide else NARROW).items()}
     named = {name: config for name, config in named.items() if config.fits(*dims)}
-    padded = kernel_of(request, named["padded"])[0]
-    if kernel_of(request, named["panels"])[0] == padded:
-        named = {x: config for x, config in named.items() if x == "padded" or config.roles}
+    padded = named["padded"]
+    if not wide and kernel_of(request, named["panels"])[0] == kernel_of(request, padded)[0]:
+        named = {"padded": padded}
     if (default := default_name(request, named)) is None:
         named["other default"] = default_config(request)
         default = "other default"

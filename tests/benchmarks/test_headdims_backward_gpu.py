@@ -12,7 +12,7 @@ def test_the_default_is_a_candidate(dims, monkeypatch):
     monkeypatch.setattr(bench, "only_defaults", True)
     few = names(dims, causal=True)
     assert few[0] == "padded" and len(few) <= 2 and set(few) <= set(everything)
-    expected = {(192, 128): "halves", (192, 192): "roles, 3 Q", (96, 96): "panels"}
+    expected = {(192, 128): "halves", (160, 160): "halves", (192, 192): "pair", (96, 96): "panels"}
     assert few[-1] == expected.get(dims, few[-1])
     assert "other default" not in few or dims == (64, 64)
 
@@ -20,5 +20,5 @@ def test_the_default_is_a_candidate(dims, monkeypatch):
 def test_candidates_by_name(monkeypatch):
     """The default comes along; what does not fit a shape is left out."""
     monkeypatch.setattr(bench, "only", ("pair", "pair, 2 dO"))
-    assert names((192, 192), causal=True) == ["roles, 3 Q", "pair"]
-    assert names((160, 160), causal=True) == ["roles, 3 Q", "pair", "pair, 2 dO"]
+    assert names((192, 192), causal=True) == ["pair"]
+    assert names((160, 160), causal=True) == ["halves", "pair", "pair, 2 dO"]

@@ -330,9 +330,9 @@ BUGS = {
         "produce_wide", [("buffers.do.wait_empty(do_stage)", "pass")], "more arrivals", "wide"
     ),
     "wide: dQ is overwritten while it leaves": Bug(
-        "add_part", [("dq_sum.PANELS - 1", "1")], WRONG, "wide"
+        "add_part", [("corner, 0)", "corner, 1)")], WRONG, "wide"
     ),
     "wide: both consumers have the same dims of dQ": Bug(
-        "part_of_dq", [("2 * CONSUMER + PART, 4", "PART, 4")], WRONG, "wide"
+        "part_of_dq", [("half_of_dims(k_tile, CONSUMER)", "half_of_dims(k_tile, 0)")], WRONG, "wide"
     ),
 }  # fmt: skip

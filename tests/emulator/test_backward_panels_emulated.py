@@ -1,5 +1,6 @@
 """Head dims in two panels in FA3's backward for Hopper, without a GPU."""
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -61,9 +62,13 @@ def request_of(dims, options, dtype=torch.bfloat16):
 
 
 def schedule(dims, **switches):
-    """A configuration with panels that fits head dims."""
-    block_kv = 64 if max(dims) > 128 else 128
-    return config.BackwardConfig(**({"block_kv": block_kv, "panels": True} | switches))
+    """A configuration with panels that fits head dims, above 128 the first of halves, a pair and 64
+    keys.
+    """
+    chosen = config.default_config(request_of(dims, {}))
+    if max(dims) > 128:
+        return replace(chosen, **switches)
+    return config.BackwardConfig(panels=True, **switches)
 
 
 def assess(request, chosen):
@@ -90,13 +95,11 @@ def test_every_option_with_every_head_dim(dims, options):
     assert_ok(assess(request_of(dims, options, dtype), schedule(dims)))
 
 
-HALVES = {"block_kv": 128, "halves": True}
-ROLES = {"roles": True}
-PAIR = {"block_kv": 128, "pair": True}
+PAIR = {"halves": False, "pair": True}  # where halves fit, too
+PADDED = {"block_kv": 64, "panels": False, "halves": False, "pair": False}
 DIVISIONS = [
-    ((192, 128), HALVES), ((160, 96), HALVES), ((128, 192), HALVES),
-    ((192, 192), ROLES), ((192, 128), ROLES), ((256, 256), ROLES), ((160, 200), ROLES),
-    ((192, 192), PAIR), ((160, 160), PAIR), ((128, 192), PAIR), ((160, 160), HALVES),
+    ((160, 160), PAIR), ((128, 192), PAIR), ((256, 128), {}), ((96, 256), {}), ((192, 160), {}),
+    ((192, 192), PADDED), ((160, 256), {}),
 ]  # fmt: skip
 
 
@@ -108,10 +111,8 @@ def test_every_option_with_every_division(case, name):
 
 SWITCHES = [
     ((96, 96), {}), ((96, 80), {"early": True, "stages": 3}), ((80, 64), {"early": True}),
-    ((80, 80), {"block_q": 128}), ((192, 192), {"do_stages": 2}), ((192, 128), {"do_stages": 2}),
-    ((192, 192), {"stages": 3}), ((192, 128), HALVES), ((192, 192), ROLES | {"do_stages": 2}),
-    ((256, 256), ROLES), ((192, 128), ROLES | {"stages": 3, "do_stages": 2}),
-    ((192, 192), PAIR), ((160, 160), PAIR | {"do_stages": 2}),
+    ((80, 80), {"block_q": 128}), ((192, 128), {}), ((192, 192), {}), ((256, 128), {}),
+    ((160, 160), PAIR | {"do_stages": 2}), ((192, 128), PADDED | {"stages": 3, "do_stages": 2}),
 ]  # fmt: skip
 
 
@@ -152,10 +153,9 @@ IN_FLIGHT = "a product is read while it is in flight"
 OTHER_TILE = "a tile of another kind"
 NO_FENCE = "a product without a fence"
 LOADED_OVER = "TMA fills what was read without a fence"
-# Not among them, as what comes before says it: with roles, the wait for Q in front of dK (P is
-# computed with it). And what the emulator, which lets a warp run until it has to wait, cannot show:
-# with a pair, a slot of Q that is given back, filled or left by while dK reads it, as all of these
-# come behind the dS of both consumers.
+# Not among them, as the emulator lets a warp run until it has to wait: with a pair, a slot of Q
+# that is given back, filled or left by while dK reads it, as all of these come behind the dS of
+# both consumers.
 BUGS = {
     "S and dP lack the second panel": Bug("multiply_qk", [("q_tile.PANELS == 2", "False")], WRONG),
     "dK and dV lack the second panel": Bug(
@@ -192,35 +192,6 @@ BUGS = {
         [("wait(dk_tokens, q_tile.PANELS)", "wait(dk_tokens, q_tile.PANELS + 1)")],
         IN_FLIGHT,
         "early",
-    ),
-    # ---- above head_dim 128
-    "wide: S and dP lack the second panel": Bug(
-        "multiply_qk", [("q_tile.PANELS == 2", "False")], IN_FLIGHT, "wide"
-    ),
-    "wide: S is read while it is in flight": Bug(
-        "fold_queries_wide", [("wait(do_tile.PANELS,", "wait(do_tile.PANELS + 1,")], IN_FLIGHT,
-        "wide",
-    ),
-    "wide: the panels of dQ are too near": Bug(
-        "add_part", [("2 * PART * dq_sum", "PART * dq_sum")], WRONG, "wide"
-    ),
-    "wide: consumers change their halves of dQ": Bug(
-        "add_part", [("+ CONSUMER * WIDTH", "+ (1 - CONSUMER) * WIDTH")], WRONG, "wide"
-    ),
-    "wide: both parts of dQ are of the first panel of K": Bug(
-        "part_of_dq", [("k_tile.panel(PART)", "k_tile.panel(0)")], OTHER_TILE, "wide"
-    ),
-    "wide: both consumers have the same half of a panel of dQ": Bug(
-        "part_of_dq", [("k_tile.panel(PART), CONSUMER", "k_tile.panel(PART), 0")], WRONG, "wide"
-    ),
-    "wide: dQ is overwritten while it leaves": Bug(
-        "add_part", [("dq_sum.PANELS - 1", "dq_sum.PANELS")], WRONG, "wide"
-    ),
-    "wide: panels leave as if a slot had both": Bug(
-        "store_share", [("stage.slot if boxes.PANELS == 2 else", "")], f"{WRONG}|slot", "wide"
-    ),
-    "wide: the panels of dK are stored over each other": Bug(
-        "consume_wide", [("CONSUMER * dk_out", "0 * dk_out")], WRONG, "wide"
     ),
     # ---- halves
     "halves: S of the first half twice": Bug(
@@ -334,74 +305,12 @@ BUGS = {
     "pair: both consumers have the same parts of dQ": Bug(
         "add_parts", [("2 * i + CONSUMER, WIDTH", "2 * i, WIDTH")], WRONG, "pair"
     ),
-    # ---- roles
-    "roles: P is read before it is written": Bug(
-        "fold_gradients", [("buffers.p.wait(p_stage)", "pass")], "dead-lock", "roles"
-    ),
-    "roles: P is written over one that is read": Bug(
-        "fold_scores", [("buffers.p.wait_empty(p_stage)", "pass")], f"{WRONG}|more arrivals",
-        "roles",
-    ),
-    "roles: P is given back before it is read": Bug(
-        "fold_gradients",
-        [("    buffers.p.release(p_stage)\n", ""),
-         ("    slope = buf", "    buffers.p.release(p_stage)\n    slope = buf")],
-        WRONG, "roles",
-    ),
-    "roles: dS is written over one that is read": Bug(
-        "fold_gradients", [("buffers.ds.wait_empty(ds_stage)", "pass")], f"{WRONG}|more arrivals",
-        "roles",
-    ),
-    "roles: dO is read before it is there": Bug(
-        "fold_scores", [("buffers.do.wait(do_stage)", "pass")], f"{WRONG}|more arrivals", "roles"
-    ),
-    "roles: a Q behind the last one is waited for": Bug(
-        "fold_scores", [("q_stage.next(), more)", "q_stage.next(), True)")], "dead-lock", "roles"
-    ),
-    "roles: a dO behind the last one is waited for": Bug(
-        "fold_gradients", [("do_stage.next(), more)", "do_stage.next(), True)")], "dead-lock",
-        "roles",
-    ),
-    "roles: delta may be filled while it is read": Bug(
-        "fold_gradients", [("do.release_loaded(do_stage)", "do.release(do_stage)")], LOADED_OVER,
-        "roles",
-    ),
-    "roles: dV is read while it is in flight": Bug(
-        "fold_scores", [("buffers.k.PANELS)  # S", "buffers.k.PANELS + 1)  # S")], IN_FLIGHT,
-        "roles",
-    ),
-    "roles: dK is read while it is in flight": Bug(
-        "fold_gradients", [("buffers.v.PANELS)  # dP", "buffers.v.PANELS + 1)  # dP")], IN_FLIGHT,
-        "roles",
-    ),
-    "roles: dO is released while dV reads it": Bug(
-        "fold_scores",
-        [("    buffers.do.release(do_stage)\n", ""),
-         ("    buffers.q.wait", "    buffers.do.release(do_stage)\n    buffers.q.wait")],
-        WRONG, "roles",
-    ),
-    "roles: Q is released while dK reads it": Bug(
-        "fold_gradients",
-        [("    buffers.q.release(q_stage)\n", ""),
-         ("    buffers.do.wait", "    buffers.q.release(q_stage)\n    buffers.do.wait")],
-        WRONG, "roles",
-    ),
-    "roles: dQ is overwritten while it leaves": Bug(
-        "accumulate", [("dq_sum.panel(part), corner, 1)", "dq_sum.panel(part), corner, 2)")],
-        WRONG, "roles",
-    ),
-    "roles: an odd number of parts has the same slots in every block": Bug(
-        "accumulate", [("ds_stage.slot ^ (part % 2)", "part % 2")], WRONG, "three parts"
-    ),
 }  # fmt: skip
 RUNS = {
     None: ((96, 96), {}),
     "early": ((96, 96), {"early": True}),
-    "wide": ((192, 192), {}),
-    "halves": ((192, 128), HALVES),
-    "roles": ((192, 128), ROLES | {"stages": 3, "do_stages": 2}),
-    "three parts": ((160, 200), ROLES),
-    "pair": ((192, 192), PAIR),
+    "halves": ((192, 128), {}),
+    "pair": ((192, 192), {}),
 }
 
 

@@ -270,7 +270,7 @@ def test_a_schedule_for_another_head_dim():
 
 @pytest.mark.parametrize(("options", "said"), [({"block_q": 32}, "block_q=32"),
     ({"block_kv": 32}, "block_kv=32"), ({"halves": True, "early": True}, "halves fit"),
-    ({"roles": True}, "roles fit"), ({"pair": True, "block_q": 128}, "pair fits"),
+    ({"block_kv": 64, "panels": True}, "panels fit"), ({"pair": True, "block_q": 128}, "pair fits"),
     ({"pair": True, "halves": True}, "either"),
                                                ({"stages": 1}, "stages=1")])  # fmt: skip
 def test_schedules_that_are_not_possible(options, said):

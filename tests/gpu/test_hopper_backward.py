@@ -70,28 +70,27 @@ DIVIDED: dict[str, tuple[tuple, dict]] = {
         {"panels": True, "early": True, "stages": 3},
     ),
     "96, softcap": ((96, 96, 500, 700, 8, {"softcap": 30.0}), {"panels": True}),
-    "192, divided": ((192, 192, 512, 512, 4, {}), {"panels": True, "stages": 3}),
-    "192 by 128, divided": (
-        (192, 128, 500, 700, 8, {"causal": True, "deterministic": True}),
-        {"panels": True, "stages": 3, "do_stages": 2},
-    ),
 }
 # Other divisions of the work above head_dim 128: as DIVIDED, and HGMMAs of a step, of consumers and
 # of the warpgroup of dQ.
 HALVES = {"block_kv": 128, "panels": True, "halves": True}
-ROLES = {"panels": True, "roles": True}
 PAIR = {"block_kv": 128, "panels": True, "pair": True}
 DIVISIONS: dict[str, tuple[tuple, dict, tuple[int, int]]] = {
     "192 by 128, halves": ((192, 128, 512, 512, 4, {"causal": True}), HALVES, (52, 48)),
-    "192, roles": ((192, 192, 512, 512, 4, {}), ROLES | {"stages": 3}, (20, 8)),
-    "256, roles": ((256, 256, 500, 700, 8, {"causal": True}), ROLES, (24, 16)),
+    "160, halves": ((160, 160, 500, 700, 8, {"causal": True}), HALVES, (56, 40)),
     "192, pair": ((192, 192, 512, 512, 4, {}), PAIR, (88,)),
+    "192, pair, in turns": (
+        (192, 192, 500, 700, 8, {"causal": True, "deterministic": True}),
+        PAIR,
+        (88,),
+    ),
+    "256 by 128, pair": ((256, 128, 512, 512, 4, {}), PAIR, (88,)),
     "160, pair": ((160, 160, 500, 700, 8, {"causal": True}), PAIR, (72,)),
 }
 WIDE = {
     "causal-64", "softcap-64", "full-128", "ragged-128", "window-128", "128-by-64", "causal-256",
-    "80", "ordered-64", "full-64, 2/8", "causal-256, 3/8", "96, softcap", "192 by 128, divided",
-    "256, roles", "160, pair",
+    "80", "ordered-64", "full-64, 2/8", "causal-256, 3/8", "96, softcap", "192, pair, in turns",
+    "256 by 128, pair", "160, pair",
 }  # fmt: skip
 MOVES_DATA = ("SHFL", "PRMT", "STS", "LDS", "STSM", "LDSM")
 SHARED_MEMORY = 227 * 1024
@@ -341,13 +340,11 @@ def test_at_head_dim_256_consumers_share_the_scores():
 @compiles
 @pytest.mark.parametrize("name", of(*DIVIDED))
 def test_two_panels_are_not_padded(name):
-    """S and dP sum over 96 or 192 dims. A consumer has four other products, over 64 queries or
-    keys: two panels of dV and of dK, or above head_dim 128 a share of each and two parts of dQ. Its
-    loop touches no spilled register.
+    """S and dP sum over 96 dims. A consumer has four other products, over 64 queries: two panels of
+    dV and of dK. Its loop touches no spilled register.
     """
     (head_dim, head_dim_v, *_), switches = DIVIDED[name]
-    wide, kernel = head_dim > 128, explicit(name)
-    config = BackwardConfig(block_kv=64 if wide else 128, **switches)
+    kernel, config = explicit(name), BackwardConfig(**switches)
     assert not kernel["serialised"] and not kernel["unused_barriers"]
     assert config.fits(head_dim, head_dim_v) and kernel["shared"] <= SHARED_MEMORY
     assert 0 < kernel["shared"] - config.shared_bytes(head_dim, head_dim_v) <= OTHER_BYTES
@@ -361,22 +358,21 @@ def test_two_panels_are_not_padded(name):
 @compiles
 @pytest.mark.parametrize("name", of(*DIVISIONS))
 def test_other_divisions_of_the_work(name):
-    """Halves: two consumers, and a warpgroup that loads and computes dQ, so three in all. Roles:
-    one consumer computes exponentials, one does not. Pair: two consumers alone, of which at 160
-    dims one has three parts of dQ and one two. No loop of a consumer touches a spilled
-    register, or at head_dim 256 only a few.
+    """Halves: two consumers, and a warpgroup that loads and computes dQ, so three in all. Pair: two
+    consumers alone, of which at 160 dims one has three parts of dQ and one two. No loop touches a
+    spilled register.
     """
     (head_dim, head_dim_v, *_), switches, products = DIVISIONS[name]
-    kernel, config = explicit(name), BackwardConfig(**({"block_kv": 64} | switches))
+    kernel, config = explicit(name), BackwardConfig(**switches)
     assert not kernel["serialised"] and not kernel["unused_barriers"]
-    assert kernel["warps"] == (8 if config.pair else 12 if config.halves else 16)
+    assert kernel["warps"] == (8 if config.pair else 12)
     assert config.fits(head_dim, head_dim_v) and kernel["shared"] <= SHARED_MEMORY
     assert 0 < kernel["shared"] - config.shared_bytes(head_dim, head_dim_v) <= OTHER_BYTES
     found = sorted(x["products"] for x in kernel["loops"])
     more = 8 * (name == "160, pair")
     assert found == sorted([products[0] + more, *products])
     for loop in kernel["loops"]:
-        assert loop["local_memory"] <= (4 if head_dim == 256 else 0)
+        assert loop["local_memory"] == 0
 
 
 # ---- on the device ----
@@ -463,9 +459,8 @@ class TestOnHopper:
     def test_two_panels(self, dims, more, ordered):
         """And padded, which has to stay right."""
         plain = BackwardConfig(block_kv=64 if max(dims) > 128 else 128)
-        switches = {"stages": 3, "early": max(dims) <= 128} if more else {}
-        divided = replace(plain, panels=True, **switches)
-        for config in (divided, plain):
+        divided = BackwardConfig(panels=True, stages=3 if more else 2, early=more)
+        for config in (divided, plain) if max(dims) <= 128 else (plain,):
             inputs = qkv(700, 900, 12, dims[0], kv_heads=4, batch=3, D_v=dims[1])
             check(*inputs, config, causal=True, deterministic=ordered)
             check(*qkv(300, 200, 2, dims[0], D_v=dims[1]), config, deterministic=ordered)
@@ -474,7 +469,7 @@ class TestOnHopper:
     @pytest.mark.parametrize("ordered", [False, True], ids=["any order", "in turns"])
     def test_other_divisions_of_the_work(self, name, ordered):
         (D, D_v, *_), switches, _ = DIVISIONS[name]
-        config = BackwardConfig(**({"block_kv": 64} | switches))
+        config = BackwardConfig(**switches)
         inputs = qkv(700, 900, 12, D, kv_heads=4, batch=3, D_v=D_v)
         check(*inputs, config, causal=True, deterministic=ordered)
         check(*qkv(300, 200, 2, D, D_v=D_v), config, deterministic=ordered)

@@ -14,7 +14,6 @@ from flash_versions.versions.fa3.hopper import forward as fa3_hopper
 from flash_versions.versions.fa3.hopper.backward import halves as backward_hopper_halves
 from flash_versions.versions.fa3.hopper.backward import kernel as backward_hopper
 from flash_versions.versions.fa3.hopper.backward import pair as backward_hopper_pair
-from flash_versions.versions.fa3.hopper.backward import roles as backward_hopper_roles
 from flash_versions.versions.fa3.hopper.backward import rows as backward_rows
 from flash_versions.versions.fa3.hopper.backward import wide as backward_hopper_wide
 from flash_versions.versions.fa4.hopper import forward as fa4_hopper
@@ -29,7 +28,6 @@ LAUNCHERS = {
     "backward, wide": backward_hopper_wide.launch_wide,
     "backward, halves": backward_hopper_halves.launch_halves,
     "backward, pair": backward_hopper_pair.launch_pair,
-    "backward, roles": backward_hopper_roles.launch_roles,
     "finish": backward_rows.launch_finish,
 }
 

@@ -21,8 +21,6 @@ NAMES_ADD = hasattr(tma, "async_atomic_add")  # from Triton 3.8 on
 # Of O, 64 rows of which take a register of each thread for two dims. S of 128 keys takes 64
 # registers and P 32, of 240. With 192 dims, 3.8 spills under a window and 3.9 makes products wait.
 MOST_DIMS_BESIDE_128_KEYS = 160 if NAMES_ADD else 192
-# From 3.9 on, the products of a backward with roles wait for each other, as registers are short.
-ROLES_FIT = not hasattr(tma, "CachePolicy")
 # Triton 3.7 renamed these.
 load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 store_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global

@@ -7,8 +7,8 @@ dims and one of 64, they cost what they are (`sizes.panel_widths`):
     S = Q0 K0^T + Q1 K1^T      a sum over dims: one accumulator, the products one after the other
     O = [P V0 | P V1]          an accumulator for each panel
 
-In the backward, S^T and dP^T are such sums, and dK and dV have an accumulator for each panel, or a
-consumer for each. Its second panel has at least half as many dims (`backward/config.py`).
+In the backward, S^T and dP^T are such sums, and dK and dV have an accumulator for each panel. Its
+second panel has at least half as many dims up to head_dim 128 (`backward/config.py`).
 
 Each panel has boxes and tiles of its own. A slot of a pipeline has a tile for each, and one barrier
 that counts the bytes of both. With one panel nothing is left of all this in the compiled kernel.
@@ -103,15 +103,6 @@ class Tiles:
         """The columns of matrices, of all panels."""
         return self.first.shape[1] + (self.second.shape[1] if self.PANELS == 2 else 0)
 
-    @gluon.jit
-    def part(self, PART: gl.constexpr, PARTS: gl.constexpr):
-        """A part of the dims of matrices: a panel, if there are two, or a slice of the only one."""
-        if self.PANELS == 2:
-            return self.panel(PART)
-        else:
-            DIMS: gl.constexpr = self.first.shape[1] // PARTS
-            return self.first.slice(PART * DIMS, DIMS, dim=1)
-
 
 @gluon.jit
 def make_tiles(boxes, SLOTS: gl.constexpr):
@@ -184,11 +175,6 @@ class PanelPipeline:
     def release(self, stage):
         """Consumer: this slot has been read."""
         self.first.release(stage)
-
-    @gluon.jit
-    def release_loaded(self, stage):
-        """`Pipeline.release_loaded`."""
-        self.first.release_loaded(stage)
 
     @gluon.jit
     def slots(self, PANELS: gl.constexpr):

@@ -46,10 +46,7 @@ def accumulate(problem, buffers, dq_sum):
                     buffers.ds.release(ds_stage)
                 row = problem.padded_first + block * problem.BLOCK_Q
                 corner = [sequence, head, row, part * WIDTH]
-                if PARTS % 2 == 1:  # the slots change their parts from block to block
-                    slot = ds_stage.slot ^ (part % 2)
-                else:
-                    slot = part // dq_sum.PANELS % 2
+                slot = ds_stage.slot if PARTS == 1 else part // dq_sum.PANELS
                 add_dq(dq, buffers.dq.panel(part).index(slot), dq_sum.panel(part), corner, 1)
             ds_stage = ds_stage.next()
     if problem.turns.ON:

@@ -8,7 +8,6 @@ from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import panel_widths
 from flash_versions.versions.fa3.hopper.config import OTHER_BYTES
 from flash_versions.versions.tiles.rows import cdiv
-from flash_versions.versions.tiles.triton_compat import ROLES_FIT
 
 HALVES_DIMS = 320  # of tiles of dK and dV together: of 64 keys, 160 registers of a thread
 PAIR_DIMS = 384  # 192 registers of a thread
@@ -26,18 +25,14 @@ MOST_ALTERNATING = 4  # heads of a section without a causal mask: more are slowe
 
 
 @cache
-def tile_widths(
-    head_dim: int, panels: bool, roles: bool = False, narrow: bool = False
-) -> tuple[int, ...]:
+def tile_widths(head_dim: int, panels: bool, narrow: bool = False) -> tuple[int, ...]:
     """The tile widths for a head dimension. A second panel has half of the first one's dims, as
     products with fewer read more of shared memory than tensor cores compute meanwhile; if `narrow`,
-    as many as dQ's parts, as these products have their left operand in registers. With roles
-    256 dims are two panels of 128, as no consumer divides them, and a product with 256 columns has
-    more registers than a thread at the launch.
+    as many as dQ's parts, as these products have their left operand in registers.
     """
     first, *second = panel_widths(head_dim)
     if not second:
-        return (128, 128) if roles and first == 256 else (first,)
+        return (first,)
     least = max(second[0], DQ_WIDTH) if narrow else first // 2
     return (first, least) if panels else (2 * first,)
 
@@ -48,7 +43,7 @@ class BackwardConfig:
 
     Attributes:
         block_kv: keys of a tile. 128: each of two consumers has 64; 64: each has all of them and
-            half of the dims, or of the products, for a head_dim of more than 128.
+            half of the dims, for a head_dim of more than 128 (`wide.py`).
         block_q: queries of a step.
         stages: slots of the pipelines of Q and of dO.
         early: issue S of the next step in this one, and dP before the exponentials. That takes
@@ -56,8 +51,10 @@ class BackwardConfig:
         held: have V and K in registers, as left operands, and compute dQ in one product, not two:
             S, dP and dQ read less of shared memory. For head_dim up to 64.
         panels: divide head dims of at most three quarters of a power of two into two panels, such
-            as 192 = 128 + 64 (`panels.py`); otherwise they are padded to the power of two.
-        do_stages: slots of the pipeline of dO if block_kv is 64; if not, it has as many as Q's.
+            as 192 = 128 + 64 (`panels.py`), with 128 keys; otherwise they are padded to the power
+            of two.
+        do_stages: slots of the pipeline of dO if block_kv is 64, and of a pair; otherwise it has as
+            many as Q's.
         halves: have 128 keys above head_dim 128, too, and compute S and dP of half of a block's
             queries at a time (`halves.py`). For HALVES_DIMS of q and v together, such as 192 and
             128 in panels.
@@ -65,8 +62,6 @@ class BackwardConfig:
             keys and neither halves nor a pair.
         section: key heads, of all sequences, between which consecutive programs alternate; None:
             `heads_of_section`.
-        roles: with 64 keys, have one consumer compute S, P and dV and the other one dP, dS and dK,
-            and a warpgroup dQ (`roles.py`), instead of half of the dims each.
         pair: have 128 keys above head_dim 128, too, and two warpgroups that do everything
             (`pair.py`). For PAIR_DIMS of q and v together.
     """
@@ -79,7 +74,6 @@ class BackwardConfig:
     panels: bool = False
     do_stages: int = 1
     halves: bool = False
-    roles: bool = False
     parts: int = 1
     section: int | None = None
     pair: bool = False
@@ -95,8 +89,8 @@ class BackwardConfig:
             raise ValueError(f"{name} block_kv=128 and block_q=64, and neither early nor held.")
         if self.halves and self.pair:
             raise ValueError("use either halves or pair.")
-        if self.roles and (self.block_kv, self.panels) != (64, True):
-            raise ValueError("roles fit block_kv=64 and panels.")
+        if self.panels and self.block_kv == 64:
+            raise ValueError("panels fit block_kv=128.")
         if self.parts > 1 and (self.block_kv == 64 or self.halves or self.pair):
             raise ValueError("parts fit block_kv=128, and neither halves nor a pair.")
         if self.stages < 2:  # the gradients of K and V leave through two slots
@@ -123,26 +117,21 @@ class BackwardConfig:
 
     def widths(self, head_dim: int) -> tuple[int, ...]:
         """`tile_widths`."""
-        return tile_widths(head_dim, self.panels, self.roles, self.halves or self.pair)
+        return tile_widths(head_dim, self.panels, self.halves or self.pair)
 
-    def dq_width(self, head_dim: int, head_dim_v: int) -> int:
-        """Dims of dQ that are computed at a time and leave as a box, with halves or roles; of two
-        panels, those of the first one.
+    def dq_width(self, head_dim: int) -> int:
+        """Dims of dQ that are computed at a time and leave as a box; of two panels, those of the
+        first one.
         """
         if self.halves or self.pair:
             return DQ_WIDTH
-        if self.dq_panels(head_dim, head_dim_v) == 2:
-            return self.widths(head_dim)[0]
-        return 64
-
-    def dq_panels(self, head_dim: int, head_dim_v: int) -> int:
-        """The panels of dQ: those of q, or one where registers are short."""
-        widths, widths_v = (self.widths(x) for x in (head_dim, head_dim_v))
-        short = self.halves or self.pair or (self.roles and max(sum(widths), sum(widths_v)) > 192)
-        return 1 if short else len(widths)
+        first, *second = self.widths(head_dim)
+        if self.block_kv == 64:
+            return first // 4
+        return first if self.held or second else first // 2
 
     def has_room(self, head_dim: int, head_dim_v: int) -> bool:
-        """Whether the registers suffice, with halves; without them, `check` says for which dims."""
+        """Whether registers suffice, with halves or a pair; else `check` says for which dims."""
         dims = (sum(self.widths(x)) for x in (head_dim, head_dim_v))
         most = HALVES_DIMS if self.halves else PAIR_DIMS
         return not (self.halves or self.pair) or sum(dims) <= most
@@ -153,9 +142,9 @@ class BackwardConfig:
         width, width_v = sum(widths), sum(widths_v)
         do_stages, scores, dq = self.stages, 2, width * (2 if self.held else 1)
         if self.block_kv == 64:
-            do_stages, scores, dq = self.do_stages, 4, width // (2 if len(widths) == 1 else 1)
-        if self.halves or (self.roles and self.dq_panels(head_dim, head_dim_v) == 1):
-            dq = 2 * self.dq_width(head_dim, head_dim_v)
+            do_stages, scores, dq = self.do_stages, 4, width // 2
+        if self.halves:
+            dq = 2 * DQ_WIDTH
         if self.pair:  # one slot of dS, four tiles of dQ
             do_stages, scores, dq = self.do_stages, 1, 4 * DQ_WIDTH
         queries = self.stages * width + do_stages * width_v + scores * self.block_kv + 2 * dq
@@ -173,18 +162,14 @@ class BackwardConfig:
 
 
 def default_config(request: Request) -> BackwardConfig:
-    """The configuration for a request. Above head_dim 128: halves where registers suffice, else
-    roles up to 192; above that, roles are between 3 % slower and 3 % faster. Up to 128, more than
-    two slots gain nothing.
+    """The configuration for a request. Above head_dim 128: halves where registers and shared memory
+    suffice, else a pair, else 64 keys. Up to 128, more than two slots gain nothing.
     """
     dims = request.q.shape[3], request.v.shape[3]
     if max(dims) > 128:
-        halves = BackwardConfig(halves=True, panels=True)
-        config = BackwardConfig(block_kv=64, panels=True)
-        roles = replace(config, roles=True, stages=3)
-        divided = [halves] * (min(dims) <= 128) + [roles] * ROLES_FIT if max(dims) <= 192 else []
-        deeper = replace(config, stages=3)
-        return next((x for x in (*divided, deeper) if x.fits(*dims)), config)
+        halves = BackwardConfig(panels=True, halves=True)
+        pair = BackwardConfig(panels=True, pair=True)
+        return next((x for x in (halves, pair) if x.fits(*dims)), BackwardConfig(block_kv=64))
     if max(dims) > 64:
         config = BackwardConfig(panels=True)
     else:  # With softcap both P and its slope wait for dP, and held operands would spill.

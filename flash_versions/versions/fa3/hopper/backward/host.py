@@ -37,11 +37,6 @@ COUNTS = [
 REGISTERS = {"CONSUMER_REGISTERS": 208, "ACCUMULATOR_REGISTERS": 72, "PRODUCER_REGISTERS": 24}
 HALVES_REGISTERS = {"CONSUMER_REGISTERS": 224, "ACCUMULATOR_REGISTERS": 56}
 PAIR_REGISTERS = {"CONSUMER_REGISTERS": 256}
-# The consumer of dP and dK, and the warpgroup of dQ, by the panels of dQ.
-ROLES_REGISTERS = {
-    2: {"GRADIENT_REGISTERS": 184, "ACCUMULATOR_REGISTERS": 112, "PRODUCER_REGISTERS": 24},
-    1: {"GRADIENT_REGISTERS": 208, "ACCUMULATOR_REGISTERS": 72, "PRODUCER_REGISTERS": 24},
-}
 WIDE_REGISTERS = {"CONSUMER_REGISTERS": 240, "PRODUCER_REGISTERS": 24}
 
 
@@ -63,18 +58,14 @@ def tensors(request: Request, space: Workspace, plan: Plan) -> tuple:
         tiles = space.key_tiles.plan
     widths = config.widths(q.shape[3])
     widths_v = config.widths(v.shape[3])
-    # Consumers of 64 keys divide the dims, unless they have roles: a box of dK or dV is one of two
-    # panels, or half of the only one.
-    sharing = 2 if config.block_kv == 64 and not config.roles else 1
-    dq_width = widths[0] // (1 if config.held else 2 * sharing // len(widths))
-    if config.halves or config.roles or config.pair:
-        dq_width = config.dq_width(q.shape[3], v.shape[3])
+    # Consumers of 64 keys divide the dims: a box of dK or dV is a half.
+    sharing = 2 if config.block_kv == 64 else 1
     rows, queries, keys = WARPGROUP_ROWS.value, config.block_q, config.block_kv
     seconds: list[Any] = [space.values] * 7
     if len(widths) == 2:
         seconds[0] = describe_q(q, queries, widths[1])
         seconds[1] = describe(k, keys, widths[1])
-        seconds[4] = describe_swizzled(space.dq_sum, queries, dq_width * widths[1] // widths[0])
+        seconds[4] = describe_swizzled(space.dq_sum, queries, widths[1])
         seconds[5] = describe(space.dk, rows, widths[1])
     if len(widths_v) == 2:
         seconds[2] = describe(v, keys, widths_v[1])
@@ -86,10 +77,10 @@ def tensors(request: Request, space: Workspace, plan: Plan) -> tuple:
         describe(k, keys, widths[0]),
         describe(v, keys, widths_v[0]),
         describe_q(space.do, queries, widths_v[0]),
-        describe_swizzled(space.dq_sum, queries, dq_width),
-        describe(space.dk, rows, widths[0] // (sharing if len(widths) == 1 else 1)),
-        describe(space.dv, rows, widths_v[0] // (sharing if len(widths_v) == 1 else 1)),
-        *seconds,
+        describe_swizzled(space.dq_sum, queries, config.dq_width(q.shape[3])),
+        describe(space.dk, rows, widths[0] // sharing),
+        describe(space.dv, rows, widths_v[0] // sharing),
+        *(seconds if config.block_kv == 128 else ()),
         tiles,
         space.values if request.alibi_slopes is None else request.alibi_slopes,
         bounds,
@@ -146,10 +137,10 @@ def make_plan(
     if config.pair:
         chosen = {"DO_STAGES": config.do_stages, **PAIR_REGISTERS}
     if config.block_kv == 64:
-        registers = WIDE_REGISTERS
-        if config.roles:
-            registers = ROLES_REGISTERS[config.dq_panels(request.q.shape[3], request.v.shape[3])]
-        chosen = {"DO_STAGES": config.do_stages, **registers}
+        chosen = {"DO_STAGES": config.do_stages, **WIDE_REGISTERS}
+    else:
+        panels, panels_v = (len(config.widths(x.shape[3])) for x in (request.q, request.v))
+        chosen = {"PANELS": panels, "PANELS_V": panels_v, **chosen}
     return Plan(
         config,
         (*layout(request), config.block_q, config.held),
@@ -168,8 +159,6 @@ def make_plan(
             "EXP2": function,
             "SHARE": share,
             "STAGES": config.stages,
-            "PANELS": len(config.widths(request.q.shape[3])),
-            "PANELS_V": len(config.widths(request.v.shape[3])),
             **chosen,
         },
     )

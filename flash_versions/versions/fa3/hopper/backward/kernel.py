@@ -55,9 +55,10 @@ there. Registers are short: dK and dV take 128 of a consumer's, and dQ is comput
 Head dims up to 96 may be two panels, 64 + 32 (`panels.py`): then dK, dV and a product with Q or dO
 are two, and dQ is computed a panel at a time.
 
-At head_dim 256 consumers divide the dims, not the keys: `wide.py`. At 160 and 192 they divide the
-products (`roles.py`), and for (192, 128) the keys, a half of a block's queries after the other
-(`halves.py`).
+Above head_dim 128, too, consumers divide the keys, and compute the scores of half of a block's
+queries at a time: with a warpgroup for dQ up to 160 dims, and for 192 with 128 of v (`halves.py`);
+for 192, where registers are left for two warpgroups only, without one (`pair.py`). At 256 a program
+has 64 keys, and consumers divide the dims (`wide.py`).
 
 Before it, a kernel computes delta and clears the sum of dQ; one behind it scales and rounds dQ.
 
@@ -88,7 +89,6 @@ from flash_versions.versions.fa3.hopper.backward.host import COUNTS, make_plan, 
 from flash_versions.versions.fa3.hopper.backward.pair import launch_pair
 from flash_versions.versions.fa3.hopper.backward.parts import Parts
 from flash_versions.versions.fa3.hopper.backward.problem import KeyProblem
-from flash_versions.versions.fa3.hopper.backward.roles import launch_roles
 from flash_versions.versions.fa3.hopper.backward.rows import BLOCK, finish, prepare
 from flash_versions.versions.fa3.hopper.backward.tiles import (
     Buffers,
@@ -497,9 +497,10 @@ def launch(
     """Launch the kernels; arguments and results as those of `backward`."""
     config = plan.config
     space = prepare(request, o, lse, do, dlse, config, plan.constants["ORDERED"])
-    wide = launch_roles if config.roles else launch_wide
-    others = launch_halves if config.halves else launch_pair if config.pair else launch_backward
-    (wide if config.block_kv == 64 else others).launch(plan, tensors(request, space, plan))
+    launcher = launch_wide if config.block_kv == 64 else launch_backward
+    if config.halves or config.pair:
+        launcher = launch_halves if config.halves else launch_pair
+    launcher.launch(plan, tensors(request, space, plan))
     block = BLOCK if space.tiles is None else config.block_q
     finish(request, space.dq_sum, space.dq, space.tiles, block)
     return space.dq, space.dk, space.dv, space.dsink

@@ -30,7 +30,7 @@ class Buffers:
     lse: gl.shared_memory_descriptor  # a row for each slot of q
     delta: gl.shared_memory_descriptor  # of do
     ds: Pipeline  # (keys, queries), from the consumers to the warpgroup of dQ
-    dq: Tiles  # one for each panel, or two: for halves of the dims, or for blocks
+    dq: Tiles  # one for each panel, or several: for parts of the dims, or for blocks
 
 
 @aggregate

@@ -5,10 +5,8 @@ dK and dV of 128 keys and 256 dims would take all registers of an SM. So a progr
 are the scores: each computes S^T and dP^T of all keys with half of the queries of a block, and both
 P and dS pass through shared memory.
 
-Head dims up to 192 may be two panels, 128 + 64 (`panels.py`). Then a consumer has one panel of dK
-and the other one of dV, 192 dims of both together, in two wide products: halves of both panels
-would be four narrow ones, which read the same P and dS once more. Of dQ a consumer has half of
-each panel. If v has one panel, such as 128 dims beside 192 of q and k, consumers halve it.
+Head dims between are padded; what 128 keys have registers for does not come here (`halves.py`,
+`pair.py`).
 
 One step of a consumer, for block j:
 
@@ -28,8 +26,7 @@ j + 1, which the other wrote when all its products of block j were done.
 
 Cost. Per block of 64 queries and 64 keys at head_dim 256, 2560 cycles of the tensor cores, all
 operands in shared memory. Half as many keys as at head_dim 128 read the same Q and dO, and add to
-dQ, 128 KB for a block: twice the traffic with L2 for a product. With two panels, 192 dims take 1920
-cycles of the tensor cores, and leave room for a second slot of dO.
+dQ, 128 KB for a block: twice the traffic with L2 for a product.
 """
 
 from triton.experimental import gluon
@@ -53,16 +50,15 @@ from flash_versions.versions.fa3.hopper.backward.tiles import (
 from flash_versions.versions.fa3.hopper.backward.turns import take_turns
 from flash_versions.versions.fa3.hopper.head_mods import make_head_mods
 from flash_versions.versions.fa3.hopper.intervals import make_key_spans
-from flash_versions.versions.fa3.hopper.panels import (
-    PanelPipeline,
-    Tiles,
-    make_boxes,
-    make_panel_pipeline,
-    make_tiles,
-    multiply_qk,
-    zeros,
+from flash_versions.versions.fa3.hopper.operands import multiply_qk
+from flash_versions.versions.fa3.hopper.panels import zeros
+from flash_versions.versions.tiles.pipeline import (
+    Exchange,
+    Pipeline,
+    Stage,
+    make_exchange,
+    make_pipeline,
 )
-from flash_versions.versions.tiles.pipeline import Exchange, Stage, make_exchange
 from flash_versions.versions.tiles.triton_compat import aggregate
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, unknown_zero
 
@@ -71,15 +67,15 @@ from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, unknown_zero
 class WideBuffers:
     """What the partitions share."""
 
-    k: PanelPipeline  # one slot
-    v: PanelPipeline
-    q: PanelPipeline
-    do: PanelPipeline
+    k: Pipeline  # one slot
+    v: Pipeline
+    q: Pipeline
+    do: Pipeline
     lse: gl.shared_memory_descriptor  # a row for each slot of q
     delta: gl.shared_memory_descriptor  # of do
     p: Exchange  # (keys, queries)
     ds: Exchange
-    dq: Tiles  # a tile for each consumer, or for each panel of each
+    dq: gl.shared_memory_descriptor  # a tile for each consumer
 
 
 @aggregate
@@ -130,46 +126,18 @@ def half_of_dims(tile, CONSUMER: gl.constexpr):
     return tile.slice(CONSUMER * HALF, HALF, dim=1)
 
 
-@gluon.constexpr_function
-def share_of_dv(consumer, panels):
-    """A consumer's share of the dims of dV; of two panels the one that it does not have of dK."""
-    return 1 - consumer if panels == 2 else consumer
-
-
 @gluon.jit
 def part_of_dq(k_tile, PART: gl.constexpr, CONSUMER: gl.constexpr):
-    """The columns of K for the dims of dQ that a consumer computes first or second: half of a
-    panel, or a quarter of the only one.
-    """
-    if k_tile.PANELS == 2:
-        return half_of_dims(k_tile.panel(PART), CONSUMER)
-    else:
-        return k_tile.part(2 * CONSUMER + PART, 4)
+    """The columns of K for the dims of dQ that a consumer computes first or second, a quarter."""
+    return half_of_dims(half_of_dims(k_tile, CONSUMER), PART)
 
 
 @gluon.jit
 def add_part(dq, tiles, dq_sum, row, PART: gl.constexpr, CONSUMER: gl.constexpr):
-    """Add the dQ of `part_of_dq` to what other tiles of keys have added. If there are two panels,
-    each has a tile of its own, which is free when one addition is on its way.
-    """
+    """Add the dQ of `part_of_dq` to what other tiles of keys have added."""
     sequence, head, query = row
-    WIDTH: gl.constexpr = dq.shape[1]
-    dim = (2 * CONSUMER + PART) * WIDTH
-    if dq_sum.PANELS == 2:
-        dim = 2 * PART * dq_sum.first.block_type.shape[3] + CONSUMER * WIDTH
-    tile = tiles.panel(PART).index(CONSUMER)
-    corner = [sequence, head, query, dim]
-    add_dq(dq, tile, dq_sum.panel(PART), corner, dq_sum.PANELS - 1)
-
-
-@gluon.jit
-def store_share(x, pipeline, stage, boxes, corner, SHARE: gl.constexpr):
-    """Store a share of the dims of dK or dV, through a slot that no other warp fills or reads; if
-    there is one panel, a slot has room for both shares.
-    """
-    slot = stage.slot if boxes.PANELS == 2 else 2 * stage.slot + SHARE
-    slots = pipeline.slots(boxes.PANELS).panel(SHARE)
-    store_gradient(x, slots, slot, boxes.panel(SHARE), corner)
+    corner = [sequence, head, query, (2 * CONSUMER + PART) * dq.shape[1]]
+    add_dq(dq, tiles.index(CONSUMER), dq_sum, corner, 0)
 
 
 @gluon.jit
@@ -200,25 +168,24 @@ def fold_queries_wide(
     ds_tile = buffers.ds.tiles.index(stage.slot)
 
     buffers.q.wait(q_stage)
-    s_token = multiply_qk(k_tile, q_tile.rows(CONSUMER * HALF_Q, HALF_Q))
+    s_token = multiply_qk(k_tile, q_tile.slice(CONSUMER * HALF_Q, HALF_Q, dim=0))
     buffers.do.wait(do_stage)
-    dp_token = multiply_qk(v_tile, do_tile.rows(CONSUMER * HALF_Q, HALF_Q))
-    s = warpgroup_mma_wait(do_tile.PANELS, deps=[s_token])
+    dp_token = multiply_qk(v_tile, do_tile.slice(CONSUMER * HALF_Q, HALF_Q, dim=0))
+    s = warpgroup_mma_wait(1, deps=[s_token])
     lse = half_of_values(buffers.lse, q_stage.slot, s, CONSUMER)
     mine = problem.of_head(head)
     p, slope = mine.probabilities(s, lse, key, query + CONSUMER * HALF_Q, masked)
-    half_of_dims(p_tile, CONSUMER).store(p.to(do_tile.first.dtype))
+    half_of_dims(p_tile, CONSUMER).store(p.to(do_tile.dtype))
     buffers.p.publish(stage)
     p_tile = buffers.p.receive(stage)
-    do_share = do_tile.part(share_of_dv(CONSUMER, do_tile.PANELS), 2)
-    dv_token = warpgroup_mma(p_tile, do_share, state.dv, is_async=True)
+    dv_token = warpgroup_mma(p_tile, half_of_dims(do_tile, CONSUMER), state.dv, is_async=True)
     delta = half_of_values(buffers.delta, do_stage.slot, s, CONSUMER)
     dp = warpgroup_mma_wait(1, deps=[dp_token])
     ds = slope * (dp - delta[None, :])
-    half_of_dims(ds_tile, CONSUMER).store(ds.to(q_tile.first.dtype))
+    half_of_dims(ds_tile, CONSUMER).store(ds.to(q_tile.dtype))
     buffers.ds.publish(stage)
     ds_tile = buffers.ds.receive(stage)
-    dk_token = warpgroup_mma(ds_tile, q_tile.part(CONSUMER, 2), state.dk, is_async=True)
+    dk_token = warpgroup_mma(ds_tile, half_of_dims(q_tile, CONSUMER), state.dk, is_async=True)
     dv = warpgroup_mma_wait(1, deps=[dv_token])
     buffers.do.release(do_stage)
     dq_token = multiply_dq(ds_tile, part_of_dq(k_tile, 0, CONSUMER))
@@ -248,9 +215,8 @@ def consume_wide(problem, buffers, dq_sum, dk_out, dv_out, CONSUMER: gl.constexp
     problem, key, kv_head, sequence = problem.locate(problem.turns.number())
     begin, full_begin, full_end, end = problem.blocks(key, problem.BLOCK_KV)
     k_stage = buffers.k.at(0, 0)
-    SHARE_V: gl.constexpr = share_of_dv(CONSUMER, buffers.v.PANELS)
-    DIMS: gl.constexpr = buffers.k.tile(k_stage).part(CONSUMER, 2).shape[1]
-    DIMS_V: gl.constexpr = buffers.v.tile(k_stage).part(SHARE_V, 2).shape[1]
+    DIMS: gl.constexpr = buffers.k.tile(k_stage).shape[1] // 2
+    DIMS_V: gl.constexpr = buffers.v.tile(k_stage).shape[1] // 2
     buffers.k.wait(k_stage, begin < end)
     buffers.v.wait(k_stage, begin < end)
     state = WideState(
@@ -279,12 +245,11 @@ def consume_wide(problem, buffers, dq_sum, dk_out, dv_out, CONSUMER: gl.constexp
     buffers.q.wait_empty(state.q_stage)
     buffers.do.wait_empty(state.do_stage)
     dk = state.dk * problem.scale
-    first_dim: gl.constexpr = CONSUMER * dk_out.first.block_type.shape[-1]
-    first_dim_v: gl.constexpr = SHARE_V * dv_out.first.block_type.shape[-1]
-    dv_corner = problem.kv_box(sequence, kv_head, key, first_dim_v)
-    dk_corner = problem.kv_box(sequence, kv_head, key, first_dim)
-    store_share(state.dv, buffers.do, state.do_stage, dv_out, dv_corner, SHARE_V)
-    store_share(dk, buffers.q, state.q_stage, dk_out, dk_corner, CONSUMER)
+    dv_corner = problem.kv_box(sequence, kv_head, key, CONSUMER * DIMS_V)
+    dk_corner = problem.kv_box(sequence, kv_head, key, CONSUMER * DIMS)
+    dv_slot, dk_slot = 2 * state.do_stage.slot + CONSUMER, 2 * state.q_stage.slot + CONSUMER
+    store_gradient(state.dv, buffers.do.tiles, dv_slot, dv_out, dv_corner)
+    store_gradient(dk, buffers.q.tiles, dk_slot, dk_out, dk_corner)
     tma.store_wait(0)
 
 
@@ -298,13 +263,6 @@ def backward_wide_kernel(
     dq_sum,
     dk_out,
     dv_out,
-    q_second,
-    k_second,
-    v_second,
-    do_second,
-    dq_second,
-    dk_second,
-    dv_second,
     plan,
     slopes,
     bounds,
@@ -339,8 +297,6 @@ def backward_wide_kernel(
     EXP2: gl.constexpr,
     SHARE: gl.constexpr,
     STAGES: gl.constexpr,
-    PANELS: gl.constexpr,
-    PANELS_V: gl.constexpr,
     DO_STAGES: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr,
     PRODUCER_REGISTERS: gl.constexpr,
@@ -363,21 +319,17 @@ def backward_wide_kernel(
     )  # fmt: skip
     lse: gl.constexpr = [STAGES] + values.block_type.shape
     delta: gl.constexpr = [DO_STAGES] + values.block_type.shape
-    q, k = make_boxes(q, q_second, PANELS), make_boxes(k, k_second, PANELS)
-    v, do = make_boxes(v, v_second, PANELS_V), make_boxes(do, do_second, PANELS_V)
-    dq_sum = make_boxes(dq_sum, dq_second, PANELS)
-    dk_out = make_boxes(dk_out, dk_second, PANELS)
-    dv_out = make_boxes(dv_out, dv_second, PANELS_V)
+    dq: gl.constexpr = [2] + dq_sum.block_type.shape
     buffers = WideBuffers(
-        make_panel_pipeline(k, 1, 2),
-        make_panel_pipeline(v, 1, 2),
-        make_panel_pipeline(q, STAGES, 2),
-        make_panel_pipeline(do, DO_STAGES, 2),
+        make_pipeline(k, 1, 2),
+        make_pipeline(v, 1, 2),
+        make_pipeline(q, STAGES, 2),
+        make_pipeline(do, DO_STAGES, 2),
         gl.allocate_shared_memory(values.dtype, lse, values.layout),
         gl.allocate_shared_memory(values.dtype, delta, values.layout),
-        make_exchange(q.first.dtype, KEYS, BLOCK_Q, 2),
-        make_exchange(q.first.dtype, KEYS, BLOCK_Q, 2),
-        make_tiles(dq_sum, 2),
+        make_exchange(q.dtype, KEYS, BLOCK_Q, 2),
+        make_exchange(q.dtype, KEYS, BLOCK_Q, 2),
+        gl.allocate_shared_memory(dq_sum.dtype, dq, dq_sum.layout),
     )
     fence_async_shared()
     gl.warp_specialize(
