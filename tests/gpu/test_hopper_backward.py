@@ -452,15 +452,23 @@ class TestOnHopper:
         config = replace(BackwardConfig(), **changes)
         check(*qkv(700, 900, 12, D, kv_heads=4, batch=3), config, causal=True)
 
-    @pytest.mark.parametrize("dims", [(72, 72), (80, 80), (96, 96), (96, 64), (144, 144),
-                                      (160, 160), (192, 192), (192, 128), (128, 192)])  # fmt: skip
-    @pytest.mark.parametrize("more", [False, True], ids=["as it is", "early or three slots"])
+    @pytest.mark.parametrize("dims", [(72, 72), (80, 80), (96, 96), (96, 64)])
+    @pytest.mark.parametrize("more", [False, True], ids=["as it is", "early, three slots"])
     @pytest.mark.parametrize("ordered", [False, True], ids=["any order", "in turns"])
     def test_two_panels(self, dims, more, ordered):
         """And padded, which has to stay right."""
-        plain = BackwardConfig(block_kv=64 if max(dims) > 128 else 128)
         divided = BackwardConfig(panels=True, stages=3 if more else 2, early=more)
-        for config in (divided, plain) if max(dims) <= 128 else (plain,):
+        for config in (divided, BackwardConfig()):
+            inputs = qkv(700, 900, 12, dims[0], kv_heads=4, batch=3, D_v=dims[1])
+            check(*inputs, config, causal=True, deterministic=ordered)
+            check(*qkv(300, 200, 2, dims[0], D_v=dims[1]), config, deterministic=ordered)
+
+    @pytest.mark.parametrize("dims", [(144, 144), (160, 160), (176, 176), (192, 192), (192, 128),
+                                      (128, 192), (256, 128), (96, 256), (160, 256)])  # fmt: skip
+    @pytest.mark.parametrize("ordered", [False, True], ids=["any order", "in turns"])
+    def test_above_head_dim_128(self, dims, ordered):
+        """By default, and padded."""
+        for config in (None, BackwardConfig(block_kv=64)):
             inputs = qkv(700, 900, 12, dims[0], kv_heads=4, batch=3, D_v=dims[1])
             check(*inputs, config, causal=True, deterministic=ordered)
             check(*qkv(300, 200, 2, dims[0], D_v=dims[1]), config, deterministic=ordered)

@@ -1,4 +1,4 @@
-"""FA3's backward for Hopper: the kernel, a wider one for head_dim beyond 128, what runs before and
+"""FA3's backward for Hopper: the kernel, wider ones for head_dim beyond 128, what runs before and
 after.
 
 May import: `fa3`, `tiles`, `dispatch`.

@@ -1,10 +1,12 @@
-"""FA3's backward for Hopper with 128 keys for 192 dims of q and k, and 128 of v: blocks by halves.
+"""FA3's backward for Hopper above head_dim 128, with 128 keys for 160 dims: blocks by halves.
+
+Also for 192 dims of q and k with 128 of v, and whatever else has 320 dims of both or fewer.
 
 Beside 64 keys a step reads as much of Q and dO, and adds as much to dQ, as beside 128, and P and dS
-pass through shared memory: `wide.py` moves 176 KB for a block of 64 queries and 128 keys through
-L2, and is limited by shared memory. Here, as in `kernel.py`, each of two consumers has 64 keys with
-all dims of dK and dV, P and dS are left operands in registers, and a third warpgroup computes dQ.
-dK and dV then take 160 registers of a thread. What makes room for the rest:
+pass through shared memory: for 192 dims and 128 of v, two tiles of 64 keys would move 176 KB for a
+block of 64 queries through L2. Here, as in `kernel.py`, each of two consumers has 64 keys with all
+dims of dK and dV, P and dS are left operands in registers, and a third warpgroup computes dQ. dK
+and dV then take 160 registers of a thread. What makes room for the rest:
 
 * Halves. S, dP and what comes of them are computed for 32 queries of a block at a time.
 * No producer. Registers are given to whole warpgroups: a producer's 24 are the consumers' if the
@@ -32,8 +34,8 @@ Why none waits for ever: a consumer gives the slot of block j back behind its dS
 these it waits for its own products only, so `accumulate_and_load`, which has seen dS_j, gets it.
 
 Cost. Per block of 64 queries and 128 keys, with 192 dims and 128 of v, 3328 cycles of the tensor
-cores and 4928 of shared memory, where two tiles of `wide.py` take 3328 and 6400; 88 KB pass through
-L2, not 176. Products with 32 columns take shared memory 1.5 times as long as the tensor cores.
+cores and 4928 of shared memory, where two tiles of `wide.py`, padded, take 4096 and 7680; 88 KB
+pass through L2. Products with 32 columns take shared memory 1.5 times as long as the tensor cores.
 """
 
 from triton.experimental import gluon

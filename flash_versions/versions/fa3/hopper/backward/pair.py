@@ -1,6 +1,6 @@
 """FA3's backward for Hopper with 128 keys for 192 dims of q, k and v: two warpgroups do it all.
 
-Beside 64 keys (`wide.py`, `roles.py`) a step adds as much to dQ, and reads as much of Q and dO, as
+Beside 64 keys (`wide.py`) a step adds as much to dQ, and reads as much of Q and dO, as
 beside 128: with tiles of 64 keys, 96 KB of dQ for 64 queries and 128 keys, which memory, not an SM,
 limits. But dK and dV of 128 keys and 192 dims take three quarters of an SM's registers: 192 of a
 thread in each of two consumers, which leaves nothing for a third warpgroup. Here both have all
@@ -27,7 +27,8 @@ Why none waits for ever: a consumer writes its dS_j and gives the slots of block
 waits for the other one's dS_j, and loads for later blocks come behind that.
 
 Cost. Per block of 64 queries and 128 keys with 192 dims, 3840 cycles of the tensor cores and 5504
-of shared memory, where two tiles of `roles.py` take 3840 and 5632; 96 KB pass through L2, not 192.
+of shared memory, where two tiles of `wide.py`, padded, take 5120 and 8960; 96 KB pass through L2,
+where tiles of 64 keys would move 192.
 Products with 32 columns take shared memory 1.5 times as long as the tensor cores.
 """
 
