@@ -332,6 +332,8 @@ RUNS = {
     None: (150, 500, {}),
     "causal": (300, 300, {"causal": True}),
     "wide": (130, 250, {"D": 256}),
+    "halves": (130, 500, {"D": 160}),
+    "pair": (130, 500, {"D": 192}),
     "heads": (70, 300, {"heads": 4, "kv_heads": 2}),
     "one block": (64, 500, {"heads": 4, "kv_heads": 4, "D": 128}),
 }
@@ -391,6 +393,19 @@ BUGS = {
     "wide: the last block is not counted": Bug(
         "consume_wide", [("problem.turns.finish(state.counter, state.additions)", "pass")],
         "dead-lock", "wide",
+    ),
+    "halves: turns are not waited for": Bug(
+        "accumulate_and_load", [(TURN, "turn = gl.to_tensor(0)")], WRONG, "halves"
+    ),
+    "pair: turns are not waited for": Bug(
+        "add_parts", [(TURN, "turn = gl.to_tensor(0)")], WRONG, "pair"
+    ),
+    "pair: one consumer is enough": Bug(
+        "backward_pair_kernel", [("take_turns(turns, 2, ", "take_turns(turns, 1, ")], WRONG, "pair"
+    ),
+    "pair: the last block is not counted": Bug(
+        "consume_pair", [("problem.turns.finish(state.counter, state.additions)", "pass")],
+        "dead-lock", "pair",
     ),
 }  # fmt: skip
 
