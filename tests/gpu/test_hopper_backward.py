@@ -360,7 +360,7 @@ def test_two_panels_are_not_padded(name):
 def test_other_divisions_of_the_work(name):
     """Halves: two consumers, and a warpgroup that loads and computes dQ, so three in all. Pair: two
     consumers alone, of which at 160 dims one has three parts of dQ and one two. No loop touches a
-    spilled register.
+    spilled register, or in turns under a causal mask a few.
     """
     (head_dim, head_dim_v, *_), switches, products = DIVISIONS[name]
     kernel, config = explicit(name), BackwardConfig(**switches)
@@ -372,7 +372,7 @@ def test_other_divisions_of_the_work(name):
     more = 8 * (name == "160, pair")
     assert found == sorted([products[0] + more, *products])
     for loop in kernel["loops"]:
-        assert loop["local_memory"] == 0
+        assert loop["local_memory"] <= (4 if name.endswith("in turns") else 0)
 
 
 # ---- on the device ----
