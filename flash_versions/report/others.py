@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Callable
+from functools import partial
 
 from flash_versions.bench.results import Document, Row
 from flash_versions.report.tables import grouped, markdown, not_measured, where_and_when
@@ -29,18 +30,22 @@ def head_dims(document: Document) -> str:
     return f"{table}\n\nTFLOP/s; ratio: the better of fa3 and fa4 to the better peer. {about}.\n"
 
 
-def backward_of_head_dims(document: Document) -> str:
-    """Likewise of backwards, with those that are padded to a power of two."""
+def backward_of_head_dims(document: Document, suite: str = "head dims, backward") -> str:
+    """Likewise of backwards, with those that are padded to a power of two. What the suite "wide
+    backward" has, which is newer, is left to it.
+    """
+    wide = {tuple(row["dims"]) for row in document["rows"] if row["suite"] == "wide backward"}
     found = {}
     for row in document["rows"]:
-        if row["suite"] == "head dims, backward" and "tflops" in row:
+        newer = suite != "wide backward" and tuple(row.get("dims", ())) in wide
+        if row["suite"] == suite and "tflops" in row and not newer:
             if row["name"] in ("", "padded"):
                 found[row["name"] or row["version"], *shape_of(row)] = row["tflops"]
             if row.get("default"):
                 found["fa3", *shape_of(row)] = row["tflops"]
     if not found:
         return not_measured(f"python {HEAD_DIMS_BACKWARD}")
-    about = where_and_when(document, "head dims, backward", ["flash-attn-4"])
+    about = where_and_when(document, suite, ["flash-attn-4"])
     table = by_head_dim(found, (*PEERS, "padded", "fa3"), ("fa3",))
     return f"{table}\n\nTFLOP/s; ratio: fa3 to the better peer. {about}.\n"
 
@@ -150,6 +155,7 @@ def on_the_host(document: Document) -> str:
 TABLES: dict[str, Callable[[Document], str]] = {
     "head dims": head_dims,
     "head dims backward": backward_of_head_dims,
+    "wide backward": partial(backward_of_head_dims, suite="wide backward"),
     "divided groups": divided_groups,
     "deterministic backward": in_turns,
     "host": on_the_host,

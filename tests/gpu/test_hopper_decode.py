@@ -125,11 +125,11 @@ def test_keys_of_a_head_behind_each_other(page_size):
 
 
 @pytest.mark.parametrize("version", [fa3, fa4])
-@pytest.mark.parametrize("page_size", [None, 64])
-def test_calls_come_here(page_size, version):
-    request, _ = poisoned(page_size)
+def test_pages_come_here(version):
+    request, _ = poisoned(64)
     assert version.choose_forward(request).func is host.launch
     assert version.choose_forward(request._replace(num_splits=2)) is fa2.forward
+    assert version.choose_forward(poisoned(None)[0]) is fa2.forward
 
 
 @pytest.mark.parametrize("page_size", [None, 64])

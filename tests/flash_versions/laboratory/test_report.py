@@ -29,7 +29,7 @@ OTHERS |= {"norm gemm numerics", "context parallel", "context parallel backward"
 OTHERS |= {"processes of four", "processes checks", "shipped models", "packed, random", "asked for"}
 OTHERS |= {"interval masks", "decode, lengths and pages", "decode by TMA"}
 OTHERS |= {"head dims", "head dims, backward", "deterministic backward", "host", "tiles"}
-OTHERS |= {"divided groups", "training step", "trainers"}
+OTHERS |= {"divided groups", "training step", "trainers", "wide backward"}
 TABLE = {"B": 2, "N": 8192, "D": 128, "causal": True}  # the headline
 LONG = {"N": 16384, "D": 64, "causal": True}
 
@@ -599,14 +599,44 @@ def test_every_head_dim_is_as_fast_as_the_documents_say():
             assert float(line["ratio"]) >= least
             own = max(int(line["fa3, 8k"]), int(line["fa4, 8k"]))
             assert own >= 0.99 * int(line["cudnn, 8k"])
-    table = report.TABLES["head dims backward"](RESULTS)
-    for dims, least, gain in (
-        ("80", 0.85, 1.08), ("96", 0.94, 1.1), ("192", 0.83, 1.3), ("192, 128 of v", 0.99, 1.7)
+    for name, dims, least, gain in (
+        ("head dims", "80", 0.85, 1.08), ("head dims", "96", 0.94, 1.1),
+        ("wide", "192", 0.97, 1.5), ("wide", "192, 128 of v", 1.0, 1.7),
     ):  # fmt: skip
         for kind in ("full", "causal"):
-            line = cells(table, f"{dims}, {kind}")
+            line = cells(report.TABLES[f"{name} backward"](RESULTS), f"{dims}, {kind}")
             assert float(line["ratio"]) >= least
             assert int(line["fa3, 8k"]) >= gain * int(line["padded, 8k"])
+
+
+def test_groups_in_parts_are_faster():
+    """And a prompt that answers share gains three times as in rows with copies of it."""
+    lines = [row for row in of_suite("divided groups") if row["default"] and "ms_p50" in row]
+    assert len(lines) >= 6
+    for row in of_suite("divided groups"):
+        if row["name"] == "1":
+            (default,) = (
+                x for x in lines if all(x[y] == row[y] for y in ("kind", "head_dim", "batch"))
+            )
+            assert default["ms_p50"] <= 0.9 * row["ms_p50"]
+        if row["name"] == "copies":
+            (default,) = (
+                x for x in lines if all(x[y] == row[y] for y in ("kind", "head_dim", "batch"))
+            )
+            assert row["ms_p50"] >= 3 * default["ms_p50"]
+
+
+def test_decoding_by_tma_is_as_fast_as_the_documents_say():
+    table = report.TABLES["decoding by TMA"](RESULTS)
+    found = {}
+    for row in of_suite("decode by TMA"):
+        found.setdefault(row["name"], {})[row["version"]] = row.get("of_copy")
+    slower = [
+        name
+        for name, shares in found.items()
+        if name in table and shares["fa3"] < 0.97 * shares["fa2"]
+    ]
+    assert not slower, slower
 
 
 def test_trainers_are_faster_than_with_torchs_attention():
