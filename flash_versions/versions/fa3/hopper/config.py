@@ -88,7 +88,7 @@ class HopperConfig:
     @property
     def queries(self) -> int:
         """Queries of a tile: each has a row for every head of it."""
-        return self.block_q // self.heads
+        return self.consumers * WARPGROUP_ROWS.value // self.heads
 
     def q_box(self, width: int) -> tuple[int, int, int]:
         """A consumer's part of Q and O: queries, columns and heads of a box."""

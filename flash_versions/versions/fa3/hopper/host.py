@@ -19,6 +19,7 @@ from flash_versions.versions.tiles.score_mods import ScoreMods
 from flash_versions.versions.tiles.tile_scheduler import Counters
 from flash_versions.versions.tiles.tma import describe_swizzled
 from flash_versions.versions.tiles.varlen_scheduler import Tiling, lay_out
+from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 # Change from call to call: no kernel of its own for each.
 COUNTS = [
@@ -57,7 +58,7 @@ def describe_inputs(
     describe = describe_ragged if plan.constants["RAGGED"] else describe_swizzled
     describe_q = describe_swizzled if request.cu_seqlens_q is None else describe_ragged
     return (
-        describe_q(q, *config.q_box(widths[0])),
+        describe_q(q, WARPGROUP_ROWS.value // config.heads, widths[0], config.heads),
         describe(k, config.block_kv, widths[0]),
         describe(v, config.block_kv, widths_v[0]),
     )
@@ -139,7 +140,7 @@ def tensors(
     two = two or plan.constants["PANELS"] == 2
     return (
         *boxes,
-        describe(o, *config.q_box(width_o)),
+        describe(o, WARPGROUP_ROWS.value // config.heads, width_o, config.heads),
         *(describe_second_panels(request, plan, o, lse) if two else (lse, lse, lse, lse)),
         lse,
         counters.pair(o.device) if config.scheduler == "dynamic" else lse,
