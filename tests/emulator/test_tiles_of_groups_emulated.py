@@ -65,7 +65,11 @@ def right(request, heads, version="fa3", **switches):
     return all(accuracy.ok for accuracy in found.values())
 
 
-@pytest.mark.parametrize("order", ORDERS)
+# `make test` takes the one order that has something of the others.
+IN_TURN = [pytest.param(x, marks=[] if x == "any order" else pytest.mark.slow) for x in ORDERS]
+
+
+@pytest.mark.parametrize("order", IN_TURN)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_all_heads_of_a_group(options, order, monkeypatch):
     monkeypatch.setattr(gluon_machine, "order", ORDERS[order])
