@@ -94,10 +94,10 @@ BUGS = {
         "fold_queries", [("stage.next(), more", "stage.next(), True")], "dead-lock"
     ),
     "the last block of every head ends the stream": Bug(
-        "consume", [("member + 1 < problem.GROUP, end, end - 1", "False, end, end - 1")], WRONG
+        "consume", [("member + 1 < heads, end, end - 1", "False, end, end - 1")], WRONG
     ),
     "no block ends the stream": Bug(
-        "consume", [("member + 1 < problem.GROUP, end, end - 1", "False, end, end")], "dead-lock"
+        "consume", [("member + 1 < heads, end, end - 1", "False, end, end")], "dead-lock"
     ),
     "dO is read before it is there": Bug(
         "fold_queries", [("buffers.do.wait(stage)", "pass")], f"{WRONG}|more arrivals"
@@ -204,7 +204,9 @@ BUGS = {
         "make_handover", [("count=WRITERS", "count=1")], "accumulate 2 in .*wait"
     ),
     "dS is read by two": Bug(
-        "make_handover", [("empty.index(slot), count=1", "empty.index(slot), count=2")], "dead-lock"
+        "make_handover",
+        [("empty.index(slot), count=READERS", "empty.index(slot), count=2")],
+        "dead-lock",
     ),
     # ---- left operands in registers
     "held: V is K": Bug("hold", [("half(buffers.v", "half(buffers.k")], WRONG),
@@ -268,7 +270,7 @@ BUGS = {
         "accumulate", [("index(slot)", "index(0)")], WRONG, "in order"
     ),
     "held: dQ of two blocks leaves by one tile": Bug(
-        "accumulate", [("ds_stage.slot ^", "0 ^")], WRONG
+        "accumulate", [("ds_stage.slot if PARTS", "0 if PARTS")], WRONG
     ),
     "dQ is not waited for before it is overwritten": Bug(
         "add_dq", [("tma.store_wait(IN_FLIGHT)", "pass")], WRONG
@@ -285,7 +287,7 @@ BUGS = {
     ),
     # ---- dK and dV
     "dK and dV leave by a slot that is read": Bug(
-        "consume", [("buffers.q.wait_empty(free)", "pass")], WRONG, "two slots"
+        "store_both", [("buffers.q.wait_empty(free)", "pass")], WRONG, "two slots"
     ),
     "dK and dV of both consumers leave by one slot": Bug(
         "consume", [("if CONSUMER == 1:", "if False:")], WRONG
