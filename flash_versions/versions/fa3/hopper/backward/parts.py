@@ -7,7 +7,7 @@ What changes. PARTS programs share a tile of a key head. Each has a part of the 
 heads. The kernel sees parts as key heads of smaller groups: head `k * PARTS + p` is part p of key
 head k (`problem.KeyProblem`), so dQ and its turns stay as they are. dK and dV are sums over all
 parts. Each program leaves its sums in memory, in fp32. The one that comes last adds them up, part
-after part, whoever it is: the same bits in every run.
+after part, whichever it is: the same bits in every run.
 
     each consumer of a program      dK, dV of its keys -> its own place in memory
                                     barrier of the warpgroup; counter of tile and consumer += 1

@@ -14,7 +14,7 @@ What changes.
 * Pages cost a number for each box. The producer looks it up before it waits for an empty slot, so
   the number is there when the slot is. A page that is shorter than a block is a box of its own, and
   some boxes make a block.
-* A box ends with its sequence (`tiles/ragged.py`), in a page, too: what lies behind the last key
+* A box ends with its sequence (`tiles/ragged.py`), in a page, too: what is behind the last key
   reads as 0 and may be NaN.
 * A consumer, four warps, computes with WGMMA. Its tile has 64 rows, of which the queries of a key
   head use a few. The products of the other rows are wasted, and cost nothing: a block of 64 keys at

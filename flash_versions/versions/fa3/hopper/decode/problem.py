@@ -89,7 +89,7 @@ class Share:
 
 @aggregate
 class Piece:
-    """The part of a sequence that lies in a share."""
+    """The part of a sequence that is in a share."""
 
     first: gl.tensor  # the sequence's first key in its rows
     length: gl.tensor  # the sequence's keys
@@ -178,7 +178,7 @@ class DecodeProblem:
 
     @gluon.jit
     def piece(self, share, sequence, start):
-        """The part of a sequence that lies in a share; the sequence starts there in the line."""
+        """The part of a sequence that is in a share; the sequence starts there in the line."""
         first, length = self.keys.span(sequence)
         begin, full_begin, full_end, end = self.blocks(length)
         stop = start + gl.maximum(end - begin, 1)
