@@ -11,6 +11,7 @@ from flash_versions.versions import fa3, fa4
 from flash_versions.versions.fa2 import forward as fa2
 from flash_versions.versions.fa3.hopper.decode import host
 from flash_versions.versions.fa3.hopper.decode.host import DecodeConfig
+from flash_versions.versions.oracle.budget import assess_request
 from tests.gpu.test_hopper_backward import on_hopper
 from tests.helpers.budget import assert_right, random_inputs
 
