@@ -41,12 +41,14 @@ def refuse(event, arguments):
         raise RuntimeError(f"{event}{arguments}")
 
 sys.addaudithook(refuse)
+times = [time.process_time()]
 import torch
-began = time.process_time()
+times.append(time.process_time())
 import flash_versions
-print(time.process_time() - began)
+times.append(time.process_time())
+print(times[1] - times[0], times[2] - times[1])
 """
-IMPORT_SECONDS = 0.5  # of the processor, on top of torch's own; 0.33 here, 0.2 of it triton's
+IMPORT_SHARE = 0.5  # of the processor time of torch's own; 0.35 here, 0.13 of it triton's
 
 
 def run(*command, cwd: Path, code: int = 0) -> str:
@@ -119,8 +121,9 @@ def test_outside_the_checkout(built, tmp_path):
     link(PROJECT["dependencies"], site_packages)
     run(*install, built[".whl"], cwd=tmp_path)
     assert f"{site_packages}/flash_versions" in run(python, "-c", ATTENTION, cwd=tmp_path)
-    seconds = [float(run(python, "-c", IMPORT, cwd=tmp_path).split()[-1]) for _ in range(3)]
-    assert min(seconds) < IMPORT_SECONDS
+    seconds = [run(python, "-c", IMPORT, cwd=tmp_path).split()[-2:] for _ in range(3)]
+    of_torch, of_ours = (min(map(float, x)) for x in zip(*seconds))
+    assert of_ours < IMPORT_SHARE * of_torch
     assert "'flash-versions[transformer]'" in run(*generate, cwd=tmp_path, code=1)
 
     link(PROJECT["optional-dependencies"]["transformer"], site_packages)
