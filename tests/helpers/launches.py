@@ -10,6 +10,8 @@ import torch
 from flash_versions.dispatch import launch
 from flash_versions.dispatch.device import H200_SHARED_MEMORY, Properties, devices
 from flash_versions.dispatch.replay import recording
+from flash_versions.versions.fa2 import backward as fa2_backward
+from flash_versions.versions.fa2 import sink
 from flash_versions.versions.fa3.hopper import forward as fa3_hopper
 from flash_versions.versions.fa3.hopper.backward import halves as backward_hopper_halves
 from flash_versions.versions.fa3.hopper.backward import kernel as backward_hopper
@@ -29,6 +31,8 @@ LAUNCHERS = {
     "backward, halves": backward_hopper_halves.launch_halves,
     "backward, pair": backward_hopper_pair.launch_pair,
     "finish": backward_rows.launch_finish,
+    "delta": fa2_backward.launch_delta,
+    "sink": sink.launch_sink,
 }
 
 

@@ -46,6 +46,7 @@ from flash_versions.dispatch.sizes import (
     LaunchConfig,
     backward_config,
 )
+from flash_versions.versions.fa2.sink import sink_gradient
 from flash_versions.versions.tiles.algebra import (
     LOG2E,
     Window,
@@ -465,14 +466,3 @@ def backward(
         config.num_stages,
     )
     return dq, dk, dv, sink_gradient(request.sink, lse, delta)
-
-
-def sink_gradient(
-    sink: torch.Tensor | None, lse: torch.Tensor, delta: torch.Tensor
-) -> torch.Tensor | None:
-    """dsink (heads,): a sink is a key whose value is 0, so its dP is 0 and dS = P * (0 - delta)."""
-    if sink is None:
-        return None
-    p = torch.exp(sink[:, None].float() - lse)
-    p = torch.where(lse == float("-inf"), 0.0, p)  # no sink, or a row of no sequence
-    return -(p * delta).sum((0, 2)).to(sink.dtype)

@@ -60,12 +60,8 @@ from flash_versions.dispatch.sizes import (
     LaunchConfig,
     backward_config,
 )
-from flash_versions.versions.fa2.backward import (
-    MEASURED_KV,
-    MEASURED_Q,
-    compute_delta,
-    sink_gradient,
-)
+from flash_versions.versions.fa2.backward import MEASURED_KV, MEASURED_Q, compute_delta
+from flash_versions.versions.fa2.sink import sink_gradient
 from flash_versions.versions.fa3 import forward
 from flash_versions.versions.fa3.forward import (
     L2_BYTES,

@@ -10,7 +10,8 @@ import triton.language as tl
 
 from flash_versions.dispatch.launch import Launcher, layout, placement
 from flash_versions.dispatch.request import Request
-from flash_versions.versions.fa2.backward import compute_delta, sink_gradient
+from flash_versions.versions.fa2.backward import compute_delta
+from flash_versions.versions.fa2.sink import sink_gradient
 from flash_versions.versions.fa3.hopper.backward.config import (
     BackwardConfig,
     tile_widths,
