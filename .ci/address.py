@@ -1,7 +1,8 @@
 """Write the repository's public address wherever it belongs: python .ci/address.py ADDRESS.
 
-It goes into the links of the package (pyproject.toml), the citation, and the links to Colab, Kaggle
-and Codespaces in docs/install.md. Another address replaces the one that is there.
+It goes into the links of the package (pyproject.toml), the citation, the links to Colab, Kaggle and
+Codespaces in docs/install.md, and the commands that clone. Another address replaces the one that is
+there.
 """
 
 import os
@@ -49,6 +50,11 @@ def start_links(text: str, address: str, owner: str, name: str) -> str:
     return before + PLACE[0] + line + PLACE[1] + rest.partition(PLACE[1])[2]
 
 
+def clone(text: str, address: str) -> str:
+    """A page whose command clones from the address."""
+    return re.sub(r"git clone \S+ flash-versions", f"git clone {address} flash-versions", text)
+
+
 def main(arguments: list[str]) -> int:
     """Write the address; returns the exit code."""
     found = GITHUB.fullmatch(arguments[0]) if len(arguments) == 1 else None
@@ -64,6 +70,8 @@ def main(arguments: list[str]) -> int:
         "docs/install.md": start_links(
             (ROOT / "docs/install.md").read_text(), address, owner, name
         ),
+        "README.md": clone((ROOT / "README.md").read_text(), address),
+        "docs/contributing.md": clone((ROOT / "docs/contributing.md").read_text(), address),
     }.items():
         new = ROOT / f"{file}.new"
         new.write_text(text)

@@ -67,6 +67,8 @@ class Links(SphinxTransform):
         """Replace the links of one page."""
         for node in list(self.document.findall(is_open_link)):
             target, _, place = node["reftarget"].partition("#")
+            if node.get("refdomain") == "doc":  # a notebook, whose suffix MyST has cut off
+                target, place = f"{target}.ipynb", node["reftargetid"]
             path = find(self.env.docname, target) if target else None
             if path is None:
                 continue
@@ -89,7 +91,9 @@ class Links(SphinxTransform):
 def is_open_link(node: nodes.Node) -> bool:
     """Whether MyST left it open where a link of this node leads."""
     if isinstance(node, addnodes.pending_xref):
-        return node.get("reftype") == "myst" and node.get("refdomain") is None
+        domain, target = node.get("refdomain"), node["reftarget"]
+        is_outside = domain == "doc" and target.startswith("/")
+        return node.get("reftype") == "myst" and (domain is None or is_outside)
     return isinstance(node, addnodes.download_reference)
 
 

@@ -28,8 +28,8 @@ def hook(document: Document) -> str:
 
 
 def steps(document: Document) -> str:
-    """A row for each version: what it saw wasted, its idea, its rates and what the step gained;
-    then the other implementations at the same shape.
+    """A row for each version: what the version before it wastes, its idea, its rates and what the
+    step gained; then the other implementations at the same shape.
     """
     forward = by_shape(document, "table").get(SHAPE, {})
     backward = by_shape(document, "backward").get(SHAPE, {})
@@ -48,9 +48,11 @@ def steps(document: Document) -> str:
     for name in PEERS:
         rates = [f"{rate_of(group, name) or 0:.0f}" for group in (forward, backward)]
         body.append([label(name), "", "", *(rate if rate != "0" else "-" for rate in rates)])
-    header = ["version", "what it saw wasted", "idea", "forward, TFLOP/s", "backward, TFLOP/s"]
+    about = "version", "what wastes time before it", "idea"
+    header = [*about, "forward, TFLOP/s", "backward, TFLOP/s"]
     note = (
-        "Causal, bf16, (B, S, H, D) = (2, 8192, 16, 128). "
+        "Causal, bf16, (batch, tokens, heads, head_dim) = (2, 8192, 16, 128); M queries, N keys; "
+        "masked products are not counted. "
         f"Forward: {where_and_when(document, 'table', ('flash-attn-4',))}. "
         f"Backward: {where_and_when(document, 'backward')}."
     )

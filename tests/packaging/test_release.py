@@ -24,7 +24,8 @@ def address(tmp_path):
     spec.loader.exec_module(module)
     module.ROOT = tmp_path
     (tmp_path / "docs").mkdir()
-    for file in ("pyproject.toml", "CITATION.cff", "docs/install.md"):
+    pages = "README.md", "docs/install.md", "docs/contributing.md"
+    for file in ("pyproject.toml", "CITATION.cff", *pages):
         shutil.copy(ROOT / file, tmp_path / file)
     return module
 
@@ -60,6 +61,8 @@ def test_the_address_is_given_once(address, tmp_path):
     assert yaml.safe_load((tmp_path / "CITATION.cff").read_text())["repository-code"] == ADDRESS
     install = (tmp_path / "docs/install.md").read_text()
     assert f'\nADDRESS = "{ADDRESS}"\n' in install
+    for page in ("README.md", "docs/contributing.md"):
+        assert f"git clone {ADDRESS} flash-versions" in (tmp_path / page).read_text()
     colab = "https://colab.research.google.com/github/someone/flash-versions/blob/main/"
     [notebook] = re.findall(rf"{re.escape(colab)}([^)]+)", install)
     assert (ROOT / notebook).is_file()

@@ -67,9 +67,9 @@ def mixed_exp2(x, EIGHTHS: tl.constexpr, DEGREE: tl.constexpr = 3):
     """2^x of a (rows, columns) tile: EIGHTHS eighths of it by the polynomial, the rest by the
     special function unit. Needs a multiple of 32 columns unless EIGHTHS is 0 or 8.
 
-    Who computes a column depends on bits 4, 3 and 0 of its number. In the accumulator of a tensor
-    core a thread has columns 8 i + 2 l + j, where l is its own and i and j are in registers: these
-    bits are of i and j, so the choice is one of registers, and no data moves.
+    The unit that computes a column depends on bits 4, 3 and 0 of its number. In the accumulator of
+    a tensor core a thread has columns 8 i + 2 l + j, where l is its own and i and j are in
+    registers: these bits are of i and j, so the choice is one of registers, and no data moves.
     """
     if EIGHTHS == 0:
         return tl.exp2(x)
