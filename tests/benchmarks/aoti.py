@@ -35,7 +35,7 @@ CASES = {
     "attention": "flash_attn_func",
     "layer": "flash_attn_func between two products",
 }
-LIMIT = 100.0  # seconds for one process
+LIMIT = 250.0  # seconds for one process
 LAST = "works: "
 
 
