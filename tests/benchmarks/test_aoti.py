@@ -56,7 +56,7 @@ def test_where_it_is_not_known_to_work_it_is_refused(monkeypatch, tmp_path):
     (-signal.SIGSEGV, "export\ncompile\nload\n", "died of SIGSEGV in: load"),
     (1, "", "ended with code 1 in: its imports"),
     (0, "load\n", "ended with code 0 in: load"),
-    (None, "export\n", "was stopped after 100 s in: export"),
+    (None, "export\n", "was stopped after 250 s in: export"),
 ])  # fmt: skip
 def test_what_became_of_a_process(code, printed, expected):
     assert verdict(code, printed) == expected
