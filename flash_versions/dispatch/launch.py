@@ -26,8 +26,8 @@ MAX_KEYS = 4096
 
 
 class Launcher:
-    """A kernel, with its compiled forms by key: the last few thousand keys, as every new length of
-    the queries is another.
+    """A kernel, with its compiled forms by key: at most MAX_KEYS, because every new length of the
+    queries is another key. When there are so many, all are dropped.
     """
 
     def __init__(self, kernel: Any) -> None:
@@ -83,8 +83,8 @@ class Launcher:
 
 
 def start(compiled: Any, grid: tuple[int, ...], arguments: tuple) -> None:
-    """Launch a compiled form that was launched before: compiled[grid](*arguments), but without the
-    calls for hooks where nobody, such as a profiler, has set one.
+    """Launch a compiled form that was launched before: compiled[grid](*arguments), but it skips the
+    hook calls if no hook is set, such as a profiler's.
     """
     note(compiled, grid, arguments)
     if has_hooks():
@@ -139,7 +139,7 @@ def remembered(decide: Callable[..., Any]) -> Callable[..., Any]:
     return answer
 
 
-decided: dict[tuple, Any] = {}  # what `remembered` functions answered, the last few thousand
+decided: dict[tuple, Any] = {}  # what `remembered` functions answered: MAX_KEYS, then none
 
 
 def on_gpu(request: Request) -> bool:

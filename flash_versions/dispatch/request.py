@@ -369,8 +369,8 @@ def _of_each_key(name: str, asked: dict[str, Any], k: torch.Tensor) -> torch.Ten
     for other in ("cu_seqlens_q", "cu_seqlens_k", "kv_lengths", "kv_starts", "block_table"):
         if asked[other] is not None:
             raise ValueError(
-                f"{other} and {name} were both given; intervals say of every key who sees it, so "
-                f"leave one of them out (query_ends of 0: nobody sees the key)."
+                f"{other} and {name} were both given; intervals already say which queries see each "
+                f"key, so leave one of them out (query_ends of 0: no query sees the key)."
             )
     x = asked[name]
     batch, n, kv_heads, _ = k.shape

@@ -18,7 +18,7 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)
 Guards = getattr(torch._C._dynamo.guards, "TensorGuards", None)  # private: may go in a later torch
 
 Kept = list[tuple[Callable[..., bool], Any]]  # (which tensors, what serves them)
-known: dict[tuple, Kept] = {}  # calls that were served, the last few thousand
+known: dict[tuple, Kept] = {}  # calls that were served
 
 
 def place_of(x: torch.Tensor) -> tuple[int, int] | None:

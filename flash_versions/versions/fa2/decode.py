@@ -1,9 +1,9 @@
 """FlashAttention 2, forward of few queries: a copy with some arithmetic on top.
 
 What the ordinary kernel wastes here. With one tile of query rows to a key head, every key is read
-once, by one program. The time is that of reading them plus what passes before the first load leaves
-and after the last one has come: two more loops, whose instructions come from memory, too, and the
-launch of a second kernel. At 8k keys that is half of the time.
+once, by one program. The time is that of reading them plus the latency before the first load is
+issued and after the last one arrives: two more loops, whose instructions come from memory, too, and
+the launch of a second kernel. At 8k keys that is half of the time.
 
 What changes.
 * One loop: every block is masked. The mask costs nothing where the arithmetic waits for memory.

@@ -284,9 +284,8 @@ def choose_config(request: Request) -> LaunchConfig:
 
 
 def left_to_gathering(request: Request) -> str | None:
-    """Why a request is left to FA2's forward, as a sentence, or None.
-
-    Decoding stays there unchanged: it waits for memory, not for what FA3 makes faster.
+    """Why tiles of boxes do not serve a request, as a sentence, or None. FA2's forward serves it
+    instead, or on Hopper the kernel for decoding (`hopper/decode`), if it takes it.
     """
     q, k, v = request.q, request.k, request.v
     if request.block_table is not None:

@@ -29,8 +29,8 @@ class ScoreMods(NamedTuple):
     sink: Any  # pointer to one logit per query head
     dropout_seed: Any  # pointer to one int64
     dropout_threshold: Any  # p * 2^32
-    dropout_rescale: Any  # 1 / (1 - p): what a probability that is kept counts
-    score_descale: Any = None  # pointers to what 8-bit numbers count, fp32 (batch, heads)
+    dropout_rescale: Any  # 1 / (1 - p): factor on kept probabilities
+    score_descale: Any = None  # pointers to scales of the 8-bit tensors, fp32 (batch, heads)
     value_descale: Any = None
 
     @classmethod

@@ -182,11 +182,11 @@ def plan_tiles(
 ):
     """Plan PLANNED tiles of sequences, each program for itself.
 
-    Room i is for a tile of the last sequence whose rooms begin at or before it; those of sequence b
-    begin at start[b] * GROUP // BLOCK + b, which is enough for all of its tiles: start is
-    cu_seqlens, without it b times the length. Where a tile comes is the number of tiles that are
-    heavier, and of those before it that weigh the same: counted by sequences, as weights change
-    steadily along one. Rooms without a tile come last.
+    A room is a place in the plan. Sequence b owns the rooms from start[b] * GROUP // BLOCK + b on,
+    up to those of the next sequence, which is enough for all of its tiles: start is cu_seqlens,
+    without it b times the length. A tile's place is the number of tiles that are heavier, and of
+    those before it that weigh the same: counted by sequences, as weights change steadily along one.
+    Rooms without a tile come last.
     """
     length = kv_length if OF_KEYS else q_length
     cu_seqlens = sequences.cu_seqlens_k if OF_KEYS else sequences.cu_seqlens_q
@@ -254,8 +254,8 @@ def fill_outside(
     GROUPS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Fill rows of a result that are before the first or behind the last of packed sequences:
-    usually none, so nearly all of it is left to who writes the others.
+    """Fill rows of a result that are before the first or behind the last of packed sequences.
+    Usually no such rows exist; the attention kernel writes all rows of sequences.
     """
     rows = kv_length if OF_KEYS else q_length
     cu_seqlens = sequences.cu_seqlens_k if OF_KEYS else sequences.cu_seqlens_q

@@ -65,7 +65,9 @@ def describe_inputs(
 
 
 def describe_second_panels(request: Request, plan: Plan, o: torch.Tensor, none: Any) -> list:
-    """Q, K, V and O as boxes of the second panel of their head dims, `none` where there is one."""
+    """Q, K, V and O as boxes of the second panel of their head dims; `none` where the tensor has
+    only one panel.
+    """
     boxes = [none] * 4
     describe = describe_ragged if plan.constants["RAGGED"] else describe_swizzled
     describe_q = describe_swizzled if request.cu_seqlens_q is None else describe_ragged
@@ -187,7 +189,7 @@ def even_section(request: Request) -> int:
 
 
 def numbers(request: Request, section: int | None = None, least: int = 1) -> tuple:
-    """The arguments that follow them, up to the first constant; a section has `least` heads."""
+    """COUNTS, which follow the tensors; a section has `least` heads."""
     batch, q_length, heads, _ = request.q.shape
     section = max(section or even_section(request), least)
     bounds, scales = window_bounds(request), score_scales(request)

@@ -30,8 +30,8 @@ head_dim 65 to 128 only: elsewhere they cost speed on an H200 (`config.py`, docs
     storer         a consumer's O is in its buffer             o_full
     both           the tile that the loader has claimed        scheduler.full
 
-Everything that is imported from FA3 is unchanged: pipelines, schedulers, products, P in registers,
-scales of FP8.
+What is imported from FA3 is unchanged: panels with their pipelines and products, masks, P in
+registers, scales of FP8. Schedulers and named barriers come from `tiles`.
 
 Source. Zadouri et al. 2026, "FlashAttention-4", arXiv:2603.05451; this kernel takes from it what
 Hopper can use.

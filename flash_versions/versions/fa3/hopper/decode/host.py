@@ -87,7 +87,7 @@ def left_to_gathering(request: Request) -> str | None:
     if (rows := q.shape[1] * request.group) > WARPGROUP_ROWS.value:
         return f"a key head has {rows} query rows; a tile has {WARPGROUP_ROWS.value}."
     if request.num_splits is not None:
-        return "num_splits was given: shares are none of so many splits."
+        return "num_splits was given; this kernel chooses the number of shares itself."
     if max(q.shape[3], v.shape[3]) > 256:
         return f"head_dim {max(q.shape[3], v.shape[3])} is left to FA2; 256 is possible."
     if not 1 <= q.shape[0] <= MOST_SEQUENCES:
@@ -104,7 +104,10 @@ def left_to_gathering(request: Request) -> str | None:
             return "kv_starts with pages are left to FA2: a block begins where a page does."
     apart = rows_apart(request)
     if apart is None or apart * k.shape[0] + page > FAR.value:
-        return f"k and v with strides {k.stride()} and {v.stride()} are no rows at one distance."
+        return (
+            f"k has strides {k.stride()} and v {v.stride()}; k and v must have one common number "
+            f"of rows from each sequence or page to the next."
+        )
     return None
 
 

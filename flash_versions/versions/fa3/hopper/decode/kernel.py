@@ -7,13 +7,13 @@ and starts anew, and where rows of different lengths meet that happens several t
 Small pages and small head dims cost the most.
 
 What changes.
-* A producer warp only loads. It asks for boxes of 64 keys by TMA, one instruction for 8 KiB, into a
-  ring of slots that holds a block of K and a block of V in turn: 64 KiB for each of two programs on
-  a multiprocessor. The ring does not run empty where a sequence ends: the producer goes on with the
-  next one while the consumer stores the results of this one.
-* Pages cost a number for each box. The producer looks it up before it waits for an empty slot, so
-  the number is there when the slot is. A page that is shorter than a block is a box of its own, and
-  some boxes make a block.
+* A producer warp only loads. It asks for boxes by TMA, one instruction for 64 keys and 64 dims, so
+  for 8 KiB, into a ring of slots that holds a block of K and a block of V in turn. At head_dim 128
+  four slots take 64 KiB, so that two programs fit on a multiprocessor. The ring does not run empty
+  where a sequence ends: the producer goes on with the next one while the consumer stores the
+  results of this one.
+* Each box needs one page number. The producer loads it before waiting for a slot, so both waits
+  overlap. A page that is shorter than a block is a box of its own, and some boxes make a block.
 * A box ends with its sequence (`tiles/ragged.py`), in a page, too: what is behind the last key
   reads as 0 and may be NaN.
 * A consumer, four warps, computes with WGMMA. Its tile has 64 rows, of which the queries of a key

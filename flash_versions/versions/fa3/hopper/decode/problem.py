@@ -55,8 +55,8 @@ class KeyRows:
 
     @gluon.jit
     def box(self, sequence, first, length, key, BOX: gl.constexpr):
-        """Where a box of BOX keys of a sequence begins that has `length` of them: (first row of all
-        to which it belongs, how many rows belong there, its own first row among them).
+        """Coordinates of the box at `key`: (first row of its sequence or page, valid rows there,
+        the box's first row counted from that row).
         """
         if self.PAGE_SIZE == 0:
             return sequence * self.apart + first, length, key
