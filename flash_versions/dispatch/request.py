@@ -172,14 +172,14 @@ def make_request(
     k = _four_dims("k", k, packed=keys_packed)
     v = _four_dims("v", v, packed=keys_packed)
     _check_qkv(q, k, v)
-    left, right = _checked_window(asked.pop("window"))
-    if _checked_flag("causal", asked.pop("causal")):
-        right = 0 if right is None else min(right, 0)
-    check = asked.pop("check")
     seed = _draw_seed(q.device) if asked["dropout_p"] else None
     for name, checked in CHECKS.items():
         if asked[name] is not DEFAULTS[name]:
             asked[name] = checked(name, asked[name])
+    left, right = asked.pop("window") or (None, None)
+    if asked.pop("causal"):
+        right = 0 if right is None else min(right, 0)
+    check = asked.pop("check")
     if asked["scale"] is None:
         asked["scale"] = q.shape[-1] ** -0.5
     for name in OPTIONAL_TENSORS:
@@ -196,7 +196,7 @@ def make_request(
         raise ValueError(
             f"scale={request.scale!r} and softcap={request.softcap!r} are too far apart for fp32."
         )
-    if _checked_flag("check", check):
+    if check:
         check_values(request)
     return request
 
@@ -253,17 +253,16 @@ def _checked_count(name: str, value: object) -> int:
     return int(value)
 
 
-def _checked_window(window: object) -> Sides:
-    if window is None:
-        return None, None
+def _checked_window(name: str, window: object) -> Sides:
     if not isinstance(window, tuple | list) or len(window) != 2:
-        raise ValueError(f"window={window!r} must be a pair (left, right), or None.")
+        raise ValueError(f"{name}={window!r} must be a pair (left, right), or None.")
     left, right = window
     for side in (left, right):
         whole = isinstance(side, int | torch.SymInt | np.integer) and not isinstance(side, bool)
         if side is not None and not (whole and 0 <= side < 2**30):
             raise ValueError(
-                f"window={window!r} must hold whole numbers from 0 to 2^30, or None for unlimited."
+                f"{name}={window!r} must hold whole numbers from 0 to 2^30 - 1, or None for "
+                f"unlimited."
             )
     left, right = (int(side) if isinstance(side, np.integer) else side for side in (left, right))
     return left, right
@@ -271,12 +270,15 @@ def _checked_window(window: object) -> Sides:
 
 # What is checked by itself, beside the tensors; the default of each needs no check.
 CHECKS: dict[str, Callable[[str, object], Any]] = {
+    "causal": _checked_flag,
+    "window": _checked_window,
     "scale": _checked_positive,
     "softcap": _checked_positive,
     "dropout_p": _checked_probability,
     "num_splits": _checked_count,
     "return_lse": _checked_flag,
     "deterministic": _checked_choice,
+    "check": _checked_flag,
 }
 INTERVALS = ("query_starts", "query_ends")
 PLANS = "flash_versions_plans"  # an attribute of tensors, see `masks.plan_mask`

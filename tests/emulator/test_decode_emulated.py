@@ -245,6 +245,14 @@ def test_what_is_left_to_others(change, sentence):
     assert sentence in HOST.left_to_gathering(requests([70, 80], **change)[0])
 
 
+def test_pages_have_to_fit_the_blocks_of_a_configuration():
+    """Pages of 192 keys are whole blocks of 64 keys, not of 128."""
+    request, _ = requests([150, 1], 192)
+    assert HOST.left_to_gathering(request) is None
+    with pytest.raises(ValueError, match="pages of 192 keys.*blocks of 128"):
+        HOST.make_plan(request, HOST.DecodeConfig(block_kv=128, programs=1))
+
+
 def test_values_at_another_distance_are_left_to_others():
     request, _ = requests([70, 80])
     other = request._replace(v=request.v.transpose(1, 2).contiguous().transpose(1, 2))

@@ -15,6 +15,11 @@ from flash_versions.dispatch.version import (
     choose_version,
 )
 
+# Positions, of which two or a position and a window's side are added up in 32 bits; also
+# `tiles.algebra.EVER`, which is later than every query.
+MOST_ROWS = 2**30
+MOST_ROWS_OF_GROUP = 2**31 - 2**16  # of the query heads of a key head, up to the end of a tile
+
 Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
 
@@ -31,8 +36,7 @@ def choose_forward(request: Request, version: Version) -> Forward:
     """What computes a request: of a version of several kernels one, with its launch planned."""
     if version.backward is None:
         return version.forward
-    if max(request.q.shape[1], request.max_kv_length) >= 2**31:
-        raise ValueError("q or k is longer than 2^31 - 1 rows, what the kernels count to.")
+    check_counts(request)
     if request.q.numel() == 0 or request.batch == 0:
         return partial(nothing_to_launch, version)
     if isinstance(version.forward, Chosen):
@@ -41,6 +45,23 @@ def choose_forward(request: Request, version: Version) -> Forward:
 
 
 planned_forward = remembered(choose_forward)
+
+
+def check_counts(request: Request) -> None:
+    """Refuse more rows than the kernels count, in 32 bits.
+
+    Raises:
+        ValueError: q, k, or the query rows of a key head have too many; the sentence says which.
+    """
+    q_length, group = request.q.shape[1], request.group
+    for name, rows in (("q", q_length), ("k", request.max_kv_length)):
+        if rows >= MOST_ROWS:
+            raise ValueError(f"{name} has {rows} rows; the kernels count up to 2^30 - 1.")
+    if q_length * group >= MOST_ROWS_OF_GROUP:
+        raise ValueError(
+            f"q has {q_length} rows and {group} query heads to a key head; the kernels count the "
+            f"rows of all these heads, up to 2^31 - 2^16 - 1."
+        )
 
 
 @remembered

@@ -102,6 +102,17 @@ REFUSED = {
     "window: a number": (arguments(window=3), r"window=3 must be a pair"),
     "window: negative": (arguments(window=(-1, 0)), r"window=\(-1, 0\) must hold whole numbers"),
     "window: a fraction": (arguments(window=(1.5, 0)), "must hold whole numbers"),
+    "window: too far": (arguments(window=(2**30, 0)), r"whole numbers from 0 to 2\^30 - 1"),
+    "too many queries": (
+        arguments(q=ones(1, 1, 2, 64).expand(1, 2**30, 2, 64)),
+        r"q has 1073741824 rows; .* 2\^30 - 1"),
+    "too many keys": (
+        arguments(**dict.fromkeys("kv", ones(1, 1, 2, 64).expand(1, 2**30, 2, 64))),
+        "k has 1073741824 rows"),
+    "too many rows of a group": (
+        arguments(q=ones(1, 1, 4, 64).expand(1, 2**29, 4, 64),
+                  **dict.fromkeys("kv", ones(1, 4, 1, 64))),
+        "4 query heads to a key head"),
     "softcap 0": (arguments(softcap=0.0), "softcap=0.0 must be a positive"),
     "dropout 1": (arguments(dropout_p=1.0), "dropout_p=1.0 must be a probability"),
     "slopes: shape": (arguments(alibi_slopes=ones(3)), r"slopes .*\(3,\).*\(2,\) or \(1, 2\)"),

@@ -13,7 +13,7 @@ from flash_versions import VERSIONS, attention
 from flash_versions.dispatch import launch
 from flash_versions.dispatch.autograd.compute import in_vectors
 from flash_versions.dispatch.device import H200_SHARED_MEMORY, Properties, devices
-from flash_versions.dispatch.request import make_request
+from flash_versions.dispatch.request import Request, make_request
 from flash_versions.dispatch.sizes import LaunchConfig, panel_widths
 from flash_versions.versions import fa3
 from flash_versions.versions.fa2 import backward as packing_backward
@@ -24,6 +24,7 @@ from flash_versions.versions.fa3.forward import heavy_first
 from flash_versions.versions.fa3.hopper import forward as forward_hopper
 from flash_versions.versions.fa3.hopper.backward import kernel as backward_hopper
 from flash_versions.versions.fa3.hopper.config import HopperConfig, default_config, fits_through_q
+from flash_versions.versions.tiles import wgmma
 from flash_versions.versions.tiles.tma import undescribable
 from tests.flash_versions.versions.test_attention import CASES, DTYPES, EVERY_DTYPE, LAYOUTS
 from tests.flash_versions.versions.test_packed import bounds, packed_inputs
@@ -411,6 +412,19 @@ def check_left_to_gathering(request, sentence, monkeypatch):
 def raise_reason(request):
     if reason := portable.left_to_gathering(request):
         raise ValueError(reason)
+
+
+def test_sequences_too_far_apart_are_left_to_the_portable_kernel(monkeypatch):
+    """Boxes of ragged sequences count rows from the first sequence on, up to 2^30."""
+    monkeypatch.setattr(wgmma, "available", lambda device: True)
+    kinds = {"dtype": torch.bfloat16, "device": "meta"}
+    for rows, left in ((2**28, False), (2**29, True)):
+        k = torch.empty_strided((3, 128, 1, 16), (16 * rows, 16, 16, 1), **kinds)
+        q, lengths = torch.empty(3, 128, 1, 16, **kinds), torch.empty(3, device="meta")
+        request = Request(q, k, k, kv_lengths=lengths)
+        for kernel in (forward_hopper, backward_hopper):
+            assert bool(kernel.left_to_portable(request)) == left
+        assert kernel.left_to_portable(request._replace(kv_lengths=None)) is None
 
 
 def test_packed_decoding_is_left_to_gathering(device):

@@ -498,8 +498,8 @@ def left_to_portable(request: Request) -> str | None:
         )
     if request.is_ragged and kv_apart(request) is None:
         return (
-            f"k and v with strides {request.k.stride()} and {request.v.stride()} are left to the "
-            f"portable kernel: from one sequence to the next it has to be as many rows in both."
+            f"k has strides {request.k.stride()} and v {request.v.stride()}; k and v must have one "
+            f"common number of rows from each sequence to the next, and at most 2^30 in all."
         )
     return None
 

@@ -13,7 +13,7 @@ from flash_versions.dispatch.sizes import padded_head_dim, panel_widths
 from flash_versions.versions.fa3.forward import L2_BYTES, heads_of_section
 from flash_versions.versions.fa3.hopper.config import HopperConfig, fits_through_q
 from flash_versions.versions.tiles.intervals import Intervals, shape_of
-from flash_versions.versions.tiles.ragged import describe_ragged
+from flash_versions.versions.tiles.ragged import FAR, describe_ragged
 from flash_versions.versions.tiles.rows import cdiv
 from flash_versions.versions.tiles.score_mods import ScoreMods
 from flash_versions.versions.tiles.tile_scheduler import Counters
@@ -85,14 +85,15 @@ def describe_second_panels(request: Request, plan: Plan, o: torch.Tensor, none: 
 
 def kv_apart(request: Request) -> int | None:
     """Rows from one sequence's first key to the next one's; 0 if they are packed; None if there is
-    no such number, or v has another one.
+    no such number, or v has another one, or all rows are more than boxes of sequences count.
     """
     if request.cu_seqlens_k is not None or request.k.shape[0] == 1:
         return 0
     (k_batch, k_row, *_), (v_batch, v_row, *_) = request.k.stride(), request.v.stride()
     if request.k.shape[1] == 1 or k_batch % k_row or k_batch // k_row * v_row != v_batch:
         return None
-    return k_batch // k_row
+    apart = k_batch // k_row
+    return apart if apart * request.k.shape[0] + request.k.shape[1] <= FAR.value else None
 
 
 @cache

@@ -22,7 +22,7 @@ from flash_versions.versions.fa3.hopper.host import (
     window_bounds,
 )
 from flash_versions.versions.tiles import wgmma
-from flash_versions.versions.tiles.ragged import FAR, describe_ragged
+from flash_versions.versions.tiles.ragged import describe_ragged
 from flash_versions.versions.tiles.tma import undescribable
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
@@ -95,18 +95,25 @@ def left_to_gathering(request: Request) -> str | None:
     for name, x in (("k", k), ("v", v)):
         if reason := undescribable(name, x):
             return reason
-    block = default_config(request).block_kv
-    page = k.shape[1]
     if request.block_table is not None:
-        if page % 16 or (page % block and block % page):
-            return f"pages of {page} keys are left to FA2: boxes of 16 keys or more make a block."
+        if reason := page_limits(k.shape[1], default_config(request).block_kv):
+            return reason
         if request.kv_starts is not None:
             return "kv_starts with pages are left to FA2: a block begins where a page does."
-    apart = rows_apart(request)
-    if apart is None or apart * k.shape[0] + page > FAR.value:
+    if rows_apart(request) is None:
         return (
             f"k has strides {k.stride()} and v {v.stride()}; k and v must have one common number "
-            f"of rows from each sequence or page to the next."
+            f"of rows from each sequence or page to the next, and at most 2^30 in all."
+        )
+    return None
+
+
+def page_limits(page: int, block: int) -> str | None:
+    """Why pages of so many keys do not fit blocks of so many, as a sentence, or None."""
+    if page % 16 or (page % block and block % page):
+        return (
+            f"pages of {page} keys do not fit blocks of {block}: whole pages make a block, or "
+            f"whole blocks a page, of a multiple of 16 keys."
         )
     return None
 
@@ -136,12 +143,18 @@ def planned(request: Request) -> Forward | None:
 def make_plan(
     request: Request, config: DecodeConfig | None = None, shares: int | None = None
 ) -> Plan:
-    """The launch of the kernel for a request that is not `left_to_gathering`."""
+    """The launch of the kernel for a request that is not `left_to_gathering`.
+
+    Raises:
+        ValueError: its pages do not fit the blocks of the configuration.
+    """
     config = config or default_config(request)
     q, k, v = request.q, request.k, request.v
+    paged = request.block_table is not None
+    if paged and (reason := page_limits(k.shape[1], config.block_kv)):
+        raise ValueError(reason)
     batch, q_length, _, head_dim = q.shape
     kv_heads = k.shape[2]
-    paged = request.block_table is not None
     panels, panels_v = panels_of(head_dim), panels_of(v.shape[3])
     if shares is None:
         shares = even_shares(config.programs * devices[q.device].num_sms // kv_heads, batch)
