@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "flash_versions.dispatch.interpreter": "",
     "flash_versions.dispatch.emulator": "",
     "flash_versions.dispatch.replay": "",
+    "flash_versions.dispatch.request": "dispatch.precision",
     "flash_versions.versions.tiles": "dispatch",
     "flash_versions.versions.fp8": "dispatch versions.tiles",
     "flash_versions.versions.fa1": MAKING,
@@ -145,7 +146,7 @@ PLANTED = {
     "hidden": ("dispatch/version.py", HIDDEN, "dispatch.launch", "where it is not seen"),
     "for types": ("dispatch/version.py", TYPE_CHECKING, "dispatch.launch", "where it is not seen"),
     "by a name": ("dispatch/version.py", 'import_module("{}")\n', "dispatch.launch", "not seen"),
-    "circle": ("dispatch/request.py", IMPORT, "dispatch.version", "a circle: "),
+    "circle": ("dispatch/request/request.py", IMPORT, "dispatch.version", "a circle: "),
     "below the doors": ("../transformer/rl/loss.py", IMPORT, "dispatch.launch", "rl.loss imports"),
 }  # fmt: skip
 

@@ -199,7 +199,7 @@ def test_metadata(written, tmp_path):
     assert about["id"].isidentifier() and about["id"].startswith("flash_versions_")
     operators = (written / BUILD / "dispatch/autograd/operators.py").read_text()
     assert f'"{about["id"]}::forward"' in operators
-    assert f'"{about["id"]}_plans"' in (written / BUILD / "dispatch/request.py").read_text()
+    assert f'"{about["id"]}_plans"' in (written / BUILD / "dispatch/request/request.py").read_text()
     write_kernel(tmp_path / "again")
     again = json.loads((tmp_path / "again" / BUILD / "metadata.json").read_text())
     assert again == about

@@ -239,9 +239,9 @@ def test_a_wide_backward_in_fp32_needs_shared_memory(monkeypatch):
 WRONG_VALUES = {
     "starts late": (packed(cu_seqlens_q=BOUNDS + 1), "cu_seqlens_q starts with 1"),
     "decreases": (packed(cu_seqlens_q=torch.tensor([0, 3, 2, 4])), r"\[0, 3, 2, 4\] must not decr"),
-    "too few rows": (packed(cu_seqlens_q=BOUNDS - torch.tensor([0, 0, 1])), "has 4 rows"),
-    "keys too few": (
-        packed(cu_seqlens_q=BOUNDS, cu_seqlens_k=torch.tensor([0, 1, 3])), "k ends with 3"),
+    "too many rows": (packed(cu_seqlens_q=BOUNDS + torch.tensor([0, 0, 1])), "has 4 rows"),
+    "too many keys": (
+        packed(cu_seqlens_q=BOUNDS, cu_seqlens_k=torch.tensor([0, 1, 5])), "k ends with 5"),
     "length": (arguments(kv_lengths=torch.tensor([5])), "sequence 0 has 5 keys.*0 to 4"),
     "length of packed keys": (
         packed(cu_seqlens_q=BOUNDS, kv_lengths=BOUNDS[1:]), "sequence 1 has 4 keys.*0 to 3"),
@@ -266,6 +266,9 @@ def test_check_reads_the_values(name):
 def test_check_lets_right_values_pass():
     given = packed(cu_seqlens_q=BOUNDS)
     assert torch.equal(attention(**given, check=True), attention(**given))
+    padded = packed(cu_seqlens_q=BOUNDS, **dict.fromkeys("qkv", ones(6, 2, 64)))
+    o = attention(**padded, check=True)  # the last two rows belong to no sequence
+    assert o[:4].all() and not o[4:].any()
     unused = torch.tensor([[0, 99]])  # of the second page no key is used
     paged = arguments(block_table=unused, kv_lengths=ONE * 4)
     assert torch.equal(

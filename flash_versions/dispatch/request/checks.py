@@ -1,146 +1,25 @@
-"""One call of attention in one form, and the checks that come before it.
-
-`Request` is the one list of what a call can ask for: the operators of torch have its fields as
-arguments, and `make_request` fills them in from `Options`.
-"""
+"""The request for a call, checked by what is known without reading device memory."""
 
 from collections.abc import Callable
 from numbers import Integral, Real
-from typing import Any, NamedTuple, TypedDict, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 
-from flash_versions.dispatch.precision import DESCALES, GATHERED, Fp8, checked_precision, is_fp8
+from flash_versions.dispatch.precision import checked_precision
+from flash_versions.dispatch.request.request import (
+    DEFAULTS,
+    INTERVALS,
+    OPTIONAL_TENSORS,
+    PLANS,
+    Options,
+    Request,
+    Sides,
+)
+from flash_versions.dispatch.request.values import check_values
 
 INTEGERS = (torch.int32, torch.int64)
-Sides = tuple[int | None, int | None]  # of a window: how far a query sees to its left and right
-
-
-class Request(NamedTuple):
-    """What one call asks for: `api.attention`'s arguments in one form.
-
-    q, k and v are always 4-D. Packed sequences are (1, total, heads, head_dim) with cu_seqlens_q
-    (queries) and cu_seqlens_k (keys); with a block_table, k and v are (pages, page_size, kv_heads,
-    head_dim) and cu_seqlens_k only gives lengths. query_starts and query_ends are (batch, kv_heads,
-    N), expanded where the caller gave one for all. Causal is window_right = 0; None is no bound.
-    precision is the text of an `Fp8`, or None: as the dtype says. 8-bit tensors always have one;
-    times their descales they are what they stand for. deterministic may be None, torch's own
-    setting: ask `is_deterministic`.
-    """
-
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    scale: float = 1.0
-    window_left: int | None = None
-    window_right: int | None = None
-    softcap: float | None = None
-    alibi_slopes: torch.Tensor | None = None
-    sink: torch.Tensor | None = None
-    dropout_p: float = 0.0
-    dropout_seed: torch.Tensor | None = None
-    cu_seqlens_q: torch.Tensor | None = None
-    cu_seqlens_k: torch.Tensor | None = None
-    kv_lengths: torch.Tensor | None = None
-    kv_starts: torch.Tensor | None = None
-    block_table: torch.Tensor | None = None
-    query_starts: torch.Tensor | None = None
-    query_ends: torch.Tensor | None = None
-    num_splits: int | None = None
-    return_lse: bool = False
-    precision: str | None = None
-    q_descale: torch.Tensor | None = None
-    k_descale: torch.Tensor | None = None
-    v_descale: torch.Tensor | None = None
-    deterministic: bool | None = None
-
-    @property
-    def batch(self) -> int:
-        """The number of sequences."""
-        return self.q.shape[0] if self.cu_seqlens_q is None else self.cu_seqlens_q.shape[0] - 1
-
-    @property
-    def is_ragged(self) -> bool:
-        """Whether sequences have lengths of their own, which only the GPU knows."""
-        packed = self.cu_seqlens_q is not None
-        return packed or self.kv_lengths is not None or self.kv_starts is not None
-
-    @property
-    def has_intervals(self) -> bool:
-        """Whether keys say which queries see them."""
-        return self.query_starts is not None or self.query_ends is not None
-
-    @property
-    def gathers_fp8(self) -> bool:
-        """Whether this is attention to 8-bit tensors whose rows have to be gathered."""
-        return is_fp8(self.q) and any(getattr(self, name) is not None for name in GATHERED)
-
-    @property
-    def group(self) -> int:
-        """Query heads per key head."""
-        return self.q.shape[2] // self.k.shape[2]
-
-    @property
-    def max_kv_length(self) -> int:
-        """No sequence has more keys than this; known without a look at device memory."""
-        if self.block_table is not None:
-            return self.block_table.shape[1] * self.k.shape[1]
-        return self.k.shape[1]
-
-    @property
-    def out_dtype(self) -> torch.dtype:
-        """The dtype of o: that of q, bf16 for 8-bit inputs."""
-        return torch.bfloat16 if is_fp8(self.q) else self.q.dtype
-
-    @property
-    def is_deterministic(self) -> bool:
-        """Whether the same inputs must give the same gradients to the bit. Asked when they are
-        computed, as torch's own kernels ask torch.use_deterministic_algorithms.
-        """
-        if self.deterministic is None:
-            return torch.are_deterministic_algorithms_enabled()
-        return self.deterministic
-
-    @property
-    def needs_grad(self) -> bool:
-        """Whether autograd would have to run through this call."""
-        wanted = self.q.requires_grad or self.k.requires_grad or self.v.requires_grad
-        wanted = wanted or (self.sink is not None and self.sink.requires_grad)
-        return torch.is_grad_enabled() and wanted
-
-
-KINDS = Request.__annotations__
-TENSORS = tuple(x for x in KINDS if KINDS[x] in (torch.Tensor, torch.Tensor | None))
-PLACES = tuple(map(Request._fields.index, TENSORS))
-
-
-class Options(TypedDict, total=False):
-    """The keyword arguments of `make_request`, and so of `attention`, for type checkers: the fields
-    of `Request` but for what is made from causal and window, or drawn.
-    """
-
-    causal: bool
-    scale: float | None
-    window: Sides | None
-    softcap: float | None
-    alibi_slopes: torch.Tensor | None
-    sink: torch.Tensor | None
-    dropout_p: float
-    cu_seqlens_q: torch.Tensor | None
-    cu_seqlens_k: torch.Tensor | None
-    kv_lengths: torch.Tensor | None
-    kv_starts: torch.Tensor | None
-    block_table: torch.Tensor | None
-    query_starts: torch.Tensor | None
-    query_ends: torch.Tensor | None
-    num_splits: int | None
-    precision: str | Fp8 | None
-    q_descale: torch.Tensor | None
-    k_descale: torch.Tensor | None
-    v_descale: torch.Tensor | None
-    deterministic: bool | None
-    check: bool
 
 
 def make_request(
@@ -163,7 +42,7 @@ def make_request(
         raise TypeError(f"unknown options: {', '.join(asked.keys() - DEFAULTS.keys())}.")
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, torch.Tensor):
-            raise ValueError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor.")
+            raise no_tensor(name, x)
     if asked["cu_seqlens_k"] is None and asked["block_table"] is None and k.dim() == 3:
         asked["cu_seqlens_k"] = asked["cu_seqlens_q"]
     q, k, v = in_autocast_dtype(q, k, v)
@@ -280,19 +159,16 @@ CHECKS: dict[str, Callable[[str, object], Any]] = {
     "deterministic": _checked_choice,
     "check": _checked_flag,
 }
-INTERVALS = ("query_starts", "query_ends")
-PLANS = "flash_versions_plans"  # an attribute of tensors, see `masks.plan_mask`
 
 
-MADE = ("window_left", "window_right", "dropout_seed")  # from other options, or drawn
-DEFAULTS: dict[str, Any] = {
-    **{name: x for name, x in Request._field_defaults.items() if name not in MADE},
-    "causal": False,
-    "window": None,
-    "scale": None,
-    "check": False,
-}
-OPTIONAL_TENSORS = tuple(name for name in TENSORS if name in DEFAULTS and name not in DESCALES)
+def no_tensor(name: str, x: object) -> ValueError:
+    """The error of an argument that has to be a tensor."""
+    return ValueError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor.")
+
+
+def other_device(name: str, x: torch.Tensor, device: torch.device) -> ValueError:
+    """The error of a tensor that is not on q's device."""
+    return ValueError(f"{name} is on {x.device}, q is on {device}; use one device.")
 
 
 def _draw_seed(device: torch.device) -> torch.Tensor:
@@ -314,7 +190,7 @@ def _check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         if x.dtype != dtype or not dtype.is_floating_point:
             raise ValueError(f"{name} has dtype {x.dtype}, q has {dtype}; use one float dtype.")
         if x.device != device:
-            raise ValueError(f"{name} is on {x.device}, q is on {device}; use one device.")
+            raise other_device(name, x, device)
         if x.stride(3) != 1 and x.shape[3] > 1:
             raise ValueError(
                 f"{name} has stride {x.stride(3)} in its last dimension, which must be contiguous "
@@ -377,14 +253,14 @@ def _of_each_key(name: str, asked: dict[str, Any], k: torch.Tensor) -> torch.Ten
     x = asked[name]
     batch, n, kv_heads, _ = k.shape
     if not isinstance(x, torch.Tensor):
-        raise ValueError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor.")
+        raise no_tensor(name, x)
     if tuple(x.shape) not in [(n,), (batch, n), (batch, kv_heads, n)] or x.dtype not in INTEGERS:
         raise ValueError(
             f"{name} has shape {tuple(x.shape)} and dtype {x.dtype}; it must be int32 or int64 of "
             f"shape ({n},), ({batch}, {n}) or ({batch}, {kv_heads}, {n}): a number for each key."
         )
     if x.device != k.device:
-        raise ValueError(f"{name} is on {x.device}, q is on {k.device}; use one device.")
+        raise other_device(name, x, k.device)
     plans = getattr(x, PLANS, None)
     if x.stride(-1) != 1 and n > 1:  # a copy, which does not know when x changes
         x, plans = x.contiguous(), None
@@ -403,7 +279,7 @@ def check_integers(
     if x is None:
         return
     if not isinstance(x, torch.Tensor):
-        raise ValueError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor.")
+        raise no_tensor(name, x)
     fits = x.dim() == len(shape) and all(w in (None, n) for w, n in zip(shape, x.shape))
     if not fits or x.dtype not in INTEGERS:
         wanted = ", ".join("any" if n is None else str(n) for n in shape)
@@ -412,7 +288,7 @@ def check_integers(
             f"shape ({wanted}{',' if len(shape) == 1 else ''})."
         )
     if x.device != device:
-        raise ValueError(f"{name} is on {x.device}, q is on {device}; use one device.")
+        raise other_device(name, x, device)
 
 
 def _check_score_tensors(request: Request) -> None:
@@ -427,7 +303,7 @@ def _check_score_tensors(request: Request) -> None:
         if x is None:
             continue
         if not isinstance(x, torch.Tensor):
-            raise ValueError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor.")
+            raise no_tensor(name, x)
         if tuple(x.shape) not in shapes or not x.is_floating_point():
             wanted = " or ".join(str(shape) for shape in shapes)
             raise ValueError(
@@ -435,71 +311,7 @@ def _check_score_tensors(request: Request) -> None:
                 f"of shape {wanted}."
             )
         if x.device != request.q.device:
-            raise ValueError(
-                f"{name} is on {x.device}, q is on {request.q.device}; use one device."
-            )
+            raise other_device(name, x, request.q.device)
     slopes = request.alibi_slopes
     if slopes is not None and slopes.requires_grad and torch.is_grad_enabled():
         raise ValueError("alibi_slopes requires grad, and has no gradient; call .detach() on it.")
-
-
-def check_values(request: Request) -> None:
-    """Read the lengths, the block table and the scales on the host (a synchronisation) and refuse
-    what would read or write out of bounds, leave rows unwritten, or is no scale.
-
-    Raises:
-        ValueError: a value is out of range; the sentence names it.
-    """
-    _check_descales(request)
-    for name in INTERVALS:
-        if (x := getattr(request, name)) is not None and x.numel():
-            low, high = (int(bound) for bound in x.aminmax())
-            if low < 0 or high > request.q.shape[1]:
-                raise ValueError(
-                    f"{name} holds {low if low < 0 else high}; queries are counted from 0 to "
-                    f"{request.q.shape[1]}, their number."
-                )
-    _check_cu_seqlens("cu_seqlens_q", request.cu_seqlens_q, request.q.shape[1])
-    paged = request.block_table is not None
-    _check_cu_seqlens("cu_seqlens_k", request.cu_seqlens_k, None if paged else request.k.shape[1])
-    longest = request.max_kv_length
-    lengths = [longest] * request.batch
-    if request.cu_seqlens_k is not None:
-        lengths = request.cu_seqlens_k.diff().tolist()
-    rooms = [longest] * request.batch
-    if request.kv_lengths is not None:
-        rooms, lengths = lengths, request.kv_lengths.tolist()
-    for b, (length, room) in enumerate(zip(lengths, rooms)):
-        if not 0 <= length <= room:
-            raise ValueError(f"sequence {b} has {length} keys; there is room for 0 to {room}.")
-    if request.kv_starts is not None:
-        for b, (start, length) in enumerate(zip(request.kv_starts.tolist(), lengths)):
-            if not 0 <= start <= length:
-                raise ValueError(f"kv_starts[{b}]={start} must lie from 0 to {length}, its end.")
-    if request.block_table is not None:
-        pages, page_size = request.k.shape[:2]
-        for b, (row, length) in enumerate(zip(request.block_table.tolist(), lengths)):
-            used = row[: -(-length // page_size)]
-            if wrong := [page for page in used if not 0 <= page < pages]:
-                raise ValueError(f"block_table[{b}] has page {wrong[0]}; there are {pages} pages.")
-
-
-def _check_descales(request: Request) -> None:
-    for name in DESCALES:
-        x = getattr(request, name)
-        if x is None:
-            continue
-        for wrong in x[~((x > 0) & x.isfinite())].tolist():
-            raise ValueError(f"{name} holds {wrong}; scales must be positive and finite.")
-
-
-def _check_cu_seqlens(name: str, x: torch.Tensor | None, total: int | None) -> None:
-    if x is None:
-        return
-    bounds = x.tolist()
-    if bounds[0] != 0:
-        raise ValueError(f"{name} starts with {bounds[0]}; it must start with 0.")
-    if any(a > b for a, b in zip(bounds, bounds[1:])):
-        raise ValueError(f"{name}={bounds} must not decrease.")
-    if total is not None and bounds[-1] != total:
-        raise ValueError(f"{name} ends with {bounds[-1]}; the packed tensor has {total} rows.")

@@ -1,0 +1,36 @@
+"""One call of attention in one form, and the checks that come before it.
+
+`request.py` has `Request`, the one list of what a call can ask for: the operators of torch have its
+fields as arguments. `checks.py` makes it from `Options`, and checks all that is known without
+reading device memory. `values.py` reads the values of lengths, tables and scales, if asked to.
+
+May import: `dispatch.precision`.
+"""
+
+from flash_versions.dispatch.request.checks import check_integers, in_autocast_dtype, make_request
+from flash_versions.dispatch.request.request import (
+    DEFAULTS,
+    INTERVALS,
+    MADE,
+    PLACES,
+    PLANS,
+    TENSORS,
+    Options,
+    Request,
+    Sides,
+)
+
+__all__ = [
+    "DEFAULTS",
+    "INTERVALS",
+    "MADE",
+    "PLACES",
+    "PLANS",
+    "TENSORS",
+    "Options",
+    "Request",
+    "Sides",
+    "check_integers",
+    "in_autocast_dtype",
+    "make_request",
+]
