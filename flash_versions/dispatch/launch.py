@@ -12,7 +12,7 @@ launch adds the tensors.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -80,6 +80,24 @@ class Launcher:
             plan.compiled = self(plan.key, plan.grid, arguments, plan.constants)
         else:
             start(plan.compiled, plan.grid, (*arguments, *plan.constants.values()))
+
+
+class WithOptions:
+    """A kernel that is always launched with further options of Triton.
+
+    launch_pdl=True: it is launched while the kernel before it runs, and waits for that by gdc_wait.
+    maxnreg: registers of a thread at the start of a program, so that more programs fit.
+    """
+
+    def __init__(self, kernel: Any, **options: Any) -> None:
+        self.kernel, self.options = kernel, options
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        """The kernel on a grid."""
+        return partial(self.kernel[grid], **self.options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.kernel, name)
 
 
 def start(compiled: Any, grid: tuple[int, ...], arguments: tuple) -> None:

@@ -17,15 +17,14 @@ Cost: for each query, a split writes and reads head_dim + 2 numbers. Attention i
 2 * head_dim numbers for each key. So splits pay if there are many more keys than queries.
 """
 
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from flash_versions.dispatch.launch import Launcher
+from flash_versions.dispatch.launch import Launcher, WithOptions
 from flash_versions.versions.tiles.algebra import finalize
 from flash_versions.versions.tiles.rows import (
     Rows,
@@ -135,26 +134,8 @@ def combine_kernel(
     store_row_values(lse_out, rows, row, lse)
 
 
-class Early:
-    """A kernel that is launched while the one before it runs, and waits for it by gdc_wait."""
-
-    def __init__(self, kernel: Any) -> None:
-        self.kernel = kernel
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        """The kernel on a grid."""
-        return partial(self.kernel[grid], launch_pdl=True)
-
-    def warmup(self, *args: Any, **options: Any) -> Any:
-        """Compile only."""
-        return self.kernel.warmup(*args, launch_pdl=True, **options)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.kernel, name)
-
-
 launch_combine = Launcher(combine_kernel)
-launch_combine_early = Launcher(Early(combine_kernel))
+launch_combine_early = Launcher(WithOptions(combine_kernel, launch_pdl=True))
 
 
 def combine(

@@ -45,7 +45,7 @@ from flash_versions.versions.fa2.decode import attend, store_partial, store_resu
 from flash_versions.versions.tiles.algebra import Window, blocks_of_queries
 from flash_versions.versions.tiles.rows import Rows, View, cdiv
 from flash_versions.versions.tiles.score_mods import ScoreMods, place_queries
-from flash_versions.versions.tiles.sequences import Sequences, key_rows, query_rows
+from flash_versions.versions.tiles.sequences import Sequences, key_rows, new_outputs, query_rows
 
 # Change from call to call: no kernel of its own for each.
 COUNTS = ["q_length", "kv_length", "batch", "kv_heads", "shares"]
@@ -211,8 +211,7 @@ def forward(
     kv_heads = heads // group
     if shares is None:
         shares = shares_of(request, config)
-    o = q.new_empty((*q.shape[:3], v.shape[3]))
-    lse = q.new_empty((batch, heads, q_length), dtype=torch.float32)
+    o, lse = new_outputs(request)
     partials = Partials.allocate(2 * shares, o, packed=False)
     cut = torch.empty((shares, 2), dtype=torch.int32, device=q.device)
     overlap = shares > 1 and devices.launches_overlap(q.device)

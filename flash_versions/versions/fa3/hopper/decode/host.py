@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 
 from flash_versions.dispatch.device import devices
-from flash_versions.dispatch.launch import Launcher, Plan, layout
+from flash_versions.dispatch.launch import Launcher, Plan, WithOptions, layout
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import padded_head_dim
 from flash_versions.dispatch.version import Forward
@@ -23,6 +22,7 @@ from flash_versions.versions.fa3.hopper.host import (
 )
 from flash_versions.versions.tiles import wgmma
 from flash_versions.versions.tiles.ragged import describe_ragged
+from flash_versions.versions.tiles.sequences import new_outputs
 from flash_versions.versions.tiles.tma import undescribable
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
@@ -46,22 +46,8 @@ class DecodeConfig:
     slots: int = 4
 
 
-class Limited:
-    """A kernel whose programs start with so few registers that two fit on a multiprocessor."""
-
-    def __init__(self, kernel: Any) -> None:
-        self.kernel = kernel
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        """The kernel on a grid."""
-        return partial(self.kernel[grid], maxnreg=REGISTERS // THREADS // 2)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.kernel, name)
-
-
 launch_alone = Launcher(decode_kernel)
-launch_by_two = Launcher(Limited(decode_kernel))
+launch_by_two = Launcher(WithOptions(decode_kernel, maxnreg=REGISTERS // THREADS // 2))
 
 
 def panels_of(head_dim: int) -> int:
@@ -206,10 +192,8 @@ def forward(
 def launch(plan: Plan, request: Request) -> tuple[torch.Tensor, torch.Tensor, None]:
     """Launch the kernel as planned, and the reduction of what shares have cut."""
     q, k, v = request.q, request.k, request.v
-    batch, q_length, heads, _ = q.shape
     shares = plan.grid[0] // k.shape[2]
-    o = q.new_empty((*q.shape[:3], v.shape[3]))
-    lse = q.new_empty((batch, heads, q_length), dtype=torch.float32)
+    o, lse = new_outputs(request)
     partials = Partials.allocate(2 * shares, o, packed=False)
     cut = torch.empty((shares, 2), dtype=torch.int32, device=q.device)
     box = min(plan.config.block_kv, plan.constants["PAGE_SIZE"] or plan.config.block_kv)
