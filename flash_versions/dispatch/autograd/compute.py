@@ -15,10 +15,10 @@ from flash_versions.dispatch.version import (
     choose_version,
 )
 
-# Positions, of which two or a position and a window's side are added up in 32 bits; also
-# `tiles.algebra.EVER`, which is later than every query.
+# Kernels add two positions, or a position and a side of the window, in 32 bits, and take
+# `tiles.algebra.EVER`, which is 2^30, for later than every query.
 MOST_ROWS = 2**30
-MOST_ROWS_OF_GROUP = 2**31 - 2**16  # of the query heads of a key head, up to the end of a tile
+MOST_ROWS_OF_GROUP = 2**31 - 2**16  # in 32 bits, too, with the rows that fill the last tile
 
 Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 

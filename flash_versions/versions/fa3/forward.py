@@ -284,8 +284,8 @@ def choose_config(request: Request) -> LaunchConfig:
 
 
 def left_to_gathering(request: Request) -> str | None:
-    """Why tiles of boxes do not serve a request, as a sentence, or None. FA2's forward serves it
-    instead, or on Hopper the kernel for decoding (`hopper/decode`), if it takes it.
+    """Why a request is left to kernels that gather rows, as a sentence, or None: to FA2's, or on
+    Hopper to the one for decoding (`hopper/decode`) where that is faster.
     """
     q, k, v = request.q, request.k, request.v
     if request.block_table is not None:
