@@ -266,13 +266,20 @@ def test_a_schedule_for_another_head_dim():
     request = make_request(*qkv(8, 8, 1, 256))
     with pytest.raises(ValueError, match="tiles of q and v are wider than the 384 of a pair"):
         differentiate(config.BackwardConfig(pair=True, panels=True), request)
+    for D in (32, 64):
+        request = make_request(*qkv(300, 8, 1, D, D_v=160))
+        with pytest.raises(ValueError, match=f"halves do not fit head_dim {D} of q"):
+            differentiate(config.BackwardConfig(halves=True, panels=True), request)
 
 
 @pytest.mark.parametrize(("options", "said"), [({"block_q": 32}, "block_q=32"),
     ({"block_kv": 32}, "block_kv=32"), ({"halves": True, "early": True}, "halves fit"),
-    ({"block_kv": 64, "panels": True}, "panels fit"), ({"pair": True, "block_q": 128}, "pair fits"),
-    ({"pair": True, "halves": True}, "either"),
-                                               ({"stages": 1}, "stages=1")])  # fmt: skip
+    ({"block_kv": 64, "panels": True}, "panels, early and held fit"),
+    ({"block_kv": 64, "early": True}, "panels, early and held fit"),
+    ({"block_kv": 64, "held": True}, "panels, early and held fit"),
+    ({"do_stages": 2}, "do_stages fits"), ({"do_stages": 2, "halves": True}, "do_stages fits"),
+    ({"pair": True, "block_q": 128}, "pair fits"), ({"pair": True, "halves": True}, "either"),
+    ({"stages": 1}, "stages=1")])  # fmt: skip
 def test_schedules_that_are_not_possible(options, said):
     with pytest.raises(ValueError, match=said):
         config.BackwardConfig(**options)

@@ -19,7 +19,7 @@ HEAVY_SHARE = 0.3  # of the heaviest tile's steps that a tile has under interval
 WORTH_MORE = 0.95  # of the time of fewer parts
 MOST_PARTS = 8
 CACHED_BYTES = 48 << 20  # that stay in the L2 cache while others pass through
-UNCACHED = 1.2  # times as long take steps whose programs have more under way
+UNCACHED = 1.2  # times as long a step takes if running programs' Q, dO, dQ exceed CACHED_BYTES
 FEW_WAVES = 4  # programs for each SM, below which the heaviest tiles of all heads come first
 MOST_ALTERNATING = 4  # heads of a section without a causal mask: more are slower at head_dim 64
 
@@ -42,12 +42,13 @@ class BackwardConfig:
     """The switches of the kernel.
 
     Attributes:
-        block_kv: keys of a tile. 128: each of two consumers has 64; 64: each has all of them and
-            half of the dims, for a head_dim of more than 128 (`wide.py`).
+        block_kv: keys of a tile. 128: each of two consumers has 64. 64, for a head_dim of more than
+            128: each has all of them and half of the dims (`wide.py`).
         block_q: queries of a step.
         stages: slots of the pipelines of Q and of dO.
-        early: issue S of the next step in this one, and dP before the exponentials. That takes
-            registers: without it S, then P, are gone when dP comes, and P is kept in 16 bits.
+        early: issue S of the next step in this one, and dP before the exponentials, with 128 keys
+            and neither halves nor a pair. That takes registers: without it S, then P, are gone when
+            dP comes, and P is kept in 16 bits.
         held: have V and K in registers, as left operands, and compute dQ in one product, not two:
             S, dP and dQ read less of shared memory. For head_dim up to 64.
         panels: divide head dims of at most three quarters of a power of two into two panels, such
@@ -84,17 +85,24 @@ class BackwardConfig:
         if self.block_q not in (64, 128):
             raise ValueError(f"block_q={self.block_q} is not possible; 64 and 128 are.")
         beside = self.block_kv, self.block_q, self.early, self.held
-        if (self.halves or self.pair) and beside != (128, 64, False, False):
+        if self.by_halves and beside != (128, 64, False, False):
             name = "halves fit" if self.halves else "pair fits"
             raise ValueError(f"{name} block_kv=128 and block_q=64, and neither early nor held.")
         if self.halves and self.pair:
             raise ValueError("use either halves or pair.")
-        if self.panels and self.block_kv == 64:
-            raise ValueError("panels fit block_kv=128.")
-        if self.parts > 1 and (self.block_kv == 64 or self.halves or self.pair):
+        if self.block_kv == 64 and (self.panels or self.early or self.held):
+            raise ValueError("panels, early and held fit block_kv=128.")
+        if self.parts > 1 and (self.block_kv == 64 or self.by_halves):
             raise ValueError("parts fit block_kv=128, and neither halves nor a pair.")
+        if self.do_stages != 1 and not (self.block_kv == 64 or self.pair):
+            raise ValueError("do_stages fits block_kv=64 and a pair; otherwise set stages alone.")
         if self.stages < 2:  # the gradients of K and V leave through two slots
             raise ValueError(f"stages={self.stages} must be at least 2.")
+
+    @property
+    def by_halves(self) -> bool:
+        """Whether S and dP are computed for half of a block's queries at a time."""
+        return self.halves or self.pair
 
     def check(self, request: Request) -> None:
         """Refuse a request that the configuration does not fit."""
@@ -103,27 +111,31 @@ class BackwardConfig:
             raise ValueError(
                 f"parts={self.parts} must divide the {request.group} heads of a group."
             )
-        if self.halves or self.pair:
+        if self.by_halves:
             if not self.has_room(request.q.shape[3], request.v.shape[3]):
                 most = f"{HALVES_DIMS} of halves" if self.halves else f"{PAIR_DIMS} of a pair"
                 raise ValueError(f"tiles of q and v are wider than the {most}.")
+            if self.halves and request.q.shape[3] <= 64:  # loads come with the third part of dQ
+                raise ValueError(
+                    f"halves do not fit head_dim {request.q.shape[3]} of q; use them above 64."
+                )
         elif (head_dim > 128) != (self.block_kv == 64):
             raise ValueError(
                 f"block_kv={self.block_kv} does not fit head_dim {head_dim}; use 128 up to "
-                f"head_dim 128, and 64 above."
+                f"head_dim 128, and above it 64, or 128 with halves or a pair."
             )
         if self.held and head_dim > 64:
             raise ValueError(f"held does not fit head_dim {head_dim}; use it up to 64.")
 
     def widths(self, head_dim: int) -> tuple[int, ...]:
         """`tile_widths`."""
-        return tile_widths(head_dim, self.panels, self.halves or self.pair)
+        return tile_widths(head_dim, self.panels, self.by_halves)
 
     def dq_width(self, head_dim: int) -> int:
         """Dims of dQ that are computed at a time and leave as a box; of two panels, those of the
         first one.
         """
-        if self.halves or self.pair:
+        if self.by_halves:
             return DQ_WIDTH
         first, *second = self.widths(head_dim)
         if self.block_kv == 64:
@@ -134,7 +146,7 @@ class BackwardConfig:
         """Whether registers suffice, with halves or a pair; else `check` says for which dims."""
         dims = (sum(self.widths(x)) for x in (head_dim, head_dim_v))
         most = HALVES_DIMS if self.halves else PAIR_DIMS
-        return not (self.halves or self.pair) or sum(dims) <= most
+        return not self.by_halves or sum(dims) <= most
 
     def shared_bytes(self, head_dim: int, head_dim_v: int) -> int:
         """Shared memory of the tiles of 16-bit numbers, of P and dS, and of dQ in fp32."""
@@ -231,7 +243,7 @@ def heads_of_section(request: Request, config: BackwardConfig) -> int:
     """Key heads, of all sequences, between which consecutive programs alternate: as many as have Q,
     dO and an fp32 dQ that fit in the L2 cache. Without a causal mask, where tiles weigh the same,
     one; if they add to dQ in turns, and so must not all start at once, MOST_ALTERNATING at most.
-    Of few tiles under intervals all, as a heavy one that comes late keeps the rest waiting.
+    With intervals and few tiles: all heads, so that heavy tiles start first.
     """
     heads = request.k.shape[0] * request.k.shape[2]
     if config.section is not None:

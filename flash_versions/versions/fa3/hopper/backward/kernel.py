@@ -498,7 +498,7 @@ def launch(
     config = plan.config
     space = prepare(request, o, lse, do, dlse, config, plan.constants["ORDERED"])
     launcher = launch_wide if config.block_kv == 64 else launch_backward
-    if config.halves or config.pair:
+    if config.by_halves:
         launcher = launch_halves if config.halves else launch_pair
     launcher.launch(plan, tensors(request, space, plan))
     block = BLOCK if space.tiles is None else config.block_q
