@@ -43,7 +43,7 @@ class BackwardConfig:
 
     Attributes:
         block_kv: keys of a tile. 128: each of two consumers has 64. 64, for a head_dim of more than
-            128: each has all of them and half of the dims (`wide.py`).
+            128: each has all of them and half of the dims (`wider/wide.py`).
         block_q: queries of a step.
         stages: slots of the pipelines of Q and of dO.
         early: issue S of the next step in this one, and dP before the exponentials, with 128 keys
@@ -57,14 +57,14 @@ class BackwardConfig:
         do_stages: slots of the pipeline of dO if block_kv is 64, and of a pair; otherwise it has as
             many as Q's.
         halves: have 128 keys above head_dim 128, too, and compute S and dP of half of a block's
-            queries at a time (`halves.py`). For HALVES_DIMS of q and v together, such as 192 and
-            128 in panels.
+            queries at a time (`wider/halves.py`). For HALVES_DIMS of q and v together, such as 192
+            and 128 in panels, and a head_dim of q of more than 64.
         parts: divide the query heads of each key head over so many programs (`parts.py`), with 128
             keys and neither halves nor a pair.
         section: key heads, of all sequences, between which consecutive programs alternate; None:
             `heads_of_section`.
         pair: have 128 keys above head_dim 128, too, and two warpgroups that do everything
-            (`pair.py`). For PAIR_DIMS of q and v together.
+            (`wider/pair.py`). For PAIR_DIMS of q and v together.
     """
 
     block_kv: int = 128

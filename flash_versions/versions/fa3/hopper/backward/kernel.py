@@ -56,9 +56,9 @@ Head dims up to 96 may be two panels, 64 + 32 (`panels.py`): then dK, dV and a p
 are two, and dQ is computed a panel at a time.
 
 Above head_dim 128, too, consumers divide the keys, and compute the scores of half of a block's
-queries at a time: with a warpgroup for dQ up to 160 dims, and for 192 with 128 of v (`halves.py`);
-for 192, where registers are left for two warpgroups only, without one (`pair.py`). At 256 a program
-has 64 keys, and consumers divide the dims (`wide.py`).
+queries at a time: with a warpgroup for dQ up to 160 dims, and for 192 with 128 of v
+(`wider/halves.py`); for 192, where registers are left for two warpgroups only, without one
+(`wider/pair.py`). At 256 a program has 64 keys, and consumers divide the dims (`wider/wide.py`).
 
 Before it, a kernel computes delta and clears the sum of dQ; one behind it scales and rounds dQ.
 
@@ -84,9 +84,7 @@ from flash_versions.versions.fa3.backward import exp2
 from flash_versions.versions.fa3.hopper import forward as forward_hopper
 from flash_versions.versions.fa3.hopper.backward.accumulate import accumulate
 from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig
-from flash_versions.versions.fa3.hopper.backward.halves import launch_halves
 from flash_versions.versions.fa3.hopper.backward.host import COUNTS, make_plan, tensors
-from flash_versions.versions.fa3.hopper.backward.pair import launch_pair
 from flash_versions.versions.fa3.hopper.backward.parts import Parts
 from flash_versions.versions.fa3.hopper.backward.problem import KeyProblem
 from flash_versions.versions.fa3.hopper.backward.rows import BLOCK, finish, prepare
@@ -102,7 +100,9 @@ from flash_versions.versions.fa3.hopper.backward.tiles import (
     widened,
 )
 from flash_versions.versions.fa3.hopper.backward.turns import take_turns
-from flash_versions.versions.fa3.hopper.backward.wide import launch_wide
+from flash_versions.versions.fa3.hopper.backward.wider.halves import launch_halves
+from flash_versions.versions.fa3.hopper.backward.wider.pair import launch_pair
+from flash_versions.versions.fa3.hopper.backward.wider.wide import launch_wide
 from flash_versions.versions.fa3.hopper.head_mods import make_head_mods
 from flash_versions.versions.fa3.hopper.intervals import make_key_spans
 from flash_versions.versions.fa3.hopper.panels import (

@@ -41,7 +41,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from flash_versions.dispatch.launch import Launcher
-from flash_versions.versions.fa3.hopper.backward.halves import multiply_scores
 from flash_versions.versions.fa3.hopper.backward.host import COUNTS
 from flash_versions.versions.fa3.hopper.backward.problem import KeyProblem
 from flash_versions.versions.fa3.hopper.backward.tiles import (
@@ -57,6 +56,7 @@ from flash_versions.versions.fa3.hopper.backward.tiles import (
     widened,
 )
 from flash_versions.versions.fa3.hopper.backward.turns import take_turns
+from flash_versions.versions.fa3.hopper.backward.wider.halves import multiply_scores
 from flash_versions.versions.fa3.hopper.head_mods import make_head_mods
 from flash_versions.versions.fa3.hopper.intervals import make_key_spans
 from flash_versions.versions.fa3.hopper.panels import (
