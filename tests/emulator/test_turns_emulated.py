@@ -337,11 +337,13 @@ RUNS = {
     "heads": (70, 300, {"heads": 4, "kv_heads": 2}),
     "one block": (64, 500, {"heads": 4, "kv_heads": 4, "D": 128}),
 }
-TURN = "turn = problem.tiles_behind(key, block)"
+TURN = "turn = self.tiles_behind(key, block)"
 BUGS = {
-    "turns are not waited for": Bug("accumulate", [(TURN, "turn = gl.to_tensor(0)")], WRONG),
-    "a turn is one too late": Bug("accumulate", [(TURN, TURN + " + 1")], "dead-lock"),
-    "a turn is one too early": Bug("accumulate", [(TURN, TURN + " - 1")], WRONG),
+    "turns are not waited for": Bug(
+        "KeyProblem.take_turn", [(TURN, "turn = gl.to_tensor(0)")], WRONG
+    ),
+    "a turn is one too late": Bug("KeyProblem.take_turn", [(TURN, TURN + " + 1")], "dead-lock"),
+    "a turn is one too early": Bug("KeyProblem.take_turn", [(TURN, TURN + " - 1")], WRONG),
     "the first warps are not waited for": Bug(
         "Turns.advance", [(" * (self.ADDERS * WARPS)", "")], WRONG
     ),
@@ -358,7 +360,7 @@ BUGS = {
         "accumulate", [("problem.turns.finish(counter, additions)", "pass")], "dead-lock"
     ),
     "no block is counted": Bug(
-        "accumulate", [("additions = gl.to_tensor(1)", "pass")], "dead-lock"
+        "KeyProblem.take_turn", [("additions = gl.to_tensor(1)", "pass")], "dead-lock"
     ),
     "all threads count": Bug(
         "advance_ptx", [("@!elected bra passed;", ""), ("passed:", "")], WRONG
@@ -385,7 +387,7 @@ BUGS = {
         "KeyProblem.locate", [("tile = tiles - 1 - tile", "pass")], "dead-lock"
     ),
     "wide: turns are not waited for": Bug(
-        "fold_queries_wide", [(TURN, "turn = gl.to_tensor(0)")], WRONG, "wide"
+        "KeyProblem.take_turn", [(TURN, "turn = gl.to_tensor(0)")], WRONG, "wide"
     ),
     "wide: one consumer is enough": Bug(
         "backward_wide_kernel", [("take_turns(turns, 2, ", "take_turns(turns, 1, ")], WRONG, "wide"
@@ -395,10 +397,10 @@ BUGS = {
         "dead-lock", "wide",
     ),
     "halves: turns are not waited for": Bug(
-        "accumulate_and_load", [(TURN, "turn = gl.to_tensor(0)")], WRONG, "halves"
+        "KeyProblem.take_turn", [(TURN, "turn = gl.to_tensor(0)")], WRONG, "halves"
     ),
     "pair: turns are not waited for": Bug(
-        "add_parts", [(TURN, "turn = gl.to_tensor(0)")], WRONG, "pair"
+        "KeyProblem.take_turn", [(TURN, "turn = gl.to_tensor(0)")], WRONG, "pair"
     ),
     "pair: one consumer is enough": Bug(
         "backward_pair_kernel", [("take_turns(turns, 2, ", "take_turns(turns, 1, ")], WRONG, "pair"

@@ -121,6 +121,12 @@ class Pipeline:
 
 
 @gluon.jit
+def make_slots(desc, SLOTS: gl.constexpr):
+    """Allocate shared memory for so many boxes of a descriptor."""
+    return gl.allocate_shared_memory(desc.dtype, [SLOTS] + desc.block_type.shape, desc.layout)
+
+
+@gluon.jit
 def make_pipeline(desc, STAGES: gl.constexpr, CONSUMERS: gl.constexpr):
     """Allocate a pipeline of tiles for the boxes of a descriptor."""
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -136,7 +142,7 @@ def make_pipeline_beside(desc, STAGES: gl.constexpr, empty):
     It has no `empty` barriers of its own: a barrier that no warp waits on must not be initialised,
     because the compiler may give its memory to something else.
     """
-    tiles = gl.allocate_shared_memory(desc.dtype, [STAGES] + desc.block_type.shape, desc.layout)
+    tiles = make_slots(desc, STAGES)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(STAGES):
         mbarrier.init(full.index(slot), count=1)
@@ -148,7 +154,7 @@ def make_companion(desc, pipeline, STAGES: gl.constexpr, CONSUMERS: gl.constexpr
     """Allocate a pipeline whose tiles come with those of another one (`load_with`), and so are full
     when those are, but which consumers may still read when they have released those.
     """
-    tiles = gl.allocate_shared_memory(desc.dtype, [STAGES] + desc.block_type.shape, desc.layout)
+    tiles = make_slots(desc, STAGES)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(STAGES):
         mbarrier.init(empty.index(slot), count=CONSUMERS)
@@ -158,7 +164,7 @@ def make_companion(desc, pipeline, STAGES: gl.constexpr, CONSUMERS: gl.constexpr
 @gluon.jit
 def make_tiles(desc, STAGES: gl.constexpr):
     """Allocate tiles for a descriptor's boxes, as a pipeline whose barriers no warp waits on."""
-    tiles = gl.allocate_shared_memory(desc.dtype, [STAGES] + desc.block_type.shape, desc.layout)
+    tiles = make_slots(desc, STAGES)
     unused = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     return Pipeline(tiles, unused, unused, STAGES)
 

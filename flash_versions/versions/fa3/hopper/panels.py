@@ -30,6 +30,7 @@ from flash_versions.versions.tiles.pipeline import (
     as_matrix,
     make_pipeline,
     make_pipeline_beside,
+    make_slots,
 )
 from flash_versions.versions.tiles.triton_compat import aggregate, load_tile, store_tile
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout
@@ -107,8 +108,7 @@ class Tiles:
 @gluon.jit
 def make_tiles(boxes, SLOTS: gl.constexpr):
     """Allocate slots for boxes."""
-    shape: gl.constexpr = [SLOTS] + boxes.first.block_type.shape
-    first = gl.allocate_shared_memory(boxes.first.dtype, shape, boxes.first.layout)
+    first = make_slots(boxes.first, SLOTS)
     return Tiles(first, make_second(first, boxes, SLOTS), boxes.PANELS)
 
 
@@ -116,8 +116,7 @@ def make_tiles(boxes, SLOTS: gl.constexpr):
 def make_second(first, boxes, SLOTS: gl.constexpr):
     """Allocate slots for the boxes of the second panel; `first` if there is none."""
     if boxes.PANELS == 2:
-        shape: gl.constexpr = [SLOTS] + boxes.second.block_type.shape
-        return gl.allocate_shared_memory(boxes.second.dtype, shape, boxes.second.layout)
+        return make_slots(boxes.second, SLOTS)
     else:
         return first
 

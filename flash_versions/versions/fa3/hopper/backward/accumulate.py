@@ -36,11 +36,10 @@ def accumulate(problem, buffers, dq_sum):
                 else:
                     k_part = part_of_dims(k_tile, part, WIDTH)
                 dq_token = multiply_dq(ds_tile, k_part)
-                if problem.turns.ON and part == 0:
-                    before, counter = counter, problem.counter(sequence, head, block)
-                    turn = problem.tiles_behind(key, block)
-                    problem.turns.advance(before, additions, counter, turn)
-                    additions = gl.to_tensor(1)
+                if part == 0:
+                    counter, additions = problem.take_turn(
+                        counter, additions, sequence, head, key, block
+                    )
                 dq = warpgroup_mma_wait(0, deps=[dq_token])
                 if part == PARTS - 1:
                     buffers.ds.release(ds_stage)
@@ -49,6 +48,5 @@ def accumulate(problem, buffers, dq_sum):
                 slot = ds_stage.slot if PARTS == 1 else part // dq_sum.PANELS
                 add_dq(dq, buffers.dq.panel(part).index(slot), dq_sum.panel(part), corner, 1)
             ds_stage = ds_stage.next()
-    if problem.turns.ON:
-        problem.turns.finish(counter, additions)
+    problem.turns.finish(counter, additions)
     tma.store_wait(0)

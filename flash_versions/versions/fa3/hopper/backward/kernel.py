@@ -114,7 +114,7 @@ from flash_versions.versions.fa3.hopper.panels import (
     multiply_qk,
     zero_output,
 )
-from flash_versions.versions.tiles.pipeline import Stage, make_handover
+from flash_versions.versions.tiles.pipeline import Stage, make_handover, make_slots
 from flash_versions.versions.tiles.triton_compat import aggregate
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout
 
@@ -400,7 +400,6 @@ def backward_kernel(
         SHARE, BLOCK_Q, KEYS
     )  # fmt: skip
     parts = Parts(sums, arrivals)
-    rows: gl.constexpr = [STAGES] + values.block_type.shape
     q, k = make_boxes(q, q_second, PANELS), make_boxes(k, k_second, PANELS)
     v, do = make_boxes(v, v_second, PANELS_V), make_boxes(do, do_second, PANELS_V)
     dq_sum = make_boxes(dq_sum, dq_second, PANELS)
@@ -412,8 +411,8 @@ def backward_kernel(
         make_panel_pipeline(v, 1, 2),
         q_pipeline,
         make_panel_pipeline_beside(do, STAGES, q_pipeline),
-        gl.allocate_shared_memory(values.dtype, rows, values.layout),
-        gl.allocate_shared_memory(values.dtype, rows, values.layout),
+        make_slots(values, STAGES),
+        make_slots(values, STAGES),
         make_handover(q.first.dtype, KEYS, BLOCK_Q, 2),
         make_tiles(dq_sum, 2 // PANELS),
     )

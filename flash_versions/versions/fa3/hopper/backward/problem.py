@@ -228,6 +228,31 @@ class KeyProblem:
         return self.turns.counter(block, self.kv_heads * self.GROUP, head)
 
     @gluon.jit
+    def take_turn(self, counter, additions, sequence, head, key, block):
+        """With turns, count the additions to the block before, by its counter, and wait for the
+        turn of a tile's first key at this block: (this block's counter, additions to it).
+        """
+        if self.turns.ON:
+            before, counter = counter, self.counter(sequence, head, block)
+            turn = self.tiles_behind(key, block)
+            self.turns.advance(before, additions, counter, turn)
+            additions = gl.to_tensor(1)
+        return counter, additions
+
+    @gluon.jit
+    def step_at(self, kv_head, step, begin, end):
+        """(query head, first query) of a step: each head of a group has all blocks of the tile."""
+        head = kv_head * self.GROUP + step // (end - begin)
+        return head, (begin + step % (end - begin)) * self.BLOCK_Q
+
+    @gluon.jit
+    def after(self, head, block, begin, end):
+        """(query head, block) of the step that follows."""
+        block += 1
+        last = block == end
+        return gl.where(last, head + 1, head), gl.where(last, begin, block)
+
+    @gluon.jit
     def masked(self, s, key, query):
         """Scores (keys, queries) from these first ones on, -inf where the key is not seen.
 

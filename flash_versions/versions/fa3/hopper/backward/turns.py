@@ -132,11 +132,12 @@ class Turns:
 
     @gluon.jit
     def finish(self, counter, additions):
-        """Count the additions to the last block."""
-        ASM: gl.constexpr = finish_ptx()
-        gl.inline_asm_elementwise(
-            ASM, "=r,l,r", [counter, additions], dtype=gl.int32, is_pure=False, pack=1
-        )
+        """Count the additions to the last block, if tiles have turns."""
+        if self.ON:
+            ASM: gl.constexpr = finish_ptx()
+            gl.inline_asm_elementwise(
+                ASM, "=r,l,r", [counter, additions], dtype=gl.int32, is_pure=False, pack=1
+            )
 
 
 @gluon.jit

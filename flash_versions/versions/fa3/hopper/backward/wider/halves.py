@@ -74,7 +74,7 @@ from flash_versions.versions.fa3.hopper.panels import (
     multiply_qk,
     zero_output,
 )
-from flash_versions.versions.tiles.pipeline import Stage, make_handover
+from flash_versions.versions.tiles.pipeline import Stage, make_handover, make_slots
 from flash_versions.versions.tiles.triton_compat import aggregate
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout, unknown_zero
 
@@ -180,10 +180,7 @@ def consume_halves(problem, buffers, dk_out, dv_out, CONSUMER: gl.constexpr):
         query = block * problem.BLOCK_Q
         more = step + 1 < steps
         state = fold_halves(state, mine, buffers, query, key, masked, more, CONSUMER)
-        block += 1
-        last = block == end
-        head = gl.where(last, head + 1, head)
-        block = gl.where(last, begin, block)
+        head, block = problem.after(head, block, begin, end)
     free = state.stage
     if CONSUMER == 1:
         free = free.next()
@@ -248,11 +245,10 @@ def accumulate_and_load(problem, buffers, inputs, dq_sum):
         PARTS: gl.constexpr = k_tile.width() // WIDTH
         for part in gl.static_range(PARTS):
             dq_token = multiply_dq(ds_tile, part_of_dims(k_tile, part, WIDTH))
-            if problem.turns.ON and part == 0:
-                before, counter = counter, problem.counter(sequence, head, block)
-                turn = problem.tiles_behind(key, block)
-                problem.turns.advance(before, additions, counter, turn)
-                additions = gl.to_tensor(1)
+            if part == 0:
+                counter, additions = problem.take_turn(
+                    counter, additions, sequence, head, key, block
+                )
             if part == 2:
                 coming = step + buffers.q.first.STAGES
                 if coming < steps:
@@ -269,12 +265,8 @@ def accumulate_and_load(problem, buffers, inputs, dq_sum):
                 slot = ds_stage.slot ^ (part % 2)
             add_dq(dq, buffers.dq.first.index(slot), dq_sum.first, corner, 1)
         ds_stage = ds_stage.next()
-        block += 1
-        last = block == end
-        head = gl.where(last, head + 1, head)
-        block = gl.where(last, begin, block)
-    if problem.turns.ON:
-        problem.turns.finish(counter, additions)
+        head, block = problem.after(head, block, begin, end)
+    problem.turns.finish(counter, additions)
     tma.store_wait(0)
 
 
@@ -350,7 +342,6 @@ def backward_halves_kernel(
         gl.to_tensor(cap_scale), GROUP, 1, LEFT, RIGHT, EDGE, CAP, RAGGED, PACKED, EXP2,
         SHARE, BLOCK_Q, KEYS
     )  # fmt: skip
-    rows: gl.constexpr = [STAGES] + values.block_type.shape
     q, k = make_boxes(q, q_second, PANELS), make_boxes(k, k_second, PANELS)
     v, do = make_boxes(v, v_second, PANELS_V), make_boxes(do, do_second, PANELS_V)
     dq_sum = make_boxes(dq_sum, dq_sum, 1)
@@ -362,8 +353,8 @@ def backward_halves_kernel(
         make_panel_pipeline(v, 1, 2),
         q_pipeline,
         make_panel_pipeline_beside(do, STAGES, q_pipeline),
-        gl.allocate_shared_memory(values.dtype, rows, values.layout),
-        gl.allocate_shared_memory(values.dtype, rows, values.layout),
+        make_slots(values, STAGES),
+        make_slots(values, STAGES),
         make_handover(q.first.dtype, KEYS, BLOCK_Q, 2),
         make_tiles(dq_sum, 2),
     )

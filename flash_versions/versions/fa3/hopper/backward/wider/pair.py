@@ -68,7 +68,7 @@ from flash_versions.versions.fa3.hopper.panels import (
     multiply_qk,
     zero_output,
 )
-from flash_versions.versions.tiles.pipeline import Stage, make_handover
+from flash_versions.versions.tiles.pipeline import Stage, make_handover, make_slots
 from flash_versions.versions.tiles.triton_compat import aggregate
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout, unknown_zero
 
@@ -198,11 +198,8 @@ def add_parts(
     for i in gl.static_range(MINE):
         ds_tile = buffers.ds.tile(anew(ds_stage))
         dq_token = multiply_dq(ds_tile, part_of_dims(k_tile, 2 * i + CONSUMER, WIDTH))
-        if problem.turns.ON and i == 0:
-            before, counter = counter, problem.counter(sequence, head, block)
-            turn = problem.tiles_behind(key, block)
-            problem.turns.advance(before, additions, counter, turn)
-            additions = gl.to_tensor(1)
+        if i == 0:
+            counter, additions = problem.take_turn(counter, additions, sequence, head, key, block)
         if CONSUMER == 1 and i == 0:
             coming = step + buffers.do.first.STAGES
             if coming < steps:
@@ -286,12 +283,8 @@ def consume_pair(problem, buffers, loader, dq_sum, dk_out, dv_out, CONSUMER: gl.
         state, next_q, next_do = add_parts(
             state, problem, buffers, loader, loads, dq_sum, place, head, block, step, CONSUMER
         )
-        block += 1
-        last = block == end
-        head = gl.where(last, head + 1, head)
-        block = gl.where(last, begin, block)
-    if problem.turns.ON:
-        problem.turns.finish(state.counter, state.additions)
+        head, block = problem.after(head, block, begin, end)
+    problem.turns.finish(state.counter, state.additions)
     free = state.q_stage
     for _ in gl.static_range(buffers.q.first.STAGES):  # V is read no more when dS is written
         buffers.q.wait_empty(free)
@@ -375,8 +368,6 @@ def backward_pair_kernel(
         gl.to_tensor(cap_scale), GROUP, 1, LEFT, RIGHT, EDGE, CAP, RAGGED, PACKED, EXP2,
         SHARE, BLOCK_Q, KEYS
     )  # fmt: skip
-    lse: gl.constexpr = [STAGES] + values.block_type.shape
-    delta: gl.constexpr = [DO_STAGES] + values.block_type.shape
     q, k = make_boxes(q, q_second, PANELS), make_boxes(k, k_second, PANELS)
     v, do = make_boxes(v, v_second, PANELS_V), make_boxes(do, do_second, PANELS_V)
     dq_sum = make_boxes(dq_sum, dq_sum, 1)
@@ -387,8 +378,8 @@ def backward_pair_kernel(
         make_panel_pipeline(v, 1, 2),
         make_panel_pipeline(q, STAGES, 2),
         make_panel_pipeline(do, DO_STAGES, 2),
-        gl.allocate_shared_memory(values.dtype, lse, values.layout),
-        gl.allocate_shared_memory(values.dtype, delta, values.layout),
+        make_slots(values, STAGES),
+        make_slots(values, DO_STAGES),
         make_handover(q.first.dtype, KEYS, BLOCK_Q, 2, 1, 2),
         make_tiles(dq_sum, 4),
     )

@@ -58,6 +58,7 @@ from flash_versions.versions.tiles.pipeline import (
     Stage,
     make_exchange,
     make_pipeline,
+    make_slots,
 )
 from flash_versions.versions.tiles.triton_compat import aggregate
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, unknown_zero
@@ -189,13 +190,9 @@ def fold_queries_wide(
     dv = warpgroup_mma_wait(1, deps=[dv_token])
     buffers.do.release(do_stage)
     dq_token = multiply_dq(ds_tile, part_of_dq(k_tile, 0, CONSUMER))
-    counter, additions = state.counter, state.additions
-    if problem.turns.ON:
-        block = query // problem.BLOCK_Q
-        counter = problem.counter(sequence, head, block)
-        turn = problem.tiles_behind(key, block)
-        problem.turns.advance(state.counter, additions, counter, turn)
-        additions = gl.to_tensor(1)
+    counter, additions = problem.take_turn(
+        state.counter, state.additions, sequence, head, key, query // problem.BLOCK_Q
+    )
     dk = warpgroup_mma_wait(1, deps=[dk_token])
     buffers.q.release(q_stage)
     dq = warpgroup_mma_wait(0, deps=[dq_token])
@@ -236,12 +233,8 @@ def consume_wide(problem, buffers, dq_sum, dk_out, dv_out, CONSUMER: gl.constexp
             state, problem, buffers, dq_sum, sequence, head, block * problem.BLOCK_Q, key, masked,
             CONSUMER
         )  # fmt: skip
-        block += 1
-        last = block == end
-        head = gl.where(last, head + 1, head)
-        block = gl.where(last, begin, block)
-    if problem.turns.ON:
-        problem.turns.finish(state.counter, state.additions)
+        head, block = problem.after(head, block, begin, end)
+    problem.turns.finish(state.counter, state.additions)
     buffers.q.wait_empty(state.q_stage)
     buffers.do.wait_empty(state.do_stage)
     dk = state.dk * problem.scale
@@ -317,19 +310,16 @@ def backward_wide_kernel(
         gl.to_tensor(cap_scale), GROUP, 1, LEFT, RIGHT, EDGE, CAP, RAGGED, PACKED, EXP2,
         SHARE, BLOCK_Q, KEYS
     )  # fmt: skip
-    lse: gl.constexpr = [STAGES] + values.block_type.shape
-    delta: gl.constexpr = [DO_STAGES] + values.block_type.shape
-    dq: gl.constexpr = [2] + dq_sum.block_type.shape
     buffers = WideBuffers(
         make_pipeline(k, 1, 2),
         make_pipeline(v, 1, 2),
         make_pipeline(q, STAGES, 2),
         make_pipeline(do, DO_STAGES, 2),
-        gl.allocate_shared_memory(values.dtype, lse, values.layout),
-        gl.allocate_shared_memory(values.dtype, delta, values.layout),
+        make_slots(values, STAGES),
+        make_slots(values, DO_STAGES),
         make_exchange(q.dtype, KEYS, BLOCK_Q, 2),
         make_exchange(q.dtype, KEYS, BLOCK_Q, 2),
-        gl.allocate_shared_memory(dq_sum.dtype, dq, dq_sum.layout),
+        make_slots(dq_sum, 2),
     )
     fence_async_shared()
     gl.warp_specialize(
