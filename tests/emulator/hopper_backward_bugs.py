@@ -48,10 +48,10 @@ BUGS = {
     "rows of values are not counted": Bug(
         "Pipeline.load_with", [(" + values_desc.block_type.nbytes", "")], "dead-lock"
     ),
-    "LSE is delta": Bug("produce", [("head, 0, column", "head, 1, column")], WRONG),
-    "delta is LSE": Bug("produce", [("head, 1, column", "head, 0, column")], WRONG),
+    "LSE is delta": Bug("load_q", [("head, 0, column", "head, 1, column")], WRONG),
+    "delta is LSE": Bug("load_do", [("head, 1, column", "head, 0, column")], WRONG),
     "all of a group have the Q of one head": Bug(
-        "produce", [("head = kv_head * problem.GROUP + step", "head = kv_head + step")], WRONG
+        "KeyProblem.step_at", [("kv_head * self.GROUP + step", "kv_head + step")], WRONG
     ),
     "K is loaded though no query comes": Bug(
         "produce",

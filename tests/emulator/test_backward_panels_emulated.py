@@ -293,7 +293,7 @@ BUGS = {
         WRONG, "pair",
     ),
     "pair: a slot of dO is filled before it is empty": Bug(
-        "Loader.load_do", [("buffers.do.wait_empty(stage)", "pass")], f"{WRONG}|more arrivals",
+        "load_do_of_step", [("buffers.do.wait_empty(stage)", "pass")], f"{WRONG}|more arrivals",
         "pair",
     ),
     "pair: dQ is overwritten while it leaves": Bug(

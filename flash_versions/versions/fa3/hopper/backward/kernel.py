@@ -85,6 +85,7 @@ from flash_versions.versions.fa3.hopper import forward as forward_hopper
 from flash_versions.versions.fa3.hopper.backward.accumulate import accumulate
 from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig
 from flash_versions.versions.fa3.hopper.backward.host import COUNTS, make_plan, tensors
+from flash_versions.versions.fa3.hopper.backward.loads import Inputs, load_do, load_q
 from flash_versions.versions.fa3.hopper.backward.parts import Parts
 from flash_versions.versions.fa3.hopper.backward.problem import KeyProblem
 from flash_versions.versions.fa3.hopper.backward.rows import BLOCK, finish, prepare
@@ -96,7 +97,7 @@ from flash_versions.versions.fa3.hopper.backward.tiles import (
     multiply_rows,
     narrowed,
     row_values,
-    store_panels,
+    store_both,
     widened,
 )
 from flash_versions.versions.fa3.hopper.backward.turns import take_turns
@@ -120,7 +121,7 @@ from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layo
 
 
 @gluon.jit
-def produce(problem, buffers, q, k, v, do, values):
+def produce(problem, buffers, inputs):
     """The producer: load K and V, and for each head of the group Q and dO of all that see them."""
     problem, key, kv_head, sequence = problem.locate(problem.turns.number())
     begin, _, _, end = problem.blocks(key, problem.BLOCK_KV)
@@ -129,21 +130,16 @@ def produce(problem, buffers, q, k, v, do, values):
         heads, end, _ = problem.share(kv_head, begin, end)
     stage = buffers.q.at(0, 0)
     if begin < end:
-        buffers.k.fill(buffers.k.at(0, 0), k, problem.kv_box(sequence, kv_head, key))
+        corner = problem.kv_box(sequence, kv_head, key)
+        buffers.k.fill(buffers.k.at(0, 0), inputs.k, corner)
         for step in range(heads * (end - begin)):
-            head = kv_head * problem.GROUP + step // (end - begin)
-            query = (begin + step % (end - begin)) * problem.BLOCK_Q
+            head, query = problem.step_at(kv_head, step, begin, end)
             buffers.q.wait_empty(stage)  # and so is the slot of dO
-            box = problem.q_box(sequence, head, query)
-            column = problem.padded_first + query
-            buffers.q.load_with(
-                stage, q, box, buffers.lse, values, [sequence, head, 0, column]
-            )  # fmt: skip
+            places = problem.block_at(sequence, head, query)
+            load_q(buffers, inputs.q, inputs.values, stage, places)
             if step == 0:
-                buffers.v.fill(buffers.v.at(0, 0), v, problem.kv_box(sequence, kv_head, key))
-            buffers.do.load_with(
-                stage, do, box, buffers.delta, values, [sequence, head, 1, column]
-            )  # fmt: skip
+                buffers.v.fill(buffers.v.at(0, 0), inputs.v, corner)
+            load_do(buffers, inputs.do, inputs.values, stage, places)
             stage = stage.next()
 
 
@@ -244,16 +240,6 @@ def first_state(problem, buffers, begin, end, EARLY: gl.constexpr, CONSUMER: gl.
         stage,
         buffers.ds.at(0, 0),
     )
-
-
-@gluon.jit
-def store_both(problem, buffers, dk, dv, free, dk_out, dv_out, corner):
-    """Store a consumer's dK and dV through a slot of Q and one of dO, once they are read."""
-    dk = dk.scaled(problem.scale)
-    buffers.q.wait_empty(free)  # and so is the slot of dO
-    box = free.slot * (problem.BLOCK_Q // WARPGROUP_ROWS)
-    store_panels(dv, buffers.do, box, dv_out, corner)
-    store_panels(dk, buffers.q, box, dk_out, corner)
 
 
 @gluon.jit
@@ -416,13 +402,14 @@ def backward_kernel(
         make_handover(q.first.dtype, KEYS, BLOCK_Q, 2),
         make_tiles(dq_sum, 2 // PANELS),
     )
+    inputs = Inputs(q, k, v, do, values)
     fence_async_shared()
     gl.warp_specialize(
         [
             (consume, (problem, buffers, dk_out, dv_out, parts, EARLY, HELD, 0)),
             (consume, (problem, buffers, dk_out, dv_out, parts, EARLY, HELD, 1)),
             (accumulate, (problem, buffers, dq_sum)),
-            (produce, (problem, buffers, q, k, v, do, values)),
+            (produce, (problem, buffers, inputs)),
         ],
         [4, 4, 1],
         [CONSUMER_REGISTERS, ACCUMULATOR_REGISTERS, PRODUCER_REGISTERS],

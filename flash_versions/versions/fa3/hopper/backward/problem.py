@@ -246,6 +246,13 @@ class KeyProblem:
         return head, (begin + step % (end - begin)) * self.BLOCK_Q
 
     @gluon.jit
+    def block_at(self, sequence, head, query):
+        """Where a block of queries is: (the coordinates of its box of Q or dO; sequence, head and
+        column of its rows in `rows.Workspace.values`).
+        """
+        return self.q_box(sequence, head, query), sequence, head, self.padded_first + query
+
+    @gluon.jit
     def after(self, head, block, begin, end):
         """(query head, block) of the step that follows."""
         block += 1

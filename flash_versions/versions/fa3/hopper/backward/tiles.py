@@ -205,3 +205,13 @@ def store_panels(x, pipeline, slot, boxes, coordinates):
     store_gradient(x.first, slots.first, slot, boxes.first, coordinates)
     if boxes.PANELS == 2:
         store_gradient(x.second, slots.second, slot, boxes.second, boxes.beside(coordinates))
+
+
+@gluon.jit
+def store_both(problem, buffers, dk, dv, free, dk_out, dv_out, corner):
+    """Store a consumer's dK and dV through a slot of Q and one of dO, once they are read."""
+    dk = dk.scaled(problem.scale)
+    buffers.q.wait_empty(free)  # and so is the slot of dO
+    box = free.slot * (problem.BLOCK_Q // WARPGROUP_ROWS)
+    store_panels(dv, buffers.do, box, dv_out, corner)
+    store_panels(dk, buffers.q, box, dk_out, corner)

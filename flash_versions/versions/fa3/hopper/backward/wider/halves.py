@@ -48,6 +48,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from flash_versions.dispatch.launch import Launcher
 from flash_versions.versions.fa3.hopper.backward.host import COUNTS
+from flash_versions.versions.fa3.hopper.backward.loads import Inputs, load_do, load_q
 from flash_versions.versions.fa3.hopper.backward.problem import KeyProblem
 from flash_versions.versions.fa3.hopper.backward.tiles import (
     Buffers,
@@ -58,14 +59,13 @@ from flash_versions.versions.fa3.hopper.backward.tiles import (
     multiply_into,
     narrowed,
     part_of_dims,
-    store_panels,
+    store_both,
     widened,
 )
 from flash_versions.versions.fa3.hopper.backward.turns import take_turns
 from flash_versions.versions.fa3.hopper.head_mods import make_head_mods
 from flash_versions.versions.fa3.hopper.intervals import make_key_spans
 from flash_versions.versions.fa3.hopper.panels import (
-    Boxes,
     Output,
     make_boxes,
     make_panel_pipeline,
@@ -184,41 +184,23 @@ def consume_halves(problem, buffers, dk_out, dv_out, CONSUMER: gl.constexpr):
     free = state.stage
     if CONSUMER == 1:
         free = free.next()
-    dk = state.dk.scaled(problem.scale)
-    buffers.q.wait_empty(free)  # and so is the slot of dO
     corner = problem.kv_box(sequence, kv_head, key)
-    box = free.slot * (problem.BLOCK_Q // WARPGROUP_ROWS)
-    store_panels(state.dv, buffers.do, box, dv_out, corner)
-    store_panels(dk, buffers.q, box, dk_out, corner)
+    store_both(problem, buffers, state.dk, state.dv, free, dk_out, dv_out, corner)
     tma.store_wait(0)
 
 
-@aggregate
-class Inputs:
-    """What is loaded."""
-
-    q: Boxes
-    k: Boxes
-    v: Boxes
-    do: Boxes
-    values: tma.tensor_descriptor
-
-    @gluon.jit
-    def load(self, problem, buffers, stage, place, step, begin, end):
-        """Load K and V with the first block, and Q and dO of a step, into an empty slot."""
-        sequence, kv_head, key = place
-        head = kv_head * problem.GROUP + step // (end - begin)
-        query = (begin + step % (end - begin)) * problem.BLOCK_Q
-        box = problem.q_box(sequence, head, query)
-        column = problem.padded_first + query
-        if step == 0:
-            buffers.k.fill(buffers.k.at(0, 0), self.k, problem.kv_box(sequence, kv_head, key))
-        row = [sequence, head, 0, column]
-        buffers.q.load_with(stage, self.q, box, buffers.lse, self.values, row)
-        if step == 0:
-            buffers.v.fill(buffers.v.at(0, 0), self.v, problem.kv_box(sequence, kv_head, key))
-        row = [sequence, head, 1, column]
-        buffers.do.load_with(stage, self.do, box, buffers.delta, self.values, row)
+@gluon.jit
+def load(problem, buffers, inputs, stage, place, step, begin, end):
+    """Load Q and dO of a step into an empty slot, and K and V with the first."""
+    sequence, kv_head, key = place
+    head, query = problem.step_at(kv_head, step, begin, end)
+    places = problem.block_at(sequence, head, query)
+    if step == 0:
+        buffers.k.fill(buffers.k.at(0, 0), inputs.k, problem.kv_box(sequence, kv_head, key))
+    load_q(buffers, inputs.q, inputs.values, stage, places)
+    if step == 0:
+        buffers.v.fill(buffers.v.at(0, 0), inputs.v, problem.kv_box(sequence, kv_head, key))
+    load_do(buffers, inputs.do, inputs.values, stage, places)
 
 
 @gluon.jit
@@ -231,7 +213,7 @@ def accumulate_and_load(problem, buffers, inputs, dq_sum):
     steps = problem.GROUP * (end - begin)
     stage = buffers.q.at(0, 0)
     for step in range(gl.minimum(buffers.q.first.STAGES, steps)):
-        inputs.load(problem, buffers, stage, place, step, begin, end)
+        load(problem, buffers, inputs, stage, place, step, begin, end)
         stage = stage.next()
     ds_stage = buffers.ds.at(0, 0)
     counter, additions = problem.turns.counters, gl.to_tensor(0)  # of the block before
@@ -253,7 +235,7 @@ def accumulate_and_load(problem, buffers, inputs, dq_sum):
                 coming = step + buffers.q.first.STAGES
                 if coming < steps:
                     buffers.q.wait_empty(stage)  # and so is the slot of dO
-                    inputs.load(problem, buffers, stage, place, coming, begin, end)
+                    load(problem, buffers, inputs, stage, place, coming, begin, end)
                     stage = stage.next()
             dq = warpgroup_mma_wait(0, deps=[dq_token])
             if part == PARTS - 1:

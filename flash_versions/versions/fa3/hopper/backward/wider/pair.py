@@ -42,6 +42,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from flash_versions.dispatch.launch import Launcher
 from flash_versions.versions.fa3.hopper.backward.host import COUNTS
+from flash_versions.versions.fa3.hopper.backward.loads import Inputs, load_do, load_q
 from flash_versions.versions.fa3.hopper.backward.problem import KeyProblem
 from flash_versions.versions.fa3.hopper.backward.tiles import (
     Buffers,
@@ -60,7 +61,6 @@ from flash_versions.versions.fa3.hopper.backward.wider.halves import multiply_sc
 from flash_versions.versions.fa3.hopper.head_mods import make_head_mods
 from flash_versions.versions.fa3.hopper.intervals import make_key_spans
 from flash_versions.versions.fa3.hopper.panels import (
-    Boxes,
     Output,
     make_boxes,
     make_panel_pipeline,
@@ -87,44 +87,24 @@ class PairState:
     additions: gl.tensor
 
 
-@aggregate
-class Loader:
-    """What is loaded, and into which slots next; only the second consumer's loads."""
+@gluon.jit
+def load_q_of_step(problem, buffers, inputs, stage, place, step, begin, end):
+    """Load Q of a step when its slot is empty."""
+    sequence, kv_head, _ = place
+    head, query = problem.step_at(kv_head, step, begin, end)
+    buffers.q.wait_empty(stage)
+    places = problem.block_at(sequence, head, query)
+    load_q(buffers, inputs.q, inputs.values, stage, places)
 
-    q: Boxes
-    k: Boxes
-    v: Boxes
-    do: Boxes
-    values: tma.tensor_descriptor
 
-    @gluon.jit
-    def load_kv(self, problem, buffers, place):
-        """Load K and V."""
-        sequence, kv_head, key = place
-        buffers.k.fill(buffers.k.at(0, 0), self.k, problem.kv_box(sequence, kv_head, key))
-        buffers.v.fill(buffers.v.at(0, 0), self.v, problem.kv_box(sequence, kv_head, key))
-
-    @gluon.jit
-    def load_q(self, problem, buffers, stage, place, step, begin, end):
-        """Load Q of a step, when its slot is empty."""
-        sequence, kv_head, _ = place
-        head = kv_head * problem.GROUP + step // (end - begin)
-        query = (begin + step % (end - begin)) * problem.BLOCK_Q
-        buffers.q.wait_empty(stage)
-        row = [sequence, head, 0, problem.padded_first + query]
-        box = problem.q_box(sequence, head, query)
-        buffers.q.load_with(stage, self.q, box, buffers.lse, self.values, row)
-
-    @gluon.jit
-    def load_do(self, problem, buffers, stage, place, step, begin, end):
-        """Load dO of a step, when its slot is empty."""
-        sequence, kv_head, _ = place
-        head = kv_head * problem.GROUP + step // (end - begin)
-        query = (begin + step % (end - begin)) * problem.BLOCK_Q
-        buffers.do.wait_empty(stage)
-        row = [sequence, head, 1, problem.padded_first + query]
-        box = problem.q_box(sequence, head, query)
-        buffers.do.load_with(stage, self.do, box, buffers.delta, self.values, row)
+@gluon.jit
+def load_do_of_step(problem, buffers, inputs, stage, place, step, begin, end):
+    """Load dO of a step when its slot is empty."""
+    sequence, kv_head, _ = place
+    head, query = problem.step_at(kv_head, step, begin, end)
+    buffers.do.wait_empty(stage)
+    places = problem.block_at(sequence, head, query)
+    load_do(buffers, inputs.do, inputs.values, stage, places)
 
 
 @gluon.jit
@@ -183,7 +163,7 @@ def fold_pair(state, problem, buffers, query, key, masked, more, CONSUMER: gl.co
 
 @gluon.jit
 def add_parts(
-    state, problem, buffers, loader, loads, dq_sum, place, head, block, step, CONSUMER: gl.constexpr
+    state, problem, buffers, inputs, loads, dq_sum, place, head, block, step, CONSUMER: gl.constexpr
 ):
     """Add every second part of the dims of a block's dQ = dS K, and load for steps to come."""
     WIDTH: gl.constexpr = dq_sum.first.block_type.shape[3]
@@ -203,7 +183,7 @@ def add_parts(
         if CONSUMER == 1 and i == 0:
             coming = step + buffers.do.first.STAGES
             if coming < steps:
-                loader.load_do(problem, buffers, next_do, place, coming, begin, end)
+                load_do_of_step(problem, buffers, inputs, next_do, place, coming, begin, end)
                 next_do = next_do.next()
         dq = warpgroup_mma_wait(0, deps=[dq_token])
         if i == MINE - 1:
@@ -217,7 +197,7 @@ def add_parts(
     if CONSUMER == 1:
         coming = step + buffers.q.first.STAGES
         if coming < steps:
-            loader.load_q(problem, buffers, next_q, place, coming, begin, end)
+            load_q_of_step(problem, buffers, inputs, next_q, place, coming, begin, end)
             next_q = next_q.next()
     state = PairState(
         state.dk, state.dv, state.s, state.q_stage, state.do_stage, ds_stage.next(), counter,
@@ -252,7 +232,7 @@ def first_pair_state(problem, buffers, more, CONSUMER: gl.constexpr):
 
 
 @gluon.jit
-def consume_pair(problem, buffers, loader, dq_sum, dk_out, dv_out, CONSUMER: gl.constexpr):
+def consume_pair(problem, buffers, inputs, dq_sum, dk_out, dv_out, CONSUMER: gl.constexpr):
     """A consumer: dK and dV of 64 keys, and half of the dims of dQ of all 128."""
     problem, key, kv_head, sequence = problem.locate(problem.turns.number())
     begin, _, _, end = problem.blocks(key, problem.BLOCK_KV)
@@ -261,12 +241,14 @@ def consume_pair(problem, buffers, loader, dq_sum, dk_out, dv_out, CONSUMER: gl.
     next_q, next_do = buffers.q.at(0, 0), buffers.do.at(0, 0)
     if CONSUMER == 1:
         if begin < end:
-            loader.load_kv(problem, buffers, place)
+            corner = problem.kv_box(sequence, kv_head, key)
+            buffers.k.fill(buffers.k.at(0, 0), inputs.k, corner)
+            buffers.v.fill(buffers.v.at(0, 0), inputs.v, corner)
         for step in range(gl.minimum(buffers.q.first.STAGES, steps)):
-            loader.load_q(problem, buffers, next_q, place, step, begin, end)
+            load_q_of_step(problem, buffers, inputs, next_q, place, step, begin, end)
             next_q = next_q.next()
         for step in range(gl.minimum(buffers.do.first.STAGES, steps)):
-            loader.load_do(problem, buffers, next_do, place, step, begin, end)
+            load_do_of_step(problem, buffers, inputs, next_do, place, step, begin, end)
             next_do = next_do.next()
     key += CONSUMER * WARPGROUP_ROWS
     _, full_begin, full_end, _ = problem.blocks(key, WARPGROUP_ROWS)
@@ -281,7 +263,7 @@ def consume_pair(problem, buffers, loader, dq_sum, dk_out, dv_out, CONSUMER: gl.
         state = fold_pair(state, mine, buffers, query, key, masked, more, CONSUMER)
         loads = next_q, next_do, begin, end
         state, next_q, next_do = add_parts(
-            state, problem, buffers, loader, loads, dq_sum, place, head, block, step, CONSUMER
+            state, problem, buffers, inputs, loads, dq_sum, place, head, block, step, CONSUMER
         )
         head, block = problem.after(head, block, begin, end)
     problem.turns.finish(state.counter, state.additions)
@@ -383,12 +365,12 @@ def backward_pair_kernel(
         make_handover(q.first.dtype, KEYS, BLOCK_Q, 2, 1, 2),
         make_tiles(dq_sum, 4),
     )
-    loader = Loader(q, k, v, do, values)
+    inputs = Inputs(q, k, v, do, values)
     fence_async_shared()
     gl.warp_specialize(
         [
-            (consume_pair, (problem, buffers, loader, dq_sum, dk_out, dv_out, 0)),
-            (consume_pair, (problem, buffers, loader, dq_sum, dk_out, dv_out, 1)),
+            (consume_pair, (problem, buffers, inputs, dq_sum, dk_out, dv_out, 0)),
+            (consume_pair, (problem, buffers, inputs, dq_sum, dk_out, dv_out, 1)),
         ],
         [4],
         [CONSUMER_REGISTERS],

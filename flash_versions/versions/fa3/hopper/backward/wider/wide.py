@@ -40,6 +40,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from flash_versions.dispatch.launch import Launcher
 from flash_versions.versions.fa3.hopper.backward.host import COUNTS
+from flash_versions.versions.fa3.hopper.backward.loads import load_do, load_q
 from flash_versions.versions.fa3.hopper.backward.problem import KeyProblem
 from flash_versions.versions.fa3.hopper.backward.tiles import (
     add_dq,
@@ -100,22 +101,17 @@ def produce_wide(problem, buffers, q, k, v, do, values):
     q_stage = buffers.q.at(0, 0)
     do_stage = buffers.do.at(0, 0)
     if begin < end:
-        buffers.k.fill(buffers.k.at(0, 0), k, problem.kv_box(sequence, kv_head, key))
+        corner = problem.kv_box(sequence, kv_head, key)
+        buffers.k.fill(buffers.k.at(0, 0), k, corner)
         for step in range(problem.GROUP * (end - begin)):
-            head = kv_head * problem.GROUP + step // (end - begin)
-            query = (begin + step % (end - begin)) * problem.BLOCK_Q
+            head, query = problem.step_at(kv_head, step, begin, end)
             buffers.q.wait_empty(q_stage)
-            box = problem.q_box(sequence, head, query)
-            column = problem.padded_first + query
-            buffers.q.load_with(
-                q_stage, q, box, buffers.lse, values, [sequence, head, 0, column]
-            )  # fmt: skip
+            places = problem.block_at(sequence, head, query)
+            load_q(buffers, q, values, q_stage, places)
             if step == 0:
-                buffers.v.fill(buffers.v.at(0, 0), v, problem.kv_box(sequence, kv_head, key))
+                buffers.v.fill(buffers.v.at(0, 0), v, corner)
             buffers.do.wait_empty(do_stage)
-            buffers.do.load_with(
-                do_stage, do, box, buffers.delta, values, [sequence, head, 1, column]
-            )  # fmt: skip
+            load_do(buffers, do, values, do_stage, places)
             q_stage = q_stage.next()
             do_stage = do_stage.next()
 
