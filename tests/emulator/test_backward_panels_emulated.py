@@ -195,51 +195,57 @@ BUGS = {
     ),
     # ---- halves
     "halves: S of the first half twice": Bug(
-        "fold_halves", [("buffers, stage, 1, CONSUMER", "buffers, stage, 0, CONSUMER")], WRONG,
+        "fold_by_halves",
+        [("buffers, q_stage, 1, CONSUMER", "buffers, q_stage, 0, CONSUMER")], WRONG,
         "halves",
     ),
     "halves: LSE of the first half twice": Bug(
-        "fold_halves", [("buffers.lse, stage.slot, s, half", "buffers.lse, stage.slot, s, 0")],
+        "fold_by_halves",
+        [("buffers.lse, q_stage.slot, s, half", "buffers.lse, q_stage.slot, s, 0")],
         WRONG, "halves",
     ),
     "halves: delta of the first half twice": Bug(
-        "fold_halves", [("buffers.delta, stage.slot, s, half", "buffers.delta, stage.slot, s, 0")],
+        "fold_by_halves",
+        [("buffers.delta, do_stage.slot, s, half", "buffers.delta, do_stage.slot, s, 0")],
         WRONG, "halves",
     ),
     "halves: both halves of dS have one place": Bug(
-        "fold_halves", [("ds_rows.slice(half * ROWS", "ds_rows.slice(0")], WRONG, "halves"
+        "fold_by_halves", [("ds_rows.slice(half * ROWS", "ds_rows.slice(0")], WRONG, "halves"
     ),
     "halves: dS is announced when half of it is written": Bug(
-        "fold_halves",
+        "fold_by_halves",
         [("half == 1:\n            buffers.ds", "half == 0:\n            buffers.ds")],
         NO_FENCE, "halves",
     ),
     "halves: dS is written over one that is read": Bug(
-        "fold_halves", [("buffers.ds.wait_empty(ds_stage)", "pass")], f"{WRONG}|more arrivals",
+        "fold_by_halves", [("buffers.ds.wait_empty(ds_stage)", "pass")], f"{WRONG}|more arrivals",
         "halves",
     ),
     "halves: dO is read before it is there": Bug(
-        "fold_halves", [("buffers.do.wait(stage)", "pass")], f"{WRONG}|more arrivals", "halves"
+        "fold_by_halves",
+        [("buffers.do.wait(do_stage)", "pass")], f"{WRONG}|more arrivals", "halves"
     ),
     "halves: the next Q is read before it is there": Bug(
-        "fold_halves", [("buffers.q.wait(stage.next(), more)", "pass")],
+        "fold_by_halves", [("buffers.q.wait(q_stage.next(), more)", "pass")],
         f"{WRONG}|more arrivals|{LOADED_OVER}", "halves",
     ),
     "halves: a Q behind the last one is waited for": Bug(
-        "fold_halves", [("stage.next(), more)", "stage.next(), True)")], "dead-lock", "halves"
+        "fold_by_halves", [("stage.next(), more)", "stage.next(), True)")], "dead-lock", "halves"
     ),
     "halves: dV is read while it is in flight": Bug(
-        "fold_halves", [("wait(dv_tokens, q_tile.PANELS)", "wait(dv_tokens, q_tile.PANELS + 1)")],
+        "fold_by_halves",
+        [("wait(dv_tokens, q_tile.PANELS)", "wait(dv_tokens, q_tile.PANELS + 1)")],
         IN_FLIGHT, "halves",
     ),
     "halves: dK is read while it is in flight": Bug(
-        "fold_halves", [("wait(dk_tokens, q_tile.PANELS)", "wait(dk_tokens, q_tile.PANELS + 1)")],
+        "fold_by_halves",
+        [("wait(dk_tokens, q_tile.PANELS)", "wait(dk_tokens, q_tile.PANELS + 1)")],
         IN_FLIGHT, "halves",
     ),
     "halves: Q is released while dK reads it": Bug(
-        "fold_halves",
-        [("buffers.q.release(stage)", "pass"),
-         ("    buffers.q.wait", "    buffers.q.release(stage)\n            buffers.q.wait")],
+        "fold_by_halves",
+        [("buffers.q.release(q_stage)", "pass"),
+         ("    buffers.q.wait", "    buffers.q.release(q_stage)\n            buffers.q.wait")],
         WRONG, "halves",
     ),
     "halves: a slot of Q is filled before it is empty": Bug(
@@ -264,11 +270,11 @@ BUGS = {
         "add_parts", [("buffers.ds.wait(ds_stage)", "pass")], f"{WRONG}|{NO_FENCE}", "pair"
     ),
     "pair: dS is written over one that is read": Bug(
-        "fold_pair", [("buffers.ds.wait_empty(ds_stage)", "pass")], f"{WRONG}|more arrivals",
+        "fold_by_halves", [("buffers.ds.wait_empty(ds_stage)", "pass")], f"{WRONG}|more arrivals",
         "pair",
     ),
     "pair: dS is announced when half of it is written": Bug(
-        "fold_pair",
+        "fold_by_halves",
         [("half == 1:\n            buffers.ds", "half == 0:\n            buffers.ds")],
         NO_FENCE, "pair",
     ),
@@ -283,11 +289,11 @@ BUGS = {
         WRONG, "pair",
     ),
     "pair: dO is read before it is there": Bug(
-        "fold_pair", [("buffers.do.wait(do_stage)", "pass")], f"{WRONG}|more arrivals", "pair"
+        "fold_by_halves", [("buffers.do.wait(do_stage)", "pass")], f"{WRONG}|more arrivals", "pair"
     ),
     "pair: dO is released while dV reads it": Bug(
-        "fold_pair",
-        [("            buffers.do.release(do_stage)\n", ""),
+        "fold_by_halves",
+        [("buffers.do.release(do_stage)", "pass"),
          ("        dv = dv.wait",
           "        if half == 1:\n            buffers.do.release(do_stage)\n        dv = dv.wait")],
         WRONG, "pair",

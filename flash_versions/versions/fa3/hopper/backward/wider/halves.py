@@ -53,16 +53,12 @@ from flash_versions.versions.fa3.hopper.backward.problem import KeyProblem
 from flash_versions.versions.fa3.hopper.backward.tiles import (
     Buffers,
     add_dq,
-    consumer_half,
-    half_of_values,
     multiply_dq,
-    multiply_into,
-    narrowed,
     part_of_dims,
     store_both,
-    widened,
 )
 from flash_versions.versions.fa3.hopper.backward.turns import take_turns
+from flash_versions.versions.fa3.hopper.backward.wider.fold import first_scores, fold_by_halves
 from flash_versions.versions.fa3.hopper.head_mods import make_head_mods
 from flash_versions.versions.fa3.hopper.intervals import make_key_spans
 from flash_versions.versions.fa3.hopper.panels import (
@@ -71,12 +67,11 @@ from flash_versions.versions.fa3.hopper.panels import (
     make_panel_pipeline,
     make_panel_pipeline_beside,
     make_tiles,
-    multiply_qk,
     zero_output,
 )
 from flash_versions.versions.tiles.pipeline import Stage, make_handover, make_slots
 from flash_versions.versions.tiles.triton_compat import aggregate
-from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout, unknown_zero
+from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, unknown_zero
 
 
 @aggregate
@@ -91,73 +86,26 @@ class HalvesState:
 
 
 @gluon.jit
-def multiply_scores(buffers, stage, HALF: gl.constexpr, CONSUMER: gl.constexpr):
-    """Issue S^T of a consumer's keys and half of the queries in a slot: a token to wait for."""
-    q_tile = buffers.q.tile(stage)
-    ROWS: gl.constexpr = q_tile.first.shape[0] // 2
-    return multiply_qk(consumer_half(buffers.k, CONSUMER), q_tile.rows(HALF * ROWS, ROWS))
-
-
-@gluon.jit
 def fold_halves(state, problem, buffers, query, key, masked, more, CONSUMER: gl.constexpr):
-    """Fold a block of queries into dK and dV of a consumer's keys, one half and then the other, and
-    hand its dS over.
-
-    All that a step does, in the order in which it does it; `more`: it is not the last one.
-    """
-    ROWS: gl.constexpr = problem.BLOCK_Q // 2
+    """`fold_by_halves`, with dO in slots that are given back with those of Q."""
     stage, ds_stage = state.stage, state.ds_stage
-    dk, dv, s = state.dk, state.dv, state.s
-    q_block, do_block = buffers.q.tile(stage), buffers.do.tile(stage)
-    ds_rows = buffers.ds.tile(ds_stage).slice(CONSUMER * WARPGROUP_ROWS, WARPGROUP_ROWS, dim=0)
-    for half in gl.static_range(2):
-        q_tile, do_tile = q_block.rows(half * ROWS, ROWS), do_block.rows(half * ROWS, ROWS)
-        lse = half_of_values(buffers.lse, stage.slot, s, half)
-        p, slope = problem.probabilities(s, lse, key, query + half * ROWS, masked)
-        slope = narrowed(slope, do_tile.first)
-        p = narrowed(p, do_tile.first) if problem.CAP else slope
-        if half == 0:
-            buffers.do.wait(stage)
-        dp_token = multiply_qk(consumer_half(buffers.v, CONSUMER), do_tile)
-        dv_tokens = multiply_into(dv, p, do_tile)
-        dp = warpgroup_mma_wait(do_tile.PANELS, deps=[dp_token])  # dV is in flight
-        if half == 0:
-            buffers.ds.wait_empty(ds_stage)
-        delta = half_of_values(buffers.delta, stage.slot, s, half)
-        ds = (widened(slope) * (dp - delta[None, :])).to(q_tile.first.dtype)
-        ds_rows.slice(half * ROWS, ROWS, dim=1).store(ds)
-        if half == 1:
-            buffers.ds.publish(ds_stage)
-        dk_tokens = multiply_into(dk, ds, q_tile)
-        dv = dv.wait(dv_tokens, q_tile.PANELS)
-        if half == 0:
-            s_token = multiply_scores(buffers, stage, 1, CONSUMER)
-        else:
-            buffers.q.wait(stage.next(), more)  # without more, scores of no matter what
-            s_token = multiply_scores(buffers, stage.next(), 0, CONSUMER)
-        dk = dk.wait(dk_tokens, q_tile.PANELS)
-        if half == 1:
-            buffers.q.release(stage)  # and with it dO
-        s = warpgroup_mma_wait(0, deps=[s_token])
+    sums = state.dk, state.dv, state.s
+    stages = stage, stage, ds_stage
+    tiles = buffers.q.tile(stage), buffers.do.tile(stage), buffers.ds.tile(ds_stage)
+    dk, dv, s = fold_by_halves(
+        sums, problem, buffers, stages, tiles, query, key, masked, more, False, CONSUMER
+    )
     return HalvesState(dk, dv, s, stage.next(), ds_stage.next())
 
 
 @gluon.jit
-def first_halves_state(buffers, more, ROWS: gl.constexpr, CONSUMER: gl.constexpr):
-    """dK and dV of keys that no query has been folded into, when K and V are there, and the first
-    scores if there are any.
-    """
+def first_halves_state(problem, buffers, more, CONSUMER: gl.constexpr):
+    """dK and dV of keys that no query has been folded into, and the first scores."""
     stage = buffers.q.at(0, 0)
-    s = gl.zeros([WARPGROUP_ROWS, ROWS], gl.float32, accumulator_layout(ROWS))
-    if more:
-        buffers.k.wait(buffers.k.at(0, 0))
-        buffers.q.wait(stage)
-        s = warpgroup_mma_wait(0, deps=[multiply_scores(buffers, stage, 0, CONSUMER)])
-        buffers.v.wait(buffers.v.at(0, 0))
     return HalvesState(
         zero_output(buffers.k.tile(stage), False),
         zero_output(buffers.v.tile(stage), False),
-        s,
+        first_scores(buffers, more, problem.BLOCK_Q // 2, CONSUMER),
         stage,
         buffers.ds.at(0, 0),
     )
@@ -171,7 +119,7 @@ def consume_halves(problem, buffers, dk_out, dv_out, CONSUMER: gl.constexpr):
     key += CONSUMER * WARPGROUP_ROWS
     _, full_begin, full_end, _ = problem.blocks(key, WARPGROUP_ROWS)
     steps = problem.GROUP * (end - begin)
-    state = first_halves_state(buffers, begin < end, problem.BLOCK_Q // 2, CONSUMER)
+    state = first_halves_state(problem, buffers, begin < end, CONSUMER)
     head = kv_head * problem.GROUP
     block = begin
     for step in range(steps):

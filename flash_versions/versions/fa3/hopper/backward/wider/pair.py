@@ -47,17 +47,12 @@ from flash_versions.versions.fa3.hopper.backward.problem import KeyProblem
 from flash_versions.versions.fa3.hopper.backward.tiles import (
     Buffers,
     add_dq,
-    consumer_half,
-    half_of_values,
     multiply_dq,
-    multiply_into,
-    narrowed,
     part_of_dims,
     store_panels,
-    widened,
 )
 from flash_versions.versions.fa3.hopper.backward.turns import take_turns
-from flash_versions.versions.fa3.hopper.backward.wider.halves import multiply_scores
+from flash_versions.versions.fa3.hopper.backward.wider.fold import first_scores, fold_by_halves
 from flash_versions.versions.fa3.hopper.head_mods import make_head_mods
 from flash_versions.versions.fa3.hopper.intervals import make_key_spans
 from flash_versions.versions.fa3.hopper.panels import (
@@ -65,12 +60,11 @@ from flash_versions.versions.fa3.hopper.panels import (
     make_boxes,
     make_panel_pipeline,
     make_tiles,
-    multiply_qk,
     zero_output,
 )
 from flash_versions.versions.tiles.pipeline import Stage, make_handover, make_slots
 from flash_versions.versions.tiles.triton_compat import aggregate
-from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout, unknown_zero
+from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, unknown_zero
 
 
 @aggregate
@@ -115,47 +109,15 @@ def anew(stage):
 
 @gluon.jit
 def fold_pair(state, problem, buffers, query, key, masked, more, CONSUMER: gl.constexpr):
-    """Fold a block of queries into dK and dV of a consumer's keys, one half and then the other, and
-    write its dS; `more`: it is not the last one.
-    """
-    ROWS: gl.constexpr = problem.BLOCK_Q // 2
+    """`fold_by_halves`, with dO in slots of its own."""
     q_stage, do_stage, ds_stage = state.q_stage, state.do_stage, state.ds_stage
-    dk, dv, s = state.dk, state.dv, state.s
-    q_block = buffers.q.tile(q_stage)
-    do_block = buffers.do.tile(anew(do_stage))
-    ds_rows = buffers.ds.tile(anew(ds_stage)).slice(
-        CONSUMER * WARPGROUP_ROWS, WARPGROUP_ROWS, dim=0
+    sums = state.dk, state.dv, state.s
+    stages = q_stage, do_stage, ds_stage
+    q_tile = buffers.q.tile(q_stage)
+    tiles = q_tile, buffers.do.tile(anew(do_stage)), buffers.ds.tile(anew(ds_stage))
+    dk, dv, s = fold_by_halves(
+        sums, problem, buffers, stages, tiles, query, key, masked, more, True, CONSUMER
     )
-    for half in gl.static_range(2):
-        q_tile, do_tile = q_block.rows(half * ROWS, ROWS), do_block.rows(half * ROWS, ROWS)
-        lse = half_of_values(buffers.lse, q_stage.slot, s, half)
-        p, slope = problem.probabilities(s, lse, key, query + half * ROWS, masked)
-        slope = narrowed(slope, do_tile.first)
-        p = narrowed(p, do_tile.first) if problem.CAP else slope
-        if half == 0:
-            buffers.do.wait(do_stage)
-        dp_token = multiply_qk(consumer_half(buffers.v, CONSUMER), do_tile)
-        dv_tokens = multiply_into(dv, p, do_tile)
-        dp = warpgroup_mma_wait(do_tile.PANELS, deps=[dp_token])  # dV is in flight
-        if half == 0:
-            buffers.ds.wait_empty(ds_stage)
-        delta = half_of_values(buffers.delta, do_stage.slot, s, half)
-        ds = (widened(slope) * (dp - delta[None, :])).to(q_tile.first.dtype)
-        ds_rows.slice(half * ROWS, ROWS, dim=1).store(ds)
-        if half == 1:
-            buffers.ds.publish(ds_stage)
-        dk_tokens = multiply_into(dk, ds, q_tile)
-        dv = dv.wait(dv_tokens, q_tile.PANELS)
-        if half == 0:
-            s_token = multiply_scores(buffers, q_stage, 1, CONSUMER)
-        else:
-            buffers.do.release(do_stage)
-            buffers.q.wait(q_stage.next(), more)  # without more, scores of no matter what
-            s_token = multiply_scores(buffers, q_stage.next(), 0, CONSUMER)
-        dk = dk.wait(dk_tokens, q_tile.PANELS)
-        if half == 1:
-            buffers.q.release(q_stage)
-        s = warpgroup_mma_wait(0, deps=[s_token])
     return PairState(
         dk, dv, s, q_stage.next(), do_stage.next(), ds_stage, state.counter, state.additions
     )  # fmt: skip
@@ -208,23 +170,14 @@ def add_parts(
 
 @gluon.jit
 def first_pair_state(problem, buffers, more, CONSUMER: gl.constexpr):
-    """dK and dV of keys that no query has been folded into, when K and V are there, and the first
-    scores if there are any.
-    """
-    q_stage, do_stage = buffers.q.at(0, 0), buffers.do.at(0, 0)
-    ROWS: gl.constexpr = problem.BLOCK_Q // 2
-    s = gl.zeros([WARPGROUP_ROWS, ROWS], gl.float32, accumulator_layout(ROWS))
-    if more:
-        buffers.k.wait(buffers.k.at(0, 0))
-        buffers.q.wait(q_stage)
-        s = warpgroup_mma_wait(0, deps=[multiply_scores(buffers, q_stage, 0, CONSUMER)])
-        buffers.v.wait(buffers.v.at(0, 0))
+    """dK and dV of keys that no query has been folded into, and the first scores."""
+    q_stage = buffers.q.at(0, 0)
     return PairState(
         zero_output(buffers.k.tile(q_stage), False),
         zero_output(buffers.v.tile(q_stage), False),
-        s,
+        first_scores(buffers, more, problem.BLOCK_Q // 2, CONSUMER),
         q_stage,
-        do_stage,
+        buffers.do.at(0, 0),
         buffers.ds.at(0, 0),
         problem.turns.counters,
         gl.to_tensor(0),
