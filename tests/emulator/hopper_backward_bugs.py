@@ -229,20 +229,20 @@ BUGS = {
         "accumulate", [("buffers.ds.release(ds_stage)", "pass")], "consume 0 in .*wait_empty"
     ),
     "dS is released before its second half is read": Bug(
-        "accumulate", [("if part == PARTS - 1:", "if part == 0:")],
+        "accumulate", [("if part == DIM_PARTS - 1:", "if part == 0:")],
         f"{WRONG}|without a fence", "in order",
     ),
     "dS is released while its second half is read": Bug(
         "accumulate",
-        [("                if part == PARTS - 1:\n"
+        [("                if part == DIM_PARTS - 1:\n"
           "                    buffers.ds.release(ds_stage)\n", ""),
-         ("                dq = warp", "                if part == PARTS - 1:\n"
+         ("                dq = warp", "                if part == DIM_PARTS - 1:\n"
           "                    buffers.ds.release(ds_stage)\n                dq = warp")],
         f"{WRONG}|without a fence", "in order",
     ),
     "held: dS is released while it is read": Bug(
         "accumulate",
-        [("                if part == PARTS - 1:\n"
+        [("                if part == DIM_PARTS - 1:\n"
           "                    buffers.ds.release(ds_stage)\n", ""),
          ("                dq = warp", "                buffers.ds.release(ds_stage)\n"
           "                dq = warp")],
@@ -270,7 +270,7 @@ BUGS = {
         "accumulate", [("index(slot)", "index(0)")], WRONG, "in order"
     ),
     "held: dQ of two blocks leaves by one tile": Bug(
-        "accumulate", [("ds_stage.slot if PARTS", "0 if PARTS")], WRONG
+        "accumulate", [("ds_stage.slot if DIM_PARTS", "0 if DIM_PARTS")], WRONG
     ),
     "dQ is not waited for before it is overwritten": Bug(
         "add_dq", [("tma.store_wait(IN_FLIGHT)", "pass")], WRONG

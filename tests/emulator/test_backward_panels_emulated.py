@@ -267,7 +267,7 @@ BUGS = {
     ),
     # ---- pair
     "pair: dS is read before it is written": Bug(
-        "add_parts", [("buffers.ds.wait(ds_stage)", "pass")], f"{WRONG}|{NO_FENCE}", "pair"
+        "add_own_dq", [("buffers.ds.wait(ds_stage)", "pass")], f"{WRONG}|{NO_FENCE}", "pair"
     ),
     "pair: dS is written over one that is read": Bug(
         "fold_by_halves", [("buffers.ds.wait_empty(ds_stage)", "pass")], f"{WRONG}|more arrivals",
@@ -279,10 +279,10 @@ BUGS = {
         NO_FENCE, "pair",
     ),
     "pair: the slot of dS is not given back": Bug(
-        "add_parts", [("buffers.ds.release(ds_stage)", "pass")], "dead-lock", "pair"
+        "add_own_dq", [("buffers.ds.release(ds_stage)", "pass")], "dead-lock", "pair"
     ),
     "pair: the slot of dS is given back before it is read": Bug(
-        "add_parts",
+        "add_own_dq",
         [("if i == MINE - 1:", "if False:"),
          ("    buffers.ds.wait(ds_stage)\n",
           "    buffers.ds.wait(ds_stage)\n    buffers.ds.release(ds_stage)\n")],
@@ -303,13 +303,13 @@ BUGS = {
         "pair",
     ),
     "pair: dQ is overwritten while it leaves": Bug(
-        "add_parts", [("dq_sum.first, corner, 1)", "dq_sum.first, corner, 2)")], WRONG, "pair"
+        "add_own_dq", [("dq_sum.first, corner, 1)", "dq_sum.first, corner, 2)")], WRONG, "pair"
     ),
     "pair: an odd number of parts has the same tiles in every block": Bug(
-        "add_parts", [("ds_stage.phase ^ (i % 2)", "i % 2")], WRONG, "pair"
+        "add_own_dq", [("ds_stage.phase ^ (i % 2)", "i % 2")], WRONG, "pair"
     ),
     "pair: both consumers have the same parts of dQ": Bug(
-        "add_parts", [("2 * i + CONSUMER, WIDTH", "2 * i, WIDTH")], WRONG, "pair"
+        "add_own_dq", [("2 * i + CONSUMER, WIDTH", "2 * i, WIDTH")], WRONG, "pair"
     ),
 }  # fmt: skip
 RUNS = {

@@ -15,7 +15,7 @@ def accumulate(problem, buffers, dq_sum):
     """
     WIDTH: gl.constexpr = dq_sum.first.block_type.shape[3]
     k_stage = buffers.k.at(0, 0)
-    PARTS: gl.constexpr = 2 if dq_sum.PANELS == 2 else buffers.k.tile(k_stage).width() // WIDTH
+    DIM_PARTS: gl.constexpr = 2 if dq_sum.PANELS == 2 else buffers.k.tile(k_stage).width() // WIDTH
     problem, key, kv_head, sequence = problem.locate(problem.turns.number())
     begin, _, _, end = problem.blocks(key, problem.BLOCK_KV)
     heads = problem.GROUP
@@ -30,7 +30,7 @@ def accumulate(problem, buffers, dq_sum):
             buffers.ds.wait(ds_stage)
             ds_tile = buffers.ds.tile(ds_stage)
             k_tile = buffers.k.tile(buffers.k.at(unknown_zero(), 0))
-            for part in gl.static_range(PARTS):
+            for part in gl.static_range(DIM_PARTS):
                 if dq_sum.PANELS == 2:
                     k_part = k_tile.panel(part)
                 else:
@@ -41,11 +41,11 @@ def accumulate(problem, buffers, dq_sum):
                         counter, additions, sequence, head, key, block
                     )
                 dq = warpgroup_mma_wait(0, deps=[dq_token])
-                if part == PARTS - 1:
+                if part == DIM_PARTS - 1:
                     buffers.ds.release(ds_stage)
                 row = problem.padded_first + block * problem.BLOCK_Q
                 corner = [sequence, head, row, part * WIDTH]
-                slot = ds_stage.slot if PARTS == 1 else part // dq_sum.PANELS
+                slot = ds_stage.slot if DIM_PARTS == 1 else part // dq_sum.PANELS
                 add_dq(dq, buffers.dq.panel(part).index(slot), dq_sum.panel(part), corner, 1)
             ds_stage = ds_stage.next()
     problem.turns.finish(counter, additions)

@@ -33,7 +33,8 @@ COUNTS = [
     "kv_apart", "slopes_batch_stride", "slopes_head_stride",
     "batch_lines", "head_lines", "spanned_blocks",
 ]  # fmt: skip
-# Of a thread, 64 K in all. 200 and 88 are too few: ptxas then has products wait for each other.
+# Registers of a thread; 64 K in all. With 200 for consumers (and 88 for `accumulate`), ptxas makes
+# products wait for each other.
 REGISTERS = {"CONSUMER_REGISTERS": 208, "ACCUMULATOR_REGISTERS": 72, "PRODUCER_REGISTERS": 24}
 HALVES_REGISTERS = {"CONSUMER_REGISTERS": 224, "ACCUMULATOR_REGISTERS": 56}
 PAIR_REGISTERS = {"CONSUMER_REGISTERS": 256}
@@ -65,12 +66,15 @@ def tensors(request: Request, space: Workspace, plan: Plan) -> tuple:
     if len(widths) == 2:
         seconds[0] = describe_q(q, queries, widths[1])
         seconds[1] = describe(k, keys, widths[1])
-        seconds[4] = describe_swizzled(space.dq_sum, queries, widths[1])
+        if not config.by_halves:
+            seconds[4] = describe_swizzled(space.dq_sum, queries, widths[1])
         seconds[5] = describe(space.dk, rows, widths[1])
     if len(widths_v) == 2:
         seconds[2] = describe(v, keys, widths_v[1])
         seconds[3] = describe_q(space.do, queries, widths_v[1])
         seconds[6] = describe(space.dv, rows, widths_v[1])
+    if config.by_halves:  # whose boxes of dQ fit both panels
+        del seconds[4]
     return (
         describe_values(space.values, queries),
         describe_q(q, queries, widths[0]),
@@ -100,7 +104,7 @@ def meeting(space: Workspace, plan: Plan) -> tuple:
 
 
 def numbers(request: Request, config: BackwardConfig) -> tuple:
-    """The arguments that follow them, up to the first constant."""
+    """The kernel's numbers, in the order of COUNTS."""
     batch, kv_length, kv_heads, _ = request.k.shape
     scales = score_scales(request)
     section = heads_of_section(request, config) * config.parts

@@ -27,7 +27,8 @@ One step, for block j; [..] what the tensor cores do, a column is a stretch of t
 
     waits           for                                             at
     producer        both consumers have read a slot of Q and of dO  q.empty
-    all others      the producer's copy has landed                  k.full v.full q.full do.full
+    consumer        the producer's copy has landed                  k.full v.full q.full do.full
+    accumulate      the producer's copy of K has landed             k.full
     consumer        `accumulate` has read the slot of dS_j-2        ds.empty
     accumulate      both have written their part of dS_j            ds.full
     all others      their own products                              warpgroup_mma_wait
@@ -37,11 +38,12 @@ One step, for block j; [..] what the tensor cores do, a column is a stretch of t
 
 Why no warp overwrites what another still reads: before it writes a tile, it waits until the readers
 have said that they are done, for dS and dQ as for all others. Slots of Q and of dO are given back
-together, behind dK, the last product that reads one. Behind the last block, S of no block may read
-a slot by which dK leaves; that S is never used.
+together, behind dK, the last product that reads one. With `early`, S is issued once more after the
+last block, perhaps from a slot that the other consumer stores dK through. This S is never used.
 
 `early`, where there are registers for it (head_dim 64): dP is issued before the exponentials, and S
-of the next step behind dK. Elsewhere S, then P, is to be gone when dP comes: P is kept in 16 bits.
+of the next step behind dK. Elsewhere registers do not hold fp32 P beside dP, so P is rounded to 16
+bits before dP is computed.
 
 `held`, there, too: a consumer has its rows of V and of K in registers, as left operands, and dQ is
 one product, so dS is read once. At head_dim 64 a step would take 1664 cycles of shared memory, and
@@ -172,7 +174,8 @@ def fold_queries(
     All that a step does, in the order in which it does it; `more`: it is not the last one.
     """
     stage, ds_stage, s = state.stage, state.ds_stage, state.s
-    k_rows = held.k if held.HELD else consumer_half(buffers.k, CONSUMER)  # behind V's, FA4 spills
+    # K's rows come first: after V's, FA4's kernel spills.
+    k_rows = held.k if held.HELD else consumer_half(buffers.k, CONSUMER)
     v_rows = held.v if held.HELD else consumer_half(buffers.v, CONSUMER)
     q_tile = buffers.q.tile(stage)
     do_tile = buffers.do.tile(stage)
@@ -204,7 +207,8 @@ def fold_queries(
     dk_tokens = multiply_into(state.dk, ds, q_tile)
     dv = state.dv.wait(dv_tokens, q_tile.PANELS)
     if EARLY:
-        buffers.q.wait(stage.next(), more)  # without more, scores of no matter what
+        # After the last block the slot holds old data; this S is never used.
+        buffers.q.wait(stage.next(), more)
         s_token = multiply_rows(k_rows, buffers.q.tile(stage.next()), held.HELD)
         dk = state.dk.wait(dk_tokens, q_tile.PANELS)
         buffers.q.release(stage)  # and with it dO
@@ -273,7 +277,7 @@ def consume(
     state = first_state(problem, buffers, begin, end, EARLY, CONSUMER)
     held = hold(buffers, BLOCK_Q, HELD, CONSUMER)
     for member in range(heads):
-        last = gl.where(member + 1 < heads, end, end - 1)  # no block that is not followed
+        last = gl.where(member + 1 < heads, end, end - 1)  # a block below it has a successor
         mine = problem.of_head(kv_head * problem.GROUP + member)
         if problem.RIGHT or problem.EDGE:
             for block in range(begin, full_begin):

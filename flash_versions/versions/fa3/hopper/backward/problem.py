@@ -15,8 +15,9 @@ from flash_versions.versions.tiles.triton_compat import aggregate
 
 @aggregate
 class KeyProblem:
-    """What is computed, and in which tiles: of keys, that queries stream past. `locate` gives the
-    problem of a tile's own sequence, as `QueryProblem` does, and `of_head` that of a head.
+    """The call and its tiling: a program owns a tile of keys and visits blocks of queries. `locate`
+    gives the problem of a tile's own sequence, as `QueryProblem` does, and `of_head` that of a
+    head.
 
     Where groups are divided (`parts.py`), each part counts as a key head, and a group is its part.
     """

@@ -120,7 +120,7 @@ def prepare_kernel(
 @triton.jit
 def exchanged(x):
     """The columns of dQ's sum in their order: of every 32, number 8 a + 2 b + c, with a and b below
-    4, lies at 8 b + 2 a + c (`backward_tiles.exchanged`, which is its own inverse, says why).
+    4, lies at 8 b + 2 a + c (`tiles.exchanged`, which is its own inverse, says why).
     """
     parts = x.reshape(x.shape[0], x.shape[1] // 32, 4, 4, 2)
     return parts.permute(0, 1, 3, 2, 4).reshape(x.shape[0], x.shape[1])
@@ -148,13 +148,16 @@ class Workspace(NamedTuple):
     shares: what is added past its last query disturbs nobody.
 
     k, v: those of the request; of rows with lengths of their own, contiguous.
+    do: the gradient of o, as descriptors can address it.
     values: LSE and delta of each query (batch, heads, 2, padded length), fp32.
     dq_sum: (batch, M, heads, head_dim in whole 32s) fp32, heads apart in memory, with columns
         `exchanged`; packed: (1, padded length, ...).
     dsink: the gradient of the sink, if there is one.
-    turns: counters of tickets and of additions, int32, see `Turns`; None without turns.
-    sums: dK and dV of the parts of divided groups, fp32, see `Parts`; None if there are none.
-    arrivals: their counters, int32.
+    turns: (1 + blocks of queries of all heads), int32: the counter of tickets and those of
+        additions, see `Turns`; None without turns.
+    sums: dK and dV of the parts of divided groups, fp32, (places, parts, block_kv, dims of k and
+        v), a place for each tile of a key head, see `Parts`; None if no group is divided.
+    arrivals: (places * consumers), int32: how many parts have left their sums.
     dq, dk, dv: the gradients, so far written only where a row belongs to no sequence.
     tiles: of packed sequences, blocks of queries.
     key_tiles: of sequences with lengths of their own, tiles of keys.

@@ -29,7 +29,7 @@ class Buffers:
     do: PanelPipeline
     lse: gl.shared_memory_descriptor  # a row for each slot of q
     delta: gl.shared_memory_descriptor  # of do
-    ds: Pipeline  # (keys, queries), from the consumers to the warpgroup of dQ
+    ds: Pipeline  # (keys, queries), from the consumers to the warpgroups that compute dQ
     dq: Tiles  # one for each panel, or several: for parts of the dims, or for blocks
 
 

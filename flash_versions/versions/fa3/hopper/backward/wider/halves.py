@@ -11,7 +11,7 @@ and dV then take 160 registers of a thread. What makes room for the rest:
 * Halves. S, dP and what comes of them are computed for 32 queries of a block at a time.
 * No producer. Registers are given to whole warpgroups: a producer's 24 are the consumers' if the
   warpgroup of dQ, `accumulate_and_load`, also loads Q and dO. It loads a block when its slot is
-  free, which is soon after the dS that it waits for anyway: it delays nobody.
+  free, which is soon after the dS that it waits for anyway, so no load is late.
 * dQ in boxes of 32 dims: that warpgroup has 56 registers.
 
 One step, for block j:
@@ -21,7 +21,8 @@ One step, for block j:
     accumulate  dQ_j-1 = dS K, 32 dims at a time, each added to memory; between, Q and dO to come
 
     waits           for                                             at
-    all             the copy has landed                             k.full v.full q.full do.full
+    consumer        the copy has landed                             k.full v.full q.full do.full
+    accumulate      its copy of K has landed                        k.full
     consumer        `accumulate_and_load` has read dS_j-2           ds.empty
     accumulate      both have written their part of dS_j            ds.full
     accumulate      both have read the slot of Q and dO of block j  q.empty
@@ -172,8 +173,8 @@ def accumulate_and_load(problem, buffers, inputs, dq_sum):
         buffers.ds.wait(ds_stage)
         ds_tile = buffers.ds.tile(ds_stage)
         k_tile = buffers.k.tile(buffers.k.at(unknown_zero(), 0))
-        PARTS: gl.constexpr = k_tile.width() // WIDTH
-        for part in gl.static_range(PARTS):
+        DIM_PARTS: gl.constexpr = k_tile.width() // WIDTH
+        for part in gl.static_range(DIM_PARTS):
             dq_token = multiply_dq(ds_tile, part_of_dims(k_tile, part, WIDTH))
             if part == 0:
                 counter, additions = problem.take_turn(
@@ -186,12 +187,12 @@ def accumulate_and_load(problem, buffers, inputs, dq_sum):
                     load(problem, buffers, inputs, stage, place, coming, begin, end)
                     stage = stage.next()
             dq = warpgroup_mma_wait(0, deps=[dq_token])
-            if part == PARTS - 1:
+            if part == DIM_PARTS - 1:
                 buffers.ds.release(ds_stage)
             row = problem.padded_first + block * problem.BLOCK_Q
             corner = [sequence, head, row, part * WIDTH]
             slot = part % 2
-            if PARTS % 2 == 1:  # the slots change their parts from block to block
+            if DIM_PARTS % 2 == 1:  # the slots change their parts from block to block
                 slot = ds_stage.slot ^ (part % 2)
             add_dq(dq, buffers.dq.first.index(slot), dq_sum.first, corner, 1)
         ds_stage = ds_stage.next()
@@ -214,7 +215,6 @@ def backward_halves_kernel(
     k_second,
     v_second,
     do_second,
-    dq_second,
     dk_second,
     dv_second,
     plan,

@@ -1,5 +1,7 @@
 """FA3's backward for Hopper with 128 keys for 192 dims of q, k and v: two warpgroups do it all.
 
+Also for other dims with at most 384 of q and v together, such as 256 and 128 of v.
+
 Beside 64 keys (`wide.py`) a step adds as much to dQ, and reads as much of Q and dO, as
 beside 128: with tiles of 64 keys, 96 KB of dQ for 64 queries and 128 keys, which memory, not an SM,
 limits. But dK and dV of 128 keys and 192 dims take three quarters of an SM's registers: 192 of a
@@ -124,10 +126,12 @@ def fold_pair(state, problem, buffers, query, key, masked, more, CONSUMER: gl.co
 
 
 @gluon.jit
-def add_parts(
+def add_own_dq(
     state, problem, buffers, inputs, loads, dq_sum, place, head, block, step, CONSUMER: gl.constexpr
 ):
-    """Add every second part of the dims of a block's dQ = dS K, and load for steps to come."""
+    """Add a consumer's parts of the dims of a block's dQ = dS K, every second one, and load for
+    steps to come.
+    """
     WIDTH: gl.constexpr = dq_sum.first.block_type.shape[3]
     ds_stage, counter, additions = state.ds_stage, state.counter, state.additions
     next_q, next_do, begin, end = loads
@@ -135,8 +139,8 @@ def add_parts(
     steps = problem.GROUP * (end - begin)
     buffers.ds.wait(ds_stage)
     k_tile = buffers.k.tile(buffers.k.at(unknown_zero(), 0))
-    PARTS: gl.constexpr = k_tile.width() // WIDTH
-    MINE: gl.constexpr = (PARTS + 1 - CONSUMER) // 2
+    DIM_PARTS: gl.constexpr = k_tile.width() // WIDTH
+    MINE: gl.constexpr = (DIM_PARTS + 1 - CONSUMER) // 2
     for i in gl.static_range(MINE):
         ds_tile = buffers.ds.tile(anew(ds_stage))
         dq_token = multiply_dq(ds_tile, part_of_dims(k_tile, 2 * i + CONSUMER, WIDTH))
@@ -215,13 +219,14 @@ def consume_pair(problem, buffers, inputs, dq_sum, dk_out, dv_out, CONSUMER: gl.
         more = step + 1 < steps
         state = fold_pair(state, mine, buffers, query, key, masked, more, CONSUMER)
         loads = next_q, next_do, begin, end
-        state, next_q, next_do = add_parts(
+        state, next_q, next_do = add_own_dq(
             state, problem, buffers, inputs, loads, dq_sum, place, head, block, step, CONSUMER
         )
         head, block = problem.after(head, block, begin, end)
     problem.turns.finish(state.counter, state.additions)
     free = state.q_stage
-    for _ in gl.static_range(buffers.q.first.STAGES):  # V is read no more when dS is written
+    # Empty slots of Q mean that both consumers finished dK, so also dP, the last reader of V.
+    for _ in gl.static_range(buffers.q.first.STAGES):
         buffers.q.wait_empty(free)
         free = free.next()
     corner = problem.kv_box(sequence, kv_head, key)
@@ -245,7 +250,6 @@ def backward_pair_kernel(
     k_second,
     v_second,
     do_second,
-    dq_second,
     dk_second,
     dv_second,
     plan,

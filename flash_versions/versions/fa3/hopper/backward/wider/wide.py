@@ -5,8 +5,7 @@ dK and dV of 128 keys and 256 dims would take all registers of an SM. So a progr
 are the scores: each computes S^T and dP^T of all keys with half of the queries of a block, and both
 P and dS pass through shared memory.
 
-Head dims between are padded; what 128 keys have registers for does not come here (`halves.py`,
-`pair.py`).
+Head dims between are padded. Calls for which 128 keys fit use `halves.py` or `pair.py`.
 
 One step of a consumer, for block j:
 
@@ -19,6 +18,7 @@ One step of a consumer, for block j:
     consumer        both have written their part of P, of dS        p.full ds.full
     consumer        its own products                                warpgroup_mma_wait
     consumer        what its tile of dQ had before has left         tma.store_wait
+    consumer        both have read the slots that dK, dV leave by   q.empty do.empty
     consumer        with turns: tiles behind have added to block j  turns.advance
 
 P and dS have two buffers: a consumer that writes those of block j + 2 has waited for P of block
