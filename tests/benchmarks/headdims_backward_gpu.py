@@ -19,7 +19,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
@@ -96,7 +96,7 @@ class Call(NamedTuple):
 def kernel_of(request: Request, config: BackwardConfig) -> tuple:
     """What tells kernels apart: a configuration with panels may have none to divide."""
     widths = tuple(config.widths(x.shape[3]) for x in (request.q, request.v))
-    return widths, *(vars(config) | {"panels": None}).values()
+    return widths, *(asdict(config) | {"panels": None}).values()
 
 
 def candidates(request: Request) -> dict[str, BackwardConfig]:
@@ -182,7 +182,7 @@ def measure(shape: Shape, right: set[str]) -> list[dict]:
     default = default_name(call.request, named)
     for name, config in named.items():
         if name in right:
-            row = {"version": "fa3", "name": name, "default": name == default, **vars(config)}
+            row = {"version": "fa3", "name": name, "default": name == default, **asdict(config)}
             contestants.append((about | row, partial(call.planned, config)))
     return time_all(contestants)
 

@@ -1,7 +1,7 @@
 """The switches of FA3's backward for Hopper, and how they are set."""
 
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 
 from flash_versions.dispatch.device import H200_SHARED_MEMORY, devices
 from flash_versions.dispatch.request import Request
@@ -99,7 +99,7 @@ class BackwardConfig:
         if self.stages < 2:  # the gradients of K and V leave through two slots
             raise ValueError(f"stages={self.stages} must be at least 2.")
 
-    @property
+    @cached_property
     def by_halves(self) -> bool:
         """Whether S and dP are computed for half of a block's queries at a time."""
         return self.halves or self.pair
