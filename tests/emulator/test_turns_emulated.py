@@ -390,7 +390,7 @@ BUGS = {
         "KeyProblem.take_turn", [(TURN, "turn = gl.to_tensor(0)")], WRONG, "wide"
     ),
     "wide: one consumer is enough": Bug(
-        "backward_wide_kernel", [("take_turns(turns, 2, ", "take_turns(turns, 1, ")], WRONG, "wide"
+        "backward_wide_kernel", [("ADDERS=2", "ADDERS=1")], WRONG, "wide"
     ),
     "wide: the last block is not counted": Bug(
         "consume_wide", [("problem.turns.finish(state.counter, state.additions)", "pass")],
@@ -403,7 +403,7 @@ BUGS = {
         "KeyProblem.take_turn", [(TURN, "turn = gl.to_tensor(0)")], WRONG, "pair"
     ),
     "pair: one consumer is enough": Bug(
-        "backward_pair_kernel", [("take_turns(turns, 2, ", "take_turns(turns, 1, ")], WRONG, "pair"
+        "backward_pair_kernel", [("ADDERS=2", "ADDERS=1")], WRONG, "pair"
     ),
     "pair: the last block is not counted": Bug(
         "consume_pair", [("problem.turns.finish(state.counter, state.additions)", "pass")],

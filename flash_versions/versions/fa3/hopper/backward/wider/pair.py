@@ -45,7 +45,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from flash_versions.dispatch.launch import Launcher
 from flash_versions.versions.fa3.hopper.backward.host import COUNTS
 from flash_versions.versions.fa3.hopper.backward.loads import Inputs, load_do, load_q
-from flash_versions.versions.fa3.hopper.backward.problem import KeyProblem
+from flash_versions.versions.fa3.hopper.backward.problem import make_problem
 from flash_versions.versions.fa3.hopper.backward.tiles import (
     Buffers,
     add_dq,
@@ -53,10 +53,7 @@ from flash_versions.versions.fa3.hopper.backward.tiles import (
     part_of_dims,
     store_panels,
 )
-from flash_versions.versions.fa3.hopper.backward.turns import take_turns
 from flash_versions.versions.fa3.hopper.backward.wider.fold import first_scores, fold_by_halves
-from flash_versions.versions.fa3.hopper.head_mods import make_head_mods
-from flash_versions.versions.fa3.hopper.intervals import make_key_spans
 from flash_versions.versions.fa3.hopper.panels import (
     Output,
     make_boxes,
@@ -294,18 +291,11 @@ def backward_pair_kernel(
     """Divide the warps of a program: four for each consumer."""
     BLOCK_Q: gl.constexpr = q.block_type.shape[-2]
     KEYS: gl.constexpr = k.block_type.shape[-2]
-    mods = make_head_mods(slopes, slopes, slopes_batch_stride, slopes_head_stride, ALIBI, False)
-    key_spans = make_key_spans(
-        bounds, spans, batch_lines, head_lines, spanned_blocks, WARPGROUP_ROWS, SPANS
-    )
-    problem = KeyProblem(
-        plan, mods, key_spans, take_turns(turns, 2, ORDERED), gl.to_tensor(0),
-        gl.to_tensor(kv_apart), gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0),
-        gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(kv_heads),
-        gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
-        gl.to_tensor(window_right), gl.to_tensor(scale), gl.to_tensor(scale_log2),
-        gl.to_tensor(cap_scale), GROUP, 1, LEFT, RIGHT, EDGE, CAP, RAGGED, PACKED, EXP2,
-        SHARE, BLOCK_Q, KEYS
+    problem = make_problem(
+        plan, slopes, bounds, spans, turns, q_length, kv_length, kv_heads, batch, section,
+        window_left, window_right, scale, scale_log2, cap_scale, kv_apart, slopes_batch_stride,
+        slopes_head_stride, batch_lines, head_lines, spanned_blocks, GROUP, LEFT, RIGHT, EDGE, CAP,
+        RAGGED, PACKED, ALIBI, SPANS, ORDERED, EXP2, SHARE, BLOCK_Q, KEYS, ADDERS=2
     )  # fmt: skip
     q, k = make_boxes(q, q_second, PANELS), make_boxes(k, k_second, PANELS)
     v, do = make_boxes(v, v_second, PANELS_V), make_boxes(do, do_second, PANELS_V)

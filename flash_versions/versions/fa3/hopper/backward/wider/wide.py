@@ -41,16 +41,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from flash_versions.dispatch.launch import Launcher
 from flash_versions.versions.fa3.hopper.backward.host import COUNTS
 from flash_versions.versions.fa3.hopper.backward.loads import load_do, load_q
-from flash_versions.versions.fa3.hopper.backward.problem import KeyProblem
+from flash_versions.versions.fa3.hopper.backward.problem import make_problem
 from flash_versions.versions.fa3.hopper.backward.tiles import (
     add_dq,
     half_of_values,
     multiply_dq,
     store_gradient,
 )
-from flash_versions.versions.fa3.hopper.backward.turns import take_turns
-from flash_versions.versions.fa3.hopper.head_mods import make_head_mods
-from flash_versions.versions.fa3.hopper.intervals import make_key_spans
 from flash_versions.versions.fa3.hopper.operands import multiply_qk
 from flash_versions.versions.fa3.hopper.panels import zeros
 from flash_versions.versions.tiles.pipeline import (
@@ -62,7 +59,7 @@ from flash_versions.versions.tiles.pipeline import (
     make_slots,
 )
 from flash_versions.versions.tiles.triton_compat import aggregate
-from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, unknown_zero
+from flash_versions.versions.tiles.wgmma import unknown_zero
 
 
 @aggregate
@@ -293,18 +290,11 @@ def backward_wide_kernel(
     """Divide the warps of a program into two consumers, four each, and one producer."""
     BLOCK_Q: gl.constexpr = q.block_type.shape[-2]
     KEYS: gl.constexpr = k.block_type.shape[-2]
-    mods = make_head_mods(slopes, slopes, slopes_batch_stride, slopes_head_stride, ALIBI, False)
-    key_spans = make_key_spans(
-        bounds, spans, batch_lines, head_lines, spanned_blocks, WARPGROUP_ROWS, SPANS
-    )
-    problem = KeyProblem(
-        plan, mods, key_spans, take_turns(turns, 2, ORDERED), gl.to_tensor(0),
-        gl.to_tensor(kv_apart), gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0),
-        gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(kv_heads),
-        gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
-        gl.to_tensor(window_right), gl.to_tensor(scale), gl.to_tensor(scale_log2),
-        gl.to_tensor(cap_scale), GROUP, 1, LEFT, RIGHT, EDGE, CAP, RAGGED, PACKED, EXP2,
-        SHARE, BLOCK_Q, KEYS
+    problem = make_problem(
+        plan, slopes, bounds, spans, turns, q_length, kv_length, kv_heads, batch, section,
+        window_left, window_right, scale, scale_log2, cap_scale, kv_apart, slopes_batch_stride,
+        slopes_head_stride, batch_lines, head_lines, spanned_blocks, GROUP, LEFT, RIGHT, EDGE, CAP,
+        RAGGED, PACKED, ALIBI, SPANS, ORDERED, EXP2, SHARE, BLOCK_Q, KEYS, ADDERS=2
     )  # fmt: skip
     buffers = WideBuffers(
         make_pipeline(k, 1, 2),
