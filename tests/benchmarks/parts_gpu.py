@@ -1,6 +1,7 @@
 """Few tiles of keys and groups of query heads on a Hopper GPU, backward: checked, then timed.
 
     python -m tests.benchmarks.parts_gpu --out FILE [--seconds 95] [--only prompt packed ...]
+        [--dims 256 ...]
 
 The query heads of a key head are divided over 1, 2 or 4 programs (`parts` of `BackwardConfig`), and
 programs alternate between the key heads that fit in the L2 cache or all (`section`): a prompt of
@@ -15,7 +16,7 @@ summary: times in milliseconds, the default marked, and of prompts how many time
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -42,6 +43,7 @@ from tests.benchmarks.packed_gpu import time_all
 SUITE = "divided groups"
 KINDS = ("prompt", "causal", "packed", "full", "in turns")
 GROUP = 4
+HEAD_DIMS = (128, 64)
 PARTS = (1, 2, 4)
 SIZES = {  # (rows, tokens, key heads)
     "causal": ((1, 512, 4), (1, 2048, 4), (1, 2048, 8), (1, 8192, 8), (4, 2048, 8), (2, 8192, 8)),
@@ -94,17 +96,17 @@ class Shape(NamedTuple):
         return sum(n * n for n in self.lengths) / (1 if self.kind == "full" else 2)
 
 
-def shapes(kinds: list[str]) -> Iterator[Shape]:
-    """All of these kinds, the most interesting first."""
+def shapes(kinds: list[str], dims: Sequence[int] = HEAD_DIMS) -> Iterator[Shape]:
+    """All of these kinds and head dims, the most interesting first."""
     for kind in kinds:
         if kind == "prompt":
-            for batch, head_dim in product((1, 2), (128, 64)):
+            for batch, head_dim in product((1, 2), dims):
                 yield Shape(kind, head_dim, 4, batch, (PROMPT, *ANSWERS))
         elif kind == "packed":
-            for mean, head_dim in product(NUMBERS, (128, 64)):
+            for mean, head_dim in product(NUMBERS, dims):
                 yield Shape(kind, head_dim, 4, 1, Packed.drawn(NUMBERS[mean]).lengths)
         else:
-            for (batch, length, kv_heads), head_dim in product(SIZES[kind], (128, 64)):
+            for (batch, length, kv_heads), head_dim in product(SIZES[kind], dims):
                 yield Shape(kind, head_dim, kv_heads, batch, (length,))
 
 
@@ -218,19 +220,20 @@ def main() -> int:
     command = parser(__doc__, seconds=95, device=False)
     command.add_argument("--only", choices=KINDS, nargs="+", default=list(KINDS))
     command.add_argument("--check", metavar="WHAT", help="check a kernel, measure nothing")
+    command.add_argument("--dims", type=int, nargs="+", default=HEAD_DIMS, help="head dims")
     arguments = command.parse_args()
     if arguments.check is not None:
         *kind, head_dim, parts = arguments.check.split()
         share = check(" ".join(kind), int(head_dim), int(parts))
         print(f"within the budget, {share:.2f} of it", flush=True)
         return 0
-    jobs = list(product(arguments.only, (128, 64), PARTS))
+    jobs = list(product(arguments.only, arguments.dims, PARTS))
     with ThreadPoolExecutor(PROCESSES) as pool:
         right = dict(zip(jobs, pool.map(warm_up, jobs)))
     print(f"checked after {passed():.0f} s", flush=True)
     document = new_document(suite=SUITE)
     document["failed"] = [job for job, is_right in right.items() if not is_right]
-    for shape in shapes(arguments.only):
+    for shape in shapes(arguments.only, arguments.dims):
         if passed() > arguments.seconds:
             print("the time is up", flush=True)
             break

@@ -77,8 +77,8 @@ def test_every_case_with_a_group(case, dtype, monkeypatch, all_divided):
         pytest.skip("no group is divided")
     if reason := backward_hopper.left_to_portable(in_vectors(request)):
         pytest.skip(reason)
-    if max(inputs[0].shape[-1], inputs[2].shape[-1]) > 128:
-        pytest.skip("kernels of wide head dims divide no group")
+    if config.default_config(in_vectors(request)).by_halves:
+        pytest.skip("halves and pairs divide no group")
     assert gradients_of(request.group, request)[1]
 
 
@@ -86,7 +86,7 @@ def test_every_case_with_a_group(case, dtype, monkeypatch, all_divided):
 @pytest.mark.parametrize(
     ("group", "parts", "dims"),
     [(2, 2, (64, 64)), (3, 3, (128, 128)), (4, 2, (96, 96)), (4, 4, (64, 128)), (6, 3, (128, 64)),
-     (8, 2, (64, 64)), (8, 8, (128, 128))],
+     (8, 2, (64, 64)), (8, 8, (128, 128)), (4, 2, (256, 256)), (3, 3, (224, 256))],
 )  # fmt: skip
 def test_groups(group, parts, dims, causal):
     """Two key heads; under a causal mask, tiles that few queries see may not be divided."""
@@ -111,6 +111,19 @@ MASKS = {
 def test_interval_masks(mask, least, monkeypatch):
     monkeypatch.setattr(PROBLEM, "LEAST_STEPS", least)
     assert is_right(4, *qkv(300, 300, 8, 64, kv_heads=2), **MASKS[mask])
+
+
+@pytest.mark.parametrize("options", [
+    {"cu_seqlens_q": torch.tensor([3, 3, 60, 131]), "causal": True},
+    {"kv_lengths": torch.tensor([100]), "sink": torch.zeros(4), "window": (70, 10)},
+    {"causal": True, "deterministic": True},
+    {"query_ends": torch.arange(140), "alibi_slopes": torch.tensor([0.1, 0.2, 0.3, 0.4])},
+], ids=str)  # fmt: skip
+def test_consumers_that_divide_the_dims(options, all_divided):
+    inputs = qkv(140, 140, 4, 256, kv_heads=1)
+    if "cu_seqlens_q" in options:
+        inputs = [x[0] for x in inputs]
+    assert is_right(2, *inputs, **options)
 
 
 @pytest.mark.parametrize("least", [1, 12])
@@ -173,7 +186,7 @@ def test_parts_that_are_not_possible():
     with pytest.raises(ValueError, match="parts=2 must divide the 3 heads of a group"):
         differentiate(divided(request, 2), request)
     with pytest.raises(ValueError, match="parts fit"):
-        config.BackwardConfig(block_kv=64, parts=2)
+        config.BackwardConfig(panels=True, pair=True, parts=2)
 
 
 CHOSEN = [  # (queries, heads, key heads, options, parts)

@@ -59,8 +59,8 @@ class BackwardConfig:
         halves: have 128 keys above head_dim 128, too, and compute S and dP of half of a block's
             queries at a time (`wider/halves.py`). For HALVES_DIMS of q and v together, such as 192
             and 128 in panels, and a head_dim of q of more than 64.
-        parts: divide the query heads of each key head over so many programs (`parts.py`), with 128
-            keys and neither halves nor a pair.
+        parts: divide the query heads of each key head over so many programs (`parts.py`), with
+            neither halves nor a pair.
         section: key heads, of all sequences, between which consecutive programs alternate; None:
             `heads_of_section`.
         pair: have 128 keys above head_dim 128, too, and two warpgroups that do everything
@@ -92,8 +92,8 @@ class BackwardConfig:
             raise ValueError("use either halves or pair.")
         if self.block_kv == 64 and (self.panels or self.early or self.held):
             raise ValueError("panels, early and held fit block_kv=128.")
-        if self.parts > 1 and (self.block_kv == 64 or self.by_halves):
-            raise ValueError("parts fit block_kv=128, and neither halves nor a pair.")
+        if self.parts > 1 and self.by_halves:
+            raise ValueError("parts fit neither halves nor a pair.")
         if self.do_stages != 1 and not (self.block_kv == 64 or self.pair):
             raise ValueError("do_stages fits block_kv=64 and a pair; otherwise set stages alone.")
         if self.stages < 2:  # the gradients of K and V leave through two slots

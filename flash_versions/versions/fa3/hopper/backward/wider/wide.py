@@ -41,6 +41,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from flash_versions.dispatch.launch import Launcher
 from flash_versions.versions.fa3.hopper.backward.host import COUNTS
 from flash_versions.versions.fa3.hopper.backward.loads import load_do, load_q
+from flash_versions.versions.fa3.hopper.backward.parts import Parts
 from flash_versions.versions.fa3.hopper.backward.problem import make_problem
 from flash_versions.versions.fa3.hopper.backward.tiles import (
     add_dq,
@@ -49,7 +50,7 @@ from flash_versions.versions.fa3.hopper.backward.tiles import (
     store_gradient,
 )
 from flash_versions.versions.fa3.hopper.operands import multiply_qk
-from flash_versions.versions.fa3.hopper.panels import zeros
+from flash_versions.versions.fa3.hopper.panels import Output, zeros
 from flash_versions.versions.tiles.pipeline import (
     Exchange,
     Pipeline,
@@ -95,12 +96,15 @@ def produce_wide(problem, buffers, q, k, v, do, values):
     """The producer: as that of `kernel.py`, with pipelines of different lengths."""
     problem, key, kv_head, sequence = problem.locate(problem.turns.number())
     begin, _, _, end = problem.blocks(key, problem.BLOCK_KV)
+    heads = problem.GROUP
+    if problem.PARTS > 1:
+        heads, end, _ = problem.share(kv_head, begin, end)
     q_stage = buffers.q.at(0, 0)
     do_stage = buffers.do.at(0, 0)
     if begin < end:
         corner = problem.kv_box(sequence, kv_head, key)
         buffers.k.fill(buffers.k.at(0, 0), k, corner)
-        for step in range(problem.GROUP * (end - begin)):
+        for step in range(heads * (end - begin)):
             head, query = problem.step_at(kv_head, step, begin, end)
             buffers.q.wait_empty(q_stage)
             places = problem.block_at(sequence, head, query)
@@ -200,10 +204,25 @@ def fold_queries_wide(
 
 
 @gluon.jit
-def consume_wide(problem, buffers, dq_sum, dk_out, dv_out, CONSUMER: gl.constexpr):
+def store_both(problem, buffers, dk, dv, state, dk_out, dv_out, place, CONSUMER: gl.constexpr):
+    """Store a consumer's half of dK and dV through slots of Q and dO, which are read."""
+    sequence, kv_head, key = place
+    dk *= problem.scale
+    dv_corner = problem.kv_box(sequence, kv_head, key, CONSUMER * dv.shape[1])
+    dk_corner = problem.kv_box(sequence, kv_head, key, CONSUMER * dk.shape[1])
+    dv_slot, dk_slot = 2 * state.do_stage.slot + CONSUMER, 2 * state.q_stage.slot + CONSUMER
+    store_gradient(dv, buffers.do.tiles, dv_slot, dv_out, dv_corner)
+    store_gradient(dk, buffers.q.tiles, dk_slot, dk_out, dk_corner)
+
+
+@gluon.jit
+def consume_wide(problem, buffers, dq_sum, dk_out, dv_out, parts, CONSUMER: gl.constexpr):
     """A consumer: 64 keys, and half of the dims."""
     problem, key, kv_head, sequence = problem.locate(problem.turns.number())
     begin, full_begin, full_end, end = problem.blocks(key, problem.BLOCK_KV)
+    heads = problem.GROUP
+    if problem.PARTS > 1:
+        heads, end, divided = problem.share(kv_head, begin, end)
     k_stage = buffers.k.at(0, 0)
     DIMS: gl.constexpr = buffers.k.tile(k_stage).shape[1] // 2
     DIMS_V: gl.constexpr = buffers.v.tile(k_stage).shape[1] // 2
@@ -220,7 +239,7 @@ def consume_wide(problem, buffers, dq_sum, dk_out, dv_out, CONSUMER: gl.constexp
     )
     head = kv_head * problem.GROUP
     block = begin
-    for _ in range(problem.GROUP * (end - begin)):
+    for _ in range(heads * (end - begin)):
         masked = (block < full_begin) | (block >= full_end)
         state = fold_queries_wide(
             state, problem, buffers, dq_sum, sequence, head, block * problem.BLOCK_Q, key, masked,
@@ -230,12 +249,20 @@ def consume_wide(problem, buffers, dq_sum, dk_out, dv_out, CONSUMER: gl.constexp
     problem.turns.finish(state.counter, state.additions)
     buffers.q.wait_empty(state.q_stage)
     buffers.do.wait_empty(state.do_stage)
-    dk = state.dk * problem.scale
-    dv_corner = problem.kv_box(sequence, kv_head, key, CONSUMER * DIMS_V)
-    dk_corner = problem.kv_box(sequence, kv_head, key, CONSUMER * DIMS)
-    dv_slot, dk_slot = 2 * state.do_stage.slot + CONSUMER, 2 * state.q_stage.slot + CONSUMER
-    store_gradient(state.dv, buffers.do.tiles, dv_slot, dv_out, dv_corner)
-    store_gradient(dk, buffers.q.tiles, dk_slot, dk_out, dk_corner)
+    place = sequence, kv_head, key
+    if problem.PARTS > 1:
+        dk, dv = Output(state.dk, state.dk, 1), Output(state.dv, state.dv, 1)
+        stores = kv_head % problem.PARTS == 0
+        if divided:
+            dk, dv, stores = parts.add_up(problem, dk, dv, key, kv_head, CONSUMER)
+        if stores:
+            store_both(
+                problem, buffers, dk.first, dv.first, state, dk_out, dv_out, place, CONSUMER
+            )  # fmt: skip
+    else:
+        store_both(
+            problem, buffers, state.dk, state.dv, state, dk_out, dv_out, place, CONSUMER
+        )  # fmt: skip
     tma.store_wait(0)
 
 
@@ -254,6 +281,8 @@ def backward_wide_kernel(
     bounds,
     spans,
     turns,
+    sums,
+    arrivals,
     q_length,
     kv_length,
     kv_heads,
@@ -284,6 +313,7 @@ def backward_wide_kernel(
     SHARE: gl.constexpr,
     STAGES: gl.constexpr,
     DO_STAGES: gl.constexpr,
+    PARTS: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr,
     PRODUCER_REGISTERS: gl.constexpr,
 ):
@@ -294,8 +324,9 @@ def backward_wide_kernel(
         plan, slopes, bounds, spans, turns, q_length, kv_length, kv_heads, batch, section,
         window_left, window_right, scale, scale_log2, cap_scale, kv_apart, slopes_batch_stride,
         slopes_head_stride, batch_lines, head_lines, spanned_blocks, GROUP, LEFT, RIGHT, EDGE, CAP,
-        RAGGED, PACKED, ALIBI, SPANS, ORDERED, EXP2, SHARE, BLOCK_Q, KEYS, ADDERS=2
+        RAGGED, PACKED, ALIBI, SPANS, ORDERED, EXP2, SHARE, BLOCK_Q, KEYS, ADDERS=2, PARTS=PARTS
     )  # fmt: skip
+    parts = Parts(sums, arrivals)
     buffers = WideBuffers(
         make_pipeline(k, 1, 2),
         make_pipeline(v, 1, 2),
@@ -310,8 +341,8 @@ def backward_wide_kernel(
     fence_async_shared()
     gl.warp_specialize(
         [
-            (consume_wide, (problem, buffers, dq_sum, dk_out, dv_out, 0)),
-            (consume_wide, (problem, buffers, dq_sum, dk_out, dv_out, 1)),
+            (consume_wide, (problem, buffers, dq_sum, dk_out, dv_out, parts, 0)),
+            (consume_wide, (problem, buffers, dq_sum, dk_out, dv_out, parts, 1)),
             (produce_wide, (problem, buffers, q, k, v, do, values)),
         ],
         [4, 1],
