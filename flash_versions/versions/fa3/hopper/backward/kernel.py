@@ -134,11 +134,11 @@ def produce(problem, buffers, inputs):
         for step in range(heads * (end - begin)):
             head, query = problem.step_at(kv_head, step, begin, end)
             buffers.q.wait_empty(stage)  # and so is the slot of dO
-            places = problem.block_at(sequence, head, query)
-            load_q(buffers, inputs.q, inputs.values, stage, places)
+            where = problem.block_at(sequence, head, query)
+            load_q(buffers, inputs.q, inputs.values, stage, where)
             if step == 0:
                 buffers.v.fill(buffers.v.at(0, 0), inputs.v, corner)
-            load_do(buffers, inputs.do, inputs.values, stage, places)
+            load_do(buffers, inputs.do, inputs.values, stage, where)
             stage = stage.next()
 
 

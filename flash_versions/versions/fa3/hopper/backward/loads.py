@@ -19,16 +19,16 @@ class Inputs:
 
 
 @gluon.jit
-def load_q(buffers, q, values, stage, places):
-    """Start to load a block of Q, and with it its LSE, into an empty slot; places: see
+def load_q(buffers, q, values, stage, where):
+    """Start to load a block of Q, and with it its LSE, into an empty slot; where: see
     `KeyProblem.block_at`.
     """
-    box, sequence, head, column = places
+    box, sequence, head, column = where
     buffers.q.load_with(stage, q, box, buffers.lse, values, [sequence, head, 0, column])
 
 
 @gluon.jit
-def load_do(buffers, do, values, stage, places):
+def load_do(buffers, do, values, stage, where):
     """`load_q` of dO and delta."""
-    box, sequence, head, column = places
+    box, sequence, head, column = where
     buffers.do.load_with(stage, do, box, buffers.delta, values, [sequence, head, 1, column])

@@ -140,13 +140,13 @@ def load(problem, buffers, inputs, stage, place, step, begin, end):
     """Load Q and dO of a step into an empty slot, and K and V with the first."""
     sequence, kv_head, key = place
     head, query = problem.step_at(kv_head, step, begin, end)
-    places = problem.block_at(sequence, head, query)
+    where = problem.block_at(sequence, head, query)
     if step == 0:
         buffers.k.fill(buffers.k.at(0, 0), inputs.k, problem.kv_box(sequence, kv_head, key))
-    load_q(buffers, inputs.q, inputs.values, stage, places)
+    load_q(buffers, inputs.q, inputs.values, stage, where)
     if step == 0:
         buffers.v.fill(buffers.v.at(0, 0), inputs.v, problem.kv_box(sequence, kv_head, key))
-    load_do(buffers, inputs.do, inputs.values, stage, places)
+    load_do(buffers, inputs.do, inputs.values, stage, where)
 
 
 @gluon.jit

@@ -86,8 +86,8 @@ def load_q_of_step(problem, buffers, inputs, stage, place, step, begin, end):
     sequence, kv_head, _ = place
     head, query = problem.step_at(kv_head, step, begin, end)
     buffers.q.wait_empty(stage)
-    places = problem.block_at(sequence, head, query)
-    load_q(buffers, inputs.q, inputs.values, stage, places)
+    where = problem.block_at(sequence, head, query)
+    load_q(buffers, inputs.q, inputs.values, stage, where)
 
 
 @gluon.jit
@@ -96,8 +96,8 @@ def load_do_of_step(problem, buffers, inputs, stage, place, step, begin, end):
     sequence, kv_head, _ = place
     head, query = problem.step_at(kv_head, step, begin, end)
     buffers.do.wait_empty(stage)
-    places = problem.block_at(sequence, head, query)
-    load_do(buffers, inputs.do, inputs.values, stage, places)
+    where = problem.block_at(sequence, head, query)
+    load_do(buffers, inputs.do, inputs.values, stage, where)
 
 
 @gluon.jit

@@ -107,12 +107,12 @@ def produce_wide(problem, buffers, q, k, v, do, values):
         for step in range(heads * (end - begin)):
             head, query = problem.step_at(kv_head, step, begin, end)
             buffers.q.wait_empty(q_stage)
-            places = problem.block_at(sequence, head, query)
-            load_q(buffers, q, values, q_stage, places)
+            where = problem.block_at(sequence, head, query)
+            load_q(buffers, q, values, q_stage, where)
             if step == 0:
                 buffers.v.fill(buffers.v.at(0, 0), v, corner)
             buffers.do.wait_empty(do_stage)
-            load_do(buffers, do, values, do_stage, places)
+            load_do(buffers, do, values, do_stage, where)
             q_stage = q_stage.next()
             do_stage = do_stage.next()
 
