@@ -82,15 +82,17 @@ def test_every_case_with_a_group(case, dtype, monkeypatch, all_divided):
     assert gradients_of(request.group, request)[1]
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(
-    ("group", "parts", "dims"),
-    [(2, 2, (64, 64)), (3, 3, (128, 128)), (4, 2, (96, 96)), (4, 4, (64, 128)), (6, 3, (128, 64)),
-     (8, 2, (64, 64)), (8, 8, (128, 128)), (4, 2, (256, 256)), (3, 3, (224, 256))],
-)  # fmt: skip
-def test_groups(group, parts, dims, causal):
+GROUPS = [  # (query heads, parts, dims)
+    (2, 2, (64, 64)), (3, 3, (128, 128)), (4, 2, (96, 96)), (4, 4, (64, 128)), (6, 3, (128, 64)),
+    (8, 2, (64, 64)), (8, 8, (128, 128)), (4, 2, (256, 256)), (3, 3, (224, 256)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("group", "causal"), rotated(GROUPS, (True, False)))
+def test_groups(group, causal):
     """Two key heads; under a causal mask, tiles that few queries see may not be divided."""
-    inputs = qkv(200, 260, 2 * group, dims[0], kv_heads=2, D_v=dims[1])
+    heads, parts, dims = group
+    inputs = qkv(200, 260, 2 * heads, dims[0], kv_heads=2, D_v=dims[1])
     assert is_right(parts, *inputs, causal=causal)
 
 
@@ -106,8 +108,7 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("least", [1, 12])
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize(("mask", "least"), rotated(MASKS, (12, 1)))
 def test_interval_masks(mask, least, monkeypatch):
     monkeypatch.setattr(PROBLEM, "LEAST_STEPS", least)
     assert is_right(4, *qkv(300, 300, 8, 64, kv_heads=2), **MASKS[mask])
@@ -126,8 +127,7 @@ def test_consumers_that_divide_the_dims(options, all_divided):
     assert is_right(2, *inputs, **options)
 
 
-@pytest.mark.parametrize("least", [1, 12])
-@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(("deterministic", "least"), [(False, 12), (True, 1)])
 def test_packed_sequences(deterministic, least, monkeypatch):
     """Also empty ones, one with keys only and one with queries only; rows of none at both ends."""
     monkeypatch.setattr(PROBLEM, "LEAST_STEPS", least)

@@ -1,6 +1,6 @@
 """What `make test` leaves to `make test-all`.
 
-`make test` takes five minutes on two cores and shows every version, every
+`make test` takes 5 to 15 minutes on two cores and shows every version, every
 feature, forward, backward, what the compiler makes of them, and the models. So these tests are left
 out: each took seconds of processor time, and tests that stay show most of what it shows. A name
 is that of a file or of a function in it. Two rules come before the names: of the
