@@ -28,6 +28,13 @@ def test_three_seeds_are_there():
     assert (ROOT / "docs/figures/grpo-sums.svg").exists()
 
 
+def test_where_the_model_begins():
+    first = [next(x for x in read_metrics(folder) if "evaluation" in x) for folder in SUMS]
+    right = round(100 * sum(x["sampled"] for x in first) / len(first))
+    assert f"`sloppy` gets {right} % right" in (ROOT / "README.md").read_text()
+    assert f"three-digit sums {right} % are right" in (ROOT / "docs/grpo.md").read_text()
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_the_curves_are_of_the_recipe(seed):
     recipe = Settings(**RECIPES["sums"], seed=seed, attention="sdpa", dtype="float32")
