@@ -204,7 +204,7 @@ def fold_queries_wide(
 
 
 @gluon.jit
-def store_both(problem, buffers, dk, dv, state, dk_out, dv_out, place, CONSUMER: gl.constexpr):
+def store_halves(problem, buffers, dk, dv, state, dk_out, dv_out, place, CONSUMER: gl.constexpr):
     """Store a consumer's half of dK and dV through slots of Q and dO, which are read."""
     sequence, kv_head, key = place
     dk *= problem.scale
@@ -256,11 +256,11 @@ def consume_wide(problem, buffers, dq_sum, dk_out, dv_out, parts, CONSUMER: gl.c
         if divided:
             dk, dv, stores = parts.add_up(problem, dk, dv, key, kv_head, CONSUMER)
         if stores:
-            store_both(
+            store_halves(
                 problem, buffers, dk.first, dv.first, state, dk_out, dv_out, place, CONSUMER
             )  # fmt: skip
     else:
-        store_both(
+        store_halves(
             problem, buffers, state.dk, state.dv, state, dk_out, dv_out, place, CONSUMER
         )  # fmt: skip
     tma.store_wait(0)
