@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -27,8 +28,8 @@ LENGTHS = {
 SHARES = [1, 3, 7]
 
 
-def poisoned_memory(*shape, empty=torch.empty, **options):
-    x = empty(*shape, **options)
+def poisoned_memory(*given, empty=torch.empty, **options):
+    x = empty(*given, **options)
     return x.fill_(math.nan) if x.is_floating_point() else x
 
 
@@ -36,6 +37,8 @@ def poisoned_memory(*shape, empty=torch.empty, **options):
 def small_hopper(monkeypatch):
     """A GPU of two multiprocessors, and memory that holds NaN until it is written."""
     monkeypatch.setattr(torch, "empty", poisoned_memory)
+    poisoned = partial(poisoned_memory, empty=torch.Tensor.new_empty)
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda *given, **how: poisoned(*given, **how))
     monkeypatch.setattr(LOADED["tiles.wgmma"], "available", lambda device: True)
     monkeypatch.setattr(devices, "assumed", Properties(num_sms=2))
 
@@ -59,10 +62,10 @@ def in_pages(x, page_size, lengths):
 
 def requests(
     lengths, page_size=None, starts=None, queries=1, heads=(4, 2), dims=(64, 64), transposed=False,
-    dtype=torch.bfloat16, **options
+    dtype=torch.bfloat16, n=200, **options
 ):  # fmt: skip
     """A request with NaN wherever no sequence has a key, and the same in rows without NaN."""
-    batch, n = len(lengths), 200
+    batch = len(lengths)
     q = torch.randn(batch, queries, heads[0], dims[0], dtype=dtype)
     k, v = (torch.randn(batch, n, heads[1], dim, dtype=dtype) for dim in dims)
     options = {"causal": True, "kv_lengths": torch.tensor(lengths)} | options
@@ -327,13 +330,25 @@ BUGS = {
     "the end is not masked": Bug("attend_piece", [("| (block >= piece.full_end)", "")], WRONG),
     "the accumulator is not rescaled": Bug("attend_piece", [("* alpha[:, None]", "* 1")], WRONG),
     "a slot of the workspace is written twice": Bug(
-        "store_piece", [(" + begins.to(gl.int32)", "")], WRONG
+        "Output.slot", [(" + begins.to(gl.int32)", "")], WRONG
     ),
     "a part is taken for the whole": Bug(
-        "consume", [("begins & ends, begins", "begins, begins")], WRONG
+        "store_piece", [("if begins & ends", "if begins")], WRONG
     ),
     "a piece too few is combined": Bug(
-        "consume", [("- share.number + 1", "- share.number")], WRONG
+        "store_piece", [("- first + 1", "- first")], WRONG
+    ),
+    "a program combines before the last has counted": Bug(
+        "store_piece", [("== pieces - 1", "== pieces - 2")], WRONG
+    ),
+    "a counter is not cleared for the next launch": Bug(
+        "store_piece", [("            gl.store(counter, 0)\n", "")], WRONG
+    ),
+    "pieces of another head are counted, too": Bug(
+        "store_piece", [(" + problem.kv_head)", ")")], WRONG
+    ),
+    "more pieces than are loaded together": Bug(
+        "combine_pieces", [("range(0, pieces, AT_ONCE)", "range(0, 1)")], WRONG
     ),
     "the share after is begun": Bug(
         "DecodeProblem.piece", [("share.end - start", "share.end - start + 1")], WRONG
@@ -346,11 +361,18 @@ BUGS = {
 
 
 def case_is_right():
-    """Whether the results of the bugs' case are right: a sequence in several shares, several in
-    one, pages shorter than a block, each block in two boxes.
+    """Whether the results of the bugs' cases are right, one after the other with the same counters:
+    a sequence in several shares, several in one, pages shorter than a block, each block in two
+    boxes; and a sequence in more shares than are combined at once.
     """
     torch.manual_seed(0)
-    return is_right(*requests([200, 10, 130, 40], 32, heads=(4, 2)), shares=3)
+    counters = torch.zeros(HOST.MOST_COUNTERS, dtype=torch.int32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HOST.counters, "take", lambda *given: counters)
+        return all(
+            is_right(*requests(lengths, 32, heads=(4, 2), n=n), shares=shares)
+            for lengths, n, shares in (([200, 10, 130, 40], 200, 3), ([390, 70], 400, 8))
+        )
 
 
 @pytest.mark.parametrize("bug", BUGS.values(), ids=BUGS)

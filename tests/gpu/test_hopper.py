@@ -205,23 +205,23 @@ def test_two_graphs_at_once():
 def test_counters_are_zero_between_launches_and_apart():
     counters = tile_scheduler.Counters()
     device = torch.device("cuda", torch.cuda.current_device())
-    mine = counters.pair(device)
-    assert counters.pair(device) is mine and mine.tolist() == [0, 0]
+    mine = counters.take(device)
+    assert counters.take(device) is mine and mine.tolist() == [0, 0]
     with torch.cuda.stream(torch.cuda.Stream()):
-        assert counters.pair(device).data_ptr() != mine.data_ptr()
+        assert counters.take(device).data_ptr() != mine.data_ptr()
     run = partial(
         forward_hopper.forward,
         make_request(*qkv(700, 700, 8, 64, batch=4)),
         replace(SMALL, scheduler="dynamic"),
     )
-    expected, pair = run()[0], host.counters.pair(device)
+    expected, pair = run()[0], host.counters.take(device)
     assert pair.tolist() == [0, 0]
     pair.fill_(10**6)  # this is the pair that is read: no tile is left to claim
     assert not torch.equal(run()[0], expected)
     pair.zero_()
 
 
-def test_captured_launches_beyond_the_pairs_in_store(monkeypatch):
+def test_captured_launches_beyond_those_in_store(monkeypatch):
     device = torch.device("cuda", torch.cuda.current_device())
     run = partial(
         forward_hopper.forward,

@@ -83,7 +83,7 @@ def noted_launches(monkeypatch, tell=noted):
     monkeypatch.setattr(launch, "decided", {})
     pair = torch.zeros(2, dtype=torch.int32)
     monkeypatch.setitem(recording.lasting, pair.data_ptr(), pair)
-    monkeypatch.setattr(tile_scheduler.Counters, "pair", lambda *given: pair)
+    monkeypatch.setattr(tile_scheduler.Counters, "take", lambda *given: pair)
     monkeypatch.setattr(wgmma, "available", lambda device: True)
     with devices.assume(H200):
         yield found

@@ -92,33 +92,42 @@ def make_scheduler(number, counters, KIND: gl.constexpr, CONSUMERS: gl.constexpr
 
 
 class Counters:
-    """Pairs of counters for dynamic schedulers, 0 before and after each launch.
+    """Counters for launches, 0 before and after each.
 
-    Launches of one stream come one after the other and share a pair. A launch that is captured in a
-    graph gets a pair for itself, as the graph may be replayed in any stream; after PAIRS of them, a
-    pair that the graph itself clears at every replay, which takes two microseconds.
+    Launches of one stream come one after the other and share theirs. A launch that is captured in a
+    graph gets some for itself, as the graph may be replayed in any stream; after so many launches,
+    some that the graph itself clears at every replay, which takes two microseconds.
+
+    Args:
+        numbers: of a launch: of a dynamic scheduler two.
+        launches: that get counters for themselves.
     """
 
-    PAIRS = 4096
-    APART = 8  # int32 from one pair to the next: pairs share no sector of memory
+    SECTOR = 8  # int32: counters of two launches share no sector of memory
 
-    def __init__(self) -> None:
+    def __init__(self, numbers: int = 2, launches: int = 4096) -> None:
+        self.numbers, self.launches = numbers, launches
         self.free: dict[torch.device, list[torch.Tensor]] = {}
         self.of_stream: dict[tuple[torch.device, int], torch.Tensor] = {}
 
-    def pair(self, device: torch.device) -> torch.Tensor:
-        """Two int32 on the device, for the next launch in the current stream."""
-        if device.type != "cuda":
-            return torch.zeros(2, dtype=torch.int32)
+    def take(self, device: torch.device, least: int = 0) -> torch.Tensor:
+        """Int32 on the device, for the next launch in the current stream: `numbers`, or if it needs
+        more, at `least` so many.
+        """
+        if device.type != "cuda" or least > self.numbers:
+            return torch.zeros(max(least, self.numbers), dtype=torch.int32, device=device)
         if torch.cuda.is_current_stream_capturing():
             free = self.free.get(device)
-            return free.pop() if free else torch.zeros(2, dtype=torch.int32, device=device)
+            if free:
+                return free.pop()
+            return torch.zeros(self.numbers, dtype=torch.int32, device=device)
         key = (device, driver.active.get_current_stream(device.index))
         if key not in self.of_stream:
             if not self.free.get(device):
-                pairs = torch.zeros((self.PAIRS, self.APART), dtype=torch.int32, device=device)
+                apart = -(-self.numbers // self.SECTOR) * self.SECTOR
+                made = torch.zeros((self.launches, apart), dtype=torch.int32, device=device)
                 torch.cuda.current_stream(device).synchronize()  # other streams may use them
-                self.free[device] = list(pairs[:, :2])
-            pair = self.of_stream[key] = self.free[device].pop()
-            lasting[pair.data_ptr()] = pair
+                self.free[device] = list(made[:, : self.numbers])
+            mine = self.of_stream[key] = self.free[device].pop()
+            lasting[mine.data_ptr()] = mine
         return self.of_stream[key]

@@ -146,7 +146,7 @@ def tensors(
         describe(o, WARPGROUP_ROWS.value // config.heads, width_o, config.heads),
         *(describe_second_panels(request, plan, o, lse) if two else (lse, lse, lse, lse)),
         lse,
-        counters.pair(o.device) if config.scheduler == "dynamic" else lse,
+        counters.take(o.device) if config.scheduler == "dynamic" else lse,
         tiles,
         lse if request.alibi_slopes is None else request.alibi_slopes,
         lse if request.sink is None else request.sink,

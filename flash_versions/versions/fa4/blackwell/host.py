@@ -63,7 +63,7 @@ def describe_all(
 
 def tensors(request: Request, config: BlackwellConfig, o: torch.Tensor, lse: torch.Tensor) -> tuple:
     """The arguments of the kernel that are tensors."""
-    claims = counters.pair(o.device) if config.scheduler == "dynamic" else lse
+    claims = counters.take(o.device) if config.scheduler == "dynamic" else lse
     return (*describe_all(request, o, config), lse, claims)
 
 

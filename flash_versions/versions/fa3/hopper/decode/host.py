@@ -11,9 +11,10 @@ from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import padded_head_dim
 from flash_versions.dispatch.version import Forward
 from flash_versions.versions.fa2 import shares as equal_shares
-from flash_versions.versions.fa2.combine import Partials, combine
+from flash_versions.versions.fa2.combine import Partials
 from flash_versions.versions.fa2.shares import MOST_SEQUENCES, even_shares
-from flash_versions.versions.fa3.hopper.decode.kernel import PANEL, decode_kernel
+from flash_versions.versions.fa3.hopper.decode.kernel import decode_kernel
+from flash_versions.versions.fa3.hopper.decode.pieces import PANEL
 from flash_versions.versions.fa3.hopper.host import (
     kv_apart,
     score_scales,
@@ -23,11 +24,13 @@ from flash_versions.versions.fa3.hopper.host import (
 from flash_versions.versions.tiles import wgmma
 from flash_versions.versions.tiles.ragged import describe_ragged
 from flash_versions.versions.tiles.sequences import new_outputs
+from flash_versions.versions.tiles.tile_scheduler import Counters
 from flash_versions.versions.tiles.tma import undescribable
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 SCANNED = 128  # sequences whose blocks a program adds up at once, at least
 REGISTERS = 64 * 1024  # of a multiprocessor
+MOST_COUNTERS = 512  # of a launch, without given shares: two programs for each multiprocessor
 THREADS = 256  # Triton starts a producer's warp as a warpgroup
 
 
@@ -46,6 +49,7 @@ class DecodeConfig:
     slots: int = 4
 
 
+counters = Counters(MOST_COUNTERS, launches=1024)
 launch_alone = Launcher(decode_kernel)
 launch_by_two = Launcher(WithOptions(decode_kernel, maxnreg=REGISTERS // THREADS // 2))
 
@@ -166,7 +170,6 @@ def make_plan(
         "PANELS": panels,
         "PANELS_V": panels_v,
         "BATCH": max(SCANNED, 1 << (batch - 1).bit_length()),
-        "OVERLAP": shares > 1 and devices.launches_overlap(q.device),
         "PRODUCER_REGISTERS": 40,
     }
     numbers = (
@@ -190,12 +193,11 @@ def forward(
 
 
 def launch(plan: Plan, request: Request) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """Launch the kernel as planned, and the reduction of what shares have cut."""
+    """Launch the kernel as planned."""
     q, k, v = request.q, request.k, request.v
-    shares = plan.grid[0] // k.shape[2]
+    programs = plan.grid[0]
     o, lse = new_outputs(request)
-    partials = Partials.allocate(2 * shares, o, packed=False)
-    cut = torch.empty((shares, 2), dtype=torch.int32, device=q.device)
+    partials = Partials.allocate(2 * programs // k.shape[2], o, packed=False)
     box = min(plan.config.block_kv, plan.constants["PAGE_SIZE"] or plan.config.block_kv)
     optional = (
         request.kv_lengths, request.kv_starts, request.cu_seqlens_k, request.block_table,
@@ -210,11 +212,8 @@ def launch(plan: Plan, request: Request) -> tuple[torch.Tensor, torch.Tensor, No
         partials.acc.ptr,
         partials.row_max.ptr,
         partials.row_sum.ptr,
-        cut,
+        counters.take(q.device, programs),
         *[lse if x is None else x for x in optional],
     )
     (launch_alone if plan.config.programs == 1 else launch_by_two).launch(plan, tensors)
-    if shares > 1:
-        overlap = plan.constants["OVERLAP"]
-        combine(partials, (*plan.key, shares), shares, o, lse, overlap, cut)
     return o, lse, None

@@ -19,8 +19,9 @@ What changes.
 * A consumer, four warps, computes with WGMMA. Its tile has 64 rows, of which the queries of a key
   head use a few. The products of the other rows are wasted, and cost nothing: a block of 64 keys at
   head_dim 128 takes the memory 1800 cycles of a multiprocessor, and its two products 512.
-* The shares of the work are those of `fa2/shares.py`, found by each program on the GPU, and
-  `fa2/combine.py` combines what they have cut.
+* The shares of the work are those of `fa2/shares.py`, found by each program on the GPU. Of a
+  sequence that is cut, the program that comes last combines the pieces (`pieces.py`), where FA2
+  launches a kernel that waits for all programs.
 
     program (key head, share):  find the first and the last sequence of the share
 
@@ -31,14 +32,16 @@ What changes.
             wait for an empty slot, load K_j            wait for K_j; S = Q K_j^T; give it back
             wait for an empty slot, load V_j            mask if cut, softmax
                                                         wait for V_j; O += P V_j; give it back
-                                                    store O, LSE (all of the sequence) or acc, m, l
+                                                    store O, LSE (all of the sequence) or acc, m, l;
+                                                    the last of a sequence: combine its pieces
 
 Head dims are cut in panels of 64, the 128 bytes that are swizzled together, so that boxes of a few
 rows lie in shared memory as the rows of a block do: S is a sum over panels, and O has a panel for
 each of V's.
 
 Cost. 16 KiB of shared memory for 64 query rows at head_dim 128, and partial results as in FA2. What
-is fixed is a launch, three loads that wait for each other (lengths, page, keys) and the reduction.
+is fixed is a launch, three loads that wait for each other (lengths, page, keys), and at the end of
+a sequence that is cut a store, a counter and a load that wait for each other.
 
 Sources. The producer, its ring and boxes: Shah et al. 2024, arXiv:2407.08608. Shares: Osama,
 Merrill, Cecka, Garland, Owens 2023, "Stream-K"; FlashInfer (Ye et al. 2025). FlashAttention's own
@@ -54,12 +57,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from flash_versions.versions.fa3.hopper.decode.pieces import PANEL, Output, store_piece
 from flash_versions.versions.fa3.hopper.decode.problem import (
     DecodeProblem,
     KeyRows,
     ScoreChanges,
 )
-from flash_versions.versions.tiles.algebra import finalize, softmax_step
+from flash_versions.versions.tiles.algebra import softmax_step
 from flash_versions.versions.tiles.pipeline import Pipeline
 from flash_versions.versions.tiles.ragged import box_in_sequence
 from flash_versions.versions.tiles.triton_compat import aggregate, load_tile, reinterpret
@@ -71,7 +75,6 @@ COUNTS = [
     "window_left", "window_right", "scale_log2", "cap_scale", "slopes_batch_stride",
     "slopes_head_stride",
 ]  # fmt: skip
-PANEL = gl.constexpr(64)  # dims of a box: with 16 bits, the 128 bytes that are swizzled together
 
 
 @aggregate
@@ -108,18 +111,6 @@ def make_ring(
     panels = reinterpret(boxes, [SLOTS * PANELS, BLOCK_KV, PANEL], layout)
     slots = Pipeline(boxes, full, empty, SLOTS)
     return Ring(slots, panels, PANELS, PANELS_K, PANELS_V, BOXES)
-
-
-@aggregate
-class Output:
-    """What a program writes: results, or partial results in the slots of a workspace."""
-
-    o: gl.tensor
-    lse: gl.tensor
-    acc: gl.tensor
-    row_max: gl.tensor
-    row_sum: gl.tensor
-    DIM: gl.constexpr
 
 
 @aggregate
@@ -242,69 +233,21 @@ def waited(tokens, PANELS: gl.constexpr):
 
 
 @gluon.jit
-def store_vectors(problem, target, batch, acc, DIM: gl.constexpr):
-    """Write the rows of panels that are queries."""
-    for panel in gl.static_range(len(acc)):
-        x = acc[panel]
-        row = gl.arange(0, WARPGROUP_ROWS, layout=gl.SliceLayout(1, x.type.layout))
-        dim = gl.arange(0, PANEL, layout=gl.SliceLayout(0, x.type.layout)) + panel * PANEL
-        mask = problem.exist(row)[:, None] & (dim < DIM)[None, :]
-        at = (problem.vectors(batch, row) * DIM)[:, None] + dim[None, :]
-        gl.store(target + at, x, mask=mask)
-
-
-@gluon.jit
-def store_values(problem, target, batch, x):
-    """Write a number for each row that is a query."""
-    row = gl.arange(0, WARPGROUP_ROWS, layout=x.type.layout)
-    gl.store(target + problem.values(batch, row), x, mask=problem.exist(row))
-
-
-@gluon.jit
-def store_piece(problem, share, out, sequence, whole, begins, acc, row_max, row_sum):
-    """Write O and the LSE of a sequence that the share has all of, or else the state to a slot."""
-    panel_rows: gl.constexpr = gl.SliceLayout(1, accumulator_layout(PANEL))
-    row_max = gl.convert_layout(row_max, panel_rows, assert_trivial=True)
-    row_sum = gl.convert_layout(row_sum, panel_rows, assert_trivial=True)
-    if whole:
-        results = ()
-        for panel in gl.static_range(len(acc)):
-            x, lse = finalize(acc[panel], row_max, row_sum)
-            results = results + (x,)
-        store_vectors(problem, out.o, sequence, results, out.DIM)
-        store_values(problem, out.lse, sequence, lse)
-    else:
-        slot = 2 * share.number + begins.to(gl.int32)
-        store_vectors(problem, out.acc, slot, acc, out.DIM)
-        store_values(problem, out.row_max, slot, row_max)
-        store_values(problem, out.row_sum, slot, row_sum)
-
-
-@gluon.jit
-def consume(problem, share, ring, q_tile, out, cut, q):
+def consume(problem, share, ring, q_tile, out, q):
     """The consumer: attend to each sequence of the share."""
     stage = ring.slots.at(0, 0)
     sequence, start = share.sequence, share.start
-    pieces = share.start * 0
     while start < share.end:
         piece = problem.piece(share, sequence, start)
         load_queries(problem, q, q_tile, sequence)
         queries = problem.queries(sequence, piece.length)
-        begins, ends = start >= share.begin, piece.stop <= share.end
-        row_max, row_sum = problem.first_state(begins)
+        row_max, row_sum = problem.first_state(start >= share.begin)
         acc, row_max, row_sum, stage = attend_piece(
             problem, ring, stage, q_tile, queries, piece, row_max, row_sum
         )
-        store_piece(
-            problem, share, out, sequence, begins & ends, begins, acc, row_max, row_sum
-        )  # fmt: skip
-        if begins & (piece.stop > share.end):
-            pieces = share.with_block(piece.stop - 1) - share.number + 1
+        store_piece(problem, share, out, sequence, start, piece.stop, acc, row_max, row_sum)
         sequence += 1
         start = piece.stop
-    if problem.kv_head == 0:
-        gl.store(cut + 2 * share.number, sequence - 1)
-        gl.store(cut + 2 * share.number + 1, pieces)
 
 
 @gluon.jit(do_not_specialize=COUNTS)
@@ -317,7 +260,7 @@ def decode_kernel(
     acc,
     row_max,
     row_sum,
-    cut,
+    arrivals,
     lengths,
     starts,
     cuts,
@@ -358,12 +301,9 @@ def decode_kernel(
     PANELS: gl.constexpr,
     PANELS_V: gl.constexpr,
     BATCH: gl.constexpr,
-    OVERLAP: gl.constexpr,
     PRODUCER_REGISTERS: gl.constexpr,
 ):
     """One program per key head and share: a warp that loads and four that compute."""
-    if OVERLAP:
-        launch_dependents()
     keys = KeyRows(
         lengths, starts, cuts, table, gl.to_tensor(table_stride), gl.to_tensor(apart),
         gl.to_tensor(kv_length), LENGTHS, STARTS, CUTS, PAGE_SIZE
@@ -385,7 +325,7 @@ def decode_kernel(
     ring = make_ring(k, SLOTS, SLOT_PANELS, PANELS, PANELS_V, BOXES, BLOCK_KV)
     q_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([WARPGROUP_ROWS, PANEL], k.dtype)
     q_tile = gl.allocate_shared_memory(k.dtype, [PANELS, WARPGROUP_ROWS, PANEL], q_layout)
-    out = Output(o, lse, acc, row_max, row_sum, DIM_V)
+    out = Output(o, lse, acc, row_max, row_sum, arrivals, DIM_V)
     queries = QueryRows(
         q, gl.to_tensor(q_batch_stride), gl.to_tensor(q_row_stride), gl.to_tensor(q_head_stride),
         DIM
@@ -393,18 +333,9 @@ def decode_kernel(
     fence_async_shared()
     gl.warp_specialize(
         [
-            (consume, (problem, share, ring, q_tile, out, cut, queries)),
+            (consume, (problem, share, ring, q_tile, out, queries)),
             (produce, (problem, share, ring, k, v)),
         ],
         [1],
         [PRODUCER_REGISTERS],
     )
-
-
-@gluon.jit
-def launch_dependents():
-    """Let the reduction be launched while this kernel runs (programmatic dependent launch)."""
-    gl.inline_asm_elementwise(
-        "griddepcontrol.launch_dependents; mov.u32 $0, 0;", "=r", [], dtype=gl.int32,
-        is_pure=False, pack=1
-    )  # fmt: skip
