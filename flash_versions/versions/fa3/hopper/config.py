@@ -11,7 +11,6 @@ from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 # Rows that a consumer of three gets done while one of two does a row, at head_dim 64 (docs/log.md).
 THREE_TO_TWO = 1.16
-FEW_QUERIES = 512  # that leave a good part of the tiles of one head empty
 OTHER_BYTES = 3 * 1024  # what a program has in shared memory beside tiles, at most
 SCHEDULERS = ("grid", "static", "dynamic")
 
@@ -120,17 +119,10 @@ def default_config(request: Request) -> HopperConfig:
 
 def heads_of_tile(request: Request) -> int:
     """How many query heads share a tile: of a group as many as the largest power of two that
-    divides it, where ends of sequences or a mask cut tiles, or few queries fill none. Of long rows
-    under a mask, it pays at head_dim 64, where tiles are high, and above 192 (docs/log.md).
+    divides it. Ends of sequences and a mask then cut fewer tiles, few queries fill one, and
+    neighbouring tiles read the same keys (docs/log.md). A slope of ALiBi belongs to one head.
     """
-    if request.alibi_slopes is not None:
-        return 1
-    is_cut = request.window_left is not None or request.window_right is not None
-    head_dim = max(request.q.shape[3], request.v.shape[3])
-    pays = request.is_ragged or request.has_intervals or request.q.shape[1] < FEW_QUERIES
-    if pays or is_cut and not 64 < head_dim <= 192:
-        return min(request.group & -request.group, 32)
-    return 1
+    return 1 if request.alibi_slopes is not None else min(request.group & -request.group, 32)
 
 
 def config_of_one_head(request: Request) -> HopperConfig:
