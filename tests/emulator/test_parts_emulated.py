@@ -189,20 +189,22 @@ def test_parts_that_are_not_possible():
         config.BackwardConfig(panels=True, pair=True, parts=2)
 
 
-CHOSEN = [  # (queries, heads, key heads, options, parts)
-    (2048, 16, 4, {"causal": True}, 4), (2048, 32, 8, {"causal": True}, 2),
-    (4096, 16, 4, {"causal": True}, 2), (8192, 32, 8, {"causal": True}, 2),
-    (2048, 16, 4, {}, 2), (4096, 16, 4, {}, 1), (512, 16, 4, {}, 4), (512, 64, 8, {}, 4),
-    (512, 6, 2, {}, 3), (512, 10, 2, {}, 5), (8192, 16, 16, {"causal": True}, 1),
-    (6144, 16, 4, masks.shared_prompt(2048, [256] * 16), 2),
-    (6144, 64, 16, masks.shared_prompt(2048, [256] * 16), 2),
+CAUSAL, PROMPT = {"causal": True}, masks.shared_prompt(2048, [256] * 16)
+CHOSEN = [  # (head_dim, queries, heads, key heads, options, parts)
+    (128, 2048, 16, 4, CAUSAL, 4), (128, 2048, 32, 8, CAUSAL, 2), (128, 4096, 16, 4, CAUSAL, 2),
+    (128, 8192, 32, 8, CAUSAL, 2), (128, 2048, 16, 4, {}, 2), (128, 4096, 16, 4, {}, 1),
+    (128, 512, 16, 4, {}, 4), (128, 512, 64, 8, {}, 4), (128, 512, 6, 2, {}, 3),
+    (128, 512, 10, 2, {}, 5), (128, 8192, 16, 16, CAUSAL, 1), (128, 6144, 16, 4, PROMPT, 2),
+    (128, 6144, 64, 16, PROMPT, 2), (256, 512, 16, 4, CAUSAL, 4), (256, 2048, 16, 4, CAUSAL, 2),
+    (256, 2048, 32, 8, CAUSAL, 2), (256, 8192, 32, 8, CAUSAL, 1), (256, 512, 16, 4, {}, 4),
+    (256, 2048, 32, 8, {}, 1), (192, 512, 16, 4, CAUSAL, 1),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("tokens", "heads", "kv_heads", "options", "parts"), CHOSEN)
-def test_what_is_chosen(tokens, heads, kv_heads, options, parts):
+@pytest.mark.parametrize(("head_dim", "tokens", "heads", "kv_heads", "options", "parts"), CHOSEN)
+def test_what_is_chosen(head_dim, tokens, heads, kv_heads, options, parts):
     """On a GPU of 132 SMs; the CPU, which has one, divides nothing."""
-    q = torch.empty(1, tokens, heads, 128, dtype=torch.bfloat16)
+    q = torch.empty(1, tokens, heads, head_dim, dtype=torch.bfloat16)
     k = q[:, :, :kv_heads]
     request = make_request(q, k, k, **options)
     assert config.default_config(request).parts == 1

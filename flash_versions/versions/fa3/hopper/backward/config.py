@@ -181,8 +181,8 @@ def default_config(request: Request) -> BackwardConfig:
     if max(dims) > 128:
         halves = BackwardConfig(panels=True, halves=True)
         pair = BackwardConfig(panels=True, pair=True)
-        return next((x for x in (halves, pair) if x.fits(*dims)), BackwardConfig(block_kv=64))
-    if max(dims) > 64:
+        config = next((x for x in (halves, pair) if x.fits(*dims)), BackwardConfig(block_kv=64))
+    elif max(dims) > 64:
         config = BackwardConfig(panels=True)
     else:  # With softcap both P and its slope wait for dP, and held operands would spill.
         config = BackwardConfig(stages=3, early=True, held=request.softcap is None)
@@ -207,7 +207,10 @@ def choose_parts(request: Request, config: BackwardConfig) -> int:
 
     Programs whose tiles weigh unlike do not walk over heads in step: what they have under way is Q,
     dO and dQ of all heads that a program walks over. With fewer heads that fits in the L2 cache.
+    Above head_dim 128 that was not seen: parts only pay where tiles are few (docs/log.md).
     """
+    if config.by_halves:
+        return 1
     tiles = tiles_of_keys(request, config.block_kv)
     queries, kv_heads, group = request.q.shape[1], request.k.shape[2], request.group
     if request.cu_seqlens_q is not None:  # most of the work is in sequences longer than the mean
@@ -220,6 +223,8 @@ def choose_parts(request: Request, config: BackwardConfig) -> int:
     elif request.window_right is not None:
         usual = longest / 2
     sms = devices[request.q.device].num_sms
+    if config.block_kv == 64 and tiles * kv_heads > FEW_WAVES * sms:
+        return 1
     under_way = min(sms, tiles * kv_heads) * config.block_kv * bytes_of_row(request)
 
     def time(parts: int) -> float:
