@@ -52,7 +52,7 @@ SIZES = {  # (rows, tokens, key heads)
 }
 ALL = "all heads"  # in a section
 PROMPT, ANSWERS = 2048, [256] * 16
-NUMBERS = {256: 0, 512: 1, 1024: 2, 2048: 3, 4096: 4}  # of draws of packed_gpu with this mean length
+NUMBERS = {256: 0, 512: 1, 1024: 2, 2048: 3, 4096: 4}  # of packed_gpu's draws, by mean length
 PROCESSES = 15
 CHECK_SECONDS = 80  # of a kernel's process at most
 device = "cuda"

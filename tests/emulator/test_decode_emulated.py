@@ -332,12 +332,8 @@ BUGS = {
     "a slot of the workspace is written twice": Bug(
         "Output.slot", [(" + begins.to(gl.int32)", "")], WRONG
     ),
-    "a part is taken for the whole": Bug(
-        "store_piece", [("if begins & ends", "if begins")], WRONG
-    ),
-    "a piece too few is combined": Bug(
-        "store_piece", [("- first + 1", "- first")], WRONG
-    ),
+    "a part is taken for the whole": Bug("store_piece", [("if begins & ends", "if begins")], WRONG),
+    "a piece too few is combined": Bug("store_piece", [("- first + 1", "- first")], WRONG),
     "a program combines before the last has counted": Bug(
         "store_piece", [("== pieces - 1", "== pieces - 2")], WRONG
     ),

@@ -77,7 +77,7 @@ def store_values(problem, target, batch, x):
 @gluon.jit
 def store_piece(problem, share, out, sequence, start, stop, acc, row_max, row_sum):
     """Write O and the LSE of a sequence, blocks [start, stop) in the line of all blocks, if the
-    share has all of it; else leave the state of its piece, and combine all pieces if it is the last.
+    share has all of it; else leave the state of its piece, and the last one combines all pieces.
     """
     panel_rows: gl.constexpr = gl.SliceLayout(1, accumulator_layout(PANEL))
     row_max = gl.convert_layout(row_max, panel_rows, assert_trivial=True)
@@ -143,7 +143,7 @@ def combine_pieces(problem, out, sequence, first, pieces, DIMS: gl.constexpr):
 
 @gluon.jit
 def load_left(pointers, mask, other: gl.constexpr):
-    """What programs have left in memory: from L2, as the L1 cache may hold what was there before."""
+    """What programs have left in memory: from L2, as L1 may hold what was there before."""
     return gl.load(pointers, mask=mask, other=other, cache_modifier=".cg")
 
 
