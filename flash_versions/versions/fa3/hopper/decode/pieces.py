@@ -107,7 +107,7 @@ def store_piece(problem, share, out, sequence, start, stop, acc, row_max, row_su
 
 
 @gluon.jit
-def combine_pieces(problem, out, sequence, first, pieces, DIMS: gl.constexpr):
+def combine_pieces(problem, out, sequence, first, pieces, DIMS):
     """O and the LSE of a sequence from its pieces, whose first one is in this share."""
     layout: gl.constexpr = gl.BlockedLayout([1, DIMS // 32], [1, 32], [4, 1], [1, 0])
     rows: gl.constexpr = gl.SliceLayout(1, layout)
@@ -121,24 +121,29 @@ def combine_pieces(problem, out, sequence, first, pieces, DIMS: gl.constexpr):
         for number in range(0, pieces, AT_ONCE):
             found = ()
             for i in gl.static_range(AT_ONCE):
-                share = first + (number + i)
-                slot = out.slot(share, share == first)
                 there = exist & (number + i < pieces)
-                at = (problem.vectors(slot, row) * out.DIM)[:, None] + dim[None, :]
-                mask = there[:, None] & (dim < out.DIM)[None, :]
-                found = found + (
-                    (
-                        load_left(out.acc + at, mask, 0.0),
-                        load_left(out.row_max + problem.values(slot, row), there, float("-inf")),
-                        load_left(out.row_sum + problem.values(slot, row), there, 0.0),
-                    ),
-                )
+                state = load_piece(problem, out, first, number + i, row, there, dim)
+                found = found + (state,)
             for i in gl.static_range(AT_ONCE):
                 acc, row_max, row_sum = merge(acc, row_max, row_sum, *found[i])
         x, lse = finalize(acc, row_max, row_sum)
         at = (problem.vectors(sequence, row) * out.DIM)[:, None] + dim[None, :]
         gl.store(out.o + at, x, mask=exist[:, None] & (dim < out.DIM)[None, :])
         gl.store(out.lse + problem.values(sequence, row), lse, mask=exist)
+
+
+@gluon.jit
+def load_piece(problem, out, first, number, row, exist, dim):
+    """The state of the rows that exist after a piece's keys: (acc, row_max, row_sum)."""
+    share = first + number
+    slot = out.slot(share, share == first)
+    at = (problem.vectors(slot, row) * out.DIM)[:, None] + dim[None, :]
+    values = problem.values(slot, row)
+    return (
+        load_left(out.acc + at, exist[:, None] & (dim < out.DIM)[None, :], 0.0),
+        load_left(out.row_max + values, exist, float("-inf")),
+        load_left(out.row_sum + values, exist, 0.0),
+    )
 
 
 @gluon.jit
