@@ -96,4 +96,4 @@ kernels-hub: $(VENV)/.ready ## write the kernel for Hugging Face's Kernels Hub: 
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) .triton-* .pytest_cache .mypy_cache .ruff_cache
-	rm -rf docs/_build docs/_made docs/versions docs/walkthroughs
+	rm -rf docs/_build docs/_made docs/learn/versions docs/learn/walkthroughs

@@ -1,8 +1,8 @@
 """Write the repository's public address wherever it belongs: python .ci/address.py ADDRESS.
 
 It goes into the links of the package (pyproject.toml), the citation, the links to Colab, Kaggle and
-Codespaces in docs/install.md, and the commands that clone. Another address replaces the one that is
-there.
+Codespaces in docs/use/install.md, and the commands that clone. Another address replaces the one
+that is there.
 """
 
 import os
@@ -36,7 +36,7 @@ def citation(text: str, address: str) -> str:
 
 
 def start_links(text: str, address: str, owner: str, name: str) -> str:
-    """docs/install.md with links that open the first notebook elsewhere."""
+    """docs/use/install.md with links that open the first notebook elsewhere."""
     notebook = "blob/main/notebooks/00_start.ipynb"
     links = {
         "Open the first notebook in Colab": f"https://colab.research.google.com/github/{owner}/"
@@ -67,11 +67,13 @@ def main(arguments: list[str]) -> int:
     for file, text in {
         "pyproject.toml": package_links((ROOT / "pyproject.toml").read_text(), address),
         "CITATION.cff": citation((ROOT / "CITATION.cff").read_text(), address),
-        "docs/install.md": start_links(
-            (ROOT / "docs/install.md").read_text(), address, owner, name
+        "docs/use/install.md": start_links(
+            (ROOT / "docs/use/install.md").read_text(), address, owner, name
         ),
         "README.md": clone((ROOT / "README.md").read_text(), address),
-        "docs/contributing.md": clone((ROOT / "docs/contributing.md").read_text(), address),
+        "docs/extend/contributing.md": clone(
+            (ROOT / "docs/extend/contributing.md").read_text(), address
+        ),
     }.items():
         new = ROOT / f"{file}.new"
         new.write_text(text)

@@ -31,7 +31,7 @@ exclude_patterns = [
     "_made",
     "jupyter_execute",
     "extensions",
-    "examples",
+    "use/examples",
     "results",
     "extra",
 ]

@@ -1,7 +1,7 @@
 """`python -m transformer.grpo`: reinforcement learning with rewards that can be checked.
 
     python -m transformer.grpo --recipe sums        learns three-digit sums, in a minute on a laptop
-    python -m transformer.grpo --data mine.jsonl    learns problems of a file (docs/your_data.md)
+    python -m transformer.grpo --data mine.jsonl    learns from a file (docs/use/your_data.md)
     python -m transformer.grpo plot runs/sums ...   draws and compares runs
     torchrun --nproc-per-node 4 -m transformer.grpo --recipe sums       the same, on four GPUs
 

@@ -99,8 +99,8 @@ def make_all(app: Sphinx) -> None:
     """Everything, before the first page is read."""
     made = DOCS / "_made"
     processes = [ask_where("1"), ask_where("0")]
-    notebooks = make_walkthroughs(DOCS / "walkthroughs")
-    make_versions(DOCS / "versions", made / "extra" / "diffs", notebooks)
+    notebooks = make_walkthroughs(DOCS / "learn" / "walkthroughs")
+    make_versions(DOCS / "learn" / "versions", made / "extra" / "diffs", notebooks)
     answers = []
     for process in processes:
         answer, errors = process.communicate()

@@ -1,5 +1,5 @@
-"""Terms of docs/glossary.md on the pages of the site: the first use of each shows its definition
-when the pointer is over it, and leads to the glossary.
+"""Terms of docs/learn/glossary.md on the pages of the site: the first use of each shows its
+definition when the pointer is over it, and leads to the glossary.
 
 A well-kept extension for this loads its script from the network, which this site does not; a link
 with a title needs no script. The list of terms is that of the notebooks, lessons/glossary.py.
@@ -17,14 +17,14 @@ sys.path.append(str(Path(__file__).parents[2] / "notebooks"))
 
 from lessons.glossary import entries, first_uses  # noqa: E402
 
-PAGE = "glossary"
+PAGE = "learn/glossary"
 CLASS = "term"
 # Pages on which a term has its ordinary meaning: {page: anchors}.
 OTHER_MEANING = {
-    "api/checking": {"thread"},
-    "api/integrations": {"thread"},
-    "grpo": {"phase"},
-    "log": {"phase"},
+    "use/api/checking": {"thread"},
+    "use/api/integrations": {"thread"},
+    "learn/grpo": {"phase"},
+    "understand/log": {"phase"},
 }
 # A term within one of these is not marked.
 PLAIN = (

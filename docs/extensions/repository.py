@@ -1,8 +1,8 @@
 """Links into the repository: they work in the repository's own view, and on the site.
 
 A link such as ../flash_versions/versions/fa1/forward.py leads to a page of the site that shows the
-file, highlighted; one to docs/*.md or to a walkthrough leads to its page; one to a folder to a list
-of its files. A link to what does not exist stays unresolved, which is a warning.
+file, highlighted; one to a page of docs or to a walkthrough leads to its page; one to a folder to a
+list of its files. A link to what does not exist stays unresolved, which is a warning.
 """
 
 import html
@@ -35,7 +35,7 @@ def folders_of(docname: str) -> list[Path]:
     the README, the top.
     """
     folder, _, _ = docname.rpartition("/")
-    return [ROOT / "notebooks" if folder == "walkthroughs" else DOCS / folder, ROOT]
+    return [ROOT / "notebooks" if folder == "learn/walkthroughs" else DOCS / folder, ROOT]
 
 
 def find(docname: str, target: str) -> Path | None:
@@ -54,7 +54,7 @@ def page_of(path: Path) -> str | None:
     if path.suffix == ".md" and path.parts[0] == "docs":
         return path.relative_to("docs").with_suffix("").as_posix()
     if path.suffix == ".ipynb" and path.parts[0] == "notebooks":
-        return f"walkthroughs/{path.stem}"
+        return f"learn/walkthroughs/{path.stem}"
     return None
 
 

@@ -7,10 +7,10 @@ const words = asked.split(/[^a-z0-9]+/);
 
 var Scorer = {
   score: ([docname, title, anchor, descr, score]) => {
-    const [folder, page] = docname.split("/");
+    const [page, folder] = docname.split("/").reverse();
     if (folder === "versions" && words.includes(page)) return score + 1000;
     if (folder === "versions" && page !== "index") return score + 10;
-    return docname === "log" ? score - 10 : score;
+    return docname === "understand/log" ? score - 10 : score;
   },
   // Sphinx's own weights, which a scorer of one's own has to name.
   objNameMatch: 11,

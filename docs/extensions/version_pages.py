@@ -81,7 +81,7 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 def place(path: Path) -> str:
     """A file's address as seen from the page."""
-    return f"../../{path.relative_to(ROOT).as_posix()}"
+    return f"../../../{path.relative_to(ROOT).as_posix()}"
 
 
 def file_map(name: str) -> str:
@@ -140,7 +140,7 @@ def changes(name: str, before: str) -> str:
         f"such a call compiles away. `python -m flash_versions.diff {before} {name} --plain` "
         f"prints these {diff.changed(lines)} changed lines; without `--plain` it shows the kernels "
         f"with every option, and with `--all` "
-        f'<a href="../diffs/{before}-{name}.html">all files, {everything}</a>.\n\n'
+        f'<a href="../../diffs/{before}-{name}.html">all files, {everything}</a>.\n\n'
         f"```diff\n" + "\n".join(lines) + "\n```\n"
     )
 
@@ -149,7 +149,7 @@ def overview() -> str:
     """All versions in a table, as the first page has it."""
     rows = [
         [
-            f"[{version.title}](versions/{name}.md)",
+            f"[{version.title}](learn/versions/{name}.md)",
             protected(version.wasted),
             protected(version.idea),
         ]
@@ -162,8 +162,10 @@ def page(name: str, before: str | None, notebook: str | None) -> str:
     """The page of a version; `before` is the version that came before it."""
     version = VERSIONS[name]
     earlier = list(VERSIONS.values())[: list(VERSIONS).index(name)]
-    where = ["[What runs where](../where.md)", "[the progression with its measurements]"]
-    where[1] += "(../progression.md)"
+    where = [
+        "[What runs where](../../use/where.md)",
+        "[the progression with its measurements](../progression.md)",
+    ]
     if notebook is not None:
         where.insert(0, f"[The walkthrough](../walkthroughs/{notebook}.ipynb)")
     docstring = ast.get_docstring(ast.parse((FOLDERS / name / "forward.py").read_text())) or ""
@@ -184,7 +186,7 @@ def page(name: str, before: str | None, notebook: str | None) -> str:
         made.append(f"## What changed since {VERSIONS[before].title}\n\n{changes(name, before)}")
     made.append("## Measured\n")
     made += [
-        f"![{text}](../figures/{file})\n\n{text}\n" for file, text in figures(version, earlier)
+        f"![{text}](../../figures/{file})\n\n{text}\n" for file, text in figures(version, earlier)
     ]
     made.append(f"## The kernels\n\n{kernels(name)}")
     return "\n".join(made)

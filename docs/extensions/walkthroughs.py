@@ -92,15 +92,15 @@ def puzzles(group: str) -> Writing:
     return Writing(text, MINUTES[group])
 
 
-BACKWARD = "[the backward](../backward.md)"
+BACKWARD = "[the backward](../../understand/backward.md)"
 WRITE = {
     "00_start": puzzles("memory"),
     "01_fa1": puzzles("softmax"),
     "02_fa2": puzzles("forward"),
     BACKWARD: puzzles("backward"),
     "03_fa3": puzzles("hopper"),
-    "04_fa4": Writing("[an attention of your own](../add_a_version.md)", 60),
-    "05_transformer": Writing("[chats of your own](../your_data.md)", 30),
+    "04_fa4": Writing("[an attention of your own](../../extend/add_a_version.md)", 60),
+    "05_transformer": Writing("[chats of your own](../../use/your_data.md)", 30),
     "06_grpo": Writing("[a task of your own](../grpo.md#a-task-of-your-own)", 30),
 }
 

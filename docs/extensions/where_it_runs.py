@@ -103,7 +103,7 @@ def answers() -> dict[str, Any]:
 def address(kernel: str) -> str:
     """A kernel as a link to its file."""
     path = f"{kernel.rpartition('.')[0].replace('.', '/')}.py"
-    return f"[{path}](../flash_versions/versions/{path})"
+    return f"[{path}](../../flash_versions/versions/{path})"
 
 
 def is_lesson(kernel: str) -> bool:

@@ -52,7 +52,7 @@ from flash_versions.report.tables import (
 BLOCK = re.compile(r"(<!-- results: ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DOCUMENTS = [
     path
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("[a-z]*/*.md")))
     if path.exists() and BLOCK.search(path.read_text())
 ]
 LONG = 2048  # lengths from here on are what the means are over; below them launches weigh, too

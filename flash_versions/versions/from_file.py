@@ -1,4 +1,4 @@
-"""A version from a file of yours, see docs/add_a_version.md: `flash_versions.mine` writes one.
+"""A version from your file, see docs/extend/add_a_version.md: `flash_versions.mine` writes one.
 
 The file has FEATURES and `forward(request)`; it may have `backward(request, o, lse, do, dlse)` and
 `limits(request)`, as a `Version` has it.

@@ -173,7 +173,7 @@ guess(my_guess, first_larger, "the score matrix is larger from", "tokens on")
 # %% [markdown]
 # The score matrix of a long text does not fit on the chip of a GPU. The next picture shows the parts of an
 # H200, the GPU that all measurements of these notebooks are from. <!-- key --> [A GPU in ten
-# words](../docs/gpu.md) explains every part. For now, three of them matter:
+# words](../docs/learn/gpu.md) explains every part. For now, three of them matter:
 #
 # * An **SM** (streaming multiprocessor) is one of the many processors of a GPU. Each has **registers** and
 #   **shared memory**: fast, and small.
@@ -519,7 +519,7 @@ check("last_key", last_key)
 # %% [markdown]
 # **2. A kernel.** Write a softmax of each row. The cell is a puzzle: it is checked when it runs, in a process
 # of its own, and every load and store is watched. You need these functions: `tl.load`, `tl.max(x, 0)`,
-# `tl.exp`, `tl.where`, `tl.sum(x, 0)`, `tl.store`. [Puzzles](../docs/puzzles.md) has more of this kind, from
+# `tl.exp`, `tl.where`, `tl.sum(x, 0)`, `tl.store`. [Puzzles](../docs/learn/puzzles.md) has more of this kind, from
 # easier ones to the backward.
 
 # %%
@@ -542,7 +542,7 @@ predictions()
 # ## Where to read on
 #
 # * [01_fa1](01_fa1.ipynb): how a softmax is computed block by block.
-# * [A GPU in ten words](../docs/gpu.md), and [the glossary](../docs/glossary.md) with all terms of these
+# * [A GPU in ten words](../docs/learn/gpu.md), and [the glossary](../docs/learn/glossary.md) with all terms of these
 #   notebooks.
 # * Vaswani et al. 2017, [Attention Is All You Need](https://arxiv.org/abs/1706.03762): section 3.2 defines
 #   attention.

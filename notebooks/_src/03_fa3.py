@@ -29,7 +29,7 @@
 # * **8-bit numbers**, as an option. The tensor cores multiply them at twice the rate.
 #
 # Time: about 95 minutes. Read [02_fa2](02_fa2.ipynb) first, which explains the online softmax in the
-# form that this notebook uses. [A GPU in ten words](../docs/gpu.md) shows the units of a GPU. You need
+# form that this notebook uses. [A GPU in ten words](../docs/learn/gpu.md) shows the units of a GPU. You need
 # no GPU.
 
 # %% tags=["hide-cell"]
@@ -892,7 +892,7 @@ checked("as_with_copies", difference < 0.02)
 # The backward on Hopper has tiles of keys, also for dQ. The queries that see such a tile lie between the smallest
 # start and the largest end of its keys, so no list is needed. A thread has two of the keys, and reads their
 # intervals from memory. Lists depend on the mask only and not on the
-# layer, so `masks.plan_mask` makes them once for all layers of a model. [masks.md](../docs/masks.md) says which
+# layer, so `masks.plan_mask` makes them once for all layers of a model. [masks.md](../docs/use/masks.md) says which
 # form to choose for which mask.
 
 # %% [markdown]
@@ -1296,7 +1296,7 @@ predictions()
 #   queries that are masked, and this project those that are not.
 # * This project: `flash_versions/versions/fa3/forward.py` and `fa3/hopper/forward.py`, whose
 #   docstrings draw the schedule; `tiles/pipeline.py`; `tiles/tile_scheduler.py`;
-#   [fp8.md](../docs/fp8.md); and what did not work, in [log.md](../docs/log.md).
+#   [fp8.md](../docs/understand/fp8.md); and what did not work, in [log.md](../docs/understand/log.md).
 # * All kernels as you saw them here, in one text: `python -m flash_versions.diff --show fa3 --plain`
 #   and `--show fa3-hopper --plain`.
 # * Solutions: `causal_order.py`, `tile_kind.py` and `fold_fp8.py` in `notebooks/solutions`. Next:

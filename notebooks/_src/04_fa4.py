@@ -1069,7 +1069,7 @@ checked("eighth_with_fewer", fastest["half the multiply-adds"] == 1)
 #   `python -m flash_versions.verify` compares all kernels with the oracle, times them, and writes a
 #   report. Once the kernel has passed there, "auto" takes it on that machine.
 #
-# [The page about this kernel](../docs/blackwell.md) has the sources of all rates.
+# [The page about this kernel](../docs/understand/blackwell.md) has the sources of all rates.
 
 # %% [markdown]
 # ## On your own GPU
@@ -1104,6 +1104,6 @@ predictions()
 #   flash-attention, `flash_fwd_sm100.py` and `softmax.py`.
 # * This project: the docstrings of `flash_versions/versions/fa4/softmax.py` (why the rescaling is
 #   exact, and stays in range), `exp2.py` and `fit_exp2.py` (run `python -m lessons.fit_exp2`), and
-#   what was tried and did not help, in [log.md](../docs/log.md).
+#   what was tried and did not help, in [log.md](../docs/understand/log.md).
 # * Solutions: `notebooks/solutions/raise_reference.py` and `polynomial_exp2.py`. Next:
 #   [05_transformer](05_transformer.ipynb), a model that talks and runs on these kernels.

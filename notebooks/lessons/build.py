@@ -28,6 +28,7 @@ from transformer.model.files import write_text
 NOTEBOOKS = Path(__file__).parent.parent
 SOURCES = NOTEBOOKS / "_src"
 TIMEOUT = 600  # seconds that a cell may take
+GLOSSARY = "../docs/learn/glossary.md"  # as seen from a notebook
 VARIES = "varies"
 FOLDED = {"hide-cell", "hide-input"}  # tags of cells whose code a page and Jupyter show on demand
 ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}")
@@ -55,7 +56,7 @@ def read_source(name: str) -> NotebookNode:
         if cell.source.startswith(puzzles.MARK):
             cell.source = puzzles.cell_of(cell.source.removeprefix(puzzles.MARK))
         if cell.cell_type == "markdown":
-            cell.source = link_first_uses(on_one_line(cell.source), linked, "../docs/glossary.md")
+            cell.source = link_first_uses(on_one_line(cell.source), linked, GLOSSARY)
         if FOLDED.intersection(cell.metadata.get("tags", [])):
             cell.metadata["jupyter"] = {"source_hidden": True}
         text = hashlib.sha256(cell.source.encode()).hexdigest()[:8]

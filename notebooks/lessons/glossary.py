@@ -1,4 +1,5 @@
-"""Terms and their definitions, from docs/glossary.md; the first use of each in a text is linked.
+"""Terms and their definitions, from docs/learn/glossary.md; the first use of each in a text is a
+link.
 
 An entry of that page is a heading, the term, and a paragraph, its definition. What follows up to
 the next heading is only on that page. In a notebook the first use of a term becomes a link that
@@ -11,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-GLOSSARY = Path(__file__).parents[2] / "docs" / "glossary.md"
+GLOSSARY = Path(__file__).parents[2] / "docs" / "learn" / "glossary.md"
 ENTRY = re.compile(r"^## (?P<term>.+)\n\n(?P<definition>(?:.+\n)+)", re.MULTILINE)
 # What is not prose: fences, formulas, headings, tables, code, links, HTML.
 NOT_PROSE = re.compile(

@@ -26,8 +26,8 @@ FlashAttention 3. A cell has lines to fill in where it says `Write here`. Run it
 some seconds, counts loads and stores, and says what is wrong. Three hints and a solution are folded
 below. No GPU is needed.
 
-What the checks look at: [docs/puzzles.md](../docs/puzzles.md). The same puzzles as files:
-`python -m flash_versions.puzzles`."""
+What the checks look at: [docs/learn/puzzles.md](../docs/learn/puzzles.md). The same puzzles as
+files: `python -m flash_versions.puzzles`."""
 
 
 def puzzle(line: str, cell: str) -> None:

@@ -116,7 +116,7 @@ def test_the_rescale_is_behind_a_branch():
 
 def test_the_instructions_in_the_docs():
     """Which there are, with every Triton; how many, with the one that the page names."""
-    page = (ROOT / "docs/inspecting.md").read_text()
+    page = (ROOT / "docs/understand/inspecting.md").read_text()
     tested = re.search(r"instructions of FA4, compiled by Triton ([\d.]+)", page)[1]
     table = dict(re.findall(r"^\| ([\w. ]+) \| (\d.*) \|$", page, re.MULTILINE))
     labels = {label: name for name, label in LABELS.items() if name != "barriers"}

@@ -1,4 +1,4 @@
-"""The commands of docs/add_a_version.md in their order, from an empty folder."""
+"""The commands of docs/extend/add_a_version.md in their order, from an empty folder."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from tests.helpers import ROOT
 
 # One worker takes the walk, for all tests of it.
 pytestmark = pytest.mark.xdist_group("add_a_version")
-PAGE = (ROOT / "docs/add_a_version.md").read_text()
+PAGE = (ROOT / "docs/extend/add_a_version.md").read_text()
 COMMANDS = re.findall(r"^python (-m .*)$", PAGE, re.MULTILINE)
 # Given last, so they count: a few tokens, some groups of which have a spread of rewards.
 SMALLER = {

@@ -1,4 +1,4 @@
-"""docs/examples/char_gpt.py, run short: the same losses with our attention as with torch's."""
+"""docs/use/examples/char_gpt.py, run short: the same losses with our attention as with torch's."""
 
 import re
 import runpy
@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers import ROOT
 
-SCRIPT = ROOT / "docs/examples/char_gpt.py"
+SCRIPT = ROOT / "docs/use/examples/char_gpt.py"
 LINES = 80
 SHORT = "--steps 4 --batch 2 --length 16 --width 32 --heads 2 --device cpu"
 

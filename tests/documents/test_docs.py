@@ -18,11 +18,15 @@ import flash_versions
 from flash_versions import VERSIONS
 from tests.documents.site_links import broken
 from tests.helpers import ROOT
+from tests.test_rooms import MOST_ENTRIES
 
 DOCS = ROOT / "docs"
+ROOMS = ("learn", "use", "understand", "extend")
+WALKTHROUGHS = "learn/walkthroughs"  # made before a build, as learn/versions is
 nbformat = pytest.importorskip("nbformat")
 sys.path.append(str(DOCS / "extensions"))
 walkthroughs = importlib.import_module("walkthroughs")
+NAMED = re.compile(r"(?<![\w/])docs/[\w/]+\.(?:md|py)\b")
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
 # Nothing but the site's own files: no update, no proxy, no name is resolved.
@@ -63,21 +67,53 @@ def pages(site):
     return [name for name in found if name not in sources] + sources[:: max(1, len(sources) // 2)]
 
 
+def pages_of_rooms():
+    """The pages that are written by hand and stand in a room of docs."""
+    return [path for room in ROOMS for path in sorted((DOCS / room).glob("*.md"))]
+
+
+def test_each_page_has_a_room():
+    """The room is the caption under which the first page lists it; no room is full."""
+    assert {path.name for path in DOCS.glob("*.md")} == {"index.md", "changelog.md"}
+    listed = re.findall(r":caption: (\w+)\n:hidden:\n\n(.*?)\n```", text_of("index"), re.DOTALL)
+    assert [caption.lower() for caption, _ in listed] == list(ROOMS)
+    for caption, names in listed:
+        rooms = {name.split("/")[0] if "/" in name else "" for name in names.split()}
+        assert rooms <= {caption.lower(), ""}, caption  # the change log is at the top
+    for room in ROOMS:
+        assert len(list((DOCS / room).iterdir())) <= MOST_ENTRIES, room
+
+
+def text_of(page):
+    """A page's source."""
+    return (DOCS / f"{page}.md").read_text()
+
+
+def test_pages_that_code_and_texts_name_are_there():
+    """Paths such as docs/learn/gpu.md in comments, docstrings and messages."""
+    folders = ("flash_versions", "transformer", "tests", "notebooks", "docs/extensions")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    files += [*pages_of_rooms(), ROOT / "README.md", ROOT / "CITATION.cff"]
+    named = {(found, path) for path in files for found in NAMED.findall(path.read_text())}
+    assert len(named) > 50
+    assert {(name, path) for name, path in named if not (ROOT / name).exists()} == set()
+
+
 def test_no_link_is_broken(site):
     assert broken(site) == []
 
 
 def test_every_document_and_notebook_has_its_page(site):
-    documents = [path.stem for path in DOCS.glob("*.md")]
-    notebooks = [f"walkthroughs/{path.stem}" for path in (ROOT / "notebooks").glob("[0-9]*.ipynb")]
-    assert len(documents) > 8
-    for name in (*documents, *notebooks, "walkthroughs/index"):
+    documents = [path.relative_to(DOCS).with_suffix("") for path in pages_of_rooms()]
+    notebooks = [path.stem for path in (ROOT / "notebooks").glob("[0-9]*.ipynb")]
+    assert len(documents) > 30
+    for name in (*documents, *(f"{WALKTHROUGHS}/{x}" for x in (*notebooks, "index"))):
         assert (site / f"{name}.html").exists(), name
 
 
 def test_every_walkthrough_says_what_it_takes(site):
     """Its time, what it needs and what it teaches; set-up and drawings are folded."""
-    text = (site / "walkthroughs/index.html").read_text()
+    text = (site / WALKTHROUGHS / "index.html").read_text()
     names = [path.stem for path in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))]
     places = [text.index(f'href="{name}.html"') for name in names]
     assert places == sorted(places)
@@ -86,7 +122,7 @@ def test_every_walkthrough_says_what_it_takes(site):
         notebook = nbformat.read(ROOT / f"notebooks/{name}.ipynb", as_version=4)
         tags = [set(cell.metadata.get("tags", ())) for cell in notebook.cells]
         folded = [x for x in tags if x & {"hide-cell", "hide-input"}]
-        page = (site / f"walkthroughs/{name}.html").read_text()
+        page = (site / WALKTHROUGHS / f"{name}.html").read_text()
         assert page.count(">Show the code<") == len(folded), name
 
 
@@ -106,13 +142,13 @@ def test_time_counts_words_code_and_exercises():
 @pytest.mark.parametrize("name", VERSIONS)
 def test_every_version_is_told(site, name):
     """On a page of its own, with its idea and all its files; and on those about all versions."""
-    text = (site / f"versions/{name}.html").read_text()
+    text = (site / f"learn/versions/{name}.html").read_text()
     plain = html.unescape(re.sub("<[^>]*>", "", text))  # without the glossary's links
     assert VERSIONS[name].title in plain and VERSIONS[name].idea[1:] in plain
     for path in (ROOT / "flash_versions/versions" / name).rglob("*.py"):
         file = path.relative_to(ROOT).as_posix()
         assert path.name == "__init__.py" or f"{file}.html" in text, file
-    for page in ("index", "where", "versions/index"):
+    for page in ("index", "use/where", "learn/versions/index"):
         assert VERSIONS[name].title in (site / f"{page}.html").read_text(), page
     before = list(VERSIONS).index(name) - 1
     if before >= 0:
@@ -122,22 +158,23 @@ def test_every_version_is_told(site, name):
 
 def test_terms_show_their_definition(site):
     """On pages and in notebooks, the first use only."""
-    for page, to in (("numerics", "glossary"), ("walkthroughs/01_fa1", "../glossary")):
+    there = ("understand/numerics", "../learn/glossary"), (f"{WALKTHROUGHS}/01_fa1", "../glossary")
+    for page, to in there:
         text = (site / f"{page}.html").read_text()
         for term in ("tensor-core", "program"):
             found = re.findall(rf'<a class="term [^>]+ href="{to}.html#{term}" title="(.*?)"', text)
             assert len(found) == 1 and len(found[0]) > 20, (page, term)
-    assert 'class="term ' not in (site / "glossary.html").read_text()
+    assert 'class="term ' not in (site / "learn/glossary.html").read_text()
 
 
 def test_tables_of_outputs_are_tables(site):
     for page in ("00_start", "01_fa1", "02_fa2"):
-        text = (site / f"walkthroughs/{page}.html").read_text()
+        text = (site / WALKTHROUGHS / f"{page}.html").read_text()
         assert "<td" in text and "|--" not in re.sub(r"<pre.*?</pre>", "", text, flags=re.DOTALL)
 
 
 def test_every_public_name_is_documented(site):
-    reference = "".join(path.read_text() for path in (site / "api").glob("*.html"))
+    reference = "".join(path.read_text() for path in (site / "use/api").glob("*.html"))
     for name in flash_versions.__all__:
         public = getattr(flash_versions, name)
         anchor = f"flash_versions.{name}"
@@ -157,7 +194,7 @@ def test_every_public_name_is_documented(site):
 
 def test_where_it_runs_is_what_the_package_says(site):
     """A few facts that the tables must show, however they come about."""
-    text = (site / "where.html").read_text()
+    text = (site / "use/where.html").read_text()
     assert "capability 7.5; 8.0 (Ampere) or later works" in text  # of a T4
     row = text[text.index("H100, H200") :]
     assert row.index("explicit (Gluon)") < row.index("B200")

@@ -54,7 +54,7 @@ def test_a_second_cell_has_no_second_link():
 
 
 def test_links_to_the_glossary_lead_somewhere():
-    pages = [*(ROOT / "docs").glob("*.md"), *build.SOURCES.glob("*.py")]
+    pages = [*(ROOT / "docs").rglob("*.md"), *build.SOURCES.glob("*.py")]
     wrong = {
         (page.name, anchor)
         for page in pages

@@ -23,7 +23,7 @@ def settings_of(folder: Path) -> Settings:
 
 def test_three_seeds_are_there():
     assert [path.name for path in SUMS] == ["sums-seed0", "sums-seed1", "sums-seed2"]
-    for page in ("README.md", "docs/grpo.md"):
+    for page in ("README.md", "docs/learn/grpo.md"):
         assert "figures/grpo-sums.svg" in (ROOT / page).read_text()
     assert (ROOT / "docs/figures/grpo-sums.svg").exists()
 
@@ -32,7 +32,7 @@ def test_where_the_model_begins():
     first = [next(x for x in read_metrics(folder) if "evaluation" in x) for folder in SUMS]
     right = round(100 * sum(x["sampled"] for x in first) / len(first))
     assert f"`sloppy` gets {right} % right" in (ROOT / "README.md").read_text()
-    assert f"three-digit sums {right} % are right" in (ROOT / "docs/grpo.md").read_text()
+    assert f"three-digit sums {right} % are right" in (ROOT / "docs/learn/grpo.md").read_text()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -93,8 +93,8 @@ def test_countdown_on_a_gpu(seed):
     scores = [line for line in read_metrics(folder) if "evaluation" in line]
     assert scores[0]["sampled"] < 0.4 and scores[-1]["sampled"] >= 0.9
     reached = next(x["seconds"] for x in scores if x["sampled"] >= 0.8)
-    assert reached <= 240 and scores[-1]["seconds"] < 1200  # as docs/grpo.md says
-    assert "figures/grpo-countdown.svg" in (ROOT / "docs/grpo.md").read_text()
+    assert reached <= 240 and scores[-1]["seconds"] < 1200  # as docs/learn/grpo.md says
+    assert "figures/grpo-countdown.svg" in (ROOT / "docs/learn/grpo.md").read_text()
 
 
 def test_practice_on_a_gpu():
@@ -115,7 +115,7 @@ def test_practice_on_a_gpu():
         assert lines[-1]["step"] == recipe.steps
         seconds.append(round(lines[-1]["seconds"]))
     first, last = (f"{rewards[0][n]:.1%}".replace("%", " %") for n in (0, -1))
-    text = " ".join((ROOT / "docs/grpo.md").read_text().split())
+    text = " ".join((ROOT / "docs/learn/grpo.md").read_text().split())
     assert f"{first} are right in the first step and {last} in the last" in text
     assert f"the three took {seconds[0]}, {seconds[1]} and {seconds[2]} seconds" in text
     assert 0.65 < rewards[0][0] < 0.75

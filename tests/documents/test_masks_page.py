@@ -1,4 +1,4 @@
-"""The pictures of docs/masks.md show what the masks do."""
+"""The pictures of docs/use/masks.md show what the masks do."""
 
 import re
 
@@ -10,7 +10,7 @@ from flash_versions.versions.tiles.intervals import Intervals
 from tests.flash_versions.versions.test_masks import seen
 from tests.helpers import ROOT
 
-PICTURES = re.findall(r"```text\n(.*?)```", (ROOT / "docs" / "masks.md").read_text(), re.DOTALL)
+PICTURES = re.findall(r"```text\n(.*?)```", (ROOT / "docs/use/masks.md").read_text(), re.DOTALL)
 PARENTS = [-1, 0, 1, 2, 3, 1, 5, 6, 0, 8, 9, 10]
 
 

@@ -91,7 +91,7 @@ def test_each_idea_is_on_and_off(found):
 
 
 def test_the_page_says_what_the_model_found():
-    page = (DOCS / "blackwell.md").read_text()
+    page = (DOCS / "understand/blackwell.md").read_text()
     rows = compare.compared()
     for name, row in rows.items():
         busy = (row.busy[unit] for unit in (model.TENSOR, model.EXPONENTIALS))

@@ -1,4 +1,4 @@
-"""The commands of docs/your_data.md, in their order, with tiny models and settings."""
+"""The commands of docs/use/your_data.md, in their order, with tiny models and settings."""
 
 import importlib
 import json
@@ -16,7 +16,7 @@ from tests.helpers.random_checkpoint import TINY, write_checkpoint
 from transformer.tasks.problems import read_line
 from transformer.training.tuning.chats import read_chats
 
-PAGE = (ROOT / "docs/your_data.md").read_text()
+PAGE = (ROOT / "docs/use/your_data.md").read_text()
 BLOCKS = re.findall(r"^```(.*?)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 LINES = [line for kind, block in BLOCKS if not kind for line in block.splitlines()]
 COMMANDS = [shlex.split(line) for line in LINES if not line.startswith("{")]
@@ -34,7 +34,7 @@ def folder(tmp_path, monkeypatch):
     """Where the reader is: with the files of the page, and a random model in the hub's place."""
     for name in ("clock.py", "mine.py"):
         assert f"examples/own_data/{name}" in PAGE
-        shutil.copy(ROOT / "docs/examples/own_data" / name, tmp_path)
+        shutil.copy(ROOT / "docs/use/examples/own_data" / name, tmp_path)
     write_checkpoint(tmp_path / HUB, TINY)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

@@ -1,17 +1,17 @@
-"""docs/design.md names rooms and files that exist, and every room."""
+"""docs/extend/design.md names rooms and files that exist, and every room."""
 
 import re
 
 from tests.helpers import ROOT
 
-DESIGN = (ROOT / "docs" / "design.md").read_text()
+DESIGN = (ROOT / "docs/extend/design.md").read_text()
 
 
 def test_where_is_x():
     rows = re.findall(r"^\| (the .+|a benchmark's shapes) \| (.+) \|$", DESIGN, re.M)
     assert len(rows) == 8
     for question, answer in rows:
-        files = re.findall(r"\]\(\.\./([^)]+)\)", answer)
+        files = re.findall(r"\]\(\.\./\.\./([^)]+)\)", answer)
         assert files and all((ROOT / file).is_file() for file in files), question
 
 

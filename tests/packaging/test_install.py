@@ -23,7 +23,7 @@ ROWS = {
     "Colab, Kaggle": "packaging/test_install.py::test_the_cell",
 }
 README = (ROOT / "README.md").read_text()
-INSTALL = (ROOT / "docs/install.md").read_text()
+INSTALL = (ROOT / "docs/use/install.md").read_text()
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 

@@ -23,9 +23,9 @@ def address(tmp_path):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.ROOT = tmp_path
-    (tmp_path / "docs").mkdir()
-    pages = "README.md", "docs/install.md", "docs/contributing.md"
+    pages = "README.md", "docs/use/install.md", "docs/extend/contributing.md"
     for file in ("pyproject.toml", "CITATION.cff", *pages):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / file, tmp_path / file)
     return module
 
@@ -59,9 +59,9 @@ def test_the_address_is_given_once(address, tmp_path):
         _, tree, path = link.removeprefix(ADDRESS).partition("/main/")
         assert not tree or (ROOT / path).exists()
     assert yaml.safe_load((tmp_path / "CITATION.cff").read_text())["repository-code"] == ADDRESS
-    install = (tmp_path / "docs/install.md").read_text()
+    install = (tmp_path / "docs/use/install.md").read_text()
     assert f'\nADDRESS = "{ADDRESS}"\n' in install
-    for page in ("README.md", "docs/contributing.md"):
+    for page in ("README.md", "docs/extend/contributing.md"):
         assert f"git clone {ADDRESS} flash-versions" in (tmp_path / page).read_text()
     colab = "https://colab.research.google.com/github/someone/flash-versions/blob/main/"
     [notebook] = re.findall(rf"{re.escape(colab)}([^)]+)", install)

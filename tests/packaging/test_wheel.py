@@ -84,7 +84,7 @@ def test_contents(built):
     assert wheel == expected
     with tarfile.open(built[".gz"]) as archive:
         sdist = {name.partition("/")[2] for name in archive.getnames()}
-    assert sdist > expected | {"Makefile", "README.md", "tests/conftest.py", "docs/design.md"}
+    assert sdist > expected | {"Makefile", "README.md", "tests/conftest.py", "docs/conf.py"}
 
 
 def distributions(requirements: list[str], found: set[str]) -> set[str]:

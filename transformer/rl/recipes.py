@@ -127,7 +127,7 @@ def flag(name: str) -> str:
 RECIPES: Mapping[str, dict[str, Any]] = {
     # Anywhere: three-digit sums that the teacher got wrong more often than right.
     "sums": {"steps": 80, "decay": 0.75, "eval_every": 20, "eval_problems": 256},
-    # Level 2, for a GPU: a search that has to learn patience, see docs/grpo.md.
+    # Level 2, for a GPU: a search that has to learn patience, see docs/learn/grpo.md.
     "countdown": {
         "model": "runs/countdown-taught",
         "task": "countdown",

@@ -13,7 +13,7 @@ Two ways to it. "ring": the keys go round, and parts are merged by their LSE (`r
 Each rank then runs an ordinary version on whole sequences, and a second all-to-all brings the
 results back. All-to-all sends less over many ranks, has no partial results to merge and takes a
 window, but nothing hides what it sends, and there are no more ranks than heads.
-docs/context_parallel.md compares the two.
+docs/use/context_parallel.md compares the two.
 
 Source of all-to-all: Jacobs et al. 2023, "DeepSpeed Ulysses", arXiv:2309.14509.
 """

@@ -19,7 +19,7 @@ What changes.
   tiles. The explicit kernel gains by it, because its producer works on the next tile while the
   consumers finish this one. In this kernel nothing overlaps, and the hardware deals tiles to
   programs better than a fixed walk does, which with a causal mask costs a tenth of the speed
-  (docs/log.md). So by default every tile has its own program.
+  (docs/understand/log.md). So by default every tile has its own program.
 * A box holds rows of one head, and so does a tile: query heads are no longer packed. The query
   heads of a group get their common keys from the L2 cache. FA2 keeps decoding, where packing pays,
   and splits.

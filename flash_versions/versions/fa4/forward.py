@@ -293,8 +293,8 @@ def choose_rule(request: Request, config: LaunchConfig) -> tuple[float, int]:
     pay.
 
     On Hopper they were measured to cost more than they free: a branch between two products keeps
-    them from overlapping (docs/log.md). Where products are mma.sync's, Triton changes the layout of
-    P once it was taken apart, and the warps agree through shared memory: they stay off there, too.
+    them from overlapping (docs/understand/log.md). Where products are mma.sync's, Triton changes
+    P's layout once it was taken apart, and the warps agree through shared memory: off there, too.
 
     No polynomial in fp32, where its error would show; beyond head_dim 128, where products take four
     times as long as exponentials; and where a block is too narrow to be shared out.

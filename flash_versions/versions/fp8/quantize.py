@@ -5,7 +5,7 @@ divided by a scale first: value = fp8 * scale, scale = largest magnitude / 448. 
 share a scale is a choice (`Fp8.scales`): all of a tensor, those of a head, those of a block of 64
 queries or 128 keys. e4m3 is a floating-point format: what is 100 times smaller than the largest
 value is rounded no worse than that one; only below a 2^15-th of it do bits begin to go. So the
-granularity of the scales matters less than one would think; docs/fp8.md has the figures.
+granularity of the scales matters less than one would think; docs/understand/fp8.md has the figures.
 
 What helps is to spread outliers over the head before they are rounded: incoherent processing
 (`Fp8.hadamard`). With the orthogonal matrix R = diag(signs) @ H / sqrt(dim), signs fixed and

@@ -1,6 +1,6 @@
 """The parts of a GPU that kernels are written for, with the sizes and rates of an H200.
 
-Where the numbers are from: docs/gpu.md.
+Where the numbers are from: docs/learn/gpu.md.
 """
 
 from typing import Any

@@ -547,8 +547,8 @@ def test_ragged_moves_to_a_device():
 
 
 def test_the_page_trains_on_packed_documents():
-    """The lines of docs/plug_in.md, against one document after the other in eager attention."""
-    page = (Path(__file__).parents[3] / "docs" / "plug_in.md").read_text()
+    """The lines of docs/use/plug_in.md, against one document after the other in eager attention."""
+    page = (Path(__file__).parents[3] / "docs/use/plug_in.md").read_text()
     (lines,) = [x for x in page.split("```python\n") if "DataCollatorWithFlattening" in x]
     model = model_of("Llama", "fv_fa3", vocab_size=128)
     names = {"model": model}

@@ -256,7 +256,7 @@ def test_what_the_progression_says_of_peers():
         ours = max(rate("table", name, **x) for name in ("fa3", "fa4"))
         lead = 100 * (rate("table", "flash-attn-4", **x) / ours - 1)
         leads[x["D"]] = max(leads[x["D"]], round(lead))
-    said = " ".join((ROOT / "docs/progression.md").read_text().split())
+    said = " ".join((ROOT / "docs/learn/progression.md").read_text().split())
     found = (
         f"by up to {leads[256]} % at head_dim 256, {leads[64]} % at 64 and {leads[128]} % at 128"
     )
@@ -490,7 +490,7 @@ def test_decoding_over_different_lengths_meets_its_bars():
 @pytest.mark.parametrize("D", [64, 128, 256])
 @pytest.mark.parametrize("version", ["fa3", "fa4"])
 def test_both_runs_of_the_backward_agree(version, D):
-    """Ratios of one may be read beside those of the other, as docs/backward.md says."""
+    """Ratios of one may be read beside those of the other, as docs/understand/backward.md says."""
     one, other = (mean(suite, version, "cudnn", D) for suite in ("backward", "backward peer"))
     assert one == pytest.approx(other, rel=0.01)
 
@@ -517,7 +517,7 @@ def test_hadamard_halves_the_error_on_outliers(head_dim, bar):
 def test_several_gpus_meet_their_bars():
     """Nothing over its budget, and the ring at 1.8 x one GPU. Training: what must be equal is; two
     GPUs have 1.8 x the rate of one with the same batch, and four 3.4 x with as many problems for
-    each (docs/log.md says what of it is missed).
+    each (docs/understand/log.md says what of it is missed).
     """
     rows = of_suite("context parallel") + of_suite("context parallel backward")
     assert not [row for row in rows + of_suite("processes checks") if "reason" in row]

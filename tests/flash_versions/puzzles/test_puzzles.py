@@ -81,7 +81,7 @@ def own_folder(tmp_path, monkeypatch):
 
 
 def test_the_page_lists_the_puzzles():
-    page = (ROOT / "docs/puzzles.md").read_text()
+    page = (ROOT / "docs/learn/puzzles.md").read_text()
     rows = re.findall(r"^\| (\w+) \| (.*) \| (\d+) \|$", page, re.MULTILINE)
     listed = {group: names.replace("*", "").split(", ") for group, names, _ in rows}
     assert listed == {group: list(names) for group, names in ORDER.items()}

@@ -562,7 +562,7 @@ def test_an_option_that_changes_nothing_says_so(command, options, said):
 
 
 def test_the_documented_lines_of_python_answer(capsys):
-    page = (ROOT / "docs" / "generate.md").read_text()
+    page = (ROOT / "docs/use/generate.md").read_text()
     [lines] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     exec(lines, {})
     assert capsys.readouterr().out.endswith("</think><answer>843</answer>\n")

@@ -149,8 +149,8 @@ def test_nothing_to_compute(device):
 
 
 def test_errors_are_those_of_the_roundings(device):
-    """As docs/norm_gemm.md explains: each rounding to bf16, of a factor or of the sum, adds as much
-    as any other, in squares. PyTorch has three, the kernel two; 3 % are for the sample.
+    """As docs/understand/norm_gemm.md explains: each rounding to bf16, of a factor or of the sum,
+    adds as much as any other, in squares. PyTorch has three, the kernel two; 3 % are for chance.
     """
 
     def size(x):

@@ -66,9 +66,10 @@ def test_sloppy_has_the_form_but_not_the_skill():
 
 
 def test_what_the_documents_say_of_all_questions():
-    """Which bars hold, in docs/models.md; the share of all that is right, in docs/grpo.md."""
+    """Which bars hold, in use/models.md; the share of all that is right, in learn/grpo.md."""
     rows = of_suite("shipped models")
-    text, told = (" ".join((ROOT / f"docs/{x}.md").read_text().split()) for x in ("models", "grpo"))
+    pages = (ROOT / "docs" / page for page in ("use/models.md", "learn/grpo.md"))
+    text, told = (" ".join(page.read_text().split()) for page in pages)
     six = {}
     for name in NAMES:
         mine = [row for row in rows if row["model"] == name]

@@ -174,7 +174,7 @@ def test_every_switch_matters(theirs, name):
 
 
 def test_the_page_on_checkpoints_names_every_family():
-    page = (ROOT / "docs/models.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/use/models.md").read_text(encoding="utf-8")
     assert all(f"`{architecture}`" in page for architecture in ARCHITECTURES)
 
 

@@ -398,7 +398,7 @@ def test_our_own_tasks_are_accepted(name):
 
 
 def test_the_documented_tasks_are_accepted():
-    page = (ROOT / "docs" / "grpo.md").read_text()
+    page = (ROOT / "docs/learn/grpo.md").read_text()
     names: dict = {}
     for lines in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
         exec(lines, names)

@@ -52,7 +52,7 @@ LEAST_WIDTH = 1024  # of a row, if the model's context has it
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options for data of one's own."""
-    group = parser.add_argument_group("data of your own (docs/your_data.md)")
+    group = parser.add_argument_group("data of your own (docs/use/your_data.md)")
 
     def add(name: str, help: str, **how: Any) -> None:
         group.add_argument(name, default=argparse.SUPPRESS, help=help, **how)

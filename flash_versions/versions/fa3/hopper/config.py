@@ -9,7 +9,8 @@ from flash_versions.versions.tiles.rows import cdiv
 from flash_versions.versions.tiles.triton_compat import MOST_DIMS_BESIDE_128_KEYS
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
-# Rows that a consumer of three gets done while one of two does a row, at head_dim 64 (docs/log.md).
+# Rows that a consumer of three gets done while one of two does a row, at head_dim 64
+# (docs/understand/log.md).
 THREE_TO_TWO = 1.16
 OTHER_BYTES = 3 * 1024  # what a program has in shared memory beside tiles, at most
 SCHEDULERS = ("grid", "static", "dynamic")
@@ -113,14 +114,15 @@ class HopperConfig:
 
 
 def default_config(request: Request) -> HopperConfig:
-    """The fastest configuration that was found on an H200 (docs/log.md)."""
+    """The fastest configuration that was found on an H200 (docs/understand/log.md)."""
     return replace(config_of_one_head(request), heads=heads_of_tile(request))
 
 
 def heads_of_tile(request: Request) -> int:
     """How many query heads share a tile: of a group as many as the largest power of two that
     divides it. Ends of sequences and a mask then cut fewer tiles, few queries fill one, and
-    neighbouring tiles read the same keys (docs/log.md). A slope of ALiBi belongs to one head.
+    neighbouring tiles read the same keys (docs/understand/log.md). A slope of ALiBi belongs to one
+    head.
     """
     return 1 if request.alibi_slopes is not None else min(request.group & -request.group, 32)
 
@@ -157,8 +159,8 @@ def wide_config(
     Slots of K and V come before a buffer for O and a second Q. Products take so much longer than
     the softmax that consumers need no turns at the tensor cores. Tiles have 128 keys if two slots
     of K and V fit and O leaves registers for so many scores; with `one_v`, which is faster only
-    where tiles weigh unlike (docs/log.md), also if one slot of V fits. Otherwise they have 64 keys,
-    in a third slot if it fits.
+    where tiles weigh unlike (docs/understand/log.md), also if one slot of V fits. Otherwise they
+    have 64 keys, in a third slot if it fits.
     """
     width, width_v = sum(widths), sum(widths_v)
     config = HopperConfig(
@@ -177,7 +179,7 @@ def wide_config(
 
 
 def fp8_config(request: Request) -> HopperConfig:
-    """The fastest configuration in FP8 that was found on an H200 (docs/log.md)."""
+    """The fastest configuration in FP8 that was found on an H200 (docs/understand/log.md)."""
     scheduler = "static" if request.window_right is None else "dynamic"
     head_dim = max(request.q.shape[3], request.v.shape[3])
     if head_dim > 128:

@@ -49,8 +49,8 @@ of the other consumer. At head_dim 64 the products take half the time, as long a
 The last wait of the loop comes after the softmax in this text, and ptxas moves it before the
 exponentials. P V is then complete before they begin, and the compiler can mix rescaling acc and
 rounding P with them. LATE_WAIT puts a branch in between, so that the wait stays where the paper has
-it. On an H200 that is slower (docs/progression.md), because the other consumer keeps the tensor
-cores busy anyway.
+it. On an H200 that is slower (docs/learn/progression.md), because the other consumer keeps the
+tensor cores busy anyway.
 
 Source: Shah et al. 2024, "FlashAttention-3: Fast and Accurate Attention with Asynchrony and
 Low-precision", arXiv:2407.08608, Algorithm 2 and sections 3.1 and 3.2. Its code has the order of

@@ -179,7 +179,7 @@ def more_numbers(request: Request, config: HopperConfig) -> tuple:
 def even_section(request: Request) -> int:
     """`heads_of_section`, with as many heads in the last section as in the others, and whole
     groups. Above head_dim 128 few heads fit in the L2 cache, and with twice as many, tiles of more
-    different weights fill the SMs at the end of a section (docs/log.md).
+    different weights fill the SMs at the end of a section (docs/understand/log.md).
     """
     wide = max(request.q.shape[3], request.v.shape[3]) > 128
     most = heads_of_section(request, 2 * L2_BYTES if wide else L2_BYTES)

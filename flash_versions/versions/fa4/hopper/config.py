@@ -42,15 +42,15 @@ def with_roles(config: HopperConfig, **switches: Any) -> RolesConfig:
 
 
 def default_config(request: Request) -> RolesConfig:
-    """The fastest configuration that was found on an H200 (docs/log.md)."""
+    """The fastest configuration that was found on an H200 (docs/understand/log.md)."""
     # Up to head_dim 128 the decision costs as much as the products that it saves.
     wide = max(request.q.shape[3], request.v.shape[3]) > 128
     return with_roles(fa3.default_config(request), threshold=8.0 if wide else 0.0)
 
 
 def fp8_config(request: Request) -> RolesConfig:
-    """The fastest configuration in FP8 that was found on an H200 (docs/log.md), but for a threshold
-    at head_dim 128: it is worth a percent or two there, and P loses range for it.
+    """The fastest configuration in FP8 that was found on an H200 (docs/understand/log.md), but for
+    a threshold at head_dim 128: it is worth a percent or two there, and P loses range for it.
     """
     head_dim = max(request.q.shape[3], request.v.shape[3])
     # At 128, exponentials take as long as products: the one place where the polynomial pays.

@@ -15,8 +15,8 @@ What changes.
 * A polynomial for some of the exponentials (`exp2.py`).
 * The storer copies O while the consumers begin the next tile.
 
-By default conditional rescaling is on above head_dim 128 only, and the polynomial in FP8 at
-head_dim 65 to 128 only: elsewhere they cost speed on an H200 (`config.py`, docs/progression.md).
+By default conditional rescaling is on above head_dim 128 only, and the polynomial in FP8 only
+at head_dim 65 to 128: elsewhere they cost speed on an H200 (docs/learn/progression.md).
 
     loader      claim load load load ...      claim load ...
     consumer    await score softmax correct score softmax correct ... drain hand over  await ...

@@ -14,7 +14,7 @@ weight n. The product with a linear layer's W then sums over the columns:
     y = norm_swiglu(x, n, eps, gate, up)          silu(rms_norm(x) G^T) * (rms_norm(x) U^T)
 
 So the norm writes nothing and reads nothing: x is read once instead of twice, the normalised x
-never exists, one launch and one rounding to 16 bits are gone (docs/norm_gemm.md measures both).
+never exists, one launch and one rounding to 16 bits are gone (see docs/understand/norm_gemm.md).
 What it costs: each tile of y squares its rows of x anew, on cores that wait for the tensor cores.
 
 Two kernels do this. The portable one below, in Triton, runs everywhere; rmsnorm_hopper.py has

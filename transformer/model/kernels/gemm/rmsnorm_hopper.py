@@ -21,7 +21,7 @@ One consumer; a column is a stretch of time, [..] what the tensor cores do:
   ways to go on, by THROUGH_REGISTERS: the products read these registers, and A leaves shared memory
   once; or they read A from shared memory, and the registers are a copy to be squared. The first
   waits for the loads before it can issue a product, and on an H200 that costs more than reading
-  shared memory twice (docs/norm_gemm.md).
+  shared memory twice (docs/understand/norm_gemm.md).
 * Registers that a product in flight reads must not change. Within a chain of CHAIN slots, spelled
   out one after the other, each slot's A has registers of its own, and the next product is issued
   before the last one is done. Round the loop there is no such way: ptxas would run each product by

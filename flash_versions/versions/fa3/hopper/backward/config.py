@@ -207,7 +207,7 @@ def choose_parts(request: Request, config: BackwardConfig) -> int:
 
     Programs whose tiles weigh unlike do not walk over heads in step: what they have under way is Q,
     dO and dQ of all heads that a program walks over. With fewer heads that fits in the L2 cache.
-    Above head_dim 128 that was not seen: parts only pay where tiles are few (docs/log.md).
+    Above head_dim 128 it was not seen: parts only pay where tiles are few (docs/understand/log.md).
     """
     if config.by_halves:
         return 1

@@ -41,7 +41,7 @@ class DecodeConfig:
     Attributes:
         block_kv: keys of a block; 64 or 128.
         programs: of a multiprocessor at the same time; 1 or 2.
-        slots: of the ring, each for a block of K or of V. Four are faster than six (docs/log.md).
+        slots: of the ring, each for a block of K or V. Four beat six (docs/understand/log.md).
     """
 
     block_kv: int = 64
@@ -117,7 +117,7 @@ def rows_apart(request: Request) -> int | None:
 
 def pays(request: Request) -> bool:
     """Whether the kernel is faster than FA2's: with pages, and at head_dim 64 where lengths differ.
-    Rows of 128 dims reach the same share of a copy's rate in both (docs/measuring.md).
+    Rows of 128 dims reach the same share of a copy's rate in both (docs/understand/measuring.md).
     """
     narrow = max(request.q.shape[3], request.v.shape[3]) <= 64
     return request.block_table is not None or (narrow and equal_shares.pay(request))
