@@ -1,6 +1,9 @@
-"""The rooms of both packages: who imports whom, read from the imports as they are written."""
+"""The rooms of both packages: who imports whom, read from the imports as they are written. And the
+rooms of the documents: where each page is.
+"""
 
 import ast
+import re
 import shutil
 from collections.abc import Iterator
 from functools import cache
@@ -180,3 +183,33 @@ def test_a_full_folder_and_a_room_that_says_nothing_are_found(copy):
     found = find_faults(copy)
     assert any("dispatch.interpreter has 16 entries" in fault for fault in found)
     assert "flash_versions.dispatch.interpreter does not say what it may import" in found
+
+
+# Rooms of docs in the order of index.md, and how texts name a page from the top.
+DOCUMENTS = ("learn", "use", "understand", "extend")
+NAMED = re.compile(r"(?<![\w/])docs/[\w/]+\.(?:md|py)\b")
+
+
+def test_a_page_is_in_the_room_of_its_caption():
+    """And no room is full."""
+    docs = ROOT / "docs"
+    assert {path.name for path in docs.glob("*.md")} == {"index.md", "changelog.md"}
+    listed = re.findall(
+        r":caption: (\w+)\n:hidden:\n\n(.*?)\n```", (docs / "index.md").read_text(), re.DOTALL
+    )
+    assert [caption.lower() for caption, _ in listed] == list(DOCUMENTS)
+    for caption, pages in listed:
+        rooms = {page.split("/")[0] for page in pages.split() if page != "changelog"}
+        assert rooms == {caption.lower()}
+    for room in (docs / name for name in DOCUMENTS):
+        assert len(list(room.iterdir())) <= MOST_ENTRIES, room
+
+
+def test_pages_are_where_texts_say():
+    """In comments, docstrings and messages, such as docs/learn/gpu.md."""
+    folders = ("flash_versions", "transformer", "tests", "notebooks", "docs/extensions")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    files += [*(ROOT / "docs").glob("[a-z]*/*.md"), ROOT / "README.md", ROOT / "CITATION.cff"]
+    named = {(name, path) for path in files for name in NAMED.findall(path.read_text())}
+    assert len(named) > 50
+    assert {(name, path) for name, path in named if not (ROOT / name).exists()} == set()
