@@ -265,12 +265,12 @@ def test_values_at_another_distance_are_left_to_others():
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({}, True), ({"kv_lengths": None}, False), ({"page_size": 64}, True),
-        ({"dims": (128, 128)}, False), ({"dims": (128, 128), "page_size": 16}, True),
+        ({}, True), ({"kv_lengths": None}, False), ({"kv_lengths": None, "page_size": 64}, True),
+        ({"dims": (128, 128)}, True), ({"n": 90, "kv_lengths": None}, False),
     ],
 )  # fmt: skip
 def test_where_it_pays(options, expected, monkeypatch):
-    monkeypatch.setattr(HOST.equal_shares, "LONG", 64)
+    monkeypatch.setattr(HOST, "LONG", 64)
     assert (HOST.planned(requests([70, 80], **options)[0]) is not None) == expected
 
 

@@ -164,15 +164,16 @@ def shares_kernel(
 launch_shares = Launcher(shares_kernel)
 
 
-def pay(request: Request) -> bool:
-    """Whether equal shares pay: for at least two sequences, the longest of LONG keys or more.
+def pay(request: Request, long: int | None = None) -> bool:
+    """Whether equal shares pay: for at least two sequences, of which the longest may have LONG
+    keys or more, or `long`.
 
     Of shorter ones a program has many, and each costs it a beginning and an end; without shares no
     program waits for them long. Every program adds up all sequences, so there may not be too many.
     """
     uneven = request.is_ragged or request.cu_seqlens_k is not None
     batch = request.q.shape[0]
-    return uneven and 1 < batch <= MOST_SEQUENCES and request.max_kv_length >= LONG
+    return uneven and 1 < batch <= MOST_SEQUENCES and request.max_kv_length >= (long or LONG)
 
 
 def shares_of(request: Request, config: LaunchConfig) -> int:

@@ -29,6 +29,10 @@ from flash_versions.versions.tiles.tma import undescribable
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 SCANNED = 128  # sequences whose blocks a program adds up at once, at least
+# By panels. Two programs have 64 KiB of K and V under way on a multiprocessor: as much as keeps the
+# memory busy. With more, programs wait longer, some longer than others (docs/understand/log.md).
+SLOTS = {1: 4, 2: 2, 4: 3}
+LONG = 1024  # keys of the longest sequence: with shorter ones FA2's kernel is as fast or faster
 REGISTERS = 64 * 1024  # of a multiprocessor
 MOST_COUNTERS = 512  # of a launch, without given shares: two programs for each multiprocessor
 THREADS = 256  # Triton starts a producer's warp as a warpgroup
@@ -41,7 +45,7 @@ class DecodeConfig:
     Attributes:
         block_kv: keys of a block; 64 or 128.
         programs: of a multiprocessor at the same time; 1 or 2.
-        slots: of the ring, each for a block of K or V. Four beat six (docs/understand/log.md).
+        slots: of the ring, each for a block of K or of V; see `SLOTS`.
     """
 
     block_kv: int = 64
@@ -61,8 +65,8 @@ def panels_of(head_dim: int) -> int:
 
 def default_config(request: Request) -> DecodeConfig:
     """The configuration for a request."""
-    wide = max(request.q.shape[3], request.v.shape[3]) > 128
-    return DecodeConfig(programs=1 if wide else 2)
+    panels = panels_of(max(request.q.shape[3], request.v.shape[3]))
+    return DecodeConfig(programs=1 if panels > 2 else 2, slots=SLOTS[panels])
 
 
 def left_to_gathering(request: Request) -> str | None:
@@ -116,11 +120,10 @@ def rows_apart(request: Request) -> int | None:
 
 
 def pays(request: Request) -> bool:
-    """Whether the kernel is faster than FA2's: with pages, and at head_dim 64 where lengths differ.
-    Rows of 128 dims reach the same share of a copy's rate in both (docs/understand/measuring.md).
+    """Whether the kernel is faster than FA2's: with pages, and where lengths differ. Of rows of one
+    length, both reach the same share of a copy's rate (docs/use/measuring.md).
     """
-    narrow = max(request.q.shape[3], request.v.shape[3]) <= 64
-    return request.block_table is not None or (narrow and equal_shares.pay(request))
+    return request.block_table is not None or equal_shares.pay(request, LONG)
 
 
 def planned(request: Request) -> Forward | None:
