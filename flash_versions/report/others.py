@@ -76,11 +76,11 @@ def by_head_dim(found: dict[tuple, float], names: tuple[str, ...], own: tuple[st
     return markdown(["head_dim", *columns, "ratio"], body)
 
 
-def divided_groups(document: Document) -> str:
-    """Backwards whose groups of query heads are divided over programs: one part and the default."""
+def divided_groups(suite: str, document: Document) -> str:
+    """Backwards whose groups of query heads are divided over so many programs, and the default."""
     found: dict[tuple, dict[str, Row]] = {}
     for row in document["rows"]:
-        if row["suite"] == "divided groups" and "ms_p50" in row:
+        if row["suite"] == suite and "ms_p50" in row:
             lengths, batch = row["lengths"], row["batch"]
             what = {"in turns": "causal, in turns"}.get(row["kind"], row["kind"])
             if row["kind"] == "prompt":
@@ -91,20 +91,24 @@ def divided_groups(document: Document) -> str:
                 size = f"{batch} x {lengths[0]}"
             name = f"{what}, {size}, {row['kv_heads']} key heads, D={row['head_dim']}"
             rows = found.setdefault((name,), {})
-            rows["default" if row["default"] else row["name"]] = row
-            if row["default"] and row["name"] == "1":
-                rows["1"] = row
+            rows[row["name"]] = row
+            if row["default"]:
+                rows["default"] = row
     if not found:
         return not_measured(f"python {PARTS}")
     body = []
     for (name,), rows in found.items():
         one, chosen = rows["1"]["ms_p50"], rows["default"]
-        cells = [name, f"{one:.3f}", f"{chosen['ms_p50']:.3f}", f"{chosen['parts']}"]
-        cells.append(f"{one / chosen['ms_p50']:.2f}")
+        cells = [name, *(f"{rows[parts]['ms_p50']:.3f}" for parts in ("1", "2", "4"))]
+        cells += [f"{chosen['ms_p50']:.3f}", f"{chosen['parts']}"]
+        cells.append(f"{one / chosen['ms_p50']:.2f} x")
         copies = rows.get("copies")
         body.append([*cells, f"{copies['ms_p50'] / chosen['ms_p50']:.1f} x" if copies else "-"])
-    header = ["milliseconds", "1 part", "default", "its parts", "ratio", "to rows with copies"]
-    about = where_and_when(document, "divided groups")
+    header = ["milliseconds", "1 part", "2 parts", "4 parts", "default", "its parts"]
+    header += ["to 1 part", "to rows with copies"]
+    if all(line[-1] == "-" for line in body):
+        header, body = header[:-1], [line[:-1] for line in body]
+    about = where_and_when(document, suite)
     return f"{markdown(header, body)}\n\n4 query heads to a key head, bf16. {about}.\n"
 
 
@@ -156,7 +160,8 @@ TABLES: dict[str, Callable[[Document], str]] = {
     "head dims": head_dims,
     "head dims backward": backward_of_head_dims,
     "wide backward": partial(backward_of_head_dims, suite="wide backward"),
-    "divided groups": divided_groups,
+    "divided groups": partial(divided_groups, "divided groups"),
+    "wide divided groups": partial(divided_groups, "divided groups, wide"),
     "deterministic backward": in_turns,
     "host": on_the_host,
 }

@@ -1,5 +1,5 @@
-"""Tables of ragged work: packed sequences of random lengths, interval masks, decoding over lengths
-and pages, and what else can be asked for.
+"""Tables of shapes that nobody tuned for: packed sequences of random lengths, interval masks,
+decoding over lengths and pages, dense calls of random shapes, and what else can be asked for.
 """
 
 import statistics
@@ -13,9 +13,7 @@ HEADS = 16
 MASKS = "-m tests.benchmarks.masks_gpu --out FILE"
 PASSES = ("forward", "backward")
 SERVED = (("fa3", "forward"), ("fa4", "forward"), ("fa3", "backward"))
-UNEVEN = "decode, lengths and pages"
-BY_TMA = "decode by TMA"
-LARGE = "nested, 128 keys"  # the candidate that was chosen for rows at head_dim 128
+UNEVEN, DENSE = "decode by TMA", "dense, random"
 
 
 def random_lengths(document: Document) -> str:
@@ -121,38 +119,56 @@ def of_prompts(document: Document) -> str:
 
 
 def uneven_decoding(document: Document) -> str:
-    """Decoding over rows and pages of different lengths: TB/s, and the share of a copy's."""
+    """Decoding over pages and rows of different lengths: shares of a copy's rate of FA2's kernels,
+    and of FA3's, which serves these on Hopper.
+    """
     groups = grouped(document, UNEVEN, "name", by="version")
     if not groups:
         return not_measured("python -m tests.benchmarks.decode_gpu --out FILE")
     body = []
     for name, group in groups.items():
-        now = group["fa2"]
-        if now["lengths"] == "full" or name.startswith("random"):
+        row = group.get("fa3", {})
+        if "of_copy" not in row or row["page"] is None and not uneven(row):
             continue
-        if LARGE in group and now["page"] is None and now["head_dim"] == 128:
-            if group[LARGE]["length"] >= 2048 and now["batch"] > 1:
-                now = group[LARGE]
-        cells = [f"{group['before']['tb_per_s']:.2f}", f"{now['tb_per_s']:.2f}"]
-        body.append([name, *cells, f"{now['of_copy']:.2f}"])
-    header = ["TB/s", "splits of each row", "fa2", "share of a copy"]
+        shares = [group[version]["of_copy"] for version in ("fa2", "fa3")]
+        copy = row["tb_per_s"] / row["of_copy"]
+        body.append([name, f"{copy:.2f}", *(f"{share:.2f}" for share in shares)])
+    header = ["shares of a copy's rate", "copy, TB/s", "fa2", "fa3"]
     return f"{markdown(header, body)}\n\n{where_and_when(document, UNEVEN)}.\n"
 
 
-def decoding_by_tma(document: Document) -> str:
-    """FA3's decoding kernel where it is used, beside FA2's: shares of a copy's rate."""
-    groups = grouped(document, BY_TMA, "name", by="version")
+def uneven(row: Row) -> bool:
+    """Whether a call without pages goes to FA3's kernel (`fa3.hopper.decode.host.pays`)."""
+    return row["lengths"] != "full" and row["batch"] > 1 and row["length"] >= 1024
+
+
+def random_dense(document: Document) -> str:
+    """Dense calls of random shapes: the better version's rate, as a ratio to the better peer's."""
+    groups = grouped(document, DENSE, "number", "pass", by="version")
     if not groups:
-        return not_measured("python -m tests.benchmarks.decode_gpu --out FILE")
+        return not_measured("python -m tests.benchmarks.dense_gpu --out FILE")
     body = []
-    for name, group in groups.items():
-        row = group.get("fa3", {})
-        if "of_copy" in row and (row["page"] is not None or row["head_dim"] <= 64):
-            shares = [group[version]["of_copy"] for version in ("fa2", "fa3")]
-            copy = row["tb_per_s"] / row["of_copy"]
-            body.append([name, f"{copy:.2f}", *(f"{share:.2f}" for share in shares)])
-    header = ["shares of a copy's rate", "copy, TB/s", "fa2", "fa3"]
-    return f"{markdown(header, body)}\n\n{where_and_when(document, BY_TMA)}.\n"
+    for way in PASSES:
+        by_dim: dict[int, list[float]] = {}
+        for group in groups.values():
+            row = group["fa3"]
+            if row["pass"] == way:
+                by_dim.setdefault(row["head_dim"], []).append(better(group))
+        found = [x for ratios in by_dim.values() for x in ratios]
+        cells = [spread(iter(ratios)) for _, ratios in sorted(by_dim.items())]
+        body.append([way, *cells, spread(iter(found))])
+    dims = sorted({group["fa3"]["head_dim"] for group in groups.values()})
+    shapes = len({number for number, _ in groups})
+    header = ["ratio of rates", *(f"D={dim}" for dim in dims), f"all {shapes} shapes"]
+    about = where_and_when(document, DENSE, ["flash-attn-4"])
+    return f"{markdown(header, body)}\n\nGeometric mean (least to largest). {about}.\n"
+
+
+def better(group: dict[str, Row]) -> float:
+    """The better of fa3 and fa4 to the better of cuDNN and flash-attn-4."""
+    rates = {name: row.get("tflops", 0.0) for name, row in group.items()}
+    ours = max(rates.get(name, 0.0) for name in ("fa3", "fa4"))
+    return ours / max(rates.get(name, 0.0) for name in ("cudnn", "flash-attn-4"))
 
 
 TABLES: dict[str, Callable[[Document], str]] = {
@@ -161,5 +177,5 @@ TABLES: dict[str, Callable[[Document], str]] = {
     "masked documents": of_documents,
     "shared prompts": of_prompts,
     "uneven decoding": uneven_decoding,
-    "decoding by TMA": decoding_by_tma,
+    "random dense": random_dense,
 }

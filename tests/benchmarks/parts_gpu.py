@@ -40,7 +40,7 @@ from tests.benchmarks.frame import keep, parser, passed
 from tests.benchmarks.packed_gpu import Shape as Packed
 from tests.benchmarks.packed_gpu import time_all
 
-SUITE = "divided groups"
+SUITE, WIDE = "divided groups", "divided groups, wide"  # up to head_dim 128, and above
 KINDS = ("prompt", "causal", "packed", "full", "in turns")
 GROUP = 4
 HEAD_DIMS = (128, 64)
@@ -183,7 +183,8 @@ def contestants(shape: Shape, right: list[int]) -> Iterator[tuple[dict, Callable
     """(row, what prepares the call) of each."""
     call = Call.of(shape.request())
     flops = 10 * shape.pairs * shape.head_dim * shape.kv_heads * GROUP * shape.batch
-    about: dict[str, Any] = {"suite": SUITE, **shape._asdict(), "group": GROUP, "flops": flops}
+    suite = SUITE if shape.head_dim <= 128 else WIDE
+    about: dict[str, Any] = {"suite": suite, **shape._asdict(), "group": GROUP, "flops": flops}
     if shape.kind == "prompt":
         copies = Call.of(shape.request(copies=True))
         yield about | {"name": "copies", "parts": 1, "default": False}, copies.planned
@@ -231,7 +232,7 @@ def main() -> int:
     with ThreadPoolExecutor(PROCESSES) as pool:
         right = dict(zip(jobs, pool.map(warm_up, jobs)))
     print(f"checked after {passed():.0f} s", flush=True)
-    document = new_document(suite=SUITE)
+    document = new_document(suite=SUITE if max(arguments.dims) <= 128 else WIDE)
     document["failed"] = [job for job, is_right in right.items() if not is_right]
     for shape in shapes(arguments.only, arguments.dims):
         if passed() > arguments.seconds:

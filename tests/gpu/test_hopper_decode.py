@@ -126,11 +126,12 @@ def test_keys_of_a_head_behind_each_other(page_size):
 
 
 @pytest.mark.parametrize("version", [fa3, fa4])
-def test_pages_come_here(version):
-    request, _ = poisoned(64)
-    assert version.choose_forward(request).func is host.launch
-    assert version.choose_forward(request._replace(num_splits=2)) is fa2.forward
-    assert version.choose_forward(poisoned(None)[0]) is fa2.forward
+def test_pages_and_uneven_rows_come_here(version):
+    for page_size in (64, None):
+        request, _ = poisoned(page_size)
+        assert version.choose_forward(request).func is host.launch
+        assert version.choose_forward(request._replace(num_splits=2)) is fa2.forward
+    assert version.choose_forward(request._replace(kv_lengths=None)) is fa2.forward
 
 
 @pytest.mark.parametrize("page_size", [None, 64])

@@ -17,6 +17,8 @@ from flash_versions import VERSIONS
 from flash_versions.bench import document, results, suites
 from flash_versions.dispatch.request import make_request
 from flash_versions.report import documents as report
+from flash_versions.report import ragged
+from flash_versions.report.tables import grouped
 from flash_versions.versions.fa4 import ablation as fa4_ablation
 from flash_versions.versions.fa4.hopper.config import default_config
 from tests.helpers import ROOT
@@ -27,7 +29,7 @@ OTHERS = {"accuracy", "launch", "backward profile", "backward peer", "grpo step"
 OTHERS |= {"layer", "training curve", "gemm", "gemm swiglu", "norm gemm", "norm gemm swiglu"}
 OTHERS |= {"norm gemm numerics", "context parallel", "context parallel backward", "processes"}
 OTHERS |= {"processes of four", "processes checks", "shipped models", "packed, random", "asked for"}
-OTHERS |= {"interval masks", "decode, lengths and pages", "decode by TMA"}
+OTHERS |= {"interval masks", "decode by TMA", "dense, random", "divided groups, wide"}
 OTHERS |= {"head dims", "head dims, backward", "deterministic backward", "host", "tiles"}
 OTHERS |= {"divided groups", "training step", "trainers", "wide backward"}
 TABLE = {"B": 2, "N": 8192, "D": 128, "causal": True}  # the headline
@@ -476,15 +478,47 @@ def test_interval_masks_meet_their_bars(mask, other, way, bar, least):
 
 
 def test_decoding_over_different_lengths_meets_its_bars():
-    """A share of a copy's rate; and nothing is 3 % slower than before."""
+    """Shares of a copy's rate; no row that is told its length is 3 % slower than in splits."""
     rates = {}
-    for row in of_suite("decode, lengths and pages"):
-        rates.setdefault(row["name"], {})[row["version"]] = row["of_copy"]
-    assert rates["64x4k rows uniform"]["nested, 128 keys"] >= 0.92
-    assert rates["64x4k pages of 64 uniform"]["fa2"] >= 0.92
-    assert rates["16x8k rows uniform"]["nested, 128 keys"] >= 0.83
-    for name in ("16x8k rows equal", "64x4k rows equal", "4x32k rows equal"):
-        assert rates[name]["nested, 128 keys"] >= 0.97 * rates[name]["before"], name
+    for row in of_suite("decode by TMA"):
+        rates.setdefault(row["name"], {})[row["version"]] = row.get("of_copy")
+    for name, least in (
+        ("64x4k rows uniform", 0.97), ("64x4k pages of 64 uniform", 0.97),
+        ("4x32k rows uniform", 0.95), ("16x8k rows uniform", 0.9),
+        ("16x8k pages of 64 full", 0.96), ("16x8k pages of 64 uniform", 0.89),
+        ("4x32k pages of 64 uniform", 0.88),
+    ):  # fmt: skip
+        assert rates[name]["fa3"] >= least, name
+    for size in ("16x8k", "64x4k"):
+        assert rates[f"{size} rows equal"]["fa3"] >= 0.97 * rates[f"{size} rows full"]["fa2"]
+
+
+def test_the_readme_says_how_fast_random_shapes_are():
+    text = " ".join((ROOT / "README.md").read_text().split())
+    table = report.TABLES["random lengths"](RESULTS)
+
+    def to(peer, digits):
+        lines = (cells(table, f"{way}, to {peer}") for way in ("forward", "backward"))
+        values = (line["all 20 shapes"].split()[0] for line in lines)
+        return [f"{float(value):.{digits}f}" for value in values]
+
+    forward, backward = to("flash-attn-4", 2)
+    assert f"{forward} (forward) and {backward} (backward) times as fast as flash-attn-4" in text
+    forward, backward = to("torch varlen_attn", 1)
+    assert f"{forward} and {backward} times as fast as torch's `varlen_attn`" in text
+    table = report.TABLES["random dense"](RESULTS)
+    forward, backward = (cells(table, way)["all 17 shapes"].split()[0] for way in ragged.PASSES)
+    assert f"{forward} and {backward} of the better of cuDNN and flash-attn-4" in text
+
+
+def test_random_dense_calls_are_as_fast_as_the_best_of_others():
+    """On average; one shape in 17 is below 0.9 forward, and two backward."""
+    found = {"forward": [], "backward": []}
+    for group in grouped(RESULTS, "dense, random", "number", "pass", by="version").values():
+        found[group["fa3"]["pass"]].append(ragged.better(group))
+    for ratios, mean_ratio, below in ((found["forward"], 0.99, 1), (found["backward"], 1.0, 2)):
+        assert len(ratios) == 17 and geometric_mean(ratios) >= mean_ratio
+        assert sum(ratio < 0.9 for ratio in ratios) <= below and min(ratios) >= 0.87
 
 
 @pytest.mark.parametrize("D", [64, 128, 256])
@@ -619,6 +653,19 @@ def test_every_head_dim_is_as_fast_as_the_documents_say():
             assert int(line["fa3, 8k"]) >= gain * int(line["padded, 8k"])
 
 
+def test_wide_groups_are_in_parts_where_these_are_faster():
+    """What the default loses to another number of parts: 16 % at most, 4 % but for one shape."""
+    found = grouped(
+        RESULTS, "divided groups, wide", "kind", "kv_heads", "batch", "flops", by="name"
+    ).values()
+    losses = sorted(
+        next(row for row in group.values() if row["default"])["ms_p50"]
+        / min(group[parts]["ms_p50"] for parts in ("1", "2", "4"))
+        for group in found
+    )
+    assert len(losses) == 14 and losses[-1] <= 1.19 and losses[-2] <= 1.05
+
+
 def test_groups_in_parts_are_faster():
     """And a prompt that answers share gains three times as in rows with copies of it."""
     lines = [row for row in of_suite("divided groups") if row["default"] and "ms_p50" in row]
@@ -634,7 +681,7 @@ def test_groups_in_parts_are_faster():
 
 
 def test_decoding_by_tma_is_as_fast_as_the_documents_say():
-    table = report.TABLES["decoding by TMA"](RESULTS)
+    table = report.TABLES["uneven decoding"](RESULTS)
     found = {}
     for row in of_suite("decode by TMA"):
         found.setdefault(row["name"], {})[row["version"]] = row.get("of_copy")

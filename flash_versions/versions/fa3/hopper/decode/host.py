@@ -121,7 +121,7 @@ def rows_apart(request: Request) -> int | None:
 
 def pays(request: Request) -> bool:
     """Whether the kernel is faster than FA2's: with pages, and where lengths differ. Of rows of one
-    length, both reach the same share of a copy's rate (docs/use/measuring.md).
+    length, both reach the same share of a copy's rate (docs/understand/measuring.md).
     """
     return request.block_table is not None or equal_shares.pay(request, LONG)
 
