@@ -13,9 +13,9 @@ from flash_versions.dispatch.request import make_request
 from flash_versions.versions.oracle.budget import assess_request
 from tests.emulator.planted_bugs import WRONG, Bug, assert_found, outcomes, plant
 from tests.emulator.test_hopper_backward_emulated import LOADED, config, differentiate
-from tests.emulator.test_ragged_emulated import IN_TURN, poisoned_memory
+from tests.emulator.test_ragged_emulated import poisoned_memory
 from tests.helpers.budget import assert_ok
-from tests.helpers.rotation import rotated
+from tests.helpers.rotation import in_turn, rotated
 
 # Of q and k, and of v; with one panel on either side, too.
 HEAD_DIMS = [
@@ -116,11 +116,11 @@ SWITCHES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("order", IN_TURN)
-@pytest.mark.parametrize(("dims", "switches"), SWITCHES, ids=str)
-def test_every_switch_in_every_order(dims, switches, order, monkeypatch):
+@pytest.mark.parametrize(("case", "order"), in_turn(SWITCHES))
+def test_every_switch_in_every_order(case, order, monkeypatch):
     """In turns, too, which has other waits."""
     monkeypatch.setattr(gluon_machine, "order", ORDERS[order])
+    dims, switches = case
     for options in ({"causal": True}, {"deterministic": True}):
         assert_ok(assess(request_of(dims, options), schedule(dims, **switches)))
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -15,14 +16,13 @@ from flash_versions.dispatch.request import make_request
 from flash_versions.versions.oracle.budget import assess_request
 from tests.emulator.planted_bugs import WRONG, Bug, assert_found, outcomes, plant
 from tests.flash_versions.versions.test_attention import CASES
-from tests.helpers.rotation import rotated
+from tests.helpers.rotation import named, pairwise, rotated
 
 LOADED = gluon_emulator.load("flash_versions.versions.fa4.blackwell.forward")
 forward_blackwell = LOADED["fa4.blackwell.forward"]
 config = LOADED["fa4.blackwell.config"]
 DTYPES = [torch.float16, torch.bfloat16]
 SMALL = config.BlackwellConfig(stages=4)
-by_order = pytest.mark.parametrize("order", ORDERS, indirect=True)
 
 
 @pytest.fixture(autouse=True)
@@ -54,9 +54,23 @@ def check(schedule, q, k, v, **options):
         assert accuracy.ok, f"{name}: {accuracy}"
 
 
-@pytest.mark.parametrize("threshold", [0.0, 8.0])
-@pytest.mark.parametrize("more", [0, 300], ids=["as it is", "longer"])
-@pytest.mark.parametrize(("case", "dtype"), rotated(CASES, DTYPES))
+# A case runs with one dtype, with each length once and with each threshold once; the rest is wide.
+RUNS_OF_CASES = [
+    pytest.param(
+        case,
+        dtype,
+        more,
+        threshold,
+        id=f"{named(case)}-{named(dtype)}-{'longer' if more else 'as it is'}-{threshold}",
+        marks=pytest.mark.wide if (i + j) % 2 or (i // 2 + m + t) % 2 else (),
+    )
+    for (i, case), (j, dtype), (m, more), (t, threshold) in product(
+        enumerate(CASES), enumerate(DTYPES), enumerate([0, 300]), enumerate([0.0, 8.0])
+    )
+]
+
+
+@pytest.mark.parametrize(("case", "dtype", "more", "threshold"), RUNS_OF_CASES)
 def test_every_case_that_it_takes(case, dtype, more, threshold):
     """Also with more queries and keys, so that programs walk over several tiles and blocks."""
     case = replace(case, M=case.M + more, N=case.N + more)
@@ -69,19 +83,21 @@ def test_every_case_that_it_takes(case, dtype, more, threshold):
     check(replace(config.default_config(request), threshold=threshold), *inputs, **options)
 
 
-@by_order
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("D", [64, 128])
-def test_every_order(D, causal, order):
+@pytest.mark.parametrize(
+    ("order", "D", "causal"), pairwise(ORDERS, [64, 128], [False, True]), indirect=["order"]
+)
+def test_every_order(order, D, causal):
     """More tiles than programs, ragged at both ends."""
     check(None, *qkv(300, 330, 3, D, kv_heads=1), causal=causal)
 
 
-@by_order
-@pytest.mark.parametrize("schedule", [
+SWITCHES = [
     replace(SMALL, scheduler="dynamic"), replace(SMALL, stages=3), replace(SMALL, eighths=8),
     replace(SMALL, eighths=1, degree=5), replace(SMALL, eighths=0, threshold=4.0),
-], ids=str)  # fmt: skip
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schedule", "order"), rotated(SWITCHES, ORDERS), indirect=["order"])
 def test_every_switch(schedule, order):
     check(schedule, *qkv(300, 200, 2, 64, batch=2), causal=True, window=(100, None))
 

@@ -14,6 +14,7 @@ from flash_versions.dispatch.emulator.machine import ORDERS
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.oracle.budget import assess_request
 from tests.emulator.planted_bugs import WRONG, Bug, assert_found, outcomes, plant
+from tests.helpers.rotation import in_turn, pairwise
 
 LOADED = gluon_emulator.load("flash_versions.versions.fa3.hopper.decode.host")
 HOST = LOADED["fa3.hopper.decode.host"]
@@ -92,17 +93,13 @@ def is_right(request, exact, config=CONFIG, shares=3):
     return all(x.ok for x in assess_request({"o": o, "lse": lse}, exact).values())
 
 
-# `make test` takes the one order that has something of the others.
-IN_TURN = [pytest.param(x, marks=[] if x == "any order" else pytest.mark.slow) for x in ORDERS]
-
-
-@pytest.mark.parametrize("order", IN_TURN)
-@pytest.mark.parametrize("page_size", [None, 16, 64])
-@pytest.mark.parametrize("shares", SHARES)
-@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize(
+    ("lengths", "shares", "page_size", "order"),
+    in_turn(LENGTHS, SHARES, [None, 16, 64], pairs=True),
+)
 def test_lengths(lengths, shares, page_size, order, monkeypatch):
     monkeypatch.setattr(gluon_machine, "order", ORDERS[order])
-    assert is_right(*requests(lengths, page_size), shares=shares)
+    assert is_right(*requests(LENGTHS[lengths], page_size), shares=shares)
 
 
 @pytest.mark.parametrize("page_size", [None, 32])
@@ -114,12 +111,13 @@ def test_groups_and_queries(heads, queries, page_size):
     assert is_right(*requests([70, 150, 2], page_size, heads=heads, queries=queries))
 
 
-@pytest.mark.parametrize("page_size", [None, 16, 128])
-@pytest.mark.parametrize("block_kv", [64, 128])
+DIMS = [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256), (64, 128)]
+
+
 @pytest.mark.parametrize(
-    "dims", [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256), (64, 128)]
+    ("dims", "page_size", "block_kv"), pairwise(DIMS, [None, 16, 128], [64, 128])
 )
-def test_head_dims(dims, block_kv, page_size):
+def test_head_dims(dims, page_size, block_kv):
     config = replace(CONFIG, block_kv=block_kv)
     assert is_right(*requests([130, 1, 200], page_size, dims=dims), config)
 
@@ -149,11 +147,10 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("shares", [1, 5])
-@pytest.mark.parametrize("page_size", [None, 64])
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_options(options, page_size, shares):
-    if page_size is not None and options is OPTIONS["too long"]:
+@pytest.mark.parametrize(("name", "page_size", "shares"), pairwise(OPTIONS, [None, 64], [1, 5]))
+def test_options(name, page_size, shares):
+    options = OPTIONS[name]
+    if page_size is not None and name == "too long":
         options = {}  # rounded up to whole pages, a cache has more keys than the rows
     assert is_right(
         *requests([200, 141, 2, 0, 200], page_size, queries=2, **options), shares=shares

@@ -10,6 +10,7 @@ from flash_versions.dispatch.emulator import machine as gluon_machine
 from flash_versions.dispatch.emulator.machine import ORDERS
 from tests.emulator import gemm as gluon_gemm
 from tests.emulator.planted_bugs import WRONG, Bug, assert_found, outcomes, plant
+from tests.helpers.rotation import pairwise, rotated
 from tests.transformer.kernels.test_gemm import assess, formula, operands
 
 LOADED = gluon_gemm.load("transformer.model.kernels.gemm.hopper")
@@ -28,7 +29,6 @@ CONFIGS = {
     "five rows of tiles": replace(SMALL, group=5),
 }
 FUSIONS = ["", "bias", "residual", "bias residual", "swiglu", "swiglu bias residual"]
-by_order = pytest.mark.parametrize("order", ORDERS, indirect=True)
 
 
 @pytest.fixture(autouse=True)
@@ -56,18 +56,17 @@ def check(config, *shape, what="", dtype=torch.bfloat16):
     assert accuracy.ok, accuracy
 
 
-@by_order
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_every_switch(config, order):
+@pytest.mark.parametrize(("name", "order"), rotated(CONFIGS, ORDERS), indirect=["order"])
+def test_every_switch(name, order):
     """More tiles than programs, ragged in every dimension."""
-    check(config, 300, 200, 200)
-    check(config, 300, 200, 136, what="bias residual")
+    check(CONFIGS[name], 300, 200, 200)
+    check(CONFIGS[name], 300, 200, 136, what="bias residual")
 
 
-@by_order
-@pytest.mark.parametrize("what", FUSIONS)
-@pytest.mark.parametrize("ping_pong", [False, True], ids=["together", "ping-pong"])
-def test_every_fusion(ping_pong, what, order):
+@pytest.mark.parametrize(
+    ("what", "order", "ping_pong"), pairwise(FUSIONS, ORDERS, [False, True]), indirect=["order"]
+)
+def test_every_fusion(what, order, ping_pong):
     check(replace(SMALL, ping_pong=ping_pong), 200, 136, 200, what=what)
 
 

@@ -11,7 +11,8 @@ from flash_versions.dispatch.emulator.machine import ORDERS
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.oracle.budget import assess_request
 from tests.emulator.planted_bugs import WRONG, Bug, assert_found, outcomes, plant
-from tests.emulator.test_ragged_emulated import IN_TURN, poisoned_memory
+from tests.emulator.test_ragged_emulated import poisoned_memory
+from tests.helpers.rotation import in_turn
 
 FA3 = gluon_emulator.load("flash_versions.versions.fa4.hopper.backward")
 FA4 = gluon_emulator.load("flash_versions.versions.fa4.hopper.forward")
@@ -76,9 +77,7 @@ def is_right(request, do, version="fa3"):
     return all(x.ok for x in shares(request, do, version).values())
 
 
-@pytest.mark.parametrize("order", IN_TURN)
-@by_version
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize(("mask", "version", "order"), in_turn(MASKS, FORWARD))
 def test_every_mask(mask, version, order, monkeypatch):
     monkeypatch.setattr(gluon_machine, "order", ORDERS[order])
     request, do = inputs(MASKS[mask])

@@ -149,8 +149,9 @@ def test_lengths(all_divided):
     assert is_right(2, *inputs, kv_starts=starts, sink=torch.randn(4), window=(70, 10))
 
 
-@pytest.mark.parametrize("options", [{"causal": True}, {}, {"window": (100, 30)}], ids=str)
-@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize(
+    ("grid", "options"), rotated(GRIDS, [{"causal": True}, {}, {"window": (100, 30)}])
+)
 def test_turns(grid, options, monkeypatch):
     """With additions to dQ in turns, no program waits forever, and all gradients have the bits of
     another grid. Under a causal mask, the last tile is left to the first part.

@@ -14,6 +14,7 @@ from flash_versions.dispatch.emulator.machine import ORDERS
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.oracle.budget import assess_request
 from tests.emulator.planted_bugs import WRONG, Bug, assert_found, outcomes, plant
+from tests.helpers.rotation import in_turn
 
 FA3 = gluon_emulator.load("flash_versions.versions.fa4.hopper.backward")
 FA4 = gluon_emulator.load("flash_versions.versions.fa4.hopper.forward")
@@ -121,13 +122,12 @@ def within_budget(results, request, do, poisoned=None):
 IN_TURN = [pytest.param(x, marks=[] if x == "any order" else pytest.mark.slow) for x in ORDERS]
 
 
-@pytest.mark.parametrize("order", IN_TURN)
-@pytest.mark.parametrize("version", FORWARD)
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize(
+    ("lengths", "options", "version", "order"), in_turn(LENGTHS, OPTIONS, FORWARD)
+)
 def test_every_mask(lengths, options, version, order, monkeypatch):
     monkeypatch.setattr(gluon_machine, "order", ORDERS[order])
-    request, do = packed(lengths, heads=(4, 2), **options)
+    request, do = packed(LENGTHS[lengths], heads=(4, 2), **OPTIONS[options])
     assert within_budget(computed(request, do, version), request, do)
 
 

@@ -11,6 +11,7 @@ from flash_versions.dispatch.emulator import machine as gluon_machine
 from flash_versions.dispatch.emulator.machine import ORDERS
 from tests.emulator import gemm as gluon_gemm
 from tests.emulator.planted_bugs import WRONG, Bug, assert_found, outcomes, plant
+from tests.helpers.rotation import rotated
 from tests.transformer.kernels.test_gemm import assess
 from tests.transformer.kernels.test_rmsnorm_gemm import (
     CONFIGS,
@@ -36,10 +37,10 @@ def small_hopper(monkeypatch):
     monkeypatch.setattr(gluon_machine, "loads_need_fences", False)
 
 
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-@pytest.mark.parametrize("order", ORDERS)
-def test_every_switch_emulated(config, order, monkeypatch):
+@pytest.mark.parametrize(("name", "order"), rotated(CONFIGS, ORDERS))
+def test_every_switch_emulated(name, order, monkeypatch):
     monkeypatch.setattr(gluon_machine, "order", ORDERS[order])
+    config = CONFIGS[name]
     for case in ON_HOPPER:
         inputs = case.inputs(torch.float16 if case.bias else torch.bfloat16)
         case.assert_right(multiply(emulated.norm_gemm, config, **inputs), **inputs)

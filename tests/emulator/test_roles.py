@@ -22,6 +22,7 @@ from flash_versions.versions.fa4.hopper.roles import (
 )
 from flash_versions.versions.fp8.quantize import quantize
 from flash_versions.versions.tiles.rows import cdiv
+from tests.helpers.rotation import rotated
 
 LOADED = gluon_emulator.load("flash_versions.versions.fa4.hopper.forward")
 forward_hopper, trace = LOADED["fa4.hopper.forward"], LOADED["fa4.hopper.trace"]
@@ -114,10 +115,10 @@ def recorded(request, config):
     return o, lse, [trace.events(program) for program in stamps]
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_every_role_follows_the_table(config, order, monkeypatch):
+@pytest.mark.parametrize(("name", "order"), rotated(CONFIGS, ORDERS))
+def test_every_role_follows_the_table(name, order, monkeypatch):
     monkeypatch.setattr(gluon_machine, "order", ORDERS[order])
+    config = CONFIGS[name]
     request = request_of(300, 330, 3, causal=True)
     o, lse, programs = recorded(request, config)
     plain_o, plain_lse, _ = forward_hopper.forward(request, config)

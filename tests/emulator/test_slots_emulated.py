@@ -19,8 +19,8 @@ from tests.emulator.test_panels_emulated import (
     request_of,
     small_hopper,
 )
-from tests.emulator.test_ragged_emulated import IN_TURN
 from tests.helpers.budget import assert_ok
+from tests.helpers.rotation import in_turn
 
 __all__ = ["small_hopper"]  # a fixture, for all tests here
 ONE_V = {"stages": 2, "v_stages": 1}
@@ -43,12 +43,11 @@ def has(version, switches):
     return not ({*OWN.values()} - {OWN[version]}) & {*switches}
 
 
-@pytest.mark.parametrize("order", IN_TURN)
-@pytest.mark.parametrize("switches", SCHEDULES.values(), ids=SCHEDULES)
-def test_every_schedule_in_every_order(switches, order, monkeypatch):
+@pytest.mark.parametrize(("name", "order"), in_turn(SCHEDULES))
+def test_every_schedule_in_every_order(name, order, monkeypatch):
     """Five blocks of keys for a tile, and more tiles than programs."""
     monkeypatch.setattr(gluon_machine, "order", ORDERS[order])
-    request = request_of((96, 96), OPTIONS["causal"])
+    request, switches = request_of((96, 96), OPTIONS["causal"]), SCHEDULES[name]
     for version, config in CONFIG.items():
         if has(version, switches):
             schedule = config(block_kv=64, **(ONE_V | switches))

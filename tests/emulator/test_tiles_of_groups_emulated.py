@@ -13,6 +13,7 @@ from flash_versions.dispatch.emulator.machine import ORDERS
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.oracle.budget import assess_request
 from tests.emulator.planted_bugs import WRONG, Bug, assert_found, plant
+from tests.helpers.rotation import in_turn
 
 FA3 = gluon_emulator.load("flash_versions.versions.fa3.hopper.forward")
 FA4 = gluon_emulator.load("flash_versions.versions.fa4.hopper.forward")
@@ -65,16 +66,11 @@ def right(request, heads, version="fa3", **switches):
     return all(accuracy.ok for accuracy in found.values())
 
 
-# `make test` takes the one order that has something of the others.
-IN_TURN = [pytest.param(x, marks=[] if x == "any order" else pytest.mark.slow) for x in ORDERS]
-
-
-@pytest.mark.parametrize("order", IN_TURN)
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_all_heads_of_a_group(options, order, monkeypatch):
+@pytest.mark.parametrize(("name", "order"), in_turn(OPTIONS))
+def test_all_heads_of_a_group(name, order, monkeypatch):
     monkeypatch.setattr(gluon_machine, "order", ORDERS[order])
-    assert right(request_of(4, 1, options), 4)
-    assert right(request_of(8, 2, options), 4, consumers=3, stages=3)
+    assert right(request_of(4, 1, OPTIONS[name]), 4)
+    assert right(request_of(8, 2, OPTIONS[name]), 4, consumers=3, stages=3)
 
 
 @pytest.mark.parametrize("version", MODULES)

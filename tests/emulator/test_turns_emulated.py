@@ -21,6 +21,7 @@ from flash_versions.dispatch.request import make_request
 from flash_versions.versions.oracle.budget import assess_request
 from flash_versions.versions.oracle.reference import forward
 from tests.emulator.planted_bugs import WRONG, Bug, assert_found, plant
+from tests.helpers.rotation import rotated
 
 LOADED = gluon_emulator.load("flash_versions.versions.fa4.hopper.backward")
 config, problem, backward_hopper = (
@@ -154,15 +155,17 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("case", "grid", "order"), [
-    (case, list(GRIDS)[i % len(GRIDS)], list(ORDERS)[i % len(ORDERS)])
-    for i, case in enumerate(CASES)
+# All at head_dim 64, every second one at 256, which is another kernel; the rest is wide.
+@pytest.mark.parametrize(("case", "grid", "order", "D"), [
+    pytest.param(
+        case, list(GRIDS)[i % len(GRIDS)], list(ORDERS)[i % len(ORDERS)], D, id=f"{D}-{case}",
+        marks=pytest.mark.wide if D == 128 or D == 256 and i % 2 else (),
+    )
+    for i, case in enumerate(CASES) for D in (64, 128, 256)
+    if D == 64 or CASES[case][0] <= 400  # what is longer shows at 64 what it is for
 ], indirect=["grid"])  # fmt: skip
-@pytest.mark.parametrize("D", [64, pytest.param(128, marks=pytest.mark.wide), 256])
 def test_the_order_of_additions(case, grid, order, D, monkeypatch):
     """And the gradients are right."""
-    if D > 64 and CASES[case][0] > 400:
-        pytest.skip("long enough at head_dim 64")
     monkeypatch.setattr(gluon_machine, "order", ORDERS[order])
     M, N, options = CASES[case]
     request = random_request(M, N, D=D, **options)
@@ -214,8 +217,12 @@ def test_all_parts_of_dq_have_the_order(D, options, monkeypatch):
     assert in_order(recorder, seen_tiles(request, 128))
 
 
-@pytest.mark.parametrize("D", [64, pytest.param(256, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("options", [{}, {"causal": True}], ids=["full", "causal"])
+@pytest.mark.parametrize(("options", "D"), [
+    pytest.param({}, 64, id="full-64"),
+    pytest.param({"causal": True}, 64, id="causal-64"),
+    pytest.param({"causal": True}, 256, id="causal-256", marks=pytest.mark.slow),
+    pytest.param({}, 256, id="full-256", marks=pytest.mark.wide),
+])  # fmt: skip
 def test_the_same_bits(options, D, monkeypatch):
     """In every order, on every grid."""
     request, results = random_request(200, 400, heads=4, kv_heads=2, D=D, **options), []
@@ -254,8 +261,7 @@ def packed_tiles(q_lengths, k_lengths, causal, block_q=64):
     return seen
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("grid", GRIDS, indirect=True)
+@pytest.mark.parametrize(("grid", "causal"), rotated(GRIDS, (False, True)), indirect=["grid"])
 def test_packed_sequences(grid, causal, monkeypatch):
     monkeypatch.setattr(LOADED["tiles.wgmma"], "available", lambda device: True)
     q_lengths, k_lengths = LENGTHS, [100, 40, 260, 0, 150]
