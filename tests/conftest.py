@@ -39,7 +39,11 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Kernel tests belong to the GPU where there is one; what needs one is skipped elsewhere."""
+    """Kernel tests belong to the GPU where there is one; what needs one is skipped elsewhere. Tests
+    that one worker has to run, one after the other, begin first, so that none is left alone at the
+    end.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
     if torch.cuda.is_available():
         for item in items:
             if "device" in getattr(item, "fixturenames", ()):

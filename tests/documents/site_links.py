@@ -1,5 +1,8 @@
 """Follow every link of a folder of HTML pages: what leads nowhere, and what needs a network."""
 
+import os.path
+import re
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -9,6 +12,8 @@ ADDRESSES = {
     "a": "href", "link": "href", "script": "src", "img": "src", "iframe": "src", "source": "src",
     "video": "src", "audio": "src", "object": "data", "embed": "src"
 }  # fmt: skip
+# The colours of code: most tags of a site, and none names an address.
+COLOURS = re.compile(r'<span class="[\w -]*">|</span>')
 NEVER_LOADED = {"next", "prev", "index", "search", "canonical"}  # <link rel=...>
 
 
@@ -18,7 +23,7 @@ class Page(HTMLParser):
     def __init__(self, text):
         super().__init__()
         self.addresses, self.ids = [], set()
-        self.feed(text)
+        self.feed(COLOURS.sub("", text))
 
     def handle_starttag(self, tag, attrs):
         found = dict(attrs)
@@ -33,17 +38,18 @@ class Page(HTMLParser):
 
 def broken(site):
     """One sentence for each address that is wrong, of all pages below a folder."""
-    pages = {path.resolve(): Page(path.read_text()) for path in Path(site).rglob("*.html")}
-    found = []
+    site = Path(site).resolve()
+    pages = {str(path): Page(path.read_text()) for path in site.rglob("*.html")}
+    is_file, found = cache(os.path.isfile), []
     for path, page in sorted(pages.items()):
-        here = path.relative_to(Path(site).resolve())
+        here = os.path.relpath(path, site)
         for tag, address in page.addresses:
-            if reason := wrong(path, tag, address, pages):
+            if reason := wrong(path, tag, address, pages, is_file):
                 found.append(f"{here}: <{tag}> {address[:120]!r} {reason}")
     return found
 
 
-def wrong(path, tag, address, pages):
+def wrong(path, tag, address, pages, is_file):
     """What is wrong with an address on a page, or None."""
     parts = urlsplit(address)
     if parts.scheme == "data":
@@ -51,8 +57,10 @@ def wrong(path, tag, address, pages):
     if parts.scheme or parts.netloc:
         known = parts.scheme in ("http", "https", "mailto")
         return None if tag == "a" and known else "needs a network, or nothing knows it"
-    target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
-    if not address or not target.is_file():
+    target = path
+    if parts.path:
+        target = os.path.normpath(os.path.join(os.path.dirname(path), unquote(parts.path)))
+    if not address or not is_file(target):
         return "does not exist"
     if parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].ids:
         return "has no such place"

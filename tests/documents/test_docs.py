@@ -211,11 +211,10 @@ IDLE_SLIDERS = """const shown = () => [...document.images].map(x => x.src).join(
         return shown() == before }).length"""
 
 
-def complaints(browser, address):
-    """What a browser says against a page: errors, pictures that are not there, formulas that are
-    not drawn, films that stand still.
+def complaints(browser):
+    """What a browser says against the page that it shows: errors, pictures that are not there,
+    formulas that are not drawn, films that stand still.
     """
-    browser.get(address)
     found = ["a slider that moves no picture"] * browser.execute_script(IDLE_SLIDERS)
     found += [one["message"] for one in browser.get_log("browser") if one["level"] == "SEVERE"]
     found += [f"no picture: {source}" for source in browser.execute_script(NO_PICTURE)]
@@ -223,10 +222,20 @@ def complaints(browser, address):
     return found
 
 
-def test_a_browser_shows_every_page(site, browser):
-    found = {name: complaints(browser, (site / name).as_uri()) for name in pages(site)}
+@pytest.fixture(scope="module")
+def seen(site, browser):
+    """(complaints, what is cut off) of every page, by its name; each is opened once."""
+    found = {}
+    for name in pages(site):
+        browser.get((site / name).as_uri())
+        beyond = cut_off(browser, WIDTHS)
+        found[name] = complaints(browser), beyond
     assert len(found) > 30
-    assert {name: said for name, said in found.items() if said} == {}
+    return found
+
+
+def test_a_browser_shows_every_page(seen):
+    assert {name: said for name, (said, _) in seen.items() if said} == {}
 
 
 @pytest.mark.parametrize(
@@ -242,7 +251,8 @@ def test_a_browser_shows_every_page(site, browser):
 def test_a_browser_complains(fault, browser, tmp_path):
     path = tmp_path / "page.html"
     path.write_text(f"<!doctype html><p>Text</p>{fault}")
-    assert complaints(browser, path.as_uri())
+    browser.get(path.as_uri())
+    assert complaints(browser)
 
 
 WIDTHS = (1920, 1600, 1400, 1280, 390)  # of a large screen, of laptops, of a phone
@@ -255,21 +265,22 @@ CUT_OFF = """
     const drawn = x => x.checkVisibility({visibilityProperty: true}) && x.clientWidth > 1
     if (document.documentElement.scrollWidth > width + 1) found.push('the page is too wide')
     for (const x of document.querySelectorAll('article *, .toc-drawer *, .sidebar-drawer *')) {
+        const wider = x.scrollWidth > x.clientWidth + 2
+        const beyond = x.getBoundingClientRect().right > width + 1
+        if (!(wider || beyond) || !drawn(x)) continue  // of thousands of elements nearly all
         const drawer = x.closest('.toc-drawer, .sidebar-drawer')
-        if (!drawn(x) || (drawer && style(drawer).position == 'fixed')) continue
+        if (drawer && style(drawer).position == 'fixed') continue
         const name = x.tagName + ' ' + x.className + ': ' + x.textContent.trim().slice(0, 40)
         const hidden = ['hidden', 'clip'].includes(style(x).overflowX)
-        if (hidden && x.scrollWidth > x.clientWidth + 2) found.push('cut off: ' + name)
-        if (x.getBoundingClientRect().right > width + 1 && !scrolls(x.parentElement))
-            found.push('beyond the edge: ' + name)
+        if (hidden && wider) found.push('cut off: ' + name)
+        if (beyond && !scrolls(x.parentElement)) found.push('beyond the edge: ' + name)
     }
     return found.slice(0, 5)"""
 
 
-def cut_off(browser, address, widths):
-    """What of a page cannot be seen in windows of these widths."""
+def cut_off(browser, widths):
+    """What of the page that a browser shows cannot be seen in windows of these widths."""
     found = []
-    browser.get(address)
     try:
         for width in widths:
             size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
@@ -280,9 +291,8 @@ def cut_off(browser, address, widths):
     return found
 
 
-def test_nothing_is_cut_off(site, browser):
-    found = {name: cut_off(browser, (site / name).as_uri(), WIDTHS) for name in pages(site)}
-    assert {name: said for name, said in found.items() if said} == {}
+def test_nothing_is_cut_off(seen):
+    assert {name: beyond for name, (_, beyond) in seen.items() if beyond} == {}
 
 
 @pytest.mark.parametrize(
@@ -297,9 +307,11 @@ def test_what_is_cut_off_is_found(browser, tmp_path, fault):
     path = tmp_path / "page.html"
     begin = "<!doctype html><article><div style='overflow: auto'><pre>scrolls " + "x" * 200
     path.write_text(f"{begin}</pre></div>")
-    assert cut_off(browser, path.as_uri(), [390]) == []
+    browser.get(path.as_uri())
+    assert cut_off(browser, [390]) == []
     path.write_text(f"{begin}</pre></div>{fault}</article>")
-    assert cut_off(browser, path.as_uri(), [390])
+    browser.get(path.as_uri())
+    assert cut_off(browser, [390])
 
 
 @pytest.mark.parametrize("name", VERSIONS)

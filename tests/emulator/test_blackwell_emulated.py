@@ -102,13 +102,15 @@ def test_every_switch(schedule, order):
     check(schedule, *qkv(300, 200, 2, 64, batch=2), causal=True, window=(100, None))
 
 
-@pytest.mark.parametrize("options", [
+OPTIONS = [
     {"window": (100, None), "causal": True}, {"window": (64, 10)}, {"window": (None, 70)},
     {"softcap": 2.0, "causal": True}, {"softcap": 30.0, "window": (100, 50)},
-], ids=str)  # fmt: skip
-@pytest.mark.parametrize("M, N", [(300, 600), (600, 300)])
-def test_windows_and_softcap(options, M, N):
-    check(None, *qkv(M, N, 2, 64, kv_heads=1), **options)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "lengths"), rotated(OPTIONS, [(300, 600), (600, 300)]))
+def test_windows_and_softcap(options, lengths):
+    check(None, *qkv(*lengths, 2, 64, kv_heads=1), **options)
 
 
 @pytest.mark.parametrize("D, D_v", [(64, 128), (128, 64), (80, 16), (8, 96)])

@@ -14,7 +14,7 @@ from flash_versions.dispatch.emulator.machine import ORDERS
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.oracle.budget import assess_request
 from tests.emulator.planted_bugs import WRONG, Bug, assert_found, outcomes, plant
-from tests.helpers.rotation import in_turn, pairwise
+from tests.helpers.rotation import in_turn, pairwise, rotated
 
 LOADED = gluon_emulator.load("flash_versions.versions.fa3.hopper.decode.host")
 HOST = LOADED["fa3.hopper.decode.host"]
@@ -157,11 +157,10 @@ def test_options(name, page_size, shares):
     )
 
 
-@pytest.mark.parametrize("shares", [1, 5])
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_starts(options, shares):
+@pytest.mark.parametrize(("name", "shares"), rotated(OPTIONS, [1, 5]))
+def test_starts(name, shares):
     lengths, starts = [200, 141, 2, 0, 200], [3, 140, 0, 0, 199]
-    assert is_right(*requests(lengths, starts=starts, queries=2, **options), shares=shares)
+    assert is_right(*requests(lengths, starts=starts, queries=2, **OPTIONS[name]), shares=shares)
 
 
 @pytest.mark.parametrize("page_size", [None, 64])

@@ -147,13 +147,15 @@ def test_o_through_two_buffers_of_q(order):
     check(replace(SMALL, epilogue_buffer=False), *qkv(300, 60, 4, 64))
 
 
-@pytest.mark.parametrize("options", [
+OPTIONS = [
     {"window": (100, None), "causal": True}, {"window": (64, 10)}, {"window": (None, 70)},
     {"softcap": 2.0, "causal": True}, {"softcap": 30.0, "window": (100, 50)},
-], ids=str)  # fmt: skip
-@pytest.mark.parametrize("M, N", [(200, 300), (300, 200)])
-def test_windows_and_softcap(options, M, N):
-    check(None, *qkv(M, N, 2, 64, kv_heads=1), **options)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "lengths"), rotated(OPTIONS, [(200, 300), (300, 200)]))
+def test_windows_and_softcap(options, lengths):
+    check(None, *qkv(*lengths, 2, 64, kv_heads=1), **options)
 
 
 RULES = list(product([0.0, 4.0, 8.0], [0, 1, 2, 4, 8]))  # threshold, eighths
@@ -168,19 +170,23 @@ def test_threshold_and_share_of_the_polynomial(rule, dtype):
 
 # ------------------------------------------------------------------------------- FP8
 @pytest.mark.parametrize(
-    "D, D_v", [(64, 64), (80, 80), (128, 128), (256, 256), (64, 256), (64, 20)]
+    ("dims", "precision"),
+    rotated(
+        [(64, 64), (80, 80), (128, 128), (256, 256), (64, 256), (64, 20)],
+        ["fp8:tensor", "fp8:head", "fp8", "fp8:block:e5m2"],
+    ),
 )
-@pytest.mark.parametrize("precision", ["fp8:tensor", "fp8:head", "fp8", "fp8:block:e5m2"])
-def test_fp8(precision, D, D_v):
+def test_fp8(dims, precision):
+    D, D_v = dims
     q, k, v = qkv(170, 301, 2, D, kv_heads=1, D_v=D_v)
     v[:, :128] *= 30
     check(None, q, k, v, causal=True, precision=precision)
 
 
-@pytest.mark.parametrize("threshold", [0.0, 4.0, 8.0])
-@pytest.mark.parametrize("options", [
-    {}, {"causal": True}, {"window": (64, 10)}, {"scale": 3.0}, {"scale": 1e-4},
-], ids=str)  # fmt: skip
+OF_FP8 = [{}, {"causal": True}, {"window": (64, 10)}, {"scale": 3.0}, {"scale": 1e-4}]
+
+
+@pytest.mark.parametrize(("options", "threshold"), rotated(OF_FP8, [0.0, 4.0, 8.0]))
 def test_fp8_thresholds(options, threshold):
     """P starts at 2^(8 - threshold)."""
     schedule = replace(SMALL, consumers=3, threshold=threshold)

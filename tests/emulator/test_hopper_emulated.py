@@ -15,7 +15,7 @@ from flash_versions.versions.fa3.ablation import SWITCHES
 from flash_versions.versions.oracle.budget import assess
 from tests.emulator.planted_bugs import WRONG, Bug, assert_found, outcomes, plant
 from tests.flash_versions.versions.test_attention import CASES, assert_within_budget
-from tests.helpers.rotation import rotated
+from tests.helpers.rotation import pairwise, rotated
 
 LOADED = gluon_emulator.load("flash_versions.versions.fa3.hopper.forward")
 config, host = LOADED["fa3.hopper.config"], LOADED["fa3.hopper.host"]
@@ -124,15 +124,18 @@ def test_every_variant_of_the_ablation(variant):
     assert_within_budget(o, lse, q, k, v, causal=True)
 
 
-@pytest.mark.parametrize("options", [
+OPTIONS = [
     {"window": (100, None), "causal": True}, {"window": (64, 10)}, {"window": (None, 70)},
     {"softcap": 2.0, "causal": True}, {"softcap": 30.0, "window": (100, 50)},
-], ids=str)  # fmt: skip
-@pytest.mark.parametrize("M, N", [(200, 300), (300, 200)])
-@pytest.mark.parametrize("D", [64, 128])
-def test_windows_and_softcap(options, M, N, D):
-    check(None, *qkv(M, N, 2, D, kv_heads=1), **options)
-    check(replace(SMALL, overlap=False), *qkv(M, N, 2, D, kv_heads=1), **options)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "lengths", "D"), pairwise(OPTIONS, [(200, 300), (300, 200)], [64, 128])
+)
+def test_windows_and_softcap(options, lengths, D):
+    check(None, *qkv(*lengths, 2, D, kv_heads=1), **options)
+    check(replace(SMALL, overlap=False), *qkv(*lengths, 2, D, kv_heads=1), **options)
 
 
 @pytest.mark.parametrize("programs", [1, 2, 3])

@@ -15,6 +15,7 @@ from flash_versions.dispatch.request import make_request
 from flash_versions.versions.oracle.budget import assess_request
 from tests.emulator.planted_bugs import WRONG, Bug, assert_found, outcomes, plant
 from tests.helpers.rotation import in_turn
+from tests.helpers.rotation import pairwise as pairs_of
 
 FA3 = gluon_emulator.load("flash_versions.versions.fa4.hopper.backward")
 FA4 = gluon_emulator.load("flash_versions.versions.fa4.hopper.forward")
@@ -180,11 +181,12 @@ def assert_right(request, exact, do, version):
     assert all(x.ok for x in accuracies.values()), accuracies
 
 
-@pytest.mark.parametrize("version", FORWARD)
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("starts", [None, [0, 64, 5, 30, 3]], ids=["ends", "starts and ends"])
-def test_padded_rows(starts, options, version):
-    request, exact, do = padded([130, 128, 0, 30, 7], starts, **options)
+STARTS = {"ends": None, "starts and ends": [0, 64, 5, 30, 3]}
+
+
+@pytest.mark.parametrize(("name", "starts", "version"), pairs_of(OPTIONS, STARTS, FORWARD))
+def test_padded_rows(name, starts, version):
+    request, exact, do = padded([130, 128, 0, 30, 7], STARTS[starts], **OPTIONS[name])
     assert_right(request, exact, do, version)
 
 
@@ -239,9 +241,10 @@ def test_packed_queries_on_a_cache(version):
     assert_right(request._replace(**chunks), exact._replace(**chunks), do, version)
 
 
-@pytest.mark.parametrize("version", FORWARD)
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
-@pytest.mark.parametrize("kind", ["dense", "padded", "packed"])
+@pytest.mark.parametrize(
+    ("kind", "head_dim", "version"),
+    pairs_of(["dense", "padded", "packed"], [64, 128, 256], FORWARD),
+)
 def test_sinks_and_slopes(kind, head_dim, version):
     """A slope for each head, and for each head of each sequence; a sink of -inf is none."""
     options = {

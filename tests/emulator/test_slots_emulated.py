@@ -1,7 +1,5 @@
 """Fewer slots of V than of K in the kernels for Hopper, without a GPU."""
 
-from itertools import product
-
 import pytest
 import torch
 
@@ -20,7 +18,7 @@ from tests.emulator.test_panels_emulated import (
     small_hopper,
 )
 from tests.helpers.budget import assert_ok
-from tests.helpers.rotation import in_turn
+from tests.helpers.rotation import in_turn, rotated
 
 __all__ = ["small_hopper"]  # a fixture, for all tests here
 ONE_V = {"stages": 2, "v_stages": 1}
@@ -54,7 +52,7 @@ def test_every_schedule_in_every_order(name, order, monkeypatch):
             assert_ok(assess(version, request, schedule))
 
 
-@pytest.mark.parametrize(("name", "version"), [*product(OPTIONS, FORWARD)])
+@pytest.mark.parametrize(("name", "version"), rotated(OPTIONS, FORWARD))
 def test_head_dim_192_with_128_keys(name, version):
     """The tiles for which one slot is left out: two slots of V do not fit beside them."""
     switches = {"q_stages": 1, "epilogue_buffer": False, "scheduler": "dynamic"}
