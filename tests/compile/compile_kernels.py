@@ -137,7 +137,10 @@ WIDE = {
         "full-64", "full-128", "ragged-128", "64-by-256", "softcap-128", "prefill-80",
         "prefill-64", "prefill-256", "packed", "padded", "intervals-64", "intervals-256",
     ),
-    "fa3": ("full-64", "ragged-128", "64-by-256", "prefill-128-fp32", "scores", "panels-160"),
+    "fa3": (
+        "full-64", "ragged-128", "64-by-256", "prefill-128-fp32", "scores", "panels-160",
+        "intervals-64",
+    ),
     "fa4": (
         "64-by-256", "prefill-128-fp32", "scores", "packed", "prefill-80", "intervals-64",
         "intervals-256", "panels-160",
