@@ -1,7 +1,6 @@
 """The versions' files: their definitions as text, and which of them a kernel uses."""
 
 import ast
-from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -84,12 +83,15 @@ def first_line(node: ast.stmt) -> int:
     return min(x.lineno for x in [node, *getattr(node, "decorator_list", [])]) - 1
 
 
-def imports(tree: ast.Module) -> Iterator[tuple[str, str, str]]:
+@cache
+def imports(tree: ast.Module) -> list[tuple[str, str, str]]:
     """What a file imports from modules: (module, name there, name here)."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                yield node.module or "", alias.name, alias.asname or alias.name
+    return [
+        (node.module or "", alias.name, alias.asname or alias.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    ]
 
 
 @cache

@@ -372,13 +372,23 @@ def parts(name, found):
 
 def parts_of(text, found):
     """Append the modules that a text imports and that are emulated, each after its own."""
+    for part in imported(text):
+        parts(part, found)
+    return found
+
+
+@functools.cache
+def imported(text):
+    """The modules that a text imports and that are emulated."""
+    names = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom):
-            imported = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-            for part in imported:
-                if part.startswith(ROOMS) and not part.startswith(INTERPRETED) and is_file(part):
-                    parts(part, found)
-    return found
+            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return [
+        name
+        for name in names
+        if name.startswith(ROOMS) and not name.startswith(INTERPRETED) and is_file(name)
+    ]
 
 
 def is_file(name):
