@@ -14,11 +14,11 @@ from tests.helpers import ROOT
 pytestmark = pytest.mark.xdist_group("add_a_version")
 PAGE = (ROOT / "docs/extend/add_a_version.md").read_text()
 COMMANDS = re.findall(r"^python (-m .*)$", PAGE, re.MULTILINE)
-# Given last, so they count: a few tokens, some groups of which have a spread of rewards.
+# Given last, so they count: a few tokens, one group of which has a spread of rewards.
 SMALLER = {
     "inspect": "--arch sm_90",
     "generate": "--device cpu",
-    "grpo": "--steps 1 --prompts 4 --group 4 --max-tokens 40 --eval-every 0 --device cpu",
+    "grpo": "--steps 1 --prompts 2 --group 4 --max-tokens 40 --eval-every 0 --device cpu",
 }
 
 

@@ -176,8 +176,9 @@ def test_names_do_not_touch_and_stay_inside(heights):
 @pytest.mark.parametrize("name", ["ablation", "ablation-fp8"])
 def test_labels_of_bars_are_within_their_panels(name):
     panels = drawn(name).values()
+    for figure in {ax.figure for ax in panels}:
+        figure.draw_without_rendering()
     for ax in panels:
-        ax.figure.draw_without_rendering()
         left, right = ax.get_window_extent().intervalx
         for text in ax.texts:
             low, high = text.get_window_extent().intervalx
