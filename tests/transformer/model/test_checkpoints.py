@@ -43,6 +43,7 @@ def reinforced():
     return evaluate(sdpa_model("reinforced"), 32, seed=7, skills=SKILLS_OF_A_TEST)
 
 
+@pytest.mark.xdist_group("reinforced")  # one worker scores all skills
 @pytest.mark.parametrize("skill", SKILLS_OF_A_TEST)
 def test_reinforced_meets_its_bar_on_held_out_problems(skill, reinforced):
     """31 of 32; the bars themselves, 97 % and more, are measured on 512 problems each."""

@@ -18,6 +18,7 @@ from transformer import grpo
 from transformer.rl import curves
 from transformer.rl.run import METRICS, Run, read_metrics
 
+pytestmark = pytest.mark.xdist_group("grpo_run")  # the run that nobody disturbs is made once
 CLOCK = {"seconds", "rollout_seconds", "learn_seconds", "tokens_per_second"}
 LENGTH = {
     "steps": 14,
