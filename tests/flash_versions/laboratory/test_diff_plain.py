@@ -17,6 +17,7 @@ from flash_versions.dispatch.launch import Launcher
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.versions.oracle.budget import assess_request
+from tests.helpers.rotation import pairwise
 
 VERSIONS = ("fa1", "fa2", "fa3", "fa4")
 CONFIG = LaunchConfig(16, 32, num_warps=4, num_stages=1)
@@ -118,9 +119,9 @@ def same_bits(pairs):
 
 
 @interpreted
-@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    ("version", "lengths", "causal"), pairwise(VERSIONS, LENGTHS, [True, False])
+)
 def test_forward_is_the_full_kernel_to_the_bit(version, causal, lengths, monkeypatch, tmp_path):
     """And within the error budget of the fp64 reference."""
     call = Call(version, causal, lengths, monkeypatch)
@@ -143,9 +144,9 @@ def test_other_types_and_head_dims(version, dtype, head_dim, monkeypatch, tmp_pa
 
 
 @interpreted
-@pytest.mark.parametrize("lengths", LENGTHS[1:], ids=str)
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
-@pytest.mark.parametrize("version", ["fa1", "fa2", "fa3"])
+@pytest.mark.parametrize(
+    ("version", "lengths", "causal"), pairwise(["fa1", "fa2", "fa3"], LENGTHS[1:], [True, False])
+)
 def test_backward_is_the_full_kernel_to_the_bit(version, causal, lengths, monkeypatch, tmp_path):
     """And within the error budget of the fp64 reference."""
     call = Call(version, causal, lengths, monkeypatch)
