@@ -54,6 +54,8 @@ SHAPES = {
     "prefill-128-fp32": Shape(head_dim=128, dtype=torch.float32, options=CAUSAL),
     "full-64": Shape(backward=False),
     "full-128": Shape(head_dim=128, backward=False),
+    "groups-64": Shape(kv_heads=2, backward=False),
+    "groups-128": Shape(kv_heads=1, head_dim=128, backward=False, options=CAUSAL),
     "ragged-128": Shape(500, 700, head_dim=128, backward=False, options=CAUSAL),
     "long-64": Shape(8192, 8192, backward=False, options=CAUSAL),
     "window-256": Shape(head_dim=256, backward=False, options={"window": (100, 20)}),

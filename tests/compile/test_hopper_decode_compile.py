@@ -18,7 +18,7 @@ def test_what_the_compiler_makes_of_it():
     assert [row["wgmma"] for row in kernels] == [8, 16, 16, 32]
     for row in kernels:
         assert not (row["spills"] or row["serialised"] or row["unused_barriers"]), row
-        assert not any(row["loops"]), row
+        assert not any(row["loops"]) and not row["dependency"], row
         assert list(row["roles"]) == ["consume", "produce"], row
         programs = 1 if row["call"].startswith("256") else 2
         assert programs * (row["shared"] + 1024) <= SHARED_MEMORY, row

@@ -270,6 +270,22 @@ def test_where_it_pays(options, expected, monkeypatch):
     assert (HOST.planned(requests([70, 80], **options)[0]) is not None) == expected
 
 
+def test_many_pieces_of_many_rows_are_left_to_gathering():
+    """One key head of 32 query heads and 2 queries: 264 programs have pieces of its only sequence,
+    which FA2 combines on all multiprocessors.
+    """
+    with devices.assume(Properties(num_sms=132)):
+        few, _ = requests([200] * 16, 64, queries=2, heads=(8, 2))
+        assert HOST.rounds_to_combine(few) == 4 and HOST.pays(few)
+        many, _ = requests([200], 64, queries=2, heads=(32, 1))
+        assert HOST.rounds_to_combine(many) == 16 * 34 and not HOST.pays(many)
+
+
+def test_more_counters_than_are_kept(monkeypatch):
+    monkeypatch.setattr(HOST.counters, "numbers", 2)
+    assert is_right(*requests([200, 10, 130, 40]), shares=3)
+
+
 BUGS = {
     "a box ends a row too late": Bug(
         "box_in_sequence",
@@ -363,7 +379,7 @@ def case_is_right():
         patch.setattr(HOST.counters, "take", lambda *given: counters)
         return all(
             is_right(*requests(lengths, 32, heads=(4, 2), n=n), shares=shares)
-            for lengths, n, shares in (([200, 10, 130, 40], 200, 3), ([390, 70], 400, 8))
+            for lengths, n, shares in (([200, 10, 130, 40], 200, 3), ([700], 700, 11))
         )
 
 

@@ -143,7 +143,7 @@ def test_windows_and_softcap(options, lengths, D):
 def test_dynamic_tiles_are_shared_out_and_the_counters_left_at_zero(programs, order, monkeypatch):
     monkeypatch.setattr(devices, "assumed", Properties(num_sms=programs))
     counters = torch.zeros(2, dtype=torch.int32)
-    monkeypatch.setattr(host.counters, "pair", lambda device: counters)
+    monkeypatch.setattr(host.counters, "take", lambda device: counters)
     for _ in range(2):
         check(replace(SMALL, scheduler="dynamic", stages=4), *qkv(300, 100, 3, 64), causal=True)
         assert counters.tolist() == [0, 0]

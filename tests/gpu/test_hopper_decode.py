@@ -136,7 +136,7 @@ def test_pages_and_uneven_rows_come_here(version):
 
 @pytest.mark.parametrize("page_size", [None, 64])
 def test_a_graph_follows_the_lengths(page_size):
-    """Replayed with other lengths; the same bits 100 times while the reduction overlaps, and when
+    """Replayed with other lengths; the same bits 100 times, whichever program comes last, and when
     calls are replayed by a tape.
     """
     q, k, v = inputs(batch=16, N=8192, heads=32, kv_heads=8)
@@ -166,3 +166,29 @@ def test_a_graph_follows_the_lengths(page_size):
         for _ in range(3):
             different += (call(version="fa3") != first).any()
         assert different.item() == 0
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_two_streams_at_once(captured):
+    """Each has its own counters of pieces, as has each graph, though both come from one stream."""
+    calls = [partial(host.forward, poisoned(page_size)[0]) for page_size in (None, 64)]
+    expected = [call()[0] for call in calls]
+    outputs = [call()[0] for call in calls]
+    if captured:
+        graphs = [torch.cuda.CUDAGraph() for _ in calls]
+        for i, call in enumerate(calls):
+            with torch.cuda.graph(graphs[i]):
+                outputs[i] = call()[0]
+    streams = [torch.cuda.Stream() for _ in calls]
+    counts = [torch.zeros((), dtype=torch.int64, device="cuda") for _ in calls]
+    torch.cuda.synchronize()
+    for _ in range(200):
+        for i, stream in enumerate(streams):
+            with torch.cuda.stream(stream):
+                if captured:
+                    graphs[i].replay()
+                else:
+                    outputs[i] = calls[i]()[0]
+                counts[i] += (outputs[i] != expected[i]).any()
+    torch.cuda.synchronize()
+    assert [int(different) for different in counts] == [0, 0]

@@ -22,7 +22,7 @@ What changes.
   (docs/understand/log.md). So by default every tile has its own program.
 * A box holds rows of one head, and so does a tile: query heads are no longer packed. The query
   heads of a group get their common keys from the L2 cache. FA2 keeps decoding, where packing pays,
-  and splits.
+  and splits. (The kernels for Hopper pack heads, by boxes of several, and decode.)
 
     program p of n:     for number in p, p + n, p + 2n, ...:        n tiles: one each
                             tile = the number-th heaviest

@@ -92,15 +92,15 @@ def make_scheduler(number, counters, KIND: gl.constexpr, CONSUMERS: gl.constexpr
 
 
 class Counters:
-    """Counters for launches, 0 before and after each.
+    """Sets of counters for launches, 0 before and after each.
 
-    Launches of one stream come one after the other and share theirs. A launch that is captured in a
-    graph gets some for itself, as the graph may be replayed in any stream; after so many launches,
-    some that the graph itself clears at every replay, which takes two microseconds.
+    Launches of one stream come one after the other and share a set. A launch that is captured in a
+    graph gets a set for itself, as the graph may be replayed in any stream; if no set is left, one
+    that the graph itself clears at every replay, which takes two microseconds.
 
     Args:
-        numbers: of a launch: of a dynamic scheduler two.
-        launches: that get counters for themselves.
+        numbers: counters of a set; a dynamic scheduler needs two.
+        launches: how many sets there are.
     """
 
     SECTOR = 8  # int32: counters of two launches share no sector of memory
@@ -111,8 +111,8 @@ class Counters:
         self.of_stream: dict[tuple[torch.device, int], torch.Tensor] = {}
 
     def take(self, device: torch.device, least: int = 0) -> torch.Tensor:
-        """Int32 on the device, for the next launch in the current stream: `numbers`, or if it needs
-        more, at `least` so many.
+        """A set for the next launch in the current stream, int32 on the device; a new one, cleared
+        for this launch, if it needs `least` counters and a set has fewer.
         """
         if device.type != "cuda" or least > self.numbers:
             return torch.zeros(max(least, self.numbers), dtype=torch.int32, device=device)

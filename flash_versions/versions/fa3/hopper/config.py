@@ -122,7 +122,7 @@ def heads_of_tile(request: Request) -> int:
     """How many query heads share a tile: of a group as many as the largest power of two that
     divides it. Ends of sequences and a mask then cut fewer tiles, few queries fill one, and
     neighbouring tiles read the same keys (docs/understand/log.md). A slope of ALiBi belongs to one
-    head.
+    head, and so do the scales of FP8, which has `fp8_config`.
     """
     return 1 if request.alibi_slopes is not None else min(request.group & -request.group, 32)
 
@@ -189,9 +189,9 @@ def fp8_config(request: Request) -> HopperConfig:
 
 
 def prefers_two_consumers(request: Request) -> bool:
-    """Whether tiles of 128 queries beat those of 192 at head_dim 64.
+    """Whether tiles of 128 rows beat those of 192 at head_dim 64.
 
-    Three consumers keep the tensor cores busier. But of a tile of 192 queries a causal mask leaves
+    Three consumers keep the tensor cores busier. But of a tile of 192 rows a causal mask leaves
     less, and fewer tiles may fill the SMs worse.
     """
     q = request.q

@@ -20,7 +20,9 @@ WORTH_MORE = 0.95  # of the time of fewer parts
 MOST_PARTS = 8
 CACHED_BYTES = 48 << 20  # that stay in the L2 cache while others pass through
 UNCACHED = 1.2  # times as long a step takes if running programs' Q, dO, dQ exceed CACHED_BYTES
-FEW_WAVES = 4  # programs for each SM, below which the heaviest tiles of all heads come first
+# Programs for each SM, up to which the heaviest tiles of all heads come first under intervals, and
+# groups may be divided with tiles of 64 keys.
+FEW_WAVES = 4
 MOST_ALTERNATING = 4  # heads of a section without a causal mask: more are slower at head_dim 64
 
 
@@ -207,7 +209,8 @@ def choose_parts(request: Request, config: BackwardConfig) -> int:
 
     Programs whose tiles weigh unlike do not walk over heads in step: what they have under way is Q,
     dO and dQ of all heads that a program walks over. With fewer heads that fits in the L2 cache.
-    Above head_dim 128 it was not seen: parts only pay where tiles are few (docs/understand/log.md).
+    With tiles of 64 keys that gained nothing in most calls, so only few of them are divided
+    (docs/understand/log.md). Halves and a pair divide no group.
     """
     if config.by_halves:
         return 1

@@ -14,7 +14,7 @@ from flash_versions.versions.fa2 import shares as equal_shares
 from flash_versions.versions.fa2.combine import Partials
 from flash_versions.versions.fa2.shares import MOST_SEQUENCES, even_shares
 from flash_versions.versions.fa3.hopper.decode.kernel import decode_kernel
-from flash_versions.versions.fa3.hopper.decode.pieces import PANEL
+from flash_versions.versions.fa3.hopper.decode.pieces import AT_ONCE, PANEL, ROWS
 from flash_versions.versions.fa3.hopper.host import (
     kv_apart,
     score_scales,
@@ -23,15 +23,18 @@ from flash_versions.versions.fa3.hopper.host import (
 )
 from flash_versions.versions.tiles import wgmma
 from flash_versions.versions.tiles.ragged import describe_ragged
+from flash_versions.versions.tiles.rows import cdiv
 from flash_versions.versions.tiles.sequences import new_outputs
 from flash_versions.versions.tiles.tile_scheduler import Counters
 from flash_versions.versions.tiles.tma import undescribable
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 SCANNED = 128  # sequences whose blocks a program adds up at once, at least
-# By panels. Two programs have 64 KiB of K and V under way on a multiprocessor: as much as keeps the
-# memory busy. With more, programs wait longer, some longer than others (docs/understand/log.md).
+# By panels. With one or two, two programs have 64 KiB of K and V under way on a multiprocessor, as
+# much as keeps the memory busy: with more, programs wait longer, some longer than others. With
+# four, one program has 96 KiB (docs/understand/log.md).
 SLOTS = {1: 4, 2: 2, 4: 3}
+MOST_ROUNDS = 8  # of loads that wait for each other, of the program that combines pieces
 LONG = 1024  # keys of the longest sequence: with shorter ones FA2's kernel is as fast or faster
 REGISTERS = 64 * 1024  # of a multiprocessor
 MOST_COUNTERS = 512  # of a launch, without given shares: two programs for each multiprocessor
@@ -121,9 +124,25 @@ def rows_apart(request: Request) -> int | None:
 
 def pays(request: Request) -> bool:
     """Whether the kernel is faster than FA2's: with pages, and where lengths differ. Of rows of one
-    length, both reach the same share of a copy's rate (docs/understand/measuring.md).
+    length, both reach the same share of a copy's rate (docs/understand/measuring.md). With many
+    pieces of many rows (few key heads, few sequences) FA2 combines them on all multiprocessors.
     """
+    if rounds_to_combine(request) > MOST_ROUNDS:
+        return False
     return request.block_table is not None or equal_shares.pay(request, LONG)
+
+
+def rounds_to_combine(request: Request) -> int:
+    """How many rounds of loads it takes to combine the pieces of a sequence as long as others."""
+    batch, q_length = request.q.shape[:2]
+    pieces = cdiv(usual_shares(request, default_config(request)), batch) + 1
+    return cdiv(q_length * request.group, ROWS.value) * cdiv(pieces, AT_ONCE.value)
+
+
+def usual_shares(request: Request, config: DecodeConfig) -> int:
+    """How many shares each key head gets: as many programs as there is room for."""
+    programs = config.programs * devices[request.q.device].num_sms
+    return even_shares(programs // request.k.shape[2], request.q.shape[0])
 
 
 def planned(request: Request) -> Forward | None:
@@ -150,7 +169,7 @@ def make_plan(
     kv_heads = k.shape[2]
     panels, panels_v = panels_of(head_dim), panels_of(v.shape[3])
     if shares is None:
-        shares = even_shares(config.programs * devices[q.device].num_sms // kv_heads, batch)
+        shares = usual_shares(request, config)
     table_stride = request.block_table.stride(0) if request.block_table is not None else 0
     q_strides = q.stride(0), q.stride(1), q.stride(2)
     counts = q_length, request.max_kv_length, batch, kv_heads, shares, table_stride

@@ -8,8 +8,8 @@ Small pages and small head dims cost the most.
 
 What changes.
 * A producer warp only loads. It asks for boxes by TMA, one instruction for 64 keys and 64 dims, so
-  for 8 KiB, into a ring of slots that holds a block of K and a block of V in turn. At head_dim 128
-  four slots take 64 KiB, so that two programs fit on a multiprocessor. The ring does not run empty
+  for 8 KiB, into a ring of slots that holds a block of K and a block of V in turn. Two programs
+  of a multiprocessor have 64 KiB under way: more would only wait. The ring does not run empty
   where a sequence ends: the producer goes on with the next one while the consumer stores the
   results of this one.
 * Each box needs one page number. The producer loads it before waiting for a slot, so both waits
