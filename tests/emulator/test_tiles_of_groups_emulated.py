@@ -85,7 +85,7 @@ def test_two_panels(version):
 
 
 @pytest.mark.parametrize("options, of_tile", [
-    ({"causal": True}, 4), ({}, 1), ({"kv_lengths": [8192]}, 4), ({"window": (100, 0)}, 4),
+    ({"causal": True}, 4), ({}, 4), ({"kv_lengths": [8192]}, 4), ({"window": (100, 0)}, 4),
     ({"causal": True, "alibi_slopes": [0.5] * 12}, 1),
 ], ids=str)  # fmt: skip
 def test_which_share_a_tile_by_default(options, of_tile):

@@ -123,9 +123,10 @@ def rows_apart(request: Request) -> int | None:
 
 
 def pays(request: Request) -> bool:
-    """Whether the kernel is faster than FA2's: with pages, and where lengths differ. Of rows of one
-    length, both reach the same share of a copy's rate (docs/understand/measuring.md). With many
-    pieces of many rows (few key heads, few sequences) FA2 combines them on all multiprocessors.
+    """Whether the kernel is faster than FA2's, for a request that is not `left_to_gathering`: with
+    pages, and where lengths differ. Of rows of one length, both reach the same share of a copy's
+    rate (docs/understand/measuring.md). With many pieces of many rows (few key heads, few
+    sequences) FA2 combines them on all multiprocessors.
     """
     if rounds_to_combine(request) > MOST_ROUNDS:
         return False
@@ -147,7 +148,7 @@ def usual_shares(request: Request, config: DecodeConfig) -> int:
 
 def planned(request: Request) -> Forward | None:
     """The kernel with its launch planned, if it takes a request and pays there."""
-    if not pays(request) or left_to_gathering(request):
+    if left_to_gathering(request) or not pays(request):
         return None
     return partial(launch, make_plan(request))
 
