@@ -100,6 +100,8 @@ def test_nothing_spills_on_hopper(arch, part):
             allowed = 64
         if row["module"].endswith("fa2.forward") and row["shape"].startswith("intervals"):
             allowed = 80  # two loads in the blocks that are cut, with Triton 3.6
+        if row["module"].endswith("fa2.forward") and row["shape"] == "groups-128":
+            allowed = 64  # packed heads, with Triton 3.6
         if row["shape"] == "long-64" and triton_version() >= (3, 8):
             allowed = 128
         if row["kernel"] in ("dkdv_kernel", "dq_kernel", "backward_kernel"):
