@@ -19,6 +19,7 @@ from flash_versions.dispatch.request import make_request
 from flash_versions.report import documents as report
 from flash_versions.report import ragged
 from flash_versions.report.tables import grouped
+from flash_versions.versions.fa3.hopper.decode import host as decode_host
 from flash_versions.versions.fa4 import ablation as fa4_ablation
 from flash_versions.versions.fa4.hopper.config import default_config
 from tests.helpers import ROOT
@@ -508,7 +509,12 @@ def test_the_readme_says_how_fast_random_shapes_are():
     assert f"{forward} and {backward} times as fast as torch's `varlen_attn`" in text
     table = report.TABLES["random dense"](RESULTS)
     forward, backward = (cells(table, way)["all 17 shapes"].split()[0] for way in ragged.PASSES)
-    assert f"{forward} and {backward} of the better of cuDNN and flash-attn-4" in text
+    rates = f"{forward} (forward) and {backward} (backward)"
+    assert f"{rates} of the better of cuDNN and flash-attn-4" in text
+
+
+def test_uneven_rows_are_those_that_the_kernel_serves():
+    assert ragged.LONG == decode_host.LONG
 
 
 def test_random_dense_calls_are_as_fast_as_the_best_of_others():

@@ -18,7 +18,7 @@ from transformer import grpo
 from transformer.rl import curves
 from transformer.rl.run import METRICS, Run, read_metrics
 
-pytestmark = pytest.mark.xdist_group("grpo_run")  # the run that nobody disturbs is made once
+pytestmark = pytest.mark.xdist_group("grpo_run")  # the undisturbed run is made once
 CLOCK = {"seconds", "rollout_seconds", "learn_seconds", "tokens_per_second"}
 LENGTH = {
     "steps": 14,
@@ -58,7 +58,7 @@ def assert_same(folder: Path, expected) -> None:
 
 @pytest.fixture(scope="module")
 def whole(tempted, tmp_path_factory):
-    """The outcome of a run that nobody disturbs."""
+    """The outcome of an undisturbed run."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     assert grpo.main([*options(tempted, **LENGTH), "--out", str(folder)]) == 0
     expected = outcome(folder)

@@ -34,7 +34,8 @@ SCANNED = 128  # sequences whose blocks a program adds up at once, at least
 # much as keeps the memory busy: with more, programs wait longer, some longer than others. With
 # four, one program has 96 KiB (docs/understand/log.md).
 SLOTS = {1: 4, 2: 2, 4: 3}
-MOST_ROUNDS = 8  # of loads that wait for each other, of the program that combines pieces
+# Of loads that wait for each other, of the program that combines pieces: an estimate, not timed.
+MOST_ROUNDS = 8
 LONG = 1024  # keys of the longest sequence: with shorter ones FA2's kernel is as fast or faster
 REGISTERS = 64 * 1024  # of a multiprocessor
 MOST_COUNTERS = 512  # of a launch, without given shares: two programs for each multiprocessor

@@ -1,7 +1,7 @@
 """Pieces of a sequence that several programs attend to, and how the last of them combines them.
 
 What a kernel of its own for that wastes. It begins when the last of all programs has ended, and is
-one launch more: 6 microseconds of a step that takes 80, where this takes 3.
+one launch more: 6 microseconds of a step that takes 80 (docs/understand/log.md).
 
 What changes. A program leaves the state of its piece (acc, m, l) in memory and counts. The program
 that counts last of a sequence combines the pieces. It does so in their order, so the bits are the
