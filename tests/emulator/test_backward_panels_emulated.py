@@ -157,7 +157,7 @@ LOADED_OVER = "TMA fills what was read without a fence"
 # that is given back, filled or left by while dK reads it, as all of these come behind the dS of
 # both consumers.
 BUGS = {
-    "S and dP lack the second panel": Bug("multiply_qk", [("q_tile.PANELS == 2", "False")], WRONG),
+    "S and dP lack the second panel": Bug("multiply_qk", [("k_tile.PANELS == 2", "False")], WRONG),
     "dK and dV lack the second panel": Bug(
         "Output.wait", [("Output(first, second,", "Output(first, self.second,")], WRONG
     ),

@@ -25,11 +25,14 @@ LOADED = gluon_emulator.load("flash_versions.versions.fa4.hopper.forward")
 forward_hopper, config = LOADED["fa4.hopper.forward"], LOADED["fa4.hopper.config"]
 DTYPES = [torch.float16, torch.bfloat16]
 SMALL = config.RolesConfig(block_kv=64)
+ONE_Q = replace(SMALL, q_stages=1, epilogue_buffer=False)
 CONFIGS = {
     "as it is": SMALL,
     "no turns": replace(SMALL, ping_pong=False),
     "one Q buffer": replace(SMALL, q_stages=1),
-    "O through one Q": replace(SMALL, q_stages=1, epilogue_buffer=False),
+    "O through one Q": ONE_Q,
+    "Q in registers": replace(SMALL, held=64, q_stages=1),
+    "Q in registers, O through one Q": replace(ONE_Q, held=64),
     "three consumers": replace(SMALL, consumers=3, stages=3),
     "three consumers, O through Q": replace(SMALL, consumers=3, q_stages=1, epilogue_buffer=False),
     "aligned tiles": replace(SMALL, block_kv=128),
@@ -304,7 +307,6 @@ def in_fp8():
 
 FP8 = replace(SMALL, threshold=4.0)
 DYNAMIC = replace(SMALL, scheduler="dynamic", stages=4)
-ONE_Q = replace(SMALL, q_stages=1, epilogue_buffer=False)
 V_WAITED = "acc = acc.wait(acc_token)"
 O_TAKEN = "mbarrier.arrive(buffers.o_empty.index(c), count=1)"
 O_FULL = "mbarrier.wait(buffers.o_full.index(c), round & 1)"
@@ -333,7 +335,7 @@ BUGS = {
     ),
     "a consumer releases the Q that is O": Bug(
         "consume",
-        [("if schedule.EPILOGUE_BUFFER:\n            buffers", "if True:\n            buffers")],
+        [("if schedule.EPILOGUE_BUFFER and not schedule.Q_AT_ONCE:", "if True:")],
         WRONG, (ONE_Q, usual)
     ),
     "a consumer does not wait for the storer": Bug(

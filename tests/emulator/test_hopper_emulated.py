@@ -32,6 +32,9 @@ CONFIGS = {
     "one Q buffer": replace(SMALL, q_stages=1),
     "O through Q": replace(SMALL, epilogue_buffer=False),
     "O through one Q": replace(SMALL, q_stages=1, epilogue_buffer=False),
+    "Q in registers": replace(SMALL, held=64, q_stages=1),
+    "Q in registers, in order": replace(SMALL, held=64, overlap=False),
+    "Q in registers, O through Q": replace(SMALL, held=64, q_stages=1, epilogue_buffer=False),
     "three consumers": replace(SMALL, consumers=3, stages=3),
     "three consumers in order": replace(SMALL, consumers=3, overlap=False),
     "aligned tiles": replace(SMALL, block_kv=128),
@@ -107,6 +110,21 @@ def test_every_switch(name, order):
     check(schedule, *qkv(300, 200, 1, 64, batch=2), causal=True, window=(100, None))
 
 
+def test_half_of_q_in_registers():
+    """Of 256 columns, as registers hold no more beside O."""
+    inputs = qkv(100, 170, 2, 256)
+    request = make_request(*inputs, causal=True)
+    chosen = config.default_config(request)
+    assert chosen.held == 128 and chosen.heads == 1
+    check(chosen, *inputs, causal=True)
+
+
+@pytest.mark.parametrize("held", [32, 128])
+def test_columns_of_q_that_are_none(held):
+    with pytest.raises(ValueError, match=f"held={held} .* 64 columns; 0 and 64 are"):
+        attend(replace(SMALL, held=held), *qkv(70, 70, 1, 64))
+
+
 @pytest.mark.parametrize("block_kv", [64, 128])
 @pytest.mark.parametrize("M, N", [(256, 384), (256, 256), (384, 256), (250, 250), (250, 314)])
 def test_causal_tiles_that_end_with_a_block(M, N, block_kv):
@@ -161,6 +179,7 @@ def test_the_same_bits_in_every_order(monkeypatch):
 
 
 USUAL = (SMALL, 330)  # schedule and number of keys
+HELD = (replace(SMALL, held=64, q_stages=1), 330)
 V_WAITED = "acc = acc.wait(acc_token)"
 BUGS = {
     "K is not released": Bug(
@@ -179,8 +198,8 @@ BUGS = {
     "K is released while it is read": Bug(
         # Of a tile's first block: later ones are safe behind the V that is filled before.
         "attend",
-        [("s = warpgroup_mma_wait(0, deps=[multiply_qk(q_tile, buffers.k.tile(stage.k))])",
-          "s_token = multiply_qk(q_tile, buffers.k.tile(stage.k))"),
+        [("s = warpgroup_mma_wait(0, deps=[multiply_qk(q, buffers.k.tile(stage.k))])",
+          "s_token = multiply_qk(q, buffers.k.tile(stage.k))"),
          ("    buffers.k.release(stage.k)\n    s = problem",
           "    buffers.k.release(stage.k)\n    s = warpgroup_mma_wait(0, deps=[s_token])\n"
           "    s = problem")],
@@ -198,6 +217,12 @@ BUGS = {
          ("buffers.q.wait(q_stage)", "buffers.q.wait(q_stage); buffers.q.release(q_stage)")],
         WRONG,
         (replace(SMALL, q_stages=1), 330),
+    ),
+    "Q is released without a fence behind its loads": Bug(
+        "Pipeline.release_loaded", [("fence_async_shared()", "pass")], "fence", HELD
+    ),
+    "Q in registers is not released": Bug(
+        "consume", [("buffers.q.release_loaded(q_stage)", "pass")], "produce 2 in .*fill", HELD
     ),
     "K is read before it is there": Bug(
         "attend", [("        if not schedule.LATE_WAIT:\n            buffers.k.wait(stage.k)", "")],

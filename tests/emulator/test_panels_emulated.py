@@ -99,6 +99,7 @@ def test_every_option_with_every_head_dim(dims, options, version):
 SWITCHES = {
     "64 keys": {},
     "O through Q": {"q_stages": 1, "epilogue_buffer": False},
+    "Q in registers": {"q_stages": 1, "held": 96},
     "three consumers": {"consumers": 3, "stages": 3, "scheduler": "dynamic"},
     "late wait, no turns": {"stages": 3, "late_wait": True, "ping_pong": False},
     "in order": {"overlap": False},
@@ -159,7 +160,7 @@ FORGOTTEN = {
     "the second panel comes from too far to the right": Bug(
         "Boxes.beside", [("shape[-1]", "shape[-1] + 8")], WRONG
     ),
-    "S lacks the second panel": Bug("multiply_qk", [("q_tile.PANELS == 2", "False")], WRONG),
+    "S lacks the second panel": Bug("multiply_qk", [("k_tile.PANELS == 2", "False")], WRONG),
     "S begins anew with the second panel": Bug(
         "multiply_qk", [("s_token, is_async", "s_token, use_acc=False, is_async")], WRONG
     ),

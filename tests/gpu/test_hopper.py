@@ -32,6 +32,8 @@ CONFIGS = {
     "one Q buffer": replace(SMALL, q_stages=1),
     "O through Q": replace(SMALL, epilogue_buffer=False),
     "O through one Q": replace(SMALL, q_stages=1, epilogue_buffer=False),
+    "Q in registers": replace(SMALL, held=64, q_stages=1),
+    "Q in registers, O through Q": replace(SMALL, held=64, epilogue_buffer=False),
     "three consumers": replace(SMALL, consumers=3),
     "narrow blocks": replace(SMALL, block_kv=64, stages=4),
     "one stage, in order": replace(SMALL, stages=1, overlap=False),

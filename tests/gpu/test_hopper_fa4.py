@@ -34,6 +34,7 @@ CONFIGS = {
     "late wait": replace(SMALL, late_wait=True),
     "one Q buffer": replace(SMALL, q_stages=1),
     "O through Q": replace(SMALL, epilogue_buffer=False),
+    "Q in registers": replace(SMALL, held=64, q_stages=1),
     "three consumers": replace(SMALL, consumers=3),
     "narrow blocks": replace(SMALL, block_kv=64, stages=4),
     "grid": replace(SMALL, scheduler="grid"),

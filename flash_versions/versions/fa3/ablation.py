@@ -22,7 +22,7 @@ SWITCHES: Mapping[str, dict[str, Any]] = {
     "no ping-pong": {"ping_pong": False},
     "neither": {"overlap": False, "ping_pong": False},
     "late wait": {"late_wait": True},
-    "one Q buffer": {"q_stages": 1},
+    "Q in shared memory": {"held": 0},
     "grid": {"scheduler": "grid"},
     "static": {"scheduler": "static"},
     "dynamic": {"scheduler": "dynamic"},

@@ -84,7 +84,7 @@ class Watch:
             step["of"], step["slot"] = slot_of(tile.barrier, found["buffers"])
             self.copied[id(tile)] = {**step, "set": {}}
         elif what == "product":
-            is_scores = isinstance(tile.a, emulator.Shared)
+            is_scores = is_inside("multiply_qk")
             step["of"] = "S" if is_scores else "PV"
             blocks = self.scored.setdefault(lane, deque())
             if is_scores:
@@ -159,6 +159,14 @@ def kernel_frame() -> FrameType:
     return caller(sys._getframe(), FUNCTIONS)
 
 
+def is_inside(function: str) -> bool:
+    """Whether a function of this name is running."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_name != function:
+        frame = frame.f_back
+    return frame is not None
+
+
 def caller(frame: FrameType | None, names: tuple[str, ...]) -> FrameType:
     """The innermost frame, from this one outwards, of a kernel's function of these names."""
     while frame is not None:
@@ -222,7 +230,8 @@ def record(
     """
     loaded = emulator.load(f"flash_versions.versions.{version}.hopper.forward")
     module, panels = loaded[f"{version}.hopper.forward"], loaded["fa3.hopper.panels"]
-    config = getattr(loaded[f"{version}.hopper.config"], CONFIGS[version])(block_kv=64)
+    of = getattr(loaded[f"{version}.hopper.config"], CONFIGS[version])
+    config = of(block_kv=64, q_stages=1, held=64)
     shown = source.text(f"{version}-hopper", causal, q.shape[3])
     watch = Watch(shown)
     request = in_vectors(make_request(q, k, v, causal=causal))

@@ -203,20 +203,45 @@ def test_every_head_dim_has_tiles_that_fit(causal, device):
 @pytest.mark.parametrize(
     ("options", "block_kv", "slots"),
     [
-        ({"causal": True}, 128, (2, 1)),
-        ({"window": (100, 0)}, 128, (2, 1)),
-        ({}, 64, (3, 3)),
-        ({"causal": True, "softcap": 20.0}, 64, (3, 3)),
-        ({"causal": True, "alibi_slopes": torch.ones(2)}, 64, (3, 3)),
-        ({"query_ends": torch.full((1, 2, 5), 7, dtype=torch.int32)}, 64, (3, 3)),
+        ({"causal": True, "keys": 4097}, 128, (2, 1)),
+        ({"window": (100, 0), "keys": 4097}, 128, (2, 1)),
+        ({"causal": True, "keys": 4096}, 64, (3, 3)),
+        ({"keys": 4097}, 64, (3, 3)),
+        ({"causal": True, "softcap": 20.0, "keys": 4097}, 64, (3, 3)),
+        ({"causal": True, "alibi_slopes": torch.ones(2), "keys": 4097}, 64, (3, 3)),
+        ({"query_ends": torch.full((1, 2, 4097), 7, dtype=torch.int32), "keys": 4097}, 64, (3, 3)),
     ],
     ids=str,
 )
 def test_head_dim_192_has_128_keys_where_that_is_faster(options, block_kv, slots):
     """And where it spills nothing."""
-    q = k = v = torch.empty(1, 5, 2, 192, dtype=torch.bfloat16)
-    config = default_config(make_request(q, k, v, **options))
+    options = dict(options)
+    q = torch.empty(1, 5, 2, 192, dtype=torch.bfloat16)
+    k = torch.empty(1, options.pop("keys"), 2, 192, dtype=torch.bfloat16)
+    config = default_config(make_request(q, k, k, **options))
     assert (config.block_kv, (config.stages, config.slots_of_v)) == (block_kv, slots)
+
+
+@pytest.mark.parametrize(
+    ("dims", "heads", "options", "held"),
+    [
+        ((192, 192), 1, {}, 192), ((192, 192), 1, {"causal": True}, 0), ((256, 256), 1, {}, 128),
+        ((256, 256), 4, {}, 0), ((128, 128), 4, {}, 128), ((80, 80), 1, {}, 80),
+        ((160, 160), 1, {}, 0), ((192, 128), 1, {}, 0), ((128, 256), 1, {}, 128),
+        ((64, 64), 1, {}, 0), ((64, 64), 1, {"cu_seqlens_q": torch.tensor([0, 9000])}, 0),
+        ((128, 128), 1, {"alibi_slopes": torch.ones(4)}, 0),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_q_is_in_registers_where_they_suffice(dims, heads, options, held):
+    """Of 192 registers beside blocks of 128 keys, of 208 beside 64; never with three consumers."""
+    q = torch.empty(1, 9000, 4, dims[0], dtype=torch.bfloat16)
+    k, v = (torch.empty(1, 9000, 4 // heads, dim, dtype=torch.bfloat16) for dim in dims)
+    packed = "cu_seqlens_q" in options
+    config = default_config(make_request(*(x[0] if packed else x for x in (q, k, v)), **options))
+    assert config.held == held
+    assert not held or config.consumers == 2
+    assert config.q_stages == 1 or held < dims[0]
 
 
 # ---- the walk ----

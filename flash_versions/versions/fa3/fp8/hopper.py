@@ -73,6 +73,7 @@ def describe_inputs(
     if not config.epilogue_buffer:
         raise ValueError("epilogue_buffer=False is not possible: O is wider than the FP8 Q.")
     width, width_v = (box_width(x.shape[3]) for x in (request.q, request.v))
+    config.check_held((width,))
     return (
         describe_swizzled(quantized.q, WARPGROUP_ROWS.value, width),
         describe_swizzled(quantized.k, config.block_kv, width),

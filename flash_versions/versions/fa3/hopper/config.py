@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from flash_versions.dispatch.device import H200_SHARED_MEMORY, devices
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.sizes import panel_widths
+from flash_versions.dispatch.sizes import padded_head_dim, panel_widths
 from flash_versions.versions.tiles.rows import cdiv
 from flash_versions.versions.tiles.triton_compat import MOST_DIMS_BESIDE_128_KEYS
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
@@ -25,9 +25,13 @@ class HopperConfig:
         block_kv: keys of a tile.
         stages: slots of the pipeline of K.
         v_stages: slots of the pipeline of V; None: as many as of K. See `slots`.
-        q_stages: buffers for a consumer's Q: with 2, the next tile's is there when it is needed.
+        q_stages: buffers for a consumer's Q. Unless Q is `held` in registers, the next tile's is
+            there in time with 2 only.
         epilogue_buffer: O leaves through a buffer of its own; otherwise through that of Q, which
             then waits for it.
+        held: columns of Q, the last ones, that a consumer has in registers, as a left operand: all,
+            half of 256, or none. The product S then reads less of shared memory; with all of them
+            (and epilogue_buffer) Q's buffer is empty at once, and another one needless.
         overlap: issue S of the next block before the softmax of this one.
         ping_pong: consumers take turns at the tensor cores.
         late_wait: keep the wait for P V behind the softmax, from where ptxas would move it to the
@@ -46,6 +50,7 @@ class HopperConfig:
     v_stages: int | None = None
     q_stages: int = 2
     epilogue_buffer: bool = True
+    held: int = 0
     overlap: bool = True
     ping_pong: bool = True
     late_wait: bool = False
@@ -78,6 +83,15 @@ class HopperConfig:
         if self.scheduler not in SCHEDULERS:
             raise ValueError(
                 f"scheduler={self.scheduler!r} is unknown; there are {', '.join(SCHEDULERS)}."
+            )
+
+    def check_held(self, widths: tuple[int, ...]) -> None:
+        """Raise a ValueError if `held` is no part of a Q in tiles so wide."""
+        possible = [0, sum(widths), *([128] if widths == (256,) else [])]
+        if self.held not in possible:
+            raise ValueError(
+                f"held={self.held} is not possible for a Q of {sum(widths)} columns; "
+                f"{' and '.join(map(str, possible))} are."
             )
 
     @property
@@ -115,7 +129,7 @@ class HopperConfig:
 
 def default_config(request: Request) -> HopperConfig:
     """The fastest configuration that was found on an H200 (docs/understand/log.md)."""
-    return replace(config_of_one_head(request), heads=heads_of_tile(request))
+    return with_q_held(request, replace(config_of_one_head(request), heads=heads_of_tile(request)))
 
 
 def heads_of_tile(request: Request) -> int:
@@ -137,13 +151,39 @@ def config_of_one_head(request: Request) -> HopperConfig:
         widths = panel_widths(head_dim), panel_widths(head_dim_v)
         # Others keep more in registers, and 192 dims beside 128 keys would spill.
         plain = request.softcap is None and request.alibi_slopes is None
-        one_v = uneven and plain and not request.has_intervals
+        one_v = uneven and plain and not request.has_intervals and mean_keys(request) > 4096
         return wide_config(*widths, scheduler, one_v)
-    if max(head_dim, head_dim_v) > 64:
+    if max(head_dim, head_dim_v) > 96:
         return HopperConfig(scheduler=scheduler)
+    if max(head_dim, head_dim_v) > 64:
+        return HopperConfig(stages=3, scheduler=scheduler)
     if prefers_two_consumers(request):
         return HopperConfig(2, stages=3, ping_pong=not causal, scheduler=scheduler)
     return HopperConfig(3, stages=3, scheduler=scheduler)
+
+
+def mean_keys(request: Request) -> int:
+    """Keys of a sequence; of packed ones, whose lengths are on the GPU, the mean."""
+    keys = request.k.shape[1]
+    return keys if request.cu_seqlens_k is None else cdiv(keys, request.batch)
+
+
+def with_q_held(request: Request, config: HopperConfig) -> HopperConfig:
+    """A configuration with as much of Q in registers as leaves enough of them.
+
+    A product S with 64 keys reads as much of Q as of K, all that shared memory can give: there Q is
+    worth the last registers. With 128 keys it gains less (docs/understand/log.md). The distances of
+    ALiBi need the registers themselves, and half of 256 columns loses where heads share a tile.
+    """
+    if config.consumers == 3 or request.alibi_slopes is not None:
+        return config
+    widths, width_v = panel_widths(request.q.shape[3]), sum(panel_widths(request.v.shape[3]))
+    beside = width_v // 2 + config.block_kv // 2 + config.block_kv // 4  # O, S and P
+    free = (208 if config.block_kv == 64 else 192) - beside
+    if sum(widths) // 4 <= free:
+        return replace(config, held=sum(widths), q_stages=1)
+    half = widths == (256,) and free >= 128 // 4 and config.heads == 1
+    return replace(config, held=128) if half else config
 
 
 def fits_through_q(widths: tuple[int, ...], widths_v: tuple[int, ...]) -> bool:
@@ -180,12 +220,16 @@ def wide_config(
 
 def fp8_config(request: Request) -> HopperConfig:
     """The fastest configuration in FP8 that was found on an H200 (docs/understand/log.md)."""
-    scheduler = "static" if request.window_right is None else "dynamic"
+    causal = request.window_right is not None
+    scheduler = "dynamic" if causal else "static"
     head_dim = max(request.q.shape[3], request.v.shape[3])
     if head_dim > 128:
         return HopperConfig(q_stages=1, scheduler=scheduler)
-    consumers = 2 if head_dim > 64 else 3
-    return HopperConfig(consumers, stages=3, ping_pong=False, scheduler=scheduler)
+    held = max(64, padded_head_dim(request.q.shape[3]))
+    return HopperConfig(
+        2 if head_dim > 64 else 3, stages=3, q_stages=2 if causal else 1, held=held,
+        ping_pong=False, scheduler=scheduler
+    )  # fmt: skip
 
 
 def prefers_two_consumers(request: Request) -> bool:

@@ -14,11 +14,13 @@ What changes.
   before the loop, and P V is one block late.
 * Ping-pong. Consumers take turns at the tensor cores: while one computes its softmax, the tensor
   cores work on the products of the other.
-* P stays in registers: the accumulator of S, rounded to 16 bits, is the left operand of P V.
-* Persistent programs. One program per SM walks from tile to tile. Q has two buffers and O has one
-  of its own, so that the producer can load for the next tile while the consumers finish and store
-  this one. (Above head_dim 128 shared memory has no room for these buffers, and O is stored through
-  the only buffer of Q. At head_dim 192 it has no room for a second tile of V, either: `slots.py`.)
+* P stays in registers: the accumulator of S, rounded to 16 bits, is the left operand of P V. Q does
+  so, too, where they suffice: S then reads only K from shared memory.
+* Persistent programs. One program per SM walks from tile to tile. O has a buffer of its own, and
+  that of Q is empty when Q is in registers, so the producer loads for the next tile while the
+  consumers compute and store this one. (Otherwise Q has two buffers. Above head_dim 128 shared
+  memory has no room for all of them, and O is stored through the only buffer of Q. At head_dim 192
+  it may have no room for a second tile of V, either: `slots.py`.)
 
 A head_dim between the powers of two is two panels, such as 192 = 128 + 64 (`panels.py`): then `acc`
 is two accumulators, and a product with it two products.
@@ -87,6 +89,7 @@ from flash_versions.versions.fa3.hopper.operands import is_fp8
 from flash_versions.versions.fa3.hopper.panels import (
     PanelPipeline,
     Tiles,
+    left_operand,
     make_boxes,
     make_panel_pipeline,
     make_tiles,
@@ -118,6 +121,8 @@ class Schedule:
     CONSUMERS: gl.constexpr
     Q_STAGES: gl.constexpr
     EPILOGUE_BUFFER: gl.constexpr
+    HELD: gl.constexpr
+    Q_AT_ONCE: gl.constexpr  # a slot of Q is empty when it has been read to registers
     OVERLAP: gl.constexpr
     PING_PONG: gl.constexpr
     LATE_WAIT: gl.constexpr
@@ -207,9 +212,7 @@ def fold_scores(s, row_max, row_sum, problem, scales, block):
 
 
 @gluon.jit
-def attend(
-    problem, schedule, scales, buffers, q_tile, stage, query, begin, end, CONSUMER: gl.constexpr
-):
+def attend(problem, schedule, scales, buffers, q, stage, query, begin, end, CONSUMER: gl.constexpr):
     """Fold the KV blocks at places end - 1 .. begin into the state of a consumer's rows, with S of
     one block in flight together with P V of the block before: (acc, row_max, row_sum, next stage of
     K and V).
@@ -219,7 +222,7 @@ def attend(
     entry = problem.entry(end - 1)
     block = problem.block_of(entry)
     buffers.k.wait(stage.k)
-    s = warpgroup_mma_wait(0, deps=[multiply_qk(q_tile, buffers.k.tile(stage.k))])
+    s = warpgroup_mma_wait(0, deps=[multiply_qk(q, buffers.k.tile(stage.k))])
     buffers.k.release(stage.k)
     s = problem.scored(s, query, block)
     if problem.LEFT or problem.RIGHT or problem.EDGE:
@@ -239,7 +242,7 @@ def attend(
             buffers.k.wait(stage.k)
         if schedule.PING_PONG:
             named_barrier_sync(CONSUMER)
-        s_token = multiply_qk(q_tile, buffers.k.tile(stage.k))
+        s_token = multiply_qk(q, buffers.k.tile(stage.k))
         if schedule.PING_PONG and schedule.V_BEHIND:
             named_barrier_arrive(CONSUMER, schedule.CONSUMERS)
         buffers.v.wait(before.v)
@@ -274,7 +277,7 @@ def attend(
 
 @gluon.jit
 def attend_in_order(
-    problem, schedule, scales, buffers, q_tile, stage, query, begin, end, CONSUMER: gl.constexpr
+    problem, schedule, scales, buffers, q, stage, query, begin, end, CONSUMER: gl.constexpr
 ):
     """`attend` without the overlap: each product is waited for before the next step."""
     _, full_begin, full_end, _ = problem.blocks(query, WARPGROUP_ROWS)
@@ -285,7 +288,7 @@ def attend_in_order(
         buffers.k.wait(stage.k)
         if schedule.PING_PONG:
             named_barrier_sync(CONSUMER)
-        s_token = multiply_qk(q_tile, buffers.k.tile(stage.k))
+        s_token = multiply_qk(q, buffers.k.tile(stage.k))
         if schedule.PING_PONG:
             named_barrier_arrive(CONSUMER, schedule.CONSUMERS)
         s = warpgroup_mma_wait(0, deps=[s_token])
@@ -323,16 +326,18 @@ def consume(problem, schedule, scales, buffers, scheduler, o, lse_out, CONSUMER:
         tile_scales = scales.of_tile(mine, query, head, sequence)
         q_stage = buffers.q_stage(schedule, round, CONSUMER)
         buffers.q.wait(q_stage)
-        q_tile = buffers.q.tile(q_stage)
+        q = left_operand(buffers.q.tile(q_stage), problem.BLOCK_KV, schedule.HELD)
+        if schedule.Q_AT_ONCE:
+            buffers.q.release_loaded(q_stage)
         if schedule.OVERLAP:
             acc, row_max, row_sum, stage = attend(
-                mine, schedule, tile_scales, buffers, q_tile, stage, query, begin, end, CONSUMER
+                mine, schedule, tile_scales, buffers, q, stage, query, begin, end, CONSUMER
             )
         else:
             acc, row_max, row_sum, stage = attend_in_order(
-                mine, schedule, tile_scales, buffers, q_tile, stage, query, begin, end, CONSUMER
+                mine, schedule, tile_scales, buffers, q, stage, query, begin, end, CONSUMER
             )
-        if schedule.EPILOGUE_BUFFER:
+        if schedule.EPILOGUE_BUFFER and not schedule.Q_AT_ONCE:
             buffers.q.release(q_stage)
         if scales.FP8:
             row_max -= scales.SHIFT  # which row_sum counts
@@ -415,6 +420,7 @@ def forward_kernel(
     V_STAGES: gl.constexpr,
     Q_STAGES: gl.constexpr,
     EPILOGUE_BUFFER: gl.constexpr,
+    HELD: gl.constexpr,
     OVERLAP: gl.constexpr,
     PING_PONG: gl.constexpr,
     LATE_WAIT: gl.constexpr,
@@ -436,11 +442,13 @@ def forward_kernel(
         k.block_type.shape[-2]
     )  # fmt: skip
     scales = Scales(q_scale, k_scale, v_scale, v_reference, FP8, PER_BLOCK, SHIFT)
-    schedule = Schedule(
-        CONSUMERS, Q_STAGES, EPILOGUE_BUFFER, OVERLAP, PING_PONG, LATE_WAIT, V_STAGES < STAGES
-    )
     q, k = make_boxes(q, q_second, PANELS), make_boxes(k, k_second, PANELS)
     v, o = make_boxes(v, v_second, PANELS_V), make_boxes(o, o_second, PANELS_V)
+    Q_AT_ONCE: gl.constexpr = EPILOGUE_BUFFER and q.width() == HELD
+    schedule = Schedule(
+        CONSUMERS, Q_STAGES, EPILOGUE_BUFFER, HELD, Q_AT_ONCE, OVERLAP, PING_PONG, LATE_WAIT,
+        V_STAGES < STAGES
+    )  # fmt: skip
     q_pipeline = make_panel_pipeline(q, CONSUMERS * Q_STAGES, 1)
     k_pipeline = make_panel_pipeline(k, STAGES, CONSUMERS)
     v_pipeline = make_panel_pipeline(v, V_STAGES, CONSUMERS)

@@ -43,6 +43,7 @@ def describe_inputs(
     q, k, v = request.q, request.k, request.v
     widths, widths_v = panel_widths(q.shape[3]), panel_widths(v.shape[3])
     config = plan.config
+    config.check_held(widths)
     if config.heads > 1 and (request.alibi_slopes is not None or request.precision is not None):
         raise ValueError("heads of one tile share no slope and no scale; use heads=1.")
     if request.group % config.heads:
@@ -277,6 +278,7 @@ def make_plan(
             "V_STAGES": config.slots_of_v,
             "Q_STAGES": config.q_stages,
             "EPILOGUE_BUFFER": config.epilogue_buffer,
+            "HELD": config.held,
             "OVERLAP": config.overlap,
             "PING_PONG": config.ping_pong,
             "LATE_WAIT": config.late_wait,

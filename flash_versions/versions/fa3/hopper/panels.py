@@ -54,6 +54,12 @@ class Boxes:
         """The boxes of a panel."""
         return self.second if PANEL == 1 else self.first
 
+    @gluon.constexpr_function
+    def width(self):
+        """The columns of a row of boxes, of all panels."""
+        second = self.second.block_type.shape[-1] if self.PANELS == 2 else 0
+        return self.first.block_type.shape[-1] + second
+
     @gluon.jit
     def store(self, coordinates, tiles):
         """TMA: copy tiles to the boxes at these coordinates."""
@@ -93,6 +99,18 @@ class Tiles:
         """So many rows of matrices."""
         first = self.first.slice(start, ROWS, dim=0)
         return Tiles(first, self.second.slice(start, ROWS, dim=0), self.PANELS)
+
+    @gluon.jit
+    def pair(self):
+        """The tiles as the left operand of `multiply_qk`."""
+        return self.first, self.second
+
+    @gluon.jit
+    def halves(self):
+        """A matrix of one panel as two of half its columns."""
+        HALF: gl.constexpr = self.first.shape[1] // 2
+        second = self.first.slice(HALF, HALF, dim=1)
+        return Tiles(self.first.slice(0, HALF, dim=1), second, 2)
 
     @gluon.jit
     def panel(self, PANEL: gl.constexpr):
@@ -176,6 +194,11 @@ class PanelPipeline:
         self.first.release(stage)
 
     @gluon.jit
+    def release_loaded(self, stage):
+        """`Pipeline.release_loaded`."""
+        self.first.release_loaded(stage)
+
+    @gluon.jit
     def slots(self, PANELS: gl.constexpr):
         """All slots, of one panel or of both."""
         return Tiles(self.first.tiles, self.second, PANELS)
@@ -206,12 +229,34 @@ def with_second(first, boxes, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def multiply_qk(q_tile, k_tile):
-    """Issue S = Q K^T: a token to wait for."""
-    s_token = operands.multiply_qk(q_tile.first, k_tile.first)
-    if q_tile.PANELS == 2:
+def left_operand(q_tile, BLOCK_KV: gl.constexpr, HELD: gl.constexpr):
+    """Q as `multiply_qk` takes it, (first columns, other columns): in shared memory, but for the
+    last HELD columns, all of them or half of one panel's, which are read to registers.
+    """
+    FP8: gl.constexpr = operands.is_fp8(q_tile.first.dtype)
+    layout: gl.constexpr = gl.DotOperandLayout(
+        0, accumulator_layout(BLOCK_KV, FP8), 4 if FP8 else 2
+    )
+    if HELD == 0:
+        return q_tile.pair()
+    elif q_tile.width() > HELD:
+        halves = q_tile.halves()
+        return halves.first, halves.second.load(layout)
+    elif q_tile.PANELS == 2:
+        return q_tile.first.load(layout), q_tile.second.load(layout)
+    else:
+        return q_tile.first.load(layout), q_tile.second
+
+
+@gluon.jit
+def multiply_qk(q, k_tile):
+    """Issue S = Q K^T, of a Q from `left_operand` or `Tiles.pair`: a token to wait for."""
+    if q[0].shape[1] < k_tile.first.shape[1]:
+        k_tile = k_tile.halves()
+    s_token = operands.multiply_qk(q[0], k_tile.first)
+    if k_tile.PANELS == 2:
         k_second = k_tile.second.permute((1, 0))
-        s_token = warpgroup_mma(q_tile.second, k_second, s_token, is_async=True)
+        s_token = warpgroup_mma(q[1], k_second, s_token, is_async=True)
     return s_token
 
 

@@ -56,6 +56,7 @@ def fp8_config(request: Request) -> RolesConfig:
     # At 128, exponentials take as long as products: the one place where the polynomial pays.
     return with_roles(
         fa3.fp8_config(request),
+        q_stages=1,
         threshold=FP8_THRESHOLD if head_dim > 128 else 0.0,
         eighths=1 if 64 < head_dim <= 128 else 0,
     )

@@ -67,6 +67,7 @@ from flash_versions.versions.fa3.hopper.panels import (
     Output,
     PanelPipeline,
     Tiles,
+    left_operand,
     make_boxes,
     make_panel_pipeline,
     make_tiles,
@@ -113,6 +114,8 @@ class Schedule:
     CONSUMERS: gl.constexpr
     Q_STAGES: gl.constexpr
     EPILOGUE_BUFFER: gl.constexpr
+    HELD: gl.constexpr
+    Q_AT_ONCE: gl.constexpr  # a slot of Q is empty when it has been read to registers
     PING_PONG: gl.constexpr
     LATE_WAIT: gl.constexpr
     V_BEHIND: gl.constexpr  # V has fewer slots than K, and is filled in another order: see `slots`
@@ -244,7 +247,7 @@ def correct(acc, alpha):
 
 @gluon.jit
 def attend(
-    problem, schedule, scales, buffers, trace, q_tile, stage, query, begin, end, round,
+    problem, schedule, scales, buffers, trace, q, stage, query, begin, end, round,
     CONSUMER: gl.constexpr
 ):  # fmt: skip
     """Fold the KV blocks at places end - 1 .. begin into the state of a consumer's rows, with S of
@@ -258,7 +261,7 @@ def attend(
     block = problem.block_of(entry)
     buffers.k.wait(stage.k)
     trace.enter(ME, round, 0, SCORE)
-    s = warpgroup_mma_wait(0, deps=[multiply_qk(q_tile, buffers.k.tile(stage.k))])
+    s = warpgroup_mma_wait(0, deps=[multiply_qk(q, buffers.k.tile(stage.k))])
     buffers.k.release(stage.k)
     trace.enter(ME, round, 0, SOFTMAX)
     s = problem.scored(s, query, block)
@@ -281,7 +284,7 @@ def attend(
         if schedule.PING_PONG:
             named_barrier_sync(CONSUMER)
         trace.enter(ME, round, end - 1 - place, SCORE)
-        s_token = multiply_qk(q_tile, buffers.k.tile(stage.k))
+        s_token = multiply_qk(q, buffers.k.tile(stage.k))
         if schedule.PING_PONG and schedule.V_BEHIND:
             named_barrier_arrive(CONSUMER, schedule.CONSUMERS)
         buffers.v.wait(before.v)
@@ -342,11 +345,14 @@ def consume(
         tile_scales = scales.of_tile(mine, query, head, sequence)
         q_stage = buffers.q_stage(schedule, round, CONSUMER)
         buffers.q.wait(q_stage)
+        q = left_operand(buffers.q.tile(q_stage), problem.BLOCK_KV, schedule.HELD)
+        if schedule.Q_AT_ONCE:
+            buffers.q.release_loaded(q_stage)
         acc, row_max, row_sum, stage = attend(
-            mine, schedule, tile_scales, buffers, trace, buffers.q.tile(q_stage), stage, query,
-            begin, end, round, CONSUMER
+            mine, schedule, tile_scales, buffers, trace, q, stage, query, begin, end, round,
+            CONSUMER
         )  # fmt: skip
-        if schedule.EPILOGUE_BUFFER:
+        if schedule.EPILOGUE_BUFFER and not schedule.Q_AT_ONCE:
             buffers.q.release(q_stage)
         out, lse = acc.finalized(row_max - scales.SHIFT, row_sum)
         if scales.FP8:
@@ -446,6 +452,7 @@ def forward_kernel(
     V_STAGES: gl.constexpr,
     Q_STAGES: gl.constexpr,
     EPILOGUE_BUFFER: gl.constexpr,
+    HELD: gl.constexpr,
     PING_PONG: gl.constexpr,
     LATE_WAIT: gl.constexpr,
     SCHEDULER: gl.constexpr,
@@ -471,10 +478,15 @@ def forward_kernel(
         k.block_type.shape[-2]
     )  # fmt: skip
     scales = Scales(q_scale, k_scale, v_scale, v_reference, FP8, PER_BLOCK, SHIFT)
+    q, k = make_boxes(q, q_second, PANELS), make_boxes(k, k_second, PANELS)
+    v, o = make_boxes(v, v_second, PANELS_V), make_boxes(o, o_second, PANELS_V)
+    Q_AT_ONCE: gl.constexpr = EPILOGUE_BUFFER and q.width() == HELD
     schedule = Schedule(
         CONSUMERS,
         Q_STAGES,
         EPILOGUE_BUFFER,
+        HELD,
+        Q_AT_ONCE,
         PING_PONG,
         LATE_WAIT,
         V_STAGES < STAGES,
@@ -483,8 +495,6 @@ def forward_kernel(
         DEGREE,
     )
     trace = Trace(stamps, CONSUMERS, TRACED_ROUNDS, TRACED_BLOCKS, TRACED_ROUNDS > 0)
-    q, k = make_boxes(q, q_second, PANELS), make_boxes(k, k_second, PANELS)
-    v, o = make_boxes(v, v_second, PANELS_V), make_boxes(o, o_second, PANELS_V)
     q_pipeline = make_panel_pipeline(q, CONSUMERS * Q_STAGES, 1)
     k_pipeline = make_panel_pipeline(k, STAGES, CONSUMERS)
     v_pipeline = make_panel_pipeline(v, V_STAGES, CONSUMERS)

@@ -230,7 +230,7 @@ def first_state(problem, buffers, begin, end, EARLY: gl.constexpr, CONSUMER: gl.
             buffers.q.wait(stage)
             k_rows = consumer_half(buffers.k, CONSUMER)
             q_tile = buffers.q.tile(stage)
-            s = warpgroup_mma_wait(0, deps=[multiply_qk(k_rows, q_tile)])
+            s = warpgroup_mma_wait(0, deps=[multiply_qk(k_rows.pair(), q_tile)])
     else:
         s = gl.to_tensor(0)
     buffers.v.wait(buffers.v.at(0, 0), begin < end)

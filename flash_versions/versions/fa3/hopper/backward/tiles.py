@@ -80,7 +80,7 @@ def multiply_rows(rows, tile, HELD: gl.constexpr):
     if HELD:
         return multiply(rows, tile.first.permute((1, 0)))
     else:
-        return multiply_qk(rows, tile)
+        return multiply_qk(rows.pair(), tile)
 
 
 @gluon.jit
