@@ -1,18 +1,22 @@
-"""The last layer below a launch: compiled kernels as Triton's driver takes them.
+"""Compiled kernels of Triton as CUDA's driver takes them.
 
 `compiled.run` encodes the descriptors of a launch, asks for scratch memory, and checks each address
 with the driver. A launch that was made before needs none of that; only the descriptor of a tensor
-at a new address is encoded again. This is the only file that knows how versions of Triton differ
-there; what it does not know is launched by `compiled.run`.
+at a new address is encoded again. This is the only file that knows how Triton passes arguments to a
+kernel; what it does not know is launched by `compiled.run`.
 """
 
+import ctypes
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import count
+from struct import calcsize
 from typing import Any
 
 from triton import knobs
-from triton.runtime import driver as runtime_driver
+
+from flash_versions.dispatch.replay.cuda import Function, library, parameter_sizes
 
 
 class Address:
@@ -46,54 +50,66 @@ def moved(descriptor: Any, address: int) -> Any:
     return copy
 
 
-class Kernel:
-    """A compiled kernel that was launched before: launch(*grid, stream, *about, *arguments).
+# The types of parameters in Triton's signatures, as formats of `struct`.
+FORMATS = {"i1": "?", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "u1": "?", "u8": "B",
+           "u16": "H", "u32": "I", "u64": "Q", "fp32": "f", "fp64": "d"}  # fmt: skip
+POINTER, MAP = "Q", "128s"  # a pointer; an encoded descriptor
+MOST_SHARED = 228 * 1024  # bytes; above that, Triton's launcher sets another attribute
 
-    A pointer is an int. In the place of a descriptor come the arguments that `expand` makes of it,
-    the first of which depends on the address.
+
+class Kernel:
+    """A compiled kernel that was launched before, and may be launched so again.
 
     Attributes:
-        launch: Triton's launcher in C; of a Triton that is not known here, `compiled.run`.
+        run: launches it by Triton: run(*grid, stream, *about, *arguments).
         about: what it is told of the kernel.
-        packs: whether it takes the arguments as one tuple.
+        function: what CUDA's driver needs to launch it.
+        parameters: (format, value) of each of the driver's; in the place of a map, the number of a
+            descriptor, and it. None if this Triton or this driver is not known well enough.
     """
 
-    def __init__(self, compiled: Any) -> None:
-        run = self.launch = compiled.run
+    def __init__(self, compiled: Any, arguments: tuple) -> None:
+        run = self.run = compiled.run
         self.about: tuple = (compiled.function, compiled.packed_metadata, None, None, None)
-        self.packs = False
-        self.metadata: Sequence | None = None  # of the descriptors; None: they stay as they are
-        self.encode: Callable[..., list] | None = None
+        self.parameters: list[tuple[str, Any]] | None = None
         if type(run).__name__ != "CudaLauncher" or getattr(run, "gsan_enabled", False):
             return
-        if run.global_scratch_size > 0 or run.profile_scratch_size > 0:
+        if run.global_scratch_size > 0 or run.profile_scratch_size > 0 or library() is None:
             return
-        encode = getattr(sys.modules[type(run).__module__], "make_tensordesc_arg", None)
-        shared = getattr(runtime_driver.active.utils, "launch", None)
-        launch = shared or unwrapped(run.launch)
-        if encode is None or launch is None:
+        num_warps, num_ctas, shared = compiled.packed_metadata
+        if shared > MOST_SHARED:
             return
-        self.launch, self.encode, self.packs = launch, encode, shared is not None
-        self.more = (None,) * (len(inspect.signature(encode).parameters) - 2)
-        self.metadata = getattr(compiled.metadata, "tensordesc_meta", None) or ()
-        how = compiled.function, run.launch_cooperative_grid, run.launch_pdl
-        about = compiled.packed_metadata, None, None, None  # no metadata for hooks, and no hooks
-        scratch = None, None
-        if shared:
-            self.about = *how, *about, *scratch, run.arg_annotations, run.kernel_signature
-        else:
-            self.about = *how, *scratch, *about
+        how = bool(run.launch_cooperative_grid), bool(run.launch_pdl)
+        self.function = Function(compiled.function, num_warps, num_ctas, shared, *how)
+        self.encode = sys.modules[type(run).__module__].make_tensordesc_arg
+        self.more = (None,) * (len(inspect.signature(self.encode).parameters) - 2)
+        self.metadata: Sequence = getattr(compiled.metadata, "tensordesc_meta", None) or ()
+        found: list[tuple[str, Any]] = []
+        descriptors = count()
+        for kind, x in flattened(tuple(compiled.src.signature.values()), arguments):
+            if is_descriptor(x):
+                dims = len(x.shape)
+                found += (MAP, (next(descriptors), x)), *zip("i" * dims, x.shape)
+                found += zip("q" * dims, x.strides)
+            else:
+                found.append((POINTER if kind.startswith("*") else FORMATS.get(kind, "0s"), x))
+        found += [(POINTER, 0)] * 2  # no scratch memory, neither the program's nor a profiler's
+        if [calcsize(f"<{format}") for format, _ in found] == parameter_sizes(compiled.function):
+            self.parameters = found
 
-    def expand(self, number: int, descriptor: Any) -> list:
-        """The arguments in the place of a descriptor, the kernel's number-th."""
-        if self.encode is None or self.metadata is None:
-            return [descriptor]
-        metadata = self.metadata[number] if self.metadata else None
-        return self.encode(descriptor, metadata, *self.more)
+    def map(self, number: int, descriptor: Any) -> Any:
+        """A descriptor, the kernel's number-th, encoded for the GPU; as it is for `run`."""
+        if self.parameters is None:
+            return descriptor
+        encoded = self.encode(descriptor, self.metadata[number], *self.more)[0]
+        # Triton's object is Python's header and, behind it, the map, which it does not give out.
+        return ctypes.string_at(id(encoded) + type(encoded).__basicsize__ - 128, 128)
 
 
-def unwrapped(launch: Callable) -> Callable | None:
-    """The launcher of Triton 3.6, compiled for one kernel, without the layer for descriptors."""
-    if not inspect.isfunction(launch):
-        return launch
-    return inspect.getclosurevars(launch).nonlocals.get("launcher")
+def flattened(signature: Sequence, arguments: Sequence) -> Iterator[tuple[str, Any]]:
+    """(type, value) of the arguments that are parameters of the compiled kernel."""
+    for kind, x in zip(signature, arguments, strict=True):
+        if isinstance(kind, tuple):
+            yield from flattened(kind, x)
+        elif kind != "constexpr":
+            yield kind, x

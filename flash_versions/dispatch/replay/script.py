@@ -1,30 +1,36 @@
 """A recording as a function of Python that does the same for other tensors.
 
-Its source is written and compiled, because no loop over the arguments of a launch is as fast as a
-tuple of names. Of attention's forward it is, shortened (`replay.__doc__`):
+Its source is written and compiled, because no loop over what changes is as fast as a line of names.
+Of attention's forward it is, shortened (`replay.__doc__`):
 
-    def replay(tensors, stream):
+    def replay(tensors):
         x0, x1, x2, = tensors
         a0 = x0.data_ptr()
         ...
         y0 = take(c0, c1, c2)
         a3 = y0.data_ptr()
-        launch0(132, 1, 1, stream, c9, c10, c11, (maps0[a0], 512, 64, a3, None))
-        return y0, y1, None,
+        try: room = spare0.pop()
+        except IndexError: room = more0()
+        pack0(room[0], 0, maps0[a0], maps1[a1], maps2[a2], maps3[a3], a4)
+        if error := room[1](): start_again(error, room[1], 0)
+        spare0.append(room)
+        return y0, None, None,
 """
 
 from collections.abc import Callable, Sequence
+from struct import pack
 from typing import Any
 
 import torch
 
-from flash_versions.dispatch.replay.driver import Kernel, is_descriptor, moved
+from flash_versions.dispatch.replay.cuda import Launch, start_again
+from flash_versions.dispatch.replay.driver import MAP, Kernel, is_descriptor, moved
 from flash_versions.dispatch.replay.recording import Recording, lasting
 
 APART = 256  # bytes: where a temporary begins in the memory that all of them share
 MAX_MAPS = 64  # encoded descriptors of a launch that are kept, by address
 Results = tuple[Any, ...]  # tensors, or None
-Replay = Callable[[Sequence[torch.Tensor | None], int], Results]  # of the tensors, in a stream
+Replay = Callable[[Sequence[torch.Tensor | None]], Results]
 
 
 class Impossible(Exception):
@@ -32,12 +38,12 @@ class Impossible(Exception):
 
 
 def written(
-    recording: Recording, tensors: Sequence[torch.Tensor | None], results: Results
+    recording: Recording, tensors: Sequence[torch.Tensor | None], results: Results, stream: int
 ) -> Replay:
-    """A function that does what was recorded, for other tensors and in another stream."""
+    """A function that does what was recorded, in this stream, for other tensors."""
     if recording.foreign is not None:
         raise Impossible(f"{recording.foreign} cannot be launched again.")
-    script = Script(tensors)
+    script = Script(tensors, stream)
     made = script.take(recording, results)
     for launch in recording.launches:
         script.launch(*launch)
@@ -54,14 +60,15 @@ class Script:
         starts: the same of memory that the replay takes: the variable, and an offset from it.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor | None]) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor | None], stream: int) -> None:
+        self.stream = stream
         self.lines = [f"{listed([f'x{i}' for i in range(len(tensors))])} = tensors"]
         self.values: dict[str, Any] = {}
         self.addresses: dict[int, str] = {}
         self.starts: dict[int, tuple[str, int]] = {}
         self.variables = 0
         (self.device,) = {x.device for x in tensors if x is not None}
-        self.values["take"] = taker(self.device)
+        self.values |= {"take": taker(self.device), "start_again": start_again}
         for i, x in enumerate(tensors):
             if x is not None:
                 self.addresses[x.data_ptr()] = self.assign(f"x{i}.data_ptr()")
@@ -125,24 +132,40 @@ class Script:
         return variable, self.assign(f"{variable}.data_ptr()")
 
     def launch(self, compiled: Any, grid: tuple[int, ...], arguments: tuple) -> None:
-        """A line that launches a kernel with such arguments."""
-        kernel = Kernel(compiled)
-        given: list[str] = []
-        descriptors = 0
-        for x in arguments:
-            if not is_descriptor(x):
-                given.append(self.expression(x))
-                continue
-            first, *others = kernel.expand(descriptors, x)
-            if (variable := self.address(x.base)) is None:
-                raise Impossible("a descriptor of a tensor that is neither given nor taken.")
-            maps = self.name(Maps(kernel, descriptors, x), "maps")
-            given += [f"{maps}[{variable}]", *map(self.expression, others)]
-            descriptors += 1
-        if kernel.packs:
-            given = [listed(given)]
-        about = [*map(str, grid), "stream", *map(self.name, kernel.about)]
-        self.lines.append(f"{self.name(kernel.launch, 'launch')}({', '.join(about + given)})")
+        """Lines that launch a kernel with such arguments."""
+        kernel = Kernel(compiled, arguments)
+        if kernel.parameters is None:
+            about = [*map(str, grid), str(self.stream), *map(self.name, kernel.about)]
+            about += [self.map(kernel, 0, x) if is_descriptor(x) else self.expression(x)
+                      for x in arguments]  # fmt: skip
+            self.lines.append(f"{self.name(kernel.run, 'run')}({', '.join(about)})")
+            return
+        given = [(format, self.parameter(kernel, format, x)) for format, x in kernel.parameters]
+        launch = Launch(kernel.function, grid, self.stream, given)
+        spare, pack = self.name(launch.spare, "spare"), self.name(launch.pack, "pack")
+        self.lines += [
+            f"try: room = {spare}.pop()",
+            f"except IndexError: room = {self.name(launch.more, 'more')}()",
+            f"{pack}({', '.join(['room[0]', '0', *launch.changing])})",
+            f"if error := room[1](): start_again(error, room[1], {self.device.index})",
+            f"{spare}.append(room)",
+        ]
+
+    def parameter(self, kernel: Kernel, format: str, x: Any) -> str | bytes:
+        """A parameter of a launch: an expression if it changes, else its bytes."""
+        if format == MAP:
+            return self.map(kernel, *x)
+        if isinstance(x, torch.Tensor):
+            if variable := self.address(x):
+                return variable
+            x = x.data_ptr()
+        return pack(f"<{format}", x)
+
+    def map(self, kernel: Kernel, number: int, descriptor: Any) -> str:
+        """A kernel's number-th descriptor in the source."""
+        if (variable := self.address(descriptor.base)) is None:
+            raise Impossible("a descriptor of a tensor that is neither given nor taken.")
+        return f"{self.name(Maps(kernel, number, descriptor), 'maps')}[{variable}]"
 
     def address(self, x: torch.Tensor) -> str | None:
         """The variable that has the address of a tensor; None if it stays where it is."""
@@ -167,7 +190,7 @@ class Script:
 
     def compiled(self, end: str) -> Replay:
         """The function."""
-        source = "\n    ".join(["def replay(tensors, stream):", *self.lines, end])
+        source = "\n    ".join(["def replay(tensors):", *self.lines, end])
         exec(compile(source, "<replay>", "exec"), self.values)
         replay = self.values["replay"]
         replay.__doc__ = source
@@ -215,5 +238,5 @@ class Maps(dict[int, Any]):
     def __missing__(self, address: int) -> Any:
         if len(self) >= MAX_MAPS:
             self.clear()
-        self[address] = self.kernel.expand(self.number, moved(self.descriptor, address))[0]
+        self[address] = self.kernel.map(self.number, moved(self.descriptor, address))
         return self[address]

@@ -13,9 +13,9 @@ class Tape:
     because most shapes come once only and recording takes time; later ones replay the recording.
 
     Which memory and which kernels must not depend on what is in the tensors, nor on anything else
-    that differs from call to call: all tensors have one type, shape, stride and alignment, and two
-    of them begin at one address in every call or in none. Every launch is told to `note`: a kernel
-    that is launched past it would be missing from the replay, unseen.
+    that differs from call to call: all tensors have one type, shape, stride and alignment, two of
+    them begin at one address in every call or in none, and the stream is one, too. Every launch is
+    told to `note`: a kernel that is launched past it would be missing from the replay, unseen.
 
     A tape keeps no tensor of the call that it recorded.
     """
@@ -29,7 +29,7 @@ class Tape:
     def __call__(self, tensors: Sequence[torch.Tensor | None], stream: int | None) -> Results:
         """What the function returns for the tensors; with a stream of None, by the function."""
         if self.replay is not None and stream is not None:
-            return self.replay(tensors, stream)
+            return self.replay(tensors)
         if stream is None or self.reason is not None or not self.called:
             self.called = True
             return self.function(*tensors)
@@ -41,7 +41,7 @@ class Tape:
         finally:
             alone.release()
         try:
-            self.replay = written(recording, tensors, results)
+            self.replay = written(recording, tensors, results, stream)
         except Exception as error:  # such as a name that a later Triton changed: the results are
             self.reason = str(error) or repr(error)  # there, and must not be lost for it
         return results

@@ -4,7 +4,6 @@ Kernels are stand-ins that note what they are launched with; CPU tensors pass as
 """
 
 import gc
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -516,7 +515,7 @@ def test_what_no_tape_can_do_is_done_by_the_function(case, driven):
 
 def test_a_failure_to_prepare_costs_no_result(driven, monkeypatch):
     """Such as a part of Triton that has another name in a later release."""
-    monkeypatch.setattr(script, "Kernel", lambda compiled: compiled.no_such_name)
+    monkeypatch.setattr(script, "Kernel", lambda compiled, given: compiled.no_such_name)
     kernel = Kernel(lambda *given: None)
 
     def function(x):
@@ -525,47 +524,6 @@ def test_a_failure_to_prepare_costs_no_result(driven, monkeypatch):
 
     tape, results = recorded(function, torch.zeros(4))
     assert len(results) == 3 and "no_such_name" in tape.reason
-
-
-@pytest.mark.parametrize("shared", [True, False], ids=["one for all kernels", "one for each"])
-def test_triton_s_launchers_get_what_they_take(shared, driven, monkeypatch):
-    """From Triton 3.7 on one launcher serves all kernels, and takes the arguments as a sequence."""
-
-    class CudaLauncher:
-        __module__ = "nvidia_driver"
-        global_scratch_size = profile_scratch_size = 0
-        launch_cooperative_grid, launch_pdl = True, False
-        arg_annotations, kernel_signature = "annotations", "signature"
-
-        def __call__(self, *given):
-            seen.append("Triton's layers")
-
-    seen, compiled = [], SimpleNamespace(function=11, packed_metadata="packed")
-    compiled.metadata, compiled.run = SimpleNamespace(), CudaLauncher()
-    launch_in_c = partial(lambda *given: seen.append(given))
-    compiled.run.launch = None if shared else launch_in_c
-    utils = SimpleNamespace(launch=launch_in_c) if shared else SimpleNamespace()
-    active = SimpleNamespace(utils=utils)
-    monkeypatch.setattr(driver, "runtime_driver", SimpleNamespace(active=active))
-    module = SimpleNamespace(make_tensordesc_arg=lambda descriptor, metadata: [])
-    monkeypatch.setitem(sys.modules, CudaLauncher.__module__, module)
-
-    def function(x):
-        o = torch.empty(4)
-        launch(compiled, x, (o, None), 2.5, "constant")
-        return (o,)
-
-    tape, results = recorded(function, x := torch.zeros(4))
-    assert tape.reason is None
-    arguments = x.data_ptr(), (results[-1][0].data_ptr(), None), 2.5, "constant"
-    start = 1, 1, 1, STREAM, 11, True, False
-    about = "packed", None, None, None
-    if shared:
-        expected = *start, *about, None, None, "annotations", "signature", arguments
-    else:
-        expected = *start, None, None, *about, *arguments
-    assert seen == ["Triton's layers"] * 2 + [expected]
-    assert "launch" in tape.replay.__doc__
 
 
 def test_one_thread_at_a_time_records(driven):
