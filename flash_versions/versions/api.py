@@ -179,8 +179,10 @@ def attention(
             others += kv_lengths, kv_starts, block_table
         sides = (*window, *map(type, window)) if isinstance(window, tuple) else window
         one_cut = cu_seqlens_k is cu_seqlens_q  # with pages, that is not to leave the former out
-        options = version, causal, scale, sides, softcap, num_splits, return_lse, deterministic
-        call, tensors, where = find(q, k, v, others, (*options, one_cut))
+        options = (
+            version, causal, scale, sides, softcap, num_splits, return_lse, deterministic, one_cut,
+        )  # fmt: skip
+        call, tensors, where = find(q, k, v, others, options)
         if call is not None:
             o, lse = serve(call, tensors, where)
             return (o, lse) if return_lse else o  # type: ignore[return-value]

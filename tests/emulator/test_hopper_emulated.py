@@ -13,6 +13,7 @@ from flash_versions.dispatch.emulator.machine import ORDERS
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fa3.ablation import SWITCHES
 from flash_versions.versions.oracle.budget import assess
+from flash_versions.versions.tiles import varlen_scheduler
 from tests.emulator.planted_bugs import WRONG, Bug, assert_found, outcomes, plant
 from tests.flash_versions.versions.test_attention import CASES, assert_within_budget
 from tests.helpers.rotation import pairwise, rotated
@@ -123,6 +124,26 @@ def test_half_of_q_in_registers():
 def test_columns_of_q_that_are_none(held):
     with pytest.raises(ValueError, match=f"held={held} .* 64 columns; 0 and 64 are"):
         attend(replace(SMALL, held=held), *qkv(70, 70, 1, 64))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_no_lse_at_the_address_0(packed, monkeypatch):
+    """As a replayed call has it where nobody needs the LSE."""
+    q, k, v = qkv(200, 200, 2, 64)
+    options = {"causal": True}
+    if packed:
+        q, k, v = q[0], k[0], v[0]
+        options["cu_seqlens_q"] = torch.tensor([3, 90, 180], dtype=torch.int32)
+    request = make_request(q, k, v, **options)
+    expected, lse, _ = forward_hopper.forward(request)
+    nothing = lse.new_empty(0)
+    assert lse.data_ptr() and not nothing.data_ptr()
+    again = torch.empty_like(expected), nothing
+    monkeypatch.setattr(forward_hopper, "new_outputs", lambda *given: again)
+    form = varlen_scheduler.form_of
+    monkeypatch.setattr(varlen_scheduler, "form_of", lambda x: form(x if x.numel() else lse))
+    o, _, _ = forward_hopper.forward(request)
+    assert torch.equal(o, expected)
 
 
 @pytest.mark.parametrize("block_kv", [64, 128])

@@ -58,6 +58,11 @@ class Pointer(NamedTuple):
     def __add__(self, offset):
         return Pointer(self.data, self.offset + tensor_of(offset).long())
 
+    def to(self, dtype):
+        """The address, 0 of an empty tensor."""
+        address = self.data.data_ptr() + self.offset * self.data.element_size()
+        return Tensor(address.to(dtype))
+
 
 def computed(function):
     return lambda *values: Tensor(function(*map(tensor_of, values)))

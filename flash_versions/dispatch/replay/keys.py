@@ -102,14 +102,17 @@ def find(
         return NOT_FOUND
     if forward_ad._current_level >= 0 or (place := place_of(q)) is None:
         return NOT_FOUND
-    if torch.is_autocast_enabled("cuda") and is_cast(q, k, v):
+    if torch.is_autocast_enabled() and is_cast(q, k, v):  # on GPUs
         return NOT_FOUND
     tensors: tuple = (q, k, v)
     try:
         a, b, c = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        where = None  # as a rule: aligned, and not the same
+        if (a | b | c) % 16 or a in (b, c) or b == c:
+            where = a % 16, b % 16, c % 16, a == b, a == c, b == c
         key = (
-            *place, torch.is_grad_enabled(), options, *map(type, options), q.shape, k.shape,
-            a % 16, b % 16, c % 16, a == b, a == c, b == c,
+            *place, torch.is_grad_enabled(), options, *map(type, options), q.numel(), k.numel(),
+            where,
         )  # fmt: skip
         if others:
             tensors += tuple([x for x in others if x is not None])
@@ -117,10 +120,12 @@ def find(
         kept = known.get(key, ())
     except (AttributeError, RuntimeError, TypeError):  # no tensor, without memory, not hashable
         return NOT_FOUND
+    if not (a and b and c):
+        return NOT_FOUND
     for fits, call in kept:
-        if a and b and c and fits(*tensors):
+        if fits(*tensors):
             return call, tensors, place[1]
-    if not (a and b and c and is_quiet() and all(map(is_plain, tensors))):
+    if not (is_quiet() and all(map(is_plain, tensors))):
         return NOT_FOUND
     if not all(x.is_contiguous() and x.data_ptr() for x in tensors[3:]):  # it would be copied
         return NOT_FOUND

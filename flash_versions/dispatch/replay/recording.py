@@ -39,6 +39,7 @@ class Recording(TorchDispatchMode):
         super().__init__()
         self.taken: list[Memory] = []
         self.launches: list[tuple[Any, tuple[int, ...], tuple]] = []
+        self.spared: set[int] = set()  # addresses of what nobody may want: see `spare`
         self.foreign: Any = None  # an operation, or its name, that no tape can do
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # noqa: D105
@@ -87,6 +88,14 @@ current = Current()
 # torch's dispatch modes note in variables of the process whether one is on, so two threads that
 # leave theirs in the wrong order would leave it noted for ever.
 alone = threading.Lock()
+
+
+def spare(x: torch.Tensor) -> None:
+    """Tell the recording of this thread that the kernels that get x write it for the caller only,
+    and nothing at the address 0: if the caller does not get it, it takes no memory.
+    """
+    if current.recording is not None:
+        current.recording.spared.add(x.data_ptr())
 
 
 def note(compiled: Any, grid: tuple[int, ...], arguments: tuple) -> None:

@@ -99,6 +99,9 @@ class Script:
             if start in lasting:
                 continue
             result = returned.get(start)
+            if result is None and start in recording.spared:
+                self.addresses[start] = "0"
+                continue
             if result is None and memory.value is None:
                 shared.append(x)
                 continue

@@ -254,7 +254,8 @@ def fill_outside(
     GROUPS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Fill rows of a result that are before the first or behind the last of packed sequences.
+    """Fill rows of a result that are before the first or behind the last of packed sequences. A
+    result at the address 0 is not wanted.
     Usually no such rows exist; the attention kernel writes all rows of sequences.
     """
     rows = kv_length if OF_KEYS else q_length
@@ -270,7 +271,8 @@ def fill_outside(
         i = number - group * outside
         at = group * size + tl.where(i < begin, i, i + inside)
         empty = tl.full([FILLED], float("-inf") if IS_LSE else 0.0, x.dtype.element_ty)
-        tl.store(x + at, empty, mask=number < GROUPS * outside)
+        mask = (number < GROUPS * outside) & (x.to(tl.int64) != 0)
+        tl.store(x + at, empty, mask=mask)
 
 
 @triton.jit(do_not_specialize=["q_length", "kv_length", "batch"])

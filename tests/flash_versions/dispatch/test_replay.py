@@ -416,13 +416,22 @@ def test_only_what_is_asked_for_is_returned(launches):
         assert dq.shape == leaves[0].shape
 
 
-def test_the_lse_is_a_temporary_where_nobody_needs_it(launches):
-    q, k, v = (x.detach() for x in inputs())
-    for _ in range(3):
-        attention(q, k, v, version="fa3")
-        attention(q, k, v, version="fa3", return_lse=True)
-    found = [call.forward.replay.__doc__.splitlines()[-1] for call in kept()]
-    assert [line.count("y") for line in found] == [1, 2]
+@pytest.mark.parametrize("case", ["plain", "packed"])
+@pytest.mark.parametrize("version", ["fa3", "fa4"])
+def test_the_lse_takes_no_memory_where_nobody_needs_it(version, case, launches):
+    """Its address is 0 then, and that of whatever has the LSE in its place."""
+    make, options = CALLS[case]
+    for return_lse in (False, True):
+        given = [x.detach() for x in make()]
+        for _ in range(3):
+            launches.clear()
+            o = attention(*given, version=version, return_lse=return_lse, **options)
+        o, lse = o if return_lse else (o, None)
+        addresses = {value for x in launches[-1][3:] for is_address, value in x}
+        assert o.data_ptr() in addresses
+        assert lse is None or lse.data_ptr() in addresses
+        replay = kept()[-1].forward.replay.__doc__
+        assert replay.count("take(") == 1 + return_lse + (case == "packed")
 
 
 def test_memory_for_a_gpu_is_torch_compile_s():
