@@ -121,9 +121,13 @@ class Call:
         return o, lse, statistics
 
     def gradients(self, *tensors: torch.Tensor | None) -> Results:
-        """The gradients of the call's tensors; behind these come o, lse, statistics, do, dlse."""
+        """The gradients of the call's tensors; behind these come o, lse, statistics if the version
+        has any, do, and dlse, which may be missing.
+        """
         inputs: Any = tensors[: len(self.names)]
-        o, lse, statistics, do, dlse = tensors[len(self.names) :]
+        o, lse, *others = tensors[len(self.names) :]
+        statistics = others.pop(0) if self.version.num_statistics else None
+        do, dlse = (*others, None)[:2]
         assert o is not None and lse is not None
         if inputs[0].dim() == 3:
             o, lse = o.unsqueeze(0), lse.unsqueeze(0)
@@ -133,34 +137,23 @@ class Call:
         others = [dsink if name == "sink" else None for name in self.names[3:]]
         return *[dx.view(x.shape) for dx, x in zip(found, inputs)], *others
 
-    def backward(self, saved: tuple, addresses: list | None, do: Any, dlse: Any) -> tuple:
-        """The gradients for what was saved, with tensors at these addresses; no tape is played if
-        that is None.
-        """
-        tensors = *saved, do, dlse
-        if (
-            addresses is None
-            or do is None
-            or (place := keys.place_of(do)) is None
-            or addresses_of(saved) != addresses  # hooks of autograd's gave other tensors back
-        ):
+    def replayed_gradients(self, *tensors: Any) -> Results:
+        """`gradients` of a call that is replayed."""
+        *_, do, dlse = tensors
+        if do is None or (place := keys.place_of(do)) is None:
             return self.gradients(*tensors)
-        given = [x for x in tensors if x is not None]
-        key = *place, self.fields.is_deterministic, dlse is None
-        key += keys.shared([do] if dlse is None else [do, dlse], addresses)
+        if dlse is None:
+            tensors = tensors[:-1]
+        where = keys.arrangement([x.data_ptr() for x in tensors])
+        key = *place, self.fields.is_deterministic, len(tensors), where
         for fits, tape in self.backwards.get(key, ()):
-            if fits(*given):
+            if fits(*tensors):
                 return tape(tensors, place[1])
-        if not (keys.is_quiet() and all(map(keys.is_plain, given))):
+        if not (keys.is_quiet() and all(map(keys.is_plain, tensors))):
             return self.gradients(*tensors)
         tape = Tape(self.gradients)
-        keys.keep(self.backwards.setdefault(key, []), given, tape)
+        keys.keep(self.backwards.setdefault(key, []), tensors, tape)
         return tape(tensors, place[1])
-
-
-def addresses_of(tensors: tuple) -> list[int]:
-    """Where tensors lie."""
-    return [x.data_ptr() for x in tensors if x is not None]
 
 
 def make_call(
@@ -198,18 +191,21 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call, stream, *tensors):  # noqa: D102
-        saved = *tensors, *call.forward(tensors, stream)
+        o, lse, statistics = call.forward(tensors, stream)
+        if statistics is None:
+            ctx.save_for_backward(*tensors, o, lse)
+        else:
+            ctx.save_for_backward(*tensors, o, lse, statistics)
+        ctx.gradients = call.gradients if stream is None else call.replayed_gradients
+        if not call.fields.return_lse:
+            return o
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*saved)
-        ctx.call = call
-        ctx.addresses = None if stream is None else addresses_of(saved)
-        o, lse, _ = saved[-3:]
-        return (o, lse) if call.fields.return_lse else o
+        return o, lse
 
     @staticmethod
     def backward(ctx: Any, do, dlse=None):  # noqa: D102
-        call, saved = ctx.call, ctx.saved_tensors
-        gradients = call.backward(saved, ctx.addresses, do, dlse)
+        saved = ctx.saved_tensors
+        gradients = ctx.gradients(*saved, do, dlse)
         if torch.is_grad_enabled():  # create_graph=True
             gradients = FirstDerivative.apply(*saved[:3], do, dlse, *gradients)
         return None, None, *gradients

@@ -52,7 +52,8 @@ class Function(NamedTuple):
             found.append((COOPERATIVE, (1,)))
         if self.num_ctas != 1:
             found += (CLUSTER, (self.num_ctas, 1, 1)), (SPREAD, (1,))
-        attributes = (Attribute * len(found))(*[(n, (ctypes.c_uint * 16)(*x)) for n, x in found])
+        made = [Attribute(n, (ctypes.c_uint * 16)(*x)) for n, x in found]
+        attributes = (Attribute * len(made))(*made)
         x, y, z = grid
         return Config(
             (x * self.num_ctas, y, z), (32 * self.num_warps, 1, 1), self.shared, stream,

@@ -5,6 +5,8 @@ compares in C++, as it does before it runs a graph of torch.compile (`alike`).
 """
 
 from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import or_
 from typing import Any, NamedTuple
 
 import torch
@@ -107,27 +109,25 @@ def find(
     tensors: tuple = (q, k, v)
     try:
         a, b, c = q.data_ptr(), k.data_ptr(), v.data_ptr()
-        where = None  # as a rule: aligned, and not the same
-        if (a | b | c) % 16 or a in (b, c) or b == c:
-            where = a % 16, b % 16, c % 16, a == b, a == c, b == c
-        key = (
-            *place, torch.is_grad_enabled(), options, *map(type, options), q.numel(), k.numel(),
-            where,
-        )  # fmt: skip
+        where = None
         if others:
             tensors += tuple([x for x in others if x is not None])
-            key += tuple([x is None for x in others]) + shared(tensors[3:], [a, b, c])
+            where = arrangement([x.data_ptr() for x in tensors])
+        elif (a | b | c) % 16 or len({0, a, b, c}) < 4:
+            where = arrangement([a, b, c])
+        key = (
+            *place, torch.is_grad_enabled(), options, *map(type, options), q.numel(), k.numel(),
+            where, *[x is None for x in others],
+        )  # fmt: skip
         kept = known.get(key, ())
     except (AttributeError, RuntimeError, TypeError):  # no tensor, without memory, not hashable
-        return NOT_FOUND
-    if not (a and b and c):
         return NOT_FOUND
     for fits, call in kept:
         if fits(*tensors):
             return call, tensors, place[1]
     if not (is_quiet() and all(map(is_plain, tensors))):
         return NOT_FOUND
-    if not all(x.is_contiguous() and x.data_ptr() for x in tensors[3:]):  # it would be copied
+    if not all(x.is_contiguous() for x in tensors[3:]):  # it would be copied
         return NOT_FOUND
     return None, tensors, Room(key, tensors)
 
@@ -136,15 +136,14 @@ NOT_FOUND: tuple[None, tuple, None] = (None, (), None)
 
 
 def is_plain(x: torch.Tensor) -> bool:
-    """Whether a tensor is torch's own, and its memory what it says."""
-    return type(x) in PLAIN and not x.is_neg()
+    """Whether a tensor is torch's own, has memory, and that is what it says."""
+    return type(x) in PLAIN and not x.is_neg() and x.data_ptr() != 0
 
 
-def shared(tensors: Sequence[torch.Tensor], before: list[int]) -> tuple:
-    """Of each tensor its alignment, and which address before it is its own."""
-    found: list = []
-    for x in tensors:
-        address = x.data_ptr()
-        found += address % 16, before.index(address) if address in before else None
-        before = [*before, address]
-    return tuple(found)
+def arrangement(addresses: list[int]) -> tuple | None:
+    """How tensors lie in memory: their alignment, and which begin where another does. None if all
+    are aligned and none does.
+    """
+    if not reduce(or_, addresses) % 16 and len({0, *addresses}) > len(addresses):
+        return None
+    return tuple([(a % 16 if a else None, addresses.index(a)) for a in addresses])

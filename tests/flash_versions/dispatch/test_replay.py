@@ -266,15 +266,13 @@ def test_autocast_that_casts_nothing_is_replayed(launches):
         assert keys.find(q, k.float(), v, (), ("fa3",)) == keys.NOT_FOUND
 
 
-def test_saved_tensors_that_were_moved_go_the_ordinary_way(launches):
+def test_saved_tensors_that_were_moved_are_read_where_they_are(launches):
     leaves = inputs()
     for _ in range(3):
         step("fa3", leaves)
     (call,) = kept()
     (tape,) = tapes(call)
     assert tape.replay is not None
-    tape.replay = None
-    tape.reason = "it is not asked"
 
     def both():
         launches.clear()
@@ -284,6 +282,20 @@ def test_saved_tensors_that_were_moved_go_the_ordinary_way(launches):
     assert [name for name, *_ in launches] == ["forward", "prepare", "backward", "finish"]
     prepared = {value for told in launches[1:] for x in told[3:] for _, value in x}
     assert not {x.data_ptr() for x in leaves} & prepared, "the copies are what it read"
+    assert tapes(call) == [tape]
+
+
+def test_a_saved_tensor_that_comes_back_unaligned_has_another_tape(launches):
+    leaves = inputs()
+
+    def unaligned(x):
+        return late(x.detach()).detach().copy_(x)
+
+    for pack in [lambda x: x] * 3 + [unaligned] * 3:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            step("fa3", leaves)
+    (call,) = kept()
+    assert len(tapes(call)) == 2
 
 
 def test_checkpointed_calls_are_replayed(launches):

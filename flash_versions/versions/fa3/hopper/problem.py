@@ -143,7 +143,8 @@ class QueryProblem:
         place = line + at
         if self.HEADS > 1:
             place += self.heads_of_rows(lse.shape[0], layout).to(gl.int64) * self.rows
-        gl.store(place, lse, mask=(at < self.q_length) & (lse_out.to(gl.int64) != 0))
+        if lse_out.to(gl.int64) != 0:
+            gl.store(place, lse, mask=at < self.q_length)
 
     @gluon.jit
     def heads_of_rows(self, ROWS: gl.constexpr, layout: gl.constexpr):
