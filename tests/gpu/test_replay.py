@@ -161,3 +161,39 @@ def test_a_version_of_a_users_own_goes_on_computing():
         o, lse = attention(q, k, v, causal=True, version=mine, return_lse=True)
         assert_within_budget(o, lse, q, k, v, causal=True)
     assert not keys.known
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("case", CALLS)
+def test_without_an_lse_o_is_the_same(case, version, monkeypatch):
+    make, given = CALLS[case]
+    options, kept = given(), [make() for _ in range(4)]
+    kernels = (attention(*leaves, version=version, **options) for leaves in kept)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(keys, "place_of", lambda x: None)
+            expected = list(kernels)
+    except ValueError as error:
+        pytest.skip(str(error))
+    found = [attention(*leaves, version=version, **options) for leaves in kept]
+    assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("version", ["fa2", "fa3", "fa4"])
+def test_kernels_are_launched_by_the_driver_alone(version):
+    for _ in range(4):
+        results(version, dense(), {"causal": True})
+    ((_, call),) = [one for found in keys.known.values() for one in found]
+    ((_, tape),) = [one for found in call.backwards.values() for one in found]
+    for replay in (call.forward.replay, tape.replay):
+        assert "start_again(" in replay.__doc__
+        assert "\n    run" not in replay.__doc__, "this driver or this Triton is not known"
+
+
+def test_a_thread_that_never_used_the_gpu():
+    """It has no context of CUDA, which a launch by the driver needs."""
+    leaves = dense()
+    for _ in range(4):
+        expected = attention(*leaves, causal=True)
+    with ThreadPoolExecutor(1) as pool:
+        assert torch.equal(pool.submit(attention, *leaves, causal=True).result(), expected)

@@ -87,7 +87,7 @@ class Launch:
     Attributes:
         changing: what is written for those, in order.
         pack: pack(memory, 0, *values) writes them.
-        spare: pairs (memory, start) that no thread uses. start() launches with what is in the
+        unused: pairs (memory, start) that no thread uses. start() launches with what is in the
             memory; it returns 0, or the number of an error.
     """
 
@@ -114,10 +114,10 @@ class Launch:
             else:
                 self.places.append(self.size + len(self.constants))
                 self.constants += x.ljust(8, b"\0")
-        self.spare: list[tuple[memoryview, Callable[[], int]]] = []
+        self.unused: list[tuple[memoryview, Callable[[], int]]] = []
 
     def more(self) -> tuple[memoryview, Callable[[], int]]:
-        """Another pair for `spare`."""
+        """Another pair for `unused`."""
         memory = bytearray(ALIGNED + self.size + len(self.constants))
         first = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         skipped = -first % ALIGNED

@@ -39,7 +39,7 @@ class Recording(TorchDispatchMode):
         super().__init__()
         self.taken: list[Memory] = []
         self.launches: list[tuple[Any, tuple[int, ...], tuple]] = []
-        self.spared: set[int] = set()  # addresses of what nobody may want: see `spare`
+        self.optional: set[int] = set()  # addresses, see `optional`
         self.foreign: Any = None  # an operation, or its name, that no tape can do
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # noqa: D105
@@ -90,12 +90,12 @@ current = Current()
 alone = threading.Lock()
 
 
-def spare(x: torch.Tensor) -> None:
+def optional(x: torch.Tensor) -> None:
     """Tell the recording of this thread that the kernels that get x write it for the caller only,
     and nothing at the address 0: if the caller does not get it, it takes no memory.
     """
     if current.recording is not None:
-        current.recording.spared.add(x.data_ptr())
+        current.recording.optional.add(x.data_ptr())
 
 
 def note(compiled: Any, grid: tuple[int, ...], arguments: tuple) -> None:

@@ -9,11 +9,11 @@ Of attention's forward it is, shortened (`replay.__doc__`):
         ...
         y0 = take(c0, c1, c2)
         a3 = y0.data_ptr()
-        try: room = spare0.pop()
+        try: room = unused0.pop()
         except IndexError: room = more0()
         pack0(room[0], 0, maps0[a0], maps1[a1], maps2[a2], maps3[a3], a4)
         if error := room[1](): start_again(error, room[1], 0)
-        spare0.append(room)
+        unused0.append(room)
         return y0, None, None,
 """
 
@@ -99,7 +99,7 @@ class Script:
             if start in lasting:
                 continue
             result = returned.get(start)
-            if result is None and start in recording.spared:
+            if result is None and start in recording.optional:
                 self.addresses[start] = "0"
                 continue
             if result is None and memory.value is None:
@@ -145,13 +145,13 @@ class Script:
             return
         given = [(format, self.parameter(kernel, format, x)) for format, x in kernel.parameters]
         launch = Launch(kernel.function, grid, self.stream, given)
-        spare, pack = self.name(launch.spare, "spare"), self.name(launch.pack, "pack")
+        unused, pack = self.name(launch.unused, "unused"), self.name(launch.pack, "pack")
         self.lines += [
-            f"try: room = {spare}.pop()",
+            f"try: room = {unused}.pop()",
             f"except IndexError: room = {self.name(launch.more, 'more')}()",
             f"{pack}({', '.join(['room[0]', '0', *launch.changing])})",
             f"if error := room[1](): start_again(error, room[1], {self.device.index})",
-            f"{spare}.append(room)",
+            f"{unused}.append(room)",
         ]
 
     def parameter(self, kernel: Kernel, format: str, x: Any) -> str | bytes:

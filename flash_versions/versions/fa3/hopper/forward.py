@@ -71,7 +71,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from flash_versions.dispatch.autograd.compute import narrowed
 from flash_versions.dispatch.launch import Launcher, Plan
-from flash_versions.dispatch.replay.recording import spare
+from flash_versions.dispatch.replay.recording import optional
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.fp8.scales import Scales, shifted_softmax_step
 from flash_versions.versions.fa3.hopper.config import HopperConfig, default_config
@@ -545,6 +545,6 @@ def launch(
     """
     boxes = boxes or describe_inputs(request, plan)
     o, lse = new_outputs(request, O_MULTIPLE)
-    spare(lse)
+    optional(lse)
     launch_forward.launch(plan, tensors(request, plan, boxes, o, lse, scales))
     return narrowed(o, request.v), lse, None

@@ -50,7 +50,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from flash_versions.dispatch.autograd.compute import narrowed
 from flash_versions.dispatch.launch import Launcher, Plan
 from flash_versions.dispatch.precision import Quantized
-from flash_versions.dispatch.replay.recording import spare
+from flash_versions.dispatch.replay.recording import optional
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
 from flash_versions.versions.fa3.fp8.scales import Scales
@@ -584,7 +584,7 @@ def launch(
     """
     boxes = boxes or describe_inputs(request, plan)
     o, lse = new_outputs(request, O_MULTIPLE)
-    spare(lse)
+    optional(lse)
     given = tensors(request, plan, boxes, o, lse, scales)
     launch_forward.launch(plan, (*given, lse if stamps is None else stamps))
     return narrowed(o, request.v), lse, None
