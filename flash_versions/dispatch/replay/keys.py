@@ -109,15 +109,15 @@ def find(
     tensors: tuple = (q, k, v)
     try:
         a, b, c = q.data_ptr(), k.data_ptr(), v.data_ptr()
-        where = None
+        where = None  # as a rule
         if others:
             tensors += tuple([x for x in others if x is not None])
-            where = arrangement([x.data_ptr() for x in tensors])
-        elif (a | b | c) % 16 or len({0, a, b, c}) < 4:
+            where = arrangement([x.data_ptr() for x in tensors]), *[x is None for x in others]
+        elif (a | b | c) % 16 or a in (b, c) or b == c or not (a and b and c):
             where = arrangement([a, b, c])
         key = (
             *place, torch.is_grad_enabled(), options, *map(type, options), q.numel(), k.numel(),
-            where, *[x is None for x in others],
+            where,
         )  # fmt: skip
         kept = known.get(key, ())
     except (AttributeError, RuntimeError, TypeError):  # no tensor, without memory, not hashable
