@@ -63,15 +63,14 @@ class Kernel:
     Attributes:
         run: launches it by Triton: run(*grid, stream, *about, *arguments).
         about: what it is told of the kernel.
-        function: what CUDA's driver needs to launch it.
-        parameters: (format, value) of each of the driver's; in the place of a map, the number of a
-            descriptor, and it. None if this Triton or this driver is not known well enough.
+        function: what CUDA's driver needs to launch it; None if this Triton or this driver is not
+            known well enough.
     """
 
-    def __init__(self, compiled: Any, arguments: tuple) -> None:
+    def __init__(self, compiled: Any) -> None:
         run = self.run = compiled.run
         self.about: tuple = (compiled.function, compiled.packed_metadata, None, None, None)
-        self.parameters: list[tuple[str, Any]] | None = None
+        self.function: Function | None = None
         if type(run).__name__ != "CudaLauncher" or getattr(run, "gsan_enabled", False):
             return
         if run.global_scratch_size > 0 or run.profile_scratch_size > 0 or library() is None:
@@ -84,9 +83,17 @@ class Kernel:
         self.encode = sys.modules[type(run).__module__].make_tensordesc_arg
         self.more = (None,) * (len(inspect.signature(self.encode).parameters) - 2)
         self.metadata: Sequence = getattr(compiled.metadata, "tensordesc_meta", None) or ()
+        self.signature = tuple(compiled.src.signature.values())
+
+    def parameters(self, arguments: tuple) -> list[tuple[str, Any]] | None:
+        """(format, value) of each parameter of the function; in the place of a map, the number of a
+        descriptor, and it. None if it is not launched by the driver.
+        """
+        if self.function is None:
+            return None
         found: list[tuple[str, Any]] = []
         descriptors = count()
-        for kind, x in flattened(tuple(compiled.src.signature.values()), arguments):
+        for kind, x in flattened(self.signature, arguments):
             if is_descriptor(x):
                 dims = len(x.shape)
                 found += (MAP, (next(descriptors), x)), *zip("i" * dims, x.shape)
@@ -94,12 +101,14 @@ class Kernel:
             else:
                 found.append((POINTER if kind.startswith("*") else FORMATS.get(kind, "0s"), x))
         found += [(POINTER, 0)] * 2  # no scratch memory, neither the program's nor a profiler's
-        if [calcsize(f"<{format}") for format, _ in found] == parameter_sizes(compiled.function):
-            self.parameters = found
+        if [calcsize(f"<{format}") for format, _ in found] != parameter_sizes(self.function.handle):
+            self.function = None
+            return None
+        return found
 
     def map(self, number: int, descriptor: Any) -> Any:
         """A descriptor, the kernel's number-th, encoded for the GPU; as it is for `run`."""
-        if self.parameters is None:
+        if self.function is None:
             return descriptor
         encoded = self.encode(descriptor, self.metadata[number], *self.more)[0]
         # Triton's object is Python's header and, behind it, the map, which it does not give out.

@@ -136,14 +136,15 @@ class Script:
 
     def launch(self, compiled: Any, grid: tuple[int, ...], arguments: tuple) -> None:
         """Lines that launch a kernel with such arguments."""
-        kernel = Kernel(compiled, arguments)
-        if kernel.parameters is None:
+        kernel = Kernel(compiled)
+        parameters = kernel.parameters(arguments)
+        if kernel.function is None or parameters is None:
             about = [*map(str, grid), str(self.stream), *map(self.name, kernel.about)]
             about += [self.map(kernel, 0, x) if is_descriptor(x) else self.expression(x)
                       for x in arguments]  # fmt: skip
             self.lines.append(f"{self.name(kernel.run, 'run')}({', '.join(about)})")
             return
-        given = [(format, self.parameter(kernel, format, x)) for format, x in kernel.parameters]
+        given = [(format, self.parameter(kernel, format, x)) for format, x in parameters]
         launch = Launch(kernel.function, grid, self.stream, given)
         unused, pack = self.name(launch.unused, "unused"), self.name(launch.pack, "pack")
         self.lines += [

@@ -536,7 +536,7 @@ def test_what_no_tape_can_do_is_done_by_the_function(case, driven):
 
 def test_a_failure_to_prepare_costs_no_result(driven, monkeypatch):
     """Such as a part of Triton that has another name in a later release."""
-    monkeypatch.setattr(script, "Kernel", lambda compiled, given: compiled.no_such_name)
+    monkeypatch.setattr(script, "Kernel", lambda compiled: compiled.no_such_name)
     kernel = Kernel(lambda *given: None)
 
     def function(x):

@@ -1,7 +1,9 @@
 """A replayed launch: what CUDA's driver is told, byte by byte. The driver is a stand-in."""
 
 import ctypes
+import gc
 import sys
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from struct import calcsize, pack, unpack
 from threading import Barrier
@@ -179,6 +181,21 @@ def test_a_descriptor_is_its_map_and_its_numbers(told):
         expected = [pack(f, n) for f, n in zip("iiqq", (3, 4, 4, 1))]
         assert numbers == expected and again == [*expected, bytes(8), bytes(8)]
         assert pointer == pack("Q", o.data_ptr())
+
+
+def test_a_tape_keeps_no_tensor_of_the_call_that_it_recorded(told):
+    told(["128s", *"iiqq", *"QQQ"])
+    seen = []
+
+    def box(x, o):
+        seen.extend(map(weakref.ref, (x, o)))
+        return Descriptor(x)
+
+    compiled = kernel(("tensordesc<fp32[1, 1]>", "*fp32"), ({},))
+    tape = taped(compiled, box, lambda x, o: o)
+    gc.collect()
+    assert tape.replay is not None, tape.reason
+    assert [x() for x in seen] == [None] * 4
 
 
 OPTIONS = {
