@@ -152,7 +152,7 @@ def on_the_host(document: Document) -> str:
         [line, *(f"{times[name]:.0f}" if name in times else "-" for name in names)]
         for line, times in lines.items()
     ]
-    about = where_and_when(document, "host", ["flash-attn-4"])
+    about = where_and_when(document, "host")
     return f"{markdown(['microseconds', *names], body)}\n\n{about}.\n"
 
 
