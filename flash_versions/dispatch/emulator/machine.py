@@ -174,6 +174,7 @@ class Partition:
         self.thread = threading.Thread(target=self.run, name=self.name, daemon=True)
         self.turn = threading.Semaphore(0)
         self.ready, self.late = always, False
+        self.threads = 128
         self.products, self.stores = [], []
         self.leaving = []  # stores whose tile was read, and that are not in memory yet
         # Fences that are missing: between what was read of other programs and TMA, and between what
@@ -232,6 +233,8 @@ def warp_specialize(parts, num_warps, num_registers):
         Partition(program, f"{function.__name__} {i}", function, arguments)
         for i, (function, arguments) in enumerate(parts)
     ]
+    for child, warps in zip(children[1:], num_warps, strict=True):
+        child.threads = 32 * warps
     machine.start(children)
     here.partition.pause(lambda: not any(x in machine.partitions for x in children))
 
@@ -313,9 +316,10 @@ class mbarrier:
 
 
 def named_barrier(action, number, threads):
-    """`bar.sync` and `bar.arrive` of the four warps of a partition."""
+    """`bar.sync` and `bar.arrive` of the warps of a partition."""
     barrier = here.partition.program.named_barriers.setdefault(number, [0, 0])
-    barrier[0] += 128
+    barrier[0] += here.partition.threads
+    assert barrier[0] <= int(threads), "more threads at a named barrier than meet there"
     complete = barrier[1] + 1
     if barrier[0] == int(threads):
         barrier[:] = 0, complete

@@ -151,7 +151,7 @@ def step(statement, registers, away):
     if not threads.any():
         return
     if name.startswith(("bar.", "fence.", "cp.")):
-        synchronize(name, operands)
+        synchronize(name, operands, registers)
         return
     target, *operands = operands
     if target.startswith("{"):  # two registers of 16 bits from one
@@ -171,7 +171,7 @@ def step(statement, registers, away):
     registers[target] = found
 
 
-def synchronize(name, operands):
+def synchronize(name, operands, registers):
     """Barriers, fences, and the wait for what TMA writes."""
     if name.startswith("fence."):
         assert name in FENCES, f"no {name} is known"
@@ -180,7 +180,8 @@ def synchronize(name, operands):
     elif name == "cp.async.bulk.wait_group":
         wait_stored(int(operands[0]))
     elif name in ("bar.sync", "bar.arrive"):
-        named_barrier(name.removeprefix("bar."), *operands)
+        number, threads = (int(value(x, registers).flatten()[0]) for x in operands)
+        named_barrier(name.removeprefix("bar."), number, threads)
     else:
         assert name == "bar.warp.sync", f"no instruction {name} is known"
 
@@ -203,7 +204,8 @@ def add(name, operands, registers, threads):
     assert kind == "release" or not missing, f"what TMA wrote is counted without {missing}"
     pointer = registers[operands[0].strip("[]")]
     here.partition.pause()
-    added = torch.where(threads.expand(ELECTED.shape), value(operands[1], registers), 0).sum()
+    threads = threads.expand(ELECTED.shape)[: here.partition.threads // 32]
+    added = torch.where(threads, value(operands[1], registers), 0).sum()
     pointer.data[pointer.offset] += added.to(pointer.data.dtype)
 
 

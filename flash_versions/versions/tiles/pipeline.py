@@ -250,3 +250,27 @@ def named_barrier_arrive(CONSUMER: gl.constexpr, CONSUMERS: gl.constexpr):
     """Ping-pong: arrive at the next consumer's barrier, which may now issue its products."""
     ASM: gl.constexpr = named_barrier_ptx("arrive", (CONSUMER + 1) % CONSUMERS)
     gl.inline_asm_elementwise(ASM, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.constexpr_function
+def numbered_barrier_ptx(action, threads):
+    """PTX that lets so many threads meet at the named barrier of a number in a register."""
+    return f"bar.{action} $1, {threads}; mov.u32 $0, 0;"
+
+
+@gluon.jit
+def meet(number, THREADS: gl.constexpr):
+    """Wait at a named barrier until so many threads have come to it, or have announced."""
+    ASM: gl.constexpr = numbered_barrier_ptx("sync", THREADS)
+    number = gl.to_tensor(number)
+    gl.inline_asm_elementwise(ASM, "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def announce(number, THREADS: gl.constexpr):
+    """Tell those who `meet` at a named barrier, without waiting: each warp for itself, where Gluon
+    makes the warps of a partition wait for each other before and behind an arrival at an mbarrier.
+    """
+    ASM: gl.constexpr = numbered_barrier_ptx("arrive", THREADS)
+    number = gl.to_tensor(number)
+    gl.inline_asm_elementwise(ASM, "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
