@@ -177,16 +177,18 @@ def make_handover(
     WRITERS: gl.constexpr,
     STAGES: gl.constexpr = 2,
     READERS: gl.constexpr = 1,
+    ANNOUNCED: gl.constexpr = False,
 ):
     """Allocate a pipeline of tiles for the tensor cores: several partitions write a part each, and
-    one or more read the tile.
+    one or more read the tile. If ANNOUNCED, writers say at named barriers that a part is written.
     """
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, 1, ROWS, COLUMNS], dtype)
     tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, ROWS, COLUMNS], layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(STAGES):
-        mbarrier.init(full.index(slot), count=WRITERS)
+        if not ANNOUNCED:
+            mbarrier.init(full.index(slot), count=WRITERS)
         mbarrier.init(empty.index(slot), count=READERS)
     return Pipeline(tiles, full, empty, STAGES)
 

@@ -4,7 +4,14 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma_wait
 
-from flash_versions.versions.fa3.hopper.backward.tiles import add_dq, multiply_dq, part_of_dims
+from flash_versions.versions.fa3.hopper.backward.tiles import (
+    DS_FULL,
+    DS_THREADS,
+    add_dq,
+    multiply_dq,
+    part_of_dims,
+)
+from flash_versions.versions.tiles.pipeline import meet
 from flash_versions.versions.tiles.wgmma import unknown_zero
 
 
@@ -27,7 +34,7 @@ def accumulate(problem, buffers, dq_sum):
     for member in range(heads):
         head = kv_head * problem.GROUP + member
         for block in range(begin, end):
-            buffers.ds.wait(ds_stage)
+            meet(DS_FULL + ds_stage.slot, DS_THREADS)
             ds_tile = buffers.ds.tile(ds_stage)
             k_tile = buffers.k.tile(buffers.k.at(unknown_zero(), 0))
             for part in gl.static_range(DIM_PARTS):

@@ -11,6 +11,7 @@ from flash_versions.versions.tiles.rows import cdiv
 
 HALVES_DIMS = 320  # of tiles of dK and dV together: of 64 keys, 160 registers of a thread
 PAIR_DIMS = 384  # 192 registers of a thread
+MOST_SLOTS = 5  # of Q: with 128 keys, and neither halves nor a pair, each has a named barrier
 DQ_WIDTH = 32  # dims of dQ in a product, with 128 keys above head_dim 128
 L2_BYTES = 32 << 20  # of the cache that a section of heads may fill
 STEPS_BESIDE = 3  # that a program takes besides: to start, to load K and V, to store dK and dV
@@ -100,6 +101,8 @@ class BackwardConfig:
             raise ValueError("do_stages fits block_kv=64 and a pair; otherwise set stages alone.")
         if self.stages < 2:  # the gradients of K and V leave through two slots
             raise ValueError(f"stages={self.stages} must be at least 2.")
+        if self.stages > MOST_SLOTS:
+            raise ValueError(f"stages={self.stages} must be at most {MOST_SLOTS}.")
 
     @cached_property
     def by_halves(self) -> bool:

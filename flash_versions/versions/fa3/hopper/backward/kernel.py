@@ -26,15 +26,21 @@ One step, for block j; [..] what the tensor cores do, a column is a stretch of t
     TMA          Q, dO to come         [dQ_j-1 += in memory ...
 
     waits           for                                             at
-    producer        both consumers have read a slot of Q and of dO  q.empty
+    producer        both consumers have read a slot of Q and of dO  Q_EMPTY, named
     consumer        the producer's copy has landed                  k.full v.full q.full do.full
     accumulate      the producer's copy of K has landed             k.full
     consumer        `accumulate` has read the slot of dS_j-2        ds.empty
-    accumulate      both have written their part of dS_j            ds.full
+    accumulate      both have written their part of dS_j            DS_FULL, named
     all others      their own products                              warpgroup_mma_wait
     accumulate      what its tile of dQ had before has left         tma.store_wait
-    consumer        both have read the slot that dK, dV leave by    q.empty
+    consumer        both have read the slot that dK, dV leave by    ALL_READ, named
     accumulate      with turns: tiles behind have added to block j  turns.advance
+
+Barriers. When a partition arrives at an mbarrier, Gluon makes its warps wait for each other, before
+and behind. At head_dim 64, where a step is short, that is a good part of it. So what consumers tell
+others they announce at named barriers (`tiles.DS_FULL`, `tiles.Q_EMPTY`), each warp for itself.
+And dK, and with `early` S of the next step, are issued before dS is stored: the store, its fence
+and the announcement pass while tensor cores compute.
 
 Why no warp overwrites what another still reads: before it writes a tile, it waits until the readers
 have said that they are done, for dS and dQ as for all others. Slots of Q and of dO are given back
@@ -92,6 +98,12 @@ from flash_versions.versions.fa3.hopper.backward.parts import Parts
 from flash_versions.versions.fa3.hopper.backward.problem import make_problem
 from flash_versions.versions.fa3.hopper.backward.rows import BLOCK, finish, prepare
 from flash_versions.versions.fa3.hopper.backward.tiles import (
+    ALL_READ,
+    CONSUMER_THREADS,
+    DS_FULL,
+    DS_THREADS,
+    Q_EMPTY,
+    Q_THREADS,
     Buffers,
     consumer_half,
     hold,
@@ -114,7 +126,13 @@ from flash_versions.versions.fa3.hopper.panels import (
     multiply_qk,
     zero_output,
 )
-from flash_versions.versions.tiles.pipeline import Stage, make_handover, make_slots
+from flash_versions.versions.tiles.pipeline import (
+    Stage,
+    announce,
+    make_handover,
+    make_slots,
+    meet,
+)
 from flash_versions.versions.tiles.triton_compat import aggregate
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout
 
@@ -133,12 +151,19 @@ def produce(problem, buffers, inputs):
         buffers.k.fill(buffers.k.at(0, 0), inputs.k, corner)
         for step in range(heads * (end - begin)):
             head, query = problem.step_at(kv_head, step, begin, end)
-            buffers.q.wait_empty(stage)  # and so is the slot of dO
+            if step >= buffers.q.first.STAGES:
+                meet(Q_EMPTY + stage.slot, Q_THREADS)  # and so is the slot of dO
             where = problem.block_at(sequence, head, query)
             load_q(buffers, inputs.q, inputs.values, stage, where)
             if step == 0:
                 buffers.v.fill(buffers.v.at(0, 0), inputs.v, corner)
             load_do(buffers, inputs.do, inputs.values, stage, where)
+            stage = stage.next()
+        # What is announced has to be heard: of as many slots as were filled, from the oldest on.
+        steps = heads * (end - begin)
+        stage = buffers.q.at(gl.where(steps < buffers.q.first.STAGES, 0, stage.slot), 0)
+        for _ in range(gl.minimum(steps, buffers.q.first.STAGES)):
+            meet(Q_EMPTY + stage.slot, Q_THREADS)
             stage = stage.next()
 
 
@@ -151,6 +176,15 @@ class State:
     s: gl.tensor  # scores of the next step; a 0 if they are computed in it
     stage: Stage  # of the next Q and dO
     ds_stage: Stage
+
+
+@gluon.jit
+def hand_over(buffers, ds, ds_stage, CONSUMER: gl.constexpr):
+    """Leave a consumer's dS for the warpgroup of dQ."""
+    ds_tile = buffers.ds.tile(ds_stage)
+    ds_tile.slice(CONSUMER * WARPGROUP_ROWS, WARPGROUP_ROWS, dim=0).store(ds)
+    fence_async_shared()
+    announce(DS_FULL + ds_stage.slot, DS_THREADS)
 
 
 @gluon.jit
@@ -198,22 +232,17 @@ def fold_queries(
     if not EARLY:
         slope = widened(slope)
     ds = (slope * (dp - delta[None, :])).to(q_tile.first.dtype)
-    ds_tile = buffers.ds.tile(ds_stage)
-    ds_tile.slice(CONSUMER * WARPGROUP_ROWS, WARPGROUP_ROWS, dim=0).store(ds)
-    buffers.ds.publish(ds_stage)
     dk_tokens = multiply_into(state.dk, ds, q_tile)
-    dv = state.dv.wait(dv_tokens, q_tile.PANELS)
     if EARLY:
         # After the last block the slot holds old data; this S is never used.
         buffers.q.wait(stage.next(), more)
         s_token = multiply_rows(k_rows, buffers.q.tile(stage.next()), held.HELD)
-        dk = state.dk.wait(dk_tokens, q_tile.PANELS)
-        buffers.q.release(stage)  # and with it dO
-        s = warpgroup_mma_wait(0, deps=[s_token])
-    else:
-        s = state.s
-        dk = state.dk.wait(dk_tokens)
-        buffers.q.release(stage)
+    hand_over(buffers, ds, ds_stage, CONSUMER)
+    BEHIND: gl.constexpr = q_tile.PANELS if EARLY else 0  # products of S
+    dv = state.dv.wait(dv_tokens, q_tile.PANELS + BEHIND)
+    dk = state.dk.wait(dk_tokens, BEHIND)
+    announce(Q_EMPTY + stage.slot, Q_THREADS)  # and with it dO
+    s = warpgroup_mma_wait(0, deps=[s_token]) if EARLY else state.s
     return State(dk, dv, s, stage.next(), ds_stage.next())
 
 
@@ -293,6 +322,7 @@ def consume(
                     state, held, mine, buffers, block * BLOCK_Q, key, block < last, True, EARLY,
                     CONSUMER
                 )  # fmt: skip
+    meet(ALL_READ, CONSUMER_THREADS)
     free = state.stage
     if CONSUMER == 1:
         free = free.next()
@@ -385,15 +415,15 @@ def backward_kernel(
     dq_sum = make_boxes(dq_sum, dq_second, PANELS)
     dk_out = make_boxes(dk_out, dk_second, PANELS)
     dv_out = make_boxes(dv_out, dv_second, PANELS_V)
-    q_pipeline = make_panel_pipeline(q, STAGES, 2)
+    k_pipeline = make_panel_pipeline(k, 1, 2)
     buffers = Buffers(
-        make_panel_pipeline(k, 1, 2),
+        k_pipeline,
         make_panel_pipeline(v, 1, 2),
-        q_pipeline,
-        make_panel_pipeline_beside(do, STAGES, q_pipeline),
+        make_panel_pipeline_beside(q, STAGES, k_pipeline),  # slots are given back at Q_EMPTY
+        make_panel_pipeline_beside(do, STAGES, k_pipeline),
         make_slots(values, STAGES),
         make_slots(values, STAGES),
-        make_handover(q.first.dtype, KEYS, BLOCK_Q, 2),
+        make_handover(q.first.dtype, KEYS, BLOCK_Q, 2, ANNOUNCED=True),
         make_tiles(dq_sum, 2 // PANELS),
     )
     inputs = Inputs(q, k, v, do, values)

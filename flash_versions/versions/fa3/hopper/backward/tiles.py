@@ -14,9 +14,17 @@ from flash_versions.versions.fa3.hopper.panels import (
     multiply_pv,
     multiply_qk,
 )
-from flash_versions.versions.tiles.pipeline import Pipeline, as_matrix
+from flash_versions.versions.tiles.pipeline import FIRST_FREE_BARRIER, Pipeline, as_matrix
 from flash_versions.versions.tiles.triton_compat import add_tile, aggregate, reinterpret, store_tile
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout, unknown_zero
+
+# Named barriers, and the threads that meet there.
+DS_FULL = gl.constexpr(FIRST_FREE_BARRIER)  # two slots
+DS_THREADS = gl.constexpr(384)  # both consumers and the warpgroup of dQ
+ALL_READ = gl.constexpr(FIRST_FREE_BARRIER + 2)
+CONSUMER_THREADS = gl.constexpr(256)
+Q_EMPTY = gl.constexpr(FIRST_FREE_BARRIER + 3)  # slots of Q, `config.MOST_SLOTS` at most
+Q_THREADS = gl.constexpr(288)  # both consumers and the producer
 
 
 @aggregate
@@ -209,9 +217,8 @@ def store_panels(x, pipeline, slot, boxes, coordinates):
 
 @gluon.jit
 def store_both(problem, buffers, dk, dv, free, dk_out, dv_out, corner):
-    """Store a consumer's dK and dV through a slot of Q and one of dO, once they are read."""
+    """Store a consumer's dK and dV through a slot of Q and one of dO, which are read."""
     dk = dk.scaled(problem.scale)
-    buffers.q.wait_empty(free)  # and so is the slot of dO
     box = free.slot * (problem.BLOCK_Q // WARPGROUP_ROWS)
     store_panels(dv, buffers.do, box, dv_out, corner)
     store_panels(dk, buffers.q, box, dk_out, corner)

@@ -131,6 +131,7 @@ def consume_halves(problem, buffers, dk_out, dv_out, CONSUMER: gl.constexpr):
     if CONSUMER == 1:
         free = free.next()
     corner = problem.kv_box(sequence, kv_head, key)
+    buffers.q.wait_empty(free)  # and so is the slot of dO
     store_both(problem, buffers, state.dk, state.dv, free, dk_out, dv_out, corner)
     tma.store_wait(0)
 
