@@ -43,7 +43,8 @@ RUNS = {
 BUGS = {
     # ---- the producer
     "a slot of Q, and with it of dO, is filled before it is empty": Bug(
-        "produce", [("buffers.q.wait_empty(stage)", "pass")], "more arrivals"
+        "produce", [("meet(Q_EMPTY + stage.slot, Q_THREADS)  # and", "pass  # and")],
+        "more arrivals|more threads",
     ),
     "rows of values are not counted": Bug(
         "Pipeline.load_with", [(" + values_desc.block_type.nbytes", "")], "dead-lock"
@@ -88,7 +89,9 @@ BUGS = {
         "fold_queries", [("buffers.q.wait(stage)", "pass")], "more arrivals", "in order"
     ),
     "the next Q is read before it is there": Bug(
-        "fold_queries", [("buffers.q.wait(stage.next(), more)", "pass")], "more arrivals"
+        "fold_queries",
+        [("buffers.q.wait(stage.next(), more)", "pass")],
+        f"more threads|more arrivals|{WRONG}",
     ),
     "a Q behind the last one is waited for": Bug(
         "fold_queries", [("stage.next(), more", "stage.next(), True")], "dead-lock"
@@ -106,18 +109,20 @@ BUGS = {
         "fold_queries", [("buffers.do.wait(stage)", "pass")], "more arrivals", "in order"
     ),
     "Q and dO are not released": Bug(
-        "fold_queries", [("buffers.q.release(stage)", "pass")], "produce 3 in .*wait_empty"
+        "fold_queries",
+        [("announce(Q_EMPTY + stage.slot, Q_THREADS)", "pass")],
+        "produce 3 in .*meet",
     ),
     "Q is released while dK reads it": Bug(
         "fold_queries",
-        [("buffers.q.release(stage)", "pass"),
-         ("    dv = state", "    buffers.q.release(stage)\n    dv = state")],
+        [("announce(Q_EMPTY + stage.slot, Q_THREADS)", "pass"),
+         ("    dv = state", "    announce(Q_EMPTY + stage.slot, Q_THREADS)\n    dv = state")],
         WRONG,
     ),
     "in order: Q is released while dK reads it": Bug(
         "fold_queries",
-        [("buffers.q.release(stage)", "pass"),
-         ("    dv = state", "    buffers.q.release(stage)\n    dv = state")],
+        [("announce(Q_EMPTY + stage.slot, Q_THREADS)", "pass"),
+         ("    dv = state", "    announce(Q_EMPTY + stage.slot, Q_THREADS)\n    dv = state")],
         WRONG,
         "in order",
     ),
@@ -125,14 +130,15 @@ BUGS = {
         "fold_queries", [("wait(do_tile.PANELS, deps", "wait(2, deps")], "in flight"
     ),
     "dV is read while it is in flight": Bug(
-        "fold_queries", [("wait(dv_tokens, q_tile.PANELS)", "wait(dv_tokens, 2)")], "in flight"
+        "fold_queries", [("wait(dv_tokens, q_tile.PANELS + BEHIND)", "wait(dv_tokens, 3)")],
+        "in flight",
     ),
     "dK is read while it is in flight": Bug(
-        "fold_queries", [("wait(dk_tokens, q_tile.PANELS)", "wait(dk_tokens, 2)")], "in flight"
+        "fold_queries", [("wait(dk_tokens, BEHIND)", "wait(dk_tokens, 2)")], "in flight"
     ),
     "in order: dK is read while it is in flight": Bug(
         "fold_queries",
-        [("wait(dk_tokens)", "wait(dk_tokens, 1)")],
+        [("wait(dk_tokens, BEHIND)", "wait(dk_tokens, 1)")],
         "in flight",
         "in order",
     ),
@@ -178,30 +184,31 @@ BUGS = {
     ),
     # ---- dS, from hand to hand
     "dS is announced before it is written": Bug(
-        "fold_queries",
-        [("    buffers.ds.publish(ds_stage)\n", ""),
-         ("    dp = warp", "    buffers.ds.publish(ds_stage)\n    dp = warp")],
+        "hand_over",
+        [("    fence_async_shared()\n    announce(DS_FULL + ds_stage.slot, DS_THREADS)\n", ""),
+         ("    ds_tile = buffers", "    announce(DS_FULL + ds_stage.slot, DS_THREADS)\n"
+          "    ds_tile = buffers")],
         "without a fence",
     ),
     "dS is announced without a fence": Bug(
-        "Pipeline.publish", [("fence_async_shared()", "pass")], "without a fence"
+        "hand_over", [("fence_async_shared()", "pass")], "without a fence"
     ),
     "dS is not announced": Bug(
-        "fold_queries", [("buffers.ds.publish(ds_stage)", "pass")],
-        "accumulate 2 in .*wait|without a fence",
+        "hand_over", [("announce(DS_FULL + ds_stage.slot, DS_THREADS)", "pass")],
+        "accumulate 2 in .*meet",
     ),
     "dS is overwritten while it is read": Bug(
         "fold_queries",
         [("buffers.ds.wait_empty(ds_stage)", "pass")],
-        f"accumulate 2 in .*wait|{WRONG}",
+        f"more threads|dead-lock|{WRONG}",
     ),
     "both consumers write the same part of dS": Bug(
-        "fold_queries",
+        "hand_over",
         [("ds_tile.slice(CONSUMER * WARPGROUP_ROWS, WARP", "ds_tile.slice(0, WARP")],
         WRONG,
     ),
     "one part of dS is enough": Bug(
-        "make_handover", [("count=WRITERS", "count=1")], "accumulate 2 in .*wait"
+        "accumulate", [("slot, DS_THREADS", "slot, 256")], f"more threads|dead-lock|{WRONG}"
     ),
     "dS is read by two": Bug(
         "make_handover",
@@ -223,7 +230,8 @@ BUGS = {
         "keys without queries",
     ),
     "dS is read before it is written": Bug(
-        "accumulate", [("buffers.ds.wait(ds_stage)", "pass")], "consume 0 in .*wait_empty"
+        "accumulate", [("meet(DS_FULL + ds_stage.slot, DS_THREADS)", "pass")],
+        f"more threads|without a fence|dead-lock|{WRONG}",
     ),
     "dS is not released": Bug(
         "accumulate", [("buffers.ds.release(ds_stage)", "pass")], "consume 0 in .*wait_empty"
@@ -287,7 +295,7 @@ BUGS = {
     ),
     # ---- dK and dV
     "dK and dV leave by a slot that is read": Bug(
-        "store_both", [("buffers.q.wait_empty(free)", "pass")], WRONG, "two slots"
+        "consume", [("meet(ALL_READ, CONSUMER_THREADS)", "pass")], WRONG, "two slots"
     ),
     "dK and dV of both consumers leave by one slot": Bug(
         "consume", [("if CONSUMER == 1:", "if False:")], WRONG
