@@ -162,7 +162,7 @@ def produce(problem, buffers, inputs):
         # What is announced has to be heard: of as many slots as were filled, from the oldest on.
         steps = heads * (end - begin)
         stage = buffers.q.at(gl.where(steps < buffers.q.first.STAGES, 0, stage.slot), 0)
-        for _ in range(gl.minimum(steps, buffers.q.first.STAGES)):
+        for _slot in range(gl.minimum(steps, buffers.q.first.STAGES)):
             meet(Q_EMPTY + stage.slot, Q_THREADS)
             stage = stage.next()
 
