@@ -308,39 +308,54 @@ BUGS = {
     ),
     # ---- head_dim 256
     "wide: P is read before it is written": Bug(
-        "fold_queries_wide", [("buffers.p.receive(stage)", "p_tile")], WRONG, "wide"
+        "fold_queries_wide", [("meet(P_DONE, CONSUMER_THREADS)", "pass")],
+        f"{WRONG}|without a fence", "wide",
     ),
     "wide: dS is read before it is written": Bug(
-        "fold_queries_wide", [("buffers.ds.receive(stage)", "ds_tile")], WRONG, "wide"
+        "fold_queries_wide", [("meet(DS_DONE, CONSUMER_THREADS)", "pass")],
+        f"{WRONG}|without a fence", "wide",
     ),
-    "wide: P and dS are announced without a fence": Bug(
-        "Exchange.publish", [("fence_async_shared()", "pass")], "without a fence", "wide"
+    "wide: P is announced without a fence": Bug(
+        "fold_queries_wide",
+        [("    fence_async_shared()\n    meet(P_DONE", "    meet(P_DONE")],
+        "without a fence", "wide",
     ),
-    "wide: one part of P or dS is enough": Bug(
-        "make_exchange",
-        [("count=CONSUMERS", "count=1")],
-        f"{WRONG}|more arrivals|without a fence|dead-lock",
-        "wide",
+    "wide: dS is announced without a fence": Bug(
+        "fold_queries_wide",
+        [("    fence_async_shared()\n    meet(DS_DONE", "    meet(DS_DONE")],
+        "without a fence", "wide",
     ),
     "wide: Q is released while it is read": Bug(
         "fold_queries_wide",
-        [("    buffers.q.release(q_stage)\n", ""),
-         ("    dv = warp", "    buffers.q.release(q_stage)\n    dv = warp")],
+        [("    announce(Q_READ + q_stage.slot, LOAD_THREADS)\n", ""),
+         ("    dv = warp", "    announce(Q_READ + q_stage.slot, LOAD_THREADS)\n    dv = warp")],
         WRONG,
         "wide",
     ),
     "wide: dO is released while it is read": Bug(
         "fold_queries_wide",
-        [("    buffers.do.release(do_stage)\n", ""),
-         ("    dp = warp", "    buffers.do.release(do_stage)\n    dp = warp")],
+        [("    announce(DO_READ + do_stage.slot, LOAD_THREADS)\n", ""),
+         ("    dp = warp", "    announce(DO_READ + do_stage.slot, LOAD_THREADS)\n    dp = warp")],
         f"{WRONG}|without a fence",
         "wide",
     ),
     "wide: dO is overwritten while it is read": Bug(
-        "produce_wide", [("buffers.do.wait_empty(do_stage)", "pass")], "more arrivals", "wide"
+        "produce_wide", [("meet(DO_READ + do_stage.slot, LOAD_THREADS)", "pass")],
+        "more arrivals|more threads", "wide",
     ),
     "wide: dQ is overwritten while it leaves": Bug(
-        "add_part", [("corner, 0)", "corner, 1)")], WRONG, "wide"
+        "add_wide", [("tma.store_wait(1 - consumer)", "pass")], WRONG, "wide"
+    ),
+    "wide: dQ is overwritten before it is added": Bug(
+        "leave_part", [("mbarrier.wait(buffers.dq_empty.index(CONSUMER), 1 - PART)", "pass")],
+        f"{WRONG}|more threads|more arrivals|dead-lock|without", "wide",
+    ),
+    "wide: dQ is added without a fence": Bug(
+        "leave_part", [("fence_async_shared()", "pass")], "without", "wide"
+    ),
+    "wide: dQ is added before it is written": Bug(
+        "add_wide", [("meet(DQ_FULL + consumer, ADD_THREADS)", "pass")],
+        f"{WRONG}|more threads|more arrivals|dead-lock|without", "wide",
     ),
     "wide: both consumers have the same dims of dQ": Bug(
         "part_of_dq", [("half_of_dims(k_tile, CONSUMER)", "half_of_dims(k_tile, 0)")], WRONG, "wide"

@@ -395,12 +395,12 @@ BUGS = {
     "wide: turns are not waited for": Bug(
         "KeyProblem.take_turn", [(TURN, "turn = gl.to_tensor(0)")], WRONG, "wide"
     ),
-    "wide: one consumer is enough": Bug(
-        "backward_wide_kernel", [("ADDERS=2", "ADDERS=1")], WRONG, "wide"
+    "wide: a quarter of the additions are counted": Bug(
+        "add_wide", [("additions = gl.to_tensor(WARPS)", "additions = gl.to_tensor(1)")],
+        "dead-lock", "wide",
     ),
     "wide: the last block is not counted": Bug(
-        "consume_wide", [("problem.turns.finish(state.counter, state.additions)", "pass")],
-        "dead-lock", "wide",
+        "add_wide", [("problem.turns.finish(counter, additions)", "pass")], "dead-lock", "wide"
     ),
     "halves: turns are not waited for": Bug(
         "KeyProblem.take_turn", [(TURN, "turn = gl.to_tensor(0)")], WRONG, "halves"

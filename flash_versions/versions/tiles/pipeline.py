@@ -193,45 +193,14 @@ def make_handover(
     return Pipeline(tiles, full, empty, STAGES)
 
 
-@aggregate
-class Exchange:
-    """Two tiles in shared memory that consumers write together, each a part, and read when every
-    part is there. There are two, so that one can be read while the other is written: when a
-    consumer has received a tile, all others are done with the tile before.
-    """
-
-    tiles: gl.shared_memory_descriptor
-    full: gl.shared_memory_descriptor
-
-    @gluon.jit
-    def at(self, slot, phase):
-        """A stage."""
-        return Stage(gl.to_tensor(slot), gl.to_tensor(phase), gl.constexpr(2))
-
-    @gluon.jit
-    def publish(self, stage):
-        """This consumer's part is written."""
-        fence_async_shared()
-        mbarrier.arrive(self.full.index(stage.slot), count=1)
-
-    @gluon.jit
-    def receive(self, stage):
-        """The tile, when every part is written."""
-        mbarrier.wait(self.full.index(stage.slot), stage.phase)
-        return self.tiles.index(stage.slot)
-
-
 @gluon.jit
-def make_exchange(
-    dtype: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, CONSUMERS: gl.constexpr
-):
-    """Allocate an exchange of tiles that the tensor cores read."""
+def make_shared_tiles(dtype: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
+    """Allocate two tiles that consumers write together, each a part, and that the tensor cores read
+    when every part is there. One can be read while the other is written: when a consumer has met
+    the others at a tile, all of them are done with the tile before.
+    """
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, COLUMNS], dtype)
-    tiles = gl.allocate_shared_memory(dtype, [2, ROWS, COLUMNS], layout)
-    full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(2):
-        mbarrier.init(full.index(slot), count=CONSUMERS)
-    return Exchange(tiles, full)
+    return gl.allocate_shared_memory(dtype, [2, ROWS, COLUMNS], layout)
 
 
 @gluon.constexpr_function

@@ -13,13 +13,19 @@ One step of a consumer, for block j:
     compute                      P = 2^(S-LSE)       dS = P (dP - delta)         add dQ     x2
 
     waits           for                                             at
-    producer        both consumers have read a slot of Q, of dO     q.empty do.empty
+    producer        both consumers have read a slot of Q, of dO     Q_READ DO_READ, named
     consumer        the producer's copy has landed                  k.full v.full q.full do.full
-    consumer        both have written their part of P, of dS        p.full ds.full
+    consumer        both have written their part of P, of dS        P_DONE DS_DONE, named
     consumer        its own products                                warpgroup_mma_wait
-    consumer        what its tile of dQ had before has left         tma.store_wait
-    consumer        both have read the slots that dK, dV leave by   q.empty do.empty
-    consumer        with turns: tiles behind have added to block j  turns.advance
+    consumer        what its tile of dQ had before has left         dq_empty
+    adder           a consumer has written a part of dQ             DQ_FULL, named
+    adder           with turns: tiles behind have added to block j  turns.advance
+    consumer        both have read the slots that dK, dV leave by   ALL_DONE, named
+
+An adder, a warp beside the producer's, has TMA add parts of dQ to memory. It spares consumers two
+barriers of their warps for a part, and with turns the wait for the counters of other programs, in
+which the tensor cores would have nothing to do. It counts a block as soon as its additions are in
+memory.
 
 P and dS have two buffers: a consumer that writes those of block j + 2 has waited for P of block
 j + 1, which the other wrote when all its products of block j were done.
@@ -33,6 +39,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
+    mbarrier,
     tma,
     warpgroup_mma,
     warpgroup_mma_wait,
@@ -44,23 +51,39 @@ from flash_versions.versions.fa3.hopper.backward.loads import load_do, load_q
 from flash_versions.versions.fa3.hopper.backward.parts import Parts
 from flash_versions.versions.fa3.hopper.backward.problem import make_problem
 from flash_versions.versions.fa3.hopper.backward.tiles import (
-    add_dq,
+    exchanged,
     half_of_values,
     multiply_dq,
     store_gradient,
 )
+from flash_versions.versions.fa3.hopper.backward.turns import WARPS
 from flash_versions.versions.fa3.hopper.operands import multiply_qk
 from flash_versions.versions.fa3.hopper.panels import Output, zeros
 from flash_versions.versions.tiles.pipeline import (
-    Exchange,
+    FIRST_FREE_BARRIER,
     Pipeline,
     Stage,
-    make_exchange,
+    announce,
+    as_matrix,
     make_pipeline,
+    make_pipeline_beside,
+    make_shared_tiles,
     make_slots,
+    meet,
 )
-from flash_versions.versions.tiles.triton_compat import aggregate
+from flash_versions.versions.tiles.triton_compat import add_tile, aggregate
 from flash_versions.versions.tiles.wgmma import unknown_zero
+
+# Named barriers, and the threads that meet there.
+P_DONE = gl.constexpr(FIRST_FREE_BARRIER)
+DS_DONE = gl.constexpr(FIRST_FREE_BARRIER + 1)
+ALL_DONE = gl.constexpr(FIRST_FREE_BARRIER + 2)
+CONSUMER_THREADS = gl.constexpr(256)
+DQ_FULL = gl.constexpr(FIRST_FREE_BARRIER + 3)  # of each consumer
+ADD_THREADS = gl.constexpr(160)  # a consumer and the adder
+DO_READ = gl.constexpr(FIRST_FREE_BARRIER + 5)  # one slot
+Q_READ = gl.constexpr(FIRST_FREE_BARRIER + 6)  # two slots
+LOAD_THREADS = gl.constexpr(288)  # both consumers and the producer
 
 
 @aggregate
@@ -73,9 +96,10 @@ class WideBuffers:
     do: Pipeline
     lse: gl.shared_memory_descriptor  # a row for each slot of q
     delta: gl.shared_memory_descriptor  # of do
-    p: Exchange  # (keys, queries)
-    ds: Exchange
+    p: gl.shared_memory_descriptor  # (keys, queries), two tiles
+    ds: gl.shared_memory_descriptor
     dq: gl.shared_memory_descriptor  # a tile for each consumer
+    dq_empty: gl.shared_memory_descriptor  # its barrier
 
 
 @aggregate
@@ -86,9 +110,7 @@ class WideState:
     dv: gl.tensor
     q_stage: Stage
     do_stage: Stage
-    stage: Stage  # of P and dS
-    counter: gl.tensor  # of the block before, if tiles have turns
-    additions: gl.tensor
+    slot: gl.tensor  # of P and dS
 
 
 @gluon.jit
@@ -106,15 +128,60 @@ def produce_wide(problem, buffers, q, k, v, do, values):
         buffers.k.fill(buffers.k.at(0, 0), k, corner)
         for step in range(heads * (end - begin)):
             head, query = problem.step_at(kv_head, step, begin, end)
-            buffers.q.wait_empty(q_stage)
+            if step >= buffers.q.STAGES:
+                meet(Q_READ + q_stage.slot, LOAD_THREADS)
             where = problem.block_at(sequence, head, query)
             load_q(buffers, q, values, q_stage, where)
             if step == 0:
                 buffers.v.fill(buffers.v.at(0, 0), v, corner)
-            buffers.do.wait_empty(do_stage)
+            if step >= buffers.do.STAGES:
+                meet(DO_READ + do_stage.slot, LOAD_THREADS)
             load_do(buffers, do, values, do_stage, where)
             q_stage = q_stage.next()
             do_stage = do_stage.next()
+        steps = heads * (end - begin)
+        hear_rest(q_stage, steps, Q_READ, buffers.q.STAGES)
+        hear_rest(do_stage, steps, DO_READ, buffers.do.STAGES)
+
+
+@gluon.jit
+def hear_rest(stage, steps, BARRIER: gl.constexpr, STAGES: gl.constexpr):
+    """Meet those who announce that they have read the last slots: as many as were filled, from the
+    oldest on.
+    """
+    slot = gl.where(steps < STAGES, 0, stage.slot)
+    for _ in range(gl.minimum(steps, STAGES)):
+        meet(BARRIER + slot, LOAD_THREADS)
+        slot = gl.where(slot == STAGES - 1, 0, slot + 1)
+
+
+@gluon.jit
+def add_wide(problem, buffers, dq_sum):
+    """The adder: TMA adds the parts of dQ that consumers leave to what other tiles have added."""
+    problem, key, kv_head, sequence = problem.locate(problem.turns.number())
+    begin, _, _, end = problem.blocks(key, problem.BLOCK_KV)
+    heads = problem.GROUP
+    if problem.PARTS > 1:
+        heads, end, _ = problem.share(kv_head, begin, end)
+    WIDTH: gl.constexpr = dq_sum.block_type.shape[3]
+    counter, additions = problem.turns.counters, gl.to_tensor(0)  # of the block before
+    for member in range(heads):
+        head = kv_head * problem.GROUP + member
+        for block in range(begin, end):
+            if problem.turns.ON:
+                counter, _ = problem.take_turn(counter, additions, sequence, head, key, block)
+                additions = gl.to_tensor(WARPS)  # `Turns` expects an addition of each
+            row = problem.padded_first + block * problem.BLOCK_Q
+            for part in gl.static_range(2):
+                for consumer in gl.static_range(2):
+                    meet(DQ_FULL + consumer, ADD_THREADS)
+                    corner = [sequence, head, row, (2 * consumer + part) * WIDTH]
+                    add_tile(dq_sum, corner, buffers.dq.index(consumer))
+                for consumer in gl.static_range(2):
+                    tma.store_wait(1 - consumer)
+                    mbarrier.arrive(buffers.dq_empty.index(consumer), count=1)
+    problem.turns.finish(counter, additions)
+    tma.store_wait(0)
 
 
 @gluon.jit
@@ -131,11 +198,15 @@ def part_of_dq(k_tile, PART: gl.constexpr, CONSUMER: gl.constexpr):
 
 
 @gluon.jit
-def add_part(dq, tiles, dq_sum, row, PART: gl.constexpr, CONSUMER: gl.constexpr):
-    """Add the dQ of `part_of_dq` to what other tiles of keys have added."""
-    sequence, head, query = row
-    corner = [sequence, head, query, (2 * CONSUMER + PART) * dq.shape[1]]
-    add_dq(dq, tiles.index(CONSUMER), dq_sum, corner, 0)
+def leave_part(dq, buffers, PART: gl.constexpr, CONSUMER: gl.constexpr):
+    """Leave the dQ of `part_of_dq` for the adder, in a tile that is free when the part before is
+    added; of every block there are two parts, so the first waits for phase 1.
+    """
+    dq = exchanged(dq)
+    mbarrier.wait(buffers.dq_empty.index(CONSUMER), 1 - PART)
+    as_matrix(buffers.dq.index(CONSUMER)).store(dq)
+    fence_async_shared()
+    announce(DQ_FULL + CONSUMER, ADD_THREADS)
 
 
 @gluon.jit
@@ -143,8 +214,6 @@ def fold_queries_wide(
     state,
     problem,
     buffers,
-    dq_sum,
-    sequence,
     head,
     query,
     key,
@@ -156,14 +225,14 @@ def fold_queries_wide(
     All that a step does, in the order in which it does it.
     """
     HALF_Q: gl.constexpr = problem.BLOCK_Q // 2
-    q_stage, do_stage, stage = state.q_stage, state.do_stage, state.stage
+    q_stage, do_stage, slot = state.q_stage, state.do_stage, state.slot
     k_stage = buffers.k.at(unknown_zero(), 0)
     k_tile = buffers.k.tile(k_stage)
     v_tile = buffers.v.tile(k_stage)
     q_tile = buffers.q.tile(q_stage)
     do_tile = buffers.do.tile(do_stage)
-    p_tile = buffers.p.tiles.index(stage.slot)
-    ds_tile = buffers.ds.tiles.index(stage.slot)
+    p_tile = buffers.p.index(slot)
+    ds_tile = buffers.ds.index(slot)
 
     buffers.q.wait(q_stage)
     s_token = multiply_qk(k_tile, q_tile.slice(CONSUMER * HALF_Q, HALF_Q, dim=0))
@@ -174,33 +243,27 @@ def fold_queries_wide(
     mine = problem.of_head(head)
     p, slope = mine.probabilities(s, lse, key, query + CONSUMER * HALF_Q, masked)
     half_of_dims(p_tile, CONSUMER).store(p.to(do_tile.dtype))
-    buffers.p.publish(stage)
-    p_tile = buffers.p.receive(stage)
+    fence_async_shared()
+    meet(P_DONE, CONSUMER_THREADS)  # both have written their part
     dv_token = warpgroup_mma(p_tile, half_of_dims(do_tile, CONSUMER), state.dv, is_async=True)
     delta = half_of_values(buffers.delta, do_stage.slot, s, CONSUMER)
     dp = warpgroup_mma_wait(1, deps=[dp_token])
     ds = slope * (dp - delta[None, :])
     half_of_dims(ds_tile, CONSUMER).store(ds.to(q_tile.dtype))
-    buffers.ds.publish(stage)
-    ds_tile = buffers.ds.receive(stage)
+    fence_async_shared()
+    meet(DS_DONE, CONSUMER_THREADS)
     dk_token = warpgroup_mma(ds_tile, half_of_dims(q_tile, CONSUMER), state.dk, is_async=True)
     dv = warpgroup_mma_wait(1, deps=[dv_token])
-    buffers.do.release(do_stage)
+    announce(DO_READ + do_stage.slot, LOAD_THREADS)
     dq_token = multiply_dq(ds_tile, part_of_dq(k_tile, 0, CONSUMER))
-    counter, additions = problem.take_turn(
-        state.counter, state.additions, sequence, head, key, query // problem.BLOCK_Q
-    )
     dk = warpgroup_mma_wait(1, deps=[dk_token])
-    buffers.q.release(q_stage)
+    announce(Q_READ + q_stage.slot, LOAD_THREADS)
     dq = warpgroup_mma_wait(0, deps=[dq_token])
-    row = sequence, head, problem.padded_first + query
-    add_part(dq, buffers.dq, dq_sum, row, 0, CONSUMER)
+    leave_part(dq, buffers, 0, CONSUMER)
     dq_token = multiply_dq(ds_tile, part_of_dq(k_tile, 1, CONSUMER))
     dq = warpgroup_mma_wait(0, deps=[dq_token])
-    add_part(dq, buffers.dq, dq_sum, row, 1, CONSUMER)
-    return WideState(
-        dk, dv, q_stage.next(), do_stage.next(), stage.next(), counter, additions
-    )  # fmt: skip
+    leave_part(dq, buffers, 1, CONSUMER)
+    return WideState(dk, dv, q_stage.next(), do_stage.next(), slot ^ 1)
 
 
 @gluon.jit
@@ -216,7 +279,7 @@ def store_halves(problem, buffers, dk, dv, state, dk_out, dv_out, place, CONSUME
 
 
 @gluon.jit
-def consume_wide(problem, buffers, dq_sum, dk_out, dv_out, parts, CONSUMER: gl.constexpr):
+def consume_wide(problem, buffers, dk_out, dv_out, parts, CONSUMER: gl.constexpr):
     """A consumer: 64 keys, and half of the dims."""
     problem, key, kv_head, sequence = problem.locate(problem.turns.number())
     begin, full_begin, full_end, end = problem.blocks(key, problem.BLOCK_KV)
@@ -233,8 +296,6 @@ def consume_wide(problem, buffers, dq_sum, dk_out, dv_out, parts, CONSUMER: gl.c
         zeros(DIMS_V, False),
         buffers.q.at(0, 0),
         buffers.do.at(0, 0),
-        buffers.p.at(0, 0),
-        problem.turns.counters,
         gl.to_tensor(0),
     )
     head = kv_head * problem.GROUP
@@ -242,13 +303,10 @@ def consume_wide(problem, buffers, dq_sum, dk_out, dv_out, parts, CONSUMER: gl.c
     for _ in range(heads * (end - begin)):
         masked = (block < full_begin) | (block >= full_end)
         state = fold_queries_wide(
-            state, problem, buffers, dq_sum, sequence, head, block * problem.BLOCK_Q, key, masked,
-            CONSUMER
+            state, problem, buffers, head, block * problem.BLOCK_Q, key, masked, CONSUMER
         )  # fmt: skip
         head, block = problem.after(head, block, begin, end)
-    problem.turns.finish(state.counter, state.additions)
-    buffers.q.wait_empty(state.q_stage)
-    buffers.do.wait_empty(state.do_stage)
+    meet(ALL_DONE, CONSUMER_THREADS)
     place = sequence, kv_head, key
     if problem.PARTS > 1:
         dk, dv = Output(state.dk, state.dk, 1), Output(state.dv, state.dv, 1)
@@ -324,29 +382,35 @@ def backward_wide_kernel(
         plan, slopes, bounds, spans, turns, q_length, kv_length, kv_heads, batch, section,
         window_left, window_right, scale, scale_log2, cap_scale, kv_apart, slopes_batch_stride,
         slopes_head_stride, batch_lines, head_lines, spanned_blocks, GROUP, LEFT, RIGHT, EDGE, CAP,
-        RAGGED, PACKED, ALIBI, SPANS, ORDERED, EXP2, SHARE, BLOCK_Q, KEYS, ADDERS=2, PARTS=PARTS
+        RAGGED, PACKED, ALIBI, SPANS, ORDERED, EXP2, SHARE, BLOCK_Q, KEYS, ADDERS=1, PARTS=PARTS
     )  # fmt: skip
     parts = Parts(sums, arrivals)
+    k_pipeline = make_pipeline(k, 1, 2)
+    dq_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for consumer in gl.static_range(2):
+        mbarrier.init(dq_empty.index(consumer), count=1)
     buffers = WideBuffers(
-        make_pipeline(k, 1, 2),
+        k_pipeline,
         make_pipeline(v, 1, 2),
-        make_pipeline(q, STAGES, 2),
-        make_pipeline(do, DO_STAGES, 2),
+        make_pipeline_beside(q, STAGES, k_pipeline.empty),  # slots are given back at Q_READ
+        make_pipeline_beside(do, DO_STAGES, k_pipeline.empty),
         make_slots(values, STAGES),
         make_slots(values, DO_STAGES),
-        make_exchange(q.dtype, KEYS, BLOCK_Q, 2),
-        make_exchange(q.dtype, KEYS, BLOCK_Q, 2),
+        make_shared_tiles(q.dtype, KEYS, BLOCK_Q),
+        make_shared_tiles(q.dtype, KEYS, BLOCK_Q),
         make_slots(dq_sum, 2),
+        dq_empty,
     )
     fence_async_shared()
     gl.warp_specialize(
         [
-            (consume_wide, (problem, buffers, dq_sum, dk_out, dv_out, parts, 0)),
-            (consume_wide, (problem, buffers, dq_sum, dk_out, dv_out, parts, 1)),
+            (consume_wide, (problem, buffers, dk_out, dv_out, parts, 0)),
+            (consume_wide, (problem, buffers, dk_out, dv_out, parts, 1)),
             (produce_wide, (problem, buffers, q, k, v, do, values)),
+            (add_wide, (problem, buffers, dq_sum)),
         ],
-        [4, 1],
-        [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+        [4, 1, 1],
+        [CONSUMER_REGISTERS, PRODUCER_REGISTERS, PRODUCER_REGISTERS],
     )
 
 
