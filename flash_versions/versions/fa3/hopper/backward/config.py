@@ -11,7 +11,8 @@ from flash_versions.versions.tiles.rows import cdiv
 
 HALVES_DIMS = 320  # of tiles of dK and dV together: of 64 keys, 160 registers of a thread
 PAIR_DIMS = 384  # 192 registers of a thread
-MOST_SLOTS = 5  # of Q: with 128 keys, and neither halves nor a pair, each has a named barrier
+MOST_SLOTS = 3  # of Q: with 128 keys, and neither halves nor a pair, each has a named barrier
+EARLY_DIMS = 80  # up to which S of the next step is issued early
 DQ_WIDTH = 32  # dims of dQ in a product, with 128 keys above head_dim 128
 L2_BYTES = 32 << 20  # of the cache that a section of heads may fill
 STEPS_BESIDE = 3  # that a program takes besides: to start, to load K and V, to store dK and dV
@@ -51,7 +52,8 @@ class BackwardConfig:
         stages: slots of the pipelines of Q and of dO.
         early: issue S of the next step in this one, and dP before the exponentials, with 128 keys
             and neither halves nor a pair. That takes registers: without it S, then P, are gone when
-            dP comes, and P is kept in 16 bits.
+            dP comes, and P is kept in 16 bits. With two panels, both parts of dQ are issued at
+            once, too.
         held: have V and K in registers, as left operands, and compute dQ in one product, not two:
             S, dP and dQ read less of shared memory. For head_dim up to 64.
         panels: divide head dims of at most three quarters of a power of two into two panels, such
@@ -180,15 +182,17 @@ class BackwardConfig:
 
 def default_config(request: Request) -> BackwardConfig:
     """The configuration for a request. Above head_dim 128: halves where registers and shared memory
-    suffice, else a pair, else 64 keys. Up to 128, more than two slots gain nothing.
+    suffice, else a pair, else 64 keys. Between EARLY_DIMS and 128, early and more than two slots gain nothing.
     """
     dims = request.q.shape[3], request.v.shape[3]
     if max(dims) > 128:
         halves = BackwardConfig(panels=True, halves=True)
         pair = BackwardConfig(panels=True, pair=True)
         config = next((x for x in (halves, pair) if x.fits(*dims)), BackwardConfig(block_kv=64))
-    elif max(dims) > 64:
+    elif max(dims) > EARLY_DIMS:
         config = BackwardConfig(panels=True)
+    elif max(dims) > 64:
+        config = BackwardConfig(panels=True, stages=3, early=True)
     else:  # With softcap both P and its slope wait for dP, and held operands would spill.
         config = BackwardConfig(stages=3, early=True, held=request.softcap is None)
     return replace(config, parts=choose_parts(request, config))

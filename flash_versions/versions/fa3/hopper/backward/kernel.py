@@ -132,6 +132,8 @@ from flash_versions.versions.tiles.pipeline import (
     make_handover,
     make_slots,
     meet,
+    named_barrier_arrive,
+    named_barrier_sync,
 )
 from flash_versions.versions.tiles.triton_compat import aggregate
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout
@@ -216,6 +218,7 @@ def fold_queries(
     else:
         buffers.q.wait(stage)
         s = warpgroup_mma_wait(0, deps=[multiply_rows(k_rows, q_tile, held.HELD)])
+    named_barrier_sync(CONSUMER)  # the other one's exponentials are done
     lse = row_values(buffers.lse, stage, s)
     p, slope = problem.probabilities(s, lse, key, query, MASKED)
     if EARLY:
@@ -226,6 +229,7 @@ def fold_queries(
         buffers.do.wait(stage)
         dp_token = multiply_rows(v_rows, do_tile, held.HELD)
     dv_tokens = multiply_into(state.dv, p, do_tile)
+    named_barrier_arrive(CONSUMER, 2)
     dp = warpgroup_mma_wait(do_tile.PANELS, deps=[dp_token])  # dV is in flight
     buffers.ds.wait_empty(ds_stage)  # a branch: ptxas does not widen slope in front of it
     delta = row_values(buffers.delta, stage, s)
@@ -302,6 +306,8 @@ def consume(
     BLOCK_Q: gl.constexpr = problem.BLOCK_Q
     state = first_state(problem, buffers, begin, end, EARLY, CONSUMER)
     held = hold(buffers, BLOCK_Q, HELD, CONSUMER)
+    if CONSUMER == 1:
+        named_barrier_arrive(CONSUMER, 2)  # the first turn is the other one's
     for member in range(heads):
         last = gl.where(member + 1 < heads, end, end - 1)  # a block below it has a successor
         mine = problem.of_head(kv_head * problem.GROUP + member)
@@ -322,6 +328,8 @@ def consume(
                     state, held, mine, buffers, block * BLOCK_Q, key, block < last, True, EARLY,
                     CONSUMER
                 )  # fmt: skip
+    if CONSUMER == 0:
+        named_barrier_sync(CONSUMER)  # what was announced has to be heard
     meet(ALL_READ, CONSUMER_THREADS)
     free = state.stage
     if CONSUMER == 1:
@@ -432,7 +440,7 @@ def backward_kernel(
         [
             (consume, (problem, buffers, dk_out, dv_out, parts, EARLY, HELD, 0)),
             (consume, (problem, buffers, dk_out, dv_out, parts, EARLY, HELD, 1)),
-            (accumulate, (problem, buffers, dq_sum)),
+            (accumulate, (problem, buffers, dq_sum, EARLY)),
             (produce, (problem, buffers, inputs)),
         ],
         [4, 4, 1],

@@ -18,12 +18,12 @@ from flash_versions.versions.tiles.pipeline import FIRST_FREE_BARRIER, Pipeline,
 from flash_versions.versions.tiles.triton_compat import add_tile, aggregate, reinterpret, store_tile
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout, unknown_zero
 
-# Named barriers, and the threads that meet there.
-DS_FULL = gl.constexpr(FIRST_FREE_BARRIER)  # two slots
+# Named barriers behind the two of the consumers' turns, and the threads that meet there.
+DS_FULL = gl.constexpr(FIRST_FREE_BARRIER + 2)  # two slots
 DS_THREADS = gl.constexpr(384)  # both consumers and the warpgroup of dQ
-ALL_READ = gl.constexpr(FIRST_FREE_BARRIER + 2)
+ALL_READ = gl.constexpr(FIRST_FREE_BARRIER + 4)
 CONSUMER_THREADS = gl.constexpr(256)
-Q_EMPTY = gl.constexpr(FIRST_FREE_BARRIER + 3)  # slots of Q, `config.MOST_SLOTS` at most
+Q_EMPTY = gl.constexpr(FIRST_FREE_BARRIER + 5)  # slots of Q, `config.MOST_SLOTS` at most
 Q_THREADS = gl.constexpr(288)  # both consumers and the producer
 
 
