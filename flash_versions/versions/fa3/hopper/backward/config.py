@@ -189,10 +189,9 @@ def default_config(request: Request) -> BackwardConfig:
         halves = BackwardConfig(panels=True, halves=True)
         pair = BackwardConfig(panels=True, pair=True)
         config = next((x for x in (halves, pair) if x.fits(*dims)), BackwardConfig(block_kv=64))
-    elif max(dims) > EARLY_DIMS:
-        config = BackwardConfig(panels=True)
     elif max(dims) > 64:
-        config = BackwardConfig(panels=True, stages=3, early=True)
+        early = max(dims) <= EARLY_DIMS and request.softcap is None
+        config = BackwardConfig(panels=True, stages=3 if early else 2, early=early)
     else:  # With softcap both P and its slope wait for dP, and held operands would spill.
         config = BackwardConfig(stages=3, early=True, held=request.softcap is None)
     return replace(config, parts=choose_parts(request, config))
