@@ -52,10 +52,8 @@ NARROW: dict[str, dict[str, Any]] = {  # up to head_dim 128
     "padded": {},
     "panels": {"panels": True},
     "panels, 3 slots": {"panels": True, "stages": 3},
-    "panels, 4 slots": {"panels": True, "stages": 4},
     "panels, early": {"panels": True, "early": True},
     "panels, early, 3 slots": {"panels": True, "early": True, "stages": 3},
-    "panels, early, 4 slots": {"panels": True, "early": True, "stages": 4},
 }
 WIDE: dict[str, dict[str, Any]] = {
     "padded": {},

@@ -258,8 +258,7 @@ BUGS = {
         f"{WRONG}|without a fence",
     ),
     "both halves of dQ are the first": Bug(
-        "multiply_part", [("part_of_dims(k_tile, PART,", "part_of_dims(k_tile, 0,")], WRONG,
-        "in order",
+        "accumulate", [("part_of_dims(k_tile, part,", "part_of_dims(k_tile, 0,")], WRONG, "in order"
     ),
     "the halves of dQ change places": Bug(
         "accumulate", [("part * WIDTH", "(1 - part) * WIDTH")], WRONG, "in order"

@@ -155,7 +155,7 @@ NO_FENCE = "a product without a fence"
 LOADED_OVER = "TMA fills what was read without a fence"
 # Not among them, as the emulator lets a warp run until it has to wait: with a pair, a slot of Q
 # that is given back, filled or left by while dK reads it, as all of these come behind the dS of
-# both consumers; early, dS that is given back while the second part of dQ reads it.
+# both consumers.
 BUGS = {
     "S and dP lack the second panel": Bug("multiply_qk", [("k_tile.PANELS == 2", "False")], WRONG),
     "dK and dV lack the second panel": Bug(
@@ -174,11 +174,7 @@ BUGS = {
         "accumulate", [("part * WIDTH", "(1 - part) * WIDTH")], WRONG
     ),
     "both panels of dQ are of the first panel of K": Bug(
-        "multiply_part", [("k_tile.panel(PART)", "k_tile.panel(0)")], OTHER_TILE
-    ),
-    "early: dQ is read while it is in flight": Bug(
-        "accumulate", [("1 if AHEAD and part == 0 else 0", "2 - part if AHEAD else 0")], IN_FLIGHT,
-        "early",
+        "accumulate", [("k_tile.panel(part)", "k_tile.panel(0)")], OTHER_TILE
     ),
     "a panel of dQ is overwritten while it leaves": Bug(
         "accumulate", [("corner, 1)", "corner, 2)")], WRONG

@@ -52,8 +52,7 @@ class BackwardConfig:
         stages: slots of the pipelines of Q and of dO.
         early: issue S of the next step in this one, and dP before the exponentials, with 128 keys
             and neither halves nor a pair. That takes registers: without it S, then P, are gone when
-            dP comes, and P is kept in 16 bits. With two panels, both parts of dQ are issued at
-            once, too.
+            dP comes, and P is kept in 16 bits.
         held: have V and K in registers, as left operands, and compute dQ in one product, not two:
             S, dP and dQ read less of shared memory. For head_dim up to 64.
         panels: divide head dims of at most three quarters of a power of two into two panels, such
@@ -182,7 +181,7 @@ class BackwardConfig:
 
 def default_config(request: Request) -> BackwardConfig:
     """The configuration for a request. Above head_dim 128: halves where registers and shared memory
-    suffice, else a pair, else 64 keys. Between EARLY_DIMS and 128, early and more than two slots gain nothing.
+    suffice, else a pair, else 64 keys. From EARLY_DIMS up to 128, early and more than two slots gain nothing.
     """
     dims = request.q.shape[3], request.v.shape[3]
     if max(dims) > 128:

@@ -26,6 +26,7 @@ One step, for block j; [..] what the tensor cores do, a column is a stretch of t
     TMA          Q, dO to come         [dQ_j-1 += in memory ...
 
     waits           for                                             at
+    consumer        the other one has done its exponentials         named_barrier_sync
     producer        both consumers have read a slot of Q and of dO  Q_EMPTY, named
     consumer        the producer's copy has landed                  k.full v.full q.full do.full
     accumulate      the producer's copy of K has landed             k.full
@@ -42,16 +43,21 @@ others they announce at named barriers (`tiles.DS_FULL`, `tiles.Q_EMPTY`), each 
 And dK, and with `early` S of the next step, are issued before dS is stored: the store, its fence
 and the announcement pass while tensor cores compute.
 
+Turns. One consumer computes exponentials and issues dV, then the other one: so they do not compute
+exponentials at the same time, and the tensor cores have products of one while the other computes.
+A consumer has given its turn away before it waits for the warpgroup of dQ, which may wait for other
+programs (`turns.py`), so the turns close no circle of waits.
+
 Why no warp overwrites what another still reads: before it writes a tile, it waits until the readers
 have said that they are done, for dS and dQ as for all others. Slots of Q and of dO are given back
 together, behind dK, the last product that reads one. With `early`, S is issued once more after the
 last block, perhaps from a slot that the other consumer stores dK through. This S is never used.
 
-`early`, where there are registers for it (head_dim 64): dP is issued before the exponentials, and S
+`early`, where there are registers for it (head dims up to 80, above 64 without softcap): dP is issued before the exponentials, and S
 of the next step behind dK. Elsewhere registers do not hold fp32 P beside dP, so P is rounded to 16
 bits before dP is computed.
 
-`held`, there, too: a consumer has its rows of V and of K in registers, as left operands, and dQ is
+`held`, at head_dim 64: a consumer has its rows of V and of K in registers, as left operands, and dQ is
 one product, so dS is read once. At head_dim 64 a step would take 1664 cycles of shared memory, and
 1280 of the tensor cores: V, K and dQ save 128 of the former each. Not with softcap: it would spill.
 
@@ -440,7 +446,7 @@ def backward_kernel(
         [
             (consume, (problem, buffers, dk_out, dv_out, parts, EARLY, HELD, 0)),
             (consume, (problem, buffers, dk_out, dv_out, parts, EARLY, HELD, 1)),
-            (accumulate, (problem, buffers, dq_sum, EARLY)),
+            (accumulate, (problem, buffers, dq_sum)),
             (produce, (problem, buffers, inputs)),
         ],
         [4, 4, 1],
