@@ -12,7 +12,6 @@ from flash_versions.versions.tiles.rows import cdiv
 HALVES_DIMS = 320  # of tiles of dK and dV together: of 64 keys, 160 registers of a thread
 PAIR_DIMS = 384  # 192 registers of a thread
 MOST_SLOTS = 3  # of Q: with 128 keys, and neither halves nor a pair, each has a named barrier
-EARLY_DIMS = 80  # up to which S of the next step is issued early
 DQ_WIDTH = 32  # dims of dQ in a product, with 128 keys above head_dim 128
 L2_BYTES = 32 << 20  # of the cache that a section of heads may fill
 STEPS_BESIDE = 3  # that a program takes besides: to start, to load K and V, to store dK and dV
@@ -181,8 +180,7 @@ class BackwardConfig:
 
 def default_config(request: Request) -> BackwardConfig:
     """The configuration for a request. Above head_dim 128: halves where registers and shared memory
-    suffice, else a pair, else 64 keys. Above EARLY_DIMS, up to 128, early and more than two slots
-    gain nothing.
+    suffice, else a pair, else 64 keys. From 65 to 128, early and more than two slots gain nothing.
     """
     dims = request.q.shape[3], request.v.shape[3]
     if max(dims) > 128:
@@ -190,8 +188,7 @@ def default_config(request: Request) -> BackwardConfig:
         pair = BackwardConfig(panels=True, pair=True)
         config = next((x for x in (halves, pair) if x.fits(*dims)), BackwardConfig(block_kv=64))
     elif max(dims) > 64:
-        early = max(dims) <= EARLY_DIMS and request.softcap is None
-        config = BackwardConfig(panels=True, stages=3 if early else 2, early=early)
+        config = BackwardConfig(panels=True)
     else:  # With softcap both P and its slope wait for dP, and held operands would spill.
         config = BackwardConfig(stages=3, early=True, held=request.softcap is None)
     return replace(config, parts=choose_parts(request, config))
