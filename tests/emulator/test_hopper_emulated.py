@@ -34,7 +34,6 @@ CONFIGS = {
     "O through Q": replace(SMALL, epilogue_buffer=False),
     "O through one Q": replace(SMALL, q_stages=1, epilogue_buffer=False),
     "Q in registers": replace(SMALL, held=64, q_stages=1),
-    "Q in registers, in order": replace(SMALL, held=64, overlap=False),
     "Q in registers, O through Q": replace(SMALL, held=64, q_stages=1, epilogue_buffer=False),
     "three consumers": replace(SMALL, consumers=3, stages=3),
     "three consumers in order": replace(SMALL, consumers=3, overlap=False),

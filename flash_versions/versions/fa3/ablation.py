@@ -18,9 +18,9 @@ from flash_versions.versions.fa3.hopper.config import default_config, fp8_config
 
 # Of the kernel for Hopper, see `HopperConfig`.
 SWITCHES: Mapping[str, dict[str, Any]] = {
-    "no overlap": {"overlap": False},
+    "no overlap": {"overlap": False, "held": 0},
     "no ping-pong": {"ping_pong": False},
-    "neither": {"overlap": False, "ping_pong": False},
+    "neither": {"overlap": False, "ping_pong": False, "held": 0},
     "late wait": {"late_wait": True},
     "Q in shared memory": {"held": 0},
     "grid": {"scheduler": "grid"},
@@ -57,7 +57,7 @@ VARIANTS: Mapping[str, Forward] = {
 }
 FP8_VARIANTS: Mapping[str, ForwardQuantized] = {
     "portable": forward_fp8.forward,
-    "no overlap": partial(varied_fp8, overlap=False),
+    "no overlap": partial(varied_fp8, overlap=False, held=0),
     "ping-pong": partial(varied_fp8, ping_pong=True),
     "late wait": partial(varied_fp8, late_wait=True),
 }

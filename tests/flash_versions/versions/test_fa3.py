@@ -160,6 +160,7 @@ def test_neighbours_in_a_packing_do_not_leak(device):
         ({"stages": 0}, "stages=0 and q_stages=2 must be at least 1"),
         ({"stages": 1, "late_wait": True}, "use stages=2"),
         ({"v_stages": 3}, "v_stages=3 is not possible with stages=2"),
+        ({"held": 64, "overlap": False}, "held=64 is not possible with overlap=False.*use held=0"),
         ({"section": 0}, "section=0 must be at least 1"),
         ({"scheduler": "fair"}, "scheduler='fair' is unknown; there are grid, static, dynamic"),
     ],

@@ -31,7 +31,8 @@ class HopperConfig:
             then waits for it.
         held: columns of Q, the last ones, that a consumer has in registers, as a left operand: all,
             half of 256, or none. The product S then reads less of shared memory; with all of them
-            (and epilogue_buffer) Q's buffer is empty at once, and another one needless.
+            (and epilogue_buffer) Q's buffer is empty at once, and another one needless. Only with
+            overlap, see `tests/compile/test_q_in_registers.py`.
         overlap: issue S of the next block before the softmax of this one.
         ping_pong: consumers take turns at the tensor cores.
         late_wait: keep the wait for P V behind the softmax, from where ptxas would move it to the
@@ -71,6 +72,11 @@ class HopperConfig:
             raise ValueError(
                 f"v_stages={self.v_stages} is not possible with stages={self.stages}: V of a block "
                 f"is loaded after its K; use v_stages from 1 to {self.stages}."
+            )
+        if self.held and not self.overlap:
+            raise ValueError(
+                f"held={self.held} is not possible with overlap=False, as ptxas would give P the "
+                f"registers of Q; use held=0."
             )
         if self.late_wait and self.overlap and self.stages == 1:
             raise ValueError(

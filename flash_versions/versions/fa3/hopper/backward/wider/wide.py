@@ -169,7 +169,9 @@ def add_wide(problem, buffers, dq_sum):
         head = kv_head * problem.GROUP + member
         for block in range(begin, end):
             if problem.turns.ON:
-                counter, _ = problem.take_turn(counter, additions, sequence, head, key, block)
+                counter, additions = problem.take_turn(
+                    counter, additions, sequence, head, key, block
+                )
                 additions = gl.to_tensor(WARPS)  # `Turns` expects an addition of each
             row = problem.padded_first + block * problem.BLOCK_Q
             for part in gl.static_range(2):

@@ -1,0 +1,21 @@
+"""Q stays in its registers for all blocks of a tile.
+
+For a kernel that waits for each product before the next step (`overlap=False`), ptxas of Triton 3.6
+gives P the registers of Q, although the next block's S is a product with Q: the results are wrong,
+and only on a GPU. With overlap, a product with Q and one with P are in flight together. So `held`
+is refused without overlap, and here the SASS of what is launched is read. (ptxas of Triton 3.9
+keeps Q elsewhere, and copies it for each block.)
+"""
+
+import pytest
+
+from tests.compile import apart
+
+
+@pytest.mark.parametrize("version", ["fa3", "fa4"])
+def test_no_loop_writes_the_registers_of_q(version):
+    rows = apart.compiled("held_kernels", version)
+    for row in rows:
+        assert not any(registers for _, registers in row["loops"]), row
+    held = [row for row in rows if any(products for products, _ in row["loops"])]
+    assert len(held) > len(rows) / 2
