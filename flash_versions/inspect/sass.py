@@ -76,8 +76,8 @@ class HotLoop:
         """What happens in which order, arithmetic left out.
 
         "HGMMA smem" multiplies with A in shared memory (in a forward: Q K^T), "HGMMA regs" with A
-        in registers (P V); "wait 1" waits until at most one batch of products is unfinished;
-        MUFU.EX2 is the exponential.
+        in registers (P V, and Q K^T where Q is, too); "wait 1" waits until at most one batch of
+        products is unfinished; MUFU.EX2 is the exponential.
         """
         events: list[Event] = []
         for instruction in self.instructions:

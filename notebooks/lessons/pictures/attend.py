@@ -66,7 +66,7 @@ LINES = {
     "named_barrier_sync(CONSUMER)": Line(
         "Ping-pong: waits until the other consumer has issued its products.", ("turn",)
     ),
-    "s_token = multiply_qk(q_tile, buffers.k.tile(stage.k))": Line(
+    "s_token = multiply_qk(q, buffers.k.tile(stage.k))": Line(
         "Issues S = Q Kᵀ and goes on at once. The **token** says which product has been "
         "issued; the product may not be finished.",
         product="S",
