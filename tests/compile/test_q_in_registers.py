@@ -3,8 +3,7 @@
 For a kernel that waits for each product before the next step (`overlap=False`), ptxas of Triton 3.6
 gives P the registers of Q, although the next block's S is a product with Q: the results are wrong,
 and only on a GPU. With overlap, a product with Q and one with P are in flight together. So `held`
-is refused without overlap, and here the SASS of what is launched is read. (ptxas of Triton 3.9
-keeps Q elsewhere, and copies it for each block.)
+is refused without overlap, and here the SASS of what is launched is read.
 """
 
 import pytest

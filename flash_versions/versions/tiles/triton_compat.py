@@ -21,6 +21,9 @@ NAMES_ADD = hasattr(tma, "async_atomic_add")  # from Triton 3.8 on
 # Of O, 64 rows of which take a register of each thread for two dims. S of 128 keys takes 64
 # registers and P 32, of 240. With 192 dims, 3.8 spills under a window and 3.9 makes products wait.
 MOST_DIMS_BESIDE_128_KEYS = 160 if NAMES_ADD else 192
+# Whether a left operand that stays the same in a loop stays in its registers: ptxas of Triton 3.9
+# keeps it elsewhere and copies it for every product, so it takes twice as many (3.8: not tried).
+OPERANDS_STAY = not NAMES_ADD
 # Triton 3.7 renamed these.
 load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 store_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global

@@ -6,7 +6,7 @@ from flash_versions.dispatch.device import H200_SHARED_MEMORY, devices
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import padded_head_dim, panel_widths
 from flash_versions.versions.tiles.rows import cdiv
-from flash_versions.versions.tiles.triton_compat import MOST_DIMS_BESIDE_128_KEYS
+from flash_versions.versions.tiles.triton_compat import MOST_DIMS_BESIDE_128_KEYS, OPERANDS_STAY
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 # Rows that a consumer of three gets done while one of two does a row, at head_dim 64
@@ -181,7 +181,7 @@ def with_q_held(request: Request, config: HopperConfig) -> HopperConfig:
     worth the last registers. With 128 keys it gains less (docs/understand/log.md). The distances of
     ALiBi need the registers themselves, and half of 256 columns loses where heads share a tile.
     """
-    if config.consumers == 3 or request.alibi_slopes is not None:
+    if config.consumers == 3 or request.alibi_slopes is not None or not OPERANDS_STAY:
         return config
     widths, width_v = panel_widths(request.q.shape[3]), sum(panel_widths(request.v.shape[3]))
     beside = width_v // 2 + config.block_kv // 2 + config.block_kv // 4  # O, S and P
@@ -231,9 +231,9 @@ def fp8_config(request: Request) -> HopperConfig:
     head_dim = max(request.q.shape[3], request.v.shape[3])
     if head_dim > 128:
         return HopperConfig(q_stages=1, scheduler=scheduler)
-    held = max(64, padded_head_dim(request.q.shape[3]))
+    held = max(64, padded_head_dim(request.q.shape[3])) if OPERANDS_STAY else 0
     return HopperConfig(
-        2 if head_dim > 64 else 3, stages=3, q_stages=2 if causal else 1, held=held,
+        2 if head_dim > 64 else 3, stages=3, q_stages=2 if causal or not held else 1, held=held,
         ping_pong=False, scheduler=scheduler
     )  # fmt: skip
 

@@ -54,9 +54,10 @@ def fp8_config(request: Request) -> RolesConfig:
     """
     head_dim = max(request.q.shape[3], request.v.shape[3])
     # At 128, exponentials take as long as products: the one place where the polynomial pays.
+    config = fa3.fp8_config(request)
     return with_roles(
-        fa3.fp8_config(request),
-        q_stages=1,
+        config,
+        q_stages=1 if config.held or head_dim > 128 else 2,
         threshold=FP8_THRESHOLD if head_dim > 128 else 0.0,
         eighths=1 if 64 < head_dim <= 128 else 0,
     )
