@@ -8,6 +8,7 @@ is refused without overlap, and here the SASS of what is launched is read.
 
 import pytest
 
+from flash_versions.versions.tiles.triton_compat import OPERANDS_STAY
 from tests.compile import apart
 
 
@@ -17,4 +18,4 @@ def test_no_loop_writes_the_registers_of_q(version):
     for row in rows:
         assert not any(registers for _, registers in row["loops"]), row
     held = [row for row in rows if any(products for products, _ in row["loops"])]
-    assert len(held) > len(rows) / 2
+    assert len(held) > len(rows) / 2 or not OPERANDS_STAY
