@@ -127,7 +127,7 @@ def test_columns_of_q_that_are_none(held):
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_no_lse_at_the_address_0(packed, monkeypatch):
-    """As a replayed call has it where nobody needs the LSE."""
+    """As a replayed call has it whose caller does not get the LSE."""
     q, k, v = qkv(200, 200, 2, 64)
     options = {"causal": True}
     if packed:

@@ -245,3 +245,14 @@ def announce(number, THREADS: gl.constexpr):
     ASM: gl.constexpr = numbered_barrier_ptx("arrive", THREADS)
     number = gl.to_tensor(number)
     gl.inline_asm_elementwise(ASM, "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def hear_rest(stage, steps, BARRIER: gl.constexpr, THREADS: gl.constexpr):
+    """Meet those who announce that they have read the slots that were filled last, as what is
+    announced has to be heard: after so many steps, as many as were filled, from the oldest on.
+    """
+    slot = gl.where(steps < stage.STAGES, 0, stage.slot)
+    for _ in range(gl.minimum(steps, stage.STAGES)):
+        meet(BARRIER + slot, THREADS)
+        slot = gl.where(slot == stage.STAGES - 1, 0, slot + 1)

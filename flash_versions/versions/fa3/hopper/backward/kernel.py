@@ -135,6 +135,7 @@ from flash_versions.versions.fa3.hopper.panels import (
 from flash_versions.versions.tiles.pipeline import (
     Stage,
     announce,
+    hear_rest,
     make_handover,
     make_slots,
     meet,
@@ -167,12 +168,7 @@ def produce(problem, buffers, inputs):
                 buffers.v.fill(buffers.v.at(0, 0), inputs.v, corner)
             load_do(buffers, inputs.do, inputs.values, stage, where)
             stage = stage.next()
-        # What is announced has to be heard: of as many slots as were filled, from the oldest on.
-        steps = heads * (end - begin)
-        stage = buffers.q.at(gl.where(steps < buffers.q.first.STAGES, 0, stage.slot), 0)
-        for _slot in range(gl.minimum(steps, buffers.q.first.STAGES)):
-            meet(Q_EMPTY + stage.slot, Q_THREADS)
-            stage = stage.next()
+        hear_rest(stage, heads * (end - begin), Q_EMPTY, Q_THREADS)
 
 
 @aggregate

@@ -65,6 +65,7 @@ from flash_versions.versions.tiles.pipeline import (
     Stage,
     announce,
     as_matrix,
+    hear_rest,
     make_pipeline,
     make_pipeline_beside,
     make_shared_tiles,
@@ -140,19 +141,8 @@ def produce_wide(problem, buffers, q, k, v, do, values):
             q_stage = q_stage.next()
             do_stage = do_stage.next()
         steps = heads * (end - begin)
-        hear_rest(q_stage, steps, Q_READ, buffers.q.STAGES)
-        hear_rest(do_stage, steps, DO_READ, buffers.do.STAGES)
-
-
-@gluon.jit
-def hear_rest(stage, steps, BARRIER: gl.constexpr, STAGES: gl.constexpr):
-    """Meet those who announce that they have read the last slots: as many as were filled, from the
-    oldest on.
-    """
-    slot = gl.where(steps < STAGES, 0, stage.slot)
-    for _ in range(gl.minimum(steps, STAGES)):
-        meet(BARRIER + slot, LOAD_THREADS)
-        slot = gl.where(slot == STAGES - 1, 0, slot + 1)
+        hear_rest(q_stage, steps, Q_READ, LOAD_THREADS)
+        hear_rest(do_stage, steps, DO_READ, LOAD_THREADS)
 
 
 @gluon.jit
