@@ -115,8 +115,8 @@ def test_half_of_q_in_registers():
     inputs = qkv(100, 170, 2, 256)
     request = make_request(*inputs, causal=True)
     chosen = config.default_config(request)
-    assert chosen.held == 128 and chosen.heads == 1
-    check(chosen, *inputs, causal=True)
+    assert chosen.held == (128 if LOADED["tiles.triton_compat"].OPERANDS_STAY else 0)
+    check(replace(chosen, held=128), *inputs, causal=True)
 
 
 @pytest.mark.parametrize("held", [32, 128])

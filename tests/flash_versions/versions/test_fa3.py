@@ -26,6 +26,7 @@ from flash_versions.versions.fa3.hopper.backward import kernel as backward_hoppe
 from flash_versions.versions.fa3.hopper.config import HopperConfig, default_config, fits_through_q
 from flash_versions.versions.tiles import wgmma
 from flash_versions.versions.tiles.tma import undescribable
+from flash_versions.versions.tiles.triton_compat import OPERANDS_STAY
 from tests.flash_versions.versions.test_attention import CASES, DTYPES, EVERY_DTYPE, LAYOUTS
 from tests.flash_versions.versions.test_packed import bounds, packed_inputs
 from tests.helpers.budget import assert_gradients_right, assert_right, random_inputs
@@ -223,6 +224,7 @@ def test_head_dim_192_has_128_keys_where_that_is_faster(options, block_kv, slots
     assert (config.block_kv, (config.stages, config.slots_of_v)) == (block_kv, slots)
 
 
+@pytest.mark.skipif(not OPERANDS_STAY, reason="this Triton's ptxas would copy Q for each block")
 @pytest.mark.parametrize(
     ("dims", "heads", "options", "held"),
     [
