@@ -263,7 +263,7 @@ def fill_outside(
     begin = tl.load(cu_seqlens).to(tl.int64) * WIDTH
     inside = tl.load(cu_seqlens + batch).to(tl.int64) * WIDTH - begin
     size = tl.cast(rows, tl.int64) * WIDTH
-    outside = size - inside  # of each group
+    outside = tl.where(x.to(tl.int64) != 0, size - inside, 0)  # of each group
     mine = tl.program_id(0).to(tl.int64) * FILLED
     for first in range(mine, GROUPS * outside, tl.num_programs(0).to(tl.int64) * FILLED):
         number = first + tl.arange(0, FILLED)
@@ -271,8 +271,7 @@ def fill_outside(
         i = number - group * outside
         at = group * size + tl.where(i < begin, i, i + inside)
         empty = tl.full([FILLED], float("-inf") if IS_LSE else 0.0, x.dtype.element_ty)
-        mask = (number < GROUPS * outside) & (x.to(tl.int64) != 0)
-        tl.store(x + at, empty, mask=mask)
+        tl.store(x + at, empty, mask=number < GROUPS * outside)
 
 
 @triton.jit(do_not_specialize=["q_length", "kv_length", "batch"])
