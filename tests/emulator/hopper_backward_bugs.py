@@ -258,7 +258,8 @@ BUGS = {
         f"{WRONG}|without a fence",
     ),
     "both halves of dQ are the first": Bug(
-        "accumulate", [("part_of_dims(k_tile, part,", "part_of_dims(k_tile, 0,")], WRONG, "in order"
+        "multiply_part", [("part_of_dims(k_tile, PART,", "part_of_dims(k_tile, 0,")], WRONG,
+        "in order",
     ),
     "the halves of dQ change places": Bug(
         "accumulate", [("part * WIDTH", "(1 - part) * WIDTH")], WRONG, "in order"

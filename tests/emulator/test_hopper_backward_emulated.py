@@ -289,15 +289,22 @@ def test_columns_of_dq_are_exchanged_and_put_back():
     """What a thread has of an accumulator, two of every eight columns, lies together in the sum."""
     columns = torch.arange(128.0).expand(70, 128)
     found = tiles.exchanged(gluon_emulator.Tensor(columns)).data
+    narrow = tiles.exchanged(gluon_emulator.Tensor(columns[:, 64:80])).data
     for thread in range(4):
         own = [c for c in range(128) if c % 8 // 2 == thread]
         for of_32 in range(4):
             place = 32 * of_32 + 8 * thread
             assert found[0, place : place + 8].tolist() == own[8 * of_32 : 8 * of_32 + 8]
-    for D in (128, 80, 16):  # a sum has whole 32s
+    for thread in range(4):
+        own = [c for c in range(64, 80) if c % 8 // 2 == thread]
+        assert narrow[0, 4 * thread : 4 * thread + 4].tolist() == own
+    for D, panels in ((128, False), (80, False), (80, True), (96, True), (16, False)):
         request = make_request(*qkv(70, 10, 1, D, dtype=torch.float16), scale=0.5)
-        dq_sum = found[None, :, None, : -(-D // 32) * 32]
-        rows.finish(request, dq_sum, dq := torch.empty_like(request.q))
+        dq_sum = found[None, :, None, : -(-D // 32) * 32].clone()  # a sum has whole 32s
+        if panels and D == 80:
+            dq_sum[..., 64:80] = narrow[None, :, None]
+        chosen = config.BackwardConfig(panels=panels)
+        rows.finish(request, dq_sum, dq := torch.empty_like(request.q), None, chosen)
         assert torch.equal(dq[0, :, 0].float(), columns[:, :D] / 2)
 
 

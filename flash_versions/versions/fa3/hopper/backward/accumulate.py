@@ -16,13 +16,24 @@ from flash_versions.versions.tiles.wgmma import unknown_zero
 
 
 @gluon.jit
+def multiply_part(ds_tile, k_tile, dq_sum, PART: gl.constexpr):
+    """Issue a part of dQ = dS K, of the dims that a box of `dq_sum` has: a token to wait for."""
+    if dq_sum.PANELS == 2:
+        return multiply_dq(ds_tile, k_tile.panel(PART))
+    else:
+        return multiply_dq(ds_tile, part_of_dims(k_tile, PART, dq_sum.first.block_type.shape[3]))
+
+
+@gluon.jit
 def accumulate(problem, buffers, dq_sum):
     """The warpgroup of dQ: of each block, dQ = dS K, all dims or a part of them at a time, as the
-    boxes of `dq_sum` are.
+    boxes of `dq_sum` are. Beside a second panel of 16 dims, which is short in registers, both
+    products are issued at once, and the first one is stored while the second one is computed.
     """
     WIDTH: gl.constexpr = dq_sum.first.block_type.shape[3]
     k_stage = buffers.k.at(0, 0)
     DIM_PARTS: gl.constexpr = 2 if dq_sum.PANELS == 2 else buffers.k.tile(k_stage).width() // WIDTH
+    AHEAD: gl.constexpr = dq_sum.PANELS == 2 and dq_sum.second.block_type.shape[3] == 16
     problem, key, kv_head, sequence = problem.locate(problem.turns.number())
     begin, _, _, end = problem.blocks(key, problem.BLOCK_KV)
     heads = problem.GROUP
@@ -37,17 +48,17 @@ def accumulate(problem, buffers, dq_sum):
             meet(DS_FULL + ds_stage.slot, DS_THREADS)
             ds_tile = buffers.ds.tile(ds_stage)
             k_tile = buffers.k.tile(buffers.k.at(unknown_zero(), 0))
+            dq_token = multiply_part(ds_tile, k_tile, dq_sum, 0)
+            if AHEAD:
+                ahead_token = multiply_part(ds_tile, k_tile, dq_sum, 1)
+            counter, additions = problem.take_turn(counter, additions, sequence, head, key, block)
             for part in gl.static_range(DIM_PARTS):
-                if dq_sum.PANELS == 2:
-                    k_part = k_tile.panel(part)
-                else:
-                    k_part = part_of_dims(k_tile, part, WIDTH)
-                dq_token = multiply_dq(ds_tile, k_part)
-                if part == 0:
-                    counter, additions = problem.take_turn(
-                        counter, additions, sequence, head, key, block
-                    )
-                dq = warpgroup_mma_wait(0, deps=[dq_token])
+                if part > 0:
+                    if AHEAD:
+                        dq_token = ahead_token
+                    else:
+                        dq_token = multiply_part(ds_tile, k_tile, dq_sum, part)
+                dq = warpgroup_mma_wait(1 if AHEAD and part == 0 else 0, deps=[dq_token])
                 if part == DIM_PARTS - 1:
                     buffers.ds.release(ds_stage)
                 row = problem.padded_first + block * problem.BLOCK_Q

@@ -28,16 +28,15 @@ MOST_ALTERNATING = 4  # heads of a section without a causal mask: more are slowe
 
 
 @cache
-def tile_widths(head_dim: int, panels: bool, narrow: bool = False) -> tuple[int, ...]:
-    """The tile widths for a head dimension. A second panel has half of the first one's dims, as
-    products with fewer read more of shared memory than tensor cores compute meanwhile; if `narrow`,
-    as many as dQ's parts, as these products have their left operand in registers.
+def tile_widths(head_dim: int, panels: bool, by_halves: bool = False) -> tuple[int, ...]:
+    """The tile widths for a head dimension; if `by_halves`, a second panel is at least as wide as
+    dQ's parts.
     """
     first, *second = panel_widths(head_dim)
     if not second:
         return (first,)
-    least = max(second[0], DQ_WIDTH) if narrow else first // 2
-    return (first, least) if panels else (2 * first,)
+    least = DQ_WIDTH if by_halves else 0
+    return (first, max(second[0], least)) if panels else (2 * first,)
 
 
 @dataclass(frozen=True)
@@ -180,16 +179,18 @@ class BackwardConfig:
 
 def default_config(request: Request) -> BackwardConfig:
     """The configuration for a request. Above head_dim 128: halves where registers and shared memory
-    suffice, else a pair, else 64 keys. From 65 to 128, early and more than two slots gain nothing.
+    suffice, else a pair, else 64 keys. From 81 to 128, early and more than two slots gain nothing.
     """
     dims = request.q.shape[3], request.v.shape[3]
     if max(dims) > 128:
         halves = BackwardConfig(panels=True, halves=True)
         pair = BackwardConfig(panels=True, pair=True)
         config = next((x for x in (halves, pair) if x.fits(*dims)), BackwardConfig(block_kv=64))
-    elif max(dims) > 64:
+    elif max(dims) > 80:
         config = BackwardConfig(panels=True)
-    else:  # With softcap both P and its slope wait for dP, and held operands would spill.
+    elif max(dims) > 64:  # With softcap both P and its slope wait for dP: early would spill,
+        config = BackwardConfig(panels=True, stages=3, early=request.softcap is None)
+    else:  # and so would held operands.
         config = BackwardConfig(stages=3, early=True, held=request.softcap is None)
     return replace(config, parts=choose_parts(request, config))
 

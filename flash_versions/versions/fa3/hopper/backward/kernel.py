@@ -53,9 +53,9 @@ have said that they are done, for dS and dQ as for all others. Slots of Q and of
 together, behind dK, the last product that reads one. With `early`, S is issued once more after the
 last block, perhaps from a slot that the other consumer stores dK through. This S is never used.
 
-`early`, where there are registers for it (head_dim 64): dP is issued before the exponentials, and S
-of the next step behind dK. Elsewhere registers do not hold fp32 P beside dP, so P is rounded to 16
-bits before dP is computed.
+`early`, where there are registers for it (up to head_dim 80): dP is issued before the exponentials,
+and S of the next step behind dK. Elsewhere registers do not hold fp32 P beside dP, so P is rounded
+to 16 bits before dP is computed.
 
 `held`, at head_dim 64: a consumer has its rows of V and of K in registers, as left operands, and dQ
 is one product, so dS is read once. Otherwise a step would take 1664 cycles of shared memory, and
@@ -66,8 +66,8 @@ of shared memory: of the five products only dV and dK have an operand in registe
 through L2 in fp32, once for every 128 keys: tiles of one head are neighbours, so that it stays
 there. Registers are short: dK and dV take 128 of a consumer's, and dQ is computed by halves.
 
-Head dims up to 96 may be two panels, 64 + 32 (`panels.py`): then dK, dV and a product with Q or dO
-are two, and dQ is computed a panel at a time.
+Head dims up to 96 may be two panels, 64 + 32 or 64 + 16 (`panels.py`): then dK, dV and a product
+with Q or dO are two. dQ is computed a panel at a time, or with 16 columns both at once.
 
 Above head_dim 128, too, consumers divide the keys, and compute the scores of half of a block's
 queries at a time: with a warpgroup for dQ up to 160 dims, and for 192 with 128 of v
@@ -102,7 +102,7 @@ from flash_versions.versions.fa3.hopper.backward.host import COUNTS, make_plan, 
 from flash_versions.versions.fa3.hopper.backward.loads import Inputs, load_do, load_q
 from flash_versions.versions.fa3.hopper.backward.parts import Parts
 from flash_versions.versions.fa3.hopper.backward.problem import make_problem
-from flash_versions.versions.fa3.hopper.backward.rows import BLOCK, finish, prepare
+from flash_versions.versions.fa3.hopper.backward.rows import finish, prepare
 from flash_versions.versions.fa3.hopper.backward.tiles import (
     ALL_READ,
     CONSUMER_THREADS,
@@ -521,6 +521,5 @@ def launch(
     if config.by_halves:
         launcher = launch_halves if config.halves else launch_pair
     launcher.launch(plan, tensors(request, space, plan))
-    block = BLOCK if space.tiles is None else config.block_q
-    finish(request, space.dq_sum, space.dq, space.tiles, block)
+    finish(request, space.dq_sum, space.dq, space.tiles, config)
     return space.dq, space.dk, space.dv, space.dsink

@@ -118,22 +118,38 @@ def prepare_kernel(
 
 
 @triton.jit
-def exchanged(x):
-    """The columns of dQ's sum in their order: of every 32, number 8 a + 2 b + c, with a and b below
-    4, lies at 8 b + 2 a + c (`tiles.exchanged`, which is its own inverse, says why).
+def in_order(x, GROUP: tl.constexpr):
+    """The columns of dQ's sum in their order: of every GROUP, number 8 a + 2 b + c, with b below 4
+    and c below 2, lies at (GROUP / 4) b + 2 a + c (`tiles.exchanged` says why).
     """
-    parts = x.reshape(x.shape[0], x.shape[1] // 32, 4, 4, 2)
+    parts = x.reshape(x.shape[0], x.shape[1] // GROUP, 4, GROUP // 8, 2)
     return parts.permute(0, 1, 3, 2, 4).reshape(x.shape[0], x.shape[1])
 
 
 @triton.jit(do_not_specialize=["q_length", "heads", "blocks"])
-def finish_kernel(dq_sum, dq, plan, sequences, scale, q_length, heads, blocks, BLOCK: tl.constexpr):
-    """dQ = scale * its sum, rounded."""
+def finish_kernel(
+    dq_sum,
+    dq,
+    plan,
+    sequences,
+    scale,
+    q_length,
+    heads,
+    blocks,
+    BLOCK: tl.constexpr,
+    FIRST: tl.constexpr,
+):
+    """dQ = scale * its sum, rounded; a second panel of 16 columns begins at FIRST, if not None."""
     sequence, rows, padded, pos = locate_rows(plan, sequences, q_length, heads, blocks, BLOCK)
     if plan is not None:
         if sequence < 0:
             return
-    total = exchanged(load_rows(dq_sum, padded, pos, MASKED=True))
+    total = load_rows(dq_sum, padded, pos, MASKED=True)
+    if FIRST is None:
+        total = in_order(total, 32)
+    else:
+        is_first = tl.arange(0, dq_sum.PADDED)[None, :] < FIRST
+        total = tl.where(is_first, in_order(total, 32), in_order(total, 16))
     store_rows(dq, rows, pos, total * scale)
 
 
@@ -269,13 +285,16 @@ def finish(
     request: Request,
     dq_sum: torch.Tensor,
     dq: torch.Tensor,
-    tiles: Tiles | None = None,
-    block: int = BLOCK,
+    tiles: Tiles | None,
+    config: BackwardConfig,
 ) -> None:
-    """Write dQ (batch, M, heads, head_dim), of its sum; of packed sequences by the tiles of so many
-    queries that `prepare` planned.
+    """Write dQ (batch, M, heads, head_dim), of its sum; of packed sequences by the tiles that
+    `prepare` planned.
     """
     batch, q_length, heads, head_dim = dq.shape
+    block = BLOCK if tiles is None else config.block_q
+    widths = config.widths(head_dim)
+    first = widths[0] if widths[1:] == (16,) else None
     if tiles is None:
         plan, sequences, blocks = None, None, cdiv(q_length, block)
     else:
@@ -284,10 +303,10 @@ def finish(
     target = View.of(dq)._replace(PADDED=source.PADDED)  # of 16 dims, 32 columns
     launch_finish(
         (
-            *(dq.device, head_dim, tiles is None),
+            *(dq.device, head_dim, tiles is None, first),
             *map(placement, (dq_sum, dq, *(sequences or ())[:5])),
         ),
         (blocks * heads * batch,),
         (source, target, plan, sequences, request.scale, q_length, heads, blocks),
-        {"BLOCK": block},
+        {"BLOCK": block, "FIRST": first},
     )

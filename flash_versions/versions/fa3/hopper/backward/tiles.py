@@ -169,14 +169,15 @@ def widened(x):
 
 @gluon.jit
 def exchanged(x):
-    """The columns of every 32 in another order, as `rows.exchanged` says: those that a
-    thread has in an accumulator, two of every eight, become eight neighbours.
+    """The columns of every 32, or of 16 if there are no more, in another order, as `rows.in_order`
+    says: those that a thread has in an accumulator, two of every eight, become neighbours.
 
     It then stores 16 bytes at a time, where 8 would meet each bank of shared memory twice.
     """
     ROWS: gl.constexpr = x.shape[0]
     COLUMNS: gl.constexpr = x.shape[1]
-    parts = x.reshape([ROWS, COLUMNS // 32, 4, 4, 2])
+    EIGHTS: gl.constexpr = 4 if COLUMNS >= 32 else COLUMNS // 8
+    parts = x.reshape([ROWS, COLUMNS // (8 * EIGHTS), EIGHTS, 4, 2])
     return parts.permute((0, 1, 3, 2, 4)).reshape([ROWS, COLUMNS])
 
 
