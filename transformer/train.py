@@ -201,9 +201,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--patience", type=float, help=f"countdown: share of failures tried again ({PATIENCE})")
     add("--out", type=Path, required=True, metavar="DIR", help="the checkpoint's folder")
     add("--seed", type=int, default=0, help="of the weights and the data (0)")
-    add("--steps", type=int, default=6000, help="of the optimiser (6000)")
-    add("--batch-tokens", type=int, default=65536, help="per step, padding included (65536)")
-    add("--lr", type=float, default=3e-3, help="peak of the learning rate (3e-3)")
+    steps = "of the optimiser (6000; with --data or --task see --epochs)"
+    batch_tokens = "per step, padding included (65536; with --data or --task 4096)"
+    rate = "peak of the learning rate (3e-3; with --data or --task 1e-3 or 2e-5)"
+    add("--steps", type=int, default=6000, help=steps)
+    add("--batch-tokens", type=int, default=65536, help=batch_tokens)
+    add("--lr", type=float, default=3e-3, help=rate)
     add("--attention", type=attention_name, default="sdpa", help="a version, or mine.py (sdpa)")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
     add("--workers", type=int, help="processes that generate data (one per core but one)")

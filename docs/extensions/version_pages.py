@@ -155,7 +155,7 @@ def overview() -> str:
         ]
         for name, version in VERSIONS.items()
     ]
-    return table(["version", "what wastes time before it", "idea"], rows)
+    return table(["version", "what the version before wastes", "idea"], rows)
 
 
 def page(name: str, before: str | None, notebook: str | None) -> str:

@@ -156,11 +156,12 @@ def tables(printed: list[str]) -> str:
     for machine, refused in found.items():
         if isinstance(refused, str):
             made.append(f"{machine}: {refused}\n")
-    measured = {about["machine"]["gpu"] for about in read_results()["suites"].values()}
+    machines = {about["machine"]["gpu"] for about in read_results()["suites"].values()}
+    measured = sorted(machines - {"none"})
     made.append(
-        f"Times were measured on: {', '.join(sorted(measured))}. The others are what the "
-        "package's own host code chooses when it is told of such a GPU; `make test` compiles "
-        "the kernels for them.\n"
+        f"Times were measured on: {', '.join(measured)}. The others are what the "
+        "package's own host code chooses when it is told of such a GPU; `make test-all` "
+        "compiles the kernels for them.\n"
     )
     for name in names:
         made.append(f"## {VERSIONS[name].title}\n")

@@ -104,8 +104,8 @@ def divided_groups(suite: str, document: Document) -> str:
         cells.append(f"{one / chosen['ms_p50']:.2f} x")
         copies = rows.get("copies")
         body.append([*cells, f"{copies['ms_p50'] / chosen['ms_p50']:.1f} x" if copies else "-"])
-    header = ["milliseconds", "1 part", "2 parts", "4 parts", "default", "its parts"]
-    header += ["to 1 part", "to rows with copies"]
+    header = ["milliseconds", "1 part", "2 parts", "4 parts", "default", "parts of the default"]
+    header += ["times as fast as 1 part", "times as fast as rows with copies"]
     if all(line[-1] == "-" for line in body):
         header, body = header[:-1], [line[:-1] for line in body]
     about = where_and_when(document, suite)

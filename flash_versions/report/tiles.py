@@ -31,7 +31,7 @@ def tiles(document: Document) -> str:
     triton = document["suites"]["tiles"]["machine"]["triton"]
     note = (
         "Queries x keys, warps, stages; below, registers of a thread, KiB of shared memory, and "
-        "programs that run on a multiprocessor at the same time. * where a loop accesses spilled "
+        "programs that run on an SM at the same time. * where a loop accesses spilled "
         f"registers. Causal, bf16; compiled by Triton {triton}."
     )
     return f"{markdown(['', *arches], body)}\n\n{note}\n"

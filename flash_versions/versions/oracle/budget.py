@@ -17,14 +17,14 @@ up; and r = u sqrt(head_dim), to which the roundings of such a sum add up if the
   product, of the gradient after it. At that size too, the error of P = exp(s - lse), which is
   computed anew: that of the lse, and r t.
   dv: one u at the size of its summands, P |dO|.
-  dq, dk, dsink: the error of dP - delta, weighted with P |K|, P |Q|, P of the sink. Of a query with
-  one key, plain PyTorch's difference is exactly 0. A kernel's delta = rowsum(dO o) is not the sum
-  that dP = dO V is, 2 r |dO o|, and its o had two roundings of its own, which over the head dim are
-  independent: two half ulps of |dO o|, as a root of squares.
+  dq, dk, dsink: the error of dP - delta, weighted with P |K|, P |Q|, P of the sink. For a
+  query with one key, this difference is exactly 0 in plain PyTorch. A kernel computes delta =
+  rowsum(dO o) by another sum than dP = dO V, which adds 2 r |dO o|. Its o was rounded twice; these
+  errors are independent over the head dim and add two half ulps of |dO o|, as a root of squares.
 
-In FP8 the oracle is of the dequantised inputs, what the kernels are given; plain PyTorch has them
-in fp32 and rounds P, scaled to 2^8 at the largest of its row, to V's 8 bits. To the terms above,
-which are those of fp32 inputs, come three; ulp is that of 8 bits.
+In FP8 the oracle computes with the dequantised inputs, as the kernels do. Plain PyTorch has them in
+fp32 and rounds P to V's 8 bits, scaled so that the largest P of a row is 2^8. Three terms are added
+to those above for fp32 inputs; an ulp is one of 8 bits.
 
 * o: the roundings of a kernel's P are others than those of plain PyTorch's, as the running maximum
   that it is scaled by is another. Half an ulp of each p |v|, as a root of squares over the keys.
