@@ -268,7 +268,7 @@ def several_gpus(document: Document) -> str:
             name = f"{way}, H={row['H']}, Hkv={row['Hkv']} {mask(row)}, S={row['N']}"
             groups[name] = group
     if not groups:
-        script = "-m tests.benchmarks.context_parallel_gpu --out FILE"
+        script = "-m tests.benchmarks.attention.context_parallel --out FILE"
         return not_measured(f"torchrun --nproc-per-node 2 {script}")
     many = max(row["gpus"] for group in groups.values() for row in group.values())
 

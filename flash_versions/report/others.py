@@ -8,11 +8,11 @@ from flash_versions.bench.results import Document, Row
 from flash_versions.report.tables import grouped, markdown, not_measured, where_and_when
 from flash_versions.versions.fa3.hopper.backward.config import MOST_ALTERNATING
 
-HEAD_DIMS = "-m tests.benchmarks.headdims_gpu --defaults --out FILE"
-HEAD_DIMS_BACKWARD = "-m tests.benchmarks.headdims_backward_gpu --out FILE"
-PARTS = "-m tests.benchmarks.parts_gpu --out FILE"
-IN_TURNS = "-m tests.benchmarks.deterministic_gpu --out FILE"
-HOST = "-m tests.benchmarks.host_gpu --out FILE"
+HEAD_DIMS = "-m tests.benchmarks.attention.headdims --defaults --out FILE"
+HEAD_DIMS_BACKWARD = "-m tests.benchmarks.attention.headdims_backward --out FILE"
+PARTS = "-m tests.benchmarks.attention.parts --out FILE"
+IN_TURNS = "-m tests.benchmarks.attention.deterministic --out FILE"
+HOST = "-m tests.benchmarks.attention.host --out FILE"
 PEERS = ("cudnn", "flash-attn-4")
 
 

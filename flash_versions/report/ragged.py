@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from flash_versions.bench.results import Document, Row
 from flash_versions.report.tables import grouped, markdown, not_measured, pivot, where_and_when
 
-COMMAND = "-m tests.benchmarks.packed_gpu --out FILE"
+COMMAND = "-m tests.benchmarks.attention.packed --out FILE"
 HEADS = 16
-MASKS = "-m tests.benchmarks.masks_gpu --out FILE"
+MASKS = "-m tests.benchmarks.attention.masks --out FILE"
 PASSES = ("forward", "backward")
 SERVED = (("fa3", "forward"), ("fa4", "forward"), ("fa3", "backward"))
 UNEVEN, DENSE = "decode by TMA", "dense, random"
@@ -125,7 +125,7 @@ def uneven_decoding(document: Document) -> str:
     """
     groups = grouped(document, UNEVEN, "name", by="version")
     if not groups:
-        return not_measured("python -m tests.benchmarks.decode_gpu --out FILE")
+        return not_measured("python -m tests.benchmarks.attention.decode --out FILE")
     body = []
     for name, group in groups.items():
         row = group.get("fa3", {})
@@ -147,7 +147,7 @@ def random_dense(document: Document) -> str:
     """Dense calls of random shapes: the better version's rate, as a ratio to the better peer's."""
     groups = grouped(document, DENSE, "number", "pass", by="version")
     if not groups:
-        return not_measured("python -m tests.benchmarks.dense_gpu --out FILE")
+        return not_measured("python -m tests.benchmarks.attention.dense --out FILE")
     body = []
     for way in PASSES:
         by_dim: dict[int, list[float]] = {}

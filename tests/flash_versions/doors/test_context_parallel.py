@@ -442,7 +442,7 @@ def test_the_command_for_gpus_on_the_cpu(tmp_path):
         "GIT_COMMIT": "abc1234",
         "OMP_NUM_THREADS": "1",
     }
-    command = (*launch, "-m", "tests.benchmarks.context_parallel_gpu", *options)
+    command = (*launch, "-m", "tests.benchmarks.attention.context_parallel", *options)
     subprocess.run(command, env=environment, check=True, timeout=300)
     document = json.loads(out.read_text())
     assert document["commit"] == "abc1234" and document["gpus"] == 2

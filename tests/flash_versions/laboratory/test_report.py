@@ -710,7 +710,7 @@ def test_trainers_are_faster_than_with_torchs_attention():
 
 def trainers_of_the_benchmark():
     """The names that it gives; the module itself needs libraries that are not installed here."""
-    tree = ast.parse((ROOT / "tests/benchmarks/trainers_gpu.py").read_text())
+    tree = ast.parse((ROOT / "tests/benchmarks/training/trainers.py").read_text())
     (table,) = (
         node.value
         for node in tree.body

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flash_versions import BASELINES, VERSIONS, attention
-from tests.benchmarks.model_bars import lists
+from tests.benchmarks.transformer.model_bars import lists
 from tests.helpers import ROOT
 from tests.helpers.committed_results import of_suite
 from transformer.generate import DEFAULT_QUESTION, main

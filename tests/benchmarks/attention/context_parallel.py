@@ -1,0 +1,235 @@
+"""Attention over one long sequence on all GPUs against one of them; writes JSON.
+
+    torchrun --nproc-per-node 2 -m tests.benchmarks.attention.context_parallel --out FILE
+
+First, at a moderate length, o, the LSE and the gradients are held against their error budgets.
+Then rank 0 alone ("1 GPU", while the others wait at a barrier), "ring" and "all_to_all" take turns
+on the same inputs: a forward, and a forward with its backward. A time is that of the slowest rank,
+between two CUDA events after a barrier; the ratio is that of the medians, 1 GPU over many. At the
+full length the last queries of each forward are held against their budget, and gradients must be
+finite; what is wrong has a `reason` in the place of a time. `--device cpu --length 256` runs the
+same under gloo, to try the command.
+"""
+
+import os
+import statistics
+import time
+from functools import partial
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["NCCL_NVLS_ENABLE"] = "0"  # multicast over NVLink is not what is measured
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+
+from flash_versions import attention, context_parallel_attention  # noqa: E402
+from flash_versions.bench.document import new_document  # noqa: E402
+from flash_versions.bench.suites import BACKWARD_FLOPS, Shape  # noqa: E402
+from flash_versions.dispatch.request import make_request  # noqa: E402
+from flash_versions.integrations.distributed.context_parallel import METHODS, shard, unshard  # noqa: E402
+from flash_versions.versions.api import choose_version  # noqa: E402
+from flash_versions.versions.oracle.budget import assess, assess_request  # noqa: E402
+from flash_versions.versions.oracle.checks import (  # noqa: E402
+    CHECKED_QUERIES,
+    refuse_over,
+    refuse_unless_finite,
+)
+from tests.benchmarks.frame import keep, parser, passed  # noqa: E402
+
+MODERATE = 2048  # rows, of which the oracle takes the full score matrix
+ALONE = "1 GPU"
+SUITES = {"forward": "context parallel", "both": "context parallel backward"}
+
+
+def say(text):
+    """A line from rank 0."""
+    if dist.get_rank() == 0:
+        print(text, flush=True)
+
+
+def same_inputs(shape, device, dtype):
+    """q, k, v, do of rank 0 on all ranks."""
+    torch.manual_seed(0)
+    heads = (shape.H, shape.Hkv, shape.Hkv, shape.H)
+    tensors = [torch.randn(shape.B, shape.M, h, shape.D, device=device, dtype=dtype) for h in heads]
+    for x in tensors:
+        dist.broadcast(x, 0)
+    return tensors
+
+
+def forward(run, q, k, v, do):
+    """(o,)."""
+    return (run(q, k, v),)
+
+
+def differentiated(run, q, k, v, do):
+    """(o, dq, dk, dv)."""
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    o = run(*leaves)
+    return o.detach(), *torch.autograd.grad(o, leaves, do)
+
+
+def refuse_wrong(shape, device, dtype, version):
+    """Raise an ArithmeticError on all ranks if anything is over its budget."""
+    q, k, v, do = same_inputs(shape, device, dtype)
+    request = make_request(q, k, v, causal=shape.causal)
+    for method in METHODS:
+        leaves = [shard(x).requires_grad_() for x in (q, k, v)]
+        o, lse = context_parallel_attention(
+            *leaves,
+            causal=shape.causal,
+            method=method,
+            version=version,
+            return_lse=True,
+            check=True,
+        )
+        gradients = torch.autograd.grad(o, leaves, shard(do))
+        found = {"o": unshard(o.detach()), "lse": unshard(lse.detach(), dim=2)}
+        found |= {name: unshard(x) for name, x in zip(("dq", "dk", "dv"), gradients)}
+        refuse_over(assess_request(found, request, do))
+
+
+def ask_rank_0(x):
+    """An object of rank 0, on all ranks."""
+    box = [x]
+    dist.broadcast_object_list(box, 0)
+    return box[0]
+
+
+def wrong(results, q, k, v, causal):
+    """What is wrong with rank 0's results, as it has the last chunk of the sequence; or None.
+
+    Of the first key head, as the oracle is in fp64.
+    """
+    return ask_rank_0(wrong_here(results, q, k, v, causal) if dist.get_rank() == 0 else None)
+
+
+def wrong_here(results, q, k, v, causal):
+    """What is wrong with this rank's results, or None."""
+    group, o = q.shape[2] // k.shape[2], results[0]
+    chunk = q.shape[1] // (2 * dist.get_world_size())
+    last = slice(-min(CHECKED_QUERIES, chunk), None)
+    try:
+        refuse_unless_finite(results)
+        heads = (o[:, last, :group], None, q[:, last, :group], k[:, :, :1], v[:, :, :1])
+        refuse_over(assess(*heads, causal=causal))
+    except ArithmeticError as error:
+        return str(error)
+    return None
+
+
+def elapsed(call, device):
+    """(milliseconds of the slowest rank, results) of a call; None for a rank that only waits."""
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        torch.cuda.synchronize()
+    dist.barrier()
+    results, ms = None, 0.0
+    if call is not None and on_gpu:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        results = call()
+        end.record()
+        end.synchronize()
+        ms = start.elapsed_time(end)
+    elif call is not None:
+        began = time.perf_counter()
+        results = call()
+        ms = (time.perf_counter() - began) * 1e3
+    slowest = torch.tensor(ms, device=device, dtype=torch.float64)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return slowest.item(), results
+
+
+def measure(shape, device, dtype, version, rounds, seconds):
+    """Rows of a shape: for each pass, each contestant."""
+    inputs = same_inputs(shape, device, dtype)
+    mine = [shard(x) for x in inputs]
+    q, k, v, _ = inputs
+    chosen = choose_version(version, make_request(q, k, v, causal=shape.causal)).name
+    options = {"causal": shape.causal, "version": version}
+    runs = {ALONE: partial(attention, **options)}
+    runs |= {name: partial(context_parallel_attention, method=name, **options) for name in METHODS}
+    rows = []
+    for way, suite in SUITES.items():
+        compute = differentiated if way == "both" else forward
+        calls = {
+            name: partial(compute, run, *(inputs if name == ALONE else mine))
+            for name, run in runs.items()
+        }
+        if dist.get_rank() > 0:
+            calls[ALONE] = None
+        flops = shape.flops() * (1 + BACKWARD_FLOPS if way == "both" else 1)
+        times, reasons = {name: [] for name in calls}, {}
+        for number in range(rounds + 1):  # the first one warms up
+            if ask_rank_0(number > 1 and passed() > seconds):
+                break
+            for name, call in calls.items():
+                if name in reasons:
+                    continue
+                ms, results = elapsed(call, device)
+                if number:
+                    times[name].append(ms)
+                elif reason := wrong(results, q, k, v, shape.causal):
+                    reasons[name] = reason
+                del results
+        for name, spent in times.items():
+            row = {"suite": suite, **shape_fields(shape), "version": name, "kernels": chosen}
+            row["gpus"] = 1 if name == ALONE else dist.get_world_size()
+            if name in reasons:
+                row["reason"] = reasons[name]
+            else:
+                middle = statistics.median(spent)
+                row |= {"ms_p50": middle, "ms_all": spent, "tflops": flops / middle / 1e9}
+                if name != ALONE and ALONE not in reasons:
+                    row["ratio"] = statistics.median(times[ALONE]) / middle
+            rows.append(row)
+    return rows
+
+
+def shape_fields(shape):
+    """What tells a shape from others in a row."""
+    return {name: getattr(shape, name) for name in ("B", "H", "Hkv", "M", "N", "D", "causal")}
+
+
+def main():
+    add = (made := parser(__doc__, seconds=75.0)).add_argument
+    add("--length", type=int, default=2**17, help="rows of the whole sequence")
+    add("--version", default="auto", help="which kernels")
+    add("--rounds", type=int, default=3, help="how often each is timed")
+    args = made.parse_args()
+    on_gpu = args.device == "cuda"
+    device = torch.device("cpu")
+    if on_gpu:
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        dist.init_process_group("gloo")
+    dtype = torch.bfloat16 if on_gpu else torch.float32
+    heads, head_dim = ([(16, 16), (32, 8)], 128) if on_gpu else ([(2, 2), (4, 2)], 16)
+    protocol = {
+        "method": "contestants in turns after a barrier, slowest rank, median",
+        "rounds": args.rounds,
+        "layout": "zigzag",
+        "NCCL_NVLS_ENABLE": os.environ["NCCL_NVLS_ENABLE"],
+    }
+    document = new_document(device.type, gpus=dist.get_world_size(), protocol=protocol)
+    for causal in (True, False):
+        for h, kv_heads in heads:
+            length = min(args.length, MODERATE)
+            shape = Shape(1, h, kv_heads, length, length, head_dim, causal)
+            refuse_wrong(shape, device, dtype, args.version)
+    say(f"right at {length} rows, after {passed():.0f} s")
+    for h, kv_heads in heads:
+        for causal in (True, False):
+            shape = Shape(1, h, kv_heads, args.length, args.length, head_dim, causal)
+            rows = measure(shape, device, dtype, args.version, args.rounds, args.seconds)
+            if dist.get_rank() == 0:
+                keep(document, args.out, rows)
+    say(f"wrote {args.out} after {passed():.0f} s")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

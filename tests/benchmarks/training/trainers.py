@@ -1,0 +1,296 @@
+r"""A step of other libraries' trainers with our attention, against torch's; writes JSON.
+
+    python -m tests.benchmarks.training.trainers --out FILE                     # on a GPU
+    python -m tests.benchmarks.training.trainers --out FILE --device cpu --tiny
+    torchrun --nproc-per-node 2 -m tests.benchmarks.training.trainers --out FILE --add \
+        --integration "Trainer, FSDP2"
+
+Needs the extra `trainers`. A random Llama of 0.4 billion weights in bf16 is trained as each
+integration's users train: by transformers' Trainer on rows padded to the longest, without padding,
+under torch.compile, and with gradient checkpointing; with PEFT's LoRA; by TRL's SFTTrainer on
+packed rows and by its GRPOTrainer. FSDP2 is for several GPUs: torchrun starts a process for each,
+and the first one writes. Only `attn_implementation` differs. Rows have random lengths,
+the same for both. A time is that of a step between two waits for the device, the median of
+`--steps`.
+"""
+
+# First: peft imports triton, which settles whether kernels are interpreted.
+import flash_versions  # noqa: F401, I001
+
+import gc
+import json
+import os
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+import transformers
+
+from flash_versions.bench.document import new_document
+from flash_versions.integrations import hf
+from tests.benchmarks.frame import forget_peak, keep, now, parser, passed, peak_gib, reason
+from transformer.training import byte_tokenizer
+
+SUITE = "trainers"
+LIBRARIES = ("transformers", "trl", "peft", "accelerate")
+OURS = "fv_auto"
+CONTESTANTS = (OURS, "sdpa")
+WARM_UP = 3
+PROCESSES = int(os.environ.get("WORLD_SIZE", "0"))  # that torchrun has started
+FIRST = os.environ.get("RANK", "0") == "0"
+ROWS = 8  # in a step
+LENGTH = 4096  # of the longest rows
+SIZES = {
+    "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 16,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 128,
+}  # fmt: skip
+TINY = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
+}  # fmt: skip
+
+
+class Timed(transformers.TrainerCallback):
+    """Notes when each step begins and ends, once the device is done."""
+
+    def __init__(self, device: str) -> None:
+        self.device, self.seconds, self.losses = device, [], []
+        self.began = 0.0
+
+    def on_step_begin(self, args, state, control, **_: Any) -> None:
+        """Before a step."""
+        if len(self.seconds) == WARM_UP:
+            forget_peak(self.device)
+        self.began = now(self.device)
+
+    def on_step_end(self, args, state, control, **_: Any) -> None:
+        """Behind it."""
+        self.seconds.append(now(self.device) - self.began)
+
+    def on_log(self, args, state, control, logs=None, **_: Any) -> None:
+        """The loss that the trainer reports."""
+        if logs and "loss" in logs:
+            self.losses.append(logs["loss"])
+
+
+class Bench:
+    """One measurement's sizes and folders.
+
+    Attributes:
+        tokens: of the rows' lengths, the longest.
+        steps: with those of the warm-up.
+    """
+
+    def __init__(self, args: Any, folder: Path) -> None:
+        self.device, self.folder = args.device, folder
+        self.sizes = TINY if args.tiny else SIZES
+        self.tokens = 48 if args.tiny else LENGTH
+        self.steps = WARM_UP + args.steps
+        for name, text in byte_tokenizer.files().items():
+            (folder / name).write_text(text)
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+
+    def model(self, attention: str) -> transformers.PreTrainedModel:
+        """The same weights for every contestant."""
+        torch.manual_seed(0)
+        config = transformers.LlamaConfig(
+            vocab_size=byte_tokenizer.VOCAB_SIZE, max_position_embeddings=2 * self.tokens,
+            pad_token_id=0, attn_implementation=attention, **self.sizes
+        )  # fmt: skip
+        dtype = torch.bfloat16 if self.device == "cuda" else torch.float32
+        return transformers.LlamaForCausalLM(config).to(self.device, dtype)
+
+    def lengths(self, rows: int) -> list[int]:
+        """From an eighth of the longest to that, the same in every call."""
+        g = torch.Generator().manual_seed(0)
+        return torch.randint(self.tokens // 8, self.tokens + 1, (rows,), generator=g).tolist()
+
+    def rows(self, lengths: list[int]) -> list[list[int]]:
+        """Random tokens."""
+        g = torch.Generator().manual_seed(1)
+        return [torch.randint(3, 256, (n,), generator=g).tolist() for n in lengths]
+
+    def arguments(self, kind: type = transformers.TrainingArguments, **changes: Any) -> Any:
+        """A trainer's arguments: AdamW, no clipping, nothing written."""
+        given = {
+            "output_dir": str(self.folder / "out"), "max_steps": self.steps,
+            "per_device_train_batch_size": ROWS, "learning_rate": 1e-5, "max_grad_norm": 0.0,
+            "optim": "adamw_torch", "use_cpu": self.device == "cpu", "bf16": False,
+            "gradient_checkpointing": False, "report_to": [], "save_strategy": "no",
+            "logging_steps": 1, "disable_tqdm": True, "seed": 0,
+        }  # fmt: skip
+        return kind(**{**given, **changes})
+
+    def trainer(self, model: Any, collate: Any, lengths: list[int], **changes: Any) -> Any:
+        """transformers' own; the same rows in every step."""
+        rows = self.rows(lengths) * self.steps
+        return transformers.Trainer(
+            model=model, args=self.arguments(**changes), data_collator=collate,
+            train_dataset=[{"input_ids": row} for row in rows],
+        )  # fmt: skip
+
+
+def pad(rows: list[dict]) -> dict[str, torch.Tensor]:
+    """Rows padded on the right to the longest."""
+    rows = [row["input_ids"] for row in rows]
+    length = max(map(len, rows))
+    ids = torch.tensor([row + [0] * (length - len(row)) for row in rows])
+    mask = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in rows])
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids.where(mask == 1, -100)}
+
+
+def equal(rows: list[dict]) -> dict[str, torch.Tensor]:
+    """Rows that are all as long, without a mask."""
+    ids = torch.tensor([row["input_ids"] for row in rows])
+    return {"input_ids": ids, "labels": ids}
+
+
+def padded(bench: Bench, attention: str) -> Any:
+    """transformers' Trainer, rows padded to the longest."""
+    return bench.trainer(bench.model(attention), pad, bench.lengths(ROWS))
+
+
+def padding_free(bench: Bench, attention: str) -> Any:
+    """The same rows behind each other."""
+    collate = transformers.DataCollatorWithFlattening()
+    return bench.trainer(bench.model(attention), collate, bench.lengths(ROWS))
+
+
+def compiled(bench: Bench, attention: str) -> Any:
+    """transformers' Trainer under torch.compile, rows of one length."""
+    few = {"per_device_train_batch_size": ROWS // 2, "torch_compile": True}
+    return bench.trainer(bench.model(attention), equal, [bench.tokens] * (ROWS // 2), **few)
+
+
+def checkpointing(bench: Bench, attention: str) -> Any:
+    """With gradient checkpointing, rows of one length."""
+    few = {"per_device_train_batch_size": ROWS // 2, "gradient_checkpointing": True}
+    return bench.trainer(bench.model(attention), equal, [bench.tokens] * (ROWS // 2), **few)
+
+
+def lora(bench: Bench, attention: str) -> Any:
+    """PEFT's LoRA of all projections of attention, rows padded to the longest."""
+    names = ["q_proj", "k_proj", "v_proj", "o_proj"]
+    config = peft.LoraConfig(r=16, target_modules=names, task_type="CAUSAL_LM")
+    return bench.trainer(peft.get_peft_model(bench.model(attention), config), pad,
+                         bench.lengths(ROWS))  # fmt: skip
+
+
+def sharded(bench: Bench, attention: str) -> Any:
+    """transformers' Trainer, no padding, weights divided over GPUs by accelerate's FSDP2."""
+    if not PROCESSES or bench.device == "cpu":
+        raise RuntimeError("accelerate's FSDP2 takes GPUs, and processes that torchrun has started")
+    layers = {"fsdp_version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}
+    collate = transformers.DataCollatorWithFlattening()
+    trainer = bench.trainer(bench.model(attention), collate, bench.lengths(ROWS) * PROCESSES,
+                            fsdp=True, fsdp_config=layers)  # fmt: skip
+    assert trainer.accelerator.is_fsdp2
+    return trainer
+
+
+def packed_sft(bench: Bench, attention: str) -> Any:
+    """TRL's SFTTrainer, which packs rows into as many tokens as the longest has."""
+    import datasets
+    import trl
+
+    rows = bench.rows([n // 4 for n in bench.lengths(8 * ROWS)])
+    return trl.SFTTrainer(
+        model=bench.model(attention), processing_class=bench.tokenizer,
+        train_dataset=datasets.Dataset.from_dict({"input_ids": rows * bench.steps}),
+        args=bench.arguments(trl.SFTConfig, packing=True, max_length=bench.tokens,
+                             per_device_train_batch_size=ROWS // 2),
+    )  # fmt: skip
+
+
+def grpo(bench: Bench, attention: str) -> Any:
+    """TRL's GRPOTrainer: 4 prompts with 8 answers each, of as many tokens as are allowed."""
+    import datasets
+    import trl
+
+    prompts = ["say " + "ab" * (bench.tokens // 16)] * 4 * bench.steps
+    return trl.GRPOTrainer(
+        model=bench.model(attention), processing_class=bench.tokenizer,
+        reward_funcs=lambda completion_ids, **_: [float(sum(x) % 5) for x in completion_ids],
+        train_dataset=datasets.Dataset.from_dict({"prompt": prompts}),
+        args=bench.arguments(trl.GRPOConfig, per_device_train_batch_size=32, num_generations=8,
+                             max_completion_length=bench.tokens // 32),
+    )  # fmt: skip
+
+
+INTEGRATIONS = {
+    "Trainer, padded rows": padded,
+    "Trainer, padding-free": padding_free,
+    "Trainer, torch.compile": compiled,
+    "Trainer, gradient checkpointing": checkpointing,
+    "Trainer, FSDP2": sharded,
+    "PEFT LoRA, padded rows": lora,
+    "TRL SFTTrainer, packed": packed_sft,
+    "TRL GRPOTrainer": grpo,
+}
+
+
+def measure(integration: str, attention: str, args: Any) -> dict:
+    """The row of a contestant, with its times or the reason why there is none."""
+    row = {"suite": SUITE, "integration": integration, "contestant": attention}
+    row |= {"processes": PROCESSES} if PROCESSES else {}
+    if passed() > args.seconds:
+        return row | {"reason": f"no time was left after {args.seconds:.0f} s"}
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            torch._dynamo.reset()
+            trainer = INTEGRATIONS[integration](Bench(args, Path(folder)), attention)
+            timed = Timed(args.device)
+            trainer.add_callback(timed)
+            trainer.remove_callback(transformers.trainer_callback.PrinterCallback)
+            trainer.train()
+        seconds = timed.seconds[WARM_UP:]
+        row |= {
+            "seconds": statistics.median(seconds),
+            "times": seconds,
+            "peak_gib": peak_gib(args.device),
+            "losses": [round(float(x), 4) for x in timed.losses],
+        }
+    except Exception as error:  # whatever it is, the others go on
+        row["reason"] = reason(error)
+    return row
+
+
+def earlier_rows(document: dict, path: Path, integrations: tuple[str, ...]) -> list[dict]:
+    """The rows of a file that are not measured again; they have to be of this code and machine."""
+    earlier = json.loads(path.read_text())
+    for key in ("source", "machine"):
+        if earlier[key] != document[key]:
+            raise SystemExit(f"{path} has another {key} than this run: leave out --add")
+    return [row for row in earlier["rows"] if row["integration"] not in integrations]
+
+
+def main() -> None:
+    """Measure; the file is written again after each row."""
+    add = (made := parser(__doc__, seconds=300.0)).add_argument
+    add("--integration", nargs="*", choices=INTEGRATIONS, default=tuple(INTEGRATIONS))
+    add("--steps", type=int, default=7, help="timed steps of a contestant (7)")
+    add("--add", action="store_true", help="keep the rows of FILE that are not measured again")
+    add("--tiny", action="store_true", help="a small model and short rows, to try the command")
+    args = made.parse_args()
+    if PROCESSES and args.device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    hf.register()
+    transformers.logging.set_verbosity_error()
+    protocol = {"method": "wall clock of a step, median", "rounds": args.steps, "warm_up": WARM_UP}
+    document = new_document(args.device, LIBRARIES, protocol=protocol)
+    if args.add and args.out.exists():
+        document["rows"] = earlier_rows(document, args.out, args.integration)
+    for integration in args.integration:
+        for attention in CONTESTANTS:
+            row = measure(integration, attention, args)
+            if FIRST:
+                keep(document, args.out, [row], hidden=("suite", "times"))
+            gc.collect()
+            torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

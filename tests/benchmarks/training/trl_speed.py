@@ -1,0 +1,370 @@
+"""A step of GRPO by our trainer against one by TRL's, which samples with `generate`; writes JSON.
+
+    python -m tests.benchmarks.training.trl_speed --out FILE
+
+Needs the extra `trl`. Both train the same checkpoint on the same problems in bf16 with fp32 master
+weights: "shipped" is the checkpoint `sloppy` on its sums, "qwen2.5-0.5b" random weights of that
+shape, whose completions hardly ever end by themselves, so all are as long as the limit; their
+reward is a hash, for a spread within the groups. In one process ours runs, then TRL, then ours
+again, so that a drift shows. A contestant that takes more than its share of `--seconds`, runs out
+of memory or fails has a `reason`. `--device cpu --tiny` tries the command.
+
+A step has two phases, each timed between two waits for the device. "rollout": from problems to
+rewards (TRL: `_generate_and_score_completions`). "learn": all else, the optimiser included.
+"""
+
+import gc
+import json
+import os
+import signal
+import statistics
+import tempfile
+import zlib
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import torch  # noqa: E402
+from datasets import Dataset  # noqa: E402
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback  # noqa: E402
+from transformers.trainer_callback import PrinterCallback  # noqa: E402
+from trl import GRPOConfig, GRPOTrainer  # noqa: E402
+
+from flash_versions.bench.document import new_document  # noqa: E402
+from tests.benchmarks.frame import forget_peak, keep, now, parser, passed, peak_gib, reason  # noqa: E402
+from tests.helpers.random_checkpoint import QWEN, TINY, write_checkpoint  # noqa: E402
+from transformer.generation.chat import Tokenizer, encode_chat, load_template  # noqa: E402
+from transformer.model.weights import find_checkpoint  # noqa: E402
+from transformer.rl.recipes import Settings, find_task  # noqa: E402
+from transformer.rl.trainer import Trainer, resolved  # noqa: E402
+from transformer.training import byte_tokenizer  # noqa: E402
+
+LIBRARIES = ("trl", "transformers", "accelerate", "datasets", "tokenizers")
+SUITE = "grpo step"
+PHASES = ("seconds", "rollout_seconds", "learn_seconds")
+LR = 1e-6  # so small that all contestants sample from about the same policy throughout
+SEED = 0
+PROTOCOL = {
+    "turns": "ours, TRL, ours again and what --also names, in one process; the fastest of the timed"
+    " steps, as widths that are new compile kernels in any of them",
+    "step": "on-policy, loss dapo, beta 0, AdamW, gradients clipped at 1, no checkpointing",
+    "ours": "samples with a bf16 copy of the fp32 weights, learns with bf16 casts of them; batches"
+    " of like lengths; `learned` rows go through the model, those with an advantage of 0 do not",
+    "TRL": "GRPOTrainer with its default bf16=True: fp32 weights under autocast, in `generate` (one"
+    " batch of all rows; the cache is in fp32, as the rotated keys are; TRL turns compilation off)"
+    " and in learning (log-probabilities in chunks by TRL's fused head); sdpa; fused AdamW; all"
+    " rows of a step are padded to its longest",
+    "TRL-bf16": "the same with weights, cache and AdamW's moments in bf16, which is less exact",
+    "ours-sdpa": "ours with torch's attention in the place of our kernels",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained, and the reward: the task's, or a hash of the tokens."""
+
+    name: str
+    folder: Path
+    prompts: int
+    group: int
+    max_tokens: int
+    micro_batch: int
+    hashed: bool
+
+    def problems(self, step):
+        """Those of a step, as our trainer draws them."""
+        rng = Random(f"{SEED} {step}")
+        return [find_task("sums").sample(rng) for _ in range(self.prompts)]
+
+
+def cases(folder, tiny):
+    """All cases; `folder` is where the checkpoint with random weights goes."""
+    write_checkpoint(folder, TINY if tiny else QWEN)
+    prompts, group = (4, 4) if tiny else (64, 16)
+    limit, micro_batch = (6, 8) if tiny else (256, 64)
+    return [
+        Case("shipped", find_checkpoint("sloppy"), prompts, group, 96, prompts * group, False),
+        Case("qwen2.5-0.5b", folder, prompts, group, limit, micro_batch, True),
+    ]
+
+
+def hash_reward(tokens):
+    """0 or 1, as likely as each other."""
+    return float(zlib.crc32(repr(tokens).encode()) & 1)
+
+
+def refuse_other_prompts(case):
+    """Stop unless both ask in the very same tokens."""
+    tokenizer, template = Tokenizer.load(case.folder), load_template(case.folder)
+    theirs = AutoTokenizer.from_pretrained(case.folder)
+    for problem in case.problems(0):
+        _, mine = encode_chat(tokenizer, template, problem.messages)
+        other = theirs.apply_chat_template(
+            problem.messages, add_generation_prompt=True, return_dict=False
+        )
+        if mine != other:
+            raise SystemExit(f"{case.name}: TRL asks in other tokens, {other} instead of {mine}")
+
+
+class Clock:
+    """Times the steps of one contestant."""
+
+    def __init__(self, device):
+        self.device, self.steps = device, []
+
+    def now(self):
+        """Seconds, once the device has done all that it was given."""
+        return now(self.device)
+
+    def begin(self):
+        """A step begins."""
+        forget_peak(self.device)
+        self.began = self.now()
+
+    def rolled_out(self, seconds, completions, rewards):
+        """The rollout of the step took so long and gave these tokens."""
+        self.rollout = seconds
+        lengths = [len(tokens) for tokens in completions]
+        self.seen = {
+            "tokens": sum(lengths),
+            "mean_length": statistics.fmean(lengths),
+            "reward": statistics.fmean(rewards),
+            "reward_deviation": statistics.pstdev(rewards),
+        }
+
+    def end(self):
+        """The step is over."""
+        seconds = self.now() - self.began
+        spent = dict(zip(PHASES, (seconds, self.rollout, seconds - self.rollout)))
+        self.steps.append({**spent, **self.seen, "peak_gib": peak_gib(self.device)})
+
+
+def ours(case, clock, steps, micro_batch, attention):
+    """Our trainer's steps."""
+    settings = Settings(
+        model=str(case.folder),
+        task="sums",
+        seed=SEED,
+        steps=steps,
+        prompts=case.prompts,
+        group=case.group,
+        max_tokens=case.max_tokens,
+        lr=LR,
+        micro_batch=micro_batch,
+        attention=attention,
+        dtype="bfloat16",
+    )
+    trainer = Trainer(resolved(settings, clock.device), clock.device)
+    for _ in range(steps):
+        clock.begin()
+        rollouts = trainer.roll_out().rollouts
+        if case.hashed:
+            rollouts = [replace(r, reward=hash_reward(r.completion.tokens)) for r in rollouts]
+        seconds = clock.now() - clock.began
+        clock.rolled_out(
+            seconds, [r.completion.tokens for r in rollouts], [r.reward for r in rollouts]
+        )
+        learned = int(trainer.learn(rollouts)["learned"])
+        clock.seen |= {"learned": learned, "attention": trainer.settings.attention}
+        clock.end()
+
+
+class TimedTRL(GRPOTrainer):
+    """TRL's trainer, which tells a clock about its rollouts."""
+
+    clock: Clock
+
+    def _generate_and_score_completions(self, inputs):
+        started = self.clock.now()
+        found = super()._generate_and_score_completions(inputs)
+        seconds = self.clock.now() - started
+        self.clock.rolled_out(seconds, self.clock.completions, self.clock.rewards)
+        return found
+
+
+class Steps(TrainerCallback):
+    """Tells a clock when TRL's steps end, which is when the next ones begin."""
+
+    def __init__(self, clock):
+        self.clock = clock
+
+    def on_train_begin(self, *_, **__):
+        self.clock.begin()
+
+    def on_step_end(self, *_, **__):
+        self.clock.end()
+        self.clock.begin()
+
+
+def trl(case, clock, steps, micro_batch, dtype):
+    """TRL's steps."""
+    problems = [problem for step in range(steps) for problem in case.problems(step)]
+
+    def reward(completions, completion_ids, index, **_):
+        rewards = []
+        for (message,), tokens, i in zip(completions, completion_ids, index):
+            if case.hashed:
+                rewards.append(hash_reward(tokens))
+            else:
+                stopped = tokens[-1] == byte_tokenizer.IM_END
+                rewards.append(problems[i].reward(message["content"]) if stopped else 0.0)
+        clock.completions, clock.rewards = completion_ids, rewards
+        return rewards
+
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = TimedTRL(
+            model=AutoModelForCausalLM.from_pretrained(
+                case.folder, dtype=dtype, attn_implementation="sdpa"
+            ),
+            processing_class=AutoTokenizer.from_pretrained(case.folder),
+            reward_funcs=reward,
+            callbacks=[Steps(clock)],
+            train_dataset=Dataset.from_dict(
+                {"prompt": [p.messages for p in problems], "index": list(range(len(problems)))}
+            ),
+            args=GRPOConfig(  # the rest of the arithmetic is the same by default
+                output_dir=folder,
+                seed=SEED,
+                max_steps=steps,
+                per_device_train_batch_size=micro_batch,
+                gradient_accumulation_steps=case.prompts * case.group // micro_batch,
+                num_generations=case.group,
+                max_completion_length=case.max_tokens,
+                shuffle_dataset=False,
+                top_p=1.0,
+                top_k=0,
+                loss_type="dapo",
+                scale_rewards="group",
+                epsilon_high=0.28,
+                beta=0.0,
+                learning_rate=LR,
+                lr_scheduler_type="constant",
+                adam_beta2=0.95,
+                use_cpu=clock.device.type == "cpu",
+                bf16=True,
+                gradient_checkpointing=False,
+                report_to=[],
+                logging_strategy="no",
+                save_strategy="no",
+                disable_tqdm=True,
+            ),
+        )
+        trainer.clock = clock
+        trainer.remove_callback(PrinterCallback)  # it writes to standard output
+        trainer.train()
+
+
+# Name: what runs, and its last argument (attention, or the dtype of the weights).
+CONTESTANTS = {
+    "ours": (ours, "auto"),
+    "TRL": (trl, torch.float32),
+    "ours again": (ours, "auto"),
+    "ours-sdpa": (ours, "sdpa"),
+    "TRL-bf16": (trl, torch.bfloat16),
+}
+ALWAYS, ALSO = tuple(CONTESTANTS)[:3], tuple(CONTESTANTS)[3:]
+
+
+@contextmanager
+def limited(seconds):
+    """A block that ends in a TimeoutError after some seconds."""
+
+    def ring(*_):
+        raise TimeoutError(f"stopped after {seconds:.0f} s")
+
+    signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def measure(case, name, device, args, limit):
+    """The row of a contestant. Out of memory, it tries once more with half the micro-batch."""
+    run, how = CONTESTANTS[name]
+    for micro_batch in (case.micro_batch, case.micro_batch // 2):
+        clock, failed = Clock(device), None
+        try:
+            with limited(limit):
+                run(case, clock, args.warm_up + args.steps, micro_batch, how)
+        except Exception as error:  # whatever it is, the other contestants go on
+            failed = reason(error)
+            memory = isinstance(error, torch.OutOfMemoryError)
+        gc.collect()
+        torch.cuda.empty_cache()
+        if failed is None or not memory:
+            break
+    timed = clock.steps[args.warm_up :]
+    row = {
+        "suite": SUITE,
+        "case": case.name,
+        "contestant": name,
+        "prompts": case.prompts,
+        "group": case.group,
+        "max_tokens": case.max_tokens,
+        "micro_batch": micro_batch,
+        "warm_up": clock.steps[: args.warm_up],
+        "steps": timed,
+    }
+    if timed:
+        row |= {f"{phase}_best": best(timed, phase) for phase in PHASES}
+    if failed is not None:
+        row["reason"] = failed
+    return row
+
+
+def best(steps, phase):
+    return min(step[phase] for step in steps)
+
+
+def compare(rows):
+    """Ratios of the best times, where there are times; the two turns of ours count as one."""
+    steps = {row["contestant"]: row["steps"] for row in rows}
+    first, again = steps.get("ours", []), steps.get("ours again", [])
+    pairs = {f"{name} / ours": (steps.get(name), first + again) for name in ("TRL", "TRL-bf16")}
+    pairs["ours again / ours"] = again, first
+    return {
+        name: {phase: best(over, phase) / best(under, phase) for phase in PHASES}
+        for name, (over, under) in pairs.items()
+        if over and under
+    }
+
+
+def main():
+    add = (made := parser(__doc__, seconds=300.0)).add_argument
+    add("--tiny", action="store_true", help="small models and few rows")
+    add("--case", help="only this one: shipped or qwen2.5-0.5b")
+    add("--also", nargs="*", default=[], choices=ALSO, help="more contestants")
+    add("--warm-up", type=int, default=1, help="steps that are not counted (1)")
+    add("--steps", type=int, default=3, help="timed steps of a contestant (3)")
+    add("--micro-batch", type=int, help="of the case qwen2.5-0.5b, for all (64)")
+    args = made.parse_args()
+    device = torch.device(args.device)
+    protocol = {**PROTOCOL, **{name: getattr(args, name) for name in ("warm_up", "steps", "tiny")}}
+    document = new_document(device.type, LIBRARIES, protocol=protocol, ratios={})
+    names = [*ALWAYS, *args.also]
+    with tempfile.TemporaryDirectory() as folder:
+        chosen = [c for c in cases(Path(folder), args.tiny) if args.case in (None, c.name)]
+        left = len(chosen) * len(names)
+        for case in chosen:
+            if args.micro_batch and case.hashed:
+                case = replace(case, micro_batch=args.micro_batch)
+            refuse_other_prompts(case)
+            rows = []
+            for name in names:
+                remaining = args.seconds - passed()
+                limit = max(1.0, remaining * 2 / (left + 1))  # almost twice an equal share
+                rows.append(measure(case, name, device, args, limit))
+                left -= 1
+                document["ratios"][case.name] = compare(rows)
+                keep(document, args.out, rows[-1:])
+            print(case.name, json.dumps(document["ratios"][case.name]), flush=True)
+    print(f"wrote {args.out} after {passed():.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,408 @@
+r"""Generation by `transformer.generation.engine` against transformers' `generate`, on the same
+weights; JSON.
+
+    python -m tests.benchmarks.transformer.generate_speed --out FILE  # on a GPU: four shapes
+    python -m tests.benchmarks.transformer.generate_speed --out FILE --device cpu  # shipped model
+    python -m tests.benchmarks.transformer.generate_speed --out FILE --add \
+        --case llama-3.1-8b --batch 1 64
+
+The contestants:
+
+    ours                   `transformer.generation.engine.generate`
+    torch compiled         a step written with torch alone, as gpt-fast has it: `torch_decoder`
+    transformers compiled  `generate(cache_implementation="static")`, whose steps run under
+                           torch.compile in mode "reduce-overhead", which records CUDA graphs
+    transformers           `generate` as it is called by default: each operation launched by Python
+
+The shipped model is read from its files. The other models have random weights in the shapes of real
+models. Every contestant answers the same prompts of one length, greedily, and no token ends an
+answer. Compilation ends before the clock starts. A whole call is timed, from prompts on the host to
+tokens on the host:
+
+    first_token_ms     a call for one token: the prefill
+    tokens_per_second  a call for `tokens` tokens, with everything in it. Both `ours` and
+                       `transformers compiled` record CUDA graphs in it
+    ms_per_step        the difference between calls for `tokens` and for `steps` more, per step
+    bound_ms           bytes of the weights and of the cache that a step reads, at a copy's
+                       bandwidth, which is measured first; `share` is bound_ms / ms_per_step
+
+JSON is written after each contestant. A contestant that fails, or for which no time is left, has a
+`reason`. With `--add`, rows that FILE already has and that are not measured again stay in it, with
+the date and the commit of their own measurement.
+"""
+
+import gc
+import json
+import os
+import statistics
+from dataclasses import replace
+from functools import partial
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch  # noqa: E402
+
+import flash_versions  # noqa: E402
+from flash_versions.bench.document import new_document, save  # noqa: E402
+from tests.benchmarks.frame import forget_peak, keep, now, parser, passed, peak_gib, reason  # noqa: E402
+from tests.benchmarks.transformer.torch_decoder import torch_compiled  # noqa: E402
+from tests.helpers.random_checkpoint import QWEN  # noqa: E402
+from transformer.generation.engine import generate  # noqa: E402
+from transformer.model.config import Config  # noqa: E402
+from transformer.model.decoder import KERNELS, Transformer, choose_attention  # noqa: E402
+from transformer.model.rope import Rope  # noqa: E402
+from transformer.model.weights import find_checkpoint, load_config, load_model  # noqa: E402
+
+SUITE = "generate"
+LLAMA_1B = Config(
+    vocab_size=128256,
+    hidden_size=2048,
+    intermediate_size=8192,
+    num_layers=16,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=64,
+    max_positions=131072,
+    norm_eps=1e-5,
+    rope=Rope(5e5, "llama3", 32.0, 8192),
+    tied_embeddings=True,
+)
+LLAMA_8B = replace(
+    LLAMA_1B,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_layers=32,
+    head_dim=128,
+    rope=Rope(5e5, "llama3", 8.0, 8192),
+    tied_embeddings=False,
+)
+SHAPES = {"qwen2.5-0.5b": QWEN, "llama-3.2-1b": LLAMA_1B, "llama-3.1-8b": LLAMA_8B}
+SHIPPED = "shipped"
+COMPILED, EAGER, ALONE = "transformers compiled", "transformers", "torch compiled"
+ROUNDS = {"ours": 3, ALONE: 3, COMPILED: 3, EAGER: 2}  # of every call; the order of the contestants
+# More steps drown the noise of recording a graph and of the host. An eager step takes long.
+STEPS = {"ours": 512, ALONE: 256, COMPILED: 256, EAGER: 128}
+
+
+class NoText:
+    """A tokenizer for tokens that nobody reads."""
+
+    def decode(self, tokens):
+        return ""
+
+
+def random_model(config, attention, device, dtype, kernels):
+    """Random weights, built where they run: `Transformer` initialises on the CPU, in fp32."""
+    with torch.device("meta"):
+        model = Transformer(config, attention, kernels)
+    model = model.to(dtype).to_empty(device=device)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("norm.weight"):
+                parameter.fill_(1)
+            else:
+                parameter.normal_(std=0.02)
+    return model
+
+
+def as_transformers(model, device, dtype):
+    """The same weights, not a copy, in transformers' model."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    described = model.config.to_hf()
+    config = AutoConfig.for_model(described.pop("model_type"), **described)
+    with torch.device("meta"):
+        theirs = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+    weights = dict(model.state_dict())
+    if model.config.tied_embeddings:
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    theirs.load_state_dict(weights, assign=True)
+    rotary = theirs.model.rotary_emb  # not among the weights
+    theirs.model.rotary_emb = type(rotary)(config).to(device)
+    return theirs.eval()
+
+
+def ours(model, prompts):
+    """A function of a number of tokens that answers all prompts by that many."""
+
+    def call(tokens):
+        completions, _ = generate(model, NoText(), prompts, max_tokens=tokens)
+        return [completion.tokens for completion in completions]
+
+    return call
+
+
+def transformers(model, prompts, **options):
+    """The same through transformers' `generate`, which gets the options as well."""
+    weight = model.model.embed_tokens.weight
+    theirs = as_transformers(model, weight.device, weight.dtype)
+
+    def call(tokens):
+        batch = torch.tensor(prompts, device=weight.device)
+        found = theirs.generate(
+            batch,
+            attention_mask=torch.ones_like(batch),
+            do_sample=False,
+            min_new_tokens=tokens,
+            max_new_tokens=tokens,
+            eos_token_id=None,
+            pad_token_id=0,
+            **options,
+        )
+        return found[:, batch.shape[1] :].tolist()
+
+    return call
+
+
+def transformers_compiled(model, prompts):
+    """The same with a static cache, steps compiled for exactly this batch."""
+    from transformers import CompileConfig
+
+    torch._dynamo.reset()  # or the shapes of the batch before would make this one's dynamic
+    compile_config = CompileConfig(mode="reduce-overhead")
+    compile_config._compile_all_devices = True  # a CPU, too, where a test runs this
+    return transformers(
+        model, prompts, cache_implementation="static", compile_config=compile_config
+    )
+
+
+CALLS = {
+    "ours": ours,
+    ALONE: torch_compiled,
+    COMPILED: transformers_compiled,
+    EAGER: transformers,
+}
+
+
+def warm_up(call, contestant, lengths):
+    """Compile everything that the timed calls for these numbers of tokens use.
+
+    A compiled step has the length of its longest static cache, so the longest call goes first: a
+    cache that grew later would compile the step again.
+    """
+    for tokens in sorted(lengths, reverse=True) if contestant in (ALONE, COMPILED) else (20,):
+        call(tokens)
+
+
+def seconds_of(call, tokens, rounds, device):
+    """The median time of a call, and what it returned."""
+    spent = []
+    for _ in range(rounds):
+        began = now(device)
+        found = call(tokens)
+        spent.append(now(device) - began)
+    return statistics.median(spent), found
+
+
+def copy_bandwidth(device):
+    """Bytes per second, read and written, of a large copy."""
+    size = 2**30 if device.type == "cuda" else 2**28
+    x = torch.ones(size, dtype=torch.int8, device=device)
+    y = torch.empty_like(x)
+    for _ in range(3):
+        y.copy_(x)
+    began = now(device)
+    for _ in range(10):
+        y.copy_(x)
+    return 20 * size / (now(device) - began)
+
+
+def bytes_per_step(model, batch, length):
+    """What a step reads: every weight but an embedding that is only looked up, and the cache."""
+    weights = sum(p.nbytes for p in model.parameters())
+    embedding = model.model.embed_tokens.weight
+    if not model.config.tied_embeddings:
+        weights -= embedding.nbytes
+    c = model.config
+    return (
+        weights,
+        2 * c.num_layers * batch * length * c.num_kv_heads * c.head_dim * embedding.itemsize,
+    )
+
+
+def kernels_of(call, tokens):
+    """Microseconds per token of each kernel in a call, the slowest first."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        call(tokens)
+    spent = [(e.self_device_time_total, e.count, e.key) for e in profiler.key_averages()]
+    return [
+        {"kernel": name[:120], "per_token": count / tokens, "us_per_token": us / tokens}
+        for us, count, name in sorted(spent, reverse=True)[:20]
+    ]
+
+
+def turns(args, config):
+    """(rows, tokens of each prompt, contestant): all batches with the first prompt, one row with
+    the others. The others than ours, which take long to run or to compile, answer 1 and 64 rows of
+    the first prompt only.
+    """
+    for prompt in args.prompt:
+        for batch in args.batch if prompt == args.prompt[0] else (1,):
+            for contestant in args.contestant:
+                theirs = contestant != "ours"
+                fits = prompt + args.tokens + min(STEPS.values()) <= config.max_positions
+                if fits and not (theirs and (prompt != args.prompt[0] or batch not in (1, 64))):
+                    yield batch, prompt, contestant
+
+
+def measure(case, contestant, model, batch, prompt, args, bandwidth):
+    """The row of a contestant."""
+    device = model.model.embed_tokens.weight.device
+    c = model.config
+    numbers = torch.Generator().manual_seed(0)
+    prompts = torch.randint(c.vocab_size, (batch, prompt), generator=numbers).tolist()
+    row = {"suite": SUITE, "case": case, "contestant": contestant, "batch": batch}
+    steps = min(STEPS[contestant], c.max_positions - prompt - args.tokens)
+    row |= {"prompt": prompt, "tokens": args.tokens, "steps": steps}
+    try:
+        call = CALLS[contestant](model, prompts)
+        began = now(device)
+        warm_up(call, contestant, (1, args.tokens, args.tokens + steps))
+        row["warm_up_seconds"] = now(device) - began
+        forget_peak(device)
+        rounds = ROUNDS[contestant]
+        first, _ = seconds_of(call, 1, rounds, device)
+        whole, found = seconds_of(call, args.tokens, rounds, device)
+        longer, _ = seconds_of(call, args.tokens + steps, rounds, device)
+        if longer <= whole:
+            raise RuntimeError(
+                f"{steps} more steps took no time: the host was busy with other work"
+            )
+        step = (longer - whole) / steps
+        weights, cached = bytes_per_step(model, batch, prompt + args.tokens + steps // 2)
+        row |= {
+            "first_token_ms": first * 1e3,
+            "seconds": whole,
+            "tokens_per_second": batch * args.tokens / whole,
+            "ms_per_step": step * 1e3,
+            "weight_bytes": weights,
+            "cache_bytes": cached,
+            "bound_ms": (weights + cached) / bandwidth * 1e3,
+            "share": (weights + cached) / bandwidth / step,
+            "peak_gib": peak_gib(device),
+            "said": found[0][:24],
+        }
+        if args.profile and device.type == "cuda":
+            row["kernels"] = kernels_of(call, args.tokens)
+    except Exception as error:  # whatever it is, the others go on
+        row["reason"] = reason(error)
+    if contestant in (ALONE, COMPILED):
+        torch._dynamo.reset()  # frees the graphs' memory, which the next contestant may need
+    return row
+
+
+def compare(rows):
+    """{case, batch and prompt: {other contestant: how many times its time of a step is ours}}."""
+    found = {}
+    keys = ("case", "batch", "prompt", "contestant")
+    steps = {tuple(r[key] for key in keys): r["ms_per_step"] for r in rows if "reason" not in r}
+    for (*where, contestant), step in steps.items():
+        mine = steps.get((*where, "ours"))
+        if contestant != "ours" and mine:
+            case, batch, prompt = where
+            name = f"{case}, batch {batch}, {prompt} tokens before"
+            found.setdefault(name, {})[contestant] = step / mine
+    return found
+
+
+def same_turn(row, other):
+    """Whether two rows are of the same contestant at the same prompts."""
+    return all(row[key] == other[key] for key in ("case", "batch", "prompt", "contestant"))
+
+
+def earlier_rows(out):
+    """The rows of an earlier document, each with the date and the commit of its measurement."""
+    before = json.loads(out.read_text())
+    about = {key: before[key] for key in ("date", "commit")}
+    return [about | row for row in before["rows"]]
+
+
+def table_place(row):
+    """Sorts rows as a whole run measures them."""
+    cases, contestants = [SHIPPED, *SHAPES], [*ROUNDS]
+    order = cases.index(row["case"]), row["prompt"], row["batch"]
+    return *order, contestants.index(row["contestant"])
+
+
+def put(document, out, row):
+    """Add a row in the place of an earlier one. A failure replaces no measurement."""
+    before = [other for other in document["rows"] if same_turn(row, other)]
+    if "reason" not in row or all("reason" in other for other in before):
+        document["rows"] = [other for other in document["rows"] if other not in before]
+        document["ratios"] = compare([*document["rows"], row])
+        keep(document, out, [row], hidden=("suite", "kernels"))
+    else:
+        print(f"kept the earlier row of {row['contestant']}: {row['reason']}", flush=True)
+
+
+def build(case, args, device, dtype):
+    """The model of a case, and the attention that runs."""
+    folder = find_checkpoint("reinforced") if case == SHIPPED else None
+    config = load_config(folder) if folder else SHAPES[case]
+    version, _ = choose_attention(args.attention, config, device, dtype)
+    attend = partial(flash_versions.attention, version=version)
+    if folder:
+        return load_model(folder, attend, device, dtype, args.kernels), version
+    return random_model(config, attend, device, dtype, args.kernels), version
+
+
+def main():
+    add = (made := parser(__doc__, seconds=190.0)).add_argument
+    add("--case", nargs="*", choices=(SHIPPED, *SHAPES), help="only these")
+    add("--contestant", nargs="*", choices=ROUNDS, default=tuple(ROUNDS))
+    add("--batch", nargs="*", type=int, default=(1, 8, 64), help="rows (1 8 64)")
+    prompts = "tokens of each prompt, after the first with one row only (512 4096 16384)"
+    add("--prompt", nargs="*", type=int, default=(512, 4096, 16384), help=prompts)
+    add("--tokens", type=int, default=64, help="tokens of each answer (64)")
+    add("--attention", help="a version of attention (auto; on a CPU sdpa)")
+    add("--kernels", choices=KERNELS, default="auto", help="ours: as generate's")
+    add("--add", action="store_true", help="to what FILE has, with the commit of its measurement")
+    add("--profile", action="store_true", help="the kernels of a step, on a GPU")
+    add("--threads", type=int, default=1, help="on a CPU (1, as the command has it)")
+    args = made.parse_args()
+    device = torch.device(args.device)
+    if device.type == "cpu":
+        torch.set_num_threads(args.threads)
+    args.attention = args.attention or ("sdpa" if device.type == "cpu" else "auto")
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    bandwidth = copy_bandwidth(device)
+    protocol = {
+        "method": "whole calls, greedy; the median of rounds",
+        "rounds": ROUNDS,
+        "compiled": 'cache_implementation="static", torch.compile in mode "reduce-overhead"',
+        "torch compiled": 'static cache, torch.compile in mode "reduce-overhead", as in gpt-fast',
+        "copy_bytes_per_second": bandwidth,
+        **{name: getattr(args, name) for name in ("attention", "kernels", "prompt", "tokens")},
+    }
+    document = new_document(device.type, ("transformers",), protocol=protocol, ratios={})
+    if args.add and args.out.exists():
+        document["rows"] = earlier_rows(args.out)
+    print(f"copy {bandwidth / 1e12:.3f} TB/s", flush=True)
+    for case in args.case or ((SHIPPED, *SHAPES) if device.type == "cuda" else (SHIPPED,)):
+        model, version = build(case, args, device, dtype)
+        for batch, prompt, contestant in turns(args, model.config):
+            if passed() > args.seconds:
+                row = {"suite": SUITE, "case": case, "contestant": contestant, "batch": batch}
+                row |= {"prompt": prompt, "reason": f"no time was left after {args.seconds:.0f} s"}
+            else:
+                row = measure(case, contestant, model, batch, prompt, args, bandwidth)
+            if contestant == "ours":
+                row["attention"] = version
+            put(document, args.out, row)
+            for line in row.get("kernels", ()):
+                print(
+                    f"  {line['us_per_token']:8.2f} us {line['per_token']:7.2f} x {line['kernel']}"
+                )
+        del model
+        gc.collect()
+        torch.cuda.empty_cache()
+    document["rows"].sort(key=table_place)
+    save(document, args.out)
+    print(json.dumps(document["ratios"], indent=1))
+    print(f"wrote {args.out} after {passed():.0f} s")
+
+
+if __name__ == "__main__":
+    main()

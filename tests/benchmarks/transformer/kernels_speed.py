@@ -1,0 +1,211 @@
+"""The transformer's own matrix products against cuBLAS, on a GPU; writes JSON.
+
+    python -m tests.benchmarks.transformer.kernels_speed --out FILE
+
+Competitors of a shape take turns on the same inputs, each as a CUDA graph, with a cold L2 cache
+(see flash_versions/bench/measure.py). One is timed only if its results are within the budget:
+errors against fp64 at most twice those of plain PyTorch in the same dtype, plus the rounding of the
+output. What cannot run has a `reason` in the place of a time. Last, how the fused norm rounds: its
+errors, those of torch's norm and product one after the other, and the difference of both.
+"""
+
+import os
+import statistics
+from collections.abc import Callable
+from functools import partial
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+from flash_versions.bench.document import new_document  # noqa: E402
+from flash_versions.bench.measure import L2_FLUSH_BYTES, captured, reason, timed  # noqa: E402
+from tests.benchmarks.frame import keep, parser  # noqa: E402
+from transformer.model.kernels.gemm.gemm import linear, swiglu  # noqa: E402
+from transformer.model.kernels.gemm.rmsnorm import fold, norm_linear, norm_swiglu  # noqa: E402
+from transformer.model.kernels.gemm.rmsnorm_hopper import NormGemmConfig, norm_gemm  # noqa: E402
+
+DEVICE = "cuda"
+EPS = 1e-6
+CHECKED = 256  # rows that are held against fp64
+ROUNDS = 30
+# name -> rows, inputs, outputs; the last are those of Llama-3.1-8B with 8192 tokens.
+SHAPES = {
+    "square": (2048, 2048, 2048),
+    "square, 4096": (4096, 4096, 4096),
+    "square, 8192": (8192, 8192, 8192),
+    "queries, keys, values": (8192, 4096, 6144),
+    "attention's output": (8192, 4096, 4096),
+    "gate and up": (8192, 4096, 28672),
+    "down": (8192, 14336, 4096),
+}
+NORMED = ("square", "square, 4096", "square, 8192", "queries, keys, values", "gate and up")
+
+Call = Callable[[], Tensor]
+
+
+def inputs(rows: int, width: int, outputs: int) -> tuple[Tensor, Tensor, Tensor]:
+    """x (rows, width), weight (outputs, width) with rows of norm 1, a norm's weight (width,)."""
+    torch.manual_seed(0)
+    x = torch.randn(rows, width, device=DEVICE, dtype=torch.bfloat16)
+    weight = (torch.randn(outputs, width, device=DEVICE) * width**-0.5).bfloat16()
+    norm = (1 + 0.2 * torch.randn(width, device=DEVICE)).bfloat16()
+    return x, weight, norm
+
+
+def plain_swiglu(x: Tensor, weight: Tensor) -> Tensor:
+    """silu of the first half of the outputs times the second."""
+    gate, up = F.linear(x, weight).chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def eager_norm(x: Tensor, norm: Tensor, weight: Tensor) -> Tensor:
+    """The norm, then the product, as the model computes them in torch."""
+    return F.linear(norm * F.rms_norm(x, x.shape[-1:], eps=EPS), weight)
+
+
+def fused_norm(x: Tensor, norm: Tensor, weight: Tensor) -> Tensor:
+    """The same with torch's norm that takes the weight: a rounding and a launch less."""
+    return F.linear(F.rms_norm(x, x.shape[-1:], norm, EPS), weight)
+
+
+def through_registers(x: Tensor, folded: Tensor) -> Tensor:
+    """Ours with products that take A from registers, in the place of shared memory."""
+    y = x.new_empty(len(x), len(folded))
+    norm_gemm(x, folded, y, EPS, config=NormGemmConfig(through_registers=True, chain=4))
+    return y
+
+
+def eager_swiglu(x: Tensor, norm: Tensor, weight: Tensor) -> Tensor:
+    """The norm, then gate and up and their product, in torch."""
+    return plain_swiglu(norm * F.rms_norm(x, x.shape[-1:], eps=EPS), weight)
+
+
+def competitors(suite: str, x: Tensor, weight: Tensor, norm: Tensor) -> dict[str, Call]:
+    """What is timed, and what its results are held against: the entry "plain"."""
+    if suite == "gemm":
+        return {
+            "plain": partial(F.linear, x, weight),
+            "ours": partial(linear, x, weight),
+            "cuBLAS": partial(F.linear, x, weight),
+        }
+    if suite == "gemm swiglu":
+        return {
+            "plain": partial(plain_swiglu, x, weight),
+            "ours": partial(swiglu, x, *weight.chunk(2)),
+            "torch": partial(plain_swiglu, x, weight),
+        }
+    folded = fold(norm, weight)
+    if suite == "norm gemm swiglu":
+        halves, weights = folded.chunk(2), weight.chunk(2)
+        return {
+            "plain": partial(eager_swiglu, x, norm, weight),
+            "ours": partial(norm_swiglu, x, norm, EPS, *weights, folded=halves),
+            "cuBLAS alone": partial(F.linear, x, weight),
+            "torch": partial(eager_swiglu, x, norm, weight),
+        }
+    return {
+        "plain": partial(eager_norm, x, norm, weight),
+        "ours": partial(norm_linear, x, norm, EPS, weight, folded=folded),
+        "ours, A from registers": partial(through_registers, x, folded),
+        "cuBLAS alone": partial(F.linear, x, weight),
+        "torch, norm and product": partial(fused_norm, x, norm, weight),
+    }
+
+
+def exact(suite: str, x: Tensor, weight: Tensor, norm: Tensor) -> Tensor:
+    """The first rows in fp64."""
+    x, weight, norm = (t.double() for t in (x[:CHECKED], weight, norm))
+    if suite == "gemm":
+        return F.linear(x, weight)
+    if suite == "gemm swiglu":
+        return plain_swiglu(x, weight)
+    return (eager_swiglu if suite.endswith("swiglu") else eager_norm)(x, norm, weight)
+
+
+def refuse_wrong(found: Tensor, plain: Tensor, oracle: Tensor) -> None:
+    """Raise an ArithmeticError if results are over their budget."""
+    errors = [(t[:CHECKED].double() - oracle).abs().max().item() for t in (found, plain)]
+    half_ulp = torch.finfo(found.dtype).eps / 2 * oracle.abs().max().item()
+    if not errors[0] <= 2 * errors[1] + half_ulp:
+        raise ArithmeticError(
+            f"an error of {errors[0]:.3g} is more than twice plain PyTorch's {errors[1]:.3g} and"
+            f" the rounding {half_ulp:.3g}"
+        )
+
+
+def measure(suite: str, shape: str) -> list[dict]:
+    """Rows of one shape, one for each competitor."""
+    rows, width, outputs = SHAPES[shape]
+    x, weight, norm = inputs(rows, width, outputs)
+    calls = competitors(suite, x, weight, norm)
+    oracle, plain = exact(suite, x, weight, norm), calls.pop("plain")()
+    size = {"suite": suite, "shape": shape, "M": rows, "K": width, "N": outputs}
+    found = {name: {**size, "version": name} for name in calls}
+    replays = {}
+    for name, call in calls.items():
+        try:
+            replays[name], [result], _ = captured(lambda call=call: lambda: [call()])
+            if name != "cuBLAS alone":
+                refuse_wrong(result, plain, oracle)
+        except Exception as error:  # whatever it is, the others are timed
+            replays.pop(name, None)
+            found[name]["reason"] = reason(error)
+    flops = 2 * rows * width * outputs
+    for name, times in timed(replays, ROUNDS).items():
+        p50 = statistics.median(times)
+        found[name] |= {"ms_p50": p50, "rounds": len(times), "tflops": flops / p50 / 1e9}
+    return list(found.values())
+
+
+def rounding() -> list[dict]:
+    """Errors of the fused norm and product and of the eager ones, on inputs and weights from a
+    normal distribution: outputs of a size of 64, where neighbouring bf16 numbers are 0.25 to 1
+    apart.
+    """
+    x, weight, _ = inputs(4096, 4096, 4096)
+    weight = (weight.float() * 64).bfloat16()
+    norm = (1 + 0.2 * torch.randn(4096, device=DEVICE)).bfloat16()
+    oracle = eager_norm(x.double(), norm.double(), weight.double())
+    ours = norm_linear(x, norm, EPS, weight, folded=fold(norm, weight)).double()
+    eager = eager_norm(x, norm, weight).double()
+    pairs = {
+        "ours and fp64": (ours, oracle),
+        "torch's, as in the model, and fp64": (eager, oracle),
+        "torch's norm with its weight, and fp64": (fused_norm(x, norm, weight).double(), oracle),
+        "fp64, rounded once, and fp64": (oracle.bfloat16().double(), oracle),
+        "ours and torch's, as in the model": (ours, eager),
+    }
+    return [
+        {
+            "suite": "norm gemm numerics",
+            "path": path,
+            "rms": (a - b).square().mean().sqrt().item(),
+            "largest": (a - b).abs().max().item(),
+            "mean": (a - b).mean().item(),
+            "from_1": int(((a - b).abs() >= 1).sum()),
+        }
+        for path, (a, b) in pairs.items()
+    ]
+
+
+def main() -> None:
+    """Measure; the file is written again after each shape."""
+    args = parser(__doc__, device=False).parse_args()
+    method = {"rounds": ROUNDS, "l2_flush_bytes": L2_FLUSH_BYTES, "method": "CUDA graph"}
+    document = new_document(protocol=method)
+    linear(*inputs(256, 256, 256)[:2])  # a first call says if this cannot work at all
+    parts: list[Callable[[], list[dict]]] = [
+        *(partial(measure, "gemm", shape) for shape in SHAPES),
+        *(partial(measure, "norm gemm", shape) for shape in NORMED),
+        *(partial(measure, suite, "gate and up") for suite in ("gemm swiglu", "norm gemm swiglu")),
+        rounding,
+    ]
+    for part in parts:
+        keep(document, args.out, part())
+
+
+if __name__ == "__main__":
+    main()
