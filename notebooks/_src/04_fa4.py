@@ -681,9 +681,10 @@ measured("timeline")
 # hand over their O and do not wait for the storer; the grey stretch is their wait for Q and K of the
 # next tile. <!-- key -->*
 #
-# Triton's interpreter cannot run this kernel, as in FA3. `tests/emulator/test_fa4_emulated.py` runs
-# its text in the emulator, with every role as late as the rules allow, and
-# `tests/emulator/test_roles.py` compares the states that it enters with `roles.py`.
+# Triton's interpreter cannot run this kernel, as in FA3.
+# `tests/emulator/forward/test_fa4_emulated.py` runs its text in the emulator, with every role as
+# late as the rules allow, and `tests/emulator/forward/test_roles.py` compares the states that it
+# enters with `roles.py`.
 
 # %% [markdown]
 # ## What the compiler made of it
@@ -1060,8 +1061,8 @@ checked("eighth_with_fewer", fastest["half the multiply-adds"] == 1)
 #
 # * **Known.** Results: every case of the equivalence suite that the kernel takes passes in the
 #   emulator, with every role as late as the rules allow, and each of 48 planted bugs is found
-#   (`tests/emulator/test_blackwell_emulated.py`). Code: it compiles with Triton 3.6, 3.7 and 3.9,
-#   and tests hold what the compiler made of it (`tests/compile/test_blackwell_compile.py`).
+#   (`tests/emulator/forward/test_blackwell_emulated.py`). Code: it compiles with Triton 3.6, 3.7
+#   and 3.9, and tests hold what the compiler made of it (`tests/compile/test_blackwell_compile.py`).
 # * **Unknown.** Its speed. The model leaves out bank conflicts, dependencies between instructions,
 #   clocks and much more, and some of its rates are assumptions. It is also unknown whether the
 #   hardware needs a fence that the emulator does not ask for.

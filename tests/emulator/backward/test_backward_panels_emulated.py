@@ -11,9 +11,9 @@ from flash_versions.dispatch.emulator import machine as gluon_machine
 from flash_versions.dispatch.emulator.machine import ORDERS
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.oracle.budget import assess_request
+from tests.emulator.backward.test_hopper_backward_emulated import LOADED, config, differentiate
+from tests.emulator.forward_and_backward.test_ragged_emulated import poisoned_memory
 from tests.emulator.planted_bugs import WRONG, Bug, assert_found, outcomes, plant
-from tests.emulator.test_hopper_backward_emulated import LOADED, config, differentiate
-from tests.emulator.test_ragged_emulated import poisoned_memory
 from tests.helpers.budget import assert_ok
 from tests.helpers.rotation import in_turn, rotated
 

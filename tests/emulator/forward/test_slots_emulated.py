@@ -6,8 +6,7 @@ import torch
 from flash_versions.dispatch.autograd.compute import in_vectors
 from flash_versions.dispatch.emulator import machine as gluon_machine
 from flash_versions.dispatch.emulator.machine import ORDERS
-from tests.emulator.planted_bugs import WRONG, Bug, assert_found, outcomes, plant
-from tests.emulator.test_panels_emulated import (
+from tests.emulator.forward.test_panels_emulated import (
     CONFIG,
     FORWARD,
     LOADED,
@@ -17,6 +16,7 @@ from tests.emulator.test_panels_emulated import (
     request_of,
     small_hopper,
 )
+from tests.emulator.planted_bugs import WRONG, Bug, assert_found, outcomes, plant
 from tests.helpers.budget import assert_ok
 from tests.helpers.rotation import in_turn, rotated
 

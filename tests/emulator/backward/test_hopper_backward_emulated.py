@@ -16,7 +16,7 @@ from flash_versions.versions.fa3.hopper.backward import rows
 from flash_versions.versions.oracle.budget import assess_request
 from flash_versions.versions.oracle.reference import forward
 from flash_versions.versions.oracle.suite import CASES
-from tests.emulator.hopper_backward_bugs import BUGS, RUNS
+from tests.emulator.backward.hopper_backward_bugs import BUGS, RUNS
 from tests.emulator.planted_bugs import assert_found, outcomes, plant
 from tests.helpers.rotation import rotated
 

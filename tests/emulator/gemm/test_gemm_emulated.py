@@ -8,12 +8,12 @@ import torch
 from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.emulator import machine as gluon_machine
 from flash_versions.dispatch.emulator.machine import ORDERS
-from tests.emulator import gemm as gluon_gemm
+from tests.emulator.gemm import products
 from tests.emulator.planted_bugs import WRONG, Bug, assert_found, outcomes, plant
 from tests.helpers.rotation import pairwise, rotated
 from tests.transformer.kernels.test_gemm import assess, formula, operands
 
-LOADED = gluon_gemm.load("transformer.model.kernels.gemm.hopper")
+LOADED = products.load("transformer.model.kernels.gemm.hopper")
 gemm_hopper = LOADED["transformer.model.kernels.gemm.hopper"]
 GemmConfig = gemm_hopper.GemmConfig
 SMALL = GemmConfig(rows=64, columns=64, stages=2, group=2, ping_pong=False)

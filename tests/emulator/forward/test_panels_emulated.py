@@ -14,8 +14,8 @@ from flash_versions.dispatch.emulator.machine import ORDERS
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import panel_widths
 from flash_versions.versions.oracle.budget import assess_request
+from tests.emulator.forward_and_backward.test_ragged_emulated import IN_TURN, poisoned_memory
 from tests.emulator.planted_bugs import WRONG, Bug, assert_found, outcomes, plant
-from tests.emulator.test_ragged_emulated import IN_TURN, poisoned_memory
 from tests.helpers.budget import assert_ok
 
 LOADED = gluon_emulator.load("flash_versions.versions.fa4.hopper.forward")

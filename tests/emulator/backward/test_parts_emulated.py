@@ -16,8 +16,7 @@ from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fa3.hopper.backward import rows
 from flash_versions.versions.oracle.budget import assess_request
 from flash_versions.versions.oracle.suite import CASES
-from tests.emulator.planted_bugs import WRONG, Bug, assert_found, outcomes, plant
-from tests.emulator.test_hopper_backward_emulated import (
+from tests.emulator.backward.test_hopper_backward_emulated import (
     DTYPES,
     LOADED,
     backward_hopper,
@@ -25,7 +24,8 @@ from tests.emulator.test_hopper_backward_emulated import (
     differentiate,
     qkv,
 )
-from tests.emulator.test_turns_emulated import GRIDS, set_grid
+from tests.emulator.backward.test_turns_emulated import GRIDS, set_grid
+from tests.emulator.planted_bugs import WRONG, Bug, assert_found, outcomes, plant
 from tests.helpers.rotation import rotated
 
 PROBLEM = LOADED["fa3.hopper.backward.problem"]

@@ -9,7 +9,7 @@ from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.emulator import emulator as gluon_emulator
 from flash_versions.dispatch.emulator import machine as gluon_machine
 from flash_versions.dispatch.emulator.machine import ORDERS
-from tests.emulator import gemm as gluon_gemm
+from tests.emulator.gemm import products
 from tests.emulator.planted_bugs import WRONG, Bug, assert_found, outcomes, plant
 from tests.helpers.rotation import rotated
 from tests.transformer.kernels.test_gemm import assess
@@ -22,9 +22,9 @@ from tests.transformer.kernels.test_rmsnorm_gemm import (
     multiply,
 )
 
-gluon_gemm.language.rsqrt = gluon_emulator.computed(torch.rsqrt)
-gluon_gemm.language.DistributedLinearLayout = gluon_emulator.Layout
-LOADED = gluon_gemm.load("transformer.model.kernels.gemm.rmsnorm_hopper")
+products.language.rsqrt = gluon_emulator.computed(torch.rsqrt)
+products.language.DistributedLinearLayout = gluon_emulator.Layout
+LOADED = products.load("transformer.model.kernels.gemm.rmsnorm_hopper")
 emulated = LOADED["transformer.model.kernels.gemm.rmsnorm_hopper"]
 
 
