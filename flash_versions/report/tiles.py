@@ -5,7 +5,7 @@ from collections.abc import Callable
 from flash_versions.bench.results import Document, Row
 from flash_versions.report.tables import markdown, not_measured
 
-COMMAND = "TRITON_INTERPRET=0 python -m tests.compile.tile_kernels"
+COMMAND = "TRITON_INTERPRET=0 python -m tests.compile.kernels.tiles"
 KERNELS = {
     ("fa1", "forward"): "FA1 forward",
     ("fa1", "backward"): "FA1 backward",

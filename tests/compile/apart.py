@@ -1,8 +1,8 @@
 """Kernels compiled in a process of its own, because compiling and interpreting cannot share one.
 
-    TRITON_INTERPRET=0 python -m tests.compile.apart compile_kernels sm_90 fa3
+    TRITON_INTERPRET=0 python -m tests.compile.apart kernels.attention sm_90 fa3
 
-prints what rows("sm_90", "fa3") of tests/compile/compile_kernels.py returns.
+prints what rows("sm_90", "fa3") of tests/compile/kernels/attention.py returns.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from tests.helpers import ROOT
 
 @cache
 def compiled(module: str, *arguments: str):
-    """What `rows` of a module in this folder returns in that process."""
+    """What `rows` of a module below this folder returns in that process."""
     command = [sys.executable, "-m", "tests.compile.apart", module, *arguments]
     environment = os.environ | {"TRITON_INTERPRET": "0"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)

@@ -1,6 +1,6 @@
 """Every kernel compiles for every architecture, fits it, and holds what the lesson says.
 
-Needs no GPU. compile_kernels.py compiles each part of an architecture in a process of its own.
+Needs no GPU. kernels/attention.py compiles each part of an architecture in a process of its own.
 """
 
 from functools import partial
@@ -10,7 +10,7 @@ import triton
 
 from flash_versions import VERSIONS
 from tests.compile import apart
-from tests.compile.compile_kernels import PARTS
+from tests.compile.kernels.attention import PARTS
 
 KIB = 1024
 other_tritons = pytest.mark.other_tritons
@@ -34,7 +34,7 @@ TENSOR_CORE = {
 }
 
 
-compiled = partial(apart.compiled, "compile_kernels")
+compiled = partial(apart.compiled, "kernels.attention")
 
 
 def triton_version() -> tuple[int, ...]:

@@ -14,7 +14,7 @@ with_hopper = pytest.mark.xdist_group("compile gemm sm_90")
 
 def compiled(arch: str) -> dict[str, dict]:
     """What the compiler made of each kernel, by name."""
-    return {row["name"]: row for row in apart.compiled("compile_gemm", arch)}
+    return {row["name"]: row for row in apart.compiled("kernels.gemm", arch)}
 
 
 def for_hopper() -> dict[str, dict]:

@@ -11,7 +11,7 @@ def test_what_the_compiler_makes_of_it():
     """
     kernels = [
         row
-        for row in apart.compiled("decode_kernels", "hopper")
+        for row in apart.compiled("kernels.decode", "hopper")
         if row["kernel"] == "decode_kernel"
     ]
     assert [row["tma_loads"] for row in kernels] == [2, 16, 4, 8]

@@ -14,7 +14,7 @@ from tests.compile import apart
 
 @pytest.mark.parametrize("version", ["fa3", "fa4"])
 def test_no_loop_writes_the_registers_of_q(version):
-    rows = apart.compiled("held_kernels", version)
+    rows = apart.compiled("kernels.held", version)
     for row in rows:
         assert not any(registers for _, registers in row["loops"]), row
     held = [row for row in rows if any(products for products, _ in row["loops"])]

@@ -28,7 +28,7 @@ def of_arch(arch: str):
 @pytest.mark.parametrize("arch", [of_arch(arch) for arch in HEAD_DIMS])
 def test_tiles_fit_and_loops_spill_nothing(arch):
     """But for a few registers where a head dim is no power of two, as its columns are masked."""
-    rows = apart.compiled("tile_kernels", arch, *map(str, HEAD_DIMS[arch]))
+    rows = apart.compiled("kernels.tiles", arch, *map(str, HEAD_DIMS[arch]))
     assert len(rows) == 5 * len(HEAD_DIMS[arch])
     for row in rows:
         assert row["shared"] <= ARCHES[arch].shared_memory and row["programs"] >= 1, row

@@ -189,8 +189,8 @@ together = pytest.mark.xdist_group("inspect")  # one worker, so that each is com
 
 @pytest.fixture(scope="module")
 def found():
-    """What tests/compile/inspect_kernels.py says."""
-    return apart.compiled("inspect_kernels")
+    """What tests/compile/kernels/inspected.py says."""
+    return apart.compiled("kernels.inspected")
 
 
 @together

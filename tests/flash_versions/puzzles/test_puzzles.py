@@ -60,7 +60,7 @@ def test_mistakes_are_explained(name, i, tmp_path):
 
 def test_solutions_compile_for_a_gpu():
     """What the interpreter and the emulator take need not compile."""
-    rows = compiled("puzzle_kernels")
+    rows = compiled("kernels.puzzles")
     assert {x["puzzle"] for x in rows} == set(PUZZLES)
     hopper = [x for x in rows if PUZZLES[x["puzzle"]].group == "hopper"]
     assert all(x["copies"] for x in hopper)

@@ -168,7 +168,7 @@ def test_decoding_is_served_by_the_kernel_for_it(device, monkeypatch):
 
 def test_what_the_compiler_makes_of_it():
     """16 bytes a copy, one loop, nothing spilled; an early launch only where someone waits."""
-    kernels = {(row["call"], row["kernel"]): row for row in apart.compiled("decode_kernels")}
+    kernels = {(row["call"], row["kernel"]): row for row in apart.compiled("kernels.decode")}
     assert list(kernels) == [
         ("one sequence", "decode_kernel"),
         ("one sequence", "combine_kernel"),

@@ -206,7 +206,7 @@ def test_as_many_shares_as_fit_the_gpu(head_dim, kv_heads, batch, expected, monk
 
 def test_what_the_compiler_makes_of_it():
     """16 bytes a copy, as many blocks under way with pages as without, nothing spilled."""
-    rows = apart.compiled("decode_kernels", "shares")
+    rows = apart.compiled("kernels.decode", "shares")
     kernels = [row for row in rows if row["kernel"] == "shares_kernel"]
     assert len(kernels) == 3 and {row["kernel"] for row in rows if row["early"]} == {
         "combine_kernel"

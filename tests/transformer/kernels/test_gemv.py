@@ -236,7 +236,7 @@ def test_halves_and_caches_that_do_not_fit():
 @pytest.mark.parametrize("arch", [pytest.param("sm_80", marks=pytest.mark.wide), "sm_90"])
 def test_compiled_code(arch):
     """On either architecture: weights in loads of 16 bytes, no spills, one kernel for each part."""
-    rows = apart.compiled("compile_gemv", arch)
+    rows = apart.compiled("kernels.gemv", arch)
     streams = [row for row in rows if row["kernel"] in STREAMS]
     assert {row["kernel"] for row in streams} == STREAMS
     for row in rows:
