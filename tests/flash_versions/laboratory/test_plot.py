@@ -42,8 +42,8 @@ def test_committed_figures_are_of_the_committed_results(name):
 
 def test_no_other_figures_are_committed():
     found = {path.stem for path in plot.FIGURES.iterdir()}
-    elsewhere = {"grpo-sums", "grpo-countdown"}  # tests/documents/test_grpo_results.py
-    elsewhere |= {"flash-attention", "lessons"}  # tests/documents/test_pictures.py
+    elsewhere = {"grpo-sums", "grpo-countdown"}  # tests/documents/pages/test_grpo_results.py
+    elsewhere |= {"flash-attention", "lessons"}  # tests/documents/notebooks/test_pictures.py
     elsewhere |= {"walkthrough"}  # a screenshot of a page, for the README
     assert found == elsewhere | set(plot.PLOTS)
 

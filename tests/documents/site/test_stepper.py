@@ -16,7 +16,7 @@ from flash_versions.versions.oracle.budget import assess_request
 from lessons.recording import config_of
 from lessons.stepper import __main__ as command
 from lessons.stepper import hopper, source
-from tests.documents.test_docs import CUT_OFF, browser  # noqa: F401
+from tests.documents.site.test_docs import CUT_OFF, browser  # noqa: F401
 from tests.helpers import ROOT
 
 PAGE = ROOT / "docs" / "extra" / "stepper" / "index.html"

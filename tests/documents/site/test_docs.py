@@ -16,7 +16,7 @@ import pytest
 
 import flash_versions
 from flash_versions import VERSIONS
-from tests.documents.site_links import broken
+from tests.documents.site.site_links import broken
 from tests.helpers import ROOT
 
 DOCS = ROOT / "docs"

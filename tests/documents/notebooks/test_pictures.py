@@ -24,7 +24,7 @@ from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.plot.figures import digest
 from flash_versions.versions.fa4.hopper.roles import TABLE
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "notebooks"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "notebooks"))
 
 from lessons.pictures import (  # noqa: E402
     __main__ as committed,
