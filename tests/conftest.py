@@ -16,12 +16,15 @@ from flash_versions.dispatch import launch  # noqa: E402
 from flash_versions.dispatch.replay import keys  # noqa: E402
 
 pytest_plugins = [
-    f"tests.helpers.{name}" for name in ("shared_gpu", "slow", "tiny_model", "tiny_grpo")
+    "tests.helpers.shared_gpu",
+    "tests.helpers.slow",
+    "tests.helpers.models.tiny_model",
+    "tests.helpers.models.tiny_grpo",
 ]
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 if triton.knobs.runtime.interpret:
-    from tests.helpers.overflow import check_overflow
+    from tests.helpers.kernels.overflow import check_overflow
 
     check_overflow()
 

@@ -9,7 +9,7 @@ import torch
 
 from flash_versions import VERSIONS, attention
 from flash_versions.dispatch.request import make_request
-from tests.helpers.budget import assert_gradients_right, assert_within_budget
+from tests.helpers.kernels.budget import assert_gradients_right, assert_within_budget
 
 pytestmark = pytest.mark.gpu
 by_version = pytest.mark.parametrize("version", VERSIONS)

@@ -18,7 +18,7 @@ from flash_versions.versions.fa3.hopper.config import HopperConfig
 from flash_versions.versions.tiles import tile_scheduler
 from tests.flash_versions.versions.test_fa3 import DESCRIBED
 from tests.gpu.test_hopper_backward import on_hopper, qkv
-from tests.helpers.budget import assert_gradients_right, assert_right, assert_within_budget
+from tests.helpers.kernels.budget import assert_gradients_right, assert_right, assert_within_budget
 
 pytestmark = on_hopper
 DTYPES = [torch.float16, torch.bfloat16]

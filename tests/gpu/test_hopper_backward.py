@@ -33,7 +33,7 @@ from flash_versions.versions.fa3.hopper.config import OTHER_BYTES
 from flash_versions.versions.fa4.hopper import backward as shared_out
 from flash_versions.versions.tiles import wgmma
 from tests.helpers import ROOT
-from tests.helpers.budget import assert_gradients_right
+from tests.helpers.kernels.budget import assert_gradients_right
 
 # name -> (head_dim, head_dim of v, queries, keys, heads, options)
 CALLS: dict[str, tuple[int, int, int, int, int, dict]] = {

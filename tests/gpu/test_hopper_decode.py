@@ -13,7 +13,7 @@ from flash_versions.versions.fa3.hopper.decode import host
 from flash_versions.versions.fa3.hopper.decode.host import DecodeConfig
 from flash_versions.versions.oracle.budget import assess_request
 from tests.gpu.test_hopper_backward import on_hopper
-from tests.helpers.budget import assert_right, random_inputs
+from tests.helpers.kernels.budget import assert_right, random_inputs
 
 pytestmark = on_hopper
 LENGTHS = [3000, 1, 64, 65, 0, 1777, 128, 2]

@@ -21,7 +21,7 @@ from flash_versions.versions.fp8.quantize import prepare
 from tests.flash_versions.versions.test_fa3 import DESCRIBED
 from tests.gpu.test_hopper import DTYPES, differing
 from tests.gpu.test_hopper_backward import on_hopper, qkv
-from tests.helpers.budget import assert_right, assert_within_budget
+from tests.helpers.kernels.budget import assert_right, assert_within_budget
 
 pytestmark = on_hopper
 SMALL = RolesConfig(2, block_kv=128, stages=2)

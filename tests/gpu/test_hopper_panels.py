@@ -11,7 +11,7 @@ from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fa3.hopper import forward as fa3_hopper
 from flash_versions.versions.fa4.hopper import forward as fa4_hopper
 from tests.gpu.test_hopper_backward import on_hopper
-from tests.helpers.budget import assert_right
+from tests.helpers.kernels.budget import assert_right
 
 pytestmark = on_hopper
 FORWARD = {"fa3": fa3_hopper.forward, "fa4": fa4_hopper.forward}

@@ -10,7 +10,7 @@ from triton import knobs
 from flash_versions import VERSIONS, attention, load_version
 from flash_versions.dispatch.replay import keys
 from flash_versions.mine import start
-from tests.helpers.budget import assert_within_budget
+from tests.helpers.kernels.budget import assert_within_budget
 
 pytestmark = pytest.mark.gpu
 BF16 = {"device": "cuda", "dtype": torch.bfloat16}

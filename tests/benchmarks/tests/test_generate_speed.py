@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.benchmarks.transformer import generate_speed
-from tests.helpers.random_checkpoint import QWEN
+from tests.helpers.models.random_checkpoint import QWEN
 from transformer.model.config import Config
 
 TINY = Config(

@@ -7,7 +7,7 @@ import pytest
 
 from tests.benchmarks.training import training_step
 from tests.benchmarks.training.training_step import CONTESTANTS, LLAMA_1B, WARM_UP, operations
-from tests.helpers.random_checkpoint import TINY
+from tests.helpers.models.random_checkpoint import TINY
 from transformer.model.decoder import Transformer
 
 

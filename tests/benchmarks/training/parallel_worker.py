@@ -17,7 +17,7 @@ import torch
 
 from flash_versions.bench.files import write
 from tests.benchmarks.frame import forget_peak, now, peak_gib
-from tests.helpers.random_checkpoint import QWEN
+from tests.helpers.models.random_checkpoint import QWEN
 from transformer.generation.command import ElsewhereError
 from transformer.model.decoder import Config, choose_attention
 from transformer.rl.recipes import Settings

@@ -24,7 +24,7 @@ from flash_versions import attention
 from flash_versions.bench.document import new_document
 from tests.benchmarks.frame import forget_peak, keep, now, parser, passed, peak_gib, reason
 from tests.benchmarks.transformer.generate_speed import LLAMA_1B, random_model
-from tests.helpers.random_checkpoint import TINY
+from tests.helpers.models.random_checkpoint import TINY
 from transformer.model.decoder import choose_attention
 
 SUITE = "training step"

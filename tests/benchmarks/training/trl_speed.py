@@ -35,7 +35,7 @@ from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 
 from flash_versions.bench.document import new_document  # noqa: E402
 from tests.benchmarks.frame import forget_peak, keep, now, parser, passed, peak_gib, reason  # noqa: E402
-from tests.helpers.random_checkpoint import QWEN, TINY, write_checkpoint  # noqa: E402
+from tests.helpers.models.random_checkpoint import QWEN, TINY, write_checkpoint  # noqa: E402
 from transformer.generation.chat import Tokenizer, encode_chat, load_template  # noqa: E402
 from transformer.model.weights import find_checkpoint  # noqa: E402
 from transformer.rl.recipes import Settings, find_task  # noqa: E402

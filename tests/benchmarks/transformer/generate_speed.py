@@ -46,7 +46,7 @@ import flash_versions  # noqa: E402
 from flash_versions.bench.document import new_document, save  # noqa: E402
 from tests.benchmarks.frame import forget_peak, keep, now, parser, passed, peak_gib, reason  # noqa: E402
 from tests.benchmarks.transformer.torch_decoder import torch_compiled  # noqa: E402
-from tests.helpers.random_checkpoint import QWEN  # noqa: E402
+from tests.helpers.models.random_checkpoint import QWEN  # noqa: E402
 from transformer.generation.engine import generate  # noqa: E402
 from transformer.model.config import Config  # noqa: E402
 from transformer.model.decoder import KERNELS, Transformer, choose_attention  # noqa: E402

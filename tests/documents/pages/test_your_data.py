@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.helpers import ROOT
-from tests.helpers.random_checkpoint import TINY, write_checkpoint
+from tests.helpers.models.random_checkpoint import TINY, write_checkpoint
 from transformer.tasks.problems import read_line
 from transformer.training.tuning.chats import read_chats
 

@@ -14,7 +14,7 @@ from flash_versions.versions.oracle.budget import assess_request
 from tests.emulator.backward.test_hopper_backward_emulated import LOADED, config, differentiate
 from tests.emulator.forward_and_backward.test_ragged_emulated import poisoned_memory
 from tests.emulator.planted_bugs import WRONG, Bug, assert_found, outcomes, plant
-from tests.helpers.budget import assert_ok
+from tests.helpers.kernels.budget import assert_ok
 from tests.helpers.rotation import in_turn, rotated
 
 # Of q and k, and of v; with one panel on either side, too.

@@ -18,7 +18,7 @@ from flash_versions.versions.oracle.budget import assess_request
 from lessons.fit_exp2 import remez
 from tests.emulator.planted_bugs import WRONG, Bug, assert_found, outcomes, plant
 from tests.flash_versions.versions.test_attention import CASES
-from tests.helpers.quantized import prepare
+from tests.helpers.kernels.quantized import prepare
 from tests.helpers.rotation import rotated
 
 LOADED = gluon_emulator.load("flash_versions.versions.fa4.hopper.forward")

@@ -16,7 +16,7 @@ from flash_versions.dispatch.sizes import panel_widths
 from flash_versions.versions.oracle.budget import assess_request
 from tests.emulator.forward_and_backward.test_ragged_emulated import IN_TURN, poisoned_memory
 from tests.emulator.planted_bugs import WRONG, Bug, assert_found, outcomes, plant
-from tests.helpers.budget import assert_ok
+from tests.helpers.kernels.budget import assert_ok
 
 LOADED = gluon_emulator.load("flash_versions.versions.fa4.hopper.forward")
 FORWARD = {"fa3": LOADED["fa3.hopper.forward"], "fa4": LOADED["fa4.hopper.forward"]}

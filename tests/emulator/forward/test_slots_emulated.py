@@ -17,7 +17,7 @@ from tests.emulator.forward.test_panels_emulated import (
     small_hopper,
 )
 from tests.emulator.planted_bugs import WRONG, Bug, assert_found, outcomes, plant
-from tests.helpers.budget import assert_ok
+from tests.helpers.kernels.budget import assert_ok
 from tests.helpers.rotation import in_turn, rotated
 
 __all__ = ["small_hopper"]  # a fixture, for all tests here

@@ -21,7 +21,7 @@ from flash_versions.dispatch.replay import keys
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fa2 import forward as packing
 from flash_versions.versions.tiles import tma as descriptor
-from tests.helpers.launches import LAUNCHERS, noted, noted_launches
+from tests.helpers.kernels.launches import LAUNCHERS, noted, noted_launches
 
 # Python functions of this package that a forward and backward enter, replayed or not.
 MOST_CALLS = {True: 19, False: 141}

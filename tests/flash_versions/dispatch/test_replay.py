@@ -28,8 +28,8 @@ from flash_versions.versions.fa2 import backward as fa2_backward
 from flash_versions.versions.fa2 import forward as fa2_forward
 from flash_versions.versions.tiles import varlen_scheduler
 from tests.flash_versions.dispatch.test_launch import CALLS, inputs, late, step
-from tests.helpers.budget import assert_within_budget
-from tests.helpers.launches import LAUNCHERS, StandIn, noted_launches
+from tests.helpers.kernels.budget import assert_within_budget
+from tests.helpers.kernels.launches import LAUNCHERS, StandIn, noted_launches
 
 STREAM = 7
 # The backwards that do more than to take memory and to launch kernels, by what they do.

@@ -11,7 +11,7 @@ from flash_versions.dispatch.request import make_request
 from flash_versions.flash_attn import flash_attn_with_kvcache
 from flash_versions.flash_attn.kv_cache import append_op, append_to_cache, rotate
 from flash_versions.versions.oracle.budget import assess, assess_request
-from tests.helpers.budget import assert_ok
+from tests.helpers.kernels.budget import assert_ok
 
 HEADS, DIM, DIM_V, POSITIONS = 2, 24, 40, 64
 by_dtype = pytest.mark.parametrize(

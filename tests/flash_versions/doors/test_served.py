@@ -11,7 +11,7 @@ from flash_versions.flash_attn import (
 )
 from flash_versions.integrations.hf import attend
 from flash_versions.integrations.nested import nested_attention
-from tests.helpers.launches import noted_launches
+from tests.helpers.kernels.launches import noted_launches
 
 EXPLICIT = ["forward of fa4", "prepare", "backward", "finish"]
 OF_A_SINK = ["delta", "sink"]  # before `prepare`, for its gradient

@@ -16,7 +16,7 @@ from flash_versions.verify.cases import draw
 from flash_versions.verify.supervise import Verdict, try_version
 from flash_versions.versions import fa4
 
-HELPER = "tests.helpers.trials"
+HELPER = "tests.helpers.kernels.trials"
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fa3.forward import FEW_ROWS, left_to_gathering, needs_lists
 from flash_versions.versions.oracle.budget import assess_request
 from flash_versions.versions.oracle.suite import CASES, DTYPES, Case
-from tests.helpers.budget import assert_gradients_right, assert_ok, assert_within_budget
+from tests.helpers.kernels.budget import assert_gradients_right, assert_ok, assert_within_budget
 
 # One of the three dtypes of a case, another for the next version: the others are wide, but for
 # cases that have every feature, of FA2 and later and of FA1. So is what repeats FA2's kernels.

@@ -11,7 +11,7 @@ from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.versions.fa2 import combine, decode
 from flash_versions.versions.fa2 import forward as fa2
 from tests.compile import apart
-from tests.helpers.budget import assert_right, random_inputs
+from tests.helpers.kernels.budget import assert_right, random_inputs
 from tests.helpers.rotation import rotated
 
 CONFIG = LaunchConfig(block_q=16, block_kv=32, num_warps=4, num_stages=1)  # 5 blocks in 150 keys

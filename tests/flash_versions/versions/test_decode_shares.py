@@ -13,7 +13,7 @@ from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.versions.fa2 import forward as fa2
 from flash_versions.versions.fa2 import shares
 from tests.compile import apart
-from tests.helpers.budget import assert_right, random_inputs
+from tests.helpers.kernels.budget import assert_right, random_inputs
 from tests.helpers.rotation import rotated
 
 CONFIG = LaunchConfig(block_q=16, block_kv=16, num_warps=4, num_stages=1)

@@ -9,7 +9,7 @@ from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.versions.fa1.backward import backward
 from flash_versions.versions.fa1.forward import forward
-from tests.helpers.budget import assert_gradients_right, random_inputs
+from tests.helpers.kernels.budget import assert_gradients_right, random_inputs
 
 inputs = partial(
     random_inputs, M=50, N=130, heads=2, kv_heads=2, batch=2, head_dim=64, dtype=torch.float32

@@ -11,7 +11,7 @@ from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.versions.fa2 import backward as fa2_backward
 from flash_versions.versions.fa2 import forward as fa2
-from tests.helpers.budget import assert_gradients_right, assert_within_budget, random_inputs
+from tests.helpers.kernels.budget import assert_gradients_right, assert_within_budget, random_inputs
 from tests.helpers.rotation import rotated
 
 CONFIG = LaunchConfig(block_q=16, block_kv=32, num_warps=4, num_stages=2)  # 5 blocks in 150 keys

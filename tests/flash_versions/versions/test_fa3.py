@@ -29,7 +29,7 @@ from flash_versions.versions.tiles.tma import undescribable
 from flash_versions.versions.tiles.triton_compat import OPERANDS_STAY
 from tests.flash_versions.versions.test_attention import CASES, DTYPES, EVERY_DTYPE, LAYOUTS
 from tests.flash_versions.versions.test_packed import bounds, packed_inputs
-from tests.helpers.budget import assert_gradients_right, assert_right, random_inputs
+from tests.helpers.kernels.budget import assert_gradients_right, assert_right, random_inputs
 from tests.helpers.rotation import rotated
 
 interpreted = pytest.mark.skipif(

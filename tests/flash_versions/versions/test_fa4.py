@@ -33,7 +33,7 @@ from flash_versions.versions.fa4.softmax import raise_reference
 from flash_versions.versions.oracle.suite import CASES
 from flash_versions.versions.tiles import wgmma
 from flash_versions.versions.tiles.algebra import finalize
-from tests.helpers.budget import assert_gradients_right, assert_right, random_inputs
+from tests.helpers.kernels.budget import assert_gradients_right, assert_right, random_inputs
 from transformer.model.weights import load_model
 from transformer.training.corpus import Teacher, draw_chat
 

@@ -17,7 +17,12 @@ from flash_versions.versions.fa3.fp8 import forward as forward_fp8
 from flash_versions.versions.fp8.quantize import dequantize, prepare, quantize
 from flash_versions.versions.oracle.budget import assess_request
 from tests.flash_versions.versions.test_attention import CASES, LAYOUTS
-from tests.helpers.budget import assert_ok, assert_right, assert_within_budget, random_inputs
+from tests.helpers.kernels.budget import (
+    assert_ok,
+    assert_right,
+    assert_within_budget,
+    random_inputs,
+)
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 SERVED = [

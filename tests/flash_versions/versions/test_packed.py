@@ -16,7 +16,7 @@ from tests.flash_versions.versions.test_attention import (
     check,
     repeats_a_backward,
 )
-from tests.helpers.budget import assert_gradients_right, assert_within_budget
+from tests.helpers.kernels.budget import assert_gradients_right, assert_within_budget
 
 by_version = pytest.mark.parametrize("version", VERSIONS)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import flash_versions
-from tests.helpers.tiny_model import CONFIG, CONTEXT, END, PROMPTS
+from tests.helpers.models.tiny_model import CONFIG, CONTEXT, END, PROMPTS
 from transformer.generation import batch
 from transformer.generation.engine import GREEDY, EngineOptions, generate, pad_left
 from transformer.generation.sampling import Sampling, row_generators

@@ -5,7 +5,7 @@ import signal
 import pytest
 import torch
 
-from tests.helpers.tiny_model import CONFIG, CONTEXT, END, PROMPTS, sdpa
+from tests.helpers.models.tiny_model import CONFIG, CONTEXT, END, PROMPTS, sdpa
 from transformer.generation import batch
 from transformer.generation.engine import GREEDY, EngineOptions, generate
 from transformer.generation.row import Row

@@ -16,7 +16,7 @@ import torch
 import flash_versions
 from flash_versions.dispatch import interpreter
 from tests.helpers import ROOT
-from tests.helpers.tiny_model import CONFIG, CONTEXT, END, expected_answer
+from tests.helpers.models.tiny_model import CONFIG, CONTEXT, END, expected_answer
 from transformer.generate import DEFAULT_QUESTION
 from transformer.generation import batch, session
 from transformer.generation.engine import generate

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.tiny_model import CONTEXT, expected_answer
+from tests.helpers.models.tiny_model import CONTEXT, expected_answer
 from transformer.generation import session
 from transformer.generation.decoding import Decoding
 from transformer.model.files import only_writer_of

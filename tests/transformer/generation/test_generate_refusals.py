@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.tiny_model import expected_answer
+from tests.helpers.models.tiny_model import expected_answer
 
 
 @pytest.mark.parametrize(

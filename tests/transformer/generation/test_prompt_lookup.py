@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import flash_versions
-from tests.helpers.tiny_model import CONFIG, CONTEXT, END, PROMPTS, sdpa
+from tests.helpers.models.tiny_model import CONFIG, CONTEXT, END, PROMPTS, sdpa
 from transformer.generation import batch
 from transformer.generation.engine import EngineOptions, generate
 from transformer.generation.prompt_lookup import LONGEST_MATCH, PromptLookupDecoding

@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from tests.helpers.tiny_model import CONFIG, CONTEXT, END, PROMPTS, sdpa
+from tests.helpers.models.tiny_model import CONFIG, CONTEXT, END, PROMPTS, sdpa
 from transformer.generate import main
 from transformer.generation import stats
 from transformer.generation.batch import prefill

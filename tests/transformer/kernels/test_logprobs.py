@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.helpers.tiny_grpo import distance
+from tests.helpers.models.tiny_grpo import distance
 from transformer.generation.sampling import Sampling, process_logits
 from transformer.model.kernels.logprobs import BLOCK, gradient_of, logprobs_of
 from transformer.rl.loss import Loss, Totals, grpo_loss, length_mask

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from flash_versions.versions.oracle.budget import Accuracy
-from tests.helpers.family_checkpoints import attention
+from tests.helpers.models.family_checkpoints import attention
 from transformer.model import experts, fused
 from transformer.model.cache import KVCache
 from transformer.model.config import Config

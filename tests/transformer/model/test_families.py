@@ -9,7 +9,7 @@ import torch
 
 from flash_versions.versions.oracle.budget import Accuracy
 from tests.helpers import ROOT
-from tests.helpers.family_checkpoints import (
+from tests.helpers.models.family_checkpoints import (
     CHECKPOINTS,
     EAGER,
     FAMILIES,

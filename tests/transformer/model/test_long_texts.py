@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.helpers.family_checkpoints import LONGROPE_BEGINS, attention, make_checkpoint
+from tests.helpers.models.family_checkpoints import LONGROPE_BEGINS, attention, make_checkpoint
 from transformer.generation.engine import GREEDY, Kept, generate
 from transformer.model import fused
 from transformer.model.cache import KVCache

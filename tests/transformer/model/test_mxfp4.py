@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.helpers.family_checkpoints import attention, make_checkpoint
+from tests.helpers.models.family_checkpoints import attention, make_checkpoint
 from transformer.model.families.mxfp4 import dequantise
 from transformer.model.weights import CheckpointError, load_model, save_model
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import flash_versions
-from tests.helpers.tiny_model import CONFIG, CONTEXT, END, PROMPTS
+from tests.helpers.models.tiny_model import CONFIG, CONTEXT, END, PROMPTS
 from transformer.generation import batch
 from transformer.generation.batch import pad_left, prefill
 from transformer.generation.engine import GREEDY, EngineOptions, generate

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.helpers.family_checkpoints import assert_same_logits, attention, make_checkpoint
+from tests.helpers.models.family_checkpoints import assert_same_logits, attention, make_checkpoint
 from transformer.model import weights
 from transformer.model.decoder import Config, Transformer
 from transformer.model.rope import Rope

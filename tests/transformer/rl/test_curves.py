@@ -5,7 +5,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from tests.helpers.tiny_grpo import png_size
+from tests.helpers.models.tiny_grpo import png_size
 from transformer.rl import curves
 from transformer.rl.run import read_metrics
 

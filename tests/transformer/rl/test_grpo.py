@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.helpers import ROOT
-from tests.helpers.tiny_grpo import TINY, evaluated, make_trainer, options, png_size
+from tests.helpers.models.tiny_grpo import TINY, evaluated, make_trainer, options, png_size
 from transformer import grpo
 from transformer.generation.session import Session
 from transformer.model.files import only_writer
@@ -62,7 +62,7 @@ def test_recipes_are_settings_that_options_change(recipe):
 
 
 @pytest.mark.parametrize(
-    "name", ["sums", "mix", "practice", *TASKS, "tests.helpers.tiny_grpo:Count"]
+    "name", ["sums", "mix", "practice", *TASKS, "tests.helpers.models.tiny_grpo:Count"]
 )
 def test_every_task_draws_both_kinds_of_problems(name):
     task = find_task(name)
@@ -99,32 +99,35 @@ def test_every_task_draws_both_kinds_of_problems(name):
         (["--task", "chess"], "no task is called 'chess'; there are sums, mix, "),
         (["--task", "no.such:Thing"], "there is no task no.such:Thing: No module named 'no'"),
         (
-            ["--task", "tests.helpers.tiny_grpo:Thing"],
-            "there is no task tests.helpers.tiny_grpo:Thing: ",
+            ["--task", "tests.helpers.models.tiny_grpo:Thing"],
+            "there is no task tests.helpers.models.tiny_grpo:Thing: ",
         ),
         (["--task", "..x:Thing"], "there is no task ..x:Thing: "),
         (
-            ["--task", "tests.helpers.tiny_grpo:Picky"],
-            "there is no task tests.helpers.tiny_grpo:Picky: ",
+            ["--task", "tests.helpers.models.tiny_grpo:Picky"],
+            "there is no task tests.helpers.models.tiny_grpo:Picky: ",
         ),
         (["--task", "random:Random"], "random:Random is no transformer.tasks.task.Task"),
         (
-            ["--task", "tests.helpers.tiny_grpo:Nameless"],
+            ["--task", "tests.helpers.models.tiny_grpo:Nameless"],
             "has no name: give the class one, such as name = ",
         ),
         (["--task", "math:pi"], "math:pi is no transformer.tasks.task.Task but 3.14"),
         (
-            ["--task", "tests.helpers.tiny_grpo:Raises"],
+            ["--task", "tests.helpers.models.tiny_grpo:Raises"],
             "task 'raises' raised KeyError('no such word') for the",
         ),
-        (["--task", "tests.helpers.tiny_grpo:Nan"], "task 'nan' is nan for the completion '"),
-        (["--task", "tests.helpers.tiny_grpo:Nothing"], "task 'nothing' raised TypeError"),
         (
-            ["--task", "tests.helpers.tiny_grpo:Long"],
+            ["--task", "tests.helpers.models.tiny_grpo:Nan"],
+            "task 'nan' is nan for the completion '",
+        ),
+        (["--task", "tests.helpers.models.tiny_grpo:Nothing"], "task 'nothing' raised TypeError"),
+        (
+            ["--task", "tests.helpers.models.tiny_grpo:Long"],
             "tokens, which leaves no room for an answer in the model",
         ),
         (
-            ["--task", "tests.helpers.tiny_grpo:Hungry"],
+            ["--task", "tests.helpers.models.tiny_grpo:Hungry"],
             "the memory is full; a smaller --micro-batch needs less",
         ),
         (["plot"], "required: RUN"),
@@ -352,7 +355,7 @@ def test_a_collapse_is_measured_in_the_rewards_of_the_task(
 
 def test_the_best_is_that_of_the_tasks_own_reward(grpo_command, tempted, tmp_path):
     """Whose answers are never right: what was found by their share was always the latest."""
-    changes = {"task": "tests.helpers.tiny_grpo:Fewer", "steps": 2, "eval_every": 1}
+    changes = {"task": "tests.helpers.models.tiny_grpo:Fewer", "steps": 2, "eval_every": 1}
     code, err = grpo_command(*options(tempted, **changes), "--out", tmp_path / "run")
     assert code == 0, err
     found = [x for x in read_metrics(tmp_path / "run") if "evaluation" in x]
@@ -385,7 +388,7 @@ def test_the_best_is_that_of_the_tasks_own_reward(grpo_command, tempted, tmp_pat
 def test_a_task_is_tried_before_a_run_depends_on_it(
     grpo_command, tempted, tmp_path, task, sentence
 ):
-    changes = {"task": f"tests.helpers.own_tasks:{task}"}
+    changes = {"task": f"tests.helpers.models.own_tasks:{task}"}
     code, err = grpo_command(*options(tempted, **changes), "--out", tmp_path / "run")
     assert code == 2 and err.count("\n") == 1
     assert sentence in err
@@ -409,7 +412,7 @@ def test_the_documented_tasks_are_accepted():
 
 
 def test_a_task_may_have_a_form_of_its_own():
-    task = find_task("tests.helpers.own_tasks:Boxed")
+    task = find_task("tests.helpers.models.own_tasks:Boxed")
     check_task(task)
     assert task.marks(r"So it is \boxed{6}.", 3) == (1, 1)
     assert task.marks(r"So it is \boxed{7}.", 3) == (0, 1)
@@ -420,12 +423,12 @@ def test_a_task_may_have_a_form_of_its_own():
     "changes, remark",
     [
         (
-            {"task": "tests.helpers.tiny_grpo:Never"},
+            {"task": "tests.helpers.models.tiny_grpo:Never"},
             "all groups have equal rewards.*problems are too hard",
         ),
         ({"max_tokens": 2}, "% of the completions hit the limit.*--max-tokens"),
         (
-            {"task": "tests.helpers.tiny_grpo:Never", "dynamic_sampling": True},
+            {"task": "tests.helpers.models.tiny_grpo:Never", "dynamic_sampling": True},
             "all groups have equal rewards",
         ),
     ],

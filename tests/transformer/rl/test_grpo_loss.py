@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers.tiny_grpo import distance
+from tests.helpers.models.tiny_grpo import distance
 from transformer.rl.loss import Loss, Totals, group_advantages, grpo_loss, length_mask
 from transformer.training.logprobs import token_logprobs
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.helpers.tiny_grpo import evaluated, make_trainer, options, run_command
+from tests.helpers.models.tiny_grpo import evaluated, make_trainer, options, run_command
 from transformer import grpo
 from transformer.rl import curves
 from transformer.rl.run import METRICS, Run, read_metrics
@@ -23,7 +23,7 @@ CLOCK = {"seconds", "rollout_seconds", "learn_seconds", "tokens_per_second"}
 LENGTH = {
     "steps": 14,
     "eval_every": 5,
-    "task": "tests.helpers.tiny_grpo:Seldom",
+    "task": "tests.helpers.models.tiny_grpo:Seldom",
     "warm_up": 5,
     "replay": 0.5,
 }

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from tests.helpers.tiny_grpo import CPU, make_trainer, options
+from tests.helpers.models.tiny_grpo import CPU, make_trainer, options
 from transformer import grpo
 from transformer.rl import recipes, trainer
 from transformer.rl.run import read_metrics

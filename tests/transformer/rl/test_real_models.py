@@ -9,7 +9,7 @@ import tokenizers
 import torch
 from tokenizers import decoders, models, pre_tokenizers
 
-from tests.helpers.tiny_grpo import make_trainer, options
+from tests.helpers.models.tiny_grpo import make_trainer, options
 from transformer import grpo
 from transformer.model.weights import load_model
 from transformer.rl.run import read_metrics

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from tests.helpers.tiny_grpo import TINY, Count, make_trainer
+from tests.helpers.models.tiny_grpo import TINY, Count, make_trainer
 from transformer.rl.groups import Asked, Pool, groups_of
 from transformer.rl.recipes import Settings
 from transformer.rl.sampler import REMEMBERED

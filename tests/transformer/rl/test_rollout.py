@@ -12,7 +12,7 @@ from random import Random
 import pytest
 import torch
 
-from tests.helpers.tiny_grpo import CPU, LETTERS, SLOPPY, Count
+from tests.helpers.models.tiny_grpo import CPU, LETTERS, SLOPPY, Count
 from transformer.generation.engine import Completion, generate
 from transformer.generation.sampling import Sampling, row_generators
 from transformer.rl.loss import Loss, Totals, grpo_loss

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 import torch
 
-from tests.helpers.tiny_grpo import TINY, make_trainer
+from tests.helpers.models.tiny_grpo import TINY, make_trainer
 from transformer.rl.groups import groups_of, spread
 from transformer.rl.recipes import Settings
 from transformer.rl.rollout import Rollout
@@ -127,7 +127,7 @@ def test_equal_prompts_are_two_groups(tempted):
 
 
 def test_nothing_to_learn_leaves_the_policy_alone(tempted):
-    trainer = make_trainer(tempted, task="tests.helpers.tiny_grpo:Never")
+    trainer = make_trainer(tempted, task="tests.helpers.models.tiny_grpo:Never")
     start = weights_of(trainer)
     measured = trainer.learn(trainer.roll_out().rollouts)
     assert (measured["learned"], trainer.step) == (0, 1)
@@ -283,7 +283,7 @@ def test_the_result_is_the_mean_of_the_last_steps(tempted, dtype, rank):
 
 
 def test_dynamic_sampling_draws_until_enough_groups_have_a_spread(tempted):
-    changes = {"task": "tests.helpers.tiny_grpo:Seldom", "dynamic_sampling": True}
+    changes = {"task": "tests.helpers.models.tiny_grpo:Seldom", "dynamic_sampling": True}
     trainer = make_trainer(tempted, **changes)
     groups = trainer.roll_out()
     rows = TINY["prompts"] * TINY["group"]
@@ -297,7 +297,9 @@ def test_dynamic_sampling_draws_until_enough_groups_have_a_spread(tempted):
 
 
 def test_dynamic_sampling_stops(tempted):
-    trainer = make_trainer(tempted, task="tests.helpers.tiny_grpo:Never", dynamic_sampling=True)
+    trainer = make_trainer(
+        tempted, task="tests.helpers.models.tiny_grpo:Never", dynamic_sampling=True
+    )
     groups = trainer.roll_out()
     assert groups.rollouts == []
     assert groups.drawn == trainer.source.drawn == DRAWS * TINY["prompts"] * TINY["group"]
@@ -315,7 +317,7 @@ def test_a_restored_trainer_takes_the_same_steps(tempted, replay):
     changes = {
         "beta": 0.01,
         "dynamic_sampling": True,
-        "task": "tests.helpers.tiny_grpo:Seldom",
+        "task": "tests.helpers.models.tiny_grpo:Seldom",
         "warm_up": 3,
     }
     changes |= {"replay": replay}

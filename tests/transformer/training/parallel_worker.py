@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from tests.helpers.tiny_grpo import CPU, TINY, Seldom, options
+from tests.helpers.models.tiny_grpo import CPU, TINY, Seldom, options
 from transformer import grpo
 from transformer.model.decoder import Config
 from transformer.rl.groups import describe
@@ -28,7 +28,7 @@ from transformer.training.run import Recipe, Training
 CASES = {
     "plain": {"micro_batch": 3},
     "all at once": {
-        "task": "tests.helpers.tiny_grpo:Seldom",
+        "task": "tests.helpers.models.tiny_grpo:Seldom",
         "epochs": 2,
         "beta": 0.05,
         "scale": "batch",
@@ -40,7 +40,7 @@ CASES = {
         "micro_batch": 3,
     },
     "replay": {
-        "task": "tests.helpers.tiny_grpo:Seldom",
+        "task": "tests.helpers.models.tiny_grpo:Seldom",
         "replay": 0.5,
         "average": 1.0,
         "micro_batch": 3,

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from tests.helpers.tiny_grpo import CPU, make_trainer, options
-from tests.helpers.tiny_model import sdpa
+from tests.helpers.models.tiny_grpo import CPU, make_trainer, options
+from tests.helpers.models.tiny_model import sdpa
 from transformer import grpo
 from transformer.model.weights import load_model
 from transformer.training.lora import (

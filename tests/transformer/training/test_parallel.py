@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from tests.helpers.tiny_grpo import CPU, options
+from tests.helpers.models.tiny_grpo import CPU, options
 from tests.transformer.training.parallel_worker import (
     CASES,
     CHAINS,

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tests.helpers.tiny_grpo import make_trainer
-from tests.helpers.tiny_model import sdpa
+from tests.helpers.models.tiny_grpo import make_trainer
+from tests.helpers.models.tiny_model import sdpa
 from transformer.model.weights import load_model
 from transformer.training.recompute import recompute_activations
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.helpers import ROOT
-from tests.helpers.tiny_grpo import options
+from tests.helpers.models.tiny_grpo import options
 from transformer import train
 from transformer.rl.run import read_metrics
 from transformer.training import trackers

@@ -14,7 +14,7 @@ import torch
 from torch.testing import assert_close
 
 from flash_versions import VERSIONS
-from tests.helpers.family_checkpoints import make_checkpoint
+from tests.helpers.models.family_checkpoints import make_checkpoint
 from transformer import train
 from transformer.model.weights import load_model
 from transformer.tasks.task import Task

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.helpers.tiny_model import END
+from tests.helpers.models.tiny_model import END
 from tests.transformer.generation.test_chat import TEMPLATES, byte_backend
 from transformer.generation.chat import Tokenizer, encode_chat
 from transformer.model.weights import find_checkpoint

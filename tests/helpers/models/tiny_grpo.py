@@ -11,8 +11,8 @@ from random import Random
 import pytest
 import torch
 
-from tests.helpers.tiny_model import CONFIG as TINY
-from tests.helpers.tiny_model import sdpa
+from tests.helpers.models.tiny_model import CONFIG as TINY
+from tests.helpers.models.tiny_model import sdpa
 from transformer.model.decoder import Transformer
 from transformer.model.weights import CHECKPOINTS, save_model
 from transformer.rl.recipes import Settings
@@ -153,7 +153,7 @@ def tempted(tmp_path_factory) -> Path:
 
 
 TINY = {
-    "task": "tests.helpers.tiny_grpo:Count",
+    "task": "tests.helpers.models.tiny_grpo:Count",
     "prompts": 4,
     "group": 4,
     "max_tokens": 12,
@@ -225,5 +225,5 @@ def run_command(argv: list[str]) -> None:
 def processes() -> Iterator:
     """Where processes begin that have imported everything already."""
     context = get_context("forkserver")
-    context.set_forkserver_preload(["tests.helpers.tiny_grpo", "transformer.grpo"])
+    context.set_forkserver_preload(["tests.helpers.models.tiny_grpo", "transformer.grpo"])
     yield context
