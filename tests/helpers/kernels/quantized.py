@@ -7,7 +7,7 @@ import torch
 from flash_versions.dispatch.precision import BLOCK_KEYS, BLOCK_ROWS, Fp8, Quantized
 from flash_versions.versions.fp8 import quantize
 from flash_versions.versions.fp8.quantize import key_order
-from tests.flash_versions.versions.test_quantize import expected_bits, expected_scales
+from tests.flash_versions.versions.fp8.test_quantize import expected_bits, expected_scales
 
 
 def prepare(request):
