@@ -1,5 +1,5 @@
 """The errors of FP8 attention against exact attention of the unquantised inputs:
-`python -m flash_versions.bench.accuracy --out docs/results/h200-accuracy.json`.
+`python -m flash_versions.bench.accuracy --out docs/results/fp8/h200-accuracy.json`.
 
 The error budget (`budget.py`) asks whether a kernel is right for the inputs that it gets, so it
 takes the quantised inputs as exact. This module asks what a caller loses who passes bf16 tensors

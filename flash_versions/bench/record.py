@@ -1,5 +1,5 @@
 """Launch FA4's kernel for Hopper with tracing on and record the states of every role:
-`python -m flash_versions.bench.record --out docs/results/h200-trace.json`.
+`python -m flash_versions.bench.record --out docs/results/forward/h200-trace.json`.
 
 The states of every program are checked against the table in `roles.py`. The document keeps those of
 the first programs.

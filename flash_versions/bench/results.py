@@ -1,7 +1,7 @@
 """Read the committed results, and look up rows in them.
 
-docs/results holds JSON documents of `bench`, of `accuracy`, of tests/benchmarks and of a trace;
-`report` makes tables of them, `plot` figures.
+docs/results holds JSON documents of `bench`, of `accuracy`, of tests/benchmarks and of a trace, each
+in a folder that says what was measured; `report` makes tables of them, `plot` figures.
 """
 
 import json
@@ -51,8 +51,8 @@ def merged(measured: Iterable[dict[str, Any]]) -> Document:
 
 
 def read_results() -> Document:
-    """Everything in docs/results."""
-    return merged(json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json")))
+    """Everything in the folders of docs/results."""
+    return merged(json.loads(path.read_text()) for path in sorted(RESULTS.glob("*/*.json")))
 
 
 def shapes(document: Document, suite: str) -> dict[tuple, dict[str, Row]]:

@@ -1,6 +1,6 @@
 """Draw the figures of the documents from measured results: `python -m flash_versions.plot`.
 
-Figures are made of docs/results/*.json alone: nothing is measured here and no GPU is needed. A
+Figures are made of docs/results/*/*.json alone: nothing is measured here and no GPU is needed. A
 figure is two functions: one takes its data out of the results, None if they were not measured; one
 draws them. The SVG names a digest of the data that it was drawn from, so that a test can tell an
 outdated figure whatever version of matplotlib drew it.

@@ -4,7 +4,7 @@ Every table of measurements in README.md and docs/ stands between two markers th
 
     <!-- results: prefill -->  ...  <!-- end -->
 
-This module writes the table from docs/results/*.json, and a test compares the documents with the
+This module writes the table from docs/results/*/*.json, and a test compares the documents with the
 JSON. The columns are the versions and peers that the JSON has. Where nothing was measured, the text
 names the command that measures.
 """

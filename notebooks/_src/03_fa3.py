@@ -1096,7 +1096,7 @@ checked("e4m3_flat", worst["e4m3"][32:].max() < 0.07)
 my_guess = None  # "scales" or "rotation"
 
 # %% tags=["hide-input"]
-measured_errors = json.loads((RESULTS / "h200-accuracy.json").read_text())
+measured_errors = json.loads((RESULTS / "fp8/h200-accuracy.json").read_text())
 error_of = {
     (row["distribution"], row["D"], row["scheme"]): row["rmse"] for row in measured_errors["rows"]
 }
@@ -1243,7 +1243,7 @@ check("fold_fp8", fold_fp8)
 
 # %% tags=["hide-input"]
 measured("fp8")
-fp8 = json.loads((RESULTS / "h200-fp8.json").read_text())["rows"]
+fp8 = json.loads((RESULTS / "fp8/h200-fp8.json").read_text())["rows"]
 rates = {
     (row["version"], row["N"]): row["tflops"]
     for row in fp8

@@ -45,7 +45,7 @@ TRACED = ("score", "softmax", "correct")  # the states of a traced consumer that
 
 @cache
 def measured_durations() -> Durations:
-    """Cycles for one block and one consumer, from docs/results/h200-trace.json.
+    """Cycles for one block and one consumer, from docs/results/forward/h200-trace.json.
 
     The trace has the states of roles, not of units. So a product and the exponentials are what the
     hardware needs at its peak (4096 FLOP and 16 exponentials a cycle); the rest is traced:

@@ -43,7 +43,7 @@ def points(
     if not groups:
         raise ValueError(
             f"length={length}, head_dim={head_dim}, causal={causal} was not measured; "
-            "docs/results/h200.json has lengths 512 to 16384 and head_dim 64, 128 and 256."
+            "docs/results/forward/h200.json has lengths 512 to 16384 and head_dim 64, 128 and 256."
         )
     return {
         version: (*intensity(version, length, head_dim, causal), rate)

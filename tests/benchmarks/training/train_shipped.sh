@@ -8,7 +8,8 @@
 # on with what is missing, as long as runs/ is there. On one H200 the shipped models took 149 s to
 # teach and 789 s to practise. At the end OUT has both checkpoints, with their cards and logs, the
 # metrics of the runs and the measured bars (shipped.json): they replace transformer/checkpoints,
-# docs/results/grpo/{practice-seed0,finish-seed0,finish-seed1} and docs/results/h200-shipped-models.json.
+# docs/results/grpo/{practice-seed0,finish-seed0,finish-seed1} and
+# docs/results/transformer/h200-shipped-models.json.
 #
 # A dry run on the CPU: DEVICE=cpu GRPO="--attention sdpa --steps 2 --prompts 2 --max-tokens 8"
 # TAUGHT="--steps 2 --batch-tokens 1024" PROBLEMS=1, in a clone that may lose its checkpoints.

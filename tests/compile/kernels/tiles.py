@@ -3,7 +3,7 @@ each kernel. See apart.py: a process of its own for each architecture.
 
     TRITON_INTERPRET=0 python -m tests.compile.kernels.tiles [sm_80 ...]
 
-writes docs/results/tiles.json, of which `make plot` makes a table.
+writes docs/results/compiled/tiles.json, of which `make plot` makes a table.
 """
 
 import sys
@@ -67,10 +67,10 @@ def rows(arch: str, *head_dims: str, **options) -> list[dict]:
 
 
 def main(arches: list[str]) -> None:
-    """Write the rows of architectures to docs/results."""
+    """Write the rows of architectures to docs/results/compiled."""
     document = new_document("cpu")
     document["rows"] = [row | {"suite": "tiles"} for arch in arches for row in rows(arch)]
-    save(document, RESULTS / "tiles.json")
+    save(document, RESULTS / "compiled" / "tiles.json")
 
 
 if __name__ == "__main__":

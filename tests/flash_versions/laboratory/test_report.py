@@ -343,12 +343,18 @@ def test_no_measured_step_took_no_time():
 
 def test_what_is_measured_twice_is_refused():
     for name, words in (
-        ("h200.json", "suite '.*' is in two files of results, of commits"),
-        ("h200-trace.json", "there are 2 traces, of commits"),
+        ("forward/h200.json", "suite '.*' is in two files of results, of commits"),
+        ("forward/h200-trace.json", "there are 2 traces, of commits"),
     ):
         found = json.loads((results.RESULTS / name).read_text())
         with pytest.raises(ValueError, match=words):
             results.merged([found, found])
+
+
+def test_every_result_is_in_a_folder():
+    """One elsewhere would be in no table. GRPO's runs have folders of their own."""
+    found = {path.relative_to(results.RESULTS) for path in results.RESULTS.rglob("*.json")}
+    assert {len(path.parts) for path in found if path.parts[0] != "grpo"} == {2}
 
 
 def test_results_are_consistent():
