@@ -129,7 +129,7 @@ def figures(version: Version, before: list[Version]) -> list[tuple[str, str]]:
         found.append(("fp8.svg", "TFLOP/s in FP8 and in bf16, of the kernels alone."))
     if all(version.backward is not other.backward for other in before):
         found.append(("backward.svg", "TFLOP/s of the backward over the length."))
-    return [pair for pair in found if (ROOT / "docs" / "figures" / pair[0]).exists()]
+    return [pair for pair in found if (ROOT / "docs/figures/attention" / pair[0]).exists()]
 
 
 def changes(name: str, before: str) -> str:
@@ -186,7 +186,8 @@ def page(name: str, before: str | None, notebook: str | None) -> str:
         made.append(f"## What changed since {VERSIONS[before].title}\n\n{changes(name, before)}")
     made.append("## Measured\n")
     made += [
-        f"![{text}](../../figures/{file})\n\n{text}\n" for file, text in figures(version, earlier)
+        f"![{text}](../../figures/attention/{file})\n\n{text}\n"
+        for file, text in figures(version, earlier)
     ]
     made.append(f"## The kernels\n\n{kernels(name)}")
     return "\n".join(made)

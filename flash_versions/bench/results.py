@@ -1,7 +1,7 @@
 """Read the committed results, and look up rows in them.
 
-docs/results holds JSON documents of `bench`, of `accuracy`, of tests/benchmarks and of a trace, each
-in a folder that says what was measured; `report` makes tables of them, `plot` figures.
+The folders of docs/results say what was measured. They hold JSON documents of `bench`, of
+`accuracy`, of tests/benchmarks and of a trace; `report` makes tables of them, `plot` figures.
 """
 
 import json

@@ -11,6 +11,7 @@ import io
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
@@ -87,8 +88,11 @@ Panels = dict[str, dict[str, Points]]  # panel -> competitor -> points
 
 
 class Plot(NamedTuple):
-    """A figure: its data out of a document, or None, and the drawing of them."""
+    """A figure: its folder in docs/figures, its data out of a document, or None, and the drawing of
+    them.
+    """
 
+    folder: str
     data: Callable[[Document], Any]
     draw: Callable[[Any], Figure]
 
@@ -343,35 +347,49 @@ def exp2_roof(head_dim: int) -> float:
 
 PLOTS = {
     "forward": Plot(
+        "attention",
         lambda document: lines_over_length(document, "table", rate_of),
         lambda data: draw_lines(data, "Forward, bf16, 16k tokens, hidden size 2048", "TFLOP/s"),
     ),
     "speedup": Plot(
+        "attention",
         lambda document: lines_over_length(document, "table", ratio_to("torch fa2")),
         lambda data: draw_lines(data, "Forward, against torch's FlashAttention-2", "speed-up"),
     ),
     "backward": Plot(
+        "attention",
         lambda document: lines_over_length(document, "backward", rate_of),
         lambda data: draw_lines(data, "Backward, bf16, 16k tokens, hidden size 2048", "TFLOP/s"),
     ),
     "memory": Plot(
+        "attention",
         memory_data,
         lambda data: draw_lines(data, "Memory of a forward beside q, k and v", "MiB", log=True),
     ),
-    "ablation": Plot(ablation_ratios, draw_ablation),
+    "ablation": Plot("attention", ablation_ratios, draw_ablation),
     "fp8": Plot(
+        "attention",
         lambda document: lines_over_length(document, "fp8", rate_of),
         lambda data: draw_lines(data, "Forward in FP8, the kernel alone, and in bf16", "TFLOP/s"),
     ),
     "ablation-fp8": Plot(
-        lambda document: ablation_ratios(document, "ablation fp8", "cudnn fp8"), draw_ablation
+        "attention",
+        lambda document: ablation_ratios(document, "ablation fp8", "cudnn fp8"),
+        draw_ablation,
     ),
-    "timeline": Plot(lambda document: timeline_data(document.get("trace")), draw_timeline),
-    "roofline": Plot(roofline_data, draw_roofline),
-    "training": Plot(lambda document: loss_curves(document, WINDOW), draw_curves),
-    "products": Plot(products_data, draw_products),
-    "generation": Plot(generation_data, draw_generation),
+    "timeline": Plot(
+        "attention", lambda document: timeline_data(document.get("trace")), draw_timeline
+    ),
+    "roofline": Plot("attention", roofline_data, draw_roofline),
+    "training": Plot("transformer", lambda document: loss_curves(document, WINDOW), draw_curves),
+    "products": Plot("transformer", products_data, draw_products),
+    "generation": Plot("transformer", generation_data, draw_generation),
 }
+
+
+def path_of(name: str) -> Path:
+    """Where a figure is."""
+    return FIGURES / PLOTS[name].folder / f"{name}.svg"
 
 
 def digest(data: Any) -> str:
@@ -392,13 +410,13 @@ def svg(name: str, data: Any) -> str:
 def main() -> int:
     """Redraw all figures; one whose data were not measured is removed. Returns the exit code."""
     document = read_results()
-    FIGURES.mkdir(parents=True, exist_ok=True)
     for name, plot in PLOTS.items():
-        path, data = FIGURES / f"{name}.svg", plot.data(document)
+        path, data = path_of(name), plot.data(document)
         if data is None:
             path.unlink(missing_ok=True)
             sys.stderr.write(f"{name}: nothing was measured to draw it from\n")
         else:
+            path.parent.mkdir(parents=True, exist_ok=True)
             write(path, svg(name, data))
             sys.stderr.write(f"{path.relative_to(ROOT)}: drawn\n")
     return 0

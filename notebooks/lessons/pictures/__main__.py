@@ -1,6 +1,6 @@
 """Draw the pictures that documents show: `python -m lessons.pictures`, in notebooks/.
 
-Writes docs/figures/flash-attention.gif and docs/figures/lessons/*.svg. Like the figures of
+Writes docs/figures/flash-attention.gif and docs/figures/lessons/*/*.svg. Like the figures of
 flash_versions.plot.figures, each names a digest of the data that it was drawn from.
 """
 
@@ -42,20 +42,25 @@ class Picture(NamedTuple):
 
 
 PICTURES = {
-    "gpu": Picture(gpu.data, gpu.draw),
-    "tiles": Picture(tiles.data, tiles.compare),
-    "walk": Picture(tiles.data, tiles.walk_order),
-    "masks": Picture(masked.data, masked.draw),
-    "splits": Picture(splits.data, splits.tree),
-    "schedules": Picture(gantt.data, gantt.schedules),
-    "schedules-measured": Picture(gantt.data, gantt.against_measured),
-    "schedules-traced": Picture(gantt.data, gantt.beside_trace),
-    "roles": Picture(roles.data, roles.state_machine),
-    "blackwell": Picture(blackwell.data, blackwell.timeline),
-    "traffic": Picture(traffic.data, traffic.against_length),
-    "ordinary-work": Picture(traffic.data, traffic.ordinary_work),
-    "rooflines": Picture(rooflines.data, rooflines.draw),
+    "memory/gpu": Picture(gpu.data, gpu.draw),
+    "scores/tiles": Picture(tiles.data, tiles.compare),
+    "scores/walk": Picture(tiles.data, tiles.walk_order),
+    "scores/masks": Picture(masked.data, masked.draw),
+    "scores/splits": Picture(splits.data, splits.tree),
+    "pipeline/schedules": Picture(gantt.data, gantt.schedules),
+    "pipeline/schedules-measured": Picture(gantt.data, gantt.against_measured),
+    "pipeline/schedules-traced": Picture(gantt.data, gantt.beside_trace),
+    "pipeline/roles": Picture(roles.data, roles.state_machine),
+    "pipeline/blackwell": Picture(blackwell.data, blackwell.timeline),
+    "memory/traffic": Picture(traffic.data, traffic.against_length),
+    "memory/ordinary-work": Picture(traffic.data, traffic.ordinary_work),
+    "memory/rooflines": Picture(rooflines.data, rooflines.draw),
 }
+
+
+def path_of(name: str) -> Path:
+    """Where a picture is."""
+    return FOLDER / f"{name}.svg"
 
 
 def svg(name: str) -> str:
@@ -77,9 +82,9 @@ def replace(path: Path, content: bytes) -> None:
 
 def main() -> int:
     """Redraw all pictures; returns the exit code."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
     for name in PICTURES:
-        path = FOLDER / f"{name}.svg"
+        path = path_of(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
         write(path, svg(name))
         sys.stderr.write(f"{path.relative_to(ROOT)}: drawn\n")
     replace(ANIMATION, animation.gif())

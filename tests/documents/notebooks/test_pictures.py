@@ -487,7 +487,7 @@ def test_arrows_are_the_table_and_end_at_their_states():
 @pytest.mark.parametrize("name", committed.PICTURES)
 def test_committed_pictures_are_of_todays_data(name):
     """Else: python -m lessons.pictures, in notebooks/."""
-    text = (committed.FOLDER / f"{name}.svg").read_text()
+    text = committed.path_of(name).read_text()
     assert digest(committed.PICTURES[name].data()) in text
 
 
@@ -502,7 +502,8 @@ def test_the_committed_animation_is_of_todays_data():
 
 
 def test_no_other_pictures_are_committed():
-    assert {path.stem for path in committed.FOLDER.iterdir()} == set(committed.PICTURES)
+    found = {path for path in committed.FOLDER.rglob("*") if not path.is_dir()}
+    assert found == {committed.path_of(name) for name in committed.PICTURES}
 
 
 DRAWN = {

@@ -24,8 +24,8 @@ def settings_of(folder: Path) -> Settings:
 def test_three_seeds_are_there():
     assert [path.name for path in SUMS] == ["sums-seed0", "sums-seed1", "sums-seed2"]
     for page in ("README.md", "docs/learn/grpo.md"):
-        assert "figures/grpo-sums.svg" in (ROOT / page).read_text()
-    assert (ROOT / "docs/figures/grpo-sums.svg").exists()
+        assert "figures/transformer/grpo-sums.svg" in (ROOT / page).read_text()
+    assert (ROOT / "docs/figures/transformer/grpo-sums.svg").exists()
 
 
 def test_where_the_model_begins():
@@ -94,7 +94,7 @@ def test_countdown_on_a_gpu(seed):
     assert scores[0]["sampled"] < 0.4 and scores[-1]["sampled"] >= 0.9
     reached = next(x["seconds"] for x in scores if x["sampled"] >= 0.8)
     assert reached <= 240 and scores[-1]["seconds"] < 1200  # as docs/learn/grpo.md says
-    assert "figures/grpo-countdown.svg" in (ROOT / "docs/learn/grpo.md").read_text()
+    assert "figures/transformer/grpo-countdown.svg" in (ROOT / "docs/learn/grpo.md").read_text()
 
 
 def test_practice_on_a_gpu():

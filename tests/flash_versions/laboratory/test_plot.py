@@ -33,7 +33,7 @@ def lines_of(ax):
 @pytest.mark.parametrize("name", plot.PLOTS)
 def test_committed_figures_are_of_the_committed_results(name):
     """Else: python -m flash_versions.plot."""
-    path, data = plot.FIGURES / f"{name}.svg", plot.PLOTS[name].data(RESULTS)
+    path, data = plot.path_of(name), plot.PLOTS[name].data(RESULTS)
     assert plot.digest(data) in path.read_text()
     other = re.sub(r"\d(?=\D*$)", lambda found: "7" if found[0] == "3" else "3", json.dumps(data))
     assert plot.digest(json.loads(other)) != plot.digest(data)
@@ -41,11 +41,13 @@ def test_committed_figures_are_of_the_committed_results(name):
 
 
 def test_no_other_figures_are_committed():
-    found = {path.stem for path in plot.FIGURES.iterdir()}
-    elsewhere = {"grpo-sums", "grpo-countdown"}  # tests/documents/pages/test_grpo_results.py
-    elsewhere |= {"flash-attention", "lessons"}  # tests/documents/notebooks/test_pictures.py
-    elsewhere |= {"walkthrough"}  # a screenshot of a page, for the README
-    assert found == elsewhere | set(plot.PLOTS)
+    lessons = plot.FIGURES / "lessons"  # tests/documents/notebooks/test_pictures.py
+    found = {path for path in plot.FIGURES.rglob("*.*") if lessons not in path.parents}
+    elsewhere = {plot.FIGURES / "flash-attention.gif"}  # there, too
+    elsewhere |= {plot.FIGURES / "walkthrough.png"}  # a screenshot of a page, for the README
+    for name in ("sums", "countdown"):  # tests/documents/pages/test_grpo_results.py
+        elsewhere |= {plot.FIGURES / f"transformer/grpo-{name}.svg"}
+    assert found == elsewhere | {plot.path_of(name) for name in plot.PLOTS}
 
 
 @pytest.mark.parametrize("name", ["memory", "ablation", "timeline"])
@@ -64,11 +66,11 @@ def test_command_draws_and_removes(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(plot, "PLOTS", {name: plot.PLOTS[name] for name in ("backward", "fp8")})
     monkeypatch.setattr(plot, "read_results", lambda: RESULTS)
     assert plot.main() == 0
-    assert {path.name for path in plot.FIGURES.iterdir()} == {"backward.svg", "fp8.svg"}
+    assert {path.name for path in plot.FIGURES.rglob("*.*")} == {"backward.svg", "fp8.svg"}
     lost = without(lambda row: row["suite"] != "fp8")
     monkeypatch.setattr(plot, "read_results", lambda: lost)
     assert plot.main() == 0
-    assert [path.name for path in plot.FIGURES.iterdir()] == ["backward.svg"]
+    assert [path.name for path in plot.FIGURES.rglob("*.*")] == ["backward.svg"]
     assert "fp8: nothing was measured to draw it from" in capsys.readouterr().err
 
 
