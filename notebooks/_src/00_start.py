@@ -526,7 +526,7 @@ check("last_key", last_key)
 # puzzle: row_softmax
 
 # %% [markdown]
-# Solutions are in [solutions/](solutions). Each file also has wrong answers, to test `check` with. You
+# Solutions are in [solutions/00_start](solutions/00_start). Each file also has wrong answers, to test `check` with. You
 # also find hints and a solution folded below each exercise; each hint says a little more.
 
 # %% [markdown]

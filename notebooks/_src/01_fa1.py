@@ -619,7 +619,7 @@ def rows_that_change(length, block_q, block_kv):
 check("rows_that_change", rows_that_change)
 
 # %% [markdown]
-# Solutions are in [solutions/](solutions).
+# Solutions are in [solutions/01_fa1](solutions/01_fa1).
 
 # %% [markdown]
 # **3. The kernel.** Write the loop of FlashAttention 1 in Triton. The cell is checked when it runs: its results,

@@ -673,7 +673,7 @@ def attend(q, k, v, block):
 check("attend", attend)
 
 # %% [markdown]
-# Solutions are in [solutions/](solutions).
+# Solutions are in [solutions/02_fa2](solutions/02_fa2).
 
 # %% [markdown]
 # **3. The reduction, as a kernel.** In exercise 1 the parts were arrays. Here each program loads what it needs of

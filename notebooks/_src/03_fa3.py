@@ -1300,5 +1300,5 @@ predictions()
 #   [fp8.md](../docs/understand/fp8.md); and what did not work, in [log.md](../docs/understand/log.md).
 # * All kernels as you saw them here, in one text: `python -m flash_versions.diff --show fa3 --plain`
 #   and `--show fa3-hopper --plain`.
-# * Solutions: `causal_order.py`, `tile_kind.py` and `fold_fp8.py` in `notebooks/solutions`. Next:
-#   [04_fa4](04_fa4.ipynb).
+# * Solutions: `causal_order.py`, `tile_kind.py` and `fold_fp8.py` in `notebooks/solutions/03_fa3`.
+#   Next: [04_fa4](04_fa4.ipynb).

@@ -1106,5 +1106,6 @@ predictions()
 # * This project: the docstrings of `flash_versions/versions/fa4/softmax.py` (why the rescaling is
 #   exact, and stays in range), `exp2.py` and `fit_exp2.py` (run `python -m lessons.fit_exp2`), and
 #   what was tried and did not help, in [log.md](../docs/understand/log.md).
-# * Solutions: `notebooks/solutions/raise_reference.py` and `polynomial_exp2.py`. Next:
-#   [05_transformer](05_transformer.ipynb), a model that talks and runs on these kernels.
+# * Solutions: `raise_reference.py`, `polynomial_exp2.py`, `repair.py` and `best_share.py` in
+#   `notebooks/solutions/04_fa4`. Next: [05_transformer](05_transformer.ipynb), a model that talks and
+#   runs on these kernels.

@@ -863,7 +863,7 @@ def advance(lengths, count, padding):
 check("advance", advance)
 
 # %% [markdown]
-# The solutions are in `notebooks/solutions`.
+# The solutions are in `notebooks/solutions/05_transformer`.
 
 # %% [markdown]
 # ## Your predictions

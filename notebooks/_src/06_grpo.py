@@ -813,7 +813,7 @@ class DigitSum(Task):
 check("digit_sum", lambda: DigitSum())
 
 # %% [markdown]
-# The solutions are in `notebooks/solutions`.
+# The solutions are in `notebooks/solutions/06_grpo`.
 #
 # ## On your GPU
 #

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lessons.exercises import find_exercise
-from lessons.folded import display_answer, display_help, solution
+from lessons.folded import display_answer, display_help, solution, where_solved
 
 NUMBER = (int, float, np.integer, np.floating)
 WITHIN = 0.1  # of the truth: close enough for a prediction
@@ -114,4 +114,6 @@ def check(name: str, function: Callable[..., Any]) -> None:
     else:
         print(f"{name}: right")
         return
-    display_help(exercise.hints, solution(name), f"A solution is in solutions/{name}.py.")
+    display_help(
+        exercise.hints, solution(name), f"A solution is in solutions/{where_solved(name)}."
+    )

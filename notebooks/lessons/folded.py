@@ -46,9 +46,15 @@ def display_help(hints: tuple[str, ...], solution: str, where: str) -> None:
     display_folded(steps, where)
 
 
+def where_solved(name: str) -> str:
+    """The file with an exercise's solution, in the folder of its notebook."""
+    [path] = SOLUTIONS.glob(f"*/{name}.py")
+    return path.relative_to(SOLUTIONS).as_posix()
+
+
 def solution(name: str) -> str:
     """The text of an exercise's solution: its function, and what that uses of its file."""
-    text = (SOLUTIONS / f"{name}.py").read_text()
+    text = (SOLUTIONS / where_solved(name)).read_text()
     defined: dict[str, ast.stmt] = {}
     for node in ast.parse(text).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):

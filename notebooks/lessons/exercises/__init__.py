@@ -8,8 +8,9 @@ The exercises of notebook NN are registered in `notebook_NN.py`:
         assert close(found, truth), f"row 0 is {found[0]:.3f}; it should be {truth[0]:.3f}"
 
 A checker returns if the function is right and raises an AssertionError with a sentence if not. The
-solution is in `notebooks/solutions/combine.py` as a function `combine`; the file also has functions
-`wrong_...`, each with a mistake that the checker has to find.
+solution is in `notebooks/solutions`, in the folder of the notebook, as a function `combine` in
+`combine.py`; the file also has functions `wrong_...`, each with a mistake that the checker has to
+find.
 """
 
 import importlib

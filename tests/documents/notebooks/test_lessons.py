@@ -293,7 +293,8 @@ def doubling(monkeypatch, tmp_path):
     """An exercise."""
     monkeypatch.setattr(exercises, "EXERCISES", {})
     monkeypatch.setattr(folded, "SOLUTIONS", tmp_path)
-    (tmp_path / "doubling.py").write_text("def doubling(x):\n    return x + x\n")
+    (tmp_path / "00_start").mkdir()
+    (tmp_path / "00_start/doubling.py").write_text("def doubling(x):\n    return x + x\n")
 
     @exercises.exercise("doubling", "twice what it is", "add <it> to itself")
     def check_doubling(double):
@@ -319,7 +320,7 @@ def test_exercises_have_three_verdicts(doubling, displayed, capsys, function, ve
         assert not displayed
         return
     (page,) = displayed
-    assert page["text/plain"] == "A solution is in solutions/doubling.py."
+    assert page["text/plain"] == "A solution is in solutions/00_start/doubling.py."
     order = [r"<details><summary>first of 2", "twice", "<details><summary>second of 2"]
     order += ["add &lt;it&gt;", "<details><summary>a solution", "doubling", "</details>" * 3]
     assert re.search(".*".join(order), page["text/html"], re.DOTALL)

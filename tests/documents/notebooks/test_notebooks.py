@@ -145,9 +145,9 @@ def test_pictures_in_pages_are_not_compared():
     assert build.without_pictures(PICTURE) == build.without_pictures(other)
 
 
-def solution_of(name, folder=SOLUTIONS):
+def solution_of(name, path=None):
     """The module with an exercise's solution."""
-    path = folder / f"{name}.py"
+    path = path or SOLUTIONS / folded.where_solved(name)
     spec = importlib.util.spec_from_file_location(f"solution_{name}", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -162,18 +162,19 @@ def test_solutions_pass(name, capsys, monkeypatch):
     assert capsys.readouterr().out == f"{name}: right\n"
     check(name, lambda *args, **named: None)
     out = capsys.readouterr().out
-    assert out == f"{name}: not solved yet\nA solution is in solutions/{name}.py.\n"
+    where = f"solutions/{folded.where_solved(name)}"
+    assert out == f"{name}: not solved yet\nA solution is in {where}.\n"
 
 
 @pytest.mark.parametrize("name", sorted(EXERCISES))
 def test_what_is_shown_as_a_solution_passes(name, capsys, tmp_path):
     """With what its file imports, and nothing else of the file."""
-    lines = (SOLUTIONS / f"{name}.py").read_text().splitlines()
+    lines = (SOLUTIONS / folded.where_solved(name)).read_text().splitlines()
     imports = [line for line in lines if line.startswith(("import ", "from "))]
     shown = folded.solution(name)
     assert "wrong_" not in shown and len(EXERCISES[name].hints) > 1
     (tmp_path / f"{name}.py").write_text("\n".join([*imports, shown, ""]))
-    check(name, getattr(solution_of(name, tmp_path), name))
+    check(name, getattr(solution_of(name, tmp_path / f"{name}.py"), name))
     assert capsys.readouterr().out == f"{name}: right\n"
 
 
@@ -206,14 +207,17 @@ def test_wrong_variants_are_told_why(name, wrong, reason, capsys):
 
 
 def test_every_exercise_is_asked_once_and_solved_once():
-    """No solution without a question, no question without a solution."""
+    """No solution without a question, no question without a solution, which is in the folder of its
+    notebook.
+    """
     asked = [
-        name
+        (path.stem, name)
         for path in build.SOURCES.glob("*.py")
         for name in re.findall(r'^check\("(\w+)"', path.read_text(), re.MULTILINE)
     ]
-    assert sorted(asked) == sorted(EXERCISES)
-    assert {path.stem for path in SOLUTIONS.glob("*.py")} == set(EXERCISES)
+    assert sorted(name for _, name in asked) == sorted(EXERCISES)
+    solved = {path.relative_to(SOLUTIONS).with_suffix("") for path in SOLUTIONS.rglob("*.py")}
+    assert {path.parts for path in solved} == set(asked)
 
 
 @pytest.fixture
