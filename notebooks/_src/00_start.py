@@ -49,7 +49,7 @@ if "google.colab" in sys.modules and not os.path.exists("lessons"):
 # %% tags=["hide-cell"]
 # %matplotlib inline
 from lessons import check, checked, film, guess, measured, own_gpu, predictions, record, show_plain
-from lessons.pictures import gpu
+from lessons.pictures.memory import gpu
 
 import numpy as np
 import torch

@@ -60,7 +60,8 @@ from lessons import (
     show_plain,
 )
 from lessons.folded import display_answer
-from lessons.pictures import softmax_state, tiles, traffic
+from lessons.pictures.memory import traffic
+from lessons.pictures.scores import softmax_state, tiles
 
 from flash_versions import attention, compare
 from flash_versions.versions.fa1 import forward as fa1

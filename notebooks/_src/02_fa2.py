@@ -67,7 +67,8 @@ from lessons import (
     show_plain,
 )
 from lessons.folded import display_answer
-from lessons.pictures import rooflines, splits, tiles, traffic
+from lessons.pictures.memory import rooflines, traffic
+from lessons.pictures.scores import splits, tiles
 from matplotlib.figure import Figure
 
 from flash_versions import attention, compare

@@ -60,8 +60,9 @@ from lessons import predictions, recompiled, show, show_plain
 from lessons.emulated import box_in_sequence, emulated
 from lessons.exercises.notebook_03 import finish_time
 from lessons.folded import display_answer
-from lessons.pictures import attend, gantt, masked, tiles
-from lessons.pictures.schedule import square, visits
+from lessons.pictures.pipeline import attend, gantt
+from lessons.pictures.scores import masked, tiles
+from lessons.pictures.scores.schedule import square, visits
 from matplotlib.figure import Figure
 
 from flash_versions import attention, attention_reference, masks

@@ -64,8 +64,8 @@ from lessons.modelled.counts import of_softmax
 from lessons.modelled.model import replay as replayed
 from lessons.modelled.rates import B200
 from lessons.modelled.trace import record as record_blackwell
-from lessons.pictures import blackwell
-from lessons.pictures import roles as role_pictures
+from lessons.pictures.pipeline import blackwell
+from lessons.pictures.pipeline import roles as role_pictures
 from lessons.planted import outcomes, planted
 from matplotlib.figure import Figure
 

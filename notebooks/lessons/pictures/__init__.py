@@ -1,4 +1,6 @@
 """The pictures of the walkthroughs, all of them matplotlib code; each function returns a Figure.
 
-from lessons.pictures import tiles, softmax_state, splits, gantt, roles, traffic, rooflines
+from lessons.pictures.memory import rooflines, traffic
+from lessons.pictures.scores import softmax_state, splits, tiles
+from lessons.pictures.pipeline import gantt, roles
 """

@@ -1,7 +1,8 @@
 """Draw the pictures that documents show: `python -m lessons.pictures`, in notebooks/.
 
-Writes docs/figures/flash-attention.gif and docs/figures/lessons/*/*.svg. Like the figures of
-flash_versions.plot.figures, each names a digest of the data that it was drawn from.
+Writes docs/figures/flash-attention.gif and docs/figures/lessons/*/*.svg, whose folders are those of
+this package. Like the figures of flash_versions.plot.figures, each names a digest of the data that
+it was drawn from.
 """
 
 import io
@@ -17,18 +18,9 @@ from matplotlib.figure import Figure
 from flash_versions.bench.files import write
 from flash_versions.bench.results import ROOT
 from flash_versions.plot.figures import FIGURES, STYLE, digest
-from lessons.pictures import (
-    animation,
-    blackwell,
-    gantt,
-    gpu,
-    masked,
-    roles,
-    rooflines,
-    splits,
-    tiles,
-    traffic,
-)
+from lessons.pictures.memory import animation, gpu, rooflines, traffic
+from lessons.pictures.pipeline import blackwell, gantt, roles
+from lessons.pictures.scores import masked, splits, tiles
 
 ANIMATION = FIGURES / "flash-attention.gif"
 FOLDER = FIGURES / "lessons"

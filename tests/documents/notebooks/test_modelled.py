@@ -7,7 +7,7 @@ import pytest
 from flash_versions.diff.files import ROOT
 from lessons.modelled import compare, counts, model, trace
 from lessons.modelled.rates import B200, SOURCES, Rates
-from lessons.pictures import blackwell
+from lessons.pictures.pipeline import blackwell
 
 pytestmark = pytest.mark.xdist_group("modelled")  # one worker, so that it is compiled once
 DOCS = ROOT.parent / "docs"

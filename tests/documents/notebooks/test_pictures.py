@@ -17,7 +17,7 @@ from matplotlib.patches import FancyArrowPatch
 from matplotlib.text import Text
 from PIL import Image
 
-from flash_versions.bench.results import read_results
+from flash_versions.bench.results import ROOT, read_results
 from flash_versions.dispatch import interpreter
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import LaunchConfig
@@ -26,27 +26,24 @@ from flash_versions.versions.fa4.hopper.roles import TABLE
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "notebooks"))
 
-from lessons.pictures import (  # noqa: E402
-    __main__ as committed,
-)
-from lessons.pictures import (
-    animation,
-    attend,
-    gantt,
-    roles,
-    rooflines,
-    softmax_state,
-    splits,
-    tiles,
-    traffic,
-)
-from lessons.pictures.schedule import ORDERS, Shape, located, square, visits, walk  # noqa: E402
-from lessons.pictures.simulator import (  # noqa: E402
+from lessons.pictures import __main__ as committed  # noqa: E402
+from lessons.pictures.memory import animation, rooflines, traffic  # noqa: E402
+from lessons.pictures.pipeline import attend, gantt, roles  # noqa: E402
+from lessons.pictures.pipeline.simulator import (  # noqa: E402
     EXP_UNIT,
     TENSOR_CORE,
     Durations,
     simulate,
     total,
+)
+from lessons.pictures.scores import softmax_state, splits, tiles  # noqa: E402
+from lessons.pictures.scores.schedule import (  # noqa: E402
+    ORDERS,
+    Shape,
+    located,
+    square,
+    visits,
+    walk,
 )
 from lessons.stepper import __main__ as stepper  # noqa: E402
 
@@ -355,7 +352,7 @@ def test_the_simulator_is_good_to_ten_percent():
 
 
 def test_a_program_that_waits_for_ever_is_an_error():
-    from lessons.pictures.simulator import Machine
+    from lessons.pictures.pipeline.simulator import Machine
 
     def program():
         yield "wait", "what never happens"
@@ -369,7 +366,7 @@ def test_a_program_that_waits_for_ever_is_an_error():
 
 def test_lines_are_those_of_the_kernel():
     """In their order; each is explained."""
-    path = Path(attend.__file__).parents[3] / "flash_versions/versions/fa3/hopper/forward.py"
+    path = ROOT / "flash_versions/versions/fa3/hopper/forward.py"
     body = path.read_text().partition("def attend(")[2].partition("def attend_in_order")[0]
     written = iter(body[body.index("for place in") :].splitlines())
     lines = [line.strip() for line in attend.loop() if "fold_scores(" not in line]

@@ -15,8 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from lessons.pictures.gantt import CONSUMER_COLOURS, WORK_COLOURS, measured_durations
-from lessons.pictures.simulator import TENSOR_CORE, Logged, Task, simulate
+from lessons.pictures.pipeline.gantt import CONSUMER_COLOURS, WORK_COLOURS, measured_durations
+from lessons.pictures.pipeline.simulator import TENSOR_CORE, Logged, Task, simulate
 from lessons.pictures.style import GREY, INK, styled
 from lessons.source import find_plain
 

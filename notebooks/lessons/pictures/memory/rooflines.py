@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 
 from flash_versions.bench.results import rate_of, read_results, shapes
 from flash_versions.plot.figures import HBM_TB_PER_S, TENSOR_TFLOPS, exp2_roof
+from lessons.pictures.memory.traffic import count
 from lessons.pictures.style import INK, TITLES, line_of, styled
-from lessons.pictures.traffic import count
 
 SHOWN = ("plain", "fa1", "fa2", "fa3", "fa4")
 LENGTH = 4096

@@ -18,7 +18,7 @@ from matplotlib.patches import Patch
 from flash_versions.bench.results import read_results, shapes
 from flash_versions.plot.figures import EXP2_PER_TENSOR_FLOP
 from flash_versions.plot.timeline import Interval, merged
-from lessons.pictures.simulator import TENSOR_CORE, Durations, Task, simulate, total
+from lessons.pictures.pipeline.simulator import TENSOR_CORE, Durations, Task, simulate, total
 from lessons.pictures.style import BLUE, GREEN, INK, ORANGE, SKY, VERMILION, styled
 
 ROWS, KEYS = 64, 128  # of a consumer, of a block

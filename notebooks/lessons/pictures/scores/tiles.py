@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from lessons.pictures.schedule import Visit, Walked, square, visits, walk
+from lessons.pictures.scores.schedule import Visit, Walked, square, visits, walk
 from lessons.pictures.style import BLUE, INK, ORANGE, PALE, SKY, TITLES, bare, styled
 
 FULL, CUT, UNSEEN = SKY, ORANGE, PALE

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from flash_versions.versions.fa1.forward import MEASURED as FA1_SIZES
 from flash_versions.versions.fa2.forward import MEASURED as FA2_SIZES
 from flash_versions.versions.fa3.hopper.config import HopperConfig
-from lessons.pictures.schedule import Shape
+from lessons.pictures.scores.schedule import Shape
 from lessons.pictures.style import GREEN, INK, TITLES, line_of, styled
 
 ITEM = 2  # bytes of bf16

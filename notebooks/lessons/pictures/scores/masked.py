@@ -13,8 +13,8 @@ from flash_versions import masks
 from flash_versions.dispatch.request import Request, make_request
 from flash_versions.versions.masks import MaskOptions
 from flash_versions.versions.tiles.intervals import Intervals
+from lessons.pictures.scores.tiles import CUT, FULL, UNSEEN
 from lessons.pictures.style import INK, bare, styled
-from lessons.pictures.tiles import CUT, FULL, UNSEEN
 
 SIZE = 64  # rows and columns of a tile
 SHADE = 0.25  # of scores that queries see

@@ -1,0 +1,1 @@
+"""The roles of a kernel's warps, and which of them works when."""
