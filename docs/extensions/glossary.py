@@ -2,7 +2,7 @@
 definition when the pointer is over it, and leads to the glossary.
 
 A well-kept extension for this loads its script from the network, which this site does not; a link
-with a title needs no script. The list of terms is that of the notebooks, lessons/glossary.py.
+with a title needs no script. The list of terms is that of the notebooks, lessons/build/glossary.py.
 """
 
 import sys
@@ -15,7 +15,7 @@ from sphinx.application import Sphinx
 
 sys.path.append(str(Path(__file__).parents[2] / "notebooks"))
 
-from lessons.glossary import entries, first_uses  # noqa: E402
+from lessons.build.glossary import entries, first_uses  # noqa: E402
 
 PAGE = "learn/glossary"
 CLASS = "term"

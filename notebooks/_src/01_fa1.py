@@ -59,9 +59,9 @@ from lessons import (
     record,
     show_plain,
 )
-from lessons.folded import display_answer
 from lessons.pictures.memory import traffic
 from lessons.pictures.scores import softmax_state, tiles
+from lessons.practice.folded import display_answer
 
 from flash_versions import attention, compare
 from flash_versions.versions.fa1 import forward as fa1

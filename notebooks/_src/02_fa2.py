@@ -66,9 +66,9 @@ from lessons import (
     show,
     show_plain,
 )
-from lessons.folded import display_answer
 from lessons.pictures.memory import rooflines, traffic
 from lessons.pictures.scores import splits, tiles
+from lessons.practice.folded import display_answer
 from matplotlib.figure import Figure
 
 from flash_versions import attention, compare

@@ -57,12 +57,12 @@ import torch
 from IPython.display import Markdown, display
 from lessons import changes, check, checked, film, guess, instructions, measured, own_gpu, record
 from lessons import predictions, recompiled, show, show_plain
-from lessons.emulated import box_in_sequence, emulated
-from lessons.exercises.notebook_03 import finish_time
-from lessons.folded import display_answer
+from lessons.kernels.emulated import box_in_sequence, emulated
 from lessons.pictures.pipeline import attend, gantt
 from lessons.pictures.scores import masked, tiles
 from lessons.pictures.scores.schedule import square, visits
+from lessons.practice.exercises.notebook_03 import finish_time
+from lessons.practice.folded import display_answer
 from matplotlib.figure import Figure
 
 from flash_versions import attention, attention_reference, masks

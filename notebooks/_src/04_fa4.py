@@ -57,7 +57,6 @@ import torch
 from IPython.display import Markdown, display
 from lessons import changes, check, checked, film, guess, instructions, measured, own_gpu, record
 from lessons import predictions, recompiled, show, show_plain
-from lessons.folded import display_answer
 from lessons.fit_exp2 import chosen_degree, evaluate, measure, remez, rounded
 from lessons.modelled import compare
 from lessons.modelled.counts import of_softmax
@@ -66,7 +65,8 @@ from lessons.modelled.rates import B200
 from lessons.modelled.trace import record as record_blackwell
 from lessons.pictures.pipeline import blackwell
 from lessons.pictures.pipeline import roles as role_pictures
-from lessons.planted import outcomes, planted
+from lessons.practice.folded import display_answer
+from lessons.practice.planted import outcomes, planted
 from matplotlib.figure import Figure
 
 from flash_versions.bench.results import ablation_ratios, read_results, shapes

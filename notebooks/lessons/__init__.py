@@ -16,15 +16,15 @@ import sys
 if "triton" not in sys.modules:
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from lessons import puzzles  # noqa: E402
-from lessons.answers import check, guess, predictions  # noqa: E402
-from lessons.claims import checked  # noqa: E402
-from lessons.compiled import instructions, recompiled  # noqa: E402
-from lessons.films import film  # noqa: E402
+from lessons.build.claims import checked  # noqa: E402
+from lessons.kernels.compiled import instructions, recompiled  # noqa: E402
+from lessons.kernels.recording import Recording, Step, record  # noqa: E402
+from lessons.kernels.source import changes, show, show_plain  # noqa: E402
 from lessons.measurements import measured, own_gpu  # noqa: E402
 from lessons.moved import bytes_moved  # noqa: E402
-from lessons.recording import Recording, Step, record  # noqa: E402
-from lessons.source import changes, show, show_plain  # noqa: E402
+from lessons.pictures.films import film  # noqa: E402
+from lessons.practice import puzzles  # noqa: E402
+from lessons.practice.answers import check, guess, predictions  # noqa: E402
 
 puzzles.register()
 

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 
 from flash_versions.bench.results import RESULTS, any_row, mask, rate_of, read_results, shapes
 from flash_versions.plot.figures import PLOTS, STYLE, label, style_of
-from lessons.compiled import cache_folder, compiling
-from lessons.films import picture, png
+from lessons.kernels.compiled import cache_folder, compiling
+from lessons.pictures.films import picture, png
 
 DPI = 100
 SUITE = "quick"

@@ -21,7 +21,7 @@ from flash_versions.dispatch.request import make_request
 from flash_versions.inspect import sass
 from flash_versions.inspect.compiled import compiling
 from flash_versions.versions.fa4.blackwell import config, forward
-from lessons import compiled
+from lessons.kernels import compiled
 
 EXPONENTIAL = ("MUFU",)
 ONE_RESULT = ("FADD", "FMUL", "FFMA")  # of a thread

@@ -14,7 +14,7 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
-from lessons.recording import array_of, config_of, forward_of, make_request
+from lessons.kernels.recording import array_of, config_of, forward_of, make_request
 from lessons.stepper import source
 
 # The statements that are steps, by function and by what they assign or call: what happens, and

@@ -1,6 +1,6 @@
 """The bug of the correction: products may go on before O is rescaled."""
 
-from lessons.planted import ARRIVED, RESCALED, SPACE
+from lessons.practice.planted import ARRIVED, RESCALED, SPACE
 
 
 def repair(text: str) -> str:

@@ -3,8 +3,9 @@
 import nbformat
 import pytest
 
-from lessons import build, checked
-from lessons.claims import missing, on_one_line, sentences
+from lessons import checked
+from lessons.build import notebooks as build
+from lessons.build.claims import missing, on_one_line, sentences
 
 
 def notebook(text, code):

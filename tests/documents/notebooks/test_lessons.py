@@ -19,9 +19,12 @@ from flash_versions.diff import plain_source
 from flash_versions.diff.files import ROOT
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import LaunchConfig
-from lessons import answers, compiled, exercises, films, folded, measurements, recording, source
-from lessons.compiled import PACKAGE, instructions, recompiled
+from lessons import measurements
+from lessons.kernels import compiled, recording, source
+from lessons.kernels.compiled import PACKAGE, instructions, recompiled
 from lessons.moved import bytes_moved
+from lessons.pictures import films
+from lessons.practice import answers, exercises, folded
 
 SHAPE = {"block_q": 4, "block_kv": 4}
 

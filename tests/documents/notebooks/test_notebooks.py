@@ -11,9 +11,10 @@ import pytest
 from IPython.terminal.interactiveshell import TerminalInteractiveShell
 
 from flash_versions.puzzles.puzzle import PUZZLES
-from lessons import build, folded, puzzles
-from lessons.answers import check
-from lessons.exercises import EXERCISES, load_exercises
+from lessons.build import notebooks as build
+from lessons.practice import folded, puzzles
+from lessons.practice.answers import check
+from lessons.practice.exercises import EXERCISES, load_exercises
 
 load_exercises()
 SOLUTIONS = build.NOTEBOOKS / "solutions"

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from lessons import build
-from lessons.glossary import GLOSSARY, LINK, entries, link_first_uses
+from lessons.build import notebooks as build
+from lessons.build.glossary import GLOSSARY, LINK, entries, link_first_uses
 from tests.helpers import ROOT
 
 LONGEST = 250  # characters of a definition, which has to fit under a pointer

@@ -13,7 +13,7 @@ import torch
 from flash_versions.dispatch import interpreter
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.oracle.budget import assess_request
-from lessons.recording import config_of
+from lessons.kernels.recording import config_of
 from lessons.stepper import __main__ as command
 from lessons.stepper import hopper, source
 from tests.documents.site.test_docs import CUT_OFF, browser  # noqa: F401

@@ -15,10 +15,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from lessons.kernels.source import find_plain
 from lessons.pictures.pipeline.gantt import CONSUMER_COLOURS, WORK_COLOURS, measured_durations
 from lessons.pictures.pipeline.simulator import TENSOR_CORE, Logged, Task, simulate
 from lessons.pictures.style import GREY, INK, styled
-from lessons.source import find_plain
 
 BLOCKS, FIRST = 8, 3  # of the simulated tile; the first of the two iterations that are shown
 ITERATIONS = 2

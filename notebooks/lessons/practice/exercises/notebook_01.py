@@ -9,7 +9,7 @@ import torch
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.versions.fa1 import forward as fa1
-from lessons.exercises import exercise
+from lessons.practice.exercises import exercise
 
 State = tuple[np.ndarray, np.ndarray, np.ndarray]  # o (rows, dim), row_max and row_sum (rows)
 BLOCK = 4  # keys

@@ -6,7 +6,7 @@ from random import Random
 
 import torch
 
-from lessons.exercises import exercise
+from lessons.practice.exercises import exercise
 from transformer.rl.loss import Loss, Totals, group_advantages, grpo_loss
 from transformer.tasks.task import Task, worked
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lessons.exercises import exercise
+from lessons.practice.exercises import exercise
 
 LOG2E = 1.4426950408889634
 OFFSET = 8.0  # P of 8 bits is multiplied by 2^8, see flash_versions.versions.fp8.quantize

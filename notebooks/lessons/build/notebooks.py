@@ -20,12 +20,12 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
-from lessons import puzzles
-from lessons.claims import on_one_line
-from lessons.glossary import link_first_uses
+from lessons.build.claims import on_one_line
+from lessons.build.glossary import link_first_uses
+from lessons.practice import puzzles
 from transformer.model.files import write_text
 
-NOTEBOOKS = Path(__file__).parent.parent
+NOTEBOOKS = Path(__file__).parents[2]
 SOURCES = NOTEBOOKS / "_src"
 TIMEOUT = 600  # seconds that a cell may take
 GLOSSARY = "../docs/learn/glossary.md"  # as seen from a notebook
@@ -204,7 +204,3 @@ def main(arguments: list[str] | None = None) -> int:
             return 1
         sys.stderr.write(f"wrote {path.name}, {path.stat().st_size:,} bytes\n")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lessons.exercises import exercise
+from lessons.practice.exercises import exercise
 
 Pair = tuple[np.ndarray, np.ndarray]
 DIM = 3

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-GLOSSARY = Path(__file__).parents[2] / "docs" / "learn" / "glossary.md"
+GLOSSARY = Path(__file__).parents[3] / "docs" / "learn" / "glossary.md"
 ENTRY = re.compile(r"^## (?P<term>.+)\n\n(?P<definition>(?:.+\n)+)", re.MULTILINE)
 # What is not prose: fences, formulas, headings, tables, code, links, HTML.
 NOT_PROSE = re.compile(

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from lessons import planted
-from lessons.exercises import exercise
 from lessons.modelled import counts
 from lessons.modelled.rates import B200, Rates
+from lessons.practice import planted
+from lessons.practice.exercises import exercise
 
 REPAIR_HINTS = (
     "The complaint says that tensor memory is touched while a product uses it. Which product reads "

@@ -13,7 +13,7 @@ from nbformat import NotebookNode
 
 from flash_versions.puzzles import command
 from flash_versions.puzzles.puzzle import MINUTES, PUZZLES, find_puzzle
-from lessons.folded import display_help
+from lessons.practice.folded import display_help
 from transformer.model.files import write_text
 
 NAME = "puzzles"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from IPython.display import display
 
-from lessons.source import coloured
+from lessons.kernels.source import coloured
 
-SOLUTIONS = Path(__file__).parents[1] / "solutions"
+SOLUTIONS = Path(__file__).parents[2] / "solutions"
 ORDINALS = ("first", "second", "third", "fourth")
 
 

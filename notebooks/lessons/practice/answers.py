@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lessons.exercises import find_exercise
-from lessons.folded import display_answer, display_help, solution, where_solved
+from lessons.practice.exercises import find_exercise
+from lessons.practice.folded import display_answer, display_help, solution, where_solved
 
 NUMBER = (int, float, np.integer, np.floating)
 WITHIN = 0.1  # of the truth: close enough for a prediction

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from flash_versions import attention_reference
-from lessons.exercises import exercise
+from lessons.practice.exercises import exercise
 
 
 @exercise(

@@ -2,7 +2,7 @@
 
 import torch
 
-from lessons.exercises import exercise
+from lessons.practice.exercises import exercise
 from transformer.model.cache import KVCache
 from transformer.model.config import Config
 from transformer.model.rope import Rope, rotary_table, rotate

@@ -1,0 +1,1 @@
+"""What makes notebooks of `_src`: runs them, checks their claims, links terms to the glossary."""
