@@ -144,15 +144,16 @@ class Call:
             return self.gradients(*tensors)
         if dlse is None:
             tensors = tensors[:-1]
-        where = keys.arrangement([x.data_ptr() for x in tensors])
+        once, places = keys.distinct(tensors)
+        where = keys.arrangement([x.data_ptr() for x in tensors]), places
         key = *place, self.fields.is_deterministic, len(tensors), where
         for fits, tape in self.backwards.get(key, ()):
-            if fits(*tensors):
+            if fits(*once):
                 return tape(tensors, place[1])
         if not (keys.is_quiet() and all(map(keys.is_plain, tensors))):
             return self.gradients(*tensors)
         tape = Tape(self.gradients)
-        keys.keep(self.backwards.setdefault(key, []), tensors, tape)
+        keys.keep(self.backwards.setdefault(key, []), once, tape)
         return tape(tensors, place[1])
 
 

@@ -75,7 +75,7 @@ def keep(kept: Kept, tensors: Sequence[torch.Tensor], what: Any) -> None:
 
 
 class Room(NamedTuple):
-    """Where a call can be kept: under a key, for tensors like its own."""
+    """Where a call can be kept: under a key, for tensors like its own, each object once."""
 
     key: tuple
     tensors: tuple[torch.Tensor, ...]
@@ -109,12 +109,15 @@ def find(
     tensors: tuple = (q, k, v)
     try:
         a, b, c = q.data_ptr(), k.data_ptr(), v.data_ptr()
-        where = None  # as a rule
+        once, where = tensors, None  # as a rule
         if others:
             tensors += tuple([x for x in others if x is not None])
-            where = arrangement([x.data_ptr() for x in tensors]), *[x is None for x in others]
+            once, places = distinct(tensors)
+            addresses = [x.data_ptr() for x in tensors]
+            where = arrangement(addresses), places, *[x is None for x in others]
         elif (a | b | c) % 16 or a in (b, c) or b == c or not (a and b and c):
-            where = arrangement([a, b, c])
+            once, places = distinct(tensors)
+            where = arrangement([a, b, c]), places
         key = (
             *place, torch.is_grad_enabled(), options, *map(type, options), q.numel(), k.numel(),
             where,
@@ -123,16 +126,27 @@ def find(
     except (AttributeError, RuntimeError, TypeError):  # no tensor, without memory, not hashable
         return NOT_FOUND
     for fits, call in kept:
-        if fits(*tensors):
+        if fits(*once):
             return call, tensors, place[1]
     if not (is_quiet() and all(map(is_plain, tensors))):
         return NOT_FOUND
     if not all(x.is_contiguous() for x in tensors[3:]):  # it would be copied
         return NOT_FOUND
-    return None, tensors, Room(key, tensors)
+    return None, tensors, Room(key, once)
 
 
 NOT_FOUND: tuple[None, tuple, None] = (None, (), None)
+
+
+def distinct(tensors: tuple) -> tuple[tuple, tuple[int, ...] | None]:
+    """The tensors, each object once, because torch's guards refuse an object that comes twice; and
+    where each tensor is among these, None if no object comes twice.
+    """
+    places: dict[int, int] = {}
+    where = tuple([places.setdefault(id(x), len(places)) for x in tensors])
+    if len(places) == len(tensors):
+        return tensors, None
+    return tuple({id(x): x for x in tensors}.values()), where
 
 
 def is_plain(x: torch.Tensor) -> bool:

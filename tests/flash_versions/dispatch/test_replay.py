@@ -160,6 +160,32 @@ def test_tensors_that_begin_at_one_address(launches):
         assert {x.data_ptr() for x in (*leaves, do)} <= addresses
 
 
+ONE_OBJECT = {
+    "keys and values": lambda x, y: (x, y, y), "all": lambda x, y: (x, x, x),
+    "queries and values": lambda x, y: (x, y, x),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ["plain", "packed"])
+@pytest.mark.parametrize("given", ONE_OBJECT)
+def test_a_tensor_that_is_given_twice(given, case, launches):
+    """torch's guards refuse to compare one object with two."""
+    make, options = CALLS[case]
+    for _ in range(4):
+        x, y, _ = make()
+        tensors = ONE_OBJECT[given](x, y)
+        launches.clear()
+        o = attention(*tensors, version="fa3", **options)
+        addresses = {value for told in launches for part in told[3:] for _, value in part}
+        assert {x.data_ptr() for x in (*tensors, o)} <= addresses
+        torch.autograd.grad(o, set(tensors), torch.ones_like(o))
+    (call,) = kept()
+    (tape,) = tapes(call)
+    assert call.forward.replay is not None and tape.replay is not None
+    attention(*make(), version="fa3", **options)  # three objects are another call
+    assert len(kept()) == 2
+
+
 def test_lengths_that_are_the_queries_bounds(monkeypatch):
     """With pages, cu_seqlens_k gives lengths, and without it all pages are full: two calls, though
     in the first one tensor is given twice.
