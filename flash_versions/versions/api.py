@@ -171,16 +171,20 @@ def attention(
     where = None
     common = precision is query_starts is query_ends is q_descale is k_descale is v_descale is None
     if common and not (dropout_p or check or torch.compiler.is_compiling()):
-        others: tuple = ()
-        if not (alibi_slopes is sink is cu_seqlens_q is cu_seqlens_k is None):
-            others = alibi_slopes, sink, cu_seqlens_q
-            others += (None if cu_seqlens_k is cu_seqlens_q else cu_seqlens_k,)
-        if not (kv_lengths is kv_starts is block_table is None):
-            others += kv_lengths, kv_starts, block_table
+        # With pages, cu_seqlens_k=cu_seqlens_q gives lengths; without cu_seqlens_k, pages are full.
+        one_cut = cu_seqlens_k is cu_seqlens_q
+        bounds = None if one_cut else cu_seqlens_k
+        if alibi_slopes is sink is bounds is kv_lengths is kv_starts is block_table is None:
+            given: bool | tuple[bool, ...] = cu_seqlens_q is not None
+            others: tuple = (cu_seqlens_q,) if given else ()
+        else:
+            others = alibi_slopes, sink, cu_seqlens_q, bounds, kv_lengths, kv_starts, block_table
+            given = tuple([x is not None for x in others])
+            others = tuple([x for x in others if x is not None])
         sides = (*window, *map(type, window)) if isinstance(window, tuple) else window
-        one_cut = cu_seqlens_k is cu_seqlens_q  # with pages, that is not to leave the former out
         options = (
             version, causal, scale, sides, softcap, num_splits, return_lse, deterministic, one_cut,
+            given,
         )  # fmt: skip
         call, tensors, where = find(q, k, v, others, options)
         if call is not None:

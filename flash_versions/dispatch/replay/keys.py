@@ -90,15 +90,19 @@ class Room(NamedTuple):
 def find(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, others: tuple, options: tuple
 ) -> tuple[Any, tuple[torch.Tensor, ...], Any]:
-    """(call, tensors, stream) of a call that was served before; of another (None, tensors, `Room`),
-    or (None, (), None) if it cannot be replayed; nothing can with a torch that has no `Guards`.
+    """The call that serves these arguments, if one was kept.
 
     Args:
         q: as `attention` takes it.
         k: likewise.
         v: likewise.
-        others: the optional tensors, each may be None; () if all are.
-        options: the other arguments.
+        others: the optional tensors that were given, in the order of `Request`.
+        options: the other arguments, and which optional tensors were given.
+
+    Returns:
+        (call, tensors, stream) if a call was kept: it serves `tensors`, all that were given.
+        (None, tensors, room) if none was kept: the caller can keep one there, see `Room`.
+        (None, (), None) if the call cannot be replayed. With a torch without `Guards`, none can.
     """
     if Guards is None or not (type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN):
         return NOT_FOUND
@@ -106,18 +110,18 @@ def find(
         return NOT_FOUND
     if torch.is_autocast_enabled() and is_cast(q, k, v):  # on GPUs
         return NOT_FOUND
-    tensors: tuple = (q, k, v)
     try:
         a, b, c = q.data_ptr(), k.data_ptr(), v.data_ptr()
-        once, where = tensors, None  # as a rule
-        if others:
-            tensors += tuple([x for x in others if x is not None])
-            once, places = distinct(tensors)
-            addresses = [x.data_ptr() for x in tensors]
-            where = arrangement(addresses), places, *[x is None for x in others]
-        elif (a | b | c) % 16 or a in (b, c) or b == c or not (a and b and c):
-            once, places = distinct(tensors)
-            where = arrangement([a, b, c]), places
+        if not others:
+            tensors: tuple = (q, k, v)
+            rare = (a | b | c) % 16 or a in (b, c) or b == c or not (a and b and c)
+        elif len(others) == 1:  # such as cu_seqlens_q
+            tensors = q, k, v, others[0]
+            d = others[0].data_ptr()
+            rare = (a | b | c | d) % 16 or len({0, a, b, c, d}) < 5
+        else:
+            tensors, rare = (q, k, v, *others), True
+        once, where = arrangement(tensors) if rare else (tensors, None)
         key = (
             *place, torch.is_grad_enabled(), options, *map(type, options), q.numel(), k.numel(),
             where,
@@ -138,26 +142,27 @@ def find(
 NOT_FOUND: tuple[None, tuple, None] = (None, (), None)
 
 
-def distinct(tensors: tuple) -> tuple[tuple, tuple[int, ...] | None]:
-    """The tensors, each object once, because torch's guards refuse an object that comes twice; and
-    where each tensor is among these, None if no object comes twice.
-    """
-    places: dict[int, int] = {}
-    where = tuple([places.setdefault(id(x), len(places)) for x in tensors])
-    if len(places) == len(tensors):
-        return tensors, None
-    return tuple({id(x): x for x in tensors}.values()), where
-
-
 def is_plain(x: torch.Tensor) -> bool:
     """Whether a tensor is torch's own, has memory, and that is what it says."""
     return type(x) in PLAIN and not x.is_neg() and x.data_ptr() != 0
 
 
-def arrangement(addresses: list[int]) -> tuple | None:
-    """How tensors lie in memory: their alignment, and which begin where another does. None if all
-    are aligned and none does.
+def arrangement(tensors: tuple) -> tuple[tuple, tuple | None]:
+    """The tensors, each object once (`distinct`), and how all of them lie in memory: their
+    alignment, which begin where another does, which are one object. None if all are aligned and no
+    two begin at one address.
     """
+    addresses = [x.data_ptr() for x in tensors]
     if not reduce(or_, addresses) % 16 and len({0, *addresses}) > len(addresses):
-        return None
-    return tuple([(a % 16 if a else None, addresses.index(a)) for a in addresses])
+        return tensors, None
+    once, places = distinct(tensors)
+    return once, (*[(a % 16 if a else None, addresses.index(a)) for a in addresses], places)
+
+
+def distinct(tensors: tuple) -> tuple[tuple, tuple[int, ...]]:
+    """The tensors, each object once, because torch's guards refuse an object that comes twice; and
+    where each tensor is among these.
+    """
+    objects = {id(x): x for x in tensors}
+    places = {key: place for place, key in enumerate(objects)}
+    return tuple(objects.values()), tuple([places[id(x)] for x in tensors])
