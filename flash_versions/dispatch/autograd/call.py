@@ -80,9 +80,9 @@ class Call:
         names: the fields that are tensors, in order. Packed q, k and v may come as the caller's
             (total, heads, head_dim); results and gradients then have no batch, too.
         one_cut: cu_seqlens_q cuts the keys, too.
-        forward: tensors -> (o, lse, statistics).
-        backwards: the same of the gradients, as `keys.known`: by what they depend on beside the
-            call and its tensors.
+        forward: the tape of `compute`.
+        backwards: the tapes of `gradients`, as `keys.known`: by what they depend on beside the call
+            and its tensors.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Call:
     ) -> None:
         self.version, self.planned, self.fields = version, planned, fields
         self.names, self.one_cut, self.differentiated = names, one_cut, differentiated
-        self.forward = Tape(self.compute)
+        self.forward = Tape()
         self.backwards: dict[tuple, keys.Kept] = {}
 
     def request(self, tensors: tuple[torch.Tensor, ...]) -> Request:
@@ -148,12 +148,12 @@ class Call:
         key = *place, self.fields.is_deterministic, len(tensors), where
         for fits, tape in self.backwards.get(key, ()):
             if fits(*once):
-                return tape(tensors, place[1])
+                return tape(self.gradients, tensors, place[1])
         if not (keys.is_quiet() and all(map(keys.is_plain, tensors))):
             return self.gradients(*tensors)
-        tape = Tape(self.gradients)
+        tape = Tape()
         keys.keep(self.backwards.setdefault(key, []), once, tape)
-        return tape(tensors, place[1])
+        return tape(self.gradients, tensors, place[1])
 
 
 def make_call(
@@ -178,7 +178,7 @@ def serve(
     With a stream, a tape may be played there.
     """
     if not call.differentiated:
-        o, lse, _ = call.forward(tensors, stream)
+        o, lse, _ = call.forward(call.compute, tensors, stream)
         return o, lse
     apply = Attention.apply if stream is None else apply_plainly
     if call.fields.return_lse:
@@ -191,7 +191,7 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call, stream, *tensors):  # noqa: D102
-        o, lse, statistics = call.forward(tensors, stream)
+        o, lse, statistics = call.forward(call.compute, tensors, stream)
         if statistics is None:
             ctx.save_for_backward(*tensors, o, lse)
         else:

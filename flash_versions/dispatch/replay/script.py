@@ -196,7 +196,7 @@ class Script:
         """The function."""
         source = "\n    ".join(["def replay(tensors):", *self.lines, end])
         exec(compile(source, "<replay>", "exec"), self.values)
-        replay = self.values["replay"]
+        replay = self.values.pop("replay")  # it would keep itself alive
         replay.__doc__ = source
         return replay
 

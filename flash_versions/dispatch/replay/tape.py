@@ -14,30 +14,36 @@ class Tape:
 
     Which memory and which kernels must not depend on what is in the tensors, nor on anything else
     that differs from call to call: all tensors have one type, shape, stride and alignment, two of
-    them begin at one address in every call or in none, and the stream is one, too. Every launch is
-    told to `note`: a kernel that is launched past it would be missing from the replay, unseen.
+    them begin at one address in every call or in none, and the stream is one, too. Every launch
+    must call `recording.note`. A kernel launched without it is missing from the replay, and nothing
+    reports that.
 
-    A tape keeps no tensor of the call that it recorded.
+    A tape keeps no tensor of the call that it recorded, nor the function: that is given at each
+    call, because it may belong to what keeps the tape.
     """
 
-    def __init__(self, function: Callable[..., Results]) -> None:
-        self.function = function
+    def __init__(self) -> None:
         self.called = False
         self.replay: Replay | None = None
         self.reason: str | None = None  # why it cannot be replayed
 
-    def __call__(self, tensors: Sequence[torch.Tensor | None], stream: int | None) -> Results:
-        """What the function returns for the tensors; with a stream of None, by the function."""
+    def __call__(
+        self,
+        function: Callable[..., Results],
+        tensors: Sequence[torch.Tensor | None],
+        stream: int | None,
+    ) -> Results:
+        """What the function returns for the tensors. With a stream of None, it is called."""
         if self.replay is not None and stream is not None:
             return self.replay(tensors)
         if stream is None or self.reason is not None or not self.called:
             self.called = True
-            return self.function(*tensors)
+            return function(*tensors)
         if not alone.acquire(blocking=False):  # another thread records: the next call can be it
-            return self.function(*tensors)
+            return function(*tensors)
         try:
             with Recording() as recording:
-                results = self.function(*tensors)
+                results = function(*tensors)
         finally:
             alone.release()
         try:

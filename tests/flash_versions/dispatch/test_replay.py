@@ -4,6 +4,7 @@ Kernels are stand-ins that note what they are launched with; CPU tensors pass as
 """
 
 import gc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,14 +23,13 @@ from flash_versions.dispatch import launch as launch_module
 from flash_versions.dispatch.launch import Launcher, start
 from flash_versions.dispatch.replay import driver, keys, script
 from flash_versions.dispatch.replay.recording import Recording, lasting
-from flash_versions.dispatch.replay.tape import Tape
 from flash_versions.dispatch.version import EXPLICIT
 from flash_versions.versions.fa2 import backward as fa2_backward
 from flash_versions.versions.fa2 import forward as fa2_forward
 from flash_versions.versions.tiles import varlen_scheduler
 from tests.flash_versions.dispatch.test_launch import CALLS, inputs, late, step
 from tests.helpers.kernels.budget import assert_within_budget
-from tests.helpers.kernels.launches import LAUNCHERS, StandIn, noted_launches
+from tests.helpers.kernels.launches import LAUNCHERS, StandIn, TapeOf, noted_launches
 
 STREAM = 7
 # The backwards that do more than to take memory and to launch kernels, by what they do.
@@ -84,6 +84,28 @@ def kept():
 def tapes(call):
     """The backwards of a call."""
     return [tape for found in call.backwards.values() for _, tape in found]
+
+
+def test_what_serves_calls_is_freed_without_a_collection(launches):
+    """Not by the garbage collector, which an application may have turned off."""
+    for _ in range(2):
+        step("fa3", inputs(M=128))  # what torch does once keeps its callers
+    keys.known.clear()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(4):
+            step("fa3", inputs())
+        (call,) = kept()
+        (tape,) = tapes(call)
+        assert call.forward.replay is not None and tape.replay is not None
+        parts = call, call.forward, call.forward.replay, tape, tape.replay
+        seen = [*map(weakref.ref, parts)]
+        del call, tape, parts
+        keys.known.clear()
+        assert [x() for x in seen] == [None] * 5
+    finally:
+        gc.enable()
 
 
 def described(results):
@@ -528,7 +550,7 @@ def driven(monkeypatch):
 
 
 def recorded(function, *tensors):
-    tape = Tape(function)
+    tape = TapeOf(function)
     results = [tape(tensors, STREAM) for _ in range(3)]
     return tape, results
 
@@ -576,7 +598,7 @@ def test_a_failure_to_prepare_costs_no_result(driven, monkeypatch):
 def test_one_thread_at_a_time_records(driven):
     """torch's dispatch modes note in variables of the process whether one is on."""
     inside, leave = Event(), Event()
-    slow, quick = Tape(lambda x: (torch.empty(4),)), Tape(lambda x: (torch.empty(4),))
+    slow, quick = (TapeOf(lambda x: (torch.empty(4),)) for _ in range(2))
     x = (torch.zeros(4),)
     for tape in (slow, quick):
         tape(x, STREAM)
@@ -611,7 +633,7 @@ def test_what_begins_to_last_in_a_recording_is_not_made_anew(driven, monkeypatch
         launch(kernel, *lasts)
         return (torch.empty(4),)
 
-    tape = Tape(function)
+    tape = TapeOf(function)
     for _ in range(4):
         tape((torch.zeros(4),), STREAM)
     assert tape.replay is not None
@@ -691,7 +713,7 @@ def test_a_function_that_fails_is_asked_again():
         return (torch.empty(1),)
 
     asked = []
-    tape = Tape(function)
+    tape = TapeOf(function)
     for _ in range(2):
         with pytest.raises(ValueError, match="not yet"):
             tape((torch.zeros(1),), STREAM)

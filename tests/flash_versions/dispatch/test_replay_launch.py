@@ -14,7 +14,7 @@ import torch
 
 from flash_versions.dispatch.replay import cuda, driver
 from flash_versions.dispatch.replay.recording import lasting, note
-from flash_versions.dispatch.replay.tape import Tape
+from tests.helpers.kernels.launches import TapeOf
 
 STREAM, HANDLE = 7, 0x1234
 GRID = (5, 3, 2)
@@ -131,7 +131,7 @@ def taped(compiled, *arguments):
         note(compiled, GRID, given)
         return (o,)
 
-    tape, x = Tape(function), empty(3, 4)
+    tape, x = TapeOf(function), empty(3, 4)
     for _ in range(2):
         tape((x,), STREAM)
     return tape

@@ -10,6 +10,7 @@ import torch
 from flash_versions.dispatch import launch
 from flash_versions.dispatch.device import H200_SHARED_MEMORY, Properties, devices
 from flash_versions.dispatch.replay import recording
+from flash_versions.dispatch.replay.tape import Tape
 from flash_versions.versions.fa2 import backward as fa2_backward
 from flash_versions.versions.fa2 import sink
 from flash_versions.versions.fa3.hopper import forward as fa3_hopper
@@ -59,6 +60,17 @@ class StandIn:
         """What the GPU would be told, in the words of `tell`."""
         grid = (*grid, 1, 1)[:3]
         self.launches.append((self.name, grid, self.constants, *map(self.tell, arguments)))
+
+
+class TapeOf(Tape):
+    """A tape, and the function that it is given at each call."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def __call__(self, tensors, stream):
+        return super().__call__(self.function, tensors, stream)
 
 
 def noted(x):
