@@ -19,6 +19,11 @@ from flash_versions.dispatch.replay.tape import Tape
 from flash_versions.dispatch.request import PLACES, TENSORS, Request
 from flash_versions.dispatch.version import VERSIONS, Forward, Version, choose_version
 
+NO_FORWARD_MODE = (
+    "attention has no forward-mode derivative; use version='reference' for torch.func.jvp and "
+    "torch.autograd.forward_ad."
+)
+
 
 def run(
     name: str | Version, request: Request, room: keys.Room | None = None
@@ -39,10 +44,7 @@ def run(
         o, lse, _ = version.forward(request)
         return o, lse
     if forward_ad._current_level >= 0:
-        raise RuntimeError(
-            "attention has no forward-mode derivative; use version='reference' for torch.func.jvp "
-            "and torch.autograd.forward_ad."
-        )
+        raise RuntimeError(NO_FORWARD_MODE)
     if watched:
         o, lse, _ = torch.ops.flash_versions.forward(version.name, *request)
         return o, lse
@@ -204,11 +206,18 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, do, dlse=None):  # noqa: D102
+        if forward_ad._current_level >= 0 and any(map(has_tangent, (do, dlse))):
+            raise RuntimeError(NO_FORWARD_MODE)
         saved = ctx.saved_tensors
         gradients = ctx.gradients(*saved, do, dlse)
         if torch.is_grad_enabled():  # create_graph=True
             gradients = FirstDerivative.apply(*saved[:3], do, dlse, *gradients)
         return None, None, *gradients
+
+
+def has_tangent(x: torch.Tensor | None) -> bool:
+    """Whether a tensor carries a forward-mode derivative."""
+    return x is not None and forward_ad.unpack_dual(x).tangent is not None
 
 
 # What `Attention.apply` calls where no transform such as vmap is on, after it has looked whether an

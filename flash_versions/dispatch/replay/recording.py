@@ -14,7 +14,18 @@ TAKES_MEMORY = (aten.empty, aten.empty_strided, aten.empty_like, aten.new_empty,
 TAKES_ZEROS = (aten.zeros, aten.zeros_like, aten.new_zeros)
 FILLS = {aten.zero_: lambda x: 0, aten.fill_: lambda x, value: value}
 
-lasting: dict[int, torch.Tensor] = {}  # by address: what stays in memory from call to call
+# What stays in memory from call to call, by the address where its memory begins (`start_of`).
+lasting: dict[int, torch.Tensor] = {}
+
+
+def start_of(x: torch.Tensor) -> int:
+    """The address where the memory of a tensor begins."""
+    return x.untyped_storage().data_ptr()
+
+
+def make_lasting(x: torch.Tensor) -> None:
+    """Keep a tensor, and all that shares its memory, where it is, for good."""
+    lasting[start_of(x)] = x
 
 
 @dataclass
@@ -91,8 +102,8 @@ alone = threading.Lock()
 
 
 def optional(x: torch.Tensor) -> None:
-    """Tell the recording of this thread that the kernels that get x write it for the caller only,
-    and nothing at the address 0: if the caller does not get it, it takes no memory.
+    """Mark a result that a replay may leave out. If the call does not return x, the replay takes no
+    memory for it and passes the address 0. So every kernel that gets x must write nothing at 0.
     """
     if current.recording is not None:
         current.recording.optional.add(x.data_ptr())

@@ -25,10 +25,12 @@ import torch
 
 from flash_versions.dispatch.replay.cuda import Launch, start_again
 from flash_versions.dispatch.replay.driver import MAP, Kernel, is_descriptor, moved
-from flash_versions.dispatch.replay.recording import Recording, lasting
+from flash_versions.dispatch.replay.recording import Recording, lasting, start_of
 
 APART = 256  # bytes: where a temporary begins in the memory that all of them share
-MAX_MAPS = 64  # encoded descriptors of a launch that are kept, by address
+# A model's layers call the same tape with their tensors elsewhere. With fewer descriptors than there
+# are layers, each would be encoded in every pass. A descriptor takes 230 bytes with its key.
+MAX_MAPS = 1024
 Results = tuple[Any, ...]  # tensors, or None
 Replay = Callable[[Sequence[torch.Tensor | None]], Results]
 
@@ -102,14 +104,14 @@ class Script:
             if result is None and start in recording.optional:
                 self.addresses[start] = "0"
                 continue
+            if x.device != self.device:
+                raise Impossible("memory was taken on another device.")
             if result is None and memory.value is None:
                 shared.append(x)
                 continue
             like = x if result is None else result
             if like.data_ptr() != start or like.numel() != x.numel() or not is_dense(like):
                 raise Impossible("a result is a part of the memory that was taken for it.")
-            if like.device != self.device:
-                raise Impossible("memory was taken on another device.")
             made[start], address = self.tensor(like.shape, like.stride(), like.dtype)
             self.starts[start] = address, 0
             if memory.value is not None:
@@ -169,6 +171,7 @@ class Script:
         """A kernel's number-th descriptor in the source."""
         if (variable := self.address(descriptor.base)) is None:
             raise Impossible("a descriptor of a tensor that is neither given nor taken.")
+        kernel.map(number, descriptor)  # if that fails, the tape is refused and no later call fails
         return f"{self.name(Maps(kernel, number, descriptor), 'maps')}[{variable}]"
 
     def address(self, x: torch.Tensor) -> str | None:
@@ -180,7 +183,7 @@ class Script:
             self.addresses[address] = self.assign(f"{variable} + {offset}") if offset else variable
         if address in self.addresses:
             return self.addresses[address]
-        if address == 0 or address in lasting:
+        if address == 0 or start in lasting:
             return None
         raise Impossible("a kernel got a tensor that was neither given nor taken.")
 
@@ -204,11 +207,6 @@ class Script:
 def listed(expressions: Any) -> str:
     """A tuple of expressions."""
     return f"({''.join(f'{x}, ' for x in expressions)})"
-
-
-def start_of(x: torch.Tensor) -> int:
-    """The address where the memory of a tensor begins."""
-    return x.untyped_storage().data_ptr()
 
 
 def is_dense(x: torch.Tensor) -> bool:

@@ -6,7 +6,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.runtime import driver
 
-from flash_versions.dispatch.replay.recording import lasting
+from flash_versions.dispatch.replay.recording import make_lasting
 from flash_versions.versions.tiles.triton_compat import aggregate
 
 
@@ -129,5 +129,5 @@ class Counters:
                 torch.cuda.current_stream(device).synchronize()  # other streams may use them
                 self.free[device] = list(made[:, : self.numbers])
             mine = self.of_stream[key] = self.free[device].pop()
-            lasting[mine.data_ptr()] = mine
+            make_lasting(mine)
         return self.of_stream[key]

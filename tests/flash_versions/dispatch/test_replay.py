@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.utils import _python_dispatch
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
@@ -21,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from flash_versions import VERSIONS, attention
 from flash_versions.dispatch import launch as launch_module
 from flash_versions.dispatch.launch import Launcher, start
-from flash_versions.dispatch.replay import driver, keys, script
+from flash_versions.dispatch.replay import driver, keys, recording, script
 from flash_versions.dispatch.replay.recording import Recording, lasting
 from flash_versions.dispatch.version import EXPLICIT
 from flash_versions.versions.fa2 import backward as fa2_backward
@@ -506,6 +507,20 @@ def test_memory_for_a_gpu_is_torch_compile_s():
         assert guards._empty_strided_cpu(*about).is_inference()
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # torch's own, in make_dual
+@pytest.mark.parametrize("what", ["do", "dlse"])
+def test_forward_mode_through_a_backward_is_refused(what, launches):
+    """Its gradients would come without their tangents."""
+    leaves = inputs()
+    o, lse = attention(*leaves, version="fa3", return_lse=True)
+    given = {"do": torch.ones_like(o), "dlse": torch.ones_like(lse)}
+    with forward_ad.dual_level():
+        torch.autograd.grad((o, lse), leaves, tuple(given.values()), retain_graph=True)
+        given[what] = forward_ad.make_dual(given[what], torch.ones_like(given[what]))
+        with pytest.raises(RuntimeError, match="attention has no forward-mode derivative"):
+            torch.autograd.grad((o, lse), leaves, tuple(given.values()))
+
+
 def test_a_second_derivative_is_refused(launches):
     leaves = inputs()
     for _ in range(4):
@@ -568,6 +583,9 @@ REFUSED = {
     ),
     "an operation without a result": (
         lambda x, k: (torch._foreach_zero_([x]), (torch.empty(4),))[1], "_foreach_zero_",
+    ),
+    "memory of another device": (
+        lambda x, k: (torch.empty(3, device="meta"), torch.empty(4))[1:], "on another device",
     ),
     "a value that is read": (lambda x, k: (torch.empty(int(x[0].item())),), "_local_scalar_dense"),
 }  # fmt: skip
@@ -638,6 +656,26 @@ def test_what_begins_to_last_in_a_recording_is_not_made_anew(driven, monkeypatch
         tape((torch.zeros(4),), STREAM)
     assert tape.replay is not None
     assert seen[-1] == (lasts[0].data_ptr(),)
+
+
+def test_a_part_of_what_lasts_is_not_made_anew(driven, monkeypatch):
+    """A stream's counters are one of thousands of sets in one piece of memory."""
+    lasts = {}
+    for module in (recording, script):
+        monkeypatch.setattr(module, "lasting", lasts)
+    seen, mine, kernel = [], [], Kernel(lambda *given: seen.append(given))
+
+    def function(x):
+        if seen and not mine:
+            mine.append(torch.zeros((8, 2))[5])
+            recording.make_lasting(mine[0])
+        launch(kernel, *mine)
+        return (torch.empty(4),)
+
+    tape, _ = recorded(function, torch.zeros(4))
+    assert tape.replay is not None
+    assert tape.replay.__doc__.count("take(") == 1
+    assert seen[-1] == (mine[0].data_ptr(),)
 
 
 def test_what_lasts_stays_where_it_is(driven, monkeypatch):

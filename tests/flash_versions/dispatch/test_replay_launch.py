@@ -183,6 +183,37 @@ def test_a_descriptor_is_its_map_and_its_numbers(told):
         assert pointer == pack("Q", o.data_ptr())
 
 
+def test_a_descriptor_that_cannot_be_encoded_costs_no_result(told, monkeypatch):
+    seen = told(["128s", *"iiqq", *"QQ"])
+
+    def refuse(x, metadata):
+        raise RuntimeError("invalid argument")
+
+    monkeypatch.setattr(sys.modules[CudaLauncher.__module__], "make_tensordesc_arg", refuse)
+    tape = taped(kernel(("tensordesc<fp32[1, 1]>",), ({},)), lambda x, o: Descriptor(x))
+    (o,) = tape((empty(3, 4),), STREAM)
+    assert o.shape == (4,) and tape.replay is None and "invalid argument" in tape.reason
+    assert not seen.told
+
+
+def test_the_layers_of_a_model_find_their_descriptors(told, monkeypatch):
+    """Each layer's tensors are elsewhere, and a deep model calls as many before the first again."""
+    told(["128s", *"iiqq", *"QQ"])
+    encoded = []
+
+    def encode(x, metadata):
+        encoded.append(x.base.data_ptr())
+        return [Map(x.base.data_ptr()), *x.shape, *x.strides]
+
+    monkeypatch.setattr(sys.modules[CudaLauncher.__module__], "make_tensordesc_arg", encode)
+    tape = taped(kernel(("tensordesc<fp32[1, 1]>",), ({},)), lambda x, o: Descriptor(x))
+    layers = [empty(3, 4) for _ in range(128)]
+    for _ in range(3):
+        for x in layers:
+            tape((x,), STREAM)
+    assert len(encoded) == len(set(encoded)) >= len(layers)
+
+
 def test_a_tape_keeps_no_tensor_of_the_call_that_it_recorded(told):
     told(["128s", *"iiqq", *"QQQ"])
     seen = []
