@@ -59,14 +59,15 @@ class Launcher:
             the compiled form; None of a kernel that is interpreted.
         """
         key = (*key, *constants.values(), num_warps, num_stages)
+        whole = grid + (1,) * (3 - len(grid)), (*arguments, *constants.values())
         compiled = self.compiled.get(key)
         if compiled is not None:
-            start(compiled, grid + (1,) * (3 - len(grid)), (*arguments, *constants.values()))
+            start(compiled, *whole)
             return compiled
         compiled = self.kernel[grid](
             *arguments, **constants, num_warps=num_warps, num_stages=num_stages
         )
-        note(compiled, grid + (1,) * (3 - len(grid)), (*arguments, *constants.values()))
+        note(compiled, *whole)
         if compiled is not None:  # an interpreted kernel has no compiled form
             if len(self.compiled) >= MAX_KEYS:
                 self.compiled.clear()
@@ -136,9 +137,9 @@ class Plan:
 
 
 def remembered(decide: Callable[..., Any]) -> Callable[..., Any]:
-    """decide(request, *about), which may depend on the `description` of the request, on its GPU and
-    on what it is told about it, asked once for each. On the CPU, where kernels are interpreted or
-    compiled for any GPU, every time.
+    """decide(request, *about), called once for each `description` of a request, each GPU and each
+    `about`: it may depend on nothing else. On the CPU, where kernels are interpreted or compiled
+    for any GPU, it is called every time.
     """
 
     @wraps(decide)
@@ -196,10 +197,7 @@ def layout(request: Request) -> tuple:
         request.softcap is None,
         request.dropout_p,
         request.precision,
-        *[
-            None if (x := fields[i]) is None else (x.dtype, x.stride(), x.data_ptr() % 16 == 0)
-            for i in PLACES
-        ],
+        *[placement(fields[i]) for i in PLACES],
     )
 
 

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from flash_versions.dispatch.autograd.compute import choose, launch_forward, run_backward
 from flash_versions.dispatch.autograd.operators import refuse_double_backward
 from flash_versions.dispatch.replay import keys
-from flash_versions.dispatch.replay.script import Results
+from flash_versions.dispatch.replay.script import Returned
 from flash_versions.dispatch.replay.tape import Tape
 from flash_versions.dispatch.request import PLACES, TENSORS, Request
 from flash_versions.dispatch.version import VERSIONS, Forward, Version, choose_version
@@ -56,8 +56,8 @@ def run(
 
 
 def is_watched(request: Request) -> bool:
-    """Whether somebody needs to see an operator: torch.compile or torch.export, a dispatch mode
-    (fake tensors, tracing), a tensor subclass, a transform such as vmap.
+    """Whether a request needs an operator: for torch.compile or torch.export, a dispatch mode (fake
+    tensors, tracing), a tensor subclass, a transform such as vmap.
     """
     if (
         torch.compiler.is_compiling()
@@ -83,8 +83,8 @@ class Call:
             (total, heads, head_dim); results and gradients then have no batch, too.
         one_cut: cu_seqlens_q cuts the keys, too.
         forward: the tape of `compute`.
-        backwards: the tapes of `gradients`, as `keys.known`: by what they depend on beside the call
-            and its tensors.
+        backwards: the tapes of `gradients`, found as calls are in `keys.known`. A key has what
+            gradients depend on beside the call and its tensors.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Call:
             found["cu_seqlens_k"] = found["cu_seqlens_q"]
         return self.fields._replace(**found)
 
-    def compute(self, *tensors: torch.Tensor) -> Results:
+    def compute(self, *tensors: torch.Tensor) -> Returned:
         """(o, lse, statistics) by the kernels that were chosen; o alone where the others are not
         asked for: they are temporaries of the tape then.
         """
@@ -122,7 +122,7 @@ class Call:
             o, lse = o.squeeze(0), lse.squeeze(0)
         return o, lse, statistics
 
-    def gradients(self, *tensors: torch.Tensor | None) -> Results:
+    def gradients(self, *tensors: torch.Tensor | None) -> Returned:
         """The gradients of the call's tensors; behind these come o, lse, statistics if the version
         has any, do, and dlse, which may be missing.
         """
@@ -139,7 +139,7 @@ class Call:
         others = [dsink if name == "sink" else None for name in self.names[3:]]
         return *[dx.view(x.shape) for dx, x in zip(found, inputs)], *others
 
-    def replayed_gradients(self, *tensors: Any) -> Results:
+    def replayed_gradients(self, *tensors: Any) -> Returned:
         """`gradients` of a call that is replayed."""
         *_, do, dlse = tensors
         if do is None or (place := keys.place_of(do)) is None:

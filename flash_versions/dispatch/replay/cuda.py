@@ -1,8 +1,9 @@
-"""A launch by CUDA's driver alone, of which only addresses change from call to call.
+"""Launches by CUDA's driver alone, of which only addresses change from call to call.
 
-Triton's launcher reads every argument of a kernel at every launch: for the ninety of attention's
-forward that takes three microseconds. The driver takes pointers to the parameters. So they stay in
-memory, a call writes those that changed, all at once, and launches.
+Triton's launcher reads every argument of a kernel at every launch. For the ninety arguments of
+attention's forward this takes three microseconds. The driver takes a pointer to each parameter. So
+a tape keeps the parameters of its launches in memory. A call writes those that changed, all at
+once, and starts the launches.
 """
 
 import ctypes
@@ -81,57 +82,59 @@ def parameter_sizes(handle: int) -> list[int]:
     return sizes
 
 
-class Launch:
-    """A launch of which some parameters change.
+class Launches:
+    """Launches one after the other, of which some parameters change. All parameters are in one
+    piece of memory, and what several launches get is in it once.
 
     Attributes:
-        changing: what is written for those, in order.
-        pack: pack(memory, 0, *values) writes them.
-        unused: pairs (memory, start) that no thread uses. start() launches with what is in the
-            memory; it returns 0, or the number of an error.
+        changing: what is written before the launches, in order.
+        pack: pack(memory, 0, *values) writes it.
+        unused: tuples (memory, start, start, ...) that no thread uses. Each start() makes one
+            launch with what is in the memory; it returns 0, or the number of an error.
     """
 
     def __init__(
         self,
-        function: Function,
-        grid: tuple[int, ...],
+        launches: Sequence[tuple[Function, tuple[int, ...], Sequence[tuple[str, str | bytes]]]],
         stream: int,
-        parameters: Sequence[tuple[str, str | bytes]],
     ) -> None:
-        """Of each parameter its format, and its bytes or, if it changes, what is written for it."""
-        self.handle, self.config = function.handle, function.config(grid, stream)
-        formats = {x: format for format, x in parameters if isinstance(x, str)}
+        """Of each launch the function, the grid and the parameters; of each parameter its format,
+        and its bytes or, if it changes, what is written for it.
+        """
+        formats = {x: y for *_, given in launches for y, x in given if isinstance(x, str)}
         # The larger in front, so that all are aligned.
         self.changing = sorted(formats, key=lambda x: -calcsize(formats[x]))
         packed = Struct("<" + "".join(formats[x] for x in self.changing))
         self.size, self.pack = packed.size, packed.pack_into
         sizes = [calcsize(formats[x]) for x in self.changing]
         place = dict(zip(self.changing, accumulate(sizes, initial=0)))
-        self.constants, self.places = b"", []
-        for _, x in parameters:
-            if isinstance(x, str):
-                self.places.append(place[x])
-            else:
-                self.places.append(self.size + len(self.constants))
-                self.constants += x.ljust(8, b"\0")
-        self.unused: list[tuple[memoryview, Callable[[], int]]] = []
+        self.constants = b""
+        self.parts: list[tuple[int, Config, list[int]]] = []
+        for function, grid, given in launches:
+            places = []
+            for _, x in given:
+                if isinstance(x, str):
+                    places.append(place[x])
+                else:
+                    places.append(self.size + len(self.constants))
+                    self.constants += x.ljust(8, b"\0")
+            self.parts.append((function.handle, function.config(grid, stream), places))
+        self.unused: list[tuple] = []
 
-    def more(self) -> tuple[memoryview, Callable[[], int]]:
-        """Another pair for `unused`."""
+    def more(self) -> tuple:
+        """Another tuple for `unused`."""
         memory = bytearray(ALIGNED + self.size + len(self.constants))
         first = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         skipped = -first % ALIGNED
         view = memoryview(memory)[skipped:]
         view[self.size : self.size + len(self.constants)] = self.constants
-        parameters = [first + skipped + place for place in self.places]
-        start = partial(
-            library().cuLaunchKernelEx,
-            ctypes.byref(self.config),
-            ctypes.c_void_p(self.handle),
-            (ctypes.c_void_p * len(parameters))(*parameters),
-            None,
-        )
-        return view, start
+        launch, starts = library().cuLaunchKernelEx, []
+        for handle, config, places in self.parts:
+            parameters = [first + skipped + place for place in places]
+            pointers = (ctypes.c_void_p * len(parameters))(*parameters)
+            about = ctypes.byref(config), ctypes.c_void_p(handle), pointers, None
+            starts.append(partial(launch, *about))
+        return view, *starts
 
 
 def start_again(error: int, start: Callable[[], int], device: int) -> None:

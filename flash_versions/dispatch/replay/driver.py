@@ -33,7 +33,7 @@ class Address:
 
 
 def has_hooks() -> bool:
-    """Whether somebody, such as a profiler, wants to be told of launches by Triton."""
+    """Whether a hook of Triton is set, such as a profiler's, which is called at each launch."""
     enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
     return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))  # chains, or one
 
@@ -62,7 +62,7 @@ class Kernel:
 
     Attributes:
         run: launches it by Triton: run(*grid, stream, *about, *arguments).
-        about: what it is told of the kernel.
+        about: the arguments of `run` that describe the kernel.
         function: what CUDA's driver needs to launch it; None if this Triton or this driver is not
             known well enough.
     """
@@ -86,8 +86,8 @@ class Kernel:
         self.signature = tuple(compiled.src.signature.values())
 
     def parameters(self, arguments: tuple) -> list[tuple[str, Any]] | None:
-        """(format, value) of each parameter of the function; in the place of a map, the number of a
-        descriptor, and it. None if it is not launched by the driver.
+        """(format, value) of each parameter of the function. The value of a map is (number,
+        descriptor): it is the kernel's number-th. None if the driver does not launch this kernel.
         """
         if self.function is None:
             return None

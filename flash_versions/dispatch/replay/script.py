@@ -1,38 +1,52 @@
 """A recording as a function of Python that does the same for other tensors.
 
-Its source is written and compiled, because no loop over what changes is as fast as a line of names.
-Of attention's forward it is, shortened (`replay.__doc__`):
+Its source is written and compiled, because a line of names is faster than a loop over what changes.
+`replay.__doc__` has it. For attention's forward to packed sequences, with two launches, it is:
 
     def replay(tensors):
-        x0, x1, x2, = tensors
-        a0 = x0.data_ptr()
-        ...
-        y0 = take(c0, c1, c2)
-        a3 = y0.data_ptr()
-        try: room = unused0.pop()
-        except IndexError: room = more0()
-        pack0(room[0], 0, maps0[a0], maps1[a1], maps2[a2], maps3[a3], a4)
+        (x0, x1, x2, x3, ) = tensors
+        a1 = x0.data_ptr()
+        a2 = x1.data_ptr()
+        a3 = x2.data_ptr()
+        a4 = x3.data_ptr()
+        y4 = take(c2, c3, c4)
+        a5 = y4.data_ptr()
+        try: block = blocks.pop()
+        except IndexError: block = new_block()
+        a6 = block[0]
+        try: room = unused.pop()
+        except IndexError: room = more()
+        pack(room[0], 0, maps7[a1], maps8[a2], maps9[a3], maps10[a5], a6, a5, 0, a4)
         if error := room[1](): start_again(error, room[1], 0)
-        unused0.append(room)
-        return y0, None, None,
+        if error := room[2](): start_again(error, room[2], 0)
+        blocks.append(block)
+        unused.append(room)
+        return (y4, None, None, )
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from struct import pack
 from typing import Any
 
 import torch
 
-from flash_versions.dispatch.replay.cuda import Launch, start_again
+from flash_versions.dispatch.replay.cuda import Function, Launches, start_again
 from flash_versions.dispatch.replay.driver import MAP, Kernel, is_descriptor, moved
 from flash_versions.dispatch.replay.recording import Recording, lasting, start_of
 
 APART = 256  # bytes: where a temporary begins in the memory that all of them share
-# A model's layers call the same tape with their tensors elsewhere. With fewer descriptors than there
-# are layers, each would be encoded in every pass. A descriptor takes 230 bytes with its key.
+# Encoded descriptors that are kept, by address. The layers of a model call one tape with tensors at
+# other addresses. If they are more, each descriptor is encoded anew in every pass. One takes 230
+# bytes with its address.
 MAX_MAPS = 1024
-Results = tuple[Any, ...]  # tensors, or None
-Replay = Callable[[Sequence[torch.Tensor | None]], Results]
+SCRATCH = 2**16  # bytes of a block of scratch memory
+# By device and stream: blocks that no call borrows, each with its address. A call gives its block
+# back when its kernels are launched. The kernels of the next call in this stream start behind
+# these, so they can use the same block. torch's allocator relies on that order, too.
+scratch: dict[tuple[torch.device, int], list[tuple[int, torch.Tensor]]] = {}
+Returned = tuple[Any, ...]  # tensors, or None
+Replay = Callable[[Sequence[torch.Tensor | None]], Returned]
 
 
 class Impossible(Exception):
@@ -40,9 +54,16 @@ class Impossible(Exception):
 
 
 def written(
-    recording: Recording, tensors: Sequence[torch.Tensor | None], results: Results, stream: int
+    recording: Recording, tensors: Sequence[torch.Tensor | None], results: Returned, stream: int
 ) -> Replay:
-    """A function that does what was recorded, in this stream, for other tensors."""
+    """The replay of a recording, in this stream.
+
+    Args:
+        recording: of a call of a function.
+        tensors: what the function was called with.
+        results: what it returned.
+        stream: where the replay launches kernels.
+    """
     if recording.foreign is not None:
         raise Impossible(f"{recording.foreign} cannot be launched again.")
     script = Script(tensors, stream)
@@ -57,9 +78,14 @@ class Script:
     """The source of a replay, line by line.
 
     Attributes:
-        values: what the source does not spell out, by the name that it has there.
-        addresses: the variable that has an address, by what the address was in the recording.
-        starts: the same of memory that the replay takes: the variable, and an offset from it.
+        lines: they get addresses and take memory.
+        starting: the lines after these: they start launches.
+        closing: the lines after these: they give back what was borrowed.
+        values: the globals of the source, by name.
+        addresses: by an address of the recording, the variable that has its place in a replay.
+        starts: by the address where memory of the recording began, (variable, offset): a replay
+            has that memory so many bytes behind the variable's address.
+        launches: those by the driver.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor | None], stream: int) -> None:
@@ -69,6 +95,9 @@ class Script:
         self.addresses: dict[int, str] = {}
         self.starts: dict[int, tuple[str, int]] = {}
         self.variables = 0
+        self.launches: list[tuple[Function, tuple[int, ...], list]] = []
+        self.starting: list[str] = []
+        self.closing: list[str] = []
         (self.device,) = {x.device for x in tensors if x is not None}
         self.values |= {"take": taker(self.device), "start_again": start_again}
         for i, x in enumerate(tensors):
@@ -87,9 +116,9 @@ class Script:
         self.values[name] = value
         return name
 
-    def take(self, recording: Recording, results: Results) -> dict[int, str]:
+    def take(self, recording: Recording, results: Returned) -> dict[int, str]:
         """Lines that take memory and fill it; the variables of tensors, by where they began. Those
-        that are not returned share what is taken last.
+        that are not returned share a block, or, if they are large, what is taken last.
         """
         returned = {start_of(x): x for x in results if x is not None}
         if len(returned) < len([x for x in results if x is not None]):
@@ -123,7 +152,8 @@ class Script:
             offsets.append(size)
             size += max(1, -(-x.untyped_storage().nbytes() // APART)) * APART
         if size:
-            _, address = self.tensor((size,), (1,), torch.uint8)
+            small = size <= SCRATCH
+            address = self.borrow() if small else self.tensor((size,), (1,), torch.uint8)[1]
             self.starts |= {start_of(x): (address, n) for x, n in zip(shared, offsets)}
         return made
 
@@ -136,6 +166,14 @@ class Script:
         self.lines.append(f"{variable} = take({about})")
         return variable, self.assign(f"{variable}.data_ptr()")
 
+    def borrow(self) -> str:
+        """Lines that borrow a block and, at the end, give it back: the variable of its address."""
+        blocks = scratch.setdefault((self.device, self.stream), [])
+        self.values |= {"blocks": blocks, "new_block": partial(new_block, self.values["take"])}
+        self.lines += ["try: block = blocks.pop()", "except IndexError: block = new_block()"]
+        self.closing.append("blocks.append(block)")
+        return self.assign("block[0]")
+
     def launch(self, compiled: Any, grid: tuple[int, ...], arguments: tuple) -> None:
         """Lines that launch a kernel with such arguments."""
         kernel = Kernel(compiled)
@@ -144,18 +182,14 @@ class Script:
             about = [*map(str, grid), str(self.stream), *map(self.name, kernel.about)]
             about += [self.map(kernel, 0, x) if is_descriptor(x) else self.expression(x)
                       for x in arguments]  # fmt: skip
-            self.lines.append(f"{self.name(kernel.run, 'run')}({', '.join(about)})")
+            self.starting.append(f"{self.name(kernel.run, 'run')}({', '.join(about)})")
             return
         given = [(format, self.parameter(kernel, format, x)) for format, x in parameters]
-        launch = Launch(kernel.function, grid, self.stream, given)
-        unused, pack = self.name(launch.unused, "unused"), self.name(launch.pack, "pack")
-        self.lines += [
-            f"try: room = {unused}.pop()",
-            f"except IndexError: room = {self.name(launch.more, 'more')}()",
-            f"{pack}({', '.join(['room[0]', '0', *launch.changing])})",
-            f"if error := room[1](): start_again(error, room[1], {self.device.index})",
-            f"{unused}.append(room)",
-        ]
+        self.launches.append((kernel.function, grid, given))
+        start = f"room[{len(self.launches)}]"
+        self.starting.append(
+            f"if error := {start}(): start_again(error, {start}, {self.device.index})"
+        )
 
     def parameter(self, kernel: Kernel, format: str, x: Any) -> str | bytes:
         """A parameter of a launch: an expression if it changes, else its bytes."""
@@ -197,7 +231,17 @@ class Script:
 
     def compiled(self, end: str) -> Replay:
         """The function."""
-        source = "\n    ".join(["def replay(tensors):", *self.lines, end])
+        if self.launches:
+            launches = Launches(self.launches, self.stream)
+            self.values |= {"unused": launches.unused, "more": launches.more, "pack": launches.pack}
+            self.lines += [
+                "try: room = unused.pop()",
+                "except IndexError: room = more()",
+                f"pack({', '.join(['room[0]', '0', *launches.changing])})",
+            ]
+            self.closing.append("unused.append(room)")
+        body = *self.lines, *self.starting, *self.closing, end
+        source = "\n    ".join(["def replay(tensors):", *body])
         exec(compile(source, "<replay>", "exec"), self.values)
         replay = self.values.pop("replay")  # it would keep itself alive
         replay.__doc__ = source
@@ -217,8 +261,9 @@ def is_dense(x: torch.Tensor) -> bool:
 def taker(device: torch.device) -> Callable[..., torch.Tensor]:
     """What takes memory for a tensor of a shape, strides and a type.
 
-    On the current GPU, where a tape is played, that is what the code of torch.compile calls: half
-    of what `torch.empty_strided` costs, because it does not ask who watches (`keys.find` did).
+    On the current GPU, where a tape is played, that is what the code of torch.compile calls. It
+    takes half the time of `torch.empty_strided`, because it asks for no dispatch mode; `keys.find`
+    did.
     """
     own = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
     if own is not None and device.type == "cuda":
@@ -226,6 +271,12 @@ def taker(device: torch.device) -> Callable[..., torch.Tensor]:
     return lambda shape, stride, dtype: torch.empty_strided(
         shape, stride, dtype=dtype, device=device
     )
+
+
+def new_block(take: Callable[..., torch.Tensor]) -> tuple[int, torch.Tensor]:
+    """A block of scratch memory: its address, and what keeps it there."""
+    x = take((SCRATCH,), (1,), torch.uint8)
+    return x.data_ptr(), x
 
 
 class Maps(dict[int, Any]):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from flash_versions.dispatch.replay.recording import Recording, alone
-from flash_versions.dispatch.replay.script import Replay, Results, written
+from flash_versions.dispatch.replay.script import Replay, Returned, written
 
 
 class Tape:
@@ -29,10 +29,10 @@ class Tape:
 
     def __call__(
         self,
-        function: Callable[..., Results],
+        function: Callable[..., Returned],
         tensors: Sequence[torch.Tensor | None],
         stream: int | None,
-    ) -> Results:
+    ) -> Returned:
         """What the function returns for the tensors. With a stream of None, it is called."""
         if self.replay is not None and stream is not None:
             return self.replay(tensors)

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from threading import Event
+from threading import Barrier, Event
 from types import SimpleNamespace
 
 import pytest
@@ -492,7 +492,8 @@ def test_the_lse_takes_no_memory_where_nobody_needs_it(version, case, launches):
         assert o.data_ptr() in addresses
         assert lse is None or lse.data_ptr() in addresses
         replay = kept()[-1].forward.replay.__doc__
-        assert replay.count("take(") == 1 + return_lse + (case == "packed")
+        assert replay.count("take(") == 1 + return_lse
+        assert replay.count("blocks.pop()") == (case == "packed")
 
 
 def test_memory_for_a_gpu_is_torch_compile_s():
@@ -715,6 +716,70 @@ def test_memory_is_filled_and_temporaries_lie_apart(driven):
     a, b, c, o = seen[-1]
     assert b - a == 256 + 16 and o == results[-1][0].data_ptr() + 16 and c not in (a, b, o)
     assert torch.equal(results[-1][0], torch.full((2, 4), -1.0)) and results[-1][1] is None
+
+
+def with_temporary(size, tell):
+    """A tape with a temporary of so many bytes: its kernel tells the address."""
+    kernel = Kernel(lambda *given: tell(given[0]))
+
+    def function(x):
+        launch(kernel, torch.empty_strided((size,), (1,), dtype=torch.uint8), x)
+        return (torch.empty(4),)
+
+    tape, _ = recorded(function, torch.zeros(4))
+    return tape
+
+
+def test_small_temporaries_borrow_a_block_of_the_stream(driven, monkeypatch):
+    monkeypatch.setattr(script, "scratch", {})
+    seen = []
+    for size in (100, script.SCRATCH):
+        tape = with_temporary(size, seen.append)
+        assert tape.replay.__doc__.count("take(") == 1, "the result's"
+        for _ in range(3):
+            tape((torch.zeros(4),), STREAM)
+    ((where, blocks),) = script.scratch.items()
+    assert where == (torch.device("cpu"), STREAM)
+    ((address, memory),) = blocks
+    assert memory.data_ptr() == address and memory.nbytes == script.SCRATCH
+    assert {*seen[2:6], *seen[8:]} == {address}
+    large = with_temporary(script.SCRATCH + 1, seen.append)
+    assert large.replay.__doc__.count("take(") == 2
+    assert seen[-1] != address and blocks == [(address, memory)]
+
+
+def test_a_block_belongs_to_one_call_at_a_time(driven, monkeypatch):
+    """Launches of one stream by several threads: none gets what another's are about to use."""
+    monkeypatch.setattr(script, "scratch", {})
+    seen, barriers = [], []
+    tape = with_temporary(100, lambda x: (seen.append(x), *[y.wait(10) for y in barriers]))
+    barriers.append(Barrier(4))
+    for _ in range(3):
+        seen.clear()
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda _: tape((torch.zeros(4),), STREAM), range(4)))
+        assert len(set(seen)) == 4
+    ((_, blocks),) = script.scratch.items()
+    assert {address for address, _ in blocks} == set(seen)
+
+
+def test_a_call_that_fails_gives_its_block_up(driven, monkeypatch):
+    monkeypatch.setattr(script, "scratch", {})
+    errors = []
+
+    def fail(address):
+        if errors:
+            raise errors.pop()
+
+    tape = with_temporary(100, fail)
+    (blocks,) = script.scratch.values()
+    assert len(blocks) == 1
+    errors.append(RuntimeError("refused"))
+    with pytest.raises(RuntimeError, match="refused"):
+        tape((torch.zeros(4),), STREAM)
+    assert blocks == []
+    tape((torch.zeros(4),), STREAM)
+    assert len(blocks) == 1
 
 
 def test_an_interpreted_kernel_is_not_replayed(driven):

@@ -163,6 +163,26 @@ def test_every_kind_of_parameter(told, monkeypatch):
     assert len(seen.told) == 3 and compiled.run.seen == []
 
 
+def test_launches_of_a_tape_write_their_parameters_together(told):
+    seen, compiled = told("QiQQQ"), kernel(("*fp32", "i32", "*fp32"))
+
+    def function(x):
+        a, o = empty(4), empty(4)
+        for given in ((x, 1, a), (a, 2, o), (x, 3, o)):
+            note(compiled, (given[1], 1, 1), given)
+        return (o,)
+
+    tape = TapeOf(function)
+    for _ in range(5):
+        x = empty(3, 4)
+        (o,) = tape((x,), STREAM)
+    found = [[unpack(f, y)[0] for f, y in zip("QiQ", given)] for _, given in seen.told[-3:]]
+    (a,) = {found[0][2], found[1][0]}
+    assert found == [[x.data_ptr(), 1, a], [a, 2, o.data_ptr()], [x.data_ptr(), 3, o.data_ptr()]]
+    assert [about[0] for about, _ in seen.told[-3:]] == [[n, 1, 1] for n in (1, 2, 3)]
+    assert tape.replay.__doc__.count("pack(") == 1
+
+
 def test_a_descriptor_is_its_map_and_its_numbers(told):
     seen = told(["128s", *"iiqq", "Q", "128s", *"iiqq", *"QQ"])
     box = "tensordesc<fp32[1, 1]>"
