@@ -7,7 +7,7 @@ import torch
 from flash_versions.dispatch.autograd.call import run, serve
 from flash_versions.dispatch.precision import Fp8
 from flash_versions.dispatch.replay.keys import find
-from flash_versions.dispatch.request import Options, Sides, make_request
+from flash_versions.dispatch.request import PLANS, Options, Sides, make_request
 from flash_versions.dispatch.version import (
     BASELINES,
     EXPLICIT,
@@ -169,16 +169,23 @@ def attention(
         ValueError: an argument is malformed, or the version does not support what was asked for.
     """
     where = None
-    common = precision is query_starts is query_ends is q_descale is k_descale is v_descale is None
-    if common and not (dropout_p or check or torch.compiler.is_compiling()):
+    common = precision is q_descale is k_descale is v_descale is None
+    unmasked = query_starts is query_ends is None
+    # The plans of a mask lie in memory that a call is neither given nor takes.
+    planned = not unmasked and (hasattr(query_starts, PLANS) or hasattr(query_ends, PLANS))
+    if common and not (planned or dropout_p or check or torch.compiler.is_compiling()):
         # With pages, cu_seqlens_k=cu_seqlens_q gives lengths; without cu_seqlens_k, pages are full.
         one_cut = cu_seqlens_k is cu_seqlens_q
         bounds = None if one_cut else cu_seqlens_k
-        if alibi_slopes is sink is bounds is kv_lengths is kv_starts is block_table is None:
+        few = unmasked and alibi_slopes is sink is kv_lengths is kv_starts is block_table is None
+        if few and bounds is None:
             given: bool | tuple[bool, ...] = cu_seqlens_q is not None
             others: tuple = (cu_seqlens_q,) if given else ()
         else:
-            others = alibi_slopes, sink, cu_seqlens_q, bounds, kv_lengths, kv_starts, block_table
+            others = (
+                alibi_slopes, sink, cu_seqlens_q, bounds, kv_lengths, kv_starts, block_table,
+                query_starts, query_ends,
+            )  # fmt: skip
             given = tuple([x is not None for x in others])
             others = tuple([x for x in others if x is not None])
         sides = (*window, *map(type, window)) if isinstance(window, tuple) else window

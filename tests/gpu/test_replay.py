@@ -46,6 +46,10 @@ CALLS = {
     "slopes": (dense, lambda: {"alibi_slopes": torch.ones(4, device="cuda") / 8}),
     "sink": (dense, lambda: {"sink": torch.ones(4, device="cuda")}),
     "lengths": (dense, lambda: {"kv_lengths": cuts(412, 77), "causal": True}),
+    "intervals": (dense, lambda: {"query_ends": cuts(*range(50, 462)), "causal": True}),
+    "intervals of heads": (
+        dense, lambda: {"query_starts": cuts(*range(824)).view(2, 1, 412).repeat(1, 2, 1) // 4},
+    ),
     "packed": (packed, lambda: {"cu_seqlens_q": cuts(0, 20, 500, 690), "causal": True}),
     "packed by two": (
         packed, lambda: {"cu_seqlens_q": cuts(0, 20, 700), "cu_seqlens_k": cuts(0, 300, 700)},

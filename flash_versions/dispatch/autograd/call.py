@@ -16,7 +16,7 @@ from flash_versions.dispatch.autograd.operators import refuse_double_backward
 from flash_versions.dispatch.replay import keys
 from flash_versions.dispatch.replay.script import Returned
 from flash_versions.dispatch.replay.tape import Tape
-from flash_versions.dispatch.request import PLACES, TENSORS, Request
+from flash_versions.dispatch.request import INTERVALS, PLACES, TENSORS, Request, for_each_head
 from flash_versions.dispatch.version import VERSIONS, Forward, Version, choose_version
 
 NO_FORWARD_MODE = (
@@ -80,8 +80,10 @@ class Call:
         planned: what computes the forward.
         fields: the request without its tensors.
         names: the fields that are tensors, in order. Packed q, k and v may come as the caller's
-            (total, heads, head_dim); results and gradients then have no batch, too.
+            (total, heads, head_dim); results and gradients then have no batch, too. An interval
+            mask may come as the caller's, or expanded.
         one_cut: cu_seqlens_q cuts the keys, too.
+        intervals: the names of an interval mask.
         forward: the tape of `compute`.
         backwards: the tapes of `gradients`, found as calls are in `keys.known`. A key has what
             gradients depend on beside the call and its tensors.
@@ -98,6 +100,7 @@ class Call:
     ) -> None:
         self.version, self.planned, self.fields = version, planned, fields
         self.names, self.one_cut, self.differentiated = names, one_cut, differentiated
+        self.intervals = tuple(name for name in names if name in INTERVALS)
         self.forward = Tape()
         self.backwards: dict[tuple, keys.Kept] = {}
 
@@ -107,6 +110,8 @@ class Call:
         for name in ("q", "k", "v"):
             if found[name].dim() == 3:
                 found[name] = found[name].unsqueeze(0)
+        for name in self.intervals:
+            found[name] = for_each_head(found[name], found["k"].shape[0], found["k"].shape[2])
         if self.one_cut:
             found["cu_seqlens_k"] = found["cu_seqlens_q"]
         return self.fields._replace(**found)

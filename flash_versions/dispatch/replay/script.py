@@ -176,6 +176,8 @@ class Script:
 
     def launch(self, compiled: Any, grid: tuple[int, ...], arguments: tuple) -> None:
         """Lines that launch a kernel with such arguments."""
+        if 0 in grid:  # Triton launches nothing then, and the driver would refuse it
+            return
         kernel = Kernel(compiled)
         parameters = kernel.parameters(arguments)
         if kernel.function is None or parameters is None:

@@ -7,7 +7,12 @@ reading device memory. `values.py` reads the values of lengths, tables and scale
 May import: `dispatch.precision`.
 """
 
-from flash_versions.dispatch.request.checks import check_integers, in_autocast_dtype, make_request
+from flash_versions.dispatch.request.checks import (
+    check_integers,
+    for_each_head,
+    in_autocast_dtype,
+    make_request,
+)
 from flash_versions.dispatch.request.request import (
     DEFAULTS,
     INTERVALS,
@@ -31,6 +36,7 @@ __all__ = [
     "Request",
     "Sides",
     "check_integers",
+    "for_each_head",
     "in_autocast_dtype",
     "make_request",
 ]

@@ -261,13 +261,20 @@ def _of_each_key(name: str, asked: dict[str, Any], k: torch.Tensor) -> torch.Ten
         )
     if x.device != k.device:
         raise other_device(name, x, k.device)
+    return for_each_head(x, batch, kv_heads)
+
+
+def for_each_head(x: torch.Tensor, batch: int, kv_heads: int) -> torch.Tensor:
+    """An end of each key's interval of queries, (N,), (batch, N) or (batch, kv_heads, N), as
+    (batch, kv_heads, N), with the plans of its mask.
+    """
     plans = getattr(x, PLANS, None)
-    if x.stride(-1) != 1 and n > 1:  # a copy, which does not know when x changes
+    if x.stride(-1) != 1 and x.shape[-1] > 1:  # a copy, which does not know when x changes
         x, plans = x.contiguous(), None
-    for_all = (x[:, None] if x.dim() == 2 else x).expand(batch, kv_heads, n)
+    found = (x[:, None] if x.dim() == 2 else x).expand(batch, kv_heads, x.shape[-1])
     if plans is not None:
-        setattr(for_all, PLANS, plans)
-    return for_all
+        setattr(found, PLANS, plans)
+    return found
 
 
 def check_integers(

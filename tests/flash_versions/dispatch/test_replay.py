@@ -25,9 +25,10 @@ from flash_versions.dispatch.launch import Launcher, start
 from flash_versions.dispatch.replay import driver, keys, recording, script
 from flash_versions.dispatch.replay.recording import Recording, lasting
 from flash_versions.dispatch.version import EXPLICIT
+from flash_versions.versions import masks
 from flash_versions.versions.fa2 import backward as fa2_backward
 from flash_versions.versions.fa2 import forward as fa2_forward
-from flash_versions.versions.tiles import varlen_scheduler
+from flash_versions.versions.tiles import intervals, varlen_scheduler
 from tests.flash_versions.dispatch.test_launch import CALLS, inputs, late, step
 from tests.helpers.kernels.budget import assert_within_budget
 from tests.helpers.kernels.launches import LAUNCHERS, StandIn, TapeOf, noted_launches
@@ -42,6 +43,8 @@ def launches(monkeypatch):
     """What is launched, as (kernel, grid, arguments, which of them are addresses)."""
     monkeypatch.setattr(keys, "place_of", lambda x: (0, STREAM))
     monkeypatch.setitem(LAUNCHERS, "lay out", varlen_scheduler.launch_lay_out)
+    monkeypatch.setitem(LAUNCHERS, "fold", intervals.launch_fold)
+    monkeypatch.setitem(LAUNCHERS, "list", intervals.launch_list)
     with noted_launches(monkeypatch, flat) as found:
         yield found
 
@@ -109,14 +112,25 @@ def test_what_serves_calls_is_freed_without_a_collection(launches):
         gc.enable()
 
 
+# Interval masks: key j is hidden from queries in front of its start, and from its end on.
+STARTS, ENDS = torch.arange(256), torch.arange(256) + 100
+MASKS = {
+    "ends": (inputs, {"query_ends": ENDS, "causal": True}),
+    "ends of each sequence": (inputs, {"query_ends": ENDS.repeat(2, 1)}),
+    "ends of each head": (inputs, {"query_ends": ENDS.repeat(2, 4, 1)}),
+    "starts and ends": (inputs, {"query_starts": STARTS.int(), "query_ends": ENDS.int()}),
+    "one tensor for both": (inputs, {"query_starts": ENDS, "query_ends": ENDS}),
+}  # fmt: skip
+
+
 def described(results):
     return [(x.dtype, x.shape, x.stride()) for x in results]
 
 
 @pytest.mark.parametrize("name", ["fa3", "fa4"])
-@pytest.mark.parametrize("case", CALLS)
+@pytest.mark.parametrize("case", [*CALLS, *MASKS])
 def test_a_replay_launches_what_the_ordinary_way_launches(case, name, launches):
-    make, options = CALLS[case]
+    make, options = (CALLS | MASKS)[case]
 
     def call():
         launches.clear()
@@ -207,6 +221,19 @@ def test_a_tensor_that_is_given_twice(given, case, launches):
     assert call.forward.replay is not None and tape.replay is not None
     attention(*make(), version="fa3", **options)  # three objects are another call
     assert len(kept()) == 2
+
+
+def test_a_mask_with_plans_goes_the_ordinary_way(launches):
+    """Its lists lie in memory that a call is neither given nor takes."""
+    make, options = MASKS["ends"]
+    leaves, planned = make(), masks.plan_mask(options)
+    for given in [planned] * 4 + [options] * 4 + [planned]:
+        launches.clear()
+        step("fa3", leaves, **given)
+        names = [name for name, *_ in launches]
+    assert "fold" not in names, "the plans of the first call are still used"
+    (call,) = kept()
+    assert call.forward.replay is not None
 
 
 def test_lengths_that_are_the_queries_bounds(monkeypatch):
@@ -379,9 +406,11 @@ def alive():
     return [x for x in gc.get_objects() if type(x) in keys.PLAIN and x.dim() == 4]
 
 
-@pytest.mark.parametrize(("name", "case"), [("fa2", "full"), ("fa3", "full"), ("fa3", "packed")])
+@pytest.mark.parametrize(("name", "case"), [
+    ("fa2", "full"), ("fa2", "ends"), ("fa3", "full"), ("fa3", "packed"), ("fa3", "ends"),
+])  # fmt: skip
 def test_what_is_kept_of_a_call_keeps_no_tensor(name, case, launches, monkeypatch):
-    make, options = CALLS[case]
+    make, options = (CALLS | MASKS)[case]
     for i, launcher in enumerate((fa2_forward.launch_forward, fa2_backward.launch_delta,
                                   fa2_backward.launch_dkdv, fa2_backward.launch_dq)):  # fmt: skip
         monkeypatch.setattr(launcher, "kernel", StandIn(str(i), launches, flat))

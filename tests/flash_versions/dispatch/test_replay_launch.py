@@ -249,6 +249,23 @@ def test_a_tape_keeps_no_tensor_of_the_call_that_it_recorded(told):
     assert [x() for x in seen] == [None] * 4
 
 
+def test_a_launch_without_programs_is_left_out(told):
+    """Triton's launcher makes none, and the driver refuses it."""
+    seen, compiled = told("QQQ"), kernel(("*fp32",))
+
+    def function(x):
+        note(compiled, (4, 0, 1), (x,))
+        note(compiled, GRID, (x,))
+        return (empty(4),)
+
+    tape = TapeOf(function)
+    for _ in range(3):
+        tape((empty(3, 4),), STREAM)
+    assert tape.replay is not None, tape.reason
+    ((about, _),) = seen.told
+    assert about[0] == [*GRID]
+
+
 OPTIONS = {
     "programmatic": ({"launch_pdl": True}, [5, 3, 2], [(6, 1)]),
     "cooperative": ({"launch_cooperative_grid": True}, [5, 3, 2], [(2, 1)]),
