@@ -100,7 +100,7 @@ class Call:
     ) -> None:
         self.version, self.planned, self.fields = version, planned, fields
         self.names, self.one_cut, self.differentiated = names, one_cut, differentiated
-        self.intervals = tuple(name for name in names if name in INTERVALS)
+        self.intervals = tuple(filter(names.__contains__, INTERVALS))
         self.forward = Tape()
         self.backwards: dict[tuple, keys.Kept] = {}
 
