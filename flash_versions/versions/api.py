@@ -171,27 +171,28 @@ def attention(
     where = None
     common = precision is q_descale is k_descale is v_descale is None
     unmasked = query_starts is query_ends is None
-    # The plans of a mask lie in memory that a call is neither given nor takes.
-    planned = not unmasked and (hasattr(query_starts, PLANS) or hasattr(query_ends, PLANS))
-    if common and not (planned or dropout_p or check or torch.compiler.is_compiling()):
+    if not unmasked:  # plans of a mask lie in memory that a call is neither given nor takes
+        common = common and not (hasattr(query_starts, PLANS) or hasattr(query_ends, PLANS))
+    if common and not (dropout_p or check or torch.compiler.is_compiling()):
         # With pages, cu_seqlens_k=cu_seqlens_q gives lengths; without cu_seqlens_k, pages are full.
         one_cut = cu_seqlens_k is cu_seqlens_q
         bounds = None if one_cut else cu_seqlens_k
         few = unmasked and alibi_slopes is sink is kv_lengths is kv_starts is block_table is None
-        if few and bounds is None:
-            given: bool | tuple[bool, ...] = cu_seqlens_q is not None
-            others: tuple = (cu_seqlens_q,) if given else ()
-        else:
-            others = (
+        given: bool | tuple[bool, ...] | None  # which optional tensors, for the key
+        if not few or bounds is not None:
+            others: tuple = (
                 alibi_slopes, sink, cu_seqlens_q, bounds, kv_lengths, kv_starts, block_table,
                 query_starts, query_ends,
             )  # fmt: skip
-            given = tuple([x is not None for x in others])
+            given = one_cut, *[x is not None for x in others]
             others = tuple([x for x in others if x is not None])
+        elif cu_seqlens_q is None:
+            given, others = None, ()
+        else:
+            given, others = one_cut, (cu_seqlens_q,)
         sides = (*window, *map(type, window)) if isinstance(window, tuple) else window
         options = (
-            version, causal, scale, sides, softcap, num_splits, return_lse, deterministic, one_cut,
-            given,
+            version, causal, scale, sides, softcap, num_splits, return_lse, deterministic, given,
         )  # fmt: skip
         call, tensors, where = find(q, k, v, others, options)
         if call is not None:

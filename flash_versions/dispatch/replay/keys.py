@@ -121,7 +121,9 @@ def find(
             rare = (a | b | c | d) % 16 or len({0, a, b, c, d}) < 5
         else:
             tensors, rare = (q, k, v, *others), True
-        once, where = arrangement(tensors) if rare else (tensors, None)
+        once, where = tensors, None
+        if rare:
+            once, where = arrangement(tensors)
         key = (
             *place, torch.is_grad_enabled(), options, *map(type, options), q.numel(), k.numel(),
             where,
