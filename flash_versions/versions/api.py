@@ -190,7 +190,9 @@ def attention(
             given, others = None, ()
         else:
             given, others = one_cut, (cu_seqlens_q,)
-        sides = (*window, *map(type, window)) if isinstance(window, tuple) else window
+        sides: tuple | None = window
+        if window is not None and isinstance(window, tuple):
+            sides = *window, *map(type, window)
         options = (
             version, causal, scale, sides, softcap, num_splits, return_lse, deterministic, given,
         )  # fmt: skip
