@@ -47,7 +47,7 @@ class BackwardConfig:
         block_kv: keys of a tile. 128: each of two consumers has 64. 64, for a head_dim of more than
             128: each has all of them and half of the dims (`wider/wide.py`).
         block_q: queries of a step.
-        stages: slots of the pipelines of Q and of dO.
+        stages: slots of the pipelines of Q and of dO; with block_kv=64 two.
         early: issue S of the next step in this one, and dP before the exponentials, with 128 keys
             and neither halves nor a pair. That takes registers: without it S, then P, are gone when
             dP comes, and P is kept in 16 bits.
@@ -56,8 +56,8 @@ class BackwardConfig:
         panels: divide head dims of at most three quarters of a power of two into two panels, such
             as 192 = 128 + 64 (`panels.py`), with 128 keys; otherwise they are padded to the power
             of two.
-        do_stages: slots of the pipeline of dO if block_kv is 64, and of a pair; otherwise it has as
-            many as Q's.
+        do_stages: slots of the pipeline of dO of a pair. With block_kv=64 dO has one slot; otherwise
+            it has as many as Q.
         halves: have 128 keys above head_dim 128, too, and compute S and dP of half of a block's
             queries at a time (`wider/halves.py`). For HALVES_DIMS of q and v together, such as 192
             and 128 in panels, and a head_dim of q of more than 64.
@@ -96,8 +96,13 @@ class BackwardConfig:
             raise ValueError("panels, early and held fit block_kv=128.")
         if self.parts > 1 and self.by_halves:
             raise ValueError("parts fit neither halves nor a pair.")
-        if self.do_stages != 1 and not (self.block_kv == 64 or self.pair):
-            raise ValueError("do_stages fits block_kv=64 and a pair; otherwise set stages alone.")
+        if self.do_stages != 1 and not self.pair:
+            raise ValueError(
+                "do_stages fits a pair only. With block_kv=64 dO has one slot; otherwise it has as "
+                "many as Q."
+            )
+        if self.block_kv == 64 and self.stages != 2:
+            raise ValueError(f"stages={self.stages} does not fit block_kv=64; use 2.")
         if self.stages < 2:  # the gradients of K and V leave through two slots
             raise ValueError(f"stages={self.stages} must be at least 2.")
         if self.stages > MOST_SLOTS:
@@ -158,7 +163,7 @@ class BackwardConfig:
         width, width_v = sum(widths), sum(widths_v)
         do_stages, scores, dq = self.stages, 2, width * (2 if self.held else 1)
         if self.block_kv == 64:
-            do_stages, scores, dq = self.do_stages, 4, width // 2
+            do_stages, scores, dq = 1, 4, width // 2
         if self.halves:
             dq = 2 * DQ_WIDTH
         if self.pair:  # one slot of dS, four tiles of dQ

@@ -141,7 +141,7 @@ def make_plan(
     if config.pair:
         chosen = {"DO_STAGES": config.do_stages, **PAIR_REGISTERS}
     if config.block_kv == 64:
-        chosen = {"DO_STAGES": config.do_stages, "PARTS": config.parts, **WIDE_REGISTERS}
+        chosen = {"PARTS": config.parts, **WIDE_REGISTERS}
     else:
         panels, panels_v = (len(config.widths(x.shape[3])) for x in (request.q, request.v))
         chosen = {"PANELS": panels, "PANELS_V": panels_v, **chosen}

@@ -83,7 +83,7 @@ CONSUMER_THREADS = gl.constexpr(256)
 DQ_FULL = gl.constexpr(FIRST_FREE_BARRIER + 3)  # of each consumer
 ADD_THREADS = gl.constexpr(160)  # a consumer and the adder
 DO_READ = gl.constexpr(FIRST_FREE_BARRIER + 5)  # one slot
-Q_READ = gl.constexpr(FIRST_FREE_BARRIER + 6)  # two slots
+Q_READ = gl.constexpr(FIRST_FREE_BARRIER + 6)  # two slots, and no barrier is left
 LOAD_THREADS = gl.constexpr(288)  # both consumers and the producer
 
 
@@ -362,7 +362,6 @@ def backward_wide_kernel(
     EXP2: gl.constexpr,
     SHARE: gl.constexpr,
     STAGES: gl.constexpr,
-    DO_STAGES: gl.constexpr,
     PARTS: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr,
     PRODUCER_REGISTERS: gl.constexpr,
@@ -385,9 +384,9 @@ def backward_wide_kernel(
         k_pipeline,
         make_pipeline(v, 1, 2),
         make_pipeline_beside(q, STAGES, k_pipeline.empty),  # slots are given back at Q_READ
-        make_pipeline_beside(do, DO_STAGES, k_pipeline.empty),
+        make_pipeline_beside(do, 1, k_pipeline.empty),
         make_slots(values, STAGES),
-        make_slots(values, DO_STAGES),
+        make_slots(values, 1),
         make_shared_tiles(q.dtype, KEYS, BLOCK_Q),
         make_shared_tiles(q.dtype, KEYS, BLOCK_Q),
         make_slots(dq_sum, 2),
