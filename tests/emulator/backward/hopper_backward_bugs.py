@@ -53,7 +53,7 @@ BUGS = {
     "LSE is delta": Bug("load_q", [("head, 0, column", "head, 1, column")], WRONG),
     "delta is LSE": Bug("load_do", [("head, 1, column", "head, 0, column")], WRONG),
     "all of a group have the Q of one head": Bug(
-        "KeyProblem.step_at", [("kv_head * self.GROUP + step", "kv_head + step")], WRONG
+        "KeyProblem.block_at", [("kv_head * self.GROUP + step", "kv_head + step")], WRONG
     ),
     "K is loaded though no query comes": Bug(
         "produce",
@@ -271,10 +271,10 @@ BUGS = {
         "accumulate", [("block * problem", "begin * problem")], WRONG
     ),
     "a half of dQ is overwritten while it leaves": Bug(
-        "accumulate", [("corner, 1)", "corner, 2)")], WRONG, "in order"
+        "add_dq", [("store_wait(1)", "store_wait(2)")], WRONG, "in order"
     ),
     "held: dQ is overwritten while it leaves": Bug(
-        "accumulate", [("corner, 1)", "corner, 2)")], WRONG
+        "add_dq", [("store_wait(1)", "store_wait(2)")], WRONG
     ),
     "both halves of dQ leave by one tile": Bug(
         "accumulate", [("index(slot)", "index(0)")], WRONG, "in order"
@@ -283,7 +283,7 @@ BUGS = {
         "accumulate", [("ds_stage.slot if DIM_PARTS", "0 if DIM_PARTS")], WRONG
     ),
     "dQ is not waited for before it is overwritten": Bug(
-        "add_dq", [("tma.store_wait(IN_FLIGHT)", "pass")], WRONG
+        "add_dq", [("tma.store_wait(1)", "pass")], WRONG
     ),
     "dQ is added without a fence": Bug(
         "add_dq", [("fence_async_shared()", "pass")], "without fence_async_shared"

@@ -174,7 +174,7 @@ BUGS = {
         "multiply_part", [("k_tile.panel(PART)", "k_tile.panel(0)")], OTHER_TILE
     ),
     "a panel of dQ is overwritten while it leaves": Bug(
-        "accumulate", [("corner, 1)", "corner, 2)")], WRONG
+        "add_dq", [("store_wait(1)", "store_wait(2)")], WRONG
     ),
     "dP is read while it is in flight": Bug(
         "fold_queries", [("wait(do_tile.PANELS, deps", "wait(do_tile.PANELS + 1, deps")], IN_FLIGHT
@@ -264,8 +264,7 @@ BUGS = {
         "accumulate_and_load", [("buffers.ds.release(ds_stage)", "pass")], "dead-lock", "halves"
     ),
     "halves: dQ is overwritten while it leaves": Bug(
-        "accumulate_and_load", [("dq_sum.first, corner, 1)", "dq_sum.first, corner, 2)")], WRONG,
-        "halves",
+        "add_dq", [("store_wait(1)", "store_wait(2)")], WRONG, "halves"
     ),
     "halves: dQ has the first panel of K alone": Bug(
         "part_of_dims", [("tile.second.slice", "tile.first.slice")], WRONG, "halves"
@@ -308,7 +307,7 @@ BUGS = {
         "pair",
     ),
     "pair: dQ is overwritten while it leaves": Bug(
-        "add_own_dq", [("dq_sum.first, corner, 1)", "dq_sum.first, corner, 2)")], WRONG, "pair"
+        "add_dq", [("store_wait(1)", "store_wait(2)")], WRONG, "pair"
     ),
     "pair: an odd number of parts has the same tiles in every block": Bug(
         "add_own_dq", [("ds_stage.phase ^ (i % 2)", "i % 2")], WRONG, "pair"

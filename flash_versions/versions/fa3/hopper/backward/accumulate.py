@@ -64,7 +64,7 @@ def accumulate(problem, buffers, dq_sum):
                 row = problem.padded_first + block * problem.BLOCK_Q
                 corner = [sequence, head, row, part * WIDTH]
                 slot = ds_stage.slot if DIM_PARTS == 1 else part // dq_sum.PANELS
-                add_dq(dq, buffers.dq.panel(part).index(slot), dq_sum.panel(part), corner, 1)
+                add_dq(dq, buffers.dq.panel(part).index(slot), dq_sum.panel(part), corner)
             ds_stage = ds_stage.next()
     problem.turns.finish(counter, additions)
     tma.store_wait(0)

@@ -159,10 +159,9 @@ def produce(problem, buffers, inputs):
         corner = problem.kv_box(sequence, kv_head, key)
         buffers.k.fill(buffers.k.at(0, 0), inputs.k, corner)
         for step in range(heads * (end - begin)):
-            head, query = problem.step_at(kv_head, step, begin, end)
             if step >= buffers.q.first.STAGES:
                 meet(Q_EMPTY + stage.slot, Q_THREADS)  # and so is the slot of dO
-            where = problem.block_at(sequence, head, query)
+            where = problem.block_at(sequence, kv_head, step, begin, end)
             load_q(buffers, inputs.q, inputs.values, stage, where)
             if step == 0:
                 buffers.v.fill(buffers.v.at(0, 0), inputs.v, corner)

@@ -242,16 +242,13 @@ class KeyProblem:
         return counter, additions
 
     @gluon.jit
-    def step_at(self, kv_head, step, begin, end):
-        """(query head, first query) of a step: each head of a group has all blocks of the tile."""
-        head = kv_head * self.GROUP + step // (end - begin)
-        return head, (begin + step % (end - begin)) * self.BLOCK_Q
-
-    @gluon.jit
-    def block_at(self, sequence, head, query):
-        """Where a block of queries is: (the coordinates of its box of Q or dO; sequence, head and
-        column of its rows in `rows.Workspace.values`).
+    def block_at(self, sequence, kv_head, step, begin, end):
+        """Where the block of queries of a step is: (the coordinates of its box of Q or dO;
+        sequence, head and column of its rows in `rows.Workspace.values`). Each head of a group has
+        all blocks of the tile.
         """
+        head = kv_head * self.GROUP + step // (end - begin)
+        query = (begin + step % (end - begin)) * self.BLOCK_Q
         return self.q_box(sequence, head, query), sequence, head, self.padded_first + query
 
     @gluon.jit

@@ -182,12 +182,12 @@ def exchanged(x):
 
 
 @gluon.jit
-def add_dq(dq, tile, dq_sum, corner, IN_FLIGHT: gl.constexpr):
-    """Add a part of a block's dQ to what other tiles of keys have added, through a tile that is
-    free when only so many additions are on their way.
+def add_dq(dq, tile, dq_sum, corner):
+    """Add a part of a block's dQ to what other tiles of keys have added. Two tiles take turns: one
+    is free when only the addition of the other is on its way.
     """
     dq = exchanged(dq)
-    tma.store_wait(IN_FLIGHT)
+    tma.store_wait(1)
     as_matrix(tile).store(dq)
     fence_async_shared()
     add_tile(dq_sum, corner, tile)

@@ -31,8 +31,8 @@ One step, for block j:
     consumer        both have read the slot that dK, dV leave by    q.empty
     accumulate      with turns: tiles behind have added to block j  turns.advance
 
-Why none waits for ever: a consumer gives the slot of block j back behind its dS_j, and between
-these it waits for its own products only, so `accumulate_and_load`, which has seen dS_j, gets it.
+Why none waits for ever: between its dS_j and giving back the slot of block j, a consumer waits for
+its own products and for Q of j+1, requested before dQ_j, as Q has at least two slots.
 
 Cost. Per block of 64 queries and 128 keys, with 192 dims and 128 of v, 3328 cycles of the tensor
 cores and 4928 of shared memory, where two tiles of `wide.py`, padded, take 4096 and 7680; 88 KB
@@ -140,8 +140,7 @@ def consume_halves(problem, buffers, dk_out, dv_out, CONSUMER: gl.constexpr):
 def load(problem, buffers, inputs, stage, place, step, begin, end):
     """Load Q and dO of a step into an empty slot, and K and V with the first."""
     sequence, kv_head, key = place
-    head, query = problem.step_at(kv_head, step, begin, end)
-    where = problem.block_at(sequence, head, query)
+    where = problem.block_at(sequence, kv_head, step, begin, end)
     if step == 0:
         buffers.k.fill(buffers.k.at(0, 0), inputs.k, problem.kv_box(sequence, kv_head, key))
     load_q(buffers, inputs.q, inputs.values, stage, where)
@@ -192,7 +191,7 @@ def accumulate_and_load(problem, buffers, inputs, dq_sum):
             slot = part % 2
             if DIM_PARTS % 2 == 1:  # the slots change their parts from block to block
                 slot = ds_stage.slot ^ (part % 2)
-            add_dq(dq, buffers.dq.first.index(slot), dq_sum.first, corner, 1)
+            add_dq(dq, buffers.dq.first.index(slot), dq_sum.first, corner)
         ds_stage = ds_stage.next()
         head, block = problem.after(head, block, begin, end)
     problem.turns.finish(counter, additions)

@@ -84,9 +84,8 @@ class PairState:
 def load_q_of_step(problem, buffers, inputs, stage, place, step, begin, end):
     """Load Q of a step when its slot is empty."""
     sequence, kv_head, _ = place
-    head, query = problem.step_at(kv_head, step, begin, end)
     buffers.q.wait_empty(stage)
-    where = problem.block_at(sequence, head, query)
+    where = problem.block_at(sequence, kv_head, step, begin, end)
     load_q(buffers, inputs.q, inputs.values, stage, where)
 
 
@@ -94,9 +93,8 @@ def load_q_of_step(problem, buffers, inputs, stage, place, step, begin, end):
 def load_do_of_step(problem, buffers, inputs, stage, place, step, begin, end):
     """Load dO of a step when its slot is empty."""
     sequence, kv_head, _ = place
-    head, query = problem.step_at(kv_head, step, begin, end)
     buffers.do.wait_empty(stage)
-    where = problem.block_at(sequence, head, query)
+    where = problem.block_at(sequence, kv_head, step, begin, end)
     load_do(buffers, inputs.do, inputs.values, stage, where)
 
 
@@ -156,7 +154,7 @@ def add_own_dq(
         slot = 2 * CONSUMER + i % 2
         if MINE % 2 == 1:  # the tiles change their parts from block to block
             slot = 2 * CONSUMER + (ds_stage.phase ^ (i % 2))
-        add_dq(dq, buffers.dq.first.index(slot), dq_sum.first, corner, 1)
+        add_dq(dq, buffers.dq.first.index(slot), dq_sum.first, corner)
     if CONSUMER == 1:
         coming = step + buffers.q.first.STAGES
         if coming < steps:
@@ -309,7 +307,7 @@ def backward_pair_kernel(
         make_panel_pipeline(do, DO_STAGES, 2),
         make_slots(values, STAGES),
         make_slots(values, DO_STAGES),
-        make_handover(q.first.dtype, KEYS, BLOCK_Q, 2, 1, 2),
+        make_handover(q.first.dtype, KEYS, BLOCK_Q, 2, STAGES=1, READERS=2),
         make_tiles(dq_sum, 4),
     )
     inputs = Inputs(q, k, v, do, values)

@@ -128,10 +128,9 @@ def produce_wide(problem, buffers, q, k, v, do, values):
         corner = problem.kv_box(sequence, kv_head, key)
         buffers.k.fill(buffers.k.at(0, 0), k, corner)
         for step in range(heads * (end - begin)):
-            head, query = problem.step_at(kv_head, step, begin, end)
             if step >= buffers.q.STAGES:
                 meet(Q_READ + q_stage.slot, LOAD_THREADS)
-            where = problem.block_at(sequence, head, query)
+            where = problem.block_at(sequence, kv_head, step, begin, end)
             load_q(buffers, q, values, q_stage, where)
             if step == 0:
                 buffers.v.fill(buffers.v.at(0, 0), v, corner)
