@@ -14,7 +14,8 @@ PAIR_DIMS = 384  # 192 registers of a thread
 MOST_SLOTS = 3  # of Q: with 128 keys, and neither halves nor a pair, each has a named barrier
 DQ_WIDTH = 32  # dims of dQ in a product, with 128 keys above head_dim 128
 L2_BYTES = 32 << 20  # of the cache that a section of heads may fill
-STEPS_BESIDE = 3  # that a program takes besides: to start, to load K and V, to store dK and dV
+# As long as so many steps a program takes to start, load K and V, store dK and dV.
+STEPS_BESIDE = 3
 STEPS_TO_ADD = 1  # of a part: to leave its sums, and now and then to add all
 HEAVY_SHARE = 0.3  # of the heaviest tile's steps that a tile has under intervals
 WORTH_MORE = 0.95  # of the time of fewer parts
@@ -56,8 +57,8 @@ class BackwardConfig:
         panels: divide head dims of at most three quarters of a power of two into two panels, such
             as 192 = 128 + 64 (`panels.py`), with 128 keys; otherwise they are padded to the power
             of two.
-        do_stages: slots of the pipeline of dO of a pair. With block_kv=64 dO has one slot; otherwise
-            it has as many as Q.
+        do_stages: slots of the pipeline of dO of a pair. With block_kv=64 dO has one slot;
+            otherwise it has as many as Q.
         halves: have 128 keys above head_dim 128, too, and compute S and dP of half of a block's
             queries at a time (`wider/halves.py`). For HALVES_DIMS of q and v together, such as 192
             and 128 in panels, and a head_dim of q of more than 64.
@@ -260,7 +261,7 @@ def heads_of_section(request: Request, config: BackwardConfig) -> int:
     """Key heads, of all sequences, between which consecutive programs alternate: as many as have Q,
     dO and an fp32 dQ that fit in the L2 cache. Without a causal mask, where tiles weigh the same,
     one; if they add to dQ in turns, and so must not all start at once, MOST_ALTERNATING at most.
-    With intervals and few tiles: all heads, so that heavy tiles start first.
+    With causal intervals and few tiles: all heads, so that heavy tiles start first.
     """
     heads = request.k.shape[0] * request.k.shape[2]
     if config.section is not None:

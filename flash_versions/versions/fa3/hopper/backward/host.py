@@ -135,16 +135,18 @@ def make_plan(
     config = config or default_config(request)
     config.check(request)
     programs = tiles_of_keys(request, config.block_kv) * request.k.shape[2] * config.parts
-    chosen = {"EARLY": config.early, "HELD": config.held, "PARTS": config.parts, **REGISTERS}
-    if config.halves:
-        chosen = HALVES_REGISTERS
-    if config.pair:
-        chosen = {"DO_STAGES": config.do_stages, **PAIR_REGISTERS}
     if config.block_kv == 64:
         chosen = {"PARTS": config.parts, **WIDE_REGISTERS}
     else:
         panels, panels_v = (len(config.widths(x.shape[3])) for x in (request.q, request.v))
-        chosen = {"PANELS": panels, "PANELS_V": panels_v, **chosen}
+        chosen = {"PANELS": panels, "PANELS_V": panels_v}
+        if config.halves:
+            chosen |= HALVES_REGISTERS
+        elif config.pair:
+            chosen |= {"DO_STAGES": config.do_stages, **PAIR_REGISTERS}
+        else:
+            chosen |= {"EARLY": config.early, "HELD": config.held, "PARTS": config.parts}
+            chosen |= REGISTERS
     return Plan(
         config,
         (*layout(request), config.block_q, config.held),

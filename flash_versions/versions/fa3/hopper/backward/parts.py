@@ -38,7 +38,7 @@ LEAST_STEPS = gl.constexpr(12)  # blocks of queries, of all heads of a group, th
 
 @aggregate
 class Parts:
-    """Where parts meet. If a group is not divided, the pointers are any."""
+    """Where parts meet. If a group is not divided, the pointers are not used."""
 
     sums: gl.tensor  # fp32, for each program and consumer its dV and dK, see `by_thread`
     arrivals: gl.tensor  # int32, of each tile of a key head and consumer; 0 at the launch

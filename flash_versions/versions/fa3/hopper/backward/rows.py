@@ -12,11 +12,7 @@ from flash_versions.dispatch.launch import Launcher, layout, placement
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa2.backward import compute_delta
 from flash_versions.versions.fa2.sink import sink_gradient
-from flash_versions.versions.fa3.hopper.backward.config import (
-    BackwardConfig,
-    tile_widths,
-    tiles_of_keys,
-)
+from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig, tiles_of_keys
 from flash_versions.versions.fa3.hopper.backward.parts import CONSUMERS
 from flash_versions.versions.tiles.algebra import LOG2E
 from flash_versions.versions.tiles.rows import (
@@ -161,7 +157,7 @@ class Workspace(NamedTuple):
     """What the kernel needs beside the request, and what it leaves.
 
     Of packed sequences, each has whole blocks of rows in `values` and `dq_sum`, which no other
-    shares: what is added past its last query disturbs nobody.
+    shares: additions past its last query meet no other rows.
 
     k, v: those of the request; of rows with lengths of their own, contiguous.
     do: the gradient of o, as descriptors can address it.
@@ -202,7 +198,7 @@ def new_meeting(
     if config.parts == 1:
         return None, None
     places = tiles_of_keys(request, config.block_kv) * request.k.shape[2]
-    dims = sum(sum(tile_widths(x.shape[3], config.panels)) for x in (request.k, request.v))
+    dims = sum(sum(config.widths(x.shape[3])) for x in (request.k, request.v))
     sums = request.q.new_empty((places, config.parts, config.block_kv, dims), dtype=torch.float32)
     return sums, request.q.new_empty(places * CONSUMERS.value, dtype=torch.int32)
 
