@@ -44,7 +44,7 @@ RUNS = {
 BUGS = {
     # ---- the producer
     "a slot of Q, and with it of dO, is filled before it is empty": Bug(
-        "produce", [("meet(Q_EMPTY + stage.slot, Q_THREADS)  # and", "pass  # and")],
+        "produce", [("meet(Q_EMPTY + stage.slot, Q_THREADS)  # slots", "pass  # slots")],
         "more arrivals|more threads",
     ),
     "rows of values are not counted": Bug(
@@ -63,20 +63,20 @@ BUGS = {
     ),
     # ---- the consumers
     "K is read before it is there": Bug(
-        "first_state", [("buffers.k.wait(buffers.k.at(0, 0), begin < end)", "pass")], WRONG
+        "first_state", [("buffers.k.wait(k_stage, begin < end)", "pass")], WRONG
     ),
     "V is read before it is there": Bug(
-        "first_state", [("buffers.v.wait(buffers.v.at(0, 0), begin < end)", "pass")], WRONG
+        "first_state", [("buffers.v.wait(v_stage, begin < end)", "pass")], WRONG
     ),
     "K is waited for though no query comes": Bug(
         "first_state",
-        [("buffers.k.at(0, 0), begin < end", "buffers.k.at(0, 0), True")],
+        [("k_stage, begin < end", "k_stage, True")],
         "dead-lock",
         "keys without queries",
     ),
     "V is waited for though no query comes": Bug(
         "first_state",
-        [("buffers.v.at(0, 0), begin < end", "buffers.v.at(0, 0), True")],
+        [("v_stage, begin < end", "v_stage, True")],
         "dead-lock",
         "keys without queries",
     ),
@@ -337,20 +337,20 @@ BUGS = {
     ),
     "wide: Q is released while it is read": Bug(
         "fold_queries_wide",
-        [("    announce(Q_READ + q_stage.slot, LOAD_THREADS)\n", ""),
-         ("    dv = warp", "    announce(Q_READ + q_stage.slot, LOAD_THREADS)\n    dv = warp")],
+        [("    announce(Q_READ + q_stage.slot, Q_THREADS)\n", ""),
+         ("    dv = warp", "    announce(Q_READ + q_stage.slot, Q_THREADS)\n    dv = warp")],
         WRONG,
         "wide",
     ),
     "wide: dO is released while it is read": Bug(
         "fold_queries_wide",
-        [("    announce(DO_READ + do_stage.slot, LOAD_THREADS)\n", ""),
-         ("    dp = warp", "    announce(DO_READ + do_stage.slot, LOAD_THREADS)\n    dp = warp")],
+        [("    announce(DO_READ + do_stage.slot, Q_THREADS)\n", ""),
+         ("    dp = warp", "    announce(DO_READ + do_stage.slot, Q_THREADS)\n    dp = warp")],
         f"{WRONG}|without a fence",
         "wide",
     ),
     "wide: dO is overwritten while it is read": Bug(
-        "produce_wide", [("meet(DO_READ + do_stage.slot, LOAD_THREADS)", "pass")],
+        "produce_wide", [("meet(DO_READ + do_stage.slot, Q_THREADS)", "pass")],
         "more arrivals|more threads", "wide",
     ),
     "wide: dQ is overwritten while it leaves": Bug(

@@ -51,6 +51,8 @@ from flash_versions.versions.fa3.hopper.backward.loads import load_do, load_q
 from flash_versions.versions.fa3.hopper.backward.parts import Parts
 from flash_versions.versions.fa3.hopper.backward.problem import make_problem
 from flash_versions.versions.fa3.hopper.backward.tiles import (
+    CONSUMER_THREADS,
+    Q_THREADS,
     exchanged,
     half_of_values,
     multiply_dq,
@@ -79,12 +81,10 @@ from flash_versions.versions.tiles.wgmma import unknown_zero
 P_DONE = gl.constexpr(FIRST_FREE_BARRIER)
 DS_DONE = gl.constexpr(FIRST_FREE_BARRIER + 1)
 ALL_DONE = gl.constexpr(FIRST_FREE_BARRIER + 2)
-CONSUMER_THREADS = gl.constexpr(256)
 DQ_FULL = gl.constexpr(FIRST_FREE_BARRIER + 3)  # of each consumer
 ADD_THREADS = gl.constexpr(160)  # a consumer and the adder
 DO_READ = gl.constexpr(FIRST_FREE_BARRIER + 5)  # one slot
 Q_READ = gl.constexpr(FIRST_FREE_BARRIER + 6)  # two slots, and no barrier is left
-LOAD_THREADS = gl.constexpr(288)  # both consumers and the producer
 
 
 @aggregate
@@ -129,19 +129,19 @@ def produce_wide(problem, buffers, q, k, v, do, values):
         buffers.k.fill(buffers.k.at(0, 0), k, corner)
         for step in range(heads * (end - begin)):
             if step >= buffers.q.STAGES:
-                meet(Q_READ + q_stage.slot, LOAD_THREADS)
+                meet(Q_READ + q_stage.slot, Q_THREADS)
             where = problem.block_at(sequence, kv_head, step, begin, end)
             load_q(buffers, q, values, q_stage, where)
             if step == 0:
                 buffers.v.fill(buffers.v.at(0, 0), v, corner)
             if step >= buffers.do.STAGES:
-                meet(DO_READ + do_stage.slot, LOAD_THREADS)
+                meet(DO_READ + do_stage.slot, Q_THREADS)
             load_do(buffers, do, values, do_stage, where)
             q_stage = q_stage.next()
             do_stage = do_stage.next()
         steps = heads * (end - begin)
-        hear_rest(q_stage, steps, Q_READ, LOAD_THREADS)
-        hear_rest(do_stage, steps, DO_READ, LOAD_THREADS)
+        hear_rest(q_stage, steps, Q_READ, Q_THREADS)
+        hear_rest(do_stage, steps, DO_READ, Q_THREADS)
 
 
 @gluon.jit
@@ -205,7 +205,6 @@ def fold_queries_wide(
     state,
     problem,
     buffers,
-    head,
     query,
     key,
     masked,
@@ -231,8 +230,7 @@ def fold_queries_wide(
     dp_token = multiply_qk(v_tile, do_tile.slice(CONSUMER * HALF_Q, HALF_Q, dim=0))
     s = warpgroup_mma_wait(1, deps=[s_token])
     lse = half_of_values(buffers.lse, q_stage.slot, s, CONSUMER)
-    mine = problem.of_head(head)
-    p, slope = mine.probabilities(s, lse, key, query + CONSUMER * HALF_Q, masked)
+    p, slope = problem.probabilities(s, lse, key, query + CONSUMER * HALF_Q, masked)
     half_of_dims(p_tile, CONSUMER).store(p.to(do_tile.dtype))
     fence_async_shared()
     meet(P_DONE, CONSUMER_THREADS)  # both have written their part
@@ -245,10 +243,10 @@ def fold_queries_wide(
     meet(DS_DONE, CONSUMER_THREADS)
     dk_token = warpgroup_mma(ds_tile, half_of_dims(q_tile, CONSUMER), state.dk, is_async=True)
     dv = warpgroup_mma_wait(1, deps=[dv_token])
-    announce(DO_READ + do_stage.slot, LOAD_THREADS)
+    announce(DO_READ + do_stage.slot, Q_THREADS)
     dq_token = multiply_dq(ds_tile, part_of_dq(k_tile, 0, CONSUMER))
     dk = warpgroup_mma_wait(1, deps=[dk_token])
-    announce(Q_READ + q_stage.slot, LOAD_THREADS)
+    announce(Q_READ + q_stage.slot, Q_THREADS)
     dq = warpgroup_mma_wait(0, deps=[dq_token])
     leave_part(dq, buffers, 0, CONSUMER)
     dq_token = multiply_dq(ds_tile, part_of_dq(k_tile, 1, CONSUMER))
@@ -293,9 +291,9 @@ def consume_wide(problem, buffers, dk_out, dv_out, parts, CONSUMER: gl.constexpr
     block = begin
     for _ in range(heads * (end - begin)):
         masked = (block < full_begin) | (block >= full_end)
-        state = fold_queries_wide(
-            state, problem, buffers, head, block * problem.BLOCK_Q, key, masked, CONSUMER
-        )  # fmt: skip
+        mine = problem.of_head(head)
+        query = block * problem.BLOCK_Q
+        state = fold_queries_wide(state, mine, buffers, query, key, masked, CONSUMER)
         head, block = problem.after(head, block, begin, end)
     meet(ALL_DONE, CONSUMER_THREADS)
     place = sequence, kv_head, key
