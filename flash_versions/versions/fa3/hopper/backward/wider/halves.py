@@ -98,13 +98,12 @@ def fold_halves(state, problem, buffers, query, key, masked, more, CONSUMER: gl.
 
 @gluon.jit
 def first_halves_state(problem, buffers, more, CONSUMER: gl.constexpr):
-    """dK and dV of keys that no query has been folded into, and the first scores."""
-    stage = buffers.q.at(0, 0)
+    """The state before the first step, dK = dV = 0, when K and V have landed."""
     return HalvesState(
-        zero_output(buffers.k.tile(stage), False),
-        zero_output(buffers.v.tile(stage), False),
+        zero_output(buffers.k.tile(buffers.k.at(0, 0)), False),
+        zero_output(buffers.v.tile(buffers.v.at(0, 0)), False),
         first_scores(buffers, more, problem.BLOCK_Q // 2, CONSUMER),
-        stage,
+        buffers.q.at(0, 0),
         buffers.ds.at(0, 0),
     )
 

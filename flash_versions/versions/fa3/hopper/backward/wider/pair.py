@@ -169,13 +169,12 @@ def add_own_dq(
 
 @gluon.jit
 def first_pair_state(problem, buffers, more, CONSUMER: gl.constexpr):
-    """dK and dV of keys that no query has been folded into, and the first scores."""
-    q_stage = buffers.q.at(0, 0)
+    """The state before the first step, dK = dV = 0, when K and V have landed."""
     return PairState(
-        zero_output(buffers.k.tile(q_stage), False),
-        zero_output(buffers.v.tile(q_stage), False),
+        zero_output(buffers.k.tile(buffers.k.at(0, 0)), False),
+        zero_output(buffers.v.tile(buffers.v.at(0, 0)), False),
         first_scores(buffers, more, problem.BLOCK_Q // 2, CONSUMER),
-        q_stage,
+        buffers.q.at(0, 0),
         buffers.do.at(0, 0),
         buffers.ds.at(0, 0),
         problem.turns.counters,
