@@ -34,11 +34,7 @@ def accumulate(problem, buffers, dq_sum):
     k_stage = buffers.k.at(0, 0)
     DIM_PARTS: gl.constexpr = 2 if dq_sum.PANELS == 2 else buffers.k.tile(k_stage).width() // WIDTH
     AHEAD: gl.constexpr = dq_sum.PANELS == 2 and dq_sum.second.block_type.shape[3] == 16
-    problem, key, kv_head, sequence = problem.locate(problem.turns.number())
-    begin, _, _, end = problem.blocks(key, problem.BLOCK_KV)
-    heads = problem.GROUP
-    if problem.PARTS > 1:
-        heads, end, _ = problem.share(kv_head, begin, end)
+    problem, key, kv_head, sequence, begin, end, heads, _ = problem.own()
     ds_stage = buffers.ds.at(0, 0)
     counter, additions = problem.turns.counters, gl.to_tensor(0)  # of the block before
     buffers.k.wait(k_stage, begin < end)

@@ -159,11 +159,7 @@ def consume(
     CONSUMER: gl.constexpr,
 ):
     """A consumer: dK and dV of 64 keys."""
-    problem, key, kv_head, sequence = problem.locate(problem.turns.number())
-    begin, _, _, end = problem.blocks(key, problem.BLOCK_KV)
-    heads = problem.GROUP
-    if problem.PARTS > 1:
-        heads, end, divided = problem.share(kv_head, begin, end)
+    problem, key, kv_head, sequence, begin, end, heads, divided = problem.own()
     first_key = key
     key += CONSUMER * WARPGROUP_ROWS
     # These lie within begin .. end, as a later key's first and last query are no earlier. Past the

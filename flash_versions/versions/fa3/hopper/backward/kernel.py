@@ -116,19 +116,15 @@ from flash_versions.versions.tiles.pipeline import hear_rest, make_handover, mak
 @gluon.jit
 def produce(problem, buffers, inputs):
     """The producer: load K and V, and for each head of the group Q and dO of all that see them."""
-    problem, key, kv_head, sequence = problem.locate(problem.turns.number())
-    begin, _, _, end = problem.blocks(key, problem.BLOCK_KV)
-    heads = problem.GROUP
-    if problem.PARTS > 1:
-        heads, end, _ = problem.share(kv_head, begin, end)
+    problem, key, kv_head, sequence, begin, end, heads, _ = problem.own()
     stage = buffers.q.at(0, 0)
     if begin < end:
         corner = problem.kv_box(sequence, kv_head, key)
         buffers.k.fill(buffers.k.at(0, 0), inputs.k, corner)
         for step in range(heads * (end - begin)):
+            where = problem.block_at(sequence, kv_head, step, begin, end)
             if step >= buffers.q.first.STAGES:
                 meet(Q_EMPTY + stage.slot, Q_THREADS)  # slots of Q and dO are empty
-            where = problem.block_at(sequence, kv_head, step, begin, end)
             load_q(buffers, inputs.q, inputs.values, stage, where)
             if step == 0:
                 buffers.v.fill(buffers.v.at(0, 0), inputs.v, corner)

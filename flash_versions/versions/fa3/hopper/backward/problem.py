@@ -56,6 +56,19 @@ class KeyProblem:
     BLOCK_KV: gl.constexpr
 
     @gluon.jit
+    def own(self):
+        """What a program computes: (the problem of its sequence, first key, key head, sequence;
+        begin and end of the blocks of queries that it visits, and of how many query heads; whether
+        its tile is divided, see `share`).
+        """
+        mine, key, kv_head, sequence = self.locate(self.turns.number())
+        begin, _, _, end = mine.blocks(key, self.BLOCK_KV)
+        heads, divided = self.GROUP, False
+        if self.PARTS > 1:
+            heads, end, divided = mine.share(kv_head, begin, end)
+        return mine, key, kv_head, sequence, begin, end, heads, divided
+
+    @gluon.jit
     def locate(self, tile):
         """Tile number -> (the problem of its sequence, first key, key head, sequence).
 

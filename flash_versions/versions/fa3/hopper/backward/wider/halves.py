@@ -111,11 +111,10 @@ def first_halves_state(problem, buffers, more, CONSUMER: gl.constexpr):
 @gluon.jit
 def consume_halves(problem, buffers, dk_out, dv_out, CONSUMER: gl.constexpr):
     """A consumer: dK and dV of 64 keys."""
-    problem, key, kv_head, sequence = problem.locate(problem.turns.number())
-    begin, _, _, end = problem.blocks(key, problem.BLOCK_KV)
+    problem, key, kv_head, sequence, begin, end, heads, _ = problem.own()
     key += CONSUMER * WARPGROUP_ROWS
     _, full_begin, full_end, _ = problem.blocks(key, WARPGROUP_ROWS)
-    steps = problem.GROUP * (end - begin)
+    steps = heads * (end - begin)
     state = first_halves_state(problem, buffers, begin < end, CONSUMER)
     head = kv_head * problem.GROUP
     block = begin
@@ -152,10 +151,9 @@ def load(problem, buffers, inputs, stage, place, step, begin, end):
 def accumulate_and_load(problem, buffers, inputs, dq_sum):
     """The warpgroup of dQ, and the producer: of each block, dQ = dS K, some dims at a time."""
     WIDTH: gl.constexpr = dq_sum.first.block_type.shape[3]
-    problem, key, kv_head, sequence = problem.locate(problem.turns.number())
-    begin, _, _, end = problem.blocks(key, problem.BLOCK_KV)
+    problem, key, kv_head, sequence, begin, end, heads, _ = problem.own()
     place = sequence, kv_head, key
-    steps = problem.GROUP * (end - begin)
+    steps = heads * (end - begin)
     stage = buffers.q.at(0, 0)
     for step in range(gl.minimum(buffers.q.first.STAGES, steps)):
         load(problem, buffers, inputs, stage, place, step, begin, end)

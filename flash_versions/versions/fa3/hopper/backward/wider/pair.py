@@ -84,8 +84,8 @@ class PairState:
 def load_q_of_step(problem, buffers, inputs, stage, place, step, begin, end):
     """Load Q of a step when its slot is empty."""
     sequence, kv_head, _ = place
-    buffers.q.wait_empty(stage)
     where = problem.block_at(sequence, kv_head, step, begin, end)
+    buffers.q.wait_empty(stage)
     load_q(buffers, inputs.q, inputs.values, stage, where)
 
 
@@ -93,8 +93,8 @@ def load_q_of_step(problem, buffers, inputs, stage, place, step, begin, end):
 def load_do_of_step(problem, buffers, inputs, stage, place, step, begin, end):
     """Load dO of a step when its slot is empty."""
     sequence, kv_head, _ = place
-    buffers.do.wait_empty(stage)
     where = problem.block_at(sequence, kv_head, step, begin, end)
+    buffers.do.wait_empty(stage)
     load_do(buffers, inputs.do, inputs.values, stage, where)
 
 
@@ -185,10 +185,9 @@ def first_pair_state(problem, buffers, more, CONSUMER: gl.constexpr):
 @gluon.jit
 def consume_pair(problem, buffers, inputs, dq_sum, dk_out, dv_out, CONSUMER: gl.constexpr):
     """A consumer: dK and dV of 64 keys, and half of the dims of dQ of all 128."""
-    problem, key, kv_head, sequence = problem.locate(problem.turns.number())
-    begin, _, _, end = problem.blocks(key, problem.BLOCK_KV)
+    problem, key, kv_head, sequence, begin, end, heads, _ = problem.own()
     place = sequence, kv_head, key
-    steps = problem.GROUP * (end - begin)
+    steps = heads * (end - begin)
     next_q, next_do = buffers.q.at(0, 0), buffers.do.at(0, 0)
     if CONSUMER == 1:
         if begin < end:

@@ -117,20 +117,16 @@ class WideState:
 @gluon.jit
 def produce_wide(problem, buffers, q, k, v, do, values):
     """The producer: as that of `kernel.py`, with pipelines of different lengths."""
-    problem, key, kv_head, sequence = problem.locate(problem.turns.number())
-    begin, _, _, end = problem.blocks(key, problem.BLOCK_KV)
-    heads = problem.GROUP
-    if problem.PARTS > 1:
-        heads, end, _ = problem.share(kv_head, begin, end)
+    problem, key, kv_head, sequence, begin, end, heads, _ = problem.own()
     q_stage = buffers.q.at(0, 0)
     do_stage = buffers.do.at(0, 0)
     if begin < end:
         corner = problem.kv_box(sequence, kv_head, key)
         buffers.k.fill(buffers.k.at(0, 0), k, corner)
         for step in range(heads * (end - begin)):
+            where = problem.block_at(sequence, kv_head, step, begin, end)
             if step >= buffers.q.STAGES:
                 meet(Q_READ + q_stage.slot, Q_THREADS)
-            where = problem.block_at(sequence, kv_head, step, begin, end)
             load_q(buffers, q, values, q_stage, where)
             if step == 0:
                 buffers.v.fill(buffers.v.at(0, 0), v, corner)
@@ -147,11 +143,7 @@ def produce_wide(problem, buffers, q, k, v, do, values):
 @gluon.jit
 def add_wide(problem, buffers, dq_sum):
     """The adder: TMA adds the parts of dQ that consumers leave to what other tiles have added."""
-    problem, key, kv_head, sequence = problem.locate(problem.turns.number())
-    begin, _, _, end = problem.blocks(key, problem.BLOCK_KV)
-    heads = problem.GROUP
-    if problem.PARTS > 1:
-        heads, end, _ = problem.share(kv_head, begin, end)
+    problem, key, kv_head, sequence, begin, end, heads, _ = problem.own()
     WIDTH: gl.constexpr = dq_sum.block_type.shape[3]
     counter, additions = problem.turns.counters, gl.to_tensor(0)  # of the block before
     for member in range(heads):
@@ -270,11 +262,8 @@ def store_halves(problem, buffers, dk, dv, state, dk_out, dv_out, place, CONSUME
 @gluon.jit
 def consume_wide(problem, buffers, dk_out, dv_out, parts, CONSUMER: gl.constexpr):
     """A consumer: 64 keys, and half of the dims."""
-    problem, key, kv_head, sequence = problem.locate(problem.turns.number())
-    begin, full_begin, full_end, end = problem.blocks(key, problem.BLOCK_KV)
-    heads = problem.GROUP
-    if problem.PARTS > 1:
-        heads, end, divided = problem.share(kv_head, begin, end)
+    problem, key, kv_head, sequence, begin, end, heads, divided = problem.own()
+    _, full_begin, full_end, _ = problem.blocks(key, problem.BLOCK_KV)
     k_stage = buffers.k.at(0, 0)
     DIMS: gl.constexpr = buffers.k.tile(k_stage).shape[1] // 2
     DIMS_V: gl.constexpr = buffers.v.tile(k_stage).shape[1] // 2
