@@ -64,11 +64,11 @@ from flash_versions.versions.fa2.backward import MEASURED_KV, MEASURED_Q, comput
 from flash_versions.versions.fa2.sink import sink_gradient
 from flash_versions.versions.fa3 import forward
 from flash_versions.versions.fa3.forward import (
-    L2_BYTES,
-    MAX_SECTION,
     heads_of_section,
     heavy_first,
+    key_heads_of_section,
     load_rows,
+    own_rows,
 )
 from flash_versions.versions.tiles.algebra import (
     LOG2E,
@@ -108,12 +108,6 @@ def probabilities(s, lse, scale_log2, share, EXP2: tl.constexpr):
     """
     lse = tl.where(lse == float("-inf"), float("inf"), lse)
     return EXP2(s * scale_log2 - lse * LOG2E, share)
-
-
-@triton.jit
-def own_rows(tile, pos, length):
-    """A tile without what follows its sequence in memory, which may be NaN: 0 * NaN is NaN."""
-    return tl.where((pos < length)[:, None], tile, 0.0)
 
 
 @triton.jit
@@ -371,16 +365,9 @@ launch_dkdv = Launcher(dkdv_kernel)
 launch_dq = Launcher(dq_kernel)
 
 
-def needs_pointers(request: Request) -> str | None:
-    """Why boxes cannot serve a request's gradients, as a sentence, or None: the forward's reasons
-    but for the splits, which a backward does not have.
-    """
-    return forward.left_to_gathering(request._replace(num_splits=1))
-
-
 def left_to_gathering(request: Request) -> str | None:
     """Why a request's gradients are left to FA2's kernels, as a sentence, or None."""
-    if reason := needs_pointers(request) or forward.needs_lists(request):
+    if reason := forward.needs_pointers(request) or forward.needs_lists(request):
         return reason
     device, config = request.q.device, backward_config(request, MEASURED_KV, KEY_GRADIENTS)
     if devices[device].shared_memory == UNLIMITED:
@@ -393,18 +380,6 @@ def left_to_gathering(request: Request) -> str | None:
         f"tiles of {config.block_q} x {config.block_kv} in {request.q.dtype} on compute capability "
         f"{major}.{minor} are multiplied from registers: boxes in shared memory would be a detour."
     )
-
-
-def key_heads_of_section(request: Request) -> int:
-    """Key heads, of all sequences, whose KV tiles take turns: as many as have queries and dO that
-    fit in the L2 cache; one where tiles weigh the same.
-    """
-    q, k, v = request.q, request.k, request.v
-    if request.window_right is None:
-        return 1
-    streamed = request.group * q.shape[1] * (q.shape[3] + v.shape[3]) * q.element_size()
-    heads = max(1, L2_BYTES // max(1, streamed))
-    return min(heads, MAX_SECTION, k.shape[0] * k.shape[2])
 
 
 def backward(
