@@ -154,7 +154,11 @@ LOADED_OVER = "TMA fills what was read without a fence"
 # that is given back, filled or left by while dK reads it, as all of these come behind the dS of
 # both consumers; at head_dim 80, dS that is given back while the second part of dQ reads it.
 BUGS = {
-    "S and dP lack the second panel": Bug("multiply_qk", [("k_tile.PANELS == 2", "False")], WRONG),
+    "S and dP lack the second panel": Bug(
+        "multiply_rows",
+        [("multiply_qk(rows.pair(), tile)", "multiply(rows.first, tile.first.permute((1, 0)))")],
+        WRONG,
+    ),
     "dK and dV lack the second panel": Bug(
         "Output.wait", [("Output(first, second,", "Output(first, self.second,")], WRONG
     ),
