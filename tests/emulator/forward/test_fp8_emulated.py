@@ -200,6 +200,12 @@ def test_o_has_to_have_a_buffer():
         attend(replace(SMALL, epilogue_buffer=False), request)
 
 
+def test_heads_of_one_tile_have_scales_of_their_own():
+    request = make_request(*qkv(10, 10, 2, 64, kv_heads=1), precision="fp8")
+    with pytest.raises(ValueError, match="share no scale in FP8; use heads=1"):
+        attend(replace(SMALL, heads=2), request)
+
+
 def inputs_of_bugs():
     """Blocks of scales that differ, and heads."""
     q, k, v = qkv(150, 330, 4, 64, kv_heads=2)

@@ -52,7 +52,7 @@ def forward(
         config: the schedule; None chooses by shape.
 
     Raises:
-        ValueError: the configuration has no buffer for O.
+        ValueError: the configuration does not fit the request.
 
     Returns:
         o (batch, M, heads, head_dim_v), contiguous, in `request.out_dtype`; lse natural log, fp32
@@ -72,6 +72,8 @@ def describe_inputs(
     """Q, K and V as boxes."""
     if not config.epilogue_buffer:
         raise ValueError("epilogue_buffer=False is not possible: O is wider than the FP8 Q.")
+    if config.heads > 1:
+        raise ValueError("heads of one tile share no scale in FP8; use heads=1.")
     width, width_v = (box_width(x.shape[3]) for x in (request.q, request.v))
     config.check_held((width,))
     return (

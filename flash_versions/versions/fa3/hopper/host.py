@@ -44,8 +44,8 @@ def describe_inputs(
     widths, widths_v = panel_widths(q.shape[3]), panel_widths(v.shape[3])
     config = plan.config
     config.check_held(widths)
-    if config.heads > 1 and (request.alibi_slopes is not None or request.precision is not None):
-        raise ValueError("heads of one tile share no slope and no scale; use heads=1.")
+    if config.heads > 1 and request.alibi_slopes is not None:
+        raise ValueError("heads of one tile share no slope; use heads=1.")
     if request.group % config.heads:
         raise ValueError(
             f"heads={config.heads} of a tile are not possible with {request.group} query heads to "
