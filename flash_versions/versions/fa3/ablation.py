@@ -1,4 +1,8 @@
-"""What each idea of FA3 is worth: its forward with one thing changed, for the benchmark."""
+"""What each idea of FA3 is worth: its forward with one thing changed, for the benchmark.
+
+Without overlap Q cannot be in registers (`HopperConfig.held`). So compare "no overlap" and
+"neither" with "Q in shared memory", which differs from the default in that alone.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -37,7 +41,8 @@ def varied(request: Request, **switches: Any) -> tuple[torch.Tensor, torch.Tenso
     """
     if reason := forward.left_to_gathering(request) or forward_hopper.left_to_portable(request):
         raise ValueError(reason)
-    return forward_hopper.forward(request, replace(default_config(request), **switches))
+    config = default_config(request, hold="held" not in switches)
+    return forward_hopper.forward(request, replace(config, **switches))
 
 
 def varied_fp8(
@@ -46,8 +51,8 @@ def varied_fp8(
     """The same in FP8."""
     if reason := forward_fp8_hopper.left_to_portable(request):
         raise ValueError(reason)
-    config = replace(fp8_config(request), **switches)
-    return forward_fp8_hopper.forward(request, quantized, config)
+    config = fp8_config(request, hold="held" not in switches)
+    return forward_fp8_hopper.forward(request, quantized, replace(config, **switches))
 
 
 VARIANTS: Mapping[str, Forward] = {

@@ -144,7 +144,7 @@ def other_tiles(request: Request) -> Iterator[Candidate]:
     second Q, a buffer for O and slots of K and V: without one of the first two only if there are
     more slots for it.
     """
-    default = fa3_config.default_config(request)
+    default = fa3_config.default_config(request, hold=False)
     widths, widths_v = (panel_widths(x.shape[3]) for x in (request.q, request.v))
     width, width_v = sum(widths), sum(widths_v)
     for consumers, block_kv in product((2, 3), (128, 64)):
@@ -159,7 +159,8 @@ def other_tiles(request: Request) -> Iterator[Candidate]:
                 epilogue_buffer=epilogue_buffer,
             )  # fmt: skip
             for config in filled(tile, most, width, width_v):
-                yield Candidate("fa3", named(config), config)
+                held = fa3_config.with_q_held(request, config)
+                yield Candidate("fa3", named(held), held)
                 most = max(most, config.stages + config.slots_of_v)
 
 

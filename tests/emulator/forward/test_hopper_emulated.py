@@ -157,7 +157,8 @@ def test_causal_tiles_that_end_with_a_block(M, N, block_kv):
 def test_every_variant_of_the_ablation(variant):
     q, k, v = qkv(200, 330, 2, 128, batch=2)
     request = make_request(q, k, v, causal=True)
-    schedule = replace(config.default_config(request), **SWITCHES[variant])
+    switches = SWITCHES[variant]
+    schedule = replace(config.default_config(request, hold="held" not in switches), **switches)
     o, lse, _ = forward_hopper.forward(request, schedule)
     assert_within_budget(o, lse, q, k, v, causal=True)
 

@@ -1,6 +1,7 @@
 """What only FA3 has: descriptors, the walk of a persistent grid, and what is left to FA2."""
 
 import re
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise, product
 
@@ -18,7 +19,7 @@ from flash_versions.dispatch.sizes import LaunchConfig, panel_widths
 from flash_versions.versions import fa3
 from flash_versions.versions.fa2 import backward as packing_backward
 from flash_versions.versions.fa2 import forward as packing
-from flash_versions.versions.fa3 import backward
+from flash_versions.versions.fa3 import ablation, backward
 from flash_versions.versions.fa3 import forward as portable
 from flash_versions.versions.fa3.forward import heavy_first
 from flash_versions.versions.fa3.hopper import forward as forward_hopper
@@ -177,6 +178,24 @@ def test_o_does_not_leave_through_a_q_of_another_width(device):
     request = make_request(q, k, v[..., :64])
     with pytest.raises(ValueError, match="head_dim 128 and 64 of v differ"):
         forward_hopper.forward(request, HopperConfig(epilogue_buffer=False))
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
+def test_variants_without_overlap_differ_from_one_with_q_in_shared_memory_alone(
+    head_dim, monkeypatch
+):
+    monkeypatch.setattr(wgmma, "available", lambda device: True)
+    monkeypatch.setattr(ablation.forward_hopper, "forward", lambda request, config: config)
+    q = torch.empty(1, 512, 2, head_dim, dtype=torch.bfloat16, device="meta")
+    request = make_request(q, q, q, causal=True)
+    found = {name: ablation.VARIANTS[name](request) for name in ablation.SWITCHES}
+    shared = found["Q in shared memory"]
+    assert (shared.held, shared.q_stages) == (0, 2 if head_dim <= 128 else 1)
+    default = default_config(request)
+    assert shared == replace(default, held=0, q_stages=shared.q_stages)
+    assert found["no overlap"] == replace(shared, overlap=False)
+    assert found["neither"] == replace(shared, overlap=False, ping_pong=False)
+    assert found["late wait"] == replace(default, late_wait=True)
 
 
 HEAD_DIMS = (8, 64, 72, 96, 112, 128, 130, 160, 192, 200, 256)

@@ -133,9 +133,12 @@ class HopperConfig:
         return self.shared_bytes(width, width_v) + OTHER_BYTES <= H200_SHARED_MEMORY
 
 
-def default_config(request: Request) -> HopperConfig:
-    """The fastest configuration that was found on an H200 (docs/understand/log.md)."""
-    return with_q_held(request, replace(config_of_one_head(request), heads=heads_of_tile(request)))
+def default_config(request: Request, hold: bool = True) -> HopperConfig:
+    """The fastest configuration that was found on an H200 (docs/understand/log.md); with hold=False
+    Q stays in shared memory, with the buffers that it then needs.
+    """
+    config = replace(config_of_one_head(request), heads=heads_of_tile(request))
+    return with_q_held(request, config) if hold else config
 
 
 def heads_of_tile(request: Request) -> int:
@@ -224,14 +227,14 @@ def wide_config(
     return deeper if deeper.fits(width, width_v) else config
 
 
-def fp8_config(request: Request) -> HopperConfig:
-    """The fastest configuration in FP8 that was found on an H200 (docs/understand/log.md)."""
+def fp8_config(request: Request, hold: bool = True) -> HopperConfig:
+    """`default_config` in FP8."""
     causal = request.window_right is not None
     scheduler = "dynamic" if causal else "static"
     head_dim = max(request.q.shape[3], request.v.shape[3])
     if head_dim > 128:
         return HopperConfig(q_stages=1, scheduler=scheduler)
-    held = max(64, padded_head_dim(request.q.shape[3])) if OPERANDS_STAY else 0
+    held = max(64, padded_head_dim(request.q.shape[3])) if hold and OPERANDS_STAY else 0
     return HopperConfig(
         2 if head_dim > 64 else 3, stages=3, q_stages=2 if causal or not held else 1, held=held,
         ping_pong=False, scheduler=scheduler
