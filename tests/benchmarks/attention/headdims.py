@@ -202,7 +202,7 @@ def turned(request: Request) -> Iterator[Candidate]:
     for name, values in switches.items():
         yield Candidate("fa3", name, replace(fa3, **values))
     if max(request.q.shape[3], request.v.shape[3]) > 128:  # S and P of 128 keys, one by one
-        in_order = {"block_kv": 128, "stages": 1, "overlap": False}
+        in_order = {"block_kv": 128, "stages": 1, "overlap": False, "held": 0}
         yield Candidate("fa3", "128 keys in order", replace(fa3, **in_order))
     fa4 = fa4_config.default_config(request)
     yield Candidate("fa4", "rescale always", replace(fa4, threshold=0.0))

@@ -123,6 +123,8 @@ def test_half_of_q_in_registers():
 def test_columns_of_q_that_are_none(held):
     with pytest.raises(ValueError, match=f"held={held} .* 64 columns; 0 and 64 are"):
         attend(replace(SMALL, held=held), *qkv(70, 70, 1, 64))
+    with pytest.raises(ValueError, match="held=128 .* 256 columns; 0 and 256 are"):
+        attend(replace(SMALL, held=128), *qkv(70, 70, 1, 256))
 
 
 @pytest.mark.parametrize("packed", [False, True])

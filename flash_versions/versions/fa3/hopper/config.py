@@ -93,7 +93,8 @@ class HopperConfig:
 
     def check_held(self, widths: tuple[int, ...]) -> None:
         """Raise a ValueError if `held` is no part of a Q in tiles so wide."""
-        possible = [0, sum(widths), *([128] if widths == (256,) else [])]
+        half = [128] if widths == (256,) and not self.epilogue_buffer else []
+        possible = [0, sum(widths), *half]
         if self.held not in possible:
             raise ValueError(
                 f"held={self.held} is not possible for a Q of {sum(widths)} columns; "
@@ -191,8 +192,9 @@ def with_q_held(request: Request, config: HopperConfig) -> HopperConfig:
     free = (208 if config.block_kv == 64 else 192) - beside
     if sum(widths) // 4 <= free:
         return replace(config, held=sum(widths), q_stages=1)
-    half = widths == (256,) and free >= 128 // 4 and config.heads == 1
-    return replace(config, held=128) if half else config
+    half = replace(config, held=128)
+    possible = widths == (256,) and not config.epilogue_buffer and config.heads == 1
+    return half if possible and free >= 128 // 4 else config
 
 
 def fits_through_q(widths: tuple[int, ...], widths_v: tuple[int, ...]) -> bool:
