@@ -317,6 +317,7 @@ class mbarrier:
 
 def named_barrier(action, number, threads):
     """`bar.sync` and `bar.arrive` of the warps of a partition."""
+    assert 0 <= number < 16, f"no named barrier {number}: there are 16"
     barrier = here.partition.program.named_barriers.setdefault(number, [0, 0])
     barrier[0] += here.partition.threads
     assert barrier[0] <= int(threads), "more threads at a named barrier than meet there"

@@ -6,8 +6,11 @@ expected number has arrived, its phase flips, and every warp that waits for that
 new barrier counts as "previous phase done", so a wait for that phase returns at once: this is why
 producers start at phase 1 and consumers at 0.
 
-Sources: the CUDA programming guide on mbarriers; named barriers as in CUTLASS's
-OrderedSequenceBarrier.
+A named barrier is one of 16 counters of the hardware that each program has. `bar.sync` arrives and
+waits until so many threads have arrived; `bar.arrive` only arrives.
+
+Sources: the CUDA programming guide on mbarriers, the PTX manual on `bar`; FlashAttention-3's code
+for turns at named barriers.
 """
 
 import math
@@ -18,7 +21,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from flash_versions.versions.tiles.triton_compat import aggregate, load_tile
 
-FIRST_FREE_BARRIER = 8  # named barriers: Triton uses the ones below, there are 16
+FIRST_FREE_BARRIER = 8  # named barriers: Triton uses the ones below
+TURNS = gl.constexpr(FIRST_FREE_BARRIER)  # of consumer 0; those of the others follow
 
 
 @aggregate
@@ -204,55 +208,47 @@ def make_shared_tiles(dtype: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.const
 
 
 @gluon.constexpr_function
-def named_barrier_ptx(action, consumer):
-    """PTX that lets two warpgroups, 256 threads, meet at the named barrier of a consumer."""
-    return f"bar.{action} {FIRST_FREE_BARRIER + consumer}, 256; mov.u32 $0, 0;"
-
-
-@gluon.jit
-def named_barrier_sync(CONSUMER: gl.constexpr):
-    """Ping-pong: wait at this consumer's barrier until it may issue its products."""
-    ASM: gl.constexpr = named_barrier_ptx("sync", CONSUMER)
-    gl.inline_asm_elementwise(ASM, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def named_barrier_arrive(CONSUMER: gl.constexpr, CONSUMERS: gl.constexpr):
-    """Ping-pong: arrive at the next consumer's barrier, which may now issue its products."""
-    ASM: gl.constexpr = named_barrier_ptx("arrive", (CONSUMER + 1) % CONSUMERS)
-    gl.inline_asm_elementwise(ASM, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.constexpr_function
-def numbered_barrier_ptx(action, threads):
-    """PTX that lets so many threads meet at the named barrier of a number in a register."""
+def named_barrier_ptx(action, threads):
+    """PTX that lets so many threads meet at the named barrier whose number is the operand."""
     return f"bar.{action} $1, {threads}; mov.u32 $0, 0;"
 
 
 @gluon.jit
 def meet(number, THREADS: gl.constexpr):
-    """Wait at a named barrier until so many threads have come to it, or have announced."""
-    ASM: gl.constexpr = numbered_barrier_ptx("sync", THREADS)
+    """Arrive at a named barrier, and wait until so many threads have arrived."""
+    ASM: gl.constexpr = named_barrier_ptx("sync", THREADS)
     number = gl.to_tensor(number)
     gl.inline_asm_elementwise(ASM, "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def announce(number, THREADS: gl.constexpr):
-    """Tell those who `meet` at a named barrier, without waiting: each warp for itself, where Gluon
-    makes the warps of a partition wait for each other before and behind an arrival at an mbarrier.
+    """Arrive at a named barrier without waiting, each warp for itself. At an mbarrier, Gluon makes
+    the warps of a partition wait for each other before and behind an arrival.
     """
-    ASM: gl.constexpr = numbered_barrier_ptx("arrive", THREADS)
+    ASM: gl.constexpr = named_barrier_ptx("arrive", THREADS)
     number = gl.to_tensor(number)
     gl.inline_asm_elementwise(ASM, "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def hear_rest(stage, steps, BARRIER: gl.constexpr, THREADS: gl.constexpr):
-    """Meet those who announce that they have read the slots that were filled last, as what is
-    announced has to be heard: after so many steps, as many as were filled, from the oldest on.
+    """Producer, at the end: meet the announcements that the loop left: one for each of the last
+    slots, the oldest first. steps: how many were filled.
     """
     slot = gl.where(steps < stage.STAGES, 0, stage.slot)
     for _ in range(gl.minimum(steps, stage.STAGES)):
         meet(BARRIER + slot, THREADS)
         slot = gl.where(slot == stage.STAGES - 1, 0, slot + 1)
+
+
+@gluon.jit
+def named_barrier_sync(CONSUMER: gl.constexpr):
+    """Wait for this consumer's turn."""
+    meet(TURNS + CONSUMER, 256)
+
+
+@gluon.jit
+def named_barrier_arrive(CONSUMER: gl.constexpr, CONSUMERS: gl.constexpr):
+    """Give the turn to the next consumer."""
+    announce(TURNS + (CONSUMER + 1) % CONSUMERS, 256)

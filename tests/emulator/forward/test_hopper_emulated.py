@@ -285,6 +285,9 @@ BUGS = {
         "attend", [("named_barrier_arrive(CONSUMER, schedule.CONSUMERS)", "pass")],
         "consume 1 in .*named_barrier_sync"
     ),
+    "a turn is waited for at a barrier that the hardware lacks": Bug(
+        "named_barrier_sync", [("TURNS + CONSUMER", "TURNS + 8 + CONSUMER")], "there are 16"
+    ),
     "nobody begins": Bug(
         "consume", [("named_barrier_arrive(CONSUMER, schedule.CONSUMERS)", "pass")],
         "consume 0 in .*named_barrier_sync"
