@@ -125,6 +125,15 @@ class Pipeline:
 
 
 @gluon.jit
+def make_barriers(NUMBER: gl.constexpr, COUNT: gl.constexpr):
+    """Allocate mbarriers of which a phase ends after COUNT arrivals."""
+    barriers = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(NUMBER):
+        mbarrier.init(barriers.index(i), count=COUNT)
+    return barriers
+
+
+@gluon.jit
 def make_slots(desc, SLOTS: gl.constexpr):
     """Allocate shared memory for so many boxes of a descriptor."""
     return gl.allocate_shared_memory(desc.dtype, [SLOTS] + desc.block_type.shape, desc.layout)
@@ -133,10 +142,7 @@ def make_slots(desc, SLOTS: gl.constexpr):
 @gluon.jit
 def make_pipeline(desc, STAGES: gl.constexpr, CONSUMERS: gl.constexpr):
     """Allocate a pipeline of tiles for the boxes of a descriptor."""
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(STAGES):
-        mbarrier.init(empty.index(slot), count=CONSUMERS)
-    return make_pipeline_beside(desc, STAGES, empty)
+    return make_pipeline_beside(desc, STAGES, make_barriers(STAGES, CONSUMERS))
 
 
 @gluon.jit
@@ -146,11 +152,7 @@ def make_pipeline_beside(desc, STAGES: gl.constexpr, empty):
     It has no `empty` barriers of its own: a barrier that no warp waits on must not be initialised,
     because the compiler may give its memory to something else.
     """
-    tiles = make_slots(desc, STAGES)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(STAGES):
-        mbarrier.init(full.index(slot), count=1)
-    return Pipeline(tiles, full, empty, STAGES)
+    return Pipeline(make_slots(desc, STAGES), make_barriers(STAGES, 1), empty, STAGES)
 
 
 @gluon.jit
@@ -159,14 +161,11 @@ def make_companion(desc, pipeline, STAGES: gl.constexpr, CONSUMERS: gl.constexpr
     when those are, but which consumers may still read when they have released those.
     """
     tiles = make_slots(desc, STAGES)
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(STAGES):
-        mbarrier.init(empty.index(slot), count=CONSUMERS)
-    return Pipeline(tiles, pipeline.full, empty, STAGES)
+    return Pipeline(tiles, pipeline.full, make_barriers(STAGES, CONSUMERS), STAGES)
 
 
 @gluon.jit
-def make_tiles(desc, STAGES: gl.constexpr):
+def make_unguarded(desc, STAGES: gl.constexpr):
     """Allocate tiles for a descriptor's boxes, as a pipeline whose barriers no warp waits on."""
     tiles = make_slots(desc, STAGES)
     unused = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -188,13 +187,11 @@ def make_handover(
     """
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, 1, ROWS, COLUMNS], dtype)
     tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, ROWS, COLUMNS], layout)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(STAGES):
-        if not ANNOUNCED:
-            mbarrier.init(full.index(slot), count=WRITERS)
-        mbarrier.init(empty.index(slot), count=READERS)
-    return Pipeline(tiles, full, empty, STAGES)
+    if ANNOUNCED:
+        full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    else:
+        full = make_barriers(STAGES, WRITERS)
+    return Pipeline(tiles, full, make_barriers(STAGES, READERS), STAGES)
 
 
 @gluon.jit

@@ -213,7 +213,7 @@ BUGS = {
     ),
     "dS is read by two": Bug(
         "make_handover",
-        [("empty.index(slot), count=READERS", "empty.index(slot), count=2")],
+        [("make_barriers(STAGES, READERS)", "make_barriers(STAGES, 2)")],
         "dead-lock",
     ),
     # ---- left operands in registers

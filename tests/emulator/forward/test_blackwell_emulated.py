@@ -306,10 +306,10 @@ BUGS = {
         "correct", [(FIRST, "for t in gl.static_range(0):")], "multiply 3 in multiply"
     ),
     "P counts the softmax only": Bug(
-        "forward_kernel", [("make_barriers(2)", "make_barriers(1)")], f"{EARLY}|{WRONG}"
+        "forward_kernel", [("barriers(TILES, 2)", "barriers(TILES, 1)")], f"{EARLY}|{WRONG}"
     ),
     "P counts one arrival too many": Bug(
-        "forward_kernel", [("make_barriers(2)", "make_barriers(3)")], "multiply 3 in multiply"
+        "forward_kernel", [("barriers(TILES, 2)", "barriers(TILES, 3)")], "multiply 3 in multiply"
     ),
     "the sums are not waited for": Bug(
         "hand_over", [(SUMS_FULL, "pass")], "multiply 3 in multiply", (SMALL, few_keys)

@@ -279,7 +279,7 @@ BUGS = {
         "Pipeline.fill", [("stage.phase ^ 1", "stage.phase")], "produce 2 in .*fill"
     ),
     "a barrier counts one consumer": Bug(
-        "make_pipeline", [("count=CONSUMERS", "count=1")], "more arrivals"
+        "make_pipeline", [("(STAGES, CONSUMERS)", "(STAGES, 1)")], "more arrivals"
     ),
     "the turn is not passed on": Bug(
         "attend", [("named_barrier_arrive(CONSUMER, schedule.CONSUMERS)", "pass")],

@@ -91,7 +91,7 @@ from flash_versions.versions.fa4.blackwell.tensor_memory import (
 from flash_versions.versions.fa4.exp2 import mixed_exp2
 from flash_versions.versions.fa4.softmax import raise_reference
 from flash_versions.versions.tiles.algebra import finalize
-from flash_versions.versions.tiles.pipeline import Pipeline, make_pipeline
+from flash_versions.versions.tiles.pipeline import Pipeline, make_barriers, make_pipeline
 from flash_versions.versions.tiles.sequences import new_outputs
 from flash_versions.versions.tiles.tile_scheduler import make_scheduler
 from flash_versions.versions.tiles.triton_compat import aggregate, store_tile
@@ -150,15 +150,6 @@ class Buffers:
         COLUMN_OF: gl.constexpr = registers_of(gl.float32, 1)
         x = self.s.index(t).slice(COLUMN, 1).load(COLUMN_OF).reshape([ROWS])
         return gl.convert_layout(x, gl.SliceLayout(1, LAYOUT), assert_trivial=True)
-
-
-@gluon.jit
-def make_barriers(COUNT: gl.constexpr):
-    """A barrier for each tile."""
-    barriers = gl.allocate_shared_memory(gl.int64, [TILES, 1], mbarrier.MBarrierLayout())
-    for t in gl.static_range(TILES):
-        mbarrier.init(barriers.index(t), count=COUNT)
-    return barriers
 
 
 @gluon.jit
@@ -438,12 +429,12 @@ def forward_kernel(
         make_pipeline(o, 1, 1),
         allocate_tensor_memory(gl.float32, [TILES, ROWS, BLOCK_KV], S),
         allocate_tensor_memory(gl.float32, [TILES, ROWS, D], O),
-        make_barriers(1),
-        make_barriers(2),
-        make_barriers(1),
-        make_barriers(1),
-        make_barriers(1),
-        make_barriers(1),
+        make_barriers(TILES, 1),
+        make_barriers(TILES, 2),
+        make_barriers(TILES, 1),
+        make_barriers(TILES, 1),
+        make_barriers(TILES, 1),
+        make_barriers(TILES, 1),
     )
     scheduler = make_scheduler(problem.num_tiles(), counters, SCHEDULER, 5)
     gl.warp_specialize(

@@ -98,6 +98,7 @@ from flash_versions.versions.fa4.hopper.trace import FIXED_ROLES, LOADER, STORER
 from flash_versions.versions.fa4.softmax import raise_reference
 from flash_versions.versions.tiles.pipeline import (
     Pipeline,
+    make_barriers,
     make_companion,
     named_barrier_arrive,
     named_barrier_sync,
@@ -502,11 +503,7 @@ def forward_kernel(
     bounds_pipeline = k_pipeline.first
     if LISTED:
         bounds_pipeline = make_companion(bounds, k_pipeline.first, STAGES, CONSUMERS)
-    o_full = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
-    o_empty = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
-    for c in gl.static_range(CONSUMERS):
-        mbarrier.init(o_full.index(c), count=1)
-        mbarrier.init(o_empty.index(c), count=1)
+    o_full, o_empty = make_barriers(CONSUMERS, 1), make_barriers(CONSUMERS, 1)
     if EPILOGUE_BUFFER:
         o_tiles = make_tiles(o, CONSUMERS)
     else:

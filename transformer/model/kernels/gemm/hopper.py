@@ -62,7 +62,7 @@ from flash_versions.dispatch.launch import Launcher, placement
 from flash_versions.versions.tiles.pipeline import (
     Pipeline,
     make_pipeline,
-    make_tiles,
+    make_unguarded,
     named_barrier_arrive,
     named_barrier_sync,
 )
@@ -311,7 +311,7 @@ def gemm_kernel(
     schedule = Schedule(ROWS, READERS, BUFFERS, RESIDUAL)
     operands = make_operands(a, b, STAGES, READERS, TILE_COLUMNS * (2 if SWIGLU else 1))
     TILES: gl.constexpr = CONSUMERS * BUFFERS
-    out = make_pipeline(c, TILES, 1) if RESIDUAL else make_tiles(c, TILES)
+    out = make_pipeline(c, TILES, 1) if RESIDUAL else make_unguarded(c, TILES)
     fence_async_shared()
     if RESIDUAL:
         gl.warp_specialize(
