@@ -50,13 +50,19 @@ def padded_head_dim(head_dim: int) -> int:
 
 
 @cache
+def box_width(head_dim: int) -> int:
+    """The tile width for a head dimension in kernels whose tiles TMA copies: at least 64."""
+    return max(64, padded_head_dim(head_dim))
+
+
+@cache
 def panel_widths(head_dim: int) -> tuple[int, ...]:
     """The tile widths for a head dimension in kernels that can divide it into two panels: powers of
     two, the first at least 64, the second at least 16 and smaller than the first.
 
     One panel if two would be as wide: 64 + 64 for 112 dims are 128.
     """
-    padded = max(64, padded_head_dim(head_dim))
+    padded = box_width(head_dim)
     first = padded // 2
     second = padded_head_dim(head_dim - first)
     return (first, second) if first >= 64 and second < first else (padded,)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from flash_versions.dispatch.device import H200_SHARED_MEMORY, devices
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.sizes import padded_head_dim, panel_widths
+from flash_versions.dispatch.sizes import box_width, panel_widths
 from flash_versions.versions.tiles.rows import cdiv
 from flash_versions.versions.tiles.triton_compat import MOST_DIMS_BESIDE_128_KEYS, OPERANDS_STAY
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
@@ -236,7 +236,7 @@ def fp8_config(request: Request, hold: bool = True) -> HopperConfig:
     head_dim = max(request.q.shape[3], request.v.shape[3])
     if head_dim > 128:
         return HopperConfig(q_stages=1, scheduler=scheduler)
-    held = max(64, padded_head_dim(request.q.shape[3])) if hold and OPERANDS_STAY else 0
+    held = box_width(request.q.shape[3]) if hold and OPERANDS_STAY else 0
     return HopperConfig(
         2 if head_dim > 64 else 3, stages=3, q_stages=2 if causal or not held else 1, held=held,
         ping_pong=False, scheduler=scheduler

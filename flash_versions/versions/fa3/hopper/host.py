@@ -1,6 +1,5 @@
 """The host's side of FA3's kernel for Hopper: tensors as boxes, and the arguments of a launch."""
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -9,7 +8,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.launch import Plan, layout, placement
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.sizes import padded_head_dim, panel_widths
+from flash_versions.dispatch.sizes import box_width, panel_widths
 from flash_versions.versions.fa3.forward import L2_BYTES, heads_of_section
 from flash_versions.versions.fa3.hopper.config import HopperConfig, fits_through_q
 from flash_versions.versions.tiles.intervals import Intervals, shape_of
@@ -95,12 +94,6 @@ def kv_apart(request: Request) -> int | None:
         return None
     apart = k_batch // k_row
     return apart if apart * request.k.shape[0] + request.k.shape[1] <= FAR.value else None
-
-
-@cache
-def box_width(head_dim: int) -> int:
-    """The columns of a tile of vectors of head_dim."""
-    return max(64, padded_head_dim(head_dim))
 
 
 def num_tiles(request: Request, config: HopperConfig) -> int:

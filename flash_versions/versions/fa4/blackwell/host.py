@@ -8,7 +8,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.launch import Plan, layout
 from flash_versions.dispatch.request import Request
-from flash_versions.versions.fa3.hopper.host import box_width, counters, numbers, window_constants
+from flash_versions.dispatch.sizes import box_width
+from flash_versions.versions.fa3.hopper.host import counters, numbers, window_constants
 from flash_versions.versions.fa4.blackwell import tensor_memory
 from flash_versions.versions.fa4.blackwell.config import BlackwellConfig
 from flash_versions.versions.fa4.blackwell.tensor_memory import ROWS

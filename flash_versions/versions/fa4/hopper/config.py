@@ -57,7 +57,7 @@ def fp8_config(request: Request) -> RolesConfig:
     config = fa3.fp8_config(request)
     return with_roles(
         config,
-        q_stages=1 if config.held or head_dim > 128 else 2,
+        q_stages=1 if config.held else config.q_stages,
         threshold=FP8_THRESHOLD if head_dim > 128 else 0.0,
         eighths=1 if 64 < head_dim <= 128 else 0,
     )
