@@ -21,6 +21,14 @@ def accumulator_layout(columns, fp8=False):
     return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 32 if fp8 else 16])
 
 
+@gluon.constexpr_function
+def operand_layout(accumulator, fp8=False):
+    """The registers in which a product with this accumulator has its left operand: each holds 32
+    bits, two or four numbers.
+    """
+    return gl.DotOperandLayout(0, accumulator, 4 if fp8 else 2)
+
+
 @gluon.jit
 def unknown_zero():
     """0, unknown to the compiler: what is addressed with it is addressed anew in each step.

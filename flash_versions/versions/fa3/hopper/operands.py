@@ -1,4 +1,4 @@
-"""How tiles reach the tensor cores of Hopper: Q, K, V from shared memory, P from registers.
+"""Operands of Hopper's tensor cores: K and V from shared memory, P from registers, Q from either.
 
 WGMMA reads its right operand from shared memory, and its left one from there or from registers. The
 accumulator of S = Q K^T, rounded, is the left operand of P V.
@@ -14,7 +14,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
 
-from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout
+from flash_versions.versions.tiles.wgmma import (
+    WARPGROUP_ROWS,
+    accumulator_layout,
+    operand_layout,
+)
 
 
 @gluon.constexpr_function
@@ -52,7 +56,7 @@ def rounded(p, v_tile, acc):
     if is_fp8(v_tile.dtype):
         ROWS: gl.constexpr = p.shape[0]
         KEYS: gl.constexpr = p.shape[1]
-        operand: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 4)
+        operand: gl.constexpr = operand_layout(acc.type.layout, fp8=True)
         PTX: gl.constexpr = rounding_ptx(v_tile.dtype)
         p = p.reshape([ROWS, KEYS // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4)).reshape([ROWS, KEYS])
         p = gl.convert_layout(p, operand, assert_trivial=True)
@@ -63,7 +67,7 @@ def rounded(p, v_tile, acc):
         packed, _ = gl.split(pairs)
         return packed
     else:
-        operand: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
+        operand: gl.constexpr = operand_layout(acc.type.layout)
         return gl.convert_layout(p.to(v_tile.dtype), operand, assert_trivial=True)
 
 
@@ -72,7 +76,7 @@ def multiply_pv(p, v_tile, acc):
     """Issue acc + P V, of a P from `rounded`: a token to wait for."""
     if is_fp8(v_tile.dtype):
         KEYS: gl.constexpr = v_tile.shape[1]
-        operand: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 4)
+        operand: gl.constexpr = operand_layout(acc.type.layout, fp8=True)
         pairs = gl.join(p, p)
         fours = gl.join(pairs, pairs).reshape([WARPGROUP_ROWS, KEYS])
         fours = gl.convert_layout(fours, operand, assert_trivial=True)

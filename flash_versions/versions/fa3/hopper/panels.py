@@ -33,7 +33,11 @@ from flash_versions.versions.tiles.pipeline import (
     make_slots,
 )
 from flash_versions.versions.tiles.triton_compat import aggregate, load_tile, store_tile
-from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout
+from flash_versions.versions.tiles.wgmma import (
+    WARPGROUP_ROWS,
+    accumulator_layout,
+    operand_layout,
+)
 
 
 @aggregate
@@ -234,9 +238,7 @@ def left_operand(q_tile, BLOCK_KV: gl.constexpr, HELD: gl.constexpr):
     last HELD columns, all of them or half of one panel's, which are read to registers.
     """
     FP8: gl.constexpr = operands.is_fp8(q_tile.first.dtype)
-    layout: gl.constexpr = gl.DotOperandLayout(
-        0, accumulator_layout(BLOCK_KV, FP8), 4 if FP8 else 2
-    )
+    layout: gl.constexpr = operand_layout(accumulator_layout(BLOCK_KV, FP8), FP8)
     if HELD == 0:
         return q_tile.pair()
     elif q_tile.width() > HELD:
@@ -265,7 +267,7 @@ def multiply_pv(p, v_tile, acc):
     """Issue acc + P V, of a P from `rounded`: what `Output.wait` waits for."""
     first = operands.multiply_pv(p, v_tile.first, acc.first)
     if acc.PANELS == 2:
-        operand: gl.constexpr = gl.DotOperandLayout(0, acc.second.type.layout, 2)
+        operand: gl.constexpr = operand_layout(acc.second.type.layout)
         p = gl.convert_layout(p, operand, assert_trivial=True)
         return first, operands.multiply_pv(p, v_tile.second, acc.second)
     else:

@@ -54,7 +54,11 @@ from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.launch import Launcher, placement
 from flash_versions.versions.tiles.rows import cdiv
 from flash_versions.versions.tiles.triton_compat import aggregate, store_tile
-from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout
+from flash_versions.versions.tiles.wgmma import (
+    WARPGROUP_ROWS,
+    accumulator_layout,
+    operand_layout,
+)
 from transformer.model.kernels.gemm.config import BLOCK_K
 from transformer.model.kernels.gemm.hopper import CONSUMERS, make_operands, produce
 from transformer.model.kernels.gemm.tiles import GemmProblem, describe, halves, in_parts, silu
@@ -119,7 +123,7 @@ def multiply(operands, schedule, stage, steps, CONSUMER: gl.constexpr):
     pipeline = operands.b
     COLUMNS: gl.constexpr = pipeline.tiles.shape[1]
     layout: gl.constexpr = accumulator_layout(COLUMNS)
-    operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
+    operand: gl.constexpr = operand_layout(layout)
     acc = gl.zeros([WARPGROUP_ROWS, COLUMNS], gl.float32, layout)
     squares = gl.zeros([WARPGROUP_ROWS, 4], gl.float32, ROWS_BY_THREAD)
     pipeline.wait(stage)

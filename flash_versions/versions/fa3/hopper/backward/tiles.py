@@ -16,7 +16,12 @@ from flash_versions.versions.fa3.hopper.panels import (
 )
 from flash_versions.versions.tiles.pipeline import FIRST_FREE_BARRIER, Pipeline, as_matrix
 from flash_versions.versions.tiles.triton_compat import add_tile, aggregate, reinterpret, store_tile
-from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout, unknown_zero
+from flash_versions.versions.tiles.wgmma import (
+    WARPGROUP_ROWS,
+    accumulator_layout,
+    operand_layout,
+    unknown_zero,
+)
 
 # Named barriers behind the two of the consumers' turns, and the threads that meet there.
 DS_FULL = gl.constexpr(FIRST_FREE_BARRIER + 2)  # two slots
@@ -61,7 +66,7 @@ def consumer_half(pipeline, CONSUMER: gl.constexpr):
 def hold(buffers, BLOCK_Q: gl.constexpr, HELD: gl.constexpr, CONSUMER: gl.constexpr):
     """A consumer's rows of V and K, for products with blocks of so many queries."""
     if HELD:
-        operand: gl.constexpr = gl.DotOperandLayout(0, accumulator_layout(BLOCK_Q), 2)
+        operand: gl.constexpr = operand_layout(accumulator_layout(BLOCK_Q))
         v = consumer_half(buffers.v, CONSUMER).first.load(operand)
         k = consumer_half(buffers.k, CONSUMER).first.load(operand)
         return Held(v, k, HELD)
@@ -96,7 +101,7 @@ def multiply_into(acc, a, tile):
     """Issue acc + a b of each panel, a of 16 bits in the registers of an accumulator: what
     `Output.wait` waits for.
     """
-    operand: gl.constexpr = gl.DotOperandLayout(0, acc.first.type.layout, 2)
+    operand: gl.constexpr = operand_layout(acc.first.type.layout)
     return multiply_pv(gl.convert_layout(a, operand, assert_trivial=True), tile, acc)
 
 

@@ -67,7 +67,11 @@ from flash_versions.versions.tiles.algebra import softmax_step
 from flash_versions.versions.tiles.pipeline import Pipeline
 from flash_versions.versions.tiles.ragged import box_in_sequence
 from flash_versions.versions.tiles.triton_compat import aggregate, load_tile, reinterpret
-from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout
+from flash_versions.versions.tiles.wgmma import (
+    WARPGROUP_ROWS,
+    accumulator_layout,
+    operand_layout,
+)
 
 # Change from call to call: no kernel of its own for each.
 COUNTS = [
@@ -188,7 +192,7 @@ def attend_piece(problem, ring, stage, q_tile, queries, piece, row_max, row_sum)
     """Fold the blocks of a piece into the state: (acc by panels, row_max, row_sum, next stage)."""
     s_layout: gl.constexpr = accumulator_layout(problem.BLOCK_KV)
     o_layout: gl.constexpr = accumulator_layout(PANEL)
-    operand: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
+    operand: gl.constexpr = operand_layout(o_layout)
     acc = ()
     for _ in gl.static_range(ring.PANELS_V):
         acc = acc + (gl.zeros([WARPGROUP_ROWS, PANEL], gl.float32, o_layout),)
