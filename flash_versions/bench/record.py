@@ -17,7 +17,7 @@ import torch
 from flash_versions.bench.document import new_document
 from flash_versions.bench.files import write
 from flash_versions.dispatch.request import Request, make_request
-from flash_versions.versions.fa4.hopper import forward as forward_hopper
+from flash_versions.versions.fa4.hopper import host as forward_hopper
 from flash_versions.versions.fa4.hopper.config import RolesConfig, default_config, fp8_config
 from flash_versions.versions.fa4.hopper.roles import check
 from flash_versions.versions.fa4.hopper.trace import Event, events, new_stamps

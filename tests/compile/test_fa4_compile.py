@@ -17,7 +17,7 @@ from flash_versions.dispatch.version import Forward
 from flash_versions.inspect.command import LABELS, Compiled, compile_call, compiling
 from flash_versions.versions.fa4 import VERSION, forward
 from flash_versions.versions.fa4.hopper import config, trace
-from flash_versions.versions.fa4.hopper import forward as forward_hopper
+from flash_versions.versions.fa4.hopper import host as forward_hopper
 from tests.compile import apart
 from tests.compile.test_compile import SHARED_MEMORY, TENSOR_CORE
 from tests.helpers import ROOT

@@ -11,7 +11,6 @@ from flash_versions.dispatch.autograd.compute import in_vectors
 from flash_versions.dispatch.launch import Launcher
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fa3 import ablation
-from flash_versions.versions.fa3.hopper import forward as forward_hopper
 from flash_versions.versions.fa3.hopper import host
 from flash_versions.versions.fa3.hopper.backward import kernel as backward_hopper
 from flash_versions.versions.fa3.hopper.config import HopperConfig
@@ -44,7 +43,7 @@ CONFIGS = {
 
 
 def check(config, q, k, v, **options):
-    o, lse, _ = forward_hopper.forward(make_request(q, k, v, **options), config)
+    o, lse, _ = host.forward(make_request(q, k, v, **options), config)
     assert_within_budget(o, lse, q, k, v, **options)
 
 
@@ -53,9 +52,9 @@ def check(config, q, k, v, **options):
 def test_every_case_that_it_takes(case, dtype):
     """Of any length: `attention` leaves few queries to FA2, here they come through."""
     request = in_vectors(make_request(*case.inputs(dtype, "cuda"), **case.all_options("cuda")))
-    if reason := forward_hopper.left_to_portable(request):
+    if reason := host.left_to_portable(request):
         pytest.skip(reason)
-    o, lse, _ = forward_hopper.forward(request)
+    o, lse, _ = host.forward(request)
     assert_right(request, o, lse)
 
 
@@ -96,9 +95,7 @@ def test_views_that_a_descriptor_can_address():
 
 def launches(config, repeats, q, k, v, **options):
     """`differing` of a call."""
-    return differing(
-        partial(forward_hopper.forward, make_request(q, k, v, **options), config), repeats
-    )
+    return differing(partial(host.forward, make_request(q, k, v, **options), config), repeats)
 
 
 def differing(run, repeats):
@@ -141,7 +138,7 @@ def test_interval_masks_ten_thousand_times(D):
     q, k, v = qkv(1500, 1500, 4, D, batch=2)
     assert launches(None, 10_000, q, k, v, **mask) == 0
     request = make_request(q, k, v, **mask)
-    o, lse, _ = forward_hopper.forward(request)
+    o, lse, _ = host.forward(request)
     run = partial(backward_hopper.backward, request, o, lse, None, torch.randn_like(o), None)
     assert differing(lambda: run()[1:3], 2000) == 0  # dK and dV; dQ is added in any order
 
@@ -164,9 +161,7 @@ def test_two_streams_at_once():
     """The programs of both are resident together; the dynamic scheduler's counters are apart."""
     problems = [qkv(S, S, 2, 64) for S in (300, 1000)]
     config = replace(SMALL, scheduler="dynamic")
-    runs = [
-        partial(forward_hopper.forward, make_request(*x, causal=True), config) for x in problems
-    ]
+    runs = [partial(host.forward, make_request(*x, causal=True), config) for x in problems]
     expected = [run()[0] for run in runs]
     streams = [torch.cuda.Stream() for _ in runs]
     counts = [torch.zeros((), dtype=torch.int64, device="cuda") for _ in runs]
@@ -185,7 +180,7 @@ def test_two_graphs_at_once():
     graphs, outputs, expected = [], [], []
     for x in problems:
         run = partial(
-            forward_hopper.forward,
+            host.forward,
             make_request(*x, causal=True),
             replace(SMALL, scheduler="dynamic"),
         )
@@ -212,7 +207,7 @@ def test_counters_are_zero_between_launches_and_apart():
     with torch.cuda.stream(torch.cuda.Stream()):
         assert counters.take(device).data_ptr() != mine.data_ptr()
     run = partial(
-        forward_hopper.forward,
+        host.forward,
         make_request(*qkv(700, 700, 8, 64, batch=4)),
         replace(SMALL, scheduler="dynamic"),
     )
@@ -226,7 +221,7 @@ def test_counters_are_zero_between_launches_and_apart():
 def test_captured_launches_beyond_those_in_store(monkeypatch):
     device = torch.device("cuda", torch.cuda.current_device())
     run = partial(
-        forward_hopper.forward,
+        host.forward,
         make_request(*qkv(700, 700, 8, 64, batch=4)),
         replace(SMALL, scheduler="dynamic"),
     )
@@ -256,6 +251,6 @@ def test_attention_uses_it_and_trains_through_it(monkeypatch):
     o = attention(*leaves, causal=True, version="fa3")
     o.float().square().sum().backward()
     o = o.detach()
-    assert seen.count(forward_hopper.launch_forward) == 1
+    assert seen.count(host.launch_forward) == 1
     do = (2 * o.float()).to(o.dtype)
     assert_gradients_right(make_request(*leaves, causal=True), [x.grad for x in leaves], do)

@@ -13,9 +13,9 @@ from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
 from flash_versions.versions.fa3.hopper import config as fa3_config
 from flash_versions.versions.fa3.hopper.config import HopperConfig
-from flash_versions.versions.fa3.hopper.forward import left_to_portable
+from flash_versions.versions.fa3.hopper.host import left_to_portable
 from flash_versions.versions.fa4.hopper import config
-from flash_versions.versions.fa4.hopper import forward as forward_hopper
+from flash_versions.versions.fa4.hopper import host as forward_hopper
 from flash_versions.versions.fa4.hopper.config import RolesConfig
 from flash_versions.versions.fp8.quantize import prepare
 from tests.flash_versions.versions.test_fa3 import DESCRIBED

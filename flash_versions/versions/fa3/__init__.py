@@ -22,7 +22,7 @@ from flash_versions.versions.fa2 import forward as packing
 from flash_versions.versions.fa3 import ablation, backward, forward
 from flash_versions.versions.fa3.fp8 import forward as forward_fp8
 from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
-from flash_versions.versions.fa3.hopper import forward as forward_hopper
+from flash_versions.versions.fa3.hopper import host as forward_hopper
 from flash_versions.versions.fa3.hopper.backward import kernel as backward_hopper
 from flash_versions.versions.fa3.hopper.config import default_config
 from flash_versions.versions.fa3.hopper.decode import host as decode_hopper

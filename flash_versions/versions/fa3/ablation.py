@@ -17,7 +17,7 @@ from flash_versions.dispatch.version import Forward, ForwardQuantized
 from flash_versions.versions.fa3 import forward
 from flash_versions.versions.fa3.fp8 import forward as forward_fp8
 from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
-from flash_versions.versions.fa3.hopper import forward as forward_hopper
+from flash_versions.versions.fa3.hopper import host as forward_hopper
 from flash_versions.versions.fa3.hopper.config import default_config, fp8_config
 
 # Of the kernel for Hopper, see `HopperConfig`.

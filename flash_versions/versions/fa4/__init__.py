@@ -17,7 +17,7 @@ from flash_versions.versions import fa3
 from flash_versions.versions.fa4 import ablation, backward, forward
 from flash_versions.versions.fa4.blackwell import forward as forward_blackwell
 from flash_versions.versions.fa4.blackwell import host as host_blackwell
-from flash_versions.versions.fa4.hopper import forward as forward_hopper
+from flash_versions.versions.fa4.hopper import host as forward_hopper
 from flash_versions.versions.fa4.hopper.config import default_config
 
 

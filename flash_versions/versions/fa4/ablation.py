@@ -16,7 +16,7 @@ from flash_versions.versions.fa4.hopper import (
     backward as backward_hopper,
 )
 from flash_versions.versions.fa4.hopper import (
-    forward as forward_hopper,
+    host as forward_hopper,
 )
 from flash_versions.versions.fa4.hopper.config import FP8_THRESHOLD, default_config, fp8_config
 

@@ -12,14 +12,14 @@ from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.emulator import emulator
 from flash_versions.dispatch.request import make_request
 
-KERNEL, PROBLEM = "fa3.hopper.forward", "fa3.hopper.problem"
+HOST, PROBLEM = "fa3.hopper.host", "fa3.hopper.problem"
 SMS = 2  # of the GPU that is emulated, so that programs walk over several tiles
 
 
 @cache
 def modules() -> dict[str, ModuleType]:
     """The kernel's modules, with the emulator in the place of Triton."""
-    return emulator.load(f"flash_versions.versions.{KERNEL}")
+    return emulator.load(f"flash_versions.versions.{HOST}")
 
 
 def box_in_sequence(first: int, length: int, head: int, row: int) -> tuple[int, ...]:
@@ -52,5 +52,5 @@ def emulated(
         patch.object(devices, "assumed", Properties(num_sms=SMS)),
         patch.object(problem, "kv_box", kv_box if request.is_ragged else problem.kv_box),
     ):
-        o, _, _ = loaded[KERNEL].forward(request)
+        o, _, _ = loaded[HOST].forward(request)
     return o[0] if q.dim() == 3 else o

@@ -228,7 +228,7 @@ def record(
     Returns:
         steps; o (M, head_dim) as the kernel wrote it; its lse (M,); the source that is shown.
     """
-    loaded = emulator.load(f"flash_versions.versions.{version}.hopper.forward")
+    loaded = emulator.load(f"flash_versions.versions.{version}.hopper.host")
     module, panels = loaded[f"{version}.hopper.forward"], loaded["fa3.hopper.panels"]
     of = getattr(loaded[f"{version}.hopper.config"], CONFIGS[version])
     config = of(block_kv=64, q_stages=1, held=64)
@@ -245,5 +245,5 @@ def record(
         patch.object(module, "per_row", watch.rescale(panels.per_row), create=True),  # FA4's own
         patch.object(emulator.gl, "store", watch.store_rows(emulator.gl.store)),
     ):
-        o, lse, _ = module.forward(request, config)
+        o, lse, _ = loaded[f"{version}.hopper.host"].forward(request, config)
     return {"steps": watch.steps, "o": o[0, :, 0], "lse": lse[0, 0], "source": shown}

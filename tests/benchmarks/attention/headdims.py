@@ -36,10 +36,10 @@ from flash_versions.dispatch.autograd.compute import in_vectors, narrowed  # noq
 from flash_versions.dispatch.request import Request, make_request  # noqa: E402
 from flash_versions.dispatch.sizes import panel_widths  # noqa: E402
 from flash_versions.versions.fa3.hopper import config as fa3_config  # noqa: E402
-from flash_versions.versions.fa3.hopper import forward as fa3_forward  # noqa: E402
+from flash_versions.versions.fa3.hopper import host as fa3_forward  # noqa: E402
 from flash_versions.versions.fa3.hopper.config import HopperConfig, fits_through_q  # noqa: E402
 from flash_versions.versions.fa4.hopper import config as fa4_config  # noqa: E402
-from flash_versions.versions.fa4.hopper import forward as fa4_forward  # noqa: E402
+from flash_versions.versions.fa4.hopper import host as fa4_forward  # noqa: E402
 from flash_versions.versions.oracle.budget import assess_request  # noqa: E402
 from tests.benchmarks.frame import keep, parser, passed  # noqa: E402
 

@@ -21,8 +21,8 @@ from tests.flash_versions.versions.test_attention import CASES
 from tests.helpers.kernels.quantized import prepare
 from tests.helpers.rotation import rotated
 
-LOADED = gluon_emulator.load("flash_versions.versions.fa4.hopper.forward")
-forward_hopper, config = LOADED["fa4.hopper.forward"], LOADED["fa4.hopper.config"]
+LOADED = gluon_emulator.load("flash_versions.versions.fa4.hopper.host")
+host, config = LOADED["fa4.hopper.host"], LOADED["fa4.hopper.config"]
 DTYPES = [torch.float16, torch.bfloat16]
 SMALL = config.RolesConfig(block_kv=64)
 ONE_Q = replace(SMALL, q_stages=1, epilogue_buffer=False)
@@ -77,9 +77,9 @@ def qkv(M, N, heads, D, kv_heads=None, batch=1, dtype=torch.bfloat16, D_v=None):
 def attend(schedule, request):
     """(o, lse) of the emulated kernel, called as by `attention`."""
     if request.precision is None:
-        o, lse, _ = forward_hopper.forward(in_vectors(request), schedule)
+        o, lse, _ = host.forward(in_vectors(request), schedule)
     else:
-        o, lse, _ = forward_hopper.forward_quantized(request, prepare(request), schedule)
+        o, lse, _ = host.forward_quantized(request, prepare(request), schedule)
     return narrowed(o, request.v), lse
 
 
@@ -115,7 +115,7 @@ def test_every_case_that_it_takes(case, dtype):
     if not all(x.numel() for x in inputs):
         pytest.skip("what no descriptor can address does not come to this kernel")
     request = make_request(*inputs, **options)
-    if reason := LOADED["fa3.hopper.forward"].left_to_portable(request):
+    if reason := LOADED["fa3.hopper.host"].left_to_portable(request):
         pytest.skip(reason)
     for threshold in (0.0, 8.0):
         schedule = replace(config.default_config(request), threshold=threshold)
@@ -211,13 +211,14 @@ def test_fp8_with_a_polynomial(precision, eighths):
 def raised(monkeypatch):
     """The rows that were raised, (64,), of each call of `correct`."""
     found = []
-    correct = forward_hopper.correct
+    kernel = LOADED["fa4.hopper.forward"]
+    correct = kernel.correct
 
     def noted(acc, alpha):
         found.append(alpha.data != 1)
         return correct(acc, alpha)
 
-    monkeypatch.setattr(forward_hopper, "correct", noted)
+    monkeypatch.setattr(kernel, "correct", noted)
     return found
 
 

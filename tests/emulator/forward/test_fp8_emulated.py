@@ -22,7 +22,7 @@ from tests.helpers.rotation import rotated
 
 LOADED = gluon_emulator.load("flash_versions.versions.fa3.fp8.hopper")
 config, host = LOADED["fa3.hopper.config"], LOADED["fa3.hopper.host"]
-forward_hopper, forward_fp8_hopper = LOADED["fa3.hopper.forward"], LOADED["fa3.fp8.hopper"]
+forward_fp8_hopper = LOADED["fa3.fp8.hopper"]
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 SMALL = config.HopperConfig(block_kv=64)
 CONFIGS = {

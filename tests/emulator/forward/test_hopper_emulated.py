@@ -18,9 +18,8 @@ from tests.emulator.planted_bugs import WRONG, Bug, assert_found, outcomes, plan
 from tests.flash_versions.versions.test_attention import CASES, assert_within_budget
 from tests.helpers.rotation import pairwise, rotated
 
-LOADED = gluon_emulator.load("flash_versions.versions.fa3.hopper.forward")
+LOADED = gluon_emulator.load("flash_versions.versions.fa3.hopper.host")
 config, host = LOADED["fa3.hopper.config"], LOADED["fa3.hopper.host"]
-forward_hopper = LOADED["fa3.hopper.forward"]
 DTYPES = [torch.float16, torch.bfloat16]
 SMALL = config.HopperConfig(block_kv=64)
 CONFIGS = {
@@ -71,7 +70,7 @@ def qkv(M, N, heads, D, kv_heads=None, batch=1, dtype=torch.bfloat16, D_v=None):
 def attend(schedule, q, k, v, **options):
     """(o, lse) of the emulated kernel, called as by `attention`."""
     request = in_vectors(make_request(q, k, v, **options))
-    o, lse, _ = forward_hopper.forward(request, schedule)
+    o, lse, _ = host.forward(request, schedule)
     return narrowed(o, v), lse
 
 
@@ -84,7 +83,7 @@ def test_every_case_that_it_takes(case, dtype):
     inputs, options = case.inputs(dtype, "cpu"), case.all_options("cpu")
     if not all(x.numel() for x in inputs):
         pytest.skip("what no descriptor can address does not come to this kernel")
-    if reason := forward_hopper.left_to_portable(in_vectors(make_request(*inputs, **options))):
+    if reason := host.left_to_portable(in_vectors(make_request(*inputs, **options))):
         pytest.skip(reason)
     check(None, *inputs, **options)
 
@@ -136,14 +135,14 @@ def test_no_lse_at_the_address_0(packed, monkeypatch):
         q, k, v = q[0], k[0], v[0]
         options["cu_seqlens_q"] = torch.tensor([3, 90, 180], dtype=torch.int32)
     request = make_request(q, k, v, **options)
-    expected, lse, _ = forward_hopper.forward(request)
+    expected, lse, _ = host.forward(request)
     nothing = lse.new_empty(0)
     assert lse.data_ptr() and not nothing.data_ptr()
     again = torch.empty_like(expected), nothing
-    monkeypatch.setattr(forward_hopper, "new_outputs", lambda *given: again)
+    monkeypatch.setattr(host, "new_outputs", lambda *given: again)
     form = varlen_scheduler.form_of
     monkeypatch.setattr(varlen_scheduler, "form_of", lambda x: form(x if x.numel() else lse))
-    o, _, _ = forward_hopper.forward(request)
+    o, _, _ = host.forward(request)
     assert torch.equal(o, expected)
 
 
@@ -161,7 +160,7 @@ def test_every_variant_of_the_ablation(variant):
     request = make_request(q, k, v, causal=True)
     switches = SWITCHES[variant]
     schedule = replace(config.default_config(request, hold="held" not in switches), **switches)
-    o, lse, _ = forward_hopper.forward(request, schedule)
+    o, lse, _ = host.forward(request, schedule)
     assert_within_budget(o, lse, q, k, v, causal=True)
 
 

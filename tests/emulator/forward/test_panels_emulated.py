@@ -18,8 +18,8 @@ from tests.emulator.forward_and_backward.test_ragged_emulated import IN_TURN, po
 from tests.emulator.planted_bugs import WRONG, Bug, assert_found, outcomes, plant
 from tests.helpers.kernels.budget import assert_ok
 
-LOADED = gluon_emulator.load("flash_versions.versions.fa4.hopper.forward")
-FORWARD = {"fa3": LOADED["fa3.hopper.forward"], "fa4": LOADED["fa4.hopper.forward"]}
+LOADED = gluon_emulator.load("flash_versions.versions.fa4.hopper.host")
+FORWARD = {"fa3": LOADED["fa3.hopper.host"], "fa4": LOADED["fa4.hopper.host"]}
 CONFIG = {
     "fa3": LOADED["fa3.hopper.config"].HopperConfig,
     "fa4": LOADED["fa4.hopper.config"].RolesConfig,

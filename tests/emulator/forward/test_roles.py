@@ -24,8 +24,8 @@ from flash_versions.versions.fp8.quantize import quantize
 from flash_versions.versions.tiles.rows import cdiv
 from tests.helpers.rotation import rotated
 
-LOADED = gluon_emulator.load("flash_versions.versions.fa4.hopper.forward")
-forward_hopper, trace = LOADED["fa4.hopper.forward"], LOADED["fa4.hopper.trace"]
+LOADED = gluon_emulator.load("flash_versions.versions.fa4.hopper.host")
+forward_hopper, trace = LOADED["fa4.hopper.host"], LOADED["fa4.hopper.trace"]
 SMALL = LOADED["fa4.hopper.config"].RolesConfig(block_kv=64)
 CONFIGS = {
     "as it is": SMALL,

@@ -15,9 +15,9 @@ from flash_versions.versions.oracle.budget import assess_request
 from tests.emulator.planted_bugs import WRONG, Bug, assert_found, plant
 from tests.helpers.rotation import in_turn
 
-FA3 = gluon_emulator.load("flash_versions.versions.fa3.hopper.forward")
-FA4 = gluon_emulator.load("flash_versions.versions.fa4.hopper.forward")
-MODULES = {"fa3": FA3["fa3.hopper.forward"], "fa4": FA4["fa4.hopper.forward"]}
+FA3 = gluon_emulator.load("flash_versions.versions.fa3.hopper.host")
+FA4 = gluon_emulator.load("flash_versions.versions.fa4.hopper.host")
+MODULES = {"fa3": FA3["fa3.hopper.host"], "fa4": FA4["fa4.hopper.host"]}
 CONFIGS = {"fa3": FA3["fa3.hopper.config"], "fa4": FA4["fa4.hopper.config"]}
 SEEN_BY_ALL = 2**20
 OPTIONS = {

@@ -15,8 +15,8 @@ from tests.emulator.planted_bugs import WRONG, Bug, assert_found, outcomes, plan
 from tests.helpers.rotation import in_turn
 
 FA3 = gluon_emulator.load("flash_versions.versions.fa4.hopper.backward")
-FA4 = gluon_emulator.load("flash_versions.versions.fa4.hopper.forward")
-FORWARD = {"fa3": FA3["fa3.hopper.forward"], "fa4": FA4["fa4.hopper.forward"]}
+FA4 = gluon_emulator.load("flash_versions.versions.fa4.hopper.host")
+FORWARD = {"fa3": FA3["fa3.hopper.host"], "fa4": FA4["fa4.hopper.host"]}
 BACKWARD = FA3["fa3.hopper.backward.kernel"]
 by_version = pytest.mark.parametrize("version", FORWARD)
 LENGTHS = [70, 1, 0, 150, 64, 15]

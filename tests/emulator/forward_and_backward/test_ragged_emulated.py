@@ -18,8 +18,8 @@ from tests.helpers.rotation import in_turn
 from tests.helpers.rotation import pairwise as pairs_of
 
 FA3 = gluon_emulator.load("flash_versions.versions.fa4.hopper.backward")
-FA4 = gluon_emulator.load("flash_versions.versions.fa4.hopper.forward")
-FORWARD = {"fa3": FA3["fa3.hopper.forward"], "fa4": FA4["fa4.hopper.forward"]}
+FA4 = gluon_emulator.load("flash_versions.versions.fa4.hopper.host")
+FORWARD = {"fa3": FA3["fa3.hopper.host"], "fa4": FA4["fa4.hopper.host"]}
 BACKWARD = FA3["fa3.hopper.backward.kernel"]
 # Lengths of queries and of keys; packed tensors begin with a row of no sequence, and end with one.
 LENGTHS = {

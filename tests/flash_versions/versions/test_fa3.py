@@ -22,7 +22,7 @@ from flash_versions.versions.fa2 import forward as packing
 from flash_versions.versions.fa3 import ablation, backward
 from flash_versions.versions.fa3 import forward as portable
 from flash_versions.versions.fa3.forward import heavy_first
-from flash_versions.versions.fa3.hopper import forward as forward_hopper
+from flash_versions.versions.fa3.hopper import host as forward_hopper
 from flash_versions.versions.fa3.hopper.backward import kernel as backward_hopper
 from flash_versions.versions.fa3.hopper.config import HopperConfig, default_config, fits_through_q
 from flash_versions.versions.tiles import wgmma

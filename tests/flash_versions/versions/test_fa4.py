@@ -28,7 +28,7 @@ from flash_versions.versions.fa4 import EXPLICIT, VERSION, ablation, backward, b
 from flash_versions.versions.fa4 import forward as portable
 from flash_versions.versions.fa4.exp2 import DEGREES
 from flash_versions.versions.fa4.hopper import backward as explicit
-from flash_versions.versions.fa4.hopper import forward as forward_hopper
+from flash_versions.versions.fa4.hopper import host as forward_hopper
 from flash_versions.versions.fa4.softmax import raise_reference
 from flash_versions.versions.oracle.suite import CASES
 from flash_versions.versions.tiles import wgmma

@@ -13,13 +13,13 @@ from flash_versions.dispatch.replay import recording
 from flash_versions.dispatch.replay.tape import Tape
 from flash_versions.versions.fa2 import backward as fa2_backward
 from flash_versions.versions.fa2 import sink
-from flash_versions.versions.fa3.hopper import forward as fa3_hopper
+from flash_versions.versions.fa3.hopper import host as fa3_hopper
 from flash_versions.versions.fa3.hopper.backward import kernel as backward_hopper
 from flash_versions.versions.fa3.hopper.backward import rows as backward_rows
 from flash_versions.versions.fa3.hopper.backward.wider import halves as backward_hopper_halves
 from flash_versions.versions.fa3.hopper.backward.wider import pair as backward_hopper_pair
 from flash_versions.versions.fa3.hopper.backward.wider import wide as backward_hopper_wide
-from flash_versions.versions.fa4.hopper import forward as fa4_hopper
+from flash_versions.versions.fa4.hopper import host as fa4_hopper
 from flash_versions.versions.tiles import tile_scheduler, wgmma
 
 H200 = Properties((9, 0), H200_SHARED_MEMORY, num_sms=132)

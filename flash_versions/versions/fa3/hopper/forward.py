@@ -59,7 +59,6 @@ Low-precision", arXiv:2407.08608, Algorithm 2 and sections 3.1 and 3.2. Its code
 causal tiles by weight, in sections of heads whose keys fit in the L2 cache.
 """
 
-import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -67,25 +66,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     tma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from flash_versions.dispatch.autograd.compute import narrowed
-from flash_versions.dispatch.launch import Launcher, Plan
-from flash_versions.dispatch.replay.recording import optional
-from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.fp8.scales import Scales, shifted_softmax_step
-from flash_versions.versions.fa3.hopper.config import HopperConfig, default_config
-from flash_versions.versions.fa3.hopper.head_mods import make_head_mods
-from flash_versions.versions.fa3.hopper.host import (
-    COUNTS,
-    MORE_COUNTS,
-    O_MULTIPLE,
-    describe_inputs,
-    kv_apart,
-    make_plan,
-    tensors,
-)
-from flash_versions.versions.fa3.hopper.intervals import fill_keys, make_block_lists, mask_listed
+from flash_versions.versions.fa3.hopper.intervals import fill_keys, mask_listed
 from flash_versions.versions.fa3.hopper.operands import is_fp8
 from flash_versions.versions.fa3.hopper.panels import (
     PanelPipeline,
@@ -99,9 +82,8 @@ from flash_versions.versions.fa3.hopper.panels import (
     rounded,
     zero_output,
 )
-from flash_versions.versions.fa3.hopper.problem import QueryProblem
+from flash_versions.versions.fa3.hopper.problem import COUNTS, MORE_COUNTS, make_query_problem
 from flash_versions.versions.fa3.hopper.slots import fill_values, first_stages
-from flash_versions.versions.tiles import wgmma
 from flash_versions.versions.tiles.algebra import softmax_step
 from flash_versions.versions.tiles.pipeline import (
     Pipeline,
@@ -109,7 +91,6 @@ from flash_versions.versions.tiles.pipeline import (
     named_barrier_arrive,
     named_barrier_sync,
 )
-from flash_versions.versions.tiles.sequences import new_outputs
 from flash_versions.versions.tiles.tile_scheduler import make_scheduler
 from flash_versions.versions.tiles.triton_compat import aggregate
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout
@@ -430,17 +411,11 @@ def forward_kernel(
     PRODUCER_REGISTERS: gl.constexpr,
 ):
     """Divide the warps of a program into consumers, four each, and one producer."""
-    mods = make_head_mods(slopes, sinks, slopes_batch_stride, slopes_head_stride, ALIBI, SINK)
-    block_lists = make_block_lists(
-        lists, batch_lines, head_lines, listed_blocks, listed_tiles, CONSUMERS, LISTED
-    )
-    problem = QueryProblem(
-        plan, mods, block_lists, gl.to_tensor(q_length), gl.to_tensor(kv_apart), gl.to_tensor(0),
-        gl.to_tensor(0), gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(heads),
-        gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
-        gl.to_tensor(window_right), gl.to_tensor(scale_log2), gl.to_tensor(cap_scale), GROUP, HEADS,
-        LEFT, RIGHT, EDGE, CUT, CAP, RAGGED, PACKED, CONSUMERS * WARPGROUP_ROWS,
-        k.block_type.shape[-2]
+    problem = make_query_problem(
+        plan, slopes, sinks, lists, q_length, kv_length, heads, batch, section, window_left,
+        window_right, scale_log2, cap_scale, kv_apart, slopes_batch_stride, slopes_head_stride,
+        batch_lines, head_lines, listed_blocks, listed_tiles, HEADS, GROUP, LEFT, RIGHT, EDGE, CUT,
+        CAP, RAGGED, PACKED, ALIBI, SINK, LISTED, CONSUMERS, k.block_type.shape[-2]
     )  # fmt: skip
     scales = Scales(q_scale, k_scale, v_scale, v_reference, FP8, PER_BLOCK, SHIFT)
     q, k = make_boxes(q, q_second, PANELS), make_boxes(k, k_second, PANELS)
@@ -484,67 +459,3 @@ def forward_kernel(
             [4, 4, 1],
             [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS],
         )
-
-
-launch_forward = Launcher(forward_kernel)
-
-
-def left_to_portable(request: Request) -> str | None:
-    """Why a request that is not left to FA2 (`forward.left_to_gathering`) is left to the portable
-    kernel, as a sentence, or None.
-    """
-    q = request.q
-    if not wgmma.available(q.device):
-        return f"{q.device} is no Hopper GPU (compute capability 9.0), or kernels are interpreted."
-    if q.dtype not in (torch.float16, torch.bfloat16):
-        return f"q has dtype {q.dtype}; float16 and bfloat16 are what WGMMA multiplies here."
-    if request.block_table is not None:
-        return "block_table is left to FA2's kernel: a box takes rows that lie in a line."
-    if request.dropout_p > 0:
-        return (
-            "dropout_p is left to the portable kernel: a random number takes a hundred "
-            "instructions, so tensor cores wait for those, whatever the kernel."
-        )
-    if request.is_ragged and kv_apart(request) is None:
-        return (
-            f"k has strides {request.k.stride()} and v {request.v.stride()}; k and v must have one "
-            f"common number of rows from each sequence to the next, and at most 2^30 in all."
-        )
-    return None
-
-
-def forward(
-    request: Request, config: HopperConfig | None = None
-) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """Attention and its LSE on a Hopper GPU.
-
-    Args:
-        request: see `Request`; one that is not `left_to_portable`, on the current GPU, with rows
-            padded as `compute.in_vectors` does.
-        config: the schedule; None chooses by shape.
-
-    Raises:
-        ValueError: the configuration does not fit the request.
-
-    Returns:
-        o (batch, M, heads, head_dim_v), contiguous, in q's dtype; lse natural log, fp32 (batch,
-        heads, M); no further statistics.
-    """
-    config = config or default_config(request)
-    return launch(make_plan(request, config, request.q.dtype), request)
-
-
-def launch(
-    plan: Plan,
-    request: Request,
-    boxes: tuple[TensorDescriptor, TensorDescriptor, TensorDescriptor] | None = None,
-    scales: tuple[torch.Tensor, ...] | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """Launch the kernel on the request's Q, K and V; in FP8, on other boxes and on the tensors of
-    `Scales`.
-    """
-    boxes = boxes or describe_inputs(request, plan)
-    o, lse = new_outputs(request, O_MULTIPLE)
-    optional(lse)
-    launch_forward.launch(plan, tensors(request, plan, boxes, o, lse, scales))
-    return narrowed(o, request.v), lse, None

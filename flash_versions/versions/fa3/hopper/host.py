@@ -1,38 +1,60 @@
-"""The host's side of FA3's kernel for Hopper: tensors as boxes, and the arguments of a launch."""
+"""The host's side of FA3's kernel for Hopper: which requests it takes, tensors as boxes, and its
+launch.
+"""
 
 from typing import Any
 
 import torch
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from flash_versions.dispatch.autograd.compute import narrowed
 from flash_versions.dispatch.device import devices
-from flash_versions.dispatch.launch import Plan, layout, placement
+from flash_versions.dispatch.launch import Launcher, Plan, layout, placement
+from flash_versions.dispatch.replay.recording import optional
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import box_width, panel_widths
 from flash_versions.versions.fa3.forward import L2_BYTES, heads_of_section
-from flash_versions.versions.fa3.hopper.config import HopperConfig, fits_through_q
+from flash_versions.versions.fa3.hopper.config import HopperConfig, default_config, fits_through_q
+from flash_versions.versions.fa3.hopper.forward import forward_kernel
+from flash_versions.versions.tiles import wgmma
 from flash_versions.versions.tiles.intervals import Intervals, shape_of
 from flash_versions.versions.tiles.ragged import FAR, describe_ragged
 from flash_versions.versions.tiles.rows import cdiv
 from flash_versions.versions.tiles.score_mods import ScoreMods
+from flash_versions.versions.tiles.sequences import new_outputs
 from flash_versions.versions.tiles.tile_scheduler import Counters
 from flash_versions.versions.tiles.tma import describe_swizzled
 from flash_versions.versions.tiles.varlen_scheduler import Tiling, lay_out
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
-# Change from call to call: no kernel of its own for each.
-COUNTS = [
-    "q_length", "kv_length", "heads", "batch", "section",
-    "window_left", "window_right", "scale_log2", "cap_scale",
-]  # fmt: skip
-MORE_COUNTS = [
-    "kv_apart", "slopes_batch_stride", "slopes_head_stride",
-    "batch_lines", "head_lines", "listed_blocks", "listed_tiles",
-]  # fmt: skip
-
 O_MULTIPLE = 8  # of columns of o: rows of whole 16-byte vectors, which FP8 inputs need not have
 
 counters = Counters()
+launch_forward = Launcher(forward_kernel)
+
+
+def left_to_portable(request: Request) -> str | None:
+    """Why a request that is not left to FA2 (`forward.left_to_gathering`) is left to the portable
+    kernel, as a sentence, or None.
+    """
+    q = request.q
+    if not wgmma.available(q.device):
+        return f"{q.device} is no Hopper GPU (compute capability 9.0), or kernels are interpreted."
+    if q.dtype not in (torch.float16, torch.bfloat16):
+        return f"q has dtype {q.dtype}; float16 and bfloat16 are what WGMMA multiplies here."
+    if request.block_table is not None:
+        return "block_table is left to FA2's kernel: a box takes rows that lie in a line."
+    if request.dropout_p > 0:
+        return (
+            "dropout_p is left to the portable kernel: a random number takes a hundred "
+            "instructions, so tensor cores wait for those, whatever the kernel."
+        )
+    if request.is_ragged and kv_apart(request) is None:
+        return (
+            f"k has strides {request.k.stride()} and v {request.v.stride()}; k and v must have one "
+            f"common number of rows from each sequence to the next, and at most 2^30 in all."
+        )
+    return None
 
 
 def describe_inputs(
@@ -281,3 +303,40 @@ def make_plan(
             "PRODUCER_REGISTERS": 24,
         },
     )
+
+
+def forward(
+    request: Request, config: HopperConfig | None = None
+) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """Attention and its LSE on a Hopper GPU.
+
+    Args:
+        request: see `Request`; one that is not `left_to_portable`, on the current GPU, with rows
+            padded as `compute.in_vectors` does.
+        config: the schedule; None chooses by shape.
+
+    Raises:
+        ValueError: the configuration does not fit the request.
+
+    Returns:
+        o (batch, M, heads, head_dim_v), contiguous, in q's dtype; lse natural log, fp32 (batch,
+        heads, M); no further statistics.
+    """
+    config = config or default_config(request)
+    return launch(make_plan(request, config, request.q.dtype), request)
+
+
+def launch(
+    plan: Plan,
+    request: Request,
+    boxes: tuple[TensorDescriptor, TensorDescriptor, TensorDescriptor] | None = None,
+    scales: tuple[torch.Tensor, ...] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """Launch the kernel on the request's Q, K and V; in FP8, on other boxes and on the tensors of
+    `Scales`.
+    """
+    boxes = boxes or describe_inputs(request, plan)
+    o, lse = new_outputs(request, O_MULTIPLE)
+    optional(lse)
+    launch_forward.launch(plan, tensors(request, plan, boxes, o, lse, scales))
+    return narrowed(o, request.v), lse, None

@@ -3,12 +3,23 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from flash_versions.versions.fa3.hopper.head_mods import HeadMods
-from flash_versions.versions.fa3.hopper.intervals import BlockLists
+from flash_versions.versions.fa3.hopper.head_mods import HeadMods, make_head_mods
+from flash_versions.versions.fa3.hopper.intervals import BlockLists, make_block_lists
 from flash_versions.versions.tiles.algebra import LOG2E, block_range, first_visible, last_visible
 from flash_versions.versions.tiles.ragged import box_in_sequence, planned_tile, planned_tiles
 from flash_versions.versions.tiles.score_mods import tanh
 from flash_versions.versions.tiles.triton_compat import aggregate
+from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
+
+# Change from call to call: no kernel of its own for each.
+COUNTS = [
+    "q_length", "kv_length", "heads", "batch", "section",
+    "window_left", "window_right", "scale_log2", "cap_scale",
+]  # fmt: skip
+MORE_COUNTS = [
+    "kv_apart", "slopes_batch_stride", "slopes_head_stride",
+    "batch_lines", "head_lines", "listed_blocks", "listed_tiles",
+]  # fmt: skip
 
 
 @aggregate
@@ -230,3 +241,26 @@ class QueryProblem:
             own_place = q_pos + self.kv_length - self.q_length - block * self.BLOCK_KV
             s = self.mods.biased(s, own_place[:, None] - k_pos[None, :])
         return s
+
+
+@gluon.jit
+def make_query_problem(
+    plan, slopes, sinks, lists, q_length, kv_length, heads, batch, section, window_left,
+    window_right, scale_log2, cap_scale, kv_apart, slopes_batch_stride, slopes_head_stride,
+    batch_lines, head_lines, listed_blocks, listed_tiles, HEADS: gl.constexpr, GROUP: gl.constexpr,
+    LEFT: gl.constexpr, RIGHT: gl.constexpr, EDGE: gl.constexpr, CUT: gl.constexpr,
+    CAP: gl.constexpr, RAGGED: gl.constexpr, PACKED: gl.constexpr, ALIBI: gl.constexpr,
+    SINK: gl.constexpr, LISTED: gl.constexpr, CONSUMERS: gl.constexpr, BLOCK_KV: gl.constexpr
+):  # fmt: skip
+    """The problem of a kernel's arguments, in their order."""
+    mods = make_head_mods(slopes, sinks, slopes_batch_stride, slopes_head_stride, ALIBI, SINK)
+    block_lists = make_block_lists(
+        lists, batch_lines, head_lines, listed_blocks, listed_tiles, CONSUMERS, LISTED
+    )
+    return QueryProblem(
+        plan, mods, block_lists, gl.to_tensor(q_length), gl.to_tensor(kv_apart), gl.to_tensor(0),
+        gl.to_tensor(0), gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(heads),
+        gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
+        gl.to_tensor(window_right), gl.to_tensor(scale_log2), gl.to_tensor(cap_scale), GROUP, HEADS,
+        LEFT, RIGHT, EDGE, CUT, CAP, RAGGED, PACKED, CONSUMERS * WARPGROUP_ROWS, BLOCK_KV
+    )  # fmt: skip

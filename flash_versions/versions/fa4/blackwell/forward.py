@@ -76,9 +76,9 @@ from flash_versions.dispatch.autograd.compute import narrowed
 from flash_versions.dispatch.launch import Launcher, Plan
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.hopper.head_mods import make_head_mods
-from flash_versions.versions.fa3.hopper.host import COUNTS, O_MULTIPLE
+from flash_versions.versions.fa3.hopper.host import O_MULTIPLE
 from flash_versions.versions.fa3.hopper.intervals import make_block_lists
-from flash_versions.versions.fa3.hopper.problem import QueryProblem
+from flash_versions.versions.fa3.hopper.problem import COUNTS, QueryProblem
 from flash_versions.versions.fa4.blackwell.config import BlackwellConfig, default_config
 from flash_versions.versions.fa4.blackwell.host import make_plan, tensors
 from flash_versions.versions.fa4.blackwell.tensor_memory import (

@@ -37,7 +37,6 @@ Source. Zadouri et al. 2026, "FlashAttention-4", arXiv:2603.05451; this kernel t
 Hopper can use.
 """
 
-import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -47,23 +46,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from flash_versions.dispatch.autograd.compute import narrowed
-from flash_versions.dispatch.launch import Launcher, Plan
-from flash_versions.dispatch.precision import Quantized
-from flash_versions.dispatch.replay.recording import optional
-from flash_versions.dispatch.request import Request
-from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
 from flash_versions.versions.fa3.fp8.scales import Scales
 from flash_versions.versions.fa3.hopper.forward import first_state
-from flash_versions.versions.fa3.hopper.head_mods import make_head_mods
-from flash_versions.versions.fa3.hopper.host import (
-    COUNTS,
-    MORE_COUNTS,
-    O_MULTIPLE,
-    describe_inputs,
-    tensors,
-)
-from flash_versions.versions.fa3.hopper.intervals import fill_keys, make_block_lists, mask_listed
+from flash_versions.versions.fa3.hopper.intervals import fill_keys, mask_listed
 from flash_versions.versions.fa3.hopper.panels import (
     Output,
     PanelPipeline,
@@ -77,11 +62,9 @@ from flash_versions.versions.fa3.hopper.panels import (
     per_row,
     rounded,
 )
-from flash_versions.versions.fa3.hopper.problem import QueryProblem
+from flash_versions.versions.fa3.hopper.problem import COUNTS, MORE_COUNTS, make_query_problem
 from flash_versions.versions.fa3.hopper.slots import fill_values, first_stages
 from flash_versions.versions.fa4.exp2 import mixed_exp2
-from flash_versions.versions.fa4.hopper.config import RolesConfig, default_config, fp8_config
-from flash_versions.versions.fa4.hopper.host import make_plan
 from flash_versions.versions.fa4.hopper.roles import (
     AWAIT,
     CLAIM,
@@ -103,7 +86,6 @@ from flash_versions.versions.tiles.pipeline import (
     named_barrier_arrive,
     named_barrier_sync,
 )
-from flash_versions.versions.tiles.sequences import new_outputs
 from flash_versions.versions.tiles.tile_scheduler import make_scheduler
 from flash_versions.versions.tiles.triton_compat import aggregate
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
@@ -467,35 +449,20 @@ def forward_kernel(
     OTHER_REGISTERS: gl.constexpr,
 ):
     """Divide the warps of a program into consumers, four each, one loader and one storer."""
-    mods = make_head_mods(slopes, sinks, slopes_batch_stride, slopes_head_stride, ALIBI, SINK)
-    block_lists = make_block_lists(
-        lists, batch_lines, head_lines, listed_blocks, listed_tiles, CONSUMERS, LISTED
-    )
-    problem = QueryProblem(
-        plan, mods, block_lists, gl.to_tensor(q_length), gl.to_tensor(kv_apart), gl.to_tensor(0),
-        gl.to_tensor(0), gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(heads),
-        gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
-        gl.to_tensor(window_right), gl.to_tensor(scale_log2), gl.to_tensor(cap_scale), GROUP, HEADS,
-        LEFT, RIGHT, EDGE, CUT, CAP, RAGGED, PACKED, CONSUMERS * WARPGROUP_ROWS,
-        k.block_type.shape[-2]
+    problem = make_query_problem(
+        plan, slopes, sinks, lists, q_length, kv_length, heads, batch, section, window_left,
+        window_right, scale_log2, cap_scale, kv_apart, slopes_batch_stride, slopes_head_stride,
+        batch_lines, head_lines, listed_blocks, listed_tiles, HEADS, GROUP, LEFT, RIGHT, EDGE, CUT,
+        CAP, RAGGED, PACKED, ALIBI, SINK, LISTED, CONSUMERS, k.block_type.shape[-2]
     )  # fmt: skip
     scales = Scales(q_scale, k_scale, v_scale, v_reference, FP8, PER_BLOCK, SHIFT)
     q, k = make_boxes(q, q_second, PANELS), make_boxes(k, k_second, PANELS)
     v, o = make_boxes(v, v_second, PANELS_V), make_boxes(o, o_second, PANELS_V)
     Q_AT_ONCE: gl.constexpr = EPILOGUE_BUFFER and q.width() == HELD
     schedule = Schedule(
-        CONSUMERS,
-        Q_STAGES,
-        EPILOGUE_BUFFER,
-        HELD,
-        Q_AT_ONCE,
-        PING_PONG,
-        LATE_WAIT,
-        V_STAGES < STAGES,
-        THRESHOLD,
-        EIGHTHS,
-        DEGREE,
-    )
+        CONSUMERS, Q_STAGES, EPILOGUE_BUFFER, HELD, Q_AT_ONCE, PING_PONG, LATE_WAIT,
+        V_STAGES < STAGES, THRESHOLD, EIGHTHS, DEGREE
+    )  # fmt: skip
     trace = Trace(stamps, CONSUMERS, TRACED_ROUNDS, TRACED_BLOCKS, TRACED_ROUNDS > 0)
     q_pipeline = make_panel_pipeline(q, CONSUMERS * Q_STAGES, 1)
     k_pipeline = make_panel_pipeline(k, STAGES, CONSUMERS)
@@ -534,54 +501,3 @@ def forward_kernel(
             [4, 4, 1, 1],
             [CONSUMER_REGISTERS, CONSUMER_REGISTERS, OTHER_REGISTERS, OTHER_REGISTERS],
         )
-
-
-launch_forward = Launcher(forward_kernel)
-
-
-def forward(
-    request: Request, config: RolesConfig | None = None, stamps: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """Attention and its LSE on a Hopper GPU; arguments and results as `fa3.hopper.forward.forward`.
-
-    Args:
-        request: what FA3's kernel for Hopper takes.
-        config: the schedule; None chooses by shape.
-        stamps: where an instrumented launch leaves its time stamps, see `trace.Trace`: int64
-            (programs, roles, tiles, blocks, states).
-    """
-    config = config or default_config(request)
-    plan = make_plan(request, config, request.q.dtype, stamps=stamps)
-    return launch(plan, request, stamps=stamps)
-
-
-def forward_quantized(
-    request: Request,
-    quantized: Quantized,
-    config: RolesConfig | None = None,
-    stamps: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """`forward` of FP8 tensors; arguments and results as `fa3.fp8.hopper.forward`."""
-    config = config or fp8_config(request)
-    boxes = forward_fp8_hopper.describe_inputs(request, quantized, config)
-    per_block, scales = forward_fp8_hopper.scales_of(request, quantized)
-    plan = make_plan(request, config, quantized.q.dtype, scales, per_block, stamps)
-    return launch(plan, request, boxes, scales, stamps)
-
-
-def launch(
-    plan: Plan,
-    request: Request,
-    boxes: tuple | None = None,
-    scales: tuple[torch.Tensor, ...] | None = None,
-    stamps: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """Launch the kernel on the request's Q, K and V; in FP8, on other boxes and on the tensors of
-    `Scales`.
-    """
-    boxes = boxes or describe_inputs(request, plan)
-    o, lse = new_outputs(request, O_MULTIPLE)
-    optional(lse)
-    given = tensors(request, plan, boxes, o, lse, scales)
-    launch_forward.launch(plan, (*given, lse if stamps is None else stamps))
-    return narrowed(o, request.v), lse, None

@@ -1,18 +1,29 @@
-"""The host's side of FA4's kernel for Hopper: the arguments of a launch."""
+"""The host's side of FA4's kernel for Hopper: its launch, of what FA3's kernel takes."""
 
 import torch
 
-from flash_versions.dispatch.launch import Plan, layout, placement
+from flash_versions.dispatch.autograd.compute import narrowed
+from flash_versions.dispatch.launch import Launcher, Plan, layout, placement
+from flash_versions.dispatch.precision import Quantized
+from flash_versions.dispatch.replay.recording import optional
 from flash_versions.dispatch.request import Request
+from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
 from flash_versions.versions.fa3.hopper.host import (
+    O_MULTIPLE,
     constants,
+    describe_inputs,
     more_numbers,
     num_programs,
     numbers,
+    tensors,
 )
 from flash_versions.versions.fa4.exp2 import DEGREES
-from flash_versions.versions.fa4.hopper.config import RolesConfig
+from flash_versions.versions.fa4.hopper.config import RolesConfig, default_config, fp8_config
+from flash_versions.versions.fa4.hopper.forward import forward_kernel
 from flash_versions.versions.fp8.quantize import P_OFFSET
+from flash_versions.versions.tiles.sequences import new_outputs
+
+launch_forward = Launcher(forward_kernel)
 
 
 def make_plan(
@@ -52,3 +63,51 @@ def make_plan(
             "OTHER_REGISTERS": 24,
         },
     )
+
+
+def forward(
+    request: Request, config: RolesConfig | None = None, stamps: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """Attention and its LSE on a Hopper GPU; arguments and results as `fa3.hopper.host.forward`.
+
+    Args:
+        request: what FA3's kernel for Hopper takes.
+        config: the schedule; None chooses by shape.
+        stamps: where an instrumented launch leaves its time stamps, see `trace.Trace`: int64
+            (programs, roles, tiles, blocks, states).
+    """
+    config = config or default_config(request)
+    plan = make_plan(request, config, request.q.dtype, stamps=stamps)
+    return launch(plan, request, stamps=stamps)
+
+
+def forward_quantized(
+    request: Request,
+    quantized: Quantized,
+    config: RolesConfig | None = None,
+    stamps: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """`forward` of FP8 tensors; arguments and results as `fa3.fp8.hopper.forward`."""
+    config = config or fp8_config(request)
+    boxes = forward_fp8_hopper.describe_inputs(request, quantized, config)
+    per_block, scales = forward_fp8_hopper.scales_of(request, quantized)
+    plan = make_plan(request, config, quantized.q.dtype, scales, per_block, stamps)
+    return launch(plan, request, boxes, scales, stamps)
+
+
+def launch(
+    plan: Plan,
+    request: Request,
+    boxes: tuple | None = None,
+    scales: tuple[torch.Tensor, ...] | None = None,
+    stamps: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """Launch the kernel on the request's Q, K and V; in FP8, on other boxes and on the tensors of
+    `Scales`.
+    """
+    boxes = boxes or describe_inputs(request, plan)
+    o, lse = new_outputs(request, O_MULTIPLE)
+    optional(lse)
+    given = tensors(request, plan, boxes, o, lse, scales)
+    launch_forward.launch(plan, (*given, lse if stamps is None else stamps))
+    return narrowed(o, request.v), lse, None
