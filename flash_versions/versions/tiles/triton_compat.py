@@ -1,4 +1,4 @@
-"""The only file that knows the differences between Triton versions."""
+"""Differences between Triton versions. `blackwell/tensor_memory.py` has those of tensor memory."""
 
 from typing import Any, dataclass_transform
 
@@ -17,13 +17,14 @@ GLUON_DTYPES = {
     torch.float8_e5m2: gl.float8e5,
     torch.int32: gl.int32,
 }
-NAMES_ADD = hasattr(tma, "async_atomic_add")  # from Triton 3.8 on
-# Of O, 64 rows of which take a register of each thread for two dims. S of 128 keys takes 64
-# registers and P 32, of 240. With 192 dims, 3.8 spills under a window and 3.9 makes products wait.
-MOST_DIMS_BESIDE_128_KEYS = 160 if NAMES_ADD else 192
-# Whether a left operand that stays the same in a loop stays in its registers: ptxas of Triton 3.9
-# keeps it elsewhere and copies it for every product, so it takes twice as many (3.8: not tried).
-OPERANDS_STAY = not NAMES_ADD
+FROM_3_8 = hasattr(tma, "async_atomic_add")
+# The most columns of O in a tile with 128 keys. A thread has 240 registers: O takes one for two
+# columns, S takes 64 and P 32. With 192 columns, Triton 3.8 spills under a window and 3.9
+# serialises products.
+MOST_DIMS_BESIDE_128_KEYS = 160 if FROM_3_8 else 192
+# Whether a left operand that does not change in a loop stays in its registers. ptxas of Triton 3.9
+# copies it for every product, so it takes twice as many registers (3.8 was not tried).
+OPERANDS_STAY = not FROM_3_8
 # Triton 3.7 renamed these.
 load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 store_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global

@@ -25,18 +25,19 @@ class HopperConfig:
         block_kv: keys of a tile.
         stages: slots of the pipeline of K.
         v_stages: slots of the pipeline of V; None: as many as of K. See `slots`.
-        q_stages: buffers for a consumer's Q. Unless Q is `held` in registers, the next tile's is
-            there in time with 2 only.
+        q_stages: buffers for a consumer's Q. With 2 the next tile's Q is loaded during this tile; 1
+            is enough if Q is `held`.
         epilogue_buffer: O leaves through a buffer of its own; otherwise through that of Q, which
             then waits for it.
-        held: columns of Q, the last ones, that a consumer has in registers, as a left operand: all,
-            half of 256, or none. The product S then reads less of shared memory; with all of them
-            (and epilogue_buffer) Q's buffer is empty at once, and another one needless. Only with
-            overlap, see `tests/compile/test_q_in_registers.py`.
+        held: columns of Q that a consumer has in registers: 0, all, or the last 128 of 256. The
+            product S then reads less of shared memory. With all of them and an epilogue_buffer, Q's
+            buffer is empty as soon as Q is in registers; the last 128 of 256 need
+            epilogue_buffer=False. Only with overlap (`tests/compile/test_q_in_registers.py` says
+            why).
         overlap: issue S of the next block before the softmax of this one.
         ping_pong: consumers take turns at the tensor cores.
-        late_wait: keep the wait for P V behind the softmax, from where ptxas would move it to the
-            front; without overlap there is nothing to move.
+        late_wait: wait for P V after the softmax, as the paper does; ptxas would move this wait to
+            before the softmax. Without overlap it changes nothing.
         scheduler: "grid", "static" or "dynamic", see `tile_scheduler.Scheduler`.
         section: query heads, of all sequences, whose tiles are worked on together; None chooses
             (`host.even_section`).
@@ -179,11 +180,12 @@ def mean_keys(request: Request) -> int:
 
 
 def with_q_held(request: Request, config: HopperConfig) -> HopperConfig:
-    """A configuration with as much of Q in registers as leaves enough of them.
+    """A configuration with as much of Q in registers as there is room for.
 
-    A product S with 64 keys reads as much of Q as of K, all that shared memory can give: there Q is
-    worth the last registers. With 128 keys it gains less (docs/understand/log.md). The distances of
-    ALiBi need the registers themselves, and half of 256 columns loses where heads share a tile.
+    O, S, P and Q may take 208 of a thread's 240 registers beside 64 keys: a product S then reads as
+    much of Q as of K, all that shared memory can deliver. Beside 128 keys Q gains less, and they
+    may take 192: with 208 (192 dims, 128 of V) it was slower (docs/understand/log.md). ALiBi needs
+    the registers itself, for distances. Half of 256 columns is slower where heads share a tile.
     """
     if config.consumers == 3 or request.alibi_slopes is not None or not OPERANDS_STAY:
         return config

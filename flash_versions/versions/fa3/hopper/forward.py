@@ -16,11 +16,12 @@ What changes.
   cores work on the products of the other.
 * P stays in registers: the accumulator of S, rounded to 16 bits, is the left operand of P V. Q does
   so, too, where they suffice: S then reads only K from shared memory.
-* Persistent programs. One program per SM walks from tile to tile. O has a buffer of its own, and
-  that of Q is empty when Q is in registers, so the producer loads for the next tile while the
-  consumers compute and store this one. (Otherwise Q has two buffers. Above head_dim 128 shared
-  memory has no room for all of them, and O is stored through the only buffer of Q. At head_dim 192
-  it may have no room for a second tile of V, either: `slots.py`.)
+* Persistent programs. One program per SM walks from tile to tile, and the producer loads for the
+  next tile while the consumers compute and store this one. For that O has a buffer of its own, and
+  Q's buffer is empty as soon as Q is in registers; where Q is not, Q has two buffers. Above
+  head_dim 128 shared memory is too small for both: O leaves through Q's only buffer, and the next Q
+  is loaded when O is stored, even where Q is in registers. At head_dim 192 V may have only one
+  slot (`slots.py`).
 
 A head_dim between the powers of two is two panels, such as 192 = 128 + 64 (`panels.py`): then `acc`
 is two accumulators, and a product with it two products.
@@ -103,8 +104,8 @@ class Schedule:
     CONSUMERS: gl.constexpr
     Q_STAGES: gl.constexpr
     EPILOGUE_BUFFER: gl.constexpr
-    HELD: gl.constexpr
-    Q_AT_ONCE: gl.constexpr  # a slot of Q is empty when it has been read to registers
+    HELD: gl.constexpr  # columns of Q in registers
+    Q_AT_ONCE: gl.constexpr  # release Q's slot when Q is in registers, not at the tile's end
     OVERLAP: gl.constexpr
     PING_PONG: gl.constexpr
     LATE_WAIT: gl.constexpr

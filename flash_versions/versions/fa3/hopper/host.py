@@ -206,7 +206,7 @@ def even_section(request: Request) -> int:
 
 
 def numbers(request: Request, section: int | None = None, least: int = 1) -> tuple:
-    """COUNTS, which follow the tensors; a section has `least` heads."""
+    """The values of COUNTS; a section has at least `least` heads."""
     batch, q_length, heads, _ = request.q.shape
     section = max(section or even_section(request), least)
     bounds, scales = window_bounds(request), score_scales(request)
@@ -298,7 +298,7 @@ def make_plan(
             "PING_PONG": config.ping_pong,
             "LATE_WAIT": config.late_wait,
             "SCHEDULER": config.scheduler,
-            # 64 K registers less the producer's; Triton starts its warps as a warpgroup.
+            # Of 64 K registers; Triton counts the producer's warp as a warpgroup.
             "CONSUMER_REGISTERS": 240 if config.consumers == 2 else 160,
             "PRODUCER_REGISTERS": 24,
         },

@@ -234,8 +234,8 @@ def with_second(first, boxes, STAGES: gl.constexpr):
 
 @gluon.jit
 def left_operand(q_tile, BLOCK_KV: gl.constexpr, HELD: gl.constexpr):
-    """Q as `multiply_qk` takes it, (first columns, other columns): in shared memory, but for the
-    last HELD columns, all of them or half of one panel's, which are read to registers.
+    """Q as `multiply_qk` takes it: (first columns, other columns). The last HELD columns, which are
+    all or half of one panel's, are read to registers; the others stay in shared memory.
     """
     FP8: gl.constexpr = operands.is_fp8(q_tile.first.dtype)
     layout: gl.constexpr = operand_layout(accumulator_layout(BLOCK_KV, FP8), FP8)

@@ -24,8 +24,8 @@ MORE_COUNTS = [
 
 @aggregate
 class QueryProblem:
-    """What is computed, and in which tiles. `locate` gives that of a tile's own sequence and head:
-    from there on, no line of a kernel asks how the sequences lie.
+    """What is computed, and in which tiles. `locate` gives the problem of a tile's own sequence and
+    head: code that has it does not ask how sequences lie in memory.
     """
 
     plan: gl.tensor  # of the tiles of ragged sequences, see `varlen_scheduler.Tiles`; else anything
@@ -49,10 +49,10 @@ class QueryProblem:
     LEFT: gl.constexpr  # the window has a left bound
     RIGHT: gl.constexpr
     EDGE: gl.constexpr  # the keys end within a block
-    CUT: gl.constexpr  # more blocks than a tile's first may have to be masked
+    CUT: gl.constexpr  # blocks after a tile's first one may have to be masked, too
     CAP: gl.constexpr
     RAGGED: gl.constexpr  # sequences have lengths of their own
-    PACKED: gl.constexpr  # and their queries lie one behind the other
+    PACKED: gl.constexpr  # and their queries follow each other in memory
     BLOCK_Q: gl.constexpr  # rows of a tile
     BLOCK_KV: gl.constexpr
 
@@ -74,9 +74,10 @@ class QueryProblem:
     def locate(self, tile):
         """Tile number -> (the problem of its sequence and head, first query, first head, sequence).
 
-        Neighbours share a head, and its keys. Where later queries see more keys, the heaviest tiles
-        of all heads of a section come first: what ends last began first. So do those of ragged
-        sequences, by their plan. All packed sequences are sequence 0 of q and of o.
+        Tiles of a head follow each other, as they read the same keys. Where later queries see more
+        keys, the heads of a section take turns instead, and their tiles with the most keys come
+        first: what takes longest begins first. The plan of ragged sequences has this order, too. In
+        q and o all packed sequences are sequence 0.
         """
         heads, queries = self.heads // self.HEADS, self.queries(self.BLOCK_Q)
         if self.RAGGED:

@@ -30,8 +30,8 @@ at head_dim 65 to 128: elsewhere they cost speed on an H200 (docs/learn/progress
     storer         a consumer's O is in its buffer             o_full
     both           the tile that the loader has claimed        scheduler.full
 
-What is imported from FA3 is unchanged: panels with their pipelines and products, masks, P in
-registers, scales of FP8. Schedulers and named barriers come from `tiles`.
+Imported from FA3 unchanged: panels with their pipelines and products, masks, P and Q in registers,
+FP8 scales. Schedulers and named barriers come from `tiles`.
 
 Source. Zadouri et al. 2026, "FlashAttention-4", arXiv:2603.05451; this kernel takes from it what
 Hopper can use.
@@ -98,8 +98,8 @@ class Schedule:
     CONSUMERS: gl.constexpr
     Q_STAGES: gl.constexpr
     EPILOGUE_BUFFER: gl.constexpr
-    HELD: gl.constexpr
-    Q_AT_ONCE: gl.constexpr  # a slot of Q is empty when it has been read to registers
+    HELD: gl.constexpr  # columns of Q in registers
+    Q_AT_ONCE: gl.constexpr  # release Q's slot when Q is in registers, not at the tile's end
     PING_PONG: gl.constexpr
     LATE_WAIT: gl.constexpr
     V_BEHIND: gl.constexpr  # V has fewer slots than K, and is filled in another order: see `slots`
