@@ -16,6 +16,8 @@ from tests.compile import apart
 def test_no_loop_writes_the_registers_of_q(version):
     rows = apart.compiled("kernels.held", version)
     for row in rows:
-        assert not any(registers for _, registers in row["loops"]), row
+        for (in_loop, changed), (in_walk, changed_in_walk) in zip(row["loops"], row["walks"]):
+            assert not changed and not changed_in_walk, row
+            assert in_walk == 2 * in_loop, row  # a tile's first block comes before its loop
     held = [row for row in rows if any(products for products, _ in row["loops"])]
     assert len(held) > len(rows) / 2 or not OPERANDS_STAY
