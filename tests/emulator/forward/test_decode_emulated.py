@@ -385,7 +385,9 @@ def case_is_right():
 
 @pytest.mark.parametrize("bug", BUGS.values(), ids=BUGS)
 def test_planted_bugs_are_found(bug, monkeypatch):
-    plant(bug, LOADED.values(), monkeypatch)
+    forward = ("fa3.hopper.forward", "fa3.hopper.panels")  # which have functions of the same names
+    loaded = [module for name, module in LOADED.items() if name not in forward]
+    plant(bug, loaded, monkeypatch)
     assert_found(bug, case_is_right, monkeypatch)
 
 
