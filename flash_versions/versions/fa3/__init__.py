@@ -50,7 +50,7 @@ def choose_backward(request: Request) -> Backward:
     """The same for the gradients. The explicit kernel is asked first: it takes tiles that the
     portable one leaves to FA2.
     """
-    if not (forward.needs_pointers(request) or backward_hopper.left_to_portable(request)):
+    if not (backward.needs_pointers(request) or backward_hopper.left_to_portable(request)):
         return partial(backward_hopper.launch, backward_hopper.make_plan(request))
     if backward.left_to_gathering(request):
         return packing_backward.backward

@@ -64,9 +64,10 @@ from flash_versions.versions.fa2.backward import MEASURED_KV, MEASURED_Q, comput
 from flash_versions.versions.fa2.sink import sink_gradient
 from flash_versions.versions.fa3 import forward
 from flash_versions.versions.fa3.forward import (
+    L2_BYTES,
+    MAX_SECTION,
     heads_of_section,
     heavy_first,
-    key_heads_of_section,
     load_rows,
     own_rows,
 )
@@ -365,9 +366,16 @@ launch_dkdv = Launcher(dkdv_kernel)
 launch_dq = Launcher(dq_kernel)
 
 
+def needs_pointers(request: Request) -> str | None:
+    """Why boxes cannot serve a request's gradients, as a sentence, or None: the forward's reasons
+    but for the splits, which a backward does not have.
+    """
+    return forward.left_to_gathering(request._replace(num_splits=1))
+
+
 def left_to_gathering(request: Request) -> str | None:
     """Why a request's gradients are left to FA2's kernels, as a sentence, or None."""
-    if reason := forward.needs_pointers(request) or forward.needs_lists(request):
+    if reason := needs_pointers(request) or forward.needs_lists(request):
         return reason
     device, config = request.q.device, backward_config(request, MEASURED_KV, KEY_GRADIENTS)
     if devices[device].shared_memory == UNLIMITED:
@@ -380,6 +388,18 @@ def left_to_gathering(request: Request) -> str | None:
         f"tiles of {config.block_q} x {config.block_kv} in {request.q.dtype} on compute capability "
         f"{major}.{minor} are multiplied from registers: boxes in shared memory would be a detour."
     )
+
+
+def key_heads_of_section(request: Request) -> int:
+    """Key heads, of all sequences, whose KV tiles take turns: as many as have queries and dO that
+    fit in the L2 cache; one where tiles weigh the same.
+    """
+    q, k, v = request.q, request.k, request.v
+    if request.window_right is None:
+        return 1
+    streamed = request.group * q.shape[1] * (q.shape[3] + v.shape[3]) * q.element_size()
+    heads = max(1, L2_BYTES // max(1, streamed))
+    return min(heads, MAX_SECTION, k.shape[0] * k.shape[2])
 
 
 def backward(

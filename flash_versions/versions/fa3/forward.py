@@ -320,13 +320,6 @@ def left_to_gathering(request: Request) -> str | None:
     return None
 
 
-def needs_pointers(request: Request) -> str | None:
-    """Why boxes cannot serve a request's gradients, as a sentence, or None: the forward's reasons
-    but for the splits, which a backward does not have.
-    """
-    return left_to_gathering(request._replace(num_splits=1))
-
-
 def needs_lists(request: Request) -> str | None:
     """Why FA2's kernels serve a request in the place of the portable ones here, as a sentence, or
     None.
@@ -346,18 +339,6 @@ def heads_of_section(request: Request, l2_bytes: int = L2_BYTES) -> int:
     bytes_of_head = k.shape[1] * (k.shape[3] + v.shape[3]) * k.element_size()
     key_heads = max(1, l2_bytes // max(1, bytes_of_head))
     return min(key_heads * request.group, MAX_SECTION, q.shape[0] * q.shape[2])
-
-
-def key_heads_of_section(request: Request) -> int:
-    """Key heads, of all sequences, whose KV tiles take turns: as many as have queries and dO that
-    fit in the L2 cache; one where tiles weigh the same.
-    """
-    q, k, v = request.q, request.k, request.v
-    if request.window_right is None:
-        return 1
-    streamed = request.group * q.shape[1] * (q.shape[3] + v.shape[3]) * q.element_size()
-    heads = max(1, L2_BYTES // max(1, streamed))
-    return min(heads, MAX_SECTION, k.shape[0] * k.shape[2])
 
 
 def forward(

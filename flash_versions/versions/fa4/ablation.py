@@ -63,7 +63,7 @@ def varied_backward(
     Raises:
         ValueError: this kernel does not serve the request.
     """
-    reason = fa3.forward.needs_pointers(request) or fa3.backward_hopper.left_to_portable(request)
+    reason = fa3.backward.needs_pointers(request) or fa3.backward_hopper.left_to_portable(request)
     if reason:
         raise ValueError(reason)
     return backward_hopper.backward(request, *given, eighths=eighths)

@@ -382,9 +382,9 @@ def test_sections_of_a_backward_hold_what_streams_past(device):
     q = x.expand(2, 16384, 8, 128)
     causal = make_request(q, x[:, :, :4], x[:, :, :4], causal=True)
     # 16384 queries and dO are 8 MiB a head, two heads a group: 2 key heads fit.
-    assert portable.key_heads_of_section(causal) == 2
-    assert portable.key_heads_of_section(make_request(q, x[:, :, :4], x[:, :, :4])) == 1
-    assert portable.key_heads_of_section(make_request(x, x, x, causal=True)) == 16
+    assert backward.key_heads_of_section(causal) == 2
+    assert backward.key_heads_of_section(make_request(q, x[:, :, :4], x[:, :, :4])) == 1
+    assert backward.key_heads_of_section(make_request(x, x, x, causal=True)) == 16
 
 
 BACKWARD_TILES = {

@@ -27,8 +27,8 @@ def multiply_part(ds_tile, k_tile, dq_sum, PART: gl.constexpr):
 @gluon.jit
 def accumulate(problem, buffers, dq_sum):
     """The warpgroup of dQ: of each block, dQ = dS K, all dims or a part of them at a time, as the
-    boxes of `dq_sum` are. Beside a second panel of 16 dims, which is short in registers, both
-    products are issued at once, and the first one is stored while the second one is computed.
+    boxes of `dq_sum` are. If the second panel has 16 dims, registers suffice for both products at
+    once: the first one is stored while the second one is computed.
     """
     WIDTH: gl.constexpr = dq_sum.first.block_type.shape[3]
     k_stage = buffers.k.at(0, 0)

@@ -57,9 +57,9 @@ class KeyProblem:
 
     @gluon.jit
     def own(self):
-        """What a program computes: (the problem of its sequence, first key, key head, sequence;
-        begin and end of the blocks of queries that it visits, and of how many query heads; whether
-        its tile is divided, see `share`).
+        """What a program computes: (the problem of its sequence, first key, key head, sequence,
+        first block of queries, end of these blocks, number of query heads, whether its tile is
+        divided). `share` divides tiles.
         """
         mine, key, kv_head, sequence = self.locate(self.turns.number())
         begin, _, _, end = mine.blocks(key, self.BLOCK_KV)

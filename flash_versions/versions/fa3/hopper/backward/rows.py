@@ -115,8 +115,8 @@ def prepare_kernel(
 
 @triton.jit
 def in_order(x, GROUP: tl.constexpr):
-    """The columns of dQ's sum in their order: of every GROUP, number 8 a + 2 b + c, with b below 4
-    and c below 2, lies at (GROUP / 4) b + 2 a + c (`tiles.exchanged` says why).
+    """The columns of dQ's sum in their order. In every GROUP, the sum has column 8 a + 2 b + c as
+    its column (GROUP / 4) b + 2 a + c, with b below 4 and c below 2 (`tiles.exchanged` says why).
     """
     parts = x.reshape(x.shape[0], x.shape[1] // GROUP, 4, GROUP // 8, 2)
     return parts.permute(0, 1, 3, 2, 4).reshape(x.shape[0], x.shape[1])
