@@ -109,11 +109,9 @@ def candidates(request: Request) -> dict[str, BackwardConfig]:
     padded = named["padded"]
     if not wide and kernel_of(request, named["panels"])[0] == kernel_of(request, padded)[0]:
         named = {"padded": padded}
-    if (default := default_name(request, named)) is None:
+    if default_name(request, named) is None:
         named["other default"] = default_config(request)
-        default = "other default"
-    wanted = ("padded",) if only_defaults else only
-    return {x: y for x, y in named.items() if not wanted or x in (*wanted, default)}
+    return named
 
 
 def default_name(request: Request, named: dict[str, BackwardConfig]) -> str | None:
@@ -155,7 +153,6 @@ def warm_up(job: tuple[tuple[int, int], bool, str], seconds: float) -> bool:
         return False
     command = [sys.executable, "-m", "tests.benchmarks.attention.headdims_backward"]
     command += ["--out", "none", "--dims", text, "--check", name] + ["--causal"] * causal
-    command += ["--defaults"] * only_defaults + ["--only", *only] * bool(only)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=CHECK_SECONDS)
     except subprocess.TimeoutExpired:
@@ -206,9 +203,13 @@ def summary(rows: list[dict]) -> str:
 
 
 def names(dims: tuple[int, int], causal: bool) -> list[str]:
-    """The candidates for head dims."""
+    """The candidates for head dims that were asked for; the default is always one of them."""
     q, k, v = (torch.empty(1, 64, 1, d, dtype=torch.bfloat16) for d in (dims[0], *dims))
-    return list(candidates(make_request(q, k, v, causal=causal)))
+    request = make_request(q, k, v, causal=causal)
+    named = candidates(request)
+    wanted = ("padded",) if only_defaults else only
+    default = default_name(request, named)
+    return [x for x in named if not wanted or x in (*wanted, default)]
 
 
 def main() -> int:

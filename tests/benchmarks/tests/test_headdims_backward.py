@@ -1,9 +1,14 @@
 """The candidates of the backwards' measurement, which need no GPU."""
 
-import pytest
+from dataclasses import replace
 
+import pytest
+import torch
+
+from flash_versions.dispatch.request import make_request
+from flash_versions.versions.fa3.hopper.backward.config import default_config
 from tests.benchmarks.attention import headdims_backward as bench
-from tests.benchmarks.attention.headdims_backward import DIMS, names
+from tests.benchmarks.attention.headdims_backward import DIMS, candidates, names
 
 
 @pytest.mark.parametrize("dims", [*DIMS, (64, 64)], ids=str)
@@ -22,3 +27,19 @@ def test_candidates_by_name(monkeypatch):
     monkeypatch.setattr(bench, "only", ("pair", "pair, 2 dO"))
     assert names((192, 192), causal=True) == ["pair"]
     assert names((160, 160), causal=True) == ["halves", "pair", "pair, 2 dO"]
+
+
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+def test_every_candidate_can_be_checked(dims, monkeypatch):
+    """Also by calls with groups of heads, whose default divides them on a GPU."""
+
+    def divided(request):
+        config = default_config(request)
+        return config if config.by_halves else replace(config, parts=request.group)
+
+    monkeypatch.setattr(bench, "only_defaults", True)
+    monkeypatch.setattr(bench, "default_config", divided)
+    heads = (4, dims[0]), (2, dims[0]), (2, dims[1])
+    q, k, v = (torch.empty(2, 333, n, d, dtype=torch.bfloat16) for n, d in heads)
+    found = candidates(make_request(q, k, v, causal=True))
+    assert set(names(dims, causal=True)) <= set(found)
