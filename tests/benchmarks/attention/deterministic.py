@@ -14,11 +14,11 @@ kernels, and flash-attn-4, in any order and in order, where it is installed.
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from subprocess import run
 from typing import NamedTuple
-from unittest.mock import patch
 
 import torch
 
@@ -28,6 +28,7 @@ from flash_versions.dispatch.request import Request, make_request
 from flash_versions.versions.fa3 import backward as portable
 from flash_versions.versions.fa3 import forward
 from flash_versions.versions.fa3.hopper.backward import host, kernel
+from flash_versions.versions.fa3.hopper.backward.config import default_config, heads_of_section
 from flash_versions.versions.oracle.budget import assess_request
 from tests.benchmarks.attention.packed import time_all
 from tests.benchmarks.frame import keep, parser, passed
@@ -67,12 +68,15 @@ def inputs(kind: int, length: int, batch: int, deterministic: bool = True) -> In
 def planned(given: Inputs, deterministic: bool, section: int | None = None) -> Callable:
     """A backward of FA3's kernel for Hopper; section: heads that alternate, if not the usual."""
     request = given.request._replace(deterministic=deterministic)
-    usual = host.heads_of_section(request)
-    with patch.object(host, "heads_of_section", lambda request: section or usual):
-        plan = host.make_plan(request)
+    plan = host.make_plan(request, replace(default_config(request), section=section))
     assert plan.constants["ORDERED"] == deterministic
     rest = given.o, given.lse, None, given.do, None
     return lambda: kernel.launch(plan, request, *rest)[:3]
+
+
+def usual_section(request: Request) -> int:
+    """Heads that alternate by default."""
+    return heads_of_section(request, default_config(request))
 
 
 def in_portable_kernels(given: Inputs) -> Callable:
@@ -124,7 +128,7 @@ def contestants(kind: int, length: int) -> Iterator[tuple[str, Callable]]:
     yield "fa3", partial(planned, given, False)
     yield "fa3 deterministic", partial(planned, given, True)
     heads = request.k.shape[0] * request.k.shape[2]
-    for section in sorted({1, 4, 16, heads} - {host.heads_of_section(request)}):
+    for section in sorted({1, 4, 16, heads} - {usual_section(request)}):
         if section <= heads:
             name = f"fa3 deterministic, section {section}"
             yield name, partial(planned, given, True, section)
@@ -144,7 +148,7 @@ def measure(number: int) -> list[dict]:
     about = {
         "suite": SUITE, "shape": number, "head_dim": head_dim, "causal": causal, "group": group,
         "S": length, "same_bits": repeats, "flops": flops,
-        "section": host.heads_of_section(given.request),
+        "section": usual_section(given.request),
     }  # fmt: skip
     return time_all([(about | {"version": n}, call) for n, call in contestants(kind, length)])
 

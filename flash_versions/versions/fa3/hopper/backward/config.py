@@ -192,11 +192,9 @@ def default_config(request: Request) -> BackwardConfig:
         halves = BackwardConfig(panels=True, halves=True)
         pair = BackwardConfig(panels=True, pair=True)
         config = next((x for x in (halves, pair) if x.fits(*dims)), BackwardConfig(block_kv=64))
-    elif max(dims) > 80:
-        config = BackwardConfig(panels=True)
-    elif max(dims) > 64:  # With softcap both P and its slope wait for dP: early would spill,
-        config = BackwardConfig(panels=True, stages=3, early=request.softcap is None)
-    else:  # and so would held operands.
+    elif max(dims) > 64:
+        config = BackwardConfig(panels=True, stages=3 if max(dims) <= 80 else 2)
+    else:  # With softcap both P and its slope wait for dP: held operands would spill.
         config = BackwardConfig(stages=3, early=True, held=request.softcap is None)
     return replace(config, parts=choose_parts(request, config))
 
