@@ -6,7 +6,6 @@ from functools import partial
 
 from flash_versions.bench.results import Document, Row
 from flash_versions.report.tables import grouped, markdown, not_measured, where_and_when
-from flash_versions.versions.fa3.hopper.backward.config import MOST_ALTERNATING
 
 HEAD_DIMS = "-m tests.benchmarks.attention.headdims --defaults --out FILE"
 HEAD_DIMS_BACKWARD = "-m tests.benchmarks.attention.headdims_backward --out FILE"
@@ -30,22 +29,18 @@ def head_dims(document: Document) -> str:
     return f"{table}\n\nTFLOP/s; ratio: the better of fa3 and fa4 to the better peer. {about}.\n"
 
 
-def backward_of_head_dims(document: Document, suite: str = "head dims, backward") -> str:
-    """Likewise of backwards, with those that are padded to a power of two. What the suite "wide
-    backward" has, which is newer, is left to it.
-    """
-    wide = {tuple(row["dims"]) for row in document["rows"] if row["suite"] == "wide backward"}
+def backward_of_head_dims(document: Document) -> str:
+    """Likewise of backwards, with those that are padded to a power of two."""
     found = {}
     for row in document["rows"]:
-        newer = suite != "wide backward" and tuple(row.get("dims", ())) in wide
-        if row["suite"] == suite and "tflops" in row and not newer:
+        if row["suite"] == "head dims, backward" and "tflops" in row:
             if row["name"] in ("", "padded"):
                 found[row["name"] or row["version"], *shape_of(row)] = row["tflops"]
             if row.get("default"):
                 found["fa3", *shape_of(row)] = row["tflops"]
     if not found:
         return not_measured(f"python {HEAD_DIMS_BACKWARD}")
-    about = where_and_when(document, suite, ["flash-attn-4"])
+    about = where_and_when(document, "head dims, backward", ["flash-attn-4"])
     table = by_head_dim(found, (*PEERS, "padded", "fa3"), ("fa3",))
     return f"{table}\n\nTFLOP/s; ratio: fa3 to the better peer. {about}.\n"
 
@@ -113,27 +108,25 @@ def divided_groups(suite: str, document: Document) -> str:
 
 
 def in_turns(document: Document) -> str:
-    """The deterministic backward: TFLOP/s, and its share of the rate in any order."""
+    """The deterministic backward: TFLOP/s, and its share of the rate in any order; and a peer's."""
     keys = "head_dim", "causal", "group", "S"
     groups = grouped(document, "deterministic backward", *keys, by="version")
     if not groups:
         return not_measured(f"python {IN_TURNS}")
-    versions = ("fa3", "fa3 deterministic", "fa3 portable")
+    peer, ours = "flash-attn-4", "fa3"
+    versions = (ours, f"{ours} deterministic", "fa3 portable", peer, f"{peer} deterministic")
     body = []
     for (head_dim, causal, heads, length), group in sorted(groups.items()):
         cells = [
             f"D={head_dim}, {'causal' if causal else 'full'}, S={length}, {heads} to a key head"
         ]
         rates = {name: row["tflops"] for name, row in group.items() if "tflops" in row}
-        few = f"fa3 deterministic, section {MOST_ALTERNATING}"
-        if not causal and group["fa3"]["section"] > MOST_ALTERNATING:  # the default since then
-            rates["fa3 deterministic"] = rates[few]
-        cells += [f"{rates[name]:.0f}" for name in versions]
-        cells.append(f"{rates['fa3 deterministic'] / rates['fa3']:.2f}")
+        cells += [f"{rates[name]:.0f}" if name in rates else "-" for name in versions]
+        cells.append(f"{rates[f'{ours} deterministic'] / rates[ours]:.2f}")
         body.append(cells)
-    header = ["TFLOP/s", "fa3", "deterministic", "portable", "share of fa3"]
-    about = where_and_when(document, "deterministic backward")
-    return f"{markdown(header, body)}\n\n{about}.\n"
+    header = ["TFLOP/s", ours, "deterministic", "portable", peer, f"{peer}, deterministic"]
+    about = where_and_when(document, "deterministic backward", [peer])
+    return f"{markdown([*header, 'share of fa3'], body)}\n\n{about}.\n"
 
 
 def on_the_host(document: Document) -> str:
@@ -159,7 +152,6 @@ def on_the_host(document: Document) -> str:
 TABLES: dict[str, Callable[[Document], str]] = {
     "head dims": head_dims,
     "head dims backward": backward_of_head_dims,
-    "wide backward": partial(backward_of_head_dims, suite="wide backward"),
     "divided groups": partial(divided_groups, "divided groups"),
     "wide divided groups": partial(divided_groups, "divided groups, wide"),
     "deterministic backward": in_turns,

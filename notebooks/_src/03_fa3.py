@@ -968,11 +968,11 @@ my_guess = None  # your guess here, between 0 and 1
 ratios = ablation_ratios(results)["fa3"]
 guess(my_guess, ratios["D=128 causal"]["static"], "of FA3's speed, with fixed rounds")
 chosen = {
-    "no overlap": "no overlap inside a warpgroup",
+    "no overlap": "no overlap inside a warpgroup; Q in shared memory",
     "no ping-pong": "no ping-pong",
-    "neither": "neither overlap nor ping-pong",
+    "neither": "neither overlap nor ping-pong; Q in shared memory",
     "late wait": "the wait for P V stays after the softmax",
-    "one Q buffer": "one buffer for Q in place of two",
+    "Q in shared memory": "Q in shared memory, in two buffers",
     "static": "tiles in fixed rounds (static)",
     "portable": "the portable kernel",
 }
