@@ -60,7 +60,7 @@ def test_commands_write_nothing_when_they_are_asked_for_something_else(room, mon
 
 def test_every_document_with_a_table_is_looked_at():
     names = {path.name for path in report.DOCUMENTS}
-    assert {"README.md", "design.md", "measuring.md", "progression.md"} <= names
+    assert {"README.md", "design.md", "speed.md", "progression.md"} <= names
     text = "".join(path.read_text() for path in report.DOCUMENTS)
     assert {name for _, name, _ in report.BLOCK.findall(text)} == set(report.TABLES)
 

@@ -126,7 +126,7 @@ def rows_apart(request: Request) -> int | None:
 def pays(request: Request) -> bool:
     """Whether the kernel is faster than FA2's, for a request that is not `left_to_gathering`: with
     pages, and where lengths differ. Of rows of one length, both reach the same share of a copy's
-    rate (docs/understand/measuring.md). With many pieces of many rows (few key heads, few
+    rate (docs/understand/speed.md). With many pieces of many rows (few key heads, few
     sequences) FA2 combines them on all multiprocessors.
     """
     if rounds_to_combine(request) > MOST_ROUNDS:
