@@ -26,7 +26,8 @@ def head_dims(document: Document) -> str:
         return not_measured(f"python {HEAD_DIMS}")
     about = where_and_when(document, "head dims", ["flash-attn-4"])
     table = by_head_dim(found, (*PEERS, "fa3", "fa4"), ("fa3", "fa4"))
-    return f"{table}\n\nTFLOP/s; ratio: the better of fa3 and fa4 to the better peer. {about}.\n"
+    ratio = f"the better of fa3 and fa4 to the better peer, {over(found)}"
+    return f"{table}\n\nTFLOP/s; ratio: {ratio}. {about}.\n"
 
 
 def backward_of_head_dims(document: Document) -> str:
@@ -42,7 +43,13 @@ def backward_of_head_dims(document: Document) -> str:
         return not_measured(f"python {HEAD_DIMS_BACKWARD}")
     about = where_and_when(document, "head dims, backward", ["flash-attn-4"])
     table = by_head_dim(found, (*PEERS, "padded", "fa3"), ("fa3",))
-    return f"{table}\n\nTFLOP/s; ratio: fa3 to the better peer. {about}.\n"
+    return f"{table}\n\nTFLOP/s; ratio: fa3 to the better peer, {over(found)}. {about}.\n"
+
+
+def over(found: dict[tuple, float]) -> str:
+    """Over which lengths a mean is; found: as in `by_head_dim`."""
+    lengths = sorted({key[-1] for key in found})
+    return f"geometric mean over {', '.join(map(str, lengths))} tokens"
 
 
 def shape_of(row: Row) -> tuple[int, int, bool, int]:
