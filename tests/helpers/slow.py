@@ -13,7 +13,7 @@ import re
 import pytest
 
 SLOW = [
-    "benchmarks/tests/test_aoti.py::test_packages_load_and_say_what_the_models_say",
+    "benchmarks/tests/attention/test_aoti.py::test_packages_load_and_say_what_the_models_say",
     "benchmarks/tests/test_generate_speed.py::test_all_contestants_say_the_same",
     "benchmarks/tests/test_parallel.py",
     "benchmarks/tests/test_training.py",

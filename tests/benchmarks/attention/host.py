@@ -3,10 +3,10 @@
     python -m tests.benchmarks.attention.host --out FILE [--seconds 100]
 
 Host times are of a problem too small to matter, called while the GPU keeps up: the median of
-several means over many calls, contestants in turns. torch's attention runs twice, as it chooses
-itself and with cuDNN only. A layer is attention's forward and backward in eager mode as a model
-calls them, one after the other without a pause: what passes is the larger of the host's and the
-GPU's time.
+several means over many calls, contestants in turns, dense and packed ones together. torch's
+attention runs twice, as it chooses itself and with cuDNN only. A layer is attention's forward and
+backward in eager mode as a model calls them, one after the other without a pause: what passes is
+the larger of the host's and the GPU's time.
 """
 
 import statistics
@@ -101,31 +101,32 @@ def mean_us(call: Callable, calls: int, wait: bool) -> float:
     return (end - start) / calls * 1e6
 
 
-def rows_of(shape: tuple, packed: bool, wait: bool, calls: int) -> list[dict]:
-    """A row for each contestant and call."""
-    made: dict[tuple[str, str], tuple[Callable, bool | None]] = {}
-    rows = []
-    for name, (function, heads_first, backend) in contestants(packed).items():
-        for what, call in calls_of(function, heads_first, shape, packed).items():
-            row = {"suite": SUITE, "shape": shape, "packed": packed, "what": what}
-            try:
-                only_cudnn(bool(backend))
-                for _ in range(6):
-                    call()
-                now("cuda")
-                made[name, what] = call, backend
-            except Exception as error:  # what is not installed, or cannot do it
-                rows.append({**row, "contestant": name, "reason": reason(error)})
+def rows_of(shape: tuple, kinds: tuple[bool, ...], wait: bool) -> list[dict]:
+    """A row for each contestant and call, dense and packed (`kinds`), all in turns."""
+    made: dict[tuple[bool, str, str], tuple[Callable, bool | None]] = {}
+    about, rows = {"suite": SUITE, "shape": shape}, []
+    for packed in kinds:
+        for name, (function, heads_first, backend) in contestants(packed).items():
+            for what, call in calls_of(function, heads_first, shape, packed).items():
+                try:
+                    only_cudnn(bool(backend))
+                    for _ in range(6):
+                        call()
+                    now("cuda")
+                    made[packed, name, what] = call, backend
+                except Exception as error:  # what is not installed, or cannot do it
+                    found = {"packed": packed, "what": what, "contestant": name}
+                    rows.append({**about, **found, "reason": reason(error)})
     times: dict = {key: [] for key in made}
     for _ in range(ROUNDS):
         for key, (call, backend) in made.items():
             only_cudnn(bool(backend))
-            times[key].append(mean_us(call, calls, wait))
+            times[key].append(mean_us(call, CALLS, wait))
     only_cudnn(False)
-    for (name, what), found in times.items():
+    for (packed, name, what), found in times.items():
         rows.append(
             {
-                "suite": SUITE, "shape": shape, "packed": packed, "what": what, "contestant": name,
+                **about, "packed": packed, "what": what, "contestant": name,
                 "measured": "host and GPU" if wait else "host", "us": statistics.median(found),
                 "least": min(found), "most": max(found),
             }
@@ -137,8 +138,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Measure, and write after each problem."""
     options = parser(__doc__, seconds=100, device=False).parse_args(arguments)
     document = new_document()
-    problems = [(SMALL, False, False, CALLS), (SMALL, True, False, CALLS)]
-    problems += [(shape, False, True, CALLS) for shape in LAYERS]
+    problems: list = [(SMALL, (False, True), False), *((x, (False,), True) for x in LAYERS)]
     for problem in problems:
         if passed() > options.seconds:
             break
