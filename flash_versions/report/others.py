@@ -115,7 +115,7 @@ def divided_groups(suite: str, document: Document) -> str:
 
 
 def in_turns(document: Document) -> str:
-    """The deterministic backward: TFLOP/s, and its share of the rate in any order; and a peer's."""
+    """The deterministic backward, and its share of the rate in any order; a peer's two: TFLOP/s."""
     keys = "head_dim", "causal", "group", "S"
     groups = grouped(document, "deterministic backward", *keys, by="version")
     if not groups:

@@ -106,7 +106,7 @@ def test_every_option_with_every_division(case, name):
 
 SWITCHES = [
     ((96, 96), {}), ((96, 80), {"early": True, "stages": 3}), ((80, 64), {}), ((80, 80), {}),
-    ((80, 80), {"early": False}), ((72, 96), {"block_q": 128}), ((192, 128), {}),
+    ((80, 80), {"early": True}), ((72, 96), {"block_q": 128}), ((192, 128), {}),
     ((192, 192), {}), ((256, 128), {}),
     ((160, 160), PAIR | {"do_stages": 2}), ((192, 128), PADDED),
 ]  # fmt: skip

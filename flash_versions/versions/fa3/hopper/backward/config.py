@@ -185,7 +185,7 @@ class BackwardConfig:
 
 def default_config(request: Request) -> BackwardConfig:
     """The configuration for a request. Above head_dim 128: halves where registers and shared memory
-    suffice, else a pair, else 64 keys. From 81 to 128, early and more than two slots gain nothing.
+    suffice, else a pair, else 64 keys. Above 64, early gains nothing; above 80, a third slot.
     """
     dims = request.q.shape[3], request.v.shape[3]
     if max(dims) > 128:

@@ -53,9 +53,9 @@ have said that they are done, for dS and dQ as for all others. Slots of Q and of
 together, behind dK, the last product that reads one. With `early`, S is issued once more after the
 last block, perhaps from a slot that the other consumer stores dK through. This S is never used.
 
-`early`, where there are registers for it (up to head_dim 80): dP is issued before the exponentials,
-and S of the next step behind dK. Elsewhere registers do not hold fp32 P beside dP, so P is rounded
-to 16 bits before dP is computed.
+`early`, up to head_dim 64: dP is issued before the exponentials, and S of the next step behind dK.
+Elsewhere P is rounded to 16 bits before dP is computed: at head_dim 128 registers do not hold fp32
+P beside dP, and between 64 and 128 that order is at least as fast.
 
 `held`, at head_dim 64: a consumer has its rows of V and of K in registers, as left operands, and dQ
 is one product, so dS is read once. Otherwise a step would take 1664 cycles of shared memory, and
