@@ -227,8 +227,8 @@ BUGS = {
     ),
     # ---- the warpgroup of dQ
     "dQ: K is waited for though no query comes": Bug(
-        "accumulate", [("k_stage, begin < end", "k_stage, True")], "dead-lock",
-        "keys without queries",
+        "accumulate", [("buffers.k.at(0, 0), begin < end", "buffers.k.at(0, 0), True")],
+        "dead-lock", "keys without queries",
     ),
     "dS is read before it is written": Bug(
         "accumulate", [("meet(DS_FULL + ds_stage.slot, DS_THREADS)", "pass")],
@@ -238,62 +238,79 @@ BUGS = {
         "accumulate", [("buffers.ds.release(ds_stage)", "pass")], "consume 0 in .*wait_empty"
     ),
     "dS is released before its second half is read": Bug(
-        "accumulate", [("if part == DIM_PARTS - 1:", "if part == 0:")],
+        "accumulate", [("if part == PARTS - 1:", "if part == 0:")],
         f"{WRONG}|without a fence", "in order",
     ),
     "dS is released while its second half is read": Bug(
         "accumulate",
-        [("                if part == DIM_PARTS - 1:\n"
-          "                    buffers.ds.release(ds_stage)\n", ""),
-         ("                dq = warp", "                if part == DIM_PARTS - 1:\n"
-          "                    buffers.ds.release(ds_stage)\n                dq = warp")],
+        [("            if part == PARTS - 1:\n"
+          "                buffers.ds.release(ds_stage)\n", ""),
+         ("            dq = warp", "            if part == PARTS - 1:\n"
+          "                buffers.ds.release(ds_stage)\n            dq = warp")],
         f"{WRONG}|without a fence", "in order",
     ),
     "held: dS is released while it is read": Bug(
         "accumulate",
-        [("                if part == DIM_PARTS - 1:\n"
-          "                    buffers.ds.release(ds_stage)\n", ""),
-         ("                dq = warp", "                buffers.ds.release(ds_stage)\n"
-          "                dq = warp")],
+        [("            if part == PARTS - 1:\n"
+          "                buffers.ds.release(ds_stage)\n", ""),
+         ("            dq = warp", "            buffers.ds.release(ds_stage)\n"
+          "            dq = warp")],
         f"{WRONG}|without a fence",
     ),
     "both halves of dQ are the first": Bug(
         "multiply_part", [("part_of_dims(k_tile, PART,", "part_of_dims(k_tile, 0,")], WRONG,
         "in order",
     ),
-    "the halves of dQ change places": Bug(
-        "accumulate", [("part * WIDTH", "(1 - part) * WIDTH")], WRONG, "in order"
+    "columns of dQ are not exchanged": Bug(
+        "Addends.leave", [("dq = exchanged(dq)", "pass")], WRONG
     ),
-    "dQ belongs to another head": Bug(
-        "accumulate", [("kv_head * problem.GROUP + member", "kv_head * problem.GROUP")], WRONG
-    ),
-    "dQ belongs to another block": Bug(
-        "accumulate", [("block * problem", "begin * problem")], WRONG
-    ),
-    "a half of dQ is overwritten while it leaves": Bug(
-        "add_dq", [("store_wait(1)", "store_wait(2)")], WRONG, "in order"
-    ),
-    "held: dQ is overwritten while it leaves": Bug(
-        "add_dq", [("store_wait(1)", "store_wait(2)")], WRONG
-    ),
-    "both halves of dQ leave by one tile": Bug(
-        "accumulate", [("index(slot)", "index(0)")], WRONG, "in order"
-    ),
-    "held: dQ of two blocks leaves by one tile": Bug(
-        "accumulate", [("ds_stage.slot if DIM_PARTS", "0 if DIM_PARTS")], WRONG
-    ),
-    "dQ is not waited for before it is overwritten": Bug(
-        "add_dq", [("tma.store_wait(1)", "pass")], WRONG
-    ),
-    "dQ is added without a fence": Bug(
-        "add_dq", [("fence_async_shared()", "pass")], "without fence_async_shared"
-    ),
-    "the last dQ is not waited for": Bug(
-        "accumulate", [("\n    tma.store_wait(0)\n", "\n")], "stores in flight"
-    ),
-    "columns of dQ are not exchanged": Bug("add_dq", [("dq = exchanged(dq)", "pass")], WRONG),
     "columns of dQ are exchanged otherwise": Bug(
         "exchanged", [("(0, 1, 3, 2, 4)", "(0, 1, 4, 3, 2)")], WRONG
+    ),
+    # ---- the adders
+    "dQ is overwritten before it is added": Bug(
+        "Addends.leave", [("mbarrier.wait(self.empty.index(number), stage.phase ^ 1)", "pass")],
+        WRONG,
+    ),
+    "dQ is added without a fence": Bug(
+        "Addends.leave", [("fence_async_shared()", "pass")], "without fence_async_shared"
+    ),
+    "dQ is not announced": Bug(
+        "Addends.leave", [("mbarrier.arrive(self.full.index(number), count=1)", "pass")],
+        "dead-lock",
+    ),
+    "dQ is added before it is there": Bug(
+        "Addends.add",
+        [("mbarrier.wait(self.full.index(stage.slot * self.PARTS + PART), stage.phase)", "pass")],
+        f"{WRONG}|without fence_async_shared",
+    ),
+    "dQ is overwritten while it leaves": Bug(
+        "Addends.release", [("tma.store_wait(self.PARTS - 1 - part)", "pass")], WRONG
+    ),
+    "the second half of dQ is overwritten while it leaves": Bug(
+        "Addends.release", [("self.PARTS - 1 - part)", "1)")], WRONG, "in order"
+    ),
+    "slots of dQ are not given back": Bug(
+        "Addends.release",
+        [("mbarrier.arrive(self.empty.index(stage.slot * self.PARTS + part), count=1)", "pass")],
+        "dead-lock",
+    ),
+    "both halves of dQ leave by one tile": Bug(
+        "Addends.tile", [("stage.slot * OF_PANEL + PART % OF_PANEL", "stage.slot * OF_PANEL")],
+        WRONG, "in order",
+    ),
+    "dQ of two blocks leaves by one tile": Bug(
+        "Addends.tile", [("stage.slot * OF_PANEL + PART", "PART")], WRONG
+    ),
+    "the halves of dQ change places": Bug(
+        "add", [("part * WIDTH", "(1 - part) * WIDTH")], WRONG, "in order"
+    ),
+    "dQ belongs to another head": Bug(
+        "add", [("kv_head * problem.GROUP + step // blocks", "kv_head * problem.GROUP")], WRONG
+    ),
+    "dQ belongs to another block": Bug("add", [("begin + step % blocks", "begin")], WRONG),
+    "the last dQ is not waited for": Bug(
+        "add", [("        tma.store_wait(0)\n", "")], "stores in flight"
     ),
     # ---- dK and dV
     "dK and dV leave by a slot that is read": Bug(

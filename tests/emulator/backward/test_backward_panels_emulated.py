@@ -172,13 +172,13 @@ BUGS = {
         "store_panels", [("boxes.beside(coordinates)", "coordinates")], WRONG
     ),
     "panels of dQ change places": Bug(
-        "accumulate", [("part * WIDTH", "(1 - part) * WIDTH")], WRONG
+        "add", [("part * WIDTH", "(1 - part) * WIDTH")], WRONG
     ),
     "both panels of dQ are of the first panel of K": Bug(
         "multiply_part", [("k_tile.panel(PART)", "k_tile.panel(0)")], OTHER_TILE
     ),
     "a panel of dQ is overwritten while it leaves": Bug(
-        "add_dq", [("store_wait(1)", "store_wait(2)")], WRONG
+        "Addends.release", [("self.PARTS - 1 - part)", "1)")], WRONG
     ),
     "dP is read while it is in flight": Bug(
         "fold_queries", [("wait(do_tile.PANELS, deps", "wait(do_tile.PANELS + 1, deps")], IN_FLIGHT

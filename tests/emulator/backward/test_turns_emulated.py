@@ -341,7 +341,6 @@ RUNS = {
     "halves": (130, 500, {"D": 160}),
     "pair": (130, 500, {"D": 192}),
     "heads": (70, 300, {"heads": 4, "kv_heads": 2}),
-    "one block": (64, 500, {"heads": 4, "kv_heads": 4, "D": 128}),
 }
 TURN = "turn = self.tiles_behind(key, block)"
 BUGS = {
@@ -350,8 +349,14 @@ BUGS = {
     ),
     "a turn is one too late": Bug("KeyProblem.take_turn", [(TURN, TURN + " + 1")], "dead-lock"),
     "a turn is one too early": Bug("KeyProblem.take_turn", [(TURN, TURN + " - 1")], WRONG),
-    "the first warps are not waited for": Bug(
-        "Turns.advance", [(" * (self.ADDERS * WARPS)", "")], WRONG
+    "halves: the first warps are not waited for": Bug(
+        "Turns.advance", [(" * self.COUNTING", "")], WRONG, "halves"
+    ),
+    "both adders have the first block": Bug(
+        "add", [("range(ADDER, heads", "range(0, heads")], f"{WRONG}|dead-lock"
+    ),
+    "the second adder has nothing to do": Bug(
+        "add", [("if ADDER < ADDERS:", "if ADDER == 0:")], "dead-lock"
     ),
     "turns take the mask for another": Bug(
         "KeyProblem.tiles_behind", [("if self.RIGHT else", "if False else")], "dead-lock", "causal"
@@ -359,11 +364,11 @@ BUGS = {
     "a block is counted when its tile was read": Bug(
         "advance_ptx", [("cp.async.bulk.wait_group 0;", "")], WRONG
     ),
-    "the last block is counted when its tile was read": Bug(
-        "finish_ptx", [("cp.async.bulk.wait_group 0;", "")], WRONG, "one block"
+    "halves: the last block is counted when its tile was read": Bug(
+        "finish_ptx", [("cp.async.bulk.wait_group 0;", "")], WRONG, "halves"
     ),
     "the last block is not counted": Bug(
-        "accumulate", [("problem.turns.finish(counter, additions)", "pass")], "dead-lock"
+        "add", [("problem.turns.finish(counter, additions)", "pass")], "dead-lock"
     ),
     "no block is counted": Bug(
         "KeyProblem.take_turn", [("additions = gl.to_tensor(1)", "pass")], "dead-lock"
@@ -395,10 +400,6 @@ BUGS = {
     "wide: turns are not waited for": Bug(
         "KeyProblem.take_turn", [(TURN, "turn = gl.to_tensor(0)")], WRONG, "wide"
     ),
-    "wide: a quarter of the additions are counted": Bug(
-        "add_wide", [("additions = gl.to_tensor(WARPS)", "additions = gl.to_tensor(1)")],
-        "dead-lock", "wide",
-    ),
     "wide: the last block is not counted": Bug(
         "add_wide", [("problem.turns.finish(counter, additions)", "pass")], "dead-lock", "wide"
     ),
@@ -409,7 +410,7 @@ BUGS = {
         "KeyProblem.take_turn", [(TURN, "turn = gl.to_tensor(0)")], WRONG, "pair"
     ),
     "pair: one consumer is enough": Bug(
-        "backward_pair_kernel", [("ADDERS=2", "ADDERS=1")], WRONG, "pair"
+        "backward_pair_kernel", [("COUNTING=8", "COUNTING=4")], WRONG, "pair"
     ),
     "pair: the last block is not counted": Bug(
         "consume_pair", [("problem.turns.finish(state.counter, state.additions)", "pass")],

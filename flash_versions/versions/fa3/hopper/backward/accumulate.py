@@ -1,18 +1,94 @@
-"""The warpgroup that computes dQ in FA3's backward for Hopper."""
+"""dQ in FA3's backward for Hopper: a warpgroup that computes it, and warps that have it added.
+
+    accumulate    of each block, dQ = dS K, all dims or a part of them at a time, as boxes of dQ are
+    adder         has TMA add these parts to memory: what other tiles of keys have added is there
+
+Between them are two slots, each for a whole block. So the warpgroup goes on to the next block while
+an adder waits for its turn (`turns.py`).
+
+In turns there are two adders, each for every second block. An adder counts a block when all of it
+is in memory, which at head_dim 64 takes longer than a step. Meanwhile the other one adds the block
+behind. In any order one adder is enough.
+"""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma_wait,
+)
 
 from flash_versions.versions.fa3.hopper.backward.tiles import (
     DS_FULL,
     DS_THREADS,
-    add_dq,
+    exchanged,
     multiply_dq,
     part_of_dims,
 )
-from flash_versions.versions.tiles.pipeline import meet
+from flash_versions.versions.fa3.hopper.panels import Tiles, make_tiles
+from flash_versions.versions.tiles.pipeline import Stage, as_matrix, make_barriers, meet
+from flash_versions.versions.tiles.triton_compat import add_tile, aggregate
 from flash_versions.versions.tiles.wgmma import unknown_zero
+
+SLOTS = gl.constexpr(2)  # one for each adder
+
+
+@aggregate
+class Addends:
+    """The dQ of blocks on its way to memory: SLOTS slots of PARTS boxes, with barriers of each."""
+
+    tiles: Tiles
+    full: gl.shared_memory_descriptor
+    empty: gl.shared_memory_descriptor
+    PARTS: gl.constexpr
+
+    @gluon.jit
+    def at(self, slot):
+        """The first stage of a slot."""
+        return Stage(gl.to_tensor(slot), gl.to_tensor(0), SLOTS)
+
+    @gluon.jit
+    def tile(self, stage, PART: gl.constexpr):
+        """The box of a part; of two panels, each is a part."""
+        OF_PANEL: gl.constexpr = self.PARTS // self.tiles.PANELS
+        return self.tiles.panel(PART).index(stage.slot * OF_PANEL + PART % OF_PANEL)
+
+    @gluon.jit
+    def leave(self, stage, dq, PART: gl.constexpr):
+        """Leave a part for an adder, when what was in its place is added."""
+        dq = exchanged(dq)
+        number = stage.slot * self.PARTS + PART
+        mbarrier.wait(self.empty.index(number), stage.phase ^ 1)
+        as_matrix(self.tile(stage, PART)).store(dq)
+        fence_async_shared()
+        mbarrier.arrive(self.full.index(number), count=1)
+
+    @gluon.jit
+    def add(self, stage, desc, corner, PART: gl.constexpr):
+        """Adder: when a part is there, have TMA add it to the box at a corner."""
+        mbarrier.wait(self.full.index(stage.slot * self.PARTS + PART), stage.phase)
+        add_tile(desc, corner, self.tile(stage, PART))
+
+    @gluon.jit
+    def release(self, stage):
+        """Adder: give the slot's parts back, each when TMA has read it."""
+        for part in gl.static_range(self.PARTS):
+            tma.store_wait(self.PARTS - 1 - part)
+            mbarrier.arrive(self.empty.index(stage.slot * self.PARTS + part), count=1)
+
+
+@gluon.jit
+def make_addends(dq_sum, WIDTH: gl.constexpr):
+    """Allocate slots for a dQ of so many dims, in boxes of `dq_sum`."""
+    PARTS: gl.constexpr = 2 if dq_sum.PANELS == 2 else WIDTH // dq_sum.width()
+    return Addends(
+        make_tiles(dq_sum, SLOTS * PARTS // dq_sum.PANELS),
+        make_barriers(SLOTS * PARTS, 1),
+        make_barriers(SLOTS * PARTS, 1),
+        PARTS,
+    )
 
 
 @gluon.jit
@@ -25,42 +101,55 @@ def multiply_part(ds_tile, k_tile, dq_sum, PART: gl.constexpr):
 
 
 @gluon.jit
-def accumulate(problem, buffers, dq_sum):
-    """The warpgroup of dQ: of each block, dQ = dS K, all dims or a part of them at a time, as the
-    boxes of `dq_sum` are. If the second panel has 16 dims, registers suffice for both products at
+def accumulate(problem, buffers, addends, dq_sum):
+    """The warpgroup of dQ. If the second panel has 16 dims, registers suffice for both products at
     once: the first one is stored while the second one is computed.
     """
-    WIDTH: gl.constexpr = dq_sum.first.block_type.shape[3]
-    k_stage = buffers.k.at(0, 0)
-    DIM_PARTS: gl.constexpr = 2 if dq_sum.PANELS == 2 else buffers.k.tile(k_stage).width() // WIDTH
+    PARTS: gl.constexpr = addends.PARTS
     AHEAD: gl.constexpr = dq_sum.PANELS == 2 and dq_sum.second.block_type.shape[3] == 16
-    problem, key, kv_head, sequence, begin, end, heads, _ = problem.own()
-    ds_stage = buffers.ds.at(0, 0)
-    counter, additions = problem.turns.counters, gl.to_tensor(0)  # of the block before
-    buffers.k.wait(k_stage, begin < end)
-    for member in range(heads):
-        head = kv_head * problem.GROUP + member
-        for block in range(begin, end):
-            meet(DS_FULL + ds_stage.slot, DS_THREADS)
-            ds_tile = buffers.ds.tile(ds_stage)
-            k_tile = buffers.k.tile(buffers.k.at(unknown_zero(), 0))
-            dq_token = multiply_part(ds_tile, k_tile, dq_sum, 0)
-            if AHEAD:
-                ahead_token = multiply_part(ds_tile, k_tile, dq_sum, 1)
+    problem, key, kv_head, sequence, begin, end, heads, divided = problem.own()
+    ds_stage, stage = buffers.ds.at(0, 0), addends.at(0)
+    buffers.k.wait(buffers.k.at(0, 0), begin < end)
+    for _ in range(heads * (end - begin)):
+        meet(DS_FULL + ds_stage.slot, DS_THREADS)
+        ds_tile = buffers.ds.tile(ds_stage)
+        k_tile = buffers.k.tile(buffers.k.at(unknown_zero(), 0))
+        dq_token = multiply_part(ds_tile, k_tile, dq_sum, 0)
+        if AHEAD:
+            ahead_token = multiply_part(ds_tile, k_tile, dq_sum, 1)
+        for part in gl.static_range(PARTS):
+            if part > 0:
+                if AHEAD:
+                    dq_token = ahead_token
+                else:
+                    dq_token = multiply_part(ds_tile, k_tile, dq_sum, part)
+            dq = warpgroup_mma_wait(1 if AHEAD and part == 0 else 0, deps=[dq_token])
+            if part == PARTS - 1:
+                buffers.ds.release(ds_stage)
+            addends.leave(stage, dq, part)
+        ds_stage = ds_stage.next()
+        stage = stage.next()
+
+
+@gluon.jit
+def add(problem, addends, dq_sum, ADDER: gl.constexpr):
+    """An adder: the first one, or with turns a second one, too."""
+    ADDERS: gl.constexpr = 2 if problem.turns.ON else 1
+    if ADDER < ADDERS:
+        WIDTH: gl.constexpr = dq_sum.first.block_type.shape[3]
+        problem, key, kv_head, sequence, begin, end, heads, divided = problem.own()
+        counter, additions = problem.turns.counters, gl.to_tensor(0)  # of its block before
+        stage, blocks = addends.at(ADDER), end - begin
+        for step in range(ADDER, heads * blocks, ADDERS):
+            head = kv_head * problem.GROUP + step // blocks
+            block = begin + step % blocks
             counter, additions = problem.take_turn(counter, additions, sequence, head, key, block)
-            for part in gl.static_range(DIM_PARTS):
-                if part > 0:
-                    if AHEAD:
-                        dq_token = ahead_token
-                    else:
-                        dq_token = multiply_part(ds_tile, k_tile, dq_sum, part)
-                dq = warpgroup_mma_wait(1 if AHEAD and part == 0 else 0, deps=[dq_token])
-                if part == DIM_PARTS - 1:
-                    buffers.ds.release(ds_stage)
-                row = problem.padded_first + block * problem.BLOCK_Q
+            row = problem.padded_first + block * problem.BLOCK_Q
+            for part in gl.static_range(addends.PARTS):
                 corner = [sequence, head, row, part * WIDTH]
-                slot = ds_stage.slot if DIM_PARTS == 1 else part // dq_sum.PANELS
-                add_dq(dq, buffers.dq.panel(part).index(slot), dq_sum.panel(part), corner)
-            ds_stage = ds_stage.next()
-    problem.turns.finish(counter, additions)
-    tma.store_wait(0)
+                addends.add(stage, dq_sum.panel(part), corner, part)
+            addends.release(stage)
+            for _ in gl.static_range(ADDERS):
+                stage = stage.next()
+        problem.turns.finish(counter, additions)
+        tma.store_wait(0)

@@ -25,7 +25,7 @@ UNCACHED = 1.2  # times as long a step takes if running programs' Q, dO, dQ exce
 # Programs for each SM, up to which the heaviest tiles of all heads come first under intervals, and
 # groups may be divided with tiles of 64 keys.
 FEW_WAVES = 4
-MOST_ALTERNATING = 4  # heads of a section without a causal mask: more are slower at head_dim 64
+MOST_ALTERNATING = 4  # heads of a section in turns: more are slower at head_dim 64
 
 
 @cache
@@ -162,7 +162,7 @@ class BackwardConfig:
         """Shared memory of the tiles of 16-bit numbers, of P and dS, and of dQ in fp32."""
         widths, widths_v = (self.widths(x) for x in (head_dim, head_dim_v))
         width, width_v = sum(widths), sum(widths_v)
-        do_stages, scores, dq = self.stages, 2, width * (2 if self.held else 1)
+        do_stages, scores, dq = self.stages, 2, 2 * width
         if self.block_kv == 64:
             do_stages, scores, dq = 1, 4, width // 2
         if self.halves:
@@ -212,8 +212,9 @@ def choose_parts(request: Request, config: BackwardConfig) -> int:
     is expected to be much faster. Times are in steps, of one block of queries and a tile of keys.
 
     Unless all tiles weigh the same, the heaviest ones come first. Then the time is that of the
-    heaviest one, or all that there is to do divided by the SMs. What tiles weigh under intervals
-    the host does not know: HEAVY_SHARE is that of a prompt with answers.
+    heaviest one, or all that there is to do divided by the SMs. In turns the heaviest ones come
+    last, when the others are nearly done: then it is the sum of both. What tiles weigh under
+    intervals the host does not know: HEAVY_SHARE is that of a prompt with answers.
 
     Programs whose tiles weigh unlike do not walk over heads in step: what they have under way is Q,
     dO and dQ of all heads that a program walks over. With fewer heads that fits in the L2 cache.
@@ -244,9 +245,9 @@ def choose_parts(request: Request, config: BackwardConfig) -> int:
         if alike:
             return cdiv(programs, sms) * (longest / parts + beside)
         step = UNCACHED if under_way * (group / parts) > CACHED_BYTES else 1.0
-        return max(
-            longest / parts * step + beside, programs * (usual / parts * step + beside) / sms
-        )
+        heaviest = longest / parts * step + beside
+        mean = programs * (usual / parts * step + beside) / sms
+        return heaviest + mean if request.is_deterministic else max(heaviest, mean)
 
     best = 1
     for parts in range(2, min(group, MOST_PARTS) + 1):
@@ -258,15 +259,19 @@ def choose_parts(request: Request, config: BackwardConfig) -> int:
 def heads_of_section(request: Request, config: BackwardConfig) -> int:
     """Key heads, of all sequences, between which consecutive programs alternate: as many as have Q,
     dO and an fp32 dQ that fit in the L2 cache. Without a causal mask, where tiles weigh the same,
-    one; if they add to dQ in turns, and so must not all start at once, MOST_ALTERNATING at most.
-    With causal intervals and few tiles: all heads, so that heavy tiles start first.
+    one. With causal intervals and few tiles: all heads, so that heavy tiles start first.
+
+    If tiles add to dQ in turns, and so must not all start at once: MOST_ALTERNATING at most, under
+    a causal mask as many as half of the cache has room for.
     """
     heads = request.k.shape[0] * request.k.shape[2]
     if config.section is not None:
         return config.section
     if request.is_deterministic:
-        most = MOST_ALTERNATING if request.window_right is None else heads
-        return min(heads_in_cache(request), most, heads)
+        fitting = heads_in_cache(request)
+        if request.window_right is not None:
+            fitting = max(1, fitting // 2)
+        return min(fitting, MOST_ALTERNATING, heads)
     if request.window_right is None:
         return 1
     programs = tiles_of_keys(request, config.block_kv) * request.k.shape[2]

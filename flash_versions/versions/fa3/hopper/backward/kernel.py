@@ -14,16 +14,17 @@ What changes.
 * Transposed scores. With S^T = K Q^T, a consumer's rows are keys: P^T and dS^T are, rounded, the
   left operands of dV += P^T dO and dK += dS^T Q, straight from registers.
 * A warpgroup for dQ, `accumulate`. dQ sums over keys, and a consumer has half of them. Both leave
-  their dS, in two slots, for a third warpgroup, which does one product, dQ = dS K, and has it added
-  to memory: nothing of that is in the consumers' way. In the sum, columns are exchanged, so that
-  stores meet each bank of shared memory once.
+  their dS, in two slots, for a third warpgroup, which does one product, dQ = dS K, and leaves it,
+  in two slots, for warps that have it added to memory, the adders: nothing of that is in the
+  consumers' way. In the sum, columns are exchanged, so that stores meet each bank of shared memory
+  once.
 
 One step, for block j; [..] what the tensor cores do, a column is a stretch of time:
 
     consumers   [S^T = K Q^T]          [dP^T = V dO^T] [dV += P^T dO]  [dK += dS^T Q]
       compute                  P = 2^(S-LSE)           dS = P (dP - delta), stored
     accumulate  [dQ_j-1 = dS K, a half of the dims] stored [the other half] stored
-    TMA          Q, dO to come         [dQ_j-1 += in memory ...
+    TMA          Q, dO to come                           [dQ_j-1 += in memory ...
 
     waits           for                                             at
     consumer        the other one has done its exponentials         named_barrier_sync
@@ -33,9 +34,10 @@ One step, for block j; [..] what the tensor cores do, a column is a stretch of t
     consumer        `accumulate` has read the slot of dS_j-2        ds.empty
     accumulate      both have written their part of dS_j            DS_FULL, named
     all others      their own products                              warpgroup_mma_wait
-    accumulate      what its tile of dQ had before has left         tma.store_wait
+    accumulate      TMA has read what its slot of dQ had before     empty
+    adder           `accumulate` has written a part of dQ_j         full
+    adder           with turns: tiles behind have added to block j  turns.advance
     consumer        both have read the slot that dK, dV leave by    ALL_READ, named
-    accumulate      with turns: tiles behind have added to block j  turns.advance
 
 Barriers. When a partition arrives at an mbarrier, Gluon makes its warps wait for each other, before
 and behind. At head_dim 64, where a step is short, that is a good part of it. So what consumers tell
@@ -45,8 +47,8 @@ and the announcement pass while tensor cores compute.
 
 Turns. One consumer computes exponentials and issues dV, then the other one: so they do not compute
 exponentials at the same time, and the tensor cores have products of one while the other computes.
-A consumer has given its turn away before it waits for the warpgroup of dQ, which may wait for other
-programs (`turns.py`), so the turns close no circle of waits.
+A consumer has given its turn away before it waits for the warpgroup of dQ, which may wait for an
+adder, and so for other programs (`turns.py`): the turns close no circle of waits.
 
 Why no warp overwrites what another still reads: before it writes a tile, it waits until the readers
 have said that they are done, for dS and dQ as for all others. Slots of Q and of dO are given back
@@ -77,8 +79,9 @@ queries at a time: with a warpgroup for dQ up to 160 dims, and for 192 with 128 
 Before it, a kernel computes delta and clears the sum of dQ; one behind it scales and rounds dQ.
 
 Source: Shah et al. 2024, "FlashAttention-3", arXiv:2407.08608, section 3 and appendix B.1,
-whose backward has a warp for the addition of dQ; transposed scores as in its code. A warpgroup for
-one product is FlashAttention-4's way of dividing roles (Zadouri et al. 2026, arXiv:2603.05451).
+whose backward has a warp for the addition of dQ, too; transposed scores as in its code. A
+warpgroup for one product is FlashAttention-4's way of dividing roles (Zadouri et al. 2026,
+arXiv:2603.05451).
 """
 
 from typing import Any
@@ -92,7 +95,11 @@ from flash_versions.dispatch.launch import Launcher, Plan
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.backward import exp2
 from flash_versions.versions.fa3.hopper import host as forward_hopper
-from flash_versions.versions.fa3.hopper.backward.accumulate import accumulate
+from flash_versions.versions.fa3.hopper.backward.accumulate import (
+    accumulate,
+    add,
+    make_addends,
+)
 from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig
 from flash_versions.versions.fa3.hopper.backward.consume import consume
 from flash_versions.versions.fa3.hopper.backward.host import COUNTS, make_plan, tensors
@@ -108,7 +115,6 @@ from flash_versions.versions.fa3.hopper.panels import (
     make_boxes,
     make_panel_pipeline,
     make_panel_pipeline_beside,
-    make_tiles,
 )
 from flash_versions.versions.tiles.pipeline import hear_rest, make_handover, make_slots, meet
 
@@ -195,14 +201,14 @@ def backward_kernel(
     ACCUMULATOR_REGISTERS: gl.constexpr,
     PRODUCER_REGISTERS: gl.constexpr,
 ):
-    """Divide the warps of a program: four for each consumer, four for dQ, and the producer."""
+    """Divide the warps of a program: four for each consumer, four for dQ, the producer, adders."""
     BLOCK_Q: gl.constexpr = q.block_type.shape[-2]
     KEYS: gl.constexpr = k.block_type.shape[-2]
     problem = make_problem(
         plan, slopes, bounds, spans, turns, q_length, kv_length, kv_heads, batch, section,
         window_left, window_right, scale, scale_log2, cap_scale, kv_apart, slopes_batch_stride,
         slopes_head_stride, batch_lines, head_lines, spanned_blocks, GROUP, LEFT, RIGHT, EDGE, CAP,
-        RAGGED, PACKED, ALIBI, SPANS, ORDERED, EXP2, SHARE, BLOCK_Q, KEYS, ADDERS=1, PARTS=PARTS
+        RAGGED, PACKED, ALIBI, SPANS, ORDERED, EXP2, SHARE, BLOCK_Q, KEYS, COUNTING=1, PARTS=PARTS
     )  # fmt: skip
     parts = Parts(sums, arrivals)
     q, k = make_boxes(q, q_second, PANELS), make_boxes(k, k_second, PANELS)
@@ -219,19 +225,21 @@ def backward_kernel(
         make_slots(values, STAGES),
         make_slots(values, STAGES),
         make_handover(q.first.dtype, KEYS, BLOCK_Q, 2, ANNOUNCED=True),
-        make_tiles(dq_sum, 2 // PANELS),
     )
+    addends = make_addends(dq_sum, k.width())
     inputs = Inputs(q, k, v, do, values)
     fence_async_shared()
     gl.warp_specialize(
         [
             (consume, (problem, buffers, dk_out, dv_out, parts, EARLY, HELD, 0)),
             (consume, (problem, buffers, dk_out, dv_out, parts, EARLY, HELD, 1)),
-            (accumulate, (problem, buffers, dq_sum)),
+            (accumulate, (problem, buffers, addends, dq_sum)),
             (produce, (problem, buffers, inputs)),
+            (add, (problem, addends, dq_sum, 0)),
+            (add, (problem, addends, dq_sum, 1)),
         ],
-        [4, 4, 1],
-        [CONSUMER_REGISTERS, ACCUMULATOR_REGISTERS, PRODUCER_REGISTERS],
+        [4, 4, 1, 1, 1],
+        [CONSUMER_REGISTERS, ACCUMULATOR_REGISTERS] + [PRODUCER_REGISTERS] * 3,
     )
 
 

@@ -336,15 +336,15 @@ def make_problem(
     RIGHT: gl.constexpr, EDGE: gl.constexpr, CAP: gl.constexpr, RAGGED: gl.constexpr,
     PACKED: gl.constexpr, ALIBI: gl.constexpr, SPANS: gl.constexpr, ORDERED: gl.constexpr,
     EXP2: gl.constexpr, SHARE: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr,
-    ADDERS: gl.constexpr, PARTS: gl.constexpr = 1,
+    COUNTING: gl.constexpr, PARTS: gl.constexpr = 1,
 ):  # fmt: skip
-    """The problem of a kernel's arguments, in their order; ADDERS as of `Turns`. Takes a ticket."""
+    """The problem of a kernel's arguments, in their order; takes a ticket. COUNTING: of `Turns`."""
     mods = make_head_mods(slopes, slopes, slopes_batch_stride, slopes_head_stride, ALIBI, False)
     key_spans = make_key_spans(
         bounds, spans, batch_lines, head_lines, spanned_blocks, WARPGROUP_ROWS, SPANS
     )
     return KeyProblem(
-        plan, mods, key_spans, take_turns(turns, ADDERS, ORDERED), gl.to_tensor(0),
+        plan, mods, key_spans, take_turns(turns, COUNTING, ORDERED), gl.to_tensor(0),
         gl.to_tensor(kv_apart), gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0),
         gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(kv_heads),
         gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),

@@ -10,7 +10,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from flash_versions.versions.fa3.hopper.panels import (
     PanelPipeline,
-    Tiles,
     multiply_pv,
     multiply_qk,
 )
@@ -43,7 +42,6 @@ class Buffers:
     lse: gl.shared_memory_descriptor  # a row for each slot of q
     delta: gl.shared_memory_descriptor  # of do
     ds: Pipeline  # (keys, queries), from the consumers to the warpgroups that compute dQ
-    dq: Tiles  # one for each panel, or several: for parts of the dims, or for blocks
 
 
 @aggregate

@@ -16,22 +16,28 @@ starts programs and for any number of them that run at once, so a GPU may be sha
 
 How long programs wait. Under a causal mask, the tile behind is two blocks of queries ahead, because
 it is not seen by the first two. Without a causal mask, all tiles of a head start at the first
-block, and each has to follow the one behind it at a distance of one step. So programs alternate
-between the heads of a section (`config.heads_of_section`), and a head's tiles start at intervals.
+block, and each has to follow the one behind it. So programs alternate between the heads of a
+section (`config.heads_of_section`), and a head's tiles start at intervals.
 
-What a step costs. A block is counted one step late: while the tensor cores compute the product of
-the next block. By then its addition has usually reached memory. One thread of each warp does this:
+What a step costs. One thread of a warp that has TMA add does this, for its block j and its block i
+before:
 
-    one thread of each warp    read the counter of block j; wait for TMA's additions to block j-1
-                               fence; counter of block j-1 += 1
-                               until counter of block j == turn: read it again; fence of proxies
-    TMA, later in the step     dQ_j += tile
+    read the counter of block j; wait for TMA's additions to block i
+    fence; counter of block i += 1
+    until counter of block j == turn: read it again; fence of proxies
+    TMA: dQ_j += tile
 
-Only the first warp's thread issues TMA's additions, so only it can wait for them. All four warps
-count nevertheless: with control flow or data that depends on the warp, ptxas no longer treats the
-loops of the kernel as uniform, and each step of the consumers has 100 instructions more. A warp
-increments a counter only after it has seen its own turn. So a counter that has reached 4 times a
-turn includes the first warps of all tiles behind.
+From TMA's addition to the next turn this warp only waits, at head_dim 64 for longer than a step
+takes. So it is a warp that has nothing else to do, an adder, and two of them alternate
+(`accumulate.py`). Where registers are left for no adder
+(`wider/halves.py`, `wider/pair.py`), the warpgroup that computes dQ counts the block before in the
+next step, while the tensor cores compute. By then its addition has usually reached memory.
+
+There only the first warp's thread issues TMA's additions, so only it can wait for them. All four
+warps count nevertheless: with control flow or data that depends on the warp, ptxas no longer treats
+the loops of the kernel as uniform, and each step of the consumers has 100 instructions more. A warp
+increments a counter only after it has seen its own turn. So a counter that has reached a turn,
+times the warps that count, includes the first warps of all tiles behind.
 
 Source: the semaphores of FlashAttention 2's and 3's deterministic backward; the order under a
 causal mask is that of Dao-AILab/flash-attention, pull request 1893.
@@ -41,8 +47,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from flash_versions.versions.tiles.triton_compat import aggregate
-
-WARPS = gl.constexpr(4)  # of a warpgroup
 
 
 @gluon.constexpr_function
@@ -102,7 +106,7 @@ class Turns:
 
     counters: gl.tensor  # int32, 0 at the launch: tickets, then additions, see `counter`
     ticket: gl.tensor
-    ADDERS: gl.constexpr  # warpgroups of a program that add to a block
+    COUNTING: gl.constexpr  # warps of a program that count its additions to a block
     ON: gl.constexpr
 
     @gluon.jit
@@ -124,7 +128,7 @@ class Turns:
         block. Nothing that TMA is asked to add later comes earlier.
         """
         ASM: gl.constexpr = advance_ptx()
-        counts = turn * (self.ADDERS * WARPS)
+        counts = turn * self.COUNTING
         gl.inline_asm_elementwise(
             ASM, "=r,l,r,l,r", [before, additions, counter, counts], dtype=gl.int32, is_pure=False,
             pack=1,
@@ -141,9 +145,9 @@ class Turns:
 
 
 @gluon.jit
-def take_turns(counters, ADDERS: gl.constexpr, ON: gl.constexpr):
+def take_turns(counters, COUNTING: gl.constexpr, ON: gl.constexpr):
     """Take a ticket, if tiles have turns."""
     ticket = gl.to_tensor(0)
     if ON:
         ticket = gl.atomic_add(counters, 1, sem="relaxed")
-    return Turns(counters, ticket, ADDERS, ON)
+    return Turns(counters, ticket, COUNTING, ON)

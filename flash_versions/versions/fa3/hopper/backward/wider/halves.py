@@ -148,7 +148,7 @@ def load(problem, buffers, inputs, stage, place, step, begin, end):
 
 
 @gluon.jit
-def accumulate_and_load(problem, buffers, inputs, dq_sum):
+def accumulate_and_load(problem, buffers, inputs, dq_tiles, dq_sum):
     """The warpgroup of dQ, and the producer: of each block, dQ = dS K, some dims at a time."""
     WIDTH: gl.constexpr = dq_sum.first.block_type.shape[3]
     problem, key, kv_head, sequence, begin, end, heads, _ = problem.own()
@@ -188,7 +188,7 @@ def accumulate_and_load(problem, buffers, inputs, dq_sum):
             slot = part % 2
             if DIM_PARTS % 2 == 1:  # the slots change their parts from block to block
                 slot = ds_stage.slot ^ (part % 2)
-            add_dq(dq, buffers.dq.first.index(slot), dq_sum.first, corner)
+            add_dq(dq, dq_tiles.first.index(slot), dq_sum.first, corner)
         ds_stage = ds_stage.next()
         head, block = problem.after(head, block, begin, end)
     problem.turns.finish(counter, additions)
@@ -257,7 +257,7 @@ def backward_halves_kernel(
         plan, slopes, bounds, spans, turns, q_length, kv_length, kv_heads, batch, section,
         window_left, window_right, scale, scale_log2, cap_scale, kv_apart, slopes_batch_stride,
         slopes_head_stride, batch_lines, head_lines, spanned_blocks, GROUP, LEFT, RIGHT, EDGE, CAP,
-        RAGGED, PACKED, ALIBI, SPANS, ORDERED, EXP2, SHARE, BLOCK_Q, KEYS, ADDERS=1
+        RAGGED, PACKED, ALIBI, SPANS, ORDERED, EXP2, SHARE, BLOCK_Q, KEYS, COUNTING=4
     )  # fmt: skip
     q, k = make_boxes(q, q_second, PANELS), make_boxes(k, k_second, PANELS)
     v, do = make_boxes(v, v_second, PANELS_V), make_boxes(do, do_second, PANELS_V)
@@ -273,15 +273,15 @@ def backward_halves_kernel(
         make_slots(values, STAGES),
         make_slots(values, STAGES),
         make_handover(q.first.dtype, KEYS, BLOCK_Q, 2),
-        make_tiles(dq_sum, 2),
     )
+    dq = make_tiles(dq_sum, 2)
     inputs = Inputs(q, k, v, do, values)
     fence_async_shared()
     gl.warp_specialize(
         [
             (consume_halves, (problem, buffers, dk_out, dv_out, 0)),
             (consume_halves, (problem, buffers, dk_out, dv_out, 1)),
-            (accumulate_and_load, (problem, buffers, inputs, dq_sum)),
+            (accumulate_and_load, (problem, buffers, inputs, dq, dq_sum)),
         ],
         [4, 4],
         [CONSUMER_REGISTERS, ACCUMULATOR_REGISTERS],

@@ -122,11 +122,12 @@ def fold_pair(state, problem, buffers, query, key, masked, more, CONSUMER: gl.co
 
 @gluon.jit
 def add_own_dq(
-    state, problem, buffers, inputs, loads, dq_sum, place, head, block, step, CONSUMER: gl.constexpr
+    state, problem, buffers, inputs, loads, dq_out, place, head, block, step, CONSUMER: gl.constexpr
 ):
     """Add a consumer's parts of the dims of a block's dQ = dS K, every second one, and load for
     steps to come.
     """
+    dq_tiles, dq_sum = dq_out
     WIDTH: gl.constexpr = dq_sum.first.block_type.shape[3]
     ds_stage, counter, additions = state.ds_stage, state.counter, state.additions
     next_q, next_do, begin, end = loads
@@ -154,7 +155,7 @@ def add_own_dq(
         slot = 2 * CONSUMER + i % 2
         if MINE % 2 == 1:  # the tiles change their parts from block to block
             slot = 2 * CONSUMER + (ds_stage.phase ^ (i % 2))
-        add_dq(dq, buffers.dq.first.index(slot), dq_sum.first, corner)
+        add_dq(dq, dq_tiles.first.index(slot), dq_sum.first, corner)
     if CONSUMER == 1:
         coming = step + buffers.q.first.STAGES
         if coming < steps:
@@ -183,7 +184,7 @@ def first_pair_state(problem, buffers, more, CONSUMER: gl.constexpr):
 
 
 @gluon.jit
-def consume_pair(problem, buffers, inputs, dq_sum, dk_out, dv_out, CONSUMER: gl.constexpr):
+def consume_pair(problem, buffers, inputs, dq_out, dk_out, dv_out, CONSUMER: gl.constexpr):
     """A consumer: dK and dV of 64 keys, and half of the dims of dQ of all 128."""
     problem, key, kv_head, sequence, begin, end, heads, _ = problem.own()
     place = sequence, kv_head, key
@@ -213,7 +214,7 @@ def consume_pair(problem, buffers, inputs, dq_sum, dk_out, dv_out, CONSUMER: gl.
         state = fold_pair(state, mine, buffers, query, key, masked, more, CONSUMER)
         loads = next_q, next_do, begin, end
         state, next_q, next_do = add_own_dq(
-            state, problem, buffers, inputs, loads, dq_sum, place, head, block, step, CONSUMER
+            state, problem, buffers, inputs, loads, dq_out, place, head, block, step, CONSUMER
         )
         head, block = problem.after(head, block, begin, end)
     problem.turns.finish(state.counter, state.additions)
@@ -291,7 +292,7 @@ def backward_pair_kernel(
         plan, slopes, bounds, spans, turns, q_length, kv_length, kv_heads, batch, section,
         window_left, window_right, scale, scale_log2, cap_scale, kv_apart, slopes_batch_stride,
         slopes_head_stride, batch_lines, head_lines, spanned_blocks, GROUP, LEFT, RIGHT, EDGE, CAP,
-        RAGGED, PACKED, ALIBI, SPANS, ORDERED, EXP2, SHARE, BLOCK_Q, KEYS, ADDERS=2
+        RAGGED, PACKED, ALIBI, SPANS, ORDERED, EXP2, SHARE, BLOCK_Q, KEYS, COUNTING=8
     )  # fmt: skip
     q, k = make_boxes(q, q_second, PANELS), make_boxes(k, k_second, PANELS)
     v, do = make_boxes(v, v_second, PANELS_V), make_boxes(do, do_second, PANELS_V)
@@ -306,14 +307,14 @@ def backward_pair_kernel(
         make_slots(values, STAGES),
         make_slots(values, DO_STAGES),
         make_handover(q.first.dtype, KEYS, BLOCK_Q, 2, STAGES=1, READERS=2),
-        make_tiles(dq_sum, 4),
     )
+    dq_out = make_tiles(dq_sum, 4), dq_sum
     inputs = Inputs(q, k, v, do, values)
     fence_async_shared()
     gl.warp_specialize(
         [
-            (consume_pair, (problem, buffers, inputs, dq_sum, dk_out, dv_out, 0)),
-            (consume_pair, (problem, buffers, inputs, dq_sum, dk_out, dv_out, 1)),
+            (consume_pair, (problem, buffers, inputs, dq_out, dk_out, dv_out, 0)),
+            (consume_pair, (problem, buffers, inputs, dq_out, dk_out, dv_out, 1)),
         ],
         [4],
         [CONSUMER_REGISTERS],

@@ -58,7 +58,6 @@ from flash_versions.versions.fa3.hopper.backward.tiles import (
     multiply_dq,
     store_gradient,
 )
-from flash_versions.versions.fa3.hopper.backward.turns import WARPS
 from flash_versions.versions.fa3.hopper.operands import multiply_qk
 from flash_versions.versions.fa3.hopper.panels import Output, zeros
 from flash_versions.versions.tiles.pipeline import (
@@ -149,11 +148,7 @@ def add_wide(problem, buffers, dq_sum):
     for member in range(heads):
         head = kv_head * problem.GROUP + member
         for block in range(begin, end):
-            if problem.turns.ON:
-                counter, additions = problem.take_turn(
-                    counter, additions, sequence, head, key, block
-                )
-                additions = gl.to_tensor(WARPS)  # `Turns` expects an addition of each
+            counter, additions = problem.take_turn(counter, additions, sequence, head, key, block)
             row = problem.padded_first + block * problem.BLOCK_Q
             for part in gl.static_range(2):
                 for consumer in gl.static_range(2):
@@ -359,7 +354,7 @@ def backward_wide_kernel(
         plan, slopes, bounds, spans, turns, q_length, kv_length, kv_heads, batch, section,
         window_left, window_right, scale, scale_log2, cap_scale, kv_apart, slopes_batch_stride,
         slopes_head_stride, batch_lines, head_lines, spanned_blocks, GROUP, LEFT, RIGHT, EDGE, CAP,
-        RAGGED, PACKED, ALIBI, SPANS, ORDERED, EXP2, SHARE, BLOCK_Q, KEYS, ADDERS=1, PARTS=PARTS
+        RAGGED, PACKED, ALIBI, SPANS, ORDERED, EXP2, SHARE, BLOCK_Q, KEYS, COUNTING=1, PARTS=PARTS
     )  # fmt: skip
     parts = Parts(sums, arrivals)
     k_pipeline = make_pipeline(k, 1, 2)
