@@ -323,7 +323,7 @@ TABLES: dict[str, Callable[[Document], str]] = {
     "headline backward": partial(rates, suite="backward", wanted=is_headline),
     "prefill": partial(rates, suite="table"),
     "backward": partial(rates, suite="backward"),
-    "backward peer": partial(summary, suite="backward peer"),
+    "against peers backward": partial(summary, suite="backward"),
     "seeds": partial(rates, suite="seeds", base="cudnn"),
     "summary": summary,
     "ablation": ablation,

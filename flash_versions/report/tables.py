@@ -12,8 +12,8 @@ def not_measured(command: str) -> str:
 
 
 def bench(suite: str) -> str:
-    """The command that measures a suite; "backward peer" is one more run of "backward"."""
-    return f'python -m flash_versions.bench --suite "{suite.removesuffix(" peer")}"'
+    """The command that measures a suite."""
+    return f'python -m flash_versions.bench --suite "{suite}"'
 
 
 def markdown(header: list[str], body: list[list[str]]) -> str:

@@ -26,7 +26,7 @@ from tests.helpers import ROOT
 from tests.helpers.committed_results import RESULTS, cells, of_suite, rate, ratio, row_of, without
 
 MAINS = {"report": "documents", "plot": "figures"}
-OTHERS = {"accuracy", "launch", "backward profile", "backward peer", "grpo step", "generate"}
+OTHERS = {"accuracy", "launch", "backward profile", "grpo step", "generate"}
 OTHERS |= {"layer", "training curve", "gemm", "gemm swiglu", "norm gemm", "norm gemm swiglu"}
 OTHERS |= {"norm gemm numerics", "context parallel", "context parallel backward", "processes"}
 OTHERS |= {"processes of four", "processes checks", "shipped models", "packed, random", "asked for"}
@@ -366,10 +366,10 @@ def test_results_are_consistent():
         assert {"gpu", "torch", "triton"} <= set(machine)
         assert ("driver" in machine) == (machine["gpu"] != "none")
     for row in RESULTS["rows"]:
-        if "reason" in row or row["suite"] in OTHERS - {"backward peer"}:
+        if "reason" in row or row["suite"] in OTHERS:
             continue
         shape = suites.Shape(**{key: row[key] for key in suites.Shape.__dataclass_fields__})
-        assert shape in suites.SUITES[row["suite"].removesuffix(" peer")]
+        assert shape in suites.SUITES[row["suite"]]
         assert 0 < row["ms_p20"] <= row["ms_p50"] <= row["ms_p80"]
         if row["suite"] in ("decode", "quantize"):
             moved = row.get("bytes", shape.kv_bytes)
@@ -418,12 +418,9 @@ MEANS = [  # the same, as a geometric mean of the lengths from 2k on, full and c
     *(("table", "fa3", "cudnn", bar, d) for d, bar in ((128, 1.05), (64, 1.05), (256, 0.97))),
     *(("table", "fa3", "flash-attn-4", bar, d) for d, bar in ((128, 0.98), (64, 0.95), (256, 0.9))),
     *(
-        (suite, version, peer, bar, d)
+        ("backward", version, peer, bar, d)
         for version in ("fa3", "fa4")
-        for suite, peer, bars in (
-            ("backward", "cudnn", (1.1, 1.05, 0.9)),
-            ("backward peer", "flash-attn-4", (0.95, 0.92, 1.1)),
-        )
+        for peer, bars in (("cudnn", (1.1, 1.1, 1.0)), ("flash-attn-4", (1.0, 1.0, 1.1)))
         for d, bar in zip((128, 64, 256), bars)
     ),
 ]
@@ -525,21 +522,13 @@ def test_uneven_rows_are_those_that_the_kernel_serves():
 
 
 def test_random_dense_calls_are_as_fast_as_the_best_of_others():
-    """On average; one shape in 20 is below 0.9 forward, and one backward."""
+    """On average; one shape in 20 is below 0.9 forward, and two backward."""
     found = {"forward": [], "backward": []}
     for group in grouped(RESULTS, "dense, random", "number", "pass", by="version").values():
         found[group["fa3"]["pass"]].append(ragged.better(group))
-    for ratios, mean_ratio, below in ((found["forward"], 0.99, 1), (found["backward"], 1.05, 1)):
+    for ratios, mean_ratio, below in ((found["forward"], 0.99, 1), (found["backward"], 1.09, 2)):
         assert len(ratios) == 20 and geometric_mean(ratios) >= mean_ratio
-        assert sum(ratio < 0.9 for ratio in ratios) <= below and min(ratios) >= 0.855
-
-
-@pytest.mark.parametrize("D", [64, 128, 256])
-@pytest.mark.parametrize("version", ["fa3", "fa4"])
-def test_both_runs_of_the_backward_agree(version, D):
-    """Ratios of one may be read beside those of the other, as docs/understand/backward.md says."""
-    one, other = (mean(suite, version, "cudnn", D) for suite in ("backward", "backward peer"))
-    assert one == pytest.approx(other, rel=0.01)
+        assert sum(ratio < 0.9 for ratio in ratios) <= below and min(ratios) >= 0.81
 
 
 def test_the_default_of_fa4_is_the_fastest_setting():
@@ -634,11 +623,12 @@ def test_the_deterministic_backward_keeps_most_of_the_speed():
     assert all(row["same_bits"] for row in rows)
     table = report.TABLES["deterministic backward"](RESULTS)
     shapes = dict.fromkeys((r["head_dim"], r["causal"], r["group"], r["S"]) for r in rows)
-    assert len(shapes) >= 7
+    assert len(shapes) >= 22
     for head_dim, causal, group, S in shapes:
         kind = "causal" if causal else "full"
         line = cells(table, f"D={head_dim}, {kind}, S={S}, {group} to a key head")
-        assert float(line["share of fa3"]) >= {64: 0.71, 128: 0.75, 256: 0.87}[head_dim]
+        least = {64: 0.84, 96: 0.97, 128: 0.84, 160: 0.87, 192: 0.8, 256: 0.89}[head_dim]
+        assert float(line["share of fa3"]) >= least
         assert int(line["deterministic"]) > int(line["portable"])
 
 
@@ -658,7 +648,7 @@ def test_every_head_dim_is_as_fast_as_the_documents_say():
             assert own >= 0.99 * int(line["cudnn, 8k"])
     table = report.TABLES["head dims backward"](RESULTS)
     for dims, least, gain in (
-        ("80", 0.99, 1.2), ("96", 1.0, 1.12), ("192", 0.96, 1.5), ("192, 128 of v", 1.0, 1.7)
+        ("80", 0.97, 1.2), ("96", 0.99, 1.12), ("192", 0.96, 1.5), ("192, 128 of v", 1.0, 1.7)
     ):  # fmt: skip
         for kind in ("full", "causal"):
             line = cells(table, f"{dims}, {kind}")
