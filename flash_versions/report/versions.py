@@ -54,7 +54,7 @@ def steps(document: Document) -> str:
         "Causal, bf16, (batch, tokens, heads, head_dim) = (2, 8192, 16, 128); M queries, N keys; "
         "masked products are not counted. "
         f"Forward: {where_and_when(document, 'table', ('flash-attn-4',))}. "
-        f"Backward: {where_and_when(document, 'backward')}."
+        f"Backward: {where_and_when(document, 'backward', ('flash-attn-4',))}."
     )
     return f"{markdown(header, body)}\n\n{note}\n"
 

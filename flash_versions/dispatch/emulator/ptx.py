@@ -3,7 +3,8 @@
 `elementwise` reads the text, so that what is wrong in it has its effect. A register is one of all
 threads of a partition at once, with 32 bits or a predicate: a tensor (warps, lanes, calls), as the
 text is executed once for every `pack` elements that a thread holds. What all threads have alike, a
-scalar or a pointer, is one element for all; a text in which threads are elected is one of 4 warps.
+scalar or a pointer, is one element for all; where threads are elected, one of each warp of the
+partition counts.
 """
 
 import re

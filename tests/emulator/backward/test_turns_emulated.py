@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from flash_versions.dispatch.autograd.compute import in_vectors, narrowed, widened
+from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.emulator import emulator as gluon_emulator
 from flash_versions.dispatch.emulator import machine as gluon_machine
 from flash_versions.dispatch.emulator.machine import ORDERS, Load
@@ -206,13 +207,15 @@ def test_every_schedule(name, monkeypatch):
     assert in_order(recorder, seen_tiles(request, 128, schedule.block_q))
 
 
-@pytest.mark.parametrize(("D", "options"), [(96, {"causal": True}), (160, {}), (192, {})])
+@pytest.mark.parametrize(
+    ("D", "options"), [(80, {"causal": True}), (96, {"causal": True}), (160, {}), (192, {})]
+)
 def test_all_parts_of_dq_have_the_order(D, options, monkeypatch):
     set_grid("three at once, shuffled", monkeypatch)
     request = random_request(200, 300, D=D, **options)
     gradients, do, recorder = differentiate(request)
     assert all(x.ok for x in assess_request(gradients, request, do).values())
-    dims = {0, 64} if D == 96 else set(range(0, D, 32))
+    dims = {0, 64} if D < 128 else set(range(0, D, 32))
     assert {dim for _, _, _, dim in recorder.added} == dims
     assert in_order(recorder, seen_tiles(request, 128))
 
@@ -334,6 +337,25 @@ def test_turns_count_the_tiles_behind(left, right, block_kv, block_q):
     assert torch.stack(adds).any(0).float().mean() > 0.3  # and there is something to count
 
 
+@pytest.mark.parametrize(("head_dim", "tokens", "heads", "group", "causal", "section"), [
+    (64, 8192, 32, 1, False, 4),
+    (64, 8192, 32, 1, True, 4),
+    (128, 8192, 16, 1, False, 4),
+    (128, 8192, 16, 1, True, 2),
+    (128, 2048, 16, 1, True, 4),
+    (128, 2048, 16, 4, True, 1),  # in two parts
+    (192, 8192, 10, 1, False, 2),
+    (192, 8192, 10, 1, True, 1),
+])  # fmt: skip
+def test_how_many_heads_alternate(head_dim, tokens, heads, group, causal, section):
+    """Of 16384 tokens, on a GPU of 132 SMs."""
+    q = torch.empty(16384 // tokens, tokens, heads, head_dim, dtype=torch.bfloat16)
+    k = q[:, :, : heads // group]
+    request = make_request(q, k, k, causal=causal, deterministic=True)
+    with devices.assume(Properties(num_sms=132)):
+        assert config.heads_of_section(request, config.default_config(request)) == section
+
+
 RUNS = {
     None: (150, 500, {}),
     "causal": (300, 300, {"causal": True}),
@@ -354,6 +376,12 @@ BUGS = {
     ),
     "both adders have the first block": Bug(
         "add", [("range(ADDER, heads", "range(0, heads")], f"{WRONG}|dead-lock"
+    ),
+    "an adder takes the other one's slots": Bug(
+        "add", [("gl.static_range(ADDERS)", "gl.static_range(1)")], f"{WRONG}|dead-lock"
+    ),
+    "both adders begin with the first slot": Bug(
+        "add", [("addends.at(ADDER)", "addends.at(0)")], f"{WRONG}|dead-lock"
     ),
     "the second adder has nothing to do": Bug(
         "add", [("if ADDER < ADDERS:", "if ADDER == 0:")], "dead-lock"

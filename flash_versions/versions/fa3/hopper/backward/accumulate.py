@@ -1,14 +1,14 @@
 """dQ in FA3's backward for Hopper: a warpgroup that computes it, and warps that have it added.
 
-    accumulate    of each block, dQ = dS K, all dims or a part of them at a time, as boxes of dQ are
-    adder         has TMA add these parts to memory: what other tiles of keys have added is there
+    accumulate    computes dQ = dS K of each block, as many dims at a time as a box of dQ has
+    adder         has TMA add these parts to what other tiles of keys have added
 
 Between them are two slots, each for a whole block. So the warpgroup goes on to the next block while
 an adder waits for its turn (`turns.py`).
 
 In turns there are two adders, each for every second block. An adder counts a block when all of it
-is in memory, which at head_dim 64 takes longer than a step. Meanwhile the other one adds the block
-behind. In any order one adder is enough.
+is in memory, which at head_dim 64 takes longer than a step. Meanwhile the other one adds the next
+block. In any order one adder is enough.
 """
 
 from triton.experimental import gluon
@@ -32,7 +32,7 @@ from flash_versions.versions.tiles.pipeline import Stage, as_matrix, make_barrie
 from flash_versions.versions.tiles.triton_compat import add_tile, aggregate
 from flash_versions.versions.tiles.wgmma import unknown_zero
 
-SLOTS = gl.constexpr(2)  # one for each adder
+SLOTS = gl.constexpr(2)  # in turns, one for each adder
 
 
 @aggregate
@@ -57,7 +57,7 @@ class Addends:
 
     @gluon.jit
     def leave(self, stage, dq, PART: gl.constexpr):
-        """Leave a part for an adder, when what was in its place is added."""
+        """Leave a part for an adder, when TMA has read what was in its place."""
         dq = exchanged(dq)
         number = stage.slot * self.PARTS + PART
         mbarrier.wait(self.empty.index(number), stage.phase ^ 1)
@@ -82,7 +82,7 @@ class Addends:
 @gluon.jit
 def make_addends(dq_sum, WIDTH: gl.constexpr):
     """Allocate slots for a dQ of so many dims, in boxes of `dq_sum`."""
-    PARTS: gl.constexpr = 2 if dq_sum.PANELS == 2 else WIDTH // dq_sum.width()
+    PARTS: gl.constexpr = dq_sum.PANELS * WIDTH // dq_sum.width()
     return Addends(
         make_tiles(dq_sum, SLOTS * PARTS // dq_sum.PANELS),
         make_barriers(SLOTS * PARTS, 1),
@@ -133,7 +133,7 @@ def accumulate(problem, buffers, addends, dq_sum):
 
 @gluon.jit
 def add(problem, addends, dq_sum, ADDER: gl.constexpr):
-    """An adder: the first one, or with turns a second one, too."""
+    """An adder: the first one, or the second one, which has work only in turns."""
     ADDERS: gl.constexpr = 2 if problem.turns.ON else 1
     if ADDER < ADDERS:
         WIDTH: gl.constexpr = dq_sum.first.block_type.shape[3]

@@ -25,7 +25,8 @@ UNCACHED = 1.2  # times as long a step takes if running programs' Q, dO, dQ exce
 # Programs for each SM, up to which the heaviest tiles of all heads come first under intervals, and
 # groups may be divided with tiles of 64 keys.
 FEW_WAVES = 4
-MOST_ALTERNATING = 4  # heads of a section in turns: more are slower at head_dim 64
+# Heads of a section in turns: more are slower at head_dim 64, or under a causal mask at 128.
+MOST_ALTERNATING = 4
 
 
 @cache
@@ -261,8 +262,8 @@ def heads_of_section(request: Request, config: BackwardConfig) -> int:
     dO and an fp32 dQ that fit in the L2 cache. Without a causal mask, where tiles weigh the same,
     one. With causal intervals and few tiles: all heads, so that heavy tiles start first.
 
-    If tiles add to dQ in turns, and so must not all start at once: MOST_ALTERNATING at most, under
-    a causal mask as many as half of the cache has room for.
+    In turns, not all tiles of a head may start at once: at most MOST_ALTERNATING heads, and no more
+    than fit in the cache, or under a causal mask, parts counted as heads, in half of it.
     """
     heads = request.k.shape[0] * request.k.shape[2]
     if config.section is not None:
@@ -270,7 +271,7 @@ def heads_of_section(request: Request, config: BackwardConfig) -> int:
     if request.is_deterministic:
         fitting = heads_in_cache(request)
         if request.window_right is not None:
-            fitting = max(1, fitting // 2)
+            fitting = max(1, fitting // (2 * config.parts))
         return min(fitting, MOST_ALTERNATING, heads)
     if request.window_right is None:
         return 1

@@ -33,9 +33,11 @@ One step, for block j; [..] what the tensor cores do, a column is a stretch of t
     accumulate      the producer's copy of K has landed             k.full
     consumer        `accumulate` has read the slot of dS_j-2        ds.empty
     accumulate      both have written their part of dS_j            DS_FULL, named
-    all others      their own products                              warpgroup_mma_wait
-    accumulate      TMA has read what its slot of dQ had before     empty
-    adder           `accumulate` has written a part of dQ_j         full
+    warpgroups      their own products                              warpgroup_mma_wait
+    accumulate      TMA has read what its slot of dQ had before     addends.empty
+    adder           `accumulate` has written a part of dQ_j         addends.full
+    adder           TMA has read its slot of dQ                     tma.store_wait
+    adder           with turns: its block before is in memory       turns.advance
     adder           with turns: tiles behind have added to block j  turns.advance
     consumer        both have read the slot that dK, dV leave by    ALL_READ, named
 
@@ -201,7 +203,9 @@ def backward_kernel(
     ACCUMULATOR_REGISTERS: gl.constexpr,
     PRODUCER_REGISTERS: gl.constexpr,
 ):
-    """Divide the warps of a program: four for each consumer, four for dQ, the producer, adders."""
+    """Divide the warps of a program: four for each consumer, four for dQ, one for the producer and
+    for each of two adders.
+    """
     BLOCK_Q: gl.constexpr = q.block_type.shape[-2]
     KEYS: gl.constexpr = k.block_type.shape[-2]
     problem = make_problem(

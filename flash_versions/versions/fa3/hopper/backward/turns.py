@@ -28,16 +28,18 @@ before:
     TMA: dQ_j += tile
 
 From TMA's addition to the next turn this warp only waits, at head_dim 64 for longer than a step
-takes. So it is a warp that has nothing else to do, an adder, and two of them alternate
-(`accumulate.py`). Where registers are left for no adder
-(`wider/halves.py`, `wider/pair.py`), the warpgroup that computes dQ counts the block before in the
-next step, while the tensor cores compute. By then its addition has usually reached memory.
+takes. So this warp has nothing else to do: it is an adder, and two of them alternate
+(`accumulate.py`). With tiles of 64 keys there is one (`wider/wide.py`). Where registers are left
+for none (`wider/halves.py`, `wider/pair.py`), each warpgroup that computes dQ counts the block
+before in the next step, while the tensor cores compute. By then its addition has usually reached
+memory.
 
-There only the first warp's thread issues TMA's additions, so only it can wait for them. All four
-warps count nevertheless: with control flow or data that depends on the warp, ptxas no longer treats
-the loops of the kernel as uniform, and each step of the consumers has 100 instructions more. A warp
-increments a counter only after it has seen its own turn. So a counter that has reached a turn,
-times the warps that count, includes the first warps of all tiles behind.
+There, only a thread of a warpgroup's first warp issues TMA's additions, so only it can wait for
+them. All four warps count nevertheless: with control flow or data that depends on the warp, ptxas
+no longer treats the loops of the kernel as uniform, and each step of the consumers has 100
+instructions more. A warp increments a counter only after it has seen its own turn. So a counter
+that has reached the turn times the number of warps that count includes the first warps of all tiles
+behind.
 
 Source: the semaphores of FlashAttention 2's and 3's deterministic backward; the order under a
 causal mask is that of Dao-AILab/flash-attention, pull request 1893.

@@ -274,14 +274,14 @@ def backward_halves_kernel(
         make_slots(values, STAGES),
         make_handover(q.first.dtype, KEYS, BLOCK_Q, 2),
     )
-    dq = make_tiles(dq_sum, 2)
+    dq_tiles = make_tiles(dq_sum, 2)
     inputs = Inputs(q, k, v, do, values)
     fence_async_shared()
     gl.warp_specialize(
         [
             (consume_halves, (problem, buffers, dk_out, dv_out, 0)),
             (consume_halves, (problem, buffers, dk_out, dv_out, 1)),
-            (accumulate_and_load, (problem, buffers, inputs, dq, dq_sum)),
+            (accumulate_and_load, (problem, buffers, inputs, dq_tiles, dq_sum)),
         ],
         [4, 4],
         [CONSUMER_REGISTERS, ACCUMULATOR_REGISTERS],

@@ -308,7 +308,7 @@ def backward_pair_kernel(
         make_slots(values, DO_STAGES),
         make_handover(q.first.dtype, KEYS, BLOCK_Q, 2, STAGES=1, READERS=2),
     )
-    dq_out = make_tiles(dq_sum, 4), dq_sum
+    dq_out = make_tiles(dq_sum, 4), dq_sum  # between, and in memory
     inputs = Inputs(q, k, v, do, values)
     fence_async_shared()
     gl.warp_specialize(
