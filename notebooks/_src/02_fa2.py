@@ -577,14 +577,14 @@ row = shapes(document, "backward")[shape]
 batch, heads, tile = shape[0], shape[1], fa2_backward.MEASURED_KV[128].block_kv
 Markdown(
     f"With {batch} sequences of {shape[3]} keys and {heads} heads, FA2 has "
-    f"{batch * heads * shape[3] // tile} programs for `dk` and `dv`, and FA1 has {batch * heads}. On an H200, FA2's backward does "
+    f"{batch * heads * shape[3] // tile} programs for `dk` and `dv`, and FA1 has {batch * heads}. On an H100, FA2's backward does "
     f"{rate_of(row, 'fa2'):.0f} TFLOP/s, FA1's {rate_of(row, 'fa1'):.0f}, and plain PyTorch's {rate_of(row, 'plain'):.0f}."
 )
 
 # %% [markdown]
 # In the next figure, longer sequences come in smaller batches. <!-- key --> FA1 is slowest for the longest
-# sequences, where it has the fewest programs, and FA2 does not become
-# slower. <!-- checked: backward_over_length -->
+# sequences, where it has the fewest programs, and FA2 keeps nine tenths of its best rate or
+# more. <!-- checked: backward_over_length -->
 
 # %% tags=["hide-input"]
 measured("backward")
@@ -597,7 +597,7 @@ checked(
     "backward_over_length",
     over_length["fa1"][-1] == min(over_length["fa1"]) < 0.5 * max(over_length["fa1"]),
 )
-checked("backward_over_length", over_length["fa2"][-1] > 0.95 * max(over_length["fa2"]))
+checked("backward_over_length", over_length["fa2"][-1] > 0.9 * max(over_length["fa2"]))
 
 # %% [markdown]
 # ## Exercises
