@@ -241,22 +241,6 @@ BUGS = {
         "accumulate", [("if part == PARTS - 1:", "if part == 0:")],
         f"{WRONG}|without a fence", "in order",
     ),
-    "dS is released while its second half is read": Bug(
-        "accumulate",
-        [("            if part == PARTS - 1:\n"
-          "                buffers.ds.release(ds_stage)\n", ""),
-         ("            dq = warp", "            if part == PARTS - 1:\n"
-          "                buffers.ds.release(ds_stage)\n            dq = warp")],
-        f"{WRONG}|without a fence", "in order",
-    ),
-    "held: dS is released while it is read": Bug(
-        "accumulate",
-        [("            if part == PARTS - 1:\n"
-          "                buffers.ds.release(ds_stage)\n", ""),
-         ("            dq = warp", "            buffers.ds.release(ds_stage)\n"
-          "            dq = warp")],
-        f"{WRONG}|without a fence",
-    ),
     "both halves of dQ are the first": Bug(
         "multiply_part", [("part_of_dims(k_tile, PART,", "part_of_dims(k_tile, 0,")], WRONG,
         "in order",
@@ -268,10 +252,6 @@ BUGS = {
         "exchanged", [("(0, 1, 3, 2, 4)", "(0, 1, 4, 3, 2)")], WRONG
     ),
     # ---- the adders
-    "dQ is overwritten before it is added": Bug(
-        "Addends.leave", [("mbarrier.wait(self.empty.index(number), stage.phase ^ 1)", "pass")],
-        WRONG,
-    ),
     "dQ is added without a fence": Bug(
         "Addends.leave", [("fence_async_shared()", "pass")], "without fence_async_shared"
     ),
@@ -282,7 +262,7 @@ BUGS = {
     "dQ is added before it is there": Bug(
         "Addends.add",
         [("mbarrier.wait(self.full.index(stage.slot * self.PARTS + PART), stage.phase)", "pass")],
-        f"{WRONG}|without fence_async_shared",
+        f"{WRONG}|without fence_async_shared|dead-lock",
     ),
     "dQ is overwritten while it leaves": Bug(
         "Addends.release", [("tma.store_wait(self.PARTS - 1 - part)", "pass")], WRONG
@@ -309,9 +289,6 @@ BUGS = {
         "add", [("kv_head * problem.GROUP + step // blocks", "kv_head * problem.GROUP")], WRONG
     ),
     "dQ belongs to another block": Bug("add", [("begin + step % blocks", "begin")], WRONG),
-    "the last dQ is not waited for": Bug(
-        "add", [("        tma.store_wait(0)\n", "")], "stores in flight"
-    ),
     # ---- dK and dV
     "dK and dV leave by a slot that is read": Bug(
         "consume", [("meet(ALL_READ, CONSUMER_THREADS)", "pass")], WRONG, "two slots"
