@@ -80,9 +80,6 @@ BUGS = {
         "dead-lock",
         "keys without queries",
     ),
-    "the first Q is read before it is there": Bug(
-        "first_state", [("buffers.q.wait(stage)", "pass")], WRONG
-    ),
     "the first Q is waited for though none comes": Bug(
         "first_state", [("if begin < end:", "if True:")], "dead-lock", "keys without queries"
     ),
