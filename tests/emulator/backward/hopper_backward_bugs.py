@@ -29,6 +29,7 @@ RUNS = {
     "in order": Run(schedule="as it is"),
     "in order, fp16": Run(schedule="as it is", dtype=torch.float16),
     "two slots": Run(N=600, kv_heads=1, schedule="as it is"),
+    "more steps": Run(400, 400, kv_heads=1),
     "wide": Run(D=256, kv_heads=1),
     "low scores": Run(kv_heads=1, low_scores=True),
     "causal": Run(kv_heads=1, options={"causal": True}),
@@ -53,7 +54,7 @@ BUGS = {
     "LSE is delta": Bug("load_q", [("head, 0, column", "head, 1, column")], WRONG),
     "delta is LSE": Bug("load_do", [("head, 1, column", "head, 0, column")], WRONG),
     "all of a group have the Q of one head": Bug(
-        "KeyProblem.block_at", [("kv_head * self.GROUP + step", "kv_head + step")], WRONG
+        "KeyProblem.at_step", [("kv_head * self.GROUP + step", "kv_head + step")], WRONG
     ),
     "K is loaded though no query comes": Bug(
         "produce",
@@ -79,6 +80,9 @@ BUGS = {
         [("v_stage, begin < end", "v_stage, True")],
         "dead-lock",
         "keys without queries",
+    ),
+    "the first Q is read before it is there": Bug(
+        "first_state", [("buffers.q.wait(stage)", "pass")], f"{WRONG}|more arrivals"
     ),
     "the first Q is waited for though none comes": Bug(
         "first_state", [("if begin < end:", "if True:")], "dead-lock", "keys without queries"
@@ -238,6 +242,22 @@ BUGS = {
         "accumulate", [("if part == PARTS - 1:", "if part == 0:")],
         f"{WRONG}|without a fence", "in order",
     ),
+    "dS is released while its second half is read": Bug(
+        "accumulate",
+        [("            if part == PARTS - 1:\n"
+          "                buffers.ds.release(ds_stage)\n", ""),
+         ("            dq = warp", "            if part == PARTS - 1:\n"
+          "                buffers.ds.release(ds_stage)\n            dq = warp")],
+        f"{WRONG}|without a fence", "two slots",
+    ),
+    "held: dS is released while it is read": Bug(
+        "accumulate",
+        [("            if part == PARTS - 1:\n"
+          "                buffers.ds.release(ds_stage)\n", ""),
+         ("            dq = warp", "            buffers.ds.release(ds_stage)\n"
+          "            dq = warp")],
+        f"{WRONG}|without a fence", "more steps",
+    ),
     "both halves of dQ are the first": Bug(
         "multiply_part", [("part_of_dims(k_tile, PART,", "part_of_dims(k_tile, 0,")], WRONG,
         "in order",
@@ -249,6 +269,10 @@ BUGS = {
         "exchanged", [("(0, 1, 3, 2, 4)", "(0, 1, 4, 3, 2)")], WRONG
     ),
     # ---- the adders
+    "dQ is overwritten before it is added": Bug(
+        "Addends.leave", [("mbarrier.wait(self.empty.index(number), stage.phase ^ 1)", "pass")],
+        f"{WRONG}|dead-lock", "two slots",
+    ),
     "dQ is added without a fence": Bug(
         "Addends.leave", [("fence_async_shared()", "pass")], "without fence_async_shared"
     ),
@@ -259,13 +283,18 @@ BUGS = {
     "dQ is added before it is there": Bug(
         "Addends.add",
         [("mbarrier.wait(self.full.index(stage.slot * self.PARTS + PART), stage.phase)", "pass")],
-        f"{WRONG}|without fence_async_shared|dead-lock",
+        "dead-lock",
     ),
     "dQ is overwritten while it leaves": Bug(
-        "Addends.release", [("tma.store_wait(self.PARTS - 1 - part)", "pass")], WRONG
+        "Addends.release",
+        [("tma.store_wait(self.PARTS - 1 - part)", "pass")],
+        f"{WRONG}|stores in flight",
     ),
     "the second half of dQ is overwritten while it leaves": Bug(
-        "Addends.release", [("self.PARTS - 1 - part)", "1)")], WRONG, "in order"
+        "Addends.release",
+        [("self.PARTS - 1 - part)", "1)")],
+        f"{WRONG}|stores in flight",
+        "in order",
     ),
     "slots of dQ are not given back": Bug(
         "Addends.release",
@@ -283,9 +312,9 @@ BUGS = {
         "add", [("part * WIDTH", "(1 - part) * WIDTH")], WRONG, "in order"
     ),
     "dQ belongs to another head": Bug(
-        "add", [("kv_head * problem.GROUP + step // blocks", "kv_head * problem.GROUP")], WRONG
+        "add", [("at_step(kv_head, step,", "at_step(kv_head, step % (end - begin),")], WRONG
     ),
-    "dQ belongs to another block": Bug("add", [("begin + step % blocks", "begin")], WRONG),
+    "dQ belongs to another block": Bug("add", [("block * problem", "begin * problem")], WRONG),
     # ---- dK and dV
     "dK and dV leave by a slot that is read": Bug(
         "consume", [("meet(ALL_READ, CONSUMER_THREADS)", "pass")], WRONG, "two slots"

@@ -178,7 +178,7 @@ BUGS = {
         "multiply_part", [("k_tile.panel(PART)", "k_tile.panel(0)")], OTHER_TILE
     ),
     "a panel of dQ is overwritten while it leaves": Bug(
-        "Addends.release", [("self.PARTS - 1 - part)", "1)")], WRONG
+        "Addends.release", [("self.PARTS - 1 - part)", "1)")], f"{WRONG}|stores in flight"
     ),
     "dP is read while it is in flight": Bug(
         "fold_queries", [("wait(do_tile.PANELS, deps", "wait(do_tile.PANELS + 1, deps")], IN_FLIGHT

@@ -139,10 +139,9 @@ def add(problem, addends, dq_sum, ADDER: gl.constexpr):
         WIDTH: gl.constexpr = dq_sum.first.block_type.shape[3]
         problem, key, kv_head, sequence, begin, end, heads, divided = problem.own()
         counter, additions = problem.turns.counters, gl.to_tensor(0)  # of its block before
-        stage, blocks = addends.at(ADDER), end - begin
-        for step in range(ADDER, heads * blocks, ADDERS):
-            head = kv_head * problem.GROUP + step // blocks
-            block = begin + step % blocks
+        stage = addends.at(ADDER)
+        for step in range(ADDER, heads * (end - begin), ADDERS):
+            head, block = problem.at_step(kv_head, step, begin, end)
             counter, additions = problem.take_turn(counter, additions, sequence, head, key, block)
             row = problem.padded_first + block * problem.BLOCK_Q
             for part in gl.static_range(addends.PARTS):
@@ -152,4 +151,3 @@ def add(problem, addends, dq_sum, ADDER: gl.constexpr):
             for _ in gl.static_range(ADDERS):
                 stage = stage.next()
         problem.turns.finish(counter, additions)
-        tma.store_wait(0)

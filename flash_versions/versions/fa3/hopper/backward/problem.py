@@ -255,13 +255,18 @@ class KeyProblem:
         return counter, additions
 
     @gluon.jit
+    def at_step(self, kv_head, step, begin, end):
+        """(query head, block) of a step: each head of a group has all blocks of the tile."""
+        blocks = end - begin
+        return kv_head * self.GROUP + step // blocks, begin + step % blocks
+
+    @gluon.jit
     def block_at(self, sequence, kv_head, step, begin, end):
         """Where the block of queries of a step is: (the coordinates of its box of Q or dO;
-        sequence, head and column of its rows in `rows.Workspace.values`). Each head of a group has
-        all blocks of the tile.
+        sequence, head and column of its rows in `rows.Workspace.values`).
         """
-        head = kv_head * self.GROUP + step // (end - begin)
-        query = (begin + step % (end - begin)) * self.BLOCK_Q
+        head, block = self.at_step(kv_head, step, begin, end)
+        query = block * self.BLOCK_Q
         return self.q_box(sequence, head, query), sequence, head, self.padded_first + query
 
     @gluon.jit
