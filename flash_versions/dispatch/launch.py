@@ -12,12 +12,13 @@ launch adds the tensors.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import wraps
 from typing import Any
 
 import torch
 from triton.runtime import driver as runtime_driver
 
+from flash_versions.dispatch import interpreter
 from flash_versions.dispatch.replay.driver import has_hooks
 from flash_versions.dispatch.replay.recording import note
 from flash_versions.dispatch.request import PLACES, Request
@@ -28,10 +29,17 @@ MAX_KEYS = 4096
 class Launcher:
     """A kernel, with its compiled forms by key: at most MAX_KEYS, because every new length of the
     queries is another key. When there are so many, all are dropped.
+
+    Args:
+        kernel: of Triton or Gluon.
+        options: further ones of Triton, which an interpreted kernel is launched without.
+            launch_pdl=True: it is launched while the kernel before it runs, and waits for that by
+            gdc_wait. maxnreg: registers of a thread at the start of a program, so that more
+            programs fit.
     """
 
-    def __init__(self, kernel: Any) -> None:
-        self.kernel = kernel
+    def __init__(self, kernel: Any, **options: Any) -> None:
+        self.kernel, self.options = kernel, options
         self.compiled: dict[tuple, Any] = {}
 
     def __call__(
@@ -64,8 +72,9 @@ class Launcher:
         if compiled is not None:
             start(compiled, *whole)
             return compiled
+        options = {} if interpreter.enabled() else self.options
         compiled = self.kernel[grid](
-            *arguments, **constants, num_warps=num_warps, num_stages=num_stages
+            *arguments, **constants, num_warps=num_warps, num_stages=num_stages, **options
         )
         note(compiled, *whole)
         if compiled is not None:  # an interpreted kernel has no compiled form
@@ -81,24 +90,6 @@ class Launcher:
             plan.compiled = self(plan.key, plan.grid, arguments, plan.constants)
         else:
             start(plan.compiled, plan.grid, (*arguments, *plan.constants.values()))
-
-
-class WithOptions:
-    """A kernel that is always launched with further options of Triton.
-
-    launch_pdl=True: it is launched while the kernel before it runs, and waits for that by gdc_wait.
-    maxnreg: registers of a thread at the start of a program, so that more programs fit.
-    """
-
-    def __init__(self, kernel: Any, **options: Any) -> None:
-        self.kernel, self.options = kernel, options
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        """The kernel on a grid."""
-        return partial(self.kernel[grid], **self.options)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.kernel, name)
 
 
 def start(compiled: Any, grid: tuple[int, ...], arguments: tuple) -> None:

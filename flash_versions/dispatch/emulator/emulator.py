@@ -233,7 +233,9 @@ class Jit:
     def __getitem__(self, grid):
         return functools.partial(self.launch, grid)
 
-    def launch(self, grid, *arguments, num_warps, num_stages=None, maxnreg=None, **constants):
+    def launch(self, grid, *arguments, num_warps, **constants):
+        for option in ("num_stages", "maxnreg", "launch_pdl"):
+            constants.pop(option, None)
         arguments = [Pointer(x.view(-1)) if isinstance(x, torch.Tensor) else x for x in arguments]
         run_grid(functools.partial(self.function, **constants), grid[0], arguments)
 
@@ -321,6 +323,14 @@ def builtin(function):
     return functools.partial(function, _semantic=Semantic)
 
 
+def gdc_wait():
+    """A kernel is emulated when the one before has ended."""
+
+
+def gdc_launch_dependents():
+    """See `gdc_wait`."""
+
+
 NVIDIA = "triton.experimental.gluon.language.nvidia"
 HOPPER = f"{NVIDIA}.hopper"
 blackwell = module(
@@ -338,6 +348,8 @@ blackwell = module(
 MODULES = {
     "triton": module("triton", jit, language=tl),
     "triton.language": tl,
+    "triton.language.extra": module("extra"),
+    "triton.language.extra.cuda": module("cuda", gdc_wait, gdc_launch_dependents),
     "triton.experimental": module("triton.experimental", gluon=gluon),
     "triton.experimental.gluon": gluon,
     gl.__name__: gl,

@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from flash_versions.dispatch.launch import Launcher, WithOptions
+from flash_versions.dispatch.launch import Launcher
 from flash_versions.versions.tiles.algebra import finalize
 from flash_versions.versions.tiles.rows import (
     Rows,
@@ -135,7 +135,7 @@ def combine_kernel(
 
 
 launch_combine = Launcher(combine_kernel)
-launch_combine_early = Launcher(WithOptions(combine_kernel, launch_pdl=True))
+launch_combine_early = Launcher(combine_kernel, launch_pdl=True)
 
 
 def combine(

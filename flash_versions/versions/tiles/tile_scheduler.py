@@ -21,6 +21,8 @@ class Scheduler:
     "dynamic": the producer of a persistent program claims its next tile from a counter in memory,
         long before its consumers are done with this one, and leaves it for them in one of two
         slots.
+    "tickets": as "dynamic", but a program claims its first tile, too: tiles are handed out in the
+        order in which programs begin. The caller claims it, and clears the counter.
     """
 
     number: gl.tensor
@@ -33,8 +35,10 @@ class Scheduler:
     @gluon.jit
     def claim(self, round):
         """Producer: the tile of the round after this one; `number` or more if there is none."""
-        if self.KIND == "dynamic":
-            tile = gl.atomic_add(self.counters, 1) + gl.num_programs(0)
+        if self.KIND == "dynamic" or self.KIND == "tickets":
+            tile = gl.atomic_add(self.counters, 1)
+            if self.KIND == "dynamic":
+                tile += gl.num_programs(0)
             slot = round & 1
             mbarrier.wait(self.empty.index(slot), ((round >> 1) & 1) ^ 1)
             layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
@@ -47,7 +51,7 @@ class Scheduler:
     @gluon.jit
     def receive(self, round):
         """Consumer: what the producer has claimed in this round."""
-        if self.KIND == "dynamic":
+        if self.KIND == "dynamic" or self.KIND == "tickets":
             slot = round & 1
             mbarrier.wait(self.full.index(slot), (round >> 1) & 1)
             layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
@@ -84,7 +88,7 @@ def make_scheduler(number, counters, KIND: gl.constexpr, CONSUMERS: gl.constexpr
     claimed = gl.allocate_shared_memory(gl.int32, [2, 1], layout)
     full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    if KIND == "dynamic":  # the other kinds have no barriers
+    if KIND == "dynamic" or KIND == "tickets":  # the other kinds have no barriers
         for slot in gl.static_range(2):
             mbarrier.init(full.index(slot), count=1)
             mbarrier.init(empty.index(slot), count=CONSUMERS)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from flash_versions import masks
+from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.emulator import machine as gluon_machine
 from flash_versions.dispatch.emulator.machine import ORDERS
 from flash_versions.dispatch.request import make_request
@@ -44,7 +45,8 @@ OPTIONS = {
 
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch):
-    """Memory holds NaN until it is written, and TMA is early."""
+    """Memory holds NaN until it is written, and TMA is early. Programs walk from tile to tile."""
+    monkeypatch.setattr(devices, "assumed", Properties(num_sms=2))
     monkeypatch.setattr(torch, "empty", poisoned_memory)
 
 

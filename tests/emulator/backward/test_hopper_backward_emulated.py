@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from flash_versions.dispatch.autograd.compute import in_vectors, narrowed, widened
+from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.emulator import emulator as gluon_emulator
 from flash_versions.dispatch.emulator import machine as gluon_machine
 from flash_versions.dispatch.emulator.machine import ORDERS
@@ -40,6 +41,12 @@ CONFIGS = {
     "many queries, early, three stages": replace(EARLY, block_q=128, stages=3),
     "many queries, held": replace(HELD, block_q=128),
 }
+
+
+@pytest.fixture(autouse=True)
+def two_programs(monkeypatch):
+    """Programs walk from tile to tile."""
+    monkeypatch.setattr(devices, "assumed", Properties(num_sms=2))
 
 
 @pytest.fixture

@@ -32,6 +32,12 @@ PROBLEM = LOADED["fa3.hopper.backward.problem"]
 new_meeting = rows.new_meeting
 
 
+@pytest.fixture(autouse=True)
+def four_programs(monkeypatch):
+    """Programs walk from tile to tile."""
+    monkeypatch.setattr(devices, "assumed", Properties(num_sms=4))
+
+
 def stale_meeting(*given):
     """`rows.new_meeting`, in memory that others have used."""
     sums, arrivals = new_meeting(*given)
@@ -261,7 +267,7 @@ BUGS = {
         f"{WRONG}|dead-lock|arrivals", "causal",
     ),
     "other parts of a tile that is not divided store zeros": Bug(
-        "consume", [("kv_head % problem.PARTS == 0", "True")], WRONG, "causal"
+        "store", [("kv_head % problem.PARTS == 0", "True")], WRONG, "causal"
     ),
     "a part without heads waits for keys": Bug(
         "KeyProblem.share", [("gl.where(divided | is_first, end, begin)", "end")],

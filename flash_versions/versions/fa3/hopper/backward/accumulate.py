@@ -101,53 +101,64 @@ def multiply_part(ds_tile, k_tile, dq_sum, PART: gl.constexpr):
 
 
 @gluon.jit
-def accumulate(problem, buffers, addends, dq_sum):
+def accumulate(problem, buffers, scheduler, addends, dq_sum):
     """The warpgroup of dQ. If the second panel has 16 dims, registers suffice for both products at
     once: the first one is stored while the second one is computed.
     """
     PARTS: gl.constexpr = addends.PARTS
     AHEAD: gl.constexpr = dq_sum.PANELS == 2 and dq_sum.second.block_type.shape[3] == 16
-    problem, key, kv_head, sequence, begin, end, heads, divided = problem.own()
-    ds_stage, stage = buffers.ds.at(0, 0), addends.at(0)
-    buffers.k.wait(buffers.k.at(0, 0), begin < end)
-    for _ in range(heads * (end - begin)):
-        meet(DS_FULL + ds_stage.slot, DS_THREADS)
-        ds_tile = buffers.ds.tile(ds_stage)
-        k_tile = buffers.k.tile(buffers.k.at(unknown_zero(), 0))
-        dq_token = multiply_part(ds_tile, k_tile, dq_sum, 0)
-        if AHEAD:
-            ahead_token = multiply_part(ds_tile, k_tile, dq_sum, 1)
-        for part in gl.static_range(PARTS):
-            if part > 0:
-                if AHEAD:
-                    dq_token = ahead_token
-                else:
-                    dq_token = multiply_part(ds_tile, k_tile, dq_sum, part)
-            dq = warpgroup_mma_wait(1 if AHEAD and part == 0 else 0, deps=[dq_token])
-            if part == PARTS - 1:
-                buffers.ds.release(ds_stage)
-            addends.leave(stage, dq, part)
-        ds_stage = ds_stage.next()
-        stage = stage.next()
+    tile, round = problem.turns.number(), 0
+    ds_stage, kv_stage, stage = buffers.ds.at(0, 0), buffers.k.at(0, 0), addends.at(0)
+    while tile < scheduler.number:
+        mine, key, kv_head, sequence, begin, end, heads, divided = problem.own(tile)
+        buffers.k.wait(kv_stage)
+        for _ in range(heads * (end - begin)):
+            meet(DS_FULL + ds_stage.slot, DS_THREADS)
+            ds_tile = buffers.ds.tile(ds_stage)
+            k_tile = buffers.k.tile(buffers.k.at(kv_stage.slot + unknown_zero(), 0))
+            dq_token = multiply_part(ds_tile, k_tile, dq_sum, 0)
+            if AHEAD:
+                ahead_token = multiply_part(ds_tile, k_tile, dq_sum, 1)
+            for part in gl.static_range(PARTS):
+                if part > 0:
+                    if AHEAD:
+                        dq_token = ahead_token
+                    else:
+                        dq_token = multiply_part(ds_tile, k_tile, dq_sum, part)
+                dq = warpgroup_mma_wait(1 if AHEAD and part == 0 else 0, deps=[dq_token])
+                if part == PARTS - 1:
+                    buffers.ds.release(ds_stage)
+                addends.leave(stage, dq, part)
+            ds_stage = ds_stage.next()
+            stage = stage.next()
+        kv_stage = kv_stage.next()
+        tile = scheduler.receive(round)
+        round += 1
 
 
 @gluon.jit
-def add(problem, addends, dq_sum, ADDER: gl.constexpr):
+def add(problem, scheduler, addends, dq_sum, ADDER: gl.constexpr):
     """An adder: the first one, or the second one, which has work only in turns."""
     ADDERS: gl.constexpr = 2 if problem.turns.ON else 1
     if ADDER < ADDERS:
         WIDTH: gl.constexpr = dq_sum.first.block_type.shape[3]
-        problem, key, kv_head, sequence, begin, end, heads, divided = problem.own()
-        counter, additions = problem.turns.counters, gl.to_tensor(0)  # of its block before
+        tile, round, first = problem.turns.number(), 0, gl.to_tensor(ADDER)
         stage = addends.at(ADDER)
-        for step in range(ADDER, heads * (end - begin), ADDERS):
-            head, block = problem.at_step(kv_head, step, begin, end)
-            counter, additions = problem.take_turn(counter, additions, sequence, head, key, block)
-            row = problem.padded_first + block * problem.BLOCK_Q
-            for part in gl.static_range(addends.PARTS):
-                corner = [sequence, head, row, part * WIDTH]
-                addends.add(stage, dq_sum.panel(part), corner, part)
-            addends.release(stage)
-            for _ in gl.static_range(ADDERS):
-                stage = stage.next()
-        problem.turns.finish(counter, additions)
+        while tile < scheduler.number:
+            mine, key, kv_head, sequence, begin, end, heads, divided = problem.own(tile)
+            counter, additions = mine.turns.counters, gl.to_tensor(0)  # of its block before
+            steps = heads * (end - begin)
+            for step in range(first, steps, ADDERS):
+                head, block = mine.at_step(kv_head, step, begin, end)
+                counter, additions = mine.take_turn(counter, additions, sequence, head, key, block)
+                row = mine.padded_first + block * mine.BLOCK_Q
+                for part in gl.static_range(addends.PARTS):
+                    corner = [sequence, head, row, part * WIDTH]
+                    addends.add(stage, dq_sum.panel(part), corner, part)
+                addends.release(stage)
+                for _ in gl.static_range(ADDERS):
+                    stage = stage.next()
+            mine.turns.finish(counter, additions)
+            first = (first + steps) % ADDERS  # slots alternate through all tiles
+            tile = scheduler.receive(round)
+            round += 1

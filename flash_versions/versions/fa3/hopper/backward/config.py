@@ -50,6 +50,10 @@ class BackwardConfig:
             128: each has all of them and half of the dims (`wider/wide.py`).
         block_q: queries of a step.
         stages: slots of the pipelines of Q and of dO; with block_kv=64 two.
+        kv_stages: slots of K and V, with 128 keys and neither halves nor a pair: with two, the next
+            tile's are loaded during this one.
+        scheduler: of these, too: "dynamic", as many programs as the GPU holds, which walk from tile
+            to tile, or "grid", one for each tile; see `tile_scheduler.Scheduler`.
         early: issue S of the next step in this one, and dP before the exponentials, with 128 keys
             and neither halves nor a pair. That takes registers: without it S, then P, are gone when
             dP comes, and P is kept in 16 bits.
@@ -74,6 +78,8 @@ class BackwardConfig:
     block_kv: int = 128
     block_q: int = 64
     stages: int = 2
+    kv_stages: int = 1
+    scheduler: str = "dynamic"
     early: bool = False
     held: bool = False
     panels: bool = False
@@ -103,6 +109,12 @@ class BackwardConfig:
                 "do_stages fits a pair only. With block_kv=64 dO has one slot; otherwise it has as "
                 "many as Q."
             )
+        if self.kv_stages not in (1, 2):
+            raise ValueError(f"kv_stages={self.kv_stages} is not possible; 1 and 2 are.")
+        if self.kv_stages == 2 and (self.block_kv == 64 or self.by_halves):
+            raise ValueError("kv_stages=2 fits block_kv=128, with neither halves nor a pair.")
+        if self.scheduler not in ("dynamic", "grid"):
+            raise ValueError(f"scheduler={self.scheduler!r} is unknown; use dynamic or grid.")
         if self.block_kv == 64 and self.stages != 2:
             raise ValueError(f"stages={self.stages} does not fit block_kv=64; use 2.")
         if self.stages < 2:  # the gradients of K and V leave through two slots
@@ -171,7 +183,8 @@ class BackwardConfig:
         if self.pair:  # one slot of dS, four tiles of dQ
             do_stages, scores, dq = self.do_stages, 1, 4 * DQ_WIDTH
         queries = self.stages * width + do_stages * width_v + scores * self.block_kv + 2 * dq
-        return 2 * (self.block_kv * (width + width_v) + self.block_q * queries)
+        keys = self.kv_stages * (width + width_v)
+        return 2 * (self.block_kv * keys + self.block_q * queries)
 
     def fits(self, head_dim: int, head_dim_v: int) -> bool:
         """Whether the tiles fit, and with them LSE, delta and barriers, and registers suffice."""
@@ -186,7 +199,8 @@ class BackwardConfig:
 
 def default_config(request: Request) -> BackwardConfig:
     """The configuration for a request. Above head_dim 128: halves where registers and shared memory
-    suffice, else a pair, else 64 keys. Above 64, early gains nothing; above 80, a third slot.
+    suffice, else a pair, else 64 keys. Above 64, early gains nothing; above 80, a third slot. Two
+    slots of K and V wherever they fit.
     """
     dims = request.q.shape[3], request.v.shape[3]
     if max(dims) > 128:
@@ -197,6 +211,9 @@ def default_config(request: Request) -> BackwardConfig:
         config = BackwardConfig(panels=True, stages=3 if max(dims) <= 80 else 2)
     else:  # With softcap both P and its slope wait for dP: held operands would spill.
         config = BackwardConfig(stages=3, early=True, held=request.softcap is None)
+    if config.block_kv == 128 and not config.by_halves:
+        deeper = replace(config, kv_stages=2)
+        config = deeper if deeper.fits(*dims) else config
     return replace(config, parts=choose_parts(request, config))
 
 

@@ -25,7 +25,7 @@ from flash_versions.versions.fa3.hopper.backward.tiles import (
     multiply_rows,
     narrowed,
     row_values,
-    store_both,
+    store_panels,
     widened,
 )
 from flash_versions.versions.fa3.hopper.panels import Output, zero_output
@@ -79,8 +79,8 @@ def fold_queries(
     """
     stage, ds_stage, s = state.stage, state.ds_stage, state.s
     # K's rows come first: after V's, FA4's kernel spills.
-    k_rows = held.k if held.HELD else consumer_half(buffers.k, CONSUMER)
-    v_rows = held.v if held.HELD else consumer_half(buffers.v, CONSUMER)
+    k_rows = held.k if held.HELD else consumer_half(buffers.k, held.slot, CONSUMER)
+    v_rows = held.v if held.HELD else consumer_half(buffers.v, held.slot, CONSUMER)
     q_tile = buffers.q.tile(stage)
     do_tile = buffers.do.tile(stage)
     if EARLY:
@@ -122,45 +122,37 @@ def fold_queries(
 
 
 @gluon.jit
-def first_state(problem, buffers, begin, end, EARLY: gl.constexpr, CONSUMER: gl.constexpr):
-    """The state before the first step, dK = dV = 0, when K and V have landed."""
-    stage, k_stage, v_stage = buffers.q.at(0, 0), buffers.k.at(0, 0), buffers.v.at(0, 0)
-    buffers.k.wait(k_stage, begin < end)
+def first_state(
+    problem, buffers, stage, ds_stage, kv_stage, any_query, EARLY: gl.constexpr,
+    CONSUMER: gl.constexpr
+):  # fmt: skip
+    """The state before a tile's first step, dK = dV = 0, when its K and V have landed."""
+    buffers.k.wait(kv_stage)
     if EARLY:
         s = gl.zeros(
             [WARPGROUP_ROWS, problem.BLOCK_Q], gl.float32, accumulator_layout(problem.BLOCK_Q)
         )
-        if begin < end:
+        if any_query:
             buffers.q.wait(stage)
-            k_rows = consumer_half(buffers.k, CONSUMER)
+            k_rows = consumer_half(buffers.k, kv_stage.slot, CONSUMER)
             s_token = multiply_rows(k_rows, buffers.q.tile(stage), False)
             s = warpgroup_mma_wait(0, deps=[s_token])
     else:
         s = gl.to_tensor(0)
-    buffers.v.wait(v_stage, begin < end)
+    buffers.v.wait(kv_stage)
     return State(
-        zero_output(buffers.k.tile(k_stage), False),
-        zero_output(buffers.v.tile(v_stage), False),
+        zero_output(buffers.k.tile(kv_stage), False),
+        zero_output(buffers.v.tile(kv_stage), False),
         s,
         stage,
-        buffers.ds.at(0, 0),
+        ds_stage,
     )
 
 
 @gluon.jit
-def consume(
-    problem,
-    buffers,
-    dk_out,
-    dv_out,
-    parts,
-    EARLY: gl.constexpr,
-    HELD: gl.constexpr,
-    CONSUMER: gl.constexpr,
-):
-    """A consumer: dK and dV of 64 keys."""
-    problem, key, kv_head, sequence, begin, end, heads, divided = problem.own()
-    first_key = key
+def fold_all(problem, buffers, state, held, tile, EARLY: gl.constexpr, CONSUMER: gl.constexpr):
+    """The state after all queries that see a consumer's keys; tile: see `KeyProblem.own`."""
+    problem, key, kv_head, sequence, begin, end, heads, divided = tile
     key += CONSUMER * WARPGROUP_ROWS
     # These lie within begin .. end, as a later key's first and last query are no earlier. Past the
     # last key, too, as a window's bounds are not negative.
@@ -171,10 +163,6 @@ def consume(
         full_begin = gl.maximum(full_begin, begin)
         full_end = gl.maximum(full_end, full_begin)
     BLOCK_Q: gl.constexpr = problem.BLOCK_Q
-    state = first_state(problem, buffers, begin, end, EARLY, CONSUMER)
-    held = hold(buffers, BLOCK_Q, HELD, CONSUMER)
-    if CONSUMER == 1:
-        named_barrier_arrive(CONSUMER, 2)  # the first turn is the other one's
     for member in range(heads):
         last = gl.where(member + 1 < heads, end, end - 1)  # a block below it has a successor
         mine = problem.of_head(kv_head * problem.GROUP + member)
@@ -195,19 +183,74 @@ def consume(
                     state, held, mine, buffers, block * BLOCK_Q, key, block < last, True, EARLY,
                     CONSUMER
                 )  # fmt: skip
+    return state
+
+
+@gluon.jit
+def store(problem, buffers, state, kv_stage, boxes, parts, tile, CONSUMER: gl.constexpr):
+    """Store dK and dV of a consumer's keys through its part of the slots of K and V."""
+    problem, key, kv_head, sequence, begin, end, heads, divided = tile
+    dk, dv, stores = state.dk, state.dv, True
+    if problem.PARTS > 1:
+        stores = kv_head % problem.PARTS == 0
+        if divided:
+            dk, dv, stores = parts.add_up(problem, dk, dv, key, kv_head, CONSUMER)
+    # A box of 64 rows and 128 dims lies where both consumers have rows of 64 dims.
+    if buffers.k.tile(kv_stage).first.shape[1] > 64 or buffers.v.tile(kv_stage).first.shape[1] > 64:
+        meet(ALL_READ, CONSUMER_THREADS)
+    dk_out, dv_out = boxes
+    corner = problem.kv_box(sequence, kv_head, key + CONSUMER * WARPGROUP_ROWS)
+    box = kv_stage.slot * 2 + CONSUMER
+    if stores:
+        store_panels(dv, buffers.v, box, dv_out, corner)
+    buffers.ds.wait_empty(state.ds_stage.next())  # `accumulate` has read K for the last dQ
+    if stores:
+        store_panels(dk.scaled(problem.scale), buffers.k, box, dk_out, corner)
+
+
+@gluon.jit
+def give_back(buffers, kv_stage):
+    """Release slots of K and V, when TMA has read the gradients that leave by them."""
+    tma.store_wait(0)
+    buffers.k.release_loaded(kv_stage)
+    buffers.v.release(kv_stage)
+
+
+@gluon.jit
+def consume(
+    problem,
+    buffers,
+    scheduler,
+    dk_out,
+    dv_out,
+    parts,
+    EARLY: gl.constexpr,
+    HELD: gl.constexpr,
+    CONSUMER: gl.constexpr,
+):
+    """A consumer: dK and dV of 64 keys of each tile."""
+    tile, round = problem.turns.number(), 0
+    stage, ds_stage, kv_stage = buffers.q.at(0, 0), buffers.ds.at(0, 0), buffers.k.at(0, 0)
+    KV_STAGES: gl.constexpr = buffers.k.first.STAGES
+    if CONSUMER == 1:
+        named_barrier_arrive(CONSUMER, 2)  # the first turn is the other one's
+    while tile < scheduler.number:
+        own = problem.own(tile)
+        sees_query = own[4] < own[5]
+        state = first_state(
+            problem, buffers, stage, ds_stage, kv_stage, sees_query, EARLY, CONSUMER
+        )
+        held = hold(buffers, kv_stage.slot, problem.BLOCK_Q, HELD, CONSUMER)
+        if KV_STAGES == 2:
+            if round > 0:  # by now TMA has read them
+                give_back(buffers, kv_stage.next())
+        state = fold_all(problem, buffers, state, held, own, EARLY, CONSUMER)
+        store(problem, buffers, state, kv_stage, (dk_out, dv_out), parts, own, CONSUMER)
+        if KV_STAGES == 1:
+            give_back(buffers, kv_stage)
+        stage, ds_stage, kv_stage = state.stage, state.ds_stage, kv_stage.next()
+        tile = scheduler.receive(round)
+        round += 1
     if CONSUMER == 0:
         named_barrier_sync(CONSUMER)  # no arrival may be left at a barrier
-    meet(ALL_READ, CONSUMER_THREADS)
-    free = state.stage
-    if CONSUMER == 1:
-        free = free.next()
-    corner = problem.kv_box(sequence, kv_head, key)
-    if problem.PARTS > 1:
-        dk, dv, stores = state.dk, state.dv, kv_head % problem.PARTS == 0
-        if divided:
-            dk, dv, stores = parts.add_up(problem, dk, dv, first_key, kv_head, CONSUMER)
-        if stores:
-            store_both(problem, buffers, dk, dv, free, dk_out, dv_out, corner)
-    else:
-        store_both(problem, buffers, state.dk, state.dv, free, dk_out, dv_out, corner)
     tma.store_wait(0)

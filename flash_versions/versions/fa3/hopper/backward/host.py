@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.launch import Plan, layout
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.backward import exp2
@@ -16,6 +17,7 @@ from flash_versions.versions.fa3.hopper.backward.config import (
 )
 from flash_versions.versions.fa3.hopper.backward.rows import Workspace
 from flash_versions.versions.fa3.hopper.host import (
+    counters,
     score_scales,
     slopes_strides,
     window_bounds,
@@ -73,6 +75,11 @@ def tensors(request: Request, space: Workspace, plan: Plan) -> tuple:
         seconds[2] = describe(v, keys, widths_v[1])
         seconds[3] = describe_q(space.do, queries, widths_v[1])
         seconds[6] = describe(space.dv, rows, widths_v[1])
+    claims: tuple = ()  # where programs claim tiles, of the kernel that has a scheduler
+    if "SCHEDULER" in plan.constants:
+        claims = (space.values if space.turns is None else space.turns,)
+        if plan.constants["SCHEDULER"] == "dynamic":
+            claims = (counters.take(q.device),)
     if config.by_halves:  # whose boxes of dQ fit both panels
         del seconds[4]
     return (
@@ -85,6 +92,7 @@ def tensors(request: Request, space: Workspace, plan: Plan) -> tuple:
         describe(space.dk, rows, widths[0] // sharing),
         describe(space.dv, rows, widths_v[0] // sharing),
         *(seconds if config.block_kv == 128 else ()),
+        *claims,
         tiles,
         space.values if request.alibi_slopes is None else request.alibi_slopes,
         bounds,
@@ -136,7 +144,7 @@ def make_plan(
     config.check(request)
     programs = tiles_of_keys(request, config.block_kv) * request.k.shape[2] * config.parts
     if config.block_kv == 64:
-        chosen = {"PARTS": config.parts, **WIDE_REGISTERS}
+        chosen: dict[str, Any] = {"PARTS": config.parts, **WIDE_REGISTERS}
     else:
         panels, panels_v = (len(config.widths(x.shape[3])) for x in (request.q, request.v))
         chosen = {"PANELS": panels, "PANELS_V": panels_v}
@@ -145,8 +153,13 @@ def make_plan(
         elif config.pair:
             chosen |= {"DO_STAGES": config.do_stages, **PAIR_REGISTERS}
         else:
+            chosen |= {"KV_STAGES": config.kv_stages, "SCHEDULER": config.scheduler}
             chosen |= {"EARLY": config.early, "HELD": config.held, "PARTS": config.parts}
             chosen |= REGISTERS
+            if config.scheduler == "dynamic":
+                programs = min(programs, devices[request.q.device].num_sms)
+                if request.is_deterministic:  # so that turns are in the order of the tiles
+                    chosen["SCHEDULER"] = "tickets"
     return Plan(
         config,
         (*layout(request), config.block_q, config.held),
@@ -165,6 +178,7 @@ def make_plan(
             "EXP2": function,
             "SHARE": share,
             "STAGES": config.stages,
+            "OVERLAP": devices.launches_overlap(request.q.device),
             **chosen,
         },
     )

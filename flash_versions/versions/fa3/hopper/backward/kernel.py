@@ -92,6 +92,7 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from flash_versions.dispatch.launch import Launcher, Plan
 from flash_versions.dispatch.request import Request
@@ -119,26 +120,41 @@ from flash_versions.versions.fa3.hopper.panels import (
     make_panel_pipeline_beside,
 )
 from flash_versions.versions.tiles.pipeline import hear_rest, make_handover, make_slots, meet
+from flash_versions.versions.tiles.tile_scheduler import make_scheduler
 
 
 @gluon.jit
-def produce(problem, buffers, inputs):
-    """The producer: load K and V, and for each head of the group Q and dO of all that see them."""
-    problem, key, kv_head, sequence, begin, end, heads, _ = problem.own()
-    stage = buffers.q.at(0, 0)
-    if begin < end:
-        corner = problem.kv_box(sequence, kv_head, key)
-        buffers.k.fill(buffers.k.at(0, 0), inputs.k, corner)
+def produce(problem, buffers, scheduler, inputs, OVERLAP: gl.constexpr):
+    """The producer: for each tile, load K and V, and for each head of the group Q and dO of all
+    that see them. If kernels OVERLAP, the first K and V come while the kernel before still runs.
+    """
+    tile, round, filled = problem.turns.number(), 0, 0
+    stage, kv_stage = buffers.q.at(0, 0), buffers.k.at(0, 0)
+    while tile < scheduler.number:
+        mine, key, kv_head, sequence, begin, end, heads, _ = problem.own(tile)
+        corner = mine.kv_box(sequence, kv_head, key)
+        buffers.k.fill(kv_stage, inputs.k, corner)
+        buffers.v.fill(kv_stage, inputs.v, corner)
+        if OVERLAP:
+            if round == 0:
+                gdc_wait()
         for step in range(heads * (end - begin)):
-            where = problem.block_at(sequence, kv_head, step, begin, end)
-            if step >= buffers.q.first.STAGES:
+            where = mine.block_at(sequence, kv_head, step, begin, end)
+            if filled >= buffers.q.first.STAGES:
                 meet(Q_EMPTY + stage.slot, Q_THREADS)  # slots of Q and dO are empty
             load_q(buffers, inputs.q, inputs.values, stage, where)
-            if step == 0:
-                buffers.v.fill(buffers.v.at(0, 0), inputs.v, corner)
             load_do(buffers, inputs.do, inputs.values, stage, where)
             stage = stage.next()
-        hear_rest(stage, heads * (end - begin), Q_EMPTY, Q_THREADS)
+            filled += 1
+        kv_stage = kv_stage.next()
+        tile = scheduler.claim(round)
+        round += 1
+    hear_rest(stage, filled, Q_EMPTY, Q_THREADS)
+    scheduler.retire()
+    if OVERLAP:
+        if round == 0:  # or the next kernel, which waits for this one only, might be too early
+            gdc_wait()
+        gdc_launch_dependents()
 
 
 @gluon.jit(do_not_specialize=COUNTS)
@@ -158,6 +174,7 @@ def backward_kernel(
     dq_second,
     dk_second,
     dv_second,
+    counters,
     plan,
     slopes,
     bounds,
@@ -194,8 +211,11 @@ def backward_kernel(
     EXP2: gl.constexpr,
     SHARE: gl.constexpr,
     STAGES: gl.constexpr,
+    OVERLAP: gl.constexpr,
     PANELS: gl.constexpr,
     PANELS_V: gl.constexpr,
+    KV_STAGES: gl.constexpr,
+    SCHEDULER: gl.constexpr,
     EARLY: gl.constexpr,
     HELD: gl.constexpr,
     PARTS: gl.constexpr,
@@ -206,6 +226,8 @@ def backward_kernel(
     """Divide the warps of a program: four for each consumer, four for dQ, one for the producer and
     for each of two adders.
     """
+    if OVERLAP and ORDERED:  # before a program takes a ticket
+        gdc_wait()
     BLOCK_Q: gl.constexpr = q.block_type.shape[-2]
     KEYS: gl.constexpr = k.block_type.shape[-2]
     problem = make_problem(
@@ -220,10 +242,10 @@ def backward_kernel(
     dq_sum = make_boxes(dq_sum, dq_second, PANELS)
     dk_out = make_boxes(dk_out, dk_second, PANELS)
     dv_out = make_boxes(dv_out, dv_second, PANELS_V)
-    k_pipeline = make_panel_pipeline(k, 1, 2)
+    k_pipeline = make_panel_pipeline(k, KV_STAGES, 2)
     buffers = Buffers(
         k_pipeline,
-        make_panel_pipeline(v, 1, 2),
+        make_panel_pipeline(v, KV_STAGES, 2),
         make_panel_pipeline_beside(q, STAGES, k_pipeline),  # slots are given back at Q_EMPTY
         make_panel_pipeline_beside(do, STAGES, k_pipeline),
         make_slots(values, STAGES),
@@ -232,22 +254,24 @@ def backward_kernel(
     )
     addends = make_addends(dq_sum, k.width())
     inputs = Inputs(q, k, v, do, values)
+    RECEIVERS: gl.constexpr = 5 if ORDERED else 4
+    scheduler = make_scheduler(problem.num_tiles(), counters, SCHEDULER, RECEIVERS)
     fence_async_shared()
     gl.warp_specialize(
         [
-            (consume, (problem, buffers, dk_out, dv_out, parts, EARLY, HELD, 0)),
-            (consume, (problem, buffers, dk_out, dv_out, parts, EARLY, HELD, 1)),
-            (accumulate, (problem, buffers, addends, dq_sum)),
-            (produce, (problem, buffers, inputs)),
-            (add, (problem, addends, dq_sum, 0)),
-            (add, (problem, addends, dq_sum, 1)),
+            (consume, (problem, buffers, scheduler, dk_out, dv_out, parts, EARLY, HELD, 0)),
+            (consume, (problem, buffers, scheduler, dk_out, dv_out, parts, EARLY, HELD, 1)),
+            (accumulate, (problem, buffers, scheduler, addends, dq_sum)),
+            (produce, (problem, buffers, scheduler, inputs, OVERLAP)),
+            (add, (problem, scheduler, addends, dq_sum, 0)),
+            (add, (problem, scheduler, addends, dq_sum, 1)),
         ],
         [4, 4, 1, 1, 1],
         [CONSUMER_REGISTERS, ACCUMULATOR_REGISTERS] + [PRODUCER_REGISTERS] * 3,
     )
 
 
-launch_backward = Launcher(backward_kernel)
+launch_backward = Launcher(backward_kernel, launch_pdl=True)
 
 
 def left_to_portable(request: Request) -> str | None:
@@ -313,10 +337,11 @@ def launch(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Launch the kernels; arguments and results as those of `backward`."""
     config = plan.config
-    space = prepare(request, o, lse, do, dlse, config, plan.constants["ORDERED"])
+    ordered, overlap = plan.constants["ORDERED"], plan.constants["OVERLAP"]
+    space = prepare(request, o, lse, do, dlse, config, ordered, overlap)
     launcher = launch_wide if config.block_kv == 64 else launch_backward
     if config.by_halves:
         launcher = launch_halves if config.halves else launch_pair
     launcher.launch(plan, tensors(request, space, plan))
-    finish(request, space.dq_sum, space.dq, space.tiles, config)
+    finish(request, space.dq_sum, space.dq, space.tiles, config, overlap)
     return space.dq, space.dk, space.dv, space.dsink

@@ -56,17 +56,25 @@ class KeyProblem:
     BLOCK_KV: gl.constexpr
 
     @gluon.jit
-    def own(self):
-        """What a program computes: (the problem of its sequence, first key, key head, sequence,
-        first block of queries, end of these blocks, number of query heads, whether its tile is
+    def own(self, tile):
+        """What a tile of this number is: (the problem of its sequence, first key, key head,
+        sequence, first block of queries, end of these blocks, number of query heads, whether it is
         divided). `share` divides tiles.
         """
-        mine, key, kv_head, sequence = self.locate(self.turns.number())
+        mine, key, kv_head, sequence = self.locate(tile)
         begin, _, _, end = mine.blocks(key, self.BLOCK_KV)
         heads, divided = self.GROUP, False
         if self.PARTS > 1:
             heads, end, divided = mine.share(kv_head, begin, end)
         return mine, key, kv_head, sequence, begin, end, heads, divided
+
+    @gluon.jit
+    def num_tiles(self):
+        """How many tiles there are, of all key heads and sequences."""
+        if self.RAGGED:
+            return planned_tiles(self.plan) * self.kv_heads
+        else:
+            return gl.cdiv(self.kv_length, self.BLOCK_KV) * self.kv_heads * self.batch
 
     @gluon.jit
     def locate(self, tile):

@@ -35,7 +35,7 @@ Q_THREADS = gl.constexpr(288)  # both consumers and the producer
 class Buffers:
     """What the partitions share."""
 
-    k: PanelPipeline  # one slot
+    k: PanelPipeline  # with two slots, the next tile's comes during this one
     v: PanelPipeline
     q: PanelPipeline
     do: PanelPipeline
@@ -46,30 +46,33 @@ class Buffers:
 
 @aggregate
 class Held:
-    """V and K of a consumer as left operands in registers; if not HELD, a 0 each."""
+    """V and K of a consumer as left operands in registers; if not HELD, a 0 each, and they are read
+    from their slot in shared memory.
+    """
 
     v: gl.tensor
     k: gl.tensor
+    slot: gl.tensor
     HELD: gl.constexpr
 
 
 @gluon.jit
-def consumer_half(pipeline, CONSUMER: gl.constexpr):
+def consumer_half(pipeline, slot, CONSUMER: gl.constexpr):
     """A consumer's 64 rows of a tile of K or V."""
-    tile = pipeline.tile(pipeline.at(unknown_zero(), 0))
+    tile = pipeline.tile(pipeline.at(slot + unknown_zero(), 0))
     return tile.rows(CONSUMER * WARPGROUP_ROWS, WARPGROUP_ROWS)
 
 
 @gluon.jit
-def hold(buffers, BLOCK_Q: gl.constexpr, HELD: gl.constexpr, CONSUMER: gl.constexpr):
-    """A consumer's rows of V and K, for products with blocks of so many queries."""
+def hold(buffers, slot, BLOCK_Q: gl.constexpr, HELD: gl.constexpr, CONSUMER: gl.constexpr):
+    """A consumer's rows of V and K in a slot, for products with blocks of so many queries."""
     if HELD:
         operand: gl.constexpr = operand_layout(accumulator_layout(BLOCK_Q))
-        v = consumer_half(buffers.v, CONSUMER).first.load(operand)
-        k = consumer_half(buffers.k, CONSUMER).first.load(operand)
-        return Held(v, k, HELD)
+        v = consumer_half(buffers.v, slot, CONSUMER).first.load(operand)
+        k = consumer_half(buffers.k, slot, CONSUMER).first.load(operand)
+        return Held(v, k, slot, HELD)
     else:
-        return Held(gl.to_tensor(0), gl.to_tensor(0), HELD)
+        return Held(gl.to_tensor(0), gl.to_tensor(0), slot, HELD)
 
 
 @gluon.jit
@@ -217,12 +220,3 @@ def store_panels(x, pipeline, slot, boxes, coordinates):
     store_gradient(x.first, slots.first, slot, boxes.first, coordinates)
     if boxes.PANELS == 2:
         store_gradient(x.second, slots.second, slot, boxes.second, boxes.beside(coordinates))
-
-
-@gluon.jit
-def store_both(problem, buffers, dk, dv, free, dk_out, dv_out, corner):
-    """Store a consumer's dK and dV through a slot of Q and one of dO, which are read."""
-    dk = dk.scaled(problem.scale)
-    box = free.slot * (problem.BLOCK_Q // WARPGROUP_ROWS)
-    store_panels(dv, buffers.do, box, dv_out, corner)
-    store_panels(dk, buffers.q, box, dk_out, corner)

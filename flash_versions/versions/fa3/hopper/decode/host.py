@@ -6,7 +6,7 @@ from functools import partial
 import torch
 
 from flash_versions.dispatch.device import devices
-from flash_versions.dispatch.launch import Launcher, Plan, WithOptions, layout
+from flash_versions.dispatch.launch import Launcher, Plan, layout
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import padded_head_dim
 from flash_versions.dispatch.version import Forward
@@ -59,7 +59,7 @@ class DecodeConfig:
 
 counters = Counters(MOST_COUNTERS, launches=1024)
 launch_alone = Launcher(decode_kernel)
-launch_by_two = Launcher(WithOptions(decode_kernel, maxnreg=REGISTERS // THREADS // 2))
+launch_by_two = Launcher(decode_kernel, maxnreg=REGISTERS // THREADS // 2)
 
 
 def panels_of(head_dim: int) -> int:

@@ -20,7 +20,7 @@ def multiply_scores(buffers, stage, HALF: gl.constexpr, CONSUMER: gl.constexpr):
     """Issue S^T of a consumer's keys and half of the queries in a slot: a token to wait for."""
     q_tile = buffers.q.tile(stage)
     ROWS: gl.constexpr = q_tile.first.shape[0] // 2
-    k_rows = consumer_half(buffers.k, CONSUMER).pair()
+    k_rows = consumer_half(buffers.k, 0, CONSUMER).pair()
     return multiply_qk(k_rows, q_tile.rows(HALF * ROWS, ROWS))
 
 
@@ -88,7 +88,7 @@ def fold_by_halves(
         p = narrowed(p, do_tile.first) if problem.CAP else slope
         if half == 0:
             buffers.do.wait(do_stage)
-        dp_token = multiply_qk(consumer_half(buffers.v, CONSUMER).pair(), do_tile)
+        dp_token = multiply_qk(consumer_half(buffers.v, 0, CONSUMER).pair(), do_tile)
         dv_tokens = multiply_into(dv, p, do_tile)
         dp = warpgroup_mma_wait(do_tile.PANELS, deps=[dp_token])  # dV is in flight
         if half == 0:

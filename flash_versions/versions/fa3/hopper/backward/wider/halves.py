@@ -46,6 +46,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     tma,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import gdc_wait
 
 from flash_versions.dispatch.launch import Launcher
 from flash_versions.versions.fa3.hopper.backward.host import COUNTS
@@ -56,7 +57,7 @@ from flash_versions.versions.fa3.hopper.backward.tiles import (
     add_dq,
     multiply_dq,
     part_of_dims,
-    store_both,
+    store_panels,
 )
 from flash_versions.versions.fa3.hopper.backward.wider.fold import first_scores, fold_by_halves
 from flash_versions.versions.fa3.hopper.panels import (
@@ -111,7 +112,7 @@ def first_halves_state(problem, buffers, more, CONSUMER: gl.constexpr):
 @gluon.jit
 def consume_halves(problem, buffers, dk_out, dv_out, CONSUMER: gl.constexpr):
     """A consumer: dK and dV of 64 keys."""
-    problem, key, kv_head, sequence, begin, end, heads, _ = problem.own()
+    problem, key, kv_head, sequence, begin, end, heads, _ = problem.own(problem.turns.number())
     key += CONSUMER * WARPGROUP_ROWS
     _, full_begin, full_end, _ = problem.blocks(key, WARPGROUP_ROWS)
     steps = heads * (end - begin)
@@ -130,7 +131,9 @@ def consume_halves(problem, buffers, dk_out, dv_out, CONSUMER: gl.constexpr):
         free = free.next()
     corner = problem.kv_box(sequence, kv_head, key)
     buffers.q.wait_empty(free)  # and so is the slot of dO
-    store_both(problem, buffers, state.dk, state.dv, free, dk_out, dv_out, corner)
+    box = free.slot * (problem.BLOCK_Q // WARPGROUP_ROWS)
+    store_panels(state.dv, buffers.do, box, dv_out, corner)
+    store_panels(state.dk.scaled(problem.scale), buffers.q, box, dk_out, corner)
     tma.store_wait(0)
 
 
@@ -151,7 +154,7 @@ def load(problem, buffers, inputs, stage, place, step, begin, end):
 def accumulate_and_load(problem, buffers, inputs, dq_tiles, dq_sum):
     """The warpgroup of dQ, and the producer: of each block, dQ = dS K, some dims at a time."""
     WIDTH: gl.constexpr = dq_sum.first.block_type.shape[3]
-    problem, key, kv_head, sequence, begin, end, heads, _ = problem.own()
+    problem, key, kv_head, sequence, begin, end, heads, _ = problem.own(problem.turns.number())
     place = sequence, kv_head, key
     steps = heads * (end - begin)
     stage = buffers.q.at(0, 0)
@@ -245,12 +248,15 @@ def backward_halves_kernel(
     EXP2: gl.constexpr,
     SHARE: gl.constexpr,
     STAGES: gl.constexpr,
+    OVERLAP: gl.constexpr,
     PANELS: gl.constexpr,
     PANELS_V: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr,
     ACCUMULATOR_REGISTERS: gl.constexpr,
 ):
     """Divide the warps of a program: four for each consumer, four for dQ and loads."""
+    if OVERLAP:
+        gdc_wait()
     BLOCK_Q: gl.constexpr = q.block_type.shape[-2]
     KEYS: gl.constexpr = k.block_type.shape[-2]
     problem = make_problem(
@@ -288,4 +294,4 @@ def backward_halves_kernel(
     )
 
 
-launch_halves = Launcher(backward_halves_kernel)
+launch_halves = Launcher(backward_halves_kernel, launch_pdl=True)

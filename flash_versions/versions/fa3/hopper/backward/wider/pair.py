@@ -41,6 +41,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     tma,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import gdc_wait
 
 from flash_versions.dispatch.launch import Launcher
 from flash_versions.versions.fa3.hopper.backward.host import COUNTS
@@ -186,7 +187,7 @@ def first_pair_state(problem, buffers, more, CONSUMER: gl.constexpr):
 @gluon.jit
 def consume_pair(problem, buffers, inputs, dq_out, dk_out, dv_out, CONSUMER: gl.constexpr):
     """A consumer: dK and dV of 64 keys, and half of the dims of dQ of all 128."""
-    problem, key, kv_head, sequence, begin, end, heads, _ = problem.own()
+    problem, key, kv_head, sequence, begin, end, heads, _ = problem.own(problem.turns.number())
     place = sequence, kv_head, key
     steps = heads * (end - begin)
     next_q, next_do = buffers.q.at(0, 0), buffers.do.at(0, 0)
@@ -280,12 +281,15 @@ def backward_pair_kernel(
     EXP2: gl.constexpr,
     SHARE: gl.constexpr,
     STAGES: gl.constexpr,
+    OVERLAP: gl.constexpr,
     PANELS: gl.constexpr,
     PANELS_V: gl.constexpr,
     DO_STAGES: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr,
 ):
     """Divide the warps of a program: four for each consumer."""
+    if OVERLAP:
+        gdc_wait()
     BLOCK_Q: gl.constexpr = q.block_type.shape[-2]
     KEYS: gl.constexpr = k.block_type.shape[-2]
     problem = make_problem(
@@ -321,4 +325,4 @@ def backward_pair_kernel(
     )
 
 
-launch_pair = Launcher(backward_pair_kernel)
+launch_pair = Launcher(backward_pair_kernel, launch_pdl=True)

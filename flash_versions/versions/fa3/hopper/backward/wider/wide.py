@@ -44,6 +44,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import gdc_wait
 
 from flash_versions.dispatch.launch import Launcher
 from flash_versions.versions.fa3.hopper.backward.host import COUNTS
@@ -116,7 +117,7 @@ class WideState:
 @gluon.jit
 def produce_wide(problem, buffers, q, k, v, do, values):
     """The producer: as that of `kernel.py`, with pipelines of different lengths."""
-    problem, key, kv_head, sequence, begin, end, heads, _ = problem.own()
+    problem, key, kv_head, sequence, begin, end, heads, _ = problem.own(problem.turns.number())
     q_stage = buffers.q.at(0, 0)
     do_stage = buffers.do.at(0, 0)
     if begin < end:
@@ -142,7 +143,7 @@ def produce_wide(problem, buffers, q, k, v, do, values):
 @gluon.jit
 def add_wide(problem, buffers, dq_sum):
     """The adder: TMA adds the parts of dQ that consumers leave to what other tiles have added."""
-    problem, key, kv_head, sequence, begin, end, heads, _ = problem.own()
+    problem, key, kv_head, sequence, begin, end, heads, _ = problem.own(problem.turns.number())
     WIDTH: gl.constexpr = dq_sum.block_type.shape[3]
     counter, additions = problem.turns.counters, gl.to_tensor(0)  # of the block before
     for member in range(heads):
@@ -257,7 +258,9 @@ def store_halves(problem, buffers, dk, dv, state, dk_out, dv_out, place, CONSUME
 @gluon.jit
 def consume_wide(problem, buffers, dk_out, dv_out, parts, CONSUMER: gl.constexpr):
     """A consumer: 64 keys, and half of the dims."""
-    problem, key, kv_head, sequence, begin, end, heads, divided = problem.own()
+    problem, key, kv_head, sequence, begin, end, heads, divided = problem.own(
+        problem.turns.number()
+    )
     _, full_begin, full_end, _ = problem.blocks(key, problem.BLOCK_KV)
     k_stage = buffers.k.at(0, 0)
     DIMS: gl.constexpr = buffers.k.tile(k_stage).shape[1] // 2
@@ -343,11 +346,14 @@ def backward_wide_kernel(
     EXP2: gl.constexpr,
     SHARE: gl.constexpr,
     STAGES: gl.constexpr,
+    OVERLAP: gl.constexpr,
     PARTS: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr,
     PRODUCER_REGISTERS: gl.constexpr,
 ):
     """Divide the warps of a program into two consumers, four each, and one producer."""
+    if OVERLAP:
+        gdc_wait()
     BLOCK_Q: gl.constexpr = q.block_type.shape[-2]
     KEYS: gl.constexpr = k.block_type.shape[-2]
     problem = make_problem(
@@ -386,4 +392,4 @@ def backward_wide_kernel(
     )
 
 
-launch_wide = Launcher(backward_wide_kernel)
+launch_wide = Launcher(backward_wide_kernel, launch_pdl=True)
