@@ -568,12 +568,12 @@ gradients = {f"d{name}": x.grad for name, x in zip("qkv", leaves)}
 accuracy = compare(o.detach(), q, k, v, causal=True, do=do, **gradients)
 
 # %% tags=["hide-input"]
-sms = 132  # of an H100
+sms = 132  # of an H200
 row = shapes(document, "backward")[(2, 16, 16, 8192, 8192, 128, False)]
 fa1_rate, plain_rate = rate_of(row, "fa1"), rate_of(row, "plain")
 assert fa1_rate < plain_rate / 2
 Markdown(
-    f"The gradients are right, but FA1's backward is slow: {fa1_rate:.0f} TFLOP/s on an H100, where plain PyTorch has "
+    f"The gradients are right, but FA1's backward is slow: {fa1_rate:.0f} TFLOP/s on an H200, where plain PyTorch has "
     f"{plain_rate:.0f}. It uses one program for each head, as in the paper. This measurement has 2 sequences of 16 heads, "
     f"so {2 * 16} programs run on {sms} SMs, and most SMs have no work. Each program also reads and writes all "
     f"of its `dq` once for each block of keys. FA2 mends both."

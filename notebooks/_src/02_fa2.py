@@ -577,7 +577,7 @@ row = shapes(document, "backward")[shape]
 batch, heads, tile = shape[0], shape[1], fa2_backward.MEASURED_KV[128].block_kv
 Markdown(
     f"With {batch} sequences of {shape[3]} keys and {heads} heads, FA2 has "
-    f"{batch * heads * shape[3] // tile} programs for `dk` and `dv`, and FA1 has {batch * heads}. On an H100, FA2's backward does "
+    f"{batch * heads * shape[3] // tile} programs for `dk` and `dv`, and FA1 has {batch * heads}. On an H200, FA2's backward does "
     f"{rate_of(row, 'fa2'):.0f} TFLOP/s, FA1's {rate_of(row, 'fa1'):.0f}, and plain PyTorch's {rate_of(row, 'plain'):.0f}."
 )
 

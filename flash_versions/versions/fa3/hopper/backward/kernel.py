@@ -5,14 +5,18 @@ five, because no other program may add to what a program owns. And as in the for
 all in turn leave the tensor cores idle while they compute exponentials.
 
 What changes.
-* One kernel. A program owns 128 keys and adds its share of dQ to memory: TMA adds a tile to a box
-  (reduce-add, fp32). The order of the additions is the order in which programs come by, so dQ may
-  differ in its last bits from run to run. With `deterministic` programs wait for their turns, see
-  `turns.py`.
+* One kernel. A program has a tile of 128 keys and adds its share of dQ to memory: TMA adds to a
+  box (reduce-add, fp32). The order of the additions is the order in which programs come by, so dQ
+  may differ in its last bits from run to run. With `deterministic` programs wait for their turns,
+  see `turns.py`.
 * Warp specialisation. A producer warp streams Q and dO of the queries that see these keys, with a
   row of LSE and one of delta; two consumers have 64 keys each, and dK and dV in registers.
 * Transposed scores. With S^T = K Q^T, a consumer's rows are keys: P^T and dS^T are, rounded, the
   left operands of dV += P^T dO and dK += dS^T Q, straight from registers.
+* Persistent programs. As many as there are SMs walk from tile to tile, heaviest tiles first. The
+  producer claims the next tile when it has loaded this one's last block, and its K and V come while
+  the others still compute this one, if K and V have two slots. dK and dV leave through the slots of
+  the tile's own K and V.
 * A warpgroup for dQ, `accumulate`. dQ sums over keys, and a consumer has half of them. Both leave
   their dS, in two slots, for a third warpgroup, which does one product, dQ = dS K, and leaves it,
   in two slots, for warps that have it added to memory, the adders: nothing of that is in the
@@ -29,6 +33,7 @@ One step, for block j; [..] what the tensor cores do, a column is a stretch of t
     waits           for                                             at
     consumer        the other one has done its exponentials         named_barrier_sync
     producer        both consumers have read a slot of Q and of dO  Q_EMPTY, named
+    producer        dK and dV have left by a slot of K and V        k.empty v.empty
     consumer        the producer's copy has landed                  k.full v.full q.full do.full
     accumulate      the producer's copy of K has landed             k.full
     consumer        `accumulate` has read the slot of dS_j-2        ds.empty
@@ -39,7 +44,9 @@ One step, for block j; [..] what the tensor cores do, a column is a stretch of t
     adder           TMA has read its slot of dQ                     tma.store_wait
     adder           with turns: its block before is in memory       turns.advance
     adder           with turns: tiles behind have added to block j  turns.advance
-    consumer        both have read the slot that dK, dV leave by    ALL_READ, named
+    consumer        `accumulate` has read K, which dK leaves by     ds.empty
+    consumer        above 64 dims: both have read K and V           ALL_READ, named
+    all others      the producer has claimed a tile                 scheduler.full
 
 Barriers. When a partition arrives at an mbarrier, Gluon makes its warps wait for each other, before
 and behind. At head_dim 64, where a step is short, that is a good part of it. So what consumers tell
@@ -55,7 +62,7 @@ adder, and so for other programs (`turns.py`): the turns close no circle of wait
 Why no warp overwrites what another still reads: before it writes a tile, it waits until the readers
 have said that they are done, for dS and dQ as for all others. Slots of Q and of dO are given back
 together, behind dK, the last product that reads one. With `early`, S is issued once more after the
-last block, perhaps from a slot that the other consumer stores dK through. This S is never used.
+last block, perhaps from a slot that the next tile's Q is on its way to. This S is never used.
 
 `early`, up to head_dim 64: dP is issued before the exponentials, and S of the next step behind dK.
 Elsewhere P is rounded to 16 bits before dP is computed: at head_dim 128 registers do not hold fp32
@@ -79,6 +86,7 @@ queries at a time: with a warpgroup for dQ up to 160 dims, and for 192 with 128 
 (`wider/pair.py`). At 256 a program has 64 keys, and consumers divide the dims (`wider/wide.py`).
 
 Before it, a kernel computes delta and clears the sum of dQ; one behind it scales and rounds dQ.
+Each may begin while the one before still runs (`rows.py`).
 
 Source: Shah et al. 2024, "FlashAttention-3", arXiv:2407.08608, section 3 and appendix B.1,
 whose backward has a warp for the addition of dQ, too; transposed scores as in its code. A

@@ -8,11 +8,12 @@ it that the block sees (`KeyProblem.tiles_behind`). Each block has a counter in 
 program adds to a block, it waits until the counter has reached its turn. When its addition is
 complete in memory, it increments the counter.
 
-Why no program waits forever. A program takes a ticket from a counter when it starts, and tickets
-give out the tiles of a head from the last to the first. A program waits only for tiles behind its
-own, so only for programs with lower tickets, which have started. Of all programs that have not
-ended, the one with the lowest ticket waits for none. This holds for every order in which a GPU
-starts programs and for any number of them that run at once, so a GPU may be shared.
+Why no program waits forever. A program takes a ticket from a counter for each of its tiles, and
+tickets give out the tiles of a head from the last to the first. A tile waits only for tiles behind
+it, so only for lower tickets, which programs have taken that run. A program has its tiles in the
+order of their tickets. So of all tiles that are not done, the one with the lowest ticket waits for
+none. This holds for every order in which a GPU starts programs and for any number of them that run
+at once, so a GPU may be shared.
 
 How long programs wait. Under a causal mask, the tile behind is two blocks of queries ahead, because
 it is not seen by the first two. Without a causal mask, all tiles of a head start at the first
