@@ -314,7 +314,8 @@ def compiling(arch: str = "sm_90") -> Iterator[list[Compiled]]:
             found.append(Compiled(kernel.__name__, kernel.__module__, arch, code))
 
     def compile_launch(launcher: Launcher, *args: Any, **options: Any) -> None:
-        launch(Launcher(launcher.kernel), *args, **options)  # one that has compiled nothing yet
+        new = Launcher(launcher.kernel, **launcher.options)  # one that has compiled nothing yet
+        launch(new, *args, **options)
 
     def compile_only(kernel: Any, grid: tuple[int, ...]) -> Callable[..., None]:
         return CompileOnly(kernel, keep)[grid]

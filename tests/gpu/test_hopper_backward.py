@@ -143,6 +143,7 @@ def row(kernel: Compiled) -> dict:
         "unused_barriers": kernel.unused_barriers,
         "shared": kernel.shared,
         "stack": kernel.stack,
+        "early": kernel.code.metadata.launch_pdl,
         "registers": kernel.registers,
         "warps": kernel.num_warps,
         "serialised": kernel.serialised,
@@ -206,13 +207,15 @@ def without_moves(loop: dict) -> list[str]:
 @pytest.mark.parametrize("call", of(*CALLS))
 def test_it_compiles_fits_and_is_asynchronous(call):
     """Loads, stores and additions are TMA's, and no product waits for the one before it. Three
-    kernels, of which the first and the last keep to registers.
+    kernels, of which the first and the last keep to registers, and the later two are launched while
+    the one before runs.
     """
     rows = compiled(call)
     wide = max(CALLS[call][:2]) > 128
     main = "backward_wide_kernel" if wide else "backward_kernel"
     main = "backward_halves_kernel" if CALLS[call][:2] == (192, 128) else main
     assert list(rows) == ["prepare_kernel", main, "finish_kernel"]
+    assert [x["early"] for x in rows.values()] == [False, True, True]
     assert rows["prepare_kernel"]["stack"] == rows["finish_kernel"]["stack"] == 0
     kernel = explicit(call)
     assert kernel["warps"] == (12 if wide else 16) and kernel["shared"] <= SHARED_MEMORY

@@ -10,6 +10,12 @@ from flash_versions.dispatch.replay.recording import make_lasting
 from flash_versions.versions.tiles.triton_compat import aggregate
 
 
+@gluon.constexpr_function
+def claims(kind):
+    """Whether programs claim tiles from a counter."""
+    return kind in ("dynamic", "tickets")
+
+
 @aggregate
 class Scheduler:
     """Hands out the tiles 0 .. number - 1 to programs, round after round.
@@ -21,12 +27,13 @@ class Scheduler:
     "dynamic": the producer of a persistent program claims its next tile from a counter in memory,
         long before its consumers are done with this one, and leaves it for them in one of two
         slots.
-    "tickets": as "dynamic", but a program claims its first tile, too: tiles are handed out in the
-        order in which programs begin. The caller claims it, and clears the counter.
+    "tickets": as "dynamic", but tiles are handed out in the order in which programs begin: a
+        program takes its first tile from the counter, too, before there is a scheduler. The
+        host, or a kernel before, sets the counter to 0.
     """
 
     number: gl.tensor
-    counters: gl.tensor  # pointer to two int32, 0 at the launch: tiles claimed, programs retired
+    counters: gl.tensor  # pointer to int32, 0 at the launch: tiles claimed, programs retired
     claimed: gl.shared_memory_descriptor
     full: gl.shared_memory_descriptor
     empty: gl.shared_memory_descriptor
@@ -35,7 +42,7 @@ class Scheduler:
     @gluon.jit
     def claim(self, round):
         """Producer: the tile of the round after this one; `number` or more if there is none."""
-        if self.KIND == "dynamic" or self.KIND == "tickets":
+        if claims(self.KIND):
             tile = gl.atomic_add(self.counters, 1)
             if self.KIND == "dynamic":
                 tile += gl.num_programs(0)
@@ -51,7 +58,7 @@ class Scheduler:
     @gluon.jit
     def receive(self, round):
         """Consumer: what the producer has claimed in this round."""
-        if self.KIND == "dynamic" or self.KIND == "tickets":
+        if claims(self.KIND):
             slot = round & 1
             mbarrier.wait(self.full.index(slot), (round >> 1) & 1)
             layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
@@ -88,7 +95,7 @@ def make_scheduler(number, counters, KIND: gl.constexpr, CONSUMERS: gl.constexpr
     claimed = gl.allocate_shared_memory(gl.int32, [2, 1], layout)
     full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    if KIND == "dynamic" or KIND == "tickets":  # the other kinds have no barriers
+    if claims(KIND):  # the other kinds have no barriers
         for slot in gl.static_range(2):
             mbarrier.init(full.index(slot), count=1)
             mbarrier.init(empty.index(slot), count=CONSUMERS)

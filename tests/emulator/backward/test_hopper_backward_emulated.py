@@ -11,14 +11,14 @@ from flash_versions.dispatch.autograd.compute import in_vectors, narrowed, widen
 from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.emulator import emulator as gluon_emulator
 from flash_versions.dispatch.emulator import machine as gluon_machine
-from flash_versions.dispatch.emulator.machine import ORDERS
+from flash_versions.dispatch.emulator.machine import ORDERS, Deadlock
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fa3.hopper.backward import rows
 from flash_versions.versions.oracle.budget import assess_request
 from flash_versions.versions.oracle.reference import forward
 from flash_versions.versions.oracle.suite import CASES
 from tests.emulator.backward.hopper_backward_bugs import BUGS, RUNS
-from tests.emulator.planted_bugs import assert_found, outcomes, plant
+from tests.emulator.planted_bugs import Bug, assert_found, outcomes, plant
 from tests.helpers.rotation import rotated
 
 LOADED = gluon_emulator.load("flash_versions.versions.fa4.hopper.backward")
@@ -203,6 +203,30 @@ def test_full_blocks_of_a_consumer_are_among_those_of_its_program(left, right, e
         _, full_begin, full_end, _ = map(gluon_emulator.tensor_of, found)
         assert (begin <= full_begin).all() and (full_begin <= full_end).all()
         assert (full_end <= end).all()
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_tiles_without_queries_between_others(planted, monkeypatch):
+    """The consumers give back the K of a tile that no query sees while the warpgroup of dQ, whose
+    products are late, is at the tile before. If it waited for that K, it would hear of the next one
+    and miss it: in a few of many orders, a dead-lock.
+    """
+    if planted:
+        bug = Bug("accumulate", [("(kv_stage, begin < end)", "(kv_stage)")], "dead-lock")
+        plant(bug, LOADED.values(), monkeypatch)
+    monkeypatch.setattr(devices, "assumed", Properties(num_sms=1))
+    q_lengths, k_lengths = [200, 0, 0, 200, 0, 130], [100, 128, 128, 100, 100, 90]
+    bounds = [torch.tensor([0, *x]).cumsum(0).int() for x in (q_lengths, k_lengths)]
+    locked = 0
+    for seed in range(16):
+        monkeypatch.setattr(gluon_machine, "order", ORDERS["late products"]._replace(seed=seed))
+        q = torch.randn(sum(q_lengths), 2, 64, dtype=torch.bfloat16)
+        k, v = torch.randn(2, sum(k_lengths), 1, 64, dtype=torch.bfloat16)
+        try:
+            check(USUAL, q, k, v, cu_seqlens_q=bounds[0], cu_seqlens_k=bounds[1])
+        except Deadlock:
+            locked += 1
+    assert bool(locked) == planted
 
 
 @pytest.mark.parametrize("heads", [2, 5])

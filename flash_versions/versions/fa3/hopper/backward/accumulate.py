@@ -111,7 +111,8 @@ def accumulate(problem, buffers, scheduler, addends, dq_sum):
     ds_stage, kv_stage, stage = buffers.ds.at(0, 0), buffers.k.at(0, 0), addends.at(0)
     while tile < scheduler.number:
         mine, key, kv_head, sequence, begin, end, heads, divided = problem.own(tile)
-        buffers.k.wait(kv_stage)
+        # A tile without steps the consumers give back before it is seen here.
+        buffers.k.wait(kv_stage, begin < end)
         for _ in range(heads * (end - begin)):
             meet(DS_FULL + ds_stage.slot, DS_THREADS)
             ds_tile = buffers.ds.tile(ds_stage)
@@ -159,6 +160,6 @@ def add(problem, scheduler, addends, dq_sum, ADDER: gl.constexpr):
                 for _ in gl.static_range(ADDERS):
                     stage = stage.next()
             mine.turns.finish(counter, additions)
-            first = (first + steps) % ADDERS  # slots alternate through all tiles
+            first = (first + steps) % ADDERS  # this adder's first step in the next tile
             tile = scheduler.receive(round)
             round += 1

@@ -52,8 +52,9 @@ class BackwardConfig:
         stages: slots of the pipelines of Q and of dO; with block_kv=64 two.
         kv_stages: slots of K and V, with 128 keys and neither halves nor a pair: with two, the next
             tile's are loaded during this one.
-        scheduler: of these, too: "dynamic", as many programs as the GPU holds, which walk from tile
-            to tile, or "grid", one for each tile; see `tile_scheduler.Scheduler`.
+        scheduler: with 128 keys and neither halves nor a pair: "dynamic", as many programs as the
+            GPU holds, which walk from tile to tile, or "grid", a program for each tile; see
+            `tile_scheduler.Scheduler`.
         early: issue S of the next step in this one, and dP before the exponentials, with 128 keys
             and neither halves nor a pair. That takes registers: without it S, then P, are gone when
             dP comes, and P is kept in 16 bits.
@@ -117,7 +118,7 @@ class BackwardConfig:
             raise ValueError(f"scheduler={self.scheduler!r} is unknown; use dynamic or grid.")
         if self.block_kv == 64 and self.stages != 2:
             raise ValueError(f"stages={self.stages} does not fit block_kv=64; use 2.")
-        if self.stages < 2:  # the gradients of K and V leave through two slots
+        if self.stages < 2:  # for an early S; gradients of halves leave by two slots
             raise ValueError(f"stages={self.stages} must be at least 2.")
         if self.stages > MOST_SLOTS:
             raise ValueError(f"stages={self.stages} must be at most {MOST_SLOTS}.")

@@ -75,9 +75,10 @@ def tensors(request: Request, space: Workspace, plan: Plan) -> tuple:
         seconds[2] = describe(v, keys, widths_v[1])
         seconds[3] = describe_q(space.do, queries, widths_v[1])
         seconds[6] = describe(space.dv, rows, widths_v[1])
+    turns = space.values if space.turns is None else space.turns
     claims: tuple = ()  # where programs claim tiles, of the kernel that has a scheduler
     if "SCHEDULER" in plan.constants:
-        claims = (space.values if space.turns is None else space.turns,)
+        claims = (turns,)
         if plan.constants["SCHEDULER"] == "dynamic":
             claims = (counters.take(q.device),)
     if config.by_halves:  # whose boxes of dQ fit both panels
@@ -97,7 +98,7 @@ def tensors(request: Request, space: Workspace, plan: Plan) -> tuple:
         space.values if request.alibi_slopes is None else request.alibi_slopes,
         bounds,
         spans,
-        space.values if space.turns is None else space.turns,
+        turns,
         *meeting(space, plan),
     )
 

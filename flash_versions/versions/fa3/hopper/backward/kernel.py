@@ -13,10 +13,10 @@ What changes.
   row of LSE and one of delta; two consumers have 64 keys each, and dK and dV in registers.
 * Transposed scores. With S^T = K Q^T, a consumer's rows are keys: P^T and dS^T are, rounded, the
   left operands of dV += P^T dO and dK += dS^T Q, straight from registers.
-* Persistent programs. As many as there are SMs walk from tile to tile, heaviest tiles first. The
-  producer claims the next tile when it has loaded this one's last block, and its K and V come while
-  the others still compute this one, if K and V have two slots. dK and dV leave through the slots of
-  the tile's own K and V.
+* Persistent programs. As many as there are SMs walk from tile to tile. The producer claims the
+  next tile when it has loaded this one's last block, and its K and V come while the others still
+  compute this one, if K and V have two slots. dK and dV leave through the slots of the tile's own K
+  and V.
 * A warpgroup for dQ, `accumulate`. dQ sums over keys, and a consumer has half of them. Both leave
   their dS, in two slots, for a third warpgroup, which does one product, dQ = dS K, and leaves it,
   in two slots, for warps that have it added to memory, the adders: nothing of that is in the
@@ -46,7 +46,10 @@ One step, for block j; [..] what the tensor cores do, a column is a stretch of t
     adder           with turns: tiles behind have added to block j  turns.advance
     consumer        `accumulate` has read K, which dK leaves by     ds.empty
     consumer        above 64 dims: both have read K and V           ALL_READ, named
+    consumer        TMA has read dK and dV                          tma.store_wait
     all others      the producer has claimed a tile                 scheduler.full
+    producer        all others have seen the claim before last      scheduler.empty
+    producer        the kernel before has ended                     gdc_wait
 
 Barriers. When a partition arrives at an mbarrier, Gluon makes its warps wait for each other, before
 and behind. At head_dim 64, where a step is short, that is a good part of it. So what consumers tell
@@ -86,7 +89,7 @@ queries at a time: with a warpgroup for dQ up to 160 dims, and for 192 with 128 
 (`wider/pair.py`). At 256 a program has 64 keys, and consumers divide the dims (`wider/wide.py`).
 
 Before it, a kernel computes delta and clears the sum of dQ; one behind it scales and rounds dQ.
-Each may begin while the one before still runs (`rows.py`).
+This one and the last may begin while the one before still runs (`rows.py`).
 
 Source: Shah et al. 2024, "FlashAttention-3", arXiv:2407.08608, section 3 and appendix B.1,
 whose backward has a warp for the addition of dQ, too; transposed scores as in its code. A
@@ -158,11 +161,11 @@ def produce(problem, buffers, scheduler, inputs, OVERLAP: gl.constexpr):
         tile = scheduler.claim(round)
         round += 1
     hear_rest(stage, filled, Q_EMPTY, Q_THREADS)
-    scheduler.retire()
     if OVERLAP:
         if round == 0:  # or the next kernel, which waits for this one only, might be too early
             gdc_wait()
         gdc_launch_dependents()
+    scheduler.retire()
 
 
 @gluon.jit(do_not_specialize=COUNTS)
@@ -234,7 +237,7 @@ def backward_kernel(
     """Divide the warps of a program: four for each consumer, four for dQ, one for the producer and
     for each of two adders.
     """
-    if OVERLAP and ORDERED:  # before a program takes a ticket
+    if OVERLAP and (ORDERED or SPANS):  # tickets, and intervals made since, are there at once
         gdc_wait()
     BLOCK_Q: gl.constexpr = q.block_type.shape[-2]
     KEYS: gl.constexpr = k.block_type.shape[-2]

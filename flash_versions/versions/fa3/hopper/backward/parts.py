@@ -15,7 +15,7 @@ after part, whichever it is: the same bits in every run.
 
 Which tiles. A tile that few blocks of queries see is not worth dividing: what programs do besides
 their steps would take longer than they gain. Below `LEAST_STEPS` steps the first part does the
-work of all, and others end. The host knows no interval and no length of a packed sequence, so a
+work of all, and others go on. The host knows no interval and no length of a packed sequence, so a
 program finds out by itself.
 
 Why the last one sees what the others wrote. A warpgroup counts behind a barrier of its threads,

@@ -2,8 +2,8 @@
 its dQ. Both kernels are portable.
 
 Of the three kernels, the later two are launched while the one before still runs, and wait for it
-when they need its results ("programmatic dependent launch" in CUDA). Each launch begins 1.5 us
-earlier so, which a short call feels. What was made before the first of them is there all the time.
+when they need its results ("programmatic dependent launch" in CUDA). A backward takes 3 us less so,
+which a short call feels. What was made before the first of them is there all the time.
 """
 
 from typing import NamedTuple

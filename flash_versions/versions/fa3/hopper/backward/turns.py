@@ -10,10 +10,10 @@ complete in memory, it increments the counter.
 
 Why no program waits forever. A program takes a ticket from a counter for each of its tiles, and
 tickets give out the tiles of a head from the last to the first. A tile waits only for tiles behind
-it, so only for lower tickets, which programs have taken that run. A program has its tiles in the
-order of their tickets. So of all tiles that are not done, the one with the lowest ticket waits for
-none. This holds for every order in which a GPU starts programs and for any number of them that run
-at once, so a GPU may be shared.
+it, so only for lower tickets, which programs that have begun have taken. A program has its tiles in
+the order of their tickets. So of all tiles that are not done, the one with the lowest ticket waits
+for none. This holds for every order in which a GPU starts programs and for any number of them that
+run at once, so a GPU may be shared.
 
 How long programs wait. Under a causal mask, the tile behind is two blocks of queries ahead, because
 it is not seen by the first two. Without a causal mask, all tiles of a head start at the first
@@ -114,7 +114,7 @@ class Turns:
 
     @gluon.jit
     def number(self):
-        """Which tile the program has, as `KeyProblem.locate` counts them."""
+        """The first, or only, tile of the program, as `KeyProblem.locate` counts them."""
         if self.ON:
             return self.ticket
         else:
