@@ -98,13 +98,17 @@ def kernel_of(request: Request, config: BackwardConfig) -> tuple:
 
 
 def candidates(request: Request) -> dict[str, BackwardConfig]:
-    """All that fit a request, by name, and "other default" if the default is none of them; up to
-    head_dim 128, where no head dim can be divided, padding alone.
+    """All that fit a request, by name, with two slots of K and V where these fit, and "other
+    default" if the default is none of them; up to head_dim 128, where no head dim can be divided,
+    padding alone.
     """
     dims = request.q.shape[3], request.v.shape[3]
     wide = max(dims) > 128
     plain = BackwardConfig(block_kv=64 if wide else 128)
     named = {name: replace(plain, **x) for name, x in (WIDE if wide else NARROW).items()}
+    if not wide:
+        deeper = {name: replace(config, kv_stages=2) for name, config in named.items()}
+        named |= {name: config for name, config in deeper.items() if config.fits(*dims)}
     named = {name: config for name, config in named.items() if config.fits(*dims)}
     padded = named["padded"]
     if not wide and kernel_of(request, named["panels"])[0] == kernel_of(request, padded)[0]:

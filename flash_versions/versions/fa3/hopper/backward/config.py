@@ -14,7 +14,7 @@ PAIR_DIMS = 384  # 192 registers of a thread
 MOST_SLOTS = 3  # of Q: with 128 keys, and neither halves nor a pair, each has a named barrier
 DQ_WIDTH = 32  # dims of dQ in a product, with 128 keys above head_dim 128
 L2_BYTES = 32 << 20  # of the cache that a section of heads may fill
-# As long as so many steps a program takes to start, load K and V, store dK and dV.
+# As long as so many steps a tile takes beside them: until K and V are there, dK and dV stored.
 STEPS_BESIDE = 3
 STEPS_TO_ADD = 1  # of a part: to leave its sums, and now and then to add all
 HEAVY_SHARE = 0.3  # of the heaviest tile's steps that a tile has under intervals

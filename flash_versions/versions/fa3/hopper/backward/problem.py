@@ -16,7 +16,7 @@ from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 @aggregate
 class KeyProblem:
-    """The call and its tiling: a program owns a tile of keys and visits blocks of queries. `locate`
+    """The call and its tiling: a tile of keys, and the blocks of queries that see it. `locate`
     gives the problem of a tile's own sequence, as `QueryProblem` does, and `of_head` that of a
     head.
 
