@@ -111,7 +111,7 @@ def accumulate(problem, buffers, scheduler, addends, dq_sum):
     ds_stage, kv_stage, stage = buffers.ds.at(0, 0), buffers.k.at(0, 0), addends.at(0)
     while tile < scheduler.number:
         mine, key, kv_head, sequence, begin, end, heads, divided = problem.own(tile)
-        # A tile without steps the consumers give back before it is seen here.
+        # K of a tile without steps may be gone by now: consumers give it back without waiting.
         buffers.k.wait(kv_stage, begin < end)
         for _ in range(heads * (end - begin)):
             meet(DS_FULL + ds_stage.slot, DS_THREADS)

@@ -150,7 +150,7 @@ def first_state(
 
 
 @gluon.jit
-def fold_all(problem, buffers, state, held, tile, EARLY: gl.constexpr, CONSUMER: gl.constexpr):
+def fold_all(buffers, state, held, tile, EARLY: gl.constexpr, CONSUMER: gl.constexpr):
     """The state after all queries that see a consumer's keys; tile: see `KeyProblem.own`."""
     problem, key, kv_head, sequence, begin, end, heads, divided = tile
     key += CONSUMER * WARPGROUP_ROWS
@@ -187,7 +187,7 @@ def fold_all(problem, buffers, state, held, tile, EARLY: gl.constexpr, CONSUMER:
 
 
 @gluon.jit
-def store(problem, buffers, state, kv_stage, boxes, parts, tile, CONSUMER: gl.constexpr):
+def store(buffers, state, kv_stage, boxes, parts, tile, CONSUMER: gl.constexpr):
     """Store dK and dV of a consumer's keys through its part of the slots of K and V."""
     problem, key, kv_head, sequence, begin, end, heads, divided = tile
     dk, dv, stores = state.dk, state.dv, True
@@ -244,8 +244,8 @@ def consume(
         if KV_STAGES == 2:
             if round > 0:  # by now TMA has read them
                 give_back(buffers, kv_stage.next())
-        state = fold_all(problem, buffers, state, held, own, EARLY, CONSUMER)
-        store(problem, buffers, state, kv_stage, (dk_out, dv_out), parts, own, CONSUMER)
+        state = fold_all(buffers, state, held, own, EARLY, CONSUMER)
+        store(buffers, state, kv_stage, (dk_out, dv_out), parts, own, CONSUMER)
         if KV_STAGES == 1:
             give_back(buffers, kv_stage)
         stage, ds_stage, kv_stage = state.stage, state.ds_stage, kv_stage.next()

@@ -265,7 +265,7 @@ def backward_kernel(
     )
     addends = make_addends(dq_sum, k.width())
     inputs = Inputs(q, k, v, do, values)
-    RECEIVERS: gl.constexpr = 5 if ORDERED else 4
+    RECEIVERS: gl.constexpr = 5 if ORDERED else 4  # with two adders or one
     scheduler = make_scheduler(problem.num_tiles(), counters, SCHEDULER, RECEIVERS)
     fence_async_shared()
     gl.warp_specialize(
