@@ -12,8 +12,8 @@ late as loads are, when that is waited for or the warps end. Shared memory begin
 
 Not modelled: layouts, registers, speed. A missing fence is noticed only before a TMA
 store or a product, and, if `machine.loads_need_fences`, where TMA fills what was read.
-Boxes are in tma.py, Blackwell's tensor memory and products in tmem.py, and inline PTX is read by
-ptx.py.
+Boxes are in tma.py, Hopper's products in wgmma.py, Blackwell's tensor memory and products in
+tmem.py, and inline PTX is read by ptx.py.
 """
 
 import ast
@@ -30,13 +30,13 @@ from unittest.mock import patch
 import torch
 
 from flash_versions.dispatch.emulator import ptx as gluon_ptx
+from flash_versions.dispatch.emulator import wgmma
 from flash_versions.dispatch.emulator.machine import (
     Barrier,
     Barriers,
     MBarrierLayout,
     here,
     mbarrier,
-    note,
     run_grid,
     warp_specialize,
 )
@@ -57,6 +57,7 @@ from flash_versions.dispatch.emulator.values import (
     raw,
     tensor_of,
 )
+from flash_versions.dispatch.emulator.wgmma import warpgroup_mma, warpgroup_mma_wait
 
 
 # ------------------------------------------------------------------------------- values
@@ -129,6 +130,9 @@ class Shared:
     def slice(self, start, length, dim=0):
         return Shared(self.data.narrow(dim, start, length))
 
+    def _reinterpret(self, dtype, shape, layout):
+        return Shared(self.data.view(-1).view(dtype).view(shape))
+
     def store(self, value):
         assert (value.shape, value.dtype) == (self.shape, self.dtype), "a tile of another kind"
         here.partition.program.check_write(self, "shared memory")
@@ -157,61 +161,17 @@ class Layout:
 def allocate_shared_memory(dtype, shape, layout):
     if isinstance(layout, MBarrierLayout):
         return Barriers([Barrier() for _ in range(shape[0])])
-    return Shared(torch.full(shape, math.nan if dtype.is_floating_point else -1, dtype=dtype))
-
-
-# ------------------------------------------------------------------------------- WGMMA
-class Product:
-    """A product in flight: nothing can be done with it but to wait."""
-
-    def __init__(self, a, b, acc, use_acc):
-        self.a, self.b, self.acc, self.use_acc = a, b, acc, use_acc
-        self.result, self.done = None, False
-
-    def compute(self):
-        product = self.a.data.float() @ self.b.data.float()
-        if self.use_acc and isinstance(self.acc, Product):  # one after the other
-            if self.acc.result is None:
-                self.acc.compute()
-            product += self.acc.result.data
-        elif self.use_acc:
-            product += self.acc.data
-        self.result = Tensor(product)
-
-
-def warpgroup_mma(a, b, acc, use_acc=True, is_async=False):
-    assert a.shape[0] % 64 == 0 and a.dtype == b.dtype, f"no {a.shape} {a.dtype} times {b.dtype}"
-    here.partition.program.check_fenced(a, b)
-    k_major = b.data.stride(0) == 1
-    assert k_major or b.dtype.itemsize == 2, "8 bits need what is summed over to be contiguous"
-    product = Product(a, b, acc, use_acc)
-    machine = here.partition.program.machine
-    if not machine.draw(machine.order.late_products):
-        product.compute()
-    here.partition.products.append(product)
-    note("product", product)
-    return product if is_async else warpgroup_mma_wait(0, deps=[product])
-
-
-def warpgroup_mma_wait(num_outstanding, deps):
-    products = here.partition.products
-    waited = products[: max(len(products) - num_outstanding, 0)]
-    here.partition.pause(late=any(x.result is None for x in waited))
-    for product in waited:
-        products.remove(product)
-        if product.result is None:
-            product.compute()
-        product.done = True
-        note("done", product)
-    assert all(x.done for x in deps), "a product is read while it is in flight"
-    results = tuple(x.result for x in deps)
-    return results[0] if len(results) == 1 else results
+    found = Shared(torch.full(shape, math.nan if dtype.is_floating_point else -1, dtype=dtype))
+    here.partition.program.place(found)
+    return found
 
 
 # ------------------------------------------------------------------------------- inline PTX
 def inline_asm_elementwise(asm, constraints, args, dtype, is_pure, pack):
     if "%clock64" in asm:
         return Tensor(torch.tensor(here.partition.program.machine.tick()))
+    if "wgmma." in asm:
+        return wgmma.inline(asm, constraints, args, pack)
     args = [x if isinstance(x, Pointer) else x.data for x in args]
     return Tensor(gluon_ptx.elementwise(asm, constraints, args, dtype, pack))
 
@@ -316,7 +276,7 @@ class Semantic:
     """What builtins of Gluon are made of."""
 
     def memdesc_reinterpret(tile, dtype, shape, layout):
-        return Shared(tile.data.view(-1).view(dtype).view(shape))
+        return tile._reinterpret(dtype, shape, layout)
 
 
 def builtin(function):

@@ -11,7 +11,7 @@ import re
 
 import torch
 
-from flash_versions.dispatch.emulator.machine import here, named_barrier
+from flash_versions.dispatch.emulator.machine import SHARED_BEGIN, here, named_barrier
 from flash_versions.dispatch.emulator.tma import wait_stored
 from flash_versions.dispatch.emulator.values import Pointer
 
@@ -30,6 +30,8 @@ def to_threads(x, pack):
     """
     if x.dim() == 0:
         return x.view(1, 1, 1, 1)
+    if x.dim() == 1 and len(x) != 64:  # no matter which thread has which
+        return x.view(4, 32, -1, pack)
     if x.dim() == 1:  # the four threads of a row have the same
         return x.view(4, 2, 8, 1).permute(0, 2, 3, 1).repeat(1, 1, 4, 1).view(4, 32, -1, pack)
     width = 4 if pack == 4 else 2
@@ -41,6 +43,8 @@ def from_threads(x, shape):
     """The inverse of `to_threads`, for elements that may have another type."""
     if len(shape) == 0:
         return x.view(())
+    if len(shape) == 1 and shape[0] != 64:
+        return x.reshape(shape)
     if len(shape) == 1:
         return x.view(4, 8, 4, 2)[:, :, 0].transpose(1, 2).reshape(shape)
     width = 4 if x.shape[3] == 4 else 2
@@ -59,7 +63,7 @@ def elementwise(asm, constraints, args, dtype, pack):
     alike = not args or isinstance(args[0], Pointer)
     shape = () if alike else args[0].shape
     unwritten = UNWRITTEN.expand((1, 1, 1) if alike else arguments[0].shape)
-    registers = {f"${i}": unwritten for i in range(number)}
+    registers = {f"${i}": unwritten for i in range(number)} | shared_memory()
     for i, (kind, value) in enumerate(zip(kinds[number:], arguments, strict=True)):
         registers[f"${number + i}"] = value
         if kind.isdigit():  # in the register of that result
@@ -68,6 +72,13 @@ def elementwise(asm, constraints, args, dtype, pack):
     results = torch.broadcast_tensors(*(registers[f"${i}"] for i in range(number)))
     results = torch.stack(results, -1)
     return from_threads(results.view(dtype), shape)
+
+
+def shared_memory():
+    """What PTX knows of a program's shared memory: where it begins, and how large it is."""
+    size = here.partition.program.shared_end - SHARED_BEGIN
+    found = {"global_smem": SHARED_BEGIN, "%dynamic_smem_size": size}
+    return {name: torch.tensor(x, dtype=torch.int32).view(1, 1, 1) for name, x in found.items()}
 
 
 def registers_of(x, pack):
@@ -188,7 +199,11 @@ def synchronize(name, operands, registers):
 
 
 def load(name, operand, registers):
-    """A number in memory that threads load together."""
+    """A number in memory that threads load together, or one of each thread in shared memory."""
+    if name == "ld.volatile.shared.u32":
+        places = registers[operand.strip("[]")]
+        words = [here.partition.program.word_at(int(i)) for i in places.flatten()]
+        return torch.tensor(words, dtype=torch.int32).view(places.shape)
     kind = re.fullmatch(r"ld\.(acquire|relaxed)\.gpu\.global\.u32", name)[1]
     pointer = registers[operand.strip("[]")]
     here.partition.pause()
@@ -247,6 +262,12 @@ def instruction(name, operands):
             return operands[0] << operands[1]
         case ["and", "b32"]:
             return operands[0] & operands[1]
+        case ["add", "u32"]:
+            return operands[0] + operands[1]
+        case ["sub", "u32"]:
+            return operands[0] - operands[1]
+        case ["min", "u32"]:  # of addresses, which are no larger than an int32
+            return torch.minimum(operands[0], operands[1])
         case ["cvt", "f32", "f16"]:
             return bits(operands[0].to(torch.int16).view(torch.float16).float())
         case ["cvt", "rn", "bf16x2" | "f16x2" as kind, "f32"]:

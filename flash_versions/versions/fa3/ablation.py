@@ -18,7 +18,7 @@ from flash_versions.versions.fa3 import forward
 from flash_versions.versions.fa3.fp8 import forward as forward_fp8
 from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
 from flash_versions.versions.fa3.hopper import host as forward_hopper
-from flash_versions.versions.fa3.hopper.config import default_config, fp8_config
+from flash_versions.versions.fa3.hopper.config import fp8_config, overlapping_config
 
 # Of the kernel for Hopper, see `HopperConfig`.
 SWITCHES: Mapping[str, dict[str, Any]] = {
@@ -41,7 +41,7 @@ def varied(request: Request, **switches: Any) -> tuple[torch.Tensor, torch.Tenso
     """
     if reason := forward.left_to_gathering(request) or forward_hopper.left_to_portable(request):
         raise ValueError(reason)
-    config = default_config(request, hold="held" not in switches)
+    config = overlapping_config(request, hold="held" not in switches)
     return forward_hopper.forward(request, replace(config, **switches))
 
 

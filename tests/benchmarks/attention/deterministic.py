@@ -76,7 +76,7 @@ def planned(given: Inputs, deterministic: bool, section: int | None = None) -> C
 
 
 def usual_section(request: Request) -> int:
-    """Heads that alternate by default."""
+    """Heads that alternate by default; the parts of one count as heads."""
     return heads_of_section(request, default_config(request))
 
 
@@ -128,9 +128,9 @@ def contestants(kind: int, length: int) -> Iterator[tuple[str, Callable]]:
     request = given.request
     yield "fa3", partial(planned, given, False)
     yield "fa3 deterministic", partial(planned, given, True)
-    heads = request.k.shape[0] * request.k.shape[2]
-    for section in sorted({1, 2, 4} - {usual_section(request)}):
-        if section <= heads:
+    heads, parts = request.k.shape[0] * request.k.shape[2], default_config(request).parts
+    for section in (1, 2, 4):
+        if section <= heads and section * parts != usual_section(request):
             name = f"fa3 deterministic, section {section}"
             yield name, partial(planned, given, True, section)
     yield "fa3 portable", partial(in_portable_kernels, given)

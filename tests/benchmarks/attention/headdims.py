@@ -144,7 +144,7 @@ def other_tiles(request: Request) -> Iterator[Candidate]:
     second Q, a buffer for O and slots of K and V: without one of the first two only if there are
     more slots for it.
     """
-    default = fa3_config.default_config(request, hold=False)
+    default = fa3_config.overlapping_config(request, hold=False)
     widths, widths_v = (panel_widths(x.shape[3]) for x in (request.q, request.v))
     width, width_v = sum(widths), sum(widths_v)
     for consumers, block_kv in product((2, 3), (128, 64)):

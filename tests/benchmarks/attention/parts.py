@@ -190,7 +190,8 @@ def contestants(shape: Shape, right: list[int]) -> Iterator[tuple[dict, Callable
         copies = Call.of(shape.request(copies=True))
         yield about | {"name": "copies", "parts": 1, "default": False}, copies.planned
     default = default_config(call.request)
-    is_all = heads_of_section(call.request, default) == shape.kv_heads * shape.batch
+    heads = shape.kv_heads * shape.batch
+    is_all = heads_of_section(call.request, default) == heads * default.parts
     ordered = has_sections(call.request)
     for parts, section in product(right, (None, ALL) if ordered else (None,)):
         row = {"name": f"{parts}" + (f", {ALL}" if section else ""), "parts": parts}

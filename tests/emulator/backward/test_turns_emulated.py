@@ -353,12 +353,14 @@ def test_turns_count_the_tiles_behind(left, right, block_kv, block_q):
     (128, 8192, 16, 1, False, 4),
     (128, 8192, 16, 1, True, 2),
     (128, 2048, 16, 1, True, 4),
-    (128, 2048, 16, 4, True, 1),  # in two parts
+    (128, 2048, 16, 4, True, 2),  # parts
+    (256, 16384, 8, 4, True, 1),
+    (256, 16384, 8, 4, False, 4),
     (192, 8192, 10, 1, False, 2),
     (192, 8192, 10, 1, True, 1),
 ])  # fmt: skip
 def test_how_many_heads_alternate(head_dim, tokens, heads, group, causal, section):
-    """Of 16384 tokens, on a GPU of 132 SMs."""
+    """Of 16384 tokens, on a GPU of 132 SMs; the parts of a head count as heads."""
     q = torch.empty(16384 // tokens, tokens, heads, head_dim, dtype=torch.bfloat16)
     k = q[:, :, : heads // group]
     request = make_request(q, k, k, causal=causal, deterministic=True)

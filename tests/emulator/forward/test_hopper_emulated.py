@@ -159,7 +159,7 @@ def test_every_variant_of_the_ablation(variant):
     q, k, v = qkv(200, 330, 2, 128, batch=2)
     request = make_request(q, k, v, causal=True)
     switches = SWITCHES[variant]
-    schedule = replace(config.default_config(request, hold="held" not in switches), **switches)
+    schedule = replace(config.overlapping_config(request, hold="held" not in switches), **switches)
     o, lse, _ = host.forward(request, schedule)
     assert_within_budget(o, lse, q, k, v, causal=True)
 

@@ -112,7 +112,8 @@ OWN = {"fa3": "overlap", "fa4": "threshold"}  # switches that the other version 
 @pytest.mark.parametrize("switches", SWITCHES.values(), ids=SWITCHES)
 def test_every_switch_in_every_order(switches, order, monkeypatch):
     monkeypatch.setattr(gluon_machine, "order", ORDERS[order])
-    request = request_of((96, 96), OPTIONS["causal"])
+    through_q = "epilogue_buffer" in switches
+    request = request_of((192, 192) if through_q else (96, 96), OPTIONS["causal"])
     for version, config in CONFIG.items():
         others = {*OWN.values()} - {OWN[version]}
         if not others & {*switches}:
@@ -124,7 +125,7 @@ def test_o_goes_through_q_if_its_panels_are_panels_of_q(version):
     schedule = CONFIG[version](block_kv=64, q_stages=1, epilogue_buffer=False)
     for dims in [(192, 192), (192, 128), (80, 64)]:
         assert_ok(assess(version, request_of(dims, OPTIONS["causal"]), schedule))
-    for dims in [(80, 96), (128, 64), (128, 192)]:
+    for dims in [(80, 96), (96, 96), (128, 64), (128, 192)]:
         with pytest.raises(ValueError, match="use epilogue_buffer=True"):
             assess(version, request_of(dims, {}), schedule)
 
@@ -184,7 +185,7 @@ FORGOTTEN = {
 }  # fmt: skip
 # Of FA4 alone.
 CORRECTED = Bug("corrected", [("second = correct(second, per_row(alpha, second))", "pass")], WRONG)
-CASES = {None: (96, 80), "intervals": (96, 96)}
+CASES = {None: (192, 160), "intervals": (96, 96)}
 
 
 def is_right(version, case, schedule=None):

@@ -4,15 +4,17 @@ from dataclasses import dataclass, replace
 
 from flash_versions.dispatch.device import H200_SHARED_MEMORY, devices
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.sizes import box_width, panel_widths
+from flash_versions.dispatch.sizes import box_width, panel_widths, value_columns, value_widths
 from flash_versions.versions.tiles.rows import cdiv
 from flash_versions.versions.tiles.triton_compat import MOST_DIMS_BESIDE_128_KEYS, OPERANDS_STAY
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
-# Rows that a consumer of three gets done while one of two does a row, at head_dim 64
-# (docs/understand/log.md).
+# Rows that a consumer of three gets done while one of two does a row, at head_dim 64, and above, in
+# order (docs/understand/log.md).
 THREE_TO_TWO = 1.16
+THREE_IN_ORDER_TO_TWO = 1.05
 OTHER_BYTES = 3 * 1024  # what a program has in shared memory beside tiles, at most
+INTERVAL_BYTES = 1024  # of the keys in a slot of K
 SCHEDULERS = ("grid", "static", "dynamic")
 
 
@@ -130,17 +132,47 @@ class HopperConfig:
         k_and_v = self.block_kv * (self.stages * width + self.slots_of_v * width_v)
         return 2 * (q_and_o + k_and_v)
 
-    def fits(self, width: int, width_v: int) -> bool:
+    def fits(self, width: int, width_v: int, other: int = OTHER_BYTES) -> bool:
         """Whether the tiles fit, and barriers and the intervals of keys with them."""
-        return self.shared_bytes(width, width_v) + OTHER_BYTES <= H200_SHARED_MEMORY
+        return self.shared_bytes(width, width_v) + other <= H200_SHARED_MEMORY
 
 
-def default_config(request: Request, hold: bool = True) -> HopperConfig:
-    """The fastest configuration that was found on an H200 (docs/understand/log.md); with hold=False
-    Q stays in shared memory, with the buffers that it then needs.
+def default_config(request: Request) -> HopperConfig:
+    """The fastest configuration that was found on an H200 (docs/understand/log.md)."""
+    if prefers_order(request):
+        return HopperConfig(
+            3, q_stages=1, overlap=False, ping_pong=False, heads=heads_of_tile(request)
+        )
+    return overlapping_config(request)
+
+
+def overlapping_config(request: Request, hold: bool = True) -> HopperConfig:
+    """The fastest one with S of the next block in flight; with hold=False Q stays in shared memory,
+    with the buffers that it then needs.
     """
     config = replace(config_of_one_head(request), heads=heads_of_tile(request))
-    return with_q_held(request, config) if hold else config
+    config = with_q_held(request, config) if hold else config
+    if config.stages == 3:
+        widths = sum(panel_widths(request.q.shape[3])), sum(value_widths(request.v.shape[3]))
+        other = OTHER_BYTES + request.has_intervals * INTERVAL_BYTES
+        config = config if config.fits(*widths, other) else replace(config, stages=2)
+    return config
+
+
+def prefers_order(request: Request) -> bool:
+    """Whether three consumers that wait for each product are faster than two that overlap theirs.
+
+    Between 64 and 128 dims, products take less time than a softmax. With three consumers the tensor
+    cores find work in two others while one computes its softmax, but their registers do not suffice
+    for S and P of two blocks beside O. Tiles of 192 rows have to fill the SMs as well, and registers
+    for masks are not left.
+    """
+    plain = request.softcap is None and request.alibi_slopes is None and request.sink is None
+    bounded = request.window_left is not None or request.window_right is not None
+    uneven = request.is_ragged or request.has_intervals or bounded
+    if uneven or not plain or any(value_columns(x.shape[3]) == 0 for x in (request.q, request.v)):
+        return False
+    return not fills_better(request, THREE_IN_ORDER_TO_TWO)
 
 
 def heads_of_tile(request: Request) -> int:
@@ -159,7 +191,7 @@ def config_of_one_head(request: Request) -> HopperConfig:
     uneven = causal or request.is_ragged or request.has_intervals
     scheduler = "dynamic" if uneven else "static"
     if max(head_dim, head_dim_v) > 128:
-        widths = panel_widths(head_dim), panel_widths(head_dim_v)
+        widths = panel_widths(head_dim), value_widths(head_dim_v)
         # Others keep more in registers, and 192 dims beside 128 keys would spill.
         plain = request.softcap is None and request.alibi_slopes is None
         one_v = uneven and plain and not request.has_intervals and mean_keys(request) > 4096
@@ -189,7 +221,7 @@ def with_q_held(request: Request, config: HopperConfig) -> HopperConfig:
     """
     if config.consumers == 3 or request.alibi_slopes is not None or not OPERANDS_STAY:
         return config
-    widths, width_v = panel_widths(request.q.shape[3]), sum(panel_widths(request.v.shape[3]))
+    widths, width_v = panel_widths(request.q.shape[3]), sum(value_widths(request.v.shape[3]))
     beside = width_v // 2 + config.block_kv // 2 + config.block_kv // 4  # O, S and P
     free = (208 if config.block_kv == 64 else 192) - beside
     if sum(widths) // 4 <= free:
@@ -258,9 +290,17 @@ def prefers_two_consumers(request: Request) -> bool:
         return q.shape[1] <= 1024 * request.batch
     if request.window_right is not None:
         return request.k.shape[1] <= 4096
+    return fills_better(request, THREE_TO_TWO)
+
+
+def fills_better(request: Request, three_to_two: float) -> bool:
+    """Whether tiles of two consumers fill the SMs so much better than tiles of three that they are
+    faster, although three get so many rows done while two do a row.
+    """
+    q = request.q
     programs = devices[q.device].num_sms
     two, three = (
         consumers * cdiv(cdiv(q.shape[1], 64 * consumers) * q.shape[2] * q.shape[0], programs)
         for consumers in (2, 3)
     )
-    return two * THREE_TO_TWO < three
+    return two * three_to_two < three

@@ -69,6 +69,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from flash_versions.versions.fa3.fp8.scales import Scales, shifted_softmax_step
+from flash_versions.versions.fa3.hopper.columns import (
+    Columns,
+    make_columns,
+    multiply_pv,
+    wait_pv,
+)
 from flash_versions.versions.fa3.hopper.intervals import fill_keys, mask_listed
 from flash_versions.versions.fa3.hopper.operands import is_fp8
 from flash_versions.versions.fa3.hopper.panels import (
@@ -78,7 +84,6 @@ from flash_versions.versions.fa3.hopper.panels import (
     make_boxes,
     make_panel_pipeline,
     make_tiles,
-    multiply_pv,
     multiply_qk,
     rounded,
     zero_output,
@@ -119,6 +124,7 @@ class Buffers:
     q: PanelPipeline  # Q_STAGES slots for each consumer
     k: PanelPipeline
     v: PanelPipeline
+    columns: Columns  # of v's slots
     bounds: Pipeline  # intervals of the keys in k's slots, if they have any
     o: Tiles  # a slot for each consumer, or the slots of q
 
@@ -229,7 +235,7 @@ def attend(problem, schedule, scales, buffers, q, stage, query, begin, end, CONS
         if schedule.PING_PONG and schedule.V_BEHIND:
             named_barrier_arrive(CONSUMER, schedule.CONSUMERS)
         buffers.v.wait(before.v)
-        acc_token = multiply_pv(p, buffers.v.tile(before.v), acc)
+        acc_token = multiply_pv(p, buffers, before.v, acc)
         if schedule.PING_PONG and not schedule.V_BEHIND:
             named_barrier_arrive(CONSUMER, schedule.CONSUMERS)
         s = warpgroup_mma_wait(acc.PANELS, deps=[s_token])
@@ -241,19 +247,19 @@ def attend(problem, schedule, scales, buffers, q, stage, query, begin, end, CONS
         if problem.lists.ON:
             s = mask_listed(s, problem, query, entry, buffers.bounds, stage.k, CONSUMER)
         if schedule.V_BEHIND and not schedule.LATE_WAIT:  # V's only slot is wanted back
-            acc = acc.wait(acc_token)
+            acc = wait_pv(buffers, acc, acc_token)
             buffers.v.release(before.v)
         p, row_max, row_sum, alpha = fold_scores(s, row_max, row_sum, problem, scales, block)
         if schedule.LATE_WAIT:
             buffers.k.wait(stage.next().k, place > begin)
         if schedule.LATE_WAIT or not schedule.V_BEHIND:
-            acc = acc.wait(acc_token)
+            acc = wait_pv(buffers, acc, acc_token)
             buffers.v.release(before.v)
         p = rounded(p, buffers.v.tile(stage.v), acc)
         acc = acc.rescaled(alpha)
     buffers.v.wait(stage.v)
-    acc_token = multiply_pv(p, buffers.v.tile(stage.v), acc)
-    acc = acc.wait(acc_token)
+    acc_token = multiply_pv(p, buffers, stage.v, acc)
+    acc = wait_pv(buffers, acc, acc_token)
     buffers.v.release(stage.v)
     return acc, row_max, row_sum, stage.next()
 
@@ -284,10 +290,10 @@ def attend_in_order(
             s = mask_listed(s, problem, query, entry, buffers.bounds, stage.k, CONSUMER)
         p, row_max, row_sum, alpha = fold_scores(s, row_max, row_sum, problem, scales, block)
         acc = acc.rescaled(alpha)
-        v_tile = buffers.v.tile(stage.v)
+        p = rounded(p, buffers.v.tile(stage.v), acc)
         buffers.v.wait(stage.v)
-        acc_token = multiply_pv(rounded(p, v_tile, acc), v_tile, acc)
-        acc = acc.wait(acc_token)
+        acc_token = multiply_pv(p, buffers, stage.v, acc)
+        acc = wait_pv(buffers, acc, acc_token)
         buffers.v.release(stage.v)
         stage = stage.next()
     return acc, row_max, row_sum, stage
@@ -395,6 +401,7 @@ def forward_kernel(
     LISTED: gl.constexpr,
     PANELS: gl.constexpr,
     PANELS_V: gl.constexpr,
+    COLUMNS_V: gl.constexpr,
     FP8: gl.constexpr,
     PER_BLOCK: gl.constexpr,
     SHIFT: gl.constexpr,
@@ -436,7 +443,8 @@ def forward_kernel(
         o_tiles = make_tiles(o, CONSUMERS)
     else:
         o_tiles = q_pipeline.slots(o.PANELS)
-    buffers = Buffers(q_pipeline, k_pipeline, v_pipeline, bounds_pipeline, o_tiles)
+    columns = make_columns(v_pipeline, COLUMNS_V)
+    buffers = Buffers(q_pipeline, k_pipeline, v_pipeline, columns, bounds_pipeline, o_tiles)
     scheduler = make_scheduler(problem.num_tiles(), counters, SCHEDULER, CONSUMERS)
     fence_async_shared()
     if CONSUMERS == 2:

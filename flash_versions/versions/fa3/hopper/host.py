@@ -12,7 +12,7 @@ from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.launch import Launcher, Plan, layout, placement
 from flash_versions.dispatch.replay.recording import optional
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.sizes import box_width, panel_widths
+from flash_versions.dispatch.sizes import box_width, panel_widths, value_columns, value_widths
 from flash_versions.versions.fa3.forward import L2_BYTES, heads_of_section
 from flash_versions.versions.fa3.hopper.config import HopperConfig, default_config, fits_through_q
 from flash_versions.versions.fa3.hopper.forward import forward_kernel
@@ -62,7 +62,7 @@ def describe_inputs(
 ) -> tuple[TensorDescriptor, TensorDescriptor, TensorDescriptor]:
     """Q, K and V as boxes, of the first panel of their head dims."""
     q, k, v = request.q, request.k, request.v
-    widths, widths_v = panel_widths(q.shape[3]), panel_widths(v.shape[3])
+    widths, widths_v = panel_widths(q.shape[3]), value_widths(v.shape[3])
     config = plan.config
     config.check_held(widths)
     if config.heads > 1 and request.alibi_slopes is not None:
@@ -74,8 +74,8 @@ def describe_inputs(
         )
     if not (config.epilogue_buffer or fits_through_q(widths, widths_v)):
         raise ValueError(
-            f"head_dim {q.shape[3]} and {v.shape[3]} of v differ, and O, in tiles {widths_v} wide, "
-            f"does not fit Q's, which are {widths} wide; use epilogue_buffer=True."
+            f"head_dim {q.shape[3]}, and {v.shape[3]} of v: O, in tiles {widths_v} wide, does not fit "
+            f"Q's, which are {widths} wide; use epilogue_buffer=True."
         )
     describe = describe_ragged if plan.constants["RAGGED"] else describe_swizzled
     describe_q = describe_swizzled if request.cu_seqlens_q is None else describe_ragged
@@ -99,7 +99,7 @@ def describe_second_panels(request: Request, plan: Plan, o: torch.Tensor, none: 
         boxes[0] = describe_q(request.q, *plan.config.q_box(width))
         boxes[1] = describe(request.k, block_kv, width)
     if plan.constants["PANELS_V"] == 2:
-        _, width = panel_widths(request.v.shape[3])
+        _, width = value_widths(request.v.shape[3])
         boxes[2] = describe(request.v, block_kv, width)
         boxes[3] = describe_q(o, *plan.config.q_box(width))
     return boxes
@@ -155,7 +155,7 @@ def tensors(
         tiles = lay_out(request, tiling, of_queries=(o, lse))[0].plan
     describe = describe_swizzled if request.cu_seqlens_q is None else describe_ragged
     two = plan.constants["PANELS_V"] == 2
-    width_o = panel_widths(o.shape[3])[0] if two else box_width(o.shape[3])
+    width_o = value_widths(o.shape[3])[0] if two else box_width(o.shape[3])
     two = two or plan.constants["PANELS"] == 2
     return (
         *boxes,
@@ -253,7 +253,8 @@ def constants(request: Request, config: HopperConfig) -> dict[str, Any]:
         "SINK": request.sink is not None,
         "LISTED": listed,
         "PANELS": 1 if quantized else len(panel_widths(request.q.shape[3])),
-        "PANELS_V": 1 if quantized else len(panel_widths(request.v.shape[3])),
+        "PANELS_V": 1 if quantized else len(value_widths(request.v.shape[3])),
+        "COLUMNS_V": 0 if quantized else value_columns(request.v.shape[3]),
     }
 
 

@@ -45,7 +45,7 @@ def default_config(request: Request) -> RolesConfig:
     """The fastest configuration that was found on an H200 (docs/understand/log.md)."""
     # Up to head_dim 128 the decision costs as much as the products that it saves.
     wide = max(request.q.shape[3], request.v.shape[3]) > 128
-    return with_roles(fa3.default_config(request), threshold=8.0 if wide else 0.0)
+    return with_roles(fa3.overlapping_config(request), threshold=8.0 if wide else 0.0)
 
 
 def fp8_config(request: Request) -> RolesConfig:

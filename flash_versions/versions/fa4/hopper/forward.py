@@ -48,6 +48,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from flash_versions.versions.fa3.fp8.scales import Scales
 from flash_versions.versions.fa3.hopper.forward import first_state
+from flash_versions.versions.fa3.hopper.columns import (
+    Columns,
+    make_columns,
+    multiply_pv,
+    wait_pv,
+)
 from flash_versions.versions.fa3.hopper.intervals import fill_keys, mask_listed
 from flash_versions.versions.fa3.hopper.panels import (
     Output,
@@ -57,7 +63,6 @@ from flash_versions.versions.fa3.hopper.panels import (
     make_boxes,
     make_panel_pipeline,
     make_tiles,
-    multiply_pv,
     multiply_qk,
     per_row,
     rounded,
@@ -115,6 +120,7 @@ class Buffers:
     q: PanelPipeline  # Q_STAGES slots for each consumer
     k: PanelPipeline
     v: PanelPipeline
+    columns: Columns  # of v's slots
     bounds: Pipeline  # intervals of the keys in k's slots, if they have any
     o: Tiles  # a slot for each consumer, or the slots of q
     o_full: gl.shared_memory_descriptor  # barriers, one for each consumer
@@ -271,8 +277,10 @@ def attend(
         s_token = multiply_qk(q, buffers.k.tile(stage.k))
         if schedule.PING_PONG and schedule.V_BEHIND:
             named_barrier_arrive(CONSUMER, schedule.CONSUMERS)
+        if schedule.THRESHOLD > 0:
+            acc = corrected(acc, alpha)
         buffers.v.wait(before.v)
-        acc_token = multiply_pv(p, buffers.v.tile(before.v), acc)
+        acc_token = multiply_pv(p, buffers, before.v, acc)
         if schedule.PING_PONG and not schedule.V_BEHIND:
             named_barrier_arrive(CONSUMER, schedule.CONSUMERS)
         s = warpgroup_mma_wait(acc.PANELS, deps=[s_token])
@@ -285,7 +293,7 @@ def attend(
         if problem.lists.ON:
             s = mask_listed(s, problem, query, entry, buffers.bounds, stage.k, CONSUMER)
         if schedule.V_BEHIND and not schedule.LATE_WAIT:  # V's only slot is wanted back
-            acc = acc.wait(acc_token)
+            acc = wait_pv(buffers, acc, acc_token)
             buffers.v.release(before.v)
         p, row_max, row_sum, alpha = fold_scores(
             s, row_max, row_sum, problem, schedule, scales, block
@@ -294,17 +302,17 @@ def attend(
         if schedule.LATE_WAIT:
             buffers.k.wait(stage.next().k, place > begin)
         if schedule.LATE_WAIT or not schedule.V_BEHIND:
-            acc = acc.wait(acc_token)
+            acc = wait_pv(buffers, acc, acc_token)
             buffers.v.release(before.v)
         p = rounded(p, buffers.v.tile(stage.v), acc)
-        if schedule.THRESHOLD > 0:
-            acc = corrected(acc, alpha)
-        else:
+        if schedule.THRESHOLD == 0:
             acc = acc.rescaled(alpha)
+    if schedule.THRESHOLD > 0:
+        acc = corrected(acc, alpha)
     buffers.v.wait(stage.v)
     trace.enter(ME, round, 0, DRAIN)
-    acc_token = multiply_pv(p, buffers.v.tile(stage.v), acc)
-    acc = acc.wait(acc_token)
+    acc_token = multiply_pv(p, buffers, stage.v, acc)
+    acc = wait_pv(buffers, acc, acc_token)
     buffers.v.release(stage.v)
     return acc, row_max, row_sum, stage.next()
 
@@ -428,6 +436,7 @@ def forward_kernel(
     LISTED: gl.constexpr,
     PANELS: gl.constexpr,
     PANELS_V: gl.constexpr,
+    COLUMNS_V: gl.constexpr,
     FP8: gl.constexpr,
     PER_BLOCK: gl.constexpr,
     SHIFT: gl.constexpr,
@@ -475,7 +484,10 @@ def forward_kernel(
         o_tiles = make_tiles(o, CONSUMERS)
     else:
         o_tiles = q_pipeline.slots(o.PANELS)
-    buffers = Buffers(q_pipeline, k_pipeline, v_pipeline, bounds_pipeline, o_tiles, o_full, o_empty)
+    columns = make_columns(v_pipeline, COLUMNS_V)
+    buffers = Buffers(
+        q_pipeline, k_pipeline, v_pipeline, columns, bounds_pipeline, o_tiles, o_full, o_empty
+    )
     scheduler = make_scheduler(problem.num_tiles(), counters, SCHEDULER, CONSUMERS + 1)
     fence_async_shared()
     if CONSUMERS == 2:

@@ -276,28 +276,30 @@ def choose_parts(request: Request, config: BackwardConfig) -> int:
 
 
 def heads_of_section(request: Request, config: BackwardConfig) -> int:
-    """Key heads, of all sequences, between which consecutive programs alternate: as many as have Q,
-    dO and an fp32 dQ that fit in the L2 cache. Without a causal mask, where tiles weigh the same,
-    one. With causal intervals and few tiles: all heads, so that heavy tiles start first.
+    """Key heads, of all sequences, between which consecutive programs alternate, where the parts of
+    a divided head count as heads: as many as have Q, dO and an fp32 dQ that fit in the L2 cache.
+    Without a causal mask, where tiles weigh the same, one. With causal intervals and few tiles: all
+    heads, so that heavy tiles start first.
 
     In turns, not all tiles of a head may start at once: at most MOST_ALTERNATING heads, and no more
-    than fit in the cache, or under a causal mask, parts counted as heads, in half of it.
+    than fit in the cache. Under a causal mask in half of it, and the parts of one head need not
+    alternate: of few long heads, those of one part fill the cache.
     """
     heads = request.k.shape[0] * request.k.shape[2]
     if config.section is not None:
-        return config.section
+        return config.section * config.parts
     if request.is_deterministic:
-        fitting = heads_in_cache(request)
+        most = min(MOST_ALTERNATING, heads)
         if request.window_right is not None:
-            fitting = max(1, fitting // (2 * config.parts))
-        return min(fitting, MOST_ALTERNATING, heads)
+            return max(1, min(heads_in_cache(request) // 2, most))
+        return min(heads_in_cache(request), most) * config.parts
     if request.window_right is None:
-        return 1
+        return config.parts
     programs = tiles_of_keys(request, config.block_kv) * request.k.shape[2]
     few = programs <= FEW_WAVES * devices[request.q.device].num_sms
     if few and request.group > 1 and request.has_intervals:
-        return heads
-    return min(heads_in_cache(request), heads)
+        return heads * config.parts
+    return min(heads_in_cache(request), heads) * config.parts
 
 
 def heads_in_cache(request: Request) -> int:

@@ -116,7 +116,7 @@ def numbers(request: Request, config: BackwardConfig) -> tuple:
     """The kernel's numbers, in the order of COUNTS."""
     batch, kv_length, kv_heads, _ = request.k.shape
     scales = score_scales(request)
-    section = heads_of_section(request, config) * config.parts
+    section = heads_of_section(request, config)
     lines: tuple[int, ...] = (0, 0, 0)
     if request.has_intervals:
         batch_lines, head_lines, _, blocks = shape_of(request, WARPGROUP_ROWS.value)
