@@ -53,7 +53,7 @@ def reinterpret(tile, shape, layout, _semantic=None):
 
 @gluon.jit
 def address_of(tiles):
-    """Where tiles of 16-bit numbers begin in shared memory, in bytes. What they hold is lost, so this
+    """Where tiles of 16-bit numbers begin in shared memory, in bytes. What they hold is lost: this
     has to come before anything is written there, and while the program is one partition.
     """
     if FROM_3_9:

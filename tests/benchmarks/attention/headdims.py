@@ -34,7 +34,7 @@ from flash_versions.bench.document import new_document  # noqa: E402
 from flash_versions.bench.measure import captured, reason, timed  # noqa: E402
 from flash_versions.dispatch.autograd.compute import in_vectors, narrowed  # noqa: E402
 from flash_versions.dispatch.request import Request, make_request  # noqa: E402
-from flash_versions.dispatch.sizes import panel_widths  # noqa: E402
+from flash_versions.dispatch.sizes import panel_widths, value_widths  # noqa: E402
 from flash_versions.versions.fa3.hopper import config as fa3_config  # noqa: E402
 from flash_versions.versions.fa3.hopper import host as fa3_forward  # noqa: E402
 from flash_versions.versions.fa3.hopper.config import HopperConfig, fits_through_q  # noqa: E402
@@ -145,7 +145,7 @@ def other_tiles(request: Request) -> Iterator[Candidate]:
     more slots for it.
     """
     default = fa3_config.overlapping_config(request, hold=False)
-    widths, widths_v = (panel_widths(x.shape[3]) for x in (request.q, request.v))
+    widths, widths_v = panel_widths(request.q.shape[3]), value_widths(request.v.shape[3])
     width, width_v = sum(widths), sum(widths_v)
     for consumers, block_kv in product((2, 3), (128, 64)):
         if width_v // 2 + block_kv // 2 + block_kv // 4 > REGISTERS[consumers]:
@@ -243,7 +243,7 @@ def check(dims: tuple[int, int], causal: bool, part: int) -> float:
 
 def unfit(config: HopperConfig, request: Request) -> str | None:
     """Why a configuration does not fit a request, or None."""
-    widths, widths_v = (panel_widths(x.shape[3]) for x in (request.q, request.v))
+    widths, widths_v = panel_widths(request.q.shape[3]), value_widths(request.v.shape[3])
     return None if config.fits(sum(widths), sum(widths_v)) else "does not fit in shared memory"
 
 

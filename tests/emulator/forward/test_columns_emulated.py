@@ -1,4 +1,4 @@
-"""P V of as many columns as V has, in the emulator: inline PTX, the descriptor of V, its address."""
+"""P V of as many columns as V has, in the emulator: inline PTX, V's descriptor, its address."""
 
 import pytest
 import torch

@@ -95,7 +95,9 @@ BUGS = {
         [(DONE, "buffers.v.release(before.v)\n            acc = wait_pv(buffers, acc, acc_token)")],
         WRONG,
     ),
-    "V is not given back": Bug("attend", [(DONE, "acc = wait_pv(buffers, acc, acc_token)")], "{} 2 in .*fill"),
+    "V is not given back": Bug(
+        "attend", [(DONE, "acc = wait_pv(buffers, acc, acc_token)")], "{} 2 in .*fill"
+    ),
     "V has the phase of K": Bug(
         "Stages.next",
         [("only_slot(self.v.next())", "Stage(self.v.slot, k.phase, self.v.STAGES)")],

@@ -1,9 +1,9 @@
 """P V of as many columns as V has, where those are no power of two.
 
-Gluon's tiles are powers of two wide, and so are its products. A WGMMA instruction takes any multiple
-of 8 columns. So V and O of 65 to 112 dims are tiles of 128 columns, which TMA fills with 0 behind
-the last dim and cuts off there, and the product is inline PTX that multiplies the columns that
-there are, in multiples of 16:
+Gluon's tiles are powers of two wide, and so are its products. A WGMMA instruction takes any
+multiple of 8 columns. So V and O of 65 to 112 dims are tiles of 128 columns, which TMA fills with 0
+behind the last dim and cuts off there, and the product is inline PTX that multiplies the columns
+that there are, in multiples of 16:
 
     O[:, :96] += P V[:, :96]        one m64n96k16 for every 16 keys
 

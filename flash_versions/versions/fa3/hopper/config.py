@@ -162,10 +162,10 @@ def overlapping_config(request: Request, hold: bool = True) -> HopperConfig:
 def prefers_order(request: Request) -> bool:
     """Whether three consumers that wait for each product are faster than two that overlap theirs.
 
-    Between 64 and 128 dims, products take less time than a softmax. With three consumers the tensor
-    cores find work in two others while one computes its softmax, but their registers do not suffice
-    for S and P of two blocks beside O. Tiles of 192 rows have to fill the SMs as well, and registers
-    for masks are not left.
+    Up to 112 dims, products take less time than a softmax. With three consumers the tensor cores
+    find work in two others while one computes its softmax, but their registers do not suffice for S
+    and P of two blocks beside O. Tiles of 192 rows have to fill the SMs as well, and no registers
+    are left for masks.
     """
     plain = request.softcap is None and request.alibi_slopes is None and request.sink is None
     bounded = request.window_left is not None or request.window_right is not None

@@ -74,8 +74,8 @@ def describe_inputs(
         )
     if not (config.epilogue_buffer or fits_through_q(widths, widths_v)):
         raise ValueError(
-            f"head_dim {q.shape[3]}, and {v.shape[3]} of v: O, in tiles {widths_v} wide, does not fit "
-            f"Q's, which are {widths} wide; use epilogue_buffer=True."
+            f"head_dim {q.shape[3]}, and {v.shape[3]} of v: O, in tiles {widths_v} wide, does not "
+            f"fit Q's, which are {widths} wide; use epilogue_buffer=True."
         )
     describe = describe_ragged if plan.constants["RAGGED"] else describe_swizzled
     describe_q = describe_swizzled if request.cu_seqlens_q is None else describe_ragged

@@ -47,13 +47,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from flash_versions.versions.fa3.fp8.scales import Scales
-from flash_versions.versions.fa3.hopper.forward import first_state
 from flash_versions.versions.fa3.hopper.columns import (
     Columns,
     make_columns,
     multiply_pv,
     wait_pv,
 )
+from flash_versions.versions.fa3.hopper.forward import first_state
 from flash_versions.versions.fa3.hopper.intervals import fill_keys, mask_listed
 from flash_versions.versions.fa3.hopper.panels import (
     Output,
