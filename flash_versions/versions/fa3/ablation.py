@@ -18,7 +18,7 @@ from flash_versions.versions.fa3 import forward
 from flash_versions.versions.fa3.fp8 import forward as forward_fp8
 from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
 from flash_versions.versions.fa3.hopper import host as forward_hopper
-from flash_versions.versions.fa3.hopper.config import fp8_config, overlapping_config
+from flash_versions.versions.fa3.hopper.config import overlapping_config, overlapping_fp8_config
 
 # Of the kernel for Hopper, see `HopperConfig`.
 SWITCHES: Mapping[str, dict[str, Any]] = {
@@ -51,7 +51,7 @@ def varied_fp8(
     """The same in FP8."""
     if reason := forward_fp8_hopper.left_to_portable(request):
         raise ValueError(reason)
-    config = fp8_config(request, hold="held" not in switches)
+    config = overlapping_fp8_config(request, hold="held" not in switches)
     return forward_fp8_hopper.forward(request, quantized, replace(config, **switches))
 
 
@@ -62,6 +62,7 @@ VARIANTS: Mapping[str, Forward] = {
 }
 FP8_VARIANTS: Mapping[str, ForwardQuantized] = {
     "portable": forward_fp8.forward,
+    "overlap": varied_fp8,
     "no overlap": partial(varied_fp8, overlap=False, held=0),
     "ping-pong": partial(varied_fp8, ping_pong=True),
     "late wait": partial(varied_fp8, late_wait=True),

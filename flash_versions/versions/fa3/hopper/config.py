@@ -9,10 +9,11 @@ from flash_versions.versions.tiles.rows import cdiv
 from flash_versions.versions.tiles.triton_compat import MOST_DIMS_BESIDE_128_KEYS, OPERANDS_STAY
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
-# Rows that a consumer of three gets done while one of two does a row, at head_dim 64, and above, in
-# order (docs/understand/log.md).
+# Rows that a consumer of three gets done while one of two does a row: at head_dim 64; above, in
+# order; in FP8 (docs/understand/log.md).
 THREE_TO_TWO = 1.16
 THREE_IN_ORDER_TO_TWO = 1.05
+FP8_THREE_IN_ORDER_TO_TWO = 1.07
 OTHER_BYTES = 3 * 1024  # what a program has in shared memory beside tiles, at most
 INTERVAL_BYTES = 1024  # of the keys in a slot of K
 SCHEDULERS = ("grid", "static", "dynamic")
@@ -167,12 +168,17 @@ def prefers_order(request: Request) -> bool:
     and P of two blocks beside O. Tiles of 192 rows have to fill the SMs as well, and no registers
     are left for masks.
     """
-    plain = request.softcap is None and request.alibi_slopes is None and request.sink is None
-    bounded = request.window_left is not None or request.window_right is not None
-    uneven = request.is_ragged or request.has_intervals or bounded
-    if uneven or not plain or any(value_columns(x.shape[3]) == 0 for x in (request.q, request.v)):
+    between = all(value_columns(x.shape[3]) for x in (request.q, request.v))
+    if not between or request.window_right is not None or not is_plain(request):
         return False
     return not fills_better(request, THREE_IN_ORDER_TO_TWO)
+
+
+def is_plain(request: Request) -> bool:
+    """Whether nothing but a causal mask takes registers, and all sequences are alike."""
+    plain = request.softcap is None and request.alibi_slopes is None and request.sink is None
+    bounded = request.window_left is not None or request.window_right not in (None, 0)
+    return plain and not (bounded or request.is_ragged or request.has_intervals)
 
 
 def heads_of_tile(request: Request) -> int:
@@ -263,8 +269,30 @@ def wide_config(
     return deeper if deeper.fits(width, width_v) else config
 
 
-def fp8_config(request: Request, hold: bool = True) -> HopperConfig:
+def fp8_config(request: Request) -> HopperConfig:
     """`default_config` in FP8."""
+    if prefers_order_in_fp8(request):
+        scheduler = "static" if request.window_right is None else "dynamic"
+        return HopperConfig(
+            3, stages=3, q_stages=1, overlap=False, ping_pong=False, scheduler=scheduler
+        )
+    return overlapping_fp8_config(request)
+
+
+def prefers_order_in_fp8(request: Request) -> bool:
+    """`prefers_order` in FP8, where products take half of their time. Under a causal mask tiles of
+    192 rows are cut in more blocks than tiles of 128; at head_dim 64 both have them.
+    """
+    head_dim = max(request.q.shape[3], request.v.shape[3])
+    if head_dim > 128 or not is_plain(request):
+        return False
+    if request.window_right is not None:
+        return head_dim <= 64 or request.k.shape[1] > 8192
+    return head_dim > 64 and not fills_better(request, FP8_THREE_IN_ORDER_TO_TWO)
+
+
+def overlapping_fp8_config(request: Request, hold: bool = True) -> HopperConfig:
+    """`overlapping_config` in FP8."""
     causal = request.window_right is not None
     scheduler = "dynamic" if causal else "static"
     head_dim = max(request.q.shape[3], request.v.shape[3])

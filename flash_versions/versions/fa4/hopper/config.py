@@ -54,7 +54,7 @@ def fp8_config(request: Request) -> RolesConfig:
     """
     head_dim = max(request.q.shape[3], request.v.shape[3])
     # At 128, exponentials take as long as products: the one place where the polynomial pays.
-    config = fa3.fp8_config(request)
+    config = fa3.overlapping_fp8_config(request)
     return with_roles(
         config,
         q_stages=1 if config.held else config.q_stages,
