@@ -27,6 +27,7 @@ class Statement(NamedTuple):
         number: of those statements of the function that have this name, from 0.
         line: its first line, from 1.
         same: number of the statements of the function that have this name.
+        twin: of those that have this text, from 0.
     """
 
     function: str
@@ -35,6 +36,7 @@ class Statement(NamedTuple):
     number: int
     line: int
     same: int
+    twin: int
 
 
 def text(name: str, causal: bool, head_dim: int) -> str:
@@ -81,6 +83,7 @@ def statements(source: str) -> dict[int, Statement]:
         if not isinstance(function, ast.FunctionDef):
             continue
         seen: dict[str, int] = {}
+        twins: dict[str, int] = {}
         nodes = [x for x in ast.walk(function) if isinstance(x, ast.stmt)]
         nodes = sorted((x for x in nodes if not hasattr(x, "body")), key=lambda x: x.lineno)
         count = Counter(map(name_of, nodes))
@@ -88,7 +91,8 @@ def statements(source: str) -> dict[int, Statement]:
             name = name_of(node)
             number = seen[name] = seen.get(name, -1) + 1
             text = ast.unparse(node)
-            made = Statement(function.name, name, text, number, node.lineno, count[name])
+            twin = twins[text] = twins.get(text, -1) + 1
+            made = Statement(function.name, name, text, number, node.lineno, count[name], twin)
             for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
                 found[line] = made
     return found
@@ -117,6 +121,8 @@ def line_of(statement: Statement, shown: str) -> int:
     alike = [x.line for x in every.values() if x.name == statement.name]
     if len(same) == 1:
         return same[0]
+    if len(same) > 1 and "(" in statement.text:  # calls of the same function, in this order
+        return same[min(statement.twin, len(same) - 1)]
     if not alike:
         raise ValueError(f"the plain kernel has no {statement.text!r} in {function}.")
     if len(alike) == statement.same:

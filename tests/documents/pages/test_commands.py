@@ -118,7 +118,9 @@ def test_lesson_of_the_last_version(capsys):
     removed = set(re.findall(r"^-(?:def |class )?(\w+)", out, re.MULTILINE))
     assert {"produce", "attend_in_order"} <= removed
     imported = {"load_rows", "heavy_first", "choose_config", "HopperConfig"}
-    assert not removed & (imported | {"default_config", "describe_inputs", "numbers", "MEASURED"})
+    assert not removed & (
+        imported | {"overlapping_config", "describe_inputs", "numbers", "MEASURED"}
+    )
 
 
 def test_lesson_as_html(tmp_path):

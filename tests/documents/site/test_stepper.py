@@ -105,7 +105,7 @@ def test_every_step_has_its_line(name):
         "store O": "store_rows(o",
         "exponentials": "tl.exp", "sum": "softmax_step(", "softmax": "fold_scores(",
         "wait": "wait", "copy": "fill", "store": "o.store(", "product": "multiply_",
-        "combine": "store_row_values(lse_out", "done": "_wait( acc.wait(",
+        "combine": "store_row_values(lse_out", "done": "_wait( wait_pv(",
         "rescale": "acc.rescaled(alpha corrected(acc,",
     }  # fmt: skip
     for step in found["steps"]:
@@ -194,7 +194,7 @@ def test_your_own_call(tmp_path, monkeypatch):
 
 
 def test_a_statement_that_the_plain_kernel_lacks_is_refused():
-    statement = source.Statement("fold_block", "nothing", "nothing = 1", 0, 1, 1)
+    statement = source.Statement("fold_block", "nothing", "nothing = 1", 0, 1, 1, 0)
     with pytest.raises(ValueError, match="nothing = 1"):
         source.line_of(statement, source.text("fa1", True, 16))
 

@@ -7,6 +7,9 @@ dims and one of 64, they cost what they are (`sizes.panel_widths`):
     S = Q0 K0^T + Q1 K1^T      a sum over dims: one accumulator, the products one after the other
     O = [P V0 | P V1]          an accumulator for each panel
 
+From 65 to 112 dims, V and O of a forward are one tile, of which products read fewer columns
+(`columns.py`).
+
 In the backward, S^T and dP^T are such sums, and dK and dV have an accumulator for each panel. Its
 second panel has at least half as many dims up to head_dim 128 (`backward/config.py`).
 

@@ -11,7 +11,8 @@ What changes.
 * Conditional rescaling (`softmax.py`): a warp multiplies its part of the accumulator only if one of
   its rows was raised. The correction is a state of the consumers and not a role, because Hopper's
   accumulator is in the consumers' registers, which no other warp can read. (On Blackwell it is in
-  tensor memory, and separate warps correct it.)
+  tensor memory, and separate warps correct it.) It comes when S of the next block is issued, so
+  that the tensor cores work meanwhile.
 * A polynomial for some of the exponentials (`exp2.py`).
 * The storer copies O while the consumers begin the next tile.
 

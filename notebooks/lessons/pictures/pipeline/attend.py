@@ -74,7 +74,7 @@ LINES = {
     "buffers.v.wait(before.v)": Line(
         "Waits until the copy of the previous block's V has landed.", ("is", "V")
     ),
-    "acc_token = multiply_pv(p, buffers.v.tile(before.v), acc)": Line(
+    "acc_token = multiply_pv(p, buffers, before.v, acc)": Line(
         "Issues acc + P V of the previous block, and goes on at once.", product="PV"
     ),
     "named_barrier_arrive(CONSUMER, schedule.CONSUMERS)": Line(
@@ -97,7 +97,7 @@ LINES = {
         "inputs it also applies their scales.",
         work=("softmax", "exp"),
     ),
-    "acc = acc.wait(acc_token)": Line(
+    "acc = wait_pv(buffers, acc, acc_token)": Line(
         "Waits until **no** issued product is unfinished: acc has P V of the previous block.",
         ("done", "PV"),
     ),
