@@ -283,16 +283,20 @@ def heads_of_section(request: Request, config: BackwardConfig) -> int:
 
     In turns, not all tiles of a head may start at once: at most MOST_ALTERNATING heads, and no more
     than fit in the cache. Under a causal mask in half of it, and the parts of one head need not
-    alternate: of few long heads, those of one part fill the cache.
+    alternate: of few long heads, those of one part fill the cache. With a bound on the left they
+    have to: a head's first tiles, too, may see few queries then, and are the first part's alone,
+    which waits for tiles of the others (`turns`).
     """
     heads = request.k.shape[0] * request.k.shape[2]
     if config.section is not None:
         return config.section * config.parts
     if request.is_deterministic:
-        most = min(MOST_ALTERNATING, heads)
-        if request.window_right is not None:
-            return max(1, min(heads_in_cache(request) // 2, most))
-        return min(heads_in_cache(request), most) * config.parts
+        fitting, most = heads_in_cache(request), min(MOST_ALTERNATING, heads)
+        if request.window_right is None:
+            return min(fitting, most) * config.parts
+        if request.window_left is None:
+            return max(1, min(fitting // 2, most))
+        return max(1, min(fitting // (2 * config.parts), most)) * config.parts
     if request.window_right is None:
         return config.parts
     programs = tiles_of_keys(request, config.block_kv) * request.k.shape[2]

@@ -15,6 +15,11 @@ the order of their tickets. So of all tiles that are not done, the one with the 
 for none. This holds for every order in which a GPU starts programs and for any number of them that
 run at once, so a GPU may be shared.
 
+Of a group in parts, a tile that few queries see is the first part's, with the query heads of all.
+Under a causal mask those are a head's last tiles: parts may follow one another, as tiles of the
+others wait for lower tickets then. With a bound on the left they may be its first tiles, too, which
+wait for tiles of all parts: so parts alternate (`config.heads_of_section`).
+
 How long programs wait. Under a causal mask, the tile behind is two blocks of queries ahead, because
 it is not seen by the first two. Without a causal mask, all tiles of a head start at the first
 block, and each has to follow the one behind it. So programs alternate between the heads of a
