@@ -73,7 +73,7 @@ def value_widths(head_dim: int) -> tuple[int, ...]:
     """The tile widths for a head dimension of V and O in the forwards for Hopper: `panel_widths`,
     but one tile of 128 where a product takes `value_columns`.
     """
-    return (128,) if 64 < head_dim <= 128 else panel_widths(head_dim)
+    return (128,) if value_columns(head_dim) else panel_widths(head_dim)
 
 
 @cache

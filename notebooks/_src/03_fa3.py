@@ -994,7 +994,7 @@ checked("portable_slowest", all(max(loss[p], key=loss[p].get) == "portable" for 
 
 # %% [markdown]
 # * **No overlap** costs least at head_dim 64. <!-- checked: overlap_least_at_64 --> The kernel has
-#   *three* consumers there and only two at other head dimensions. While one consumer computes its
+#   *three* consumers there and only two at 128 and 256. While one consumer computes its
 #   softmax, two others supply products, which is probably why the tensor cores have work without this
 #   overlap.
 # * **No ping-pong** costs less than 5 % everywhere. <!-- checked: ping_pong_little --> The H200's

@@ -616,9 +616,9 @@ checked("share_is_as_asked", all(x.sum() == 64 * eighths / 8 for eighths, x in f
 display(role_pictures.state_machine())
 
 # %% [markdown]
-# *Boxes are states, arrows are transitions with their conditions. <!-- key --> In the state
-# `correct` of a consumer stands the decision of this notebook: each warp multiplies its rows of the
-# accumulator if one of them was raised. <!-- key -->*
+# *Boxes are states, arrows are transitions with their conditions. <!-- key --> In the state `score`
+# of a consumer, behind the issue of S, stands the decision of this notebook: each warp multiplies its
+# rows of the accumulator if one of them was raised. <!-- key -->*
 #
 # With the threshold, this is what changes in the consumer's function from FA3 to FA4:
 

@@ -63,7 +63,9 @@ def elementwise(asm, constraints, args, dtype, pack):
     alike = not args or isinstance(args[0], Pointer)
     shape = () if alike else args[0].shape
     unwritten = UNWRITTEN.expand((1, 1, 1) if alike else arguments[0].shape)
-    registers = {f"${i}": unwritten for i in range(number)} | shared_memory()
+    registers = {f"${i}": unwritten for i in range(number)}
+    if "global_smem" in asm:
+        registers |= shared_memory()
     for i, (kind, value) in enumerate(zip(kinds[number:], arguments, strict=True)):
         registers[f"${number + i}"] = value
         if kind.isdigit():  # in the register of that result

@@ -177,9 +177,7 @@ def calculate(statement, numbers, named):
 
 def described(descriptor, columns):
     """The 16 rows and so many columns of a tile that a descriptor is of."""
-    address, apart, eight = (
-        (descriptor >> at & 0x3FFF) << 4 for at in (0, 16, 32)
-    )  # fmt: skip
+    address, apart, eight = ((descriptor >> at & 0x3FFF) << 4 for at in (0, 16, 32))
     begin, slots = here.partition.program.allocation_at(address)
     rows, width = slots.shape[-2:]
     slot, inside = divmod(address - begin, rows * width * slots.dtype.itemsize)

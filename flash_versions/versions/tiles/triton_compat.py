@@ -72,7 +72,8 @@ def found_address(tiles):
     """`address_of` by search: which word of shared memory changes with the first word of the tiles?
 
     Before 3.9, Triton tells a kernel no address. Tiles that TMA writes swizzled begin at a multiple
-    of 1024 bytes behind the beginning of what Triton allocates, which PTX knows by its name.
+    of 1024 bytes behind the beginning of what Triton allocates, which PTX knows by its name. So one
+    of the words is theirs.
     """
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])

@@ -11,7 +11,8 @@ What changes, all of it in `operands.py` and `scales.py`:
 
 Cost. The products take half the time, the exponentials as long as before: 512 cycles of the tensor
 cores and 512 of the special function units for 64 rows and 128 keys at head_dim 128. Two consumers
-keep neither unit busy all the time.
+keep neither unit busy all the time, so there are three where their tiles fill the SMs
+(`config.prefers_order_in_fp8`).
 
 Source: Shah et al. 2024, "FlashAttention-3", section 3.3; scales for blocks and the rotation of Q
 and K are in its text and not in its code.

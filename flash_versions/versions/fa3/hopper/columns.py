@@ -13,7 +13,8 @@ the next one; columns that no product computes are constants, 0. All that names 
 no instruction.
 
 As two panels (`panels.py`), 96 would be 64 + 32, and a product of 32 columns takes the tensor cores
-about as long as one of 64. K needs none of this: S is a sum over its dims, in steps of 16.
+about as long as one of 64. K needs none of this: S is a sum over its dims in steps of 16, and
+panels pad a head dim by two steps at most.
 
 The tensor cores are told of V by a descriptor of 64 bits. V lies in columns of 64 dims, 128 bytes,
 swizzled; in such a column, eight keys take 1024 bytes:

@@ -9,13 +9,12 @@ from flash_versions.versions.tiles.rows import cdiv
 from flash_versions.versions.tiles.triton_compat import MOST_DIMS_BESIDE_128_KEYS, OPERANDS_STAY
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
-# Rows that a consumer of three gets done while one of two does a row: at head_dim 64; above, in
-# order; in FP8 (docs/understand/log.md).
-THREE_TO_TWO = 1.16
-THREE_IN_ORDER_TO_TWO = 1.05
-FP8_THREE_IN_ORDER_TO_TWO = 1.07
+# Rows that a consumer of three gets done while one of two does a row (docs/understand/log.md).
+THREE_TO_TWO = 1.16  # at head_dim 64, all overlapping
+THREE_IN_ORDER_TO_TWO = 1.05  # from 65 to 112 dims, the three in order
+FP8_THREE_IN_ORDER_TO_TWO = 1.07  # in FP8 from 65 to 128 dims, the three in order
 OTHER_BYTES = 3 * 1024  # what a program has in shared memory beside tiles, at most
-INTERVAL_BYTES = 1024  # of the keys in a slot of K
+INTERVAL_BYTES = 1024  # of the keys in a third slot of K
 SCHEDULERS = ("grid", "static", "dynamic")
 
 
@@ -163,12 +162,12 @@ def overlapping_config(request: Request, hold: bool = True) -> HopperConfig:
 def prefers_order(request: Request) -> bool:
     """Whether three consumers that wait for each product are faster than two that overlap theirs.
 
-    Up to 112 dims, products take less time than a softmax. With three consumers the tensor cores
-    find work in two others while one computes its softmax, but their registers do not suffice for S
-    and P of two blocks beside O. Tiles of 192 rows have to fill the SMs as well, and no registers
-    are left for masks.
+    From 65 to 112 dims, products take less time than the way from S to P: the maximum, then the
+    exponentials. With three consumers the tensor cores find work in two others meanwhile, but their
+    registers do not suffice for S and P of two blocks beside O. Tiles of 192 rows have to fill the
+    SMs as well; under a causal mask they are slower.
     """
-    between = all(value_columns(x.shape[3]) for x in (request.q, request.v))
+    between = all(64 < x.shape[3] <= 112 for x in (request.q, request.v))
     if not between or request.window_right is not None or not is_plain(request):
         return False
     return not fills_better(request, THREE_IN_ORDER_TO_TWO)
@@ -227,7 +226,8 @@ def with_q_held(request: Request, config: HopperConfig) -> HopperConfig:
     """
     if config.consumers == 3 or request.alibi_slopes is not None or not OPERANDS_STAY:
         return config
-    widths, width_v = panel_widths(request.q.shape[3]), sum(value_widths(request.v.shape[3]))
+    widths, head_dim_v = panel_widths(request.q.shape[3]), request.v.shape[3]
+    width_v = value_columns(head_dim_v) or sum(value_widths(head_dim_v))
     beside = width_v // 2 + config.block_kv // 2 + config.block_kv // 4  # O, S and P
     free = (208 if config.block_kv == 64 else 192) - beside
     if sum(widths) // 4 <= free:
@@ -281,14 +281,17 @@ def fp8_config(request: Request) -> HopperConfig:
 
 def prefers_order_in_fp8(request: Request) -> bool:
     """`prefers_order` in FP8, where products take half of their time. Under a causal mask tiles of
-    192 rows are cut in more blocks than tiles of 128; at head_dim 64 both have them.
+    192 rows are cut in more blocks than tiles of 128, which counts less in long rows; at head_dim
+    64 the overlapping configuration has tiles of 192 rows, too.
     """
     head_dim = max(request.q.shape[3], request.v.shape[3])
     if head_dim > 128 or not is_plain(request):
         return False
-    if request.window_right is not None:
-        return head_dim <= 64 or request.k.shape[1] > 8192
-    return head_dim > 64 and not fills_better(request, FP8_THREE_IN_ORDER_TO_TWO)
+    causal = request.window_right is not None
+    if head_dim <= 64:
+        return causal
+    long_enough = not causal or request.k.shape[1] > 8192
+    return long_enough and not fills_better(request, FP8_THREE_IN_ORDER_TO_TWO)
 
 
 def overlapping_fp8_config(request: Request, hold: bool = True) -> HopperConfig:

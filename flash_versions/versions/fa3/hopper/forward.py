@@ -24,10 +24,10 @@ What changes.
   slot (`slots.py`).
 
 A head_dim between the powers of two is two panels, such as 192 = 128 + 64 (`panels.py`): then `acc`
-is two accumulators, and a product with it two products. Up to 112 dims, products read as many
-columns of V's tile as there are (`columns.py`). There, and in FP8, where products take less time
-than a softmax, three consumers that wait for each product (`attend_in_order`) may be faster than
-two that overlap theirs (`config.prefers_order`).
+is two accumulators, and a product with it two products. From 65 to 112 dims, products with V read
+as many columns of its tile as there are (`columns.py`). There and in FP8, where products are short,
+three consumers that wait for each product (`attend_in_order`) may be faster than two that overlap
+theirs (`config.prefers_order` and `prefers_order_in_fp8`).
 
 One program with two consumers. Time runs from left to right, [..] is work of the tensor cores.
 Blocks are counted in the order in which they are visited, from the last block of keys to the first:

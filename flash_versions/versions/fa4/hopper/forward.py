@@ -11,8 +11,8 @@ What changes.
 * Conditional rescaling (`softmax.py`): a warp multiplies its part of the accumulator only if one of
   its rows was raised. The correction is a state of the consumers and not a role, because Hopper's
   accumulator is in the consumers' registers, which no other warp can read. (On Blackwell it is in
-  tensor memory, and separate warps correct it.) It comes when S of the next block is issued, so
-  that the tensor cores work meanwhile.
+  tensor memory, and separate warps correct it.) It comes behind the issue of the next block's S,
+  so that the tensor cores work meanwhile; rescaling in every block comes before it, as in FA3.
 * A polynomial for some of the exponentials (`exp2.py`).
 * The storer copies O while the consumers begin the next tile.
 
@@ -31,8 +31,8 @@ at head_dim 65 to 128: elsewhere they cost speed on an H200 (docs/learn/progress
     storer         a consumer's O is in its buffer             o_full
     both           the tile that the loader has claimed        scheduler.full
 
-Imported from FA3 unchanged: panels with their pipelines and products, masks, P and Q in registers,
-FP8 scales. Schedulers and named barriers come from `tiles`.
+Imported from FA3 unchanged: panels and columns with their pipelines and products, masks, P and Q in
+registers, FP8 scales. Schedulers and named barriers come from `tiles`.
 
 Source. Zadouri et al. 2026, "FlashAttention-4", arXiv:2603.05451; this kernel takes from it what
 Hopper can use.

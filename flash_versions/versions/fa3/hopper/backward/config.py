@@ -70,8 +70,8 @@ class BackwardConfig:
             and 128 in panels, and a head_dim of q of more than 64.
         parts: divide the query heads of each key head over so many programs (`parts.py`), with
             neither halves nor a pair.
-        section: key heads, of all sequences, between which consecutive programs alternate; None:
-            `heads_of_section`.
+        section: key heads, of all sequences, between which consecutive programs alternate, with all
+            their parts; None: `heads_of_section`.
         pair: have 128 keys above head_dim 128, too, and two warpgroups that do everything
             (`wider/pair.py`). For PAIR_DIMS of q and v together.
     """
