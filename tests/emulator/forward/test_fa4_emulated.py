@@ -309,7 +309,7 @@ def in_fp8():
 
 FP8 = replace(SMALL, threshold=4.0)
 DYNAMIC = replace(SMALL, scheduler="dynamic", stages=4)
-V_WAITED = "acc = acc.wait(acc_token)"
+V_WAITED = "acc = wait_pv(buffers, acc, acc_token)"
 O_TAKEN = "mbarrier.arrive(buffers.o_empty.index(c), count=1)"
 O_FULL = "mbarrier.wait(buffers.o_full.index(c), round & 1)"
 O_EMPTY = "mbarrier.wait(buffers.o_empty.index(CONSUMER), (round & 1) ^ 1)"

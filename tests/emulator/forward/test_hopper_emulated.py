@@ -202,7 +202,7 @@ def test_the_same_bits_in_every_order(monkeypatch):
 
 USUAL = (SMALL, 330)  # schedule and number of keys
 HELD = (replace(SMALL, held=64, q_stages=1), 330)
-V_WAITED = "acc = acc.wait(acc_token)"
+V_WAITED = "acc = wait_pv(buffers, acc, acc_token)"
 BUGS = {
     "K is not released": Bug(
         "attend", [("        buffers.k.release(stage.k)", "        pass")], "produce 2 in .*fill"
