@@ -152,7 +152,7 @@ class Program:
         self.shared_end += -(-nbytes // ALIGNED) * ALIGNED
 
     def allocation_at(self, address):
-        """(address, tiles) of the tiles that an address lies in."""
+        """(where they begin, tiles) of the tiles that have this address."""
         for begin, tiles in reversed(self.placed):
             if begin <= address < self.shared_end:
                 return begin, tiles

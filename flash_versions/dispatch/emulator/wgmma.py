@@ -57,7 +57,8 @@ def issued(product):
     return product
 
 
-def warpgroup_mma_wait(num_outstanding, deps):
+def complete(num_outstanding):
+    """Wait until no more products than these are in flight."""
     products = here.partition.products
     waited = products[: max(len(products) - num_outstanding, 0)]
     here.partition.pause(late=any(x.result is None for x in waited))
@@ -67,6 +68,10 @@ def warpgroup_mma_wait(num_outstanding, deps):
             product.compute()
         product.done = True
         note("done", product)
+
+
+def warpgroup_mma_wait(num_outstanding, deps):
+    complete(num_outstanding)
     assert all(x.done for x in deps), "a product is read while it is in flight"
     results = tuple(x.result for x in deps)
     return results[0] if len(results) == 1 else results

@@ -24,7 +24,12 @@ from flash_versions.versions.fa3 import forward as portable
 from flash_versions.versions.fa3.forward import heavy_first
 from flash_versions.versions.fa3.hopper import host as forward_hopper
 from flash_versions.versions.fa3.hopper.backward import kernel as backward_hopper
-from flash_versions.versions.fa3.hopper.config import HopperConfig, default_config, fits_through_q
+from flash_versions.versions.fa3.hopper.config import (
+    HopperConfig,
+    default_config,
+    fits_through_q,
+    fp8_config,
+)
 from flash_versions.versions.tiles import wgmma
 from flash_versions.versions.tiles.tma import undescribable
 from flash_versions.versions.tiles.triton_compat import OPERANDS_STAY
@@ -241,6 +246,35 @@ def test_head_dim_192_has_128_keys_where_that_is_faster(options, block_kv, slots
     k = torch.empty(1, options.pop("keys"), 2, 192, dtype=torch.bfloat16)
     config = default_config(make_request(q, k, k, **options))
     assert (config.block_kv, (config.stages, config.slots_of_v)) == (block_kv, slots)
+
+
+LONG, SHORT, ONE = (4, 4096), (16, 1024), (1, 16384)  # sequences and their tokens
+CAUSAL = {"causal": True}
+
+
+@pytest.mark.parametrize(("head_dim", "tokens", "options", "expected"), [
+    (96, LONG, {}, True), (112, LONG, {}, True), (96, SHORT, {}, False), (96, LONG, CAUSAL, False),
+    (96, LONG, {"softcap": 20.0}, False), (64, LONG, {}, False), (128, LONG, {}, False),
+    (96, LONG, {"kv_lengths": torch.tensor([4096, 1, 2, 3]).int()}, False),
+], ids=str)  # fmt: skip
+def test_three_consumers_in_order(head_dim, tokens, options, expected):
+    """For plain calls without a mask, and not where tiles of 192 rows fill 132 SMs worse."""
+    q = torch.empty(*tokens, 2048 // head_dim, head_dim, dtype=torch.bfloat16)
+    with devices.assume(Properties(num_sms=132)):
+        config = default_config(make_request(q, q, q, **options))
+    assert (config.consumers == 3 and not config.overlap) == expected
+
+
+@pytest.mark.parametrize(("head_dim", "tokens", "options", "expected"), [
+    (128, LONG, {}, True), (128, SHORT, {}, False), (128, ONE, CAUSAL, True),
+    (128, LONG, CAUSAL, False), (64, SHORT, CAUSAL, True), (64, LONG, {}, False),
+    (256, LONG, {}, False),
+], ids=str)  # fmt: skip
+def test_three_consumers_in_order_in_fp8(head_dim, tokens, options, expected):
+    q = torch.empty(*tokens, 2048 // head_dim, head_dim, dtype=torch.bfloat16)
+    with devices.assume(Properties(num_sms=132)):
+        config = fp8_config(make_request(q, q, q, **options))
+    assert (config.consumers == 3 and not config.overlap) == expected
 
 
 @pytest.mark.skipif(not OPERANDS_STAY, reason="this Triton's ptxas would copy Q for each block")

@@ -13,11 +13,11 @@ the next one; columns that no product computes are constants, 0. All that names 
 no instruction.
 
 As two panels (`panels.py`), 96 would be 64 + 32, and a product of 32 columns takes the tensor cores
-about as long as one of 64. K needs none of this: S is a sum over its dims in steps of 16, and
-panels pad a head dim by two steps at most.
+about as long as one of 64. K needs none of this: S is a sum over its dims in steps of 16, and its
+panels cost one step more at most.
 
-The tensor cores are told of V by a descriptor of 64 bits. V lies in columns of 64 dims, 128 bytes,
-swizzled; in such a column, eight keys take 1024 bytes:
+A descriptor of 64 bits tells the tensor cores where V is. Shared memory has V in columns of 64
+dims, which are 128 bytes of a key, swizzled. In such a column, eight keys take 1024 bytes:
 
     bits    0 ..13  address / 16
            16 ..29  bytes from one column of 64 dims to the next, / 16
