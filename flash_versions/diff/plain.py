@@ -50,7 +50,7 @@ SWITCHES = {
     **dict.fromkeys(
         ("FP8", "is_fp8", "CAP", "LEFT", "LATE_WAIT", "RAGGED", "SINK", "ON", "V_BEHIND"), False
     ),
-    **dict.fromkeys(("OVERLAP", "PING_PONG", "EPILOGUE_BUFFER", "Q_AT_ONCE"), True),
+    **dict.fromkeys(("OVERLAP", "PING_PONG", "Q_AT_ONCE"), True),
     "CONSUMERS": 2,
     "PANELS": 1,
     "THRESHOLD": 8.0,

@@ -33,7 +33,7 @@ CONFIGS = {
     "no turns": replace(SMALL, ping_pong=False),
     "late wait": replace(SMALL, late_wait=True),
     "one Q buffer": replace(SMALL, q_stages=1),
-    "O through Q": replace(SMALL, epilogue_buffer=False),
+    "O in parts": replace(SMALL, o_columns=64),
     "Q in registers": replace(SMALL, held=64, q_stages=1),
     "three consumers": replace(SMALL, consumers=3),
     "narrow blocks": replace(SMALL, block_kv=64, stages=4),

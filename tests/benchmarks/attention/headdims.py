@@ -37,7 +37,7 @@ from flash_versions.dispatch.request import Request, make_request  # noqa: E402
 from flash_versions.dispatch.sizes import panel_widths, value_widths  # noqa: E402
 from flash_versions.versions.fa3.hopper import config as fa3_config  # noqa: E402
 from flash_versions.versions.fa3.hopper import host as fa3_forward  # noqa: E402
-from flash_versions.versions.fa3.hopper.config import HopperConfig, fits_through_q  # noqa: E402
+from flash_versions.versions.fa3.hopper.config import HopperConfig  # noqa: E402
 from flash_versions.versions.fa4.hopper import config as fa4_config  # noqa: E402
 from flash_versions.versions.fa4.hopper import host as fa4_forward  # noqa: E402
 from flash_versions.versions.oracle.budget import assess_request  # noqa: E402
@@ -141,8 +141,8 @@ def defaults(request: Request) -> Iterator[Candidate]:
 
 def other_tiles(request: Request) -> Iterator[Candidate]:
     """FA3's kernel with every tile that fits, and the rest of shared memory divided between a
-    second Q, a buffer for O and slots of K and V: without one of the first two only if there are
-    more slots for it.
+    second Q, a buffer for O and slots of K and V: with less of the first two only if there are more
+    slots for it.
     """
     default = fa3_config.overlapping_config(request, hold=False)
     widths, widths_v = panel_widths(request.q.shape[3]), value_widths(request.v.shape[3])
@@ -151,12 +151,10 @@ def other_tiles(request: Request) -> Iterator[Candidate]:
         if width_v // 2 + block_kv // 2 + block_kv // 4 > REGISTERS[consumers]:
             continue
         most = 0 if block_kv == 128 else 2  # one slot of 64 keys is not worth a try
-        for q_stages, epilogue_buffer in ((2, True), (2, False), (1, True), (1, False)):
-            if not (epilogue_buffer or fits_through_q(widths, widths_v)):
-                continue
+        for q_stages, o_columns in product((2, 1), (128, 64)):
             tile = replace(
                 default, consumers=consumers, block_kv=block_kv, q_stages=q_stages,
-                epilogue_buffer=epilogue_buffer,
+                o_columns=o_columns,
             )  # fmt: skip
             for config in filled(tile, most, width, width_v):
                 held = fa3_config.with_q_held(request, config)
@@ -182,7 +180,7 @@ def filled(tile: HopperConfig, most: int, width: int, width_v: int) -> Iterator[
 
 def named(config: HopperConfig) -> str:
     """A tile in few words."""
-    q, o = f"{config.q_stages} Q", "O" if config.epilogue_buffer else "O through Q"
+    q, o = f"{config.q_stages} Q", f"O by {config.o_columns}"
     slots = f"{config.stages} K, {config.slots_of_v} V"
     return f"{config.block_q}x{config.block_kv}, {slots}, {q}, {o}"
 

@@ -104,7 +104,7 @@ def test_every_step_has_its_line(name):
         "scores": "tl.dot(q_tile", "mask": "tl.where(", "maximum": "tl.maximum",
         "store O": "store_rows(o",
         "exponentials": "tl.exp", "sum": "softmax_step(", "softmax": "fold_scores(",
-        "wait": "wait", "copy": "fill", "store": "o.store(", "product": "multiply_",
+        "wait": "wait pass_over(", "copy": "fill", "store": "store_tile(o", "product": "multiply_",
         "combine": "store_row_values(lse_out", "done": "_wait( wait_pv(",
         "rescale": "acc.rescaled(alpha corrected(acc,",
     }  # fmt: skip

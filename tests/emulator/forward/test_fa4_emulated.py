@@ -25,16 +25,12 @@ LOADED = gluon_emulator.load("flash_versions.versions.fa4.hopper.host")
 host, config = LOADED["fa4.hopper.host"], LOADED["fa4.hopper.config"]
 DTYPES = [torch.float16, torch.bfloat16]
 SMALL = config.RolesConfig(block_kv=64)
-ONE_Q = replace(SMALL, q_stages=1, epilogue_buffer=False)
 CONFIGS = {
     "as it is": SMALL,
     "no turns": replace(SMALL, ping_pong=False),
     "one Q buffer": replace(SMALL, q_stages=1),
-    "O through one Q": ONE_Q,
     "Q in registers": replace(SMALL, held=64, q_stages=1),
-    "Q in registers, O through one Q": replace(ONE_Q, held=64),
     "three consumers": replace(SMALL, consumers=3, stages=3),
-    "three consumers, O through Q": replace(SMALL, consumers=3, q_stages=1, epilogue_buffer=False),
     "aligned tiles": replace(SMALL, block_kv=128),
     "four stages": replace(SMALL, stages=4),
     "one stage": replace(SMALL, stages=1, ping_pong=False),
@@ -145,9 +141,9 @@ def test_every_switch(name, order):
 
 
 @by_order
-def test_o_through_two_buffers_of_q(order):
-    """A consumer may be a tile ahead of the storer."""
-    check(replace(SMALL, epilogue_buffer=False), *qkv(300, 60, 4, 64))
+def test_o_in_parts(order):
+    """Four of a tile, which consumer and storer hand over one after the other."""
+    check(replace(SMALL, o_columns=64), *qkv(300, 60, 4, 256))
 
 
 OPTIONS = [
@@ -291,6 +287,10 @@ def few_keys():
     return make_request(*qkv(300, 60, 4, 64))
 
 
+def wide():
+    return make_request(*qkv(300, 60, 2, 128))
+
+
 def one_row_grows():
     """The last row of each warp."""
     return make_request(*growing(150, 330, 64, torch.arange(150) % 16 == 15))
@@ -310,15 +310,17 @@ def in_fp8():
 FP8 = replace(SMALL, threshold=4.0)
 DYNAMIC = replace(SMALL, scheduler="dynamic", stages=4)
 V_WAITED = "acc = wait_pv(buffers, acc, acc_token)"
+ONE_Q, IN_PARTS = replace(SMALL, q_stages=1), replace(SMALL, o_columns=64)
+BEFORE, RELEASED = "= first_state(problem, buffers)", "buffers.release_q(schedule, q_stage)"
 O_TAKEN = "mbarrier.arrive(buffers.o_empty.index(c), count=1)"
-O_FULL = "mbarrier.wait(buffers.o_full.index(c), round & 1)"
-O_EMPTY = "mbarrier.wait(buffers.o_empty.index(CONSUMER), (round & 1) ^ 1)"
+O_FULL = "mbarrier.wait(buffers.o_full.index(c), turn & 1)"
+O_EMPTY = "mbarrier.wait(buffers.o_empty.index(CONSUMER), (turn & 1) ^ 1)"
 BUGS = {
     "the storer does not say that it has taken O": Bug(
         "store", [(O_TAKEN, "pass")], "consume 0 in consume:.*o_empty"
     ),
     "the storer waits for the phase before": Bug(
-        "store", [(O_FULL, O_FULL.replace("round & 1", "(round & 1) ^ 1"))],
+        "store", [(O_FULL, O_FULL.replace("turn & 1", "(turn & 1) ^ 1"))],
         "consume [01] in consume:.*o_empty",
     ),
     "the storer does not wait for O": Bug(
@@ -332,13 +334,20 @@ BUGS = {
     "the last O is not waited for": Bug(
         "store", [("tma.store_wait(0)", "pass")], "stores in flight"
     ),
-    "the storer does not release Q": Bug(
-        "store", [("buffers.q.release(q_stage)", "pass")], "load 2 in .*fill", (ONE_Q, usual)
+    "a consumer does not release Q": Bug(
+        "attend", [(RELEASED, "pass")], "load 2 in .*fill", (ONE_Q, usual)
     ),
-    "a consumer releases the Q that is O": Bug(
-        "consume",
-        [("if schedule.EPILOGUE_BUFFER and not schedule.Q_AT_ONCE:", "if True:")],
+    "a consumer releases Q before its products": Bug(
+        "attend", [(BEFORE, f"{BEFORE}\n    {RELEASED}"), (f"        {RELEASED}", "        pass")],
         WRONG, (ONE_Q, usual)
+    ),
+    "every part of O goes to the first columns": Bug(
+        "store", [("moved(box, i * o.block_type.shape[-1])", "moved(box, 0)")], WRONG,
+        (IN_PARTS, wide)
+    ),
+    "the storer takes one part of O": Bug(
+        "store", [("for i in gl.static_range(schedule.O_PARTS)", "for i in gl.static_range(1)")],
+        "consume [01] in consume:.*o_empty", (IN_PARTS, wide)
     ),
     "a consumer does not wait for the storer": Bug(
         "consume", [(O_EMPTY, "pass")], "store 3 in store:.*o_full", (SMALL, few_keys)
@@ -368,9 +377,6 @@ BUGS = {
         "attend",
         [("            buffers.v.release(before.v)\n        p", "            pass\n        p")],
         "load 2 in .*fill",
-    ),
-    "Q is not released": Bug(
-        "consume", [("buffers.q.release(q_stage)", "pass")], "load 2 in .*fill"
     ),
     "V is released while it is read": Bug(
         "attend",

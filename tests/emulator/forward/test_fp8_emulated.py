@@ -194,12 +194,6 @@ def test_the_same_bits_in_every_order(monkeypatch):
         assert torch.equal(o, results[0][0]) and torch.equal(lse, results[0][1])
 
 
-def test_o_has_to_have_a_buffer():
-    request = make_request(*qkv(10, 10, 1, 64), precision="fp8")
-    with pytest.raises(ValueError, match="epilogue_buffer=False is not possible"):
-        attend(replace(SMALL, epilogue_buffer=False), request)
-
-
 def test_heads_of_one_tile_have_scales_of_their_own():
     request = make_request(*qkv(10, 10, 2, 64, kv_heads=1), precision="fp8")
     with pytest.raises(ValueError, match="share no scale in FP8; use heads=1"):

@@ -21,7 +21,6 @@ from flash_versions.versions.fa4.hopper.roles import (
     check,
 )
 from flash_versions.versions.fp8.quantize import quantize
-from flash_versions.versions.tiles.rows import cdiv
 from tests.helpers.rotation import rotated
 
 LOADED = gluon_emulator.load("flash_versions.versions.fa4.hopper.host")
@@ -30,7 +29,7 @@ SMALL = LOADED["fa4.hopper.config"].RolesConfig(block_kv=64)
 CONFIGS = {
     "as it is": SMALL,
     "three consumers": replace(SMALL, consumers=3, stages=3),
-    "O through Q": replace(SMALL, q_stages=1, epilogue_buffer=False),
+    "one Q": replace(SMALL, q_stages=1),
     "dynamic": replace(SMALL, scheduler="dynamic", stages=4),
     "grid": replace(SMALL, scheduler="grid"),
 }
@@ -119,16 +118,21 @@ def recorded(request, config):
 def test_every_role_follows_the_table(name, order, monkeypatch):
     monkeypatch.setattr(gluon_machine, "order", ORDERS[order])
     config = CONFIGS[name]
-    request = request_of(300, 330, 3, causal=True)
+    request = request_of(384, 414, 3, causal=True)
     o, lse, programs = recorded(request, config)
     plain_o, plain_lse, _ = forward_hopper.forward(request, config)
     assert torch.equal(o, plain_o) and torch.equal(lse, plain_lse)
-    tiles = 3 * cdiv(300, config.block_q)
+    tiles = 3 * 384 // config.block_q
     assert sum(entered(program["loader"], "claim") - 1 for program in programs) == tiles
     for program in programs:
         for role, events in program.items():
             check(role.split()[0], [event[0] for event in events])
         assert_same_work(program, config.consumers)
+    scored = sum(entered(program[f"consumer {c}"], "score")
+                 for program in programs for c in range(config.consumers))  # fmt: skip
+    visible = torch.arange(384)[:, None] + 414 - 384 >= torch.arange(414)
+    parts = [part for rows in visible.split(64) for part in rows.split(64, 1)]
+    assert scored == 3 * sum(bool(part.any()) for part in parts)
 
 
 def entered(events, state):
@@ -143,8 +147,11 @@ def assert_same_work(program, consumers):
     tiles = entered(program["loader"], "claim") - 1
     for c in range(consumers):
         consumer = program[f"consumer {c}"]
-        for state in ("score", "softmax", "correct"):
-            assert [event[1:3] for event in consumer if event[0] == state] == loaded
+        scored = [event[1:3] for event in consumer if event[0] == "score"]
+        for state in ("softmax", "correct"):
+            assert [event[1:3] for event in consumer if event[0] == state] == scored
+        assert set(scored) <= set(loaded) and {(tile, 0) for tile in range(tiles)} <= set(scored)
+        assert scored == [at for at in loaded if at in scored]
         for state in ("drain", "hand over"):
             assert [event[1] for event in consumer if event[0] == state] == list(range(tiles))
     stored = [event[1:3] for event in program["storer"] if event[0] == "store"]

@@ -1,4 +1,6 @@
-"""Fewer slots of V than of K in the kernels for Hopper, without a GPU."""
+"""Without a GPU: fewer slots of V than of K in the kernels for Hopper, and slots that a consumer
+gives back unread.
+"""
 
 import pytest
 import torch
@@ -6,6 +8,7 @@ import torch
 from flash_versions.dispatch.autograd.compute import in_vectors
 from flash_versions.dispatch.emulator import machine as gluon_machine
 from flash_versions.dispatch.emulator.machine import ORDERS
+from flash_versions.dispatch.request import make_request
 from tests.emulator.forward.test_panels_emulated import (
     CONFIG,
     FORWARD,
@@ -29,7 +32,7 @@ SCHEDULES = {
     "late wait, no turns": {"late_wait": True, "ping_pong": False},
     "in order": {"overlap": False},
     "in order, no turns": {"overlap": False, "ping_pong": False},
-    "O through one Q": {"q_stages": 1, "epilogue_buffer": False},
+    "O in parts": {"q_stages": 1, "o_columns": 64},
     "three of K, two of V": {"stages": 3, "v_stages": 2},
     "three of K, one of V, three consumers": {"stages": 3, "consumers": 3, "scheduler": "dynamic"},
     "always rescale": {"threshold": 0.0, "scheduler": "grid"},
@@ -46,8 +49,7 @@ def test_every_schedule_in_every_order(name, order, monkeypatch):
     """Five blocks of keys for a tile, and more tiles than programs."""
     monkeypatch.setattr(gluon_machine, "order", ORDERS[order])
     switches = SCHEDULES[name]
-    through_q = "epilogue_buffer" in switches  # O's panels are then those of Q
-    request = request_of((192, 192) if through_q else (96, 96), OPTIONS["causal"])
+    request = request_of((96, 96), OPTIONS["causal"])
     for version, config in CONFIG.items():
         if has(version, switches):
             schedule = config(block_kv=64, **(ONE_V | switches))
@@ -57,7 +59,7 @@ def test_every_schedule_in_every_order(name, order, monkeypatch):
 @pytest.mark.parametrize(("name", "version"), rotated(OPTIONS, FORWARD))
 def test_head_dim_192_with_128_keys(name, version):
     """The tiles for which one slot is left out: two slots of V do not fit beside them."""
-    switches = {"q_stages": 1, "epilogue_buffer": False, "scheduler": "dynamic"}
+    switches = {"q_stages": 1, "scheduler": "dynamic"}
     schedule = CONFIG[version](**ONE_V, **switches)
     assert schedule.fits(192, 192)
     assert not CONFIG[version](**switches).fits(192, 192)
@@ -157,3 +159,72 @@ def test_planted_bugs_are_found(bug, version, monkeypatch):
 @pytest.mark.parametrize("version", FORWARD)
 def test_nothing_is_found_where_no_bug_is(version, switches, monkeypatch):
     assert list(outcomes(lambda: is_right(version, switches), monkeypatch)) == ["", "", ""]
+
+
+# ------------------------------------------------------------------------------- blocks passed over
+MASKS = {
+    "causal": {"causal": True}, "window": {"window": (70, 0)}, "both bounds": {"window": (70, 30)},
+    "packed": {"causal": True, "cu_seqlens_q": torch.tensor([0, 5, 64, 200, 201, 330]).int()},
+}  # fmt: skip
+PASSING = {
+    "two consumers": {},
+    "three consumers": {"consumers": 3, "stages": 3},
+    "late wait": {"late_wait": True},
+    "in order": {"overlap": False},
+    "no turns": {"ping_pong": False},
+    "one of V": {"v_stages": 1},
+}
+ONE_SLOT = {"stages": 1, "ping_pong": False}
+EARLY = f"more arrivals|dead-lock|{WRONG}"  # a slot is filled while another consumer reads it
+HOLES = {
+    "K is not waited for": Bug(
+        "pass_over", [("buffers.k.wait(stage.k)", "pass")], EARLY, ONE_SLOT
+    ),
+    "V is not waited for": Bug(
+        "pass_over", [("buffers.v.wait(stage.v)", "pass")], EARLY, ONE_SLOT
+    ),
+    "K is not given back": Bug(
+        "pass_over", [("buffers.k.release(stage.k)", "pass")], "fill|dead-lock"
+    ),
+    "V is not given back": Bug(
+        "pass_over", [("buffers.v.release(stage.v)", "pass")], "fill|dead-lock"
+    ),
+    "its turn is not passed on": Bug(
+        "pass_over", [("named_barrier_arrive(CONSUMER, schedule.CONSUMERS)", "pass")],
+        "named_barrier_sync",
+    ),
+    "a turn is passed on that another one has": Bug(
+        "pass_over", [("named_barrier_sync(CONSUMER)", "pass")], "arriv|named_barrier"
+    ),
+    "the last block that is seen is passed over": Bug(
+        "QueryProblem.seen", [("gl.minimum(end, own_end)", "gl.minimum(end, own_end - 1)")], WRONG
+    ),
+    "the first block that is seen is passed over": Bug(
+        "QueryProblem.seen",
+        [("gl.maximum(begin, own_begin)", "gl.maximum(begin, own_begin + 1)")], WRONG
+    ),
+}  # fmt: skip
+
+
+def passes_right(version, mask, switches):
+    """Whether a call whose consumers see unlike parts of a tile's blocks is within the budget."""
+    q, k, v = torch.randn(3, 1, 330, 2, 64, dtype=torch.bfloat16)
+    if "cu_seqlens_q" in MASKS[mask]:
+        q, k, v = q[0], k[0], v[0]
+    request = make_request(q, k, v, **MASKS[mask])
+    schedule = CONFIG[version](block_kv=64, **switches)
+    return all(x.ok for x in assess(version, request, schedule).values())
+
+
+@pytest.mark.parametrize(("mask", "name"), rotated(MASKS, PASSING))
+def test_blocks_that_a_consumer_does_not_see(mask, name, monkeypatch):
+    for version in FORWARD:
+        if has(version, PASSING[name]):
+            found = outcomes(lambda v=version: passes_right(v, mask, PASSING[name]), monkeypatch)
+            assert list(found) == ["", "", ""]
+
+
+@pytest.mark.parametrize("bug", HOLES.values(), ids=HOLES)
+def test_bugs_in_passing_over_are_found(bug, monkeypatch):
+    plant(bug, LOADED.values(), monkeypatch)
+    assert_found(bug, lambda: passes_right("fa3", "window", bug.case or {}), monkeypatch)

@@ -27,7 +27,6 @@ from flash_versions.versions.fa3.hopper.backward import kernel as backward_hoppe
 from flash_versions.versions.fa3.hopper.config import (
     HopperConfig,
     default_config,
-    fits_through_q,
     fp8_config,
 )
 from flash_versions.versions.tiles import wgmma
@@ -168,6 +167,7 @@ def test_neighbours_in_a_packing_do_not_leak(device):
         ({"stages": 1, "late_wait": True}, "use stages=2"),
         ({"v_stages": 3}, "v_stages=3 is not possible with stages=2"),
         ({"held": 64, "overlap": False}, "held=64 is not possible with overlap=False.*use held=0"),
+        ({"o_columns": 256}, "o_columns=256 is not possible; 64 and 128 are"),
         ({"section": 0}, "section=0 must be at least 1"),
         ({"scheduler": "fair"}, "scheduler='fair' is unknown; there are grid, static, dynamic"),
     ],
@@ -176,13 +176,6 @@ def test_neighbours_in_a_packing_do_not_leak(device):
 def test_a_configuration_that_would_hang_is_refused(switches, sentence):
     with pytest.raises(ValueError, match=sentence):
         HopperConfig(**switches)
-
-
-def test_o_does_not_leave_through_a_q_of_another_width(device):
-    q, k, v = inputs(device, head_dim=128, dtype=torch.bfloat16)
-    request = make_request(q, k, v[..., :64])
-    with pytest.raises(ValueError, match="use epilogue_buffer=True"):
-        forward_hopper.forward(request, HopperConfig(epilogue_buffer=False))
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
@@ -220,7 +213,6 @@ def test_every_head_dim_has_tiles_that_fit(causal, device):
         widths, widths_v = panel_widths(head_dim), value_widths(head_dim_v)
         assert config.fits(sum(widths), sum(widths_v)), (head_dim, head_dim_v)
         assert config.stages >= 2
-        assert config.epilogue_buffer or fits_through_q(widths, widths_v)
         scores = config.block_kv // 2
         registers = (value_columns(head_dim_v) or sum(widths_v)) // 2 + scores + scores // 2
         assert registers <= {2: 192, 3: 130}[config.consumers], (head_dim, head_dim_v)
@@ -249,16 +241,28 @@ def test_head_dim_192_has_128_keys_where_that_is_faster(options, block_kv, slots
 
 
 LONG, SHORT, ONE = (4, 4096), (16, 1024), (1, 16384)  # sequences and their tokens
+ODD = (19, 532)
 CAUSAL = {"causal": True}
+
+
+@pytest.mark.parametrize(("tokens", "options", "consumers"), [
+    (SHORT, CAUSAL, 2), (LONG, CAUSAL, 2), (ONE, CAUSAL, 3), (ODD, CAUSAL, 3), (LONG, {}, 3),
+    (ONE, {"window": (1024, 0)}, 3),
+], ids=str)  # fmt: skip
+def test_consumers_at_head_dim_64(tokens, options, consumers):
+    """Three, unless tiles of 192 rows fill 132 SMs worse."""
+    q = torch.empty(*tokens, 32, 64, dtype=torch.bfloat16)
+    with devices.assume(Properties(num_sms=132)):
+        assert default_config(make_request(q, q, q, **options)).consumers == consumers
 
 
 @pytest.mark.parametrize(("head_dim", "tokens", "options", "expected"), [
     (96, LONG, {}, True), (112, LONG, {}, True), (96, SHORT, {}, False), (96, LONG, CAUSAL, False),
-    (96, LONG, {"softcap": 20.0}, False), (64, LONG, {}, False), (128, LONG, {}, False),
-    (96, LONG, {"kv_lengths": torch.tensor([4096, 1, 2, 3]).int()}, False),
+    (96, ODD, CAUSAL, True), (96, LONG, {"softcap": 20.0}, False), (64, LONG, {}, False),
+    (128, LONG, {}, False), (96, LONG, {"kv_lengths": torch.tensor([4096, 1, 2, 3]).int()}, False),
 ], ids=str)  # fmt: skip
 def test_three_consumers_in_order(head_dim, tokens, options, expected):
-    """For plain calls without a mask, and not where tiles of 192 rows fill 132 SMs worse."""
+    """For plain calls, and not where tiles of 192 rows fill 132 SMs worse."""
     q = torch.empty(*tokens, 2048 // head_dim, head_dim, dtype=torch.bfloat16)
     with devices.assume(Properties(num_sms=132)):
         config = default_config(make_request(q, q, q, **options))
@@ -281,8 +285,9 @@ def test_three_consumers_in_order_in_fp8(head_dim, tokens, options, expected):
 @pytest.mark.parametrize(
     ("dims", "heads", "options", "held"),
     [
-        ((192, 192), 1, {}, 192), ((192, 192), 1, {"causal": True}, 0), ((256, 256), 1, {}, 128),
-        ((256, 256), 4, {}, 0), ((128, 128), 4, {}, 128), ((80, 80), 1, {}, 0),
+        ((192, 192), 1, {}, 192), ((192, 192), 1, {"causal": True}, 0), ((256, 256), 1, {}, 0),
+        ((256, 256), 1, {"causal": True}, 128), ((256, 256), 4, {"causal": True}, 0),
+        ((128, 128), 4, {}, 128), ((80, 80), 1, {}, 0),
         ((80, 80), 1, {"causal": True}, 80),
         ((160, 160), 1, {}, 0), ((192, 128), 1, {}, 0), ((128, 256), 1, {}, 128),
         ((64, 64), 1, {}, 0), ((64, 64), 1, {"cu_seqlens_q": torch.tensor([0, 9000])}, 0),

@@ -71,8 +71,6 @@ def describe_inputs(
     request: Request, quantized: Quantized, config: HopperConfig
 ) -> tuple[TensorDescriptor, TensorDescriptor, TensorDescriptor]:
     """Q, K and V as boxes."""
-    if not config.epilogue_buffer:
-        raise ValueError("epilogue_buffer=False is not possible: O is wider than the FP8 Q.")
     if config.heads > 1:
         raise ValueError("heads of one tile share no scale in FP8; use heads=1.")
     width, width_v = (box_width(x.shape[3]) for x in (request.q, request.v))

@@ -32,6 +32,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
 
 from flash_versions.versions.fa3.hopper import panels
+from flash_versions.versions.fa3.hopper.panels import joined, parts_of
 from flash_versions.versions.tiles.triton_compat import address_of, aggregate
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout
 
@@ -70,12 +71,12 @@ def multiply_pv(p, buffers, stage, acc):
         PTX: gl.constexpr = product_ptx(NUMBER, KEYS, tile.first.dtype)
         CONSTRAINTS: gl.constexpr = product_constraints(NUMBER, KEYS)
         DTYPES: gl.constexpr = product_dtypes(NUMBER)
-        sums = parts_of(acc.first)[: NUMBER // PART]
+        sums = parts_of(acc.first, PART)[: NUMBER // PART]
         p = gl.convert_layout(p, accumulator_layout(KEYS), assert_trivial=True)
         address = gl.full([WARPGROUP_ROWS, PART], SLOT_BYTES, gl.int32, accumulator_layout(PART))
         address = address * stage.slot + buffers.columns.address
         return gl.inline_asm_elementwise(
-            PTX, CONSTRAINTS, sums + parts_of(p) + (address,), dtype=DTYPES, is_pure=False,
+            PTX, CONSTRAINTS, sums + parts_of(p, PART) + (address,), dtype=DTYPES, is_pure=False,
             pack=NUMBERS,
         )  # fmt: skip
 
@@ -90,33 +91,6 @@ def wait_pv(buffers, acc, tokens):
         first = joined(sums, acc.first.shape[1] // PART)
         first = gl.convert_layout(first, acc.first.type.layout, assert_trivial=True)
         return panels.Output(first, acc.second, acc.PANELS)
-
-
-@gluon.jit
-def parts_of(x):
-    """A tile of a warpgroup's rows as parts of 16 columns."""
-    COLUMNS: gl.constexpr = x.shape[1]
-    if COLUMNS == PART:
-        return (gl.convert_layout(x, accumulator_layout(PART), assert_trivial=True),)
-    else:
-        halves = x.reshape([WARPGROUP_ROWS, 2, COLUMNS // 2]).permute((0, 2, 1))
-        first, second = gl.split(halves)
-        return parts_of(first) + parts_of(second)
-
-
-@gluon.jit
-def joined(parts, NUMBER: gl.constexpr):
-    """The inverse of `parts_of`, of a tile of NUMBER parts, 0 where there are fewer."""
-    if len(parts) < NUMBER:
-        zeros = gl.zeros([WARPGROUP_ROWS, PART], gl.float32, accumulator_layout(PART))
-        return joined(parts + (zeros,), NUMBER)
-    elif NUMBER == 1:
-        return parts[0]
-    else:
-        first = joined(parts[: NUMBER // 2], NUMBER // 2)
-        second = joined(parts[NUMBER // 2 :], NUMBER // 2)
-        halves = gl.join(first, second).permute((0, 2, 1))
-        return halves.reshape([WARPGROUP_ROWS, NUMBER * PART])
 
 
 @gluon.constexpr_function

@@ -9,10 +9,11 @@ from flash_versions.versions.tiles.rows import cdiv
 from flash_versions.versions.tiles.triton_compat import MOST_DIMS_BESIDE_128_KEYS, OPERANDS_STAY
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
-# Rows that a consumer of three gets done while one of two does a row (docs/understand/log.md).
-THREE_TO_TWO = 1.16  # at head_dim 64, all overlapping
-THREE_IN_ORDER_TO_TWO = 1.05  # from 65 to 112 dims, the three in order
-FP8_THREE_IN_ORDER_TO_TWO = 1.07  # in FP8 from 65 to 128 dims, the three in order
+# Rows that a consumer of three gets done while one of two does a row, without a mask and under a
+# causal one, which leaves less of higher tiles (docs/understand/log.md).
+THREE_TO_TWO = 1.16, 1.0  # at head_dim 64, all overlapping
+THREE_IN_ORDER_TO_TWO = 1.05, 0.98  # from 65 to 112 dims, the three in order
+FP8_THREE_IN_ORDER_TO_TWO = 1.07, 1.0  # in FP8 from 65 to 128 dims, the three in order
 OTHER_BYTES = 3 * 1024  # what a program has in shared memory beside tiles, at most
 INTERVAL_BYTES = 1024  # of the keys in a third slot of K
 SCHEDULERS = ("grid", "static", "dynamic")
@@ -29,12 +30,11 @@ class HopperConfig:
         v_stages: slots of the pipeline of V; None: as many as of K. See `slots`.
         q_stages: buffers for a consumer's Q. With 2 the next tile's Q is loaded during this tile; 1
             is enough if Q is `held`.
-        epilogue_buffer: O leaves through a buffer of its own; otherwise through that of Q, which
-            then waits for it.
+        o_columns: columns of a consumer's buffer for O, 64 or 128; a wider O leaves in parts, one
+            after the other.
         held: columns of Q that a consumer has in registers: 0, all, or the last 128 of 256. The
-            product S then reads less of shared memory. With all of them and an epilogue_buffer, Q's
-            buffer is empty as soon as Q is in registers; the last 128 of 256 need
-            epilogue_buffer=False. Only with overlap (`tests/compile/test_q_in_registers.py` says
+            product S then reads less of shared memory. With all of them Q's buffer is empty as soon
+            as Q is in registers. Only with overlap (`tests/compile/test_q_in_registers.py` says
             why).
         overlap: issue S of the next block before the softmax of this one.
         ping_pong: consumers take turns at the tensor cores.
@@ -53,7 +53,7 @@ class HopperConfig:
     stages: int = 2
     v_stages: int | None = None
     q_stages: int = 2
-    epilogue_buffer: bool = True
+    o_columns: int = 128
     held: int = 0
     overlap: bool = True
     ping_pong: bool = True
@@ -67,6 +67,8 @@ class HopperConfig:
             raise ValueError(f"consumers={self.consumers} is not possible; 2 and 3 are.")
         if self.block_kv not in (64, 128):
             raise ValueError(f"block_kv={self.block_kv} is not possible; 64 and 128 are.")
+        if self.o_columns not in (64, 128):
+            raise ValueError(f"o_columns={self.o_columns} is not possible; 64 and 128 are.")
         if self.stages < 1 or self.q_stages < 1:
             raise ValueError(
                 f"stages={self.stages} and q_stages={self.q_stages} must be at least 1."
@@ -96,7 +98,7 @@ class HopperConfig:
 
     def check_held(self, widths: tuple[int, ...]) -> None:
         """Raise a ValueError if `held` is no part of a Q in tiles so wide."""
-        half = [128] if widths == (256,) and not self.epilogue_buffer else []
+        half = [128] if widths == (256,) else []
         possible = [0, sum(widths), *half]
         if self.held not in possible:
             raise ValueError(
@@ -127,8 +129,7 @@ class HopperConfig:
         """Shared memory of the tiles of 16-bit numbers, in bytes; width and width_v are the columns
         of Q and K, and of V and O.
         """
-        o_width = width_v if self.epilogue_buffer else 0
-        q_and_o = self.block_q * (self.q_stages * width + o_width)
+        q_and_o = self.block_q * (self.q_stages * width + min(self.o_columns, width_v))
         k_and_v = self.block_kv * (self.stages * width + self.slots_of_v * width_v)
         return 2 * (q_and_o + k_and_v)
 
@@ -140,9 +141,11 @@ class HopperConfig:
 def default_config(request: Request) -> HopperConfig:
     """The fastest configuration that was found on an H200 (docs/understand/log.md)."""
     if prefers_order(request):
+        scheduler = "static" if request.window_right is None else "dynamic"
         return HopperConfig(
-            3, q_stages=1, overlap=False, ping_pong=False, heads=heads_of_tile(request)
-        )
+            3, q_stages=1, overlap=False, ping_pong=False, scheduler=scheduler,
+            heads=heads_of_tile(request)
+        )  # fmt: skip
     return overlapping_config(request)
 
 
@@ -154,9 +157,13 @@ def overlapping_config(request: Request, hold: bool = True) -> HopperConfig:
     config = with_q_held(request, config) if hold else config
     if config.stages == 3:
         widths = sum(panel_widths(request.q.shape[3])), sum(value_widths(request.v.shape[3]))
-        other = OTHER_BYTES + request.has_intervals * INTERVAL_BYTES
-        config = config if config.fits(*widths, other) else replace(config, stages=2)
+        config = config if config.fits(*widths, other_bytes(request)) else replace(config, stages=2)
     return config
+
+
+def other_bytes(request: Request) -> int:
+    """What a program may have in shared memory beside tiles, with three slots of K."""
+    return OTHER_BYTES + request.has_intervals * INTERVAL_BYTES
 
 
 def prefers_order(request: Request) -> bool:
@@ -165,10 +172,10 @@ def prefers_order(request: Request) -> bool:
     From 65 to 112 dims, products take less time than the way from S to P: the maximum, then the
     exponentials. With three consumers the tensor cores find work in two others meanwhile, but their
     registers do not suffice for S and P of two blocks beside O. Tiles of 192 rows have to fill the
-    SMs as well; under a causal mask they are slower.
+    SMs as well.
     """
     between = all(64 < x.shape[3] <= 112 for x in (request.q, request.v))
-    if not between or request.window_right is not None or not is_plain(request):
+    if not between or not is_plain(request):
         return False
     return not fills_better(request, THREE_IN_ORDER_TO_TWO)
 
@@ -200,7 +207,7 @@ def config_of_one_head(request: Request) -> HopperConfig:
         # Others keep more in registers, and 192 dims beside 128 keys would spill.
         plain = request.softcap is None and request.alibi_slopes is None
         one_v = uneven and plain and not request.has_intervals and mean_keys(request) > 4096
-        return wide_config(*widths, scheduler, one_v)
+        return wide_config(*widths, scheduler, one_v, other_bytes(request))
     if max(head_dim, head_dim_v) > 96:
         return HopperConfig(scheduler=scheduler)
     if max(head_dim, head_dim_v) > 64:
@@ -222,51 +229,48 @@ def with_q_held(request: Request, config: HopperConfig) -> HopperConfig:
     O, S, P and Q may take 208 of a thread's 240 registers beside 64 keys: a product S then reads as
     much of Q as of K, all that shared memory can deliver. Beside 128 keys Q gains less, and they
     may take 192: with 208 (192 dims, 128 of V) it was slower (docs/understand/log.md). ALiBi needs
-    the registers itself, for distances. Half of 256 columns is slower where heads share a tile.
+    the registers itself, for distances.
     """
     if config.consumers == 3 or request.alibi_slopes is not None or not OPERANDS_STAY:
         return config
-    widths, head_dim_v = panel_widths(request.q.shape[3]), request.v.shape[3]
+    width, head_dim_v = sum(panel_widths(request.q.shape[3])), request.v.shape[3]
     width_v = value_columns(head_dim_v) or sum(value_widths(head_dim_v))
     beside = width_v // 2 + config.block_kv // 2 + config.block_kv // 4  # O, S and P
     free = (208 if config.block_kv == 64 else 192) - beside
-    if sum(widths) // 4 <= free:
-        return replace(config, held=sum(widths), q_stages=1)
-    half = replace(config, held=128)
-    possible = widths == (256,) and not config.epilogue_buffer and config.heads == 1
-    return half if possible and free >= 128 // 4 else config
+    if width // 4 <= free:
+        return replace(config, held=width, q_stages=1)
+    causal = request.window_right is not None
+    return replace(config, held=128) if causal and half_suffices(request, config) else config
 
 
-def fits_through_q(widths: tuple[int, ...], widths_v: tuple[int, ...]) -> bool:
-    """Whether O's panels are panels of Q, so that O can go through Q's buffer."""
-    return widths[: len(widths_v)] == widths_v
+def half_suffices(request: Request, config: HopperConfig) -> bool:
+    """Whether registers suffice for the last 128 of 256 columns of Q. Without a mask that is slower
+    in FA3, and in any case where heads share a tile.
+    """
+    widths = panel_widths(request.q.shape[3]), value_widths(request.v.shape[3])
+    alone = config.heads == 1 and request.alibi_slopes is None and OPERANDS_STAY
+    return alone and widths == ((256,), (256,))
 
 
 def wide_config(
-    widths: tuple[int, ...], widths_v: tuple[int, ...], scheduler: str, one_v: bool
+    widths: tuple[int, ...], widths_v: tuple[int, ...], scheduler: str, one_v: bool, other: int
 ) -> HopperConfig:
     """The largest tiles above head_dim 128, where shared memory and registers are short.
 
-    Slots of K and V come before a buffer for O and a second Q. Products take so much longer than
-    the softmax that consumers need no turns at the tensor cores. Tiles have 128 keys if two slots
-    of K and V fit and O leaves registers for so many scores; with `one_v`, which is faster only
-    where tiles weigh unlike (docs/understand/log.md), also if one slot of V fits. Otherwise they
-    have 64 keys, in a third slot if it fits.
+    Slots of K and V come before a wider buffer for O and a second Q. Tiles have 128 keys if two
+    slots of K and V fit and O leaves registers for so many scores; with `one_v`, which is faster
+    only where tiles weigh unlike (docs/understand/log.md), also if one slot of V fits. Otherwise
+    they have 64 keys, in a third slot if it fits. Products with 128 keys and 192 dims take so much
+    longer than the softmax that consumers need no turns at the tensor cores.
     """
     width, width_v = sum(widths), sum(widths_v)
-    config = HopperConfig(
-        q_stages=1, epilogue_buffer=not fits_through_q(widths, widths_v), ping_pong=False,
-        scheduler=scheduler
-    )  # fmt: skip
+    small = HopperConfig(q_stages=1, block_kv=64, scheduler=scheduler)
+    tiles = [replace(small, stages=3), small]
     if width_v <= MOST_DIMS_BESIDE_128_KEYS:
-        if config.fits(width, width_v):
-            return config
-        shallow = replace(config, v_stages=1)
-        if one_v and shallow.fits(width, width_v):
-            return shallow
-    config = replace(config, block_kv=64)
-    deeper = replace(config, stages=3)
-    return deeper if deeper.fits(width, width_v) else config
+        large = replace(small, block_kv=128, ping_pong=width < 192)
+        tiles = [large, *[replace(large, v_stages=1)] * one_v, *tiles]
+    wanted = [replace(tile, o_columns=columns) for tile in tiles for columns in (128, 64)]
+    return next(config for config in wanted if config.fits(width, width_v, other))
 
 
 def fp8_config(request: Request) -> HopperConfig:
@@ -280,9 +284,8 @@ def fp8_config(request: Request) -> HopperConfig:
 
 
 def prefers_order_in_fp8(request: Request) -> bool:
-    """`prefers_order` in FP8, where products take half of their time. Under a causal mask tiles of
-    192 rows are cut in more blocks than tiles of 128, which counts less in long rows; at head_dim
-    64 the overlapping configuration has tiles of 192 rows, too.
+    """`prefers_order` in FP8, where products take half of their time. In long rows a causal mask
+    costs tiles of 192 rows nothing; at head_dim 64 the overlapping configuration has them, too.
     """
     head_dim = max(request.q.shape[3], request.v.shape[3])
     if head_dim > 128 or not is_plain(request):
@@ -290,8 +293,8 @@ def prefers_order_in_fp8(request: Request) -> bool:
     causal = request.window_right is not None
     if head_dim <= 64:
         return causal
-    long_enough = not causal or request.k.shape[1] > 8192
-    return long_enough and not fills_better(request, FP8_THREE_IN_ORDER_TO_TWO)
+    masked = causal and request.k.shape[1] < 8192
+    return not fills_better(request, FP8_THREE_IN_ORDER_TO_TWO, masked)
 
 
 def overlapping_fp8_config(request: Request, hold: bool = True) -> HopperConfig:
@@ -311,27 +314,28 @@ def overlapping_fp8_config(request: Request, hold: bool = True) -> HopperConfig:
 def prefers_two_consumers(request: Request) -> bool:
     """Whether tiles of 128 rows beat those of 192 at head_dim 64.
 
-    Three consumers keep the tensor cores busier. But of a tile of 192 rows a causal mask leaves
-    less, and fewer tiles may fill the SMs worse.
+    Three consumers keep the tensor cores busier. But fewer tiles may fill the SMs worse.
     """
     q = request.q
     if request.has_intervals:  # more blocks are cut of higher tiles
         return True
     if request.cu_seqlens_q is not None:  # lengths are on the GPU; the mean is known
         return q.shape[1] <= 1024 * request.batch
-    if request.window_right is not None:
-        return request.k.shape[1] <= 4096
     return fills_better(request, THREE_TO_TWO)
 
 
-def fills_better(request: Request, three_to_two: float) -> bool:
+def fills_better(
+    request: Request, three_to_two: tuple[float, float], masked: bool | None = None
+) -> bool:
     """Whether tiles of two consumers fill the SMs so much better than tiles of three that they are
-    faster, although three get so many rows done while two do a row.
+    faster, although three get so many rows done while two do a row; the second number holds under
+    a mask.
     """
     q = request.q
+    masked = request.window_right is not None if masked is None else masked
     programs = devices[q.device].num_sms
     two, three = (
         consumers * cdiv(cdiv(q.shape[1], 64 * consumers) * q.shape[2] * q.shape[0], programs)
         for consumers in (2, 3)
     )
-    return two * three_to_two < three
+    return two * three_to_two[masked] < three

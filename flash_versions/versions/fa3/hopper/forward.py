@@ -19,9 +19,12 @@ What changes.
 * Persistent programs. One program per SM walks from tile to tile, and the producer loads for the
   next tile while the consumers compute and store this one. For that O has a buffer of its own, and
   Q's buffer is empty as soon as Q is in registers; where Q is not, Q has two buffers. Above
-  head_dim 128 shared memory is too small for both: O leaves through Q's only buffer, and the next Q
-  is loaded when O is stored, even where Q is in registers. At head_dim 192 V may have only one
-  slot (`slots.py`).
+  head_dim 128 shared memory is too small for that: Q has one buffer, which is empty when a tile's
+  last S is computed, and O leaves in parts, 64 or 128 columns one after the other. At head_dim 192
+  V may have only one slot (`slots.py`).
+* No work for nothing. Of the blocks that a tile visits, a causal mask or a window may hide some
+  from all rows of one consumer. It gives their slots back unread (`slots.pass_over`) and leaves the
+  tensor cores to the others.
 
 A head_dim between the powers of two is two panels, such as 192 = 128 + 64 (`panels.py`): then `acc`
 is two accumulators, and a product with it two products. From 65 to 112 dims, products with V read
@@ -45,7 +48,7 @@ Blocks are counted in the order in which they are visited, from the last block o
     consumer        the producer's copy has landed                  k.full v.full q.full
     consumer        the other consumer has issued its products      its named barrier
     consumer        its own products                                warpgroup_mma_wait
-    consumer        its own O of the tile before has left           tma.store_wait
+    consumer        its own part of O before has left               tma.store_wait
     consumer        the tile that the producer claimed              scheduler.full
 
 Cost. A block of 128 keys and 64 rows at head_dim 128 takes 1024 cycles of the tensor cores. Its
@@ -82,26 +85,27 @@ from flash_versions.versions.fa3.hopper.intervals import fill_keys, mask_listed
 from flash_versions.versions.fa3.hopper.operands import is_fp8
 from flash_versions.versions.fa3.hopper.panels import (
     PanelPipeline,
-    Tiles,
     left_operand,
     make_boxes,
     make_panel_pipeline,
-    make_tiles,
+    moved,
     multiply_qk,
     rounded,
     zero_output,
 )
 from flash_versions.versions.fa3.hopper.problem import COUNTS, MORE_COUNTS, make_query_problem
-from flash_versions.versions.fa3.hopper.slots import fill_values, first_stages
+from flash_versions.versions.fa3.hopper.slots import fill_values, first_stages, pass_over
 from flash_versions.versions.tiles.algebra import softmax_step
 from flash_versions.versions.tiles.pipeline import (
     Pipeline,
+    as_matrix,
     make_companion,
+    make_slots,
     named_barrier_arrive,
     named_barrier_sync,
 )
 from flash_versions.versions.tiles.tile_scheduler import make_scheduler
-from flash_versions.versions.tiles.triton_compat import aggregate
+from flash_versions.versions.tiles.triton_compat import aggregate, store_tile
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout
 
 
@@ -111,9 +115,8 @@ class Schedule:
 
     CONSUMERS: gl.constexpr
     Q_STAGES: gl.constexpr
-    EPILOGUE_BUFFER: gl.constexpr
     HELD: gl.constexpr  # columns of Q in registers
-    Q_AT_ONCE: gl.constexpr  # release Q's slot when Q is in registers, not at the tile's end
+    Q_AT_ONCE: gl.constexpr  # release Q's slot when Q is in registers, not behind its last product
     OVERLAP: gl.constexpr
     PING_PONG: gl.constexpr
     LATE_WAIT: gl.constexpr
@@ -129,13 +132,21 @@ class Buffers:
     v: PanelPipeline
     columns: Columns  # of v's slots
     bounds: Pipeline  # intervals of the keys in k's slots, if they have any
-    o: Tiles  # a slot for each consumer, or the slots of q
+    o: gl.shared_memory_descriptor  # a slot for each consumer
 
     @gluon.jit
     def q_stage(self, schedule, round, CONSUMER: gl.constexpr):
         """Where a consumer's Q of this round is."""
         slot = round % schedule.Q_STAGES * schedule.CONSUMERS + CONSUMER
         return self.q.at(slot, (round // schedule.Q_STAGES) & 1)
+
+    @gluon.jit
+    def release_q(self, schedule, stage):
+        """Give Q's buffer back."""
+        if schedule.HELD > 0:
+            self.q.release_loaded(stage)
+        else:
+            self.q.release(stage)
 
 
 @gluon.jit
@@ -183,7 +194,7 @@ def first_state(problem, buffers):
     """(acc, row_max, row_sum) of rows that have seen no key, but for a sink (`sink_state`)."""
     FP8: gl.constexpr = is_fp8(buffers.v.first.tiles.dtype)
     rows: gl.constexpr = gl.SliceLayout(1, accumulator_layout(problem.BLOCK_KV, FP8))
-    acc = zero_output(buffers.o, FP8)
+    acc = zero_output(buffers.v.slots(buffers.v.PANELS), FP8)
     row_max = gl.full([WARPGROUP_ROWS], float("-inf"), gl.float32, rows)
     row_sum = gl.zeros([WARPGROUP_ROWS], gl.float32, rows)
     if problem.mods.SINK:
@@ -204,7 +215,9 @@ def fold_scores(s, row_max, row_sum, problem, scales, block):
 
 
 @gluon.jit
-def attend(problem, schedule, scales, buffers, q, stage, query, begin, end, CONSUMER: gl.constexpr):
+def attend(
+    problem, schedule, scales, buffers, q, q_stage, stage, query, begin, end, CONSUMER: gl.constexpr
+):
     """Fold the KV blocks at places end - 1 .. begin into the state of a consumer's rows, with S of
     one block in flight together with P V of the block before: (acc, row_max, row_sum, next stage of
     K and V).
@@ -260,6 +273,8 @@ def attend(problem, schedule, scales, buffers, q, stage, query, begin, end, CONS
             buffers.v.release(before.v)
         p = rounded(p, buffers.v.tile(stage.v), acc)
         acc = acc.rescaled(alpha)
+    if not schedule.Q_AT_ONCE:
+        buffers.release_q(schedule, q_stage)
     buffers.v.wait(stage.v)
     acc_token = multiply_pv(p, buffers, stage.v, acc)
     acc = wait_pv(buffers, acc, acc_token)
@@ -269,7 +284,7 @@ def attend(problem, schedule, scales, buffers, q, stage, query, begin, end, CONS
 
 @gluon.jit
 def attend_in_order(
-    problem, schedule, scales, buffers, q, stage, query, begin, end, CONSUMER: gl.constexpr
+    problem, schedule, scales, buffers, q, q_stage, stage, query, begin, end, CONSUMER: gl.constexpr
 ):
     """`attend` without the overlap: each product is waited for before the next step."""
     _, full_begin, full_end, _ = problem.blocks(query, WARPGROUP_ROWS)
@@ -299,6 +314,8 @@ def attend_in_order(
         acc = wait_pv(buffers, acc, acc_token)
         buffers.v.release(stage.v)
         stage = stage.next()
+    if not schedule.Q_AT_ONCE:
+        buffers.release_q(schedule, q_stage)
     return acc, row_max, row_sum, stage
 
 
@@ -313,41 +330,42 @@ def consume(problem, schedule, scales, buffers, scheduler, o, lse_out, CONSUMER:
             named_barrier_arrive(CONSUMER, schedule.CONSUMERS)  # consumer 0 begins
     while tile < scheduler.number:
         mine, query, head, sequence = problem.locate(tile)
-        begin, end = mine.visited(query)
+        first, last = mine.visited(query)
         query += CONSUMER * problem.queries(WARPGROUP_ROWS)
+        begin, end = mine.seen(query, first, last)
         tile_scales = scales.of_tile(mine, query, head, sequence)
         q_stage = buffers.q_stage(schedule, round, CONSUMER)
         buffers.q.wait(q_stage)
         q = left_operand(buffers.q.tile(q_stage), problem.BLOCK_KV, schedule.HELD)
         if schedule.Q_AT_ONCE:
-            buffers.q.release_loaded(q_stage)
+            buffers.release_q(schedule, q_stage)
+        if problem.uneven():
+            stage = pass_over(buffers, schedule, stage, last - end, CONSUMER)
         if schedule.OVERLAP:
             acc, row_max, row_sum, stage = attend(
-                mine, schedule, tile_scales, buffers, q, stage, query, begin, end, CONSUMER
+                mine, schedule, tile_scales, buffers, q, q_stage, stage, query, begin, end, CONSUMER
             )
         else:
             acc, row_max, row_sum, stage = attend_in_order(
-                mine, schedule, tile_scales, buffers, q, stage, query, begin, end, CONSUMER
+                mine, schedule, tile_scales, buffers, q, q_stage, stage, query, begin, end, CONSUMER
             )
-        if schedule.EPILOGUE_BUFFER and not schedule.Q_AT_ONCE:
-            buffers.q.release(q_stage)
+        if problem.LEFT:
+            stage = pass_over(buffers, schedule, stage, begin - first, CONSUMER)
         if scales.FP8:
             row_max -= scales.SHIFT  # which row_sum counts
         out, lse = acc.finalized(row_max, row_sum)
         if scales.FP8:
             out = out.scaled(tile_scales.value)
         mine.store_lse(lse_out, lse, sequence, head, query)
-        tma.store_wait(0)  # of the tile before
-        if schedule.EPILOGUE_BUFFER:
-            o_tile = buffers.o.index(CONSUMER)
-        else:
-            o_tile = buffers.o.index(q_stage.slot)
-        out.write(o_tile)
-        fence_async_shared()
-        o.store(mine.q_box(sequence, head, query), o_tile)
-        if not schedule.EPILOGUE_BUFFER:
-            tma.store_wait(0)
-            buffers.q.release(q_stage)
+        COLUMNS: gl.constexpr = o.block_type.shape[-1]
+        parts = out.parts(COLUMNS)
+        box = mine.q_box(sequence, head, query)
+        o_tile = buffers.o.index(CONSUMER)
+        for i in gl.static_range(len(parts)):
+            tma.store_wait(0)  # of the part before
+            as_matrix(o_tile).store(parts[i].to(o.dtype))
+            fence_async_shared()
+            store_tile(o, moved(box, i * COLUMNS), o_tile)
         tile = scheduler.receive(round)
         round += 1
     tma.store_wait(0)
@@ -362,7 +380,6 @@ def forward_kernel(
     q_second,
     k_second,
     v_second,
-    o_second,
     lse_out,
     counters,
     plan,
@@ -412,7 +429,6 @@ def forward_kernel(
     STAGES: gl.constexpr,
     V_STAGES: gl.constexpr,
     Q_STAGES: gl.constexpr,
-    EPILOGUE_BUFFER: gl.constexpr,
     HELD: gl.constexpr,
     OVERLAP: gl.constexpr,
     PING_PONG: gl.constexpr,
@@ -430,11 +446,10 @@ def forward_kernel(
     )  # fmt: skip
     scales = Scales(q_scale, k_scale, v_scale, v_reference, FP8, PER_BLOCK, SHIFT)
     q, k = make_boxes(q, q_second, PANELS), make_boxes(k, k_second, PANELS)
-    v, o = make_boxes(v, v_second, PANELS_V), make_boxes(o, o_second, PANELS_V)
-    Q_AT_ONCE: gl.constexpr = EPILOGUE_BUFFER and q.width() == HELD
+    v = make_boxes(v, v_second, PANELS_V)
+    Q_AT_ONCE: gl.constexpr = q.width() == HELD
     schedule = Schedule(
-        CONSUMERS, Q_STAGES, EPILOGUE_BUFFER, HELD, Q_AT_ONCE, OVERLAP, PING_PONG, LATE_WAIT,
-        V_STAGES < STAGES
+        CONSUMERS, Q_STAGES, HELD, Q_AT_ONCE, OVERLAP, PING_PONG, LATE_WAIT, V_STAGES < STAGES
     )  # fmt: skip
     q_pipeline = make_panel_pipeline(q, CONSUMERS * Q_STAGES, 1)
     k_pipeline = make_panel_pipeline(k, STAGES, CONSUMERS)
@@ -442,11 +457,8 @@ def forward_kernel(
     bounds_pipeline = k_pipeline.first
     if LISTED:
         bounds_pipeline = make_companion(bounds, k_pipeline.first, STAGES, CONSUMERS)
-    if EPILOGUE_BUFFER:
-        o_tiles = make_tiles(o, CONSUMERS)
-    else:
-        o_tiles = q_pipeline.slots(o.PANELS)
     columns = make_columns(v_pipeline, COLUMNS_V)
+    o_tiles = make_slots(o, CONSUMERS)
     buffers = Buffers(q_pipeline, k_pipeline, v_pipeline, columns, bounds_pipeline, o_tiles)
     scheduler = make_scheduler(problem.num_tiles(), counters, SCHEDULER, CONSUMERS)
     fence_async_shared()

@@ -14,7 +14,7 @@ from flash_versions.dispatch.replay.recording import optional
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import box_width, panel_widths, value_columns, value_widths
 from flash_versions.versions.fa3.forward import L2_BYTES, heads_of_section
-from flash_versions.versions.fa3.hopper.config import HopperConfig, default_config, fits_through_q
+from flash_versions.versions.fa3.hopper.config import HopperConfig, default_config
 from flash_versions.versions.fa3.hopper.forward import forward_kernel
 from flash_versions.versions.tiles import wgmma
 from flash_versions.versions.tiles.intervals import Intervals, shape_of
@@ -25,7 +25,6 @@ from flash_versions.versions.tiles.sequences import new_outputs
 from flash_versions.versions.tiles.tile_scheduler import Counters
 from flash_versions.versions.tiles.tma import describe_swizzled
 from flash_versions.versions.tiles.varlen_scheduler import Tiling, lay_out
-from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 O_MULTIPLE = 8  # of columns of o: rows of whole 16-byte vectors, which FP8 inputs need not have
 
@@ -72,25 +71,20 @@ def describe_inputs(
             f"heads={config.heads} of a tile are not possible with {request.group} query heads to "
             f"a key head; use a divisor."
         )
-    if not (config.epilogue_buffer or fits_through_q(widths, widths_v)):
-        raise ValueError(
-            f"head_dim {q.shape[3]}, and {v.shape[3]} of v: O, in tiles {widths_v} wide, does not "
-            f"fit Q's, which are {widths} wide; use epilogue_buffer=True."
-        )
     describe = describe_ragged if plan.constants["RAGGED"] else describe_swizzled
     describe_q = describe_swizzled if request.cu_seqlens_q is None else describe_ragged
     return (
-        describe_q(q, WARPGROUP_ROWS.value // config.heads, widths[0], config.heads),
+        describe_q(q, *config.q_box(widths[0])),
         describe(k, config.block_kv, widths[0]),
         describe(v, config.block_kv, widths_v[0]),
     )
 
 
-def describe_second_panels(request: Request, plan: Plan, o: torch.Tensor, none: Any) -> list:
-    """Q, K, V and O as boxes of the second panel of their head dims; `none` where the tensor has
-    only one panel.
+def describe_second_panels(request: Request, plan: Plan, none: Any) -> list:
+    """Q, K and V as boxes of the second panel of their head dims; `none` where the tensor has only
+    one panel.
     """
-    boxes = [none] * 4
+    boxes = [none] * 3
     describe = describe_ragged if plan.constants["RAGGED"] else describe_swizzled
     describe_q = describe_swizzled if request.cu_seqlens_q is None else describe_ragged
     block_kv = plan.config.block_kv
@@ -101,7 +95,6 @@ def describe_second_panels(request: Request, plan: Plan, o: torch.Tensor, none: 
     if plan.constants["PANELS_V"] == 2:
         _, width = value_widths(request.v.shape[3])
         boxes[2] = describe(request.v, block_kv, width)
-        boxes[3] = describe_q(o, *plan.config.q_box(width))
     return boxes
 
 
@@ -154,13 +147,11 @@ def tensors(
         tiling = Tiling(config.queries, planned=True)
         tiles = lay_out(request, tiling, of_queries=(o, lse))[0].plan
     describe = describe_swizzled if request.cu_seqlens_q is None else describe_ragged
-    two = plan.constants["PANELS_V"] == 2
-    width_o = value_widths(o.shape[3])[0] if two else box_width(o.shape[3])
-    two = two or plan.constants["PANELS"] == 2
+    two = plan.constants["PANELS"] == 2 or plan.constants["PANELS_V"] == 2
     return (
         *boxes,
-        describe(o, WARPGROUP_ROWS.value // config.heads, width_o, config.heads),
-        *(describe_second_panels(request, plan, o, lse) if two else (lse, lse, lse, lse)),
+        describe(o, *config.q_box(min(config.o_columns, box_width(o.shape[3])))),
+        *(describe_second_panels(request, plan, lse) if two else (lse, lse, lse)),
         lse,
         counters.take(o.device) if config.scheduler == "dynamic" else lse,
         tiles,
@@ -293,7 +284,6 @@ def make_plan(
             "STAGES": config.stages,
             "V_STAGES": config.slots_of_v,
             "Q_STAGES": config.q_stages,
-            "EPILOGUE_BUFFER": config.epilogue_buffer,
             "HELD": config.held,
             "OVERLAP": config.overlap,
             "PING_PONG": config.ping_pong,

@@ -35,7 +35,7 @@ from flash_versions.versions.tiles.pipeline import (
     make_pipeline_beside,
     make_slots,
 )
-from flash_versions.versions.tiles.triton_compat import aggregate, load_tile, store_tile
+from flash_versions.versions.tiles.triton_compat import aggregate, load_tile
 from flash_versions.versions.tiles.wgmma import (
     WARPGROUP_ROWS,
     accumulator_layout,
@@ -54,7 +54,7 @@ class Boxes:
     @gluon.jit
     def beside(self, coordinates):
         """The coordinates of the second panel's box beside a box of the first."""
-        return coordinates[:-1] + (gl.to_tensor(self.first.block_type.shape[-1]),)
+        return moved(coordinates, self.first.block_type.shape[-1])
 
     @gluon.jit
     def panel(self, PANEL: gl.constexpr):
@@ -67,12 +67,11 @@ class Boxes:
         second = self.second.block_type.shape[-1] if self.PANELS == 2 else 0
         return self.first.block_type.shape[-1] + second
 
-    @gluon.jit
-    def store(self, coordinates, tiles):
-        """TMA: copy tiles to the boxes at these coordinates."""
-        store_tile(self.first, coordinates, tiles.first)
-        if self.PANELS == 2:
-            store_tile(self.second, self.beside(coordinates), tiles.second)
+
+@gluon.jit
+def moved(coordinates, COLUMNS: gl.constexpr):
+    """The coordinates of a box that begins so many columns later than one at column 0."""
+    return coordinates[:-1] + (gl.to_tensor(COLUMNS),)
 
 
 @gluon.jit
@@ -336,20 +335,57 @@ class Output:
         return Output(self.first * factor, self.second * factor, self.PANELS)
 
     @gluon.jit
-    def write(self, tiles):
-        """Round O to the type of tiles in shared memory, and write it there."""
-        as_matrix(tiles.first).store(self.first.to(tiles.first.dtype))
+    def parts(self, COLUMNS: gl.constexpr):
+        """Tiles of so many columns: those of the first panel, then those of the second."""
+        parts = parts_of(self.first, COLUMNS)
         if self.PANELS == 2:
-            as_matrix(tiles.second).store(self.second.to(tiles.second.dtype))
+            parts = parts + parts_of(self.second, COLUMNS)
+        return parts
 
 
 @gluon.jit
-def zero_output(tiles, FP8: gl.constexpr):
-    """O of rows that have seen no key, as wide as tiles for it in shared memory."""
+def parts_of(x, COLUMNS: gl.constexpr):
+    """A warpgroup's rows of an accumulator or of P as tiles of so many columns; what is missing of
+    the only one is 0. That names registers and leaves no instruction.
+    """
+    N: gl.constexpr = x.shape[1]
+    if N > COLUMNS:
+        first, second = gl.split(x.reshape([WARPGROUP_ROWS, 2, N // 2]).permute((0, 2, 1)))
+        return parts_of(first, COLUMNS) + parts_of(second, COLUMNS)
+    else:
+        x = joined((x,), COLUMNS // N)
+        return (gl.convert_layout(x, accumulator_layout(COLUMNS), assert_trivial=True),)
+
+
+@gluon.jit
+def joined(parts, NUMBER: gl.constexpr):
+    """The inverse of `parts_of`: NUMBER parts as one tile, 0 where there are fewer."""
+    if len(parts) < NUMBER:
+        zero = gl.full(parts[0].shape, 0.0, parts[0].dtype, parts[0].type.layout)
+        return joined(parts + (zero,), NUMBER)
+    elif NUMBER == 1:
+        return parts[0]
+    else:
+        first = joined(parts[: NUMBER // 2], NUMBER // 2)
+        second = joined(parts[NUMBER // 2 :], NUMBER // 2)
+        halves = gl.join(first, second).permute((0, 2, 1))
+        return halves.reshape([WARPGROUP_ROWS, 2 * first.shape[1]])
+
+
+@gluon.constexpr_function
+def number_of_parts(v, COLUMNS, FP8):
+    """How many `Output.parts` there are, by the boxes of V, which is stored transposed in FP8."""
+    dims = v.first.block_type.shape[-2 if FP8 else -1]
+    return max(dims // COLUMNS, 1) + v.PANELS - 1
+
+
+@gluon.jit
+def zero_output(v_tiles, FP8: gl.constexpr):
+    """O of rows that have seen no key, as wide as tiles of V."""
     second = gl.to_tensor(0)
-    if tiles.PANELS == 2:
-        second = zeros(tiles.second.shape[-1], FP8)
-    return Output(zeros(tiles.first.shape[-1], FP8), second, tiles.PANELS)
+    if v_tiles.PANELS == 2:
+        second = zeros(v_tiles.second.shape[-1], FP8)
+    return Output(zeros(v_tiles.first.shape[-2 if FP8 else -1], FP8), second, v_tiles.PANELS)
 
 
 @gluon.jit

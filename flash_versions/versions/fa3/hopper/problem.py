@@ -182,6 +182,24 @@ class QueryProblem:
             return begin, end
 
     @gluon.jit
+    def seen(self, query, begin, end):
+        """(begin, end) of what a consumer's rows see of the places that their tile visits; at least
+        one, and one if there are no such rows.
+        """
+        if self.uneven():
+            own_begin, _, _, own_end = self.blocks(query, WARPGROUP_ROWS)
+            begin = gl.minimum(gl.maximum(begin, own_begin), end - 1)
+            end = gl.maximum(gl.minimum(end, own_end), begin + 1)
+            if self.RAGGED:
+                end = gl.where(query < self.q_length, end, begin + 1)
+        return begin, end
+
+    @gluon.constexpr_function
+    def uneven(self):
+        """Whether consumers may see unlike parts of what their tile visits."""
+        return self.CUT or self.RAGGED
+
+    @gluon.jit
     def entry(self, place):
         """What a tile visits at a place: a block, which is the place itself; or a block and flags
         from its list.

@@ -1,4 +1,5 @@
-"""Slots of K and of V: as many of both, or fewer of V, and the order in which they are filled.
+"""Slots of K and of V: as many of both, or fewer of V, and the order in which they are filled; and
+slots that a consumer gives back unread.
 
 At head_dim 192, shared memory holds Q and three tiles of 128 keys: two slots of K and one of V. S
 of a block is issued while P V of the block before runs, so K needs two slots. V's only slot is read
@@ -13,7 +14,7 @@ fewer slots than K (`Schedule.V_BEHIND`), the order of the work is another:
 * The producer counts V's stages apart. To carry the stage of the block before under a second name,
   `before = stage`, is wrong: when a loop begins with the same values under two names, Triton takes
   the second one for a constant. The emulator, which runs Python, cannot see that.
-* The last V of a tile comes before Q of the next tile, which may have to wait for this tile's O.
+* The last V of a tile comes before K and Q of the next tile.
 * A consumer gives V's slot back before the softmax and not after it, unless LATE_WAIT keeps the
   wait for P V behind the softmax.
 * A consumer passes its turn at the tensor cores on when it has issued S, and not after P V: S of
@@ -24,7 +25,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from flash_versions.versions.fa3.hopper.operands import is_fp8
-from flash_versions.versions.tiles.pipeline import Stage
+from flash_versions.versions.tiles.pipeline import (
+    Stage,
+    named_barrier_arrive,
+    named_barrier_sync,
+)
 from flash_versions.versions.tiles.triton_compat import aggregate
 
 
@@ -76,3 +81,20 @@ def fill_values(problem, buffers, stage, v, sequence, kv_head, key):
         buffers.v.fill(stage, v, [sequence, kv_head, 0, key])
     else:
         buffers.v.fill(stage, v, problem.kv_box(sequence, kv_head, key))
+
+
+@gluon.jit
+def pass_over(buffers, schedule, stage, blocks, CONSUMER: gl.constexpr):
+    """Consumer: give back the slots of so many blocks, of which none of its rows sees a key. To
+    arrive before a slot is full could count as having read what was there before.
+    """
+    for _ in range(blocks):
+        buffers.k.wait(stage.k)
+        if schedule.PING_PONG:
+            named_barrier_sync(CONSUMER)
+            named_barrier_arrive(CONSUMER, schedule.CONSUMERS)
+        buffers.k.release(stage.k)
+        buffers.v.wait(stage.v)
+        buffers.v.release(stage.v)
+        stage = stage.next()
+    return stage

@@ -43,9 +43,12 @@ def with_roles(config: HopperConfig, **switches: Any) -> RolesConfig:
 
 def default_config(request: Request) -> RolesConfig:
     """The fastest configuration that was found on an H200 (docs/understand/log.md)."""
-    # Up to head_dim 128 the decision costs as much as the products that it saves.
-    wide = max(request.q.shape[3], request.v.shape[3]) > 128
-    return with_roles(fa3.overlapping_config(request), threshold=8.0 if wide else 0.0)
+    config = fa3.overlapping_config(request)
+    if max(request.q.shape[3], request.v.shape[3]) <= 128:
+        # The decision costs as much as the products that it saves.
+        return with_roles(config, threshold=0.0)
+    half = fa3.half_suffices(request, config)
+    return with_roles(config, held=128) if half else with_roles(config)
 
 
 def fp8_config(request: Request) -> RolesConfig:

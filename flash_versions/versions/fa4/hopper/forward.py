@@ -59,17 +59,17 @@ from flash_versions.versions.fa3.hopper.intervals import fill_keys, mask_listed
 from flash_versions.versions.fa3.hopper.panels import (
     Output,
     PanelPipeline,
-    Tiles,
     left_operand,
     make_boxes,
     make_panel_pipeline,
-    make_tiles,
+    moved,
     multiply_qk,
+    number_of_parts,
     per_row,
     rounded,
 )
 from flash_versions.versions.fa3.hopper.problem import COUNTS, MORE_COUNTS, make_query_problem
-from flash_versions.versions.fa3.hopper.slots import fill_values, first_stages
+from flash_versions.versions.fa3.hopper.slots import fill_values, first_stages, pass_over
 from flash_versions.versions.fa4.exp2 import mixed_exp2
 from flash_versions.versions.fa4.hopper.roles import (
     AWAIT,
@@ -87,13 +87,15 @@ from flash_versions.versions.fa4.hopper.trace import FIXED_ROLES, LOADER, STORER
 from flash_versions.versions.fa4.softmax import raise_reference
 from flash_versions.versions.tiles.pipeline import (
     Pipeline,
+    as_matrix,
     make_barriers,
     make_companion,
+    make_slots,
     named_barrier_arrive,
     named_barrier_sync,
 )
 from flash_versions.versions.tiles.tile_scheduler import make_scheduler
-from flash_versions.versions.tiles.triton_compat import aggregate
+from flash_versions.versions.tiles.triton_compat import aggregate, store_tile
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 
@@ -103,9 +105,9 @@ class Schedule:
 
     CONSUMERS: gl.constexpr
     Q_STAGES: gl.constexpr
-    EPILOGUE_BUFFER: gl.constexpr
+    O_PARTS: gl.constexpr  # in which a consumer hands O over
     HELD: gl.constexpr  # columns of Q in registers
-    Q_AT_ONCE: gl.constexpr  # release Q's slot when Q is in registers, not at the tile's end
+    Q_AT_ONCE: gl.constexpr  # release Q's slot when Q is in registers, not behind its last product
     PING_PONG: gl.constexpr
     LATE_WAIT: gl.constexpr
     V_BEHIND: gl.constexpr  # V has fewer slots than K, and is filled in another order: see `slots`
@@ -123,7 +125,7 @@ class Buffers:
     v: PanelPipeline
     columns: Columns  # of v's slots
     bounds: Pipeline  # intervals of the keys in k's slots, if they have any
-    o: Tiles  # a slot for each consumer, or the slots of q
+    o: gl.shared_memory_descriptor  # a slot for each consumer
     o_full: gl.shared_memory_descriptor  # barriers, one for each consumer
     o_empty: gl.shared_memory_descriptor
 
@@ -134,9 +136,12 @@ class Buffers:
         return self.q.at(slot, (round // schedule.Q_STAGES) & 1)
 
     @gluon.jit
-    def o_tile(self, schedule, q_stage, CONSUMER: gl.constexpr):
-        """Where a consumer's O of a tile goes."""
-        return self.o.index(CONSUMER if schedule.EPILOGUE_BUFFER else q_stage.slot)
+    def release_q(self, schedule, stage):
+        """Give Q's buffer back."""
+        if schedule.HELD > 0:
+            self.q.release_loaded(stage)
+        else:
+            self.q.release(stage)
 
 
 @gluon.jit
@@ -238,7 +243,7 @@ def correct(acc, alpha):
 
 @gluon.jit
 def attend(
-    problem, schedule, scales, buffers, trace, q, stage, query, begin, end, round,
+    problem, schedule, scales, buffers, trace, q, q_stage, stage, query, begin, end, round,
     CONSUMER: gl.constexpr
 ):  # fmt: skip
     """Fold the KV blocks at places end - 1 .. begin into the state of a consumer's rows, with S of
@@ -310,6 +315,8 @@ def attend(
             acc = acc.rescaled(alpha)
     if schedule.THRESHOLD > 0:
         acc = corrected(acc, alpha)
+    if not schedule.Q_AT_ONCE:
+        buffers.release_q(schedule, q_stage)
     buffers.v.wait(stage.v)
     trace.enter(ME, round, 0, DRAIN)
     acc_token = multiply_pv(p, buffers, stage.v, acc)
@@ -333,30 +340,36 @@ def consume(
     trace.enter(ME, round, 0, AWAIT)
     while tile < scheduler.number:
         mine, query, head, sequence = problem.locate(tile)
-        begin, end = mine.visited(query)
+        first, last = mine.visited(query)
         query += CONSUMER * problem.queries(WARPGROUP_ROWS)
+        begin, end = mine.seen(query, first, last)
         tile_scales = scales.of_tile(mine, query, head, sequence)
         q_stage = buffers.q_stage(schedule, round, CONSUMER)
         buffers.q.wait(q_stage)
         q = left_operand(buffers.q.tile(q_stage), problem.BLOCK_KV, schedule.HELD)
         if schedule.Q_AT_ONCE:
-            buffers.q.release_loaded(q_stage)
+            buffers.release_q(schedule, q_stage)
+        if problem.uneven():
+            stage = pass_over(buffers, schedule, stage, last - end, CONSUMER)
         acc, row_max, row_sum, stage = attend(
-            mine, schedule, tile_scales, buffers, trace, q, stage, query, begin, end, round,
-            CONSUMER
+            mine, schedule, tile_scales, buffers, trace, q, q_stage, stage, query, begin, end,
+            round, CONSUMER
         )  # fmt: skip
-        if schedule.EPILOGUE_BUFFER and not schedule.Q_AT_ONCE:
-            buffers.q.release(q_stage)
+        if problem.LEFT:
+            stage = pass_over(buffers, schedule, stage, begin - first, CONSUMER)
         out, lse = acc.finalized(row_max - scales.SHIFT, row_sum)
         if scales.FP8:
             out = out.scaled(tile_scales.value)
         trace.enter(ME, round, 0, HAND_OVER)
         mine.store_lse(lse_out, lse, sequence, head, query)
-        mbarrier.wait(buffers.o_empty.index(CONSUMER), (round & 1) ^ 1)
-        o_tile = buffers.o_tile(schedule, q_stage, CONSUMER)
-        out.write(o_tile)
-        fence_async_shared()
-        mbarrier.arrive(buffers.o_full.index(CONSUMER), count=1)
+        parts = out.parts(o.block_type.shape[-1])
+        o_tile = as_matrix(buffers.o.index(CONSUMER))
+        for i in gl.static_range(schedule.O_PARTS):
+            turn = round * schedule.O_PARTS + i
+            mbarrier.wait(buffers.o_empty.index(CONSUMER), (turn & 1) ^ 1)
+            o_tile.store(parts[i].to(o.dtype))
+            fence_async_shared()
+            mbarrier.arrive(buffers.o_full.index(CONSUMER), count=1)
         tile = scheduler.receive(round)
         round += 1
         trace.enter(ME, round, 0, AWAIT)
@@ -370,17 +383,16 @@ def store(problem, schedule, buffers, scheduler, trace, o):
     trace.enter(STORER, round, 0, IDLE)
     while tile < scheduler.number:
         mine, query, head, sequence = problem.locate(tile)
-        for c in gl.static_range(schedule.CONSUMERS):
-            mbarrier.wait(buffers.o_full.index(c), round & 1)
-            trace.enter(STORER, round, c, STORE)
-            q_stage = buffers.q_stage(schedule, round, c)
-            box = mine.q_box(sequence, head, query + c * problem.queries(WARPGROUP_ROWS))
-            o.store(box, buffers.o_tile(schedule, q_stage, c))
-            tma.store_wait(0)
-            mbarrier.arrive(buffers.o_empty.index(c), count=1)
-            if not schedule.EPILOGUE_BUFFER:
-                buffers.q.release(q_stage)
-            trace.enter(STORER, round, c + 1, IDLE)
+        for i in gl.static_range(schedule.O_PARTS):
+            turn = round * schedule.O_PARTS + i
+            for c in gl.static_range(schedule.CONSUMERS):
+                mbarrier.wait(buffers.o_full.index(c), turn & 1)
+                trace.enter(STORER, round, i * schedule.CONSUMERS + c, STORE)
+                box = mine.q_box(sequence, head, query + c * problem.queries(WARPGROUP_ROWS))
+                store_tile(o, moved(box, i * o.block_type.shape[-1]), buffers.o.index(c))
+                tma.store_wait(0)
+                mbarrier.arrive(buffers.o_empty.index(c), count=1)
+                trace.enter(STORER, round, i * schedule.CONSUMERS + c + 1, IDLE)
         tile = scheduler.receive(round)
         round += 1
 
@@ -394,7 +406,6 @@ def forward_kernel(
     q_second,
     k_second,
     v_second,
-    o_second,
     lse_out,
     counters,
     plan,
@@ -445,7 +456,6 @@ def forward_kernel(
     STAGES: gl.constexpr,
     V_STAGES: gl.constexpr,
     Q_STAGES: gl.constexpr,
-    EPILOGUE_BUFFER: gl.constexpr,
     HELD: gl.constexpr,
     PING_PONG: gl.constexpr,
     LATE_WAIT: gl.constexpr,
@@ -467,10 +477,11 @@ def forward_kernel(
     )  # fmt: skip
     scales = Scales(q_scale, k_scale, v_scale, v_reference, FP8, PER_BLOCK, SHIFT)
     q, k = make_boxes(q, q_second, PANELS), make_boxes(k, k_second, PANELS)
-    v, o = make_boxes(v, v_second, PANELS_V), make_boxes(o, o_second, PANELS_V)
-    Q_AT_ONCE: gl.constexpr = EPILOGUE_BUFFER and q.width() == HELD
+    v = make_boxes(v, v_second, PANELS_V)
+    Q_AT_ONCE: gl.constexpr = q.width() == HELD
+    O_PARTS: gl.constexpr = number_of_parts(v, o.block_type.shape[-1], FP8)
     schedule = Schedule(
-        CONSUMERS, Q_STAGES, EPILOGUE_BUFFER, HELD, Q_AT_ONCE, PING_PONG, LATE_WAIT,
+        CONSUMERS, Q_STAGES, O_PARTS, HELD, Q_AT_ONCE, PING_PONG, LATE_WAIT,
         V_STAGES < STAGES, THRESHOLD, EIGHTHS, DEGREE
     )  # fmt: skip
     trace = Trace(stamps, CONSUMERS, TRACED_ROUNDS, TRACED_BLOCKS, TRACED_ROUNDS > 0)
@@ -481,10 +492,7 @@ def forward_kernel(
     if LISTED:
         bounds_pipeline = make_companion(bounds, k_pipeline.first, STAGES, CONSUMERS)
     o_full, o_empty = make_barriers(CONSUMERS, 1), make_barriers(CONSUMERS, 1)
-    if EPILOGUE_BUFFER:
-        o_tiles = make_tiles(o, CONSUMERS)
-    else:
-        o_tiles = q_pipeline.slots(o.PANELS)
+    o_tiles = make_slots(o, CONSUMERS)
     columns = make_columns(v_pipeline, COLUMNS_V)
     buffers = Buffers(
         q_pipeline, k_pipeline, v_pipeline, columns, bounds_pipeline, o_tiles, o_full, o_empty

@@ -49,7 +49,6 @@ def make_plan(
             "STAGES": config.stages,
             "V_STAGES": config.slots_of_v,
             "Q_STAGES": config.q_stages,
-            "EPILOGUE_BUFFER": config.epilogue_buffer,
             "HELD": config.held,
             "PING_PONG": config.ping_pong,
             "LATE_WAIT": config.late_wait,

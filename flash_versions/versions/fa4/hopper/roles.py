@@ -48,7 +48,7 @@ MEANING = {
     ("consumer", "softmax"): "raise references, exponentials, row sums",
     ("consumer", "correct"): "wait for P V, round P; always rescaling is here",
     ("consumer", "drain"): "the last P V, and the division by the row sum",
-    ("consumer", "hand over"): "wait for the buffer, put O there",
+    ("consumer", "hand over"): "wait for the buffer, put O there, in parts if it is wider",
     ("storer", "idle"): "wait for an O",
     ("storer", "store"): "copy it to memory",
 }

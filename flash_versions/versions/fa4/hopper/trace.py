@@ -20,6 +20,7 @@ NUM_STATES = gl.constexpr(len(STATES))
 FIXED_ROLES = gl.constexpr(len(ROLES) - 1)  # the others are consumers
 LOADER = gl.constexpr(0)
 STORER = gl.constexpr(1)
+MOST_PARTS = 4  # in which O is stored
 
 
 @gluon.jit
@@ -60,7 +61,7 @@ def new_stamps(request: Request, config: RolesConfig) -> torch.Tensor:
     """
     programs = num_programs(request, config)
     share = cdiv(num_tiles(request, config), programs)
-    blocks = max(cdiv(request.k.shape[1], config.block_kv), config.consumers + 1)
+    blocks = max(cdiv(request.k.shape[1], config.block_kv), MOST_PARTS * config.consumers + 1)
     roles = len(ROLES) - 1 + config.consumers
     shape = (programs, roles, 3 * share + 1, blocks, len(STATES))
     return torch.zeros(shape, dtype=torch.int64, device=request.q.device)
