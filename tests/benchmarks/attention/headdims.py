@@ -3,8 +3,8 @@
     python -m tests.benchmarks.attention.headdims --out FILE [--defaults] [--dims 192 192x128 ...]
 
 For each head dim the candidates are FA3's and FA4's kernels as they choose their tiles; FA3's with
-every other tile that fits in shared memory and registers, with as many slots of K and V as fit, or
-one slot of V less; and both with one switch turned. Processes compile them side by side, and check
+every other tile that fits in shared memory and registers, with as many slots of K and V as fit; and
+both with one switch turned. Processes compile them side by side, and check
 each within the error budget on a small call that needs the same compiled kernel. A head dim of
 which one fails is not timed. Then the candidates of a shape take turns with cuDNN and flash-attn-4,
 each as a CUDA graph with a cold L2 cache (flash_versions/bench/measure.py). Shapes have 16384
@@ -58,10 +58,7 @@ PARTS = 3  # processes for the candidates of a head dim and a mask
 WARM_UP_SECONDS = 200  # of such a process at most
 # Registers of a thread that a tile may take for O, S and P, by consumers; without the addresses.
 REGISTERS = {2: 192, 3: 128}
-# Of K and of V, most first.
-SLOTS = [
-    (stages, v_stages) for stages in (4, 3, 2, 1) for v_stages in (stages, stages - 1) if v_stages
-]
+SLOTS = (4, 3, 2, 1)  # of K and V, most first
 only_defaults = False  # --defaults
 PEERS = {
     "cudnn": partial(peers.torch_backend, SDPBackend.CUDNN_ATTENTION),
@@ -150,39 +147,32 @@ def other_tiles(request: Request) -> Iterator[Candidate]:
     for consumers, block_kv in product((2, 3), (128, 64)):
         if width_v // 2 + block_kv // 2 + block_kv // 4 > REGISTERS[consumers]:
             continue
-        most = 0 if block_kv == 128 else 2  # one slot of 64 keys is not worth a try
+        most = 0 if block_kv == 128 else 1  # one slot of 64 keys is not worth a try
         for q_stages, o_columns in product((2, 1), (128, 64)):
             tile = replace(
                 default, consumers=consumers, block_kv=block_kv, q_stages=q_stages,
                 o_columns=o_columns,
             )  # fmt: skip
-            for config in filled(tile, most, width, width_v):
+            config = filled(tile, width, width_v)
+            if config and config.stages > most:
                 held = fa3_config.with_q_held(request, config)
                 yield Candidate("fa3", named(held), held)
-                most = max(most, config.stages + config.slots_of_v)
+                most = config.stages
 
 
-def filled(tile: HopperConfig, most: int, width: int, width_v: int) -> Iterator[HopperConfig]:
-    """A tile with as many slots of K and V as fit, if these are more than `most` together; before
-    it, if it fits, with another slot of K alone.
-    """
-    for stages, v_stages in SLOTS:
-        alike = v_stages == stages
-        config = replace(
-            tile, stages=stages, v_stages=None if alike else v_stages,
-            ping_pong=tile.ping_pong and stages > 1,
-        )  # fmt: skip
-        if stages + v_stages > most and config.fits(width, width_v):
-            yield config
-            if alike:
-                return
+def filled(tile: HopperConfig, width: int, width_v: int) -> HopperConfig | None:
+    """A tile with as many slots of K and V as fit."""
+    for stages in SLOTS:
+        config = replace(tile, stages=stages, ping_pong=tile.ping_pong and stages > 1)
+        if config.fits(width, width_v):
+            return config
+    return None
 
 
 def named(config: HopperConfig) -> str:
     """A tile in few words."""
     q, o = f"{config.q_stages} Q", f"O by {config.o_columns}"
-    slots = f"{config.stages} K, {config.slots_of_v} V"
-    return f"{config.block_q}x{config.block_kv}, {slots}, {q}, {o}"
+    return f"{config.block_q}x{config.block_kv}, {config.stages} K and V, {q}, {o}"
 
 
 def turned(request: Request) -> Iterator[Candidate]:

@@ -19,7 +19,7 @@ RolesConfig = LOADED["fa4.hopper.config"].RolesConfig
 # The schedules that a product with V is in.
 SCHEDULES = {
     "overlap": ("fa3", HopperConfig(stages=2)),
-    "64 keys": ("fa3", HopperConfig(block_kv=64, stages=3, v_stages=2)),
+    "64 keys": ("fa3", HopperConfig(block_kv=64, stages=3)),
     "in order": ("fa3", HopperConfig(3, q_stages=1, overlap=False)),
     "corrected late": ("fa4", RolesConfig(threshold=0.25)),
 }
@@ -99,8 +99,8 @@ BUGS = {
     ),
 }  # fmt: skip
 LATE = Bug(
-    "attend", [("            acc = corrected(acc, alpha)\n        buffers.v.wait(before.v)",
-                "            pass\n        buffers.v.wait(before.v)")], WRONG
+    "attend", [("            acc = corrected(acc, alpha)\n        buffers.v.wait(before)",
+                "            pass\n        buffers.v.wait(before)")], WRONG
 )  # fmt: skip
 
 

@@ -251,7 +251,7 @@ BUGS = {
     ),
     "P is of the block before": Bug(
         "attend",
-        [("        p = rounded(p, buffers.v.tile(stage.v), acc)\n        acc", "        acc"),
+        [("        p = rounded(p, buffers.v.tile(stage), acc)\n        acc", "        acc"),
          ("        p, row_max, row_sum, alpha = ", "        _, row_max, row_sum, alpha = ")],
         WRONG,
     ),

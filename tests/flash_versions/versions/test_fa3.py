@@ -29,6 +29,7 @@ from flash_versions.versions.fa3.hopper.config import (
     default_config,
     fp8_config,
 )
+from flash_versions.versions.fa3.hopper.host import even_section
 from flash_versions.versions.tiles import wgmma
 from flash_versions.versions.tiles.tma import undescribable
 from flash_versions.versions.tiles.triton_compat import OPERANDS_STAY
@@ -165,7 +166,6 @@ def test_neighbours_in_a_packing_do_not_leak(device):
         ({"block_kv": 96}, "block_kv=96 is not possible; 64 and 128 are"),
         ({"stages": 0}, "stages=0 and q_stages=2 must be at least 1"),
         ({"stages": 1, "late_wait": True}, "use stages=2"),
-        ({"v_stages": 3}, "v_stages=3 is not possible with stages=2"),
         ({"held": 64, "overlap": False}, "held=64 is not possible with overlap=False.*use held=0"),
         ({"o_columns": 256}, "o_columns=256 is not possible; 64 and 128 are"),
         ({"section": 0}, "section=0 must be at least 1"),
@@ -218,26 +218,31 @@ def test_every_head_dim_has_tiles_that_fit(causal, device):
         assert registers <= {2: 192, 3: 130}[config.consumers], (head_dim, head_dim_v)
 
 
-@pytest.mark.parametrize(
-    ("options", "block_kv", "slots"),
-    [
-        ({"causal": True, "keys": 4097}, 128, (2, 1)),
-        ({"window": (100, 0), "keys": 4097}, 128, (2, 1)),
-        ({"causal": True, "keys": 4096}, 64, (3, 3)),
-        ({"keys": 4097}, 64, (3, 3)),
-        ({"causal": True, "softcap": 20.0, "keys": 4097}, 64, (3, 3)),
-        ({"causal": True, "alibi_slopes": torch.ones(2), "keys": 4097}, 64, (3, 3)),
-        ({"query_ends": torch.full((1, 2, 4097), 7, dtype=torch.int32), "keys": 4097}, 64, (3, 3)),
-    ],
-    ids=str,
-)
-def test_head_dim_192_has_128_keys_where_that_is_faster(options, block_kv, slots):
-    """And where it spills nothing."""
-    options = dict(options)
-    q = torch.empty(1, 5, 2, 192, dtype=torch.bfloat16)
-    k = torch.empty(1, options.pop("keys"), 2, 192, dtype=torch.bfloat16)
-    config = default_config(make_request(q, k, k, **options))
-    assert (config.block_kv, (config.stages, config.slots_of_v)) == (block_kv, slots)
+ENDS = torch.full((1, 2, 4097), 7, dtype=torch.int32)
+
+
+@pytest.mark.parametrize(("dims", "options", "tile"), [
+    ((192, 192), {}, (64, 3, 128)), ((192, 192), {"query_ends": ENDS}, (64, 3, 64)),
+    ((192, 128), {"causal": True}, (128, 2, 64)), ((160, 160), {}, (128, 2, 64)),
+    ((144, 144), {}, (128, 2, 128)), ((256, 256), {}, (64, 2, 128)),
+    ((256, 256), {"query_ends": ENDS}, (64, 2, 64)), ((256, 128), {}, (64, 3, 64)),
+], ids=str)  # fmt: skip
+def test_tiles_above_head_dim_128(dims, options, tile):
+    """Keys, slots of K and V, columns of O's buffer: in this order as large as fits."""
+    q, k, v = (torch.empty(1, 4097, 2, dim, dtype=torch.bfloat16) for dim in (*dims[:1], *dims))
+    config = default_config(make_request(q, k, v, **options))
+    assert (config.block_kv, config.stages, config.o_columns) == tile
+
+
+@pytest.mark.parametrize(("tokens", "heads", "group", "section"), [
+    ((1, 16384), 16, 1, 8), ((1, 16384), 21, 1, 11), ((2, 8192), 21, 1, 14), ((1, 16384), 6, 1, 6),
+    ((1, 16384), 40, 4, 20), ((4, 4096), 16, 1, 16), ((1, 16384), 32, 32, 32), ((1, 500), 7, 1, 7),
+    ((1, 2**20), 16, 1, 1),
+], ids=str)  # fmt: skip
+def test_sections_have_whole_groups_and_like_numbers_of_heads(tokens, heads, group, section):
+    q = torch.empty(*tokens, heads, 128, dtype=torch.bfloat16, device="meta")
+    k = q[:, :, : heads // group]
+    assert even_section(make_request(q, k, k, causal=True)) == section
 
 
 LONG, SHORT, ONE = (4, 4096), (16, 1024), (1, 16384)  # sequences and their tokens
@@ -285,10 +290,10 @@ def test_three_consumers_in_order_in_fp8(head_dim, tokens, options, expected):
 @pytest.mark.parametrize(
     ("dims", "heads", "options", "held"),
     [
-        ((192, 192), 1, {}, 192), ((192, 192), 1, {"causal": True}, 0), ((256, 256), 1, {}, 0),
+        ((192, 192), 1, {}, 192), ((192, 192), 1, {"causal": True}, 192), ((256, 256), 1, {}, 0),
         ((256, 256), 1, {"causal": True}, 128), ((256, 256), 4, {"causal": True}, 0),
         ((128, 128), 4, {}, 128), ((80, 80), 1, {}, 0),
-        ((80, 80), 1, {"causal": True}, 80),
+        ((80, 80), 1, {"window": (100, 0)}, 80),
         ((160, 160), 1, {}, 0), ((192, 128), 1, {}, 0), ((128, 256), 1, {}, 128),
         ((64, 64), 1, {}, 0), ((64, 64), 1, {"cu_seqlens_q": torch.tensor([0, 9000])}, 0),
         ((128, 128), 1, {"alibi_slopes": torch.ones(4)}, 0),

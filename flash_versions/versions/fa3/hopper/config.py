@@ -9,11 +9,12 @@ from flash_versions.versions.tiles.rows import cdiv
 from flash_versions.versions.tiles.triton_compat import MOST_DIMS_BESIDE_128_KEYS, OPERANDS_STAY
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
-# Rows that a consumer of three gets done while one of two does a row, without a mask and under a
-# causal one, which leaves less of higher tiles (docs/understand/log.md).
+# Rows that a consumer of three gets done while one of two does a row; the second number under a
+# causal mask, which leaves less of higher tiles, unless rows are LONG (docs/understand/log.md).
 THREE_TO_TWO = 1.16, 1.0  # at head_dim 64, all overlapping
 THREE_IN_ORDER_TO_TWO = 1.05, 0.98  # from 65 to 112 dims, the three in order
 FP8_THREE_IN_ORDER_TO_TWO = 1.07, 1.0  # in FP8 from 65 to 128 dims, the three in order
+LONG = 8192
 OTHER_BYTES = 3 * 1024  # what a program has in shared memory beside tiles, at most
 INTERVAL_BYTES = 1024  # of the keys in a third slot of K
 SCHEDULERS = ("grid", "static", "dynamic")
@@ -26,8 +27,7 @@ class HopperConfig:
     Attributes:
         consumers: warpgroups that compute, 64 query rows each; 2 or 3.
         block_kv: keys of a tile.
-        stages: slots of the pipeline of K.
-        v_stages: slots of the pipeline of V; None: as many as of K. See `slots`.
+        stages: slots of the pipelines of K and V.
         q_stages: buffers for a consumer's Q. With 2 the next tile's Q is loaded during this tile; 1
             is enough if Q is `held`.
         o_columns: columns of a consumer's buffer for O, 64 or 128; a wider O leaves in parts, one
@@ -51,7 +51,6 @@ class HopperConfig:
     consumers: int = 2
     block_kv: int = 128
     stages: int = 2
-    v_stages: int | None = None
     q_stages: int = 2
     o_columns: int = 128
     held: int = 0
@@ -72,11 +71,6 @@ class HopperConfig:
         if self.stages < 1 or self.q_stages < 1:
             raise ValueError(
                 f"stages={self.stages} and q_stages={self.q_stages} must be at least 1."
-            )
-        if self.v_stages is not None and not 1 <= self.v_stages <= self.stages:
-            raise ValueError(
-                f"v_stages={self.v_stages} is not possible with stages={self.stages}: V of a block "
-                f"is loaded after its K; use v_stages from 1 to {self.stages}."
             )
         if self.held and not self.overlap:
             raise ValueError(
@@ -120,17 +114,12 @@ class HopperConfig:
         """A consumer's part of Q and O: queries, columns and heads of a box."""
         return WARPGROUP_ROWS.value // self.heads, width, self.heads
 
-    @property
-    def slots_of_v(self) -> int:
-        """Slots of the pipeline of V."""
-        return self.stages if self.v_stages is None else self.v_stages
-
     def shared_bytes(self, width: int, width_v: int) -> int:
         """Shared memory of the tiles of 16-bit numbers, in bytes; width and width_v are the columns
         of Q and K, and of V and O.
         """
         q_and_o = self.block_q * (self.q_stages * width + min(self.o_columns, width_v))
-        k_and_v = self.block_kv * (self.stages * width + self.slots_of_v * width_v)
+        k_and_v = self.block_kv * self.stages * (width + width_v)
         return 2 * (q_and_o + k_and_v)
 
     def fits(self, width: int, width_v: int, other: int = OTHER_BYTES) -> bool:
@@ -204,10 +193,7 @@ def config_of_one_head(request: Request) -> HopperConfig:
     scheduler = "dynamic" if uneven else "static"
     if max(head_dim, head_dim_v) > 128:
         widths = panel_widths(head_dim), value_widths(head_dim_v)
-        # Others keep more in registers, and 192 dims beside 128 keys would spill.
-        plain = request.softcap is None and request.alibi_slopes is None
-        one_v = uneven and plain and not request.has_intervals and mean_keys(request) > 4096
-        return wide_config(*widths, scheduler, one_v, other_bytes(request))
+        return wide_config(*widths, scheduler, other_bytes(request))
     if max(head_dim, head_dim_v) > 96:
         return HopperConfig(scheduler=scheduler)
     if max(head_dim, head_dim_v) > 64:
@@ -215,12 +201,6 @@ def config_of_one_head(request: Request) -> HopperConfig:
     if prefers_two_consumers(request):
         return HopperConfig(2, stages=3, ping_pong=not causal, scheduler=scheduler)
     return HopperConfig(3, stages=3, scheduler=scheduler)
-
-
-def mean_keys(request: Request) -> int:
-    """Keys of a sequence; of packed ones, whose lengths are on the GPU, the mean."""
-    keys = request.k.shape[1]
-    return keys if request.cu_seqlens_k is None else cdiv(keys, request.batch)
 
 
 def with_q_held(request: Request, config: HopperConfig) -> HopperConfig:
@@ -253,22 +233,20 @@ def half_suffices(request: Request, config: HopperConfig) -> bool:
 
 
 def wide_config(
-    widths: tuple[int, ...], widths_v: tuple[int, ...], scheduler: str, one_v: bool, other: int
+    widths: tuple[int, ...], widths_v: tuple[int, ...], scheduler: str, other: int
 ) -> HopperConfig:
     """The largest tiles above head_dim 128, where shared memory and registers are short.
 
     Slots of K and V come before a wider buffer for O and a second Q. Tiles have 128 keys if two
-    slots of K and V fit and O leaves registers for so many scores; with `one_v`, which is faster
-    only where tiles weigh unlike (docs/understand/log.md), also if one slot of V fits. Otherwise
-    they have 64 keys, in a third slot if it fits. Products with 128 keys and 192 dims take so much
-    longer than the softmax that consumers need no turns at the tensor cores.
+    slots of K and V fit and O leaves registers for so many scores; otherwise they have 64 keys, in
+    a third slot if it fits. Products with 128 keys and 192 dims take so much longer than the
+    softmax that consumers need no turns at the tensor cores.
     """
     width, width_v = sum(widths), sum(widths_v)
     small = HopperConfig(q_stages=1, block_kv=64, scheduler=scheduler)
     tiles = [replace(small, stages=3), small]
     if width_v <= MOST_DIMS_BESIDE_128_KEYS:
-        large = replace(small, block_kv=128, ping_pong=width < 192)
-        tiles = [large, *[replace(large, v_stages=1)] * one_v, *tiles]
+        tiles = [replace(small, block_kv=128, ping_pong=width < 192), *tiles]
     wanted = [replace(tile, o_columns=columns) for tile in tiles for columns in (128, 64)]
     return next(config for config in wanted if config.fits(width, width_v, other))
 
@@ -284,8 +262,8 @@ def fp8_config(request: Request) -> HopperConfig:
 
 
 def prefers_order_in_fp8(request: Request) -> bool:
-    """`prefers_order` in FP8, where products take half of their time. In long rows a causal mask
-    costs tiles of 192 rows nothing; at head_dim 64 the overlapping configuration has them, too.
+    """`prefers_order` in FP8, where products take half of their time. At head_dim 64 the other
+    configuration has tiles of 192 rows, too.
     """
     head_dim = max(request.q.shape[3], request.v.shape[3])
     if head_dim > 128 or not is_plain(request):
@@ -293,8 +271,7 @@ def prefers_order_in_fp8(request: Request) -> bool:
     causal = request.window_right is not None
     if head_dim <= 64:
         return causal
-    masked = causal and request.k.shape[1] < 8192
-    return not fills_better(request, FP8_THREE_IN_ORDER_TO_TWO, masked)
+    return not fills_better(request, FP8_THREE_IN_ORDER_TO_TWO)
 
 
 def overlapping_fp8_config(request: Request, hold: bool = True) -> HopperConfig:
@@ -324,15 +301,13 @@ def prefers_two_consumers(request: Request) -> bool:
     return fills_better(request, THREE_TO_TWO)
 
 
-def fills_better(
-    request: Request, three_to_two: tuple[float, float], masked: bool | None = None
-) -> bool:
+def fills_better(request: Request, three_to_two: tuple[float, float]) -> bool:
     """Whether tiles of two consumers fill the SMs so much better than tiles of three that they are
     faster, although three get so many rows done while two do a row; the second number holds under
-    a mask.
+    a causal mask, unless rows are long.
     """
     q = request.q
-    masked = request.window_right is not None if masked is None else masked
+    masked = request.window_right is not None and request.k.shape[1] < LONG
     programs = devices[q.device].num_sms
     two, three = (
         consumers * cdiv(cdiv(q.shape[1], 64 * consumers) * q.shape[2] * q.shape[0], programs)

@@ -20,8 +20,7 @@ What changes.
   next tile while the consumers compute and store this one. For that O has a buffer of its own, and
   Q's buffer is empty as soon as Q is in registers; where Q is not, Q has two buffers. Above
   head_dim 128 shared memory is too small for that: Q has one buffer, which is empty when a tile's
-  last S is computed, and O leaves in parts, 64 or 128 columns one after the other. At head_dim 192
-  V may have only one slot (`slots.py`).
+  last S is computed, and O leaves in parts, 64 or 128 columns one after the other.
 * No work for nothing. Of the blocks that a tile visits, a causal mask or a window may hide some
   from all rows of one consumer. It gives their slots back unread (`slots.pass_over`) and leaves the
   tensor cores to the others.
@@ -94,7 +93,7 @@ from flash_versions.versions.fa3.hopper.panels import (
     zero_output,
 )
 from flash_versions.versions.fa3.hopper.problem import COUNTS, MORE_COUNTS, make_query_problem
-from flash_versions.versions.fa3.hopper.slots import fill_values, first_stages, pass_over
+from flash_versions.versions.fa3.hopper.slots import fill_values, pass_over
 from flash_versions.versions.tiles.algebra import softmax_step
 from flash_versions.versions.tiles.pipeline import (
     Pipeline,
@@ -120,7 +119,6 @@ class Schedule:
     OVERLAP: gl.constexpr
     PING_PONG: gl.constexpr
     LATE_WAIT: gl.constexpr
-    V_BEHIND: gl.constexpr  # V has fewer slots than K, and is filled in another order: see `slots`
 
 
 @aggregate
@@ -155,36 +153,23 @@ def produce(problem, schedule, buffers, scheduler, q, k, v, bounds):
     tile = gl.program_id(0)
     round = 0
     stage = buffers.k.at(0, 0)
-    values = buffers.v.at(0, 0)  # for V_BEHIND; see `slots` for why it is counted apart
     while tile < scheduler.number:
         mine, query, head, sequence = problem.locate(tile)
         begin, end = mine.visited(query)
         tile = scheduler.claim(round)
         kv_head = head // problem.GROUP
         entry = mine.entry(end - 1)
-        if schedule.V_BEHIND:
-            key_before = 0
         for place in range(end - 1, begin - 1, -1):
             block = mine.block_of(entry)
             entry = mine.entry(place - 1)
-            key = block * problem.BLOCK_KV
             fill_keys(mine, buffers, stage, k, bounds, sequence, kv_head, block)
             if place == end - 1:
                 for c in gl.static_range(schedule.CONSUMERS):
                     q_stage = buffers.q_stage(schedule, round, c)
                     first = query + c * problem.queries(WARPGROUP_ROWS)
                     buffers.q.fill(q_stage, q, mine.q_box(sequence, head, first))
-            if schedule.V_BEHIND:
-                if place < end - 1:
-                    fill_values(mine, buffers, values, v, sequence, kv_head, key_before)
-                    values = values.next()
-                key_before = key
-            else:
-                fill_values(mine, buffers, stage, v, sequence, kv_head, key)
+            fill_values(mine, buffers, stage, v, sequence, kv_head, block)
             stage = stage.next()
-        if schedule.V_BEHIND:
-            fill_values(mine, buffers, values, v, sequence, kv_head, key_before)
-            values = values.next()
         round += 1
     scheduler.retire()
 
@@ -226,59 +211,53 @@ def attend(
     acc, row_max, row_sum = first_state(problem, buffers)
     entry = problem.entry(end - 1)
     block = problem.block_of(entry)
-    buffers.k.wait(stage.k)
-    s = warpgroup_mma_wait(0, deps=[multiply_qk(q, buffers.k.tile(stage.k))])
-    buffers.k.release(stage.k)
+    buffers.k.wait(stage)
+    s = warpgroup_mma_wait(0, deps=[multiply_qk(q, buffers.k.tile(stage))])
+    buffers.k.release(stage)
     s = problem.scored(s, query, block)
     if problem.LEFT or problem.RIGHT or problem.EDGE:
         s = problem.masked(s, query, block)
     if problem.lists.ON:
-        s = mask_listed(s, problem, query, entry, buffers.bounds, stage.k, CONSUMER)
+        s = mask_listed(s, problem, query, entry, buffers.bounds, stage, CONSUMER)
     p, row_max, row_sum, alpha = fold_scores(s, row_max, row_sum, problem, scales, block)
-    p = rounded(p, buffers.v.tile(stage.v), acc)
+    p = rounded(p, buffers.v.tile(stage), acc)
     if schedule.LATE_WAIT:
-        buffers.k.wait(stage.next().k, end - 1 > begin)
+        buffers.k.wait(stage.next(), end - 1 > begin)
     for place in range(end - 2, begin - 1, -1):
         entry = problem.entry(place)
         block = problem.block_of(entry)
         before = stage
         stage = stage.next()
         if not schedule.LATE_WAIT:
-            buffers.k.wait(stage.k)
+            buffers.k.wait(stage)
         if schedule.PING_PONG:
             named_barrier_sync(CONSUMER)
-        s_token = multiply_qk(q, buffers.k.tile(stage.k))
-        if schedule.PING_PONG and schedule.V_BEHIND:
-            named_barrier_arrive(CONSUMER, schedule.CONSUMERS)
-        buffers.v.wait(before.v)
-        acc_token = multiply_pv(p, buffers, before.v, acc)
-        if schedule.PING_PONG and not schedule.V_BEHIND:
+        s_token = multiply_qk(q, buffers.k.tile(stage))
+        buffers.v.wait(before)
+        acc_token = multiply_pv(p, buffers, before, acc)
+        if schedule.PING_PONG:
             named_barrier_arrive(CONSUMER, schedule.CONSUMERS)
         s = warpgroup_mma_wait(acc.PANELS, deps=[s_token])
-        buffers.k.release(stage.k)
+        buffers.k.release(stage)
         s = problem.scored(s, query, block)
         if problem.CUT:
             if (block >= full_end) | (block < full_begin):
                 s = problem.masked(s, query, block)
         if problem.lists.ON:
-            s = mask_listed(s, problem, query, entry, buffers.bounds, stage.k, CONSUMER)
-        if schedule.V_BEHIND and not schedule.LATE_WAIT:  # V's only slot is wanted back
-            acc = wait_pv(buffers, acc, acc_token)
-            buffers.v.release(before.v)
+            s = mask_listed(s, problem, query, entry, buffers.bounds, stage, CONSUMER)
         p, row_max, row_sum, alpha = fold_scores(s, row_max, row_sum, problem, scales, block)
         if schedule.LATE_WAIT:
-            buffers.k.wait(stage.next().k, place > begin)
-        if schedule.LATE_WAIT or not schedule.V_BEHIND:
-            acc = wait_pv(buffers, acc, acc_token)
-            buffers.v.release(before.v)
-        p = rounded(p, buffers.v.tile(stage.v), acc)
+            buffers.k.wait(stage.next(), place > begin)
+        acc = wait_pv(buffers, acc, acc_token)
+        buffers.v.release(before)
+        p = rounded(p, buffers.v.tile(stage), acc)
         acc = acc.rescaled(alpha)
     if not schedule.Q_AT_ONCE:
         buffers.release_q(schedule, q_stage)
-    buffers.v.wait(stage.v)
-    acc_token = multiply_pv(p, buffers, stage.v, acc)
+    buffers.v.wait(stage)
+    acc_token = multiply_pv(p, buffers, stage, acc)
     acc = wait_pv(buffers, acc, acc_token)
-    buffers.v.release(stage.v)
+    buffers.v.release(stage)
     return acc, row_max, row_sum, stage.next()
 
 
@@ -292,27 +271,27 @@ def attend_in_order(
     for place in range(end - 1, begin - 1, -1):
         entry = problem.entry(place)
         block = problem.block_of(entry)
-        buffers.k.wait(stage.k)
+        buffers.k.wait(stage)
         if schedule.PING_PONG:
             named_barrier_sync(CONSUMER)
-        s_token = multiply_qk(q, buffers.k.tile(stage.k))
+        s_token = multiply_qk(q, buffers.k.tile(stage))
         if schedule.PING_PONG:
             named_barrier_arrive(CONSUMER, schedule.CONSUMERS)
         s = warpgroup_mma_wait(0, deps=[s_token])
-        buffers.k.release(stage.k)
+        buffers.k.release(stage)
         s = problem.scored(s, query, block)
         if problem.LEFT or problem.RIGHT or problem.EDGE:
             if (block >= full_end) | (block < full_begin):
                 s = problem.masked(s, query, block)
         if problem.lists.ON:
-            s = mask_listed(s, problem, query, entry, buffers.bounds, stage.k, CONSUMER)
+            s = mask_listed(s, problem, query, entry, buffers.bounds, stage, CONSUMER)
         p, row_max, row_sum, alpha = fold_scores(s, row_max, row_sum, problem, scales, block)
         acc = acc.rescaled(alpha)
-        p = rounded(p, buffers.v.tile(stage.v), acc)
-        buffers.v.wait(stage.v)
-        acc_token = multiply_pv(p, buffers, stage.v, acc)
+        p = rounded(p, buffers.v.tile(stage), acc)
+        buffers.v.wait(stage)
+        acc_token = multiply_pv(p, buffers, stage, acc)
         acc = wait_pv(buffers, acc, acc_token)
-        buffers.v.release(stage.v)
+        buffers.v.release(stage)
         stage = stage.next()
     if not schedule.Q_AT_ONCE:
         buffers.release_q(schedule, q_stage)
@@ -324,7 +303,7 @@ def consume(problem, schedule, scales, buffers, scheduler, o, lse_out, CONSUMER:
     """A consumer: 64 rows of each tile."""
     tile = gl.program_id(0)
     round = 0
-    stage = first_stages(buffers)
+    stage = buffers.k.at(0, 0)
     if schedule.PING_PONG:
         if CONSUMER == schedule.CONSUMERS - 1:
             named_barrier_arrive(CONSUMER, schedule.CONSUMERS)  # consumer 0 begins
@@ -427,7 +406,6 @@ def forward_kernel(
     SHIFT: gl.constexpr,
     CONSUMERS: gl.constexpr,
     STAGES: gl.constexpr,
-    V_STAGES: gl.constexpr,
     Q_STAGES: gl.constexpr,
     HELD: gl.constexpr,
     OVERLAP: gl.constexpr,
@@ -449,11 +427,11 @@ def forward_kernel(
     v = make_boxes(v, v_second, PANELS_V)
     Q_AT_ONCE: gl.constexpr = q.width() == HELD
     schedule = Schedule(
-        CONSUMERS, Q_STAGES, HELD, Q_AT_ONCE, OVERLAP, PING_PONG, LATE_WAIT, V_STAGES < STAGES
+        CONSUMERS, Q_STAGES, HELD, Q_AT_ONCE, OVERLAP, PING_PONG, LATE_WAIT
     )  # fmt: skip
     q_pipeline = make_panel_pipeline(q, CONSUMERS * Q_STAGES, 1)
     k_pipeline = make_panel_pipeline(k, STAGES, CONSUMERS)
-    v_pipeline = make_panel_pipeline(v, V_STAGES, CONSUMERS)
+    v_pipeline = make_panel_pipeline(v, STAGES, CONSUMERS)
     bounds_pipeline = k_pipeline.first
     if LISTED:
         bounds_pipeline = make_companion(bounds, k_pipeline.first, STAGES, CONSUMERS)

@@ -26,6 +26,8 @@ from flash_versions.versions.tiles.tile_scheduler import Counters
 from flash_versions.versions.tiles.tma import describe_swizzled
 from flash_versions.versions.tiles.varlen_scheduler import Tiling, lay_out
 
+LEAST_HEADS = 8  # of a section
+EVEN = 0.85  # of the heads of the others that the last section has, if possible
 O_MULTIPLE = 8  # of columns of o: rows of whole 16-byte vectors, which FP8 inputs need not have
 
 counters = Counters()
@@ -184,16 +186,20 @@ def more_numbers(request: Request, config: HopperConfig) -> tuple:
 
 
 def even_section(request: Request) -> int:
-    """`heads_of_section`, with as many heads in the last section as in the others, and whole
-    groups. Above head_dim 128 few heads fit in the L2 cache, and with twice as many, tiles of more
-    different weights fill the SMs at the end of a section (docs/understand/log.md).
+    """`heads_of_section`, in whole groups, with about as many heads in the last section as in the
+    others, and at least LEAST_HEADS: where few are left, their heaviest tiles begin when there is
+    nothing else to do. Up to twice as many heads as fit in the L2 cache cost less than that
+    (docs/understand/log.md).
     """
+    heads, group = request.q.shape[0] * request.q.shape[2], request.group
     wide = max(request.q.shape[3], request.v.shape[3]) > 128
     most = heads_of_section(request, 2 * L2_BYTES if wide else L2_BYTES)
-    heads, group = request.q.shape[0] * request.q.shape[2], request.group
     if most in (1, heads):
         return most
-    return cdiv(cdiv(heads, cdiv(heads, most)), group) * group
+    least = cdiv(max(cdiv(heads, cdiv(heads, most)), LEAST_HEADS), group) * group
+    sections = range(least, min(2 * least, heads) + 1, group)
+    even = (section for section in sections if ((heads - 1) % section + 1) >= EVEN * section)
+    return next(even, min(least, heads))
 
 
 def numbers(request: Request, section: int | None = None, least: int = 1) -> tuple:
@@ -282,7 +288,6 @@ def make_plan(
             "SHIFT": shift,
             "CONSUMERS": config.consumers,
             "STAGES": config.stages,
-            "V_STAGES": config.slots_of_v,
             "Q_STAGES": config.q_stages,
             "HELD": config.held,
             "OVERLAP": config.overlap,

@@ -69,7 +69,7 @@ from flash_versions.versions.fa3.hopper.panels import (
     rounded,
 )
 from flash_versions.versions.fa3.hopper.problem import COUNTS, MORE_COUNTS, make_query_problem
-from flash_versions.versions.fa3.hopper.slots import fill_values, first_stages, pass_over
+from flash_versions.versions.fa3.hopper.slots import fill_values, pass_over
 from flash_versions.versions.fa4.exp2 import mixed_exp2
 from flash_versions.versions.fa4.hopper.roles import (
     AWAIT,
@@ -110,7 +110,6 @@ class Schedule:
     Q_AT_ONCE: gl.constexpr  # release Q's slot when Q is in registers, not behind its last product
     PING_PONG: gl.constexpr
     LATE_WAIT: gl.constexpr
-    V_BEHIND: gl.constexpr  # V has fewer slots than K, and is filled in another order: see `slots`
     THRESHOLD: gl.constexpr
     EIGHTHS: gl.constexpr
     DEGREE: gl.constexpr
@@ -150,7 +149,6 @@ def load(problem, schedule, buffers, scheduler, trace, q, k, v, bounds):
     tile = gl.program_id(0)
     round = 0
     stage = buffers.k.at(0, 0)
-    values = buffers.v.at(0, 0)  # for V_BEHIND; see `slots` for why it is counted apart
     trace.enter(LOADER, round, 0, CLAIM)
     while tile < scheduler.number:
         mine, query, head, sequence = problem.locate(tile)
@@ -158,30 +156,18 @@ def load(problem, schedule, buffers, scheduler, trace, q, k, v, bounds):
         tile = scheduler.claim(round)
         kv_head = head // problem.GROUP
         entry = mine.entry(end - 1)
-        if schedule.V_BEHIND:
-            key_before = 0
         for place in range(end - 1, begin - 1, -1):
             trace.enter(LOADER, round, end - 1 - place, LOAD)
             block = mine.block_of(entry)
             entry = mine.entry(place - 1)
-            key = block * problem.BLOCK_KV
             fill_keys(mine, buffers, stage, k, bounds, sequence, kv_head, block)
             if place == end - 1:
                 for c in gl.static_range(schedule.CONSUMERS):
                     q_stage = buffers.q_stage(schedule, round, c)
                     first = query + c * problem.queries(WARPGROUP_ROWS)
                     buffers.q.fill(q_stage, q, mine.q_box(sequence, head, first))
-            if schedule.V_BEHIND:
-                if place < end - 1:
-                    fill_values(mine, buffers, values, v, sequence, kv_head, key_before)
-                    values = values.next()
-                key_before = key
-            else:
-                fill_values(mine, buffers, stage, v, sequence, kv_head, key)
+            fill_values(mine, buffers, stage, v, sequence, kv_head, block)
             stage = stage.next()
-        if schedule.V_BEHIND:
-            fill_values(mine, buffers, values, v, sequence, kv_head, key_before)
-            values = values.next()
         round += 1
         trace.enter(LOADER, round, 0, CLAIM)
     scheduler.retire()
@@ -255,73 +241,67 @@ def attend(
     acc, row_max, row_sum = first_state(problem, buffers)
     entry = problem.entry(end - 1)
     block = problem.block_of(entry)
-    buffers.k.wait(stage.k)
+    buffers.k.wait(stage)
     trace.enter(ME, round, 0, SCORE)
-    s = warpgroup_mma_wait(0, deps=[multiply_qk(q, buffers.k.tile(stage.k))])
-    buffers.k.release(stage.k)
+    s = warpgroup_mma_wait(0, deps=[multiply_qk(q, buffers.k.tile(stage))])
+    buffers.k.release(stage)
     trace.enter(ME, round, 0, SOFTMAX)
     s = problem.scored(s, query, block)
     if problem.LEFT or problem.RIGHT or problem.EDGE:
         s = problem.masked(s, query, block)
     if problem.lists.ON:
-        s = mask_listed(s, problem, query, entry, buffers.bounds, stage.k, CONSUMER)
+        s = mask_listed(s, problem, query, entry, buffers.bounds, stage, CONSUMER)
     p, row_max, row_sum, alpha = fold_scores(s, row_max, row_sum, problem, schedule, scales, block)
     trace.enter(ME, round, 0, CORRECT)
-    p = rounded(p, buffers.v.tile(stage.v), acc)
+    p = rounded(p, buffers.v.tile(stage), acc)
     if schedule.LATE_WAIT:
-        buffers.k.wait(stage.next().k, end - 1 > begin)
+        buffers.k.wait(stage.next(), end - 1 > begin)
     for place in range(end - 2, begin - 1, -1):
         entry = problem.entry(place)
         block = problem.block_of(entry)
         before = stage
         stage = stage.next()
         if not schedule.LATE_WAIT:
-            buffers.k.wait(stage.k)
+            buffers.k.wait(stage)
         if schedule.PING_PONG:
             named_barrier_sync(CONSUMER)
         trace.enter(ME, round, end - 1 - place, SCORE)
-        s_token = multiply_qk(q, buffers.k.tile(stage.k))
-        if schedule.PING_PONG and schedule.V_BEHIND:
-            named_barrier_arrive(CONSUMER, schedule.CONSUMERS)
+        s_token = multiply_qk(q, buffers.k.tile(stage))
         if schedule.THRESHOLD > 0:
             acc = corrected(acc, alpha)
-        buffers.v.wait(before.v)
-        acc_token = multiply_pv(p, buffers, before.v, acc)
-        if schedule.PING_PONG and not schedule.V_BEHIND:
+        buffers.v.wait(before)
+        acc_token = multiply_pv(p, buffers, before, acc)
+        if schedule.PING_PONG:
             named_barrier_arrive(CONSUMER, schedule.CONSUMERS)
         s = warpgroup_mma_wait(acc.PANELS, deps=[s_token])
-        buffers.k.release(stage.k)
+        buffers.k.release(stage)
         trace.enter(ME, round, end - 1 - place, SOFTMAX)
         s = problem.scored(s, query, block)
         if problem.CUT:
             if (block >= full_end) | (block < full_begin):
                 s = problem.masked(s, query, block)
         if problem.lists.ON:
-            s = mask_listed(s, problem, query, entry, buffers.bounds, stage.k, CONSUMER)
-        if schedule.V_BEHIND and not schedule.LATE_WAIT:  # V's only slot is wanted back
-            acc = wait_pv(buffers, acc, acc_token)
-            buffers.v.release(before.v)
+            s = mask_listed(s, problem, query, entry, buffers.bounds, stage, CONSUMER)
         p, row_max, row_sum, alpha = fold_scores(
             s, row_max, row_sum, problem, schedule, scales, block
         )
         trace.enter(ME, round, end - 1 - place, CORRECT)
         if schedule.LATE_WAIT:
-            buffers.k.wait(stage.next().k, place > begin)
-        if schedule.LATE_WAIT or not schedule.V_BEHIND:
-            acc = wait_pv(buffers, acc, acc_token)
-            buffers.v.release(before.v)
-        p = rounded(p, buffers.v.tile(stage.v), acc)
+            buffers.k.wait(stage.next(), place > begin)
+        acc = wait_pv(buffers, acc, acc_token)
+        buffers.v.release(before)
+        p = rounded(p, buffers.v.tile(stage), acc)
         if schedule.THRESHOLD == 0:
             acc = acc.rescaled(alpha)
     if schedule.THRESHOLD > 0:
         acc = corrected(acc, alpha)
     if not schedule.Q_AT_ONCE:
         buffers.release_q(schedule, q_stage)
-    buffers.v.wait(stage.v)
+    buffers.v.wait(stage)
     trace.enter(ME, round, 0, DRAIN)
-    acc_token = multiply_pv(p, buffers, stage.v, acc)
+    acc_token = multiply_pv(p, buffers, stage, acc)
     acc = wait_pv(buffers, acc, acc_token)
-    buffers.v.release(stage.v)
+    buffers.v.release(stage)
     return acc, row_max, row_sum, stage.next()
 
 
@@ -333,7 +313,7 @@ def consume(
     ME: gl.constexpr = FIXED_ROLES + CONSUMER
     tile = gl.program_id(0)
     round = 0
-    stage = first_stages(buffers)
+    stage = buffers.k.at(0, 0)
     if schedule.PING_PONG:
         if CONSUMER == schedule.CONSUMERS - 1:
             named_barrier_arrive(CONSUMER, schedule.CONSUMERS)  # consumer 0 begins
@@ -454,7 +434,6 @@ def forward_kernel(
     SHIFT: gl.constexpr,
     CONSUMERS: gl.constexpr,
     STAGES: gl.constexpr,
-    V_STAGES: gl.constexpr,
     Q_STAGES: gl.constexpr,
     HELD: gl.constexpr,
     PING_PONG: gl.constexpr,
@@ -481,13 +460,13 @@ def forward_kernel(
     Q_AT_ONCE: gl.constexpr = q.width() == HELD
     O_PARTS: gl.constexpr = number_of_parts(v, o.block_type.shape[-1], FP8)
     schedule = Schedule(
-        CONSUMERS, Q_STAGES, O_PARTS, HELD, Q_AT_ONCE, PING_PONG, LATE_WAIT,
-        V_STAGES < STAGES, THRESHOLD, EIGHTHS, DEGREE
+        CONSUMERS, Q_STAGES, O_PARTS, HELD, Q_AT_ONCE, PING_PONG, LATE_WAIT, THRESHOLD,
+        EIGHTHS, DEGREE
     )  # fmt: skip
     trace = Trace(stamps, CONSUMERS, TRACED_ROUNDS, TRACED_BLOCKS, TRACED_ROUNDS > 0)
     q_pipeline = make_panel_pipeline(q, CONSUMERS * Q_STAGES, 1)
     k_pipeline = make_panel_pipeline(k, STAGES, CONSUMERS)
-    v_pipeline = make_panel_pipeline(v, V_STAGES, CONSUMERS)
+    v_pipeline = make_panel_pipeline(v, STAGES, CONSUMERS)
     bounds_pipeline = k_pipeline.first
     if LISTED:
         bounds_pipeline = make_companion(bounds, k_pipeline.first, STAGES, CONSUMERS)

@@ -47,7 +47,6 @@ def make_plan(
             "SHIFT": 0.0 if scales is None else P_OFFSET - config.threshold,
             "CONSUMERS": config.consumers,
             "STAGES": config.stages,
-            "V_STAGES": config.slots_of_v,
             "Q_STAGES": config.q_stages,
             "HELD": config.held,
             "PING_PONG": config.ping_pong,

@@ -60,21 +60,21 @@ LINES = {
     "stage = stage.next()": Line(
         "The next slot. After the last slot comes the first one again, with the other phase."
     ),
-    "buffers.k.wait(stage.k)": Line(
+    "buffers.k.wait(stage)": Line(
         "Waits until the copy of this block's K has landed.", ("is", "K")
     ),
     "named_barrier_sync(CONSUMER)": Line(
         "Ping-pong: waits until the other consumer has issued its products.", ("turn",)
     ),
-    "s_token = multiply_qk(q, buffers.k.tile(stage.k))": Line(
+    "s_token = multiply_qk(q, buffers.k.tile(stage))": Line(
         "Issues S = Q Kᵀ and goes on at once. The **token** says which product has been "
         "issued; the product may not be finished.",
         product="S",
     ),
-    "buffers.v.wait(before.v)": Line(
+    "buffers.v.wait(before)": Line(
         "Waits until the copy of the previous block's V has landed.", ("is", "V")
     ),
-    "acc_token = multiply_pv(p, buffers, before.v, acc)": Line(
+    "acc_token = multiply_pv(p, buffers, before, acc)": Line(
         "Issues acc + P V of the previous block, and goes on at once.", product="PV"
     ),
     "named_barrier_arrive(CONSUMER, schedule.CONSUMERS)": Line(
@@ -86,7 +86,7 @@ LINES = {
         "head_dim 64, 128 and 256. At 192 it is 2: P V is two products, 128 and 64 dims wide.",
         ("done", "S"),
     ),
-    "buffers.k.release(stage.k)": Line(
+    "buffers.k.release(stage)": Line(
         "Arrives at the slot's `empty` barrier: this consumer has read K."
     ),
     "if problem.CUT:": Line(MASK),
@@ -101,8 +101,8 @@ LINES = {
         "Waits until **no** issued product is unfinished: acc has P V of the previous block.",
         ("done", "PV"),
     ),
-    "buffers.v.release(before.v)": Line("This consumer has read the previous block's V."),
-    "p = rounded(p, buffers.v.tile(stage.v), acc)": Line(
+    "buffers.v.release(before)": Line("This consumer has read the previous block's V."),
+    "p = rounded(p, buffers.v.tile(stage), acc)": Line(
         "`rounded` rounds P to V's type. P V reads P from registers, and each thread has the "
         "numbers that it has to contribute, so nothing moves.",
         work=("correct",),
