@@ -252,6 +252,7 @@ CAUSAL = {"causal": True}
 
 @pytest.mark.parametrize(("tokens", "options", "consumers"), [
     (SHORT, CAUSAL, 2), (LONG, CAUSAL, 2), (ONE, CAUSAL, 3), (ODD, CAUSAL, 3), (LONG, {}, 3),
+    ((7, 4842), CAUSAL, 3),
     (ONE, {"window": (1024, 0)}, 3),
 ], ids=str)  # fmt: skip
 def test_consumers_at_head_dim_64(tokens, options, consumers):

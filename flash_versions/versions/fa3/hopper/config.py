@@ -10,11 +10,11 @@ from flash_versions.versions.tiles.triton_compat import MOST_DIMS_BESIDE_128_KEY
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 # Rows that a consumer of three gets done while one of two does a row; the second number under a
-# causal mask, which leaves less of higher tiles, unless rows are LONG (docs/understand/log.md).
+# causal mask over up to SHORT keys, which leaves less of higher tiles (docs/understand/log.md).
 THREE_TO_TWO = 1.16, 1.0  # at head_dim 64, all overlapping
 THREE_IN_ORDER_TO_TWO = 1.05, 0.98  # from 65 to 112 dims, the three in order
 FP8_THREE_IN_ORDER_TO_TWO = 1.07, 1.0  # in FP8 from 65 to 128 dims, the three in order
-LONG = 8192
+SHORT = 4096
 OTHER_BYTES = 3 * 1024  # what a program has in shared memory beside tiles, at most
 INTERVAL_BYTES = 1024  # of the keys in a third slot of K
 SCHEDULERS = ("grid", "static", "dynamic")
@@ -304,10 +304,10 @@ def prefers_two_consumers(request: Request) -> bool:
 def fills_better(request: Request, three_to_two: tuple[float, float]) -> bool:
     """Whether tiles of two consumers fill the SMs so much better than tiles of three that they are
     faster, although three get so many rows done while two do a row; the second number holds under
-    a causal mask, unless rows are long.
+    a causal mask over few keys.
     """
     q = request.q
-    masked = request.window_right is not None and request.k.shape[1] < LONG
+    masked = request.window_right is not None and request.k.shape[1] <= SHORT
     programs = devices[q.device].num_sms
     two, three = (
         consumers * cdiv(cdiv(q.shape[1], 64 * consumers) * q.shape[2] * q.shape[0], programs)
