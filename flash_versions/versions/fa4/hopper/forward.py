@@ -16,8 +16,9 @@ What changes.
 * A polynomial for some of the exponentials (`exp2.py`).
 * The storer copies O while the consumers begin the next tile.
 
-By default conditional rescaling is on above head_dim 128 only, and the polynomial in FP8 only
-at head_dim 65 to 128: elsewhere they cost speed on an H200 (docs/learn/progression.md).
+By default conditional rescaling is on above head_dim 128 only, and the polynomial in FP8 only at
+head_dim 65 to 128: elsewhere they cost speed on an H200 (docs/learn/progression.md). So does the
+wait for P V behind the softmax, but for head_dim 192 (docs/understand/log.md).
 
     loader      claim load load load ...      claim load ...
     consumer    await score softmax correct score softmax correct ... drain hand over  await ...
