@@ -4,12 +4,12 @@
 
 For each head dim the candidates are FA3's and FA4's kernels as they choose their tiles; FA3's with
 every other tile that fits in shared memory and registers, with as many slots of K and V as fit; and
-both with one switch turned. Processes compile them side by side, and check
-each within the error budget on a small call that needs the same compiled kernel. A head dim of
-which one fails is not timed. Then the candidates of a shape take turns with cuDNN and flash-attn-4,
-each as a CUDA graph with a cold L2 cache (flash_versions/bench/measure.py). Shapes have 16384
-tokens and heads for 2048 dims or a little less. The last lines are a summary: for each shape the
-fastest candidate beside the default.
+both with one switch turned. Processes compile them side by side, and check each within the error
+budget on a small call that needs the same compiled kernel. A head dim of which one fails is not
+timed. Then the candidates of a shape take turns with cuDNN and flash-attn-4, each as a CUDA graph
+with a cold L2 cache (flash_versions/bench/measure.py). Shapes have 16384 tokens and heads for 2048
+dims or a little less. The last lines are a summary: for each shape the fastest candidate beside the
+default.
 """
 
 import os

@@ -311,7 +311,7 @@ FP8 = replace(SMALL, threshold=4.0)
 DYNAMIC = replace(SMALL, scheduler="dynamic", stages=4)
 V_WAITED = "acc = wait_pv(buffers, acc, acc_token)"
 ONE_Q, IN_PARTS = replace(SMALL, q_stages=1), replace(SMALL, o_columns=64)
-BEFORE, RELEASED = "= first_state(problem, buffers)", "buffers.release_q(schedule, q_stage)"
+BEFORE, RELEASED = "= first_state(problem, buffers)", "release_q(buffers, schedule, q_stage)"
 O_TAKEN = "mbarrier.arrive(buffers.o_empty.index(c), count=1)"
 O_FULL = "mbarrier.wait(buffers.o_full.index(c), turn & 1)"
 O_EMPTY = "mbarrier.wait(buffers.o_empty.index(CONSUMER), (turn & 1) ^ 1)"

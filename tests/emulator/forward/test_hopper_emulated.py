@@ -206,7 +206,11 @@ BUGS = {
         "produce 2 in .*fill",
     ),
     "Q is not released": Bug(
-        "attend", [("buffers.release_q(schedule, q_stage)", "pass")], "produce 2 in .*fill",
+        "attend", [("release_q(buffers, schedule, q_stage)", "pass")], "produce 2 in .*fill",
+    ),
+    "Q is not released in order": Bug(
+        "attend_in_order", [("release_q(buffers, schedule, q_stage)", "pass")],
+        "produce 2 in .*fill", (replace(SMALL, overlap=False), 330),
     ),
     "K is released while it is read": Bug(
         # Of a tile's first block: later ones are safe behind the V that is filled before.
@@ -226,9 +230,9 @@ BUGS = {
     ),
     "Q is released while it is read": Bug(
         "attend",
-        [("        buffers.release_q(schedule, q_stage)", "        pass"),
+        [("        release_q(buffers, schedule, q_stage)", "        pass"),
          ("= first_state(problem, buffers)",
-          "= first_state(problem, buffers); buffers.release_q(schedule, q_stage)")],
+          "= first_state(problem, buffers); release_q(buffers, schedule, q_stage)")],
         WRONG,
         (replace(SMALL, q_stages=1), 330),
     ),
@@ -236,7 +240,7 @@ BUGS = {
         "Pipeline.release_loaded", [("fence_async_shared()", "pass")], "fence", HELD
     ),
     "Q in registers is not released": Bug(
-        "consume", [("buffers.release_q(schedule, q_stage)", "pass")], "produce 2 in .*fill", HELD
+        "consume", [("release_q(buffers, schedule, q_stage)", "pass")], "produce 2 in .*fill", HELD
     ),
     "K is read before it is there": Bug(
         "attend", [("        if not schedule.LATE_WAIT:\n            buffers.k.wait(stage)", "")],

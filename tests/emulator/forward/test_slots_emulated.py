@@ -26,6 +26,9 @@ PASSING = {
     "late wait": {"late_wait": True},
     "in order": {"overlap": False},
     "no turns": {"ping_pong": False},
+    "one slot": {"stages": 1},
+    "one Q, dynamic": {"q_stages": 1, "scheduler": "dynamic"},
+    "Q in registers": {"q_stages": 1, "held": 64},
 }
 ONE_SLOT = {"stages": 1, "ping_pong": False}
 EARLY = f"more arrivals|dead-lock|{WRONG}"  # a slot is filled while another consumer reads it
@@ -70,16 +73,37 @@ def passes_right(version, mask, switches):
     if "cu_seqlens_q" in MASKS[mask]:
         q, k, v = q[0], k[0], v[0]
     request = make_request(q, k, v, **MASKS[mask])
-    schedule = CONFIG[version](block_kv=64, **switches)
+    return all_right(version, request, CONFIG[version](block_kv=64, **switches))
+
+
+def all_right(version, request, schedule):
+    """Whether o and lse are within the budget."""
     return all(x.ok for x in assess(version, request, schedule).values())
 
 
-@pytest.mark.parametrize(("mask", "name"), rotated(MASKS, PASSING))
-def test_blocks_that_a_consumer_does_not_see(mask, name, monkeypatch):
+@pytest.mark.parametrize(("name", "mask"), rotated(PASSING, MASKS))
+def test_blocks_that_a_consumer_does_not_see(name, mask, monkeypatch):
     for version in FORWARD:
         if has(version, PASSING[name]):
             found = outcomes(lambda v=version: passes_right(v, mask, PASSING[name]), monkeypatch)
             assert list(found) == ["", "", ""]
+
+
+@pytest.mark.parametrize("version", FORWARD)
+def test_a_consumer_without_rows_waits_for_a_turn(version, monkeypatch):
+    """With one slot of K, for which the consumer that has the turn waits."""
+    q = torch.randn(40, 2, 64, dtype=torch.bfloat16)
+    k, v = torch.randn(2, 380, 2, 64, dtype=torch.bfloat16)
+    ends = {"cu_seqlens_q": torch.tensor([0, 20, 40]), "cu_seqlens_k": torch.tensor([0, 190, 380])}
+    request = make_request(q, k, v, **{name: x.int() for name, x in ends.items()})
+    schedule = CONFIG[version](block_kv=64, stages=1)
+    assert list(outcomes(lambda: all_right(version, request, schedule), monkeypatch)) == [""] * 3
+
+
+@pytest.mark.parametrize("switches", [{}, ONE_SLOT], ids=["as it is", "one slot, no turns"])
+def test_nothing_is_found_where_no_bug_is(switches, monkeypatch):
+    found = outcomes(lambda: passes_right("fa3", "window", switches), monkeypatch)
+    assert list(found) == ["", "", ""]
 
 
 @pytest.mark.parametrize("bug", HOLES.values(), ids=HOLES)

@@ -225,7 +225,7 @@ ENDS = torch.full((1, 2, 4097), 7, dtype=torch.int32)
     ((192, 192), {}, (64, 3, 128)), ((192, 192), {"query_ends": ENDS}, (64, 3, 64)),
     ((192, 128), {"causal": True}, (128, 2, 64)), ((160, 160), {}, (128, 2, 64)),
     ((144, 144), {}, (128, 2, 128)), ((256, 256), {}, (64, 2, 128)),
-    ((256, 256), {"query_ends": ENDS}, (64, 2, 64)), ((256, 128), {}, (64, 3, 64)),
+    ((256, 256), {"query_ends": ENDS}, (64, 2, 128)), ((256, 128), {}, (64, 3, 64)),
 ], ids=str)  # fmt: skip
 def test_tiles_above_head_dim_128(dims, options, tile):
     """Keys, slots of K and V, columns of O's buffer: in this order as large as fits."""

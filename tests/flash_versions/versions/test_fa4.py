@@ -54,12 +54,13 @@ inputs = partial(
 @pytest.mark.parametrize(("dims", "group", "options", "held"), [
     ((256, 256), 1, {}, 128), ((200, 224), 1, {"causal": True}, 128), ((256, 256), 4, {}, 0),
     ((256, 256), 1, {"alibi_slopes": torch.ones(4)}, 0), ((256, 192), 1, {}, 256),
-    ((192, 192), 1, {}, 192), ((128, 128), 1, {}, 128),
+    ((192, 192), 1, {}, 192), ((192, 128), 1, {}, 0), ((128, 128), 1, {}, 128),
 ], ids=str)  # fmt: skip
-def test_half_of_q_is_in_registers_where_they_suffice(dims, group, options, held):
+def test_columns_of_q_in_registers_and_the_late_wait(dims, group, options, held):
     q = torch.empty(1, 900, 4, dims[0], dtype=torch.bfloat16)
     k, v = (torch.empty(1, 900, 4 // group, dim, dtype=torch.bfloat16) for dim in dims)
-    assert default_config(make_request(q, k, v, **options)).held == held
+    config = default_config(make_request(q, k, v, **options))
+    assert (config.held, config.late_wait) == (held, dims == (192, 192))
 
 
 def staircase(device, steps, block=32, M=16, dtype=torch.float32, head_dim=16):

@@ -1,6 +1,7 @@
 """The switches of FA3's kernel for Hopper, and how they are set."""
 
 from dataclasses import dataclass, replace
+from itertools import product
 
 from flash_versions.dispatch.device import H200_SHARED_MEMORY, devices
 from flash_versions.dispatch.request import Request
@@ -166,7 +167,7 @@ def prefers_order(request: Request) -> bool:
     between = all(64 < x.shape[3] <= 112 for x in (request.q, request.v))
     if not between or not is_plain(request):
         return False
-    return not fills_better(request, THREE_IN_ORDER_TO_TWO)
+    return not fills_better(request, THREE_IN_ORDER_TO_TWO, heads_of_tile(request))
 
 
 def is_plain(request: Request) -> bool:
@@ -220,12 +221,12 @@ def with_q_held(request: Request, config: HopperConfig) -> HopperConfig:
     if width // 4 <= free:
         return replace(config, held=width, q_stages=1)
     causal = request.window_right is not None
-    return replace(config, held=128) if causal and half_suffices(request, config) else config
+    return replace(config, held=128) if causal and may_hold_half(request, config) else config
 
 
-def half_suffices(request: Request, config: HopperConfig) -> bool:
-    """Whether registers suffice for the last 128 of 256 columns of Q. Without a mask that is slower
-    in FA3, and in any case where heads share a tile.
+def may_hold_half(request: Request, config: HopperConfig) -> bool:
+    """Whether the last 128 of 256 columns of Q fit in registers and are faster there: not where
+    heads share a tile. In FA3 they are slower without a mask, too.
     """
     widths = panel_widths(request.q.shape[3]), value_widths(request.v.shape[3])
     alone = config.heads == 1 and request.alibi_slopes is None and OPERANDS_STAY
@@ -247,8 +248,11 @@ def wide_config(
     tiles = [replace(small, stages=3), small]
     if width_v <= MOST_DIMS_BESIDE_128_KEYS:
         tiles = [replace(small, block_kv=128, ping_pong=width < 192), *tiles]
-    wanted = [replace(tile, o_columns=columns) for tile in tiles for columns in (128, 64)]
-    return next(config for config in wanted if config.fits(width, width_v, other))
+    for tile, columns in product(tiles, (128, 64)):
+        config = replace(tile, o_columns=columns)
+        if config.fits(width, width_v, other if tile.stages == 3 else OTHER_BYTES):
+            return config
+    raise AssertionError("64 keys in two slots fit beside every Q")
 
 
 def fp8_config(request: Request) -> HopperConfig:
@@ -271,7 +275,7 @@ def prefers_order_in_fp8(request: Request) -> bool:
     causal = request.window_right is not None
     if head_dim <= 64:
         return causal
-    return not fills_better(request, FP8_THREE_IN_ORDER_TO_TWO)
+    return not fills_better(request, FP8_THREE_IN_ORDER_TO_TWO, 1)
 
 
 def overlapping_fp8_config(request: Request, hold: bool = True) -> HopperConfig:
@@ -298,19 +302,19 @@ def prefers_two_consumers(request: Request) -> bool:
         return True
     if request.cu_seqlens_q is not None:  # lengths are on the GPU; the mean is known
         return q.shape[1] <= 1024 * request.batch
-    return fills_better(request, THREE_TO_TWO)
+    return fills_better(request, THREE_TO_TWO, heads_of_tile(request))
 
 
-def fills_better(request: Request, three_to_two: tuple[float, float]) -> bool:
+def fills_better(request: Request, three_to_two: tuple[float, float], heads: int) -> bool:
     """Whether tiles of two consumers fill the SMs so much better than tiles of three that they are
     faster, although three get so many rows done while two do a row; the second number holds under
-    a causal mask over few keys.
+    a causal mask over up to SHORT keys. So many heads share a tile.
     """
     q = request.q
     masked = request.window_right is not None and request.k.shape[1] <= SHORT
-    programs = devices[q.device].num_sms
+    programs, lines = devices[q.device].num_sms, q.shape[2] // heads * q.shape[0]
     two, three = (
-        consumers * cdiv(cdiv(q.shape[1], 64 * consumers) * q.shape[2] * q.shape[0], programs)
+        consumers * cdiv(cdiv(q.shape[1], consumers * 64 // heads) * lines, programs)
         for consumers in (2, 3)
     )
     return two * three_to_two[masked] < three

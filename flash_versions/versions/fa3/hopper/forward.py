@@ -20,7 +20,8 @@ What changes.
   next tile while the consumers compute and store this one. For that O has a buffer of its own, and
   Q's buffer is empty as soon as Q is in registers; where Q is not, Q has two buffers. Above
   head_dim 128 shared memory is too small for that: Q has one buffer, which is empty when a tile's
-  last S is computed, and O leaves in parts, 64 or 128 columns one after the other.
+  last S is computed, or at once if all of Q is in registers; O leaves in parts of 64 or 128
+  columns, one after the other.
 * No work for nothing. Of the blocks that a tile visits, a causal mask or a window may hide some
   from all rows of one consumer. It gives their slots back unread (`slots.pass_over`) and leaves the
   tensor cores to the others.
@@ -93,7 +94,7 @@ from flash_versions.versions.fa3.hopper.panels import (
     zero_output,
 )
 from flash_versions.versions.fa3.hopper.problem import COUNTS, MORE_COUNTS, make_query_problem
-from flash_versions.versions.fa3.hopper.slots import fill_values, pass_over
+from flash_versions.versions.fa3.hopper.slots import fill_values, pass_over, release_q
 from flash_versions.versions.tiles.algebra import softmax_step
 from flash_versions.versions.tiles.pipeline import (
     Pipeline,
@@ -137,14 +138,6 @@ class Buffers:
         """Where a consumer's Q of this round is."""
         slot = round % schedule.Q_STAGES * schedule.CONSUMERS + CONSUMER
         return self.q.at(slot, (round // schedule.Q_STAGES) & 1)
-
-    @gluon.jit
-    def release_q(self, schedule, stage):
-        """Give Q's buffer back."""
-        if schedule.HELD > 0:
-            self.q.release_loaded(stage)
-        else:
-            self.q.release(stage)
 
 
 @gluon.jit
@@ -253,7 +246,7 @@ def attend(
         p = rounded(p, buffers.v.tile(stage), acc)
         acc = acc.rescaled(alpha)
     if not schedule.Q_AT_ONCE:
-        buffers.release_q(schedule, q_stage)
+        release_q(buffers, schedule, q_stage)
     buffers.v.wait(stage)
     acc_token = multiply_pv(p, buffers, stage, acc)
     acc = wait_pv(buffers, acc, acc_token)
@@ -294,7 +287,7 @@ def attend_in_order(
         buffers.v.release(stage)
         stage = stage.next()
     if not schedule.Q_AT_ONCE:
-        buffers.release_q(schedule, q_stage)
+        release_q(buffers, schedule, q_stage)
     return acc, row_max, row_sum, stage
 
 
@@ -317,7 +310,7 @@ def consume(problem, schedule, scales, buffers, scheduler, o, lse_out, CONSUMER:
         buffers.q.wait(q_stage)
         q = left_operand(buffers.q.tile(q_stage), problem.BLOCK_KV, schedule.HELD)
         if schedule.Q_AT_ONCE:
-            buffers.release_q(schedule, q_stage)
+            release_q(buffers, schedule, q_stage)
         if problem.uneven():
             stage = pass_over(buffers, schedule, stage, last - end, CONSUMER)
         if schedule.OVERLAP:
@@ -426,9 +419,7 @@ def forward_kernel(
     q, k = make_boxes(q, q_second, PANELS), make_boxes(k, k_second, PANELS)
     v = make_boxes(v, v_second, PANELS_V)
     Q_AT_ONCE: gl.constexpr = q.width() == HELD
-    schedule = Schedule(
-        CONSUMERS, Q_STAGES, HELD, Q_AT_ONCE, OVERLAP, PING_PONG, LATE_WAIT
-    )  # fmt: skip
+    schedule = Schedule(CONSUMERS, Q_STAGES, HELD, Q_AT_ONCE, OVERLAP, PING_PONG, LATE_WAIT)
     q_pipeline = make_panel_pipeline(q, CONSUMERS * Q_STAGES, 1)
     k_pipeline = make_panel_pipeline(k, STAGES, CONSUMERS)
     v_pipeline = make_panel_pipeline(v, STAGES, CONSUMERS)

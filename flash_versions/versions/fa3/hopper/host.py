@@ -25,8 +25,9 @@ from flash_versions.versions.tiles.sequences import new_outputs
 from flash_versions.versions.tiles.tile_scheduler import Counters
 from flash_versions.versions.tiles.tma import describe_swizzled
 from flash_versions.versions.tiles.varlen_scheduler import Tiling, lay_out
+from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
-LEAST_HEADS = 8  # of a section
+FEW_HEADS = 8  # of a section; more do not need twice as many
 EVEN = 0.85  # of the heads of the others that the last section has, if possible
 O_MULTIPLE = 8  # of columns of o: rows of whole 16-byte vectors, which FP8 inputs need not have
 
@@ -76,7 +77,7 @@ def describe_inputs(
     describe = describe_ragged if plan.constants["RAGGED"] else describe_swizzled
     describe_q = describe_swizzled if request.cu_seqlens_q is None else describe_ragged
     return (
-        describe_q(q, *config.q_box(widths[0])),
+        describe_q(q, WARPGROUP_ROWS.value // config.heads, widths[0], config.heads),
         describe(k, config.block_kv, widths[0]),
         describe(v, config.block_kv, widths_v[0]),
     )
@@ -150,9 +151,10 @@ def tensors(
         tiles = lay_out(request, tiling, of_queries=(o, lse))[0].plan
     describe = describe_swizzled if request.cu_seqlens_q is None else describe_ragged
     two = plan.constants["PANELS"] == 2 or plan.constants["PANELS_V"] == 2
+    width = min(config.o_columns, box_width(o.shape[3]))
     return (
         *boxes,
-        describe(o, *config.q_box(min(config.o_columns, box_width(o.shape[3])))),
+        describe(o, WARPGROUP_ROWS.value // config.heads, width, config.heads),
         *(describe_second_panels(request, plan, lse) if two else (lse, lse, lse)),
         lse,
         counters.take(o.device) if config.scheduler == "dynamic" else lse,
@@ -187,19 +189,21 @@ def more_numbers(request: Request, config: HopperConfig) -> tuple:
 
 def even_section(request: Request) -> int:
     """`heads_of_section`, in whole groups, with about as many heads in the last section as in the
-    others, and at least LEAST_HEADS: where few are left, their heaviest tiles begin when there is
-    nothing else to do. Up to twice as many heads as fit in the L2 cache cost less than that
+    others: where few are left, their heaviest tiles begin when there is nothing else to do. That
+    costs more than up to twice as many heads as fit in the L2 cache, if those are few
     (docs/understand/log.md).
     """
-    heads, group = request.q.shape[0] * request.q.shape[2], request.group
+    batch = 1 if request.is_ragged else request.q.shape[0]  # whose tiles the plan puts in order
+    heads, group = batch * request.q.shape[2], request.group
     wide = max(request.q.shape[3], request.v.shape[3]) > 128
-    most = heads_of_section(request, 2 * L2_BYTES if wide else L2_BYTES)
+    most = min(heads_of_section(request, 2 * L2_BYTES if wide else L2_BYTES), heads)
     if most in (1, heads):
         return most
-    least = cdiv(max(cdiv(heads, cdiv(heads, most)), LEAST_HEADS), group) * group
+    least = max(cdiv(heads, cdiv(heads, most)), min(FEW_HEADS, 2 * most))
+    least = min(cdiv(least, group) * group, heads)
     sections = range(least, min(2 * least, heads) + 1, group)
     even = (section for section in sections if ((heads - 1) % section + 1) >= EVEN * section)
-    return next(even, min(least, heads))
+    return next(even, least)
 
 
 def numbers(request: Request, section: int | None = None, least: int = 1) -> tuple:

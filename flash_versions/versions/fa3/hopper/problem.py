@@ -184,7 +184,7 @@ class QueryProblem:
     @gluon.jit
     def seen(self, query, begin, end):
         """(begin, end) of what a consumer's rows see of the places that their tile visits; at least
-        one, and one if there are no such rows.
+        one, and of ragged sequences one if there are no such rows.
         """
         if self.uneven():
             own_begin, _, _, own_end = self.blocks(query, WARPGROUP_ROWS)

@@ -1,4 +1,4 @@
-"""Slots of K and V: how V is loaded, and how a consumer gives slots back unread."""
+"""Slots of Q, K and V: how V is loaded, and how consumers give slots back, read or unread."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -18,17 +18,28 @@ def fill_values(problem, buffers, stage, v, sequence, kv_head, block):
 
 
 @gluon.jit
+def release_q(buffers, schedule, stage):
+    """Consumer: Q has been read, by products or to registers."""
+    if schedule.HELD > 0:
+        buffers.q.release_loaded(stage)
+    else:
+        buffers.q.release(stage)
+
+
+@gluon.jit
 def pass_over(buffers, schedule, stage, blocks, CONSUMER: gl.constexpr):
     """Consumer: give back the slots of so many blocks, of which none of its rows sees a key: the
-    stage behind them. To arrive before a slot is full could count as having read what was there
-    before.
+    stage behind them.
+
+    To arrive before a slot is full could count as having read what was there before. The turn comes
+    behind K's slot, for which whoever has the turn may be waiting.
     """
     for _ in range(blocks):
         buffers.k.wait(stage)
+        buffers.k.release(stage)
         if schedule.PING_PONG:
             named_barrier_sync(CONSUMER)
             named_barrier_arrive(CONSUMER, schedule.CONSUMERS)
-        buffers.k.release(stage)
         buffers.v.wait(stage)
         buffers.v.release(stage)
         stage = stage.next()

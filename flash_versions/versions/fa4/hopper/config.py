@@ -47,10 +47,10 @@ def default_config(request: Request) -> RolesConfig:
     if max(request.q.shape[3], request.v.shape[3]) <= 128:
         # The decision costs as much as the products that it saves.
         return with_roles(config, threshold=0.0)
-    if fa3.half_suffices(request, config):
+    if fa3.may_hold_half(request, config):
         config = replace(config, held=128)
-    # Faster where a tile has 64 keys and all of Q is in registers, 192 dims; slower elsewhere.
-    late = config.block_kv == 64 and config.held >= 192
+    # Faster at 192 dims, with 64 keys and all of Q in registers; slower at 160 and 256.
+    late = config.block_kv == 64 and config.held == 192
     return with_roles(config, late_wait=late)
 
 

@@ -14,7 +14,7 @@ What changes.
   tensor memory, and separate warps correct it.) It comes behind the issue of the next block's S,
   so that the tensor cores work meanwhile; rescaling in every block comes before it, as in FA3.
 * A polynomial for some of the exponentials (`exp2.py`).
-* The storer copies O while the consumers begin the next tile.
+* The storer copies O, or its last part, while the consumers begin the next tile.
 
 By default conditional rescaling is on above head_dim 128 only, and the polynomial in FP8 only at
 head_dim 65 to 128: elsewhere they cost speed on an H200 (docs/learn/progression.md). So does the
@@ -70,7 +70,7 @@ from flash_versions.versions.fa3.hopper.panels import (
     rounded,
 )
 from flash_versions.versions.fa3.hopper.problem import COUNTS, MORE_COUNTS, make_query_problem
-from flash_versions.versions.fa3.hopper.slots import fill_values, pass_over
+from flash_versions.versions.fa3.hopper.slots import fill_values, pass_over, release_q
 from flash_versions.versions.fa4.exp2 import mixed_exp2
 from flash_versions.versions.fa4.hopper.roles import (
     AWAIT,
@@ -134,14 +134,6 @@ class Buffers:
         """Where a consumer's Q of this round is."""
         slot = round % schedule.Q_STAGES * schedule.CONSUMERS + CONSUMER
         return self.q.at(slot, (round // schedule.Q_STAGES) & 1)
-
-    @gluon.jit
-    def release_q(self, schedule, stage):
-        """Give Q's buffer back."""
-        if schedule.HELD > 0:
-            self.q.release_loaded(stage)
-        else:
-            self.q.release(stage)
 
 
 @gluon.jit
@@ -230,12 +222,12 @@ def correct(acc, alpha):
 
 @gluon.jit
 def attend(
-    problem, schedule, scales, buffers, trace, q, q_stage, stage, query, begin, end, round,
+    problem, schedule, scales, buffers, trace, q, q_stage, stage, query, begin, end, last, round,
     CONSUMER: gl.constexpr
 ):  # fmt: skip
     """Fold the KV blocks at places end - 1 .. begin into the state of a consumer's rows, with S of
     one block in flight together with P V of the block before: (acc, row_max, row_sum, next stage of
-    K and V).
+    K and V). The tile's first block is at the place before `last`.
     """
     ME: gl.constexpr = FIXED_ROLES + CONSUMER
     _, full_begin, full_end, _ = problem.blocks(query, WARPGROUP_ROWS)
@@ -243,17 +235,17 @@ def attend(
     entry = problem.entry(end - 1)
     block = problem.block_of(entry)
     buffers.k.wait(stage)
-    trace.enter(ME, round, 0, SCORE)
+    trace.enter(ME, round, last - end, SCORE)
     s = warpgroup_mma_wait(0, deps=[multiply_qk(q, buffers.k.tile(stage))])
     buffers.k.release(stage)
-    trace.enter(ME, round, 0, SOFTMAX)
+    trace.enter(ME, round, last - end, SOFTMAX)
     s = problem.scored(s, query, block)
     if problem.LEFT or problem.RIGHT or problem.EDGE:
         s = problem.masked(s, query, block)
     if problem.lists.ON:
         s = mask_listed(s, problem, query, entry, buffers.bounds, stage, CONSUMER)
     p, row_max, row_sum, alpha = fold_scores(s, row_max, row_sum, problem, schedule, scales, block)
-    trace.enter(ME, round, 0, CORRECT)
+    trace.enter(ME, round, last - end, CORRECT)
     p = rounded(p, buffers.v.tile(stage), acc)
     if schedule.LATE_WAIT:
         buffers.k.wait(stage.next(), end - 1 > begin)
@@ -266,7 +258,7 @@ def attend(
             buffers.k.wait(stage)
         if schedule.PING_PONG:
             named_barrier_sync(CONSUMER)
-        trace.enter(ME, round, end - 1 - place, SCORE)
+        trace.enter(ME, round, last - 1 - place, SCORE)
         s_token = multiply_qk(q, buffers.k.tile(stage))
         if schedule.THRESHOLD > 0:
             acc = corrected(acc, alpha)
@@ -276,7 +268,7 @@ def attend(
             named_barrier_arrive(CONSUMER, schedule.CONSUMERS)
         s = warpgroup_mma_wait(acc.PANELS, deps=[s_token])
         buffers.k.release(stage)
-        trace.enter(ME, round, end - 1 - place, SOFTMAX)
+        trace.enter(ME, round, last - 1 - place, SOFTMAX)
         s = problem.scored(s, query, block)
         if problem.CUT:
             if (block >= full_end) | (block < full_begin):
@@ -286,7 +278,7 @@ def attend(
         p, row_max, row_sum, alpha = fold_scores(
             s, row_max, row_sum, problem, schedule, scales, block
         )
-        trace.enter(ME, round, end - 1 - place, CORRECT)
+        trace.enter(ME, round, last - 1 - place, CORRECT)
         if schedule.LATE_WAIT:
             buffers.k.wait(stage.next(), place > begin)
         acc = wait_pv(buffers, acc, acc_token)
@@ -297,7 +289,7 @@ def attend(
     if schedule.THRESHOLD > 0:
         acc = corrected(acc, alpha)
     if not schedule.Q_AT_ONCE:
-        buffers.release_q(schedule, q_stage)
+        release_q(buffers, schedule, q_stage)
     buffers.v.wait(stage)
     trace.enter(ME, round, 0, DRAIN)
     acc_token = multiply_pv(p, buffers, stage, acc)
@@ -329,11 +321,11 @@ def consume(
         buffers.q.wait(q_stage)
         q = left_operand(buffers.q.tile(q_stage), problem.BLOCK_KV, schedule.HELD)
         if schedule.Q_AT_ONCE:
-            buffers.release_q(schedule, q_stage)
+            release_q(buffers, schedule, q_stage)
         if problem.uneven():
             stage = pass_over(buffers, schedule, stage, last - end, CONSUMER)
         acc, row_max, row_sum, stage = attend(
-            mine, schedule, tile_scales, buffers, trace, q, q_stage, stage, query, begin, end,
+            mine, schedule, tile_scales, buffers, trace, q, q_stage, stage, query, begin, end, last,
             round, CONSUMER
         )  # fmt: skip
         if problem.LEFT:
