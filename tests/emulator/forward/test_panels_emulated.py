@@ -108,14 +108,18 @@ SWITCHES = {
 OWN = {"fa3": "overlap", "fa4": "threshold"}  # switches that the other version does not have
 
 
+def has(version, switches):
+    """Whether a version has all these switches."""
+    return not ({*OWN.values()} - {OWN[version]}) & {*switches}
+
+
 @pytest.mark.parametrize("order", IN_TURN)
 @pytest.mark.parametrize("switches", SWITCHES.values(), ids=SWITCHES)
 def test_every_switch_in_every_order(switches, order, monkeypatch):
     monkeypatch.setattr(gluon_machine, "order", ORDERS[order])
     request = request_of((96, 96), OPTIONS["causal"])
     for version, config in CONFIG.items():
-        others = {*OWN.values()} - {OWN[version]}
-        if not others & {*switches}:
+        if has(version, switches):
             assert_ok(assess(version, request, config(block_kv=64, **switches)))
 
 

@@ -8,8 +8,8 @@ from tests.emulator.forward.test_panels_emulated import (
     CONFIG,
     FORWARD,
     LOADED,
-    OWN,
     assess,
+    has,
     small_hopper,
 )
 from tests.emulator.planted_bugs import WRONG, Bug, assert_found, outcomes, plant
@@ -60,11 +60,6 @@ HOLES = {
         [("gl.maximum(begin, own_begin)", "gl.maximum(begin, own_begin + 1)")], WRONG
     ),
 }  # fmt: skip
-
-
-def has(version, switches):
-    """Whether a version has all these switches."""
-    return not ({*OWN.values()} - {OWN[version]}) & {*switches}
 
 
 def passes_right(version, mask, switches):

@@ -27,8 +27,8 @@ from flash_versions.versions.tiles.tma import describe_swizzled
 from flash_versions.versions.tiles.varlen_scheduler import Tiling, lay_out
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
-FEW_HEADS = 8  # of a section; more do not need twice as many
-EVEN = 0.85  # of the heads of the others that the last section has, if possible
+FEW_HEADS = 8  # below which a section gets up to twice the heads whose keys the L2 cache holds
+EVEN = 0.85  # share of a section's heads that the last section has at least, if possible
 O_MULTIPLE = 8  # of columns of o: rows of whole 16-byte vectors, which FP8 inputs need not have
 
 counters = Counters()
@@ -189,13 +189,14 @@ def more_numbers(request: Request, config: HopperConfig) -> tuple:
 
 def even_section(request: Request) -> int:
     """`heads_of_section`, in whole groups, with about as many heads in the last section as in the
-    others: where few are left, their heaviest tiles begin when there is nothing else to do. That
-    costs more than up to twice as many heads as fit in the L2 cache, if those are few
-    (docs/understand/log.md).
+    others: if few are left for it, their heaviest tiles begin when there is nothing else to do.
+
+    For that a section may have up to twice as many heads, and one of few heads has twice as many:
+    keys that do not stay in the L2 cache cost less (docs/understand/log.md).
     """
     batch = 1 if request.is_ragged else request.q.shape[0]  # whose tiles the plan puts in order
     heads, group = batch * request.q.shape[2], request.group
-    wide = max(request.q.shape[3], request.v.shape[3]) > 128
+    wide = max(request.q.shape[3], request.v.shape[3]) > 128  # few heads fit, and more are faster
     most = min(heads_of_section(request, 2 * L2_BYTES if wide else L2_BYTES), heads)
     if most in (1, heads):
         return most

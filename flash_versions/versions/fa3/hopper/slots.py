@@ -31,8 +31,8 @@ def pass_over(buffers, schedule, stage, blocks, CONSUMER: gl.constexpr):
     """Consumer: give back the slots of so many blocks, of which none of its rows sees a key: the
     stage behind them.
 
-    To arrive before a slot is full could count as having read what was there before. The turn comes
-    behind K's slot, for which whoever has the turn may be waiting.
+    To arrive before a slot is full could count as having read what was there before. K's slot comes
+    before the turn, because the consumer that has the turn may be waiting for it.
     """
     for _ in range(blocks):
         buffers.k.wait(stage)
