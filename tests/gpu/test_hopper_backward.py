@@ -493,7 +493,7 @@ class TestOnHopper:
         check(*qkv(300, 200, 2, D, D_v=D_v), config, deterministic=ordered)
 
     @pytest.mark.parametrize("parts", [2, 3, 6])
-    @pytest.mark.parametrize("D", [64, 96, 128, 256])
+    @pytest.mark.parametrize("D", [64, 96, 128, 160, 192, 256])
     @pytest.mark.parametrize("ordered", [False, True], ids=["any order", "in turns"])
     def test_groups_in_parts(self, ordered, D, parts):
         """All tiles divided or some; the same bits of dK and dV in every run."""

@@ -83,14 +83,13 @@ def test_every_case_with_a_group(case, dtype, monkeypatch, all_divided):
         pytest.skip("no group is divided")
     if reason := backward_hopper.left_to_portable(in_vectors(request)):
         pytest.skip(reason)
-    if config.default_config(in_vectors(request)).by_halves:
-        pytest.skip("halves and pairs divide no group")
     assert gradients_of(request.group, request)[1]
 
 
 GROUPS = [  # (query heads, parts, dims)
     (2, 2, (64, 64)), (3, 3, (128, 128)), (4, 2, (96, 96)), (4, 4, (64, 128)), (6, 3, (128, 64)),
     (8, 2, (64, 64)), (8, 8, (128, 128)), (4, 2, (256, 256)), (3, 3, (224, 256)),
+    (4, 2, (192, 192)), (3, 3, (256, 128)), (4, 4, (160, 160)), (6, 2, (192, 128)),
 ]  # fmt: skip
 
 
@@ -120,14 +119,17 @@ def test_interval_masks(mask, least, monkeypatch):
     assert is_right(4, *qkv(300, 300, 8, 64, kv_heads=2), **MASKS[mask])
 
 
-@pytest.mark.parametrize("options", [
+WIDE = [(256, 256), (192, 192), (160, 160)]  # divided dims, a pair, halves
+
+
+@pytest.mark.parametrize(("options", "dims"), rotated([
     {"cu_seqlens_q": torch.tensor([3, 3, 60, 131]), "causal": True},
     {"kv_lengths": torch.tensor([100]), "sink": torch.zeros(4), "window": (70, 10)},
     {"causal": True, "deterministic": True},
     {"query_ends": torch.arange(140), "alibi_slopes": torch.tensor([0.1, 0.2, 0.3, 0.4])},
-], ids=str)  # fmt: skip
-def test_consumers_that_divide_the_dims(options, all_divided):
-    inputs = qkv(140, 140, 4, 256, kv_heads=1)
+], WIDE))  # fmt: skip
+def test_above_128_dims(options, dims, all_divided):
+    inputs = qkv(140, 140, 4, dims[0], kv_heads=1, D_v=dims[1])
     if "cu_seqlens_q" in options:
         inputs = [x[0] for x in inputs]
     assert is_right(2, *inputs, **options)
@@ -192,8 +194,6 @@ def test_parts_that_are_not_possible():
     request = make_request(*qkv(8, 8, 6, 64, kv_heads=2))
     with pytest.raises(ValueError, match="parts=2 must divide the 3 heads of a group"):
         differentiate(divided(request, 2), request)
-    with pytest.raises(ValueError, match="parts fit"):
-        config.BackwardConfig(panels=True, pair=True, parts=2)
 
 
 CAUSAL, PROMPT = {"causal": True}, masks.shared_prompt(2048, [256] * 16)
@@ -204,7 +204,8 @@ CHOSEN = [  # (head_dim, queries, heads, key heads, options, parts)
     (128, 512, 10, 2, {}, 5), (128, 8192, 16, 16, CAUSAL, 1), (128, 6144, 16, 4, PROMPT, 2),
     (128, 6144, 64, 16, PROMPT, 2), (256, 512, 16, 4, CAUSAL, 4), (256, 2048, 16, 4, CAUSAL, 2),
     (256, 2048, 32, 8, CAUSAL, 2), (256, 8192, 32, 8, CAUSAL, 1), (256, 512, 16, 4, {}, 4),
-    (256, 2048, 32, 8, {}, 1), (192, 512, 16, 4, CAUSAL, 1),
+    (256, 2048, 32, 8, {}, 1), (192, 512, 16, 4, CAUSAL, 4),
+    (192, 2048, 32, 8, CAUSAL, 2), (192, 8192, 16, 16, CAUSAL, 1), (160, 2048, 16, 4, CAUSAL, 4),
 ]  # fmt: skip
 
 
@@ -258,6 +259,14 @@ BUGS = {
     "a part has the keys of another head": Bug(
         "KeyProblem.whole", [("kv_head // self.PARTS", "kv_head % 2")], WRONG
     ),
+    "a pair loads for the first part's heads only": Bug(
+        "consume_pair", [("steps = heads * (end", "steps = problem.GROUP * (end")],
+        f"{WRONG}|dead-lock|arrivals", "pair",
+    ),
+    "halves load for the first part's heads only": Bug(
+        "accumulate_and_load", [("steps = heads * (end", "steps = problem.GROUP * (end")],
+        f"{WRONG}|dead-lock|arrivals", "halves",
+    ),
     "each part has all heads": Bug(
         "KeyProblem.share", [("where(divided, self.GROUP,", "where(divided, 2 * self.GROUP,")],
         f"{WRONG}|in front|past the ends|out of bounds|out of range",
@@ -267,7 +276,7 @@ BUGS = {
         f"{WRONG}|dead-lock|arrivals", "causal",
     ),
     "other parts of a tile that is not divided store zeros": Bug(
-        "store", [("kv_head % problem.PARTS == 0", "True")], WRONG, "causal"
+        "Parts.meet", [("kv_head % problem.PARTS == 0", "True")], WRONG, "causal"
     ),
     "a part without heads waits for keys": Bug(
         "KeyProblem.share", [("gl.where(divided | is_first, end, begin)", "end")],
@@ -278,9 +287,9 @@ BUGS = {
 
 def right(case):
     """Whether the gradients of a bug's run are, of tiles that are all divided, or some."""
-    causal = case == "causal"
-    lengths = (300, 300) if causal else (200, 140)
-    return is_right(2, *qkv(*lengths, 8, 64, kv_heads=2), causal=causal)
+    lengths = (200, 140) if case is None else (300, 300)
+    dims = {"pair": 192, "halves": 160}.get(case, 64)
+    return is_right(2, *qkv(*lengths, 8, dims, kv_heads=2), causal=case is not None)
 
 
 @pytest.mark.parametrize("bug", BUGS.values(), ids=BUGS)
@@ -289,6 +298,6 @@ def test_planted_bugs_are_found(bug, monkeypatch):
     assert_found(bug, lambda: right(bug.case), monkeypatch)
 
 
-@pytest.mark.parametrize("case", [None, "causal"])
+@pytest.mark.parametrize("case", [None, "causal", "pair", "halves"])
 def test_nothing_is_found_where_no_bug_is(case, monkeypatch):
     assert list(outcomes(lambda: right(case), monkeypatch)) == ["", "", ""]

@@ -68,8 +68,7 @@ class BackwardConfig:
         halves: have 128 keys above head_dim 128, too, and compute S and dP of half of a block's
             queries at a time (`wider/halves.py`). For HALVES_DIMS of q and v together, such as 192
             and 128 in panels, and a head_dim of q of more than 64.
-        parts: divide the query heads of each key head over so many programs (`parts.py`), with
-            neither halves nor a pair.
+        parts: divide the query heads of each key head over so many programs (`parts.py`).
         section: key heads, of all sequences, between which consecutive programs alternate, with all
             their parts; None: `heads_of_section`.
         pair: have 128 keys above head_dim 128, too, and two warpgroups that do everything
@@ -103,8 +102,6 @@ class BackwardConfig:
             raise ValueError("use either halves or pair.")
         if self.block_kv == 64 and (self.panels or self.early or self.held):
             raise ValueError("panels, early and held fit block_kv=128.")
-        if self.parts > 1 and self.by_halves:
-            raise ValueError("parts fit neither halves nor a pair.")
         if self.do_stages != 1 and not self.pair:
             raise ValueError(
                 "do_stages fits a pair only. With block_kv=64 dO has one slot; otherwise it has as "
@@ -238,10 +235,8 @@ def choose_parts(request: Request, config: BackwardConfig) -> int:
     Programs whose tiles weigh unlike do not walk over heads in step: what they have under way is Q,
     dO and dQ of all heads that a program walks over. With fewer heads that fits in the L2 cache.
     With tiles of 64 keys that gained nothing in most calls, so only few of them are divided
-    (docs/understand/log.md). Halves and a pair divide no group.
+    (docs/understand/log.md).
     """
-    if config.by_halves:
-        return 1
     tiles = tiles_of_keys(request, config.block_kv)
     queries, kv_heads, group = request.q.shape[1], request.k.shape[2], request.group
     if request.cu_seqlens_q is not None:  # most of the work is in sequences longer than the mean

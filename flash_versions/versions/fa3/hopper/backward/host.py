@@ -99,17 +99,8 @@ def tensors(request: Request, space: Workspace, plan: Plan) -> tuple:
         bounds,
         spans,
         turns,
-        *meeting(space, plan),
+        *((space.values, space.values) if space.sums is None else (space.sums, space.arrivals)),
     )
-
-
-def meeting(space: Workspace, plan: Plan) -> tuple:
-    """Where the parts of divided groups meet, of the kernel that has any."""
-    if "PARTS" not in plan.constants:
-        return ()
-    if space.sums is None:
-        return space.values, space.values
-    return space.sums, space.arrivals
 
 
 def numbers(request: Request, config: BackwardConfig) -> tuple:
@@ -145,7 +136,7 @@ def make_plan(
     config.check(request)
     programs = tiles_of_keys(request, config.block_kv) * request.k.shape[2] * config.parts
     if config.block_kv == 64:
-        chosen: dict[str, Any] = {"PARTS": config.parts, **WIDE_REGISTERS}
+        chosen: dict[str, Any] = WIDE_REGISTERS
     else:
         panels, panels_v = (len(config.widths(x.shape[3])) for x in (request.q, request.v))
         chosen = {"PANELS": panels, "PANELS_V": panels_v}
@@ -155,7 +146,7 @@ def make_plan(
             chosen |= {"DO_STAGES": config.do_stages, **PAIR_REGISTERS}
         else:
             chosen |= {"KV_STAGES": config.kv_stages, "SCHEDULER": config.scheduler}
-            chosen |= {"EARLY": config.early, "HELD": config.held, "PARTS": config.parts}
+            chosen |= {"EARLY": config.early, "HELD": config.held}
             chosen |= REGISTERS
             if config.scheduler == "dynamic":
                 programs = min(programs, devices[request.q.device].num_sms)
@@ -180,6 +171,7 @@ def make_plan(
             "SHARE": share,
             "STAGES": config.stages,
             "OVERLAP": devices.launches_overlap(request.q.device),
+            "PARTS": config.parts,
             **chosen,
         },
     )

@@ -44,6 +44,18 @@ class Parts:
     arrivals: gl.tensor  # int32, of each tile of a key head and consumer; 0 at the launch
 
     @gluon.jit
+    def meet(self, problem, dk, dv, key, kv_head, divided, CONSUMER: gl.constexpr):
+        """What a consumer has to store, and whether it has to: (dK, dV, stores). Of a divided tile
+        the last part stores the sums of all; of another one the first part, which has all heads.
+        """
+        stores = True
+        if problem.PARTS > 1:
+            stores = kv_head % problem.PARTS == 0
+            if divided:
+                dk, dv, stores = self.add_up(problem, dk, dv, key, kv_head, CONSUMER)
+        return dk, dv, stores
+
+    @gluon.jit
     def add_up(self, problem, dk, dv, key, kv_head, CONSUMER: gl.constexpr):
         """Leave the sums of a consumer in memory. The last of all parts gets (dK, dV, True), the
         sums of all of them.

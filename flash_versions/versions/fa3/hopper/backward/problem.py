@@ -349,7 +349,7 @@ def make_problem(
     RIGHT: gl.constexpr, EDGE: gl.constexpr, CAP: gl.constexpr, RAGGED: gl.constexpr,
     PACKED: gl.constexpr, ALIBI: gl.constexpr, SPANS: gl.constexpr, ORDERED: gl.constexpr,
     EXP2: gl.constexpr, SHARE: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr,
-    COUNTING: gl.constexpr, PARTS: gl.constexpr = 1,
+    COUNTING: gl.constexpr, PARTS: gl.constexpr,
 ):  # fmt: skip
     """The problem of a kernel's arguments, in their order; takes a ticket. COUNTING: of `Turns`."""
     mods = make_head_mods(slopes, slopes, slopes_batch_stride, slopes_head_stride, ALIBI, False)

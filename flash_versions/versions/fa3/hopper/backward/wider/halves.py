@@ -51,6 +51,7 @@ from triton.language.extra.cuda import gdc_wait
 from flash_versions.dispatch.launch import Launcher
 from flash_versions.versions.fa3.hopper.backward.host import COUNTS
 from flash_versions.versions.fa3.hopper.backward.loads import Inputs, load_do, load_q
+from flash_versions.versions.fa3.hopper.backward.parts import Parts
 from flash_versions.versions.fa3.hopper.backward.problem import make_problem
 from flash_versions.versions.fa3.hopper.backward.tiles import (
     Buffers,
@@ -110,10 +111,11 @@ def first_halves_state(problem, buffers, more, CONSUMER: gl.constexpr):
 
 
 @gluon.jit
-def consume_halves(problem, buffers, dk_out, dv_out, CONSUMER: gl.constexpr):
+def consume_halves(problem, buffers, dk_out, dv_out, parts, CONSUMER: gl.constexpr):
     """A consumer: dK and dV of 64 keys."""
-    problem, key, kv_head, sequence, begin, end, heads, _ = problem.own(problem.turns.number())
-    key += CONSUMER * WARPGROUP_ROWS
+    tile = problem.own(problem.turns.number())
+    problem, first, kv_head, sequence, begin, end, heads, divided = tile
+    key = first + CONSUMER * WARPGROUP_ROWS
     _, full_begin, full_end, _ = problem.blocks(key, WARPGROUP_ROWS)
     steps = heads * (end - begin)
     state = first_halves_state(problem, buffers, begin < end, CONSUMER)
@@ -129,11 +131,13 @@ def consume_halves(problem, buffers, dk_out, dv_out, CONSUMER: gl.constexpr):
     free = state.stage
     if CONSUMER == 1:
         free = free.next()
-    corner = problem.kv_box(sequence, kv_head, key)
+    dk, dv, stores = parts.meet(problem, state.dk, state.dv, first, kv_head, divided, CONSUMER)
     buffers.q.wait_empty(free)  # and so is the slot of dO
-    box = free.slot * (problem.BLOCK_Q // WARPGROUP_ROWS)
-    store_panels(state.dv, buffers.do, box, dv_out, corner)
-    store_panels(state.dk.scaled(problem.scale), buffers.q, box, dk_out, corner)
+    if stores:
+        corner = problem.kv_box(sequence, kv_head, key)
+        box = free.slot * (problem.BLOCK_Q // WARPGROUP_ROWS)
+        store_panels(dv, buffers.do, box, dv_out, corner)
+        store_panels(dk.scaled(problem.scale), buffers.q, box, dk_out, corner)
     tma.store_wait(0)
 
 
@@ -219,6 +223,8 @@ def backward_halves_kernel(
     bounds,
     spans,
     turns,
+    sums,
+    arrivals,
     q_length,
     kv_length,
     kv_heads,
@@ -249,6 +255,7 @@ def backward_halves_kernel(
     SHARE: gl.constexpr,
     STAGES: gl.constexpr,
     OVERLAP: gl.constexpr,
+    PARTS: gl.constexpr,
     PANELS: gl.constexpr,
     PANELS_V: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr,
@@ -263,8 +270,9 @@ def backward_halves_kernel(
         plan, slopes, bounds, spans, turns, q_length, kv_length, kv_heads, batch, section,
         window_left, window_right, scale, scale_log2, cap_scale, kv_apart, slopes_batch_stride,
         slopes_head_stride, batch_lines, head_lines, spanned_blocks, GROUP, LEFT, RIGHT, EDGE, CAP,
-        RAGGED, PACKED, ALIBI, SPANS, ORDERED, EXP2, SHARE, BLOCK_Q, KEYS, COUNTING=4
+        RAGGED, PACKED, ALIBI, SPANS, ORDERED, EXP2, SHARE, BLOCK_Q, KEYS, COUNTING=4, PARTS=PARTS
     )  # fmt: skip
+    parts = Parts(sums, arrivals)
     q, k = make_boxes(q, q_second, PANELS), make_boxes(k, k_second, PANELS)
     v, do = make_boxes(v, v_second, PANELS_V), make_boxes(do, do_second, PANELS_V)
     dq_sum = make_boxes(dq_sum, dq_sum, 1)
@@ -285,8 +293,8 @@ def backward_halves_kernel(
     fence_async_shared()
     gl.warp_specialize(
         [
-            (consume_halves, (problem, buffers, dk_out, dv_out, 0)),
-            (consume_halves, (problem, buffers, dk_out, dv_out, 1)),
+            (consume_halves, (problem, buffers, dk_out, dv_out, parts, 0)),
+            (consume_halves, (problem, buffers, dk_out, dv_out, parts, 1)),
             (accumulate_and_load, (problem, buffers, inputs, dq_tiles, dq_sum)),
         ],
         [4, 4],

@@ -46,6 +46,7 @@ from triton.language.extra.cuda import gdc_wait
 from flash_versions.dispatch.launch import Launcher
 from flash_versions.versions.fa3.hopper.backward.host import COUNTS
 from flash_versions.versions.fa3.hopper.backward.loads import Inputs, load_do, load_q
+from flash_versions.versions.fa3.hopper.backward.parts import Parts
 from flash_versions.versions.fa3.hopper.backward.problem import make_problem
 from flash_versions.versions.fa3.hopper.backward.tiles import (
     Buffers,
@@ -131,9 +132,8 @@ def add_own_dq(
     dq_tiles, dq_sum = dq_out
     WIDTH: gl.constexpr = dq_sum.first.block_type.shape[3]
     ds_stage, counter, additions = state.ds_stage, state.counter, state.additions
-    next_q, next_do, begin, end = loads
+    next_q, next_do, begin, end, steps = loads
     sequence, _, key = place
-    steps = problem.GROUP * (end - begin)
     buffers.ds.wait(ds_stage)
     k_tile = buffers.k.tile(buffers.k.at(unknown_zero(), 0))
     DIM_PARTS: gl.constexpr = k_tile.width() // WIDTH
@@ -185,15 +185,16 @@ def first_pair_state(problem, buffers, more, CONSUMER: gl.constexpr):
 
 
 @gluon.jit
-def consume_pair(problem, buffers, inputs, dq_out, dk_out, dv_out, CONSUMER: gl.constexpr):
+def consume_pair(problem, buffers, inputs, dq_out, dk_out, dv_out, parts, CONSUMER: gl.constexpr):
     """A consumer: dK and dV of 64 keys, and half of the dims of dQ of all 128."""
-    problem, key, kv_head, sequence, begin, end, heads, _ = problem.own(problem.turns.number())
-    place = sequence, kv_head, key
+    tile = problem.own(problem.turns.number())
+    problem, first, kv_head, sequence, begin, end, heads, divided = tile
+    place = sequence, kv_head, first
     steps = heads * (end - begin)
     next_q, next_do = buffers.q.at(0, 0), buffers.do.at(0, 0)
     if CONSUMER == 1:
         if begin < end:
-            corner = problem.kv_box(sequence, kv_head, key)
+            corner = problem.kv_box(sequence, kv_head, first)
             buffers.k.fill(buffers.k.at(0, 0), inputs.k, corner)
             buffers.v.fill(buffers.v.at(0, 0), inputs.v, corner)
         for step in range(gl.minimum(buffers.q.first.STAGES, steps)):
@@ -202,7 +203,7 @@ def consume_pair(problem, buffers, inputs, dq_out, dk_out, dv_out, CONSUMER: gl.
         for step in range(gl.minimum(buffers.do.first.STAGES, steps)):
             load_do_of_step(problem, buffers, inputs, next_do, place, step, begin, end)
             next_do = next_do.next()
-    key += CONSUMER * WARPGROUP_ROWS
+    key = first + CONSUMER * WARPGROUP_ROWS
     _, full_begin, full_end, _ = problem.blocks(key, WARPGROUP_ROWS)
     state = first_pair_state(problem, buffers, begin < end, CONSUMER)
     head = kv_head * problem.GROUP
@@ -213,7 +214,7 @@ def consume_pair(problem, buffers, inputs, dq_out, dk_out, dv_out, CONSUMER: gl.
         query = block * problem.BLOCK_Q
         more = step + 1 < steps
         state = fold_pair(state, mine, buffers, query, key, masked, more, CONSUMER)
-        loads = next_q, next_do, begin, end
+        loads = next_q, next_do, begin, end, steps
         state, next_q, next_do = add_own_dq(
             state, problem, buffers, inputs, loads, dq_out, place, head, block, step, CONSUMER
         )
@@ -224,10 +225,12 @@ def consume_pair(problem, buffers, inputs, dq_out, dk_out, dv_out, CONSUMER: gl.
     for _ in gl.static_range(buffers.q.first.STAGES):
         buffers.q.wait_empty(free)
         free = free.next()
-    corner = problem.kv_box(sequence, kv_head, key)
-    store_panels(state.dv, buffers.v, CONSUMER, dv_out, corner)
-    box = CONSUMER * (problem.BLOCK_Q // WARPGROUP_ROWS)
-    store_panels(state.dk.scaled(problem.scale), buffers.q, box, dk_out, corner)
+    dk, dv, stores = parts.meet(problem, state.dk, state.dv, first, kv_head, divided, CONSUMER)
+    if stores:
+        corner = problem.kv_box(sequence, kv_head, key)
+        store_panels(dv, buffers.v, CONSUMER, dv_out, corner)
+        box = CONSUMER * (problem.BLOCK_Q // WARPGROUP_ROWS)
+        store_panels(dk.scaled(problem.scale), buffers.q, box, dk_out, corner)
     tma.store_wait(0)
 
 
@@ -252,6 +255,8 @@ def backward_pair_kernel(
     bounds,
     spans,
     turns,
+    sums,
+    arrivals,
     q_length,
     kv_length,
     kv_heads,
@@ -282,6 +287,7 @@ def backward_pair_kernel(
     SHARE: gl.constexpr,
     STAGES: gl.constexpr,
     OVERLAP: gl.constexpr,
+    PARTS: gl.constexpr,
     PANELS: gl.constexpr,
     PANELS_V: gl.constexpr,
     DO_STAGES: gl.constexpr,
@@ -296,8 +302,9 @@ def backward_pair_kernel(
         plan, slopes, bounds, spans, turns, q_length, kv_length, kv_heads, batch, section,
         window_left, window_right, scale, scale_log2, cap_scale, kv_apart, slopes_batch_stride,
         slopes_head_stride, batch_lines, head_lines, spanned_blocks, GROUP, LEFT, RIGHT, EDGE, CAP,
-        RAGGED, PACKED, ALIBI, SPANS, ORDERED, EXP2, SHARE, BLOCK_Q, KEYS, COUNTING=8
+        RAGGED, PACKED, ALIBI, SPANS, ORDERED, EXP2, SHARE, BLOCK_Q, KEYS, COUNTING=8, PARTS=PARTS
     )  # fmt: skip
+    parts = Parts(sums, arrivals)
     q, k = make_boxes(q, q_second, PANELS), make_boxes(k, k_second, PANELS)
     v, do = make_boxes(v, v_second, PANELS_V), make_boxes(do, do_second, PANELS_V)
     dq_sum = make_boxes(dq_sum, dq_sum, 1)
@@ -317,8 +324,8 @@ def backward_pair_kernel(
     fence_async_shared()
     gl.warp_specialize(
         [
-            (consume_pair, (problem, buffers, inputs, dq_out, dk_out, dv_out, 0)),
-            (consume_pair, (problem, buffers, inputs, dq_out, dk_out, dv_out, 1)),
+            (consume_pair, (problem, buffers, inputs, dq_out, dk_out, dv_out, parts, 0)),
+            (consume_pair, (problem, buffers, inputs, dq_out, dk_out, dv_out, parts, 1)),
         ],
         [4],
         [CONSUMER_REGISTERS],

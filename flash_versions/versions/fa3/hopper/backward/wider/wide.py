@@ -284,19 +284,10 @@ def consume_wide(problem, buffers, dk_out, dv_out, parts, CONSUMER: gl.constexpr
         head, block = problem.after(head, block, begin, end)
     meet(ALL_DONE, CONSUMER_THREADS)
     place = sequence, kv_head, key
-    if problem.PARTS > 1:
-        dk, dv = Output(state.dk, state.dk, 1), Output(state.dv, state.dv, 1)
-        stores = kv_head % problem.PARTS == 0
-        if divided:
-            dk, dv, stores = parts.add_up(problem, dk, dv, key, kv_head, CONSUMER)
-        if stores:
-            store_halves(
-                problem, buffers, dk.first, dv.first, state, dk_out, dv_out, place, CONSUMER
-            )  # fmt: skip
-    else:
-        store_halves(
-            problem, buffers, state.dk, state.dv, state, dk_out, dv_out, place, CONSUMER
-        )  # fmt: skip
+    dk, dv = Output(state.dk, state.dk, 1), Output(state.dv, state.dv, 1)
+    dk, dv, stores = parts.meet(problem, dk, dv, key, kv_head, divided, CONSUMER)
+    if stores:
+        store_halves(problem, buffers, dk.first, dv.first, state, dk_out, dv_out, place, CONSUMER)
     tma.store_wait(0)
 
 
