@@ -13,15 +13,22 @@ import torch
 from tests.helpers import ROOT, shared_gpu
 
 FAILING = """
-from pathlib import Path
 import pytest
 
 @pytest.mark.parametrize("number", range(4))
 def test_fails(number):
     assert number % 2, f"number {number} is even"
+"""
+# A file of its own: on a GPU, workers run the tests of a file in another order.
+WATCHING = """
+from pathlib import Path
+from time import monotonic, sleep
 
 def test_the_file_is_there_while_others_run():
-    assert "number 2 is even" in Path("failures").read_text()
+    until = monotonic() + 30  # a worker's failures are written by another process
+    while "number 2 is even" not in Path("failures").read_text():
+        assert monotonic() < until
+        sleep(0.01)
 """
 
 
@@ -96,7 +103,7 @@ def run(folder, *options, **files):
 @by_workers
 def test_a_failure_is_written_when_it_happens(tmp_path, workers):
     (tmp_path / "failures").write_text("of an earlier run")
-    said = run(tmp_path, *workers, test_it=FAILING)
+    said = run(tmp_path, *workers, test_it=FAILING, test_later=WATCHING)
     assert "2 failed, 3 passed" in said, said
     written = (tmp_path / "failures").read_text()
     assert "test_it.py::test_fails[0] (call, " in written and "earlier" not in written
