@@ -206,6 +206,7 @@ CHOSEN = [  # (head_dim, queries, heads, key heads, options, parts)
     (256, 2048, 32, 8, CAUSAL, 2), (256, 8192, 32, 8, CAUSAL, 1), (256, 512, 16, 4, {}, 4),
     (256, 2048, 32, 8, {}, 1), (192, 512, 16, 4, CAUSAL, 4),
     (192, 2048, 32, 8, CAUSAL, 2), (192, 8192, 16, 16, CAUSAL, 1), (160, 2048, 16, 4, CAUSAL, 4),
+    (192, 8192, 32, 8, CAUSAL, 2),
 ]  # fmt: skip
 
 
@@ -218,6 +219,19 @@ def test_what_is_chosen(head_dim, tokens, heads, kv_heads, options, parts):
     assert config.default_config(request).parts == 1
     with devices.assume(Properties(num_sms=132)):
         assert config.default_config(request).parts == parts
+
+
+@pytest.mark.parametrize(("tokens", "options", "key_heads"), [
+    (2048, CAUSAL, 8),  # 128 tiles: those of all heads
+    (8192, CAUSAL, 1),  # 512: of as many heads as fit in the cache
+    (6144, PROMPT, 8), (2048, {}, 1),
+])  # fmt: skip
+def test_where_the_heaviest_tiles_of_all_heads_come_first(tokens, options, key_heads):
+    q = torch.empty(1, tokens, 32, 192, dtype=torch.bfloat16)
+    request = make_request(q, q[:, :, :8], q[:, :, :8], **options)
+    with devices.assume(Properties(num_sms=132)):
+        chosen = config.default_config(request)
+        assert config.heads_of_section(request, chosen) == key_heads * chosen.parts
 
 
 BUGS = {

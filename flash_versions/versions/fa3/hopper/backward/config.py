@@ -20,10 +20,11 @@ STEPS_TO_ADD = 1  # of a part: to leave its sums, and now and then to add all
 HEAVY_SHARE = 0.3  # of the heaviest tile's steps that a tile has under intervals
 WORTH_MORE = 0.95  # of the time of fewer parts
 MOST_PARTS = 8
-CACHED_BYTES = 48 << 20  # that stay in the L2 cache while others pass through
+CACHED_BYTES = 50 << 20  # that stay in the L2 cache while others pass through
 UNCACHED = 1.2  # times as long a step takes if running programs' Q, dO, dQ exceed CACHED_BYTES
-# Programs for each SM, up to which the heaviest tiles of all heads come first under intervals, and
-# groups may be divided with tiles of 64 keys.
+# Programs for each SM, without parts, up to which the heaviest tiles of all heads come first: under
+# intervals FEW_WAVES, under a causal mask one. With tiles of 64 keys, groups may be divided up to
+# FEW_WAVES.
 FEW_WAVES = 4
 # Heads of a section in turns: more are slower at head_dim 64, or under a causal mask at 128.
 MOST_ALTERNATING = 4
@@ -273,8 +274,8 @@ def choose_parts(request: Request, config: BackwardConfig) -> int:
 def heads_of_section(request: Request, config: BackwardConfig) -> int:
     """Key heads, of all sequences, between which consecutive programs alternate, where the parts of
     a divided head count as heads: as many as have Q, dO and an fp32 dQ that fit in the L2 cache.
-    Without a causal mask, where tiles weigh the same, one. With causal intervals and few tiles: all
-    heads, so that heavy tiles start first.
+    Without a causal mask, where tiles weigh the same, one. With groups and few tiles, as FEW_WAVES
+    says: all heads, so that heavy tiles start first.
 
     In turns, not all tiles of a head may start at once: at most MOST_ALTERNATING heads, and no more
     than fit in the cache. Under a causal mask in half of it, and the parts of one head need not
@@ -295,8 +296,8 @@ def heads_of_section(request: Request, config: BackwardConfig) -> int:
     if request.window_right is None:
         return config.parts
     programs = tiles_of_keys(request, config.block_kv) * request.k.shape[2]
-    few = programs <= FEW_WAVES * devices[request.q.device].num_sms
-    if few and request.group > 1 and request.has_intervals:
+    waves = FEW_WAVES if request.has_intervals else 1
+    if request.group > 1 and programs <= waves * devices[request.q.device].num_sms:
         return heads * config.parts
     return min(heads_in_cache(request), heads) * config.parts
 
