@@ -160,6 +160,7 @@ TABLES: dict[str, Callable[[Document], str]] = {
     "head dims": head_dims,
     "head dims backward": backward_of_head_dims,
     "divided groups": partial(divided_groups, "divided groups"),
+    "divided groups of 192 dims": partial(divided_groups, "divided groups, 192"),
     "wide divided groups": partial(divided_groups, "divided groups, wide"),
     "deterministic backward": in_turns,
     "host": on_the_host,

@@ -40,7 +40,8 @@ from tests.benchmarks.attention.packed import Shape as Packed
 from tests.benchmarks.attention.packed import time_all
 from tests.benchmarks.frame import keep, parser, passed
 
-SUITE, WIDE = "divided groups", "divided groups, wide"  # up to head_dim 128, and above
+# By head_dim: up to 128, above with tiles of 128 keys, of 64 keys.
+SUITES = {128: "divided groups", 192: "divided groups, 192", 256: "divided groups, wide"}
 KINDS = ("prompt", "causal", "packed", "full", "in turns")
 GROUP = 4
 HEAD_DIMS = (128, 64)
@@ -180,12 +181,16 @@ def warm_up(job: tuple[str, int, int]) -> bool:
     return not failed
 
 
+def suite_of(head_dim: int) -> str:
+    """The suite of calls with this head_dim."""
+    return next(suite for most, suite in SUITES.items() if head_dim <= most)
+
+
 def contestants(shape: Shape, right: list[int]) -> Iterator[tuple[dict, Callable]]:
     """(row, what prepares the call) of each."""
     call = Call.of(shape.request())
     flops = 10 * shape.pairs * shape.head_dim * shape.kv_heads * GROUP * shape.batch
-    suite = SUITE if shape.head_dim <= 128 else WIDE
-    about: dict[str, Any] = {"suite": suite, **shape._asdict(), "group": GROUP, "flops": flops}
+    about: dict[str, Any] = {"suite": suite_of(shape.head_dim), **shape._asdict(), "group": GROUP, "flops": flops}
     if shape.kind == "prompt":
         copies = Call.of(shape.request(copies=True))
         yield about | {"name": "copies", "parts": 1, "default": False}, copies.planned
@@ -234,7 +239,7 @@ def main() -> int:
     with ThreadPoolExecutor(PROCESSES) as pool:
         right = dict(zip(jobs, pool.map(warm_up, jobs)))
     print(f"checked after {passed():.0f} s", flush=True)
-    document = new_document(suite=SUITE if max(arguments.dims) <= 128 else WIDE)
+    document = new_document(suite=suite_of(max(arguments.dims)))
     document["failed"] = [job for job, is_right in right.items() if not is_right]
     for shape in shapes(arguments.only, arguments.dims):
         if passed() > arguments.seconds:

@@ -32,7 +32,7 @@ OTHERS |= {"norm gemm numerics", "context parallel", "context parallel backward"
 OTHERS |= {"processes of four", "processes checks", "shipped models", "packed, random", "asked for"}
 OTHERS |= {"interval masks", "decode by TMA", "dense, random", "divided groups, wide"}
 OTHERS |= {"head dims", "head dims, backward", "deterministic backward", "host", "tiles"}
-OTHERS |= {"divided groups", "training step", "trainers"}
+OTHERS |= {"divided groups", "divided groups, 192", "training step", "trainers"}
 TABLE = {"B": 2, "N": 8192, "D": 128, "causal": True}  # the headline
 LONG = {"N": 16384, "D": 64, "causal": True}
 
@@ -522,13 +522,13 @@ def test_uneven_rows_are_those_that_the_kernel_serves():
 
 
 def test_random_dense_calls_are_as_fast_as_the_best_of_others():
-    """On average; one shape in 20 is below 0.9 forward, and two backward."""
+    """On average; no shape is below 0.92, and backward none below 0.95."""
     found = {"forward": [], "backward": []}
     for group in grouped(RESULTS, "dense, random", "number", "pass", by="version").values():
         found[group["fa3"]["pass"]].append(ragged.better(group))
-    for ratios, mean_ratio, below in ((found["forward"], 0.99, 1), (found["backward"], 1.09, 2)):
+    for ratios, mean_ratio, least in ((found["forward"], 1.04, 0.92), (found["backward"], 1.09, 0.95)):
         assert len(ratios) == 20 and geometric_mean(ratios) >= mean_ratio
-        assert sum(ratio < 0.9 for ratio in ratios) <= below and min(ratios) >= 0.81
+        assert min(ratios) >= least
 
 
 def test_the_default_of_fa4_is_the_fastest_setting():
@@ -657,17 +657,18 @@ def test_every_head_dim_is_as_fast_as_the_documents_say():
                 assert int(line["fa3, 8k"]) >= gain * int(line["padded, 8k"])
 
 
-def test_wide_groups_are_in_parts_where_these_are_faster():
-    """What the default loses to another number of parts: 18 % for one shape, 5 % for others."""
-    found = grouped(
-        RESULTS, "divided groups, wide", "kind", "kv_heads", "batch", "flops", by="name"
-    ).values()
+@pytest.mark.parametrize(("suite", "shapes", "most", "usual"), [
+    ("divided groups, wide", 14, 1.19, 1.05), ("divided groups, 192", 15, 1.02, 1.01)
+])  # fmt: skip
+def test_wide_groups_are_in_parts_where_these_are_faster(suite, shapes, most, usual):
+    """What the default loses to another number of parts: for one shape, and for others."""
+    found = grouped(RESULTS, suite, "kind", "kv_heads", "batch", "flops", by="name").values()
     losses = sorted(
         next(row for row in group.values() if row["default"])["ms_p50"]
         / min(group[parts]["ms_p50"] for parts in ("1", "2", "4"))
         for group in found
     )
-    assert len(losses) == 14 and losses[-1] <= 1.19 and losses[-2] <= 1.05
+    assert len(losses) == shapes and losses[-1] <= most and losses[-2] <= usual
 
 
 def test_groups_in_parts_are_faster():
