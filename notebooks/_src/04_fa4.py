@@ -76,6 +76,7 @@ from flash_versions.plot.figures import EXP2_PER_TENSOR_FLOP
 from flash_versions.versions.fa4 import exp2
 from flash_versions.versions.fa4 import forward as fa4
 from flash_versions.versions.fa4.blackwell import forward as on_blackwell
+from flash_versions.versions.fa4.hopper import correction
 from flash_versions.versions.fa4.hopper.config import FP8_THRESHOLD, default_config, fp8_config
 from flash_versions.versions.tiles.algebra import LOG2E
 from transformer.generation.session import find_checkpoint
@@ -632,7 +633,7 @@ changes("fa3-hopper", "fa4-hopper", "attend")
 # has a raised row; where the answer is no, a branch (`bra`) skips the multiplications.
 
 # %% tags=["hide-input"]
-show_plain("fa4-hopper", "correct")
+show(correction.correct, docstring=False)
 
 # %% [markdown]
 # The storer is one warp. It waits until a consumer has put its O into shared memory (`o_full`),

@@ -190,7 +190,8 @@ def contestants(shape: Shape, right: list[int]) -> Iterator[tuple[dict, Callable
     """(row, what prepares the call) of each."""
     call = Call.of(shape.request())
     flops = 10 * shape.pairs * shape.head_dim * shape.kv_heads * GROUP * shape.batch
-    about: dict[str, Any] = {"suite": suite_of(shape.head_dim), **shape._asdict(), "group": GROUP, "flops": flops}
+    suite = suite_of(shape.head_dim)
+    about: dict[str, Any] = {"suite": suite, **shape._asdict(), "group": GROUP, "flops": flops}
     if shape.kind == "prompt":
         copies = Call.of(shape.request(copies=True))
         yield about | {"name": "copies", "parts": 1, "default": False}, copies.planned

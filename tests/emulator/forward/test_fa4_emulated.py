@@ -207,7 +207,7 @@ def test_fp8_with_a_polynomial(precision, eighths):
 def raised(monkeypatch):
     """The rows that were raised, (64,), of each call of `correct`."""
     found = []
-    kernel = LOADED["fa4.hopper.forward"]
+    kernel = LOADED["fa4.hopper.correction"]
     correct = kernel.correct
 
     def noted(acc, alpha):

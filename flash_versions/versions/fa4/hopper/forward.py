@@ -8,11 +8,12 @@ What changes.
 * Roles. Loader, consumers (products and softmax) and storer are separate programs of the kernel.
   `roles.py` has their states and transitions as a table, and this text enters them by name. An
   instrumented launch notes when (`trace.py`), and a test compares that with the table.
-* Conditional rescaling (`softmax.py`): a warp multiplies its part of the accumulator only if one of
-  its rows was raised. The correction is a state of the consumers and not a role, because Hopper's
-  accumulator is in the consumers' registers, which no other warp can read. (On Blackwell it is in
-  tensor memory, and separate warps correct it.) It comes behind the issue of the next block's S,
-  so that the tensor cores work meanwhile; rescaling in every block comes before it, as in FA3.
+* Conditional rescaling (`softmax.py`, `correction.py`): a warp multiplies its part of the
+  accumulator only if one of its rows was raised. The correction is a state of the consumers and not
+  a role, because Hopper's accumulator is in the consumers' registers, which no other warp can read.
+  (On Blackwell it is in tensor memory, and separate warps correct it.) It comes behind the issue of
+  the next block's S, so that the tensor cores work meanwhile; rescaling in every block comes before
+  it, as in FA3.
 * A polynomial for some of the exponentials (`exp2.py`).
 * The storer copies O, or its last part, while the consumers begin the next tile.
 
@@ -58,7 +59,6 @@ from flash_versions.versions.fa3.hopper.columns import (
 from flash_versions.versions.fa3.hopper.forward import first_state
 from flash_versions.versions.fa3.hopper.intervals import fill_keys, mask_listed
 from flash_versions.versions.fa3.hopper.panels import (
-    Output,
     PanelPipeline,
     left_operand,
     make_boxes,
@@ -66,12 +66,12 @@ from flash_versions.versions.fa3.hopper.panels import (
     moved,
     multiply_qk,
     number_of_parts,
-    per_row,
     rounded,
 )
 from flash_versions.versions.fa3.hopper.problem import COUNTS, MORE_COUNTS, make_query_problem
 from flash_versions.versions.fa3.hopper.slots import fill_values, pass_over, release_q
 from flash_versions.versions.fa4.exp2 import mixed_exp2
+from flash_versions.versions.fa4.hopper.correction import corrected
 from flash_versions.versions.fa4.hopper.roles import (
     AWAIT,
     CLAIM,
@@ -175,49 +175,6 @@ def fold_scores(s, row_max, row_sum, problem, schedule, scales, block):
     p = mixed_exp2(x, schedule.EIGHTHS, schedule.DEGREE)
     p = gl.convert_layout(p, s.type.layout, assert_trivial=True)
     return p, row_max, row_sum * alpha + gl.sum(p, axis=1) * weight, alpha
-
-
-@gluon.constexpr_function
-def correction_ptx(n):
-    """PTX that multiplies n numbers by n others, unless the flag that follows them is 0."""
-    lines = [f"{{ .reg .pred raised; setp.ne.b32 raised, ${3 * n}, 0; @!raised bra kept;"]
-    lines += [f"mul.f32 ${i}, ${i}, ${2 * n + i};" for i in range(n)]
-    return " ".join(lines) + " kept: }"
-
-
-@gluon.constexpr_function
-def correction_constraints(n):
-    """n results, in the registers of the first n of 3 n arguments."""
-    return ",".join(["=f"] * n + [str(i) for i in range(n)] + ["f"] * n + ["r"] * n)
-
-
-@gluon.jit
-def corrected(acc, alpha):
-    """`Output.rescaled`, for the warps in which a row was raised; the others have nothing to do."""
-    first = correct(acc.first, per_row(alpha, acc.first))
-    second = acc.second
-    if acc.PANELS == 2:
-        second = correct(second, per_row(alpha, second))
-    return Output(first, second, acc.PANELS)
-
-
-@gluon.jit
-def correct(acc, alpha):
-    """acc * alpha of one accumulator."""
-    N: gl.constexpr = acc.shape[1] // 2  # numbers of a thread
-    PTX: gl.constexpr = correction_ptx(N)
-    CONSTRAINTS: gl.constexpr = correction_constraints(N)
-    raised = gl.inline_asm_elementwise(
-        "{ .reg .pred mine, any; setp.ne.f32 mine, $2, 0f3F800000;"
-        " setp.ne.or.f32 mine, $3, 0f3F800000, mine; vote.sync.any.pred any, mine, 0xffffffff;"
-        " selp.b32 $0, 1, 0, any; mov.b32 $1, $0; }",
-        "=r,=r,f,f", [alpha], dtype=gl.int32, is_pure=False, pack=2,
-    )  # fmt: skip
-    alpha, _ = gl.broadcast(alpha[:, None], acc)
-    raised, _ = gl.broadcast(raised[:, None], acc)
-    return gl.inline_asm_elementwise(
-        PTX, CONSTRAINTS, [acc, alpha, raised], dtype=gl.float32, is_pure=True, pack=N
-    )
 
 
 @gluon.jit
