@@ -78,7 +78,7 @@ def by_head_dim(found: dict[tuple, float], names: tuple[str, ...], own: tuple[st
     return markdown(["head_dim", *columns, "ratio"], body)
 
 
-def divided_groups(suite: str, document: Document) -> str:
+def divided_groups(suite: str, dims: str, document: Document) -> str:
     """Backwards whose groups of query heads are divided over so many programs, and the default."""
     found: dict[tuple, dict[str, Row]] = {}
     for row in document["rows"]:
@@ -97,7 +97,7 @@ def divided_groups(suite: str, document: Document) -> str:
             if row["default"]:
                 rows["default"] = row
     if not found:
-        return not_measured(f"python {PARTS}")
+        return not_measured(f"python {PARTS}{dims}")
     body = []
     for (name,), rows in found.items():
         one, chosen = rows["1"]["ms_p50"], rows["default"]
@@ -159,9 +159,9 @@ def on_the_host(document: Document) -> str:
 TABLES: dict[str, Callable[[Document], str]] = {
     "head dims": head_dims,
     "head dims backward": backward_of_head_dims,
-    "divided groups": partial(divided_groups, "divided groups"),
-    "divided groups of 192 dims": partial(divided_groups, "divided groups, 192"),
-    "wide divided groups": partial(divided_groups, "divided groups, wide"),
+    "divided groups": partial(divided_groups, "divided groups", ""),
+    "divided groups of 192 dims": partial(divided_groups, "divided groups, 192", " --dims 192"),
+    "wide divided groups": partial(divided_groups, "divided groups, wide", " --dims 256"),
     "deterministic backward": in_turns,
     "host": on_the_host,
 }

@@ -634,6 +634,7 @@ changes("fa3-hopper", "fa4-hopper", "attend")
 
 # %% tags=["hide-input"]
 show(correction.correct, docstring=False)
+show(correction.correction_ptx, docstring=False)
 
 # %% [markdown]
 # The storer is one warp. It waits until a consumer has put its O into shared memory (`o_full`),

@@ -87,6 +87,15 @@ DIVISIONS: dict[str, tuple[tuple, dict, tuple[int, int]]] = {
     "256 by 128, pair": ((256, 128, 512, 512, 4, {}), PAIR, (88,)),
     "160, pair": ((160, 160, 500, 700, 8, {"causal": True}), PAIR, (72,)),
 }
+# The same of divided groups, which are compiled only: calls on the device have other groups.
+IN_PARTS = {
+    "192, pair, in parts": (
+        (192, 192, 500, 700, 8, {"causal": True}),
+        PAIR | {"parts": 2},
+        (88,),
+    ),
+    "160, halves, in parts": ((160, 160, 512, 512, 8, {}), HALVES | {"parts": 2}, (56, 40)),
+}
 WIDE = {
     "causal-64", "softcap-64", "full-128", "ragged-128", "window-128", "128-by-64", "causal-256",
     "80", "ordered-64", "full-64, 2/8", "causal-256, 3/8", "96, softcap", "192, pair, in turns",
@@ -366,13 +375,13 @@ def test_two_panels_are_not_padded(name):
 
 
 @compiles
-@pytest.mark.parametrize("name", of(*DIVISIONS))
+@pytest.mark.parametrize("name", of(*DIVISIONS, *IN_PARTS))
 def test_other_divisions_of_the_work(name):
     """Halves: two consumers, and a warpgroup that loads and computes dQ, so three in all. Pair: two
     consumers alone, of which at 160 dims one has three parts of dQ and one two. No loop touches a
     spilled register, or in turns under a causal mask a few.
     """
-    (head_dim, head_dim_v, *_), switches, products = DIVISIONS[name]
+    (head_dim, head_dim_v, *_), switches, products = (DIVISIONS | IN_PARTS)[name]
     kernel, config = explicit(name), BackwardConfig(**switches)
     assert not kernel["serialised"] and not kernel["unused_barriers"]
     assert kernel["warps"] == (8 if config.pair else 12)
@@ -648,7 +657,7 @@ class TestOnHopper:
 
 def main() -> None:
     calls = CALLS | {name: (*CALLS[call], eighths) for name, (call, eighths) in SHARES.items()}
-    divided = DIVIDED | DIVISIONS
+    divided = DIVIDED | DIVISIONS | IN_PARTS
     calls |= {name: (*call, 0, switches) for name, (call, switches, *_) in divided.items()}
     wide = sys.argv[1:] == ["wide"]
     calls = {name: call for name, call in calls.items() if (name in WIDE) == wide}

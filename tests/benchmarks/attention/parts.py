@@ -40,7 +40,7 @@ from tests.benchmarks.attention.packed import Shape as Packed
 from tests.benchmarks.attention.packed import time_all
 from tests.benchmarks.frame import keep, parser, passed
 
-# By head_dim: up to 128, above with tiles of 128 keys, of 64 keys.
+# By the largest head_dim: up to 128; above it with tiles of 128 keys; with tiles of 64 keys.
 SUITES = {128: "divided groups", 192: "divided groups, 192", 256: "divided groups, wide"}
 KINDS = ("prompt", "causal", "packed", "full", "in turns")
 GROUP = 4

@@ -662,7 +662,7 @@ def test_every_head_dim_is_as_fast_as_the_documents_say():
     ("divided groups, wide", 14, 1.19, 1.05), ("divided groups, 192", 15, 1.02, 1.01)
 ])  # fmt: skip
 def test_wide_groups_are_in_parts_where_these_are_faster(suite, shapes, most, usual):
-    """What the default loses to another number of parts: for one shape, and for others."""
+    """The default takes at most `usual` times as long as the fastest, one call `most` times."""
     found = grouped(RESULTS, suite, "kind", "kv_heads", "batch", "flops", by="name").values()
     losses = sorted(
         next(row for row in group.values() if row["default"])["ms_p50"]

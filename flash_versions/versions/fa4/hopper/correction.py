@@ -1,7 +1,8 @@
 """Conditional rescaling on Hopper: O is multiplied by alpha where a reference was raised.
 
 A warp decides for all of its 16 rows: if none was raised, all of its alphas are 1, and it jumps
-over its products. The decision and the jump are PTX, as Gluon's branches are of a whole partition.
+over its products. The decision and the jump are PTX, because a branch in Gluon is taken by all
+warps of a partition together.
 `softmax.py` says when a reference is raised.
 """
 

@@ -20,12 +20,13 @@ STEPS_TO_ADD = 1  # of a part: to leave its sums, and now and then to add all
 HEAVY_SHARE = 0.3  # of the heaviest tile's steps that a tile has under intervals
 WORTH_MORE = 0.95  # of the time of fewer parts
 MOST_PARTS = 8
-CACHED_BYTES = 50 << 20  # that stay in the L2 cache while others pass through
-UNCACHED = 1.2  # times as long a step takes if running programs' Q, dO, dQ exceed CACHED_BYTES
-# Programs for each SM, without parts, up to which the heaviest tiles of all heads come first: under
-# intervals FEW_WAVES, under a causal mask one. With tiles of 64 keys, groups may be divided up to
-# FEW_WAVES.
+# Q, dO and dQ of running programs: 49.5 MiB fit in an H200's L2 cache (docs/understand/log.md).
+CACHED_BYTES = 50 << 20
+UNCACHED = 1.2  # times as long a step takes if they are more
+# Tiles for each SM, of all key heads: up to so many, tiles of 64 keys are divided, and under
+# intervals the heaviest tiles of all heads come first.
 FEW_WAVES = 4
+FEW_CAUSAL_WAVES = 2  # programs for each SM, up to which they do so under a causal mask
 # Heads of a section in turns: more are slower at head_dim 64, or under a causal mask at 128.
 MOST_ALTERNATING = 4
 
@@ -235,7 +236,7 @@ def choose_parts(request: Request, config: BackwardConfig) -> int:
 
     Programs whose tiles weigh unlike do not walk over heads in step: what they have under way is Q,
     dO and dQ of all heads that a program walks over. With fewer heads that fits in the L2 cache.
-    With tiles of 64 keys that gained nothing in most calls, so only few of them are divided
+    With tiles of 64 keys that gained nothing in most calls, so they are divided in small grids only
     (docs/understand/log.md).
     """
     tiles = tiles_of_keys(request, config.block_kv)
@@ -274,8 +275,8 @@ def choose_parts(request: Request, config: BackwardConfig) -> int:
 def heads_of_section(request: Request, config: BackwardConfig) -> int:
     """Key heads, of all sequences, between which consecutive programs alternate, where the parts of
     a divided head count as heads: as many as have Q, dO and an fp32 dQ that fit in the L2 cache.
-    Without a causal mask, where tiles weigh the same, one. With groups and few tiles, as FEW_WAVES
-    says: all heads, so that heavy tiles start first.
+    Without a causal mask, where tiles weigh the same, one. Under a causal mask or causal intervals,
+    with groups and few tiles: all heads, so that the heaviest tiles start first.
 
     In turns, not all tiles of a head may start at once: at most MOST_ALTERNATING heads, and no more
     than fit in the cache. Under a causal mask in half of it, and the parts of one head need not
@@ -296,8 +297,11 @@ def heads_of_section(request: Request, config: BackwardConfig) -> int:
     if request.window_right is None:
         return config.parts
     programs = tiles_of_keys(request, config.block_kv) * request.k.shape[2]
-    waves = FEW_WAVES if request.has_intervals else 1
-    if request.group > 1 and programs <= waves * devices[request.q.device].num_sms:
+    sms = devices[request.q.device].num_sms
+    few = programs * config.parts <= FEW_CAUSAL_WAVES * sms
+    if request.has_intervals:
+        few = programs <= FEW_WAVES * sms
+    if request.group > 1 and few:
         return heads * config.parts
     return min(heads_in_cache(request), heads) * config.parts
 

@@ -190,7 +190,7 @@ def fold_all(buffers, state, held, tile, EARLY: gl.constexpr, CONSUMER: gl.const
 def store(buffers, state, kv_stage, boxes, parts, tile, CONSUMER: gl.constexpr):
     """Store dK and dV of a consumer's keys through its part of the slots of K and V."""
     problem, key, kv_head, sequence, begin, end, heads, divided = tile
-    dk, dv, stores = parts.meet(problem, state.dk, state.dv, key, kv_head, divided, CONSUMER)
+    dk, dv, stores = parts.combine(problem, state.dk, state.dv, key, kv_head, divided, CONSUMER)
     # A box of 64 rows and 128 dims lies where both consumers have rows of 64 dims.
     if buffers.k.tile(kv_stage).first.shape[1] > 64 or buffers.v.tile(kv_stage).first.shape[1] > 64:
         meet(ALL_READ, CONSUMER_THREADS)

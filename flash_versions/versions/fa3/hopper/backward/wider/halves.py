@@ -131,7 +131,7 @@ def consume_halves(problem, buffers, dk_out, dv_out, parts, CONSUMER: gl.constex
     free = state.stage
     if CONSUMER == 1:
         free = free.next()
-    dk, dv, stores = parts.meet(problem, state.dk, state.dv, first, kv_head, divided, CONSUMER)
+    dk, dv, stores = parts.combine(problem, state.dk, state.dv, first, kv_head, divided, CONSUMER)
     buffers.q.wait_empty(free)  # and so is the slot of dO
     if stores:
         corner = problem.kv_box(sequence, kv_head, key)

@@ -225,7 +225,7 @@ def consume_pair(problem, buffers, inputs, dq_out, dk_out, dv_out, parts, CONSUM
     for _ in gl.static_range(buffers.q.first.STAGES):
         buffers.q.wait_empty(free)
         free = free.next()
-    dk, dv, stores = parts.meet(problem, state.dk, state.dv, first, kv_head, divided, CONSUMER)
+    dk, dv, stores = parts.combine(problem, state.dk, state.dv, first, kv_head, divided, CONSUMER)
     if stores:
         corner = problem.kv_box(sequence, kv_head, key)
         store_panels(dv, buffers.v, CONSUMER, dv_out, corner)

@@ -285,7 +285,7 @@ def consume_wide(problem, buffers, dk_out, dv_out, parts, CONSUMER: gl.constexpr
     meet(ALL_DONE, CONSUMER_THREADS)
     place = sequence, kv_head, key
     dk, dv = Output(state.dk, state.dk, 1), Output(state.dv, state.dv, 1)
-    dk, dv, stores = parts.meet(problem, dk, dv, key, kv_head, divided, CONSUMER)
+    dk, dv, stores = parts.combine(problem, dk, dv, key, kv_head, divided, CONSUMER)
     if stores:
         store_halves(problem, buffers, dk.first, dv.first, state, dk_out, dv_out, place, CONSUMER)
     tma.store_wait(0)
