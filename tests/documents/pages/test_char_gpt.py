@@ -10,7 +10,8 @@ from tests.helpers import ROOT
 
 SCRIPT = ROOT / "docs/use/examples/char_gpt.py"
 LINES = 80
-SHORT = "--steps 4 --batch 2 --length 16 --width 32 --heads 2 --device cpu"
+# Enough text for a step that the loss falls whatever the documents say, which it learns from.
+SHORT = "--steps 8 --batch 8 --length 16 --width 32 --heads 2 --device cpu"
 
 
 def test_its_length():
@@ -32,7 +33,7 @@ def test_the_script(names, tmp_path, monkeypatch, capsys):
     assert [x.name for x in (tmp_path / "run").iterdir()] == ["loss.png"]
     curves = [line.get_ydata() for line in lines]
     for curve in curves:
-        assert len(curve) == 4 and curve[-1] < curve[0] - 0.1
+        assert len(curve) == 8 and curve[-1] < curve[0] - 0.5
         # Adam divides by the size of a gradient, so roundings grow: a thousandth of a nat at most.
         assert max(abs(a - b) for a, b in zip(curve, curves[0])) < 1e-3
     assert len(re.findall(r"loss \d\.\d{4} at first", capsys.readouterr().out)) == len(curves)

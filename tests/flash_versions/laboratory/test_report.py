@@ -514,7 +514,7 @@ def test_the_readme_says_how_fast_random_shapes_are():
     table = report.TABLES["random dense"](RESULTS)
     forward, backward = (cells(table, way)["all 20 shapes"].split()[0] for way in ragged.PASSES)
     rates = f"{forward} (forward) and {backward} (backward)"
-    assert f"{rates} of the better of cuDNN and flash-attn-4" in text
+    assert f"{rates} times as fast as the better of cuDNN and flash-attn-4" in text
 
 
 def test_uneven_rows_are_those_that_the_kernel_serves():
@@ -522,10 +522,14 @@ def test_uneven_rows_are_those_that_the_kernel_serves():
 
 
 def test_random_dense_calls_are_as_fast_as_the_best_of_others():
-    """On average; no shape is below 0.92, and backward none below 0.95."""
+    """On average; no shape is below 0.92, and backward none below 0.95. Above 128 dims forward, and
+    but for 192 dims backward, all are ahead.
+    """
     found = {"forward": [], "backward": []}
     for group in grouped(RESULTS, "dense, random", "number", "pass", by="version").values():
-        found[group["fa3"]["pass"]].append(ragged.better(group))
+        way, head_dim, ratio = group["fa3"]["pass"], group["fa3"]["head_dim"], ragged.better(group)
+        found[way].append(ratio)
+        assert ratio > 1 or (head_dim <= 128 if way == "forward" else head_dim == 192)
     for way, mean_ratio, least in (("forward", 1.04, 0.92), ("backward", 1.09, 0.95)):
         ratios = found[way]
         assert len(ratios) == 20 and geometric_mean(ratios) >= mean_ratio
@@ -670,6 +674,18 @@ def test_wide_groups_are_in_parts_where_these_are_faster(suite, shapes, most, us
         for group in found
     )
     assert len(losses) == shapes and losses[-1] <= most and losses[-2] <= usual
+
+
+def test_one_part_in_another_order_comes_close_to_two():
+    """Of large causal grids at 192 dims."""
+    rows = [row for row in of_suite("divided groups, 192") if row["kind"] == "causal"]
+    large = [row for row in rows if row["kv_heads"] * row["batch"] * row["lengths"][0] > 8 * 2048]
+    times = {
+        name: [x["ms_p50"] for x in large if x["name"] == name] for name in ("1, all heads", "2")
+    }
+    assert len(times["2"]) == 3
+    for one, two in zip(*times.values(), strict=True):
+        assert 1.0 <= one / two <= 1.04
 
 
 def test_groups_in_parts_are_faster():

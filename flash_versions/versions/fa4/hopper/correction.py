@@ -2,8 +2,7 @@
 
 A warp decides for all of its 16 rows: if none was raised, all of its alphas are 1, and it jumps
 over its products. The decision and the jump are PTX, because a branch in Gluon is taken by all
-warps of a partition together.
-`softmax.py` says when a reference is raised.
+warps of a partition together. `softmax.py` says when a reference is raised.
 """
 
 from triton.experimental import gluon

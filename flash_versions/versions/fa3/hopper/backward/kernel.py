@@ -88,6 +88,9 @@ queries at a time: with a warpgroup for dQ up to 160 dims, and for 192 with 128 
 (`wider/halves.py`); for 192, where registers are left for two warpgroups only, without one
 (`wider/pair.py`). At 256 a program has 64 keys, and consumers divide the dims (`wider/wide.py`).
 
+Where there are few tiles, or more under way than the L2 cache holds, programs share a tile of keys:
+each has a part of the query heads of its group (`parts.py`). So do those of `wider`.
+
 Before it, a kernel computes delta and clears the sum of dQ; one behind it scales and rounds dQ.
 This one and the last may begin while the one before still runs (`rows.py`).
 
