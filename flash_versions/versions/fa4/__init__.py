@@ -14,6 +14,7 @@ from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.verified import is_verified
 from flash_versions.dispatch.version import Backward, Chosen, Forward, Version
 from flash_versions.versions import fa3
+from flash_versions.versions.fa3.hopper.config import prefers_order, prefers_order_in_fp8
 from flash_versions.versions.fa4 import ablation, backward, forward
 from flash_versions.versions.fa4.blackwell import forward as forward_blackwell
 from flash_versions.versions.fa4.blackwell import host as host_blackwell
@@ -23,7 +24,8 @@ from flash_versions.versions.fa4.hopper.config import default_config
 
 def choose_forward(request: Request) -> Forward:
     """The kernel for a request, asked in FA3's order. The kernel for Blackwell serves only where it
-    was verified, as it never ran on hardware.
+    was verified, as it never ran on hardware. Where products are so short that three consumers in
+    order are faster, FA3's kernel serves: its softmax has nothing to hide behind.
     """
     if request.precision is not None:
         return fa3.choose_fp8(request, forward_quantized)
@@ -33,6 +35,8 @@ def choose_forward(request: Request) -> Forward:
         if is_verified(BLACKWELL) and not host_blackwell.left_to_portable(request):
             return plan_blackwell(request)
         return fa3.packing.forward if fa3.forward.needs_lists(request) else forward.forward
+    if prefers_order(request):
+        return fa3.choose_forward(request)
     plan = forward_hopper.make_plan(request, default_config(request), request.q.dtype)
     return partial(forward_hopper.launch, plan)
 
@@ -65,8 +69,10 @@ def choose_backward(request: Request) -> Backward:
 def forward_quantized(
     request: Request, quantized: Quantized
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """The forward of quantised tensors; where there is no Hopper, FA3's, unchanged."""
-    if fa3.forward_fp8_hopper.left_to_portable(request):
+    """The forward of quantised tensors; FA3's, unchanged, where there is no Hopper and where three
+    consumers in order are faster.
+    """
+    if fa3.forward_fp8_hopper.left_to_portable(request) or prefers_order_in_fp8(request):
         return fa3.forward_quantized(request, quantized)
     return forward_hopper.forward_quantized(request, quantized)
 

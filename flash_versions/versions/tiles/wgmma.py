@@ -6,6 +6,7 @@ from triton.experimental.gluon import language as gl
 
 from flash_versions.dispatch import interpreter
 from flash_versions.dispatch.device import devices
+from flash_versions.versions.tiles.triton_compat import aggregate
 
 WARPGROUP_ROWS = gl.constexpr(64)  # rows that the four warps of a warpgroup multiply
 
@@ -27,6 +28,54 @@ def operand_layout(accumulator, fp8=False):
     bits, two or four numbers.
     """
     return gl.DotOperandLayout(0, accumulator, 4 if fp8 else 2)
+
+
+@gluon.jit
+def sums_of_threads(x):
+    """The sums of an accumulator's rows in parts (rows, 4), those of the four threads that share a
+    row: of every eight columns each has two.
+    """
+    ROWS: gl.constexpr = x.shape[0]
+    COLUMNS: gl.constexpr = x.shape[1]
+    pairs = x.reshape([ROWS, COLUMNS // 8, 4, 2])
+    return gl.sum(gl.sum(pairs, axis=1), axis=2)
+
+
+@aggregate
+class RowSums:
+    """Running sums of the rows of accumulators. The parts of a row's four threads meet at the end
+    only, in `total`, so no step waits for numbers of other threads.
+    """
+
+    parts: gl.tensor  # (rows, 4)
+
+    @gluon.jit
+    def per_row(self, x):
+        """A number for each row as one for each row of the parts."""
+        return gl.convert_layout(x, gl.SliceLayout(1, self.parts.type.layout), assert_trivial=True)
+
+    @gluon.jit
+    def shared(self, x):
+        """With a number more in each row, of which every thread takes a quarter."""
+        return RowSums(self.parts + self.per_row(x * 0.25)[:, None])
+
+    @gluon.jit
+    def grown(self, alpha, p, weight):
+        """alpha times the sums, and weight times those of p."""
+        layout: gl.constexpr = self.parts.type.layout
+        new = gl.convert_layout(sums_of_threads(p), layout, assert_trivial=True)
+        return RowSums(self.per_row(alpha)[:, None] * self.parts + weight * new)
+
+    @gluon.jit
+    def total(self):
+        """(rows,)"""
+        return gl.sum(self.parts, axis=1)
+
+
+@gluon.jit
+def no_sums(COLUMNS: gl.constexpr, layout: gl.constexpr):
+    """Sums of 0, over accumulators of so many columns."""
+    return RowSums(sums_of_threads(gl.zeros([WARPGROUP_ROWS, COLUMNS], gl.float32, layout)))
 
 
 @gluon.jit

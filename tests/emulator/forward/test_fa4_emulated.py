@@ -412,7 +412,9 @@ BUGS = {
     "the reference is not carried on": Bug(
         "fold_scores", [("row_max, pivot, alpha = ", "_, pivot, alpha = ")], WRONG
     ),
-    "the row sum is not rescaled": Bug("fold_scores", [("row_sum * alpha", "row_sum")], WRONG),
+    "the row sum is not rescaled": Bug(
+        "fold_scores", [("grown(alpha", "grown(0 * alpha + 1")], WRONG
+    ),
     "P is below the block's own maximum": Bug(
         "raise_reference",
         [('tl.where(new_max == float("-inf"), 0.0, new_max)',

@@ -231,6 +231,7 @@ BUGS = {
     "the row sum counts the scale of V": Bug(
         "TileScales.of_block", [("gl.exp2(-shift)", "1.0")], WRONG
     ),
+    "all blocks' sums weigh the same": Bug("RowSums.grown", [("weight * new", "new")], WRONG),
     "scales as of heads": Bug(
         "Scales.of_tile", [("elif self.PER_BLOCK", "elif False")], WRONG
     ),

@@ -92,15 +92,3 @@ class TileScales:
             return score, self.SHIFT + shift, gl.exp2(-shift)
         else:
             return self.score, self.SHIFT, 1.0
-
-
-@gluon.jit
-def shifted_softmax_step(s, row_max, row_sum, scale_log2, shift, weight):
-    """`algebra.softmax_step` with a p that is 2^shift times as large; row_sum grows by weight times
-    the sum of it.
-    """
-    new_max = gl.maximum(row_max, gl.max(s, axis=1) * scale_log2)
-    pivot = gl.where(new_max == float("-inf"), 0.0, new_max)
-    p = gl.exp2(s * scale_log2 - (pivot - shift)[:, None])
-    alpha = gl.exp2(row_max - pivot)
-    return p, new_max, alpha * row_sum + gl.sum(p, axis=1) * weight, alpha

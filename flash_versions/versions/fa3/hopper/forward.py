@@ -74,7 +74,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from flash_versions.versions.fa3.fp8.scales import Scales, shifted_softmax_step
+from flash_versions.versions.fa3.fp8.scales import Scales
 from flash_versions.versions.fa3.hopper.columns import (
     Columns,
     make_columns,
@@ -95,7 +95,6 @@ from flash_versions.versions.fa3.hopper.panels import (
 )
 from flash_versions.versions.fa3.hopper.problem import COUNTS, MORE_COUNTS, make_query_problem
 from flash_versions.versions.fa3.hopper.slots import fill_values, pass_over, release_q
-from flash_versions.versions.tiles.algebra import softmax_step
 from flash_versions.versions.tiles.pipeline import (
     Pipeline,
     as_matrix,
@@ -106,7 +105,7 @@ from flash_versions.versions.tiles.pipeline import (
 )
 from flash_versions.versions.tiles.tile_scheduler import make_scheduler
 from flash_versions.versions.tiles.triton_compat import aggregate, store_tile
-from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout
+from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS, accumulator_layout, no_sums
 
 
 @aggregate
@@ -171,25 +170,30 @@ def produce(problem, schedule, buffers, scheduler, q, k, v, bounds):
 def first_state(problem, buffers):
     """(acc, row_max, row_sum) of rows that have seen no key, but for a sink (`sink_state`)."""
     FP8: gl.constexpr = is_fp8(buffers.v.first.tiles.dtype)
-    rows: gl.constexpr = gl.SliceLayout(1, accumulator_layout(problem.BLOCK_KV, FP8))
+    scores: gl.constexpr = accumulator_layout(problem.BLOCK_KV, FP8)
+    rows: gl.constexpr = gl.SliceLayout(1, scores)
     acc = zero_output(buffers.v.slots(buffers.v.PANELS), FP8)
     row_max = gl.full([WARPGROUP_ROWS], float("-inf"), gl.float32, rows)
-    row_sum = gl.zeros([WARPGROUP_ROWS], gl.float32, rows)
+    row_sum = no_sums(problem.BLOCK_KV, scores)
     if problem.mods.SINK:
         sink = problem.sinks(WARPGROUP_ROWS, rows)
         row_max = gl.zeros([WARPGROUP_ROWS], gl.float32, rows) + sink
-        row_sum += gl.where(sink == float("-inf"), 0.0, 1.0)
+        row_sum = row_sum.shared(gl.where(row_max == float("-inf"), 0.0, 1.0))
     return acc, row_max, row_sum
 
 
 @gluon.jit
 def fold_scores(s, row_max, row_sum, problem, scales, block):
-    """A step of the online softmax: (p, row_max, row_sum, alpha)."""
-    if scales.FP8:
-        scale_log2, shift, weight = scales.of_block(problem, block)
-        return shifted_softmax_step(s, row_max, row_sum, scale_log2, shift, weight)
-    else:
-        return softmax_step(s, row_max, row_sum, scales.score)
+    """A step of the online softmax: (p, row_max, row_sum, alpha), as `algebra.softmax_step`.
+
+    In FP8, p is 2^shift times as large, and row_sum grows by weight times the sum of it.
+    """
+    scale_log2, shift, weight = scales.of_block(problem, block)
+    new_max = gl.maximum(row_max, gl.max(s, axis=1) * scale_log2)
+    pivot = gl.where(new_max == float("-inf"), 0.0, new_max)  # no visible key yet
+    p = gl.exp2(s * scale_log2 - (pivot - shift)[:, None])
+    alpha = gl.exp2(row_max - pivot)
+    return p, new_max, row_sum.grown(alpha, p, weight), alpha
 
 
 @gluon.jit
@@ -325,7 +329,7 @@ def consume(problem, schedule, scales, buffers, scheduler, o, lse_out, CONSUMER:
             stage = pass_over(buffers, schedule, stage, begin - first, CONSUMER)
         if scales.FP8:
             row_max -= scales.SHIFT  # which row_sum counts
-        out, lse = acc.finalized(row_max, row_sum)
+        out, lse = acc.finalized(row_max, row_sum.total())
         if scales.FP8:
             out = out.scaled(tile_scales.value)
         mine.store_lse(lse_out, lse, sequence, head, query)

@@ -174,7 +174,7 @@ def fold_scores(s, row_max, row_sum, problem, schedule, scales, block):
     x = s * scale_log2 - (pivot - shift)[:, None]
     p = mixed_exp2(x, schedule.EIGHTHS, schedule.DEGREE)
     p = gl.convert_layout(p, s.type.layout, assert_trivial=True)
-    return p, row_max, row_sum * alpha + gl.sum(p, axis=1) * weight, alpha
+    return p, row_max, row_sum.grown(alpha, p, weight), alpha
 
 
 @gluon.jit
@@ -287,7 +287,7 @@ def consume(
         )  # fmt: skip
         if problem.LEFT:
             stage = pass_over(buffers, schedule, stage, begin - first, CONSUMER)
-        out, lse = acc.finalized(row_max - scales.SHIFT, row_sum)
+        out, lse = acc.finalized(row_max - scales.SHIFT, row_sum.total())
         if scales.FP8:
             out = out.scaled(tile_scales.value)
         trace.enter(ME, round, 0, HAND_OVER)
