@@ -28,7 +28,8 @@ def choose_forward(request: Request) -> Forward:
     order are faster, FA3's kernel serves: its softmax has nothing to hide behind.
     """
     if request.precision is not None:
-        return fa3.choose_fp8(request, forward_quantized)
+        in_order = prefers_order_in_fp8(request)
+        return fa3.choose_fp8(request, fa3.forward_quantized if in_order else forward_quantized)
     if fa3.forward.left_to_gathering(request):
         return fa3.decode_hopper.planned(request) or fa3.packing.forward
     if fa3.forward_hopper.left_to_portable(request):
@@ -69,10 +70,8 @@ def choose_backward(request: Request) -> Backward:
 def forward_quantized(
     request: Request, quantized: Quantized
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """The forward of quantised tensors; FA3's, unchanged, where there is no Hopper and where three
-    consumers in order are faster.
-    """
-    if fa3.forward_fp8_hopper.left_to_portable(request) or prefers_order_in_fp8(request):
+    """The forward of quantised tensors; where there is no Hopper, FA3's, unchanged."""
+    if fa3.forward_fp8_hopper.left_to_portable(request):
         return fa3.forward_quantized(request, quantized)
     return forward_hopper.forward_quantized(request, quantized)
 
