@@ -118,7 +118,7 @@ class Watch:
         def fold_scores(s: Any, *arguments: Any) -> Any:
             p, row_max, row_sum, alpha = original(s, *arguments)
             parts = {"s": mean(s.data.numpy()), "p": mean(p.data.float().numpy())}
-            rows = {"m": row_max.data.numpy(), "l": row_sum.data.numpy()}
+            rows = {"m": row_max.data.numpy(), "l": row_sum.total().data.numpy()}
             rows = {name: value.reshape(-1, CELL)[:, 0] for name, value in rows.items()}
             machine.note("softmax", parts | rows)
             return p, row_max, row_sum, alpha

@@ -407,7 +407,7 @@ BARS = [  # suite, version, what it is held against, bar, shape
     *(
         ("fp8", f"{version} fp8 head", peer or version, bar, {"D": d, "N": n, "causal": x})
         for version in ("fa3", "fa4")
-        for d, peer, bar in ((64, "cudnn fp8", 1.05), (256, "cudnn fp8", 1.2), (128, None, 1.15))
+        for d, peer, bar in ((64, "cudnn fp8", 1.05), (256, "cudnn fp8", 1.19), (128, None, 1.23))
         for n in (4096, 8192, 16384)
         for x in (True, False)
     ),
@@ -438,7 +438,7 @@ def test_measured_speed_meets_its_bars():
     missed = [bar for bar in BARS if not ratio(*bar[:3], **bar[4]) >= bar[3]]
     missed += [bar for bar in MEANS if not mean(*bar[:3], bar[4]) >= bar[3]]
     assert not missed
-    assert mean("fp8", "fa4 fp8 head", "cudnn fp8", 128, shortest=4096) >= 0.97
+    assert mean("fp8", "fa3 fp8 head", "cudnn fp8", 128, shortest=2048) >= 1.05
     large = [row for row in of_suite("decode") if row["B"] * row["N"] >= 2**19]
     assert {row["tb_per_s"] >= 0.95 * COPY for row in large if row["version"] == "fa2"} == {True}
     products = {row["shape"] for row in of_suite("gemm")}
@@ -537,14 +537,15 @@ def test_random_dense_calls_are_as_fast_as_the_best_of_others():
 
 
 def test_the_default_of_fa4_is_the_fastest_setting():
-    """Within 2 % over the lengths: in FP8 at D=128 a threshold would be worth that much more, and
-    costs accuracy.
+    """Within 2 % over the lengths. In FP8 at D=128 a threshold would be worth up to 5 %, and costs
+    accuracy.
     """
-    for suite, D in (("ablation fp8", 128), ("ablation fp8", 256), ("ablation", 256)):
+    bounds = ("ablation fp8", 128, 1.05), ("ablation fp8", 256, 1.02), ("ablation", 256, 1.02)
+    for suite, D, bound in bounds:
         panels = results.ablation_ratios(RESULTS, suite)["fa4"]
         for mask in ("full", "causal"):
             tricks = panels[f"D={D} {mask}"]
-            assert all(tricks[name] <= 1.02 for name in fa4_ablation.SWITCHES if name in tricks)
+            assert all(tricks[name] <= bound for name in fa4_ablation.SWITCHES if name in tricks)
 
 
 @pytest.mark.parametrize("head_dim, bar", [(64, 1.7), (128, 2.0)])

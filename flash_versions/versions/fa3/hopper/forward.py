@@ -22,6 +22,8 @@ What changes.
   head_dim 128 shared memory is too small for that: Q has one buffer, which is empty when a tile's
   last S is computed, or at once if all of Q is in registers; O leaves in parts of 64 or 128
   columns, one after the other.
+* A row's sum is in parts until its tile ends, one for each of the four threads that share the row
+  (`wgmma.RowSums`). Its maximum has to be whole in every block.
 * No work for nothing. Of the blocks that a tile visits, a causal mask or a window may hide some
   from all rows of one consumer. It gives their slots back unread (`slots.pass_over`) and leaves the
   tensor cores to the others.

@@ -56,7 +56,7 @@ def default_config(request: Request) -> RolesConfig:
 
 def fp8_config(request: Request) -> RolesConfig:
     """The fastest configuration in FP8 that was found on an H200 (docs/understand/log.md), but for
-    a threshold at head_dim 128: it is worth a percent or two there, and P loses range for it.
+    a threshold at head_dim 128: it is worth 3 to 5 % there, and P loses range for it.
     """
     head_dim = max(request.q.shape[3], request.v.shape[3])
     # At 128, exponentials take as long as products: the one place where the polynomial pays.

@@ -17,6 +17,9 @@ What changes.
 * A polynomial for some of the exponentials (`exp2.py`).
 * The storer copies O, or its last part, while the consumers begin the next tile.
 
+Where products are so short that FA3's three consumers in order are faster, version "fa4" launches
+FA3's kernel (`config.prefers_order` and `prefers_order_in_fp8` there).
+
 By default conditional rescaling is on above head_dim 128 only, and the polynomial in FP8 only at
 head_dim 65 to 128: elsewhere they cost speed on an H200 (docs/learn/progression.md). So does the
 wait for P V behind the softmax, but for head_dim 192 (docs/understand/log.md).

@@ -92,9 +92,10 @@ LINES = {
     "if problem.CUT:": Line(MASK),
     "if (block >= full_end) | (block < full_begin):": Line(""),
     "s = problem.masked(s, query, block)": Line(""),
-    "p, row_max, row_sum, alpha = fold_scores(s, row_max, row_sum, scales)": Line(
-        "The online softmax of this block. `fold_scores` calls FA2's `softmax_step`; for 8-bit "
-        "inputs it also applies their scales.",
+    "p, row_max, row_sum, alpha = fold_scores(s, row_max, row_sum, problem, scales, block)": Line(
+        "The online softmax of this block, as in FA2's `softmax_step`. `fold_scores` keeps a row's "
+        "sum in four parts, one for each thread that shares the row. For 8-bit inputs it also "
+        "applies their scales.",
         work=("softmax", "exp"),
     ),
     "acc = wait_pv(buffers, acc, acc_token)": Line(
