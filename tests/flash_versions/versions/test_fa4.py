@@ -482,6 +482,34 @@ def test_fp8_is_for_the_hopper_kernel_and_elsewhere_for_fa3(on_hopper, device, m
     assert [asked for asked, _ in given] == [request]
 
 
+@pytest.mark.parametrize(
+    ("head_dim", "length", "options", "in_order"),
+    [
+        (96, 8192, {}, True),
+        (96, 8192, {"window": (512, 0)}, False),  # masks take registers
+        (128, 8192, {}, False),
+        (192, 8192, {}, False),
+        (128, 8192, {"precision": "fp8"}, True),
+        (64, 8192, {"precision": "fp8"}, False),
+        (64, 8192, {"precision": "fp8", "causal": True}, True),
+        (256, 8192, {"precision": "fp8"}, False),
+    ],
+    ids=str,
+)
+def test_short_products_are_left_to_fa3s_consumers_in_order(
+    head_dim, length, options, in_order, monkeypatch
+):
+    monkeypatch.setattr(devices, "assumed", Properties((9, 0), num_sms=132))
+    monkeypatch.setattr(fa3.forward_hopper, "left_to_portable", lambda request: None)
+    q = torch.empty(1, length, 12, head_dim, dtype=torch.bfloat16)
+    chosen = fa4.choose_forward(make_request(q, q, q, **options))
+    if "precision" in options:
+        assert chosen.keywords["kernel"] is (fa3 if in_order else fa4).forward_quantized
+    else:
+        assert chosen.func is (fa3.forward_hopper if in_order else forward_hopper).launch
+        assert chosen.args[0].config.overlap != in_order
+
+
 def test_counting_rescales_of_a_call(device):
     q, k, v = inputs(device, M=64, N=256, head_dim=64)
     k = torch.zeros_like(k)
