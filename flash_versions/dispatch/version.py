@@ -53,7 +53,7 @@ class Version:
         backward_variants: the same of the backward.
         forward_quantized: `forward_quantized(request, quantized)`, the forward of FP8 tensors that
             are quantised already, (o, lse, None); of the request's q, k and v only shapes and dtype
-            are read. None for a version without FP8.
+            are read. `forward` may choose a faster kernel. None for a version without FP8.
         fp8_variants: forward_quantized with one thing changed, by name.
     """
 

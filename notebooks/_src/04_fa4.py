@@ -29,7 +29,8 @@
 # FA4 was designed for Blackwell GPUs. This project measures it on Hopper, where the first two ideas
 # pay only in some cases. By default the kernel for Hopper uses conditional rescaling only where
 # head_dim is larger than 128, and the polynomial only in FP8 at head_dim 65 to 128. The measurements
-# in the middle of this notebook say why. Its second half is about a kernel for Blackwell.
+# in the middle of this notebook say why. Version "fa4" leaves calls with short products to FA3's
+# kernel, which has neither idea. Its second half is about a kernel for Blackwell.
 #
 # Time: about 90 minutes. Read [03_fa3](03_fa3.ipynb) first. You need no GPU.
 
@@ -774,6 +775,7 @@ checked("threshold_pays", min(rescale["bf16, head_dim 256"], rescale["FP8, head_
 checked("no_gain_at_64", eighth["bf16, head_dim 64"] < 0.99)
 checked("best_for_eighth", max(eighth, key=eighth.get) == "FP8, head_dim 128")
 checked("eighth_gains", eighth["FP8, head_dim 128"] > 1.01)
+checked("threshold_gains_more", rescale["FP8, head_dim 128"] > eighth["FP8, head_dim 128"])
 checked("half_costs", max(half.values()) < 0.95)
 requests = [make_request(*[torch.zeros(1, 2, 1, d, dtype=torch.bfloat16)] * 3) for d in (128, 256)]
 defaults = [(default_config(r), fp8_config(r)) for r in requests]
@@ -800,8 +802,9 @@ checked(
 #   take the place of one. <!-- checked: half_costs -->
 #
 # The kernel for Hopper has each trick switched off where it costs.
-# <!-- checked: off_where_it_costs --> (Conditional rescaling in FP8 at head_dim 128 gains about a
-# percent and stays off, because P loses range for it.) What remains of FA4 in these cases are its
+# <!-- checked: off_where_it_costs --> (In FP8 at head_dim 128, conditional rescaling alone would
+# gain more than the polynomial. <!-- checked: threshold_gains_more --> It stays off, because P
+# loses range for it.) What remains of FA4 in these cases are its
 # roles. A GPU with faster products, for which FA4 was designed, has a different balance.
 
 # %% tags=["hide-input"]

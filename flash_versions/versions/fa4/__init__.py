@@ -24,8 +24,9 @@ from flash_versions.versions.fa4.hopper.config import default_config
 
 def choose_forward(request: Request) -> Forward:
     """The kernel for a request, asked in FA3's order. The kernel for Blackwell serves only where it
-    was verified, as it never ran on hardware. Where products are so short that three consumers in
-    order are faster, FA3's kernel serves: its softmax has nothing to hide behind.
+    was verified, as it never ran on hardware. Where products take less time than the softmax, three
+    consumers that wait for each product may be faster than two that overlap theirs. FA4's kernel
+    always overlaps, so FA3's serves.
     """
     if request.precision is not None:
         in_order = prefers_order_in_fp8(request)
@@ -70,7 +71,9 @@ def choose_backward(request: Request) -> Backward:
 def forward_quantized(
     request: Request, quantized: Quantized
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """The forward of quantised tensors; where there is no Hopper, FA3's, unchanged."""
+    """The forward of quantised tensors by FA4's own kernel, also where `choose_forward` takes
+    FA3's, so that it can be measured; where there is no Hopper, FA3's.
+    """
     if fa3.forward_fp8_hopper.left_to_portable(request):
         return fa3.forward_quantized(request, quantized)
     return forward_hopper.forward_quantized(request, quantized)

@@ -312,7 +312,7 @@ BUGS_OF_PADDED_ROWS = {
     "gradients for the keys of another row": Bug(
         "KeyProblem.of_tile", [("sequence * self.kv_apart", "sequence * 0")], WRONG
     ),
-    "each of four threads counts a whole sink": Bug("RowSums.shared", [("x * 0.25", "x")], WRONG),
+    "each of four threads counts a whole sink": Bug("RowSums.spread", [("x * 0.25", "x")], WRONG),
     "one sink for all heads": Bug("HeadMods.of_head", [("self.sinks + head", "self.sinks")], WRONG),
     "one slope for all heads": Bug(
         "HeadMods.of_head", [("head * self.head_stride", "head * 0")], WRONG

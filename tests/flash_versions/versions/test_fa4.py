@@ -486,10 +486,14 @@ def test_fp8_is_for_the_hopper_kernel_and_elsewhere_for_fa3(on_hopper, device, m
     ("head_dim", "length", "options", "in_order"),
     [
         (96, 8192, {}, True),
+        (96, 8192, {"causal": True}, True),
+        (96, 1100, {}, False),  # 72 tiles of 192 rows and 108 of 128: a program has one of either
         (96, 8192, {"window": (512, 0)}, False),  # masks take registers
         (128, 8192, {}, False),
         (192, 8192, {}, False),
         (128, 8192, {"precision": "fp8"}, True),
+        (128, 1100, {"precision": "fp8"}, False),
+        (128, 8192, {"precision": "fp8", "window": (512, 0)}, False),
         (64, 8192, {"precision": "fp8"}, False),
         (64, 8192, {"precision": "fp8", "causal": True}, True),
         (256, 8192, {"precision": "fp8"}, False),

@@ -180,7 +180,7 @@ def first_state(problem, buffers):
     if problem.mods.SINK:
         sink = problem.sinks(WARPGROUP_ROWS, rows)
         row_max = gl.zeros([WARPGROUP_ROWS], gl.float32, rows) + sink
-        row_sum = row_sum.shared(gl.where(row_max == float("-inf"), 0.0, 1.0))
+        row_sum = row_sum.spread(gl.where(row_max == float("-inf"), 0.0, 1.0))
     return acc, row_max, row_sum
 
 

@@ -21,8 +21,9 @@ Where products are so short that FA3's three consumers in order are faster, vers
 FA3's kernel (`config.prefers_order` and `prefers_order_in_fp8` there).
 
 By default conditional rescaling is on above head_dim 128 only, and the polynomial in FP8 only at
-head_dim 65 to 128: elsewhere they cost speed on an H200 (docs/learn/progression.md). So does the
-wait for P V behind the softmax, but for head_dim 192 (docs/understand/log.md).
+head_dim 65 to 128: elsewhere they cost speed on an H200 or, in FP8, accuracy
+(docs/learn/progression.md). The wait for P V behind the softmax costs speed, too, but for head_dim
+192 (docs/understand/log.md).
 
     loader      claim load load load ...      claim load ...
     consumer    await score softmax correct score softmax correct ... drain hand over  await ...
