@@ -58,19 +58,19 @@ class RowSums:
 
     @gluon.jit
     def spread(self, x):
-        """With a number more in each row, of which every thread takes a quarter."""
+        """The sums and x, a number for each row: every thread adds a quarter of it."""
         return RowSums(self.parts + self.per_row(x * 0.25)[:, None])
 
     @gluon.jit
     def grown(self, alpha, p, weight):
-        """alpha times the sums, and weight times those of p."""
+        """alpha times the sums, a number for each row, and weight times the sums of p's rows."""
         layout: gl.constexpr = self.parts.type.layout
         new = gl.convert_layout(sums_of_threads(p), layout, assert_trivial=True)
         return RowSums(self.per_row(alpha)[:, None] * self.parts + weight * new)
 
     @gluon.jit
     def total(self):
-        """(rows,)"""
+        """The sums of whole rows: (rows,)."""
         return gl.sum(self.parts, axis=1)
 
 

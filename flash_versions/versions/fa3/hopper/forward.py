@@ -64,8 +64,9 @@ it. On an H200 that is slower (docs/learn/progression.md), because the other con
 tensor cores busy anyway.
 
 Source: Shah et al. 2024, "FlashAttention-3: Fast and Accurate Attention with Asynchrony and
-Low-precision", arXiv:2407.08608, Algorithm 2 and sections 3.1 and 3.2. Its code has the order of
-causal tiles by weight, in sections of heads whose keys fit in the L2 cache.
+Low-precision", arXiv:2407.08608, Algorithm 2 and sections 3.1 and 3.2. Its code, too, adds up the
+parts of a row's sum at the end, and has the order of causal tiles by weight, in sections of heads
+whose keys fit in the L2 cache.
 """
 
 from triton.experimental import gluon
@@ -190,6 +191,7 @@ def fold_scores(s, row_max, row_sum, problem, scales, block):
 
     In FP8, p is 2^shift times as large, and row_sum grows by weight times the sum of it.
     """
+    # In 16 bits, shift is 0 and weight 1.
     scale_log2, shift, weight = scales.of_block(problem, block)
     new_max = gl.maximum(row_max, gl.max(s, axis=1) * scale_log2)
     pivot = gl.where(new_max == float("-inf"), 0.0, new_max)  # no visible key yet

@@ -38,7 +38,7 @@ head_dim 65 to 128: elsewhere they cost speed on an H200 or, in FP8, accuracy
     both           the tile that the loader has claimed        scheduler.full
 
 Imported from FA3 unchanged: panels and columns with their pipelines and products, masks, P and Q in
-registers, FP8 scales. Schedulers and named barriers come from `tiles`.
+registers, FP8 scales. Schedulers, named barriers and row sums come from `tiles`.
 
 Source. Zadouri et al. 2026, "FlashAttention-4", arXiv:2603.05451; this kernel takes from it what
 Hopper can use.
