@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "flash_versions.versions.fa2": MAKING,
     "flash_versions.versions.fa3": f"{MAKING} versions.fa2",
     "flash_versions.versions.fa4": f"{MAKING} versions.fa3",
-    "flash_versions.versions.oracle": "dispatch versions.fp8",
+    "flash_versions.versions.oracle": MAKING,
     "flash_versions.versions.api": "dispatch versions",
     "flash_versions.flash_attn": "dispatch versions.tiles versions.masks versions.api",
     "flash_versions.integrations": "dispatch versions.tiles versions.api",

@@ -30,6 +30,8 @@ def to_threads(x, pack):
     """
     if x.dim() == 0:
         return x.view(1, 1, 1, 1)
+    if x.dim() == 2 and pack == 1:  # no matter which thread has which
+        return x.reshape(1, 1, -1, 1)
     if x.dim() == 1 and len(x) != 64:  # no matter which thread has which
         return x.view(4, 32, -1, pack)
     if x.dim() == 1:  # the four threads of a row have the same
@@ -43,6 +45,8 @@ def from_threads(x, shape):
     """The inverse of `to_threads`, for elements that may have another type."""
     if len(shape) == 0:
         return x.view(())
+    if len(shape) == 2 and x.shape[3] == 1:
+        return x.reshape(shape)
     if len(shape) == 1 and shape[0] != 64:
         return x.reshape(shape)
     if len(shape) == 1:
@@ -53,9 +57,11 @@ def from_threads(x, shape):
 
 
 def elementwise(asm, constraints, args, dtype, pack):
-    """The torch tensor that `inline_asm_elementwise` makes of torch tensors of one shape; without
-    any, a number.
+    """The torch tensor that `inline_asm_elementwise` makes of torch tensors, which are broadcast to
+    one shape; without any, a number.
     """
+    if len(args) > 1 and not any(isinstance(x, Pointer) for x in args):
+        args = torch.broadcast_tensors(*args)
     arguments = [x for arg in args for x in registers_of(arg, pack)]
     kinds = constraints.split(",")
     number = sum(kind.startswith("=") for kind in kinds)
@@ -270,12 +276,34 @@ def instruction(name, operands):
             return operands[0] - operands[1]
         case ["min", "u32"]:  # of addresses, which are no larger than an int32
             return torch.minimum(operands[0], operands[1])
+        case ["prmt", "b32"]:
+            assert int(operands[2]) == 0x5410, "no other choice of bytes is known"
+            return operands[0] & 0xFFFF | operands[1] << 16
+        case ["add" | "max" as kind, "f16x2"]:
+            function = {"add": torch.add, "max": torch.fmax}[kind]
+            return joined(map(function, *map(halves, operands)))
+        case ["fma", "rn", "f16x2"]:  # in fp64, which holds a product and a sum of fp16 nearly
+            a, b, c = ([x.double() for x in halves(x)] for x in operands)
+            return joined((x * y + z).half() for x, y, z in zip(a, b, c))
+        case ["max", "f16"]:
+            return half_bits(torch.fmax(*map(half, operands)))
+        case ["ex2", "approx", "f16"]:
+            return half_bits(torch.exp2(half(operands[0]).float()).half())
+        case ["add", "f32"]:
+            return bits(operands[0].view(torch.float32) + operands[1].view(torch.float32))
+        case ["cvt", "u32", "u16"]:
+            return operands[0] & 0xFFFF
         case ["cvt", "f32", "f16"]:
-            return bits(operands[0].to(torch.int16).view(torch.float16).float())
+            return bits(half(operands[0]).float())
+        case ["cvt", "rn", "satfinite", "f16", "f32"]:
+            return half_bits(operands[0].view(torch.float32).clamp(-65504, 65504).half())
         case ["cvt", "rn", "bf16x2" | "f16x2" as kind, "f32"]:
             dtype = torch.bfloat16 if kind == "bf16x2" else torch.float16
             high, low = (x.view(torch.float32).to(dtype).view(torch.int16) for x in operands)
             return low.to(torch.int32) & 0xFFFF | high.to(torch.int32) << 16
+        case ["cvt", "rn", "satfinite", kind, "f16x2"]:
+            low, high = (x.float() for x in halves(operands[0]))
+            return saturated(low, FP8[kind]) | saturated(high, FP8[kind]) << 8
         case ["cvt", "rn", "satfinite", kind, "f32"]:
             high, low = (x.view(torch.float32) for x in operands)
             return saturated(low, FP8[kind]) | saturated(high, FP8[kind]) << 8
@@ -286,3 +314,24 @@ def saturated(x, dtype):
     """fp32 rounded to 8 bits, those of int32."""
     largest = torch.finfo(dtype).max
     return x.clamp(-largest, largest).to(dtype).view(torch.uint8).to(torch.int32)
+
+
+def half(x):
+    """The fp16 in the lower half of a register."""
+    return x.to(torch.int16).view(torch.float16)
+
+
+def half_bits(x):
+    """fp16 as the lower half of a register."""
+    return x.view(torch.int16).to(torch.int32) & 0xFFFF
+
+
+def halves(x):
+    """The two fp16 of a register."""
+    return half(x), half(x >> 16)
+
+
+def joined(numbers):
+    """Two fp16 as a register."""
+    low, high = map(half_bits, numbers)
+    return low | high << 16

@@ -14,8 +14,9 @@ def tensor_of(x):
     """The torch tensor of a value; a Python number is an int32 or an fp32."""
     if isinstance(x, Tensor):
         return x.data
-    kind = {bool: torch.bool, float: torch.float32}.get(type(x), torch.int32)
-    return torch.tensor(float(x) if isinstance(x, float) else x, dtype=kind)
+    if isinstance(x, float):  # or a constant that is one
+        return torch.tensor(float(x), dtype=torch.float32)
+    return torch.tensor(x, dtype=torch.bool if isinstance(x, bool) else torch.int32)
 
 
 class Tensor:
@@ -38,6 +39,9 @@ class Tensor:
 
     def __getitem__(self, index):
         return Tensor(self.data[index])
+
+    def __invert__(self):
+        return Tensor(~self.data)
 
     def __neg__(self):
         return Tensor(-self.data)

@@ -35,7 +35,8 @@ class Product:
             product += self.acc.result.data
         elif self.use_acc:
             product += self.acc.data
-        self.result = Tensor(product)
+        in_fp16 = isinstance(self.acc, Tensor) and self.acc.dtype == torch.float16
+        self.result = Tensor(product.half() if in_fp16 else product)
 
 
 def warpgroup_mma(a, b, acc, use_acc=True, is_async=False):

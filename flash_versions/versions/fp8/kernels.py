@@ -129,7 +129,8 @@ def scaled(
         found = load_row_values(scale, scales, block, 1.0)
     if WRITE:
         inverse = tl.broadcast_to(tl.div_rn(1.0, found)[:, None], (BLOCKS, BLOCK))
-        return x * tl.reshape(inverse, (x.shape[0],))[:, None]
+        x *= tl.reshape(inverse, (x.shape[0],))[:, None]
+        return tl.clamp(x, -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)  # infinities
     else:
         return x
 
@@ -259,6 +260,7 @@ def quantize_kernel(
     HADAMARD: tl.constexpr,
     MEASURE: tl.constexpr,
     WRITE: tl.constexpr,
+    FACTOR_LIMIT: tl.constexpr,
     LIMIT: tl.constexpr,
 ):
     """A tile of V, K or Q for each program; V's, which take longest, come first.
@@ -281,14 +283,14 @@ def quantize_kernel(
         else:
             quantize_rows(
                 inputs[1], outputs[1], scales[1], rows, kv_length, tile,
-                1, BLOCK_KEYS, HADAMARD, MEASURE, WRITE, LIMIT
+                1, BLOCK_KEYS, HADAMARD, MEASURE, WRITE, FACTOR_LIMIT
             )  # fmt: skip
     else:
         head, tile, sequence = place(program - 2 * of_keys, heads, q_tiles)
         rows = Rows(sequence, head, sequence * 0, q_length)
         quantize_rows(
             inputs[0], outputs[0], scales[0], rows, q_length, tile,
-            GROUP, BLOCK_ROWS, HADAMARD, MEASURE, WRITE, LIMIT
+            GROUP, BLOCK_ROWS, HADAMARD, MEASURE, WRITE, FACTOR_LIMIT
         )  # fmt: skip
 
 

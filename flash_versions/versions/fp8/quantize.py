@@ -1,11 +1,14 @@
 """Queries, keys and values in 8 bits: scales, the rotation of Q and K, the transposed V.
 
 An e4m3 number has three bits after the leading one and reaches from 2^-9 to 448, so a tensor is
-divided by a scale first: value = fp8 * scale, scale = largest magnitude / 448. How many values
-share a scale is a choice (`Fp8.scales`): all of a tensor, those of a head, those of a block of 64
-queries or 128 keys. e4m3 is a floating-point format: what is 100 times smaller than the largest
-value is rounded no worse than that one; only below a 2^15-th of it do bits begin to go. So the
-granularity of the scales matters less than one would think; docs/understand/fp8.md has the figures.
+divided by a scale first: value = fp8 * scale, scale = largest magnitude / limit. The limit of V is
+448. That of Q and K is smaller, as no sum of their products may exceed what fp16 holds
+(`largest_factor`): kernels may have scores in 16 bits then. How many values share a scale is a
+choice (`Fp8.scales`): all of a tensor, those of a head, those of a block of 64 queries or 128 keys.
+e4m3 is a floating-point format: what is 100 times smaller than the largest value is rounded no
+worse than that one; only below a 28000th of it in V, and a 1400th in Q and K of 128 dims, do bits
+begin to go. So the granularity of the scales matters less than one would think;
+docs/understand/fp8.md has the figures.
 
 What helps is to spread outliers over the head before they are rounded: incoherent processing
 (`Fp8.hadamard`). With the orthogonal matrix R = diag(signs) @ H / sqrt(dim), signs fixed and
@@ -45,8 +48,8 @@ def quantize(
 ) -> Quantized:
     """Quantise the inputs of attention.
 
-    A scale is the largest finite magnitude / 448 (57344 for e5m2), 1 where that is below 2^-100.
-    Infinities become the largest value that there is, NaN stays. With blocks, one launch reads
+    A scale is the largest finite magnitude / limit, 1 where that is below 2^-100. The limit of V is
+    448 (57344 for e5m2), that of Q and K `largest_factor`. Infinities become the limit, NaN stays. With blocks, one launch reads
     each input once; other scales are only known after a first pass.
 
     Args:
@@ -134,6 +137,15 @@ def dequantize(x: Quantized) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 @cache
+def largest_factor(dtype: torch.dtype, head_dim: int) -> float:
+    """The largest 8-bit number of which head_dim products of two add up to no more than fp16 holds:
+    what the largest magnitude of Q and of K becomes.
+    """
+    numbers = torch.arange(256).to(torch.uint8).view(dtype).float()
+    return numbers[head_dim * numbers * numbers <= torch.finfo(torch.float16).max].max().item()
+
+
+@cache
 def key_order(n16: int) -> torch.Tensor:
     """Which key lies at each position of `Quantized.v`: 16i + 8h + 2l + j at 16i + 4l + 2h + j,
     with h < 2, l < 4, j < 2.
@@ -215,6 +227,7 @@ def _launch(
                 "HADAMARD": how.hadamard,
                 "MEASURE": measure,
                 "WRITE": write,
+                "FACTOR_LIMIT": largest_factor(how.dtype, q.shape[3]),
                 "LIMIT": torch.finfo(how.dtype).max,
             },
             num_warps=max(_num_warps(view, how.hadamard) for view in views),

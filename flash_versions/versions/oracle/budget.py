@@ -34,6 +34,11 @@ to those above for fp32 inputs; an ulp is one of 8 bits.
 * o, lse: the tensor cores add 8-bit products, 32 at a time, with 13 bits behind the leading one of
   the largest: 2^-13 of the scores at the size of t, which moves o as one u does, and 2^-13 of the
   accumulator for each 32 keys, at the size of o. Only on a GPU.
+* o, lse: on Hopper, scores of tensors that were quantised here are in fp16 (`fa3/fp8/pairs.py`). One
+  that counts is at most 8 larger than its LSE, in magnitude. S is off by a 2^-11-th of that, and
+  the exponent, below 16, by 2^-8: each p on its own, as by the rounding to 8 bits. The scale is off
+  by a 2^-11-th, too, and what blocks of other scales add by 2^-8, alike for the keys of a block:
+  this moves o as u does.
 
 Sources: the rule of the FlashAttention test suite (Dao-AILab/flash-attention, tests/), with an fp64
 oracle in the place of fp32 and the rounding term derived instead of chosen. The square root: Higham
@@ -49,7 +54,7 @@ from typing import Any
 
 import torch
 
-from flash_versions.dispatch.precision import BLOCK_KEYS, Quantized
+from flash_versions.dispatch.precision import BLOCK_KEYS, Quantized, is_fp8
 from flash_versions.dispatch.request import Request, make_request
 from flash_versions.versions.fp8.quantize import prepare
 from flash_versions.versions.oracle.reference import (
@@ -60,10 +65,14 @@ from flash_versions.versions.oracle.reference import (
     fp8_unit,
     weighted_sum,
 )
+from flash_versions.versions.tiles.wgmma import available
 
 HALF_ULP = 2.0**-24  # one fp32 rounding, relative
 FP8_SUM = 2.0**-13  # what a tensor core loses of a sum of 8-bit products, relative
 FP8_SUMMANDS = 32  # of such a sum
+FP16 = 2.0**-11  # what rounding to fp16 takes, relative
+FP16_POWER = 2.0**-8  # and to a power of 2 with an exponent in fp16
+FP16_REACH = 8.0  # scores this far below the LSE count no more
 DIMS = {"o": 4, "lse": 3, "do": 4, "dlse": 3, "dq": 4, "dk": 4, "dv": 4, "dsink": 1}
 Tensors = dict[str, torch.Tensor]
 
@@ -193,7 +202,8 @@ def assess_request(
     terms = fp32_rounding(exact, oracle, do, dlse, torch.finfo(request.q.dtype).eps)
     if quantized is not None:
         baseline = dict(zip(("o", "lse"), forward_fp8(request, quantized)))
-        terms = fp8_rounding(quantized, exact, oracle, terms)
+        fp16_scores = not is_fp8(request.q) and available(request.q.device)
+        terms = fp8_rounding(quantized, exact, oracle, terms, fp16_scores)
     else:
         baseline = plain_pytorch(request, do, dlse)
         if not all(x.isfinite().all() for name, x in baseline.items() if name != "lse"):
@@ -281,7 +291,11 @@ def deviation_of_values(exact: Request) -> torch.Tensor:
 
 
 def fp8_rounding(
-    quantized: Quantized, exact: Request, oracle: Tensors, terms: dict[str, float]
+    quantized: Quantized,
+    exact: Request,
+    oracle: Tensors,
+    terms: dict[str, float],
+    fp16_scores: bool,
 ) -> dict[str, float]:
     """The rounding terms of a request in FP8, from those of fp32; see the top of this file.
 
@@ -313,6 +327,12 @@ def fp8_rounding(
         moved = finite_max(scores[..., None] * deviation_of_values(exact))
         found["o"] += FP8_SUM * (moved + sums * finite_max(oracle["o"]))
         found["lse"] += FP8_SUM * finite_max(scores)
+    if fp16_scores:
+        scores = torch.where(oracle["lse"].isfinite(), oracle["lse"].abs(), 0.0).mT + FP16_REACH
+        error = (FP16 * scores + FP16_POWER)[..., None]
+        found["o"] += finite_max(error / (kind.eps / 2) * rounded)
+        found["o"] += finite_max(error * deviation_of_values(exact))
+        found["lse"] += 2 * finite_max(error)
     return found
 
 

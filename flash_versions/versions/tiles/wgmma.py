@@ -62,10 +62,9 @@ class RowSums:
         return RowSums(self.parts + self.per_row(x * 0.25)[:, None])
 
     @gluon.jit
-    def grown(self, alpha, p, weight):
-        """alpha times the sums, a number for each row, and weight times the sums of p's rows."""
-        layout: gl.constexpr = self.parts.type.layout
-        new = gl.convert_layout(sums_of_threads(p), layout, assert_trivial=True)
+    def grown(self, alpha, new, weight):
+        """alpha times the sums, a number for each row, and weight times new parts (rows, 4)."""
+        new = gl.convert_layout(new, self.parts.type.layout, assert_trivial=True)
         return RowSums(self.per_row(alpha)[:, None] * self.parts + weight * new)
 
     @gluon.jit

@@ -215,8 +215,8 @@ BUGS = {
     "K is released while it is read": Bug(
         # Of a tile's first block: later ones are safe behind the V that is filled before.
         "attend",
-        [("s = warpgroup_mma_wait(0, deps=[multiply_qk(q, buffers.k.tile(stage))])",
-          "s_token = multiply_qk(q, buffers.k.tile(stage))"),
+        [("s = warpgroup_mma_wait(0, deps=[multiply_qk(q, buffers.k.tile(stage), scales.SCORES)])",
+          "s_token = multiply_qk(q, buffers.k.tile(stage), scales.SCORES)"),
          ("    buffers.k.release(stage)\n    s = problem",
           "    buffers.k.release(stage)\n    s = warpgroup_mma_wait(0, deps=[s_token])\n"
           "    s = problem")],

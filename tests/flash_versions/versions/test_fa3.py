@@ -281,10 +281,23 @@ def test_three_consumers_in_order(head_dim, tokens, options, expected):
     (256, LONG, {}, False),
 ], ids=str)  # fmt: skip
 def test_three_consumers_in_order_in_fp8(head_dim, tokens, options, expected):
-    q = torch.empty(*tokens, 2048 // head_dim, head_dim, dtype=torch.bfloat16)
+    """Of the caller's 8-bit tensors, as their scores have 32 bits."""
+    q = torch.empty(*tokens, 2048 // head_dim, head_dim, dtype=torch.float8_e4m3fn)
     with devices.assume(Properties(num_sms=132)):
         config = fp8_config(make_request(q, q, q, **options))
     assert (config.consumers == 3 and not config.overlap) == expected
+
+
+@pytest.mark.parametrize(("head_dim", "tokens", "options", "consumers"), [
+    (128, LONG, {}, 3), (128, SHORT, {}, 2), (128, ONE, CAUSAL, 3), (128, LONG, CAUSAL, 2),
+    (64, SHORT, CAUSAL, 2), (64, LONG, {}, 3), (256, LONG, {}, 2),
+], ids=str)  # fmt: skip
+def test_consumers_whose_scores_have_16_bits(head_dim, tokens, options, consumers):
+    """Three overlap where two would not fill the SMs better."""
+    q = torch.empty(*tokens, 2048 // head_dim, head_dim, dtype=torch.bfloat16)
+    with devices.assume(Properties(num_sms=132)):
+        config = fp8_config(make_request(q, q, q, precision="fp8", **options))
+    assert config.consumers == consumers and config.overlap
 
 
 @pytest.mark.skipif(not OPERANDS_STAY, reason="this Triton's ptxas would copy Q for each block")

@@ -482,6 +482,9 @@ def test_fp8_is_for_the_hopper_kernel_and_elsewhere_for_fa3(on_hopper, device, m
     assert [asked for asked, _ in given] == [request]
 
 
+GIVEN = {"q_descale": torch.ones(())}  # tensors of 8 bits
+
+
 @pytest.mark.parametrize(
     ("head_dim", "length", "options", "in_order"),
     [
@@ -491,12 +494,13 @@ def test_fp8_is_for_the_hopper_kernel_and_elsewhere_for_fa3(on_hopper, device, m
         (96, 8192, {"window": (512, 0)}, False),  # masks take registers
         (128, 8192, {}, False),
         (192, 8192, {}, False),
-        (128, 8192, {"precision": "fp8"}, True),
-        (128, 1100, {"precision": "fp8"}, False),
-        (128, 8192, {"precision": "fp8", "window": (512, 0)}, False),
-        (64, 8192, {"precision": "fp8"}, False),
-        (64, 8192, {"precision": "fp8", "causal": True}, True),
-        (256, 8192, {"precision": "fp8"}, False),
+        (128, 8192, {"precision": "fp8"}, False),  # of tensors that are quantised in the call
+        (128, 8192, GIVEN, True),
+        (128, 1100, GIVEN, False),
+        (128, 8192, {**GIVEN, "window": (512, 0)}, False),
+        (64, 8192, GIVEN, False),
+        (64, 8192, {**GIVEN, "causal": True}, True),
+        (256, 8192, GIVEN, False),
     ],
     ids=str,
 )
@@ -506,8 +510,11 @@ def test_short_products_are_left_to_fa3s_consumers_in_order(
     monkeypatch.setattr(devices, "assumed", Properties((9, 0), num_sms=132))
     monkeypatch.setattr(fa3.forward_hopper, "left_to_portable", lambda request: None)
     q = torch.empty(1, length, 12, head_dim, dtype=torch.bfloat16)
-    chosen = fa4.choose_forward(make_request(q, q, q, **options))
-    if "precision" in options:
+    if "q_descale" in options:
+        q = q.to(torch.float8_e4m3fn)
+    request = make_request(q, q, q, **options)
+    chosen = fa4.choose_forward(request)
+    if request.precision is not None:
         assert chosen.keywords["kernel"] is (fa3 if in_order else fa4).forward_quantized
     else:
         assert chosen.func is (fa3.forward_hopper if in_order else forward_hopper).launch

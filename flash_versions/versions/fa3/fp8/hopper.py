@@ -3,15 +3,18 @@
 What 16 bits waste. The tensor cores multiply 8-bit numbers twice as fast, and tiles of them take
 half the shared memory and half the traffic.
 
-What changes, all of it in `operands.py` and `scales.py`:
+What changes, all of it in `operands.py`, `scales.py` and `pairs.py`:
 * V is stored transposed, and P needs no shuffle to become its left operand.
 * P is multiplied by 2^8, because e4m3 has few bits for small numbers. The row sum has the same
   factor, which is subtracted from the LSE.
 * The scales of Q and K become part of the factor of the scores; that of V multiplies o.
+* Scores of tensors that were quantised in the call have 16 bits, two in a register. Those of the
+  caller's 8-bit tensors have 32, as products of these may be larger than fp16's numbers.
 
 Cost. The products take half the time, the exponentials as long as before: 512 cycles of the tensor
 cores and 512 of the special function units for 64 rows and 128 keys at head_dim 128. Two consumers
-keep neither unit busy all the time, so there are three where their tiles fill the SMs
+keep neither unit busy all the time, so there are three where their tiles fill the SMs. With scores
+of 16 bits they overlap S with P V; with 32 bits registers do not suffice for that
 (`config.prefers_order_in_fp8`).
 
 Source: Shah et al. 2024, "FlashAttention-3", section 3.3; scales for blocks and the rotation of Q
@@ -25,7 +28,7 @@ from flash_versions.dispatch.precision import BLOCK_KEYS, BLOCK_ROWS, Quantized
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import box_width
 from flash_versions.versions.fa3.hopper import host as forward_hopper
-from flash_versions.versions.fa3.hopper.config import HopperConfig, fp8_config
+from flash_versions.versions.fa3.hopper.config import HopperConfig, fp8_config, has_fp16_scores
 from flash_versions.versions.fp8.quantize import P_OFFSET
 from flash_versions.versions.tiles.rows import cdiv
 from flash_versions.versions.tiles.tma import describe_swizzled

@@ -4,6 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from flash_versions.dispatch.precision import BLOCK_KEYS
+from flash_versions.versions.fa3.fp8.pairs import scale_in_fp16
 from flash_versions.versions.tiles.triton_compat import aggregate
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
@@ -29,6 +30,7 @@ class Scales:
     v: gl.tensor
     v_reference: gl.tensor
     FP8: gl.constexpr
+    SCORES: gl.constexpr  # what the tensor cores add up scores in, see `pairs.py`
     PER_BLOCK: gl.constexpr  # a scale for 64 queries, for 128 keys; otherwise for each key head
     SHIFT: gl.constexpr  # P and its row sum count 2^SHIFT times
 
@@ -39,8 +41,9 @@ class Scales:
         if not self.FP8:
             score = problem.scale_log2
             return TileScales(
-                score, score, score, self.k, self.v, self.FP8, self.PER_BLOCK, self.SHIFT
-            )
+                score, score, score,
+                self.k, self.v, self.FP8, self.SCORES, self.PER_BLOCK, self.SHIFT
+            )  # fmt: skip
         elif self.PER_BLOCK:
             rows = gl.cdiv(problem.q_length, WARPGROUP_ROWS)
             row = gl.minimum(query // WARPGROUP_ROWS, rows - 1)  # a tile may end past the last one
@@ -49,15 +52,15 @@ class Scales:
             value = gl.load(self.v_reference + key_head)
             return TileScales(
                 problem.scale_log2 * q_scale, value, 1.0 / value,
-                self.k + first, self.v + first, self.FP8, self.PER_BLOCK, self.SHIFT
+                self.k + first, self.v + first, self.FP8, self.SCORES, self.PER_BLOCK, self.SHIFT
             )  # fmt: skip
         else:
             scale = gl.load(self.q + key_head) * gl.load(self.k + key_head)
-            score = gl.maximum(problem.scale_log2 * scale, TINY)
+            score = problem.scale_log2 * scale
             value = gl.load(self.v_reference + key_head)
             return TileScales(
                 score, value, value,
-                self.k, self.v, self.FP8, self.PER_BLOCK, self.SHIFT
+                self.k, self.v, self.FP8, self.SCORES, self.PER_BLOCK, self.SHIFT
             )  # fmt: skip
 
 
@@ -71,6 +74,7 @@ class TileScales:
     k: gl.tensor  # pointers to those of the head's blocks of keys
     v: gl.tensor
     FP8: gl.constexpr
+    SCORES: gl.constexpr
     PER_BLOCK: gl.constexpr
     SHIFT: gl.constexpr
 
@@ -88,7 +92,17 @@ class TileScales:
             # Out of bounds: a block of zeros, which has any scale.
             share = gl.minimum(gl.maximum(gl.load(self.v + index) * self.per_value, SMALLEST), 1.0)
             shift = log2_approx(share)
-            score = gl.maximum(self.score * gl.load(self.k + index), TINY)
+            score = self.of_scores(self.score * gl.load(self.k + index))
             return score, self.SHIFT + shift, gl.exp2(-shift)
         else:
-            return self.score, self.SHIFT, 1.0
+            return self.of_scores(self.score), self.SHIFT, 1.0
+
+    @gluon.jit
+    def of_scores(self, score):
+        """A scale of scores as they can be multiplied by it."""
+        if self.SCORES == gl.float16:
+            return scale_in_fp16(score)
+        elif self.FP8:
+            return gl.maximum(score, TINY)
+        else:
+            return score

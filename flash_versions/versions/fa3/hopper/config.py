@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from flash_versions.dispatch.device import H200_SHARED_MEMORY, devices
+from flash_versions.dispatch.precision import is_fp8
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import box_width, panel_widths, value_columns, value_widths
 from flash_versions.versions.tiles.rows import cdiv
@@ -15,6 +16,7 @@ from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 THREE_TO_TWO = 1.16, 1.0  # at head_dim 64, all overlapping
 THREE_IN_ORDER_TO_TWO = 1.05, 0.98  # from 65 to 112 dims, the three in order
 FP8_THREE_IN_ORDER_TO_TWO = 1.07, 1.0  # in FP8 from 65 to 128 dims, the three in order
+FP16_SCORES_THREE_TO_TWO = 1.12, 1.0  # in FP8 up to 128 dims with scores in fp16, all overlapping
 SHORT = 4096
 OTHER_BYTES = 3 * 1024  # what a program has in shared memory beside tiles, at most
 INTERVAL_BYTES = 1024  # of the keys in a third slot of K
@@ -265,12 +267,19 @@ def fp8_config(request: Request) -> HopperConfig:
     return overlapping_fp8_config(request)
 
 
+def has_fp16_scores(request: Request) -> bool:
+    """Whether scores in FP8 have 16 bits (`fp8/pairs.py`): not of the caller's 8-bit tensors, whose
+    products fp16 may not hold.
+    """
+    return not is_fp8(request.q)
+
+
 def prefers_order_in_fp8(request: Request) -> bool:
-    """`prefers_order` in FP8, where products take half of their time. At head_dim 64 the other
-    configuration has tiles of 192 rows, too.
+    """`prefers_order` in FP8 with scores of 32 bits, where products take half of their time. At
+    head_dim 64 the other configuration has tiles of 192 rows, too.
     """
     head_dim = max(request.q.shape[3], request.v.shape[3])
-    if head_dim > 128 or not is_plain(request):
+    if head_dim > 128 or not is_plain(request) or has_fp16_scores(request):
         return False
     causal = request.window_right is not None
     if head_dim <= 64:
@@ -285,11 +294,15 @@ def overlapping_fp8_config(request: Request, hold: bool = True) -> HopperConfig:
     head_dim = max(request.q.shape[3], request.v.shape[3])
     if head_dim > 128:
         return HopperConfig(q_stages=1, scheduler=scheduler)
+    config = HopperConfig(3, stages=3, q_stages=1, ping_pong=False, scheduler=scheduler)
     held = box_width(request.q.shape[3]) if hold and OPERANDS_STAY else 0
-    return HopperConfig(
-        2 if head_dim > 64 else 3, stages=3, q_stages=2 if causal or not held else 1, held=held,
-        ping_pong=False, scheduler=scheduler
-    )  # fmt: skip
+    q_stages = 2 if causal or not held else 1
+    if has_fp16_scores(request):
+        if fills_better(request, FP16_SCORES_THREE_TO_TWO, 1):
+            return replace(config, consumers=2, held=held, q_stages=q_stages)
+        return config
+    consumers = 2 if head_dim > 64 else 3
+    return replace(config, consumers=consumers, held=held, q_stages=q_stages)
 
 
 def prefers_two_consumers(request: Request) -> bool:

@@ -30,9 +30,9 @@ What changes.
 
 A head_dim between the powers of two is two panels, such as 192 = 128 + 64 (`panels.py`): then `acc`
 is two accumulators, and a product with it two products. From 65 to 112 dims, products with V read
-as many columns of its tile as there are (`columns.py`). There and in FP8, where products are short,
-three consumers that wait for each product (`attend_in_order`) may be faster than two that overlap
-theirs (`config.prefers_order` and `prefers_order_in_fp8`).
+as many columns of its tile as there are (`columns.py`). There and in FP8 with scores of 32 bits,
+where products are short, three consumers that wait for each product (`attend_in_order`) may be
+faster than two that overlap theirs (`config.prefers_order` and `prefers_order_in_fp8`).
 
 One program with two consumers. Time runs from left to right, [..] is work of the tensor cores.
 Blocks are counted in the order in which they are visited, from the last block of keys to the first:
@@ -77,6 +77,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from flash_versions.versions.fa3.fp8.pairs import largest, powers, sums
 from flash_versions.versions.fa3.fp8.scales import Scales
 from flash_versions.versions.fa3.hopper.columns import (
     Columns,
@@ -193,11 +194,11 @@ def fold_scores(s, row_max, row_sum, problem, scales, block):
     """
     # In 16 bits, shift is 0 and weight 1.
     scale_log2, shift, weight = scales.of_block(problem, block)
-    new_max = gl.maximum(row_max, gl.max(s, axis=1) * scale_log2)
+    new_max = gl.maximum(row_max, largest(s, row_max) * scale_log2)
     pivot = gl.where(new_max == float("-inf"), 0.0, new_max)  # no visible key yet
-    p = gl.exp2(s * scale_log2 - (pivot - shift)[:, None])
+    p = powers(s, scale_log2, pivot, shift, scales.PER_BLOCK)
     alpha = gl.exp2(row_max - pivot)
-    return p, new_max, row_sum.grown(alpha, p, weight), alpha
+    return p, new_max, row_sum.grown(alpha, sums(p), weight), alpha
 
 
 @gluon.jit
@@ -213,7 +214,7 @@ def attend(
     entry = problem.entry(end - 1)
     block = problem.block_of(entry)
     buffers.k.wait(stage)
-    s = warpgroup_mma_wait(0, deps=[multiply_qk(q, buffers.k.tile(stage))])
+    s = warpgroup_mma_wait(0, deps=[multiply_qk(q, buffers.k.tile(stage), scales.SCORES)])
     buffers.k.release(stage)
     s = problem.scored(s, query, block)
     if problem.LEFT or problem.RIGHT or problem.EDGE:
@@ -233,7 +234,7 @@ def attend(
             buffers.k.wait(stage)
         if schedule.PING_PONG:
             named_barrier_sync(CONSUMER)
-        s_token = multiply_qk(q, buffers.k.tile(stage))
+        s_token = multiply_qk(q, buffers.k.tile(stage), scales.SCORES)
         buffers.v.wait(before)
         acc_token = multiply_pv(p, buffers, before, acc)
         if schedule.PING_PONG:
@@ -275,7 +276,7 @@ def attend_in_order(
         buffers.k.wait(stage)
         if schedule.PING_PONG:
             named_barrier_sync(CONSUMER)
-        s_token = multiply_qk(q, buffers.k.tile(stage))
+        s_token = multiply_qk(q, buffers.k.tile(stage), scales.SCORES)
         if schedule.PING_PONG:
             named_barrier_arrive(CONSUMER, schedule.CONSUMERS)
         s = warpgroup_mma_wait(0, deps=[s_token])
@@ -319,7 +320,7 @@ def consume(problem, schedule, scales, buffers, scheduler, o, lse_out, CONSUMER:
         q = left_operand(buffers.q.tile(q_stage), problem.BLOCK_KV, schedule.HELD)
         if schedule.Q_AT_ONCE:
             release_q(buffers, schedule, q_stage)
-        if problem.uneven():
+        if problem.UNEVEN:
             stage = pass_over(buffers, schedule, stage, last - end, CONSUMER)
         if schedule.OVERLAP:
             acc, row_max, row_sum, stage = attend(
@@ -393,6 +394,7 @@ def forward_kernel(
     RIGHT: gl.constexpr,
     EDGE: gl.constexpr,
     CUT: gl.constexpr,
+    UNEVEN: gl.constexpr,
     CAP: gl.constexpr,
     RAGGED: gl.constexpr,
     PACKED: gl.constexpr,
@@ -403,6 +405,7 @@ def forward_kernel(
     PANELS_V: gl.constexpr,
     COLUMNS_V: gl.constexpr,
     FP8: gl.constexpr,
+    FP16_SCORES: gl.constexpr,
     PER_BLOCK: gl.constexpr,
     SHIFT: gl.constexpr,
     CONSUMERS: gl.constexpr,
@@ -421,9 +424,10 @@ def forward_kernel(
         plan, slopes, sinks, lists, q_length, kv_length, heads, batch, section, window_left,
         window_right, scale_log2, cap_scale, kv_apart, slopes_batch_stride, slopes_head_stride,
         batch_lines, head_lines, listed_blocks, listed_tiles, HEADS, GROUP, LEFT, RIGHT, EDGE, CUT,
-        CAP, RAGGED, PACKED, ALIBI, SINK, LISTED, CONSUMERS, k.block_type.shape[-2]
+        UNEVEN, CAP, RAGGED, PACKED, ALIBI, SINK, LISTED, CONSUMERS, k.block_type.shape[-2]
     )  # fmt: skip
-    scales = Scales(q_scale, k_scale, v_scale, v_reference, FP8, PER_BLOCK, SHIFT)
+    SCORES: gl.constexpr = gl.float16 if FP16_SCORES else gl.float32
+    scales = Scales(q_scale, k_scale, v_scale, v_reference, FP8, SCORES, PER_BLOCK, SHIFT)
     q, k = make_boxes(q, q_second, PANELS), make_boxes(k, k_second, PANELS)
     v = make_boxes(v, v_second, PANELS_V)
     Q_AT_ONCE: gl.constexpr = q.width() == HELD

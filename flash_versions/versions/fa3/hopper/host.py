@@ -14,7 +14,11 @@ from flash_versions.dispatch.replay.recording import optional
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import box_width, panel_widths, value_columns, value_widths
 from flash_versions.versions.fa3.forward import L2_BYTES, heads_of_section
-from flash_versions.versions.fa3.hopper.config import HopperConfig, default_config
+from flash_versions.versions.fa3.hopper.config import (
+    HopperConfig,
+    default_config,
+    has_fp16_scores,
+)
 from flash_versions.versions.fa3.hopper.forward import forward_kernel
 from flash_versions.versions.tiles import wgmma
 from flash_versions.versions.tiles.intervals import Intervals, shape_of
@@ -235,20 +239,23 @@ def score_scales(request: Request) -> tuple[float, float]:
 def constants(request: Request, config: HopperConfig) -> dict[str, Any]:
     """The constants of `QueryProblem`."""
     left, right, kv_length = request.window_left, request.window_right, request.k.shape[1]
-    # Tiles that divide a block, and ends that are aligned: only the last block is cut.
-    aligned = (
-        config.block_kv % config.queries == 0
-        and (kv_length - request.q.shape[1] + (right or 0)) % config.block_kv == 0
-    )
+    # Where the first query's keys end. If consumers divide it, one block is cut of each; if tiles
+    # divide blocks and blocks divide it, their consumers see the same blocks.
+    first_end, queries = kv_length - request.q.shape[1] + (right or 0), config.queries
+    aligned = first_end % (queries // config.consumers) == 0
+    alike = config.block_kv % queries == 0 and first_end % config.block_kv == 0
     ragged, listed = request.is_ragged, request.has_intervals
     quantized = request.precision is not None  # tiles of 8-bit numbers are padded to one panel
     cut = left is not None or (right is not None and (ragged or not aligned))
+    uneven = ragged or left is not None or (right is not None and not alike)
     if listed:  # intervals say all that a window and the keys' end say
-        request, cut = request._replace(window_left=None, window_right=None), False
+        request = request._replace(window_left=None, window_right=None)
+        cut, uneven = False, ragged
     return {
         "HEADS": config.heads,
         **window_constants(request, config.block_kv),
         "CUT": cut,
+        "UNEVEN": uneven,
         "RAGGED": ragged,
         "PACKED": request.cu_seqlens_q is not None,
         "ALIBI": request.alibi_slopes is not None,
@@ -289,6 +296,7 @@ def make_plan(
         {
             **constants(request, config),
             "FP8": scales is not None,
+            "FP16_SCORES": scales is not None and has_fp16_scores(request),
             "PER_BLOCK": per_block,
             "SHIFT": shift,
             "CONSUMERS": config.consumers,

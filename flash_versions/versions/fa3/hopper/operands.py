@@ -14,6 +14,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
 
+from flash_versions.versions.fa3.fp8.pairs import are_pairs, rounded_pairs
 from flash_versions.versions.tiles.wgmma import (
     WARPGROUP_ROWS,
     accumulator_layout,
@@ -39,11 +40,11 @@ def rounding_ptx(dtype):
 
 
 @gluon.jit
-def multiply_qk(q_tile, k_tile):
-    """Issue S = Q K^T: a token to wait for."""
+def multiply_qk(q_tile, k_tile, DTYPE: gl.constexpr = gl.float32):
+    """Issue S = Q K^T, summed up in a type: a token to wait for."""
     BLOCK_KV: gl.constexpr = k_tile.shape[0]
     layout: gl.constexpr = accumulator_layout(BLOCK_KV, is_fp8(k_tile.dtype))
-    zero = gl.zeros([WARPGROUP_ROWS, BLOCK_KV], gl.float32, layout)
+    zero = gl.zeros([WARPGROUP_ROWS, BLOCK_KV], DTYPE, layout)
     return warpgroup_mma(q_tile, k_tile.permute((1, 0)), zero, use_acc=False, is_async=True)
 
 
@@ -53,7 +54,9 @@ def rounded(p, v_tile, acc):
 
     8-bit numbers come four to an int32: a loop that carries single ones unpacks them.
     """
-    if is_fp8(v_tile.dtype):
+    if are_pairs(p):
+        return rounded_pairs(p, v_tile.dtype)
+    elif is_fp8(v_tile.dtype):
         ROWS: gl.constexpr = p.shape[0]
         KEYS: gl.constexpr = p.shape[1]
         operand: gl.constexpr = operand_layout(acc.type.layout, fp8=True)

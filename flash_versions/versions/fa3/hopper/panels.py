@@ -253,11 +253,13 @@ def left_operand(q_tile, BLOCK_KV: gl.constexpr, HELD: gl.constexpr):
 
 
 @gluon.jit
-def multiply_qk(q, k_tile):
-    """Issue S = Q K^T, of a Q from `left_operand` or `Tiles.pair`: a token to wait for."""
+def multiply_qk(q, k_tile, DTYPE: gl.constexpr = gl.float32):
+    """Issue S = Q K^T, of a Q from `left_operand` or `Tiles.pair`, summed up in a type: a token to
+    wait for.
+    """
     if q[0].shape[1] < k_tile.first.shape[1]:
         k_tile = k_tile.halves()
-    s_token = operands.multiply_qk(q[0], k_tile.first)
+    s_token = operands.multiply_qk(q[0], k_tile.first, DTYPE)
     if k_tile.PANELS == 2:
         k_second = k_tile.second.permute((1, 0))
         s_token = warpgroup_mma(q[1], k_second, s_token, is_async=True)

@@ -3,6 +3,7 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from flash_versions.versions.fa3.fp8.pairs import are_pairs, hidden, paired
 from flash_versions.versions.fa3.hopper.head_mods import HeadMods, make_head_mods
 from flash_versions.versions.fa3.hopper.intervals import BlockLists, make_block_lists
 from flash_versions.versions.tiles.algebra import LOG2E, block_range, first_visible, last_visible
@@ -49,7 +50,8 @@ class QueryProblem:
     LEFT: gl.constexpr  # the window has a left bound
     RIGHT: gl.constexpr
     EDGE: gl.constexpr  # the keys end within a block
-    CUT: gl.constexpr  # blocks after a tile's first one may have to be masked, too
+    CUT: gl.constexpr  # blocks after a consumer's first one may have to be masked, too
+    UNEVEN: gl.constexpr  # consumers may see unlike parts of what their tile visits
     CAP: gl.constexpr
     RAGGED: gl.constexpr  # sequences have lengths of their own
     PACKED: gl.constexpr  # and their queries follow each other in memory
@@ -118,8 +120,8 @@ class QueryProblem:
             self.plan, mods, lists, self.rows, self.kv_apart, q_first, kv_first,
             q_length, kv_length, self.heads, self.batch, self.section, self.window_left,
             self.window_right, self.scale_log2, self.cap_scale, self.GROUP, self.HEADS, self.LEFT,
-            self.RIGHT, self.EDGE, self.CUT, self.CAP, self.RAGGED, self.PACKED, self.BLOCK_Q,
-            self.BLOCK_KV
+            self.RIGHT, self.EDGE, self.CUT, self.UNEVEN, self.CAP, self.RAGGED, self.PACKED,
+            self.BLOCK_Q, self.BLOCK_KV
         )  # fmt: skip
 
     @gluon.jit
@@ -186,18 +188,13 @@ class QueryProblem:
         """(begin, end) of what a consumer's rows see of the places that their tile visits; at least
         one, and of ragged sequences one if there are no such rows.
         """
-        if self.uneven():
+        if self.UNEVEN:
             own_begin, _, _, own_end = self.blocks(query, WARPGROUP_ROWS)
             begin = gl.minimum(gl.maximum(begin, own_begin), end - 1)
             end = gl.maximum(gl.minimum(end, own_end), begin + 1)
             if self.RAGGED:
                 end = gl.where(query < self.q_length, end, begin + 1)
         return begin, end
-
-    @gluon.constexpr_function
-    def uneven(self):
-        """Whether consumers may see unlike parts of what their tile visits."""
-        return self.CUT or self.RAGGED
 
     @gluon.jit
     def entry(self, place):
@@ -231,18 +228,29 @@ class QueryProblem:
 
     @gluon.jit
     def masked(self, s, query, block):
-        """Scores of a consumer's queries with a block of keys, -inf where the key is not seen."""
+        """Scores of a consumer's queries with a block of keys, or pairs of them, -inf where the key
+        is not seen.
+        """
+        STEP: gl.constexpr = 2 if are_pairs(s) else 1
         left = self.window_left if self.LEFT else None
         right = self.window_right if self.RIGHT else None
         rows: gl.constexpr = gl.SliceLayout(1, s.type.layout)
         q_pos = self.positions(query, s.shape[0], rows)
-        k_pos = gl.arange(0, s.shape[1], layout=gl.SliceLayout(0, s.type.layout))
-        k_pos += block * self.BLOCK_KV
+        k_pos = STEP * gl.arange(0, s.shape[1], layout=gl.SliceLayout(0, s.type.layout))
+        k_pos = (k_pos + block * self.BLOCK_KV)[None, :]
         offset = self.kv_length - self.q_length
-        visible = k_pos[None, :] <= last_visible(q_pos, offset, right, self.kv_length)[:, None]
+        first = first_visible(q_pos, offset, left)[:, None]
+        last = last_visible(q_pos, offset, right, self.kv_length)[:, None]
+        seen = k_pos <= last
         if self.LEFT:
-            visible = visible & (k_pos[None, :] >= first_visible(q_pos, offset, left)[:, None])
-        return gl.where(visible, s, float("-inf"))
+            seen = seen & (k_pos >= first)
+        if are_pairs(s):
+            second_seen = k_pos < last
+            if self.LEFT:
+                second_seen = second_seen & (k_pos + 1 >= first)
+            return hidden(s, seen, second_seen)
+        else:
+            return gl.where(seen, s, float("-inf"))
 
     @gluon.jit
     def capped(self, s):
@@ -251,8 +259,13 @@ class QueryProblem:
 
     @gluon.jit
     def scored(self, s, query, block):
-        """Products of a consumer's queries with a block of keys as scores: softcap, then ALiBi."""
-        s = self.capped(s)
+        """Products of a consumer's queries with a block of keys as scores: softcap, then ALiBi; or,
+        of products in fp16, as pairs of scores.
+        """
+        if s.dtype == gl.float16:
+            s = paired(s)
+        else:
+            s = self.capped(s)
         if self.mods.ALIBI:
             rows: gl.constexpr = gl.SliceLayout(1, s.type.layout)
             q_pos = self.positions(query, s.shape[0], rows)
@@ -268,8 +281,9 @@ def make_query_problem(
     window_right, scale_log2, cap_scale, kv_apart, slopes_batch_stride, slopes_head_stride,
     batch_lines, head_lines, listed_blocks, listed_tiles, HEADS: gl.constexpr, GROUP: gl.constexpr,
     LEFT: gl.constexpr, RIGHT: gl.constexpr, EDGE: gl.constexpr, CUT: gl.constexpr,
-    CAP: gl.constexpr, RAGGED: gl.constexpr, PACKED: gl.constexpr, ALIBI: gl.constexpr,
-    SINK: gl.constexpr, LISTED: gl.constexpr, CONSUMERS: gl.constexpr, BLOCK_KV: gl.constexpr
+    UNEVEN: gl.constexpr, CAP: gl.constexpr, RAGGED: gl.constexpr, PACKED: gl.constexpr,
+    ALIBI: gl.constexpr, SINK: gl.constexpr, LISTED: gl.constexpr, CONSUMERS: gl.constexpr,
+    BLOCK_KV: gl.constexpr
 ):  # fmt: skip
     """The problem of a kernel's arguments, in their order."""
     mods = make_head_mods(slopes, sinks, slopes_batch_stride, slopes_head_stride, ALIBI, SINK)
@@ -281,5 +295,5 @@ def make_query_problem(
         gl.to_tensor(0), gl.to_tensor(q_length), gl.to_tensor(kv_length), gl.to_tensor(heads),
         gl.to_tensor(batch), gl.to_tensor(section), gl.to_tensor(window_left),
         gl.to_tensor(window_right), gl.to_tensor(scale_log2), gl.to_tensor(cap_scale), GROUP, HEADS,
-        LEFT, RIGHT, EDGE, CUT, CAP, RAGGED, PACKED, CONSUMERS * WARPGROUP_ROWS, BLOCK_KV
+        LEFT, RIGHT, EDGE, CUT, UNEVEN, CAP, RAGGED, PACKED, CONSUMERS * WARPGROUP_ROWS, BLOCK_KV
     )  # fmt: skip

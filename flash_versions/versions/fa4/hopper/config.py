@@ -8,7 +8,7 @@ from flash_versions.versions.fa3.hopper import config as fa3
 from flash_versions.versions.fa3.hopper.config import HopperConfig
 from flash_versions.versions.fp8.quantize import P_OFFSET
 
-FP8_THRESHOLD = 4.0  # P starts at 2^4: range for it to grow is taken from what is small
+FP8_THRESHOLD = 1.0  # P starts at 2^7: range for it to grow is taken from what is small
 
 
 @dataclass(frozen=True)
@@ -55,17 +55,9 @@ def default_config(request: Request) -> RolesConfig:
 
 
 def fp8_config(request: Request) -> RolesConfig:
-    """The fastest configuration in FP8 that was found on an H200 (docs/understand/log.md), but for
-    a threshold up to head_dim 128. In the place of the polynomial it is worth 3 to 5 % at 128, and
-    3 to 4 % at 64 without a mask, but P loses range for it.
+    """The fastest configuration in FP8 that was found on an H200 (docs/understand/log.md). A larger
+    threshold would cost P range; beside Q in registers any costs time.
     """
-    head_dim = max(request.q.shape[3], request.v.shape[3])
-    # At 128, exponentials take as long as products: the one place where the polynomial pays, if no
-    # threshold is on.
     config = fa3.overlapping_fp8_config(request)
-    return with_roles(
-        config,
-        q_stages=1 if config.held else config.q_stages,
-        threshold=FP8_THRESHOLD if head_dim > 128 else 0.0,
-        eighths=1 if 64 < head_dim <= 128 else 0,
-    )
+    q_stages = 1 if config.held else config.q_stages
+    return with_roles(config, q_stages=q_stages, threshold=0.0 if config.held else FP8_THRESHOLD)

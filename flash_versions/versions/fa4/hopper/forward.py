@@ -18,12 +18,12 @@ What changes.
 * The storer copies O, or its last part, while the consumers begin the next tile.
 
 Where products are so short that FA3's three consumers in order are faster, version "fa4" launches
-FA3's kernel (`config.prefers_order` and `prefers_order_in_fp8` there).
+FA3's kernel (`config.prefers_order` and `prefers_order_in_fp8` there). In FP8 that is so for the
+caller's 8-bit tensors only.
 
-By default conditional rescaling is on above head_dim 128 only, and the polynomial in FP8 only at
-head_dim 65 to 128: elsewhere they cost speed on an H200 or, in FP8, accuracy
-(docs/learn/progression.md). The wait for P V behind the softmax costs speed, too, but for head_dim
-192 (docs/understand/log.md).
+By default conditional rescaling is on above head_dim 128, and in FP8 unless Q is in registers; the
+polynomial is off. Elsewhere they cost speed on an H200 (docs/learn/progression.md). The wait for
+P V behind the softmax costs speed, too, but for head_dim 192 (docs/understand/log.md).
 
     loader      claim load load load ...      claim load ...
     consumer    await score softmax correct score softmax correct ... drain hand over  await ...
@@ -38,7 +38,7 @@ head_dim 65 to 128: elsewhere they cost speed on an H200 or, in FP8, accuracy
     both           the tile that the loader has claimed        scheduler.full
 
 Imported from FA3 unchanged: panels and columns with their pipelines and products, masks, P and Q in
-registers, FP8 scales. Schedulers, named barriers and row sums come from `tiles`.
+registers, FP8 scales, scores of 16 bits. Schedulers, named barriers and row sums come from `tiles`.
 
 Source. Zadouri et al. 2026, "FlashAttention-4", arXiv:2603.05451; this kernel takes from it what
 Hopper can use.
@@ -53,6 +53,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from flash_versions.versions.fa3.fp8.pairs import largest, powers, sums
 from flash_versions.versions.fa3.fp8.scales import Scales
 from flash_versions.versions.fa3.hopper.columns import (
     Columns,
@@ -174,11 +175,15 @@ def load(problem, schedule, buffers, scheduler, trace, q, k, v, bounds):
 def fold_scores(s, row_max, row_sum, problem, schedule, scales, block):
     """A step of the online softmax: (p, row_max, row_sum, alpha); row_max is the reference."""
     scale_log2, shift, weight = scales.of_block(problem, block)
-    row_max, pivot, alpha = raise_reference(s, row_max, scale_log2, schedule.THRESHOLD)
-    x = s * scale_log2 - (pivot - shift)[:, None]
-    p = mixed_exp2(x, schedule.EIGHTHS, schedule.DEGREE)
-    p = gl.convert_layout(p, s.type.layout, assert_trivial=True)
-    return p, row_max, row_sum.grown(alpha, p, weight), alpha
+    block_max = largest(s, row_max)[:, None]
+    row_max, pivot, alpha = raise_reference(block_max, row_max, scale_log2, schedule.THRESHOLD)
+    if schedule.EIGHTHS == 0:
+        p = powers(s, scale_log2, pivot, shift, scales.PER_BLOCK)
+    else:
+        x = s * scale_log2 - (pivot - shift)[:, None]
+        p = mixed_exp2(x, schedule.EIGHTHS, schedule.DEGREE)
+        p = gl.convert_layout(p, s.type.layout, assert_trivial=True)
+    return p, row_max, row_sum.grown(alpha, sums(p), weight), alpha
 
 
 @gluon.jit
@@ -197,7 +202,7 @@ def attend(
     block = problem.block_of(entry)
     buffers.k.wait(stage)
     trace.enter(ME, round, last - end, SCORE)
-    s = warpgroup_mma_wait(0, deps=[multiply_qk(q, buffers.k.tile(stage))])
+    s = warpgroup_mma_wait(0, deps=[multiply_qk(q, buffers.k.tile(stage), scales.SCORES)])
     buffers.k.release(stage)
     trace.enter(ME, round, last - end, SOFTMAX)
     s = problem.scored(s, query, block)
@@ -220,7 +225,7 @@ def attend(
         if schedule.PING_PONG:
             named_barrier_sync(CONSUMER)
         trace.enter(ME, round, last - 1 - place, SCORE)
-        s_token = multiply_qk(q, buffers.k.tile(stage))
+        s_token = multiply_qk(q, buffers.k.tile(stage), scales.SCORES)
         if schedule.THRESHOLD > 0:
             acc = corrected(acc, alpha)
         buffers.v.wait(before)
@@ -283,7 +288,7 @@ def consume(
         q = left_operand(buffers.q.tile(q_stage), problem.BLOCK_KV, schedule.HELD)
         if schedule.Q_AT_ONCE:
             release_q(buffers, schedule, q_stage)
-        if problem.uneven():
+        if problem.UNEVEN:
             stage = pass_over(buffers, schedule, stage, last - end, CONSUMER)
         acc, row_max, row_sum, stage = attend(
             mine, schedule, tile_scales, buffers, trace, q, q_stage, stage, query, begin, end, last,
@@ -374,6 +379,7 @@ def forward_kernel(
     RIGHT: gl.constexpr,
     EDGE: gl.constexpr,
     CUT: gl.constexpr,
+    UNEVEN: gl.constexpr,
     CAP: gl.constexpr,
     RAGGED: gl.constexpr,
     PACKED: gl.constexpr,
@@ -384,6 +390,7 @@ def forward_kernel(
     PANELS_V: gl.constexpr,
     COLUMNS_V: gl.constexpr,
     FP8: gl.constexpr,
+    FP16_SCORES: gl.constexpr,
     PER_BLOCK: gl.constexpr,
     SHIFT: gl.constexpr,
     CONSUMERS: gl.constexpr,
@@ -406,9 +413,10 @@ def forward_kernel(
         plan, slopes, sinks, lists, q_length, kv_length, heads, batch, section, window_left,
         window_right, scale_log2, cap_scale, kv_apart, slopes_batch_stride, slopes_head_stride,
         batch_lines, head_lines, listed_blocks, listed_tiles, HEADS, GROUP, LEFT, RIGHT, EDGE, CUT,
-        CAP, RAGGED, PACKED, ALIBI, SINK, LISTED, CONSUMERS, k.block_type.shape[-2]
+        UNEVEN, CAP, RAGGED, PACKED, ALIBI, SINK, LISTED, CONSUMERS, k.block_type.shape[-2]
     )  # fmt: skip
-    scales = Scales(q_scale, k_scale, v_scale, v_reference, FP8, PER_BLOCK, SHIFT)
+    SCORES: gl.constexpr = gl.float16 if FP16_SCORES else gl.float32
+    scales = Scales(q_scale, k_scale, v_scale, v_reference, FP8, SCORES, PER_BLOCK, SHIFT)
     q, k = make_boxes(q, q_second, PANELS), make_boxes(k, k_second, PANELS)
     v = make_boxes(v, v_second, PANELS_V)
     Q_AT_ONCE: gl.constexpr = q.width() == HELD

@@ -8,6 +8,7 @@ from flash_versions.dispatch.precision import Quantized
 from flash_versions.dispatch.replay.recording import optional
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
+from flash_versions.versions.fa3.hopper.config import has_fp16_scores
 from flash_versions.versions.fa3.hopper.host import (
     O_MULTIPLE,
     constants,
@@ -35,6 +36,8 @@ def make_plan(
     stamps: torch.Tensor | None = None,
 ) -> Plan:
     """The launch of the kernel; dtype is that of the tensors that it reads."""
+    # The polynomial is one of fp32.
+    fp16_scores = scales is not None and has_fp16_scores(request) and config.eighths == 0
     return Plan(
         config,
         (*layout(request), config.block_kv, dtype, *map(placement, scales or ())),
@@ -43,6 +46,7 @@ def make_plan(
         {
             **constants(request, config),
             "FP8": scales is not None,
+            "FP16_SCORES": fp16_scores,
             "PER_BLOCK": per_block,
             "SHIFT": 0.0 if scales is None else P_OFFSET - config.threshold,
             "CONSUMERS": config.consumers,

@@ -66,9 +66,9 @@ LINES = {
     "named_barrier_sync(CONSUMER)": Line(
         "Ping-pong: waits until the other consumer has issued its products.", ("turn",)
     ),
-    "s_token = multiply_qk(q, buffers.k.tile(stage))": Line(
+    "s_token = multiply_qk(q, buffers.k.tile(stage), scales.SCORES)": Line(
         "Issues S = Q Kᵀ and goes on at once. The **token** says which product has been "
-        "issued; the product may not be finished.",
+        "issued; the product may not be finished. S is summed up in fp32; of 8-bit inputs, in fp16.",
         product="S",
     ),
     "buffers.v.wait(before)": Line(

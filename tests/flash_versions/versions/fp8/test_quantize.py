@@ -35,22 +35,30 @@ def blocks(x, size):
     return x.transpose(1, 2).unflatten(2, (-1, size)).flatten(3)
 
 
-def expected_scales(x, size, how, group=1):
+def limit_of_factors(dtype, dim):
+    """What the largest number of Q and K becomes: the largest of a type of which fp16 holds dim
+    products of two.
+    """
+    bits = torch.arange(0x7C if dtype == E5M2 else 0x7F)  # positive and finite
+    numbers = bits.to(torch.uint8).view(dtype).double()
+    return max(x for x in numbers.tolist() if dim * x * x <= 65504)
+
+
+def expected_scales(x, size, how, limit, group=1):
     largest = blocks(x, size).abs().amax(-1)
     if how.scales == "head":
         largest = largest.unflatten(1, (-1, group)).flatten(2).amax(-1, keepdim=True)
     elif how.scales == "tensor":
         largest = largest.amax().expand(x.shape[0], x.shape[2] // group, 1)
     # By a tensor: on a GPU, torch divides by a number by multiplying with its reciprocal.
-    return largest / torch.full_like(largest, torch.finfo(how.dtype).max)
+    return largest / torch.full_like(largest, limit)
 
 
-def expected_bits(x, scale, size, dtype):
+def expected_bits(x, scale, size, dtype, limit):
     """The 8-bit tensor in the layout of x, as bytes."""
     per_row = scale if scale.shape[2] == 1 else scale.repeat_interleave(size, 2)
     per_row = per_row.expand(-1, -1, x.shape[1]) if scale.shape[2] == 1 else per_row
     per_row = per_row[..., : x.shape[1]].repeat_interleave(x.shape[2] // scale.shape[1], 1)
-    limit = torch.finfo(dtype).max
     divided = x.float() * (1.0 / per_row.transpose(1, 2)[..., None])
     return divided.clamp(-limit, limit).to(dtype).view(torch.uint8)
 
@@ -67,24 +75,27 @@ def values_in_place(v8, n):
 
 def assert_quantized(x, q, k, v, how):
     group = q.shape[2] // k.shape[2]
-    limits = (x.q_scale, q, BLOCK_ROWS), (x.k_scale, k, BLOCK_KEYS), (x.v_scale, v, BLOCK_KEYS)
-    for scale, tensor, size in limits:
+    largest, factor = torch.finfo(how.dtype).max, limit_of_factors(how.dtype, q.shape[3])
+    for scale, tensor, size, limit in (
+        (x.q_scale, q, BLOCK_ROWS, factor),
+        (x.k_scale, k, BLOCK_KEYS, factor),
+        (x.v_scale, v, BLOCK_KEYS, largest),
+    ):
         g = group if tensor is q and how.scales != "block" else 1
-        assert torch.equal(scale, expected_scales(tensor, size, how, g))
+        assert torch.equal(scale, expected_scales(tensor, size, how, limit, g))
     for found, scale, tensor, size in (
         (x.q, x.q_scale, q, BLOCK_ROWS),
         (x.k, x.k_scale, k, BLOCK_KEYS),
     ):
         assert found.dtype == how.dtype and found.stride(3) == 1
         dim = tensor.shape[3]
-        assert torch.equal(
-            found[..., :dim].view(torch.uint8), expected_bits(tensor, scale, size, how.dtype)
-        )
+        expected = expected_bits(tensor, scale, size, how.dtype, factor)
+        assert torch.equal(found[..., :dim].view(torch.uint8), expected)
         assert found.shape[3] == -(-dim // 16) * 16
         assert not found[..., dim:].view(torch.uint8).any()
     n = v.shape[1]
     assert x.v.shape == (*v.shape[:1], v.shape[2], v.shape[3], -(-n // 16) * 16)
-    expected = expected_bits(v, x.v_scale, BLOCK_KEYS, how.dtype)
+    expected = expected_bits(v, x.v_scale, BLOCK_KEYS, how.dtype, largest)
     assert torch.equal(values_in_place(x.v, n), expected)
     assert torch.equal(x.v_reference, x.v_scale.amax(-1))
 
@@ -223,8 +234,9 @@ def test_rotation(device, dim, dtype):
     ):
         exact = x.double().cpu() @ matrix
         largest = blocks(exact, size).abs().amax(-1)
-        torch.testing.assert_close(scale.cpu(), largest / 448, rtol=1e-5, atol=0)
-        units = expected_bits(exact.float(), largest / 448, size, E4M3).view(E4M3).float()
+        limit = limit_of_factors(E4M3, dim)
+        torch.testing.assert_close(scale.cpu(), largest / limit, rtol=1e-5, atol=0)
+        units = expected_bits(exact.float(), largest / limit, size, E4M3, limit).view(E4M3).float()
         # Equal but where the exact value lies next to the middle between two numbers.
         differs = (a.cpu().float() - units).abs()
         assert (differs <= units.abs() / 8 + 2.0**-9).all()
