@@ -49,8 +49,8 @@ def quantize(
     """Quantise the inputs of attention.
 
     A scale is the largest finite magnitude / limit, 1 where that is below 2^-100. The limit of V is
-    448 (57344 for e5m2), that of Q and K `largest_factor`. Infinities become the limit, NaN stays. With blocks, one launch reads
-    each input once; other scales are only known after a first pass.
+    448 (57344 for e5m2), that of Q and K `largest_factor`. Infinities become the limit, NaN stays.
+    With blocks, one launch reads each input once; other scales are only known after a first pass.
 
     Args:
         q: (batch, M, heads, head_dim), fp16, bf16 or fp32, any strides but the last, which is 1.

@@ -23,7 +23,7 @@ up; and r = u sqrt(head_dim), to which the roundings of such a sum add up if the
   errors are independent over the head dim and add two half ulps of |dO o|, as a root of squares.
 
 In FP8 the oracle computes with the dequantised inputs, as the kernels do. Plain PyTorch has them in
-fp32 and rounds P to V's 8 bits, scaled so that the largest P of a row is 2^8. Three terms are added
+fp32 and rounds P to V's 8 bits, scaled so that the largest P of a row is 2^8. Four terms are added
 to those above for fp32 inputs; an ulp is one of 8 bits.
 
 * o: the roundings of a kernel's P are others than those of plain PyTorch's, as the running maximum
@@ -34,11 +34,11 @@ to those above for fp32 inputs; an ulp is one of 8 bits.
 * o, lse: the tensor cores add 8-bit products, 32 at a time, with 13 bits behind the leading one of
   the largest: 2^-13 of the scores at the size of t, which moves o as one u does, and 2^-13 of the
   accumulator for each 32 keys, at the size of o. Only on a GPU.
-* o, lse: on Hopper, scores of tensors that were quantised here are in fp16 (`fa3/fp8/pairs.py`). One
-  that counts is at most 8 larger than its LSE, in magnitude. S is off by a 2^-11-th of that, and
-  the exponent, below 16, by 2^-8: each p on its own, as by the rounding to 8 bits. The scale is off
-  by a 2^-11-th, too, and what blocks of other scales add by 2^-8, alike for the keys of a block:
-  this moves o as u does.
+* o, lse: on Hopper, scores of tensors that are quantised in the call are in fp16
+  (`fa3/fp8/pairs.py`). One that counts is at most 8 larger than its LSE, in magnitude. S is off by
+  a 2^-11-th of that, and the exponent, below 16, by 2^-8: each p on its own, as by the rounding to
+  8 bits. The scale is off by a 2^-11-th, too, and what blocks of other scales add by 2^-8, alike
+  for the keys of a block: this moves o as u does.
 
 Sources: the rule of the FlashAttention test suite (Dao-AILab/flash-attention, tests/), with an fp64
 oracle in the place of fp32 and the rounding term derived instead of chosen. The square root: Higham

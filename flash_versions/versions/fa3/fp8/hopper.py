@@ -28,7 +28,7 @@ from flash_versions.dispatch.precision import BLOCK_KEYS, BLOCK_ROWS, Quantized
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import box_width
 from flash_versions.versions.fa3.hopper import host as forward_hopper
-from flash_versions.versions.fa3.hopper.config import HopperConfig, fp8_config, has_fp16_scores
+from flash_versions.versions.fa3.hopper.config import HopperConfig, fp8_config
 from flash_versions.versions.fp8.quantize import P_OFFSET
 from flash_versions.versions.tiles.rows import cdiv
 from flash_versions.versions.tiles.tma import describe_swizzled

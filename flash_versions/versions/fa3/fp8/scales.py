@@ -100,7 +100,7 @@ class TileScales:
     @gluon.jit
     def of_scores(self, score):
         """A scale of scores as they can be multiplied by it."""
-        if self.SCORES == gl.float16:
+        if self.SCORES == gl.float16:  # noqa: SIM300
             return scale_in_fp16(score)
         elif self.FP8:
             return gl.maximum(score, TINY)

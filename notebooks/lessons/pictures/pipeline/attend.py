@@ -68,7 +68,8 @@ LINES = {
     ),
     "s_token = multiply_qk(q, buffers.k.tile(stage), scales.SCORES)": Line(
         "Issues S = Q Kᵀ and goes on at once. The **token** says which product has been "
-        "issued; the product may not be finished. S is summed up in fp32; of 8-bit inputs, in fp16.",
+        "issued; the product may not be finished. S is summed up in fp32; of inputs that are "
+        "quantised to 8 bits, in fp16.",
         product="S",
     ),
     "buffers.v.wait(before)": Line(
