@@ -1261,7 +1261,9 @@ checked("less_than_twice", 1.1 < gain < 1.8)
 # *TFLOP/s in FP8 and in 16 bits on an H200, of the attention kernel alone. <!-- key -->* Twice the rate
 # of products does not give twice the speed. <!-- checked: less_than_twice --> At head_dim 128, products and
 # exponentials now take equally long. With a perfect overlap that would still be twice the speed, but then
-# neither unit may ever wait, and each of them does. FA4 begins there.
+# neither unit may ever wait, and each of them does. What helps is a shorter softmax: the kernel has its
+# scores in 16 bits, two in a register, so that most instructions work on both
+# ([pairs.py](../flash_versions/versions/fa3/fp8/pairs.py)). FA4 begins there.
 
 # %% [markdown]
 # ## On your own GPU

@@ -66,7 +66,6 @@ VARIANTS: Mapping[str, Forward] = {
 }
 FP8_VARIANTS: Mapping[str, ForwardQuantized] = {
     "portable": forward_fp8.forward,
-    "overlap": varied_fp8,
     "no overlap": partial(varied_fp8, overlap=False, held=0),
     "ping-pong": partial(varied_fp8, ping_pong=True),
     "late wait": partial(varied_fp8, late_wait=True),

@@ -46,12 +46,12 @@ def varied(request: Request, **switches: Any) -> tuple[torch.Tensor, torch.Tenso
 
 
 def varied_fp8(
-    request: Request, quantized: Quantized, threshold: float, eighths: int
+    request: Request, quantized: Quantized, **switches: Any
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """The same in FP8, with at most the threshold that P of 8 bits has room for."""
+    """The same in FP8."""
     if reason := fa3.forward_fp8_hopper.left_to_portable(request):
         raise ValueError(reason)
-    config = replace(fp8_config(request), threshold=min(threshold, FP8_THRESHOLD), eighths=eighths)
+    config = replace(fp8_config(request), **switches)
     return forward_hopper.forward_quantized(request, quantized, config)
 
 
@@ -73,8 +73,9 @@ VARIANTS: Mapping[str, Forward] = {
     "portable": forward.forward,
     **{name: partial(varied, **switches) for name, switches in SWITCHES.items()},
 }
-FP8_VARIANTS: Mapping[str, ForwardQuantized] = {
-    name: partial(varied_fp8, **switches) for name, switches in SWITCHES.items()
+FP8_VARIANTS: Mapping[str, ForwardQuantized] = {  # scores of 16 bits have no polynomial
+    "always rescale": partial(varied_fp8, threshold=0.0),
+    "rescale if grown": partial(varied_fp8, threshold=FP8_THRESHOLD),
 }
 BACKWARD_VARIANTS: Mapping[str, Backward] = {
     "portable": backward.backward,
