@@ -77,7 +77,7 @@ class Quantized(NamedTuple):
 
     Attributes:
         q: (batch, M, heads, D16), the last dimension contiguous. If `quantize` made it, no sum of
-            its products with k exceeds fp16's largest number.
+            its products with k exceeds half of fp16's largest number.
         k: (batch, N, kv_heads, D16), the last dimension contiguous.
         v: (batch, kv_heads, head_dim_v, N16), contiguous, keys in the order of `key_order`.
         q_scale: fp32 (batch, kv_heads, 1), shared by a group of heads, or (batch, heads, blocks);

@@ -2,11 +2,11 @@
 
 An e4m3 number has three bits after the leading one and reaches from 2^-9 to 448, so a tensor is
 divided by a scale first: value = fp8 * scale, scale = largest magnitude / limit. The limit of V is
-448. That of Q and K is smaller, as no sum of their products may exceed what fp16 holds
+448. That of Q and K is smaller, as sums of their products have to fit in fp16
 (`largest_factor`): kernels may have scores in 16 bits then. How many values share a scale is a
 choice (`Fp8.scales`): all of a tensor, those of a head, those of a block of 64 queries or 128 keys.
 e4m3 is a floating-point format: what is 100 times smaller than the largest value is rounded no
-worse than that one; only below a 28000th of it in V, and a 1400th in Q and K of 128 dims, do bits
+worse than that one; only below a 28000th of it in V, and a 960th in Q and K of 128 dims, do bits
 begin to go. So the granularity of the scales matters less than one would think;
 docs/understand/fp8.md has the figures.
 
@@ -36,6 +36,7 @@ from flash_versions.versions.tiles.rows import View, cdiv
 
 KEY_GROUP = 16  # keys that V has in another order
 P_OFFSET = 8.0  # log2 of what the kernels multiply P by: its 2^8 is below e4m3's 448
+LARGEST_SCORE = 32752.0  # half of fp16's largest number
 VALUES_PER_THREAD = 64  # of a tile: 8 requests of 16 bytes
 
 
@@ -138,11 +139,12 @@ def dequantize(x: Quantized) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 @cache
 def largest_factor(dtype: torch.dtype, head_dim: int) -> float:
-    """The largest 8-bit number of which head_dim products of two add up to no more than fp16 holds:
-    what the largest magnitude of Q and of K becomes.
+    """The largest 8-bit number of which head_dim products of two add up to half of what fp16 holds,
+    so that fp16 holds the difference of two such sums as well: what the largest magnitude of Q and
+    of K becomes.
     """
     numbers = torch.arange(256).to(torch.uint8).view(dtype).float()
-    return numbers[head_dim * numbers * numbers <= torch.finfo(torch.float16).max].max().item()
+    return numbers[head_dim * numbers * numbers <= LARGEST_SCORE].max().item()
 
 
 @cache

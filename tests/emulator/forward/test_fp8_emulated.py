@@ -192,11 +192,24 @@ def test_scores_of_any_size(size):
         assert weights_add_up(q * size, k * size, scales)
 
 
-def test_no_score_of_quantised_tensors_exceeds_fp16():
-    """The largest products that there are, all of one sign."""
+@pytest.mark.parametrize("size", [1e-3, 0.3, 10.0])
+def test_fp16_holds_the_largest_scores_and_their_differences(size):
+    """The largest products that there are, all of one sign; and with some keys all of the other."""
     q, k, v = qkv(64, 128, 1, 128)
-    q[:], k[:] = 3.0, 5.0
+    q[:], k[:] = 3.0 * size, 5.0 * size
     check(SMALL, q, k, v)
+    k[:, ::3] *= -1
+    for scales in ("head", "block"):
+        check(SMALL, q, k, v, Fp8(scales), scale=0.01 / size)
+
+
+@pytest.mark.parametrize("factor", [1e-4, 0.01, 100.0])
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_blocks_of_very_different_scales(name, factor):
+    """The maximum of a row comes from a block of another scale."""
+    given = dict(zip("qkv", qkv(150, 331, 2, 64)))
+    given[name][:, : 64 if name == "q" else 128] *= factor
+    check(SMALL, *given.values(), causal=True, scale=0.02)
 
 
 def test_what_the_quantising_kernels_write():
@@ -263,6 +276,12 @@ def right_of_blocks():
     return is_right(q, k, v, precision="fp8")
 
 
+def right_of_a_small_block():
+    q, k, v = qkv(150, 331, 2, 64)
+    k[:, :128] *= 0.01
+    return is_right(q, k, v, precision="fp8", causal=True, scale=0.02)
+
+
 def weights_add_up(q, k, scales):
     """Whether attention to values of 1 is 1, up to the rounding of P."""
     request = make_request(q, k, torch.ones_like(k), precision=Fp8(scales), causal=True)
@@ -321,6 +340,9 @@ BUGS = {
     "no score is subtracted": Bug(
         "powers_of_pairs", [("pivot * (-1.0 / scale_log2)", "pivot * 0")], WRONG,
         right_of_large_scores,
+    ),
+    "a pivot of another scale may be out of reach": Bug(
+        "powers_of_pairs", [("-MOST), MOST", "-LARGEST), LARGEST")], WRONG, right_of_a_small_block
     ),
     "a pivot of another scale counts as one of this scale": Bug(
         "powers_of_pairs", [("if OF_BLOCKS", "if False")], WRONG, right_of_blocks

@@ -12,7 +12,8 @@ is rounded from what the exponentials leave:
 
     x = (s - pivot / scale) * scale + shift,    p = 2^x
 
-The difference comes first: next to the maximum it is exact, however large scores are. A score in
+The difference comes first: next to the maximum it is exact, however large scores are. No score is
+larger than half of what fp16 holds, so it holds every difference. A score in
 fp16 is off by a 2^-11-th of itself at most, x by 2^-8 (`oracle/budget.py`).
 
 A pair is an int32 to Gluon, so that loops and branches carry it as what it is.
@@ -21,8 +22,10 @@ A pair is an int32 to Gluon, so that loops and branches carry it as what it is.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from flash_versions.versions.fp8.quantize import LARGEST_SCORE
 from flash_versions.versions.tiles.wgmma import sums_of_threads
 
+MOST = gl.constexpr(LARGEST_SCORE)
 LARGEST, SMALLEST = gl.constexpr(65504.0), gl.constexpr(2.0**-24)  # of fp16
 HIDDEN = gl.constexpr(-0x03FF0400)  # -inf, twice
 LEFT = gl.constexpr(0x0000FFFF)  # of a pair, the score of the first key
@@ -117,7 +120,10 @@ def powers_of_pairs(s, scale_log2, pivot, shift, OF_BLOCKS: gl.constexpr):
     LAYOUT: gl.constexpr = s.type.layout
     rows: gl.constexpr = gl.SliceLayout(1, LAYOUT)
     pivot = gl.convert_layout(pivot, rows, assert_trivial=True)
-    subtracted = twice(pivot * (-1.0 / scale_log2))
+    subtracted = pivot * (-1.0 / scale_log2)
+    if OF_BLOCKS:
+        subtracted = gl.minimum(gl.maximum(subtracted, -MOST), MOST)
+    subtracted = twice(subtracted)
     if OF_BLOCKS:
         shift = shift - (first_of(subtracted) * scale_log2 + pivot)
     start = twice(shift + gl.zeros([s.shape[0]], gl.float32, rows))

@@ -36,12 +36,12 @@ def blocks(x, size):
 
 
 def limit_of_factors(dtype, dim):
-    """What the largest number of Q and K becomes: the largest of a type of which fp16 holds dim
-    products of two.
+    """What the largest number of Q and K becomes: the largest of a type of which dim products of
+    two are no more than half of fp16's largest number.
     """
     bits = torch.arange(0x7C if dtype == E5M2 else 0x7F)  # positive and finite
     numbers = bits.to(torch.uint8).view(dtype).double()
-    return max(x for x in numbers.tolist() if dim * x * x <= 65504)
+    return max(x for x in numbers.tolist() if dim * x * x <= 65504 / 2)
 
 
 def expected_scales(x, size, how, limit, group=1):
