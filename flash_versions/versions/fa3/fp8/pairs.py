@@ -114,7 +114,7 @@ def powers(s, scale_log2, pivot, shift, OF_BLOCKS: gl.constexpr):
 
 @gluon.jit
 def powers_of_pairs(s, scale_log2, pivot, shift, OF_BLOCKS: gl.constexpr):
-    """`powers` in fp16, of a scale from `scale_in_fp16`. A pivot of this scale is a score, which
+    """`powers` in fp16, of a scale from `scale_of_pairs`. A pivot of this scale is a score, which
     fp16 has; of another one, the rest is added in fp32.
     """
     LAYOUT: gl.constexpr = s.type.layout
@@ -144,7 +144,7 @@ POWERS_PTX = gl.constexpr(
 
 
 @gluon.jit
-def scale_in_fp16(scale_log2):
+def scale_of_pairs(scale_log2):
     """A scale that pairs are multiplied by, rounded to fp16. With less than fp16's smallest number
     all scores are alike, and 0 would make -inf NaN.
     """

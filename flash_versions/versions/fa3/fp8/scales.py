@@ -4,7 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from flash_versions.dispatch.precision import BLOCK_KEYS
-from flash_versions.versions.fa3.fp8.pairs import scale_in_fp16
+from flash_versions.versions.fa3.fp8.pairs import scale_of_pairs
 from flash_versions.versions.tiles.triton_compat import aggregate
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
@@ -101,7 +101,7 @@ class TileScales:
     def of_scores(self, score):
         """A scale of scores as they can be multiplied by it."""
         if self.SCORES == gl.float16:  # noqa: SIM300
-            return scale_in_fp16(score)
+            return scale_of_pairs(score)
         elif self.FP8:
             return gl.maximum(score, TINY)
         else:
