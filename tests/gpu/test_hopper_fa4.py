@@ -150,7 +150,7 @@ def test_ten_thousand_launches_bit_for_bit(S):
     kinds = ("static", "dynamic", "grid")
     schedule = replace(SMALL, scheduler=kinds[S % 3], ping_pong=S % 4 < 2)
     three = HopperConfig(3, stages=3, scheduler=kinds[S % 3])
-    of_fp8 = config.with_roles(three, threshold=4.0, eighths=1)
+    of_fp8 = config.with_roles(three, threshold=1.0)
     plain = replace(fa3_config.fp8_config(request), scheduler=kinds[S % 3])
     for run in (
         lambda: forward_hopper.forward(request, schedule),

@@ -28,6 +28,9 @@ class Product:
         self.result, self.done = None, False
 
     def compute(self):
+        if isinstance(self.acc, Tensor) and self.acc.dtype == torch.float16:
+            self.result = Tensor(self.summed_in_fp16())
+            return
         product = self.a.data.float() @ self.b.data.float()
         if self.use_acc and isinstance(self.acc, Product):  # one after the other
             if self.acc.result is None:
@@ -35,8 +38,15 @@ class Product:
             product += self.acc.result.data
         elif self.use_acc:
             product += self.acc.data
-        in_fp16 = isinstance(self.acc, Tensor) and self.acc.dtype == torch.float16
-        self.result = Tensor(product.half() if in_fp16 else product)
+        self.result = Tensor(product)
+
+    def summed_in_fp16(self):
+        """The product of 8-bit numbers, rounded after each instruction, which sums up 32."""
+        assert not self.use_acc, "no sums in fp16 that go on are known"
+        total = torch.zeros(())
+        for a, b in zip(self.a.data.float().split(32, 1), self.b.data.float().split(32, 0)):
+            total = (total + a @ b).half().float()
+        return total.half()
 
 
 def warpgroup_mma(a, b, acc, use_acc=True, is_async=False):

@@ -1,8 +1,7 @@
 """What each idea of FA3 is worth: its forward with one thing changed, for the benchmark.
 
 A variant is a switch of the configuration that overlaps (`config.overlapping_config`), which is the
-default at head_dim 64, 128 and 256. In FP8 the default may be three consumers in order; "overlap"
-is then the configuration that the other variants change.
+default at head_dim 64, 128 and 256, and in FP8.
 
 Without overlap Q cannot be in registers (`HopperConfig.held`). So compare "no overlap" and
 "neither" with "Q in shared memory", which differs from the default in that alone.

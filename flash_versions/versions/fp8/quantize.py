@@ -139,9 +139,9 @@ def dequantize(x: Quantized) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 @cache
 def largest_factor(dtype: torch.dtype, head_dim: int) -> float:
-    """The largest 8-bit number of which head_dim products of two add up to half of what fp16 holds,
-    so that fp16 holds the difference of two such sums as well: what the largest magnitude of Q and
-    of K becomes.
+    """The largest 8-bit number L with head_dim L^2 at most half of fp16's largest number. The
+    largest magnitude of Q and of K becomes L: fp16 then holds every score, and the difference of
+    any two.
     """
     numbers = torch.arange(256).to(torch.uint8).view(dtype).float()
     return numbers[head_dim * numbers * numbers <= LARGEST_SCORE].max().item()

@@ -35,10 +35,11 @@ to those above for fp32 inputs; an ulp is one of 8 bits.
   the largest: 2^-13 of the scores at the size of t, which moves o as one u does, and 2^-13 of the
   accumulator for each 32 keys, at the size of o. Only on a GPU.
 * o, lse: on Hopper, scores of tensors that are quantised in the call are in fp16
-  (`fa3/fp8/pairs.py`). One that counts is at most 8 larger than its LSE, in magnitude. S is off by
-  a 2^-11-th of that, and the exponent, below 16, by 2^-8: each p on its own, as by the rounding to
-  8 bits. The scale is off by a 2^-11-th, too, and what blocks of other scales add by 2^-8, alike
-  for the keys of a block: this moves o as u does.
+  (`fa3/fp8/pairs.py`). A score that counts is within 8 of its LSE. S is rounded after every 32
+  dims, each time by a 2^-11-th, as a root of squares, and the exponent, below 16, by 2^-8: each p
+  on its own, as by the rounding to 8 bits. The scale is off by a 2^-11-th, and what blocks of other
+  scales add by 2^-8, alike for the keys of a block: this moves o as u does. The LSE has both. A
+  block of V counts at least a 2^-19-th of the head's largest, which moves o by no more.
 
 Sources: the rule of the FlashAttention test suite (Dao-AILab/flash-attention, tests/), with an fp64
 oracle in the place of fp32 and the rounding term derived instead of chosen. The square root: Higham
@@ -72,6 +73,7 @@ FP8_SUM = 2.0**-13  # what a tensor core loses of a sum of 8-bit products, relat
 FP8_SUMMANDS = 32  # of such a sum
 FP16 = 2.0**-11  # what rounding to fp16 takes, relative
 FP16_POWER = 2.0**-8  # and to a power of 2 with an exponent in fp16
+FP16_SHARE = 2.0**-19  # of the largest scale of V that P has at least
 FP16_REACH = 8.0  # scores this far below the LSE count no more
 DIMS = {"o": 4, "lse": 3, "do": 4, "dlse": 3, "dq": 4, "dk": 4, "dv": 4, "dsink": 1}
 Tensors = dict[str, torch.Tensor]
@@ -329,9 +331,11 @@ def fp8_rounding(
         found["lse"] += FP8_SUM * finite_max(scores)
     if fp16_scores:
         scores = torch.where(oracle["lse"].isfinite(), oracle["lse"].abs(), 0.0).mT + FP16_REACH
-        error = (FP16 * scores + FP16_POWER)[..., None]
+        steps = -(-exact.q.shape[3] // FP8_SUMMANDS)
+        error = (FP16 * math.sqrt(steps) * scores + FP16_POWER)[..., None]
         found["o"] += finite_max(error / (kind.eps / 2) * rounded)
         found["o"] += finite_max(error * deviation_of_values(exact))
+        found["o"] += FP16_SHARE * finite_max(exact.v)
         found["lse"] += 2 * finite_max(error)
     return found
 

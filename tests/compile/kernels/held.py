@@ -29,8 +29,8 @@ def written(operands: str, opcode: str) -> set[int]:
     first = re.match(r"R(\d+)\b", operands)
     if first is None or opcode.startswith(("ST", "RED", "ATOMS", "R2UR")):
         return set()
-    if product := re.match(r"[HQ]GMMA\.64x(\d+)", opcode):
-        number = int(product[1]) // 2
+    if product := re.match(r"[HQ]GMMA\.64x(\d+)x\d+\.F(16|32)", opcode):
+        number = int(product[1]) * int(product[2]) // 64
     elif opcode.startswith("LDSM"):
         number = int(opcode.split(".")[-1])
     elif opcode.startswith("CS2R"):

@@ -14,7 +14,7 @@ What changes, all of it in `operands.py`, `scales.py` and `pairs.py`:
 Cost. The products take half the time, the exponentials as long as before: 512 cycles of the tensor
 cores and 512 of the special function units for 64 rows and 128 keys at head_dim 128. Two consumers
 keep neither unit busy all the time, so there are three where their tiles fill the SMs. With scores
-of 16 bits they overlap S with P V; with 32 bits registers do not suffice for that
+of 16 bits they overlap S with P V; with 32 bits registers do not suffice for that above 64 dims
 (`config.prefers_order_in_fp8`).
 
 Source: Shah et al. 2024, "FlashAttention-3", section 3.3; scales for blocks and the rotation of Q

@@ -2,8 +2,8 @@
 
 What fp32 scores waste. With products in 8 bits, a consumer's time is the way from S to P: for a
 block of 128 keys a thread has 64 scores, and each takes a maximum, a multiply-add, an exponential,
-an addition to its row's sum and half of a conversion. P keeps 3 bits behind the leading one of all
-that.
+an addition to its row's sum and half of a conversion. P in e4m3 keeps 3 bits behind the leading one
+of all that.
 
 What changes. The tensor cores add up S in fp16, of Q and K that were quantised to small numbers
 (`quantize.largest_factor`). Every instruction but the exponential then works on two neighbours of
@@ -13,8 +13,8 @@ is rounded from what the exponentials leave:
     x = (s - pivot / scale) * scale + shift,    p = 2^x
 
 The difference comes first: next to the maximum it is exact, however large scores are. No score is
-larger than half of what fp16 holds, so it holds every difference. A score in
-fp16 is off by a 2^-11-th of itself at most, x by 2^-8 (`oracle/budget.py`).
+larger than half of what fp16 holds, so it holds every difference. A score is rounded to fp16 after
+every 32 dims, an exponent x above -16 by 2^-8 at most (`oracle/budget.py`).
 
 A pair is an int32 to Gluon, so that loops and branches carry it as what it is.
 """
@@ -146,9 +146,11 @@ POWERS_PTX = gl.constexpr(
 @gluon.jit
 def scale_of_pairs(scale_log2):
     """A scale that pairs are multiplied by, rounded to fp16. With less than fp16's smallest number
-    all scores are alike, and 0 would make -inf NaN.
+    all scores are alike, and 0 would make -inf NaN. A larger one than fp16 has stays what it is;
+    `twice` then makes it fp16's largest, with which all but the largest scores count nothing.
     """
-    return gl.minimum(gl.maximum(scale_log2, SMALLEST), LARGEST).to(gl.float16).to(gl.float32)
+    inside = gl.minimum(gl.maximum(scale_log2, SMALLEST), LARGEST).to(gl.float16).to(gl.float32)
+    return gl.where(scale_log2 > LARGEST, scale_log2, inside)
 
 
 @gluon.jit

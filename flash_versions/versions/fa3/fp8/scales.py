@@ -10,7 +10,9 @@ from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 KEYS_OF_SCALE = gl.constexpr(BLOCK_KEYS)
 TINY = gl.constexpr(2.0**-126)  # of the scale of scores: with 0, a masked score would be NaN
-SMALLEST = gl.constexpr(2.0**-64)  # share of the largest scale: P rounds to 0 long before
+# Least shares of the largest scale: P rounds to 0 long before; row sums in fp16 need its bits.
+SMALLEST = gl.constexpr(2.0**-64)
+SMALLEST_IN_FP16 = gl.constexpr(2.0**-19)
 
 
 @gluon.jit
@@ -90,7 +92,9 @@ class TileScales:
             last = gl.cdiv(problem.kv_length, KEYS_OF_SCALE) - 1
             index = gl.minimum(block * problem.BLOCK_KV // KEYS_OF_SCALE, last)
             # Out of bounds: a block of zeros, which has any scale.
-            share = gl.minimum(gl.maximum(gl.load(self.v + index) * self.per_value, SMALLEST), 1.0)
+            in_fp16: gl.constexpr = self.SCORES == gl.float16  # noqa: SIM300
+            least: gl.constexpr = SMALLEST_IN_FP16 if in_fp16 else SMALLEST
+            share = gl.minimum(gl.maximum(gl.load(self.v + index) * self.per_value, least), 1.0)
             shift = log2_approx(share)
             score = self.of_scores(self.score * gl.load(self.k + index))
             return score, self.SHIFT + shift, gl.exp2(-shift)

@@ -239,8 +239,9 @@ def score_scales(request: Request) -> tuple[float, float]:
 def constants(request: Request, config: HopperConfig) -> dict[str, Any]:
     """The constants of `QueryProblem`."""
     left, right, kv_length = request.window_left, request.window_right, request.k.shape[1]
-    # Where the first query's keys end. If consumers divide it, one block is cut of each; if tiles
-    # divide blocks and blocks divide it, their consumers see the same blocks.
+    # The last key that the first query sees. If it is a multiple of a consumer's queries, its rows
+    # end in one block, its last: no other is cut. If it is also one of blocks, and tiles divide a
+    # block, all consumers of a tile have the same last block.
     first_end, queries = kv_length - request.q.shape[1] + (right or 0), config.queries
     aligned = first_end % (queries // config.consumers) == 0
     alike = config.block_kv % queries == 0 and first_end % config.block_kv == 0

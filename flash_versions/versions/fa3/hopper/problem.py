@@ -263,6 +263,7 @@ class QueryProblem:
         of products in fp16, as pairs of scores.
         """
         if s.dtype == gl.float16:
+            gl.static_assert(not (self.CAP or self.mods.ALIBI or self.lists.ON), "fp32 scores only")
             s = paired(s)
         else:
             s = self.capped(s)
