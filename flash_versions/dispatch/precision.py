@@ -99,6 +99,8 @@ class Quantized(NamedTuple):
 
 # With any of these, 8-bit rows are gathered one by one.
 GATHERED = ("cu_seqlens_q", "cu_seqlens_k", "kv_starts", "block_table")
+# With any of these, 8-bit tensors are left to the portable kernel.
+PORTABLE = ("alibi_slopes", "sink", "softcap", "kv_lengths")
 DESCALES = ("q_descale", "k_descale", "v_descale")
 
 

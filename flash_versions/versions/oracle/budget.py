@@ -55,7 +55,7 @@ from typing import Any
 
 import torch
 
-from flash_versions.dispatch.precision import BLOCK_KEYS, Quantized, is_fp8
+from flash_versions.dispatch.precision import BLOCK_KEYS, PORTABLE, Quantized, is_fp8
 from flash_versions.dispatch.request import Request, make_request
 from flash_versions.versions.fp8.quantize import prepare
 from flash_versions.versions.oracle.reference import (
@@ -204,7 +204,8 @@ def assess_request(
     terms = fp32_rounding(exact, oracle, do, dlse, torch.finfo(request.q.dtype).eps)
     if quantized is not None:
         baseline = dict(zip(("o", "lse"), forward_fp8(request, quantized)))
-        fp16_scores = not is_fp8(request.q) and available(request.q.device)
+        portable = any(getattr(request, name) is not None for name in PORTABLE)
+        fp16_scores = not is_fp8(request.q) and available(request.q.device) and not portable
         terms = fp8_rounding(quantized, exact, oracle, terms, fp16_scores)
     else:
         baseline = plain_pytorch(request, do, dlse)

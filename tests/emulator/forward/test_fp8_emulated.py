@@ -316,23 +316,23 @@ BUGS = {
         "Scales.of_tile", [("elif self.PER_BLOCK", "elif False")], WRONG
     ),
     "P's keys are in their own order": Bug(
-        "rounded_pairs", [("2, 4]).permute((0, 1, 3, 2))", "4, 2])")], WRONG
+        "operands.rounded", [("2, 4]).permute((0, 1, 3, 2))", "4, 2])")], WRONG
     ),
     "pairs of keys change places": Bug(
-        "pair_rounding_ptx", [("{{low, high}}", "{{high, low}}")], WRONG
+        "operands.rounding_ptx", [("{{low, high}}", "{{high, low}}")], WRONG
     ),
     "the second key of a pair is not hidden": Bug(
         "QueryProblem.masked", [("k_pos < last", "k_pos <= last")], WRONG, right_of_few_keys
     ),
-    "the maximum of first keys": Bug("largest", [(" max.f16 low, low, high;", "")], WRONG),
+    "the maximum of first keys": Bug("largest", [("max.f16 low, low, high; ", "")], WRONG),
     "the sum of first keys": Bug(
-        "sums_of_pairs", [("add.f32 $0, first, second", "mov.b32 $0, first")], WRONG
+        "sums", [("add.f32 $0, first, second", "mov.b32 $0, first")], WRONG
     ),
     "P's keys are in their own order, of scores of 32 bits": Bug(
         "operands.rounded", [(".permute((0, 1, 3, 2, 4))", "")], WRONG, right_of_32_bits
     ),
     "neighbouring keys change places": Bug(
-        "operands.rounding_ptx", [("low, $5, $4", "low, $4, $5")], WRONG, right_of_32_bits
+        "operands.rounding_ptx", [("\"$5, $4\"", "\"$4, $5\"")], WRONG, right_of_32_bits
     ),
     "pairs of keys change places, of scores of 32 bits": Bug(
         "operands.rounding_ptx", [("{{low, high}}", "{{high, low}}")], WRONG, right_of_32_bits

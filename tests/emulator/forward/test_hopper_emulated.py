@@ -147,6 +147,23 @@ def test_causal_tiles_that_end_with_a_block(M, N, block_kv):
     check(replace(SMALL, block_kv=block_kv), *qkv(M, N, 1, 64), window=(None, 128))
 
 
+@pytest.mark.parametrize(
+    ("M", "N", "heads", "cut"),
+    [(400, 400, 1, False), (250, 314, 1, False), (320, 192, 1, False), (250, 300, 1, True),
+     (250, 282, 1, True), (250, 282, 2, False)],
+)  # fmt: skip
+def test_consumers_that_end_with_a_block(M, N, heads, cut):
+    """Tiles of three consumers do not divide a block, so consumers end in different ones; but only
+    the first block of each is cut, if its queries end with it.
+    """
+    schedule = replace(SMALL, consumers=3, block_kv=128, heads=heads)
+    for options in ({"causal": True}, {"window": (None, 64)}):
+        inputs = qkv(M, N, 2, 64, kv_heads=1)
+        constants = host.constants(make_request(*inputs, **options), schedule)
+        assert (constants["CUT"], constants["UNEVEN"]) == (cut, True)
+        check(schedule, *inputs, **options)
+
+
 @pytest.mark.parametrize("variant", SWITCHES)
 def test_every_variant_of_the_ablation(variant):
     q, k, v = qkv(200, 330, 2, 128, batch=2)

@@ -24,7 +24,7 @@ and K are in its text and not in its code.
 import torch
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from flash_versions.dispatch.precision import BLOCK_KEYS, BLOCK_ROWS, Quantized
+from flash_versions.dispatch.precision import BLOCK_KEYS, BLOCK_ROWS, PORTABLE, Quantized
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import box_width
 from flash_versions.versions.fa3.hopper import host as forward_hopper
@@ -39,7 +39,7 @@ def left_to_portable(request: Request) -> str | None:
     """Why a request is left to the portable kernel, as a sentence, or None."""
     if not available(request.q.device):
         return f"{request.q.device} is no Hopper GPU, or kernels are interpreted."
-    for name in ("alibi_slopes", "sink", "softcap", "kv_lengths"):
+    for name in PORTABLE:
         if getattr(request, name) is not None:
             return f"{name} is left to the portable kernel."
     return None

@@ -65,12 +65,14 @@ def twice(x):
 
 
 @gluon.jit
-def first_of(pairs):
-    """The first number of pairs, in fp32."""
-    return gl.inline_asm_elementwise(
-        "{ .reg .b16 low, high; mov.b32 {low, high}, $1; cvt.f32.f16 $0, low; }",
-        "=f,r", [pairs], dtype=gl.float32, is_pure=True, pack=1,
-    )  # fmt: skip
+def number_of(INSTRUCTIONS: gl.constexpr, pairs):
+    """A number in fp32 of each pair: what instructions make of its halves, `low` and `high`."""
+    PTX: gl.constexpr = (
+        "{ .reg .b16 low, high; .reg .f32 first, second; mov.b32 {low, high}, $1; "
+        + INSTRUCTIONS
+        + " }"
+    )
+    return gl.inline_asm_elementwise(PTX, "=f,r", [pairs], dtype=gl.float32, is_pure=True, pack=1)
 
 
 @gluon.jit
@@ -91,11 +93,9 @@ def folded(INSTRUCTION: gl.constexpr, pairs):
 def largest(s, like):
     """The largest score of each row, in fp32, where a number for each row is."""
     if are_pairs(s):
-        of_threads = gl.inline_asm_elementwise(
-            "{ .reg .b16 low, high; mov.b32 {low, high}, $1; max.f16 low, low, high;"
-            " cvt.f32.f16 $0, low; }",
-            "=f,r", [folded("max.f16x2", s)], dtype=gl.float32, is_pure=True, pack=1,
-        )  # fmt: skip
+        of_threads = number_of(
+            "max.f16 low, low, high; cvt.f32.f16 $0, low;", folded("max.f16x2", s)
+        )
         return gl.convert_layout(gl.max(of_threads, axis=1), like.type.layout, assert_trivial=True)
     else:
         return gl.max(s, axis=1)
@@ -125,7 +125,7 @@ def powers_of_pairs(s, scale_log2, pivot, shift, OF_BLOCKS: gl.constexpr):
         subtracted = gl.minimum(gl.maximum(subtracted, -MOST), MOST)
     subtracted = twice(subtracted)
     if OF_BLOCKS:
-        shift = shift - (first_of(subtracted) * scale_log2 + pivot)
+        shift = shift - (number_of("cvt.f32.f16 $0, low;", subtracted) * scale_log2 + pivot)
     start = twice(shift + gl.zeros([s.shape[0]], gl.float32, rows))
     scale = twice(scale_log2 + gl.zeros([1, 1], gl.float32, LAYOUT))
     return gl.inline_asm_elementwise(
@@ -157,19 +157,12 @@ def scale_of_pairs(scale_log2):
 def sums(p):
     """The sums of rows in parts (rows, 4), see `wgmma.sums_of_threads`."""
     if are_pairs(p):
-        return sums_of_pairs(p)
+        return number_of(
+            "cvt.f32.f16 first, low; cvt.f32.f16 second, high; add.f32 $0, first, second;",
+            folded("add.f16x2", p),
+        )
     else:
         return sums_of_threads(p)
-
-
-@gluon.jit
-def sums_of_pairs(p):
-    """`sums` of pairs."""
-    return gl.inline_asm_elementwise(
-        "{ .reg .b16 low, high; .reg .f32 first, second; mov.b32 {low, high}, $1;"
-        " cvt.f32.f16 first, low; cvt.f32.f16 second, high; add.f32 $0, first, second; }",
-        "=f,r", [folded("add.f16x2", p)], dtype=gl.float32, is_pure=True, pack=1,
-    )  # fmt: skip
 
 
 @gluon.jit
@@ -177,27 +170,3 @@ def hidden(s, first_seen, second_seen):
     """Pairs, -inf for the keys that are not seen."""
     kept = gl.where(first_seen, LEFT, 0) | gl.where(second_seen, RIGHT, 0)
     return (s & kept) | (HIDDEN & ~kept)
-
-
-@gluon.jit
-def rounded_pairs(p, dtype: gl.constexpr):
-    """P of pairs (rows, keys / 2), rounded to 8 bits: four to an int32 (rows, keys / 4), as
-    `operands.rounded`.
-    """
-    PTX: gl.constexpr = pair_rounding_ptx(dtype)
-    groups = p.reshape([p.shape[0], p.shape[1] // 8, 2, 4]).permute((0, 1, 3, 2))
-    low, high = gl.split(groups)
-    fours = gl.inline_asm_elementwise(
-        PTX, "=r,r,r", [low, high], dtype=gl.int32, is_pure=True, pack=1
-    )
-    return fours.reshape([p.shape[0], p.shape[1] // 2])
-
-
-@gluon.constexpr_function
-def pair_rounding_ptx(dtype):
-    """PTX that rounds two pairs."""
-    kind = "e4m3x2" if dtype == gl.float8e4nv else "e5m2x2"
-    return (
-        f"{{ .reg .b16 low, high; cvt.rn.satfinite.{kind}.f16x2 low, $1; "
-        f"cvt.rn.satfinite.{kind}.f16x2 high, $2; mov.b32 $0, {{low, high}}; }}"
-    )

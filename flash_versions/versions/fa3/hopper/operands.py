@@ -14,7 +14,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
 
-from flash_versions.versions.fa3.fp8.pairs import are_pairs, rounded_pairs
+from flash_versions.versions.fa3.fp8.pairs import are_pairs
 from flash_versions.versions.tiles.wgmma import (
     WARPGROUP_ROWS,
     accumulator_layout,
@@ -29,13 +29,16 @@ def is_fp8(dtype):
 
 
 @gluon.constexpr_function
-def rounding_ptx(dtype):
-    """PTX that rounds four fp32 to 8 bits each, in the first of four results."""
+def rounding_ptx(dtype, pairs):
+    """PTX that rounds four numbers to 8 bits each: those of two pairs; or four fp32, in the first
+    of four results.
+    """
     kind = "e4m3x2" if dtype == gl.float8e4nv else "e5m2x2"
+    source, low, high = ("f16x2", "$1", "$2") if pairs else ("f32", "$5, $4", "$7, $6")
+    others = "" if pairs else "mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0; "
     return (
-        f"{{ .reg .b16 low, high; cvt.rn.satfinite.{kind}.f32 low, $5, $4; "
-        f"cvt.rn.satfinite.{kind}.f32 high, $7, $6; mov.b32 $0, {{low, high}}; "
-        "mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0; }"
+        f"{{ .reg .b16 low, high; cvt.rn.satfinite.{kind}.{source} low, {low}; "
+        f"cvt.rn.satfinite.{kind}.{source} high, {high}; mov.b32 $0, {{low, high}}; {others}}}"
     )
 
 
@@ -55,12 +58,19 @@ def rounded(p, v_tile, acc):
     8-bit numbers come four to an int32: a loop that carries single ones unpacks them.
     """
     if are_pairs(p):
-        return rounded_pairs(p, v_tile.dtype)
+        ROWS: gl.constexpr = p.shape[0]
+        PAIRS: gl.constexpr = p.shape[1]
+        PTX: gl.constexpr = rounding_ptx(v_tile.dtype, True)
+        low, high = gl.split(p.reshape([ROWS, PAIRS // 8, 2, 4]).permute((0, 1, 3, 2)))
+        fours = gl.inline_asm_elementwise(
+            PTX, "=r,r,r", [low, high], dtype=gl.int32, is_pure=True, pack=1
+        )
+        return fours.reshape([ROWS, PAIRS // 2])
     elif is_fp8(v_tile.dtype):
         ROWS: gl.constexpr = p.shape[0]
         KEYS: gl.constexpr = p.shape[1]
         operand: gl.constexpr = operand_layout(acc.type.layout, fp8=True)
-        PTX: gl.constexpr = rounding_ptx(v_tile.dtype)
+        PTX: gl.constexpr = rounding_ptx(v_tile.dtype, False)
         p = p.reshape([ROWS, KEYS // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4)).reshape([ROWS, KEYS])
         p = gl.convert_layout(p, operand, assert_trivial=True)
         fours = gl.inline_asm_elementwise(

@@ -19,7 +19,7 @@ class RolesConfig(HopperConfig):
     Attributes:
         threshold: a row is rescaled when its maximum has grown by more, in log2 units; 0 always
             rescales. In FP8 at most 8: P then starts at 2^(8 - threshold) and may grow to 2^8.
-        eighths: eighths of the exponentials that a polynomial computes.
+        eighths: eighths of the exponentials that a polynomial computes; 0 in FP8.
     """
 
     threshold: float = 8.0

@@ -36,8 +36,6 @@ def make_plan(
     stamps: torch.Tensor | None = None,
 ) -> Plan:
     """The launch of the kernel; dtype is that of the tensors that it reads."""
-    # The polynomial is one of fp32.
-    fp16_scores = scales is not None and has_fp16_scores(request) and config.eighths == 0
     return Plan(
         config,
         (*layout(request), config.block_kv, dtype, *map(placement, scales or ())),
@@ -46,7 +44,7 @@ def make_plan(
         {
             **constants(request, config),
             "FP8": scales is not None,
-            "FP16_SCORES": fp16_scores,
+            "FP16_SCORES": scales is not None and has_fp16_scores(request),
             "PER_BLOCK": per_block,
             "SHIFT": 0.0 if scales is None else P_OFFSET - config.threshold,
             "CONSUMERS": config.consumers,
@@ -89,8 +87,14 @@ def forward_quantized(
     config: RolesConfig | None = None,
     stamps: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """`forward` of FP8 tensors; arguments and results as `fa3.fp8.hopper.forward`."""
+    """`forward` of FP8 tensors; arguments and results as `fa3.fp8.hopper.forward`.
+
+    Raises:
+        ValueError: the configuration has polynomials, which are of scores in fp32.
+    """
     config = config or fp8_config(request)
+    if config.eighths:
+        raise ValueError(f"eighths={config.eighths} is not possible in FP8; 0 is.")
     boxes = forward_fp8_hopper.describe_inputs(request, quantized, config)
     per_block, scales = forward_fp8_hopper.scales_of(request, quantized)
     plan = make_plan(request, config, quantized.q.dtype, scales, per_block, stamps)
