@@ -146,7 +146,8 @@ def test_the_explicit_kernel_is_asynchronous_and_spills_nothing():
         assert row["stack"] <= (64 if late else 0), call
         assert row["tma_loads"] and row["tma_stores"] and not row["cp_async"], call
         three = call[0] == 64 or (call[0] == 128 and call[1] == "fp8")
-        assert len(row["loops"]) == (3 if three else 2), call  # one for each consumer
+        # One for each consumer; in FP8 one with starts and one without.
+        assert len(row["loops"]) == (3 if three else 2) * (2 if call[1] == "fp8" else 1), call
 
 
 def test_softmax_of_the_explicit_kernel():
@@ -165,6 +166,15 @@ def test_softmax_of_the_explicit_kernel():
                 assert name not in loop, (head_dim, dtype, name)
 
 
+def test_a_start_saves_an_addition_of_each_pair():
+    """Of half of the loops in FP8."""
+    for (_, dtype, *_), row in hopper_kernels().items():
+        if dtype == "fp8":
+            of_loops = sorted(loop["HADD2"] + loop["HFMA2"] for loop in row["loops"])
+            half = len(of_loops) // 2
+            assert {more - fewer for fewer, more in zip(of_loops[:half], of_loops[half:])} == {30}
+
+
 def test_the_correction_is_behind_a_vote():
     """With a threshold, a warp votes once for a block, and then multiplies all of its accumulator
     or jumps over it. Without one, it always multiplies.
@@ -174,8 +184,8 @@ def test_the_correction_is_behind_a_vote():
         for loop, skipped in zip(row["loops"], row["skipped"], strict=True):
             assert loop.get("VOTE", 0) == (threshold > 0)
             assert skipped == (of_thread if threshold > 0 else 0)
-            # The row sums are multiplied, always; in FP8 references as well.
-            assert loop["FMUL"] == of_thread + (4 if dtype == "fp8" else 2)
+            # Row sums are multiplied, too; in FP8 also references, or with starts neither.
+            assert loop["FMUL"] - of_thread in ((4, 0) if dtype == "fp8" else (2,))
 
 
 def test_without_a_trace_no_clock_is_read():

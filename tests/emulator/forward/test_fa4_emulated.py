@@ -13,6 +13,7 @@ from flash_versions.dispatch.emulator import emulator as gluon_emulator
 from flash_versions.dispatch.emulator import machine as gluon_machine
 from flash_versions.dispatch.emulator.machine import ORDERS
 from flash_versions.dispatch.request import make_request
+from flash_versions.versions.fp8.quantize import LARGEST_SCORE
 from flash_versions.versions.oracle import budget, reference
 from flash_versions.versions.oracle.budget import assess_request
 from tests.emulator.planted_bugs import WRONG, Bug, assert_found, outcomes, plant
@@ -194,6 +195,58 @@ def test_fp8_has_no_polynomial():
         attend(replace(SMALL, eighths=1), request)
 
 
+@pytest.fixture
+def with_starts(monkeypatch):
+    """The scores, of two keys each, of every step of `raise_start`."""
+    found = []
+    kernel = LOADED["fa4.hopper.forward"]
+    raise_start = kernel.raise_start
+
+    def noted(s, *state):
+        found.append(s)
+        return raise_start(s, *state)
+
+    monkeypatch.setattr(kernel, "raise_start", noted)
+    return found
+
+
+@pytest.mark.parametrize("threshold", [0.0, 1.0, 8.0])
+@pytest.mark.parametrize("size", [1e-4, 1.0, 3.0, 300.0])
+def test_fp8_scores_of_any_size(size, threshold, with_starts):
+    """One head of usual scores and one of others, small enough for starts or not; rows without
+    keys. Of the largest scores a budget says nothing, but weights still add up to 1.
+    """
+    q, k, v = qkv(200, 150, 2, 64)
+    q[:, :, 1] *= size
+    k[:, :, 1] *= size
+    schedule = replace(SMALL, threshold=threshold)
+    check(schedule, q, k, v, precision="fp8:head", causal=True)
+    steps = len(with_starts)
+    request = make_request(q, k, torch.ones_like(v), precision="fp8:head", causal=True)
+    o, lse = attend(schedule, request)
+    weights = torch.where(lse.isfinite(), 1.0, 0.0).mT[..., None]
+    assert ((o - weights).abs() < 0.1).all()
+    assert (weights == 0).any()
+    check(schedule, q[:, :, :1], k[:, :, :1], v[:, :, :1], precision="fp8:head", causal=True)
+    of_usual = len(with_starts) - 2 * steps
+    assert steps == (2 * of_usual if size <= 3.0 else of_usual) > 0
+
+
+@pytest.mark.parametrize(("factor", "starts"), [(0.99, True), (1.01, False)])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_fp8_starts_up_to_their_limit(sign, factor, starts, with_starts):
+    """The largest products that there are, from block to block less of them, all of one sign."""
+    q, k, v = qkv(64, 300, 1, 64)
+    q[:], k[:] = 1.0, sign * torch.linspace(0.3, 1, 300)[None, :, None, None]
+    quantized = prepare(make_request(q, k, v, precision="fp8:head"))
+    unit = (quantized.q_scale * quantized.k_scale).item() * LARGEST_SCORE * math.log2(math.e)
+    scale = factor * (2**11 - 8) / unit
+    check(SMALL, q, k, v, precision="fp8:head", scale=scale)
+    assert bool(with_starts) == starts
+    o, _ = attend(SMALL, make_request(q, k, v * 0 + 1, precision="fp8:head", scale=scale))
+    assert ((o - 1).abs() < 0.1).all()
+
+
 # ------------------------------------------------------------------------------- rescaling
 @pytest.fixture
 def raised(monkeypatch):
@@ -292,6 +345,14 @@ def one_row_grows_in_fp8():
     return one_row_grows()._replace(precision="fp8:head:e4m3")
 
 
+def rows_of_starts_grow():
+    return make_request(*growing(150, 330, 64), precision="fp8:head", scale=0.025)
+
+
+def rows_without_keys():
+    return make_request(*qkv(150, 90, 1, 64), precision="fp8:head", causal=True)
+
+
 def in_fp8():
     q, k, v = qkv(150, 330, 4, 64, kv_heads=2)
     k[:, 128:256] *= 3
@@ -309,14 +370,14 @@ O_FULL = "mbarrier.wait(buffers.o_full.index(c), turn & 1)"
 O_EMPTY = "mbarrier.wait(buffers.o_empty.index(CONSUMER), (turn & 1) ^ 1)"
 BUGS = {
     "the storer does not say that it has taken O": Bug(
-        "store", [(O_TAKEN, "pass")], "consume 0 in consume:.*o_empty"
+        "store", [(O_TAKEN, "pass")], "consume 0 in .*compute:.*o_empty"
     ),
     "the storer waits for the phase before": Bug(
         "store", [(O_FULL, O_FULL.replace("turn & 1", "(turn & 1) ^ 1"))],
-        "consume [01] in consume:.*o_empty",
+        "consume [01] in .*compute:.*o_empty",
     ),
     "the storer does not wait for O": Bug(
-        "store", [(O_FULL, "pass")], "consume [01] in consume:.*o_empty"
+        "store", [(O_FULL, "pass")], "consume [01] in .*compute:.*o_empty"
     ),
     "the storer takes O before it has left": Bug(
         "store",
@@ -339,20 +400,20 @@ BUGS = {
     ),
     "the storer takes one part of O": Bug(
         "store", [("for i in gl.static_range(schedule.O_PARTS)", "for i in gl.static_range(1)")],
-        "consume [01] in consume:.*o_empty", (IN_PARTS, wide)
+        "consume [01] in .*compute:.*o_empty", (IN_PARTS, wide)
     ),
     "a consumer does not wait for the storer": Bug(
-        "consume", [(O_EMPTY, "pass")], "store 3 in store:.*o_full", (SMALL, few_keys)
+        "compute", [(O_EMPTY, "pass")], "store 3 in store:.*o_full", (SMALL, few_keys)
     ),
     "a consumer waits for the phase of the storer": Bug(
-        "consume", [(O_EMPTY, O_EMPTY.replace(" ^ 1", ""))], "consume 0 in consume"
+        "compute", [(O_EMPTY, O_EMPTY.replace(" ^ 1", ""))], "consume 0 in .*compute"
     ),
     "a consumer does not hand over": Bug(
-        "consume", [("mbarrier.arrive(buffers.o_full.index(CONSUMER), count=1)", "pass")],
+        "compute", [("mbarrier.arrive(buffers.o_full.index(CONSUMER), count=1)", "pass")],
         "store 3 in store:.*o_full",
     ),
     "O is handed over without a fence": Bug(
-        "consume", [("fence_async_shared()", "pass")], "without fence_async_shared"
+        "compute", [("fence_async_shared()", "pass")], "without fence_async_shared"
     ),
     "the scheduler does not count the storer": Bug(
         "forward_kernel", [("SCHEDULER, CONSUMERS + 1)", "SCHEDULER, CONSUMERS)")],
@@ -383,7 +444,7 @@ BUGS = {
     "V is read before it is there": Bug(
         "attend", [("buffers.v.wait(before)", "pass")], "more arrivals"
     ),
-    "Q is read before it is there": Bug("consume", [("buffers.q.wait(q_stage)", "pass")], WRONG),
+    "Q is read before it is there": Bug("compute", [("buffers.q.wait(q_stage)", "pass")], WRONG),
     "the turn is not passed on": Bug(
         "attend", [("named_barrier_arrive(CONSUMER, schedule.CONSUMERS)", "pass")],
         "consume 1 in .*named_barrier_sync"
@@ -417,14 +478,29 @@ BUGS = {
         "raise_reference", [("row_max + THRESHOLD", "row_max + THRESHOLD * 20")], WRONG,
         (FP8, one_row_grows_in_fp8),
     ),
+    "P outgrows its type above a start": Bug(
+        "raise_start", [("before - THRESHOLD", "before - THRESHOLD * 20")], WRONG,
+        (FP8, rows_of_starts_grow),
+    ),
+    "a start is not carried on": Bug(
+        "raise_start", [("return p, start,", "return p, before,")], WRONG,
+        (FP8, rows_of_starts_grow),
+    ),
+    "starts begin as references do": Bug(
+        "attend", [("row_max = -row_max", "pass")], WRONG, (FP8, rows_of_starts_grow)
+    ),
+    "a row without keys has a reference": Bug(
+        "reference_of", [("start == NO_START", "start == float('inf')")], WRONG,
+        (FP8, rows_without_keys),
+    ),
     "P in FP8 is not shifted": Bug(
         "powers_of_pairs", [("shift = shift - (", "shift = -(")], WRONG, (FP8, in_fp8)
     ),
     "the LSE counts what P is scaled by": Bug(
-        "consume", [("row_max - scales.SHIFT", "row_max")], WRONG, (FP8, in_fp8)
+        "compute", [("row_max - scales.SHIFT", "row_max")], WRONG, (FP8, in_fp8)
     ),
     "the scale of V is forgotten": Bug(
-        "consume", [("out = out.scaled(tile_scales.value)", "pass")], WRONG, (FP8, in_fp8)
+        "compute", [("out = out.scaled(scales.value)", "pass")], WRONG, (FP8, in_fp8)
     ),
     "the scale of another block of K": Bug(
         "TileScales.of_block", [("block * problem.BLOCK_KV // KEYS_OF_SCALE", "block")], WRONG,

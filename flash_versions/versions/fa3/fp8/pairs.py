@@ -14,7 +14,8 @@ is rounded from what the exponentials leave:
 
 The difference comes first: next to the maximum it is exact, however large scores are. No score is
 larger than half of what fp16 holds, so it holds every difference. A score is rounded to fp16 after
-every 32 dims, an exponent x above -16 by 2^-8 at most (`oracle/budget.py`).
+every 32 dims, an exponent x above -16 by 2^-8 at most (`oracle/budget.py`). FA4 has a way to take
+one instruction for x (`fa4/hopper/starts.py`).
 
 A pair is an int32 to Gluon, so that loops and branches carry it as what it is.
 """
@@ -128,19 +129,37 @@ def powers_of_pairs(s, scale_log2, pivot, shift, OF_BLOCKS: gl.constexpr):
         shift = shift - (number_of("cvt.f32.f16 $0, low;", subtracted) * scale_log2 + pivot)
     start = twice(shift + gl.zeros([s.shape[0]], gl.float32, rows))
     scale = twice(scale_log2 + gl.zeros([1, 1], gl.float32, LAYOUT))
+    PTX: gl.constexpr = powers_ptx("add.f16x2 x, $1, $2; fma.rn.f16x2 x, x, $3, $4;")
     return gl.inline_asm_elementwise(
-        POWERS_PTX, "=r,r,r,r,r", [s, subtracted[:, None], scale, start[:, None]],
+        PTX, "=r,r,r,r,r", [s, subtracted[:, None], scale, start[:, None]],
         dtype=gl.int32, is_pure=True, pack=1,
     )  # fmt: skip
 
 
-# ex2.approx.f16x2 is these two, but ptxas then puts them together anew for each use.
-POWERS_PTX = gl.constexpr(
-    "{ .reg .b32 x, first, second; .reg .b16 low, high;"
-    " add.f16x2 x, $1, $2; fma.rn.f16x2 x, x, $3, $4; mov.b32 {low, high}, x;"
-    " ex2.approx.f16 low, low; ex2.approx.f16 high, high;"
-    " cvt.u32.u16 first, low; cvt.u32.u16 second, high; prmt.b32 $0, first, second, 0x5410; }"
-)
+@gluon.jit
+def powers_from(s, scale_log2, start):
+    """2^(s * scale_log2 + start) of pairs; start is a pair for each row, of one number twice."""
+    LAYOUT: gl.constexpr = s.type.layout
+    start = gl.convert_layout(start, gl.SliceLayout(1, LAYOUT), assert_trivial=True)
+    scale = twice(scale_log2 + gl.zeros([1, 1], gl.float32, LAYOUT))
+    PTX: gl.constexpr = powers_ptx("fma.rn.f16x2 x, $1, $2, $3;")
+    return gl.inline_asm_elementwise(
+        PTX, "=r,r,r,r", [s, scale, start[:, None]], dtype=gl.int32, is_pure=True, pack=1
+    )
+
+
+@gluon.constexpr_function
+def powers_ptx(exponents):
+    """PTX that computes a pair of exponents, x, by the given instructions, and a pair of powers.
+
+    ex2.approx.f16x2 is these two, but ptxas then puts them together anew for each use.
+    """
+    return (
+        "{ .reg .b32 x, first, second; .reg .b16 low, high; "
+        + exponents
+        + " mov.b32 {low, high}, x; ex2.approx.f16 low, low; ex2.approx.f16 high, high;"
+        " cvt.u32.u16 first, low; cvt.u32.u16 second, high; prmt.b32 $0, first, second, 0x5410; }"
+    )
 
 
 @gluon.jit

@@ -15,6 +15,7 @@ What changes.
   the next block's S, so that the tensor cores work meanwhile; rescaling in every block comes before
   it, as in FA3.
 * A polynomial for some of the exponentials (`exp2.py`).
+* One multiply-add for an exponent in FP8 with scales of heads (`starts.py`).
 * The storer copies O, or its last part, while the consumers begin the next tile.
 
 Where products are so short that FA3's three consumers in order are faster, version "fa4" launches
@@ -89,6 +90,7 @@ from flash_versions.versions.fa4.hopper.roles import (
     SOFTMAX,
     STORE,
 )
+from flash_versions.versions.fa4.hopper.starts import LARGEST_START, raise_start, reference_of
 from flash_versions.versions.fa4.hopper.trace import FIXED_ROLES, LOADER, STORER, Trace
 from flash_versions.versions.fa4.softmax import raise_reference
 from flash_versions.versions.tiles.pipeline import (
@@ -173,17 +175,22 @@ def load(problem, schedule, buffers, scheduler, trace, q, k, v, bounds):
 
 @gluon.jit
 def fold_scores(s, row_max, row_sum, problem, schedule, scales, block):
-    """A step of the online softmax: (p, row_max, row_sum, alpha); row_max is the reference."""
+    """A step of the online softmax: (p, row_max, row_sum, alpha); row_max is the reference, or with
+    STARTS the start.
+    """
     scale_log2, shift, weight = scales.of_block(problem, block)
-    block_max = largest(s, row_max)[:, None]
-    row_max, pivot, alpha = raise_reference(block_max, row_max, scale_log2, schedule.THRESHOLD)
-    if schedule.EIGHTHS == 0:
-        p = powers(s, scale_log2, pivot, shift, scales.PER_BLOCK)
+    if scales.STARTS:
+        return raise_start(s, row_max, row_sum, scale_log2, shift, schedule.THRESHOLD)
     else:
-        x = s * scale_log2 - (pivot - shift)[:, None]
-        p = mixed_exp2(x, schedule.EIGHTHS, schedule.DEGREE)
-        p = gl.convert_layout(p, s.type.layout, assert_trivial=True)
-    return p, row_max, row_sum.grown(alpha, sums(p), weight), alpha
+        block_max = largest(s, row_max)[:, None]
+        row_max, pivot, alpha = raise_reference(block_max, row_max, scale_log2, schedule.THRESHOLD)
+        if schedule.EIGHTHS == 0:
+            p = powers(s, scale_log2, pivot, shift, scales.PER_BLOCK)
+        else:
+            x = s * scale_log2 - (pivot - shift)[:, None]
+            p = mixed_exp2(x, schedule.EIGHTHS, schedule.DEGREE)
+            p = gl.convert_layout(p, s.type.layout, assert_trivial=True)
+        return p, row_max, row_sum.grown(alpha, sums(p), weight), alpha
 
 
 @gluon.jit
@@ -198,6 +205,8 @@ def attend(
     ME: gl.constexpr = FIXED_ROLES + CONSUMER
     _, full_begin, full_end, _ = problem.blocks(query, WARPGROUP_ROWS)
     acc, row_max, row_sum = first_state(problem, buffers)
+    if scales.STARTS:
+        row_max = -row_max
     entry = problem.entry(end - 1)
     block = problem.block_of(entry)
     buffers.k.wait(stage)
@@ -261,7 +270,48 @@ def attend(
     acc_token = multiply_pv(p, buffers, stage, acc)
     acc = wait_pv(buffers, acc, acc_token)
     buffers.v.release(stage)
+    if scales.STARTS:
+        row_max = reference_of(row_max, scales.SHIFT)
     return acc, row_max, row_sum, stage.next()
+
+
+@gluon.jit
+def compute(
+    problem, schedule, scales, buffers, trace, o, lse_out, stage, query, head, sequence, round,
+    CONSUMER: gl.constexpr
+):  # fmt: skip
+    """A consumer's 64 rows of a tile whose queries begin at `query`: the next stage of K and V."""
+    ME: gl.constexpr = FIXED_ROLES + CONSUMER
+    first, last = problem.visited(query)
+    query += CONSUMER * problem.queries(WARPGROUP_ROWS)
+    begin, end = problem.seen(query, first, last)
+    q_stage = buffers.q_stage(schedule, round, CONSUMER)
+    buffers.q.wait(q_stage)
+    q = left_operand(buffers.q.tile(q_stage), problem.BLOCK_KV, schedule.HELD)
+    if schedule.Q_AT_ONCE:
+        release_q(buffers, schedule, q_stage)
+    if problem.UNEVEN:
+        stage = pass_over(buffers, schedule, stage, last - end, CONSUMER)
+    acc, row_max, row_sum, stage = attend(
+        problem, schedule, scales, buffers, trace, q, q_stage, stage, query, begin, end, last,
+        round, CONSUMER
+    )  # fmt: skip
+    if problem.LEFT:
+        stage = pass_over(buffers, schedule, stage, begin - first, CONSUMER)
+    out, lse = acc.finalized(row_max - scales.SHIFT, row_sum.total())
+    if scales.FP8:
+        out = out.scaled(scales.value)
+    trace.enter(ME, round, 0, HAND_OVER)
+    problem.store_lse(lse_out, lse, sequence, head, query)
+    parts = out.parts(o.block_type.shape[-1])
+    o_tile = as_matrix(buffers.o.index(CONSUMER))
+    for i in gl.static_range(schedule.O_PARTS):
+        turn = round * schedule.O_PARTS + i
+        mbarrier.wait(buffers.o_empty.index(CONSUMER), (turn & 1) ^ 1)
+        o_tile.store(parts[i].to(o.dtype))
+        fence_async_shared()
+        mbarrier.arrive(buffers.o_full.index(CONSUMER), count=1)
+    return stage
 
 
 @gluon.jit
@@ -279,36 +329,18 @@ def consume(
     trace.enter(ME, round, 0, AWAIT)
     while tile < scheduler.number:
         mine, query, head, sequence = problem.locate(tile)
-        first, last = mine.visited(query)
-        query += CONSUMER * problem.queries(WARPGROUP_ROWS)
-        begin, end = mine.seen(query, first, last)
-        tile_scales = scales.of_tile(mine, query, head, sequence)
-        q_stage = buffers.q_stage(schedule, round, CONSUMER)
-        buffers.q.wait(q_stage)
-        q = left_operand(buffers.q.tile(q_stage), problem.BLOCK_KV, schedule.HELD)
-        if schedule.Q_AT_ONCE:
-            release_q(buffers, schedule, q_stage)
-        if problem.UNEVEN:
-            stage = pass_over(buffers, schedule, stage, last - end, CONSUMER)
-        acc, row_max, row_sum, stage = attend(
-            mine, schedule, tile_scales, buffers, trace, q, q_stage, stage, query, begin, end, last,
-            round, CONSUMER
-        )  # fmt: skip
-        if problem.LEFT:
-            stage = pass_over(buffers, schedule, stage, begin - first, CONSUMER)
-        out, lse = acc.finalized(row_max - scales.SHIFT, row_sum.total())
-        if scales.FP8:
-            out = out.scaled(tile_scales.value)
-        trace.enter(ME, round, 0, HAND_OVER)
-        mine.store_lse(lse_out, lse, sequence, head, query)
-        parts = out.parts(o.block_type.shape[-1])
-        o_tile = as_matrix(buffers.o.index(CONSUMER))
-        for i in gl.static_range(schedule.O_PARTS):
-            turn = round * schedule.O_PARTS + i
-            mbarrier.wait(buffers.o_empty.index(CONSUMER), (turn & 1) ^ 1)
-            o_tile.store(parts[i].to(o.dtype))
-            fence_async_shared()
-            mbarrier.arrive(buffers.o_full.index(CONSUMER), count=1)
+        own_query = query + CONSUMER * problem.queries(WARPGROUP_ROWS)
+        tile_scales = scales.of_tile(mine, own_query, head, sequence)
+        if tile_scales.bound_scores() and tile_scales.largest_score() <= LARGEST_START:
+            stage = compute(
+                mine, schedule, tile_scales.with_starts(), buffers, trace, o, lse_out, stage,
+                query, head, sequence, round, CONSUMER
+            )  # fmt: skip
+        else:
+            stage = compute(
+                mine, schedule, tile_scales, buffers, trace, o, lse_out, stage,
+                query, head, sequence, round, CONSUMER
+            )  # fmt: skip
         tile = scheduler.receive(round)
         round += 1
         trace.enter(ME, round, 0, AWAIT)
