@@ -76,6 +76,8 @@ VARIANTS: Mapping[str, Forward] = {
 FP8_VARIANTS: Mapping[str, ForwardQuantized] = {  # scores of 16 bits have no polynomial
     "always rescale": partial(varied_fp8, threshold=0.0),
     "rescale if grown": partial(varied_fp8, threshold=FP8_THRESHOLD),
+    "starts": partial(varied_fp8, starts=True),
+    "no starts": partial(varied_fp8, starts=False),
 }
 BACKWARD_VARIANTS: Mapping[str, Backward] = {
     "portable": backward.backward,

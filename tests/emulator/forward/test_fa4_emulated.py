@@ -219,7 +219,7 @@ def test_fp8_scores_of_any_size(size, threshold, with_starts):
     q, k, v = qkv(200, 150, 2, 64)
     q[:, :, 1] *= size
     k[:, :, 1] *= size
-    schedule = replace(SMALL, threshold=threshold)
+    schedule = replace(SMALL, threshold=threshold, starts=True)
     check(schedule, q, k, v, precision="fp8:head", causal=True)
     steps = len(with_starts)
     request = make_request(q, k, torch.ones_like(v), precision="fp8:head", causal=True)
@@ -241,9 +241,10 @@ def test_fp8_starts_up_to_their_limit(sign, factor, starts, with_starts):
     quantized = prepare(make_request(q, k, v, precision="fp8:head"))
     unit = (quantized.q_scale * quantized.k_scale).item() * LARGEST_SCORE * math.log2(math.e)
     scale = factor * (2**11 - 8) / unit
-    check(SMALL, q, k, v, precision="fp8:head", scale=scale)
+    schedule = replace(SMALL, starts=True)
+    check(schedule, q, k, v, precision="fp8:head", scale=scale)
     assert bool(with_starts) == starts
-    o, _ = attend(SMALL, make_request(q, k, v * 0 + 1, precision="fp8:head", scale=scale))
+    o, _ = attend(schedule, make_request(q, k, v * 0 + 1, precision="fp8:head", scale=scale))
     assert ((o - 1).abs() < 0.1).all()
 
 
@@ -361,6 +362,7 @@ def in_fp8():
 
 
 FP8 = replace(SMALL, threshold=4.0)
+STARTS = replace(FP8, starts=True)
 DYNAMIC = replace(SMALL, scheduler="dynamic", stages=4)
 V_WAITED = "acc = wait_pv(buffers, acc, acc_token)"
 ONE_Q, IN_PARTS = replace(SMALL, q_stages=1), replace(SMALL, o_columns=64)
@@ -480,18 +482,18 @@ BUGS = {
     ),
     "P outgrows its type above a start": Bug(
         "raise_start", [("before - THRESHOLD", "before - THRESHOLD * 20")], WRONG,
-        (FP8, rows_of_starts_grow),
+        (STARTS, rows_of_starts_grow),
     ),
     "a start is not carried on": Bug(
         "raise_start", [("return p, start,", "return p, before,")], WRONG,
-        (FP8, rows_of_starts_grow),
+        (STARTS, rows_of_starts_grow),
     ),
     "starts begin as references do": Bug(
-        "attend", [("row_max = -row_max", "pass")], WRONG, (FP8, rows_of_starts_grow)
+        "attend", [("row_max = -row_max", "pass")], WRONG, (STARTS, rows_of_starts_grow)
     ),
     "a row without keys has a reference": Bug(
         "reference_of", [("start == NO_START", "start == float('inf')")], WRONG,
-        (FP8, rows_without_keys),
+        (STARTS, rows_without_keys),
     ),
     "P in FP8 is not shifted": Bug(
         "powers_of_pairs", [("shift = shift - (", "shift = -(")], WRONG, (FP8, in_fp8)

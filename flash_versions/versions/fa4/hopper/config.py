@@ -20,10 +20,13 @@ class RolesConfig(HopperConfig):
         threshold: a row is rescaled when its maximum has grown by more, in log2 units; 0 always
             rescales. In FP8 at most 8: P then starts at 2^(8 - threshold) and may grow to 2^8.
         eighths: eighths of the exponentials that a polynomial computes; 0 in FP8.
+        starts: tiles of small scores have starts in the place of references (`starts.py`); only in
+            FP8, for tensors that are quantised in the call with scales of heads.
     """
 
     threshold: float = 8.0
     eighths: int = 0
+    starts: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,8 +59,11 @@ def default_config(request: Request) -> RolesConfig:
 
 def fp8_config(request: Request) -> RolesConfig:
     """The fastest configuration in FP8 that was found on an H200 (docs/understand/log.md). A larger
-    threshold would cost P range; beside Q in registers any costs time.
+    threshold would cost P range; beside Q in registers any costs time. Starts cost up to 8 % at
+    head_dim 64.
     """
     config = fa3.overlapping_fp8_config(request)
     q_stages = 1 if config.held else config.q_stages
-    return with_roles(config, q_stages=q_stages, threshold=0.0 if config.held else FP8_THRESHOLD)
+    threshold = 0.0 if config.held else FP8_THRESHOLD
+    starts = max(request.q.shape[3], request.v.shape[3]) > 64
+    return with_roles(config, q_stages=q_stages, threshold=threshold, starts=starts)

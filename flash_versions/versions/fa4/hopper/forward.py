@@ -121,6 +121,7 @@ class Schedule:
     THRESHOLD: gl.constexpr
     EIGHTHS: gl.constexpr
     DEGREE: gl.constexpr
+    STARTS: gl.constexpr
 
 
 @aggregate
@@ -331,7 +332,8 @@ def consume(
         mine, query, head, sequence = problem.locate(tile)
         own_query = query + CONSUMER * problem.queries(WARPGROUP_ROWS)
         tile_scales = scales.of_tile(mine, own_query, head, sequence)
-        if tile_scales.bound_scores() and tile_scales.largest_score() <= LARGEST_START:
+        MAY_START: gl.constexpr = schedule.STARTS and tile_scales.bound_scores()
+        if MAY_START and tile_scales.largest_score() <= LARGEST_START:
             stage = compute(
                 mine, schedule, tile_scales.with_starts(), buffers, trace, o, lse_out, stage,
                 query, head, sequence, round, CONSUMER
@@ -435,6 +437,7 @@ def forward_kernel(
     THRESHOLD: gl.constexpr,
     EIGHTHS: gl.constexpr,
     DEGREE: gl.constexpr,
+    STARTS: gl.constexpr,
     TRACED_ROUNDS: gl.constexpr,
     TRACED_BLOCKS: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr,
@@ -455,7 +458,7 @@ def forward_kernel(
     O_PARTS: gl.constexpr = number_of_parts(v, o.block_type.shape[-1], FP8)
     schedule = Schedule(
         CONSUMERS, Q_STAGES, O_PARTS, HELD, Q_AT_ONCE, PING_PONG, LATE_WAIT, THRESHOLD,
-        EIGHTHS, DEGREE
+        EIGHTHS, DEGREE, STARTS
     )  # fmt: skip
     trace = Trace(stamps, CONSUMERS, TRACED_ROUNDS, TRACED_BLOCKS, TRACED_ROUNDS > 0)
     q_pipeline = make_panel_pipeline(q, CONSUMERS * Q_STAGES, 1)

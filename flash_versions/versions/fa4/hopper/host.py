@@ -56,6 +56,7 @@ def make_plan(
             "SCHEDULER": config.scheduler,
             "THRESHOLD": config.threshold,
             "EIGHTHS": config.eighths,
+            "STARTS": config.starts,
             "DEGREE": DEGREES[dtype],
             "TRACED_ROUNDS": 0 if stamps is None else stamps.shape[2],
             "TRACED_BLOCKS": 0 if stamps is None else stamps.shape[3],
