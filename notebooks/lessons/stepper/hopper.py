@@ -20,7 +20,8 @@ CONFIGS = {"fa3": "HopperConfig", "fa4": "RolesConfig"}
 LANES = {"produce": "producer", "load": "loader", "store": "storer"}
 WARPGROUP_ROWS = 64
 CELL = 4  # rows and columns of a tile that are one cell of a picture
-FUNCTIONS = ("attend", "consume", "produce", "load", "store")
+PARTITIONS = ("consume", "produce", "load", "store")
+FUNCTIONS = ("attend", "compute", *PARTITIONS)
 
 
 class Watch:
@@ -59,7 +60,7 @@ class Watch:
         lane = partition.name.partition(", ")[2]
         name, _, number = lane.partition(" ")
         statement = source.at(frame)
-        outer = caller(frame, ("consume", "produce", "load", "store"))
+        outer = caller(frame, ("compute", *PARTITIONS))
         block = found.get("block")
         if block is None and function == "attend":
             block = int(found["end"]) - 1
@@ -77,7 +78,7 @@ class Watch:
         """What else an event says: which barrier, which slot, which product."""
         frame: FrameType = step.pop("frame")
         lane = step["lane"]
-        found = caller(frame, ("consume", "produce", "load", "store")).f_locals
+        found = caller(frame, ("compute", *PARTITIONS)).f_locals
         if barrier is not None:
             step["barrier"] = name_of(barrier, found["buffers"])
         if what == "copy":

@@ -439,7 +439,7 @@ def test_measured_speed_meets_its_bars():
     missed += [bar for bar in MEANS if not mean(*bar[:3], bar[4]) >= bar[3]]
     assert not missed
     assert mean("fp8", "fa4 fp8 head", "cudnn fp8", 128, shortest=2048) >= 1.15
-    assert mean("fp8", "fa4 fp8 head", "fa4", 128, shortest=8192) >= 1.45
+    assert mean("fp8", "fa4 fp8 head", "fa4", 128, shortest=8192) >= 1.48
     large = [row for row in of_suite("decode") if row["B"] * row["N"] >= 2**19]
     assert {row["tb_per_s"] >= 0.95 * COPY for row in large if row["version"] == "fa2"} == {True}
     products = {row["shape"] for row in of_suite("gemm")}
