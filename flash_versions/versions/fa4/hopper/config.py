@@ -59,7 +59,7 @@ def default_config(request: Request) -> RolesConfig:
 
 def fp8_config(request: Request) -> RolesConfig:
     """The fastest configuration in FP8 that was found on an H200 (docs/understand/log.md). A larger
-    threshold would cost P range; beside Q in registers any costs time. Starts cost up to 8 % at
+    threshold would cost P range; beside Q in registers any costs time. Starts cost up to 10 % at
     head_dim 64.
     """
     config = fa3.overlapping_fp8_config(request)
