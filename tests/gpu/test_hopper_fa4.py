@@ -107,8 +107,8 @@ def test_fp8(D, scales):
     inputs = qkv(700, 900, 6, D, kv_heads=2, batch=2)
     for causal in (False, True):
         for choose in (fa3_config.fp8_config, config.fp8_config):
-            request = make_request(*inputs, causal=causal)
-            check_fp8(choose(request), *inputs, causal=causal, precision=Fp8(scales))
+            options = {"causal": causal, "precision": Fp8(scales)}
+            check_fp8(choose(make_request(*inputs, **options)), *inputs, **options)
 
 
 @pytest.mark.parametrize("schedule", FP8_CONFIGS.values(), ids=FP8_CONFIGS)
@@ -120,12 +120,15 @@ def test_every_switch_in_fp8(schedule):
         check_fp8(schedule, q, k, v, precision=Fp8("block"), **options)
 
 
+@pytest.mark.parametrize("starts", [False, True])
 @pytest.mark.parametrize("consumers", [2, 3])
 @pytest.mark.parametrize("threshold", [0.0, 1.0, 4.0, 8.0])
-def test_every_threshold_in_fp8(threshold, consumers):
-    schedule = RolesConfig(consumers, stages=3, q_stages=1, threshold=threshold)
+def test_every_threshold_in_fp8(threshold, consumers, starts):
+    schedule = RolesConfig(consumers, stages=3, q_stages=1, threshold=threshold, starts=starts)
     inputs = qkv(500, 900, 4, 128)
     check_fp8(schedule, *inputs, precision="fp8:head")
+    check_fp8(schedule, *inputs, window=(200, 30), precision="fp8:head:e5m2")
+    check_fp8(schedule, *inputs, causal=True, precision="fp8:tensor:hadamard")
     check_fp8(schedule, *inputs, causal=True, precision="fp8:block")
 
 

@@ -148,7 +148,7 @@ class Watch:
 
 
 def first_query(found: dict[str, Any]) -> int | None:
-    """The first row of q that a partition is about, from the variables of its loop over tiles."""
+    """The first row of q that a partition is about, from the variables of its work on a tile."""
     if "query" not in found:
         return None
     shared = int(found["query"]) + WARPGROUP_ROWS * int(found.get("c", 0))

@@ -171,7 +171,7 @@ def test_kernels_for_hopper_lose_what_is_switched_off(capsys):
     assert diff.main(["--show", "fa4-hopper", "--plain"]) == 0
     out = capsys.readouterr().out
     assert "acc = corrected(acc, alpha)" in out and "def store(" in out
-    for word in ("trace", "LATE_WAIT", "is_fp8", "scored", '"""', "attend_in_order"):
+    for word in ("trace", "LATE_WAIT", "is_fp8", "scored", '"""', "attend_in_order", "start"):
         assert word not in out
     assert diff.main(["fa3-hopper", "fa4-hopper", "--plain"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -196,7 +196,7 @@ def test_fp8_has_no_polynomial():
 
 
 @pytest.fixture
-def with_starts(monkeypatch):
+def started(monkeypatch):
     """The scores, of two keys each, of every step of `raise_start`."""
     found = []
     kernel = LOADED["fa4.hopper.forward"]
@@ -212,7 +212,7 @@ def with_starts(monkeypatch):
 
 @pytest.mark.parametrize("threshold", [0.0, 1.0, 8.0])
 @pytest.mark.parametrize("size", [1e-4, 1.0, 3.0, 300.0])
-def test_fp8_scores_of_any_size(size, threshold, with_starts):
+def test_fp8_scores_of_any_size(size, threshold, started):
     """One head of usual scores and one of others, small enough for starts or not; rows without
     keys. Of the largest scores a budget says nothing, but weights still add up to 1.
     """
@@ -221,31 +221,47 @@ def test_fp8_scores_of_any_size(size, threshold, with_starts):
     k[:, :, 1] *= size
     schedule = replace(SMALL, threshold=threshold, starts=True)
     check(schedule, q, k, v, precision="fp8:head", causal=True)
-    steps = len(with_starts)
+    steps = len(started)
     request = make_request(q, k, torch.ones_like(v), precision="fp8:head", causal=True)
     o, lse = attend(schedule, request)
     weights = torch.where(lse.isfinite(), 1.0, 0.0).mT[..., None]
     assert ((o - weights).abs() < 0.1).all()
     assert (weights == 0).any()
     check(schedule, q[:, :, :1], k[:, :, :1], v[:, :, :1], precision="fp8:head", causal=True)
-    of_usual = len(with_starts) - 2 * steps
+    of_usual = len(started) - 2 * steps
     assert steps == (2 * of_usual if size <= 3.0 else of_usual) > 0
 
 
-@pytest.mark.parametrize(("factor", "starts"), [(0.99, True), (1.01, False)])
+@pytest.mark.parametrize(("factor", "starts"), [(0.999, True), (1.003, False)])
+@pytest.mark.parametrize("threshold", [0.0, 1.0])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_fp8_starts_up_to_their_limit(sign, factor, starts, with_starts):
+def test_fp8_starts_up_to_their_limit(sign, threshold, factor, starts, started):
     """The largest products that there are, from block to block less of them, all of one sign."""
     q, k, v = qkv(64, 300, 1, 64)
     q[:], k[:] = 1.0, sign * torch.linspace(0.3, 1, 300)[None, :, None, None]
     quantized = prepare(make_request(q, k, v, precision="fp8:head"))
     unit = (quantized.q_scale * quantized.k_scale).item() * LARGEST_SCORE * math.log2(math.e)
     scale = factor * (2**11 - 8) / unit
-    schedule = replace(SMALL, starts=True)
+    schedule = replace(SMALL, starts=True, threshold=threshold)
     check(schedule, q, k, v, precision="fp8:head", scale=scale)
-    assert bool(with_starts) == starts
+    assert bool(started) == starts
     o, _ = attend(schedule, make_request(q, k, v * 0 + 1, precision="fp8:head", scale=scale))
     assert ((o - 1).abs() < 0.1).all()
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_fp8_has_starts_and_a_threshold_where_they_pay(held, monkeypatch):
+    monkeypatch.setattr(LOADED["fa3.hopper.config"], "OPERANDS_STAY", held)
+    for precision, D, starts in (
+        ("fp8:head", 128, True), ("fp8:tensor", 80, True), ("fp8:head", 64, False),
+        ("fp8:block", 128, False), ("fp8", 256, False), (None, 128, False),
+    ):  # fmt: skip
+        q = torch.empty(1, 64, 16, D, dtype=torch.bfloat16)
+        q = q.to(torch.float8_e4m3fn) if precision is None else q
+        chosen = config.fp8_config(make_request(q, q, q, precision=precision))
+        assert (chosen.held > 0) == (held and D <= 128), precision
+        assert chosen.starts == starts, precision
+        assert chosen.threshold == (1.0 if starts or not chosen.held else 0.0), precision
 
 
 # ------------------------------------------------------------------------------- rescaling

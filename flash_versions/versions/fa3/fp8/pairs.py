@@ -14,8 +14,8 @@ is rounded from what the exponentials leave:
 
 The difference comes first: next to the maximum it is exact, however large scores are. No score is
 larger than half of what fp16 holds, so it holds every difference. A score is rounded to fp16 after
-every 32 dims, an exponent x above -16 by 2^-8 at most (`oracle/budget.py`). FA4 has a way to take
-one instruction for x (`fa4/hopper/starts.py`).
+every 32 dims, an exponent x above -16 by 2^-8 at most (`oracle/budget.py`). Where scores are small,
+FA4 computes x by one instruction (`fa4/hopper/starts.py`).
 
 A pair is an int32 to Gluon, so that loops and branches carry it as what it is.
 """

@@ -4,8 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from flash_versions.dispatch.precision import BLOCK_KEYS
-from flash_versions.versions.fa3.fp8.pairs import scale_of_pairs
-from flash_versions.versions.fp8.quantize import LARGEST_SCORE
+from flash_versions.versions.fa3.fp8.pairs import MOST, scale_of_pairs
 from flash_versions.versions.tiles.triton_compat import aggregate
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
@@ -14,7 +13,6 @@ TINY = gl.constexpr(2.0**-126)  # of the scale of scores: with 0, a masked score
 # Least shares of the largest scale: P rounds to 0 long before; row sums in fp16 need its bits.
 SMALLEST = gl.constexpr(2.0**-64)
 SMALLEST_IN_FP16 = gl.constexpr(2.0**-19)
-LARGEST = gl.constexpr(LARGEST_SCORE)
 
 
 @gluon.jit
@@ -46,7 +44,7 @@ class Scales:
             score = problem.scale_log2
             return TileScales(
                 score, score, score,
-                self.k, self.v, self.FP8, self.SCORES, self.PER_BLOCK, self.SHIFT, False
+                self.k, self.v, self.FP8, self.SCORES, self.PER_BLOCK, self.SHIFT
             )  # fmt: skip
         elif self.PER_BLOCK:
             rows = gl.cdiv(problem.q_length, WARPGROUP_ROWS)
@@ -56,8 +54,7 @@ class Scales:
             value = gl.load(self.v_reference + key_head)
             return TileScales(
                 problem.scale_log2 * q_scale, value, 1.0 / value,
-                self.k + first, self.v + first,
-                self.FP8, self.SCORES, self.PER_BLOCK, self.SHIFT, False
+                self.k + first, self.v + first, self.FP8, self.SCORES, self.PER_BLOCK, self.SHIFT
             )  # fmt: skip
         else:
             scale = gl.load(self.q + key_head) * gl.load(self.k + key_head)
@@ -65,7 +62,7 @@ class Scales:
             value = gl.load(self.v_reference + key_head)
             return TileScales(
                 score, value, value,
-                self.k, self.v, self.FP8, self.SCORES, self.PER_BLOCK, self.SHIFT, False
+                self.k, self.v, self.FP8, self.SCORES, self.PER_BLOCK, self.SHIFT
             )  # fmt: skip
 
 
@@ -82,25 +79,11 @@ class TileScales:
     SCORES: gl.constexpr
     PER_BLOCK: gl.constexpr
     SHIFT: gl.constexpr
-    STARTS: gl.constexpr  # rows have starts, in FA4 (`fa4/hopper/starts.py`)
-
-    @gluon.constexpr_function
-    def bound_scores(self):
-        """Whether `largest_score` says anything."""
-        return self.SCORES == gl.float16 and not self.PER_BLOCK  # noqa: SIM300
 
     @gluon.jit
     def largest_score(self):
-        """What no score in 16 bits exceeds, in log2 units, if the keys have one scale."""
-        return self.score * LARGEST
-
-    @gluon.jit
-    def with_starts(self):
-        """The same with STARTS."""
-        return TileScales(
-            self.score, self.value, self.per_value,
-            self.k, self.v, self.FP8, self.SCORES, self.PER_BLOCK, self.SHIFT, True
-        )  # fmt: skip
+        """What no score in 16 bits exceeds, in log2 units, where all keys have one scale."""
+        return self.score * MOST
 
     @gluon.jit
     def of_block(self, problem, block):

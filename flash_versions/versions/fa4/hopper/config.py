@@ -3,6 +3,7 @@
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from flash_versions.dispatch.precision import Fp8
 from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa3.hopper import config as fa3
 from flash_versions.versions.fa3.hopper.config import HopperConfig
@@ -21,7 +22,8 @@ class RolesConfig(HopperConfig):
             rescales. In FP8 at most 8: P then starts at 2^(8 - threshold) and may grow to 2^8.
         eighths: eighths of the exponentials that a polynomial computes; 0 in FP8.
         starts: tiles of small scores have starts in the place of references (`starts.py`); only in
-            FP8, for tensors that are quantised in the call with scales of heads.
+            FP8, for tensors that are quantised in the call with one scale for all keys of a head,
+            and ignored otherwise.
     """
 
     threshold: float = 8.0
@@ -59,11 +61,13 @@ def default_config(request: Request) -> RolesConfig:
 
 def fp8_config(request: Request) -> RolesConfig:
     """The fastest configuration in FP8 that was found on an H200 (docs/understand/log.md). A larger
-    threshold would cost P range; beside Q in registers any costs time. Starts cost up to 10 % at
-    head_dim 64.
+    threshold would cost P range; beside Q in registers, any costs time unless rows have starts.
+    These cost up to 10 % at head_dim 64.
     """
     config = fa3.overlapping_fp8_config(request)
     q_stages = 1 if config.held else config.q_stages
-    threshold = 0.0 if config.held else FP8_THRESHOLD
-    starts = max(request.q.shape[3], request.v.shape[3]) > 64
+    wide = max(request.q.shape[3], request.v.shape[3]) > 64
+    of_blocks = Fp8.parse(request.precision or "fp8").scales == "block"
+    starts = wide and not of_blocks and fa3.has_fp16_scores(request)
+    threshold = FP8_THRESHOLD if starts or not config.held else 0.0
     return with_roles(config, q_stages=q_stages, threshold=threshold, starts=starts)

@@ -15,16 +15,17 @@ What changes.
   the next block's S, so that the tensor cores work meanwhile; rescaling in every block comes before
   it, as in FA3.
 * A polynomial for some of the exponentials (`exp2.py`).
-* One multiply-add for an exponent in FP8 with scales of heads (`starts.py`).
+* One multiply-add for an exponent in FP8 with scales of heads or tensors (`starts.py`).
 * The storer copies O, or its last part, while the consumers begin the next tile.
 
 Where products are so short that FA3's three consumers in order are faster, version "fa4" launches
 FA3's kernel (`config.prefers_order` and `prefers_order_in_fp8` there). In FP8 that is so for the
 caller's 8-bit tensors only.
 
-By default conditional rescaling is on above head_dim 128, and in FP8 unless Q is in registers; the
-polynomial is off. Elsewhere they cost speed on an H200 (docs/learn/progression.md). The wait for
-P V behind the softmax costs speed, too, but for head_dim 192 (docs/understand/log.md).
+By default conditional rescaling is on above head_dim 128, and in FP8 but where Q is in registers
+and rows have no starts; starts are on above head_dim 64; the polynomial is off. Elsewhere they cost
+speed on an H200 (docs/learn/progression.md). The wait for P V behind the softmax costs speed, too,
+but for head_dim 192 (docs/understand/log.md).
 
     loader      claim load load load ...      claim load ...
     consumer    await score softmax correct score softmax correct ... drain hand over  await ...
@@ -90,7 +91,7 @@ from flash_versions.versions.fa4.hopper.roles import (
     SOFTMAX,
     STORE,
 )
-from flash_versions.versions.fa4.hopper.starts import LARGEST_START, raise_start, reference_of
+from flash_versions.versions.fa4.hopper.starts import LIMIT, raise_start, reference_of
 from flash_versions.versions.fa4.hopper.trace import FIXED_ROLES, LOADER, STORER, Trace
 from flash_versions.versions.fa4.softmax import raise_reference
 from flash_versions.versions.tiles.pipeline import (
@@ -121,7 +122,7 @@ class Schedule:
     THRESHOLD: gl.constexpr
     EIGHTHS: gl.constexpr
     DEGREE: gl.constexpr
-    STARTS: gl.constexpr
+    STARTS: gl.constexpr  # in tiles of small scores
 
 
 @aggregate
@@ -175,12 +176,12 @@ def load(problem, schedule, buffers, scheduler, trace, q, k, v, bounds):
 
 
 @gluon.jit
-def fold_scores(s, row_max, row_sum, problem, schedule, scales, block):
+def fold_scores(s, row_max, row_sum, problem, schedule, scales, block, STARTS: gl.constexpr):
     """A step of the online softmax: (p, row_max, row_sum, alpha); row_max is the reference, or with
     STARTS the start.
     """
     scale_log2, shift, weight = scales.of_block(problem, block)
-    if scales.STARTS:
+    if STARTS:
         return raise_start(s, row_max, row_sum, scale_log2, shift, schedule.THRESHOLD)
     else:
         block_max = largest(s, row_max)[:, None]
@@ -197,7 +198,7 @@ def fold_scores(s, row_max, row_sum, problem, schedule, scales, block):
 @gluon.jit
 def attend(
     problem, schedule, scales, buffers, trace, q, q_stage, stage, query, begin, end, last, round,
-    CONSUMER: gl.constexpr
+    CONSUMER: gl.constexpr, STARTS: gl.constexpr
 ):  # fmt: skip
     """Fold the KV blocks at places end - 1 .. begin into the state of a consumer's rows, with S of
     one block in flight together with P V of the block before: (acc, row_max, row_sum, next stage of
@@ -206,7 +207,7 @@ def attend(
     ME: gl.constexpr = FIXED_ROLES + CONSUMER
     _, full_begin, full_end, _ = problem.blocks(query, WARPGROUP_ROWS)
     acc, row_max, row_sum = first_state(problem, buffers)
-    if scales.STARTS:
+    if STARTS:
         row_max = -row_max
     entry = problem.entry(end - 1)
     block = problem.block_of(entry)
@@ -220,7 +221,9 @@ def attend(
         s = problem.masked(s, query, block)
     if problem.lists.ON:
         s = mask_listed(s, problem, query, entry, buffers.bounds, stage, CONSUMER)
-    p, row_max, row_sum, alpha = fold_scores(s, row_max, row_sum, problem, schedule, scales, block)
+    p, row_max, row_sum, alpha = fold_scores(
+        s, row_max, row_sum, problem, schedule, scales, block, STARTS
+    )
     trace.enter(ME, round, last - end, CORRECT)
     p = rounded(p, buffers.v.tile(stage), acc)
     if schedule.LATE_WAIT:
@@ -252,7 +255,7 @@ def attend(
         if problem.lists.ON:
             s = mask_listed(s, problem, query, entry, buffers.bounds, stage, CONSUMER)
         p, row_max, row_sum, alpha = fold_scores(
-            s, row_max, row_sum, problem, schedule, scales, block
+            s, row_max, row_sum, problem, schedule, scales, block, STARTS
         )
         trace.enter(ME, round, last - 1 - place, CORRECT)
         if schedule.LATE_WAIT:
@@ -271,7 +274,7 @@ def attend(
     acc_token = multiply_pv(p, buffers, stage, acc)
     acc = wait_pv(buffers, acc, acc_token)
     buffers.v.release(stage)
-    if scales.STARTS:
+    if STARTS:
         row_max = reference_of(row_max, scales.SHIFT)
     return acc, row_max, row_sum, stage.next()
 
@@ -279,7 +282,7 @@ def attend(
 @gluon.jit
 def compute(
     problem, schedule, scales, buffers, trace, o, lse_out, stage, query, head, sequence, round,
-    CONSUMER: gl.constexpr
+    CONSUMER: gl.constexpr, STARTS: gl.constexpr
 ):  # fmt: skip
     """A consumer's 64 rows of a tile whose queries begin at `query`: the next stage of K and V."""
     ME: gl.constexpr = FIXED_ROLES + CONSUMER
@@ -295,7 +298,7 @@ def compute(
         stage = pass_over(buffers, schedule, stage, last - end, CONSUMER)
     acc, row_max, row_sum, stage = attend(
         problem, schedule, scales, buffers, trace, q, q_stage, stage, query, begin, end, last,
-        round, CONSUMER
+        round, CONSUMER, STARTS
     )  # fmt: skip
     if problem.LEFT:
         stage = pass_over(buffers, schedule, stage, begin - first, CONSUMER)
@@ -332,16 +335,15 @@ def consume(
         mine, query, head, sequence = problem.locate(tile)
         own_query = query + CONSUMER * problem.queries(WARPGROUP_ROWS)
         tile_scales = scales.of_tile(mine, own_query, head, sequence)
-        MAY_START: gl.constexpr = schedule.STARTS and tile_scales.bound_scores()
-        if MAY_START and tile_scales.largest_score() <= LARGEST_START:
+        if schedule.STARTS and tile_scales.largest_score() <= LIMIT:
             stage = compute(
-                mine, schedule, tile_scales.with_starts(), buffers, trace, o, lse_out, stage,
-                query, head, sequence, round, CONSUMER
+                mine, schedule, tile_scales, buffers, trace, o, lse_out, stage, query, head,
+                sequence, round, CONSUMER, True
             )  # fmt: skip
         else:
             stage = compute(
-                mine, schedule, tile_scales, buffers, trace, o, lse_out, stage,
-                query, head, sequence, round, CONSUMER
+                mine, schedule, tile_scales, buffers, trace, o, lse_out, stage, query, head,
+                sequence, round, CONSUMER, False
             )  # fmt: skip
         tile = scheduler.receive(round)
         round += 1

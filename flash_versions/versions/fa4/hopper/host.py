@@ -36,6 +36,7 @@ def make_plan(
     stamps: torch.Tensor | None = None,
 ) -> Plan:
     """The launch of the kernel; dtype is that of the tensors that it reads."""
+    fp16_scores = scales is not None and has_fp16_scores(request)
     return Plan(
         config,
         (*layout(request), config.block_kv, dtype, *map(placement, scales or ())),
@@ -44,7 +45,7 @@ def make_plan(
         {
             **constants(request, config),
             "FP8": scales is not None,
-            "FP16_SCORES": scales is not None and has_fp16_scores(request),
+            "FP16_SCORES": fp16_scores,
             "PER_BLOCK": per_block,
             "SHIFT": 0.0 if scales is None else P_OFFSET - config.threshold,
             "CONSUMERS": config.consumers,
@@ -56,7 +57,7 @@ def make_plan(
             "SCHEDULER": config.scheduler,
             "THRESHOLD": config.threshold,
             "EIGHTHS": config.eighths,
-            "STARTS": config.starts,
+            "STARTS": config.starts and fp16_scores and not per_block,
             "DEGREE": DEGREES[dtype],
             "TRACED_ROUNDS": 0 if stamps is None else stamps.shape[2],
             "TRACED_BLOCKS": 0 if stamps is None else stamps.shape[3],

@@ -8,36 +8,46 @@ difference exactly (`fa3/fp8/pairs.py`). FA4's reference may be any number near 
 
 That is one instruction in place of two, and rounds once. Consumers keep starts in the place of
 references. A block's maximum gives a start in fp32, which is rounded to fp16 where it becomes the
-row's: by half a unit at most if no score exceeds 2^11 in log2 units. Then p is at most 2^8.5, and
-e4m3 ends at 448.
+row's. No start exceeds 2^11 if no score exceeds 2^11 - 8 in log2 units, so rounding moves it by
+half a unit at most. Then p is at most 2^8.5, with a threshold of 1/2 or more 2^8; e4m3 ends at 448.
+A reference may be above the row's maximum by half a unit: P then loses half a bit of its range, and
+the row sum counts 2^-0.5 at least, in place of 1.
 
-Whether scores are so small, the scale of a tile says, as products of 8-bit numbers have a largest
-one. Tiles of larger scores subtract first; the branch is around all of a tile's work, because it
-costs what this gains around a block's (docs/understand/log.md). Scales of blocks come with shifts
-of their own, for each of which a start would be rounded anew: they always subtract first.
+The scale of a tile says whether its scores are so small, as products of 8-bit numbers have a
+largest one. Tiles of larger scores subtract first. The branch is around all of a tile's work:
+around the loop over its blocks of keys, it costs a third of the gain or all of it
+(docs/understand/log.md). Scales of blocks come with shifts of their own, for each of which a start
+would be rounded anew: they always subtract first.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from flash_versions.versions.fa3.fp8.pairs import largest, number_of, powers_from, sums, twice
+from flash_versions.versions.fa3.fp8.pairs import (
+    LARGEST,
+    largest,
+    number_of,
+    powers_from,
+    sums,
+    twice,
+)
 from flash_versions.versions.fp8.quantize import P_OFFSET
 
-LARGEST_START = gl.constexpr(2.0**11 - P_OFFSET)  # of scores, without a shift
-NO_START = gl.constexpr(65504.0)  # fp16's largest number: the row has seen no key
+LIMIT = gl.constexpr(2.0**11 - P_OFFSET)  # of scores, in log2 units: no start exceeds 2^11
+NO_START = LARGEST  # the row has seen no key
 
 
 @gluon.jit
 def raise_start(s, start, row_sum, scale_log2, shift, THRESHOLD: gl.constexpr):
     """A step of the online softmax on pairs of scores: (p, start, row_sum, alpha); start is inf
-    before the first.
+    before the tile's first block, and NO_START until the row sees a key.
     """
     before = start
     own = shift - largest(s, start) * scale_log2
     start = twice(gl.where(own < before - THRESHOLD, own, before))
     p = powers_from(s, scale_log2, start)
     start = number_of("cvt.f32.f16 $0, low;", start)
-    alpha = gl.where(before == float("inf"), 1.0, gl.exp2(start - before))
+    alpha = gl.where(before >= NO_START, 1.0, gl.exp2(start - before))
     return p, start, row_sum.grown(alpha, sums(p), 1.0), alpha
 
 
