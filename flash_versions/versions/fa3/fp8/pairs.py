@@ -77,6 +77,12 @@ def number_of(INSTRUCTIONS: gl.constexpr, pairs):
 
 
 @gluon.jit
+def first_of(pairs):
+    """The first number of each pair, in fp32."""
+    return number_of("cvt.f32.f16 $0, low;", pairs)
+
+
+@gluon.jit
 def folded(INSTRUCTION: gl.constexpr, pairs):
     """(rows, columns) of pairs, folded to (rows, 4), where each of the four threads that share a
     row has its own.
@@ -126,7 +132,7 @@ def powers_of_pairs(s, scale_log2, pivot, shift, OF_BLOCKS: gl.constexpr):
         subtracted = gl.minimum(gl.maximum(subtracted, -MOST), MOST)
     subtracted = twice(subtracted)
     if OF_BLOCKS:
-        shift = shift - (number_of("cvt.f32.f16 $0, low;", subtracted) * scale_log2 + pivot)
+        shift = shift - (first_of(subtracted) * scale_log2 + pivot)
     start = twice(shift + gl.zeros([s.shape[0]], gl.float32, rows))
     scale = twice(scale_log2 + gl.zeros([1, 1], gl.float32, LAYOUT))
     PTX: gl.constexpr = powers_ptx("add.f16x2 x, $1, $2; fma.rn.f16x2 x, x, $3, $4;")

@@ -23,9 +23,8 @@ FA3's kernel (`config.prefers_order` and `prefers_order_in_fp8` there). In FP8 t
 caller's 8-bit tensors only.
 
 By default conditional rescaling is on above head_dim 128, and in FP8 but where Q is in registers
-and rows have no starts; starts are on above head_dim 64; the polynomial is off. Elsewhere they cost
-speed on an H200 (docs/learn/progression.md). The wait for P V behind the softmax costs speed, too,
-but for head_dim 192 (docs/understand/log.md).
+and rows have no starts; starts are on above 64 dims; the polynomial is off; the wait for P V is
+behind the softmax at 192 dims only. Elsewhere they cost speed (docs/understand/log.md).
 
     loader      claim load load load ...      claim load ...
     consumer    await score softmax correct score softmax correct ... drain hand over  await ...

@@ -25,8 +25,8 @@ from triton.experimental.gluon import language as gl
 
 from flash_versions.versions.fa3.fp8.pairs import (
     LARGEST,
+    first_of,
     largest,
-    number_of,
     powers_from,
     sums,
     twice,
@@ -46,12 +46,12 @@ def raise_start(s, start, row_sum, scale_log2, shift, THRESHOLD: gl.constexpr):
     own = shift - largest(s, start) * scale_log2
     start = twice(gl.where(own < before - THRESHOLD, own, before))
     p = powers_from(s, scale_log2, start)
-    start = number_of("cvt.f32.f16 $0, low;", start)
+    start = first_of(start)
     alpha = gl.where(before >= NO_START, 1.0, gl.exp2(start - before))
     return p, start, row_sum.grown(alpha, sums(p), 1.0), alpha
 
 
 @gluon.jit
 def reference_of(start, shift):
-    """The reference that a start stands for: -inf for a row that has seen no key."""
+    """The reference of a start: shift - start, or -inf for a row that has seen no key."""
     return gl.where(start == NO_START, float("-inf"), shift - start)
