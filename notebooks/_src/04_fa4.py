@@ -78,7 +78,7 @@ from flash_versions.versions.fa4 import exp2
 from flash_versions.versions.fa4 import forward as fa4
 from flash_versions.versions.fa4.blackwell import forward as on_blackwell
 from flash_versions.versions.fa4.hopper import correction
-from flash_versions.versions.fa4.hopper.config import FP8_THRESHOLD, default_config, fp8_config
+from flash_versions.versions.fa4.hopper.config import FP8_THRESHOLDS, default_config, fp8_config
 from flash_versions.versions.tiles.algebra import LOG2E
 from transformer.generation.session import find_checkpoint
 from transformer.model.weights import load_model
@@ -277,10 +277,11 @@ checked("same_result", torch.allclose(o3, o4) and torch.allclose(lse3, lse4))
 for dtype in (torch.bfloat16, torch.float16, torch.float8_e4m3fn):
     kind = torch.finfo(dtype)
     print(f"{str(dtype):22} largest {kind.max:9.3g}, relative rounding error {kind.eps / 2:.3g}")
+least, most = FP8_THRESHOLDS
 say(
     f"The largest number of e4m3 is 448, so in FP8 P has less room. The threshold there can be 8 at "
-    f"most, and is {FP8_THRESHOLD:g} by default where it is used: P then starts at "
-    f"2^{8 - FP8_THRESHOLD:g} and may grow to 2^8."
+    f"most. By default it is {most} for short sequences and {least} for long ones, whose many small "
+    f"weights add up: P then starts at 2^{8 - most} or 2^{8 - least} and may grow to 2^8."
 )
 
 # %% [markdown]
@@ -745,7 +746,10 @@ fp8 = ablation_ratios(results, "ablation fp8", "cudnn fp8")["fa4"]
 columns = {
     f"{what}, head_dim {d}": {
         name: ratio / group[f"D={d} full"]["always rescale"]
-        for name, ratio in group[f"D={d} full"].items()
+        for name, ratio in {
+            "rescale if grown": 1.0,
+            **group[f"D={d} full"],
+        }.items()  # FP8's default
     }
     for what, group in (("bf16", bf16), ("FP8", fp8))
     for d in (64, 128, 256)

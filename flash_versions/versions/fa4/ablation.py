@@ -18,7 +18,7 @@ from flash_versions.versions.fa4.hopper import (
 from flash_versions.versions.fa4.hopper import (
     host as forward_hopper,
 )
-from flash_versions.versions.fa4.hopper.config import FP8_THRESHOLD, default_config, fp8_config
+from flash_versions.versions.fa4.hopper.config import default_config, fp8_config
 
 # Of the kernel for Hopper, see `RolesConfig`.
 SWITCHES: Mapping[str, dict[str, Any]] = {
@@ -75,7 +75,7 @@ VARIANTS: Mapping[str, Forward] = {
 }
 FP8_VARIANTS: Mapping[str, ForwardQuantized] = {  # scores of 16 bits have no polynomial
     "always rescale": partial(varied_fp8, threshold=0.0),
-    "rescale if grown": partial(varied_fp8, threshold=FP8_THRESHOLD),
+    "threshold 1": partial(varied_fp8, threshold=1.0),
     "starts": partial(varied_fp8, starts=True),
     "no starts": partial(varied_fp8, starts=False),
 }

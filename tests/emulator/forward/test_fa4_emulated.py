@@ -250,7 +250,7 @@ def test_fp8_starts_up_to_their_limit(sign, threshold, factor, starts, started):
 
 
 @pytest.mark.parametrize("held", [False, True])
-def test_fp8_has_starts_and_a_threshold_where_they_pay(held, monkeypatch):
+def test_fp8_has_starts_where_they_pay(held, monkeypatch):
     monkeypatch.setattr(LOADED["fa3.hopper.config"], "OPERANDS_STAY", held)
     for precision, D, starts in (
         ("fp8:head", 128, True), ("fp8:tensor", 80, True), ("fp8:head", 64, False),
@@ -261,7 +261,36 @@ def test_fp8_has_starts_and_a_threshold_where_they_pay(held, monkeypatch):
         chosen = config.fp8_config(make_request(q, q, q, precision=precision))
         assert (chosen.held > 0) == (held and D <= 128), precision
         assert chosen.starts == starts, precision
-        assert chosen.threshold == (1.0 if starts or not chosen.held else 0.0), precision
+        assert chosen.threshold == 3.0, precision
+
+
+@pytest.mark.parametrize(
+    ("keys", "threshold"), [(2, 3), (4096, 3), (4097, 2), (8192, 2), (8193, 1)]
+)
+def test_fp8_threshold_is_the_largest_that_loses_an_eighth(keys, threshold):
+    q, k = torch.empty(1, 64, 16, 128), torch.empty(1, keys, 16, 128)
+    chosen = config.fp8_config(make_request(q.bfloat16(), k.bfloat16(), k.bfloat16()))
+    assert chosen.threshold == threshold
+    rounded_to_0 = torch.tensor(2.0**-10).to(torch.float8_e4m3fn)
+    assert rounded_to_0 == 0 != torch.tensor(1.01 * 2**-10).to(torch.float8_e4m3fn)
+    assert keys * 2 ** (threshold - 18) <= 1 / 8
+
+
+@pytest.mark.parametrize(("weight", "lost"), [(0.99, True), (1.6, False)])
+def test_fp8_loses_an_eighth_at_most(weight, lost):
+    """One key, in the block that is visited first, outweighs all others: 4095 keys of 2^-15 of its
+    weight have an eighth of it, and are rounded to 0 if they are any lighter.
+    """
+    q, k, v = qkv(64, 4096, 1, 64)
+    q[:], k[:], v[:] = 0.0, 0.0, 1.0
+    q[..., 0] = 1.0
+    k[:, -1, :, 0], v[:, -1] = 8.0, 0.0
+    scale = math.log(2**15 / weight) / 8
+    o, _ = attend(None, make_request(q, k, v, precision="fp8:head", scale=scale))
+    others = 4095 * 2**-15 * weight
+    exact = others / (1 + others)
+    assert (o == 0).all() if lost else ((o - exact).abs() < 0.05).all()
+    assert exact < 1 / 8 or not lost
 
 
 # ------------------------------------------------------------------------------- rescaling

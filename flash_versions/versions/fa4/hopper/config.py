@@ -1,5 +1,6 @@
 """The switches of FA4's kernel for Hopper, and how they are set."""
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -9,7 +10,8 @@ from flash_versions.versions.fa3.hopper import config as fa3
 from flash_versions.versions.fa3.hopper.config import HopperConfig
 from flash_versions.versions.fp8.quantize import P_OFFSET
 
-FP8_THRESHOLD = 1.0  # P starts at 2^7: range for it to grow is taken from what is small
+FP8_THRESHOLDS = 1, 3  # the least and the largest by default
+FP8_LOSS = 2.0**-3  # of a row's largest weight, see `fp8_threshold`
 
 
 @dataclass(frozen=True)
@@ -60,14 +62,26 @@ def default_config(request: Request) -> RolesConfig:
 
 
 def fp8_config(request: Request) -> RolesConfig:
-    """The fastest configuration in FP8 that was found on an H200 (docs/understand/log.md). A larger
-    threshold would cost P range; beside Q in registers, any costs time unless rows have starts.
-    These cost up to 10 % at head_dim 64.
+    """The fastest configuration in FP8 that was found on an H200 (docs/understand/log.md). Starts
+    cost up to 10 % at head_dim 64.
     """
     config = fa3.overlapping_fp8_config(request)
     q_stages = 1 if config.held else config.q_stages
     wide = max(request.q.shape[3], request.v.shape[3]) > 64
     of_blocks = Fp8.parse(request.precision or "fp8").scales == "block"
     starts = wide and not of_blocks and fa3.has_fp16_scores(request)
-    threshold = FP8_THRESHOLD if starts or not config.held else 0.0
+    threshold = fp8_threshold(request.k.shape[1])
     return with_roles(config, q_stages=q_stages, threshold=threshold, starts=starts)
+
+
+def fp8_threshold(keys: int) -> float:
+    """The threshold for so many keys, in log2 units: a larger one is faster, but costs range of P.
+
+    P starts at 2^(8 - threshold), and e4m3 rounds to 0 what is no larger than 2^-10: keys with no
+    more than 2^(threshold - 18) of their row's largest weight. If all keys but one were such, their
+    weights would add up to FP8_LOSS of the largest one. Above 16384 keys they may add up to more;
+    without a threshold they would above 32768.
+    """
+    least, largest = FP8_THRESHOLDS
+    threshold = 18 + math.floor(math.log2(FP8_LOSS / max(keys, 1)))
+    return float(min(max(threshold, least), largest))
