@@ -51,16 +51,15 @@ def padded_head_dim(head_dim: int) -> int:
 
 @cache
 def box_width(head_dim: int) -> int:
-    """The tile width for a head dimension in kernels whose tiles TMA copies: at least 64."""
-    return max(64, padded_head_dim(head_dim))
+    """The tile width for a head dimension in kernels whose tiles TMA copies: at least 32."""
+    return max(32, padded_head_dim(head_dim))
 
 
 @cache
 def panel_widths(head_dim: int) -> tuple[int, ...]:
     """The tile widths for a head dimension in kernels that can divide it into two panels: powers of
-    two, the first at least 64, the second at least 16 and smaller than the first.
-
-    One panel if two would be as wide: 64 + 64 for 112 dims are 128.
+    two, a single one at least 32; of two, the first at least 64, the second at least 16 and smaller
+    than the first. One panel if two would be as wide: 64 + 64 for 112 dims are 128.
     """
     padded = box_width(head_dim)
     first = padded // 2

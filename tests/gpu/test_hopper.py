@@ -77,7 +77,7 @@ def test_every_variant_of_the_ablation(variant, D):
     {"window": (200, None), "causal": True}, {"window": (64, 10)}, {"window": (None, 300)},
     {"softcap": 5.0, "causal": True}, {"softcap": 30.0, "window": (100, 50)},
 ], ids=str)  # fmt: skip
-@pytest.mark.parametrize("D", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("D", [32, 64, 80, 96, 128, 256])
 def test_windows_and_softcap(options, D):
     check(None, *qkv(900, 1100, 6, D, kv_heads=2, batch=2), **options)
 

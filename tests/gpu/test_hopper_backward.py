@@ -425,7 +425,7 @@ class TestOnHopper:
     pytestmark = on_hopper
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-    @pytest.mark.parametrize("D", [16, 48, 64, 80, 96, 128, 160, 256])
+    @pytest.mark.parametrize("D", [16, 32, 48, 64, 80, 96, 128, 160, 256])
     @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
     def test_head_dims(self, D, dtype, causal):
         check(*qkv(700, 900, 12, D, kv_heads=4, batch=3, dtype=dtype), causal=causal)

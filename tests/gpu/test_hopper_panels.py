@@ -16,6 +16,7 @@ from tests.helpers.kernels.budget import assert_right
 pytestmark = on_hopper
 FORWARD = {"fa3": fa3_hopper.forward, "fa4": fa4_hopper.forward}
 HEAD_DIMS = [
+    (32, 32), (16, 64), (64, 24),
     (72, 72), (80, 80), (88, 88), (96, 96), (136, 136), (160, 160), (192, 192), (192, 128),
     (128, 192), (96, 64), (64, 96), (256, 160),
 ]  # fmt: skip

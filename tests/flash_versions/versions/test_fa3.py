@@ -196,7 +196,7 @@ def test_variants_without_overlap_differ_from_one_with_q_in_shared_memory_alone(
     assert found["late wait"] == replace(default, late_wait=True)
 
 
-HEAD_DIMS = (8, 64, 72, 96, 112, 128, 130, 160, 192, 200, 256)
+HEAD_DIMS = (8, 32, 64, 72, 96, 112, 128, 130, 160, 192, 200, 256)
 
 
 @pytest.mark.parametrize("causal", [False, True])
