@@ -51,8 +51,9 @@ def with_roles(config: HopperConfig, **switches: Any) -> RolesConfig:
 def default_config(request: Request) -> RolesConfig:
     """The fastest configuration that was found on an H200 (docs/understand/log.md)."""
     config = fa3.overlapping_config(request)
-    if max(request.q.shape[3], request.v.shape[3]) <= 128:
-        # The decision costs as much as the products that it saves.
+    if 32 < max(request.q.shape[3], request.v.shape[3]) <= 128:
+        # The decision costs as much as the products that it saves; up to 32 dims, where products of
+        # the tensor cores are short, a little less.
         return with_roles(config, threshold=0.0)
     if fa3.may_hold_half(request, config):
         config = replace(config, held=128)

@@ -22,9 +22,9 @@ Where products are so short that FA3's three consumers in order are faster, vers
 FA3's kernel (`config.prefers_order` and `prefers_order_in_fp8` there). In FP8 that is so for the
 caller's 8-bit tensors only.
 
-By default conditional rescaling is on above head_dim 128 and in FP8, starts are on above 64 dims,
-the polynomial is off, and the wait for P V is behind the softmax at 192 dims only. Elsewhere they
-cost speed (docs/understand/log.md).
+By default conditional rescaling is off from 33 to 128 dims in 16 bits and on elsewhere, starts are
+on above 64 dims, the polynomial is off, and the wait for P V is behind the softmax at 192 dims
+only. Elsewhere they cost speed (docs/understand/log.md).
 
     loader      claim load load load ...      claim load ...
     consumer    await score softmax correct score softmax correct ... drain hand over  await ...
