@@ -741,15 +741,13 @@ checked("none_on_hopper", found["FA4", "sm_90"]["ex2"] == found["FA3", "sm_90"][
 my_guess = None  # your guess here: 1 is no change, 1.05 is five percent faster
 
 # %% tags=["hide-input"]
+BY_DEFAULT = {"rescale if grown": 1.0}  # in FP8
 bf16 = ablation_ratios(results)["fa4"]
 fp8 = ablation_ratios(results, "ablation fp8", "cudnn fp8")["fa4"]
 columns = {
     f"{what}, head_dim {d}": {
         name: ratio / group[f"D={d} full"]["always rescale"]
-        for name, ratio in {
-            "rescale if grown": 1.0,
-            **group[f"D={d} full"],
-        }.items()  # FP8's default
+        for name, ratio in (BY_DEFAULT | group[f"D={d} full"]).items()
     }
     for what, group in (("bf16", bf16), ("FP8", fp8))
     for d in (64, 128, 256)
