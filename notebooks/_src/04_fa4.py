@@ -28,9 +28,9 @@
 #
 # FA4 was designed for Blackwell GPUs. This project measures it on Hopper, where the first idea pays
 # only in some cases, and the second in none. By default the kernel for Hopper uses conditional
-# rescaling where head_dim is larger than 128, and in FP8 unless Q is in registers. The measurements
-# in the middle of this notebook say why. Version "fa4" leaves calls with short products to FA3's
-# kernel, which has neither idea. Its second half is about a kernel for Blackwell.
+# rescaling where head_dim is at most 32 or larger than 128, and in FP8. The measurements in the
+# middle of this notebook say why. Version "fa4" leaves calls with short products to FA3's kernel,
+# which has neither idea. The second half is about a kernel for Blackwell.
 #
 # Time: about 90 minutes. Read [03_fa3](03_fa3.ipynb) first. You need no GPU.
 

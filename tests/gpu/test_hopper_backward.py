@@ -439,7 +439,7 @@ class TestOnHopper:
         check(*inputs, eighths=eighths)
         check(*inputs, eighths=eighths, causal=True)
 
-    @pytest.mark.parametrize("D, D_v", [(64, 128), (128, 64), (192, 128)])
+    @pytest.mark.parametrize("D, D_v", [(64, 128), (128, 64), (192, 128), (32, 96)])
     def test_values_of_another_head_dim(self, D, D_v):
         check(*qkv(500, 600, 4, D, kv_heads=2, D_v=D_v), causal=True)
 
@@ -448,7 +448,7 @@ class TestOnHopper:
         {"window": (200, None)}, {"softcap": 5.0, "causal": True},
         {"softcap": 30.0, "window": (100, 50)},
     ], ids=str)  # fmt: skip
-    @pytest.mark.parametrize("D", [64, 128, 256])
+    @pytest.mark.parametrize("D", [32, 64, 128, 256])
     def test_windows_and_softcap(self, options, D):
         check(*qkv(900, 1100, 6, D, kv_heads=2, batch=2), **options)
         check(*qkv(1100, 900, 6, D, kv_heads=2, batch=2), **options)

@@ -11,7 +11,9 @@ leave late: a tile is read when that is waited for. What was read reaches memory
 late as loads are, when that is waited for or the warps end. Shared memory begins as NaN.
 
 Not modelled: layouts, registers, speed. A missing fence is noticed only before a TMA
-store or a product, and, if `machine.loads_need_fences`, where TMA fills what was read.
+store or a product, and, if `machine.loads_need_fences`, where TMA fills what was read. Python runs
+the text, so what only Triton's compiler does is not seen: a name that a loop reassigns keeps its
+first value if that is the value of another name that the loop reassigns (`before = stage`).
 Boxes are in tma.py, Hopper's products in wgmma.py, Blackwell's tensor memory and products in
 tmem.py, and inline PTX is read by ptx.py.
 """

@@ -137,7 +137,7 @@ def test_what_lies_beyond_the_head_dim_is_not_touched(D):
 def test_the_widths_of_panels():
     """At most three quarters of a power of two: a half of it and a power of two for the rest."""
     for head_dim in range(8, 257, 8):
-        power = max(32, 1 << (head_dim - 1).bit_length())
+        power = max(64, 1 << (head_dim - 1).bit_length())
         assert config.tile_widths(head_dim, False) == (power,)
         two = power > 64 and head_dim <= power * 3 // 4
         rest = max(16, 1 << (head_dim - power // 2 - 1).bit_length()) if two else 0

@@ -111,6 +111,7 @@ def test_every_case_that_it_takes(case, dtype, monkeypatch):
             (192, 128),
             (160, 200),
             (32, 32),
+            (32, 128),
             (16, 64),
             (64, 24),
         ],
@@ -148,7 +149,8 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize(
-    ("case", "lengths"), rotated(list(product(OPTIONS, (64, 128, 256))), [(200, 300), (300, 200)])
+    ("case", "lengths"),
+    rotated(list(product(OPTIONS, (32, 64, 128, 256))), [(200, 300), (300, 200)]),
 )
 def test_windows_and_softcap(case, lengths):
     options, D = case

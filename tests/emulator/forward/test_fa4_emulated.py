@@ -266,7 +266,8 @@ def test_fp8_has_starts_where_they_pay(held, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("keys", "threshold"), [(2, 3), (4096, 3), (4097, 2), (8192, 2), (8193, 1)]
+    ("keys", "threshold"),
+    [(2, 3), (4096, 3), (4097, 2), (8192, 2), (8193, 1), (16384, 1), (16385, 1), (65536, 1)],
 )
 def test_fp8_threshold_is_the_largest_that_loses_an_eighth(keys, threshold):
     q, k = torch.empty(1, 64, 16, 128), torch.empty(1, keys, 16, 128)
@@ -274,7 +275,10 @@ def test_fp8_threshold_is_the_largest_that_loses_an_eighth(keys, threshold):
     assert chosen.threshold == threshold
     rounded_to_0 = torch.tensor(2.0**-10).to(torch.float8_e4m3fn)
     assert rounded_to_0 == 0 != torch.tensor(1.01 * 2**-10).to(torch.float8_e4m3fn)
-    assert keys * 2 ** (threshold - 18) <= 1 / 8
+    if keys <= 16384:
+        assert keys * 2 ** (threshold - 18) <= 1 / 8
+    if threshold < 3:
+        assert keys * 2 ** (threshold + 1 - 18) > 1 / 8
 
 
 @pytest.mark.parametrize(("weight", "lost"), [(0.99, True), (1.6, False)])

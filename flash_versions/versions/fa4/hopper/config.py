@@ -52,8 +52,8 @@ def default_config(request: Request) -> RolesConfig:
     """The fastest configuration that was found on an H200 (docs/understand/log.md)."""
     config = fa3.overlapping_config(request)
     if 32 < max(request.q.shape[3], request.v.shape[3]) <= 128:
-        # The decision costs as much as the products that it saves; up to 32 dims, where products of
-        # the tensor cores are short, a little less.
+        # The decision costs as much as the multiplications that it saves. Up to 32 dims, where
+        # products of the tensor cores are short, it costs a little less.
         return with_roles(config, threshold=0.0)
     if fa3.may_hold_half(request, config):
         config = replace(config, held=128)
@@ -78,10 +78,10 @@ def fp8_config(request: Request) -> RolesConfig:
 def fp8_threshold(keys: int) -> float:
     """The threshold for so many keys, in log2 units: a larger one is faster, but costs range of P.
 
-    P starts at 2^(8 - threshold), and e4m3 rounds to 0 what is no larger than 2^-10: keys with no
-    more than 2^(threshold - 18) of their row's largest weight. If all keys but one were such, their
-    weights would add up to FP8_LOSS of the largest one. Above 16384 keys they may add up to more;
-    without a threshold they would above 32768.
+    P starts at 2^(8 - threshold), and e4m3 rounds to 0 what is no larger than 2^-10. So a key may
+    be lost if it has no more than 2^(threshold - 18) of its row's largest weight. If all keys but
+    one are so light, what is lost adds up to FP8_LOSS of that weight at most. Above 16384 keys it
+    may be more. Without a threshold, that begins above 32768 keys.
     """
     least, largest = FP8_THRESHOLDS
     threshold = 18 + math.floor(math.log2(FP8_LOSS / max(keys, 1)))

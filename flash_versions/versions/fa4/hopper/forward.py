@@ -24,7 +24,7 @@ caller's 8-bit tensors only.
 
 By default conditional rescaling is off from 33 to 128 dims in 16 bits and on elsewhere, starts are
 on above 64 dims, the polynomial is off, and the wait for P V is behind the softmax at 192 dims
-only. Elsewhere they cost speed (docs/understand/log.md).
+only. Each is off where it costs speed (docs/understand/log.md).
 
     loader      claim load load load ...      claim load ...
     consumer    await score softmax correct score softmax correct ... drain hand over  await ...

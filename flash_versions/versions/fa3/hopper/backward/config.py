@@ -33,12 +33,12 @@ MOST_ALTERNATING = 4
 
 @cache
 def tile_widths(head_dim: int, panels: bool, by_halves: bool = False) -> tuple[int, ...]:
-    """The tile widths for a head dimension; if `by_halves`, a second panel is at least as wide as
-    dQ's parts.
+    """The tile widths for a head dimension, at least 64: then half of dQ has whole groups of 32
+    columns (`rows.in_order`). If `by_halves`, a second panel is at least as wide as dQ's parts.
     """
     first, *second = panel_widths(head_dim)
     if not second:
-        return (first,)
+        return (max(first, 64),)
     least = DQ_WIDTH if by_halves else 0
     return (first, max(second[0], least)) if panels else (2 * first,)
 
