@@ -234,7 +234,9 @@ def fp8_accuracy(document: Document) -> str:
         schemes,
         lambda group, scheme: f"{group[scheme]:.2g}" if scheme in group else None,
     )
-    return f"{table}\n\n{where_and_when(document, 'accuracy')}.\n"
+    what = document["suites"]["accuracy"]["what"]
+    about = f"{what['version'].upper()}'s kernel, {what['S']} tokens, no mask"
+    return f"{table}\n\n{about}. {where_and_when(document, 'accuracy')}.\n"
 
 
 def packed(document: Document) -> str:
