@@ -11,11 +11,10 @@ leave late: a tile is read when that is waited for. What was read reaches memory
 late as loads are, when that is waited for or the warps end. Shared memory begins as NaN.
 
 Not modelled: layouts, registers, speed. A missing fence is noticed only before a TMA
-store or a product, and, if `machine.loads_need_fences`, where TMA fills what was read. Python runs
-the text, so what only Triton's compiler does is not seen: a name that a loop reassigns keeps its
-first value if that is the value of another name that the loop reassigns (`before = stage`).
+store or a product, and, if `machine.loads_need_fences`, where TMA fills what was read.
 Boxes are in tma.py, Hopper's products in wgmma.py, Blackwell's tensor memory and products in
-tmem.py, and inline PTX is read by ptx.py.
+tmem.py, and inline PTX is read by ptx.py. carried.py refuses a loop that Triton would compile to
+another one than Python runs.
 """
 
 import ast
@@ -31,8 +30,8 @@ from unittest.mock import patch
 
 import torch
 
+from flash_versions.dispatch.emulator import carried, wgmma
 from flash_versions.dispatch.emulator import ptx as gluon_ptx
-from flash_versions.dispatch.emulator import wgmma
 from flash_versions.dispatch.emulator.machine import (
     Barrier,
     Barriers,
@@ -339,13 +338,14 @@ def parts(name, found):
     """Append the modules that an emulated kernel is made of, each after those it imports."""
     importlib.import_module(name)  # and all else that it imports, with the real Triton
     if name not in found:
-        parts_of(Path(sys.modules[name].__file__).read_text(), found)
+        parts_of(Path(sys.modules[name].__file__).read_text(), found, name)
         found.append(name)
     return found
 
 
-def parts_of(text, found):
+def parts_of(text, found, where):
     """Append the modules that a text imports and that are emulated, each after its own."""
+    carried.check(text, where)
     for part in imported(text):
         parts(part, found)
     return found
@@ -386,7 +386,7 @@ def load(name):
 
 def run_file(path):
     """Run a file that is no module of the package as `load` imports one; returns its names."""
-    names = parts_of(path.read_text(), [])
+    names = parts_of(path.read_text(), [], path)
     with emulated(names):
         return runpy.run_path(str(path))
 
