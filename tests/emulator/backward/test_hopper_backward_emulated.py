@@ -98,26 +98,13 @@ def test_every_case_that_it_takes(case, dtype, monkeypatch):
     check(None, *inputs, **options)
 
 
-@pytest.mark.parametrize(
-    ("dims", "dtype"),
-    rotated(
-        [
-            (64, 64),
-            (128, 128),
-            (80, 80),
-            (64, 128),
-            (128, 64),
-            (256, 256),
-            (192, 128),
-            (160, 200),
-            (32, 32),
-            (32, 128),
-            (16, 64),
-            (64, 24),
-        ],
-        DTYPES,
-    ),
-)
+HEAD_DIMS = [
+    (64, 64), (128, 128), (80, 80), (64, 128), (128, 64), (256, 256), (192, 128), (160, 200),
+    (32, 32), (32, 128), (16, 64), (64, 24),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dims", "dtype"), rotated(HEAD_DIMS, DTYPES))
 def test_head_dims(dims, dtype):
     D, D_v = dims
     inputs = qkv(100, 200, 4, D, kv_heads=2, dtype=dtype, D_v=D_v)

@@ -548,6 +548,42 @@ def test_the_default_of_fa4_is_the_fastest_setting():
             assert max(tricks[name] for name in names) <= 1.02
 
 
+def test_what_is_said_of_the_speed_of_fp8():
+    """Ranges over both versions, both masks and all lengths; of scales of blocks, in percent."""
+
+    def ratios(scales, D, versions=("fa3", "fa4"), other=None):
+        rows = [r for r in of_suite("fp8") if r["D"] == D and r["version"] in versions]
+        return [
+            ratio("fp8", f"{r['version']} fp8 {scales}", f"{r['version']}{other or ''}",
+                  **{key: r[key] for key in ("D", "N", "causal")})
+            for r in rows
+        ]  # fmt: skip
+
+    def said(page, *phrases):
+        text = " ".join((ROOT / page).read_text().split())
+        assert not [phrase for phrase in phrases if phrase not in text]
+
+    def span(found):
+        return f"{min(found):.2f} to {max(found):.2f}"
+
+    heads, blocks = ({d: span(ratios(x, d)) for d in (64, 128, 256)} for x in ("head", "block"))
+    said(
+        "docs/learn/progression.md",
+        f"products are most of the work ({heads[256]} times",
+        f"twice as long as the products ({heads[64]} times)",
+        f"it is {blocks[256]} times at 256 and {blocks[64]} times at 64",
+        f"it is {heads[128]} times with a scale for each head, and {blocks[128]} with scales of b",
+    )
+    shares = {
+        version: [
+            100 * x for d in (64, 128, 256) for x in ratios("block", d, [version], " fp8 head")
+        ]
+        for version in ("fa3", "fa4")
+    }
+    of_fa3, of_fa4 = (f"{min(x):.0f} to {max(x):.0f} %" for x in shares.values())
+    said("docs/understand/speed.md", f"FA3 has {of_fa3} of the speed", f"and FA4 {of_fa4}: each")
+
+
 def test_what_the_progression_says_of_fa4_in_fp8():
     """What a threshold above 1 gives, and starts."""
 

@@ -12,6 +12,7 @@ from flash_versions.versions.fp8.quantize import P_OFFSET
 
 FP8_THRESHOLDS = 1, 3  # the least and the largest by default
 FP8_LOSS = 2.0**-3  # of a row's largest weight, see `fp8_threshold`
+ROUNDED_TO_ZERO = 2.0**-10  # the largest number that is, in e4m3
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,8 @@ def default_config(request: Request) -> RolesConfig:
 
 
 def fp8_config(request: Request) -> RolesConfig:
-    """The fastest configuration in FP8 that was found on an H200 (docs/understand/log.md). Starts
-    cost up to 10 % at head_dim 64.
+    """The fastest configuration in FP8 that was found on an H200 (docs/understand/log.md). At
+    head_dim 64 starts would cost time.
     """
     config = fa3.overlapping_fp8_config(request)
     q_stages = 1 if config.held else config.q_stages
@@ -84,5 +85,5 @@ def fp8_threshold(keys: int) -> float:
     may be more. Without a threshold, that begins above 32768 keys.
     """
     least, largest = FP8_THRESHOLDS
-    threshold = 18 + math.floor(math.log2(FP8_LOSS / max(keys, 1)))
-    return float(min(max(threshold, least), largest))
+    room = FP8_LOSS * 2**P_OFFSET / (ROUNDED_TO_ZERO * max(keys, 1))
+    return float(min(max(math.floor(math.log2(room)), least), largest))
