@@ -49,6 +49,7 @@ class Devices:
         self.known: dict[torch.device, Properties] = {}
         self.assumed: Properties | None = None
 
+    @constant_in_compile
     def __getitem__(self, device: torch.device) -> Properties:
         """What is known of a device; inside of `assume`, what is assumed of every device."""
         if self.assumed is not None:
