@@ -99,6 +99,20 @@ def test_a_replay_gives_the_bits_of_the_ordinary_way(case, version, monkeypatch)
 
 
 @pytest.mark.parametrize("version", ["fa2", "fa4"])
+def test_a_call_under_autocast_is_another_one(version):
+    q, k, v = (x.half() for x in dense())
+
+    def dtypes():
+        return [attention(q, k, v, causal=True, version=version).dtype for _ in range(4)]
+
+    assert {*dtypes()} == {torch.float16}
+    for dtype in (torch.bfloat16, torch.float16, torch.bfloat16):
+        with torch.autocast("cuda", dtype):
+            assert {*dtypes()} == {dtype}
+    assert {*dtypes()} == {torch.float16}
+
+
+@pytest.mark.parametrize("version", ["fa2", "fa4"])
 def test_streams_and_threads(version):
     """Several at once, each with other tensors."""
     inputs = [dense(B=1, M=2048, N=2048) for _ in range(8)]

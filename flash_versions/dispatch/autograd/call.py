@@ -144,13 +144,10 @@ class Call:
         others = [dsink if name == "sink" else None for name in self.names[3:]]
         return *[dx.view(x.shape) for dx, x in zip(found, inputs)], *others
 
-    def replayed_gradients(self, *tensors: Any) -> Returned:
-        """`gradients` of a call that is replayed."""
-        *_, do, dlse = tensors
-        if do is None or (place := keys.place_of(do)) is None:
+    def replayed_gradients(self, tensors: tuple[torch.Tensor, ...]) -> Returned:
+        """`gradients` of a call that is replayed, if do is given."""
+        if (place := keys.place_of(tensors[0])) is None:
             return self.gradients(*tensors)
-        if dlse is None:
-            tensors = tensors[:-1]
         once, where = keys.arrangement(tensors)
         key = *place, self.fields.is_deterministic, len(tensors), where
         for fits, tape in self.backwards.get(key, ()):
@@ -203,7 +200,7 @@ class Attention(torch.autograd.Function):
             ctx.save_for_backward(*tensors, o, lse)
         else:
             ctx.save_for_backward(*tensors, o, lse, statistics)
-        ctx.gradients = call.gradients if stream is None else call.replayed_gradients
+        ctx.call, ctx.is_played = call, stream is not None
         if not call.fields.return_lse:
             return o
         ctx.set_materialize_grads(False)
@@ -213,8 +210,10 @@ class Attention(torch.autograd.Function):
     def backward(ctx: Any, do, dlse=None):  # noqa: D102
         if forward_ad._current_level >= 0 and any(map(has_tangent, (do, dlse))):
             raise RuntimeError(NO_FORWARD_MODE)
-        saved = ctx.saved_tensors
-        gradients = ctx.gradients(*saved, do, dlse)
+        call, saved = ctx.call, ctx.saved_tensors
+        tensors = (*saved, do) if dlse is None else (*saved, do, dlse)
+        played = ctx.is_played and do is not None
+        gradients = call.replayed_gradients(tensors) if played else call.gradients(*tensors)
         if torch.is_grad_enabled():  # create_graph=True
             gradients = FirstDerivative.apply(*saved[:3], do, dlse, *gradients)
         return None, None, *gradients

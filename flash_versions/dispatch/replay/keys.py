@@ -2,6 +2,11 @@
 
 A key has what Python knows at once: options, shapes, alignment. What else a call depends on, torch
 compares in C++, as it does before it runs a graph of torch.compile (`alike`).
+
+In a model, a call's code and data have left the CPU's caches since the call before, and a backward
+runs in a thread that has just woken up. Then each function that is entered, in Python or in C,
+takes several times as long as in a loop, and so does each name that is looked up in `torch._C`. So
+every call enters few functions, and they were looked up at import.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,6 +22,10 @@ from flash_versions.dispatch.replay.driver import has_hooks
 MAX_KEYS = 4096
 MAX_ALIKE = 16  # of one key
 PLAIN = (torch.Tensor, torch.nn.Parameter)
+# A torch without CUDA has none of them.
+current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
+current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+is_capturing: Any = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
 Guards = getattr(torch._C._dynamo.guards, "TensorGuards", None)  # private: may go in a later torch
 
 Kept = list[tuple[Callable[..., bool], Any]]  # (which tensors, what serves them)
@@ -30,11 +39,9 @@ def place_of(x: torch.Tensor) -> tuple[int, int] | None:
     if not x.is_cuda:
         return None
     device = x.get_device()
-    if device != torch._C._cuda_getDevice():
+    if device != current_device() or is_capturing() or has_hooks():
         return None
-    if torch._C._cuda_isCurrentStreamCapturing() or has_hooks():
-        return None
-    return device, torch._C._cuda_getCurrentRawStream(device)
+    return device, current_stream(device)
 
 
 def is_quiet() -> bool:
@@ -58,13 +65,17 @@ def is_cast(*tensors: torch.Tensor) -> bool:
 def alike(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
     """Whether other tensors are like these, and the thread is in such a state: type, dtype, shape,
     strides, device, requires_grad; and, as torch knows from the dispatch keys of both, what changes
-    the meaning of operations: negative views, inference mode, autocast (but not its dtype),
-    dispatch modes, tracing, transforms such as vmap. The grad mode is none of these.
+    the meaning of operations: negative views, inference mode, autocast, dispatch modes, tracing,
+    transforms such as vmap. The grad mode is none of these.
     """
     sizes: Any = [list(x.shape) for x in tensors]
     strides: Any = [list(x.stride()) for x in tensors]
     assert Guards is not None
-    return Guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    check = Guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    if not torch.is_autocast_enabled():
+        return check
+    dtype = torch.get_autocast_dtype("cuda")  # torch compares whether autocast is on, not its dtype
+    return lambda *others: torch.get_autocast_dtype("cuda") == dtype and check(*others)
 
 
 def keep(kept: Kept, tensors: Sequence[torch.Tensor], what: Any) -> None:
@@ -108,8 +119,6 @@ def find(
         return NOT_FOUND
     if forward_ad._current_level >= 0 or (place := place_of(q)) is None:
         return NOT_FOUND
-    if torch.is_autocast_enabled() and is_cast(q, k, v):  # on GPUs
-        return NOT_FOUND
     try:
         a, b, c = q.data_ptr(), k.data_ptr(), v.data_ptr()
         if not others:
@@ -135,6 +144,8 @@ def find(
         if fits(*once):
             return call, tensors, place[1]
     if not (is_quiet() and all(map(is_plain, tensors))):
+        return NOT_FOUND
+    if torch.is_autocast_enabled() and is_cast(q, k, v):  # on GPUs
         return NOT_FOUND
     if not all(x.is_contiguous() for x in tensors[3:]):  # it would be copied
         return NOT_FOUND

@@ -40,7 +40,7 @@ APART = 256  # bytes: where a temporary begins in the memory that all of them sh
 # other addresses. If they are more, each descriptor is encoded anew in every pass. One takes 230
 # bytes with its address.
 MAX_MAPS = 1024
-SCRATCH = 2**16  # bytes of a block of scratch memory
+SCRATCH = 2**23  # bytes of a block of scratch memory: the backward of a small layer needs 4 MiB
 # By device and stream: blocks that no call borrows, each with its address. A call gives its block
 # back when its kernels are launched. The kernels of the next call in this stream start behind
 # these, so they can use the same block. torch's allocator relies on that order, too.

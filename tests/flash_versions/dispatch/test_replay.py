@@ -262,15 +262,19 @@ def watched(call):
 
 @contextmanager
 def autocast(dtype):
-    """torch.autocast for a GPU that is not there: it would warn, and stay off."""
-    before = torch.get_autocast_dtype("cuda")
-    torch.set_autocast_dtype("cuda", dtype)
-    torch.set_autocast_enabled("cuda", True)
+    """torch.autocast for a GPU that is not there: it would warn, and stay off. Also for the CPU,
+    where these tensors are: torch's guards compare what concerns a tensor.
+    """
+    before = {x: torch.get_autocast_dtype(x) for x in ("cuda", "cpu")}
+    for device in before:
+        torch.set_autocast_dtype(device, dtype)
+        torch.set_autocast_enabled(device, True)
     try:
         yield
     finally:
-        torch.set_autocast_enabled("cuda", False)
-        torch.set_autocast_dtype("cuda", before)
+        for device, its_dtype in before.items():
+            torch.set_autocast_enabled(device, False)
+            torch.set_autocast_dtype(device, its_dtype)
 
 
 def cast(call):
@@ -340,6 +344,10 @@ def test_autocast_that_casts_nothing_is_replayed(launches):
         # One tensor in fp32 would be cast, and without autocast be refused.
         q, k, v = (x.detach() for x in leaves)
         assert keys.find(q, k.float(), v, (), ("fa3",)) == keys.NOT_FOUND
+        keys.find(q, k, v, (), ("fa3",))[2].keep("a call")
+        assert keys.find(q, k, v, (), ("fa3",))[0] == "a call"
+    with autocast(torch.float16):  # which casts all of them
+        assert keys.find(q, k, v, (), ("fa3",)) == keys.NOT_FOUND
 
 
 def test_saved_tensors_that_were_moved_are_read_where_they_are(launches):
