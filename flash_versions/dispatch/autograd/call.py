@@ -5,7 +5,8 @@ call on plain tensors that needs no operator runs the same code without it: `run
 chosen is a `Call`, which serves later calls with other tensors, too.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
@@ -14,7 +15,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from flash_versions.dispatch.autograd.compute import choose, launch_forward, run_backward
 from flash_versions.dispatch.autograd.operators import refuse_double_backward
 from flash_versions.dispatch.replay import keys
-from flash_versions.dispatch.replay.script import Returned
+from flash_versions.dispatch.replay.script import Replay, Returned
 from flash_versions.dispatch.replay.tape import Tape
 from flash_versions.dispatch.request import INTERVALS, PLACES, TENSORS, Request, for_each_head
 from flash_versions.dispatch.version import VERSIONS, Forward, Version, choose_version
@@ -73,6 +74,17 @@ def is_watched(request: Request) -> bool:
     return False
 
 
+class Usual(NamedTuple):
+    """A tape of a backward, and when `Attention.backward` may replay it without a look at a key."""
+
+    number: int  # of tensors
+    device: int
+    stream: int
+    asked: bool  # torch.use_deterministic_algorithms
+    fits: Callable[..., bool]
+    replay: Replay
+
+
 class Call:
     """How a request is served: everything but the tensors, which come from call to call.
 
@@ -87,6 +99,8 @@ class Call:
         forward: the tape of `compute`.
         backwards: the tapes of `gradients`, found as calls are in `keys.known`. A key has what
             gradients depend on beside the call and its tensors.
+        usual: the last of them that was found, of aligned tensors: what the next backward most
+            likely asks for.
     """
 
     def __init__(
@@ -103,6 +117,7 @@ class Call:
         self.intervals = tuple(filter(names.__contains__, INTERVALS))
         self.forward = Tape()
         self.backwards: dict[tuple, keys.Kept] = {}
+        self.usual: Usual | None = None
 
     def request(self, tensors: tuple[torch.Tensor, ...]) -> Request:
         """The request for these tensors."""
@@ -152,6 +167,9 @@ class Call:
         key = *place, self.fields.is_deterministic, len(tensors), where
         for fits, tape in self.backwards.get(key, ()):
             if fits(*once):
+                if where is None and tape.replay is not None:
+                    asked = keys.asks_for_determinism()
+                    self.usual = Usual(len(tensors), *place, asked, fits, tape.replay)
                 return tape(self.gradients, tensors, place[1])
         if not (keys.is_quiet() and all(map(keys.is_plain, tensors))):
             return self.gradients(*tensors)
@@ -210,10 +228,22 @@ class Attention(torch.autograd.Function):
     def backward(ctx: Any, do, dlse=None):  # noqa: D102
         if forward_ad._current_level >= 0 and any(map(has_tangent, (do, dlse))):
             raise RuntimeError(NO_FORWARD_MODE)
-        call, saved = ctx.call, ctx.saved_tensors
+        call, saved, gradients = ctx.call, ctx.saved_tensors, None
         tensors = (*saved, do) if dlse is None else (*saved, do, dlse)
         played = ctx.is_played and do is not None
-        gradients = call.replayed_gradients(tensors) if played else call.gradients(*tensors)
+        if played and call.usual is not None:  # written out here: see `keys`
+            number, device, stream, asked, fits, replay = call.usual
+            if (
+                len(tensors) == number
+                and keys.current_device() == device
+                and keys.current_stream(device) == stream
+                and not keys.is_capturing()
+                and keys.asks_for_determinism() == asked
+                and fits(*tensors)
+            ):
+                gradients = replay(tensors)
+        if gradients is None:
+            gradients = call.replayed_gradients(tensors) if played else call.gradients(*tensors)
         if torch.is_grad_enabled():  # create_graph=True
             gradients = FirstDerivative.apply(*saved[:3], do, dlse, *gradients)
         return None, None, *gradients

@@ -26,6 +26,7 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)
 current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
 current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 is_capturing: Any = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
+asks_for_determinism = torch._C._get_deterministic_algorithms
 Guards = getattr(torch._C._dynamo.guards, "TensorGuards", None)  # private: may go in a later torch
 
 Kept = list[tuple[Callable[..., bool], Any]]  # (which tensors, what serves them)
@@ -34,7 +35,8 @@ known: dict[tuple, Kept] = {}  # calls that were served
 
 def place_of(x: torch.Tensor) -> tuple[int, int] | None:
     """(device, stream) where a kernel for this tensor runs, if a tape may be played there: on the
-    current GPU, in a stream that is not captured into a graph, without hooks of a profiler.
+    current GPU, in a stream that is not captured into a graph, without hooks of a profiler. A
+    backward that is `Call.usual` looks for no hook: one that was set since its forward misses it.
     """
     if not x.is_cuda:
         return None

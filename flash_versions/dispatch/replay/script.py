@@ -9,6 +9,7 @@ Its source is written and compiled, because a line of names is faster than a loo
         a2 = x1.data_ptr()
         a3 = x2.data_ptr()
         a4 = x3.data_ptr()
+        if (a1 | a2 | a3 | a4) % 16: return None
         y4 = take(c2, c3, c4)
         a5 = y4.data_ptr()
         try: block = blocks.pop()
@@ -35,6 +36,7 @@ from flash_versions.dispatch.replay.cuda import Function, Launches, start_again
 from flash_versions.dispatch.replay.driver import MAP, Kernel, is_descriptor, moved
 from flash_versions.dispatch.replay.recording import Recording, lasting, start_of
 
+BOX_ALIGNED = 16  # bytes: where a tensor begins that boxes reach; kernels are compiled for such
 APART = 256  # bytes: where a temporary begins in the memory that all of them share
 # Encoded descriptors that are kept, by address. The layers of a model call one tape with tensors at
 # other addresses. If they are more, each descriptor is encoded anew in every pass. One takes 230
@@ -46,7 +48,8 @@ SCRATCH = 2**23  # bytes of a block of scratch memory: the backward of a small l
 # these, so they can use the same block. torch's allocator relies on that order, too.
 scratch: dict[tuple[torch.device, int], list[tuple[int, torch.Tensor]]] = {}
 Returned = tuple[Any, ...]  # tensors, or None
-Replay = Callable[[Sequence[torch.Tensor | None]], Returned]
+# None: the tensors of the recording were aligned to 16 bytes, and these are not.
+Replay = Callable[[Sequence[torch.Tensor | None]], Returned | None]
 
 
 class Impossible(Exception):
@@ -103,6 +106,9 @@ class Script:
         for i, x in enumerate(tensors):
             if x is not None:
                 self.addresses[x.data_ptr()] = self.assign(f"x{i}.data_ptr()")
+        if not any(a % BOX_ALIGNED for a in self.addresses):
+            given = " | ".join(f"a{i}" for i in range(1, self.variables + 1))
+            self.lines.append(f"if ({given}) % {BOX_ALIGNED}: return None")
 
     def assign(self, expression: str) -> str:
         """A new variable for an address."""

@@ -17,14 +17,13 @@ from triton import knobs
 import flash_versions
 from flash_versions import VERSIONS, attention
 from flash_versions.dispatch import launch
-from flash_versions.dispatch.replay import keys
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fa2 import forward as packing
 from flash_versions.versions.tiles import tma as descriptor
-from tests.helpers.kernels.launches import LAUNCHERS, noted, noted_launches
+from tests.helpers.kernels.launches import LAUNCHERS, noted, noted_launches, on_a_gpu
 
 # Python functions of this package that a forward and backward enter, replayed or not.
-MOST_CALLS = {True: 19, False: 142}
+MOST_CALLS = {True: 13, False: 142}
 # (calls of Python functions of this package, files, folders, changes from folder to folder) that a
 # first forward may take until the kernel starts, and a replayed one, as docs/extend/design.md says.
 WAYS = [(172, 27, 11, 74), (10, 6, 3, 3)]
@@ -195,7 +194,8 @@ def test_a_description_says_everything():
 @pytest.mark.parametrize("replayed", [True, False], ids=["replayed", "ordinary"])
 @pytest.mark.parametrize("name", ["fa3", "fa4"])
 def test_a_warm_call_does_little(name, replayed, launches, monkeypatch):
-    monkeypatch.setattr(keys, "place_of", lambda x: (0, 0) if replayed else None)
+    if replayed:
+        on_a_gpu(monkeypatch)
     leaves = inputs()
     for _ in range(4):
         step(name, leaves, causal=True)
@@ -224,7 +224,7 @@ def test_the_way_of_a_call_is_short(launches, monkeypatch):
     """From `attention` until a kernel starts: the first call of a shape, after one of another shape
     that fills the caches, and one that is replayed.
     """
-    monkeypatch.setattr(keys, "place_of", lambda x: (0, 0))
+    on_a_gpu(monkeypatch)
     attention(*(x.detach() for x in inputs(B=16, M=384, N=384)), causal=True)
     q, k, v = (x.detach() for x in inputs(B=16, M=512, N=512))
     package = Path(flash_versions.__file__).parent

@@ -31,9 +31,15 @@ from flash_versions.versions.fa2 import forward as fa2_forward
 from flash_versions.versions.tiles import intervals, varlen_scheduler
 from tests.flash_versions.dispatch.test_launch import CALLS, inputs, late, step
 from tests.helpers.kernels.budget import assert_within_budget
-from tests.helpers.kernels.launches import LAUNCHERS, StandIn, TapeOf, noted_launches
+from tests.helpers.kernels.launches import (
+    LAUNCHERS,
+    STREAM,
+    StandIn,
+    TapeOf,
+    noted_launches,
+    on_a_gpu,
+)
 
-STREAM = 7
 # The backwards that do more than to take memory and to launch kernels, by what they do.
 NOT_REPLAYED = {"lengths of a cache": "aten.clone"}
 
@@ -41,7 +47,7 @@ NOT_REPLAYED = {"lengths of a cache": "aten.clone"}
 @pytest.fixture
 def launches(monkeypatch):
     """What is launched, as (kernel, grid, arguments, which of them are addresses)."""
-    monkeypatch.setattr(keys, "place_of", lambda x: (0, STREAM))
+    on_a_gpu(monkeypatch)
     monkeypatch.setitem(LAUNCHERS, "lay out", varlen_scheduler.launch_lay_out)
     monkeypatch.setitem(LAUNCHERS, "fold", intervals.launch_fold)
     monkeypatch.setitem(LAUNCHERS, "list", intervals.launch_list)
@@ -240,7 +246,7 @@ def test_lengths_that_are_the_queries_bounds(monkeypatch):
     """With pages, cu_seqlens_k gives lengths, and without it all pages are full: two calls, though
     in the first one tensor is given twice.
     """
-    monkeypatch.setattr(keys, "place_of", lambda x: (0, STREAM))
+    on_a_gpu(monkeypatch)
     q = torch.randn(5, 2, 16)
     k, v = torch.randn(2, 2, 8, 2, 16)
     bounds, table = torch.tensor([0, 2, 5]), torch.tensor([[0], [1]])
@@ -348,6 +354,79 @@ def test_autocast_that_casts_nothing_is_replayed(launches):
         assert keys.find(q, k, v, (), ("fa3",))[0] == "a call"
     with autocast(torch.float16):  # which casts all of them
         assert keys.find(q, k, v, (), ("fa3",)) == keys.NOT_FOUND
+
+
+def replayed_thrice(leaves, **options):
+    """The call that was kept, whose backward was replayed: it has a usual tape."""
+    for _ in range(4):
+        step("fa3", leaves, **options)
+    (call,) = kept()
+    assert call.usual is not None
+    return call
+
+
+@pytest.mark.parametrize("case", ["plain", "packed"])
+def test_the_usual_backward_asks_for_no_key(case, launches, monkeypatch):
+    make, options = CALLS[case]
+    leaves = make()
+    step("fa3", leaves, **options)
+    expected = [told[:2] for told in launches]
+    call = replayed_thrice(leaves, **options)
+    monkeypatch.setattr(type(call), "replayed_gradients", None)  # a call of it would fail
+    launches.clear()
+    step("fa3", leaves, **options)
+    assert [told[:2] for told in launches] == expected
+
+
+UNUSUAL = {
+    "another GPU": ("current_device", lambda: 1),
+    "another stream": ("current_stream", lambda device: STREAM + 1),
+    "a capture": ("is_capturing", lambda: True),
+    "deterministic": ("asks_for_determinism", lambda: True),
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_a_backward_elsewhere_is_not_the_usual_one(name, launches, monkeypatch):
+    leaves = inputs()
+    call = replayed_thrice(leaves)
+    played = []
+    call.usual = call.usual._replace(replay=lambda tensors: played.append(name))
+    o = attention(*leaves, version="fa3")
+    monkeypatch.setattr(keys, *UNUSUAL[name])
+    torch.autograd.grad(o, leaves, torch.ones_like(o))
+    assert not played
+
+
+@pytest.mark.parametrize("change", [other_strides, late, lambda x: x[:1].expand_as(x)])
+def test_another_gradient_is_not_the_usual_one(change, launches):
+    leaves = inputs()
+    call = replayed_thrice(leaves)
+    played, usual = [], call.usual
+
+    def replay(tensors):
+        played.append(usual.replay(tensors))
+        return played[-1]
+
+    call.usual = usual._replace(replay=replay)
+    o = attention(*leaves, version="fa3")
+    launches.clear()
+    torch.autograd.grad(o, leaves, change(torch.ones_like(o)).detach())
+    assert played in ([], [None])
+    assert launches[-1][0] == "finish"
+
+
+def test_the_usual_backward_of_o_and_lse(launches):
+    """With both gradients, as usual; then with one of them."""
+    leaves = inputs()
+    for wanted in [(True, True)] * 4 + [(True, False), (False, True)]:
+        found = attention(*leaves, version="fa3", return_lse=True)
+        outputs = [x for x, is_wanted in zip(found, wanted) if is_wanted]
+        launches.clear()
+        torch.autograd.grad(outputs, leaves, [torch.ones_like(x) for x in outputs])
+        assert [name for name, *_ in launches] == ["prepare", "backward", "finish"], wanted
+    (call,) = kept()
+    assert call.usual is not None
 
 
 def test_saved_tensors_that_were_moved_are_read_where_they_are(launches):

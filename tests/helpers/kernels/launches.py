@@ -9,7 +9,7 @@ import torch
 
 from flash_versions.dispatch import launch
 from flash_versions.dispatch.device import H200_SHARED_MEMORY, Properties, devices
-from flash_versions.dispatch.replay import recording
+from flash_versions.dispatch.replay import keys, recording
 from flash_versions.dispatch.replay.tape import Tape
 from flash_versions.versions.fa2 import backward as fa2_backward
 from flash_versions.versions.fa2 import sink
@@ -22,6 +22,7 @@ from flash_versions.versions.fa3.hopper.backward.wider import wide as backward_h
 from flash_versions.versions.fa4.hopper import host as fa4_hopper
 from flash_versions.versions.tiles import tile_scheduler, wgmma
 
+STREAM = 7
 H200 = Properties((9, 0), H200_SHARED_MEMORY, num_sms=132)
 LAUNCHERS = {
     "forward": fa3_hopper.launch_forward,
@@ -80,6 +81,14 @@ def noted(x):
     if hasattr(x, "base"):
         return [noted(x.base), *[repr(v) for k, v in vars(x).items() if k != "base"]]
     return [noted(y) for y in x] if isinstance(x, tuple) else repr(x)
+
+
+def on_a_gpu(monkeypatch):
+    """CPU tensors pass as those of the current GPU, in a stream in which tapes are played."""
+    monkeypatch.setattr(keys, "place_of", lambda x: (0, STREAM))
+    monkeypatch.setattr(keys, "current_device", lambda: 0)
+    monkeypatch.setattr(keys, "current_stream", lambda device: STREAM)
+    monkeypatch.setattr(keys, "is_capturing", lambda: False)
 
 
 @contextmanager
