@@ -674,7 +674,7 @@ def test_versions_train_as_torch_does():
 
 
 def test_the_deterministic_backward_keeps_most_of_the_speed():
-    """Of the rate in any order, and the same bits."""
+    """Of the rate in any order, and the same bits; a peer's call in order is slower."""
     rows = of_suite("deterministic backward")
     assert all(row["same_bits"] for row in rows)
     table = report.TABLES["deterministic backward"](RESULTS)
@@ -683,11 +683,12 @@ def test_the_deterministic_backward_keeps_most_of_the_speed():
     for head_dim, causal, group, S in shapes:
         kind = "causal" if causal else "full"
         line = cells(table, f"D={head_dim}, {kind}, S={S}, {group} to a key head")
-        least = {64: 0.87, 96: 0.99, 128: 0.89, 160: 0.92, 256: 0.88}[head_dim]
+        least = {64: 0.86, 96: 0.99, 128: 0.88, 160: 0.92, 256: 0.86}[head_dim]
         if (head_dim, causal, group) == (256, True, 4):
-            least = 0.69
+            least = {2048: 0.80, 4096: 0.78, 8192: 0.84}[S]
         assert float(line["share of fa3"]) >= least
-        assert int(line["deterministic"]) > int(line["portable"])
+        own = int(line["deterministic"])
+        assert own > int(line["portable"]) and own > int(line["flash-attn-4, deterministic"])
 
 
 def test_every_head_dim_is_as_fast_as_the_documents_say():
