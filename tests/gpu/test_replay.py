@@ -96,6 +96,8 @@ def test_a_replay_gives_the_bits_of_the_ordinary_way(case, version, monkeypatch)
             assert torch.equal(x, y)
     ((_, call),) = [one for found in keys.known.values() for one in found]
     assert call.forward.replay is not None or version == "fa1", call.forward.reason
+    backwards = [tape for found in call.backwards.values() for _, tape in found]
+    assert (call.usual is not None) == any(tape.replay for tape in backwards)
 
 
 @pytest.mark.parametrize("version", ["fa2", "fa4"])

@@ -26,7 +26,9 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)
 current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
 current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 is_capturing: Any = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
-asks_for_determinism = torch._C._get_deterministic_algorithms
+asks_for_determinism: Callable[[], bool] = getattr(
+    torch._C, "_get_deterministic_algorithms", torch.are_deterministic_algorithms_enabled
+)
 Guards = getattr(torch._C._dynamo.guards, "TensorGuards", None)  # private: may go in a later torch
 
 Kept = list[tuple[Callable[..., bool], Any]]  # (which tensors, what serves them)

@@ -42,11 +42,13 @@ APART = 256  # bytes: where a temporary begins in the memory that all of them sh
 # other addresses. If they are more, each descriptor is encoded anew in every pass. One takes 230
 # bytes with its address.
 MAX_MAPS = 1024
-SCRATCH = 2**23  # bytes of a block of scratch memory: the backward of a small layer needs 4 MiB
-# By device and stream: blocks that no call borrows, each with its address. A call gives its block
-# back when its kernels are launched. The kernels of the next call in this stream start behind
+# Bytes of a block of scratch memory, a power of two: of the least, and of the largest, as the
+# backward of a small layer needs 4 MiB.
+LEAST_SCRATCH, SCRATCH = 2**16, 2**23
+# By device, stream and size: blocks that no call borrows, each with its address. A call gives its
+# block back when its kernels are launched. The kernels of the next call in this stream start behind
 # these, so they can use the same block. torch's allocator relies on that order, too.
-scratch: dict[tuple[torch.device, int], list[tuple[int, torch.Tensor]]] = {}
+scratch: dict[tuple[torch.device, int, int], list[tuple[int, torch.Tensor]]] = {}
 Returned = tuple[Any, ...]  # tensors, or None
 # None: the tensors of the recording were aligned to 16 bytes, and these are not.
 Replay = Callable[[Sequence[torch.Tensor | None]], Returned | None]
@@ -159,7 +161,7 @@ class Script:
             size += max(1, -(-x.untyped_storage().nbytes() // APART)) * APART
         if size:
             small = size <= SCRATCH
-            address = self.borrow() if small else self.tensor((size,), (1,), torch.uint8)[1]
+            address = self.borrow(size) if small else self.tensor((size,), (1,), torch.uint8)[1]
             self.starts |= {start_of(x): (address, n) for x, n in zip(shared, offsets)}
         return made
 
@@ -172,10 +174,14 @@ class Script:
         self.lines.append(f"{variable} = take({about})")
         return variable, self.assign(f"{variable}.data_ptr()")
 
-    def borrow(self) -> str:
-        """Lines that borrow a block and, at the end, give it back: the variable of its address."""
-        blocks = scratch.setdefault((self.device, self.stream), [])
-        self.values |= {"blocks": blocks, "new_block": partial(new_block, self.values["take"])}
+    def borrow(self, size: int) -> str:
+        """Lines that borrow a block of so many bytes, or up to twice as many, and, at the end, give
+        it back: the variable of its address.
+        """
+        size = max(LEAST_SCRATCH, 1 << (size - 1).bit_length())
+        blocks = scratch.setdefault((self.device, self.stream, size), [])
+        new = partial(new_block, self.values["take"], size)
+        self.values |= {"blocks": blocks, "new_block": new}
         self.lines += ["try: block = blocks.pop()", "except IndexError: block = new_block()"]
         self.closing.append("blocks.append(block)")
         return self.assign("block[0]")
@@ -281,9 +287,9 @@ def taker(device: torch.device) -> Callable[..., torch.Tensor]:
     )
 
 
-def new_block(take: Callable[..., torch.Tensor]) -> tuple[int, torch.Tensor]:
+def new_block(take: Callable[..., torch.Tensor], size: int) -> tuple[int, torch.Tensor]:
     """A block of scratch memory: its address, and what keeps it there."""
-    x = take((SCRATCH,), (1,), torch.uint8)
+    x = take((size,), (1,), torch.uint8)
     return x.data_ptr(), x
 
 
