@@ -44,7 +44,7 @@ APART = 256  # bytes: where a temporary begins in the memory that all of them sh
 MAX_MAPS = 1024
 # Bytes of a block of scratch memory, a power of two: of the least, and of the largest, as the
 # backward of a small layer needs 4 MiB.
-LEAST_SCRATCH, SCRATCH = 2**16, 2**23
+LEAST_SCRATCH, MOST_SCRATCH = 2**16, 2**23
 # By device, stream and size: blocks that no call borrows, each with its address. A call gives its
 # block back when its kernels are launched. The kernels of the next call in this stream start behind
 # these, so they can use the same block. torch's allocator relies on that order, too.
@@ -160,7 +160,7 @@ class Script:
             offsets.append(size)
             size += max(1, -(-x.untyped_storage().nbytes() // APART)) * APART
         if size:
-            small = size <= SCRATCH
+            small = size <= MOST_SCRATCH
             address = self.borrow(size) if small else self.tensor((size,), (1,), torch.uint8)[1]
             self.starts |= {start_of(x): (address, n) for x, n in zip(shared, offsets)}
         return made

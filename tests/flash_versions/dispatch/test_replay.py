@@ -848,7 +848,7 @@ def with_temporary(size, tell):
 
 def test_small_temporaries_borrow_a_block_of_the_stream(driven, monkeypatch):
     monkeypatch.setattr(script, "scratch", {})
-    least, most = script.LEAST_SCRATCH, script.SCRATCH
+    least, most = script.LEAST_SCRATCH, script.MOST_SCRATCH
     of_size = {100: least, least: least, least + 1: 2 * least, most: most}
     for size, block in of_size.items():
         seen = []
@@ -861,7 +861,7 @@ def test_small_temporaries_borrow_a_block_of_the_stream(driven, monkeypatch):
         assert memory.data_ptr() == address and memory.nbytes == block
         assert {*seen[2:]} == {address}, "the first two are no replays"
     assert len(script.scratch) == 3
-    large = with_temporary(script.SCRATCH + 1, seen.append)
+    large = with_temporary(script.MOST_SCRATCH + 1, seen.append)
     assert large.replay.__doc__.count("take(") == 2
     assert seen[-1] != address and blocks == [(address, memory)]
 
