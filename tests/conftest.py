@@ -6,6 +6,10 @@ import os
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# GPUS=4 make test-gpu: each worker of pytest-xdist has one of four GPUs.
+if gpus := os.environ.get("GPUS"):
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(int(worker) % int(gpus))
 
 # First of all imports, so that without a GPU the interpreter is on before anything imports triton.
 import flash_versions  # noqa: E402, F401, I001

@@ -40,7 +40,7 @@ SHORTEST, LONGEST = 500, 20000
 TOKENS, HIDDEN = 32768, 2048  # of a call, about
 HEAD_DIMS = (64, 96, 128, 192, 256)
 GROUPS = (1, 2, 4, 8)
-WARM_UP_PROCESSES, WARM_UP_SECONDS = 14, 150
+WARM_UP_PROCESSES, WARM_UP_SECONDS = min(40, os.cpu_count() or 1), 200
 
 
 class Shape(NamedTuple):

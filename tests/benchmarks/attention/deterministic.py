@@ -11,6 +11,7 @@ the backward of FA3 in any order, in order, in order with another section of hea
 the portable kernels, and flash-attn-4, in any order and in order, where it is installed.
 """
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -41,7 +42,7 @@ KINDS = [*product((128, 64, 256), (False, True), (1, 4))]  # head_dim, causal, g
 KINDS += product((96, 160, 192), (False, True), (1,))
 SHAPES = list(product(range(len(KINDS)), LENGTHS))
 LAUNCHES = 20  # whose bits are compared
-WARM_UP_PROCESSES = 12
+WARM_UP_PROCESSES = min(len(KINDS), os.cpu_count() or 1)
 
 
 class Inputs(NamedTuple):
