@@ -51,7 +51,9 @@ class Devices:
 
     @constant_in_compile
     def __getitem__(self, device: torch.device) -> Properties:
-        """What is known of a device; inside of `assume`, what is assumed of every device."""
+        """What is known of a device; inside of `assume`, what is assumed of every device. Constant
+        for torch.compile, which else compiles again once a new device is known.
+        """
         if self.assumed is not None:
             return self.assumed
         found = self.known.get(device)

@@ -231,7 +231,7 @@ class Attention(torch.autograd.Function):
         call, saved, gradients = ctx.call, ctx.saved_tensors, None
         tensors = (*saved, do) if dlse is None else (*saved, do, dlse)
         played = ctx.is_played and do is not None
-        if played and call.usual is not None:  # written out here: see `keys`
+        if played and call.usual is not None:  # no function of its own: see `keys`
             number, device, stream, asked, fits, replay = call.usual
             if (
                 len(tensors) == number

@@ -54,6 +54,7 @@ def moved(descriptor: Any, address: int) -> Any:
 FORMATS = {"i1": "?", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "u1": "?", "u8": "B",
            "u16": "H", "u32": "I", "u64": "Q", "fp32": "f", "fp64": "d"}  # fmt: skip
 POINTER, MAP = "Q", "128s"  # a pointer; an encoded descriptor
+BOX_ALIGNED = 16  # bytes: where a tensor begins that boxes reach; kernels are compiled for such
 MOST_SHARED = 228 * 1024  # bytes; above that, Triton's launcher sets another attribute
 
 

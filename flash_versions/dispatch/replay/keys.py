@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd import forward_ad
 
-from flash_versions.dispatch.replay.driver import has_hooks
+from flash_versions.dispatch.replay.driver import BOX_ALIGNED, has_hooks
 
 MAX_KEYS = 4096
 MAX_ALIKE = 16  # of one key
@@ -127,11 +127,11 @@ def find(
         a, b, c = q.data_ptr(), k.data_ptr(), v.data_ptr()
         if not others:
             tensors: tuple = (q, k, v)
-            rare = (a | b | c) % 16 or a in (b, c) or b == c or not (a and b and c)
+            rare = (a | b | c) % BOX_ALIGNED or a in (b, c) or b == c or not (a and b and c)
         elif len(others) == 1:  # such as cu_seqlens_q
             tensors = q, k, v, others[0]
             d = others[0].data_ptr()
-            rare = (a | b | c | d) % 16 or len({0, a, b, c, d}) < 5
+            rare = (a | b | c | d) % BOX_ALIGNED or len({0, a, b, c, d}) < 5
         else:
             tensors, rare = (q, k, v, *others), True
         once, where = tensors, None
@@ -170,10 +170,13 @@ def arrangement(tensors: tuple) -> tuple[tuple, tuple | None]:
     two begin at one address.
     """
     addresses = [x.data_ptr() for x in tensors]
-    if not reduce(or_, addresses) % 16 and len({0, *addresses}) > len(addresses):
+    if not reduce(or_, addresses) % BOX_ALIGNED and len({0, *addresses}) > len(addresses):
         return tensors, None
     once, places = distinct(tensors)
-    return once, (*[(a % 16 if a else None, addresses.index(a)) for a in addresses], places)
+    return once, (
+        *[(a % BOX_ALIGNED if a else None, addresses.index(a)) for a in addresses],
+        places,
+    )
 
 
 def distinct(tensors: tuple) -> tuple[tuple, tuple[int, ...]]:

@@ -33,10 +33,9 @@ from typing import Any
 import torch
 
 from flash_versions.dispatch.replay.cuda import Function, Launches, start_again
-from flash_versions.dispatch.replay.driver import MAP, Kernel, is_descriptor, moved
+from flash_versions.dispatch.replay.driver import BOX_ALIGNED, MAP, Kernel, is_descriptor, moved
 from flash_versions.dispatch.replay.recording import Recording, lasting, start_of
 
-BOX_ALIGNED = 16  # bytes: where a tensor begins that boxes reach; kernels are compiled for such
 APART = 256  # bytes: where a temporary begins in the memory that all of them share
 # Encoded descriptors that are kept, by address. The layers of a model call one tape with tensors at
 # other addresses. If they are more, each descriptor is encoded anew in every pass. One takes 230

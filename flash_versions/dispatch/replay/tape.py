@@ -13,10 +13,11 @@ class Tape:
     because most shapes come once only and recording takes time; later ones replay the recording.
 
     Which memory and which kernels must not depend on what is in the tensors, nor on anything else
-    that differs from call to call: all tensors have one type, shape, stride and alignment, two of
-    them begin at one address in every call or in none, and the stream is one, too. Every launch
-    must call `recording.note`. A kernel launched without it is missing from the replay, and nothing
-    reports that.
+    that differs from call to call: all tensors have one type, shape, stride and alignment, those
+    that began at one address when it was recorded do so in every call, and the stream is one, too.
+    Of these a tape notices only tensors that are not aligned to 16 bytes, where the recording's
+    were. Every launch must call `recording.note`. A kernel launched without it is missing from the
+    replay, and nothing reports that.
 
     A tape keeps no tensor of the call that it recorded, nor the function: that is given at each
     call, because it may belong to what keeps the tape.
