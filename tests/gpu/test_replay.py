@@ -115,6 +115,33 @@ def test_a_call_under_autocast_is_another_one(version):
 
 
 @pytest.mark.parametrize("version", ["fa2", "fa4"])
+def test_gradients_under_autocast(version, monkeypatch):
+    """Of tensors that it casts, and of a forward without it."""
+    leaves = [x.float().requires_grad_() for x in dense()]
+    cast = [x.detach().bfloat16().requires_grad_() for x in leaves]
+    do = torch.randn_like(cast[0])
+
+    def gradients():
+        found = []
+        with torch.autocast("cuda", torch.bfloat16):
+            for inputs in (leaves, cast):
+                o = attention(*inputs, causal=True, version=version, deterministic=True)
+                found += torch.autograd.grad(o, inputs, do)
+        o = attention(*cast, causal=True, version=version, deterministic=True)
+        with torch.autocast("cuda", torch.float16):
+            return found + [*torch.autograd.grad(o, cast, do)]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(keys, "place_of", lambda x: None)
+        expected = gradients()
+    for _ in range(4):
+        for mine, theirs in zip(gradients(), expected, strict=True):
+            assert mine.dtype == theirs.dtype and torch.equal(mine, theirs)
+    calls = [call for found in keys.known.values() for _, call in found]
+    assert calls and all(call.usual for call in calls)
+
+
+@pytest.mark.parametrize("version", ["fa2", "fa4"])
 def test_streams_and_threads(version):
     """Several at once, each with other tensors."""
     inputs = [dense(B=1, M=2048, N=2048) for _ in range(8)]
@@ -144,6 +171,22 @@ def test_a_graph_captures_after_replays():
     graph.replay()
     assert torch.equal(o, attention(q, k, v, causal=True))
     assert not torch.equal(o, expected)
+
+
+@pytest.mark.parametrize("version", ["fa2", "fa4"])
+def test_a_graph_captures_a_backward_after_replays(version):
+    leaves = dense()
+    for _ in range(4):
+        before = results(version, leaves, {"causal": True})
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = results(version, leaves, {"causal": True})
+    leaves[0].copy_(torch.randn_like(leaves[0]))
+    graph.replay()
+    expected = results(version, leaves, {"causal": True})
+    for mine, theirs, old in zip(found, expected, before, strict=True):
+        assert torch.equal(mine, theirs)
+        assert not torch.equal(mine, old)
 
 
 def test_a_hook_of_triton_sees_every_launch(monkeypatch):
