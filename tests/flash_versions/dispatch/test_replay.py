@@ -846,8 +846,7 @@ def with_temporary(size, tell):
     return tape
 
 
-def test_small_temporaries_borrow_a_block_of_the_stream(driven, monkeypatch):
-    monkeypatch.setattr(script, "scratch", {})
+def test_small_temporaries_borrow_a_block_of_the_stream(driven):
     least, most = script.LEAST_SCRATCH, script.MOST_SCRATCH
     of_size = {100: least, least: least, least + 1: 2 * least, most: most}
     for size, block in of_size.items():
@@ -883,9 +882,8 @@ def test_a_tape_refuses_tensors_that_are_not_aligned_as_its_own(driven):
     assert called[2] is unaligned and seen[-1] is unaligned, "the function launched"
 
 
-def test_a_block_belongs_to_one_call_at_a_time(driven, monkeypatch):
+def test_a_block_belongs_to_one_call_at_a_time(driven):
     """Launches of one stream by several threads: none gets what another's are about to use."""
-    monkeypatch.setattr(script, "scratch", {})
     seen, barriers = [], []
     tape = with_temporary(100, lambda x: (seen.append(x), *[y.wait(10) for y in barriers]))
     barriers.append(Barrier(4))
@@ -898,8 +896,7 @@ def test_a_block_belongs_to_one_call_at_a_time(driven, monkeypatch):
     assert {address for address, _ in blocks} == set(seen)
 
 
-def test_a_call_that_fails_gives_its_block_up(driven, monkeypatch):
-    monkeypatch.setattr(script, "scratch", {})
+def test_a_call_that_fails_gives_its_block_up(driven):
     errors = []
 
     def fail(address):
