@@ -524,7 +524,7 @@ def test_uneven_rows_are_those_that_the_kernel_serves():
 
 
 def test_random_dense_calls_are_as_fast_as_the_best_of_others():
-    """On average; no shape is below 0.92, and backward none below 0.95. Above 128 dims forward, and
+    """On average; no shape is below 0.94, and backward none below 0.96. Above 128 dims forward, and
     but for 192 dims backward, all are ahead.
     """
     found = {"forward": [], "backward": []}
@@ -532,7 +532,7 @@ def test_random_dense_calls_are_as_fast_as_the_best_of_others():
         way, head_dim, ratio = group["fa3"]["pass"], group["fa3"]["head_dim"], ragged.better(group)
         found[way].append(ratio)
         assert ratio > 1 or (head_dim <= 128 if way == "forward" else head_dim == 192)
-    for way, mean_ratio, least in (("forward", 1.04, 0.92), ("backward", 1.09, 0.95)):
+    for way, mean_ratio, least in (("forward", 1.05, 0.935), ("backward", 1.09, 0.955)):
         ratios = found[way]
         assert len(ratios) == 20 and geometric_mean(ratios) >= mean_ratio
         assert min(ratios) >= least
@@ -674,7 +674,7 @@ def test_versions_train_as_torch_does():
 
 
 def test_the_deterministic_backward_keeps_most_of_the_speed():
-    """Of the rate in any order, and the same bits; a peer's call in order is slower."""
+    """Of the rate in any order, and the same bits; a peer's call is slower, but for one."""
     rows = of_suite("deterministic backward")
     assert all(row["same_bits"] for row in rows)
     table = report.TABLES["deterministic backward"](RESULTS)
@@ -683,12 +683,14 @@ def test_the_deterministic_backward_keeps_most_of_the_speed():
     for head_dim, causal, group, S in shapes:
         kind = "causal" if causal else "full"
         line = cells(table, f"D={head_dim}, {kind}, S={S}, {group} to a key head")
-        least = {64: 0.86, 96: 0.99, 128: 0.88, 160: 0.92, 256: 0.86}[head_dim]
-        if (head_dim, causal, group) == (256, True, 4):
-            least = {2048: 0.80, 4096: 0.78, 8192: 0.84}[S]
+        least = {64: 0.87, 96: 0.99, 128: 0.88, 160: 0.92, 256: 0.90}[head_dim]
+        if (head_dim, group) == (256, 4):
+            least = 0.85 if causal else 0.88
         assert float(line["share of fa3"]) >= least
         own = int(line["deterministic"])
-        assert own > int(line["portable"]) and own > int(line["flash-attn-4, deterministic"])
+        assert own > int(line["portable"])
+        is_behind = own <= int(line["flash-attn-4, deterministic"])
+        assert is_behind == ((head_dim, causal, group, S) == (64, False, 1, 2048))
 
 
 def test_every_head_dim_is_as_fast_as_the_documents_say():
@@ -804,17 +806,20 @@ def test_a_training_step_is_as_fast_as_with_torchs_attention():
 
 
 def test_the_host_is_as_fast_as_the_documents_say():
-    """A forward takes at most 0.7 of torch's time, both passes 1.08 at any of the shapes; packed
-    sequences 1.3 times a dense forward: the least of each, as the host's clock changed in between.
+    """With the default version, a forward takes at most 0.61 of torch's time, and a layer no more
+    than torch's, or 1.04 of what cuDNN takes when nothing else is asked for. Packed sequences cost
+    a launch more.
     """
     rows = [r for r in of_suite("host") if "us" in r]
     us = {(r["what"], r["packed"], *r["shape"], r["contestant"]): r["us"] for r in rows}
     both, small = "forward and backward", (2, 64, 8, 64)
-    for peer in ("torch", "torch, cuDNN"):
-        forward = us["forward", False, *small, "fa3"] / us["forward", False, *small, peer]
-        assert forward <= 0.7
+    for peer, shares in (("torch", (0.61, 1.005)), ("torch, cuDNN", (0.70, 1.04))):
+        forward, layer = shares
+        assert us["forward", False, *small, "auto"] <= forward * us["forward", False, *small, peer]
         for shape in {tuple(r["shape"]) for r in rows}:
-            assert us[both, False, *shape, "auto"] <= 1.08 * us[both, False, *shape, peer]
-    least = {(r["what"], r["packed"], *r["shape"], r["contestant"]): r["least"] for r in rows}
-    for what, bar in (("forward", 1.3), (both, 1.1)):
-        assert least[what, True, *small, "fa3"] <= bar * least[what, False, *small, "fa3"]
+            assert us[both, False, *shape, "auto"] <= layer * us[both, False, *shape, peer]
+    for version in ("fa2", "fa3", "fa4", "auto"):
+        dense, packed = (us["forward", kind, *small, version] for kind in (False, True))
+        assert 1.325 <= packed / dense <= 1.355
+        dense, packed = (us[both, kind, *small, version] for kind in (False, True))
+        assert packed <= 1.08 * dense
