@@ -694,8 +694,8 @@ def test_the_deterministic_backward_keeps_most_of_the_speed():
 
 
 def test_every_head_dim_is_as_fast_as_the_documents_say():
-    """At 1 of the better peer or more, and no length below 0.95; the backward at 0.97 or more,
-    always faster than padded.
+    """On average over lengths at 1 of the better peer or more, and no length below 0.95; the
+    backward on average at 0.97 or more, always faster than padded.
     """
     defaults = [
         row | {"dims": tuple(row["dims"])}
@@ -806,14 +806,13 @@ def test_a_training_step_is_as_fast_as_with_torchs_attention():
 
 
 def test_the_host_is_as_fast_as_the_documents_say():
-    """With the default version, a forward takes at most 0.61 of torch's time, and a layer no more
-    than torch's, or 1.04 of what cuDNN takes when nothing else is asked for. Packed sequences cost
-    a launch more.
+    """With the default version, a forward takes at most 0.60 of torch's time, a layer 1.005, and
+    1.04 of what it takes if torch may use cuDNN only. A packed forward takes a launch more.
     """
     rows = [r for r in of_suite("host") if "us" in r]
     us = {(r["what"], r["packed"], *r["shape"], r["contestant"]): r["us"] for r in rows}
     both, small = "forward and backward", (2, 64, 8, 64)
-    for peer, shares in (("torch", (0.61, 1.005)), ("torch, cuDNN", (0.70, 1.04))):
+    for peer, shares in (("torch", (0.60, 1.005)), ("torch, cuDNN", (0.70, 1.04))):
         forward, layer = shares
         assert us["forward", False, *small, "auto"] <= forward * us["forward", False, *small, peer]
         for shape in {tuple(r["shape"]) for r in rows}:
@@ -821,5 +820,6 @@ def test_the_host_is_as_fast_as_the_documents_say():
     for version in ("fa2", "fa3", "fa4", "auto"):
         dense, packed = (us["forward", kind, *small, version] for kind in (False, True))
         assert 1.325 <= packed / dense <= 1.355
+        assert 0.795 <= packed / us["forward", False, *small, "torch"] <= 0.865
         dense, packed = (us[both, kind, *small, version] for kind in (False, True))
         assert packed <= 1.08 * dense
