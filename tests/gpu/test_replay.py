@@ -2,6 +2,7 @@
 
 import gc
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import pytest
 import torch
@@ -244,20 +245,56 @@ def test_without_an_lse_o_is_the_same(case, version, monkeypatch):
 
 
 @pytest.mark.parametrize("version", ["fa2", "fa3", "fa4"])
-def test_kernels_are_launched_by_the_driver_alone(version):
+@pytest.mark.parametrize("case", ["causal", "packed"])
+def test_kernels_are_launched_by_the_driver_alone(case, version):
+    """Two kernels as a graph."""
+    make, given = CALLS[case]
+    options = given()
     for _ in range(4):
-        results(version, dense(), {"causal": True})
+        results(version, make(), options)
     ((_, call),) = [one for found in keys.known.values() for one in found]
     ((_, tape),) = [one for found in call.backwards.values() for one in found]
     for replay in (call.forward.replay, tape.replay):
-        assert "start_again(" in replay.__doc__
+        assert "start_again(" in replay.__doc__ or "graphs.pop" in replay.__doc__
         assert "\n    run" not in replay.__doc__, "this driver or this Triton is not known"
+    assert ("graphs.pop" in call.forward.replay.__doc__) == (case == "packed")
 
 
-def test_a_thread_that_never_used_the_gpu():
-    """It has no context of CUDA, which a launch by the driver needs."""
-    leaves = dense()
+@pytest.mark.parametrize("case", ["causal", "packed"])
+def test_a_thread_that_never_used_the_gpu(case):
+    """It has no context of CUDA, which the driver needs."""
+    make, given = CALLS[case]
+    leaves, options = make(), given()
     for _ in range(4):
-        expected = attention(*leaves, causal=True)
+        expected = attention(*leaves, **options)
     with ThreadPoolExecutor(1) as pool:
-        assert torch.equal(pool.submit(attention, *leaves, causal=True).result(), expected)
+        found = pool.submit(attention, *leaves, **options).result()
+    assert torch.equal(found, expected)
+
+
+def test_a_graph_is_made_while_another_thread_captures():
+    """Which ends no capture."""
+    leaves, bounds = packed(), cuts(0, 20, 700)
+    expected = attention(*leaves, cu_seqlens_q=bounds, causal=True)
+    x, captured = torch.zeros(8, device="cuda"), torch.cuda.CUDAGraph()
+    begun, made = Event(), Event()
+
+    def capture():
+        with torch.cuda.graph(captured, stream=torch.cuda.Stream(), capture_error_mode="global"):
+            begun.set()
+            assert made.wait(60)
+            x.add_(1)
+
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(1) as pool:
+        capturing = pool.submit(capture)
+        assert begun.wait(60)
+        try:
+            found = [attention(*leaves, cu_seqlens_q=bounds, causal=True) for _ in range(3)]
+        finally:
+            made.set()
+        capturing.result()
+    captured.replay()
+    assert all(torch.equal(o, expected) for o in found) and x.eq(1).all()
+    ((_, call),) = [one for found in keys.known.values() for one in found]
+    assert "graphs.pop" in call.forward.replay.__doc__

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from itertools import accumulate
 from struct import Struct, calcsize
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 INVALID_CONTEXT = 201
 COOPERATIVE, CLUSTER, SPREAD, AFTER_PREVIOUS = 2, 4, 5, 6  # CU_LAUNCH_ATTRIBUTE_..
@@ -89,6 +89,7 @@ class Launches:
     Attributes:
         changing: what is written before the launches, in order.
         pack: pack(memory, 0, *values) writes it.
+        parts: of each launch the function, the configuration and the places of its parameters.
         unused: tuples (memory, start, start, ...) that no thread uses. Each start() makes one
             launch with what is in the memory; it returns 0, or the number of an error.
     """
@@ -123,18 +124,25 @@ class Launches:
 
     def more(self) -> tuple:
         """Another tuple for `unused`."""
+        view, given = self.memory()
+        launch, starts = library().cuLaunchKernelEx, []
+        for (handle, config, _), pointers in zip(self.parts, given):
+            about = ctypes.byref(config), ctypes.c_void_p(handle), pointers, None
+            starts.append(partial(launch, *about))
+        return view, *starts
+
+    def memory(self) -> tuple[memoryview, list[ctypes.Array]]:
+        """Memory for the parameters, and pointers to those of each launch."""
         memory = bytearray(ALIGNED + self.size + len(self.constants))
         first = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         skipped = -first % ALIGNED
         view = memoryview(memory)[skipped:]
         view[self.size : self.size + len(self.constants)] = self.constants
-        launch, starts = library().cuLaunchKernelEx, []
-        for handle, config, places in self.parts:
-            parameters = [first + skipped + place for place in places]
-            pointers = (ctypes.c_void_p * len(parameters))(*parameters)
-            about = ctypes.byref(config), ctypes.c_void_p(handle), pointers, None
-            starts.append(partial(launch, *about))
-        return view, *starts
+        pointers = []
+        for *_, places in self.parts:
+            addresses = [first + skipped + place for place in places]
+            pointers.append((ctypes.c_void_p * len(addresses))(*addresses))
+        return view, pointers
 
 
 def start_again(error: int, start: Callable[[], int], device: int) -> None:
@@ -143,11 +151,21 @@ def start_again(error: int, start: Callable[[], int], device: int) -> None:
     Raises:
         RuntimeError: it failed for another reason, or fails again.
     """
-    cuda, context, text = library(), ctypes.c_void_p(), ctypes.c_char_p()
+    cuda, context = library(), ctypes.c_void_p()
     if error == INVALID_CONTEXT:
         cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
         cuda.cuCtxSetCurrent(context)
         error = start()
     if error:
-        cuda.cuGetErrorString(error, ctypes.byref(text))
-        raise RuntimeError(f"CUDA's driver refused a launch: {(text.value or b'').decode()}")
+        refuse(error)
+
+
+def refuse(error: int) -> NoReturn:
+    """Say what an error of the driver is.
+
+    Raises:
+        RuntimeError: always.
+    """
+    text = ctypes.c_char_p()
+    library().cuGetErrorString(error, ctypes.byref(text))
+    raise RuntimeError(f"CUDA's driver refused a launch: {(text.value or b'').decode()}")

@@ -18,9 +18,11 @@ Its source is written and compiled, because a line of names is faster than a loo
         try: room = unused.pop()
         except IndexError: room = more()
         pack(room[0], 0, maps7[a1], maps8[a2], maps9[a3], maps10[a5], a6, a5, 0, a4)
-        if error := room[1](): start_again(error, room[1], 0)
-        if error := room[2](): start_again(error, room[2], 0)
+        try: graph = graphs.pop()
+        except IndexError: graph = new_graph(room, 0)
+        if error := bind() or graph[0](room[1]) or graph[1](room[2]) or graph[2](): refuse(error)
         blocks.append(block)
+        graphs.append(graph)
         unused.append(room)
         return (y4, None, None, )
 """
@@ -32,7 +34,8 @@ from typing import Any
 
 import torch
 
-from flash_versions.dispatch.replay.cuda import Function, Launches, start_again
+from flash_versions.dispatch.replay import graphs
+from flash_versions.dispatch.replay.cuda import Function, Launches, refuse, start_again
 from flash_versions.dispatch.replay.driver import BOX_ALIGNED, MAP, Kernel, is_descriptor, moved
 from flash_versions.dispatch.replay.recording import Recording, lasting, start_of
 
@@ -242,11 +245,31 @@ class Script:
             return listed(map(self.expression, x))
         return repr(x) if x is None or type(x) in (int, bool) else self.name(x)
 
+    def graph(self, launches: Launches) -> Callable[[], tuple] | None:
+        """Start all launches as one graph, if that is possible; what makes a room for it then."""
+        if len(self.starting) > len(self.launches) or not graphs.are_possible(launches):
+            return None
+        try:
+            self.values |= {"graphs": graphs.kept(launches, self.stream), "bind": graphs.binder()}
+        except RuntimeError:
+            return None
+        self.values |= {"new_graph": graphs.new_graph, "refuse": refuse}
+        sets = [f"graph[{i}](room[{i + 1}])" for i in range(len(self.launches))]
+        calls = " or ".join(["bind()", *sets, f"graph[{len(sets)}]()"])
+        self.starting = [
+            "try: graph = graphs.pop()",
+            f"except IndexError: graph = new_graph(room, {self.stream})",
+            f"if error := {calls}: refuse(error)",
+        ]
+        self.closing.append("graphs.append(graph)")
+        return partial(graphs.more, launches)
+
     def compiled(self, end: str) -> Replay:
         """The function."""
         if self.launches:
             launches = Launches(self.launches, self.stream)
-            self.values |= {"unused": launches.unused, "more": launches.more, "pack": launches.pack}
+            more = self.graph(launches) or launches.more
+            self.values |= {"unused": launches.unused, "more": more, "pack": launches.pack}
             self.lines += [
                 "try: room = unused.pop()",
                 "except IndexError: room = more()",

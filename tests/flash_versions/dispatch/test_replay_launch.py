@@ -6,13 +6,13 @@ import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from struct import calcsize, pack, unpack
-from threading import Barrier
+from threading import Barrier, local
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from flash_versions.dispatch.replay import cuda, driver
+from flash_versions.dispatch.replay import cuda, driver, graphs
 from flash_versions.dispatch.replay.recording import lasting, note
 from tests.helpers.kernels.launches import TapeOf
 
@@ -52,11 +52,14 @@ class CudaLauncher:
 
 
 class Driver:
-    """CUDA's driver, for a function with parameters of these formats."""
+    """CUDA's driver, for a function with parameters of these formats. `told` is what it was told:
+    (about, parameters) of each launch, of those in a graph when the graph is launched.
+    """
 
     def __init__(self, formats):
         self.sizes = [calcsize(x) for x in formats]
         self.told, self.errors, self.contexts, self.wait = [], [], [], lambda: None
+        self.graphs, self.thread, self.refused = [], local(), None
         kinds = ctypes.POINTER(cuda.Config), ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
         self.cuLaunchKernelEx = ctypes.CFUNCTYPE(ctypes.c_int, *kinds, ctypes.c_void_p)(self.start)
 
@@ -83,7 +86,57 @@ class Driver:
 
     def cuCtxSetCurrent(self, context):  # noqa: N802
         self.contexts.append(context.value)
+        self.thread.context = context.value
         return 0
+
+    def cuCtxGetCurrent(self, context):  # noqa: N802
+        context._obj.value = getattr(self.thread, "context", None)
+        return 0
+
+    def cuThreadExchangeStreamCaptureMode(self, mode):  # noqa: N802
+        now = getattr(self.thread, "mode", 0)
+        self.thread.mode, mode._obj.value = mode._obj.value, now
+        return 0
+
+    def cuGraphCreate(self, graph, flags):  # noqa: N802
+        assert self.thread.mode == graphs.RELAXED
+        if self.refused == "graph":
+            return 2
+        self.graphs.append([])
+        graph._obj.value = len(self.graphs)
+        return 0
+
+    def cuGraphAddKernelNode_v2(self, place, graph, before, number, node):  # noqa: N802
+        kernels = self.graphs[graph.value - 1]
+        assert list(before)[: number.value] == [len(kernels)][: len(kernels)], "behind the last"
+        kernels.append(None)
+        place._obj.value = len(kernels)
+        return self.set(kernels, len(kernels), node)
+
+    def cuGraphInstantiateWithFlags(self, made, graph, flags):  # noqa: N802
+        assert self.thread.mode == graphs.RELAXED and flags.value == 0
+        made._obj.value = graph.value
+        return 0
+
+    def set(self, kernels, place, node):
+        x = node._obj
+        about = [[*x.grid], [*x.block], x.shared]
+        assert (x.function, x.extra, x.kernel, x.context) == (HANDLE, None, None, None)
+        told = [ctypes.string_at(x.parameters[i], n) for i, n in enumerate(self.sizes)]
+        kernels[place - 1] = about, told
+        return 0
+
+    def cuGraphExecKernelNodeSetParams_v2(self, made, place, node):  # noqa: N802
+        assert self.thread.context, "the driver would crash"
+        if self.refused == "parameters":
+            return 2
+        return self.set(self.graphs[made.value - 1], place.value, node)
+
+    def cuGraphLaunch(self, made, stream):  # noqa: N802
+        self.wait()
+        for about, told in self.graphs[made.value - 1]:
+            self.told.append(([*about, stream.value, []], told))
+        return self.errors.pop(0) if self.errors else 0
 
     def cuGetErrorString(self, error, text):  # noqa: N802
         text._obj.value = b"a reason"
@@ -110,8 +163,10 @@ def told(monkeypatch):
 
     def put(formats):
         found = Driver(formats)
-        for place in (cuda, driver):
+        found.thread.context = 98
+        for place in (cuda, driver, graphs):
             monkeypatch.setattr(place, "library", lambda: found)
+        monkeypatch.setattr(graphs, "unused", {})
         return found
 
     return put
@@ -163,8 +218,9 @@ def test_every_kind_of_parameter(told, monkeypatch):
     assert len(seen.told) == 3 and compiled.run.seen == []
 
 
-def test_launches_of_a_tape_write_their_parameters_together(told):
-    seen, compiled = told("QiQQQ"), kernel(("*fp32", "i32", "*fp32"))
+def several(**options):
+    """A tape of three launches, that was recorded."""
+    compiled = kernel(("*fp32", "i32", "*fp32"), **options)
 
     def function(x):
         a, o = empty(4), empty(4)
@@ -173,14 +229,92 @@ def test_launches_of_a_tape_write_their_parameters_together(told):
         return (o,)
 
     tape = TapeOf(function)
+    for _ in range(2):
+        tape((empty(3, 4),), STREAM)
+    return tape
+
+
+def grids(seen):
+    """The first numbers of the grids of launches."""
+    return [about[0][0] for about, _ in seen.told]
+
+
+@pytest.mark.parametrize("options", [{}, {"launch_pdl": True}], ids=["a graph", "one by one"])
+def test_launches_of_a_tape_write_their_parameters_together(options, told):
+    seen = told("QiQQQ")
+    tape = several(**options)
     for _ in range(5):
         x = empty(3, 4)
         (o,) = tape((x,), STREAM)
+    assert len(seen.told) == 15 and len(seen.graphs) == (not options)
+    assert all(about[3] == STREAM for about, _ in seen.told)
     found = [[unpack(f, y)[0] for f, y in zip("QiQ", given)] for _, given in seen.told[-3:]]
     (a,) = {found[0][2], found[1][0]}
     assert found == [[x.data_ptr(), 1, a], [a, 2, o.data_ptr()], [x.data_ptr(), 3, o.data_ptr()]]
     assert [about[0] for about, _ in seen.told[-3:]] == [[n, 1, 1] for n in (1, 2, 3)]
     assert tape.replay.__doc__.count("pack(") == 1
+
+
+def test_tapes_of_the_same_kernels_share_a_graph(told):
+    seen = told("QiQQQ")
+    tapes = several(), several()
+    for _ in range(3):
+        for tape in tapes:
+            tape((empty(3, 4),), STREAM)
+    assert len(seen.graphs) == 1 and grids(seen) == [1, 2, 3] * 6
+    assert [len(x) for x in graphs.unused.values()] == [1]
+
+
+def test_a_graph_belongs_to_one_call_at_a_time(told):
+    seen = told("QiQQQ")
+    tape, together = several(), Barrier(4)
+    seen.wait = lambda: together.wait(10)
+    inputs = [empty(3, 4) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:  # whose threads have no context at first
+        for _ in range(5):
+            seen.told.clear()
+            results = list(pool.map(lambda x: tape((x,), STREAM)[0], inputs))
+            found = {unpack("Q", y[i])[0] for _, y in seen.told for i in (0, 2)}
+            assert {x.data_ptr() for x in (*inputs, *results)} <= found
+    assert len(seen.graphs) == 4 == len(*graphs.unused.values())
+    assert {*seen.contexts} == {98}
+
+
+def test_what_the_driver_refuses_to_make_a_graph_of_is_launched_one_by_one(told):
+    seen = told("QiQQQ")
+    seen.refused = "graph"
+    several()((empty(3, 4),), STREAM)
+    assert grids(seen) == [1, 2, 3] and not seen.graphs
+    assert seen.thread.mode == 0
+
+
+def test_a_graph_that_fails_says_so(told):
+    seen = told("QiQQQ")
+    tape = several()
+    seen.errors = [1]
+    with pytest.raises(RuntimeError, match="refused a launch: a reason"):
+        tape((empty(3, 4),), STREAM)
+    seen.refused = "parameters"
+    with pytest.raises(RuntimeError, match="refused a launch: a reason"):
+        tape((empty(3, 4),), STREAM)
+    seen.refused = None
+    tape((empty(3, 4),), STREAM)
+    assert len(seen.graphs) == 3, "those that failed are not used again"
+
+
+def test_a_kernel_of_triton_s_launcher_is_no_part_of_a_graph(told):
+    seen = told("QQQ")
+    known, unknown = kernel(("*fp32",)), kernel(("*fp32",), global_scratch_size=8)
+
+    def function(x):
+        for compiled in (known, unknown, known):
+            note(compiled, GRID, (x,))
+        return (empty(4),)
+
+    tape = TapeOf(function)
+    for _ in range(3):
+        tape((empty(3, 4),), STREAM)
+    assert len(seen.told) == 2 and len(unknown.run.seen) == 1 and not seen.graphs
 
 
 def test_a_descriptor_is_its_map_and_its_numbers(told):

@@ -1,0 +1,112 @@
+"""Several launches as one: CUDA graphs, whose kernels get other parameters in each call.
+
+The driver launches a graph sooner than two kernels, even if each first gets the parameters of this
+call (docs/understand/log.md). On the GPU, the way into and out of a graph takes longer than that
+between two kernels, and the way from kernel to kernel within it is shorter. So one kernel is no
+graph. Neither are kernels of which one begins while the one before it runs: it would have to wait.
+
+A graph takes a tenth of a MiB of the GPU's memory and is never given back. So tapes of the same
+kernels in one stream share graphs: there are as many as calls that run at once.
+"""
+
+import ctypes
+from collections.abc import Callable
+from functools import partial
+
+from flash_versions.dispatch.replay.cuda import Launches, library, refuse
+
+RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+# set(node) for each kernel in order, and launch(); they return 0 or the number of an error.
+Graph = tuple[Callable[..., int], ...]
+unused: dict[tuple, list[Graph]] = {}  # by stream and kernels: graphs that no call uses now
+
+
+class Node(ctypes.Structure):
+    """CUDA_KERNEL_NODE_PARAMS: a kernel of a graph."""
+
+    _fields_ = (
+        ("function", ctypes.c_void_p), ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint), ("parameters", ctypes.POINTER(ctypes.c_void_p)),
+        ("extra", ctypes.c_void_p), ("kernel", ctypes.c_void_p), ("context", ctypes.c_void_p),
+    )  # fmt: skip
+
+
+def are_possible(launches: Launches) -> bool:
+    """Whether launches can be a graph, and gain by it."""
+    return len(launches.parts) > 1 and not any(config.number for _, config, _ in launches.parts)
+
+
+def kept(launches: Launches, stream: int) -> list[Graph]:
+    """The unused graphs of these kernels, of which there is at least one at first.
+
+    Raises:
+        RuntimeError: the driver refuses it.
+    """
+    key = stream, *[handle for handle, *_ in launches.parts]
+    found = unused.setdefault(key, [])
+    if not found:
+        found.append(new_graph(more(launches), stream))
+    return found
+
+
+def more(launches: Launches) -> tuple:
+    """(memory, node, node, ...): memory for the parameters of launches, and the kernels, which read
+    it. In place of `Launches.more`.
+    """
+    view, parameters = launches.memory()
+    nodes = [
+        ctypes.byref(Node(handle, config.grid, config.block, config.shared, pointers))
+        for (handle, config, _), pointers in zip(launches.parts, parameters)
+    ]
+    return view, *nodes
+
+
+def new_graph(room: tuple, stream: int) -> Graph:
+    """A graph of the kernels of a room, one after the other.
+
+    Raises:
+        RuntimeError: the driver refuses it.
+    """
+    # To make one would end the capture of another thread's graph.
+    mode = ctypes.c_int(RELAXED)
+    checked(library().cuThreadExchangeStreamCaptureMode, ctypes.byref(mode))
+    try:
+        return instance(room[1:], stream)
+    finally:
+        library().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+
+
+def instance(nodes: tuple, stream: int) -> Graph:
+    """Likewise, where it disturbs no capture."""
+    cuda = library()
+    graph, made, number = ctypes.c_void_p(), ctypes.c_void_p(), 0
+    checked(cuda.cuGraphCreate, ctypes.byref(graph), 0)
+    places: list[ctypes.c_void_p] = []
+    for node in nodes:
+        place, before = ctypes.c_void_p(), (ctypes.c_void_p * 1)(*places[-1:])
+        about = graph, before, ctypes.c_size_t(number), node
+        checked(cuda.cuGraphAddKernelNode_v2, ctypes.byref(place), *about)
+        places.append(place)
+        number = 1
+    checked(cuda.cuGraphInstantiateWithFlags, ctypes.byref(made), graph, ctypes.c_ulonglong(0))
+    sets = [partial(cuda.cuGraphExecKernelNodeSetParams_v2, made, place) for place in places]
+    return *sets, partial(cuda.cuGraphLaunch, made, ctypes.c_void_p(stream))
+
+
+def binder() -> Callable[[], int]:
+    """bind() gives a thread this thread's context of CUDA. A thread that never used the GPU has
+    none, and the driver would crash at the parameters of a graph.
+    """
+    context = ctypes.c_void_p()
+    checked(library().cuCtxGetCurrent, ctypes.byref(context))
+    return partial(library().cuCtxSetCurrent, context)
+
+
+def checked(function: Callable[..., int], *arguments: object) -> None:
+    """Call a function of the driver.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    if error := function(*arguments):
+        refuse(error)
