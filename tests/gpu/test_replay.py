@@ -9,7 +9,7 @@ import torch
 from triton import knobs
 
 from flash_versions import VERSIONS, attention, load_version
-from flash_versions.dispatch.replay import keys
+from flash_versions.dispatch.replay import graphs, keys
 from flash_versions.mine import start
 from tests.helpers.kernels.budget import assert_within_budget
 
@@ -275,7 +275,13 @@ def test_a_thread_that_never_used_the_gpu(case):
 def test_a_graph_is_made_while_another_thread_captures():
     """Which ends no capture."""
     leaves, bounds = packed(), cuts(0, 20, 700)
-    expected = attention(*leaves, cu_seqlens_q=bounds, causal=True)
+
+    def call():
+        return attention(*leaves, cu_seqlens_q=bounds, causal=True, version="fa3")
+
+    expected = [call() for _ in range(4)][0]  # the others' memory is free again
+    for kept in graphs.unused.values():
+        kept.clear()
     x, captured = torch.zeros(8, device="cuda"), torch.cuda.CUDAGraph()
     begun, made = Event(), Event()
 
@@ -290,11 +296,10 @@ def test_a_graph_is_made_while_another_thread_captures():
         capturing = pool.submit(capture)
         assert begun.wait(60)
         try:
-            found = [attention(*leaves, cu_seqlens_q=bounds, causal=True) for _ in range(3)]
+            found = call()
         finally:
             made.set()
         capturing.result()
     captured.replay()
-    assert all(torch.equal(o, expected) for o in found) and x.eq(1).all()
-    ((_, call),) = [one for found in keys.known.values() for one in found]
-    assert "graphs.pop" in call.forward.replay.__doc__
+    assert torch.equal(found, expected) and x.eq(1).all()
+    assert any(graphs.unused.values())
