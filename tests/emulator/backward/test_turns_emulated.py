@@ -392,6 +392,12 @@ def test_parts_that_follow_one_another_lock_with_a_bound_on_the_left(monkeypatch
     (256, 16384, 8, 4, False, 1),
     (192, 8192, 10, 1, False, 2),
     (192, 8192, 10, 1, True, 1),
+    (128, 512, 16, 1, False, 33),  # short heads
+    (128, 1024, 16, 1, False, 16),
+    (128, 1024, 16, 1, True, 4),
+    (128, 2048, 16, 1, False, 8),
+    (256, 1024, 8, 1, False, 8),
+    (64, 1024, 32, 4, False, 16),
 ])  # fmt: skip
 def test_how_many_heads_alternate(head_dim, tokens, heads, group, causal, section):
     """Of 16384 tokens, on a GPU of 132 SMs; the parts of a head count as heads."""
@@ -409,6 +415,7 @@ RUNS = {
     "halves": (130, 500, {"D": 160}),
     "pair": (130, 500, {"D": 192}),
     "heads": (70, 300, {"heads": 4, "kv_heads": 2}),
+    "many heads": (70, 150, {"heads": 6}),
     "few programs": (180, 600, {"heads": 1}),
 }
 TURN = "turn = self.tiles_behind(key, block)"

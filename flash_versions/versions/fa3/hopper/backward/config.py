@@ -27,7 +27,8 @@ UNCACHED = 1.2  # times as long a step takes if they are more
 # intervals the heaviest tiles of all heads come first.
 FEW_WAVES = 4
 FEW_CAUSAL_WAVES = 2  # programs for each SM, up to which they do so under a causal mask
-# Heads of a section in turns: more are slower at head_dim 64, or under a causal mask at 128.
+# Heads of a section in turns: more are slower at head_dim 64, or under a causal mask at 128, unless
+# heads are short.
 MOST_ALTERNATING = 4
 
 
@@ -278,17 +279,18 @@ def heads_of_section(request: Request, config: BackwardConfig) -> int:
     Without a causal mask, where tiles weigh the same, one. Under a causal mask or causal intervals,
     with groups and few tiles: all heads, so that the heaviest tiles start first.
 
-    In turns, not all tiles of a head may start at once: at most MOST_ALTERNATING heads, and no more
-    than fit in the cache. Under a causal mask in half of it, and the parts of one head need not
-    alternate: of few long heads, those of one part fill the cache. With a bound on the left they
-    have to: a head's first tiles, too, may see few queries then, and are the first part's alone,
-    which waits for tiles of the others (`turns`).
+    In turns, not all tiles of a head may start at once: at most MOST_ALTERNATING heads, or more
+    `short_heads`, and no more than fit in the cache. Under a causal mask in half of it, and the
+    parts of one head need not alternate: of few long heads, those of one part fill the cache. With
+    a bound on the left they have to: a head's first tiles, too, may see few queries then, and are
+    the first part's alone, which waits for tiles of the others (`turns`).
     """
     heads = request.k.shape[0] * request.k.shape[2]
     if config.section is not None:
         return config.section * config.parts
     if request.is_deterministic:
-        fitting, most = heads_in_cache(request), min(MOST_ALTERNATING, heads)
+        fitting = heads_in_cache(request)
+        most = min(max(MOST_ALTERNATING, short_heads(request, config)), heads)
         if request.window_right is None:
             return min(fitting, most) * config.parts
         if request.window_left is None:
@@ -304,6 +306,21 @@ def heads_of_section(request: Request, config: BackwardConfig) -> int:
     if request.group > 1 and few:
         return heads * config.parts
     return min(heads_in_cache(request), heads) * config.parts
+
+
+def short_heads(request: Request, config: BackwardConfig) -> int:
+    """Key heads that have all of their tiles under way at once; 0 if tiles differ in weight.
+
+    Then the first tiles of these heads are done at the same time, and if as many heads alternate,
+    the tiles that begin next are first ones, too. If fewer do, they are several of one head, which
+    wait for one another.
+    """
+    if request.is_ragged or request.has_intervals:
+        return 0
+    if request.window_left is not None or request.window_right is not None:
+        return 0
+    tiles = cdiv(request.k.shape[1], config.block_kv) * config.parts
+    return devices[request.q.device].num_sms // tiles
 
 
 def heads_in_cache(request: Request) -> int:
