@@ -695,7 +695,7 @@ def test_the_deterministic_backward_keeps_most_of_the_speed():
 
 def test_every_head_dim_is_as_fast_as_the_documents_say():
     """On average over lengths at 1 of the better peer or more, and no length below 0.95; the
-    backward on average at 0.97 or more, always faster than padded.
+    backward on average at 0.96 or more, no length below 0.925, and always faster than padded.
     """
     defaults = [
         row | {"dims": tuple(row["dims"])}
@@ -716,13 +716,28 @@ def test_every_head_dim_is_as_fast_as_the_documents_say():
             assert own >= 0.99 * int(line["cudnn, 8k"])
     table = report.TABLES["head dims backward"](RESULTS)
     for dims, least, gain in (
-        ("80", 1.03, 1.2), ("96", 1.02, 1.11), ("192", 0.97, 1.5), ("192, 128 of v", 1.0, 1.7)
+        ("80", 1.02, 1.2), ("96", 1.01, 1.11), ("192", 0.96, 1.5), ("192, 128 of v", 1.0, 1.7)
     ):  # fmt: skip
         for kind in ("full", "causal"):
             line = cells(table, f"{dims}, {kind}")
             assert float(line["ratio"]) >= least
-            if line["padded, 8k"] != "-":  # at 192 without a mask it was not measured
-                assert int(line["fa3, 8k"]) >= gain * int(line["padded, 8k"])
+            assert int(line["fa3, 8k"]) >= gain * int(line["padded, 8k"])
+    rates: dict = {}
+    for row in of_suite("head dims, backward"):
+        if (row["version"] != "fa3" or row["default"]) and "tflops" in row:
+            shape = rates.setdefault((*row["dims"], row["causal"], row["length"]), {})
+            shape[row["version"]] = row["tflops"]
+    assert len(rates) == 9 * 2 * 6
+    ratios = {
+        shape: found["fa3"] / max(found["cudnn"], found.get("flash-attn-4", 0))
+        for shape, found in rates.items()
+    }
+    few = {x for x, ratio in ratios.items() if ratio < 0.94}
+    assert few == {(192, 192, False, 16384), (128, 128, True, 512)}
+    assert all(0.925 <= ratios[x] < 0.935 for x in few)
+    for dims, mean in (((64, 96, 128, 192, 256), "1.04"), ((192,), "0.98")):
+        found = [ratio for (d, dv, *_), ratio in ratios.items() if d == dv and d in dims]
+        assert f"{geometric_mean(found):.2f}" == mean
 
 
 @pytest.mark.parametrize(("suite", "shapes", "most", "usual"), [
@@ -806,20 +821,20 @@ def test_a_training_step_is_as_fast_as_with_torchs_attention():
 
 
 def test_the_host_is_as_fast_as_the_documents_say():
-    """With the default version, a forward takes at most 0.60 of torch's time, a layer 1.005, and
-    1.04 of what it takes if torch may use cuDNN only. A packed forward takes a launch more.
+    """With the default version, a forward takes at most 0.60 of torch's time, a layer 0.94, and 1.0
+    of what it takes if torch may use cuDNN only. A packed forward takes a kernel more.
     """
     rows = [r for r in of_suite("host") if "us" in r]
     us = {(r["what"], r["packed"], *r["shape"], r["contestant"]): r["us"] for r in rows}
     both, small = "forward and backward", (2, 64, 8, 64)
-    for peer, shares in (("torch", (0.60, 1.005)), ("torch, cuDNN", (0.70, 1.04))):
+    for peer, shares in (("torch", (0.60, 0.94)), ("torch, cuDNN", (0.66, 1.0))):
         forward, layer = shares
         assert us["forward", False, *small, "auto"] <= forward * us["forward", False, *small, peer]
         for shape in {tuple(r["shape"]) for r in rows}:
             assert us[both, False, *shape, "auto"] <= layer * us[both, False, *shape, peer]
     for version in ("fa2", "fa3", "fa4", "auto"):
         dense, packed = (us["forward", kind, *small, version] for kind in (False, True))
-        assert 1.325 <= packed / dense <= 1.355
-        assert 0.795 <= packed / us["forward", False, *small, "torch"] <= 0.865
+        assert 1.105 <= packed / dense <= 1.135
+        assert 0.655 <= packed / us["forward", False, *small, "torch"] <= 0.705
         dense, packed = (us[both, kind, *small, version] for kind in (False, True))
-        assert packed <= 1.08 * dense
+        assert packed <= 1.07 * dense
