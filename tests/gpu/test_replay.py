@@ -262,14 +262,18 @@ def test_kernels_are_launched_by_the_driver_alone(case, version):
 
 @pytest.mark.parametrize("case", ["causal", "packed"])
 def test_a_thread_that_never_used_the_gpu(case):
-    """It has no context of CUDA, which the driver needs."""
+    """It has no context of CUDA, which the driver needs, also to make a graph."""
     make, given = CALLS[case]
     leaves, options = make(), given()
     for _ in range(4):
         expected = attention(*leaves, **options)
-    with ThreadPoolExecutor(1) as pool:
-        found = pool.submit(attention, *leaves, **options).result()
-    assert torch.equal(found, expected)
+    for again in range(2):
+        if again:
+            for kept in graphs.unused.values():
+                kept.clear()
+        with ThreadPoolExecutor(1) as pool:
+            found = pool.submit(attention, *leaves, **options).result()
+        assert torch.equal(found, expected)
 
 
 def test_a_graph_is_made_while_another_thread_captures():

@@ -95,7 +95,7 @@ def instance(nodes: tuple, stream: int) -> Graph:
 
 def binder() -> Callable[[], int]:
     """bind() gives a thread this thread's context of CUDA. A thread that never used the GPU has
-    none, and the driver would crash at the parameters of a graph.
+    none, and the driver crashes there when a graph is made, or gets parameters.
     """
     context = ctypes.c_void_p()
     checked(library().cuCtxGetCurrent, ctypes.byref(context))

@@ -18,9 +18,10 @@ Its source is written and compiled, because a line of names is faster than a loo
         try: room = unused.pop()
         except IndexError: room = more()
         pack(room[0], 0, maps7[a1], maps8[a2], maps9[a3], maps10[a5], a6, a5, 0, a4)
+        if error := bind(): refuse(error)
         try: graph = graphs.pop()
         except IndexError: graph = new_graph(room, 0)
-        if error := bind() or graph[0](room[1]) or graph[1](room[2]) or graph[2](): refuse(error)
+        if error := graph[0](room[1]) or graph[1](room[2]) or graph[2](): refuse(error)
         blocks.append(block)
         graphs.append(graph)
         unused.append(room)
@@ -255,8 +256,9 @@ class Script:
             return None
         self.values |= {"new_graph": graphs.new_graph, "refuse": refuse}
         sets = [f"graph[{i}](room[{i + 1}])" for i in range(len(self.launches))]
-        calls = " or ".join(["bind()", *sets, f"graph[{len(sets)}]()"])
+        calls = " or ".join([*sets, f"graph[{len(sets)}]()"])
         self.starting = [
+            "if error := bind(): refuse(error)",
             "try: graph = graphs.pop()",
             f"except IndexError: graph = new_graph(room, {self.stream})",
             f"if error := {calls}: refuse(error)",

@@ -107,6 +107,7 @@ class Driver:
         return 0
 
     def cuGraphAddKernelNode_v2(self, place, graph, before, number, node):  # noqa: N802
+        assert self.thread.context, "the driver would crash"
         kernels = self.graphs[graph.value - 1]
         assert list(before)[: number.value] == [len(kernels)][: len(kernels)], "behind the last"
         kernels.append(None)
@@ -127,7 +128,7 @@ class Driver:
         return 0
 
     def cuGraphExecKernelNodeSetParams_v2(self, made, place, node):  # noqa: N802
-        assert self.thread.context, "the driver would crash"
+        assert self.thread.context, "here, too"
         if self.refused == "parameters":
             return 2
         return self.set(self.graphs[made.value - 1], place.value, node)
