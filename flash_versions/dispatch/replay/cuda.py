@@ -91,7 +91,8 @@ class Launches:
         pack: pack(memory, 0, *values) writes it.
         parts: of each launch the function, the configuration and the places of its parameters.
         unused: tuples (memory, start, start, ...) that no thread uses. Each start() makes one
-            launch with what is in the memory; it returns 0, or the number of an error.
+            launch with what is in the memory; it returns 0, or the number of an error. For a graph,
+            those of `graphs.more`.
     """
 
     def __init__(

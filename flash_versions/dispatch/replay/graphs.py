@@ -1,9 +1,10 @@
 """Several launches as one: CUDA graphs, whose kernels get other parameters in each call.
 
-The driver launches a graph sooner than two kernels, even if each first gets the parameters of this
-call (docs/understand/log.md). On the GPU, the way into and out of a graph takes longer than that
-between two kernels, and the way from kernel to kernel within it is shorter. So one kernel is no
-graph. Neither are kernels of which one begins while the one before it runs: it would have to wait.
+The driver launches a graph in less time than two kernels, even if each first gets the parameters of
+this call (docs/understand/log.md). On the GPU, the way into and out of a graph takes longer than
+that between two kernels, and the way from kernel to kernel within it is shorter. So a single kernel
+is launched as such. So are kernels of which one begins while the one before it runs, because it
+would have to wait in a graph, and those whose launches have other attributes, as clusters do.
 
 A graph takes a tenth of a MiB of the GPU's memory and is never given back. So tapes of the same
 kernels in one stream share graphs: there are as many as calls that run at once.
@@ -32,7 +33,7 @@ class Node(ctypes.Structure):
 
 
 def are_possible(launches: Launches) -> bool:
-    """Whether launches can be a graph, and gain by it."""
+    """Whether launches can be a graph and gain by it: several without attributes."""
     return len(launches.parts) > 1 and not any(config.number for _, config, _ in launches.parts)
 
 
@@ -67,7 +68,7 @@ def new_graph(room: tuple, stream: int) -> Graph:
     Raises:
         RuntimeError: the driver refuses it.
     """
-    # To make one would end the capture of another thread's graph.
+    # In the usual mode, making a graph would end another thread's capture of one.
     mode = ctypes.c_int(RELAXED)
     checked(library().cuThreadExchangeStreamCaptureMode, ctypes.byref(mode))
     try:

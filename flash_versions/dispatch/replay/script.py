@@ -247,11 +247,11 @@ class Script:
         return repr(x) if x is None or type(x) in (int, bool) else self.name(x)
 
     def graph(self, launches: Launches) -> Callable[[], tuple] | None:
-        """Start all launches as one graph, if that is possible; what makes a room for it then."""
+        """Launch all as one graph, if that is possible: what makes a room for it, else None."""
         if len(self.starting) > len(self.launches) or not graphs.are_possible(launches):
             return None
         try:
-            self.values |= {"graphs": graphs.kept(launches, self.stream), "bind": graphs.binder()}
+            self.values |= {"bind": graphs.binder(), "graphs": graphs.kept(launches, self.stream)}
         except RuntimeError:
             return None
         self.values |= {"new_graph": graphs.new_graph, "refuse": refuse}

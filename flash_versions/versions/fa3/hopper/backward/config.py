@@ -27,8 +27,8 @@ UNCACHED = 1.2  # times as long a step takes if they are more
 # intervals the heaviest tiles of all heads come first.
 FEW_WAVES = 4
 FEW_CAUSAL_WAVES = 2  # programs for each SM, up to which they do so under a causal mask
-# Heads of a section in turns: more are slower at head_dim 64, or under a causal mask at 128, unless
-# heads are short.
+# Heads of a section in turns; without a mask, short heads may be more. More were slower at head_dim
+# 64, or under a causal mask at 128 (docs/understand/log.md).
 MOST_ALTERNATING = 4
 
 
@@ -279,11 +279,11 @@ def heads_of_section(request: Request, config: BackwardConfig) -> int:
     Without a causal mask, where tiles weigh the same, one. Under a causal mask or causal intervals,
     with groups and few tiles: all heads, so that the heaviest tiles start first.
 
-    In turns, not all tiles of a head may start at once: at most MOST_ALTERNATING heads, or more
-    `short_heads`, and no more than fit in the cache. Under a causal mask in half of it, and the
-    parts of one head need not alternate: of few long heads, those of one part fill the cache. With
-    a bound on the left they have to: a head's first tiles, too, may see few queries then, and are
-    the first part's alone, which waits for tiles of the others (`turns`).
+    In turns, not all tiles of a head may start at once: at most MOST_ALTERNATING heads, or
+    `short_heads` if those are more, and no more than fit in the cache. Under a causal mask in half
+    of it, and the parts of one head need not alternate: of few long heads, those of one part fill
+    the cache. With a bound on the left they have to: a head's first tiles, too, may see few queries
+    then, and are the first part's alone, which waits for tiles of the others (`turns`).
     """
     heads = request.k.shape[0] * request.k.shape[2]
     if config.section is not None:
@@ -309,11 +309,12 @@ def heads_of_section(request: Request, config: BackwardConfig) -> int:
 
 
 def short_heads(request: Request, config: BackwardConfig) -> int:
-    """Key heads that have all of their tiles under way at once; 0 if tiles differ in weight.
+    """How many key heads the SMs hold with all of their tiles; 0 with a mask, intervals or ragged
+    lengths.
 
-    Then the first tiles of these heads are done at the same time, and if as many heads alternate,
-    the tiles that begin next are first ones, too. If fewer do, they are several of one head, which
-    wait for one another.
+    The first tiles of so many heads are done at the same time, and if as many alternate, the tiles
+    that begin next are first ones, too. If fewer do, they are several of one head, which wait for
+    one another.
     """
     if request.is_ragged or request.has_intervals:
         return 0
