@@ -17,7 +17,7 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 import triton  # noqa: E402
 from flash_versions.dispatch import launch  # noqa: E402
-from flash_versions.dispatch.replay import keys, script  # noqa: E402
+from flash_versions.dispatch.replay import graphs, keys, script  # noqa: E402
 
 pytest_plugins = [
     "tests.helpers.shared_gpu",
@@ -90,11 +90,12 @@ def poisoned_memory(monkeypatch):
 @pytest.fixture(autouse=True)
 def nothing_decided(monkeypatch):
     """What was decided, and calls that were kept, under the patches of other tests; and the memory
-    that these calls share.
+    and the graphs that these calls share.
     """
     monkeypatch.setattr(launch, "decided", {})
     monkeypatch.setattr(keys, "known", {})
     monkeypatch.setattr(script, "scratch", {})
+    monkeypatch.setattr(graphs, "pools", {})
 
 
 @pytest.fixture(autouse=True)

@@ -261,29 +261,36 @@ def test_kernels_are_launched_by_the_driver_alone(case, version):
 
 
 @pytest.mark.parametrize("case", ["causal", "packed"])
-def test_a_thread_that_never_used_the_gpu(case):
+@pytest.mark.parametrize("graph", ["a new graph", "a graph that is there"])
+def test_a_thread_that_never_used_the_gpu(case, graph, monkeypatch):
     """It has no context of CUDA, which the driver needs, also to make a graph."""
     make, given = CALLS[case]
-    leaves, options = make(), given()
+    options = {**given(), "version": "fa3"}
     for _ in range(4):
+        attention(*make(), **options)
+    leaves = make()
+    with monkeypatch.context() as patch:
+        patch.setattr(keys, "place_of", lambda x: None)
         expected = attention(*leaves, **options)
-    for again in range(2):
-        if again:
-            for kept in graphs.unused.values():
-                kept.clear()
-        with ThreadPoolExecutor(1) as pool:
-            found = pool.submit(attention, *leaves, **options).result()
-        assert torch.equal(found, expected)
+    if graph == "a new graph":
+        for kept in graphs.pools.values():
+            kept.clear()
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(attention, *leaves, **options).result()
+    assert torch.equal(found, expected)
+    assert any(graphs.pools.values()) == (case == "packed")
 
 
-def test_a_graph_is_made_while_another_thread_captures():
-    """Which ends no capture, and the graph is as good as another."""
+def test_a_graph_is_made_and_launched_while_another_thread_captures():
+    """Which ends no capture."""
     leaves, bounds = packed(), cuts(0, 20, 700)
     options = {"cu_seqlens_q": bounds, "causal": True, "version": "fa3"}
-    expected = [attention(*leaves, **options) for _ in range(4)][0]
+    *_, last = [attention(*leaves, **options) for _ in range(4)]
     ((_, call),) = [one for found in keys.known.values() for one in found]
-    rooms = call.forward.replay.__globals__["unused"]
-    x, captured = torch.zeros(8, device="cuda"), torch.cuda.CUDAGraph()
+    (room,) = call.forward.replay.__globals__["unused"]  # its parameters are those of the last call
+    expected = last.clone()
+    last.fill_(torch.nan)
+    side, x, captured = torch.cuda.Stream(), torch.zeros(8, device="cuda"), torch.cuda.CUDAGraph()
     begun, made = Event(), Event()
 
     def capture():
@@ -297,12 +304,11 @@ def test_a_graph_is_made_while_another_thread_captures():
         capturing = pool.submit(capture)
         assert begun.wait(60)
         try:
-            graph = graphs.new_graph(rooms[-1], torch.cuda.current_stream().cuda_stream)
+            *sets, launch = graphs.new_graph(room, side.cuda_stream)
+            errors = [*(f(node) for f, node in zip(sets, room[1:])), launch()]
         finally:
             made.set()
         capturing.result()
     captured.replay()
-    assert x.eq(1).all()
-    for kept in graphs.unused.values():
-        kept[:] = [graph] * len(kept)
-    assert torch.equal(attention(*leaves, **options), expected)
+    torch.cuda.synchronize()
+    assert errors == [0, 0, 0] and torch.equal(last, expected) and x.eq(1).all()

@@ -7,19 +7,19 @@ is launched as such. So are kernels of which one begins while the one before it 
 would have to wait in a graph, and those whose launches have other attributes, as clusters do.
 
 A graph takes a tenth of a MiB of the GPU's memory and is never given back. So tapes of the same
-kernels in one stream share graphs: there are as many as calls that run at once.
+kernels in one stream share graphs: there are as many as calls ever ran at once.
 """
 
 import ctypes
 from collections.abc import Callable
 from functools import partial
 
-from flash_versions.dispatch.replay.cuda import Launches, library, refuse
+from flash_versions.dispatch.replay.cuda import Launches, library
 
 RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 # set(node) for each kernel in order, and launch(); they return 0 or the number of an error.
 Graph = tuple[Callable[..., int], ...]
-unused: dict[tuple, list[Graph]] = {}  # by stream and kernels: graphs that no call uses now
+pools: dict[tuple, list[Graph]] = {}  # by stream and kernels: graphs that no call uses now
 
 
 class Node(ctypes.Structure):
@@ -32,21 +32,18 @@ class Node(ctypes.Structure):
     )  # fmt: skip
 
 
-def are_possible(launches: Launches) -> bool:
-    """Whether launches can be a graph and gain by it: several without attributes."""
-    return len(launches.parts) > 1 and not any(config.number for _, config, _ in launches.parts)
-
-
-def kept(launches: Launches, stream: int) -> list[Graph]:
-    """The unused graphs of these kernels, of which there is at least one at first.
-
-    Raises:
-        RuntimeError: the driver refuses it.
+def pool(launches: Launches, stream: int) -> list[Graph] | None:
+    """The graphs of these kernels that no call uses, at first at least one. None if there is only
+    one launch, or one with attributes, or the driver refuses a graph.
     """
+    if len(launches.parts) == 1 or any(config.number for _, config, _ in launches.parts):
+        return None
     key = stream, *[handle for handle, *_ in launches.parts]
-    found = unused.setdefault(key, [])
+    found = pools.setdefault(key, [])
     if not found:
-        found.append(new_graph(more(launches), stream))
+        if (graph := new_graph(more(launches), stream)) is None:
+            return None
+        found.append(graph)
     return found
 
 
@@ -62,52 +59,40 @@ def more(launches: Launches) -> tuple:
     return view, *nodes
 
 
-def new_graph(room: tuple, stream: int) -> Graph:
-    """A graph of the kernels of a room, one after the other.
-
-    Raises:
-        RuntimeError: the driver refuses it.
-    """
+def new_graph(room: tuple, stream: int) -> Graph | None:
+    """A graph of the kernels of a room, one after the other; None if the driver refuses it."""
     # In the usual mode, making a graph would end another thread's capture of one.
     mode = ctypes.c_int(RELAXED)
-    checked(library().cuThreadExchangeStreamCaptureMode, ctypes.byref(mode))
+    library().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
     try:
         return instance(room[1:], stream)
     finally:
         library().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
 
-def instance(nodes: tuple, stream: int) -> Graph:
+def instance(nodes: tuple, stream: int) -> Graph | None:
     """Likewise, where it disturbs no capture."""
-    cuda = library()
-    graph, made, number = ctypes.c_void_p(), ctypes.c_void_p(), 0
-    checked(cuda.cuGraphCreate, ctypes.byref(graph), 0)
+    cuda, graph, made = library(), ctypes.c_void_p(), ctypes.c_void_p()
+    error = cuda.cuGraphCreate(ctypes.byref(graph), 0)
     places: list[ctypes.c_void_p] = []
     for node in nodes:
         place, before = ctypes.c_void_p(), (ctypes.c_void_p * 1)(*places[-1:])
-        about = graph, before, ctypes.c_size_t(number), node
-        checked(cuda.cuGraphAddKernelNode_v2, ctypes.byref(place), *about)
+        about = graph, before, ctypes.c_size_t(min(len(places), 1)), node
+        error = error or cuda.cuGraphAddKernelNode_v2(ctypes.byref(place), *about)
         places.append(place)
-        number = 1
-    checked(cuda.cuGraphInstantiateWithFlags, ctypes.byref(made), graph, ctypes.c_ulonglong(0))
+    flags = ctypes.c_ulonglong(0)
+    if error or cuda.cuGraphInstantiateWithFlags(ctypes.byref(made), graph, flags):
+        cuda.cuGraphDestroy(graph)
+        return None
     sets = [partial(cuda.cuGraphExecKernelNodeSetParams_v2, made, place) for place in places]
     return *sets, partial(cuda.cuGraphLaunch, made, ctypes.c_void_p(stream))
 
 
 def binder() -> Callable[[], int]:
-    """bind() gives a thread this thread's context of CUDA. A thread that never used the GPU has
-    none, and the driver crashes there when a graph is made, or gets parameters.
+    """bind() gives a thread this thread's context of CUDA; it returns 0 or the number of an error.
+    A thread that never used the GPU has none, and the driver crashes there when a graph is made, or
+    gets parameters.
     """
     context = ctypes.c_void_p()
-    checked(library().cuCtxGetCurrent, ctypes.byref(context))
+    library().cuCtxGetCurrent(ctypes.byref(context))
     return partial(library().cuCtxSetCurrent, context)
-
-
-def checked(function: Callable[..., int], *arguments: object) -> None:
-    """Call a function of the driver.
-
-    Raises:
-        RuntimeError: it failed.
-    """
-    if error := function(*arguments):
-        refuse(error)

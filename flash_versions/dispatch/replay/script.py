@@ -18,10 +18,11 @@ Its source is written and compiled, because a line of names is faster than a loo
         try: room = unused.pop()
         except IndexError: room = more()
         pack(room[0], 0, maps7[a1], maps8[a2], maps9[a3], maps10[a5], a6, a5, 0, a4)
-        if error := bind(): refuse(error)
+        if bind(): return None
         try: graph = graphs.pop()
         except IndexError: graph = new_graph(room, 0)
-        if error := graph[0](room[1]) or graph[1](room[2]) or graph[2](): refuse(error)
+        if graph is None or graph[0](room[1]) or graph[1](room[2]): return None
+        if error := graph[2](): refuse(error)
         blocks.append(block)
         graphs.append(graph)
         unused.append(room)
@@ -53,7 +54,8 @@ LEAST_SCRATCH, MOST_SCRATCH = 2**16, 2**23
 # these, so they can use the same block. torch's allocator relies on that order, too.
 scratch: dict[tuple[torch.device, int, int], list[tuple[int, torch.Tensor]]] = {}
 Returned = tuple[Any, ...]  # tensors, or None
-# None: the tensors of the recording were aligned to 16 bytes, and these are not.
+# None: the tensors of the recording were aligned to 16 bytes, and these are not; or the driver
+# refuses a graph. Then nothing was launched.
 Replay = Callable[[Sequence[torch.Tensor | None]], Returned | None]
 
 
@@ -247,21 +249,23 @@ class Script:
         return repr(x) if x is None or type(x) in (int, bool) else self.name(x)
 
     def graph(self, launches: Launches) -> Callable[[], tuple] | None:
-        """Launch all as one graph, if that is possible: what makes a room for it, else None."""
-        if len(self.starting) > len(self.launches) or not graphs.are_possible(launches):
+        """Launch all as one graph, if that is possible: what makes a room for it, else None. A call
+        whose graph the driver refuses goes another way; nothing was launched yet.
+        """
+        if len(self.starting) > len(self.launches):  # some are Triton's
             return None
-        try:
-            self.values |= {"bind": graphs.binder(), "graphs": graphs.kept(launches, self.stream)}
-        except RuntimeError:
+        bind, pool = graphs.binder(), graphs.pool(launches, self.stream)
+        if pool is None:
             return None
-        self.values |= {"new_graph": graphs.new_graph, "refuse": refuse}
+        self.values |= {"bind": bind, "graphs": pool, "new_graph": graphs.new_graph}
+        self.values["refuse"] = refuse
         sets = [f"graph[{i}](room[{i + 1}])" for i in range(len(self.launches))]
-        calls = " or ".join([*sets, f"graph[{len(sets)}]()"])
         self.starting = [
-            "if error := bind(): refuse(error)",
+            "if bind(): return None",
             "try: graph = graphs.pop()",
             f"except IndexError: graph = new_graph(room, {self.stream})",
-            f"if error := {calls}: refuse(error)",
+            f"if graph is None or {' or '.join(sets)}: return None",
+            f"if error := graph[{len(sets)}](): refuse(error)",
         ]
         self.closing.append("graphs.append(graph)")
         return partial(graphs.more, launches)

@@ -100,14 +100,14 @@ class Driver:
 
     def cuGraphCreate(self, graph, flags):  # noqa: N802
         assert self.thread.mode == graphs.RELAXED
-        if self.refused == "graph":
-            return 2
         self.graphs.append([])
         graph._obj.value = len(self.graphs)
         return 0
 
     def cuGraphAddKernelNode_v2(self, place, graph, before, number, node):  # noqa: N802
         assert self.thread.context, "the driver would crash"
+        if self.refused == "kernel":
+            return 2
         kernels = self.graphs[graph.value - 1]
         assert list(before)[: number.value] == [len(kernels)][: len(kernels)], "behind the last"
         kernels.append(None)
@@ -117,6 +117,11 @@ class Driver:
     def cuGraphInstantiateWithFlags(self, made, graph, flags):  # noqa: N802
         assert self.thread.mode == graphs.RELAXED and flags.value == 0
         made._obj.value = graph.value
+        return 2 if self.refused == "graph" else 0
+
+    def cuGraphDestroy(self, graph):  # noqa: N802
+        assert self.thread.mode == graphs.RELAXED
+        self.graphs[graph.value - 1] = None
         return 0
 
     def set(self, kernels, place, node):
@@ -167,7 +172,6 @@ def told(monkeypatch):
         found.thread.context = 98
         for place in (cuda, driver, graphs):
             monkeypatch.setattr(place, "library", lambda: found)
-        monkeypatch.setattr(graphs, "unused", {})
         return found
 
     return put
@@ -263,7 +267,7 @@ def test_tapes_of_the_same_kernels_share_a_graph(told):
         for tape in tapes:
             tape((empty(3, 4),), STREAM)
     assert len(seen.graphs) == 1 and grids(seen) == [1, 2, 3] * 6
-    assert [len(x) for x in graphs.unused.values()] == [1]
+    assert [len(x) for x in graphs.pools.values()] == [1]
 
 
 def test_a_graph_belongs_to_one_call_at_a_time(told):
@@ -277,16 +281,34 @@ def test_a_graph_belongs_to_one_call_at_a_time(told):
             results = list(pool.map(lambda x: tape((x,), STREAM)[0], inputs))
             found = {unpack("Q", y[i])[0] for _, y in seen.told for i in (0, 2)}
             assert {x.data_ptr() for x in (*inputs, *results)} <= found
-    assert len(seen.graphs) == 4 == len(*graphs.unused.values())
+    assert len(seen.graphs) == 4 == len(*graphs.pools.values())
     assert {*seen.contexts} == {98}
 
 
-def test_what_the_driver_refuses_to_make_a_graph_of_is_launched_one_by_one(told):
+@pytest.mark.parametrize("what", ["kernel", "graph"])
+def test_what_the_driver_makes_no_graph_of_is_launched_one_by_one(what, told):
     seen = told("QiQQQ")
-    seen.refused = "graph"
+    seen.refused = what
     several()((empty(3, 4),), STREAM)
-    assert grids(seen) == [1, 2, 3] and not seen.graphs
+    assert grids(seen) == [1, 2, 3] and seen.graphs == [None]
     assert seen.thread.mode == 0
+
+
+@pytest.mark.parametrize("what", ["kernel", "graph", "parameters"])
+def test_a_call_whose_graph_is_refused_goes_the_ordinary_way(what, told, monkeypatch):
+    seen = told("QiQQQ")
+    tape = several()
+    (pool,) = graphs.pools.values()
+    if what != "parameters":  # else the graph of the recording is used
+        pool.clear()
+    seen.refused = what
+    result, x = (empty(4),), empty(3, 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(tape, "function", lambda x: result)
+        assert tape((x,), STREAM) is result and not seen.told
+    seen.refused = None
+    tape((x,), STREAM)
+    assert grids(seen) == [1, 2, 3] and seen.thread.mode == 0
 
 
 def test_a_graph_that_fails_says_so(told):
@@ -295,12 +317,8 @@ def test_a_graph_that_fails_says_so(told):
     seen.errors = [1]
     with pytest.raises(RuntimeError, match="refused a launch: a reason"):
         tape((empty(3, 4),), STREAM)
-    seen.refused = "parameters"
-    with pytest.raises(RuntimeError, match="refused a launch: a reason"):
-        tape((empty(3, 4),), STREAM)
-    seen.refused = None
     tape((empty(3, 4),), STREAM)
-    assert len(seen.graphs) == 3, "those that failed are not used again"
+    assert len(seen.graphs) == 2, "one that failed is not used again"
 
 
 def test_a_kernel_of_triton_s_launcher_is_no_part_of_a_graph(told):
