@@ -1,6 +1,7 @@
 """The deterministic backward on a Hopper GPU: checked, then timed; writes JSON.
 
-    python -m tests.benchmarks.attention.deterministic --out FILE [--seconds 300] [--only 3 7 ...]
+    python -m tests.benchmarks.attention.deterministic --out FILE [--seconds 500]
+        [--dims 128 ...] [--lengths 2048 ...]
 
 A shape is 16384 tokens in sequences of one length, at one head_dim, full or causal, with one query
 head for each key head, or, at 64, 128 and 256 dims, four. First, a process for each kind of shape
@@ -37,10 +38,10 @@ from tests.benchmarks.frame import keep, parser, passed
 DEVICE = "cuda"
 SUITE = "deterministic backward"
 TOKENS = 16384
-LENGTHS = (1024, 2048, 4096, 8192, 16384)
+LENGTHS = (2048, 8192, 512, 1024, 4096, 16384)  # the time may be up before the last
 KINDS = [*product((128, 64, 256), (False, True), (1, 4))]  # head_dim, causal, group
 KINDS += product((96, 160, 192), (False, True), (1,))
-SHAPES = list(product(range(len(KINDS)), LENGTHS))
+SECTIONS = (1, 4, 16)  # beside the usual
 LAUNCHES = 20  # whose bits are compared
 WARM_UP_PROCESSES = min(len(KINDS), os.cpu_count() or 1)
 
@@ -130,7 +131,7 @@ def contestants(kind: int, length: int) -> Iterator[tuple[str, Callable]]:
     yield "fa3", partial(planned, given, False)
     yield "fa3 deterministic", partial(planned, given, True)
     heads, parts = request.k.shape[0] * request.k.shape[2], default_config(request).parts
-    for section in (1, 2, 4):
+    for section in SECTIONS:
         if section <= heads and section * parts != usual_section(request):
             name = f"fa3 deterministic, section {section}"
             yield name, partial(planned, given, True, section)
@@ -139,18 +140,16 @@ def contestants(kind: int, length: int) -> Iterator[tuple[str, Callable]]:
     yield "flash-attn-4 deterministic", partial(flash_attn_4, given, True)
 
 
-def measure(number: int) -> list[dict]:
+def measure(kind: int, length: int) -> list[dict]:
     """Rows of a shape's contestants."""
-    kind, length = SHAPES[number]
     head_dim, causal, group = KINDS[kind]
     given = inputs(kind, length, TOKENS // length)
     flops = 2.5 * 4 * TOKENS * length * (2048 // head_dim * head_dim) / (2 if causal else 1)
     repeats = same_bits(given)
-    print(f"shape {number}: {'the same bits' if repeats else 'OTHER BITS'}", flush=True)
+    print(f"{KINDS[kind]}, {length}: {'the same bits' if repeats else 'OTHER BITS'}", flush=True)
     about = {
-        "suite": SUITE, "shape": number, "head_dim": head_dim, "causal": causal, "group": group,
-        "S": length, "same_bits": repeats, "flops": flops,
-        "section": usual_section(given.request),
+        "suite": SUITE, "head_dim": head_dim, "causal": causal, "group": group, "S": length,
+        "same_bits": repeats, "flops": flops, "section": usual_section(given.request),
     }  # fmt: skip
     return time_all([(about | {"version": n}, call) for n, call in contestants(kind, length)])
 
@@ -166,9 +165,11 @@ def warm_up(kind: int) -> str | None:
 
 def main() -> int:
     """Check and measure; the exit code is 1 if a check failed."""
-    command = parser(__doc__, seconds=300, device=False)
+    command = parser(__doc__, seconds=500, device=False)
     command.add_argument("--check", type=int, help="check this kind only, and do not measure")
-    command.add_argument("--only", type=int, nargs="+", default=range(len(SHAPES)), help="shapes")
+    dims = [*dict.fromkeys(head_dim for head_dim, *_ in KINDS)]
+    command.add_argument("--dims", type=int, nargs="+", choices=dims, default=dims)
+    command.add_argument("--lengths", type=int, nargs="+", choices=LENGTHS, default=LENGTHS)
     arguments = command.parse_args()
     if arguments.check is not None:
         kind = arguments.check
@@ -179,18 +180,18 @@ def main() -> int:
             except Exception as error:  # `measure` tells the reason
                 print(reason(error))
         return 0
-    kinds = sorted({SHAPES[number][0] for number in arguments.only})
+    kinds = [i for i, (head_dim, *_) in enumerate(KINDS) if head_dim in arguments.dims]
     with ThreadPoolExecutor(WARM_UP_PROCESSES) as pool:
         failed = [text for text in pool.map(warm_up, kinds) if text]
     print("\n".join(failed), flush=True)
     document = new_document(suite=SUITE, tokens=TOKENS)
     document["failed"] = failed
-    for number in arguments.only:
+    for length, kind in product(arguments.lengths, kinds):
         if passed() > arguments.seconds:
-            print(f"the time is up before shape {number}", flush=True)
+            print(f"the time is up before {KINDS[kind]}, {length}", flush=True)
             break
-        rows = measure(number)
-        failed += [] if rows[0]["same_bits"] else [f"shape {number} does not repeat"]
+        rows = measure(kind, length)
+        failed += [] if rows[0]["same_bits"] else [f"{KINDS[kind]}, {length} does not repeat"]
         keep(document, arguments.out, rows)
     return bool(failed)
 

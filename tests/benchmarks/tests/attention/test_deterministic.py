@@ -8,7 +8,7 @@ from tests.benchmarks.attention import deterministic as bench
 
 def test_contestants_have_sections_of_their_own(monkeypatch):
     """Each is another plan; the usual section has no second contestant."""
-    x = torch.empty(2, 1024, 16, 128, dtype=torch.bfloat16)
+    x = torch.empty(8, 1024, 16, 128, dtype=torch.bfloat16)
     request = make_request(x, x[:, :, :4], x[:, :, :4], causal=True, deterministic=True)
     given = bench.Inputs(request, x, x, x)
     launched = []
