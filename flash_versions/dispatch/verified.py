@@ -4,9 +4,11 @@
 chosen by version="auto" only where it is in this file.
 """
 
+import hashlib
 import json
 import os
 import warnings
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +22,31 @@ def path() -> Path:
     return root / "flash_versions" / "verified.json"
 
 
-def place() -> dict[str, Any]:
-    """What a verification is valid for: this GPU and this Triton."""
+@cache
+def sources() -> str:
+    """A hash of the source of all kernels, and of what launches them."""
+    root = Path(__file__).parents[1]
+    files = sorted(x for part in ("dispatch", "versions") for x in (root / part).rglob("*.py"))
+    texts = [f"{file.relative_to(root)}\n".encode() + file.read_bytes() for file in files]
+    return hashlib.sha256(b"\0".join(texts)).hexdigest()
+
+
+def conditions(device: torch.device | None = None) -> dict[str, Any]:
+    """What a verification is valid for: a GPU, by default the current one, this Triton and this
+    package.
+    """
     return {
-        "gpu": torch.cuda.get_device_name(),
-        "capability": list(torch.cuda.get_device_capability()),
+        "gpu": torch.cuda.get_device_name(device),
+        "capability": list(torch.cuda.get_device_capability(device)),
         "triton": triton.__version__,
+        "sources": sources(),
     }
 
 
 def read() -> list[dict[str, Any]]:
-    """What was verified, each a kernel and a place; none if the file is damaged, with a warning."""
+    """What was verified, each a kernel with its conditions; if the file is damaged, nothing, with a
+    warning.
+    """
     file = path()
     try:
         found = json.loads(file.read_text())
@@ -44,20 +60,23 @@ def read() -> list[dict[str, Any]]:
     return []
 
 
-def is_verified(kernel: str) -> bool:
-    """Whether a kernel has passed `flash_versions.verify` on this GPU with this Triton."""
-    if not torch.cuda.is_available():
+def is_verified(kernel: str, device: torch.device) -> bool:
+    """Whether this kernel has passed `flash_versions.verify` on such a GPU with this Triton."""
+    if device.type != "cuda" or not torch.cuda.is_available():
         return False
-    return {"kernel": kernel, **place()} in read()
+    # Most people have no such entry, and read no sources for it.
+    return any(
+        x.get("kernel") == kernel and x == {"kernel": kernel, **conditions(device)} for x in read()
+    )
 
 
-def note(kernel: str) -> None:
-    """Write that a kernel has passed here.
+def record(kernel: str) -> None:
+    """Write that a kernel has passed on the current GPU.
 
     Raises:
         OSError: the cache folder cannot be written.
     """
-    found, new, file = read(), {"kernel": kernel, **place()}, path()
+    found, new, file = read(), {"kernel": kernel, **conditions()}, path()
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f"{file.name}.{os.getpid()}.tmp")
     temporary.write_text(json.dumps([*(x for x in found if x != new), new], indent=1))

@@ -119,7 +119,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not small and not options.quick:
         for verdict in verdicts:
             if verdict.passed:
-                verified.note(verdict.version)
+                verified.record(verdict.version)
     return int(not all(verdict.passed for verdict in verdicts))
 
 

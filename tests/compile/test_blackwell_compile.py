@@ -148,7 +148,7 @@ def rows() -> dict:
             version.forward(request)
             served[name] = found.pop().module
         verified = pytest.MonkeyPatch()
-        verified.setattr("flash_versions.versions.fa4.is_verified", lambda kernel: True)
+        verified.setattr("flash_versions.versions.fa4.is_verified", lambda kernel, device: True)
         VERSION.forward(request)
         verified.undo()
         served["fa4, verified"] = found.pop().module

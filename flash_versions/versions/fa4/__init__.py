@@ -34,7 +34,9 @@ def choose_forward(request: Request) -> Forward:
     if fa3.forward.left_to_gathering(request):
         return fa3.decode_hopper.planned(request) or fa3.packing.forward
     if fa3.forward_hopper.left_to_portable(request):
-        if is_verified(BLACKWELL) and not host_blackwell.left_to_portable(request):
+        if is_verified(BLACKWELL, request.q.device) and not host_blackwell.left_to_portable(
+            request
+        ):
             return plan_blackwell(request)
         return fa3.packing.forward if fa3.forward.needs_lists(request) else forward.forward
     if prefers_order(request):
@@ -53,7 +55,7 @@ def choose_blackwell(request: Request) -> Forward:
     """The kernel for Blackwell, as it was asked for by its name; one line says that it is not
     verified.
     """
-    if request.q.is_cuda and not is_verified(BLACKWELL):
+    if request.q.is_cuda and not is_verified(BLACKWELL, request.q.device):
         warnings.warn(
             f"version {BLACKWELL!r} is not verified on this GPU: the kernel only ran in an "
             f"emulator, so run python -m flash_versions.verify before you rely on it.",

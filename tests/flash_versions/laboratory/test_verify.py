@@ -4,6 +4,7 @@ import io
 import json
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,11 +18,14 @@ from flash_versions.verify.supervise import Verdict, try_version
 from flash_versions.versions import fa4
 
 HELPER = "tests.helpers.kernels.trials"
+GPU = torch.device("cuda")
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    yield
+    verified.sources.cache_clear()
 
 
 @pytest.fixture
@@ -176,13 +180,35 @@ def test_the_kernel_for_blackwell_is_tried_on_blackwell_only(b200, monkeypatch):
 
 
 def test_what_passed_is_remembered_for_this_gpu(b200, monkeypatch):
-    assert not verified.is_verified(fa4.BLACKWELL)
-    verified.note(fa4.BLACKWELL)
-    verified.note("fa2")
-    assert verified.is_verified(fa4.BLACKWELL) and verified.is_verified("fa2")
-    assert not verified.is_verified("fa3")
+    assert not verified.is_verified(fa4.BLACKWELL, GPU)
+    verified.record(fa4.BLACKWELL)
+    verified.record("fa2")
+    assert verified.is_verified(fa4.BLACKWELL, GPU) and verified.is_verified("fa2", GPU)
+    assert not verified.is_verified("fa3", GPU)
+    assert not verified.is_verified(fa4.BLACKWELL, torch.device("cpu"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *x: "another GPU")
-    assert not verified.is_verified(fa4.BLACKWELL)
+    assert not verified.is_verified(fa4.BLACKWELL, GPU)
+
+
+def test_a_verification_is_of_one_gpu_of_several(b200, monkeypatch):
+    verified.record(fa4.BLACKWELL)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_name", lambda x: f"NVIDIA {'GB300' if x.index else 'B200'}"
+    )
+    found = [verified.is_verified(fa4.BLACKWELL, torch.device("cuda", i)) for i in range(2)]
+    assert found == [True, False]
+
+
+@pytest.mark.parametrize("file", ["dispatch/launch.py", "versions/fa4/blackwell/forward.py"])
+def test_a_verification_is_of_these_sources(file, b200, monkeypatch):
+    verified.record(fa4.BLACKWELL)
+    really, changed = Path.read_bytes, Path(verified.__file__).parents[1] / file
+    assert changed.is_file()
+    monkeypatch.setattr(Path, "read_bytes", lambda x: really(x) + b"#" * (x == changed))
+    verified.sources.cache_clear()
+    assert not verified.is_verified(fa4.BLACKWELL, GPU)
+    verified.record(fa4.BLACKWELL)
+    assert verified.is_verified(fa4.BLACKWELL, GPU)
 
 
 @pytest.mark.parametrize("text", ["{", '{"kernel": "fa4-blackwell"}', "[1]"])
@@ -190,10 +216,10 @@ def test_a_damaged_record_verifies_nothing(b200, text):
     verified.path().parent.mkdir(parents=True)
     verified.path().write_text(text)
     with pytest.warns(UserWarning, match="is damaged and was ignored"):
-        assert not verified.is_verified(fa4.BLACKWELL)
+        assert not verified.is_verified(fa4.BLACKWELL, GPU)
     with pytest.warns(UserWarning):
-        verified.note(fa4.BLACKWELL)
-    assert verified.is_verified(fa4.BLACKWELL)
+        verified.record(fa4.BLACKWELL)
+    assert verified.is_verified(fa4.BLACKWELL, GPU)
 
 
 def test_only_a_whole_verification_on_a_gpu_is_remembered(b200, monkeypatch, tmp_path):
@@ -202,6 +228,6 @@ def test_only_a_whole_verification_on_a_gpu_is_remembered(b200, monkeypatch, tmp
     monkeypatch.setattr(command, "new_document", lambda device: {"rows": []})
     rest = ["--versions", "fa2", "--out", str(tmp_path / "report.json")]
     assert command.main(["--quick", *rest]) == 0
-    assert not verified.is_verified("fa2")
+    assert not verified.is_verified("fa2", GPU)
     assert command.main(rest) == 0
-    assert verified.is_verified("fa2")
+    assert verified.is_verified("fa2", GPU)
