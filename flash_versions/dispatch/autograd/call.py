@@ -18,7 +18,13 @@ from flash_versions.dispatch.replay import keys
 from flash_versions.dispatch.replay.script import Replay, Returned
 from flash_versions.dispatch.replay.tape import Tape
 from flash_versions.dispatch.request import INTERVALS, PLACES, TENSORS, Request, for_each_head
-from flash_versions.dispatch.version import VERSIONS, Forward, Version, choose_version
+from flash_versions.dispatch.version import (
+    EXPLICIT,
+    VERSIONS,
+    Forward,
+    Version,
+    choose_version,
+)
 
 NO_FORWARD_MODE = (
     "attention has no forward-mode derivative; use version='reference' for torch.func.jvp and "
@@ -32,6 +38,11 @@ def run(
     """(o, lse) of a request by the version of that name, or by the newest that supports it
     ("auto"); differentiable. The LSE may be None if the request does not ask for it. With room
     for it, the call is kept for later ones.
+
+    Raises:
+        ValueError: no version serves the request, or an operator would have to find one by its name
+            that is not registered.
+        RuntimeError: a forward-mode derivative is asked for.
     """
     watched, differentiated = is_watched(request), request.needs_grad
     if watched or not isinstance(name, str | Version):  # the latter is refused
@@ -47,6 +58,12 @@ def run(
     if forward_ad._current_level >= 0:
         raise RuntimeError(NO_FORWARD_MODE)
     if watched:
+        if (VERSIONS | EXPLICIT).get(version.name) is not version:
+            raise ValueError(
+                f"version {version.name!r} is not registered; torch.compile, vmap and dispatch "
+                f"modes find a version by its name: call it without them, or load it from a file "
+                f"(flash_versions.load_version)."
+            )
         o, lse, _ = torch.ops.flash_versions.forward(version.name, *request)
         return o, lse
     call, tensors = make_call(version, forward, request, differentiated)

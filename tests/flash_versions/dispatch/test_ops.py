@@ -243,6 +243,22 @@ def test_a_backward_knows_whether_it_has_to_be_deterministic(
     assert found == [expected]
 
 
+@pytest.mark.parametrize("name", ["fa2", "unheard of"])
+def test_a_version_that_is_not_registered_is_not_replaced_where_operators_are_needed(name):
+    """An operator knows a version by its name, be it another's."""
+    called = []
+
+    def forward(request):
+        called.append(True)
+        return VERSIONS["fa2"].forward(request)
+
+    mine, given = replace(VERSIONS["fa2"], name=name, forward=forward), inputs()
+    attention(*given, version=mine)
+    assert called
+    with pytest.raises(ValueError, match=f"version '{name}' is not registered; torch.compile, v"):
+        torch.vmap(lambda *x: attention(*x, version=mine))(*[x[None] for x in given])
+
+
 @by_version
 def test_lengths_changed_before_the_backward_are_noticed(version):
     given = inputs()
