@@ -82,6 +82,16 @@ def parameter_sizes(handle: int) -> list[int]:
     return sizes
 
 
+def binder() -> Callable[[], int]:
+    """bind() gives a thread this thread's context of CUDA; it returns 0 or the number of an error.
+    A thread that never used the GPU has none. Then the driver encodes no map, and crashes when a
+    graph is made, or gets parameters.
+    """
+    context = ctypes.c_void_p()
+    library().cuCtxGetCurrent(ctypes.byref(context))
+    return partial(library().cuCtxSetCurrent, context)
+
+
 class Launches:
     """Launches one after the other, of which some parameters change. All parameters are in one
     piece of memory, and what several launches get is in it once.

@@ -16,7 +16,7 @@ from typing import Any
 
 from triton import knobs
 
-from flash_versions.dispatch.replay.cuda import Function, library, parameter_sizes
+from flash_versions.dispatch.replay.cuda import Function, binder, library, parameter_sizes
 
 
 class Address:
@@ -81,6 +81,7 @@ class Kernel:
             return
         how = bool(run.launch_cooperative_grid), bool(run.launch_pdl)
         self.function = Function(compiled.function, num_warps, num_ctas, shared, *how)
+        self.bind = binder()
         self.encode = sys.modules[type(run).__module__].make_tensordesc_arg
         self.more = (None,) * (len(inspect.signature(self.encode).parameters) - 2)
         self.metadata: Sequence = getattr(compiled.metadata, "tensordesc_meta", None) or ()
@@ -111,6 +112,7 @@ class Kernel:
         """A descriptor, the kernel's number-th, encoded for the GPU; as it is for `run`."""
         if self.function is None:
             return descriptor
+        self.bind()
         encoded = self.encode(descriptor, self.metadata[number], *self.more)[0]
         # Triton's object is Python's header and, behind it, the map, which it does not give out.
         return ctypes.string_at(id(encoded) + type(encoded).__basicsize__ - 128, 128)

@@ -86,13 +86,3 @@ def instance(nodes: tuple, stream: int) -> Graph | None:
         return None
     sets = [partial(cuda.cuGraphExecKernelNodeSetParams_v2, made, place) for place in places]
     return *sets, partial(cuda.cuGraphLaunch, made, ctypes.c_void_p(stream))
-
-
-def binder() -> Callable[[], int]:
-    """bind() gives a thread this thread's context of CUDA; it returns 0 or the number of an error.
-    A thread that never used the GPU has none, and the driver crashes there when a graph is made, or
-    gets parameters.
-    """
-    context = ctypes.c_void_p()
-    library().cuCtxGetCurrent(ctypes.byref(context))
-    return partial(library().cuCtxSetCurrent, context)

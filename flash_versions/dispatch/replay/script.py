@@ -37,7 +37,13 @@ from typing import Any
 import torch
 
 from flash_versions.dispatch.replay import graphs
-from flash_versions.dispatch.replay.cuda import Function, Launches, refuse, start_again
+from flash_versions.dispatch.replay.cuda import (
+    Function,
+    Launches,
+    binder,
+    refuse,
+    start_again,
+)
 from flash_versions.dispatch.replay.driver import BOX_ALIGNED, MAP, Kernel, is_descriptor, moved
 from flash_versions.dispatch.replay.recording import Recording, lasting, start_of
 
@@ -254,7 +260,7 @@ class Script:
         """
         if len(self.starting) > len(self.launches):  # some are Triton's
             return None
-        bind, pool = graphs.binder(), graphs.pool(launches, self.stream)
+        bind, pool = binder(), graphs.pool(launches, self.stream)
         if pool is None:
             return None
         self.values |= {"bind": bind, "graphs": pool, "new_graph": graphs.new_graph}

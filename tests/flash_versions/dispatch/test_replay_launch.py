@@ -162,6 +162,7 @@ def told(monkeypatch):
     """told(formats) puts the driver of a function with such parameters in place."""
 
     def make_tensordesc_arg(x, metadata):
+        assert getattr(cuda.library().thread, "context", None), "nothing is encoded without"
         return [Map(x.base.data_ptr()), *x.shape, *x.strides]
 
     module = SimpleNamespace(make_tensordesc_arg=make_tensordesc_arg)
@@ -334,6 +335,16 @@ def test_a_kernel_of_triton_s_launcher_is_no_part_of_a_graph(told):
     for _ in range(3):
         tape((empty(3, 4),), STREAM)
     assert len(seen.told) == 2 and len(unknown.run.seen) == 1 and not seen.graphs
+
+
+def test_a_thread_without_a_context_encodes_a_map(told):
+    seen = told(["128s", *"iiqq", *"QQ"])
+    tape = taped(kernel(("tensordesc<fp32[1, 1]>",), ({},)), lambda x, o: Descriptor(x))
+    seen.contexts.clear()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(tape, (empty(3, 4),), STREAM).result()
+    assert tape.replay is not None, tape.reason
+    assert seen.contexts == [98] and len(seen.told) == 1
 
 
 def test_a_descriptor_is_its_map_and_its_numbers(told):
