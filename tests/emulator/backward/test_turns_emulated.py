@@ -408,6 +408,20 @@ def test_how_many_heads_alternate(head_dim, tokens, heads, group, causal, sectio
         assert config.heads_of_section(request, config.default_config(request)) == section
 
 
+@pytest.mark.parametrize("grid", GRIDS, indirect=True)
+@pytest.mark.parametrize("D", [64, 192, pytest.param(256, marks=pytest.mark.wide)])
+def test_short_heads_alternate(D, grid):
+    """All of them, as on a GPU that has a multiprocessor for each of their tiles."""
+    request = random_request(70, 300, 6, 6, D=D)
+    schedule = config.default_config(request)
+    with devices.assume(Properties(num_sms=132)):
+        section = config.heads_of_section(request, schedule)
+    assert section == 6 > config.MOST_ALTERNATING
+    gradients, do, recorder = differentiate(request, replace(schedule, section=section))
+    assert all(x.ok for x in assess_request(gradients, request, do).values())
+    assert in_order(recorder, seen_tiles(request, 64 if D == 256 else 128))
+
+
 RUNS = {
     None: (150, 500, {}),
     "causal": (300, 300, {"causal": True}),
@@ -415,7 +429,6 @@ RUNS = {
     "halves": (130, 500, {"D": 160}),
     "pair": (130, 500, {"D": 192}),
     "heads": (70, 300, {"heads": 4, "kv_heads": 2}),
-    "many heads": (70, 150, {"heads": 6}),
     "few programs": (180, 600, {"heads": 1}),
 }
 TURN = "turn = self.tiles_behind(key, block)"
