@@ -1,4 +1,4 @@
-"""FlashAttention 1 to 4 as real Triton kernels, one idea per step.
+"""FlashAttention 1 to 4 as real kernels in Triton and Gluon, one idea per step.
 
     from flash_versions import attention
     o = attention(q, k, v, causal=True)                      # (batch, length, heads, head_dim)
@@ -8,8 +8,9 @@
 FlashAttention's own functions are in `flash_versions.flash_attn`, doors into transformers and into
 torch's scaled_dot_product_attention in `flash_versions.integrations`.
 
-Without a GPU, importing the package turns Triton's CPU interpreter on; that only works before
-triton is imported.
+Without a GPU, importing the package turns Triton's CPU interpreter on, which only works before
+triton is imported, and repairs its bf16 and fp8 for all kernels of the process. With
+TRITON_INTERPRET=0 in the environment it does neither.
 """
 
 from flash_versions.dispatch import interpreter

@@ -90,7 +90,7 @@ def attention(
     deterministic: bool | None = None,
     check: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Softmax attention; `reference.attention_reference` is the specification.
+    """Softmax attention; `flash_versions.attention_reference` is the specification.
 
     Differentiable once in q, k, v and sink, through o and through the LSE. Under torch.autocast, q,
     k and v are cast to its dtype. Works under torch.compile, torch.export and checkpointing; not
@@ -99,7 +99,8 @@ def attention(
 
     Args:
         q: (batch, M, heads, head_dim), float32, float16 or bfloat16; or, quantised already,
-            float8_e4m3fn or float8_e5m2. Any strides, but the last dimension's must be 1.
+            float8_e4m3fn or float8_e5m2. Any strides, but the last dimension's must be 1. head_dim
+            up to 512; up to 256 with version="fa1" and in FP8.
         k: (batch, N, kv_heads, head_dim). heads is a multiple of kv_heads: query heads h*g ..
             h*g+g-1 use key head h.
         v: (batch, N, kv_heads, head_dim_v).
@@ -107,8 +108,7 @@ def attention(
             aligned).
         scale: positive factor on the scores; None means head_dim ** -0.5.
         window: (left, right), inclusive: query i sees keys i + N - M - left .. i + N - M + right;
-            None on a side means no bound. With causal, right is 0. Neither is negative: a query
-            sees key i + N - M, where there is one.
+            None on a side means no bound. With causal, right is 0. Both are 0 or more.
         softcap: scores s become softcap * tanh(s / softcap).
         alibi_slopes: (heads,) or (batch, heads): score (i, j) loses slope * |i + N - M - j|. No
             gradient.
@@ -116,8 +116,9 @@ def attention(
             to no key.
         dropout_p: probability with which an element of the softmax is dropped; those that are kept
             count 1 / (1 - dropout_p) times. Drawn from torch's generator.
-        cu_seqlens_q: (batch + 1,) integers: sequences are packed, b has the rows cu_seqlens_q[b] ..
-            cu_seqlens_q[b+1] - 1 of q (total, heads, head_dim). Rows of no sequence see no key.
+        cu_seqlens_q: (batch + 1,) integers that never decrease, from 0 to at most total: sequences
+            are packed, b has the rows cu_seqlens_q[b] .. cu_seqlens_q[b+1] - 1 of q (total, heads,
+            head_dim). Rows of no sequence see no key.
         cu_seqlens_k: the same for k and v (total, kv_heads, dim); None, with packed k: as the
             queries'. With block_table, its differences give lengths only.
         kv_lengths: (batch,) integers: sequence b has only its first kv_lengths[b] keys, and causal,
@@ -135,9 +136,11 @@ def attention(
             from 0, wherever the diagonal is. None: the first one sees it. `flash_versions.masks`
             makes these for documents, shared prompts and trees.
         query_ends: the same: queries i >= query_ends[j] do not see key j. If that is no later than
-            its start, no query sees it. Not together with lengths, packed sequences, pages or FP8.
-        version: a name in VERSIONS or BASELINES, or "auto": the newest version that takes these
-            inputs. "fa4-blackwell" is FA4's kernel for Blackwell, which never ran on hardware.
+            its start, no query sees it. Neither is possible with lengths, packed sequences, pages
+            or FP8.
+        version: a name in VERSIONS or BASELINES, a file that `load_version` has loaded, or "auto":
+            the newest version that takes these inputs. "fa4-blackwell" is FA4's kernel for
+            Blackwell, which never ran on hardware.
         num_splits: FA2's split-KV: ranges into which the keys are split; None lets the version
             choose.
         return_lse: also return the log-sum-exp of the scores.
@@ -156,8 +159,9 @@ def attention(
             one. None: as torch.use_deterministic_algorithms says when the
             gradients are computed. The forward gives the same bits in any case.
         check: read the values of cu_seqlens, kv_lengths, kv_starts, block_table, query_starts,
-            query_ends and the scales on the host and refuse what is out of range; otherwise they
-            stay on the device, unread.
+            query_ends and the scales on the host and refuse what is out of range. Without it, the
+            host reads none of them, and cu_seqlens or pages out of range make the kernels read and
+            write outside of the tensors.
 
     Returns:
         o: (batch, M, heads, head_dim_v) in q's dtype, for an 8-bit q in bfloat16; 0 for a query
@@ -167,11 +171,13 @@ def attention(
 
     Raises:
         ValueError: an argument is malformed, or the version does not support what was asked for.
+        RuntimeError: a forward-mode derivative is asked for, AOTInductor packages the call for a
+            GPU, or the driver refuses a launch. The backward raises one if it is differentiated.
     """
     where = None
     common = precision is q_descale is k_descale is v_descale is None
     unmasked = query_starts is query_ends is None
-    if not unmasked:  # plans of a mask lie in memory that a call is neither given nor takes
+    if not unmasked:  # the lists of a planned mask are memory of which a replay does not know
         common = common and not (hasattr(query_starts, PLANS) or hasattr(query_ends, PLANS))
     if common and not (dropout_p or check or torch.compiler.is_compiling()):
         # With pages, cu_seqlens_k=cu_seqlens_q gives lengths; without cu_seqlens_k, pages are full.

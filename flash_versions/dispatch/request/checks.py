@@ -235,7 +235,10 @@ def _check_lengths(request: Request) -> None:
             check_integers(name, x, shape, q.device)
     if request.cu_seqlens_k is not None and not paged:
         if request.kv_starts is not None:
-            raise ValueError("kv_starts and cu_seqlens_k were both given; the latter says it all.")
+            raise ValueError(
+                "kv_starts was given for packed keys; cu_seqlens says where each sequence's keys "
+                "begin, so leave kv_starts out."
+            )
     elif k.shape[0] != batch and not paged:
         raise ValueError(
             f"q has {batch} sequences and k has shape {tuple(k.shape)}; the batch must be equal."

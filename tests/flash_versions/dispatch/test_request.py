@@ -128,7 +128,7 @@ REFUSED = {
     "bounds: empty": (packed(cu_seqlens_q=BOUNDS[:0]), "cu_seqlens_q is empty"),
     "bounds: of other batches": (
         packed(cu_seqlens_q=BOUNDS, cu_seqlens_k=BOUNDS[:2]), r"cu_seqlens_k .*shape \(3,\)"),
-    "bounds and starts": (packed(cu_seqlens_q=BOUNDS, kv_starts=BOUNDS[1:]), "both given"),
+    "bounds and starts": (packed(cu_seqlens_q=BOUNDS, kv_starts=BOUNDS[1:]), "leave kv_starts out"),
     "intervals: shape": (
         arguments(query_ends=ones(2, 4).int()), r"query_ends .*\(4,\), \(1, 4\) or \(1, 2, 4\)"),
     "intervals: a list": (arguments(query_starts=[0, 1, 2, 3]), "query_starts is a list"),
