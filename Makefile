@@ -33,6 +33,7 @@ $(VENV)/.ready-%: pyproject.toml constraints.txt | $(BIN)/python
 generate: $(VENV)/.ready-transformer ## a small language model answers a question through our attention kernels
 	@echo "Asking the shipped model a question: python -m transformer.generate"
 	@$(BIN)/python -m transformer.generate
+	@echo "Next: make lab explains these kernels, make puzzles lets you write them, make chat talks on."
 
 chat: $(VENV)/.ready-transformer ## talk to it
 	@$(BIN)/python -m transformer.generate --chat
@@ -82,7 +83,7 @@ plot: $(VENV)/.ready-plot ## redraw figures and tables of the documents from doc
 	$(BIN)/python -m flash_versions.plot
 
 lab: $(VENV)/.ready-notebooks ## read and run the notebooks in JupyterLab
-	cd notebooks && $(abspath $(BIN))/jupyter lab $(ARGS)
+	cd notebooks && $(abspath $(BIN))/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) 00_start.ipynb $(ARGS)
 
 notebooks: $(VENV)/.ready-notebooks ## run notebooks and write them with outputs: make notebooks NAMES="00_start"
 	cd notebooks && CUDA_VISIBLE_DEVICES= $(abspath $(BIN))/python -m lessons.build $(NAMES)

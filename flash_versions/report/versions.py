@@ -9,6 +9,7 @@ from flash_versions.report.tables import bench, by_shape, markdown, not_measured
 SHAPE = "D=128 causal, S=8192"  # (B, H, S, D) = (2, 16, 8192, 128), the shape of the project's bar
 PEERS = ("torch fa2", "cudnn", "flash-attn-4", "plain")
 LINK = "flash_versions/versions"
+HOPPER = ("fa3", "fa4")  # versions with kernels of their own there, which the table is of
 
 
 def hook(document: Document) -> str:
@@ -37,7 +38,10 @@ def steps(document: Document) -> str:
         return not_measured(bench("table"))
     body, before = [], ""
     for name, version in VERSIONS.items():
-        cells = [f"[{name.upper()}]({LINK}/{name}/forward.py)", version.wasted, version.idea]
+        links = f"[{name.upper()}]({LINK}/{name}/forward.py)"
+        if name in HOPPER:
+            links += f", [on Hopper]({LINK}/{name}/hopper/forward.py)"
+        cells = [links, version.wasted, version.idea]
         rates = [gained(group, name, before) for group in (forward, backward)]
         if name == "fa4":
             where = "#fa4-on-hopper-and-on-blackwell"

@@ -172,9 +172,8 @@ guess(my_guess, first_larger, "the score matrix is larger from", "tokens on")
 
 # %% [markdown]
 # The score matrix of a long text does not fit on the chip of a GPU. The next picture shows the parts of an
-# H200, the GPU that the measurements of these notebooks are from, but for those of gradients, which are
-# from an H200. <!-- key --> [A GPU in ten words](../docs/learn/gpu.md) explains every part. For now, three of
-# them matter:
+# H200, on which everything in these notebooks was measured. <!-- key --> [A GPU in ten
+# words](../docs/learn/gpu.md) explains every part. For now, three of them matter:
 #
 # * An **SM** (streaming multiprocessor) is one of the many processors of a GPU. Each has **registers** and
 #   **shared memory**: fast, and small.

@@ -187,8 +187,10 @@ def _four_dims(name: str, x: torch.Tensor, packed: bool) -> torch.Tensor:
 def _check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     dtype, device = q.dtype, q.device
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.dtype != dtype or not dtype.is_floating_point:
-            raise ValueError(f"{name} has dtype {x.dtype}, q has {dtype}; use one float dtype.")
+        if not x.dtype.is_floating_point:
+            raise ValueError(f"{name} has dtype {x.dtype}; it must be a float dtype.")
+        if x.dtype != dtype:
+            raise ValueError(f"{name} has dtype {x.dtype}, q has {dtype}; use one dtype.")
         if x.device != device:
             raise other_device(name, x, device)
         if x.stride(3) != 1 and x.shape[3] > 1:
@@ -212,7 +214,11 @@ def _check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
             f"least 1."
         )
     if kv_heads == 0 or heads % kv_heads != 0:
-        raise ValueError(f"q has {heads} heads, which must be a multiple of k's {kv_heads}.")
+        raise ValueError(
+            f"q has {heads} heads, which must be a multiple of k's {kv_heads}. Shapes are (batch, "
+            f"length, heads, head_dim); torch's scaled_dot_product_attention has the heads before "
+            f"the length: .transpose(1, 2) changes one into the other."
+        )
 
 
 def _check_lengths(request: Request) -> None:

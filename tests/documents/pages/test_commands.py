@@ -229,6 +229,7 @@ def test_readme_counts_the_lines_that_change():
         assert re.search(
             rf"{count} (changed lines )?from {before.upper()} to {name.upper()}", readme
         )
+    assert f"prints one without them, in {len(plain_source('fa2').splitlines())} lines" in readme
 
 
 def test_no_version_number_in_an_identifier():

@@ -138,7 +138,10 @@ CELLS = [
         f"{ratio('ablation', 'cudnn', 'fa4', **LONG):.2f}",
     ),
     (
-        "steps", "[FA3](flash_versions/versions/fa3/forward.py)", "forward, TFLOP/s",
+        "steps",
+        "[FA3](flash_versions/versions/fa3/forward.py), "
+        "[on Hopper](flash_versions/versions/fa3/hopper/forward.py)",
+        "forward, TFLOP/s",
         f"{rate('table', 'fa3', **TABLE):.0f} ({ratio('table', 'fa3', 'fa2', **TABLE):.2f} x FA2)",
     ),
     ("steps", "cuDNN", "backward, TFLOP/s", f"{rate('backward', 'cudnn', **TABLE):.0f}"),
@@ -248,6 +251,21 @@ def plain_request(head_dim):
     """A plain causal call of this head_dim."""
     q = torch.zeros(1, 16, 1, head_dim, dtype=torch.bfloat16)
     return make_request(q, q, q, causal=True)
+
+
+def test_most_of_what_fa3_gains_is_by_its_kernel_for_hopper():
+    """At head_dim 128 from 2048 tokens on."""
+    places = [
+        {"N": n, "D": 128, "causal": causal} for n in (2048, 4096, 16384) for causal in (0, 1)
+    ]
+    alone = [ratio("ablation", "fa3 portable", "fa3", **x) for x in places]
+    before = [ratio("table", "fa2", "fa3", **x) for x in places]
+    assert min(y - x for x, y in zip(before, alone)) > -0.01
+    assert min(1 - y - (y - x) for x, y in zip(before, alone)) > 0.1, "the second step gains more"
+    shares = [f"{x:.2f} to {y:.2f}" for x, y in ((min(z), max(z)) for z in (alone, before))]
+    for page, named in (("README.md", shares[:1]), ("docs/learn/progression.md", shares)):
+        text = " ".join((ROOT / page).read_text().split())
+        assert all(share in text for share in named), (page, shares)
 
 
 def test_what_the_progression_says_of_peers():
