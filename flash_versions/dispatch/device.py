@@ -87,8 +87,8 @@ class Devices:
 
     @contextmanager
     def assume(self, properties: Properties) -> Iterator[None]:
-        """Inside, every device has these properties, whatever it is; for one thread, as everything
-        in the process is told so.
+        """Inside, every device has these properties, whatever it is. Not for several threads: it is
+        so in all of them.
         """
         before, self.assumed = self.assumed, properties
         try:

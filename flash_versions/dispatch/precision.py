@@ -187,4 +187,4 @@ def _checked_descales(
         if x.device != q.device:
             raise ValueError(f"{name} is on {x.device}, q is on {q.device}; use one device.")
         finest = max(finest, min(x.dim(), 3) - 1)
-    return ("tensor", "head", "block")[finest]
+    return SCALES[finest]

@@ -22,7 +22,7 @@ class LaunchConfig:
 
     def fitted(self, head_dim: int, itemsize: int, limit: int) -> "LaunchConfig":
         """This configuration, or the next smaller one whose tiles fit `limit` bytes of shared
-        memory.
+        memory; if none does, the smallest.
         """
         config = self
         while config.shared_bytes(head_dim, itemsize) > limit:
@@ -200,7 +200,9 @@ def default_config(
 def timed(
     request: Request, measured: Mapping[int, LaunchConfig], alike: tuple[int, ...] = HOPPER
 ) -> bool:
-    """Whether what was measured on an H200 is about a request, and its GPU."""
+    """Whether `measured` holds for a request: 16 bits, one head_dim that is in it, and a GPU whose
+    generation is in `alike`.
+    """
     q, v = request.q, request.v
     if devices[q.device].capability[0] not in alike or q.element_size() != 2:
         return False

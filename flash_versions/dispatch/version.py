@@ -21,9 +21,9 @@ Backward = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.T
 class Chosen:
     """A forward, or a backward, of several kernels.
 
-    `choose(request)` returns the one that computes the request, with its launch planned: a function
-    of what the whole is a function of. It depends on nothing but `launch.description`, so a call
-    on a GPU asks once and remembers the answer.
+    `choose(request)` returns the one that computes the request, with its launch planned. It takes
+    the same arguments and gives the same results. `choose` depends on `launch.description` alone,
+    so a call on a GPU asks once and remembers the answer.
     """
 
     def __init__(self, choose: Callable[[Request], Callable]) -> None:
@@ -39,6 +39,11 @@ class Version:
     """One step of the progression, or a baseline to hold against it.
 
     Attributes:
+        name: by which it is chosen.
+        title: for people.
+        wasted: what the version before it wastes.
+        idea: what it does against that.
+        source: the paper.
         forward: `forward(request)` returns (o, lse, statistics): o (batch, M, heads, head_dim_v),
             lse fp32 natural log (batch, heads, M), statistics fp32 (num_statistics, batch, heads,
             M): what the backward needs beside the LSE, or None. Packed: batch is 1, M the total. A

@@ -271,8 +271,8 @@ def has_tangent(x: torch.Tensor | None) -> bool:
     return x is not None and forward_ad.unpack_dual(x).tangent is not None
 
 
-# What `Attention.apply` calls where no transform such as vmap is on, after it has looked whether an
-# argument is left over from one.
+# Autograd's own `apply`. `Attention.apply` first looks for transforms such as vmap, as `keys.find`
+# has done.
 apply_plainly = super(torch.autograd.Function, Attention).apply
 
 

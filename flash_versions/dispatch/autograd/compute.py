@@ -33,7 +33,7 @@ def choose(request: Request, name: str | Version, differentiated: bool) -> tuple
 
 
 def choose_forward(request: Request, version: Version) -> Forward:
-    """What computes a request: of a version of several kernels one, with its launch planned."""
+    """A version's forward; of several kernels the one for this request, with its launch planned."""
     if version.backward is None:
         return version.forward
     check_counts(request)

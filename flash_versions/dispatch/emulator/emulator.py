@@ -5,10 +5,10 @@ all, then computes with torch tensors, one thread per partition; machine.py lets
 turns.
 
 Hardware may be fast or slow. `machine.order` says which of these freedoms an emulation takes.
-Loads that are late find whoever does not wait for `full`; products that are late, that is, which
-read their tiles when they are waited for, find whoever releases a tile too early. Stores always
-leave late: a tile is read when that is waited for. What was read reaches memory then, or, if it is
-late as loads are, when that is waited for or the warps end. Shared memory begins as NaN.
+Loads that are late find a partition that does not wait for `full`; products that are late, that is,
+which read their tiles when they are waited for, find one that releases a tile too early. Stores
+always leave late: a tile is read when that is waited for. What was read reaches memory then, or, if
+it is late as loads are, when that is waited for or the warps end. Shared memory begins as NaN.
 
 Not modelled: layouts, registers, speed. A missing fence is noticed only before a TMA
 store or a product, and, if `machine.loads_need_fences`, where TMA fills what was read.

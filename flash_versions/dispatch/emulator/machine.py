@@ -19,7 +19,7 @@ from flash_versions.dispatch.emulator.deadlock import explain
 class Order(NamedTuple):
     """Seed of what is drawn, and the probabilities that a product or a load is late.
 
-    What is late happens only when nobody can go on without it, or when it is waited for.
+    What is late happens only when no partition can go on without it, or when it is waited for.
     """
 
     seed: int
@@ -59,7 +59,7 @@ def note(what, tile=None, barrier=None, partition=None):
 
 
 class Deadlock(RuntimeError):
-    """Nobody can go on; says who waits where."""
+    """No partition can go on; says which waits where."""
 
 
 class Stopped(BaseException):
@@ -120,7 +120,7 @@ class Machine:
             chosen.land()
 
     def fail(self, error):
-        """Stop everybody."""
+        """Stop all partitions."""
         self.error = self.error or error
         for x in list(self.partitions):
             x.turn.release()

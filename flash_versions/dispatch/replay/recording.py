@@ -33,7 +33,7 @@ class Memory:
     """What torch was asked for.
 
     Attributes:
-        tensor: it.
+        tensor: what it gave.
         value: what it is filled with at once, if with anything.
         launched: how many kernels were launched before.
     """

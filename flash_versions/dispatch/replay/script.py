@@ -255,8 +255,9 @@ class Script:
         return repr(x) if x is None or type(x) in (int, bool) else self.name(x)
 
     def graph(self, launches: Launches) -> Callable[[], tuple] | None:
-        """Launch all as one graph, if that is possible: what makes a room for it, else None. A call
-        whose graph the driver refuses goes another way; nothing was launched yet.
+        """Lines that launch all as one graph, and what makes a room for it; None, and no lines, if
+        there can be none. A call whose graph the driver refuses goes another way: nothing was
+        launched yet.
         """
         if len(self.starting) > len(self.launches):  # some are Triton's
             return None

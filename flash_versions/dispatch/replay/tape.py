@@ -1,5 +1,6 @@
 """A function of tensors that is recorded, and then replayed."""
 
+import logging
 from collections.abc import Callable, Sequence
 
 import torch
@@ -52,4 +53,5 @@ class Tape:
             self.replay = written(recording, tensors, results, stream)
         except Exception as error:  # such as a name that a later Triton changed: the results are
             self.reason = str(error) or repr(error)  # there, and must not be lost for it
+            logging.getLogger(__name__).debug("a call is not replayed: %s", self.reason)
         return results

@@ -67,7 +67,7 @@ from flash_versions.versions.tiles.rows import (
 )
 from flash_versions.versions.tiles.sequences import Sequences, key_rows
 
-# Change from call to call: no kernel of its own for each.
+# These differ from call to call: no kernel is compiled for each value.
 COUNTS = ["q_length", "kv_length", "kv_heads"]
 # By head dim, what spills little or nothing; 80 KiB of shared memory or less, which every GPU has.
 CONFIGS = {

@@ -1,5 +1,7 @@
 """FlashAttention 1, forward: attention without ever writing the score matrix to memory.
 
+Without the code for options: python -m flash_versions.diff --show fa1 --plain
+
 Plain attention writes the (M, N) scores S = Q K^T to memory, reads them for the softmax, writes P
 and reads it again for P V: O(M N) bytes for O(M D) of input. But a softmax can be computed block by
 block. For each query, keep the maximum score m so far, the sum of exponentials l and the result o.
@@ -51,9 +53,9 @@ from flash_versions.versions.tiles.rows import (
 )
 from flash_versions.versions.tiles.sequences import Sequences, key_rows
 
-# Change from call to call, a growing cache's with every token: no kernel of its own for each.
+# These differ from call to call, a growing cache's with every token: no kernel for each value.
 COUNTS = ["q_length", "kv_length", "heads", "tiles"]
-MEASURED = {
+MEASURED = {  # by head_dim, the fastest on an H200
     64: LaunchConfig(128, 64, num_warps=4, num_stages=2),
     128: LaunchConfig(64, 64, num_warps=4, num_stages=3),
     256: LaunchConfig(128, 32, num_warps=8, num_stages=2),
@@ -163,6 +165,7 @@ def forward_kernel(
     offset = keys.length - q_length  # causal is bottom-right: the last query sees the last key
     first_key = first_visible(row, offset, window.left)
     last_key = last_visible(row, offset, window.right, keys.length)
+    # Every block is masked, so the bounds between which no mask is needed are left out.
     begin, _, _, end = blocks_of_queries(tile, q_length, keys.length, window, 1, BLOCK_Q, BLOCK_KV)
 
     q_tile = load_rows(q, rows, row, MASKED=True)

@@ -271,7 +271,7 @@ def dkdv_kernel(
     v_tile = load_rows(v, keys, k_pos, MASKED=True)
     dk = tl.zeros([BLOCK_KV, k.PADDED], tl.float32)
     dv = tl.zeros([BLOCK_KV, v.PADDED], tl.float32)
-    # Keys past the end are not masked: what they collect are rows of dk and dv that are never
+    # Keys past the end are not masked: their rows of dk and dv are replaced by 0 below, or not
     # stored. Queries past the end are: their P is 0.
     if window.right is not None or window.intervals is not None:
         for i in range(begin, full_begin):

@@ -56,7 +56,7 @@ from flash_versions.versions.tiles.sequences import (
     rows_of_block,
 )
 
-# Change from call to call, a growing cache's with every token: no kernel of its own for each.
+# These differ from call to call, a growing cache's with every token: no kernel for each value.
 COUNTS = ["q_length", "kv_length", "slots", "kv_heads", "num_splits"]
 
 

@@ -1,5 +1,7 @@
 """FlashAttention 2, forward: spend the time on the tensor cores, and fill the GPU.
 
+Without the code for options: python -m flash_versions.diff --show fa2 --plain
+
 What FA1 wasted. It rescales o twice for each KV block, masks every block although the diagonal cuts
 only few, and multiplies each exponent by log2(e) because the hardware computes 2^x. The ordinary
 floating-point units do this work, and on an A100 they are 16 times slower than the tensor cores.
@@ -84,14 +86,14 @@ from flash_versions.versions.tiles.score_mods import (
 from flash_versions.versions.tiles.sequences import Sequences, new_outputs, rows_in_pages
 from flash_versions.versions.tiles.varlen_scheduler import Tiling, find_tile, lay_out
 
-# Change from call to call, a growing cache's with every token: no kernel of its own for each.
+# These differ from call to call, a growing cache's with every token: no kernel for each value.
 COUNTS = ["q_length", "kv_length", "slots", "kv_heads", "tiles", "num_splits"]
 MAX_SPLITS = 65_535  # the second axis of a CUDA grid
 DECODING_ROWS = 32  # query rows of a key head that are one tile of `decode.py` at most
 WORTH_SPLITTING = 4  # KV blocks; a reduction takes as long as a few of them
 READ_AT_ONCE = 16  # splits of a decoding step, which its reduction reads in one tile
 FULL = 0.8  # programs for each multiprocessor, from which on the GPU counts as full
-MEASURED = {
+MEASURED = {  # by head_dim, the fastest on an H200
     64: LaunchConfig(128, 64, num_warps=8, num_stages=3),
     128: LaunchConfig(128, 128, num_warps=8, num_stages=3),
     256: LaunchConfig(128, 64, num_warps=8, num_stages=2),

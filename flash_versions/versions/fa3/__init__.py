@@ -3,6 +3,7 @@
 May import: `fa2`, `fp8`, `tiles`, `dispatch`.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -17,8 +18,8 @@ from flash_versions.dispatch.version import (
     Version,
     kernel_limits,
 )
-from flash_versions.versions.fa2 import backward as packing_backward
-from flash_versions.versions.fa2 import forward as packing
+from flash_versions.versions.fa2 import backward as fa2_backward
+from flash_versions.versions.fa2 import forward as fa2_forward
 from flash_versions.versions.fa3 import ablation, backward, forward
 from flash_versions.versions.fa3.fp8 import forward as forward_fp8
 from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
@@ -31,29 +32,40 @@ from flash_versions.versions.tiles.tma import undescribable
 
 
 def choose_forward(request: Request) -> Forward:
-    """The kernel for a request, asked in this order. FA2 has what boxes do not reach, and decoding,
-    which waits for memory, not for what FA3 makes faster; on Hopper an explicit kernel has decoding
-    of sequences of different lengths and over pages, another one has all else that it takes, and
-    the portable one the rest, but for lists of blocks.
-    """
+    """The kernel for a request: FA3's for Hopper, its portable one, or FA2's."""
     if request.precision is not None:
         return choose_fp8(request, forward_quantized)
+    return choose_among(request, plan_hopper, lambda request: forward.forward)
+
+
+def choose_among(
+    request: Request, hopper: Callable[[Request], Forward], portable: Callable[[Request], Forward]
+) -> Forward:
+    """The forward for a request that is not in FP8, asked in this order: FA2's for what boxes do
+    not reach and for decoding, which waits for memory, unless the kernel for decoding on Hopper is
+    faster; the one for Hopper; FA2's for interval masks; the portable one.
+    """
     if forward.left_to_gathering(request):
-        return decode_hopper.planned(request) or packing.forward
-    if forward_hopper.left_to_portable(request):
-        return packing.forward if forward.needs_lists(request) else forward.forward
+        return decode_hopper.planned(request) or fa2_forward.forward
+    if not forward_hopper.left_to_portable(request):
+        return hopper(request)
+    return fa2_forward.forward if forward.needs_lists(request) else portable(request)
+
+
+def plan_hopper(request: Request) -> Forward:
+    """The kernel for Hopper, with its launch planned."""
     plan = forward_hopper.make_plan(request, default_config(request), request.q.dtype)
     return partial(forward_hopper.launch, plan)
 
 
 def choose_backward(request: Request) -> Backward:
-    """The same for the gradients. The explicit kernel is asked first: it takes tiles that the
+    """The same for the gradients. The kernel for Hopper is asked first: it takes tiles that the
     portable one leaves to FA2.
     """
     if not (backward.needs_pointers(request) or backward_hopper.left_to_portable(request)):
         return partial(backward_hopper.launch, backward_hopper.make_plan(request))
     if backward.left_to_gathering(request):
-        return packing_backward.backward
+        return fa2_backward.backward
     return backward.backward
 
 
@@ -61,7 +73,7 @@ def choose_fp8(request: Request, kernel: ForwardQuantized) -> Forward:
     """What computes a request in FP8: this kernel, or FA2's for rows that boxes do not reach, which
     multiplies 8-bit numbers in 16 bits.
     """
-    return packing.forward if request.gathers_fp8 else partial(serve_fp8, kernel=kernel)
+    return fa2_forward.forward if request.gathers_fp8 else partial(serve_fp8, kernel=kernel)
 
 
 def serve_fp8(
@@ -71,7 +83,7 @@ def serve_fp8(
     if request.k.shape[1] == 0:  # nothing to quantise
         exact = request._replace(precision=None, q_descale=None, k_descale=None, v_descale=None)
         q, k, v = (x.to(request.out_dtype) for x in (request.q, request.k, request.v))
-        return packing.forward(exact._replace(q=q, k=k, v=v))
+        return fa2_forward.forward(exact._replace(q=q, k=k, v=v))
     quantized = prepare(request)
     q, k = (
         x if undescribable(name, x) is None else x.clone(memory_format=torch.contiguous_format)

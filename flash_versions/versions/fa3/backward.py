@@ -270,7 +270,7 @@ def dkdv_kernel(
     v_tile = load_rows(v, keys, low)
     dk = tl.zeros([BLOCK_KV, dk_out.PADDED], tl.float32)
     dv = tl.zeros([BLOCK_KV, dv_out.PADDED], tl.float32)
-    # Keys past the end are not masked: what they collect are rows of dk and dv that are never
+    # Keys past the end are not masked: their rows of dk and dv are replaced by 0 below, or not
     # stored. Queries past the end are: their P is 0.
     if window.right is not None:
         for step in range(begin * GROUP, full_begin * GROUP):

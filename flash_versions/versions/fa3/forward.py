@@ -1,5 +1,7 @@
 """FlashAttention 3, forward, portable: the hardware fetches boxes, and heavy tiles come first.
 
+Without the code for options: python -m flash_versions.diff --show fa3 --plain
+
 What FA2 wasted. Every thread computes addresses, masks and copies for its share of each tile of K
 and V. This takes registers and issue slots that the softmax needs as well. And the tiles of a
 causal mask differ in work. FA2 takes the tiles of one head after the other, so that heavy tiles of
@@ -73,7 +75,7 @@ from flash_versions.versions.tiles.sequences import Sequences, new_outputs
 from flash_versions.versions.tiles.tma import describe, undescribable
 from flash_versions.versions.tiles.varlen_scheduler import Tiling, find_tile, lay_out
 
-# Change from call to call, a growing cache's with every token: no kernel of its own for each.
+# These differ from call to call, a growing cache's with every token: no kernel for each value.
 COUNTS = ["q_length", "kv_length", "heads", "tiles", "total", "section"]
 FEW_ROWS = 64  # fewer query rows than a tensor core of Hopper multiplies at once are decoding
 RESIDENT_WARPS = 8  # of this kernel on a multiprocessor: with up to 255 registers a thread

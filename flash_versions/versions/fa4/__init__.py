@@ -23,26 +23,31 @@ from flash_versions.versions.fa4.hopper.config import default_config
 
 
 def choose_forward(request: Request) -> Forward:
-    """The kernel for a request, asked in FA3's order. The kernel for Blackwell serves only where it
-    was verified, as it never ran on hardware. Where products take less time than the softmax, three
-    consumers that wait for each product may be faster than two that overlap theirs. FA4's kernel
-    always overlaps, so FA3's serves.
-    """
+    """The kernel for a request, asked in FA3's order."""
     if request.precision is not None:
         in_order = prefers_order_in_fp8(request)
         return fa3.choose_fp8(request, fa3.forward_quantized if in_order else forward_quantized)
-    if fa3.forward.left_to_gathering(request):
-        return fa3.decode_hopper.planned(request) or fa3.packing.forward
-    if fa3.forward_hopper.left_to_portable(request):
-        if is_verified(BLACKWELL, request.q.device) and not host_blackwell.left_to_portable(
-            request
-        ):
-            return plan_blackwell(request)
-        return fa3.packing.forward if fa3.forward.needs_lists(request) else forward.forward
+    return fa3.choose_among(request, plan_hopper, plan_portable)
+
+
+def plan_hopper(request: Request) -> Forward:
+    """The kernel for Hopper, with its launch planned. Where products take less time than the
+    softmax, three consumers that wait for each product may be faster than two that overlap theirs.
+    FA4's kernel always overlaps, so FA3's serves.
+    """
     if prefers_order(request):
-        return fa3.choose_forward(request)
+        return fa3.plan_hopper(request)
     plan = forward_hopper.make_plan(request, default_config(request), request.q.dtype)
     return partial(forward_hopper.launch, plan)
+
+
+def plan_portable(request: Request) -> Forward:
+    """The portable kernel, or the one for Blackwell: as it never ran on hardware, only where it was
+    verified.
+    """
+    if is_verified(BLACKWELL, request.q.device) and not host_blackwell.left_to_portable(request):
+        return plan_blackwell(request)
+    return forward.forward
 
 
 def plan_blackwell(request: Request) -> Forward:

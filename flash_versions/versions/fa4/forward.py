@@ -1,5 +1,7 @@
 """FlashAttention 4, forward, portable: rescale only where needed, exponentials on two units.
 
+Without the code for options: python -m flash_versions.diff --show fa4 --plain
+
 What FA3 wasted. Once loads and products overlap, the softmax is what remains between two products.
 In every block FA3 multiplies the accumulator by 2^(old maximum - new maximum), which takes head_dim
 products for each row, and after the first few blocks that factor is mostly 1 or close to it. And

@@ -367,7 +367,8 @@ def test_a_descriptor_is_its_map_and_its_numbers(told):
         assert pointer == pack("Q", o.data_ptr())
 
 
-def test_a_descriptor_that_cannot_be_encoded_costs_no_result(told, monkeypatch):
+def test_a_descriptor_that_cannot_be_encoded_costs_no_result(told, monkeypatch, caplog):
+    caplog.set_level("DEBUG")
     seen = told(["128s", *"iiqq", *"QQ"])
 
     def refuse(x, metadata):
@@ -377,6 +378,7 @@ def test_a_descriptor_that_cannot_be_encoded_costs_no_result(told, monkeypatch):
     tape = taped(kernel(("tensordesc<fp32[1, 1]>",), ({},)), lambda x, o: Descriptor(x))
     (o,) = tape((empty(3, 4),), STREAM)
     assert o.shape == (4,) and tape.replay is None and "invalid argument" in tape.reason
+    assert "a call is not replayed: invalid argument" in caplog.text
     assert not seen.told
 
 

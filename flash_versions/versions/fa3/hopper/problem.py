@@ -12,7 +12,7 @@ from flash_versions.versions.tiles.score_mods import tanh
 from flash_versions.versions.tiles.triton_compat import aggregate
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
-# Change from call to call: no kernel of its own for each.
+# These differ from call to call: no kernel is compiled for each value.
 COUNTS = [
     "q_length", "kv_length", "heads", "batch", "section",
     "window_left", "window_right", "scale_log2", "cap_scale",

@@ -19,12 +19,13 @@ What changes.
 * The storer copies O, or its last part, while the consumers begin the next tile.
 
 Where products are so short that FA3's three consumers in order are faster, version "fa4" launches
-FA3's kernel (`config.prefers_order` and `prefers_order_in_fp8` there). In FP8 that is so for the
-caller's 8-bit tensors only.
+FA3's kernel (`prefers_order` and `prefers_order_in_fp8` in fa3/hopper/config.py). In FP8 that is so
+for the caller's 8-bit tensors only.
 
-By default conditional rescaling is off from 33 to 128 dims in 16 bits and on elsewhere, starts are
-on above 64 dims, the polynomial is off, and the wait for P V is behind the softmax at 192 dims
-only. Each is off where it costs speed (docs/understand/log.md).
+By default conditional rescaling is off from 33 to 128 dims in 16 bits and on elsewhere, the
+polynomial is off, and the wait for P V is behind the softmax at 192 dims only. Starts are on in FP8
+above 64 dims, unless scales are of blocks, as by default, or the caller's. Each is off where it
+costs speed (docs/understand/log.md).
 
     loader      claim load load load ...      claim load ...
     consumer    await score softmax correct score softmax correct ... drain hand over  await ...
@@ -32,11 +33,15 @@ only. Each is off where it costs speed (docs/understand/log.md).
 
     waits          for                                        at
     loader         consumers have read a slot of K or V, of Q  k.empty v.empty q.empty
+    loader         the others know the tile before the last    scheduler.empty
     consumer       the loader's copy has landed                q.full k.full v.full
     consumer       the other consumer has issued its products  its named barrier
     consumer       the storer has copied its last O            o_empty
     storer         a consumer's O is in its buffer             o_full
     both           the tile that the loader has claimed        scheduler.full
+
+Consumers and storer are "both". Interval masks have slots of their own, which the loader fills with
+K's (`bounds`).
 
 Imported from FA3 unchanged: panels and columns with their pipelines and products, masks, P and Q in
 registers, FP8 scales, scores of 16 bits. Schedulers, named barriers and row sums come from `tiles`.
@@ -257,7 +262,7 @@ def attend(
             s, row_max, row_sum, problem, schedule, scales, block, STARTS
         )
         trace.enter(ME, round, last - 1 - place, CORRECT)
-        if schedule.LATE_WAIT:
+        if schedule.LATE_WAIT:  # a branch, before which ptxas does not move the wait for P V
             buffers.k.wait(stage.next(), place > begin)
         acc = wait_pv(buffers, acc, acc_token)
         buffers.v.release(before)

@@ -28,7 +28,7 @@ from flash_versions.versions.tiles.ragged import describe_ragged
 from flash_versions.versions.tiles.tma import describe_swizzled
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
-# Change from call to call: no kernel of its own for each.
+# These differ from call to call: no kernel is compiled for each value.
 COUNTS = [
     "q_length", "kv_length", "kv_heads", "batch", "section",
     "window_left", "window_right", "scale", "scale_log2", "cap_scale",

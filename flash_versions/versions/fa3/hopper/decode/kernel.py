@@ -73,7 +73,7 @@ from flash_versions.versions.tiles.wgmma import (
     operand_layout,
 )
 
-# Change from call to call: no kernel of its own for each.
+# These differ from call to call: no kernel is compiled for each value.
 COUNTS = [
     "q_length", "kv_length", "batch", "kv_heads", "shares", "table_stride", "apart",
     "window_left", "window_right", "scale_log2", "cap_scale", "slopes_batch_stride",
