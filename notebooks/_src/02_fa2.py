@@ -75,6 +75,7 @@ from flash_versions import attention, compare
 from flash_versions.versions.fa2 import backward as fa2_backward
 from flash_versions.versions.fa2 import combine as fa2_combine
 from flash_versions.versions.fa2 import forward as fa2
+from flash_versions.versions.fa2 import splits as fa2_splits
 from flash_versions.plot.figures import HBM_TB_PER_S, TENSOR_TFLOPS, exp2_roof
 from flash_versions.bench.results import rate_of, read_results, shapes
 
@@ -426,10 +427,10 @@ show(fa2_combine.combine_kernel, docstring=False)
 # four blocks, because combining very short splits costs more than it gains. <!-- checked: full -->
 
 # %%
-show(fa2.choose_num_splits, docstring=False)
-checked("full", fa2.FULL == 0.8)
+show(fa2_splits.choose_num_splits, docstring=False)
+checked("full", fa2_splits.FULL == 0.8)
 for heads in (8, 32, 128):
-    chosen = fa2.choose_num_splits(heads, 131072 // 64, sms)
+    chosen = fa2_splits.choose_num_splits(heads, 131072 // 64, sms)
     print(f"{heads:3} programs without splits, 131072 keys: {chosen} splits")
 
 # %% [markdown]

@@ -10,7 +10,7 @@ This is the step of the online softmax, with splits in the place of blocks. A sp
 visible key has m_s = -inf, so its weight is 0. The loop reads a tile of splits at a time: its
 maxima, sums and accumulators are loaded together.
 
-If the keys of all sequences were cut into equal shares (`shares.py`), the programs belong to the
+If the keys of all sequences were cut into equal shares (`stream_k.py`), the programs belong to the
 shares: one combines the parts of the sequence that begins in its share and continues in others.
 
 Cost: for each query, a split writes and reads head_dim + 2 numbers. Attention itself reads

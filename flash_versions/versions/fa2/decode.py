@@ -30,19 +30,29 @@ Sources. Flash-Decoding (Dao, Haziza, Massa, Sizov 2023). Programmatic dependent
 CUDA C++ Programming Guide.
 """
 
+from dataclasses import replace
+
+import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from flash_versions.dispatch.launch import Launcher
+from flash_versions.dispatch.device import devices
+from flash_versions.dispatch.launch import Launcher, layout
+from flash_versions.dispatch.request import Request
+from flash_versions.dispatch.sizes import LaunchConfig, padded_head_dim
+from flash_versions.versions.fa2.combine import Partials, combine
+from flash_versions.versions.fa2.splits import FULL, splits_of
 from flash_versions.versions.tiles.algebra import (
+    Window,
     blocks_of_queries,
     finalize,
     mask_scores,
     softmax_step,
 )
-from flash_versions.versions.tiles.rows import Rows, load_rows, store_row_values, store_rows
+from flash_versions.versions.tiles.rows import Rows, View, load_rows, store_row_values, store_rows
 from flash_versions.versions.tiles.score_mods import (
+    ScoreMods,
     add_alibi,
     cap_scores,
     drop,
@@ -50,7 +60,9 @@ from flash_versions.versions.tiles.score_mods import (
     sink_state,
 )
 from flash_versions.versions.tiles.sequences import (
+    Sequences,
     key_rows,
+    new_outputs,
     pages_of_block,
     query_rows,
     rows_of_block,
@@ -58,6 +70,13 @@ from flash_versions.versions.tiles.sequences import (
 
 # These differ from call to call, a growing cache's with every token: no kernel for each value.
 COUNTS = ["q_length", "kv_length", "slots", "kv_heads", "num_splits"]
+MOST_ROWS = 32  # query rows of a key head that are one tile at most
+READ_AT_ONCE = 16  # splits, which the reduction reads in one tile
+# The fastest on an H200 at head_dim 128: for one program on each multiprocessor, for
+# up to three (as with splits), and for more.
+WHOLE = LaunchConfig(16, 128, num_warps=8, num_stages=3)
+SHARED = LaunchConfig(16, 64, num_warps=4, num_stages=3)
+CROWDED = LaunchConfig(16, 64, num_warps=4, num_stages=2)
 
 
 @triton.jit
@@ -200,3 +219,85 @@ def decode_kernel(
 
 
 launch_decode = Launcher(decode_kernel)
+
+
+def decodes(request: Request) -> bool:
+    """Whether the query rows of a key head are one small tile. In fp32 large tiles would not fit
+    the registers; 8-bit numbers are not read here.
+    """
+    rows = request.q.shape[1] * request.group
+    alike = request.cu_seqlens_q is None and not request.has_intervals
+    return alike and rows <= MOST_ROWS and request.q.element_size() == 2
+
+
+def choose_config(request: Request, programs: int) -> LaunchConfig:
+    """Tile sizes, where so many programs do the work of one split."""
+    for_each = programs / devices[request.q.device].num_sms
+    return fitted(request, CROWDED if for_each > 3 else WHOLE if FULL <= for_each <= 1 else SHARED)
+
+
+def fitted(request: Request, config: LaunchConfig) -> LaunchConfig:
+    """Tile sizes with as many bytes under way whatever the head dim, or as fit."""
+    q = request.q
+    head_dim = padded_head_dim(max(q.shape[3], request.v.shape[3]))
+    rows = q.shape[1] * request.group
+    config = replace(
+        config,
+        block_q=max(16, 1 << (rows - 1).bit_length()),
+        num_stages=max(2, 1 + (config.num_stages - 1) * 128 // max(64, head_dim)),
+    )
+    return config.fitted(head_dim, q.element_size(), devices[q.device].shared_memory)
+
+
+def forward(
+    request: Request, config: LaunchConfig | None = None
+) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """Attention and its LSE of a request that `decodes`, as `fa2.forward` returns them.
+
+    Args:
+        request: see `Request`.
+        config: tile sizes; None chooses by shape and device.
+    """
+    q, k, v, group = request.q, request.k, request.v, request.group
+    batch, q_length, heads, _ = q.shape
+    kv_heads = heads // group
+    programs = kv_heads * batch
+    config = config or choose_config(request, programs)
+    o, lse = new_outputs(request)
+    num_splits, partials = splits_of(request, programs, config.block_kv, READ_AT_ONCE), None
+    if num_splits > 1:
+        partials = Partials.allocate(num_splits * batch, o, packed=False)
+    overlap = num_splits > 1 and devices.launches_overlap(q.device)
+    key = (*layout(request), num_splits)
+    launch_decode(
+        key,
+        (programs, num_splits),
+        (
+            View.of(q),
+            View.of(k),
+            View.of(v),
+            View.of(o),
+            View.of_rows(lse),
+            partials,
+            Sequences.of(request),
+            Window(request.window_left, request.window_right),
+            ScoreMods.of(request),
+            q_length,
+            request.max_kv_length,
+            batch,
+            kv_heads,
+            num_splits,
+        ),
+        {
+            "GROUP": group,
+            "SPLIT": partials is not None,
+            "BLOCK_Q": config.block_q,
+            "BLOCK_KV": config.block_kv,
+            "OVERLAP": overlap,
+        },
+        config.num_warps,
+        config.num_stages,
+    )
+    if partials is not None:
+        combine(partials, key, num_splits, o, lse, overlap)
+    return o, lse, None

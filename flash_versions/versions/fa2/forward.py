@@ -20,7 +20,7 @@ What changes.
 * Split-KV: a second axis of the grid divides the KV blocks. Each program writes its accumulator,
   maximum and sum to a workspace, and `combine.py` combines them. With one split this is the
   ordinary kernel. If all rows of a key head are one small tile, `decode.py` has the same kernel
-  with one loop, and `shares.py` one for sequences of different lengths.
+  with one loop, and `stream_k.py` one for sequences of different lengths.
 
     program (tile, split):      load Q tile
                                 for j in this split's blocks that the window cuts on the left:
@@ -38,20 +38,18 @@ FlashAttention since version 2.2; log2 units, the order of causal tiles and pack
 of a key head are from the code of FlashAttention and its successors.
 """
 
-from dataclasses import replace
-
 import torch
 import triton
 import triton.language as tl
 
-from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.launch import Launcher, layout
 from flash_versions.dispatch.precision import is_fp8
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.sizes import LaunchConfig, default_config, padded_head_dim
-from flash_versions.versions.fa2 import shares
+from flash_versions.dispatch.sizes import LaunchConfig, default_config
+from flash_versions.versions.fa2 import decode, stream_k
 from flash_versions.versions.fa2.combine import Partials, combine
-from flash_versions.versions.fa2.decode import launch_decode
+from flash_versions.versions.fa2.decode import decodes
+from flash_versions.versions.fa2.splits import splits_of
 from flash_versions.versions.tiles.algebra import (
     Window,
     blocks_of_queries,
@@ -67,7 +65,6 @@ from flash_versions.versions.tiles.intervals import (
 from flash_versions.versions.tiles.rows import (
     Rows,
     View,
-    cdiv,
     load_rows,
     store_row_values,
     store_rows,
@@ -88,21 +85,11 @@ from flash_versions.versions.tiles.varlen_scheduler import Tiling, find_tile, la
 
 # These differ from call to call, a growing cache's with every token: no kernel for each value.
 COUNTS = ["q_length", "kv_length", "slots", "kv_heads", "tiles", "num_splits"]
-MAX_SPLITS = 65_535  # the second axis of a CUDA grid
-DECODING_ROWS = 32  # query rows of a key head that are one tile of `decode.py` at most
-WORTH_SPLITTING = 4  # KV blocks; a reduction takes as long as a few of them
-READ_AT_ONCE = 16  # splits of a decoding step, which its reduction reads in one tile
-FULL = 0.8  # programs for each multiprocessor, from which on the GPU counts as full
 MEASURED = {  # by head_dim, the fastest on an H200
     64: LaunchConfig(128, 64, num_warps=8, num_stages=3),
     128: LaunchConfig(128, 128, num_warps=8, num_stages=3),
     256: LaunchConfig(128, 64, num_warps=8, num_stages=2),
 }
-# The fastest in decoding on an H200, at head_dim 128: for one program on each multiprocessor, for
-# up to three (as with splits), and for more.
-WHOLE = LaunchConfig(16, 128, num_warps=8, num_stages=3)
-SHARED = LaunchConfig(16, 64, num_warps=4, num_stages=3)
-CROWDED = LaunchConfig(16, 64, num_warps=4, num_stages=2)
 
 
 @triton.jit
@@ -324,79 +311,6 @@ def forward_kernel(
 launch_forward = Launcher(forward_kernel)
 
 
-def choose_num_splits(programs: int, n_blocks: int, num_sms: int) -> int:
-    """How many KV splits fill the GPU: 1 if it is full, else two programs per multiprocessor.
-
-    Args:
-        programs: programs of the unsplit kernel.
-        n_blocks: KV blocks that there are to share out; a split gets at least four, or the
-            reduction costs more.
-        num_sms: of the device; 1 on the CPU, where splitting gains nothing.
-    """
-    if programs == 0 or programs >= FULL * num_sms:
-        return 1
-    return max(1, min(2 * num_sms // programs, n_blocks // 4))
-
-
-def splits_of(request: Request, programs: int, block_kv: int, at_once: int = 1) -> int:
-    """How many KV splits a request gets, if so many programs do the work of one split.
-
-    Args:
-        request: its num_splits, if it has one, is what it gets.
-        programs: see `choose_num_splits`.
-        block_kv: keys of a block.
-        at_once: so many cost the reduction no more than two do, so a split may be a single block,
-            as far as the GPU is not full.
-    """
-    n_blocks = max(1, cdiv(request.max_kv_length, block_kv))
-    if request.window_left is not None and request.window_right is not None:
-        seen = request.window_left + request.window_right + request.q.shape[1]
-        n_blocks = min(n_blocks, cdiv(max(seen, 0), block_kv) + 1)
-    num_splits = request.num_splits
-    if num_splits is None:
-        num_sms = devices[request.q.device].num_sms
-        num_splits = choose_num_splits(programs, n_blocks, num_sms)
-        if n_blocks >= WORTH_SPLITTING and 0 < programs < FULL * num_sms:
-            num_splits = max(num_splits, min(at_once, 2 * num_sms // programs))
-    return min(num_splits, n_blocks, MAX_SPLITS)
-
-
-def decodes(request: Request) -> bool:
-    """Whether the query rows of a key head are one small tile, for `decode.py`. In fp32 its large
-    tiles would not fit the registers; it does not read 8-bit numbers.
-    """
-    rows = request.q.shape[1] * request.group
-    alike = request.cu_seqlens_q is None and not request.has_intervals
-    return alike and rows <= DECODING_ROWS and request.q.element_size() == 2
-
-
-def decoding_config(request: Request, programs: int) -> LaunchConfig:
-    """Tile sizes for decoding, where so many programs do the work of one split."""
-    for_each = programs / devices[request.q.device].num_sms
-    return fitted(request, CROWDED if for_each > 3 else WHOLE if FULL <= for_each <= 1 else SHARED)
-
-
-def shares_config(request: Request) -> LaunchConfig:
-    """Tile sizes for equal shares. With large tiles at head_dim 128, rows of one length lose less;
-    at 64 and with pages, small ones are faster.
-    """
-    head_dim = padded_head_dim(max(request.q.shape[3], request.v.shape[3]))
-    return fitted(request, WHOLE if head_dim == 128 and request.block_table is None else SHARED)
-
-
-def fitted(request: Request, config: LaunchConfig) -> LaunchConfig:
-    """Tile sizes for decoding with as many bytes under way whatever the head dim, or as fit."""
-    q = request.q
-    head_dim = padded_head_dim(max(q.shape[3], request.v.shape[3]))
-    rows = q.shape[1] * request.group
-    config = replace(
-        config,
-        block_q=max(16, 1 << (rows - 1).bit_length()),
-        num_stages=max(2, 1 + (config.num_stages - 1) * 128 // max(64, head_dim)),
-    )
-    return config.fitted(head_dim, q.element_size(), devices[q.device].shared_memory)
-
-
 def forward(
     request: Request, config: LaunchConfig | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
@@ -411,56 +325,52 @@ def forward(
         o (batch, M, heads, head_dim_v), contiguous, in the request's out_dtype; lse natural log,
         fp32 (batch, heads, M); no further statistics.
     """
+    if decodes(request):
+        kernel = stream_k if request.num_splits is None and stream_k.pays(request) else decode
+        return kernel.forward(request, config)
     q, k, v, group = request.q, request.k, request.v, request.group
     batch, q_length, heads, _ = q.shape
     kv_heads = heads // group
-    if few_rows := decodes(request):
-        programs = kv_heads * batch
-        if request.num_splits is None and shares.pay(request):
-            return shares.forward(request, config or shares_config(request))
-        config = config or decoding_config(request, programs)
-    else:
-        config = config or default_config(q_length * group, request, MEASURED)
+    config = config or default_config(q_length * group, request, MEASURED)
     o, lse = new_outputs(request)
-    if few_rows:
-        lay_out(request, of_queries=(o, lse))
-    else:
-        (tiles,) = lay_out(request, Tiling(config.block_q, group), of_queries=(o, lse))
-        programs = tiles.number * kv_heads * batch  # packed: a batch of one
-    num_splits = splits_of(request, programs, config.block_kv, READ_AT_ONCE if few_rows else 1)
-    partials = None
+    (tiles,) = lay_out(request, Tiling(config.block_q, group), of_queries=(o, lse))
+    programs = tiles.number * kv_heads * batch  # packed: a batch of one
+    num_splits, partials = splits_of(request, programs, config.block_kv), None
     if num_splits > 1:
         partials = Partials.allocate(num_splits * batch, o, request.cu_seqlens_q is not None)
-    overlap = few_rows and num_splits > 1 and devices.launches_overlap(q.device)
     intervals = Intervals.of(request, config.block_kv, config.block_q)
     key = (*layout(request), num_splits, intervals and intervals.key)
     mods = ScoreMods.of(request)
-    if is_fp8(q):
-        mods = mods.with_descales(request)
-    tensors = (View.of(q), View.of(k), View.of(v), View.of(o), View.of_rows(lse), partials)
-    about = (
-        Sequences.of(request),
-        Window(request.window_left, request.window_right, intervals),
-        mods,
-        q_length,
-        request.max_kv_length,
-        batch,
-        kv_heads,
+    launch_forward(
+        key,
+        (programs, num_splits),
+        (
+            View.of(q),
+            View.of(k),
+            View.of(v),
+            View.of(o),
+            View.of_rows(lse),
+            partials,
+            tiles.plan,
+            Sequences.of(request),
+            Window(request.window_left, request.window_right, intervals),
+            mods.with_descales(request) if is_fp8(q) else mods,
+            q_length,
+            request.max_kv_length,
+            batch,
+            kv_heads,
+            tiles.number,
+            num_splits,
+        ),
+        {
+            "GROUP": group,
+            "SPLIT": partials is not None,
+            "BLOCK_Q": config.block_q,
+            "BLOCK_KV": config.block_kv,
+        },
+        config.num_warps,
+        config.num_stages,
     )
-    constants = {
-        "GROUP": group,
-        "SPLIT": partials is not None,
-        "BLOCK_Q": config.block_q,
-        "BLOCK_KV": config.block_kv,
-    }
-    compiler = config.num_warps, config.num_stages
-    grid = (programs, num_splits)
-    if few_rows:
-        constants["OVERLAP"] = overlap
-        launch_decode(key, grid, (*tensors, *about, num_splits), constants, *compiler)
-    else:
-        arguments = (*tensors, tiles.plan, *about, tiles.number, num_splits)
-        launch_forward(key, grid, arguments, constants, *compiler)
     if partials is not None:
-        combine(partials, key, num_splits, o, lse, overlap)
+        combine(partials, key, num_splits, o, lse)
     return o, lse, None

@@ -54,7 +54,7 @@ from flash_versions.dispatch.launch import Launcher, layout
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import READ_SHARED_MEMORY, LaunchConfig, default_config
 from flash_versions.dispatch.version import WIDE
-from flash_versions.versions.fa2.forward import splits_of
+from flash_versions.versions.fa2.splits import splits_of
 from flash_versions.versions.tiles.algebra import (
     Window,
     blocks_of_queries,

@@ -10,6 +10,7 @@ from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.versions.fa2 import backward as fa2_backward
+from flash_versions.versions.fa2 import decode, splits
 from flash_versions.versions.fa2 import forward as fa2
 from tests.helpers.kernels.budget import assert_gradients_right, assert_within_budget, random_inputs
 from tests.helpers.rotation import rotated
@@ -133,7 +134,7 @@ def test_backward_of_any_tile(heads, tiles, device):
     ],
 )
 def test_heuristic(programs, n_blocks, multiprocessors, expected):
-    assert fa2.choose_num_splits(programs, n_blocks, multiprocessors) == expected
+    assert splits.choose_num_splits(programs, n_blocks, multiprocessors) == expected
 
 
 @pytest.mark.parametrize(
@@ -152,4 +153,4 @@ def test_splits_of_a_decoding_step(monkeypatch, batch, length, expected):
     monkeypatch.setattr(devices, "assumed", Properties(num_sms=132))
     q, k = torch.empty(batch, 1, 32, 64), torch.empty(1, 1, 8, 64).expand(batch, length, 8, 64)
     request = make_request(q, k, k, causal=True)
-    assert fa2.splits_of(request, 8 * batch, 64, fa2.READ_AT_ONCE) == expected
+    assert splits.splits_of(request, 8 * batch, 64, decode.READ_AT_ONCE) == expected

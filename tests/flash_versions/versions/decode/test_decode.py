@@ -22,7 +22,7 @@ inputs = partial(
 
 def assert_decodes(request, config=CONFIG):
     """The kernel for decoding takes the request, and is within the budget of `o` and of the LSE."""
-    assert fa2.decodes(request)
+    assert decode.decodes(request)
     o, lse, _ = fa2.forward(request, config)
     assert_right(request, o, lse)
     return o, lse
@@ -148,7 +148,7 @@ LEFT = {
 @pytest.mark.parametrize("name", LEFT)
 def test_what_is_left_to_the_ordinary_kernel(name, device):
     request = make_request(*inputs(device, **LEFT[name]), causal=True, num_splits=3)
-    assert not fa2.decodes(request)
+    assert not decode.decodes(request)
     o, lse, _ = fa2.forward(request)
     assert_right(request, o, lse)
 
@@ -195,7 +195,7 @@ def test_splits_of_the_heuristic(batch, length):
     """The first sequence and the last one are held against the oracle, which takes much memory."""
     tensors = inputs("cuda", batch=batch, N=length, heads=32, kv_heads=8, head_dim=128)
     request = make_request(*tensors, causal=True)
-    assert fa2.decodes(request)
+    assert decode.decodes(request)
     o, lse, _ = fa2.forward(request)
     for row in {0, batch - 1}:
         q, k, v, o_row, lse_row = (x[row : row + 1] for x in (*tensors, o, lse))

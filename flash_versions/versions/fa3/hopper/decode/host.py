@@ -10,9 +10,9 @@ from flash_versions.dispatch.launch import Launcher, Plan, layout
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import padded_head_dim
 from flash_versions.dispatch.version import Forward
-from flash_versions.versions.fa2 import shares as equal_shares
+from flash_versions.versions.fa2 import stream_k
 from flash_versions.versions.fa2.combine import Partials
-from flash_versions.versions.fa2.shares import MOST_SEQUENCES, even_shares
+from flash_versions.versions.fa2.stream_k import MOST_SEQUENCES, even_shares
 from flash_versions.versions.fa3.hopper.decode.kernel import decode_kernel
 from flash_versions.versions.fa3.hopper.decode.pieces import AT_ONCE, PANEL, ROWS
 from flash_versions.versions.fa3.hopper.host import (
@@ -131,7 +131,7 @@ def pays(request: Request) -> bool:
     """
     if rounds_to_combine(request) > MOST_ROUNDS:
         return False
-    return request.block_table is not None or equal_shares.pay(request, LONG)
+    return request.block_table is not None or stream_k.pays(request, LONG)
 
 
 def rounds_to_combine(request: Request) -> int:

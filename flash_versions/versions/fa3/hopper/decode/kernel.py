@@ -19,7 +19,7 @@ What changes.
 * A consumer, four warps, computes with WGMMA. Its tile has 64 rows, of which the queries of a key
   head use a few. The products of the other rows are wasted, and cost nothing: a block of 64 keys at
   head_dim 128 takes the memory 1800 cycles of a multiprocessor, and its two products 512.
-* The shares of the work are those of `fa2/shares.py`, found by each program on the GPU. Of a
+* The shares of the work are those of `fa2/stream_k.py`, found by each program on the GPU. Of a
   sequence that is cut, the program that comes last combines the pieces (`pieces.py`), where FA2
   launches a kernel that waits for all programs.
 

@@ -70,7 +70,7 @@ class KeyRows:
 
 @aggregate
 class Share:
-    """A part of the line of all blocks, see `fa2.shares`, and how long all shares are."""
+    """A part of the line of all blocks, see `fa2.stream_k`, and how long all shares are."""
 
     number: gl.tensor
     begin: gl.tensor
@@ -159,7 +159,7 @@ class DecodeProblem:
 
     @gluon.jit
     def find_share(self, number, shares, batch, BATCH: gl.constexpr):
-        """A share of the line of all blocks; see `fa2.shares.find_share`."""
+        """A share of the line of all blocks; see `fa2.stream_k.find_share`."""
         SIZE: gl.constexpr = BATCH // 128
         layout: gl.constexpr = gl.BlockedLayout([SIZE], [32], [4], [0])
         i = gl.arange(0, BATCH, layout=layout)

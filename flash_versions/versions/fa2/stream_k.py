@@ -41,7 +41,14 @@ from flash_versions.dispatch.launch import Launcher, layout
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.sizes import LaunchConfig, padded_head_dim
 from flash_versions.versions.fa2.combine import Partials, combine
-from flash_versions.versions.fa2.decode import attend, store_partial, store_result
+from flash_versions.versions.fa2.decode import (
+    SHARED,
+    WHOLE,
+    attend,
+    fitted,
+    store_partial,
+    store_result,
+)
 from flash_versions.versions.tiles.algebra import Window, blocks_of_queries
 from flash_versions.versions.tiles.rows import Rows, View, cdiv
 from flash_versions.versions.tiles.score_mods import ScoreMods, place_queries
@@ -164,7 +171,7 @@ def shares_kernel(
 launch_shares = Launcher(shares_kernel)
 
 
-def pay(request: Request, long: int | None = None) -> bool:
+def pays(request: Request, long: int | None = None) -> bool:
     """Whether equal shares pay: for at least two sequences, of which the longest may have LONG
     keys or more, or `long`.
 
@@ -174,6 +181,14 @@ def pay(request: Request, long: int | None = None) -> bool:
     uneven = request.is_ragged or request.cu_seqlens_k is not None
     batch = request.q.shape[0]
     return uneven and 1 < batch <= MOST_SEQUENCES and request.max_kv_length >= (long or LONG)
+
+
+def choose_config(request: Request) -> LaunchConfig:
+    """Tile sizes. With large tiles at head_dim 128, rows of one length lose less;
+    at 64 and with pages, small ones are faster.
+    """
+    head_dim = padded_head_dim(max(request.q.shape[3], request.v.shape[3]))
+    return fitted(request, WHOLE if head_dim == 128 and request.block_table is None else SHARED)
 
 
 def shares_of(request: Request, config: LaunchConfig) -> int:
@@ -198,18 +213,19 @@ def even_shares(shares: int, batch: int) -> int:
 
 
 def forward(
-    request: Request, config: LaunchConfig, shares: int | None = None
+    request: Request, config: LaunchConfig | None = None, shares: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
     """Attention and its LSE of a request that `decodes`, as `fa2.forward` returns them.
 
     Args:
         request: see `Request`; num_splits is not looked at.
-        config: tile sizes.
+        config: tile sizes; None chooses by shape and device.
         shares: of each key head; None: as many as fill the GPU.
     """
     q, k, v, group = request.q, request.k, request.v, request.group
     batch, q_length, heads, _ = q.shape
     kv_heads = heads // group
+    config = config or choose_config(request)
     if shares is None:
         shares = shares_of(request, config)
     o, lse = new_outputs(request)

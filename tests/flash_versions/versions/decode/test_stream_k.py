@@ -10,8 +10,7 @@ from flash_versions import attention
 from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import LaunchConfig
-from flash_versions.versions.fa2 import forward as fa2
-from flash_versions.versions.fa2 import shares
+from flash_versions.versions.fa2 import decode, stream_k
 from tests.compile import apart
 from tests.helpers.kernels.budget import assert_right, random_inputs
 from tests.helpers.rotation import rotated
@@ -32,8 +31,8 @@ SHARES = [1, 3, 16]
 
 def assert_shared(request, number, config=CONFIG):
     """Within the budget of `o` and of the LSE in so many shares."""
-    assert fa2.decodes(request)
-    o, lse, _ = shares.forward(request, config, number)
+    assert decode.decodes(request)
+    o, lse, _ = stream_k.forward(request, config, number)
     assert_right(request, o, lse)
     return o, lse
 
@@ -46,7 +45,7 @@ def test_lengths(name, number, device):
         k[b, length:], v[b, length:] = float("nan"), float("nan")
     request = make_request(q, k, v, causal=True, kv_lengths=lengths)
     o, lse = assert_shared(request, number)
-    again, lse_again, _ = shares.forward(request, CONFIG, number)
+    again, lse_again, _ = stream_k.forward(request, CONFIG, number)
     assert torch.equal(o, again) and torch.equal(lse, lse_again)
 
 
@@ -116,13 +115,13 @@ def test_pages(page_size, number, starts, device):
     if starts:
         given["kv_starts"] = torch.tensor([70, 0, 3, 0, 127], device=device)
     request = make_request(q, k_pages, v_pages, causal=True, block_table=table, **given)
-    found = shares.forward(request, CONFIG, number)
+    found = stream_k.forward(request, CONFIG, number)
     o, lse = assert_shared(make_request(q, k, v, causal=True, **given), number)
     assert torch.equal(found[0], o) and torch.equal(found[1], lse)
 
 
 def test_more_sequences_than_shares(device, monkeypatch):
-    monkeypatch.setattr(shares, "SEQUENCES", 4)
+    monkeypatch.setattr(stream_k, "SEQUENCES", 4)
     q, k, v = inputs(device, batch=11, N=40)
     lengths = torch.tensor([7, 0, 40, 40, 1, 2, 3, 33, 16, 17, 40], device=device)
     request = make_request(q, k, v, causal=True, kv_lengths=lengths)
@@ -132,7 +131,7 @@ def test_more_sequences_than_shares(device, monkeypatch):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="counts blocks in the interpreter")
 def test_shares_differ_by_a_block(device, monkeypatch):
-    counts, attend, find_share = [], shares.attend, shares.find_share
+    counts, attend, find_share = [], stream_k.attend, stream_k.find_share
 
     def begin_share(*given):
         counts.append(0)
@@ -142,11 +141,11 @@ def test_shares_differ_by_a_block(device, monkeypatch):
         counts[-1] += int(end) - int(begin)
         return attend(begin, end, *given)
 
-    monkeypatch.setattr(shares, "find_share", begin_share)
-    monkeypatch.setattr(shares, "attend", count)
+    monkeypatch.setattr(stream_k, "find_share", begin_share)
+    monkeypatch.setattr(stream_k, "attend", count)
     q, k, v = inputs(device)
     lengths = torch.tensor([150, 33, 1, 16, 80], device=device)  # 10, 3, 1, 1 and 5 blocks
-    shares.forward(make_request(q, k, v, causal=True, kv_lengths=lengths), CONFIG, 6)
+    stream_k.forward(make_request(q, k, v, causal=True, kv_lengths=lengths), CONFIG, 6)
     assert sorted(counts) == [3, 3, 3, 3] * 2 + [4] * 4  # of two heads
 
 
@@ -166,15 +165,15 @@ def test_where_shares_pay(given, batch, length, shared):
     q = torch.empty(batch, 1, 8, 16, dtype=torch.bfloat16, device="meta")
     k = torch.empty(batch, length, 2, 16, dtype=torch.bfloat16, device="meta")
     request = make_request(q, k, k)._replace(**{name: torch.ones(batch) for name in given})
-    assert shares.pay(request) == shared
+    assert stream_k.pays(request) == shared
 
 
 @pytest.mark.parametrize("num_splits", [None, 2])
 def test_who_shares(num_splits, device, monkeypatch):
     """Calls for which it pays, unless they ask for a number of splits."""
-    calls, forward = [], shares.forward
-    monkeypatch.setattr(shares, "LONG", 150)
-    monkeypatch.setattr(shares, "forward", lambda *a: calls.append(1) or forward(*a))
+    calls, forward = [], stream_k.forward
+    monkeypatch.setattr(stream_k, "LONG", 150)
+    monkeypatch.setattr(stream_k, "forward", lambda *a: calls.append(1) or forward(*a))
     lengths = torch.tensor([9, 8, 7, 6, 5], device=device)
     attention(
         *inputs(device), causal=True, version="fa2", kv_lengths=lengths, num_splits=num_splits
@@ -201,7 +200,7 @@ def test_as_many_shares_as_fit_the_gpu(head_dim, kv_heads, batch, expected, monk
     monkeypatch.setattr(devices, "assumed", Properties((9, 0), 232_448, 132))
     q = torch.empty(batch, 1, kv_heads, head_dim, dtype=torch.bfloat16)
     request = make_request(q, q, q)
-    assert shares.shares_of(request, fa2.fitted(request, fa2.SHARED)) == expected
+    assert stream_k.shares_of(request, decode.fitted(request, decode.SHARED)) == expected
 
 
 def test_what_the_compiler_makes_of_it():
