@@ -4,7 +4,7 @@
     adder         has TMA add these parts to what other tiles of keys have added
 
 Between them are two slots, each for a whole block. So the warpgroup goes on to the next block while
-an adder waits for its turn (`turns.py`).
+an adder waits for its turn (`deterministic.py`).
 
 In turns there are two adders, each for every second block. An adder counts a block when all of it
 is in memory, which at head_dim 64 takes longer than a step. Meanwhile the other one adds the next

@@ -71,7 +71,7 @@ class BackwardConfig:
         halves: have 128 keys above head_dim 128, too, and compute S and dP of half of a block's
             queries at a time (`wider/halves.py`). For HALVES_DIMS of q and v together, such as 192
             and 128 in panels, and a head_dim of q of more than 64.
-        parts: divide the query heads of each key head over so many programs (`parts.py`).
+        parts: divide the query heads of each key head over so many programs (`split_groups.py`).
         section: key heads, of all sequences, between which consecutive programs alternate, with all
             their parts; None: `heads_of_section`.
         pair: have 128 keys above head_dim 128, too, and two warpgroups that do everything

@@ -8,7 +8,7 @@ What changes.
 * One kernel. A program has a tile of 128 keys and adds its share of dQ to memory: TMA adds to a
   box (reduce-add, fp32). The order of the additions is the order in which programs come by, so dQ
   may differ in its last bits from run to run. With `deterministic` programs wait for their turns,
-  see `turns.py`.
+  see `deterministic.py`.
 * Warp specialisation. A producer warp streams Q and dO of the queries that see these keys, with a
   row of LSE and one of delta; two consumers have 64 keys each, and dK and dV in registers.
 * Transposed scores. With S^T = K Q^T, a consumer's rows are keys: P^T and dS^T are, rounded, the
@@ -60,7 +60,7 @@ and the announcement pass while tensor cores compute.
 Turns. One consumer computes exponentials and issues dV, then the other one: so they do not compute
 exponentials at the same time, and the tensor cores have products of one while the other computes.
 A consumer has given its turn away before it waits for the warpgroup of dQ, which may wait for an
-adder, and so for other programs (`turns.py`): the turns close no circle of waits.
+adder, and so for other programs (`deterministic.py`): the turns close no circle of waits.
 
 Why no warp overwrites what another still reads: before it writes a tile, it waits until the readers
 have said that they are done, for dS and dQ as for all others. Slots of Q and of dO are given back
@@ -89,7 +89,7 @@ queries at a time: with a warpgroup for dQ up to 160 dims, and for 192 with 128 
 (`wider/pair.py`). At 256 a program has 64 keys, and consumers divide the dims (`wider/wide.py`).
 
 Where there are few tiles, or more under way than the L2 cache holds, programs share a tile of keys:
-each has a part of the query heads of its group (`parts.py`). So do those of `wider`.
+each has a part of the query heads of its group (`split_groups.py`). So do those of `wider`.
 
 Before it, a kernel computes delta and clears the sum of dQ; one behind it scales and rounds dQ.
 This one and the last may begin while the one before still runs (`rows.py`).
@@ -121,9 +121,9 @@ from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig
 from flash_versions.versions.fa3.hopper.backward.consume import consume
 from flash_versions.versions.fa3.hopper.backward.host import COUNTS, make_plan, tensors
 from flash_versions.versions.fa3.hopper.backward.loads import Inputs, load_do, load_q
-from flash_versions.versions.fa3.hopper.backward.parts import Parts
 from flash_versions.versions.fa3.hopper.backward.problem import make_problem
 from flash_versions.versions.fa3.hopper.backward.rows import finish, prepare
+from flash_versions.versions.fa3.hopper.backward.split_groups import Parts
 from flash_versions.versions.fa3.hopper.backward.tiles import Q_EMPTY, Q_THREADS, Buffers
 from flash_versions.versions.fa3.hopper.backward.wider.halves import launch_halves
 from flash_versions.versions.fa3.hopper.backward.wider.pair import launch_pair

@@ -3,8 +3,8 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from flash_versions.versions.fa3.hopper.backward.parts import LEAST_STEPS
-from flash_versions.versions.fa3.hopper.backward.turns import Turns, take_turns
+from flash_versions.versions.fa3.hopper.backward.deterministic import Turns, take_turns
+from flash_versions.versions.fa3.hopper.backward.split_groups import LEAST_STEPS
 from flash_versions.versions.fa3.hopper.head_mods import HeadMods, make_head_mods
 from flash_versions.versions.fa3.hopper.intervals import KeySpans, make_key_spans
 from flash_versions.versions.tiles.algebra import block_range, first_visible, last_visible
@@ -20,7 +20,7 @@ class KeyProblem:
     gives the problem of a tile's own sequence, as `QueryProblem` does, and `of_head` that of a
     head.
 
-    Where groups are divided (`parts.py`), each part counts as a key head, and a group is its part.
+    Where groups are divided (`split_groups.py`), each part counts as a key head, and a group is its part.
     """
 
     plan: gl.tensor  # of the tiles of ragged sequences, see `varlen_scheduler.Tiles`; else anything

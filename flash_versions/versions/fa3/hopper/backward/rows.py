@@ -18,7 +18,7 @@ from flash_versions.dispatch.request import Request
 from flash_versions.versions.fa2.backward import compute_delta
 from flash_versions.versions.fa2.sink import sink_gradient
 from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig, tiles_of_keys
-from flash_versions.versions.fa3.hopper.backward.parts import CONSUMERS
+from flash_versions.versions.fa3.hopper.backward.split_groups import CONSUMERS
 from flash_versions.versions.tiles.algebra import LOG2E
 from flash_versions.versions.tiles.rows import (
     Rows,

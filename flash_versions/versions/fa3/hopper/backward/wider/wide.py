@@ -49,8 +49,8 @@ from triton.language.extra.cuda import gdc_wait
 from flash_versions.dispatch.launch import Launcher
 from flash_versions.versions.fa3.hopper.backward.host import COUNTS
 from flash_versions.versions.fa3.hopper.backward.loads import load_do, load_q
-from flash_versions.versions.fa3.hopper.backward.parts import Parts
 from flash_versions.versions.fa3.hopper.backward.problem import make_problem
+from flash_versions.versions.fa3.hopper.backward.split_groups import Parts
 from flash_versions.versions.fa3.hopper.backward.tiles import (
     CONSUMER_THREADS,
     Q_THREADS,
