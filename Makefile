@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 KERNEL_TESTS := tests/flash_versions/versions tests/flash_versions/dispatch/test_interpreter.py \
-	tests/flash_versions/doors/test_kv_cache.py tests/flash_versions/laboratory/test_inspect.py \
+	tests/flash_versions/integrations/test_kv_cache.py tests/flash_versions/tools/test_inspect.py \
 	tests/compile tests/documents/notebooks/test_lessons.py tests/transformer/kernels/test_gemv.py
 WORKERS := -q -n auto --maxprocesses 8 --dist loadgroup
 

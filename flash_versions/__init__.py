@@ -5,8 +5,8 @@
     o, lse = attention(q, k, v, version="fa1", return_lse=True)
     o.sum().backward()
 
-FlashAttention's own functions are in `flash_versions.flash_attn`, doors into transformers and into
-torch's scaled_dot_product_attention in `flash_versions.integrations`.
+FlashAttention's own functions are in `flash_versions.flash_attn`, what puts this attention into
+transformers and torch's scaled_dot_product_attention in `flash_versions.integrations`.
 
 Without a GPU, importing the package turns Triton's CPU interpreter on, which only works before
 triton is imported, and repairs its bf16 and fp8 for all kernels of the process. With

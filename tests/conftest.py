@@ -107,7 +107,7 @@ def seeded():
 def pytest_terminal_summary(terminalreporter, config):
     """Say what was exercised: a suite of skips is green and proves nothing."""
     passed = terminalreporter.stats.get("passed", [])
-    rooms = ("flash_versions/versions", "flash_versions/doors", "emulator", "gpu")
+    rooms = ("flash_versions/versions", "flash_versions/integrations", "emulator", "gpu")
     kernels = [r for r in passed if r.nodeid.startswith(tuple(f"tests/{x}/" for x in rooms))]
     if torch.cuda.is_available():
         where = f"on {torch.cuda.get_device_name()}"

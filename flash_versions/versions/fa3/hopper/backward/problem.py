@@ -20,7 +20,8 @@ class KeyProblem:
     gives the problem of a tile's own sequence, as `QueryProblem` does, and `of_head` that of a
     head.
 
-    Where groups are divided (`split_groups.py`), each part counts as a key head, and a group is its part.
+    Where groups are divided (`split_groups.py`), each part counts as a key head, and a group is its
+    part.
     """
 
     plan: gl.tensor  # of the tiles of ragged sequences, see `varlen_scheduler.Tiles`; else anything
