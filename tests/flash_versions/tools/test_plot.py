@@ -44,7 +44,7 @@ def test_no_other_figures_are_committed():
     lessons = plot.FIGURES / "lessons"  # tests/documents/notebooks/test_pictures.py
     found = {path for path in plot.FIGURES.rglob("*.*") if lessons not in path.parents}
     elsewhere = {plot.FIGURES / "flash-attention.gif"}  # there, too
-    elsewhere |= {plot.FIGURES / "walkthrough.png"}  # a screenshot of a page, for the README
+    elsewhere |= {plot.FIGURES / "stepper.png"}  # a screenshot, for the README
     for name in ("sums", "countdown"):  # tests/documents/pages/test_grpo_results.py
         elsewhere |= {plot.FIGURES / f"transformer/grpo-{name}.svg"}
     assert found == elsewhere | {plot.path_of(name) for name in plot.PLOTS}
