@@ -287,7 +287,7 @@ def test_a_graph_is_made_and_launched_while_another_thread_captures():
     options = {"cu_seqlens_q": bounds, "causal": True, "version": "fa3"}
     *_, last = [attention(*leaves, **options) for _ in range(4)]
     ((_, call),) = [one for found in keys.known.values() for one in found]
-    (room,) = call.forward.replay.__globals__["unused"]  # its parameters are those of the last call
+    (params,) = call.forward.replay.__globals__["unused"]  # as the last call left them
     expected = last.clone()
     last.fill_(torch.nan)
     side, x, captured = torch.cuda.Stream(), torch.zeros(8, device="cuda"), torch.cuda.CUDAGraph()
@@ -304,8 +304,8 @@ def test_a_graph_is_made_and_launched_while_another_thread_captures():
         capturing = pool.submit(capture)
         assert begun.wait(60)
         try:
-            *sets, launch = graphs.new_graph(room, side.cuda_stream)
-            errors = [*(f(node) for f, node in zip(sets, room[1:])), launch()]
+            *sets, launch = graphs.new_graph(params, side.cuda_stream)
+            errors = [*(f(node) for f, node in zip(sets, params[1:])), launch()]
         finally:
             made.set()
         capturing.result()

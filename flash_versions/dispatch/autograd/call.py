@@ -33,11 +33,11 @@ NO_FORWARD_MODE = (
 
 
 def run(
-    name: str | Version, request: Request, room: keys.Room | None = None
+    name: str | Version, request: Request, slot: keys.Slot | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(o, lse) of a request by the version of that name, or by the newest that supports it
-    ("auto"); differentiable. The LSE may be None if the request does not ask for it. With room
-    for it, the call is kept for later ones.
+    ("auto"); differentiable. The LSE may be None if the request does not ask for it. With a
+    slot, the call is kept there for later ones.
 
     Raises:
         ValueError: no version serves the request, or an operator would have to find one by its name
@@ -68,8 +68,8 @@ def run(
         return o, lse
     call, tensors = make_call(version, forward, request, differentiated)
     # A user's version may launch kernels past the `Launcher`s, which a tape would not know of.
-    if room is not None and VERSIONS.get(version.name) is version:
-        room.keep(call)
+    if slot is not None and VERSIONS.get(version.name) is version:
+        slot.keep(call)
     return serve(call, tensors)
 
 

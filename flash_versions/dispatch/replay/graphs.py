@@ -60,13 +60,15 @@ def more(launches: Launches) -> tuple:
     return view, *nodes
 
 
-def new_graph(room: tuple, stream: int) -> Graph | None:
-    """A graph of the kernels of a room, one after the other; None if the driver refuses it."""
+def new_graph(params: tuple, stream: int) -> Graph | None:
+    """A graph of launches with these parameters, one after the other; None if the driver refuses
+    it.
+    """
     # In the usual mode, making a graph would end another thread's capture of one.
     mode = ctypes.c_int(RELAXED)
     library().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
     try:
-        return instance(room[1:], stream)
+        return instance(params[1:], stream)
     finally:
         library().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 

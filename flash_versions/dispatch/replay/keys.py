@@ -89,7 +89,7 @@ def keep(kept: Kept, tensors: Sequence[torch.Tensor], what: Any) -> None:
     kept.append((alike(tensors), what))
 
 
-class Room(NamedTuple):
+class Slot(NamedTuple):
     """Where a call can be kept: under a key, for tensors like its own, each object once."""
 
     key: tuple
@@ -116,7 +116,7 @@ def find(
 
     Returns:
         (call, tensors, stream) if a call was kept: it serves `tensors`, all that were given.
-        (None, tensors, room) if none was kept: the caller can keep one there, see `Room`.
+        (None, tensors, slot) if none was kept: the caller can keep one there, see `Slot`.
         (None, (), None) if the call cannot be replayed. With a torch without `Guards`, none can.
     """
     if Guards is None or not (type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN):
@@ -153,7 +153,7 @@ def find(
         return NOT_FOUND
     if not all(x.is_contiguous() for x in tensors[3:]):  # it would be copied
         return NOT_FOUND
-    return None, tensors, Room(key, once)
+    return None, tensors, Slot(key, once)
 
 
 NOT_FOUND: tuple[None, tuple, None] = (None, (), None)

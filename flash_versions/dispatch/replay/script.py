@@ -15,17 +15,17 @@ Its source is written and compiled, because a line of names is faster than a loo
         try: block = blocks.pop()
         except IndexError: block = new_block()
         a6 = block[0]
-        try: room = unused.pop()
-        except IndexError: room = more()
-        pack(room[0], 0, maps7[a1], maps8[a2], maps9[a3], maps10[a5], a6, a5, 0, a4)
+        try: params = unused.pop()
+        except IndexError: params = more()
+        pack(params[0], 0, maps7[a1], maps8[a2], maps9[a3], maps10[a5], a6, a5, 0, a4)
         if bind(): return None
         try: graph = graphs.pop()
-        except IndexError: graph = new_graph(room, 0)
-        if graph is None or graph[0](room[1]) or graph[1](room[2]): return None
+        except IndexError: graph = new_graph(params, 0)
+        if graph is None or graph[0](params[1]) or graph[1](params[2]): return None
         if error := graph[2](): refuse(error)
         blocks.append(block)
         graphs.append(graph)
-        unused.append(room)
+        unused.append(params)
         return (y4, None, None, )
 """
 
@@ -211,7 +211,7 @@ class Script:
             return
         given = [(format, self.parameter(kernel, format, x)) for format, x in parameters]
         self.launches.append((kernel.function, grid, given))
-        start = f"room[{len(self.launches)}]"
+        start = f"params[{len(self.launches)}]"
         self.starting.append(
             f"if error := {start}(): start_again(error, {start}, {self.device.index})"
         )
@@ -255,9 +255,9 @@ class Script:
         return repr(x) if x is None or type(x) in (int, bool) else self.name(x)
 
     def graph(self, launches: Launches) -> Callable[[], tuple] | None:
-        """Lines that launch all as one graph, and what makes a room for it; None, and no lines, if
-        there can be none. A call whose graph the driver refuses goes another way: nothing was
-        launched yet.
+        """Make all launches one graph, and return what makes their parameters; None, and nothing is
+        changed, if there can be no graph. A call whose graph the driver refuses goes another way:
+        nothing was launched yet.
         """
         if len(self.starting) > len(self.launches):  # some are Triton's
             return None
@@ -266,11 +266,11 @@ class Script:
             return None
         self.values |= {"bind": bind, "graphs": pool, "new_graph": graphs.new_graph}
         self.values["refuse"] = refuse
-        sets = [f"graph[{i}](room[{i + 1}])" for i in range(len(self.launches))]
+        sets = [f"graph[{i}](params[{i + 1}])" for i in range(len(self.launches))]
         self.starting = [
             "if bind(): return None",
             "try: graph = graphs.pop()",
-            f"except IndexError: graph = new_graph(room, {self.stream})",
+            f"except IndexError: graph = new_graph(params, {self.stream})",
             f"if graph is None or {' or '.join(sets)}: return None",
             f"if error := graph[{len(sets)}](): refuse(error)",
         ]
@@ -284,11 +284,11 @@ class Script:
             more = self.graph(launches) or launches.more
             self.values |= {"unused": launches.unused, "more": more, "pack": launches.pack}
             self.lines += [
-                "try: room = unused.pop()",
-                "except IndexError: room = more()",
-                f"pack({', '.join(['room[0]', '0', *launches.changing])})",
+                "try: params = unused.pop()",
+                "except IndexError: params = more()",
+                f"pack({', '.join(['params[0]', '0', *launches.changing])})",
             ]
-            self.closing.append("unused.append(room)")
+            self.closing.append("unused.append(params)")
         body = *self.lines, *self.starting, *self.closing, end
         source = "\n    ".join(["def replay(tensors):", *body])
         exec(compile(source, "<replay>", "exec"), self.values)
