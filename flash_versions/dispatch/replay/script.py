@@ -21,7 +21,8 @@ Its source is written and compiled, because a line of names is faster than a loo
         if bind(): return None
         try: graph = graphs.pop()
         except IndexError: graph = new_graph(params, 0)
-        if graph is None or graph[0](params[1]) or graph[1](params[2]): return None
+        if graph is None: return None
+        if graph[0](params[1]) or graph[1](params[2]): return graphs.append(graph)
         if error := graph[2](): refuse(error)
         blocks.append(block)
         graphs.append(graph)
@@ -271,7 +272,8 @@ class Script:
             "if bind(): return None",
             "try: graph = graphs.pop()",
             f"except IndexError: graph = new_graph(params, {self.stream})",
-            f"if graph is None or {' or '.join(sets)}: return None",
+            "if graph is None: return None",
+            f"if {' or '.join(sets)}: return graphs.append(graph)",
             f"if error := graph[{len(sets)}](): refuse(error)",
         ]
         self.closing.append("graphs.append(graph)")

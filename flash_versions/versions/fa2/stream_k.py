@@ -1,4 +1,4 @@
-"""FlashAttention 2, forward of few queries on sequences of different lengths: equal shares.
+"""FlashAttention 2, forward of few queries on sequences of different lengths: Stream-K.
 
 What a split of every sequence wastes here. If all sequences get as many programs, the work of a
 program is as long as its sequence: most programs end early, and the memory is idle while the last

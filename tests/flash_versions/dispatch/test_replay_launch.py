@@ -307,6 +307,7 @@ def test_a_call_whose_graph_is_refused_goes_the_ordinary_way(what, told, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(tape, "function", lambda x: result)
         assert tape((x,), STREAM) is result and not seen.told
+    assert len(pool) == (what == "parameters"), "one that refuses parameters is not made again"
     seen.refused = None
     tape((x,), STREAM)
     assert grids(seen) == [1, 2, 3] and seen.thread.mode == 0
