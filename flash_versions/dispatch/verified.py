@@ -22,13 +22,15 @@ def path() -> Path:
     return root / "flash_versions" / "verified.json"
 
 
-@cache
-def sources() -> str:
-    """A hash of the source of all kernels, and of what launches them."""
+def read_sources() -> str:
+    """A hash of the source of all kernels, and of what launches them; "" if it is not there."""
     root = Path(__file__).parents[1]
     files = sorted(x for part in ("dispatch", "versions") for x in (root / part).rglob("*.py"))
     texts = [f"{file.relative_to(root)}\n".encode() + file.read_bytes() for file in files]
-    return hashlib.sha256(b"\0".join(texts)).hexdigest()
+    return hashlib.sha256(b"\0".join(texts)).hexdigest() if texts else ""
+
+
+sources = cache(read_sources)  # as they were when this process asked first
 
 
 def conditions(device: torch.device | None = None) -> dict[str, Any]:
@@ -64,14 +66,12 @@ def is_verified(kernel: str, device: torch.device) -> bool:
     """Whether this kernel has passed `flash_versions.verify` on such a GPU with this Triton."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return False
-    # Most people have no such entry, and read no sources for it.
-    return any(
-        x.get("kernel") == kernel and x == {"kernel": kernel, **conditions(device)} for x in read()
-    )
+    entries = [x for x in read() if x.get("kernel") == kernel]  # as a rule none: no source is read
+    return bool(entries and sources() and {"kernel": kernel, **conditions(device)} in entries)
 
 
 def record(kernel: str) -> None:
-    """Write that a kernel has passed on the current GPU.
+    """Write that a kernel has passed on the current GPU; what is known of other sources goes.
 
     Raises:
         OSError: the cache folder cannot be written.
@@ -79,5 +79,6 @@ def record(kernel: str) -> None:
     found, new, file = read(), {"kernel": kernel, **conditions()}, path()
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f"{file.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps([*(x for x in found if x != new), new], indent=1))
+    others = [x for x in found if new != x | {"sources": new["sources"]}]
+    temporary.write_text(json.dumps([*others, new], indent=1))
     temporary.replace(file)

@@ -96,6 +96,7 @@ def main(arguments: list[str] | None = None) -> int:
     small = options.interpret
     cases = INTERPRETED if small else QUICK if options.quick else CASES
     verdicts, names = [], chosen(options)
+    verified.sources()  # what the trials are of
     bar = progress_bar(cases * len(names), "call", options.quiet)
 
     def tell(line: str) -> None:
@@ -116,7 +117,11 @@ def main(arguments: list[str] | None = None) -> int:
     document["rows"] = [verdict._asdict() for verdict in verdicts]
     save(document, options.out)
     sys.stdout.write(f"{summary(verdicts)}\nThe report is in {options.out}.\n")
-    if not small and not options.quick:
+    if small or options.quick:
+        pass
+    elif verified.read_sources() != verified.sources():
+        sys.stderr.write("note: the sources changed meanwhile, so nothing is remembered\n")
+    else:
         for verdict in verdicts:
             if verdict.passed:
                 verified.record(verdict.version)

@@ -136,8 +136,8 @@ def attention(
             from 0, wherever the diagonal is. None: the first one sees it. `flash_versions.masks`
             makes these for documents, shared prompts and trees.
         query_ends: the same: queries i >= query_ends[j] do not see key j. If that is no later than
-            its start, no query sees it. Neither is possible with lengths, packed sequences, pages
-            or FP8.
+            its start, no query sees it. No interval mask is possible with lengths, packed
+            sequences, pages or FP8.
         version: a name in VERSIONS or BASELINES, a file that `load_version` has loaded, or "auto":
             the newest version that takes these inputs. "fa4-blackwell" is FA4's kernel for
             Blackwell, which never ran on hardware.

@@ -61,8 +61,8 @@ def run(
         if (VERSIONS | EXPLICIT).get(version.name) is not version:
             raise ValueError(
                 f"version {version.name!r} is not registered; torch.compile, vmap and dispatch "
-                f"modes find a version by its name: call it without them, or load it from a file "
-                f"(flash_versions.load_version)."
+                f"modes find a version by its name: call it without them, or put it in a file and "
+                f"give the name that load_version knows it by."
             )
         o, lse, _ = torch.ops.flash_versions.forward(version.name, *request)
         return o, lse

@@ -214,11 +214,13 @@ def _check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
             f"least 1."
         )
     if kv_heads == 0 or heads % kv_heads != 0:
-        raise ValueError(
-            f"q has {heads} heads, which must be a multiple of k's {kv_heads}. Shapes are (batch, "
-            f"length, heads, head_dim); torch's scaled_dot_product_attention has the heads before "
-            f"the length: .transpose(1, 2) changes one into the other."
-        )
+        reason = f"q has {heads} heads, which must be a multiple of k's {kv_heads}."
+        if kv_length and q.shape[1] % kv_length == 0:
+            reason += (
+                " Shapes are (batch, length, heads, head_dim): if the heads come first, as in "
+                "torch's scaled_dot_product_attention, call .transpose(1, 2)."
+            )
+        raise ValueError(reason)
 
 
 def _check_lengths(request: Request) -> None:

@@ -18,7 +18,7 @@ import flash_versions
 from flash_versions import VERSIONS, attention
 from flash_versions.dispatch import launch
 from flash_versions.dispatch.request import make_request
-from flash_versions.versions.fa2 import forward as packing
+from flash_versions.versions.fa2 import forward as fa2_forward
 from flash_versions.versions.tiles import tma as descriptor
 from tests.helpers.kernels.launches import LAUNCHERS, noted, noted_launches, on_a_gpu
 
@@ -144,7 +144,7 @@ def test_gradients_that_must_be_deterministic_are_asked_for_anew(D, launches):
 
 def test_an_address_that_boxes_cannot_reach(launches, monkeypatch):
     found = []
-    monkeypatch.setattr(packing, "forward", lambda request: found.append(request))
+    monkeypatch.setattr(fa2_forward, "forward", lambda request: found.append(request))
     q, k, v = (x.detach() for x in inputs())
     for _ in range(2):
         VERSIONS["fa3"].forward(make_request(q, k, v))
@@ -156,7 +156,7 @@ def test_an_address_that_boxes_cannot_reach(launches, monkeypatch):
 
 def test_gradients_are_refused_after_a_call_without(launches, monkeypatch):
     results = torch.empty(2, 256, 4, 128), torch.empty(2, 4, 256), None
-    monkeypatch.setattr(packing, "forward", lambda request: results)
+    monkeypatch.setattr(fa2_forward, "forward", lambda request: results)
     leaves, table = inputs(), torch.zeros(2, 1, dtype=torch.int32)
     for _ in range(2):
         with torch.no_grad():

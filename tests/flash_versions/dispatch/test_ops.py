@@ -1,12 +1,14 @@
-"""The doors of torch: operators, autograd, torch.compile, torch.export, checkpointing, autocast."""
+"""How torch calls a kernel: operators, autograd, compile, export, checkpointing, autocast."""
 
 from dataclasses import replace
+from functools import partial
 from types import FunctionType
 
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from flash_versions import VERSIONS, attention, flash_attn
 from flash_versions.dispatch.device import devices
@@ -243,8 +245,22 @@ def test_a_backward_knows_whether_it_has_to_be_deterministic(
     assert found == [expected]
 
 
+def in_vmap(function, *given):
+    return torch.vmap(function)(*[x[None] for x in given])
+
+
+def compiled(function, *given):
+    return torch.compile(function, backend="eager")(*given)
+
+
+def counted(function, *given):
+    with FlopCounterMode(display=False):
+        return function(*given)
+
+
+@pytest.mark.parametrize("way", [in_vmap, compiled, counted])
 @pytest.mark.parametrize("name", ["fa2", "unheard of"])
-def test_a_version_that_is_not_registered_is_not_replaced_where_operators_are_needed(name):
+def test_a_version_that_is_not_registered_is_not_replaced_where_operators_are_needed(name, way):
     """An operator knows a version by its name, be it another's."""
     called = []
 
@@ -256,7 +272,7 @@ def test_a_version_that_is_not_registered_is_not_replaced_where_operators_are_ne
     attention(*given, version=mine)
     assert called
     with pytest.raises(ValueError, match=f"version '{name}' is not registered; torch.compile, v"):
-        torch.vmap(lambda *x: attention(*x, version=mine))(*[x[None] for x in given])
+        way(partial(attention, version=mine), *given)
 
 
 @by_version

@@ -209,6 +209,13 @@ def test_a_verification_is_of_these_sources(file, b200, monkeypatch):
     assert not verified.is_verified(fa4.BLACKWELL, GPU)
     verified.record(fa4.BLACKWELL)
     assert verified.is_verified(fa4.BLACKWELL, GPU)
+    assert len(verified.read()) == 1, "of the sources before nothing is left"
+
+
+def test_without_sources_nothing_is_verified(b200, monkeypatch):
+    monkeypatch.setattr(Path, "rglob", lambda *x: [])
+    verified.record(fa4.BLACKWELL)
+    assert not verified.is_verified(fa4.BLACKWELL, GPU)
 
 
 @pytest.mark.parametrize("text", ["{", '{"kernel": "fa4-blackwell"}', "[1]"])
@@ -222,12 +229,17 @@ def test_a_damaged_record_verifies_nothing(b200, text):
     assert verified.is_verified(fa4.BLACKWELL, GPU)
 
 
-def test_only_a_whole_verification_on_a_gpu_is_remembered(b200, monkeypatch, tmp_path):
+def test_only_a_whole_verification_on_a_gpu_is_remembered(b200, monkeypatch, tmp_path, capsys):
     verdict = command.Verdict("fa2", [{"outcome": "passed"}], [])
     monkeypatch.setattr(command, "try_version", lambda *x, step: verdict)
     monkeypatch.setattr(command, "new_document", lambda device: {"rows": []})
     rest = ["--versions", "fa2", "--out", str(tmp_path / "report.json")]
     assert command.main(["--quick", *rest]) == 0
     assert not verified.is_verified("fa2", GPU)
+    with monkeypatch.context() as patch:
+        patch.setattr(verified, "read_sources", lambda: "others")
+        assert command.main(rest) == 0
+    assert not verified.is_verified("fa2", GPU)
+    assert "changed meanwhile, so nothing is remembered" in capsys.readouterr().err
     assert command.main(rest) == 0
     assert verified.is_verified("fa2", GPU)

@@ -17,8 +17,8 @@ from flash_versions.dispatch.device import H200_SHARED_MEMORY, Properties, devic
 from flash_versions.dispatch.request import Request, make_request
 from flash_versions.dispatch.sizes import LaunchConfig, panel_widths, value_columns, value_widths
 from flash_versions.versions import fa3
-from flash_versions.versions.fa2 import backward as packing_backward
-from flash_versions.versions.fa2 import forward as packing
+from flash_versions.versions.fa2 import backward as fa2_backward
+from flash_versions.versions.fa2 import forward as fa2_forward
 from flash_versions.versions.fa3 import ablation, backward
 from flash_versions.versions.fa3 import forward as portable
 from flash_versions.versions.fa3.forward import heavy_first
@@ -509,7 +509,7 @@ def test_sequences_left_to_gathering(name, device, monkeypatch):
 
 def check_left_to_gathering(request, sentence, monkeypatch):
     assert pytest.raises(ValueError, raise_reason, request).match(sentence)
-    expected = packing.forward(request)[0]
+    expected = fa2_forward.forward(request)[0]
     monkeypatch.setattr(portable, "forward", None)
     assert torch.equal(fa3.VERSION.forward(request)[0], expected)
     assert VERSIONS["fa3"].unsupported(request) is None
@@ -559,7 +559,7 @@ def test_few_tiles_and_many_keys_are_left_to_gathering(device, monkeypatch):
 def test_what_fa3_serves_does_not_go_to_fa2(device, monkeypatch):
     request = make_request(*inputs(device))
     expected = portable.forward(request)[0]
-    monkeypatch.setattr(packing, "forward", None)
+    monkeypatch.setattr(fa2_forward, "forward", None)
     assert torch.equal(fa3.VERSION.forward(request)[0], expected)
 
 
@@ -597,9 +597,9 @@ def test_gradients_that_are_left_to_gathering(name, device, monkeypatch):
     change, shape, options, sentence = LEFT_TO_FA2[name]
     request = make_request(*(change(x) for x in inputs(device, **shape)), **options)
     assert re.search(sentence, backward.left_to_gathering(request))
-    o, lse, _ = packing.forward(request)
+    o, lse, _ = fa2_forward.forward(request)
     given = request, o, lse, None, torch.randn_like(o), None
-    expected = packing_backward.backward(*given)[:3]
+    expected = fa2_backward.backward(*given)[:3]
     for module in (backward, backward_hopper):
         monkeypatch.setattr(module, "backward", None)
     found = VERSIONS["fa3"].backward(*given)[:3]

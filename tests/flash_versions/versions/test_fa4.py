@@ -19,8 +19,8 @@ from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.versions import fa3, fa4
-from flash_versions.versions.fa2 import backward as packing_backward
-from flash_versions.versions.fa2 import forward as packing
+from flash_versions.versions.fa2 import backward as fa2_backward
+from flash_versions.versions.fa2 import forward as fa2_forward
 from flash_versions.versions.fa3 import backward as exact_backward
 from flash_versions.versions.fa3 import forward as unconditional
 from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
@@ -433,7 +433,7 @@ def test_the_version_serves_the_gradients(device, monkeypatch):
     _, eighths = backward.choose_rule(request, config)
     assert torch.equal(found["dq"], exact["dq"]) == (eighths == 0)
     few = make_request(*inputs(device, M=5))
-    expected, _ = gradients_of(few, differentiate=packing_backward.backward)
+    expected, _ = gradients_of(few, differentiate=fa2_backward.backward)
     monkeypatch.setattr(exact_backward, "backward", None)
     found, _ = gradients_of(few, differentiate=VERSION.backward)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
@@ -464,7 +464,7 @@ def test_variants_of_the_backward(name, device, monkeypatch):
 
 def test_few_queries_are_left_to_gathering(device, monkeypatch):
     request = make_request(*inputs(device, M=1))
-    expected = packing.forward(request)[0]
+    expected = fa2_forward.forward(request)[0]
     monkeypatch.setattr(portable, "forward", None)
     assert torch.equal(VERSION.forward(request)[0], expected)
     assert VERSION.unsupported(request) is None
