@@ -22,7 +22,7 @@ from transformer.generation.row import Completion
 from transformer.generation.sampling import Sampling
 from transformer.generation.stats import Statistics, size_text
 from transformer.model.decoder import Transformer, choose_attention
-from transformer.model.kernels.host import interpreted
+from transformer.model.kernels.host import interpreted, say_interpreted
 from transformer.model.weights import eos_token_ids, find_checkpoint, load_config, load_model
 
 INTERPRETED_PARAMETERS = 10_000_000  # models with more are tedious to run in the interpreter
@@ -130,11 +130,10 @@ class Session:
         attend = partial(flash_versions.attention, version=version, precision=precision)
         model = load_model(folder, attend, where, DTYPES[dtype], kernels)
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        if (
-            version not in flash_versions.BASELINES
-            and interpreted()
-            and parameters > INTERPRETED_PARAMETERS
-        ):
+        is_interpreted = version not in flash_versions.BASELINES and interpreted()
+        if is_interpreted:
+            say_interpreted()
+        if is_interpreted and parameters > INTERPRETED_PARAMETERS:
             notes.append(
                 f"{version} runs in Triton's interpreter, which is slow for a model of"
                 f" {parameters / 1e6:.0f} million parameters; --attention sdpa is faster here"
@@ -256,6 +255,7 @@ class Session:
         if self.attention not in flash_versions.BASELINES:
             where += (
                 "; its kernels run in Triton's interpreter: slow by design, for reading"
+                " (--attention sdpa is faster)"
                 if interpreted()
                 else "; the first run on a machine also compiles its kernels"
             )

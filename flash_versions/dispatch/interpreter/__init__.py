@@ -4,6 +4,6 @@ May import: torch, triton, numpy; nothing of this package.
 """
 
 from flash_versions.dispatch.interpreter.absent import triton_missing
-from flash_versions.dispatch.interpreter.switch import enable_without_gpu, enabled
+from flash_versions.dispatch.interpreter.switch import enable_without_gpu, enabled, say
 
-__all__ = ["enable_without_gpu", "enabled", "triton_missing"]
+__all__ = ["enable_without_gpu", "enabled", "say", "triton_missing"]

@@ -4,9 +4,11 @@
 of all.
 """
 
+import importlib
 import os
 import sys
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -33,11 +35,12 @@ def enabled() -> bool:
     return isinstance(cdiv, InterpretedFunction)
 
 
-at_import = {"interpreted": False}  # what the kernels of this package were told
+# What the kernels of this package were told, and whether the user still has to be told.
+at_import = {"interpreted": False, "unsaid": False}
 
 
 def enable_without_gpu() -> None:
-    """Turn the interpreter on where there is no GPU, and say so once on stderr.
+    """Turn the interpreter on where there is no GPU. The first kernel says so on stderr.
 
     Too late if triton was imported before: then nothing changes here, and `attention` refuses CPU
     tensors. An explicit TRITON_INTERPRET in the environment is respected. Without triton, the
@@ -46,13 +49,39 @@ def enable_without_gpu() -> None:
     if absent.triton_missing():
         absent.import_kernels_without_triton()
         return
-    chosen = os.environ.get("TRITON_INTERPRET")
-    if chosen is None and "triton" not in sys.modules and not torch.cuda.is_available():
+    turned_on = (
+        "TRITON_INTERPRET" not in os.environ
+        and "triton" not in sys.modules
+        and not torch.cuda.is_available()
+    )
+    if turned_on:
         os.environ["TRITON_INTERPRET"] = "1"
-        if "--quiet" not in sys.argv[1:]:  # a command that imports this has not read it yet
-            sys.stderr.write(NOTICE)
     import triton
 
     at_import["interpreted"] = bool(triton.knobs.runtime.interpret)
     if at_import["interpreted"]:
         faithful.make_faithful()
+        if turned_on:
+            at_import["unsaid"] = True
+            say_at_first_launch()
+
+
+def say_at_first_launch() -> None:
+    """Let the first kernel that is interpreted call `say`."""
+    executor: Any = importlib.import_module("triton.runtime.interpreter").GridExecutor
+    launch = executor.__call__
+
+    def say_and_launch(self: Any, *arguments: Any, **options: Any) -> Any:
+        executor.__call__ = launch
+        say()
+        return launch(self, *arguments, **options)
+
+    executor.__call__ = say_and_launch
+
+
+def say() -> None:
+    """Say once on stderr that kernels are interpreted, if that is because there is no GPU."""
+    if at_import["unsaid"]:
+        at_import["unsaid"] = False
+        if "--quiet" not in sys.argv[1:]:  # of a command of ours
+            sys.stderr.write(NOTICE)

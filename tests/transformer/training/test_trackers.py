@@ -137,7 +137,7 @@ def test_quiet_says_nothing_but_errors(grpo_command, tempted, tune, tmp_path, ca
 
 
 def test_quiet_in_a_process_of_its_own(tmp_path):
-    """Not even that kernels would be interpreted, which the package says while it is imported."""
+    """Nor does a command that computes nothing say that kernels would be interpreted."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "transformer.train", "--steps", "0", "--out", tmp_path / "x"]
     said = [
@@ -147,8 +147,7 @@ def test_quiet_in_a_process_of_its_own(tmp_path):
         ).stderr.splitlines()
         for more in ([], ["--quiet"])
     ]  # fmt: skip
-    assert "no GPU found" in said[0][0] and said[0][1:] == said[1]
-    assert said[1] == ["error: --steps must be at least 1, got 0"]
+    assert said == [["error: --steps must be at least 1, got 0"]] * 2
 
 
 def test_only_numbers_are_drawn():

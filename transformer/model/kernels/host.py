@@ -11,12 +11,17 @@ from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.request import Request, make_request
 from flash_versions.versions.api import choose_version
 
-__all__ = ["choose_for_all", "devices", "interpreted"]
+__all__ = ["choose_for_all", "devices", "interpreted", "say_interpreted"]
 
 
 def interpreted() -> bool:
     """Whether Triton kernels run in its interpreter, on the CPU."""
     return interpreter.enabled()
+
+
+def say_interpreted() -> None:
+    """Say now that kernels are interpreted, and not in the midst of an answer."""
+    interpreter.say()
 
 
 def choose_for_all(
