@@ -119,7 +119,10 @@ def choose_version(name: str | Version, request: Request) -> Version:
     elif isinstance(name, str) and name in known:
         version = known[name]
     else:
-        raise ValueError(f"version={name!r} is unknown; there are {', '.join(['auto', *known])}.")
+        said = f"version={name!r} is unknown; there are {', '.join(['auto', *known])}."
+        if str(name).endswith(".py"):
+            said += f" A file is loaded first, by flash_versions.load_version({name!r})."
+        raise ValueError(said)
     if reason := version.unsupported(request):
         raise ValueError(reason)
     return version

@@ -212,7 +212,7 @@ def flash_attn_varlen_func(
         ValueError: an argument is malformed, or the version does not support what was asked for.
     """
     if seqused_k is not None:
-        check_integers("cu_seqlens_q", cu_seqlens_q, (None,), q.device)
+        check_integers("cu_seqlens_q", cu_seqlens_q, ("batch + 1",), q.device)
         batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
         check_integers("seqused_k", seqused_k, (batch,), q.device)
     chosen = attend if block_table is None else attend_to_pages

@@ -235,7 +235,7 @@ def append_to_cache(
     Raises:
         ValueError: an argument is malformed; the sentence names it.
     """
-    check_integers("cu_seqlens_k_new", cu_seqlens_k_new, (None,), k.device)
+    check_integers("cu_seqlens_k_new", cu_seqlens_k_new, ("batch + 1",), k.device)
     batch = k.shape[0] if cu_seqlens_k_new is None else cu_seqlens_k_new.shape[0] - 1
     block_table = as_block_table(block_table, cache_batch_idx, batch, k.device)
     _check_new_rows(k_cache, v_cache, k, v, block_table, batch, cu_seqlens_k_new is not None)
@@ -301,8 +301,8 @@ def as_block_table(
     """Where so many sequences lie, as a block table: without one, a row of a cache is a page that
     holds a whole sequence; with both, sequence b has row cache_batch_idx[b] of the table.
     """
-    rows = batch if cache_batch_idx is None else None
-    check_integers("block_table", block_table, (rows, None), device)
+    rows = batch if cache_batch_idx is None else "rows"
+    check_integers("block_table", block_table, (rows, "pages of a row"), device)
     check_integers("cache_batch_idx", cache_batch_idx, (batch,), device)
     if cache_batch_idx is None:
         return block_table

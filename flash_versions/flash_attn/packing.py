@@ -48,7 +48,7 @@ class UsedQueries(NamedTuple):
             )
         shape = q.shape[:-2]
         q, cu_seqlens_q = as_packed(q, cu_seqlens_q)
-        check_integers("cu_seqlens_q", cu_seqlens_q, (None,), q.device)
+        check_integers("cu_seqlens_q", cu_seqlens_q, ("batch + 1",), q.device)
         check_integers("seqused_q", seqused_q, (cu_seqlens_q.shape[0] - 1,), q.device)
         sequence, place = places_of(cu_seqlens_q, q.shape[0])
         is_used = place < torch.nn.functional.pad(seqused_q, (0, 1))[sequence]
@@ -166,11 +166,11 @@ def in_chunks(
         )
         return q, k, v, options | seen
     is_cached = table is not None or "kv_starts" in options  # the step on a cache has it
-    check_integers("cu_seqlens_q", cu_q, (None,), q.device)
+    check_integers("cu_seqlens_q", cu_q, ("batch + 1",), q.device)
     batch = q.shape[0] if cu_q is None else cu_q.shape[0] - 1
     check_integers("cu_seqlens_k", cu_k, (batch + 1,), q.device)
     check_integers("kv_lengths", lengths, (batch,), q.device)
-    check_integers("block_table", table, (batch, None), q.device)
+    check_integers("block_table", table, (batch, "pages of a row"), q.device)
     if batch == 0:
         return q, k, v, options
     if is_cached:

@@ -99,7 +99,7 @@ def flash_attn_with_kvcache(
         optional = name in ("k", "v", "s_aux")
         if not isinstance(x, torch.Tensor) and not (optional and x is None):
             raise ValueError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor.")
-    check_integers("cu_seqlens_q", cu_seqlens_q, (None,), q.device)
+    check_integers("cu_seqlens_q", cu_seqlens_q, ("batch + 1",), q.device)
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     check_integers("cu_seqlens_k_new", cu_seqlens_k_new, (batch + 1,), q.device)
     if cu_seqlens_k_new is not None and k is None:

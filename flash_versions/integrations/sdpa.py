@@ -5,7 +5,7 @@
         loss = model(x).sum()   # every call of torch's attention in here runs our kernels
     loss.backward()             # and so does its backward, here or inside
 
-Whoever calls the function is reached, also through a reference of its own: torch asks a "function
+Every caller of the function is reached, also through a reference of its own: torch asks a "function
 mode" about every call of its functions. That costs some microseconds per torch function while the
 context is open, and belongs to the thread that opened it. torch.compile works inside and around a
 context, but nn.MultiheadAttention breaks the graph.
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from flash_versions.integrations import unit_stride
-from flash_versions.versions.api import BASELINES, VERSIONS, attention
+from flash_versions.versions.api import BASELINES, EXPLICIT, VERSIONS, attention
 
 
 def use_for_sdpa(version: str = "auto", otherwise: str = "raise") -> TorchFunctionMode:
@@ -36,7 +36,7 @@ def use_for_sdpa(version: str = "auto", otherwise: str = "raise") -> TorchFuncti
     Raises:
         ValueError: an argument is unknown. In the context: the version cannot serve a call.
     """
-    known = ["auto", *VERSIONS, *BASELINES]
+    known = ["auto", *VERSIONS, *BASELINES, *EXPLICIT]
     if version not in known:
         raise ValueError(f"version={version!r} is unknown; there are {', '.join(known)}.")
     if otherwise not in ("raise", "torch"):

@@ -6,6 +6,7 @@ within its error budget, the mistake is found.
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch.nn.functional import pad
@@ -23,6 +24,7 @@ from flash_versions.versions.oracle.budget import (
 INDICES = {"o": ("batch", "query", "head", "dim"), "lse": ("batch", "head", "query")}
 OF_GRADIENT = ("batch", "row", "head", "dim")
 BLOCKS = (16, 32, 64, 128)
+OPTIONAL = ("softcap", "alibi_slopes", "sink", "kv_lengths", "kv_starts")
 
 
 def mistakes(request: Request) -> Iterator[tuple[str, Request]]:
@@ -34,6 +36,10 @@ def mistakes(request: Request) -> Iterator[tuple[str, Request]]:
         "the scores are multiplied by request.scale twice",
         request._replace(scale=request.scale**2),
     )
+    yield (
+        "exp2 was taken of scores that are not multiplied by log2(e)",
+        request._replace(scale=request.scale * math.log(2)),
+    )
     if request.window_right is not None:
         yield "a query sees keys behind its own", request._replace(window_right=None)
         if request.kv_lengths is None and request.window_left is None and M != N:
@@ -41,8 +47,12 @@ def mistakes(request: Request) -> Iterator[tuple[str, Request]]:
                 "causal is aligned to the first query; the last query must see the last key",
                 request._replace(window_right=M - N),
             )
-    if request.kv_lengths is not None:
-        yield "kv_lengths is ignored", request._replace(kv_lengths=None)
+    if request.window_left is not None:
+        yield "the left side of window is ignored", request._replace(window_left=None)
+    for option in OPTIONAL:
+        if getattr(request, option) is not None:
+            without: dict[str, Any] = {option: None}
+            yield f"{option} is ignored", request._replace(**without)
     if request.group > 1:
         cycled = torch.arange(heads, device=q.device) % kv_heads
         yield (
@@ -148,8 +158,8 @@ def explain(
         )
     elif reads_past_the_end:
         said.append(
-            "the result depends on memory outside of q, k and v: a load has no mask there, or what "
-            "it loads is used without one"
+            "the result depends on memory outside of q, k and v: a load has no mask there, or a "
+            "wrong address, or what it loads is used without a mask"
         )
     elif bool((wrong == (wrong & empty)).all()):
         said.append(
@@ -158,4 +168,6 @@ def explain(
         )
     elif name in INDICES and (mistake := find_mistake(name, result, request, right, accuracy)):
         said.append(f"exactly this mistake gives these numbers: {mistake}")
+    elif name in ("dq", "dk") and max_error(exact * request.scale, right) <= accuracy.budget:
+        said.append(f"{name} is not multiplied by request.scale")
     return said

@@ -36,7 +36,7 @@ class Guarded(NamedTuple):
 
 
 def _elements(byte: torch.Tensor, x: torch.Tensor) -> str:
-    count = int(byte) // x.element_size()
+    count = int(byte) // x.element_size() + 1
     return f"{count} element{'s' * (count != 1)}"
 
 

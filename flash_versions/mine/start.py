@@ -62,8 +62,8 @@ def forward(request):
     """o (batch, M, heads, head_dim) and lse, fp32 (batch, heads, M), of q (batch, M, heads,
     head_dim), k and v (batch, N, kv_heads, head_dim).
 
-    A `backward(request, o, lse, do, dlse)` that returns dq, dk, dv may follow; without one,
-    training uses that of FA2, which needs your o and lse only.
+    A `backward(request, o, lse, do, dlse)` that returns dq, dk, dv may follow. Without one,
+    training uses that of FA2, which is right only for the scores that the request describes.
     """
     q, k, v = request.q, request.k, request.v
     batch, M, heads, dim = q.shape

@@ -197,8 +197,13 @@ def plan_mask(options: MaskOptions) -> MaskOptions:
         options: of any function here, or options of `attention` with query_starts or query_ends.
 
     Raises:
-        ValueError: there is neither of them.
+        ValueError: there is neither of them, or options is no dictionary.
     """
+    if not isinstance(options, dict):
+        raise ValueError(
+            f"options is a {type(options).__name__}; it must be the dictionary that a function of "
+            f"masks returns."
+        )
     if "query_starts" not in options and "query_ends" not in options:
         raise ValueError(f"options has {', '.join(options) or 'nothing'}; query_ends is missing.")
     plans = Plans()

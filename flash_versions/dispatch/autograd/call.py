@@ -30,6 +30,10 @@ NO_FORWARD_MODE = (
     "attention has no forward-mode derivative; use version='reference' for torch.func.jvp and "
     "torch.autograd.forward_ad."
 )
+NO_TRANSFORM = (
+    "attention cannot be differentiated by torch.func.grad, vjp or jacrev; use .backward(), "
+    "torch.autograd.grad or version='reference'."
+)
 
 
 def run(
@@ -42,7 +46,7 @@ def run(
     Raises:
         ValueError: no version serves the request, or an operator would have to find one by its name
             that is not registered.
-        RuntimeError: a forward-mode derivative is asked for.
+        RuntimeError: a forward-mode derivative is asked for, or a gradient by torch.func.
     """
     watched, differentiated = is_watched(request), request.needs_grad
     if watched or not isinstance(name, str | Version):  # the latter is refused
@@ -64,7 +68,12 @@ def run(
                 f"modes find a version by its name: call it without them, or put it in a file and "
                 f"give the name that load_version knows it by."
             )
-        o, lse, _ = torch.ops.flash_versions.forward(version.name, *request)
+        try:
+            o, lse, _ = torch.ops.flash_versions.forward(version.name, *request)
+        except RuntimeError as error:
+            if "functorch" in str(error):  # torch tells the operator's author what to write
+                raise RuntimeError(NO_TRANSFORM) from error
+            raise
         return o, lse
     call, tensors = make_call(version, forward, request, differentiated)
     # A user's version may launch kernels past the `Launcher`s, which a tape would not know of.

@@ -180,6 +180,8 @@ def _four_dims(name: str, x: torch.Tensor, packed: bool) -> torch.Tensor:
     wanted = "(total, heads, head_dim)" if packed else "(batch, length, heads, head_dim)"
     if x.dim() != (3 if packed else 4):
         why = " for packed sequences" if packed else ""
+        if x.dim() == 3 and not packed:
+            why = "; packed sequences come with cu_seqlens_q"
         raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be {wanted}{why}.")
     return (x.unsqueeze(0) if packed else x).resolve_neg()
 
@@ -226,7 +228,7 @@ def _check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
 def _check_lengths(request: Request) -> None:
     """Shapes and types of what says where the sequences lie, and which of them go together."""
     q, k = request.q, request.k
-    check_integers("cu_seqlens_q", request.cu_seqlens_q, (None,), q.device)
+    check_integers("cu_seqlens_q", request.cu_seqlens_q, ("batch + 1",), q.device)
     if request.cu_seqlens_q is not None and request.cu_seqlens_q.shape[0] == 0:
         raise ValueError("cu_seqlens_q is empty; it must hold at least the 0 that it starts with.")
     batch = request.batch
@@ -237,7 +239,7 @@ def _check_lengths(request: Request) -> None:
         ("cu_seqlens_k", (batch + 1,)),
         ("kv_lengths", (batch,)),
         ("kv_starts", (batch,)),
-        ("block_table", (batch, None)),
+        ("block_table", (batch, "pages of a row")),
     ):
         if (x := getattr(request, name)) is not None:
             check_integers(name, x, shape, q.device)
@@ -289,22 +291,25 @@ def for_each_head(x: torch.Tensor, batch: int, kv_heads: int) -> torch.Tensor:
 
 
 def check_integers(
-    name: str, x: object, shape: tuple[int | None, ...], device: torch.device
+    name: str, x: object, shape: tuple[int | str, ...], device: torch.device
 ) -> None:
     """Refuse an x that is neither None nor an int32 or int64 tensor of this shape on this device; a
-    dimension of None may have any size.
+    dimension with a name may have any size.
     """
     if x is None:
         return
     if not isinstance(x, torch.Tensor):
         raise no_tensor(name, x)
-    fits = x.dim() == len(shape) and all(w in (None, n) for w, n in zip(shape, x.shape))
+    fits = x.dim() == len(shape)
+    fits = fits and all(isinstance(w, str) or w == n for w, n in zip(shape, x.shape))
     if not fits or x.dtype not in INTEGERS:
-        wanted = ", ".join("any" if n is None else str(n) for n in shape)
-        raise ValueError(
+        reason = (
             f"{name} has shape {tuple(x.shape)} and dtype {x.dtype}; it must be int32 or int64 of "
-            f"shape ({wanted}{',' if len(shape) == 1 else ''})."
+            f"shape ({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})."
         )
+        if name == "kv_lengths" and x.dtype == torch.bool:
+            reason += " Of a mask that is True for the first keys of each row, that is mask.sum(1)."
+        raise ValueError(reason)
     if x.device != device:
         raise other_device(name, x, device)
 

@@ -245,6 +245,26 @@ def test_a_backward_knows_whether_it_has_to_be_deterministic(
     assert found == [expected]
 
 
+TRANSFORMS = {
+    "grad": lambda f, q: torch.func.grad(lambda x: f(x).sum())(q),
+    "vjp": lambda f, q: torch.func.vjp(f, q),
+    "grad in vmap": lambda f, q: torch.vmap(torch.func.grad(lambda x: f(x).sum()))(q[None]),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_a_gradient_by_a_transform_is_refused_in_words(name):
+    q, k, v = inputs(requires_grad=False)
+    with pytest.raises(RuntimeError, match="cannot be differentiated by torch.func.grad, vjp"):
+        TRANSFORMS[name](lambda x: attention(x, k, v), q)
+
+
+def test_a_transform_may_differentiate_what_is_around():
+    given = inputs(requires_grad=False)
+    found = torch.func.grad(lambda x: (x * attention(*given)).sum())(torch.ones(()))
+    assert torch.equal(found, attention(*given).sum())
+
+
 def in_vmap(function, *given):
     return torch.vmap(function)(*[x[None] for x in given])
 

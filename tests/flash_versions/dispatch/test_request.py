@@ -141,7 +141,16 @@ REFUSED = {
         arguments(version="fa1", query_ends=ones(4).int()), "'fa1': query_ends.*'fa2'"),
     "intervals in FP8": (
         half(precision="fp8", query_ends=ones(4).int()), "query_ends is not possible with"),
-    "pages: 1-D": (arguments(block_table=ONE, kv_lengths=ONE), r"block_table .*\(1, any\)"),
+    "pages: 1-D": (arguments(block_table=ONE, kv_lengths=ONE), r"table .*\(1, pages of a row\)"),
+    "a file": (arguments(version="my.py"), r"first, by flash_versions.load_version\('my.py'\)"),
+    "packed without bounds": (
+        arguments(**dict.fromkeys("qkv", ones(4, 2, 64))), "packed sequences come with cu_seqlens_q"
+    ),
+    "a mask": (arguments(kv_lengths=ones(1, 4).bool()), r"True for the first .* is mask.sum\(1\)"),
+    "heads first": (
+        arguments(q=ones(1, 4, 9, 64), **dict.fromkeys("kv", ones(1, 2, 5, 64))),
+        r"if the heads come first, .* call .transpose\(1, 2\)",
+    ),
     "softcap in fa1": (arguments(version="fa1", softcap=1.0), "'fa1': softcap.*'fa2'"),
     "dropout in fa1": (arguments(version="fa1", dropout_p=0.5), "'fa1': dropout_p=0.5.*'fa2'"),
     "grad through starts": (

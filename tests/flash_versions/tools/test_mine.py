@@ -39,6 +39,15 @@ PLANTED = {
         "kv_lengths is not None:", "False:",
         Case("", 20, 70, batch=2, kv_lengths=(70, 30)), "kv_lengths is ignored",
     ),
+    "unseen keys": (
+        "mask = (keys < length)", "mask = (keys < N)",
+        Case("", 20, 70, batch=2, kv_lengths=(70, 30)), "o depends on keys behind kv_lengths",
+    ),
+    "softcap": (
+        "FEATURES = (", 'FEATURES = ("softcap", ',
+        Case("", 20, 70, options={"softcap": 1.0}), "softcap is ignored",
+    ),
+    "log2": ("(scale * 1.4426950408889634)", "scale", FULL, "not multiplied by log2(e)"),
     "last block": ("tl.max(last, 0) + 1, B", "N // 64 * 64, B", FULL,
                    "the last 6 keys are missing"),
     "keys past the end": ("keys[None, :] <= last[:, None]", "keys[None, :] < 10000", FULL,
@@ -121,6 +130,16 @@ def test_a_backward_of_its_own(given, of_lse, wrong, tmp_path):
     version = load(tmp_path, (end, end + BACKWARD.format(given)))
     faults = faults_of(version, FULL, of_lse=of_lse)
     assert {fault.split(":")[0] for fault in faults[::2]} == ({"dq", "dk"} if wrong else set())
+
+
+def test_a_backward_that_forgets_the_scale(tmp_path):
+    end = TEXT.splitlines()[-1]
+    text = BACKWARD.format("dlse").replace("return b", "dq, dk, dv = b")
+    text += "    return dq / request.scale, dk / request.scale, dv\n"
+    faults = faults_of(load(tmp_path, (end, end + text)), FULL)
+    assert [x for x in faults if x.endswith(" is not multiplied by request.scale")] == [
+        f"{name} is not multiplied by request.scale" for name in ("dq", "dk")
+    ]
 
 
 def test_without_a_backward_it_learns_with_that_of_fa2(tmp_path):
@@ -215,7 +234,7 @@ def test_guarded_memory():
     assert never_stored(like).all()
     like.fill_(1.0)
     assert found[0].damage() is None and not never_stored(like).any()
-    for offset, where in ((24 + 2, "2 elements behind its end"), (-3, "2 elements before")):
+    for offset, where in ((24 + 2, "3 elements behind its end"), (-3, "3 elements before")):
         one = guard(x, x.device)
         one.buffer.view(x.dtype)[(len(one.buffer) // 4 - 24) // 2 + offset] = 5.0
         assert where in one.damage()
