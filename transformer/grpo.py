@@ -7,7 +7,8 @@
 
 The model that learns was taught by a sloppy teacher. It is asked problems, answers each several
 times, and a verifier says which answers are right: those become more likely than the others of
-their group. See `grpo_loss` for the formulas, `rollout` for the sampling, `trainer` for a step.
+their group. That is in rl/: loss.py has the formulas, rollout.py and sampler.py the sampling,
+learner.py an update, trainer.py a step. This file has the options and what is written.
 
 An interrupted run goes on from its last saved state when the same command is given again. Progress
 goes to standard error, the record of it to RUN/metrics.jsonl.
@@ -189,14 +190,15 @@ def remark(measured: dict[str, float], quiet: int, say: Callable[[str], None]) -
         return quiet - 1
     if measured.get("truncated", 0.0) > MANY:
         say(
-            f"{measured['truncated']:.0%} of the completions hit the limit and earn nothing: a"
-            f" larger {flag('max_tokens')} may help"
+            f"{measured['truncated']:.0%} of the completions hit the limit and earn nothing: if"
+            f" those in {SAMPLES} are unfinished, a larger {flag('max_tokens')} helps"
         )
         return 10
     if measured["learned"] == 0:
         say(
             "all groups have equal rewards, so there was nothing to learn from: the problems are"
-            f" too {'easy' if measured.get('reward', 0.0) > 0.5 else 'hard'}"
+            f" too hard or too easy (the mean reward is {measured.get('reward', 0.0):.2g}), or a"
+            f" higher {flag('temperature')} is needed"
         )
         return 10
     return 0
@@ -229,7 +231,7 @@ class Display:
         shown["tokens/s"] = f"{measured['tokens_per_second']:,.0f}"
         if self._held_out:
             shown["held-out"] = self._held_out
-        self._progress.step(step, shown)
+        self._progress.step(step, shown, measured["seconds"])
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Settings]:

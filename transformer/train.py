@@ -113,13 +113,14 @@ def train(
             shown = _shown(fields)
             loss.zero_()
             learned, seen, since = 0, 0, now
-        progress.step(training.step, shown)
+        progress.step(training.step, shown, training.seconds)
         if eval_every and training.step % eval_every == 0 and training.step < steps:
             if measure is not None:
                 measure()
             elif (model := training.plain(training.dtype)) and world.main:
                 score(training, model, eval_problems, 0, progress)  # others wait at the next step
             since = time.perf_counter()
+            started += since - now  # what is measured between steps is not counted
         if training.step % save_every == 0 or training.step == steps:
             training.save()
     progress.close()

@@ -848,9 +848,9 @@ predictions()
 # %% [markdown]
 # ## Where to read on
 #
-# * The loss and a table of the papers' choices: [loss.py](../transformer/rl/loss.py); a step:
-#   [trainer.py](../transformer/rl/trainer.py); what sampler and trainer share:
-#   [rollout.py](../transformer/rl/rollout.py); all options: [grpo.md](../docs/learn/grpo.md).
+# * The loss and a table of the papers' choices: [loss.py](../transformer/rl/loss.py); what sampler and
+#   trainer share: [rollout.py](../transformer/rl/rollout.py); an update:
+#   [learner.py](../transformer/rl/learner.py); all options: [grpo.md](../docs/learn/grpo.md).
 # * DeepSeekMath (arXiv:2402.03300), section 4.1: GRPO. DAPO (arXiv:2503.14476), section 3:
 #   clip-higher, dynamic sampling, the token-level loss. Understanding R1-Zero (arXiv:2503.20783),
 #   section 3: why Dr. GRPO does not divide. GSPO (arXiv:2507.18071), section 4: a ratio for the

@@ -70,7 +70,9 @@ def run_training(run: Callable[[], None], less_memory: str) -> int:
         run()
         return 0
     except KeyboardInterrupt:
-        sys.stderr.write("\ninterrupted; the same command goes on from the last saved state\n")
+        sys.stderr.write(
+            "\ninterrupted; the same command goes on from the last saved state, if there is one\n"
+        )
         return INTERRUPTED
     except ElsewhereError:
         pass

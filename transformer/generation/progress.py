@@ -32,12 +32,16 @@ class Progress:
             how = {"desc": "step", "unit": "step", "dynamic_ncols": True}
             self._bar = tqdm(total=total, file=sys.stderr, **how)
 
-    def step(self, step: int, shown: Mapping[str, str] | None = None) -> None:
+    def step(
+        self, step: int, shown: Mapping[str, str] | None = None, seconds: float | None = None
+    ) -> None:
         """A step was taken.
 
         Args:
             step: how many were taken so far.
             shown: measurements by name; without them, a log gets no line.
+            seconds: that all steps took so far, without what was done between them; None: since
+                `start`.
         """
         if self.quiet:
             return
@@ -50,7 +54,10 @@ class Progress:
                 self._bar.set_postfix(shown, refresh=False)
             self._bar.update(step - self._bar.n)
         elif shown is not None:
-            seconds = (time.perf_counter() - self._started) / (step - self._before)
+            if seconds is None:
+                seconds = (time.perf_counter() - self._started) / (step - self._before)
+            else:
+                seconds /= step
             parts = [f"step {step}/{self._total}", *(f"{x} {y}" for x, y in shown.items())]
             left = tqdm.format_interval(seconds * (self._total - step))
             parts += [f"{seconds:.3g} s/step", f"{left} left"]

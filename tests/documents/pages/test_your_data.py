@@ -90,6 +90,16 @@ def test_the_lines_of_the_page_are_read(tmp_path):
     assert found == {"chat": 2, "problem": 1}
 
 
+def test_the_results_of_the_page_are_of_the_shipped_model(folder, capsys):
+    """Its loss before it learns, which needs no training: another model would change it."""
+    runpy.run_path("clock.py", run_name="__main__")
+    train = importlib.import_module("transformer.train")
+    few = ["--steps", "1", "--batch-tokens", "64", "--out", "runs/one", "--device", "cpu"]
+    assert train.main(["--data", "chats.jsonl", *few]) == 0
+    [before] = re.findall(r"held-out loss: ([\d.]+) before", capsys.readouterr().err)
+    assert f"loss falls from {float(before):.2f} to" in PAGE
+
+
 def test_the_result_loads_in_transformers_as_the_page_says(folder):
     transformers = pytest.importorskip("transformers")
     assert 'AutoModelForCausalLM.from_pretrained("runs/clock")' in PAGE
