@@ -171,8 +171,9 @@ def attention(
 
     Raises:
         ValueError: an argument is malformed, or the version does not support what was asked for.
-        RuntimeError: a forward-mode derivative is asked for, AOTInductor packages the call for a
-            GPU, or the driver refuses a launch. The backward raises one if it is differentiated.
+        RuntimeError: a forward-mode derivative is asked for, or a gradient by torch.func;
+            AOTInductor packages the call for a GPU; the driver refuses a launch. The backward
+            raises one if it is differentiated.
     """
     where = None
     common = precision is q_descale is k_descale is v_descale is None
