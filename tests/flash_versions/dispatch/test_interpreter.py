@@ -168,9 +168,10 @@ def test_the_first_kernel_says_that_it_is_interpreted():
     said = "print('no kernel yet', file=sys.stderr)"
     done = run(f"import flash_versions, sys; {said}; {CALL}; {CALL}")
     assert done.stdout == "ran\nran\n", done.stderr
-    assert done.stderr == f"no kernel yet\n{switch.NOTICE}"
+    assert done.stderr.startswith(f"no kernel yet\n{switch.NOTICE}")  # 3.9 adds what it leaks
+    assert done.stderr.count(switch.NOTICE) == 1
     done = run(f"import sys; sys.argv.append('--quiet'); import flash_versions; {CALL}")
-    assert (done.stdout, done.stderr) == ("ran\n", "")
+    assert done.stdout == "ran\n" and switch.NOTICE not in done.stderr
 
 
 @pytest.mark.other_tritons
