@@ -87,6 +87,15 @@ def summary(verdicts: list[Verdict]) -> str:
     return "\n".join(lines)
 
 
+def remember(passed: list[str]) -> None:
+    """Record what passed, unless other sources than those at the start may have been tried."""
+    if verified.read_sources() != verified.sources():
+        sys.stderr.write("note: the sources changed meanwhile, so nothing is remembered\n")
+        return
+    for name in passed:
+        verified.record(name)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Verify; returns the exit code: 0 if all passed, 1 if not, 2 if nothing could be tried."""
     options = parse(arguments)
@@ -117,14 +126,8 @@ def main(arguments: list[str] | None = None) -> int:
     document["rows"] = [verdict._asdict() for verdict in verdicts]
     save(document, options.out)
     sys.stdout.write(f"{summary(verdicts)}\nThe report is in {options.out}.\n")
-    if small or options.quick:
-        pass
-    elif verified.read_sources() != verified.sources():
-        sys.stderr.write("note: the sources changed meanwhile, so nothing is remembered\n")
-    else:
-        for verdict in verdicts:
-            if verdict.passed:
-                verified.record(verdict.version)
+    if not small and not options.quick:
+        remember([verdict.version for verdict in verdicts if verdict.passed])
     return int(not all(verdict.passed for verdict in verdicts))
 
 

@@ -3,9 +3,9 @@
 The driver launches a graph in less time than two kernels, even if each first gets the parameters of
 this call (docs/understand/log.md). On the GPU, the way into and out of a graph takes longer than
 that between two kernels, and the way from kernel to kernel within it is shorter. So a single kernel
-is launched as such. So are kernels whose launches have attributes: clusters, or that one begins
-while the one before it runs. In a graph of ordinary edges it would wait; CUDA 12.3 has edges that
-let it begin, which are not made here.
+is launched as such. So are kernels whose launches have attributes, such as clusters, or an early
+start while the kernel before still runs. In a graph of ordinary edges that one would wait; CUDA
+12.3 has edges that let it start, which are not made here.
 
 A graph takes a tenth of a MiB of the GPU's memory and is never given back. So tapes of the same
 kernels in one stream share graphs: there are as many as calls ever ran at once.

@@ -38,10 +38,9 @@ costs speed (docs/understand/log.md).
     consumer       the other consumer has issued its products  its named barrier
     consumer       the storer has copied its last O            o_empty
     storer         a consumer's O is in its buffer             o_full
-    both           the tile that the loader has claimed        scheduler.full
+    the others     the tile that the loader has claimed        scheduler.full
 
-Consumers and storer are "both". Interval masks have slots of their own, which the loader fills with
-K's (`bounds`).
+Interval masks have slots of their own, which the loader fills with K's (`bounds`).
 
 Imported from FA3 unchanged: panels and columns with their pipelines and products, masks, P and Q in
 registers, FP8 scales, scores of 16 bits. Schedulers, named barriers and row sums come from `tiles`.
