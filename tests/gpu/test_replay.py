@@ -283,32 +283,38 @@ def test_a_thread_that_never_used_the_gpu(case, graph, monkeypatch):
 
 def test_a_graph_is_made_and_launched_while_another_thread_captures():
     """Which ends no capture."""
-    leaves, bounds = packed(), cuts(0, 20, 700)
-    options = {"cu_seqlens_q": bounds, "causal": True, "version": "fa3"}
-    *_, last = [attention(*leaves, **options) for _ in range(4)]
-    ((_, call),) = [one for found in keys.known.values() for one in found]
-    (params,) = call.forward.replay.__globals__["unused"]  # as the last call left them
-    expected = last.clone()
-    last.fill_(torch.nan)
-    side, x, captured = torch.cuda.Stream(), torch.zeros(8, device="cuda"), torch.cuda.CUDAGraph()
+    leaves, side = packed(), torch.cuda.Stream()
+    options = {"cu_seqlens_q": cuts(0, 20, 700), "causal": True, "version": "fa3"}
+    x, captured = torch.zeros(8, device="cuda"), torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        for _ in range(4):
+            expected = attention(*leaves, **options)
+    torch.cuda.synchronize()
+    for kept in graphs.pools.values():
+        kept.clear()
     begun, made = Event(), Event()
 
     def capture():
-        with torch.cuda.graph(captured, stream=torch.cuda.Stream(), capture_error_mode="global"):
+        # `torch.cuda.graph` would give back the memory that torch keeps for the call below, which
+        # then had to ask for some: that ends the capture.
+        with torch.cuda.stream(torch.cuda.Stream()):
+            captured.capture_begin(capture_error_mode="global")
             begun.set()
-            assert made.wait(60)
+            made.wait(60)
             x.add_(1)
+            captured.capture_end()
 
-    torch.cuda.synchronize()
     with ThreadPoolExecutor(1) as pool:
         capturing = pool.submit(capture)
         assert begun.wait(60)
         try:
-            *sets, launch = graphs.new_graph(params, side.cuda_stream)
-            errors = [*(f(node) for f, node in zip(sets, params[1:])), launch()]
+            with torch.cuda.stream(side):
+                found = attention(*leaves, **options)
         finally:
             made.set()
         capturing.result()
     captured.replay()
     torch.cuda.synchronize()
-    assert errors == [0, 0, 0] and torch.equal(last, expected) and x.eq(1).all()
+    assert any(graphs.pools.values()), "no graph was made"
+    assert torch.equal(found, expected) and x.eq(1).all()
