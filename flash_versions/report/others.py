@@ -115,25 +115,32 @@ def divided_groups(suite: str, dims: str, document: Document) -> str:
 
 
 def in_turns(document: Document) -> str:
-    """The deterministic backward, and its share of the rate in any order; a peer's two: TFLOP/s."""
-    keys = "head_dim", "causal", "group", "S"
-    groups = grouped(document, "deterministic backward", *keys, by="version")
+    """The deterministic backward: its rate, its share of the rate in any order, and its ratio to a
+    peer's.
+    """
+    suite, peer = "deterministic backward", "flash-attn-4"
+    groups = grouped(document, suite, "head_dim", "causal", "group", "S", by="version")
     if not groups:
         return not_measured(f"python {IN_TURNS}")
-    peer, ours = "flash-attn-4", "fa3"
-    versions = (ours, f"{ours} deterministic", "fa3 portable", peer, f"{peer} deterministic")
-    body = []
-    for (head_dim, causal, heads, length), group in sorted(groups.items()):
-        cells = [
-            f"D={head_dim}, {'causal' if causal else 'full'}, S={length}, {heads} to a key head"
-        ]
+    lengths = sorted({key[-1] for key in groups})
+    lines: dict[tuple, dict[int, str]] = {}
+    for (*kind, length), group in sorted(groups.items()):
         rates = {name: row["tflops"] for name, row in group.items() if "tflops" in row}
-        cells += [f"{rates[name]:.0f}" if name in rates else "-" for name in versions]
-        cells.append(f"{rates[f'{ours} deterministic'] / rates[ours]:.2f}")
-        body.append(cells)
-    header = ["TFLOP/s", ours, "deterministic", "portable", peer, f"{peer}, deterministic"]
-    about = where_and_when(document, "deterministic backward", [peer])
-    return f"{markdown([*header, 'share of fa3'], body)}\n\n{about}.\n"
+        rate = rates["fa3 deterministic"]
+        theirs = rates.get(f"{peer} deterministic")
+        ratio = f"; {rate / theirs:.2f} x" if theirs else ""
+        cell = f"{rate:.0f} ({rate / rates['fa3']:.2f}{ratio})"
+        lines.setdefault(tuple(kind), {})[length] = cell
+    body = [
+        [
+            f"D={head_dim}, {'causal' if causal else 'full'}, {heads} to a key head",
+            *(cells.get(n, "-") for n in lengths),
+        ]
+        for (head_dim, causal, heads), cells in lines.items()
+    ]
+    header = f"TFLOP/s (share of the rate in any order; ratio to {peer}'s deterministic call)"
+    about = where_and_when(document, suite, [peer])
+    return f"{markdown([header, *(f'S={n}' for n in lengths)], body)}\n\n{about}.\n"
 
 
 def on_the_host(document: Document) -> str:

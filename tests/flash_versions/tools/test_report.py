@@ -692,23 +692,31 @@ def test_versions_train_as_torch_does():
 
 
 def test_the_deterministic_backward_keeps_most_of_the_speed():
-    """Of the rate in any order, and the same bits; a peer's call is slower, but for one."""
-    rows = of_suite("deterministic backward")
-    assert all(row["same_bits"] for row in rows)
-    table = report.TABLES["deterministic backward"](RESULTS)
-    shapes = dict.fromkeys((r["head_dim"], r["causal"], r["group"], r["S"]) for r in rows)
-    assert len(shapes) >= 22
-    for head_dim, causal, group, S in shapes:
-        kind = "causal" if causal else "full"
-        line = cells(table, f"D={head_dim}, {kind}, S={S}, {group} to a key head")
-        least = {64: 0.87, 96: 0.99, 128: 0.88, 160: 0.92, 256: 0.90}[head_dim]
-        if (head_dim, group) == (256, 4):
-            least = 0.85 if causal else 0.88
-        assert float(line["share of fa3"]) >= least
-        own = int(line["deterministic"])
-        assert own > int(line["portable"])
-        is_behind = own <= int(line["flash-attn-4, deterministic"])
-        assert is_behind == ((head_dim, causal, group, S) == (64, False, 1, 2048))
+    """Of the rate in any order, and the same bits; the portable kernels and a peer's call are
+    slower, but for a few.
+    """
+    groups: dict[tuple, dict[str, float]] = {}
+    for row in of_suite("deterministic backward"):
+        assert row["same_bits"]
+        shape = row["head_dim"], row["causal"], row["group"], row["S"]
+        groups.setdefault(shape, {})[row["version"]] = row["tflops"]
+    assert {S for *_, S in groups} == {512, 1024, 2048, 8192} and len(groups) == 72
+    least = {
+        (64, False): 0.90, (64, True): 0.91, (96, False): 0.97, (96, True): 0.95,
+        (128, False): 0.91, (128, True): 0.84, (160, False): 0.90, (160, True): 0.88,
+        (192, False): 0.85, (192, True): 0.80, (256, False): 0.81, (256, True): 0.86,
+    }  # fmt: skip
+    behind, portable = set(), set()
+    for (head_dim, causal, *rest), rates in groups.items():
+        own = rates["fa3 deterministic"]
+        assert own >= least[head_dim, causal] * rates["fa3"]
+        if own < rates["flash-attn-4 deterministic"]:
+            behind.add((head_dim, causal, *rest))
+            assert own >= 0.95 * rates["flash-attn-4 deterministic"]
+        if own < rates["fa3 portable"]:
+            portable.add((head_dim, causal, *rest))
+    assert behind == {(192, False, 1, 2048), (192, False, 1, 8192), (192, True, 1, 8192)}
+    assert portable == {(128, True, 4, 512)}
 
 
 def test_every_head_dim_is_as_fast_as_the_documents_say():
@@ -839,20 +847,20 @@ def test_a_training_step_is_as_fast_as_with_torchs_attention():
 
 
 def test_the_host_is_as_fast_as_the_documents_say():
-    """With the default version, a forward takes at most 0.60 of torch's time, a layer 0.94, and 1.0
-    of what it takes if torch may use cuDNN only. A packed forward takes a kernel more.
+    """With the default version, a forward takes at most 0.59 of torch's time, a layer 0.96, and
+    1.01 of what it takes if torch may use cuDNN only. A packed forward takes a kernel more.
     """
     rows = [r for r in of_suite("host") if "us" in r]
     us = {(r["what"], r["packed"], *r["shape"], r["contestant"]): r["us"] for r in rows}
     both, small = "forward and backward", (2, 64, 8, 64)
-    for peer, shares in (("torch", (0.60, 0.94)), ("torch, cuDNN", (0.66, 1.0))):
+    for peer, shares in (("torch", (0.59, 0.96)), ("torch, cuDNN", (0.70, 1.01))):
         forward, layer = shares
         assert us["forward", False, *small, "auto"] <= forward * us["forward", False, *small, peer]
         for shape in {tuple(r["shape"]) for r in rows}:
             assert us[both, False, *shape, "auto"] <= layer * us[both, False, *shape, peer]
     for version in ("fa2", "fa3", "fa4", "auto"):
         dense, packed = (us["forward", kind, *small, version] for kind in (False, True))
-        assert 1.105 <= packed / dense <= 1.135
-        assert 0.655 <= packed / us["forward", False, *small, "torch"] <= 0.705
+        assert 1.035 <= packed / dense <= 1.115
+        assert 0.595 <= packed / us["forward", False, *small, "torch"] <= 0.685
         dense, packed = (us[both, kind, *small, version] for kind in (False, True))
         assert packed <= 1.07 * dense
