@@ -49,7 +49,7 @@ LAUNCHED: dict[str, Value] = {"tl.program_id(1)": Known(0), "tl.num_programs(0)"
 SWITCHES = {
     **dict.fromkeys(("FP8", "is_fp8", "CAP", "LEFT", "LATE_WAIT", "RAGGED", "SINK", "ON"), False),
     "STARTS": False,
-    **dict.fromkeys(("OVERLAP", "PING_PONG", "Q_AT_ONCE"), True),
+    **dict.fromkeys(("OVERLAP", "PING_PONG"), True),
     "CONSUMERS": 2,
     "PANELS": 1,
     "THRESHOLD": 8.0,

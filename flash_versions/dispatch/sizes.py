@@ -67,22 +67,6 @@ def panel_widths(head_dim: int) -> tuple[int, ...]:
     return (first, second) if first >= 64 and second < first else (padded,)
 
 
-@cache
-def value_widths(head_dim: int) -> tuple[int, ...]:
-    """The tile widths for a head dimension of V and O in the forwards for Hopper: `panel_widths`,
-    but one tile of 128 where a product takes `value_columns`.
-    """
-    return (128,) if value_columns(head_dim) else panel_widths(head_dim)
-
-
-@cache
-def value_columns(head_dim: int) -> int:
-    """The columns that a product with V multiplies in the forwards for Hopper; 0: all of its tile's
-    (`fa3/hopper/columns.py`).
-    """
-    return (head_dim + 15) // 16 * 16 if 64 < head_dim <= 112 else 0
-
-
 class Needs(NamedTuple):
     """What a kernel has at hand while blocks stream past a tile of rows, which stays.
 

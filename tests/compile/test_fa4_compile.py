@@ -220,7 +220,7 @@ def compile_hopper(head_dim, dtype, threshold, eighths, traced) -> Compiled:
         chosen = config.fp8_config(request) if fp8 else config.default_config(request)
         chosen = replace(chosen, threshold=threshold, eighths=eighths)
         if fp8 and head_dim <= 128:
-            chosen = replace(chosen, consumers=3, held=0)
+            chosen = replace(chosen, consumers=3)
         stamps = trace.new_stamps(request, chosen) if traced else None
         if fp8:
             q8, scale = q.to(torch.float8_e4m3fn), torch.empty(1, 16, 1)

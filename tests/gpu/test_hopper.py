@@ -29,7 +29,6 @@ CONFIGS = {
     "late wait": replace(SMALL, late_wait=True),
     "late wait, no turns": replace(SMALL, late_wait=True, ping_pong=False),
     "one Q buffer": replace(SMALL, q_stages=1),
-    "Q in registers": replace(SMALL, held=64, q_stages=1),
     "O in parts": replace(SMALL, o_columns=64),
     "three consumers": replace(SMALL, consumers=3),
     "narrow blocks": replace(SMALL, block_kv=64, stages=4),

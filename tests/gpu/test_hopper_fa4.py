@@ -34,7 +34,6 @@ CONFIGS = {
     "late wait": replace(SMALL, late_wait=True),
     "one Q buffer": replace(SMALL, q_stages=1),
     "O in parts": replace(SMALL, o_columns=64),
-    "Q in registers": replace(SMALL, held=64, q_stages=1),
     "three consumers": replace(SMALL, consumers=3),
     "narrow blocks": replace(SMALL, block_kv=64, stages=4),
     "grid": replace(SMALL, scheduler="grid"),

@@ -23,7 +23,6 @@ SLOW = [
     "compile/test_compile.py::test_split_launches_the_reduction",
     "compile/test_fa4_compile.py",
     "compile/test_gemm_compile.py",
-    "compile/test_q_in_registers.py",
     "compile/test_rmsnorm_gemm_compile.py",
     "documents/notebooks/test_lessons.py::test_a_changed_line_is_compiled",
     "documents/notebooks/test_lessons.py::test_instructions_are_those_of_the_architecture",

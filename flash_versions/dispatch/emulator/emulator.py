@@ -30,7 +30,7 @@ from unittest.mock import patch
 
 import torch
 
-from flash_versions.dispatch.emulator import carried, wgmma
+from flash_versions.dispatch.emulator import carried
 from flash_versions.dispatch.emulator import ptx as gluon_ptx
 from flash_versions.dispatch.emulator.machine import (
     Barrier,
@@ -131,9 +131,6 @@ class Shared:
     def slice(self, start, length, dim=0):
         return Shared(self.data.narrow(dim, start, length))
 
-    def _reinterpret(self, dtype, shape, layout):
-        return Shared(self.data.view(-1).view(dtype).view(shape))
-
     def store(self, value):
         assert (value.shape, value.dtype) == (self.shape, self.dtype), "a tile of another kind"
         here.partition.program.check_write(self, "shared memory")
@@ -162,17 +159,13 @@ class Layout:
 def allocate_shared_memory(dtype, shape, layout):
     if isinstance(layout, MBarrierLayout):
         return Barriers([Barrier() for _ in range(shape[0])])
-    found = Shared(torch.full(shape, math.nan if dtype.is_floating_point else -1, dtype=dtype))
-    here.partition.program.place(found)
-    return found
+    return Shared(torch.full(shape, math.nan if dtype.is_floating_point else -1, dtype=dtype))
 
 
 # ------------------------------------------------------------------------------- inline PTX
 def inline_asm_elementwise(asm, constraints, args, dtype, is_pure, pack):
     if "%clock64" in asm:
         return Tensor(torch.tensor(here.partition.program.machine.tick()))
-    if "wgmma." in asm:
-        return wgmma.inline(asm, constraints, args, pack)
     args = [x if isinstance(x, Pointer) else x.data for x in args]
     return Tensor(gluon_ptx.elementwise(asm, constraints, args, dtype, pack))
 
@@ -277,7 +270,7 @@ class Semantic:
     """What builtins of Gluon are made of."""
 
     def memdesc_reinterpret(tile, dtype, shape, layout):
-        return tile._reinterpret(dtype, shape, layout)
+        return Shared(tile.data.view(-1).view(dtype).view(shape))
 
 
 def builtin(function):

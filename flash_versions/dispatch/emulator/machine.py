@@ -11,8 +11,6 @@ import traceback
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
 from flash_versions.dispatch.emulator.deadlock import explain
 
 
@@ -33,8 +31,6 @@ ORDERS = {
     "any order": Order(2, 0.5, 0.5),
 }
 HARNESS = (*map(str, Path(__file__).parent.glob("*.py")), threading.__file__)
-SHARED_BEGIN = 1024  # the first address of shared memory
-ALIGNED = 1024  # bytes: tiles begin at a multiple
 RESIDENT = 3  # programs of a grid that run at once
 begun = range  # of a number of programs: in which order they begin
 order = ORDERS["any order"]  # of the next launch
@@ -142,28 +138,7 @@ class Program:
         self.unfenced = {}  # address of a tile written from registers -> (partition, tile)
         self.read = {}  # (address of a tile read to registers, partition) -> the tile
         self.columns = 0  # of tensor memory that are allocated
-        self.placed, self.shared_end = [], SHARED_BEGIN  # (address, tiles) each; the last one's end
         self.queue = []  # products of Blackwell's tensor cores that are not computed yet, in order
-
-    def place(self, tiles):
-        """Give tiles an address in shared memory."""
-        self.placed.append((self.shared_end, tiles))
-        nbytes = tiles.data.numel() * tiles.data.element_size()
-        self.shared_end += -(-nbytes // ALIGNED) * ALIGNED
-
-    def allocation_at(self, address):
-        """(where they begin, tiles) of the tiles that have this address."""
-        for begin, tiles in reversed(self.placed):
-            if begin <= address < self.shared_end:
-                return begin, tiles
-        raise AssertionError(f"nothing is at address {address} of shared memory")
-
-    def word_at(self, address):
-        """The int32 at an address of shared memory."""
-        begin, tiles = self.allocation_at(address)
-        words = tiles.data.view(-1).view(torch.int32)
-        place = (address - begin) // 4
-        return int(words[place]) if place < len(words) else 0
 
     def check_fenced(self, *operands):
         """Fail if a product reads a tile that was written from registers without a fence."""

@@ -11,7 +11,7 @@ import re
 
 import torch
 
-from flash_versions.dispatch.emulator.machine import SHARED_BEGIN, here, named_barrier
+from flash_versions.dispatch.emulator.machine import here, named_barrier
 from flash_versions.dispatch.emulator.tma import wait_stored
 from flash_versions.dispatch.emulator.values import Pointer
 
@@ -32,8 +32,6 @@ def to_threads(x, pack):
         return x.view(1, 1, 1, 1)
     if x.dim() == 2 and pack == 1:  # no matter which thread has which
         return x.reshape(1, 1, -1, 1)
-    if x.dim() == 1 and len(x) != 64:  # no matter which thread has which
-        return x.view(4, 32, -1, pack)
     if x.dim() == 1:  # the four threads of a row have the same
         return x.view(4, 2, 8, 1).permute(0, 2, 3, 1).repeat(1, 1, 4, 1).view(4, 32, -1, pack)
     width = 4 if pack == 4 else 2
@@ -46,8 +44,6 @@ def from_threads(x, shape):
     if len(shape) == 0:
         return x.view(())
     if len(shape) == 2 and x.shape[3] == 1:
-        return x.reshape(shape)
-    if len(shape) == 1 and shape[0] != 64:
         return x.reshape(shape)
     if len(shape) == 1:
         return x.view(4, 8, 4, 2)[:, :, 0].transpose(1, 2).reshape(shape)
@@ -70,8 +66,6 @@ def elementwise(asm, constraints, args, dtype, pack):
     shape = () if alike else args[0].shape
     unwritten = UNWRITTEN.expand((1, 1, 1) if alike else arguments[0].shape)
     registers = {f"${i}": unwritten for i in range(number)}
-    if "global_smem" in asm:
-        registers |= shared_memory()
     for i, (kind, value) in enumerate(zip(kinds[number:], arguments, strict=True)):
         registers[f"${number + i}"] = value
         if kind.isdigit():  # in the register of that result
@@ -80,13 +74,6 @@ def elementwise(asm, constraints, args, dtype, pack):
     results = torch.broadcast_tensors(*(registers[f"${i}"] for i in range(number)))
     results = torch.stack(results, -1)
     return from_threads(results.view(dtype), shape)
-
-
-def shared_memory():
-    """What PTX knows of a program's shared memory: where it begins, and how large it is."""
-    size = here.partition.program.shared_end - SHARED_BEGIN
-    found = {"global_smem": SHARED_BEGIN, "%dynamic_smem_size": size}
-    return {name: torch.tensor(x, dtype=torch.int32).view(1, 1, 1) for name, x in found.items()}
 
 
 def registers_of(x, pack):
@@ -207,11 +194,7 @@ def synchronize(name, operands, registers):
 
 
 def load(name, operand, registers):
-    """A number in memory that threads load together, or one of each thread in shared memory."""
-    if name == "ld.volatile.shared.u32":
-        places = registers[operand.strip("[]")]
-        words = [here.partition.program.word_at(int(i)) for i in places.flatten()]
-        return torch.tensor(words, dtype=torch.int32).view(places.shape)
+    """A number in memory that threads load together."""
     kind = re.fullmatch(r"ld\.(acquire|relaxed)\.gpu\.global\.u32", name)[1]
     pointer = registers[operand.strip("[]")]
     here.partition.pause()
@@ -270,12 +253,6 @@ def instruction(name, operands):
             return operands[0] << operands[1]
         case ["and", "b32"]:
             return operands[0] & operands[1]
-        case ["add", "u32"]:
-            return operands[0] + operands[1]
-        case ["sub", "u32"]:
-            return operands[0] - operands[1]
-        case ["min", "u32"]:  # of addresses, which are no larger than an int32
-            return torch.minimum(operands[0], operands[1])
         case ["prmt", "b32"]:
             assert int(operands[2]) == 0x5410, "no other choice of bytes is known"
             return operands[0] & 0xFFFF | operands[1] << 16

@@ -2,9 +2,6 @@
 
 A variant is a switch of the configuration that overlaps (`config.overlapping_config`), which is the
 default at head_dim 64, 128 and 256, and in FP8.
-
-Without overlap Q cannot be in registers (`HopperConfig.held`). So compare "no overlap" and
-"neither" with "Q in shared memory", which differs from the default in that alone.
 """
 
 from collections.abc import Mapping
@@ -25,11 +22,10 @@ from flash_versions.versions.fa3.hopper.config import overlapping_config, overla
 
 # Of the kernel for Hopper, see `HopperConfig`.
 SWITCHES: Mapping[str, dict[str, Any]] = {
-    "no overlap": {"overlap": False, "held": 0},
+    "no overlap": {"overlap": False},
     "no ping-pong": {"ping_pong": False},
-    "neither": {"overlap": False, "ping_pong": False, "held": 0},
+    "neither": {"overlap": False, "ping_pong": False},
     "late wait": {"late_wait": True},
-    "Q in shared memory": {"held": 0},
     "grid": {"scheduler": "grid"},
     "static": {"scheduler": "static"},
     "dynamic": {"scheduler": "dynamic"},
@@ -44,7 +40,7 @@ def varied(request: Request, **switches: Any) -> tuple[torch.Tensor, torch.Tenso
     """
     if reason := forward.left_to_gathering(request) or forward_hopper.left_to_portable(request):
         raise ValueError(reason)
-    config = overlapping_config(request, hold="held" not in switches)
+    config = overlapping_config(request)
     return forward_hopper.forward(request, replace(config, **switches))
 
 
@@ -54,7 +50,7 @@ def varied_fp8(
     """The same in FP8."""
     if reason := forward_fp8_hopper.left_to_portable(request):
         raise ValueError(reason)
-    config = overlapping_fp8_config(request, hold="held" not in switches)
+    config = overlapping_fp8_config(request)
     return forward_fp8_hopper.forward(request, quantized, replace(config, **switches))
 
 
@@ -65,7 +61,7 @@ VARIANTS: Mapping[str, Forward] = {
 }
 FP8_VARIANTS: Mapping[str, ForwardQuantized] = {
     "portable": forward_fp8.forward,
-    "no overlap": partial(varied_fp8, overlap=False, held=0),
+    "no overlap": partial(varied_fp8, overlap=False),
     "ping-pong": partial(varied_fp8, ping_pong=True),
     "late wait": partial(varied_fp8, late_wait=True),
 }

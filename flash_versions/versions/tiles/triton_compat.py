@@ -1,6 +1,5 @@
 """Differences between Triton versions. `blackwell/tensor_memory.py` has those of tensor memory."""
 
-import math
 from typing import Any, dataclass_transform
 
 import torch
@@ -23,11 +22,6 @@ FROM_3_8 = hasattr(tma, "async_atomic_add")
 # columns, S takes 64 and P 32. With 192 columns, Triton 3.8 spills under a window and 3.9
 # serialises products.
 MOST_DIMS_BESIDE_128_KEYS = 160 if FROM_3_8 else 192
-# Whether a left operand that does not change in a loop stays in its registers. ptxas of Triton 3.9
-# copies it for every product, so it takes twice as many registers (3.8 was not tried).
-OPERANDS_STAY = not FROM_3_8
-# Whether inline PTX takes tiles in shared memory as arguments, as their addresses.
-FROM_3_9 = gl.constexpr(int(hasattr(gl, "inline_asm")))
 # Triton 3.7 renamed these.
 load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 store_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
@@ -49,70 +43,6 @@ def reinterpret(tile, shape, layout, _semantic=None):
     """The same bytes of shared memory as tiles of another shape."""
     shape, layout = [gl.constexpr(n).value for n in shape], gl.constexpr(layout).value
     return _semantic.memdesc_reinterpret(tile, tile.dtype, shape, layout)
-
-
-@gluon.jit
-def address_of(tiles):
-    """Where tiles of 16-bit numbers begin in shared memory, in bytes. What they hold is lost: this
-    has to come before anything is written there, and while the program is one partition.
-    """
-    if FROM_3_9:
-        return gl.inline_asm_elementwise(
-            "mov.u32 $0, $1;", "=r,r", [tiles], dtype=gl.int32, is_pure=False, pack=1
-        )
-    else:
-        return found_address(tiles)
-
-
-SOUGHT = gl.constexpr(256)  # places, 1 KB apart: more than shared memory has
-
-
-@gluon.jit
-def found_address(tiles):
-    """`address_of` by search: which word of shared memory changes with the first word of the tiles?
-
-    Before 3.9, Triton tells a kernel no address. Tiles that TMA writes swizzled begin at a multiple
-    of 1024 bytes behind the beginning of what Triton allocates, which PTX knows by its name. So one
-    of the words is theirs.
-    """
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    words = tiles._reinterpret(gl.int32, words_of(tiles), line).index(0)
-    place = gl.arange(0, SOUGHT, layout) * 1024
-    here = place >= 0
-    PTX: gl.constexpr = word_ptx()
-    for mark in gl.static_range(1, 3):  # two, as any word may be one of them by chance
-        words.store(gl.full([SOUGHT], mark, gl.int32, layout))
-        thread_barrier()
-        word = gl.inline_asm_elementwise(
-            PTX, "=&r,r", [place], dtype=gl.int32, is_pure=False, pack=1
-        )
-        here = here & (word == mark)
-        thread_barrier()
-    begin = gl.inline_asm_elementwise(
-        "mov.u32 $0, global_smem;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-    )
-    return begin + gl.max(gl.where(here, place, 0), axis=0)
-
-
-@gluon.constexpr_function
-def words_of(tiles):
-    """The shape of tiles as lines of SOUGHT words."""
-    return [math.prod(tiles.shape) // (2 * SOUGHT), SOUGHT]
-
-
-@gluon.constexpr_function
-def word_ptx():
-    """PTX that reads the word at a place of shared memory; the last one for places behind it."""
-    return """{
-        .reg .u32 last, place, begin;
-        mov.u32 last, %dynamic_smem_size;
-        sub.u32 last, last, 4;
-        min.u32 place, $1, last;
-        mov.u32 begin, global_smem;
-        add.u32 place, place, begin;
-        ld.volatile.shared.u32 $0, [place];
-    }"""
 
 
 @dataclass_transform()

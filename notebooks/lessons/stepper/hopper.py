@@ -232,7 +232,7 @@ def record(
     loaded = emulator.load(f"flash_versions.versions.{version}.hopper.host")
     module, panels = loaded[f"{version}.hopper.forward"], loaded["fa3.hopper.panels"]
     of = getattr(loaded[f"{version}.hopper.config"], CONFIGS[version])
-    config = of(block_kv=64, q_stages=1, held=64)
+    config = of(block_kv=64, q_stages=1)
     shown = source.text(f"{version}-hopper", causal, q.shape[3])
     watch = Watch(shown)
     request = in_vectors(make_request(q, k, v, causal=causal))

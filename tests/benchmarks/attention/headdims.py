@@ -34,7 +34,7 @@ from flash_versions.bench.document import new_document  # noqa: E402
 from flash_versions.bench.measure import captured, reason, timed  # noqa: E402
 from flash_versions.dispatch.autograd.compute import in_vectors, narrowed  # noqa: E402
 from flash_versions.dispatch.request import Request, make_request  # noqa: E402
-from flash_versions.dispatch.sizes import panel_widths, value_widths  # noqa: E402
+from flash_versions.dispatch.sizes import panel_widths  # noqa: E402
 from flash_versions.versions.fa3.hopper import config as fa3_config  # noqa: E402
 from flash_versions.versions.fa3.hopper import host as fa3_forward  # noqa: E402
 from flash_versions.versions.fa3.hopper.config import HopperConfig  # noqa: E402
@@ -141,8 +141,8 @@ def other_tiles(request: Request) -> Iterator[Candidate]:
     second Q, a buffer for O and slots of K and V: with less of the first two only if there are more
     slots for it.
     """
-    default = fa3_config.overlapping_config(request, hold=False)
-    widths, widths_v = panel_widths(request.q.shape[3]), value_widths(request.v.shape[3])
+    default = fa3_config.overlapping_config(request)
+    widths, widths_v = panel_widths(request.q.shape[3]), panel_widths(request.v.shape[3])
     width, width_v = sum(widths), sum(widths_v)
     for consumers, block_kv in product((2, 3), (128, 64)):
         if width_v // 2 + block_kv // 2 + block_kv // 4 > REGISTERS[consumers]:
@@ -155,8 +155,7 @@ def other_tiles(request: Request) -> Iterator[Candidate]:
             )  # fmt: skip
             config = filled(tile, width, width_v)
             if config and config.stages > most:
-                held = fa3_config.with_q_held(request, config)
-                yield Candidate("fa3", named(held), held)
+                yield Candidate("fa3", named(config), config)
                 most = config.stages
 
 
@@ -190,7 +189,7 @@ def turned(request: Request) -> Iterator[Candidate]:
     for name, values in switches.items():
         yield Candidate("fa3", name, replace(fa3, **values))
     if max(request.q.shape[3], request.v.shape[3]) > 128:  # S and P of 128 keys, one by one
-        in_order = {"block_kv": 128, "stages": 1, "overlap": False, "held": 0}
+        in_order = {"block_kv": 128, "stages": 1, "overlap": False}
         yield Candidate("fa3", "128 keys in order", replace(fa3, **in_order))
     fa4 = fa4_config.default_config(request)
     yield Candidate("fa4", "rescale always", replace(fa4, threshold=0.0))
@@ -231,7 +230,7 @@ def check(dims: tuple[int, int], causal: bool, part: int) -> float:
 
 def unfit(config: HopperConfig, request: Request) -> str | None:
     """Why a configuration does not fit a request, or None."""
-    widths, widths_v = panel_widths(request.q.shape[3]), value_widths(request.v.shape[3])
+    widths, widths_v = panel_widths(request.q.shape[3]), panel_widths(request.v.shape[3])
     return None if config.fits(sum(widths), sum(widths_v)) else "does not fit in shared memory"
 
 

@@ -60,7 +60,7 @@ SHAPES = {
     "long-64": Shape(8192, 8192, backward=False, options=CAUSAL),
     "window-256": Shape(head_dim=256, backward=False, options={"window": (100, 20)}),
     "panels-96": Shape(kv_heads=2, head_dim=96, backward=False, options=CAUSAL | ENDS),
-    "order-112": Shape(4001, 4001, 36, 36, head_dim=112, backward=False),  # `prefers_order`
+    "order-96": Shape(4001, 4001, 36, 36, head_dim=96, backward=False),  # `prefers_order`
     "panels-160": Shape(head_dim=160, dtype=torch.float16, backward=False),
     "panels-192": Shape(kv_heads=2, head_dim=192, backward=False, options=CAUSAL),
     "192-by-128": Shape(head_dim=192, head_dim_v=128, backward=False, options=CAUSAL),
@@ -122,12 +122,12 @@ PARTS = {
 # Of FA4, which has FA3's boxes, masks and tiles; test_fa4_compile.py has more of its own. Only the
 # kernels for Hopper have panels.
 REPEATED = {
-    "fa1": ("panels-96", "order-112", "panels-160", "panels-192"),
-    "fa2": ("panels-96", "order-112", "panels-160", "panels-192"),
+    "fa1": ("panels-96", "order-96", "panels-160", "panels-192"),
+    "fa2": ("panels-96", "order-96", "panels-160", "panels-192"),
     "fa3": ("decode-128",),  # FA2's
     "fa4": (
         "decode-128", "full-64", "full-128", "ragged-128", "192-by-128", "softcap-128", "pages",
-        "panels-96", "order-112",
+        "panels-96", "order-96",
     ),
 }  # fmt: skip
 # On Hopper.

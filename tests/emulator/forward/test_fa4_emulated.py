@@ -29,7 +29,6 @@ CONFIGS = {
     "as it is": SMALL,
     "no turns": replace(SMALL, ping_pong=False),
     "one Q buffer": replace(SMALL, q_stages=1),
-    "Q in registers": replace(SMALL, held=64, q_stages=1),
     "three consumers": replace(SMALL, consumers=3, stages=3),
     "aligned tiles": replace(SMALL, block_kv=128),
     "four stages": replace(SMALL, stages=4),
@@ -250,9 +249,7 @@ def test_fp8_starts_up_to_their_limit(sign, threshold, factor, starts, started):
     assert ((o - 1).abs() < 0.1).all()
 
 
-@pytest.mark.parametrize("held", [False, True])
-def test_fp8_has_starts_where_they_pay(held, monkeypatch):
-    monkeypatch.setattr(LOADED["fa3.hopper.config"], "OPERANDS_STAY", held)
+def test_fp8_has_starts_where_they_pay():
     for precision, D, starts in (
         ("fp8:head", 128, True), ("fp8:tensor", 80, True), ("fp8:head", 64, False),
         ("fp8:block", 128, False), ("fp8", 256, False), (None, 128, False),
@@ -260,7 +257,6 @@ def test_fp8_has_starts_where_they_pay(held, monkeypatch):
         q = torch.empty(1, 64, 16, D, dtype=torch.bfloat16)
         q = q.to(torch.float8_e4m3fn) if precision is None else q
         chosen = config.fp8_config(make_request(q, q, q, precision=precision))
-        assert (chosen.held > 0) == (held and D <= 128), precision
         assert chosen.starts == starts, precision
         assert chosen.threshold == 3.0, precision
 

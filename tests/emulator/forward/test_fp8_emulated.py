@@ -32,7 +32,6 @@ CONFIGS = {
     "late wait": replace(SMALL, late_wait=True),
     "late wait, three stages": replace(SMALL, late_wait=True, ping_pong=False, stages=3),
     "one Q buffer": replace(SMALL, q_stages=1),
-    "Q in registers": replace(SMALL, held=64, q_stages=1),
     "three consumers": replace(SMALL, consumers=3, stages=3),
     "three consumers in order": replace(SMALL, consumers=3, overlap=False),
     "a block of scales": replace(SMALL, block_kv=128),

@@ -30,7 +30,6 @@ CONFIGS = {
     "late wait": replace(SMALL, late_wait=True),
     "late wait, no turns": replace(SMALL, late_wait=True, ping_pong=False, stages=3),
     "one Q buffer": replace(SMALL, q_stages=1),
-    "Q in registers": replace(SMALL, held=64, q_stages=1),
     "three consumers": replace(SMALL, consumers=3, stages=3),
     "three consumers in order": replace(SMALL, consumers=3, overlap=False),
     "aligned tiles": replace(SMALL, block_kv=128),
@@ -107,19 +106,6 @@ def test_every_switch(name, order):
     check(schedule, *qkv(300, 200, 1, 64, batch=2), causal=True, window=(100, None))
 
 
-def test_half_of_q_in_registers():
-    """Of 256 columns, as registers hold no more beside O."""
-    check(replace(SMALL, q_stages=1, held=128), *qkv(100, 170, 2, 256), causal=True)
-
-
-@pytest.mark.parametrize("held", [32, 128])
-def test_columns_of_q_that_are_none(held):
-    with pytest.raises(ValueError, match=f"held={held} .* 64 columns; 0 and 64 are"):
-        attend(replace(SMALL, held=held), *qkv(70, 70, 1, 64))
-    with pytest.raises(ValueError, match="held=64 .* 256 columns; 0 and 256 and 128 are"):
-        attend(replace(SMALL, held=64), *qkv(70, 70, 1, 256))
-
-
 @pytest.mark.parametrize("packed", [False, True])
 def test_no_lse_at_the_address_0(packed, monkeypatch):
     """As a replayed call has it whose caller does not get the LSE."""
@@ -169,8 +155,7 @@ def test_consumers_that_end_with_a_block(M, N, heads, cut):
 def test_every_variant_of_the_ablation(variant):
     q, k, v = qkv(200, 330, 2, 128, batch=2)
     request = make_request(q, k, v, causal=True)
-    switches = SWITCHES[variant]
-    schedule = replace(config.overlapping_config(request, hold="held" not in switches), **switches)
+    schedule = replace(config.overlapping_config(request), **SWITCHES[variant])
     o, lse, _ = host.forward(request, schedule)
     assert_within_budget(o, lse, q, k, v, causal=True)
 
@@ -212,8 +197,7 @@ def test_the_same_bits_in_every_order(monkeypatch):
 
 
 USUAL = (SMALL, 330)  # schedule and number of keys
-HELD = (replace(SMALL, held=64, q_stages=1), 330)
-V_WAITED = "acc = wait_pv(buffers, acc, acc_token)"
+V_WAITED = "acc = acc.wait(acc_token)"
 BUGS = {
     "K is not released": Bug(
         "attend", [("        buffers.k.release(stage)", "        pass")], "produce 2 in .*fill"
@@ -224,10 +208,10 @@ BUGS = {
         "produce 2 in .*fill",
     ),
     "Q is not released": Bug(
-        "attend", [("release_q(buffers, schedule, q_stage)", "pass")], "produce 2 in .*fill",
+        "attend", [("buffers.q.release(q_stage)", "pass")], "produce 2 in .*fill",
     ),
     "Q is not released in order": Bug(
-        "attend_in_order", [("release_q(buffers, schedule, q_stage)", "pass")],
+        "attend_in_order", [("buffers.q.release(q_stage)", "pass")],
         "produce 2 in .*fill", (replace(SMALL, overlap=False), 330),
     ),
     "K is released while it is read": Bug(
@@ -248,17 +232,11 @@ BUGS = {
     ),
     "Q is released while it is read": Bug(
         "attend",
-        [("        release_q(buffers, schedule, q_stage)", "        pass"),
+        [("    buffers.q.release(q_stage)", "    pass"),
          ("= first_state(problem, buffers)",
-          "= first_state(problem, buffers); release_q(buffers, schedule, q_stage)")],
+          "= first_state(problem, buffers); buffers.q.release(q_stage)")],
         WRONG,
         (replace(SMALL, q_stages=1), 330),
-    ),
-    "Q is released without a fence behind its loads": Bug(
-        "Pipeline.release_loaded", [("fence_async_shared()", "pass")], "fence", HELD
-    ),
-    "Q in registers is not released": Bug(
-        "consume", [("release_q(buffers, schedule, q_stage)", "pass")], "produce 2 in .*fill", HELD
     ),
     "K is read before it is there": Bug(
         "attend", [("        if not schedule.LATE_WAIT:\n            buffers.k.wait(stage)", "")],

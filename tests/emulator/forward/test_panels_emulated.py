@@ -99,7 +99,6 @@ def test_every_option_with_every_head_dim(dims, options, version):
 SWITCHES = {
     "64 keys": {},
     "O in parts": {"q_stages": 1, "o_columns": 64},
-    "Q in registers": {"q_stages": 1, "held": 96},
     "three consumers": {"consumers": 3, "stages": 3, "scheduler": "dynamic"},
     "late wait, no turns": {"stages": 3, "late_wait": True, "ping_pong": False},
     "in order": {"overlap": False},

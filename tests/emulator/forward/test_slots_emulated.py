@@ -28,7 +28,6 @@ PASSING = {
     "no turns": {"ping_pong": False},
     "one slot": {"stages": 1},
     "one Q, dynamic": {"q_stages": 1, "scheduler": "dynamic"},
-    "Q in registers": {"q_stages": 1, "held": 64},
 }
 ONE_SLOT = {"stages": 1, "ping_pong": False}
 EARLY = f"more arrivals|dead-lock|{WRONG}"  # a slot is filled while another consumer reads it

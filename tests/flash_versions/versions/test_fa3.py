@@ -1,7 +1,6 @@
 """What only FA3 has: descriptors, the walk of a persistent grid, and what is left to FA2."""
 
 import re
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise, product
 
@@ -15,11 +14,11 @@ from flash_versions.dispatch import launch
 from flash_versions.dispatch.autograd.compute import in_vectors
 from flash_versions.dispatch.device import H200_SHARED_MEMORY, Properties, devices
 from flash_versions.dispatch.request import Request, make_request
-from flash_versions.dispatch.sizes import LaunchConfig, panel_widths, value_columns, value_widths
+from flash_versions.dispatch.sizes import LaunchConfig, panel_widths
 from flash_versions.versions import fa3
 from flash_versions.versions.fa2 import backward as fa2_backward
 from flash_versions.versions.fa2 import forward as fa2_forward
-from flash_versions.versions.fa3 import ablation, backward
+from flash_versions.versions.fa3 import backward
 from flash_versions.versions.fa3 import forward as portable
 from flash_versions.versions.fa3.forward import heavy_first
 from flash_versions.versions.fa3.hopper import host as forward_hopper
@@ -32,7 +31,6 @@ from flash_versions.versions.fa3.hopper.config import (
 from flash_versions.versions.fa3.hopper.host import even_section
 from flash_versions.versions.tiles import wgmma
 from flash_versions.versions.tiles.tma import undescribable
-from flash_versions.versions.tiles.triton_compat import OPERANDS_STAY
 from tests.flash_versions.versions.test_attention import CASES, DTYPES, EVERY_DTYPE, LAYOUTS
 from tests.flash_versions.versions.test_packed import bounds, packed_inputs
 from tests.helpers.kernels.budget import assert_gradients_right, assert_right, random_inputs
@@ -166,7 +164,6 @@ def test_neighbours_in_a_packing_do_not_leak(device):
         ({"block_kv": 96}, "block_kv=96 is not possible; 64 and 128 are"),
         ({"stages": 0}, "stages=0 and q_stages=2 must be at least 1"),
         ({"stages": 1, "late_wait": True}, "use stages=2"),
-        ({"held": 64, "overlap": False}, "held=64 is not possible with overlap=False.*use held=0"),
         ({"o_columns": 256}, "o_columns=256 is not possible; 64 and 128 are"),
         ({"section": 0}, "section=0 must be at least 1"),
         ({"scheduler": "fair"}, "scheduler='fair' is unknown; there are grid, static, dynamic"),
@@ -176,24 +173,6 @@ def test_neighbours_in_a_packing_do_not_leak(device):
 def test_a_configuration_that_would_hang_is_refused(switches, sentence):
     with pytest.raises(ValueError, match=sentence):
         HopperConfig(**switches)
-
-
-@pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
-def test_variants_without_overlap_differ_from_one_with_q_in_shared_memory_alone(
-    head_dim, monkeypatch
-):
-    monkeypatch.setattr(wgmma, "available", lambda device: True)
-    monkeypatch.setattr(ablation.forward_hopper, "forward", lambda request, config: config)
-    q = torch.empty(1, 512, 2, head_dim, dtype=torch.bfloat16, device="meta")
-    request = make_request(q, q, q, causal=True)
-    found = {name: ablation.VARIANTS[name](request) for name in ablation.SWITCHES}
-    shared = found["Q in shared memory"]
-    assert (shared.held, shared.q_stages) == (0, 2 if head_dim <= 128 else 1)
-    default = default_config(request)
-    assert shared == replace(default, held=0, q_stages=shared.q_stages)
-    assert found["no overlap"] == replace(shared, overlap=False)
-    assert found["neither"] == replace(shared, overlap=False, ping_pong=False)
-    assert found["late wait"] == replace(default, late_wait=True)
 
 
 HEAD_DIMS = (8, 32, 64, 72, 96, 112, 128, 130, 160, 192, 200, 256)
@@ -210,11 +189,11 @@ def test_every_head_dim_has_tiles_that_fit(causal, device):
             for dims in (head_dim, head_dim, head_dim_v)
         )
         config = default_config(make_request(q, k, v, causal=causal))
-        widths, widths_v = panel_widths(head_dim), value_widths(head_dim_v)
+        widths, widths_v = panel_widths(head_dim), panel_widths(head_dim_v)
         assert config.fits(sum(widths), sum(widths_v)), (head_dim, head_dim_v)
         assert config.stages >= 2
         scores = config.block_kv // 2
-        registers = (value_columns(head_dim_v) or sum(widths_v)) // 2 + scores + scores // 2
+        registers = sum(widths_v) // 2 + scores + scores // 2
         assert registers <= {2: 192, 3: 130}[config.consumers], (head_dim, head_dim_v)
 
 
@@ -263,7 +242,7 @@ def test_consumers_at_head_dim_64(tokens, options, consumers):
 
 
 @pytest.mark.parametrize(("head_dim", "tokens", "options", "expected"), [
-    (96, LONG, {}, True), (112, LONG, {}, True), (96, SHORT, {}, False), (96, LONG, CAUSAL, False),
+    (96, LONG, {}, True), (112, LONG, {}, False), (96, SHORT, {}, False), (96, LONG, CAUSAL, False),
     (96, ODD, CAUSAL, True), (96, LONG, {"softcap": 20.0}, False), (64, LONG, {}, False),
     (128, LONG, {}, False), (96, LONG, {"kv_lengths": torch.tensor([4096, 1, 2, 3]).int()}, False),
 ], ids=str)  # fmt: skip
@@ -298,31 +277,6 @@ def test_consumers_whose_scores_have_16_bits(head_dim, tokens, options, consumer
     with devices.assume(Properties(num_sms=132)):
         config = fp8_config(make_request(q, q, q, precision="fp8", **options))
     assert config.consumers == consumers and config.overlap
-
-
-@pytest.mark.skipif(not OPERANDS_STAY, reason="this Triton's ptxas would copy Q for each block")
-@pytest.mark.parametrize(
-    ("dims", "heads", "options", "held"),
-    [
-        ((192, 192), 1, {}, 192), ((192, 192), 1, {"causal": True}, 192), ((256, 256), 1, {}, 0),
-        ((256, 256), 1, {"causal": True}, 128), ((256, 256), 4, {"causal": True}, 0),
-        ((128, 128), 4, {}, 128), ((80, 80), 1, {}, 0),
-        ((80, 80), 1, {"window": (100, 0)}, 80),
-        ((160, 160), 1, {}, 0), ((192, 128), 1, {}, 0), ((128, 256), 1, {}, 128),
-        ((64, 64), 1, {}, 0), ((64, 64), 1, {"cu_seqlens_q": torch.tensor([0, 9000])}, 0),
-        ((128, 128), 1, {"alibi_slopes": torch.ones(4)}, 0),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_q_is_in_registers_where_they_suffice(dims, heads, options, held):
-    """Of 192 registers beside blocks of 128 keys, of 208 beside 64; never with three consumers."""
-    q = torch.empty(1, 9000, 4, dims[0], dtype=torch.bfloat16)
-    k, v = (torch.empty(1, 9000, 4 // heads, dim, dtype=torch.bfloat16) for dim in dims)
-    packed = "cu_seqlens_q" in options
-    config = default_config(make_request(*(x[0] if packed else x for x in (q, k, v)), **options))
-    assert config.held == held
-    assert not held or config.consumers == 2
-    assert config.q_stages == 1 or held < dims[0]
 
 
 # ---- the walk ----

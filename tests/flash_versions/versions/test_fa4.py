@@ -29,12 +29,10 @@ from flash_versions.versions.fa4 import forward as portable
 from flash_versions.versions.fa4.exp2 import DEGREES
 from flash_versions.versions.fa4.hopper import backward as explicit
 from flash_versions.versions.fa4.hopper import host as forward_hopper
-from flash_versions.versions.fa4.hopper.config import default_config
 from flash_versions.versions.fa4.softmax import raise_reference
 from flash_versions.versions.oracle.suite import CASES
 from flash_versions.versions.tiles import wgmma
 from flash_versions.versions.tiles.algebra import finalize
-from flash_versions.versions.tiles.triton_compat import OPERANDS_STAY
 from tests.helpers.kernels.budget import assert_gradients_right, assert_right, random_inputs
 from transformer.model.weights import load_model
 from transformer.training.corpus import Teacher, draw_chat
@@ -48,19 +46,6 @@ HALF = [torch.float16, torch.bfloat16]
 inputs = partial(
     random_inputs, M=64, N=128, heads=2, kv_heads=1, batch=1, head_dim=32, dtype=torch.bfloat16
 )
-
-
-@pytest.mark.skipif(not OPERANDS_STAY, reason="this Triton's ptxas would copy Q for each block")
-@pytest.mark.parametrize(("dims", "group", "options", "held"), [
-    ((256, 256), 1, {}, 128), ((200, 224), 1, {"causal": True}, 128), ((256, 256), 4, {}, 0),
-    ((256, 256), 1, {"alibi_slopes": torch.ones(4)}, 0), ((256, 192), 1, {}, 256),
-    ((192, 192), 1, {}, 192), ((192, 128), 1, {}, 0), ((128, 128), 1, {}, 128),
-], ids=str)  # fmt: skip
-def test_columns_of_q_in_registers_and_the_late_wait(dims, group, options, held):
-    q = torch.empty(1, 900, 4, dims[0], dtype=torch.bfloat16)
-    k, v = (torch.empty(1, 900, 4 // group, dim, dtype=torch.bfloat16) for dim in dims)
-    config = default_config(make_request(q, k, v, **options))
-    assert (config.held, config.late_wait) == (held, dims == (192, 192))
 
 
 def staircase(device, steps, block=32, M=16, dtype=torch.float32, head_dim=16):

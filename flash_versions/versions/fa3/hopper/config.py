@@ -6,15 +6,15 @@ from itertools import product
 from flash_versions.dispatch.device import H200_SHARED_MEMORY, devices
 from flash_versions.dispatch.precision import is_fp8
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.sizes import box_width, panel_widths, value_columns, value_widths
+from flash_versions.dispatch.sizes import panel_widths
 from flash_versions.versions.tiles.rows import cdiv
-from flash_versions.versions.tiles.triton_compat import MOST_DIMS_BESIDE_128_KEYS, OPERANDS_STAY
+from flash_versions.versions.tiles.triton_compat import MOST_DIMS_BESIDE_128_KEYS
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 # Rows that a consumer of three gets done while one of two does a row; the second number under a
 # causal mask over up to SHORT keys, which leaves less of higher tiles (docs/understand/log.md).
 THREE_TO_TWO = 1.16, 1.0  # at head_dim 64, all overlapping
-THREE_IN_ORDER_TO_TWO = 1.05, 0.98  # from 65 to 112 dims, the three in order
+THREE_IN_ORDER_TO_TWO = 1.05, 0.98  # from 65 to 96 dims, the three in order
 FP8_THREE_IN_ORDER_TO_TWO = 1.07, 1.0  # in FP8 from 65 to 128 dims, the three in order
 FP16_SCORES_THREE_TO_TWO = 1.12, 1.0  # in FP8 up to 128 dims with scores in fp16, all overlapping
 SHORT = 4096
@@ -31,14 +31,9 @@ class HopperConfig:
         consumers: warpgroups that compute, 64 query rows each; 2 or 3.
         block_kv: keys of a tile.
         stages: slots of the pipelines of K and V.
-        q_stages: buffers for a consumer's Q. With 2 the next tile's Q is loaded during this tile; 1
-            is enough if Q is `held`.
+        q_stages: buffers for a consumer's Q. With 2 the next tile's Q is loaded during this tile.
         o_columns: columns of a consumer's buffer for O, 64 or 128; a wider O leaves in parts, one
-            after the other.
-        held: columns of Q that a consumer has in registers: 0, all, or the last 128 of 256. The
-            product S then reads less of shared memory. With all of them Q's buffer is empty as soon
-            as Q is in registers. Only with overlap (`tests/compile/test_q_in_registers.py` says
-            why).
+            after the other. Of two panels none is wider than the first.
         overlap: issue S of the next block before the softmax of this one.
         ping_pong: consumers take turns at the tensor cores.
         late_wait: wait for P V after the softmax, as the paper does; ptxas would move this wait to
@@ -56,7 +51,6 @@ class HopperConfig:
     stages: int = 2
     q_stages: int = 2
     o_columns: int = 128
-    held: int = 0
     overlap: bool = True
     ping_pong: bool = True
     late_wait: bool = False
@@ -75,11 +69,6 @@ class HopperConfig:
             raise ValueError(
                 f"stages={self.stages} and q_stages={self.q_stages} must be at least 1."
             )
-        if self.held and not self.overlap:
-            raise ValueError(
-                f"held={self.held} is not possible with overlap=False, as ptxas would give P the "
-                f"registers of Q; use held=0."
-            )
         if self.late_wait and self.overlap and self.stages == 1:
             raise ValueError(
                 "late_wait with stages=1 would wait for a K that waits for this V; use stages=2."
@@ -91,16 +80,6 @@ class HopperConfig:
         if self.scheduler not in SCHEDULERS:
             raise ValueError(
                 f"scheduler={self.scheduler!r} is unknown; there are {', '.join(SCHEDULERS)}."
-            )
-
-    def check_held(self, widths: tuple[int, ...]) -> None:
-        """Raise a ValueError if `held` is no part of a Q in tiles so wide."""
-        half = [128] if widths == (256,) else []
-        possible = [0, sum(widths), *half]
-        if self.held not in possible:
-            raise ValueError(
-                f"held={self.held} is not possible for a Q of {sum(widths)} columns; "
-                f"{' and '.join(map(str, possible))} are."
             )
 
     @property
@@ -141,14 +120,11 @@ def default_config(request: Request) -> HopperConfig:
     return overlapping_config(request)
 
 
-def overlapping_config(request: Request, hold: bool = True) -> HopperConfig:
-    """The fastest one with S of the next block in flight; with hold=False Q stays in shared memory,
-    with the buffers that it then needs.
-    """
+def overlapping_config(request: Request) -> HopperConfig:
+    """The fastest one with S of the next block in flight."""
     config = replace(config_of_one_head(request), heads=heads_of_tile(request))
-    config = with_q_held(request, config) if hold else config
     if config.stages == 3:
-        widths = sum(panel_widths(request.q.shape[3])), sum(value_widths(request.v.shape[3]))
+        widths = sum(panel_widths(request.q.shape[3])), sum(panel_widths(request.v.shape[3]))
         config = config if config.fits(*widths, other_bytes(request)) else replace(config, stages=2)
     return config
 
@@ -161,12 +137,12 @@ def other_bytes(request: Request) -> int:
 def prefers_order(request: Request) -> bool:
     """Whether three consumers that wait for each product are faster than two that overlap theirs.
 
-    From 65 to 112 dims, products take less time than the way from S to P: the maximum, then the
+    From 65 to 96 dims, products take less time than the way from S to P: the maximum, then the
     exponentials. With three consumers the tensor cores find work in two others meanwhile, but their
     registers do not suffice for S and P of two blocks beside O. Tiles of 192 rows have to fill the
     SMs as well.
     """
-    between = all(64 < x.shape[3] <= 112 for x in (request.q, request.v))
+    between = all(64 < x.shape[3] <= 96 for x in (request.q, request.v))
     if not between or not is_plain(request):
         return False
     return not fills_better(request, THREE_IN_ORDER_TO_TWO, heads_of_tile(request))
@@ -195,7 +171,7 @@ def config_of_one_head(request: Request) -> HopperConfig:
     uneven = causal or request.is_ragged or request.has_intervals
     scheduler = "dynamic" if uneven else "static"
     if max(head_dim, head_dim_v) > 128:
-        widths = panel_widths(head_dim), value_widths(head_dim_v)
+        widths = panel_widths(head_dim), panel_widths(head_dim_v)
         return wide_config(*widths, scheduler, other_bytes(request))
     if max(head_dim, head_dim_v) > 96:
         return HopperConfig(scheduler=scheduler)
@@ -204,35 +180,6 @@ def config_of_one_head(request: Request) -> HopperConfig:
     if prefers_two_consumers(request):
         return HopperConfig(2, stages=3, ping_pong=not causal, scheduler=scheduler)
     return HopperConfig(3, stages=3, scheduler=scheduler)
-
-
-def with_q_held(request: Request, config: HopperConfig) -> HopperConfig:
-    """A configuration with as much of Q in registers as there is room for.
-
-    O, S, P and Q may take 208 of a thread's 240 registers beside 64 keys: a product S then reads as
-    much of Q as of K, all that shared memory can deliver. Beside 128 keys Q gains less, and they
-    may take 192: with 208 (192 dims, 128 of V) it was slower (docs/understand/log.md). ALiBi needs
-    the registers itself, for distances.
-    """
-    if config.consumers == 3 or request.alibi_slopes is not None or not OPERANDS_STAY:
-        return config
-    width, head_dim_v = sum(panel_widths(request.q.shape[3])), request.v.shape[3]
-    width_v = value_columns(head_dim_v) or sum(value_widths(head_dim_v))
-    beside = width_v // 2 + config.block_kv // 2 + config.block_kv // 4  # O, S and P
-    free = (208 if config.block_kv == 64 else 192) - beside
-    if width // 4 <= free:
-        return replace(config, held=width, q_stages=1)
-    causal = request.window_right is not None
-    return replace(config, held=128) if causal and may_hold_half(request, config) else config
-
-
-def may_hold_half(request: Request, config: HopperConfig) -> bool:
-    """Whether the last 128 of 256 columns of Q fit in registers and are faster there: not where
-    heads share a tile. In FA3 they are slower without a mask, too.
-    """
-    widths = panel_widths(request.q.shape[3]), value_widths(request.v.shape[3])
-    alone = config.heads == 1 and request.alibi_slopes is None and OPERANDS_STAY
-    return alone and widths == ((256,), (256,))
 
 
 def wide_config(
@@ -287,22 +234,19 @@ def prefers_order_in_fp8(request: Request) -> bool:
     return not fills_better(request, FP8_THREE_IN_ORDER_TO_TWO, 1)
 
 
-def overlapping_fp8_config(request: Request, hold: bool = True) -> HopperConfig:
+def overlapping_fp8_config(request: Request) -> HopperConfig:
     """`overlapping_config` in FP8."""
     causal = request.window_right is not None
     scheduler = "dynamic" if causal else "static"
     head_dim = max(request.q.shape[3], request.v.shape[3])
     if head_dim > 128:
         return HopperConfig(q_stages=1, scheduler=scheduler)
-    config = HopperConfig(3, stages=3, q_stages=1, ping_pong=False, scheduler=scheduler)
-    held = box_width(request.q.shape[3]) if hold and OPERANDS_STAY else 0
-    q_stages = 2 if causal or not held else 1
-    if has_fp16_scores(request):
-        if fills_better(request, FP16_SCORES_THREE_TO_TWO, 1):
-            return replace(config, consumers=2, held=held, q_stages=q_stages)
+    config = HopperConfig(stages=3, ping_pong=False, scheduler=scheduler)
+    if not has_fp16_scores(request):
+        return replace(config, consumers=2 if head_dim > 64 else 3)
+    if fills_better(request, FP16_SCORES_THREE_TO_TWO, 1):
         return config
-    consumers = 2 if head_dim > 64 else 3
-    return replace(config, consumers=consumers, held=held, q_stages=q_stages)
+    return replace(config, consumers=3, q_stages=1)
 
 
 def prefers_two_consumers(request: Request) -> bool:

@@ -79,26 +79,20 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from flash_versions.versions.fa3.fp8.pairs import largest, powers, sums
 from flash_versions.versions.fa3.fp8.scales import Scales
-from flash_versions.versions.fa3.hopper.columns import (
-    Columns,
-    make_columns,
-    multiply_pv,
-    wait_pv,
-)
 from flash_versions.versions.fa3.hopper.intervals import fill_keys, mask_listed
 from flash_versions.versions.fa3.hopper.operands import is_fp8
 from flash_versions.versions.fa3.hopper.panels import (
     PanelPipeline,
-    left_operand,
     make_boxes,
     make_panel_pipeline,
     moved,
+    multiply_pv,
     multiply_qk,
     rounded,
     zero_output,
 )
 from flash_versions.versions.fa3.hopper.problem import COUNTS, MORE_COUNTS, make_query_problem
-from flash_versions.versions.fa3.hopper.slots import fill_values, pass_over, release_q
+from flash_versions.versions.fa3.hopper.slots import fill_values, pass_over
 from flash_versions.versions.tiles.pipeline import (
     Pipeline,
     as_matrix,
@@ -118,8 +112,6 @@ class Schedule:
 
     CONSUMERS: gl.constexpr
     Q_STAGES: gl.constexpr
-    HELD: gl.constexpr  # columns of Q in registers
-    Q_AT_ONCE: gl.constexpr  # release Q's slot when Q is in registers, not behind its last product
     OVERLAP: gl.constexpr
     PING_PONG: gl.constexpr
     LATE_WAIT: gl.constexpr
@@ -132,7 +124,6 @@ class Buffers:
     q: PanelPipeline  # Q_STAGES slots for each consumer
     k: PanelPipeline
     v: PanelPipeline
-    columns: Columns  # of v's slots
     bounds: Pipeline  # intervals of the keys in k's slots, if they have any
     o: gl.shared_memory_descriptor  # a slot for each consumer
 
@@ -236,7 +227,7 @@ def attend(
             named_barrier_sync(CONSUMER)
         s_token = multiply_qk(q, buffers.k.tile(stage), scales.SCORES)
         buffers.v.wait(before)
-        acc_token = multiply_pv(p, buffers, before, acc)
+        acc_token = multiply_pv(p, buffers.v.tile(before), acc)
         if schedule.PING_PONG:
             named_barrier_arrive(CONSUMER, schedule.CONSUMERS)
         s = warpgroup_mma_wait(acc.PANELS, deps=[s_token])
@@ -250,15 +241,14 @@ def attend(
         p, row_max, row_sum, alpha = fold_scores(s, row_max, row_sum, problem, scales, block)
         if schedule.LATE_WAIT:
             buffers.k.wait(stage.next(), place > begin)
-        acc = wait_pv(buffers, acc, acc_token)
+        acc = acc.wait(acc_token)
         buffers.v.release(before)
         p = rounded(p, buffers.v.tile(stage), acc)
         acc = acc.rescaled(alpha)
-    if not schedule.Q_AT_ONCE:
-        release_q(buffers, schedule, q_stage)
+    buffers.q.release(q_stage)
     buffers.v.wait(stage)
-    acc_token = multiply_pv(p, buffers, stage, acc)
-    acc = wait_pv(buffers, acc, acc_token)
+    acc_token = multiply_pv(p, buffers.v.tile(stage), acc)
+    acc = acc.wait(acc_token)
     buffers.v.release(stage)
     return acc, row_max, row_sum, stage.next()
 
@@ -291,12 +281,11 @@ def attend_in_order(
         acc = acc.rescaled(alpha)
         p = rounded(p, buffers.v.tile(stage), acc)
         buffers.v.wait(stage)
-        acc_token = multiply_pv(p, buffers, stage, acc)
-        acc = wait_pv(buffers, acc, acc_token)
+        acc_token = multiply_pv(p, buffers.v.tile(stage), acc)
+        acc = acc.wait(acc_token)
         buffers.v.release(stage)
         stage = stage.next()
-    if not schedule.Q_AT_ONCE:
-        release_q(buffers, schedule, q_stage)
+    buffers.q.release(q_stage)
     return acc, row_max, row_sum, stage
 
 
@@ -317,9 +306,7 @@ def consume(problem, schedule, scales, buffers, scheduler, o, lse_out, CONSUMER:
         tile_scales = scales.of_tile(mine, query, head, sequence)
         q_stage = buffers.q_stage(schedule, round, CONSUMER)
         buffers.q.wait(q_stage)
-        q = left_operand(buffers.q.tile(q_stage), problem.BLOCK_KV, schedule.HELD)
-        if schedule.Q_AT_ONCE:
-            release_q(buffers, schedule, q_stage)
+        q = buffers.q.tile(q_stage).pair()
         if problem.UNEVEN:
             stage = pass_over(buffers, schedule, stage, last - end, CONSUMER)
         if schedule.OVERLAP:
@@ -403,7 +390,6 @@ def forward_kernel(
     LISTED: gl.constexpr,
     PANELS: gl.constexpr,
     PANELS_V: gl.constexpr,
-    COLUMNS_V: gl.constexpr,
     FP8: gl.constexpr,
     FP16_SCORES: gl.constexpr,
     PER_BLOCK: gl.constexpr,
@@ -411,7 +397,6 @@ def forward_kernel(
     CONSUMERS: gl.constexpr,
     STAGES: gl.constexpr,
     Q_STAGES: gl.constexpr,
-    HELD: gl.constexpr,
     OVERLAP: gl.constexpr,
     PING_PONG: gl.constexpr,
     LATE_WAIT: gl.constexpr,
@@ -430,17 +415,15 @@ def forward_kernel(
     scales = Scales(q_scale, k_scale, v_scale, v_reference, FP8, SCORES, PER_BLOCK, SHIFT)
     q, k = make_boxes(q, q_second, PANELS), make_boxes(k, k_second, PANELS)
     v = make_boxes(v, v_second, PANELS_V)
-    Q_AT_ONCE: gl.constexpr = q.width() == HELD
-    schedule = Schedule(CONSUMERS, Q_STAGES, HELD, Q_AT_ONCE, OVERLAP, PING_PONG, LATE_WAIT)
+    schedule = Schedule(CONSUMERS, Q_STAGES, OVERLAP, PING_PONG, LATE_WAIT)
     q_pipeline = make_panel_pipeline(q, CONSUMERS * Q_STAGES, 1)
     k_pipeline = make_panel_pipeline(k, STAGES, CONSUMERS)
     v_pipeline = make_panel_pipeline(v, STAGES, CONSUMERS)
     bounds_pipeline = k_pipeline.first
     if LISTED:
         bounds_pipeline = make_companion(bounds, k_pipeline.first, STAGES, CONSUMERS)
-    columns = make_columns(v_pipeline, COLUMNS_V)
     o_tiles = make_slots(o, CONSUMERS)
-    buffers = Buffers(q_pipeline, k_pipeline, v_pipeline, columns, bounds_pipeline, o_tiles)
+    buffers = Buffers(q_pipeline, k_pipeline, v_pipeline, bounds_pipeline, o_tiles)
     scheduler = make_scheduler(problem.num_tiles(), counters, SCHEDULER, CONSUMERS)
     fence_async_shared()
     if CONSUMERS == 2:

@@ -12,7 +12,7 @@ from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.launch import Launcher, Plan, layout, placement
 from flash_versions.dispatch.replay.recording import optional
 from flash_versions.dispatch.request import Request
-from flash_versions.dispatch.sizes import box_width, panel_widths, value_columns, value_widths
+from flash_versions.dispatch.sizes import box_width, panel_widths
 from flash_versions.versions.fa3.forward import L2_BYTES, heads_of_section
 from flash_versions.versions.fa3.hopper.config import (
     HopperConfig,
@@ -68,9 +68,8 @@ def describe_inputs(
 ) -> tuple[TensorDescriptor, TensorDescriptor, TensorDescriptor]:
     """Q, K and V as boxes, of the first panel of their head dims."""
     q, k, v = request.q, request.k, request.v
-    widths, widths_v = panel_widths(q.shape[3]), value_widths(v.shape[3])
+    widths, widths_v = panel_widths(q.shape[3]), panel_widths(v.shape[3])
     config = plan.config
-    config.check_held(widths)
     if config.heads > 1 and request.alibi_slopes is not None:
         raise ValueError("heads of one tile share no slope; use heads=1.")
     if request.group % config.heads:
@@ -100,7 +99,7 @@ def describe_second_panels(request: Request, plan: Plan, none: Any) -> list:
         boxes[0] = describe_q(request.q, *plan.config.q_box(width))
         boxes[1] = describe(request.k, block_kv, width)
     if plan.constants["PANELS_V"] == 2:
-        _, width = value_widths(request.v.shape[3])
+        _, width = panel_widths(request.v.shape[3])
         boxes[2] = describe(request.v, block_kv, width)
     return boxes
 
@@ -154,8 +153,10 @@ def tensors(
         tiling = Tiling(config.queries, planned=True)
         tiles = lay_out(request, tiling, of_queries=(o, lse))[0].plan
     describe = describe_swizzled if request.cu_seqlens_q is None else describe_ragged
-    two = plan.constants["PANELS"] == 2 or plan.constants["PANELS_V"] == 2
-    width = min(config.o_columns, box_width(o.shape[3]))
+    two_of_v = plan.constants["PANELS_V"] == 2
+    two = plan.constants["PANELS"] == 2 or two_of_v
+    width_v = panel_widths(o.shape[3])[0] if two_of_v else box_width(o.shape[3])
+    width = min(config.o_columns, width_v)
     return (
         *boxes,
         describe(o, WARPGROUP_ROWS.value // config.heads, width, config.heads),
@@ -263,8 +264,7 @@ def constants(request: Request, config: HopperConfig) -> dict[str, Any]:
         "SINK": request.sink is not None,
         "LISTED": listed,
         "PANELS": 1 if quantized else len(panel_widths(request.q.shape[3])),
-        "PANELS_V": 1 if quantized else len(value_widths(request.v.shape[3])),
-        "COLUMNS_V": 0 if quantized else value_columns(request.v.shape[3]),
+        "PANELS_V": 1 if quantized else len(panel_widths(request.v.shape[3])),
     }
 
 
@@ -303,7 +303,6 @@ def make_plan(
             "CONSUMERS": config.consumers,
             "STAGES": config.stages,
             "Q_STAGES": config.q_stages,
-            "HELD": config.held,
             "OVERLAP": config.overlap,
             "PING_PONG": config.ping_pong,
             "LATE_WAIT": config.late_wait,

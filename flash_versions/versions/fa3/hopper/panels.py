@@ -7,9 +7,6 @@ dims and one of 64, they cost what they are (`sizes.panel_widths`):
     S = Q0 K0^T + Q1 K1^T      a sum over dims: one accumulator, the products one after the other
     O = [P V0 | P V1]          an accumulator for each panel
 
-From 65 to 112 dims, V and O of a forward are one tile, of which products read fewer columns
-(`columns.py`).
-
 In the backward, S^T and dP^T are such sums, and dK and dV have an accumulator for each panel. Its
 second panel has at least half as many dims up to head_dim 128 (`backward/config.py`).
 
@@ -110,13 +107,6 @@ class Tiles:
     def pair(self):
         """The tiles as the left operand of `multiply_qk`."""
         return self.first, self.second
-
-    @gluon.jit
-    def halves(self):
-        """A matrix of one panel as two of half its columns."""
-        HALF: gl.constexpr = self.first.shape[1] // 2
-        second = self.first.slice(HALF, HALF, dim=1)
-        return Tiles(self.first.slice(0, HALF, dim=1), second, 2)
 
     @gluon.jit
     def panel(self, PANEL: gl.constexpr):
@@ -235,30 +225,8 @@ def with_second(first, boxes, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def left_operand(q_tile, BLOCK_KV: gl.constexpr, HELD: gl.constexpr):
-    """Q as `multiply_qk` takes it: (first columns, other columns). The last HELD columns, which are
-    all or half of one panel's, are read to registers; the others stay in shared memory.
-    """
-    FP8: gl.constexpr = operands.is_fp8(q_tile.first.dtype)
-    layout: gl.constexpr = operand_layout(accumulator_layout(BLOCK_KV, FP8), FP8)
-    if HELD == 0:
-        return q_tile.pair()
-    elif q_tile.width() > HELD:
-        halves = q_tile.halves()
-        return halves.first, halves.second.load(layout)
-    elif q_tile.PANELS == 2:
-        return q_tile.first.load(layout), q_tile.second.load(layout)
-    else:
-        return q_tile.first.load(layout), q_tile.second
-
-
-@gluon.jit
 def multiply_qk(q, k_tile, DTYPE: gl.constexpr = gl.float32):
-    """Issue S = Q K^T, of a Q from `left_operand` or `Tiles.pair`, summed up in a type: a token to
-    wait for.
-    """
-    if q[0].shape[1] < k_tile.first.shape[1]:
-        k_tile = k_tile.halves()
+    """Issue S = Q K^T, of a Q from `Tiles.pair`, summed up in a type: a token to wait for."""
     s_token = operands.multiply_qk(q[0], k_tile.first, DTYPE)
     if k_tile.PANELS == 2:
         k_second = k_tile.second.permute((1, 0))

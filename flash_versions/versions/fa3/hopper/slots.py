@@ -18,15 +18,6 @@ def fill_values(problem, buffers, stage, v, sequence, kv_head, block):
 
 
 @gluon.jit
-def release_q(buffers, schedule, stage):
-    """Consumer: Q has been read, by products or to registers."""
-    if schedule.HELD > 0:
-        buffers.q.release_loaded(stage)
-    else:
-        buffers.q.release(stage)
-
-
-@gluon.jit
 def pass_over(buffers, schedule, stage, blocks, CONSUMER: gl.constexpr):
     """Consumer: give back the slots of so many blocks, of which none of its rows sees a key: the
     stage behind them.

@@ -1,7 +1,7 @@
 """The switches of FA4's kernel for Hopper, and how they are set."""
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 from flash_versions.dispatch.precision import Fp8
@@ -56,11 +56,7 @@ def default_config(request: Request) -> RolesConfig:
         # The decision costs as much as the multiplications that it saves. Up to 32 dims, where
         # products of the tensor cores are short, it costs a little less.
         return with_roles(config, threshold=0.0)
-    if fa3.may_hold_half(request, config):
-        config = replace(config, held=128)
-    # Faster at 192 dims, with 64 keys and all of Q in registers; slower at 160 and 256.
-    late = config.block_kv == 64 and config.held == 192
-    return with_roles(config, late_wait=late)
+    return with_roles(config)
 
 
 def fp8_config(request: Request) -> RolesConfig:
@@ -68,12 +64,11 @@ def fp8_config(request: Request) -> RolesConfig:
     head_dim 64 starts would cost time.
     """
     config = fa3.overlapping_fp8_config(request)
-    q_stages = 1 if config.held else config.q_stages
     wide = max(request.q.shape[3], request.v.shape[3]) > 64
     of_blocks = Fp8.parse(request.precision or "fp8").scales == "block"
     starts = wide and not of_blocks and fa3.has_fp16_scores(request)
     threshold = fp8_threshold(request.k.shape[1])
-    return with_roles(config, q_stages=q_stages, threshold=threshold, starts=starts)
+    return with_roles(config, threshold=threshold, starts=starts)
 
 
 def fp8_threshold(keys: int) -> float:

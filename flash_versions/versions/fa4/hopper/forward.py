@@ -22,8 +22,8 @@ Where products are so short that FA3's three consumers in order are faster, vers
 FA3's kernel (`prefers_order` and `prefers_order_in_fp8` in fa3/hopper/config.py). In FP8 that is so
 for the caller's 8-bit tensors only.
 
-By default conditional rescaling is off from 33 to 128 dims in 16 bits and on elsewhere, the
-polynomial is off, and the wait for P V is behind the softmax at 192 dims only. Starts are on in FP8
+By default conditional rescaling is off from 33 to 128 dims in 16 bits and on elsewhere, and the
+polynomial is off. Starts are on in FP8
 above 64 dims, unless scales are of blocks, as by default, or the caller's. Each is off where it
 costs speed (docs/understand/log.md).
 
@@ -42,8 +42,8 @@ costs speed (docs/understand/log.md).
 
 Interval masks have slots of their own, which the loader fills with K's (`bounds`).
 
-Imported from FA3 unchanged: panels and columns with their pipelines and products, masks, P and Q in
-registers, FP8 scales, scores of 16 bits. Schedulers, named barriers and row sums come from `tiles`.
+Imported from FA3 unchanged: panels with their pipelines and products, masks, P in registers, FP8
+scales, scores of 16 bits. Schedulers, named barriers and row sums come from `tiles`.
 
 Source. Zadouri et al. 2026, "FlashAttention-4", arXiv:2603.05451; this kernel takes from it what
 Hopper can use.
@@ -60,26 +60,20 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from flash_versions.versions.fa3.fp8.pairs import largest, powers, sums
 from flash_versions.versions.fa3.fp8.scales import Scales
-from flash_versions.versions.fa3.hopper.columns import (
-    Columns,
-    make_columns,
-    multiply_pv,
-    wait_pv,
-)
 from flash_versions.versions.fa3.hopper.forward import first_state
 from flash_versions.versions.fa3.hopper.intervals import fill_keys, mask_listed
 from flash_versions.versions.fa3.hopper.panels import (
     PanelPipeline,
-    left_operand,
     make_boxes,
     make_panel_pipeline,
     moved,
+    multiply_pv,
     multiply_qk,
     number_of_parts,
     rounded,
 )
 from flash_versions.versions.fa3.hopper.problem import COUNTS, MORE_COUNTS, make_query_problem
-from flash_versions.versions.fa3.hopper.slots import fill_values, pass_over, release_q
+from flash_versions.versions.fa3.hopper.slots import fill_values, pass_over
 from flash_versions.versions.fa4.exp2 import mixed_exp2
 from flash_versions.versions.fa4.hopper.correction import corrected
 from flash_versions.versions.fa4.hopper.roles import (
@@ -118,8 +112,6 @@ class Schedule:
     CONSUMERS: gl.constexpr
     Q_STAGES: gl.constexpr
     O_PARTS: gl.constexpr  # in which a consumer hands O over
-    HELD: gl.constexpr  # columns of Q in registers
-    Q_AT_ONCE: gl.constexpr  # release Q's slot when Q is in registers, not behind its last product
     PING_PONG: gl.constexpr
     LATE_WAIT: gl.constexpr
     THRESHOLD: gl.constexpr
@@ -135,7 +127,6 @@ class Buffers:
     q: PanelPipeline  # Q_STAGES slots for each consumer
     k: PanelPipeline
     v: PanelPipeline
-    columns: Columns  # of v's slots
     bounds: Pipeline  # intervals of the keys in k's slots, if they have any
     o: gl.shared_memory_descriptor  # a slot for each consumer
     o_full: gl.shared_memory_descriptor  # barriers, one for each consumer
@@ -245,7 +236,7 @@ def attend(
         if schedule.THRESHOLD > 0:
             acc = corrected(acc, alpha)
         buffers.v.wait(before)
-        acc_token = multiply_pv(p, buffers, before, acc)
+        acc_token = multiply_pv(p, buffers.v.tile(before), acc)
         if schedule.PING_PONG:
             named_barrier_arrive(CONSUMER, schedule.CONSUMERS)
         s = warpgroup_mma_wait(acc.PANELS, deps=[s_token])
@@ -263,19 +254,18 @@ def attend(
         trace.enter(ME, round, last - 1 - place, CORRECT)
         if schedule.LATE_WAIT:  # a branch, before which ptxas does not move the wait for P V
             buffers.k.wait(stage.next(), place > begin)
-        acc = wait_pv(buffers, acc, acc_token)
+        acc = acc.wait(acc_token)
         buffers.v.release(before)
         p = rounded(p, buffers.v.tile(stage), acc)
         if schedule.THRESHOLD == 0:
             acc = acc.rescaled(alpha)
     if schedule.THRESHOLD > 0:
         acc = corrected(acc, alpha)
-    if not schedule.Q_AT_ONCE:
-        release_q(buffers, schedule, q_stage)
+    buffers.q.release(q_stage)
     buffers.v.wait(stage)
     trace.enter(ME, round, 0, DRAIN)
-    acc_token = multiply_pv(p, buffers, stage, acc)
-    acc = wait_pv(buffers, acc, acc_token)
+    acc_token = multiply_pv(p, buffers.v.tile(stage), acc)
+    acc = acc.wait(acc_token)
     buffers.v.release(stage)
     if STARTS:
         row_max = reference_of(row_max, scales.SHIFT)
@@ -294,9 +284,7 @@ def compute(
     begin, end = problem.seen(query, first, last)
     q_stage = buffers.q_stage(schedule, round, CONSUMER)
     buffers.q.wait(q_stage)
-    q = left_operand(buffers.q.tile(q_stage), problem.BLOCK_KV, schedule.HELD)
-    if schedule.Q_AT_ONCE:
-        release_q(buffers, schedule, q_stage)
+    q = buffers.q.tile(q_stage).pair()
     if problem.UNEVEN:
         stage = pass_over(buffers, schedule, stage, last - end, CONSUMER)
     acc, row_max, row_sum, stage = attend(
@@ -427,7 +415,6 @@ def forward_kernel(
     LISTED: gl.constexpr,
     PANELS: gl.constexpr,
     PANELS_V: gl.constexpr,
-    COLUMNS_V: gl.constexpr,
     FP8: gl.constexpr,
     FP16_SCORES: gl.constexpr,
     PER_BLOCK: gl.constexpr,
@@ -435,7 +422,6 @@ def forward_kernel(
     CONSUMERS: gl.constexpr,
     STAGES: gl.constexpr,
     Q_STAGES: gl.constexpr,
-    HELD: gl.constexpr,
     PING_PONG: gl.constexpr,
     LATE_WAIT: gl.constexpr,
     SCHEDULER: gl.constexpr,
@@ -459,11 +445,9 @@ def forward_kernel(
     scales = Scales(q_scale, k_scale, v_scale, v_reference, FP8, SCORES, PER_BLOCK, SHIFT)
     q, k = make_boxes(q, q_second, PANELS), make_boxes(k, k_second, PANELS)
     v = make_boxes(v, v_second, PANELS_V)
-    Q_AT_ONCE: gl.constexpr = q.width() == HELD
     O_PARTS: gl.constexpr = number_of_parts(v, o.block_type.shape[-1], FP8)
     schedule = Schedule(
-        CONSUMERS, Q_STAGES, O_PARTS, HELD, Q_AT_ONCE, PING_PONG, LATE_WAIT, THRESHOLD,
-        EIGHTHS, DEGREE, STARTS
+        CONSUMERS, Q_STAGES, O_PARTS, PING_PONG, LATE_WAIT, THRESHOLD, EIGHTHS, DEGREE, STARTS
     )  # fmt: skip
     trace = Trace(stamps, CONSUMERS, TRACED_ROUNDS, TRACED_BLOCKS, TRACED_ROUNDS > 0)
     q_pipeline = make_panel_pipeline(q, CONSUMERS * Q_STAGES, 1)
@@ -474,10 +458,7 @@ def forward_kernel(
         bounds_pipeline = make_companion(bounds, k_pipeline.first, STAGES, CONSUMERS)
     o_full, o_empty = make_barriers(CONSUMERS, 1), make_barriers(CONSUMERS, 1)
     o_tiles = make_slots(o, CONSUMERS)
-    columns = make_columns(v_pipeline, COLUMNS_V)
-    buffers = Buffers(
-        q_pipeline, k_pipeline, v_pipeline, columns, bounds_pipeline, o_tiles, o_full, o_empty
-    )
+    buffers = Buffers(q_pipeline, k_pipeline, v_pipeline, bounds_pipeline, o_tiles, o_full, o_empty)
     scheduler = make_scheduler(problem.num_tiles(), counters, SCHEDULER, CONSUMERS + 1)
     fence_async_shared()
     if CONSUMERS == 2:

@@ -51,7 +51,6 @@ def make_plan(
             "CONSUMERS": config.consumers,
             "STAGES": config.stages,
             "Q_STAGES": config.q_stages,
-            "HELD": config.held,
             "PING_PONG": config.ping_pong,
             "LATE_WAIT": config.late_wait,
             "SCHEDULER": config.scheduler,
