@@ -14,14 +14,12 @@ What changes.
   before the loop, and P V is one block late.
 * Ping-pong. Consumers take turns at the tensor cores: while one computes its softmax, the tensor
   cores work on the products of the other.
-* P stays in registers: the accumulator of S, rounded to 16 bits, is the left operand of P V. Q does
-  so, too, where they suffice: S then reads only K from shared memory.
+* P stays in registers: the accumulator of S, rounded to 16 bits, is the left operand of P V.
 * Persistent programs. One program per SM walks from tile to tile, and the producer loads for the
   next tile while the consumers compute and store this one. For that O has a buffer of its own, and
-  Q's buffer is empty as soon as Q is in registers; where Q is not, Q has two buffers. Above
-  head_dim 128 shared memory is too small for that: Q has one buffer, which is empty when a tile's
-  last S is computed, or at once if all of Q is in registers; O leaves in parts of 64 or 128
-  columns, one after the other.
+  Q has two. Above head_dim 128 shared memory is too small for that: Q has one buffer, which is
+  empty when a tile's last S is computed; O leaves in parts of 64 or 128 columns, one after the
+  other.
 * A row's sum is in parts until its tile ends, one for each of the four threads that share the row
   (`wgmma.RowSums`). Its maximum has to be whole in every block.
 * No work for nothing. Of the blocks that a tile visits, a causal mask or a window may hide some
@@ -29,10 +27,9 @@ What changes.
   tensor cores to the others.
 
 A head_dim between the powers of two is two panels, such as 192 = 128 + 64 (`panels.py`): then `acc`
-is two accumulators, and a product with it two products. From 65 to 112 dims, products with V read
-as many columns of its tile as there are (`columns.py`). There and in FP8 with scores of 32 bits,
-where products are short, three consumers that wait for each product (`attend_in_order`) may be
-faster than two that overlap theirs (`config.prefers_order` and `prefers_order_in_fp8`).
+is two accumulators, and a product with it two products. From 65 to 96 dims and in FP8 with scores
+of 32 bits, where products are short, three consumers that wait for each product (`attend_in_order`)
+may be faster than two that overlap theirs (`config.prefers_order` and `prefers_order_in_fp8`).
 
 One program with two consumers. Time runs from left to right, [..] is work of the tensor cores.
 Blocks are counted in the order in which they are visited, from the last block of keys to the first:

@@ -1,4 +1,4 @@
-"""Operands of Hopper's tensor cores: K and V from shared memory, P from registers, Q from either.
+"""Operands of Hopper's tensor cores: Q, K and V from shared memory, P from registers.
 
 WGMMA reads its right operand from shared memory, and its left one from there or from registers. The
 accumulator of S = Q K^T, rounded, is the left operand of P V.
