@@ -105,7 +105,7 @@ def test_every_step_has_its_line(name):
         "store O": "store_rows(o",
         "exponentials": "tl.exp", "sum": "softmax_step(", "softmax": "fold_scores(",
         "wait": "wait pass_over(", "copy": "fill", "store": "store_tile(o", "product": "multiply_",
-        "combine": "store_row_values(lse_out", "done": "_wait( wait_pv(",
+        "combine": "store_row_values(lse_out", "done": "_wait( acc.wait(",
         "rescale": "acc.rescaled(alpha corrected(acc,",
     }  # fmt: skip
     for step in found["steps"]:

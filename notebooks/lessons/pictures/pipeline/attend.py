@@ -75,7 +75,7 @@ LINES = {
     "buffers.v.wait(before)": Line(
         "Waits until the copy of the previous block's V has landed.", ("is", "V")
     ),
-    "acc_token = multiply_pv(p, buffers, before, acc)": Line(
+    "acc_token = multiply_pv(p, buffers.v.tile(before), acc)": Line(
         "Issues acc + P V of the previous block, and goes on at once.", product="PV"
     ),
     "named_barrier_arrive(CONSUMER, schedule.CONSUMERS)": Line(
@@ -99,7 +99,7 @@ LINES = {
         "applies their scales.",
         work=("softmax", "exp"),
     ),
-    "acc = wait_pv(buffers, acc, acc_token)": Line(
+    "acc = acc.wait(acc_token)": Line(
         "Waits until **no** issued product is unfinished: acc has P V of the previous block.",
         ("done", "PV"),
     ),
