@@ -31,7 +31,6 @@ CONFIGS = {
     "a quarter polynomial": replace(SMALL, eighths=2),
     "all polynomial": replace(SMALL, eighths=8),
     "no turns": replace(SMALL, ping_pong=False),
-    "late wait": replace(SMALL, late_wait=True),
     "one Q buffer": replace(SMALL, q_stages=1),
     "O in parts": replace(SMALL, o_columns=64),
     "three consumers": replace(SMALL, consumers=3),

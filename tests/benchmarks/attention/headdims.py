@@ -195,7 +195,6 @@ def turned(request: Request) -> Iterator[Candidate]:
     yield Candidate("fa4", "rescale always", replace(fa4, threshold=0.0))
     yield Candidate("fa4", "rescale if raised", replace(fa4, threshold=8.0))
     yield Candidate("fa4", "no ping-pong", replace(fa4, ping_pong=False))
-    yield Candidate("fa4", "late wait", replace(fa4, late_wait=True))
 
 
 def check(dims: tuple[int, int], causal: bool, part: int) -> float:

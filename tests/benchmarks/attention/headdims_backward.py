@@ -65,7 +65,6 @@ WIDE: dict[str, dict[str, Any]] = {
     "padded": {},
     "halves": {"block_kv": 128, "panels": True, "halves": True},
     "pair": {"block_kv": 128, "panels": True, "pair": True},
-    "pair, 2 dO": {"block_kv": 128, "panels": True, "pair": True, "do_stages": 2},
 }
 
 

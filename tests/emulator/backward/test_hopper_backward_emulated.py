@@ -309,8 +309,7 @@ def test_a_schedule_for_another_head_dim():
     ({"block_kv": 64, "panels": True}, "panels, early and held fit"),
     ({"block_kv": 64, "early": True}, "panels, early and held fit"),
     ({"block_kv": 64, "held": True}, "panels, early and held fit"),
-    ({"do_stages": 2}, "do_stages fits"), ({"do_stages": 2, "halves": True}, "do_stages fits"),
-    ({"do_stages": 2, "block_kv": 64}, "do_stages fits a pair only"),
+
     ({"stages": 3, "block_kv": 64}, "stages=3 does not fit block_kv=64; use 2."),
     ({"pair": True, "block_q": 128}, "pair fits"), ({"pair": True, "halves": True}, "either"),
     ({"stages": 1}, "stages=1")])  # fmt: skip

@@ -33,7 +33,6 @@ CONFIGS = {
     "aligned tiles": replace(SMALL, block_kv=128),
     "four stages": replace(SMALL, stages=4),
     "one stage": replace(SMALL, stages=1, ping_pong=False),
-    "late wait": replace(SMALL, late_wait=True, stages=3),
     "heads by threes": replace(SMALL, section=3),
     "grid": replace(SMALL, scheduler="grid"),
     "dynamic": replace(SMALL, scheduler="dynamic"),
@@ -487,7 +486,7 @@ BUGS = {
         WRONG,
     ),
     "K is read before it is there": Bug(
-        "attend", [("        if not schedule.LATE_WAIT:\n            buffers.k.wait(stage)", "")],
+        "attend", [("        buffers.k.wait(stage)", "")],
         "more arrivals",
     ),
     "V is read before it is there": Bug(

@@ -18,7 +18,7 @@ ROUNDED_TO_ZERO = 2.0**-10  # the largest number that is, in e4m3
 @dataclass(frozen=True)
 class RolesConfig(HopperConfig):
     """FA3's switches, and FA4's; S of the next block is always issued before the softmax of this
-    one.
+    one, and P V waited for where ptxas puts the wait.
 
     Attributes:
         threshold: a row is rescaled when its maximum has grown by more, in log2 units; 0 always
@@ -39,8 +39,8 @@ class RolesConfig(HopperConfig):
             raise ValueError(f"threshold={self.threshold} is not possible; 0 to 8 are.")
         if self.eighths not in range(9):
             raise ValueError(f"eighths={self.eighths} is not possible; 0 to 8 are.")
-        if not self.overlap:
-            raise ValueError("overlap=False is FA3's; leave it as it is.")
+        if not self.overlap or self.late_wait:
+            raise ValueError("overlap and late_wait are FA3's; leave them as they are.")
 
 
 def with_roles(config: HopperConfig, **switches: Any) -> RolesConfig:

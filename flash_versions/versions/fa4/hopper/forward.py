@@ -113,7 +113,6 @@ class Schedule:
     Q_STAGES: gl.constexpr
     O_PARTS: gl.constexpr  # in which a consumer hands O over
     PING_PONG: gl.constexpr
-    LATE_WAIT: gl.constexpr
     THRESHOLD: gl.constexpr
     EIGHTHS: gl.constexpr
     DEGREE: gl.constexpr
@@ -220,15 +219,12 @@ def attend(
     )
     trace.enter(ME, round, last - end, CORRECT)
     p = rounded(p, buffers.v.tile(stage), acc)
-    if schedule.LATE_WAIT:
-        buffers.k.wait(stage.next(), end - 1 > begin)
     for place in range(end - 2, begin - 1, -1):
         entry = problem.entry(place)
         block = problem.block_of(entry)
         before = stage
         stage = stage.next()
-        if not schedule.LATE_WAIT:
-            buffers.k.wait(stage)
+        buffers.k.wait(stage)
         if schedule.PING_PONG:
             named_barrier_sync(CONSUMER)
         trace.enter(ME, round, last - 1 - place, SCORE)
@@ -252,8 +248,6 @@ def attend(
             s, row_max, row_sum, problem, schedule, scales, block, STARTS
         )
         trace.enter(ME, round, last - 1 - place, CORRECT)
-        if schedule.LATE_WAIT:  # a branch, before which ptxas does not move the wait for P V
-            buffers.k.wait(stage.next(), place > begin)
         acc = acc.wait(acc_token)
         buffers.v.release(before)
         p = rounded(p, buffers.v.tile(stage), acc)
@@ -423,7 +417,6 @@ def forward_kernel(
     STAGES: gl.constexpr,
     Q_STAGES: gl.constexpr,
     PING_PONG: gl.constexpr,
-    LATE_WAIT: gl.constexpr,
     SCHEDULER: gl.constexpr,
     THRESHOLD: gl.constexpr,
     EIGHTHS: gl.constexpr,
@@ -447,7 +440,7 @@ def forward_kernel(
     v = make_boxes(v, v_second, PANELS_V)
     O_PARTS: gl.constexpr = number_of_parts(v, o.block_type.shape[-1], FP8)
     schedule = Schedule(
-        CONSUMERS, Q_STAGES, O_PARTS, PING_PONG, LATE_WAIT, THRESHOLD, EIGHTHS, DEGREE, STARTS
+        CONSUMERS, Q_STAGES, O_PARTS, PING_PONG, THRESHOLD, EIGHTHS, DEGREE, STARTS
     )  # fmt: skip
     trace = Trace(stamps, CONSUMERS, TRACED_ROUNDS, TRACED_BLOCKS, TRACED_ROUNDS > 0)
     q_pipeline = make_panel_pipeline(q, CONSUMERS * Q_STAGES, 1)

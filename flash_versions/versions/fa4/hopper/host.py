@@ -52,7 +52,6 @@ def make_plan(
             "STAGES": config.stages,
             "Q_STAGES": config.q_stages,
             "PING_PONG": config.ping_pong,
-            "LATE_WAIT": config.late_wait,
             "SCHEDULER": config.scheduler,
             "THRESHOLD": config.threshold,
             "EIGHTHS": config.eighths,

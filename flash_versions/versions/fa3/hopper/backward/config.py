@@ -52,7 +52,8 @@ class BackwardConfig:
         block_kv: keys of a tile. 128: each of two consumers has 64. 64, for a head_dim of more than
             128: each has all of them and half of the dims (`wider/wide.py`).
         block_q: queries of a step.
-        stages: slots of the pipelines of Q and of dO; with block_kv=64 two.
+        stages: slots of the pipelines of Q and of dO; with block_kv=64 two of Q and one of dO. A
+            pair has one of dO, too.
         kv_stages: slots of K and V, with 128 keys and neither halves nor a pair: with two, the next
             tile's are loaded during this one.
         scheduler: with 128 keys and neither halves nor a pair: "dynamic", as many programs as the
@@ -66,8 +67,6 @@ class BackwardConfig:
         panels: divide head dims of at most three quarters of a power of two into two panels, such
             as 192 = 128 + 64 (`panels.py`), with 128 keys; otherwise they are padded to the power
             of two.
-        do_stages: slots of the pipeline of dO of a pair. With block_kv=64 dO has one slot;
-            otherwise it has as many as Q.
         halves: have 128 keys above head_dim 128, too, and compute S and dP of half of a block's
             queries at a time (`wider/halves.py`). For HALVES_DIMS of q and v together, such as 192
             and 128 in panels, and a head_dim of q of more than 64.
@@ -86,7 +85,6 @@ class BackwardConfig:
     early: bool = False
     held: bool = False
     panels: bool = False
-    do_stages: int = 1
     halves: bool = False
     parts: int = 1
     section: int | None = None
@@ -105,11 +103,6 @@ class BackwardConfig:
             raise ValueError("use either halves or pair.")
         if self.block_kv == 64 and (self.panels or self.early or self.held):
             raise ValueError("panels, early and held fit block_kv=128.")
-        if self.do_stages != 1 and not self.pair:
-            raise ValueError(
-                "do_stages fits a pair only. With block_kv=64 dO has one slot; otherwise it has as "
-                "many as Q."
-            )
         if self.kv_stages not in (1, 2):
             raise ValueError(f"kv_stages={self.kv_stages} is not possible; 1 and 2 are.")
         if self.kv_stages == 2 and (self.block_kv == 64 or self.by_halves):
@@ -181,8 +174,8 @@ class BackwardConfig:
             do_stages, scores, dq = 1, 4, width // 2
         if self.halves:
             dq = 2 * DQ_WIDTH
-        if self.pair:  # one slot of dS, four tiles of dQ
-            do_stages, scores, dq = self.do_stages, 1, 4 * DQ_WIDTH
+        if self.pair:  # one slot of dO and of dS, four tiles of dQ
+            do_stages, scores, dq = 1, 1, 4 * DQ_WIDTH
         queries = self.stages * width + do_stages * width_v + scores * self.block_kv + 2 * dq
         keys = self.kv_stages * (width + width_v)
         return 2 * (self.block_kv * keys + self.block_q * queries)

@@ -143,7 +143,7 @@ def make_plan(
         if config.halves:
             chosen |= HALVES_REGISTERS
         elif config.pair:
-            chosen |= {"DO_STAGES": config.do_stages, **PAIR_REGISTERS}
+            chosen |= PAIR_REGISTERS
         else:
             chosen |= {"KV_STAGES": config.kv_stages, "SCHEDULER": config.scheduler}
             chosen |= {"EARLY": config.early, "HELD": config.held}

@@ -290,7 +290,6 @@ def backward_pair_kernel(
     PARTS: gl.constexpr,
     PANELS: gl.constexpr,
     PANELS_V: gl.constexpr,
-    DO_STAGES: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr,
 ):
     """Divide the warps of a program: four for each consumer."""
@@ -314,9 +313,9 @@ def backward_pair_kernel(
         make_panel_pipeline(k, 1, 2),
         make_panel_pipeline(v, 1, 2),
         make_panel_pipeline(q, STAGES, 2),
-        make_panel_pipeline(do, DO_STAGES, 2),
+        make_panel_pipeline(do, 1, 2),
         make_slots(values, STAGES),
-        make_slots(values, DO_STAGES),
+        make_slots(values, 1),
         make_handover(q.first.dtype, KEYS, BLOCK_Q, 2, STAGES=1, READERS=2),
     )
     dq_out = make_tiles(dq_sum, 4), dq_sum  # between, and in memory
