@@ -929,15 +929,14 @@ checked("tcgen05_on_blackwell", blackwell["tcgen05"] and not blackwell["wgmma"])
 # <!-- checked: tcgen05_on_blackwell -->
 #
 # Here is the order of events in the loop of the kernel for Hopper. In FA2's loop `HGMMA smem` is Q Kᵀ and `HGMMA regs`
-# is P V. In this one Q is in registers as P is, so both are `HGMMA regs`, Q Kᵀ first. `BAR.ARV` is
-# `named_barrier_arrive`. <!-- key -->
+# is P V, and so it is here. `BAR.ARV` is `named_barrier_arrive`. <!-- key -->
 
 # %% tags=["hide-input"]
 print("FA2:", events(fa2))
 print("FA3:", events(hopper))
 order = names(hopper)
 waits, exponentials = order.index("wait 1"), order.index("MUFU.EX2")
-checked("both_issued", order[:waits].count("HGMMA regs") == 2 and waits < exponentials)
+checked("both_issued", {"HGMMA smem", "HGMMA regs"} < {*order[:waits]} and waits < exponentials)
 checked("wait_moved", order.index("wait 0") < exponentials)
 
 # %% [markdown]
@@ -954,7 +953,8 @@ checked("wait_moved", order.index("wait 0") < exponentials)
 # %% [markdown]
 # ## What each idea is worth, measured
 #
-# On an H200, each idea was switched off alone, for several head dimensions and lengths.
+# On an H200, each idea was switched off alone, for several head dimensions and lengths. Q was in registers
+# then, where these suffice; today it stays in shared memory.
 #
 # ### Your prediction
 #
