@@ -28,8 +28,6 @@ SLOW = [
     "documents/notebooks/test_lessons.py::test_a_changed_line_is_compiled",
     "documents/notebooks/test_lessons.py::test_instructions_are_those_of_the_architecture",
     "documents/notebooks/test_lessons.py::test_recording_changes_no_bit",
-    "documents/notebooks/test_modelled.py::test_no_unit_is_busy_for_longer_than_the_run",
-    "documents/notebooks/test_modelled.py::test_nothing_but_products_takes_time",
     "documents/notebooks/test_notebooks.py",
     "documents/notebooks/test_pictures.py",
     "documents/pages/test_add_a_version.py",
