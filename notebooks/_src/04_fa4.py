@@ -924,10 +924,9 @@ check("repair", repair)
 #   emulator, also with every role as late as the rules allow
 #   (`tests/emulator/forward/test_blackwell_emulated.py`). Code: it compiles with Triton 3.6, 3.7
 #   and 3.9, and tests hold what the compiler made of it (`tests/compile/test_blackwell_compile.py`).
-# * **Unknown.** Its speed. A replay of the emulated schedule with the rates above gave 1.15 times the
-#   speed with both ideas: 1.13 by the polynomial, which shortens the time from S to P, and 1.02 by
-#   rescaling less. It left out bank conflicts, clocks and much more, and half of its rates were
-#   assumptions. It is also unknown whether the hardware needs a fence that the emulator does not ask for.
+# * **Unknown.** Its speed. A forecast from published rates gave 1.15 times the speed with both ideas,
+#   but half of its rates were assumptions. It is also unknown whether the hardware needs a fence that
+#   the emulator does not ask for.
 # * **So** `version="auto"` does not choose this kernel. On a Blackwell GPU,
 #   `python -m flash_versions.verify` compares all kernels with the oracle, times them, and writes a
 #   report. Once the kernel has passed there, "auto" takes it on that machine.
