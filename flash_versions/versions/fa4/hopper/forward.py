@@ -23,9 +23,8 @@ FA3's kernel (`prefers_order` and `prefers_order_in_fp8` in fa3/hopper/config.py
 for the caller's 8-bit tensors only.
 
 By default conditional rescaling is off from 33 to 128 dims in 16 bits and on elsewhere, and the
-polynomial is off. Starts are on in FP8
-above 64 dims, unless scales are of blocks, as by default, or the caller's. Each is off where it
-costs speed (docs/understand/log.md).
+polynomial is off. Starts are on in FP8 above 64 dims, unless scales are of blocks, as by default,
+or the caller's. Each is off where it costs speed (docs/understand/log.md).
 
     loader      claim load load load ...      claim load ...
     consumer    await score softmax correct score softmax correct ... drain hand over  await ...
