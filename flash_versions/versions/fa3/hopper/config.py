@@ -122,11 +122,7 @@ def default_config(request: Request) -> HopperConfig:
 
 def overlapping_config(request: Request) -> HopperConfig:
     """The fastest one with S of the next block in flight."""
-    config = replace(config_of_one_head(request), heads=heads_of_tile(request))
-    if config.stages == 3:
-        widths = sum(panel_widths(request.q.shape[3])), sum(panel_widths(request.v.shape[3]))
-        config = config if config.fits(*widths, other_bytes(request)) else replace(config, stages=2)
-    return config
+    return replace(config_of_one_head(request), heads=heads_of_tile(request))
 
 
 def other_bytes(request: Request) -> int:
