@@ -13,7 +13,7 @@ from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
 
 # Rows that a consumer of three gets done while one of two does a row; the second number under a
 # causal mask over up to SHORT keys, which leaves less of higher tiles (docs/understand/log.md).
-THREE_TO_TWO = 1.16, 1.0  # at head_dim 64, all overlapping
+THREE_TO_TWO = 1.16, 1.04  # at head_dim 64, all overlapping
 THREE_IN_ORDER_TO_TWO = 1.05, 0.98  # from 65 to 96 dims, the three in order
 FP8_THREE_IN_ORDER_TO_TWO = 1.07, 1.0  # in FP8 from 65 to 128 dims, the three in order
 FP16_SCORES_THREE_TO_TWO = 1.12, 1.0  # in FP8 up to 128 dims with scores in fp16, all overlapping
@@ -114,8 +114,8 @@ def default_config(request: Request) -> HopperConfig:
     if prefers_order(request):
         scheduler = "static" if request.window_right is None else "dynamic"
         return HopperConfig(
-            3, q_stages=1, overlap=False, ping_pong=False, scheduler=scheduler,
-            heads=heads_of_tile(request)
+            3, stages=3, q_stages=1, o_columns=64, overlap=False, ping_pong=False,
+            scheduler=scheduler, heads=heads_of_tile(request)
         )  # fmt: skip
     return overlapping_config(request)
 
