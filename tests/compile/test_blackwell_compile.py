@@ -29,7 +29,8 @@ CALLS = [
 COLUMNS = 512
 SPILLED = 64  # bytes, outside of the softmax
 LATE = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 8)
-pytestmark = pytest.mark.xdist_group("blackwell_compile")  # one worker: each is compiled once
+# One worker, so that each is compiled once.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("blackwell_compile")]
 
 
 def compiled() -> dict[tuple, dict]:

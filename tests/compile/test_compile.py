@@ -319,6 +319,7 @@ def test_the_late_wait_of_other_head_dims(arch, part):
         assert all(between_the_waits(hopper_kernels(part)["fa3", shape, "late wait"])), shape
 
 
+@pytest.mark.slow
 @other_tritons
 @with_fa2
 def test_split_launches_the_reduction():
@@ -327,6 +328,7 @@ def test_split_launches_the_reduction():
     assert kernels == {"decode_kernel", "combine_kernel"}
 
 
+@pytest.mark.slow
 @other_tritons
 @with_fa2
 def test_fa2_needs_three_kernels_for_the_gradients_and_fa1_one():

@@ -55,7 +55,8 @@ HOPPER_CALLS = [
 ]
 SHARED_OUT = {"sm_90": "portable, 2/8 polynomial", "sm_100": "served"}
 MOVES_DATA = ("SHFL", "PRMT", "STS", "LDS", "BAR", "STSM", "LDSM")
-pytestmark = pytest.mark.xdist_group("fa4_compile")  # one worker, so that each is compiled once
+# One worker, so that each is compiled once.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("fa4_compile")]
 
 
 def compiled(arch: str) -> dict[tuple[int, bool, str], dict]:

@@ -5,6 +5,8 @@ import pytest
 from tests.compile import apart
 from tests.compile.test_compile import SHARED_MEMORY, TENSOR_CORE
 
+pytestmark = pytest.mark.slow
+
 ARCHES = [
     pytest.param(arch, marks=[pytest.mark.wide] if arch != "sm_90" else [])
     for arch in ("sm_90", "sm_80", "sm_89", "sm_100", "sm_120")

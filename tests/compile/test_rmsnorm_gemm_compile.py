@@ -81,7 +81,11 @@ def compiled(arch: str, call: str) -> dict:
 
 
 # One worker, so that all is compiled once.
-pytestmark = [pytest.mark.xdist_group("compile rmsnorm_gemm"), pytest.mark.other_tritons]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("compile rmsnorm_gemm"),
+    pytest.mark.other_tritons,
+]
 by_hopper_call = pytest.mark.parametrize("call", HOPPER)
 
 

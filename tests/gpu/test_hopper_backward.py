@@ -35,6 +35,8 @@ from flash_versions.versions.tiles import wgmma
 from tests.helpers import ROOT
 from tests.helpers.kernels.budget import assert_gradients_right
 
+pytestmark = pytest.mark.slow
+
 # name -> (head_dim, head_dim of v, queries, keys, heads, options)
 CALLS: dict[str, tuple[int, int, int, int, int, dict]] = {
     "full-64": (64, 64, 512, 512, 4, {}),

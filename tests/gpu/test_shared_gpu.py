@@ -12,6 +12,8 @@ import torch
 
 from tests.helpers import ROOT, shared_gpu
 
+pytestmark = pytest.mark.slow
+
 FAILING = """
 import pytest
 

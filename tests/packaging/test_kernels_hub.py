@@ -229,6 +229,7 @@ def test_it_replaces_its_own_folder_only(written, tmp_path, capsys):
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 @needs_kernels
 @pytest.mark.parametrize("script", [ATTENTION, LAYERS], ids=["functions", "layers"])
 def test_kernels_loads_it(script, run_child, inputs, tmp_path):
@@ -236,6 +237,7 @@ def test_kernels_loads_it(script, run_child, inputs, tmp_path):
     judge(torch.load(tmp_path / "found.pt"), inputs)
 
 
+@pytest.mark.slow
 @needs_kernels
 def test_two_of_them_share_nothing(run_child, inputs, tmp_path):
     """Calls that are replayed and plans of masks are each kernel's own; either has masks."""
@@ -243,6 +245,7 @@ def test_two_of_them_share_nothing(run_child, inputs, tmp_path):
     run_child(TWO, tmp_path / "other")
 
 
+@pytest.mark.slow
 @needs_kernels
 def test_transformers_uses_it(run_child):
     transformers_utils = pytest.importorskip("transformers.utils")

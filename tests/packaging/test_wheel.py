@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 
 from tests.helpers import ROOT
 
-pytestmark = pytest.mark.xdist_group("wheel")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("wheel")]
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PACKAGES = ("flash_versions", "transformer")

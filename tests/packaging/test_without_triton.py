@@ -91,6 +91,7 @@ def test_a_model_answers(run, options):
     assert (SENTENCE in done.stderr) == (not options)  # auto says why it is not a version of ours
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [
     "transformer.generate --attention fa2",
     "transformer.train --attention fa1 --steps 1 --out trained",
@@ -121,6 +122,7 @@ def test_the_package(run):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_kernels_can_be_read(run):
     """The sources of kernels show the same with and without triton."""
     command = ["-m", "flash_versions.diff", "fa1", "fa2"]

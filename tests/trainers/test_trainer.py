@@ -66,6 +66,7 @@ def test_gradient_checkpointing(tmp_path):
     check(functools.partial(train, tmp_path, pad_left, gradient_checkpointing=True))
 
 
+@pytest.mark.slow
 def test_the_whole_model_compiled(tmp_path):
     def run(implementation, dtype):
         changes = COMPILED if implementation == OURS else {}
