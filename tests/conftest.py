@@ -51,7 +51,7 @@ def pytest_configure(config):
     )
     config.addinivalue_line(
         "markers",
-        "other_tritons: .ci/run does it with the oldest and the newest Triton only",
+        "other_tritons: what the compiler makes of it differs from Triton to Triton",
     )
 
 
