@@ -22,11 +22,10 @@ PORTABLE = {
     "norm, fp32": (portable_norm_gemm, "bias", torch.float32),
 }
 HOPPER = {
-    "residual": (partial(hopper.gemm, config=default_config(512, 4096, 132, True)), "residual"),
+    "plain": (partial(hopper.gemm, config=default_config(512, 4096, 132)), ""),
     "norm": (partial(norm_gemm, config=NormGemmConfig()), ""),
 }
 OPTIONS = {
-    "plain": (partial(hopper.gemm, config=default_config(512, 4096, 132)), ""),
     "swiglu": (
         partial(hopper.gemm, config=default_config(8192, 8192, 132, swiglu=True)),
         "swiglu bias",
