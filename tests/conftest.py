@@ -1,6 +1,7 @@
 """Set-up for all tests: threads, the interpreter, NaN poisoning, a closing word on what ran."""
 
 import os
+import re
 
 # Before NumPy loads: the interpreter's small matrix products are slowest on many threads.
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -33,15 +34,24 @@ if triton.knobs.runtime.interpret:
     check_overflow()
 
 
+# Of the architectures, `make test` compiles for sm_90 only, and what bfloat16 shows it does not
+# repeat for float16.
+REPEATED = re.compile(r"\bsm_(?!90)\d+|(?<!b)float16")
+
+
 def pytest_configure(config):
     """Markers that tell what may be left out where time is short."""
+    config.addinivalue_line(
+        "markers",
+        "slow: takes seconds, and most of what it shows others show: left to `make test-all`",
+    )
     config.addinivalue_line(
         "markers",
         "wide: repeats for another dtype or size what a case that is not wide shows",
     )
     config.addinivalue_line(
         "markers",
-        "other_tritons: .ci/run does it with the oldest and the newest Triton only",
+        "other_tritons: what the compiler makes of it differs from Triton to Triton",
     )
 
 
@@ -51,6 +61,9 @@ def pytest_collection_modifyitems(config, items):
     end.
     """
     items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+    for item in items:
+        if REPEATED.search(item.nodeid.partition("::")[2]):
+            item.add_marker(pytest.mark.slow)
     if torch.cuda.is_available():
         for item in items:
             if "device" in getattr(item, "fixturenames", ()):

@@ -8,85 +8,71 @@ import triton
 
 from flash_versions.dispatch.request import make_request
 from flash_versions.inspect import sass
-from flash_versions.inspect.compiled import Compiled, compiling
+from flash_versions.inspect.compiled import ARCHES, Compiled, compiling
 from flash_versions.versions.fa4 import EXPLICIT, VERSION
-from flash_versions.versions.fa4.blackwell import forward as forward_blackwell
+from flash_versions.versions.fa4.blackwell import forward
 from flash_versions.versions.fa4.blackwell.config import default_config
 from tests.compile import apart
-from tests.compile.test_compile import SHARED_MEMORY
 
-MASKS: dict[str, dict] = {
-    "full": {},
-    "causal": {"causal": True},
-    "window": {"window": (500, 20)},
-}
-# Each has a head_dim, a mask, a dtype and eighths of the exponentials.
-CALLS = [
-    *[(dim, mask, "bfloat16", 2) for dim in (64, 128) for mask in MASKS],
-    *[(128, "full", "bfloat16", eighths) for eighths in (0, 1, 4)],
-    (128, "full", "float16", 2),
+# Each has a head_dim, options and eighths of the exponentials.
+CALLS: list[tuple[int, dict, int]] = [
+    (64, {"window": (500, 20)}, 2),
+    (128, {"causal": True}, 2),
+    (128, {}, 0),
+    (128, {}, 2),
 ]
 COLUMNS = 512
 SPILLED = 64  # bytes, outside of the softmax
 LATE = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 8)
-pytestmark = pytest.mark.xdist_group("blackwell_compile")  # one worker: each is compiled once
+# One worker, so that each is compiled once.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("blackwell_compile")]
 
 
-def compiled() -> dict[tuple, dict]:
+def compiled() -> list[tuple[tuple, dict]]:
     """What became of CALLS."""
-    return dict(zip(CALLS, apart.compiled("test_blackwell_compile")["explicit"], strict=True))
+    return list(zip(CALLS, apart.compiled("test_blackwell_compile")["explicit"], strict=True))
 
 
-@pytest.mark.parametrize("call", CALLS, ids=str)
-def test_it_compiles_and_fits(call):
-    row = compiled()[call]
-    assert row["shared"] <= SHARED_MEMORY["sm_100"]
-    assert row["columns"] <= COLUMNS
-    # K = 16 at a time: Q K^T and P V for two tiles, the first Q K^T apart from the loop.
-    assert row["tcgen05"] == 2 * (2 * call[0] // 16 + 128 // 16)
-    assert row["tma_loads"] and row["tma_stores"] == 2 * call[0] // 64
-    assert not row["cp_async"] and not row["unused_barriers"]
-
-
-@pytest.mark.parametrize("call", CALLS, ids=str)
-def test_little_is_spilled_and_not_in_the_softmax(call):
-    """Up to Triton 3.7 the loop writes no register to local memory, and reads at most one number
-    from there (causal, head_dim 128); 3.9 writes up to two and reads up to three. With half of the
-    exponentials by polynomial it is more: up to three written, four read.
+def test_it_compiles_and_fits():
+    """K = 16 at a time: Q K^T and P V for two tiles, the first Q K^T apart from the loop. The roles
+    have their registers.
     """
-    row = compiled()[call]
-    half = call[3] == 4
-    assert row["spill_stores"] <= (72 if half else SPILLED)
-    assert len(row["softmax"]) == 2, "one for each tile"
-    reads, writes = (4, 3) if half else (3, 2) if LATE else (1, 0)
-    for loop in row["softmax"]:
-        assert loop.get("LDL", 0) <= reads
-        assert loop.get("STL", 0) <= writes
-
-
-def test_registers_of_the_roles():
-    for row in compiled().values():
-        assert row["roles"] == [
-            ["correct", 4, 96],
-            ["softmax", 4, 192],
-            ["softmax", 4, 192],
-            ["multiply", 1, 32],
-            ["load", 1, 32],
-            ["store", 1, 32],
+    for (head_dim, *_), row in compiled():
+        counts = row["counts"]
+        assert row["shared"] <= ARCHES["sm_100"].shared_memory and row["columns"] <= COLUMNS
+        assert counts["tcgen05"] == 2 * (2 * head_dim // 16 + 128 // 16)
+        assert counts["tma_loads"] and counts["tma_stores"] == 2 * head_dim // 64
+        assert not counts["cp_async"] and not row["unused_barriers"]
+        assert [(role["function"], role["warps"], role["registers"]) for role in row["roles"]] == [
+            ("correct", 4, 96),
+            ("softmax", 4, 192),
+            ("softmax", 4, 192),
+            ("multiply", 1, 32),
+            ("load", 1, 32),
+            ("store", 1, 32),
         ]
-        assert {96, 192, 32} <= set(row["setmaxnreg"])
 
 
-@pytest.mark.parametrize("eighths", [0, 1, 2, 4])
-def test_exponentials_become_multiply_adds(eighths):
-    """A thread has a row of 128 scores, and an exponential for alpha. Each exponential that a
-    polynomial of degree 3 replaces is three multiply-adds more.
+def test_little_is_spilled_and_not_in_the_softmax():
+    """Up to Triton 3.7 the loop writes no register to local memory, and reads at most one number
+    from there (causal, head_dim 128); 3.9 writes up to two and reads up to three.
     """
-    rows = compiled()
-    none, some = rows[128, "full", "bfloat16", 0], rows[128, "full", "bfloat16", eighths]
+    for _, row in compiled():
+        assert row["spill_stores"] <= SPILLED
+        assert len(row["softmax"]) == 2, "one for each tile"
+        for loop in row["softmax"]:
+            assert loop.get("LDL", 0) <= (3 if LATE else 1)
+            assert loop.get("STL", 0) <= (2 if LATE else 0)
+
+
+def test_exponentials_become_multiply_adds():
+    """A thread has a row of 128 scores, and an exponential for alpha. Each exponential that a
+    polynomial of degree 3 replaces is three multiply-adds more; nothing else moves.
+    """
+    (_, none), (_, some) = compiled()[2:]
     for loop, without in zip(some["softmax"], none["softmax"], strict=True):
-        assert loop["MUFU"] == 128 * (8 - eighths) // 8 + 1
-        assert multiply_adds(loop) - multiply_adds(without) == 3 * 128 * eighths // 8
+        assert (without["MUFU"], loop["MUFU"]) == (128 + 1, 96 + 1)
+        assert multiply_adds(loop) - multiply_adds(without) == 3 * 32
         for name in ("SHFL", "PRMT", "STS", "LDS"):
             assert loop.get(name, 0) == without.get(name, 0), name
 
@@ -98,8 +84,7 @@ def multiply_adds(loop: dict[str, int]) -> int:
 
 def test_who_serves_a_call_on_blackwell():
     """By its name the explicit kernel; otherwise the portable one, as nothing is verified here."""
-    served = apart.compiled("test_blackwell_compile")["served"]
-    assert served == {
+    assert apart.compiled("test_blackwell_compile")["served"] == {
         "fa4": "flash_versions.versions.fa4.forward",
         "fa4-blackwell": "flash_versions.versions.fa4.blackwell.forward",
         "fa4, verified": "flash_versions.versions.fa4.blackwell.forward",
@@ -119,37 +104,27 @@ def softmax_loops(kernel: Compiled) -> list[dict[str, int]]:
     return [dict(opcodes[head]) for head in inner]
 
 
-def row_of(kernel: Compiled) -> dict:
-    """What the tests look at."""
-    return kernel.counts | {
-        "shared": kernel.shared,
-        "columns": kernel.code.metadata.tmem_size,
-        "spill_stores": kernel.assembly.spill_stores,
-        "unused_barriers": kernel.unused_barriers,
-        "roles": kernel.roles,
-        "setmaxnreg": [int(line.split()[-1][:-1]) for line in kernel.ptx.splitlines()
-                       if "setmaxnreg" in line],
-        "softmax": softmax_loops(kernel),
-    }  # fmt: skip
-
-
 def rows() -> dict:
     """What became of CALLS, and which module serves a call by its version's name."""
     explicit, served = [], {}
-    for head_dim, mask, dtype, eighths in CALLS:
-        q = torch.empty(1, 4096, 16, head_dim, dtype=getattr(torch, dtype))
-        request = make_request(q, q, q, num_splits=1, **MASKS[mask])
+    for head_dim, options, eighths in CALLS:
+        q = torch.empty(1, 4096, 16, head_dim, dtype=torch.bfloat16)
+        request = make_request(q, q, q, num_splits=1, **options)
         with compiling("sm_100") as found:
-            config = replace(default_config(request), eighths=eighths)
-            forward_blackwell.forward(request, config)
-        explicit.append(row_of(found[0]))
+            forward.forward(request, replace(default_config(request), eighths=eighths))
+        (kernel,) = found
+        more = {
+            "columns": kernel.code.metadata.tmem_size,
+            "unused_barriers": kernel.unused_barriers,
+            "softmax": softmax_loops(kernel),
+        }
+        explicit.append(kernel.summary() | more)
     with compiling("sm_100") as found:
         for name, version in {"fa4": VERSION, "fa4-blackwell": EXPLICIT}.items():
             version.forward(request)
             served[name] = found.pop().module
-        verified = pytest.MonkeyPatch()
-        verified.setattr("flash_versions.versions.fa4.is_verified", lambda kernel, device: True)
-        VERSION.forward(request)
-        verified.undo()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("flash_versions.versions.fa4.is_verified", lambda kernel, device: True)
+            VERSION.forward(request)
         served["fa4, verified"] = found.pop().module
     return {"explicit": explicit, "served": served}

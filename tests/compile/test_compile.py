@@ -1,30 +1,20 @@
-"""Every kernel compiles for every architecture, fits it, and holds what the lesson says.
+"""Every kernel of attention compiles, fits its architecture, and holds what the lessons say.
 
-Needs no GPU. kernels/attention.py compiles each part of an architecture in a process of its own.
+Needs no GPU. `make test` compiles a plain call and one with options of each version for sm_90.
 """
 
+import re
 from functools import partial
 
 import pytest
 import triton
 
 from flash_versions import VERSIONS
+from flash_versions.inspect.compiled import ARCHES
+from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig
 from tests.compile import apart
-from tests.compile.kernels.attention import PARTS
+from tests.compile.kernels.attention import CALLS
 
-KIB = 1024
-other_tritons = pytest.mark.other_tritons
-SHARED_MEMORY = {
-    "sm_80": 163 * KIB,
-    "sm_89": 99 * KIB,
-    "sm_90": 227 * KIB,
-    "sm_100": 227 * KIB,
-    "sm_120": 99 * KIB,
-}
-FEW_SPILLS = (
-    "packed", "padded", "scores", "window-256", "64-by-256", "192-by-128", "intervals-256",
-)  # fmt: skip
-MULTIPLY = {"forward_kernel", "decode_kernel", "backward_kernel", "dkdv_kernel", "dq_kernel"}
 TENSOR_CORE = {
     "sm_80": "mma_sync",
     "sm_89": "mma_sync",
@@ -32,307 +22,264 @@ TENSOR_CORE = {
     "sm_100": "tcgen05",
     "sm_120": "mma_sync",
 }
-
-
+OTHERS = [arch for arch in TENSOR_CORE if arch != "sm_90"]
+FAST = ("portable", "hopper")
+LATE = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 8)
 compiled = partial(apart.compiled, "kernels.attention")
 
 
-def triton_version() -> tuple[int, ...]:
-    return tuple(int(part) for part in triton.__version__.split(".")[:2])
+def of(*groups: str, arch: str = "sm_90"):
+    """Groups as parameters; one worker for a group, so that it is compiled once."""
+    return pytest.mark.parametrize(
+        "group",
+        [
+            pytest.param(
+                group,
+                marks=[pytest.mark.xdist_group(f"compile {arch} {group}")]
+                + [pytest.mark.slow] * (group not in FAST),
+            )
+            for group in groups
+        ],
+    )
 
 
-def of_part(arch: str, part: str):
-    """A test's parameters; one worker for a part, so that each is compiled once."""
-    group = pytest.mark.xdist_group(f"compile {arch} {part}")
-    marks = [group] + [pytest.mark.wide] * (part == "wide") + [other_tritons] * (arch == "sm_90")
-    marks += [pytest.mark.slow] * (part in ("fa1 fa2", "fa4 fp8"))  # `make test` compiles FA3
-    return pytest.param(arch, part, marks=marks, id=f"{arch}-{part}")
+def kernels(group: str, arch: str = "sm_90"):
+    """(name of the call, kernel) of a group."""
+    return [(name, row) for name, rows in compiled(arch, group).items() for row in rows]
 
 
-by_part = pytest.mark.parametrize(
-    ("arch", "part"), [of_part(arch, part) for arch in PARTS for part in PARTS[arch]]
-)
-by_part_of_hopper = pytest.mark.parametrize(
-    ("arch", "part"), [of_part("sm_90", part) for part in PARTS["sm_90"]]
-)
-by_kernel_of_hopper = pytest.mark.parametrize(
-    ("arch", "part"), [of_part("sm_90", part) for part in ("fa3", "fa4 fp8", "wide")]
-)
-with_fp8 = pytest.mark.xdist_group("compile sm_90 fa4 fp8")
-with_fa3 = pytest.mark.xdist_group("compile sm_90 fa3")
-with_fa2 = pytest.mark.xdist_group("compile sm_90 fa1 fa2")
+def hopper_kernels(group: str) -> dict[str, dict]:
+    """The explicit kernels for Hopper in a group that multiply, by the name of the call."""
+    return {
+        name: row
+        for name, row in kernels(group)
+        if ".hopper" in row["module"] and row["counts"]["wgmma"]
+    }
 
 
-@by_part
-def test_compiles_fits_and_uses_the_tensor_cores(arch, part):
-    rows = compiled(arch, part)
-    versions = {*VERSIONS} if part in ("all", "wide") else {*VERSIONS} & {*part.split()}
-    if part == "wide" and arch != "sm_90":  # test_tiles.py
-        versions -= {"fa1", "fa2"}
-    versions |= {""} if part in ("all", "fa1 fa2") else set()  # what appends to a cache
-    assert {row["version"] for row in rows} >= versions
-    for row in rows:
-        assert row["arch"] == arch
-        assert row["shared"] <= SHARED_MEMORY[arch], row
-        if row["kernel"] not in MULTIPLY:
-            continue
-        if row["shape"].endswith("fp32"):  # exact products, so no tensor core
-            assert not row["wgmma"] and not row["mma_sync"] and not row["tcgen05"], row
-        elif row["shape"].startswith("prefill") and row["kernel"] == "forward_kernel":
-            assert row[TENSOR_CORE[arch]] > 0, row
-        elif row["shape"].startswith("prefill"):  # tiles too small for wgmma are for mma.sync
-            assert row[TENSOR_CORE[arch]] + row["mma_sync"] > 0, row
+def names(loop: dict) -> list[str]:
+    """The events of a loop, without how often."""
+    return [name for name, _ in loop["events"]]
 
 
-@by_part_of_hopper
-def test_nothing_spills_on_hopper(arch, part):
-    """Of the forward not a byte with the Triton that was measured (3.6) and the next, and a few
-    registers later, with packed sequences, or a window or intervals at head_dim 256. FA2's
-    backward keeps two accumulators: there, tiles that spill a few registers outside the products
-    were measured to be the fastest.
+@of("portable", "hopper", "options", "fp8", "gradients")
+def test_it_fits_and_uses_the_tensor_cores(group):
+    rows = compiled("sm_90", group)
+    assert list(rows) == list(CALLS[group])
+    for name, row in kernels(group):
+        assert row["shared"] <= ARCHES["sm_90"].shared_memory, row
+        if re.fullmatch("(forward|decode|backward.*|dkdv|dq)_kernel", row["kernel"]):
+            products = row["counts"]["wgmma"], row["counts"]["mma_sync"]
+            if "fp32" in name:  # exact, so without tensor cores
+                assert products == (0, 0)
+            elif row["kernel"] == "forward_kernel":
+                assert products[0] and not products[1], name
+            else:  # tiles too small for wgmma are for mma.sync
+                assert sum(products), (name, row["kernel"])
+
+
+def allowed_spills(name: str, row: dict) -> int:
+    """Bytes of stack. FA2's backward keeps two accumulators: tiles that spill a few registers
+    outside the products were measured to be the fastest.
     """
-    for row in compiled(arch, part):
-        if "fp32" in row["shape"]:
-            continue
-        allowed = 0 if triton_version() < (3, 8) else 64
-        if row["shape"] in FEW_SPILLS:
-            allowed = 64
-        if row["module"].endswith("fa2.forward") and row["shape"].startswith("intervals"):
-            allowed = 80  # two loads in the blocks that are cut, with Triton 3.6
-        if row["module"].endswith("fa2.forward") and row["shape"] == "groups-128":
-            allowed = 64  # packed heads, with Triton 3.6
-        if row["shape"] == "long-64" and triton_version() >= (3, 8):
-            allowed = 128
-        if row["kernel"] in ("dkdv_kernel", "dq_kernel", "backward_kernel"):
-            allowed = 400
-        assert row["stack"] <= allowed, row
+    if "fp32" in name or row["kernel"] in ("dkdv_kernel", "dq_kernel", "backward_kernel"):
+        return 400
+    few = any(word in name for word in ("packed", "cut", "intervals", "scores"))
+    return 80 if few or LATE else 0
 
 
-@pytest.mark.parametrize(
-    ("arch", "part"), [of_part(arch, "all") for arch in PARTS if arch != "sm_90"]
-)
-def test_hardly_anything_spills_elsewhere(arch, part):
-    """Where nothing was timed, and of FA1 and FA2: no register at head_dim 128 within a loop."""
-    rows = [row for row in compiled(arch, part) if row["version"] in ("fa1", "fa2")]
-    assert {row["shape"] for row in rows} == {"prefill-128"}
-    assert all(row["stack"] <= 32 for row in rows), rows
+@of("portable", "hopper", "options", "fp8")
+def test_nothing_spills(group):
+    for name, row in kernels(group):
+        assert row["stack"] <= allowed_spills(name, row), (name, row["kernel"])
 
 
-@pytest.mark.parametrize(
-    ("arch", "part"),
-    [of_part("sm_90", "fa4 fp8")]
-    + [of_part(arch, part) for arch in PARTS if arch != "sm_90" for part in ("all", "wide")],
-)
-def test_the_portable_fp8_kernel(arch, part):
-    """Without spills, on tensor cores that have FP8. On Hopper the loops shuffle for the maximum
-    and the sum of two rows per thread, twice each, and not to bring P into the order of V's keys.
+@of("portable", "hopper", "options", "fp8")
+def test_loads_are_pipelined(group):
+    """Tiles come by copies that nobody waits for at once: of threads in FA1 and FA2, of TMA in the
+    kernels for Hopper.
     """
-    rows = [row for row in compiled(arch, part) if row["module"].endswith("fa3.fp8.forward")]
-    assert len(rows) == {"sm_80": 0, "sm_90": 4}.get(arch, 1)
-    for row in rows:
-        assert row["spills"] == 0, row
-        few_rows = row["shape"] == "fp8-decode"  # too few for wgmma, so mma.sync
-        assert row["mma_sync" if few_rows else TENSOR_CORE[arch]] > 0, row
-        if arch == "sm_90" and not few_rows:
-            assert row["shuffles"] and max(row["shuffles"]) <= 8, row
-
-
-@by_part_of_hopper
-def test_loads_are_pipelined(arch, part):
-    """Tiles come by asynchronous copies, of threads or of TMA, while the previous block is
-    computed.
-    """
-    for row in compiled(arch, part):
-        if (
-            row["kernel"] in ("forward_kernel", "decode_kernel", "dkdv_kernel")
-            and "fp32" not in row["shape"]
-        ):
-            assert row["cp_async"] or row["tma_loads"], row
+    for name, row in kernels(group):
+        counts = row["counts"]
         if row["module"].startswith(("flash_versions.versions.fa1", "flash_versions.versions.fa2")):
-            assert not row["tma_loads"], row
+            assert not counts["tma_loads"], name
+        if row["kernel"] in ("forward_kernel", "decode_kernel", "dkdv_kernel"):
+            assert counts["cp_async"] or counts["tma_loads"] or "fp32" in name, name
 
 
-def portable_backward(arch: str, part: str) -> dict[tuple, dict]:
-    """Every kernel of the portable backwards in a part, by (version, shape, kernel)."""
-    return {
-        (row["version"], row["shape"], row["kernel"]): row
-        for row in compiled(arch, part)
-        if row.get("variant") == "portable backward" and row["kernel"] in MULTIPLY
-    }
+@of("portable")
+def test_what_is_launched(group):
+    """FA1's gradients take one kernel, FA2's three; splits are combined."""
+    rows = compiled("sm_90", group)
+    launched = {name: [row["kernel"] for row in found] for name, found in rows.items()}
+    assert launched["fa1"] == ["forward_kernel", "backward_kernel"]
+    assert launched["fa2"] == ["forward_kernel", "delta_kernel", "dkdv_kernel", "dq_kernel"]
+    assert launched["fa2, splits"] == ["decode_kernel", "combine_kernel"]
+    assert launched["append"] == ["append_kernel"]
 
 
-@pytest.mark.parametrize(
-    ("arch", "part"),
-    [of_part("sm_90", part) for part in ("fa3", "fa4 fp8", "wide")] + [of_part("sm_100", "all")],
-)
-def test_the_portable_backward_is_fed_with_boxes(arch, part):
-    """All tiles come by TMA, none by copies of threads, and products read them from shared memory.
-    What the loops spill is a few registers at most, but with two accumulators of 256 columns.
+@of("hopper", "options", "fp8", "gradients")
+def test_the_kernels_for_hopper_are_asynchronous(group):
+    """Their loads and stores are TMA's, and no product waits for the one before it. No loop of a
+    forward touches a spilled register with the Tritons that were measured.
     """
-    found = portable_backward(arch, part)
-    assert {kernel for _, _, kernel in found} == {"dkdv_kernel", "dq_kernel"}
-    for key, row in found.items():
-        assert (
-            row["module"] == "flash_versions.versions.fa3.backward" and not row["unused_barriers"]
-        ), key
-        assert row["tma_loads"] >= 4 and row[TENSOR_CORE[arch]] and not row["mma_sync"], key
-        assert not row["serialised"], key
-        if key[1] == "prefill-128":
-            assert row["loops"] and all(loop["local_memory"] <= 2 for loop in row["loops"]), key
+    found = hopper_kernels(group)
+    assert list(found) == [x for x in CALLS[group] if not x.startswith(("fa1", "fa2"))]
+    for name, row in found.items():
+        counts, backward = row["counts"], row["kernel"].startswith("backward")
+        assert not row["serialised"] and not row["unused_barriers"], name
+        assert counts["wgmma"] and counts["tma_loads"] and not counts["cp_async"], name
+        assert counts["tma_stores"] or row["kernel"] == "decode_kernel", name
+        assert row["hot_loops"], name
+        for loop in row["hot_loops"]:
+            assert loop["local_memory"] <= (8 if backward or LATE else 0), name
 
 
-@pytest.mark.parametrize(("arch", "part"), [of_part("sm_100", "all")])
-def test_a_quarter_of_the_exponentials_of_the_gradients_are_polynomials(arch, part):
-    found = portable_backward(arch, part)
-    for kernel in ("dkdv_kernel", "dq_kernel"):
-        exact, shared = (found[name, "prefill-128", kernel]["ex2"] for name in ("fa3", "fa4"))
-        assert shared == exact * 3 // 4 > 0
-
-
-@pytest.mark.parametrize(
-    ("arch", "part"), [of_part(arch, "all") for arch in ("sm_80", "sm_89", "sm_120")]
-)
-def test_where_products_read_registers_the_gradients_are_fa2s(arch, part):
-    rows = [row for row in compiled(arch, part) if row["kernel"] in ("dkdv_kernel", "dq_kernel")]
-    assert {row["version"] for row in rows} == {"fa2", "fa3", "fa4"}
-    assert {row["module"] for row in rows} == {"flash_versions.versions.fa2.backward"}
-
-
-def hopper_kernels(part: str) -> dict[tuple, dict]:
-    """Every form of the explicit kernels in a part, by (version, shape, variant)."""
-    return {
-        (row["version"], row["shape"], row["variant"]): row
-        for row in compiled("sm_90", part)
-        if row["module"].endswith(".hopper.forward")
-    }
-
-
-def batches(loop) -> int:
+def batches(loop: dict) -> int:
     """How many times in a round of a loop products are issued and then waited for."""
-    names = [name for name, _ in loop["events"]]
-    steps = [name.split()[0] for name in names if name.startswith(("HGMMA", "QGMMA", "wait"))]
+    steps = [x.split()[0] for x in names(loop) if x.startswith(("HGMMA", "QGMMA", "wait"))]
     return sum(x == "wait" != before for before, x in zip([steps[-1], *steps], steps))
 
 
-@pytest.mark.parametrize(
-    ("version", "part"),
-    [
-        pytest.param("fa3", "fa3", marks=[with_fa3, other_tritons], id="fa3"),
-        pytest.param("fa4", "fa4 fp8", marks=[with_fp8, other_tritons, pytest.mark.slow], id="fa4"),
-    ],
-)
-def test_the_hopper_kernel_serves_what_it_should(version, part):
-    found = {key: row for key, row in hopper_kernels(part).items() if key[0] == version}
-    modules = {row["module"] for row in found.values()}
-    assert modules == {f"flash_versions.versions.{version}.hopper.forward"}
-    shapes = {shape for _, shape, variant in found if variant is None}
-    assert shapes >= {"prefill-64", "prefill-128", "prefill-256", "window-256", "padded"}
-    assert not shapes & {"prefill-128-fp32", "decode-128", "scores", "pages"}
+@of("hopper", "options")
+def test_products_overlap_with_the_softmax(group):
+    """P V is issued before S is waited for, but in order and in decoding."""
+    for name, row in hopper_kernels(group).items():
+        if row["kernel"] == "forward_kernel":
+            for loop in row["hot_loops"]:
+                assert "HGMMA regs" in names(loop), name
+                assert batches(loop) == (2 if "in order" in name else 1), name
 
 
-@by_kernel_of_hopper
-def test_the_hopper_kernel_is_asynchronous(arch, part):
-    """Its loads and its store are TMA's, its products WGMMA's, in flight together; no loop touches
-    a spilled register with the Tritons that were measured.
+@of("options")
+def test_the_late_wait_keeps_the_exponentials_between_the_waits(group):
+    """And without it, ptxas moves the second wait in front of them: the faster order."""
+    found = hopper_kernels(group)
+    for name, between in (("fa3, late wait", True), ("fa3, cut", False)):
+        for loop in found[name]["hot_loops"]:
+            events = names(loop)
+            waits = events[events.index("wait 1") : events.index("wait 0")]
+            assert ("MUFU.EX2" in waits) == between
+
+
+@of("options")
+def test_a_head_dim_between_powers_of_two_is_not_padded(group):
+    """A product of S takes 16 dims at a time, one for O 16 keys, for each panel of it."""
+    expected = {
+        "fa3, 160": 160 // 16 + 2 * 128 // 16,
+        "fa3, 192 by 128": 192 // 16 + 128 // 16,
+    }
+    found = hopper_kernels(group)
+    for name, products in expected.items():
+        assert [x["opcodes"]["HGMMA"] for x in found[name]["hot_loops"]] == [products] * 2, name
+
+
+@of("hopper")
+def test_fa4_votes_on_the_correction_and_shares_out_exponentials(group):
+    """A quarter of the exponentials are multiply-adds, and no data moves for it: the shuffles are
+    those of the maxima of two rows. A warp votes once for a block whether to correct.
     """
-    for key, row in hopper_kernels(part).items():
-        _, shape, variant = key
-        product = "QGMMA" if shape.startswith("fp8") else "HGMMA"
-        assert not row["serialised"] and not row["unused_barriers"], key
-        assert row["tma_loads"] and row["tma_stores"] and not row["cp_async"], key
-        assert row["loops"], key
-        for loop in row["loops"]:
-            assert loop["local_memory"] == 0 or triton_version() >= (3, 8), key
-            assert f"{product} regs" in [name for name, _ in loop["events"]], key
-            # With overlap, P V is issued before S is waited for.
-            in_order = variant in ("no overlap", "neither") or shape == "order-96"
-            assert batches(loop) == (2 if in_order else 1), key
-        assert shape != "order-96" or len(row["loops"]) == 3, key
+    found = hopper_kernels(group)
+    for name, exponentials, vote in (("fa3", 64, 0), ("fa4", 64 * 6 // 8, 1)):
+        for loop in found[name]["hot_loops"]:
+            opcodes = loop["opcodes"]
+            assert opcodes["MUFU"] == exponentials + 2, name
+            assert opcodes.get("VOTE", 0) == vote and opcodes["SHFL"] == 4, name
+            assert not {"STS", "LDS", "PRMT"} & set(opcodes), name
 
 
-# Products of a loop: of S, each with 16 dims, and for O, each with 16 keys, for both panels of it.
-PRODUCTS = {
-    "prefill-80": 80 // 16 + 2 * 128 // 16,
-    "panels-96": 96 // 16 + 2 * 128 // 16,
-    "panels-160": 160 // 16 + 2 * 128 // 16,
-    "panels-192": 192 // 16 + 2 * 64 // 16,
-    "192-by-128": 192 // 16 + 128 // 16,
-}
+@of("options")
+def test_without_a_threshold_fa4_always_corrects(group):
+    for loop in hopper_kernels(group)["fa4, always"]["hot_loops"]:
+        assert "VOTE" not in loop["opcodes"] and loop["opcodes"]["MUFU"] == 64 + 2
 
 
-@by_kernel_of_hopper
-def test_a_head_dim_between_powers_of_two_is_not_padded(arch, part):
-    found = {k: row for k, row in hopper_kernels(part).items() if k[1] in PRODUCTS}
-    assert len(found) == {"fa3": 4, "fa4 fp8": 1, "wide": 3}[part]
-    for key, row in found.items():
-        assert [loop["opcodes"]["HGMMA"] for loop in row["loops"]] == [PRODUCTS[key[1]]] * 2, key
-
-
-@pytest.mark.parametrize(("arch", "part"), [of_part("sm_90", "fa4 fp8"), of_part("sm_90", "wide")])
-def test_bytes_halve_the_products_and_add_nothing(arch, part):
+@of("fp8")
+def test_bytes_halve_the_products_and_add_nothing(group):
     """A product of 64 rows takes 32 numbers at a time, not 16. Nothing moves P between threads:
     there are the 4 shuffles of the maxima of two rows, and none goes through shared memory. Scales
     of blocks cost a logarithm, an exponential and a reciprocal for a block.
     """
-    kernels = {k: row for k, row in hopper_kernels(part).items() if k[2] in ("head", "block")}
-    assert len(kernels) == (2 if part == "wide" else 4)
-    for (_, shape, scales), row in kernels.items():
-        head_dim = int(shape.rsplit("-", 1)[1])
-        for loop in row["loops"]:
+    found = hopper_kernels(group)
+    for name in ("fp8, heads", "fp8, blocks", "fp8, fa4"):
+        for loop in found[name]["hot_loops"]:
             opcodes = loop["opcodes"]
-            assert (opcodes["QGMMA"], opcodes["HGMMA"]) == (head_dim // 32 + 128 // 32, 0), shape
-            assert opcodes["MUFU"] == 128 * 64 // 128 + 2 + 3 * (scales == "block"), shape
-            assert opcodes["SHFL"] == 4, shape
-            # An exponential of a pair is two, and one instruction that puts them together.
-            assert opcodes["PRMT"] == 128 * 64 // 128 // 2, shape
-            assert opcodes["STS"] == opcodes["LDS"] == 0, shape
+            assert opcodes["QGMMA"] == 128 // 32 + 128 // 32 and "HGMMA" not in opcodes, name
+            assert opcodes["MUFU"] == 64 + 2 + 3 * (name == "fp8, blocks"), name
+            assert opcodes["SHFL"] == 4 and not {"STS", "LDS"} & set(opcodes), name
+    quantise = [row for _, row in kernels(group) if row["module"].endswith("fp8.kernels")]
+    assert quantise and not any(row["spill_stores"] for row in quantise)
 
 
-@pytest.mark.parametrize(("arch", "part"), [of_part("sm_90", "wide")])
-def test_what_quantises_spills_nothing(arch, part):
-    """Scales of blocks in one launch; those of heads need the largest number first."""
-    rows = [row for row in compiled(arch, part) if row["module"].endswith("fp8.kernels")]
-    launches = [row["shape"] for row in rows]
-    assert launches == ["fp8:block", "fp8:head", "fp8:head", "fp8:block:hadamard"]
-    assert all(row["spills"] == 0 for row in rows)
+def consumer_loops(row: dict) -> list[dict]:
+    """Of a backward; the warpgroup that does nothing but dQ computes no exponential."""
+    return [x for x in row["hot_loops"] if x["opcodes"].get("MUFU", 0) > 1]
 
 
-def between_the_waits(row):
-    """Whether the exponentials are there, loop by loop."""
-    for loop in row["loops"]:
-        found = [name for name, _ in loop["events"]]
-        yield "MUFU.EX2" in found[found.index("wait 1") : found.index("wait 0")]
+@of("hopper")
+def test_the_backward_for_hopper(group):
+    """Three kernels, of which the later two are launched while the one before runs. A consumer has
+    five products and an exponential for a score; dP is issued between the exponentials, and with
+    polynomials a quarter of these are gone.
+    """
+    for name, share in (("fa3, backward", 0), ("fa4, backward", 2)):
+        rows = compiled("sm_90", group)[name]
+        assert [x["kernel"] for x in rows] == ["prepare_kernel", "backward_kernel", "finish_kernel"]
+        assert [x["early"] for x in rows] == [False, True, True]
+        loops = consumer_loops(rows[1])
+        assert len(loops) == 4 == len(rows[1]["hot_loops"]) - 1
+        for loop in loops:  # whole blocks, and those at the diagonal, of two consumers
+            assert loop["opcodes"]["HGMMA"] == (128 + 128) // 16 + 2 * 64 // 16
+            assert loop["opcodes"]["MUFU"] == 64 * 64 // 128 * (8 - share) // 8
+            events = names(loop)
+            last = len(events) - 1 - events[::-1].index("MUFU.EX2")
+            dp = events.index("HGMMA smem", events.index("wait 0"))
+            assert dp < last < events.index("wait 1")
 
 
-@other_tritons
-@with_fa3
-def test_the_late_wait_keeps_the_exponentials_between_the_waits():
-    """And without it, ptxas moves the second wait in front of them: the faster order."""
-    kernels = hopper_kernels("fa3")
-    assert all(between_the_waits(kernels["fa3", "prefill-128", "late wait"]))
-    assert not any(between_the_waits(kernels["fa3", "full-128", None]))
+@of("gradients")
+def test_other_divisions_of_the_work(group):
+    """Pairs multiply without a third warpgroup; panels are not padded; turns cost next to
+    nothing.
+    """
+    found = hopper_kernels(group)
+    assert {name: row["num_warps"] for name, row in found.items()} == {
+        "64": 16, "scores": 16, "256": 12, "in turns": 16, "96": 16, "192 by 128": 12,
+        "160, pair": 8, "192, pair, in parts": 8,
+    }  # fmt: skip
+    for loop in consumer_loops(found["96"]):
+        assert loop["opcodes"]["HGMMA"] == 2 * 96 // 16 + 4 * 64 // 16
+    for loop in consumer_loops(found["192, pair, in parts"]):
+        assert loop["opcodes"]["HGMMA"] == 88
+    plain = consumer_loops(hopper_kernels("hopper")["fa3, backward"])
+    for ordered, loop in zip(consumer_loops(found["in turns"]), plain, strict=True):
+        assert ordered["instructions"] <= loop["instructions"] + 24
 
 
-@pytest.mark.parametrize(("arch", "part"), [of_part("sm_90", "wide")])
-def test_the_late_wait_of_other_head_dims(arch, part):
-    for shape in ("prefill-64", "prefill-256"):
-        assert all(between_the_waits(hopper_kernels(part)["fa3", shape, "late wait"])), shape
+@pytest.mark.parametrize(
+    ("name", "head_dims"),
+    [("96", (96, 96)), ("160, pair", (160, 160)), ("192, pair, in parts", (192, 192))],
+)
+@of("gradients")
+def test_the_configuration_knows_what_shared_memory_it_takes(group, name, head_dims):
+    call, row = CALLS[group][name], hopper_kernels(group)[name]
+    config = BackwardConfig(**call.switches)
+    assert config.fits(*head_dims)
+    assert 0 < row["shared"] - config.shared_bytes(*head_dims) <= 4096
 
 
-@other_tritons
-@with_fa2
-def test_split_launches_the_reduction():
-    rows = [row for row in compiled("sm_90", "fa1 fa2") if row["shape"] == "decode-128"]
-    kernels = {row["kernel"] for row in rows if row["version"] == "fa2"}
-    assert kernels == {"decode_kernel", "combine_kernel"}
-
-
-@other_tritons
-@with_fa2
-def test_fa2_needs_three_kernels_for_the_gradients_and_fa1_one():
-    def kernels(version):
-        rows = [row for row in compiled("sm_90", "fa1 fa2") if row["shape"] == "prefill-128"]
-        return {row["kernel"] for row in rows if row["version"] == version} - {"forward_kernel"}
-
-    assert kernels("fa1") == {"backward_kernel"}
-    assert kernels("fa2") == {"delta_kernel", "dkdv_kernel", "dq_kernel"}
+@pytest.mark.parametrize("arch", OTHERS)
+def test_other_architectures(arch):
+    """It fits, on the tensor cores of the architecture, which on sm_80 have no FP8; of FA1 and FA2
+    hardly a register spills.
+    """
+    found = compiled(arch, "elsewhere")
+    assert list(found) == [*VERSIONS, *["fp8"] * (arch != "sm_80")]
+    for name, row in kernels("elsewhere", arch):
+        assert row["shared"] <= ARCHES[arch].shared_memory, name
+        if row["kernel"] == "forward_kernel":
+            assert row["counts"][TENSOR_CORE[arch]], name
+        if name in ("fa1", "fa2"):
+            assert row["stack"] <= 32, (name, row["kernel"])
+        if name == "fp8":
+            assert row["spill_stores"] == 0

@@ -8,31 +8,21 @@ import pytest
 
 from flash_versions.inspect.compiled import ARCHES
 from tests.compile import apart
-from tests.compile.test_compile import triton_version
+from tests.compile.test_compile import LATE
 
-HEAD_DIMS = {
-    "sm_80": (32, 64, 96, 192, 256),
-    "sm_89": (64, 96, 256),
-    "sm_90": (32, 96, 192),
-    "sm_100": (32, 64, 96, 192, 256),
-    "sm_120": (32, 64, 96, 192, 256),
-}
+HEAD_DIMS = {"sm_80": (64, 256), "sm_89": (64, 96, 256), "sm_100": (64, 192), "sm_120": (96, 256)}
 OF_A_LOOP = 0.04  # of its instructions may access spilled registers where columns are padding
 
 
-def of_arch(arch: str):
-    marks = [pytest.mark.xdist_group(f"compile tiles {arch}"), pytest.mark.wide]
-    return pytest.param(arch, marks=marks, id=arch)
-
-
-@pytest.mark.parametrize("arch", [of_arch(arch) for arch in HEAD_DIMS])
+@pytest.mark.wide
+@pytest.mark.parametrize("arch", HEAD_DIMS)
 def test_tiles_fit_and_loops_spill_nothing(arch):
     """But for a few registers where a head dim is no power of two, as its columns are masked."""
     rows = apart.compiled("kernels.tiles", arch, *map(str, HEAD_DIMS[arch]))
     assert len(rows) == 5 * len(HEAD_DIMS[arch])
     for row in rows:
         assert row["shared"] <= ARCHES[arch].shared_memory and row["programs"] >= 1, row
-        padded = row["head_dim"] & (row["head_dim"] - 1) or triton_version() >= (3, 8)
+        padded = row["head_dim"] & (row["head_dim"] - 1) or LATE
         assert row["spills"], row
         for spills, instructions in zip(row["spills"], row["instructions"]):
             assert spills <= (OF_A_LOOP * instructions if padded else 0), row

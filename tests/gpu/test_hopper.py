@@ -15,11 +15,13 @@ from flash_versions.versions.fa3.hopper import host
 from flash_versions.versions.fa3.hopper.backward import kernel as backward_hopper
 from flash_versions.versions.fa3.hopper.config import HopperConfig
 from flash_versions.versions.tiles import tile_scheduler
-from tests.flash_versions.versions.test_fa3 import DESCRIBED
-from tests.gpu.test_hopper_backward import on_hopper, qkv
+from tests.flash_versions.versions.test_attention import CASES
+from tests.gpu.launches import captured, differing, differing_in_streams, on_hopper, qkv
 from tests.helpers.kernels.budget import assert_gradients_right, assert_right, assert_within_budget
 
 pytestmark = on_hopper
+# On which descriptors can be made.
+DESCRIBED = [case for case in CASES if case.batch and case.M and case.N]
 DTYPES = [torch.float16, torch.bfloat16]
 SMALL = HopperConfig(2, block_kv=128, stages=2)  # fits at head_dim 64 with up to four stages
 CONFIGS = {
@@ -27,7 +29,6 @@ CONFIGS = {
     "in order, no turns": replace(SMALL, overlap=False, ping_pong=False),
     "no turns": replace(SMALL, ping_pong=False),
     "late wait": replace(SMALL, late_wait=True),
-    "late wait, no turns": replace(SMALL, late_wait=True, ping_pong=False),
     "one Q buffer": replace(SMALL, q_stages=1),
     "O in parts": replace(SMALL, o_columns=64),
     "three consumers": replace(SMALL, consumers=3),
@@ -92,27 +93,13 @@ def test_views_that_a_descriptor_can_address():
 
 def launches(config, repeats, q, k, v, **options):
     """`differing` of a call."""
-    return differing(partial(host.forward, make_request(q, k, v, **options), config), repeats)
+    request = make_request(q, k, v, **options)
+    return differing(lambda: host.forward(request, config)[:2], repeats)
 
 
-def differing(run, repeats):
-    """How many of these launches, captured in one graph, differ from the first by a bit."""
-    first = run()[:2]
-    different = torch.zeros((), dtype=torch.int64, device="cuda")
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(100):
-            for x, y in zip(run()[:2], first):
-                different += (x != y).any()
-    for _ in range(repeats // 100):
-        graph.replay()
-    return int(different)
-
-
-@pytest.mark.parametrize("stages", [2, 3, 4])
-@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "in order"])
-@pytest.mark.parametrize("ping_pong", [True, False], ids=["turns", "no turns"])
+@pytest.mark.parametrize("stages, overlap, ping_pong", [
+    (2, True, True), (3, True, False), (4, True, True), (2, False, True), (3, False, False),
+])  # fmt: skip
 def test_ten_thousand_launches_bit_for_bit(stages, overlap, ping_pong):
     config = HopperConfig(2, 128, stages, overlap=overlap, ping_pong=ping_pong)
     lengths = (1, 2, 63, 64, 65, 127, 128, 129, 500, 1000, 1024, 2047, 2048)
@@ -145,55 +132,32 @@ def test_a_graph_follows_the_mask():
     mask = masks.plan_mask(masks.documents([300, 200], device="cuda"))
     q, k, v = qkv(500, 500, 4, 64)
     attention(q, k, v, version="fa3", **mask)  # plans it
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        o = attention(q, k, v, version="fa3", **mask)
+    graph, o = captured(lambda: attention(q, k, v, version="fa3", **mask))
     other = masks.documents([100, 150, 250], device="cuda")
     mask["query_ends"].copy_(other["query_ends"])
     graph.replay()
     assert torch.equal(o, attention(q, k, v, version="fa3", **other))
 
 
+def dynamic(S, heads):
+    """Launches of a kernel whose programs claim tiles from counters in memory."""
+    request = make_request(*qkv(S, S, heads, 64, batch=4), causal=True)
+    return lambda: host.forward(request, replace(SMALL, scheduler="dynamic"))[:1]
+
+
 def test_two_streams_at_once():
-    """The programs of both are resident together; the dynamic scheduler's counters are apart."""
-    problems = [qkv(S, S, 2, 64) for S in (300, 1000)]
-    config = replace(SMALL, scheduler="dynamic")
-    runs = [partial(host.forward, make_request(*x, causal=True), config) for x in problems]
-    expected = [run()[0] for run in runs]
-    streams = [torch.cuda.Stream() for _ in runs]
-    counts = [torch.zeros((), dtype=torch.int64, device="cuda") for _ in runs]
-    torch.cuda.synchronize()
-    for _ in range(300):
-        for stream, run, right, different in zip(streams, runs, expected, counts):
-            with torch.cuda.stream(stream):
-                different += (run()[0] != right).any()
-    torch.cuda.synchronize()
-    assert [int(different) for different in counts] == [0, 0]
+    """The programs of both are resident together; their counters are apart."""
+    assert differing_in_streams([dynamic(300, 2), dynamic(1000, 2)], 300) == [0, 0]
 
 
 def test_two_graphs_at_once():
     """Both captured in one stream, replayed in two: each has its own counters."""
-    problems = [qkv(S, S, 4, 64, batch=4) for S in (500, 700)]
-    graphs, outputs, expected = [], [], []
-    for x in problems:
-        run = partial(
-            host.forward,
-            make_request(*x, causal=True),
-            replace(SMALL, scheduler="dynamic"),
-        )
-        expected.append(run()[0])
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            outputs.append(run()[0])
-        graphs.append(graph)
-    streams = [torch.cuda.Stream() for _ in graphs]
-    for _ in range(200):
-        for stream, graph in zip(streams, graphs):
-            with torch.cuda.stream(stream):
-                graph.replay()
-    torch.cuda.synchronize()
-    for o, right in zip(outputs, expected):
-        assert torch.equal(o, right)
+    calls = [dynamic(500, 4), dynamic(700, 4)]
+    expected = [call()[0] for call in calls]
+    graphs = [captured(call) for call in calls]
+    runs = [lambda graph=graph, o=o: (graph.replay(), o)[1] for graph, o in graphs]
+    assert differing_in_streams(runs, 200) == [0, 0]
+    assert all(torch.equal(o, right) for (_, (o,)), right in zip(graphs, expected))
 
 
 def test_counters_are_zero_between_launches_and_apart():
@@ -203,11 +167,7 @@ def test_counters_are_zero_between_launches_and_apart():
     assert counters.take(device) is mine and mine.tolist() == [0, 0]
     with torch.cuda.stream(torch.cuda.Stream()):
         assert counters.take(device).data_ptr() != mine.data_ptr()
-    run = partial(
-        host.forward,
-        make_request(*qkv(700, 700, 8, 64, batch=4)),
-        replace(SMALL, scheduler="dynamic"),
-    )
+    run = dynamic(700, 8)
     expected, pair = run()[0], host.counters.take(device)
     assert pair.tolist() == [0, 0]
     pair.fill_(10**6)  # this is the pair that is read: no tile is left to claim
@@ -216,17 +176,11 @@ def test_counters_are_zero_between_launches_and_apart():
 
 
 def test_captured_launches_beyond_those_in_store(monkeypatch):
-    device = torch.device("cuda", torch.cuda.current_device())
-    run = partial(
-        host.forward,
-        make_request(*qkv(700, 700, 8, 64, batch=4)),
-        replace(SMALL, scheduler="dynamic"),
-    )
+    run = dynamic(700, 8)
     expected = run()[0]
+    device = torch.device("cuda", torch.cuda.current_device())
     monkeypatch.setitem(host.counters.free, device, [])
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        o = run()[0]
+    graph, (o,) = captured(run)
     for _ in range(3):
         o.fill_(float("nan"))
         graph.replay()

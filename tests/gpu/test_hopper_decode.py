@@ -12,7 +12,7 @@ from flash_versions.versions.fa2 import forward as fa2
 from flash_versions.versions.fa3.hopper.decode import host
 from flash_versions.versions.fa3.hopper.decode.host import DecodeConfig
 from flash_versions.versions.oracle.budget import assess_request
-from tests.gpu.test_hopper_backward import on_hopper
+from tests.gpu.launches import captured, differing_in_streams, on_hopper
 from tests.helpers.kernels.budget import assert_right, random_inputs
 
 pytestmark = on_hopper
@@ -69,8 +69,10 @@ def check(request, exact, *given):
         assert torch.equal(o, again) and torch.equal(lse, lse_again)
 
 
-@pytest.mark.parametrize("page_size", [None, 16, 32, 64, 128, 256])
-@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
+@pytest.mark.parametrize("head_dim, page_size", [
+    (64, None), (64, 16), (80, 32), (80, None), (128, None), (128, 64), (128, 128), (256, 256),
+    (256, 16),
+])  # fmt: skip
 def test_head_dims_and_pages(head_dim, page_size):
     check(*poisoned(page_size, head_dim=head_dim))
 
@@ -149,9 +151,7 @@ def test_a_graph_follows_the_lengths(page_size):
     lengths = torch.full((16,), 8192, device="cuda")
     call = partial(attention, q, k, v, causal=True, kv_lengths=lengths, **given)
     call(version="fa3")  # compiles
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        replayed = call(version="fa3")
+    graph, replayed = captured(lambda: call(version="fa3"))
     generator = torch.Generator("cuda").manual_seed(0)
     for _ in range(20):
         lengths.random_(0, 8193, generator=generator)
@@ -168,27 +168,14 @@ def test_a_graph_follows_the_lengths(page_size):
         assert different.item() == 0
 
 
-@pytest.mark.parametrize("captured", [False, True])
-def test_two_streams_at_once(captured):
+@pytest.mark.parametrize("in_graphs", [False, True])
+def test_two_streams_at_once(in_graphs):
     """Each has its own counters of pieces, as has each graph, though both come from one stream."""
-    calls = [partial(host.forward, poisoned(page_size)[0]) for page_size in (None, 64)]
-    expected = [call()[0] for call in calls]
-    outputs = [call()[0] for call in calls]
-    if captured:
-        graphs = [torch.cuda.CUDAGraph() for _ in calls]
-        for i, call in enumerate(calls):
-            with torch.cuda.graph(graphs[i]):
-                outputs[i] = call()[0]
-    streams = [torch.cuda.Stream() for _ in calls]
-    counts = [torch.zeros((), dtype=torch.int64, device="cuda") for _ in calls]
-    torch.cuda.synchronize()
-    for _ in range(200):
-        for i, stream in enumerate(streams):
-            with torch.cuda.stream(stream):
-                if captured:
-                    graphs[i].replay()
-                else:
-                    outputs[i] = calls[i]()[0]
-                counts[i] += (outputs[i] != expected[i]).any()
-    torch.cuda.synchronize()
-    assert [int(different) for different in counts] == [0, 0]
+    requests = [poisoned(page_size)[0] for page_size in (None, 64)]
+    runs = [lambda request=request: host.forward(request)[:1] for request in requests]
+    expected = [run()[0] for run in runs]
+    if in_graphs:
+        graphs = [captured(run) for run in runs]
+        runs = [lambda graph=graph, o=o: (graph.replay(), o)[1] for graph, o in graphs]
+    assert differing_in_streams(runs, 200) == [0, 0]
+    assert all(torch.equal(run()[0], right) for run, right in zip(runs, expected))

@@ -18,9 +18,8 @@ from flash_versions.versions.fa4.hopper import config
 from flash_versions.versions.fa4.hopper import host as forward_hopper
 from flash_versions.versions.fa4.hopper.config import RolesConfig
 from flash_versions.versions.fp8.quantize import prepare
-from tests.flash_versions.versions.test_fa3 import DESCRIBED
-from tests.gpu.test_hopper import DTYPES, differing
-from tests.gpu.test_hopper_backward import on_hopper, qkv
+from tests.gpu.launches import differing, on_hopper, qkv
+from tests.gpu.test_hopper import DESCRIBED, DTYPES
 from tests.helpers.kernels.budget import assert_right, assert_within_budget
 
 pytestmark = on_hopper
@@ -118,9 +117,9 @@ def test_every_switch_in_fp8(schedule):
         check_fp8(schedule, q, k, v, precision=Fp8("block"), **options)
 
 
-@pytest.mark.parametrize("starts", [False, True])
-@pytest.mark.parametrize("consumers", [2, 3])
-@pytest.mark.parametrize("threshold", [0.0, 1.0, 4.0, 8.0])
+@pytest.mark.parametrize("threshold, consumers, starts", [
+    (0.0, 2, True), (0.0, 3, False), (1.0, 3, True), (4.0, 2, False), (8.0, 3, True),
+])  # fmt: skip
 def test_every_threshold_in_fp8(threshold, consumers, starts):
     schedule = RolesConfig(consumers, stages=3, q_stages=1, threshold=threshold, starts=starts)
     inputs = qkv(500, 900, 4, 128)
@@ -158,7 +157,7 @@ def test_ten_thousand_launches_bit_for_bit(S):
         lambda: forward_hopper.forward_quantized(request, quantized, of_fp8),
         lambda: forward_fp8_hopper.forward(request, quantized, plain),
     ):
-        assert differing(run, 800) == 0
+        assert differing(lambda run=run: run()[:2], 800) == 0
 
 
 @pytest.mark.parametrize("scheduler", ["grid", "static", "dynamic"])

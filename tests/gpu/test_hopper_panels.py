@@ -10,7 +10,7 @@ from flash_versions.dispatch.autograd.compute import in_vectors
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.fa3.hopper import host as fa3_hopper
 from flash_versions.versions.fa4.hopper import host as fa4_hopper
-from tests.gpu.test_hopper_backward import on_hopper
+from tests.gpu.launches import on_hopper
 from tests.helpers.kernels.budget import assert_right
 
 pytestmark = on_hopper

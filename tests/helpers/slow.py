@@ -1,11 +1,6 @@
 """What `make test` leaves to `make test-all`.
 
-`make test` takes 5 to 15 minutes on two cores and shows every version, every
-feature, forward, backward, what the compiler makes of them, and the models. So these tests are left
-out: each took seconds of processor time, and tests that stay show most of what it shows. A name
-is that of a file or of a function in it. Two rules come before the names: of the
-architectures, `make test` compiles for sm_90 only, and there FA3's kernels only, the explicit ones
-and what they leave to others; and what bfloat16 shows it does not repeat for float16.
+A name is that of a file or of a function in it.
 """
 
 import re
@@ -18,12 +13,6 @@ SLOW = [
     "benchmarks/tests/test_parallel.py",
     "benchmarks/tests/test_training.py",
     "benchmarks/tests/test_training_step.py::test_contestants_learn_alike",
-    "compile/test_blackwell_compile.py",
-    "compile/test_compile.py::test_fa2_needs_three_kernels_for_the_gradients_and_fa1_one",
-    "compile/test_compile.py::test_split_launches_the_reduction",
-    "compile/test_fa4_compile.py",
-    "compile/test_gemm_compile.py",
-    "compile/test_rmsnorm_gemm_compile.py",
     "emulator/backward/test_hopper_backward_emulated.py::test_every_switch",
     "emulator/backward/test_hopper_backward_emulated.py::test_head_dims",
     "emulator/backward/test_hopper_backward_emulated.py::test_nothing_is_found_where_no_bug_is",
@@ -81,16 +70,6 @@ SLOW = [
     "flash_versions/versions/test_packed.py::test_more_sequences_than_are_searched_at_once",
     "flash_versions/versions/test_packed.py::test_rows_of_no_sequence_see_no_key",
     "flash_versions/versions/test_property.py",
-    "gpu/test_hopper_backward.py",
-    "gpu/test_shared_gpu.py",
-    "packaging/test_kernels_hub.py::test_kernels_loads_it",
-    "packaging/test_kernels_hub.py::test_transformers_uses_it",
-    "packaging/test_kernels_hub.py::test_two_of_them_share_nothing",
-    "packaging/test_types.py::test_a_program_of_a_user_is_clean",
-    "packaging/test_types.py::test_wrong_calls_are_found",
-    "packaging/test_wheel.py",
-    "packaging/test_without_triton.py::test_a_command_that_needs_kernels_says_so",
-    "packaging/test_without_triton.py::test_kernels_can_be_read",
     "transformer/generation/test_generate_refusals.py::test_the_command_in_a_process_of_its_own",
     "transformer/kernels/test_gemv.py::test_compiled_code",
     "transformer/kernels/test_gemv.py::test_qkv",
@@ -102,16 +81,11 @@ SLOW = [
     "transformer/model/test_paged_cache.py::test_a_row_does_not_depend_on_who_had_its_place",
 ]
 END_OF_NAME = re.compile(r"[\[@]")  # what follows are parameters, and a group of pytest-xdist
-REPEATED = re.compile(r"\bsm_(?!90)\d+|(?<!b)float16")
-
-
-def pytest_configure(config):
-    config.addinivalue_line("markers", "slow: left to `make test-all`; see tests/helpers/slow.py")
 
 
 def pytest_collection_modifyitems(items):
     for item in items:
         path, _, name = item.nodeid.removeprefix("tests/").partition("::")
         function = f"{path}::{END_OF_NAME.split(name)[0]}"
-        if path in SLOW or function in SLOW or REPEATED.search(name):
+        if path in SLOW or function in SLOW:
             item.add_marker(pytest.mark.slow)

@@ -1,13 +1,10 @@
 """Optional packages that are not installed are named with the command that installs them."""
 
 import importlib
-import os
-import subprocess
 import sys
 
 import pytest
 
-from tests.helpers import ROOT
 from transformer.rl.run import read_metrics
 
 PACKAGES = [
@@ -26,24 +23,6 @@ def test_import(module, package, extra, monkeypatch):
     sentence = rf"^{package} is not installed; pip install 'flash-versions\[{extra}\]' does that\.$"
     with pytest.raises(ImportError, match=sentence):
         importlib.reload(imported)
-
-
-@pytest.mark.parametrize("module, packages, extra", [
-    ("transformer.generate", ["tokenizers", "tqdm"], "transformer"),
-    ("flash_versions.plot", ["matplotlib"], "plot"),
-])  # fmt: skip
-def test_a_command_ends_with_one_line(module, packages, extra, tmp_path):
-    (tmp_path / "sitecustomize.py").write_text(
-        f"import sys\nsys.modules.update(dict.fromkeys({packages}))\n"
-    )
-    path = os.pathsep.join([str(tmp_path), str(ROOT)])
-    done = subprocess.run(
-        [sys.executable, "-m", module],
-        env={**os.environ, "PYTHONPATH": path}, cwd=tmp_path, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 1
-    [line] = done.stderr.splitlines()
-    assert ", ".join(packages) in line and f"pip install 'flash-versions[{extra}]'" in line
 
 
 def test_a_run_without_matplotlib_goes_on_and_says_so_once(

@@ -70,10 +70,12 @@ def check(tmp_path_factory):
     return check
 
 
+@pytest.mark.slow
 def test_a_program_of_a_user_is_clean(check):
     assert check(PROGRAM).startswith("Success")
 
 
+@pytest.mark.slow
 def test_wrong_calls_are_found(check):
     found = check(WRONG)
     assert "call-overload" in found and "Success" not in found

@@ -72,8 +72,8 @@ def run(tmp_path):
     """Runs Python with arguments where triton is missing."""
     (tmp_path / "sitecustomize.py").write_text(REFUSE)
 
-    def run(*arguments: str, refuse: bool = True) -> subprocess.CompletedProcess:
-        path = [str(tmp_path)] * refuse + [str(ROOT)]
+    def run(*arguments: str) -> subprocess.CompletedProcess:
+        path = [str(tmp_path), str(ROOT)]
         return subprocess.run(
             [sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path), "CUDA_VISIBLE_DEVICES": ""},
@@ -82,23 +82,18 @@ def run(tmp_path):
     return run
 
 
-@pytest.mark.parametrize("options", [["--attention", "sdpa"], []])
-def test_a_model_answers(run, options):
-    done = run("-m", "transformer.generate", "-p", "What is 357+486?", *options)
+def test_a_model_answers(run):
+    done = run("-m", "transformer.generate", "-p", "What is 357+486?")
     assert done.returncode == 0, done.stderr
     assert "<answer>843</answer>" in done.stdout
-    assert "sdpa on cpu" in done.stderr and "Traceback" not in done.stderr
-    assert (SENTENCE in done.stderr) == (not options)  # auto says why it is not a version of ours
+    # auto says why it is not a version of ours
+    assert "sdpa on cpu" in done.stderr and SENTENCE in done.stderr
+    assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [
-    "transformer.generate --attention fa2",
-    "transformer.train --attention fa1 --steps 1 --out trained",
-    "flash_versions.bench.accuracy",
-    "flash_versions.inspect fa2",
-    "flash_versions.mine new",
-    "flash_versions.puzzles",
-    "flash_versions.verify --interpret",
+    "transformer.generate --attention fa2", "flash_versions.inspect fa2", "flash_versions.puzzles",
 ])  # fmt: skip
 def test_a_command_that_needs_kernels_says_so(run, command):
     done = run("-m", *command.split())
@@ -107,25 +102,6 @@ def test_a_command_that_needs_kernels_says_so(run, command):
     assert SENTENCE in line and not done.stdout
 
 
-def test_what_is_named_as_the_next_step_works(run):
-    done = run("-m", "flash_versions")
-    assert done.returncode == 0 and done.stdout.count(SENTENCE) == 4, done.stderr
-    commands = [line.split("  ")[1] for line in done.stdout.partition("Next, ")[2].splitlines()[1:]]
-    assert len(commands) == 2
-    for command in commands:
-        assert run(*command.split()[1:]).returncode == 0, command
-
-
 def test_the_package(run):
     done = run("-c", API)
     assert done.returncode == 0, done.stderr
-
-
-def test_kernels_can_be_read(run):
-    """The sources of kernels show the same with and without triton."""
-    command = ["-m", "flash_versions.diff", "fa1", "fa2"]
-    without, with_triton = run(*command), run(*command, refuse=False)
-    assert without.returncode == 0, without.stderr
-    assert without.stdout == with_triton.stdout and "-def softmax_step" in without.stdout
-    plain = run(*command, "--plain")
-    assert plain.returncode == 2 and SENTENCE in plain.stderr and "Traceback" not in plain.stderr

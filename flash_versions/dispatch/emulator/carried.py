@@ -8,6 +8,7 @@ the kernel is wrong, or waits for ever. The emulator, which runs Python, would n
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from typing import NamedTuple
 
 
@@ -19,6 +20,7 @@ class Assignment(NamedTuple):
     value: str | None
 
 
+@cache  # a module is a part of many kernels
 def check(text: str, where: str) -> None:
     """Refuse a module whose kernels have such a name in a loop.
 

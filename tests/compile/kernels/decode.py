@@ -16,9 +16,6 @@ CALLS = {  # name: (batch, queries, head_dim, options)
 }
 
 
-ON_HOPPER = ((None, 64), (16, 128), (64, 128), (64, 256))  # pages and head dims
-
-
 PAGES = (None, 16, 64)  # of so many keys, the last as long as a block
 
 
@@ -44,13 +41,9 @@ def row(call: str, kernel: Compiled) -> dict:
 
 
 def rows(part: str = "") -> list[dict]:
-    """The rows of all calls; of part "shares", those of sequences with lengths of their own; of
-    part "hopper", those of FA3's kernel for these, and for pages.
-    """
+    """The rows of all calls; of part "shares", those of sequences with lengths of their own."""
     if part == "shares":
         return [found for size in PAGES for found in shared(size)]
-    if part == "hopper":
-        return [found for case in ON_HOPPER for found in shared(*case, version="fa3")]
     found = []
     for name, (batch, queries, head_dim, options) in CALLS.items():
         q = torch.empty(batch, queries, 32, head_dim, dtype=torch.bfloat16)
@@ -61,13 +54,13 @@ def rows(part: str = "") -> list[dict]:
     return found
 
 
-def shared(page_size: int | None, head_dim: int = 128, version: str = "fa2") -> list[dict]:
+def shared(page_size: int | None) -> list[dict]:
     """The rows of a call of 16 sequences."""
-    q = torch.empty(16, 1, 32, head_dim, dtype=torch.bfloat16)
-    k = torch.empty(16, 8192, 8, head_dim, dtype=torch.bfloat16)
+    q = torch.empty(16, 1, 32, 128, dtype=torch.bfloat16)
+    k = torch.empty(16, 8192, 8, 128, dtype=torch.bfloat16)
     given = {"kv_lengths": torch.zeros(16, dtype=torch.int32), "causal": True}
     if page_size is not None:
-        k = k.view(-1, page_size, 8, head_dim)
+        k = k.view(-1, page_size, 8, 128)
         given["block_table"] = torch.zeros(16, 8192 // page_size, dtype=torch.int32)
-    name = f"{head_dim}, pages of {page_size}"
-    return [row(name, kernel) for kernel in compile_call(version, make_request(q, k, k, **given))]
+    name = f"128, pages of {page_size}"
+    return [row(name, kernel) for kernel in compile_call("fa2", make_request(q, k, k, **given))]

@@ -1,60 +1,62 @@
-"""The matrix products for one architecture, a row for each kernel. See apart.py."""
+"""The matrix products, and those of a norm, by name: of each kernel its summary and a little more.
+See apart.py.
+"""
 
 import re
+from functools import partial
 
 import torch
 
 from flash_versions.inspect.command import compiling
-from tests.transformer.kernels.test_gemm import operands
-from transformer.model.kernels.gemm import hopper as gemm_hopper
-from transformer.model.kernels.gemm import portable as gemm_portable
+from transformer.model.kernels.gemm import hopper, portable
 from transformer.model.kernels.gemm.config import default_config
+from transformer.model.kernels.gemm.rmsnorm import portable_norm_gemm
+from transformer.model.kernels.gemm.rmsnorm_hopper import NormGemmConfig, norm_gemm
 
-HOPPER = {
-    "plain": (default_config(512, 4096, 132), ""),
-    "bias residual": (default_config(512, 4096, 132, True), "bias residual"),
-    "swiglu": (default_config(8192, 8192, 132, swiglu=True), "swiglu bias"),
-    "many tiles": (default_config(8192, 8192, 132), "bias"),
-    "many tiles, residual": (default_config(8192, 8192, 132, True), "residual"),
+THROUGH_REGISTERS = NormGemmConfig(through_registers=True, chain=4)
+PORTABLE = {
+    "bf16": (portable.gemm, "swiglu", torch.bfloat16),
+    "fp16": (portable.gemm, "bias residual", torch.float16),
+    "fp32": (portable.gemm, "bias", torch.float32),
+    "norm": (portable_norm_gemm, "swiglu", torch.bfloat16),
+    "norm, fp32": (portable_norm_gemm, "bias", torch.float32),
 }
-PORTABLE = [("bias residual", torch.float16), ("swiglu", torch.bfloat16), ("bias", torch.float32)]
+HOPPER = {
+    "plain": (partial(hopper.gemm, config=default_config(512, 4096, 132)), ""),
+    "norm": (partial(norm_gemm, config=NormGemmConfig()), ""),
+}
+OPTIONS = {
+    "swiglu": (
+        partial(hopper.gemm, config=default_config(8192, 8192, 132, swiglu=True)),
+        "swiglu bias",
+    ),
+    "many": (partial(hopper.gemm, config=default_config(8192, 8192, 132, True)), "residual"),
+    "norm, swiglu": (partial(norm_gemm, config=NormGemmConfig()), "swiglu"),
+    "norm, registers": (partial(norm_gemm, config=THROUGH_REGISTERS), "bias"),
+}
+CALLS: dict[str, dict[str, tuple]] = {"portable": PORTABLE, "hopper": HOPPER, "options": OPTIONS}
 
 
-def row(name, module, arch, config, what, dtype=torch.bfloat16):
-    """What the compiler made of a kernel."""
-    inputs = operands(512, 512, 512, what, dtype)
-    c = torch.empty(512, 512, dtype=dtype)
-    with compiling(arch) as found:
-        module.gemm(c=c, config=config, **inputs)
-    (kernel,) = found
-    waits = re.findall(r"WARPGROUP\.DEPBAR\.LE gsb0, (0x\d)", kernel.sass)
-    return kernel.counts | {
-        "name": name,
-        "shared": kernel.shared,
-        "spills": kernel.assembly.spill_stores,
-        "serialised": kernel.serialised,
-        "unused_barriers": kernel.unused_barriers,
-        "injected": kernel.assembly.injected,
-        "stmatrix": kernel.ptx.count("stmatrix"),
-        "ldmatrix": kernel.ptx.count("ldmatrix"),
-        "fences": kernel.ptx.count("fence.proxy.async"),
-        "stores_under_way": sorted(set(re.findall(r"bulk\.wait_group\.read\s+(\d)", kernel.ptx))),
-        "products_under_way": sorted({int(wait, 16) for wait in waits}),
-        "global_stores": len(re.findall(r"st\.global", kernel.ptx)),
-        "loops": [
-            {"products": loop.opcodes["HGMMA"], "local_memory": loop.local_memory,
-             "instructions": len(loop.instructions)}
-            for loop in kernel.hot_loops
-        ],
-    }  # fmt: skip
-
-
-def rows(arch):
-    """The rows of an architecture."""
-    rows = []
-    if arch == "sm_90":
-        for name, (config, what) in HOPPER.items():
-            rows.append(row(name, gemm_hopper, arch, config, what))
-    for what, dtype in PORTABLE:
-        rows.append(row(f"portable {what} {dtype}", gemm_portable, arch, None, what, dtype))
-    return rows
+def rows(arch: str, group: str) -> dict[str, dict]:
+    """What the tests look at, of each call of a group."""
+    found = {}
+    for name, (gemm, what, *other) in CALLS[group].items():
+        dtype = other[0] if other else torch.bfloat16
+        a, b, c = (torch.empty(1024, 1024, dtype=dtype) for _ in range(3))
+        fused = {"up": torch.empty_like(b)} if "swiglu" in what else {}
+        fused |= {"bias": c[0]} if "bias" in what else {}
+        fused |= {"residual": torch.empty_like(c)} if "residual" in what else {}
+        fused |= {"eps": 1e-6} if "norm" in name else {}
+        with compiling(arch) as kernels:
+            gemm(a, b, c, **fused)
+        (kernel,) = kernels
+        found[name] = kernel.summary() | {
+            "unused_barriers": kernel.unused_barriers,
+            "stmatrix": kernel.ptx.count("stmatrix"),
+            "fences": kernel.ptx.count("fence.proxy.async"),
+            "stores_under_way": sorted(
+                set(re.findall(r"bulk\.wait_group\.read\s+(\d)", kernel.ptx))
+            ),
+            "global_stores": kernel.ptx.count("st.global"),
+        }
+    return found
