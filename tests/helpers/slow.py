@@ -13,11 +13,6 @@ import re
 import pytest
 
 SLOW = [
-    "benchmarks/tests/attention/test_aoti.py::test_packages_load_and_say_what_the_models_say",
-    "benchmarks/tests/test_generate_speed.py::test_all_contestants_say_the_same",
-    "benchmarks/tests/test_parallel.py",
-    "benchmarks/tests/test_training.py",
-    "benchmarks/tests/test_training_step.py::test_contestants_learn_alike",
     "compile/test_blackwell_compile.py",
     "compile/test_compile.py::test_fa2_needs_three_kernels_for_the_gradients_and_fa1_one",
     "compile/test_compile.py::test_split_launches_the_reduction",
