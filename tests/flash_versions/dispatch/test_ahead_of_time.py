@@ -17,6 +17,7 @@ class Model(nn.Module):
         return flash_attn_func(*x.unbind(2), causal=True)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="AOTInductor needs a C++ compiler, g++")
 def test_where_packages_are_not_known_to_load_they_are_refused(monkeypatch, tmp_path):
     """Before anything is written, and AOTInductor alone; a CPU passes for a GPU here."""
