@@ -109,16 +109,11 @@ class FakeEvent:
     clock = 0.0
 
     def __init__(self, enable_timing):
-        self.time = None
+        self.query = lambda: False
+        self.synchronize = lambda: None
 
     def record(self):
         self.time = FakeEvent.clock
-
-    def query(self):
-        return False
-
-    def synchronize(self):
-        assert self.time is not None
 
     def elapsed_time(self, end):
         return end.time - self.time
@@ -176,13 +171,13 @@ class FakeTelemetry(measure.Telemetry):
         return before + "1500, 500.00\n1700, [N/A]\n1900, 701.00\n" * (self.asked > 1)
 
 
-def one_of(name, *, error=None, wrong=False):
-    """A competitor that returns q, fails, or returns something else."""
+def one_of(name, error=None, factor=1):
+    """A competitor that returns a multiple of q, or fails."""
 
     def function(q, k, v):
         if error is not None:
             raise error
-        return q * (2 if wrong else 1)
+        return q * factor
 
     return Competitor(name, function)
 
@@ -210,9 +205,9 @@ def faked(monkeypatch, clock):
 def test_rows_of_a_shape(faked):
     faked.competitors = [
         one_of("good"),
-        one_of("wrong", wrong=True),
-        one_of("refuses", error=ValueError("head_dim 300 is too large.\nmore")),
-        one_of("breaks", error=KeyError("sm_90")),
+        one_of("wrong", factor=2),
+        one_of("refuses", ValueError("head_dim 300 is too large.\nmore")),
+        one_of("breaks", KeyError("sm_90")),
         one_of("hung"),
     ]
     marked = []
@@ -273,7 +268,7 @@ def test_real_competitors_pass_the_check(suite, monkeypatch):
 
 
 def test_a_lost_gpu_ends_the_process_and_names_the_culprit(faked, monkeypatch):
-    faked.competitors = [one_of("good"), one_of("bad", error=RuntimeError("illegal access"))]
+    faked.competitors = [one_of("good"), one_of("bad", RuntimeError("illegal access"))]
 
     def synchronize():
         raise RuntimeError("CUDA error: illegal memory access")
