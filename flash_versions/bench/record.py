@@ -18,12 +18,13 @@ from flash_versions.bench.document import new_document
 from flash_versions.bench.files import write
 from flash_versions.dispatch.request import Request, make_request
 from flash_versions.versions.fa4.hopper import host as forward_hopper
-from flash_versions.versions.fa4.hopper.config import RolesConfig, default_config, fp8_config
+from flash_versions.versions.fa4.hopper.config import RolesConfig, default_config
 from flash_versions.versions.fa4.hopper.roles import check
 from flash_versions.versions.fa4.hopper.trace import Event, events, new_stamps
 from flash_versions.versions.fp8.quantize import prepare
 from flash_versions.versions.tiles import wgmma
 
+SHAPE = (4, 2048, 16, 128)  # batch, length, heads, head_dim
 WARM = 20  # launches before the one that is recorded
 PROGRAMS = 2  # that the document has
 TILES = 4  # of each of them
@@ -80,21 +81,14 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m flash_versions.bench.record", description=__doc__
     )
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
-    parser.add_argument("--length", type=int, default=2048, help="queries and keys (2048)")
-    parser.add_argument("--head-dim", type=int, default=128, choices=(64, 128, 256))
-    parser.add_argument("--causal", action="store_true")
-    parser.add_argument("--precision", choices=("bf16", "fp8"), default="bf16")
     options = parser.parse_args(arguments)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not wgmma.available(device):
         sys.stderr.write("a Hopper GPU (compute capability 9.0) is needed, and there is none.\n")
         return 1
-    heads = 2048 // options.head_dim
-    shape = (max(1, 8192 // options.length), options.length, heads, options.head_dim)
-    q, k, v = (torch.randn(shape, device=device, dtype=torch.bfloat16) for _ in range(3))
-    precision = "fp8:head" if options.precision == "fp8" else None
-    request = make_request(q, k, v, causal=options.causal, precision=precision)
-    config = fp8_config(request) if precision else default_config(request)
+    q, k, v = (torch.randn(SHAPE, device=device, dtype=torch.bfloat16) for _ in range(3))
+    request = make_request(q, k, v)
+    config = default_config(request)
     write(options.out, json.dumps(document(request, record(request, config))) + "\n")
     sys.stdout.write(f"wrote {options.out}\n")
     return 0

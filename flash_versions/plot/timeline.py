@@ -18,7 +18,6 @@ from matplotlib.patches import Patch
 
 TILES = 3  # that the first panel shows
 CLOSE_UP = 0.1  # of the first panel, in the second one
-BINS = 400  # intervals that are narrower than one of so many parts of a panel become one
 STORER = "storer"  # the role whose intervals are the ends of tiles
 WAITING = ("await", "idle")  # how the names of states begin in which a role does nothing
 WAIT_COLOUR = "#dddddd"
@@ -93,46 +92,15 @@ def windows(roles: Roles) -> tuple[Window, Window]:
 
 
 def clipped(roles: Roles, window: Window) -> Roles:
-    """What is to be seen of roles in a window. Where intervals are too narrow to be seen, each part
-    of the window has the state that takes most of it.
-    """
-    width = (window.end - window.start) / BINS
-    shown: Roles = {}
-    for role, intervals in roles.items():
-        inside = [
-            (state, max(start, window.start), min(end, window.end))
+    """What is to be seen of roles in a window."""
+    return {
+        role: [
+            (state, round(max(start, window.start), 4), round(min(end, window.end), 4))
             for state, start, end in intervals
             if start < window.end and end > window.start
         ]
-        if len(inside) > BINS:
-            inside = binned(inside, window, width)
-        shown[role] = [(state, round(a, 4), round(b, 4)) for state, a, b in inside]
-    return shown
-
-
-def binned(intervals: list[Interval], window: Window, width: float) -> list[Interval]:
-    """Intervals of at least `width`, each part with the state that takes most of it; a part that is
-    empty for the most part is left out.
-    """
-    shares: list[dict[str, float]] = [{} for _ in range(BINS)]
-    for state, start, end in intervals:
-        place = int((start - window.start) / width)
-        while place < BINS and window.start + place * width < end:
-            left = window.start + place * width
-            covered = min(end, left + width) - max(start, left)
-            shares[place][state] = shares[place].get(state, 0.0) + max(covered, 0.0)
-            place += 1
-    joined: list[Interval] = []
-    for place, share in enumerate(shares):
-        left = window.start + place * width
-        if sum(share.values()) <= width / 2:
-            continue
-        state = max(share, key=lambda one: share[one])
-        if joined and joined[-1][0] == state and left - joined[-1][2] < width / 2:
-            joined[-1] = (state, joined[-1][1], left + width)
-        else:
-            joined.append((state, left, left + width))
-    return joined
+        for role, intervals in roles.items()
+    }
 
 
 def draw_timeline(data: dict[str, Any]) -> Figure:

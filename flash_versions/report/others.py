@@ -7,7 +7,7 @@ from functools import partial
 from flash_versions.bench.results import Document, Row
 from flash_versions.report.tables import grouped, markdown, not_measured, where_and_when
 
-HEAD_DIMS = "-m tests.benchmarks.attention.headdims --defaults --out FILE"
+HEAD_DIMS = "-m tests.benchmarks.attention.headdims --out FILE"
 HEAD_DIMS_BACKWARD = "-m tests.benchmarks.attention.headdims_backward --out FILE"
 PARTS = "-m tests.benchmarks.attention.parts --out FILE"
 IN_TURNS = "-m tests.benchmarks.attention.deterministic --out FILE"

@@ -1,6 +1,11 @@
 """What `make test` leaves to `make test-all`.
 
-A name is that of a file or of a function in it.
+`make test` takes 5 to 15 minutes on two cores and shows every version, every
+feature, forward, backward, what the compiler makes of them, and the models. So these tests are left
+out: each took seconds of processor time, and tests that stay show most of what it shows. A name
+is that of a file or of a function in it. Two rules come before the names: of the
+architectures, `make test` compiles for sm_90 only, and there FA3's kernels only, the explicit ones
+and what they leave to others; and what bfloat16 shows it does not repeat for float16.
 """
 
 import re
@@ -8,11 +13,6 @@ import re
 import pytest
 
 SLOW = [
-    "benchmarks/tests/attention/test_aoti.py::test_packages_load_and_say_what_the_models_say",
-    "benchmarks/tests/test_generate_speed.py::test_all_contestants_say_the_same",
-    "benchmarks/tests/test_parallel.py",
-    "benchmarks/tests/test_training.py",
-    "benchmarks/tests/test_training_step.py::test_contestants_learn_alike",
     "emulator/backward/test_hopper_backward_emulated.py::test_every_switch",
     "emulator/backward/test_hopper_backward_emulated.py::test_head_dims",
     "emulator/backward/test_hopper_backward_emulated.py::test_nothing_is_found_where_no_bug_is",
@@ -49,12 +49,8 @@ SLOW = [
     "flash_versions/integrations/test_integrations_hf.py::test_generate_token_for_token",
     "flash_versions/integrations/test_integrations_hf.py::test_logits_and_gradients",
     "flash_versions/tools/test_accuracy.py",
-    "flash_versions/tools/test_bench.py",
     "flash_versions/tools/test_diff_plain.py::test_backward_is_the_full_kernel_to_the_bit",
     "flash_versions/tools/test_inspect.py",
-    "flash_versions/tools/test_measure.py",
-    "flash_versions/tools/test_plot.py",
-    "flash_versions/tools/test_report.py",
     "flash_versions/oracle/test_budget.py::test_flash_arithmetic_is_within_budget",
     "flash_versions/puzzles/test_puzzles.py::test_an_endless_loop_is_stopped",
     "flash_versions/puzzles/test_puzzles.py::test_solutions_compile_for_a_gpu",
@@ -81,11 +77,16 @@ SLOW = [
     "transformer/model/test_paged_cache.py::test_a_row_does_not_depend_on_who_had_its_place",
 ]
 END_OF_NAME = re.compile(r"[\[@]")  # what follows are parameters, and a group of pytest-xdist
+REPEATED = re.compile(r"\bsm_(?!90)\d+|(?<!b)float16")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: left to `make test-all`; see tests/helpers/slow.py")
 
 
 def pytest_collection_modifyitems(items):
     for item in items:
         path, _, name = item.nodeid.removeprefix("tests/").partition("::")
         function = f"{path}::{END_OF_NAME.split(name)[0]}"
-        if path in SLOW or function in SLOW:
+        if path in SLOW or function in SLOW or REPEATED.search(name):
             item.add_marker(pytest.mark.slow)

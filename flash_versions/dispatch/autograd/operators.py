@@ -22,7 +22,7 @@ REQUEST = ", ".join(  # the fields of a request as the arguments of an operator
 )
 
 # Where AOTInductor is refused: a process that loaded a package with `forward` in it was ended by a
-# segmentation fault (an H200, torch 2.11). It is tried in tests/benchmarks/attention/aoti.py.
+# segmentation fault (an H200, torch 2.11).
 NOT_AHEAD_OF_TIME = ("cuda",)
 
 

@@ -1,24 +1,19 @@
 """Decoding over caches of rows of different lengths and in pages: checked, then timed; writes JSON.
 
     python -m tests.benchmarks.attention.decode --out FILE [--seconds 80] [--only NAME ...]
-        [--configs 64x1 128x2x4 ...] [--checks 10]
 
 First, processes side by side compile all kernels and check drawn cases: every contestant has to be
 within the error budget and to give the same bits twice, with NaN in every slot that belongs to no
 sequence. Then the contestants of each shape take turns, each as a CUDA graph with a cold L2 cache
 (flash_versions/bench/measure.py): a device copy that moves as many bytes as the sequences have keys
-and values, FA2's kernels ("fa2"), and on Hopper FA3's where it takes the request ("fa3"), also with
-the switches of --configs. Last, a table with the share of the copy's rate.
+and values, FA2's kernels ("fa2"), and on Hopper FA3's where it takes the request ("fa3").
 """
 
 import os
 import random
-import statistics
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from subprocess import run
 from typing import NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -26,12 +21,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch  # noqa: E402
 
 from flash_versions.bench.document import new_document  # noqa: E402
-from flash_versions.bench.measure import captured, reason, timed  # noqa: E402
 from flash_versions.dispatch.request import Request, make_request  # noqa: E402
 from flash_versions.versions.fa2 import forward as fa2  # noqa: E402
 from flash_versions.versions.fa3.hopper.decode import host as decode  # noqa: E402
 from flash_versions.versions.oracle.budget import assess_request  # noqa: E402
-from tests.benchmarks.frame import keep, parser, passed  # noqa: E402
+from tests.benchmarks.frame import in_time, keep, parser, share, time_all, wrong  # noqa: E402
 
 DEVICE = "cuda"
 SUITE = "decode by TMA"
@@ -129,22 +123,11 @@ def random_shape(number: int) -> Shape:
                  kv_heads, rng.choice((1, 1, 2)))  # fmt: skip
 
 
-def config_of(text: str) -> decode.DecodeConfig:
-    """The switches that a text names: keys of a block x programs of a multiprocessor x slots, of
-    which the last may be missing.
-    """
-    return decode.DecodeConfig(*map(int, text.split("x")))
-
-
-def contestants(
-    request: Request, configs: list[str]
-) -> dict[str, Callable[[], tuple[torch.Tensor, ...]]]:
+def contestants(request: Request) -> dict[str, Callable[[], tuple[torch.Tensor, ...]]]:
     """What computes a request, by name."""
     found = {"fa2": lambda: fa2.forward(request)[:2]}
     if decode.left_to_gathering(request) is None:
         found["fa3"] = lambda: decode.forward(request)[:2]
-        for text in configs:
-            found[f"fa3 {text}"] = lambda text=text: decode.forward(request, config_of(text))[:2]
     return found
 
 
@@ -191,29 +174,25 @@ def checked_request(number: int) -> tuple[Request, Request]:
     return make_request(q, *poisoned, **given), exact
 
 
-def check(number: int, configs: list[str]) -> str:
-    """Compute a drawn case by each contestant, and in splits.
+def check(number: int) -> float:
+    """The largest share of the budget that an error takes of a drawn case, by each contestant, and
+    in splits.
 
     Raises:
         AssertionError: an error is beyond the budget, or bits differ.
     """
     request, exact = checked_request(number)
     worst = 0.0
-    for name, call in contestants(request, configs).items():
+    for name, call in contestants(request).items():
         o, lse = call()
-        for what, accuracy in assess_request({"o": o, "lse": lse}, exact).items():
-            assert accuracy.ok, f"case {number}, {name}: {what}: {accuracy}"
-            worst = max(worst, accuracy.error / accuracy.budget)
+        worst = max(worst, share(name, assess_request({"o": o, "lse": lse}, exact)))
         for _ in range(AGAIN):
             again = call()
-            assert torch.equal(again[0], o) and torch.equal(again[1], lse), (
-                f"{number}, {name}: bits"
-            )
+            assert torch.equal(again[0], o) and torch.equal(again[1], lse), f"{name}: other bits"
     for splits in (1, 3):
         o, lse, _ = fa2.forward(request._replace(num_splits=splits))
-        for what, accuracy in assess_request({"o": o, "lse": lse}, exact).items():
-            assert accuracy.ok, f"case {number}, {splits} splits: {what}: {accuracy}"
-    return f"case {number}: within the budget, {worst:.2f} of it"
+        share(f"{splits} splits", assess_request({"o": o, "lse": lse}, exact))
+    return worst
 
 
 def copies(shape: Shape) -> dict[str, Callable[[], tuple[torch.Tensor, ...]]]:
@@ -228,63 +207,29 @@ def copies(shape: Shape) -> dict[str, Callable[[], tuple[torch.Tensor, ...]]]:
     }
 
 
-def measure(shape: Shape, configs: list[str]) -> list[dict]:
+def measure(shape: Shape) -> list[dict]:
     """Rows of a shape's contestants."""
-    request = shape.request()
-    calls = {**copies(shape), **contestants(request, configs)}
-    rows, replays = {}, {}
-    for name, call in calls.items():
-        rows[name] = {
-            "suite": SUITE, **shape._asdict(), "dtype": str(shape.dtype), "version": name,
-            "bytes": shape.bytes,
-        }  # fmt: skip
-        try:
-            replays[name] = captured(lambda call=call: call)[0]
-        except Exception as error:  # the others are measured
-            rows[name]["reason"] = reason(error)
-    for name, times in timed(replays, ROUNDS).items():
-        ms = statistics.median(times)
-        rows[name] |= {"ms_p50": ms, "tb_per_s": shape.bytes / ms / 1e9}
-    rate = max(rows[name]["tb_per_s"] for name in copies(shape))
-    for row in rows.values():
-        if "tb_per_s" in row:
-            row["of_copy"] = row["tb_per_s"] / rate
-    return list(rows.values())
+    about = {"suite": SUITE, **shape._asdict(), "dtype": str(shape.dtype), "bytes": shape.bytes}
+    calls = {**copies(shape), **contestants(shape.request())}
+    found = [
+        (about | {"version": name}, lambda call=call: call) for name, call in calls.items()
+    ]  # fmt: skip
+    rows = time_all(found, ROUNDS)
+    for row in rows:
+        if "ms_p50" in row:
+            row["tb_per_s"] = row["bytes"] / row["ms_p50"] / 1e9
+    rate = max(row["tb_per_s"] for row in rows if "copy" in row["version"])
+    return [
+        row | ({"of_copy": row["tb_per_s"] / rate} if "tb_per_s" in row else {}) for row in rows
+    ]
 
 
-def table(rows: list[dict]) -> str:
-    """Shares of the copy's rate, a line for each shape."""
-    columns = [x for x in dict.fromkeys(row["version"] for row in rows) if "copy" not in x]
-    lines = [f"{'share of a copy':58} copy TB/s " + " | ".join(columns)]
-    for name in dict.fromkeys(row["name"] for row in rows):
-        of = {row["version"]: row for row in rows if row["name"] == name}
-        shares_of_copy = " | ".join(
-            f"{of.get(x, {}).get('of_copy', float('nan')):{max(5, len(x))}.3f}" for x in columns
-        )
-        rate = max(row["tb_per_s"] for x, row in of.items() if "copy" in x)
-        lines.append(f"{name:58} {rate:9.2f} {shares_of_copy}")
-    return "\n".join(lines)
-
-
-def warm(name: str, configs: list[str]) -> None:
+def warm(name: str) -> None:
     """Compile what a shape launches."""
     shape = next(shape for shape in shapes() if shape.name == name)
-    for call in contestants(shape.request(), configs).values():
+    for call in contestants(shape.request()).values():
         call()
     torch.cuda.synchronize()
-
-
-def elsewhere(option: str, value: str, configs: list[str]) -> str | None:
-    """Run one step in a process of its own; why it failed, or None."""
-    command = [sys.executable, "-m", "tests.benchmarks.attention.decode"]
-    command += [option, value, "--out", "none", "--configs", *configs]
-    done = run(command, capture_output=True, text=True, timeout=150)
-    if done.returncode:
-        print(f"{option} {value} failed:\n{done.stderr[-1500:]}", flush=True)
-        return f"{option} {value} failed: {done.stderr.strip().splitlines()[-1]}"
-    if done.stdout.strip():
-        print(done.stdout.strip(), flush=True)
-    return None
 
 
 def main() -> int:
@@ -293,16 +238,12 @@ def main() -> int:
     command.add_argument("--check", type=int, help="check this case only, and do not measure")
     command.add_argument("--warm", help="compile the kernels of this shape only")
     command.add_argument("--only", nargs="+", help="shapes whose names contain one of these")
-    text = "of FA3's kernel: keys of a block x programs of a multiprocessor [x slots], such as 64x2"
-    command.add_argument("--configs", nargs="*", default=[], help=text)
-    command.add_argument("--checks", type=int, default=CHECKS, help=f"drawn cases ({CHECKS})")
     arguments = command.parse_args()
-    configs = arguments.configs
     if arguments.check is not None:
-        print(check(arguments.check, configs))
+        print(f"within the budget, {check(arguments.check):.2f} of it")
         return 0
     if arguments.warm is not None:
-        warm(arguments.warm, configs)
+        warm(arguments.warm)
         return 0
     wanted = [
         shape
@@ -315,20 +256,13 @@ def main() -> int:
         for s in wanted
     }
     jobs = [("--warm", shape.name) for shape in kinds.values()]
-    jobs += [("--check", str(number)) for number in range(arguments.checks)]
-    with ThreadPoolExecutor(PROCESSES) as pool:
-        failed = [text for text in pool.map(lambda job: elsewhere(*job, configs), jobs) if text]
-    print(f"compiled and checked after {passed():.0f} s; {len(failed)} failed", flush=True)
+    jobs += [("--check", number) for number in range(CHECKS)]
     document = new_document(suite=SUITE, seed=0)
-    document["failed"] = failed
-    for shape in wanted:
-        if passed() > arguments.seconds:
-            print(f"the time is up before {shape.name}", flush=True)
-            break
-        keep(document, arguments.out, measure(shape, configs), hidden=("suite", "dtype"))
+    document["failed"] = wrong("attention.decode", jobs, PROCESSES)
+    for shape in in_time(wanted, arguments.seconds):
+        keep(document, arguments.out, measure(shape), hidden=("suite", "dtype"))
         torch.cuda.empty_cache()
-    print(table(document["rows"]), flush=True)
-    return bool(failed)
+    return bool(document["failed"])
 
 
 if __name__ == "__main__":

@@ -8,20 +8,15 @@ side by side, the kernels of a shape are compiled, and its versions checked with
 on a call with shorter lengths of the same remainders. A shape that fails is not timed. Then fa3,
 fa4, cuDNN and flash-attn-4 take turns, forward and backward, each as a CUDA graph with a cold L2
 cache (flash_versions/bench/measure.py). torch aligns a causal mask of unequal lengths at the top
-left, so cuDNN has none of these. The last lines are a summary: for each shape the rates, and for
-each pass the ratio of the better version to the better peer.
+left, so cuDNN has none of these.
 """
 
 import math
 import os
 import random
-import statistics
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
-from subprocess import TimeoutExpired, run
 from typing import NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -31,8 +26,17 @@ import torch  # noqa: E402
 from flash_versions import attention, compare  # noqa: E402
 from flash_versions.bench.document import new_document  # noqa: E402
 from tests.benchmarks.attention.headdims import PEERS, drawn  # noqa: E402
-from tests.benchmarks.attention.packed import time_all  # noqa: E402
-from tests.benchmarks.frame import keep, parser, passed, reason  # noqa: E402
+from tests.benchmarks.frame import (  # noqa: E402
+    call_all,
+    in_time,
+    keep,
+    parser,
+    prepared,
+    reason,
+    share,
+    time_all,
+    wrong,
+)
 
 SUITE = "dense, random"
 SHAPES = 20
@@ -40,7 +44,7 @@ SHORTEST, LONGEST = 500, 20000
 TOKENS, HIDDEN = 32768, 2048  # of a call, about
 HEAD_DIMS = (64, 96, 128, 192, 256)
 GROUPS = (1, 2, 4, 8)
-WARM_UP_PROCESSES, WARM_UP_SECONDS = min(40, os.cpu_count() or 1), 200
+PROCESSES = min(40, os.cpu_count() or 1)
 
 
 class Shape(NamedTuple):
@@ -105,9 +109,8 @@ def check(shape: Shape) -> float:
         o = attention(q, k, v, causal=shape.causal, version=version)
         do = torch.randn_like(o)
         found = dict(zip(("dq", "dk", "dv"), torch.autograd.grad(o, (q, k, v), do)))
-        for name, accuracy in compare(o, q, k, v, causal=shape.causal, do=do, **found).items():
-            assert accuracy.ok, f"{shape}, {version}: {name}: {accuracy}"
-            worst = max(worst, accuracy.error / accuracy.budget)
+        assessed = compare(o, q, k, v, causal=shape.causal, do=do, **found)
+        worst = max(worst, share(version, assessed))
     return worst
 
 
@@ -121,61 +124,16 @@ def contestants(shape: Shape) -> Iterator[tuple[dict, Callable]]:
             if which == "backward" and name == "fa4":  # FA3's
                 continue
             flops = shape.flops * (2.5 if which == "backward" else 1)
-            row = {
-                "suite": SUITE,
-                **shape._asdict(),
-                "version": name,
-                "pass": which,
-                "flops": flops,
-            }
+            row = {"suite": SUITE, **shape._asdict(), "version": name, "pass": which}
+            row["flops"] = flops
             yield row, partial(call, shape, function, which == "backward")
 
 
 def call(shape: Shape, function: Callable, is_backward: bool) -> Callable:
     """A forward or a backward of a function."""
     q, k, v = shape.inputs()
-    if not is_backward:
-        return lambda: (function(q, k, v, causal=shape.causal),)
-    leaves = [x.requires_grad_() for x in (q, k, v)]
-    o = function(*leaves, causal=shape.causal)
-    do = torch.randn_like(o)
-    return lambda: torch.autograd.grad(o, leaves, do, retain_graph=True)
-
-
-def summary(rows: list[dict]) -> str:
-    """A line for each shape and pass, and of each pass the ratios' geometric mean and the least."""
-    lines, ratios = [], {}
-    for number, which in dict.fromkeys((row["number"], row["pass"]) for row in rows):
-        rates = {
-            row["version"]: row.get("tflops", 0)
-            for row in rows
-            if (row["number"], row["pass"]) == (number, which)
-        }
-        ours = max(rates.get(name, 0) for name in ("fa3", "fa4"))
-        theirs = max(rates.get(name, 0) for name in PEERS)
-        if ours and theirs:
-            ratios.setdefault(which, []).append(ours / theirs)
-        told = ", ".join(f"{name} {rate:.0f}" for name, rate in rates.items())
-        lines.append(f"{Shape.drawn(number)} {which}: {told}")
-    for which, found in ratios.items():
-        mean, least = statistics.geometric_mean(found), min(found)
-        lines.append(f"{which}: {mean:.2f} of the better peer, none below {least:.2f}")
-    return "\n".join(lines)
-
-
-def warm_up(number: int) -> bool:
-    """Compile a shape's kernels and check them, in a process of its own; whether all are right."""
-    command = [sys.executable, "-m", "tests.benchmarks.attention.dense", "--out", "none"]
-    try:
-        done = run(
-            [*command, "--check", str(number)],
-            capture_output=True, text=True, timeout=WARM_UP_SECONDS,
-        )  # fmt: skip
-    except TimeoutExpired:
-        print(f"shape {number}: takes more than {WARM_UP_SECONDS} s, or waits for ever", flush=True)
-        return False
-    print((done.stdout + done.stderr[-1500:] * (done.returncode != 0)).strip(), flush=True)
-    return done.returncode == 0
+    do = q.new_empty(*q.shape[:3], v.shape[3]).normal_() if is_backward else None
+    return prepared(partial(function, causal=shape.causal), q, k, v, do)
 
 
 def main() -> int:
@@ -186,28 +144,20 @@ def main() -> int:
     arguments = command.parse_args()
     if arguments.check is not None:
         shape = Shape.drawn(arguments.check)
-        print(f"shape {shape.number}: within the budget, {check(shape):.2f} of it", flush=True)
-        for _, prepare in contestants(shape):  # so that all kernels are compiled side by side
-            with suppress(Exception):  # `time_all` tells the reason
-                prepare()()
+        print(f"within the budget, {check(shape):.2f} of it", flush=True)
+        call_all(contestants(shape))  # so that all kernels are compiled side by side
         return 0
-    with ThreadPoolExecutor(WARM_UP_PROCESSES) as pool:
-        right = list(pool.map(warm_up, arguments.only))
-    document = new_document(libraries=("flash-attn-4",), suite=SUITE, shapes=len(right))
-    document["failed"] = [x for x, is_right in zip(arguments.only, right) if not is_right]
-    for number in arguments.only:
-        if number in document["failed"]:
-            continue
-        if passed() > arguments.seconds:
-            print(f"the time is up before shape {number}", flush=True)
-            break
+    jobs = [("--check", number) for number in arguments.only]
+    document = new_document(libraries=("flash-attn-4",), suite=SUITE, shapes=len(jobs))
+    document["failed"] = [x for _, x in wrong("attention.dense", jobs, PROCESSES)]
+    right = [x for x in arguments.only if x not in document["failed"]]
+    for number in in_time(right, arguments.seconds):
         try:
             rows = time_all(list(contestants(Shape.drawn(number))))
         except torch.OutOfMemoryError as error:
             print(f"shape {number}: {reason(error)}", flush=True)
             continue
         keep(document, arguments.out, rows, hidden=("suite", "flops"))
-    print(summary(document["rows"]), flush=True)
     return bool(document["failed"])
 
 

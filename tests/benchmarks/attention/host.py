@@ -35,7 +35,7 @@ def only_cudnn(only: bool) -> None:
     torch.backends.cuda.enable_math_sdp(not only)
 
 
-def torch_attention(q, k, v, bounds, only: bool):
+def torch_attention(q, k, v, bounds):
     """torch's attention, of tensors whose heads come first."""
     return scaled_dot_product_attention(q, k, v, is_causal=True)
 
@@ -64,8 +64,8 @@ def contestants(packed: bool) -> dict[str, tuple[Callable, bool, bool | None]]:
     found: dict = {name: (partial(ours, version=name), False, None) for name in OURS}
     found["flash-attn-4"] = flash_attn_4, False, None
     if not packed:
-        found["torch"] = partial(torch_attention, only=False), True, False
-        found["torch, cuDNN"] = partial(torch_attention, only=True), True, True
+        found["torch"] = torch_attention, True, False
+        found["torch, cuDNN"] = torch_attention, True, True
     return found
 
 

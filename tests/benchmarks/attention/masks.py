@@ -1,11 +1,10 @@
 """Interval masks on a Hopper GPU: checked, then timed; writes JSON.
 
-    python -m tests.benchmarks.attention.masks --out FILE [--seconds 300] [--only 3 7 ...] [--flex]
+    python -m tests.benchmarks.attention.masks --out FILE [--seconds 300] [--only 3 7 ...]
 
 Documents of random lengths, the shapes of packed.py: as an interval mask, against the same
 documents as packed sequences. A prompt of 2048 tokens with 16 answers of 256, for one and for four
-prompts: against 16 rows for each prompt that have a copy of it. With --flex also torch's
-FlexAttention, compiled, whose block mask is made beforehand.
+prompts: against 16 rows for each prompt that have a copy of it.
 
 First, a process for each shape checks smaller draws of many masks: results and gradients have to be
 within the error budget, and o and dv the same to the bit in a second call. Then the contestants
@@ -15,25 +14,16 @@ of blocks are made in every call.
 
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from subprocess import run
 
 import torch
 
 from flash_versions import attention, masks
 from flash_versions.bench.document import new_document
-from flash_versions.bench.measure import reason
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.oracle.budget import assess_request
-from tests.benchmarks.attention.packed import (
-    HEADS,
-    SHAPES,
-    Shape,
-    our_call,
-    time_all,
-)
-from tests.benchmarks.frame import keep, parser, passed
+from tests.benchmarks.attention.packed import HEADS, SHAPES, Shape, our_call
+from tests.benchmarks.frame import call_all, in_time, keep, parser, share, time_all, wrong
 
 SUITE = "interval masks"
 PROMPT, ANSWERS = 2048, [256] * 16
@@ -41,7 +31,7 @@ PROMPTS = {SHAPES + i: (head_dim, batch) for i, (head_dim, batch) in enumerate(
     (head_dim, batch) for batch in (1, 4) for head_dim in (64, 128)
 )}  # fmt: skip
 KV_HEADS = 4  # of the prompts
-WARM_UP_PROCESSES = 10  # whose references in fp64 fit on an H200 together
+PROCESSES = 10  # whose references in fp64 fit on an H200 together
 
 
 def drawn_masks(shape: Shape) -> Iterator[tuple[int, dict]]:
@@ -51,15 +41,10 @@ def drawn_masks(shape: Shape) -> Iterator[tuple[int, dict]]:
     answers = lengths[: len(lengths) // 2 + 1]
     yield 700 + sum(answers), masks.shared_prompt(700, answers, device="cuda")
     n = 1000 + shape.number
-    by_head = (HEADS // shape.group, n)
-    yield (
-        n,
-        {
-            "causal": shape.causal,
-            "query_starts": torch.randint(n // 2, (n,), device="cuda"),
-            "query_ends": torch.randint(n + 1, (1, *by_head), device="cuda"),
-        },
-    )
+    by_head = 1, HEADS // shape.group, n
+    starts = torch.randint(n // 2, (n,), device="cuda")
+    ends = torch.randint(n + 1, by_head, device="cuda")
+    yield n, {"causal": shape.causal, "query_starts": starts, "query_ends": ends}
 
 
 def check(shape: Shape) -> float:
@@ -81,9 +66,8 @@ def check(shape: Shape) -> float:
             o, lse = call()
             found = dict(zip(("dq", "dk", "dv"), torch.autograd.grad(o, leaves, do)))
             found |= {"o": o.detach(), "lse": lse.detach()}
-            for name, x in assess_request(found, make_request(*qkv, **options), do).items():
-                assert x.ok, f"shape {shape.number}, {version}: {name}: {x}"
-                worst = max(worst, x.error / x.budget)
+            assessed = assess_request(found, make_request(*qkv, **options), do)
+            worst = max(worst, share(version, assessed))
             again, _ = call()
             assert torch.equal(again, o), "o does not repeat"
             dv = torch.autograd.grad(again, leaves, do)[2]
@@ -91,34 +75,7 @@ def check(shape: Shape) -> float:
     return worst
 
 
-def flex(given: tuple, mask: Callable, is_backward: bool) -> Callable:
-    """A call of torch's FlexAttention."""
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    *tensors, do = (x.detach().transpose(1, 2).contiguous() for x in given)
-    n = do.shape[2]
-    block_mask = create_block_mask(mask, None, None, n, n, device="cuda")
-    torch._functorch.config.donated_buffer = False  # a graph repeats the backward
-    compute = torch.compile(flex_attention, dynamic=False)
-    if not is_backward:
-        return lambda: (compute(*tensors, block_mask=block_mask, enable_gqa=True),)
-    leaves = [x.requires_grad_() for x in tensors]
-    o = compute(*leaves, block_mask=block_mask, enable_gqa=True)
-    return lambda: torch.autograd.grad(o, leaves, do, retain_graph=True)
-
-
-def seen_by(options: dict) -> Callable:
-    """The mask of options in FlexAttention's form."""
-    starts, ends = options.get("query_starts"), options["query_ends"]
-
-    def mask(batch, head, query, key):
-        seen = query < ends[key]
-        return seen & (query >= key if starts is None else query >= starts[key])
-
-    return mask
-
-
-def of_documents(number: int, with_flex: bool) -> Iterator[tuple[dict, Callable]]:
+def of_documents(number: int) -> Iterator[tuple[dict, Callable]]:
     """(row, what prepares the call) of each contestant for documents."""
     shape = Shape.drawn(number)
     *flat, bounds = shape.inputs(shape.lengths)
@@ -132,10 +89,10 @@ def of_documents(number: int, with_flex: bool) -> Iterator[tuple[dict, Callable]
     }  # fmt: skip
     yield from passes(about, "fa3", "packed", partial(our_call, "fa3", tuple(flat), packed))
     yield from passes(about, "fa4", "packed", partial(our_call, "fa4", tuple(flat), packed))
-    yield from everybody(about, whole, options, with_flex)
+    yield from everybody(about, whole, options)
 
 
-def of_prompt(number: int, with_flex: bool) -> Iterator[tuple[dict, Callable]]:
+def of_prompt(number: int) -> Iterator[tuple[dict, Callable]]:
     """The same for answers that share their prompt."""
     head_dim, batch = PROMPTS[number]
     answer = ANSWERS[0]
@@ -156,17 +113,13 @@ def of_prompt(number: int, with_flex: bool) -> Iterator[tuple[dict, Callable]]:
     yield from passes(about, "fa3", "copies", partial(our_call, "fa3", copies, causal))
     yield from passes(about, "fa4", "copies", partial(our_call, "fa4", copies, causal))
     options = masks.shared_prompt(PROMPT, ANSWERS, device="cuda")
-    yield from everybody(about, inputs(batch, PROMPT + sum(ANSWERS)), options, with_flex)
+    yield from everybody(about, inputs(batch, PROMPT + sum(ANSWERS)), options)
 
 
-def everybody(
-    about: dict, inputs: tuple, options: dict, with_flex: bool
-) -> Iterator[tuple[dict, Callable]]:
+def everybody(about: dict, inputs: tuple, options: dict) -> Iterator[tuple[dict, Callable]]:
     """Those who take the mask."""
     for version in ("fa3", "fa4", "fa2"):
         yield from passes(about, version, "intervals", partial(our_call, version, inputs, options))
-    if with_flex:
-        yield from passes(about, "FlexAttention", "", partial(flex, inputs, seen_by(options)))
 
 
 def passes(
@@ -180,18 +133,9 @@ def passes(
             yield row, partial(prepare, which == "backward")
 
 
-def contestants(number: int, with_flex: bool = False) -> list[tuple[dict, Callable]]:
+def contestants(number: int) -> list[tuple[dict, Callable]]:
     """All of a shape."""
-    of = of_prompt if number in PROMPTS else of_documents
-    return list(of(number, with_flex))
-
-
-def warm_up(number: int) -> str | None:
-    """Check a shape and compile its kernels, in a process of its own."""
-    command = [sys.executable, "-m", "tests.benchmarks.attention.masks", "--check", str(number)]
-    done = run([*command, "--out", "none"], capture_output=True, text=True, timeout=240)
-    print((done.stdout + done.stderr[-1500:]).strip() if done.returncode else done.stdout.strip())
-    return None if done.returncode == 0 else f"shape {number} failed"
+    return list((of_prompt if number in PROMPTS else of_documents)(number))
 
 
 def main() -> int:
@@ -199,29 +143,19 @@ def main() -> int:
     command = parser(__doc__, seconds=300, device=False)
     command.add_argument("--check", type=int, help="check this shape only, and do not measure")
     command.add_argument("--only", type=int, nargs="+", default=[*PROMPTS, *range(SHAPES)])
-    command.add_argument("--flex", action="store_true", help="FlexAttention takes part")
     arguments = command.parse_args()
     if arguments.check is not None:
         number = arguments.check
         if number < SHAPES:
-            print(f"shape {number}: within the budget, {check(Shape.drawn(number)):.2f} of it")
-        for _, prepare in contestants(number):  # so that all kernels are compiled side by side
-            try:
-                prepare()()
-            except Exception as error:  # `time_all` tells the reason
-                print(reason(error))
+            print(f"within the budget, {check(Shape.drawn(number)):.2f} of it")
+        call_all(contestants(number))  # so that all kernels are compiled side by side
         return 0
-    with ThreadPoolExecutor(WARM_UP_PROCESSES) as pool:
-        failed = [text for text in pool.map(warm_up, arguments.only) if text]
-    print("\n".join(failed), flush=True)
+    jobs = [("--check", number) for number in arguments.only]
     document = new_document(suite=SUITE, prompt=PROMPT, answers=ANSWERS)
-    document["failed"] = failed
-    for number in arguments.only:
-        if passed() > arguments.seconds:
-            print(f"the time is up before shape {number}", flush=True)
-            break
-        keep(document, arguments.out, time_all(contestants(number, arguments.flex)))
-    return bool(failed)
+    document["failed"] = wrong("attention.masks", jobs, PROCESSES, seconds=240)
+    for number in in_time(arguments.only, arguments.seconds):
+        keep(document, arguments.out, time_all(contestants(number)))
+    return bool(document["failed"])
 
 
 if __name__ == "__main__":

@@ -16,13 +16,11 @@ fa4 against the portable kernels, and against fa3 without them.
 
 import os
 import random
-import statistics
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from inspect import signature
-from subprocess import run
+from itertools import product
 from typing import NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -31,20 +29,19 @@ import torch  # noqa: E402
 
 from flash_versions import attention  # noqa: E402
 from flash_versions.bench.document import new_document  # noqa: E402
-from flash_versions.bench.measure import captured, reason, timed  # noqa: E402
-from flash_versions.dispatch.request import Request, make_request  # noqa: E402
+from flash_versions.dispatch.request import make_request  # noqa: E402
 from flash_versions.versions.fa3 import backward, forward  # noqa: E402
 from flash_versions.versions.oracle.budget import assess_request  # noqa: E402
-from tests.benchmarks.frame import keep, parser, passed  # noqa: E402
+from tests.benchmarks.frame import call_all, in_time, keep, parser, prepared, share, time_all, wrong  # noqa: E402
 
 DEVICE = "cuda"
 SUITE = "packed, random"
 TOKENS = 32768
 HEADS = 16
 MEANS = (256, 512, 1024, 2048, 4096)
-ROUNDS = 12
 SHAPES = 20
-WARM_UP_PROCESSES = 14
+PROCESSES = 14
+NAMES = ("fa3", "fa4", "portable")
 ASKED = ("kv_lengths", "sink", "alibi_slopes")
 
 
@@ -68,12 +65,8 @@ class Shape(NamedTuple):
             length = max(1, round(rng.lognormvariate(0, 0.8) * mean / 1.377))  # of mean 1
             lengths.append(min(length, tokens - sum(lengths)))
         rng.shuffle(lengths)
-        head_dim, causal, group = (
-            (64, 128, 256)[number % 3],
-            number % 4 > 0,
-            (1, 4)[number // 3 % 2],
-        )
-        return cls(number, mean, head_dim, group, causal, tuple(lengths))
+        head_dim, group = (64, 128, 256)[number % 3], (1, 4)[number // 3 % 2]
+        return cls(number, mean, head_dim, group, number % 4 > 0, tuple(lengths))
 
     def flops(self, lengths: tuple[int, ...]) -> float:
         """Of a forward, by FlashAttention's formula."""
@@ -88,14 +81,6 @@ class Shape(NamedTuple):
         tensors = [torch.randn(sum(lengths), h, self.head_dim, **given) for h in heads]
         bounds = torch.tensor([0, *lengths], device=DEVICE).cumsum(0).int()
         return *tensors, bounds
-
-
-def portable(request: Request, do: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-    """By FA3's portable kernels."""
-    o, lse, _ = forward.forward(request)
-    if do is None:
-        return (o,)
-    return backward.backward(request, o, lse, None, do, None)[:3]
 
 
 def check(shape: Shape) -> float:
@@ -122,9 +107,7 @@ def check(shape: Shape) -> float:
         )
         found = dict(zip(("dq", "dk", "dv"), torch.autograd.grad(o, leaves, do)), o=o.detach())
         results = {name: torch.cat((x[: rows.start], x[rows.stop :])) for name, x in found.items()}
-        for name, accuracy in assess_request(results, exact, clean[3]).items():
-            assert accuracy.ok, f"shape {shape.number}, {version}: {name}: {accuracy}"
-            worst = max(worst, accuracy.error / accuracy.budget)
+        worst = max(worst, share(version, assess_request(results, exact, clean[3])))
         again = torch.autograd.grad(
             attention(*leaves, causal=shape.causal, cu_seqlens_q=bounds, version=version),
             leaves,
@@ -134,42 +117,30 @@ def check(shape: Shape) -> float:
     return worst
 
 
-def contestants(shape: Shape) -> Iterator[tuple[str, str, tuple[int, ...], Callable]]:
-    """(name, pass, lengths, what prepares the call)."""
+def contestants(shape: Shape) -> Iterator[tuple[dict, Callable]]:
+    """(row, what prepares the call)."""
     inputs = shape.inputs(shape.lengths)
     even = (shape.mean,) * (TOKENS // shape.mean)
-    for name, lengths in (("fa3", shape.lengths), ("fa4", shape.lengths), ("dense", even)):
-        dense = name == "dense"
-        given = shape.inputs(lengths)
-        yield name, "forward", lengths, partial(ours, shape, name, given, dense, False)
-        if name != "fa4":
-            yield name, "backward", lengths, partial(ours, shape, name, given, dense, True)
-    yield (
-        "portable",
-        "forward",
-        shape.lengths,
-        partial(ours, shape, "portable", inputs, False, False),
-    )
-    yield (
-        "portable",
-        "backward",
-        shape.lengths,
-        partial(ours, shape, "portable", inputs, False, True),
-    )
-    for name, peer in (("torch varlen_attn", torch_varlen), ("flash-attn-4", flash_attn_4)):
-        yield name, "forward", shape.lengths, partial(theirs, peer, shape, inputs, False)
-        yield name, "backward", shape.lengths, partial(theirs, peer, shape, inputs, True)
-
-
-def ours(shape, name, inputs, dense, is_backward):
-    """A call of this package."""
-    q, k, v, do, bounds = inputs
-    options = {"causal": shape.causal}
-    if dense:
-        q, k, v, do = (x.unflatten(0, (-1, shape.mean)) for x in (q, k, v, do))
-    else:
-        options["cu_seqlens_q"] = bounds
-    return our_call("fa3" if dense else name, (q, k, v, do), options, is_backward)
+    rows = tuple(x.unflatten(0, (-1, shape.mean)) for x in shape.inputs(even)[:4])
+    packed = {"causal": shape.causal, "cu_seqlens_q": inputs[4]}
+    calls: dict[str, Callable] = {
+        "fa3": partial(our_call, "fa3", inputs[:4], packed),
+        "fa4": partial(our_call, "fa4", inputs[:4], packed),
+        "dense": partial(our_call, "fa3", rows, {"causal": shape.causal}),
+        "portable": partial(our_call, "portable", inputs[:4], packed),
+        "torch varlen_attn": partial(theirs, torch_varlen, shape, inputs),
+        "flash-attn-4": partial(theirs, flash_attn_4, shape, inputs),
+    }
+    for name, prepare in calls.items():
+        lengths = even if name == "dense" else shape.lengths
+        for which in ("forward",) if name == "fa4" else ("forward", "backward"):  # FA3's
+            row = {
+                "suite": SUITE, "shape": shape.number, "mean": shape.mean,
+                "head_dim": shape.head_dim, "heads": HEADS, "group": shape.group,
+                "causal": shape.causal, "sequences": len(lengths), "version": name, "pass": which,
+                "flops": shape.flops(lengths) * (2.5 if which == "backward" else 1),
+            }  # fmt: skip
+            yield row, partial(prepare, which == "backward")
 
 
 def our_call(name, inputs, options, is_backward):
@@ -178,14 +149,11 @@ def our_call(name, inputs, options, is_backward):
     if name == "portable":
         request = make_request(q, k, v, **options)
         if not is_backward:
-            return lambda: portable(request, None)
+            return lambda: forward.forward(request)[:1]
         o, lse, _ = forward.forward(request)
         return lambda: backward.backward(request, o, lse, None, do.view_as(o), None)[:3]
-    if not is_backward:
-        return lambda: (attention(q, k, v, version=name, **options),)
-    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-    o = attention(*leaves, version=name, **options)
-    return lambda: torch.autograd.grad(o, leaves, do, retain_graph=True)
+    function = partial(attention, version=name, **options)
+    return prepared(function, q, k, v, do if is_backward else None)
 
 
 def torch_varlen(q, k, v, bounds, longest, causal):
@@ -214,83 +182,36 @@ def theirs(peer, shape, inputs, is_backward):
     if peer is torch_varlen:
         k, v = (x.repeat_interleave(shape.group, 1) for x in (k, v))
     call = partial(peer, bounds=bounds, longest=max(shape.lengths), causal=shape.causal)
-    if not is_backward:
-        return lambda: (call(q, k, v),)
-    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-    o = call(*leaves)
-    return lambda: torch.autograd.grad(o, leaves, do, retain_graph=True)
+    return prepared(call, q, k, v, do if is_backward else None)
 
 
-def measure(shape: Shape) -> list[dict]:
-    """Rows of a shape's contestants."""
-    found = []
-    for name, which, lengths, prepare in contestants(shape):
-        row = {
-            "suite": SUITE, "shape": shape.number, "mean": shape.mean, "head_dim": shape.head_dim,
-            "heads": HEADS, "group": shape.group, "causal": shape.causal,
-            "sequences": len(lengths), "version": name, "pass": which,
-            "flops": shape.flops(lengths) * (2.5 if which == "backward" else 1),
-        }  # fmt: skip
-        found.append((row, prepare))
-    return time_all(found)
-
-
-def time_all(contestants: list[tuple[dict, Callable]]) -> list[dict]:
-    """The rows, with the times of what they prepare."""
-    replays = {}
-    for i, (row, prepare) in enumerate(contestants):
-        try:
-            replays[str(i)] = captured(prepare)[0]
-        except Exception as error:  # whatever a library raises, the others are measured
-            row["reason"] = reason(error)
-    for i, times in timed(replays, ROUNDS).items():
-        row, _ = contestants[int(i)]
-        ms = statistics.median(times)
-        row |= {"ms_p50": ms, "tflops": row["flops"] / ms / 1e9}
-    return [row for row, _ in contestants]
-
-
-def asked_call(name: str, asked: str | None, head_dim: int, is_backward: bool) -> Callable:
+def asked_call(name: str, option: str | None, head_dim: int, is_backward: bool) -> Callable:
     """A call with one thing asked for, of 8 causal rows of 4096 tokens."""
     generator = torch.Generator(DEVICE).manual_seed(head_dim)
     given = {"generator": generator, "device": DEVICE, "dtype": torch.bfloat16}
-    q, k, v, do = (torch.randn(8, 4096, heads, head_dim, **given) for heads in (16, 4, 4, 16))
+    inputs = [torch.randn(8, 4096, heads, head_dim, **given) for heads in (16, 4, 4, 16)]
     options: dict = {"causal": True}
-    if asked == "kv_lengths":
-        options[asked] = torch.linspace(1024, 4096, 8, device=DEVICE).int()
-    elif asked is not None:
-        options[asked] = torch.rand(16, device=DEVICE)
-    return our_call(name, (q, k, v, do), options, is_backward)
+    if option == "kv_lengths":
+        options[option] = torch.linspace(1024, 4096, 8, device=DEVICE).int()
+    elif option is not None:
+        options[option] = torch.rand(16, device=DEVICE)
+    return our_call(name, inputs, options, is_backward)
 
 
-def asked(head_dim: int) -> list[tuple[dict, Callable]]:
+def asked(head_dim: int) -> Iterator[tuple[dict, Callable]]:
     """Contestants of all that can be asked for, at a head_dim."""
-    contestants = []
-    for option in (None, *ASKED):
-        for name in ("fa3", "fa4", "portable"):
-            for which in ("forward", "backward"):
-                if (name, which) == ("fa4", "backward"):  # FA3's
-                    continue
-                seen = 8 * 4096 * 4096 / 2
-                if option == "kv_lengths":  # the last query sees the last key
-                    seen = sum(n * n / 2 for n in torch.linspace(1024, 4096, 8).int().tolist())
-                flops = 4 * seen * head_dim * 16 * (2.5 if which == "backward" else 1)
-                row = {
-                    "suite": "asked for", "asked": option, "head_dim": head_dim, "heads": 16,
-                    "group": 4, "version": name, "pass": which, "flops": flops,
-                }  # fmt: skip
-                is_backward = which == "backward"
-                contestants.append((row, partial(asked_call, name, option, head_dim, is_backward)))
-    return contestants
-
-
-def warm_up(what: tuple[str, int]) -> str | None:
-    """Compile a shape's kernels and check them, in a process of its own."""
-    option, number = what
-    command = [sys.executable, "-m", "tests.benchmarks.attention.packed", option, str(number)]
-    done = run([*command, "--out", "none"], capture_output=True, text=True, timeout=150)
-    print((done.stdout + done.stderr[-1500:]).strip() if done.returncode else done.stdout.strip())
-    return None if done.returncode == 0 else f"{option} {number} failed"
+    for option, name, which in product((None, *ASKED), NAMES, ("forward", "backward")):
+        if (name, which) == ("fa4", "backward"):  # FA3's
+            continue
+        seen = 8 * 4096 * 4096 / 2
+        if option == "kv_lengths":  # the last query sees the last key
+            seen = sum(n * n / 2 for n in torch.linspace(1024, 4096, 8).int().tolist())
+        row = {
+            "suite": "asked for", "asked": option, "head_dim": head_dim, "heads": 16, "group": 4,
+            "version": name, "pass": which,
+            "flops": 4 * seen * head_dim * 16 * (2.5 if which == "backward" else 1),
+        }  # fmt: skip
+        yield row, partial(asked_call, name, option, head_dim, which == "backward")
 
 
 def main() -> int:
@@ -301,33 +222,22 @@ def main() -> int:
     command.add_argument("--warm", type=int, help="compile what is asked for at a head_dim")
     arguments = command.parse_args()
     if arguments.warm is not None:
-        for _, prepare in asked(arguments.warm):
-            prepare()()
+        call_all(asked(arguments.warm))
         return 0
     if arguments.check is not None:
         shape = Shape.drawn(arguments.check)
-        print(f"shape {shape.number}: within the budget, {check(shape):.2f} of it", flush=True)
-        for *_, prepare in contestants(shape):  # so that all kernels are compiled side by side
-            try:
-                prepare()()
-            except Exception as error:  # `measure` tells the reason
-                print(reason(error))
+        print(f"within the budget, {check(shape):.2f} of it", flush=True)
+        call_all(contestants(shape))  # so that all kernels are compiled side by side
         return 0
-    with ThreadPoolExecutor(WARM_UP_PROCESSES) as pool:
-        jobs = [("--warm", 256), ("--warm", 128), ("--warm", 64)]
-        jobs += [("--check", number) for number in arguments.only]
-        failed = [text for text in pool.map(warm_up, jobs) if text]
-    print("\n".join(failed), flush=True)
+    jobs = [("--warm", 256), ("--warm", 128), ("--warm", 64)]
+    jobs += [("--check", number) for number in arguments.only]
+    failed = wrong("attention.packed", jobs, PROCESSES)
     document = new_document(libraries=("flash-attn-4",), suite=SUITE, tokens=TOKENS)
     document["failed"] = failed
-    for number in arguments.only:
-        if passed() > arguments.seconds:
-            print(f"the time is up before shape {number}", flush=True)
-            break
-        keep(document, arguments.out, measure(Shape.drawn(number)))
-    for head_dim in (64, 128, 256):
-        if passed() < arguments.seconds:
-            keep(document, arguments.out, time_all(asked(head_dim)))
+    for number in in_time(arguments.only, arguments.seconds):
+        keep(document, arguments.out, time_all(list(contestants(Shape.drawn(number)))))
+    for head_dim in in_time((64, 128, 256), arguments.seconds):
+        keep(document, arguments.out, time_all(list(asked(head_dim))))
     return bool(failed)
 
 

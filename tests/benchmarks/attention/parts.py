@@ -3,21 +3,17 @@
     python -m tests.benchmarks.attention.parts --out FILE [--seconds 95] [--only prompt packed ...]
         [--dims 256 ...]
 
-The query heads of a key head are divided over 1, 2 or 4 programs (`parts` of `BackwardConfig`), and
-programs alternate between the key heads that fit in the L2 cache or all (`section`): a prompt of
-2048 tokens with 16 answers of 256, against 16 rows with copies of it; causal and full calls; packed
-sequences, 32768 tokens together. All have 4 or 8 key heads, each of 4 query heads.
+The query heads of a key head are divided over 1, 2 or 4 programs (`parts` of `BackwardConfig`): a
+prompt of 2048 tokens with 16 answers of 256, against 16 rows with copies of it; causal and full
+calls; packed sequences, 32768 tokens together. All have 4 or 8 key heads, each of 4 query heads.
 
 First, a process for each kernel checks it within the error budget on a small call, dK and dV to the
 bit in a second call. Then the contestants of a shape take turns, each as a CUDA graph with a cold
-L2 cache (flash_versions/bench/measure.py). A backward is all its kernels. The last lines are a
-summary: times in milliseconds, the default marked, and of prompts how many times as fast as copies.
+L2 cache (flash_versions/bench/measure.py). A backward is all its kernels.
 """
 
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -25,20 +21,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from flash_versions import VERSIONS, masks
+from flash_versions import masks
 from flash_versions.bench.document import new_document
-from flash_versions.dispatch.autograd.compute import in_vectors
 from flash_versions.dispatch.request import Request, make_request
-from flash_versions.versions.fa3.hopper.backward import host, kernel
-from flash_versions.versions.fa3.hopper.backward.config import (
-    default_config,
-    heads_in_cache,
-    heads_of_section,
-)
+from flash_versions.versions.fa3.hopper.backward.config import default_config, heads_in_cache
 from flash_versions.versions.oracle.budget import assess_request
+from tests.benchmarks.attention.headdims_backward import Call
 from tests.benchmarks.attention.packed import Shape as Packed
-from tests.benchmarks.attention.packed import time_all
-from tests.benchmarks.frame import keep, parser, passed
+from tests.benchmarks.frame import in_time, keep, parser, share, time_all, wrong
 
 # By the largest head_dim: up to 128; above it with tiles of 128 keys; with tiles of 64 keys.
 SUITES = {128: "divided groups", 192: "divided groups, 192", 256: "divided groups, wide"}
@@ -51,7 +41,6 @@ SIZES = {  # (rows, tokens, key heads)
     "full": ((1, 512, 4), (1, 2048, 8), (4, 2048, 8)),
     "in turns": ((1, 2048, 4),),
 }
-ALL = "all heads"  # in a section
 PROMPT, ANSWERS = 2048, [256] * 16
 NUMBERS = {256: 0, 512: 1, 1024: 2, 2048: 3, 4096: 4}  # of packed.py's draws, by mean length
 PROCESSES = 15
@@ -86,7 +75,7 @@ class Shape(NamedTuple):
         q, k, v = (torch.randn(batch, tokens, n, self.head_dim, **given) for n in heads)
         if self.kind == "packed":
             q, k, v = q[0], k[0], v[0]
-        return in_vectors(make_request(q, k, v, **options))
+        return make_request(q, k, v, **options)
 
     @property
     def pairs(self) -> float:
@@ -111,37 +100,15 @@ def shapes(kinds: list[str], dims: Sequence[int] = HEAD_DIMS) -> Iterator[Shape]
                 yield Shape(kind, head_dim, kv_heads, batch, (length,))
 
 
-class Call(NamedTuple):
-    """What a backward is given."""
-
-    request: Request
-    o: torch.Tensor
-    lse: torch.Tensor
-    do: torch.Tensor
-
-    @classmethod
-    def of(cls, request: Request) -> "Call":
-        """Of a request, with a random gradient."""
-        o, lse, _ = VERSIONS["fa3"].forward(request)
-        return cls(request, o, lse, torch.randn_like(o))
-
-    def planned(self, parts: int | None = None, section: str | None = None) -> Callable:
-        """FA3's kernels for Hopper; None chooses."""
-        config = default_config(self.request)
-        if parts is not None:
-            heads = self.request.k.shape[0] * self.request.k.shape[2]
-            most = heads if section == ALL else min(heads, heads_in_cache(self.request))
-            if has_sections(self.request):
-                config = replace(config, section=most)
-            config = replace(config, parts=parts)
-        plan = host.make_plan(self.request, config)
-        rest = self.o, self.lse, None, self.do, None
-        return lambda: kernel.launch(plan, self.request, *rest)[:3]
-
-
-def has_sections(request: Request) -> bool:
-    """Whether the order of tiles depends on the heads of a section."""
-    return request.window_right is not None and not request.is_deterministic
+def planned(call: Call, parts: int | None = None) -> Callable:
+    """FA3's kernels for Hopper; None chooses."""
+    request, config = call.request, default_config(call.request)
+    if parts is not None:
+        if request.window_right is not None and not request.is_deterministic:  # sections count
+            heads = request.k.shape[0] * request.k.shape[2]
+            config = replace(config, section=min(heads, heads_in_cache(request)))
+        config = replace(config, parts=parts)
+    return call.planned(config)
 
 
 def check(kind: str, head_dim: int, parts: int) -> float:
@@ -154,31 +121,14 @@ def check(kind: str, head_dim: int, parts: int) -> float:
     small = {"prompt": (500, 200, 77, 0, 150), "packed": (500, 0, 333, 64, 7, 1), "full": (700,)}
     for kv_heads, batch in ((2, 1), (4, 1), (2, 1 if kind == "packed" else 2)):
         call = Call.of(Shape(kind, head_dim, kv_heads, batch, small.get(kind, (900,))).request())
-        compute = call.planned(parts)
+        compute = planned(call, parts)
         found = dict(zip(("dq", "dk", "dv"), compute()))
-        for name, x in assess_request(found, call.request, call.do).items():
-            assert x.ok, f"{name}: {x}"
-            worst = max(worst, x.error / x.budget)
+        worst = max(worst, share(kind, assess_request(found, call.request, call.do)))
         for _ in range(20):
             again = dict(zip(found, compute()))
             for name in found if kind == "in turns" else ("dk", "dv"):
                 assert torch.equal(again[name], found[name]), f"{name} does not repeat"
     return worst
-
-
-def warm_up(job: tuple[str, int, int]) -> bool:
-    """Compile and check a kernel, in a process of its own; whether it is right."""
-    what = " ".join(map(str, job))
-    command = [sys.executable, "-m", "tests.benchmarks.attention.parts"]
-    command += ["--out", "none", "--check", what]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=CHECK_SECONDS)
-    except subprocess.TimeoutExpired:
-        print(f"{what}: takes more than {CHECK_SECONDS} s, or waits for ever", flush=True)
-        return False
-    failed = done.returncode != 0
-    print(f"{what}: {(done.stdout + done.stderr[-1500:] * failed).strip()}", flush=True)
-    return not failed
 
 
 def suite_of(head_dim: int) -> str:
@@ -193,35 +143,12 @@ def contestants(shape: Shape, right: list[int]) -> Iterator[tuple[dict, Callable
     suite = suite_of(shape.head_dim)
     about: dict[str, Any] = {"suite": suite, **shape._asdict(), "group": GROUP, "flops": flops}
     if shape.kind == "prompt":
-        copies = Call.of(shape.request(copies=True))
-        yield about | {"name": "copies", "parts": 1, "default": False}, copies.planned
+        copies = partial(planned, Call.of(shape.request(copies=True)))
+        yield about | {"name": "copies", "parts": 1, "default": False}, copies
     default = default_config(call.request)
-    heads = shape.kv_heads * shape.batch
-    is_all = heads_of_section(call.request, default) == heads * default.parts
-    ordered = has_sections(call.request)
-    for parts, section in product(right, (None, ALL) if ordered else (None,)):
-        row = {"name": f"{parts}" + (f", {ALL}" if section else ""), "parts": parts}
-        row["default"] = parts == default.parts and (section == ALL) == (is_all and ordered)
-        yield about | row, partial(call.planned, parts, section)
-
-
-def summary(rows: list[dict]) -> str:
-    """A line for each shape."""
-    lines = []
-    for about in dict.fromkeys(tuple(row[x] for x in Shape._fields) for row in rows):
-        mine = [row for row in rows if tuple(row[x] for x in Shape._fields) == about]
-        times = {row["name"]: row.get("ms_p50", float("nan")) for row in mine}
-        kind, head_dim, kv_heads, batch, lengths = about
-        told = [f"{name}: {ms:.3f}" for name, ms in times.items()]
-        default = [row for row in mine if row["default"]]
-        for row in default:
-            ms = times[row["name"]]
-            told.append(f"default {row['name']}: {times['1'] / ms:.2f} x before")
-            if "copies" in times:
-                told.append(f"{times['copies'] / ms:.2f} x copies")
-        what = f"{kind} {batch} x {'+'.join(map(str, lengths[:3]))}"
-        lines.append(f"{what}, {kv_heads} key heads, D={head_dim} | " + " | ".join(told))
-    return "\n".join(lines)
+    for parts in right:
+        row = {"name": f"{parts}", "parts": parts, "default": parts == default.parts}
+        yield about | row, partial(planned, call, None if row["default"] else parts)
 
 
 def main() -> int:
@@ -233,22 +160,19 @@ def main() -> int:
     arguments = command.parse_args()
     if arguments.check is not None:
         *kind, head_dim, parts = arguments.check.split()
-        share = check(" ".join(kind), int(head_dim), int(parts))
-        print(f"within the budget, {share:.2f} of it", flush=True)
+        worst = check(" ".join(kind), int(head_dim), int(parts))
+        print(f"within the budget, {worst:.2f} of it", flush=True)
         return 0
-    jobs = list(product(arguments.only, arguments.dims, PARTS))
-    with ThreadPoolExecutor(PROCESSES) as pool:
-        right = dict(zip(jobs, pool.map(warm_up, jobs)))
-    print(f"checked after {passed():.0f} s", flush=True)
+    jobs = {
+        ("--check", f"{kind} {head_dim} {parts}"): (kind, head_dim, parts)
+        for kind, head_dim, parts in product(arguments.only, arguments.dims, PARTS)
+    }
     document = new_document(suite=suite_of(max(arguments.dims)))
-    document["failed"] = [job for job, is_right in right.items() if not is_right]
-    for shape in shapes(arguments.only, arguments.dims):
-        if passed() > arguments.seconds:
-            print("the time is up", flush=True)
-            break
-        parts = [x for x in PARTS if right[shape.kind, shape.head_dim, x]]
+    document["failed"] = wrong("attention.parts", jobs, PROCESSES, CHECK_SECONDS)
+    right = {job for name, job in jobs.items() if name not in document["failed"]}
+    for shape in in_time(shapes(arguments.only, arguments.dims), arguments.seconds):
+        parts = [x for x in PARTS if (shape.kind, shape.head_dim, x) in right]
         keep(document, arguments.out, time_all(list(contestants(shape, parts))), hidden=("suite",))
-    print(summary(document["rows"]), flush=True)
     return bool(document["failed"])
 
 

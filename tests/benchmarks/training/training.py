@@ -83,18 +83,14 @@ def curve(version: str, seed: int) -> dict:
 
 def main() -> None:
     """Measure; the file is written again after each part."""
-    made = parser(__doc__, device=False)
-    made.add_argument("--part", choices=(LAYER, CURVE), help="only this")
-    args = made.parse_args()
+    args = parser(__doc__, device=False).parse_args()
     method = {"rounds": ROUNDS, "steps": STEPS, "method": "wall clock, interleaved, median"}
     document = new_document(DEVICE, protocol=method)
     keep_here = partial(keep, document, args.out, hidden=("times", "losses"))
-    if args.part != CURVE:
-        keep_here(layer_rows())
-    if args.part != LAYER:
-        for seed in SEEDS:
-            for version in ("sdpa", *VERSIONS[1:]):
-                keep_here([curve(version, seed)])
+    keep_here(layer_rows())
+    for seed in SEEDS:
+        for version in ("sdpa", *VERSIONS[1:]):
+            keep_here([curve(version, seed)])
 
 
 if __name__ == "__main__":

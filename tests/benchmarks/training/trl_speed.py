@@ -6,21 +6,18 @@ Needs the extra `trl`. Both train the same checkpoint on the same problems in bf
 weights: "shipped" is the checkpoint `sloppy` on its sums, "qwen2.5-0.5b" random weights of that
 shape, whose completions hardly ever end by themselves, so all are as long as the limit; their
 reward is a hash, for a spread within the groups. In one process ours runs, then TRL, then ours
-again, so that a drift shows. A contestant that takes more than its share of `--seconds`, runs out
-of memory or fails has a `reason`. `--device cpu --tiny` tries the command.
+again, so that a drift shows, and TRL with weights in bf16. A contestant that runs out of memory or
+fails has a `reason`. `--device cpu --tiny` tries the command.
 
 A step has two phases, each timed between two waits for the device. "rollout": from problems to
 rewards (TRL: `_generate_and_score_completions`). "learn": all else, the optimiser included.
 """
 
 import gc
-import json
 import os
-import signal
 import statistics
 import tempfile
 import zlib
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -48,8 +45,8 @@ PHASES = ("seconds", "rollout_seconds", "learn_seconds")
 LR = 1e-6  # so small that all contestants sample from about the same policy throughout
 SEED = 0
 PROTOCOL = {
-    "turns": "ours, TRL, ours again and what --also names, in one process; the fastest of the timed"
-    " steps, as widths that are new compile kernels in any of them",
+    "turns": "ours, TRL, ours again and TRL-bf16, in one process; the fastest of the timed steps,"
+    " as widths that are new compile kernels in any of them",
     "step": "on-policy, loss dapo, beta 0, AdamW, gradients clipped at 1, no checkpointing",
     "ours": "samples with a bf16 copy of the fp32 weights, learns with bf16 casts of them; batches"
     " of like lengths; `learned` rows go through the model, those with an advantage of 0 do not",
@@ -58,7 +55,6 @@ PROTOCOL = {
     " and in learning (log-probabilities in chunks by TRL's fused head); sdpa; fused AdamW; all"
     " rows of a step are padded to its longest",
     "TRL-bf16": "the same with weights, cache and AdamW's moments in bf16, which is less exact",
-    "ours-sdpa": "ours with torch's attention in the place of our kernels",
 }
 
 
@@ -142,31 +138,21 @@ class Clock:
         self.steps.append({**spent, **self.seen, "peak_gib": peak_gib(self.device)})
 
 
-def ours(case, clock, steps, micro_batch, attention):
+def ours(case, clock, steps, attention):
     """Our trainer's steps."""
     settings = Settings(
-        model=str(case.folder),
-        task="sums",
-        seed=SEED,
-        steps=steps,
-        prompts=case.prompts,
-        group=case.group,
-        max_tokens=case.max_tokens,
-        lr=LR,
-        micro_batch=micro_batch,
-        attention=attention,
-        dtype="bfloat16",
-    )
+        model=str(case.folder), task="sums", seed=SEED, steps=steps, prompts=case.prompts,
+        group=case.group, max_tokens=case.max_tokens, lr=LR, micro_batch=case.micro_batch,
+        attention=attention, dtype="bfloat16",
+    )  # fmt: skip
     trainer = Trainer(resolved(settings, clock.device), clock.device)
     for _ in range(steps):
         clock.begin()
         rollouts = trainer.roll_out().rollouts
         if case.hashed:
             rollouts = [replace(r, reward=hash_reward(r.completion.tokens)) for r in rollouts]
-        seconds = clock.now() - clock.began
-        clock.rolled_out(
-            seconds, [r.completion.tokens for r in rollouts], [r.reward for r in rollouts]
-        )
+        seconds, rewards = clock.now() - clock.began, [r.reward for r in rollouts]
+        clock.rolled_out(seconds, [r.completion.tokens for r in rollouts], rewards)
         learned = int(trainer.learn(rollouts)["learned"])
         clock.seen |= {"learned": learned, "attention": trainer.settings.attention}
         clock.end()
@@ -199,7 +185,7 @@ class Steps(TrainerCallback):
         self.clock.begin()
 
 
-def trl(case, clock, steps, micro_batch, dtype):
+def trl(case, clock, steps, dtype):
     """TRL's steps."""
     problems = [problem for step in range(steps) for problem in case.problems(step)]
 
@@ -229,8 +215,8 @@ def trl(case, clock, steps, micro_batch, dtype):
                 output_dir=folder,
                 seed=SEED,
                 max_steps=steps,
-                per_device_train_batch_size=micro_batch,
-                gradient_accumulation_steps=case.prompts * case.group // micro_batch,
+                per_device_train_batch_size=case.micro_batch,
+                gradient_accumulation_steps=case.prompts * case.group // case.micro_batch,
                 num_generations=case.group,
                 max_completion_length=case.max_tokens,
                 shuffle_dataset=False,
@@ -262,108 +248,43 @@ CONTESTANTS = {
     "ours": (ours, "auto"),
     "TRL": (trl, torch.float32),
     "ours again": (ours, "auto"),
-    "ours-sdpa": (ours, "sdpa"),
     "TRL-bf16": (trl, torch.bfloat16),
 }
-ALWAYS, ALSO = tuple(CONTESTANTS)[:3], tuple(CONTESTANTS)[3:]
 
 
-@contextmanager
-def limited(seconds):
-    """A block that ends in a TimeoutError after some seconds."""
-
-    def ring(*_):
-        raise TimeoutError(f"stopped after {seconds:.0f} s")
-
-    signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+def measure(case, name, device, args):
+    """The row of a contestant."""
+    row = {"suite": SUITE, "case": case.name, "contestant": name}
+    row |= {x: getattr(case, x) for x in ("prompts", "group", "max_tokens", "micro_batch")}
+    if passed() > args.seconds:
+        return row | {"reason": f"no time was left after {args.seconds:.0f} s"}
+    clock, (run, how) = Clock(device), CONTESTANTS[name]
     try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-def measure(case, name, device, args, limit):
-    """The row of a contestant. Out of memory, it tries once more with half the micro-batch."""
-    run, how = CONTESTANTS[name]
-    for micro_batch in (case.micro_batch, case.micro_batch // 2):
-        clock, failed = Clock(device), None
-        try:
-            with limited(limit):
-                run(case, clock, args.warm_up + args.steps, micro_batch, how)
-        except Exception as error:  # whatever it is, the other contestants go on
-            failed = reason(error)
-            memory = isinstance(error, torch.OutOfMemoryError)
-        gc.collect()
-        torch.cuda.empty_cache()
-        if failed is None or not memory:
-            break
+        run(case, clock, args.warm_up + args.steps, how)
+    except Exception as error:  # whatever it is, the other contestants go on
+        row["reason"] = reason(error)
+    gc.collect()
+    torch.cuda.empty_cache()
     timed = clock.steps[args.warm_up :]
-    row = {
-        "suite": SUITE,
-        "case": case.name,
-        "contestant": name,
-        "prompts": case.prompts,
-        "group": case.group,
-        "max_tokens": case.max_tokens,
-        "micro_batch": micro_batch,
-        "warm_up": clock.steps[: args.warm_up],
-        "steps": timed,
-    }
-    if timed:
-        row |= {f"{phase}_best": best(timed, phase) for phase in PHASES}
-    if failed is not None:
-        row["reason"] = failed
-    return row
-
-
-def best(steps, phase):
-    return min(step[phase] for step in steps)
-
-
-def compare(rows):
-    """Ratios of the best times, where there are times; the two turns of ours count as one."""
-    steps = {row["contestant"]: row["steps"] for row in rows}
-    first, again = steps.get("ours", []), steps.get("ours again", [])
-    pairs = {f"{name} / ours": (steps.get(name), first + again) for name in ("TRL", "TRL-bf16")}
-    pairs["ours again / ours"] = again, first
-    return {
-        name: {phase: best(over, phase) / best(under, phase) for phase in PHASES}
-        for name, (over, under) in pairs.items()
-        if over and under
-    }
+    row |= {"warm_up": clock.steps[: args.warm_up], "steps": timed}
+    best = {f"{phase}_best": min(step[phase] for step in timed) for phase in PHASES if timed}
+    return row | best
 
 
 def main():
     add = (made := parser(__doc__, seconds=300.0)).add_argument
     add("--tiny", action="store_true", help="small models and few rows")
-    add("--case", help="only this one: shipped or qwen2.5-0.5b")
-    add("--also", nargs="*", default=[], choices=ALSO, help="more contestants")
     add("--warm-up", type=int, default=1, help="steps that are not counted (1)")
     add("--steps", type=int, default=3, help="timed steps of a contestant (3)")
-    add("--micro-batch", type=int, help="of the case qwen2.5-0.5b, for all (64)")
     args = made.parse_args()
     device = torch.device(args.device)
     protocol = {**PROTOCOL, **{name: getattr(args, name) for name in ("warm_up", "steps", "tiny")}}
-    document = new_document(device.type, LIBRARIES, protocol=protocol, ratios={})
-    names = [*ALWAYS, *args.also]
+    document = new_document(device.type, LIBRARIES, protocol=protocol)
     with tempfile.TemporaryDirectory() as folder:
-        chosen = [c for c in cases(Path(folder), args.tiny) if args.case in (None, c.name)]
-        left = len(chosen) * len(names)
-        for case in chosen:
-            if args.micro_batch and case.hashed:
-                case = replace(case, micro_batch=args.micro_batch)
+        for case in cases(Path(folder), args.tiny):
             refuse_other_prompts(case)
-            rows = []
-            for name in names:
-                remaining = args.seconds - passed()
-                limit = max(1.0, remaining * 2 / (left + 1))  # almost twice an equal share
-                rows.append(measure(case, name, device, args, limit))
-                left -= 1
-                document["ratios"][case.name] = compare(rows)
-                keep(document, args.out, rows[-1:])
-            print(case.name, json.dumps(document["ratios"][case.name]), flush=True)
-    print(f"wrote {args.out} after {passed():.0f} s")
+            for name in CONTESTANTS:
+                keep(document, args.out, [measure(case, name, device, args)])
 
 
 if __name__ == "__main__":

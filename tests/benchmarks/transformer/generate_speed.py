@@ -49,7 +49,7 @@ from tests.benchmarks.transformer.torch_decoder import torch_compiled  # noqa: E
 from tests.helpers.models.random_checkpoint import QWEN  # noqa: E402
 from transformer.generation.engine import generate  # noqa: E402
 from transformer.model.config import Config  # noqa: E402
-from transformer.model.decoder import KERNELS, Transformer, choose_attention  # noqa: E402
+from transformer.model.decoder import Transformer, choose_attention  # noqa: E402
 from transformer.model.rope import Rope  # noqa: E402
 from transformer.model.weights import find_checkpoint, load_config, load_model  # noqa: E402
 
@@ -220,19 +220,6 @@ def bytes_per_step(model, batch, length):
     )
 
 
-def kernels_of(call, tokens):
-    """Microseconds per token of each kernel in a call, the slowest first."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        call(tokens)
-    spent = [(e.self_device_time_total, e.count, e.key) for e in profiler.key_averages()]
-    return [
-        {"kernel": name[:120], "per_token": count / tokens, "us_per_token": us / tokens}
-        for us, count, name in sorted(spent, reverse=True)[:20]
-    ]
-
-
 def turns(args, config):
     """(rows, tokens of each prompt, contestant): all batches with the first prompt, one row with
     the others. The others than ours, which take long to run or to compile, answer 1 and 64 rows of
@@ -267,9 +254,7 @@ def measure(case, contestant, model, batch, prompt, args, bandwidth):
         whole, found = seconds_of(call, args.tokens, rounds, device)
         longer, _ = seconds_of(call, args.tokens + steps, rounds, device)
         if longer <= whole:
-            raise RuntimeError(
-                f"{steps} more steps took no time: the host was busy with other work"
-            )
+            raise RuntimeError(f"{steps} more steps took no time: the host was busy")
         step = (longer - whole) / steps
         weights, cached = bytes_per_step(model, batch, prompt + args.tokens + steps // 2)
         row |= {
@@ -284,27 +269,11 @@ def measure(case, contestant, model, batch, prompt, args, bandwidth):
             "peak_gib": peak_gib(device),
             "said": found[0][:24],
         }
-        if args.profile and device.type == "cuda":
-            row["kernels"] = kernels_of(call, args.tokens)
     except Exception as error:  # whatever it is, the others go on
         row["reason"] = reason(error)
     if contestant in (ALONE, COMPILED):
         torch._dynamo.reset()  # frees the graphs' memory, which the next contestant may need
     return row
-
-
-def compare(rows):
-    """{case, batch and prompt: {other contestant: how many times its time of a step is ours}}."""
-    found = {}
-    keys = ("case", "batch", "prompt", "contestant")
-    steps = {tuple(r[key] for key in keys): r["ms_per_step"] for r in rows if "reason" not in r}
-    for (*where, contestant), step in steps.items():
-        mine = steps.get((*where, "ours"))
-        if contestant != "ours" and mine:
-            case, batch, prompt = where
-            name = f"{case}, batch {batch}, {prompt} tokens before"
-            found.setdefault(name, {})[contestant] = step / mine
-    return found
 
 
 def same_turn(row, other):
@@ -331,8 +300,7 @@ def put(document, out, row):
     before = [other for other in document["rows"] if same_turn(row, other)]
     if "reason" not in row or all("reason" in other for other in before):
         document["rows"] = [other for other in document["rows"] if other not in before]
-        document["ratios"] = compare([*document["rows"], row])
-        keep(document, out, [row], hidden=("suite", "kernels"))
+        keep(document, out, [row], hidden=("suite",))
     else:
         print(f"kept the earlier row of {row['contestant']}: {row['reason']}", flush=True)
 
@@ -344,8 +312,8 @@ def build(case, args, device, dtype):
     version, _ = choose_attention(args.attention, config, device, dtype)
     attend = partial(flash_versions.attention, version=version)
     if folder:
-        return load_model(folder, attend, device, dtype, args.kernels), version
-    return random_model(config, attend, device, dtype, args.kernels), version
+        return load_model(folder, attend, device, dtype, "auto"), version
+    return random_model(config, attend, device, dtype, "auto"), version
 
 
 def main():
@@ -357,14 +325,11 @@ def main():
     add("--prompt", nargs="*", type=int, default=(512, 4096, 16384), help=prompts)
     add("--tokens", type=int, default=64, help="tokens of each answer (64)")
     add("--attention", help="a version of attention (auto; on a CPU sdpa)")
-    add("--kernels", choices=KERNELS, default="auto", help="ours: as generate's")
     add("--add", action="store_true", help="to what FILE has, with the commit of its measurement")
-    add("--profile", action="store_true", help="the kernels of a step, on a GPU")
-    add("--threads", type=int, default=1, help="on a CPU (1, as the command has it)")
     args = made.parse_args()
     device = torch.device(args.device)
     if device.type == "cpu":
-        torch.set_num_threads(args.threads)
+        torch.set_num_threads(1)  # as the command has it
     args.attention = args.attention or ("sdpa" if device.type == "cpu" else "auto")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     bandwidth = copy_bandwidth(device)
@@ -374,9 +339,9 @@ def main():
         "compiled": 'cache_implementation="static", torch.compile in mode "reduce-overhead"',
         "torch compiled": 'static cache, torch.compile in mode "reduce-overhead", as in gpt-fast',
         "copy_bytes_per_second": bandwidth,
-        **{name: getattr(args, name) for name in ("attention", "kernels", "prompt", "tokens")},
+        **{name: getattr(args, name) for name in ("attention", "prompt", "tokens")},
     }
-    document = new_document(device.type, ("transformers",), protocol=protocol, ratios={})
+    document = new_document(device.type, ("transformers",), protocol=protocol)
     if args.add and args.out.exists():
         document["rows"] = earlier_rows(args.out)
     print(f"copy {bandwidth / 1e12:.3f} TB/s", flush=True)
@@ -391,16 +356,11 @@ def main():
             if contestant == "ours":
                 row["attention"] = version
             put(document, args.out, row)
-            for line in row.get("kernels", ()):
-                print(
-                    f"  {line['us_per_token']:8.2f} us {line['per_token']:7.2f} x {line['kernel']}"
-                )
         del model
         gc.collect()
         torch.cuda.empty_cache()
     document["rows"].sort(key=table_place)
     save(document, args.out)
-    print(json.dumps(document["ratios"], indent=1))
     print(f"wrote {args.out} after {passed():.0f} s")
 
 

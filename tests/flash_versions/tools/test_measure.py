@@ -1,8 +1,8 @@
 """Who competes, and how they are timed: everything that needs a GPU is faked, but for the end."""
 
-import statistics
 import types
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -10,62 +10,44 @@ import torch
 from flash_versions import VERSIONS
 from flash_versions.bench import measure, peers, suites
 from flash_versions.bench.suites import Competitor, Shape
-from flash_versions.dispatch.request import make_request
 
+TIMES = [1.0] * 4 + [2.0] * 2 + [50.0] * 4
 SMALL = Shape(B=1, H=4, Hkv=2, M=256, N=256, D=64, causal=True)
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="fakes a GPU where there is none")
-
-
-def variants_of_fa2(monkeypatch):
-    """FA2 with two variants: itself, and one that is wrong in a way that shows."""
-    fa2 = VERSIONS["fa2"]
-
-    def doubled(request):
-        o, *others = fa2.forward(request)
-        return (2 * o, *others)
-
-    changed = {"twice": doubled, "same": fa2.forward}
-    monkeypatch.setitem(VERSIONS, "fa2", replace(fa2, variants=changed))
 
 
 # Who competes.
 
 
-@pytest.mark.parametrize("suite", [name for name, shapes in suites.SUITES.items() if shapes])
-def test_every_version_and_installed_peer_competes(suite):
-    for shape in suites.SUITES[suite]:
-        names = [one.name for one in suites.competitors(suite, shape)]
-        assert len(set(names)) == len(names)
-        assert "cudnn" in names or suite in ("ablation fp8", "quantize")
+def names_of(suite, shape=SMALL):
+    """The competitors of a shape, by name."""
+    found = [*suites.competitors(suite, shape)]
+    named = {one.name: one for one in found}
+    assert len(named) == len(found)
+    return named
+
+
+def test_every_version_and_installed_peer_competes(monkeypatch):
+    for suite in (suite for suite, shapes in suites.SUITES.items() if shapes):
+        found = names_of(suite, suites.SUITES[suite][0])
+        assert "cudnn" in found or suite in ("ablation fp8", "quantize")
         if suite in ("table", "seeds", "backward", "decode", "quick"):
-            assert set(VERSIONS) <= set(names)
-            assert {
-                name
-                for name, peer in peers.PEERS.items()
-                if peer.installed() and peer.precision == "bf16"
-            } <= set(names)
-            assert "cudnn fp8" not in names
-
-
-def test_fp8_competes_where_the_suite_asks_for_it(monkeypatch):
-    monkeypatch.setitem(
-        peers.PEERS, "cudnn fp8", replace(peers.PEERS["cudnn fp8"], installed=lambda: True)
-    )
-    found = {one.name: one for one in suites.competitors("fp8", SMALL)}
-    names = list(found)
+            assert {*VERSIONS, "torch fa2", "plain"} <= {*found} and "cudnn fp8" not in found
+    assert names_of("backward")["fa3 deterministic"].function.keywords["deterministic"]
+    decode = names_of("decode")
+    names = [*decode]
+    assert names.index("fa2 unsplit") == names.index("fa2") - 1
+    assert decode["fa2 unsplit"].function.keywords["num_splits"] == 1
+    assert sum("unsplit" in name for name in decode) == 1
+    installed = replace(peers.PEERS["cudnn fp8"], installed=lambda: True)
+    monkeypatch.setitem(peers.PEERS, "cudnn fp8", installed)
+    assert "cudnn fp8" not in names_of("table")
     able = [name for name, version in VERSIONS.items() if version.forward_quantized is not None]
-    assert able and names[-2:] == ["cudnn", "cudnn fp8"]
-    assert names[:-2] == [f"{v}{x}" for v in able for x in ("", " fp8 head", " fp8 block")]
+    expected = [f"{v}{x}" for v in able for x in ("", " fp8 head", " fp8 block")]
+    found = names_of("fp8")
+    assert able and [*found] == [*expected, "cudnn", "cudnn fp8"]
     row = found[f"{able[0]} fp8 head"].row("fp8", SMALL)
     assert (row["of"], row["variant"], row["precision"]) == (able[0], "fp8 head", "fp8")
-    assert found[able[0]].row("fp8", SMALL)["precision"] == "bf16"
-    ablated = {one.name: one for one in suites.competitors("ablation fp8", SMALL)}
-    variants = [f"{v} {x}" for v in able for x in VERSIONS[v].fp8_variants]
-    assert {*able, *variants, "cudnn fp8"} == set(ablated)
-    assert {one.precision for one in ablated.values()} == {"fp8"}
-    quantizers = list(suites.competitors("quantize", suites.SUITES["quantize"][0]))
-    assert [one.name for one in quantizers] == [*suites.QUANTIZERS, "copy"]
-    assert quantizers[0].row("quantize", SMALL)["pass"] == "quantize"
 
 
 def test_fp8_inputs_are_quantised_before_the_clock_starts(monkeypatch):
@@ -76,7 +58,6 @@ def test_fp8_inputs_are_quantised_before_the_clock_starts(monkeypatch):
     monkeypatch.setattr(suites, "quantize", lambda *of: calls.append(of) or real(*of))
     q, k, v = (torch.randn(1, 40, 2, 16, device=suites.device()).bfloat16() for _ in range(3))
     call = one.forward(q, k, v, None)
-    assert len(calls) == 1
     for _ in range(2):
         request, quantized = call()
         assert request.precision == str(how) and request.window_right == 0
@@ -84,46 +65,39 @@ def test_fp8_inputs_are_quantised_before_the_clock_starts(monkeypatch):
     assert len(calls) == 1
 
 
-def test_bytes_are_counted_once():
+def test_operations_and_bytes():
+    """Two products of M x N x D, twice as many operations, half of them if causal; a backward five.
+    Packed sequences as long together have fewer.
+    """
+    shape = replace(SMALL, causal=False)
+    assert shape.flops() == 4 * 4 * 256 * 256 * 64 == 2 * SMALL.flops()
+    assert shape.flops((100, 156)) == 4 * 4 * (100**2 + 156**2) * 64
+    assert suites.BACKWARD_FLOPS == 5 / 2
+    assert shape.kv_bytes == 2 * 256 * 2 * 64 * 2
     x = torch.zeros(4, 8)
     assert measure.nbytes((x, x.T, x[:, :3], x[0].expand(50, 8))) == x.nbytes
-    assert measure.nbytes((x, torch.zeros(2, dtype=torch.float8_e4m3fn))) == x.nbytes + 2
+    assert {(s.B * s.M, s.H * s.D) for s in suites.SUITES["table"]} == {(16384, 2048)}
 
 
-def test_suites_are_what_they_say():
-    table = suites.SUITES["table"]
-    assert {shape.B * shape.M for shape in table} == {16384}
-    assert {shape.H * shape.D for shape in table} == {2048}
-    assert {(s.D, s.causal, s.N) for s in table} == {
-        (D, causal, 2**n) for D in (64, 128, 256) for causal in (True, False) for n in range(9, 15)
-    }
-    seeds = {(s.B, s.H, s.N, s.D) for s in suites.SUITES["seeds"]}
-    assert seeds == {(2, 8, 8192, 64), (4, 16, 512, 64)}
-    assert set(suites.SUITES["backward"]) <= set(table)
-    assert set(suites.ABOUT) == set(suites.SUITES)
-
-
-def test_packed_and_unsplit_come_from_what_versions_can_do():
-    [packed, _] = suites.SUITES["packed"]
-    names = [one.name for one in suites.competitors("packed", packed)]
-    assert names[:2] == ["fa2", "fa2 packed"] and not any("fa1" in name for name in names)
-    decode = [one.name for one in suites.competitors("decode", suites.SUITES["decode"][0])]
-    assert decode.index("fa2 unsplit") == decode.index("fa2") - 1
-    assert sum("unsplit" in name for name in decode) == 1
+def test_packed_sequences_have_the_rows_of_the_rectangle():
+    shape = replace(suites.SUITES["packed"][0], B=4, N=64, M=64)
+    found = names_of("packed", shape)
+    assert [*found][:2] == ["fa2", "fa2 packed"] and not any("fa1" in name for name in found)
+    packed = found["fa2 packed"]
+    assert len(packed.lengths) == 4 and sum(packed.lengths) == 256 and len({*packed.lengths}) > 1
+    assert packed.function.args[1].diff().tolist() == [*packed.lengths]
 
 
 def test_ablation_runs_the_variants(monkeypatch):
-    variants_of_fa2(monkeypatch)
-    found = {one.name: one for one in suites.competitors("ablation", SMALL)}
-    assert [n for n in found if n.startswith("fa2")] == ["fa2", "fa2 twice", "fa2 same"]
+    """FA2 with a variant that is wrong in a way that shows."""
+    fa2 = VERSIONS["fa2"]
+    twice = lambda request: (2 * fa2.forward(request)[0],)  # noqa: E731
+    monkeypatch.setitem(VERSIONS, "fa2", replace(fa2, variants={"twice": twice}))
+    found = names_of("ablation")
     row = found["fa2 twice"].row("ablation", SMALL)
     assert (row["of"], row["variant"], row["pass"]) == ("fa2", "twice", "forward")
-    device = suites.device()
-    q, k, v = (torch.randn(1, 16, 2, 16, device=device) for _ in range(3))
-    plain, same, twice = (found[n].function(q, k, v) for n in ("fa2", "fa2 same", "fa2 twice"))
-    assert torch.equal(plain, same) and torch.equal(twice, 2 * plain)
-    expected = VERSIONS["fa2"].forward(make_request(q, k, v, causal=True))[0]
-    assert torch.equal(plain, expected)
+    q, k, v = (torch.randn(1, 16, 2, 16, device=suites.device()) for _ in range(3))
+    assert torch.equal(found["fa2 twice"].function(q, k, v), 2 * found["fa2"].function(q, k, v))
 
 
 # Turns.
@@ -135,16 +109,11 @@ class FakeEvent:
     clock = 0.0
 
     def __init__(self, enable_timing):
-        self.time = None
+        self.query = lambda: False
+        self.synchronize = lambda: None
 
     def record(self):
         self.time = FakeEvent.clock
-
-    def query(self):
-        return False
-
-    def synchronize(self):
-        assert self.time is not None
 
     def elapsed_time(self, end):
         return end.time - self.time
@@ -154,42 +123,41 @@ class FakeEvent:
 def clock(monkeypatch):
     """Calls that take a known time, and the log of who was called."""
     log = []
-    zeros = torch.zeros(1)
-    monkeypatch.setattr(measure.torch, "empty", lambda *args, **kwargs: zeros)
+    flush = types.SimpleNamespace(zero_=lambda: log.append("flush"))
+    monkeypatch.setattr(measure.torch, "empty", lambda *args, **kwargs: flush)
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
 
-    def call(name, milliseconds):
-        def run():
-            log.append(name)
-            FakeEvent.clock += milliseconds
+    def run(name, milliseconds):
+        log.append(name)
+        FakeEvent.clock += milliseconds
 
-        return run
-
+    call = lambda *about: partial(run, *about)  # noqa: E731
     return types.SimpleNamespace(call=call, log=log)
 
 
-def test_competitors_take_turns(clock):
+def test_competitors_take_turns_with_a_cold_cache(clock):
     waited = []
     calls = {name: clock.call(name, ms) for name, ms in (("a", 1.0), ("b", 2.0), ("c", 3.0))}
     times = measure.timed(calls, rounds=9, mark=lambda name: waited.append(name))
     for name, ms in (("a", 1.0), ("b", 2.0), ("c", 3.0)):
         assert times[name] == pytest.approx([ms] * 9)
-    rounds = [clock.log[i : i + 3] for i in range(0, len(clock.log), 3)]
+    called = clock.log[1::2]
+    assert clock.log[::2] == ["flush"] * len(called) and "flush" not in called
+    rounds = [called[i : i + 3] for i in range(0, len(called), 3)]
     assert len(rounds) == 9 + measure.WARM_UP
     assert all(set(names) == {"a", "b", "c"} for names in rounds)
     assert [names[0] for names in rounds[:4]] == ["a", "b", "c", "a"]
-    assert waited == clock.log
+    assert waited == called
 
 
 def test_slow_competitors_stop_early(clock):
-    slow, slower = measure.ENOUGH_MS / 10, 2 * measure.ENOUGH_MS
-    calls = {"fast": clock.call("fast", 1), "slow": clock.call("slow", slow)}
-    calls["slower"] = clock.call("slower", slower)
-    times = measure.timed(calls, rounds=30)
-    assert len(times["fast"]) == 30
-    assert measure.FEWEST_ROUNDS < len(times["slow"]) <= 10
-    assert measure.FEWEST_ROUNDS <= len(times["slower"]) <= measure.FEWEST_ROUNDS + 1
+    enough = measure.ENOUGH_MS
+    spent = {"fast": 1, "slow": enough / 10, "slower": 2 * enough}
+    times = measure.timed({x: clock.call(x, ms) for x, ms in spent.items()}, rounds=30)
+    few = measure.FEWEST_ROUNDS
+    assert len(times["fast"]) == 30 and few < len(times["slow"]) <= 10
+    assert few <= len(times["slower"]) <= few + 1
 
 
 class FakeTelemetry(measure.Telemetry):
@@ -203,13 +171,13 @@ class FakeTelemetry(measure.Telemetry):
         return before + "1500, 500.00\n1700, [N/A]\n1900, 701.00\n" * (self.asked > 1)
 
 
-def one_of(name, *, error=None, wrong=False):
-    """A competitor that returns q, fails, or returns something else."""
+def one_of(name, error=None, factor=1):
+    """A competitor that returns a multiple of q, or fails."""
 
     def function(q, k, v):
         if error is not None:
             raise error
-        return q * (2 if wrong else 1)
+        return q * factor
 
     return Competitor(name, function)
 
@@ -217,13 +185,13 @@ def one_of(name, *, error=None, wrong=False):
 @pytest.fixture
 def faked(monkeypatch, clock):
     """`measure` with everything that needs a GPU replaced; set .competitors."""
-    state = types.SimpleNamespace(competitors=[], checked=[])
+    state = types.SimpleNamespace(competitors=[])
     monkeypatch.setattr(measure, "competitors", lambda suite, shape: iter(state.competitors))
     monkeypatch.setattr(Shape, "inputs", lambda shape: tuple(torch.ones(1) for _ in range(4)))
 
     def captured(prepare):
-        results = prepare()()
-        return clock.call("x", 2.0), results, 7.0
+        results, spent = prepare()(), iter([9.0] * measure.WARM_UP + TIMES)
+        return lambda: clock.call("x", next(spent))(), results, 7.0
 
     def check(results, length, causal, q, k, v, do):
         if not torch.equal(results[0], q):
@@ -237,10 +205,9 @@ def faked(monkeypatch, clock):
 def test_rows_of_a_shape(faked):
     faked.competitors = [
         one_of("good"),
-        one_of("wrong", wrong=True),
-        one_of("refuses", error=ValueError("head_dim 300 is too large.\nmore")),
-        one_of("breaks", error=KeyError("sm_90")),
-        one_of("silent", error=AssertionError()),
+        one_of("wrong", factor=2),
+        one_of("refuses", ValueError("head_dim 300 is too large.\nmore")),
+        one_of("breaks", KeyError("sm_90")),
         one_of("hung"),
     ]
     marked = []
@@ -253,31 +220,27 @@ def test_rows_of_a_shape(faked):
     assert found["wrong"]["reason"] == "wrong output: o"
     assert found["refuses"]["reason"] == "head_dim 300 is too large."
     assert found["breaks"]["reason"] == "KeyError: 'sm_90'"
-    assert found["silent"]["reason"] == "AssertionError: "
     assert found["hung"]["reason"] == "hung" and "peak_mib" not in found["hung"]
     good = found["good"]
     assert {name for name, row in found.items() if "ms_p50" in row} == {"good"}
-    assert good["ms_p50"] == pytest.approx(2.0) and good["rounds"] == 10
+    assert (good["ms_p20"], good["ms_p50"], good["ms_p80"]) == pytest.approx((1.0, 2.0, 50.0))
+    assert good["rounds"] == 10
     assert good["tflops"] == pytest.approx(SMALL.flops() / 2e-3 / 1e12)
     assert (good["peak_mib"], good["sm_mhz"], good["watts"]) == (7.0, 1700.0, 600.5)
     assert set(marked) == set(found)
 
 
 @no_gpu
-@pytest.mark.parametrize(
-    "suite",
-    ["table", "backward", "decode", "packed", "packed backward", "fp8", "ablation fp8", "quantize"],
-)
+@pytest.mark.parametrize("suite", ["backward", "decode", "packed", "ablation fp8", "quantize"])
 def test_real_competitors_pass_the_check(suite, monkeypatch):
     """The kernels themselves, interpreted and checked; only the clock is invented."""
-    shape = Shape(B=2, H=4, Hkv=2, M=40, N=40, D=16, causal=True)
+    shape = Shape(B=2, H=2, Hkv=1, M=20, N=20, D=16, causal=True)
     if suite == "decode":
         shape = replace(shape, M=1, causal=False)
 
     def inputs(shape):
-        q, do = (torch.randn(shape.B, shape.M, shape.H, shape.D).bfloat16() for _ in range(2))
-        k, v = (torch.randn(shape.B, shape.N, shape.Hkv, shape.D).bfloat16() for _ in range(2))
-        return q, k, v, do
+        rows = ((shape.M, shape.H), (shape.N, shape.Hkv), (shape.N, shape.Hkv), (shape.M, shape.H))
+        return tuple(torch.randn(shape.B, n, heads, shape.D).bfloat16() for n, heads in rows)
 
     monkeypatch.setattr(Shape, "inputs", inputs)
     monkeypatch.setattr(peers, "free_memory", lambda device: 2**30)
@@ -288,25 +251,24 @@ def test_real_competitors_pass_the_check(suite, monkeypatch):
     )
     rows = {row["version"]: row for row in measure.measure(suite, shape, rounds=2)}
     expected = {
+        "backward": [*VERSIONS, "plain"],
         "packed": ["fa2", "fa2 packed"],
         "decode": [*VERSIONS, "fa2 unsplit", "plain"],
-        "fp8": ["fa3", "fa3 fp8 head", "fa3 fp8 block"],
-        "ablation": ["fa3", "fa3 portable"],
+        "ablation fp8": ["fa3"],
         "quantize": [*suites.QUANTIZERS, "copy"],
     }
-    for name in expected.get(suite.split()[0], [*VERSIONS, "plain"]):
+    for name in expected[suite]:
         assert "reason" not in rows[name] and rows[name]["ms_p50"] == 1.0, rows[name]
+    if suite == "backward":
+        assert rows["fa2"]["tflops"] == pytest.approx(2.5 * shape.flops() / 1e-3 / 1e12)
     if suite == "quantize":
-        read = 2 * 40 * 16 * (4 + 2 + 2) * 2
+        read = 2 * 20 * 16 * (2 + 1 + 1) * 2
         assert rows["copy"]["bytes"] == 2 * read
-        assert read * 3 / 2 < rows["head"]["bytes"] < rows["block"]["bytes"] < 2 * read
         assert rows["copy"]["tb_per_s"] == rows["copy"]["bytes"] / 1e9
-    elif suite != "ablation fp8":
-        assert "ms_p50" not in rows["cudnn"] and rows["cudnn"]["reason"]
 
 
 def test_a_lost_gpu_ends_the_process_and_names_the_culprit(faked, monkeypatch):
-    faked.competitors = [one_of("good"), one_of("bad", error=RuntimeError("illegal access"))]
+    faked.competitors = [one_of("good"), one_of("bad", RuntimeError("illegal access"))]
 
     def synchronize():
         raise RuntimeError("CUDA error: illegal memory access")
@@ -336,11 +298,3 @@ def test_benchmark_refuses_to_time_a_wrong_kernel(suite, monkeypatch):
     rows = {row["version"]: row for row in measure.measure(suite, SMALL, rounds=10)}
     assert "wrong output" in rows["fa1"]["reason"] and "ms_p50" not in rows["fa1"]
     assert "ms_p50" in rows["fa2"]
-
-
-@pytest.mark.gpu
-def test_copy_and_telemetry_are_plausible():
-    with measure.Telemetry() as samples:
-        rates = [measure.copy_bandwidth(10) for _ in range(3)]
-        assert samples.since(0).get("watts", 1.0) > 0
-    assert 0.005 < statistics.median(rates) < 20  # TB/s; others may be on the GPU
