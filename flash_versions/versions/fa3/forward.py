@@ -90,19 +90,19 @@ def fold_block(
     row_max,
     row_sum,
     q_tile,
+    last_key,
     k,
     v,
     keys,
-    last_key,
     scale_log2,
     BLOCK_KV: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     """Fold KV block j into the state: (acc, row_max, row_sum)."""
+    k_pos = j * BLOCK_KV + tl.arange(0, BLOCK_KV)
     k_tile = load_rows(k, keys, j * BLOCK_KV)
     s = tl.dot(q_tile, k_tile.T, input_precision="ieee")
     if MASKED:
-        k_pos = j * BLOCK_KV + tl.arange(0, BLOCK_KV)
         s = tl.where(k_pos[None, :] <= last_key[:, None], s, float("-inf"))
     p, row_max, row_sum, alpha = softmax_step(s, row_max, row_sum, scale_log2)
     v_tile = load_rows(v, keys, j * BLOCK_KV)
@@ -156,8 +156,9 @@ def forward_kernel(
 ):
     """One program per (query tile, query head, sequence)."""
     tile, rows, keys = place_tile(q_length, kv_length, heads, tiles, total, section, window, GROUP)
-    pos = tile * BLOCK_Q + tl.arange(0, BLOCK_Q)
-    last_key = last_visible(pos, kv_length - q_length, window.right, kv_length)
+    row = tile * BLOCK_Q + tl.arange(0, BLOCK_Q)
+    offset = kv_length - q_length  # causal is bottom-right: the last query sees the last key
+    last_key = last_visible(row, offset, window.right, kv_length)
     _, _, full_end, end = blocks_of_queries(tile, q_length, kv_length, window, 1, BLOCK_Q, BLOCK_KV)
 
     q_tile = load_rows(q, rows, tile * BLOCK_Q)
@@ -166,17 +167,17 @@ def forward_kernel(
     row_sum = tl.zeros([BLOCK_Q], tl.float32)
     for j in range(full_end):
         acc, row_max, row_sum = fold_block(
-            j, acc, row_max, row_sum, q_tile, k, v, keys, last_key, scale_log2, BLOCK_KV,
+            j, acc, row_max, row_sum, q_tile, last_key, k, v, keys, scale_log2, BLOCK_KV,
             MASKED=False
         )  # fmt: skip
     for j in range(full_end, end):
         acc, row_max, row_sum = fold_block(
-            j, acc, row_max, row_sum, q_tile, k, v, keys, last_key, scale_log2, BLOCK_KV,
+            j, acc, row_max, row_sum, q_tile, last_key, k, v, keys, scale_log2, BLOCK_KV,
             MASKED=True
         )  # fmt: skip
     out, lse = finalize(acc, row_max, row_sum)
-    store_rows(o, rows, pos, out)
-    store_row_values(lse_out, rows, pos, lse)
+    store_rows(o, rows, row, out)
+    store_row_values(lse_out, rows, row, lse)
 
 
 launch_forward = Launcher(forward_kernel)

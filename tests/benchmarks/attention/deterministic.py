@@ -9,7 +9,7 @@ compiles its kernels, and checks a small batch: gradients have to be within the 
 each shape's deterministic gradients have to be the same to the bit in 20 launches, and its
 contestants take turns, each as a CUDA graph with a cold L2 cache (flash_versions/bench/measure.py):
 the backward of FA3 in any order, in order, in order with another section of heads that alternate,
-the portable kernels, and flash-attn-4, in any order and in order, where it is installed.
+FA2's portable kernels, and flash-attn-4, in any order and in order, where it is installed.
 """
 
 import os
@@ -27,7 +27,7 @@ import torch
 from flash_versions.bench.document import new_document
 from flash_versions.bench.measure import reason
 from flash_versions.dispatch.request import Request, make_request
-from flash_versions.versions.fa3 import backward as portable
+from flash_versions.versions.fa2 import backward as portable
 from flash_versions.versions.fa3 import forward
 from flash_versions.versions.fa3.hopper.backward import host, kernel
 from flash_versions.versions.fa3.hopper.backward.config import default_config, heads_of_section
@@ -83,7 +83,7 @@ def usual_section(request: Request) -> int:
 
 
 def in_portable_kernels(given: Inputs) -> Callable:
-    """The portable backward, which is deterministic, too."""
+    """FA2's portable backward, which is deterministic, too."""
     return lambda: portable.backward(given.request, given.o, given.lse, None, given.do, None)[:3]
 
 

@@ -6,8 +6,8 @@ A shape is drawn from its number: lengths are lognormal around a mean and fill 3
 each shape's kernels compute a smaller draw of the same kind, with a sequence of NaN among the
 others, and results and gradients of all others have to be within the error budget. Then its
 contestants take turns, forward and backward, each as a CUDA graph with a cold L2 cache
-(flash_versions/bench/measure.py): fa3 and fa4, the portable kernels that packed sequences went to
-before, torch's varlen_attn and flash-attn-4 where they are installed, and for the rate fa3 on a
+(flash_versions/bench/measure.py): fa3 and fa4, FA2's portable kernels, which serve them elsewhere,
+torch's varlen_attn and flash-attn-4 where they are installed, and for the rate fa3 on a
 batch of equal rows as long as the mean, whose FLOPs are counted the same way.
 
 Last, the same for a batch of rows with ends of their own (kv_lengths), a sink and ALiBi: fa3 and
@@ -33,7 +33,7 @@ from flash_versions import attention  # noqa: E402
 from flash_versions.bench.document import new_document  # noqa: E402
 from flash_versions.bench.measure import captured, reason, timed  # noqa: E402
 from flash_versions.dispatch.request import Request, make_request  # noqa: E402
-from flash_versions.versions.fa3 import backward, forward  # noqa: E402
+from flash_versions.versions.fa2 import backward, forward  # noqa: E402
 from flash_versions.versions.oracle.budget import assess_request  # noqa: E402
 from tests.benchmarks.frame import keep, parser, passed  # noqa: E402
 
@@ -91,7 +91,7 @@ class Shape(NamedTuple):
 
 
 def portable(request: Request, do: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-    """By FA3's portable kernels."""
+    """By FA2's portable kernels."""
     o, lse, _ = forward.forward(request)
     if do is None:
         return (o,)
@@ -173,7 +173,7 @@ def ours(shape, name, inputs, dense, is_backward):
 
 
 def our_call(name, inputs, options, is_backward):
-    """A call of a version, or of FA3's portable kernels."""
+    """A call of a version, or of FA2's portable kernels."""
     q, k, v, do = inputs
     if name == "portable":
         request = make_request(q, k, v, **options)

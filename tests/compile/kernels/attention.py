@@ -13,9 +13,7 @@ from flash_versions.dispatch.precision import Quantized
 from flash_versions.dispatch.request import Request, make_request
 from flash_versions.flash_attn import kv_cache
 from flash_versions.inspect.command import Compiled, compile_call, compiling
-from flash_versions.versions.fa3 import backward as fa3_backward
 from flash_versions.versions.fa3.fp8 import forward as forward_fp8
-from flash_versions.versions.fa4 import backward as fa4_backward
 from flash_versions.versions.fp8.quantize import prepare
 
 
@@ -151,18 +149,9 @@ WIDE = {
 }  # fmt: skip
 # Elsewhere: head_dim 64 needs less of everything, and 256 has the least room on sm_89.
 WIDE_ELSEWHERE = {"sm_89": ("prefill-64", "prefill-128-fp32", "padded")}
-VARIANTS = ("no overlap", "late wait", "portable, persistent")  # of FA3, at head_dim 128
-# Portable backwards, and whether they repeat for another size what another shows.
-PORTABLE_BACKWARD = {
-    ("fa3", "prefill-128"): "",
-    ("fa4", "prefill-128"): "",
-    ("fa3", "prefill-64"): "wide",
-    ("fa3", "prefill-256"): "wide",
-    ("fa3", "packed"): "wide",
-    ("fa4", "prefill-64"): "wide",
-}
+VARIANTS = ("no overlap", "late wait")  # of FA3, at head_dim 128
 # What is looked at closely, by the ends of modules' names.
-ASYNCHRONOUS = ("fa3.backward", "hopper.forward", "hopper.backward.kernel")
+ASYNCHRONOUS = ("hopper.forward", "hopper.backward.kernel")
 FP8_KERNELS = ("fa3.fp8.forward", "fp8.kernels")
 LOOP_OPCODES = ("HGMMA", "QGMMA", "MUFU", "SHFL", "PRMT", "STS", "LDS", "LDL", "STL")
 
@@ -178,21 +167,6 @@ def compile_version(name: str, shape: str, arch: str, variant: str | None = None
     backward = SHAPES[shape].backward and variant is None and not repeated
     kernels = compile_call(name, request, arch, variant=variant, backward=backward)
     return [row(name, shape, kernel) | {"variant": variant} for kernel in kernels]
-
-
-def compile_backward(name: str, shape: str, arch: str) -> list[dict]:
-    """Rows of a portable backward that calls on Hopper do not get to; FA4's with its polynomial."""
-    request = SHAPES[shape].request()
-    o, lse = torch.empty_like(request.q), torch.empty(1, request.q.shape[2], request.q.shape[1])
-    given = request, o, lse, None, torch.empty_like(o), lse
-    with compiling(arch) as found:
-        if fa3_backward.left_to_gathering(request):
-            return []
-        if name == "fa3":
-            fa3_backward.backward(*given)
-        else:
-            fa4_backward.backward(*given, eighths=2)
-    return [row(name, shape, kernel) | {"variant": "portable backward"} for kernel in found]
 
 
 def compile_append(arch: str) -> list[dict]:
@@ -327,16 +301,6 @@ def compile_ablation(part: str) -> list[dict]:
     return rows
 
 
-def compile_backwards(arch: str, part: str) -> list[dict]:
-    """Rows of a part's portable backwards."""
-    rows = []
-    for (name, shape), where in PORTABLE_BACKWARD.items():
-        here = part in ("all", "wide") or name in part.split()
-        if here and (part == "wide") == (where == "wide"):
-            rows += compile_backward(name, shape, arch)
-    return rows
-
-
 def compile_all_fp8(arch: str, part: str) -> list[dict]:
     """Rows of a part's calls in FP8, and of what quantises on Hopper."""
     rows = []
@@ -360,7 +324,6 @@ def rows(arch: str, part: str) -> list[dict]:
     rows = compile_versions(arch, part)
     if arch == "sm_90" and part in ("fa3", "wide"):
         rows += compile_ablation(part)
-    rows += compile_backwards(arch, part)
     if part in ("all", "fa4 fp8", "wide"):
         rows += compile_all_fp8(arch, part)
     if part in ("all", "fa1 fa2"):
