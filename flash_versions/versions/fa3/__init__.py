@@ -52,7 +52,7 @@ def choose_among(
 
 def plan_portable(request: Request) -> Forward:
     """The portable kernel for a plain call; FA2's for one with options."""
-    return fa2_forward.forward if forward.left_to_fa2(request) else forward.forward
+    return fa2_forward.forward if forward.left_for_options(request) else forward.forward
 
 
 def plan_hopper(request: Request) -> Forward:
@@ -63,12 +63,12 @@ def plan_hopper(request: Request) -> Forward:
 
 def choose_backward(request: Request) -> Backward:
     """The gradients: by the kernel for Hopper, or FA2's."""
-    if left_to_fa2_backward(request):
+    if gradients_left(request):
         return fa2_backward.backward
     return partial(backward_hopper.launch, backward_hopper.make_plan(request))
 
 
-def left_to_fa2_backward(request: Request) -> str | None:
+def gradients_left(request: Request) -> str | None:
     """Why a request's gradients are left to FA2's kernels, as a sentence, or None: the reasons of
     the forward but for the splits, which a backward does not have.
     """

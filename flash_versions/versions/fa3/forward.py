@@ -124,9 +124,8 @@ def heavy_first(number, tiles, total, section):
 
 
 @triton.jit
-def place_tile(q_length, kv_length, heads, tiles, total, section, window, GROUP: tl.constexpr):
-    """The work of a program: (tile, Rows of its queries, Rows of their keys)."""
-    place = heavy_first(tl.program_id(0), tiles, total, section)
+def tile_at(place, q_length, kv_length, heads, tiles, window, GROUP: tl.constexpr):
+    """The work at a place of an ordinary grid: (tile, Rows of its queries, Rows of their keys)."""
     tile = place % tiles
     if window.right is not None:  # the last queries see the most keys
         tile = tiles - 1 - tile
@@ -155,7 +154,8 @@ def forward_kernel(
     BLOCK_KV: tl.constexpr,
 ):
     """One program per (query tile, query head, sequence)."""
-    tile, rows, keys = place_tile(q_length, kv_length, heads, tiles, total, section, window, GROUP)
+    place = heavy_first(tl.program_id(0), tiles, total, section)
+    tile, rows, keys = tile_at(place, q_length, kv_length, heads, tiles, window, GROUP)
     row = tile * BLOCK_Q + tl.arange(0, BLOCK_Q)
     offset = kv_length - q_length  # causal is bottom-right: the last query sees the last key
     last_key = last_visible(row, offset, window.right, kv_length)
@@ -221,7 +221,7 @@ def left_to_gathering(request: Request) -> str | None:
     return None
 
 
-def left_to_fa2(request: Request) -> str | None:
+def left_for_options(request: Request) -> str | None:
     """Why FA2's kernel serves a request that boxes reach, in the place of the portable ones of FA3
     and FA4, as a sentence, or None: they serve plain calls, causal or full.
     """
@@ -245,7 +245,7 @@ def heads_of_section(request: Request, l2_bytes: int = L2_BYTES) -> int:
 def forward(
     request: Request, config: LaunchConfig | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """Attention and its LSE, of a request that is not `left_to_fa2`.
+    """Attention and its LSE, of a request that is not `left_for_options`.
 
     Args:
         request: see `Request`. Few rows are served, too, only not as fast; num_splits is not read.
@@ -258,7 +258,7 @@ def forward(
         o (batch, M, heads, head_dim_v), contiguous, in q's dtype; lse natural log, fp32 (batch,
         heads, M); no further statistics.
     """
-    if reason := left_to_fa2(request):
+    if reason := left_for_options(request):
         raise ValueError(reason)
     q, k, v = request.q, request.k, request.v
     batch, q_length, heads, _ = q.shape

@@ -63,7 +63,7 @@ def varied_backward(
     Raises:
         ValueError: this kernel does not serve the request.
     """
-    if reason := fa3.left_to_fa2_backward(request):
+    if reason := fa3.gradients_left(request):
         raise ValueError(reason)
     return backward_hopper.backward(request, *given, eighths=eighths)
 

@@ -53,9 +53,10 @@ from flash_versions.versions.fa3.forward import (
     COUNTS,
     choose_config,
     heads_of_section,
-    left_to_fa2,
+    heavy_first,
+    left_for_options,
     load_rows,
-    place_tile,
+    tile_at,
 )
 from flash_versions.versions.fa4.exp2 import DEGREES, mixed_exp2
 from flash_versions.versions.fa4.softmax import raise_reference
@@ -158,7 +159,8 @@ def forward_kernel(
     BLOCK_KV: tl.constexpr,
 ):
     """One program per (query tile, query head, sequence), which folds the last block first."""
-    tile, rows, keys = place_tile(q_length, kv_length, heads, tiles, total, section, window, GROUP)
+    place = heavy_first(tl.program_id(0), tiles, total, section)
+    tile, rows, keys = tile_at(place, q_length, kv_length, heads, tiles, window, GROUP)
     row = tile * BLOCK_Q + tl.arange(0, BLOCK_Q)
     offset = kv_length - q_length  # causal is bottom-right: the last query sees the last key
     last_key = last_visible(row, offset, window.right, kv_length)
@@ -240,7 +242,7 @@ def forward(
     eighths: int | None = None,
     counts: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """Attention and its LSE, of a request that is not `left_to_fa2`.
+    """Attention and its LSE, of a request that is not `left_for_options`.
 
     Args:
         request: see `Request`. Few rows are served, too, only not as fast; num_splits is not read.
@@ -259,7 +261,7 @@ def forward(
         o (batch, M, heads, head_dim_v), contiguous, in q's dtype; lse natural log, fp32 (batch,
         heads, M); no further statistics.
     """
-    if reason := left_to_fa2(request):
+    if reason := left_for_options(request):
         raise ValueError(reason)
     q, k, v = request.q, request.k, request.v
     batch, q_length, heads, _ = q.shape
