@@ -124,11 +124,14 @@ def test_shares_of_splits_are_those_of_the_kernel(monkeypatch):
 def test_heavy_tiles_come_first_as_in_the_kernel(monkeypatch):
     shape, seen = Shape(48, 48, 16, 16, True), []
     module = importlib.import_module("flash_versions.versions.fa3.forward")
-    monkeypatch.setattr(
-        module,
-        "forward_tile",
-        lambda tile, sequence, rows, *rest: seen.append((int(rows.head), int(tile))),
-    )
+    tile_at = module.tile_at
+
+    def note(*given):
+        tile, rows, keys = tile_at(*given)
+        seen.append((int(rows.head), int(tile)))
+        return tile, rows, keys
+
+    monkeypatch.setattr(module, "tile_at", note)
     q = torch.zeros(1, 48, 4, 16)
     module.forward(make_request(q, q, q, causal=True), LaunchConfig(16, 16, 4, 1))
     assert seen == [located(number, shape, 4, 4) for number in range(12)]
