@@ -11,7 +11,7 @@ from typing import Any
 
 from flash_versions.diff import fold, tidy
 from flash_versions.diff.files import Definition, check_version, kernels_of, version_names
-from flash_versions.diff.fold import Code, Global, Known, Record, Value, named
+from flash_versions.diff.fold import Code, Known, Record, Value, named
 from flash_versions.diff.inline import Kernel, source_of
 
 HEAD = ["import triton", "import triton.language as tl", ""]
@@ -30,7 +30,7 @@ FIXED = {
     **dict.fromkeys(("kv_starts", "block_table", "block_table_stride", "PAGE_SIZE")),
     **dict.fromkeys(("cap_scale", "slopes", "slopes_head_stride", "sink", "dropout_seed")),
     **dict.fromkeys(("dropout_threshold", "dropout_rescale", "counts", "intervals")),
-    **dict.fromkeys(("score_descale", "value_descale", "share")),
+    **dict.fromkeys(("score_descale", "value_descale")),
     "slopes_batch_stride": 0,
     "GROUP": 1,
     "num_splits": 1,
@@ -41,9 +41,7 @@ FIXED = {
     "EIGHTHS": 2,
     "DEGREE": 3,
 }
-FUNCTIONS = {"EXP2": "exp2"}  # parameters that are a function of the kernel's module
-# What such a call does, as its launch shows: one split, and a program for each tile.
-LAUNCHED: dict[str, Value] = {"tl.program_id(1)": Known(0), "tl.num_programs(0)": named("total")}
+LAUNCHED: dict[str, Value] = {"tl.program_id(1)": Known(0)}  # as its launch shows: one split
 
 # What a plain call switches off and on in the kernels for Hopper, by parameter, field or function.
 SWITCHES = {
@@ -84,8 +82,6 @@ def specialise(kernel: Any, causal: bool, head_dim: int) -> Kernel:
     source = source_of(kernel.fn)
 
     def value(name: str) -> Value:
-        if name in FUNCTIONS:
-            return Global(source.names[FUNCTIONS[name]], FUNCTIONS[name])
         return Known(fixed[name]) if name in fixed else named(name)
 
     def given(parameter: str) -> Value:

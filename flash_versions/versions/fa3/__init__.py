@@ -20,7 +20,7 @@ from flash_versions.dispatch.version import (
 )
 from flash_versions.versions.fa2 import backward as fa2_backward
 from flash_versions.versions.fa2 import forward as fa2_forward
-from flash_versions.versions.fa3 import ablation, backward, forward
+from flash_versions.versions.fa3 import ablation, forward
 from flash_versions.versions.fa3.fp8 import forward as forward_fp8
 from flash_versions.versions.fa3.fp8 import hopper as forward_fp8_hopper
 from flash_versions.versions.fa3.hopper import host as forward_hopper
@@ -35,7 +35,7 @@ def choose_forward(request: Request) -> Forward:
     """The kernel for a request: FA3's for Hopper, its portable one, or FA2's."""
     if request.precision is not None:
         return choose_fp8(request, forward_quantized)
-    return choose_among(request, plan_hopper, lambda request: forward.forward)
+    return choose_among(request, plan_hopper, plan_portable)
 
 
 def choose_among(
@@ -43,13 +43,16 @@ def choose_among(
 ) -> Forward:
     """The forward for a request that is not in FP8, asked in this order: FA2's for what boxes do
     not reach and for decoding, which waits for memory, unless the kernel for decoding on Hopper is
-    faster; the one for Hopper; FA2's for interval masks; the portable one.
+    faster; the one for Hopper; the portable one.
     """
     if forward.left_to_gathering(request):
         return decode_hopper.planned(request) or fa2_forward.forward
-    if not forward_hopper.left_to_portable(request):
-        return hopper(request)
-    return fa2_forward.forward if forward.needs_lists(request) else portable(request)
+    return portable(request) if forward_hopper.left_to_portable(request) else hopper(request)
+
+
+def plan_portable(request: Request) -> Forward:
+    """The portable kernel for a plain call; FA2's for one with options."""
+    return fa2_forward.forward if forward.left_for_options(request) else forward.forward
 
 
 def plan_hopper(request: Request) -> Forward:
@@ -59,14 +62,18 @@ def plan_hopper(request: Request) -> Forward:
 
 
 def choose_backward(request: Request) -> Backward:
-    """The same for the gradients. The kernel for Hopper is asked first: it takes tiles that the
-    portable one leaves to FA2.
-    """
-    if not (backward.needs_pointers(request) or backward_hopper.left_to_portable(request)):
-        return partial(backward_hopper.launch, backward_hopper.make_plan(request))
-    if backward.left_to_gathering(request):
+    """The gradients: by the kernel for Hopper, or FA2's."""
+    if gradients_left(request):
         return fa2_backward.backward
-    return backward.backward
+    return partial(backward_hopper.launch, backward_hopper.make_plan(request))
+
+
+def gradients_left(request: Request) -> str | None:
+    """Why a request's gradients are left to FA2's kernels, as a sentence, or None: the reasons of
+    the forward but for the splits, which a backward does not have.
+    """
+    whole = request._replace(num_splits=1)
+    return forward.left_to_gathering(whole) or backward_hopper.left_to_portable(request)
 
 
 def choose_fp8(request: Request, kernel: ForwardQuantized) -> Forward:

@@ -56,7 +56,6 @@ def varied_fp8(
 
 VARIANTS: Mapping[str, Forward] = {
     "portable": forward.forward,
-    "portable, persistent": partial(forward.forward, persistent=True),
     **{name: partial(varied, **switches) for name, switches in SWITCHES.items()},
 }
 FP8_VARIANTS: Mapping[str, ForwardQuantized] = {

@@ -12,10 +12,10 @@ import torch
 from flash_versions.dispatch.precision import Quantized
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.verified import is_verified
-from flash_versions.dispatch.version import Backward, Chosen, Forward, Version
+from flash_versions.dispatch.version import Chosen, Forward, Version
 from flash_versions.versions import fa3
 from flash_versions.versions.fa3.hopper.config import prefers_order, prefers_order_in_fp8
-from flash_versions.versions.fa4 import ablation, backward, forward
+from flash_versions.versions.fa4 import ablation, forward
 from flash_versions.versions.fa4.blackwell import forward as forward_blackwell
 from flash_versions.versions.fa4.blackwell import host as host_blackwell
 from flash_versions.versions.fa4.hopper import host as forward_hopper
@@ -42,12 +42,13 @@ def plan_hopper(request: Request) -> Forward:
 
 
 def plan_portable(request: Request) -> Forward:
-    """The portable kernel, or the one for Blackwell: as it never ran on hardware, only where it was
-    verified.
+    """The portable kernel for a plain call, FA2's for one with options; or the one for Blackwell:
+    as it never ran on hardware, only where it was verified.
     """
     if is_verified(BLACKWELL, request.q.device) and not host_blackwell.left_to_portable(request):
         return plan_blackwell(request)
-    return forward.forward
+    planned = fa3.plan_portable(request)
+    return forward.forward if planned is fa3.forward.forward else planned
 
 
 def plan_blackwell(request: Request) -> Forward:
@@ -67,12 +68,6 @@ def choose_blackwell(request: Request) -> Forward:
             stacklevel=2,
         )
     return plan_blackwell(request)
-
-
-def choose_backward(request: Request) -> Backward:
-    """As FA3; on Hopper its kernel, as polynomials pay nowhere there (`hopper/backward.py`)."""
-    planned = fa3.choose_backward(request)
-    return backward.backward if planned is fa3.backward.backward else planned
 
 
 def forward_quantized(
@@ -106,7 +101,7 @@ VERSION = Version(
     source="Zadouri et al. 2026, arXiv:2603.05451",
     forward=Chosen(choose_forward),
     limits=fa3.limits,
-    backward=Chosen(choose_backward),
+    backward=fa3.VERSION.backward,  # on Hopper too: polynomials pay nowhere (`hopper/backward.py`)
     variants=ablation.VARIANTS,
     backward_variants=ablation.BACKWARD_VARIANTS,
     forward_quantized=forward_quantized,

@@ -11,7 +11,7 @@ from flash_versions.dispatch.precision import Quantized
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.version import Backward, Forward, ForwardQuantized
 from flash_versions.versions import fa3
-from flash_versions.versions.fa4 import backward, forward
+from flash_versions.versions.fa4 import forward
 from flash_versions.versions.fa4.hopper import (
     backward as backward_hopper,
 )
@@ -63,8 +63,7 @@ def varied_backward(
     Raises:
         ValueError: this kernel does not serve the request.
     """
-    reason = fa3.backward.needs_pointers(request) or fa3.backward_hopper.left_to_portable(request)
-    if reason:
+    if reason := fa3.gradients_left(request):
         raise ValueError(reason)
     return backward_hopper.backward(request, *given, eighths=eighths)
 
@@ -80,6 +79,5 @@ FP8_VARIANTS: Mapping[str, ForwardQuantized] = {  # scores of 16 bits have no po
     "no starts": partial(varied_fp8, starts=False),
 }
 BACKWARD_VARIANTS: Mapping[str, Backward] = {
-    "portable": backward.backward,
-    **{f"{n}/8 polynomial": partial(varied_backward, eighths=n) for n in (1, 2, 3)},
+    f"{n}/8 polynomial": partial(varied_backward, eighths=n) for n in (1, 2, 3)
 }

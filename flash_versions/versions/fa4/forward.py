@@ -1,7 +1,5 @@
 """FlashAttention 4, forward, portable: rescale only where needed, exponentials on two units.
 
-Without the code for options: python -m flash_versions.diff --show fa4 --plain
-
 What FA3 wasted. Once loads and products overlap, the softmax is what remains between two products.
 In every block FA3 multiplies the accumulator by 2^(old maximum - new maximum), which takes head_dim
 products for each row, and after the first few blocks that factor is mostly 1 or close to it. And
@@ -27,7 +25,7 @@ What changes.
         acc *= 2^(m_old - m)   [every block]        if any row was raised: acc *= alpha
         acc += P V_j                                acc += P V_j
 
-Everything else is FA3's: boxes, the order of tiles, the walk.
+Everything else is FA3's: boxes, the order of tiles, and that it serves plain calls.
 
 Cost. The decision takes one minimum over the rows of a tile and one branch for each block. The
 warps of a portable program have to agree on it, through shared memory, and the branch separates two
@@ -56,24 +54,22 @@ from flash_versions.versions.fa3.forward import (
     choose_config,
     heads_of_section,
     heavy_first,
+    left_for_options,
     load_rows,
-    needs_lists,
+    tile_at,
 )
 from flash_versions.versions.fa4.exp2 import DEGREES, mixed_exp2
 from flash_versions.versions.fa4.softmax import raise_reference
-from flash_versions.versions.tiles.algebra import Window, blocks_of_queries, finalize, mask_scores
-from flash_versions.versions.tiles.rows import Rows, View, store_row_values, store_rows
-from flash_versions.versions.tiles.score_mods import (
-    ScoreMods,
-    add_alibi,
-    cap_scores,
-    drop,
-    place_queries,
-    sink_state,
+from flash_versions.versions.tiles.algebra import (
+    LOG2E,
+    Window,
+    blocks_of_queries,
+    finalize,
+    last_visible,
 )
-from flash_versions.versions.tiles.sequences import Sequences, new_outputs
+from flash_versions.versions.tiles.rows import View, cdiv, store_row_values, store_rows
+from flash_versions.versions.tiles.sequences import new_outputs
 from flash_versions.versions.tiles.tma import describe
-from flash_versions.versions.tiles.varlen_scheduler import Tiling, find_tile, lay_out
 
 THRESHOLD = 8.0  # log2: how far a block may exceed a row's reference
 EIGHTHS = 2  # of the exponentials that are polynomials
@@ -97,13 +93,11 @@ def fold_block(
     row_max,
     row_sum,
     q_tile,
-    queries,
+    last_key,
     k,
     v,
-    sequences,
     keys,
-    window,
-    mods,
+    scale_log2,
     rule,
     BLOCK_KV: tl.constexpr,
     MASKED: tl.constexpr,
@@ -111,23 +105,14 @@ def fold_block(
     """Fold KV block j into the state: (acc, row_max, row_sum)."""
     k_pos = j * BLOCK_KV + tl.arange(0, BLOCK_KV)
     k_tile = load_rows(k, keys, j * BLOCK_KV)
-    s = cap_scores(tl.dot(q_tile, k_tile.T, input_precision="ieee"), mods)
-    distance = (queries.pos + queries.offset)[:, None] - k_pos[None, :]
-    s = add_alibi(s, queries.slope[:, None], distance, mods)
+    s = tl.dot(q_tile, k_tile.T, input_precision="ieee")
     if MASKED:
-        s = mask_scores(
-            s, k_pos[None, :], queries.first_key[:, None], queries.last_key[:, None], window
-        )
-    row_max, pivot, alpha = raise_reference(s, row_max, mods.scale_log2, rule.THRESHOLD)
+        s = tl.where(k_pos[None, :] <= last_key[:, None], s, float("-inf"))
+    row_max, pivot, alpha = raise_reference(s, row_max, scale_log2, rule.THRESHOLD)
     acc = rescale(acc, alpha, rule, MASKED)
-    p = mixed_exp2(s * mods.scale_log2 - pivot[:, None], rule.EIGHTHS, rule.DEGREE)
+    p = mixed_exp2(s * scale_log2 - pivot[:, None], rule.EIGHTHS, rule.DEGREE)
     row_sum = alpha * row_sum + tl.sum(p, 1)
-    p = drop(p, mods, queries.sequence_head[:, None], queries.pos[:, None], k_pos[None, :])
     v_tile = load_rows(v, keys, j * BLOCK_KV)
-    if MASKED:
-        if sequences.cu_seqlens_k is not None or sequences.kv_lengths is not None:
-            # What follows the sequence in the tensor may be NaN, and 0 * NaN is NaN.
-            v_tile = tl.where((k_pos < keys.length)[:, None], v_tile, 0.0)
     acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision="ieee")
     return acc, row_max, row_sum
 
@@ -153,94 +138,6 @@ def rescale(acc, alpha, rule, MASKED: tl.constexpr):
     return acc
 
 
-@triton.jit
-def attend(
-    acc,
-    row_max,
-    row_sum,
-    q_tile,
-    queries,
-    k,
-    v,
-    sequences,
-    keys,
-    window,
-    mods,
-    rule,
-    begin,
-    full_begin,
-    full_end,
-    end,
-    BLOCK_KV: tl.constexpr,
-):
-    """Fold KV blocks [begin, end) into the state of a query tile, the last one first: (acc,
-    row_max, row_sum).
-
-    Blocks outside [full_begin, full_end) are masked.
-    """
-    for i in range(full_end, end):
-        acc, row_max, row_sum = fold_block(
-            full_end + end - 1 - i, acc, row_max, row_sum, q_tile, queries, k, v, sequences, keys,
-            window, mods, rule, BLOCK_KV, MASKED=True
-        )  # fmt: skip
-    for i in range(full_begin, full_end):
-        acc, row_max, row_sum = fold_block(
-            full_begin + full_end - 1 - i, acc, row_max, row_sum, q_tile, queries, k, v, sequences,
-            keys, window, mods, rule, BLOCK_KV, MASKED=False
-        )  # fmt: skip
-    if window.left is not None:
-        for i in range(begin, full_begin):
-            acc, row_max, row_sum = fold_block(
-                begin + full_begin - 1 - i, acc, row_max, row_sum, q_tile, queries, k, v, sequences,
-                keys, window, mods, rule, BLOCK_KV, MASKED=True
-            )  # fmt: skip
-    return acc, row_max, row_sum
-
-
-@triton.jit
-def forward_tile(
-    tile,
-    sequence,
-    rows,
-    keys,
-    q,
-    k,
-    v,
-    o,
-    lse_out,
-    sequences,
-    window,
-    mods,
-    rule,
-    heads,
-    GROUP: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_KV: tl.constexpr,
-):
-    """Compute and store one tile, whose rows and keys are those of a query head."""
-    queries = place_queries(tile, sequence, heads, rows, keys, window, mods, 1, BLOCK_Q)
-    keys = Rows(keys.batch, keys.head // GROUP, keys.first, keys.length)
-    begin, full_begin, full_end, end = blocks_of_queries(
-        tile, rows.length, keys.length, window, 1, BLOCK_Q, BLOCK_KV
-    )
-
-    q_tile = load_rows(q, rows, tile * BLOCK_Q)
-    acc = tl.zeros([BLOCK_Q, o.PADDED], tl.float32)
-    row_max = tl.full([BLOCK_Q], float("-inf"), tl.float32)
-    row_sum = tl.zeros([BLOCK_Q], tl.float32)
-    row_max, row_sum = sink_state(row_max, row_sum, mods, queries.head, True)
-    acc, row_max, row_sum = attend(
-        acc, row_max, row_sum, q_tile, queries, k, v, sequences, keys, window, mods, rule,
-        begin, full_begin, full_end, end, BLOCK_KV
-    )  # fmt: skip
-    if mods.dropout_rescale is not None:
-        acc *= mods.dropout_rescale
-    # A box of O would reach past the end of a packed sequence into the next: store by pointers.
-    out, lse = finalize(acc, row_max, row_sum)
-    store_rows(o, rows, queries.pos, out)
-    store_row_values(lse_out, rows, queries.pos, lse)
-
-
 @triton.jit(do_not_specialize=COUNTS)
 def forward_kernel(
     q,
@@ -248,10 +145,8 @@ def forward_kernel(
     v,
     o,
     lse_out,
-    plan,
-    sequences,
     window,
-    mods,
+    scale_log2,
     rule,
     q_length,
     kv_length,
@@ -263,18 +158,31 @@ def forward_kernel(
     BLOCK_Q: tl.constexpr,
     BLOCK_KV: tl.constexpr,
 ):
-    """Each program walks over tiles, one (query tile, query head, sequence) after the other."""
-    LAST_FIRST: tl.constexpr = window.right is not None  # the last queries see the most keys
-    for number in range(tl.program_id(0), total, tl.num_programs(0)):
-        place = number if plan is not None else heavy_first(number, tiles, total, section)
-        tile, sequence, rows, keys = find_tile(
-            place, plan, sequences, q_length, kv_length, heads, tiles, LAST_FIRST
-        )
-        if plan is None or sequence >= 0:  # a plan has room for more tiles than there are
-            forward_tile(
-                tile, sequence, rows, keys, q, k, v, o, lse_out, sequences, window, mods, rule,
-                heads, GROUP, BLOCK_Q, BLOCK_KV
-            )  # fmt: skip
+    """One program per (query tile, query head, sequence), which folds the last block first."""
+    place = heavy_first(tl.program_id(0), tiles, total, section)
+    tile, rows, keys = tile_at(place, q_length, kv_length, heads, tiles, window, GROUP)
+    row = tile * BLOCK_Q + tl.arange(0, BLOCK_Q)
+    offset = kv_length - q_length  # causal is bottom-right: the last query sees the last key
+    last_key = last_visible(row, offset, window.right, kv_length)
+    _, _, full_end, end = blocks_of_queries(tile, q_length, kv_length, window, 1, BLOCK_Q, BLOCK_KV)
+
+    q_tile = load_rows(q, rows, tile * BLOCK_Q)
+    acc = tl.zeros([BLOCK_Q, o.PADDED], tl.float32)
+    row_max = tl.full([BLOCK_Q], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BLOCK_Q], tl.float32)
+    for i in range(full_end, end):
+        acc, row_max, row_sum = fold_block(
+            full_end + end - 1 - i, acc, row_max, row_sum, q_tile, last_key, k, v, keys,
+            scale_log2, rule, BLOCK_KV, MASKED=True
+        )  # fmt: skip
+    for i in range(full_end):
+        acc, row_max, row_sum = fold_block(
+            full_end - 1 - i, acc, row_max, row_sum, q_tile, last_key, k, v, keys, scale_log2,
+            rule, BLOCK_KV, MASKED=False
+        )  # fmt: skip
+    out, lse = finalize(acc, row_max, row_sum)
+    store_rows(o, rows, row, out)
+    store_row_values(lse_out, rows, row, lse)
 
 
 launch_forward = Launcher(forward_kernel)
@@ -334,7 +242,7 @@ def forward(
     eighths: int | None = None,
     counts: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """Attention and its LSE, of a request that is not `fa3.forward.left_to_gathering`.
+    """Attention and its LSE, of a request that is not `left_for_options`.
 
     Args:
         request: see `Request`. Few rows are served, too, only not as fast; num_splits is not read.
@@ -343,16 +251,17 @@ def forward(
             up to 8; 0 rescales in every block, as FA3 does; None: see `choose_rule`.
         eighths: of the exponentials that are polynomials, 0 to 8; None: see `choose_rule`.
         counts: two int32 to which the kernel adds the blocks that it folds and those in which it
-            rescales; see `count_rescales`.
+            rescales.
 
     Raises:
-        ValueError: threshold or eighths is out of range, or does not suit the dtype or the tile.
+        ValueError: the request has options; threshold or eighths is out of range, or does not suit
+            the dtype or the tile.
 
     Returns:
         o (batch, M, heads, head_dim_v), contiguous, in q's dtype; lse natural log, fp32 (batch,
         heads, M); no further statistics.
     """
-    if reason := needs_lists(request):
+    if reason := left_for_options(request):
         raise ValueError(reason)
     q, k, v = request.q, request.k, request.v
     batch, q_length, heads, _ = q.shape
@@ -362,8 +271,8 @@ def forward(
     eighths = chosen_eighths if eighths is None else eighths
     check_rule(request, config, threshold, eighths)
     o, lse = new_outputs(request)
-    (tiles,) = lay_out(request, Tiling(config.block_q), of_queries=(o, lse))
-    total = tiles.number * heads * batch  # packed: a batch of one
+    tiles = cdiv(q_length, config.block_q)
+    total = tiles * heads * batch
     launch_forward(
         (*layout(request), threshold, eighths, counts is None),
         (total,),
@@ -373,34 +282,18 @@ def forward(
             describe(v, config.block_kv),
             View.of(o),
             View.of_rows(lse),
-            tiles.plan,
-            Sequences.of(request),
-            Window(request.window_left, request.window_right),
-            ScoreMods.of(request),
+            Window(None, request.window_right),
+            request.scale * LOG2E.value,
             Rule(*constants_of(threshold, eighths, q.dtype), counts),
             q_length,
-            request.max_kv_length,
+            k.shape[1],
             heads,
-            tiles.number,
+            tiles,
             total,
             heads_of_section(request),
         ),
-        {
-            "GROUP": request.group,
-            "BLOCK_Q": config.block_q,
-            "BLOCK_KV": config.block_kv,
-        },
+        {"GROUP": request.group, "BLOCK_Q": config.block_q, "BLOCK_KV": config.block_kv},
         config.num_warps,
         config.num_stages,
     )
     return o, lse, None
-
-
-def count_rescales(request: Request, threshold: float = THRESHOLD) -> tuple[int, int]:
-    """How often a request's accumulators are rescaled: (blocks folded, of these rescaled), over all
-    query tiles. FA3 rescales in every block.
-    """
-    counts = torch.zeros(2, dtype=torch.int32, device=request.q.device)
-    forward(request, threshold=threshold, counts=counts)
-    blocks, rescales = counts.tolist()
-    return blocks, rescales

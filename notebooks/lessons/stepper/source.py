@@ -49,7 +49,7 @@ def text(name: str, causal: bool, head_dim: int) -> str:
         with (
             patch.dict(plain.FIXED, {**fixed, "SPLIT": True}, clear=True),
             patch.dict(plain.GIVEN, SPLIT),
-            patch.dict(plain.LAUNCHED, {"tl.num_programs(0)": plain.named("total")}, clear=True),
+            patch.dict(plain.LAUNCHED, clear=True),
         ):
             found = plain.plain_source("fa2", causal, head_dim)
     finally:

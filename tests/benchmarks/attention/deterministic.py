@@ -8,7 +8,7 @@ head for each key head, or, at 64, 128 and 256 dims, four. First, a process for 
 compiles its kernels, and checks a small batch: gradients have to be within the error budget. Then
 each shape's deterministic gradients have to be the same to the bit in 20 launches, and its
 contestants take turns, each as a CUDA graph with a cold L2 cache (flash_versions/bench/measure.py):
-the backward of FA3 in any order and in order, the portable kernels, and flash-attn-4, in any order
+the backward of FA3 in any order and in order, FA2's kernels, and flash-attn-4, in any order
 and in order, where it is installed.
 """
 
@@ -22,7 +22,7 @@ import torch
 
 from flash_versions.bench.document import new_document
 from flash_versions.dispatch.request import make_request
-from flash_versions.versions.fa3 import backward as portable
+from flash_versions.versions.fa2 import backward as portable
 from flash_versions.versions.fa3.hopper.backward.config import default_config
 from flash_versions.versions.oracle.budget import assess_request
 from tests.benchmarks.attention.headdims_backward import Call
@@ -56,7 +56,7 @@ def planned(given: Call, deterministic: bool) -> Callable:
 
 
 def in_portable_kernels(given: Call) -> Callable:
-    """The portable backward, which is deterministic, too."""
+    """FA2's backward, which is deterministic, too."""
     return lambda: portable.backward(given.request, given.o, given.lse, None, given.do, None)[:3]
 
 

@@ -6,9 +6,9 @@ A shape is drawn from its number: lengths are lognormal around a mean and fill 3
 each shape's kernels compute a smaller draw of the same kind, with a sequence of NaN among the
 others, and results and gradients of all others have to be within the error budget. Then its
 contestants take turns, forward and backward, each as a CUDA graph with a cold L2 cache
-(flash_versions/bench/measure.py): fa3 and fa4, the portable kernels that packed sequences went to
-before, torch's varlen_attn and flash-attn-4 where they are installed, and for the rate fa3 on a
-batch of equal rows as long as the mean, whose FLOPs are counted the same way.
+(flash_versions/bench/measure.py): fa3 and fa4, FA2's portable kernels, torch's varlen_attn and
+flash-attn-4 where they are installed, and for the rate fa3 on a batch of equal rows as long as the
+mean, whose FLOPs are counted the same way.
 
 Last, the same for a batch of rows with ends of their own (kv_lengths), a sink and ALiBi: fa3 and
 fa4 against the portable kernels, and against fa3 without them.
@@ -30,7 +30,7 @@ import torch  # noqa: E402
 from flash_versions import attention  # noqa: E402
 from flash_versions.bench.document import new_document  # noqa: E402
 from flash_versions.dispatch.request import make_request  # noqa: E402
-from flash_versions.versions.fa3 import backward, forward  # noqa: E402
+from flash_versions.versions.fa2 import backward, forward  # noqa: E402
 from flash_versions.versions.oracle.budget import assess_request  # noqa: E402
 from tests.benchmarks.frame import call_all, in_time, keep, parser, prepared, share, time_all, wrong  # noqa: E402
 
@@ -144,7 +144,7 @@ def contestants(shape: Shape) -> Iterator[tuple[dict, Callable]]:
 
 
 def our_call(name, inputs, options, is_backward):
-    """A call of a version, or of FA3's portable kernels."""
+    """A call of a version, or of FA2's portable kernels."""
     q, k, v, do = inputs
     if name == "portable":
         request = make_request(q, k, v, **options)

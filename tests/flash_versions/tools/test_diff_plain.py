@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from flash_versions.diff import changed, plain_diff, plain_source
-from flash_versions.diff.fold import Global, Known, Record
 from flash_versions.diff.plain import plain_kernels
 from flash_versions.dispatch import interpreter
 from flash_versions.dispatch.launch import Launcher
@@ -29,7 +28,6 @@ OUTPUTS = {
     "dkdv_kernel": {"dk_out", "dv_out"},
     "dq_kernel": {"dq_out"},
 }
-BORROWED = {("fa3", "delta_kernel")}  # launched by a version, shown with the one before
 interpreted = pytest.mark.skipif(not interpreter.enabled(), reason="bits are those of NumPy")
 
 
@@ -96,10 +94,9 @@ def replayed(call, folder, backward=False):
     """
     plain = as_module(plain_source(call.version, call.causal, call.head_dim, backward), folder)
     kernels = plain_kernels(call.version, call.causal, call.head_dim, backward)
-    launches = [x for x in call.launches if (call.version, x[0]) not in BORROWED]
-    assert [name for name, _, _ in launches] == [list(x.functions)[-1] for x in kernels]
+    assert [name for name, _, _ in call.launches] == [list(x.functions)[-1] for x in kernels]
     pairs, outputs = [], {}
-    for kernel, (name, grid, given) in zip(kernels, launches):
+    for kernel, (name, grid, given) in zip(kernels, call.launches):
         arguments = {}
         for parameter, path in kernel.functions[name].parameters.items():
             value = follow(given, path)
@@ -144,72 +141,19 @@ def test_other_types_and_head_dims(version, dtype, head_dim, monkeypatch, tmp_pa
 
 
 @interpreted
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("version", "lengths", "causal"), pairwise(["fa1", "fa2", "fa3"], LENGTHS[1:], [True, False])
+    ("version", "lengths", "causal"), pairwise(["fa1", "fa2"], LENGTHS[1:], [True, False])
 )
 def test_backward_is_the_full_kernel_to_the_bit(version, causal, lengths, monkeypatch, tmp_path):
     """And within the error budget of the fp64 reference."""
     call = Call(version, causal, lengths, monkeypatch)
     call.backward()
     pairs, outputs = replayed(call, tmp_path, backward=True)
-    assert len(pairs) == {"fa1": 3, "fa2": 4, "fa3": 3}[version] and all(same_bits(pairs))
+    assert len(pairs) == {"fa1": 3, "fa2": 4}[version] and all(same_bits(pairs))
     results = {name: outputs[name].to(call.do.dtype) for name in ("dq", "dk", "dv")}
     for name, accuracy in assess_request(results, call.request, call.do).items():
         assert accuracy.ok, f"{name}: {accuracy}"
-
-
-def leaves(values, path=()):
-    """(path, value) of everything that a kernel is specialised to."""
-    for name, value in values.items():
-        if isinstance(value, Record):
-            yield from leaves(value.fields, (*path, name))
-        else:
-            yield (*path, name), value
-
-
-@interpreted
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
-@pytest.mark.parametrize(
-    "version, backward", [(x, False) for x in VERSIONS] + [("fa1", True), ("fa2", True)]
-)
-def test_what_is_taken_for_granted_is_what_the_launch_shows(version, backward, causal, monkeypatch):
-    call = Call(version, causal, (64, 64), monkeypatch)
-    call.backward() if backward else call.forward()
-    for kernel, (_, grid, given) in zip(
-        plain_kernels(version, causal, 128, backward), call.launches, strict=True
-    ):
-        for path, value in leaves(kernel.values):
-            shown = follow(given, path)
-            shown = getattr(shown, "value", shown)  # of a tl.constexpr
-            if isinstance(value, Known):
-                assert shown == value.value and (shown is None) == (value.value is None), path
-            elif isinstance(value, Global):
-                assert shown is value.thing, path
-            elif getattr(shown, "PADDED", None) is not None:
-                assert shown.PADDED.value == kernel.width, path
-            else:
-                assert shown is not None, path
-        used = kernel.functions[list(kernel.functions)[-1]].parameters
-        assert (*grid, 1)[1] == 1  # program_id(1) is 0
-        if "total" in used:
-            assert grid[0] == given["total"]  # num_programs(0) is total: a tile for each program
-        if "heads" in used and used["heads"] == ("kv_heads",):
-            assert given["kv_heads"] == 2  # as many key heads as heads
-
-
-def test_a_plain_kernel_with_a_planted_bug_is_found(monkeypatch, tmp_path):
-    """The comparison above can fail: with the mask's edge moved by one."""
-    if not interpreter.enabled():
-        pytest.skip("bits are those of NumPy")
-    call = Call("fa2", True, (37, 101), monkeypatch)
-    call.forward()
-    text = plain_source("fa2")
-    assert text.count("<= last_key") == 1
-    monkeypatch.setattr(
-        sys.modules[__name__], "plain_source", lambda *_: text.replace("<= last_key", "< last_key")
-    )
-    pairs, _ = replayed(call, tmp_path)
-    assert not any(same_bits(pairs))
 
 
 BARS = {("fa1", "fa2"): 60, ("fa2", "fa3"): 40, ("fa3", "fa4"): 45}

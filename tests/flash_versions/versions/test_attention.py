@@ -9,21 +9,45 @@ import pytest
 import torch
 
 from flash_versions import BASELINES, VERSIONS, attention
+from flash_versions.dispatch.autograd.compute import in_vectors
 from flash_versions.dispatch.request import make_request
-from flash_versions.versions.fa3.forward import FEW_ROWS, left_to_gathering, needs_lists
+from flash_versions.versions.fa3.forward import FEW_ROWS, left_for_options, left_to_gathering
 from flash_versions.versions.oracle.budget import assess_request
 from flash_versions.versions.oracle.suite import CASES, DTYPES, Case
-from tests.helpers.kernels.budget import assert_gradients_right, assert_ok, assert_within_budget
+from tests.helpers.kernels.budget import (
+    assert_gradients_right,
+    assert_ok,
+    assert_right,
+    assert_within_budget,
+)
+from tests.helpers.rotation import rotated
 
-# One of the three dtypes of a case, another for the next version: the others are wide, but for
-# cases that have every feature, of FA2 and later and of FA1. So is what repeats FA2's kernels.
+# Every dtype of cases that have every feature, of FA2 and of FA1; of the others one, for the next
+# version another.
 EVERY_DTYPE = ("everything at once", "window, lengths per row")
+LATER = ("fa3", "fa4")  # which leave options, few queries and gradients to FA2's but on Hopper
+
+
+def is_plain(case):
+    """Whether the kernels of FA3 and FA4 have no less than this to do."""
+    given = case.kv_lengths, case.kv_starts, case.alibi, case.sink, *({*case.options} - {"scale"})
+    return not any(given) and case.starts is case.ends is None and 0 not in (case.batch, case.N)
 
 
 def repeats_fa2(version, case):
-    """Whether a later version leaves the case to FA2's kernels: few queries, interval masks."""
-    intervals = case.starts is not None or case.ends is not None
-    return version not in ("fa1", "fa2") and (case.M < FEW_ROWS or intervals)
+    """Whether a later version leaves the case to FA2's kernels, but on Hopper."""
+    return version in LATER and not (is_plain(case) and case.M >= FEW_ROWS)
+
+
+def marks(version, i, j, k):
+    """Of a version, a dtype and a case. What repeats FA2's kernels runs on a GPU, and one case of
+    it everywhere.
+    """
+    every = CASES[k].name in EVERY_DTYPE
+    rest = (i + j + k) % len(DTYPES)
+    if repeats_fa2(version, CASES[k]) and (rest or not every):
+        return pytest.mark.gpu
+    return pytest.mark.wide if rest and not every else ()
 
 
 EVERYTHING = [
@@ -32,10 +56,7 @@ EVERYTHING = [
         dtype,
         case,
         id=f"{version}-{str(dtype).removeprefix('torch.')}-{case.name}",
-        marks=pytest.mark.wide
-        if case.name not in EVERY_DTYPE
-        and ((i + j + k) % len(DTYPES) or repeats_fa2(version, case))
-        else (),
+        marks=marks(version, i, j, k),
     )
     for (i, version), (j, dtype), (k, case) in product(
         enumerate(VERSIONS), enumerate(DTYPES), enumerate(CASES)
@@ -44,15 +65,14 @@ EVERYTHING = [
 
 
 def repeats_a_backward(version):
-    """Whether a version before has the same backward."""
-    before = list(VERSIONS)[: list(VERSIONS).index(version)]
-    return any(VERSIONS[name].backward is VERSIONS[version].backward for name in before)
+    """Whether a version has the backward of one before, but on Hopper."""
+    return version in LATER
 
 
 by_version = pytest.mark.parametrize("version", VERSIONS)
+# Of options or gradients, which FA3 and FA4 have kernels for on a GPU only.
 by_backward = pytest.mark.parametrize(
-    "version",
-    [pytest.param(v, marks=[pytest.mark.wide] * repeats_a_backward(v)) for v in VERSIONS],
+    "version", [pytest.param(v, marks=[pytest.mark.gpu] * (v in LATER)) for v in VERSIONS]
 )
 by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
 
@@ -94,21 +114,33 @@ def test_what_is_left_to_fa2_is_told_by_the_case():
     """On the CPU, where tiles may be as large as they like; and they serve nothing else."""
     for case in (x for x in CASES if x.batch and x.M and x.N):
         request = make_request(*case.inputs(torch.float32, "cpu"), **case.all_options("cpu"))
-        reason = left_to_gathering(request) or needs_lists(request)
+        reason = left_to_gathering(request) or left_for_options(request)
         assert repeats_fa2("fa3", case) == (reason is not None), (case.name, reason)
+
+
+FEW = [case for case in CASES if is_plain(case) and 0 < case.M < FEW_ROWS]
+
+
+@pytest.mark.parametrize(("case", "dtype"), rotated(FEW, DTYPES))
+@pytest.mark.parametrize("version", LATER)
+def test_few_queries_in_the_portable_kernels_themselves(version, case, dtype, device):
+    """They serve these, too, only not as fast: short, and with every group and head_dim."""
+    request = in_vectors(make_request(*case.inputs(dtype, device), **case.all_options(device)))
+    with torch.no_grad():
+        o, lse, _ = VERSIONS[version].variants["portable"](request)
+    assert_right(request, o, lse)
 
 
 @by_version
 def test_gradient_of_o_alone(version, device):
-    q, k, v = Case("", 50, 70, heads=4, batch=2).inputs(torch.bfloat16, device)
+    q, k, v = Case("", 66, 70, heads=2, kv_heads=1).inputs(torch.bfloat16, device)
     check(version, q, k, v, dlse=False, causal=True)
 
 
-@by_dtype
 @by_version
-def test_huge_scores_do_not_overflow(version, dtype, device):
+def test_huge_scores_do_not_overflow(version, device):
     """In fp16 plain PyTorch overflows on these; the kernels' scores are fp32."""
-    q, k, v = Case("", 40, 70, causal=True).inputs(dtype, device)
+    q, k, v = Case("", 66, 70, causal=True).inputs(torch.float16, device)
     q, k = q * 300, k * 300
     o, lse = attention(q, k, v, version=version, causal=True, return_lse=True)
     assert o.isfinite().all() and lse.isfinite().all()
@@ -126,30 +158,35 @@ LENGTHS = {
 
 
 @pytest.mark.parametrize("lengths", LENGTHS)
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@by_version
-def test_lengths_of_any_layout_and_size(version, causal, lengths, device):
+@by_backward
+def test_lengths_of_any_layout_and_size(version, lengths, device):
     q, k, v = Case("", 40, 70, batch=2).inputs(torch.float32, device)
     given = LENGTHS[lengths](device)
-    options = {"causal": causal, "kv_lengths": given}
-    o, lse = attention(q, k, v, version=version, return_lse=True, **options)
+    o, lse = attention(q, k, v, version=version, return_lse=True, causal=True, kv_lengths=given)
     clamped = given.clamp(0, 70)
-    assert_within_budget(o, lse, q, k, v, causal=causal, kv_lengths=clamped)
+    assert_within_budget(o, lse, q, k, v, causal=True, kv_lengths=clamped)
 
 
 LAYOUTS = {
     "(B, H, S, D) transposed": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
-    "sequence first": lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
     "slice of a packed QKV": lambda x: torch.stack((x, x, x), 2)[:, :, 1],
+    "sequence first": lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
     "every other row": lambda x: x.repeat_interleave(2, 1)[:, ::2],
     "part of a wider head": lambda x: torch.cat((x, x), -1)[..., : x.shape[-1]],
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+def quick(layouts, number):
+    """The first ones; the others are slow."""
+    return [
+        pytest.param(x, marks=[pytest.mark.slow] * (i >= number)) for i, x in enumerate(layouts)
+    ]
+
+
+@pytest.mark.parametrize("layout", quick(LAYOUTS, 3))
 @by_version
 def test_any_strides(version, layout, device):
-    q, k, v = Case("", 50, 70, heads=4, kv_heads=2, batch=2).inputs(torch.float32, device)
+    q, k, v = Case("", 66, 70, heads=2, kv_heads=1, batch=2).inputs(torch.float32, device)
     q, k, v = (LAYOUTS[layout](x) for x in (q, k, v))
     backward = device == "cuda" or not repeats_a_backward(version)
     check(version, q, k, v, backward=backward, causal=True)
@@ -164,7 +201,7 @@ GRADIENT_LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", GRADIENT_LAYOUTS)
+@pytest.mark.parametrize("layout", quick(GRADIENT_LAYOUTS, 2))
 @by_backward
 def test_gradients_of_any_strides(version, layout, device):
     leaves = [
@@ -176,7 +213,7 @@ def test_gradients_of_any_strides(version, layout, device):
     assert_gradients_right(make_request(*leaves), gradients, do)
 
 
-@by_version
+@pytest.mark.parametrize("version", ["fa1", "fa2"])  # no box takes them
 def test_expanded_keys_with_stride_zero(version, device):
     q, k, v = Case("", 30, 40, heads=4, kv_heads=1).inputs(torch.float32, device)
     q = q.expand(3, -1, -1, -1)
@@ -189,7 +226,7 @@ def test_expanded_keys_with_stride_zero(version, device):
 @pytest.mark.parametrize("far", ["batch", "row", "head"])
 def test_offsets_past_32_bits(version, far, device):
     """Index and stride both fit 32 bits, their product does not; the buffer is mostly untouched."""
-    q, k, v = Case("", 3, 3, heads=3, kv_heads=3, batch=3).inputs(torch.float16, device)
+    q, k, v = Case("", FEW_ROWS, 3, heads=3, kv_heads=3, batch=3).inputs(torch.float16, device)
     apart = 2**30 + 64
     strides = {"batch": (apart, 256, 64), "row": (256, apart, 64), "head": (1024, 256, apart)}[far]
     if device == "cuda":
@@ -213,37 +250,34 @@ def test_future_keys_change_nothing(version, device):
 
 @by_version
 def test_keys_past_the_length_are_never_read(version, device):
-    q, k, v = Case("", 5, 100, batch=2).inputs(torch.float32, device)
-    lengths = torch.tensor([70, 3], device=device)
-    clean = attention(q, k, v, version=version, kv_lengths=lengths)
+    """Whatever lies there, NaN too: not in o, nor in a gradient; their own gradients are 0."""
+    leaves = Case("", 66, 130, batch=3).inputs(torch.bfloat16, device)
+    lengths = torch.tensor([100, 3, 0], device=device)
+    do = torch.randn_like(leaves[0])
+
+    def run():
+        q, k, v = (x.detach().requires_grad_() for x in leaves)
+        o = attention(q, k, v, version=version, kv_lengths=lengths, deterministic=True)
+        return o.detach(), *torch.autograd.grad(o, (q, k, v), do)
+
+    clean = run()
     for row, length in enumerate(lengths.tolist()):
-        k[row, length:], v[row, length:] = float("nan"), float("nan")
-    assert torch.equal(attention(q, k, v, version=version, kv_lengths=lengths), clean)
+        for x, gradient in zip(leaves[1:], clean[2:]):
+            x[row, length:] = float("nan")
+            assert not gradient[row, length:].any() and gradient[row, :length].any(-1).all()
+    assert all(torch.equal(x, y) for x, y in zip(run(), clean))
+    assert not clean[0][2].any() and not clean[1][2].any()
 
 
-@by_backward
-def test_keys_past_the_length_have_zero_gradient(version, device):
-    leaves = Case("", 5, 100, batch=3).inputs(torch.float32, device)
-    leaves = [x.requires_grad_() for x in leaves]
-    lengths = torch.tensor([70, 3, 0], device=device)
-    o = attention(*leaves, version=version, kv_lengths=lengths)
-    dq, dk, dv = torch.autograd.grad(o.square().sum(), leaves)
-    for row, length in enumerate(lengths.tolist()):
-        assert not dk[row, length:].any() and not dv[row, length:].any()
-        assert dv[row, :length].all()
-    assert not dq[2].any()
-
-
-@by_version
-def test_head_dims_up_to_512(version, device):
-    """FA2's kernels for all versions, of every dtype; also a step of decoding, and its splits."""
-    dtypes = DTYPES if version == "fa2" else DTYPES[2:]
-    for dtype, (head_dim, dim_v) in zip(dtypes, ((320, 512), (512, 40), (64, 512))):
-        shape = {"heads": 4, "head_dim": head_dim, "head_dim_v": dim_v}
-        check(version, *Case("", 20, 70, **shape).inputs(dtype, device), causal=True)
-        q, k, v = Case("", 1, 300, **shape).inputs(dtype, device)
-        check(version, q, k, v, backward=False)
-        check(version, q, k, v, backward=False, num_splits=3)
+@pytest.mark.parametrize("dtype", DTYPES, ids=["fp32", "fp16", "bf16"])
+def test_head_dims_up_to_512(dtype, device):
+    """Also a step of decoding, and its splits. FA2's kernels, for FA3 and FA4, too."""
+    head_dim, dim_v = ((320, 512), (512, 40), (64, 512))[DTYPES.index(dtype)]
+    shape = {"heads": 4, "head_dim": head_dim, "head_dim_v": dim_v}
+    check("fa2", *Case("", 20, 70, **shape).inputs(dtype, device), causal=True)
+    q, k, v = Case("", 1, 300, **shape).inputs(dtype, device)
+    check("fa4", q, k, v, backward=False)
+    check("fa2", q, k, v, backward=False, num_splits=3)
 
 
 @by_version
@@ -259,13 +293,14 @@ def test_padding_of_the_head_dim_is_never_read(version, device):
 
 @by_version
 def test_batch_rows_are_independent(version, device):
-    q, k, v = Case("", 30, 60, batch=3, heads=4).inputs(torch.bfloat16, device)
+    q, k, v = Case("", 66, 60, batch=3).inputs(torch.bfloat16, device)
     order = [2, 0, 1]
     o = attention(q, k, v, version=version, causal=True)
     shuffled = attention(q[order], k[order], v[order], version=version, causal=True)
     assert torch.equal(shuffled, o[order])
 
 
+@pytest.mark.gpu  # the interpreter has one order only
 @by_version
 def test_same_inputs_same_bits(version, device):
     q, k, v = Case("", 100, 100, heads=4).inputs(torch.bfloat16, device)
@@ -276,7 +311,7 @@ def test_same_inputs_same_bits(version, device):
         return o, *torch.autograd.grad(o.square().sum(), leaves)
 
     first = run()
-    for _ in range(1 if device == "cpu" else 100):
+    for _ in range(100):
         assert all(torch.equal(x, y) for x, y in zip(run(), first))
 
 

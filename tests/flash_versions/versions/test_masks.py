@@ -276,11 +276,3 @@ def test_expanded_masks_share_their_lists(device, monkeypatch):
     for same in (ends.expand(3, 64), ends.expand(3, 4, 64), ends[:, None].repeat(1, 2)[:, 0]):
         assert torch.equal(attention(q, k, v, version="fa2", query_ends=same), expected)
     assert {shape_of(request, 64)[2] for request, *_ in made} == {1}
-
-
-@pytest.mark.parametrize("version", ["fa3", "fa4"])
-def test_portable_kernels_without_lists_refuse(version, device):
-    q, k, v = inputs(128, dtype=torch.float32, device=device)
-    request = make_request(q, k, v, query_ends=ends_at(64, device))
-    with pytest.raises(ValueError, match="need lists of blocks"):
-        VERSIONS[version].variants["portable"](request)

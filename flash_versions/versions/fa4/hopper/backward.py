@@ -1,8 +1,9 @@
 """FlashAttention 4, backward, on Hopper: FA3's kernels, with exponentials on two units.
 
-What changes. A polynomial computes a share of P = 2^(S - LSE), as in the portable `backward.py`.
-FA3's kernels for Hopper take 2^x as a parameter, too. The columns for the polynomial are selected
-by register, in the accumulator of S^T as in that of S, so no data moves.
+What changes. A polynomial computes a share of P = 2^(S - LSE) (`../exp2.py`). The LSE is known, so
+of the forward's two tricks only this one applies. P is rounded to 16 bits for dV and dS for dQ and
+dK, which covers its error. FA3's kernels for Hopper take 2^x as a parameter. The columns for the
+polynomial are selected by register, in the accumulator of S^T as in that of S, so no data moves.
 
     P^T = 2^(S^T - LSE)   [exp unit]        now:    P^T = 2^(S^T - LSE)   [exp unit | multiply-add]
 

@@ -8,13 +8,13 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.launch import Plan, layout
 from flash_versions.dispatch.request import Request
-from flash_versions.versions.fa3.backward import exp2
 from flash_versions.versions.fa3.hopper.backward.config import (
     BackwardConfig,
     default_config,
     heads_of_section,
     tiles_of_keys,
 )
+from flash_versions.versions.fa3.hopper.backward.problem import exp2
 from flash_versions.versions.fa3.hopper.backward.rows import Workspace
 from flash_versions.versions.fa3.hopper.host import (
     counters,

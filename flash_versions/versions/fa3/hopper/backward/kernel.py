@@ -110,7 +110,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from flash_versions.dispatch.launch import Launcher, Plan
 from flash_versions.dispatch.request import Request
-from flash_versions.versions.fa3.backward import exp2
 from flash_versions.versions.fa3.hopper import host as forward_hopper
 from flash_versions.versions.fa3.hopper.backward.accumulate import (
     accumulate,
@@ -121,7 +120,7 @@ from flash_versions.versions.fa3.hopper.backward.config import BackwardConfig
 from flash_versions.versions.fa3.hopper.backward.consume import consume
 from flash_versions.versions.fa3.hopper.backward.host import COUNTS, make_plan, tensors
 from flash_versions.versions.fa3.hopper.backward.loads import Inputs, load_do, load_q
-from flash_versions.versions.fa3.hopper.backward.problem import make_problem
+from flash_versions.versions.fa3.hopper.backward.problem import exp2, make_problem
 from flash_versions.versions.fa3.hopper.backward.rows import finish, prepare
 from flash_versions.versions.fa3.hopper.backward.split_groups import Parts
 from flash_versions.versions.fa3.hopper.backward.tiles import Q_EMPTY, Q_THREADS, Buffers

@@ -1,5 +1,7 @@
 """What FA3's backward for Hopper computes, and in which tiles."""
 
+import triton
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
@@ -12,6 +14,12 @@ from flash_versions.versions.tiles.ragged import box_in_sequence, planned_tile, 
 from flash_versions.versions.tiles.score_mods import tanh
 from flash_versions.versions.tiles.triton_compat import aggregate
 from flash_versions.versions.tiles.wgmma import WARPGROUP_ROWS
+
+
+@triton.jit
+def exp2(x, share):
+    """2^x by the special function unit; share is for other functions, see `kernel.backward`."""
+    return tl.exp2(x)
 
 
 @aggregate
