@@ -24,15 +24,11 @@ pytestmark = pytest.mark.slow
 def test_distributions():
     generator = torch.Generator().manual_seed(1)
     drawn = {name: draw(name, (1000, 1000), generator).double() for name in DISTRIBUTIONS}
-    assert drawn["gaussian"].std() == pytest.approx(1, rel=0.01)
-    assert drawn["gaussian"].abs().max() < 7
     # A variance of 1 and, in 0.1 % of the entries, of 100^2 or of 1 + 100.
-    assert drawn["outliers"].var() == pytest.approx(0.999 + 0.001 * 100**2, rel=0.15)
-    assert drawn["paper"].var() == pytest.approx(1 + 0.001 * 100, rel=0.02)
-    for name, variance in (("outliers", 100.0**2), ("paper", 101.0)):
-        large = (drawn[name].abs() > 7).double().mean()
-        beyond = torch.special.erfc(torch.tensor(7 / (2 * variance) ** 0.5))
-        assert large == pytest.approx(0.001 * beyond.item(), rel=0.15)
+    variances = {"gaussian": 1, "outliers": 0.999 + 0.001 * 100**2, "paper": 1 + 0.001 * 100}
+    assert drawn["gaussian"].abs().max() < 7
+    for name, variance in variances.items():
+        assert drawn[name].var() == pytest.approx(variance, rel=0.15 if variance > 2 else 0.02)
     with pytest.raises(ValueError, match="distribution='uniform' is unknown; there are gaussian"):
         draw("uniform", (1,), generator)
 

@@ -11,8 +11,7 @@ from flash_versions.dispatch import interpreter
 from flash_versions.dispatch.request import make_request
 from flash_versions.inspect import command as inspect
 from flash_versions.inspect import sass
-from flash_versions.inspect.compiled import Assembly, Compiled
-from tests.compile import apart
+from flash_versions.inspect.compiled import Assembly
 
 # A dispatch by a table, a loop inside a loop, and a retry that lies behind the end.
 LISTING = """
@@ -104,37 +103,6 @@ def test_log_of_the_assembler():
         Assembly.of_log("ptxas fatal")
 
 
-# Three rings of one barrier, as MLIR writes them. Names begin anew in a partition: its %full is
-# another one's. A partition is given %empty as it is, and the slot of %used.
-TTGIR = """
-    %full = ttg.local_alloc : () -> !ttg.memdesc<1x1xi64>
-    %slot = ttg.memdesc_index %full[%c0_i32] : !ttg.memdesc<1x1xi64> -> !ttg.memdesc<1xi64>
-    ttng.init_barrier %slot, 1 : !ttg.memdesc<1xi64>
-    %empty = ttg.local_alloc : () -> !ttg.memdesc<1x1xi64>
-    %slot_1 = ttg.memdesc_index %empty[%c0_i32] : !ttg.memdesc<1x1xi64> -> !ttg.memdesc<1xi64>
-    ttng.init_barrier %slot_1, 2 : !ttg.memdesc<1xi64>
-    %used = ttg.local_alloc : () -> !ttg.memdesc<1x1xi64>
-    %slot_2 = ttg.memdesc_index %used[%c0_i32] : !ttg.memdesc<1x1xi64> -> !ttg.memdesc<1xi64>
-    ttng.init_barrier %slot_2, 2 : !ttg.memdesc<1xi64>
-    ttg.warp_specialize(%n, %empty, %slot_2) attributes {requestedRegisters = array<i32: 24>}
-    default {
-      WAIT
-    }
-    partition0(%arg0: i32, %arg1: !ttg.memdesc<1x1xi64>, %arg2: !ttg.memdesc<1xi64>) num_warps(1) {
-      %full = arith.addi %arg0, %arg0 : i32
-      %more = arith.addi %full, %full : i32
-"""
-
-
-@pytest.mark.parametrize(
-    ("line", "unused"),
-    [("ttg.warp_yield", ["%full"]), ("ttng.wait_barrier %slot, %c0_i32, %true", [])],
-)
-def test_a_barrier_that_nobody_waits_for_is_found(line, unused):
-    code = SimpleNamespace(asm={"ttgir": TTGIR.replace("WAIT", line)})
-    assert Compiled("kernel", "module", "sm_90", code).unused_barriers == unused
-
-
 def test_a_tool_that_is_missing_or_refuses(monkeypatch):
     with pytest.raises(RuntimeError, match="nvdisasm cannot read the kernel: "):
         sass.disassemble(b"not a cubin")
@@ -147,46 +115,6 @@ def test_a_tool_that_is_missing_or_refuses(monkeypatch):
     monkeypatch.setattr(sass, "triton", SimpleNamespace(knobs=SimpleNamespace(nvidia=Knobs())))
     with pytest.raises(RuntimeError, match="nvdisasm is missing: .*TRITON_NVDISASM_PATH"):
         sass.disassemble(b"")
-
-
-@pytest.mark.slow
-def test_compiled_kernels():
-    """Of tests/compile/kernels/inspected.py. ptxas says that accumulators touched between two
-    products serialise them, where it waits by itself, and what 72 registers spill.
-    """
-    found = apart.compiled("kernels.inspected")
-    kernel = found["gluon"]
-    assert kernel["kernel"] == "attention_kernel" and kernel["num_warps"] == 4
-    assert kernel["shared"] >= 3 * 64 * 64 * 2
-    expected = {"tma_loads": 3, "wgmma": 2 * 64 // 16, "ex2": 64 * 64 / 128, "mma_sync": 0,
-                "tcgen05": 0, "tma_stores": 0}  # fmt: skip
-    assert {name: kernel["counts"][name] for name in expected} == expected
-    assert kernel["counts"]["mbarriers"] >= 3
-    assert kernel["spill_stores"] == kernel["spill_loads"] == kernel["stack"] == 0
-    assert kernel["serialised"] == kernel["injected"] == []
-    assert kernel["instructions"] == sum(kernel["opcodes"].values())
-    [loop] = kernel["hot_loops"]
-    assert loop["local_memory"] == 0 and loop["opcodes"]["HGMMA"] == 8
-    names = ("HGMMA smem", "HGMMA regs", "wait 0", "MUFU.EX2")
-    assert [tuple(event) for event in loop["events"] if event[0] in names] == [
-        ("HGMMA smem", 4), ("wait 0", 1), ("MUFU.EX2", 32), ("HGMMA regs", 4), ("wait 0", 1)
-    ]  # fmt: skip
-    [warning] = found["touched"]
-    assert "wgmma.mma_async instructions are serialized" in warning
-    assert found["without waits"] and found["few registers"] > 0
-    for arch, used, unused in (("sm_80", "mma_sync", "wgmma"), ("sm_90", "wgmma", "mma_sync")):
-        kernels = {kernel["kernel"]: kernel for kernel in found["fa2"][arch]}
-        assert list(kernels) == ["forward_kernel", "delta_kernel", "dkdv_kernel", "dq_kernel"]
-        forward = kernels["forward_kernel"]
-        assert forward["counts"][used] > 0 and forward["counts"][unused] == 0
-        assert len(forward["hot_loops"]) == 2  # blocks that need no mask, and the others
-    # A GPU of many multiprocessors splits the keys of one query; variants are compiled, too.
-    assert found["split"] == ["decode_kernel", "combine_kernel"]
-    ours, small = found["shared"]
-    assert small < ours and found["restored"]
-    for name, sentence in (("arch", "arch='sm_75'"), ("variant", "variant='large tiles' of 'fa2'"),
-                           ("request", "version 'fa1': softcap")):  # fmt: skip
-        assert found["errors"][name].startswith(sentence)
 
 
 @pytest.mark.skipif(not interpreter.enabled(), reason="kernels are compiled in this process")
@@ -210,11 +138,23 @@ def test_summary(capfd):
     )
     assert header.split() == ["forward_kernel", "delta_kernel", "dkdv_kernel", "dq_kernel"]
     assert rows[0].split() == ["from", "fa2.forward", *["fa2.backward"] * 3]
-    labels = [row.split("  ")[0] for row in rows]
-    for label in ("registers per thread", "spill stores, bytes", "wgmma", "ex2.approx"):
-        assert label in labels
+    labels = {row.split("  ")[0] for row in rows}
+    assert labels >= {"registers per thread", "spill stores, bytes", "wgmma", "ex2.approx"}
     assert "mma.sync" not in labels and "\nforward_kernel\n  hot loop of " in out
     assert out.index("HGMMA smem x") < out.index("wait 0 |") < out.index("HGMMA regs x")
+
+
+@pytest.mark.slow
+def test_a_kernel_of_roles_as_json(capfd):
+    assert inspect.main(["fa3", "--json", *SMALL]) == 0
+    [kernel] = json.loads(capfd.readouterr().out)["kernels"]
+    roles = [(role["function"], role["warps"], role["registers"]) for role in kernel["roles"]]
+    assert roles == [("consume", 4, 240), ("consume", 4, 240), ("produce", 1, 24)]
+    assert all(kernel["counts"][name] for name in ("tma_loads", "wgmma", "mbarriers", "ex2"))
+    assert kernel["counts"]["mma_sync"] == kernel["counts"]["tcgen05"] == kernel["stack"] == 0
+    assert kernel["instructions"] == sum(kernel["opcodes"].values())
+    assert all(loop["opcodes"]["HGMMA"] for loop in kernel["hot_loops"])
+    assert kernel["serialised"] == kernel["injected"] == []
 
 
 @pytest.mark.slow

@@ -50,36 +50,27 @@ def drawn(has):
     return next(case for case in (draw(i, small=True) for i in range(200)) if has(case))
 
 
-@pytest.mark.parametrize("fast", [False, True])
-@pytest.mark.parametrize("what", ["o", "dq"])
-def test_a_wrong_result_fails(what, fast, monkeypatch):
-    """Of the kernels that add in one order, and of those that add in any."""
-    case = drawn(lambda case: case.backward)
+@pytest.mark.parametrize(
+    ("what", "fast", "why"),
+    [("o", False, "o: error"), ("dq", True, "dq with deterministic=False: error"),
+     ("o", None, "o: two runs differ")],
+)  # fmt: skip
+def test_a_wrong_result_fails(what, fast, why, monkeypatch):
+    """Of the kernels that add in one order, and of those that add in any; or one that varies."""
     really = trial.results
 
     def spoiled(*arguments, deterministic=True):
         found, do = really(*arguments, deterministic=deterministic)
-        if deterministic != fast:
+        if fast is None:
+            found[what].view(-1)[0] += 1e-6 * torch.rand(())
+        elif deterministic != fast:
             found[what].view(-1)[0] += 0.5
         return found, do
 
     monkeypatch.setattr(trial, "results", spoiled)
+    case = drawn(lambda case: case.backward and case.dtype == "float32")
     found = trial.attempt("fa2", case, "cpu")
-    assert found["outcome"] == "failed" and "OVER its budget" in found["why"]
-    assert found["why"].startswith(f"{what}{' with deterministic=False' * fast}: error")
-
-
-def test_a_result_that_varies_fails(monkeypatch):
-    really = trial.results
-
-    def varied(*arguments, **options):
-        found, do = really(*arguments, **options)
-        found["o"].view(-1)[0] += 1e-6 * torch.rand(()).to(found["o"].dtype)
-        return found, do
-
-    case = drawn(lambda case: case.dtype == "float32")
-    monkeypatch.setattr(trial, "results", varied)
-    assert "o: two runs differ" in trial.attempt("fa2", case, "cpu")["why"]
+    assert found["outcome"] == "failed" and found["why"].startswith(why)
 
 
 def test_what_a_version_does_not_take_is_no_failure():
@@ -142,11 +133,9 @@ def test_what_passed_is_remembered_for_this_gpu(b200, monkeypatch):
     assert not verified.is_verified(fa4.BLACKWELL, torch.device("cuda", 0))
 
 
-@pytest.mark.parametrize("file", ["dispatch/launch.py", "versions/fa4/blackwell/forward.py"])
-def test_a_verification_is_of_these_sources(file, b200, monkeypatch):
+def test_a_verification_is_of_these_sources(b200, monkeypatch):
     verified.record(fa4.BLACKWELL)
-    really, changed = Path.read_bytes, Path(verified.__file__).parents[1] / file
-    assert changed.is_file()
+    really, changed = Path.read_bytes, Path(fa4.__file__)
     monkeypatch.setattr(Path, "read_bytes", lambda x: really(x) + b"#" * (x == changed))
     verified.sources.cache_clear()
     assert not verified.is_verified(fa4.BLACKWELL, GPU)
@@ -155,15 +144,11 @@ def test_a_verification_is_of_these_sources(file, b200, monkeypatch):
     assert len(verified.read()) == 1, "of the sources before nothing is left"
 
 
-@pytest.mark.parametrize("text", ["{", "[1]"])
-def test_a_damaged_record_verifies_nothing(b200, text):
+def test_a_damaged_record_verifies_nothing(b200):
     verified.path().parent.mkdir(parents=True)
-    verified.path().write_text(text)
+    verified.path().write_text("{")
     with pytest.warns(UserWarning, match="is damaged and was ignored"):
         assert not verified.is_verified(fa4.BLACKWELL, GPU)
-    with pytest.warns(UserWarning):
-        verified.record(fa4.BLACKWELL)
-    assert verified.is_verified(fa4.BLACKWELL, GPU)
 
 
 def test_only_a_whole_verification_on_a_gpu_is_remembered(b200, monkeypatch, tmp_path, capsys):
