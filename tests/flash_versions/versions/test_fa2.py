@@ -84,18 +84,14 @@ CUT = {  # of 256 queries in tiles of 64, blocks of 32 keys; the number of pairs
 @pytest.mark.parametrize("name", CUT)
 def test_only_blocks_that_are_cut_pay_for_the_mask(name, monkeypatch):
     options, expected = CUT[name]
-    calls, mask_unseen = [], fa2.mask_unseen
+    calls, mask = [], fa2.mask_unseen
     for module in (fa2, fa2_backward):
-        monkeypatch.setattr(
-            module, "mask_unseen", lambda *a, **k: calls.append(1) or mask_unseen(*a, **k)
-        )
+        monkeypatch.setattr(module, "mask_unseen", lambda *a, **k: calls.append(1) or mask(*a, **k))
     q, k, v = inputs("cpu", M=256, N=256, heads=1, kv_heads=1, batch=1, head_dim=16)
     request, config = make_request(q, k, v, **options), LaunchConfig(64, 32, 4, 2)
     results = fa2.forward(request, config)
-    assert len(calls) == expected
-    calls.clear()
     fa2_backward.backward(request, *results, q, None, LaunchConfig(32, 64, 4, 2), config)
-    assert len(calls) == 2 * expected  # once for dK and dV, in tiles of 64 keys, once for dQ
+    assert len(calls) == 3 * expected  # in the backward for dK and dV, in tiles of 64 keys, and dQ
 
 
 BACKWARD_TILES = {
@@ -116,35 +112,21 @@ def test_backward_of_any_tile(heads, tiles, device):
 
 
 @pytest.mark.parametrize(
-    ("programs", "n_blocks", "multiprocessors", "expected"),
+    ("batch", "length", "at_once", "expected"),
     [
-        (1024, 64, 132, 1),  # prefill: the grid fills the GPU
-        (106, 64, 132, 1),  # 80 % full is full
-        (8, 2048, 132, 33),  # one query, 8 key heads, a long cache: two programs for each SM
-        (8, 64, 132, 16),  # a short cache: at least four blocks each
-        (8, 3, 132, 1),
-        (1, 10_000, 132, 264),
-        (4, 100, 1, 1),  # the interpreter
+        (13, 131072, 1, 2),  # 104 programs: below 80 % of the multiprocessors
+        (14, 131072, 1, 1),
+        (1, 131072, 1, 33),  # 8 key heads, a long cache: two programs for each SM
+        (1, 4096, 1, 16),  # a short cache: at least four blocks each
+        (1, 192, decode.READ_AT_ONCE, 1),  # a reduction takes longer than two more blocks
+        (1, 256, decode.READ_AT_ONCE, 4),
+        (1, 600, decode.READ_AT_ONCE, 10),  # a split for each block
+        (1, 4096, decode.READ_AT_ONCE, 16),  # as many as the reduction reads at once
+        (8, 600, decode.READ_AT_ONCE, 4),  # no more programs than there is room for
     ],
 )
-def test_heuristic(programs, n_blocks, multiprocessors, expected):
-    assert splits.choose_num_splits(programs, n_blocks, multiprocessors) == expected
-
-
-@pytest.mark.parametrize(
-    ("batch", "length", "expected"),
-    [
-        (1, 192, 1),  # a reduction would take longer than two more blocks
-        (1, 256, 4),
-        (1, 600, 10),  # a split for each block
-        (1, 4096, 16),  # as many as the reduction reads at once
-        (1, 131072, 33),
-        (8, 600, 4),  # no more programs than there is room for
-        (16, 600, 1),  # the GPU is full without
-    ],
-)
-def test_splits_of_a_decoding_step(monkeypatch, batch, length, expected):
+def test_how_many_splits(monkeypatch, batch, length, at_once, expected):
     monkeypatch.setattr(devices, "assumed", Properties(num_sms=132))
     q, k = torch.empty(batch, 1, 32, 64), torch.empty(1, 1, 8, 64).expand(batch, length, 8, 64)
     request = make_request(q, k, k, causal=True)
-    assert splits.splits_of(request, 8 * batch, 64, decode.READ_AT_ONCE) == expected
+    assert splits.splits_of(request, 8 * batch, 64, at_once) == expected

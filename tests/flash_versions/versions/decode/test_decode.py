@@ -48,24 +48,34 @@ def test_shapes(shape, num_splits, device):
     assert_decodes(make_request(*tensors, causal=True, num_splits=num_splits))
 
 
-def options_of(device):
-    """What a call of 8 heads on 2, two sequences of 150 keys, may ask for."""
+def options_of(device, batch=2):
+    """What a call of 8 heads on 2, sequences of up to 150 keys, may ask for; the first two have
+    starts.
+    """
+    starts = torch.tensor([3, 140] + [0] * (batch - 2), device=device)
     return {
         "full": {},
         "window": {"causal": True, "window": (70, None)},
         "window ahead": {"window": (40, 30)},
         "softcap": {"softcap": 3.0},
         "sink": {"sink": torch.tensor([3.0, -5.0, 0.0, float("-inf")] * 2, device=device)},
-        "alibi": {"causal": True, "alibi_slopes": torch.rand(2, 8, device=device)},
+        "alibi": {"causal": True, "alibi_slopes": torch.rand(batch, 8, device=device)},
         "dropout": {"dropout_p": 0.3},
-        "lengths": {"causal": True, "kv_lengths": torch.tensor([150, 33], device=device)},
-        "no key": {"causal": True, "kv_lengths": torch.tensor([1, 0], device=device)},
-        "starts": {
-            "causal": True,
-            "kv_lengths": torch.tensor([140, 150], device=device),
-            "kv_starts": torch.tensor([3, 149], device=device),
-        },
+        "starts": {"kv_starts": starts},
     }
+
+
+LENGTHS = {"150, 33": [150, 33], "150, 141": [150, 141], "no key": [1, 0]}
+
+
+@pytest.mark.parametrize(("lengths", "num_splits"), rotated(LENGTHS, SPLITS, name=str))
+def test_lengths(lengths, num_splits, device):
+    """Nothing past a sequence is read."""
+    q, k, v = inputs(device)
+    for b, length in enumerate(LENGTHS[lengths]):
+        k[b, length:], v[b, length:] = float("nan"), float("nan")
+    given = {"kv_lengths": torch.tensor(LENGTHS[lengths], device=device)}
+    assert_decodes(make_request(q, k, v, causal=True, num_splits=num_splits, **given))
 
 
 @pytest.mark.parametrize(("name", "num_splits"), rotated(options_of("cpu"), SPLITS, name=str))
@@ -81,14 +91,6 @@ def test_pages(page_size, num_splits, device):
     (k, table), (v, _) = (in_pages(x, page_size, lengths) for x in (k, v))
     given = {"kv_lengths": torch.tensor(lengths, device=device), "block_table": table}
     assert_decodes(make_request(q, k, v, causal=True, num_splits=num_splits, **given))
-
-
-@pytest.mark.parametrize("num_splits", [1, 3])
-def test_nothing_past_a_sequence_is_read(num_splits, device):
-    q, k, v = inputs(device)
-    lengths = torch.tensor([150, 33], device=device)
-    k[1, 33:], v[1, 33:] = float("nan"), float("nan")
-    assert_decodes(make_request(q, k, v, causal=True, kv_lengths=lengths, num_splits=num_splits))
 
 
 def test_strided_tensors(device):
@@ -143,20 +145,21 @@ def test_decoding_is_served_by_the_kernel_for_it(device, monkeypatch):
 
 @pytest.mark.slow
 def test_what_the_compiler_makes_of_it():
-    """16 bytes a copy, one loop, nothing spilled; an early launch only where someone waits."""
-    rows = apart.compiled("kernels.decode")
-    reduction = rows[1]
-    assert [row["kernel"] for row in rows] == ["decode_kernel", "combine_kernel"] + [
-        "decode_kernel"
-    ] * 2
-    for row in rows:
-        assert not row["spills"] and row["shared"] <= 227 * 1024, row
-        if row is not reduction:
-            assert row["mma_sync"] and row["loops"] == [0], row
-            assert row["copied"] and set(row["copied"]) == {"0x10"}, row
-    assert rows[0]["dependency"] == ["launch_dependents"] and not rows[0]["early"]
-    assert reduction["dependency"] == ["launch_dependents", "wait"] and reduction["early"]
-    assert not any(row["dependency"] or row["early"] for row in rows[2:])
+    """16 bytes a copy, one loop, nothing spilled; an early launch only where someone waits. Of
+    shares, as many blocks are under way with pages as without.
+    """
+    split, reduction, *whole = apart.compiled("kernels.decode")
+    shares = apart.compiled("kernels.decode", "shares")
+    assert [row["kernel"] for row in shares] == ["shares_kernel", "combine_kernel"] * 3
+    for row in (split, *whole, *shares[::2]):
+        assert not row["spills"] and row["shared"] <= 227 * 1024 and not row["early"], row
+        assert row["copied"] and set(row["copied"]) == {"0x10"} and row["mma_sync"], row
+        waits = "launch_dependents" in row["dependency"]
+        assert waits == (row not in whole) and "wait" not in row["dependency"], row
+    assert all(row["loops"] == [0] for row in (split, *whole))
+    assert all(row["waits"] == shares[0]["waits"] and row["waits"][0] > 0 for row in shares[::2])
+    for row in (reduction, *shares[1::2]):
+        assert row["dependency"] == ["launch_dependents", "wait"] and row["early"], row
 
 
 @pytest.mark.gpu
@@ -181,24 +184,21 @@ def test_same_bits_while_the_reduction_overlaps():
     launches, also in a CUDA graph, with new keys every time.
     """
     q, k, v = inputs("cuda", batch=1, N=8192, heads=32, kv_heads=8, head_dim=128)
-    others = torch.randn_like(k)
-    expected = [attention(q, x, v, version="fa2", num_splits=1) for x in (k, others)]
-    source = k.clone()
-    attention(q, source, v, version="fa2")  # compiles
+    keys, source = (k, torch.randn_like(k)), k.clone()
+    first = [attention(q, x, v, version="fa2") for x in keys]
+    for x, o in zip(keys, first):
+        expected = attention(q, x, v, version="fa2", num_splits=1)
+        torch.testing.assert_close(o, expected, rtol=2.0**-6, atol=2.0**-10)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         replayed = attention(q, source, v, version="fa2")
-    first = [None, None]
     different = torch.zeros((), dtype=torch.int64, device="cuda")
     for i in range(1000):
-        source.copy_((k, others)[i % 2])
+        source.copy_(keys[i % 2])
         if i % 4 < 2:
             o = attention(q, source, v, version="fa2")
         else:
             graph.replay()
-            o = replayed.clone()
-        if first[i % 2] is None:
-            first[i % 2] = o
-            torch.testing.assert_close(o, expected[i % 2], rtol=2.0**-6, atol=2.0**-10)
+            o = replayed
         different += (o != first[i % 2]).any()
     assert different.item() == 0

@@ -5,13 +5,14 @@ from functools import partial
 
 import pytest
 import torch
+from triton.runtime.interpreter import interpreter_builder
 
 from flash_versions import attention
 from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.versions.fa2 import decode, stream_k
-from tests.compile import apart
+from tests.flash_versions.versions.decode.test_decode import options_of
 from tests.flash_versions.versions.test_packed import in_pages
 from tests.helpers.kernels.budget import assert_right, random_inputs
 from tests.helpers.rotation import rotated
@@ -55,24 +56,11 @@ def test_groups_and_queries(heads, kv_heads, queries, device):
     assert_shared(make_request(q, k, v, causal=True, kv_lengths=lengths), 4, config)
 
 
-def options_of(device):
-    """What a call may ask for besides lengths."""
-    return {
-        "window": {"causal": True, "window": (40, None)},
-        "window ahead": {"window": (20, 10)},
-        "softcap": {"softcap": 3.0},
-        "sink": {"sink": torch.tensor([3.0, -5.0, 0.0, float("-inf")] * 2, device=device)},
-        "alibi": {"causal": True, "alibi_slopes": torch.rand(5, 8, device=device)},
-        "dropout": {"dropout_p": 0.3},
-        "starts": {"kv_starts": torch.tensor([3, 140, 0, 0, 149], device=device)},
-    }
-
-
 @pytest.mark.parametrize(("name", "number"), rotated(options_of("cpu"), [1, 4], name=str))
 def test_options(name, number, device):
     q, k, v = inputs(device, M=2)
     lengths = torch.tensor([150, 141, 2, 0, 150], device=device)
-    assert_shared(make_request(q, k, v, kv_lengths=lengths, **options_of(device)[name]), number)
+    assert_shared(make_request(q, k, v, kv_lengths=lengths, **options_of(device, 5)[name]), number)
 
 
 @pytest.mark.parametrize(
@@ -106,40 +94,31 @@ def test_more_sequences_than_shares(device, monkeypatch):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="counts blocks in the interpreter")
 def test_shares_differ_by_a_block(device, monkeypatch):
-    counts, attend, find_share = [], stream_k.attend, stream_k.find_share
-
-    def begin_share(*given):
-        counts.append(0)
-        return find_share(*given)
+    shares, attend = {}, stream_k.attend
 
     def count(begin, end, *given):
-        counts[-1] += int(end) - int(begin)
+        share = interpreter_builder.grid_idx
+        shares[share] = shares.get(share, 0) + int(end) - int(begin)
         return attend(begin, end, *given)
 
-    monkeypatch.setattr(stream_k, "find_share", begin_share)
     monkeypatch.setattr(stream_k, "attend", count)
     q, k, v = inputs(device)
     lengths = torch.tensor([150, 33, 1, 16, 80], device=device)  # 10, 3, 1, 1 and 5 blocks
     stream_k.forward(make_request(q, k, v, causal=True, kv_lengths=lengths), CONFIG, 6)
-    assert sorted(counts) == [3, 3, 3, 3] * 2 + [4] * 4  # of two heads
+    assert sorted(shares.values()) == [3, 3, 3, 3] * 2 + [4] * 4  # of two heads
 
 
 @pytest.mark.parametrize(
     ("given", "batch", "length", "shared"),
-    [
-        ({}, 5, 4096, False),
-        ({"kv_lengths"}, 5, 4096, True),
-        ({"kv_starts"}, 5, 4096, True),
-        ({"kv_lengths"}, 1, 4096, False),
-        ({"kv_lengths"}, 5, 1024, False),
-        ({"kv_lengths"}, 1025, 4096, False),
-    ],
-)
+    [("", 5, 4096, False), ("kv_lengths", 5, 4096, True), ("kv_starts", 2, 4096, True),
+     ("kv_lengths", 1, 4096, False), ("kv_lengths", 5, 1024, False),
+     ("kv_lengths", 1025, 4096, False)],
+)  # fmt: skip
 def test_where_shares_pay(given, batch, length, shared):
     """Long sequences with lengths of their own, neither a single one nor thousands."""
     q = torch.empty(batch, 1, 8, 16, dtype=torch.bfloat16, device="meta")
     k = torch.empty(batch, length, 2, 16, dtype=torch.bfloat16, device="meta")
-    request = make_request(q, k, k)._replace(**{name: torch.ones(batch) for name in given})
+    request = make_request(q, k, k)._replace(**({given: torch.ones(batch)} if given else {}))
     assert stream_k.pays(request) == shared
 
 
@@ -149,10 +128,8 @@ def test_who_shares(num_splits, device, monkeypatch):
     calls, forward = [], stream_k.forward
     monkeypatch.setattr(stream_k, "LONG", 150)
     monkeypatch.setattr(stream_k, "forward", lambda *a: calls.append(1) or forward(*a))
-    lengths = torch.tensor([9, 8, 7, 6, 5], device=device)
-    attention(
-        *inputs(device), causal=True, version="fa2", kv_lengths=lengths, num_splits=num_splits
-    )
+    options = {"kv_lengths": torch.tensor([9, 8, 7, 6, 5], device=device), "version": "fa2"}
+    attention(*inputs(device), causal=True, num_splits=num_splits, **options)
     assert bool(calls) == (num_splits is None)
 
 
@@ -176,18 +153,6 @@ def test_as_many_shares_as_fit_the_gpu(head_dim, kv_heads, batch, expected, monk
     q = torch.empty(batch, 1, kv_heads, head_dim, dtype=torch.bfloat16)
     request = make_request(q, q, q)
     assert stream_k.shares_of(request, decode.fitted(request, decode.SHARED)) == expected
-
-
-@pytest.mark.slow
-def test_what_the_compiler_makes_of_it():
-    """16 bytes a copy, as many blocks under way with pages as without, nothing spilled."""
-    rows = apart.compiled("kernels.decode", "shares")
-    assert {row["kernel"] for row in rows if row["early"]} == {"combine_kernel"}
-    first, *others = (row for row in rows if row["kernel"] == "shares_kernel")
-    assert len(others) == 2 and first["waits"][0] > 0
-    for row in (first, *others):
-        assert not row["spills"] and set(row["copied"]) == {"0x10"}, row
-        assert row["waits"] == first["waits"] and row["dependency"] == ["launch_dependents"], row
 
 
 @pytest.mark.gpu
