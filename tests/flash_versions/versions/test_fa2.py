@@ -100,11 +100,17 @@ BACKWARD_TILES = {
 }
 
 
-@pytest.mark.parametrize(("tiles", "heads"), [("tall", 2), ("tall", 6), ("wide", 6)])
-def test_backward_of_any_tile(heads, tiles, device):
+@pytest.mark.parametrize(
+    ("tiles", "heads", "intervals"),
+    [("tall", 2, False), ("tall", 6, False), ("wide", 6, False), ("wide", 2, True)],
+)
+def test_backward_of_any_tile(heads, tiles, intervals, device):
     q, k, v = inputs(device, M=50, N=70, heads=heads, batch=1)
     do = torch.randn_like(q)
-    request = make_request(q, k, v, causal=True, window=(30, None))
+    options = {"causal": True, "window": (30, None)}
+    if intervals:  # dK and dV have blocks of other sizes than dQ
+        options["query_ends"] = torch.randint(51, (70,), device=device)
+    request = make_request(q, k, v, **options)
     gradients = fa2_backward.backward(
         request, *fa2.forward(request), do, None, *BACKWARD_TILES[tiles]
     )

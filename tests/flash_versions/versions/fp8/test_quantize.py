@@ -14,6 +14,13 @@ import torch
 from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.precision import BLOCK_KEYS, BLOCK_ROWS, DTYPES, SCALES, Fp8, Quantized
 from flash_versions.versions.fp8.quantize import dequantize, prepare, quantize, transpose_values
+from tests.helpers.kernels.quantized import (
+    blocks,
+    expected,
+    expected_bits,
+    limit_of_factors,
+    transposed,
+)
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
@@ -27,78 +34,6 @@ def inputs(device, m=150, n=300, heads=4, kv_heads=2, dim=64, dim_v=None, dtype=
     return tuple((x * size.exp()).to(dtype) for x, size in zip((q, k, v), sizes))
 
 
-def blocks(x, size):
-    """(batch, length, heads, dim) -> (batch, heads, blocks, size * dim), zeros behind the end."""
-    length = x.shape[1]
-    x = torch.nn.functional.pad(x.float(), (0, 0, 0, 0, 0, -length % size))
-    return x.transpose(1, 2).unflatten(2, (-1, size)).flatten(3)
-
-
-def limit_of_factors(dtype, dim):
-    """What the largest number of Q and K becomes: the largest of a type of which dim products of
-    two are no more than half of fp16's largest number.
-    """
-    bits = torch.arange(0x7C if dtype == E5M2 else 0x7F)  # positive and finite
-    numbers = bits.to(torch.uint8).view(dtype).double()
-    return max(x for x in numbers.tolist() if dim * x * x <= 65504 / 2)
-
-
-def expected_scales(x, size, how, limit, group=1):
-    largest = blocks(x, size).abs().amax(-1)
-    if how.scales == "head":
-        largest = largest.unflatten(1, (-1, group)).flatten(2).amax(-1, keepdim=True)
-    elif how.scales == "tensor":
-        largest = largest.amax().expand(x.shape[0], x.shape[2] // group, 1)
-    # By a tensor: on a GPU, torch divides by a number by multiplying with its reciprocal.
-    return largest / torch.full_like(largest, limit)
-
-
-def expected_bits(x, scale, size, dtype, limit):
-    """The 8-bit tensor in the layout of x, as bytes."""
-    per_row = scale if scale.shape[2] == 1 else scale.repeat_interleave(size, 2)
-    per_row = per_row.expand(-1, -1, x.shape[1]) if scale.shape[2] == 1 else per_row
-    per_row = per_row[..., : x.shape[1]].repeat_interleave(x.shape[2] // scale.shape[1], 1)
-    divided = x.float() * (1.0 / per_row.transpose(1, 2)[..., None])
-    return divided.clamp(-limit, limit).to(dtype).view(torch.uint8)
-
-
-def values_in_place(v8, n):
-    """`Quantized.v` as bytes (batch, n, kv_heads, dim), position by position from the formula."""
-    found = v8.view(torch.uint8)
-    out = torch.zeros_like(found)
-    for i, h, low, j in product(range(found.shape[3] // 16), range(2), range(4), range(2)):
-        out[..., 16 * i + 8 * h + 2 * low + j] = found[..., 16 * i + 4 * low + 2 * h + j]
-    assert not out[..., n:].any(), "what follows the last key is zero"
-    return out[..., :n].permute(0, 3, 1, 2)
-
-
-def assert_quantized(x, q, k, v, how):
-    group = q.shape[2] // k.shape[2]
-    largest, factor = torch.finfo(how.dtype).max, limit_of_factors(how.dtype, q.shape[3])
-    for scale, tensor, size, limit in (
-        (x.q_scale, q, BLOCK_ROWS, factor),
-        (x.k_scale, k, BLOCK_KEYS, factor),
-        (x.v_scale, v, BLOCK_KEYS, largest),
-    ):
-        g = group if tensor is q and how.scales != "block" else 1
-        assert torch.equal(scale, expected_scales(tensor, size, how, limit, g))
-    for found, scale, tensor, size in (
-        (x.q, x.q_scale, q, BLOCK_ROWS),
-        (x.k, x.k_scale, k, BLOCK_KEYS),
-    ):
-        assert found.dtype == how.dtype and found.stride(3) == 1
-        dim = tensor.shape[3]
-        expected = expected_bits(tensor, scale, size, how.dtype, factor)
-        assert torch.equal(found[..., :dim].view(torch.uint8), expected)
-        assert found.shape[3] == -(-dim // 16) * 16
-        assert not found[..., dim:].view(torch.uint8).any()
-    n = v.shape[1]
-    assert x.v.shape == (*v.shape[:1], v.shape[2], v.shape[3], -(-n // 16) * 16)
-    expected = expected_bits(v, x.v_scale, BLOCK_KEYS, how.dtype, largest)
-    assert torch.equal(values_in_place(x.v, n), expected)
-    assert torch.equal(x.v_reference, x.v_scale.amax(-1))
-
-
 def assert_same(a, b):
     for x, y in zip(a[:3], b[:3]):
         assert torch.equal(x.view(torch.uint8), y.view(torch.uint8))
@@ -108,7 +43,7 @@ def assert_same(a, b):
 @pytest.mark.parametrize("how", [*map(Fp8, SCALES), Fp8("head", dtype=E5M2)], ids=str)
 def test_bits_and_scales(device, how):
     q, k, v = inputs(device)
-    assert_quantized(quantize(q, k, v, how), q, k, v, how)
+    assert_same(quantize(q, k, v, how), expected(q, k, v, how))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +59,7 @@ def test_bits_and_scales(device, how):
 )
 def test_shapes(device, shape):
     q, k, v = inputs(device, **shape)
-    assert_quantized(quantize(q, k, v), q, k, v, Fp8())
+    assert_same(quantize(q, k, v), expected(q, k, v, Fp8()))
 
 
 def test_strides(device):
@@ -133,7 +68,7 @@ def test_strides(device):
     q, k, v = packed.unbind(2)
     v = v.transpose(1, 2).contiguous().transpose(1, 2)
     k = k[:1].expand(2, -1, -1, -1)
-    assert_quantized(quantize(q, k, v), q, k, v, Fp8())
+    assert_same(quantize(q, k, v), expected(q, k, v, Fp8()))
 
 
 @pytest.mark.parametrize("scales", SCALES)
@@ -317,7 +252,7 @@ def test_transposed_values_end_where_their_sequence_does(device):
     found = transpose_values(v, torch.tensor([130, 300], device=device))
     bits = v.view(torch.uint8).clone()
     bits[0, 130:] = 0
-    assert torch.equal(values_in_place(found, 300), bits)
+    assert torch.equal(found.view(torch.uint8), transposed(bits))
 
 
 COMPILE = """
