@@ -5,15 +5,12 @@ import copy
 import pytest
 import torch
 
-from flash_versions import VERSIONS, attention, attention_reference, masks
+from flash_versions import attention, attention_reference, masks
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.oracle.budget import assess_request
 from flash_versions.versions.tiles.intervals import Intervals, shape_of
 from tests.flash_versions.versions.test_attention import check
-from tests.flash_versions.versions.test_packed import bounds
-
-FROM_FA2_ON = [name for name in VERSIONS if name != "fa1"]
-by_version = pytest.mark.parametrize("version", FROM_FA2_ON)
+from tests.flash_versions.versions.test_packed import bounds, by_version
 
 
 def inputs(n, heads=2, kv_heads=2, head_dim=32, dtype=torch.float64, device="cpu"):
@@ -266,11 +263,3 @@ def test_expanded_masks_share_their_lists(device, monkeypatch):
     for same in (ends.expand(3, 64), ends.expand(3, 4, 64), ends[:, None].repeat(1, 2)[:, 0]):
         assert torch.equal(attention(q, k, v, version="fa2", query_ends=same), expected)
     assert {shape_of(request, 64)[2] for request, *_ in made} == {1}
-
-
-@pytest.mark.parametrize("version", ["fa3", "fa4"])
-def test_portable_kernels_without_lists_refuse(version, device):
-    q, k, v = inputs(128, dtype=torch.float32, device=device)
-    request = make_request(q, k, v, query_ends=ends_at(64, device))
-    with pytest.raises(ValueError, match="need lists of blocks"):
-        VERSIONS[version].variants["portable"](request)

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from flash_versions import VERSIONS, attention
+from flash_versions import attention
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.tiles import varlen_scheduler
 from flash_versions.versions.tiles.varlen_scheduler import Tiling, lay_out
@@ -13,12 +13,13 @@ from tests.flash_versions.versions.test_attention import (
     by_backward,
     by_dtype,
     check,
-    repeats_a_backward,
 )
 from tests.helpers.kernels.budget import assert_gradients_right, assert_within_budget
 
-FROM_FA2_ON = [name for name in VERSIONS if name != "fa1"]
-by_version = pytest.mark.parametrize("version", FROM_FA2_ON)
+# FA3 and FA4 leave packed sequences to FA2's kernels, but on a GPU.
+by_version = pytest.mark.parametrize(
+    "version", ["fa2", *(pytest.param(name, marks=pytest.mark.gpu) for name in ("fa3", "fa4"))]
+)
 
 # The lengths of queries and keys, sequence by sequence; None: the same.
 PACKED = {
@@ -48,24 +49,16 @@ def packed_inputs(lengths_q, lengths_k, device, heads=4, kv_heads=2, head_dim=32
     return q, k, v + 0.5
 
 
-def check_packed(version, lengths_q, lengths_k, options, device, **shape):
-    """In the slow interpreter without a backward that is another version's."""
+def check_packed(version, lengths_q, lengths_k, options, device):
     given = {"cu_seqlens_q": bounds(lengths_q, device)}
     if lengths_k:
         given["cu_seqlens_k"] = bounds(lengths_k, device)
-    q, k, v = packed_inputs(lengths_q, lengths_k or lengths_q, device, **shape)
-    backward = device == "cuda" or not repeats_a_backward(version)
-    check(version, q, k, v, backward=backward, **given, **options)
+    q, k, v = packed_inputs(lengths_q, lengths_k or lengths_q, device)
+    check(version, q, k, v, **given, **options)
 
 
-# FA3 and FA4 leave sequences of fewer queries to FA2's kernels.
-LONG = ("ends on a block", "more queries than a tile has rows")
-
-
-@pytest.mark.parametrize(
-    ("version", "lengths"),
-    [(v, name) for v in FROM_FA2_ON for name in (PACKED if v == "fa2" else LONG)],
-)
+@pytest.mark.parametrize("lengths", PACKED)
+@by_version
 def test_packed(version, lengths, device):
     check_packed(version, *PACKED[lengths], {"causal": True}, device)
 
@@ -89,9 +82,8 @@ def test_packed_dtypes_with_a_sink_and_slopes(version, dtype, device):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("version", "num_splits"), [("fa2", 1), ("fa2", 2), ("fa3", 1), ("fa4", 1)]
-)
+@pytest.mark.parametrize("num_splits", [1, 2])
+@by_version
 def test_rows_of_no_sequence_see_no_key(version, num_splits, device):
     """As in a batch of a fixed size that is not full: they are 0, and so are their gradients."""
     q, k, v = packed_inputs([30, 50], [30, 120], device)
@@ -122,8 +114,7 @@ def test_packed_keys_of_which_the_first_few_are_used(version, device):
         "kv_lengths": torch.tensor([33, 9, 0, 99], device=device),
         "causal": True,
     }
-    backward = device == "cuda" or not repeats_a_backward(version)
-    check(version, q, k, v, backward=backward, **given)
+    check(version, q, k, v, **given)
     clean = with_gradients(version, q, k, v, given)
     unused = [*range(33, 60), *range(69, 119)]
     k[unused] = v[unused] = torch.nan
@@ -176,20 +167,7 @@ def test_packed_and_split(device):
     assert_within_budget(o, lse, q, k, v, causal=True, **given)
 
 
-def test_packed_queries_on_a_cache(device):
-    """A chunk of new tokens for each row of a cache that is filled to another length."""
-    q, _, _ = packed_inputs([5, 1, 9], [1], device)
-    k, v = torch.randn(2, 3, 80, 2, 32, device=device)
-    given = {
-        "cu_seqlens_q": bounds([5, 1, 9], device),
-        "kv_lengths": torch.tensor([80, 17, 40], device=device),
-        "causal": True,
-    }
-    check("fa2", q, k, v, **given)
-
-
-@pytest.mark.parametrize("num_splits", [None, 3])
-@pytest.mark.parametrize("M", [1, 20])
+@pytest.mark.parametrize(("M", "num_splits"), [(1, None), (20, None), (20, 3)])
 def test_left_padding(M, num_splits, device):
     q = torch.randn(3, M, 4, 32, device=device)
     k, v = torch.randn(2, 3, 200, 2, 32, device=device)
@@ -254,19 +232,21 @@ def test_pages_are_the_dense_cache(M, page_size, num_splits, device):
     assert_within_budget(o, None, q, dense_k, dense_v, **options)
 
 
-def test_packed_queries_on_pages(device):
+@pytest.mark.parametrize("paged", [False, True])
+def test_packed_queries_on_a_cache(paged, device):
+    """A chunk of new tokens for each row of a cache that is filled to another length."""
     q, _, _ = packed_inputs([5, 1, 9], [1], device)
-    kv = torch.randn(3, 80, 2, 64, device=device)
+    kv, lengths = torch.randn(3, 80, 2, 64, device=device), [80, 17, 40]
+    options = {"cu_seqlens_q": bounds([5, 1, 9], device), "causal": True}
+    dense = {"kv_lengths": torch.tensor(lengths, device=device)} | options
+    k, v = kv.split(32, -1)
+    if not paged:
+        check("fa2", q, k, v, **dense)
+        return
     pages, table = in_pages(kv, 16)
-    k, v = pages.split(32, -1)
-    lengths = [80, 17, 40]
-    given = {"cu_seqlens_q": bounds([5, 1, 9], device), "causal": True}
-    o = attention(
-        q, k, v, block_table=table, cu_seqlens_k=bounds(lengths, device), version="fa2", **given
-    )
-    dense_k, dense_v = kv.split(32, -1)
-    given["kv_lengths"] = torch.tensor(lengths, device=device)
-    assert_within_budget(o, None, q, dense_k, dense_v, **given)
+    options |= {"block_table": table, "cu_seqlens_k": bounds(lengths, device)}
+    o = attention(q, *pages.split(32, -1), version="fa2", **options)
+    assert_within_budget(o, None, q, k, v, **dense)
 
 
 def test_entries_past_the_length_are_never_followed(device):
