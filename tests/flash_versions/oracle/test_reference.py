@@ -67,23 +67,20 @@ def test_alibi_is_torchs_additive_bias():
 @pytest.mark.parametrize(
     ("softcap", "sink", "slope"), [(None, 0.3, None), (0.7, 0.3, None), (0.7, None, 0.5)]
 )
-def test_softcap_alibi_and_sink_in_single_numbers(softcap, sink, slope):
+def test_softcap_alibi_and_sink_of_one_query(softcap, sink, slope):
     q, k, v = inputs(1, 5, heads=1, kv_heads=1, dim_v=1, batch=1)
-    scores = [
-        0.9 * sum(a * b for a, b in zip(q.flatten().tolist(), x)) for x in k[0, :, 0].tolist()
-    ]
+    s = 0.9 * (k[0, :, 0] @ q[0, 0, 0])
     if softcap is not None:
-        scores = [softcap * math.tanh(s / softcap) for s in scores]
-    scores = [s - (slope or 0) * (4 - j) for j, s in enumerate(scores)]
-    total = sum(math.exp(s) for s in scores) + (0 if sink is None else math.exp(sink))
-    expected = sum(math.exp(s) / total * x for s, x in zip(scores, v.flatten().tolist()))
+        s = softcap * torch.tanh(s / softcap)
+    s = s - (slope or 0) * torch.arange(4, -1, -1)
+    total = s.exp().sum() + (0 if sink is None else math.exp(sink))
     options = {
         "sink": None if sink is None else torch.tensor([sink], dtype=torch.float64),
         "alibi_slopes": None if slope is None else torch.tensor([slope]),
     }
     o, lse = attention_reference(q, k, v, scale=0.9, softcap=softcap, **options)
-    assert o.item() == pytest.approx(expected, rel=1e-12)
-    assert lse.item() == pytest.approx(math.log(total), rel=1e-12)
+    same(o.flatten(), (s.exp() / total @ v.flatten())[None])
+    same(lse.flatten(), total.log()[None])
 
 
 def test_a_query_without_a_key():

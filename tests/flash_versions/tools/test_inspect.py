@@ -201,23 +201,6 @@ def test_one_sentence(arguments, sentence, capfd):
     assert not out and "Traceback" not in err
 
 
-def test_events_that_alternate_are_added_up():
-    few = [sass.Event("HMMA", 2), sass.Event("MUFU.EX2", 1)]
-    assert inspect.in_order(few) == "HMMA x2 | MUFU.EX2"
-    assert inspect.in_order(few * 20) == "HMMA x40, MUFU.EX2 x20, interleaved"
-    lines = inspect.in_order([sass.Event("mbarrier wait", 1)] * 12).splitlines()
-    assert len(lines) > 1 and all(line.startswith("mbarrier wait |") for line in lines)
-    assert lines[-1].endswith("mbarrier wait")
-
-
-def test_kernels_are_chosen_by_name():
-    kernels = [SimpleNamespace(kernel=name) for name in ("a", "b", "b")]
-    assert inspect.selected(kernels, None) == kernels
-    assert inspect.selected(kernels, "b") == kernels[1:]
-    with pytest.raises(ValueError, match="kernel='c' is not launched .*; it launches a, b"):
-        inspect.selected(kernels, "c")
-
-
 @pytest.mark.parametrize(
     "arguments",
     [["--length", "0"], ["--heads", "x"], ["--window", "1", "x"], ["--causal", "--full"]],
