@@ -203,7 +203,7 @@ def test_one_sentence(arguments, sentence, capfd):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--length", "0"], ["--heads", "x"], ["--window", "1", "x"], ["--causal", "--full"]],
+    [["--length", "0"], ["--heads", "x"], ["--window", "1", "x"]],
 )
 def test_malformed_options(arguments, capsys):
     with pytest.raises(SystemExit):

@@ -2,6 +2,7 @@
 
 import math
 import re
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.version import EXPLICIT
 from flash_versions.inspect import sass
 from flash_versions.mine import command, rank, start
-from flash_versions.mine.check import Outcome, find_faults
+from flash_versions.mine.check import Outcome, check, find_faults
 from flash_versions.mine.summary import common_property
 from flash_versions.versions.oracle.suite import CASES, Case
 
@@ -191,6 +192,12 @@ def test_new_keeps_a_file_and_bench_needs_a_gpu(tmp_path, capsys, monkeypatch):
     assert command.main(["check", str(tmp_path / "b.py")]) == 2
     assert "is not there" in capsys.readouterr().err
     (tmp_path / "c.py").write_text(TEXT)
+    monkeypatch.setattr(command, "check", lambda version: islice(check(version), 12, 14))
+    assert command.main(["check", str(tmp_path / "c.py")]) == 0
+    assert "2 of 2 cases are right; 0 need what is not in FEATURES." in capsys.readouterr().out
+    (tmp_path / "d.py").write_text(TEXT.replace("head // GROUP", "head % 2"))
+    assert command.main(["check", str(tmp_path / "d.py")]) == 1
+    assert "WRONG  grouped heads 8:4" in capsys.readouterr().out
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert command.main(["bench", str(tmp_path / "c.py")]) == 2
     assert "no GPU was found" in capsys.readouterr().err
