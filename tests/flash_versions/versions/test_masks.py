@@ -148,6 +148,14 @@ def test_masks_in_the_kernels(name, device):
     check("fa2", q, k, v, **MASKS[name](n, device))
 
 
+@pytest.mark.parametrize("side", ["query_starts", "query_ends"])
+def test_the_last_query_of_a_tile(side, device):
+    """It alone sees a block of keys, or does not."""
+    q, k, v = inputs(128, dtype=torch.float32, device=device)
+    edges = torch.tensor([63, 127], device=device).repeat_interleave(64)
+    check("fa2", q, k, v, **{side: edges})
+
+
 def test_split_keys(device):
     """Each split takes a share of the list, some of them nothing."""
     lengths = [100, 30, 70]
