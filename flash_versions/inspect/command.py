@@ -78,9 +78,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     call.add_argument(
         "--precision", metavar="FP8", help="such as fp8, or fp8:head: quantised first"
     )
-    mask = call.add_mutually_exclusive_group()
-    mask.add_argument("--causal", action="store_true")
-    mask.add_argument("--full", action="store_true", help="without a mask (the default)")
+    call.add_argument("--causal", action="store_true")
     call.add_argument(
         "--window", type=bound, nargs=2, metavar=("LEFT", "RIGHT"), help="keys seen; none: no bound"
     )

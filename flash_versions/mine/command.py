@@ -45,10 +45,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
     new = add("new", run_new, "write mine.py, attention in one kernel")
     new.add_argument("folder", nargs="?", type=Path, default=Path(), help="where (here)")
-    one = add("check", run_check, "is it right? Without a GPU in Triton's interpreter")
-    one.add_argument(
-        "--every-dtype", action="store_true", help="each case in fp32, fp16 and bf16, not in one"
-    )
+    add("check", run_check, "is it right? Without a GPU in Triton's interpreter")
     one = add("inspect", run_inspect, "rank it by what the compiler makes of it; needs no GPU")
     one.add_argument("--arch", nargs="+", default=RANKED, choices=ARCHES, help="(80, 90 and 100)")
     one.add_argument("--head-dim", type=int, default=128, choices=(64, 128, 256))
@@ -74,7 +71,7 @@ def run_new(options: argparse.Namespace) -> int:
 def run_check(options: argparse.Namespace) -> int:
     """Try all cases; 1 if a result is wrong."""
     outcomes: list[Outcome] = []
-    for outcome in check(load_version(options.file), options.every_dtype):
+    for outcome in check(load_version(options.file)):
         outcomes.append(outcome)
         if outcome.refused:
             continue

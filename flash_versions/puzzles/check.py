@@ -25,7 +25,7 @@ from unittest.mock import patch
 
 import torch
 
-from flash_versions.dispatch.emulator import machine
+from flash_versions.dispatch.emulator import emulator, machine
 from flash_versions.dispatch.emulator.emulator import run_file
 from flash_versions.mine.check import describe
 from flash_versions.mine.guard import guarding
@@ -136,6 +136,7 @@ def try_emulated(module: ModuleType, function: Callable[..., Any], inputs: tuple
         with (
             patch.object(machine, "order", order),
             patch.object(machine, "watcher", note),
+            patch.object(emulator.gl, "store", store_once({})),
             guarding(),
             KernelsOnly(function.__code__.co_filename),
         ):
@@ -147,6 +148,25 @@ def try_emulated(module: ModuleType, function: Callable[..., Any], inputs: tuple
             compare(name, found, right, usual, inputs[0].dtype)
         if hasattr(module, "review"):
             module.review(events, *inputs)
+
+
+def store_once(owners: dict[tuple[int, int], str]) -> Callable[..., None]:
+    """The emulator's store, for one emulation; two partitions must not store the same element,
+    whatever they store.
+    """
+
+    def store(pointer: Any, value: Any, mask: Any = True) -> None:
+        emulator.store(pointer, value, mask)
+        offset, where = torch.broadcast_tensors(pointer.offset, emulator.tensor_of(mask))
+        here = machine.here.partition.name
+        for i in offset[where].tolist():
+            other = owners.setdefault((pointer.data.data_ptr(), i), here)
+            assert other == here, (
+                f"{other} and {here} store to element {i} of a tensor: on a GPU one overwrites the "
+                "other's result."
+            )
+
+    return store
 
 
 def is_float(x: Any) -> bool:

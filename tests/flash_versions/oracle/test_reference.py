@@ -56,37 +56,31 @@ def test_masks_are_torchs(name, m, n):
     same(lse, (scores + bias).logsumexp(-1))
 
 
-@pytest.mark.parametrize("per_row", [False, True])
-def test_alibi_is_torchs_additive_bias(per_row):
+def test_alibi_is_torchs_additive_bias():
     q, k, v = inputs(5, 8)
-    slopes = torch.rand((2, 4) if per_row else (4,))
+    slopes = torch.rand(2, 4)
     behind = torch.tensor([[float(abs(i + 3 - j)) for j in range(8)] for i in range(5)])
     bias = -slopes.double()[..., None, None] * behind
     same(attention_reference(q, k, v, alibi_slopes=slopes)[0], torch_sdpa(q, k, v, bias))
 
 
-@pytest.mark.parametrize("softcap", [None, 0.7])
-@pytest.mark.parametrize("sink", [None, 0.3])
-def test_softcap_and_sink_in_single_numbers(softcap, sink):
+@pytest.mark.parametrize(
+    ("softcap", "sink", "slope"), [(None, 0.3, None), (0.7, 0.3, None), (0.7, None, 0.5)]
+)
+def test_softcap_alibi_and_sink_of_one_query(softcap, sink, slope):
     q, k, v = inputs(1, 5, heads=1, kv_heads=1, dim_v=1, batch=1)
-    scores = [
-        0.9 * sum(a * b for a, b in zip(q.flatten().tolist(), x)) for x in k[0, :, 0].tolist()
-    ]
+    s = 0.9 * (k[0, :, 0] @ q[0, 0, 0])
     if softcap is not None:
-        scores = [softcap * math.tanh(s / softcap) for s in scores]
-    total = sum(math.exp(s) for s in scores) + (0 if sink is None else math.exp(sink))
-    expected = sum(math.exp(s) / total * x for s, x in zip(scores, v.flatten().tolist()))
-    given = None if sink is None else torch.tensor([sink], dtype=torch.float64)
-    o, lse = attention_reference(q, k, v, scale=0.9, softcap=softcap, sink=given)
-    assert o.item() == pytest.approx(expected, rel=1e-12)
-    assert lse.item() == pytest.approx(math.log(total), rel=1e-12)
-
-
-def test_softcap_comes_before_alibi():
-    q, k, v = inputs(1, 4, heads=1, kv_heads=1, dim_v=1, batch=1)
-    scores = torch.tanh((q[0, 0, 0] * k[0, :, 0]).sum(-1) * 6**-0.5) - 0.5 * torch.arange(3, -1, -1)
-    o, _ = attention_reference(q, k, v, softcap=1.0, alibi_slopes=torch.tensor([0.5]))
-    same(o.flatten(), (scores.softmax(0) * v.flatten()).sum()[None])
+        s = softcap * torch.tanh(s / softcap)
+    s = s - (slope or 0) * torch.arange(4, -1, -1)
+    total = s.exp().sum() + (0 if sink is None else math.exp(sink))
+    options = {
+        "sink": None if sink is None else torch.tensor([sink], dtype=torch.float64),
+        "alibi_slopes": None if slope is None else torch.tensor([slope]),
+    }
+    o, lse = attention_reference(q, k, v, scale=0.9, softcap=softcap, **options)
+    same(o.flatten(), (s.exp() / total @ v.flatten())[None])
+    same(lse.flatten(), total.log()[None])
 
 
 def test_a_query_without_a_key():
@@ -126,7 +120,7 @@ def single(q, k, v, b, name):
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("lengths", [((3, 4), (5, 2)), ((0, 4), (6, 0)), ((2, 5), (2, 5))])
+@pytest.mark.parametrize("lengths", [((3, 4), (5, 2)), ((0, 4), (6, 0))])
 def test_packed_sequences_are_calls_of_their_own(name, lengths):
     q, k, v = (x[0] for x in inputs(10, 8))
     cu_q, cu_k = (torch.tensor([0, x, x + y]) for x, y in lengths)
@@ -184,39 +178,24 @@ def test_pages_are_gathered(packed, lengths_in):
 @pytest.mark.parametrize(
     ("counter", "key", "words"),
     [
-        ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
         ((2**32 - 1,) * 4, (2**32 - 1,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
-        (
-            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
-            (0xA4093822, 0x299F31D0),
-            (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
-        ),
+        ((0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0),
+         (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)),
     ],
-    ids=["zeros", "ones", "pi"],
-)
+    ids=["ones", "pi"],
+)  # fmt: skip
 def test_philox_gives_the_published_words(counter, key, words):
     """The known answers of Random123, the library of Philox's authors."""
     assert tuple(int(word) for word in philox(key, counter)) == words
 
 
-def dropped_request(p, batch=2, m=40, n=50, seed=(3 << 32) + 5):
-    q, k, v = inputs(m, n, batch=batch)
-    return Request(q, k, v, dropout_p=p, dropout_seed=torch.tensor([seed]))
-
-
 def test_dropout_draws_what_the_specification_says():
-    keep = dropout_keep(dropped_request(0.3), 0, 2, 40, 50)
+    q, k, v = inputs(40, 50)
+    request = Request(q, k, v, dropout_p=0.3, dropout_seed=torch.tensor([(3 << 32) + 5]))
+    keep = dropout_keep(request, 0, 2, 40, 50)
     for b, h, i, j in [(0, 0, 0, 0), (1, 2, 7, 31), (0, 3, 39, 49), (1, 0, 12, 0)]:
         word = philox((5, 3), (i, j, b * 4 + h, 0))[0]
         assert keep[b, h, i, j].item() == (int(word) >= round(0.3 * 2**32))
-
-
-@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
-def test_dropout_keeps_the_fraction_that_it_should(p):
-    keep = dropout_keep(dropped_request(p), 0, 2, 40, 50).double()
-    assert abs(keep.mean().item() - (1 - p)) < 4 * math.sqrt(p * (1 - p) / keep.numel())
-    by_head = keep.mean((2, 3))
-    assert by_head.unique().numel() > 1  # heads and sequences draw their own
 
 
 def test_dropout_drops_p_and_leaves_the_lse():
@@ -235,12 +214,11 @@ def test_dropout_drops_p_and_leaves_the_lse():
 def test_dropout_counts_in_the_sequence():
     """A packed sequence draws at its own positions, but for its place in the batch."""
     q, k, v = (x[0] for x in inputs(6, 6, heads=2, kv_heads=2))
-    cu = torch.tensor([0, 2, 6])
+    options = {"cu_seqlens_q": torch.tensor([0, 2, 6]), "dropout_p": 0.5}
     torch.manual_seed(3)
-    o, _ = attention_reference(q, k, v, cu_seqlens_q=cu, dropout_p=0.5)
+    o, _ = attention_reference(q, k, v, **options)
     torch.manual_seed(3)
-    request = make_request(q, k, v, cu_seqlens_q=cu, dropout_p=0.5)
-    keep = dropout_keep(request, 1, 1, 4, 4)[0]
+    keep = dropout_keep(make_request(q, k, v, **options), 1, 1, 4, 4)[0]
     p = torch.einsum("mhd,nhd->hmn", q[2:], k[2:]).mul(6**-0.5).softmax(-1) * keep / 0.5
     same(o[2:], torch.einsum("hmn,nhd->mhd", p, v[2:]))
 
@@ -259,13 +237,13 @@ FEATURES = {
 }
 
 
-@pytest.mark.parametrize("with_sink", [False, True])
 @pytest.mark.parametrize("name", FEATURES)
-def test_gradients_are_those_of_finite_differences(name, with_sink):
-    q, k, v = inputs(4, 2, heads=2, kv_heads=1, dim=3, dim_v=2, batch=1)
-    leaves = [x.requires_grad_() for x in (q, k, v)]
-    if with_sink:
-        leaves.append(torch.randn(2, dtype=torch.float64, requires_grad=True))
+def test_gradients_are_those_of_finite_differences(name):
+    leaves = [
+        x.requires_grad_() for x in inputs(4, 2, heads=2, kv_heads=1, dim=3, dim_v=2, batch=1)
+    ]
+    if name not in ("plain", "causal, rows without a key"):
+        leaves.append(torch.randn(2, dtype=torch.float64, requires_grad=True))  # a sink
 
     def run(q, k, v, sink=None):
         torch.manual_seed(1)
@@ -284,27 +262,13 @@ def test_packed_gradients_are_those_of_finite_differences():
     torch.autograd.gradcheck(lambda *x: attention_reference(*x, **options)[0], leaves)
 
 
-def test_gradients_of_a_query_without_a_key_are_zero():
-    leaves = [x.requires_grad_() for x in inputs(4, 2)]
-    o, lse = attention_reference(*leaves, causal=True)
-    dq, dk, dv = torch.autograd.grad((o, lse), leaves, (torch.ones_like(o), torch.ones_like(lse)))
-    assert (dq[:, :2] == 0).all() and dq[:, 3].all()
-    assert dk.isfinite().all() and dv.isfinite().all()
-
-
 # ---- torch's SDPA as a baseline ----
 
 SDPA_CASES = {
-    "full": ({}, 7, 9),
-    "causal, square": ({"causal": True}, 7, 7),
-    "causal, decoding": ({"causal": True}, 1, 9),
-    "causal, more keys": ({"causal": True}, 5, 9),
     "causal, more queries": ({"causal": True}, 9, 5),
     "window": ({"window": (2, 1)}, 7, 7),
-    "window, one query": ({"window": (2, 0)}, 1, 9),
     "right only, square": ({"window": (None, 2)}, 7, 7),
-    "lengths": ({"kv_lengths": torch.tensor([4, 0])}, 3, 9),
-    "lengths, causal": ({"kv_lengths": torch.tensor([12, 2]), "causal": True}, 3, 9),
+    "lengths, causal": ({"kv_lengths": torch.tensor([12, 0]), "causal": True}, 3, 9),
 }
 
 
@@ -323,51 +287,34 @@ def test_sdpa_means_the_same(name):
 
 
 SDPA_REFUSES = {
-    "softcap": {"softcap": 1.0},
-    "alibi_slopes": {"alibi_slopes": torch.ones(4)},
-    "sink": {"sink": torch.ones(4)},
-    "dropout_p": {"dropout_p": 0.1},
-    "kv_starts": {"kv_starts": torch.tensor([0, 1])},
-    "block_table": {"block_table": torch.zeros(2, 1).int(), "kv_lengths": torch.ones(2).int()},
-    "query_starts": {"query_starts": torch.zeros(9).int()},
-    "return_lse": {"return_lse": True},
-    "num_splits": {"num_splits": 2},
-}
+    "softcap": 1.0, "alibi_slopes": torch.ones(4), "sink": torch.ones(4), "dropout_p": 0.1,
+    "kv_starts": torch.tensor([0, 1]), "query_starts": torch.zeros(9).int(), "return_lse": True,
+    "num_splits": 2, "cu_seqlens_q": torch.tensor([0, 7]),
+}  # fmt: skip
 
 
 def test_fp8_rounds_the_inputs_and_p_and_nothing_else():
     """In single numbers: one query, two keys whose scores differ by ln 3, values 1 and 0. P is 1
     and 1/3, times 2^8 256 and 85.33, which e4m3 rounds to 88.
     """
-    eights = torch.float8_e4m3fn
-    q = torch.zeros(1, 1, 1, 16).to(eights)
-    k, v = torch.zeros(2, 1, 2, 1, 16)
-    sink = torch.tensor([-(3.0**0.5)])
-    slopes = torch.tensor([3.0]).log()
+    q, k, v = torch.zeros(1, 1, 1, 16), *torch.zeros(2, 1, 2, 1, 16)
     v[:, 1] = 1.0
-    options = {"alibi_slopes": slopes, "v_descale": torch.tensor(0.5)}
-    o, lse = attention_reference(q, k.to(eights), v.to(eights), **options)
-    assert o.dtype == torch.bfloat16
-    torch.testing.assert_close(lse, torch.full((1, 1, 1), math.log(4 / 3)))
-    exact = 0.5 * 256 / (256 * 4 / 3)
-    torch.testing.assert_close(o, torch.full_like(o, exact), atol=2**-9, rtol=0)
-    o, _ = attention_reference(q, k.to(eights), (1 - v).to(eights), **options)
-    rounded = 0.5 * 88 / (256 * 4 / 3)
-    torch.testing.assert_close(o, torch.full_like(o, rounded), atol=2**-11, rtol=0)
-    assert abs(rounded - 0.5 / 4) > 2**-9
-    _, lse = attention_reference(q, k.to(eights), v.to(eights), sink=sink, **options)
-    expected = math.log(4 / 3 + math.exp(sink))
-    torch.testing.assert_close(lse, torch.full((1, 1, 1), expected))
+    q, k, v, other = (x.to(torch.float8_e4m3fn) for x in (q, k, v, 1 - v))
+    sink = torch.tensor([-(3.0**0.5)])
+    options = {"alibi_slopes": torch.tensor([3.0]).log(), "v_descale": torch.tensor(0.5)}
+    for value, largest in ((v, 256), (other, 88)):
+        o, lse = attention_reference(q, k, value, **options)
+        assert o.dtype == torch.bfloat16
+        expected = torch.full_like(o, 0.5 * largest / (256 * 4 / 3))
+        torch.testing.assert_close(o, expected, atol=2**-11 * largest / 64, rtol=0)
+        torch.testing.assert_close(lse, torch.full((1, 1, 1), math.log(4 / 3)))
+    _, lse = attention_reference(q, k, v, sink=sink, **options)
+    torch.testing.assert_close(lse, torch.full((1, 1, 1), math.log(4 / 3 + math.exp(sink))))
 
 
 @pytest.mark.parametrize("name", SDPA_REFUSES)
 def test_sdpa_names_what_it_cannot_do(name):
-    sentence = SDPA.unsupported(make_request(*inputs(), **SDPA_REFUSES[name]))
+    given = [x[0] for x in inputs(7, 7)] if name == "cu_seqlens_q" else inputs()
+    sentence = SDPA.unsupported(make_request(*given, **{name: SDPA_REFUSES[name]}))
     assert sentence is not None and sentence.startswith("version 'sdpa': ")
     assert ("the LSE" if name == "return_lse" else name) in sentence
-
-
-def test_sdpa_refuses_packed_sequences():
-    q, k, v = (x[0] for x in inputs(6, 6))
-    request = make_request(q, k, v, cu_seqlens_q=torch.tensor([0, 6]))
-    assert "cu_seqlens_q" in SDPA.unsupported(request)

@@ -18,19 +18,17 @@ from flash_versions.bench.accuracy import (
 from flash_versions.bench.results import merged
 from flash_versions.report.documents import fp8_accuracy
 
+pytestmark = pytest.mark.slow
+
 
 def test_distributions():
     generator = torch.Generator().manual_seed(1)
     drawn = {name: draw(name, (1000, 1000), generator).double() for name in DISTRIBUTIONS}
-    assert drawn["gaussian"].std() == pytest.approx(1, rel=0.01)
-    assert drawn["gaussian"].abs().max() < 7
     # A variance of 1 and, in 0.1 % of the entries, of 100^2 or of 1 + 100.
-    assert drawn["outliers"].var() == pytest.approx(0.999 + 0.001 * 100**2, rel=0.15)
-    assert drawn["paper"].var() == pytest.approx(1 + 0.001 * 100, rel=0.02)
-    for name, variance in (("outliers", 100.0**2), ("paper", 101.0)):
-        large = (drawn[name].abs() > 7).double().mean()
-        beyond = torch.special.erfc(torch.tensor(7 / (2 * variance) ** 0.5))
-        assert large == pytest.approx(0.001 * beyond.item(), rel=0.15)
+    variances = {"gaussian": 1, "outliers": 0.999 + 0.001 * 100**2, "paper": 1 + 0.001 * 100}
+    assert drawn["gaussian"].abs().max() < 7
+    for name, variance in variances.items():
+        assert drawn[name].var() == pytest.approx(variance, rel=0.15 if variance > 2 else 0.02)
     with pytest.raises(ValueError, match="distribution='uniform' is unknown; there are gaussian"):
         draw("uniform", (1,), generator)
 
@@ -55,30 +53,15 @@ def test_measures_of_known_errors():
 def test_document(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(accuracy, "HEAD_DIMS", (64,))
     out = tmp_path / "new" / "accuracy.json"
-    assert main(["--out", str(out), "--device", "cpu", "--length", "96"]) == 0
-    printed = capsys.readouterr()
-    assert "interpreted on the CPU: 96 tokens" in printed.err and f"wrote {out}" in printed.err
-    document = json.loads(out.read_text())
-    assert {"schema", "date", "commit", "source", "machine", "what"} <= document.keys()
-    rows = {(row["distribution"], row["scheme"]): row for row in document["rows"]}
-    assert set(rows) == {(d, s) for d in DISTRIBUTIONS for s in SCHEMES}
-    assert len(printed.out.splitlines()) == len(rows) == len(document["rows"])
-    for row in rows.values():
-        assert row.keys() == {"distribution", "D", "scheme", "rmse", "mean", "row"}
-        if row["scheme"] == "bf16":
-            assert row["rmse"] < 2.0**-8  # half an ulp
-        else:
-            assert row["rmse"] > 2.0**-7  # four bits fewer
-        if row["distribution"] == "gaussian":
-            assert row["rmse"] < 2.0**-3  # twice half an ulp of e4m3
-    table = fp8_accuracy(merged([document]))
-    assert "| gaussian, D=64: relative RMSE |" in table and "block+hadamard" in table
-    assert list(out.parent.iterdir()) == [out], "no temporary file is left"
-
-
-def test_versions_without_fp8_say_so(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(accuracy, "HEAD_DIMS", (64,))
-    out = tmp_path / "accuracy.json"
     assert main(["--version", "fa1", "--device", "cpu", "--length", "16", "--out", str(out)]) == 2
-    assert "error: version 'fa1': " in capsys.readouterr().err
-    assert not out.exists()
+    assert "error: version 'fa1': " in capsys.readouterr().err and not out.exists()
+    assert main(["--out", str(out), "--device", "cpu", "--length", "96"]) == 0
+    assert "interpreted on the CPU: 96 tokens" in capsys.readouterr().err
+    document = json.loads(out.read_text())
+    rows = {(row["distribution"], row["scheme"]): row["rmse"] for row in document["rows"]}
+    assert set(rows) == {(d, s) for d in DISTRIBUTIONS for s in SCHEMES}
+    for (distribution, scheme), rmse in rows.items():
+        # Half an ulp of bf16; four bits fewer, and of Gaussian inputs twice half an ulp of e4m3.
+        assert rmse < 2.0**-8 if scheme == "bf16" else rmse > 2.0**-7
+        assert distribution != "gaussian" or rmse < 2.0**-3
+    assert "| gaussian, D=64: relative RMSE |" in fp8_accuracy(merged([document]))

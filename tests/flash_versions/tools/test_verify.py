@@ -1,8 +1,6 @@
 """`flash_versions.verify`: what passes, what fails, what hangs, and what is remembered."""
 
-import io
 import json
-import sys
 import time
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from flash_versions.dispatch.version import EXPLICIT, VERSIONS
 from flash_versions.verify import __main__ as command
 from flash_versions.verify import trial
 from flash_versions.verify.cases import draw
-from flash_versions.verify.supervise import Verdict, try_version
+from flash_versions.verify.supervise import try_version
 from flash_versions.versions import fa4
 
 HELPER = "tests.helpers.kernels.trials"
@@ -47,57 +45,36 @@ def test_a_small_verification_without_a_gpu(tmp_path, capsys):
     assert verified.read() == []  # an interpreter says nothing of a GPU
 
 
-@pytest.mark.parametrize("what", ["o", "lse", "dq", "dk", "dv"])
-def test_a_wrong_result_fails(what, monkeypatch):
-    """An error of a hundredth in one element; the case has a backward."""
-    case = next(draw(i, small=True) for i in range(100) if draw(i, small=True).backward)
-    really = trial.results
-
-    def spoiled(*arguments, **options):
-        found, do = really(*arguments, **options)
-        found[what].view(-1)[0] += 0.5
-        return found, do
-
-    assert trial.attempt("fa2", case, "cpu")["outcome"] == "passed"
-    monkeypatch.setattr(trial, "results", spoiled)
-    found = trial.attempt("fa2", case, "cpu")
-    assert found["outcome"] == "failed"
-    assert found["why"].startswith(f"{what}: error") and "OVER its budget" in found["why"]
+def drawn(has):
+    """The first small case with a property."""
+    return next(case for case in (draw(i, small=True) for i in range(200)) if has(case))
 
 
-@pytest.mark.parametrize("what", ["dq", "dk", "dv"])
-def test_a_wrong_gradient_of_the_fast_kernels_fails(what, monkeypatch):
-    case = next(draw(i, small=True) for i in range(100) if draw(i, small=True).backward)
+@pytest.mark.parametrize(
+    ("what", "fast", "why"),
+    [("o", False, "o: error"), ("dq", True, "dq with deterministic=False: error"),
+     ("o", None, "o: two runs differ")],
+)  # fmt: skip
+def test_a_wrong_result_fails(what, fast, why, monkeypatch):
+    """Of the kernels that add in one order, and of those that add in any; or one that varies."""
     really = trial.results
 
     def spoiled(*arguments, deterministic=True):
         found, do = really(*arguments, deterministic=deterministic)
-        if not deterministic:
+        if fast is None:
+            found[what].view(-1)[0] += 1e-6 * torch.rand(())
+        elif deterministic != fast:
             found[what].view(-1)[0] += 0.5
         return found, do
 
     monkeypatch.setattr(trial, "results", spoiled)
+    case = drawn(lambda case: case.backward and case.dtype == "float32")
     found = trial.attempt("fa2", case, "cpu")
-    assert found["outcome"] == "failed"
-    assert found["why"].startswith(f"{what} with deterministic=False: error")
-
-
-def test_a_result_that_varies_fails(monkeypatch):
-    really = trial.results
-
-    def varied(*arguments, **options):
-        found, do = really(*arguments, **options)
-        found["o"].view(-1)[0] += 1e-6 * torch.rand(()).to(found["o"].dtype)
-        return found, do
-
-    case = next(draw(i, small=True) for i in range(100) if draw(i, True).dtype == "float32")
-    monkeypatch.setattr(trial, "results", varied)
-    assert "o: two runs differ" in trial.attempt("fa2", case, "cpu")["why"]
+    assert found["outcome"] == "failed" and found["why"].startswith(why)
 
 
 def test_what_a_version_does_not_take_is_no_failure():
-    case = next(draw(i, small=True) for i in range(200) if draw(i, small=True).softcap)
-    found = trial.attempt("fa1", case, "cpu")
+    found = trial.attempt("fa1", drawn(lambda case: case.softcap), "cpu")
     assert found["outcome"] == "refused" and "softcap" in found["why"]
 
 
@@ -113,45 +90,10 @@ def test_a_case_that_hangs_is_ended_and_the_rest_goes_on():
     assert len(ended) == 4, "a step of the bar for each case"
 
 
-class Terminal(io.StringIO):
-    """A stream that says that it is a terminal."""
-
-    def isatty(self):
-        return True
-
-
-@pytest.mark.parametrize("options", [[], ["--quiet"]], ids=["a bar", "quiet"])
-@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
-def test_a_terminal_gets_a_bar_and_a_log_lines(stream, options, tmp_path, monkeypatch):
-    def tried(name, cases, small, timed, limit, tell, step):
-        for _ in range(cases):
-            step()
-        tell(f"{name}: wrong")
-        return Verdict(name, [{"outcome": "passed"}], [])
-
-    monkeypatch.setattr(command, "try_version", tried)
-    monkeypatch.setattr(sys, "stderr", stream())
-    out = tmp_path / "report.json"
-    command.main(["--interpret", "--versions", "fa1", "fa2", "--out", str(out), *options])
-    written = sys.stderr.getvalue()
-    assert ("6/6 [" in written) == (stream is Terminal and not options)
-    assert ("fa2: 3 calls\n" in written) == (not options)
-    assert "fa1: wrong\n" in written and out.is_file()
-
-
 def test_a_process_that_dies_is_named():
     verdict = try_version("dies", 3, True, False, 20.0, lambda text: None, HELPER)
     assert [row["outcome"] for row in verdict.cases] == ["passed", "failed", "passed"]
     assert verdict.cases[1]["why"] == "the process ended with 7: illegal memory access"
-
-
-def test_the_cases_differ_and_are_always_the_same():
-    found = [draw(i, small=False) for i in range(200)]
-    assert found == [draw(i, small=False) for i in range(200)]
-    assert {x.head_dim for x in found} >= {64, 128, 256}
-    assert any(x.causal for x in found) and any(x.window for x in found)
-    assert any(x.heads != x.kv_heads for x in found) and any(x.backward for x in found)
-    assert any(x.queries > x.keys for x in found)  # queries that see no key
 
 
 @pytest.mark.parametrize(
@@ -168,12 +110,9 @@ def test_wrong_requests_are_one_sentence(arguments, expected, capsys):
     assert expected in error and error.count("\n") == 1
 
 
-def test_another_gpu_than_the_one_that_was_meant(b200, capsys):
+def test_what_is_tried_on_which_gpu(b200, monkeypatch, capsys):
     assert command.main(["--arch", "sm_90"]) == 2
     assert "--arch sm_90 was asked for, and NVIDIA B200 is sm_100." in capsys.readouterr().err
-
-
-def test_the_kernel_for_blackwell_is_tried_on_blackwell_only(b200, monkeypatch):
     assert command.chosen(command.parse([])) == [*VERSIONS, *EXPLICIT]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *x: (9, 0))
     assert command.chosen(command.parse([])) == list(VERSIONS)
@@ -186,24 +125,17 @@ def test_what_passed_is_remembered_for_this_gpu(b200, monkeypatch):
     assert verified.is_verified(fa4.BLACKWELL, GPU) and verified.is_verified("fa2", GPU)
     assert not verified.is_verified("fa3", GPU)
     assert not verified.is_verified(fa4.BLACKWELL, torch.device("cpu"))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *x: "another GPU")
-    assert not verified.is_verified(fa4.BLACKWELL, GPU)
-
-
-def test_a_verification_is_of_one_gpu_of_several(b200, monkeypatch):
-    verified.record(fa4.BLACKWELL)
-    monkeypatch.setattr(
-        torch.cuda, "get_device_name", lambda x: f"NVIDIA {'GB300' if x.index else 'B200'}"
-    )
+    names = ["NVIDIA B200", "NVIDIA GB300"]
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda x: names[x.index])
     found = [verified.is_verified(fa4.BLACKWELL, torch.device("cuda", i)) for i in range(2)]
     assert found == [True, False]
+    monkeypatch.setattr(verified.triton, "__version__", "4.0.0")
+    assert not verified.is_verified(fa4.BLACKWELL, torch.device("cuda", 0))
 
 
-@pytest.mark.parametrize("file", ["dispatch/launch.py", "versions/fa4/blackwell/forward.py"])
-def test_a_verification_is_of_these_sources(file, b200, monkeypatch):
+def test_a_verification_is_of_these_sources(b200, monkeypatch):
     verified.record(fa4.BLACKWELL)
-    really, changed = Path.read_bytes, Path(verified.__file__).parents[1] / file
-    assert changed.is_file()
+    really, changed = Path.read_bytes, Path(fa4.__file__)
     monkeypatch.setattr(Path, "read_bytes", lambda x: really(x) + b"#" * (x == changed))
     verified.sources.cache_clear()
     assert not verified.is_verified(fa4.BLACKWELL, GPU)
@@ -212,21 +144,11 @@ def test_a_verification_is_of_these_sources(file, b200, monkeypatch):
     assert len(verified.read()) == 1, "of the sources before nothing is left"
 
 
-def test_without_sources_nothing_is_verified(b200, monkeypatch):
-    monkeypatch.setattr(Path, "rglob", lambda *x: [])
-    verified.record(fa4.BLACKWELL)
-    assert not verified.is_verified(fa4.BLACKWELL, GPU)
-
-
-@pytest.mark.parametrize("text", ["{", '{"kernel": "fa4-blackwell"}', "[1]"])
-def test_a_damaged_record_verifies_nothing(b200, text):
+def test_a_damaged_record_verifies_nothing(b200):
     verified.path().parent.mkdir(parents=True)
-    verified.path().write_text(text)
+    verified.path().write_text("{")
     with pytest.warns(UserWarning, match="is damaged and was ignored"):
         assert not verified.is_verified(fa4.BLACKWELL, GPU)
-    with pytest.warns(UserWarning):
-        verified.record(fa4.BLACKWELL)
-    assert verified.is_verified(fa4.BLACKWELL, GPU)
 
 
 def test_only_a_whole_verification_on_a_gpu_is_remembered(b200, monkeypatch, tmp_path, capsys):

@@ -40,7 +40,8 @@ def gradients(request, do, dlse=None, config=None):
     return backward(request, *forward(request), do, dlse, config)[:3]
 
 
-@pytest.mark.parametrize("tile", [(16, 16), (16, 64), (64, 16)], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("tile", [(16, 64), (64, 16)], ids=str)
 @pytest.mark.parametrize(
     "options",
     [{}, {"causal": True}, {"window": (20, 7)}, {"window": (None, 3), "kv_lengths": [70, 20]}],
@@ -66,18 +67,6 @@ def test_dq_is_summed_in_fp32(device):
     do, dlse = torch.zeros_like(q), torch.ones(1, 1, 16, device=device)
     found = gradients(request, do, dlse, LaunchConfig(16, 16, num_warps=4, num_stages=1))
     assert_gradients_right(request, found, do, dlse)
-
-
-def test_p_is_recomputed_from_the_statistics(device):
-    """P = exp(S - m) / l: of m and l only m + log l counts, and the LSE is not asked."""
-    request = make_request(*inputs(device), causal=True)
-    o, lse, statistics = forward(request)
-    do = torch.randn_like(o)
-    expected = backward(request, o, lse, statistics, do, None)
-    shifted = torch.stack((statistics[0] + 1.0, statistics[1] / torch.e))
-    found = backward(request, o, lse * torch.nan, shifted, do, None)
-    for x, y in zip(found[:3], expected[:3]):
-        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-5)
 
 
 def test_a_small_scale_costs_no_bits(device):

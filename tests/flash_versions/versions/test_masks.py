@@ -5,15 +5,12 @@ import copy
 import pytest
 import torch
 
-from flash_versions import VERSIONS, attention, attention_reference, masks
+from flash_versions import attention, attention_reference, masks
 from flash_versions.dispatch.request import make_request
 from flash_versions.versions.oracle.budget import assess_request
 from flash_versions.versions.tiles.intervals import Intervals, shape_of
 from tests.flash_versions.versions.test_attention import check
-from tests.flash_versions.versions.test_packed import bounds
-
-FROM_FA2_ON = [name for name in VERSIONS if name != "fa1"]
-by_version = pytest.mark.parametrize("version", FROM_FA2_ON)
+from tests.flash_versions.versions.test_packed import bounds, by_version
 
 
 def inputs(n, heads=2, kv_heads=2, head_dim=32, dtype=torch.float64, device="cpu"):
@@ -22,11 +19,11 @@ def inputs(n, heads=2, kv_heads=2, head_dim=32, dtype=torch.float64, device="cpu
     return q, k, v
 
 
-def seen(n, options):
-    """Which keys each query sees, (n, n), through the reference: o with one-hot values is p."""
-    q, k = torch.zeros(2, 1, n, 1, 4, dtype=torch.float64)
-    v = torch.eye(n, dtype=torch.float64)[None, :, None]
-    o, _ = attention_reference(q, k, v, **options)
+def seen(n, options, queries=None):
+    """Which keys each query sees, through the reference: o with one-hot values is p."""
+    q = torch.zeros(1, n if queries is None else queries, 1, 4, dtype=torch.float64)
+    k = torch.zeros(1, n, 1, 4, dtype=torch.float64)
+    o, _ = attention_reference(q, k, torch.eye(n, dtype=torch.float64)[None, :, None], **options)
     return o[0, :, 0] > 0
 
 
@@ -57,22 +54,13 @@ def test_a_tree_sees_its_ancestors():
     assert masks.tree([])["query_ends"].shape == (0,)
 
 
-@pytest.mark.parametrize("parents", [[-1, 0, 0, 1], [0], [-1, 2, 1], [-1, -2]])
-def test_a_tree_is_in_depth_first_order(parents):
-    with pytest.raises(ValueError, match="depth-first"):
-        masks.tree(parents)
-
-
 def test_a_prefix_sees_itself():
     i, j = torch.arange(6)[:, None], torch.arange(6)
     for length in (0, 4, 6):
         assert torch.equal(seen(6, masks.prefix(length, 6)), (j < length) | (j <= i))
-    with pytest.raises(ValueError, match="length=7 must lie from 0 to total=6"):
-        masks.prefix(7, 6)
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("columns", [1, 2, 4])
+@pytest.mark.parametrize(("causal", "columns"), [(True, 1), (True, 2), (False, 2), (False, 4)])
 def test_flashmask_means_the_same(causal, columns):
     """Against FlashMask's own words: rows [start, end) below the diagonal are masked, and above."""
     n = 7
@@ -81,14 +69,10 @@ def test_flashmask_means_the_same(causal, columns):
         x[..., 1] = n
     if columns == 4:
         x[..., 2] = 0
-    if (causal, columns) in ((True, 4), (False, 1)):
-        with pytest.raises(ValueError, match="startend_row_indices has shape"):
-            masks.from_flashmask(x, causal=causal)
-        return
     i, j = torch.arange(n)[:, None], torch.arange(n)
     expected = (i < x[0, 0, :, 0]) & (j <= i if causal else i >= x[0, 0, :, -1])
     assert torch.equal(seen(n, masks.from_flashmask(x, causal=causal)), expected)
-    if columns == 4:
+    if columns == 4 or (causal and columns == 2):
         x[..., 1] = 3
         with pytest.raises(ValueError, match="an interval cannot"):
             masks.from_flashmask(x, causal=causal)
@@ -103,16 +87,27 @@ def test_chunks_see_themselves(size, keys, queries, causal):
     i, j = torch.arange(m)[:, None], torch.arange(keys)
     p = i + keys - m
     expected = (p // size == j // size) & ((j <= p) | (not causal))
-    q = torch.zeros(1, m, 1, 4, dtype=torch.float64)
-    k = torch.zeros(1, keys, 1, 4, dtype=torch.float64)
-    v = torch.eye(keys, dtype=torch.float64)[None, :, None]
-    o, _ = attention_reference(q, k, v, **options, check=True)
-    assert torch.equal(o[0, :, 0] > 0, expected)
+    assert torch.equal(seen(keys, options, m), expected)
 
 
-def test_chunks_of_nothing_are_refused():
-    with pytest.raises(ValueError, match="size=0 must be at least 1"):
-        masks.chunks(8, 0)
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: masks.tree([-1, 0, 0, 1]), "depth-first"),
+        (lambda: masks.tree([0]), "depth-first"),
+        (lambda: masks.tree([-1, -2]), "depth-first"),
+        (lambda: masks.prefix(7, 6), "length=7 must lie from 0 to total=6"),
+        (lambda: masks.chunks(8, 0), "size=0 must be at least 1"),
+        (lambda: masks.shared_prompt(-1, [2]), "prompt=-1 must be at least 0"),
+        (lambda: masks.documents([0.5]), "lengths has shape .* give integers"),
+        (lambda: masks.from_flashmask(torch.zeros(1, 1, 7, 1).int(), causal=False), "has shape"),
+        (lambda: masks.plan_mask({"causal": True}), "has causal; query_ends is missing"),
+        (lambda: masks.plan_mask([1]), "options is a list"),
+    ],
+)
+def test_what_is_no_mask_is_refused(make, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        make()
 
 
 @by_version
@@ -153,6 +148,14 @@ def test_masks_in_the_kernels(name, device):
     check("fa2", q, k, v, **MASKS[name](n, device))
 
 
+@pytest.mark.parametrize("side", ["query_starts", "query_ends"])
+def test_the_last_query_of_a_tile(side, device):
+    """It alone sees a block of keys, or does not."""
+    q, k, v = inputs(128, dtype=torch.float32, device=device)
+    edges = torch.tensor([63, 127], device=device).repeat_interleave(64)
+    check("fa2", q, k, v, **{side: edges})
+
+
 def test_split_keys(device):
     """Each split takes a share of the list, some of them nothing."""
     lengths = [100, 30, 70]
@@ -173,14 +176,6 @@ def test_blocks_that_nobody_sees_are_not_listed(device):
         masked, others = line[:2]
         assert line[2 : 2 + masked] == [tile]
         assert line[len(line) - others :][::-1] == list(range(tile // 4 * 4, tile))
-
-
-def test_a_nan_that_is_not_seen_stays_where_it_is(device):
-    """Whole blocks of another document are not read: a NaN in them reaches no other document."""
-    q, k, v = inputs(256, dtype=torch.float32, device=device)
-    k[:, 128:], v[:, 128:] = float("nan"), float("nan")
-    o = attention(q, k, v, version="fa2", **masks.documents([128, 128], device=device))
-    assert o[:, :128].isfinite().all()
 
 
 def counted(monkeypatch):
@@ -215,8 +210,15 @@ def test_a_planned_mask_is_listed_once(device, monkeypatch):
     assert not step(planned)[0].any()  # another mask
     attention(q[:, :100], k, v, version="fa2", **planned)  # another shape
     assert len(made) == 3 * alone + 1
-    with pytest.raises(ValueError, match="options has causal; query_ends is missing"):
-        masks.plan_mask({"causal": True})
+
+
+def test_one_plan_serves_calls_with_other_windows(device):
+    """The same tensors; what causal and a window leave of the intervals is each call's own."""
+    q, k, v = inputs(150, dtype=torch.float32, device=device)
+    ends = torch.randint(151, (150,), device=device)
+    mask = masks.plan_mask({"query_starts": ends // 3, "query_ends": ends})
+    for options in ({}, {"causal": True}, {"window": (20, None)}, {"window": (None, 20)}):
+        check("fa2", q, k, v, **mask, **options)
 
 
 def right(options, device):
@@ -244,20 +246,13 @@ def test_a_plan_is_of_its_own_mask_only(device):
     copied = copy.deepcopy(mask)
     copied["query_ends"].fill_(90)
     assert right(copied, device) and right(mask, device)
+    (kept,) = mask["query_ends"].flash_versions_plans.values()
+    assert len(kept[1]) == 1, "plans of the mask before are dropped"
     with torch.inference_mode():
         served = masks.plan_mask({"query_ends": ends_at(128, device)})
         assert right(served, device)
         served["query_ends"].fill_(64)
         assert right(served, device)
-
-
-def test_plans_of_changed_masks_are_dropped(device):
-    mask = masks.plan_mask({"query_ends": ends_at(128, device)})
-    for n in (100, 64, 30):
-        mask["query_ends"].fill_(n)
-        assert right(mask, device)
-    (plans,) = (x.flash_versions_plans for x in mask.values())
-    assert [len(kept) for _, kept in plans.values()] == [1]
 
 
 def test_a_planned_mask_is_saved_without_its_plan(device, tmp_path):

@@ -5,30 +5,29 @@ import random
 import pytest
 import torch
 
-from flash_versions import VERSIONS, attention
+from flash_versions import attention
 from flash_versions.dispatch.request import make_request
-from flash_versions.versions.fa3.forward import FEW_ROWS
 from flash_versions.versions.tiles import varlen_scheduler
 from flash_versions.versions.tiles.varlen_scheduler import Tiling, lay_out
 from tests.flash_versions.versions.test_attention import (
     by_backward,
     by_dtype,
     check,
-    repeats_a_backward,
 )
 from tests.helpers.kernels.budget import assert_gradients_right, assert_within_budget
 
-by_version = pytest.mark.parametrize("version", VERSIONS)
+# FA3 and FA4 leave packed sequences to FA2's kernels, but on a GPU.
+by_version = pytest.mark.parametrize(
+    "version", ["fa2", *(pytest.param(name, marks=pytest.mark.gpu) for name in ("fa3", "fa4"))]
+)
 
 # The lengths of queries and keys, sequence by sequence; None: the same.
 PACKED = {
     "ragged": ([30, 1, 70], None),
-    "one sequence": ([50], None),
     "an empty sequence first, between, last": ([0, 20, 0, 0, 40, 0], None),
     "no sequence": ([], None),
     "only empty sequences": ([0, 0], None),
-    "more keys than queries": ([10, 1, 20], [40, 100, 33]),
-    "more queries than keys": ([40, 100, 33], [10, 1, 20]),
+    "more keys than queries, and less": ([10, 1, 100], [40, 100, 33]),
     "queries without keys, keys without queries": ([20, 0, 30], [0, 25, 30]),
     "ends on a block": ([64, 64, 128], None),
     "more queries than a tile has rows": ([30, 0, 150, 77], [50, 0, 60, 110]),
@@ -50,34 +49,16 @@ def packed_inputs(lengths_q, lengths_k, device, heads=4, kv_heads=2, head_dim=32
     return q, k, v + 0.5
 
 
-def check_packed(version, lengths_q, lengths_k, options, device, **shape):
-    """In the slow interpreter without a backward that is another version's."""
+def check_packed(version, lengths_q, lengths_k, options, device):
     given = {"cu_seqlens_q": bounds(lengths_q, device)}
     if lengths_k:
         given["cu_seqlens_k"] = bounds(lengths_k, device)
-    q, k, v = packed_inputs(lengths_q, lengths_k or lengths_q, device, **shape)
-    backward = device == "cuda" or not repeats_a_backward(version)
-    check(version, q, k, v, backward=backward, **given, **options)
+    q, k, v = packed_inputs(lengths_q, lengths_k or lengths_q, device)
+    check(version, q, k, v, **given, **options)
 
 
-def left_to_fa2(lengths):
-    """Whether sequences have so few queries that FA3 and FA4 leave them to FA2's kernels."""
-    return sum(lengths) // max(1, len(lengths)) < FEW_ROWS
-
-
-@pytest.mark.parametrize(
-    "version, lengths",
-    [
-        pytest.param(
-            version,
-            name,
-            id=f"{version}-{name}",
-            marks=[pytest.mark.wide] * (version in ("fa3", "fa4") and left_to_fa2(lengths)),
-        )
-        for version in VERSIONS
-        for name, (lengths, _) in PACKED.items()
-    ],
-)
+@pytest.mark.parametrize("lengths", PACKED)
+@by_version
 def test_packed(version, lengths, device):
     check_packed(version, *PACKED[lengths], {"causal": True}, device)
 
@@ -86,12 +67,6 @@ def test_packed(version, lengths, device):
 @by_version
 def test_packed_options(version, options, device):
     check_packed(version, [140, 0, 60], [10, 9, 90], OPTIONS[options], device)
-
-
-@by_version
-def test_more_sequences_than_are_searched_at_once(version, device):
-    lengths = [0] * 100 + [3, 20] + [0] * 60 + [5] + [0] * 100 + [1]
-    check_packed(version, lengths, None, {}, device, heads=1, kv_heads=1)
 
 
 @by_dtype
@@ -107,22 +82,6 @@ def test_packed_dtypes_with_a_sink_and_slopes(version, dtype, device):
     )  # fmt: skip
 
 
-@by_version
-def test_packed_is_each_sequence_alone(version, device):
-    lengths = [33, 0, 80, 5]
-    q, k, v = packed_inputs(lengths, lengths, device)
-    cu_seqlens = bounds(lengths, device)
-    options = {"causal": True, "version": version}
-    try:
-        o, lse = attention(q, k, v, cu_seqlens_q=cu_seqlens, return_lse=True, **options)
-    except ValueError as refused:
-        pytest.skip(str(refused))
-    assert o.shape == q.shape and lse.shape == (4, sum(lengths))
-    for a, b in zip(cu_seqlens.tolist(), cu_seqlens.tolist()[1:]):
-        alone = (x[None, a:b] for x in (q, k, v))
-        assert_within_budget(o[None, a:b], lse[None, :, a:b], *alone, causal=True)
-
-
 @pytest.mark.parametrize("num_splits", [1, 2])
 @by_version
 def test_rows_of_no_sequence_see_no_key(version, num_splits, device):
@@ -134,12 +93,7 @@ def test_rows_of_no_sequence_see_no_key(version, num_splits, device):
         "sink": torch.randn(4, device=device, requires_grad=True),
     }
     leaves = [x.requires_grad_() for x in (q, k, v)]
-    try:
-        o, lse = attention(
-            *leaves, version=version, num_splits=num_splits, return_lse=True, **given
-        )
-    except ValueError as refused:
-        pytest.skip(str(refused))
+    o, lse = attention(*leaves, version=version, num_splits=num_splits, return_lse=True, **given)
     outside = [*range(5), *range(35, 80)]
     assert not o[outside].any() and (lse[:, outside] == -torch.inf).all()
     upstream = torch.randn_like(o), torch.randn_like(lse)
@@ -149,21 +103,18 @@ def test_rows_of_no_sequence_see_no_key(version, num_splits, device):
     assert_gradients_right(make_request(*leaves, **given), gradients, *upstream)
 
 
-@pytest.mark.parametrize("causal", [True, pytest.param(False, marks=pytest.mark.wide)])
 @by_version
-def test_packed_keys_of_which_the_first_few_are_used(version, causal, device):
+def test_packed_keys_of_which_the_first_few_are_used(version, device):
     """None, some, all, and more than there are. The others may be NaN; their gradients are 0."""
     lengths_q = [140, 0, 70, 50]
-    assert not left_to_fa2(lengths_q)
     q, k, v = packed_inputs(lengths_q, [60, 9, 50, 64], device, heads=2, kv_heads=1)
     given = {
         "cu_seqlens_q": bounds(lengths_q, device),
         "cu_seqlens_k": bounds([60, 9, 50, 64], device),
         "kv_lengths": torch.tensor([33, 9, 0, 99], device=device),
-        "causal": causal,
+        "causal": True,
     }
-    backward = device == "cuda" or not repeats_a_backward(version)
-    check(version, q, k, v, backward=backward, **given)
+    check(version, q, k, v, **given)
     clean = with_gradients(version, q, k, v, given)
     unused = [*range(33, 60), *range(69, 119)]
     k[unused] = v[unused] = torch.nan
@@ -177,23 +128,6 @@ def with_gradients(version, q, k, v, options, do=None):
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
     o = attention(*leaves, version=version, deterministic=True, **options)
     return o, *torch.autograd.grad(o, leaves, torch.ones_like(o) if do is None else do)
-
-
-@pytest.mark.parametrize("bounds_given", [[0, 40], [5, 20, 35], [7], [0, 0, 40], [40, 40]])
-def test_only_rows_of_no_sequence_are_filled(bounds_given, device):
-    cu_seqlens = torch.tensor(bounds_given, device=device, dtype=torch.int32)
-    q, k, v = packed_inputs([40], [30], device)
-    bounds_k = torch.tensor([10] * len(bounds_given), device=device)
-    request = make_request(q, k, v, cu_seqlens_q=cu_seqlens, cu_seqlens_k=bounds_k)
-    o, narrow, dq = (torch.ones(1, 40, *x, device=device) for x in ((3, 2), (1, 1), (8, 256)))
-    lse, dk = torch.ones(1, 3, 40, device=device), torch.ones(1, 30, 2, 16, device=device)
-    lay_out(request, of_queries=(o, lse, narrow, dq), of_keys=(dk,))
-    inside = slice(bounds_given[0], bounds_given[-1])
-    for x, empty in ((o, 0), (narrow, 0), (dq, 0), (lse.mT, -torch.inf)):
-        assert (x[:, inside] == 1).all()
-        assert (x[:, : inside.start] == empty).all()
-        assert (x[:, inside.stop :] == empty).all()
-    assert not dk.any()
 
 
 def test_no_sequence_but_rows(device):
@@ -233,20 +167,7 @@ def test_packed_and_split(device):
     assert_within_budget(o, lse, q, k, v, causal=True, **given)
 
 
-def test_packed_queries_on_a_cache(device):
-    """A chunk of new tokens for each row of a cache that is filled to another length."""
-    q, _, _ = packed_inputs([5, 1, 9], [1], device)
-    k, v = torch.randn(2, 3, 80, 2, 32, device=device)
-    given = {
-        "cu_seqlens_q": bounds([5, 1, 9], device),
-        "kv_lengths": torch.tensor([80, 17, 40], device=device),
-        "causal": True,
-    }
-    check("fa2", q, k, v, **given)
-
-
-@pytest.mark.parametrize("num_splits", [None, 3])
-@pytest.mark.parametrize("M", [1, 20])
+@pytest.mark.parametrize(("M", "num_splits"), [(1, None), (20, None), (20, 3)])
 def test_left_padding(M, num_splits, device):
     q = torch.randn(3, M, 4, 32, device=device)
     k, v = torch.randn(2, 3, 200, 2, 32, device=device)
@@ -277,31 +198,31 @@ def test_padding_on_the_left_may_be_nan(version, device):
     assert all(x[b, start:].any() for x in poisoned for b, start in enumerate(starts) if start < 70)
 
 
-def in_pages(x, page_size, device):
-    """(batch, N, ...) as shuffled pages, some of them of nobody, and the table that finds them."""
+def in_pages(x, page_size, lengths=None):
+    """(batch, N, ...) as shuffled pages, some of them of nobody, and the table that finds them.
+    What belongs to no sequence is NaN; entries behind the last page of a sequence are -1.
+    """
     batch, N = x.shape[:2]
     per_row = -(-N // page_size)
-    pages = torch.full((batch * per_row + 3, page_size, *x.shape[2:]), float("nan"), device=device)
-    table = torch.randperm(len(pages), device=device)[: batch * per_row].view(batch, per_row)
-    for b in range(batch):
-        for i in range(per_row):
-            part = x[b, i * page_size : (i + 1) * page_size]
+    pages = x.new_full((batch * per_row + 3, page_size, *x.shape[2:]), float("nan"))
+    order = torch.randperm(len(pages), generator=torch.Generator().manual_seed(page_size))
+    table = order[: batch * per_row].view(batch, per_row).int().to(x.device)
+    for b, length in enumerate([N] * batch if lengths is None else lengths):
+        for i in range(-(-length // page_size)):
+            part = x[b, i * page_size : min((i + 1) * page_size, length)]
             pages[table[b, i], : len(part)] = part
-    return pages, table.to(torch.int32)
+        table[b, -(-length // page_size) :] = -1
+    return pages, table
 
 
-@pytest.mark.parametrize("num_splits", [1, 3])
-@pytest.mark.parametrize(
-    "page_size",
-    [pytest.param(1, marks=pytest.mark.wide), 16, 50, pytest.param(256, marks=pytest.mark.wide)],
-)
+@pytest.mark.parametrize(("page_size", "num_splits"), [(1, 1), (16, 3), (50, 1), (50, 3), (256, 1)])
 @pytest.mark.parametrize("M", [1, 20])
 def test_pages_are_the_dense_cache(M, page_size, num_splits, device):
     q = torch.randn(3, M, 4, 32, device=device)
     kv = torch.randn(3, 150, 2, 64, device=device)
-    lengths = torch.tensor([150, 33, 0], device=device)
-    pages, table = in_pages(kv, page_size, device)
-    options = {"causal": True, "kv_lengths": lengths, "version": "fa2", "num_splits": num_splits}
+    pages, table = in_pages(kv, page_size, lengths := [150, 33, 0])
+    options = {"kv_lengths": torch.tensor(lengths, device=device), "num_splits": num_splits}
+    options |= {"causal": True, "version": "fa2"}
     k, v = pages.split(32, -1)
     o = attention(q, k, v, block_table=table, **options)
     dense_k, dense_v = kv.split(32, -1)
@@ -311,38 +232,21 @@ def test_pages_are_the_dense_cache(M, page_size, num_splits, device):
     assert_within_budget(o, None, q, dense_k, dense_v, **options)
 
 
-def test_pages_without_lengths_are_full(device):
-    q = torch.randn(3, 20, 4, 32, device=device)
-    kv = torch.randn(3, 96, 2, 64, device=device)
-    pages, table = in_pages(kv, 32, device)
-    k, v = pages.split(32, -1)
-    o = attention(q, k, v, block_table=table, causal=True, version="fa2", check=True)
-    assert_within_budget(o, None, q, *kv.split(32, -1), causal=True)
-
-
-def test_packed_queries_on_pages(device):
+@pytest.mark.parametrize("paged", [False, True])
+def test_packed_queries_on_a_cache(paged, device):
+    """A chunk of new tokens for each row of a cache that is filled to another length."""
     q, _, _ = packed_inputs([5, 1, 9], [1], device)
-    kv = torch.randn(3, 80, 2, 64, device=device)
-    pages, table = in_pages(kv, 16, device)
-    k, v = pages.split(32, -1)
-    lengths = [80, 17, 40]
-    given = {"cu_seqlens_q": bounds([5, 1, 9], device), "causal": True}
-    o = attention(
-        q, k, v, block_table=table, cu_seqlens_k=bounds(lengths, device), version="fa2", **given
-    )
-    dense_k, dense_v = kv.split(32, -1)
-    given["kv_lengths"] = torch.tensor(lengths, device=device)
-    assert_within_budget(o, None, q, dense_k, dense_v, **given)
-
-
-def test_entries_past_the_length_are_never_followed(device):
-    q = torch.randn(1, 1, 2, 32, device=device)
-    k, v = torch.randn(2, 4, 16, 2, 32, device=device)
-    options = {"kv_lengths": torch.tensor([20], device=device), "version": "fa2"}
-    table = torch.tensor([[2, 1, 2**31 - 1, -(2**31)]], dtype=torch.int32, device=device)
-    clean = torch.tensor([[2, 1, 0, 0]], dtype=torch.int32, device=device)
-    wild = attention(q, k, v, block_table=table, **options)
-    assert torch.equal(wild, attention(q, k, v, block_table=clean, **options))
+    kv, lengths = torch.randn(3, 80, 2, 64, device=device), [80, 17, 40]
+    options = {"cu_seqlens_q": bounds([5, 1, 9], device), "causal": True}
+    dense = {"kv_lengths": torch.tensor(lengths, device=device)} | options
+    k, v = kv.split(32, -1)
+    if not paged:
+        check("fa2", q, k, v, **dense)
+        return
+    pages, table = in_pages(kv, 16)
+    options |= {"block_table": table, "cu_seqlens_k": bounds(lengths, device)}
+    o = attention(q, *pages.split(32, -1), version="fa2", **options)
+    assert_within_budget(o, None, q, k, v, **dense)
 
 
 def planned(lengths_q, lengths_k, device, block, group, causal, of_keys, first):
@@ -351,8 +255,7 @@ def planned(lengths_q, lengths_k, device, block, group, causal, of_keys, first):
     q = torch.zeros(sum(lengths_q) + 2 * first, 2 * group, 16, device=device)
     k = torch.zeros(sum(lengths_k), 2, 16, device=device)
     given = {"cu_seqlens_q": bounds_q, "cu_seqlens_k": bounds_k, "causal": causal}
-    request = make_request(q, k, k, **given)
-    (tiles,) = lay_out(request, Tiling(block, group, of_keys))
+    (tiles,) = lay_out(make_request(q, k, k, **given), Tiling(block, group, of_keys))
     weights = {}
     for sequence, (queries, keys) in enumerate(zip(lengths_q, lengths_k)):
         own, other = (keys, queries) if of_keys else (queries * group, keys * group)
@@ -363,20 +266,16 @@ def planned(lengths_q, lengths_k, device, block, group, causal, of_keys, first):
                 weight = other - own + min((tile + 1) * block, own) if causal else other
             weights[sequence, tile] = weight
     number, lines = int(tiles.plan[0, 0]), tiles.plan[1:].tolist()
-    for sequence, _, *rows in lines[:number]:
-        expected = [
-            bounds_q[sequence],
-            lengths_q[sequence],
-            bounds_k[sequence],
-            lengths_k[sequence],
-        ]
-        assert rows[:4] == list(map(int, expected))
+    starts = bounds_q.tolist(), lengths_q, bounds_k.tolist(), lengths_k
+    assert all(line[2:6] == [x[line[0]] for x in starts] for line in lines[:number])
     return lines[:number], lines[number:], weights
 
 
-@pytest.mark.parametrize("of_keys", [False, True], ids=["queries", "keys"])
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    ("seed", "causal", "of_keys"),
+    [(0, True, False), (1, False, True), (2, True, True), (3, True, False), (4, False, False),
+     (5, True, True), (5, False, False)],
+)  # fmt: skip
 def test_a_plan_has_every_tile_once_the_heaviest_first(seed, causal, of_keys, device):
     rng = random.Random(seed)
     count = (1, 2, 7, 7, 7, 150)[seed]

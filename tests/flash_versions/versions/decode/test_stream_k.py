@@ -5,13 +5,15 @@ from functools import partial
 
 import pytest
 import torch
+from triton.runtime.interpreter import interpreter_builder
 
 from flash_versions import attention
 from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.versions.fa2 import decode, stream_k
-from tests.compile import apart
+from tests.flash_versions.versions.decode.test_decode import options_of
+from tests.flash_versions.versions.test_packed import in_pages
 from tests.helpers.kernels.budget import assert_right, random_inputs
 from tests.helpers.rotation import rotated
 
@@ -22,7 +24,6 @@ inputs = partial(
 LENGTHS = {
     "nothing, one, one past a block": [0, 1, 17, 150, 0],
     "one long among short": [3, 5, 150, 2, 1],
-    "all full": [150] * 5,
     "all empty": [0] * 5,
     "whole blocks": [16, 32, 48, 64, 80],
 }
@@ -44,14 +45,10 @@ def test_lengths(name, number, device):
     for b, length in enumerate(LENGTHS[name]):  # slots that no result may depend on
         k[b, length:], v[b, length:] = float("nan"), float("nan")
     request = make_request(q, k, v, causal=True, kv_lengths=lengths)
-    o, lse = assert_shared(request, number)
-    again, lse_again, _ = stream_k.forward(request, CONFIG, number)
-    assert torch.equal(o, again) and torch.equal(lse, lse_again)
+    assert_shared(request, number)
 
 
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "queries"), [(2, 2, 1), (4, 1, 3), (8, 1, 1), (16, 2, 4)]
-)
+@pytest.mark.parametrize(("heads", "kv_heads", "queries"), [(2, 2, 1), (4, 1, 3), (16, 2, 4)])
 def test_groups_and_queries(heads, kv_heads, queries, device):
     q, k, v = inputs(device, heads=heads, kv_heads=kv_heads, M=queries)
     lengths = torch.tensor([150, 33, 2, 0, 80], device=device)
@@ -59,58 +56,24 @@ def test_groups_and_queries(heads, kv_heads, queries, device):
     assert_shared(make_request(q, k, v, causal=True, kv_lengths=lengths), 4, config)
 
 
-def options_of(device):
-    """What a call may ask for besides lengths."""
-    return {
-        "window": {"causal": True, "window": (40, None)},
-        "window ahead": {"window": (20, 10)},
-        "softcap": {"softcap": 3.0},
-        "sink": {"sink": torch.tensor([3.0, -5.0, 0.0, float("-inf")] * 2, device=device)},
-        "alibi": {"causal": True, "alibi_slopes": torch.rand(5, 8, device=device)},
-        "dropout": {"dropout_p": 0.3},
-        "starts": {"kv_starts": torch.tensor([3, 140, 0, 0, 149], device=device)},
-    }
-
-
 @pytest.mark.parametrize(("name", "number"), rotated(options_of("cpu"), [1, 4], name=str))
 def test_options(name, number, device):
     q, k, v = inputs(device, M=2)
     lengths = torch.tensor([150, 141, 2, 0, 150], device=device)
-    assert_shared(make_request(q, k, v, kv_lengths=lengths, **options_of(device)[name]), number)
-
-
-def paged(x, page_size, lengths):
-    """(batch, N, ...) as shuffled pages and the table that finds them; what belongs to no sequence
-    is NaN, and the entries of unused pages are those of no page.
-    """
-    batch, n = x.shape[:2]
-    of_each = -(-n // page_size)
-    pages = x.new_full((batch * of_each + 3, page_size, *x.shape[2:]), float("nan"))
-    order = torch.randperm(len(pages), generator=torch.Generator().manual_seed(page_size))
-    table = order[: batch * of_each].view(batch, of_each).int().to(x.device)
-    for b, length in enumerate(lengths):
-        for i in range(-(-length // page_size)):
-            part = x[b, i * page_size : min((i + 1) * page_size, length)]
-            pages[table[b, i], : len(part)] = part
-        table[b, -(-length // page_size) :] = -1
-    return pages, table
+    assert_shared(make_request(q, k, v, kv_lengths=lengths, **options_of(device, 5)[name]), number)
 
 
 @pytest.mark.parametrize(
     ("page_size", "number", "starts"),
-    [
-        (8, 3, False), (16, 4, True), (24, 4, False), (32, 3, False), (64, 5, True),
-        (256, 2, False),
-    ],
-)  # fmt: skip
+    [(8, 3, False), (16, 4, True), (24, 4, False), (256, 2, True)],
+)
 def test_pages(page_size, number, starts, device):
     """Pages shorter and longer than a block, with lengths and starts inside of pages: the same bits
     as without pages.
     """
     lengths = [150, 1, 17, 0, 128]
     q, k, v = inputs(device)
-    k_pages, table = paged(k, page_size, lengths)
-    v_pages, _ = paged(v, page_size, lengths)
+    (k_pages, table), (v_pages, _) = (in_pages(x, page_size, lengths) for x in (k, v))
     given = {"kv_lengths": torch.tensor(lengths, device=device)}
     if starts:
         given["kv_starts"] = torch.tensor([70, 0, 3, 0, 127], device=device)
@@ -131,40 +94,31 @@ def test_more_sequences_than_shares(device, monkeypatch):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="counts blocks in the interpreter")
 def test_shares_differ_by_a_block(device, monkeypatch):
-    counts, attend, find_share = [], stream_k.attend, stream_k.find_share
-
-    def begin_share(*given):
-        counts.append(0)
-        return find_share(*given)
+    shares, attend = {}, stream_k.attend
 
     def count(begin, end, *given):
-        counts[-1] += int(end) - int(begin)
+        share = interpreter_builder.grid_idx
+        shares[share] = shares.get(share, 0) + int(end) - int(begin)
         return attend(begin, end, *given)
 
-    monkeypatch.setattr(stream_k, "find_share", begin_share)
     monkeypatch.setattr(stream_k, "attend", count)
     q, k, v = inputs(device)
     lengths = torch.tensor([150, 33, 1, 16, 80], device=device)  # 10, 3, 1, 1 and 5 blocks
     stream_k.forward(make_request(q, k, v, causal=True, kv_lengths=lengths), CONFIG, 6)
-    assert sorted(counts) == [3, 3, 3, 3] * 2 + [4] * 4  # of two heads
+    assert sorted(shares.values()) == [3, 3, 3, 3] * 2 + [4] * 4  # of two heads
 
 
 @pytest.mark.parametrize(
     ("given", "batch", "length", "shared"),
-    [
-        ({}, 5, 4096, False),
-        ({"kv_lengths"}, 5, 4096, True),
-        ({"kv_starts"}, 5, 4096, True),
-        ({"kv_lengths"}, 1, 4096, False),
-        ({"kv_lengths"}, 5, 1024, False),
-        ({"kv_lengths"}, 1025, 4096, False),
-    ],
-)
+    [("", 5, 4096, False), ("kv_lengths", 5, 4096, True), ("kv_starts", 2, 4096, True),
+     ("kv_lengths", 1, 4096, False), ("kv_lengths", 5, 1024, False),
+     ("kv_lengths", 1025, 4096, False)],
+)  # fmt: skip
 def test_where_shares_pay(given, batch, length, shared):
     """Long sequences with lengths of their own, neither a single one nor thousands."""
     q = torch.empty(batch, 1, 8, 16, dtype=torch.bfloat16, device="meta")
     k = torch.empty(batch, length, 2, 16, dtype=torch.bfloat16, device="meta")
-    request = make_request(q, k, k)._replace(**{name: torch.ones(batch) for name in given})
+    request = make_request(q, k, k)._replace(**({given: torch.ones(batch)} if given else {}))
     assert stream_k.pays(request) == shared
 
 
@@ -174,10 +128,8 @@ def test_who_shares(num_splits, device, monkeypatch):
     calls, forward = [], stream_k.forward
     monkeypatch.setattr(stream_k, "LONG", 150)
     monkeypatch.setattr(stream_k, "forward", lambda *a: calls.append(1) or forward(*a))
-    lengths = torch.tensor([9, 8, 7, 6, 5], device=device)
-    attention(
-        *inputs(device), causal=True, version="fa2", kv_lengths=lengths, num_splits=num_splits
-    )
+    options = {"kv_lengths": torch.tensor([9, 8, 7, 6, 5], device=device), "version": "fa2"}
+    attention(*inputs(device), causal=True, num_splits=num_splits, **options)
     assert bool(calls) == (num_splits is None)
 
 
@@ -191,8 +143,8 @@ def test_no_sequence(device):
 @pytest.mark.parametrize(
     ("head_dim", "kv_heads", "batch", "expected"),
     [
-        (128, 8, 1, 33), (64, 8, 1, 33), (128, 32, 1, 8), (128, 1, 1, 264), (256, 8, 1, 33),
-        (128, 300, 1, 1), (128, 8, 16, 32), (128, 8, 64, 32), (128, 8, 24, 33), (128, 8, 50, 33),
+        (128, 8, 1, 33), (128, 32, 1, 8), (128, 1, 1, 264), (256, 8, 1, 33), (128, 300, 1, 1),
+        (128, 8, 16, 32), (128, 8, 64, 32), (128, 8, 24, 33),
     ],
 )  # fmt: skip
 def test_as_many_shares_as_fit_the_gpu(head_dim, kv_heads, batch, expected, monkeypatch):
@@ -201,39 +153,3 @@ def test_as_many_shares_as_fit_the_gpu(head_dim, kv_heads, batch, expected, monk
     q = torch.empty(batch, 1, kv_heads, head_dim, dtype=torch.bfloat16)
     request = make_request(q, q, q)
     assert stream_k.shares_of(request, decode.fitted(request, decode.SHARED)) == expected
-
-
-def test_what_the_compiler_makes_of_it():
-    """16 bytes a copy, as many blocks under way with pages as without, nothing spilled."""
-    rows = apart.compiled("kernels.decode", "shares")
-    kernels = [row for row in rows if row["kernel"] == "shares_kernel"]
-    assert len(kernels) == 3 and {row["kernel"] for row in rows if row["early"]} == {
-        "combine_kernel"
-    }
-    for row in kernels:
-        assert not row["spills"] and set(row["copied"]) == {"0x10"}, row
-        assert row["waits"] == kernels[0]["waits"] and row["waits"][0] > 0, row
-        assert row["dependency"] == ["launch_dependents"], row
-
-
-@pytest.mark.gpu
-def test_a_graph_follows_the_lengths():
-    """Replayed with other lengths; the same bits 100 times while the reduction overlaps."""
-    q, k, v = inputs("cuda", batch=16, N=8192, heads=32, kv_heads=8, head_dim=128)
-    lengths = torch.full((16,), 8192, device="cuda")
-    call = partial(attention, q, k, v, causal=True, version="fa2")
-    call(kv_lengths=lengths)  # compiles
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        replayed = call(kv_lengths=lengths)
-    generator = torch.Generator("cuda").manual_seed(0)
-    for _ in range(20):
-        lengths.random_(0, 8193, generator=generator)
-        expected = call(kv_lengths=lengths, num_splits=1)
-        first = call(kv_lengths=lengths)
-        torch.testing.assert_close(first, expected, rtol=2.0**-6, atol=2.0**-10)
-        different = torch.zeros((), dtype=torch.int64, device="cuda")
-        for _ in range(100):
-            graph.replay()
-            different += (replayed != first).any()
-        assert different.item() == 0

@@ -7,14 +7,13 @@ from functools import partial
 import pytest
 import torch
 
-from flash_versions import VERSIONS, Fp8, attention, attention_reference
+from flash_versions import Fp8, attention, attention_reference
 from flash_versions.dispatch.device import Properties, devices
-from flash_versions.dispatch.precision import Quantized
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import LaunchConfig
 from flash_versions.flash_attn import flash_attn_func
 from flash_versions.versions.fa3.fp8 import forward as forward_fp8
-from flash_versions.versions.fp8.quantize import dequantize, prepare, quantize
+from flash_versions.versions.fp8.quantize import dequantize, prepare
 from flash_versions.versions.oracle.budget import assess_request
 from tests.flash_versions.versions.test_attention import CASES, LAYOUTS
 from tests.helpers.kernels.budget import (
@@ -52,12 +51,12 @@ def test_equivalence(case, device):
     assert lse.dtype == torch.float32
 
 
-@pytest.mark.parametrize("hadamard", [False, True], ids=["", "hadamard"])
-@pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=["e4m3", "e5m2"])
-@pytest.mark.parametrize("scales", ["tensor", "head", "block"])
-def test_every_precision(scales, dtype, hadamard, device):
+@pytest.mark.parametrize(
+    "how", [Fp8("tensor"), Fp8("head", True), Fp8("block", True, E5M2), Fp8("head", dtype=E5M2)],
+    ids=str,
+)  # fmt: skip
+def test_every_precision(how, device):
     q, k, v = inputs(device, dtype=torch.float16)
-    how = Fp8(scales, hadamard, dtype)
     o, _ = check(q, k, v, precision=how, causal=True)
     assert o.dtype == torch.float16
     assert torch.equal(o, attention(q, k, v, precision=str(how), causal=True, version="fa3"))
@@ -71,29 +70,27 @@ def test_blocks_of_very_different_scales(name, factor, device):
     check(*given.values(), precision="fp8", scale=0.02, causal=True)
 
 
-@pytest.mark.parametrize("block", ["first", "last"])
-def test_a_block_of_zeros(block, device):
+@pytest.mark.parametrize("where", [slice(0, 128), slice(128, None)], ids=["first", "last"])
+def test_a_block_of_zeros(where, device):
     q, k, v = inputs(device)
-    where = slice(0, 128) if block == "first" else slice(128, None)
     for x in (k, v):
         x[:, where] = 0
     q[:, :64] = 0
     check(q, k, v * 1e-4, precision="fp8")
 
 
-def test_keys_past_the_length_may_be_anything(device):
+@pytest.mark.parametrize("how", ["fp8", "fp8:head", "fp8:tensor", None], ids=str)
+def test_keys_past_the_length_may_be_anything(how, device):
     q, k, v = inputs(device, batch=2)
-    kv_lengths = torch.tensor([0, 133], device=device)
-    o, lse = check(q, k, v, precision="fp8", kv_lengths=kv_lengths)
+    if how is None:  # they have 8 bits already
+        q, k, v = (x.to(E4M3) for x in (q, k, v))
+    options = {"precision": how, "kv_lengths": torch.tensor([0, 133], device=device)}
+    clean = check(q, k, v, **options)
+    nan, end = torch.tensor([float("nan"), float("inf")]).to(q.dtype)
     for x in (k, v):
-        x[0], x[1, 133:] = float("nan"), float("inf")
-    for how in ("fp8", "fp8:head", "fp8:tensor"):
-        with_junk = attention(q, k, v, precision=how, kv_lengths=kv_lengths)
-        assert with_junk.isfinite().all() and not with_junk[0].any()
-    again, lse_again = attention(
-        q, k, v, precision="fp8", kv_lengths=kv_lengths, version="fa3", return_lse=True
-    )
-    assert torch.equal(again, o) and torch.equal(lse_again, lse)
+        x[0], x[1, 133:] = nan, end
+    found = attention(q, k, v, version="fa3", return_lse=True, **options)
+    assert all(map(torch.equal, found, clean)) and not found[0][0].any()
 
 
 # ---- inputs that are quantised already ----
@@ -111,16 +108,13 @@ def random_scales(*shape, device):
 DESCALES = {"number": ((), ()), "tensor": ((1,), (1,)), "head": ((2, 2), (2, 2))}
 
 
-@pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=["e4m3", "e5m2"])
 @pytest.mark.parametrize("form", [*DESCALES, "block", "none", "mixed"])
-def test_quantised_inputs_and_scales_of_every_form(form, dtype, device):
+def test_quantised_inputs_and_scales_of_every_form(form, device):
+    dtype = E5M2 if form in ("head", "none") else E4M3
     q, k, v = quantised(device, dtype, heads=4, kv_heads=2, batch=2)
     of_queries, of_keys = DESCALES.get(form, ((2, 4, 2), (2, 2, 2)))
-    scales = {
-        "q_descale": random_scales(*of_queries, device=device),
-        "k_descale": random_scales(*of_keys, device=device),
-        "v_descale": random_scales(*of_keys, device=device),
-    }
+    shapes = {"q_descale": of_queries, "k_descale": of_keys, "v_descale": of_keys}
+    scales = {name: random_scales(*shape, device=device) for name, shape in shapes.items()}
     if form == "none":
         scales = {}
     elif form == "mixed":
@@ -139,39 +133,25 @@ def test_quantised_inputs_and_scales_of_every_form(form, dtype, device):
 
 
 def per_row(scale, x, name):
-    """A scale of any form as float64 (batch, length, heads, 1)."""
-    batch, length, heads, _ = x.shape
-    if scale is None or scale.dim() < 2:
-        return (
-            torch.ones((), dtype=torch.float64, device=x.device)
-            if scale is None
-            else scale.double()
-        )
+    """A scale of any form as float64 (batch, length, heads, 1), or one for all."""
+    _, length, heads, _ = x.shape
+    if scale is None:
+        return 1.0
+    if scale.dim() < 2:
+        return scale.double()
     if scale.dim() == 2:
         scale = scale[..., None].expand(-1, -1, length)
     else:
         scale = scale.repeat_interleave(64 if name == "q" else 128, 2)[..., :length]
-    scale = scale.repeat_interleave(heads // scale.shape[1], 1)
-    return scale.mT[..., None].double()
+    return scale.repeat_interleave(heads // scale.shape[1], 1).mT[..., None].double()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["(B, H, S, D) transposed", "slice of a packed QKV"])
 def test_any_strides(layout, device):
     """Of inputs that are quantised inside, and of those that are so already."""
     q, k, v = inputs(device, M=20, N=140)
     check(*(LAYOUTS[layout](x) for x in (q, k, v)), precision="fp8", causal=True)
     check(*(LAYOUTS[layout](x.to(E4M3).view(torch.int8)).view(E4M3) for x in (q, k, v)))
-
-
-def test_quantised_inputs_with_lengths(device):
-    q, k, v = quantised(device, batch=2)
-    nan = torch.tensor(float("nan")).to(E4M3)
-    kv_lengths = torch.tensor([5, 133], device=device)
-    before = check(q, k, v, kv_lengths=kv_lengths)
-    for x in (k, v):
-        x[0, 5:], x[1, 133:] = nan, nan
-    after = attention(q, k, v, kv_lengths=kv_lengths, return_lse=True, version="fa3")
-    assert all(map(torch.equal, before, after))
 
 
 # ---- 8-bit rows that are gathered: packed sequences, pages, padding on the left ----
@@ -199,9 +179,20 @@ def assert_16_bits(found, q, k, v, **options):
     assert_ok(assess_request({"lse": lse}, in_fp32))
 
 
-@pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=["e4m3", "e5m2"])
-@pytest.mark.parametrize("form", ["none", "tensor", "head"])
-@pytest.mark.parametrize("version", ["auto", "fa3", "reference"])
+def dequantised(b, scales, *tensors):
+    """Rows of sequence b in fp64, times its scales."""
+    exact = []
+    for name, x in zip("qkv", tensors):
+        scale = scales.get(f"{name}_descale")
+        scale = scale if scale is None or scale.dim() < 2 else scale[b : b + 1]
+        exact.append(x[None].double() * per_row(scale, x[None], name))
+    return exact
+
+
+@pytest.mark.parametrize(
+    ("form", "dtype"), [("none", E5M2), ("tensor", E4M3), ("head", E4M3)], ids=str
+)
+@pytest.mark.parametrize("version", ["auto", "reference"])
 def test_packed_sequences(version, form, dtype, device):
     of_q, of_k = bounds(LENGTHS_Q, device), bounds(LENGTHS_K, device)
     q = torch.randn(82 + 3, 4, 32, device=device).to(dtype)  # the last three are of no sequence
@@ -210,74 +201,52 @@ def test_packed_sequences(version, form, dtype, device):
     names = [] if shape is None else [f"{name}_descale" for name in "qkv"]
     scales = {name: short_scales(*shape, device=device) for name in names}
     options = {"causal": True, "softcap": 3.0, "scale": 0.3}
-    o, lse = attention(
-        q, k, v, cu_seqlens_q=of_q, cu_seqlens_k=of_k, version=version, return_lse=True,
-        **scales, **options,
-    )  # fmt: skip
+    given = {"cu_seqlens_q": of_q, "cu_seqlens_k": of_k, "version": version} | scales
+    o, lse = attention(q, k, v, return_lse=True, **given, **options)
     assert o.dtype == torch.bfloat16 and not o[82:].any()
     for b in range(4):
         own_q, own_k = (slice(*x[b : b + 2].tolist()) for x in (of_q, of_k))
-        exact = []
-        for name, x in (("q", q[own_q]), ("k", k[own_k]), ("v", v[own_k])):
-            scale = scales.get(f"{name}_descale")
-            scale = scale if scale is None or scale.dim() == 1 else scale[b : b + 1]
-            exact.append(x[None].double() * per_row(scale, x[None], name))
+        exact = dequantised(b, scales, q[own_q], k[own_k], v[own_k])
         assert_16_bits((o[None, own_q], lse[None, :, own_q]), *exact, **options)
 
 
-@pytest.mark.parametrize("queries", [1, 7])
-@pytest.mark.parametrize("where", ["pages", "padding on the left"])
-def test_gathered_keys(where, queries, device):
-    """As the same sequences packed, o to the bit; rows without a key are NaN."""
-    kv_lengths = [33, 1, 20]
-    q = torch.randn(3 * queries, 4, 32, device=device).to(E4M3)
-    rows = torch.randn(2, sum(kv_lengths), 2, 32, device=device).to(E4M3).view(torch.int8)
+@pytest.mark.parametrize(
+    ("where", "queries", "num_splits"),
+    [("pages", 1, 1), ("pages", 7, 1), ("padding", 7, 1), ("padding", 1, 4)],
+)
+def test_gathered_keys(where, queries, num_splits, device):
+    """In pages, or behind padding; slots of no key are NaN. Each split scales its own values."""
+    lengths, starts = [300, 1, 20], [0, 0, 0] if where == "pages" else [7, 399, 380]
+    q = torch.randn(3, queries, 4, 32, device=device).to(E4M3)
+    rows = torch.randn(2, sum(lengths), 2, 32, device=device).to(E4M3).view(torch.int8)
+    rows = rows.split(lengths, 1)
     nan = torch.tensor(float("nan"), device=device).to(E4M3).view(torch.int8)
-    caches = nan.expand(2, 3, 40, 2, 32).clone()
-    starts = [0, 0, 0] if where == "pages" else [7, 30, 20]
-    for b, (first, of_b) in enumerate(zip(starts, rows.split(kv_lengths, 1))):
-        caches[:, b, first : first + of_b.shape[1]] = of_b
-    lengths = torch.tensor(kv_lengths, device=device)
-    ends = torch.tensor(starts, device=device) + lengths
-    options = {"kv_lengths": ends, "kv_starts": torch.tensor(starts, device=device)}
+    caches = nan.expand(2, 3, 400, 2, 32).clone()
+    for b, (start, of_b) in enumerate(zip(starts, rows)):
+        caches[:, b, start : start + lengths[b]] = of_b
+    starts = torch.tensor(starts, device=device)
+    options = {"kv_starts": starts}
     if where == "pages":
-        order = torch.randperm(15, device=device)
-        pages = torch.empty(2, 15, 8, 2, 32, dtype=torch.int8, device=device)
-        pages[:, order] = caches.view(2, 15, 8, 2, 32)
-        caches, options = pages, {"kv_lengths": ends, "block_table": order.view(3, 5)}
-    scales = {f"{name}_descale": random_scales(3, 2, device=device) for name in "qkv"}
-    scales |= {"causal": True, "return_lse": True, "num_splits": 1}
-    k, v = caches.view(E4M3)
-    o, lse = attention(q.view(3, queries, 4, 32), k, v, **options, **scales)
-    of_q = torch.arange(4, device=device) * queries
-    of_k = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
-    packed = attention(q, *rows.view(E4M3), cu_seqlens_q=of_q, cu_seqlens_k=of_k, **scales)
-    assert torch.equal(o.flatten(0, 1), packed[0])
-    for b, of_b in enumerate(rows.view(E4M3).split(kv_lengths, 1)):  # on a GPU, with other tiles
-        own = q[b * queries : (b + 1) * queries], *of_b
-        own = [x[None].float() for x in own]
-        own_scales = [scales[f"{name}_descale"][b : b + 1] for name in "qkv"]
-        exact = [x * per_row(y, x, n).float() for n, x, y in zip("qkv", own, own_scales)]
-        assert_ok(assess_request({"lse": lse[b : b + 1]}, make_request(*exact, causal=True)))
-
-
-def test_gathered_keys_are_split(device):
-    """As in decoding: each split scales its own sum of values."""
-    q = torch.randn(1, 1, 4, 32, device=device).to(E4M3)
-    k, v = torch.randn(2, 1, 700, 2, 32, device=device).to(E4M3)
-    options = {"kv_starts": torch.tensor([3], device=device), "return_lse": True}
-    scales = {f"{name}_descale": short_scales(1, 2, device=device) for name in "qkv"}
-    found = attention(q, k, v, num_splits=4, **options, **scales)
-    exact = (x.double() * per_row(scales[f"{n}_descale"], x, n) for n, x in zip("qkv", (q, k, v)))
-    q, k, v = exact
-    assert_16_bits(found, q, k[:, 3:], v[:, 3:])
+        order = torch.randperm(150, device=device)
+        pages = torch.empty_like(caches).view(2, 150, 8, 2, 32)
+        pages[:, order] = caches.view(pages.shape)
+        caches, options = pages, {"block_table": order.view(3, 50)}
+    options["kv_lengths"] = starts + torch.tensor(lengths, device=device)
+    scales = {f"{name}_descale": short_scales(3, 2, device=device) for name in "qkv"}
+    given = {"causal": True, "return_lse": True, "num_splits": num_splits} | options | scales
+    o, lse = attention(q, *caches.view(E4M3), **given)
+    for b, of_b in enumerate(rows):
+        exact = dequantised(b, scales, q[b], *of_b.view(E4M3))
+        assert_16_bits((o[b : b + 1], lse[b : b + 1]), *exact, causal=True)
 
 
 # ---- inputs that require grad ----
 
 
-@pytest.mark.parametrize("kind", ["16 bits", "8 bits", "8 bits, packed"])
-@pytest.mark.parametrize("version", ["auto", "reference"])
+@pytest.mark.parametrize(
+    ("version", "kind"),
+    [("auto", "16 bits"), ("auto", "8 bits, packed"), ("reference", "8 bits")],
+)
 def test_only_a_gradient_is_refused(version, kind, device):
     """The forward gives what it gives without gradients."""
     q, k, v = (inputs if kind == "16 bits" else quantised)(device, M=20, N=20)
@@ -297,16 +266,6 @@ def test_only_a_gradient_is_refused(version, kind, device):
         attention(q.detach(), k.detach(), v, **options).float().sum().backward()
 
 
-def test_only_a_gradient_is_refused_in_a_graph(device):
-    q, k, v = inputs(device, M=20, N=20)
-    compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
-    expected = attention(q, k, v, precision="fp8")
-    o = compiled(q.requires_grad_(), k, v, precision="fp8")
-    assert torch.equal(o, expected)
-    with pytest.raises(ValueError, match="is forward only"):
-        o.float().sum().backward()
-
-
 # ---- the kernel itself ----
 
 
@@ -324,155 +283,13 @@ def test_any_tiles(config, device):
     assert_right(request, o, lse)
 
 
-def test_the_rotation_changes_no_product(device):
-    """Against the inputs as they are, a rotated call is off by no more than the rounding to 8 bits,
-    2^-4 of each number, moves o: a fifth of its size here. Without the rotation of k it is far off.
-    """
-    q, k, v = inputs(device, N=130)
-    right = attention_reference(q.double(), k.double(), v.double())[0]
-    size = right.abs().max()
-
-    def error(quantized):
-        request = make_request(q, k, v, precision="fp8:hadamard")
-        return (forward_fp8.forward(request, quantized)[0] - right).abs().max() / size
-
-    rotated = quantize(q, k, v, Fp8(hadamard=True))
-    plain = quantize(q, k, v)
-    assert error(rotated) < 0.2
-    assert error(rotated._replace(k=plain.k, k_scale=plain.k_scale)) > 0.3
-
-
-def test_the_same_bits_every_time(device):
-    q, k, v = inputs(device)
-    first, *others = (attention(q, k, v, precision="fp8", causal=True) for _ in range(3))
-    assert all(torch.equal(first, other) for other in others)
-
-
-# ---- what is wrong is found ----
-
-
-def one_k_scale_missing(x: Quantized) -> Quantized:
-    k_scale = x.k_scale.clone()
-    k_scale[:, :, 1] = 1
-    return x._replace(k_scale=k_scale)
-
-
-def q_scales_exchanged(x: Quantized) -> Quantized:
-    return x._replace(q_scale=x.q_scale.flip(2))
-
-
-def keys_of_v_not_permuted(x: Quantized) -> Quantized:
-    v = x.v.view(torch.int8).unflatten(3, (-1, 4, 2, 2)).transpose(4, 5).flatten(3)
-    return x._replace(v=v.contiguous().view(x.v.dtype))
-
-
-def v_scale_missing(x: Quantized) -> Quantized:
-    return x._replace(
-        v_scale=torch.ones_like(x.v_scale), v_reference=torch.ones_like(x.v_reference)
-    )
-
-
-def one_v_scale_missing(x: Quantized) -> Quantized:
-    v_scale = x.v_scale.clone()
-    v_scale[:, :, 0] = x.v_reference
-    return x._replace(v_scale=v_scale)
-
-
-def some_keys_dropped(x: Quantized) -> Quantized:
-    v = x.v.view(torch.int8).clone()
-    v[..., :32] = 0
-    return x._replace(v=v.view(x.v.dtype))
-
-
-WRONG = [
-    one_k_scale_missing, q_scales_exchanged, keys_of_v_not_permuted, v_scale_missing,
-    one_v_scale_missing, some_keys_dropped,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("wrong", WRONG, ids=lambda f: f.__name__)
-def test_wrong_operands_are_over_the_budget(wrong, device):
-    q, k, v = inputs(device)
-    q[:, :64] *= 2
-    v[:, :128] *= 0.25
-    request = make_request(q, k, v, precision="fp8")
-    quantized = prepare(request)
-    for change, right in ((lambda x: x, True), (wrong, False)):
-        o, lse, _ = forward_fp8.forward(request, change(quantized))
-        found = assess_request({"o": o, "lse": lse}, request)
-        assert all(accuracy.ok for accuracy in found.values()) == right
-
-
-@pytest.mark.parametrize(
-    ("right", "wrong"),
-    [
-        ("finalize(acc, row_max - OFFSET, row_sum)", "finalize(acc, row_max, row_sum)"),
-        ("row_sum *= tl.exp2(OFFSET)", "row_sum *= 1.0"),
-        ("tl.sum(p, 1) * weight", "tl.sum(p, 1)"),
-        ("OFFSET + tl.log2(share)", "OFFSET"),
-        ("p = in_order_of_values(p.to(v_tile.dtype))", "p = p.to(v_tile.dtype)"),
-        ("q_scale * load_scale(k_scale", "(q_scale * 0.0 + 1.0) * load_scale(k_scale"),
-    ],
-)  # fmt: skip
-@pytest.mark.skipif(torch.cuda.is_available(), reason="rewrites code that the interpreter reads")
-def test_wrong_kernels_are_over_the_budget(right, wrong, device, tmp_path):
-    kernel = rewritten(right, wrong, tmp_path)
-    q, k, v = inputs(device)
-    v[:, :128] *= 0.25
-    sink = torch.full((2,), 2.0, device=device)
-    request = make_request(q, k, v, precision="fp8", sink=sink)
-    found = {}
-    for module in (forward_fp8, kernel):
-        o, lse, _ = module.forward(request, prepare(request))
-        found[module] = assess_request({"o": o, "lse": lse}, request)
-    assert all(accuracy.ok for accuracy in found[forward_fp8].values())
-    assert not all(accuracy.ok for accuracy in found[kernel].values())
-
-
-def rewritten(right, wrong, folder):
-    """A copy of the kernel's module with one expression changed."""
-    import importlib.util
-    from pathlib import Path
-
-    source = Path(forward_fp8.__file__).read_text()
-    assert source.count(right) == 1
-    file = folder / "wrong_fp8.py"
-    file.write_text(source.replace(right, wrong))
-    spec = importlib.util.spec_from_file_location("wrong_fp8", file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 # ---- doors ----
 
 
-def test_auto_is_a_version_with_fp8(device):
-    q, k, v = inputs(device)
-    assert torch.equal(
-        attention(q, k, v, precision="fp8"),
-        attention(q, k, v, precision="fp8", version=next(reversed(VERSIONS))),
-    )
-
-
-def test_tensors_that_are_quantised_once_serve_any_call(device):
-    q, k, v = inputs(device)
-    for options in ({}, {"causal": True}):
-        request = make_request(q, k, v, precision="fp8:head", **options)
-        o, lse, _ = VERSIONS["fa3"].forward_quantized(request, prepare(request))
-        expected = attention(
-            q, k, v, precision="fp8:head", version="fa3", return_lse=True, **options
-        )
-        assert torch.equal(o, expected[0]) and torch.equal(lse, expected[1])
-
-
-@pytest.mark.parametrize("capability", [(8, 0), (8, 6)])
-def test_a_gpu_without_fp8_is_told(capability, monkeypatch):
-    monkeypatch.setattr(devices, "assumed", Properties(capability))
+def test_a_gpu_without_fp8_is_told(monkeypatch):
+    monkeypatch.setattr(devices, "assumed", Properties((8, 6)))
     q, k, v = inputs("cpu")
-    with pytest.raises(
-        ValueError, match=r"compute capability 8.\d, whose tensor cores know no FP8"
-    ):
+    with pytest.raises(ValueError, match="compute capability 8.6, whose tensor cores know no FP8"):
         attention(q, k, v, precision="fp8", version="fa3")
 
 
@@ -494,27 +311,14 @@ def test_the_baseline_is_fp8_too(device):
     assert torch.allclose(lse, attention_reference(*dequantised)[1])
 
 
-@pytest.mark.parametrize("eight", [False, True], ids=["quantises", "quantised already"])
-def test_compiles_as_one_graph(eight, device):
-    def layer(q, k, v, scale):
-        if eight:
-            return attention(q, k, v, v_descale=scale, causal=True) + 1
-        return attention(q * 2, k, v, precision="fp8:head", causal=True) + 1
+def test_compiles_as_one_graph(device):
+    def layer(q, k, v, *eight):
+        return attention(q * 2, k, v, precision="fp8:head") + attention(*eight, causal=True)
 
-    given = *(quantised if eight else inputs)(device), torch.ones(1, 1, device=device)
+    given = *inputs(device), *quantised(device)
     with torch.no_grad():
         compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-        result = compiled(*given)
-        assert result.dtype == torch.bfloat16 and torch.equal(result, layer(*given))
-
-
-def test_opcheck(device):
-    for request in (
-        make_request(*inputs(device, M=20, N=30), precision="fp8"),
-        make_request(*quantised(device, M=20, N=30), k_descale=torch.ones(1, 1, device=device)),
-    ):
-        operator = torch.ops.flash_versions.forward.default
-        torch.library.opcheck(operator, ("fa3", *request), test_utils="test_faketensor")
+        assert torch.equal(compiled(*given), layer(*given))
 
 
 def test_scores_whose_scale_underflows(device):
@@ -534,5 +338,3 @@ def test_descales_that_are_refused(device):
         attention(q, k, v, q_descale=scale.clone().requires_grad_())
     with pytest.raises(ValueError, match="k_descale holds inf; scales must be positive and finite"):
         attention(q, k, v, k_descale=scale * torch.inf, check=True)
-    with pytest.raises(ValueError, match="precision='int8' is unknown"):
-        attention(q, k, v, precision="int8")
