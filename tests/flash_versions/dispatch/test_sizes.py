@@ -15,7 +15,6 @@ from flash_versions.dispatch.sizes import (
     default_config,
     tile_for,
 )
-from flash_versions.versions.fa1 import backward as fa1_backward
 from flash_versions.versions.fa1 import forward as fa1
 from flash_versions.versions.fa2 import backward as fa2_backward
 from flash_versions.versions.fa2 import forward as fa2
@@ -92,19 +91,6 @@ def test_what_was_measured_stays_and_the_rule_is_near_it():
     assert same == 2
 
 
-@pytest.mark.parametrize("gpu", ["A100", "RTX 4090", "RTX 5090"])
-def test_warps_do_not_compute_the_same(gpu):
-    """mma.sync: a product of 64 x 64 numbers is divided among four warps, not among eight."""
-    with devices.assume(GPUS[gpu]):
-        for head_dim in (16, 32, 64):
-            request = request_of(head_dim)
-            for about in GRADIENTS.values():
-                config = backward_config(request, *about)
-                tall = max(config.block_q, config.block_kv)
-                assert tall * head_dim >= 64 * 64 * config.num_warps / 4 or config.num_warps == 4
-        assert fa1_backward.choose_config(request_of(64)).num_warps == 4
-
-
 def test_changed_scores_take_smaller_tiles_and_few_rows_short_ones():
     with devices.assume(GPUS["RTX 4090"]):
         plain, capped = request_of(64), request_of(64, softcap=30.0)
@@ -113,12 +99,3 @@ def test_changed_scores_take_smaller_tiles_and_few_rows_short_ones():
             areas = [x.block_q * x.block_kv / x.num_warps for x in (of_capped, of_plain)]
             assert areas[0] <= areas[1]
         assert default_config(64, request_of(64, 64), {}).block_q == 64
-
-
-def test_interpreted_tiles_do_not_depend_on_it():
-    for head_dim, rows in ((64, 128), (128, 128), (256, 64)):
-        request = request_of(head_dim)
-        for version, needs in ((fa1, TWO_OUTPUTS), (fa2, ONE_OUTPUT)):
-            config = default_config(4096, request, version.MEASURED, needs)
-            assert (config.block_q, config.block_kv) == (rows, 64)
-        assert fa1_backward.choose_config(request_of(64)).block_q == 128
