@@ -253,9 +253,7 @@ def test_a_version_that_is_not_registered_is_not_replaced_where_operators_are_ne
     mine, given = replace(VERSIONS["fa2"], name="unheard of", forward=forward), inputs()
     attention(*given, version=mine)
     assert called
-    with pytest.raises(
-        ValueError, match="version 'unheard of' is not registered; torch"
-    ):
+    with pytest.raises(ValueError, match="version 'unheard of' is not registered; torch"):
         way(partial(attention, version=mine), *given)
 
 

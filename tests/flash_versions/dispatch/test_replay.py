@@ -8,20 +8,19 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from threading import Barrier, Event
+from threading import Barrier
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.autograd import forward_ad
-from torch.utils import _python_dispatch
 from torch.utils.flop_counter import FlopCounterMode
 
 from flash_versions import VERSIONS, attention
 from flash_versions.dispatch import launch as launch_module
 from flash_versions.dispatch.launch import start
 from flash_versions.dispatch.replay import driver, keys, script
-from flash_versions.dispatch.replay.recording import lasting, note
+from flash_versions.dispatch.replay.recording import note
 from flash_versions.versions import masks
 from flash_versions.versions.fa2 import backward as fa2_backward
 from flash_versions.versions.fa2 import forward as fa2_forward
@@ -146,15 +145,25 @@ def test_the_same_key_has_the_same_launches(launches):
     assert len(kept()) == len(CALLS)
 
 
-def test_tensors_that_begin_at_one_address(launches):
-    """attention(q, x, x) is another call than attention(q, k, v)."""
-    q, k, v = (x.detach() for x in inputs())
-    for _ in range(4):
-        attention(q, k, k, version="fa3")
-    launches.clear()
-    attention(q, k, v, version="fa3")
-    addresses = {value for x in launches[0][3:] for _, value in x}
-    assert {q.data_ptr(), k.data_ptr(), v.data_ptr()} <= addresses
+@pytest.mark.parametrize("case", ["plain", "packed"])
+@pytest.mark.parametrize("objects", [1, 2], ids=["one object", "two of one address"])
+def test_tensors_that_begin_at_one_address(objects, case, launches):
+    """attention(q, x, x) is another call than attention(q, k, v); torch's guards refuse to compare
+    one object with two.
+    """
+    make, options = CALLS[case]
+    given = [make() for _ in range(4)]
+    calls = [(x, y, y if objects == 1 else y.view(y.shape)) for x, y, _ in given]
+    for tensors in [*calls, given[0]]:
+        launches.clear()
+        o = attention(*tensors, version="fa3", **options)
+        torch.autograd.grad(o, {*tensors}, torch.ones_like(o))
+        addresses = {value for told in launches for part in told[3:] for _, value in part}
+        assert {x.data_ptr() for x in (*tensors, o)} <= addresses
+    assert len(kept()) == 2 and kept()[0].forward.replay is not None
+
+
+def test_a_gradient_that_begins_where_a_tensor_does(launches):
     leaves = inputs()
     for do in [leaves[0].detach()] * 4 + [torch.randn(leaves[0].shape).bfloat16()]:
         o = attention(*leaves, version="fa3")
@@ -162,23 +171,6 @@ def test_tensors_that_begin_at_one_address(launches):
         torch.autograd.grad(o, leaves, do)
         addresses = {value for told in launches for x in told[3:] for _, value in x}
         assert {x.data_ptr() for x in (*leaves, do)} <= addresses
-
-
-@pytest.mark.parametrize("case", ["plain", "packed"])
-def test_a_tensor_that_is_given_twice(case, launches):
-    """torch's guards refuse to compare one object with two."""
-    make, options = CALLS[case]
-    for _ in range(4):
-        x, y, _ = make()
-        launches.clear()
-        o = attention(x, y, y, version="fa3", **options)
-        addresses = {value for told in launches for part in told[3:] for _, value in part}
-        assert {t.data_ptr() for t in (x, y, o)} <= addresses
-        torch.autograd.grad(o, (x, y), torch.ones_like(o))
-    (call,) = kept()
-    assert call.forward.replay is not None
-    attention(*make(), version="fa3", **options)  # three objects are another call
-    assert len(kept()) == 2
 
 
 def test_a_mask_with_plans_goes_the_ordinary_way(launches):
@@ -213,11 +205,6 @@ def test_lengths_that_are_the_queries_bounds(monkeypatch):
         assert_within_budget(ends[None, rows], None, q[None, rows], *own)
 
 
-def watched(call):
-    with FlopCounterMode(display=False):
-        return call()
-
-
 @contextmanager
 def autocast(dtype):
     """torch.autocast for a GPU that is not there: it would warn, and stay off. Also for the CPU,
@@ -235,78 +222,49 @@ def autocast(dtype):
             torch.set_autocast_dtype(device, its_dtype)
 
 
-def cast(call):
-    with autocast(torch.float16):
-        return call()
-
-
-def mapped(call):
-    return torch.vmap(lambda _: call())(torch.ones(1))
-
-
-def hooked(call):
-    with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda x: x):
-        return call()
-
-
-@pytest.mark.parametrize("how", [watched, cast, mapped])
-def test_what_torch_changes_goes_the_ordinary_way(how, launches):
-    q, k, v = (x.detach() for x in inputs())
-    keys.find(q, k, v, (), ("fa3",))[2].keep("a call")
-    found = []
-
-    def call():
-        found.append(keys.find(q, k, v, (), ("fa3",)))
-        return q
-
-    how(call)
-    assert found == [keys.NOT_FOUND]
-    assert keys.find(q, k, v, (), ("fa3",)) == ("a call", (q, k, v), STREAM)
-
-
 def other_strides(x):
     return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [torch.Tensor.half, other_strides, torch._neg_view, torch.nn.Parameter, torch.Tensor.clone],
-)
+OTHERS = [torch.Tensor.half, other_strides, torch._neg_view, torch.nn.Parameter, torch.Tensor.clone]
+
+
+@pytest.mark.parametrize("other", OTHERS)
 def test_only_tensors_that_are_alike_are_served_by_a_call(other, launches):
     q, k, v = (x.detach() for x in inputs())
     keys.find(q, k, v, (), ("fa3",))[2].keep("a call")
     for given in ((other(q), k, v), (q, other(k), v), (q, k, other(v))):
         call, _, _ = keys.find(*given, (), ("fa3",))
         assert call == ("a call" if other is torch.Tensor.clone else None)
-    with torch.inference_mode():
-        assert keys.find(q, k, v, (), ("fa3",))[0] is None
-    with torch.no_grad():
-        assert keys.find(q, k, v, (), ("fa3",))[0] is None
 
 
-def test_autocast_that_casts_nothing_is_replayed(launches):
-    leaves = inputs()
-    with autocast(torch.bfloat16):
-        for _ in range(3):
-            step("fa3", leaves)
-        (call,) = kept()
-        assert call.forward.replay is not None
-        # One tensor in fp32 would be cast, and without autocast be refused.
-        q, k, v = (x.detach() for x in leaves)
-        assert keys.find(q, k.float(), v, (), ("fa3",)) == keys.NOT_FOUND
-        keys.find(q, k, v, (), ("fa3",))[2].keep("a call")
-        assert keys.find(q, k, v, (), ("fa3",))[0] == "a call"
-    with autocast(torch.float16):  # which casts all of them
-        assert keys.find(q, k, v, (), ("fa3",)) == keys.NOT_FOUND
+STATES = {
+    "inference": torch.inference_mode,
+    "no grad": torch.no_grad,
+    "a dispatch mode": lambda: FlopCounterMode(display=False),
+    "autocast": lambda: autocast(torch.float16),
+    "autocast that casts nothing": lambda: autocast(torch.bfloat16),
+}
 
 
-def replayed_thrice(leaves, **options):
-    """The call that was kept, whose backward was replayed: it has a usual tape."""
-    for _ in range(4):
-        step("fa3", leaves, **options)
-    (call,) = kept()
-    assert call.usual is not None
-    return call
+@pytest.mark.parametrize("name", STATES)
+def test_only_where_torch_does_the_same_is_a_call_served(name, launches):
+    q, k, v = (x.detach() for x in inputs())
+
+    def find(q=q):
+        return keys.find(q, k, v, (), ("fa3",))
+
+    find()[2].keep("a call")
+    with STATES[name]():
+        assert find()[0] is None
+        if name == "autocast that casts nothing":
+            find()[2].keep("another")
+            assert find()[0] == "another"
+            assert find(q.float()) == keys.NOT_FOUND, "it would be cast"
+    found = []
+    torch.vmap(lambda x: found.append(find()) or x)(torch.ones(1))
+    assert found == [keys.NOT_FOUND]
+    assert find() == ("a call", (q, k, v), STREAM)
 
 
 UNUSUAL = {
@@ -314,26 +272,19 @@ UNUSUAL = {
     "another stream": ("current_stream", lambda device: STREAM + 1),
     "a capture": ("is_capturing", lambda: True),
     "deterministic": ("asks_for_determinism", lambda: True),
+    "other strides": other_strides,
+    "expanded": lambda x: x[:1].expand_as(x),
+    "not aligned": late,
 }
 
 
 @pytest.mark.parametrize("name", UNUSUAL)
-def test_a_backward_elsewhere_is_not_the_usual_one(name, launches, monkeypatch):
-    leaves = inputs()
-    call = replayed_thrice(leaves)
-    played = []
-    call.usual = call.usual._replace(replay=lambda tensors: played.append(name))
-    o = attention(*leaves, version="fa3")
-    monkeypatch.setattr(keys, *UNUSUAL[name])
-    torch.autograd.grad(o, leaves, torch.ones_like(o))
-    assert not played
-
-
-@pytest.mark.parametrize("change", [other_strides, late, lambda x: x[:1].expand_as(x)])
-def test_another_gradient_is_not_the_usual_one(change, launches):
-    leaves = inputs()
-    call = replayed_thrice(leaves)
-    played, usual = [], call.usual
+def test_another_backward_is_not_the_usual_one(name, launches, monkeypatch):
+    leaves, played = inputs(), []
+    for _ in range(4):
+        step("fa3", leaves)
+    (call,) = kept()
+    usual = call.usual
 
     def replay(tensors):
         played.append(usual.replay(tensors))
@@ -341,14 +292,18 @@ def test_another_gradient_is_not_the_usual_one(change, launches):
 
     call.usual = usual._replace(replay=replay)
     o = attention(*leaves, version="fa3")
+    do, change = torch.ones_like(o), UNUSUAL[name]
+    if isinstance(change, tuple):
+        monkeypatch.setattr(keys, *change)
+    else:
+        do = change(do).detach()
     launches.clear()
-    torch.autograd.grad(o, leaves, change(torch.ones_like(o)).detach())
+    torch.autograd.grad(o, leaves, do)
     assert played == ([None] if change is late else []), "the guards do not see an alignment"
     assert launches[-1][0] == "finish"
 
 
-def test_the_usual_backward_of_o_and_lse(launches):
-    """With both gradients, as usual; then with one of them."""
+def test_a_usual_backward_with_one_gradient_less(launches):
     leaves = inputs()
     for wanted in [(True, True)] * 4 + [(True, False), (False, True)]:
         found = attention(*leaves, version="fa3", return_lse=True)
@@ -364,19 +319,11 @@ def test_saved_tensors_that_were_moved_are_read_where_they_are(launches):
     leaves = inputs()
     for _ in range(3):
         step("fa3", leaves)
-    (call,) = kept()
-    (tape,) = tapes(call)
-    assert tape.replay is not None
-
-    def both():
-        launches.clear()
+    launches.clear()
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda x: x):
         step("fa3", leaves)
-
-    hooked(both)
-    assert [name for name, *_ in launches] == ["forward", "prepare", "backward", "finish"]
     prepared = {value for told in launches[1:] for x in told[3:] for _, value in x}
     assert not {x.data_ptr() for x in leaves} & prepared, "the copies are what it read"
-    assert tapes(call) == [tape]
 
 
 def test_a_version_of_a_users_own_is_not_replayed(launches):
@@ -478,20 +425,6 @@ def test_only_what_is_asked_for_is_returned(launches):
         assert dq.shape == leaves[0].shape
 
 
-@pytest.mark.parametrize("case", ["plain", "packed"])
-def test_the_lse_is_written_where_somebody_needs_it(case, launches):
-    """Elsewhere its address is 0, where the kernel writes nothing."""
-    make, options = CALLS[case]
-    given = [x.detach() for x in make()]
-    for _ in range(4):
-        launches.clear()
-        attention(*given, version="fa3", **options)
-        without = launches[-1][3:]
-        o, lse = attention(*given, version="fa3", return_lse=True, **options)
-        assert lse.data_ptr() in {value for x in launches[-1][3:] for _, value in x}
-    assert [(False, 0)] in without
-
-
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # torch's own, in make_dual
 @pytest.mark.parametrize("what", ["do", "dlse"])
 def test_forward_mode_through_a_backward_is_refused(what, launches):
@@ -564,63 +497,6 @@ def test_what_no_tape_can_do_is_done_by_the_function(case, driven):
     assert tape.replay is None and reason in tape.reason
 
 
-def test_a_failure_to_prepare_costs_no_result(driven, monkeypatch):
-    """Such as a part of Triton that has another name in a later release."""
-    monkeypatch.setattr(script, "Kernel", lambda compiled: compiled.no_such_name)
-    kernel = Kernel(lambda *given: None)
-
-    def function(x):
-        launch(kernel, x)
-        return (torch.empty(4),)
-
-    tape, results = recorded(function, torch.zeros(4))
-    assert len(results) == 3 and "no_such_name" in tape.reason
-
-
-def test_one_thread_at_a_time_records(driven):
-    """torch's dispatch modes note in variables of the process whether one is on."""
-    inside, leave = Event(), Event()
-    slow, quick = (TapeOf(lambda x: (torch.empty(4),)) for _ in range(2))
-    x = (torch.zeros(4),)
-    for tape in (slow, quick):
-        tape(x, STREAM)
-
-    def wait(x):
-        inside.set()
-        leave.wait(10)
-        return (torch.empty(4),)
-
-    slow.function = wait
-    with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(slow, x, STREAM)
-        inside.wait(10)
-        quick(x, STREAM)
-        assert quick.replay is None and quick.reason is None
-        leave.set()
-        first.result()
-    assert slow.replay is not None
-    quick(x, STREAM)
-    assert quick.replay is not None
-    assert not _python_dispatch._is_in_torch_dispatch_mode
-
-
-def test_what_lasts_stays_where_it_is(driven, monkeypatch):
-    seen = []
-    kernel, pair = Kernel(lambda *given: seen.append(given)), torch.zeros(2)
-    monkeypatch.setitem(lasting, pair.data_ptr(), pair)
-
-    def function(x):
-        y = torch.empty(4)
-        launch(kernel, x, pair, ((y, 5, None), pair), 7)
-        return (y,)
-
-    tape, results = recorded(function, torch.zeros(4))
-    assert tape.replay is not None
-    *_, (x, lasts, ((y, *numbers), again), seven) = seen
-    assert lasts == again == pair.data_ptr() and y == results[-1][0].data_ptr()
-    assert (numbers, seven) == ([5, None], 7) and isinstance(x, int)
-
-
 def empty(n, **options):
     """Memory that the tests' fixture does not fill."""
     return torch.empty_strided((n,), (1,), **options)
@@ -653,23 +529,6 @@ def with_temporary(size, tell):
 
     tape, _ = recorded(function, torch.zeros(4))
     return tape
-
-
-def test_a_tape_refuses_tensors_that_are_not_aligned_as_its_own(driven):
-    seen = []
-    kernel = Kernel(lambda *given: seen.append(given[0]))
-
-    def function(x):
-        called.append(x)
-        launch(kernel, x)
-        return (torch.empty(4),)
-
-    called = []
-    tape, _ = recorded(function, torch.zeros(4))
-    assert len(called) == 2
-    unaligned = torch.zeros(5)[1:]
-    tape((unaligned,), STREAM)
-    assert called[2] is unaligned and seen[-1] is unaligned, "the function launched"
 
 
 def test_a_block_belongs_to_one_call_at_a_time(driven):

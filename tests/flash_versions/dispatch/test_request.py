@@ -74,6 +74,7 @@ REFUSED = {
     "heads do not divide": (arguments(q=ones(1, 4, 3, 64)), "3 heads.*multiple of k's 2"),
     "mixed dtypes": (arguments(k=ones(1, 4, 2, 64).half()), "k has dtype torch.float16"),
     "integers": (arguments(**dict.fromkeys("qkv", ones(1, 4, 2, 64).int())), "q has dtype"),
+    "other device": (arguments(k=ones(1, 4, 2, 64, device="meta")), "k is on meta, q is on cpu"),
     "last stride": (arguments(q=ones(1, 4, 64, 2).mT), "q has stride 2 in its last dimension"),
     "no head_dim": (arguments(**dict.fromkeys("qkv", ones(1, 4, 2, 0))), "at least 1"),
     "scale 0": (arguments(scale=0.0), r"scale=0.0 must be a positive"),
