@@ -10,7 +10,6 @@ from flash_versions.flash_attn import (
     flash_attn_with_kvcache,
 )
 from flash_versions.integrations.hf import attend
-from flash_versions.integrations.nested import nested_attention
 from tests.helpers.kernels.launches import noted_launches
 
 EXPLICIT = ["forward of fa4", "prepare", "backward", "finish"]
@@ -34,10 +33,6 @@ def packed_documents():
     )
 
 
-def padded_rows():
-    return attention(*tensors(2, 256, 4, 128), causal=True, kv_lengths=torch.tensor([256, 100]))
-
-
 def a_sink_and_slopes():
     options = {"s_aux": torch.ones(4), "alibi_slopes": torch.ones(4)}
     return flash_attn_func(*tensors(2, 256, 4, 128), causal=True, **options)
@@ -47,12 +42,6 @@ def documents_of_transformers():
     q, k, v = tensors(1, 4, 256, 128)
     bounds = {"cu_seq_lens_q": CU_SEQLENS, "cu_seq_lens_k": CU_SEQLENS}
     return attend(torch.nn.Module(), q, k, v, None, **bounds)[0]
-
-
-def nested_tensors():
-    rows = [[torch.randn(n, 4, 128).bfloat16() for n in (100, 156)] for _ in range(3)]
-    jagged = {"layout": torch.jagged, "requires_grad": True}
-    return nested_attention(*(torch.nested.nested_tensor(x, **jagged) for x in rows)).values()
 
 
 def an_interval_mask():
@@ -65,8 +54,7 @@ def chunks():
 
 
 CALLS = [
-    packed_documents, padded_rows, a_sink_and_slopes, documents_of_transformers, nested_tensors,
-    an_interval_mask, chunks,
+    packed_documents, a_sink_and_slopes, documents_of_transformers, an_interval_mask, chunks,
 ]  # fmt: skip
 
 
@@ -81,8 +69,8 @@ def test_ragged_training_takes_the_kernels_for_hopper(call, launches):
 
 def test_a_long_prompt_on_a_cache_takes_the_kernel_for_hopper(launches):
     """Keys of each sequence up to its own length, and behind what it was padded with."""
-    q, k, v = (x.detach() for x in tensors(2, 256, 64, 128))
-    caches = [x.detach() for x in tensors(2, 512, 64, 128, count=2)]
+    q, k, v = (x.detach() for x in tensors(2, 256, 64, 64))
+    caches = [x.detach() for x in tensors(2, 512, 64, 64, count=2)]
     with torch.no_grad():
         flash_attn_with_kvcache(
             q, *caches, k, v, causal=True, cache_seqlens=torch.tensor([3, 200]).int(),
