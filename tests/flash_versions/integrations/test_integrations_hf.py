@@ -139,19 +139,6 @@ def test_logits_and_gradients(version, name, padding, device):
 
 
 @pytest.mark.parametrize(
-    ("name", "padding"), [("Llama", "left"), ("Gemma2", "right"), ("ModernBert", "left")]
-)
-def test_padding_without_gradients(name, padding, device):
-    ids, mask = tokens(device), PADDING[padding].to(device)
-
-    @torch.no_grad()
-    def run(model):
-        return {"logits": logits_of(model, ids, mask)}
-
-    check(name, "fa2", device, run)
-
-
-@pytest.mark.parametrize(
     ("version", "name", "cache", "padding"),
     [
         ("fa1", "Llama", "dynamic", "none"),
@@ -296,18 +283,6 @@ def test_dropout(device):
     model.eval()
     assert torch.equal(found[0], found[1])
     assert not torch.equal(found[0], found[2]) and not torch.equal(found[0], without)
-
-
-def test_gradient_checkpointing(device):
-    ids, mask = tokens(device), LEFT.to(device)
-    model = model_of("Llama", "fv_fa2", device)
-    expected = results_of(model, ids, mask)
-    model.train()
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    found = results_of(model, ids, mask)
-    model.gradient_checkpointing_disable()
-    model.eval()
-    assert all(torch.equal(found[n], x) for n, x in expected.items())
 
 
 def test_autocast(device):

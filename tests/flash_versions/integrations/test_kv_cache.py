@@ -7,11 +7,9 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from flash_versions import attention, masks
-from flash_versions.dispatch.request import make_request
 from flash_versions.flash_attn import flash_attn_with_kvcache
 from flash_versions.flash_attn.kv_cache import append_op, append_to_cache, rotate
-from flash_versions.versions.oracle.budget import assess, assess_request
-from tests.helpers.kernels.budget import assert_ok
+from flash_versions.versions.oracle.budget import assess
 
 HEADS, DIM, DIM_V, POSITIONS = 2, 24, 40, 64
 
@@ -202,59 +200,9 @@ def test_append_is_a_well_formed_operator(device):
     torch.library.opcheck(append_op, arguments)
 
 
+FP8 = torch.float8_e4m3fn
 CACHE, NEW, LENGTHS = torch.ones(2, 8, 2, 16), torch.ones(2, 3, 2, 16), torch.tensor([0, 1])
 TABLE = torch.ones(8, 8)
-CU = torch.tensor([0, 1, 3])
-CACHES = (CACHE, CACHE, NEW, NEW)
-
-
-def appended(**changes):
-    arguments = {"k_cache": CACHE, "v_cache": CACHE, "k": NEW, "v": NEW, "cache_seqlens": LENGTHS}
-    return append_to_cache(**(arguments | changes))
-
-
-REFUSED_APPENDS = {
-    "cache: rank": ({"k_cache": CACHE[0]}, r"k_cache has shape \(8, 2, 16\); it must be \(batch"),
-    "cache: integers": ({"k_cache": CACHE.int()}, "k_cache has dtype torch.int32"),
-    "cache: last stride": ({"v_cache": CACHE.mT.contiguous().mT}, "v_cache has stride 2"),
-    "cache: other lengths": ({"v_cache": CACHE[:, :7]}, r"and v_cache \(2, 7, 2, 16\)"),
-    "k: other heads": ({"k": NEW[:, :, :1]}, r"k has shape .* it must be \(2, 3, 2, 16\)"),
-    "k: other device": ({"v": NEW.to("meta")}, "v is on meta, k is on cpu"),
-    "k: fewer sequences": (
-        {"k": NEW[:1], "v": NEW[:1], "cache_seqlens": LENGTHS[:1]},
-        "k has 1 sequences and k_cache 2",
-    ),
-    "packed: heads": (
-        {"k": NEW[0], "v": NEW[0, :, :1], "cu_seqlens_k_new": CU},
-        r"v has shape \(3, 1, 16\); .* \(3, 2, 16\)",
-    ),
-    "lengths: shape": ({"cache_seqlens": LENGTHS[:1]}, r"cache_seqlens .* shape \(2,\)"),
-    "table: shape": ({"block_table": LENGTHS}, r"block_table has shape \(2,\)"),
-    "index: shape": ({"cache_batch_idx": LENGTHS[None]}, r"cache_batch_idx has shape \(1, 2\)"),
-    "rotary: 8 bits": (
-        {x: y.to(torch.float8_e4m3fn) for x, y in zip(("k_cache", "v_cache", "k", "v"), CACHES)}
-        | {"rotary_cos": TABLE, "rotary_sin": TABLE},
-        "rotary_cos was given and k has dtype torch.float8_e4m3fn, .* before they are quantised",
-    ),
-    "rotary: one": ({"rotary_cos": TABLE}, "rotary_cos and rotary_sin go together"),
-    "rotary: too wide": (
-        {"rotary_cos": torch.ones(8, 9), "rotary_sin": torch.ones(8, 9)},
-        r"rotary_cos has shape \(8, 9\).*head_dim 16",
-    ),
-    "rotary: too short": (
-        {"rotary_cos": TABLE[:7], "rotary_sin": TABLE[:7]},
-        "rotary_cos has 7 positions; the cache has 8 slots",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED_APPENDS)
-def test_refused_appends_name_the_tensor(name):
-    changes, sentence = REFUSED_APPENDS[name]
-    with pytest.raises(ValueError, match=sentence):
-        appended(**changes)
-
-
 # ---- flash_attn_with_kvcache ----
 
 
@@ -304,15 +252,6 @@ def test_decoding_equals_prefill(rotary, device):
     out = torch.cat(steps, 1)
     assert_within_budget(out, None, seen_q, k_cache[:, :5], v_cache[:, :5], causal=True)
     assert torch.equal(v_cache[:, :5], v) and k_cache[:, 5:].isnan().all()
-
-
-def test_queries_and_new_keys_may_differ_in_number(device):
-    """Causal aligns to the length after appending: two queries, three new keys."""
-    lengths = torch.tensor([20, 0, 29], device=device)
-    q, k, v = inputs(device)
-    caches = filled_cache(device, lengths.tolist())
-    out = flash_attn_with_kvcache(q[:, 1:], *caches, k, v, cache_seqlens=lengths, causal=True)
-    assert_within_budget(out, None, q[:, 1:], *caches, causal=True, kv_lengths=lengths + 3)
 
 
 @pytest.mark.parametrize("rotary", ROTARY)
@@ -510,50 +449,32 @@ def test_left_padding(indexed, device):
 
 @pytest.mark.parametrize("where", ["rows", "pages", "packed tokens"])
 def test_8_bits(where, device):
-    """Append and attend with scales of each head: the bits in the cache are those of k and v, and
-    the result has the budget of bf16 tensors with the same numbers; of rows, which are multiplied
-    in 8 bits, that of 8 bits.
-    """
+    """Append and attend with scales of each head: the bits in the cache are those of k and v."""
     lengths = torch.tensor([20, 0, 25], dtype=torch.int32, device=device)
-    q, k, v = (torch.randn(3, 3, heads, 32, device=device) for heads in (4, 2, 2))
-    caches = [torch.randn(3, 32, 2, 32, device=device) for _ in range(2)]
-    short = torch.randint(4, 16, (3, 3, 2), device=device) / 8  # so products are bf16 numbers
-    scales = {f"{x}_descale": scale for x, scale in zip("qkv", short)}
-    given = [x.to(torch.float8_e4m3fn) for x in (q, *caches, k, v)]
-    of_q, *of_kv = (scales[f"{x}_descale"][:, None, :, None] for x in "qkvkv")
-    exact = [x.float() * scale for x, scale in zip(given[1:], of_kv)]
-    options = {"cache_seqlens": lengths, "causal": True}
-    exact_q = given[0].float() * of_q.repeat_interleave(2, 2)
-    flash_attn_with_kvcache(exact_q, *exact, **options)
+    q, k, v = (torch.randn(3, 3, n, 32, device=device).to(FP8) for n in (4, 2, 2))
+    caches = [torch.randn(3, 32, 2, 32, device=device).to(FP8).view(torch.int8) for _ in range(2)]
+    options = {f"{x}_descale": torch.rand(3, 2, device=device) + 0.5 for x in "qkv"}
+    options["causal"] = True
+    expected = [x.clone() for x in caches]
+    for cache, new in zip(expected, (k, v)):
+        for b, length in enumerate(lengths.tolist()):
+            cache[b, length : length + 3] = new[b].view(torch.int8)
+    theirs, bounds = {}, torch.arange(4, device=device) * 3
     if where == "pages":
         order = torch.randperm(12, device=device)
-        for i in (1, 2):
-            pages = torch.empty(12, 8, 2, 32, dtype=torch.int8, device=device)
-            pages[order] = given[i].view(torch.int8).view(12, 8, 2, 32)
-            given[i] = pages.view(torch.float8_e4m3fn)
-        options["block_table"] = order.view(3, 4)
+        options["block_table"] = order.view(3, 4).int()
+        caches, expected = (
+            [x.view(12, 8, 2, 32)[order.argsort()] for x in both] for both in (caches, expected)
+        )
     elif where == "packed tokens":
-        for i in (0, 3, 4):
-            given[i] = given[i].flatten(0, 1)
-        bounds = torch.arange(4, device=device) * 3
-        options |= {"cu_seqlens_q": bounds, "cu_seqlens_k_new": bounds}
-    out = flash_attn_with_kvcache(*given, **options, **scales)
+        q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+        options["cu_seqlens_q"] = theirs["cu_seqlens_k_new"] = bounds
+    given = [x.view(FP8) for x in caches]
+    out = flash_attn_with_kvcache(q, *given, k, v, cache_seqlens=lengths, **options, **theirs)
     assert out.dtype == torch.bfloat16
-    for b, length in enumerate(lengths.tolist()):
-        own = (exact_q[b], exact[0][b, : length + 3], exact[1][b, : length + 3])
-        own_out = out.view(exact_q.shape)[b : b + 1]
-        if where == "rows":
-            own_rows = given[0][b], *(x[b, : length + 3] for x in given[1:3])
-            own_scales = {name: x[b : b + 1] for name, x in scales.items()}
-            request = make_request(*(x[None] for x in own_rows), causal=True, **own_scales)
-            assert_ok(assess_request({"o": own_out}, request))
-        else:
-            assert_within_budget(own_out, None, *(x[None].bfloat16() for x in own), causal=True)
-    for i, scale in ((1, of_kv[0]), (2, of_kv[1])):
-        cache = given[i].float()
-        cache = cache[order].view(3, 32, 2, 32) if where == "pages" else cache
-        for b, length in enumerate(lengths.tolist()):
-            assert torch.equal((cache * scale)[b, : length + 3], exact[i - 1][b, : length + 3])
+    assert all(torch.equal(x, y) for x, y in zip(caches, expected))
+    right = attention(q, *(x.view(FP8) for x in expected), kv_lengths=lengths + 3, **options)
+    assert torch.equal(out, right)
 
 
 def test_sequences_that_are_padding(device):
@@ -628,21 +549,6 @@ def test_in_inference_mode(device):
         assert torch.equal(flash_attn_with_kvcache(q, *caches, k, v, cache_seqlens=5), expected)
 
 
-REFUSED_STEPS = {
-    "k alone": ({"k": NEW, "cache_seqlens": 0}, "k and v go together"),
-    "no lengths": ({"k": NEW, "v": NEW}, "cache_seqlens is None; appending k needs"),
-    "too long": (
-        {"k": NEW, "v": NEW, "cache_seqlens": 6},
-        "cache_seqlens=6 and 3 new tokens; the cache has 8 slots",
-    ),
-    "negative": ({"cache_seqlens": -1}, "cache_seqlens=-1"),
-    "padding: shape": ({"cache_leftpad": LENGTHS[:1]}, r"cache_leftpad .* shape \(2,\)"),
-    "packed keys without k": ({"cu_seqlens_k_new": CU}, "cu_seqlens_k_new was given without k"),
-    "rotary without k": ({"rotary_cos": TABLE, "rotary_sin": TABLE}, "rotary_cos .* need k and v"),
-    "splits": ({"num_splits": -1}, "num_splits=-1 must be"),
-}
-
-
 def test_inputs_may_want_a_gradient_that_is_refused_when_asked_for(device):
     """As in a model in evaluation whose weights require grad."""
     q, k, v = inputs(device)
@@ -663,9 +569,48 @@ def test_inputs_may_want_a_gradient_that_is_refused_when_asked_for(device):
         assert not flash_attn_with_kvcache(leaves[0], *caches, **options).requires_grad
 
 
-@pytest.mark.parametrize("name", REFUSED_STEPS)
-def test_refused_steps_name_the_argument(name):
-    changes, sentence = REFUSED_STEPS[name]
-    arguments = {"q": NEW, "k_cache": CACHE, "v_cache": CACHE}
+NAMES = ("k_cache", "v_cache", "k", "v")
+GIVEN = dict(zip(NAMES, (CACHE, CACHE, NEW, NEW))) | {"q": NEW, "cache_seqlens": LENGTHS}
+NOTHING_NEW = {"k": None, "v": None}
+ROTARY_TABLES = {"rotary_cos": TABLE, "rotary_sin": TABLE}
+REFUSED = {
+    "cache: rank": ({"k_cache": CACHE[0]}, r"k_cache has shape \(8, 2, 16\); it must be \(batch"),
+    "cache: integers": ({"k_cache": CACHE.int()}, "k_cache has dtype torch.int32"),
+    "cache: last stride": ({"v_cache": CACHE.mT.contiguous().mT}, "v_cache has stride 2"),
+    "cache: other lengths": ({"v_cache": CACHE[:, :7]}, r"and v_cache \(2, 7, 2, 16\)"),
+    "k: other heads": ({"k": NEW[:, :, :1]}, r"k has shape .* it must be \(2, 3, 2, 16\)"),
+    "k: other device": ({"v": NEW.to("meta")}, "v is on meta, k is on cpu"),
+    "k alone": ({"v": None}, "k and v go together"),
+    "no lengths": ({"cache_seqlens": None}, "cache_seqlens is None; appending k needs"),
+    "too long": ({"cache_seqlens": 6}, "cache_seqlens=6 and 3 new tokens; the cache has 8 slots"),
+    "negative": ({"cache_seqlens": -1}, "cache_seqlens=-1"),
+    "lengths: shape": ({"cache_seqlens": LENGTHS[:1]}, r"cache_seqlens .* shape \(2,\)"),
+    "padding: shape": ({"cache_leftpad": LENGTHS[:1]}, r"cache_leftpad .* shape \(2,\)"),
+    "table: shape": ({"block_table": LENGTHS}, r"block_table has shape \(2,\)"),
+    "index: shape": ({"cache_batch_idx": LENGTHS[None]}, r"cache_batch_idx has shape \(1, 2\)"),
+    "packed keys without k": (
+        NOTHING_NEW | {"cu_seqlens_k_new": torch.tensor([0, 1, 3])},
+        "cu_seqlens_k_new was given without k",
+    ),
+    "rotary: 8 bits": (
+        {name: GIVEN[name].to(FP8) for name in NAMES} | ROTARY_TABLES,
+        "rotary_cos was given and k has dtype torch.float8_e4m3fn, .* before they are quantised",
+    ),
+    "rotary without k": (NOTHING_NEW | ROTARY_TABLES, "rotary_cos .* need k and v"),
+    "rotary: one": ({"rotary_cos": TABLE}, "rotary_cos and rotary_sin go together"),
+    "rotary: too wide": (
+        dict.fromkeys(ROTARY_TABLES, torch.ones(8, 9)),
+        r"rotary_cos has shape \(8, 9\).*head_dim 16",
+    ),
+    "rotary: too short": (
+        dict.fromkeys(ROTARY_TABLES, TABLE[:7]), "rotary_cos has 7 positions; the cache has 8 slots"
+    ),
+    "splits": ({"num_splits": -1}, "num_splits=-1 must be"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals_name_the_argument(name):
+    changes, sentence = REFUSED[name]
     with pytest.raises(ValueError, match=sentence):
-        flash_attn_with_kvcache(**(arguments | changes))
+        flash_attn_with_kvcache(**(GIVEN | changes))
