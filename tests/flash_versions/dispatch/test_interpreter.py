@@ -64,63 +64,6 @@ def test_bf16_arithmetic_rounds_after_each_operation():
 
 
 @triton.jit
-def mixed_kernel(x, y, out, number: tl.constexpr, SIZE: tl.constexpr):
-    """x op number, number op x, x op y and a column op a row, of which y's are wider than x's."""
-    i = tl.arange(0, SIZE)
-    a, b = tl.load(x + i), tl.load(y + i)
-    column, row = a[:, None], b[None, :]
-    at = out + i[:, None] * SIZE + i[None, :]
-    found = (a + number, number * a, a - b, column * row, tl.where(column < row, column, number))
-    tl.static_assert(found[3].shape[0] == SIZE and found[3].shape[1] == SIZE)
-    for n in tl.static_range(5):
-        values = found[n]
-        if n < 3:
-            values = values[:, None] + tl.zeros([1, SIZE], values.dtype)
-        tl.store(at + n * SIZE * SIZE, values.to(out.dtype.element_ty))
-
-
-@pytest.mark.parametrize(
-    ("dtype", "wider", "number"),
-    [
-        (torch.float32, torch.float32, 0.5),
-        (torch.float32, torch.int64, -2),
-        (torch.int32, torch.int64, 3),
-        (torch.int64, torch.int32, 0.5),
-        (torch.int32, torch.float32, 0),
-    ],
-    ids=str,
-)
-def test_operands_of_two_types_and_shapes(dtype, wider, number):
-    """As torch promotes and broadcasts them; twice, as what two types become is kept."""
-    x, y = torch.randint(-9, 9, (16,)).to(dtype), torch.randint(-9, 9, (16,)).to(wider)
-    column, row = x[:, None], y[None]
-    expected = (
-        x + number,
-        number * x,
-        x - y,
-        column * row,
-        torch.where(column < row, column, number),
-    )
-    for _ in range(2):
-        out = torch.zeros(5, 16, 16, dtype=torch.float64)
-        mixed_kernel[(1,)](x, y, out, number, 16)
-        for found, right in zip(out, expected):
-            right = right if right.dim() == 2 else right[:, None].expand(16, 16)
-            assert torch.equal(found, right.double())
-
-
-@triton.jit
-def outside_kernel(out, number: tl.constexpr, dtype: tl.constexpr):
-    tl.store(out, (tl.load(out).to(dtype) + number).to(tl.int64))
-
-
-@pytest.mark.parametrize(("number", "dtype"), [(2**31, tl.int32), (-1, tl.uint32)], ids=str)
-def test_a_number_that_is_none_of_a_type_is_refused(number, dtype):
-    with pytest.raises(Exception, match="out of range|unsigned"):
-        outside_kernel[(1,)](torch.zeros(1, dtype=torch.int64), number, dtype)
-
-
-@triton.jit
 def plus_one(x):
     return x + 1
 

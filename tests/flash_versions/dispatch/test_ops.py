@@ -10,7 +10,6 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from flash_versions import VERSIONS, attention
-from flash_versions.dispatch.device import devices
 from flash_versions.dispatch.request import make_request
 
 by_version = pytest.mark.parametrize("version", VERSIONS)
@@ -55,27 +54,6 @@ def test_opcheck_of_the_backward(version):
     torch.library.opcheck(
         torch.ops.flash_versions.backward.default, (*arguments, *results, do, dlse)
     )
-
-
-@pytest.mark.slow
-@by_version
-def test_compile_takes_every_length_without_recompiling(version, monkeypatch):
-    monkeypatch.setattr(devices, "known", {})  # as in a process whose first call is compiled
-
-    def layer(q, k, v):
-        return attention(q * 2, k, v, causal=True, version=version) + 1
-
-    counter = CompileCounter()
-    torch._dynamo.reset()
-    compiled = torch.compile(layer, fullgraph=True, backend=counter, dynamic=True)
-    for M, N in [(20, 30), (21, 40), (37, 37), (64, 100)]:
-        given = inputs(M, N)
-        o, expected = compiled(*given), layer(*given)
-        assert torch.equal(o, expected)
-        gradients = torch.autograd.grad(o.square().sum(), given)
-        for g, e in zip(gradients, torch.autograd.grad(expected.square().sum(), given)):
-            assert torch.equal(g, e)
-    assert counter.frame_count == 1
 
 
 def test_compile_of_packed_sequences_takes_every_total():

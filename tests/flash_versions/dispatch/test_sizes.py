@@ -7,12 +7,10 @@ from flash_versions.dispatch.device import Properties, devices
 from flash_versions.dispatch.request import make_request
 from flash_versions.dispatch.sizes import (
     KEY_GRADIENTS,
-    ONE_OUTPUT,
     QUERY_GRADIENT,
     LaunchConfig,
     backward_config,
     default_config,
-    tile_for,
 )
 from flash_versions.versions.fa1 import forward as fa1
 from flash_versions.versions.fa2 import backward as fa2_backward
@@ -58,16 +56,6 @@ def test_operands_and_accumulators_fit(gpu, head_dim):
         assert 2 * head_dim * 2 * (config.block_q + config.block_kv) <= kib
     assert 2 * dkdv.block_kv * head_dim / (32 * dkdv.num_warps) <= 128
     assert dq.block_q * head_dim / (32 * dq.num_warps) <= 128
-
-
-def test_others_measured_the_same_tiles():
-    """The defaults of torch's flex_attention, tuned on these GPUs: queries, keys, warps."""
-    for gpu in ("A100", "RTX 5090"):
-        with devices.assume(GPUS[gpu]):
-            found = [tile(tile_for(ONE_OUTPUT, 128, request_of(d))) for d in (64, 128)]
-        assert found == [(128, 64, 4), (128, 64, 8)], gpu
-    with devices.assume(GPUS["B200"]):
-        assert tile(tile_for(ONE_OUTPUT, 128, request_of(128))) == (128, 64, 8)
 
 
 def test_what_was_measured_stays():

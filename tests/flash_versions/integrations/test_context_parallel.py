@@ -12,11 +12,9 @@ from torch import multiprocessing
 
 from flash_versions import attention_reference, context_parallel_attention
 from flash_versions.dispatch.request import make_request
-from flash_versions.integrations.distributed import ring
 from flash_versions.integrations.distributed.context_parallel import (
     LAYOUTS,
     METHODS,
-    pieces,
     shard,
     unshard,
 )
@@ -261,30 +259,3 @@ def test_bad_input_gets_a_sentence(name):
     arguments = {"q": good, "k": good, "v": good, "version": "reference"} | changed
     with pytest.raises(ValueError, match=sentence):
         context_parallel_attention(**arguments)
-
-
-def pairs(rank, size, length, causal, layout):
-    """(queries, keys) positions that a rank computes, step by step."""
-    held = pieces(torch.arange(size * length), size, layout, 0)
-    for step in range(size):
-        source = (rank - step) % size
-        seen = torch.zeros(size * length, size * length, dtype=torch.int)
-        if (here := ring.part(rank, source, length, causal, layout)) is not None:
-            rows, columns = held[rank][here.queries], held[source][here.keys]
-            block = torch.ones(len(rows), len(columns), dtype=torch.int)
-            block = block.tril(len(columns) - len(rows)) if here.causal else block
-            seen[rows[:, None], columns] = block
-        yield seen
-
-
-@pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("causal", [True, False])
-def test_the_ranks_compute_every_visible_pair_once(size, layout, causal):
-    """In zig-zag, all of them have as much to do, in every step."""
-    length = 4
-    each = [[*pairs(rank, size, length, causal, layout)] for rank in range(size)]
-    everything = torch.ones(size * length, size * length, dtype=torch.int)
-    assert torch.equal(sum(sum(each, [])), everything.tril() if causal else everything)
-    work = torch.tensor([[int(x.sum()) for x in steps] for steps in each])
-    assert layout == "contiguous" or (work == work[0]).all()

@@ -432,16 +432,6 @@ def test_gradient_of_stacked_tensors(door, device):
     assert torch.equal(found[0], stack if "qkv" in door else dq)
 
 
-def test_gradient_of_a_sink(device):
-    q, kv = dense(device)
-    sink = SINK.to(device).requires_grad_()
-    out = flash_attn_func(q, *kv.unbind(2), s_aux=sink)
-    do = torch.randn_like(out)
-    (dsink,) = torch.autograd.grad(out, sink, do)
-    found = compare(out, q, *kv.unbind(2), sink=sink, do=do, dsink=dsink)
-    assert all(accuracy.ok for accuracy in found.values())
-
-
 # ---- refusals ----
 
 X = torch.ones(1, 2, 2, 16)

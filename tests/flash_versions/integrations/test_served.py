@@ -3,11 +3,9 @@
 import pytest
 import torch
 
-from flash_versions import attention, masks
 from flash_versions.flash_attn import (
     flash_attn_func,
     flash_attn_varlen_func,
-    flash_attn_with_kvcache,
 )
 from flash_versions.integrations.hf import attend
 from tests.helpers.kernels.launches import noted_launches
@@ -44,17 +42,12 @@ def documents_of_transformers():
     return attend(torch.nn.Module(), q, k, v, None, **bounds)[0]
 
 
-def an_interval_mask():
-    mask = masks.shared_prompt(100, [100, 56])
-    return attention(*tensors(1, 256, 4, 128), **mask)
-
-
 def chunks():
     return flash_attn_func(*tensors(1, 256, 4, 128), causal=True, attention_chunk=100)
 
 
 CALLS = [
-    packed_documents, a_sink_and_slopes, documents_of_transformers, an_interval_mask, chunks,
+    packed_documents, a_sink_and_slopes, documents_of_transformers, chunks,
 ]  # fmt: skip
 
 
@@ -65,15 +58,3 @@ def test_ragged_training_takes_the_kernels_for_hopper(call, launches):
     o.sum().backward()
     beside = OF_A_SINK if call is a_sink_and_slopes else []
     assert [name for name, *_ in launches] == [*EXPLICIT[:1], *beside, *EXPLICIT[1:]]
-
-
-def test_a_long_prompt_on_a_cache_takes_the_kernel_for_hopper(launches):
-    """Keys of each sequence up to its own length, and behind what it was padded with."""
-    q, k, v = (x.detach() for x in tensors(2, 256, 64, 64))
-    caches = [x.detach() for x in tensors(2, 512, 64, 64, count=2)]
-    with torch.no_grad():
-        flash_attn_with_kvcache(
-            q, *caches, k, v, causal=True, cache_seqlens=torch.tensor([3, 200]).int(),
-            cache_leftpad=torch.tensor([3, 0]).int(),
-        )  # fmt: skip
-    assert [name for name, *_ in launches] == EXPLICIT[:1]
