@@ -155,6 +155,9 @@ def test_gradients_are_refused_after_a_call_without(launches, monkeypatch):
             attention(*leaves, block_table=table, version="fa3")
 
 
+SPECIALIZED = ("window_left", "window_right", "softcap", "dropout_p", "precision")
+
+
 def test_a_description_says_everything():
     """Each field and each property of a tensor makes another."""
     q, k, v = (x.detach() for x in inputs())
@@ -174,6 +177,11 @@ def test_a_description_says_everything():
     assert len({launch.description(request) for request in requests}) == len(requests)
     again = make_request(q.clone(), k.clone(), v.clone())
     assert launch.description(again) == launch.description(plain)
+    # A compiled form may be made for numbers that are multiples of 16, and for None.
+    compiled = [plain, *[plain._replace(**{name: others[name]}) for name in SPECIALIZED]]
+    compiled += [plain._replace(**{x: f(plain.q)}) for x in "qkv" for f in (by_heads, late)]
+    compiled += [plain._replace(q=q[:, :3]), plain._replace(sink=torch.ones(4))]
+    assert len({launch.layout(request) for request in compiled}) == len(compiled)
 
 
 @pytest.mark.parametrize("replayed", [True, False], ids=["replayed", "ordinary"])

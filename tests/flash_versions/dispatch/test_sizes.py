@@ -66,6 +66,9 @@ def test_what_was_measured_stays():
         for measured, needs in GRADIENTS.values():
             for head_dim, config in measured.items():
                 assert backward_config(request_of(head_dim), measured, needs) is config
+        q = request_of(128)
+        narrow = q._replace(v=q.v[..., :64])  # nothing was measured for it
+        assert default_config(4096, narrow, fa2.MEASURED) is not fa2.MEASURED[128]
     with devices.assume(GPUS["A100"]):  # nothing was measured there
         assert default_config(4096, request_of(128), fa2.MEASURED) is not fa2.MEASURED[128]
 
