@@ -387,45 +387,33 @@ def test_last_dimension_that_is_not_contiguous(device):
 
 # ---- gradients: one tensor for stacked arguments, with the bits of separate ones ----
 
-STACKED = {
-    "kvpacked": (flash_attn_kvpacked_func, flash_attn_func, dense, ()),
-    "qkvpacked": (flash_attn_qkvpacked_func, flash_attn_func, dense, ()),
+STACKED = {  # the functions of stacked and of separate tensors, which tensors, lengths of both
+    "kvpacked": (flash_attn_kvpacked_func, flash_attn_func, dense, (), ()),
     "varlen kvpacked": (
-        flash_attn_varlen_kvpacked_func,
-        flash_attn_varlen_func,
-        packed,
-        (PACKED, PACKED_K, 12, 14),
+        flash_attn_varlen_kvpacked_func, flash_attn_varlen_func, packed,
+        (PACKED, PACKED_K, 12, 14), (PACKED, PACKED_K, 12, 14),
     ),
     "varlen qkvpacked": (
-        flash_attn_varlen_qkvpacked_func,
-        flash_attn_varlen_func,
-        packed,
-        (PACKED, PACKED, 12, 12),
+        flash_attn_varlen_qkvpacked_func, flash_attn_varlen_func, packed,
+        (PACKED, 12), (PACKED, PACKED, 12, 12),
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("door", STACKED)
 def test_gradient_of_stacked_tensors(door, device):
-    stacked_door, plain_door, make, lengths = STACKED[door]
-    lengths = tuple(x.to(device) if isinstance(x, torch.Tensor) else x for x in lengths)
+    stacked_door, plain_door, make, *lengths = STACKED[door]
+    theirs, ours = ([*on(device, dict(enumerate(x))).values()] for x in lengths)
     q, kv = make(device)
     dim = kv.dim() - 3
-    if "qkv" in door:
-        arguments = (torch.stack((q, q + 1, q - 1), dim),)
-        leaves = arguments[0].unbind(dim)
-        stacked_lengths = lengths[1::2]
-    else:
-        arguments = (q, kv)
-        leaves = (q, *kv.unbind(dim))
-        stacked_lengths = lengths
-    arguments = [x.clone().requires_grad_() for x in arguments]
-    leaves = [x.clone().requires_grad_() for x in leaves]
+    apart = (q, q + 1, q - 1) if "qkv" in door else (q, *kv.unbind(dim))
+    stacked = [torch.stack(apart, dim)] if "qkv" in door else [q, kv]
+    leaves, stacked = ([x.clone().requires_grad_() for x in y] for y in (apart, stacked))
     options = {"causal": True, "window_size": (6, -1), "return_attn_probs": True}
-    out, lse, _ = stacked_door(*arguments, *stacked_lengths, **options)
+    out, lse, _ = stacked_door(*stacked, *theirs, **options)
     grads = [torch.randn_like(out), torch.randn_like(lse)]
-    found = torch.autograd.grad([out, lse], arguments, grads)
-    out, lse, _ = plain_door(*leaves, *lengths, **options)
+    found = torch.autograd.grad([out, lse], stacked, grads)
+    out, lse, _ = plain_door(*leaves, *ours, **options)
     dq, dk, dv = torch.autograd.grad([out, lse], leaves, grads)
     stack = torch.stack((dq, dk, dv) if "qkv" in door else (dk, dv), dim)
     assert torch.equal(found[-1], stack) and stack.any()
