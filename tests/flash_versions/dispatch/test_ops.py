@@ -75,12 +75,13 @@ def test_compile_of_packed_sequences_takes_every_total():
 def test_compile_with_aot_autograd(version):
     """Forward and backward as one functional graph each, as inductor gets them."""
 
-    def layer(q, k, v):
-        o, lse = attention(q, k, v, causal=True, version=version, return_lse=True)
-        return o.sum() + lse.square().sum()
+    def layer(q, k, v, sink):
+        options = {} if version == "fa1" else {"sink": sink}
+        o, lse = attention(q, k, v, causal=True, version=version, return_lse=True, **options)
+        return o.sum() + lse.square().sum() + sink.sum()
 
     torch._dynamo.reset()
-    given = inputs(30, 30)
+    given = *inputs(30, 30), torch.randn(2, requires_grad=True)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     gradients = torch.autograd.grad(compiled(*given), given)
     for g, e in zip(gradients, torch.autograd.grad(layer(*given), given)):

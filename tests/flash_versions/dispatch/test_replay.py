@@ -271,7 +271,6 @@ UNUSUAL = {
     "another GPU": ("current_device", lambda: 1),
     "another stream": ("current_stream", lambda device: STREAM + 1),
     "a capture": ("is_capturing", lambda: True),
-    "deterministic": ("asks_for_determinism", lambda: True),
     "other strides": other_strides,
     "expanded": lambda x: x[:1].expand_as(x),
     "not aligned": late,
@@ -301,6 +300,20 @@ def test_another_backward_is_not_the_usual_one(name, launches, monkeypatch):
     torch.autograd.grad(o, leaves, do)
     assert played == ([None] if change is late else []), "the guards do not see an alignment"
     assert launches[-1][0] == "finish"
+
+
+def test_torch_s_setting_counts_at_each_backward(launches):
+    leaves = inputs()
+    try:
+        for setting in [False] * 4 + [True, False] * 3:
+            torch.use_deterministic_algorithms(setting)
+            launches.clear()
+            o = attention(*leaves, version="fa3")
+            torch.autograd.grad(o, leaves, torch.ones_like(o))
+            ((constants, _),) = [told[2] for told in launches if told[0] == "backward"]
+            assert constants["ORDERED"] == setting
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_a_usual_backward_with_one_gradient_less(launches):

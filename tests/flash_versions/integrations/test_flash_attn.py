@@ -253,7 +253,7 @@ ALONE = {
     "chunks of one key": (None, None, None, None, 1, CAUSAL),
     "chunks of all keys": (None, None, None, None, 100, CAUSAL),
     "full chunks": (None, None, None, None, 4, {}),
-    "chunks, window, softcap": (PACKED, PACKED_K, None, None, 4, WINDOW),
+    "chunks, window, alibi, sink": (PACKED, PACKED_K, None, None, 4, WINDOW),
     "chunks of packed": (*MANY, None, None, 4, CAUSAL),
     "chunks, rows of no sequence": (NO_OWNER, PACKED_K, None, None, 4, {}),
     "chunks of padded keys": (PACKED, None, None, None, 4, CAUSAL),
@@ -304,6 +304,10 @@ def test_each_sequence_by_itself(name, device):
     used = {"seqused_q": used_q, "seqused_k": used_k}
     used = {x: torch.tensor(n, device=device).int() for x, n in used.items() if n is not None}
     options = {"attention_chunk": chunk, "return_attn_probs": True} | theirs
+    changed = "window" in name
+    slopes = torch.rand(batch, 4, device=device)
+    if changed:
+        options |= {"alibi_slopes": slopes, "s_aux": SINK.to(device)}
     if name.startswith("chunk") and cu_q is cu_k is None:
         out, lse, nothing = flash_attn_func(q, k, v, **options)
     else:
@@ -314,13 +318,14 @@ def test_each_sequence_by_itself(name, device):
     dq, dk, dv = torch.autograd.grad((out, lse), (q, k, v), (do, dlse))
     assert not (out[idle[0]].any() or dq[idle[0]].any() or dk[idle[1]].any() or dv[idle[1]].any())
     assert (lse.mT[idle[0]] == -torch.inf).all()
-    ours = {"window": (3, None), "softcap": 2.0} if "window" in name else {}
-    for i, j in zip(*rows):
+    ours = {"window": (3, None), "softcap": 2.0, "sink": SINK.to(device)} if changed else {}
+    for b, (i, j) in enumerate(zip(*rows)):
         if i[-1].start == i[-1].stop:
             continue
         own = [x[i][None] for x in (out, q)] + [x[j][None] for x in (k, v)]
         found = compare(
             *own, **ours, **seen_of(own[2], own[1], chunk, "causal" in theirs),
+            alibi_slopes=slopes[b] if changed else None,
             lse=lse.mT[i].mT[None], do=do[i][None], dlse=dlse.mT[i].mT[None],
             dq=dq[i][None], dk=dk[j][None], dv=dv[j][None],
         )  # fmt: skip
