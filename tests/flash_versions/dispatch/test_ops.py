@@ -124,12 +124,15 @@ def test_checkpointing_drops_the_same_elements_again():
     assert all(torch.equal(g, e) for g, e in zip(recomputed, expected))
 
 
-def test_autocast_casts_as_torch_does():
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.half], ids=["bf16", "half"])
+def test_autocast_casts_as_torch_does(dtype):
     q, k, v = inputs()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast("cpu", dtype=dtype):
         o = attention(q, k.bfloat16(), v, version="fa2")
-    assert o.dtype == torch.bfloat16
-    assert torch.equal(o, attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), version="fa2"))
+    assert o.dtype == dtype
+    assert torch.equal(
+        o, attention(q.to(dtype), k.bfloat16().to(dtype), v.to(dtype), version="fa2")
+    )
     o.float().sum().backward()
     assert q.grad.dtype == torch.float32
 
@@ -140,6 +143,14 @@ def test_only_the_lse_has_a_gradient():
     lse.sum().backward()
     assert q.grad.abs().max() > 0 and k.grad.abs().max() > 0
     assert not v.grad.any()
+
+
+def test_without_keys_the_sink_is_the_lse():
+    q, k, v = inputs(M=5, N=0)
+    sink = torch.randn(2, requires_grad=True)
+    o, lse = attention(q, k, v, sink=sink, return_lse=True)
+    lse.sum().backward()
+    assert torch.equal(sink.grad, torch.full((2,), 10.0)) and not o.any()
 
 
 def test_a_masked_gradient_of_the_lse_may_be_nan():

@@ -197,6 +197,8 @@ WRONG_VALUES = {
         packed(cu_seqlens_q=BOUNDS, kv_lengths=BOUNDS[1:]), "sequence 1 has 4 keys.*0 to 3"),
     "length below 0": (arguments(kv_lengths=torch.tensor([-1])), "sequence 0 has -1 keys"),
     "start": (arguments(kv_starts=torch.tensor([5])), r"kv_starts\[0\]=5 .* 0 to 4"),
+    "start behind the end": (
+        arguments(kv_starts=torch.tensor([3]), kv_lengths=torch.tensor([2])), "from 0 to 2, its e"),
     "interval": (arguments(query_ends=torch.tensor([0, 4, 4, 5])), "query_ends holds 5; .*0 to 4"),
     "interval before 0": (
         arguments(query_starts=torch.tensor([0, -1, 0, 0])), "query_starts holds -1"),
@@ -224,6 +226,11 @@ def test_check_lets_right_values_pass():
     assert torch.equal(
         attention(**paged, check=True), attention(**arguments(**{k: paged[k] for k in "qkv"}))
     )
+
+
+def test_the_finest_scale_is_the_precision():
+    given = eight_bits(q_descale=ones(1, 2, 1), k_descale=ones(1, 2), v_descale=ones(1))
+    assert make_request(**given).precision == "fp8:block:e4m3"
 
 
 def test_numpy_numbers_are_numbers():

@@ -416,6 +416,17 @@ def test_no_mask_means_what_the_call_or_the_layer_says(device):
     assert (o.transpose(1, 2) - full).abs().max() < 1e-5
 
 
+def test_packed_keys_have_bounds_of_their_own():
+    q, k = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 6, 8)
+    bounds = torch.tensor([0, 1, 4]).int(), torch.tensor([0, 4, 6]).int()
+    seen = Ragged(4, 6, causal=True)
+    given = {"cu_seq_lens_q": bounds[0], "cu_seq_lens_k": bounds[1]}
+    o, _ = hf.attend(torch.nn.Module(), q, k, k, seen, version="fa2", **given)
+    for (a, b), (c, d) in (((0, 1), (0, 4)), ((1, 4), (4, 6))):
+        alone = [x.transpose(1, 2) for x in (q[:, :, a:b], k[:, :, c:d], k[:, :, c:d])]
+        assert torch.equal(o[:, a:b], hf.attention(*alone, causal=True, version="fa2"))
+
+
 def test_the_page_trains_on_packed_documents():
     """The lines of docs/use/plug_in.md, against one document after the other in eager attention."""
     page = (Path(__file__).parents[3] / "docs/use/plug_in.md").read_text()
