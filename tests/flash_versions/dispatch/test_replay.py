@@ -186,6 +186,24 @@ def test_a_mask_with_plans_goes_the_ordinary_way(launches):
     assert call.forward.replay is not None
 
 
+def test_an_option_that_is_copied_goes_the_ordinary_way(launches):
+    for _ in range(3):
+        attention(*inputs(), version="fa3", alibi_slopes=torch.ones(8)[::2])
+    assert not keys.known
+
+
+def test_where_a_tape_may_be_played(monkeypatch):
+    x = SimpleNamespace(is_cuda=True, get_device=lambda: 0)
+    usual = {"current_device": 0, "current_stream": STREAM, "is_capturing": 0, "has_hooks": 0}
+    for name, value in usual.items():
+        monkeypatch.setattr(keys, name, lambda *_, value=value: value)
+    assert keys.place_of(x) == (0, STREAM)
+    for name in ("current_device", "is_capturing", "has_hooks"):
+        with monkeypatch.context() as patch:
+            patch.setattr(keys, name, lambda: 1)
+            assert keys.place_of(x) is None
+
+
 def test_lengths_that_are_the_queries_bounds(monkeypatch):
     """With pages, cu_seqlens_k gives lengths, and without it all pages are full: two calls, though
     in the first one tensor is given twice.

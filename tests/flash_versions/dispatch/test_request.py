@@ -229,7 +229,8 @@ def test_check_lets_right_values_pass():
 
 
 def test_the_finest_scale_is_the_precision():
-    given = eight_bits(q_descale=ones(1, 2, 1), k_descale=ones(1, 2), v_descale=ones(1))
+    q = ones(1, 4, 4, 64).to(torch.float8_e4m3fn)
+    given = eight_bits(q=q, q_descale=ones(1, 4, 1), k_descale=ones(1, 2), v_descale=ones(1))
     assert make_request(**given).precision == "fp8:block:e4m3"
 
 
