@@ -190,17 +190,18 @@ def test_every_kind_of_parameter(told, monkeypatch):
     assert len(seen.told) == 3 and compiled.run.seen == []
 
 
-def several(**options):
+def several(function=HANDLE, **options):
     """A tape of three launches, that was recorded."""
     compiled = kernel(("*fp32", "i32", "*fp32"), **options)
+    compiled.function = function
 
-    def function(x):
+    def launches(x):
         a, o = empty(4), empty(4)
         for given in ((x, 1, a), (a, 2, o), (x, 3, o)):
             note(compiled, (given[1], 1, 1), given)
         return (o,)
 
-    tape = TapeOf(function)
+    tape = TapeOf(launches)
     for _ in range(2):
         tape((empty(3, 4),), STREAM)
     return tape
@@ -223,6 +224,8 @@ def test_launches_of_a_tape(case, told):
         x = empty(3, 4)
         (o,) = tape((x,), STREAM)
     assert len(seen.told) == 24 and len(seen.graphs) == (not options), "tapes share a graph"
+    several(function=HANDLE + 1, **options)
+    assert len(seen.graphs) == 2 * (not options), "other kernels are another"
     found = [[unpack(f, y)[0] for f, y in zip("QiQ", given)] for _, given in seen.told[-3:]]
     (a,) = {found[0][2], found[1][0]}
     assert found == [[x.data_ptr(), 1, a], [a, 2, o.data_ptr()], [x.data_ptr(), 3, o.data_ptr()]]
