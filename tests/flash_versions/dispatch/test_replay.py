@@ -279,6 +279,8 @@ def test_only_where_torch_does_the_same_is_a_call_served(name, launches):
             find()[2].keep("another")
             assert find()[0] == "another"
             assert find(q.float()) == keys.NOT_FOUND, "it would be cast"
+    with autocast(torch.float16):
+        assert find() == keys.NOT_FOUND
     found = []
     torch.vmap(lambda x: found.append(find()) or x)(torch.ones(1))
     assert found == [keys.NOT_FOUND]
