@@ -1,15 +1,12 @@
-"""The interpreter's repairs: numbers first, then when and how it is turned on."""
-
-import os
-import re
-import subprocess
-import sys
+"""The interpreter's repairs: its numbers, and what it says."""
 
 import pytest
 import torch
 import triton
 import triton.language as tl
 
+from flash_versions import attention
+from flash_versions.dispatch import interpreter
 from flash_versions.dispatch.interpreter import switch
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is off")
@@ -67,55 +64,6 @@ def test_bf16_arithmetic_rounds_after_each_operation():
 
 
 @triton.jit
-def mixed_kernel(x, y, out, number: tl.constexpr, SIZE: tl.constexpr):
-    """x op number, number op x, x op y and a column op a row, of which y's are wider than x's."""
-    i = tl.arange(0, SIZE)
-    a, b = tl.load(x + i), tl.load(y + i)
-    column, row = a[:, None], b[None, :]
-    at = out + i[:, None] * SIZE + i[None, :]
-    found = (a + number, number * a, a - b, column * row, tl.where(column < row, column, number))
-    tl.static_assert(found[3].shape[0] == SIZE and found[3].shape[1] == SIZE)
-    for n in tl.static_range(5):
-        values = found[n]
-        if n < 3:
-            values = values[:, None] + tl.zeros([1, SIZE], values.dtype)
-        tl.store(at + n * SIZE * SIZE, values.to(out.dtype.element_ty))
-
-
-@pytest.mark.parametrize("number", [0, 3, -2, 0.5], ids=str)
-@pytest.mark.parametrize("wider", [torch.float32, torch.int64, torch.int32], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.int64], ids=str)
-def test_operands_of_two_types_and_shapes(dtype, wider, number):
-    """As torch promotes and broadcasts them; twice, as what two types become is kept."""
-    x, y = torch.randint(-9, 9, (16,)).to(dtype), torch.randint(-9, 9, (16,)).to(wider)
-    column, row = x[:, None], y[None]
-    expected = (
-        x + number,
-        number * x,
-        x - y,
-        column * row,
-        torch.where(column < row, column, number),
-    )
-    for _ in range(2):
-        out = torch.zeros(5, 16, 16, dtype=torch.float64)
-        mixed_kernel[(1,)](x, y, out, number, 16)
-        for found, right in zip(out, expected):
-            right = right if right.dim() == 2 else right[:, None].expand(16, 16)
-            assert torch.equal(found, right.double())
-
-
-@triton.jit
-def outside_kernel(out, number: tl.constexpr, dtype: tl.constexpr):
-    tl.store(out, (tl.load(out).to(dtype) + number).to(tl.int64))
-
-
-@pytest.mark.parametrize(("number", "dtype"), [(2**31, tl.int32), (-1, tl.uint32)], ids=str)
-def test_a_number_that_is_none_of_a_type_is_refused(number, dtype):
-    with pytest.raises(Exception, match="out of range|unsigned"):
-        outside_kernel[(1,)](torch.zeros(1, dtype=torch.int64), number, dtype)
-
-
-@triton.jit
 def plus_one(x):
     return x + 1
 
@@ -155,56 +103,18 @@ def test_a_launch_leaves_triton_as_it_was():
     assert tl.core.is_builtin(tl.load) and tl.core.is_builtin(tl.math.exp2)
 
 
-def run(code: str, **environment: str) -> subprocess.CompletedProcess:
-    clean = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, env=clean | environment)
+def test_the_first_kernel_says_that_it_is_interpreted(monkeypatch, capsys):
+    monkeypatch.setattr(switch, "at_import", {"interpreted": True, "unsaid": True})
+    out = torch.zeros(4, dtype=torch.int64)
+    switch.say_at_first_launch()
+    assert not capsys.readouterr().err
+    for _ in range(2):
+        counting_kernel[(1,)](out, 0, False)
+    assert capsys.readouterr().err == switch.NOTICE
 
 
-CALL = "import torch; q = torch.ones(1, 2, 1, 16); flash_versions.attention(q, q, q); print('ran')"
-
-
-def test_the_first_kernel_says_that_it_is_interpreted():
-    said = "print('no kernel yet', file=sys.stderr)"
-    done = run(f"import flash_versions, sys; {said}; {CALL}; {CALL}")
-    assert done.stdout == "ran\nran\n", done.stderr
-    assert done.stderr.startswith(f"no kernel yet\n{switch.NOTICE}")  # 3.9 adds what it leaks
-    assert done.stderr.count(switch.NOTICE) == 1
-    done = run(f"import sys; sys.argv.append('--quiet'); import flash_versions; {CALL}")
-    assert done.stdout == "ran\n" and switch.NOTICE not in done.stderr
-
-
-@pytest.mark.other_tritons
-def test_triton_imported_first_is_refused_in_words():
-    done = run(f"import triton, flash_versions; {CALL}")
-    assert done.returncode == 1
-    assert re.search(r"ValueError: version 'fa\d': CPU tensors need Triton's inter", done.stderr)
-
-
-@pytest.mark.other_tritons
-@pytest.mark.parametrize(
-    "word", ["1", *(pytest.param(w, marks=pytest.mark.wide) for w in ("true", "on"))]
-)
-def test_whatever_turns_it_on_makes_bf16_right(word):
-    check = (
-        "import flash_versions, torch; from flash_versions.versions.oracle.budget import assess;"
-        "q = torch.randn(1, 20, 2, 64).bfloat16();"
-        "print(assess(flash_versions.attention(q, q, q), None, q, q, q)['o'].ok)"
-    )
-    done = run(check, TRITON_INTERPRET=word)
-    assert done.stdout == "True\n", done.stderr
-    assert switch.NOTICE not in done.stderr
-
-
-@pytest.mark.other_tritons
-@pytest.mark.parametrize("when", ["triton", "triton, flash_versions"])
-def test_turned_on_too_late_is_refused_in_words(when):
-    late = f"import {when}, os; os.environ['TRITON_INTERPRET'] = '1'; import flash_versions; {CALL}"
-    done = run(late)
-    assert done.returncode == 1
-    assert "CPU tensors need Triton's interpreter, which is off" in done.stderr
-
-
-def test_the_environment_can_keep_it_off():
-    done = run(f"import flash_versions; {CALL}", TRITON_INTERPRET="0")
-    assert "CPU tensors need Triton's interpreter" in done.stderr
+def test_cpu_tensors_are_refused_where_it_is_off(monkeypatch):
+    monkeypatch.setattr(interpreter, "enabled", lambda: False)
+    q = torch.ones(1, 2, 1, 16)
+    with pytest.raises(ValueError, match="CPU tensors need Triton's interpreter, which is off"):
+        attention(q, q, q, version="fa2")

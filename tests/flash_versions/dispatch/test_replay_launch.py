@@ -1,9 +1,7 @@
 """A replayed launch: what CUDA's driver is told, byte by byte. The driver is a stand-in."""
 
 import ctypes
-import gc
 import sys
-import weakref
 from concurrent.futures import ThreadPoolExecutor
 from struct import calcsize, pack, unpack
 from threading import Barrier, local
@@ -58,10 +56,11 @@ class Driver:
 
     def __init__(self, formats):
         self.sizes = [calcsize(x) for x in formats]
-        self.told, self.errors, self.contexts, self.wait = [], [], [], lambda: None
-        self.graphs, self.thread, self.refused = [], local(), None
+        self.told, self.wait = [], lambda: None
+        self.graphs, self.thread = [], local()
         kinds = ctypes.POINTER(cuda.Config), ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
         self.cuLaunchKernelEx = ctypes.CFUNCTYPE(ctypes.c_int, *kinds, ctypes.c_void_p)(self.start)
+        self.cuCtxGetCurrent = self.cuCtxSetCurrent = lambda *given: 0
 
     def start(self, config, function, parameters, extra):
         assert function == HANDLE and extra is None
@@ -72,25 +71,12 @@ class Driver:
         about.append([(x.id, *x.value[: 3 if x.id == cuda.CLUSTER else 1]) for x in attributes])
         told = [ctypes.string_at(parameters[i], n) for i, n in enumerate(self.sizes)]
         self.told.append((about, told))
-        return self.errors.pop(0) if self.errors else 0
+        return 0
 
     def cuFuncGetParamInfo(self, function, index, offset, size):  # noqa: N802
         if index.value >= len(self.sizes):
             return 1
         size._obj.value = self.sizes[index.value]
-        return 0
-
-    def cuDevicePrimaryCtxRetain(self, context, device):  # noqa: N802
-        context._obj.value = 99
-        return 0
-
-    def cuCtxSetCurrent(self, context):  # noqa: N802
-        self.contexts.append(context.value)
-        self.thread.context = context.value
-        return 0
-
-    def cuCtxGetCurrent(self, context):  # noqa: N802
-        context._obj.value = getattr(self.thread, "context", None)
         return 0
 
     def cuThreadExchangeStreamCaptureMode(self, mode):  # noqa: N802
@@ -99,15 +85,12 @@ class Driver:
         return 0
 
     def cuGraphCreate(self, graph, flags):  # noqa: N802
-        assert self.thread.mode == graphs.RELAXED
+        assert self.thread.mode == graphs.RELAXED, "else another thread's capture ends"
         self.graphs.append([])
         graph._obj.value = len(self.graphs)
         return 0
 
     def cuGraphAddKernelNode_v2(self, place, graph, before, number, node):  # noqa: N802
-        assert self.thread.context, "the driver would crash"
-        if self.refused == "kernel":
-            return 2
         kernels = self.graphs[graph.value - 1]
         assert list(before)[: number.value] == [len(kernels)][: len(kernels)], "behind the last"
         kernels.append(None)
@@ -115,37 +98,22 @@ class Driver:
         return self.set(kernels, len(kernels), node)
 
     def cuGraphInstantiateWithFlags(self, made, graph, flags):  # noqa: N802
-        assert self.thread.mode == graphs.RELAXED and flags.value == 0
         made._obj.value = graph.value
-        return 2 if self.refused == "graph" else 0
-
-    def cuGraphDestroy(self, graph):  # noqa: N802
-        assert self.thread.mode == graphs.RELAXED
-        self.graphs[graph.value - 1] = None
         return 0
 
     def set(self, kernels, place, node):
         x = node._obj
-        about = [[*x.grid], [*x.block], x.shared]
-        assert (x.function, x.extra, x.kernel, x.context) == (HANDLE, None, None, None)
         told = [ctypes.string_at(x.parameters[i], n) for i, n in enumerate(self.sizes)]
-        kernels[place - 1] = about, told
+        kernels[place - 1] = [[*x.grid], [*x.block], x.shared], told
         return 0
 
     def cuGraphExecKernelNodeSetParams_v2(self, made, place, node):  # noqa: N802
-        assert self.thread.context, "here, too"
-        if self.refused == "parameters":
-            return 2
         return self.set(self.graphs[made.value - 1], place.value, node)
 
     def cuGraphLaunch(self, made, stream):  # noqa: N802
         self.wait()
         for about, told in self.graphs[made.value - 1]:
             self.told.append(([*about, stream.value, []], told))
-        return self.errors.pop(0) if self.errors else 0
-
-    def cuGetErrorString(self, error, text):  # noqa: N802
-        text._obj.value = b"a reason"
         return 0
 
 
@@ -162,7 +130,6 @@ def told(monkeypatch):
     """told(formats) puts the driver of a function with such parameters in place."""
 
     def make_tensordesc_arg(x, metadata):
-        assert getattr(cuda.library().thread, "context", None), "nothing is encoded without"
         return [Map(x.base.data_ptr()), *x.shape, *x.strides]
 
     module = SimpleNamespace(make_tensordesc_arg=make_tensordesc_arg)
@@ -170,7 +137,6 @@ def told(monkeypatch):
 
     def put(formats):
         found = Driver(formats)
-        found.thread.context = 98
         for place in (cuda, driver, graphs):
             monkeypatch.setattr(place, "library", lambda: found)
         return found
@@ -224,128 +190,61 @@ def test_every_kind_of_parameter(told, monkeypatch):
     assert len(seen.told) == 3 and compiled.run.seen == []
 
 
-def several(**options):
+def several(function=HANDLE, **options):
     """A tape of three launches, that was recorded."""
     compiled = kernel(("*fp32", "i32", "*fp32"), **options)
+    compiled.function = function
 
-    def function(x):
+    def launches(x):
         a, o = empty(4), empty(4)
         for given in ((x, 1, a), (a, 2, o), (x, 3, o)):
             note(compiled, (given[1], 1, 1), given)
         return (o,)
 
-    tape = TapeOf(function)
+    tape = TapeOf(launches)
     for _ in range(2):
         tape((empty(3, 4),), STREAM)
     return tape
 
 
-def grids(seen):
-    """The first numbers of the grids of launches."""
-    return [about[0][0] for about, _ in seen.told]
+OPTIONS = {  # of Triton, the grid's first dimension by, and the attributes of a launch
+    "a graph": ({}, 1, []),
+    "programmatic": ({"launch_pdl": True}, 1, [(6, 1)]),
+    "cooperative": ({"launch_cooperative_grid": True}, 1, [(2, 1)]),
+    "clusters": ({"num_ctas": 2, "launch_pdl": True}, 2, [(6, 1), (4, 2, 1, 1), (5, 1)]),
+}
 
 
-@pytest.mark.parametrize("options", [{}, {"launch_pdl": True}], ids=["a graph", "one by one"])
-def test_launches_of_a_tape_write_their_parameters_together(options, told):
+@pytest.mark.parametrize("case", OPTIONS)
+def test_launches_of_a_tape(case, told):
+    options, factor, attributes = OPTIONS[case]
     seen = told("QiQQQ")
-    tape = several(**options)
-    for _ in range(5):
+    tapes = several(**options), several(**options)
+    for tape in tapes * 4:
         x = empty(3, 4)
         (o,) = tape((x,), STREAM)
-    assert len(seen.told) == 15 and len(seen.graphs) == (not options)
-    assert all(about[3] == STREAM for about, _ in seen.told)
+    assert len(seen.told) == 24 and len(seen.graphs) == (not options), "tapes share a graph"
+    several(function=HANDLE + 1, **options)
+    assert len(seen.graphs) == 2 * (not options), "other kernels are another"
     found = [[unpack(f, y)[0] for f, y in zip("QiQ", given)] for _, given in seen.told[-3:]]
     (a,) = {found[0][2], found[1][0]}
     assert found == [[x.data_ptr(), 1, a], [a, 2, o.data_ptr()], [x.data_ptr(), 3, o.data_ptr()]]
-    assert [about[0] for about, _ in seen.told[-3:]] == [[n, 1, 1] for n in (1, 2, 3)]
-    assert tape.replay.__doc__.count("pack(") == 1
+    for n, (about, _) in enumerate(seen.told[-3:], 1):
+        assert about == [[n * factor, 1, 1], [256, 1, 1], 1000, STREAM, attributes]
 
 
-def test_tapes_of_the_same_kernels_share_a_graph(told):
+@pytest.mark.parametrize("options", [{}, {"launch_pdl": True}], ids=["a graph", "one by one"])
+def test_threads_at_once_have_memory_of_their_own(options, told):
     seen = told("QiQQQ")
-    tapes = several(), several()
-    for _ in range(3):
-        for tape in tapes:
-            tape((empty(3, 4),), STREAM)
-    assert len(seen.graphs) == 1 and grids(seen) == [1, 2, 3] * 6
-    assert [len(x) for x in graphs.pools.values()] == [1]
-
-
-def test_a_graph_belongs_to_one_call_at_a_time(told):
-    seen = told("QiQQQ")
-    tape, together = several(), Barrier(4)
+    tape, together = several(**options), Barrier(4)
     seen.wait = lambda: together.wait(10)
     inputs = [empty(3, 4) for _ in range(4)]
-    with ThreadPoolExecutor(4) as pool:  # whose threads have no context at first
+    with ThreadPoolExecutor(4) as pool:
         for _ in range(5):
             seen.told.clear()
             results = list(pool.map(lambda x: tape((x,), STREAM)[0], inputs))
             found = {unpack("Q", y[i])[0] for _, y in seen.told for i in (0, 2)}
             assert {x.data_ptr() for x in (*inputs, *results)} <= found
-    assert len(seen.graphs) == 4 == len(*graphs.pools.values())
-    assert {*seen.contexts} == {98}
-
-
-@pytest.mark.parametrize("what", ["kernel", "graph"])
-def test_what_the_driver_makes_no_graph_of_is_launched_one_by_one(what, told):
-    seen = told("QiQQQ")
-    seen.refused = what
-    several()((empty(3, 4),), STREAM)
-    assert grids(seen) == [1, 2, 3] and seen.graphs == [None]
-    assert seen.thread.mode == 0
-
-
-@pytest.mark.parametrize("what", ["kernel", "graph", "parameters"])
-def test_a_call_whose_graph_is_refused_goes_the_ordinary_way(what, told, monkeypatch):
-    seen = told("QiQQQ")
-    tape = several()
-    (pool,) = graphs.pools.values()
-    if what != "parameters":  # else the graph of the recording is used
-        pool.clear()
-    seen.refused = what
-    result, x = (empty(4),), empty(3, 4)
-    with monkeypatch.context() as patch:
-        patch.setattr(tape, "function", lambda x: result)
-        assert tape((x,), STREAM) is result and not seen.told
-    assert len(pool) == (what == "parameters"), "one that refuses parameters is not made again"
-    seen.refused = None
-    tape((x,), STREAM)
-    assert grids(seen) == [1, 2, 3] and seen.thread.mode == 0
-
-
-def test_a_graph_that_fails_says_so(told):
-    seen = told("QiQQQ")
-    tape = several()
-    seen.errors = [1]
-    with pytest.raises(RuntimeError, match="refused a launch: a reason"):
-        tape((empty(3, 4),), STREAM)
-    tape((empty(3, 4),), STREAM)
-    assert len(seen.graphs) == 2, "one that failed is not used again"
-
-
-def test_a_kernel_of_triton_s_launcher_is_no_part_of_a_graph(told):
-    seen = told("QQQ")
-    known, unknown = kernel(("*fp32",)), kernel(("*fp32",), global_scratch_size=8)
-
-    def function(x):
-        for compiled in (known, unknown, known):
-            note(compiled, GRID, (x,))
-        return (empty(4),)
-
-    tape = TapeOf(function)
-    for _ in range(3):
-        tape((empty(3, 4),), STREAM)
-    assert len(seen.told) == 2 and len(unknown.run.seen) == 1 and not seen.graphs
-
-
-def test_a_thread_without_a_context_encodes_a_map(told):
-    seen = told(["128s", *"iiqq", *"QQ"])
-    tape = taped(kernel(("tensordesc<fp32[1, 1]>",), ({},)), lambda x, o: Descriptor(x))
-    seen.contexts.clear()
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(tape, (empty(3, 4),), STREAM).result()
-    assert tape.replay is not None, tape.reason
-    assert seen.contexts == [98] and len(seen.told) == 1
 
 
 def test_a_descriptor_is_its_map_and_its_numbers(told):
@@ -368,122 +267,9 @@ def test_a_descriptor_is_its_map_and_its_numbers(told):
         assert pointer == pack("Q", o.data_ptr())
 
 
-def test_a_descriptor_that_cannot_be_encoded_costs_no_result(told, monkeypatch, caplog):
-    caplog.set_level("DEBUG")
-    seen = told(["128s", *"iiqq", *"QQ"])
-
-    def refuse(x, metadata):
-        raise RuntimeError("invalid argument")
-
-    monkeypatch.setattr(sys.modules[CudaLauncher.__module__], "make_tensordesc_arg", refuse)
-    tape = taped(kernel(("tensordesc<fp32[1, 1]>",), ({},)), lambda x, o: Descriptor(x))
-    (o,) = tape((empty(3, 4),), STREAM)
-    assert o.shape == (4,) and tape.replay is None and "invalid argument" in tape.reason
-    assert "a call is not replayed: invalid argument" in caplog.text
-    assert not seen.told
-
-
-def test_the_layers_of_a_model_find_their_descriptors(told, monkeypatch):
-    """Each layer's tensors are elsewhere, and a deep model calls as many before the first again."""
-    told(["128s", *"iiqq", *"QQ"])
-    encoded = []
-
-    def encode(x, metadata):
-        encoded.append(x.base.data_ptr())
-        return [Map(x.base.data_ptr()), *x.shape, *x.strides]
-
-    monkeypatch.setattr(sys.modules[CudaLauncher.__module__], "make_tensordesc_arg", encode)
-    tape = taped(kernel(("tensordesc<fp32[1, 1]>",), ({},)), lambda x, o: Descriptor(x))
-    encoded.clear()
-    layers = [empty(3, 4) for _ in range(128)]
-    for _ in range(3):
-        for x in layers:
-            tape((x,), STREAM)
-    assert sorted(encoded) == sorted(x.data_ptr() for x in layers), "each once"
-
-
-def test_a_tape_keeps_no_tensor_of_the_call_that_it_recorded(told):
-    told(["128s", *"iiqq", *"QQQ"])
-    seen = []
-
-    def box(x, o):
-        seen.extend(map(weakref.ref, (x, o)))
-        return Descriptor(x)
-
-    compiled = kernel(("tensordesc<fp32[1, 1]>", "*fp32"), ({},))
-    tape = taped(compiled, box, lambda x, o: o)
-    gc.collect()
-    assert tape.replay is not None, tape.reason
-    assert [x() for x in seen] == [None] * 4
-
-
-def test_a_launch_without_programs_is_left_out(told):
-    """Triton's launcher makes none, and the driver refuses it."""
-    seen, compiled = told("QQQ"), kernel(("*fp32",))
-
-    def function(x):
-        note(compiled, (4, 0, 1), (x,))
-        note(compiled, GRID, (x,))
-        return (empty(4),)
-
-    tape = TapeOf(function)
-    for _ in range(3):
-        tape((empty(3, 4),), STREAM)
-    assert tape.replay is not None, tape.reason
-    ((about, _),) = seen.told
-    assert about[0] == [*GRID]
-
-
-OPTIONS = {
-    "programmatic": ({"launch_pdl": True}, [5, 3, 2], [(6, 1)]),
-    "cooperative": ({"launch_cooperative_grid": True}, [5, 3, 2], [(2, 1)]),
-    "clusters": ({"num_ctas": 2, "launch_pdl": True}, [10, 3, 2], [(6, 1), (4, 2, 1, 1), (5, 1)]),
-}
-
-
-@pytest.mark.parametrize("case", OPTIONS)
-def test_attributes_are_triton_s(case, told):
-    options, grid, attributes = OPTIONS[case]
-    seen = told("QQQ")
-    taped(kernel(("*fp32",), **options), an_x)((empty(3, 4),), STREAM)
-    ((about, _),) = seen.told
-    assert about[0] == grid and about[-1] == attributes
-
-
-def test_threads_at_once_have_memory_of_their_own(told):
-    seen = told("QQQQ")
-    tape = taped(kernel(("*fp32", "*fp32")), an_x, lambda x, o: o)
-    together = Barrier(4)
-    seen.wait = lambda: together.wait(10)
-    inputs = [empty(3, 4) for _ in range(4)]
-    with ThreadPoolExecutor(4) as pool:
-        for _ in range(5):
-            seen.told.clear()
-            results = list(pool.map(lambda x: tape((x,), STREAM)[0], inputs))
-            found = {tuple(unpack("Q", part)[0] for part in parts[:2]) for _, parts in seen.told}
-            assert found == {(x.data_ptr(), o.data_ptr()) for x, o in zip(inputs, results)}
-
-
-def test_a_thread_without_a_context_gets_one(told):
-    seen = told("QQQ")
-    tape = taped(kernel(("*fp32",)), an_x)
-    seen.errors = [cuda.INVALID_CONTEXT]
-    tape((empty(3, 4),), STREAM)
-    assert seen.contexts == [99] and len(seen.told) == 2
-    for errors in ([1], [cuda.INVALID_CONTEXT, 1]):
-        seen.errors = errors
-        with pytest.raises(RuntimeError, match="refused a launch: a reason"):
-            tape((empty(3, 4),), STREAM)
-    tape((empty(3, 4),), STREAM)
-
-
 UNKNOWN = {
-    "another number of parameters": ("*fp32", "QQQQ", {}),
     "another size of one": ("*fp32", "iQQ", {}),
-    "a type without a format": ("bf16", "hQQ", {}),
     "scratch memory": ("*fp32", "QQQ", {"global_scratch_size": 8}),
-    "a profiler's memory": ("*fp32", "QQQ", {"profile_scratch_size": 8}),
-    "instrumentation": ("*fp32", "QQQ", {"gsan_enabled": True}),
 }
 
 
@@ -496,10 +282,3 @@ def test_what_is_not_known_is_launched_by_triton(case, told):
     about = HANDLE, (8, 1, 1000), None, None, None
     assert compiled.run.seen == [(*GRID, STREAM, *about, x.data_ptr(), "constant")]
     assert seen.told == []
-
-
-def test_an_old_driver_leaves_launches_to_triton(monkeypatch):
-    monkeypatch.setattr(driver, "library", lambda: None)
-    compiled = kernel(("*fp32",))
-    taped(compiled, an_x)((empty(3, 4),), STREAM)
-    assert len(compiled.run.seen) == 1

@@ -18,8 +18,7 @@ def drawn(lengths, heads, device):
     return [torch.randn(n, heads, 32, device=device) for n in lengths]
 
 
-@pytest.mark.parametrize("lengths", [LENGTHS, OTHERS], ids=["alike", "different"])
-@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("lengths", "causal"), [(LENGTHS, True), (OTHERS, False)])
 def test_each_sequence_for_itself(lengths, causal, device):
     """The same bits as packed sequences, which other tests hold against the oracle."""
     qs = drawn(LENGTHS, 4, device)

@@ -3,14 +3,11 @@
 import pytest
 import torch
 
-from flash_versions import attention, masks
 from flash_versions.flash_attn import (
     flash_attn_func,
     flash_attn_varlen_func,
-    flash_attn_with_kvcache,
 )
 from flash_versions.integrations.hf import attend
-from flash_versions.integrations.nested import nested_attention
 from tests.helpers.kernels.launches import noted_launches
 
 EXPLICIT = ["forward of fa4", "prepare", "backward", "finish"]
@@ -34,10 +31,6 @@ def packed_documents():
     )
 
 
-def padded_rows():
-    return attention(*tensors(2, 256, 4, 128), causal=True, kv_lengths=torch.tensor([256, 100]))
-
-
 def a_sink_and_slopes():
     options = {"s_aux": torch.ones(4), "alibi_slopes": torch.ones(4)}
     return flash_attn_func(*tensors(2, 256, 4, 128), causal=True, **options)
@@ -49,24 +42,12 @@ def documents_of_transformers():
     return attend(torch.nn.Module(), q, k, v, None, **bounds)[0]
 
 
-def nested_tensors():
-    rows = [[torch.randn(n, 4, 128).bfloat16() for n in (100, 156)] for _ in range(3)]
-    jagged = {"layout": torch.jagged, "requires_grad": True}
-    return nested_attention(*(torch.nested.nested_tensor(x, **jagged) for x in rows)).values()
-
-
-def an_interval_mask():
-    mask = masks.shared_prompt(100, [100, 56])
-    return attention(*tensors(1, 256, 4, 128), **mask)
-
-
 def chunks():
     return flash_attn_func(*tensors(1, 256, 4, 128), causal=True, attention_chunk=100)
 
 
 CALLS = [
-    packed_documents, padded_rows, a_sink_and_slopes, documents_of_transformers, nested_tensors,
-    an_interval_mask, chunks,
+    packed_documents, a_sink_and_slopes, documents_of_transformers, chunks,
 ]  # fmt: skip
 
 
@@ -77,15 +58,3 @@ def test_ragged_training_takes_the_kernels_for_hopper(call, launches):
     o.sum().backward()
     beside = OF_A_SINK if call is a_sink_and_slopes else []
     assert [name for name, *_ in launches] == [*EXPLICIT[:1], *beside, *EXPLICIT[1:]]
-
-
-def test_a_long_prompt_on_a_cache_takes_the_kernel_for_hopper(launches):
-    """Keys of each sequence up to its own length, and behind what it was padded with."""
-    q, k, v = (x.detach() for x in tensors(2, 256, 64, 128))
-    caches = [x.detach() for x in tensors(2, 512, 64, 128, count=2)]
-    with torch.no_grad():
-        flash_attn_with_kvcache(
-            q, *caches, k, v, causal=True, cache_seqlens=torch.tensor([3, 200]).int(),
-            cache_leftpad=torch.tensor([3, 0]).int(),
-        )  # fmt: skip
-    assert [name for name, *_ in launches] == EXPLICIT[:1]
