@@ -1,8 +1,4 @@
-"""What changes from one version to the next: diffs of kernels, kernels as a plain call sees them.
-
-May import: nothing; it reads the sources of `versions`. Names of these that it knows are constants
-at the top of `files`, `inline` and `plain`.
-"""
+"""What changes from one version to the next: diffs of kernels, as a plain call sees them."""
 
 from flash_versions.diff.files import version_names
 from flash_versions.diff.plain import plain_functions, plain_source

@@ -1,7 +1,4 @@
-"""FlashAttention 2's functions, the KV cache's included, for code that calls that library.
-
-May import: `dispatch`, `versions.api`, `versions.masks`, `versions.tiles`; never a single version.
-"""
+"""FlashAttention 2's functions, the KV cache's included, for code that calls that library."""
 
 from flash_versions.flash_attn.functions import (
     flash_attn_func,

@@ -1,7 +1,4 @@
-"""What the compiler makes of a call, for any architecture and without a GPU.
-
-May import: `versions`, `dispatch`.
-"""
+"""What the compiler makes of a call, for any architecture and without a GPU."""
 
 from flash_versions.dispatch.interpreter import triton_missing
 

@@ -1,7 +1,4 @@
-"""Doors into other people's models: transformers (`hf`) and torch's own attention (`sdpa`).
-
-May import: `dispatch`, `versions.api`, `versions.tiles`; never a single version.
-"""
+"""Doors into other people's models: transformers (`hf`) and torch's own attention (`sdpa`)."""
 
 import torch
 

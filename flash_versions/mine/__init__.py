@@ -1,7 +1,4 @@
-"""A version of yours in one file: write it, check it, rank it, time it.
-
-May import: the package's public call, `dispatch`, `versions`, `bench`, `inspect`.
-"""
+"""A version of yours in one file: write it, check it, rank it, time it."""
 
 from flash_versions.dispatch.interpreter import triton_missing
 

@@ -1,7 +1,4 @@
-"""Figures of committed results.
-
-May import: `bench.results` and what that imports, `dispatch.extras`; numpy, matplotlib.
-"""
+"""Figures of committed results."""
 
 from flash_versions.dispatch.extras import missing
 

@@ -1,7 +1,4 @@
-"""Puzzles: kernels to write, from a masked copy to a small FlashAttention 3, checked as you go.
-
-May import: the package's public call, `dispatch`, `versions`, `bench`, `inspect`, `mine`.
-"""
+"""Puzzles: kernels to write, from a masked copy to a small FlashAttention 3, checked as you go."""
 
 from flash_versions.dispatch.interpreter import triton_missing
 

@@ -1,4 +1,1 @@
-"""Write the tables of committed results into the documents.
-
-May import: `bench.results` and what that imports.
-"""
+"""Write the tables of committed results into the documents."""

@@ -1,7 +1,4 @@
-"""Verify every kernel on a GPU, above all on one that its authors never had.
-
-May import: the package's public call, `dispatch`, `versions`, `bench`.
-"""
+"""Verify every kernel on a GPU, above all on one that its authors never had."""
 
 from flash_versions.dispatch.interpreter import triton_missing
 

@@ -1,4 +1,1 @@
-"""Text out of a model: the loop, the decoding step, sampling, chat templates, the byte tokenizer.
-
-May import: `model`.
-"""
+"""Text out of a model: the loop, the decoding step, sampling, chat templates, the tokenizer."""

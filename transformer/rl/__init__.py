@@ -1,4 +1,1 @@
-"""Reinforcement learning: rollouts, the GRPO loss, a step, and a run on disk.
-
-May import: `training`, `tasks`, `generation`, `model`.
-"""
+"""Reinforcement learning: rollouts, the GRPO loss, a step, and a run on disk."""

@@ -1,4 +1,1 @@
-"""Questions with answers that can be checked.
-
-May import: nothing else of this package.
-"""
+"""Questions with answers that can be checked."""

@@ -1,4 +1,1 @@
-"""Computing a request, as torch sees it: plain functions, operators, a node of autograd.
-
-May import: `dispatch`.
-"""
+"""Computing a request, as torch sees it: plain functions, operators, a node of autograd."""

@@ -1,7 +1,4 @@
-"""Triton without a GPU: when kernels are interpreted, and an interpreter that is right and quick.
-
-May import: torch, triton, numpy; nothing of this package.
-"""
+"""Triton without a GPU: when kernels are interpreted, and an interpreter, right and quick."""
 
 from flash_versions.dispatch.interpreter.absent import triton_missing
 from flash_versions.dispatch.interpreter.switch import enable_without_gpu, enabled, say

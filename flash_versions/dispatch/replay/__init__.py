@@ -8,6 +8,4 @@ their own tensors.
 
 This is what a CUDA graph does, on the host: addresses may change from call to call, memory comes
 from torch's allocator, and a call that cannot be recorded goes its ordinary way.
-
-May import: nothing else of this package.
 """

@@ -3,8 +3,6 @@
 `request.py` has `Request`, the one list of what a call can ask for: the operators of torch have its
 fields as arguments. `checks.py` makes it from `Options`, and checks all that is known without
 reading device memory. `values.py` reads the values of lengths, tables and scales, if asked to.
-
-May import: `dispatch.precision`.
 """
 
 from flash_versions.dispatch.request.checks import (

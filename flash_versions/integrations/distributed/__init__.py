@@ -1,4 +1,1 @@
-"""One sequence over several GPUs: ring attention, all-to-all, and two partial results in one.
-
-May import: `dispatch`, `versions.api`; never a single version.
-"""
+"""One sequence over several GPUs: ring attention, all-to-all, and two partial results in one."""

@@ -1,4 +1,1 @@
-"""Loads, stores, masks, tiles and sums.
-
-May import: torch and triton, as the learner's file does.
-"""
+"""Loads, stores, masks, tiles and sums."""

@@ -1,4 +1,1 @@
-"""From a softmax to FlashAttention 1.
-
-May import: torch and triton, as the learner's file does.
-"""
+"""From a softmax to FlashAttention 1."""

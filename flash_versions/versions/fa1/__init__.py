@@ -1,7 +1,4 @@
-"""FlashAttention 1: tiling and online softmax; the score matrix never leaves the chip.
-
-May import: `tiles`, `dispatch`.
-"""
+"""FlashAttention 1: tiling and online softmax; the score matrix never leaves the chip."""
 
 from flash_versions.dispatch.request import Request
 from flash_versions.dispatch.version import WIDE, Version, head_dim_limits, kernel_limits

@@ -1,7 +1,4 @@
-"""FlashAttention 2: deferred normalisation, an unmasked loop, and split-KV with a reduction.
-
-May import: `tiles`, `dispatch`.
-"""
+"""FlashAttention 2: deferred normalisation, an unmasked loop, and split-KV with a reduction."""
 
 from flash_versions.dispatch.version import Version, kernel_limits
 from flash_versions.versions.fa2 import backward, forward

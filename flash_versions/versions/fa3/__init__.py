@@ -1,7 +1,4 @@
-"""FlashAttention 3: asynchronous copies and products, in a grid that stays on the GPU.
-
-May import: `fa2`, `fp8`, `tiles`, `dispatch`.
-"""
+"""FlashAttention 3: asynchronous copies and products, in a grid that stays on the GPU."""
 
 from collections.abc import Callable
 from functools import partial

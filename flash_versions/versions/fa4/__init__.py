@@ -1,7 +1,4 @@
-"""FlashAttention 4: fewer rescales, exponentials on two units, roles with states.
-
-May import: `fa3`, `fp8`, `tiles`, `dispatch`.
-"""
+"""FlashAttention 4: fewer rescales, exponentials on two units, roles with states."""
 
 import warnings
 from dataclasses import replace

@@ -1,4 +1,1 @@
-"""8-bit tensors: their scales, the rotation of Q and K, the transposed V.
-
-May import: `tiles`, `dispatch`.
-"""
+"""8-bit tensors: their scales, the rotation of Q and K, the transposed V."""

@@ -1,4 +1,1 @@
-"""What kernels are made of: tiles of rows, masks, the step of the softmax, copies and schedulers.
-
-May import: `dispatch`.
-"""
+"""What kernels are made of: tiles of rows, masks, the softmax's step, copies and schedulers."""

@@ -1,4 +1,1 @@
-"""The families of checkpoints: the table of them, and how their config.json is read and written.
-
-May import: `transformer.model.rope`.
-"""
+"""The families of checkpoints: the table of them, and how their config.json is read and written."""

@@ -1,6 +1,3 @@
-"""The kernels around attention: matrix products with what follows them.
-
-May import: `flash_versions`, below its public API, too.
-"""
+"""The kernels around attention: matrix products with what follows them."""
 
 import flash_versions  # noqa: F401  # before triton: it turns the interpreter on where it is needed

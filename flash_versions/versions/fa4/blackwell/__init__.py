@@ -1,4 +1,1 @@
-"""FA4 in Gluon for Blackwell (sm_100): accumulators in tensor memory, a role for each unit.
-
-May import: `fa4`, `fa3`, `tiles`, `dispatch`.
-"""
+"""FA4 in Gluon for Blackwell (sm_100): accumulators in tensor memory, a role for each unit."""

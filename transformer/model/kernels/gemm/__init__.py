@@ -1,4 +1,1 @@
-"""Matrix products with what follows them, portable and for Hopper.
-
-May import: `flash_versions`, below its public API, too.
-"""
+"""Matrix products with what follows them, portable and for Hopper."""

@@ -1,5 +1,3 @@
 """FA3's backward for Hopper: the kernel, what runs before and after; in `wider` the kernels for
 head_dim beyond 128.
-
-May import: `fa3`, `tiles`, `dispatch`.
 """
