@@ -260,14 +260,6 @@ def test_stop_strings_end_the_text_and_are_never_shown(tokenizer, said, stops, t
     assert completion.finish_reason == "stop"
 
 
-def test_held_back_text_is_released_at_the_limit(tokenizer):
-    [completion], [shown] = run_script(
-        tokenizer, spell("aSTOP"), stop_strings=["STOP"], max_tokens=4
-    )
-    assert (completion.text, completion.finish_reason) == ("aSTO", "length")
-    assert shown == ["a", "STO"]
-
-
 @pytest.mark.parametrize(
     ("tokens", "kept", "reason"),
     [
@@ -322,16 +314,6 @@ def test_an_interrupt_keeps_the_text_so_far(tokenizer):
     assert [c.text for c in completions] == ["x", "abc", "12"]
     assert "".join(text for row, text in shown if row == 2) == "12"  # "2" was held back
     assert statistics.generated_tokens == 2 + 3 + 2
-
-
-def test_an_interrupt_before_the_first_token(tokenizer):
-    class Impatient(Scripted):
-        def forward(self, *_, **__):
-            raise KeyboardInterrupt
-
-    [completion], _ = generate(Impatient([65]), tokenizer, [[65]], max_tokens=5)
-    assert (completion.text, completion.tokens) == ("", [])
-    assert completion.finish_reason == "interrupted"
 
 
 def test_a_long_row_does_not_shorten_a_short_one(tokenizer):
@@ -389,14 +371,6 @@ def test_bad_arguments_are_refused(tokenizer, prompts, options, reason):
         generate(Scripted([65]), tokenizer, prompts, **{"max_tokens": 5, **options})
 
 
-@pytest.mark.parametrize(
-    "name, value, least", [("prefill_chunk", 0, 1), ("page_size", 0, 1), ("prompt_lookup", -1, 0)]
-)
-def test_bad_engine_options_are_refused(name, value, least):
-    with pytest.raises(ValueError, match=f"{name}|prompt lookup must be at least {least}, got"):
-        EngineOptions(**{name: value})
-
-
 @pytest.mark.parametrize("when", ["cache", "prefill", "step"])
 def test_full_memory_names_the_size_of_the_cache(monkeypatch, tokenizer, when):
     """Whatever it is that does not fit: the cache is what the caller can make smaller."""
@@ -423,15 +397,6 @@ def test_full_memory_names_the_size_of_the_cache(monkeypatch, tokenizer, when):
     )
 
 
-def test_other_errors_pass_through(tokenizer):
-    class Broken(Scripted):
-        def forward(self, *_, **__):
-            raise RuntimeError("a bug")
-
-    with pytest.raises(RuntimeError, match="^a bug$"):
-        generate(Broken([65]), tokenizer, [[1]], max_tokens=5)
-
-
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling()], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_logits_that_are_not_finite_are_reported(tokenizer, sampling, value):
@@ -450,20 +415,4 @@ def test_logits_that_are_not_finite_are_reported(tokenizer, sampling, value):
             sampling=sampling,
             generators=row_generators(0, 2),
             logprobs=True,
-        )
-
-
-def test_logits_that_overflow_on_the_way_to_the_draw_are_reported(tokenizer):
-    class Loud(Scripted):
-        def forward(self, *arguments, **options):
-            return super().forward(*arguments, **options) * 1e35
-
-    with pytest.raises(ValueError, match="row 0 are not finite.*the temperature"):
-        generate(
-            Loud([65]),
-            tokenizer,
-            [[1]],
-            max_tokens=5,
-            sampling=Sampling(temperature=1e-4),
-            generators=row_generators(0, 1),
         )

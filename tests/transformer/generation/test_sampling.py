@@ -129,15 +129,6 @@ def test_numbers_do_not_depend_on_how_many_are_drawn_at_once():
     assert at_once.min() >= 0 and at_once.max() < 1 and len(at_once.unique()) == 400
 
 
-def test_seeds_and_rows_give_unrelated_streams():
-    streams = [
-        tuple(torch.rand(4, generator=g).tolist())
-        for seed in range(8)
-        for g in row_generators(seed, 8)
-    ]
-    assert len(set(streams)) == 64
-
-
 @pytest.mark.parametrize("uniform", [0.0, 1 - 2**-53], ids=["lowest", "highest"])
 def test_extreme_random_numbers_never_reach_a_dropped_token(uniform):
     logits = torch.full((1, 9), -math.inf)
@@ -186,13 +177,3 @@ def test_greedy_log_probabilities():
     torch.testing.assert_close(
         scores.double(), exact.gather(1, tokens[:, None])[:, 0], rtol=1e-6, atol=1e-6
     )
-
-
-def test_a_penalty_without_the_seen_mask_is_refused():
-    with pytest.raises(ValueError, match="mask of seen tokens"):
-        process_logits(torch.zeros(1, 3), Sampling(repetition_penalty=1.2), None)
-
-
-def test_sampling_without_random_numbers_is_refused():
-    with pytest.raises(ValueError, match="a random number for each row"):
-        sample(torch.zeros(2, 3), Sampling(), None, None)

@@ -1,21 +1,18 @@
 """Measurements: the arithmetic, what a step reads, and the share of attention."""
 
 import json
-import time
 
 import pytest
 import torch
 
-from tests.helpers.models.tiny_model import CONFIG, CONTEXT, END, PROMPTS, sdpa
+from tests.helpers.models.tiny_model import CONFIG, CONTEXT, END, PROMPTS
 from transformer.generate import main
 from transformer.generation import stats
 from transformer.generation.batch import prefill
 from transformer.generation.engine import EngineOptions, generate
-from transformer.generation.session import Session
 from transformer.generation.stats import (
     Statistics,
     attention_share,
-    size_text,
     token_bytes,
     weight_bytes,
 )
@@ -64,14 +61,6 @@ def test_an_embedding_that_is_only_looked_up_is_not_read():
     assert weight_bytes(untied) == total - untied.model.embed_tokens.weight.nbytes
 
 
-def test_rows_that_have_ended_are_not_counted(model, tokenizer):
-    """The long row ends after six tokens; the others go on."""
-    prompts = [list(range(CONTEXT - 6)), PROMPTS[0]]
-    _, statistics = generate(model, tokenizer, prompts, max_tokens=20)
-    assert (statistics.steps, statistics.row_steps) == (19, 5 + 19)
-    assert statistics.tokens_per_forward == 1
-
-
 @pytest.mark.parametrize("fixed", [False, True])
 def test_the_share_of_attention_is_what_it_takes(fixed, monkeypatch):
     """By a clock that attention and the rest of a step advance; the cache is left as it was."""
@@ -99,19 +88,6 @@ def test_the_share_of_attention_is_what_it_takes(fixed, monkeypatch):
         assert share == pytest.approx(2 * seconds / (2 * seconds + 0.2))  # in two layers
         assert (cache.lengths.tolist(), cache.longest, cache.uniform) == before
         assert model.attention is attend
-
-
-def test_a_model_that_never_calls_its_attention_has_no_share(model):
-    class Fused(Transformer):
-        def forward(self, tokens, cache=None, padding=None, last_only=False):
-            return torch.zeros(len(tokens), 1, 8)
-
-    assert (
-        attention_share(
-            Fused(CONFIG, sdpa), torch.zeros(1, 1, dtype=torch.int64), KVCache(CONFIG, 1, 8)
-        )
-        is None
-    )
 
 
 @pytest.mark.parametrize("lookup", [0, 3])
@@ -163,37 +139,3 @@ def test_a_small_model_runs_on_one_thread_of_a_cpu(folder, monkeypatch, capsys):
     monkeypatch.setattr("transformer.generate.WORTH_THREADS", 1000)
     assert main(options) == 0 and threads == [1]
     capsys.readouterr()
-
-
-def test_the_shipped_model_is_fast_enough_to_talk_to():
-    """At least 100 tokens for a second of one core, and there are two. Time of other programs does
-    not count.
-    """
-    session = Session.load("reinforced", attention="sdpa", device="cpu")
-    prompt = session.encode([{"role": "user", "content": "Tell me about you"}])[1]
-    rates = []
-    for _ in range(3):
-        began = time.process_time()
-        [completion], _ = generate(session.model, session.tokenizer, [prompt], max_tokens=100)
-        rates.append(len(completion.tokens) / (time.process_time() - began))
-    assert max(rates) > 100
-
-
-def test_sizes_as_text():
-    sizes = {17: "17 bytes", 1536: "1.5 KiB", 5 * 2**20: "5.0 MiB", 3 * 2**39: "1536.0 GiB"}
-    assert [size_text(size) for size in sizes] == [*sizes.values()]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("version", ["sdpa", "fa2"])
-def test_the_share_of_attention_on_a_gpu(folder, tokenizer, version):
-    from functools import partial
-
-    import flash_versions
-    from transformer.model.weights import load_model
-
-    attend = partial(flash_versions.attention, version=version)
-    model = load_model(folder, attend, torch.device("cuda"), torch.bfloat16)
-    engine = EngineOptions(measure_attention=True)
-    _, statistics = generate(model, tokenizer, PROMPTS, max_tokens=60, engine=engine)
-    assert statistics.attention_share is not None and 0.02 < statistics.attention_share < 0.9

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from flash_versions.versions.oracle.budget import Accuracy
 from tests.compile import apart
 from transformer.model.kernels.decode import gemv
-from transformer.model.kernels.decode.gemv import Norm, Tile
+from transformer.model.kernels.decode.gemv import Norm
 from transformer.model.kernels.decode.gemv_qkv import MANY_TOKENS, qkv
 from transformer.model.rope import Rope, rotary_table, rotate
 
@@ -155,26 +155,6 @@ def test_qkv(device, dtype, qk_norm, batch, new, heads, kv_heads, head_dim):
         judged(got, plain, exact, name)
     cache[:, row, slots] = before.transpose(0, 1)[1][:, row, slots]
     assert torch.equal(whole, before)
-
-
-@pytest.mark.parametrize("tile", [Tile(4, 64, 1), Tile(16, 32, 2), Tile(8, 256, 4)])
-def test_every_tile_gives_the_same(device, tile):
-    """A tile decides about the time only."""
-    x = random(1, 200, dtype=torch.float32, device=device)
-    weight = weight_of(50, 200, torch.float32, device)
-    got = gemv.linear(x, weight, tile=tile)
-    judged(got, F.linear(x, weight), layer(x, weight, None, None, torch.float64))
-
-
-@pytest.mark.parametrize("width", [8, 896, 2048, 4096, 14336])
-@pytest.mark.parametrize("rows", [6, 2048, 152064])
-def test_chosen_tiles_can_be_compiled(rows, width):
-    """Powers of two, pairs of rows, and no more weights than a thread has registers for."""
-    tile = gemv.choose_tile(rows, width)
-    for number in (tile.rows, tile.block_k, tile.num_warps):
-        assert number & (number - 1) == 0
-    assert tile.rows >= 2
-    assert tile.rows * tile.block_k <= 128 * 32 * tile.num_warps
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")

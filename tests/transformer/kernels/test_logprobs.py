@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.helpers.models.tiny_grpo import distance
 from transformer.generation.sampling import Sampling, process_logits
@@ -76,23 +75,6 @@ def test_tokens_that_cannot_be_sampled_leave_no_nan():
     assert not logits.grad[0, 2].any() and not logits.grad[..., 5:].any()
 
 
-class Allocations(TorchDispatchMode):
-    """Numbers of elements of the tensors that are made, views left out."""
-
-    def __init__(self):
-        super().__init__()
-        self.known, self.sizes = set(), []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        given = [x for x in args if isinstance(x, torch.Tensor)]
-        self.known |= {x.untyped_storage().data_ptr() for x in given}
-        result = function(*args, **(kwargs or {}))
-        for x in result if isinstance(result, tuple) else (result,):
-            if isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() not in self.known:
-                self.sizes.append(x.numel())
-        return result
-
-
 @pytest.mark.parametrize("chunk", [1, 200, 400])
 def test_next_to_the_logits_only_their_gradient_is_as_large(monkeypatch, chunk):
     tokens = torch.randint(60, (3, 9))
@@ -113,11 +95,6 @@ def test_next_to_the_logits_only_their_gradient_is_as_large(monkeypatch, chunk):
     piece = max(chunk, 3 * 60)
     assert max(forward.sizes) <= piece
     assert [size for size in backward.sizes if size > piece] == [logits.numel()]
-
-
-def test_no_position_at_all():
-    logprobs, entropy = token_logprobs(torch.randn(2, 0, 5), torch.zeros(2, 0, dtype=torch.int64))
-    assert logprobs.shape == entropy.shape == (2, 0)
 
 
 def test_banned_tokens_are_as_if_their_logits_were_infinitely_small():

@@ -96,25 +96,6 @@ def test_every_case_is_within_the_budget(case, dtype, device):
     case.assert_right(run(**inputs, eps=case.eps), **inputs)
 
 
-def test_the_budget_sees_wrong_answers():
-    case = Case(32, 64, 128, bias=True)
-    inputs = case.inputs(torch.bfloat16)
-    right = formula(**inputs)
-    case.assert_right(right, **inputs)
-    without = {name: x for name, x in inputs.items() if name != "bias"}
-    row = torch.ones(32, 1).index_fill(0, torch.tensor([7]), 1.05)
-    for wrong in (
-        formula(**without),
-        formula(**inputs | {"norm_weight": torch.ones(128).bfloat16()}),
-        formula(**inputs, eps=0.1),
-        F.linear(inputs["x"] * inputs["norm_weight"], inputs["weight"], inputs["bias"]),
-        (right * row).bfloat16(),
-        right * torch.nan,
-    ):
-        with pytest.raises(AssertionError):
-            case.assert_right(wrong, **inputs)
-
-
 def test_dimensions_strides_and_what_was_folded_before(device):
     x, n, weight, bias = Case(24, 40, 64, bias=True).inputs(torch.bfloat16, device).values()
     y = norm_linear(x, n, EPS, weight, bias)
@@ -140,12 +121,6 @@ def test_the_norms_weight_may_have_more_bits(device):
     exact = formula(x.double(), wide.double(), weight.double())
     close, far = ((t.double() - exact).norm() for t in (y, norm_linear(x, n, EPS, weight)))
     assert close < far
-
-
-def test_nothing_to_compute(device):
-    n, weight = torch.ones(8, device=device), torch.ones(4, 8, device=device)
-    assert norm_linear(torch.ones(2, 0, 8, device=device), n, EPS, weight).shape == (2, 0, 4)
-    assert norm_linear(torch.ones(3, 8, device=device), n, EPS, weight[:0]).shape == (3, 0)
 
 
 def test_errors_are_those_of_the_roundings(device):
@@ -183,17 +158,6 @@ def test_gradients_are_those_of_the_formula(options, dtype, device):
         found = gradient(run, name, **inputs)
         accuracy = assess(found, partial(gradient, formula, name), **inputs)
         assert accuracy.ok, f"{name}: {accuracy}"
-
-
-@pytest.mark.parametrize("options", [{"bias": True}, {"swiglu": True}], ids=str)
-def test_only_the_gradients_that_are_asked_for(options, device):
-    inputs = Case(6, 8, 16, **options).inputs(torch.float32, device)
-    leaves = {name: t.clone().requires_grad_() for name, t in inputs.items()}
-    wanted = dict(zip(leaves, torch.autograd.grad(run(**leaves).sum(), list(leaves.values()))))
-    for name, tensor in inputs.items():
-        leaf = tensor.clone().requires_grad_()
-        (found,) = torch.autograd.grad(run(**inputs | {name: leaf}).sum(), leaf)
-        torch.testing.assert_close(found, wanted[name], msg=name)
 
 
 def test_a_compiled_model_has_the_formula(device):

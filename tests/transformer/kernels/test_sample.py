@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from transformer.generation.decoding import Decoding, SampleOptions
-from transformer.generation.sampling import Sampling, draw_from
+from transformer.generation.sampling import Sampling
 from transformer.model.kernels.decode.sample import (
     CHUNK,
     Draws,
@@ -60,28 +60,6 @@ def test_a_draw_inverts_the_cumulative_distribution(device, dtype, size, tempera
     assert (own > 0).all() and (own.log() - logprobs.double()).abs().max() < 2e-6
     rounding = 1e-6
     assert (uniform < after + rounding).all() and (uniform >= after - own - rounding).all()
-
-
-def test_draws_are_those_of_torch(device):
-    """Token for token, but where a number is so close to a step that rounding decides."""
-    logits = torch.randn(500, 2 * CHUNK + 100, device=device)
-    uniform = torch.rand(500, dtype=torch.float64, device=device)
-    tokens, logprobs = draw(logits, uniform)
-    by_torch = draw_from(logits.softmax(-1), uniform)
-    same = tokens == by_torch
-    assert same.sum() >= 499
-    expected = logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
-    torch.testing.assert_close(logprobs, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_a_draw_does_not_depend_on_the_batch(device):
-    """The same bits for a row alone."""
-    logits = torch.randn(5, CHUNK + 9, device=device)
-    uniform = torch.rand(5, dtype=torch.float64, device=device)
-    together = draw(logits, uniform)
-    for row in range(5):
-        alone = draw(logits[row : row + 1], uniform[row : row + 1])
-        assert all(torch.equal(x[row : row + 1], y) for x, y in zip(together, alone))
 
 
 def test_what_has_no_probability_is_never_drawn(device):
@@ -148,14 +126,6 @@ def test_broken_logits_are_seen(device, broken, place):
         assert tokens.min() >= 0 and tokens.max() < logits.shape[1]
 
 
-@pytest.mark.parametrize("number", [None, 0.5])
-def test_a_row_without_a_number_still_has_a_token(device, number):
-    """Chunks that are no power of two, so that the merging tile is larger than they are."""
-    logits = torch.full((2, 3 * CHUNK), math.nan, device=device)
-    tokens, logprobs = chosen(logits, number)
-    assert tokens.min() >= 0 and tokens.max() < 3 * CHUNK and not logprobs.isfinite().any()
-
-
 def test_tensors_may_be_strided(device):
     """Logits whose columns lie apart, and such a mask."""
     logits = torch.randn(50, 3, device=device).T
@@ -166,13 +136,6 @@ def test_tensors_may_be_strided(device):
         (draw(logits, uniform, 1.0, banned), draw(logits.contiguous(), uniform, 1.0, banned)),
     ):
         assert torch.equal(found[0], expected[0]) and (found[0] % 2 == 0).all()
-
-
-def test_nothing_is_allowed(device):
-    """All tokens banned: no token has a probability."""
-    for number in (None, 0, 0.5):
-        _, logprobs = chosen(torch.full((1, 5), -math.inf, device=device), number)
-        assert not logprobs.isfinite().any()
 
 
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0), Sampling(temperature=0.8)], ids=str)

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from flash_versions.versions.oracle.budget import Accuracy
-from tests.helpers import ROOT
 from tests.helpers.models.family_checkpoints import (
     CHECKPOINTS,
     EAGER,
@@ -23,7 +22,6 @@ from tests.helpers.models.family_checkpoints import (
 from transformer.generation.engine import EngineOptions, generate
 from transformer.model.cache import KVCache
 from transformer.model.decoder import Transformer
-from transformer.model.families.family import FAMILIES as ARCHITECTURES
 from transformer.model.weights import load_config, load_model, save_model
 
 HALF_ULP = 2.0**-9  # one rounding to bf16, relative
@@ -171,11 +169,6 @@ def test_every_switch_matters(theirs, name):
                 other = Transformer(replace(config, **change), attention)
             other.load_state_dict(weights, assign=True)
             assert (other(tokens) - expected).abs().max() > 1e-3, change
-
-
-def test_the_page_on_checkpoints_names_every_family():
-    page = (ROOT / "docs/use/models.md").read_text(encoding="utf-8")
-    assert all(f"`{architecture}`" in page for architecture in ARCHITECTURES)
 
 
 # On a GPU

@@ -195,16 +195,6 @@ def test_weights_that_were_moved_are_joined_anew():
         assert torch.equal(weight, torch.cat([gate.weight, up.weight])) and bias is None
 
 
-def test_weights_that_were_made_for_inference():
-    """They have no versions to count, and are joined all the same."""
-    with torch.inference_mode():
-        layers = nn.Linear(4, 3), nn.Linear(4, 2)
-        expected = torch.cat([layer.weight for layer in layers])
-        for _ in range(2):
-            weight, bias = fused.joined(layers)
-            assert torch.equal(weight, expected) and bias is not None
-
-
 def test_training_goes_on_after_a_fused_step(device):
     """Weights that were joined in inference mode can still be trained."""
     model = tiny(device)
@@ -267,12 +257,6 @@ NO_FUSED_STEP = {
 }
 
 
-@pytest.mark.parametrize("family", NO_FUSED_STEP)
-def test_a_step_that_is_not_fused_is_refused_by_name(family):
-    with pytest.raises(ValueError, match=r"kernels='fused' does not work .* (is|are) not fused"):
-        tiny("cpu", kernels="fused", **NO_FUSED_STEP[family])
-
-
 @pytest.mark.parametrize("family", [*FAMILIES, *NO_FUSED_STEP])
 def test_many_tokens(device, family):
     """A prefill on the fused kernels: the logits of the ordinary forward."""
@@ -284,23 +268,6 @@ def test_many_tokens(device, family):
         got, again = model(tokens), model(tokens)
     assert torch.equal(got, again)
     torch.testing.assert_close(got, expected, rtol=0, atol=2e-5 * expected.abs().max().item())
-
-
-def test_every_product_of_many_tokens_is_ours(device, monkeypatch):
-    """Two of each layer in one kernel with a norm, the other two without one."""
-    model, called = tiny(device, kernels="fused"), []
-    for module, name in ((fused.gemm, "linear"), (fused, "norm_linear"), (fused, "norm_swiglu")):
-        ours = getattr(module, name)
-
-        def counted(*args, ours=ours, name=name, **options):
-            called.append(name)
-            return ours(*args, **options)
-
-        monkeypatch.setattr(module, name, counted)
-    with torch.no_grad():
-        model(torch.randint(0, model.config.vocab_size, (2, 20), device=device))
-    layer = ["norm_linear", "linear", "norm_swiglu", "linear"]
-    assert called == layer * model.config.num_layers
 
 
 def test_folded_weights_follow_the_weights(device):
@@ -355,14 +322,6 @@ def test_the_switch(device):
         if kernels == "torch":
             expected = logits
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_switches_that_do_not_exist():
-    """Named in a sentence."""
-    with pytest.raises(ValueError, match="one of auto, torch, fused, not 'fast'"):
-        tiny("cpu", kernels="fast")
-    with pytest.raises(ValueError, match="kernels='fused' does not work for this model: Gemma's"):
-        tiny("cpu", kernels="fused", four_norms=True)
 
 
 def set_parts(model: Transformer, on: bool) -> None:

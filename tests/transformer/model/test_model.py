@@ -1,6 +1,5 @@
 """The model's properties, and the cache against the model without one."""
 
-import functools
 import math
 from dataclasses import replace
 
@@ -8,7 +7,6 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import flash_versions
 from transformer.model import layers
 from transformer.model.cache import KVCache
 from transformer.model.decoder import Config, Transformer
@@ -175,37 +173,6 @@ def test_initialisation():
 
 
 @BOTH
-def test_every_version_gives_the_same_logits(device, config):
-    tokens, padding = pad_left([make_tokens(1, n)[0] for n in (5, 2)])
-    step = make_tokens(2, 1, seed=1)
-
-    def logits(attention, device):
-        model = make_model(config, attention, torch.float32).to(device)
-        cache = KVCache(config, 2, 8, device)
-        prompt = model(tokens.to(device), cache, padding.to(device), last_only=True)
-        return torch.cat((prompt, model(step.to(device), cache))).cpu()
-
-    expected = logits(masked_attention, "cpu")
-    for version in [*flash_versions.BASELINES, *flash_versions.VERSIONS]:
-        attention = functools.partial(flash_versions.attention, version=version)
-        if version in ("fa1", "sdpa") and config.scores_softcap is not None:
-            with pytest.raises(ValueError, match="softcap"):
-                logits(attention, device)
-            continue
-        actual = logits(attention, device)
-        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5, msg=version)
-
-
-def test_training_after_inference():
-    config = replace(CONFIG, max_positions=63)  # a rotary table that no other test has made
-    model = Transformer(config, masked_attention)
-    with torch.inference_mode():
-        model(make_tokens(1, 4))
-    model(make_tokens(1, 4)).sum().backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
-
-
-@BOTH
 def test_autocast_hands_attention_one_dtype(config):
     def attention(q, k, v, **arguments):
         assert q.dtype == k.dtype == v.dtype == torch.bfloat16
@@ -248,16 +215,6 @@ def test_a_context_costs_nothing_until_it_is_used(table_lengths):
         tokens = make_tokens(2, length)
         assert torch.equal(model(tokens), small(tokens))
     assert table_lengths == [1, 1, 2, 2, 4, 4, 16, 16, 32, 20]
-
-
-@pytest.mark.parametrize("padding", [None, torch.tensor([0, 2])], ids=["uniform", "ragged"])
-def test_decoding_keeps_one_rotary_table(table_lengths, padding):
-    model = make_model(replace(CONFIG, max_positions=2**31 - 1))
-    cache = make_cache(model, 2, capacity=20)
-    model(make_tokens(2, 3), cache, padding)
-    for position in range(3, 20):
-        model(make_tokens(2, 1, seed=position), cache)
-    assert set(table_lengths) == {32}
 
 
 LENGTHS = [[7, 3, 1], [4, 9], [5, 5], [6, 2, 6, 1]]
@@ -313,16 +270,6 @@ def test_truncated_ragged_cache_continues():
     continued = model(other, cache)
     for row, kept in enumerate((tokens[0, :3], tokens[1, 4:])):
         assert_same(continued[row], model(torch.cat((kept, other[row]))[None])[0, -3:])
-
-
-def test_emptied_ragged_cache_is_uniform_again():
-    model = make_model()
-    cache = make_cache(model, 2)
-    model(make_tokens(2, 5), cache, torch.tensor([0, 3]))
-    cache.truncate(0)
-    tokens = make_tokens(2, 6)
-    assert_same(model(tokens, cache), model(tokens))
-    assert cache.uniform
 
 
 @pytest.mark.parametrize("padding", [None, torch.tensor([0, 2])], ids=["uniform", "ragged"])

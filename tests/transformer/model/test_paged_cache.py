@@ -216,19 +216,6 @@ def test_bad_arguments_are_refused(model, tokenizer, options, reason):
         generate(model, tokenizer, [[1]], max_tokens=5, **options)
 
 
-def test_a_cache_that_cannot_be_is_refused():
-    with pytest.raises(ValueError, match="must hold 1 to 128 tokens"):
-        PagedKVCache(CONFIG, 1, 129)
-    with pytest.raises(ValueError, match="a page must hold at least 1 token, not 0"):
-        PagedKVCache(CONFIG, 1, 12, page_size=0)
-    cache = PagedKVCache(CONFIG, 1, 12)
-    cache.reserve(10)
-    with pytest.raises(ValueError, match="the cache holds 12 tokens and 10 are stored: 3 more"):
-        cache.reserve(3)
-    with pytest.raises(ValueError, match="cannot be truncated to -1"):
-        cache.truncate(-1)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 @pytest.mark.parametrize("places", [None, 3])
