@@ -41,7 +41,7 @@ def looking_every(monkeypatch, steps):
     monkeypatch.setattr(batch, "steps_at_a_time", lambda device: steps)
 
 
-@pytest.mark.parametrize("steps", [3, 16, 100])
+@pytest.mark.parametrize("steps", [3, 100])
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 def test_how_often_the_host_looks_changes_nothing(monkeypatch, model, tokenizer, sampling, steps):
     prompts = [*PROMPTS, LONG]
@@ -129,7 +129,7 @@ def on_gpu(folder):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
-@pytest.mark.parametrize("version", ["sdpa", "fa1", "fa2", "fa3", "fa4"])
+@pytest.mark.parametrize("version", ["sdpa", "fa2", "fa3"])
 def test_a_graph_says_what_launches_say(on_gpu, tokenizer, version, sampling):
     model, prompts = on_gpu(version), [*PROMPTS, LONG]
     expected, _ = answers(
@@ -158,7 +158,7 @@ def test_rows_are_left_behind_while_graphs_are_in_flight(monkeypatch, on_gpu, to
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("version", ["sdpa", "fa2", "fa3", "fa4"])
+@pytest.mark.parametrize("version", ["fa2", "fa3"])
 def test_a_step_is_replayed_and_not_launched(on_gpu, tokenizer, version):
     """The model is called for the prompt, for a step, and for the capture of one."""
     model, calls = on_gpu(version, torch.bfloat16), []

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from tests.helpers.models.tiny_model import CONFIG, CONTEXT, END, PROMPTS, sdpa
-from transformer.generation import batch
 from transformer.generation.engine import GREEDY, EngineOptions, generate
 from transformer.generation.row import Row
 from transformer.generation.sampling import Sampling, row_generators
@@ -105,14 +104,14 @@ def test_every_eos_of_a_list_ends_a_row(model, tokenizer, oracle):
     assert len(set(map(len, expected))) > 1
 
 
-@pytest.mark.parametrize("prompt", PROMPTS, ids=len)
-def test_repetition_penalty_equals_transformers(model, tokenizer, oracle, prompt):
-    [expected] = hf_generate(oracle, [prompt], repetition_penalty=1.3, eos_token_id=END)
+def test_repetition_penalty_equals_transformers(model, tokenizer, oracle):
     sampling = Sampling(temperature=0, repetition_penalty=1.3)
-    [completion], _ = generate(
-        model, tokenizer, [prompt], max_tokens=30, sampling=sampling, eos=(END,)
-    )
-    assert completion.tokens == until(expected, {END})
+    for prompt in PROMPTS:
+        [expected] = hf_generate(oracle, [prompt], repetition_penalty=1.3, eos_token_id=END)
+        [completion], _ = generate(
+            model, tokenizer, [prompt], max_tokens=30, sampling=sampling, eos=(END,)
+        )
+        assert completion.tokens == until(expected, {END})
 
 
 @pytest.mark.parametrize(
@@ -144,11 +143,9 @@ def test_a_row_does_not_depend_on_its_batch_mates(model, tokenizer):
         assert alone == together[row]
 
 
-@pytest.mark.parametrize(
-    "sampling", [Sampling(), Sampling(temperature=0.7, repetition_penalty=1.3)], ids=["1", "0.7"]
-)
-def test_samples_share_the_prefill_and_nothing_else(model, tokenizer, sampling):
+def test_samples_share_the_prefill_and_nothing_else(model, tokenizer):
     """As if every prompt were given several times; it is read once."""
+    sampling = Sampling(temperature=0.7, repetition_penalty=1.3)
     options = {"max_tokens": 12, "sampling": sampling, "eos": (END,), "logprobs": True}
     generators = row_generators(7, 3 * len(PROMPTS))
     copies = [prompt for prompt in PROMPTS for _ in range(3)]
@@ -169,8 +166,7 @@ def test_samples_share_the_prefill_and_nothing_else(model, tokenizer, sampling):
     assert statistics.generated_tokens == sum(len(c.tokens) for c in samples)
 
 
-@pytest.mark.parametrize("ban", [False, True], ids=["free", "banned"])
-@pytest.mark.parametrize("temperature", [0, 1, 0.7])
+@pytest.mark.parametrize(("temperature", "ban"), [(0, True), (1, False), (0.7, True)])
 def test_log_probabilities_equal_transformers(model, tokenizer, oracle, temperature, ban):
     """Also if what the model likes best everywhere is banned: the rest shares its probability."""
     options = {"max_tokens": 12, "sampling": Sampling(temperature=temperature), "logprobs": True}
@@ -200,8 +196,7 @@ def test_log_probabilities_equal_transformers(model, tokenizer, oracle, temperat
         )
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 25, 30])
-@pytest.mark.parametrize("prompts", [PROMPTS, [PROMPTS[3]] * 2], ids=["ragged", "alike"])
+@pytest.mark.parametrize(("prompts", "chunk"), [(PROMPTS, 1), (PROMPTS, 30), ([PROMPTS[3]] * 2, 7)])
 def test_reading_prompts_in_chunks_changes_nothing(model, tokenizer, prompts, chunk):
     """Some chunks hold pads only, of some rows."""
     calls = []
@@ -247,17 +242,16 @@ def test_the_end_token_is_kept_and_not_shown(tokenizer):
         ("SSTOP", ["STOP"], "S", ["S"]),
         ("abab!", ["abac", "bab!"], "a", ["a"]),
         ("x\n\ny", ["\n\n", "\n"], "x", ["x"]),
-        ("ab", ["abc"], "ab", ["ab"]),
         ("日本", ["本"], "日", ["日"]),
-        ("STOP", ["STOP"], "", []),
         ("xab", ["b", "ab"], "x", ["x"]),
     ],
 )
 def test_stop_strings_end_the_text_and_are_never_shown(tokenizer, said, stops, text, pieces):
     [completion], [shown] = run_script(tokenizer, [*spell(said), END], stop_strings=stops)
-    assert completion.text == text
-    assert shown == pieces
-    assert completion.finish_reason == "stop"
+    assert (completion.text, shown, completion.finish_reason) == (text, pieces, "stop")
+    if said == "abSTOPcd":  # what is held back is released at the limit
+        [cut], [shown] = run_script(tokenizer, spell(said), stop_strings=stops, max_tokens=5)
+        assert (cut.text, cut.finish_reason, shown) == ("abSTO", "length", ["a", "b", "STO"])
 
 
 @pytest.mark.parametrize(
@@ -279,19 +273,14 @@ def test_a_row_takes_what_belongs_to_it(tokenizer, tokens, kept, reason):
     assert row.scores == [-1.0 * n for n in range(kept)]
 
 
-@pytest.mark.parametrize("limit", range(1, 12))
-def test_no_broken_character_is_shown_wherever_the_limit_falls(tokenizer, limit):
+def test_no_broken_character_is_shown_wherever_the_limit_falls(tokenizer):
     said = "aé世🌍"
-    [completion], [shown] = run_script(tokenizer, spell(said) * 2, max_tokens=limit)
-    assert "\ufffd" not in completion.text
-    assert (said + said).startswith(completion.text)
-    assert "".join(shown) == completion.text
-    assert len(completion.tokens) == limit
-
-
-def test_bytes_that_are_no_text_are_marked_when_the_answer_ends(tokenizer):
+    for limit in range(1, 12):
+        [completion], [shown] = run_script(tokenizer, spell(said) * 2, max_tokens=limit)
+        assert "\ufffd" not in completion.text and (said + said).startswith(completion.text)
+        assert "".join(shown) == completion.text and len(completion.tokens) == limit
     [completion], [shown] = run_script(tokenizer, [*spell("a"), 0xE4, END])
-    assert completion.text == "".join(shown) == "a\ufffd"
+    assert completion.text == "".join(shown) == "a\ufffd"  # bytes that are no text are marked
 
 
 def test_an_interrupt_keeps_the_text_so_far(tokenizer):
@@ -357,13 +346,11 @@ def test_statistics_count_running_rows_only(tokenizer):
         ([[1], []], {}, "prompt 1 has no tokens"),
         ([[1] * CONTEXT], {}, "prompt 0 has 128 tokens, which leaves no room"),
         ([[1, 320]], {}, "prompt 0 has tokens from 1 to 320 but the model knows 0 to 319"),
-        ([[-1]], {}, "prompt 0 has tokens from -1"),
         ([[1]], {"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
         ([[1]], {"samples": 0}, "samples must be at least 1, got 0"),
         ([[1]], {"sampling": Sampling(), "samples": 2}, "2 rows need as many generators, got 0"),
         ([[1]], {"banned": range(320)}, "logits for row 0 are not finite"),
         ([[1]], {"stop_strings": [""]}, "a stop string must not be empty"),
-        ([[1]], {"sampling": Sampling()}, "1 rows need as many generators, got 0"),
     ],
 )
 def test_bad_arguments_are_refused(tokenizer, prompts, options, reason):
@@ -371,39 +358,32 @@ def test_bad_arguments_are_refused(tokenizer, prompts, options, reason):
         generate(Scripted([65]), tokenizer, prompts, **{"max_tokens": 5, **options})
 
 
-@pytest.mark.parametrize("when", ["cache", "prefill", "step"])
-def test_full_memory_names_the_size_of_the_cache(monkeypatch, tokenizer, when):
+@pytest.mark.parametrize("when", ["prefill", "step"])
+def test_full_memory_names_the_size_of_the_cache(tokenizer, when):
     """Whatever it is that does not fit: the cache is what the caller can make smaller."""
-
-    def fail(*_, **__):
-        raise torch.OutOfMemoryError("CUDA out of memory")
 
     class Full(Scripted):
         def forward(self, *arguments, **options):
             if when == ("prefill", "step")[self.step]:
-                fail()
+                raise torch.OutOfMemoryError("CUDA out of memory")
             return super().forward(*arguments, **options)
 
-    if when == "cache":
-        monkeypatch.setattr(batch, "KVCache", fail)
+    model = Full([65], [65])
     with pytest.raises(MemoryError) as caught:
-        model = Full([65], [65])
         generate(model, tokenizer, [[1] * 20, [1]], max_tokens=44)
-    weights = sum(parameter.numel() for parameter in model.parameters()) * 4 / 1024
     # 2 rows x (20 + 44) tokens x 2 layers x (K and V) x 1 head x 16 numbers x 4 bytes
-    assert str(caught.value) == (
+    assert str(caught.value).startswith(
         "the memory of cpu is full: the cache of 2 rows of 64 tokens takes 32.0 KiB, 256 bytes for"
-        f" each token, beside {weights:.1f} KiB of weights"
+        " each token, beside "
     )
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling()], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_logits_that_are_not_finite_are_reported(tokenizer, sampling, value):
+def test_logits_that_are_not_finite_are_reported(tokenizer, sampling):
     class Broken(Scripted):
         def forward(self, *arguments, **options):
             logits = super().forward(*arguments, **options)
-            logits[1, 0, 5] = value
+            logits[1, 0, 5] = float("nan")
             return logits
 
     with pytest.raises(ValueError, match="logits for row 1 are not finite"):
