@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import flash_versions
-from tests.helpers.models.tiny_model import CONFIG, CONTEXT, END, PROMPTS
+from tests.helpers.models.tiny_model import CONFIG, CONTEXT, END, PROMPTS, assert_same_answers
 from transformer.generation import batch
 from transformer.generation.engine import GREEDY, EngineOptions, generate, pad_left
 from transformer.generation.sampling import Sampling, row_generators
@@ -49,13 +49,7 @@ def test_how_often_the_host_looks_changes_nothing(monkeypatch, model, tokenizer,
     looking_every(monkeypatch, steps)
     found, statistics = answers(model, tokenizer, prompts, sampling)
     assert len({len(completion.tokens) for completion in expected}) > 1
-    for ours, theirs in zip(found, expected, strict=True):
-        assert (ours.tokens, ours.text, ours.finish_reason) == (
-            theirs.tokens,
-            theirs.text,
-            theirs.finish_reason,
-        )
-        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
+    assert_same_answers(found, expected)
     assert statistics.generated_tokens == counted.generated_tokens
 
 
@@ -119,12 +113,9 @@ def test_kept_rows_go_on_as_if_the_others_were_there(model, fixed):
 @pytest.fixture(scope="module")
 def on_gpu(folder):
     """Load the checkpoint there, with a version of attention."""
-
-    def load(version, dtype=torch.float32):
-        attend = partial(flash_versions.attention, version=version)
-        return load_model(folder, attend, torch.device("cuda"), dtype)
-
-    return load
+    return lambda version, dtype=torch.float32: load_model(
+        folder, partial(flash_versions.attention, version=version), torch.device("cuda"), dtype
+    )
 
 
 @pytest.mark.gpu
@@ -137,9 +128,7 @@ def test_a_graph_says_what_launches_say(on_gpu, tokenizer, version, sampling):
     )
     found, _ = answers(model, tokenizer, prompts, sampling)
     assert len({len(completion.tokens) for completion in expected}) > 1
-    for ours, theirs in zip(found, expected, strict=True):
-        assert (ours.tokens, ours.text) == (theirs.tokens, theirs.text)
-        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
+    assert_same_answers(found, expected, 1e-4)
 
 
 @pytest.mark.gpu
@@ -152,9 +141,7 @@ def test_rows_are_left_behind_while_graphs_are_in_flight(monkeypatch, on_gpu, to
     model.register_forward_pre_hook(lambda _, inputs: shapes.append(len(inputs[0])))
     found, _ = answers(model, tokenizer, prompts, sampling, 100)
     assert shapes[:3] == [4, 8, 8] and 4 in shapes[3:]
-    for ours, theirs in zip(found, expected, strict=True):
-        assert (ours.tokens, ours.text) == (theirs.tokens, theirs.text)
-        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
+    assert_same_answers(found, expected, 1e-4)
 
 
 @pytest.mark.gpu

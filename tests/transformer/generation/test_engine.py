@@ -5,7 +5,7 @@ import signal
 import pytest
 import torch
 
-from tests.helpers.models.tiny_model import CONFIG, CONTEXT, END, PROMPTS, sdpa
+from tests.helpers.models.tiny_model import CONFIG, CONTEXT, END, PROMPTS, assert_same_answers, sdpa
 from transformer.generation.engine import GREEDY, EngineOptions, generate
 from transformer.generation.row import Row
 from transformer.generation.sampling import Sampling, row_generators
@@ -159,9 +159,7 @@ def test_samples_share_the_prefill_and_nothing_else(model, tokenizer):
     hook.remove()
     assert batches[0] == len(PROMPTS) and {*batches[1:]} == {3 * len(PROMPTS)}
     assert len({tuple(c.tokens) for c in samples}) > len(PROMPTS)
-    for ours, theirs in zip(samples, expected, strict=True):
-        assert (ours.tokens, ours.finish_reason) == (theirs.tokens, theirs.finish_reason)
-        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
+    assert_same_answers(samples, expected)
     assert statistics.prompt_tokens == sum(map(len, PROMPTS))
     assert statistics.generated_tokens == sum(len(c.tokens) for c in samples)
 
@@ -218,9 +216,7 @@ def test_reading_prompts_in_chunks_changes_nothing(model, tokenizer, prompts, ch
     whole, rest = divmod(longest, width)
     expected_calls = [width] * whole + [rest] * bool(rest)
     assert calls[: len(expected_calls)] == expected_calls and len(expected_calls) > 1
-    for ours, theirs in zip(found, expected, strict=True):
-        assert (ours.tokens, ours.finish_reason) == (theirs.tokens, theirs.finish_reason)
-        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
+    assert_same_answers(found, expected)
 
 
 # The engine with a scripted model
