@@ -1,6 +1,7 @@
 """Measurements: the arithmetic, what a step reads, and the share of attention."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -30,13 +31,10 @@ def test_rates():
     nothing = Statistics(1, 0.0, 0, 0, 0.0, 0)
     assert nothing.generation_rate == nothing.step_seconds == nothing.bandwidth == 0
     assert (nothing + nothing).attention_share is None
-
-
-def test_the_share_of_a_sum_is_weighed_by_time():
     parts = [
         Statistics(1, 1.0, 9, 8, seconds, 0, attention_share=share)
         for share, seconds in ((0.1, 3.0), (0.5, 1.0), (None, 9.0))
-    ]
+    ]  # the share of a sum is weighed by time
     assert (parts[0] + parts[1] + parts[2]).attention_share == pytest.approx(0.2)
 
 
@@ -51,14 +49,12 @@ def test_what_a_step_reads(model, tokenizer):
     # The first step reads the 20 tokens of the prompt and its own, the last one reads 30.
     exact = 10 * weight_bytes(model) + sum(range(21, 31)) * per_token
     assert statistics.bytes_read == exact
-
-
-def test_an_embedding_that_is_only_looked_up_is_not_read():
-    from dataclasses import replace
-
     untied = Transformer(replace(CONFIG, tied_embeddings=False))
     total = sum(p.nbytes for p in untied.parameters())
-    assert weight_bytes(untied) == total - untied.model.embed_tokens.weight.nbytes
+    assert weight_bytes(untied) == total - untied.model.embed_tokens.weight.nbytes  # looked up
+    prompts = [list(range(CONTEXT - 6)), PROMPTS[0]]  # the long row ends after six tokens
+    _, statistics = generate(model, tokenizer, prompts, max_tokens=20)
+    assert (statistics.steps, statistics.row_steps) == (19, 5 + 19)
 
 
 @pytest.mark.parametrize("fixed", [False, True])
@@ -90,8 +86,9 @@ def test_the_share_of_attention_is_what_it_takes(fixed, monkeypatch):
         assert model.attention is attend
 
 
-@pytest.mark.parametrize("lookup", [0, 3])
-@pytest.mark.parametrize("prompts", [PROMPTS, [list(range(CONTEXT - 6)), PROMPTS[0]]])
+@pytest.mark.parametrize(
+    ("lookup", "prompts"), [(0, PROMPTS), (3, [list(range(CONTEXT - 6)), PROMPTS[0]])]
+)
 def test_measuring_changes_no_answer(model, tokenizer, prompts, lookup):
     """Also where the context is full when the first row ends."""
     (expected, plain), (found, measured) = (
@@ -119,8 +116,6 @@ def test_the_command_reports(command):
     assert "tokens from each" in command("--stats", "--lookup", 3)[2]
     assert "1 rows at once" in added["batch"] and "GB/s" in added["bandwidth"]
 
-
-def test_the_command_reports_as_json(command):
     _, out, _ = command("--json", "--stats")
     found = json.loads(out)
     assert found["steps"] == 11 and found["tokens_per_forward"] == 1 and found["rows"] == 1
