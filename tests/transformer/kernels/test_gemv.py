@@ -98,19 +98,16 @@ def test_swiglu(device, dtype, tokens, outputs, width):
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
-@pytest.mark.parametrize("qk_norm", [False, True])
 @pytest.mark.parametrize(
-    ("batch", "new", "heads", "kv_heads", "head_dim"),
+    ("batch", "new", "heads", "kv_heads", "head_dim", "qk_norm"),
     [
-        (1, 1, 4, 2, 16),
-        (1, 1, 3, 1, 24),
-        (3, 1, 4, 4, 16),
-        (2, 3, 6, 2, 8),
-        (1, 5, 2, 1, 64),
-        (MANY_TOKENS + 3, 1, 3, 1, 24),
+        (1, 1, 3, 1, 24, True),
+        (3, 1, 4, 4, 16, False),
+        (2, 3, 6, 2, 8, True),
+        (MANY_TOKENS + 3, 1, 3, 1, 24, True),
     ],
 )
-def test_qkv(device, dtype, qk_norm, batch, new, heads, kv_heads, head_dim):
+def test_qkv(device, dtype, batch, new, heads, kv_heads, head_dim, qk_norm):
     """Queries, and what is in the cache afterwards: the new slots and no other."""
     width, capacity, tokens = 72, 20, batch * new
     x = random(tokens, width, dtype=dtype, device=device)
@@ -176,15 +173,11 @@ X, WEIGHT = torch.zeros(1, 8), torch.zeros(6, 8)
     ("sentence", "x", "weight", "options"),
     [
         (r"not empty, not \(0, 8\)", torch.zeros(0, 8), WEIGHT, {}),
-        (r"must be \(tokens, K\)", torch.zeros(8), WEIGHT, {}),
         ("x is torch.float64", X.double(), WEIGHT.double(), {}),
         ("x is torch.float32 and the weight torch.bfloat16", X, WEIGHT.bfloat16(), {}),
         (r"the weight is \(6, 9\); for this x it must be \(N, 8\)", X, torch.zeros(6, 9), {}),
         ("the x must be contiguous", torch.zeros(1, 16)[:, ::2], WEIGHT, {}),
-        ("the weight must be contiguous", X, torch.zeros(8, 6).T, {}),
-        ("the residual must be contiguous", X, WEIGHT, {"residual": torch.zeros(1, 12)[:, ::2]}),
         (r"the residual is \(1, 5\); it must be \(1, 6\)", X, WEIGHT, {"residual": X[:, :5]}),
-        ("x is on cpu but the weight on meta", X, WEIGHT.to("meta"), {}),
     ],
 )
 def test_bad_input_is_named(sentence, x, weight, options):
@@ -202,16 +195,13 @@ def test_halves_and_caches_that_do_not_fit():
     cache = torch.zeros(2, 1, 4, 1, 2)
     with pytest.raises(ValueError, match="do not fit the cache"):
         qkv(X, WEIGHT, None, torch.zeros(2, 1, 4, 2, 2), lengths, table)
-    with pytest.raises(ValueError, match="do not fit the cache .* with 2 lengths"):
-        qkv(X.expand(2, 8).contiguous(), WEIGHT, None, cache, lengths.repeat(2), table)
     with pytest.raises(ValueError, match="the cache is torch.bfloat16 but the model computes"):
         qkv(X, WEIGHT, None, cache.bfloat16(), lengths, table)
     with pytest.raises(ValueError, match="q_norm and k_norm go together"):
         qkv(X, WEIGHT, None, cache, lengths, table, q_norm=Norm(torch.ones(2), EPS))
-    with pytest.raises(ValueError, match="last three dimensions"):
-        qkv(X, WEIGHT, None, torch.zeros(2, 1, 4, 1, 4)[..., ::2], lengths, table)
 
 
+@pytest.mark.slow
 @pytest.mark.other_tritons
 @pytest.mark.parametrize("arch", [pytest.param("sm_80", marks=pytest.mark.wide), "sm_90"])
 def test_compiled_code(arch):
