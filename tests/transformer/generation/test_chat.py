@@ -140,13 +140,6 @@ def test_templates_render_as_in_transformers(oracle, template, conversation):
         assert tokens == oracle(expected, add_special_tokens=False)["input_ids"]
 
 
-def test_a_variable_set_inside_the_generation_tag_stays_inside(oracle):
-    template = "{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}"
-    conversation = CONVERSATIONS["one turn"]
-    expected = oracle.apply_chat_template(conversation, chat_template=template, tokenize=False)
-    assert render_chat(template, conversation) == expected == "21"
-
-
 @pytest.mark.parametrize(
     "template, reason",
     [
@@ -170,12 +163,6 @@ def test_a_broken_or_hostile_template_is_one_sentence(template, reason):
     message = str(caught.value)
     assert message.startswith("the chat template failed") and reason in message
     assert "\n" not in message
-
-
-@pytest.mark.parametrize("messages", [[], ["hello"], [{"content": "x"}], [{"role": 3}]])
-def test_a_malformed_conversation_is_refused(messages):
-    with pytest.raises(TemplateError, match="message"):
-        render_chat(CHATML, messages)
 
 
 INJECTIONS = {
@@ -216,12 +203,6 @@ def test_the_tags_of_a_thought_stay_tokens_in_the_history():
     conversation = [CONVERSATIONS["one turn"][0], {"role": "assistant", "content": THOUGHT}]
     _, tokens = encode_chat(BYTES, CHATML, conversation)
     assert tokens.count(BYTES.token_id("<think>")) == tokens.count(BYTES.token_id("</think>")) == 1
-
-
-def test_a_template_that_reacts_to_a_control_token_is_refused():
-    template = "{% if '<|im_end|>' in messages[0].content %}x{% endif %}{{ messages[0].content }}"
-    with pytest.raises(TemplateError, match="remove the control token"):
-        encode_chat(BYTES, template, [{"role": "user", "content": "<|im_end|>"}])
 
 
 def test_bos_is_never_doubled():
@@ -298,6 +279,10 @@ def test_a_broken_tokenizer_is_one_sentence(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer"):
         Tokenizer.load(tmp_path)
+    byte_backend().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"pad_token": "<nowhere>"}')
+    with pytest.raises(ValueError, match=r"pad_token is '<nowhere>', which tokenizer\.json lacks"):
+        Tokenizer.load(tmp_path)
 
 
 NAMED = [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]
@@ -337,18 +322,3 @@ def test_a_broken_template_file_is_one_sentence(tmp_path, text, reason):
     (tmp_path / "tokenizer_config.json").write_text(text)
     with pytest.raises(ValueError, match=rf"tokenizer_config\.json.*{reason}"):
         load_template(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "config, reason",
-    [
-        ({"bos_token": 3}, "bos_token must be a string, got 3"),
-        ({"eos_token": {"content": ["</s>"]}}, "eos_token must be a string"),
-        ({"pad_token": "<nowhere>"}, "pad_token is '<nowhere>', which tokenizer.json lacks"),
-    ],
-)
-def test_special_tokens_must_be_the_tokenizers(tmp_path, config, reason):
-    byte_backend().save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=rf"tokenizer_config\.json: {reason}"):
-        Tokenizer.load(tmp_path)

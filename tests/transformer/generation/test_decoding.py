@@ -53,18 +53,6 @@ def test_how_often_the_host_looks_changes_nothing(monkeypatch, model, tokenizer,
     assert statistics.generated_tokens == counted.generated_tokens
 
 
-def test_the_host_looks_at_every_token_if_somebody_reads_along(monkeypatch, model, tokenizer):
-    looking_every(monkeypatch, 16)
-    reads = []
-    calls = model.register_forward_pre_hook(lambda *_: reads.append("forward"))
-    generate(
-        model, tokenizer, [PROMPTS[1]], max_tokens=9, on_text=lambda _, text: reads.append(text)
-    )
-    calls.remove()
-    texts = [i for i, read in enumerate(reads) if read != "forward"]
-    assert len(texts) > 2 and all("forward" in reads[a:b] for a, b in zip(texts, texts[1:]))
-
-
 def test_a_fixed_cache_gives_the_same_logits(model):
     """Whatever the lengths; and what a full row does after its end disturbs nobody."""
     tokens, padding = pad_left([*PROMPTS, LONG])
@@ -128,19 +116,6 @@ def test_a_graph_says_what_launches_say(on_gpu, tokenizer, version, sampling):
     )
     found, _ = answers(model, tokenizer, prompts, sampling)
     assert len({len(completion.tokens) for completion in expected}) > 1
-    assert_same_answers(found, expected, 1e-4)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
-def test_rows_are_left_behind_while_graphs_are_in_flight(monkeypatch, on_gpu, tokenizer, sampling):
-    model, shapes = on_gpu("fa2"), []
-    prompts = [PROMPTS[0], LONG, PROMPTS[3], LONG]
-    expected, _ = answers(model, tokenizer, prompts, sampling, 100)
-    monkeypatch.setattr(batch, "FEW_ROWS", 1)
-    model.register_forward_pre_hook(lambda _, inputs: shapes.append(len(inputs[0])))
-    found, _ = answers(model, tokenizer, prompts, sampling, 100)
-    assert shapes[:3] == [4, 8, 8] and 4 in shapes[3:]
     assert_same_answers(found, expected, 1e-4)
 
 

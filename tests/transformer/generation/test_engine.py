@@ -222,14 +222,6 @@ def test_reading_prompts_in_chunks_changes_nothing(model, tokenizer, prompts, ch
 # The engine with a scripted model
 
 
-def test_the_end_token_is_kept_and_not_shown(tokenizer):
-    [completion], [shown] = run_script(tokenizer, [*spell("yes"), END, *spell("no")])
-    assert completion.tokens == [*spell("yes"), END]
-    assert completion.text == "".join(shown) == "yes"
-    assert completion.finish_reason == "stop"
-    assert shown == ["y", "e", "s"]
-
-
 @pytest.mark.parametrize(
     "said, stops, text, pieces",
     [
@@ -325,16 +317,6 @@ def test_rows_that_have_ended_are_left_behind(tokenizer):
     assert statistics.rows == 8 and statistics.decoded_tokens == sum(lasting) - 8
 
 
-def test_statistics_count_running_rows_only(tokenizer):
-    model = Scripted([65, END], [65, 65, 65, END])
-    _, statistics = generate(model, tokenizer, [[1, 2, 3], [1]], max_tokens=9, eos=(END,))
-    assert statistics.prompt_tokens == 4
-    assert statistics.generated_tokens == 6
-    assert statistics.decoded_tokens == 4
-    assert statistics.prefill_seconds > 0 and statistics.decode_seconds > 0
-    assert 2**20 < statistics.peak_memory < 2**40
-
-
 @pytest.mark.parametrize(
     "prompts, options, reason",
     [
@@ -352,26 +334,6 @@ def test_statistics_count_running_rows_only(tokenizer):
 def test_bad_arguments_are_refused(tokenizer, prompts, options, reason):
     with pytest.raises(ValueError, match=reason):
         generate(Scripted([65]), tokenizer, prompts, **{"max_tokens": 5, **options})
-
-
-@pytest.mark.parametrize("when", ["prefill", "step"])
-def test_full_memory_names_the_size_of_the_cache(tokenizer, when):
-    """Whatever it is that does not fit: the cache is what the caller can make smaller."""
-
-    class Full(Scripted):
-        def forward(self, *arguments, **options):
-            if when == ("prefill", "step")[self.step]:
-                raise torch.OutOfMemoryError("CUDA out of memory")
-            return super().forward(*arguments, **options)
-
-    model = Full([65], [65])
-    with pytest.raises(MemoryError) as caught:
-        generate(model, tokenizer, [[1] * 20, [1]], max_tokens=44)
-    # 2 rows x (20 + 44) tokens x 2 layers x (K and V) x 1 head x 16 numbers x 4 bytes
-    assert str(caught.value).startswith(
-        "the memory of cpu is full: the cache of 2 rows of 64 tokens takes 32.0 KiB, 256 bytes for"
-        " each token, beside "
-    )
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling()], ids=["greedy", "sampled"])

@@ -56,12 +56,6 @@ def test_greedy_text_is_the_same_with_every_version_of_attention(command):
     assert len(set(outputs.values())) == 1, outputs
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_other_dtypes_run(command, dtype):
-    code, out, err = command("--dtype", dtype)
-    assert code == 0 and out and f"in {dtype}" in err
-
-
 def test_a_batch_in_fp8_answers_as_its_rows_alone(command, tmp_path):
     """Lengths differ, and no row is quantised with another one's keys."""
     file = tmp_path / "prompts.jsonl"
@@ -99,16 +93,6 @@ def test_a_closed_stream_is_one_sentence(command, monkeypatch, stream, name, arg
         code, out, err = command(*arguments)
     assert (code, out) == (2, "")
     assert err.startswith(f"error: {name} is closed") and err.count("\n") == 1
-
-
-@pytest.mark.skipif(not interpreter.enabled(), reason="needs kernels that run on the CPU")
-def test_a_large_model_in_the_interpreter_is_remarked(command, monkeypatch):
-    options = ("--json", "-m", "1")
-    assert command(*options, attention="auto")[2] == ""
-    monkeypatch.setattr(session, "INTERPRETED_PARAMETERS", 1000)
-    [note] = command(*options, attention="auto")[2].splitlines()
-    assert note.startswith("note: ") and note.endswith("--attention sdpa is faster here")
-    assert command(*options, attention="sdpa")[2] == ""
 
 
 def test_attention_must_serve_every_layer(monkeypatch):
@@ -194,15 +178,6 @@ def test_an_interrupted_answer_keeps_its_text(command, model, tokenizer, monkeyp
     assert "note: interrupted" in err
 
 
-def test_thoughts_are_dimmed_on_a_terminal_only(capsys, monkeypatch):
-    from transformer.generate import stream
-
-    stream(0, "<think>1</think>")
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    stream(0, "<think>2</think>")
-    assert capsys.readouterr().out == "<think>1</think>\x1b[2m<think>2</think>\x1b[22m"
-
-
 def test_a_terminal_is_not_left_dim(command, monkeypatch):
     """The answer stops in the middle of a thought, at --max-tokens."""
     answer = session.Session.answer
@@ -241,15 +216,6 @@ def test_full_memory_is_one_sentence(command, monkeypatch, error, said):
     code, out, err = command("-p", "x")
     assert (code, out) == (2, "") and err.count("\n") == 1
     assert err.startswith(f"error: {said}; a smaller --max-tokens or --batch-size, --cache paged")
-
-
-def test_lookup_and_chunks_print_the_same_answer(command):
-    """How the engine goes about it is not to be seen in the answer."""
-    expected = command("-m", 60)[1]
-    assert command("-m", 60, "--lookup", 4)[1] == expected
-    assert command("-m", 60, "--prefill-chunk", 5)[1] == expected
-    paged = command("-m", 60, "--cache", "paged", "--page-size", 8, attention="reference")
-    assert paged[:2] == (0, expected)
 
 
 # A conversation

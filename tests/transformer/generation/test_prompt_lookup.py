@@ -46,12 +46,6 @@ def test_drafts_change_no_token(monkeypatch, model, tokenizer, lookup, fixed):
     assert statistics.tokens_per_forward > 1 == plain.tokens_per_forward
 
 
-def test_samples_and_banned_tokens_go_with_drafts(model, tokenizer):
-    options = {"samples": 2, "banned": (65, 66, 32)}
-    found, expected = (answers(model, tokenizer, n, **options)[0] for n in (4, 0))
-    assert_same_answers(found, expected)
-
-
 @pytest.mark.parametrize("places", [None, 2])
 def test_drafts_go_with_pages(folder, model, tokenizer, places):
     """Drafts may end in pages that a row does not have, and rows take each other's places."""

@@ -189,13 +189,3 @@ def test_scores_tell_finite_logits_from_others(sampling, logprobs, dtype):
     tokens, scores = sample(logits, sampling, None, uniform, logprobs)
     assert scores.isfinite().tolist() == [True, False, False, False, True, True]
     assert scores.dtype == torch.float32 and 0 <= tokens.min() <= tokens.max() < 40
-
-
-def test_greedy_log_probabilities():
-    logits = torch.randn(3, 1000).mul(4).bfloat16()
-    tokens, scores = sample(logits, Sampling(temperature=0), None, None)
-    exact = logits.double().log_softmax(-1)
-    assert torch.equal(tokens, logits.argmax(-1))
-    torch.testing.assert_close(
-        scores.double(), exact.gather(1, tokens[:, None])[:, 0], rtol=1e-6, atol=1e-6
-    )

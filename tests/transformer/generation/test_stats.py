@@ -6,11 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.helpers.models.tiny_model import CONFIG, CONTEXT, END, PROMPTS
-from transformer.generate import main
+from tests.helpers.models.tiny_model import CONFIG, CONTEXT, PROMPTS
 from transformer.generation import stats
 from transformer.generation.batch import prefill
-from transformer.generation.engine import EngineOptions, generate
+from transformer.generation.engine import generate
 from transformer.generation.stats import (
     Statistics,
     attention_share,
@@ -86,27 +85,6 @@ def test_the_share_of_attention_is_what_it_takes(fixed, monkeypatch):
         assert model.attention is attend
 
 
-@pytest.mark.parametrize(
-    ("lookup", "prompts"), [(0, PROMPTS), (3, [list(range(CONTEXT - 6)), PROMPTS[0]])]
-)
-def test_measuring_changes_no_answer(model, tokenizer, prompts, lookup):
-    """Also where the context is full when the first row ends."""
-    (expected, plain), (found, measured) = (
-        generate(
-            model,
-            tokenizer,
-            prompts,
-            max_tokens=40,
-            eos=(END,),
-            engine=EngineOptions(prompt_lookup=lookup, measure_attention=measure),
-        )
-        for measure in (False, True)
-    )
-    assert found == expected
-    assert plain.attention_share is None and 0 < measured.attention_share < 1
-    assert measured.steps == plain.steps
-
-
 def test_the_command_reports(command):
     _, _, brief = command()
     code, _, err = command("--stats")
@@ -123,14 +101,3 @@ def test_the_command_reports(command):
         assert found[key] > 0
     assert 0 < found["attention_share"] < 1
     assert "steps" not in json.loads(command("--json")[1])
-
-
-def test_a_small_model_runs_on_one_thread_of_a_cpu(folder, monkeypatch, capsys):
-    """Two threads that meet after every product of 192 numbers mostly wait for each other."""
-    threads = []
-    monkeypatch.setattr(torch, "set_num_threads", threads.append)
-    options = ["--model", str(folder), "--device", "cpu", "--attention", "sdpa", "-m", "2"]
-    assert main(options) == 0 and threads == [1]
-    monkeypatch.setattr("transformer.generate.WORTH_THREADS", 1000)
-    assert main(options) == 0 and threads == [1]
-    capsys.readouterr()

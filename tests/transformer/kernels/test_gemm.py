@@ -124,21 +124,6 @@ def test_gradients_are_those_of_the_formula(shape, dtype, device):
             assert accuracy.ok, accuracy
 
 
-def test_second_derivatives(device):
-    x, weight, up = (torch.randn(s, device=device) for s in ((5, 16), (24, 16), (24, 16)))
-    for function, reference, tensors in [
-        (linear, linear_reference, (x, weight)),
-        (swiglu, swiglu_reference, (x, weight, up)),
-    ]:
-        found = []
-        for f in (function, reference):
-            inputs = leaves(*tensors)
-            first = torch.autograd.grad(f(*inputs).square().sum(), inputs, create_graph=True)
-            found.append(torch.autograd.grad(sum(g.square().sum() for g in first), inputs))
-        for g, h in zip(*found):
-            assert (g - h).abs().max() <= 1e-5 * h.abs().max()  # other orders of fp32 sums
-
-
 def test_any_strides(device):
     """Transposed, sliced, expanded, packed: as `torch.nn.functional.linear` takes them."""
     packed = torch.randn(144, 80, device=device).bfloat16()
@@ -178,16 +163,6 @@ def test_autocast(device):
     assert y.dtype == torch.bfloat16
     y.sum().backward()
     assert x.grad is not None and x.grad.dtype == torch.float32
-
-
-def test_torch_compile_sees_the_formula(monkeypatch):
-    """It fuses by itself; the kernel is opaque to it."""
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    monkeypatch.setattr(public, "run", None)
-    x, weight, out = torch.randn(5, 8), torch.randn(3, 8), torch.zeros(5, 3)
-    assert torch.equal(linear(x, weight), F.linear(x, weight))
-    assert linear(x, weight, out=out) is out and torch.equal(out, F.linear(x, weight))
-    assert torch.equal(swiglu(x, weight, weight), swiglu_reference(x, weight, weight))
 
 
 X, W = torch.zeros(5, 16), torch.zeros(24, 16)
@@ -263,40 +238,17 @@ def on_gpu(config, *shape, what="", dtype=torch.bfloat16):
 @pytest.mark.parametrize("what", [*FUSIONS, "swiglu bias residual"])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_every_switch_on_hopper(config, what):
-    """More tiles than multiprocessors, ragged in every dimension; and a single tile."""
+    """More tiles than multiprocessors, ragged in every dimension; a single tile; the same bits."""
     for shape in [(4000, 2056, 1000), (1, 8, 8)]:
         for dtype in (torch.bfloat16, torch.float16):
             inputs, c = on_gpu(config, *shape, what=what, dtype=dtype)
             assert_within_budget(c, formula, **inputs)
-
-
-@pytest.mark.gpu
-@on_hopper
-@pytest.mark.parametrize("what", ["", "bias residual", "swiglu"])
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_a_thousand_launches_and_the_same_bits(config, what):
-    inputs, first = on_gpu(config, 1500, 1032, 520, what=what)
-    c = torch.empty_like(first)
-    different = torch.zeros((), dtype=torch.int64, device="cuda")
-    for _ in range(1000):
-        c.fill_(float("nan"))
-        gemm_hopper.gemm(c=c, config=config, **inputs)
-        different += (c != first).any()
+    again, different = torch.empty_like(c), torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(300):
+        again.fill_(float("nan"))
+        gemm_hopper.gemm(c=again, config=config, **inputs)
+        different += (again != c).any()
     assert different.item() == 0
-
-
-@pytest.mark.gpu
-@pytest.mark.large(16)
-@on_hopper
-def test_more_than_two_to_the_31_elements():
-    """A of 4.3 GB and C of 4.8 GB: rows past 2^31 elements are as right as the first."""
-    M, K, N = 140_000, 15_360, 17_152
-    a = torch.empty(M, K, dtype=torch.bfloat16, device="cuda").normal_()
-    b = torch.empty(N, K, dtype=torch.bfloat16, device="cuda").normal_(std=K**-0.5)
-    assert a.numel() > 2**31 and M * N > 2**31
-    c = linear(a, b)
-    for rows in (slice(0, 300), slice(M - 300, M)):
-        assert_within_budget(c[rows], linear_reference, x=a[rows], weight=b)
 
 
 @pytest.mark.gpu

@@ -26,15 +26,6 @@ def test_logprobs_are_those_that_the_sampler_drew_from():
     )
 
 
-def test_logprobs_have_the_right_gradient():
-    tokens = torch.randint(7, (2, 3))
-    logits = torch.randn(2, 3, 7, dtype=torch.float64, requires_grad=True)
-    torch.autograd.gradcheck(lambda x: token_logprobs(x, tokens, 0.7)[0], (logits,))
-    logprobs, entropy = token_logprobs(logits, tokens)
-    assert logprobs.dtype == torch.float64
-    assert logprobs.requires_grad and not entropy.requires_grad
-
-
 def test_half_precision_logits_lose_nothing_more():
     tokens = torch.randint(40, (3, 5))
     logits = (4 * torch.randn(3, 5, 40)).bfloat16().requires_grad_()
@@ -87,19 +78,6 @@ def test_pieces_are_the_whole_and_keep_nothing_of_its_size(monkeypatch):
     assert all(torch.equal(a, b) for a, b in zip(pieces, whole))
     assert torch.equal(gradient_by_pieces, gradient)
     assert [x.data_ptr() for x in saved] == [logits.data_ptr(), tokens.data_ptr()]
-
-
-def test_banned_tokens_are_as_if_their_logits_were_infinitely_small():
-    logits = torch.randn(2, 3, 9)
-    tokens = torch.randint(4, 9, (2, 3))
-    banned = torch.arange(9) < 4
-    results = []
-    for x, out in ((logits, banned), (logits.masked_fill(banned, -math.inf), None)):
-        x = x.clone().requires_grad_()
-        found = token_logprobs(x, tokens, 0.7, out)
-        found[0].sum().backward()
-        results.append((*found, x.grad))
-    assert all(torch.equal(one, other) for one, other in zip(*results))
 
 
 def test_logits_and_tokens_that_do_not_fit_are_refused():
@@ -175,13 +153,6 @@ def test_a_block_that_weighs_nothing(device):
     logprobs, entropies, _ = logprobs_of(logits, tokens)
     expected = exact(logits, tokens, 1.0, None, torch.ones(2, device=device))
     assert distance(logprobs, expected[0]) < 1e-6 and distance(entropies, expected[1]) < 2e-6
-
-
-def test_a_token_that_is_none_has_no_probability(device):
-    """As it is not among a row's logits, and those of the row before are not meant."""
-    logits = torch.randn(3, 50, device=device)
-    logprobs, entropies, _ = logprobs_of(logits, torch.tensor([-1, 7, 50], device=device))
-    assert logprobs.isnan().tolist() == [True, False, True] and entropies.isfinite().all()
 
 
 def flat(found):

@@ -126,18 +126,6 @@ def test_broken_logits_are_seen(device, broken, place):
         assert tokens.min() >= 0 and tokens.max() < logits.shape[1]
 
 
-def test_tensors_may_be_strided(device):
-    """Logits whose columns lie apart, and such a mask."""
-    logits = torch.randn(50, 3, device=device).T
-    banned = (torch.arange(100, device=device) % 4 == 2)[::2]
-    uniform = torch.rand(6, dtype=torch.float64, device=device)[::2]
-    for found, expected in (
-        (likeliest(logits, banned), likeliest(logits.contiguous(), banned.contiguous())),
-        (draw(logits, uniform, 1.0, banned), draw(logits.contiguous(), uniform, 1.0, banned)),
-    ):
-        assert torch.equal(found[0], expected[0]) and (found[0] % 2 == 0).all()
-
-
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0), Sampling(temperature=0.8)], ids=str)
 def test_steps_are_written_down(device, sampling):
     """As torch's operations of `Decoding` write them: what the next step reads, each row's next

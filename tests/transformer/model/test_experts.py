@@ -10,8 +10,7 @@ from torch import nn
 
 from flash_versions.versions.oracle.budget import Accuracy
 from tests.helpers.models.family_checkpoints import attention
-from transformer.model import experts, fused
-from transformer.model.cache import KVCache
+from transformer.model import experts
 from transformer.model.config import Config
 from transformer.model.decoder import Transformer
 from transformer.model.experts import MixtureOfExperts, grouped
@@ -78,23 +77,6 @@ def test_values_and_gradients_are_those_of_the_definition(normed, bias):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
 
-def test_an_expert_that_no_token_takes_has_no_gradient():
-    mixture = make_model().model.layers[0].mlp
-    x = torch.randn(1, 1, 48, dtype=torch.float64)
-    taken = set(mixture.route(x[0])[1].flatten().tolist())
-    mixture(x, nn.Identity()).sum().backward()
-    moved = {e for e, weight in enumerate(mixture.experts.down_proj.grad) if weight.abs().max() > 0}
-    assert moved == taken and len(taken) == 2
-
-
-@pytest.mark.parametrize("chunks", [[12], [1] * 12, [5, 1, 6]], ids=str)
-def test_a_cache_gives_the_same_logits(chunks):
-    model, tokens = make_model().requires_grad_(False), torch.randint(97, (3, 12))
-    cache = KVCache(model.config, 3, 12, dtype=torch.float64)
-    logits = torch.cat([model(part, cache) for part in tokens.split(chunks, dim=1)], 1)
-    torch.testing.assert_close(logits, model(tokens), rtol=0, atol=1e-11)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("ends", [[0, 4, 4, 9, 13], [13] * 5, [0, 0, 0, 0, 13]], ids=str)
 def test_the_grouped_product_of_torch_is_ours(monkeypatch, dtype, ends):
@@ -112,35 +94,6 @@ def test_the_grouped_product_of_torch_is_ours(monkeypatch, dtype, ends):
         errors = [(x - exact).abs().max().item() for x in (actual, plain)]
         rounding = torch.finfo(dtype).eps * exact.abs().max().item()
         assert Accuracy(*errors, rounding).ok, errors
-
-
-def test_autocast_multiplies_in_its_dtype():
-    model, tokens = make_model(torch.float32), torch.randint(97, (2, 9))
-    seen = []
-    layer = model.model.layers[0].mlp.experts
-    layer.register_forward_hook(lambda module, given, found: seen.append(found.dtype))
-    with torch.autocast("cpu", torch.bfloat16):
-        model(tokens).sum().backward()
-    assert seen == [torch.bfloat16] and layer.down_proj.grad.dtype == torch.float32
-
-
-@pytest.mark.parametrize(
-    "change, sentence",
-    [
-        ({"experts_per_token": 6}, "a token cannot take 6 of 5 experts"),
-        ({"experts_per_token": 0}, "experts_per_token must be a positive integer"),
-        ({"expert_size": 2**21}, "expert_size must be a positive integer up to"),
-    ],
-)
-def test_numbers_that_make_no_sense_are_refused(change, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        replace(CONFIG, **change)
-
-
-def test_experts_are_not_fused():
-    assert fused.unsupported(CONFIG) == "mixtures of experts are not fused"
-    with pytest.raises(ValueError, match="mixtures of experts are not fused"):
-        Transformer(CONFIG, kernels="fused")
 
 
 # On a GPU

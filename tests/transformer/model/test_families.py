@@ -18,7 +18,7 @@ from tests.helpers.models.family_checkpoints import (
     make_checkpoint,
     make_tokens,
 )
-from transformer.generation.engine import EngineOptions, generate
+from transformer.generation.engine import generate
 from transformer.model.cache import KVCache
 from transformer.model.weights import load_config, load_model, save_model
 
@@ -156,24 +156,3 @@ def test_bf16_on_a_gpu_is_as_accurate_as_transformers(theirs, on_gpu, name):
             for other in (load(dtype=torch.float64), load(dtype=torch.bfloat16))
         )
     assert_within_budget(actual, plain, exact, experts=ours.config.num_experts > 0)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_graph_says_what_launches_say_in_every_family(on_gpu, name):
-    model = on_gpu(name)
-    prompts = [make_tokens(length, batch=1)[0].tolist() for length in (3, WINDOW + 9, 1, 30)]
-    launched, replayed = (
-        [
-            completion.tokens
-            for completion in generate(
-                model,
-                Numbers(),
-                prompts,
-                max_tokens=60,
-                engine=EngineOptions(cuda_graph=cuda_graph),
-            )[0]
-        ]
-        for cuda_graph in (False, True)
-    )
-    assert replayed == launched

@@ -192,6 +192,7 @@ def test_weights_are_joined_and_not_copied():
         ({"layer_ropes": (Rope(), None)}, "without a rotary embedding"),
         ({"rope": Rope(partial_rotary_factor=0.5)}, "parts of heads"),
         ({"norms_after": True}, "(is|are) not fused"),
+        ({"num_experts": 4, "experts_per_token": 2, "expert_size": 8}, "mixtures of experts"),
     ],
 )
 def test_what_is_not_fused_is_refused_by_name(changed, sentence):
