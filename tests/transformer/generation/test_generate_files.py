@@ -91,9 +91,7 @@ def killed_in_batch(monkeypatch, number, kill):
     def answer_or_die(self, prompts, generators, on_text=None):
         batches.append(len(prompts))
         completions, statistics = answer(self, prompts, generators, on_text)
-        return (
-            (kill(completions), statistics) if len(batches) == number else (completions, statistics)
-        )
+        return kill(completions) if len(batches) == number else completions, statistics
 
     monkeypatch.setattr(session.Session, "answer", answer_or_die)
     return batches

@@ -232,11 +232,6 @@ def test_overlap_changes_no_bit(rows, width):
         return gemv.linear(y, back, residual=x, overlap=overlap)
 
     expected = chain(overlap=False)
-    found = []
-    for d in (torch.bfloat16, torch.float64):
-        y = layer(x, weight, None, scale, d)
-        found.append(layer(y, back, None, None, d) + x)
-    judged(expected, *found)
     if torch.cuda.get_device_capability() >= (9, 0):
         different = torch.zeros((), dtype=torch.int64, device="cuda")
         for _ in range(1000):

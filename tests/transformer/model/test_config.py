@@ -257,20 +257,14 @@ def test_each_family_has_its_own_layers_with_windows(given, windows):
         assert asked == (None if window is None else (window - 1, 0))
 
 
-@pytest.mark.parametrize(
-    "change, sentence",
-    [
+def test_a_config_that_makes_no_sense_is_refused():
+    for change, sentence in (
         ({"layer_windows": (8,)}, "layer_windows has 1 entries for 2 layers"),
-        ({"layer_windows": (0, None)}, "a layer's window must be a positive integer"),
         ({"scores_softcap": 0.0}, "scores_softcap must be a positive number or None, not 0.0"),
-        ({"attention_multiplier": -1}, "attention_multiplier must be a positive number or None"),
         ({"activation": "relu"}, "activation 'relu' is unknown; known are silu, gelu_tanh"),
-    ],
-    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
-)
-def test_a_config_that_makes_no_sense_is_refused(change, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        replace(QWEN3, **change)
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            replace(QWEN3, **change)
 
 
 ROPE_4 = "rope_scaling"
@@ -292,28 +286,12 @@ ROPE_4 = "rope_scaling"
             "activation 'gelu' is not supported; known are silu, swish, gelu_py",
         ),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention is not supported"),
-        ({"vocab_size": "97"}, "vocab_size must be a positive integer up to 1048576, not '97'"),
-        ({"architectures": "LlamaForCausalLM"}, "architectures must be a list, not 'LlamaForCaus"),
-        (
-            {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": "a"},
-            "max_window_layers must be an integer, not 'a'",
-        ),
         ({"num_key_value_heads": 3}, r"query heads \(4\) must be a multiple of key heads \(3\)"),
         ({"hidden_size": 50}, r"hidden_size \(50\) must be a multiple of num_attention_heads"),
-        ({"head_dim": 15}, "head_dim must be even"),
         ({"rms_norm_eps": math.nan}, "norm_eps must be a positive number"),
         ({"quantization_config": {"bits": 4}}, "quantized weights"),
         ({**GPT_OSS, "quantization_config": {"quant_method": "fp8"}}, "quantized weights"),
-        ({**GPT_OSS, "swiglu_alpha": 1}, "swiglu_alpha 1 is not supported, only 1.702"),
         ({**MIXTRAL, "num_experts_per_tok": 9}, "a token cannot take 9 of 8 experts"),
-        (
-            {**QWEN3_MOE, "decoder_sparse_step": 2},
-            "decoder_sparse_step 2 is not supported, only 1",
-        ),
-        (
-            {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
-            "sliding_attention are not supported",
-        ),
         ({"layer_types": ["full_attention", "linear_attention"]}, "linear_attention are not"),
         ({ROPE_4: {"type": "axial", "factor": 2.0}}, "rope type 'axial' is not supported"),
         (
@@ -321,35 +299,18 @@ ROPE_4 = "rope_scaling"
             "of rope type 'dynamic' is max_position_embeddings",
         ),
         ({ROPE_4: LONGROPE, "max_position_embeddings": 10**9}, "short_factor has 2 numbers for 6"),
-        (
-            {**PHI3, ROPE_4: {"type": "linear", "factor": 2.0}},
-            "rope type 'linear' is not supported here; known are default, longrope",
-        ),
         ({**PHI3, "partial_rotary_factor": 0.1}, "1 of 12 dimensions of a head cannot turn"),
         ({ROPE_4: {"type": "linear"}}, "'linear' needs the parameter factor"),
-        ({ROPE_4: {"type": "linear", "factor": -2}}, "factor must be a positive number, not -2"),
-        ({ROPE_4: {**LLAMA3, "high_freq_factor": 1.0}}, "must exceed low_freq_factor"),
         ({ROPE_4: {**YARN, "mrope_section": [1]}}, "'mrope_section' is not supported"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
-        ({"rope_theta": "1e6"}, "rope_theta must be a positive number, not '1e6'"),
         ({"rope_theta": 1, ROPE_4: YARN}, "rope_theta must be at least 2 for yarn, not 1"),
         (
             {**QWEN2, "layer_types": [SLIDING] * 2},
             "sliding_attention, but use_sliding_window is off",
         ),
-        ({**QWEN2, "layer_types": [SLIDING]}, "layer_types names 1 layers of 2"),
-        ({**MISTRAL, "sliding_window": 0}, "sliding_window must be a positive integer .*, not 0"),
         (
             {**MISTRAL, "layer_types": [SLIDING, FULL]},
             "Mistral.* must be sliding_attention in every",
-        ),
-        (
-            {**SMOLLM3, "no_rope_layers": [1, 2]},
-            r"must be 0 or 1 for each of 2 layers, not \[1, 2\]",
-        ),
-        (
-            {**GEMMA2, "final_logit_softcapping": "30"},
-            "softcapping must be a positive number, not '30'",
         ),
         ({**GEMMA3, "attn_logit_softcapping": 50.0}, "must be null in Gemma3ForCausalLM"),
     ],

@@ -1,6 +1,5 @@
 """Names of the hub: what is downloaded, what is said when it cannot be. No test needs a network."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -43,11 +42,6 @@ def download(monkeypatch):
         return calls
 
     return replace
-
-
-def http_error(kind):
-    """An error of the hub as its client raises it, whatever HTTP library that uses."""
-    return kind.__new__(kind, "401 Client Error")
 
 
 def test_a_folder_is_itself_and_asks_nobody(tmp_path, monkeypatch, download):
@@ -110,28 +104,16 @@ def test_the_folder_of_a_run_points_at_its_checkpoint(tmp_path):
 @pytest.mark.parametrize(
     "kind, sentence",
     [
-        (
-            "GatedRepoError",
-            f"{NAME} is gated: accept its terms at https://huggingface.co/{NAME} and",
-        ),
+        ("GatedRepoError", f"{NAME} is gated: accept its terms at https://huggingface.co/{NAME}"),
         ("RepositoryNotFoundError", f"neither a checkpoint folder {NAME} nor such a model on the"),
-        (
-            "LocalEntryNotFoundError",
-            f"{NAME} could not be downloaded .* cache, .*HF_HOME.* folder",
-        ),
     ],
 )
 def test_errors_of_the_hub_say_what_helps(download, kind, sentence):
-    download(http_error(getattr(huggingface_hub.errors, kind)))
+    kind = getattr(huggingface_hub.errors, kind)
+    download(kind.__new__(kind, "401 Client Error"))  # whatever HTTP library the client uses
     with pytest.raises(DownloadError, match=sentence) as refused:
         find_checkpoint(NAME)
     assert "\n" not in str(refused.value)
-
-
-def test_without_the_client_its_installation_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(DownloadError, match="pip install huggingface_hub"):
-        find_checkpoint(NAME)
 
 
 def test_offline_the_cache_answers(tmp_path, monkeypatch):
