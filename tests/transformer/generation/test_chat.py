@@ -288,10 +288,7 @@ def test_load_template(tmp_path, config, jinja, expected):
     [
         ('{"chat_template": [{"name": "rag", "template": ""}]}', "named 'default', only rag"),
         ('{"chat_template": 3}', "must be a string or a list"),
-        ('{"chat_template": [{"name": "default", "template": 3}]}', "must be a string or a list"),
         ("{", "is not valid JSON"),
-        ("[]", "must hold a JSON object"),
-        ('{"a": ' + "[" * 200_000 + "]" * 200_000 + "}", "not valid JSON: it is nested too deeply"),
     ],
 )
 def test_a_broken_template_file_is_one_sentence(tmp_path, text, reason):

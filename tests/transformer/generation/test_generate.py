@@ -75,26 +75,6 @@ def test_a_prompt_from_standard_input(command, model, tokenizer, monkeypatch):
     assert (code, out) == (0, expected_answer(model, tokenizer, "Grüße 🌍") + "\n")
 
 
-def test_a_line_of_a_chat_that_is_no_text_is_refused(command, model, tokenizer, monkeypatch):
-    content = io.BytesIO(b"\xff\nhi\n")
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(content, encoding="utf-8"))
-    code, out, err = command("--chat")
-    assert (code, out) == (0, expected_answer(model, tokenizer, "hi") + "\n")
-    assert err.count("error: standard input is not UTF-8 text") == 1
-
-
-@pytest.mark.parametrize(
-    "stream, name, arguments",
-    [("stdin", "standard input", ["--chat"]), ("stdout", "standard output", ["-p", "x"])],
-)
-def test_a_closed_stream_is_one_sentence(command, monkeypatch, stream, name, arguments):
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, stream, None)
-        code, out, err = command(*arguments)
-    assert (code, out) == (2, "")
-    assert err.startswith(f"error: {name} is closed") and err.count("\n") == 1
-
-
 def test_attention_must_serve_every_layer(monkeypatch):
     """Each kind of layer is asked for, and what cannot do all of them is refused."""
     cpu, dtype = torch.device("cpu"), torch.float32
@@ -176,20 +156,6 @@ def test_an_interrupted_answer_keeps_its_text(command, model, tokenizer, monkeyp
     assert (code, out) == (130, "\n")
     assert expected_answer(model, tokenizer).startswith("".join(written))
     assert "note: interrupted" in err
-
-
-def test_a_terminal_is_not_left_dim(command, monkeypatch):
-    """The answer stops in the middle of a thought, at --max-tokens."""
-    answer = session.Session.answer
-
-    def think(self, prompts, generators, on_text=None, **options):
-        on_text(0, "<think>")
-        return answer(self, prompts, generators, None, **options)
-
-    monkeypatch.setattr(session.Session, "answer", think)
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    code, out, _ = command()
-    assert code == 0 and out.endswith("\x1b[2m<think>\x1b[22m\n")
 
 
 @pytest.mark.parametrize(
@@ -355,17 +321,10 @@ def test_thinking_is_told_to_the_template(command, folder, tmp_path):
     assert f"the chat template of {own} does not ask" in err
 
 
-@pytest.mark.parametrize(
-    "options, said",
-    [
-        (["--top-k", 3, "--seed", 1], "note: without --temp, --top-k, --seed change nothing"),
-        (["--top-k", 3, "--temp", 1], ""),
-        (["--repetition-penalty", 1.2], ""),
-    ],
-)
-def test_an_option_that_changes_nothing_says_so(command, options, said):
-    code, _, err = command(*options)
-    assert code == 0 and said in err and ("note: without" in err) == bool(said)
+def test_an_option_that_changes_nothing_says_so(command):
+    assert "note: without --temp, --top-k, --seed change" in command("--top-k", 3, "--seed", 1)[2]
+    assert "note: without" not in command("--top-k", 3, "--temp", 1)[2]
+    assert "note: without" not in command("--repetition-penalty", 1.2)[2]
 
 
 def test_the_documented_lines_of_python_answer(capsys):

@@ -7,16 +7,12 @@ import pytest
 import torch
 
 from tests.helpers.models.tiny_model import CONFIG, CONTEXT, PROMPTS
-from transformer.generation import stats
-from transformer.generation.batch import prefill
 from transformer.generation.engine import generate
 from transformer.generation.stats import (
     Statistics,
-    attention_share,
     token_bytes,
     weight_bytes,
 )
-from transformer.model.cache import KVCache
 from transformer.model.decoder import Transformer
 
 
@@ -54,35 +50,6 @@ def test_what_a_step_reads(model, tokenizer):
     prompts = [list(range(CONTEXT - 6)), PROMPTS[0]]  # the long row ends after six tokens
     _, statistics = generate(model, tokenizer, prompts, max_tokens=20)
     assert (statistics.steps, statistics.row_steps) == (19, 5 + 19)
-
-
-@pytest.mark.parametrize("fixed", [False, True])
-def test_the_share_of_attention_is_what_it_takes(fixed, monkeypatch):
-    """By a clock that attention and the rest of a step advance; the cache is left as it was."""
-    now = [0.0]
-    monkeypatch.setattr(stats.time, "perf_counter", lambda: now[0])
-
-    def pass_time(seconds):
-        now[0] += seconds
-
-    for seconds in (0.3, 0.0):
-
-        def attend(q, k, v, seconds=seconds, **options):
-            pass_time(seconds)
-            return torch.zeros_like(q)
-
-        model = Transformer(CONFIG, attend)
-        model.register_forward_hook(lambda *_: pass_time(0.2))
-        cache = KVCache(CONFIG, 2, CONTEXT)
-        with torch.no_grad():
-            prefill(model, cache, PROMPTS[:2], 100)
-        if fixed:
-            cache.fix()
-        before = (cache.lengths.tolist(), cache.longest, cache.uniform)
-        share = attention_share(model, torch.zeros(2, 1, dtype=torch.int64), cache)
-        assert share == pytest.approx(2 * seconds / (2 * seconds + 0.2))  # in two layers
-        assert (cache.lengths.tolist(), cache.longest, cache.uniform) == before
-        assert model.attention is attend
 
 
 def test_the_command_reports(command):

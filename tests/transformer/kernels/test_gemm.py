@@ -10,7 +10,6 @@ from flash_versions.versions.oracle.budget import Accuracy
 from flash_versions.versions.tiles import wgmma
 from transformer.model.kernels.gemm import gemm as public
 from transformer.model.kernels.gemm import hopper as gemm_hopper
-from transformer.model.kernels.gemm import portable as gemm_portable
 from transformer.model.kernels.gemm.config import GemmConfig
 from transformer.model.kernels.gemm.gemm import linear, linear_reference, swiglu, swiglu_reference
 
@@ -249,14 +248,3 @@ def test_every_switch_on_hopper(config, what):
         gemm_hopper.gemm(c=again, config=config, **inputs)
         different += (again != c).any()
     assert different.item() == 0
-
-
-@pytest.mark.gpu
-@on_hopper
-def test_the_portable_kernel_on_a_gpu():
-    for what in FUSIONS:
-        for config in (None, replace(gemm_portable.TileConfig(), columns=64, num_stages=2)):
-            inputs = operands(1000, 520, 264, what, device="cuda")
-            c = inputs["a"].new_full((1000, 520), float("nan"))
-            gemm_portable.gemm(c=c, config=config, **inputs)
-            assert_within_budget(c, formula, **inputs)

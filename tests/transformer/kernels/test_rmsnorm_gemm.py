@@ -17,7 +17,6 @@ from transformer.model.kernels.gemm.rmsnorm import (
     fold,
     norm_linear,
     norm_swiglu,
-    portable_norm_gemm,
 )
 from transformer.model.kernels.gemm.rmsnorm_hopper import NormGemmConfig, norm_gemm
 
@@ -205,21 +204,6 @@ on_hopper = pytest.mark.skipif(
     not torch.cuda.is_available() or not wgmma.available(torch.device("cuda")),
     reason="needs a Hopper GPU",
 )
-REAL = [
-    Case(2048, 6144, 4096, bias=True),
-    Case(130, 4864, 896, swiglu=True),
-    Case(777, 2056, 1032, scale=300.0),
-]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("case", REAL, ids=str)
-def test_a_models_shapes(case, dtype):
-    """By the kernel that the GPU has, and by the portable one."""
-    inputs = case.inputs(dtype, "cuda")
-    case.assert_right(run(**inputs), **inputs)
-    case.assert_right(multiply(portable_norm_gemm, None, **inputs), **inputs)
 
 
 @pytest.mark.gpu

@@ -170,13 +170,3 @@ def test_steps_are_written_down(device, sampling):
     assert record.column.tolist() == [[columns]] * rows == decoding._column.tolist()
     if draws is not None:  # the last number serves for steps in vain
         assert draws.drawn.tolist() == [[columns - 2]] * rows == decoding._drawn.tolist()
-
-    record.column[1] = 1  # rows are independent
-    before = record.tokens.clone()
-    record.column[0] = record.column[2] = 0
-    last = logits[2].to(device)
-    found, scores = likeliest(last, out)
-    sample_into(last, record, None, out)
-    before[[0, 1, 2], [0, 1, 0]] = found
-    assert torch.equal(record.tokens, before) and torch.equal(record.scores[1, 1], scores[1])
-    assert record.column.tolist() == [[1], [2], [1]]

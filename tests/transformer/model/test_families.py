@@ -12,6 +12,7 @@ from tests.helpers.models.family_checkpoints import (
     EAGER,
     FAMILIES,
     WINDOW,
+    Numbers,
     as_transformers_4,
     assert_same_logits,
     attention,
@@ -90,13 +91,6 @@ def test_bf16_is_as_accurate_as_transformers(theirs, name):
         actual = ours(tokens)
     assert actual.dtype == torch.bfloat16
     assert_within_budget(actual, plain, exact)
-
-
-class Numbers:
-    """A tokenizer whose texts are lists of tokens."""
-
-    def decode(self, tokens):
-        return "".join(f"{token} " for token in tokens)
 
 
 @pytest.mark.slow

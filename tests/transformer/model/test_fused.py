@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 import flash_versions
-from flash_versions.versions.oracle.budget import Accuracy
 from transformer.model import fused
 from transformer.model.cache import KVCache
 from transformer.model.config import Config
@@ -139,28 +138,6 @@ def test_paged_cache(device):
     torch.testing.assert_close(got[1], expected[1], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("dtype", "batch"), [(torch.bfloat16, 4), (torch.float16, 1)], ids=str)
-def test_half_precision_is_within_the_budget(device, dtype, batch):
-    """Against fp64: no further away than twice what the ordinary forward is, in the same dtype."""
-    model = tiny(device, dtype, tied_embeddings=True)
-    oracle = copy.deepcopy(model).double()
-    oracle.attention = partial(flash_versions.attention, version="reference")
-    prompt = torch.randint(101, (batch, 6), device=device)
-    newest = torch.randint(101, (batch, 1), device=device)
-    found = []
-    for forward in (oracle, model, partial(fused.forward, model)):
-        prefill = oracle if forward is oracle else model
-        weight = prefill.model.embed_tokens.weight
-        cache = KVCache(model.config, batch, 8, device, weight.dtype)
-        with torch.inference_mode():
-            prefill(prompt, cache)
-            found.append(forward(newest, cache).double())
-    exact, plain, got = found
-    errors = [(x - exact).abs().max().item() for x in (got, plain)]
-    rounding = torch.finfo(dtype).eps / 2 * exact.abs().max().item()
-    assert Accuracy(*errors, rounding).ok, Accuracy(*errors, rounding)
-
-
 def test_weights_are_joined_and_not_copied():
     """Parameters become parts of a larger tensor once, and stay what they were; after a copy or in
     another dtype each has memory of its own again, and is joined anew.
@@ -224,15 +201,19 @@ NO_FUSED_STEP = {
 
 @pytest.mark.parametrize("family", ["qwen3", "llama", *NO_FUSED_STEP])
 def test_many_tokens(device, family):
-    """A prefill on the fused kernels: the logits of the ordinary forward."""
+    """A prefill, and a step of training, on the fused kernels: as the ordinary forward."""
     model = tiny(device, **{**FAMILIES, **NO_FUSED_STEP}[family])
-    tokens = torch.randint(101, (2, 9), device=device)
-    with torch.no_grad():
-        expected = model(tokens)
-        set_parts(model, True)
-        got, again = model(tokens), model(tokens)
-    assert torch.equal(got, again)
-    torch.testing.assert_close(got, expected, rtol=0, atol=2e-5 * expected.abs().max().item())
+    tokens, found = torch.randint(101, (2, 9), device=device), []
+    for parts in (False, True):
+        set_parts(model, parts)
+        model.zero_grad()
+        with torch.no_grad():
+            logits = model(tokens)
+        model(tokens).logsumexp(-1).sum().backward()
+        found.append([logits, *(p.grad.clone() for p in model.parameters())])
+    for expected, got in zip(*found, strict=True):
+        atol = 2e-5 * expected.abs().max().item() + 1e-6
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=atol)
 
 
 def test_folded_weights_follow_the_weights(device):
@@ -248,24 +229,6 @@ def test_folded_weights_follow_the_weights(device):
             torch.testing.assert_close(model(tokens), expected, rtol=0, atol=atol)
             model.model.blocks[0].input_layernorm.weight.mul_(2)
             model.model.blocks[1].mlp.up_proj.weight.neg_()
-
-
-def test_gradients(device):
-    """All parameters have the ordinary forward's gradients."""
-    model = tiny(device, qkv_bias=True)
-    if device == "cpu":
-        model.attention = partial(flash_versions.attention, version="sdpa")
-    tokens = torch.randint(101, (1, 6), device=device)
-    found = []
-    for parts in (False, True):
-        set_parts(model, parts)
-        model.zero_grad()
-        model(tokens).logsumexp(-1).sum().backward()
-        found.append({name: p.grad.clone() for name, p in model.named_parameters()})
-    for name, expected in found[0].items():
-        torch.testing.assert_close(
-            found[1][name], expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item() + 1e-7
-        )
 
 
 def test_the_switch(device):
@@ -292,30 +255,3 @@ def test_the_switch(device):
 def set_parts(model: Transformer, on: bool) -> None:
     """Let the parts of a model use the fused kernels, or not."""
     model.products = fused.FusedProducts() if on else TORCH
-
-
-@pytest.mark.gpu
-def test_a_captured_step_is_the_step():
-    """Kernels that overlap, in a CUDA graph that is replayed: the tokens of step after step."""
-    config = {"hidden_size": 512, "intermediate_size": 1536, "num_heads": 8, "head_dim": 64}
-    model = tiny("cuda", torch.bfloat16, **config)
-    prompt = torch.randint(101, (1, 9), device="cuda")
-    cache = KVCache(model.config, 1, 32, "cuda", torch.bfloat16)
-    expected, _ = continued(model, partial(fused.forward, model, overlap=False), cache, prompt)
-
-    cache.truncate(0)
-    cache.fix()
-    stream = torch.cuda.Stream()
-    with torch.inference_mode(), torch.cuda.stream(stream):
-        newest = model(prompt, cache, last_only=True).argmax(-1)
-        got = [newest.clone()]
-        fused.forward(model, newest, cache, last_only=True)  # compiles
-        cache.lengths.fill_(9)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            newest.copy_(fused.forward(model, newest, cache, last_only=True).argmax(-1))
-        for _ in range(STEPS):
-            graph.replay()
-            got.append(newest.clone())
-    torch.cuda.synchronize()
-    assert torch.equal(torch.cat(got, 1), expected)

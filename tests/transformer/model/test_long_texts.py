@@ -3,7 +3,12 @@
 import pytest
 import torch
 
-from tests.helpers.models.family_checkpoints import LONGROPE_BEGINS, attention, make_checkpoint
+from tests.helpers.models.family_checkpoints import (
+    LONGROPE_BEGINS,
+    Numbers,
+    attention,
+    make_checkpoint,
+)
 from transformer.generation.engine import GREEDY, Kept, generate
 from transformer.model.cache import KVCache
 from transformer.model.config import Config
@@ -18,13 +23,6 @@ TYPES = {
     "longrope": {"short_factor": (1.0,) * 4, "long_factor": (1.0, 2.0, 4.0, 8.0)},
     "dynamic": {},
 }
-
-
-class Numbers:
-    """A tokenizer whose texts are lists of tokens."""
-
-    def decode(self, tokens):
-        return "".join(f"{token} " for token in tokens)
 
 
 @pytest.fixture(params=TYPES)

@@ -227,30 +227,6 @@ def test_repeated_rows_share_a_prompt(padding):
     assert cache.lengths.tolist() == [5, 5 if padding is None else 3]  # the original is untouched
 
 
-@pytest.mark.gpu
-@BOTH
-@pytest.mark.parametrize("padding", [None, [0, 3]], ids=["uniform", "ragged"])
-def test_decoding_on_a_gpu_never_waits_for_it_and_gives_the_same(padding, config):
-    on_cpu = make_model(config, dtype=torch.float32)
-    model = make_model(config, None, torch.float32).cuda()
-    steps = [make_tokens(2, 5), make_tokens(2, 1), make_tokens(2, 1)]
-    pads = [padding and torch.tensor(padding), None, None]
-    cache = make_cache(on_cpu, 2)
-    expected = [on_cpu(*step, last_only=True) for step in zip(steps, [cache] * 3, pads)]
-
-    cache = KVCache(config, 2, config.max_positions, device="cuda")
-    inputs = [(x.cuda(), cache, p if p is None else p.cuda()) for x, p in zip(steps, pads)]
-    for attempt in ("compile the kernels", "check"):
-        cache.truncate(0)
-        torch.cuda.set_sync_debug_mode("error" if attempt == "check" else "default")
-        try:
-            actual = [model(*step, last_only=True) for step in inputs]
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-    for ours, theirs in zip(actual, expected):
-        torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-5, atol=1e-5)
-
-
 # --- arguments that do not fit
 
 

@@ -10,10 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.helpers.models.family_checkpoints import assert_same_logits, attention, make_checkpoint
+from tests.helpers.models.family_checkpoints import attention, make_checkpoint
 from transformer.model import weights
 from transformer.model.decoder import Config, Transformer
-from transformer.model.rope import Rope
 from transformer.model.weights import CheckpointError, eos_token_ids, load_model, save_model
 
 
@@ -54,26 +53,6 @@ def make_model(config=CONFIG):
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     return model
-
-
-@pytest.mark.parametrize(
-    "changes, family",
-    [
-        ({"tied_embeddings": False, "rope": Rope(5e5, "yarn", 4.0, 64)}, "Qwen3"),
-        ({"qk_norm": False, "rope": Rope(1e5, "llama3", 8.0, 64)}, "Llama"),
-    ],
-    ids=["qwen3 yarn", "llama3"],
-)
-def test_transformers_reads_what_we_write(transformers, tmp_path, changes, family):
-    ours = make_model(Config(**{**vars(CONFIG), **changes}))
-    save_model(ours, tmp_path, dtype=torch.float32)
-    theirs, report = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path, attn_implementation="eager", output_loading_info=True
-    )
-    assert type(theirs).__name__ == f"{family}ForCausalLM"
-    assert not any(report.values()), report
-    assert_same_logits(ours, theirs)
-    assert_same_logits(load_model(tmp_path, attention), theirs)
 
 
 def test_default_is_bf16(tmp_path):
@@ -283,12 +262,4 @@ def test_eos_token_ids(tmp_path, generation, config, tokenizer, expected):
 def test_eos_token_ids_must_be_integers(tmp_path, given):
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": given}))
     with pytest.raises(CheckpointError, match="eos_token_id must be an integer or a list of int"):
-        eos_token_ids(tmp_path)
-
-
-@pytest.mark.parametrize("added", [5, [{"id": 9}], [{"content": "<e>", "id": "9"}]], ids=str)
-def test_damaged_added_tokens_are_refused(tmp_path, added):
-    (tmp_path / TOKENIZER_CONFIG).write_text('{"eos_token": "<e>"}')
-    (tmp_path / TOKENIZER).write_text(json.dumps({"added_tokens": added}))
-    with pytest.raises(CheckpointError, match="tokenizer.json: .* must be"):
         eos_token_ids(tmp_path)
