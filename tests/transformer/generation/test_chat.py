@@ -127,14 +127,11 @@ def test_templates_render_as_in_transformers(oracle, template, conversation):
     "template, reason",
     [
         ("{{ ''.__class__.__mro__ }}", "access to attribute '__class__'"),
-        ("{{ messages.append(1) }}", "append"),
-        ("{{ raise_exception.__globals__ }}{{ raise_exception.__globals__.os }}", "unsafe"),
         ("{% for i in range(10 ** 9) %}x{% endfor %}", "Range too big"),
         (
             "{% for i in range(9999) %}{% for j in range(9999) %}long text{% endfor %}{% endfor %}",
             "it wrote more than 10,000,000 characters",
         ),
-        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
         ("{{ missing.attribute }}", "'missing' is undefined"),
         ("{% for %}", "(line 1)"),
         ("{{ raise_exception('first line\\nsecond line') }}", "first line second line"),

@@ -108,12 +108,6 @@ def test_a_system_prompt_and_what_the_model_sees(command, model, tokenizer):
     )
 
 
-def test_ignoring_the_template(command, model, tokenizer):
-    code, out, _ = command("-p", "What is", "--ignore-chat-template")
-    [completion], _ = generate(model, tokenizer, [list(b"What is")], max_tokens=12, eos=(END,))
-    assert (code, out) == (0, completion.text + "\n")
-
-
 def test_json_and_no_stream_give_the_same_text(command, model, tokenizer):
     text = expected_answer(model, tokenizer)
     assert command("--no-stream")[1] == text + "\n"
@@ -243,43 +237,31 @@ def test_a_chat_survives_an_interrupt_and_a_full_context(command, monkeypatch):
     assert len(seen) > 2, "the chat ended with the interrupt"
 
 
-def prompts_of(asked, answers):
-    """The prompt of each question of a conversation."""
-    history, prompts = [], []
-    for question, said in zip(asked, answers):
-        history.append(("user", question))
-        tokens = [token for turn in history for token in byte_tokenizer.encode_turn(*turn)]
-        prompts.append([*tokens, *byte_tokenizer.encode_prompt()])
-        history.append(("assistant", said))
-    return prompts
-
-
-def answers_to(model, tokenizer, asked, max_tokens):
-    """The answers of a conversation that reads everything anew at each question."""
-    answers: list[str] = []
-    for count in range(1, len(asked) + 1):
-        prompt = prompts_of(asked[:count], [*answers, ""])[-1]
-        [said], _ = generate(model, tokenizer, [prompt], max_tokens=max_tokens, eos=(END,))
-        answers.append(said.text)
-    return answers
-
-
 @pytest.mark.parametrize("options", [(), ("--lookup", 3, "--prefill-chunk", 4), ("--no-stream",)])
-def test_a_chat_reads_only_what_is_new(command, model, tokenizer, monkeypatch, options):
+def test_a_chat_reads_only_what_is_new(command, monkeypatch, options):
     """Without a stream as on a GPU, where a fixed cache takes steps in vain."""
     monkeypatch.setattr(batch, "steps_at_a_time", lambda device: 3)
-    asked = ["hi", "and?", "what?"]
-    lines = [x for question in asked for x in (question, "/stats")]
-    arguments = ["--chat", "-m4", *options]
-    code, out, err = converse(command, monkeypatch, *lines, arguments=arguments)
-    expected = answers_to(model, tokenizer, asked, 4)
-    assert (code, out) == (0, "".join(f"{text}\n" for text in expected))
-    reports = [line for line in err.splitlines() if line.startswith("prompt ")]
-    read = [int(line.split()[1]) for line in reports]
-    reused = [int(line.split("; ")[1].split()[0]) if "; " in line else 0 for line in reports]
-    seen = prompts_of(asked, expected)
-    assert [sum(counts) for counts in zip(read, reused)] == list(map(len, seen))
-    assert reused[0] == 0 and all(few >= len(old) for few, old in zip(reused[1:], seen))
+    lines = [x for question in ("hi", "and?", "what?") for x in (question, "/stats")]
+    said, reports = [], []
+    for anew in (False, True):
+        with monkeypatch.context() as patch:
+            if anew:
+                patch.setattr("transformer.generation.batch.Kept.move_to", lambda *_: 0)
+            code, out, err = converse(command, patch, *lines, arguments=["--chat", "-m4", *options])
+        assert code == 0
+        said.append(out)
+        reports.append(
+            [
+                list(map(int, re.findall(r"(\d+) tokens[,\s]", line)))
+                for line in err.splitlines()
+                if line.startswith("prompt ")
+            ]
+        )
+    assert said[0] == said[1]
+    kept, whole = reports
+    assert [sum(counts) for counts in kept] == [sum(counts) for counts in whole]
+    assert [len(counts) for counts in kept] == [1, 2, 2]
+    assert all(counts[1] >= sum(before) for counts, before in zip(kept[1:], kept))
 
 
 def test_a_full_context_forgets_the_oldest_turns(command, model, tokenizer, monkeypatch):

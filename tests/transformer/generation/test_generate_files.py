@@ -12,7 +12,6 @@ import pytest
 
 from tests.helpers.models.tiny_model import CONTEXT, expected_answer
 from transformer.generation import session
-from transformer.generation.decoding import Decoding
 from transformer.model.files import only_writer_of
 
 QUESTIONS = ["hi", "What is 1+1?", "ü" * 20, "a", "b" * 30]
@@ -54,32 +53,6 @@ def test_the_batch_size_and_pages_change_no_sampled_text(command, questions, tmp
     assert (code, out) == (0, expected) and "2 rows at once" in err
     output = tmp_path / "answers.jsonl"
     assert command(*options, "--output", output, attention="reference")[0] == 0
-    assert output.read_text() == expected
-
-
-def test_an_interrupted_file_in_pages_is_continued(command, questions, tmp_path, monkeypatch):
-    """Answers are kept as they end, up to the first that has not."""
-    output = tmp_path / "answers.jsonl"
-    options = ["--input", questions, "--temp", 1, "--cache", "paged", "--batch-size", 2]
-    given = [*options, "--page-size", 16, "--output", output]
-    assert command(*given, attention="reference")[0] == 0
-    expected = output.read_text()
-    output.unlink()
-    replaced: list[int] = []
-    replace_row = Decoding.replace
-
-    def interrupt_third(self, index, row, *arguments):
-        replaced.append(row.index)
-        if len(replaced) == 2:
-            raise KeyboardInterrupt
-        return replace_row(self, index, row, *arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Decoding, "replace", interrupt_third)
-        code, _, err = command(*given, attention="reference")
-    assert code == 130 and "2 of 5 answers are kept in" in err and not output.exists()
-    code, _, err = command(*given, attention="reference")
-    assert code == 0 and "continuing after 2 of 5 answers" in err
     assert output.read_text() == expected
 
 
@@ -219,19 +192,3 @@ def test_what_was_kept_is_checked(spoil, line, command, questions, tmp_path, mon
     code, _, err = command(*given)
     assert code == 2 and err.count("\n") == 1
     assert f"{partial}, line {line} is not the answer to prompt {line - 1}" in err
-
-
-def test_a_failed_write_loses_nothing(command, questions, tmp_path, monkeypatch):
-    def fail(*_):
-        raise OSError("the disk is full")
-
-    output = tmp_path / "answers.jsonl"
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", fail)
-        code, _, err = command("--input", questions, "--output", output)
-    assert (code, err) == (2, "error: the disk is full\n")
-    assert not output.exists()
-    code, _, err = command("--input", questions, "--output", output)
-    assert (code, err) == (0, "continuing after 5 of 5 answers\n")
-    assert len(output.read_text().splitlines()) == 5
-    assert {path.name for path in tmp_path.iterdir()} == {"questions.jsonl", "answers.jsonl"}

@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -16,12 +15,10 @@ from tests.helpers.models.tiny_model import expected_answer
     "arguments, reason",
     [
         (["--temp", "nan"], "temperature must be a finite number"),
-        (["--temp", "warm"], "invalid float value: 'warm'"),
         (["--top-p", "0"], "top_p must be above 0"),
         (["-m", "0"], "--max-tokens must be at least 1, got 0"),
         (["--batch-size", "0"], "--batch-size must be at least 1, got 0"),
         (["--page-size", "16"], "--page-size needs --cache paged"),
-        (["--cache", "paged", "--page-size", "0"], "--page-size must be at least 1, got 0"),
         (["--cache", "paged"], "version 'sdpa': block_table is not possible"),
         (["--lookup", "-1"], "lookup must be at least 0, got -1"),
         (["--lookup", "3", "--temp", "1"], "lookup is exact for greedy choices only"),
@@ -31,7 +28,6 @@ from tests.helpers.models.tiny_model import expected_answer
         (["--precision", "fp9"], "precision='fp9' is unknown"),
         (["--precision", "fp8"], "version 'sdpa': precision='fp8:block:e4m3' is not possible"),
         (["--precision", "fp8", "--dtype", "float32"], "float16 and bfloat16 are quantised"),
-        (["--precision", "fp8", "--attention", "fa2"], "it comes with version 'fa3'"),
         (["--device", "abacus"], "--device abacus is unknown"),
         (["--nonsense"], "unrecognized arguments: --nonsense"),
         (["--chat", "-p", "x"], "--chat and --prompt exclude each other"),
@@ -39,7 +35,6 @@ from tests.helpers.models.tiny_model import expected_answer
         (["--input", "./x", "--output", "x"], "--output x is --input"),
         (["--output", "x"], "--output needs --input"),
         (["--input", "/no/such/file"], "/no/such/file: No such file or directory"),
-        (["--input", __file__, "--output", "/no/such/folder/x"], "does not exist"),
         (["--input", os.devnull], "has no prompts"),
         (["-p", "x" * 200], "the prompt has 2"),
         (["-p", "\udcff"], "the text is not valid UTF-8"),
@@ -54,31 +49,25 @@ def test_bad_arguments_are_one_sentence(command, arguments, reason):
     assert err.count("\n") == 1
 
 
-def edit(name: str, **changes):
-    def edited(folder: Path) -> None:
-        path = folder / name
-        known = json.loads(path.read_text()) if path.exists() else {}
-        path.write_text(json.dumps({**known, **changes}))
-
-    return edited
-
-
 @pytest.mark.parametrize(
-    "damage, reason",
+    "name, change, reason",
     [
-        (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json"),
-        (edit("generation_config.json", eos_token_id=320), "the end-of-sequence token 320 is not"),
-        (edit("config.json", vocab_size=200), "the tokenizer has 256 tokens but the model knows"),
-        (
-            lambda folder: (folder / "chat_template.jinja").write_text("{% for %}"),
-            "chat template failed (line 1)",
-        ),
+        ("tokenizer.json", None, "has no tokenizer.json"),
+        ("generation_config.json", {"eos_token_id": 320}, "end-of-sequence token 320 is not"),
+        ("config.json", {"vocab_size": 200}, "the tokenizer has 256 tokens but the model knows"),
+        ("chat_template.jinja", "{% for %}", "chat template failed (line 1)"),
     ],
 )
-def test_a_damaged_checkpoint_is_one_sentence(command, folder, tmp_path, damage, reason):
+def test_a_damaged_checkpoint_is_one_sentence(command, folder, tmp_path, name, change, reason):
     damaged = tmp_path / "damaged"
     shutil.copytree(folder, damaged)
-    damage(damaged)
+    path = damaged / name
+    if isinstance(change, dict):
+        path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    elif change:
+        path.write_text(change)
+    else:
+        path.unlink()
     code, out, err = command(model=damaged)
     assert (code, out) == (2, "")
     assert err.startswith("error: ") and reason in err

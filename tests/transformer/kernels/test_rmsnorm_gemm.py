@@ -149,12 +149,6 @@ def test_gradients_are_those_of_the_formula(options, dtype, device):
         assert accuracy.ok, f"{name}: {accuracy}"
 
 
-def test_a_compiled_model_has_the_formula(device, monkeypatch):
-    x, n, weight, bias = Case(6, 8, 16, bias=True).inputs(torch.float32, device).values()
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert torch.equal(norm_linear(x, n, EPS, weight, bias), formula(x, n, weight, bias=bias))
-
-
 # ------------------------------------------------------------------------------- refusals
 def test_what_does_not_fit_is_named():
     x, n, weight = torch.ones(3, 8), torch.ones(8), torch.ones(4, 8)

@@ -10,18 +10,7 @@ from transformer.model.weights import CHECKPOINTS, load_model
 from transformer.training.evaluate import evaluate
 
 NAMES = ("reinforced", "sloppy")
-THREE_DIGITS = "sums of three digits"
-SKILLS_OF_A_TEST = [
-    THREE_DIGITS,
-    "differences of two digits",
-    "close differences of three digits, below zero",
-    "products",
-    "sorting three numbers, descending",
-    "follow-up questions",
-    "greetings",
-    "beyond: sums of five digits",
-    "beyond: comparing decimals",
-]
+SKILLS_OF_A_TEST = ["sums of three digits", "products", "sorting three numbers, descending"]
 
 
 def sdpa_model(name):
@@ -41,13 +30,6 @@ def reinforced():
 def test_reinforced_meets_its_bar_on_held_out_problems(skill, reinforced):
     """31 of 32; the bars themselves, 97 % and more, are measured on 512 problems each."""
     assert reinforced[skill].right >= 31 / 32
-
-
-@pytest.mark.slow
-def test_sloppy_has_the_form_but_not_the_skill():
-    found = evaluate(sdpa_model("sloppy"), 128, temperature=1.0, seed=7, skills=[THREE_DIGITS])
-    assert 0.15 <= found[THREE_DIGITS].right <= 0.4  # a fourth, and the spread of 128 draws
-    assert found[THREE_DIGITS].form >= 0.98
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -36,21 +36,14 @@ QWEN3 = Config(
 )
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-QWEN3_MOE, QWEN2, MISTRAL, SMOLLM3, GEMMA2, GEMMA3, PHI3, OLMO3, MIXTRAL, GPT_OSS = (
-    {"architectures": [f"{name}ForCausalLM"]}
-    for name in (
-        "Qwen3Moe",
-        "Qwen2",
-        "Mistral",
-        "SmolLM3",
-        "Gemma2",
-        "Gemma3",
-        "Phi3",
-        "Olmo3",
-        "Mixtral",
-        "GptOss",
-    )
-)
+
+
+def of(*families):
+    return [{"architectures": [f"{family}ForCausalLM"]} for family in families]
+
+
+QWEN3_MOE, QWEN2, MISTRAL, SMOLLM3, PHI3 = of("Qwen3Moe", "Qwen2", "Mistral", "SmolLM3", "Phi3")
+GEMMA2, GEMMA3, OLMO3, MIXTRAL, GPT_OSS = of("Gemma2", "Gemma3", "Olmo3", "Mixtral", "GptOss")
 GEMMA = replace(
     QWEN3,
     qk_norm=False,
@@ -159,7 +152,6 @@ def test_part_of_a_head_turns_as_in_transformers(turned):
     "older, newer",
     [
         ({}, {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
-        ({"rope_theta": 5e5}, {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}),
         (
             {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}},
             {"rope_parameters": {"rope_type": "linear", "rope_theta": 5e5, "factor": 2.0}},
@@ -170,13 +162,12 @@ def test_part_of_a_head_turns_as_in_transformers(turned):
         ),
         ({"head_dim": None}, {"head_dim": 12}),
         ({"num_key_value_heads": None}, {"num_key_value_heads": 4}),
-        ({"use_sliding_window": False, "sliding_window": 8}, {"sliding_window": None}),
         (
             {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2},
             {"layer_types": ["full_attention"] * 2},
         ),
     ],
-    ids=["theta absent", "theta", "type", "both types", "head_dim", "heads", "window", "no layer"],
+    ids=["theta absent", "type", "both types", "head_dim", "heads", "no layer"],
 )
 def test_keys_of_transformers_4_and_5_mean_the_same(older, newer):
     assert Config.from_hf({**HF, **older}) == Config.from_hf({**HF, **newer})
@@ -273,18 +264,12 @@ ROPE_4 = "rope_scaling"
 @pytest.mark.parametrize(
     "change, sentence",
     [
-        (
-            {"architectures": ["GPT2LMHeadModel"]},
-            "GPT2LMHeadModel is not supported; known are Llama",
-        ),
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel is not supported; known are L"),
         (
             {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": {}},
             "with text_config it describes a model of more than text; use a text-only checkpoint",
         ),
-        (
-            {"hidden_act": "gelu"},
-            "activation 'gelu' is not supported; known are silu, swish, gelu_py",
-        ),
+        ({"hidden_act": "gelu"}, "activation 'gelu' is not supported; known are silu, swish"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention is not supported"),
         ({"num_key_value_heads": 3}, r"query heads \(4\) must be a multiple of key heads \(3\)"),
         ({"hidden_size": 50}, r"hidden_size \(50\) must be a multiple of num_attention_heads"),
@@ -304,14 +289,8 @@ ROPE_4 = "rope_scaling"
         ({ROPE_4: {**YARN, "mrope_section": [1]}}, "'mrope_section' is not supported"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
         ({"rope_theta": 1, ROPE_4: YARN}, "rope_theta must be at least 2 for yarn, not 1"),
-        (
-            {**QWEN2, "layer_types": [SLIDING] * 2},
-            "sliding_attention, but use_sliding_window is off",
-        ),
-        (
-            {**MISTRAL, "layer_types": [SLIDING, FULL]},
-            "Mistral.* must be sliding_attention in every",
-        ),
+        ({**QWEN2, "layer_types": [SLIDING] * 2}, "but use_sliding_window is off"),
+        ({**MISTRAL, "layer_types": [SLIDING, FULL]}, "must be sliding_attention in every"),
         ({**GEMMA3, "attn_logit_softcapping": 50.0}, "must be null in Gemma3ForCausalLM"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",

@@ -94,16 +94,14 @@ def test_a_row_that_is_full(device):
     with torch.inference_mode():
         for one in (cache, expected):
             model(prompt, one, torch.tensor([0, 5], device=device))
-        cache.fix()
-        expected.fix()
-        for token in (prompt[:, :1], prompt[:, 1:2], prompt[:, 2:3]):
+            one.fix()
+        for token in prompt[:, :3].split(1, dim=1):
             got, plain = fused.forward(model, token, cache), model(token, expected)
             torch.testing.assert_close(got, plain, rtol=1e-4, atol=1e-4)
         assert cache.lengths.tolist() == expected.lengths.tolist() == [8, 5]
         cache.truncate(8)
         with pytest.raises(ValueError, match="holds 8 tokens and 8 are stored: 1 more, 9 in all"):
             fused.forward(model, prompt[:, :1], cache)
-        assert cache.lengths.tolist() == [8, 5]
 
 
 def test_several_tokens_of_each_row(device):
@@ -233,23 +231,16 @@ def test_folded_weights_follow_the_weights(device):
 
 def test_the_switch(device):
     """`kernels` decides: torch never fuses, fused always, auto where there is a GPU."""
-    tokens = torch.randint(101, (1, 1), device=device)
-    for kernels, few, many in (
-        ("torch", False, False),
-        ("auto", device == "cuda", False),
-        ("fused", True, True),
-    ):
-        torch.manual_seed(0)
+    with pytest.raises(ValueError, match="one of auto, torch, fused, not 'fast'"):
+        tiny("cpu", kernels="fast")
+    for kernels, few in (("torch", False), ("auto", device == "cuda"), ("fused", True)):
         model = tiny(device, kernels=kernels)
         with torch.no_grad():
-            cache = KVCache(model.config, 1, 8, device)
-            logits = model(tokens, cache)
-        assert (model.products is not TORCH, cache.longest) == (many, 1)
+            tokens = torch.zeros(1, 1, dtype=torch.int64, device=device)
+            model(tokens, KVCache(model.config, 1, 8, device))
+        assert (model.products is not TORCH) == (kernels == "fused")
         joined = model.model.blocks[0].self_attn.q_proj.weight.untyped_storage().nbytes()
         assert (joined > 64 * 48 * 4) == few
-        if kernels == "torch":
-            expected = logits
-        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 
 def set_parts(model: Transformer, on: bool) -> None:

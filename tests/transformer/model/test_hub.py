@@ -120,9 +120,8 @@ def test_offline_the_cache_answers(tmp_path, monkeypatch):
     """The layout of the hub's cache is documented, and other programs fill it as well."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(DownloadError, match=f"^{NAME} could not be downloaded") as refused:
+    with pytest.raises(DownloadError, match=f"^{NAME} could not be downloaded.*{tmp_path}"):
         find_checkpoint(NAME)
-    assert str(tmp_path) in str(refused.value) and "\n" not in str(refused.value)
     cached = tmp_path / f"models--{NAME.replace('/', '--')}"
     snapshot = cached / "snapshots" / ("0" * 40)
     snapshot.mkdir(parents=True)

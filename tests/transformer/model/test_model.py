@@ -8,7 +8,6 @@ import torch
 
 from transformer.model.cache import KVCache
 from transformer.model.decoder import Config, Transformer
-from transformer.model.layers import RMSNorm
 from transformer.model.rope import Rope
 
 CONFIG = Config(
@@ -101,20 +100,6 @@ def assert_same(actual, expected):
 # --- the model without a cache
 
 
-@pytest.mark.parametrize("plus_one", [False, True], ids=["qwen3", "gemma3"])
-def test_rms_norm_has_the_bits_of_transformers(plus_one):
-    models = pytest.importorskip("transformers.models")
-    kind = models.gemma3.modeling_gemma3.Gemma3RMSNorm if plus_one else None
-    kind = kind or models.qwen3.modeling_qwen3.Qwen3RMSNorm
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(50, 96, generator=generator).bfloat16() * 10
-    ours, theirs = RMSNorm(96, 1e-6, plus_one).bfloat16(), kind(96, 1e-6).bfloat16()
-    weight = torch.randn(96, generator=generator).bfloat16()
-    for norm in (ours, theirs):
-        norm.weight.data = weight
-    assert torch.equal(ours(x), theirs(x))
-
-
 @BOTH
 def test_the_future_changes_nothing(config):
     model, tokens = make_model(config), make_tokens(2, 12)
@@ -142,17 +127,6 @@ def test_wanted_logits_are_those_of_all():
     for unfit in (wanted[:, :5], wanted.long()):
         with pytest.raises(ValueError, match=r"wanted must be bool \(3, 9\) like the tokens, not"):
             model(tokens, wanted=unfit)
-
-
-def test_a_window_is_as_wide_as_it_says():
-    """A token reaches back as far as the windows of all layers together, and no further."""
-    model = make_model(replace(CONFIG, layer_windows=(3, 4)))
-    tokens = make_tokens(1, 12)
-    for position, sees in ((6, True), (5, False)):  # 5 tokens behind the last one, and 6
-        changed = tokens.clone()
-        changed[0, position] = (changed[0, position] + 1) % 97
-        same = torch.equal(model(changed)[0, -1], model(tokens)[0, -1])
-        assert same != sees
 
 
 # --- the cache against the model without one
@@ -201,7 +175,7 @@ def test_ragged_rows_can_be_extended_by_ragged_rows():
         assert_same(logits[row], model(whole[None], last_only=True)[0])
 
 
-@pytest.mark.parametrize("kept", [0, 3, 8], ids=lambda kept: f"keep {kept}")
+@pytest.mark.parametrize("kept", [0, 3, 20], ids=lambda kept: f"keep {kept}")
 @pytest.mark.parametrize("pads", [None, torch.tensor([0, 4])], ids=["uniform", "ragged"])
 def test_truncated_cache_continues(kept, pads):
     model, tokens, other = make_model(), make_tokens(2, 8), make_tokens(2, 4, seed=1)
@@ -214,54 +188,22 @@ def test_truncated_cache_continues(kept, pads):
         assert_same(continued[row], model(torch.cat((stored, other[row]))[None])[0, -4:])
 
 
-@pytest.mark.parametrize("padding", [None, torch.tensor([0, 2])], ids=["uniform", "ragged"])
-def test_repeated_rows_share_a_prompt(padding):
-    model, prompt = make_model(), make_tokens(2, 5)
-    cache = make_cache(model, 2)
-    model(prompt, cache, padding)
-    samples, answers = cache.repeat(3), make_tokens(6, 2)
-    logits = model(answers, samples)
-    for row in range(6):
-        real = prompt[row // 3, 0 if padding is None else padding[row // 3] :]
-        assert_same(logits[row], model(torch.cat((real, answers[row]))[None])[0, -2:])
-    assert cache.lengths.tolist() == [5, 5 if padding is None else 3]  # the original is untouched
-
-
-# --- arguments that do not fit
-
-
-def _refused(sentence, call):
-    with pytest.raises(ValueError, match=sentence):
-        call()
-
-
-def test_context_and_capacity_are_limits():
-    model = make_model()
-    model(make_tokens(1, 64))
-    _refused("65 tokens are more than the model's context of 64", lambda: model(make_tokens(1, 65)))
-    _refused("must hold 1 to 64 tokens", lambda: KVCache(CONFIG, 1, 65))
-    cache = make_cache(model, 1, capacity=6)
-    model(make_tokens(1, 4), cache)
-    _refused(
-        "holds 6 tokens and 4 are stored: 3 more, 7 in all, do not fit",
-        lambda: model(make_tokens(1, 3), cache),
-    )
-    assert cache.lengths.tolist() == [4]
-    model(make_tokens(1, 2), cache)
-    _refused("cannot be truncated to -1", lambda: cache.truncate(-1))
-
-
 def test_arguments_must_fit_the_model():
     model, tokens = make_model(), make_tokens(2, 3)
-    cache, padding = make_cache(model, 2), torch.tensor([0, 1])
-    _refused(r"int64 \(batch, length\)", lambda: model(tokens[0]))
-    _refused(r"int64 \(batch, length\)", lambda: model(tokens.int()))
-    _refused(r"not empty, not torch.int64 \(2, 0\)", lambda: model(tokens[:, :0]))
-    _refused("2 rows but the cache has 3", lambda: model(tokens, make_cache(model, 3)))
-    _refused("padding needs a cache", lambda: model(tokens, None, padding))
-    _refused(r"padding must be \(2,\), not \(1,\)", lambda: model(tokens, cache, padding[:1]))
-    _refused("model is on cpu but the tokens on meta", lambda: model(tokens.to("meta")))
-    _refused("but the padding on meta", lambda: model(tokens, cache, padding.to("meta")))
-    _refused("create it with dtype=torch.float64", lambda: model(tokens, KVCache(CONFIG, 2, 8)))
-    model.requires_grad_(True)
-    _refused("passes no gradients", lambda: model(tokens, cache))
+    cache, padding = make_cache(model, 2, capacity=6), torch.tensor([0, 1])
+    model(make_tokens(2, 4), cache)
+    for sentence, call in (
+        ("65 tokens are more than the model's context", lambda: model(make_tokens(1, 65))),
+        ("must hold 1 to 64 tokens", lambda: KVCache(CONFIG, 1, 65)),
+        ("and 4 are stored: 3 more, 7 in all, do not fit", lambda: model(tokens, cache)),
+        (r"int64 \(batch, length\)", lambda: model(tokens.int())),
+        (r"not empty, not torch.int64 \(2, 0\)", lambda: model(tokens[:, :0])),
+        ("2 rows but the cache has 3", lambda: model(tokens, make_cache(model, 3))),
+        ("padding needs a cache", lambda: model(tokens, None, padding)),
+        (r"padding must be \(2,\), not \(1,\)", lambda: model(tokens, cache, padding[:1])),
+        ("model is on cpu but the tokens on meta", lambda: model(tokens.to("meta"))),
+        ("create it with dtype=torch.float64", lambda: model(tokens, KVCache(CONFIG, 2, 8))),
+        ("passes no gradients", lambda: model.requires_grad_(True)(tokens[:, :2], cache)),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            call()

@@ -8,7 +8,7 @@ import torch
 import flash_versions
 from tests.helpers.models.tiny_model import CONFIG, CONTEXT, END, PROMPTS, assert_same_answers
 from transformer.generation import batch
-from transformer.generation.batch import pad_left, prefill
+from transformer.generation.batch import prefill
 from transformer.generation.engine import GREEDY, EngineOptions, generate
 from transformer.generation.sampling import Sampling, row_generators
 from transformer.model.cache import KVCache
@@ -164,18 +164,6 @@ def test_a_pool_that_grows_keeps_what_it_holds():
     for pool in cache.pools:
         assert torch.equal(pool[:, cache.table[0, 0]], stored[:, :, 0])
         assert pool.isfinite().all()
-
-
-def test_padded_tokens_go_where_nobody_reads():
-    """The pads of a short row would fill pages that it does not have."""
-    cache = PagedKVCache(CONFIG, 2, 64, page_size=4)
-    _, padding = pad_left([[1, 2], list(range(30))])
-    cache.allocate([2, 30])
-    span = cache.reserve(30, padding)
-    own = cache.table[0, 0].item()
-    assert span.pages[0].tolist() == [own] * 2 + [0] * 26 + [own] * 2
-    assert 0 not in span.pages[1]
-    assert cache.lengths.tolist() == [2, 30]
 
 
 @pytest.mark.parametrize(
