@@ -41,7 +41,7 @@ def test_drafts_change_no_token(monkeypatch, model, tokenizer, lookup, fixed, pr
         )
     found, statistics = answers(model, tokenizer, lookup, prompts)
     assert_same_answers(found, expected)
-    assert len({len(completion.tokens) for completion in found}) > 1
+    assert prompts is ALIKE or len({len(completion.tokens) for completion in found}) > 1
     assert statistics.steps < plain.steps
     assert statistics.tokens_per_forward > 1 == plain.tokens_per_forward
 

@@ -110,11 +110,14 @@ def test_draws_invert_the_cumulative_distribution(sampling):
     torch.testing.assert_close(scores.double(), own.log(), rtol=0, atol=1e-5)
 
 
-def test_numbers_do_not_depend_on_how_many_are_drawn_at_once():
+def test_numbers_depend_on_the_seed_and_the_row_only():
     at_once = uniform_numbers(row_generators(3, 4), 100)
     generators = row_generators(3, 4)
     assert torch.cat([uniform_numbers(generators, n) for n in (1, 50, 49)], 1).equal(at_once)
     assert at_once.min() >= 0 and at_once.max() < 1 and len(at_once.unique()) == 400
+    assert uniform_numbers(row_generators(3, 2, first=2), 100).equal(at_once[2:])
+    others = [uniform_numbers(row_generators(seed, 8), 1) for seed in range(8)]
+    assert len(torch.cat(others).unique()) == 64  # row 1 of seed 0 is not row 0 of seed 1
 
 
 @pytest.mark.parametrize("uniform", [0.0, 1 - 2**-53], ids=["lowest", "highest"])
