@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from transformer.generation.decoding import Decoding, SampleOptions
-from transformer.generation.sampling import Sampling
+from transformer.generation.sampling import Sampling, draw_from
 from transformer.model.kernels.decode.sample import (
     CHUNK,
     Draws,
@@ -74,8 +74,9 @@ def test_unlikely_tokens_are_drawn_as_often_as_they_should_be(device):
     logits = torch.zeros(1, size, device=device)
     logits[0, 0] = math.log(99 * (size - 1))
     shares = torch.linspace(0.02, 0.98, 33, dtype=torch.float64, device=device)
-    tokens, _ = draw(logits.expand(33, -1).contiguous(), 0.99 + 0.01 * shares)
-    assert (tokens - shares * (size - 1)).abs().max() < 2
+    rows, numbers = logits.expand(33, -1).contiguous(), 0.99 + 0.01 * shares
+    for tokens in (draw(rows, numbers)[0], draw_from(rows.softmax(-1), numbers)):
+        assert (tokens - shares * (size - 1)).abs().max() < 2
 
 
 def chosen(logits, number):
